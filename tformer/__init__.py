@@ -1,0 +1,1 @@
+"""tformer: one transformer block, three families, every design choice one config field away."""

@@ -1,0 +1,20 @@
+"""The configuration tree: frozen dataclasses, their ConfigDict form, overrides and checks."""
+
+from tformer.config.checks import check as check
+from tformer.config.checks import resolve as resolve
+from tformer.config.checks import resolve_model as resolve_model
+from tformer.config.convert import config_dict as config_dict
+from tformer.config.convert import difference as difference
+from tformer.config.convert import from_dict as from_dict
+from tformer.config.convert import load as load
+from tformer.config.convert import override as override
+from tformer.config.convert import recipe as recipe
+from tformer.config.convert import to_dict as to_dict
+from tformer.config.model import Model as Model
+from tformer.config.run import Config as Config
+from tformer.config.run import Data as Data
+from tformer.config.run import Decode as Decode
+from tformer.config.run import Evaluate as Evaluate
+from tformer.config.run import Mesh as Mesh
+from tformer.config.run import Optimizer as Optimizer
+from tformer.config.run import Train as Train

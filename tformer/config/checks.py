@@ -1,0 +1,182 @@
+"""What must hold between fields, and the values that `None` stands for ('derived')."""
+
+import dataclasses
+
+from tformer.config.model import Model
+from tformer.config.run import Config
+from tformer.errors import UserError
+
+FAMILY_OF = {
+    'causal_lm': ('decoder',),
+    'masked_lm': ('encoder',),
+    'classification': ('encoder',),
+    'seq2seq': ('encoder_decoder',),
+}
+
+
+def check(config: Config) -> None:
+    """Raises a `UserError` of one line where fields do not fit together."""
+    _check_model(config.model)
+    _check_run(config)
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise UserError(message)
+
+
+def _check_model(model: Model) -> None:
+    sizes = ('emb_dim', 'mlp_dim', 'num_heads', 'max_len', 'num_kv_heads', 'head_dim', 'vocab_size', 'num_classes')
+    for name in (*sizes, 'encoder_vocab_size', 'num_encoder_layers', 'num_decoder_layers'):
+        value = getattr(model, name)
+        _require(value is None or value > 0, f'model.{name}={value} must be positive')
+    for name in ('dropout_rate', 'attention_dropout_rate', 'activation_dropout_rate'):
+        rate = getattr(model, name)
+        _require(0 <= rate < 1, f'model.{name}={rate} must be in [0, 1)')
+    _require(
+        model.head_dim is not None or model.emb_dim % model.num_heads == 0,
+        f'model.num_heads={model.num_heads} does not divide model.emb_dim={model.emb_dim}; '
+        f'nearest that does: {_nearest_divisor(model.emb_dim, model.num_heads)} (or set model.head_dim)',
+    )
+    kv_heads = model.num_kv_heads or model.num_heads
+    _require(
+        model.num_heads % kv_heads == 0,
+        f'model.num_kv_heads={kv_heads} does not divide model.num_heads={model.num_heads}; '
+        f'nearest that does: {_nearest_divisor(model.num_heads, kv_heads)}',
+    )
+    head_dim = model.head_dim or model.emb_dim // model.num_heads
+    _require(
+        model.position != 'rope' or head_dim % 2 == 0,
+        f'model.position=rope rotates pairs: the head size {head_dim} must be even (model.head_dim)',
+    )
+    _require(
+        model.position != 'sinusoidal' or model.emb_dim % 2 == 0,
+        f'model.position=sinusoidal needs an even model.emb_dim, not {model.emb_dim}',
+    )
+    if model.family == 'encoder_decoder':
+        same = model.encoder_vocab_size in (None, model.vocab_size) or model.vocab_size is None
+        _require(
+            same or model.tied_embeddings not in ('all', 'inputs'),
+            f'model.tied_embeddings={model.tied_embeddings} shares one table between encoder and decoder, but their '
+            f'vocabularies differ ({model.encoder_vocab_size} and {model.vocab_size}); valid here: output, None',
+        )
+    else:
+        _require(
+            model.tied_embeddings != 'inputs',
+            f'model.tied_embeddings=inputs ties encoder and decoder; the family {model.family} has one stack: '
+            'valid here: all, output, None',
+        )
+
+
+def _nearest_divisor(number: int, near: int) -> int:
+    return min((d for d in range(1, number + 1) if number % d == 0), key=lambda d: abs(d - near))
+
+
+def _check_run(config: Config) -> None:
+    model, data, train, decode, optimizer = config.model, config.data, config.train, config.decode, config.optimizer
+    families = FAMILY_OF.get(train.objective, (model.family,))
+    _require(
+        model.family in families,
+        f'train.objective={train.objective} needs model.family={" or ".join(families)}, not {model.family}',
+    )
+    _require(
+        (train.num_steps is None) != (train.num_epochs is None),
+        f'exactly one of train.num_steps={train.num_steps} and train.num_epochs={train.num_epochs} must be set',
+    )
+    for name in ('num_steps', 'num_epochs', 'batch_size', 'microbatches', 'log_every', 'eval_every', 'keep_last'):
+        value = getattr(train, name)
+        _require(value is None or value > 0, f'train.{name}={value} must be positive')
+    for name in ('checkpoint_every', 'patience', 'eval_batches'):
+        value = getattr(train, name)
+        _require(value is None or value > 0, f'train.{name}={value} must be positive')
+    _require(
+        train.batch_size % train.microbatches == 0,
+        f'train.microbatches={train.microbatches} does not divide train.batch_size={train.batch_size}; '
+        f'nearest that does: {_nearest_divisor(train.batch_size, train.microbatches)}',
+    )
+    _require(0 <= train.label_smoothing < 1, f'train.label_smoothing={train.label_smoothing} must be in [0, 1)')
+    lengths = {'data.length': data.length, 'data.encoder_length': data.encoder_length}
+    for name, length in lengths.items():
+        _require(
+            length is None or 3 <= length <= model.max_len,
+            f'{name}={length} must be from 3 to model.max_len={model.max_len}',
+        )
+    _require(
+        model.family != 'encoder_decoder' or decode.max_len <= model.max_len,
+        f'decode.max_len={decode.max_len} is longer than model.max_len={model.max_len}',
+    )
+    _require(0 < data.mask_rate < 1, f'data.mask_rate={data.mask_rate} must be between 0 and 1')
+    for name in ('num_buckets', 'prefetch', 'num_threads', 'tokenizer_vocab_size'):
+        _require(getattr(data, name) > 0, f'data.{name}={getattr(data, name)} must be positive')
+    _require(data.overlong in ('drop', 'truncate'), f'data.overlong={data.overlong!r}: valid: drop, truncate')
+    _require(data.split_by in ('word', 'family'), f'data.split_by={data.split_by!r}: valid: word, family')
+    _require(len(data.tfds_splits) == 3, f'data.tfds_splits={data.tfds_splits} must name three: train, valid, test')
+    _require(optimizer.learning_rate > 0, f'optimizer.learning_rate={optimizer.learning_rate} must be positive')
+    _require(optimizer.warmup_steps >= 0, f'optimizer.warmup_steps={optimizer.warmup_steps} must not be negative')
+    _require(decode.beam_size > 0, f'decode.beam_size={decode.beam_size} must be positive')
+    _require(decode.temperature > 0, f'decode.temperature={decode.temperature} must be positive (greedy: decode.strategy)')
+    axes = dataclasses.asdict(config.mesh)
+    axes.pop('rules')
+    _require(
+        sum(size == -1 for size in axes.values()) <= 1 and all(size == -1 or size > 0 for size in axes.values()),
+        f'mesh: sizes must be positive, and one at most -1 (all devices left): {axes}',
+    )
+
+
+def resolve(
+    config: Config,
+    *,
+    vocab_size: int,
+    encoder_vocab_size: int | None = None,
+    num_classes: int | None = None,
+    steps_per_epoch: int = 1,
+) -> Config:
+    """Returns `config` with every derived `None` filled in, once, before building; this is what config.json holds.
+
+    Args:
+      config: as loaded.
+      vocab_size: of the tokenizer (decoder side, or the only one).
+      encoder_vocab_size: of the source tokenizer; None for a single stack.
+      num_classes: labels in the training split; None where there are none.
+      steps_per_epoch: training batches in one pass.
+
+    Raises:
+      UserError: a size that is set and too small for the data, or fields that do not fit together.
+    """
+    model, train = config.model, config.train
+    for name, needed in (('vocab_size', vocab_size), ('encoder_vocab_size', encoder_vocab_size)):
+        value = getattr(model, name)
+        _require(
+            value is None or needed is None or value >= needed,
+            f'model.{name}={value} is smaller than the tokenizer, which has {needed}',
+        )
+    model = dataclasses.replace(
+        model,
+        vocab_size=model.vocab_size or vocab_size,
+        encoder_vocab_size=model.encoder_vocab_size or encoder_vocab_size,
+        num_classes=model.num_classes or num_classes,
+    )
+    num_steps = train.num_steps or max(1, round((train.num_epochs or 0) * steps_per_epoch))
+    eval_every = train.eval_every or num_steps
+    train = dataclasses.replace(
+        train,
+        num_steps=num_steps,
+        num_epochs=None,
+        eval_every=eval_every,
+        checkpoint_every=train.checkpoint_every or eval_every,
+    )
+    data = dataclasses.replace(config.data, encoder_length=config.data.encoder_length or config.data.length)
+    config = dataclasses.replace(config, model=resolve_model(model), train=train, data=data)
+    check(config)
+    return config
+
+
+def resolve_model(model: Model) -> Model:
+    """Returns `model` with the derived sizes of its heads and norms filled in."""
+    return dataclasses.replace(
+        model,
+        num_kv_heads=model.num_kv_heads or model.num_heads,
+        head_dim=model.head_dim or model.emb_dim // model.num_heads,
+        final_norm=model.norm_placement == 'pre' if model.final_norm is None else model.final_norm,
+        encoder_vocab_size=model.encoder_vocab_size or model.vocab_size,
+    )

@@ -1,0 +1,178 @@
+"""Config <-> ConfigDict <-> command line. Values are read by the dataclass annotation of their field."""
+
+import ast
+import dataclasses
+import importlib.util
+import pathlib
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from tformer import errors
+from tformer.config.run import Config
+
+TRUE, FALSE = ('true', '1', 'yes'), ('false', '0', 'no')
+
+
+def to_dict(config: Config) -> dict[str, Any]:
+    """Returns the tree as nested dicts; tuples stay tuples."""
+    return dataclasses.asdict(config)
+
+
+def config_dict(config: Config) -> ConfigDict:
+    """Returns the locked ConfigDict of `config`."""
+    return ConfigDict(to_dict(config)).lock()
+
+
+def from_dict(tree: Mapping[str, Any] | ConfigDict) -> Config:
+    """Returns the `Config` of nested dicts (a ConfigDict, or JSON's). Fields that are absent take their default.
+
+    Raises:
+      UserError: an unknown field or a value of the wrong type.
+    """
+    return _from_dict(Config, tree.to_dict() if isinstance(tree, ConfigDict) else tree, '')
+
+
+def _from_dict(cls: type, tree: Mapping[str, Any], prefix: str) -> Any:
+    hints = typing.get_type_hints(cls)
+    values = {}
+    for name, value in tree.items():
+        if name not in hints:
+            raise errors.UserError(f'config.{prefix}{name} is no field{errors.nearest(name, hints)}')
+        if dataclasses.is_dataclass(hints[name]):
+            values[name] = _from_dict(typing.cast(type, hints[name]), value, f'{prefix}{name}.')
+        else:
+            values[name] = coerce(hints[name], value, f'{prefix}{name}')
+    return cls(**values)
+
+
+def coerce(annotation: Any, value: Any, field: str) -> Any:
+    """Returns `value` as its field's type: lists become tuples and whole numbers floats where those are due."""
+    options = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
+    for option in options:
+        if typing.get_origin(option) is tuple and isinstance(value, list | tuple):
+            return tuple(coerce(typing.get_args(option)[0], item, field) for item in value)
+        if option is float and isinstance(value, int) and not isinstance(value, bool):
+            return float(value)
+        if option is type(None) and value is None:
+            return None
+        if isinstance(option, type) and isinstance(value, option) and (option is bool or not isinstance(value, bool)):
+            return value
+    raise errors.UserError(f'config.{field}={value!r} is not {_name(annotation)}')
+
+
+def parse(annotation: Any, text: str, field: str) -> Any:
+    """Returns the value that `text`, from the command line, has for a field with this annotation.
+
+    Raises:
+      UserError: `text` does not read as that type.
+    """
+    options = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
+    if text == 'None' and type(None) in options:
+        return None
+    for option in options:
+        try:
+            return _parse(option, text)
+        except (ValueError, SyntaxError):
+            continue
+    raise errors.UserError(f'config.{field}={text!r} is not {_name(annotation)}')
+
+
+def _parse(option: Any, text: str) -> Any:
+    if typing.get_origin(option) is tuple:
+        (item, *_) = typing.get_args(option)
+        if text[:1] in ('(', '['):
+            values = ast.literal_eval(text)
+            return tuple(values) if isinstance(values, list | tuple) else (values,)
+        return tuple(_parse(item, part.strip()) for part in text.split(',') if part.strip())
+    if option is bool:
+        if text.lower() not in TRUE + FALSE:
+            raise ValueError(text)
+        return text.lower() in TRUE
+    if option is int and ('e' in text.lower() or '.' in text) and float(text).is_integer():
+        return int(float(text))
+    if option is str and text == 'None':
+        raise ValueError(text)
+    if option is type(None):
+        raise ValueError(text)
+    return option(text)
+
+
+def _name(annotation: Any) -> str:
+    return annotation.__name__ if isinstance(annotation, type) else str(annotation).replace('NoneType', 'None')
+
+
+def field_types(cls: type = Config, prefix: str = '') -> dict[str, Any]:
+    """Returns the annotation of every field by its dotted name, e.g. 'model.norm'."""
+    fields: dict[str, Any] = {}
+    for name, annotation in typing.get_type_hints(cls).items():
+        if dataclasses.is_dataclass(annotation):
+            fields |= field_types(typing.cast(type, annotation), f'{prefix}{name}.')
+        else:
+            fields[f'{prefix}{name}'] = annotation
+    return fields
+
+
+def override(config: Config, values: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> Config:
+    """Returns `config` with dotted fields replaced; text is parsed by the field's annotation.
+
+    Raises:
+      UserError: an unknown field, naming the nearest, or a wrong type.
+    """
+    fields = field_types()
+    for name, value in dict(values).items():
+        if name not in fields:
+            raise errors.UserError(f'config.{name} is no field{errors.nearest(name, fields)}')
+        read = parse if isinstance(value, str) else coerce
+        section, field = name.split('.')
+        changed = dataclasses.replace(getattr(config, section), **{field: read(fields[name], value, name)})
+        config = dataclasses.replace(config, **{section: changed})
+    return config
+
+
+def recipe(base: Config, size: str | None, **sizes: Mapping[str, Any]) -> ConfigDict:
+    """Returns the locked ConfigDict of `base`, with the differences of `sizes[size]` where a size is asked for.
+
+    Raises:
+      UserError: a size that the recipe does not have.
+    """
+    if not size:
+        return config_dict(base)
+    return config_dict(override(base, errors.choose(sizes, size, 'the config argument')))
+
+
+def load(spec: str, overrides: Mapping[str, str] | None = None) -> Config:
+    """Returns the config of `FILE[:argument]`, a Python file with `get_config(argument)`, with overrides applied.
+
+    Raises:
+      UserError: a missing file, one without `get_config`, or a bad override.
+    """
+    path, _, argument = spec.partition(':')
+    file = pathlib.Path(path)
+    if not file.is_file():
+        siblings = [str(other) for other in file.parent.glob('*.py')]
+        raise errors.UserError(f'--config: no file {path}{errors.nearest(path, siblings) if siblings else ""}')
+    module_spec = importlib.util.spec_from_file_location(f'tformer_config_{file.stem}', file)
+    assert module_spec and module_spec.loader
+    module = importlib.util.module_from_spec(module_spec)
+    try:
+        module_spec.loader.exec_module(module)
+    except SyntaxError as error:
+        raise errors.UserError(f'{path}:{error.lineno}: {error.msg}') from error
+    if not hasattr(module, 'get_config'):
+        raise errors.UserError(f'{path} defines no get_config(argument)')
+    return override(from_dict(module.get_config(argument)), overrides or {})
+
+
+def difference(a: Config, b: Config) -> dict[str, tuple[Any, Any]]:
+    """Returns the fields that differ: dotted name -> (value in a, value in b)."""
+
+    def value(config: Config, name: str) -> Any:
+        section, field = name.split('.')
+        return getattr(getattr(config, section), field)
+
+    names = field_types()
+    return {name: (value(a, name), value(b, name)) for name in names if value(a, name) != value(b, name)}

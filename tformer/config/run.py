@@ -1,0 +1,108 @@
+"""The configuration of a run: one frozen dataclass per concern, and `Config`, which holds them."""
+
+import dataclasses
+
+from tformer.config.model import Model
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    source: str = 'files'  # where the examples come from
+    path: tuple[str, ...] = ()  # files: directories with {train,valid,test}.{txt,tsv,jsonl}[.gz], or train files
+    valid_path: tuple[str, ...] = ()  # files: of the valid split, where `path` is not the place
+    test_path: tuple[str, ...] = ()  # files: of the test split, likewise
+    tfds_name: str | None = None  # tfds: e.g. 'wmt14_translate/de-en'
+    tfds_dir: str | None = None  # tfds: the data directory; None: its default
+    tfds_splits: tuple[str, ...] = ('train', 'validation', 'test')  # tfds: ours in order, slices allowed
+    columns: tuple[str, ...] = ()  # names (jsonl, tfds) or order (tsv) of the fields; (): the objective's own
+    stress: bool = False  # cmudict: keep the stress digits of the vowels
+    split_by: str = 'word'  # cmudict: word, as the literature does, or family (inflections stay together)
+
+    tokenizer: str = 'sentencepiece'
+    source_tokenizer: str | None = None  # encoder side; None: one tokenizer for both sides
+    tokenizer_vocab_size: int = 8000  # sentencepiece: pieces, specials included
+    tokenizer_model: str = 'unigram'  # sentencepiece: unigram or bpe
+
+    batching: str = 'bucket'
+    length: int = 256  # longest row, in tokens (decoder side, or the only one)
+    encoder_length: int | None = None  # longest encoder row; None: length
+    overlong: str = 'drop'  # training examples over the length: drop or truncate (evaluation always truncates)
+    num_buckets: int = 4  # bucket: lengths to pad to, chosen at quantiles
+    batch_tokens: int | None = None  # bucket: tokens a batch (longer side); None: train.batch_size rows each
+    mask_rate: float = 0.15  # masked_lm: share of the tokens that are predicted (Devlin et al. 2019)
+    prefetch: int = 8  # batches made ahead of the device
+    num_threads: int = 1  # that make them
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimizer:
+    name: str = 'adamw'
+    learning_rate: float = 1e-3  # the peak; with schedule noam the factor (1 is the paper's)
+    schedule: str = 'cosine'
+    warmup_steps: int = 100  # linear, from 0
+    final_fraction: float = 0.0  # linear, cosine: of the peak, at the last step
+    beta1: float = 0.9
+    beta2: float = 0.98
+    epsilon: float = 1e-9
+    weight_decay: float = 0.0  # decoupled; matrices only (no norms, biases)
+    clip_norm: float | None = 1.0  # of the global gradient
+
+
+@dataclasses.dataclass(frozen=True)
+class Train:
+    objective: str = 'causal_lm'
+    num_steps: int | None = None  # the length: in optimizer steps,
+    num_epochs: float | None = None  # or in passes over the training split
+    batch_size: int = 32  # rows a step, all devices and microbatches together
+    microbatches: int = 1  # gradient accumulation: parts that a batch is computed in
+    label_smoothing: float = 0.0  # epsilon / V over all classes (Szegedy et al. 2016)
+    seed: int = 0
+    log_every: int = 50  # steps
+    eval_every: int | None = None  # steps; None: at the end only
+    eval_batches: int | None = None  # of the valid split while training; None: all
+    checkpoint_every: int | None = None  # steps; None: with each evaluation
+    keep_last: int = 1  # newest checkpoints kept (the best is kept besides)
+    best_metric: str = 'valid/loss'  # decides the best checkpoint and early stopping
+    patience: int | None = None  # evaluations without a better best_metric before the run stops early
+    init_from: str | None = None  # a workdir whose best parameters to start from (fine-tuning)
+
+
+@dataclasses.dataclass(frozen=True)
+class Mesh:
+    data: int = -1  # devices along each axis; one may be -1 (all that are left)
+    fsdp: int = 1
+    tensor: int = 1
+    rules: str = 'fsdp_tp'  # logical names -> axes
+
+
+@dataclasses.dataclass(frozen=True)
+class Decode:
+    strategy: str = 'greedy'
+    max_len: int = 64  # most new tokens
+    beam_size: int = 4
+    length_penalty: float = 0.6  # alpha of ((5 + length) / 6)^alpha (Wu et al. 2016, eq. 14)
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    batch_size: int = 64  # sequences decoded together
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluate:
+    metrics: tuple[str, ...] = ()  # of generated text: keys of tformer.evaluate.METRICS
+    max_examples: int | None = None  # generated from while training; None: all (the final evaluation takes all)
+    while_training: bool = False  # generate at every evaluation, not only at the end
+    samples: int = 10  # generated and printed at the end
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """All of a run: a tree of frozen dataclasses, equal to the locked ConfigDict that `configs/*.py` return."""
+
+    model: Model = Model()
+    data: Data = Data()
+    optimizer: Optimizer = Optimizer()
+    train: Train = Train()
+    mesh: Mesh = Mesh()
+    decode: Decode = Decode()
+    evaluate: Evaluate = Evaluate()

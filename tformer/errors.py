@@ -1,0 +1,34 @@
+"""Errors that are the user's to mend: one line that says what, where and the nearest valid thing."""
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class UserError(ValueError):
+    """A mistake in the input. The command line prints its message as one line and exits with code 2."""
+
+
+def nearest(word: object, options: Iterable[object]) -> str:
+    """Returns '; did you mean X?' for the closest of `options`, or the list of them where nothing is close."""
+    names = [str(option) for option in options]
+    close = difflib.get_close_matches(str(word), names, n=1, cutoff=0.6)
+    if close:
+        return f'; did you mean {close[0]!r}?'
+    return f'; valid: {", ".join(names)}' if len(names) <= 40 else ''
+
+
+def choose(table: Mapping[str, T], key: str | None, field: str) -> T:
+    """Returns `table[key]`.
+
+    Raises:
+      UserError: naming `field`, the valid keys and the nearest one.
+    """
+    if key in table:
+        return table[key]  # type: ignore[index]
+    valid = ', '.join(map(repr, table))
+    close = difflib.get_close_matches(str(key), list(table), n=1, cutoff=0.5)
+    hint = f'; did you mean {close[0]!r}?' if close else ''
+    raise UserError(f'{field}={key!r} is unknown{hint} (valid: {valid})')

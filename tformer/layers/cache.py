@@ -1,0 +1,72 @@
+"""Keys and values seen so far: cache in, cache out."""
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from tformer.config import Model
+
+
+@flax.struct.dataclass
+class KeyValues:
+    """Keys and values of one layer `[B, K, S, H]`, or of a stack of them `[L, B, K, S, H]`."""
+
+    k: jax.Array
+    v: jax.Array
+
+    def extend(self, k_BKTH: jax.Array, v_BKTH: jax.Array, index: jax.Array) -> 'KeyValues':
+        """Returns this layer's keys and values with T more written at slot `index`."""
+        k = jax.lax.dynamic_update_slice_in_dim(self.k, k_BKTH.astype(self.k.dtype), index, axis=2)
+        v = jax.lax.dynamic_update_slice_in_dim(self.v, v_BKTH.astype(self.v.dtype), index, axis=2)
+        return KeyValues(k, v)
+
+
+@flax.struct.dataclass
+class Cache:
+    """What decoding carries from one call to the next.
+
+    Attributes:
+      own: the decoder's keys and values, stacked over layers, S slots.
+      positions_BS: position held in each slot; -1 is empty or padding, which the mask hides.
+      index: slots written so far, the same for all rows.
+      cross: the encoder's keys and values for each decoder layer; None without an encoder.
+      encoder_positions_BS: of the encoder's tokens; None without an encoder.
+    """
+
+    own: KeyValues
+    positions_BS: jax.Array
+    index: jax.Array
+    cross: KeyValues | None = None
+    encoder_positions_BS: jax.Array | None = None
+
+    def place(self, positions_BT: jax.Array) -> 'Cache':
+        """Returns the cache with the positions of T new tokens in the next slots, and the index moved past them."""
+        positions = jax.lax.dynamic_update_slice_in_dim(self.positions_BS, positions_BT, self.index, axis=1)
+        return self.replace(positions_BS=positions, index=self.index + positions_BT.shape[1])
+
+    def repeat(self, times: int) -> 'Cache':
+        """Returns the cache with each row `times` times over, side by side (beams)."""
+
+        def rows(axis: int, tree: object) -> object:
+            return jax.tree.map(lambda x: jnp.repeat(x, times, axis=axis), tree)
+
+        return self.replace(
+            own=rows(1, self.own),
+            positions_BS=rows(0, self.positions_BS),
+            cross=rows(1, self.cross),
+            encoder_positions_BS=rows(0, self.encoder_positions_BS),
+        )
+
+    def take(self, rows_B: jax.Array) -> 'Cache':
+        """Returns the cache with the decoder's rows reordered; rows move among beams of one input only, so what comes
+        from the encoder stays."""
+        own = jax.tree.map(lambda x: jnp.take(x, rows_B, axis=1), self.own)
+        return self.replace(own=own, positions_BS=jnp.take(self.positions_BS, rows_B, axis=0))
+
+
+def empty_cache(cfg: Model, batch: int, slots: int) -> Cache:
+    """Returns a cache of `slots` free slots for `batch` rows of a decoder stack."""
+    assert cfg.num_kv_heads and cfg.head_dim
+    shape = (cfg.num_decoder_layers, batch, cfg.num_kv_heads, slots, cfg.head_dim)
+    own = KeyValues(jnp.zeros(shape, cfg.dtype), jnp.zeros(shape, cfg.dtype))
+    return Cache(own, jnp.full((batch, slots), -1, jnp.int32), jnp.zeros((), jnp.int32))

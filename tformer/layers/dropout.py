@@ -1,0 +1,39 @@
+"""Dropout whose rate may be a traced number, so that one program serves a sweep over rates."""
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from tformer.config import Model
+
+Rate = float | jax.Array | None
+
+
+@flax.struct.dataclass
+class Rates:
+    """Dropout rates, scalars. None is off, and leaves no trace in the program."""
+
+    residual: Rate = None
+    attention: Rate = None
+    activation: Rate = None
+
+    @classmethod
+    def of(cls, cfg: Model) -> 'Rates':
+        """Returns the rates of `cfg`, 0 as None."""
+        return cls(cfg.dropout_rate or None, cfg.attention_dropout_rate or None, cfg.activation_dropout_rate or None)
+
+
+def dropout(x: jax.Array, rate: Rate, key: jax.Array) -> jax.Array:
+    """Zeroes each element with probability `rate` and divides the rest by 1 - rate (Srivastava et al. 2014).
+
+    16 random bits an element: the rate is rounded to a multiple of 2^-16, the divisor with it.
+    """
+    if rate is None:
+        return x
+    *lead, last = x.shape
+    words = jax.random.bits(key, (*lead, (last + 1) // 2), jnp.uint32)
+    bits = jax.lax.bitcast_convert_type(words, jnp.uint16).reshape(*lead, -1)[..., :last]
+    threshold = jnp.round(jnp.asarray(rate, jnp.float32) * 2**16)
+    keep = bits >= threshold.astype(jnp.uint32)
+    scale = (2**16 / (2**16 - threshold)).astype(x.dtype)
+    return jnp.where(keep, x * scale, jnp.zeros_like(x))

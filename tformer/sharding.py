@@ -1,0 +1,106 @@
+"""Where arrays live: a mesh of devices, logical names at each declaration, one table of rules between them.
+
+Axes of the mesh: `data` (rows of the batch), `fsdp` (rows of the batch, and parameters split), `tensor` (heads, MLP
+columns and vocabulary split). Logical names that no rule knows raise an error.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from flax import linen as nn
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from tformer import config as config_lib
+from tformer import errors
+
+AXES = ('data', 'fsdp', 'tensor')
+
+# Logical axis names. Parameters and activations have separate ones, because FSDP shards the parameter's `embed`.
+PARAMETER_AXES = ('vocab', 'embed', 'mlp', 'heads', 'kv_heads', 'head_dim', 'layers', 'norm', 'positions', 'classes')
+ACTIVATION_AXES = ('batch', 'length', 'act_embed', 'act_mlp', 'act_heads', 'act_vocab')
+NAMES = PARAMETER_AXES + ACTIVATION_AXES
+
+Rules = Sequence[tuple[str, str | tuple[str, ...] | None]]
+
+_BATCH = {'batch': ('data', 'fsdp')}
+_FSDP = {'embed': 'fsdp'}
+_TENSOR = {
+    name: 'tensor' for name in ('vocab', 'mlp', 'heads', 'kv_heads', 'act_mlp', 'act_heads', 'act_vocab')
+}  # Shoeybi et al. 2019: columns, then rows
+
+
+def _rules(*parts: dict[str, Any]) -> Rules:
+    placed = {name: axes for part in parts for name, axes in part.items()}
+    return tuple((name, placed.get(name)) for name in NAMES)
+
+
+RULES: dict[str, Rules] = {
+    'dp': _rules(_BATCH),
+    'fsdp': _rules(_BATCH, _FSDP),
+    'tp': _rules(_BATCH, _TENSOR),
+    'fsdp_tp': _rules(_BATCH, _FSDP, _TENSOR),
+}
+
+
+def make_mesh(config: config_lib.Mesh, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """Returns the mesh of `config` over `devices` (default: all).
+
+    Raises:
+      UserError: the sizes do not multiply to the number of devices.
+    """
+    devices = jax.devices() if devices is None else devices
+    sizes = [getattr(config, axis) for axis in AXES]
+    known = int(np.prod([size for size in sizes if size != -1]))
+    sizes = [len(devices) // known if size == -1 else size for size in sizes]
+    if int(np.prod(sizes)) != len(devices):
+        asked = ', '.join(f'mesh.{axis}={getattr(config, axis)}' for axis in AXES)
+        raise errors.UserError(f'{asked} do not multiply to the {len(devices)} devices there are')
+    axis_types = (jax.sharding.AxisType.Auto,) * len(AXES)
+    return jax.make_mesh(tuple(sizes), AXES, axis_types=axis_types, devices=devices)
+
+
+def batch_ways(mesh: Mesh) -> int:
+    """Returns how many ways the rows of a batch are split."""
+    return mesh.shape['data'] * mesh.shape['fsdp']
+
+
+def partitioned(initializer: Callable[..., jax.Array], *names: str) -> Callable[..., Any]:
+    """Returns `initializer` with a logical name for each axis of the parameter it makes."""
+    unknown = [name for name in names if name not in PARAMETER_AXES]
+    if unknown:
+        raise ValueError(f'unknown logical axis {unknown[0]!r}{errors.nearest(unknown[0], PARAMETER_AXES)}')
+    return nn.with_logical_partitioning(initializer, names)
+
+
+def constrain(x: jax.Array, *names: str) -> jax.Array:
+    """Constrains an activation to the sharding that the rules give its logical names; no mesh, no effect."""
+    unknown = [name for name in names if name not in ACTIVATION_AXES]
+    if unknown:
+        raise ValueError(f'unknown logical axis {unknown[0]!r}{errors.nearest(unknown[0], ACTIVATION_AXES)}')
+    return nn.with_logical_constraint(x, names, fallback=nn.spmd.RulesFallback.RAISE_ERROR)
+
+
+def tree_shardings(abstract: Any, mesh: Mesh, rules: Rules) -> Any:
+    """Returns the shardings of a tree of (boxed) abstract arrays; an axis that does not divide is left whole."""
+    specs = nn.get_partition_spec(abstract)
+    placed = nn.logical_to_mesh_sharding(specs, mesh, rules)
+
+    def fit(sharding: NamedSharding, leaf: jax.ShapeDtypeStruct) -> NamedSharding:
+        axes = [
+            None if axis is None or size % _ways(mesh, axis) else axis
+            for size, axis in zip(leaf.shape, sharding.spec, strict=False)
+        ]
+        return NamedSharding(mesh, PartitionSpec(*axes))
+
+    return jax.tree.map(fit, placed, nn.unbox(abstract))
+
+
+def _ways(mesh: Mesh, axis: str | tuple[str, ...]) -> int:
+    return int(np.prod([mesh.shape[name] for name in ((axis,) if isinstance(axis, str) else axis)]))
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """Returns the sharding of a batch array `[B, ...]`: rows over `data` and `fsdp`."""
+    return NamedSharding(mesh, PartitionSpec(('data', 'fsdp')))
