@@ -26,9 +26,8 @@ Rules = Sequence[tuple[str, str | tuple[str, ...] | None]]
 
 _BATCH = {'batch': ('data', 'fsdp')}
 _FSDP = {'embed': 'fsdp'}
-_TENSOR = {
-    name: 'tensor' for name in ('vocab', 'mlp', 'heads', 'kv_heads', 'act_mlp', 'act_heads', 'act_vocab')
-}  # Shoeybi et al. 2019: columns, then rows
+_SPLIT = ('vocab', 'mlp', 'heads', 'kv_heads', 'act_mlp', 'act_heads', 'act_vocab')
+_TENSOR = dict.fromkeys(_SPLIT, 'tensor')  # Shoeybi et al. 2019: columns, then rows
 
 
 def _rules(*parts: dict[str, Any]) -> Rules:
@@ -82,6 +81,15 @@ def constrain(x: jax.Array, *names: str) -> jax.Array:
     return nn.with_logical_constraint(x, names, fallback=nn.spmd.RulesFallback.RAISE_ERROR)
 
 
+def unboxed(tree: Any) -> Any:
+    """Returns `tree` with its arrays out of the boxes that hold their logical names."""
+
+    def boxed(x: Any) -> bool:
+        return isinstance(x, nn.Partitioned)
+
+    return jax.tree.map(lambda x: x.value if boxed(x) else x, tree, is_leaf=boxed)
+
+
 def tree_shardings(abstract: Any, mesh: Mesh, rules: Rules) -> Any:
     """Returns the shardings of a tree of (boxed) abstract arrays; an axis that does not divide is left whole."""
     specs = nn.get_partition_spec(abstract)
@@ -94,7 +102,7 @@ def tree_shardings(abstract: Any, mesh: Mesh, rules: Rules) -> Any:
         ]
         return NamedSharding(mesh, PartitionSpec(*axes))
 
-    return jax.tree.map(fit, placed, nn.unbox(abstract))
+    return jax.tree.map(fit, placed, unboxed(abstract))
 
 
 def _ways(mesh: Mesh, axis: str | tuple[str, ...]) -> int:

@@ -1,0 +1,51 @@
+"""A language model of the source text of the running interpreter's standard library, split by file.
+
+    tformer train --config=configs/lm_stdlib.py --workdir=runs/lm
+    tformer generate --workdir=runs/lm --config.decode.strategy=sample 'def '
+"""
+
+from ml_collections import ConfigDict
+
+from tformer.config import Config, Data, Decode, Model, Optimizer, Train, recipe
+
+
+def get_config(size: str = '') -> ConfigDict:
+    base = Config(
+        model=Model(
+            family='decoder',
+            emb_dim=256,
+            mlp_dim=768,
+            num_heads=4,
+            num_decoder_layers=4,
+            max_len=512,
+            position='rope',
+            norm='rmsnorm',
+            activation='swiglu',
+            mlp_bias=False,
+            dropout_rate=0.0,
+            scan_layers=False,
+        ),
+        data=Data(
+            source='stdlib', tokenizer='sentencepiece', tokenizer_model='bpe', tokenizer_vocab_size=4096,
+            length=256, batching='pack',
+        ),
+        optimizer=Optimizer(learning_rate=2e-3, schedule='cosine', warmup_steps=100, final_fraction=0.05, weight_decay=0.1),
+        train=Train(objective='causal_lm', num_steps=1500, batch_size=16, eval_every=250, best_metric='valid/loss'),
+        decode=Decode(strategy='sample', temperature=0.8, top_p=0.95, max_len=128),
+    )  # fmt: skip
+    return recipe(
+        base,
+        size,
+        small={'model.emb_dim': 128, 'model.mlp_dim': 384, 'train.num_steps': 500},
+        smoke={
+            'model.emb_dim': 32,
+            'model.mlp_dim': 64,
+            'model.num_decoder_layers': 2,
+            'data.tokenizer': 'byte',
+            'data.length': 32,
+            'decode.max_len': 8,
+            'train.num_steps': 2,
+            'train.batch_size': 8,
+            'train.eval_batches': 1,
+        },
+    )

@@ -1,0 +1,53 @@
+"""Translation from parallel text: the original encoder-decoder, one shared vocabulary, beam search.
+
+    tformer train --config=configs/translate.py --config.data.path=DIR --workdir=runs/mt
+
+DIR holds {train,valid,test}.tsv, source<TAB>target; several directories, separated by commas, train together.
+"""
+
+from ml_collections import ConfigDict
+
+from tformer.config import Config, Data, Decode, Evaluate, Model, Optimizer, Train, recipe
+
+
+def get_config(size: str = '') -> ConfigDict:
+    base = Config(
+        model=Model(
+            family='encoder_decoder',
+            emb_dim=256,
+            mlp_dim=1024,
+            num_heads=4,
+            num_encoder_layers=3,
+            num_decoder_layers=3,
+            max_len=128,
+            tied_embeddings='all',
+            dropout_rate=0.1,
+            scan_layers=False,
+        ),
+        data=Data(tokenizer_vocab_size=4000, length=64, batch_tokens=4096, num_buckets=4),
+        optimizer=Optimizer(learning_rate=2e-3, schedule='cosine', warmup_steps=400),
+        train=Train(
+            objective='seq2seq', num_epochs=15, batch_size=64, label_smoothing=0.1, eval_every=500
+        ),
+        decode=Decode(strategy='beam', beam_size=4, length_penalty=0.6, max_len=96, batch_size=64),
+        evaluate=Evaluate(metrics=('bleu', 'chrf')),
+    )
+    small = {'model.emb_dim': 128, 'model.mlp_dim': 512, 'model.num_encoder_layers': 2, 'model.num_decoder_layers': 2}
+    return recipe(
+        base,
+        size,
+        small={**small, 'train.num_epochs': 5},
+        smoke={
+            **small,
+            'model.emb_dim': 32,
+            'model.mlp_dim': 64,
+            'data.tokenizer_vocab_size': 400,
+            'data.length': 32,
+            'data.batch_tokens': None,
+            'decode.max_len': 8,
+            'train.num_epochs': None,
+            'train.num_steps': 2,
+            'train.batch_size': 8,
+            'train.eval_batches': 1,
+        },
+    )

@@ -1,0 +1,157 @@
+"""The command line: `tformer COMMAND`, absl flags, `--config.section.field=value`."""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from absl import flags
+
+from tformer import errors
+
+FLAGS = flags.FLAGS
+flags.DEFINE_string('config', None, 'A config file, FILE[:argument].')
+flags.DEFINE_string('workdir', None, "The run's directory.")
+flags.DEFINE_string('split', 'test', 'evaluate: the split that is scored: train, valid or test.')
+flags.DEFINE_enum('checkpoint', 'best', ['best', 'latest'], 'Which checkpoint of the workdir.')
+flags.DEFINE_string('input', None, 'generate, attention: a file of texts, one a line; default: the arguments, or stdin.')
+flags.DEFINE_integer('seed', 0, 'generate: of the sampling.')
+flags.DEFINE_integer('steps', 10, 'benchmark: timed steps.')
+
+USAGE = """tformer COMMAND [--config=FILE[:argument]] [--workdir=DIR] [--config.section.field=value ...]
+
+  train      --config --workdir          trains; resumes by itself; ends with the final evaluation
+  evaluate   --workdir [--split]         scores a checkpoint on a split
+  generate   --workdir [TEXT ...]        text in (arguments, --input, stdin), text out
+  attention  --workdir [TEXT ...]        attention maps, as one HTML page
+  inspect    --config | --workdir        the config and its parameter table
+  benchmark  --config                    times the train step, one JSON line
+"""
+
+
+def parse(argv: Sequence[str]) -> tuple[str, list[str], dict[str, str]]:
+    """Returns (the command, its arguments, the config overrides); sets the flags.
+
+    Raises:
+      UserError: no or an unknown command, or an unknown flag.
+    """
+    overrides: dict[str, str] = {}
+    rest = [argv[0]]
+    arguments = iter(argv[1:])
+    for argument in arguments:
+        if argument.lstrip('-').startswith('config.') and argument.startswith('-'):
+            name, equals, value = argument.lstrip('-').removeprefix('config.').partition('=')
+            overrides[name] = value if equals else next(arguments, '')
+        else:
+            rest.append(argument)
+    if len(rest) < 2 or rest[1] in ('-h', '--help', 'help'):
+        print(USAGE)
+        sys.exit(0)
+    command = rest.pop(1)
+    errors.choose(COMMANDS, command, 'COMMAND')
+    try:
+        positional = FLAGS(rest)[1:]
+    except flags.Error as error:
+        raise errors.UserError(str(error).splitlines()[0]) from error
+    return command, positional, overrides
+
+
+def needed(flag: str) -> str:
+    """Returns a flag's value, or raises a `UserError` where it is not given."""
+    if FLAGS[flag].value is None:
+        raise errors.UserError(f'--{flag} is needed')
+    return FLAGS[flag].value
+
+
+def train(arguments: list[str], overrides: dict[str, str]) -> None:
+    from tformer import choices, config, runs
+
+    loaded = config.load(needed('config'), overrides)
+    choices.validate(loaded)
+    runs.train(loaded, needed('workdir'))
+
+
+def evaluate(arguments: list[str], overrides: dict[str, str]) -> None:
+    from tformer import runs
+
+    run = runs.load(needed('workdir'), overrides, FLAGS.checkpoint)
+    runs.evaluate(run, FLAGS.split)
+
+
+def texts(arguments: list[str]) -> list[str]:
+    """Returns the texts to work on: the arguments, the lines of --input, or those of standard input."""
+    if arguments:
+        return arguments
+    if FLAGS.input is None:
+        return sys.stdin.read().splitlines()
+    if not os.path.isfile(FLAGS.input):
+        raise errors.UserError(f'--input: no file {FLAGS.input}')
+    with open(FLAGS.input, encoding='utf-8') as file:
+        return file.read().splitlines()
+
+
+def generate(arguments: list[str], overrides: dict[str, str]) -> None:
+    from tformer import runs
+
+    run = runs.load(needed('workdir'), overrides, FLAGS.checkpoint)
+    for text in runs.generate(run, texts(arguments), FLAGS.seed):
+        print(text)
+
+
+def attention(arguments: list[str], overrides: dict[str, str]) -> None:
+    from tformer import runs
+
+    run = runs.load(needed('workdir'), overrides, FLAGS.checkpoint)
+    print(runs.attention(run, texts(arguments)))
+
+
+def inspect(arguments: list[str], overrides: dict[str, str]) -> None:
+    from tformer import choices, config, runs
+
+    if FLAGS.config is None and FLAGS.workdir is not None:
+        loaded = config.override(runs.load_config(FLAGS.workdir), overrides)
+    else:
+        loaded = config.load(needed('config'), overrides)
+    choices.validate(loaded)
+    print(runs.inspect(loaded))
+
+
+def benchmark(arguments: list[str], overrides: dict[str, str]) -> None:
+    from tformer import benchmark, choices, config
+
+    loaded = config.load(needed('config'), overrides)
+    choices.validate(loaded)
+    print(benchmark.train_step(loaded, FLAGS.steps))
+
+
+COMMANDS: dict[str, Callable[[list[str], dict[str, str]], None]] = {
+    'train': train,
+    'evaluate': evaluate,
+    'generate': generate,
+    'attention': attention,
+    'inspect': inspect,
+    'benchmark': benchmark,
+}
+
+
+def main(argv: Sequence[str]) -> None:
+    """Runs one command. Raises `UserError` for the user's mistakes."""
+    from tformer import allocator
+
+    command, arguments, overrides = parse(argv)
+    allocator.keep_memory()
+    COMMANDS[command](arguments, overrides)
+
+
+def run() -> None:
+    """The installed script: a user's mistake is one line on standard error and exit code 2."""
+    try:
+        main(sys.argv)
+    except errors.UserError as error:
+        print(f'tformer: {error}', file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == '__main__':
+    run()

@@ -1,0 +1,69 @@
+"""How fast a config trains here."""
+
+import json
+import statistics
+import time
+
+import jax
+import numpy as np
+from flax import linen as nn
+
+from tformer import optimizers, sharding
+from tformer.config import Config, resolve
+from tformer.errors import choose
+from tformer.hyper import Hyper
+from tformer.model import build
+from tformer.objectives import OBJECTIVES
+from tformer.state import count_parameters, start_state
+from tformer.train import make_train_step
+
+
+def random_batch(config: Config, seed: int = 0) -> dict[str, np.ndarray]:
+    """Returns a full batch of random tokens [train.batch_size, data.length] for the config's objective."""
+    rng = np.random.default_rng(seed)
+    model, data, rows = config.model, config.data, config.train.batch_size
+    assert model.vocab_size
+
+    def side(prefix: str, vocab_size: int, length: int) -> dict[str, np.ndarray]:
+        positions = np.broadcast_to(np.arange(length, dtype=np.int32), (rows, length))
+        tokens = rng.integers(7, vocab_size, (rows, length), np.int32)
+        return {f'{prefix}inputs': tokens, f'{prefix}positions': positions}
+
+    batch = side('', model.vocab_size, data.length)
+    if model.family == 'encoder_decoder':
+        batch |= side('encoder_', model.encoder_vocab_size or model.vocab_size, data.encoder_length or data.length)
+    if OBJECTIVES[config.train.objective].method == 'classify':
+        assert model.num_classes
+        labels = rng.integers(0, model.num_classes, rows, np.int32)
+        return batch | {'labels': labels, 'label_weights': np.ones(rows, np.float32)}
+    targets = rng.integers(7, model.vocab_size, (rows, data.length), np.int32)
+    return batch | {'targets': targets, 'weights': np.ones((rows, data.length), np.float32)}
+
+
+def train_step(config: Config, steps: int) -> str:
+    """Returns one JSON line: the median time of `steps` train steps on full random batches, after two unmeasured."""
+    config = resolve(config, vocab_size=config.model.vocab_size or config.data.tokenizer_vocab_size, num_classes=10)
+    mesh, rules = sharding.make_mesh(config.mesh), choose(sharding.RULES, config.mesh.rules, 'mesh.rules')
+    model, objective = build(config.model), OBJECTIVES[config.train.objective]
+    optimizer, hyper, batch = optimizers.make_optimizer(config.optimizer), Hyper.of(config), random_batch(config)
+    tokens = sum(value.size for name, value in batch.items() if name.endswith('inputs'))
+    with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
+        state, _ = start_state(model, objective, optimizer, hyper, batch, mesh, rules)
+        step = jax.jit(make_train_step(model, objective, optimizer, config), donate_argnums=0)
+        placed = jax.device_put(batch, sharding.batch_sharding(mesh))
+        times = []
+        for _ in range(steps + 2):
+            began = time.perf_counter()
+            state, numbers = step(state, placed, hyper)
+            loss = jax.device_get(numbers['scores']['loss'])
+            times.append(time.perf_counter() - began)
+    median = statistics.median(times[2:])
+    line = {
+        'device': jax.devices()[0].device_kind,
+        'devices': mesh.size,
+        'tokens_per_s': round(tokens / median, 1),
+        'step_ms': round(median * 1e3, 2),
+        'params': count_parameters(state.params),
+        'loss': round(float(loss[0] / loss[1]), 4),
+    }
+    return json.dumps(line)

@@ -1,0 +1,1 @@
+"""From sources to batches, in numpy alone: records -> tokens -> examples -> rows -> batches."""

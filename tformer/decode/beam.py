@@ -1,0 +1,144 @@
+"""Beam search over a step function.
+
+Shapes: B batch, P prompt length, M beams, C = 2M candidates, T new tokens, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from tformer.decode.sample import PAD, Extend, Prompt, banned_mask, prefill
+
+
+class Hypotheses(NamedTuple):
+    """Some continuations of each prompt, best first. The score -inf marks a free place."""
+
+    tokens_BMT: jax.Array
+    scores_BM: jax.Array
+    lengths_BM: jax.Array
+
+
+class State(NamedTuple):
+    """Carried from step to step: the alive (score: log-probability) and the finished (score: normalised) apart."""
+
+    step: jax.Array
+    alive: Hypotheses
+    finished: Hypotheses
+    last_BM: jax.Array  # the token that the next step reads
+    cache: Any  # of B * M rows
+
+
+def length_penalty(length: float | jax.Array, alpha: float | jax.Array) -> jax.Array:
+    """Returns lp(Y) = ((5 + |Y|) / 6)^alpha, which divides a log-probability (Wu et al. 2016, eq. 14)."""
+    return jnp.power((5.0 + length) / 6.0, alpha)
+
+
+def take(hypotheses: Hypotheses, index_BM: jax.Array) -> Hypotheses:
+    """Returns the hypotheses at `index_BM` of each row."""
+    tokens, scores, lengths = hypotheses
+    return Hypotheses(
+        jnp.take_along_axis(tokens, index_BM[:, :, None], 1),
+        jnp.take_along_axis(scores, index_BM, 1),
+        jnp.take_along_axis(lengths, index_BM, 1),
+    )
+
+
+def best(hypotheses: Hypotheses, number: int) -> tuple[Hypotheses, jax.Array]:
+    """Returns the `number` best hypotheses of each row, sorted, and where they stood."""
+    index_BM = jax.lax.top_k(hypotheses.scores_BM, number)[1]
+    return take(hypotheses, index_BM), index_BM
+
+
+def beam_search(
+    extend: Extend,
+    cache: Any,
+    prompt: Prompt,
+    *,
+    beams: int,
+    alpha: float | jax.Array,
+    max_len: int,
+    eos: int,
+    banned: Sequence[int] = (),
+) -> Hypotheses:
+    """Keeps the M likeliest hypotheses alive at each step, and the M best finished ones apart from them.
+
+    A hypothesis finishes where `eos` is among the M best continuations of its row, so that one beam with alpha 0 is
+    greedy search. A row is settled when no alive hypothesis can still beat its worst finished one: log-probabilities
+    only fall, so an alive one ends at most at its own, divided by the penalty of the greatest length.
+
+    Args:
+      extend: the step function.
+      cache: empty, with slots for the prompt and `max_len` tokens; has `repeat(M)` and `take(rows)`.
+      prompt: what stands before.
+      beams: M.
+      alpha: of the length penalty, 0 or more; the length counts `eos`.
+      max_len: most new tokens, `eos` included.
+      eos: the token that ends a hypothesis.
+      banned: tokens that are never generated.
+
+    Returns:
+      M hypotheses a row with normalised scores; PAD after `eos` and in free places, which score -inf. A row that
+      finished none returns the alive ones.
+    """
+    B, M = prompt.tokens_BP.shape[0], beams
+    penalty_most = length_penalty(max_len, alpha)
+    first_position_B = prompt.positions_BP[:, -1]
+
+    def unsettled(state: State) -> jax.Array:
+        bound_B = state.alive.scores_BM[:, 0] / penalty_most
+        return (state.step < max_len) & jnp.any(bound_B > state.finished.scores_BM[:, -1])
+
+    def advance(state: State) -> State:
+        step, alive = state.step, state.alive
+        positions_R = jnp.repeat(first_position_B + step, M)
+        logits_R1V, cache = extend(state.last_BM.reshape(B * M, 1), positions_R[:, None], state.cache)
+        logits_BMV = logits_R1V.astype(jnp.float32).reshape(B, M, -1)
+        V = logits_BMV.shape[2]
+        logprobs_BMV = jnp.where(banned_mask(V, banned)[None, None], -jnp.inf, jax.nn.log_softmax(logits_BMV))
+
+        totals_BMV = alive.scores_BM[:, :, None] + logprobs_BMV
+        scores_BC, flat_BC = jax.lax.top_k(totals_BMV.reshape(B, M * V), 2 * M)  # at most M of them end
+        parents_BC, chosen_BC = flat_BC // V, flat_BC % V
+        tokens_BCT = take(alive, parents_BC).tokens_BMT
+        tokens_BCT = jax.lax.dynamic_update_slice_in_dim(tokens_BCT, chosen_BC[:, :, None], step, axis=2)
+        grown = Hypotheses(tokens_BCT, scores_BC, jnp.full((B, 2 * M), step + 1))
+
+        ends_BC = chosen_BC == eos
+        alive, kept_BM = best(grown._replace(scores_BM=jnp.where(ends_BC, -jnp.inf, scores_BC)), M)
+        counts_BC = ends_BC & (jnp.arange(2 * M)[None] < M)
+        normalised_BC = jnp.where(counts_BC, scores_BC / length_penalty(step + 1, alpha), -jnp.inf)
+        ended = grown._replace(scores_BM=normalised_BC)
+        joined = Hypotheses(*[jnp.concatenate(pair, 1) for pair in zip(state.finished, ended, strict=True)])
+        finished, _ = best(joined, M)
+
+        parents_BM = jnp.take_along_axis(parents_BC, kept_BM, 1) + M * jnp.arange(B)[:, None]
+        last_BM = jnp.take_along_axis(chosen_BC, kept_BM, 1)
+        return State(step + 1, alive, finished, last_BM, cache.take(parents_BM.reshape(B * M)))
+
+    none = Hypotheses(
+        jnp.full((B, M, max_len), PAD, jnp.int32), jnp.full((B, M), -jnp.inf), jnp.zeros((B, M), jnp.int32)
+    )
+    real_BM = (first_position_B >= 0)[:, None] & (jnp.arange(M) == 0)[None]  # the M beams begin alike: one counts
+    start = State(
+        step=jnp.zeros((), jnp.int32),
+        alive=none._replace(scores_BM=jnp.where(real_BM, 0.0, none.scores_BM)),
+        finished=none,
+        last_BM=jnp.repeat(prompt.tokens_BP[:, -1:].astype(jnp.int32), M, axis=1),
+        cache=prefill(extend, cache, prompt).repeat(M),
+    )
+    end = jax.lax.while_loop(unsettled, advance, start)
+
+    alive = end.alive._replace(scores_BM=end.alive.scores_BM / penalty_most)  # they have the greatest length
+    some_B = jnp.isfinite(end.finished.scores_BM[:, 0])
+    chosen = Hypotheses(
+        jnp.where(some_B[:, None, None], end.finished.tokens_BMT, alive.tokens_BMT),
+        jnp.where(some_B[:, None], end.finished.scores_BM, alive.scores_BM),
+        jnp.where(some_B[:, None], end.finished.lengths_BM, alive.lengths_BM),
+    )
+    real_BM = jnp.isfinite(chosen.scores_BM)
+    return chosen._replace(
+        tokens_BMT=jnp.where(real_BM[:, :, None], chosen.tokens_BMT, PAD),
+        lengths_BM=jnp.where(real_BM, chosen.lengths_BM, 0),
+    )

@@ -1,0 +1,81 @@
+"""From a model and its batch to new tokens, by the strategy that the configuration names."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from tformer import config
+from tformer.decode.beam import beam_search
+from tformer.decode.sample import Extend, Prompt, greedy, sample
+from tformer.errors import UserError, choose
+from tformer.model import Batch, positions_of
+
+Generate = Callable[[Any, Batch, jax.Array | None], tuple[jax.Array, jax.Array]]
+Strategy = Callable[..., tuple[jax.Array, jax.Array]]
+
+_SLOTS = 8  # the cache's slots are a multiple of this
+
+
+def make_generate(model: nn.Module, cfg: config.Decode, *, eos: int, banned: Sequence[int] = ()) -> Generate:
+    """Returns generate(variables, batch, rng) -> (tokens_BT, scores_B), jitted; T is `cfg.max_len`.
+
+    `batch` is the model's: `inputs` and `positions` [B, P] are the prompt (padded in front; BOS alone where there is
+    an encoder), encoder fields as in training, and optionally `rows` [B], the examples' numbers (sampling draws by
+    them; default: 0 to B - 1). `rng` is for sampling, else None. tokens_BT holds PAD after `eos`; scores_B is the
+    model's log-probability of the new tokens, for beam search divided by the length penalty.
+
+    Raises:
+      UserError: an unknown strategy; on a call, a prompt that with the new tokens is longer than the model's max_len.
+    """
+    strategy = choose(STRATEGIES, cfg.strategy, 'decode.strategy')
+    longest: int = model.cfg.max_len
+
+    @jax.jit
+    def generate(variables: Any, batch: Batch, rng: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
+        B, P = batch['inputs'].shape
+        read = P + cfg.max_len - 1  # nobody reads the last new token
+        if read > longest:
+            raise UserError(
+                f'a prompt of {P} and decode.max_len={cfg.max_len} new tokens need {read} positions, but '
+                f'model.max_len={longest}'
+            )
+
+        def extend(tokens_BT: jax.Array, positions_BT: jax.Array, cache: Any) -> tuple[jax.Array, Any]:
+            return model.apply(variables, tokens_BT, positions_BT, cache, method='extend')
+
+        prompt = Prompt(batch['inputs'], positions_of(batch), batch.get('rows', jnp.arange(B)))
+        cache = model.apply(variables, batch, -(-read // _SLOTS) * _SLOTS, method='start')
+        return strategy(cfg, extend, cache, prompt, rng, max_len=cfg.max_len, eos=eos, banned=tuple(banned))
+
+    return generate
+
+
+def _greedy(
+    cfg: config.Decode, extend: Extend, cache: Any, prompt: Prompt, rng: jax.Array | None, **ending: Any
+) -> tuple[jax.Array, jax.Array]:
+    return greedy(extend, cache, prompt, **ending)
+
+
+def _sample(
+    cfg: config.Decode, extend: Extend, cache: Any, prompt: Prompt, rng: jax.Array | None, **ending: Any
+) -> tuple[jax.Array, jax.Array]:
+    if rng is None:
+        raise ValueError('sampling needs a random key')
+    return sample(extend, cache, prompt, rng, temperature=cfg.temperature, top_k=cfg.top_k, top_p=cfg.top_p, **ending)
+
+
+def _beam(
+    cfg: config.Decode, extend: Extend, cache: Any, prompt: Prompt, rng: jax.Array | None, **ending: Any
+) -> tuple[jax.Array, jax.Array]:
+    found = beam_search(extend, cache, prompt, beams=cfg.beam_size, alpha=cfg.length_penalty, **ending)
+    return found.tokens_BMT[:, 0], found.scores_BM[:, 0]
+
+
+STRATEGIES: dict[str, Strategy] = {
+    'greedy': _greedy,
+    'sample': _sample,
+    'beam': _beam,
+}

@@ -1,0 +1,175 @@
+"""One token after another: the likeliest, or one drawn. Everything over a step function; no model is known here.
+
+Shapes: B batch, P prompt length, T new tokens, V vocabulary.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+PAD = 0  # stands after the end of a row
+
+# (tokens_BT, positions_BT, cache) -> (logits_BTV of these tokens, the cache with them)
+Extend = Callable[[jax.Array, jax.Array, Any], tuple[jax.Array, Any]]
+Pick = Callable[[jax.Array, jax.Array], jax.Array]  # (logits_BV, number of the step) -> tokens_B
+
+
+class Prompt(NamedTuple):
+    """What stands before the new tokens.
+
+    Attributes:
+      tokens_BP: for a model with an encoder, usually BOS alone.
+      positions_BP: -1 is padding, in front (the last token is real; a row of padding alone gets no new token).
+      rows_B: a number for each example; what is drawn for it depends on this, not on its place in the batch.
+    """
+
+    tokens_BP: jax.Array
+    positions_BP: jax.Array
+    rows_B: jax.Array
+
+
+class State(NamedTuple):
+    """Carried from step to step."""
+
+    step: jax.Array
+    tokens_BT: jax.Array
+    scores_B: jax.Array
+    ended_B: jax.Array
+    last_B: jax.Array  # the token that the next step reads
+    cache: Any
+
+
+def prefill(extend: Extend, cache: Any, prompt: Prompt) -> Any:
+    """Returns the cache with all of the prompt but its last token, which the first step reads.
+
+    So every step is the same program, and no logits of the prompt are computed.
+    """
+    if prompt.tokens_BP.shape[1] == 1:
+        return cache
+    return extend(prompt.tokens_BP[:, :-1], prompt.positions_BP[:, :-1], cache)[1]
+
+
+def banned_mask(vocab_size: int, banned: Sequence[int]) -> jax.Array:
+    """Returns mask_V, True at the tokens that must not be generated."""
+    return jnp.zeros(vocab_size, bool).at[jnp.array(banned, jnp.int32)].set(True)
+
+
+def temper(logits_BV: jax.Array, temperature: float | jax.Array) -> jax.Array:
+    """Divides by the temperature, which is positive and may be traced."""
+    return logits_BV / temperature
+
+
+def keep_top_k(logits_BV: jax.Array, top_k: int | None) -> jax.Array:
+    """Returns the `top_k` largest logits of each row (and ties with the last), -inf elsewhere (Fan et al. 2018)."""
+    if top_k is None or top_k >= logits_BV.shape[1]:
+        return logits_BV
+    least_B1 = jax.lax.top_k(logits_BV, top_k)[0][:, -1:]
+    return jnp.where(logits_BV >= least_B1, logits_BV, -jnp.inf)
+
+
+def keep_top_p(logits_BV: jax.Array, top_p: float | jax.Array | None) -> jax.Array:
+    """Returns the logits of the smallest set of most probable tokens with mass `top_p` or more, -inf elsewhere.
+
+    Ties with the least probable of them stay (Holtzman et al. 2020, 3.1: nucleus sampling). The probability at the
+    border is found by bisection on its bits, 31 sums, because sorting the vocabulary costs far more.
+    """
+    if top_p is None:
+        return logits_BV
+    bits_BV = jax.lax.bitcast_convert_type(jax.nn.softmax(logits_BV.astype(jnp.float32)), jnp.int32)  # ordered alike
+
+    def halve(_: int, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        low_B1, high_B1 = bounds
+        middle_B1 = low_B1 + (high_B1 - low_B1) // 2
+        kept_BV = jnp.where(bits_BV >= middle_B1, jax.lax.bitcast_convert_type(bits_BV, jnp.float32), 0.0)
+        enough_B1 = jnp.sum(kept_BV, 1, keepdims=True) >= top_p
+        return jnp.where(enough_B1, middle_B1, low_B1), jnp.where(enough_B1, high_B1, middle_B1)
+
+    most_B1 = jnp.max(bits_BV, 1, keepdims=True)  # at least the most probable token is kept
+    border_B1 = jax.lax.fori_loop(0, 31, halve, (jnp.zeros_like(most_B1), most_B1 + 1))[0]
+    return jnp.where(bits_BV >= border_B1, logits_BV, -jnp.inf)
+
+
+def _generate(
+    extend: Extend, cache: Any, prompt: Prompt, pick: Pick, max_len: int, eos: int, banned: Sequence[int]
+) -> tuple[jax.Array, jax.Array]:
+    """The loop of `greedy` and `sample`."""
+    first_B, ended_B = prompt.positions_BP[:, -1] + 1, prompt.positions_BP[:, -1] < 0
+
+    def unfinished(state: State) -> jax.Array:
+        return (state.step < max_len) & ~jnp.all(state.ended_B)
+
+    def advance(state: State) -> State:
+        positions_B = first_B - 1 + state.step
+        logits_B1V, cache = extend(state.last_B[:, None], positions_B[:, None], state.cache)
+        logits_BV = logits_B1V[:, 0].astype(jnp.float32)
+        mask_1V = banned_mask(logits_BV.shape[1], banned)[None]
+        chosen_B = pick(jnp.where(mask_1V, -jnp.inf, logits_BV), state.step).astype(jnp.int32)
+        logprobs_B = jnp.take_along_axis(jax.nn.log_softmax(logits_BV), chosen_B[:, None], 1)[:, 0]
+        tokens_B = jnp.where(state.ended_B, PAD, chosen_B)
+        return State(
+            step=state.step + 1,
+            tokens_BT=jax.lax.dynamic_update_slice_in_dim(state.tokens_BT, tokens_B[:, None], state.step, axis=1),
+            scores_B=state.scores_B + jnp.where(state.ended_B, 0.0, logprobs_B),
+            ended_B=state.ended_B | (tokens_B == eos),
+            last_B=tokens_B,
+            cache=cache,
+        )
+
+    start = State(
+        step=jnp.zeros((), jnp.int32),
+        tokens_BT=jnp.full((ended_B.shape[0], max_len), PAD, jnp.int32),
+        scores_B=jnp.zeros(ended_B.shape, jnp.float32),
+        ended_B=ended_B,
+        last_B=prompt.tokens_BP[:, -1].astype(jnp.int32),
+        cache=prefill(extend, cache, prompt),
+    )
+    end = jax.lax.while_loop(unfinished, advance, start)
+    return end.tokens_BT, end.scores_B
+
+
+def greedy(
+    extend: Extend, cache: Any, prompt: Prompt, *, max_len: int, eos: int, banned: Sequence[int] = ()
+) -> tuple[jax.Array, jax.Array]:
+    """Takes the likeliest token at each step, until every row has ended.
+
+    Args:
+      extend: the step function.
+      cache: empty, with slots for the prompt and `max_len` tokens.
+      prompt: what stands before.
+      max_len: most new tokens, `eos` included.
+      eos: the token that ends a row.
+      banned: tokens that are never generated.
+
+    Returns:
+      (tokens_BT, int32, PAD after `eos`; scores_B, the sum of the model's log-probabilities of these tokens).
+    """
+    return _generate(extend, cache, prompt, lambda logits_BV, _: jnp.argmax(logits_BV, 1), max_len, eos, banned)
+
+
+def sample(
+    extend: Extend,
+    cache: Any,
+    prompt: Prompt,
+    rng: jax.Array,
+    *,
+    max_len: int,
+    eos: int,
+    banned: Sequence[int] = (),
+    temperature: float | jax.Array = 1.0,
+    top_k: int | None = None,
+    top_p: float | jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """Draws each token from softmax(logits / temperature), cut to `top_k` tokens, then to the mass `top_p` of those.
+
+    The key of a token is `rng` folded with its example's number and its step. Otherwise as `greedy`; scores_B are of
+    the model's own distribution, before temperature and cuts.
+    """
+    keys_B = jax.vmap(jax.random.fold_in, (None, 0))(rng, prompt.rows_B)
+
+    def pick(logits_BV: jax.Array, step: jax.Array) -> jax.Array:
+        logits_BV = keep_top_p(keep_top_k(temper(logits_BV, temperature), top_k), top_p)
+        return jax.vmap(jax.random.categorical)(jax.vmap(jax.random.fold_in, (0, None))(keys_B, step), logits_BV)
+
+    return _generate(extend, cache, prompt, pick, max_len, eos, banned)

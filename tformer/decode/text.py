@@ -1,0 +1,79 @@
+"""From texts to texts: what `generate` and the metrics of generated text go through."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from flax import linen as nn
+
+from tformer.config import Config
+from tformer.data.tokenizers import BOS, CLS, EOS, MASK, PAD, SEP, UNK, Tokenizers
+from tformer.decode.generate import make_generate
+from tformer.errors import UserError
+
+BANNED = (PAD, BOS, UNK, MASK, CLS, SEP)
+TextGenerator = Callable[..., list[str]]
+
+
+def make_text_generator(model: nn.Module, config: Config, tokenizers: Tokenizers) -> TextGenerator:
+    """Returns generate(params, texts, seed=0) -> the best output for each text, in order.
+
+    With an encoder the texts are its input; without one they are prompts to be continued, and the output is the
+    continuation. Inputs over the model's length are cut: sources at their end, prompts at their beginning.
+
+    Raises:
+      UserError: the model's family does not generate.
+    """
+    if config.model.family == 'encoder':
+        raise UserError('model.family=encoder does not generate text; valid: decoder, encoder_decoder')
+    decode, paired = config.decode, config.model.family == 'encoder_decoder'
+    generate = make_generate(model, decode, eos=EOS, banned=BANNED)
+    longest = (config.data.encoder_length or config.data.length) if paired else config.model.max_len + 1 - decode.max_len
+    if longest < 1:
+        raise UserError(
+            f'decode.max_len={decode.max_len} leaves no room for a prompt in model.max_len={config.model.max_len}'
+        )
+    tokenizer = tokenizers.source if paired else tokenizers.target
+    assert tokenizer is not None
+
+    def tokens_of(text: str) -> list[int]:
+        tokens = tokenizer.encode(text)
+        return [*tokens[: longest - 1], EOS] if paired else [BOS, *tokens][-longest:]
+
+    def generated(params: Any, texts: Sequence[str], seed: int = 0) -> list[str]:
+        inputs = [tokens_of(text) for text in texts]
+        order = sorted(range(len(inputs)), key=lambda i: len(inputs[i]))
+        outputs = [''] * len(inputs)
+        size = min(decode.batch_size, max(len(inputs), 1))
+        for start in range(0, len(order), size):
+            rows = order[start : start + size]
+            batch = _batch([inputs[i] for i in rows], size, longest, paired)
+            batch['rows'] = np.array([*rows, *[-1] * (size - len(rows))], np.int32)
+            tokens_BT, _ = generate({'params': params}, batch, jax.random.key(seed))
+            for i, tokens in zip(rows, np.asarray(tokens_BT), strict=False):
+                ended = np.flatnonzero(tokens == EOS)
+                outputs[i] = tokenizers.target.decode(tokens[: ended[0] if len(ended) else None].tolist())
+        return outputs
+
+    return generated
+
+
+def _batch(inputs: Sequence[Sequence[int]], rows: int, longest: int, paired: bool) -> dict[str, np.ndarray]:
+    """Sources padded behind with BOS as the prompt, or prompts padded in front; lengths up to a multiple of 16."""
+    length = min(-(-max(map(len, inputs)) // 16) * 16, longest)
+    tokens = np.full((rows, length), PAD, np.int32)
+    positions = np.full((rows, length), -1, np.int32)
+    for row, sequence in enumerate(inputs):
+        where = slice(0, len(sequence)) if paired else slice(length - len(sequence), length)
+        tokens[row, where] = sequence
+        positions[row, where] = np.arange(len(sequence))
+    if not paired:
+        return {'inputs': tokens, 'positions': positions}
+    start = np.full((rows, 1), BOS, np.int32)
+    return {
+        'inputs': start,
+        'positions': np.zeros_like(start),
+        'encoder_inputs': tokens,
+        'encoder_positions': positions,
+    }

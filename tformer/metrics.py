@@ -1,0 +1,136 @@
+"""Sums into means, and where the numbers of a run are written: metrics.jsonl, TensorBoard, the terminal."""
+
+import json
+import math
+import os
+import pathlib
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+MAX_PERPLEXITY = 1e9
+
+
+def add(totals: dict[str, tuple[float, float]], scores: Mapping[str, tuple[Any, Any]]) -> dict[str, tuple[float, float]]:
+    """Returns the (sum, weight) pairs of both, added up in float64."""
+    merged = dict(totals)
+    for name, (value, weight) in scores.items():
+        old_value, old_weight = merged.get(name, (0.0, 0.0))
+        merged[name] = (old_value + float(value), old_weight + float(weight))
+    return merged
+
+
+def means(totals: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+    """Returns sum / weight of each pair; a weight of 0 gives 0."""
+    return {name: value / weight if weight else 0.0 for name, (value, weight) in totals.items()}
+
+
+def derived(averages: Mapping[str, float]) -> dict[str, float]:
+    """Returns `averages` with the perplexity exp(nll) besides."""
+    return {**averages, 'perplexity': min(math.exp(min(averages['nll'], 50.0)), MAX_PERPLEXITY)}
+
+
+def read(workdir: pathlib.Path) -> list[dict[str, Any]]:
+    """Returns the lines of a workdir's metrics.jsonl, in order; a half-written last line is left out."""
+    file = workdir / 'metrics.jsonl'
+    rows = []
+    for line in file.read_text().splitlines() if file.exists() else []:
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return rows
+
+
+class Writer:
+    """Appends numbers to metrics.jsonl and, where tensorboardX is installed, to TensorBoard files."""
+
+    def __init__(self, workdir: pathlib.Path, start_step: int):
+        """Continues at `start_step`: what an interrupted run wrote beyond it is cut off."""
+        kept = [row for row in read(workdir) if row['step'] <= start_step]
+        file = workdir / 'metrics.jsonl'
+        fresh = file.with_suffix('.tmp')
+        fresh.write_text(''.join(json.dumps(row) + '\n' for row in kept))
+        os.replace(fresh, file)
+        self._file = file.open('a')
+        self._board: Any = None
+        try:
+            import tensorboardX
+        except ImportError:
+            return
+        self._board = tensorboardX.SummaryWriter(str(workdir / 'tensorboard'), purge_step=start_step + 1)
+
+    def write(self, step: int, numbers: Mapping[str, float]) -> None:
+        self._file.write(json.dumps({'step': step, **{k: _rounded(v) for k, v in numbers.items()}}) + '\n')
+        self._file.flush()
+        if self._board is not None:
+            for name, value in numbers.items():
+                self._board.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+
+def _rounded(value: float) -> float:
+    return float(np.format_float_positional(value, precision=8, fractional=False)) if math.isfinite(value) else value
+
+
+class Progress:
+    """Steps, loss, tokens a second and time left: a live bar on a terminal, a plain line each report elsewhere."""
+
+    def __init__(self, num_steps: int, start_step: int):
+        self._num_steps, self._start = num_steps, start_step
+        self._since = time.monotonic()
+        self._bar: Any = None
+        if sys.stdout.isatty():
+            from rich import progress
+
+            self._bar = progress.Progress(
+                progress.TextColumn('{task.description}'),
+                progress.BarColumn(),
+                progress.MofNCompleteColumn(),
+                progress.TextColumn('{task.fields[numbers]}'),
+                progress.TimeRemainingColumn(),
+            )
+            self._task = self._bar.add_task('training', total=num_steps, completed=start_step, numbers='')
+            self._bar.start()
+
+    def update(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Shows the numbers of the last steps."""
+        text = '  '.join(f'{name.removeprefix("train/")} {_short(value)}' for name, value in numbers.items())
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step, numbers=text)
+            return
+        done = step - self._start
+        left = (time.monotonic() - self._since) / max(done, 1) * (self._num_steps - step)
+        print(f'step {step}/{self._num_steps}  {text}  left {_clock(left)}', flush=True)
+
+    def say(self, text: str) -> None:
+        """Prints a line that stays."""
+        (self._bar.console.print if self._bar is not None else print)(text)
+        sys.stdout.flush()
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+def _short(value: float) -> str:
+    return f'{value:,.0f}' if abs(value) >= 1000 else f'{value:.4g}'
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(int(seconds), 60)
+    return f'{minutes // 60}:{minutes % 60:02}:{seconds:02}'
+
+
+def table(rows: Iterable[tuple[str, float | str]]) -> str:
+    """Returns names and values, one pair a line, aligned."""
+    rows = [(name, value if isinstance(value, str) else _short(value)) for name, value in rows]
+    width = max((len(name) for name, _ in rows), default=0)
+    return '\n'.join(f'  {name:<{width}}  {value}' for name, value in rows)

@@ -1,0 +1,195 @@
+"""What the commands do with a run: train it to the end, load it, evaluate, generate, look inside."""
+
+import dataclasses
+import functools
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from flax import linen as nn
+
+from tformer import checkpoint, choices, metrics, sharding, workdir
+from tformer import config as config_lib
+from tformer import evaluate as evaluate_lib
+from tformer import train as train_lib
+from tformer.config import Config
+from tformer.data import pipeline, sources
+from tformer.data.tokenizers import Tokenizers
+from tformer.data.vocabulary import BOS, CLS, EOS, SEP, SPECIALS, Tokenizer
+from tformer.decode.text import make_text_generator
+from tformer.errors import UserError
+from tformer.model import build
+from tformer.objectives import OBJECTIVES
+from tformer.workdir import load_config as load_config_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A trained run: its workdir, resolved config, tokenizers, parameters and the step they are of."""
+
+    home: pathlib.Path
+    config: Config
+    tokenizers: Tokenizers
+    params: Any
+    step: int
+
+    @property
+    def model(self) -> nn.Module:
+        return build(self.config.model)
+
+
+def load_config(directory: str) -> Config:
+    """Returns the resolved config of a workdir."""
+    return load_config_of(pathlib.Path(directory))
+
+
+def load(directory: str | pathlib.Path, overrides: Mapping[str, str] | None = None, which: str = 'best') -> Run:
+    """Returns a run with its best or latest parameters.
+
+    Raises:
+      UserError: no workdir, no checkpoint, or overrides that do not fit.
+    """
+    home = pathlib.Path(directory)
+    config = config_lib.override(workdir.load_config(home), overrides or {})
+    choices.validate(config)
+    params, step = checkpoint.load_params(home, which)
+    return Run(home, config, Tokenizers.load(home), params, step)
+
+
+@functools.lru_cache(maxsize=8)
+def _text_generator(model: nn.Module, config: Config, tokenizers: Tokenizers) -> Any:
+    return make_text_generator(model, config, tokenizers)
+
+
+def generated_scores(
+    config: Config, params: Any, tokenizers: Tokenizers, records: Sequence[Mapping[str, Any]]
+) -> dict[str, float]:
+    """Returns the metrics of config.evaluate of what the model generates for `records`."""
+    generate = _text_generator(build(config.model), config, tokenizers)
+    predictions = generate(params, [record['source'] for record in records])
+    return evaluate_lib.generation_scores(config.evaluate.metrics, predictions, records)
+
+
+def train(config: Config, directory: str) -> dict[str, float]:
+    """Trains, then scores the best checkpoint on the test split (valid where there is none); writes result.json."""
+    trained = train_lib.train(config, directory, generated_scores)
+    split = 'test'
+    try:
+        sources.load(config.data, config.train.objective, split)
+    except UserError as error:
+        print(f'no test split, scored on valid: {error}')
+        split = 'valid'
+    return evaluate(load(directory), split, parameters=trained.num_parameters)
+
+
+def evaluate(run: Run, split: str, **facts: float) -> dict[str, float]:
+    """Scores a run on a split, prints the numbers and samples, and adds them to the workdir's result.json."""
+    config = run.config
+    mesh = sharding.make_mesh(config.mesh)
+    batches = pipeline.Batches(config, run.tokenizers, split, training=False, multiple_of=sharding.batch_ways(mesh))
+    with jax.set_mesh(mesh), nn.logical_axis_rules(sharding.RULES[config.mesh.rules]):
+        params = jax.device_put(run.params, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
+        score = evaluate_lib.make_scorer(run.model, OBJECTIVES[config.train.objective], mesh)
+        found = score(params, batches, None, run.tokenizers)
+        if config.evaluate.metrics:
+            found |= generated_scores(config, params, run.tokenizers, batches.records)
+    print(f'{run.home} step {run.step}, {split}: {len(batches.records):,} records')
+    print(metrics.table(found.items()))
+    for name in config.evaluate.metrics:
+        if signature := evaluate_lib.signature(name):
+            print(f'  {name} signature: {signature}')
+    for line in samples(run, batches.records):
+        print(line)
+    file = run.home / 'result.json'
+    results = json.loads(file.read_text()) if file.is_file() else {}
+    results[split] = {'step': run.step, **facts, **found}
+    file.write_text(json.dumps(results, indent=2) + '\n')
+    return found
+
+
+def samples(run: Run, records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns lines that show what the run makes of some records, evenly spread over the split."""
+    count = min(run.config.evaluate.samples, len(records))
+    if run.config.model.family == 'encoder' or not count:
+        return []
+    chosen = [records[i * len(records) // count] for i in range(count)]
+    if run.config.model.family == 'decoder':
+        outputs = generate(run, [''] * min(count, 2))
+        return [line for output in outputs for line in ('--- sample', output)]
+    outputs = generate(run, [record['source'] for record in chosen])
+    lines = ['', f'{count} of the split: source | generated | reference']
+    for record, output in zip(chosen, outputs, strict=True):
+        references = record.get('references', [record['target']])
+        right = ' ' if output not in references else '='
+        lines.append(f'{right} {record["source"]} | {output} | {references[0]}')
+    return lines
+
+
+def generate(run: Run, texts: Sequence[str], seed: int = 0) -> list[str]:
+    """Returns the run's output for each text: a prompt's continuation, or what the decoder makes of a source."""
+    return _text_generator(run.model, run.config, run.tokenizers)(run.params, texts, seed)
+
+
+def inspect(config: Config) -> str:
+    """Returns the config and the model's parameter table: name, shape, logical axes, count."""
+    resolved = config_lib.resolve(
+        config, vocab_size=config.model.vocab_size or config.data.tokenizer_vocab_size, num_classes=2
+    )
+    model, objective = build(resolved.model), OBJECTIVES[resolved.train.objective]
+    tokens = jax.ShapeDtypeStruct((1, 8), 'int32')
+    batch = {'inputs': tokens, 'encoder_inputs': tokens}
+    params = jax.eval_shape(lambda b: model.init(jax.random.key(0), b, method=objective.method), batch)['params']
+    rows = []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params, is_leaf=lambda x: isinstance(x, nn.Partitioned)):
+        name = '.'.join(key.key for key in path)
+        shape = ' '.join(f'{axis}={size}' for axis, size in zip(leaf.names, leaf.value.shape, strict=True))
+        rows.append((f'{name:<58} {leaf.value.size:>12,}', shape))
+    total = sum(leaf.size for leaf in jax.tree.leaves(nn.unbox(params)))
+    return '\n'.join([json.dumps(config_lib.to_dict(config), indent=2), metrics.table(rows), f'{total:,} parameters'])
+
+
+def attention(run: Run, texts: Sequence[str]) -> pathlib.Path:
+    """Writes the attention maps of the run on the first text to WORKDIR/attention.html; returns the file.
+
+    An encoder-decoder's decoder reads what it generates for the text itself.
+
+    Raises:
+      UserError: no text.
+    """
+    from tformer.lab import attention_maps
+
+    if not texts:
+        raise UserError('attention: no text given')
+    batch: dict[str, list[int]] = {}
+    target = run.tokenizers.target
+    if run.config.model.family == 'encoder_decoder':
+        assert run.tokenizers.source is not None
+        output = generate(run, texts[:1])[0]
+        batch['encoder_inputs'] = [*run.tokenizers.source.encode(texts[0]), EOS]
+        batch['inputs'] = [BOS, *target.encode(output)]
+        title = f'{texts[0]} → {output}'
+    else:
+        encoder = run.config.model.family == 'encoder'
+        batch['inputs'] = [CLS, *target.encode(texts[0]), SEP] if encoder else [BOS, *target.encode(texts[0])]
+        title = texts[0]
+    longest = max(map(len, batch.values()))
+    if longest > run.config.model.max_len:
+        raise UserError(f'attention: {longest} tokens are more than model.max_len={run.config.model.max_len}')
+    arrays = {name: np.array([tokens], np.int32) for name, tokens in batch.items()}
+    maps = attention_maps.attention_probabilities(run.model, {'params': run.params}, arrays)
+    names = {
+        name: [piece(run.tokenizers.source if name.startswith('encoder_') else target, token) for token in tokens]
+        for name, tokens in batch.items()
+    }
+    file = run.home / 'attention.html'
+    file.write_text(attention_maps.page(title, attention_maps.panels(maps, names)), encoding='utf-8')
+    return file
+
+
+def piece(tokenizer: Tokenizer | None, token: int) -> str:
+    """Returns how one token reads."""
+    assert tokenizer is not None
+    return SPECIALS[token] if token < len(SPECIALS) else tokenizer.decode([token])
