@@ -40,7 +40,13 @@ class Checkpoints:
         options = ocp.CheckpointManagerOptions(
             preservation_policy=kept, best_fn=lambda metrics: sign * metrics[metric], cleanup_tmp_directories=True
         )
-        self._manager = ocp.CheckpointManager((workdir / 'checkpoints').absolute(), options=options)
+        handlers = {
+            'params': ocp.StandardCheckpointHandler(),
+            'opt_state': ocp.StandardCheckpointHandler(),
+            'run': ocp.JsonCheckpointHandler(),
+        }
+        place = (workdir / 'checkpoints').absolute()
+        self._manager = ocp.CheckpointManager(place, options=options, item_handlers=handlers)
 
     def save(self, state: TrainState, run: dict[str, Any], score: float | None) -> None:
         """Starts writing `state` and the JSON-able `run`; returns once the arrays are copied off the devices.

@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
-T = TypeVar("T")
+T = TypeVar('T')
 
 
 class UserError(ValueError):
@@ -29,6 +29,6 @@ def choose(table: Mapping[str, T], key: str | None, field: str) -> T:
     if key in table:
         return table[key]  # type: ignore[index]
     valid = ', '.join(map(repr, table))
-    close = difflib.get_close_matches(str(key), list(table), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(str(key), [str(name) for name in table], n=1, cutoff=0.5)
     hint = f'; did you mean {close[0]!r}?' if close else ''
     raise UserError(f'{field}={key!r} is unknown{hint} (valid: {valid})')

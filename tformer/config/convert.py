@@ -39,6 +39,8 @@ def from_dict(tree: Mapping[str, Any] | ConfigDict) -> Config:
 def _from_dict(cls: type, tree: Mapping[str, Any], prefix: str) -> Any:
     hints = typing.get_type_hints(cls)
     values = {}
+    if not isinstance(tree, Mapping):
+        raise errors.UserError(f'config.{prefix[:-1]}={tree!r} is not a section of fields')
     for name, value in tree.items():
         if name not in hints:
             raise errors.UserError(f'config.{prefix}{name} is no field{errors.nearest(name, hints)}')
@@ -86,7 +88,10 @@ def _parse(option: Any, text: str) -> Any:
         (item, *_) = typing.get_args(option)
         if text[:1] in ('(', '['):
             values = ast.literal_eval(text)
-            return tuple(values) if isinstance(values, list | tuple) else (values,)
+            values = tuple(values) if isinstance(values, list | tuple) else (values,)
+            if not all(isinstance(value, item) for value in values):
+                raise ValueError(text)
+            return values
         return tuple(_parse(item, part.strip()) for part in text.split(',') if part.strip())
     if option is bool:
         if text.lower() not in TRUE + FALSE:

@@ -8,8 +8,9 @@ from tformer.data import tokenizers
 def mask_tokens(
     tokens: np.ndarray, rng: np.random.Generator, vocab_size: int, rate: float = 0.15
 ) -> tuple[np.ndarray, np.ndarray]:
-    """BERT's masking (Devlin et al. 2019, section 3.1): of the selected tokens 80 % become MASK, 10 % a random
-    token and 10 % stay.
+    """BERT's masking: of the selected tokens 80 % become MASK, 10 % a random token, and 10 % stay.
+
+    Source: Devlin et al. 2019, section 3.1.
 
     Args:
       tokens: int [T]; special tokens are never selected.

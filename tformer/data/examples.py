@@ -18,7 +18,7 @@ Corrupt = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]  # tokens -> cor
 
 @dataclasses.dataclass(frozen=True)
 class Examples:
-    """Example i is `start[i]:stop[i]` of record `record[i]`: of its predictions (BOS and EOS are stored) or its tokens."""
+    """Example i is `start[i]:stop[i]` of record `record[i]`: of its tokens, or its predictions (BOS is stored)."""
 
     tokens: Ragged  # of each record: the text, or the target side
     sources: Ragged | None  # of each record: the source side with EOS (seq2seq)
@@ -46,6 +46,8 @@ def tokenize(config: Config, tokenizers: Tokenizers, records: Sequence[Record], 
     form = choose(FORMS, config.train.objective, 'train.objective')
     tokens = Ragged.of([*form.before, *tokenizers.target.encode(record[form.field]), *form.after] for record in records)
     sizes, room = tokens.lengths - len(form.after), config.data.length - form.extra
+    if room < 1:
+        raise UserError(f'data.length={config.data.length} has no room for text beside {form.extra} special tokens')
     if form.in_pieces:
         record, start, stop = packing.chunk(sizes, room)
         overlong = np.zeros(len(sizes), bool)
@@ -87,7 +89,7 @@ def _label_ids(names: tuple[str, ...], records: Sequence[Record], split: str) ->
 
 
 def next_token(examples: Examples, index: int, corrupt: Corrupt) -> Fields:
-    """BOS t1..tn -> t1..tn EOS, or a piece of it: a later piece's first input is the last target of the one before."""
+    """BOS t1..tn -> t1..tn EOS, or a piece of it: a later piece starts with the last target of the one before."""
     tokens = examples.tokens[examples.record[index]]
     start, stop = examples.start[index], examples.stop[index]
     weights = np.ones(stop - start, np.float32)

@@ -17,22 +17,23 @@ _HELD_OUT = 0.02  # share of a file that becomes a split which has no file of it
 def load(config: Data, objective: str, split: str) -> list[Record]:
     """The records of `split` from `config.path`, or from `valid_path` and `test_path` where they are given.
 
-    A directory holds `{split}.{txt,tsv,jsonl}[.gz]`. Where `path` names a file and a split has no path of its own,
-    2 % of the records are held out for it, by the hash of their source or text; of a .txt under causal_lm, which
-    is one document, the end: 2 % for valid, the last 2 % for test.
+    A directory holds `{split}.{txt,tsv,jsonl}[.gz]`. Where `path` names a file and a split has no path of its
+    own, 2 % of the records are held out for it, by the hash of their source or text. A .txt under causal_lm is
+    one document, and loses its end: 2 % for valid, the last 2 % for test.
 
     Raises:
       UserError: a missing, empty or malformed file, with the line.
     """
     own = {'valid': config.valid_path, 'test': config.test_path}
     held_out = tuple(name for name, paths in own.items() if not paths)
+    paths = own.get(split) or config.path
+    if not paths:
+        raise UserError("data.source='files' needs data.path: directories, or the train files")
     records: list[Record] = []
-    for name in own.get(split) or config.path:
+    for name in paths:
         path = Path(name)
         parts = held_out if path.is_file() and not own.get(split) else ()
         records += _read(_locate(path, split), parts, split, config, objective)
-    if not config.path:
-        raise UserError("data.source='files' needs data.path: directories, or the train files")
     return records
 
 
@@ -108,7 +109,7 @@ def _txt(path: Path, text: str, config: Data, objective: str) -> Iterable[Record
 
 
 def _tsv(path: Path, text: str, config: Data, objective: str) -> Iterable[Record]:
-    """One record a line; `config.columns` names the columns, those that the objective lacks are passed over."""
+    """One record a line; `config.columns` names the columns, and others than the objective's are passed over."""
     fields, columns = FIELDS[objective], config.columns
     for number, line in _lines(text):
         values = line.split('\t')

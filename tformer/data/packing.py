@@ -1,7 +1,7 @@
 """Plans on integer lengths: how documents are cut, which examples share a row, and which rows a batch.
 
-A *layout* says which examples share a row and which padded shape the row has. It is the same in every epoch, so an
-epoch has a fixed number of steps and any step is found without planning those before it. A *plan* deals the
+A *layout* says which examples share a row and which padded shape the row has. It is the same in every epoch, so
+an epoch has a fixed number of steps, and any step is found without planning those before it. A *plan* deals the
 rows of a layout into the batches of one epoch.
 """
 
@@ -26,16 +26,29 @@ def chunk(sizes: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray, np.ndar
 
 
 def bucket_boundaries(lengths: np.ndarray, num_buckets: int, max_len: int) -> np.ndarray:
-    """At most `num_buckets` increasing lengths to pad to, at the quantiles of `lengths` [N], all <= max_len.
+    """The at most `num_buckets` increasing lengths to pad `lengths` [N] to that take the fewest positions.
 
-    Each is rounded up to a multiple of 8 where the longest has room for it; the last one fits the longest.
+    Each is rounded up to a multiple of 8, but not over `max_len`; the last one holds the longest. Found by dynamic
+    programming over the lengths that occur.
     """
-    quantiles = np.quantile(lengths, np.linspace(0, 1, num_buckets + 1)[1:], method='higher')
-    return np.unique(np.minimum(_round_up(quantiles.astype(np.int64)), max_len))
+    candidates, counts = np.unique(np.minimum(_round_up(lengths), max_len), return_counts=True)
+    under = np.cumsum(counts) - counts
+    # cost[i, j]: positions where lengths candidates[i] to candidates[j] are padded to candidates[j]
+    cost = (under + counts - under[:, None]) * candidates.astype(np.float64)
+    cost[np.tri(len(candidates), k=-1, dtype=bool)] = np.inf
+    total, firsts = cost[0], []  # of the best division of candidates[: j + 1]; where its last bucket begins
+    for _ in range(min(num_buckets, len(candidates)) - 1):
+        divided = np.concatenate(([np.inf], total[:-1]))[:, None] + cost
+        firsts.append(divided.argmin(axis=0))
+        total = divided.min(axis=0)
+    last = [len(candidates) - 1]
+    for first in reversed(firsts):
+        last.append(first[last[-1]] - 1)
+    return candidates[last[::-1]]
 
 
 def first_fit(lengths: np.ndarray, limits: np.ndarray, window: int = 256) -> Ragged:
-    """Packs examples into rows: each goes into the first of the `window` open rows that has room in every stack.
+    """Packs examples into rows: each goes into the first of `window` open rows that has room in every stack.
 
     Args:
       lengths: int [N, stacks], tokens of each example in each stack.
@@ -98,14 +111,14 @@ class Plan:
 
 
 def plan(layout: Layout, batch_rows: tuple[int, ...], rng: np.random.Generator | None) -> Plan:
-    """Deals all rows of `layout` into batches of `batch_rows[bucket]` rows, the last of each bucket padded with -1.
+    """Deals all rows of `layout` into batches of `batch_rows[bucket]` rows; -1 fills the last of each bucket.
 
     With `rng` the rows and the order of the batches are shuffled; without, batches come in the order of their
     first row.
     """
     buckets, batches = [], []
     for index, width in enumerate(batch_rows):
-        rows = np.flatnonzero(layout.bucket == index)
+        rows: np.ndarray = np.flatnonzero(layout.bucket == index)
         rows = rows if rng is None else rng.permutation(rows)
         rows = np.pad(rows, (0, -len(rows) % width), constant_values=-1).reshape(-1, width)
         batches.append(np.pad(rows, ((0, 0), (0, max(batch_rows) - width)), constant_values=-1))

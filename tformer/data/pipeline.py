@@ -1,4 +1,4 @@
-"""Batches of a split: random access by step, pure in (config, data, step), and an iterator that makes them ahead."""
+"""Batches of a split: random access by step, and an iterator that makes them ahead."""
 
 import contextlib
 import functools
@@ -42,7 +42,7 @@ class Batches:
         multiple_of: int = 1,
         records: Sequence[sources.Record] | None = None,
     ) -> None:
-        """Loads `split` (train, valid or test; unless `records` are given), tokenises it and lays out its rows.
+        """Loads `split` (train, valid or test) unless `records` are given, tokenises it and lays out its rows.
 
         A batch has train.batch_size rows, or data.batch_tokens over its length of them, rounded down to a
         multiple of `multiple_of` (microbatches times data-parallel devices); at least one multiple.
@@ -77,9 +77,9 @@ class Batches:
     def batch(self, step: int) -> dict[str, np.ndarray]:
         """The batch of `step`: `inputs targets positions` int32 and `weights` float32 [B, T].
 
-        Two stacks add `encoder_inputs encoder_positions` [B, S]. Packed rows add `[encoder_]segment_ids`, from 1, and
-        their positions start at 0 in each segment. Classification has `labels` int32 and `label_weights` float32
-        [B] instead of targets and weights. Padding is PAD at position -1 in segment 0, and weighs nothing.
+        Two stacks add `encoder_inputs encoder_positions` [B, S]. Packed rows add `[encoder_]segment_ids`, from 1,
+        and their positions start at 0 in each segment. Classification has `labels` int32 and `label_weights`
+        float32 [B] instead of targets and weights. Padding is PAD at position -1 in segment 0, of no weight.
         """
         epoch, bucket, rows = self._find(step)
         lengths = dict(zip(('', 'encoder_'), self.shapes[bucket], strict=False))
@@ -97,13 +97,15 @@ class Batches:
         return batch
 
     def rows(self, step: int) -> np.ndarray:
-        """int [B]: the index in `records` of each row of `batch(step)` (of its first example); -1 is padding."""
+        """int [B]: the index in `records` of each row of `batch(step)`, of its first example; -1: padding."""
         _, _, rows = self._find(step)
-        first = self._layout.members.flat[self._layout.members.offsets[rows]]
-        return np.where(rows >= 0, self._examples.record[first], -1)
+        members, filled = self._layout.members, rows >= 0
+        records = np.full(len(rows), -1)
+        records[filled] = self._examples.record[members.flat[members.offsets[rows[filled]]]]
+        return records
 
     def _find(self, step: int) -> tuple[int, int, np.ndarray]:
-        """The epoch of `step`, the bucket of its batch and the layout's rows in it (-1 from the first empty one on)."""
+        """The epoch of `step`, its bucket, and the rows of the layout in its batch; -1 from the first empty one."""
         epoch, place = divmod(step, self.steps_per_epoch)
         if step < 0 or (epoch and not self.training):
             raise IndexError(f'step {step} of {self.steps_per_epoch}')
@@ -134,7 +136,7 @@ class Batches:
 
 
 def iterate(batches: Batches, start_step: int, config: Config) -> Iterator[dict[str, np.ndarray]]:
-    """Yields `batches.batch(step)` for start_step, start_step + 1, …; endless in training, else to the epoch's end.
+    """Yields `batches.batch(step)` from `start_step` on: endless in training, else to the end of the epoch.
 
     `data.num_threads` threads make `data.prefetch` batches ahead. Order and content do not depend on either.
     """

@@ -2,7 +2,7 @@
 
 import array
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -28,6 +28,9 @@ class Ragged:
 
     def __getitem__(self, row: int) -> np.ndarray:
         return self.flat[self.offsets[row] : self.offsets[row + 1]]
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return (self[row] for row in range(len(self)))
 
     @property
     def lengths(self) -> np.ndarray:

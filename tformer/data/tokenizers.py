@@ -16,6 +16,10 @@ from tformer.data.subwords import SentencePiece
 from tformer.data.vocabulary import BOS, CLS, EOS, FIRST, MASK, PAD, SEP, SPECIALS, UNK, Tokenizer
 from tformer.errors import UserError, choose
 
+__all__ = ['BOS', 'CLS', 'EOS', 'MASK', 'PAD', 'SEP', 'SPECIALS', 'TOKENIZERS', 'UNK', 'Tokenizer', 'Tokenizers']
+__all__ += ['train_tokenizers']
+
+
 class _Listed(Tokenizer):
     """A vocabulary that is a sorted list of the units seen in training."""
 
@@ -112,13 +116,13 @@ class Tokenizers:
         return hashlib.sha256('\0'.join(parts).encode()).hexdigest()[:16]
 
     def save(self, directory: str | os.PathLike[str]) -> None:
-        """Writes `tokenizer.json` (which tokenizers, and the labels) and each tokenizer's `tokenizer.SIDE.NAME`."""
+        """Writes `tokenizer.json` (which tokenizers, and the labels) and a `tokenizer.SIDE.NAME` for each."""
         Path(directory).mkdir(parents=True, exist_ok=True)
         sides = {'target': self.target} | ({'source': self.source} if self.source and not self.shared else {})
         names = {side: _name(tokenizer) for side, tokenizer in sides.items()}
         for side, tokenizer in sides.items():
             _write(Path(directory, f'tokenizer.{side}.{names[side]}'), tokenizer.dump())
-        manifest: dict[str, Any] = {'source': 'target' if self.shared else None, **names, 'labels': self.labels}
+        manifest = {'source': 'target' if self.shared else None, **names, 'labels': self.labels}
         _write(Path(directory, 'tokenizer.json'), json.dumps(manifest, ensure_ascii=False, indent=1).encode())
 
     @classmethod
@@ -134,12 +138,13 @@ class Tokenizers:
         manifest = json.loads(path.read_bytes())
 
         def read(side: str) -> Tokenizer:
-            name = manifest[side]
-            return choose(TOKENIZERS, name, str(path)).load(Path(directory, f'tokenizer.{side}.{name}').read_bytes())
+            kind = choose(TOKENIZERS, manifest[side], f'{path}: {side}')
+            return kind.load(Path(directory, f'tokenizer.{side}.{manifest[side]}').read_bytes())
 
         target = read('target')
-        source = {'target': target, None: None}.get(manifest['source']) or (manifest['source'] and read('source'))
-        return cls(source, target, tuple(manifest['labels']))
+        if manifest['source'] in (None, 'target'):
+            return cls(manifest['source'] and target, target, tuple(manifest['labels']))
+        return cls(read('source'), target, tuple(manifest['labels']))
 
 
 def train_tokenizers(config: Config, records: Sequence[dict[str, Any]]) -> Tokenizers:

@@ -26,7 +26,7 @@ class Tokenizer(abc.ABC):
     @classmethod
     @abc.abstractmethod
     def train(cls, texts: Iterable[str], vocab_size: int, model: str, seed: int) -> Self:
-        """Builds the vocabulary; `vocab_size`, `model` and `seed` are SentencePiece's and ignored by the others."""
+        """Builds the vocabulary. Only SentencePiece heeds `vocab_size`, `model` and `seed`."""
 
     @classmethod
     @abc.abstractmethod

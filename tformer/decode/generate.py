@@ -1,6 +1,6 @@
 """From a model and its batch to new tokens, by the strategy that the configuration names."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -11,9 +11,9 @@ from tformer import config
 from tformer.decode.beam import beam_search
 from tformer.decode.sample import Extend, Prompt, greedy, sample
 from tformer.errors import UserError, choose
-from tformer.model import Batch, positions_of
+from tformer.model import positions_of
 
-Generate = Callable[[Any, Batch, jax.Array | None], tuple[jax.Array, jax.Array]]
+Generate = Callable[[Any, Mapping[str, Any], jax.Array | None], tuple[jax.Array, jax.Array]]
 Strategy = Callable[..., tuple[jax.Array, jax.Array]]
 
 _SLOTS = 8  # the cache's slots are a multiple of this
@@ -34,7 +34,7 @@ def make_generate(model: nn.Module, cfg: config.Decode, *, eos: int, banned: Seq
     longest: int = model.cfg.max_len
 
     @jax.jit
-    def generate(variables: Any, batch: Batch, rng: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
+    def generate(variables: Any, batch: Mapping[str, Any], rng: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
         B, P = batch['inputs'].shape
         read = P + cfg.max_len - 1  # nobody reads the last new token
         if read > longest:

@@ -1,0 +1,391 @@
+"""The configuration tree: text to values, ConfigDict and JSON round trips, checks, choices, derived values."""
+
+import dataclasses
+import json
+import types
+import typing
+
+import pytest
+from ml_collections import ConfigDict
+
+from tformer import choices, config
+from tformer.config import Config, convert
+from tformer.errors import UserError
+
+SIZES = {'vocab_size': 40, 'encoder_vocab_size': 30, 'num_classes': 3, 'steps_per_epoch': 7}
+SECTIONS = [field.name for field in dataclasses.fields(Config)]
+FIELDS = convert.field_types()
+
+# For each type a field may have: texts of the command line and the values they stand for.
+TEXTS = {
+    bool: {'true': True, 'True': True, '1': True, 'yes': True, 'false': False, 'False': False, '0': False, 'no': False},
+    int: {'7': 7, '-1': -1, '1_000': 1000, '1e4': 10_000, '2.0': 2},
+    float: {'0.25': 0.25, '5': 5.0, '1e-3': 1e-3, '1_000.5': 1000.5},
+    str: {'rmsnorm': 'rmsnorm', '5': '5', 'a,b': 'a,b', 'runs/x=y': 'runs/x=y'},
+    tuple[str, ...]: {
+        'a': ('a',),
+        'a,b': ('a', 'b'),
+        'a, b,': ('a', 'b'),
+        "('a', 'b')": ('a', 'b'),
+        "['a']": ('a',),
+        "('a')": ('a',),
+        '': (),
+        '()': (),
+    },
+    types.NoneType: {'None': None},
+}
+
+# Texts that a type refuses.
+REFUSED = {
+    bool: ('None', 'maybe', '2', ''),
+    int: ('None', '1.5', 'four', '', '1e-3', 'inf'),
+    float: ('None', 'fast', '', '1,5'),
+    str: ('None',),
+    tuple[str, ...]: ("('a'", '(1, 2)', "('a', None)"),
+}
+
+
+def options(annotation):
+    return typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
+
+
+def value_of(tree, name):
+    section, field = name.split('.')
+    return getattr(getattr(tree, section), field)
+
+
+@pytest.mark.parametrize('name', FIELDS)
+def test_every_field_reads_every_text_of_its_type(name):
+    annotation = FIELDS[name]
+    for option in options(annotation):
+        for text, expected in TEXTS[option].items():
+            value = value_of(config.override(Config(), {name: text}), name)
+            assert value == expected and type(value) is type(expected)
+
+
+@pytest.mark.parametrize('name', FIELDS)
+def test_every_field_refuses_text_of_another_type_in_one_line(name):
+    kinds = [option for option in options(FIELDS[name]) if option is not types.NoneType]
+    assert len(kinds) == 1
+    for text in REFUSED[kinds[0]]:
+        if text == 'None' and types.NoneType in options(FIELDS[name]):
+            continue
+        with pytest.raises(UserError) as error:
+            config.override(Config(), {name: text})
+        assert f'config.{name}={text!r} is not' in str(error.value) and '\n' not in str(error.value)
+
+
+def test_every_field_keeps_its_default_through_its_own_text():
+    for name in FIELDS:
+        default = value_of(Config(), name)
+        text = ','.join(default) if isinstance(default, tuple) else str(default)
+        assert value_of(config.override(Config(), {name: text}), name) == default
+
+
+def test_values_that_are_no_text_are_checked_too():
+    assert config.override(Config(), {'model.dropout_rate': 0}).model.dropout_rate == 0.0
+    assert isinstance(config.override(Config(), {'optimizer.clip_norm': 5}).optimizer.clip_norm, float)
+    assert config.override(Config(), {'data.path': ['a', 'b']}).data.path == ('a', 'b')
+    bad = {
+        'model.num_heads': 2.5,
+        'model.scan_layers': 1,
+        'train.seed': True,
+        'model.num_kv_heads': '',
+        'data.path': [1],
+    }
+    for name, value in bad.items():
+        with pytest.raises(UserError, match=f'config.{name}'):
+            config.override(Config(), {name: value})
+
+
+@pytest.mark.parametrize(
+    'wrong, near',
+    [
+        ('model.nrom', 'model.norm'),
+        ('model.num_head', 'model.num_heads'),
+        ('optimizer.lr', 'optimizer.'),
+        ('training.num_steps', 'train.num_steps'),
+        ('norm', 'norm'),
+        ('model', 'model.'),
+        ('data.path.x', 'data.path'),
+    ],
+)
+def test_an_unknown_field_names_the_nearest(wrong, near):
+    with pytest.raises(UserError) as error:
+        config.override(Config(), {wrong: '1'})
+    message = str(error.value)
+    assert f'config.{wrong} is no field' in message and '\n' not in message
+    assert f"did you mean '{near}" in message or near not in FIELDS
+
+
+def test_an_unknown_field_in_a_tree_names_its_place_and_the_nearest():
+    for tree, place, near in [
+        ({'model': {'nrom': 'rmsnorm'}}, 'config.model.nrom', 'norm'),
+        ({'modle': {}}, 'config.modle', 'model'),
+    ]:
+        with pytest.raises(UserError, match=f"{place} is no field; did you mean '{near}'"):
+            config.from_dict(tree)
+
+
+def test_a_section_that_is_no_mapping_is_refused():
+    with pytest.raises(UserError, match=r'config\.model=3'):
+        config.from_dict({'model': 3})
+
+
+def test_the_config_dict_is_locked_and_holds_every_field():
+    tree = config.config_dict(Config())
+    assert isinstance(tree, ConfigDict) and tree.is_locked
+    assert list(tree) and set(tree) == set(SECTIONS)
+    with pytest.raises(AttributeError):
+        tree.model.nrom = 'rmsnorm'
+    with pytest.raises(TypeError):
+        tree.model.num_heads = 'four'
+
+
+@pytest.mark.parametrize(
+    'changes',
+    [
+        {},
+        {'model.norm': None, 'model.num_kv_heads': 2, 'model.final_norm': True, 'optimizer.clip_norm': None},
+        {'data.path': ('a', 'b'), 'train.num_epochs': 1.5, 'data.tfds_splits': ('train[:9%]', 'v', 't')},
+    ],
+)
+def test_a_config_survives_dicts_config_dicts_and_json(changes):
+    cfg = config.override(Config(), changes)
+    assert config.from_dict(config.to_dict(cfg)) == cfg
+    assert config.from_dict(config.config_dict(cfg)) == cfg
+    assert config.from_dict(json.loads(json.dumps(config.to_dict(cfg)))) == cfg
+    assert config.from_dict({}) == Config()
+
+
+def test_difference_names_exactly_what_differs():
+    cfg = config.override(Config(), {'model.norm': 'rmsnorm', 'train.seed': 3})
+    assert config.difference(Config(), cfg) == {'model.norm': ('layernorm', 'rmsnorm'), 'train.seed': (0, 3)}
+    assert config.difference(cfg, cfg) == {}
+
+
+# ------------------------------------------------------------------------------------------- config files
+def test_a_recipe_states_its_differences_by_size():
+    sizes = {'small': {'model.emb_dim': 64}, 'smoke': {'train.num_steps': 2, 'train.num_epochs': None}}
+    base = Config(train=config.Train(num_epochs=3.0))
+    assert config.from_dict(config.recipe(base, '', **sizes)) == base
+    assert config.from_dict(config.recipe(base, None, **sizes)) == base
+    small = config.from_dict(config.recipe(base, 'small', **sizes))
+    assert config.difference(base, small) == {'model.emb_dim': (256, 64)}
+    assert config.recipe(base, 'smoke', **sizes).is_locked
+    with pytest.raises(UserError, match="'smal' is unknown; did you mean 'small'"):
+        config.recipe(base, 'smal', **sizes)
+    with pytest.raises(UserError, match=r'model\.emb_dm is no field'):
+        config.recipe(base, 'small', small={'model.emb_dm': 64})
+
+
+RECIPE = """
+from tformer.config import Config, Model, recipe
+
+
+def get_config(size=''):
+    return recipe(Config(model=Model(emb_dim=64)), size, small={'model.emb_dim': 16})
+"""
+
+
+def test_load_reads_a_file_its_argument_and_overrides(tmp_path):
+    file = tmp_path / 'mine.py'
+    file.write_text(RECIPE)
+    assert config.load(str(file)).model.emb_dim == 64
+    assert config.load(f'{file}:small').model.emb_dim == 16
+    assert config.load(f'{file}:small', {'model.emb_dim': '8'}).model.emb_dim == 8
+    with pytest.raises(UserError, match='valid'):
+        config.load(f'{file}:huge')
+
+
+def test_load_of_what_is_no_config_file_is_one_line(tmp_path):
+    (tmp_path / 'mine.py').write_text(RECIPE)
+    (tmp_path / 'empty.py').write_text('')
+    (tmp_path / 'broken.py').write_text('def get_config(:\n')
+    expected = {
+        'mien.py': "no file .*mien.py; did you mean '.*mine.py'",
+        'no/such/place.py': 'no file',
+        'empty.py': 'defines no get_config',
+        'broken.py': 'broken.py:1: ',
+        '.': 'no file',
+    }
+    for name, message in expected.items():
+        with pytest.raises(UserError, match=message) as error:
+            config.load(str(tmp_path / name))
+        assert '\n' not in str(error.value)
+
+
+# -------------------------------------------------------------------------------------------------- checks
+STEPS = {'train.num_steps': 10}
+PAIR = {**STEPS, 'model.family': 'encoder_decoder', 'train.objective': 'seq2seq'}
+
+BAD = [  # overrides that do not fit together, and what the message must name
+    ({'model.num_heads': 3, 'model.emb_dim': 16}, ('model.num_heads=3', 'model.emb_dim=16', 'nearest that does: 2')),
+    ({'model.num_heads': 4, 'model.num_kv_heads': 3}, ('model.num_kv_heads=3', 'model.num_heads=4', 'does: 2')),
+    ({'model.num_heads': 4, 'model.num_kv_heads': 8}, ('model.num_kv_heads=8', 'nearest that does: 4')),
+    ({'model.position': 'rope', 'model.head_dim': 5}, ('rope', '5', 'even')),
+    ({'model.position': 'rope', 'model.emb_dim': 12, 'model.num_heads': 4}, ('rope', '3', 'even')),
+    ({'model.emb_dim': 15, 'model.num_heads': 3}, ('sinusoidal', 'even', '15')),
+    ({'model.emb_dim': 0}, ('model.emb_dim=0',)),
+    ({'model.mlp_dim': -1}, ('model.mlp_dim=-1',)),
+    ({'model.num_heads': 0}, ('model.num_heads=0',)),
+    ({'model.num_kv_heads': 0}, ('model.num_kv_heads=0',)),
+    ({'model.head_dim': 0}, ('model.head_dim=0',)),
+    ({'model.vocab_size': 0}, ('model.vocab_size=0',)),
+    ({'model.num_decoder_layers': 0}, ('model.num_decoder_layers=0',)),
+    ({'model.dropout_rate': 1.0}, ('model.dropout_rate=1.0', '[0, 1)')),
+    ({'model.dropout_rate': float('nan')}, ('model.dropout_rate=nan', '[0, 1)')),
+    ({'model.attention_dropout_rate': -0.1}, ('model.attention_dropout_rate=-0.1', '[0, 1)')),
+    ({'model.activation_dropout_rate': 1.5}, ('model.activation_dropout_rate=1.5', '[0, 1)')),
+    ({'model.tied_embeddings': 'inputs'}, ('tied_embeddings=inputs', 'decoder')),
+    (
+        {**PAIR, 'model.tied_embeddings': 'all', 'model.vocab_size': 9, 'model.encoder_vocab_size': 8},
+        ('tied_embeddings=all', '8', '9', 'output'),
+    ),
+    (
+        {**PAIR, 'model.tied_embeddings': 'inputs', 'model.vocab_size': 9, 'model.encoder_vocab_size': 8},
+        ('tied_embeddings=inputs', 'vocabularies differ'),
+    ),
+    ({'train.objective': 'seq2seq'}, ('train.objective=seq2seq', 'encoder_decoder', 'not decoder')),
+    ({'train.objective': 'masked_lm'}, ('train.objective=masked_lm', 'encoder', 'not decoder')),
+    ({'train.objective': 'classification'}, ('train.objective=classification', 'encoder')),
+    ({'model.family': 'encoder'}, ('train.objective=causal_lm', 'decoder', 'not encoder')),
+    ({'train.num_steps': None}, ('train.num_steps=None', 'train.num_epochs=None', 'exactly one')),
+    ({'train.num_epochs': 1.0}, ('train.num_steps=10', 'train.num_epochs=1.0', 'exactly one')),
+    ({'train.num_steps': 0}, ('train.num_steps=0',)),
+    ({'train.num_steps': None, 'train.num_epochs': -1.0}, ('train.num_epochs=-1.0',)),
+    ({'train.batch_size': 0}, ('train.batch_size=0',)),
+    ({'train.batch_size': 8, 'train.microbatches': 3}, ('train.microbatches=3', 'train.batch_size=8', 'does: 2')),
+    ({'train.microbatches': 0}, ('train.microbatches=0',)),
+    ({'train.label_smoothing': 1.0}, ('train.label_smoothing=1.0', '[0, 1)')),
+    ({'train.patience': 0}, ('train.patience=0',)),
+    ({'train.eval_every': 0}, ('train.eval_every=0',)),
+    ({'train.checkpoint_every': 0}, ('train.checkpoint_every=0',)),
+    ({'train.eval_batches': 0}, ('train.eval_batches=0',)),
+    ({'data.length': 513}, ('data.length=513', 'model.max_len=512')),
+    ({'data.length': 2}, ('data.length=2', '3')),
+    ({**PAIR, 'data.encoder_length': 513}, ('data.encoder_length=513', 'model.max_len=512')),
+    ({**PAIR, 'decode.max_len': 513}, ('decode.max_len=513', 'model.max_len=512')),
+    ({'data.mask_rate': 0.0}, ('data.mask_rate=0.0',)),
+    ({'data.num_buckets': 0}, ('data.num_buckets=0',)),
+    ({'data.overlong': 'cut'}, ('data.overlong', 'drop', 'truncate')),
+    ({'data.split_by': 'letter'}, ('data.split_by', 'word', 'family')),
+    ({'data.tfds_splits': ('train',)}, ('data.tfds_splits', 'three')),
+    ({'optimizer.learning_rate': 0.0}, ('optimizer.learning_rate=0.0',)),
+    ({'optimizer.learning_rate': float('nan')}, ('optimizer.learning_rate=nan',)),
+    ({'optimizer.warmup_steps': -1}, ('optimizer.warmup_steps=-1',)),
+    ({'decode.beam_size': 0}, ('decode.beam_size=0',)),
+    ({'decode.temperature': 0.0}, ('decode.temperature=0.0', 'greedy')),
+    ({'mesh.data': -1, 'mesh.tensor': -1}, ('mesh', '-1')),
+    ({'mesh.fsdp': 0}, ('mesh', "'fsdp': 0")),
+]
+
+
+@pytest.mark.parametrize(
+    'changes, fragments', BAD, ids=['-'.join(f'{k}={v}' for k, v in bad.items()) for bad, _ in BAD]
+)
+def test_fields_that_do_not_fit_are_one_line_that_names_them(changes, fragments):
+    with pytest.raises(UserError) as error:
+        config.check(config.override(Config(), {**STEPS, **changes}))
+    assert '\n' not in str(error.value)
+    for fragment in fragments:
+        assert fragment in str(error.value)
+
+
+@pytest.mark.parametrize(
+    'changes',
+    [
+        STEPS,
+        {'train.num_epochs': 0.5},
+        {**STEPS, 'model.num_heads': 3, 'model.emb_dim': 16, 'model.head_dim': 8},
+        {**STEPS, 'model.num_heads': 4, 'model.num_kv_heads': 1},
+        {**STEPS, 'data.length': 512},
+        {**PAIR, 'model.tied_embeddings': 'output', 'model.vocab_size': 9, 'model.encoder_vocab_size': 8},
+        {**PAIR, 'model.tied_embeddings': 'inputs'},
+        {**STEPS, 'mesh.data': 2, 'mesh.tensor': -1},
+        {**STEPS, 'model.family': 'encoder', 'train.objective': 'masked_lm'},
+        {**STEPS, 'model.family': 'encoder', 'train.objective': 'classification'},
+    ],
+)
+def test_fields_that_fit_pass(changes):
+    choices.validate(config.override(Config(), changes))
+
+
+# ------------------------------------------------------------------------------------------------- choices
+@pytest.mark.parametrize('field', choices.TABLES)
+def test_an_unknown_key_of_any_table_names_the_field_and_the_nearest_key(field):
+    table = list(choices.TABLES[field])
+    known = next(key for key in table if isinstance(key, str))
+    wrong = known + 'x'
+    many = isinstance(value_of(Config(), field), tuple)
+    cfg = config.override(Config(), {**STEPS, field: (wrong,) if many else wrong})
+    with pytest.raises(UserError) as error:
+        choices.validate(cfg)
+    message = str(error.value)
+    assert message.startswith(f'{field}={wrong!r} is unknown; did you mean {known!r}?') and '\n' not in message
+    assert all(repr(key) in message for key in table)
+
+
+@pytest.mark.parametrize('field', choices.TABLES)
+def test_none_is_refused_where_the_table_has_no_none(field):
+    if None in choices.TABLES[field] or isinstance(value_of(Config(), field), tuple):
+        return
+    section, name = field.split('.')
+    cfg = config.override(Config(), STEPS)
+    cfg = dataclasses.replace(cfg, **{section: dataclasses.replace(getattr(cfg, section), **{name: None})})
+    with pytest.raises(UserError, match=f'{field}=None is unknown'):
+        choices.validate(cfg)
+
+
+def test_every_table_belongs_to_a_field_and_holds_its_default():
+    for field, table in choices.TABLES.items():
+        default = value_of(Config(), field)
+        assert all(key in list(table) for key in (default if isinstance(default, tuple) else (default,)))
+
+
+# ------------------------------------------------------------------------------------------------- resolve
+@pytest.mark.parametrize('changes', [{'train.num_epochs': 2.5}, {**PAIR, 'model.tied_embeddings': 'output'}])
+def test_resolve_fills_every_derived_none_and_is_idempotent(changes):
+    cfg = config.override(Config(), changes)
+    once = config.resolve(cfg, **SIZES)
+    assert config.resolve(once, **SIZES) == once
+    assert all(getattr(once.model, name) is not None for name in ('vocab_size', 'encoder_vocab_size', 'num_classes'))
+    assert (once.model.num_kv_heads, once.model.head_dim, once.model.final_norm) == (4, 64, True)
+    assert once.train.num_steps == (10 if 'train.num_steps' in changes else round(2.5 * 7))
+    assert once.train.eval_every == once.train.checkpoint_every == once.train.num_steps
+    assert once.train.num_epochs is None and once.data.encoder_length == once.data.length
+    derived_none = {'model.num_kv_heads', 'model.head_dim', 'model.final_norm', 'model.vocab_size', 'train.num_steps'}
+    left = {name for name in FIELDS if value_of(once, name) is None and value_of(Config(), name) is None}
+    assert not left & derived_none
+    assert config.resolve_model(once.model) == once.model
+
+
+def test_resolve_keeps_what_is_set():
+    changes = {
+        'model.vocab_size': 64,
+        'model.num_kv_heads': 2,
+        'model.head_dim': 8,
+        'model.final_norm': False,
+        'train.num_steps': 9,
+        'train.eval_every': 4,
+        'train.checkpoint_every': 2,
+        'data.encoder_length': 5,
+    }
+    cfg = config.resolve(config.override(Config(), changes), **SIZES)
+    assert {name: value_of(cfg, name) for name in changes} == changes
+
+
+def test_the_final_norm_follows_the_placement():
+    for placement, expected in (('pre', True), ('post', False)):
+        cfg = config.override(Config(), {**STEPS, 'model.norm_placement': placement})
+        assert config.resolve(cfg, **SIZES).model.final_norm is expected
+
+
+def test_resolve_refuses_a_vocabulary_smaller_than_the_tokenizer():
+    with pytest.raises(UserError, match=r'model\.vocab_size=39 is smaller than the tokenizer, which has 40'):
+        config.resolve(config.override(Config(), {**STEPS, 'model.vocab_size': 39}), **SIZES)
+
+
+def test_resolve_refuses_one_table_for_two_vocabularies():
+    with pytest.raises(UserError, match='vocabularies differ'):
+        config.resolve(config.override(Config(), {**PAIR, 'model.tied_embeddings': 'all'}), **SIZES)
