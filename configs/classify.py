@@ -24,7 +24,7 @@ MODEL = Model(
 SMALL = {'model.emb_dim': 128, 'model.mlp_dim': 512, 'model.num_encoder_layers': 2}
 SMOKE = {'model.emb_dim': 32, 'model.mlp_dim': 64, 'model.num_encoder_layers': 2, 'data.tokenizer_vocab_size': 400,
          'data.length': 32, 'train.num_epochs': None, 'train.num_steps': 2, 'train.batch_size': 8,
-         'train.eval_batches': 1}  # fmt: skip
+         'train.eval_batches': 1, 'evaluate.max_examples': 16}  # fmt: skip
 
 
 def get_config(size: str = '') -> ConfigDict:

@@ -31,7 +31,7 @@ def get_config(size: str = '') -> ConfigDict:
             source_tokenizer='char',
             length=32,
             encoder_length=32,
-            num_buckets=3,
+            num_buckets=5,
         ),
         optimizer=Optimizer(learning_rate=2e-3, schedule='cosine', warmup_steps=500),
         train=Train(
@@ -43,7 +43,7 @@ def get_config(size: str = '') -> ConfigDict:
             best_metric='valid/word_error_rate',
         ),
         decode=Decode(strategy='beam', beam_size=4, max_len=32, batch_size=256),
-        evaluate=Evaluate(metrics=('g2p',), while_training=True, max_examples=2000),
+        evaluate=Evaluate(metrics=('g2p',), examples_while_training=2000),
     )
     small = {'model.emb_dim': 128, 'model.mlp_dim': 512, 'model.num_encoder_layers': 2, 'model.num_decoder_layers': 2}
     return recipe(
@@ -60,7 +60,7 @@ def get_config(size: str = '') -> ConfigDict:
             'train.eval_every': 500,
             'train.label_smoothing': 0.0,
             'train.best_metric': 'valid/loss',
-            'evaluate.while_training': False,
+            'evaluate.examples_while_training': 0,
         },
         smoke={
             **small,
@@ -71,6 +71,7 @@ def get_config(size: str = '') -> ConfigDict:
             'train.batch_size': 16,
             'train.eval_batches': 1,
             'train.best_metric': 'valid/loss',
-            'evaluate.while_training': False,
+            'evaluate.examples_while_training': 0,
+            'evaluate.max_examples': 16,
         },
     )

@@ -1,7 +1,7 @@
 """A language model of the source text of the running interpreter's standard library, split by file.
 
-    tformer train --config=configs/lm_stdlib.py --workdir=runs/lm
-    tformer generate --workdir=runs/lm --config.decode.strategy=sample 'def '
+tformer train --config=configs/lm_stdlib.py --workdir=runs/lm
+tformer generate --workdir=runs/lm --config.decode.strategy=sample 'def '
 """
 
 from ml_collections import ConfigDict
@@ -47,5 +47,6 @@ def get_config(size: str = '') -> ConfigDict:
             'train.num_steps': 2,
             'train.batch_size': 8,
             'train.eval_batches': 1,
+            'evaluate.max_examples': 16,
         },
     )

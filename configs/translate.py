@@ -26,9 +26,7 @@ def get_config(size: str = '') -> ConfigDict:
         ),
         data=Data(tokenizer_vocab_size=4000, length=64, batch_tokens=4096, num_buckets=4),
         optimizer=Optimizer(learning_rate=2e-3, schedule='cosine', warmup_steps=400),
-        train=Train(
-            objective='seq2seq', num_epochs=15, batch_size=64, label_smoothing=0.1, eval_every=500
-        ),
+        train=Train(objective='seq2seq', num_epochs=15, batch_size=64, label_smoothing=0.1, eval_every=500),
         decode=Decode(strategy='beam', beam_size=4, length_penalty=0.6, max_len=96, batch_size=64),
         evaluate=Evaluate(metrics=('bleu', 'chrf')),
     )
@@ -49,5 +47,6 @@ def get_config(size: str = '') -> ConfigDict:
             'train.num_steps': 2,
             'train.batch_size': 8,
             'train.eval_batches': 1,
+            'evaluate.max_examples': 16,
         },
     )

@@ -5,7 +5,13 @@ import pathlib
 import tempfile
 
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
-os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} --xla_force_host_platform_device_count=8'
+os.environ['XLA_FLAGS'] = ' '.join(
+    [
+        os.environ.get('XLA_FLAGS', ''),
+        '--xla_force_host_platform_device_count=8',
+        '--xla_cpu_collective_call_terminate_timeout_seconds=600',  # eight devices share a few busy cores
+    ]
+)
 
 import jax
 
@@ -13,3 +19,4 @@ cache = pathlib.Path(tempfile.gettempdir()) / 'tformer-test-compilations'
 jax.config.update('jax_compilation_cache_dir', str(cache))
 jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)
 jax.config.update('jax_numpy_rank_promotion', 'raise')
+jax.config.update('jax_disable_most_optimizations', True)  # tests spend their time in compiling, not in running

@@ -13,7 +13,9 @@ flags.DEFINE_string('config', None, 'A config file, FILE[:argument].')
 flags.DEFINE_string('workdir', None, "The run's directory.")
 flags.DEFINE_string('split', 'test', 'evaluate: the split that is scored: train, valid or test.')
 flags.DEFINE_enum('checkpoint', 'best', ['best', 'latest'], 'Which checkpoint of the workdir.')
-flags.DEFINE_string('input', None, 'generate, attention: a file of texts, one a line; default: the arguments, or stdin.')
+flags.DEFINE_string(
+    'input', None, 'generate, attention: a file of texts, one a line; default: the arguments, or stdin.'
+)
 flags.DEFINE_integer('seed', 0, 'generate: of the sampling.')
 flags.DEFINE_integer('steps', 10, 'benchmark: timed steps.')
 
@@ -59,7 +61,7 @@ def needed(flag: str) -> str:
     """Returns a flag's value, or raises a `UserError` where it is not given."""
     if FLAGS[flag].value is None:
         raise errors.UserError(f'--{flag} is needed')
-    return FLAGS[flag].value
+    return str(FLAGS[flag].value)
 
 
 def train(arguments: list[str], overrides: dict[str, str]) -> None:

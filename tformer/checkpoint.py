@@ -16,30 +16,25 @@ from tformer.state import TrainState
 LOWER_IS_BETTER = ('loss', 'nll', 'perplexity', 'error_rate', 'bits_per_byte')
 
 
-def better(metric: str, value: float, best: float | None) -> bool:
-    """Returns whether `value` beats `best`; the metric's name says which direction is better."""
-    if best is None:
-        return True
-    return value < best if metric.endswith(LOWER_IS_BETTER) else value > best
+def merit(metric: str, value: float) -> float:
+    """Returns `value`, negated for a metric of which less is better: its name says so."""
+    return -value if metric.endswith(LOWER_IS_BETTER) else value
 
 
 class Checkpoints:
-    """The checkpoints of a workdir: the newest `keep_last` are kept, and the best."""
+    """The checkpoints of a workdir: the newest `keep_last` are kept, and the one of most merit."""
 
-    def __init__(self, workdir: pathlib.Path, *, metric: str = 'valid/loss', keep_last: int = 1):
-        sign = -1.0 if metric.endswith(LOWER_IS_BETTER) else 1.0
-        self._metric = metric
+    def __init__(self, workdir: pathlib.Path, keep_last: int = 1):
+        def merit_of(metrics: dict[str, float]) -> float:
+            return metrics['merit']
+
         kept = checkpoint_managers.AnyPreservationPolicy(
             [
                 checkpoint_managers.LatestN(keep_last),
-                checkpoint_managers.BestN(
-                    get_metric_fn=lambda metrics: sign * metrics[metric], n=1, keep_checkpoints_without_metrics=False
-                ),
+                checkpoint_managers.BestN(get_metric_fn=merit_of, n=1, keep_checkpoints_without_metrics=False),
             ]
         )
-        options = ocp.CheckpointManagerOptions(
-            preservation_policy=kept, best_fn=lambda metrics: sign * metrics[metric], cleanup_tmp_directories=True
-        )
+        options = ocp.CheckpointManagerOptions(preservation_policy=kept, best_fn=merit_of, cleanup_tmp_directories=True)
         handlers = {
             'params': ocp.StandardCheckpointHandler(),
             'opt_state': ocp.StandardCheckpointHandler(),
@@ -48,13 +43,13 @@ class Checkpoints:
         place = (workdir / 'checkpoints').absolute()
         self._manager = ocp.CheckpointManager(place, options=options, item_handlers=handlers)
 
-    def save(self, state: TrainState, run: dict[str, Any], score: float | None) -> None:
+    def save(self, state: TrainState, run: dict[str, Any], merit: float | None) -> None:
         """Starts writing `state` and the JSON-able `run`; returns once the arrays are copied off the devices.
 
         Args:
           state: what to save; its step names the checkpoint.
           run: what else a resumed run needs.
-          score: the value of the metric that decides the best; None where this step was not evaluated.
+          merit: what the best has most of; None where this step was not evaluated.
         """
         self._manager.save(
             int(state.step),
@@ -63,7 +58,7 @@ class Checkpoints:
                 opt_state=ocp.args.StandardSave(state.opt_state),
                 run=ocp.args.JsonSave(run),
             ),
-            metrics=None if score is None else {self._metric: score},
+            metrics=None if merit is None else {'merit': merit},
         )
 
     @property
@@ -72,7 +67,7 @@ class Checkpoints:
 
     @property
     def best(self) -> int | None:
-        """The step with the best score; without any score, the latest."""
+        """The step of most merit; where none was evaluated, the latest."""
         best = self._manager.best_step()
         return self.latest if best is None else best
 
@@ -105,9 +100,7 @@ class Checkpoints:
         metadata = self._manager.item_metadata(step).params
         sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), dict(metadata))
-        return self._manager.restore(
-            step, args=ocp.args.Composite(params=ocp.args.StandardRestore(target))
-        ).params
+        return self._manager.restore(step, args=ocp.args.Composite(params=ocp.args.StandardRestore(target))).params
 
     def close(self) -> None:
         """Waits until everything is on disk."""

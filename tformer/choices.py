@@ -1,5 +1,9 @@
 """Every table of choices by the config field that picks from it: what validation, the README and the tests go through."""
 
+import dataclasses
+import inspect
+import re
+import typing
 from collections.abc import Iterable
 from typing import Any
 
@@ -47,3 +51,15 @@ def validate(config: Config) -> None:
         for key in value if isinstance(value, tuple) else (value,):
             errors.choose(dict.fromkeys(table), key, field)
     config_lib.check(config)
+
+
+def ablation_table() -> str:
+    """Returns every field of the configuration as a Markdown table: default, keys, meaning (the field's comment)."""
+    lines = ['| field | default | keys | meaning |', '| --- | --- | --- | --- |']
+    for section, cls in typing.get_type_hints(Config).items():
+        comments = dict(re.findall(r'^    (\w+):.*?# (.*)$', inspect.getsource(cls), re.MULTILINE))
+        for field in dataclasses.fields(cls):
+            keys = ', '.join(f'`{key}`' for key in TABLES.get(f'{section}.{field.name}', ()))
+            meaning = comments.get(field.name, '').replace('|', '\\|')
+            lines.append(f'| `{section}.{field.name}` | `{field.default}` | {keys} | {meaning} |')
+    return '\n'.join(lines)

@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Iterable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar('T')
 
@@ -20,14 +20,14 @@ def nearest(word: object, options: Iterable[object]) -> str:
     return f'; valid: {", ".join(names)}' if len(names) <= 40 else ''
 
 
-def choose(table: Mapping[str, T], key: str | None, field: str) -> T:
+def choose(table: Mapping[Any, T], key: object, field: str) -> T:
     """Returns `table[key]`.
 
     Raises:
       UserError: naming `field`, the valid keys and the nearest one.
     """
     if key in table:
-        return table[key]  # type: ignore[index]
+        return table[key]
     valid = ', '.join(map(repr, table))
     close = difflib.get_close_matches(str(key), [str(name) for name in table], n=1, cutoff=0.5)
     hint = f'; did you mean {close[0]!r}?' if close else ''

@@ -30,7 +30,7 @@ def make_scorer(model: nn.Module, objective: Objective, mesh: Mesh) -> Scorer:
 
     @jax.jit
     def step(params: Any, batch: Mapping[str, jax.Array]) -> tuple[Any, jax.Array | None]:
-        logits = model.apply({'params': params}, batch, Rates(), method=objective.method)
+        logits: Any = model.apply({'params': params}, batch, Rates(), method=objective.method)
         return objective.scores(logits, batch, None), logits.argmax(-1) if 'labels' in batch else None
 
     def score(params: Any, batches: Batches, limit: int | None, tokenizers: Tokenizers) -> dict[str, float]:
@@ -84,9 +84,7 @@ def error_rate(
     edits = length = 0
     for prediction, options in zip(predictions, references, strict=True):
         symbols = split(prediction)
-        distances = [
-            (Levenshtein.distance(symbols, split(option)), len(split(option))) for option in options
-        ]
+        distances = [(Levenshtein.distance(symbols, split(option)), len(split(option))) for option in options]
         nearest = min(distances, key=lambda pair: (pair[0] / max(pair[1], 1), -pair[1]))
         edits, length = edits + nearest[0], length + nearest[1]
     return edits / max(length, 1)

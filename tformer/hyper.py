@@ -9,8 +9,7 @@ from tformer.layers.dropout import Rate, Rates
 Scalar = float | int | jax.Array
 
 
-@flax.struct.dataclass
-class Hyper:
+class Hyper(flax.struct.PyTreeNode):
     """Scalars, traced or not. A field that is None is off, and leaves no trace in the program."""
 
     seed: Scalar

@@ -14,7 +14,9 @@ import numpy as np
 MAX_PERPLEXITY = 1e9
 
 
-def add(totals: dict[str, tuple[float, float]], scores: Mapping[str, tuple[Any, Any]]) -> dict[str, tuple[float, float]]:
+def add(
+    totals: dict[str, tuple[float, float]], scores: Mapping[str, tuple[Any, Any]]
+) -> dict[str, tuple[float, float]]:
     """Returns the (sum, weight) pairs of both, added up in float64."""
     merged = dict(totals)
     for name, (value, weight) in scores.items():

@@ -80,7 +80,7 @@ def train(config: Config, directory: str) -> dict[str, float]:
     try:
         sources.load(config.data, config.train.objective, split)
     except UserError as error:
-        print(f'no test split, scored on valid: {error}')
+        print(f'scored on valid, for there is no test split: {error}')
         split = 'valid'
     return evaluate(load(directory), split, parameters=trained.num_parameters)
 
@@ -89,19 +89,22 @@ def evaluate(run: Run, split: str, **facts: float) -> dict[str, float]:
     """Scores a run on a split, prints the numbers and samples, and adds them to the workdir's result.json."""
     config = run.config
     mesh = sharding.make_mesh(config.mesh)
-    batches = pipeline.Batches(config, run.tokenizers, split, training=False, multiple_of=sharding.batch_ways(mesh))
+    records = sources.load(config.data, config.train.objective, split)
+    records = [records[i] for i in range(min(len(records), config.evaluate.max_examples or len(records)))]
+    ways = sharding.batch_ways(mesh)
+    batches = pipeline.Batches(config, run.tokenizers, split, training=False, multiple_of=ways, records=records)
     with jax.set_mesh(mesh), nn.logical_axis_rules(sharding.RULES[config.mesh.rules]):
         params = jax.device_put(run.params, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
         score = evaluate_lib.make_scorer(run.model, OBJECTIVES[config.train.objective], mesh)
         found = score(params, batches, None, run.tokenizers)
         if config.evaluate.metrics:
-            found |= generated_scores(config, params, run.tokenizers, batches.records)
-    print(f'{run.home} step {run.step}, {split}: {len(batches.records):,} records')
+            found |= generated_scores(config, params, run.tokenizers, records)
+    print(f'{run.home} step {run.step}, {split}: {len(records):,} records')
     print(metrics.table(found.items()))
     for name in config.evaluate.metrics:
         if signature := evaluate_lib.signature(name):
             print(f'  {name} signature: {signature}')
-    for line in samples(run, batches.records):
+    for line in samples(run, records):
         print(line)
     file = run.home / 'result.json'
     results = json.loads(file.read_text()) if file.is_file() else {}
@@ -185,7 +188,8 @@ def attention(run: Run, texts: Sequence[str]) -> pathlib.Path:
         for name, tokens in batch.items()
     }
     file = run.home / 'attention.html'
-    file.write_text(attention_maps.page(title, attention_maps.panels(maps, names)), encoding='utf-8')
+    panels = attention_maps.panels(maps, 0, names['inputs'], names.get('encoder_inputs'))
+    file.write_text(attention_maps.page(title, panels), encoding='utf-8')
     return file
 
 

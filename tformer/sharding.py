@@ -44,18 +44,19 @@ RULES: dict[str, Rules] = {
 
 
 def make_mesh(config: config_lib.Mesh, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """Returns the mesh of `config` over `devices` (default: all).
+    """Returns the mesh of `config` over `devices` (default: all); sizes without a -1 may take the first few of them.
 
     Raises:
-      UserError: the sizes do not multiply to the number of devices.
+      UserError: more devices are asked for than there are, or a -1 cannot take all that are left.
     """
     devices = jax.devices() if devices is None else devices
     sizes = [getattr(config, axis) for axis in AXES]
     known = int(np.prod([size for size in sizes if size != -1]))
-    sizes = [len(devices) // known if size == -1 else size for size in sizes]
-    if int(np.prod(sizes)) != len(devices):
+    if known > len(devices) or (-1 in sizes and len(devices) % known):
         asked = ', '.join(f'mesh.{axis}={getattr(config, axis)}' for axis in AXES)
-        raise errors.UserError(f'{asked} do not multiply to the {len(devices)} devices there are')
+        raise errors.UserError(f'{asked} do not fit the {len(devices)} devices there are')
+    sizes = [len(devices) // known if size == -1 else size for size in sizes]
+    devices = devices[: int(np.prod(sizes))]
     axis_types = (jax.sharding.AxisType.Auto,) * len(AXES)
     return jax.make_mesh(tuple(sizes), AXES, axis_types=axis_types, devices=devices)
 

@@ -14,8 +14,7 @@ from tformer.objectives import Objective
 from tformer.sharding import Rules, tree_shardings, unboxed
 
 
-@flax.struct.dataclass
-class TrainState:
+class TrainState(flax.struct.PyTreeNode):
     """Attributes:
     step: updates made so far, int32.
     params: the model's parameters.

@@ -39,7 +39,7 @@ def make_train_step(
 
     def loss_sum(params: Any, batch: Batch, hyper: Hyper, key: jax.Array) -> tuple[jax.Array, Scores]:
         rngs = {'dropout': key} if jax.tree.leaves(hyper.rates) else {}
-        logits = model.apply({'params': params}, batch, hyper.rates, rngs=rngs, method=objective.method)
+        logits: Any = model.apply({'params': params}, batch, hyper.rates, rngs=rngs, method=objective.method)
         scores = objective.scores(logits, batch, hyper.label_smoothing)
         return scores['loss'][0], scores
 
@@ -74,7 +74,7 @@ def make_train_step(
             emb_dim=config.model.emb_dim,
         )
         params = optimizers.descend(state.params, direction, rate, hyper.weight_decay)
-        numbers = {'scores': scores, 'grad_norm': optax.global_norm(grads), 'learning_rate': rate}
+        numbers = {'scores': scores, 'grad_norm': optax.tree.norm(grads), 'learning_rate': rate}
         return TrainState(state.step + 1, params, opt_state), numbers
 
     return step
@@ -98,7 +98,7 @@ def train(config: Config, directory: str | pathlib.Path, generated: evaluate.Gen
       config: a run.
       directory: the workdir, made where it does not exist.
       generated: scores of generated text, called as (params, records) at evaluations where
-        config.evaluate.while_training says so.
+        config.evaluate.examples_while_training says so.
 
     Raises:
       UserError: anything in the config, the data or the workdir that is the user's to mend.
@@ -130,7 +130,7 @@ def train(config: Config, directory: str | pathlib.Path, generated: evaluate.Gen
             make_train_step(model, objective, optimizer, config), donate_argnums=0, out_shardings=(shardings, None)
         )
         score = evaluate.make_scorer(model, objective, mesh)
-        saved = checkpoint.Checkpoints(home, metric=config.train.best_metric, keep_last=config.train.keep_last)
+        saved = checkpoint.Checkpoints(home, config.train.keep_last)
         best, best_at, stale = None, 0, 0
         if saved.latest is not None:
             state, run = saved.restore(state, shardings)
@@ -166,16 +166,18 @@ def train(config: Config, directory: str | pathlib.Path, generated: evaluate.Gen
                 progress.update(number, shown)
                 pending, tokens_seen, since = [], 0, time.monotonic()
 
-            value = None
+            merit = None
             if number % every == 0 or number == num_steps:
                 paused = time.monotonic()
                 found = score(state.params, valid, config.train.eval_batches, tokens)
-                if config.evaluate.while_training and generated is not None:
-                    found |= generated(config, state.params, tokens, valid.records[: config.evaluate.max_examples])
+                if config.evaluate.examples_while_training and generated is not None:
+                    shown_records = [valid.records[i] for i in range(config.evaluate.examples_while_training)]
+                    found |= generated(config, state.params, tokens, shown_records)
                 found = {f'valid/{name}': average for name, average in found.items()}
-                value = choose(found, config.train.best_metric, 'train.best_metric')
-                if checkpoint.better(config.train.best_metric, value, best):
-                    best, best_at, stale = value, number, 0
+                metric = config.train.best_metric
+                merit = checkpoint.merit(metric, choose(found, metric, 'train.best_metric'))
+                if best is None or merit > best:
+                    best, best_at, stale = merit, number, 0
                 else:
                     stale += 1
                 writer.write(number, found)
@@ -183,15 +185,16 @@ def train(config: Config, directory: str | pathlib.Path, generated: evaluate.Gen
                 stop = config.train.patience is not None and stale >= config.train.patience
                 since += time.monotonic() - paused
 
-            if number % config.train.checkpoint_every == 0 or value is not None or stop:
-                saved.save(state, {'best': best, 'best_at': best_at, 'stale': stale}, value)
+            if number % config.train.checkpoint_every == 0 or merit is not None or stop:
+                saved.save(state, {'best': best, 'best_at': best_at, 'stale': stale}, merit)
 
     # ------------------------------------------------------------------------------------------------- end
     end = int(state.step)
     if stop:
         progress.say(f'stopped at step {end}: {stale} evaluations without a better {config.train.best_metric}')
     best_at = saved.best or end
-    saved.close(), writer.close(), progress.close()
+    for closed in (saved, writer, progress):
+        closed.close()
     return Trained(config, tokens, end, best_at, num_parameters)
 
 

@@ -40,9 +40,13 @@ def save_config(workdir: pathlib.Path, config: Config) -> None:
     file = workdir / 'config.json'
     if file.is_file():
         differing = config_lib.difference(load_config(workdir), config)
-        changed = [f'{k} ({old!r} there, {new!r} here)' for k, (old, new) in differing.items() if not k.startswith(FREE)]
+        changed = [
+            f'{k} ({old!r} there, {new!r} here)' for k, (old, new) in differing.items() if not k.startswith(FREE)
+        ]
         if changed:
-            raise UserError(f'{workdir} is of another config: {", ".join(changed)}; use a fresh --workdir, or its values')
+            raise UserError(
+                f'{workdir} is of another config: {", ".join(changed)}; use a fresh --workdir, or its values'
+            )
     partial = file.with_suffix('.tmp')
     partial.write_text(json.dumps(config_lib.to_dict(config), indent=2) + '\n')
     partial.replace(file)

@@ -114,7 +114,9 @@ def _check_run(config: Config) -> None:
     _require(optimizer.learning_rate > 0, f'optimizer.learning_rate={optimizer.learning_rate} must be positive')
     _require(optimizer.warmup_steps >= 0, f'optimizer.warmup_steps={optimizer.warmup_steps} must not be negative')
     _require(decode.beam_size > 0, f'decode.beam_size={decode.beam_size} must be positive')
-    _require(decode.temperature > 0, f'decode.temperature={decode.temperature} must be positive (greedy: decode.strategy)')
+    _require(
+        decode.temperature > 0, f'decode.temperature={decode.temperature} must be positive (greedy: decode.strategy)'
+    )
     axes = dataclasses.asdict(config.mesh)
     axes.pop('rules')
     _require(

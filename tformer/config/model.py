@@ -20,7 +20,9 @@ class Model:
     max_len: int = 512  # longest sequence, in tokens, either side
 
     # Embeddings
-    tied_embeddings: str | None = 'all'  # which share one table: all, inputs (encoder, decoder), output (decoder, output)
+    tied_embeddings: str | None = (
+        'all'  # which share one table: all, inputs (encoder, decoder), output (decoder, output)
+    )
     embedding_scale: str | None = 'sqrt_dim'  # sqrt_dim: times sqrt(emb_dim) at the input (Vaswani et al. 2017, 3.4)
     position: str | None = 'sinusoidal'
     rope_theta: float = 10_000.0  # base of the rotary frequencies

@@ -90,8 +90,8 @@ class Decode:
 @dataclasses.dataclass(frozen=True)
 class Evaluate:
     metrics: tuple[str, ...] = ()  # of generated text: keys of tformer.evaluate.METRICS
-    max_examples: int | None = None  # generated from while training; None: all (the final evaluation takes all)
-    while_training: bool = False  # generate at every evaluation, not only at the end
+    max_examples: int | None = None  # of the split, its first ones; None: all
+    examples_while_training: int = 0  # of the valid split, generated from at every evaluation
     samples: int = 10  # generated and printed at the end
 
 

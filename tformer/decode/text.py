@@ -29,7 +29,8 @@ def make_text_generator(model: nn.Module, config: Config, tokenizers: Tokenizers
         raise UserError('model.family=encoder does not generate text; valid: decoder, encoder_decoder')
     decode, paired = config.decode, config.model.family == 'encoder_decoder'
     generate = make_generate(model, decode, eos=EOS, banned=BANNED)
-    longest = (config.data.encoder_length or config.data.length) if paired else config.model.max_len + 1 - decode.max_len
+    room = config.model.max_len + 1 - decode.max_len
+    longest = (config.data.encoder_length or config.data.length) if paired else room
     if longest < 1:
         raise UserError(
             f'decode.max_len={decode.max_len} leaves no room for a prompt in model.max_len={config.model.max_len}'
@@ -70,10 +71,10 @@ def _batch(inputs: Sequence[Sequence[int]], rows: int, longest: int, paired: boo
         positions[row, where] = np.arange(len(sequence))
     if not paired:
         return {'inputs': tokens, 'positions': positions}
-    start = np.full((rows, 1), BOS, np.int32)
+    used = np.arange(rows)[:, None] < len(inputs)
     return {
-        'inputs': start,
-        'positions': np.zeros_like(start),
+        'inputs': np.where(used, BOS, PAD).astype(np.int32),
+        'positions': np.where(used, 0, -1).astype(np.int32),
         'encoder_inputs': tokens,
         'encoder_positions': positions,
     }

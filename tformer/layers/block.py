@@ -18,8 +18,7 @@ from tformer.sharding import constrain
 Sublayer = Callable[[jax.Array], jax.Array]
 
 
-@flax.struct.dataclass
-class Side:
+class Side(flax.struct.PyTreeNode):
     """What every layer of a stack reads besides its own activations; built once per call."""
 
     mask_BTS: jax.Array
@@ -71,12 +70,17 @@ class Block(nn.Module):
             nonlocal own
             k, v = self.attention.keys_values(h_BTD, side.angles)
             if own is not None:
+                assert side.index is not None
                 own = own.extend(k, v, side.index)
                 k, v = own.k, own.v
             return drop(self.attention(h_BTD, k, v, side.mask_BTS, side.angles, rates.attention))
 
         def attend_encoder(h_BTD: jax.Array) -> jax.Array:
-            kv = self.cross_keys_values(None, side.encoded_BSD)[1] if cross is None else cross
+            kv = cross
+            if kv is None:
+                assert side.encoded_BSD is not None
+                kv = self.cross_keys_values(None, side.encoded_BSD)[1]
+            assert side.cross_mask_BTS is not None
             return drop(self.cross_attention(h_BTD, kv.k, kv.v, side.cross_mask_BTS, None, rates.attention))
 
         def feed_forward(h_BTD: jax.Array) -> jax.Array:

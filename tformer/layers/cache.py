@@ -7,8 +7,7 @@ import jax.numpy as jnp
 from tformer.config import Model
 
 
-@flax.struct.dataclass
-class KeyValues:
+class KeyValues(flax.struct.PyTreeNode):
     """Keys and values of one layer `[B, K, S, H]`, or of a stack of them `[L, B, K, S, H]`."""
 
     k: jax.Array
@@ -21,8 +20,7 @@ class KeyValues:
         return KeyValues(k, v)
 
 
-@flax.struct.dataclass
-class Cache:
+class Cache(flax.struct.PyTreeNode):
     """What decoding carries from one call to the next.
 
     Attributes:

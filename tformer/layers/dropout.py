@@ -9,8 +9,7 @@ from tformer.config import Model
 Rate = float | jax.Array | None
 
 
-@flax.struct.dataclass
-class Rates:
+class Rates(flax.struct.PyTreeNode):
     """Dropout rates, scalars. None is off, and leaves no trace in the program."""
 
     residual: Rate = None

@@ -1,0 +1,188 @@
+"""Whole runs: every recipe from its config file to its result, killed runs, and what a user gets wrong."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+import toy_data
+from absl.testing import flagsaver
+
+from tformer import __main__ as command_line
+from tformer import checkpoint, config, errors, runs
+from tformer import train as train_lib
+
+ROOT = pathlib.Path(__file__).parent.parent
+RECIPES = sorted(path.stem for path in (ROOT / 'configs').glob('*.py'))
+DATA = {'masked_lm': toy_data.labelled, 'classify': toy_data.labelled, 'translate': toy_data.parallel}
+ENVIRONMENT = {**os.environ, 'XLA_FLAGS': '', 'JAX_PLATFORMS': 'cpu'}
+
+
+def overrides(recipe: str, place: pathlib.Path) -> dict[str, str]:
+    made = {'data.path': str(DATA[recipe](place / 'data'))} if recipe in DATA else {}
+    return {'mesh.data': '1', 'decode.max_len': '8', **made}
+
+
+def load(recipe: str, place: pathlib.Path, **more: str) -> config.Config:
+    changed = {**overrides(recipe, place), **{name.replace('__', '.'): value for name, value in more.items()}}
+    return config.load(f'{ROOT}/configs/{recipe}.py:smoke', changed)
+
+
+@pytest.mark.parametrize('recipe', RECIPES)
+def test_every_size_of_a_recipe_loads_and_fits_together(recipe: str) -> None:
+    for size in ('', ':small', ':smoke'):
+        loaded = config.load(f'{ROOT}/configs/{recipe}.py{size}')
+        config.check(loaded)
+        assert f'configs/{recipe}.py' in (ROOT / 'configs' / f'{recipe}.py').read_text().split('"""')[1]
+
+
+@pytest.mark.parametrize('recipe', RECIPES)
+def test_a_recipe_trains_evaluates_and_generates(recipe: str, tmp_path: pathlib.Path, capsys) -> None:
+    found = runs.train(load(recipe, tmp_path), str(tmp_path / 'run'))
+    assert np.isfinite(found['loss']) and found['loss'] > 0
+    results = json.loads((tmp_path / 'run' / 'result.json').read_text())
+    assert results['test']['loss'] == found['loss'] and results['test']['step'] == 2
+    run = runs.load(tmp_path / 'run')
+    if run.config.model.family == 'encoder':
+        with pytest.raises(errors.UserError, match='does not generate'):
+            runs.generate(run, ['text'])
+    else:
+        texts = runs.generate(run, ['the bird', 'a', ''])
+        assert len(texts) == 3 and runs.generate(run, ['the bird', 'a'])[1] == texts[1]
+    page = runs.attention(run, ['the bird']).read_text()
+    assert '<html' in page and 'http' not in page.replace('http://www.w3.org', '')
+    assert 'parameters' in runs.inspect(run.config)
+
+
+def test_a_masked_language_model_is_fine_tuned_with_its_tokenizer(tmp_path: pathlib.Path, capsys) -> None:
+    before = str(tmp_path / 'mlm')
+    train_lib.train(load('masked_lm', tmp_path), before)
+    tuned = train_lib.train(load('classify', tmp_path, train__init_from=before), tmp_path / 'tuned')
+    said = capsys.readouterr().out
+    assert 'fresh: class_head' in said and 'left: none' in said
+    assert tuned.tokenizers.target.fingerprint == runs.load(before).tokenizers.target.fingerprint
+    wrong = load('classify', tmp_path, train__init_from=before, model__mlp_dim='32')
+    with pytest.raises(errors.UserError, match='has shape'):
+        train_lib.train(wrong, tmp_path / 'wrong')
+
+
+def same(a: object, b: object) -> None:
+    jax.tree.map(lambda x, y: np.testing.assert_array_equal(np.asarray(x), np.asarray(y)), a, b)
+
+
+def numbers(workdir: pathlib.Path) -> list[dict[str, float]]:
+    rows = [json.loads(line) for line in (workdir / 'metrics.jsonl').read_text().splitlines()]
+    return [{k: v for k, v in row.items() if 'per_second' not in k} for row in rows]
+
+
+def test_an_interrupted_run_continues_bit_for_bit(tmp_path: pathlib.Path, monkeypatch) -> None:
+    wanted = load(
+        'translate', tmp_path, train__num_steps='6', train__eval_every='2', train__log_every='1',
+        model__dropout_rate='0.1', data__tokenizer='symbol',
+    )  # fmt: skip
+    whole = train_lib.train(wanted, tmp_path / 'whole')
+
+    real = train_lib.pipeline.iterate
+
+    def cut(batches, start, config):
+        for number, batch in enumerate(real(batches, start, config), start=start + 1):
+            if number == 5:
+                raise ConnectionError
+            yield batch
+
+    monkeypatch.setattr(train_lib.pipeline, 'iterate', cut)
+    with pytest.raises(ConnectionError):
+        train_lib.train(wanted, tmp_path / 'parts')
+    monkeypatch.setattr(train_lib.pipeline, 'iterate', real)
+    continued = train_lib.train(wanted, tmp_path / 'parts')
+    assert continued.step == whole.step == 6 and continued.best_step == whole.best_step
+    same(*(checkpoint.load_params(tmp_path / name, 'latest')[0] for name in ('whole', 'parts')))
+    assert numbers(tmp_path / 'whole') == numbers(tmp_path / 'parts')
+
+    again = train_lib.train(wanted, tmp_path / 'parts')  # nothing is left to do
+    assert again.step == 6
+    with pytest.raises(errors.UserError, match=r'of another config: optimizer.learning_rate \(0.002 there, 0.5 here\)'):
+        train_lib.train(config.override(wanted, {'optimizer.learning_rate': 0.5}), tmp_path / 'parts')
+
+
+def saved_steps(workdir: pathlib.Path) -> list[int]:
+    return [int(path.name) for path in workdir.glob('checkpoints/*') if path.name.isdigit()]
+
+
+def tformer(*arguments: object) -> list[str]:
+    return [sys.executable, '-m', 'tformer', *map(str, arguments)]
+
+
+def test_a_killed_process_resumes_by_itself(tmp_path: pathlib.Path) -> None:
+    data = toy_data.parallel(tmp_path / 'data')
+    command = tformer(
+        'train', f'--config={ROOT}/configs/translate.py:smoke', f'--config.data.path={data}',
+        f'--workdir={tmp_path}/run', '--config.train.num_steps=4000', '--config.train.checkpoint_every=5',
+        '--config.data.tokenizer=symbol', '--config.evaluate.samples=0',
+    )  # fmt: skip
+    first = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 300
+    while not saved_steps(tmp_path / 'run') and time.monotonic() < deadline:
+        time.sleep(0.1)
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    assert 0 < max(saved_steps(tmp_path / 'run')) < 4000
+    # Its length is part of the config: a shorter one is another run.
+    refused = subprocess.run([*command, '--config.train.num_steps=8'], env=ENVIRONMENT, capture_output=True, text=True)
+    assert refused.returncode == 2 and 'train.num_steps (4000 there, 8 here)' in refused.stderr
+    second = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
+    assert second.stdout is not None
+    assert 'resumed at step' in next(line for line in second.stdout if 'parameters' in line)
+    second.kill()
+    second.communicate()
+
+
+def mistakes(place: pathlib.Path) -> dict[str, tuple[list[str], str]]:
+    data = toy_data.parallel(place / 'data')
+    bad = toy_data.parallel(place / 'bad')
+    (bad / 'train.tsv').write_text('a\tb\nno tab here\n')
+    empty = toy_data.parallel(place / 'empty')
+    (empty / 'train.tsv').write_text('')
+    start = [f'--config={ROOT}/configs/translate.py:smoke', f'--workdir={place}/run']
+    good = [*start, f'--config.data.path={data}']
+    return {
+        'unknown command': (['trian'], "did you mean 'train'?"),
+        'no config': (['train', f'--workdir={place}/run'], '--config is needed'),
+        'missing config': (['train', f'--config={ROOT}/configs/translat.py'], 'translate.py'),
+        'unknown size': (['train', f'--config={ROOT}/configs/translate.py:huge', start[1]], 'smoke'),
+        'missing data': (['train', *start, f'--config.data.path={place}/dta'], f'{place}/dta'),
+        'missing file': (['train', *start, f'--config.data.path={data}/trian.tsv'], 'train.tsv'),
+        'empty file': (['train', *start, f'--config.data.path={empty}'], 'train.tsv'),
+        'malformed line': (['train', *start, f'--config.data.path={bad}'], 'train.tsv:2'),
+        'unknown field': (['train', *good, '--config.model.norn=rmsnorm'], 'model.norm'),
+        'unknown key': (['train', *good, '--config.model.norm=rmsnrom'], "'rmsnorm'"),
+        'wrong type': (['train', *good, '--config.model.emb_dim=wide'], 'model.emb_dim'),
+        'heads': (['train', *good, '--config.model.num_heads=3'], 'does not divide'),
+        'too long': (['train', *good, '--config.data.length=999'], 'model.max_len'),
+        'unknown flag': (['train', *good, '--wrkdir=x'], 'wrkdir'),
+        'no workdir': (['evaluate', f'--workdir={place}/nowhere'], 'nowhere'),
+    }
+
+
+def test_a_users_mistake_is_one_clear_line(tmp_path: pathlib.Path) -> None:
+    for name, (arguments, fragment) in mistakes(tmp_path).items():
+        with flagsaver.flagsaver(config=None, workdir=None), pytest.raises(errors.UserError) as caught:
+            command_line.main(['tformer', *arguments])
+        assert fragment in str(caught.value), (name, str(caught.value))
+        assert '\n' not in str(caught.value), name
+
+
+def test_a_users_mistake_exits_with_2_and_no_traceback(tmp_path: pathlib.Path) -> None:
+    done = subprocess.run(
+        tformer('train', f'--config={ROOT}/configs/translate.py:smoke', '--config.model.num_heads=3', '--workdir=x'),
+        env=ENVIRONMENT, capture_output=True, text=True, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 2 and done.stdout == ''
+    assert done.stderr.startswith('tformer: model.num_heads=3') and done.stderr.count('\n') == 1
+    assert not (tmp_path / 'x').exists()

@@ -1,0 +1,38 @@
+"""Small data sets that the tests make: parallel, labelled and running text, each with something to learn."""
+
+import pathlib
+import random
+
+WORDS = ['the', 'a', 'small', 'green', 'old', 'house', 'tree', 'river', 'bird', 'stone', 'sees', 'finds', 'loves', 'under', 'near', 'over', 'quick', 'slow']
+
+
+def sentences(count: int, seed: int, lengths: tuple[int, int] = (3, 9)) -> list[str]:
+    rng = random.Random(seed)
+    return [' '.join(rng.choices(WORDS, k=rng.randint(*lengths))) for _ in range(count)]
+
+
+def parallel(directory: pathlib.Path, train: int = 64) -> pathlib.Path:
+    """source<TAB>target, the target is the source's words backwards."""
+    for split, count, seed in (('train', train, 0), ('valid', 12, 1), ('test', 12, 2)):
+        rows = (f'{text}\t{" ".join(reversed(text.split()))}' for text in sentences(count, seed))
+        write(directory / f'{split}.tsv', rows)
+    return directory
+
+
+def labelled(directory: pathlib.Path, train: int = 64) -> pathlib.Path:
+    """label<TAB>text, the label says whether 'bird' occurs."""
+    for split, count, seed in (('train', train, 0), ('valid', 16, 1), ('test', 16, 2)):
+        write(directory / f'{split}.tsv', (f'{"bird" if "bird" in t else "none"}\t{t}' for t in sentences(count, seed)))
+    return directory
+
+
+def running(directory: pathlib.Path) -> pathlib.Path:
+    """Running text, one document a split."""
+    for split, count, seed in (('train', 200, 0), ('valid', 20, 1), ('test', 20, 2)):
+        write(directory / f'{split}.txt', sentences(count, seed))
+    return directory
+
+
+def write(file: pathlib.Path, lines: object) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text('\n'.join(lines) + '\n', encoding='utf-8')  # type: ignore[call-overload]

@@ -1,0 +1,133 @@
+"""Where a model looks: the attention probabilities of a batch, and a self-contained page that shows them.
+
+Shapes: L layers, B batch, N heads, T query length, S key length.
+"""
+
+import functools
+import html
+import json
+import math
+import pathlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import flax
+import jax
+import numpy as np
+from flax import linen as nn
+
+UNIT = 10_000  # weights stand in the page as whole numbers of 1 / UNIT
+STEPS = 24  # of the colour scale
+
+# name -> (stack, sub-layer, heading, what a row of the map is)
+MAPS = {
+    'encoder': ('encoder', 'attention', 'Encoder self-attention', 'each input token looks at all input tokens'),
+    'decoder': ('decoder', 'attention', 'Decoder self-attention', 'each output token looks at itself and those before'),
+    'cross': ('decoder', 'cross_attention', 'Cross-attention', 'each output token looks at the input tokens'),
+}
+
+
+class Panel(NamedTuple):
+    """The maps of one kind of attention for one input.
+
+    Attributes:
+      name: the heading.
+      note: one line below it.
+      weights_LNTS: rows sum to 1.
+      queries: T tokens.
+      keys: S tokens.
+    """
+
+    name: str
+    note: str
+    weights_LNTS: np.ndarray
+    queries: Sequence[str]
+    keys: Sequence[str]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _sown(model: nn.Module, variables: Any, batch: Mapping[str, jax.Array]) -> dict[str, Any]:
+    return model.apply(variables, batch, mutable=['intermediates'])[1]['intermediates']
+
+
+def attention_probabilities(model: nn.Module, variables: Any, batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Returns the probabilities of each attention that the family has, float32, by their keys in `MAPS`.
+
+    `encoder` [L, B, N, S, S], `decoder` [L, B, N, T, T], `cross` [L, B, N, T, S]. A padding key has weight 0; the row
+    of a query that sees nothing (padding) is uniform.
+    """
+    sown = flax.traverse_util.flatten_dict(_sown(model, variables, batch))
+    maps = {}
+    for name, (stack, sublayer, _, _) in MAPS.items():
+        found = sown.get((stack, 'stack', 'layers', sublayer, 'probabilities'))
+        if found is not None:
+            (probs_LBKGTS,) = found
+            L, B, K, G, T, S = probs_LBKGTS.shape
+            maps[name] = np.asarray(probs_LBKGTS.reshape(L, B, K * G, T, S))
+    return maps
+
+
+def panels(
+    maps: Mapping[str, np.ndarray],
+    row: int,
+    tokens: Sequence[str | None],
+    encoder_tokens: Sequence[str | None] | None = None,
+) -> list[Panel]:
+    """Returns the panels of example `row`.
+
+    Args:
+      maps: of `attention_probabilities`.
+      row: the example's place in the batch.
+      tokens: its `inputs` as text; None is padding, which is left out.
+      encoder_tokens: its `encoder_inputs` likewise, where the model has two stacks.
+    """
+    encoder_tokens = tokens if encoder_tokens is None else encoder_tokens
+    sides = {
+        'encoder': (encoder_tokens, encoder_tokens),
+        'decoder': (tokens, tokens),
+        'cross': (tokens, encoder_tokens),
+    }
+    made = []
+    for name, probs in maps.items():
+        queries, keys = ([(i, token) for i, token in enumerate(side) if token is not None] for side in sides[name])
+        weights = probs[:, row][:, :, [i for i, _ in queries]][:, :, :, [i for i, _ in keys]]
+        made.append(Panel(*MAPS[name][2:], weights, [token for _, token in queries], [token for _, token in keys]))
+    return made
+
+
+def page(title: str, panels: Iterable[Panel]) -> str:
+    """Returns one HTML page, all of it inline: for each panel the maps of the mean and all heads of a chosen layer."""
+    data = [
+        {
+            'name': panel.name,
+            'note': panel.note,
+            'queries': list(panel.queries),
+            'keys': list(panel.keys),
+            'weights': np.rint(np.asarray(panel.weights_LNTS, np.float64) * UNIT).astype(int).tolist(),
+        }
+        for panel in panels
+    ]
+    script = json.dumps(data, separators=(',', ':')).translate({ord(c): f'\\u{ord(c):04x}' for c in '<>&'})
+    parts = {'TITLE': html.escape(title), 'DATA': script, 'SCALE': _scale(), 'STEPS': str(STEPS), 'UNIT': str(UNIT)}
+    template = pathlib.Path(__file__).with_suffix('.html').read_text(encoding='utf-8')
+    return re.sub(r'\[\[([A-Z]+)\]\]', lambda match: parts[match[1]], template)
+
+
+def _scale() -> str:
+    """CSS of the colours: even steps of lightness in OKLCH (Ottosson 2020), so that neither hue vision nor colour is
+    needed to rank them; from paper to ink by day, from night to light in the dark."""
+
+    def colour(amount: float, dark: bool) -> str:
+        lightness = 0.25 + 0.70 * amount if dark else 0.965 - 0.69 * amount
+        chroma = 0.015 + 0.125 * math.sin(math.pi * min(amount * 0.8 + 0.1 * (amount > 0), 0.8))
+        hue = 285 - 190 * amount if dark else 100 + 185 * amount
+        return f'oklch({lightness:.3f} {chroma:.3f} {hue:.0f})'
+
+    def rules(dark: bool) -> str:
+        return ''.join(f'--c{i}:{colour(i / STEPS, dark)};' for i in range(STEPS + 1))
+
+    classes = ''.join(f'.c{i}{{fill:var(--c{i})}}' for i in range(STEPS + 1))
+    return (
+        f':root{{{rules(False)}}}\n@media screen and (prefers-color-scheme:dark){{:root{{{rules(True)}}}}}\n{classes}'
+    )
