@@ -29,8 +29,8 @@ def get_config(size: str = '') -> ConfigDict:
             source='stdlib', tokenizer='sentencepiece', tokenizer_model='bpe', tokenizer_vocab_size=4096,
             length=256, batching='pack',
         ),
-        optimizer=Optimizer(learning_rate=2e-3, schedule='cosine', warmup_steps=100, final_fraction=0.05, weight_decay=0.1),
-        train=Train(objective='causal_lm', num_steps=1500, batch_size=16, eval_every=250, best_metric='valid/loss'),
+        optimizer=Optimizer(learning_rate=2e-3, warmup_steps=100, final_fraction=0.05, weight_decay=0.1),
+        train=Train(objective='causal_lm', num_steps=1000, batch_size=16, eval_every=250, best_metric='valid/loss'),
         decode=Decode(strategy='sample', temperature=0.8, top_p=0.95, max_len=128),
     )  # fmt: skip
     return recipe(

@@ -15,31 +15,32 @@ import toy_data
 from absl.testing import flagsaver
 
 from tformer import __main__ as command_line
-from tformer import checkpoint, config, errors, runs
+from tformer import checkpoint, choices, config, errors, runs
 from tformer import train as train_lib
 
 ROOT = pathlib.Path(__file__).parent.parent
-RECIPES = sorted(path.stem for path in (ROOT / 'configs').glob('*.py'))
-DATA = {'masked_lm': toy_data.labelled, 'classify': toy_data.labelled, 'translate': toy_data.parallel}
+FILES = sorted(path.stem for path in (ROOT / 'configs').glob('*.py'))
+RECIPES = [f'{name}.py:smoke' for name in FILES] + ['classify.py:pretrain,smoke']
+DATA = {'classify': toy_data.labelled, 'translate': toy_data.parallel}
 ENVIRONMENT = {**os.environ, 'XLA_FLAGS': '', 'JAX_PLATFORMS': 'cpu'}
 
 
 def overrides(recipe: str, place: pathlib.Path) -> dict[str, str]:
-    made = {'data.path': str(DATA[recipe](place / 'data'))} if recipe in DATA else {}
+    name = recipe.split('.')[0]
+    made = {'data.path': str(DATA[name](place / 'data'))} if name in DATA else {}
     return {'mesh.data': '1', 'decode.max_len': '8', **made}
 
 
 def load(recipe: str, place: pathlib.Path, **more: str) -> config.Config:
     changed = {**overrides(recipe, place), **{name.replace('__', '.'): value for name, value in more.items()}}
-    return config.load(f'{ROOT}/configs/{recipe}.py:smoke', changed)
+    return config.load(f'{ROOT}/configs/{recipe}', changed)
 
 
-@pytest.mark.parametrize('recipe', RECIPES)
-def test_every_size_of_a_recipe_loads_and_fits_together(recipe: str) -> None:
+@pytest.mark.parametrize('file', FILES)
+def test_every_size_of_a_recipe_loads_and_fits_together(file: str) -> None:
     for size in ('', ':small', ':smoke'):
-        loaded = config.load(f'{ROOT}/configs/{recipe}.py{size}')
-        config.check(loaded)
-        assert f'configs/{recipe}.py' in (ROOT / 'configs' / f'{recipe}.py').read_text().split('"""')[1]
+        choices.validate(config.load(f'{ROOT}/configs/{file}.py{size}'))
+    assert f'--config=configs/{file}.py' in (ROOT / 'configs' / f'{file}.py').read_text().split('"""')[1]
 
 
 @pytest.mark.parametrize('recipe', RECIPES)
@@ -62,12 +63,12 @@ def test_a_recipe_trains_evaluates_and_generates(recipe: str, tmp_path: pathlib.
 
 def test_a_masked_language_model_is_fine_tuned_with_its_tokenizer(tmp_path: pathlib.Path, capsys) -> None:
     before = str(tmp_path / 'mlm')
-    train_lib.train(load('masked_lm', tmp_path), before)
-    tuned = train_lib.train(load('classify', tmp_path, train__init_from=before), tmp_path / 'tuned')
+    train_lib.train(load('classify.py:pretrain,smoke', tmp_path), before)
+    tuned = train_lib.train(load('classify.py:smoke', tmp_path, train__init_from=before), tmp_path / 'tuned')
     said = capsys.readouterr().out
     assert 'fresh: class_head' in said and 'left: none' in said
     assert tuned.tokenizers.target.fingerprint == runs.load(before).tokenizers.target.fingerprint
-    wrong = load('classify', tmp_path, train__init_from=before, model__mlp_dim='32')
+    wrong = load('classify.py:smoke', tmp_path, train__init_from=before, model__mlp_dim='32')
     with pytest.raises(errors.UserError, match='has shape'):
         train_lib.train(wrong, tmp_path / 'wrong')
 
@@ -83,7 +84,7 @@ def numbers(workdir: pathlib.Path) -> list[dict[str, float]]:
 
 def test_an_interrupted_run_continues_bit_for_bit(tmp_path: pathlib.Path, monkeypatch) -> None:
     wanted = load(
-        'translate', tmp_path, train__num_steps='6', train__eval_every='2', train__log_every='1',
+        'translate.py:smoke', tmp_path, train__num_steps='6', train__eval_every='2', train__log_every='1',
         model__dropout_rate='0.1', data__tokenizer='symbol',
     )  # fmt: skip
     whole = train_lib.train(wanted, tmp_path / 'whole')

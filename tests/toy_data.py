@@ -3,7 +3,7 @@
 import pathlib
 import random
 
-WORDS = ['the', 'a', 'small', 'green', 'old', 'house', 'tree', 'river', 'bird', 'stone', 'sees', 'finds', 'loves', 'under', 'near', 'over', 'quick', 'slow']
+WORDS = ('the', 'a', 'small', 'green', 'old', 'house', 'tree', 'river', 'bird', 'stone', 'sees', 'finds', 'loves')
 
 
 def sentences(count: int, seed: int, lengths: tuple[int, int] = (3, 9)) -> list[str]:

@@ -1,4 +1,4 @@
-"""Every table of choices by the config field that picks from it: what validation, the README and the tests go through."""
+"""Every table of choices, by the config field that picks from it."""
 
 import dataclasses
 import inspect

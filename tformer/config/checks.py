@@ -114,6 +114,9 @@ def _check_run(config: Config) -> None:
     _require(optimizer.learning_rate > 0, f'optimizer.learning_rate={optimizer.learning_rate} must be positive')
     _require(optimizer.warmup_steps >= 0, f'optimizer.warmup_steps={optimizer.warmup_steps} must not be negative')
     _require(decode.beam_size > 0, f'decode.beam_size={decode.beam_size} must be positive')
+    _require(decode.length_penalty >= 0, f'decode.length_penalty={decode.length_penalty} must not be negative')
+    _require(decode.top_k is None or decode.top_k > 0, f'decode.top_k={decode.top_k} must be positive')
+    _require(decode.top_p is None or 0 < decode.top_p <= 1, f'decode.top_p={decode.top_p} must be in (0, 1]')
     _require(
         decode.temperature > 0, f'decode.temperature={decode.temperature} must be positive (greedy: decode.strategy)'
     )

@@ -138,15 +138,20 @@ def override(config: Config, values: Mapping[str, Any] | Iterable[tuple[str, Any
     return config
 
 
-def recipe(base: Config, size: str | None, **sizes: Mapping[str, Any]) -> ConfigDict:
-    """Returns the locked ConfigDict of `base`, with the differences of `sizes[size]` where a size is asked for.
+def recipe(base: Config, arguments: str | None, **differences: Mapping[str, Any]) -> ConfigDict:
+    """Returns the locked ConfigDict of `base` with named differences applied in order, e.g. 'pretrain,small'.
+
+    Args:
+      base: the recipe without an argument.
+      arguments: names, separated by commas.
+      **differences: dotted fields and their values, by name.
 
     Raises:
-      UserError: a size that the recipe does not have.
+      UserError: a name that the recipe does not have.
     """
-    if not size:
-        return config_dict(base)
-    return config_dict(override(base, errors.choose(sizes, size, 'the config argument')))
+    for name in filter(None, (arguments or '').split(',')):
+        base = override(base, errors.choose(differences, name, 'the config argument'))
+    return config_dict(base)
 
 
 def load(spec: str, overrides: Mapping[str, str] | None = None) -> Config:
