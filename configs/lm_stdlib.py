@@ -30,7 +30,7 @@ def get_config(size: str = '') -> ConfigDict:
             length=256, batching='pack',
         ),
         optimizer=Optimizer(learning_rate=2e-3, warmup_steps=100, final_fraction=0.05, weight_decay=0.1),
-        train=Train(objective='causal_lm', num_steps=1000, batch_size=16, eval_every=250, best_metric='valid/loss'),
+        train=Train(objective='causal_lm', num_steps=600, batch_size=16, eval_every=200, best_metric='valid/loss'),
         decode=Decode(strategy='sample', temperature=0.8, top_p=0.95, max_len=128),
     )  # fmt: skip
     return recipe(

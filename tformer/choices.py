@@ -57,7 +57,7 @@ def ablation_table() -> str:
     """Returns every field of the configuration as a Markdown table: default, keys, meaning (the field's comment)."""
     lines = ['| field | default | keys | meaning |', '| --- | --- | --- | --- |']
     for section, cls in typing.get_type_hints(Config).items():
-        comments = dict(re.findall(r'^    (\w+):.*?# (.*)$', inspect.getsource(cls), re.MULTILINE))
+        comments = dict(re.findall(r'^    (\w+):.*?  # (.*)$', inspect.getsource(cls), re.MULTILINE))
         for field in dataclasses.fields(cls):
             keys = ', '.join(f'`{key}`' for key in TABLES.get(f'{section}.{field.name}', ()))
             meaning = comments.get(field.name, '').replace('|', '\\|')

@@ -18,12 +18,12 @@ class Data:
     stress: bool = False  # cmudict: keep the stress digits of the vowels
     split_by: str = 'word'  # cmudict: word, as the literature does, or family (inflections stay together)
 
-    tokenizer: str = 'sentencepiece'
+    tokenizer: str = 'sentencepiece'  # trained on the training split, kept in the workdir
     source_tokenizer: str | None = None  # encoder side; None: one tokenizer for both sides
     tokenizer_vocab_size: int = 8000  # sentencepiece: pieces, specials included
     tokenizer_model: str = 'unigram'  # sentencepiece: unigram or bpe
 
-    batching: str = 'bucket'
+    batching: str = 'bucket'  # rows of like length, all of one length, or several examples a row
     length: int = 256  # longest row, in tokens (decoder side, or the only one)
     encoder_length: int | None = None  # longest encoder row; None: length
     overlong: str = 'drop'  # training examples over the length: drop or truncate (evaluation always truncates)
@@ -31,33 +31,33 @@ class Data:
     batch_tokens: int | None = None  # bucket: tokens a batch (longer side); None: train.batch_size rows each
     mask_rate: float = 0.15  # masked_lm: share of the tokens that are predicted (Devlin et al. 2019)
     prefetch: int = 8  # batches made ahead of the device
-    num_threads: int = 1  # that make them
+    num_threads: int = 1  # that make batches
 
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
-    name: str = 'adamw'
+    name: str = 'adamw'  # adamw decays weights, adam does not
     learning_rate: float = 1e-3  # the peak; with schedule noam the factor (1 is the paper's)
-    schedule: str = 'cosine'
+    schedule: str = 'cosine'  # of the learning rate, after the warm-up
     warmup_steps: int = 100  # linear, from 0
     final_fraction: float = 0.0  # linear, cosine: of the peak, at the last step
-    beta1: float = 0.9
-    beta2: float = 0.98
-    epsilon: float = 1e-9
+    beta1: float = 0.9  # decay of the first moment
+    beta2: float = 0.98  # decay of the second moment
+    epsilon: float = 1e-9  # added to the root of the second moment
     weight_decay: float = 0.0  # decoupled; matrices only (no norms, biases)
     clip_norm: float | None = 1.0  # of the global gradient
 
 
 @dataclasses.dataclass(frozen=True)
 class Train:
-    objective: str = 'causal_lm'
-    num_steps: int | None = None  # the length: in optimizer steps,
-    num_epochs: float | None = None  # or in passes over the training split
+    objective: str = 'causal_lm'  # what is trained, and so what a batch holds
+    num_steps: int | None = None  # the length in optimizer steps; give this or num_epochs
+    num_epochs: float | None = None  # the length in passes over the training split
     batch_size: int = 32  # rows a step, all devices and microbatches together
     microbatches: int = 1  # gradient accumulation: parts that a batch is computed in
     label_smoothing: float = 0.0  # epsilon / V over all classes (Szegedy et al. 2016)
-    seed: int = 0
-    log_every: int = 50  # steps
+    seed: int = 0  # of the parameters, the dropout, the order and corruption of the data
+    log_every: int = 50  # steps between reports
     eval_every: int | None = None  # steps; None: at the end only
     eval_batches: int | None = None  # of the valid split while training; None: all
     checkpoint_every: int | None = None  # steps; None: with each evaluation
@@ -69,27 +69,27 @@ class Train:
 
 @dataclasses.dataclass(frozen=True)
 class Mesh:
-    data: int = -1  # devices along each axis; one may be -1 (all that are left)
-    fsdp: int = 1
-    tensor: int = 1
-    rules: str = 'fsdp_tp'  # logical names -> axes
+    data: int = -1  # devices, each with its rows of the batch; one axis may be -1: all that are left
+    fsdp: int = 1  # the parameters are split, and the rows of the batch too
+    tensor: int = 1  # heads, MLP columns and vocabulary are split
+    rules: str = 'fsdp_tp'  # which logical names are split over which axes
 
 
 @dataclasses.dataclass(frozen=True)
 class Decode:
-    strategy: str = 'greedy'
+    strategy: str = 'greedy'  # how the next token is chosen
     max_len: int = 64  # most new tokens
     beam_size: int = 4
     length_penalty: float = 0.6  # alpha of ((5 + length) / 6)^alpha (Wu et al. 2016, eq. 14)
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
+    temperature: float = 1.0  # sample: divides the logits
+    top_k: int | None = None  # sample: among the k likeliest tokens
+    top_p: float | None = None  # sample: among the likeliest tokens that make up p (Holtzman et al. 2020)
     batch_size: int = 64  # sequences decoded together
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluate:
-    metrics: tuple[str, ...] = ()  # of generated text: keys of tformer.evaluate.METRICS
+    metrics: tuple[str, ...] = ()  # of generated text
     max_examples: int | None = None  # of the split, its first ones; None: all
     examples_while_training: int = 0  # of the valid split, generated from at every evaluation
     samples: int = 10  # generated and printed at the end
