@@ -79,7 +79,7 @@ class Mesh:
 class Decode:
     strategy: str = 'greedy'  # how the next token is chosen
     max_len: int = 64  # most new tokens
-    beam_size: int = 4
+    beam_size: int = 4  # beam: hypotheses kept
     length_penalty: float = 0.6  # alpha of ((5 + length) / 6)^alpha (Wu et al. 2016, eq. 14)
     temperature: float = 1.0  # sample: divides the logits
     top_k: int | None = None  # sample: among the k likeliest tokens
