@@ -56,6 +56,9 @@ def test_a_recipe_trains_evaluates_and_generates(recipe: str, tmp_path: pathlib.
     else:
         texts = runs.generate(run, ['the bird', 'a', ''])
         assert len(texts) == 3 and runs.generate(run, ['the bird', 'a'])[1] == texts[1]
+        with pytest.raises(errors.UserError, match='tokens, the model takes'):
+            runs.generate(run, ['the bird ' * 200])
+        assert len(runs.generate(run, ['the bird ' * 200], cut=True)) == 1
     page = runs.attention(run, ['the bird']).read_text()
     assert '<html' in page and 'http' not in page.replace('http://www.w3.org', '')
     assert 'parameters' in runs.inspect(run.config)

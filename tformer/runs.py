@@ -60,15 +60,15 @@ def load(directory: str | pathlib.Path, overrides: Mapping[str, str] | None = No
 
 
 @functools.lru_cache(maxsize=8)
-def _text_generator(model: nn.Module, config: Config, tokenizers: Tokenizers) -> Any:
-    return make_text_generator(model, config, tokenizers)
+def _text_generator(model: nn.Module, config: Config, tokenizers: Tokenizers, cut: bool) -> Any:
+    return make_text_generator(model, config, tokenizers, cut=cut)
 
 
 def generated_scores(
     config: Config, params: Any, tokenizers: Tokenizers, records: Sequence[Mapping[str, Any]]
 ) -> dict[str, float]:
     """Returns the metrics of config.evaluate of what the model generates for `records`."""
-    generate = _text_generator(build(config.model), config, tokenizers)
+    generate = _text_generator(build(config.model), config, tokenizers, True)
     predictions = generate(params, [record['source'] for record in records])
     return evaluate_lib.generation_scores(config.evaluate.metrics, predictions, records)
 
@@ -122,7 +122,7 @@ def samples(run: Run, records: Sequence[Mapping[str, Any]]) -> list[str]:
     if run.config.model.family == 'decoder':
         outputs = generate(run, [''] * min(count, 2))
         return [line for output in outputs for line in ('--- sample', output)]
-    outputs = generate(run, [record['source'] for record in chosen])
+    outputs = generate(run, [record['source'] for record in chosen], cut=True)
     lines = ['', f'{count} of the split: source | generated | reference']
     for record, output in zip(chosen, outputs, strict=True):
         references = record.get('references', [record['target']])
@@ -131,9 +131,13 @@ def samples(run: Run, records: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def generate(run: Run, texts: Sequence[str], seed: int = 0) -> list[str]:
-    """Returns the run's output for each text: a prompt's continuation, or what the decoder makes of a source."""
-    return _text_generator(run.model, run.config, run.tokenizers)(run.params, texts, seed)
+def generate(run: Run, texts: Sequence[str], seed: int = 0, *, cut: bool = False) -> list[str]:
+    """Returns the run's output for each text: a prompt's continuation, or what the decoder makes of a source.
+
+    Raises:
+      UserError: the family does not generate, or a text is over the model's length and may not be `cut`.
+    """
+    return _text_generator(run.model, run.config, run.tokenizers, cut)(run.params, texts, seed)
 
 
 def inspect(config: Config) -> str:

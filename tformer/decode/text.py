@@ -16,14 +16,20 @@ BANNED = (PAD, BOS, UNK, MASK, CLS, SEP)
 TextGenerator = Callable[..., list[str]]
 
 
-def make_text_generator(model: nn.Module, config: Config, tokenizers: Tokenizers) -> TextGenerator:
+def make_text_generator(model: nn.Module, config: Config, tokenizers: Tokenizers, *, cut: bool) -> TextGenerator:
     """Returns generate(params, texts, seed=0) -> the best output for each text, in order.
 
     With an encoder the texts are its input; without one they are prompts to be continued, and the output is the
-    continuation. Inputs over the model's length are cut: sources at their end, prompts at their beginning.
+    continuation.
+
+    Args:
+      model: of `config`.
+      config: `decode` says how.
+      tokenizers: the run's.
+      cut: texts over the model's length lose what does not fit: sources their end, prompts their beginning.
 
     Raises:
-      UserError: the model's family does not generate.
+      UserError: the model's family does not generate; on a call, a text over the length that may not be cut.
     """
     if config.model.family == 'encoder':
         raise UserError('model.family=encoder does not generate text; valid: decoder, encoder_decoder')
@@ -35,11 +41,14 @@ def make_text_generator(model: nn.Module, config: Config, tokenizers: Tokenizers
         raise UserError(
             f'decode.max_len={decode.max_len} leaves no room for a prompt in model.max_len={config.model.max_len}'
         )
+    limit = 'data.encoder_length' if paired else 'model.max_len - decode.max_len'
     tokenizer = tokenizers.source if paired else tokenizers.target
     assert tokenizer is not None
 
     def tokens_of(text: str) -> list[int]:
         tokens = tokenizer.encode(text)
+        if len(tokens) >= longest and not cut:
+            raise UserError(f'{text[:40]!r}... has {len(tokens)} tokens, the model takes {longest - 1} ({limit})')
         return [*tokens[: longest - 1], EOS] if paired else [BOS, *tokens][-longest:]
 
     def generated(params: Any, texts: Sequence[str], seed: int = 0) -> list[str]:
