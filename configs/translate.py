@@ -14,19 +14,19 @@ def get_config(size: str = '') -> ConfigDict:
     base = Config(
         model=Model(
             family='encoder_decoder',
-            emb_dim=256,
-            mlp_dim=1024,
+            emb_dim=192,
+            mlp_dim=768,
             num_heads=4,
             num_encoder_layers=3,
             num_decoder_layers=3,
             max_len=128,
             tied_embeddings='all',
-            dropout_rate=0.1,
+            dropout_rate=0.15,
             scan_layers=False,
         ),
-        data=Data(tokenizer_vocab_size=4000, length=64, batch_tokens=4096, num_buckets=4),
+        data=Data(tokenizer_vocab_size=4000, length=64, batch_tokens=2560),
         optimizer=Optimizer(learning_rate=2e-3, schedule='cosine', warmup_steps=400),
-        train=Train(objective='seq2seq', num_epochs=15, batch_size=64, label_smoothing=0.1, eval_every=500),
+        train=Train(objective='seq2seq', num_steps=6000, batch_size=64, label_smoothing=0.1, eval_every=500),
         decode=Decode(strategy='beam', beam_size=4, length_penalty=0.6, max_len=96, batch_size=64),
         evaluate=Evaluate(metrics=('bleu', 'chrf')),
     )
@@ -34,7 +34,7 @@ def get_config(size: str = '') -> ConfigDict:
     return recipe(
         base,
         size,
-        small={**small, 'train.num_epochs': 5},
+        small={**small, 'train.num_steps': 2000},
         smoke={
             **small,
             'model.emb_dim': 32,
@@ -43,7 +43,6 @@ def get_config(size: str = '') -> ConfigDict:
             'data.length': 32,
             'data.batch_tokens': None,
             'decode.max_len': 8,
-            'train.num_epochs': None,
             'train.num_steps': 2,
             'train.batch_size': 8,
             'train.eval_batches': 1,

@@ -35,5 +35,5 @@ def test_the_ablation_table_is_the_codes() -> None:
 
 def test_every_field_is_explained() -> None:
     for line in choices.ablation_table().splitlines()[2:]:
-        field, _, keys, meaning = (cell.strip() for cell in line.replace('\\|', '').strip('|').split('|'))
+        field, _, _, meaning = (cell.strip() for cell in line.replace('\\|', '').strip('|').split('|'))
         assert meaning, field
