@@ -10,7 +10,7 @@ setup: $(VENV)/.ready
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[test]' -c
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[test]'
 	touch $@
 
 demo: setup

@@ -275,7 +275,7 @@ BAD = [  # overrides that do not fit together, and what the message must name
     ({'optimizer.learning_rate': float('nan')}, ('optimizer.learning_rate=nan',)),
     ({'optimizer.warmup_steps': -1}, ('optimizer.warmup_steps=-1',)),
     ({'decode.beam_size': 0}, ('decode.beam_size=0',)),
-    ({'decode.temperature': 0.0}, ('decode.temperature=0.0', 'greedy')),
+    ({'decode.temperature': 0.0}, ('decode.temperature=0.0',)),
     ({'mesh.data': -1, 'mesh.tensor': -1}, ('mesh', '-1')),
     ({'mesh.fsdp': 0}, ('mesh', "'fsdp': 0")),
 ]

@@ -1,12 +1,13 @@
 """The command line: `tformer COMMAND`, absl flags, `--config.section.field=value`."""
 
-import os
+import pathlib
 import sys
 from collections.abc import Callable, Sequence
 
 from absl import flags
 
 from tformer import errors
+from tformer.data import files
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string('config', None, 'A config file, FILE[:argument].')
@@ -40,12 +41,14 @@ def parse(argv: Sequence[str]) -> tuple[str, list[str], dict[str, str]]:
     rest = [argv[0]]
     arguments = iter(argv[1:])
     for argument in arguments:
-        if argument.lstrip('-').startswith('config.') and argument.startswith('-'):
+        if argument.startswith(('--config.', '-config.')):
             name, equals, value = argument.lstrip('-').removeprefix('config.').partition('=')
-            overrides[name] = value if equals else next(arguments, '')
+            overrides[name] = value if equals else next(arguments, '--')
+            if overrides[name].startswith('--'):
+                raise errors.UserError(f'--config.{name} has no value')
         else:
             rest.append(argument)
-    if len(rest) < 2 or rest[1] in ('-h', '--help', 'help'):
+    if len(rest) < 2 or rest[1] == 'help' or {'-h', '--help'} & set(rest):
         print(USAGE)
         sys.exit(0)
     command = rest.pop(1)
@@ -81,14 +84,14 @@ def evaluate(arguments: list[str], overrides: dict[str, str]) -> None:
 
 def texts(arguments: list[str]) -> list[str]:
     """Returns the texts to work on: the arguments, the lines of --input, or those of standard input."""
-    if arguments:
-        return arguments
-    if FLAGS.input is None:
-        return sys.stdin.read().splitlines()
-    if not os.path.isfile(FLAGS.input):
-        raise errors.UserError(f'--input: no file {FLAGS.input}')
-    with open(FLAGS.input, encoding='utf-8') as file:
-        return file.read().splitlines()
+    found = arguments
+    if not found and FLAGS.input is None:
+        found = sys.stdin.read().splitlines()
+    elif not found:
+        found = files.read_text(pathlib.Path(FLAGS.input)).splitlines()
+    if not found:
+        raise errors.UserError('no text given: as arguments, in --input, or on standard input')
+    return found
 
 
 def generate(arguments: list[str], overrides: dict[str, str]) -> None:
@@ -109,7 +112,9 @@ def attention(arguments: list[str], overrides: dict[str, str]) -> None:
 def inspect(arguments: list[str], overrides: dict[str, str]) -> None:
     from tformer import choices, config, runs
 
-    if FLAGS.config is None and FLAGS.workdir is not None:
+    if FLAGS.config is not None and FLAGS.workdir is not None:
+        raise errors.UserError('inspect takes --config or --workdir, not both')
+    if FLAGS.workdir is not None:
         loaded = config.override(runs.load_config(FLAGS.workdir), overrides)
     else:
         loaded = config.load(needed('config'), overrides)
@@ -122,6 +127,8 @@ def benchmark(arguments: list[str], overrides: dict[str, str]) -> None:
 
     loaded = config.load(needed('config'), overrides)
     choices.validate(loaded)
+    if FLAGS.steps < 1:
+        raise errors.UserError(f'--steps={FLAGS.steps} must be positive')
     print(benchmark.train_step(loaded, FLAGS.steps))
 
 
@@ -153,6 +160,8 @@ def run() -> None:
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+    except BrokenPipeError:  # the reader, e.g. head, has seen enough
+        sys.stderr.close()
 
 
 if __name__ == '__main__':

@@ -10,12 +10,21 @@ from flax import linen as nn
 
 from tformer import optimizers, sharding
 from tformer.config import Config, resolve
+from tformer.data.tokenizers import Byte
+from tformer.data.vocabulary import FIRST
 from tformer.errors import choose
 from tformer.hyper import Hyper
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
 from tformer.state import count_parameters, start_state
 from tformer.train import make_train_step
+
+
+def assumed(config: Config) -> Config:
+    """Returns `config` resolved without its data: a vocabulary of data.tokenizer_vocab_size, 263 for bytes, 10 classes,
+    where the model does not say."""
+    size = Byte.vocab_size if config.data.tokenizer == 'byte' else config.data.tokenizer_vocab_size
+    return resolve(config, vocab_size=config.model.vocab_size or size, num_classes=config.model.num_classes or 10)
 
 
 def random_batch(config: Config, seed: int = 0) -> dict[str, np.ndarray]:
@@ -26,7 +35,7 @@ def random_batch(config: Config, seed: int = 0) -> dict[str, np.ndarray]:
 
     def side(prefix: str, vocab_size: int, length: int) -> dict[str, np.ndarray]:
         positions = np.broadcast_to(np.arange(length, dtype=np.int32), (rows, length))
-        tokens = rng.integers(7, vocab_size, (rows, length), np.int32)
+        tokens = rng.integers(FIRST, vocab_size, (rows, length), np.int32)
         return {f'{prefix}inputs': tokens, f'{prefix}positions': positions}
 
     batch = side('', model.vocab_size, data.length)
@@ -36,13 +45,13 @@ def random_batch(config: Config, seed: int = 0) -> dict[str, np.ndarray]:
         assert model.num_classes
         labels = rng.integers(0, model.num_classes, rows, np.int32)
         return batch | {'labels': labels, 'label_weights': np.ones(rows, np.float32)}
-    targets = rng.integers(7, model.vocab_size, (rows, data.length), np.int32)
+    targets = rng.integers(FIRST, model.vocab_size, (rows, data.length), np.int32)
     return batch | {'targets': targets, 'weights': np.ones((rows, data.length), np.float32)}
 
 
 def train_step(config: Config, steps: int) -> str:
     """Returns one JSON line: the median time of `steps` train steps on full random batches, after two unmeasured."""
-    config = resolve(config, vocab_size=config.model.vocab_size or config.data.tokenizer_vocab_size, num_classes=10)
+    config = assumed(config)
     mesh, rules = sharding.make_mesh(config.mesh), choose(sharding.RULES, config.mesh.rules, 'mesh.rules')
     model, objective = build(config.model), OBJECTIVES[config.train.objective]
     optimizer, hyper, batch = optimizers.make_optimizer(config.optimizer), Hyper.of(config), random_batch(config)

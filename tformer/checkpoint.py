@@ -3,6 +3,7 @@
 The position in the data is the step: every batch is a pure function of (seed, step).
 """
 
+import math
 import pathlib
 from typing import Any
 
@@ -17,7 +18,9 @@ LOWER_IS_BETTER = ('loss', 'nll', 'perplexity', 'error_rate', 'bits_per_byte')
 
 
 def merit(metric: str, value: float) -> float:
-    """Returns `value`, negated for a metric of which less is better: its name says so."""
+    """Returns `value`, negated for a metric of which less is better: its name says so. What is no number has least."""
+    if math.isnan(value):
+        return -math.inf
     return -value if metric.endswith(LOWER_IS_BETTER) else value
 
 
@@ -120,6 +123,9 @@ def load_params(workdir: pathlib.Path, which: str = 'best') -> tuple[Any, int]:
     step = checkpoints.best if which == 'best' else checkpoints.latest
     if step is None:
         raise UserError(f'{workdir}/checkpoints is empty')
-    params = checkpoints.params(step)
+    try:
+        params = checkpoints.params(step)
+    except (ValueError, OSError, KeyError) as error:
+        raise UserError(f'{workdir}/checkpoints/{step} does not read: {str(error).splitlines()[0]}') from error
     checkpoints.close()
     return params, step

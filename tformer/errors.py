@@ -11,13 +11,13 @@ class UserError(ValueError):
     """A mistake in the input. The command line prints its message as one line and exits with code 2."""
 
 
-def nearest(word: object, options: Iterable[object]) -> str:
-    """Returns '; did you mean X?' for the closest of `options`, or the list of them where nothing is close."""
+def nearest(word: object, options: Iterable[object], listed: int = 40) -> str:
+    """Returns '; did you mean X?' for the closest of `options`, or where none is close all, if at most `listed`."""
     names = [str(option) for option in options]
     close = difflib.get_close_matches(str(word), names, n=1, cutoff=0.6)
     if close:
         return f'; did you mean {close[0]!r}?'
-    return f'; valid: {", ".join(names)}' if len(names) <= 40 else ''
+    return f'; valid: {", ".join(names)}' if 0 < len(names) <= listed else ''
 
 
 def choose(table: Mapping[Any, T], key: object, field: str) -> T:

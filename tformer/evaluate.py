@@ -1,7 +1,7 @@
 """How good a model is: scores of its probabilities on a split, and metrics of the text it generates."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -24,8 +24,8 @@ GenerationScores = Callable[[Config, Any, Tokenizers, Sequence[Mapping[str, Any]
 def make_scorer(model: nn.Module, objective: Objective, mesh: Mesh) -> Scorer:
     """Returns score(params, batches, limit, tokenizers) -> means over a split, or its first `limit` batches.
 
-    `loss` and `nll` (nats a target), `accuracy`, `perplexity`; `bits_per_byte` for language models; `f1_macro`, the
-    mean of the classes' F1, for classification. No dropout, no label smoothing.
+    `loss` and `nll` (nats a target), `accuracy`, `perplexity`; `bits_per_byte` for language models with a lossless
+    tokenizer; `f1_macro`, the mean of the classes' F1, for classification. No dropout, no label smoothing.
     """
 
     @jax.jit
@@ -50,7 +50,7 @@ def make_scorer(model: nn.Module, objective: Objective, mesh: Mesh) -> Scorer:
         found = metrics.derived(metrics.means(totals))
         if labels:
             found['f1_macro'] = f1_macro(np.concatenate(labels), np.concatenate(predicted))
-        elif batches.config.train.objective == 'causal_lm' and num_bytes:
+        elif batches.config.train.objective == 'causal_lm' and tokenizers.target.lossless:
             found['bits_per_byte'] = totals['nll'][0] / np.log(2) / num_bytes
         return found
 
@@ -66,7 +66,6 @@ def f1_macro(labels: np.ndarray, predicted: np.ndarray) -> float:
 
 
 # ------------------------------------------------------------------------------------------- generated text
-# A metric is a function of the predictions and of the acceptable references of each.
 
 
 def exact_match(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
@@ -90,46 +89,34 @@ def error_rate(
     return edits / max(length, 1)
 
 
-def _corpus(score: Callable[..., Any], predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    first = [options[0] for options in references]
-    return float(score(list(predictions), [first]).score)
+def _corpus(
+    metric: sacrebleu.metrics.base.Metric, predictions: Sequence[str], references: Sequence[Sequence[str]]
+) -> float:
+    most = max(map(len, references))
+    columns: Any = [[options[i] if i < len(options) else None for options in references] for i in range(most)]
+    return float(metric.corpus_score(list(predictions), columns).score)
 
 
-def _exact(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
-    return {'exact_match': exact_match(predictions, references)}
+def _g2p(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> tuple[float, ...]:
+    return 1 - exact_match(predictions, references), error_rate(predictions, references, str.split)
 
 
-def _symbols(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
-    return {'symbol_error_rate': error_rate(predictions, references, str.split)}
+class Metric(NamedTuple):
+    """What generated text is scored by: the names of the scores, and (predictions, references of each) -> scores."""
+
+    names: tuple[str, ...]
+    scores: Callable[[Sequence[str], Sequence[Sequence[str]]], tuple[float, ...]]
 
 
-def _characters(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
-    return {'character_error_rate': error_rate(predictions, references, list)}
-
-
-def _g2p(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
-    """The field's names: a word is wrong unless it equals one of its pronunciations (Bisani & Ney 2008)."""
-    return {
-        'word_error_rate': 1 - exact_match(predictions, references),
-        'phoneme_error_rate': error_rate(predictions, references, str.split),
-    }
-
-
-def _bleu(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
-    return {'bleu': _corpus(sacrebleu.corpus_bleu, predictions, references)}
-
-
-def _chrf(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
-    return {'chrf': _corpus(sacrebleu.corpus_chrf, predictions, references)}
-
-
-METRICS: dict[str, Callable[[Sequence[str], Sequence[Sequence[str]]], dict[str, float]]] = {
-    'exact_match': _exact,
-    'symbol_error_rate': _symbols,  # of whitespace-separated symbols: the word error rate of running text
-    'character_error_rate': _characters,
-    'g2p': _g2p,
-    'bleu': _bleu,  # Papineni et al. 2002; Post 2018
-    'chrf': _chrf,  # Popovic 2015
+METRICS: dict[str, Metric] = {
+    'exact_match': Metric(('exact_match',), lambda p, r: (exact_match(p, r),)),
+    # of whitespace-separated symbols: the word error rate of running text
+    'symbol_error_rate': Metric(('symbol_error_rate',), lambda p, r: (error_rate(p, r, str.split),)),
+    'character_error_rate': Metric(('character_error_rate',), lambda p, r: (error_rate(p, r, list),)),
+    # the field's names: a word is wrong unless it equals one of its pronunciations (Bisani & Ney 2008)
+    'g2p': Metric(('word_error_rate', 'phoneme_error_rate'), _g2p),
+    'bleu': Metric(('bleu',), lambda p, r: (_corpus(sacrebleu.BLEU(), p, r),)),  # Papineni et al. 2002; Post 2018
+    'chrf': Metric(('chrf',), lambda p, r: (_corpus(sacrebleu.CHRF(), p, r),)),  # Popovic 2015
 }
 SIGNED = {'bleu': sacrebleu.BLEU, 'chrf': sacrebleu.CHRF}
 
@@ -150,8 +137,17 @@ def generation_scores(
     references = [record.get('references', [record['target']]) for record in records]
     found: dict[str, float] = {}
     for name in names:
-        found |= METRICS[name](predictions, references)
+        found |= dict(zip(METRICS[name].names, METRICS[name].scores(predictions, references), strict=True))
     for name in [name for name in names if name in SIGNED]:
-        copied = METRICS[name]([record['source'] for record in records], references)
-        found |= {f'copying_the_source_{key}': value for key, value in copied.items()}
+        (copied,) = METRICS[name].scores([record['source'] for record in records], references)
+        found[f'copying_the_source_{name}'] = copied
     return found
+
+
+def score_names(config: Config) -> tuple[str, ...]:
+    """Returns the names of all scores that evaluations while training have: what train.best_metric may be."""
+    names = ['loss', 'nll', 'accuracy', 'perplexity']
+    names += {'causal_lm': ['bits_per_byte'], 'classification': ['f1_macro']}.get(config.train.objective, [])
+    if config.evaluate.examples_while_training:
+        names += [name for key in config.evaluate.metrics for name in METRICS[key].names]
+    return tuple(f'valid/{name}' for name in names)

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from tformer.errors import UserError
+
 MAX_PERPLEXITY = 1e9
 
 
@@ -26,24 +28,30 @@ def add(
 
 
 def means(totals: Mapping[str, tuple[float, float]]) -> dict[str, float]:
-    """Returns sum / weight of each pair; a weight of 0 gives 0."""
-    return {name: value / weight if weight else 0.0 for name, (value, weight) in totals.items()}
+    """Returns sum / weight of each pair; a weight of 0 gives nan."""
+    return {name: value / weight if weight else math.nan for name, (value, weight) in totals.items()}
 
 
 def derived(averages: Mapping[str, float]) -> dict[str, float]:
-    """Returns `averages` with the perplexity exp(nll) besides."""
-    return {**averages, 'perplexity': min(math.exp(min(averages['nll'], 50.0)), MAX_PERPLEXITY)}
+    """Returns `averages` with the perplexity exp(nll) besides, at most `MAX_PERPLEXITY`."""
+    return {**averages, 'perplexity': math.exp(min(averages['nll'], math.log(MAX_PERPLEXITY)))}
 
 
 def read(workdir: pathlib.Path) -> list[dict[str, Any]]:
-    """Returns the lines of a workdir's metrics.jsonl, in order; a half-written last line is left out."""
+    """Returns the lines of a workdir's metrics.jsonl, in order; a half-written last line is left out.
+
+    Raises:
+      UserError: another line does not read.
+    """
     file = workdir / 'metrics.jsonl'
+    lines = file.read_text().splitlines() if file.exists() else []
     rows = []
-    for line in file.read_text().splitlines() if file.exists() else []:
+    for number, line in enumerate(lines, start=1):
         try:
             rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
+        except ValueError as error:
+            if number < len(lines):
+                raise UserError(f'{file}:{number}: {error}') from error
     return rows
 
 
@@ -78,8 +86,9 @@ class Writer:
             self._board.close()
 
 
-def _rounded(value: float) -> float:
-    return float(np.format_float_positional(value, precision=8, fractional=False)) if math.isfinite(value) else value
+def _rounded(value: float) -> float | None:
+    """To 8 digits; null stands for what is not finite, which JSON cannot say."""
+    return float(np.format_float_positional(value, precision=8, fractional=False)) if math.isfinite(value) else None
 
 
 class Progress:

@@ -15,6 +15,7 @@ from tformer import checkpoint, choices, metrics, sharding, workdir
 from tformer import config as config_lib
 from tformer import evaluate as evaluate_lib
 from tformer import train as train_lib
+from tformer.benchmark import assumed
 from tformer.config import Config
 from tformer.data import pipeline, sources
 from tformer.data.tokenizers import Tokenizers
@@ -23,7 +24,6 @@ from tformer.decode.text import make_text_generator
 from tformer.errors import UserError
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
-from tformer.workdir import load_config as load_config_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Run:
 
 def load_config(directory: str) -> Config:
     """Returns the resolved config of a workdir."""
-    return load_config_of(pathlib.Path(directory))
+    return workdir.load_config(pathlib.Path(directory))
 
 
 def load(directory: str | pathlib.Path, overrides: Mapping[str, str] | None = None, which: str = 'best') -> Run:
@@ -53,6 +53,9 @@ def load(directory: str | pathlib.Path, overrides: Mapping[str, str] | None = No
       UserError: no workdir, no checkpoint, or overrides that do not fit.
     """
     home = pathlib.Path(directory)
+    for field in overrides or {}:
+        if field in config_lib.field_types() and not workdir.is_free(field):
+            raise UserError(f'config.{field} is part of what was trained in {home} and cannot be changed')
     config = config_lib.override(workdir.load_config(home), overrides or {})
     choices.validate(config)
     params, step = checkpoint.load_params(home, which)
@@ -142,9 +145,7 @@ def generate(run: Run, texts: Sequence[str], seed: int = 0, *, cut: bool = False
 
 def inspect(config: Config) -> str:
     """Returns the config and the model's parameter table: name, shape, logical axes, count."""
-    resolved = config_lib.resolve(
-        config, vocab_size=config.model.vocab_size or config.data.tokenizer_vocab_size, num_classes=2
-    )
+    resolved = assumed(config)
     model, objective = build(resolved.model), OBJECTIVES[resolved.train.objective]
     tokens = jax.ShapeDtypeStruct((1, 8), 'int32')
     batch = {'inputs': tokens, 'encoder_inputs': tokens}
@@ -155,7 +156,9 @@ def inspect(config: Config) -> str:
         shape = ' '.join(f'{axis}={size}' for axis, size in zip(leaf.names, leaf.value.shape, strict=True))
         rows.append((f'{name:<58} {leaf.value.size:>12,}', shape))
     total = sum(leaf.size for leaf in jax.tree.leaves(nn.unbox(params)))
-    return '\n'.join([json.dumps(config_lib.to_dict(config), indent=2), metrics.table(rows), f'{total:,} parameters'])
+    sizes = f'with a vocabulary of {resolved.model.vocab_size:,}'
+    text = json.dumps(config_lib.to_dict(resolved), indent=2)
+    return '\n'.join([text, metrics.table(rows), f'{total:,} parameters, {sizes}'])
 
 
 def attention(run: Run, texts: Sequence[str]) -> pathlib.Path:

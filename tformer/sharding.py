@@ -19,7 +19,7 @@ AXES = ('data', 'fsdp', 'tensor')
 
 # Logical axis names. Parameters and activations have separate ones, because FSDP shards the parameter's `embed`.
 PARAMETER_AXES = ('vocab', 'embed', 'mlp', 'heads', 'kv_heads', 'head_dim', 'layers', 'norm', 'positions', 'classes')
-ACTIVATION_AXES = ('batch', 'length', 'act_embed', 'act_mlp', 'act_heads', 'act_vocab')
+ACTIVATION_AXES = ('batch', 'length', 'act_embed', 'act_mlp', 'act_heads', 'act_head_dim', 'act_vocab')
 NAMES = PARAMETER_AXES + ACTIVATION_AXES
 
 Rules = Sequence[tuple[str, str | tuple[str, ...] | None]]

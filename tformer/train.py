@@ -137,6 +137,7 @@ def _train(
     if saved.latest is not None:
         state, run = saved.restore(state, shardings)
         best = Best(**run['best'])
+        same_data(run['data'], batches)
     elif config.train.init_from is not None:
         state = state.replace(params=pretrained(config.train.init_from, state.params, shardings.params))
 
@@ -155,6 +156,8 @@ def _train(
 
         if number % config.train.log_every == 0 or number == length:
             shown = log.summary()
+            if not np.isfinite(shown['train/loss']):
+                raise UserError(f'step {number}: the training loss is {shown["train/loss"]}; a lower rate may help')
             writer.write(number, {**shown, 'epoch': number / batches.steps_per_epoch})
             progress.update(number, shown)
 
@@ -163,16 +166,17 @@ def _train(
             with log.paused():
                 found = score(state.params, valid, config.train.eval_batches, tokens)
                 if config.evaluate.examples_while_training and generated is not None:
-                    records = [valid.records[i] for i in range(config.evaluate.examples_while_training)]
+                    most = min(config.evaluate.examples_while_training, len(valid.records))
+                    records = [valid.records[i] for i in range(most)]
                     found |= generated(config, state.params, tokens, records)
             found = {f'valid/{name}': value for name, value in found.items()}
             writer.write(number, found)
             progress.say(f'step {number} valid  ' + '  '.join(f'{k[6:]} {v:.4g}' for k, v in found.items()))
-            merit = checkpoint.merit(config.train.best_metric, choose(found, config.train.best_metric, 'best_metric'))
+            merit = checkpoint.merit(config.train.best_metric, found[config.train.best_metric])
             best = best.and_then(merit)
 
         if number % (config.train.checkpoint_every or length) == 0 or merit is not None:
-            saved.save(state, {'best': dataclasses.asdict(best)}, merit)
+            saved.save(state, {'best': dataclasses.asdict(best), 'data': amounts(batches)}, merit)
 
     # ------------------------------------------------------------------------------------------------ end
     end, best_step = int(state.step), saved.best or int(state.step)
@@ -185,7 +189,11 @@ def open_data(
     config: Config, home: pathlib.Path, mesh: Mesh
 ) -> tuple[Config, Tokenizers, pipeline.Batches, pipeline.Batches]:
     """Returns (the resolved config, the tokenizers, the training batches, the validation batches) of a workdir."""
-    home.mkdir(parents=True, exist_ok=True)
+    choose(dict.fromkeys(evaluate.score_names(config)), config.train.best_metric, 'train.best_metric')
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f'--workdir={home}: {error.strerror}') from error
     records = sources.load(config.data, config.train.objective, 'train')
     tokens = workdir.tokenizers(home, config, records)
     rows = config.train.microbatches * sharding.batch_ways(mesh)
@@ -194,6 +202,19 @@ def open_data(
     workdir.save_config(home, config)
     valid = pipeline.Batches(config, tokens, 'valid', training=False, multiple_of=rows)
     return config, tokens, batches, valid
+
+
+def amounts(batches: pipeline.Batches) -> dict[str, int]:
+    """Returns what tells whether a step's batch is the same as in an earlier part of the run."""
+    return {'examples': batches.num_examples, 'steps an epoch': batches.steps_per_epoch}
+
+
+def same_data(before: Mapping[str, int], batches: pipeline.Batches) -> None:
+    """Raises a `UserError` where the data, or how a batch is split, are not those of the checkpoint."""
+    now = amounts(batches)
+    differing = [f'{before[name]:,} {name} there, {now[name]:,} here' for name in now if before[name] != now[name]]
+    if differing:
+        raise UserError(f'the checkpoint is of other data, or of a mesh with other batches: {"; ".join(differing)}')
 
 
 def headline(state: TrainState, batches: pipeline.Batches, mesh: Mesh, start: int) -> str:

@@ -1,6 +1,5 @@
 """A run's directory: its resolved config and its tokenizers, made once and checked ever after."""
 
-import dataclasses
 import json
 import pathlib
 from collections.abc import Sequence
@@ -11,38 +10,64 @@ from tformer.config import Config
 from tformer.data.tokenizers import Tokenizers, train_tokenizers
 from tformer.errors import UserError, nearest
 
-# Fields that may differ between a run and its continuation: they change neither the parameters nor the updates.
-FREE = ('decode.', 'evaluate.', 'mesh.', 'data.prefetch', 'data.num_threads', 'data.path', 'data.valid_path',
-        'data.test_path', 'data.tfds_dir', 'train.log_every', 'train.keep_last', 'train.eval_batches',
-        'train.checkpoint_every', 'model.scan_layers', 'model.remat')  # fmt: skip
+# What may differ between a run and its continuation, and between training and evaluation: sections, and fields.
+FREE_SECTIONS = ('decode', 'evaluate', 'mesh')
+FREE_FIELDS = (
+    'data.path',
+    'data.valid_path',
+    'data.test_path',
+    'data.tfds_dir',
+    'data.prefetch',
+    'data.num_threads',
+    'train.log_every',
+    'train.keep_last',
+    'train.eval_batches',
+    'train.checkpoint_every',
+    'model.scan_layers',
+    'model.remat',
+)
+
+
+def is_free(field: str) -> bool:
+    """Returns whether a dotted field may differ: it changes neither the parameters nor the updates."""
+    return field.split('.')[0] in FREE_SECTIONS or field in FREE_FIELDS
+
+
+def begun(workdir: pathlib.Path) -> bool:
+    """Returns whether a workdir holds a checkpoint: before the first one, a run starts afresh."""
+    return any(path.name.isdigit() for path in workdir.glob('checkpoints/*'))
 
 
 def load_config(workdir: pathlib.Path) -> Config:
     """Returns the resolved config of a workdir.
 
     Raises:
-      UserError: it is no workdir.
+      UserError: it is no workdir, or its config.json does not read.
     """
     file = workdir / 'config.json'
     if not file.is_file():
         parent = workdir.parent
         others = [str(path.parent) for path in parent.glob('*/config.json')] if parent.is_dir() else []
         raise UserError(f'{workdir} is no workdir: it has no config.json{nearest(workdir, others) if others else ""}')
-    return config_lib.from_dict(json.loads(file.read_text()))
+    try:
+        tree = json.loads(file.read_text())
+        if not isinstance(tree, dict):
+            raise ValueError('not a JSON object')
+        return config_lib.from_dict(tree)
+    except ValueError as error:
+        raise UserError(f'{file}: {error}') from error
 
 
 def save_config(workdir: pathlib.Path, config: Config) -> None:
     """Writes the resolved config.
 
     Raises:
-      UserError: the workdir is of another config; names the fields that differ.
+      UserError: the workdir holds checkpoints of another config; names the fields that differ.
     """
     file = workdir / 'config.json'
-    if file.is_file():
+    if begun(workdir):
         differing = config_lib.difference(load_config(workdir), config)
-        changed = [
-            f'{k} ({old!r} there, {new!r} here)' for k, (old, new) in differing.items() if not k.startswith(FREE)
-        ]
+        changed = [f'{k} ({old!r} there, {new!r} here)' for k, (old, new) in differing.items() if not is_free(k)]
         if changed:
             raise UserError(
                 f'{workdir} is of another config: {", ".join(changed)}; use a fresh --workdir, or its values'
@@ -53,12 +78,15 @@ def save_config(workdir: pathlib.Path, config: Config) -> None:
 
 
 def tokenizers(workdir: pathlib.Path, config: Config, records: Sequence[Any]) -> Tokenizers:
-    """Returns the workdir's tokenizers: stored ones, or the pre-trained run's, or trained on `records` and stored."""
-    if any(workdir.glob('tokenizer.*')):
+    """Returns the tokenizers of a run: its own where it has begun, else the pre-trained run's, else trained ones.
+
+    Raises:
+      UserError: the pre-trained run has no tokenizer for the encoder side that this one needs.
+    """
+    if begun(workdir):
         return Tokenizers.load(workdir)
-    made = train_tokenizers(config, records)
-    if config.train.init_from is not None:
-        before = Tokenizers.load(pathlib.Path(config.train.init_from))
-        made = dataclasses.replace(made, source=before.source, target=before.target)
+    made = train_tokenizers(
+        config, records, Tokenizers.load(config.train.init_from) if config.train.init_from else None
+    )
     made.save(workdir)
     return made

@@ -5,6 +5,7 @@ from tformer.config.checks import resolve as resolve
 from tformer.config.checks import resolve_model as resolve_model
 from tformer.config.convert import config_dict as config_dict
 from tformer.config.convert import difference as difference
+from tformer.config.convert import field_types as field_types
 from tformer.config.convert import from_dict as from_dict
 from tformer.config.convert import load as load
 from tformer.config.convert import override as override

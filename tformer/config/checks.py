@@ -1,6 +1,7 @@
 """What must hold between fields, and the values that `None` stands for ('derived')."""
 
 import dataclasses
+from collections.abc import Callable
 
 from tformer.config.model import Model
 from tformer.config.run import Config
@@ -14,10 +15,44 @@ FAMILY_OF = {
 }
 
 
+# Ranges of single fields; None, where a field takes it, is always in range.
+POSITIVE = (
+    'model.vocab_size model.encoder_vocab_size model.emb_dim model.mlp_dim model.num_encoder_layers '
+    'model.num_decoder_layers model.num_heads model.num_kv_heads model.head_dim model.max_len model.rope_theta '
+    'model.norm_epsilon model.num_classes model.init_scale data.tokenizer_vocab_size data.num_buckets '
+    'data.batch_tokens data.prefetch data.num_threads optimizer.learning_rate optimizer.epsilon optimizer.clip_norm '
+    'train.num_steps train.num_epochs train.batch_size train.microbatches train.log_every train.eval_every '
+    'train.eval_batches train.checkpoint_every train.keep_last train.patience decode.max_len decode.beam_size '
+    'data.mask_rate '
+    'decode.temperature decode.top_k decode.top_p decode.batch_size evaluate.max_examples'
+).split()
+NOT_NEGATIVE = (
+    'optimizer.warmup_steps optimizer.final_fraction optimizer.weight_decay train.seed decode.length_penalty '
+    'evaluate.examples_while_training evaluate.samples'
+).split()
+BELOW_ONE = (  # from 0
+    'model.dropout_rate model.attention_dropout_rate model.activation_dropout_rate data.mask_rate optimizer.beta1 '
+    'optimizer.beta2 train.label_smoothing'
+).split()
+
+
 def check(config: Config) -> None:
-    """Raises a `UserError` of one line where fields do not fit together."""
+    """Raises a `UserError` of one line where a field is out of range or fields do not fit together."""
+    _check_ranges(config)
     _check_model(config.model)
     _check_run(config)
+
+
+def _check_ranges(config: Config) -> None:
+    def check_each(names: list[str], in_range: Callable[[float], bool], words: str) -> None:
+        for name in names:
+            section, field = name.split('.')
+            value = getattr(getattr(config, section), field)
+            _require(value is None or in_range(value), f'{name}={value} must {words}')
+
+    check_each(POSITIVE, lambda value: value > 0, 'be positive')
+    check_each(NOT_NEGATIVE, lambda value: value >= 0, 'not be negative')
+    check_each(BELOW_ONE, lambda value: 0 <= value < 1, 'be in [0, 1)')
 
 
 def _require(condition: bool, message: str) -> None:
@@ -26,13 +61,6 @@ def _require(condition: bool, message: str) -> None:
 
 
 def _check_model(model: Model) -> None:
-    sizes = ('emb_dim', 'mlp_dim', 'num_heads', 'max_len', 'num_kv_heads', 'head_dim', 'vocab_size', 'num_classes')
-    for name in (*sizes, 'encoder_vocab_size', 'num_encoder_layers', 'num_decoder_layers'):
-        value = getattr(model, name)
-        _require(value is None or value > 0, f'model.{name}={value} must be positive')
-    for name in ('dropout_rate', 'attention_dropout_rate', 'activation_dropout_rate'):
-        rate = getattr(model, name)
-        _require(0 <= rate < 1, f'model.{name}={rate} must be in [0, 1)')
     _require(
         model.head_dim is not None or model.emb_dim % model.num_heads == 0,
         f'model.num_heads={model.num_heads} does not divide model.emb_dim={model.emb_dim}; '
@@ -83,18 +111,11 @@ def _check_run(config: Config) -> None:
         (train.num_steps is None) != (train.num_epochs is None),
         f'exactly one of train.num_steps={train.num_steps} and train.num_epochs={train.num_epochs} must be set',
     )
-    for name in ('num_steps', 'num_epochs', 'batch_size', 'microbatches', 'log_every', 'eval_every', 'keep_last'):
-        value = getattr(train, name)
-        _require(value is None or value > 0, f'train.{name}={value} must be positive')
-    for name in ('checkpoint_every', 'patience', 'eval_batches'):
-        value = getattr(train, name)
-        _require(value is None or value > 0, f'train.{name}={value} must be positive')
     _require(
         train.batch_size % train.microbatches == 0,
         f'train.microbatches={train.microbatches} does not divide train.batch_size={train.batch_size}; '
         f'nearest that does: {_nearest_divisor(train.batch_size, train.microbatches)}',
     )
-    _require(0 <= train.label_smoothing < 1, f'train.label_smoothing={train.label_smoothing} must be in [0, 1)')
     lengths = {'data.length': data.length, 'data.encoder_length': data.encoder_length}
     for name, length in lengths.items():
         _require(
@@ -105,21 +126,18 @@ def _check_run(config: Config) -> None:
         model.family != 'encoder_decoder' or decode.max_len <= model.max_len,
         f'decode.max_len={decode.max_len} is longer than model.max_len={model.max_len}',
     )
-    _require(0 < data.mask_rate < 1, f'data.mask_rate={data.mask_rate} must be between 0 and 1')
-    for name in ('num_buckets', 'prefetch', 'num_threads', 'tokenizer_vocab_size'):
-        _require(getattr(data, name) > 0, f'data.{name}={getattr(data, name)} must be positive')
     _require(data.overlong in ('drop', 'truncate'), f'data.overlong={data.overlong!r}: valid: drop, truncate')
     _require(data.split_by in ('word', 'family'), f'data.split_by={data.split_by!r}: valid: word, family')
     _require(len(data.tfds_splits) == 3, f'data.tfds_splits={data.tfds_splits} must name three: train, valid, test')
-    _require(optimizer.learning_rate > 0, f'optimizer.learning_rate={optimizer.learning_rate} must be positive')
-    _require(optimizer.warmup_steps >= 0, f'optimizer.warmup_steps={optimizer.warmup_steps} must not be negative')
-    _require(decode.beam_size > 0, f'decode.beam_size={decode.beam_size} must be positive')
-    _require(decode.length_penalty >= 0, f'decode.length_penalty={decode.length_penalty} must not be negative')
-    _require(decode.top_k is None or decode.top_k > 0, f'decode.top_k={decode.top_k} must be positive')
-    _require(decode.top_p is None or 0 < decode.top_p <= 1, f'decode.top_p={decode.top_p} must be in (0, 1]')
     _require(
-        decode.temperature > 0, f'decode.temperature={decode.temperature} must be positive (greedy: decode.strategy)'
+        optimizer.name != 'adam' or optimizer.weight_decay == 0,
+        f'optimizer.name=adam has no weight decay, but optimizer.weight_decay={optimizer.weight_decay}; valid: adamw',
     )
+    _require(
+        train.objective == 'seq2seq' or not (config.evaluate.metrics or config.evaluate.examples_while_training),
+        'evaluate.metrics and evaluate.examples_while_training are of generated text: only for train.objective=seq2seq',
+    )
+    _require(decode.top_p is None or decode.top_p <= 1, f'decode.top_p={decode.top_p} must be at most 1')
     axes = dataclasses.asdict(config.mesh)
     axes.pop('rules')
     _require(

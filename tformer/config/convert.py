@@ -2,7 +2,7 @@
 
 import ast
 import dataclasses
-import importlib.util
+import importlib.machinery
 import pathlib
 import types
 import typing
@@ -165,16 +165,20 @@ def load(spec: str, overrides: Mapping[str, str] | None = None) -> Config:
     if not file.is_file():
         siblings = [str(other) for other in file.parent.glob('*.py')]
         raise errors.UserError(f'--config: no file {path}{errors.nearest(path, siblings) if siblings else ""}')
-    module_spec = importlib.util.spec_from_file_location(f'tformer_config_{file.stem}', file)
-    assert module_spec and module_spec.loader
-    module = importlib.util.module_from_spec(module_spec)
+    loader = importlib.machinery.SourceFileLoader(f'tformer_config_{file.stem}', str(file))
+    module = types.ModuleType(loader.name)
     try:
-        module_spec.loader.exec_module(module)
+        loader.exec_module(module)
+        if not hasattr(module, 'get_config'):
+            raise errors.UserError(f'{path} defines no get_config(argument)')
+        made = module.get_config(argument)
     except SyntaxError as error:
         raise errors.UserError(f'{path}:{error.lineno}: {error.msg}') from error
-    if not hasattr(module, 'get_config'):
-        raise errors.UserError(f'{path} defines no get_config(argument)')
-    return override(from_dict(module.get_config(argument)), overrides or {})
+    except (ImportError, TypeError) as error:
+        raise errors.UserError(f'{path}: {error}') from error
+    if not isinstance(made, ConfigDict | Mapping):
+        raise errors.UserError(f'{path}: get_config returns {type(made).__name__}, not a ConfigDict')
+    return override(from_dict(made), overrides or {})
 
 
 def difference(a: Config, b: Config) -> dict[str, tuple[Any, Any]]:

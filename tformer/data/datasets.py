@@ -13,7 +13,7 @@ def load(config: Data, objective: str, split: str) -> 'Records':
     """The records of `split`, converted as they are read.
 
     `config.columns` are the features of the objective's fields, a nested one with slashes, e.g.
-    ('translation/en', 'translation/de'). Nothing is downloaded: `tformer prepare` does that.
+    ('translation/en', 'translation/de'). Nothing is downloaded.
 
     Raises:
       UserError: the set is not prepared, not as array_record, or lacks the split or a feature.
@@ -39,12 +39,13 @@ def _prepared(name: str, directory: str | None) -> Any:
         builder = tfds.core.read_only_builder.builder_from_files(name, data_dir=directory)
     except tfds.core.DatasetNotFoundError:
         place = directory or tfds.core.constants.DATA_DIR
-        raise UserError(f'{name} is not prepared in {place}: run `tformer prepare`, or set data.tfds_dir') from None
+        hint = 'prepare it with `tfds build --file_format=array_record`, or set data.tfds_dir'
+        raise UserError(f'{name} is not prepared in {place}: {hint}') from None
     if builder.info.file_format != tfds.core.FileFormat.ARRAY_RECORD:
         found = builder.info.file_format.value
         raise UserError(
             f'{builder.data_path} is prepared as {found}, which has no random access without TensorFlow: '
-            'prepare it as array_record (`tformer prepare`)'
+            'prepare it with `tfds build --file_format=array_record`'
         )
     return builder
 

@@ -43,7 +43,7 @@ def _locate(path: Path, split: str) -> Path:
         return path
     if not path.is_dir():
         siblings = sorted(p.name for p in path.parent.iterdir()) if path.parent.is_dir() else []
-        raise UserError(f'{path} does not exist{nearest(path.name, siblings)}')
+        raise UserError(f'{path} does not exist{nearest(path.name, siblings, listed=10)}')
     names = {f'{split}{ending}{packed}' for ending in READERS for packed in ('', '.gz')}
     present = sorted(p.name for p in path.iterdir())
     found = [name for name in present if name in names]
@@ -58,7 +58,7 @@ def _locate(path: Path, split: str) -> Path:
 def _read(path: Path, held_out: tuple[str, ...], split: str, config: Data, objective: str) -> list[Record]:
     """The records of a file; with `held_out` splits, those of `split`."""
     reader = choose(READERS, Path(path.name.removesuffix('.gz')).suffix, f'the ending of {path}')
-    text = _read_text(path)
+    text = read_text(path)
     if held_out and reader is _txt and objective == 'causal_lm':
         text, held_out = _cut(text, held_out)[split], ()
     records = list(reader(path, text, config, objective))
@@ -80,7 +80,7 @@ def _cut(text: str, held_out: tuple[str, ...]) -> dict[str, str]:
     return {**parts, 'train': text}
 
 
-def _read_text(path: Path) -> str:
+def read_text(path: Path) -> str:
     """The whole file as UTF-8, line ends as they are, without a byte order mark."""
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == '.gz' else path.read_bytes()

@@ -19,6 +19,8 @@ class SentencePiece(Tokenizer):
 
     _SPACE = '\u2581'
 
+    lossless = True
+
     def __init__(self, model: bytes) -> None:
         self._model = model
         self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)

@@ -77,6 +77,7 @@ class Symbol(_Listed):
 class Byte(Tokenizer):
     """The 256 bytes of UTF-8 (ByT5, Xue et al. 2022): lossless, nothing to train."""
 
+    lossless = True
     vocab_size = FIRST + 256
     byte_lengths = np.repeat([0, 1], [FIRST, 256])
 
@@ -135,7 +136,10 @@ class Tokenizers:
         path = Path(directory, 'tokenizer.json')
         if not path.is_file():
             raise UserError(f'{path} does not exist: is {directory} the workdir of a run?')
-        manifest = json.loads(path.read_bytes())
+        try:
+            manifest = json.loads(path.read_bytes())
+        except ValueError as error:
+            raise UserError(f'{path}: {error}') from error
 
         def read(side: str) -> Tokenizer:
             kind = choose(TOKENIZERS, manifest[side], f'{path}: {side}')
@@ -147,20 +151,28 @@ class Tokenizers:
         return cls(read('source'), target, tuple(manifest['labels']))
 
 
-def train_tokenizers(config: Config, records: Sequence[dict[str, Any]]) -> Tokenizers:
-    """Trains the tokenizers of `config.data` on the records of the training split."""
-    data, seed = config.data, config.train.seed
+def train_tokenizers(
+    config: Config, records: Sequence[dict[str, Any]], pretrained: Tokenizers | None = None
+) -> Tokenizers:
+    """Returns tokenizers trained on the records of the training split as `config.data` says, or `pretrained` ones.
+
+    A pre-trained run with one stack lends its tokenizer to both sides of two.
+    """
+    data, seed, objective = config.data, config.train.seed, config.train.objective
+    labels = tuple(sorted({record['label'] for record in records})) if objective == 'classification' else ()
+    if pretrained is not None:
+        source = (pretrained.source or pretrained.target) if objective == 'seq2seq' else None
+        return Tokenizers(source, pretrained.target, labels)
     size, model = data.tokenizer_vocab_size, data.tokenizer_model
     target = choose(TOKENIZERS, data.tokenizer, 'data.tokenizer')
-    if config.train.objective != 'seq2seq':
-        labels = sorted({record['label'] for record in records}) if config.train.objective == 'classification' else ()
-        return Tokenizers(None, target.train((r['text'] for r in records), size, model, seed), tuple(labels))
+    if objective != 'seq2seq':
+        return Tokenizers(None, target.train((record['text'] for record in records), size, model, seed), labels)
     if data.source_tokenizer is None:
         both = target.train((record[side] for record in records for side in ('source', 'target')), size, model, seed)
         return Tokenizers(both, both)
-    source = choose(TOKENIZERS, data.source_tokenizer, 'data.source_tokenizer')
+    source_kind = choose(TOKENIZERS, data.source_tokenizer, 'data.source_tokenizer')
     return Tokenizers(
-        source.train((record['source'] for record in records), size, model, seed),
+        source_kind.train((record['source'] for record in records), size, model, seed),
         target.train((record['target'] for record in records), size, model, seed),
     )
 

@@ -3,7 +3,7 @@
 import abc
 import hashlib
 from collections.abc import Iterable
-from typing import Self
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -17,9 +17,11 @@ class Tokenizer(abc.ABC):
 
     Attributes:
       vocab_size: number of ids, specials included.
+      lossless: whether encoding keeps every character, so that bits per byte mean something.
       byte_lengths: int64 [vocab_size], UTF-8 bytes of text that each id stands for; 0 for specials.
     """
 
+    lossless: ClassVar[bool] = False
     vocab_size: int
     byte_lengths: np.ndarray
 

@@ -24,7 +24,7 @@ def attention_probabilities(q_BNTH: jax.Array, k_BKSH: jax.Array, mask_BTS: jax.
     B, N, T, H = q_BNTH.shape
     K = k_BKSH.shape[1]
     q_BKGTH = (q_BNTH * H**-0.5).reshape(B, K, N // K, T, H)
-    logits_BKGTS = jnp.einsum('BKGTH,BKSH->BKGTS', q_BKGTH, k_BKSH).astype(jnp.float32)
+    logits_BKGTS = jnp.einsum('BKGTH,BKSH->BKGTS', q_BKGTH, k_BKSH, preferred_element_type=jnp.float32)
     logits_BKGTS = jnp.where(mask_BTS[:, None, None], logits_BKGTS, jnp.finfo(jnp.float32).min)
     return jax.nn.softmax(logits_BKGTS, axis=-1)
 
@@ -64,7 +64,7 @@ class Attention(nn.Module):
         angles: Angles,
         dropout_rate: Rate = None,
     ) -> jax.Array:
-        q_BNTH = constrain(rotate(self.query(x_BTD), angles), 'batch', 'act_heads', 'length', 'act_embed')
+        q_BNTH = constrain(rotate(self.query(x_BTD), angles), 'batch', 'act_heads', 'length', 'act_head_dim')
         probs_BKGTS = attention_probabilities(q_BNTH, k_BKSH, mask_BTS)
         self.sow('intermediates', 'probabilities', probs_BKGTS)  # kept only where the caller asks (attention maps)
         if self.has_rng('dropout') and dropout_rate is not None:

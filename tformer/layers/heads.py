@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from tformer.config import Model
-from tformer.errors import choose
+from tformer.errors import UserError, choose
 from tformer.layers.linear import Dense
 from tformer.layers.mlp import ACTIVATIONS
 from tformer.layers.norms import make_norm
@@ -26,13 +26,18 @@ class VocabularyHead(nn.Module):
         if cfg.mlm_transform:
             shape, names = (cfg.emb_dim, cfg.emb_dim), ('embed', 'mlp')
             hidden = Dense(cfg, 'BTD,DF->BTF', shape, names, bias=True, name='transform')(x_BTD)
-            inputs, activation = ACTIVATIONS[cfg.activation]
-            x_BTD = make_norm(cfg)(activation(*[hidden] * inputs))
+            inputs, activation = choose(ACTIVATIONS, cfg.activation, 'model.activation')
+            if inputs != 1:
+                raise UserError(
+                    f'model.mlm_transform takes an ungated activation, not {cfg.activation}; valid: gelu, relu'
+                )
+            x_BTD = make_norm(cfg)(activation(hidden))
         if tied is not None:
             logits_BTV = tied(x_BTD)
         else:
-            head = Dense(cfg, 'BTD,DV->BTV', (cfg.emb_dim, cfg.vocab_size), ('embed', 'vocab'), name='logits')
-            logits_BTV = constrain(head(x_BTD).astype(jnp.float32), 'batch', 'length', 'act_vocab')
+            shape, names = (cfg.emb_dim, cfg.vocab_size), ('embed', 'vocab')
+            head = Dense(cfg, 'BTD,DV->BTV', shape, names, output='float32', name='logits')
+            logits_BTV = constrain(head(x_BTD), 'batch', 'length', 'act_vocab')
         if cfg.output_bias:
             bias = self.param('bias', partitioned(nn.initializers.zeros, 'vocab'), (cfg.vocab_size,), jnp.float32)
             logits_BTV += bias[None, None]
@@ -40,7 +45,7 @@ class VocabularyHead(nn.Module):
 
 
 class ClassHead(nn.Module):
-    """logits_BC, float32, from one pooled vector (Devlin et al. 2019, 3.2): dropout, dense."""
+    """logits_BC, float32, from one pooled vector (Devlin et al. 2019, 3.2)."""
 
     cfg: Model
 
@@ -50,8 +55,8 @@ class ClassHead(nn.Module):
         assert cfg.num_classes
         pooled_B1D = choose(POOLINGS, cfg.pooling, 'model.pooling')(x_BTD, positions_BT >= 0)
         shape, names = (cfg.emb_dim, cfg.num_classes), ('embed', 'classes')
-        logits_B1C = Dense(cfg, 'BTD,DC->BTC', shape, names, bias=True, name='classes')(pooled_B1D)
-        return logits_B1C[:, 0].astype(jnp.float32)
+        head = Dense(cfg, 'BTD,DC->BTC', shape, names, bias=True, output='float32', name='classes')
+        return head(pooled_B1D)[:, 0]
 
 
 def first_token(x_BTD: jax.Array, mask_BT: jax.Array) -> jax.Array:

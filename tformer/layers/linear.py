@@ -22,22 +22,24 @@ class Dense(nn.Module):
     shape: tuple[int, ...]
     names: tuple[str, ...]
     bias: bool = False
+    output: str | None = None  # dtype of y; None: the activations'
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         cfg = self.cfg
         inputs, rest = self.equation.split(',')
-        letters, output = rest.split('->')
+        letters, outputs = rest.split('->')
         in_axis = [i for i, letter in enumerate(letters) if letter in inputs]
         out_axis = [i for i, letter in enumerate(letters) if letter not in inputs]
         init = choose(INITIALIZERS, cfg.initializer, 'model.initializer').kernel(in_axis, out_axis)
         kernel = self.param('kernel', partitioned(init, *self.names), self.shape, jnp.dtype(cfg.param_dtype))
-        y = jnp.einsum(self.equation, x.astype(cfg.dtype), kernel.astype(cfg.dtype))
+        dtype = jnp.dtype(self.output or cfg.dtype)
+        y = jnp.einsum(self.equation, x.astype(cfg.dtype), kernel.astype(cfg.dtype), preferred_element_type=dtype)
         if self.bias:
-            kept = [letter for letter in output if letter in letters]
+            kept = [letter for letter in outputs if letter in letters]
             axes = [letters.index(letter) for letter in kept]
             zeros = partitioned(nn.initializers.zeros, *(self.names[axis] for axis in axes))
             bias = self.param('bias', zeros, tuple(self.shape[axis] for axis in axes), jnp.dtype(cfg.param_dtype))
-            spread = [self.shape[letters.index(letter)] if letter in letters else 1 for letter in output]
-            y += bias.astype(cfg.dtype).reshape(spread)
+            spread = [self.shape[letters.index(letter)] if letter in letters else 1 for letter in outputs]
+            y += bias.astype(dtype).reshape(spread)
         return y

@@ -1,0 +1,143 @@
+"""Imports run one way, without a cycle; what must stay out of a run stays out."""
+
+import ast
+import graphlib
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+# From the bottom up. A file imports from its own part of the package and from the lines before, nothing else.
+ORDER = [
+    ('errors', 'allocator'),
+    ('config',),
+    ('data', 'metrics'),
+    ('sharding', 'workdir'),
+    ('layers',),
+    ('hyper',),
+    ('model', 'objectives', 'optimizers'),
+    ('state', 'decode'),
+    ('checkpoint',),
+    ('evaluate',),
+    ('train',),
+    ('benchmark', 'choices'),
+    ('lab',),
+    ('runs',),
+    ('__main__',),
+]
+RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
+
+NEVER = [  # (who, whom), by the beginning of a module's name
+    ('tformer.config', 'jax'),
+    ('tformer.config', 'flax'),
+    ('tformer.data', 'jax'),
+    ('tformer.data', 'flax'),
+    ('tformer.layers', 'tformer.model'),
+    ('tformer.train', 'tformer.decode'),
+    ('tformer.evaluate', 'tformer.decode'),
+    ('tformer', 'tensorflow'),
+    ('tformer', 'torch'),
+]
+
+
+def module_name(path):
+    parts = path.relative_to(ROOT).with_suffix('').parts
+    return '.'.join(parts[:-1] if parts[-1] == '__init__' else parts)
+
+
+MODULES = {module_name(path): path for path in sorted((ROOT / 'tformer').rglob('*.py'))}
+
+
+def imports(name):
+    """Returns every module that a file names in an import, wherever the import stands."""
+    found = set()
+    for node in ast.walk(ast.parse(MODULES[name].read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f'{name}: a relative import'
+            submodules = {f'{node.module}.{alias.name}' for alias in node.names}
+            inside = submodules & set(MODULES)
+            found |= inside if len(inside) == len(submodules) else inside | {node.module}
+    return found
+
+
+def part(name):
+    """Returns the part of the package that a module belongs to, '' for the package itself."""
+    return name.split('.')[1] if '.' in name else ''
+
+
+def begins(name, with_):
+    return name == with_ or name.startswith(with_ + '.')
+
+
+def test_every_part_of_the_package_has_its_place():
+    assert {part(name) for name in MODULES} - {''} == set(RANK)
+    assert imports('tformer') == set()
+
+
+@pytest.mark.parametrize('name', [name for name in MODULES if name != 'tformer'])
+def test_imports_run_one_way(name):
+    ours = {other for other in imports(name) if begins(other, 'tformer')}
+    assert ours <= set(MODULES)
+    assert not [other for other in ours if part(other) != part(name) and RANK[part(other)] >= RANK[part(name)]]
+
+
+def test_no_module_imports_what_it_never_may():
+    for who, whom in NEVER:
+        assert any(begins(name, who) for name in MODULES)
+        for name in MODULES:
+            if begins(name, who):
+                assert not [other for other in imports(name) if begins(other, whom)], name
+
+
+def test_no_cycle():
+    graph = {name: imports(name) & set(MODULES) for name in MODULES}
+    assert len(list(graphlib.TopologicalSorter(graph).static_order())) == len(MODULES)
+
+
+# ------------------------------------------------------------------------------------------------ at run time
+def python(code, *args, **environment):
+    """Runs code in an interpreter of its own and returns what it prints last."""
+    ran = subprocess.run(
+        [sys.executable, '-c', code, *map(str, args)],
+        cwd=ROOT,
+        env={**os.environ, 'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': '', **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout.splitlines()[-1]
+
+
+LOADED = "print(sorted({name.split('.')[0] for name in sys.modules} & {'jax', 'flax', 'tensorflow', 'torch'}))"
+
+
+def test_importing_the_package_or_reading_a_config_loads_no_jax():
+    assert python(f'import sys, tformer; {LOADED}') == '[]'
+    assert python(f'import sys, tformer.config, tformer.__main__; {LOADED}') == '[]'
+
+
+TRAIN = f"""
+import sys
+from tformer import choices, config, runs
+cfg = config.load('configs/g2p.py:smoke')
+choices.validate(cfg)
+runs.train(cfg, sys.argv[1])
+{LOADED}
+"""
+
+
+def test_training_loads_neither_tensorflow_nor_torch_where_both_are_installed(tmp_path):
+    """Empty packages of their names stand in front of any real ones: whoever tries to import them, gets them."""
+    for name in ('tensorflow', 'torch'):
+        (tmp_path / 'packages' / name).mkdir(parents=True)
+        (tmp_path / 'packages' / name / '__init__.py').write_text('')
+    packages = os.pathsep.join(filter(None, [str(tmp_path / 'packages'), os.environ.get('PYTHONPATH')]))
+    assert python(f'import sys, torch, tensorflow; {LOADED}', PYTHONPATH=packages) == "['tensorflow', 'torch']"
+    assert python(TRAIN, tmp_path / 'run', PYTHONPATH=packages) == "['flax', 'jax']"

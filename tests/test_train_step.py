@@ -1,0 +1,414 @@
+"""The train step: exact accumulation, one result on any mesh, traced hyper-parameters, a fixed loss curve."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen as nn
+
+from tformer import config, objectives, optimizers, sharding
+from tformer.config import Config, Model, Train
+from tformer.errors import UserError
+from tformer.hyper import Hyper
+from tformer.layers.dropout import Rates
+from tformer.model import build
+from tformer.objectives import OBJECTIVES
+from tformer.state import TrainState, make_init, start_state, step_key
+from tformer.train import make_train_step
+
+V, T, S, ROWS = 17, 8, 6, 8
+FAMILY = {'causal_lm': 'decoder', 'masked_lm': 'encoder', 'seq2seq': 'encoder_decoder', 'classification': 'encoder'}
+TINY = Model(
+    vocab_size=V,
+    emb_dim=16,
+    mlp_dim=32,
+    num_heads=2,
+    num_encoder_layers=2,
+    num_decoder_layers=2,
+    max_len=16,
+    num_classes=3,
+)
+STEADY = config.Optimizer(schedule='constant', warmup_steps=0)
+
+
+def make_config(objective, **sections):
+    """A resolved config; a section is the fields that differ from the small default, or a dataclass."""
+    model = dataclasses.replace(TINY, family=FAMILY[objective], **sections.get('model', {}))
+    train = Train(objective=objective, num_steps=20, batch_size=ROWS, **sections.get('train', {}))
+    base = Config(model=model, train=train, optimizer=sections.get('optimizer', config.Optimizer()))
+    base = dataclasses.replace(base, data=config.Data(length=T), decode=config.Decode(max_len=8))
+    return config.resolve(base, vocab_size=V, num_classes=3)
+
+
+def make_batch(objective, seed=0, rows=ROWS):
+    """Rows of unequal length, so that parts of a batch weigh unequally; the last row is empty."""
+    rng, batch = np.random.default_rng(seed), {}
+    for prefix, length in {'encoder_': S, '': T}.items():
+        if prefix and objective != 'seq2seq':
+            continue
+        lengths = rng.integers(1, length + 1, rows)
+        lengths[0], lengths[-1] = length, 0
+        real = np.arange(length)[None] < lengths[:, None]
+        batch[f'{prefix}inputs'] = np.where(real, rng.integers(1, V, (rows, length)), 0).astype(np.int32)
+        batch[f'{prefix}positions'] = np.where(real, np.arange(length)[None], -1).astype(np.int32)
+    if objective == 'classification':
+        weights = (lengths > 0).astype(np.float32)
+        return batch | {'labels': rng.integers(0, 3, rows, np.int32), 'label_weights': weights}
+    return batch | {'targets': rng.integers(1, V, (rows, T), np.int32), 'weights': real.astype(np.float32)}
+
+
+class Trainer:
+    """A config's model, its initial state and its step, not yet jitted."""
+
+    def __init__(self, cfg, optimizer=None):
+        self.cfg, self.hyper = cfg, Hyper.of(cfg)
+        self.model, self.objective = build(cfg.model), OBJECTIVES[cfg.train.objective]
+        self.optimizer = optimizers.make_optimizer(cfg.optimizer) if optimizer is None else optimizer
+        self.step = make_train_step(self.model, self.objective, self.optimizer, cfg)
+        self._init = make_init(self.model, self.objective, self.optimizer)
+
+    def start(self, hyper=None):
+        hyper = self.hyper if hyper is None else hyper
+        state = self._init(hyper, make_batch(self.cfg.train.objective))
+        return TrainState(*(sharding.unboxed(part) for part in (state.step, state.params, state.opt_state)))
+
+
+def keep_gradients():
+    """An optimizer whose state is the gradient that it was given."""
+    return optax.GradientTransformation(
+        lambda params: jax.tree.map(jnp.zeros_like, params), lambda grads, state, params=None: (grads, grads)
+    )
+
+
+def relative(found, expected):
+    """Returns the norm of a tree's difference over its norm, in float64."""
+    a, b = (np.concatenate([np.asarray(x, np.float64).ravel() for x in jax.tree.leaves(t)]) for t in (found, expected))
+    return np.linalg.norm(a - b) / np.linalg.norm(b)
+
+
+@functools.cache
+def steady():
+    """(trainer, state, jitted step) of a decoder with dropout at a constant rate."""
+    trainer = Trainer(make_config('causal_lm', optimizer=STEADY))
+    return trainer, jax.jit(trainer.start)(), jax.jit(trainer.step)
+
+
+# ---------------------------------------------------------------------------------------------- accumulation
+@pytest.mark.parametrize('objective', FAMILY)
+def test_gradients_of_microbatches_are_those_of_the_batch(objective):
+    batch = make_batch(objective)
+    cfg = make_config(objective, model={'dropout_rate': 0.0}, train={'label_smoothing': 0.1})
+    trainer = Trainer(cfg, keep_gradients())
+    state = jax.jit(trainer.start)()
+    parts = {}
+    for number in (1, 2, 4) if objective == 'causal_lm' else (1, 4):
+        split = dataclasses.replace(cfg, train=dataclasses.replace(cfg.train, microbatches=number))
+        after, numbers = jax.jit(Trainer(split, keep_gradients()).step)(state, batch, trainer.hyper)
+        parts[number] = after.opt_state, numbers, after.params
+    weights = batch.get('weights', batch.get('label_weights'))
+    per_part = weights.reshape(-1, 4, *weights.shape[1:]).sum((0, *range(2, weights.ndim + 1)))
+    assert objective == 'classification' or len(set(per_part.tolist())) > 1
+    whole, numbers, params = parts.pop(1)
+    assert optax.tree.norm(whole) > 0.01
+    for gradients, others, stepped in parts.values():
+        assert relative(gradients, whole) < 1e-6
+        assert relative(stepped, params) < 1e-6
+        for name, (total, weight) in numbers['scores'].items():
+            assert weight == weights.sum() == others['scores'][name][1]
+            assert float(others['scores'][name][0]) == pytest.approx(float(total), rel=1e-6)
+        assert float(others['grad_norm']) == pytest.approx(float(numbers['grad_norm']), rel=1e-6)
+
+
+def test_the_gradient_is_that_of_the_sum_divided_once_by_the_weight():
+    batch = make_batch('causal_lm')
+    trainer = Trainer(make_config('causal_lm', model={'dropout_rate': 0.0}), keep_gradients())
+
+    @jax.jit
+    def compare(hyper):
+        state = trainer.start()
+
+        def mean(params):
+            losses = objectives.cross_entropy(trainer.model.apply({'params': params}, batch, Rates()), batch['targets'])
+            return jnp.sum(losses * batch['weights']) / jnp.sum(batch['weights'])
+
+        return jax.value_and_grad(mean)(state.params), trainer.step(state, batch, hyper)
+
+    (mean, expected), (after, numbers) = compare(trainer.hyper)
+    total, weight = numbers['scores']['loss']
+    assert float(total / weight) == pytest.approx(float(mean), rel=1e-6)
+    assert relative(after.opt_state, expected) < 1e-6
+    assert float(numbers['grad_norm']) == pytest.approx(float(optax.tree.norm(expected)), rel=1e-5)
+    assert after.step == 1
+
+
+def test_scores_are_sums_and_weights():
+    logits = jnp.log(jnp.asarray([[[0.7, 0.2, 0.1], [0.1, 0.8, 0.1], [0.2, 0.2, 0.6]]]))
+    batch = {'targets': jnp.asarray([[0, 2, 1]]), 'weights': jnp.asarray([[1.0, 2.0, 0.0]])}
+    scores = objectives.token_scores(logits, batch, 0.3)
+    nll = -np.log(0.7) - 2 * np.log(0.1)
+    smooth = [-np.log([0.7, 0.2, 0.1]).mean(), -2 * np.log([0.1, 0.8, 0.1]).mean()]
+    expected = {'nll': nll, 'accuracy': 1.0, 'loss': 0.7 * nll + 0.3 * sum(smooth)}
+    assert set(scores) == set(expected)
+    for name, (total, weight) in scores.items():
+        assert float(total) == pytest.approx(expected[name], rel=1e-5) and weight == 3
+    nothing = objectives.token_scores(logits, {**batch, 'weights': jnp.zeros((1, 3))}, None)
+    assert all(total == 0 and weight == 0 for total, weight in nothing.values())
+
+
+def test_a_batch_of_padding_alone_moves_nothing():
+    batch = make_batch('causal_lm')
+    batch = {**batch, 'positions': np.full_like(batch['positions'], -1), 'weights': np.zeros_like(batch['weights'])}
+    trainer, state, step = steady()
+    after, numbers = step(state, batch, trainer.hyper)
+    assert all(np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, (after.params, state.params)), strict=True))
+    assert numbers['grad_norm'] == 0
+
+
+# ---------------------------------------------------------------------------------------------------- meshes
+MESHES = [config.Mesh(data=2, fsdp=2, tensor=2), config.Mesh(data=8)]
+
+
+def run_on(cfg, mesh_config, devices, num_steps=3):
+    trainer = Trainer(cfg)
+    mesh, rules = sharding.make_mesh(mesh_config, devices), sharding.RULES[mesh_config.rules]
+    batches = [make_batch(cfg.train.objective, seed) for seed in range(num_steps)]
+    with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
+        state, shardings = start_state(
+            trainer.model, trainer.objective, trainer.optimizer, trainer.hyper, batches[0], mesh, rules
+        )
+        step = jax.jit(trainer.step, donate_argnums=0, out_shardings=(shardings, None))
+        losses = []
+        for batch in batches:
+            state, numbers = step(state, jax.device_put(batch, sharding.batch_sharding(mesh)), trainer.hyper)
+            total, weight = numbers['scores']['loss']
+            losses.append(float(total / weight))
+    return np.asarray(losses), state
+
+
+@pytest.mark.parametrize('objective', ['causal_lm', 'masked_lm', 'seq2seq'])
+def test_eight_devices_train_as_one_does(objective):
+    """Dropout is on. Sums in another order differ by float32 rounding; plain Adam would divide that by a gradient near
+    0 in the first steps, so its epsilon is large enough that a step is a smooth function of the gradient."""
+    smooth = config.Optimizer(learning_rate=1e-2, schedule='constant', warmup_steps=0, epsilon=1e-3, weight_decay=0.1)
+    cfg = make_config(objective, optimizer=smooth, train={'label_smoothing': 0.1})
+    assert cfg.model.dropout_rate > 0 and cfg.optimizer.clip_norm
+    losses, state = run_on(cfg, config.Mesh(data=1), jax.devices()[:1])
+    assert len(set(losses.tolist())) == 3
+    params = jax.device_get(state.params)
+    for mesh in MESHES:
+        others, other = run_on(cfg, mesh, jax.devices()[:8])
+        assert np.allclose(others, losses, rtol=1e-5, atol=0)
+        assert relative(jax.device_get(other.params), params) < 1e-5
+        ways = {leaf.sharding.num_devices for leaf in jax.tree.leaves(other.params)}
+        split = [not leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(other.params)]
+        assert ways == {8} and any(split) == (mesh.data != 8)
+
+
+def test_the_rules_place_parameters_and_their_optimizer_state_alike():
+    trainer = Trainer(make_config('causal_lm'))
+    batch = make_batch('causal_lm')
+    mesh = sharding.make_mesh(config.Mesh(data=2, fsdp=2, tensor=2), jax.devices()[:8])
+    init = make_init(trainer.model, trainer.objective, trainer.optimizer)
+    placed = sharding.tree_shardings(jax.eval_shape(init, trainer.hyper, batch), mesh, sharding.RULES['fsdp_tp'])
+    layers = placed.params['decoder']['stack']['layers']
+    assert tuple(layers['attention']['query']['kernel'].spec) == (None, 'fsdp', 'tensor', None)
+    assert tuple(layers['mlp']['out']['kernel'].spec) == (None, 'tensor', 'fsdp')
+    assert tuple(layers['mlp_norm']['scale'].spec) == (None, None)
+    # 17 rows of the table do not divide by 2: that axis stays whole.
+    assert tuple(placed.params['embed']['table'].spec) == (None, 'fsdp')
+    states = jax.tree.leaves(placed.opt_state, is_leaf=lambda x: hasattr(x, 'mu'))
+    (adam,) = [state for state in states if hasattr(state, 'mu')]
+    assert adam.mu == placed.params and adam.nu == placed.params
+
+
+def test_a_mesh_takes_the_devices_that_it_names_or_is_refused():
+    for mesh in (config.Mesh(data=-1, tensor=3), config.Mesh(data=16), config.Mesh(data=3, fsdp=3)):
+        with pytest.raises(UserError, match='do not fit the 8 devices'):
+            sharding.make_mesh(mesh, jax.devices()[:8])
+    for mesh, shape in [(config.Mesh(tensor=2), (4, 1, 2)), (config.Mesh(data=3, fsdp=2), (3, 2, 1))]:
+        assert sharding.make_mesh(mesh, jax.devices()[:8]).devices.shape == shape
+    assert sharding.batch_ways(sharding.make_mesh(config.Mesh(fsdp=2, tensor=2), jax.devices()[:8])) == 4
+
+
+# ------------------------------------------------------------------------------------------------- the update
+def test_weight_decay_shrinks_kernels_and_tables_only():
+    rate, decay = 0.25, 0.5
+    cfg = make_config(
+        'seq2seq',
+        model={'position': 'learned', 'attention_bias': True, 'output_bias': True, 'mlm_transform': True},
+        optimizer=dataclasses.replace(STEADY, learning_rate=rate, weight_decay=decay),
+    )
+    params = jax.tree.map(jnp.ones_like, jax.eval_shape(Trainer(cfg).start).params)
+    after = optimizers.descend(params, jax.tree.map(jnp.zeros_like, params), rate, decay)
+    seen = set()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(after):
+        seen.add(path[-1].key)
+        assert np.all(leaf == (1 - rate * decay if path[-1].key in ('kernel', 'table') else 1))
+    assert seen == {'kernel', 'table', 'scale', 'bias'}
+
+
+def test_clipping_bounds_the_global_norm():
+    grads = {'a': jnp.asarray([3.0, 0.0]), 'b': jnp.asarray([[4.0]])}
+    for clip, factor in ((1.0, 0.2), (10.0, 1.0), (None, 1.0)):
+        cfg = dataclasses.replace(STEADY, clip_norm=clip, beta1=0.0, beta2=0.0, epsilon=1.0)
+        optimizer = optimizers.make_optimizer(cfg)
+        direction, _ = optimizer.update(grads, optimizer.init(grads), grads)
+        # Without averages, Adam's direction is g / (|g| + epsilon).
+        for name, g in grads.items():
+            assert np.allclose(direction[name], g * factor / (np.abs(g * factor) + 1), rtol=1e-6)
+
+
+def test_clipping_reaches_the_step_and_the_norm_is_reported_before_it():
+    batch = make_batch('causal_lm')
+    clip = 0.01
+    # Without averages and with a large epsilon, Adam's direction is g / epsilon: the update is the clipped gradient.
+    optimizer = dataclasses.replace(STEADY, learning_rate=1e3, clip_norm=clip, beta1=0.0, beta2=0.0, epsilon=1e3)
+    trainer = Trainer(make_config('causal_lm', model={'dropout_rate': 0.0}, optimizer=optimizer))
+    state = jax.jit(trainer.start)()
+    after, numbers = jax.jit(trainer.step)(state, batch, trainer.hyper)
+    moved = optax.tree.norm(jax.tree.map(jnp.subtract, after.params, state.params))
+    assert float(moved) == pytest.approx(clip, rel=1e-3)
+    assert float(numbers['grad_norm']) > 10 * clip
+
+
+def test_the_key_of_a_step_is_a_function_of_seed_and_step():
+    keys = {(seed, step): step_key(seed, step) for seed in (0, 1, 7) for step in (0, 1, 2)}
+    data = {name: tuple(np.asarray(jax.random.key_data(key)).tolist()) for name, key in keys.items()}
+    assert len(set(data.values())) == 9
+    traced = jax.jit(step_key)(7, 2)
+    assert tuple(np.asarray(jax.random.key_data(traced)).tolist()) == data[7, 2]
+
+
+def test_a_step_depends_on_its_number_and_seed_only_through_the_key():
+    trainer, state, step = steady()
+
+    def loss(number, seed):
+        hyper = trainer.hyper.replace(seed=seed)
+        _, numbers = step(state.replace(step=jnp.asarray(number)), make_batch('causal_lm'), hyper)
+        return float(numbers['scores']['loss'][0])
+
+    assert loss(3, 0) == loss(3, 0)
+    assert len({loss(3, 0), loss(4, 0), loss(3, 1)}) == 3
+
+
+# ----------------------------------------------------------------------------------------- traced hyper-parameters
+SWEPT = {
+    'seed': [0, 1, 2],
+    'learning_rate': [1e-2, 3e-2, 1e-3],
+    'warmup_steps': [0, 2, 10],
+    'weight_decay': [0.0, 0.1, 1.0],
+    'init_scale': [1.0, 0.5, 1.5],
+    'label_smoothing': [0.0, 0.1, 0.3],
+}
+DROPOUT = [0.0, 0.1, 0.5]
+
+
+def hypers(cfg):
+    """Three hypers of arrays, each field of each its own."""
+    values = jax.tree.map(jnp.asarray, SWEPT, is_leaf=lambda x: isinstance(x, list))
+    rates = jnp.asarray(DROPOUT)
+    assert set(values) | {'rates'} == {field.name for field in dataclasses.fields(Hyper)}
+    return Hyper(**values, rates=Rates(rates, rates / 2, rates))
+
+
+def test_many_hypers_in_one_program_are_each_as_alone():
+    trainer = Trainer(make_config('causal_lm', model={'scan_layers': False}))
+    traces = []
+
+    def train(hyper):
+        traces.append(hyper)
+        state, losses = trainer.start(hyper), []
+
+        def one(state, batch):
+            state, numbers = trainer.step(state, batch, hyper)
+            return state, (numbers['scores']['loss'], numbers['learning_rate'])
+
+        batches = [make_batch('causal_lm', seed) for seed in range(4)]
+        state, losses = jax.lax.scan(one, state, jax.tree.map(lambda *x: jnp.stack(x), *batches))
+        return state.params, losses
+
+    swept = hypers(trainer.cfg)
+    together = jax.device_get(jax.jit(jax.vmap(train))(swept))
+    alone = jax.jit(train)
+    for index in range(3):
+        params, ((totals, weights), rates) = alone(jax.tree.map(lambda x, i=index: x[i], swept))
+        mine = jax.tree.map(lambda x, i=index: x[i], together)
+        assert relative(mine[0], params) < 1e-5
+        assert np.allclose(mine[1][0][0], totals, rtol=1e-5) and np.array_equal(mine[1][0][1], weights)
+        assert np.allclose(mine[1][1], rates, rtol=1e-6)
+    assert len(traces) == 2
+
+
+@pytest.mark.parametrize('field', [*SWEPT, 'dropout_rate'])
+def test_every_hyper_parameter_changes_the_result_through_one_program(field):
+    result, baseline = shared_program()
+    if field == 'dropout_rate':
+        changed = baseline.replace(rates=Rates(0.5, 0.05, 0.1))
+    else:
+        changed = baseline.replace(**{field: SWEPT[field][2]})
+    assert relative(result(changed), result(baseline)) > 1e-5
+    assert relative(result(baseline), result(baseline)) == 0
+
+
+@functools.cache
+def shared_program():
+    """Two steps of training as a function of a hyper of plain numbers, compiled once; and a hyper."""
+    trainer = Trainer(make_config('causal_lm'))
+
+    @jax.jit
+    def result(hyper):
+        batches = jax.tree.map(lambda *x: jnp.stack(x), *(make_batch('causal_lm', seed) for seed in range(2)))
+        return jax.lax.scan(lambda state, batch: trainer.step(state, batch, hyper), trainer.start(hyper), batches)[
+            0
+        ].params
+
+    return result, Hyper(**{name: values[1] for name, values in SWEPT.items()}, rates=Rates(0.1, 0.05, 0.1))
+
+
+@pytest.mark.parametrize('schedule', optimizers.SCHEDULES)
+def test_schedules_accept_traced_numbers(schedule):
+    cfg = config.Optimizer(schedule=schedule, final_fraction=0.1)
+    swept = hypers(None)
+
+    def rate(hyper, step):
+        return optimizers.learning_rate(cfg, hyper, step, num_steps=20, emb_dim=16)
+
+    steps = jnp.arange(1, 25)
+    found = jax.jit(jax.vmap(jax.vmap(rate, (None, 0)), (0, None)))(swept, steps)
+    assert found.shape == (3, 24) and np.isfinite(found).all() and (found >= 0).all()
+    for i in range(3):
+        for t in (0, 9, 23):
+            numbers = jax.tree.map(lambda x, i=i: x[i].item(), swept)
+            assert float(found[i, t]) == pytest.approx(float(rate(numbers, t + 1)), rel=1e-6, abs=1e-12)
+
+
+# ------------------------------------------------------------------------------------------------- loss curve
+# fmt: off
+CURVE = [
+    3.076736, 3.441895, 3.282509, 3.347059, 2.880861, 3.110159, 2.932656, 2.945035, 2.688344, 2.898582,
+    2.650948, 2.728328, 2.602671, 2.781581, 2.669539, 2.738965, 2.653270, 2.822585, 2.597523, 2.740472,
+]
+# fmt: on
+
+
+def test_loss_curve():
+    """Twenty steps with everything on: dropout, label smoothing, decay, clipping, warm-up, a cosine, two parts."""
+    optimizer = config.Optimizer(learning_rate=1e-2, schedule='cosine', warmup_steps=5, weight_decay=0.1, epsilon=1e-3)
+    cfg = make_config(
+        'causal_lm',
+        model={'position': 'rope', 'activation': 'swiglu', 'attention_dropout_rate': 0.1},
+        optimizer=optimizer,
+        train={'label_smoothing': 0.1, 'microbatches': 2, 'seed': 1},
+    )
+    trainer = Trainer(cfg)
+    state, step, losses = jax.jit(trainer.start)(trainer.hyper), jax.jit(trainer.step), []
+    for number in range(20):
+        state, numbers = step(state, make_batch('causal_lm', number % 4), trainer.hyper)
+        total, weight = numbers['scores']['loss']
+        losses.append(round(float(total / weight), 6))
+    assert len(losses) == len(CURVE), str(losses)
+    assert np.allclose(losses, CURVE, rtol=0, atol=1e-4), str(losses)
