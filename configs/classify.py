@@ -42,7 +42,13 @@ def get_config(arguments: str = '') -> ConfigDict:
             'train.best_metric': 'valid/loss',
             'optimizer.learning_rate': 1e-3,
         },
-        small={'model.emb_dim': 128, 'model.mlp_dim': 512, 'model.num_encoder_layers': 2, 'train.num_epochs': 2},
+        small={
+            'model.emb_dim': 128,
+            'model.mlp_dim': 512,
+            'model.num_encoder_layers': 2,
+            'train.num_epochs': 3,
+            'optimizer.learning_rate': 1e-3,
+        },
         smoke={
             'model.emb_dim': 32,
             'model.mlp_dim': 64,
