@@ -1,7 +1,9 @@
 """A language model of the source text of the running interpreter's standard library, split by file.
 
-tformer train --config=configs/lm_stdlib.py --workdir=runs/lm
-tformer generate --workdir=runs/lm --config.decode.strategy=sample 'def '
+    tformer train --config=configs/lm_stdlib.py --workdir=runs/lm
+    tformer generate --workdir=runs/lm 'def '
+
+600 steps, 34 minutes on two CPU cores that had three other trainings too: 1.35 bits a byte on the test files.
 """
 
 from ml_collections import ConfigDict

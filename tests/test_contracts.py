@@ -16,6 +16,7 @@ from tformer import choices, sharding
 from tformer.config import Config, Model, resolve_model
 from tformer.hyper import Hyper
 from tformer.layers import dropout as dropout_lib
+from tformer.layers.attention import attention_probabilities
 from tformer.layers.dropout import Rates
 from tformer.layers.initializers import INITIALIZERS
 from tformer.model import FAMILIES, build
@@ -221,15 +222,16 @@ def test_an_encoder_token_is_seen_by_the_whole_decoder(case):
 
 
 def test_tokens_of_padding_change_nothing(case):
+    """With segments, and without, where the position alone tells padding."""
     real = case.batch['positions'] >= 0
-    for prefix in sides(case.task):
-        padding = case.batch[f'{prefix}positions'] < 0
-        assert padding.any()
-        found = case.logits(changed(case.batch, f'{prefix}inputs', padding))
-        if case.task == 'classifier':
-            assert not differs(found, case.both[0]).any()
-        else:
-            assert not differs(found, case.both[0])[real].any()
+    ones = {f'{prefix}segment_ids': np.ones_like(case.batch[f'{prefix}inputs']) for prefix in sides(case.task)}
+    for batch in (case.batch, {**case.batch, **ones}):
+        expected = case.logits(batch)
+        for prefix in sides(case.task):
+            padding = batch[f'{prefix}positions'] < 0
+            assert padding.any()
+            moved = differs(case.logits(changed(batch, f'{prefix}inputs', padding)), expected)
+            assert not (moved if case.task == 'classifier' else moved[real]).any()
 
 
 def test_padding_at_another_place_changes_nothing(case):
@@ -376,6 +378,19 @@ def test_bfloat16_multiplies_matrices_and_leaves_softmax_and_norms_to_float32(ta
     assert {'exp', 'rsqrt', 'dot_general'} <= seen
     kernels = [x for path, x in jax.tree_util.tree_leaves_with_path(case.params) if path[-1].key in ('kernel', 'table')]
     assert {x.dtype for x in kernels} == {jnp.dtype('bfloat16')}
+
+
+def test_scores_and_logits_of_bfloat16_are_not_rounded_to_it():
+    """A product of two bfloat16 numbers is exact in float32, and so is the factor 1/2 of heads of four."""
+    rng = np.random.default_rng(0)
+    q, k = (jnp.asarray(rng.standard_normal((1, 4, 8, 4)), jnp.bfloat16) for _ in range(2))
+    mask = jnp.ones((1, 8, 8), bool)
+    exact = attention_probabilities(q.astype(jnp.float32), k.astype(jnp.float32), mask)
+    assert_near(attention_probabilities(q, k, mask), exact, 1e-6)
+    for tied in ('output', None):
+        case = make_case('decoder', dtype='bfloat16', tied_embeddings=tied)
+        logits = case.forward(case.params, case.batch)
+        assert not np.array_equal(logits, logits.astype(jnp.bfloat16).astype(jnp.float32))
 
 
 # ------------------------------------------------------------------------------------------------ parameters

@@ -68,6 +68,16 @@ KNOBS = {
     'param_dtype': ('causal_lm', DECODER, 'bfloat16'),
 }
 
+RMS = dataclasses.replace(DECODER, norm='rmsnorm')
+FURTHER = [  # places where the same field is read by other code
+    ('norm_epsilon', 'causal_lm', RMS, 1e-5),
+    ('tied_embeddings', 'masked_lm', ENCODER, None),
+    ('max_len', 'seq2seq', dataclasses.replace(BOTH, position='learned'), 12),
+    ('final_norm', 'causal_lm', dataclasses.replace(DECODER, norm_placement='post'), True),
+    ('dropout_rate', 'classification', ENCODER, 0.3),
+    ('attention_dropout_rate', 'seq2seq', BOTH, 0.3),
+]
+
 
 @functools.cache
 def trace(objective_name, cfg):
@@ -107,6 +117,11 @@ def test_the_table_of_knobs_is_the_fields_of_the_model():
 def test_every_field_changes_the_program_or_the_parameters(field):
     objective, cfg, value = KNOBS[field]
     assert getattr(cfg, field) != value
+    assert trace(objective, dataclasses.replace(cfg, **{field: value})) != trace(objective, cfg)
+
+
+@pytest.mark.parametrize('field, objective, cfg, value', FURTHER)
+def test_a_field_changes_the_program_wherever_it_applies(field, objective, cfg, value):
     assert trace(objective, dataclasses.replace(cfg, **{field: value})) != trace(objective, cfg)
 
 

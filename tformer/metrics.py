@@ -66,12 +66,10 @@ class Writer:
         fresh.write_text(''.join(json.dumps(row) + '\n' for row in kept))
         os.replace(fresh, file)
         self._file = file.open('a')
+        tensorboard = _tensorboard()
         self._board: Any = None
-        try:
-            import tensorboardX
-        except ImportError:
-            return
-        self._board = tensorboardX.SummaryWriter(str(workdir / 'tensorboard'), purge_step=start_step + 1)
+        if tensorboard is not None:
+            self._board = tensorboard.SummaryWriter(str(workdir / 'tensorboard'), purge_step=start_step + 1)
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
         self._file.write(json.dumps({'step': step, **{k: _rounded(v) for k, v in numbers.items()}}) + '\n')
@@ -84,6 +82,21 @@ class Writer:
         self._file.close()
         if self._board is not None:
             self._board.close()
+
+
+def _tensorboard() -> Any:
+    """Returns tensorboardX, None where it is not installed, without the torch that it would load where one is."""
+    hidden = 'torch' not in sys.modules
+    if hidden:
+        sys.modules['torch'] = None  # type: ignore[assignment]
+    try:
+        import tensorboardX
+    except ImportError:
+        return None
+    finally:
+        if hidden:
+            del sys.modules['torch']
+    return tensorboardX
 
 
 def _rounded(value: float) -> float | None:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from tformer.config import Model
-from tformer.errors import UserError, choose
+from tformer.errors import choose
 from tformer.layers.linear import Dense
 from tformer.layers.mlp import ACTIVATIONS
 from tformer.layers.norms import make_norm
@@ -24,14 +24,10 @@ class VocabularyHead(nn.Module):
         cfg = self.cfg
         assert cfg.vocab_size
         if cfg.mlm_transform:
-            shape, names = (cfg.emb_dim, cfg.emb_dim), ('embed', 'mlp')
-            hidden = Dense(cfg, 'BTD,DF->BTF', shape, names, bias=True, name='transform')(x_BTD)
             inputs, activation = choose(ACTIVATIONS, cfg.activation, 'model.activation')
-            if inputs != 1:
-                raise UserError(
-                    f'model.mlm_transform takes an ungated activation, not {cfg.activation}; valid: gelu, relu'
-                )
-            x_BTD = make_norm(cfg)(activation(hidden))
+            shape, names = (cfg.emb_dim, cfg.emb_dim), ('embed', 'mlp')
+            layers = [Dense(cfg, 'BTD,DF->BTF', shape, names, bias=True, name=f'transform_{i}') for i in range(inputs)]
+            x_BTD = make_norm(cfg)(activation(*[layer(x_BTD) for layer in layers]))
         if tied is not None:
             logits_BTV = tied(x_BTD)
         else:
