@@ -22,7 +22,7 @@ def get_config(size: str = '') -> ConfigDict:
             num_decoder_layers=3,
             max_len=64,
             tied_embeddings='output',
-            dropout_rate=0.2,
+            dropout_rate=0.1,
             scan_layers=False,
         ),
         data=Data(
@@ -36,7 +36,7 @@ def get_config(size: str = '') -> ConfigDict:
         optimizer=Optimizer(learning_rate=2e-3, schedule='cosine', warmup_steps=500),
         train=Train(
             objective='seq2seq',
-            num_epochs=60,
+            num_epochs=20,
             batch_size=256,
             label_smoothing=0.1,
             eval_every=1000,
@@ -49,7 +49,7 @@ def get_config(size: str = '') -> ConfigDict:
     return recipe(
         base,
         size,
-        small={**small, 'train.num_epochs': 10, 'model.dropout_rate': 0.1},
+        small={**small, 'train.num_epochs': 10},
         demo={
             **small,
             'model.dropout_rate': 0.0,

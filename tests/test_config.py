@@ -268,8 +268,6 @@ BAD = [  # overrides that do not fit together, and what the message must name
     ({**PAIR, 'decode.max_len': 513}, ('decode.max_len=513', 'model.max_len=512')),
     ({'data.mask_rate': 0.0}, ('data.mask_rate=0.0',)),
     ({'data.num_buckets': 0}, ('data.num_buckets=0',)),
-    ({'data.overlong': 'cut'}, ('data.overlong', 'drop', 'truncate')),
-    ({'data.split_by': 'letter'}, ('data.split_by', 'word', 'family')),
     ({'data.tfds_splits': ('train',)}, ('data.tfds_splits', 'three')),
     ({'optimizer.learning_rate': 0.0}, ('optimizer.learning_rate=0.0',)),
     ({'optimizer.learning_rate': float('nan')}, ('optimizer.learning_rate=nan',)),

@@ -18,7 +18,7 @@ from tformer.layers.dropout import Rates
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
 from tformer.state import TrainState, make_init, start_state, step_key
-from tformer.train import make_train_step
+from tformer.train import make_train_step, rows_multiple
 
 V, T, S, ROWS = 17, 8, 6, 8
 FAMILY = {'causal_lm': 'decoder', 'masked_lm': 'encoder', 'seq2seq': 'encoder_decoder', 'classification': 'encoder'}
@@ -412,3 +412,13 @@ def test_loss_curve():
         losses.append(round(float(total / weight), 6))
     assert len(losses) == len(CURVE), str(losses)
     assert np.allclose(losses, CURVE, rtol=0, atol=1e-4), str(losses)
+
+
+def test_a_batch_size_that_devices_and_microbatches_do_not_divide_is_refused():
+    mesh = sharding.make_mesh(config.Mesh())
+    for rows, microbatches, nearest in ((20, 1, 16), (24, 2, 32), (3, 1, 8)):
+        cfg = Config(train=Train(batch_size=rows, microbatches=microbatches))
+        with pytest.raises(UserError, match=f'train.batch_size={rows} .* nearest that is: {nearest}$'):
+            rows_multiple(cfg, mesh)
+    assert rows_multiple(Config(train=Train(batch_size=32, microbatches=2)), mesh) == 16
+    assert rows_multiple(Config(data=config.Data(batch_tokens=100), train=Train(batch_size=3)), mesh) == 8

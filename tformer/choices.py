@@ -10,7 +10,7 @@ from typing import Any
 from tformer import config as config_lib
 from tformer import errors, evaluate, model, objectives, optimizers, sharding
 from tformer.config import Config
-from tformer.data import packing, sources, tokenizers
+from tformer.data import examples, packing, sources, tokenizers
 from tformer.decode import STRATEGIES
 from tformer.layers import block, embed, heads, initializers, mlp, norms, positions
 
@@ -34,6 +34,8 @@ TABLES: dict[str, Iterable[Any]] = {
     'data.source_tokenizer': (*tokenizers.TOKENIZERS, None),
     'data.tokenizer_model': ('unigram', 'bpe'),
     'data.batching': packing.BATCHING,
+    'data.overlong': examples.OVERLONG,
+    'data.split_by': sources.SPLITS_BY,
     'optimizer.name': optimizers.OPTIMIZERS,
     'optimizer.schedule': optimizers.SCHEDULES,
     'train.objective': objectives.OBJECTIVES,

@@ -80,19 +80,20 @@ def train(config: Config, directory: str) -> dict[str, float]:
     """Trains, then scores the best checkpoint on the test split (valid where there is none); writes result.json."""
     trained = train_lib.train(config, directory, generated_scores)
     split = 'test'
+    records: Sequence[sources.Record] | None = None
     try:
-        sources.load(config.data, config.train.objective, split)
+        records = sources.load(config.data, config.train.objective, split)
     except UserError as error:
         print(f'scored on valid, for there is no test split: {error}')
         split = 'valid'
-    return evaluate(load(directory), split, parameters=trained.num_parameters)
+    return evaluate(load(directory), split, records, parameters=trained.num_parameters)
 
 
-def evaluate(run: Run, split: str, **facts: float) -> dict[str, float]:
+def evaluate(run: Run, split: str, records: Sequence[sources.Record] | None = None, **facts: float) -> dict[str, float]:
     """Scores a run on a split, prints the numbers and samples, and adds them to the workdir's result.json."""
     config = run.config
     mesh = sharding.make_mesh(config.mesh)
-    records = sources.load(config.data, config.train.objective, split)
+    records = sources.load(config.data, config.train.objective, split) if records is None else records
     records = [records[i] for i in range(min(len(records), config.evaluate.max_examples or len(records)))]
     ways = sharding.batch_ways(mesh)
     batches = pipeline.Batches(config, run.tokenizers, split, training=False, multiple_of=ways, records=records)

@@ -196,12 +196,28 @@ def open_data(
         raise UserError(f'--workdir={home}: {error.strerror}') from error
     records = sources.load(config.data, config.train.objective, 'train')
     tokens = workdir.tokenizers(home, config, records)
-    rows = config.train.microbatches * sharding.batch_ways(mesh)
+    rows = rows_multiple(config, mesh)
     batches = pipeline.Batches(config, tokens, 'train', training=True, multiple_of=rows, records=records)
     config = resolved(config, tokens, batches.steps_per_epoch)
     workdir.save_config(home, config)
     valid = pipeline.Batches(config, tokens, 'valid', training=False, multiple_of=rows)
     return config, tokens, batches, valid
+
+
+def rows_multiple(config: Config, mesh: Mesh) -> int:
+    """Returns what the rows of a batch must be a multiple of: microbatches times the ways that devices split rows.
+
+    Raises:
+      UserError: train.batch_size is none.
+    """
+    ways, rows = sharding.batch_ways(mesh), config.train.batch_size
+    multiple = config.train.microbatches * ways
+    if config.data.batch_tokens is None and rows % multiple:
+        raise UserError(
+            f'train.batch_size={rows} is no multiple of train.microbatches={config.train.microbatches} times the {ways} '
+            f'ways that the mesh splits it; nearest that is: {max(1, round(rows / multiple)) * multiple}'
+        )
+    return multiple
 
 
 def amounts(batches: pipeline.Batches) -> dict[str, int]:

@@ -126,8 +126,6 @@ def _check_run(config: Config) -> None:
         model.family != 'encoder_decoder' or decode.max_len <= model.max_len,
         f'decode.max_len={decode.max_len} is longer than model.max_len={model.max_len}',
     )
-    _require(data.overlong in ('drop', 'truncate'), f'data.overlong={data.overlong!r}: valid: drop, truncate')
-    _require(data.split_by in ('word', 'family'), f'data.split_by={data.split_by!r}: valid: word, family')
     _require(len(data.tfds_splits) == 3, f'data.tfds_splits={data.tfds_splits} must name three: train, valid, test')
     _require(
         optimizer.name != 'adam' or optimizer.weight_decay == 0,

@@ -53,7 +53,7 @@ class Train:
     objective: str = 'causal_lm'  # what is trained, and so what a batch holds
     num_steps: int | None = None  # the length in optimizer steps; give this or num_epochs
     num_epochs: float | None = None  # the length in passes over the training split
-    batch_size: int = 32  # rows a step, rounded down to a multiple of microbatches times data-parallel devices
+    batch_size: int = 32  # rows a step; microbatches times data-parallel devices must divide them
     microbatches: int = 1  # gradient accumulation: parts that a batch is computed in
     label_smoothing: float = 0.0  # epsilon / V over all classes (Szegedy et al. 2016)
     seed: int = 0  # of the parameters, the dropout, the order and corruption of the data

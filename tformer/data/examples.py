@@ -61,7 +61,7 @@ def tokenize(config: Config, tokenizers: Tokenizers, records: Sequence[Record], 
         sources, cut = _encode_sources(tokenizers.source.encode, records, limit)
         overlong |= cut
         lengths.append(sources.lengths)
-    drop = training and choose({'drop': True, 'truncate': False}, config.data.overlong, 'data.overlong')
+    drop = training and choose(OVERLONG, config.data.overlong, 'data.overlong')
     keep = ~overlong[record] if drop else np.ones(len(record), bool)
     if not keep.any():
         raise UserError(f'the {split} split has no example within data.length={config.data.length} tokens')
@@ -140,3 +140,5 @@ FORMS = {
     'seq2seq': Form(translate, field='target', before=(BOS,), after=(EOS,), two_stacks=True),
     'classification': Form(classify, extra=2, labelled=True),
 }
+
+OVERLONG = {'drop': True, 'truncate': False}  # is a training example over the length left out?

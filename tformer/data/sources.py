@@ -40,11 +40,10 @@ def cmudict(config: Data, objective: str, split: str) -> list[Record]:
     of their hashes, so that the first thousand are a fair sample.
     """
     _only(objective, ('seq2seq',), 'cmudict')
-    choose(dict.fromkeys(('word', 'family')), config.split_by, 'data.split_by')
+    group = choose(SPLITS_BY, config.split_by, 'data.split_by')
     records = []
     for word, references in _pronunciations(config.stress).items():
-        key = word if config.split_by == 'word' else re.sub('[^a-z]', '', word)[:6]
-        if split_of(key, valid=0.04, test=0.10) == split:
+        if split_of(group(word), valid=0.04, test=0.10) == split:
             targets = references if split == 'train' else references[:1]
             records += [{'source': word, 'target': target, 'references': references} for target in targets]
     return sorted(records, key=lambda record: place_of(record['source']))
@@ -98,6 +97,11 @@ def _only(objective: str, objectives: tuple[str, ...], source: str) -> None:
         valid = ' or '.join(objectives)
         raise UserError(f'data.source={source!r} has no records for train.objective={objective!r}, only for {valid}')
 
+
+SPLITS_BY: dict[str, Callable[[str], str]] = {  # words of one group are in one split
+    'word': lambda word: word,
+    'family': lambda word: re.sub('[^a-z]', '', word)[:6],
+}
 
 SOURCES: dict[str, Callable[[Data, str, str], Sequence[Record]]] = {
     'files': files.load,
