@@ -214,7 +214,7 @@ def rows_multiple(config: Config, mesh: Mesh) -> int:
     multiple = config.train.microbatches * ways
     if config.data.batch_tokens is None and rows % multiple:
         raise UserError(
-            f'train.batch_size={rows} is no multiple of train.microbatches={config.train.microbatches} times the {ways} '
+            f'train.batch_size={rows} is no multiple of train.microbatches={config.train.microbatches} x the {ways} '
             f'ways that the mesh splits it; nearest that is: {max(1, round(rows / multiple)) * multiple}'
         )
     return multiple
