@@ -1,12 +1,14 @@
-"""What every model must do, whatever its choices: each entry of each table, in each family that accepts it.
+"""What every model must do, whatever its choices: each legal pair of entries of all tables, in each family.
 
-A case carries one value of every choice; the cases of a task together carry them all. A case compiles two programs:
-one that returns logits and gradients, and one that decodes.
+A case carries one level of every choice, and the cases together every legal pair (tests/covering.py). A case compiles
+two programs: one that returns logits and gradients, and one that decodes.
 """
 
+import dataclasses
 import functools
-import random
+import itertools
 
+import covering
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,62 +18,31 @@ from tformer import choices, sharding
 from tformer.config import Config, Model, resolve_model
 from tformer.hyper import Hyper
 from tformer.layers import dropout as dropout_lib
-from tformer.layers.attention import attention_probabilities
 from tformer.layers.dropout import Rates
 from tformer.layers.initializers import INITIALIZERS
+from tformer.layers.kernels import probabilities
 from tformer.model import FAMILIES, build
 from tformer.objectives import OBJECTIVES
 from tformer.optimizers import make_optimizer
 from tformer.state import make_init
 
-V, T, S = 17, 8, 6
-TINY = {
-    'vocab_size': V,
-    'encoder_vocab_size': V,
-    'emb_dim': 16,
-    'mlp_dim': 24,
-    'num_heads': 4,
-    'num_encoder_layers': 2,
-    'num_decoder_layers': 2,
-    'max_len': 16,
-    'num_classes': 5,
-    'dropout_rate': 0.0,
+V, T, S = covering.VOCABULARY, covering.T, 6
+METHODS = {
+    'encoder': '__call__',
+    'decoder': '__call__',
+    'encoder_decoder': '__call__',
+    'classifier': 'classify',
+    'prefix_decoder': '__call__',
 }
-ELSEWHERE = ('family', 'initializer', 'dtype', 'param_dtype')  # tables that have tests of their own below
-CHOICES = {
-    **{
-        field.removeprefix('model.'): tuple(table)
-        for field, table in choices.TABLES.items()
-        if field.startswith('model.') and field.removeprefix('model.') not in ELSEWHERE
-    },
-    'num_kv_heads': (None, 2, 1),
-    'final_norm': (None, True, False),
-    'attention_bias': (False, True),
-    'mlp_bias': (False, True),
-    'output_bias': (False, True),
-    'mlm_transform': (False, True),
-    'scan_layers': (False, True),
-}
-METHODS = {'encoder': '__call__', 'decoder': '__call__', 'encoder_decoder': '__call__', 'classifier': 'classify'}
-NAMES = [(task, index) for task in METHODS for index in range(max(map(len, CHOICES.values())))]
+ROWS = covering.cover()
+NAMES = [f'{list(METHODS)[row["task"]]}-{number}' for number, row in enumerate(ROWS)]
+ONCE = [NAMES[number] for number in covering.cover_once(ROWS)]  # each entry in at least one
+DECODERS = [name for name in NAMES if 'decoder' in name]
 
 
 def make_config(task, **fields):
-    family = 'encoder' if task == 'classifier' else task
-    return Model(**{**TINY, 'family': family, **fields})
-
-
-@functools.cache
-def drawn(task):
-    """The cases of a task: every column is a choice's values, repeated to the length of the longest, shuffled."""
-    columns = {}
-    for name, values in CHOICES.items():
-        if name == 'tied_embeddings' and task != 'encoder_decoder':
-            values = tuple(value for value in values if value != 'inputs')
-        rows = [values[i % len(values)] for i in range(max(map(len, CHOICES.values())))]
-        random.Random(f'{task} {name}').shuffle(rows)
-        columns[name] = rows
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    fixed = covering.fields({'task': list(METHODS).index(task)})
+    return Model(**{**fixed, 'encoder_vocab_size': V if task == 'encoder_decoder' else None, **fields})
 
 
 def sides(task):
@@ -79,7 +50,10 @@ def sides(task):
 
 
 def make_batch(task, seed=0):
-    """Rows: 0 is full, 1 ends in padding, 2 holds two packed examples (one, for the classifier) and padding."""
+    """Rows: 0 is full, 1 ends in padding, 2 holds two packed examples (one, for the classifier) and padding.
+
+    The prefix is the first two tokens of every example.
+    """
     rng, batch = np.random.default_rng(seed), {}
     for prefix, length in sides(task).items():
         lengths = [(length,), (length - 3,), (length // 2 - 1, length // 2) if task != 'classifier' else (length - 1,)]
@@ -92,7 +66,13 @@ def make_batch(task, seed=0):
                 batch[f'{prefix}positions'][row, begin : begin + part] = np.arange(part)
                 batch[f'{prefix}segment_ids'][row, begin : begin + part] = segment
                 begin += part
-    return batch
+    if task in ('encoder', 'classifier'):
+        batch['token_types'] = rng.integers(0, 2, (3, T), np.int32)
+    return with_prefix(task, batch)
+
+
+def with_prefix(task, batch):
+    return {**batch, 'prefix': batch['positions'] < 2} if task == 'prefix_decoder' else batch
 
 
 def changed(batch, name, where):
@@ -101,31 +81,46 @@ def changed(batch, name, where):
     return {**batch, name: np.where(where, tokens % (V - 1) + 1, tokens)}
 
 
-def make_params(shapes):
-    """Random parameters, vectors away from their neutral start, so that every one of them shows."""
+NEUTRAL = {
+    'scale': (1, 0.1),
+    'bias': (0, 0.1),
+    'gain': (1, 0.1),
+    'sink': (0, 1),
+    'mean': (0, 0.1),
+    'variance': (1, 0.1),
+}
+
+
+def make_variables(shapes):
+    """Random variables, vectors away from their neutral start, so that every one of them shows."""
     rng = np.random.default_rng(1)
 
     def draw(path, leaf):
-        neutral, spread = {'scale': (1, 0.1), 'bias': (0, 0.1)}.get(path[-1].key, (0, TINY['emb_dim'] ** -0.5))
+        neutral, spread = NEUTRAL.get(path[-1].key, (0, covering.TINY['emb_dim'] ** -0.5))
         return jnp.asarray(neutral + spread * rng.standard_normal(leaf.shape), leaf.dtype)
 
     return jax.tree_util.tree_map_with_path(draw, shapes)
 
 
 class Case:
-    def __init__(self, task, **fields):
-        self.task, self.cfg = task, resolve_model(make_config(task, **fields))
+    def __init__(self, task, cfg):
+        self.task, self.cfg = task, resolve_model(cfg)
         self.model, self.method, self.batch = build(self.cfg), METHODS[task], make_batch(task)
         init = functools.partial(self.model.init, method=self.method)
-        self.params = make_params(sharding.unboxed(jax.eval_shape(init, jax.random.key(0), self.batch)['params']))
+        shapes = sharding.unboxed(jax.eval_shape(init, jax.random.key(0), self.batch))
+        variables = make_variables({name: shapes[name] for name in ('params', 'statistics') if name in shapes})
+        self.params, self.statistics = variables.pop('params'), variables
         self.forward, self.probe = jax.jit(self.apply), jax.jit(self._probe)
         shape = jax.eval_shape(self.apply, self.params, self.batch)
         real = self.batch['positions'] >= 0 if len(shape.shape) == 3 else np.ones((3, 1), bool)[:, 0]
         noise = np.random.default_rng(2).standard_normal(shape.shape)
         self.cotangent = np.where(real[..., None], noise, 0).astype(np.float32)
 
+    def variables(self, params):
+        return {'params': params, **self.statistics}
+
     def apply(self, params, batch):
-        return self.model.apply({'params': params}, batch, Rates(), method=self.method)
+        return self.model.apply(self.variables(params), batch, Rates(), method=self.method)
 
     def _probe(self, params, batch, cotangent):
         def scored(params):
@@ -144,13 +139,19 @@ class Case:
 
 
 @functools.cache
-def make_case(task, index=None, **fields):
-    return Case(task, **({} if index is None else drawn(task)[index]), **fields)
+def make_case(task, **fields):
+    return Case(task, make_config(task, **fields))
 
 
-@pytest.fixture(scope='module', params=NAMES, ids=lambda name: f'{name[0]}-{name[1]}')
+@functools.cache
+def numbered(name, **fields):
+    task, number = name.split('-')
+    return Case(task, Model(**{**covering.fields(ROWS[int(number)]), **fields}))
+
+
+@pytest.fixture(scope='module', params=NAMES)
 def case(request):
-    return make_case(*request.param)
+    return numbered(request.param)
 
 
 def assert_near(found, expected, tolerance):
@@ -166,19 +167,21 @@ def differs(a, b):
 
 
 # --------------------------------------------------------------------------------------- the covering design
-def test_the_cases_carry_every_entry_of_every_table():
-    for task in METHODS:
-        for name, values in CHOICES.items():
-            seen = {case[name] for case in drawn(task)}
-            assert seen == set(values) - ({'inputs'} if task != 'encoder_decoder' else set())
-    assert {'encoder' if task == 'classifier' else task for task in METHODS} == set(FAMILIES)
+def test_the_cases_carry_every_legal_pair_of_every_entry_of_every_table():
+    held = {pair for row in ROWS for pair in itertools.combinations(row.items(), 2)}
+    assert covering.legal_pairs() <= held
+    assert {name for pair in covering.legal_pairs() for name in pair} == set(covering.NAMES)
+    tables = {name.removeprefix('model.') for name in choices.TABLES if name.startswith('model.')}
+    elsewhere = {'family', 'initializer', 'dtype', 'param_dtype', 'remat', 'rope_scaling', 'expert_dispatch'}
+    assert tables - elsewhere <= {field for levels in covering.FACTORS.values() for level in levels for field in level}
+    assert {row['family'] for row in covering.FACTORS['task']} == set(FAMILIES)
     assert {objective.method for objective in OBJECTIVES.values()} == set(METHODS.values())
 
 
 # ------------------------------------------------------------------------------------------------- contracts
 def test_logits_are_finite_float32(case):
     logits = case.both[0]
-    last = {'classifier': (3, TINY['num_classes'])}.get(case.task, (3, T, V))
+    last = {'classifier': (3, 5)}.get(case.task, (3, T, V))
     assert logits.dtype == np.float32 and logits.shape == last and np.isfinite(logits).all()
     assert np.std(logits) > 1e-3
 
@@ -186,15 +189,15 @@ def test_logits_are_finite_float32(case):
 def test_gradients_reach_every_parameter(case):
     for path, grad in jax.tree_util.tree_leaves_with_path(case.both[1]):
         # A bias on all keys moves all scores of a query alike, which softmax does not see: its gradient is 0 but for
-        # rotation, which comes after the bias.
-        key_bias = [key.key for key in path[-2:]] == ['key', 'bias']
+        # rotation, a cap or a sink, which come after the bias.
+        key_bias = [key.key for key in path[-2:]] in (['key', 'bias'], ['key_norm', 'bias'])
         assert np.isfinite(grad).all()
         assert np.max(np.abs(grad)) > 1e-5 or key_bias, jax.tree_util.keystr(path)
 
 
 def test_gradients_reach_every_layer(case):
     for path, grad in jax.tree_util.tree_leaves_with_path(case.both[1]):
-        if 'layers' in [key.key for key in path] and path[-1].key == 'kernel':
+        if 'layers' in [key.key for key in path] and path[-1].key == 'kernel' and case.cfg.layer_sharing is None:
             assert all(np.max(np.abs(layer)) > 1e-5 for layer in grad), jax.tree_util.keystr(path)
 
 
@@ -205,8 +208,8 @@ def test_a_token_is_seen_by_those_who_may_and_no_other(case):
         seen = differs(case.logits(changed(case.batch, 'inputs', where)), case.both[0])
         assert not seen[1:].any()
         if case.task == 'classifier':
-            assert seen[0]
-        elif case.task == 'encoder':
+            assert seen[0] or case.cfg.pooling == 'max'
+        elif case.task == 'encoder' or (case.task == 'prefix_decoder' and t < 2):
             assert seen[0].all()
         else:
             assert not seen[0, :t].any() and seen[0, t:].all()
@@ -244,15 +247,16 @@ def test_padding_at_another_place_changes_nothing(case):
 def test_packed_examples_are_each_as_alone(case):
     if case.task == 'classifier':
         return
+    empty = {'inputs': 0, 'positions': -1, 'segment_ids': 0, 'prefix': False, 'token_types': 0}
     for segment in (1, 2):
-        batch, place = dict(case.batch), None
-        for prefix in sides(case.task):
+        batch = dict(case.batch)
+        for name, x in case.batch.items():
+            prefix = 'encoder_' if name.startswith('encoder_') else ''
             inside = case.batch[f'{prefix}segment_ids'][2] == segment
-            place = inside if prefix == '' else place
-            for name, empty in (('inputs', 0), ('positions', -1), ('segment_ids', 0)):
-                row = np.full_like(case.batch[f'{prefix}{name}'][2], empty)
-                row[: inside.sum()] = case.batch[f'{prefix}{name}'][2, inside]
-                batch[f'{prefix}{name}'] = np.concatenate([case.batch[f'{prefix}{name}'][:2], row[None]])
+            row = np.full_like(x[2], empty[name.removeprefix(prefix)])
+            row[: inside.sum()] = x[2, inside]
+            batch[name] = np.concatenate([x[:2], row[None]])
+        place = case.batch['segment_ids'][2] == segment
         alone = case.logits(batch)[2, : place.sum()]
         assert_near(case.both[0][2, place], alone, 1e-6)
 
@@ -269,33 +273,40 @@ def test_packed_examples_do_not_see_each_other(case):
             assert seen[2, segments == segment].all() and not seen[2, segments == 3 - segment].any()
 
 
-def test_eager_is_jit_and_what_a_batch_leaves_out_is_derived(case):
+@pytest.mark.parametrize('name', ONCE)
+def test_eager_is_jit_and_what_a_batch_leaves_out_is_derived(name):
     """Row 1 without its padding, its positions and its segments, in eager mode, against the compiled full row."""
-    short = {}
+    case, short = numbered(name), {}
     for prefix, length in sides(case.task).items():
         short[f'{prefix}inputs'] = case.batch[f'{prefix}inputs'][1:2, : length - 3]
+    for name in {'prefix', 'token_types'} & set(case.batch):
+        short[name] = case.batch[name][1:2, : T - 3]
     with jax.disable_jit():
         found = case.apply(case.params, short)[0]
     assert_near(found, case.both[0][1] if case.task == 'classifier' else case.both[0][1, :-3], 1e-5)
 
 
-@pytest.mark.parametrize('name', [name for name in NAMES if 'decoder' in name[0].split('_')], ids=str)
+@pytest.mark.parametrize('name', DECODERS)
 def test_decoding_in_chunks_is_the_full_forward(name):
-    case = make_case(*name)
+    case = numbered(name)
     batch = {key: x for key, x in case.batch.items() if 'segment' not in key}
     batch['positions'] = batch['positions'].copy()
     batch['positions'][2] = [-1, -1, 0, 1, 2, 3, 4, 5]
+    batch = with_prefix(case.task, batch)
     ones = {f'{prefix}segment_ids': np.ones_like(batch[f'{prefix}inputs']) for prefix in sides(case.task)}
     expected = case.logits({**batch, **ones})
 
     def decode(params, batch):
         def extend(cache, chunk):
-            logits, cache = case.model.apply({'params': params}, *chunk, cache, method='extend')
+            logits, cache = case.model.apply(
+                case.variables(params), chunk['inputs'], chunk['positions'], cache, chunk.get('prefix'), method='extend'
+            )
             return cache, logits
 
-        cache = case.model.apply({'params': params}, batch, T + 2, method='start')
-        chunks = [jnp.moveaxis(batch[name].reshape(3, -1, 2), 1, 0) for name in ('inputs', 'positions')]
-        cache, logits = jax.lax.scan(extend, cache, tuple(chunks))
+        cache = case.model.apply(case.variables(params), batch, T + 2, method='start')
+        names = [name for name in ('inputs', 'positions', 'prefix') if name in batch]
+        chunks = {name: jnp.moveaxis(batch[name].reshape(3, -1, 2), 1, 0) for name in names}
+        cache, logits = jax.lax.scan(extend, cache, chunks)
         return jnp.moveaxis(logits, 0, 1).reshape(3, T, V), cache
 
     found, cache = jax.jit(decode)(case.params, batch)
@@ -323,8 +334,20 @@ def test_chunks_of_any_size_decode_alike(task):
         assert_near(np.concatenate(found, 1), expected, 2e-5)
 
 
+def test_a_window_is_as_wide_as_it_says_on_both_sides():
+    """Two layers that see `window` positions each carry a change 2 (window - 1) positions on, and no further."""
+    window = 3
+    for task, left in (('decoder', 0), ('encoder', 2 * (window - 1))):
+        for kernel in ('reference', 'chunked'):
+            case = make_case(task, attention_pattern=('local',), window=window, attention_kernel=kernel)
+            where = np.zeros((3, T), bool)
+            where[0, 3] = True
+            seen = differs(case.logits(changed(case.batch, 'inputs', where)), case.both[0])[0]
+            assert seen.tolist() == [3 - left <= t <= 3 + 2 * (window - 1) for t in range(T)]
+
+
 # ------------------------------------------------------------------------------------------------- execution
-EXECUTION = [(scan, remat) for scan in CHOICES['scan_layers'] for remat in CHOICES['remat']]
+EXECUTION = list(itertools.product((False, True), choices.TABLES['model.remat']))
 
 
 @pytest.mark.parametrize('task, executions', [('decoder', EXECUTION), ('encoder_decoder', [(False, 'dots')])])
@@ -385,8 +408,8 @@ def test_scores_and_logits_of_bfloat16_are_not_rounded_to_it():
     rng = np.random.default_rng(0)
     q, k = (jnp.asarray(rng.standard_normal((1, 4, 8, 4)), jnp.bfloat16) for _ in range(2))
     mask = jnp.ones((1, 8, 8), bool)
-    exact = attention_probabilities(q.astype(jnp.float32), k.astype(jnp.float32), mask)
-    assert_near(attention_probabilities(q, k, mask), exact, 1e-6)
+    exact = probabilities(q.astype(jnp.float32), k.astype(jnp.float32), mask, scale=0.5)
+    assert_near(probabilities(q, k, mask, scale=0.5), exact, 1e-6)
     for tied in ('output', None):
         case = make_case('decoder', dtype='bfloat16', tied_embeddings=tied)
         logits = case.forward(case.params, case.batch)
@@ -405,7 +428,7 @@ def count(task, **fields):
 
 
 def test_tied_embeddings_share_the_tables_that_they_name():
-    table = V * TINY['emb_dim']
+    table = V * covering.TINY['emb_dim']
     for task in ('encoder', 'decoder'):
         once = count(task, tied_embeddings='all')
         assert count(task, tied_embeddings='output') == once
@@ -417,7 +440,7 @@ def test_tied_embeddings_share_the_tables_that_they_name():
         assert count('encoder_decoder', tied_embeddings=tied) == rest + number * table
     for tied in ('output', None):
         apart = count('encoder_decoder', tied_embeddings=tied, encoder_vocab_size=V + 3)
-        assert apart == rest + tables[tied] * table + 3 * TINY['emb_dim']
+        assert apart == rest + tables[tied] * table + 3 * covering.TINY['emb_dim']
     assert 'encoder_embed' not in shapes('encoder_decoder', tied_embeddings='inputs')
     assert 'logits' not in shapes('encoder_decoder', tied_embeddings='output').get('head', {})
 
@@ -429,20 +452,20 @@ def test_a_block_has_the_parameters_that_the_formulas_give():
     expected = V * D + 2 * (attention + 2 * D * F + F + D + 2 * 2 * D) + 2 * D
     base = {'num_kv_heads': K, 'tied_embeddings': 'all'}
     assert count('decoder', **base) == expected
-    assert count('decoder', **base, attention_bias=True) == expected + 2 * attention_bias
+    assert count('decoder', **base, attention_bias=('query', 'key', 'value', 'out')) == expected + 2 * attention_bias
     assert count('decoder', **base, mlp_bias=False) == expected - 2 * (F + D)
     assert count('decoder', **base, activation='swiglu') == expected + 2 * (D * F + F)
     assert count('decoder', **base, norm='rmsnorm') == expected - 5 * D
     assert count('decoder', **base, norm=None) == expected - 5 * 2 * D
     assert count('decoder', **base, norm_placement='post') == expected - 2 * D
     assert count('decoder', **base, final_norm=False) == expected - 2 * D
-    assert count('decoder', **base, position='learned') == expected + TINY['max_len'] * D
+    assert count('decoder', **base, position='learned') == expected + covering.TINY['max_len'] * D
     assert count('decoder', **base, output_bias=True) == expected + V
     assert count('decoder', **base, mlm_transform=True) == expected + D * D + D + 2 * D
     gated = count('decoder', **base, activation='swiglu', mlm_transform=True)
     assert gated == expected + 2 * (D * F + F) + 2 * (D * D + D) + 2 * D
     assert count('decoder', **base, scan_layers=False) == expected
-    assert count('classifier', **base) == expected + (D + 1) * TINY['num_classes']
+    assert count('classifier', **base) == expected + (D + 1) * 5
 
 
 def logical_names(task, **fields):
@@ -453,8 +476,9 @@ def logical_names(task, **fields):
 
 def test_every_logical_axis_has_a_rule_and_every_parameter_axis_is_used():
     used = set()
-    for task, index in NAMES:
-        used |= logical_names(task, **drawn(task)[index])
+    for name in ONCE:
+        case = numbered(name)
+        used |= logical_names(case.task, **dataclasses.asdict(case.cfg))
     assert used == set(sharding.PARAMETER_AXES)
     for rules in sharding.RULES.values():
         assert sorted(name for name, _ in rules) == sorted(sharding.NAMES)
@@ -488,7 +512,12 @@ def start(task, objective, **fields):
 
 @pytest.mark.parametrize('initializer', INITIALIZERS)
 def test_the_initial_scale_is_a_factor_on_random_values_only(initializer):
-    biases = {'attention_bias': True, 'output_bias': True, 'mlm_transform': True, 'tied_embeddings': None}
+    biases = {
+        'attention_bias': ('query', 'key', 'value', 'out'),
+        'output_bias': True,
+        'mlm_transform': True,
+        'tied_embeddings': None,
+    }
     params = start('encoder_decoder', 'seq2seq', initializer=initializer, position='learned', **biases)
     one, half, none = (jax.tree_util.tree_leaves_with_path(params(scale)) for scale in (1.0, 0.5, 0.0))
     kinds = set()
@@ -503,26 +532,61 @@ def test_the_initial_scale_is_a_factor_on_random_values_only(initializer):
 
 
 CUT = 0.02 * 0.87963  # of a normal cut off at two standard deviations
-
-# Fan-in and fan-out are those of the whole projection: D -> N * H, and back.
-STANDARD_DEVIATIONS = {
-    'xavier': lambda fan_in, fan_out: (2 / (fan_in + fan_out)) ** 0.5,
-    'lecun': lambda fan_in, fan_out: fan_in**-0.5,
-    'truncated_normal': lambda fan_in, fan_out: CUT,
-}
+BETA = {'encoder': 0.87 * 32 ** (-1 / 16), 'decoder': 24**-0.25}  # Wang et al. 2022, table 1, for N = M = 2
+ROLES = {'query': 'query', 'key': 'key', 'value': 'value', 'out': 'out', 'in_0': 'in', 'logits': 'output'}
 
 
-def test_initial_kernels_have_the_spread_that_their_name_says():
-    assert set(STANDARD_DEVIATIONS) == set(INITIALIZERS)
-    D, N, H = 64, 4, 32
-    axes = {(D, N, H): ([0], [1, 2], D, N * H), (N, H, D): ([0, 1], [2], N * H, D), (D, 256): ([0], [1], D, 256)}
-    for name, init in INITIALIZERS.items():
-        for shape, (in_axis, out_axis, fan_in, fan_out) in axes.items():
-            found = np.std(init.kernel(in_axis, out_axis)(jax.random.key(0), shape, jnp.float32))
-            # 8192 samples at least: the standard error of a standard deviation is below 0.8 %.
-            assert found == pytest.approx(STANDARD_DEVIATIONS[name](fan_in, fan_out), rel=0.04)
-        table = np.std(init.embedding(D)(jax.random.key(0), (200, D), jnp.float32))
-        assert table == pytest.approx(CUT if name == 'truncated_normal' else D**-0.5, rel=0.04)
+def expected_deviation(initializer, role, fan_in, fan_out, stack):
+    """Standard deviations by the papers; fan-in and fan-out are those of the whole projection: D -> N * H, and back."""
+    table = role in ('table', 'positions')
+    xavier = fan_in**-0.5 if table else (2 / (fan_in + fan_out)) ** 0.5
+    gained = role in ('value', 'out', 'in')
+    return {
+        'xavier': xavier,
+        'lecun': fan_in**-0.5,
+        'truncated_normal': CUT,
+        'gpt2': 0.02 * ({'encoder': 4, 'decoder': 6}[stack] ** -0.5 if role == 'out' else 1),
+        't5': {'table': 1.0, 'query': (fan_in * 32) ** -0.5}.get(role, fan_in**-0.5),
+        'deepnorm': xavier * (BETA[stack] if gained else 1),
+    }[initializer]
+
+
+@pytest.mark.parametrize('initializer', INITIALIZERS)
+def test_initial_values_have_the_spread_that_their_name_says(initializer):
+    wide = {'emb_dim': 64, 'mlp_dim': 256, 'head_dim': 32, 'vocab_size': 200, 'encoder_vocab_size': None}
+    fields = {**wide, 'position': 'learned', 'max_len': 128, 'tied_embeddings': 'inputs', 'initializer': initializer}
+    params = start('encoder_decoder', 'seq2seq', **fields)(1.0)
+    seen = set()
+    for path, value in jax.tree_util.tree_leaves_with_path(params):
+        names = [key.key for key in path]
+        if names[-1] not in ('kernel', 'table'):
+            continue
+        role = ROLES.get(names[-2], 'positions' if 'positions' in names else 'table')
+        each = value[0] if 'layers' in names else value
+        if names[-1] == 'table':
+            fan_in, fan_out = each.shape[::-1]
+        else:
+            fan_in = 64 if each.shape[0] == 64 else each.size // 64
+            fan_out = each.size // fan_in
+        stack = 'encoder' if names[0] == 'encoder' else 'decoder'
+        # 8192 samples at least: the standard error of a standard deviation is below 0.8 %.
+        expected = expected_deviation(initializer, role, fan_in, fan_out, stack)
+        assert np.std(each) == pytest.approx(expected, rel=0.04), names
+        seen.add(role)
+    assert seen == {'query', 'key', 'value', 'out', 'in', 'output', 'table', 'positions'}
+
+
+def test_mup_is_the_standard_parametrization_at_the_base_width_but_for_the_scale_of_attention():
+    """Yang et al. 2022, table 8: inside, variances fall with the fan-in; tables and outputs stay as they are."""
+    base = start('decoder', 'causal_lm', emb_dim=64, tied_embeddings=None)(1.0)
+    mup = {'parametrization': 'mup', 'base_emb_dim': 64, 'tied_embeddings': None, 'initializer': 'truncated_normal'}
+    same = start('decoder', 'causal_lm', **{**mup, 'initializer': None}, emb_dim=64)(1.0)
+    assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(base), jax.tree.leaves(same), strict=True))
+    wide = start('decoder', 'causal_lm', **mup, emb_dim=256, mlp_dim=256)(1.0)
+    mlp, embed, head = (wide['decoder']['stack']['layers']['mlp'], wide['embed'], wide['head']['logits'])
+    assert np.std(mlp['out']['kernel']) == pytest.approx(CUT / 2, rel=0.02)
+    assert np.std(embed['table']) == pytest.approx(CUT, rel=0.04)
+    assert np.std(head['kernel']) == pytest.approx(CUT, rel=0.04)
 
 
 # --------------------------------------------------------------------------------------------------- dropout

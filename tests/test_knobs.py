@@ -9,25 +9,45 @@ import functools
 import re
 
 import jax
+import numpy as np
 import pytest
 
 from tformer import choices
 from tformer.benchmark import random_batch
-from tformer.config import Config, Data, Model, Train, resolve_model
+from tformer.config import Config, Data, Decode, Model, Train, resolve_model
+from tformer.config.applies import APPLIES
+from tformer.errors import UserError
 from tformer.hyper import Hyper
+from tformer.layers.kernels import KERNELS
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
 from tformer.optimizers import make_optimizer
 from tformer.sharding import unboxed
 from tformer.state import make_init
 
-DECODER = Model(
-    family='decoder', vocab_size=11, emb_dim=16, mlp_dim=24, num_encoder_layers=2, num_decoder_layers=2, max_len=16
+TINY = {'vocab_size': 11, 'emb_dim': 16, 'mlp_dim': 24, 'max_len': 16}
+DECODER = Model(family='decoder', num_decoder_layers=2, **TINY)
+ENCODER = Model(family='encoder', num_encoder_layers=2, **TINY)
+BOTH = Model(
+    family='encoder_decoder',
+    num_encoder_layers=2,
+    num_decoder_layers=2,
+    tied_embeddings='output',
+    encoder_vocab_size=9,
+    **TINY,
 )
-ENCODER = dataclasses.replace(DECODER, family='encoder')
-BOTH = dataclasses.replace(DECODER, family='encoder_decoder', tied_embeddings='output', encoder_vocab_size=9)
-LEARNED = dataclasses.replace(DECODER, position='learned')
-ROPE = dataclasses.replace(DECODER, position='rope')
+
+
+def decoder(**fields):
+    return dataclasses.replace(DECODER, **fields)
+
+
+LEARNED, ROPE, RELATIVE = decoder(position='learned'), decoder(position='rope'), decoder(position='relative')
+SCALED, LLAMA3 = (decoder(position='rope', rope_scaling=key, rope_factor=2.0) for key in ('linear', 'llama3'))
+EXPERTS = decoder(num_experts=4)
+CAPACITY = decoder(num_experts=4, expert_dispatch='capacity')
+LOCAL = decoder(attention_pattern=('local',), window=3)
+MUP = decoder(parametrization='mup', base_emb_dim=8)
 
 # Field -> the objective and the model in which it applies, and another value.
 KNOBS = {
@@ -41,49 +61,96 @@ KNOBS = {
     'num_heads': ('causal_lm', DECODER, 2),
     'num_kv_heads': ('causal_lm', DECODER, 2),
     'head_dim': ('causal_lm', DECODER, 8),
+    'value_dim': ('causal_lm', DECODER, 6),
     'max_len': ('causal_lm', LEARNED, 12),
     'tied_embeddings': ('causal_lm', DECODER, None),
     'embedding_scale': ('causal_lm', DECODER, None),
+    'embedding_factor_dim': ('causal_lm', DECODER, 8),
+    'embedding_norm': ('causal_lm', DECODER, True),
+    'num_token_types': ('masked_lm', ENCODER, 2),
     'position': ('causal_lm', DECODER, 'rope'),
+    'position_offset': ('causal_lm', LEARNED, 2),
     'rope_theta': ('causal_lm', ROPE, 500.0),
+    'rope_fraction': ('causal_lm', ROPE, 0.5),
+    'rope_scaling': ('causal_lm', SCALED, 'llama3'),
+    'rope_factor': ('causal_lm', SCALED, 4.0),
+    'rope_trained_len': ('causal_lm', LLAMA3, 16),
+    'relative_buckets': ('causal_lm', RELATIVE, 8),
+    'relative_max_distance': ('causal_lm', RELATIVE, 64),
+    'relative_per_layer': ('causal_lm', RELATIVE, True),
+    'cross_position': ('seq2seq', dataclasses.replace(BOTH, position='rope'), True),
     'norm': ('causal_lm', DECODER, 'rmsnorm'),
     'norm_placement': ('causal_lm', DECODER, 'post'),
     'norm_epsilon': ('causal_lm', DECODER, 1e-5),
+    'norm_epsilon_in_root': ('causal_lm', DECODER, False),
     'final_norm': ('causal_lm', DECODER, False),
-    'activation': ('causal_lm', DECODER, 'gelu'),
-    'attention_bias': ('causal_lm', DECODER, True),
+    'attention_bias': ('causal_lm', DECODER, ('query',)),
     'mlp_bias': ('causal_lm', DECODER, False),
+    'layer_sharing': ('causal_lm', DECODER, 'all'),
+    'attention_projections': ('causal_lm', DECODER, False),
+    'attention_scale': ('causal_lm', decoder(head_dim=8), 'unscaled'),
+    'attention_pattern': ('causal_lm', LOCAL, ('local', 'global')),
+    'window': ('causal_lm', LOCAL, 4),
+    'attention_softcap': ('causal_lm', DECODER, 5.0),
+    'attention_sink': ('causal_lm', DECODER, 'learned'),
+    'qk_norm': ('causal_lm', DECODER, 'rmsnorm'),
+    'attention_kernel': ('causal_lm', DECODER, 'chunked'),
+    'activation': ('causal_lm', DECODER, 'gelu'),
+    'num_experts': ('causal_lm', DECODER, 4),
+    'experts_per_token': ('causal_lm', EXPERTS, 1),
+    'expert_dispatch': ('causal_lm', EXPERTS, 'capacity'),
+    'expert_capacity': ('causal_lm', CAPACITY, 0.5),
+    'balance_weight': ('causal_lm', EXPERTS, 0.1),
+    'router_z_weight': ('causal_lm', EXPERTS, 0.1),
     'output_bias': ('causal_lm', DECODER, True),
+    'output_scale': ('causal_lm', DECODER, 'rsqrt_dim'),
+    'output_softcap': ('causal_lm', DECODER, 5.0),
     'mlm_transform': ('masked_lm', ENCODER, True),
     'num_classes': ('classification', ENCODER, 4),
     'pooling': ('classification', ENCODER, 'cls'),
+    'pooler': ('classification', ENCODER, True),
     'dropout_rate': ('causal_lm', DECODER, 0.3),
     'attention_dropout_rate': ('causal_lm', DECODER, 0.3),
     'activation_dropout_rate': ('causal_lm', DECODER, 0.3),
     'initializer': ('causal_lm', DECODER, 'lecun'),
     'init_scale': ('causal_lm', DECODER, 0.5),
+    'parametrization': ('causal_lm', DECODER, 'mup'),
+    'base_emb_dim': ('causal_lm', MUP, 4),
     'scan_layers': ('causal_lm', DECODER, False),
     'remat': ('causal_lm', DECODER, 'full'),
     'dtype': ('causal_lm', DECODER, 'bfloat16'),
     'param_dtype': ('causal_lm', DECODER, 'bfloat16'),
 }
+WITH = {'parametrization': {'base_emb_dim': 8}}  # what a value needs besides
 
-RMS = dataclasses.replace(DECODER, norm='rmsnorm')
 FURTHER = [  # places where the same field is read by other code
-    ('norm_epsilon', 'causal_lm', RMS, 1e-5),
+    ('norm_epsilon', 'causal_lm', decoder(norm='rmsnorm'), 1e-5),
+    ('norm_epsilon_in_root', 'causal_lm', decoder(norm='scalenorm'), False),
+    ('norm_epsilon', 'causal_lm', decoder(norm='dyt', qk_norm='rmsnorm'), 1e-5),
     ('tied_embeddings', 'masked_lm', ENCODER, None),
     ('max_len', 'seq2seq', dataclasses.replace(BOTH, position='learned'), 12),
-    ('final_norm', 'causal_lm', dataclasses.replace(DECODER, norm_placement='post'), True),
+    ('final_norm', 'causal_lm', decoder(norm_placement='post'), True),
     ('dropout_rate', 'classification', ENCODER, 0.3),
     ('attention_dropout_rate', 'seq2seq', BOTH, 0.3),
+    ('relative_per_layer', 'seq2seq', dataclasses.replace(BOTH, position='relative', cross_position=True), True),
+    ('attention_sink', 'causal_lm', DECODER, 'zero'),
+    ('layer_sharing', 'causal_lm', DECODER, 'universal'),
 ]
+
+
+def classes(cfg):
+    return dataclasses.replace(cfg, num_classes=cfg.num_classes or 3) if cfg.family == 'encoder' else cfg
+
+
+def changed(field, cfg, value):
+    return dataclasses.replace(cfg, **{field: value}, **WITH.get(field, {}) if value is not None else {})
 
 
 @functools.cache
 def trace(objective_name, cfg):
     """Returns (parameter shapes, the program of initialisation, that of the loss's gradient) of a model."""
     config = Config(
-        model=resolve_model(dataclasses.replace(cfg, num_classes=cfg.num_classes or 3)),
+        model=resolve_model(classes(cfg)),
         data=Data(length=8),
         train=Train(objective=objective_name, batch_size=2),
     )
@@ -96,8 +163,10 @@ def trace(objective_name, cfg):
 
     def loss(params):
         rngs = {'dropout': jax.random.key(0)}
-        logits = model.apply({'params': params}, batch, hyper.rates, rngs=rngs, method=objective.method)
-        return objective.scores(logits, batch, None)['loss'][0]
+        logits, aside = model.apply(
+            {'params': params}, batch, hyper.rates, rngs=rngs, method=objective.method, mutable=['losses', 'statistics']
+        )
+        return objective.scores(logits, batch, None)['loss'][0] + sum(x.sum() for x in jax.tree.leaves(aside))
 
     params = jax.eval_shape(start)
     shapes = {jax.tree_util.keystr(path): str(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
@@ -105,8 +174,10 @@ def trace(objective_name, cfg):
 
 
 def text(function, *args):
-    """The program of a function; addresses of objects, which differ from one trace to the next, are taken out."""
-    return re.sub(r'0x[0-9a-f]+', '0x', str(jax.make_jaxpr(function)(*args)))
+    """The program of a function and the arrays it holds; addresses of objects, which differ from one trace to the next,
+    are taken out."""
+    program = jax.make_jaxpr(function)(*args)
+    return re.sub(r'0x[0-9a-f]+', '0x', str(program)), [(x.shape, np.asarray(x).tobytes()) for x in program.consts]
 
 
 def test_the_table_of_knobs_is_the_fields_of_the_model():
@@ -117,12 +188,12 @@ def test_the_table_of_knobs_is_the_fields_of_the_model():
 def test_every_field_changes_the_program_or_the_parameters(field):
     objective, cfg, value = KNOBS[field]
     assert getattr(cfg, field) != value
-    assert trace(objective, dataclasses.replace(cfg, **{field: value})) != trace(objective, cfg)
+    assert trace(objective, changed(field, cfg, value)) != trace(objective, cfg)
 
 
 @pytest.mark.parametrize('field, objective, cfg, value', FURTHER)
 def test_a_field_changes_the_program_wherever_it_applies(field, objective, cfg, value):
-    assert trace(objective, dataclasses.replace(cfg, **{field: value})) != trace(objective, cfg)
+    assert trace(objective, changed(field, cfg, value)) != trace(objective, cfg)
 
 
 @pytest.mark.parametrize('objective, cfg', dict.fromkeys(knob[:2] for knob in KNOBS.values()))
@@ -132,11 +203,86 @@ def test_the_same_configuration_gives_the_same_program(objective, cfg):
 
 @pytest.mark.parametrize('field', [name for name in choices.TABLES if name.startswith('model.')])
 def test_every_key_of_a_table_is_a_program_of_its_own(field):
-    name = field.removeprefix('model.')
+    name, keys = field.removeprefix('model.'), dict.fromkeys(choices.TABLES[field])
     objective, cfg, _ = KNOBS[name]
     if name == 'tied_embeddings':
         objective, cfg = 'seq2seq', dataclasses.replace(BOTH, encoder_vocab_size=11)
+    if name == 'attention_kernel':  # flash and cudnn don't trace on every machine
+        keys = [key for key in keys if not KERNELS[key].platforms]
+    if name == 'rope_scaling':
+        keys, cfg = [key for key in keys if key is not None], SCALED
+    if name in ('initializer', 'attention_scale'):  # None stands for another key
+        keys.pop(None)
+    if name in ('attention_bias', 'attention_pattern'):
+        keys = [(key,) for key in keys]
     if name == 'family':
         return
-    traces = [trace(objective, dataclasses.replace(cfg, **{name: key})) for key in choices.TABLES[field]]
+    traces = [trace(objective, changed(name, cfg, key)) for key in keys]
     assert all(a != b for i, a in enumerate(traces) for b in traces[:i])
+
+
+def run_of(objective, cfg):
+    return Config(
+        model=cfg, data=Data(length=8), train=Train(objective=objective, num_steps=1), decode=Decode(max_len=8)
+    )
+
+
+@pytest.mark.parametrize('field', KNOBS)
+def test_a_field_is_taken_where_it_applies(field):
+    objective, cfg, value = KNOBS[field]
+    if field != 'family':
+        choices.validate(run_of(objective, changed(field, cfg, value)))
+
+
+# Where each field does not apply, and what the line must name.
+ELSEWHERE = {
+    'encoder_vocab_size': (DECODER, 'encoder_decoder'),
+    'num_encoder_layers': (DECODER, 'encoder or encoder_decoder'),
+    'num_decoder_layers': (ENCODER, 'decoder or encoder_decoder'),
+    'num_kv_heads': (decoder(attention_projections=False), 'model.attention_projections is True'),
+    'head_dim': (decoder(attention_projections=False), 'model.attention_projections is True'),
+    'value_dim': (decoder(attention_projections=False), 'model.attention_projections is True'),
+    'attention_bias': (decoder(attention_projections=False), 'model.attention_projections is True'),
+    'embedding_norm': (decoder(norm=None), 'model.norm is not None'),
+    'num_token_types': (DECODER, 'model.family is encoder'),
+    'position_offset': (ROPE, 'model.position is learned'),
+    'rope_theta': (DECODER, 'model.position is rope'),
+    'rope_fraction': (LEARNED, 'model.position is rope'),
+    'rope_scaling': (DECODER, 'model.position is rope'),
+    'rope_factor': (ROPE, 'linear or llama3'),
+    'rope_trained_len': (SCALED, 'llama3'),
+    'relative_buckets': (DECODER, 'model.position is relative'),
+    'relative_max_distance': (ROPE, 'model.position is relative'),
+    'relative_per_layer': (LEARNED, 'model.position is relative'),
+    'cross_position': (ROPE, 'encoder_decoder'),
+    'norm': (decoder(norm_placement='rezero'), 'model.norm_placement is not rezero'),
+    'norm_epsilon': (decoder(norm='dyt'), 'not dyt, not None'),
+    'norm_epsilon_in_root': (decoder(norm=None), 'not dyt, not None'),
+    'final_norm': (decoder(norm=None), 'model.norm is not None'),
+    'window': (DECODER, 'has a local layer'),
+    'experts_per_token': (DECODER, 'model.num_experts is set'),
+    'expert_dispatch': (DECODER, 'model.num_experts is set'),
+    'expert_capacity': (EXPERTS, 'model.expert_dispatch is capacity'),
+    'balance_weight': (DECODER, 'model.num_experts is set'),
+    'router_z_weight': (DECODER, 'model.num_experts is set'),
+    'num_classes': (DECODER, 'model.family is encoder'),
+    'pooling': (BOTH, 'model.family is encoder'),
+    'pooler': (DECODER, 'model.family is encoder'),
+    'base_emb_dim': (DECODER, 'model.parametrization is mup'),
+}
+
+
+def test_the_fields_that_do_not_apply_everywhere_are_those_below():
+    assert set(ELSEWHERE) == set(APPLIES)
+
+
+@pytest.mark.parametrize('field', ELSEWHERE)
+def test_a_field_that_does_not_apply_is_refused_in_a_line_that_says_where_it_does(field):
+    cfg, words = ELSEWHERE[field]
+    value = True if field == 'final_norm' else KNOBS[field][2]
+    objective = {'decoder': 'causal_lm', 'encoder': 'masked_lm', 'encoder_decoder': 'seq2seq'}[cfg.family]
+    choices.validate(run_of(objective, cfg))
+    with pytest.raises(UserError) as error:
+        choices.validate(run_of(objective, dataclasses.replace(cfg, **{field: value})))
+    line = str(error.value)
+    assert '\n' not in line and f'model.{field}=' in line and words in line

@@ -7,12 +7,14 @@ import typing
 from collections.abc import Iterable
 from typing import Any
 
+import jax
+
 from tformer import config as config_lib
 from tformer import errors, evaluate, model, objectives, optimizers, sharding
 from tformer.config import Config
 from tformer.data import examples, packing, sources, tokenizers
 from tformer.decode import STRATEGIES
-from tformer.layers import block, embed, heads, initializers, mlp, norms, positions
+from tformer.layers import attention, block, embed, heads, initializers, kernels, mlp, moe, norms, positions
 
 DTYPES = ('float32', 'bfloat16')
 
@@ -21,11 +23,22 @@ TABLES: dict[str, Iterable[Any]] = {
     'model.tied_embeddings': model.TIED_EMBEDDINGS,
     'model.embedding_scale': embed.EMBEDDING_SCALES,
     'model.position': positions.POSITIONS,
+    'model.rope_scaling': positions.ROPE_SCALINGS,
     'model.norm': norms.NORMS,
     'model.norm_placement': block.PLACEMENTS,
+    'model.attention_bias': attention.PROJECTIONS,
+    'model.layer_sharing': block.LAYER_SHARING,
+    'model.attention_scale': (*attention.SCALES, None),
+    'model.attention_pattern': block.ATTENTION_PATTERNS,
+    'model.attention_sink': attention.SINKS,
+    'model.qk_norm': norms.HEAD_NORMS,
+    'model.attention_kernel': kernels.KERNELS,
     'model.activation': mlp.ACTIVATIONS,
+    'model.expert_dispatch': moe.DISPATCHES,
+    'model.output_scale': heads.OUTPUT_SCALES,
     'model.pooling': heads.POOLINGS,
-    'model.initializer': initializers.INITIALIZERS,
+    'model.initializer': (*initializers.INITIALIZERS, None),
+    'model.parametrization': model.PARAMETRIZATIONS,
     'model.remat': block.REMAT,
     'model.dtype': DTYPES,
     'model.param_dtype': DTYPES,
@@ -53,6 +66,23 @@ def validate(config: Config) -> None:
         for key in value if isinstance(value, tuple) else (value,):
             errors.choose(dict.fromkeys(table), key, field)
     config_lib.check(config)
+    _check_kernel(config.model)
+
+
+def _check_kernel(cfg: config_lib.Model) -> None:
+    """Raises a `UserError` where the attention kernel does not serve what the model needs, or not on this machine."""
+    asked = {
+        'bias': positions.POSITIONS[cfg.position].bias is not None,
+        'softcap': cfg.attention_softcap is not None,
+        'sink': cfg.attention_sink is not None,
+        'dropout': cfg.attention_dropout_rate > 0,
+        'value_dim': cfg.value_dim not in (None, cfg.head_dim or cfg.emb_dim // cfg.num_heads),
+        cfg.dtype: True,
+    }
+    needs = {name for name, needed in asked.items() if needed}
+    line = kernels.unserved(cfg.attention_kernel, needs, jax.default_backend())
+    if line is not None:
+        raise errors.UserError(line)
 
 
 def ablation_table() -> str:

@@ -18,7 +18,10 @@ from tformer import errors
 AXES = ('data', 'fsdp', 'tensor')
 
 # Logical axis names. Parameters and activations have separate ones, because FSDP shards the parameter's `embed`.
-PARAMETER_AXES = ('vocab', 'embed', 'mlp', 'heads', 'kv_heads', 'head_dim', 'layers', 'norm', 'positions', 'classes')
+PARAMETER_AXES = (
+    *('vocab', 'embed', 'factor', 'mlp', 'experts', 'heads', 'kv_heads', 'head_dim', 'layers', 'norm'),
+    *('positions', 'pos_buckets', 'token_types', 'classes'),
+)
 ACTIVATION_AXES = ('batch', 'length', 'act_embed', 'act_mlp', 'act_heads', 'act_head_dim', 'act_vocab')
 NAMES = PARAMETER_AXES + ACTIVATION_AXES
 

@@ -2,7 +2,6 @@
 
 from tformer.config.checks import check as check
 from tformer.config.checks import resolve as resolve
-from tformer.config.checks import resolve_model as resolve_model
 from tformer.config.convert import config_dict as config_dict
 from tformer.config.convert import difference as difference
 from tformer.config.convert import field_types as field_types
@@ -12,6 +11,7 @@ from tformer.config.convert import override as override
 from tformer.config.convert import recipe as recipe
 from tformer.config.convert import to_dict as to_dict
 from tformer.config.model import Model as Model
+from tformer.config.model import resolve_model as resolve_model
 from tformer.config.run import Config as Config
 from tformer.config.run import Data as Data
 from tformer.config.run import Decode as Decode

@@ -3,7 +3,8 @@
 import dataclasses
 from collections.abc import Callable
 
-from tformer.config.model import Model
+from tformer.config.applies import check_applies
+from tformer.config.model import Model, resolve_model
 from tformer.config.run import Config
 from tformer.errors import UserError
 
@@ -18,8 +19,11 @@ FAMILY_OF = {
 # Ranges of single fields; None, where a field takes it, is always in range.
 POSITIVE = (
     'model.vocab_size model.encoder_vocab_size model.emb_dim model.mlp_dim model.num_encoder_layers '
-    'model.num_decoder_layers model.num_heads model.num_kv_heads model.head_dim model.max_len model.rope_theta '
-    'model.norm_epsilon model.num_classes model.init_scale data.tokenizer_vocab_size data.num_buckets '
+    'model.num_decoder_layers model.num_heads model.num_kv_heads model.head_dim model.value_dim model.max_len '
+    'model.embedding_factor_dim model.num_token_types model.rope_theta model.rope_fraction model.rope_factor '
+    'model.rope_trained_len model.relative_buckets model.relative_max_distance model.norm_epsilon model.window '
+    'model.attention_softcap model.output_softcap model.num_experts model.experts_per_token model.expert_capacity '
+    'model.base_emb_dim model.num_classes model.init_scale data.tokenizer_vocab_size data.num_buckets '
     'data.batch_tokens data.prefetch data.num_threads optimizer.learning_rate optimizer.epsilon optimizer.clip_norm '
     'train.num_steps train.num_epochs train.batch_size train.microbatches train.log_every train.eval_every '
     'train.eval_batches train.checkpoint_every train.keep_last train.patience decode.max_len decode.beam_size '
@@ -27,6 +31,7 @@ POSITIVE = (
     'decode.temperature decode.top_k decode.top_p decode.batch_size evaluate.max_examples'
 ).split()
 NOT_NEGATIVE = (
+    'model.position_offset model.balance_weight model.router_z_weight '
     'optimizer.warmup_steps optimizer.final_fraction optimizer.weight_decay train.seed decode.length_penalty '
     'evaluate.examples_while_training evaluate.samples'
 ).split()
@@ -39,6 +44,7 @@ BELOW_ONE = (  # from 0
 def check(config: Config) -> None:
     """Raises a `UserError` of one line where a field is out of range or fields do not fit together."""
     _check_ranges(config)
+    check_applies(config.model)
     _check_model(config.model)
     _check_run(config)
 
@@ -73,14 +79,8 @@ def _check_model(model: Model) -> None:
         f'nearest that does: {_nearest_divisor(model.num_heads, kv_heads)}',
     )
     head_dim = model.head_dim or model.emb_dim // model.num_heads
-    _require(
-        model.position != 'rope' or head_dim % 2 == 0,
-        f'model.position=rope rotates pairs: the head size {head_dim} must be even (model.head_dim)',
-    )
-    _require(
-        model.position != 'sinusoidal' or model.emb_dim % 2 == 0,
-        f'model.position=sinusoidal needs an even model.emb_dim, not {model.emb_dim}',
-    )
+    _check_positions(model, head_dim)
+    _check_layers(model)
     if model.family == 'encoder_decoder':
         same = model.encoder_vocab_size in (None, model.vocab_size) or model.vocab_size is None
         _require(
@@ -94,6 +94,53 @@ def _check_model(model: Model) -> None:
             f'model.tied_embeddings=inputs ties encoder and decoder; the family {model.family} has one stack: '
             'valid here: all, output, None',
         )
+
+
+def _check_positions(model: Model, head_dim: int) -> None:
+    rotary = round(head_dim * model.rope_fraction)
+    _require(
+        model.position != 'rope' or (rotary > 0 and rotary % 2 == 0 and model.rope_fraction <= 1),
+        f'model.position=rope rotates pairs: model.rope_fraction={model.rope_fraction} of the head size {head_dim} '
+        '(model.head_dim) must be even',
+    )
+    widths = {model.embedding_factor_dim or model.emb_dim}
+    widths |= {model.emb_dim} if model.layer_sharing == 'universal' else set()
+    odd = sorted(width for width in widths if width % 2)
+    _require(
+        not odd or (model.position != 'sinusoidal' and model.layer_sharing != 'universal'),
+        f'sinusoids need an even model.emb_dim (or model.embedding_factor_dim), not {odd}',
+    )
+    _require(
+        model.rope_scaling is None or model.rope_factor > 1,
+        f'model.rope_scaling={model.rope_scaling} needs a model.rope_factor above 1, not {model.rope_factor}',
+    )
+    buckets = model.relative_buckets
+    _require(
+        model.position != 'relative' or (buckets % 2 == 0 and buckets >= 4 and model.relative_max_distance > buckets),
+        f'model.relative_buckets={buckets} must be even, 4 or more, and less than '
+        f'model.relative_max_distance={model.relative_max_distance}',
+    )
+
+
+def _check_layers(model: Model) -> None:
+    _require(bool(model.attention_pattern), 'model.attention_pattern is empty; valid: global, local, repeated')
+    _require(
+        'local' not in model.attention_pattern or model.window is not None,
+        'model.attention_pattern has a local layer: model.window must say how far it sees',
+    )
+    _require(
+        model.norm != 'batchnorm' or model.layer_sharing is None,
+        f'model.norm=batchnorm has statistics for each layer, model.layer_sharing={model.layer_sharing} has one layer; '
+        'valid here: None',
+    )
+    _require(
+        model.num_experts is None or model.experts_per_token <= model.num_experts,
+        f'model.experts_per_token={model.experts_per_token} is more than model.num_experts={model.num_experts}',
+    )
+    _require(
+        model.parametrization != 'mup' or model.base_emb_dim is not None,
+        'model.parametrization=mup needs model.base_emb_dim, the width whose learning rate is known',
+    )
 
 
 def _nearest_divisor(number: int, near: int) -> int:
@@ -116,6 +163,16 @@ def _check_run(config: Config) -> None:
         f'train.microbatches={train.microbatches} does not divide train.batch_size={train.batch_size}; '
         f'nearest that does: {_nearest_divisor(train.batch_size, train.microbatches)}',
     )
+    if train.microbatches > 1:
+        weights = model.balance_weight or model.router_z_weight
+        inexact = {
+            'model.norm=batchnorm': model.norm == 'batchnorm',
+            'model.expert_dispatch=capacity': model.num_experts and model.expert_dispatch == 'capacity',
+            'model.num_experts with a balance_weight or router_z_weight': model.num_experts and weights,
+        }
+        for name, holds in inexact.items():
+            line = f'{name} depends on the whole batch: train.microbatches={train.microbatches} is not exact; use 1'
+            _require(not holds, line)
     lengths = {'data.length': data.length, 'data.encoder_length': data.encoder_length}
     for name, length in lengths.items():
         _require(
@@ -190,14 +247,3 @@ def resolve(
     config = dataclasses.replace(config, model=resolve_model(model), train=train, data=data)
     check(config)
     return config
-
-
-def resolve_model(model: Model) -> Model:
-    """Returns `model` with the derived sizes of its heads and norms filled in."""
-    return dataclasses.replace(
-        model,
-        num_kv_heads=model.num_kv_heads or model.num_heads,
-        head_dim=model.head_dim or model.emb_dim // model.num_heads,
-        final_norm=model.norm_placement == 'pre' if model.final_norm is None else model.final_norm,
-        encoder_vocab_size=model.encoder_vocab_size or model.vocab_size,
-    )

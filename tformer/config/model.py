@@ -15,30 +15,68 @@ class Model:
     num_encoder_layers: int = 4  # of the families that have an encoder
     num_decoder_layers: int = 4  # of the families that have a decoder
     num_heads: int = 4  # query heads
-    num_kv_heads: int | None = None  # key and value heads; None: num_heads (multi-head attention)
-    head_dim: int | None = None  # None: emb_dim / num_heads
+    num_kv_heads: int | None = None  # key and value heads (Ainslie et al. 2023; 1: Shazeer 2019); None: num_heads
+    head_dim: int | None = None  # of queries and keys, d_k; None: emb_dim / num_heads
+    value_dim: int | None = None  # of values, d_v; None: head_dim
     max_len: int = 512  # longest sequence, in tokens, either side
 
     # Embeddings
     tied_embeddings: str | None = 'all'  # which share a table: all; inputs: encoder, decoder; output: decoder, output
     embedding_scale: str | None = 'sqrt_dim'  # sqrt_dim: times sqrt(emb_dim) at the input (Vaswani et al. 2017, 3.4)
+    embedding_factor_dim: int | None = None  # width of a smaller token table, projected up (Lan et al. 2020, 3.1)
+    embedding_norm: bool = False  # a norm of the embeddings, before their dropout (Devlin et al. 2019)
+    num_token_types: int | None = None  # sentence A or B: vectors added by the batch's token_types (Devlin et al. 2019)
+
+    # Positions
     position: str | None = 'sinusoidal'  # how the model knows the order of its tokens
-    rope_theta: float = 10_000.0  # base of the rotary frequencies
+    position_offset: int = 0  # learned: rows of the table before that of position 0 (RoBERTa and BART leave 2)
+    rope_theta: float = 10_000.0  # rope: base of the frequencies
+    rope_fraction: float = 1.0  # rope: share of each head that is turned (Black et al. 2022)
+    rope_scaling: str | None = None  # rope: stretches the frequencies to more positions than were trained
+    rope_factor: float = 1.0  # rope_scaling: times as many positions
+    rope_trained_len: int = 8192  # rope_scaling llama3: positions before the stretch
+    relative_buckets: int = 32  # relative: distances that are told apart (Raffel et al. 2020, 2.1)
+    relative_max_distance: int = 128  # relative: beyond it all are one
+    relative_per_layer: bool = False  # relative: a table for each layer, not one for the stack
+    cross_position: bool = False  # rope, alibi, relative: in cross-attention too, by the positions of both sides
 
     # Block
     norm: str | None = 'layernorm'  # of the residual stream
-    norm_placement: str = 'pre'  # before each sub-layer, or after its residual sum
-    norm_epsilon: float = 1e-6  # under the root
-    final_norm: bool | None = None  # a norm after the last block; None: where the placement is pre
-    activation: str = 'relu'  # of the feed-forward
-    attention_bias: bool = False  # on the query, key, value and output projections
+    norm_placement: str = 'pre'  # how norm and residual stand around a sub-layer
+    norm_epsilon: float = 1e-6  # added to the variance
+    norm_epsilon_in_root: bool = True  # False: added to the standard deviation instead
+    final_norm: bool | None = None  # a norm after the last block; None: where the placement leaves the stream as it is
+    attention_bias: tuple[str, ...] = ()  # which projections have one
     mlp_bias: bool = True  # on the feed-forward's projections
+    layer_sharing: str | None = None  # one block at every depth
+
+    # Attention
+    attention_projections: bool = True  # False: queries, keys and values are the stream itself, cut into heads
+    attention_scale: str | None = None  # factor on the scores; None: sqrt_head_dim, with muP head_dim
+    attention_pattern: tuple[str, ...] = ('global',)  # of the layers' self-attention, repeated over the depth
+    window: int | None = None  # local layers: positions seen, the query's own among them (Beltagy et al. 2020)
+    attention_softcap: float | None = None  # c tanh(scores / c) (Gemma Team 2024)
+    attention_sink: str | None = None  # a share of the attention that goes to no key
+    qk_norm: str | None = None  # of each head's queries and keys, before rotation (Henry et al. 2020)
+    attention_kernel: str = 'reference'  # what computes attention; a reference prints its probabilities
+
+    # Feed-forward
+    activation: str = 'relu'  # of the feed-forward
+    num_experts: int | None = None  # a mixture of feed-forwards; None: one, for all tokens
+    experts_per_token: int = 2  # mixture: of the most likely experts
+    expert_dispatch: str = 'dropless'  # mixture: how tokens reach their experts
+    expert_capacity: float = 1.25  # mixture, capacity: slots over the mean load (Fedus et al. 2022, eq. 3)
+    balance_weight: float = 0.01  # mixture: of the load-balancing loss (Fedus et al. 2022, eq. 4)
+    router_z_weight: float = 0.001  # mixture: of the squared router log-sum-exp (Zoph et al. 2022, eq. 5)
 
     # Heads
     output_bias: bool = False  # on the vocabulary logits
+    output_scale: str | None = None  # factor on the stream before the vocabulary
+    output_softcap: float | None = None  # c tanh(logits / c) (Gemma Team 2024)
     mlm_transform: bool = False  # BERT's dense + activation + norm before the vocabulary (Devlin et al. 2019)
     num_classes: int | None = None  # classification; None: the number of labels in the training split
     pooling: str = 'mean'  # how a sequence becomes one vector for classification
+    pooler: bool = False  # classification: BERT's dense + tanh after the pooling
 
     # Dropout
     dropout_rate: float = 0.1  # on the embeddings and on each sub-layer's output (Vaswani et al. 2017, 5.4)
@@ -46,11 +84,33 @@ class Model:
     activation_dropout_rate: float = 0.0  # inside the feed-forward, after the activation
 
     # Initialisation
-    initializer: str = 'xavier'  # of kernels and tables
+    initializer: str | None = None  # of kernels and tables; None: xavier, or what placement or parametrization need
     init_scale: float = 1.0  # factor on every random initial value
+    parametrization: str | None = None  # how initial values, multipliers and learning rates go with the width
+    base_emb_dim: int | None = None  # mup: the emb_dim at which it equals the standard one
 
     # Execution: these change speed and memory, not the function
     scan_layers: bool = True  # one compiled block for all layers; False: unrolled (same parameters)
     remat: str | None = None  # what the backward pass computes again
     dtype: str = 'float32'  # of activations; softmax, norms and losses are float32 always
     param_dtype: str = 'float32'  # of kernels and tables
+
+
+def resolve_model(model: Model) -> Model:
+    """Returns `model` with what its derived fields stand for filled in."""
+    head_dim = model.head_dim or model.emb_dim // model.num_heads
+    return dataclasses.replace(
+        model,
+        num_kv_heads=model.num_kv_heads or model.num_heads,
+        head_dim=head_dim,
+        value_dim=model.value_dim or head_dim,
+        final_norm=_stream_has_no_norm(model) if model.final_norm is None else model.final_norm,
+        attention_scale=model.attention_scale or ('head_dim' if model.parametrization == 'mup' else 'sqrt_head_dim'),
+        initializer=model.initializer or ('deepnorm' if model.norm_placement == 'deepnorm' else 'xavier'),
+        encoder_vocab_size=model.encoder_vocab_size or model.vocab_size,
+    )
+
+
+def _stream_has_no_norm(model: Model) -> bool:
+    """Returns whether the stream leaves the last block as a bare sum."""
+    return model.norm is not None and model.norm_placement in ('pre', 'sandwich', 'parallel', 'no_residual')

@@ -1,72 +1,164 @@
-"""Multi-head attention: softmax(q k^T / sqrt(H)) v, for self, causal and cross attention alike."""
+"""Multi-head attention: projections around a kernel, for self, causal and cross attention alike."""
 
+from collections.abc import Callable
+
+import flax.struct
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
 from tformer.config import Model
-from tformer.layers.dropout import Rate, dropout
+from tformer.errors import choose
+from tformer.layers import kernels
+from tformer.layers.dropout import Rate
 from tformer.layers.linear import Dense
-from tformer.layers.positions import rotate
-from tformer.sharding import constrain
+from tformer.layers.masks import within_window
+from tformer.layers.norms import HEAD_NORMS
+from tformer.layers.positions import POSITIONS, Angles, rotate
+from tformer.sharding import constrain, partitioned
 
-Angles = tuple[jax.Array, jax.Array] | None
 
+class Scope(flax.struct.PyTreeNode):
+    """What the queries of a stack see in self-attention, or in cross-attention: the same in every layer.
 
-def attention_probabilities(q_BNTH: jax.Array, k_BKSH: jax.Array, mask_BTS: jax.Array) -> jax.Array:
-    """Returns softmax(q k^T / sqrt(H)) as probs_BKGTS, float32 (Vaswani et al. 2017, eq. 1).
-
-    Args:
-      q_BNTH: queries of N heads.
-      k_BKSH: keys of K heads; each serves G = N / K query heads (Ainslie et al. 2023).
-      mask_BTS: True where query t may see key s; a query that sees nothing gets uniform weights.
+    Attributes:
+      query_positions_BT: -1 is padding.
+      key_positions_BS: likewise.
+      mask_BTS: True where query t may see key s.
+      bias_BNTS: added to the scores; None where the position encoding has none, or one for each layer.
+      query_angles: rotary; None where nothing is turned.
+      key_angles: likewise.
     """
-    B, N, T, H = q_BNTH.shape
-    K = k_BKSH.shape[1]
-    q_BKGTH = (q_BNTH * H**-0.5).reshape(B, K, N // K, T, H)
-    logits_BKGTS = jnp.einsum('BKGTH,BKSH->BKGTS', q_BKGTH, k_BKSH, preferred_element_type=jnp.float32)
-    logits_BKGTS = jnp.where(mask_BTS[:, None, None], logits_BKGTS, jnp.finfo(jnp.float32).min)
-    return jax.nn.softmax(logits_BKGTS, axis=-1)
 
-
-def attend(probs_BKGTS: jax.Array, v_BKSH: jax.Array) -> jax.Array:
-    """Returns the values' averages out_BNTH under the given probabilities."""
-    B, K, G, T, _ = probs_BKGTS.shape
-    out_BKGTH = jnp.einsum('BKGTS,BKSH->BKGTH', probs_BKGTS.astype(v_BKSH.dtype), v_BKSH)
-    return out_BKGTH.reshape(B, K * G, T, v_BKSH.shape[-1])
+    query_positions_BT: jax.Array
+    key_positions_BS: jax.Array
+    mask_BTS: jax.Array
+    bias_BNTS: jax.Array | None = None
+    query_angles: Angles | None = None
+    key_angles: Angles | None = None
 
 
 class Attention(nn.Module):
-    """Projections around attention. Keys and values come from `keys_values`, so that a cache can stand between."""
+    """Keys and values come from `keys_values`, so that a cache can stand between."""
 
     cfg: Model
+    stack: str
+    cross: bool = False
 
     def setup(self) -> None:
-        cfg = self.cfg
-        assert cfg.num_kv_heads and cfg.head_dim
-        D, N, K, H = cfg.emb_dim, cfg.num_heads, cfg.num_kv_heads, cfg.head_dim
-        bias = cfg.attention_bias
-        self.query = Dense(cfg, 'BTD,DNH->BNTH', (D, N, H), ('embed', 'heads', 'head_dim'), bias)
-        self.key = Dense(cfg, 'BSD,DKH->BKSH', (D, K, H), ('embed', 'kv_heads', 'head_dim'), bias)
-        self.value = Dense(cfg, 'BSD,DKH->BKSH', (D, K, H), ('embed', 'kv_heads', 'head_dim'), bias)
-        self.out = Dense(cfg, 'BNTH,NHD->BTD', (N, H, D), ('heads', 'head_dim', 'embed'), bias)
+        cfg, stack = self.cfg, self.stack
+        assert cfg.num_kv_heads and cfg.head_dim and cfg.value_dim
+        D, N, K, H, V = cfg.emb_dim, cfg.num_heads, cfg.num_kv_heads, cfg.head_dim, cfg.value_dim
 
-    def keys_values(self, x_BSD: jax.Array, angles: Angles) -> tuple[jax.Array, jax.Array]:
-        """Returns (k_BKSH, v_BKSH), the keys turned by their positions' angles."""
-        return rotate(self.key(x_BSD), angles), self.value(x_BSD)
+        def project(role: str, equation: str, heads: int, size: int, axis: str) -> Dense:
+            shape, names = (D, heads, size), ('embed', axis, 'head_dim')
+            return Dense(cfg, equation, shape, names, role in cfg.attention_bias, role, stack)
+
+        if cfg.attention_projections:
+            self.query = project('query', 'BTD,DNH->BNTH', N, H, 'heads')
+            self.key = project('key', 'BSD,DKH->BKSH', K, H, 'kv_heads')
+            self.value = project('value', 'BSD,DKV->BKSV', K, V, 'kv_heads')
+            out, names = 'out' in cfg.attention_bias, ('heads', 'head_dim', 'embed')
+            self.out = Dense(cfg, 'BNTV,NVD->BTD', (N, V, D), names, out, 'attention_out', stack)
+        norm = choose(HEAD_NORMS, cfg.qk_norm, 'model.qk_norm')
+        self.query_norm, self.key_norm = norm(cfg), norm(cfg)
+        self.sink = choose(SINKS, cfg.attention_sink, 'model.attention_sink')(cfg)
+        biased = (not self.cross or cfg.cross_position) and cfg.relative_per_layer
+        self.bias = POSITIONS[cfg.position].bias(cfg, self.stack == 'encoder' or self.cross) if biased else None  # type: ignore[misc]
+
+    def keys_values(self, x_BSD: jax.Array, angles: Angles | None) -> tuple[jax.Array, jax.Array]:
+        """Returns (k_BKSH, v_BKSV), the keys turned by their positions' angles."""
+        if not self.cfg.attention_projections:
+            heads_BNSH = split_heads(x_BSD, self.cfg.num_heads)
+            return rotate(self.key_norm(heads_BNSH), angles), heads_BNSH
+        return rotate(self.key_norm(self.key(x_BSD)), angles), self.value(x_BSD)
 
     def __call__(
         self,
         x_BTD: jax.Array,
         k_BKSH: jax.Array,
-        v_BKSH: jax.Array,
-        mask_BTS: jax.Array,
-        angles: Angles,
+        v_BKSV: jax.Array,
+        scope: Scope,
+        window: jax.Array | None = None,
         dropout_rate: Rate = None,
     ) -> jax.Array:
-        q_BNTH = constrain(rotate(self.query(x_BTD), angles), 'batch', 'act_heads', 'length', 'act_head_dim')
-        probs_BKGTS = attention_probabilities(q_BNTH, k_BKSH, mask_BTS)
-        self.sow('intermediates', 'probabilities', probs_BKGTS)  # kept only where the caller asks (attention maps)
-        if self.has_rng('dropout') and dropout_rate is not None:
-            probs_BKGTS = dropout(probs_BKGTS, dropout_rate, self.make_rng('dropout'))
-        return self.out(attend(probs_BKGTS, v_BKSH))
+        cfg = self.cfg
+        q_BNTH = self.query(x_BTD) if cfg.attention_projections else split_heads(x_BTD, cfg.num_heads)
+        q_BNTH = rotate(self.query_norm(q_BNTH), scope.query_angles)
+        q_BNTH = constrain(q_BNTH, 'batch', 'act_heads', 'length', 'act_head_dim')
+        mask_BTS, bias_BNTS = scope.mask_BTS, scope.bias_BNTS
+        if window is not None:
+            mask_BTS &= within_window(scope.query_positions_BT, scope.key_positions_BS, window)
+        if self.bias is not None:
+            bias_BNTS = self.bias(scope.query_positions_BT, scope.key_positions_BS)
+        assert cfg.head_dim
+        scores = {
+            'scale': choose(SCALES, cfg.attention_scale, 'model.attention_scale')(cfg.head_dim, cfg.emb_dim),
+            'bias_BNTS': bias_BNTS,
+            'softcap': cfg.attention_softcap,
+            'sink_N': self.sink(),
+        }
+        if self.is_mutable_collection('intermediates'):  # attention maps; no kernel but the reference has them
+            self.sow('intermediates', 'probabilities', kernels.probabilities(q_BNTH, k_BKSH, mask_BTS, **scores))
+        training = self.has_rng('dropout') and dropout_rate is not None
+        out_BNTV = choose(kernels.KERNELS, cfg.attention_kernel, 'model.attention_kernel').function(
+            q_BNTH,
+            k_BKSH,
+            v_BKSV,
+            mask_BTS,
+            **scores,
+            dropout_rate=dropout_rate if training else None,
+            dropout_key=self.make_rng('dropout') if training else None,
+        )
+        return self.out(out_BNTV) if cfg.attention_projections else join_heads(out_BNTV)
+
+
+def split_heads(x_BTD: jax.Array, num_heads: int) -> jax.Array:
+    """Returns the stream cut into heads, x_BNTH."""
+    B, T, D = x_BTD.shape
+    return jnp.moveaxis(x_BTD.reshape(B, T, num_heads, D // num_heads), 2, 1)
+
+
+def join_heads(x_BNTH: jax.Array) -> jax.Array:
+    """The inverse of `split_heads`."""
+    B, N, T, H = x_BNTH.shape
+    return jnp.moveaxis(x_BNTH, 1, 2).reshape(B, T, N * H)
+
+
+class NoSink(nn.Module):
+    cfg: Model
+
+    def __call__(self) -> None:
+        return None
+
+
+class ZeroSink(nn.Module):
+    cfg: Model
+
+    def __call__(self) -> jax.Array:
+        return jnp.zeros(self.cfg.num_heads)
+
+
+class LearnedSink(nn.Module):
+    cfg: Model
+
+    @nn.compact
+    def __call__(self) -> jax.Array:
+        init = partitioned(nn.initializers.zeros, 'heads')
+        return self.param('sink', init, (self.cfg.num_heads,), jnp.float32)
+
+
+SINKS: dict[str | None, type[nn.Module]] = {  # the score, for each head, of a key whose value is 0
+    'zero': ZeroSink,  # 1 is added to softmax's denominator (Miller 2023)
+    'learned': LearnedSink,  # Agarwal et al. 2025 (gpt-oss)
+    None: NoSink,
+}
+
+SCALES: dict[str, Callable[[int, int], float]] = {  # of (head_dim, emb_dim)
+    'sqrt_head_dim': lambda head_dim, emb_dim: head_dim**-0.5,  # Vaswani et al. 2017, eq. 1
+    'sqrt_emb_dim': lambda head_dim, emb_dim: emb_dim**-0.5,
+    'head_dim': lambda head_dim, emb_dim: 1 / head_dim,  # Yang et al. 2022, definition 4.1
+    'unscaled': lambda head_dim, emb_dim: 1.0,  # Raffel et al. 2020: the initial queries are small instead
+}
+
+PROJECTIONS = ('query', 'key', 'value', 'out')

@@ -1,66 +1,128 @@
 """The one block, and the stack of them. A family is which stacks exist and which mask they get."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax
+import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 
 from tformer.config import Model
 from tformer.errors import choose
-from tformer.layers.attention import Angles, Attention
+from tformer.layers.attention import Attention, Scope
 from tformer.layers.cache import KeyValues
 from tformer.layers.dropout import Rates, dropout
+from tformer.layers.initializers import deepnorm, depths
 from tformer.layers.mlp import Mlp
+from tformer.layers.moe import Moe
 from tformer.layers.norms import make_norm
-from tformer.sharding import constrain
+from tformer.layers.positions import sinusoidal
+from tformer.sharding import constrain, partitioned
 
-Sublayer = Callable[[jax.Array], jax.Array]
+Function = Callable[[jax.Array], jax.Array]
 
 
 class Side(flax.struct.PyTreeNode):
     """What every layer of a stack reads besides its own activations; built once per call."""
 
-    mask_BTS: jax.Array
-    angles: Angles  # rotary, of the queries' positions
+    own: Scope
     rates: Rates
     index: jax.Array | None = None  # first free slot of the cache
+    cross: Scope | None = None
     encoded_BSD: jax.Array | None = None
-    cross_mask_BTS: jax.Array | None = None
 
 
-def pre_norm(norm: Sublayer, sublayer: Sublayer, x: jax.Array) -> jax.Array:
+class Layer(flax.struct.PyTreeNode):
+    """What is each layer's own besides its parameters; None where no layer differs."""
+
+    window: jax.Array | None = None
+    depth: jax.Array | None = None
+
+
+class Sublayer(NamedTuple):
+    """A function of the stream and what its placement may put around it."""
+
+    function: Function
+    norm: Function
+    out_norm: Function  # of the function's output
+    gain: Callable[[], jax.Array]  # ReZero's
+
+
+# ---------------------------------------------------------------------------------------------------- placements
+def pre_norm(x: jax.Array, sub: Sublayer, alpha: float) -> jax.Array:
     """x + F(norm(x)) (Baevski & Auli 2019; Xiong et al. 2020)."""
-    return x + sublayer(norm(x))
+    return x + sub.function(sub.norm(x))
 
 
-def post_norm(norm: Sublayer, sublayer: Sublayer, x: jax.Array) -> jax.Array:
+def post_norm(x: jax.Array, sub: Sublayer, alpha: float) -> jax.Array:
     """norm(x + F(x)) (Vaswani et al. 2017, 3.1)."""
-    return norm(x + sublayer(x))
+    return sub.norm(x + sub.function(x))
+
+
+def sandwich(x: jax.Array, sub: Sublayer, alpha: float) -> jax.Array:
+    """x + norm(F(norm(x))) (Ding et al. 2021; Kim et al. 2025, peri-LN)."""
+    return x + sub.out_norm(sub.function(sub.norm(x)))
+
+
+def deep_norm(x: jax.Array, sub: Sublayer, alpha: float) -> jax.Array:
+    """norm(alpha x + F(x)) (Wang et al. 2022)."""
+    return sub.norm(alpha * x + sub.function(x))
+
+
+def rezero(x: jax.Array, sub: Sublayer, alpha: float) -> jax.Array:
+    """x + gain F(x), gain 0 at first (Bachlechner et al. 2021)."""
+    return x + sub.gain().astype(x.dtype) * sub.function(x)
+
+
+def no_residual(x: jax.Array, sub: Sublayer, alpha: float) -> jax.Array:
+    """F(norm(x)): what the residual is good for."""
+    return sub.function(sub.norm(x))
+
+
+def in_turn(place: Callable[[jax.Array, Sublayer, float], jax.Array]) -> Callable[..., jax.Array]:
+    """Returns the block that applies its sub-layers one after the other."""
+
+    def block(x: jax.Array, sublayers: Sequence[Sublayer], alpha: float) -> jax.Array:
+        for sublayer in sublayers:
+            x = place(x, sublayer, alpha)
+        return x
+
+    return block
+
+
+def parallel(x: jax.Array, sublayers: Sequence[Sublayer], alpha: float) -> jax.Array:
+    """x + F_1(norm(x)) + F_2(norm(x)) + ...: one norm, all sub-layers at once (Wang & Komatsuzaki 2021)."""
+    h = sublayers[0].norm(x)
+    return x + sum(sublayer.function(h) for sublayer in sublayers)
 
 
 class Block(nn.Module):
     """Self-attention, cross-attention where there is an encoder, feed-forward; each in its residual and norm."""
 
     cfg: Model
+    stack: str
     cross: bool = False
 
     def setup(self) -> None:
-        cfg = self.cfg
-        self.residual = choose(PLACEMENTS, cfg.norm_placement, 'model.norm_placement')
-        self.attention, self.attention_norm = Attention(cfg), make_norm(cfg)
+        cfg, stack = self.cfg, self.stack
+        self.attention = Attention(cfg, stack)
+        self.attention_norm, self.attention_out_norm, self.attention_gain = make_norm(cfg), make_norm(cfg), Gain()
         if self.cross:
-            self.cross_attention, self.cross_norm = Attention(cfg), make_norm(cfg)
-        self.mlp, self.mlp_norm = Mlp(cfg), make_norm(cfg)
+            self.cross_attention = Attention(cfg, stack, cross=True)
+            self.cross_norm, self.cross_out_norm, self.cross_gain = make_norm(cfg), make_norm(cfg), Gain()
+        self.mlp = Moe(cfg, stack) if cfg.num_experts else Mlp(cfg, stack)
+        self.mlp_norm, self.mlp_out_norm, self.mlp_gain = make_norm(cfg), make_norm(cfg), Gain()
 
-    def cross_keys_values(self, carry: None, encoded_BSD: jax.Array) -> tuple[None, KeyValues]:
+    def cross_keys_values(self, carry: None, encoded_BSD: jax.Array, angles: Any) -> tuple[None, KeyValues]:
         """Returns this layer's keys and values of the encoder's output, for decoding."""
-        return carry, KeyValues(*self.cross_attention.keys_values(encoded_BSD, None))
+        return carry, KeyValues(*self.cross_attention.keys_values(encoded_BSD, angles))
 
     def __call__(
-        self, x_BTD: jax.Array, own: KeyValues | None, cross: KeyValues | None, side: Side
+        self, x_BTD: jax.Array, own: KeyValues | None, cross: KeyValues | None, layer: Layer, side: Side
     ) -> tuple[jax.Array, KeyValues | None]:
-        rates = side.rates
+        cfg, rates, real_BT = self.cfg, side.rates, side.own.query_positions_BT >= 0
 
         def drop(x: jax.Array) -> jax.Array:
             training = self.has_rng('dropout') and rates.residual is not None
@@ -68,35 +130,62 @@ class Block(nn.Module):
 
         def attend_self(h_BTD: jax.Array) -> jax.Array:
             nonlocal own
-            k, v = self.attention.keys_values(h_BTD, side.angles)
+            k, v = self.attention.keys_values(h_BTD, side.own.query_angles)
             if own is not None:
                 assert side.index is not None
                 own = own.extend(k, v, side.index)
                 k, v = own.k, own.v
-            return drop(self.attention(h_BTD, k, v, side.mask_BTS, side.angles, rates.attention))
+            return drop(self.attention(h_BTD, k, v, side.own, layer.window, rates.attention))
 
         def attend_encoder(h_BTD: jax.Array) -> jax.Array:
+            assert side.cross is not None
             kv = cross
             if kv is None:
                 assert side.encoded_BSD is not None
-                kv = self.cross_keys_values(None, side.encoded_BSD)[1]
-            assert side.cross_mask_BTS is not None
-            return drop(self.cross_attention(h_BTD, kv.k, kv.v, side.cross_mask_BTS, None, rates.attention))
+                kv = self.cross_keys_values(None, side.encoded_BSD, side.cross.key_angles)[1]
+            return drop(self.cross_attention(h_BTD, kv.k, kv.v, side.cross, None, rates.attention))
 
         def feed_forward(h_BTD: jax.Array) -> jax.Array:
-            return drop(self.mlp(h_BTD, rates.activation))
+            return drop(self.mlp(h_BTD, real_BT, rates.activation))
 
-        x_BTD = self.residual(self.attention_norm, attend_self, x_BTD)
+        def sublayer(function: Function, name: str) -> Sublayer:
+            norm, out_norm, gain = (getattr(self, f'{name}_{part}') for part in ('norm', 'out_norm', 'gain'))
+            return Sublayer(function, lambda x: norm(x, real_BT), lambda x: out_norm(x, real_BT), gain)
+
+        sublayers = [sublayer(attend_self, 'attention')]
         if self.cross:
-            x_BTD = self.residual(self.cross_norm, attend_encoder, x_BTD)
-        x_BTD = self.residual(self.mlp_norm, feed_forward, x_BTD)
+            sublayers.append(sublayer(attend_encoder, 'cross'))
+        sublayers.append(sublayer(feed_forward, 'mlp'))
+
+        if layer.depth is not None:
+            x_BTD += coordinates(cfg, side.own.query_positions_BT, layer.depth)
+        alpha = deepnorm(self.stack, *depths(cfg))[0]
+        x_BTD = choose(PLACEMENTS, cfg.norm_placement, 'model.norm_placement')(x_BTD, sublayers, alpha)
         return constrain(x_BTD, 'batch', 'length', 'act_embed'), own
+
+
+class Gain(nn.Module):
+    """One number, 0 at first."""
+
+    @nn.compact
+    def __call__(self) -> jax.Array:
+        return self.param('gain', partitioned(nn.initializers.zeros), (), jnp.float32)
+
+
+def coordinates(cfg: Model, positions_BT: jax.Array, depth: jax.Array) -> jax.Array:
+    """Returns what the Universal Transformer adds before each step: the sinusoids of its number and, where positions
+    are sinusoidal, of the positions (Dehghani et al. 2019, eq. 4 and 5)."""
+    x_BTD = sinusoidal(depth.reshape(1, 1), cfg.emb_dim)
+    if cfg.position == 'sinusoidal':
+        x_BTD += sinusoidal(positions_BT, cfg.emb_dim)
+    return x_BTD.astype(cfg.dtype)
 
 
 class Stack(nn.Module):
     """`num_layers` blocks under one scan; unrolled, it is the same scan without a loop, on the same parameters."""
 
     cfg: Model
+    stack: str
     num_layers: int
     cross: bool = False
 
@@ -105,34 +194,61 @@ class Stack(nn.Module):
         block: type[nn.Module] = Block
         if cfg.remat is not None:
             block = nn.remat(Block, policy=choose(REMAT, cfg.remat, 'model.remat'), prevent_cse=not cfg.scan_layers)
-        lift = {
-            'variable_axes': {'params': 0, 'intermediates': 0},
-            'split_rngs': {'params': True, 'dropout': True},
+        each = {'intermediates': 0, 'losses': 0, 'statistics': 0}
+        shared = choose(LAYER_SHARING, cfg.layer_sharing, 'model.layer_sharing')
+        lift: dict[str, Any] = {
+            'variable_axes': each if shared else {'params': 0, **each},
+            'variable_broadcast': 'params' if shared else False,
+            'split_rngs': {'params': not shared, 'dropout': True},
             'length': self.num_layers,
             'unroll': 1 if cfg.scan_layers else self.num_layers,
             'metadata_params': {nn.PARTITION_NAME: 'layers'},
         }
-        methods = {'__call__': {'in_axes': (0, 0, nn.broadcast), **lift}}
+        methods = {'__call__': {'in_axes': (0, 0, 0, nn.broadcast), **lift}}
         if self.cross:
-            methods['cross_keys_values'] = {'in_axes': nn.broadcast, **lift}
-        self.layers = nn.scan(block, methods=methods)(cfg, self.cross)
+            methods['cross_keys_values'] = {'in_axes': (nn.broadcast, nn.broadcast), **lift}
+        self.layers = nn.scan(block, methods=methods)(cfg, self.stack, self.cross)
         self.norm = make_norm(cfg) if cfg.final_norm else None
+
+    def each_layer(self) -> Layer:
+        """Returns what differs from layer to layer, stacked."""
+        cfg, layer = self.cfg, Layer()
+        kinds = [cfg.attention_pattern[i % len(cfg.attention_pattern)] for i in range(self.num_layers)]
+        if 'local' in kinds:
+            widths = [cfg.window if kind == 'local' else np.iinfo(np.int32).max for kind in kinds]
+            layer = layer.replace(window=jnp.asarray(widths, jnp.int32))
+        if cfg.layer_sharing == 'universal':
+            layer = layer.replace(depth=jnp.arange(1, self.num_layers + 1))
+        return layer
 
     def __call__(
         self, x_BTD: jax.Array, side: Side, own: KeyValues | None = None, cross: KeyValues | None = None
     ) -> tuple[jax.Array, KeyValues | None]:
         """Returns (x_BTD after all layers, the extended cache or None)."""
-        x_BTD, own = self.layers(x_BTD, own, cross, side)
-        return x_BTD if self.norm is None else self.norm(x_BTD), own
+        x_BTD, own = self.layers(x_BTD, own, cross, self.each_layer(), side)
+        return x_BTD if self.norm is None else self.norm(x_BTD, side.own.query_positions_BT >= 0), own
 
-    def cross_keys_values(self, encoded_BSD: jax.Array) -> KeyValues:
+    def cross_keys_values(self, encoded_BSD: jax.Array, angles: Any) -> KeyValues:
         """Returns keys and values of the encoder's output for every layer `[L, B, K, S, H]`."""
-        return self.layers.cross_keys_values(None, encoded_BSD)[1]
+        return self.layers.cross_keys_values(None, encoded_BSD, angles)[1]
 
 
-PLACEMENTS: dict[str, Callable[[Sublayer, Sublayer, jax.Array], jax.Array]] = {
-    'pre': pre_norm,
-    'post': post_norm,
+PLACEMENTS: dict[str, Callable[[jax.Array, Sequence[Sublayer], float], jax.Array]] = {
+    'pre': in_turn(pre_norm),
+    'post': in_turn(post_norm),
+    'sandwich': in_turn(sandwich),
+    'deepnorm': in_turn(deep_norm),
+    'parallel': parallel,
+    'rezero': in_turn(rezero),
+    'no_residual': in_turn(no_residual),
+}
+
+ATTENTION_PATTERNS = ('global', 'local')  # every position, or those within the window
+
+LAYER_SHARING: dict[str | None, bool] = {
+    'all': True,  # Lan et al. 2020, 3.1
+    'universal': True,  # each depth knows its number, and the positions again (Dehghani et al. 2019)
+    None: False,
 }
 
 REMAT: dict[str | None, Callable[..., bool] | None] = {  # what the forward pass keeps for the backward one

@@ -27,6 +27,7 @@ class Cache(flax.struct.PyTreeNode):
       own: the decoder's keys and values, stacked over layers, S slots.
       positions_BS: position held in each slot; -1 is empty or padding, which the mask hides.
       index: slots written so far, the same for all rows.
+      prefix_BS: slots that earlier tokens of the same call see too (prefix LM).
       cross: the encoder's keys and values for each decoder layer; None without an encoder.
       encoder_positions_BS: of the encoder's tokens; None without an encoder.
     """
@@ -34,13 +35,19 @@ class Cache(flax.struct.PyTreeNode):
     own: KeyValues
     positions_BS: jax.Array
     index: jax.Array
+    prefix_BS: jax.Array
     cross: KeyValues | None = None
     encoder_positions_BS: jax.Array | None = None
 
-    def place(self, positions_BT: jax.Array) -> 'Cache':
+    def place(self, positions_BT: jax.Array, prefix_BT: jax.Array | None = None) -> 'Cache':
         """Returns the cache with the positions of T new tokens in the next slots, and the index moved past them."""
-        positions = jax.lax.dynamic_update_slice_in_dim(self.positions_BS, positions_BT, self.index, axis=1)
-        return self.replace(positions_BS=positions, index=self.index + positions_BT.shape[1])
+        prefix_BT = jnp.zeros(positions_BT.shape, bool) if prefix_BT is None else prefix_BT
+        update = jax.lax.dynamic_update_slice_in_dim
+        return self.replace(
+            positions_BS=update(self.positions_BS, positions_BT, self.index, axis=1),
+            prefix_BS=update(self.prefix_BS, prefix_BT, self.index, axis=1),
+            index=self.index + positions_BT.shape[1],
+        )
 
     def repeat(self, times: int) -> 'Cache':
         """Returns the cache with each row `times` times over, side by side (beams)."""
@@ -51,6 +58,7 @@ class Cache(flax.struct.PyTreeNode):
         return self.replace(
             own=rows(1, self.own),
             positions_BS=rows(0, self.positions_BS),
+            prefix_BS=rows(0, self.prefix_BS),
             cross=rows(1, self.cross),
             encoder_positions_BS=rows(0, self.encoder_positions_BS),
         )
@@ -59,12 +67,14 @@ class Cache(flax.struct.PyTreeNode):
         """Returns the cache with the decoder's rows reordered; rows move among beams of one input only, so what comes
         from the encoder stays."""
         own = jax.tree.map(lambda x: jnp.take(x, rows_B, axis=1), self.own)
-        return self.replace(own=own, positions_BS=jnp.take(self.positions_BS, rows_B, axis=0))
+        positions_BS, prefix_BS = (jnp.take(x, rows_B, axis=0) for x in (self.positions_BS, self.prefix_BS))
+        return self.replace(own=own, positions_BS=positions_BS, prefix_BS=prefix_BS)
 
 
 def empty_cache(cfg: Model, batch: int, slots: int) -> Cache:
     """Returns a cache of `slots` free slots for `batch` rows of a decoder stack."""
-    assert cfg.num_kv_heads and cfg.head_dim
-    shape = (cfg.num_decoder_layers, batch, cfg.num_kv_heads, slots, cfg.head_dim)
-    own = KeyValues(jnp.zeros(shape, cfg.dtype), jnp.zeros(shape, cfg.dtype))
-    return Cache(own, jnp.full((batch, slots), -1, jnp.int32), jnp.zeros((), jnp.int32))
+    assert cfg.num_kv_heads and cfg.head_dim and cfg.value_dim
+    shape = (cfg.num_decoder_layers, batch, cfg.num_kv_heads, slots)
+    own = KeyValues(jnp.zeros((*shape, cfg.head_dim), cfg.dtype), jnp.zeros((*shape, cfg.value_dim), cfg.dtype))
+    positions_BS, prefix_BS = jnp.full((batch, slots), -1, jnp.int32), jnp.zeros((batch, slots), bool)
+    return Cache(own, positions_BS, jnp.zeros((), jnp.int32), prefix_BS)

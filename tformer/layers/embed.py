@@ -1,5 +1,7 @@
 """Token embeddings, and what a stack gets at its foot."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
@@ -7,9 +9,16 @@ from flax import linen as nn
 from tformer.config import Model
 from tformer.errors import choose
 from tformer.layers.dropout import Rates, dropout
-from tformer.layers.initializers import INITIALIZERS
+from tformer.layers.initializers import make_initializer
+from tformer.layers.linear import Dense
+from tformer.layers.norms import make_norm
 from tformer.layers.positions import POSITIONS
 from tformer.sharding import constrain, partitioned
+
+
+def embedding_width(cfg: Model) -> int:
+    """Returns the width E of the token table: emb_dim, unless it is factorised."""
+    return cfg.embedding_factor_dim or cfg.emb_dim
 
 
 class Embedding(nn.Module):
@@ -19,39 +28,70 @@ class Embedding(nn.Module):
     vocab_size: int
 
     def setup(self) -> None:
-        cfg = self.cfg
-        init = choose(INITIALIZERS, cfg.initializer, 'model.initializer').embedding(cfg.emb_dim)
-        shape = (self.vocab_size, cfg.emb_dim)
-        self.table = self.param('table', partitioned(init, 'vocab', 'embed'), shape, jnp.dtype(cfg.param_dtype))
+        self.table = make_table(self, self.cfg, 'vocab', self.vocab_size)
 
     def __call__(self, tokens_BT: jax.Array) -> jax.Array:
         return self.table.astype(self.cfg.dtype)[tokens_BT]
 
-    def logits(self, x_BTD: jax.Array) -> jax.Array:
+    def logits(self, x_BTE: jax.Array) -> jax.Array:
         """Returns logits_BTV, float32 (Press & Wolf 2017)."""
         table = self.table.astype(self.cfg.dtype)
-        logits = jnp.einsum('BTD,VD->BTV', x_BTD, table, preferred_element_type=jnp.float32)
+        logits = jnp.einsum('BTE,VE->BTV', x_BTE, table, preferred_element_type=jnp.float32)
         return constrain(logits, 'batch', 'length', 'act_vocab')
 
 
-class Foot(nn.Module):
-    """Scales embeddings, adds position vectors, drops out (Vaswani et al. 2017, 3.4, 3.5 and 5.4)."""
+class TokenTypes(nn.Module):
+    """One vector for each type of token (Devlin et al. 2019, 3.2)."""
 
     cfg: Model
 
     @nn.compact
-    def __call__(self, x_BTD: jax.Array, positions_BT: jax.Array, rates: Rates) -> jax.Array:
+    def __call__(self, token_types_BT: jax.Array) -> jax.Array:
         cfg = self.cfg
-        x_BTD = x_BTD * choose(EMBEDDING_SCALES, cfg.embedding_scale, 'model.embedding_scale')(cfg.emb_dim)
+        assert cfg.num_token_types
+        return make_table(self, cfg, 'token_types', cfg.num_token_types).astype(cfg.dtype)[token_types_BT]
+
+
+def make_table(module: nn.Module, cfg: Model, axis: str, rows: int) -> jax.Array:
+    """Returns the parameter `table` [rows, E] of a module."""
+    width = embedding_width(cfg)
+    init = partitioned(make_initializer(cfg, 'embedding', width, rows), axis, 'embed')
+    return module.param('table', init, (rows, width), jnp.dtype(cfg.param_dtype))
+
+
+class Foot(nn.Module):
+    """Scales embeddings, adds positions and types, normalises, drops out, projects up.
+
+    Vaswani et al. 2017, 3.4, 3.5 and 5.4; Devlin et al. 2019, 3.2; Lan et al. 2020, 3.1.
+    """
+
+    cfg: Model
+
+    @nn.compact
+    def __call__(
+        self, x_BTE: jax.Array, positions_BT: jax.Array, rates: Rates, token_types_BT: jax.Array | None = None
+    ) -> jax.Array:
+        cfg, width = self.cfg, embedding_width(self.cfg)
+        start = cfg.base_emb_dim if cfg.parametrization == 'mup' and cfg.base_emb_dim else width
+        x_BTE = x_BTE * choose(EMBEDDING_SCALES, cfg.embedding_scale, 'model.embedding_scale')(start)
         added = choose(POSITIONS, cfg.position, 'model.position').added
-        if added is not None:
-            x_BTD += added(cfg, name='positions')(positions_BT)  # type: ignore[call-arg]
+        every_step = cfg.layer_sharing == 'universal' and cfg.position == 'sinusoidal'  # then the blocks add them
+        if added is not None and not every_step:
+            x_BTE += added(cfg, width, name='positions')(positions_BT)
+        if cfg.num_token_types:
+            types = jnp.zeros_like(positions_BT) if token_types_BT is None else token_types_BT
+            x_BTE += TokenTypes(cfg, name='token_types')(types)
+        if cfg.embedding_norm:
+            x_BTE = make_norm(cfg)(x_BTE, positions_BT >= 0)
         if self.has_rng('dropout') and rates.residual is not None:
-            x_BTD = dropout(x_BTD, rates.residual, self.make_rng('dropout'))
-        return constrain(x_BTD, 'batch', 'length', 'act_embed')
+            x_BTE = dropout(x_BTE, rates.residual, self.make_rng('dropout'))
+        if cfg.embedding_factor_dim:
+            shape, names = (width, cfg.emb_dim), ('factor', 'embed')
+            x_BTE = Dense(cfg, 'BTE,ED->BTD', shape, names, bias=True, name='projection')(x_BTE)
+        return constrain(x_BTE, 'batch', 'length', 'act_embed')
 
 
-EMBEDDING_SCALES = {
+EMBEDDING_SCALES: dict[str | None, Callable[[int], float]] = {
     'sqrt_dim': lambda emb_dim: emb_dim**0.5,  # Vaswani et al. 2017, 3.4
     None: lambda emb_dim: 1.0,
 }

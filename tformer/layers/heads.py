@@ -8,6 +8,7 @@ from flax import linen as nn
 
 from tformer.config import Model
 from tformer.errors import choose
+from tformer.layers.embed import embedding_width
 from tformer.layers.linear import Dense
 from tformer.layers.mlp import ACTIVATIONS
 from tformer.layers.norms import make_norm
@@ -20,24 +21,47 @@ class VocabularyHead(nn.Module):
     cfg: Model
 
     @nn.compact
-    def __call__(self, x_BTD: jax.Array, tied: Callable[[jax.Array], jax.Array] | None = None) -> jax.Array:
-        cfg = self.cfg
+    def __call__(
+        self, x_BTD: jax.Array, real_BT: jax.Array, tied: Callable[[jax.Array], jax.Array] | None = None
+    ) -> jax.Array:
+        cfg, width = self.cfg, embedding_width(self.cfg) if tied is not None else self.cfg.emb_dim
         assert cfg.vocab_size
         if cfg.mlm_transform:
             inputs, activation = choose(ACTIVATIONS, cfg.activation, 'model.activation')
-            shape, names = (cfg.emb_dim, cfg.emb_dim), ('embed', 'mlp')
-            layers = [Dense(cfg, 'BTD,DF->BTF', shape, names, bias=True, name=f'transform_{i}') for i in range(inputs)]
-            x_BTD = make_norm(cfg)(activation(*[layer(x_BTD) for layer in layers]))
+            shape, names = (cfg.emb_dim, width), ('embed', 'mlp')
+            layers = [Dense(cfg, 'BTD,DE->BTE', shape, names, bias=True, name=f'transform_{i}') for i in range(inputs)]
+            x_BTD = make_norm(cfg)(activation(*[layer(x_BTD) for layer in layers]), real_BT)
+        elif width != cfg.emb_dim:
+            x_BTD = Dense(cfg, 'BTD,DE->BTE', (cfg.emb_dim, width), ('embed', 'factor'), name='projection')(x_BTD)
+        mup = cfg.base_emb_dim / cfg.emb_dim if cfg.parametrization == 'mup' and cfg.base_emb_dim else 1.0
+        x_BTD = x_BTD * (mup * choose(OUTPUT_SCALES, cfg.output_scale, 'model.output_scale')(cfg.emb_dim))
         if tied is not None:
             logits_BTV = tied(x_BTD)
         else:
             shape, names = (cfg.emb_dim, cfg.vocab_size), ('embed', 'vocab')
-            head = Dense(cfg, 'BTD,DV->BTV', shape, names, output='float32', name='logits')
+            head = Dense(cfg, 'BTD,DV->BTV', shape, names, role='output', output='float32', name='logits')
             logits_BTV = constrain(head(x_BTD), 'batch', 'length', 'act_vocab')
         if cfg.output_bias:
             bias = self.param('bias', partitioned(nn.initializers.zeros, 'vocab'), (cfg.vocab_size,), jnp.float32)
             logits_BTV += bias[None, None]
+        if cfg.output_softcap is not None:
+            logits_BTV = cfg.output_softcap * jnp.tanh(logits_BTV / cfg.output_softcap)
         return logits_BTV
+
+
+class Pooler(nn.Module):
+    """One vector x_BD of a sequence (Devlin et al. 2019, 3.2)."""
+
+    cfg: Model
+
+    @nn.compact
+    def __call__(self, x_BTD: jax.Array, real_BT: jax.Array) -> jax.Array:
+        cfg = self.cfg
+        x_BD = choose(POOLINGS, cfg.pooling, 'model.pooling')(x_BTD, real_BT)
+        if cfg.pooler:
+            shape = (cfg.emb_dim, cfg.emb_dim)
+            x_BD = jnp.tanh(Dense(cfg, 'BD,DF->BF', shape, ('embed', 'mlp'), bias=True, name='dense')(x_BD))
+        return x_BD
 
 
 class ClassHead(nn.Module):
@@ -46,25 +70,34 @@ class ClassHead(nn.Module):
     cfg: Model
 
     @nn.compact
-    def __call__(self, x_BTD: jax.Array, positions_BT: jax.Array) -> jax.Array:
+    def __call__(self, x_BD: jax.Array) -> jax.Array:
         cfg = self.cfg
         assert cfg.num_classes
-        pooled_B1D = choose(POOLINGS, cfg.pooling, 'model.pooling')(x_BTD, positions_BT >= 0)
         shape, names = (cfg.emb_dim, cfg.num_classes), ('embed', 'classes')
-        head = Dense(cfg, 'BTD,DC->BTC', shape, names, bias=True, output='float32', name='classes')
-        return head(pooled_B1D)[:, 0]
+        return Dense(cfg, 'BD,DC->BC', shape, names, True, 'output', output='float32', name='classes')(x_BD)
 
 
-def first_token(x_BTD: jax.Array, mask_BT: jax.Array) -> jax.Array:
+def first_token(x_BTD: jax.Array, real_BT: jax.Array) -> jax.Array:
     """The vector of the first token, [CLS] (Devlin et al. 2019)."""
-    return x_BTD[:, :1]
+    return x_BTD[:, 0]
 
 
-def mean_token(x_BTD: jax.Array, mask_BT: jax.Array) -> jax.Array:
+def mean_token(x_BTD: jax.Array, real_BT: jax.Array) -> jax.Array:
     """The mean over the tokens that are not padding, in float32."""
-    weights_BT1 = mask_BT[:, :, None].astype(jnp.float32)
-    total = jnp.sum(x_BTD.astype(jnp.float32) * weights_BT1, 1, keepdims=True)
-    return (total / jnp.maximum(jnp.sum(weights_BT1, 1, keepdims=True), 1.0)).astype(x_BTD.dtype)
+    weights_BT1 = real_BT[:, :, None].astype(jnp.float32)
+    total_BD = jnp.sum(x_BTD.astype(jnp.float32) * weights_BT1, 1)
+    return (total_BD / jnp.maximum(jnp.sum(weights_BT1, 1), 1.0)).astype(x_BTD.dtype)
 
 
-POOLINGS = {'cls': first_token, 'mean': mean_token}
+def max_token(x_BTD: jax.Array, real_BT: jax.Array) -> jax.Array:
+    """The largest of each feature over the tokens that are not padding (Collobert et al. 2011); 0 without any."""
+    largest_BD = jnp.max(jnp.where(real_BT[:, :, None], x_BTD, -jnp.inf), 1)
+    return jnp.where(jnp.any(real_BT, 1)[:, None], largest_BD, 0)
+
+
+POOLINGS = {'cls': first_token, 'mean': mean_token, 'max': max_token}
+
+OUTPUT_SCALES: dict[str | None, Callable[[int], float]] = {
+    'rsqrt_dim': lambda emb_dim: emb_dim**-0.5,  # Raffel et al. 2020, where tied
+    None: lambda emb_dim: 1.0,
+}

@@ -1,39 +1,132 @@
-"""Initial values of kernels and tables."""
+"""Initial values of kernels and tables, by what the parameter is for."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 from jax.nn import initializers
 
+from tformer.config import Model
+from tformer.errors import choose
+
 Initializer = Callable[..., jax.Array]
 
 
-class Init(NamedTuple):
-    """How a model's parameters start: each field returns a jax initializer."""
+class Parameter(NamedTuple):
+    """What an initial value may depend on.
 
-    kernel: Callable[[Sequence[int], Sequence[int]], Initializer]  # (input axes, output axes)
-    embedding: Callable[[int], Initializer]  # (emb_dim)
+    Attributes:
+      role: query key value attention_out mlp_in mlp_out dense output; of tables: embedding, position, relative.
+      fan_in: numbers that are added up into one output; of a table, its width.
+      fan_out: outputs.
+      head_dim: of the queries.
+      stack: encoder or decoder, where it stands in one.
+      encoder_layers: 0 without an encoder.
+      decoder_layers: likewise.
+    """
+
+    role: str
+    fan_in: int
+    fan_out: int
+    head_dim: int
+    stack: str
+    encoder_layers: int
+    decoder_layers: int
+
+    @property
+    def residual_sublayers(self) -> int:
+        """Sub-layers that add to the stream of this stack."""
+        layers = {'encoder': self.encoder_layers, 'decoder': self.decoder_layers}[self.stack]
+        return layers * (3 if self.stack == 'decoder' and self.encoder_layers else 2)
 
 
-def _xavier_kernel(in_axis: Sequence[int], out_axis: Sequence[int]) -> Initializer:
-    return initializers.variance_scaling(1.0, 'fan_avg', 'uniform', in_axis=in_axis, out_axis=out_axis)
+TABLES = ('embedding', 'position', 'relative')
 
 
-def _lecun_kernel(in_axis: Sequence[int], out_axis: Sequence[int]) -> Initializer:
-    return initializers.variance_scaling(1.0, 'fan_in', 'truncated_normal', in_axis=in_axis, out_axis=out_axis)
+def deepnorm(stack: str, encoder_layers: int, decoder_layers: int) -> tuple[float, float]:
+    """Returns (alpha, the factor on the residual; beta, the gain of initial values) (Wang et al. 2022, table 1)."""
+    if not (encoder_layers and decoder_layers):
+        layers = encoder_layers + decoder_layers
+        return (2 * layers) ** 0.25, (8 * layers) ** -0.25
+    if stack == 'decoder':
+        return (3 * decoder_layers) ** 0.25, (12 * decoder_layers) ** -0.25
+    mixed = (encoder_layers**4 * decoder_layers) ** (1 / 16)
+    return 0.81 * mixed, 0.87 / mixed
 
 
-def _truncated_normal(*_: object) -> Initializer:
+def depths(cfg: Model) -> tuple[int, int]:
+    """Returns the numbers of encoder and of decoder layers that the family has."""
+    encoder = cfg.num_encoder_layers if cfg.family != 'decoder' else 0
+    return encoder, cfg.num_decoder_layers if cfg.family != 'encoder' else 0
+
+
+def make_initializer(cfg: Model, role: str, fan_in: int, fan_out: int, stack: str = '') -> Initializer:
+    """Returns the initializer of one parameter (see `Parameter`).
+
+    Under muP tables and outputs start as at base_emb_dim, and kernels inside as there over the square root of the
+    factor in width (Yang et al. 2022, table 8).
+    """
+    assert cfg.head_dim
+    width = cfg.emb_dim / cfg.base_emb_dim if cfg.parametrization == 'mup' and cfg.base_emb_dim else 1.0
+    base_in, base_out = round(fan_in / width), fan_out if role in (*TABLES, 'output') else round(fan_out / width)
+    parameter = Parameter(role, base_in, base_out, cfg.head_dim, stack, *depths(cfg))
+    made = choose(INITIALIZERS, cfg.initializer, 'model.initializer')(parameter)
+    shrink = 1.0 if role in (*TABLES, 'output') else width**-0.5
+    return made if shrink == 1.0 else lambda *args: made(*args) * shrink
+
+
+def _uniform(deviation: float) -> Initializer:
+    def init(key: jax.Array, shape: tuple[int, ...], dtype: jax.typing.DTypeLike) -> jax.Array:
+        bound = 3**0.5 * deviation
+        return jax.random.uniform(key, shape, dtype, -bound, bound)
+
+    return init
+
+
+def _truncated(deviation: float) -> Initializer:
+    """Of this standard deviation after the cut at two of the uncut normal."""
+    return initializers.truncated_normal(deviation / 0.87962566103423978)
+
+
+def xavier(parameter: Parameter) -> Initializer:
+    if parameter.role in TABLES:
+        return initializers.normal(parameter.fan_in**-0.5)
+    return _uniform((2 / (parameter.fan_in + parameter.fan_out)) ** 0.5)
+
+
+def lecun(parameter: Parameter) -> Initializer:
+    if parameter.role in TABLES:
+        return initializers.normal(parameter.fan_in**-0.5)
+    return _truncated(parameter.fan_in**-0.5)
+
+
+def truncated_normal(parameter: Parameter) -> Initializer:
     return initializers.truncated_normal(0.02)
 
 
-def _unit_embedding(emb_dim: int) -> Initializer:
-    return initializers.normal(emb_dim**-0.5)
+def gpt2(parameter: Parameter) -> Initializer:
+    into_stream = parameter.role in ('attention_out', 'mlp_out')
+    return initializers.normal(0.02 * (parameter.residual_sublayers**-0.5 if into_stream else 1.0))
 
 
-INITIALIZERS: dict[str, Init] = {
-    'xavier': Init(_xavier_kernel, _unit_embedding),  # Glorot & Bengio 2010, as the original's code does
-    'lecun': Init(_lecun_kernel, _unit_embedding),  # LeCun et al. 1998
-    'truncated_normal': Init(_truncated_normal, _truncated_normal),  # Devlin et al. 2019: standard deviation 0.02
+def t5(parameter: Parameter) -> Initializer:
+    deviations = {'embedding': 1.0, 'query': (parameter.fan_in * parameter.head_dim) ** -0.5}
+    return initializers.normal(deviations.get(parameter.role, parameter.fan_in**-0.5))
+
+
+def deepnorm_xavier(parameter: Parameter) -> Initializer:
+    if parameter.role in TABLES:
+        return initializers.normal(parameter.fan_in**-0.5)
+    small = parameter.role in ('value', 'attention_out', 'mlp_in', 'mlp_out')
+    gain = deepnorm(parameter.stack, parameter.encoder_layers, parameter.decoder_layers)[1] if small else 1.0
+    return initializers.normal(gain * (2 / (parameter.fan_in + parameter.fan_out)) ** 0.5)
+
+
+INITIALIZERS: dict[str, Callable[[Parameter], Initializer]] = {
+    'xavier': xavier,  # Glorot & Bengio 2010, as the original's code does
+    'lecun': lecun,  # LeCun et al. 1998
+    'truncated_normal': truncated_normal,  # Devlin et al. 2019, A.2: 0.02
+    'gpt2': gpt2,  # Radford et al. 2019, 2.3: what adds to the stream is smaller by the root of how often
+    't5': t5,  # Raffel et al. 2020, as its code does: the scores' scale is in the queries
+    'deepnorm': deepnorm_xavier,  # Wang et al. 2022, figure 2
 }

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 from flax import linen as nn
 
 from tformer.config import Model
@@ -11,36 +12,62 @@ from tformer.layers.dropout import Rate, dropout
 from tformer.layers.linear import Dense
 from tformer.sharding import constrain
 
+Activation = Callable[..., jax.Array]
+
 
 def gelu(x: jax.Array) -> jax.Array:
     """x Phi(x), exactly (Hendrycks & Gimpel 2016)."""
     return jax.nn.gelu(x, approximate=False)
 
 
-def swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:
-    """silu(gate) * up (Shazeer 2020, eq. 6)."""
-    return jax.nn.silu(gate) * up
+def gelu_tanh(x: jax.Array) -> jax.Array:
+    """The approximation 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) (Hendrycks & Gimpel 2016, 2)."""
+    return jax.nn.gelu(x, approximate=True)
+
+
+def relu_squared(x: jax.Array) -> jax.Array:
+    """max(x, 0)^2 (So et al. 2021, 3)."""
+    return jnp.square(jax.nn.relu(x))
+
+
+def gated(activation: Activation) -> Activation:
+    """Returns activation(gate) * up (Shazeer 2020, eq. 5)."""
+
+    def joined(gate: jax.Array, up: jax.Array) -> jax.Array:
+        return activation(gate) * up
+
+    return joined
 
 
 class Mlp(nn.Module):
     cfg: Model
+    stack: str
 
     @nn.compact
-    def __call__(self, x_BTD: jax.Array, dropout_rate: Rate = None) -> jax.Array:
+    def __call__(self, x_BTD: jax.Array, real_BT: jax.Array | None = None, dropout_rate: Rate = None) -> jax.Array:
+        """Returns out_BTD; `real_BT` is the mixture's (moe.py), and not needed here: tokens don't meet."""
         cfg = self.cfg
         inputs, activation = choose(ACTIVATIONS, cfg.activation, 'model.activation')
-        shape, names = (cfg.emb_dim, cfg.mlp_dim), ('embed', 'mlp')
+        shape, names, bias = (cfg.emb_dim, cfg.mlp_dim), ('embed', 'mlp'), cfg.mlp_bias
         projected = [
-            Dense(cfg, 'BTD,DF->BTF', shape, names, cfg.mlp_bias, name=f'in_{i}')(x_BTD) for i in range(inputs)
+            Dense(cfg, 'BTD,DF->BTF', shape, names, bias, 'mlp_in', self.stack, name=f'in_{i}')(x_BTD)
+            for i in range(inputs)
         ]
         h_BTF = constrain(activation(*projected), 'batch', 'length', 'act_mlp')
         if self.has_rng('dropout') and dropout_rate is not None:
             h_BTF = dropout(h_BTF, dropout_rate, self.make_rng('dropout'))
-        return Dense(cfg, 'BTF,FD->BTD', shape[::-1], names[::-1], cfg.mlp_bias, name='out')(h_BTF)
+        return Dense(cfg, 'BTF,FD->BTD', shape[::-1], names[::-1], bias, 'mlp_out', self.stack, name='out')(h_BTF)
 
 
-ACTIVATIONS: dict[str, tuple[int, Callable[..., jax.Array]]] = {  # how many projections in, and what joins them
+ACTIVATIONS: dict[str, tuple[int, Activation]] = {  # how many projections in, and what joins them
     'relu': (1, jax.nn.relu),  # Vaswani et al. 2017, eq. 2
+    'relu_squared': (1, relu_squared),  # So et al. 2021
     'gelu': (1, gelu),  # Devlin et al. 2019
-    'swiglu': (2, swiglu),  # Shazeer 2020
+    'gelu_tanh': (1, gelu_tanh),  # Radford et al. 2019
+    'silu': (1, jax.nn.silu),  # Elfwing et al. 2018; Ramachandran et al. 2017
+    'glu': (2, gated(jax.nn.sigmoid)),  # Dauphin et al. 2017
+    'reglu': (2, gated(jax.nn.relu)),  # Shazeer 2020, as all that follow
+    'geglu': (2, gated(gelu)),
+    'geglu_tanh': (2, gated(gelu_tanh)),  # T5 1.1, Gemma
+    'swiglu': (2, gated(jax.nn.silu)),
 }

@@ -1,4 +1,7 @@
-"""Normalisation of the residual stream, computed in float32 whatever the activations are."""
+"""Normalisation of the residual stream, computed in float32 whatever the activations are.
+
+Every norm is called with the stream x_BTD and real_BT, False at padding; only BatchNorm reads the second.
+"""
 
 from collections.abc import Callable
 
@@ -10,59 +13,135 @@ from tformer.config import Model
 from tformer.errors import choose
 from tformer.sharding import partitioned
 
+MOMENTUM = 0.9  # of BatchNorm's running statistics, a step (Ioffe & Szegedy 2015)
 
-def layer_norm(x_BTD: jax.Array, scale_D: jax.Array, bias_D: jax.Array, epsilon: float) -> jax.Array:
+
+def normalise(x: jax.Array, square: jax.Array, epsilon: float, in_root: bool) -> jax.Array:
+    """Returns x / sqrt(square + epsilon), or x / (sqrt(square) + epsilon)."""
+    return x * jax.lax.rsqrt(square + epsilon) if in_root else x / (_root(square) + epsilon)
+
+
+def _root(square: jax.Array) -> jax.Array:
+    """sqrt with gradient 0, not infinity, at 0."""
+    positive = square > 0
+    return jnp.where(positive, jnp.sqrt(jnp.where(positive, square, 1.0)), 0.0)
+
+
+def layer_norm(x: jax.Array, scale_D: jax.Array, bias_D: jax.Array, epsilon: float, in_root: bool) -> jax.Array:
     """(x - mean) / sqrt(variance + epsilon) * scale + bias over the last axis, float32 (Ba et al. 2016, eq. 4)."""
-    x = x_BTD.astype(jnp.float32)
+    x = x.astype(jnp.float32)
     x -= jnp.mean(x, -1, keepdims=True)
-    x *= jax.lax.rsqrt(jnp.mean(jnp.square(x), -1, keepdims=True) + epsilon)
+    x = normalise(x, jnp.mean(jnp.square(x), -1, keepdims=True), epsilon, in_root)
     return x * _wide(scale_D, x) + _wide(bias_D, x)
 
 
-def rms_norm(x_BTD: jax.Array, scale_D: jax.Array, epsilon: float) -> jax.Array:
+def rms_norm(x: jax.Array, scale_D: jax.Array, epsilon: float, in_root: bool) -> jax.Array:
     """x / sqrt(mean(x^2) + epsilon) * scale over the last axis, float32 (Zhang & Sennrich 2019, eq. 4)."""
+    x = x.astype(jnp.float32)
+    return normalise(x, jnp.mean(jnp.square(x), -1, keepdims=True), epsilon, in_root) * _wide(scale_D, x)
+
+
+def batch_moments(x_BTD: jax.Array, real_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns (mean_D, variance_D) over real tokens, float32 (Ioffe & Szegedy 2015, algorithm 1)."""
+    weights_BT1 = real_BT[:, :, None].astype(jnp.float32)
+    count = jnp.maximum(jnp.sum(weights_BT1), 1.0)
     x = x_BTD.astype(jnp.float32)
-    x *= jax.lax.rsqrt(jnp.mean(jnp.square(x), -1, keepdims=True) + epsilon)
-    return x * _wide(scale_D, x)
+    mean_D = jnp.sum(x * weights_BT1, (0, 1)) / count
+    return mean_D, jnp.sum(jnp.square(x - _wide(mean_D, x)) * weights_BT1, (0, 1)) / count
 
 
 def _wide(vector_D: jax.Array, x: jax.Array) -> jax.Array:
-    return vector_D.astype(jnp.float32).reshape((1,) * (x.ndim - 1) + vector_D.shape)
+    return vector_D.astype(jnp.float32).reshape((1,) * (x.ndim - vector_D.ndim) + vector_D.shape)
 
 
-class LayerNorm(nn.Module):
+class _Norm(nn.Module):
     cfg: Model
+
+    def vector(self, name: str, value: float, *shape: int) -> jax.Array:
+        init = partitioned(nn.initializers.constant(value), *['norm'] * len(shape))
+        return self.param(name, init, shape, jnp.float32)
+
+
+class LayerNorm(_Norm):
+    @nn.compact
+    def __call__(self, x: jax.Array, real_BT: jax.Array | None = None) -> jax.Array:
+        cfg, D = self.cfg, x.shape[-1]
+        scale, bias = self.vector('scale', 1.0, D), self.vector('bias', 0.0, D)
+        return layer_norm(x, scale, bias, cfg.norm_epsilon, cfg.norm_epsilon_in_root).astype(cfg.dtype)
+
+
+class RMSNorm(_Norm):
+    @nn.compact
+    def __call__(self, x: jax.Array, real_BT: jax.Array | None = None) -> jax.Array:
+        cfg, scale = self.cfg, self.vector('scale', 1.0, x.shape[-1])
+        return rms_norm(x, scale, cfg.norm_epsilon, cfg.norm_epsilon_in_root).astype(cfg.dtype)
+
+
+class ScaleNorm(_Norm):
+    """gain x / |x|: one number for the whole vector, at first sqrt(D) (Nguyen & Salazar 2019, eq. 5)."""
 
     @nn.compact
-    def __call__(self, x_BTD: jax.Array) -> jax.Array:
-        scale = self.param('scale', partitioned(nn.initializers.ones, 'norm'), x_BTD.shape[-1:], jnp.float32)
-        bias = self.param('bias', partitioned(nn.initializers.zeros, 'norm'), x_BTD.shape[-1:], jnp.float32)
-        return layer_norm(x_BTD, scale, bias, self.cfg.norm_epsilon).astype(self.cfg.dtype)
+    def __call__(self, x: jax.Array, real_BT: jax.Array | None = None) -> jax.Array:
+        cfg, gain = self.cfg, self.vector('gain', x.shape[-1] ** 0.5)
+        x = x.astype(jnp.float32)
+        square = jnp.sum(jnp.square(x), -1, keepdims=True)
+        return (_wide(gain, x) * normalise(x, square, cfg.norm_epsilon, cfg.norm_epsilon_in_root)).astype(cfg.dtype)
 
 
-class RMSNorm(nn.Module):
-    cfg: Model
+class BatchNorm(_Norm):
+    """Each feature over the batch's tokens; by running statistics where their collection may not change.
+
+    A batch's mean sees every token of it, the future ones too: that is the ablation. Not exact under microbatches.
+    """
 
     @nn.compact
-    def __call__(self, x_BTD: jax.Array) -> jax.Array:
-        scale = self.param('scale', partitioned(nn.initializers.ones, 'norm'), x_BTD.shape[-1:], jnp.float32)
-        return rms_norm(x_BTD, scale, self.cfg.norm_epsilon).astype(self.cfg.dtype)
+    def __call__(self, x_BTD: jax.Array, real_BT: jax.Array) -> jax.Array:
+        cfg, D = self.cfg, x_BTD.shape[-1]
+        scale, bias = self.vector('scale', 1.0, D), self.vector('bias', 0.0, D)
+        mean = self.variable('statistics', 'mean', jnp.zeros, (D,), jnp.float32)
+        variance = self.variable('statistics', 'variance', jnp.ones, (D,), jnp.float32)
+        mean_D, variance_D = mean.value, variance.value
+        if self.is_mutable_collection('statistics') and not self.is_initializing():
+            mean_D, variance_D = batch_moments(x_BTD, real_BT)
+            mean.value = MOMENTUM * mean.value + (1 - MOMENTUM) * mean_D
+            variance.value = MOMENTUM * variance.value + (1 - MOMENTUM) * variance_D
+        x = x_BTD.astype(jnp.float32)
+        x = normalise(x - _wide(mean_D, x), _wide(variance_D, x), cfg.norm_epsilon, cfg.norm_epsilon_in_root)
+        return (x * _wide(scale, x) + _wide(bias, x)).astype(cfg.dtype)
 
 
-class Identity(nn.Module):
-    cfg: Model
+class DyT(_Norm):
+    """scale tanh(gain x) + bias: no statistics at all (Zhu et al. 2025, eq. 1)."""
 
-    def __call__(self, x_BTD: jax.Array) -> jax.Array:
-        return x_BTD
+    @nn.compact
+    def __call__(self, x: jax.Array, real_BT: jax.Array | None = None) -> jax.Array:
+        D, gain = x.shape[-1], self.vector('gain', 0.5)
+        scale, bias = self.vector('scale', 1.0, D), self.vector('bias', 0.0, D)
+        x = jnp.tanh(_wide(gain, x) * x.astype(jnp.float32))
+        return (x * _wide(scale, x) + _wide(bias, x)).astype(self.cfg.dtype)
+
+
+class Identity(_Norm):
+    def __call__(self, x: jax.Array, real_BT: jax.Array | None = None) -> jax.Array:
+        return x
 
 
 def make_norm(cfg: Model) -> nn.Module:
-    """Returns the norm that `cfg.norm` names."""
+    """Returns the norm of the stream that `cfg.norm` names."""
     return choose(NORMS, cfg.norm, 'model.norm')(cfg)
 
 
 NORMS: dict[str | None, Callable[[Model], nn.Module]] = {
     'layernorm': LayerNorm,  # Ba et al. 2016
     'rmsnorm': RMSNorm,  # Zhang & Sennrich 2019
+    'scalenorm': ScaleNorm,  # Nguyen & Salazar 2019
+    'batchnorm': BatchNorm,  # Ioffe & Szegedy 2015; Shen et al. 2020 on why not
+    'dyt': DyT,  # Zhu et al. 2025
+    None: Identity,
+}
+
+HEAD_NORMS: dict[str | None, Callable[[Model], nn.Module]] = {  # of queries and keys, over the head
+    'layernorm': LayerNorm,  # Dehghani et al. 2023
+    'rmsnorm': RMSNorm,
     None: Identity,
 }

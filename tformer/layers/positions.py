@@ -1,16 +1,19 @@
-"""Position encodings: what is added to the embeddings, how queries and keys are turned."""
+"""Position encodings: what is added to the embeddings, how queries and keys are turned, what is added to scores."""
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 
 from tformer.config import Model
-from tformer.errors import choose
-from tformer.layers.initializers import INITIALIZERS
+from tformer.layers.initializers import make_initializer
 from tformer.sharding import partitioned
+
+Angles = tuple[jax.Array, jax.Array]
 
 
 def sinusoidal(positions_BT: jax.Array, emb_dim: int) -> jax.Array:
@@ -20,53 +23,147 @@ def sinusoidal(positions_BT: jax.Array, emb_dim: int) -> jax.Array:
     return jnp.stack([jnp.sin(angles), jnp.cos(angles)], -1).reshape(*positions_BT.shape, emb_dim)
 
 
-def rotary_angles(positions_BT: jax.Array, head_dim: int, theta: float) -> tuple[jax.Array, jax.Array]:
-    """Returns (cos, sin), each `[B, 1, T, H/2]`, float32, of the rotary embedding (Su et al. 2021, eq. 15)."""
-    frequencies = theta ** (-jnp.arange(0, head_dim, 2) / head_dim)
-    angles = positions_BT[:, None, :, None].astype(jnp.float32) * frequencies[None, None, None]
+def rotary_angles(positions_BT: jax.Array, frequencies: np.ndarray) -> Angles:
+    """Returns (cos, sin), each `[B, 1, T, R/2]`, float32, of the rotary embedding (Su et al. 2021, eq. 15)."""
+    angles = (
+        positions_BT[:, None, :, None].astype(jnp.float32) * jnp.asarray(frequencies, jnp.float32)[None, None, None]
+    )
     return jnp.cos(angles), jnp.sin(angles)
 
 
-def rotate(x_BNTH: jax.Array, angles: tuple[jax.Array, jax.Array] | None) -> jax.Array:
-    """Turns the pairs (i, i + H/2) of queries or keys by their position's angles; None leaves them."""
+def rotary_frequencies(rotary_dim: int, theta: float) -> np.ndarray:
+    """Returns theta^(-2i/R) of each of the R/2 pairs, in radians a position (Su et al. 2021, eq. 15)."""
+    return theta ** (-np.arange(0, rotary_dim, 2) / rotary_dim)
+
+
+def rotate(x_BNTH: jax.Array, angles: Angles | None) -> jax.Array:
+    """Turns the pairs (i, i + R/2) of the first R entries of queries or keys by their position's angles."""
     if angles is None:
         return x_BNTH
     cos, sin = angles
-    a, b = jnp.split(x_BNTH.astype(jnp.float32), 2, -1)
-    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x_BNTH.dtype)
+    half = cos.shape[-1]
+    a, b, rest = jnp.split(x_BNTH.astype(jnp.float32), [half, 2 * half], -1)
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin, rest], -1).astype(x_BNTH.dtype)
+
+
+def linear_scaling(frequencies: np.ndarray, factor: float, trained_len: int) -> np.ndarray:
+    """All positions closer together by `factor` (Chen et al. 2023)."""
+    return frequencies / factor
+
+
+def llama3_scaling(frequencies: np.ndarray, factor: float, trained_len: int) -> np.ndarray:
+    """Slow pairs are divided by `factor`, fast ones left, those between mixed (Llama Team 2024, as its code does).
+
+    Slow is less than one turn in `trained_len` positions, fast is more than four.
+    """
+    turns = frequencies * trained_len / (2 * math.pi)
+    share = np.clip((turns - 1) / (4 - 1), 0, 1)
+    return share * frequencies + (1 - share) * frequencies / factor
+
+
+def alibi_slopes(num_heads: int) -> np.ndarray:
+    """Returns slopes [N]: 2^(-8n/N) for powers of two; else those of the power below, and every other of the one above
+    (Press et al. 2022, as their code does)."""
+
+    def geometric(heads: int) -> list[float]:
+        return [2.0 ** (-8.0 * n / heads) for n in range(1, heads + 1)]
+
+    below = 2 ** int(math.log2(num_heads))
+    return np.array(geometric(below) + geometric(2 * below)[::2][: num_heads - below])
+
+
+def relative_bucket(distance: jax.Array, buckets: int, max_distance: int, bidirectional: bool) -> jax.Array:
+    """Returns the bucket of each distance (query minus key): exact when near, logarithmic further on, the last one from
+    `max_distance` (Raffel et al. 2020, 2.1). Bidirectional ones have half of the buckets for keys to the right."""
+    first = jnp.zeros_like(distance)
+    if bidirectional:
+        buckets //= 2
+        first = jnp.where(distance < 0, buckets, 0)
+        distance = jnp.abs(distance)
+    distance = jnp.maximum(distance, 0)
+    exact = buckets // 2
+    far = jnp.log(jnp.maximum(distance, 1).astype(jnp.float32) / exact) / math.log(max_distance / exact)
+    far = jnp.minimum(exact + (far * (buckets - exact)).astype(distance.dtype), buckets - 1)
+    return first + jnp.where(distance < exact, distance, far)
 
 
 class Sinusoidal(nn.Module):
     cfg: Model
+    width: int
 
     def __call__(self, positions_BT: jax.Array) -> jax.Array:
-        return sinusoidal(positions_BT, self.cfg.emb_dim).astype(self.cfg.dtype)
+        return sinusoidal(positions_BT, self.width).astype(self.cfg.dtype)
 
 
 class Learned(nn.Module):
     """One trained vector for each position (Gehring et al. 2017; Devlin et al. 2019)."""
 
     cfg: Model
+    width: int
 
     @nn.compact
     def __call__(self, positions_BT: jax.Array) -> jax.Array:
         cfg = self.cfg
-        init = choose(INITIALIZERS, cfg.initializer, 'model.initializer').embedding(cfg.emb_dim)
-        shape = (cfg.max_len, cfg.emb_dim)
-        table = self.param('table', partitioned(init, 'positions', 'embed'), shape, jnp.dtype(cfg.param_dtype))
-        return table.astype(cfg.dtype)[jnp.maximum(positions_BT, 0)]
+        shape = (cfg.max_len + cfg.position_offset, self.width)
+        init = partitioned(make_initializer(cfg, 'position', *shape[::-1]), 'positions', 'embed')
+        table = self.param('table', init, shape, jnp.dtype(cfg.param_dtype))
+        return table.astype(cfg.dtype)[jnp.maximum(positions_BT, 0) + cfg.position_offset]
+
+
+class Alibi(nn.Module):
+    """Scores fall with the distance, by a slope for each head (Press et al. 2022); alike on both sides."""
+
+    cfg: Model
+    bidirectional: bool
+
+    def __call__(self, query_positions_BT: jax.Array, key_positions_BS: jax.Array) -> jax.Array:
+        slopes_N = jnp.asarray(alibi_slopes(self.cfg.num_heads), jnp.float32)
+        distance_BTS = jnp.abs(query_positions_BT[:, :, None] - key_positions_BS[:, None, :]).astype(jnp.float32)
+        return -slopes_N[None, :, None, None] * distance_BTS[:, None]
+
+
+class Relative(nn.Module):
+    """A trained number for each bucket of distances and each head (Raffel et al. 2020, 2.1)."""
+
+    cfg: Model
+    bidirectional: bool
+
+    @nn.compact
+    def __call__(self, query_positions_BT: jax.Array, key_positions_BS: jax.Array) -> jax.Array:
+        cfg = self.cfg
+        shape = (cfg.relative_buckets, cfg.num_heads)
+        init = partitioned(make_initializer(cfg, 'relative', cfg.emb_dim, cfg.num_heads), 'pos_buckets', 'heads')
+        table = self.param('table', init, shape, jnp.dtype(cfg.param_dtype)).astype(jnp.float32)
+        distance_BTS = query_positions_BT[:, :, None] - key_positions_BS[:, None, :]
+        bucket_BTS = relative_bucket(distance_BTS, cfg.relative_buckets, cfg.relative_max_distance, self.bidirectional)
+        return jnp.moveaxis(table[bucket_BTS], -1, 1)
 
 
 class Position(NamedTuple):
-    """A position encoding: a module that gives the vectors to add, and the angles to rotate by."""
+    """A position encoding.
 
-    added: Callable[[Model], nn.Module] | None = None
-    angles: Callable[[jax.Array, int, float], tuple[jax.Array, jax.Array]] | None = None
+    Attributes:
+      added: module (cfg, width) from positions_BT to vectors that are added to the embeddings.
+      rotates: queries and keys are turned.
+      bias: module (cfg, bidirectional) from query and key positions to bias_BNTS, float32, added to the scores.
+    """
+
+    added: Callable[..., nn.Module] | None = None
+    rotates: bool = False
+    bias: Callable[..., nn.Module] | None = None
 
 
 POSITIONS: dict[str | None, Position] = {
     'sinusoidal': Position(added=Sinusoidal),  # Vaswani et al. 2017
     'learned': Position(added=Learned),  # Devlin et al. 2019
-    'rope': Position(angles=rotary_angles),  # Su et al. 2021
+    'rope': Position(rotates=True),  # Su et al. 2021
+    'alibi': Position(bias=Alibi),  # Press et al. 2022
+    'relative': Position(bias=Relative),  # Raffel et al. 2020
     None: Position(),
+}
+
+ROPE_SCALINGS: dict[str | None, Callable[[np.ndarray, float, int], np.ndarray]] = {
+    None: lambda frequencies, factor, trained_len: frequencies,
+    'linear': linear_scaling,
+    'llama3': llama3_scaling,
 }

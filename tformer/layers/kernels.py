@@ -1,0 +1,335 @@
+"""What computes attention: one signature, one result, and a table of implementations that differ in speed and memory.
+
+Every kernel returns out_BNTV, in the values' dtype, of
+
+    logits = scale q k^T;  softcap tanh(logits / softcap);  + bias;  masked;  softmax in float32;  dropout;  v
+
+and takes
+
+    q_BNTH        queries of N heads
+    k_BKSH        keys of K heads; query head n uses head n // G, G = N / K (Ainslie et al. 2023)
+    v_BKSV        values; V may differ from H where the kernel serves `value_dim`
+    mask_BTS      True where query t may see key s; a query that sees nothing gets zeros, and zero gradients
+    scale         factor on the scores, usually H^-0.5 (Vaswani et al. 2017, eq. 1)
+    bias_BNTS     float32, [B or 1, N, T, S]: added to the scaled, capped scores
+    softcap       bounds the scores by +-softcap (Gemma Team 2024)
+    sink_N        float32: the score of one more key whose value is zero (gpt-oss, OpenAI 2025; zeros: Miller 2023)
+    dropout_rate, dropout_key  dropout of the probabilities, off where either is None
+"""
+
+import functools
+from collections.abc import Callable, Set
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from tformer.errors import choose
+from tformer.layers.dropout import Rate, dropout
+
+CHUNK = 128  # keys that `chunked` takes at a time, at most
+BLOCK = 128  # queries and keys of a tile of `flash`
+
+MIN = float(jnp.finfo(jnp.float32).min)
+
+
+# ------------------------------------------------------------------------------------------------ shared parts
+def _grouped(x_BNTX: jax.Array | None, kv_heads: int) -> jax.Array | None:
+    """Returns x_BKGTX: the query heads, or their biases, by the key head that they use."""
+    if x_BNTX is None:
+        return None
+    B, N, T, X = x_BNTX.shape
+    return x_BNTX.reshape(B, kv_heads, N // kv_heads, T, X)
+
+
+def _logits(
+    q_BKGTH: jax.Array, k_BKSH: jax.Array, mask_BTS: jax.Array, bias_BKGTS: jax.Array | None, softcap: float | None
+) -> jax.Array:
+    """Returns logits_BKGTS, float32, of scaled queries; `MIN` where masked."""
+    logits_BKGTS = jnp.einsum('BKGTH,BKSH->BKGTS', q_BKGTH, k_BKSH, preferred_element_type=jnp.float32)
+    if softcap is not None:
+        logits_BKGTS = softcap * jnp.tanh(logits_BKGTS / softcap)
+    if bias_BKGTS is not None:
+        logits_BKGTS += bias_BKGTS
+    return jnp.where(mask_BTS[:, None, None], logits_BKGTS, MIN)
+
+
+def _seen(out_BNTV: jax.Array, mask_BTS: jax.Array) -> jax.Array:
+    """Returns `out_BNTV`, zero for queries that see nothing."""
+    return jnp.where(mask_BTS.any(-1)[:, None, :, None], out_BNTV, jnp.zeros_like(out_BNTV))
+
+
+def _never_blind(mask_BTS: jax.Array) -> jax.Array:
+    """Returns `mask_BTS` with all keys for queries that see none, for kernels that would divide by zero."""
+    return mask_BTS | ~mask_BTS.any(-1, keepdims=True)
+
+
+def _pad(x: jax.Array, axis: int, multiple: int) -> jax.Array:
+    """Returns `x` with zeros after the end of `axis`, up to a multiple."""
+    widths = [(0, 0)] * x.ndim
+    widths[axis] = (0, -x.shape[axis] % multiple)
+    return jnp.pad(x, widths)
+
+
+# ------------------------------------------------------------------------------------------------ reference
+def probabilities(
+    q_BNTH: jax.Array,
+    k_BKSH: jax.Array,
+    mask_BTS: jax.Array,
+    *,
+    scale: float,
+    bias_BNTS: jax.Array | None = None,
+    softcap: float | None = None,
+    sink_N: jax.Array | None = None,
+) -> jax.Array:
+    """Returns the attention probabilities, probs_BKGTS, float32; head n = k G + g.
+
+    They sum to 1, with a sink to less. A query that sees nothing has uniform weights, with a sink zeros.
+    """
+    K = k_BKSH.shape[1]
+    q_BKGTH, bias_BKGTS = _grouped(q_BNTH * scale, K), _grouped(bias_BNTS, K)
+    assert q_BKGTH is not None
+    logits_BKGTS = _logits(q_BKGTH, k_BKSH, mask_BTS, bias_BKGTS, softcap)
+    probs_BKGTS = jax.nn.softmax(logits_BKGTS, axis=-1)
+    if sink_N is not None:  # e^x / (Z + e^sink) = (e^x / Z) sigmoid(log Z - sink)
+        total_BKGT1 = jax.nn.logsumexp(logits_BKGTS, axis=-1, keepdims=True)
+        probs_BKGTS *= jax.nn.sigmoid(total_BKGT1 - sink_N.reshape(1, K, -1, 1, 1))
+    return probs_BKGTS
+
+
+def attend(probs_BKGTS: jax.Array, v_BKSV: jax.Array) -> jax.Array:
+    """Returns the values' sums out_BNTV under the given weights."""
+    B, K, G, T, _ = probs_BKGTS.shape
+    out_BKGTV = jnp.einsum('BKGTS,BKSV->BKGTV', probs_BKGTS.astype(v_BKSV.dtype), v_BKSV)
+    return out_BKGTV.reshape(B, K * G, T, v_BKSV.shape[-1])
+
+
+def reference(
+    q_BNTH: jax.Array,
+    k_BKSH: jax.Array,
+    v_BKSV: jax.Array,
+    mask_BTS: jax.Array,
+    *,
+    scale: float,
+    bias_BNTS: jax.Array | None = None,
+    softcap: float | None = None,
+    sink_N: jax.Array | None = None,
+    dropout_rate: Rate = None,
+    dropout_key: jax.Array | None = None,
+) -> jax.Array:
+    """The definition, written down; the fastest on CPU. Memory O(T S)."""
+    probs_BKGTS = probabilities(
+        q_BNTH, k_BKSH, mask_BTS, scale=scale, bias_BNTS=bias_BNTS, softcap=softcap, sink_N=sink_N
+    )
+    if dropout_rate is not None and dropout_key is not None:
+        probs_BKGTS = dropout(probs_BKGTS, dropout_rate, dropout_key)
+    return _seen(attend(probs_BKGTS, v_BKSV), mask_BTS)
+
+
+# ------------------------------------------------------------------------------------------------ chunked
+def chunked(
+    q_BNTH: jax.Array,
+    k_BKSH: jax.Array,
+    v_BKSV: jax.Array,
+    mask_BTS: jax.Array,
+    *,
+    scale: float,
+    bias_BNTS: jax.Array | None = None,
+    softcap: float | None = None,
+    sink_N: jax.Array | None = None,
+    dropout_rate: Rate = None,
+    dropout_key: jax.Array | None = None,
+    chunk: int = CHUNK,
+) -> jax.Array:
+    """Attention of `chunk` keys at a time, forward and backward: memory O(T chunk) (Rabe & Staats 2021).
+
+    They rescale the sums where the running maximum grows, so that the backward pass keeps the sums of each chunk,
+    O(T V S / chunk). Here a first pass over the keys finds the maximum, a second one adds: the backward pass keeps
+    nothing of a chunk, for one more product of queries and keys. Its dropout draws other numbers than `reference`.
+    """
+    (B, N, T, _), K, V = q_BNTH.shape, k_BKSH.shape[1], v_BKSV.shape[-1]
+    chunks = -(-k_BKSH.shape[2] // chunk)
+
+    def split(x: jax.Array, axis: int) -> jax.Array:
+        x = _pad(x, axis, chunks)
+        shape = (*x.shape[:axis], chunks, x.shape[axis] // chunks, *x.shape[axis + 1 :])
+        return jnp.moveaxis(x.reshape(shape), axis, 0)
+
+    q_BKGTH, bias_BKGTS = _grouped(q_BNTH * scale, K), _grouped(bias_BNTS, K)
+    assert q_BKGTH is not None
+    parts = split(k_BKSH, 2), split(mask_BTS, 2), None if bias_BKGTS is None else split(bias_BKGTS, 4)
+    start_N = jnp.full((N,), MIN) if sink_N is None else sink_N
+    start_BKGT = jnp.broadcast_to(start_N.reshape(1, K, -1, 1), (B, K, N // K, T))
+
+    def maximum(m_BKGT: jax.Array, part: tuple) -> tuple[jax.Array, None]:
+        return jnp.maximum(m_BKGT, _logits(jax.lax.stop_gradient(q_BKGTH), *part, softcap).max(-1)), None
+
+    m_BKGT, _ = jax.lax.scan(maximum, *jax.lax.stop_gradient((start_BKGT, parts)))
+
+    @functools.partial(jax.checkpoint, prevent_cse=False)
+    def sums(index: jax.Array, part: tuple, v_BKSV: jax.Array) -> tuple[jax.Array, jax.Array]:
+        weights_BKGTS = jnp.exp(_logits(q_BKGTH, *part, softcap) - m_BKGT[..., None])
+        total_BKGT = weights_BKGTS.sum(-1)
+        if dropout_rate is not None and dropout_key is not None:
+            weights_BKGTS = dropout(weights_BKGTS, dropout_rate, jax.random.fold_in(dropout_key, index))
+        weights_BKGTS = weights_BKGTS.astype(v_BKSV.dtype)
+        out = jnp.einsum('BKGTS,BKSV->BKGTV', weights_BKGTS, v_BKSV, preferred_element_type=jnp.float32)
+        return out, total_BKGT
+
+    def add(carry: tuple, xs: tuple) -> tuple[tuple, None]:
+        return jax.tree.map(jnp.add, carry, sums(*xs)), None
+
+    zeros = jnp.zeros((*m_BKGT.shape, V), jnp.float32), jnp.zeros_like(m_BKGT)
+    (out_BKGTV, total_BKGT), _ = jax.lax.scan(add, zeros, (jnp.arange(chunks), parts, split(v_BKSV, 2)))
+    if sink_N is not None:
+        total_BKGT += jnp.exp(start_BKGT - m_BKGT)
+    out_BKGTV /= total_BKGT[..., None]
+    return _seen(out_BKGTV.reshape(B, N, T, V).astype(v_BKSV.dtype), mask_BTS)
+
+
+# ------------------------------------------------------------------------------------------------ jax's own
+def xla(
+    q_BNTH: jax.Array,
+    k_BKSH: jax.Array,
+    v_BKSH: jax.Array,
+    mask_BTS: jax.Array,
+    *,
+    scale: float,
+    bias_BNTS: jax.Array | None = None,
+    softcap: None = None,
+    sink_N: None = None,
+    dropout_rate: None = None,
+    dropout_key: jax.Array | None = None,
+) -> jax.Array:
+    """`jax.nn.dot_product_attention` as XLA compiles it, in its own layout BTNH."""
+    out_BTNH = jax.nn.dot_product_attention(
+        q_BNTH.swapaxes(1, 2),
+        k_BKSH.swapaxes(1, 2),
+        v_BKSH.swapaxes(1, 2),
+        bias_BNTS,
+        mask_BTS[:, None],
+        scale=scale,
+        implementation='xla',
+    )
+    return _seen(out_BTNH.swapaxes(1, 2), mask_BTS)
+
+
+def cudnn(
+    q_BNTH: jax.Array,
+    k_BKSH: jax.Array,
+    v_BKSH: jax.Array,
+    mask_BTS: jax.Array,
+    *,
+    scale: float,
+    bias_BNTS: jax.Array | None = None,
+    softcap: None = None,
+    sink_N: None = None,
+    dropout_rate: None = None,
+    dropout_key: jax.Array | None = None,
+) -> jax.Array:
+    """cuDNN's flash attention, for head sizes that are multiples of 8 up to 128 (Hopper: 256). Untested: needs a GPU.
+
+    jax turns the mask into a bias [B, 1 or N, T, S] of the queries' dtype, so that memory is O(T S) of that. With a
+    bias cuDNN trains on even lengths only: odd ones are padded here.
+    """
+    T = q_BNTH.shape[2]
+    padded_BTS = _never_blind(_pad(_pad(mask_BTS, 1, 2), 2, 2))
+    out_BTNH = jax.nn.dot_product_attention(
+        _pad(q_BNTH, 2, 2).swapaxes(1, 2),
+        _pad(k_BKSH, 2, 2).swapaxes(1, 2),
+        _pad(v_BKSH, 2, 2).swapaxes(1, 2),
+        None if bias_BNTS is None else _pad(_pad(bias_BNTS.astype(q_BNTH.dtype), 2, 2), 3, 2),
+        padded_BTS[:, None],
+        scale=scale,
+        implementation='cudnn',
+    )
+    return _seen(out_BTNH.swapaxes(1, 2)[:, :, :T], mask_BTS)
+
+
+def flash(
+    q_BNTH: jax.Array,
+    k_BKSH: jax.Array,
+    v_BKSV: jax.Array,
+    mask_BTS: jax.Array,
+    *,
+    scale: float,
+    bias_BNTS: None = None,
+    softcap: float | None = None,
+    sink_N: jax.Array | None = None,
+    dropout_rate: None = None,
+    dropout_key: jax.Array | None = None,
+    interpret: bool = False,
+) -> jax.Array:
+    """The Pallas TPU kernel that ships with jax, "splash attention": skips blocks that the mask leaves empty.
+
+    Tested on CPU in `interpret` mode only, never on a TPU. The partitioner of a mesh cannot split it: one device, or
+    inside `shard_map`. It reads the mask at run time, [B, T, S] bytes, one example after the other.
+    """
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash  # slow to import
+
+    T = q_BNTH.shape[2]
+
+    def one(q_NTH: jax.Array, k_KSH: jax.Array, v_KSV: jax.Array, mask_TS: jax.Array) -> jax.Array:
+        kernel = splash.make_splash_mha(
+            mask_TS[None], head_shards=1, q_seq_shards=1, attn_logits_soft_cap=softcap, interpret=interpret
+        )
+        # jax 0.10.2 makes an array of this bool and then branches on it, which fails under jit.
+        kernel.fwd_mask_info = kernel.fwd_mask_info._replace(is_dynamic_mask=True)
+        return kernel(q_NTH, k_KSH, v_KSV, sinks=sink_N)
+
+    q_BNTH, k_BKSH, v_BKSV = (_pad(x, 2, BLOCK) for x in (q_BNTH * scale, k_BKSH, v_BKSV))
+    padded_BTS = _never_blind(_pad(_pad(mask_BTS, 1, BLOCK), 2, BLOCK))
+    out_BNTV = jax.vmap(one)(q_BNTH, k_BKSH, v_BKSV, padded_BTS)
+    return _seen(out_BNTV[:, :, :T].astype(v_BKSV.dtype), mask_BTS)
+
+
+# ------------------------------------------------------------------------------------------------ the table
+class Kernel(NamedTuple):
+    """An implementation, what it can do beside masks and groups of heads, and where (jax's backends; none: anywhere)."""
+
+    function: Callable[..., jax.Array]
+    serves: frozenset[str]
+    platforms: tuple[str, ...] = ()
+
+
+FEATURES = {  # what a model may need of its kernel, and the field that asks for it
+    'bias': 'a position bias (model.position)',
+    'softcap': 'model.attention_softcap',
+    'sink': 'model.attention_sink',
+    'dropout': 'model.attention_dropout_rate',
+    'value_dim': 'a model.value_dim other than head_dim',
+    'float32': 'model.dtype=float32',
+    'bfloat16': 'model.dtype=bfloat16',
+}
+
+
+def unserved(name: str, needs: Set[str], platform: str) -> str | None:
+    """Returns one line on why kernel `name` cannot serve `needs` on `platform`, and which ones can; None if it can.
+
+    Args:
+      name: a key of `KERNELS`.
+      needs: keys of `FEATURES`.
+      platform: `jax.default_backend()`.
+    """
+
+    def missing(kernel: Kernel) -> list[str]:
+        lacks = [words for feature, words in FEATURES.items() if feature in needs - kernel.serves]
+        elsewhere = kernel.platforms and platform not in kernel.platforms
+        return lacks + ([f'platform {platform}'] if elsewhere else [])
+
+    unknown = needs - FEATURES.keys()
+    assert not unknown, f'unknown features {sorted(unknown)}'
+    lacks = missing(choose(KERNELS, name, 'model.attention_kernel'))
+    if not lacks:
+        return None
+    able = [other for other, kernel in KERNELS.items() if not missing(kernel)]
+    return f'model.attention_kernel={name} does not serve {", ".join(lacks)}; {", ".join(able)} do'
+
+
+KERNELS: dict[str, Kernel] = {
+    'reference': Kernel(reference, frozenset(FEATURES)),
+    'chunked': Kernel(chunked, frozenset(FEATURES)),
+    'xla': Kernel(xla, frozenset({'bias', 'float32', 'bfloat16'})),
+    'cudnn': Kernel(cudnn, frozenset({'bias', 'bfloat16'}), ('gpu',)),
+    'flash': Kernel(flash, frozenset({'softcap', 'sink', 'value_dim', 'float32', 'bfloat16'}), ('tpu',)),
+}
