@@ -10,10 +10,23 @@ from flax import linen as nn
 
 from tformer import config, optimizers
 from tformer.config import Config, Model, resolve_model
+from tformer.data import ragged
+from tformer.data.examples import Examples, next_token
+from tformer.data.vocabulary import BOS, EOS
 from tformer.hyper import Hyper
 from tformer.layers import block, masks, norms
-from tformer.layers.attention import Attention, attend, attention_probabilities
-from tformer.layers.positions import rotary_angles, rotate, sinusoidal
+from tformer.layers.attention import Attention, Scope
+from tformer.layers.initializers import deepnorm
+from tformer.layers.kernels import attend, probabilities
+from tformer.layers.positions import (
+    alibi_slopes,
+    llama3_scaling,
+    relative_bucket,
+    rotary_angles,
+    rotary_frequencies,
+    rotate,
+    sinusoidal,
+)
 from tformer.model import build
 from tformer.objectives import cross_entropy
 from tformer.state import count_parameters
@@ -28,6 +41,10 @@ VALUES = [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12]]
 SCORES = [[1, 1, 2], [1, 1, 0], [2, 0, 1]]
 WEIGHTS = [[0.27407, 0.27407, 0.45186], [0.38365, 0.38365, 0.23270], [0.50648, 0.18632, 0.30720]]
 FIRST_COLUMN = [5.71118, 4.39618, 4.20286]
+
+
+def attention_probabilities(q, k, mask):
+    return probabilities(q, k, mask, scale=q.shape[-1] ** -0.5)
 
 
 def heads(rows):
@@ -98,14 +115,19 @@ def test_rotary_scores_depend_on_the_distance_alone():
     q, k = (jnp.asarray(rng.standard_normal((1, 1, 1, 8)), jnp.float32) for _ in range(2))
 
     def score(m, n):
-        turned = [rotate(x, rotary_angles(jnp.full((1, 1), at), 8, 10_000.0)) for x, at in ((q, m), (k, n))]
+        turned = [
+            rotate(x, rotary_angles(jnp.full((1, 1), at), rotary_frequencies(8, 10_000.0)))
+            for x, at in ((q, m), (k, n))
+        ]
         return float(jnp.sum(turned[0] * turned[1]))
 
     assert score(3, 5) == pytest.approx(score(10, 12), abs=1e-5) == score(0, 2)
     assert score(0, 0) == pytest.approx(float(jnp.sum(q * k)), abs=1e-6)
     assert abs(score(3, 5) - score(5, 3)) > 1e-3
     angle = 3 * 10_000.0 ** -(2 / 8)
-    pair = rotate(jnp.zeros((1, 1, 1, 8)).at[..., 1].set(1.0), rotary_angles(jnp.full((1, 1), 3), 8, 10_000.0))
+    pair = rotate(
+        jnp.zeros((1, 1, 1, 8)).at[..., 1].set(1.0), rotary_angles(jnp.full((1, 1), 3), rotary_frequencies(8, 10_000.0))
+    )
     assert np.allclose(pair[0, 0, 0, [1, 5]], [np.cos(angle), np.sin(angle)], atol=1e-6)
 
 
@@ -113,37 +135,117 @@ def test_norms_of_one_vector():
     x = jnp.asarray([[[1.0, 2.0, 3.0, 6.0]]])
     ones, zeros = jnp.ones(4), jnp.zeros(4)
     # Mean 3, variance 3.5; mean square 12.5.
-    assert np.allclose(norms.layer_norm(x, ones, zeros, 0.0)[0, 0], np.asarray([-2, -1, 0, 3]) / 3.5**0.5, atol=1e-6)
-    assert np.allclose(norms.rms_norm(x, ones, 0.0)[0, 0], np.asarray([1, 2, 3, 6]) / 12.5**0.5, atol=1e-6)
-    found = norms.layer_norm(x, 2 * ones, 1 + zeros, 0.5)[0, 0]
+    assert np.allclose(
+        norms.layer_norm(x, ones, zeros, 0.0, True)[0, 0], np.asarray([-2, -1, 0, 3]) / 3.5**0.5, atol=1e-6
+    )
+    assert np.allclose(norms.rms_norm(x, ones, 0.0, True)[0, 0], np.asarray([1, 2, 3, 6]) / 12.5**0.5, atol=1e-6)
+    found = norms.layer_norm(x, 2 * ones, 1 + zeros, 0.5, True)[0, 0]
     assert np.allclose(found, 1 + 2 * np.asarray([-2, -1, 0, 3]) / 2.0, atol=1e-6)
+    outside = norms.layer_norm(x, ones, zeros, 0.5, False)[0, 0]
+    assert np.allclose(outside, np.asarray([-2, -1, 0, 3]) / (3.5**0.5 + 0.5), atol=1e-6)
+
+
+def test_layer_norm_is_of_a_row_and_batch_norm_of_a_column():
+    """Two tokens of two features, and one of padding, which batch normalisation leaves out."""
+    x, real = jnp.asarray([[[1.0, 10.0], [3.0, 30.0], [100.0, 100.0]]]), jnp.asarray([[True, True, False]])
+    rows = norms.layer_norm(x, jnp.ones(2), jnp.zeros(2), 0.0, True)
+    assert np.allclose(rows[0, :2], [[-1, 1], [-1, 1]], atol=1e-6)
+    mean, variance = norms.batch_moments(x, real)
+    assert np.allclose(mean, [2, 20]) and np.allclose(variance, [1, 100])
+    cfg = resolve_model(Model(norm='batchnorm', norm_epsilon=1e-12))
+    layer = norms.BatchNorm(cfg)
+    variables = nn.unbox(layer.init(jax.random.key(0), x, real))
+    columns, updated = layer.apply(variables, x, real, mutable=['statistics'])
+    assert np.allclose(columns[0, :2], [[-1, -1], [1, 1]], atol=1e-6)
+    assert np.allclose(updated['statistics']['mean'], [0.2, 2]) and np.allclose(
+        updated['statistics']['variance'], [0.9 + 0.1, 0.9 + 10]
+    )
+    running = layer.apply({**variables, **updated}, x, real)
+    assert np.allclose(running[0, 0], [0.8 / 1.0, 8 / 10.9**0.5], atol=1e-5)
+
+
+def test_scale_norm_has_one_length_and_tanh_needs_no_statistics():
+    x = jnp.asarray([[[3.0, 4.0]]])
+    cfg = resolve_model(Model(norm_epsilon=1e-12))
+    layer = norms.ScaleNorm(cfg)
+    found = layer.apply(nn.unbox(layer.init(jax.random.key(0), x)), x)
+    assert np.allclose(found[0, 0], [2**0.5 * 0.6, 2**0.5 * 0.8], atol=1e-6)
+    layer = norms.DyT(cfg)
+    assert np.allclose(layer.apply(nn.unbox(layer.init(jax.random.key(0), x)), x)[0, 0], np.tanh([1.5, 2.0]), atol=1e-6)
+
+
+def test_alibi_slopes_are_the_paper_ones():
+    """Press et al. 2022, 3: 1/2, 1/4, ... 1/256 for eight heads; their code's rule where it is no power of two."""
+    assert np.allclose(alibi_slopes(8), [2.0**-n for n in range(1, 9)])
+    assert np.allclose(alibi_slopes(16), [2 ** (-n / 2) for n in range(1, 17)])
+    assert np.allclose(alibi_slopes(6), [0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125])
+
+
+def test_relative_buckets_are_exact_near_and_logarithmic_far():
+    """Raffel et al. 2020, 2.1: 32 buckets, all beyond 128 alike."""
+    one_way = np.asarray(relative_bucket(jnp.arange(-3, 200), 32, 128, False))
+    assert one_way[:20].tolist() == [0, 0, 0, *range(17)]
+    assert (np.diff(one_way) >= 0).all() and set(one_way) == set(range(32))
+    assert (one_way[3 + 128 :] == 31).all() and one_way[3 + 112] < 31
+    both_ways = np.asarray(relative_bucket(jnp.arange(-200, 201), 32, 128, True))
+    assert set(both_ways[200:]) == set(range(16)) and set(both_ways[:200]) == set(range(17, 32))
+    assert both_ways[200 + 7] == 7 and both_ways[200 - 7] == 16 + 7
+
+
+def test_llama3_scaling_leaves_fast_pairs_and_stretches_slow_ones():
+    """Turns in the trained length: above 4 as they were, below 1 divided, between by the share."""
+    turns = np.array([100, 4, 2.5, 1, 0.1])
+    scaled = llama3_scaling(turns * 2 * np.pi / 8192, 8.0, 8192) * 8192 / (2 * np.pi)
+    assert np.allclose(scaled, [100, 4, 0.5 * 2.5 + 0.5 * 2.5 / 8, 1 / 8, 0.1 / 8])
 
 
 def test_placements_are_their_formulas():
-    """Post: LN(x + F(x)) (Vaswani et al. 2017, 3.1). Pre: x + F(LN(x)) (Xiong et al. 2020)."""
+    """Of two sub-layers F and G, alpha 3 and gain 0.5; the papers are named where the placements are."""
     x = jnp.asarray([[[1.0, 2.0, 3.0, 6.0]]])
 
     def F(x):
         return x**2
 
-    def LN(x):
-        return norms.layer_norm(x, jnp.ones(4), jnp.zeros(4), 0.0)
+    def G(x):
+        return jnp.sin(x)
 
-    assert np.array_equal(block.PLACEMENTS['post'](LN, F, x), LN(x + F(x)))
-    assert np.array_equal(block.PLACEMENTS['pre'](LN, F, x), x + F(LN(x)))
+    def LN(x):
+        return norms.layer_norm(x, jnp.ones(4), jnp.zeros(4), 0.0, True)
+
+    def out(x):
+        return x / 7
+
+    subs = [block.Sublayer(function, LN, out, lambda: jnp.asarray(0.5)) for function in (F, G)]
+
+    def then(first, second):
+        return second(first(x))
+
+    expected = {
+        'pre': then(lambda x: x + F(LN(x)), lambda x: x + G(LN(x))),
+        'post': then(lambda x: LN(x + F(x)), lambda x: LN(x + G(x))),
+        'sandwich': then(lambda x: x + out(F(LN(x))), lambda x: x + out(G(LN(x)))),
+        'deepnorm': then(lambda x: LN(3 * x + F(x)), lambda x: LN(3 * x + G(x))),
+        'parallel': x + F(LN(x)) + G(LN(x)),
+        'rezero': then(lambda x: x + 0.5 * F(x), lambda x: x + 0.5 * G(x)),
+        'no_residual': then(lambda x: F(LN(x)), lambda x: G(LN(x))),
+    }
+    assert set(expected) == set(block.PLACEMENTS)
+    for placement, place in block.PLACEMENTS.items():
+        assert np.allclose(place(x, subs, 3.0), expected[placement], atol=1e-6), placement
 
 
 @pytest.mark.parametrize('placement', ['pre', 'post'])
 def test_a_block_is_its_sublayers_in_their_placement(placement):
     cfg = resolve_model(Model(vocab_size=7, emb_dim=8, mlp_dim=8, num_heads=2, norm_placement=placement))
     x = jnp.asarray(np.random.default_rng(0).standard_normal((1, 3, 8)), jnp.float32)
-    side = block.Side(mask_BTS=jnp.ones((1, 3, 3), bool), angles=None, rates=block.Rates())
-    layer = block.Block(cfg)
-    variables = layer.init(jax.random.key(0), x, None, None, side)
-    parts = layer.bind({'params': jax.tree.map(lambda p: p.value, variables['params'], is_leaf=is_box)})
+    positions = jnp.arange(3)[None]
+    side = block.Side(Scope(positions, positions, jnp.ones((1, 3, 3), bool)), rates=block.Rates())
+    layer = block.Block(cfg, 'decoder')
+    args = (None, None, block.Layer(), side)
+    parts = layer.bind(nn.unbox(layer.init(jax.random.key(0), x, *args)))
 
     def attention(h):
-        return parts.attention(h, *parts.attention.keys_values(h, None), side.mask_BTS, None)
+        return parts.attention(h, *parts.attention.keys_values(h, None), side.own)
 
     one, two = parts.attention_norm, parts.mlp_norm
     if placement == 'pre':
@@ -152,11 +254,44 @@ def test_a_block_is_its_sublayers_in_their_placement(placement):
     else:
         middle = one(x + attention(x))
         expected = two(middle + parts.mlp(middle))
-    assert np.allclose(parts(x, None, None, side)[0], expected, atol=1e-6)
+    assert np.allclose(parts(x, *args)[0], expected, atol=1e-6)
 
 
-def is_box(x):
-    return isinstance(x, nn.Partitioned)
+def test_deepnorm_factors_are_those_of_the_table():
+    """Wang et al. 2022, table 1, for an encoder of 18 layers, a decoder of 18, and both."""
+    assert deepnorm('encoder', 18, 0) == deepnorm('decoder', 0, 18) == (36**0.25, 144**-0.25)
+    alpha, beta = deepnorm('encoder', 18, 18)
+    assert alpha == pytest.approx(0.81 * (18**5) ** (1 / 16)) and beta == pytest.approx(0.87 * (18**5) ** (-1 / 16))
+    assert deepnorm('decoder', 18, 18) == ((3 * 18) ** 0.25, (12 * 18) ** -0.25)
+
+
+def test_teacher_forcing_shifts_the_targets_by_one():
+    """<SOS> y reads what y <EOS> says."""
+    zero, four = np.array([0]), np.array([4])
+    tokens = ragged.Ragged.of([[BOS, 11, 12, 13, EOS]])
+    encoded = Examples(tokens, None, None, zero, zero, four, four[None], num_dropped=0, num_truncated=0)
+    fields = next_token(encoded, 0, None)
+    assert fields['inputs'].tolist() == [BOS, 11, 12, 13] and fields['targets'].tolist() == [11, 12, 13, EOS]
+
+
+def test_attention_costs_length_squared_times_width_and_reaches_any_token_in_one_layer():
+    """Vaswani et al. 2017, table 1: T^2 d a layer and a path of length 1, by the compiled program's own count."""
+
+    def operations(T, d):
+        shapes = jax.ShapeDtypeStruct((1, 1, T, d), jnp.float32), jax.ShapeDtypeStruct((1, T, T), bool)
+        program = jax.jit(lambda x, mask: attend(probabilities(x, x, mask, scale=1.0), x)).lower(*shapes[:1], shapes[1])
+        return program.compile().cost_analysis()['flops']
+
+    assert operations(512, 256) / operations(256, 256) == pytest.approx(4, rel=0.02)
+    assert operations(256, 1024) / operations(256, 512) == pytest.approx(2, rel=0.02)
+    assert operations(512, 256) == pytest.approx(2 * 2 * 512**2 * 256, rel=0.05)
+
+    def first_by_last(x):
+        mask = jnp.ones((1, 64, 64), bool)
+        return attend(probabilities(x, x, mask, scale=1.0), x)[0, 0, 0].sum()
+
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((1, 1, 64, 8)), jnp.float32)
+    assert np.abs(jax.grad(first_by_last)(x)[0, 0, -1]).max() > 0
 
 
 # ---------------------------------------------------------------------------------------------------- losses
@@ -223,13 +358,14 @@ def size(method='__call__', **fields):
 
 def test_one_attention_of_width_512_has_a_million_parameters():
     cfg = resolve_model(Model(vocab_size=7, emb_dim=512, num_heads=8))
-    x, mask = jax.ShapeDtypeStruct((1, 4, 512), jnp.float32), jax.ShapeDtypeStruct((1, 4, 4), bool)
+    x, positions = jax.ShapeDtypeStruct((1, 4, 512), jnp.float32), jnp.zeros((1, 4), int)
 
-    def forward(attention, x, mask):
-        return attention(x, *attention.keys_values(x, None), mask, None)
+    def forward(attention, x):
+        scope = Scope(positions, positions, jnp.ones((1, 4, 4), bool))
+        return attention(x, *attention.keys_values(x, None), scope)
 
-    init = nn.init(forward, Attention(cfg))
-    params = jax.eval_shape(init, jax.random.key(0), x, mask)['params']
+    init = nn.init(forward, Attention(cfg, 'decoder'))
+    params = jax.eval_shape(init, jax.random.key(0), x)['params']
     assert count_parameters(params) == 4 * 512**2 == 1_048_576
 
 
@@ -245,60 +381,11 @@ BASE = {  # the base model of Vaswani et al. 2017, table 3, with its shared voca
     'position': 'sinusoidal',
     'norm_placement': 'post',
     'mlp_bias': True,
-    'attention_bias': False,
     'final_norm': False,
 }
 
 
 def test_the_base_transformer_has_63_million_parameters():
     assert size(**BASE) == 63_045_632
-    assert size(**{**BASE, 'attention_bias': True}) == 63_082_496
+    assert size(**{**BASE, 'attention_bias': ('query', 'key', 'value', 'out')}) == 63_082_496
     assert size(**{**BASE, 'final_norm': None}) == 63_045_632
-
-
-def test_gpt2_small_has_124_million_parameters():
-    """Radford et al. 2019; the published checkpoint holds 124,439,808."""
-    found = size(
-        family='decoder',
-        vocab_size=50_257,
-        emb_dim=768,
-        mlp_dim=3072,
-        num_heads=12,
-        num_decoder_layers=12,
-        max_len=1024,
-        position='learned',
-        activation='gelu',
-        tied_embeddings='output',
-        embedding_scale=None,
-        norm_placement='pre',
-        attention_bias=True,
-        mlp_bias=True,
-    )
-    assert found == 124_439_808
-
-
-def test_bert_base_has_109_million_parameters():
-    """Devlin et al. 2019; the published checkpoint holds 109,482,240 without its heads.
-
-    Of those, this model has no pooler (768^2 + 768), no table of token types (2 * 768) and no norm on the embeddings
-    (2 * 768). The masked-LM head adds a transform with its norm, and a bias on the tied logits.
-    """
-    bert = {
-        'family': 'encoder',
-        'vocab_size': 30_522,
-        'emb_dim': 768,
-        'mlp_dim': 3072,
-        'num_heads': 12,
-        'num_encoder_layers': 12,
-        'max_len': 512,
-        'position': 'learned',
-        'activation': 'gelu',
-        'tied_embeddings': 'output',
-        'norm_placement': 'post',
-        'attention_bias': True,
-        'mlp_bias': True,
-    }
-    trunk = 109_482_240 - (768**2 + 768) - 2 * 768 - 2 * 768
-    assert size(**bert) == trunk == 108_888_576
-    assert size(**bert, mlm_transform=True, output_bias=True) == trunk + 768**2 + 768 + 2 * 768 + 30_522
-    assert size(**bert, method='classify', num_classes=2) == trunk + 2 * 768 + 2

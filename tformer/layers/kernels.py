@@ -19,7 +19,7 @@ and takes
 
 import functools
 from collections.abc import Callable, Set
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,12 +32,12 @@ BLOCK = 128  # queries and keys of a tile of `flash`
 
 MIN = float(jnp.finfo(jnp.float32).min)
 
+Part = tuple[jax.Array, jax.Array, jax.Array | None]  # keys, mask and bias of a chunk
+
 
 # ------------------------------------------------------------------------------------------------ shared parts
-def _grouped(x_BNTX: jax.Array | None, kv_heads: int) -> jax.Array | None:
+def _grouped(x_BNTX: jax.Array, kv_heads: int) -> jax.Array:
     """Returns x_BKGTX: the query heads, or their biases, by the key head that they use."""
-    if x_BNTX is None:
-        return None
     B, N, T, X = x_BNTX.shape
     return x_BNTX.reshape(B, kv_heads, N // kv_heads, T, X)
 
@@ -60,8 +60,9 @@ def _seen(out_BNTV: jax.Array, mask_BTS: jax.Array) -> jax.Array:
 
 
 def _never_blind(mask_BTS: jax.Array) -> jax.Array:
-    """Returns `mask_BTS` with all keys for queries that see none, for kernels that would divide by zero."""
-    return mask_BTS | ~mask_BTS.any(-1, keepdims=True)
+    """Returns `mask_BTS` with the first key for queries that see none, for kernels that would divide by zero."""
+    first_S = jnp.arange(mask_BTS.shape[-1]) == 0
+    return mask_BTS | (~mask_BTS.any(-1, keepdims=True) & first_S[None, None])
 
 
 def _pad(x: jax.Array, axis: int, multiple: int) -> jax.Array:
@@ -87,8 +88,7 @@ def probabilities(
     They sum to 1, with a sink to less. A query that sees nothing has uniform weights, with a sink zeros.
     """
     K = k_BKSH.shape[1]
-    q_BKGTH, bias_BKGTS = _grouped(q_BNTH * scale, K), _grouped(bias_BNTS, K)
-    assert q_BKGTH is not None
+    q_BKGTH, bias_BKGTS = _grouped(q_BNTH * scale, K), None if bias_BNTS is None else _grouped(bias_BNTS, K)
     logits_BKGTS = _logits(q_BKGTH, k_BKSH, mask_BTS, bias_BKGTS, softcap)
     probs_BKGTS = jax.nn.softmax(logits_BKGTS, axis=-1)
     if sink_N is not None:  # e^x / (Z + e^sink) = (e^x / Z) sigmoid(log Z - sink)
@@ -117,7 +117,7 @@ def reference(
     dropout_rate: Rate = None,
     dropout_key: jax.Array | None = None,
 ) -> jax.Array:
-    """The definition, written down; the fastest on CPU. Memory O(T S)."""
+    """The definition, written down. Memory O(T S)."""
     probs_BKGTS = probabilities(
         q_BNTH, k_BKSH, mask_BTS, scale=scale, bias_BNTS=bias_BNTS, softcap=softcap, sink_N=sink_N
     )
@@ -145,7 +145,8 @@ def chunked(
 
     They rescale the sums where the running maximum grows, so that the backward pass keeps the sums of each chunk,
     O(T V S / chunk). Here a first pass over the keys finds the maximum, a second one adds: the backward pass keeps
-    nothing of a chunk, for one more product of queries and keys. Its dropout draws other numbers than `reference`.
+    nothing of a chunk, for one more product of queries and keys. On 2 CPU cores at T = S = 1024, H = 64 a gradient
+    takes 0.27 s to the reference's 0.51. Its dropout draws other numbers than `reference`.
     """
     (B, N, T, _), K, V = q_BNTH.shape, k_BKSH.shape[1], v_BKSV.shape[-1]
     chunks = -(-k_BKSH.shape[2] // chunk)
@@ -155,19 +156,18 @@ def chunked(
         shape = (*x.shape[:axis], chunks, x.shape[axis] // chunks, *x.shape[axis + 1 :])
         return jnp.moveaxis(x.reshape(shape), axis, 0)
 
-    q_BKGTH, bias_BKGTS = _grouped(q_BNTH * scale, K), _grouped(bias_BNTS, K)
-    assert q_BKGTH is not None
-    parts = split(k_BKSH, 2), split(mask_BTS, 2), None if bias_BKGTS is None else split(bias_BKGTS, 4)
+    q_BKGTH, bias_BKGTS = _grouped(q_BNTH * scale, K), None if bias_BNTS is None else _grouped(bias_BNTS, K)
+    parts: Part = split(k_BKSH, 2), split(mask_BTS, 2), None if bias_BKGTS is None else split(bias_BKGTS, 4)
     start_N = jnp.full((N,), MIN) if sink_N is None else sink_N
     start_BKGT = jnp.broadcast_to(start_N.reshape(1, K, -1, 1), (B, K, N // K, T))
 
-    def maximum(m_BKGT: jax.Array, part: tuple) -> tuple[jax.Array, None]:
+    def maximum(m_BKGT: jax.Array, part: Part) -> tuple[jax.Array, None]:
         return jnp.maximum(m_BKGT, _logits(jax.lax.stop_gradient(q_BKGTH), *part, softcap).max(-1)), None
 
     m_BKGT, _ = jax.lax.scan(maximum, *jax.lax.stop_gradient((start_BKGT, parts)))
 
     @functools.partial(jax.checkpoint, prevent_cse=False)
-    def sums(index: jax.Array, part: tuple, v_BKSV: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def sums(index: jax.Array, part: Part, v_BKSV: jax.Array) -> tuple[jax.Array, jax.Array]:
         weights_BKGTS = jnp.exp(_logits(q_BKGTH, *part, softcap) - m_BKGT[..., None])
         total_BKGT = weights_BKGTS.sum(-1)
         if dropout_rate is not None and dropout_key is not None:
@@ -188,7 +188,7 @@ def chunked(
 
 
 # ------------------------------------------------------------------------------------------------ jax's own
-def xla(
+def fused(
     q_BNTH: jax.Array,
     k_BKSH: jax.Array,
     v_BKSH: jax.Array,
@@ -200,50 +200,28 @@ def xla(
     sink_N: None = None,
     dropout_rate: None = None,
     dropout_key: jax.Array | None = None,
+    implementation: Literal['xla', 'cudnn'],
 ) -> jax.Array:
-    """`jax.nn.dot_product_attention` as XLA compiles it, in its own layout BTNH."""
-    out_BTNH = jax.nn.dot_product_attention(
-        q_BNTH.swapaxes(1, 2),
-        k_BKSH.swapaxes(1, 2),
-        v_BKSH.swapaxes(1, 2),
-        bias_BNTS,
-        mask_BTS[:, None],
-        scale=scale,
-        implementation='xla',
-    )
-    return _seen(out_BTNH.swapaxes(1, 2), mask_BTS)
+    """`jax.nn.dot_product_attention`, in its own layout BTNH: what XLA makes of it, or cuDNN's flash attention.
 
-
-def cudnn(
-    q_BNTH: jax.Array,
-    k_BKSH: jax.Array,
-    v_BKSH: jax.Array,
-    mask_BTS: jax.Array,
-    *,
-    scale: float,
-    bias_BNTS: jax.Array | None = None,
-    softcap: None = None,
-    sink_N: None = None,
-    dropout_rate: None = None,
-    dropout_key: jax.Array | None = None,
-) -> jax.Array:
-    """cuDNN's flash attention, for head sizes that are multiples of 8 up to 128 (Hopper: 256). Untested: needs a GPU.
-
-    jax turns the mask into a bias [B, 1 or N, T, S] of the queries' dtype, so that memory is O(T S) of that. With a
-    bias cuDNN trains on even lengths only: odd ones are padded here.
+    cuDNN takes head sizes that are multiples of 8 up to 128 (Hopper: 256), and the mask as a bias [B, 1 or N, T, S] of
+    the queries' dtype: memory is O(T S) of that. It trains on even lengths only: odd ones are padded here. Untested,
+    for want of a GPU.
     """
     T = q_BNTH.shape[2]
-    padded_BTS = _never_blind(_pad(_pad(mask_BTS, 1, 2), 2, 2))
+    multiple, bias_dtype = (2, q_BNTH.dtype) if implementation == 'cudnn' else (1, jnp.float32)
+    q_BTNH, k_BSKH, v_BSKH = (_pad(x, 2, multiple).swapaxes(1, 2) for x in (q_BNTH, k_BKSH, v_BKSH))
+    padded_BTS = _never_blind(_pad(_pad(mask_BTS, 1, multiple), 2, multiple))
+    if bias_BNTS is not None:
+        bias_BNTS = _pad(_pad(bias_BNTS.astype(bias_dtype), 2, multiple), 3, multiple)
     out_BTNH = jax.nn.dot_product_attention(
-        _pad(q_BNTH, 2, 2).swapaxes(1, 2),
-        _pad(k_BKSH, 2, 2).swapaxes(1, 2),
-        _pad(v_BKSH, 2, 2).swapaxes(1, 2),
-        None if bias_BNTS is None else _pad(_pad(bias_BNTS.astype(q_BNTH.dtype), 2, 2), 3, 2),
-        padded_BTS[:, None],
-        scale=scale,
-        implementation='cudnn',
+        q_BTNH, k_BSKH, v_BSKH, bias_BNTS, padded_BTS[:, None], scale=scale, implementation=implementation
     )
     return _seen(out_BTNH.swapaxes(1, 2)[:, :, :T], mask_BTS)
+
+
+xla = functools.partial(fused, implementation='xla')
+cudnn = functools.partial(fused, implementation='cudnn')
 
 
 def flash(
@@ -285,7 +263,7 @@ def flash(
 
 # ------------------------------------------------------------------------------------------------ the table
 class Kernel(NamedTuple):
-    """An implementation, what it can do beside masks and groups of heads, and where (jax's backends; none: anywhere)."""
+    """An implementation, which `FEATURES` it has, and on which of jax's backends (none named: on all)."""
 
     function: Callable[..., jax.Array]
     serves: frozenset[str]

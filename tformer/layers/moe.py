@@ -39,8 +39,8 @@ def route(logits_RE: jax.Array, choices: int) -> tuple[jax.Array, jax.Array, jax
 
 def mean(x_R: jax.Array, real_R: jax.Array) -> jax.Array:
     """Returns the mean over real tokens along the first axis, 0 where there are none."""
-    weight_R = real_R.astype(jnp.float32)
-    return jnp.tensordot(weight_R, x_R, 1) / jnp.maximum(weight_R.sum(), 1)
+    counted = real_R.reshape(-1, *[1] * (x_R.ndim - 1))
+    return jnp.where(counted, x_R, 0).sum(0) / jnp.maximum(real_R.sum(), 1)
 
 
 def balance_loss(probs_RE: jax.Array, expert_RJ: jax.Array, real_R: jax.Array) -> jax.Array:
@@ -51,7 +51,7 @@ def balance_loss(probs_RE: jax.Array, expert_RJ: jax.Array, real_R: jax.Array) -
     """
     E = probs_RE.shape[1]
     share_RE = jax.nn.one_hot(expert_RJ, E).mean(axis=1)
-    return E * mean(share_RE, real_R) @ mean(probs_RE, real_R)
+    return E * (mean(share_RE, real_R) * mean(probs_RE, real_R)).sum()
 
 
 def router_z_loss(logits_RE: jax.Array, real_R: jax.Array) -> jax.Array:
@@ -103,11 +103,13 @@ def capacity(expert_RJ: jax.Array, real_R: jax.Array, num_experts: int, factor: 
 def dropless(expert_RJ: jax.Array, real_R: jax.Array, num_experts: int, factor: float) -> Plan:
     """Every choice is computed: the places are sorted by expert (Gale et al. 2023). The capacity factor has no part.
 
-    Each expert's places are rounded up to whole blocks, so that a block has one expert.
+    Each expert's places are rounded up to whole blocks, so that a block has one expert. The best size of a block on
+    CPU weighs the rounding, computed in vain, against one copy of a kernel a block, which costs as much as 128 places.
     """
     R, J = expert_RJ.shape
-    block = max(1, R * J // (4 * num_experts))  # at most a quarter of the places is rounding
-    blocks = R * J // block + num_experts
+    block = max(1, min(R * J, math.isqrt(128 * R * J // num_experts)))
+    used = min(num_experts, R * J)
+    blocks = used + (R * J - used) // block  # more cannot be needed
     places = blocks * block
     turn_RJ, size_E = queue(expert_RJ, real_R, num_experts)
     blocks_E = -(-size_E // block)
@@ -162,7 +164,8 @@ class Weights(nn.Module):
     @nn.compact
     def __call__(self) -> tuple[jax.Array, jax.Array | None]:
         dtype = jnp.dtype(self.cfg.param_dtype)
-        init = _each(make_initializer(self.cfg, self.role, *self.shape[-2:], self.stack))
+        fan_in, fan_out = self.shape[-2:]
+        init = _each(make_initializer(self.cfg, self.role, fan_in, fan_out, self.stack))
         kernel = self.param('kernel', partitioned(init, *self.names), self.shape, dtype)
         if not self.bias:
             return kernel, None
@@ -201,7 +204,7 @@ class Moe(nn.Module):
         x_PD = jnp.zeros((plan.places, cfg.emb_dim), cfg.dtype).at[plan.place_RJ].add(x_RJD, mode='drop')
         y_PD = self.feed_forward(x_PD, plan, dropout_rate)
         y_RJD = y_PD.at[plan.place_RJ].get(mode='fill', fill_value=0)
-        y_RD = jnp.einsum('RJD,RJ->RD', y_RJD.astype(jnp.float32), weight_RJ)
+        y_RD = (y_RJD.astype(jnp.float32) * weight_RJ[..., None]).sum(1)
         return y_RD.astype(cfg.dtype).reshape(x_BTD.shape)
 
     def feed_forward(self, x_PD: jax.Array, plan: Plan, dropout_rate: Rate) -> jax.Array:

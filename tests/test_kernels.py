@@ -1,0 +1,238 @@
+"""Every kernel of the table computes the same attention, gradients included."""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tformer.errors import UserError
+from tformer.layers import kernels
+from tformer.layers.kernels import FEATURES, KERNELS, unserved
+
+B = 2
+ON_CPU = {  # as they run here: small chunks, so that there are several and the last is padded; Pallas interpreted
+    'chunked': functools.partial(kernels.chunked, chunk=4),
+    'xla': kernels.xla,
+    'flash': functools.partial(kernels.flash, interpret=True),
+}
+
+
+class Case(NamedTuple):
+    mask: str
+    heads: tuple[int, int] = (4, 4)  # N, K
+    lengths: tuple[int, int] = (11, 11)  # T, S
+    sizes: tuple[int, int] = (8, 8)  # H, V
+    bias: int | None = None  # its batch size
+    softcap: float | None = None
+    sink: bool = False
+
+    @property
+    def needs(self):
+        asked = {'bias': self.bias, 'softcap': self.softcap, 'sink': self.sink}
+        asked['value_dim'] = self.sizes[0] != self.sizes[1]
+        return {'float32'} | {feature for feature, value in asked.items() if value}
+
+
+CASES = {
+    'heads causal': Case('causal'),
+    'groups window': Case('window', heads=(6, 2)),
+    'one key head, across': Case('blind', heads=(3, 1), lengths=(5, 10)),
+    'one query': Case('padding', heads=(4, 2), lengths=(1, 9)),
+    'value size': Case('causal', heads=(4, 2), sizes=(8, 5)),
+    'bias shared': Case('causal', bias=1),
+    'bias per example': Case('blind', heads=(4, 2), lengths=(6, 9), bias=B),
+    'softcap': Case('window', softcap=2.0),
+    'sink': Case('blind', heads=(4, 2), sink=True),
+    'softcap, sink, values': Case('blind', heads=(4, 2), sizes=(4, 12), softcap=1.5, sink=True),
+    'several blocks': Case('window', heads=(2, 1), lengths=(140, 300), sink=True),
+    'everything': Case('blind', heads=(6, 3), lengths=(7, 13), sizes=(4, 6), bias=1, softcap=3.0, sink=True),
+}
+
+
+def make_mask(kind, T, S):
+    """Returns mask_BTS; `blind` has queries that see nothing: the first ones, and the whole last example's last."""
+    t, s = np.arange(T)[None, :, None], np.arange(S)[None, None, :]
+    padded = s < np.array([S, S - 3])[:, None, None]
+    return {
+        'causal': np.broadcast_to(t >= s, (B, T, S)),
+        'window': (t >= s) & (t - s < 3) & padded,
+        'padding': np.broadcast_to(padded, (B, T, S)),
+        'blind': (t >= 1) & (s - t < 4) & padded & (t < np.array([T, T - 2])[:, None, None]),
+    }[kind]
+
+
+def make(case, dtype=jnp.float32):
+    """Returns the arrays that have gradients, and the rest."""
+    draw = np.random.default_rng(0).standard_normal
+    (N, K), (T, S), (H, V) = case.heads, case.lengths, case.sizes
+    arrays = {'q': draw((B, N, T, H)), 'k': draw((B, K, S, H)), 'v': draw((B, K, S, V))}
+    arrays = {name: jnp.asarray(x, dtype) for name, x in arrays.items()}
+    if case.bias:
+        arrays['bias_BNTS'] = jnp.asarray(draw((case.bias, N, T, S)), jnp.float32)
+    if case.sink:
+        arrays['sink_N'] = jnp.asarray(draw(N), jnp.float32)
+    return arrays, {'mask_BTS': jnp.asarray(make_mask(case.mask, T, S)), 'scale': H**-0.5, 'softcap': case.softcap}
+
+
+def run(function, arrays, rest):
+    """Returns the output and the gradients of a fixed random weighting of it."""
+
+    @jax.jit
+    def program(arrays):
+        def loss(arrays):
+            options = {name: x for name, x in (arrays | rest).items() if name not in ('q', 'k', 'v', 'mask_BTS')}
+            out = function(arrays['q'], arrays['k'], arrays['v'], rest['mask_BTS'], **options)
+            weights = np.random.default_rng(1).standard_normal(out.shape)
+            return (out.astype(jnp.float32) * weights).sum(), out
+
+        return jax.grad(loss, has_aux=True)(arrays)
+
+    grads, out = program(arrays)
+    return out, grads
+
+
+def by_hand(arrays, rest):
+    """Attention one query at a time, float64, without any of jax."""
+    q, k, v = (np.asarray(arrays[name], np.float64) for name in 'qkv')
+    _, N, T, _ = q.shape
+    out = np.zeros((B, N, T, v.shape[-1]))
+    for b, n, t in np.ndindex(B, N, T):
+        head = n // (N // k.shape[1])
+        seen = np.flatnonzero(rest['mask_BTS'][b, t])
+        scores = k[b, head, seen] @ q[b, n, t] * rest['scale']
+        if rest['softcap']:
+            scores = rest['softcap'] * np.tanh(scores / rest['softcap'])
+        if 'bias_BNTS' in arrays:
+            bias = np.asarray(arrays['bias_BNTS'], np.float64)
+            scores = scores + bias[b % bias.shape[0], n, t, seen]
+        weights = np.exp(scores)
+        sink = np.exp(np.float64(arrays['sink_N'][n])) if 'sink_N' in arrays else 0.0
+        if len(seen):
+            out[b, n, t] = weights @ v[b, head, seen] / (weights.sum() + sink)
+    return out
+
+
+@functools.cache
+def reference(name):
+    return run(kernels.reference, *make(CASES[name]))
+
+
+@pytest.mark.parametrize('name', CASES)
+def test_reference_is_attention(name):
+    out, grads = reference(name)
+    np.testing.assert_allclose(out, by_hand(*make(CASES[name])), atol=1e-5)
+    assert all(np.isfinite(grad).all() and np.any(grad) for grad in grads.values())
+
+
+@pytest.mark.parametrize(
+    ('kernel', 'name'),
+    [(kernel, name) for kernel in ON_CPU for name, case in CASES.items() if case.needs <= KERNELS[kernel].serves],
+)
+def test_kernel_equals_the_reference(kernel, name):
+    out, grads = run(ON_CPU[kernel], *make(CASES[name]))
+    expected, expected_grads = reference(name)
+    np.testing.assert_allclose(out, expected, atol=1e-5)
+    for array, grad in grads.items():
+        np.testing.assert_allclose(grad, expected_grads[array], atol=1e-5, err_msg=array)
+
+
+@pytest.mark.parametrize('kernel', ['reference', *ON_CPU])
+def test_a_query_that_sees_nothing_gets_zero_and_gives_no_gradient(kernel):
+    arrays, rest = make(CASES['heads causal'])
+    rest['mask_BTS'] = rest['mask_BTS'].at[0].set(False)
+    out, grads = run(ON_CPU.get(kernel, kernels.reference), arrays, rest)
+    for array in (out, *grads.values()):
+        assert not np.any(array[0]) and np.any(array[1]) and np.isfinite(array).all()
+
+
+@pytest.mark.parametrize('kernel', ['reference', *ON_CPU])
+def test_bfloat16_stays_near_float32(kernel):
+    """Within 2^-5 of numbers that are about 1: the queries, the weights and the output are rounded to 2^-9 each."""
+    arrays, rest = make(CASES['groups window'], jnp.bfloat16)
+    exact = reference('groups window')
+    out, grads = run(ON_CPU.get(kernel, kernels.reference), arrays, rest)
+    assert out.dtype == jnp.bfloat16
+    np.testing.assert_allclose(out.astype(np.float32), exact[0], atol=2**-5)
+    for name, grad in grads.items():
+        assert grad.dtype == jnp.bfloat16
+        np.testing.assert_allclose(grad.astype(np.float32), exact[1][name], atol=2**-5, rtol=2**-5)
+
+
+def test_probabilities_sum_to_one_and_with_a_sink_to_less():
+    arrays, rest = make(CASES['sink'])
+    sink_N, mask_BTS = arrays['sink_N'], rest['mask_BTS']
+    plain = kernels.probabilities(arrays['q'], arrays['k'], mask_BTS, scale=0.3)
+    np.testing.assert_allclose(plain.sum(-1), 1, atol=1e-6)
+    sunk = kernels.probabilities(arrays['q'], arrays['k'], mask_BTS, scale=0.3, sink_N=sink_N)
+    seen = np.broadcast_to(np.asarray(mask_BTS.any(-1))[:, None, None], sunk.shape[:-1])
+    total = np.asarray(sunk.sum(-1))
+    assert (total[seen] < 1).all() and (total[seen] > 0).all() and not total[~seen].any()
+    none = kernels.probabilities(arrays['q'], arrays['k'], mask_BTS, scale=0.3, sink_N=jnp.full_like(sink_N, -1e9))
+    np.testing.assert_allclose(np.asarray(none)[seen], np.asarray(plain)[seen], atol=1e-6)
+
+
+@pytest.mark.parametrize('kernel', [name for name in KERNELS if 'dropout' in KERNELS[name].serves])
+def test_dropout_keeps_or_drops_each_probability(kernel):
+    """With the identity as values the output is the probabilities themselves."""
+    S, rate = 32, 0.25
+    q, k = jax.random.normal(jax.random.key(0), (2, B, 4, S, 8))
+    v, mask = jnp.broadcast_to(jnp.eye(S), (B, 4, S, S)), jnp.ones((B, S, S), bool)
+    attend = jax.jit(functools.partial(ON_CPU.get(kernel, kernels.reference), scale=0.3))
+    plain = attend(q, k, v, mask)
+    np.testing.assert_array_equal(attend(q, k, v, mask, dropout_key=jax.random.key(1)), plain)
+    dropped = np.asarray(attend(q, k, v, mask, dropout_rate=rate, dropout_key=jax.random.key(1)))
+    kept = dropped != 0
+    np.testing.assert_allclose(dropped[kept], np.asarray(plain)[kept] / (1 - rate), rtol=1e-5)
+    assert abs(kept.mean() - (1 - rate)) < 5 * (rate * (1 - rate) / kept.size) ** 0.5
+    assert len(np.unique(kept.reshape(-1, S), axis=0)) == B * 4 * S  # no two queries share their draws
+
+
+def temporary_bytes(function, T, S):
+    """Returns the scratch memory of the compiled gradient with respect to queries, keys and values."""
+    q, k = jax.ShapeDtypeStruct((1, 4, T, 16), jnp.float32), jax.ShapeDtypeStruct((1, 4, S, 16), jnp.float32)
+    mask = jax.ShapeDtypeStruct((1, T, S), jnp.bool_)
+
+    def loss(q, k, v, mask):
+        return (function(q, k, v, mask, scale=0.25) ** 2).sum()
+
+    lowered = jax.jit(jax.grad(loss, (0, 1, 2))).lower(q, k, k, mask)
+    return lowered.compile().memory_analysis().temp_size_in_bytes
+
+
+def test_memory_of_chunked_grows_with_the_length_and_that_of_the_reference_with_its_square():
+    chunked = functools.partial(kernels.chunked, chunk=64)
+    small, large = temporary_bytes(chunked, 1024, 1024), temporary_bytes(chunked, 2048, 2048)
+    assert small < temporary_bytes(kernels.reference, 1024, 1024) / 4
+    assert large < temporary_bytes(kernels.reference, 2048, 2048) / 8
+    assert large < 2.5 * small
+
+
+def test_flash_lowers_for_a_tpu():
+    """As far as it goes without one: the Pallas kernels of forward and backward become Mosaic."""
+    q = jax.ShapeDtypeStruct((2, 4, 300, 64), jnp.bfloat16)
+    k, v = (jax.ShapeDtypeStruct((2, 2, 260, size), jnp.bfloat16) for size in (64, 128))
+
+    def loss(q, k, v, mask):
+        return kernels.flash(q, k, v, mask, scale=0.1, softcap=30.0, sink_N=jnp.zeros(4)).sum()
+
+    traced = jax.jit(jax.grad(loss, (0, 1, 2))).trace(q, k, v, jax.ShapeDtypeStruct((2, 300, 260), jnp.bool_))
+    assert traced.lower(lowering_platforms=('tpu',)).as_text().count('tpu_custom_call') == 3
+
+
+def test_the_table_says_what_a_kernel_cannot_do():
+    for name in ('reference', 'chunked'):
+        assert unserved(name, set(FEATURES), 'cpu') is None
+    assert unserved('xla', {'bias', 'float32'}, 'tpu') is None
+    assert unserved('cudnn', {'softcap', 'bfloat16'}, 'gpu') == (
+        'model.attention_kernel=cudnn does not serve model.attention_softcap; reference, chunked do'
+    )
+    assert unserved('flash', {'bfloat16'}, 'gpu') == (
+        'model.attention_kernel=flash does not serve platform gpu; reference, chunked, xla, cudnn do'
+    )
+    with pytest.raises(UserError, match=r"model.attention_kernel='flsh' is unknown; did you mean 'flash'"):
+        unserved('flsh', set(), 'cpu')
+    with pytest.raises(AssertionError, match='soft_cap'):
+        unserved('xla', {'soft_cap'}, 'cpu')
