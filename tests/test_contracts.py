@@ -161,6 +161,10 @@ def assert_near(found, expected, tolerance):
     assert np.max(np.abs(found - expected), initial=0) <= tolerance * max(1, np.max(np.abs(expected), initial=0))
 
 
+# Sums in another order differ by 2^-23 or so each; a design without residuals carries that through a dozen of them.
+ANOTHER_ORDER = 1e-5
+
+
 def differs(a, b):
     """Which vectors of the last axis are not bit for bit the same."""
     return np.any(a != b, axis=-1)
@@ -241,7 +245,7 @@ def test_padding_at_another_place_changes_nothing(case):
     if case.task == 'classifier':  # [CLS] stands first
         return
     batch = {name: np.concatenate([x[:1], np.roll(x[1:2], 3, axis=1), x[2:]]) for name, x in case.batch.items()}
-    assert_near(case.logits(batch)[1, 3:], case.both[0][1, :-3], 1e-6)
+    assert_near(case.logits(batch)[1, 3:], case.both[0][1, :-3], ANOTHER_ORDER)
 
 
 def test_packed_examples_are_each_as_alone(case):
@@ -258,7 +262,7 @@ def test_packed_examples_are_each_as_alone(case):
             batch[name] = np.concatenate([x[:2], row[None]])
         place = case.batch['segment_ids'][2] == segment
         alone = case.logits(batch)[2, : place.sum()]
-        assert_near(case.both[0][2, place], alone, 1e-6)
+        assert_near(case.both[0][2, place], alone, ANOTHER_ORDER)
 
 
 def test_packed_examples_do_not_see_each_other(case):

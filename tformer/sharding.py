@@ -19,7 +19,7 @@ AXES = ('data', 'fsdp', 'tensor')
 
 # Logical axis names. Parameters and activations have separate ones, because FSDP shards the parameter's `embed`.
 PARAMETER_AXES = (
-    *('vocab', 'embed', 'factor', 'mlp', 'experts', 'heads', 'kv_heads', 'head_dim', 'layers', 'norm'),
+    *('vocab', 'embed', 'factor', 'experts', 'mlp', 'heads', 'kv_heads', 'head_dim', 'layers', 'norm'),
     *('positions', 'pos_buckets', 'token_types', 'classes'),
 )
 ACTIVATION_AXES = ('batch', 'length', 'act_embed', 'act_mlp', 'act_heads', 'act_head_dim', 'act_vocab')

@@ -1,0 +1,64 @@
+"""The README's recipes to add something, carried out as they are printed."""
+
+import pathlib
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tformer import choices, config
+from tformer.config import Config, Model
+from tformer.errors import UserError
+from tformer.layers import mlp, norms, positions
+from tformer.model import build
+from tformer.sharding import unboxed
+
+README = (pathlib.Path(__file__).parent.parent / 'README.md').read_text()
+BLOCKS = re.findall(r'in `tformer/layers/(\w+)\.py`:\n\n```python\n(.*?)```', README, re.DOTALL)
+MODULES = {'mlp': (mlp, mlp.ACTIVATIONS), 'norms': (norms, norms.NORMS), 'positions': (positions, positions.POSITIONS)}
+FIELDS = {'mlp': {'activation': 'mish'}, 'norms': {'norm': 'prmsnorm'}, 'positions': {'position': 'kerple'}}
+
+
+def test_there_are_three():
+    assert [name for name, _ in BLOCKS] == list(MODULES)
+
+
+@pytest.mark.parametrize('name, code', BLOCKS)
+def test_a_recipe_makes_a_key_that_is_valid_causal_and_trained(name, code):
+    module, table = MODULES[name]
+    fields = {'vocab_size': 17, 'emb_dim': 16, 'mlp_dim': 24, 'num_decoder_layers': 2, 'max_len': 16, **FIELDS[name]}
+    cfg = Config(model=Model(**fields), train=config.Train(num_steps=1), data=config.Data(length=8))
+    with pytest.raises(UserError, match='is unknown'):
+        choices.validate(cfg)
+    before = dict(table), set(vars(module))
+    try:
+        exec(code, vars(module))
+        choices.validate(cfg)
+        check(cfg.model)
+    finally:
+        for key in set(table) - set(before[0]):
+            del table[key]
+        for key in set(vars(module)) - before[1]:
+            delattr(module, key)
+
+
+def check(cfg):
+    model = build(cfg)
+    tokens = jnp.asarray(np.random.default_rng(0).integers(1, 17, (1, 8)))
+    params = unboxed(model.init(jax.random.key(0), {'inputs': tokens}))
+
+    @jax.jit
+    def logits_and_gradient(params, tokens):
+        def loss(params):
+            logits = model.apply(params, {'inputs': tokens})
+            return jnp.sum(jax.nn.log_softmax(logits)[..., 3]), logits
+
+        grads, logits = jax.grad(loss, has_aux=True)(params)
+        return logits, grads
+
+    logits, grads = logits_and_gradient(params, tokens)
+    assert all(np.abs(grad).max() > 0 for grad in jax.tree.leaves(grads))
+    moved = np.any(logits_and_gradient(params, tokens.at[0, 4].set(0))[0] != logits, -1)[0]
+    assert moved.tolist() == [False] * 4 + [True] * 4
