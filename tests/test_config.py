@@ -272,6 +272,8 @@ BAD = [  # overrides that do not fit together, and what the message must name
     ({'optimizer.learning_rate': 0.0}, ('optimizer.learning_rate=0.0',)),
     ({'optimizer.learning_rate': float('nan')}, ('optimizer.learning_rate=nan',)),
     ({'optimizer.warmup_steps': -1}, ('optimizer.warmup_steps=-1',)),
+    ({'optimizer.ema_decay': 1.0}, ('optimizer.ema_decay=1.0 must be in [0, 1)',)),
+    ({'optimizer.clip_value': 0.0}, ('optimizer.clip_value=0.0',)),
     ({'decode.beam_size': 0}, ('decode.beam_size=0',)),
     ({'decode.temperature': 0.0}, ('decode.temperature=0.0',)),
     ({'mesh.data': -1, 'mesh.tensor': -1}, ('mesh', '-1')),

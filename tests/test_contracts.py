@@ -23,8 +23,7 @@ from tformer.layers.initializers import INITIALIZERS
 from tformer.layers.kernels import probabilities
 from tformer.model import FAMILIES, build
 from tformer.objectives import OBJECTIVES
-from tformer.optimizers import make_optimizer
-from tformer.state import make_init
+from tformer.state import initial_variables
 
 V, T, S = covering.VOCABULARY, covering.T, 6
 METHODS = {
@@ -504,12 +503,12 @@ def test_a_misspelt_axis_raises_and_names_the_nearest():
 def start(task, objective, **fields):
     """Initial parameters as a function of `init_scale`."""
     cfg = Config(model=resolve_model(make_config(task, **fields)))
-    init = make_init(build(cfg.model), OBJECTIVES[objective], make_optimizer(cfg.optimizer))
+    model = build(cfg.model)
 
     @jax.jit
     def params(scale):
         hyper = Hyper.of(cfg).replace(init_scale=scale)
-        return sharding.unboxed(init(hyper, make_batch(task)).params)
+        return sharding.unboxed(initial_variables(model, OBJECTIVES[objective], hyper, make_batch(task))['params'])
 
     return params
 

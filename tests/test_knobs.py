@@ -21,9 +21,8 @@ from tformer.hyper import Hyper
 from tformer.layers.kernels import KERNELS
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
-from tformer.optimizers import make_optimizer
 from tformer.sharding import unboxed
-from tformer.state import make_init
+from tformer.state import initial_variables
 
 TINY = {'vocab_size': 11, 'emb_dim': 16, 'mlp_dim': 24, 'max_len': 16}
 DECODER = Model(family='decoder', num_decoder_layers=2, **TINY)
@@ -156,10 +155,9 @@ def trace(objective_name, cfg):
     )
     model, objective, hyper = build(config.model), OBJECTIVES[objective_name], Hyper.of(config)
     batch = random_batch(dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=9)))
-    init = make_init(model, objective, make_optimizer(config.optimizer))
 
     def start():
-        return unboxed(init(hyper, batch).params)
+        return unboxed(initial_variables(model, objective, hyper, batch)['params'])
 
     def loss(params):
         rngs = {'dropout': jax.random.key(0)}

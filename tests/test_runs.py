@@ -85,10 +85,17 @@ def numbers(workdir: pathlib.Path) -> list[dict[str, float]]:
     return [{k: v for k, v in row.items() if 'per_second' not in k} for row in rows]
 
 
-def test_an_interrupted_run_continues_bit_for_bit(tmp_path: pathlib.Path, monkeypatch) -> None:
+PLAIN = {'optimizer__name': 'adamw'}
+AVERAGED = {'optimizer__name': 'muon', 'optimizer__ema_decay': '0.9', 'train__keep_last': '2'}
+FREE = {'optimizer__name': 'schedule_free', 'train__keep_last': '2'}
+
+
+@flagsaver.flagsaver
+@pytest.mark.parametrize('optimizer', [PLAIN, AVERAGED, FREE])
+def test_an_interrupted_run_continues_bit_for_bit(tmp_path: pathlib.Path, monkeypatch, capsys, optimizer) -> None:
     wanted = load(
         'translate.py:smoke', tmp_path, train__num_steps='6', train__eval_every='2', train__log_every='1',
-        model__dropout_rate='0.1', data__tokenizer='symbol',
+        model__dropout_rate='0.1', data__tokenizer='symbol', **optimizer,
     )  # fmt: skip
     whole = train_lib.train(wanted, tmp_path / 'whole')
 
@@ -108,6 +115,16 @@ def test_an_interrupted_run_continues_bit_for_bit(tmp_path: pathlib.Path, monkey
     assert continued.step == whole.step == 6 and continued.best_step == whole.best_step
     same(*(checkpoint.load_params(tmp_path / name, 'latest')[0] for name in ('whole', 'parts')))
     assert numbers(tmp_path / 'whole') == numbers(tmp_path / 'parts')
+
+    if optimizer != PLAIN:  # the last two checkpoints, 4 and 6, averaged; and evaluated from the command line
+        (one, _), (other, step) = (checkpoint.load_average(tmp_path / 'whole', n, 2) for n in (1, 2))
+        assert step == 6 and not np.array_equal(one['params']['embed']['table'], other['params']['embed']['table'])
+        arguments = ['tformer', 'evaluate', f'--workdir={tmp_path / "whole"}', '--split=valid', '--average']
+        command_line.main([*arguments, '2'])
+        assert 'step 6, valid' in capsys.readouterr().out
+        assert json.loads((tmp_path / 'whole' / 'result.json').read_text())['valid']['averaged_checkpoints'] == 2
+        with pytest.raises(errors.UserError, match=r'newest 2 checkpoints are kept \(train.keep_last=2\)'):
+            command_line.main([*arguments, '3'])
 
     again = train_lib.train(wanted, tmp_path / 'parts')  # nothing is left to do
     assert again.step == 6

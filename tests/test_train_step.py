@@ -9,16 +9,19 @@ import numpy as np
 import optax
 import pytest
 from flax import linen as nn
+from jax.sharding import PartitionSpec
 
-from tformer import config, objectives, optimizers, sharding
+from tformer import config, objectives, optimizers, schedules, sharding
 from tformer.config import Config, Model, Train
 from tformer.errors import UserError
 from tformer.hyper import Hyper
 from tformer.layers.dropout import Rates
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
-from tformer.state import TrainState, make_init, start_state, step_key
-from tformer.train import make_train_step, rows_multiple
+from tformer.optimizers import make_optimizer
+from tformer.state import logical_names, make_init, start_state, step_key
+from tformer.step import make_train_step
+from tformer.train import rows_multiple
 
 V, T, S, ROWS = 17, 8, 6, 8
 FAMILY = {'causal_lm': 'decoder', 'masked_lm': 'encoder', 'seq2seq': 'encoder_decoder', 'classification': 'encoder'}
@@ -67,14 +70,15 @@ class Trainer:
     def __init__(self, cfg, optimizer=None):
         self.cfg, self.hyper = cfg, Hyper.of(cfg)
         self.model, self.objective = build(cfg.model), OBJECTIVES[cfg.train.objective]
-        self.optimizer = optimizers.make_optimizer(cfg.optimizer) if optimizer is None else optimizer
+        if optimizer is None:
+            optimizer = make_optimizer(cfg, logical_names(self.model, self.objective, make_batch(cfg.train.objective)))
+        self.optimizer = optimizer
         self.step = make_train_step(self.model, self.objective, self.optimizer, cfg)
         self._init = make_init(self.model, self.objective, self.optimizer)
 
     def start(self, hyper=None):
         hyper = self.hyper if hyper is None else hyper
-        state = self._init(hyper, make_batch(self.cfg.train.objective))
-        return TrainState(*(sharding.unboxed(part) for part in (state.step, state.params, state.opt_state)))
+        return sharding.unboxed(self._init(hyper, make_batch(self.cfg.train.objective)))
 
 
 def keep_gradients():
@@ -208,6 +212,24 @@ def test_eight_devices_train_as_one_does(objective):
         assert ways == {8} and any(split) == (mesh.data != 8)
 
 
+@pytest.mark.parametrize('name', ['muon', 'adafactor'])
+def test_eight_devices_update_matrices_as_one_does(name):
+    """Orthogonal matrices, and means of rows and columns, are of arrays that are split."""
+    smooth = config.Optimizer(name=name, learning_rate=1e-2, schedule='constant', warmup_steps=0, epsilon=1e-3)
+    model = {'emb_dim': 128, 'mlp_dim': 256, 'tied_embeddings': None, 'dropout_rate': 0.0}
+    cfg = make_config('causal_lm', model=model, optimizer=dataclasses.replace(smooth, ema_decay=0.5))
+    losses, state = run_on(cfg, config.Mesh(data=1), jax.devices()[:1])
+    others, other = run_on(cfg, MESHES[0], jax.devices()[:8])
+    assert np.allclose(others, losses, rtol=1e-5, atol=0)
+    assert relative(jax.device_get(other.params), jax.device_get(state.params)) < 1e-5
+    assert relative(jax.device_get(other.averages), jax.device_get(state.averages)) < 1e-5
+    placed = {str(x.sharding.spec) for x in jax.tree.leaves(other.averages)}
+    assert placed == {str(x.sharding.spec) for x in jax.tree.leaves(other.params)} and len(placed) > 2
+    kernel = other.params['decoder']['stack']['layers']['mlp']['out']['kernel']
+    moments = [x for x in jax.tree.leaves(other.opt_state) if x.shape == kernel.shape]
+    assert len(moments) == (name == 'muon') and all(x.sharding == kernel.sharding for x in moments)
+
+
 def test_the_rules_place_parameters_and_their_optimizer_state_alike():
     trainer = Trainer(make_config('causal_lm'))
     batch = make_batch('causal_lm')
@@ -243,7 +265,10 @@ def test_weight_decay_shrinks_kernels_and_tables_only():
         optimizer=dataclasses.replace(STEADY, learning_rate=rate, weight_decay=decay),
     )
     params = jax.tree.map(jnp.ones_like, jax.eval_shape(Trainer(cfg).start).params)
-    after = optimizers.descend(params, jax.tree.map(jnp.zeros_like, params), rate, decay)
+    update = optimizers.descend(jax.tree.map(lambda _: 1.0, params), cfg.optimizer.decayed).update
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    steps, _ = update(zeros, optax.EmptyState(), params, learning_rate=rate, weight_decay=decay)
+    after = optax.apply_updates(params, steps)
     seen = set()
     for path, leaf in jax.tree_util.tree_leaves_with_path(after):
         seen.add(path[-1].key)
@@ -255,11 +280,11 @@ def test_clipping_bounds_the_global_norm():
     grads = {'a': jnp.asarray([3.0, 0.0]), 'b': jnp.asarray([[4.0]])}
     for clip, factor in ((1.0, 0.2), (10.0, 1.0), (None, 1.0)):
         cfg = dataclasses.replace(STEADY, clip_norm=clip, beta1=0.0, beta2=0.0, epsilon=1.0)
-        optimizer = optimizers.make_optimizer(cfg)
-        direction, _ = optimizer.update(grads, optimizer.init(grads), grads)
+        optimizer = make_optimizer(Config(optimizer=cfg), jax.tree.map(lambda _: PartitionSpec(), grads))
+        updates, _ = optimizer.update(grads, optimizer.init(grads), grads, learning_rate=1.0, weight_decay=0.0)
         # Without averages, Adam's direction is g / (|g| + epsilon).
         for name, g in grads.items():
-            assert np.allclose(direction[name], g * factor / (np.abs(g * factor) + 1), rtol=1e-6)
+            assert np.allclose(updates[name], -g * factor / (np.abs(g * factor) + 1), rtol=1e-6)
 
 
 def test_clipping_reaches_the_step_and_the_norm_is_reported_before_it():
@@ -301,6 +326,7 @@ SWEPT = {
     'learning_rate': [1e-2, 3e-2, 1e-3],
     'warmup_steps': [0, 2, 10],
     'weight_decay': [0.0, 0.1, 1.0],
+    'ema_decay': [0.0, 0.05, 0.15],
     'init_scale': [1.0, 0.5, 1.5],
     'label_smoothing': [0.0, 0.1, 0.3],
 }
@@ -329,7 +355,7 @@ def test_many_hypers_in_one_program_are_each_as_alone():
 
         batches = [make_batch('causal_lm', seed) for seed in range(4)]
         state, losses = jax.lax.scan(one, state, jax.tree.map(lambda *x: jnp.stack(x), *batches))
-        return state.params, losses
+        return (state.params, state.averages), losses
 
     swept = hypers(trainer.cfg)
     together = jax.device_get(jax.jit(jax.vmap(train))(swept))
@@ -362,20 +388,20 @@ def shared_program():
     @jax.jit
     def result(hyper):
         batches = jax.tree.map(lambda *x: jnp.stack(x), *(make_batch('causal_lm', seed) for seed in range(2)))
-        return jax.lax.scan(lambda state, batch: trainer.step(state, batch, hyper), trainer.start(hyper), batches)[
-            0
-        ].params
+        step = functools.partial(trainer.step, hyper=hyper)
+        state, _ = jax.lax.scan(step, trainer.start(hyper), batches)
+        return state.params, state.averages
 
     return result, Hyper(**{name: values[1] for name, values in SWEPT.items()}, rates=Rates(0.1, 0.05, 0.1))
 
 
-@pytest.mark.parametrize('schedule', optimizers.SCHEDULES)
+@pytest.mark.parametrize('schedule', schedules.SCHEDULES)
 def test_schedules_accept_traced_numbers(schedule):
     cfg = config.Optimizer(schedule=schedule, final_fraction=0.1)
     swept = hypers(None)
 
     def rate(hyper, step):
-        return optimizers.learning_rate(cfg, hyper, step, num_steps=20, emb_dim=16)
+        return schedules.learning_rate(cfg, hyper, step, num_steps=20, emb_dim=16)
 
     steps = jnp.arange(1, 25)
     found = jax.jit(jax.vmap(jax.vmap(rate, (None, 0)), (0, None)))(swept, steps)

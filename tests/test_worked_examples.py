@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from tformer import config, optimizers
+from tformer import config, schedules
 from tformer.config import Config, Model, resolve_model
 from tformer.data import ragged
 from tformer.data.examples import Examples, next_token
@@ -316,7 +316,7 @@ def test_the_loss_of_even_odds_is_the_logarithm_of_the_classes():
 def rates(schedule, steps, *, num_steps=100, emb_dim=512, **fields):
     cfg = config.Optimizer(schedule=schedule, **fields)
     hyper = Hyper.of(Config(optimizer=cfg))
-    rate = functools.partial(optimizers.learning_rate, cfg, hyper, num_steps=num_steps, emb_dim=emb_dim)
+    rate = functools.partial(schedules.learning_rate, cfg, hyper, num_steps=num_steps, emb_dim=emb_dim)
     return [float(rate(step)) for step in steps]
 
 
@@ -338,7 +338,7 @@ def test_schedules_warm_up_to_the_peak_and_end_at_their_fraction():
     assert np.allclose(rates('linear', steps, **fields), [0.1, 1, 2, 1.1, 0.2, 0.2])
     assert np.allclose(rates('cosine', steps, **fields), [0.1, 1, 2, 1.1, 0.2, 0.2])
     assert np.allclose(rates('cosine', [40], **fields), [0.2 + 1.8 * 0.5 * (1 + np.cos(np.pi / 4))])
-    for schedule in optimizers.SCHEDULES:
+    for schedule in schedules.SCHEDULES:
         assert np.isfinite(rates(schedule, [1, 100], warmup_steps=0)).all()
     for schedule in ('constant', 'linear', 'cosine'):
         assert rates(schedule, [1], learning_rate=2.0, warmup_steps=1, num_steps=10**6) == pytest.approx(

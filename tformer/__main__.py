@@ -14,6 +14,7 @@ flags.DEFINE_string('config', None, 'A config file, FILE[:argument].')
 flags.DEFINE_string('workdir', None, "The run's directory.")
 flags.DEFINE_string('split', 'test', 'evaluate: the split that is scored: train, valid or test.')
 flags.DEFINE_enum('checkpoint', 'best', ['best', 'latest'], 'Which checkpoint of the workdir.')
+flags.DEFINE_integer('average', None, 'evaluate: the mean of the newest N checkpoints kept (train.keep_last).')
 flags.DEFINE_string(
     'input', None, 'generate, attention: a file of texts, one a line; default: the arguments, or stdin.'
 )
@@ -23,7 +24,7 @@ flags.DEFINE_integer('steps', 10, 'benchmark: timed steps.')
 USAGE = """tformer COMMAND [--config=FILE[:argument]] [--workdir=DIR] [--config.section.field=value ...]
 
   train      --config --workdir          trains; resumes by itself; ends with the final evaluation
-  evaluate   --workdir [--split]         scores a checkpoint on a split
+  evaluate   --workdir [--split] [--average=N]  scores a checkpoint, or the mean of the last N, on a split
   generate   --workdir [TEXT ...]        text in (arguments, --input, stdin), text out
   attention  --workdir [TEXT ...]        attention maps, as one HTML page
   inspect    --config | --workdir        the config and its parameter table
@@ -78,8 +79,8 @@ def train(arguments: list[str], overrides: dict[str, str]) -> None:
 def evaluate(arguments: list[str], overrides: dict[str, str]) -> None:
     from tformer import runs
 
-    run = runs.load(needed('workdir'), overrides, FLAGS.checkpoint)
-    runs.evaluate(run, FLAGS.split)
+    run = runs.load(needed('workdir'), overrides, FLAGS.checkpoint, FLAGS.average)
+    runs.evaluate(run, FLAGS.split, **({} if FLAGS.average is None else {'averaged_checkpoints': FLAGS.average}))
 
 
 def texts(arguments: list[str]) -> list[str]:

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from flax import linen as nn
 
-from tformer import optimizers, sharding
+from tformer import sharding
 from tformer.config import Config, resolve
 from tformer.data.tokenizers import Byte
 from tformer.data.vocabulary import FIRST
@@ -16,8 +16,9 @@ from tformer.errors import choose
 from tformer.hyper import Hyper
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
-from tformer.state import count_parameters, start_state
-from tformer.train import make_train_step
+from tformer.optimizers import make_optimizer
+from tformer.state import count_parameters, logical_names, start_state
+from tformer.step import make_train_step
 
 
 def assumed(config: Config) -> Config:
@@ -54,7 +55,8 @@ def train_step(config: Config, steps: int) -> str:
     config = assumed(config)
     mesh, rules = sharding.make_mesh(config.mesh), choose(sharding.RULES, config.mesh.rules, 'mesh.rules')
     model, objective = build(config.model), OBJECTIVES[config.train.objective]
-    optimizer, hyper, batch = optimizers.make_optimizer(config.optimizer), Hyper.of(config), random_batch(config)
+    hyper, batch = Hyper.of(config), random_batch(config)
+    optimizer = make_optimizer(config, logical_names(model, objective, batch))
     tokens = sum(value.size for name, value in batch.items() if name.endswith('inputs'))
     with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
         state, _ = start_state(model, objective, optimizer, hyper, batch, mesh, rules)

@@ -1,10 +1,13 @@
 """Checkpoints of a run: parameters, optimizer, step and best score, written by Orbax beside the training.
 
-The position in the data is the step: every batch is a pure function of (seed, step).
+The position in the data is the step: every batch is a pure function of (seed, step). The item `params` holds what is
+evaluated; where training goes on from others, those are in `training`. Items that would be empty are not written.
 """
 
+import contextlib
 import math
 import pathlib
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -12,7 +15,7 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
 from tformer.errors import UserError
-from tformer.state import TrainState
+from tformer.state import TrainState, evaluation_params
 
 LOWER_IS_BETTER = ('loss', 'nll', 'perplexity', 'error_rate', 'bits_per_byte')
 
@@ -39,8 +42,7 @@ class Checkpoints:
         )
         options = ocp.CheckpointManagerOptions(preservation_policy=kept, best_fn=merit_of, cleanup_tmp_directories=True)
         handlers = {
-            'params': ocp.StandardCheckpointHandler(),
-            'opt_state': ocp.StandardCheckpointHandler(),
+            **{name: ocp.StandardCheckpointHandler() for name in ('params', 'statistics', 'opt_state', 'training')},
             'run': ocp.JsonCheckpointHandler(),
         }
         place = (workdir / 'checkpoints').absolute()
@@ -57,9 +59,8 @@ class Checkpoints:
         self._manager.save(
             int(state.step),
             args=ocp.args.Composite(
-                params=ocp.args.StandardSave(state.params),
-                opt_state=ocp.args.StandardSave(state.opt_state),
                 run=ocp.args.JsonSave(run),
+                **{name: ocp.args.StandardSave(item) for name, item in items(state).items()},
             ),
             metrics=None if merit is None else {'merit': merit},
         )
@@ -74,41 +75,77 @@ class Checkpoints:
         best = self._manager.best_step()
         return self.latest if best is None else best
 
-    def restore(self, state: TrainState, shardings: TrainState) -> tuple[TrainState, dict[str, Any]]:
-        """Returns (the latest checkpoint's state, placed by `shardings`; its `run`).
+    def restore(self, state: TrainState) -> tuple[TrainState, dict[str, Any]]:
+        """Returns (the latest checkpoint's state, its arrays placed as those of `state`; its `run`).
 
         Args:
           state: of the same shapes, as `start_state` gives it.
-          shardings: where its arrays go.
         """
-
-        def abstract(x: jax.Array, sharding: Any) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
-
-        target = jax.tree.map(abstract, state, shardings)
+        wanted = items(state)
+        if 'params' in wanted.get('training', {}):
+            del wanted['params']
+        target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), wanted)
         step = self.latest
         restored = self._manager.restore(
             step,
             args=ocp.args.Composite(
-                params=ocp.args.StandardRestore(target.params),
-                opt_state=ocp.args.StandardRestore(target.opt_state),
                 run=ocp.args.JsonRestore(),
+                **{name: ocp.args.StandardRestore(item) for name, item in target.items()},
             ),
         )
-        number = jax.device_put(jax.numpy.asarray(step, state.step.dtype), shardings.step)
-        return TrainState(number, restored.params, restored.opt_state), restored.run
+        found = dict(restored.items())
+        number = jax.device_put(jax.numpy.asarray(step, state.step.dtype), state.step.sharding)
+        trained = {name: found[name] for name in ('params', 'opt_state', 'statistics') if name in found}
+        return state.replace(step=number, **trained, **found.get('training', {})), found['run']
 
-    def params(self, step: int | None) -> Any:
-        """Returns the parameters alone, of any step and run, on the first device."""
-        metadata = self._manager.item_metadata(step).params
+    def variables(self, step: int | None) -> dict[str, Any]:
+        """Returns what is evaluated, of any step and run, on the first device: `params`, and `statistics` if any."""
+        metadata = dict(self._manager.item_metadata(step).items())
         sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-        target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), dict(metadata))
-        return self._manager.restore(step, args=ocp.args.Composite(params=ocp.args.StandardRestore(target))).params
+
+        def target(item: Any) -> Any:
+            return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), dict(item))
+
+        there = [name for name in ('params', 'statistics') if metadata.get(name) is not None]
+        wanted = {name: ocp.args.StandardRestore(target(metadata[name])) for name in there}
+        return dict(self._manager.restore(step, args=ocp.args.Composite(**wanted)).items())
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps of all checkpoints, the newest last."""
+        return sorted(self._manager.all_steps())
 
     def close(self) -> None:
         """Waits until everything is on disk."""
         self._manager.wait_until_finished()
         self._manager.close()
+
+
+def items(state: TrainState) -> dict[str, Any]:
+    """Returns the arrays of a checkpoint: item -> tree."""
+    evaluated = evaluation_params(state)
+    training = {} if evaluated is state.params else {'params': state.params}
+    if state.averages is not None:
+        training['averages'] = state.averages
+    every = {
+        'params': evaluated,
+        'statistics': state.statistics,
+        'opt_state': state.opt_state,
+        'training': training,
+    }
+    return {name: item for name, item in every.items() if jax.tree.leaves(item)}
+
+
+def load_variables(workdir: pathlib.Path, which: str = 'best') -> tuple[dict[str, Any], int]:
+    """Returns (`params`, and `statistics` if any; the step) of a workdir's best or latest checkpoint.
+
+    Raises:
+      UserError: the workdir holds none.
+    """
+    with opened(workdir) as checkpoints:
+        step = checkpoints.best if which == 'best' else checkpoints.latest
+        assert step is not None
+        return checkpoints.variables(step), step
 
 
 def load_params(workdir: pathlib.Path, which: str = 'best') -> tuple[Any, int]:
@@ -117,15 +154,52 @@ def load_params(workdir: pathlib.Path, which: str = 'best') -> tuple[Any, int]:
     Raises:
       UserError: the workdir holds none.
     """
+    found, step = load_variables(workdir, which)
+    return found['params'], step
+
+
+def load_average(workdir: pathlib.Path, count: int, keep_last: int) -> tuple[dict[str, Any], int]:
+    """Returns (the mean of the newest `count` checkpoints' variables, the newest one's step).
+
+    Vaswani et al. 2017, 6.1.
+
+    Args:
+      workdir: of a run.
+      count: checkpoints.
+      keep_last: newest checkpoints that the run keeps; besides it keeps the best, which may be old.
+
+    Raises:
+      UserError: fewer are kept.
+    """
+    with opened(workdir) as checkpoints:
+        steps = checkpoints.steps[-keep_last:][-count:]
+        if not 0 < count == len(steps):
+            kept = len(checkpoints.steps[-keep_last:])
+            raise UserError(f'--average={count}: the newest {kept} checkpoints are kept (train.keep_last={keep_last})')
+        newest = checkpoints.variables(steps[-1])
+        total = jax.tree.map(lambda x: x.astype(jax.numpy.float32), newest)
+        for step in steps[:-1]:
+            total = jax.tree.map(jax.numpy.add, total, checkpoints.variables(step))
+        return jax.tree.map(lambda x, like: (x / count).astype(like.dtype), total, newest), steps[-1]
+
+
+@contextlib.contextmanager
+def opened(workdir: pathlib.Path) -> Iterator[Checkpoints]:
+    """Gives the checkpoints of a finished part of a run, to read.
+
+    Raises:
+      UserError: there are none, or one does not read.
+    """
     if not (workdir / 'checkpoints').is_dir():
         raise UserError(f'{workdir} holds no checkpoints')
     checkpoints = Checkpoints(workdir)
-    step = checkpoints.best if which == 'best' else checkpoints.latest
-    if step is None:
-        raise UserError(f'{workdir}/checkpoints is empty')
     try:
-        params = checkpoints.params(step)
+        if checkpoints.latest is None:
+            raise UserError(f'{workdir}/checkpoints is empty')
+        yield checkpoints
     except (ValueError, OSError, KeyError) as error:
-        raise UserError(f'{workdir}/checkpoints/{step} does not read: {str(error).splitlines()[0]}') from error
-    checkpoints.close()
-    return params, step
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f'{workdir}/checkpoints does not read: {str(error).splitlines()[0]}') from error
+    finally:
+        checkpoints.close()

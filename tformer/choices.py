@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from tformer import config as config_lib
-from tformer import errors, evaluate, model, objectives, optimizers, sharding
+from tformer import errors, evaluate, model, objectives, optimizers, parameters, schedules, sharding
 from tformer.config import Config
 from tformer.data import examples, packing, sources, tokenizers
 from tformer.decode import STRATEGIES
@@ -50,7 +50,8 @@ TABLES: dict[str, Iterable[Any]] = {
     'data.overlong': examples.OVERLONG,
     'data.split_by': sources.SPLITS_BY,
     'optimizer.name': optimizers.OPTIMIZERS,
-    'optimizer.schedule': optimizers.SCHEDULES,
+    'optimizer.schedule': schedules.SCHEDULES,
+    'optimizer.decayed': parameters.ROLES,
     'train.objective': objectives.OBJECTIVES,
     'mesh.rules': sharding.RULES,
     'decode.strategy': STRATEGIES,

@@ -22,24 +22,24 @@ GenerationScores = Callable[[Config, Any, Tokenizers, Sequence[Mapping[str, Any]
 
 
 def make_scorer(model: nn.Module, objective: Objective, mesh: Mesh) -> Scorer:
-    """Returns score(params, batches, limit, tokenizers) -> means over a split, or its first `limit` batches.
+    """Returns score(variables, batches, limit, tokenizers) -> means over a split, or its first `limit` batches.
 
     `loss` and `nll` (nats a target), `accuracy`, `perplexity`; `bits_per_byte` for language models with a lossless
     tokenizer; `f1_macro`, the mean of the classes' F1, for classification. No dropout, no label smoothing.
     """
 
     @jax.jit
-    def step(params: Any, batch: Mapping[str, jax.Array]) -> tuple[Any, jax.Array | None]:
-        logits: Any = model.apply({'params': params}, batch, Rates(), method=objective.method)
+    def step(variables: Any, batch: Mapping[str, jax.Array]) -> tuple[Any, jax.Array | None]:
+        logits: Any = model.apply(variables, batch, Rates(), method=objective.method)
         return objective.scores(logits, batch, None), logits.argmax(-1) if 'labels' in batch else None
 
-    def score(params: Any, batches: Batches, limit: int | None, tokenizers: Tokenizers) -> dict[str, float]:
+    def score(variables: Any, batches: Batches, limit: int | None, tokenizers: Tokenizers) -> dict[str, float]:
         totals: dict[str, tuple[float, float]] = {}
         labels, predicted, num_bytes = [], [], 0.0
         pending: list[Any] = []
         for number in range(min(limit or batches.steps_per_epoch, batches.steps_per_epoch)):
             batch = batches.batch(number)
-            pending.append(step(params, jax.device_put(batch, sharding.batch_sharding(mesh))))
+            pending.append(step(variables, jax.device_put(batch, sharding.batch_sharding(mesh))))
             if 'labels' in batch:
                 labels.append(np.where(batch['label_weights'] > 0, batch['labels'], -1))
             else:

@@ -16,6 +16,7 @@ class Hyper(flax.struct.PyTreeNode):
     learning_rate: Scalar
     warmup_steps: Scalar
     weight_decay: Scalar
+    ema_decay: Rate
     init_scale: Scalar
     label_smoothing: Rate
     rates: Rates
@@ -28,6 +29,7 @@ class Hyper(flax.struct.PyTreeNode):
             learning_rate=config.optimizer.learning_rate,
             warmup_steps=config.optimizer.warmup_steps,
             weight_decay=config.optimizer.weight_decay,
+            ema_decay=config.optimizer.ema_decay,
             init_scale=config.model.init_scale,
             label_smoothing=config.train.label_smoothing or None,
             rates=Rates.of(config.model),

@@ -28,17 +28,21 @@ from tformer.objectives import OBJECTIVES
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A trained run: its workdir, resolved config, tokenizers, parameters and the step they are of."""
+    """A trained run: its workdir, resolved config, tokenizers, the model's variables and the step they are of."""
 
     home: pathlib.Path
     config: Config
     tokenizers: Tokenizers
-    params: Any
+    variables: dict[str, Any]
     step: int
 
     @property
     def model(self) -> nn.Module:
         return build(self.config.model)
+
+    @property
+    def params(self) -> Any:
+        return self.variables['params']
 
 
 def load_config(directory: str) -> Config:
@@ -46,8 +50,13 @@ def load_config(directory: str) -> Config:
     return workdir.load_config(pathlib.Path(directory))
 
 
-def load(directory: str | pathlib.Path, overrides: Mapping[str, str] | None = None, which: str = 'best') -> Run:
-    """Returns a run with its best or latest parameters.
+def load(
+    directory: str | pathlib.Path,
+    overrides: Mapping[str, str] | None = None,
+    which: str = 'best',
+    average: int | None = None,
+) -> Run:
+    """Returns a run with its best or latest parameters, or the mean of the newest `average` checkpoints kept.
 
     Raises:
       UserError: no workdir, no checkpoint, or overrides that do not fit.
@@ -58,8 +67,11 @@ def load(directory: str | pathlib.Path, overrides: Mapping[str, str] | None = No
             raise UserError(f'config.{field} is part of what was trained in {home} and cannot be changed')
     config = config_lib.override(workdir.load_config(home), overrides or {})
     choices.validate(config)
-    params, step = checkpoint.load_params(home, which)
-    return Run(home, config, Tokenizers.load(home), params, step)
+    if average is None:
+        variables, step = checkpoint.load_variables(home, which)
+    else:
+        variables, step = checkpoint.load_average(home, average, config.train.keep_last)
+    return Run(home, config, Tokenizers.load(home), variables, step)
 
 
 @functools.lru_cache(maxsize=8)
@@ -68,11 +80,11 @@ def _text_generator(model: nn.Module, config: Config, tokenizers: Tokenizers, cu
 
 
 def generated_scores(
-    config: Config, params: Any, tokenizers: Tokenizers, records: Sequence[Mapping[str, Any]]
+    config: Config, variables: Any, tokenizers: Tokenizers, records: Sequence[Mapping[str, Any]]
 ) -> dict[str, float]:
     """Returns the metrics of config.evaluate of what the model generates for `records`."""
     generate = _text_generator(build(config.model), config, tokenizers, True)
-    predictions = generate(params, [record['source'] for record in records])
+    predictions = generate(variables, [record['source'] for record in records])
     return evaluate_lib.generation_scores(config.evaluate.metrics, predictions, records)
 
 
@@ -98,11 +110,11 @@ def evaluate(run: Run, split: str, records: Sequence[sources.Record] | None = No
     ways = sharding.batch_ways(mesh)
     batches = pipeline.Batches(config, run.tokenizers, split, training=False, multiple_of=ways, records=records)
     with jax.set_mesh(mesh), nn.logical_axis_rules(sharding.RULES[config.mesh.rules]):
-        params = jax.device_put(run.params, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
+        variables = jax.device_put(run.variables, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
         score = evaluate_lib.make_scorer(run.model, OBJECTIVES[config.train.objective], mesh)
-        found = score(params, batches, None, run.tokenizers)
+        found = score(variables, batches, None, run.tokenizers)
         if config.evaluate.metrics:
-            found |= generated_scores(config, params, run.tokenizers, records)
+            found |= generated_scores(config, variables, run.tokenizers, records)
     print(f'{run.home} step {run.step}, {split}: {len(records):,} records')
     print(metrics.table(found.items()))
     for name in config.evaluate.metrics:
@@ -141,7 +153,7 @@ def generate(run: Run, texts: Sequence[str], seed: int = 0, *, cut: bool = False
     Raises:
       UserError: the family does not generate, or a text is over the model's length and may not be `cut`.
     """
-    return _text_generator(run.model, run.config, run.tokenizers, cut)(run.params, texts, seed)
+    return _text_generator(run.model, run.config, run.tokenizers, cut)(run.variables, texts, seed)
 
 
 def inspect(config: Config) -> str:
@@ -190,7 +202,7 @@ def attention(run: Run, texts: Sequence[str]) -> pathlib.Path:
     if longest > run.config.model.max_len:
         raise UserError(f'attention: {longest} tokens are more than model.max_len={run.config.model.max_len}')
     arrays = {name: np.array([tokens], np.int32) for name, tokens in batch.items()}
-    maps = attention_maps.attention_probabilities(run.model, {'params': run.params}, arrays)
+    maps = attention_maps.attention_probabilities(run.model, run.variables, arrays)
     names = {
         name: [piece(run.tokenizers.source if name.startswith('encoder_') else target, token) for token in tokens]
         for name, tokens in batch.items()

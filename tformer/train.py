@@ -1,20 +1,19 @@
-"""Training: `make_train_step` is pure; `train` is one straight line from a config to a finished workdir."""
+"""Training: one straight line from a config to a finished workdir."""
 
 import contextlib
 import dataclasses
+import functools
 import pathlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 from flax import linen as nn
 from jax.sharding import Mesh
 
-from tformer import checkpoint, evaluate, metrics, optimizers, sharding, workdir
+from tformer import checkpoint, evaluate, metrics, sharding, workdir
 from tformer import config as config_lib
 from tformer.config import Config
 from tformer.data import pipeline, sources
@@ -22,64 +21,18 @@ from tformer.data.tokenizers import Tokenizers
 from tformer.errors import UserError, choose
 from tformer.hyper import Hyper
 from tformer.model import build
-from tformer.objectives import OBJECTIVES, Objective, Scores
-from tformer.state import TrainState, count_parameters, start_state, step_key
-
-Batch = Mapping[str, Any]
-Step = Callable[[TrainState, Batch, Hyper], tuple[TrainState, dict[str, Any]]]
-
-
-def make_train_step(
-    model: nn.Module, objective: Objective, optimizer: optax.GradientTransformation, config: Config
-) -> Step:
-    """Returns the pure step(state, batch, hyper) -> (state, metrics), to be jitted by the caller.
-
-    The gradient is that of the loss's sum over the batch, divided once by its weight: computed in any number of
-    microbatches it is the same. Metrics: `scores` of (sum, weight) pairs, `grad_norm` before clipping, `learning_rate`.
-    """
-    microbatches = config.train.microbatches
-
-    def loss_sum(params: Any, batch: Batch, hyper: Hyper, key: jax.Array) -> tuple[jax.Array, Scores]:
-        rngs = {'dropout': key} if jax.tree.leaves(hyper.rates) else {}
-        logits: Any = model.apply({'params': params}, batch, hyper.rates, rngs=rngs, method=objective.method)
-        scores = objective.scores(logits, batch, hyper.label_smoothing)
-        return scores['loss'][0], scores
-
-    def accumulated(params: Any, batch: Batch, hyper: Hyper, key: jax.Array) -> tuple[Any, Scores]:
-        gradient = jax.grad(loss_sum, has_aux=True)
-        if microbatches == 1:
-            return gradient(params, batch, hyper, key)
-        # Row i goes to part i % microbatches, so that every device keeps the rows it has.
-        parts = jax.tree.map(lambda x: jnp.moveaxis(x.reshape(-1, microbatches, *x.shape[1:]), 1, 0), dict(batch))
-
-        def add(total: Any, part: tuple[jax.Array, Batch]) -> tuple[Any, None]:
-            index, rows = part
-            grads_scores = gradient(params, rows, hyper, jax.random.fold_in(key, index))
-            return jax.tree.map(jnp.add, total, grads_scores), None
-
-        first = jax.tree.map(lambda x: x[0], parts)
-        shapes = jax.eval_shape(gradient, params, first, hyper, key)
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        return jax.lax.scan(add, zeros, (jnp.arange(microbatches), parts))[0]
-
-    def step(state: TrainState, batch: Batch, hyper: Hyper) -> tuple[TrainState, dict[str, Any]]:
-        key = step_key(hyper.seed, state.step + 1)
-        grads, scores = accumulated(state.params, batch, hyper, key)
-        weight = jnp.maximum(scores['loss'][1], 1.0)
-        grads = jax.tree.map(lambda g: g / weight, grads)
-        direction, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        rate = optimizers.learning_rate(
-            config.optimizer,
-            hyper,
-            state.step + 1,
-            num_steps=config.train.num_steps or 1,
-            emb_dim=config.model.emb_dim,
-        )
-        params = optimizers.descend(state.params, direction, rate, hyper.weight_decay)
-        numbers = {'scores': scores, 'grad_norm': optax.tree.norm(grads), 'learning_rate': rate}
-        return TrainState(state.step + 1, params, opt_state), numbers
-
-    return step
+from tformer.objectives import OBJECTIVES
+from tformer.optimizers import make_optimizer
+from tformer.state import (
+    TrainState,
+    begin,
+    count_parameters,
+    evaluation_variables,
+    logical_names,
+    start_state,
+    variables,
+)
+from tformer.step import Batch, make_train_step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,18 +81,22 @@ def _train(
     # ---------------------------------------------------------------------------------- data, model, state
     config, tokens, batches, valid = open_data(config, home, mesh)
     model, objective = build(config.model), OBJECTIVES[config.train.objective]
-    optimizer, hyper = optimizers.make_optimizer(config.optimizer), Hyper.of(config)
-    state, shardings = start_state(model, objective, optimizer, hyper, batches.batch(0), mesh, rules)
+    hyper, batch = Hyper.of(config), batches.batch(0)
+    optimizer = make_optimizer(config, logical_names(model, objective, batch))
+    state, shardings = start_state(model, objective, optimizer, hyper, batch, mesh, rules)
     step = make_train_step(model, objective, optimizer, config)
     step = jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
     score = evaluate.make_scorer(model, objective, mesh)
     saved, best = checkpoint.Checkpoints(home, config.train.keep_last), Best()
     if saved.latest is not None:
-        state, run = saved.restore(state, shardings)
+        state, run = saved.restore(state)
         best = Best(**run['best'])
         same_data(run['data'], batches)
     elif config.train.init_from is not None:
-        state = state.replace(params=pretrained(config.train.init_from, state.params, shardings.params))
+        fresh, where = (variables(tree.params, tree.statistics) for tree in (state, shardings))
+        loaded = pretrained(config.train.init_from, fresh, where)
+        start_from = jax.jit(functools.partial(begin, optimizer), out_shardings=shardings)
+        state = start_from(hyper, loaded['params'], loaded.get('statistics', {}))
 
     # ----------------------------------------------------------------------------------------------- loop
     length, patience, start = config.train.num_steps or 0, config.train.patience or np.inf, int(state.step)
@@ -164,11 +121,12 @@ def _train(
         merit = None
         if number % (config.train.eval_every or length) == 0 or number == length:
             with log.paused():
-                found = score(state.params, valid, config.train.eval_batches, tokens)
+                evaluated = evaluation_variables(state)
+                found = score(evaluated, valid, config.train.eval_batches, tokens)
                 if config.evaluate.examples_while_training and generated is not None:
                     most = min(config.evaluate.examples_while_training, len(valid.records))
                     records = [valid.records[i] for i in range(most)]
-                    found |= generated(config, state.params, tokens, records)
+                    found |= generated(config, evaluated, tokens, records)
             found = {f'valid/{name}': value for name, value in found.items()}
             writer.write(number, found)
             progress.say(f'step {number} valid  ' + '  '.join(f'{k[6:]} {v:.4g}' for k, v in found.items()))
@@ -278,9 +236,10 @@ class Interval:
         numbers = jax.device_get(self._numbers)
         totals: dict[str, tuple[float, float]] = {}
         for step in numbers:
-            totals = metrics.add(totals, {'loss': step['scores']['loss']})
+            trained = {name: pair for name, pair in step['scores'].items() if name in ('loss', 'aux_loss')}
+            totals = metrics.add(totals, trained)
         found = {
-            'train/loss': metrics.means(totals)['loss'],
+            **{f'train/{name}': value for name, value in metrics.means(totals).items()},
             'train/grad_norm': float(np.mean([step['grad_norm'] for step in numbers])),
             'train/learning_rate': float(numbers[-1]['learning_rate']),
             'train/tokens_per_second': self._tokens / (time.monotonic() - self._since),
@@ -289,30 +248,32 @@ class Interval:
         return found
 
 
-def pretrained(directory: str, params: Any, shardings: Any) -> Any:
-    """Returns `params` with those of another workdir's best checkpoint where path and shape agree; prints which.
+def pretrained(directory: str, initial: Any, shardings: Any) -> Any:
+    """Returns the variables `initial` with those of another workdir's best checkpoint where path and shape agree.
+
+    Prints which.
 
     Raises:
       UserError: a parameter is there in another shape, or none is there at all.
     """
-    source, step = checkpoint.load_params(pathlib.Path(directory))
+    source, step = checkpoint.load_variables(pathlib.Path(directory))
     theirs = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(source)}
     fresh, loaded = set(), set()
 
     def take(path: Any, mine: jax.Array, placed: Any) -> jax.Array:
         name = jax.tree_util.keystr(path)
         if name not in theirs:
-            fresh.add(name.split("'")[1])
+            fresh.add(name.split("'")[3])
             return mine
         if theirs[name].shape != mine.shape:
             raise UserError(f'{directory}: {name} has shape {theirs[name].shape}, this model needs {mine.shape}')
         loaded.add(name)
         return jax.device_put(theirs[name].astype(mine.dtype), placed)
 
-    merged = jax.tree_util.tree_map_with_path(take, params, shardings)
+    merged = jax.tree_util.tree_map_with_path(take, initial, shardings)
     if not loaded:
         raise UserError(f'train.init_from={directory}: none of its parameters belong to this model')
-    left = {name.split("'")[1] for name in theirs.keys() - loaded}
+    left = {name.split("'")[3] for name in theirs.keys() - loaded}
     print(
         f'{directory} step {step}: {len(loaded)} arrays loaded; fresh: {", ".join(sorted(fresh)) or "none"}; '
         f'left: {", ".join(sorted(left)) or "none"}'

@@ -15,6 +15,7 @@ FAMILY_OF = {
     'seq2seq': ('encoder_decoder',),
 }
 
+MUP_OPTIMIZERS = ('adam', 'adamw', 'lion', 'adafactor', 'schedule_free')  # optimizers.rate_factors scales their rates
 
 # Ranges of single fields; None, where a field takes it, is always in range.
 POSITIVE = (
@@ -25,6 +26,7 @@ POSITIVE = (
     'model.attention_softcap model.output_softcap model.num_experts model.experts_per_token model.expert_capacity '
     'model.base_emb_dim model.num_classes model.init_scale data.tokenizer_vocab_size data.num_buckets '
     'data.batch_tokens data.prefetch data.num_threads optimizer.learning_rate optimizer.epsilon optimizer.clip_norm '
+    'optimizer.clip_value '
     'train.num_steps train.num_epochs train.batch_size train.microbatches train.log_every train.eval_every '
     'train.eval_batches train.checkpoint_every train.keep_last train.patience decode.max_len decode.beam_size '
     'data.mask_rate '
@@ -37,7 +39,7 @@ NOT_NEGATIVE = (
 ).split()
 BELOW_ONE = (  # from 0
     'model.dropout_rate model.attention_dropout_rate model.activation_dropout_rate data.mask_rate optimizer.beta1 '
-    'optimizer.beta2 train.label_smoothing'
+    'optimizer.beta2 optimizer.momentum optimizer.decay_fraction optimizer.ema_decay train.label_smoothing'
 ).split()
 
 
@@ -187,6 +189,16 @@ def _check_run(config: Config) -> None:
     _require(
         optimizer.name != 'adam' or optimizer.weight_decay == 0,
         f'optimizer.name=adam has no weight decay, but optimizer.weight_decay={optimizer.weight_decay}; valid: adamw',
+    )
+    _require(
+        optimizer.name != 'schedule_free' or (optimizer.beta1 > 0 and optimizer.ema_decay is None),
+        f'optimizer.name=schedule_free averages by itself: it needs optimizer.beta1={optimizer.beta1} '
+        f'above 0 and optimizer.ema_decay={optimizer.ema_decay} None',
+    )
+    _require(
+        model.parametrization != 'mup' or optimizer.name in MUP_OPTIMIZERS,
+        f'model.parametrization=mup has no rates for optimizer.name={optimizer.name}; '
+        f'valid: {", ".join(MUP_OPTIMIZERS)}',
     )
     _require(
         train.objective == 'seq2seq' or not (config.evaluate.metrics or config.evaluate.examples_while_training),

@@ -36,16 +36,22 @@ class Data:
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
-    name: str = 'adamw'  # adamw decays weights, adam does not
+    name: str = 'adamw'  # what turns gradients into a direction
     learning_rate: float = 1e-3  # the peak; with schedule noam the factor (1 is the paper's)
     schedule: str = 'cosine'  # of the learning rate, after the warm-up
-    warmup_steps: int = 100  # linear, from 0
-    final_fraction: float = 0.0  # linear, cosine: of the peak, at the last step
-    beta1: float = 0.9  # decay of the first moment
-    beta2: float = 0.98  # decay of the second moment
+    warmup_steps: int = 100  # linear, from 0; inverse_sqrt stays at the peak for them
+    final_fraction: float = 0.0  # linear, cosine, wsd: of the peak, at the last step
+    decay_fraction: float = 0.2  # wsd: share of the run, at its end, in which the rate falls (Hu et al. 2024)
+    rate_factors: tuple[str, ...] = ()  # NAME=FACTOR: of the rate, for parameters with NAME in their path
+    momentum: float = 0.95  # sgd, muon: decay of the gradients' sum
+    beta1: float = 0.9  # decay of the first moment; schedule_free: from its steps (0) to their average (1)
+    beta2: float = 0.98  # decay of the second moment; lion: of its momentum
     epsilon: float = 1e-9  # added to the root of the second moment
-    weight_decay: float = 0.0  # decoupled; matrices only (no norms, biases)
+    weight_decay: float = 0.0  # decoupled: times the rate
+    decayed: tuple[str, ...] = ('kernel', 'table')  # what weight decay reaches; not norms, not biases
+    clip_value: float | None = None  # of each number of the gradient, before clip_norm
     clip_norm: float | None = 1.0  # of the global gradient
+    ema_decay: float | None = None  # of a moving average of the parameters, which is what is evaluated and exported
 
 
 @dataclasses.dataclass(frozen=True)

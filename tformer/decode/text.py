@@ -17,7 +17,7 @@ TextGenerator = Callable[..., list[str]]
 
 
 def make_text_generator(model: nn.Module, config: Config, tokenizers: Tokenizers, *, cut: bool) -> TextGenerator:
-    """Returns generate(params, texts, seed=0) -> the best output for each text, in order.
+    """Returns generate(variables, texts, seed=0) -> the best output for each text, in order.
 
     With an encoder the texts are its input; without one they are prompts to be continued, and the output is the
     continuation.
@@ -51,7 +51,7 @@ def make_text_generator(model: nn.Module, config: Config, tokenizers: Tokenizers
             raise UserError(f'{text[:40]!r}... has {len(tokens)} tokens, the model takes {longest - 1} ({limit})')
         return [*tokens[: longest - 1], EOS] if paired else [BOS, *tokens][-longest:]
 
-    def generated(params: Any, texts: Sequence[str], seed: int = 0) -> list[str]:
+    def generated(variables: Any, texts: Sequence[str], seed: int = 0) -> list[str]:
         inputs = [tokens_of(text) for text in texts]
         order = sorted(range(len(inputs)), key=lambda i: len(inputs[i]))
         outputs = [''] * len(inputs)
@@ -60,7 +60,7 @@ def make_text_generator(model: nn.Module, config: Config, tokenizers: Tokenizers
             rows = order[start : start + size]
             batch = _batch([inputs[i] for i in rows], size, longest, paired)
             batch['rows'] = np.array([*rows, *[-1] * (size - len(rows))], np.int32)
-            tokens_BT, _ = generate({'params': params}, batch, jax.random.key(seed))
+            tokens_BT, _ = generate(variables, batch, jax.random.key(seed))
             for i, tokens in zip(rows, np.asarray(tokens_BT), strict=False):
                 ended = np.flatnonzero(tokens == EOS)
                 outputs[i] = tokenizers.target.decode(tokens[: ended[0] if len(ended) else None].tolist())

@@ -1,0 +1,106 @@
+"""The train step, a pure function: gradients of one batch, in any number of parts, and one update."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import linen as nn
+
+from tformer.config import Config
+from tformer.hyper import Hyper, Scalar
+from tformer.objectives import Objective
+from tformer.schedules import learning_rate
+from tformer.state import TrainState, step_key, variables
+
+Batch = Mapping[str, Any]
+Step = Callable[[TrainState, Batch, Hyper], tuple[TrainState, dict[str, Any]]]
+
+
+def make_train_step(
+    model: nn.Module, objective: Objective, optimizer: optax.GradientTransformation, config: Config
+) -> Step:
+    """Returns the pure step(state, batch, hyper) -> (state, metrics), to be jitted by the caller.
+
+    The gradient is that of the loss's sum over the batch, divided once by its weight: computed in any number of
+    microbatches it is the same. What layers sow in the collection `losses` (means over tokens, weighted) is added to
+    the loss, and the collection `statistics` is carried on: neither is exact in parts, so both need one microbatch.
+    Metrics: `scores` of (sum, weight) pairs, `aux_loss` among them where one was sown; `grad_norm` before clipping;
+    `learning_rate`.
+    """
+    microbatches = config.train.microbatches
+    optimizer = optax.with_extra_args_support(optimizer)
+
+    def loss_sum(params: Any, statistics: Any, batch: Batch, hyper: Hyper, key: jax.Array) -> Any:
+        rngs = {'dropout': key} if jax.tree.leaves(hyper.rates) else {}
+        logits, found = model.apply(
+            variables(params, statistics),
+            batch,
+            hyper.rates,
+            rngs=rngs,
+            method=objective.method,
+            mutable=['statistics', 'losses'],
+        )
+        scores = objective.scores(logits, batch, hyper.label_smoothing)
+        total, weight = scores['loss']
+        sown = jax.tree.leaves(found.get('losses', {}))
+        if sown:
+            scores['aux_loss'] = (weight * sum(jnp.sum(x.astype(jnp.float32)) for x in sown), weight)
+            total += scores['aux_loss'][0]
+        return total, (scores, found.get('statistics', {}))
+
+    def accumulated(params: Any, statistics: Any, batch: Batch, hyper: Hyper, key: jax.Array) -> tuple[Any, Any]:
+        gradient = jax.grad(loss_sum, has_aux=True)
+        if microbatches == 1:
+            return gradient(params, statistics, batch, hyper, key)
+        # Row i goes to part i % microbatches, so that every device keeps the rows it has.
+        parts = jax.tree.map(lambda x: jnp.moveaxis(x.reshape(-1, microbatches, *x.shape[1:]), 1, 0), dict(batch))
+
+        def add(total: Any, part: tuple[jax.Array, Batch]) -> tuple[Any, None]:
+            index, rows = part
+            found = gradient(params, statistics, rows, hyper, jax.random.fold_in(key, index))
+            return jax.tree.map(jnp.add, total, found), None
+
+        first = jax.tree.map(lambda x: x[0], parts)
+        shapes = jax.eval_shape(gradient, params, statistics, first, hyper, key)
+        _, (scores, kept) = shapes
+        assert not kept and 'aux_loss' not in scores, 'statistics and auxiliary losses need microbatches=1'
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        return jax.lax.scan(add, zeros, (jnp.arange(microbatches), parts))[0]
+
+    def step(state: TrainState, batch: Batch, hyper: Hyper) -> tuple[TrainState, dict[str, Any]]:
+        key = step_key(hyper.seed, state.step + 1)
+        grads, (scores, statistics) = accumulated(state.params, state.statistics, batch, hyper, key)
+        weight = jnp.maximum(scores['loss'][1], 1.0)
+        grads = jax.tree.map(lambda g: g / weight, grads)
+        rate = learning_rate(
+            config.optimizer,
+            hyper,
+            state.step + 1,
+            num_steps=config.train.num_steps or 1,
+            emb_dim=config.model.emb_dim,
+        )
+        extra = {'learning_rate': rate, 'weight_decay': hyper.weight_decay}
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params, **extra)
+        params = optax.apply_updates(state.params, updates)
+        averages = moving_average(state.averages, params, hyper.ema_decay, state.step + 1)
+        numbers = {'scores': scores, 'grad_norm': optax.tree.norm(grads), 'learning_rate': rate}
+        return TrainState(state.step + 1, params, opt_state, averages, statistics), numbers
+
+    return step
+
+
+def moving_average(averages: Any, params: Any, decay: Scalar | None, step: jax.Array) -> Any:
+    """Returns averages + (1 - d) (params - averages), d = min(decay, (1 + step) / (10 + step)): early ones count less.
+
+    Args:
+      averages: float32; None where decay is None.
+      params: after update number `step`, counted from 1.
+      decay: None is off.
+      step: int32.
+    """
+    if decay is None:
+        return None
+    share = 1 - jnp.minimum(decay, (1 + step) / (10 + step))
+    return jax.tree.map(lambda mean, x: mean + share * (x.astype(mean.dtype) - mean), averages, params)
