@@ -110,7 +110,8 @@ def _check_positions(model: Model, head_dim: int) -> None:
     odd = sorted(width for width in widths if width % 2)
     _require(
         not odd or (model.position != 'sinusoidal' and model.layer_sharing != 'universal'),
-        f'sinusoids need an even model.emb_dim (or model.embedding_factor_dim), not {odd}',
+        f'model.position=sinusoidal, as layer_sharing=universal, needs an even model.emb_dim (or embedding_factor_dim), '
+        f'not {odd}',
     )
     _require(
         model.rope_scaling is None or model.rope_factor > 1,
