@@ -25,26 +25,23 @@ from tformer.train import rows_multiple
 
 V, T, S, ROWS = 17, 8, 6, 8
 FAMILY = {'causal_lm': 'decoder', 'masked_lm': 'encoder', 'seq2seq': 'encoder_decoder', 'classification': 'encoder'}
-TINY = Model(
-    vocab_size=V,
-    emb_dim=16,
-    mlp_dim=32,
-    num_heads=2,
-    num_encoder_layers=2,
-    num_decoder_layers=2,
-    max_len=16,
-    num_classes=3,
-)
+TINY = Model(vocab_size=V, emb_dim=16, mlp_dim=32, num_heads=2, max_len=16)
+LAYERS = {
+    'encoder': {'num_encoder_layers': 2, 'num_classes': 3},
+    'decoder': {'num_decoder_layers': 2},
+    'encoder_decoder': {'num_encoder_layers': 2, 'num_decoder_layers': 2},
+}
 STEADY = config.Optimizer(schedule='constant', warmup_steps=0)
 
 
 def make_config(objective, **sections):
     """A resolved config; a section is the fields that differ from the small default, or a dataclass."""
-    model = dataclasses.replace(TINY, family=FAMILY[objective], **sections.get('model', {}))
+    family = FAMILY[objective]
+    model = dataclasses.replace(TINY, family=family, **LAYERS[family], **sections.get('model', {}))
     train = Train(objective=objective, num_steps=20, batch_size=ROWS, **sections.get('train', {}))
     base = Config(model=model, train=train, optimizer=sections.get('optimizer', config.Optimizer()))
     base = dataclasses.replace(base, data=config.Data(length=T), decode=config.Decode(max_len=8))
-    return config.resolve(base, vocab_size=V, num_classes=3)
+    return config.resolve(base, vocab_size=V)
 
 
 def make_batch(objective, seed=0, rows=ROWS):
@@ -261,7 +258,12 @@ def test_weight_decay_shrinks_kernels_and_tables_only():
     rate, decay = 0.25, 0.5
     cfg = make_config(
         'seq2seq',
-        model={'position': 'learned', 'attention_bias': True, 'output_bias': True, 'mlm_transform': True},
+        model={
+            'position': 'learned',
+            'attention_bias': ('query', 'key', 'value', 'out'),
+            'output_bias': True,
+            'mlm_transform': True,
+        },
         optimizer=dataclasses.replace(STEADY, learning_rate=rate, weight_decay=decay),
     )
     params = jax.tree.map(jnp.ones_like, jax.eval_shape(Trainer(cfg).start).params)
