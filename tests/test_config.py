@@ -349,7 +349,8 @@ def test_resolve_fills_every_derived_none_and_is_idempotent(changes):
     cfg = config.override(Config(), changes)
     once = config.resolve(cfg, **SIZES)
     assert config.resolve(once, **SIZES) == once
-    assert all(getattr(once.model, name) is not None for name in ('vocab_size', 'encoder_vocab_size', 'num_classes'))
+    assert all(getattr(once.model, name) is not None for name in ('vocab_size', 'encoder_vocab_size'))
+    assert once.model.num_classes is None  # only an encoder classifies
     assert (once.model.num_kv_heads, once.model.head_dim, once.model.final_norm) == (4, 64, True)
     assert once.train.num_steps == (10 if 'train.num_steps' in changes else round(2.5 * 7))
     assert once.train.eval_every == once.train.checkpoint_every == once.train.num_steps

@@ -189,19 +189,24 @@ def test_logits_are_finite_float32(case):
     assert np.std(logits) > 1e-3
 
 
+def floor(case):
+    """What a gradient must be above: without residuals it vanishes with the depth, which is what they are for."""
+    return 0 if case.cfg.norm_placement == 'no_residual' else 1e-5
+
+
 def test_gradients_reach_every_parameter(case):
     for path, grad in jax.tree_util.tree_leaves_with_path(case.both[1]):
         # A bias on all keys moves all scores of a query alike, which softmax does not see: its gradient is 0 but for
         # rotation, a cap or a sink, which come after the bias.
         key_bias = [key.key for key in path[-2:]] in (['key', 'bias'], ['key_norm', 'bias'])
         assert np.isfinite(grad).all()
-        assert np.max(np.abs(grad)) > 1e-5 or key_bias, jax.tree_util.keystr(path)
+        assert np.max(np.abs(grad)) > floor(case) or key_bias, jax.tree_util.keystr(path)
 
 
 def test_gradients_reach_every_layer(case):
     for path, grad in jax.tree_util.tree_leaves_with_path(case.both[1]):
         if 'layers' in [key.key for key in path] and path[-1].key == 'kernel' and case.cfg.layer_sharing is None:
-            assert all(np.max(np.abs(layer)) > 1e-5 for layer in grad), jax.tree_util.keystr(path)
+            assert all(np.max(np.abs(layer)) > floor(case) for layer in grad), jax.tree_util.keystr(path)
 
 
 def test_a_token_is_seen_by_those_who_may_and_no_other(case):

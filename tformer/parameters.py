@@ -12,7 +12,8 @@ from jax.sharding import PartitionSpec
 MATRICES = ('kernel', 'table')
 ROLES = (*MATRICES, 'scale', 'bias', 'gain', 'sink')
 STACKED = ('layers', 'experts')  # axes that only put several matrices into one array
-OUTSIDE = ('vocab', 'classes', 'positions', 'pos_buckets')  # axes of the ends of the model: no hidden layer has them
+# Axes of the ends of the model, which no hidden layer has.
+OUTSIDE = ('vocab', 'factor', 'classes', 'positions', 'pos_buckets', 'token_types')
 
 
 def is_hidden(role: str, names: PartitionSpec) -> bool:

@@ -110,8 +110,8 @@ def _check_positions(model: Model, head_dim: int) -> None:
     odd = sorted(width for width in widths if width % 2)
     _require(
         not odd or (model.position != 'sinusoidal' and model.layer_sharing != 'universal'),
-        f'model.position=sinusoidal, as layer_sharing=universal, needs an even model.emb_dim (or embedding_factor_dim), '
-        f'not {odd}',
+        'model.position=sinusoidal (layer_sharing=universal too) needs an even model.emb_dim '
+        f'(or model.embedding_factor_dim), not {odd}',
     )
     _require(
         model.rope_scaling is None or model.rope_factor > 1,
@@ -244,8 +244,9 @@ def resolve(
     model = dataclasses.replace(
         model,
         vocab_size=model.vocab_size or vocab_size,
-        encoder_vocab_size=model.encoder_vocab_size or encoder_vocab_size,
-        num_classes=model.num_classes or num_classes,
+        encoder_vocab_size=model.encoder_vocab_size
+        or (encoder_vocab_size if model.family == 'encoder_decoder' else None),
+        num_classes=(model.num_classes or num_classes) if model.family == 'encoder' else model.num_classes,
     )
     num_steps = train.num_steps or max(1, round((train.num_epochs or 0) * steps_per_epoch))
     eval_every = train.eval_every or num_steps
