@@ -1,0 +1,93 @@
+"""The coordinate check of muP: what a few updates do to activations does not depend on the width (Yang et al. 2022, D).
+
+Under the standard parametrization it grows with the width, so that the best learning rate falls.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tformer import config
+from tformer.benchmark import random_batch
+from tformer.config import Config, Model, Train
+from tformer.hyper import Hyper
+from tformer.layers.dropout import Rates
+from tformer.model import build
+from tformer.objectives import OBJECTIVES
+from tformer.optimizers import make_optimizer
+from tformer.sharding import unboxed
+from tformer.state import logical_names, make_init
+from tformer.step import make_train_step
+
+WIDTHS = (32, 64, 128, 256)
+UPDATES = 4
+MUP = {'parametrization': 'mup', 'base_emb_dim': WIDTHS[0]}
+
+
+@functools.cache
+def changes(width, tied, mup, optimizer='adam'):
+    """Mean absolute changes of the last block's stream and of the logits by a few updates, at one learning rate."""
+    model_config = Model(
+        vocab_size=64,
+        emb_dim=width,
+        mlp_dim=4 * width,
+        head_dim=16,
+        num_heads=width // 16,
+        num_decoder_layers=2,
+        max_len=16,
+        tied_embeddings=tied,
+        final_norm=False,
+        dropout_rate=0.0,
+        **(MUP if mup else {}),
+    )
+    cfg = config.resolve(
+        Config(
+            model=model_config,
+            data=config.Data(length=16),
+            optimizer=config.Optimizer(name=optimizer, learning_rate=0.003, schedule='constant', warmup_steps=0),
+            train=Train(num_steps=UPDATES, batch_size=8),
+        ),
+        vocab_size=64,
+    )
+    model, objective, hyper, batch = build(cfg.model), OBJECTIVES['causal_lm'], Hyper.of(cfg), random_batch(cfg)
+    optimizer = make_optimizer(cfg, logical_names(model, objective, batch))
+    step = make_train_step(model, objective, optimizer, cfg)
+    init = make_init(model, objective, optimizer)
+
+    def both(params):
+        def stream(model, batch):
+            return model.decoder(model.embed(batch['inputs']), batch, Rates())
+
+        variables = {'params': params}
+        return model.apply(variables, batch, method=stream), model.apply(variables, batch, Rates())
+
+    @jax.jit
+    def run(hyper):
+        state = unboxed(init(hyper, batch))
+        if tied is None:  # what random readouts make of the stream falls with the width, and would hide the rest
+            head = state.params['head']['logits']
+            head['kernel'] = jnp.zeros_like(head['kernel'])
+        before = both(state.params)
+        state = jax.lax.fori_loop(0, UPDATES, lambda _, state: step(state, batch, hyper)[0], state)
+        return jax.tree.map(lambda a, b: jnp.mean(jnp.abs(a - b)), both(state.params), before)
+
+    return [float(x) for x in run(hyper)]
+
+
+def slopes(tied, mup):
+    """The exponents of the width in the changes of stream and logits."""
+    found = np.log([changes(width, tied, mup) for width in WIDTHS])
+    return np.polyfit(np.log(WIDTHS), found, 1)[0]
+
+
+@pytest.mark.parametrize('tied', ['all', None])
+def test_changes_do_not_grow_with_the_width_under_mup_and_do_under_the_standard_parametrization(tied):
+    stream, logits = slopes(tied, mup=True)
+    assert abs(stream) < 0.1 and logits < 0.1
+    if tied is None:
+        assert abs(logits) < 0.1
+    stream, logits = slopes(tied, mup=False)
+    assert stream > 0.1 and logits > 0.4
