@@ -77,7 +77,7 @@ FACTORS = {
     'mlm_transform': each('mlm_transform', False, True),
     'output_bias': each('output_bias', False, True),
     'output_scale': table('output_scale'),
-    'output_softcap': each('output_softcap', None, 3.0),
+    'output_softcap': each('output_softcap', None, 100.0),
     'pooling': [*table('pooling'), {'pooling': 'cls', 'pooler': True}],
     'parametrization': [{}, {'parametrization': 'mup', 'base_emb_dim': 8}],
     'execution': [{}, {'remat': 'full'}, {'scan_layers': False}],
