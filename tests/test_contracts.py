@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 
-from tformer import choices, sharding
+from tformer import choices, config, sharding
 from tformer.config import Config, Model, resolve_model
 from tformer.hyper import Hyper
 from tformer.layers import dropout as dropout_lib
@@ -391,6 +392,31 @@ def test_bfloat16_is_close_to_float32(task):
     assert logits.dtype == np.float32
     error = np.max(np.abs(logits - expected)) / np.max(np.abs(expected))
     assert 2**-12 < error < BFLOAT16 * (2 * layers) ** 0.5
+
+
+@pytest.mark.parametrize('name', ONCE)
+def test_every_choice_has_its_bfloat16(name):
+    exact, rounded = numbered(name), numbered(name, dtype='bfloat16', attention_kernel='reference')
+    logits, grads = jax.device_get(rounded.probe(exact.params, exact.batch, exact.cotangent))
+    assert np.isfinite(logits).all() and all(np.isfinite(grad).all() for grad in jax.tree.leaves(grads))
+    error = np.max(np.abs(logits - exact.both[0])) / np.max(np.abs(exact.both[0]))
+    assert error < 0.1  # the largest seen is half of it
+
+
+@pytest.mark.parametrize('name', ONCE)
+def test_every_choice_is_the_same_on_eight_devices(name):
+    """Two ways each of data, of parameters, and of heads and columns; a fourth row that does not count."""
+    case = numbered(name)
+    mesh, rules = sharding.make_mesh(config.Mesh(data=2, fsdp=2, tensor=2)), sharding.RULES['fsdp_tp']
+    batch = {name: np.concatenate([x, x[:1]]) for name, x in case.batch.items()}
+    cotangent = np.concatenate([case.cotangent, 0 * case.cotangent[:1]])
+    boxed = jax.eval_shape(functools.partial(case.model.init, method=case.method), jax.random.key(0), case.batch)
+    params = jax.device_put(case.params, sharding.tree_shardings(boxed['params'], mesh, rules))
+    with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
+        placed = jax.device_put((batch, cotangent), sharding.batch_sharding(mesh))
+        logits, grads = jax.device_get(jax.jit(case._probe)(params, *placed))
+    assert_near(logits[:3], case.both[0], ANOTHER_ORDER)
+    jax.tree.map(lambda a, b: assert_near(a, b, ANOTHER_ORDER), grads, case.both[1])
 
 
 def equations(jaxpr):

@@ -125,6 +125,8 @@ class Block(nn.Module):
         cfg, rates, real_BT = self.cfg, side.rates, side.own.query_positions_BT >= 0
 
         def drop(x: jax.Array) -> jax.Array:
+            # Whole before it is added: XLA's sum of one split by heads and a partial one was wrong (jax 0.10.2).
+            x = constrain(x, 'batch', 'length', 'act_embed')
             training = self.has_rng('dropout') and rates.residual is not None
             return dropout(x, rates.residual, self.make_rng('dropout')) if training else x
 
