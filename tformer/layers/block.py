@@ -124,9 +124,10 @@ class Block(nn.Module):
     ) -> tuple[jax.Array, KeyValues | None]:
         cfg, rates, real_BT = self.cfg, side.rates, side.own.query_positions_BT >= 0
 
+        def whole(x: jax.Array) -> jax.Array:
+            return constrain(x, 'batch', 'length', 'act_embed')
+
         def drop(x: jax.Array) -> jax.Array:
-            # Whole before it is added: XLA's sum of one split by heads and a partial one was wrong (jax 0.10.2).
-            x = constrain(x, 'batch', 'length', 'act_embed')
             training = self.has_rng('dropout') and rates.residual is not None
             return dropout(x, rates.residual, self.make_rng('dropout')) if training else x
 
@@ -137,7 +138,7 @@ class Block(nn.Module):
                 assert side.index is not None
                 own = own.extend(k, v, side.index)
                 k, v = own.k, own.v
-            return drop(self.attention(h_BTD, k, v, side.own, layer.window, rates.attention))
+            return self.attention(h_BTD, k, v, side.own, layer.window, rates.attention)
 
         def attend_encoder(h_BTD: jax.Array) -> jax.Array:
             assert side.cross is not None
@@ -145,14 +146,20 @@ class Block(nn.Module):
             if kv is None:
                 assert side.encoded_BSD is not None
                 kv = self.cross_keys_values(None, side.encoded_BSD, side.cross.key_angles)[1]
-            return drop(self.cross_attention(h_BTD, kv.k, kv.v, side.cross, None, rates.attention))
+            return self.cross_attention(h_BTD, kv.k, kv.v, side.cross, None, rates.attention)
 
         def feed_forward(h_BTD: jax.Array) -> jax.Array:
-            return drop(self.mlp(h_BTD, real_BT, rates.activation))
+            return self.mlp(h_BTD, real_BT, rates.activation)
 
         def sublayer(function: Function, name: str) -> Sublayer:
             norm, out_norm, gain = (getattr(self, f'{name}_{part}') for part in ('norm', 'out_norm', 'gain'))
-            return Sublayer(function, lambda x: norm(x, real_BT), lambda x: out_norm(x, real_BT), gain)
+            # Whole on both sides: XLA's sum of a stream split by heads and of a partial one is wrong (jax 0.10.2).
+            return Sublayer(
+                lambda x: drop(whole(function(whole(x)))),
+                norm=lambda x: norm(x, real_BT),
+                out_norm=lambda x: out_norm(x, real_BT),
+                gain=gain,
+            )
 
         sublayers = [sublayer(attend_self, 'attention')]
         if self.cross:
@@ -163,7 +170,7 @@ class Block(nn.Module):
             x_BTD += coordinates(cfg, side.own.query_positions_BT, layer.depth)
         alpha = deepnorm(self.stack, *depths(cfg))[0]
         x_BTD = choose(PLACEMENTS, cfg.norm_placement, 'model.norm_placement')(x_BTD, sublayers, alpha)
-        return constrain(x_BTD, 'batch', 'length', 'act_embed'), own
+        return whole(x_BTD), own
 
 
 class Gain(nn.Module):
