@@ -93,7 +93,6 @@ KNOBS = {
     'attention_softcap': ('causal_lm', DECODER, 5.0),
     'attention_sink': ('causal_lm', DECODER, 'learned'),
     'qk_norm': ('causal_lm', DECODER, 'rmsnorm'),
-    'attention_kernel': ('causal_lm', DECODER, 'chunked'),
     'activation': ('causal_lm', DECODER, 'gelu'),
     'num_experts': ('causal_lm', DECODER, 4),
     'experts_per_token': ('causal_lm', EXPERTS, 1),
@@ -117,6 +116,7 @@ KNOBS = {
     'base_emb_dim': ('causal_lm', MUP, 4),
     'scan_layers': ('causal_lm', DECODER, False),
     'remat': ('causal_lm', DECODER, 'full'),
+    'attention_kernel': ('causal_lm', DECODER, 'chunked'),
     'dtype': ('causal_lm', DECODER, 'bfloat16'),
     'param_dtype': ('causal_lm', DECODER, 'bfloat16'),
 }

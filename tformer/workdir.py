@@ -25,6 +25,7 @@ FREE_FIELDS = (
     'train.checkpoint_every',
     'model.scan_layers',
     'model.remat',
+    'model.attention_kernel',
 )
 
 

@@ -58,7 +58,6 @@ class Model:
     attention_softcap: float | None = None  # c tanh(scores / c) (Gemma Team 2024)
     attention_sink: str | None = None  # a share of the attention that goes to no key
     qk_norm: str | None = None  # of each head's queries and keys, before rotation (Henry et al. 2020)
-    attention_kernel: str = 'reference'  # what computes attention; a reference prints its probabilities
 
     # Feed-forward
     activation: str = 'relu'  # of the feed-forward
@@ -92,6 +91,7 @@ class Model:
     # Execution: these change speed and memory, not the function
     scan_layers: bool = True  # one compiled block for all layers; False: unrolled (same parameters)
     remat: str | None = None  # what the backward pass computes again
+    attention_kernel: str = 'reference'  # what computes attention; which choices it serves is checked at the start
     dtype: str = 'float32'  # of activations; softmax, norms and losses are float32 always
     param_dtype: str = 'float32'  # of kernels and tables
 
