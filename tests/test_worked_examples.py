@@ -14,7 +14,7 @@ from tformer.data import ragged
 from tformer.data.examples import Examples, next_token
 from tformer.data.vocabulary import BOS, EOS
 from tformer.hyper import Hyper
-from tformer.layers import block, masks, norms
+from tformer.layers import block, masks, norms, placements
 from tformer.layers.attention import Attention, Scope
 from tformer.layers.initializers import deepnorm
 from tformer.layers.kernels import attend, probabilities
@@ -215,7 +215,7 @@ def test_placements_are_their_formulas():
     def out(x):
         return x / 7
 
-    subs = [block.Sublayer(function, LN, out, lambda: jnp.asarray(0.5)) for function in (F, G)]
+    subs = [placements.Sublayer(function, LN, out, lambda: jnp.asarray(0.5)) for function in (F, G)]
 
     def then(first, second):
         return second(first(x))
@@ -229,8 +229,8 @@ def test_placements_are_their_formulas():
         'rezero': then(lambda x: x + 0.5 * F(x), lambda x: x + 0.5 * G(x)),
         'no_residual': then(lambda x: F(LN(x)), lambda x: G(LN(x))),
     }
-    assert set(expected) == set(block.PLACEMENTS)
-    for placement, place in block.PLACEMENTS.items():
+    assert set(expected) == set(placements.PLACEMENTS)
+    for placement, place in placements.PLACEMENTS.items():
         assert np.allclose(place(x, subs, 3.0), expected[placement], atol=1e-6), placement
 
 

@@ -14,7 +14,7 @@ from tformer import errors, evaluate, model, objectives, optimizers, parameters,
 from tformer.config import Config
 from tformer.data import examples, packing, sources, tokenizers
 from tformer.decode import STRATEGIES
-from tformer.layers import attention, block, embed, heads, initializers, kernels, mlp, moe, norms, positions
+from tformer.layers import attention, block, embed, heads, initializers, kernels, mlp, moe, norms, placements, positions
 
 DTYPES = ('float32', 'bfloat16')
 
@@ -25,7 +25,7 @@ TABLES: dict[str, Iterable[Any]] = {
     'model.position': positions.POSITIONS,
     'model.rope_scaling': positions.ROPE_SCALINGS,
     'model.norm': norms.NORMS,
-    'model.norm_placement': block.PLACEMENTS,
+    'model.norm_placement': placements.PLACEMENTS,
     'model.attention_bias': attention.PROJECTIONS,
     'model.layer_sharing': block.LAYER_SHARING,
     'model.attention_scale': (*attention.SCALES, None),
