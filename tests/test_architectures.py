@@ -1,4 +1,4 @@
-"""The published architectures of configs/architectures: every size loads, and has the published number of parameters."""
+"""Published architectures (configs/architectures): every size loads and has the published number of parameters."""
 
 import ast
 import functools

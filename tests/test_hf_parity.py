@@ -1,0 +1,201 @@
+"""Weights of the hub give the hub's own numbers: against committed references, and against torch where it is there."""
+
+import importlib.util
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import make_hf_reference as references
+import numpy as np
+import pytest
+
+from tformer import choices, hf
+from tformer.config import Config, Data, Decode, Model, Train
+from tformer.config.checks import FAMILY_OF
+from tformer.errors import UserError
+from tformer.model import build
+from tformer.sharding import unboxed
+
+TOLERANCE = 1e-4  # float32
+CASES = sorted(references.CASES)
+TORCH = all(importlib.util.find_spec(name) for name in ('torch', 'transformers'))
+
+
+def families() -> dict[str, str]:
+    return {name: references.load(name).config['model_type'] for name in CASES}
+
+
+def our_outputs(cfg: Model, params: dict, batch: dict, names: tuple[str, ...]) -> dict[str, np.ndarray]:
+    methods = {'logits': '__call__', 'pooled': 'pool'}
+    model, batch = build(cfg), {name: jnp.asarray(value) for name, value in batch.items()}
+    return {name: np.asarray(model.apply({'params': params}, batch, method=methods[name])) for name in names}
+
+
+def compare(reference: references.Reference) -> dict[str, float]:
+    """Returns the largest difference of each output at real tokens."""
+    cfg = hf.model_of(reference.config)
+    choices.validate(run_of(cfg))
+    params = hf.import_params(reference.config['model_type'], reference.tensors, cfg)
+    found = our_outputs(cfg, params, reference.batch, tuple(reference.outputs))
+    differences = {}
+    for name, expected in reference.outputs.items():
+        assert expected.shape == found[name].shape and np.std(expected) > 0.1
+        real = reference.batch['positions'] >= 0 if name == 'logits' else ...
+        differences[name] = float(np.abs(found[name] - expected)[real].max())
+    return differences
+
+
+def run_of(cfg: Model) -> Config:
+    """Returns a run of this model that fits together if the model does."""
+    objective = next(name for name, families in FAMILY_OF.items() if cfg.family in families)
+    return Config(cfg, Data(length=8), train=Train(objective=objective, num_steps=1), decode=Decode(max_len=8))
+
+
+# ------------------------------------------------------------------------------------------------ the same numbers
+@pytest.mark.parametrize('name', CASES)
+def test_hub_weights_give_the_committed_logits(name: str) -> None:
+    differences = compare(references.load(name))
+    assert max(differences.values()) < TOLERANCE, differences
+
+
+@pytest.mark.skipif(not TORCH, reason='needs torch and transformers')
+@pytest.mark.parametrize('name', CASES)
+def test_hub_weights_give_the_logits_of_torch(name: str) -> None:
+    differences = compare(references.make(name, width=32, seed=1))
+    print(name, differences)
+    assert max(differences.values()) < TOLERANCE, differences
+
+
+@pytest.mark.parametrize('name', CASES)
+def test_exported_tensors_are_those_that_were_imported(name: str) -> None:
+    reference = references.load(name)
+    cfg, family = hf.model_of(reference.config), reference.config['model_type']
+    found = hf.export_params(family, hf.import_params(family, reference.tensors, cfg), cfg)
+    table = hf.FAMILIES[family]
+    left = {key for key in reference.tensors if key not in found}
+    assert left <= {*table.copies, *table.zeros, 'cls.seq_relationship.weight', 'cls.seq_relationship.bias'}
+    for key, tensor in found.items():
+        np.testing.assert_allclose(tensor, reference.tensors[key], rtol=0, atol=3e-7 if family == 'gemma2' else 0)
+
+
+@pytest.mark.parametrize('name', CASES)
+def test_imported_parameters_are_those_that_the_model_initialises(name: str) -> None:
+    reference = references.load(name)
+    cfg = hf.model_of(reference.config)
+    params = hf.import_params(reference.config['model_type'], reference.tensors, cfg)
+    batch = {key: jnp.asarray(value) for key, value in reference.batch.items()}
+
+    def shapes(method: str) -> dict:
+        made = jax.eval_shape(lambda: build(cfg).init(jax.random.key(0), batch, method=method))['params']
+        return flat(unboxed(made))
+
+    expected = shapes('__call__') | (shapes('pool') if 'pooler' in params else {})
+    assert flat(params) == expected
+
+
+def flat(params: dict) -> dict[str, tuple[int, ...]]:
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    return {jax.tree_util.keystr(path, simple=True, separator='/'): leaf.shape for path, leaf in leaves}
+
+
+# ------------------------------------------------------------------------------------------------ names
+def test_checkpoints_without_the_prefix_and_with_early_names_are_read() -> None:
+    for name, old in (
+        ('gpt2', {}),
+        ('bert', {'LayerNorm.weight': 'LayerNorm.gamma', 'LayerNorm.bias': 'LayerNorm.beta'}),
+    ):
+        reference = references.load(name)
+        cfg, prefix = hf.model_of(reference.config), hf.FAMILIES[name].prefix
+        base = {key: value for key, value in reference.tensors.items() if key.startswith(prefix)}
+        expected = flat(hf.import_params(name, base, cfg))
+        early = {}
+        for key, value in base.items():
+            for new, former in old.items():
+                key = key.replace(new, former)
+            early[key.removeprefix(prefix)] = value
+        params = hf.import_params(name, early, cfg)
+        assert flat(params) == expected and ('head' in params) is False
+        table = reference.tensors[f'{prefix}{"wte" if name == "gpt2" else "embeddings.word_embeddings"}.weight']
+        assert np.array_equal(params['embed']['table'], table)
+
+
+def test_tensors_without_a_part_in_the_model_are_left_out() -> None:
+    for name in CASES:
+        reference = references.load(name)
+        family = reference.config['model_type']
+        cfg, table = hf.model_of(reference.config), hf.FAMILIES[family]
+        expected = flat(hf.import_params(family, reference.tensors, cfg))
+        more = {pattern.replace('*', '1'): np.ones(3) for pattern in table.ignored}
+        more |= {
+            copy: reference.tensors[source] for copy, source in table.copies.items() if source in reference.tensors
+        }
+        assert flat(hf.import_params(family, {**more, **reference.tensors}, cfg)) == expected
+
+
+# ------------------------------------------------------------------------------------------------ errors
+def broken(name: str, change: Callable[[dict], object]) -> str:
+    """Returns the one line about a checkpoint after `change`."""
+    reference = references.load(name)
+    tensors = dict(reference.tensors)
+    change(tensors)
+    with pytest.raises(UserError) as error:
+        hf.import_params(reference.config['model_type'], tensors, hf.model_of(reference.config))
+    assert '\n' not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize('name', CASES)
+def test_a_tensor_that_is_missing_unmapped_or_of_the_wrong_shape_is_named(name: str) -> None:
+    tensors = references.load(name).tensors
+    table = hf.FAMILIES[families()[name]]
+    heads = ('cls.seq_relationship', *table.zeros)
+    for key in [key for key in tensors if not key.startswith(heads)][:: max(1, len(tensors) // 8)]:
+        assert f'no tensor {key}' in broken(name, lambda tensors, key=key: tensors.pop(key))
+        shape = (*tensors[key].shape[:-1], tensors[key].shape[-1] + 1)
+        line = broken(name, lambda tensors, key=key, shape=shape: tensors.update({key: np.zeros(shape)}))
+        assert f'tensor {key} has shape {shape}' in line and str(tensors[key].shape) in line
+    assert 'no rule reads the tensor adapter.weight' in broken(name, lambda t: t.update({'adapter.weight': np.ones(1)}))
+    layer = next(key for key in tensors if '.2.' in key)
+    deeper = layer.replace('.2.', '.7.')
+    assert f'no rule reads the tensor {deeper}' in broken(name, lambda t: t.update({deeper: np.ones(1)}))
+
+
+def test_a_copy_that_differs_and_a_bias_that_is_not_zero_are_refused() -> None:
+    line = broken('gpt2', lambda tensors: tensors.update({'lm_head.weight': tensors['transformer.wte.weight'] + 1}))
+    assert 'lm_head.weight is not the copy of transformer.wte.weight' in line
+    line = broken('bart', lambda tensors: tensors.update({'final_logits_bias': np.ones((1, references.VOCAB))}))
+    assert 'final_logits_bias is not 0' in line
+
+
+@pytest.mark.parametrize(
+    ('name', 'fields', 'words'),
+    [
+        ('gpt2', {'model_type': 'gpt3'}, "did you mean 'gpt2'"),
+        ('gpt2', {'activation_function': 'gelu_fast'}, 'activation_function'),
+        ('gpt2', {'scale_attn_by_inverse_layer_idx': True}, 'scale_attn_by_inverse_layer_idx=True'),
+        ('bert', {'position_embedding_type': 'relative_key'}, "valid: 'absolute'"),
+        ('bart', {'decoder_attention_heads': 2}, 'encoder_attention_heads and decoder_attention_heads differ'),
+        ('gemma2', {'query_pre_attn_scalar': 3}, 'query_pre_attn_scalar'),
+        ('llama', {'rope_parameters': {'rope_type': 'yarn', 'rope_theta': 1.0}}, 'rope_type'),
+        ('marian', {'decoder_vocab_size': 7}, 'decoder_vocab_size'),
+    ],
+)
+def test_a_config_that_has_no_counterpart_is_refused_in_one_line(name: str, fields: dict, words: str) -> None:
+    with pytest.raises(UserError) as error:
+        hf.model_of({**references.load(name).config, **fields})
+    assert words in str(error.value) and '\n' not in str(error.value)
+
+
+def test_a_config_without_a_size_names_the_field() -> None:
+    with pytest.raises(UserError, match='has no field n_layer'):
+        hf.model_of({'model_type': 'gpt2', 'vocab_size': 7, 'n_embd': 8})
+
+
+def test_rotary_fields_of_earlier_files_are_those_of_later_ones() -> None:
+    later = references.load('llama3').config
+    rope = dict(later['rope_parameters'])
+    earlier = {key: value for key, value in later.items() if key != 'rope_parameters'}
+    earlier |= {'rope_theta': rope.pop('rope_theta'), 'rope_scaling': rope}
+    assert hf.model_of(earlier) == hf.model_of(later)
+    assert math.isclose(hf.model_of(later).rope_factor, 4)

@@ -1,0 +1,179 @@
+"""Hub checkpoints to our parameters and back, by the tables of the families. Pure numpy."""
+
+import fnmatch
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from tformer.config import Model, resolve_model
+from tformer.errors import UserError, choose, nearest
+from tformer.hf import decoders, encoder_decoders, encoders
+from tformer.hf.rules import Family, Fields, Rule, axis_sizes, rearrange, reverse, shape
+
+FAMILIES: dict[str, Family] = {**encoders.FAMILIES, **decoders.FAMILIES, **encoder_decoders.FAMILIES}
+
+Params = dict[str, Any]
+
+
+def model_of(hub_config: Mapping[str, Any]) -> Model:
+    """Returns our model of a hub's config.json.
+
+    Raises:
+      UserError: an unknown family, a field that is missing, or one whose value ours can't express.
+    """
+    family = choose(FAMILIES, hub_config.get('model_type'), 'config.json: model_type')
+    for name, value in family.fixed.items():
+        if name in hub_config and hub_config[name] != value:
+            raise UserError(f'config.json: {name}={hub_config[name]!r} has no counterpart here; valid: {value!r}')
+    return family.model(Fields({**family.defaults, **hub_config}))
+
+
+def import_params(family: str, tensors: Mapping[str, np.ndarray], cfg: Model) -> Params:
+    """Returns the tree of our parameters, in the tensors' own dtypes.
+
+    Args:
+      family: a hub's model_type.
+      tensors: by name, as in the checkpoint's safetensors files.
+      cfg: the model they are for, as `model_of` makes it.
+
+    Raises:
+      UserError: a tensor that is missing, is not mapped, or has the wrong shape, by its name.
+    """
+    table, cfg = choose(FAMILIES, family, 'family'), resolve_model(cfg)
+    tensors = _renamed(table, tensors)
+    params: Params = {}
+    taken: set[str] = set()
+    for rule in _rules(table, cfg, tensors):
+        names, grid = _names(rule, cfg)
+        taken.update(names)
+        arrays = [_read(family, rule, name, tensors, cfg) for name in names]
+        stacked = np.stack(arrays).reshape(*grid, *arrays[0].shape)
+        for path, array in _parts(rule, stacked, len(grid)):
+            _insert(params, path, array)
+    _account_for(family, table, tensors, taken)
+    return params
+
+
+def export_params(family: str, params: Params, cfg: Model) -> dict[str, np.ndarray]:
+    """Returns the hub's tensors of our parameters, the inverse of `import_params`.
+
+    Raises:
+      UserError: a parameter that is missing or that no rule reads, by its path.
+    """
+    table, cfg = choose(FAMILIES, family, 'family'), resolve_model(cfg)
+    ours = dict(_flat(params))
+    heads = {rule.head for rule in table.rules if all(path in ours for path in _paths(rule))}
+    tensors: dict[str, np.ndarray] = {}
+    taken: set[str] = set()
+    for rule in table.rules:
+        if not rule.when(cfg) or rule.head not in {'', *heads}:
+            continue
+        for path in _paths(rule):
+            if path not in ours:
+                raise UserError(f'{family}: there is no parameter {path}{nearest(path, ours, listed=0)}')
+        taken.update(_paths(rule))
+        names, grid = _names(rule, cfg)
+        arrays = [np.asarray(ours[path]) for path in _paths(rule)]
+        stacked = np.stack(arrays, len(grid)) if rule.parts else arrays[0]
+        for name, array in zip(names, stacked.reshape(-1, *stacked.shape[len(grid) :]), strict=True):
+            array = _ordered(table, rule, array, cfg, back=True)
+            tensors[name] = rearrange(
+                array - rule.plus if rule.plus else array, reverse(rule.layout), _sizes(rule, cfg)
+            )
+    for path in ours:
+        if path not in taken:
+            raise UserError(f'{family}: no rule reads the parameter {path}')
+    return tensors
+
+
+def _renamed(table: Family, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns the tensors by the names that the table has."""
+    prefix = '' if any(name.startswith(table.prefix) for name in tensors) else table.prefix
+    renamed = {}
+    for name, tensor in tensors.items():
+        for old, new in table.renamed:
+            name = name.replace(old, new)
+        renamed[prefix + name] = tensor
+    return renamed
+
+
+def _rules(table: Family, cfg: Model, tensors: Mapping[str, np.ndarray]) -> list[Rule]:
+    """Returns the rules of this model; of a head only where the checkpoint has any of it."""
+    rules = [rule for rule in table.rules if rule.when(cfg)]
+    heads = {'', *(rule.head for rule in rules if rule.hub in tensors)}
+    return [rule for rule in rules if rule.head in heads]
+
+
+def _names(rule: Rule, cfg: Model) -> tuple[list[str], tuple[int, ...]]:
+    """Returns the names of a rule's tensors, and the leading axes along which ours stacks them."""
+    layers = cfg.num_encoder_layers if rule.ours.startswith('encoder/') else cfg.num_decoder_layers
+    counts = {'layer': layers, 'expert': cfg.num_experts or 0}
+    counts = {key: count for key, count in counts.items() if f'{{{key}}}' in rule.hub}
+    grid = tuple(counts.values())
+    return [rule.hub.format(**dict(zip(counts, index, strict=True))) for index in np.ndindex(*grid)], grid
+
+
+def _sizes(rule: Rule, cfg: Model) -> dict[str, int]:
+    return {**axis_sizes(cfg), 'part': len(rule.parts)}
+
+
+def _read(family: str, rule: Rule, name: str, tensors: Mapping[str, np.ndarray], cfg: Model) -> np.ndarray:
+    """Returns one tensor in our layout."""
+    if name not in tensors:
+        raise UserError(f'{family}: the checkpoint has no tensor {name}{nearest(name, tensors, listed=0)}')
+    array, sizes = np.asarray(tensors[name]), _sizes(rule, cfg)
+    expected = shape(rule.layout.split('->')[0], sizes)
+    if array.shape != expected:
+        raise UserError(f'{family}: tensor {name} has shape {array.shape}, the model needs {expected} ({rule.ours})')
+    array = array.astype(np.float32) + np.float32(rule.plus) if rule.plus else array
+    return _ordered(FAMILIES[family], rule, rearrange(array, rule.layout, sizes), cfg)
+
+
+def _ordered(table: Family, rule: Rule, array: np.ndarray, cfg: Model, back: bool = False) -> np.ndarray:
+    """Returns an array of ours with the channels of the residual stream in our order, or back in the hub's."""
+    axes = rule.layout.split(' -> ')[1].split()
+    if table.order is None or 'D' not in axes:
+        return array
+    order = table.order(cfg.emb_dim)
+    return np.take(array, np.argsort(order) if back else order, axes.index('D'))
+
+
+def _paths(rule: Rule) -> list[str]:
+    return [rule.ours.format(part=part) for part in rule.parts] or [rule.ours]
+
+
+def _parts(rule: Rule, array: np.ndarray, axis: int) -> Iterator[tuple[str, np.ndarray]]:
+    arrays = np.moveaxis(array, axis, 0) if rule.parts else [array]
+    return zip(_paths(rule), arrays, strict=True)
+
+
+def _insert(params: Params, path: str, array: np.ndarray) -> None:
+    *parents, name = path.split('/')
+    for parent in parents:
+        params = params.setdefault(parent, {})
+    params[name] = array
+
+
+def _flat(params: Params, prefix: str = '') -> Iterator[tuple[str, Any]]:
+    for name, value in params.items():
+        if isinstance(value, Mapping):
+            yield from _flat(dict(value), f'{prefix}{name}/')
+        else:
+            yield f'{prefix}{name}', value
+
+
+def _account_for(family: str, table: Family, tensors: Mapping[str, np.ndarray], taken: set[str]) -> None:
+    """Raises a `UserError` for the first tensor that no rule read and that may not be left out."""
+    for name, tensor in tensors.items():
+        if name in taken or any(fnmatch.fnmatchcase(name, pattern) for pattern in table.ignored):
+            continue
+        source = table.copies.get(name)
+        if source is not None:
+            if source not in tensors or not np.array_equal(tensor, tensors[source]):
+                raise UserError(f'{family}: tensor {name} is not the copy of {source} that config.json says it is')
+        elif name in table.zeros:
+            if np.any(tensor):
+                raise UserError(f'{family}: tensor {name} is not 0, and the model has no place for it')
+        else:
+            raise UserError(f'{family}: no rule reads the tensor {name}')

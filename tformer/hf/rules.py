@@ -1,0 +1,168 @@
+"""What a family's table is made of: rules between a hub tensor and a parameter of ours, which read both ways.
+
+A rule is a pair of names and a layout, 'hub axes -> our axes'. Parentheses join axes into one, so that
+
+    '(N H) D -> D N H'
+
+is the kernel of the queries: the hub keeps it as a matrix [heads times head size, emb_dim], we as [D, N, H].
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tformer.config import Model
+from tformer.errors import UserError
+
+
+class Rule(NamedTuple):
+    """One hub tensor, or one for each {layer} and {expert}, which ours stacks along leading axes.
+
+    Attributes:
+      hub: the tensor's name.
+      ours: the parameter's path; {part} stands for each of `parts`.
+      layout: 'hub axes -> our axes', by the names of `axis_sizes`; with parts the first of ours is `part`.
+      plus: added to the hub's numbers (Gemma keeps its norms' scales less 1).
+      parts: parameters that the hub keeps in one tensor.
+      when: which models have it.
+      head: the output head that it belongs to; a checkpoint has all of a head or nothing. '': the model itself.
+    """
+
+    hub: str
+    ours: str
+    layout: str
+    plus: float = 0.0
+    parts: tuple[str, ...] = ()
+    when: Callable[[Model], bool] = lambda model: True
+    head: str = ''
+
+
+class Fields(dict[str, Any]):
+    """A hub's config.json; a field that it lacks is the user's error."""
+
+    def __missing__(self, name: str) -> Any:
+        raise UserError(f'config.json ({self.get("model_type")}) has no field {name}')
+
+
+class Family(NamedTuple):
+    """How the hub keeps one family of models.
+
+    Attributes:
+      model: from config.json to ours.
+      rules: the table.
+      prefix: of the names in a checkpoint with a head, which one without leaves out.
+      renamed: (old, new) parts of names, of early checkpoints.
+      ignored: patterns of tensors without a part in the model.
+      copies: tensor -> the one whose copy it is.
+      zeros: tensors that must be 0.
+      order: from emb_dim to the hub's channels in our order, where they differ; None: they don't.
+      defaults: fields that config.json may leave out, and what that means.
+      fixed: fields that must have this value, if config.json has them: ours can't be another.
+    """
+
+    model: Callable[[Fields], Model]
+    rules: tuple[Rule, ...]
+    prefix: str = ''
+    renamed: tuple[tuple[str, str], ...] = ()
+    ignored: tuple[str, ...] = ()
+    copies: Mapping[str, str] = {}
+    zeros: tuple[str, ...] = ()
+    order: Callable[[int], np.ndarray] | None = None
+    defaults: Mapping[str, Any] = {}
+    fixed: Mapping[str, Any] = {}
+
+
+# ---------------------------------------------------------------------------------------------------- layouts
+Sizes = Mapping[str, int]
+
+
+def axis_sizes(model: Model) -> dict[str, int]:
+    """Returns the size of every axis that a layout names, of a resolved model."""
+    sizes = {
+        'D': model.emb_dim,  # of the residual stream
+        'W': model.emb_dim,  # as wide, but not of the stream
+        'F': model.mlp_dim,
+        'N': model.num_heads,
+        'K': model.num_kv_heads,
+        'H': model.head_dim,
+        'V': model.value_dim,
+        'vocab': model.vocab_size,
+        'positions': model.max_len + model.position_offset,
+        'types': model.num_token_types,
+        'buckets': model.relative_buckets,
+        'experts': model.num_experts,
+        '1': 1,
+    }
+    return {name: size for name, size in sizes.items() if size is not None}
+
+
+def _axes(side: str) -> list[list[str]]:
+    """Returns the axes of one side of a layout, each as those that it joins."""
+    return [(joined or alone).split() for joined, alone in re.findall(r'\(([^)]*)\)|(\S+)', side)]
+
+
+def shape(side: str, sizes: Sizes) -> tuple[int, ...]:
+    """Returns the shape of an array with the axes of one side of a layout."""
+    return tuple(math.prod(sizes[name] for name in joined) for joined in _axes(side))
+
+
+def rearrange(x: np.ndarray, layout: str, sizes: Sizes) -> np.ndarray:
+    """Returns `x`, of the layout's left side, as its right side has it."""
+    before, after = ([name for joined in _axes(side) for name in joined if name != '1'] for side in layout.split('->'))
+    x = x.reshape([sizes[name] for name in before]).transpose([before.index(name) for name in after])
+    return x.reshape(shape(layout.split('->')[1], sizes))
+
+
+def reverse(layout: str) -> str:
+    """Returns the layout from right to left."""
+    left, right = layout.split(' -> ')
+    return f'{right} -> {left}'
+
+
+# ---------------------------------------------------------------------------------------------- what tables repeat
+QUERY, KEY, VALUE, OUT = '(N H) D -> D N H', '(K H) D -> D K H', '(K V) D -> D K V', 'D (N V) -> N V D'
+IN, DOWN, HEAD, SQUARE = 'F D -> D F', 'D F -> F D', 'vocab D -> D vocab', 'W D -> D W'
+TABLE, POSITIONS = 'vocab D -> vocab D', 'positions D -> positions D'
+
+
+def gated(model: Model) -> bool:
+    return 'glu' in model.activation
+
+
+def untied(model: Model) -> bool:
+    return model.tied_embeddings in (None, 'inputs')
+
+
+def linear(hub: str, ours: str, layout: str, **more: Any) -> tuple[Rule, Rule]:
+    """Returns the rules of a kernel and its bias. PyTorch keeps kernels as [out, in]."""
+    out = layout.split(')')[0] + ')' if layout[0] == '(' else layout.split()[0]
+    bias = f'{out} -> {out.strip("()")}'
+    return Rule(f'{hub}.weight', f'{ours}/kernel', layout, **more), Rule(f'{hub}.bias', f'{ours}/bias', bias, **more)
+
+
+def norm(hub: str, ours: str, **more: Any) -> tuple[Rule, Rule]:
+    """Returns the rules of a LayerNorm."""
+    scale, bias = Rule(f'{hub}.weight', f'{ours}/scale', 'D -> D'), Rule(f'{hub}.bias', f'{ours}/bias', 'D -> D')
+    return scale._replace(**more), bias._replace(**more)
+
+
+ALL_BIASES = ('query', 'key', 'value', 'out')
+
+ACTIVATIONS = {  # of the hub's fields
+    'relu': 'relu',
+    'gelu': 'gelu',
+    'gelu_new': 'gelu_tanh',
+    'gelu_pytorch_tanh': 'gelu_tanh',
+    'silu': 'silu',
+    'swish': 'silu',
+}
+GATED_ACTIVATIONS = {
+    'relu': 'reglu',
+    'gelu': 'geglu',
+    'gelu_new': 'geglu_tanh',
+    'gelu_pytorch_tanh': 'geglu_tanh',
+    'silu': 'swiglu',
+}
