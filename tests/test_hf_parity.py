@@ -63,7 +63,6 @@ def test_hub_weights_give_the_committed_logits(name: str) -> None:
 @pytest.mark.parametrize('name', CASES)
 def test_hub_weights_give_the_logits_of_torch(name: str) -> None:
     differences = compare(references.make(name, width=32, seed=1))
-    print(name, differences)
     assert max(differences.values()) < TOLERANCE, differences
 
 
