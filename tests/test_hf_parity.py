@@ -1,7 +1,9 @@
 """Weights of the hub give the hub's own numbers: against committed references, and against torch where it is there."""
 
+import dataclasses
 import importlib.util
 import math
+import pathlib
 from collections.abc import Callable
 
 import jax
@@ -10,13 +12,14 @@ import make_hf_reference as references
 import numpy as np
 import pytest
 
-from tformer import choices, hf
-from tformer.config import Config, Data, Decode, Model, Train
+from tformer import choices, config, hf
+from tformer.config import Config, Data, Decode, Model, Train, resolve_model
 from tformer.config.checks import FAMILY_OF
 from tformer.errors import UserError
 from tformer.model import build
 from tformer.sharding import unboxed
 
+ARCHITECTURES = pathlib.Path(__file__).parents[1] / 'configs' / 'architectures'
 TOLERANCE = 1e-4  # float32
 CASES = sorted(references.CASES)
 TORCH = all(importlib.util.find_spec(name) for name in ('torch', 'transformers'))
@@ -96,6 +99,58 @@ def test_imported_parameters_are_those_that_the_model_initialises(name: str) -> 
 def flat(params: dict) -> dict[str, tuple[int, ...]]:
     leaves = jax.tree_util.tree_leaves_with_path(params)
     return {jax.tree_util.keystr(path, simple=True, separator='/'): leaf.shape for path, leaf in leaves}
+
+
+# ------------------------------------------------------------------------------------------------ published sizes
+LLAMA = {'hidden_size': 4096, 'num_hidden_layers': 32, 'num_attention_heads': 32, 'hidden_act': 'silu'}
+LLAMA |= {'rms_norm_eps': 1e-5, 'tie_word_embeddings': False}
+LLAMA3_ROPE = {'factor': 8.0, 'low_freq_factor': 1.0, 'high_freq_factor': 4.0, 'rope_type': 'llama3'}
+LLAMA3_ROPE |= {'original_max_position_embeddings': 8192}
+BERT = {'hidden_size': 768, 'intermediate_size': 3072, 'num_hidden_layers': 12, 'num_attention_heads': 12}
+BERT |= {'hidden_act': 'gelu', 'hidden_dropout_prob': 0.1, 'attention_probs_dropout_prob': 0.1}
+T5 = {'model_type': 't5', 'vocab_size': 32_128, 'd_model': 768, 'd_kv': 64, 'num_layers': 12, 'num_heads': 12}
+T5 |= {'relative_attention_num_buckets': 32, 'layer_norm_epsilon': 1e-6, 'dropout_rate': 0.1, 'n_positions': 512}
+
+# What the published config.json hold, of the fields that make the model.
+PUBLISHED = {
+    'bert': {**BERT, 'model_type': 'bert', 'vocab_size': 30_522, 'max_position_embeddings': 512,
+             'type_vocab_size': 2, 'layer_norm_eps': 1e-12},
+    'roberta': {**BERT, 'model_type': 'roberta', 'vocab_size': 50_265, 'max_position_embeddings': 514,
+                'type_vocab_size': 1, 'layer_norm_eps': 1e-5, 'pad_token_id': 1},
+    'gpt2': {'model_type': 'gpt2', 'vocab_size': 50_257, 'n_embd': 768, 'n_layer': 12, 'n_head': 12, 'n_ctx': 1024,
+             'n_positions': 1024, 'activation_function': 'gelu_new', 'layer_norm_epsilon': 1e-5, 'resid_pdrop': 0.1,
+             'attn_pdrop': 0.1},
+    't5': {**T5, 'd_ff': 3072},
+    't5:v1_1_base': {**T5, 'd_ff': 2048, 'feed_forward_proj': 'gated-gelu', 'tie_word_embeddings': False,
+                     'num_decoder_layers': 12},
+    'bart:large': {'model_type': 'bart', 'vocab_size': 50_265, 'd_model': 1024, 'encoder_layers': 12,
+                   'decoder_layers': 12, 'encoder_attention_heads': 16, 'decoder_attention_heads': 16,
+                   'encoder_ffn_dim': 4096, 'decoder_ffn_dim': 4096, 'max_position_embeddings': 1024,
+                   'activation_function': 'gelu', 'scale_embedding': False, 'dropout': 0.1, 'attention_dropout': 0.1},
+    'llama': {**LLAMA, 'model_type': 'llama', 'vocab_size': 32_000, 'intermediate_size': 11_008,
+              'max_position_embeddings': 4096, 'num_key_value_heads': 32, 'rope_scaling': None},
+    'llama:llama3_1_8b': {**LLAMA, 'model_type': 'llama', 'vocab_size': 128_256, 'intermediate_size': 14_336,
+                          'num_key_value_heads': 8, 'max_position_embeddings': 131_072, 'rope_theta': 500_000.0,
+                          'rope_scaling': LLAMA3_ROPE},
+    'mixtral': {**LLAMA, 'model_type': 'mixtral', 'vocab_size': 32_000, 'intermediate_size': 14_336,
+                'num_key_value_heads': 8, 'max_position_embeddings': 32_768, 'rope_theta': 1e6, 'sliding_window': None,
+                'num_local_experts': 8, 'num_experts_per_tok': 2, 'router_aux_loss_coef': 0.02},
+    'gemma': {'model_type': 'gemma2', 'vocab_size': 256_000, 'hidden_size': 2304, 'intermediate_size': 9216,
+              'num_hidden_layers': 26, 'num_attention_heads': 8, 'num_key_value_heads': 4, 'head_dim': 256,
+              'max_position_embeddings': 8192, 'hidden_activation': 'gelu_pytorch_tanh', 'query_pre_attn_scalar': 256,
+              'rms_norm_eps': 1e-6, 'rope_theta': 10_000.0, 'sliding_window': 4096, 'attn_logit_softcapping': 50.0,
+              'final_logit_softcapping': 30.0},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('name', PUBLISHED)
+def test_a_published_config_is_the_architecture_of_our_recipe(name: str) -> None:
+    """But for dropout, which the hub's files have as of fine-tuning."""
+    file, _, argument = name.partition(':')
+    recipe = config.load(f'{ARCHITECTURES}/{file}.py:{argument}').model
+    rates = [field.name for field in dataclasses.fields(Model) if field.name.endswith('dropout_rate')]
+    found = dataclasses.replace(hf.model_of(PUBLISHED[name]), **{rate: getattr(recipe, rate) for rate in rates})
+    assert resolve_model(found) == resolve_model(recipe)
 
 
 # ------------------------------------------------------------------------------------------------ names

@@ -21,6 +21,7 @@ def get_config(size: str = '') -> ConfigDict:
         model=Model(
             family='encoder_decoder',
             vocab_size=50_265,
+            encoder_vocab_size=50_265,
             emb_dim=768,
             mlp_dim=3072,
             num_encoder_layers=6,
@@ -63,6 +64,7 @@ def get_config(size: str = '') -> ConfigDict:
         },
         smoke={
             'model.vocab_size': 400,
+            'model.encoder_vocab_size': 400,
             'model.emb_dim': 32,
             'model.mlp_dim': 64,
             'model.num_encoder_layers': 2,

@@ -20,6 +20,7 @@ def get_config(size: str = '') -> ConfigDict:
         model=Model(
             family='encoder_decoder',
             vocab_size=37_000,
+            encoder_vocab_size=37_000,
             emb_dim=512,
             mlp_dim=2048,
             num_encoder_layers=6,
@@ -46,6 +47,7 @@ def get_config(size: str = '') -> ConfigDict:
         attention_biases={'model.attention_bias': ('query', 'key', 'value', 'out')},
         smoke={
             'model.vocab_size': 400,
+            'model.encoder_vocab_size': 400,
             'model.emb_dim': 32,
             'model.mlp_dim': 64,
             'model.num_encoder_layers': 2,

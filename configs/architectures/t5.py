@@ -44,6 +44,7 @@ def get_config(size: str = '') -> ConfigDict:
         model=Model(
             family='encoder_decoder',
             vocab_size=32_128,
+            encoder_vocab_size=32_128,
             emb_dim=768,
             mlp_dim=3072,
             num_encoder_layers=12,
@@ -83,6 +84,7 @@ def get_config(size: str = '') -> ConfigDict:
         smoke={
             **widths(32, 64, 4, 2, 8),
             'model.vocab_size': 400,
+            'model.encoder_vocab_size': 400,
             'data.tokenizer_vocab_size': 400,
             'data.length': 32,
             'train.num_steps': 2,

@@ -45,6 +45,7 @@ def t5(hub: Fields) -> Model:
     return Model(
         family='encoder_decoder',
         vocab_size=hub['vocab_size'],
+        encoder_vocab_size=hub['vocab_size'],
         emb_dim=hub['d_model'],
         mlp_dim=hub['d_ff'],
         num_encoder_layers=hub['num_layers'],
@@ -77,6 +78,7 @@ def bart(hub: Fields) -> Model:
     return Model(
         family='encoder_decoder',
         vocab_size=hub['vocab_size'],
+        encoder_vocab_size=hub['vocab_size'],
         emb_dim=hub['d_model'],
         mlp_dim=hub['encoder_ffn_dim'],
         num_encoder_layers=hub['encoder_layers'],
