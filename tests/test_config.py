@@ -390,3 +390,8 @@ def test_resolve_refuses_a_vocabulary_smaller_than_the_tokenizer():
 def test_resolve_refuses_one_table_for_two_vocabularies():
     with pytest.raises(UserError, match='vocabularies differ'):
         config.resolve(config.override(Config(), {**PAIR, 'model.tied_embeddings': 'all'}), **SIZES)
+
+
+def test_one_tokenizer_for_both_sides_has_one_vocabulary_size():
+    cfg = config.override(Config(), {**PAIR, 'model.tied_embeddings': 'all', 'model.vocab_size': 64})
+    assert config.resolve(cfg, vocab_size=40, encoder_vocab_size=40).model.encoder_vocab_size == 64

@@ -15,7 +15,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 ORDER = [
     ('errors', 'allocator'),
     ('config',),
-    ('data', 'metrics'),
+    ('data', 'hf', 'metrics'),
     ('sharding', 'workdir'),
     ('layers',),
     ('hyper', 'parameters'),

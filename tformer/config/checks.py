@@ -241,11 +241,14 @@ def resolve(
             value is None or needed is None or value >= needed,
             f'model.{name}={value} is smaller than the tokenizer, which has {needed}',
         )
+    encoder_size = None
+    if model.family == 'encoder_decoder':  # one tokenizer for both sides has one size
+        encoder_size = model.vocab_size if encoder_vocab_size == vocab_size else None
+        encoder_size = encoder_size or encoder_vocab_size
     model = dataclasses.replace(
         model,
         vocab_size=model.vocab_size or vocab_size,
-        encoder_vocab_size=model.encoder_vocab_size
-        or (encoder_vocab_size if model.family == 'encoder_decoder' else None),
+        encoder_vocab_size=model.encoder_vocab_size or encoder_size,
         num_classes=(model.num_classes or num_classes) if model.family == 'encoder' else model.num_classes,
     )
     num_steps = train.num_steps or max(1, round((train.num_epochs or 0) * steps_per_epoch))
