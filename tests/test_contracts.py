@@ -213,7 +213,8 @@ def unseen(case, path):
     """Whether the design takes a parameter's effect away again."""
     cfg, names = case.cfg, [key.key for key in path]
     # A bias on all keys moves all scores of a query alike, which softmax does not see (but for rotation, caps, sinks).
-    key_bias = names[-2:] in (['key', 'bias'], ['key_norm', 'bias'])
+    after = cfg.position == 'rope' or cfg.attention_softcap or cfg.attention_sink
+    key_bias = names[-2:] in (['key', 'bias'], ['key_norm', 'bias']) and not after
     # A norm of the output takes away what a router of one expert multiplies it by,
     router = names[-2] == 'router' and cfg.experts_per_token == 1 and cfg.norm_placement == 'sandwich'
     # and a norm of the queries the length that ScaleNorm gave to what only they read.
@@ -438,6 +439,41 @@ def test_bfloat16_is_close_to_float32(task):
     assert 2**-12 < error < BFLOAT16 * (2 * layers) ** 0.5
 
 
+def test_batch_norm_trains_alike_scanned_unrolled_rematerialised_and_on_a_mesh():
+    """By the batch's own moments, padding left out, and moves its running ones; decoding changes none."""
+    cases = [make_case('decoder', norm='batchnorm', **more) for more in ({}, {'scan_layers': False}, {'remat': 'full'})]
+    plain = cases[0]
+    batch = {name: np.concatenate([x, x[:1]]) for name, x in plain.batch.items()}
+    cotangent = np.concatenate([plain.cotangent, plain.cotangent[1:2]])
+
+    def train(model, params, batch):
+        def scored(params):
+            logits, moved = model.apply({'params': params, **plain.statistics}, batch, Rates(), mutable=['statistics'])
+            return jnp.sum(logits * cotangent), (logits, moved)
+
+        grads, (logits, moved) = jax.grad(scored, has_aux=True)(params)
+        return logits, grads, moved
+
+    step = jax.jit(train, static_argnums=0)
+    logits, _, moved = expected = jax.device_get(step(plain.model, plain.params, batch))
+    found = [step(case.model, plain.params, batch) for case in cases[1:]]
+    mesh, rules = sharding.make_mesh(config.Mesh(data=2, fsdp=1, tensor=4)), sharding.RULES['tp']
+    boxed = jax.eval_shape(plain.model.init, jax.random.key(0), plain.batch)
+    params = jax.device_put(plain.params, sharding.tree_shardings(boxed['params'], mesh, rules))
+    with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
+        placed = jax.device_put(batch, sharding.batch_sharding(mesh))
+        found.append(jax.jit(train, static_argnums=0)(plain.model, params, placed))
+    for other in found:
+        jax.tree.map(lambda a, b: assert_near(a, b, ANOTHER_ORDER), jax.device_get(other), expected)
+    real = batch['positions'] >= 0
+    again, _, same = jax.device_get(step(plain.model, plain.params, changed(batch, 'inputs', ~real)))
+    assert np.array_equal(again[real], logits[real])
+    jax.tree.map(np.testing.assert_array_equal, same, moved)
+    before = jax.device_get(plain.statistics)
+    assert all(np.abs(a - b).max() > 1e-4 for a, b in zip(*map(jax.tree.leaves, (moved, before)), strict=True))
+    assert np.abs(logits[:3] - plain.both[0]).max() > 1e-2
+
+
 def equations(jaxpr):
     for eqn in jaxpr.eqns:
         yield eqn
@@ -543,7 +579,7 @@ def test_every_logical_axis_has_a_rule_and_every_parameter_axis_is_used():
     for rules in sharding.RULES.values():
         assert sorted(name for name, _ in rules) == sorted(sharding.NAMES)
         for _, axes in rules:
-            assert {axes} if isinstance(axes, str) else set(axes or ()) <= set(sharding.AXES)
+            assert ({axes} if isinstance(axes, str) else set(axes or ())) <= set(sharding.AXES)
 
 
 def test_a_misspelt_axis_raises_and_names_the_nearest():

@@ -236,3 +236,14 @@ def test_the_table_says_what_a_kernel_cannot_do():
         unserved('flsh', set(), 'cpu')
     with pytest.raises(AssertionError, match='soft_cap'):
         unserved('xla', {'soft_cap'}, 'cpu')
+
+
+@pytest.mark.parametrize(
+    'name, feature', [('xla', 'softcap'), ('xla', 'sink_N'), ('xla', 'dropout_rate'), ('flash', 'bias_BNTS')]
+)
+def test_a_kernel_given_what_it_does_not_serve_raises(name, feature):
+    x, mask = jnp.ones((1, 2, 4, 8)), jnp.ones((1, 4, 4), bool)
+    given = {'softcap': 2.0, 'sink_N': jnp.zeros(2), 'dropout_rate': 0.5, 'bias_BNTS': jnp.zeros((1, 2, 4, 4))}[feature]
+    more = {'dropout_key': jax.random.key(0)} if feature == 'dropout_rate' else {}
+    with pytest.raises(ValueError, match='does not serve'):
+        KERNELS[name].function(x, x, x, mask, scale=1.0, **{feature: given}, **more)

@@ -28,7 +28,7 @@ MUP = {'parametrization': 'mup', 'base_emb_dim': WIDTHS[0]}
 
 
 @functools.cache
-def changes(width, tied, mup, optimizer='adam'):
+def changes(width, tied, mup, optimizer='adam', rate=0.003, experts=None):
     """Mean absolute changes of the last block's stream and of the logits by a few updates, at one learning rate."""
     model_config = Model(
         vocab_size=64,
@@ -39,6 +39,7 @@ def changes(width, tied, mup, optimizer='adam'):
         num_decoder_layers=2,
         max_len=16,
         tied_embeddings=tied,
+        num_experts=experts,
         final_norm=False,
         dropout_rate=0.0,
         **(MUP if mup else {}),
@@ -47,7 +48,7 @@ def changes(width, tied, mup, optimizer='adam'):
         Config(
             model=model_config,
             data=config.Data(length=16),
-            optimizer=config.Optimizer(name=optimizer, learning_rate=0.003, schedule='constant', warmup_steps=0),
+            optimizer=config.Optimizer(name=optimizer, learning_rate=rate, schedule='constant', warmup_steps=0),
             train=Train(num_steps=UPDATES, batch_size=8),
         ),
         vocab_size=64,
@@ -77,9 +78,9 @@ def changes(width, tied, mup, optimizer='adam'):
     return [float(x) for x in run(hyper)]
 
 
-def slopes(tied, mup):
+def slopes(tied, mup, **more):
     """The exponents of the width in the changes of stream and logits."""
-    found = np.log([changes(width, tied, mup) for width in WIDTHS])
+    found = np.log([changes(width, tied, mup, **more) for width in WIDTHS])
     return np.polyfit(np.log(WIDTHS), found, 1)[0]
 
 
@@ -91,3 +92,18 @@ def test_changes_do_not_grow_with_the_width_under_mup_and_do_under_the_standard_
         assert abs(logits) < 0.1
     stream, logits = slopes(tied, mup=False)
     assert stream > 0.1 and logits > 0.4
+
+
+@pytest.mark.parametrize('more', [{'experts': 4}, {'optimizer': 'adafactor', 'rate': 0.03}], ids=str)
+def test_so_with_experts_and_with_steps_relative_to_the_parameters(more):
+    assert np.abs(slopes(None, mup=True, **more)).max() < 0.15
+
+
+def test_the_logits_of_classes_do_not_grow_with_the_width():
+    def spread(width):
+        cfg = Model(family='encoder', vocab_size=64, num_classes=5, emb_dim=width, num_encoder_layers=1, **MUP)
+        model, batch = build(cfg), {'inputs': jnp.arange(64).reshape(8, 8)}
+        init = jax.jit(lambda: model.init_with_output(jax.random.key(0), batch, Rates(), method='classify')[0])
+        return float(jnp.std(init()))
+
+    assert spread(512) < spread(128) < spread(32)

@@ -234,6 +234,37 @@ def test_placements_are_their_formulas():
         assert np.allclose(place(x, subs, 3.0), expected[placement], atol=1e-6), placement
 
 
+@pytest.mark.parametrize('stack', ['encoder', 'decoder'])
+def test_a_deepnorm_block_has_the_factor_of_its_stack(stack):
+    cfg = resolve_model(
+        Model(
+            family='encoder_decoder',
+            vocab_size=7,
+            emb_dim=8,
+            mlp_dim=8,
+            num_heads=2,
+            num_encoder_layers=5,
+            num_decoder_layers=3,
+            norm_placement='deepnorm',
+        )
+    )
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((1, 3, 8)), jnp.float32)
+    positions = jnp.arange(3)[None]
+    scope = Scope(positions, positions, jnp.ones((1, 3, 3), bool))
+    side = block.Side(scope, rates=block.Rates(), cross=scope, encoded_BSD=x)
+    layer = block.Block(cfg, stack, cross=stack == 'decoder')
+    args = (None, None, block.Layer(), side)
+    parts = layer.bind(nn.unbox(layer.init(jax.random.key(0), x, *args)))
+    alpha, expected = deepnorm(stack, 5, 3)[0], x
+    names = ['attention', 'cross_attention', 'mlp'] if stack == 'decoder' else ['attention', 'mlp']
+    for name in names:
+        part, norm = getattr(parts, name), getattr(parts, f'{name.removesuffix("_attention")}_norm')
+        keys = x if name == 'cross_attention' else expected
+        found = part(expected) if name == 'mlp' else part(expected, *part.keys_values(keys, None), scope)
+        expected = norm(alpha * expected + found)
+    assert np.allclose(parts(x, *args)[0], expected, atol=1e-5)
+
+
 @pytest.mark.parametrize('placement', ['pre', 'post'])
 def test_a_block_is_its_sublayers_in_their_placement(placement):
     cfg = resolve_model(Model(vocab_size=7, emb_dim=8, mlp_dim=8, num_heads=2, norm_placement=placement))

@@ -4,7 +4,7 @@ import dataclasses
 import inspect
 import re
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
@@ -18,6 +18,18 @@ from tformer.layers import attention, block, embed, heads, initializers, kernels
 
 DTYPES = ('float32', 'bfloat16')
 
+
+class _OrDerived:
+    """The keys of a table, and None, which stands for one of them."""
+
+    def __init__(self, table: Iterable[Any]):
+        self._table = table
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self._table
+        yield None
+
+
 TABLES: dict[str, Iterable[Any]] = {
     'model.family': model.FAMILIES,
     'model.tied_embeddings': model.TIED_EMBEDDINGS,
@@ -28,7 +40,7 @@ TABLES: dict[str, Iterable[Any]] = {
     'model.norm_placement': placements.PLACEMENTS,
     'model.attention_bias': attention.PROJECTIONS,
     'model.layer_sharing': block.LAYER_SHARING,
-    'model.attention_scale': (*attention.SCALES, None),
+    'model.attention_scale': _OrDerived(attention.SCALES),
     'model.attention_pattern': block.ATTENTION_PATTERNS,
     'model.attention_sink': attention.SINKS,
     'model.qk_norm': norms.HEAD_NORMS,
@@ -37,7 +49,7 @@ TABLES: dict[str, Iterable[Any]] = {
     'model.expert_dispatch': moe.DISPATCHES,
     'model.output_scale': heads.OUTPUT_SCALES,
     'model.pooling': heads.POOLINGS,
-    'model.initializer': (*initializers.INITIALIZERS, None),
+    'model.initializer': _OrDerived(initializers.INITIALIZERS),
     'model.parametrization': model.PARAMETRIZATIONS,
     'model.remat': block.REMAT,
     'model.dtype': DTYPES,
@@ -81,6 +93,11 @@ def _check_kernel(cfg: config_lib.Model) -> None:
         cfg.dtype: True,
     }
     needs = {name for name, needed in asked.items() if needed}
+    head_dim = cfg.head_dim or cfg.emb_dim // cfg.num_heads
+    if cfg.attention_kernel == 'cudnn' and (head_dim % 8 or head_dim > 256):
+        raise errors.UserError(f'model.attention_kernel=cudnn takes head sizes of 8, 16, ... 256, not {head_dim}')
+    if cfg.attention_kernel == 'flash' and jax.device_count() > 1:
+        raise errors.UserError('model.attention_kernel=flash runs on one device; reference, chunked run on a mesh')
     line = kernels.unserved(cfg.attention_kernel, needs, jax.default_backend())
     if line is not None:
         raise errors.UserError(line)

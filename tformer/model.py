@@ -233,6 +233,8 @@ class EncoderDecoder(nn.Module):
 
     def start(self, batch: Batch, slots: int) -> Cache:
         """Returns an empty cache of `slots` slots that holds the encoder's keys and values of `batch`."""
+        if 'encoder_segment_ids' in batch:
+            raise ValueError('decoding reads one source a row: no encoder_segment_ids')
         encoded_BSD, positions_BS = self.encode(batch, Rates()), positions_of(batch, 'encoder_')
         cache = empty_cache(self.cfg, encoded_BSD.shape[0], slots)
         cross = self.decoder.cross_keys_values(encoded_BSD, positions_BS)

@@ -52,6 +52,7 @@ def make_optimizer(config: Config, names: Any) -> optax.GradientTransformationEx
 def rate_factors(config: Config, names: Any) -> Any:
     """Returns what the rate is multiplied by for each parameter: optimizer.rate_factors, and muP's.
 
+    Weight decay is times the rate, so a factor is one of the decay too.
     muP: hidden matrices by base width / width (Yang et al. 2022, table 8), with parameter-scaled steps by its root
     (Everett et al. 2024, table 1).
 

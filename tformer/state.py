@@ -81,8 +81,9 @@ def logical_names(model: nn.Module, objective: Objective, batch: Any) -> Any:
 
 def begin(optimizer: optax.GradientTransformation, hyper: Hyper, params: Any, statistics: Any) -> TrainState:
     """Returns the state before the first update of `params`."""
-    averages = None if hyper.ema_decay is None else jax.tree.map(lambda x: jnp.array(x, jnp.float32), params)
-    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), averages, statistics)
+    wide = jax.tree.map(lambda x: jnp.array(x, jnp.float32), params)  # moments in bfloat16 would never decay
+    averages = None if hyper.ema_decay is None else wide
+    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(wide), averages, statistics)
 
 
 def make_init(model: nn.Module, objective: Objective, optimizer: optax.GradientTransformation) -> Any:

@@ -10,6 +10,7 @@ from flax import linen as nn
 
 from tformer.config import Config
 from tformer.hyper import Hyper, Scalar
+from tformer.layers.initializers import base_width
 from tformer.objectives import Objective
 from tformer.schedules import learning_rate
 from tformer.state import TrainState, step_key, variables
@@ -51,7 +52,10 @@ def make_train_step(
         return total, (scores, found.get('statistics', {}))
 
     def accumulated(params: Any, statistics: Any, batch: Batch, hyper: Hyper, key: jax.Array) -> tuple[Any, Any]:
-        gradient = jax.grad(loss_sum, has_aux=True)
+        def gradient(*args: Any) -> tuple[Any, Any]:
+            grads, found = jax.grad(loss_sum, has_aux=True)(*args)
+            return jax.tree.map(lambda g: g.astype(jnp.float32), grads), found
+
         if microbatches == 1:
             return gradient(params, statistics, batch, hyper, key)
         # Row i goes to part i % microbatches, so that every device keeps the rows it has.
@@ -79,7 +83,7 @@ def make_train_step(
             hyper,
             state.step + 1,
             num_steps=config.train.num_steps or 1,
-            emb_dim=config.model.emb_dim,
+            emb_dim=base_width(config.model),
         )
         extra = {'learning_rate': rate, 'weight_decay': hyper.weight_decay}
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params, **extra)

@@ -10,7 +10,7 @@
 | 3b | 2,851,598,336 | v1_1_xl | 2,849,757,184 |
 | 11b | 11,307,321,344 | v1_1_xxl | 11,135,332,352 |
 
-The paper's optimizer is Adafactor; a constant rate of 1e-3 is its fine-tuning (3.1.2).
+Adafactor at a constant rate of 1e-3 is the paper's fine-tuning (3.1.2).
 """
 
 from ml_collections import ConfigDict
@@ -62,7 +62,7 @@ def get_config(size: str = '') -> ConfigDict:
             initializer='t5',
         ),
         data=Data(tokenizer_vocab_size=32_000, length=512),
-        optimizer=Optimizer(learning_rate=1e-3, schedule='constant', warmup_steps=1000),
+        optimizer=Optimizer(name='adafactor', learning_rate=1e-3, schedule='constant', warmup_steps=0, clip_norm=None),
         train=Train(objective='seq2seq', num_steps=262_144, batch_size=128, eval_every=5000),
         decode=Decode(max_len=128),
     )

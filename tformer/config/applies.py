@@ -50,8 +50,8 @@ APPLIES: dict[str, tuple[Condition, str]] = {
     'relative_max_distance': _RELATIVE,
     'relative_per_layer': _RELATIVE,
     'cross_position': (
-        lambda m: m.family == 'encoder_decoder' and m.position in ('rope', 'alibi', 'relative'),
-        'model.family is encoder_decoder and model.position is rope, alibi or relative',
+        lambda m: m.family == 'encoder_decoder' and m.position not in ('sinusoidal', 'learned', None),
+        'model.family is encoder_decoder and model.position turns or biases, as rope, alibi and relative do',
     ),
     'norm': (_has_norms, 'model.norm_placement is not rezero (or another field asks for a norm)'),
     'norm_epsilon': _EPSILON,

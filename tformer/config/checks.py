@@ -70,7 +70,7 @@ def _require(condition: bool, message: str) -> None:
 
 def _check_model(model: Model) -> None:
     _require(
-        model.head_dim is not None or model.emb_dim % model.num_heads == 0,
+        (model.head_dim is not None and model.attention_projections) or model.emb_dim % model.num_heads == 0,
         f'model.num_heads={model.num_heads} does not divide model.emb_dim={model.emb_dim}; '
         f'nearest that does: {_nearest_divisor(model.emb_dim, model.num_heads)} (or set model.head_dim)',
     )
@@ -127,6 +127,12 @@ def _check_positions(model: Model, head_dim: int) -> None:
 
 def _check_layers(model: Model) -> None:
     _require(bool(model.attention_pattern), 'model.attention_pattern is empty; valid: global, local, repeated')
+    depths = {'encoder': model.num_encoder_layers, 'decoder': model.num_decoder_layers}
+    deepest = max(layers for stack, layers in depths.items() if stack in model.family)
+    _require(
+        len(model.attention_pattern) <= deepest,
+        f'model.attention_pattern has {len(model.attention_pattern)} layers, the model {deepest}',
+    )
     _require(
         'local' not in model.attention_pattern or model.window is not None,
         'model.attention_pattern has a local layer: model.window must say how far it sees',
@@ -139,6 +145,10 @@ def _check_layers(model: Model) -> None:
     _require(
         model.num_experts is None or model.experts_per_token <= model.num_experts,
         f'model.experts_per_token={model.experts_per_token} is more than model.num_experts={model.num_experts}',
+    )
+    _require(
+        model.parametrization != 'mup' or model.embedding_factor_dim is None,
+        'model.parametrization=mup has no rule for a smaller token table: model.embedding_factor_dim must be None',
     )
     _require(
         model.parametrization != 'mup' or model.base_emb_dim is not None,
@@ -197,6 +207,11 @@ def _check_run(config: Config) -> None:
         f'above 0 and optimizer.ema_decay={optimizer.ema_decay} None',
     )
     _require(
+        model.norm != 'batchnorm' or (optimizer.name != 'schedule_free' and optimizer.ema_decay is None),
+        'model.norm=batchnorm has statistics of the parameters that were trained, not of their averages: '
+        'optimizer.ema_decay must be None and optimizer.name not schedule_free',
+    )
+    _require(
         model.parametrization != 'mup' or optimizer.name in MUP_OPTIMIZERS,
         f'model.parametrization=mup has no rates for optimizer.name={optimizer.name}; '
         f'valid: {", ".join(MUP_OPTIMIZERS)}',
@@ -235,11 +250,16 @@ def resolve(
       UserError: a size that is set and too small for the data, or fields that do not fit together.
     """
     model, train = config.model, config.train
-    for name, needed in (('vocab_size', vocab_size), ('encoder_vocab_size', encoder_vocab_size)):
+    needs = {
+        'vocab_size': (vocab_size, 'the tokenizer, which has'),
+        'num_classes': (num_classes, 'the labels, which are'),
+    }
+    needs['encoder_vocab_size'] = (encoder_vocab_size, 'the tokenizer, which has')
+    for name, (needed, words) in needs.items():
         value = getattr(model, name)
         _require(
             value is None or needed is None or value >= needed,
-            f'model.{name}={value} is smaller than the tokenizer, which has {needed}',
+            f'model.{name}={value} is smaller than {words} {needed}',
         )
     encoder_size = None
     if model.family == 'encoder_decoder':  # one tokenizer for both sides has one size

@@ -22,10 +22,10 @@ class Model:
 
     # Embeddings
     tied_embeddings: str | None = 'all'  # which share a table: all; inputs: encoder, decoder; output: decoder, output
-    embedding_scale: str | None = 'sqrt_dim'  # sqrt_dim: times sqrt(emb_dim) at the input (Vaswani et al. 2017, 3.4)
+    embedding_scale: str | None = 'sqrt_dim'  # sqrt_dim: times the root of the table's width (Vaswani et al. 2017, 3.4)
     embedding_factor_dim: int | None = None  # width of a smaller token table, projected up (Lan et al. 2020, 3.1)
     embedding_norm: bool = False  # a norm of the embeddings, before their dropout (Devlin et al. 2019)
-    num_token_types: int | None = None  # sentence A or B: vectors added by the batch's token_types (Devlin et al. 2019)
+    num_token_types: int | None = None  # vectors added by a batch's token_types: sentence A or B (Devlin et al. 2019)
 
     # Positions
     position: str | None = 'sinusoidal'  # how the model knows the order of its tokens
@@ -64,7 +64,9 @@ class Model:
     num_experts: int | None = None  # a mixture of feed-forwards; None: one, for all tokens
     experts_per_token: int = 2  # mixture: of the most likely experts
     expert_dispatch: str = 'dropless'  # mixture: how tokens reach their experts
-    expert_capacity: float = 1.25  # mixture, capacity: slots over the mean load (Fedus et al. 2022, eq. 3)
+    expert_capacity: float = (
+        1.25  # capacity: slots over the mean load (Fedus et al. 2022, eq. 3); who is left out depends on all
+    )
     balance_weight: float = 0.01  # mixture: of the load-balancing loss (Fedus et al. 2022, eq. 4)
     router_z_weight: float = 0.001  # mixture: of the squared router log-sum-exp (Zoph et al. 2022, eq. 5)
 
@@ -86,7 +88,7 @@ class Model:
     initializer: str | None = None  # of kernels and tables; None: xavier, or what placement or parametrization need
     init_scale: float = 1.0  # factor on every random initial value
     parametrization: str | None = None  # how initial values, multipliers and learning rates go with the width
-    base_emb_dim: int | None = None  # mup: the emb_dim at which it equals the standard one
+    base_emb_dim: int | None = None  # mup: the width whose learning rate is known; mlp_dim and the heads grow along
 
     # Execution: these change speed and memory, not the function
     scan_layers: bool = True  # one compiled block for all layers; False: unrolled (same parameters)

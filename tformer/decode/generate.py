@@ -35,6 +35,8 @@ def make_generate(model: nn.Module, cfg: config.Decode, *, eos: int, banned: Seq
 
     @jax.jit
     def generate(variables: Any, batch: Mapping[str, Any], rng: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
+        if 'prefix' in batch:
+            raise ValueError('generation reads a prompt from left to right: it has no prefix')
         B, P = batch['inputs'].shape
         read = P + cfg.max_len - 1  # nobody reads the last new token
         if read > longest:

@@ -98,7 +98,8 @@ def mixtral(hub: Fields) -> Model:
         window=hub['sliding_window'],
         num_experts=hub['num_local_experts'],
         experts_per_token=hub['num_experts_per_tok'],
-        balance_weight=hub['router_aux_loss_coef'],
+        # The hub's loss adds up the choices and averages over layers; ours averages over choices, and layers add up.
+        balance_weight=hub['router_aux_loss_coef'] * hub['num_experts_per_tok'] / hub['num_hidden_layers'],
         router_z_weight=0.0,
     )
 

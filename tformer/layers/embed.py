@@ -9,7 +9,7 @@ from flax import linen as nn
 from tformer.config import Model
 from tformer.errors import choose
 from tformer.layers.dropout import Rates, dropout
-from tformer.layers.initializers import make_initializer
+from tformer.layers.initializers import base_width, make_initializer
 from tformer.layers.linear import Dense
 from tformer.layers.norms import make_norm
 from tformer.layers.positions import POSITIONS
@@ -72,8 +72,9 @@ class Foot(nn.Module):
         self, x_BTE: jax.Array, positions_BT: jax.Array, rates: Rates, token_types_BT: jax.Array | None = None
     ) -> jax.Array:
         cfg, width = self.cfg, embedding_width(self.cfg)
-        start = cfg.base_emb_dim if cfg.parametrization == 'mup' and cfg.base_emb_dim else width
-        x_BTE = x_BTE * choose(EMBEDDING_SCALES, cfg.embedding_scale, 'model.embedding_scale')(start)
+        x_BTE = x_BTE * choose(EMBEDDING_SCALES, cfg.embedding_scale, 'model.embedding_scale')(
+            cfg.embedding_factor_dim or base_width(cfg)
+        )
         added = choose(POSITIONS, cfg.position, 'model.position').added
         every_step = cfg.layer_sharing == 'universal' and cfg.position == 'sinusoidal'  # then the blocks add them
         if added is not None and not every_step:

@@ -9,6 +9,7 @@ from flax import linen as nn
 from tformer.config import Model
 from tformer.errors import choose
 from tformer.layers.embed import embedding_width
+from tformer.layers.initializers import base_width, width_factor
 from tformer.layers.linear import Dense
 from tformer.layers.mlp import ACTIVATIONS
 from tformer.layers.norms import make_norm
@@ -33,8 +34,8 @@ class VocabularyHead(nn.Module):
             x_BTD = make_norm(cfg)(activation(*[layer(x_BTD) for layer in layers]), real_BT)
         elif width != cfg.emb_dim:
             x_BTD = Dense(cfg, 'BTD,DE->BTE', (cfg.emb_dim, width), ('embed', 'factor'), name='projection')(x_BTD)
-        mup = cfg.base_emb_dim / cfg.emb_dim if cfg.parametrization == 'mup' and cfg.base_emb_dim else 1.0
-        x_BTD = x_BTD * (mup * choose(OUTPUT_SCALES, cfg.output_scale, 'model.output_scale')(cfg.emb_dim))
+        scale = choose(OUTPUT_SCALES, cfg.output_scale, 'model.output_scale')(base_width(cfg))
+        x_BTD = x_BTD * (scale / width_factor(cfg))
         if tied is not None:
             logits_BTV = tied(x_BTD)
         else:
@@ -74,7 +75,8 @@ class ClassHead(nn.Module):
         cfg = self.cfg
         assert cfg.num_classes
         shape, names = (cfg.emb_dim, cfg.num_classes), ('embed', 'classes')
-        return Dense(cfg, 'BD,DC->BC', shape, names, True, 'output', output='float32', name='classes')(x_BD)
+        head = Dense(cfg, 'BD,DC->BC', shape, names, True, 'output', output='float32', name='classes')
+        return head(x_BD / width_factor(cfg))
 
 
 def first_token(x_BTD: jax.Array, real_BT: jax.Array) -> jax.Array:

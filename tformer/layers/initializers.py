@@ -60,6 +60,16 @@ def depths(cfg: Model) -> tuple[int, int]:
     return encoder, cfg.num_decoder_layers if cfg.family != 'encoder' else 0
 
 
+def width_factor(cfg: Model) -> float:
+    """Returns how many times wider the model is than the one that muP takes its values from; 1 without muP."""
+    return cfg.emb_dim / cfg.base_emb_dim if cfg.parametrization == 'mup' and cfg.base_emb_dim else 1.0
+
+
+def base_width(cfg: Model) -> int:
+    """Returns the width that constants are made from: under muP the base's."""
+    return round(cfg.emb_dim / width_factor(cfg))
+
+
 def make_initializer(cfg: Model, role: str, fan_in: int, fan_out: int, stack: str = '') -> Initializer:
     """Returns the initializer of one parameter (see `Parameter`).
 
@@ -67,7 +77,7 @@ def make_initializer(cfg: Model, role: str, fan_in: int, fan_out: int, stack: st
     factor in width (Yang et al. 2022, table 8).
     """
     assert cfg.head_dim
-    width = cfg.emb_dim / cfg.base_emb_dim if cfg.parametrization == 'mup' and cfg.base_emb_dim else 1.0
+    width = width_factor(cfg)
     base_in, base_out = round(fan_in / width), fan_out if role in (*TABLES, 'output') else round(fan_out / width)
     parameter = Parameter(role, base_in, base_out, cfg.head_dim, stack, *depths(cfg))
     made = choose(INITIALIZERS, cfg.initializer, 'model.initializer')(parameter)

@@ -188,6 +188,17 @@ def chunked(
 
 
 # ------------------------------------------------------------------------------------------------ jax's own
+def _rate(dropout_rate: Rate, dropout_key: jax.Array | None) -> Rate:
+    return None if dropout_key is None else dropout_rate
+
+
+def _refuse(kernel: str, **features: object) -> None:
+    """Raises where a kernel is given what it does not serve (`unserved` says so before, from the config)."""
+    for name, value in features.items():
+        if value is not None:
+            raise ValueError(f'the attention kernel {kernel} does not serve {name}')
+
+
 def fused(
     q_BNTH: jax.Array,
     k_BKSH: jax.Array,
@@ -196,9 +207,9 @@ def fused(
     *,
     scale: float,
     bias_BNTS: jax.Array | None = None,
-    softcap: None = None,
-    sink_N: None = None,
-    dropout_rate: None = None,
+    softcap: float | None = None,
+    sink_N: jax.Array | None = None,
+    dropout_rate: Rate = None,
     dropout_key: jax.Array | None = None,
     implementation: Literal['xla', 'cudnn'],
 ) -> jax.Array:
@@ -208,6 +219,7 @@ def fused(
     the queries' dtype: memory is O(T S) of that. It trains on even lengths only: odd ones are padded here. Untested,
     for want of a GPU.
     """
+    _refuse(implementation, softcap=softcap, sink=sink_N, dropout=_rate(dropout_rate, dropout_key))
     T = q_BNTH.shape[2]
     multiple, bias_dtype = (2, q_BNTH.dtype) if implementation == 'cudnn' else (1, jnp.float32)
     q_BTNH, k_BSKH, v_BSKH = (_pad(x, 2, multiple).swapaxes(1, 2) for x in (q_BNTH, k_BKSH, v_BKSH))
@@ -231,10 +243,10 @@ def flash(
     mask_BTS: jax.Array,
     *,
     scale: float,
-    bias_BNTS: None = None,
+    bias_BNTS: jax.Array | None = None,
     softcap: float | None = None,
     sink_N: jax.Array | None = None,
-    dropout_rate: None = None,
+    dropout_rate: Rate = None,
     dropout_key: jax.Array | None = None,
     interpret: bool = False,
 ) -> jax.Array:
@@ -243,6 +255,7 @@ def flash(
     Tested on CPU in `interpret` mode only, never on a TPU. The partitioner of a mesh cannot split it: one device, or
     inside `shard_map`. It reads the mask at run time, [B, T, S] bytes, one example after the other.
     """
+    _refuse('flash', bias=bias_BNTS, dropout=_rate(dropout_rate, dropout_key))
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash  # slow to import
 
     T = q_BNTH.shape[2]

@@ -16,7 +16,7 @@ from flax import linen as nn
 from tformer.config import Model
 from tformer.errors import choose
 from tformer.layers.dropout import Rate, dropout
-from tformer.layers.initializers import Initializer, make_initializer
+from tformer.layers.initializers import Initializer, make_initializer, width_factor
 from tformer.layers.mlp import ACTIVATIONS
 from tformer.sharding import partitioned
 
@@ -84,7 +84,8 @@ def queue(expert_RJ: jax.Array, real_R: jax.Array, num_experts: int) -> tuple[ja
 def capacity(expert_RJ: jax.Array, real_R: jax.Array, num_experts: int, factor: float) -> Plan:
     """Every expert has C = factor R J / E places; who finds none is left out (Lepikhin et al. 2021, algorithm 1).
 
-    C counts the whole batch: with microbatches other tokens are left out.
+    Who is left out depends on all tokens of the call, other rows and later tokens among them: such a model is not
+    causal where places are short, and generates with other places than it was trained with.
     """
     R, J = expert_RJ.shape
     C = min(R, math.ceil(factor * R * J / num_experts))
@@ -189,8 +190,9 @@ class Moe(nn.Module):
         cfg = self.cfg
         assert cfg.num_experts
         x_RD, real_R = x_BTD.reshape(-1, cfg.emb_dim), real_BT.reshape(-1)
-        router_DE, _ = Weights(cfg, (cfg.emb_dim, cfg.num_experts), ('embed', 'experts'), name='router')()
-        x32_RD, router_DE = x_RD.astype(jnp.float32), router_DE.astype(jnp.float32)
+        shape, names = (cfg.emb_dim, cfg.num_experts), ('embed', 'experts')
+        router_DE, _ = Weights(cfg, shape, names, role='output', name='router')()
+        x32_RD, router_DE = x_RD.astype(jnp.float32) / width_factor(cfg), router_DE.astype(jnp.float32)
         logits_RE = jnp.matmul(x32_RD, router_DE, precision=jax.lax.Precision.HIGHEST)
         probs_RE, weight_RJ, expert_RJ = route(logits_RE, cfg.experts_per_token)
         if cfg.balance_weight:

@@ -32,13 +32,13 @@ def layer_norm(x: jax.Array, scale_D: jax.Array, bias_D: jax.Array, epsilon: flo
     x = x.astype(jnp.float32)
     x -= jnp.mean(x, -1, keepdims=True)
     x = normalise(x, jnp.mean(jnp.square(x), -1, keepdims=True), epsilon, in_root)
-    return x * _wide(scale_D, x) + _wide(bias_D, x)
+    return x * wide(scale_D, x) + wide(bias_D, x)
 
 
 def rms_norm(x: jax.Array, scale_D: jax.Array, epsilon: float, in_root: bool) -> jax.Array:
     """x / sqrt(mean(x^2) + epsilon) * scale over the last axis, float32 (Zhang & Sennrich 2019, eq. 4)."""
     x = x.astype(jnp.float32)
-    return normalise(x, jnp.mean(jnp.square(x), -1, keepdims=True), epsilon, in_root) * _wide(scale_D, x)
+    return normalise(x, jnp.mean(jnp.square(x), -1, keepdims=True), epsilon, in_root) * wide(scale_D, x)
 
 
 def batch_moments(x_BTD: jax.Array, real_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -47,14 +47,14 @@ def batch_moments(x_BTD: jax.Array, real_BT: jax.Array) -> tuple[jax.Array, jax.
     count = jnp.maximum(jnp.sum(weights_BT1), 1.0)
     x = x_BTD.astype(jnp.float32)
     mean_D = jnp.sum(x * weights_BT1, (0, 1)) / count
-    return mean_D, jnp.sum(jnp.square(x - _wide(mean_D, x)) * weights_BT1, (0, 1)) / count
+    return mean_D, jnp.sum(jnp.square(x - wide(mean_D, x)) * weights_BT1, (0, 1)) / count
 
 
-def _wide(vector_D: jax.Array, x: jax.Array) -> jax.Array:
+def wide(vector_D: jax.Array, x: jax.Array) -> jax.Array:
     return vector_D.astype(jnp.float32).reshape((1,) * (x.ndim - vector_D.ndim) + vector_D.shape)
 
 
-class _Norm(nn.Module):
+class Norm(nn.Module):
     cfg: Model
 
     def vector(self, name: str, value: float, *shape: int) -> jax.Array:
@@ -62,7 +62,7 @@ class _Norm(nn.Module):
         return self.param(name, init, shape, jnp.float32)
 
 
-class LayerNorm(_Norm):
+class LayerNorm(Norm):
     @nn.compact
     def __call__(self, x: jax.Array, real_BT: jax.Array | None = None) -> jax.Array:
         cfg, D = self.cfg, x.shape[-1]
@@ -70,14 +70,14 @@ class LayerNorm(_Norm):
         return layer_norm(x, scale, bias, cfg.norm_epsilon, cfg.norm_epsilon_in_root).astype(cfg.dtype)
 
 
-class RMSNorm(_Norm):
+class RMSNorm(Norm):
     @nn.compact
     def __call__(self, x: jax.Array, real_BT: jax.Array | None = None) -> jax.Array:
         cfg, scale = self.cfg, self.vector('scale', 1.0, x.shape[-1])
         return rms_norm(x, scale, cfg.norm_epsilon, cfg.norm_epsilon_in_root).astype(cfg.dtype)
 
 
-class ScaleNorm(_Norm):
+class ScaleNorm(Norm):
     """gain x / |x|: one number for the whole vector, at first sqrt(D) (Nguyen & Salazar 2019, eq. 5)."""
 
     @nn.compact
@@ -85,10 +85,10 @@ class ScaleNorm(_Norm):
         cfg, gain = self.cfg, self.vector('gain', x.shape[-1] ** 0.5)
         x = x.astype(jnp.float32)
         square = jnp.sum(jnp.square(x), -1, keepdims=True)
-        return (_wide(gain, x) * normalise(x, square, cfg.norm_epsilon, cfg.norm_epsilon_in_root)).astype(cfg.dtype)
+        return (wide(gain, x) * normalise(x, square, cfg.norm_epsilon, cfg.norm_epsilon_in_root)).astype(cfg.dtype)
 
 
-class BatchNorm(_Norm):
+class BatchNorm(Norm):
     """Each feature over the batch's tokens; by running statistics where their collection may not change.
 
     A batch's mean sees every token of it, the future ones too: that is the ablation. Not exact under microbatches.
@@ -103,25 +103,26 @@ class BatchNorm(_Norm):
         mean_D, variance_D = mean.value, variance.value
         if self.is_mutable_collection('statistics') and not self.is_initializing():
             mean_D, variance_D = batch_moments(x_BTD, real_BT)
-            mean.value = MOMENTUM * mean.value + (1 - MOMENTUM) * mean_D
-            variance.value = MOMENTUM * variance.value + (1 - MOMENTUM) * variance_D
+            share = (1 - MOMENTUM) * jnp.any(real_BT)  # a batch of padding has no moments
+            mean.value += share * (mean_D - mean.value)
+            variance.value += share * (variance_D - variance.value)
         x = x_BTD.astype(jnp.float32)
-        x = normalise(x - _wide(mean_D, x), _wide(variance_D, x), cfg.norm_epsilon, cfg.norm_epsilon_in_root)
-        return (x * _wide(scale, x) + _wide(bias, x)).astype(cfg.dtype)
+        x = normalise(x - wide(mean_D, x), wide(variance_D, x), cfg.norm_epsilon, cfg.norm_epsilon_in_root)
+        return (x * wide(scale, x) + wide(bias, x)).astype(cfg.dtype)
 
 
-class DyT(_Norm):
+class DyT(Norm):
     """scale tanh(gain x) + bias: no statistics at all (Zhu et al. 2025, eq. 1)."""
 
     @nn.compact
     def __call__(self, x: jax.Array, real_BT: jax.Array | None = None) -> jax.Array:
         D, gain = x.shape[-1], self.vector('gain', 0.5)
         scale, bias = self.vector('scale', 1.0, D), self.vector('bias', 0.0, D)
-        x = jnp.tanh(_wide(gain, x) * x.astype(jnp.float32))
-        return (x * _wide(scale, x) + _wide(bias, x)).astype(self.cfg.dtype)
+        x = jnp.tanh(wide(gain, x) * x.astype(jnp.float32))
+        return (x * wide(scale, x) + wide(bias, x)).astype(self.cfg.dtype)
 
 
-class Identity(_Norm):
+class Identity(Norm):
     def __call__(self, x: jax.Array, real_BT: jax.Array | None = None) -> jax.Array:
         return x
 
