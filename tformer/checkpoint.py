@@ -177,8 +177,6 @@ def load_average(workdir: pathlib.Path, count: int, keep_last: int) -> tuple[dic
             kept = len(checkpoints.steps[-keep_last:])
             raise UserError(f'--average={count}: the newest {kept} checkpoints are kept (train.keep_last={keep_last})')
         newest = checkpoints.variables(steps[-1])
-        if 'statistics' in newest:
-            raise UserError(f'--average={count}: model.norm=batchnorm has statistics, which belong to one checkpoint')
         total = jax.tree.map(lambda x: x.astype(jax.numpy.float32), newest)
         for step in steps[:-1]:
             total = jax.tree.map(jax.numpy.add, total, checkpoints.variables(step))

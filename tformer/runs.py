@@ -67,6 +67,8 @@ def load(
             raise UserError(f'config.{field} is part of what was trained in {home} and cannot be changed')
     config = config_lib.override(workdir.load_config(home), overrides or {})
     choices.validate(config)
+    if average is not None and config.model.norm == 'batchnorm':
+        raise UserError(f'--average={average}: the statistics of model.norm=batchnorm belong to one checkpoint')
     if average is None:
         variables, step = checkpoint.load_variables(home, which)
     else:
