@@ -64,9 +64,7 @@ class Model:
     num_experts: int | None = None  # a mixture of feed-forwards; None: one, for all tokens
     experts_per_token: int = 2  # mixture: of the most likely experts
     expert_dispatch: str = 'dropless'  # mixture: how tokens reach their experts
-    expert_capacity: float = (
-        1.25  # capacity: slots over the mean load (Fedus et al. 2022, eq. 3); who is left out depends on all
-    )
+    expert_capacity: float = 1.25  # capacity: slots over the mean load (Fedus et al. 2022, eq. 3)
     balance_weight: float = 0.01  # mixture: of the load-balancing loss (Fedus et al. 2022, eq. 4)
     router_z_weight: float = 0.001  # mixture: of the squared router log-sum-exp (Zoph et al. 2022, eq. 5)
 

@@ -76,7 +76,7 @@ class ClassHead(nn.Module):
         assert cfg.num_classes
         shape, names = (cfg.emb_dim, cfg.num_classes), ('embed', 'classes')
         head = Dense(cfg, 'BD,DC->BC', shape, names, True, 'output', output='float32', name='classes')
-        return head(x_BD / width_factor(cfg))
+        return head(x_BD * (1 / width_factor(cfg)))
 
 
 def first_token(x_BTD: jax.Array, real_BT: jax.Array) -> jax.Array:
