@@ -1,7 +1,9 @@
 """What a source gives for each objective, and how a key decides about its split."""
 
+import functools
 import hashlib
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, overload
 
 # The fields of an objective, as str; seq2seq may add `references`: list[str], all acceptable targets.
 Record = dict[str, Any]
@@ -12,6 +14,40 @@ FIELDS: dict[str, tuple[str, ...]] = {
     'seq2seq': ('source', 'target'),
     'classification': ('label', 'text'),
 }
+
+
+class Split(Sequence[Record]):
+    """The records of a split, read when the first of them is asked for.
+
+    Attributes:
+      fingerprint: splits of the same fingerprint have the same records, on every machine.
+      skipped: how many bad lines were passed over (data.bad_lines); reads the records.
+    """
+
+    def __init__(self, fingerprint: str, read: Callable[[], tuple[Sequence[Record], int]]) -> None:
+        """`read` gives (the records, how many bad ones were skipped)."""
+        self.fingerprint = fingerprint
+        self._read = read
+
+    @functools.cached_property
+    def _found(self) -> tuple[Sequence[Record], int]:
+        return self._read()
+
+    @property
+    def skipped(self) -> int:
+        return self._found[1]
+
+    def __len__(self) -> int:
+        return len(self._found[0])
+
+    @overload
+    def __getitem__(self, index: int) -> Record: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Record]: ...
+
+    def __getitem__(self, index: int | slice) -> Record | Sequence[Record]:
+        return self._found[0][index]
 
 
 def place_of(key: str) -> float:
