@@ -19,6 +19,8 @@ FREE_FIELDS = (
     'data.tfds_dir',
     'data.prefetch',
     'data.num_threads',
+    'data.num_workers',
+    'data.cache_dir',
     'train.log_every',
     'train.keep_last',
     'train.eval_batches',

@@ -8,6 +8,7 @@ from tformer.config.convert import field_types as field_types
 from tformer.config.convert import from_dict as from_dict
 from tformer.config.convert import load as load
 from tformer.config.convert import override as override
+from tformer.config.convert import parts as parts
 from tformer.config.convert import recipe as recipe
 from tformer.config.convert import to_dict as to_dict
 from tformer.config.model import Model as Model

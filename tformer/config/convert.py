@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import importlib.machinery
 import pathlib
+import shlex
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -12,7 +13,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from tformer import errors
-from tformer.config.run import Config
+from tformer.config.run import Config, Data
 
 TRUE, FALSE = ('true', '1', 'yes'), ('false', '0', 'no')
 
@@ -136,6 +137,32 @@ def override(config: Config, values: Mapping[str, Any] | Iterable[tuple[str, Any
         changed = dataclasses.replace(getattr(config, section), **{field: read(fields[name], value, name)})
         config = dataclasses.replace(config, **{section: changed})
     return config
+
+
+def parts(data: Data) -> tuple[Data, ...]:
+    """Returns the parts of a mixture, each a `Data` of its own; a single one where there is no mixture.
+
+    Raises:
+      UserError: a part sets what it has not, or not all parts have a weight.
+    """
+    own = [field.name for field in dataclasses.fields(Data)]
+    own = own[: own.index('weight') + 1]  # where examples come from
+    own.remove('mixture')
+    types_ = field_types()
+    made = []
+    for number, text in enumerate(data.mixture):
+        values = {}
+        for word in shlex.split(text):
+            name, equals, value = word.partition('=')
+            if name not in own or not equals:
+                hint = errors.nearest(name, own)
+                raise errors.UserError(f'config.data.mixture[{number}]: {word!r} is no FIELD=VALUE of a part{hint}')
+            values[name] = parse(types_[f'data.{name}'], value, f'data.mixture[{number}].{name}')
+        made.append(dataclasses.replace(data, **values, mixture=()))
+    weighted = [part.weight is not None for part in made]
+    if any(weighted) and not all(weighted):
+        raise errors.UserError(f'config.data.mixture[{weighted.index(False)}] has no weight, but others have one')
+    return tuple(made) or (data,)
 
 
 def recipe(base: Config, arguments: str | None, **differences: Mapping[str, Any]) -> ConfigDict:

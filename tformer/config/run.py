@@ -17,6 +17,9 @@ class Data:
     columns: tuple[str, ...] = ()  # names (jsonl, tfds) or order (tsv) of the fields; (): the objective's own
     stress: bool = False  # cmudict: keep the stress digits of the vowels
     split_by: str = 'word'  # cmudict: word, as the literature does, or family (inflections stay together)
+    mixture: tuple[str, ...] = ()  # parts trained on together: each the fields above that differ, 'path=a weight=2'
+    weight: float | None = None  # in a part of a mixture: its share of the examples; None: as many as it has
+    mixture_temperature: float = 1.0  # shares are weights to the power 1/T (Raffel et al. 2020, 3.5.2)
 
     tokenizer: str = 'sentencepiece'  # trained on the training split, kept in the workdir
     source_tokenizer: str | None = None  # encoder side; None: one tokenizer for both sides
@@ -30,8 +33,11 @@ class Data:
     num_buckets: int = 4  # bucket: lengths to pad to, chosen for the least padding
     batch_tokens: int | None = None  # bucket: tokens a batch (longer side); None: train.batch_size rows each
     mask_rate: float = 0.15  # masked_lm: share of the tokens that are predicted (Devlin et al. 2019)
+    row_multiple: int | None = None  # that batch_tokens rounds to; None: microbatches times devices that share rows
     prefetch: int = 8  # batches made ahead of the device
-    num_threads: int = 1  # that make batches
+    num_threads: int = 1  # that make batches, in each process
+    num_workers: int = 0  # processes that make batches; 0: this one
+    cache_dir: str | None = None  # of tokenised splits; None: $TFORMER_CACHE, or ~/.cache/tformer
 
 
 @dataclasses.dataclass(frozen=True)

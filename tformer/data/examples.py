@@ -1,41 +1,53 @@
 """A split as tokens, and the form that each objective gives its examples."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from tformer.config.run import Config
-from tformer.data import packing
+from tformer.data import cache, packing
 from tformer.data.ragged import Ragged
-from tformer.data.sources import Record
-from tformer.data.tokenizers import BOS, CLS, EOS, SEP, Tokenizers
+from tformer.data.records import Record, Split
+from tformer.data.tokenizers import Tokenizers
+from tformer.data.vocabulary import Specials
 from tformer.errors import UserError, choose, nearest
 
 Fields = dict[str, np.ndarray]
 Corrupt = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]  # tokens -> corrupted tokens, selected
 
+_AT_ONCE = 2000  # records that are tokenised together
+
 
 @dataclasses.dataclass(frozen=True)
 class Examples:
-    """Example i is `start[i]:stop[i]` of record `record[i]`: of its tokens, or its predictions (BOS is stored)."""
+    """Example i is `start[i]:stop[i]` of record `record[i]`: of its tokens, or of its predictions t1..tn EOS."""
 
     tokens: Ragged  # of each record: the text, or the target side
-    sources: Ragged | None  # of each record: the source side with EOS (seq2seq)
-    labels: np.ndarray | None  # of each record: int32 (classification)
+    sources: Ragged | None  # of each record: the source side (seq2seq)
+    labels: np.ndarray | None  # int [records] (classification)
+    specials: Specials  # of `tokens`
+    source_specials: Specials  # of `sources`
     record: np.ndarray  # int [N]
     start: np.ndarray  # int [N]
     stop: np.ndarray  # int [N]
     lengths: np.ndarray  # int [N, stacks]: positions that the example takes in a row of each stack
     num_dropped: int  # records left out because they are over the length
     num_truncated: int  # records of which only the beginning is seen
+    num_skipped: int  # records that the source left out as bad
+    fingerprint: str  # of the records, as tokens
 
     def __len__(self) -> int:
         return len(self.record)
 
 
-def tokenize(config: Config, tokenizers: Tokenizers, records: Sequence[Record], split: str, training: bool) -> Examples:
-    """Tokenises all `records`, once, and cuts, drops or truncates what is over the length.
+def make(config: Config, tokenizers: Tokenizers, records: Sequence[Record], split: str, training: bool) -> Examples:
+    """Tokenises all `records`, or finds their tokens in the cache, and cuts, drops or truncates to the length.
 
     Language models see all of a long text, in pieces. With the other objectives `data.overlong` decides about
     overlong training examples, and evaluation truncates them.
@@ -44,8 +56,9 @@ def tokenize(config: Config, tokenizers: Tokenizers, records: Sequence[Record], 
       UserError: a label that training lacks, or no example within the length.
     """
     form = choose(FORMS, config.train.objective, 'train.objective')
-    tokens = Ragged.of([*form.before, *tokenizers.target.encode(record[form.field]), *form.after] for record in records)
-    sizes, room = tokens.lengths - len(form.after), config.data.length - form.extra
+    columns, skipped, fingerprint = tokenize(config, tokenizers, form, records, split)
+    tokens, sources = columns[form.field], columns.get('source')
+    sizes, room = tokens.lengths + form.ends, config.data.length - form.extra
     if room < 1:
         raise UserError(f'data.length={config.data.length} has no room for text beside {form.extra} special tokens')
     if form.in_pieces:
@@ -54,53 +67,120 @@ def tokenize(config: Config, tokenizers: Tokenizers, records: Sequence[Record], 
     else:
         record, start, stop = np.arange(len(sizes)), np.zeros(len(sizes), np.int64), np.minimum(sizes, room)
         overlong = sizes > room
-    lengths, sources = [stop - start + form.extra], None
-    if form.two_stacks:
-        assert tokenizers.source is not None, f'{config.train.objective} needs a source tokenizer'
+    lengths = [stop - start + form.extra]
+    if sources is not None:
         limit = config.data.encoder_length or config.data.length
-        sources, cut = _encode_sources(tokenizers.source.encode, records, limit)
-        overlong |= cut
-        lengths.append(sources.lengths)
+        overlong |= sources.lengths >= limit
+        lengths.append(np.minimum(sources.lengths + 1, limit))
     drop = training and choose(OVERLONG, config.data.overlong, 'data.overlong')
     keep = ~overlong[record] if drop else np.ones(len(record), bool)
     if not keep.any():
         raise UserError(f'the {split} split has no example within data.length={config.data.length} tokens')
-    labels = _label_ids(tokenizers.labels, records, split) if form.labelled else None
     return Examples(
-        tokens, sources, labels, record[keep], start[keep], stop[keep], np.stack(lengths, axis=1)[keep],
-        num_dropped=int(overlong.sum()) if drop else 0, num_truncated=0 if drop else int(overlong.sum()),
+        tokens,
+        sources,
+        columns['label'].flat if form.labelled else None,
+        tokenizers.target.specials,
+        (tokenizers.source or tokenizers.target).specials,
+        record[keep], start[keep], stop[keep], np.stack(lengths, axis=1)[keep],
+        num_dropped=int(overlong.sum()) if drop else 0,
+        num_truncated=0 if drop else int(overlong.sum()),
+        num_skipped=skipped,
+        fingerprint=fingerprint,
     )  # fmt: skip
 
 
-def _encode_sources(
-    encode: Callable[[str], list[int]], records: Sequence[Record], limit: int
-) -> tuple[Ragged, np.ndarray]:
-    """The source sides with EOS, cut to `limit` tokens, and which of them are cut."""
-    whole = Ragged.of(encode(record['source']) for record in records)
-    return Ragged.of([*tokens[: limit - 1], EOS] for tokens in whole), whole.lengths >= limit
+def tokenize(
+    config: Config, tokenizers: Tokenizers, form: 'Form', records: Sequence[Record], split: str
+) -> tuple[dict[str, Ragged], int, str]:
+    """The fields of all records as ids, without special tokens, how many bad records the source skipped, a fingerprint.
+
+    The ids of a `Split` are kept in the cache, by the contents of the split and the tokenizers.
+    """
+    encoders, depends_on = {form.field: tokenizers.target.encode_batch}, {form.field: tokenizers.target.fingerprint}
+    if form.two_stacks:
+        assert tokenizers.source is not None, f'{config.train.objective} needs a source tokenizer'
+        encoders['source'], depends_on['source'] = tokenizers.source.encode_batch, tokenizers.source.fingerprint
+    if form.labelled:
+        encoders['label'], depends_on['label'] = _label_encoder(tokenizers.labels, split), list(tokenizers.labels)
+    if not isinstance(records, Split):
+        rows: dict[str, list[Sequence[int]]] = {field: [] for field in encoders}
+        for field, ids in _encoded(records, encoders):
+            rows[field] += list(ids)
+        columns = {field: Ragged.of(ids) for field, ids in rows.items()}
+        return columns, 0, _digest(*(values for column in columns.values() for values in (column.flat, column.offsets)))
+    dtype = np.uint16 if max(t.vocab_size for t in (tokenizers.target, tokenizers.source) if t) <= 2**16 else np.int32
+
+    def write(writer: cache.Writer) -> None:
+        ends = dict.fromkeys(encoders, 0)
+        for field in encoders:
+            writer.append(f'{field}.ids', np.zeros(0, dtype))
+            writer.append(f'{field}.offsets', np.zeros(1, np.int64))
+        for field, ids in _encoded(records, encoders):
+            offsets = ends[field] + np.cumsum([len(row) for row in ids])
+            ends[field] = int(offsets[-1])
+            writer.append(f'{field}.ids', np.concatenate([np.asarray(row, dtype) for row in ids]))
+            writer.append(f'{field}.offsets', offsets)
+        writer.facts['skipped'] = records.skipped
+
+    depends_on |= {'split': records.fingerprint}
+    found, facts = cache.arrays(cache.directory(config.data), depends_on, write)
+    columns = {field: Ragged(found[f'{field}.ids'], found[f'{field}.offsets']) for field in encoders}
+    return columns, facts['skipped'], _digest(json.dumps(depends_on, sort_keys=True).encode())
 
 
-def _label_ids(names: tuple[str, ...], records: Sequence[Record], split: str) -> np.ndarray:
+def _digest(*parts: Any) -> str:
+    digest = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def _encoded(
+    records: Sequence[Record], encoders: dict[str, Callable[[Sequence[str]], Sequence[Sequence[int]]]]
+) -> Iterator[tuple[str, Sequence[Sequence[int]]]]:
+    """(field, ids of some records), all fields of them before the next ones; says how far it is if it takes long."""
+    since = time.monotonic()
+    for start in range(0, len(records), _AT_ONCE):
+        some = [records[i] for i in range(start, min(start + _AT_ONCE, len(records)))]
+        for field, encode in encoders.items():
+            yield field, encode([record[field] for record in some])
+        if time.monotonic() > since + 10:
+            since = time.monotonic()
+            print(f'tokenised {start + len(some):,} of {len(records):,} records', file=sys.stderr, flush=True)
+
+
+def _label_encoder(names: tuple[str, ...], split: str) -> Callable[[Sequence[str]], Sequence[Sequence[int]]]:
     ids = {name: index for index, name in enumerate(names)}
-    for label in (record['label'] for record in records):
-        if label not in ids:
-            raise UserError(f'label {label!r} of the {split} split has no training example{nearest(label, names)}')
-    return np.array([ids[record['label']] for record in records], np.int32)
+
+    def encode(labels: Sequence[str]) -> list[list[int]]:
+        for label in labels:
+            if label not in ids:
+                raise UserError(f'label {label!r} of the {split} split has no training example{nearest(label, names)}')
+        return [[ids[label]] for label in labels]
+
+    return encode
+
+
+# ------------------------------------------------------------------------------------------------------------- forms
 
 
 def next_token(examples: Examples, index: int, corrupt: Corrupt) -> Fields:
     """BOS t1..tn -> t1..tn EOS, or a piece of it: a later piece starts with the last target of the one before."""
-    tokens = examples.tokens[examples.record[index]]
-    start, stop = examples.start[index], examples.stop[index]
-    weights = np.ones(stop - start, np.float32)
-    return {'inputs': tokens[start:stop], 'targets': tokens[start + 1 : stop + 1], 'weights': weights}
+    tokens, start, stop = examples.tokens[examples.record[index]], examples.start[index], examples.stop[index]
+    piece = tokens[max(start - 1, 0) : stop].astype(np.int32)
+    first = [examples.specials.bos] if start == 0 else []
+    last = [examples.specials.eos] if stop > len(tokens) else []
+    whole = np.concatenate((first, piece, last), dtype=np.int32)
+    return {'inputs': whole[:-1], 'targets': whole[1:], 'weights': np.ones(stop - start, np.float32)}
 
 
 def translate(examples: Examples, index: int, corrupt: Corrupt) -> Fields:
     """source EOS; BOS y -> y EOS. A truncated target has no EOS: nothing teaches to stop where it was cut."""
     assert examples.sources is not None
-    source = examples.sources[examples.record[index]]
-    return {'encoder_inputs': source, **next_token(examples, index, corrupt)}
+    source = examples.sources[examples.record[index]][: examples.lengths[index, 1] - 1]
+    ended = np.append(source.astype(np.int32), np.int32(examples.source_specials.eos))
+    return {'encoder_inputs': ended, **next_token(examples, index, corrupt)}
 
 
 def denoise(examples: Examples, index: int, corrupt: Corrupt) -> Fields:
@@ -117,7 +197,7 @@ def classify(examples: Examples, index: int, corrupt: Corrupt) -> Fields:
 
 def _between_cls_and_sep(examples: Examples, index: int) -> np.ndarray:
     tokens = examples.tokens[examples.record[index]][examples.start[index] : examples.stop[index]]
-    return np.concatenate(([CLS], tokens, [SEP]), dtype=np.int32)
+    return np.concatenate(([examples.specials.cls], tokens, [examples.specials.sep]), dtype=np.int32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,18 +206,17 @@ class Form:
 
     fields: Callable[[Examples, int, Corrupt], Fields]  # the arrays of one example, [its length]
     field: str = 'text'  # of a record: what becomes `Examples.tokens`
-    before: tuple[int, ...] = ()  # stored before the tokens of a record
-    after: tuple[int, ...] = ()  # and after them
-    extra: int = 0  # special tokens that `fields` adds to an example
+    ends: bool = False  # the end of a text is predicted too
+    extra: int = 0  # special tokens that `fields` adds to each example
     in_pieces: bool = False  # long texts are cut into several examples
     two_stacks: bool = False
     labelled: bool = False
 
 
 FORMS = {
-    'causal_lm': Form(next_token, before=(BOS,), after=(EOS,), in_pieces=True),
+    'causal_lm': Form(next_token, ends=True, in_pieces=True),
     'masked_lm': Form(denoise, extra=2, in_pieces=True),
-    'seq2seq': Form(translate, field='target', before=(BOS,), after=(EOS,), two_stacks=True),
+    'seq2seq': Form(translate, field='target', ends=True, two_stacks=True),
     'classification': Form(classify, extra=2, labelled=True),
 }
 

@@ -1,16 +1,19 @@
-"""Plans on integer lengths: how documents are cut, which examples share a row, and which rows a batch.
+"""Layouts: how documents are cut, which examples share a row, and to what shape a row is padded.
 
-A *layout* says which examples share a row and which padded shape the row has. It is the same in every epoch, so
-an epoch has a fixed number of steps, and any step is found without planning those before it. A *plan* deals the
-rows of a layout into the batches of one epoch.
+A layout is made from integer lengths alone. It is the same in every epoch, so that the number of rows in an epoch is
+known and any row is found without laying out those before it; the order of the rows is another matter.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from tformer.data.ragged import Ragged
+
+WINDOW = 4096  # examples that are packed with each other: bounds the time and memory that packing takes
+
+Shapes = tuple[tuple[int, ...], ...]  # padded row lengths in each stack, (T,) or (T, S), one for each bucket
 
 
 def chunk(sizes: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -25,126 +28,121 @@ def chunk(sizes: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray, np.ndar
     return record, ordinal * room, np.minimum((ordinal + 1) * room, sizes[record])
 
 
-def bucket_boundaries(lengths: np.ndarray, num_buckets: int, max_len: int) -> np.ndarray:
-    """The at most `num_buckets` increasing lengths to pad `lengths` [N] to that take the fewest positions.
-
-    Each is rounded up to a multiple of 8, but not over `max_len`; the last one holds the longest. Found by dynamic
-    programming over the lengths that occur.
-    """
-    candidates, counts = np.unique(np.minimum(_round_up(lengths), max_len), return_counts=True)
-    under = np.cumsum(counts) - counts
-    # cost[i, j]: positions where lengths candidates[i] to candidates[j] are padded to candidates[j]
-    cost = (under + counts - under[:, None]) * candidates.astype(np.float64)
-    cost[np.tri(len(candidates), k=-1, dtype=bool)] = np.inf
-    total, firsts = cost[0], []  # of the best division of candidates[: j + 1]; where its last bucket begins
-    for _ in range(min(num_buckets, len(candidates)) - 1):
-        divided = np.concatenate(([np.inf], total[:-1]))[:, None] + cost
-        firsts.append(divided.argmin(axis=0))
-        total = divided.min(axis=0)
-    last = [len(candidates) - 1]
-    for first in reversed(firsts):
-        last.append(first[last[-1]] - 1)
-    return candidates[last[::-1]]
+# ------------------------------------------------------------------------------------------------------------ shapes
 
 
-def first_fit(lengths: np.ndarray, limits: np.ndarray, window: int = 256) -> Ragged:
-    """Packs examples into rows: each goes into the first of `window` open rows that has room in every stack.
+def one_shape(lengths: np.ndarray, limits: np.ndarray, num_buckets: int) -> Shapes:
+    """Every row as long as the limits."""
+    return (tuple(map(int, limits)),)
+
+
+def bucket_shapes(lengths: np.ndarray, limits: np.ndarray, num_buckets: int) -> Shapes:
+    """At most `num_buckets` shapes that waste few positions: a tree of the cuts that save most, each time.
 
     Args:
       lengths: int [N, stacks], tokens of each example in each stack.
+      limits: int [stacks]; no shape is longer.
+      num_buckets: compiled programs one is ready to have.
+    """
+    distinct, counts = np.unique(np.minimum(_round_up(lengths), limits), axis=0, return_counts=True)
+    buckets = [(distinct, counts)]
+    cuts = [_best_cut(distinct, counts)]
+    while len(buckets) < num_buckets:
+        most = max(range(len(cuts)), key=lambda i: cuts[i][0])
+        saved, below = cuts[most]
+        if saved <= 0:
+            break
+        (distinct, counts), parts = buckets[most], (below, ~below)
+        buckets[most : most + 1] = [(distinct[part], counts[part]) for part in parts]
+        cuts[most : most + 1] = [_best_cut(*bucket) for bucket in buckets[most : most + 2]]
+    return tuple(sorted({tuple(map(int, bucket.max(axis=0))) for bucket, _ in buckets}))
+
+
+def _best_cut(lengths: np.ndarray, counts: np.ndarray) -> tuple[float, np.ndarray]:
+    """Cuts a bucket in two between lengths of one stack.
+
+    Returns:
+      The positions that the best cut saves, and which of `lengths` are below it.
+    """
+    best = (0.0, np.zeros(len(lengths), bool))
+    whole = counts.sum() * lengths.max(axis=0).sum()
+    for stack in lengths.T:
+        order = np.argsort(stack, kind='stable')
+        size = np.cumsum(counts[order])[:-1]
+        below = np.maximum.accumulate(lengths[order])[:-1].sum(axis=1)
+        above = np.maximum.accumulate(lengths[order][::-1])[::-1][1:].sum(axis=1)
+        saved = np.where(np.diff(stack[order]) > 0, whole - size * below - (counts.sum() - size) * above, 0)
+        if len(saved) and saved.max() > best[0]:
+            best = float(saved.max()), stack <= stack[order[saved.argmax()]]
+    return best
+
+
+def bucket_of(lengths: np.ndarray, shapes: Shapes) -> np.ndarray:
+    """int [N]: for each example the smallest of the `shapes` that holds it."""
+    found = np.full(len(lengths), -1)
+    for index in sorted(range(len(shapes)), key=lambda i: sum(shapes[i])):
+        found[(found < 0) & (lengths <= shapes[index]).all(axis=1)] = index
+    return found
+
+
+def _round_up(lengths: np.ndarray) -> np.ndarray:
+    """Long ones to multiples of 8, which accelerators like and which makes fewer shapes."""
+    return np.where(lengths < 64, lengths, -(-lengths // 8) * 8)
+
+
+# -------------------------------------------------------------------------------------------------------------- rows
+
+
+def alone(lengths: np.ndarray, limits: np.ndarray, rng: np.random.Generator) -> Ragged:
+    """One example a row."""
+    return Ragged(np.arange(len(lengths), dtype=np.int32), np.arange(len(lengths) + 1, dtype=np.int64))
+
+
+def pack(lengths: np.ndarray, limits: np.ndarray, rng: np.random.Generator, window: int = WINDOW) -> Ragged:
+    """Several examples a row, in windows of `window` examples in random order.
+
+    Rows are filled one by one, each time with the example that lies best along the room left in every stack: the
+    bin-centric dot product of Panigrahy et al. 2011 (section 3). With one stack that is the longest that fits.
+
+    Args:
+      lengths: int [N, stacks], tokens of each example in each stack, from 1 to the limits.
       limits: int [stacks], tokens of a row.
-      window: open rows; where none has room the fullest is closed.
+      rng: the source of all randomness.
+      window: examples that may share rows.
 
     Returns:
       The examples of each row.
     """
-    free = np.zeros((window, len(limits)), np.int64)
-    slots: list[list[int]] = [[] for _ in range(window)]
-    rows: list[list[int]] = []
-    for example, need in enumerate(lengths):
-        fits = (free >= need).all(axis=1)
-        slot = int(fits.argmax())
-        if not fits[slot]:
-            slot = int(free.sum(axis=1).argmin())
-            rows.append(slots[slot])
-            slots[slot], free[slot] = [], limits
-        slots[slot].append(example)
-        free[slot] -= need
-    return Ragged.of(row for row in rows + slots if row)
+    order = rng.permutation(len(lengths))
+    windows = (order[start : start + window] for start in range(0, len(order), window))
+    return Ragged.of(row for members in windows for row in _fill_rows(members, lengths[members], limits))
+
+
+def _fill_rows(members: np.ndarray, lengths: np.ndarray, limits: np.ndarray) -> Iterator[list[int]]:
+    """The rows of one window; examples of the same lengths stand for each other, so few kinds are compared."""
+    kinds, kind = np.unique(lengths, axis=0, return_inverse=True)
+    waiting = [members[kind == index].tolist() for index in range(len(kinds))]
+    left, shares = np.bincount(kind), kinds / limits
+    while left.any():
+        free, row = limits.copy(), []
+        while (fits := (left > 0) & (kinds <= free).all(axis=1)).any():
+            best = int(np.where(fits, shares @ (free / limits), -1).argmax())
+            row.append(waiting[best].pop())
+            left[best] -= 1
+            free -= kinds[best]
+        yield row
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
-    members: Ragged  # the examples of each row
-    bucket: np.ndarray  # int [rows], index into shapes
-    shapes: tuple[tuple[int, ...], ...]  # padded row length in each stack: (T,) or (T, S)
+class Batching:
+    """How examples become rows, and rows get their shapes."""
+
+    shapes: Callable[[np.ndarray, np.ndarray, int], Shapes]  # lengths, limits, num_buckets
+    rows: Callable[[np.ndarray, np.ndarray, np.random.Generator], Ragged]  # lengths, limits, rng
 
 
-def pad(lengths: np.ndarray, limits: np.ndarray, num_buckets: int, rng: np.random.Generator | None) -> Layout:
-    """One example a row, every row as long as the limits."""
-    num = len(lengths)
-    return Layout(_alone(num), np.zeros(num, np.int64), (tuple(map(int, limits)),))
-
-
-def bucket(lengths: np.ndarray, limits: np.ndarray, num_buckets: int, rng: np.random.Generator | None) -> Layout:
-    """One example a row; rows of similar length (of the longer stack) share a shape that just holds them."""
-    longer = lengths.max(axis=1)
-    boundaries = bucket_boundaries(longer, num_buckets, int(limits.max()))
-    index = np.searchsorted(boundaries, longer)
-    used, index = np.unique(index, return_inverse=True)
-    shapes = [np.minimum(_round_up(lengths[index == b].max(axis=0)), limits) for b in range(len(used))]
-    return Layout(_alone(len(lengths)), index, tuple(tuple(map(int, shape)) for shape in shapes))
-
-
-def pack(lengths: np.ndarray, limits: np.ndarray, num_buckets: int, rng: np.random.Generator | None) -> Layout:
-    """Several examples a row, told apart by their segment ids; every row as long as the limits."""
-    order = np.arange(len(lengths)) if rng is None else rng.permutation(len(lengths))
-    rows = first_fit(lengths[order], limits)
-    members = Ragged(order[rows.flat].astype(np.int32), rows.offsets)
-    return Layout(members, np.zeros(len(rows), np.int64), (tuple(map(int, limits)),))
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    bucket: np.ndarray  # int [steps], index into the layout's shapes
-    rows: np.ndarray  # int [steps, most rows of any shape]; -1 is an empty row
-
-
-def plan(layout: Layout, batch_rows: tuple[int, ...], rng: np.random.Generator | None) -> Plan:
-    """Deals all rows of `layout` into batches of `batch_rows[bucket]` rows; -1 fills the last of each bucket.
-
-    With `rng` the rows and the order of the batches are shuffled; without, batches come in the order of their
-    first row.
-    """
-    buckets, batches = [], []
-    for index, width in enumerate(batch_rows):
-        rows: np.ndarray = np.flatnonzero(layout.bucket == index)
-        rows = rows if rng is None else rng.permutation(rows)
-        rows = np.pad(rows, (0, -len(rows) % width), constant_values=-1).reshape(-1, width)
-        batches.append(np.pad(rows, ((0, 0), (0, max(batch_rows) - width)), constant_values=-1))
-        buckets.append(np.full(len(rows), index))
-    steps = np.concatenate(batches)
-    order = np.argsort(steps[:, 0], kind='stable') if rng is None else rng.permutation(len(steps))
-    return Plan(np.concatenate(buckets)[order], steps[order])
-
-
-def num_steps(layout: Layout, batch_rows: tuple[int, ...]) -> int:
-    """The number of batches that `plan` makes."""
-    counts = np.bincount(layout.bucket, minlength=len(batch_rows))
-    return int((-(-counts // np.array(batch_rows))).sum())
-
-
-def _alone(num_examples: int) -> Ragged:
-    return Ragged(np.arange(num_examples, dtype=np.int32), np.arange(num_examples + 1, dtype=np.int64))
-
-
-def _round_up(lengths: np.ndarray) -> np.ndarray:
-    """To multiples of 8, which accelerators and caches like; lengths of toy data (under 32) stay."""
-    return -(-lengths // 8) * 8 if lengths.max() >= 32 else lengths
-
-
-BATCHING: dict[str, Callable[[np.ndarray, np.ndarray, int, np.random.Generator | None], Layout]] = {
-    'pad': pad,
-    'bucket': bucket,
-    'pack': pack,
+BATCHING: dict[str, Batching] = {
+    'pad': Batching(one_shape, alone),
+    'bucket': Batching(bucket_shapes, alone),
+    'pack': Batching(one_shape, pack),
 }

@@ -1,35 +1,39 @@
 """Batches of a split: random access by step, and an iterator that makes them ahead."""
 
 import contextlib
+import dataclasses
 import functools
+import hashlib
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import grain
 import numpy as np
 
+from tformer.config.convert import parts
 from tformer.config.run import Config
-from tformer.data import corrupt, examples, packing, sources
-from tformer.data.tokenizers import PAD, Tokenizers
+from tformer.data import corrupt, examples, layout, mixture, packing
+from tformer.data.records import Record, Split
+from tformer.data.tokenizers import Tokenizers
 from tformer.errors import UserError, choose
 
-_LAYOUT, _PLAN, _CORRUPT = range(3)  # what a random stream is for
 _ENDLESS = 1 << 40  # steps
-_PADDING = {'inputs': PAD, 'targets': PAD, 'weights': 0.0, 'positions': -1, 'segment_ids': 0}
+
+Batch = dict[str, np.ndarray]
 
 
 class Batches:
     """The batches of a split, each a pure function of the config, the data and its step.
 
-    Training goes through the examples epoch after epoch, each example once an epoch, shuffled by (train.seed,
-    epoch). Evaluation is one epoch in the order of the records, and one example a row: it never packs.
+    Training is endless, shuffled by train.seed, several parts mixed in each batch (`layout.Endless`). Evaluation is
+    one epoch in the order of the records, one example a row: it never packs.
 
     Attributes:
-      records: the split.
-      num_examples: examples an epoch; a long text makes several under a language-model objective.
-      num_dropped: records left out because they are over the length.
-      num_truncated: records of which only the beginning is seen.
+      records: the split; a mixture's parts one after the other.
+      parts: what it consists of, laid out.
       shapes: the padded row lengths that occur, (T,) or (T, S): a compiled program each.
-      steps_per_epoch: the same in every epoch.
+      widths: rows of a batch of each shape.
+      steps_per_epoch: in training a mean, for batches straddle the ends of epochs.
     """
 
     def __init__(
@@ -39,122 +43,154 @@ class Batches:
         split: str,
         *,
         training: bool,
-        multiple_of: int = 1,
-        records: Sequence[sources.Record] | None = None,
+        records: Sequence[Record] | None = None,
     ) -> None:
         """Loads `split` (train, valid or test) unless `records` are given, tokenises it and lays out its rows.
 
         A batch has train.batch_size rows, or data.batch_tokens over its length of them, rounded down to a
-        multiple of `multiple_of` (microbatches times data-parallel devices); at least one multiple.
+        multiple of data.row_multiple; at least one multiple.
 
         Raises:
           UserError: in the data, or a batching that the objective does not have.
         """
         data, objective = config.data, config.train.objective
-        make_layout = choose(packing.BATCHING, data.batching, 'data.batching')
+        choose(packing.BATCHING, data.batching, 'data.batching')
         self._form = choose(examples.FORMS, objective, 'train.objective')
         if self._form.labelled and data.batching == 'pack':
             raise UserError(f"data.batching='pack' is not for {objective}: a row has one label; use 'bucket'")
-        self.config, self.training = config, training
+        self.config, self.training, self._tokenizer = config, training, tokenizers.target
         self._packed = training and data.batching == 'pack'
-        if data.batching == 'pack' and not training:
-            make_layout = packing.bucket
-        self.records = sources.load(data, objective, split) if records is None else records
-        self._examples = examples.tokenize(config, tokenizers, self.records, split, training)
-        self.num_examples = len(self._examples)
-        self.num_dropped, self.num_truncated = self._examples.num_dropped, self._examples.num_truncated
-        self._vocab_size = tokenizers.target.vocab_size
+        self.records = mixture.load(config, split) if records is None else records
+        splits = self.records.splits if isinstance(self.records, mixture.Joined) else [self.records]
+        own = parts(data) if len(splits) > 1 else (data,)
+        made = [
+            examples.make(dataclasses.replace(config, data=part), tokenizers, some, split, training)
+            for part, some in zip(own, splits, strict=True)
+        ]
+        batching = 'bucket' if data.batching == 'pack' and not training else data.batching
+        limits = np.array([data.length, data.encoder_length or data.length][: made[0].lengths.shape[1]])
+        lengths = np.concatenate([part.lengths for part in made])
+        self.shapes = packing.BATCHING[batching].shapes(lengths, limits, data.num_buckets)
+        self.widths = tuple(_width(config, max(shape)) for shape in self.shapes)
+        passes = mixture.passes(data, own, [len(part) for part in made])
+        self.parts = tuple(
+            layout.lay_out(config, number, part, passes[number], batching, self.shapes, isinstance(some, Split))
+            for number, (part, some) in enumerate(zip(made, splits, strict=True))
+        )
+        seed = config.train.seed
+        self._steps = layout.Endless(self.parts, self.widths, seed) if training else layout.Once(self.parts, self.widths)
+        self.steps_per_epoch = self._steps.steps_per_epoch
+        self._names = tuple(self._fields(0, 0, epoch=0, segment=1))
 
-        lengths = self._examples.lengths
-        limits = np.array([data.length, data.encoder_length or data.length][: lengths.shape[1]])
-        self._layout = make_layout(lengths, limits, data.num_buckets, self._rng(_LAYOUT) if training else None)
-        self.shapes = self._layout.shapes
-        self._batch_rows = tuple(_batch_rows(config, max(shape), multiple_of) for shape in self.shapes)
-        self.steps_per_epoch = packing.num_steps(self._layout, self._batch_rows)
-        self._plan = functools.lru_cache(maxsize=2)(self._make_plan)  # two: threads straddle the end of an epoch
-        self._names = tuple(self._fields(0, epoch=0, segment=1))
+    def __getstate__(self) -> dict[str, Any]:
+        """What another process needs to make batches: not the records."""
+        return {**vars(self), 'records': ()}
 
-    def batch(self, step: int) -> dict[str, np.ndarray]:
+    @property
+    def num_examples(self) -> int:
+        """Examples of all parts; a long text makes several under a language-model objective."""
+        return sum(len(part.examples) for part in self.parts)
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Equal where the records, in tokens, and their places in the batches are the same."""
+        digest = hashlib.blake2b(repr((self.shapes, self.widths)).encode(), digest_size=8)
+        for part in self.parts:
+            digest.update(part.examples.fingerprint.encode())
+        return digest.hexdigest()
+
+    def batch(self, step: int, share: tuple[int, int] = (0, 1)) -> Batch:
         """The batch of `step`: `inputs targets positions` int32 and `weights` float32 [B, T].
 
         Two stacks add `encoder_inputs encoder_positions` [B, S]. Packed rows add `[encoder_]segment_ids`, from 1,
         and their positions start at 0 in each segment. Classification has `labels` int32 and `label_weights`
-        float32 [B] instead of targets and weights. Padding is PAD at position -1 in segment 0, of no weight.
+        float32 [B] instead of targets and weights. Padding is the pad token at position -1 in segment 0, of no weight.
+
+        Args:
+          step: from 0.
+          share: (index, count), that one of `count` equal shares of the rows: what one host feeds.
         """
-        epoch, bucket, rows = self._find(step)
+        bucket, rows = self._find(step)
+        mine = range(share[0] * len(rows.part) // share[1], (share[0] + 1) * len(rows.part) // share[1])
         lengths = dict(zip(('', 'encoder_'), self.shapes[bucket], strict=False))
-        batch = {name: _padding(name, len(rows), lengths) for name in self._names}
-        for row, index in enumerate(rows[rows >= 0]):
-            members = enumerate(self._layout.members[index], start=1)
-            parts = [self._fields(int(example), epoch, segment) for segment, example in members]
+        batch = {name: self._padding(name, len(mine), lengths) for name in self._names}
+        if self._form.labelled:
+            batch |= {'labels': np.zeros(len(mine), np.int32), 'label_weights': np.zeros(len(mine), np.float32)}
+        for place, row in enumerate(mine):
+            number, epoch = int(rows.part[row]), int(rows.epoch[row])
+            if number < 0:
+                continue
+            part = self.parts[number]
+            members = part.rows[rows.row[row]].tolist()
+            fields = [self._fields(number, example, epoch, s) for s, example in enumerate(members, start=1)]
             for name in self._names:
-                values = np.concatenate([part[name] for part in parts])
-                batch[name][row, : len(values)] = values
-        if self._examples.labels is not None:
-            records = self.rows(step)
-            batch['labels'] = np.where(records >= 0, self._examples.labels[records], 0).astype(np.int32)
-            batch['label_weights'] = (records >= 0).astype(np.float32)
+                values = fields[0][name] if len(fields) == 1 else np.concatenate([part[name] for part in fields])
+                batch[name][place, : len(values)] = values
+            if part.examples.labels is not None:
+                batch['labels'][place] = part.examples.labels[part.examples.record[members[0]]]
+                batch['label_weights'][place] = 1
         return batch
 
-    def rows(self, step: int) -> np.ndarray:
-        """int [B]: the index in `records` of each row of `batch(step)`, of its first example; -1: padding."""
-        _, _, rows = self._find(step)
-        members, filled = self._layout.members, rows >= 0
-        records = np.full(len(rows), -1)
-        records[filled] = self._examples.record[members.flat[members.offsets[rows[filled]]]]
-        return records
+    def examples(self, step: int) -> list[list[tuple[int, int, int]]]:
+        """For each row of `batch(step)` the (part, record of the part, example of the part) of its segments."""
+        _, rows = self._find(step)
+        found: list[list[tuple[int, int, int]]] = []
+        for number, row in zip(rows.part.tolist(), rows.row.tolist(), strict=True):
+            part = self.parts[number]
+            members = part.rows[row].tolist() if number >= 0 else []
+            found.append([(number, int(part.examples.record[example]), example) for example in members])
+        return found
 
-    def _find(self, step: int) -> tuple[int, int, np.ndarray]:
-        """The epoch of `step`, its bucket, and the rows of the layout in its batch; -1 from the first empty one."""
-        epoch, place = divmod(step, self.steps_per_epoch)
-        if step < 0 or (epoch and not self.training):
+    def _find(self, step: int) -> tuple[int, layout.Rows]:
+        if step < 0 or (not self.training and step >= self.steps_per_epoch):
             raise IndexError(f'step {step} of {self.steps_per_epoch}')
-        plan = self._plan(epoch)
-        bucket = int(plan.bucket[place])
-        return epoch, bucket, plan.rows[place, : self._batch_rows[bucket]]
+        return self._steps.find(step)
 
-    def _make_plan(self, epoch: int) -> packing.Plan:
-        return packing.plan(self._layout, self._batch_rows, self._rng(_PLAN, epoch) if self.training else None)
-
-    def _fields(self, example: int, epoch: int, segment: int) -> examples.Fields:
-        """The arrays of one example, [its length] each."""
+    def _fields(self, number: int, example: int, epoch: int, segment: int) -> examples.Fields:
+        """The arrays of one example of part `number`, [its length] each."""
 
         def mask(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            rng = self._rng(_CORRUPT, epoch, example)
-            return corrupt.mask_tokens(tokens, rng, self._vocab_size, self.config.data.mask_rate)
+            rng = np.random.default_rng((self.config.train.seed, layout.CORRUPT, number, epoch, example))
+            return corrupt.mask_tokens(tokens, rng, self._tokenizer, self.config.data.mask_rate)
 
-        fields = self._form.fields(self._examples, example, mask)
-        for side in ('', 'encoder_')[: self._examples.lengths.shape[1]]:
+        part = self.parts[number].examples
+        fields = self._form.fields(part, example, mask)
+        for side in ('', 'encoder_')[: part.lengths.shape[1]]:
             length = len(fields[f'{side}inputs'])
             fields[f'{side}positions'] = np.arange(length)
             if self._packed:
                 fields[f'{side}segment_ids'] = np.full(length, segment)
         return fields
 
-    def _rng(self, *stream: int) -> np.random.Generator:
-        return np.random.default_rng((self.config.train.seed, *stream))
+    def _padding(self, name: str, rows: int, lengths: dict[str, int]) -> np.ndarray:
+        """[rows, length of the side that `name` belongs to], nothing in it yet."""
+        side = 'encoder_' if name.startswith('encoder_') else ''
+        pad = self.parts[0].examples.source_specials.pad if side else self.parts[0].examples.specials.pad
+        value = {'positions': -1, 'segment_ids': 0, 'weights': 0}.get(name.removeprefix(side), pad)
+        return np.full((rows, lengths[side]), value, np.float32 if name == 'weights' else np.int32)
 
 
-def iterate(batches: Batches, start_step: int, config: Config) -> Iterator[dict[str, np.ndarray]]:
-    """Yields `batches.batch(step)` from `start_step` on: endless in training, else to the end of the epoch.
+def iterate(
+    batches: Batches, start_step: int, config: Config, share: tuple[int, int] = (0, 1)
+) -> Iterator[dict[str, np.ndarray]]:
+    """Yields `batches.batch(step, share)` from `start_step` on: endless in training, else to the end of the epoch.
 
-    `data.num_threads` threads make `data.prefetch` batches ahead. Order and content do not depend on either.
+    `data.num_workers` processes (0: this one) of `data.num_threads` threads make `data.prefetch` batches ahead. Order
+    and content do not depend on any of them.
     """
-    stop = _ENDLESS if batches.training else batches.steps_per_epoch
-    ahead = grain.ReadOptions(num_threads=config.data.num_threads, prefetch_buffer_size=config.data.prefetch)
-    steps = grain.MapDataset.range(start_step, stop)
-    with contextlib.closing(iter(steps.map(batches.batch).to_iter_dataset(ahead))) as made:
-        yield from made
+    data = config.data
+    stop = _ENDLESS if batches.training else int(batches.steps_per_epoch)
+    ahead = grain.ReadOptions(num_threads=data.num_threads, prefetch_buffer_size=data.prefetch)
+    steps = grain.MapDataset.range(start_step, stop).map(functools.partial(batches.batch, share=share))
+    made = steps.to_iter_dataset(ahead)
+    if data.num_workers:
+        each = -(-data.prefetch // data.num_workers)
+        made = made.mp_prefetch(grain.MultiprocessingOptions(data.num_workers, per_worker_buffer_size=each))
+    with contextlib.closing(iter(made)) as batches_ahead:
+        yield from batches_ahead
 
 
-def _batch_rows(config: Config, length: int, multiple_of: int) -> int:
-    tokens = config.data.batch_tokens
+def _width(config: Config, length: int) -> int:
+    tokens, multiple = config.data.batch_tokens, config.data.row_multiple or 1
     rows = config.train.batch_size if tokens is None else tokens // length
-    return max(rows // multiple_of, 1) * multiple_of
-
-
-def _padding(name: str, rows: int, lengths: dict[str, int]) -> np.ndarray:
-    """[rows, length of the side that `name` belongs to], nothing in it yet."""
-    side = 'encoder_' if name.startswith('encoder_') else ''
-    value = _PADDING[name.removeprefix(side)]
-    return np.full((rows, lengths[side]), value, np.float32 if isinstance(value, float) else np.int32)
+    return max(rows // multiple, 1) * multiple

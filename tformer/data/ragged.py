@@ -1,17 +1,22 @@
-"""Rows of unequal length in two flat arrays, so that ten million tokens cost forty megabytes."""
+"""Rows of unequal length in two flat arrays, so that ten million tokens cost forty megabytes, or none: on disk."""
 
 import array
 import dataclasses
+import os
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 
 
 @dataclasses.dataclass(frozen=True)
 class Ragged:
-    """`ragged[i]` is a view of row i: `flat[offsets[i]:offsets[i + 1]]`."""
+    """`ragged[i]` is a view of row i: `flat[offsets[i]:offsets[i + 1]]`.
 
-    flat: np.ndarray  # int32 [total]
+    Where the arrays are memory maps another process that it is sent to maps the same files.
+    """
+
+    flat: np.ndarray  # integers [total]
     offsets: np.ndarray  # int64 [rows + 1]
 
     @classmethod
@@ -32,7 +37,24 @@ class Ragged:
     def __iter__(self) -> Iterator[np.ndarray]:
         return (self[row] for row in range(len(self)))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _mapped, (_by_file(self.flat), _by_file(self.offsets))
+
     @property
     def lengths(self) -> np.ndarray:
         """int64 [rows]."""
         return np.diff(self.offsets)
+
+
+def mapped(file: str, dtype: str) -> np.ndarray:
+    """The numbers in a file of nothing else, read as they are needed."""
+    empty = not os.path.getsize(file)  # which cannot be mapped
+    return np.zeros(0, dtype) if empty else np.memmap(file, dtype, mode='r')
+
+
+def _by_file(values: np.ndarray) -> Any:
+    return (str(values.filename), values.dtype.str) if isinstance(values, np.memmap) else values
+
+
+def _mapped(*arrays: Any) -> Ragged:
+    return Ragged(*(mapped(*value) if isinstance(value, tuple) else value for value in arrays))

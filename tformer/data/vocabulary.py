@@ -75,6 +75,11 @@ class Tokenizer(abc.ABC):
         ordinary[list(dataclasses.astuple(self.specials))] = False
         return ordinary
 
+    @functools.cached_property
+    def ordinary_ids(self) -> np.ndarray:
+        """int64: the ids that stand for text."""
+        return np.flatnonzero(self.ordinary)
+
     @property
     def fingerprint(self) -> str:
         return hashlib.sha256(self.dump()).hexdigest()[:16]

@@ -1,0 +1,113 @@
+"""Arrays on disk that cost much to make: made once, then shared by every run that needs the same ones.
+
+An entry is a directory whose name is a hash of all that its arrays depend on. It appears whole or not at all: it is
+written beside its place and renamed. Of two processes that want the same one at once the second waits for the first.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from tformer.config.run import Data
+from tformer.data.ragged import mapped
+from tformer.errors import UserError
+
+_FORMAT = 1  # counts up where the same key stands for other arrays
+_MANIFEST = 'manifest.json'
+
+
+class Writer:
+    """Takes the arrays of a new entry, in pieces."""
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+        self._files: dict[str, BinaryIO] = {}
+        self._dtypes: dict[str, str] = {}
+        self.facts: dict[str, Any] = {}  # what else the entry tells, as JSON
+
+    def append(self, name: str, values: np.ndarray) -> None:
+        """Adds `values` [any number] to the end of the array `name`."""
+        if name not in self._files:
+            self._files[name] = open(self._place / name, 'wb')  # noqa: SIM115: closed by `close`
+            self._dtypes[name] = values.dtype.str
+        self._files[name].write(np.ascontiguousarray(values, self._dtypes[name]).data)
+
+    def close(self) -> None:
+        """Brings everything to the disk."""
+        for file in self._files.values():
+            with file:
+                file.flush()
+                os.fsync(file.fileno())
+        sizes = {name: (self._place / name).stat().st_size for name in self._files}
+        manifest = {'dtypes': self._dtypes, 'bytes': sizes, 'facts': self.facts}
+        (self._place / _MANIFEST).write_text(json.dumps(manifest, indent=1))
+
+
+def directory(data: Data) -> Path:
+    """Where the entries of a run are: data.cache_dir, or the environment's TFORMER_CACHE, or ~/.cache/tformer."""
+    return Path(data.cache_dir or os.environ.get('TFORMER_CACHE') or '~/.cache/tformer').expanduser()
+
+
+def arrays(place: Path, depends_on: Mapping[str, Any], make: Callable[[Writer], None]) -> tuple[dict, dict]:
+    """Returns (the arrays by name, memory-mapped; the facts) of the entry of `depends_on`, made where it is not there.
+
+    Args:
+      place: the directory of all entries.
+      depends_on: JSON values; equal ones mean equal arrays.
+      make: appends the arrays to the writer that it is given.
+
+    Raises:
+      UserError: the place cannot be written, e.g. the disk is full. Nothing half-made stays.
+    """
+    text = json.dumps({'format': _FORMAT, **depends_on}, sort_keys=True)
+    entry = place / hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    try:
+        if not _whole(entry):
+            place.mkdir(parents=True, exist_ok=True)
+            _make_alone(entry, make)
+        manifest = json.loads((entry / _MANIFEST).read_text())
+        found = {name: mapped(str(entry / name), dtype) for name, dtype in manifest['dtypes'].items()}
+    except OSError as error:
+        raise UserError(f'the cache of tokens in {place} (data.cache_dir): {error.strerror or error}') from error
+    return found, manifest['facts']
+
+
+def _whole(entry: Path) -> bool:
+    """Whether the entry is there, with files of the sizes that were written."""
+    try:
+        sizes = json.loads((entry / _MANIFEST).read_text())['bytes']
+        return all((entry / name).stat().st_size == size for name, size in sizes.items())
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return False
+
+
+def _make_alone(entry: Path, make: Callable[[Writer], None]) -> None:
+    partial = entry.with_suffix('.partial')
+    with open(entry.with_suffix('.lock'), 'w') as lock:  # given back when the process ends, however it ends
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f'another process writes {entry}: waiting for it', file=sys.stderr, flush=True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if _whole(entry):
+            return
+        for broken in (partial, entry):  # of a process that was killed, or of a damaged disk
+            if broken.exists():
+                shutil.rmtree(broken)
+        partial.mkdir()
+        try:
+            writer = Writer(partial)
+            make(writer)
+            writer.close()
+            partial.rename(entry)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise

@@ -1,0 +1,63 @@
+"""The parts that a run is trained on, one or several, and how much of each."""
+
+from collections.abc import Sequence
+from typing import overload
+
+import numpy as np
+
+from tformer.config.convert import parts
+from tformer.config.run import Config, Data
+from tformer.data import sources
+from tformer.data.records import Record
+
+
+class Joined(Sequence[Record]):
+    """The records of several splits, one after the other."""
+
+    def __init__(self, splits: Sequence[Sequence[Record]]) -> None:
+        self.splits = splits
+
+    def __len__(self) -> int:
+        return sum(map(len, self.splits))
+
+    @overload
+    def __getitem__(self, index: int) -> Record: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Record]: ...
+
+    def __getitem__(self, index: int | slice) -> Record | list[Record]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if index < 0:
+            index += len(self)
+        for split in self.splits:
+            if index < len(split):
+                return split[index]
+            index -= len(split)
+        raise IndexError(f'record {index} beyond the end')
+
+
+def load(config: Config, split: str) -> Joined:
+    """The records of a split: those of every part of data.mixture, in its order.
+
+    Raises:
+      UserError: as `sources.load` does.
+    """
+    return Joined([sources.load(part, config.train.objective, split) for part in parts(config.data)])
+
+
+def passes(data: Data, own: Sequence[Data], counts: Sequence[int]) -> list[float]:
+    """How often each part is gone through while as many examples are seen as all of them have.
+
+    The share of a part is its weight, or its number of examples, to the power 1/T, T the data.mixture_temperature
+    (Raffel et al. 2020, section 3.5.2; Arivazhagan et al. 2019, section 3.2).
+
+    Args:
+      data: of the whole.
+      own: of each part, with its weight.
+      counts: examples of each part.
+    """
+    weights = [count if part.weight is None else part.weight for part, count in zip(own, counts, strict=True)]
+    shares = (np.array(weights, float) / max(weights)) ** (1 / data.mixture_temperature)
+    return (shares / shares.sum() * sum(counts) / np.array(counts)).tolist()
