@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tformer.config.run import Config
+from tformer.data.hub_tokenizer import HubTokenizer
 from tformer.data.subwords import SentencePiece
 from tformer.data.units import Byte, Char, Symbol
 from tformer.data.vocabulary import BOS, CLS, EOS, MASK, NORMALIZATIONS, PAD, SEP, SPECIALS, UNK, Tokenizer
@@ -116,4 +117,5 @@ TOKENIZERS: dict[str, type[Tokenizer]] = {
     'byte': Byte,
     'symbol': Symbol,
     'sentencepiece': SentencePiece,
+    'huggingface': HubTokenizer,
 }
