@@ -1,5 +1,6 @@
 """Hub tokenizers: the ids of their file, their own special tokens, and texts that never turn into them."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -12,11 +13,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from tformer import choices
+from tformer import benchmark, choices
 from tformer.config import Config, Data, Decode, Model, Train, resolve
 from tformer.data.hub_tokenizer import HubTokenizer
 from tformer.data.tokenizers import Tokenizers, train_tokenizers
-from tformer.decode.text import make_text_generator
+from tformer.decode import text
 from tformer.errors import UserError
 from tformer.model import build
 
@@ -261,8 +262,8 @@ def test_a_file_that_is_no_tokenizer_is_one_line(tmp_path):
     refused(Data(tokenizer_path=str(tmp_path)), r'tokenizer\.json does not exist; it must be')
     (tmp_path / 'tokenizer.json').write_text('{"model": {"vocab": {}, "type": "BPE"\n')
     refused(Data(tokenizer_path=str(tmp_path / 'tokeniser.json')), 'did you mean')
-    for text in ('{"model": {"vocab":\n', '[]', '{}', '{"model": {"vocab": {"a": 0}}}', '{"model": 3}', '\udcff'):
-        (tmp_path / 'tokenizer.json').write_bytes(text.encode(errors='surrogateescape'))
+    for wrong in ('{"model": {"vocab":\n', '[]', '{}', '{"model": {"vocab": {"a": 0}}}', '{"model": 3}', '\udcff'):
+        (tmp_path / 'tokenizer.json').write_bytes(wrong.encode(errors='surrogateescape'))
         refused(Data(tokenizer_path=str(tmp_path)), 'is no tokenizer of the tokenizers library')
 
 
@@ -312,11 +313,12 @@ def test_generation_ends_at_the_files_own_end(tmp_path, family):
     made = train_tokenizers(cfg, [{'text': 'x', 'source': 'x', 'target': 'x'}])
     size, specials = made.target.vocab_size, made.target.specials
     assert specials.bos == specials.eos != 2
+    assert benchmark.assumed(cfg).model.vocab_size == size
     cfg = resolve(cfg, vocab_size=size, encoder_vocab_size=size if made.source else None)
     model = build(cfg.model)
     tokens = np.ones((1, 4), np.int32)
     variables = jax.jit(model.init)(jax.random.key(0), {'inputs': tokens, 'encoder_inputs': tokens})
-    generate = make_text_generator(model, cfg, made, cut=True)
+    generate = text.make_text_generator(model, cfg, made, cut=True)
     outputs = generate(variables, ['the fox', '', 'x + 1'])
     assert len(outputs) == 3 and all('<|endoftext|>' not in output for output in outputs)
 
@@ -327,4 +329,23 @@ def test_generation_ends_at_the_files_own_end(tmp_path, family):
             logits, cache = super().extend(*args, **kwargs)
             return logits.at[..., specials.eos].add(1e4), cache
 
-    assert make_text_generator(Ending(cfg.model), cfg, made, cut=True)(variables, ['the fox']) == ['']
+    assert text.make_text_generator(Ending(cfg.model), cfg, made, cut=True)(variables, ['the fox']) == ['']
+
+
+def test_nothing_but_text_and_the_end_is_generated():
+    made = gpt2()
+    made.add_special_tokens(['<pad>', '<mask>'])
+    tokens = Tokenizers(None, HubTokenizer(made.to_str().encode()))
+    size, eos = tokens.target.vocab_size, tokens.target.specials.eos
+    model = Model(family='decoder', emb_dim=16, mlp_dim=16, num_heads=2, num_decoder_layers=1, max_len=16)
+    cfg = Config(model=model, train=Train(num_steps=1), decode=Decode(max_len=2, batch_size=1), data=Data(length=16))
+    cfg = resolve(dataclasses.replace(cfg, model=dataclasses.replace(model, vocab_size=size + 3)), vocab_size=size)
+    seen = {}
+
+    def make_generate(model, decode, *, eos, banned):
+        seen.update(eos=eos, banned=banned)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(text, 'make_generate', make_generate)
+        text.make_text_generator(build(cfg.model), cfg, tokens, cut=True)
+    assert seen == {'eos': eos, 'banned': [eos + 1, eos + 2, *range(size, size + 3)]}

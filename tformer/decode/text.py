@@ -36,7 +36,8 @@ def make_text_generator(model: nn.Module, config: Config, tokenizers: Tokenizers
     decode, paired = config.decode, config.model.family == 'encoder_decoder'
     target = tokenizers.target
     eos = target.specials.eos
-    banned = [index for index in np.flatnonzero(~target.ordinary).tolist() if index != eos]
+    nothing = [*np.flatnonzero(~target.ordinary).tolist(), *range(target.vocab_size, config.model.vocab_size or 0)]
+    banned = [index for index in nothing if index != eos]  # which may be the padding or BOS as well
     generate = make_generate(model, decode, eos=eos, banned=banned)
     room = config.model.max_len + 1 - decode.max_len
     longest = (config.data.encoder_length or config.data.length) if paired else room
@@ -49,14 +50,13 @@ def make_text_generator(model: nn.Module, config: Config, tokenizers: Tokenizers
     assert tokenizer is not None
     read = tokenizer.specials
 
-    def tokens_of(text: str) -> list[int]:
-        tokens = tokenizer.encode(text)
+    def framed(text: str, tokens: list[int]) -> list[int]:
         if len(tokens) >= longest and not cut:
             raise UserError(f'{text[:40]!r}... has {len(tokens)} tokens, the model takes {longest - 1} ({limit})')
         return [*tokens[: longest - 1], read.eos] if paired else [read.bos, *tokens][-longest:]
 
     def generated(variables: Any, texts: Sequence[str], seed: int = 0) -> list[str]:
-        inputs = [tokens_of(text) for text in texts]
+        inputs = list(map(framed, texts, tokenizer.encode_batch(texts)))
         order = sorted(range(len(inputs)), key=lambda i: len(inputs[i]))
         outputs = [''] * len(inputs)
         size = min(decode.batch_size, max(len(inputs), 1))
