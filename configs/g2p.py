@@ -29,6 +29,7 @@ def get_config(size: str = '') -> ConfigDict:
             source='cmudict',
             tokenizer='symbol',
             source_tokenizer='char',
+            byte_fallback=False,  # both alphabets are closed: 256 byte rows would only widen the softmax
             length=32,
             encoder_length=32,
             num_buckets=5,

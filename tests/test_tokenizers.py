@@ -1,6 +1,7 @@
 """Tokenizers: text survives them, bytes are counted exactly, and what is stored comes back."""
 
 import dataclasses
+import hashlib
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tformer.config.run import Config, Data, Train
-from tformer.data import subwords, tokenizers
+from tformer.data import subwords, tokenizers, vocabulary
 from tformer.errors import UserError
 
 TEXTS = ['def f(x):\n    return x + 1\n', 'the quick brown fox', 'naïve café costs 12345', 'if x:\n\tpass\n'] * 20
@@ -16,7 +17,11 @@ TEXTS = ['def f(x):\n    return x + 1\n', 'the quick brown fox', 'naïve café c
 
 @pytest.fixture(scope='module', params=['unigram', 'bpe'])
 def subword(request: pytest.FixtureRequest) -> tokenizers.Tokenizer:
-    return subwords.SentencePiece.train(TEXTS, 300, request.param, seed=0)
+    return subwords.SentencePiece.train(TEXTS, sized(300, request.param))
+
+
+def sized(size: int, model: str, **fields: bool) -> Data:
+    return Data(tokenizer_vocab_size=size, tokenizer_model=model, **fields)
 
 
 def check_lossless(tokenizer: tokenizers.Tokenizer, text: str) -> None:
@@ -44,7 +49,7 @@ def test_sentencepiece_has_the_specials_and_is_deterministic(subword: tokenizers
     assert isinstance(subword, subwords.SentencePiece)
     assert tuple(subword._processor.id_to_piece(list(range(7)))) == tokenizers.SPECIALS
     for model in ('unigram', 'bpe'):
-        once, again = (subwords.SentencePiece.train(iter(TEXTS), 300, model, seed=1) for _ in range(2))
+        once, again = (subwords.SentencePiece.train(iter(TEXTS), sized(300, model), seed=1) for _ in range(2))
         assert once.fingerprint == again.fingerprint
     assert subword.encode('a\nb').count(subword.encode('\n')[0]) == 1
     assert subword.byte_lengths.shape == (subword.vocab_size,)
@@ -57,22 +62,117 @@ def test_decode_skips_specials_and_unknown_ids(subword: tokenizers.Tokenizer) ->
 
 
 def test_char_and_symbol() -> None:
-    char = tokenizers.Char.train(['hello', 'world'])
-    assert char.vocab_size == 7 + len(set('helloworld'))
+    closed = Data(byte_fallback=False)
+    char = tokenizers.Char.train(['hello', 'world'], closed)
+    assert char.vocab_size == 7 + len(set('helloworld')) and not char.lossless
     assert char.decode(char.encode('lord')) == 'lord'
     assert char.encode('z') == [tokenizers.UNK]
-    symbol = tokenizers.Symbol.train(['HH AH  L OW', 'W ER L D'])
+    symbol = tokenizers.Symbol.train(['HH AH  L OW', 'W ER L D'], closed)
     assert symbol.vocab_size == 7 + 7
     assert symbol.decode(symbol.encode('L  OW')) == 'L OW'
-    assert symbol.encode('L ZH')[1] == tokenizers.UNK
+    assert symbol.encode('L ZH EY') == [symbol.encode('L')[0], tokenizers.UNK, tokenizers.UNK]
+
+
+@given(text=st.text() | st.text('hello wé'))
+@example(text='<pad>hello<unk>')
+def test_bytes_stand_in_for_unknown_characters(text: str) -> None:
+    char = tokenizers.Char.train(['hello world'])
+    assert char.lossless and char.vocab_size == 7 + 256 + len(set('hello world'))
+    check_lossless(char, text)
+    assert char.encode('lo') == [char.vocab_size - 4, char.vocab_size - 3]  # ' dehlorw': known ones stay one token
+
+
+@given(st.lists(st.sampled_from(['L', 'OW', 'ZH', '語', 'A\u00e9', '<unk>']) | st.text()))
+@example(['L', 'ZH', 'EY', 'OW', 'ZH'])
+def test_bytes_stand_in_for_unknown_symbols(symbols: list[str]) -> None:
+    symbol = tokenizers.Symbol.train(['HH AH L OW'])
+    text = ' '.join(symbols)
+    ids = symbol.encode(text)
+    assert symbol.decode(ids).split() == text.split()
+    assert tokenizers.UNK not in ids and not symbol.lossless
+    assert symbol.decode(ids) == ' '.join(text.split())
+
+
+def test_half_a_character_is_not_an_error() -> None:
+    char, symbol = tokenizers.Char.train(['ab']), tokenizers.Symbol.train(['ab'])
+    ids = [*char.encode('é')[:1], *char.encode('a'), *char.encode('é')]
+    assert char.decode(ids) == '\ufffdaé'
+    assert symbol.decode([*symbol.encode('é')[:1], *symbol.encode('ab')]) == '\ufffd ab'
+
+
+def test_sentencepiece_without_bytes_says_unknown() -> None:
+    for model in ('unigram', 'bpe'):
+        closed = subwords.SentencePiece.train(TEXTS, sized(60, model, byte_fallback=False))
+        assert not closed.lossless
+        assert closed.encode('語') == closed.encode('\u2581') == [tokenizers.UNK]
+        assert closed.decode(closed.encode('the fox')) == 'the fox'
+
+
+BATCH = ['the quick fox', '', 'a\u2581b \u2581', 'naïve 語\n', ' x', '\u2581'] * 3
+
+
+@pytest.mark.parametrize('fallback', [True, False])
+@pytest.mark.parametrize('name', ['char', 'byte', 'symbol', 'sentencepiece'])
+def test_a_batch_is_each_of_its_texts(name: str, fallback: bool) -> None:
+    data = Data(tokenizer_vocab_size=300 if fallback else 60, byte_fallback=fallback)
+    tokenizer = tokenizers.TOKENIZERS[name].train(TEXTS, data)
+    for texts in (BATCH, BATCH[:1], tuple(BATCH), []):
+        encoded = tokenizer.encode_batch(texts)
+        assert encoded == [tokenizer.encode(text) for text in texts]
+        assert all(type(index) is int for ids in encoded for index in ids)
+
+
+# ------------------------------------------------------------------------------------------- normalisation
+NORMALIZED = {  # of a decomposed e with an acute, a full-width A, a ligature, capitals, a German sharp s
+    None: 'e\u0301 \uff21 \ufb01 \u0130 Straße',
+    'nfc': 'é \uff21 \ufb01 \u0130 Straße',
+    'nfkc': 'é A fi \u0130 Straße',
+    'nfkc_lower': 'é a fi i\u0307 straße',
+}
+
+
+@pytest.mark.parametrize('form', NORMALIZED)
+@pytest.mark.parametrize('name', ['char', 'byte', 'symbol', 'sentencepiece'])
+def test_normalization(tmp_path, name: str, form: str | None) -> None:
+    text = NORMALIZED[None]
+    data = Data(tokenizer=name, normalization=form, tokenizer_vocab_size=310)
+    made = tokenizers.train_tokenizers(Config(data=data), [{'text': text}] * 10)
+    plain = made.target.normalized(None)
+    assert made.target.decode(made.target.encode(text)) == NORMALIZED[form]
+    assert made.target.encode(text) == plain.encode(NORMALIZED[form]) == made.target.encode_batch([text, text])[1]
+    assert made.target.lossless == (form is None and name != 'symbol')
+    assert (made.target.fingerprint == plain.fingerprint) == (form is None)
+    made.save(tmp_path)
+    loaded = tokenizers.Tokenizers.load(tmp_path)
+    assert loaded.fingerprint == made.fingerprint and loaded.target.normalization == form
+    assert loaded.target.encode(text) == made.target.encode(text)
+
+
+@given(st.text())
+def test_normalized_text_stays_as_it_is(text: str) -> None:
+    for form, normalize in vocabulary.NORMALIZATIONS.items():
+        assert normalize(normalize(text)) == normalize(text), form
+
+
+def test_the_vocabulary_is_of_normalised_text() -> None:
+    char = tokenizers.Char.train(['\uff21\uff22'], Data(normalization='nfkc_lower', byte_fallback=False))
+    assert char.vocab_size == 9 and char.decode(char.encode('bA')) == 'ba'
+
+
+def test_an_unknown_normalization_names_the_nearest() -> None:
+    with pytest.raises(UserError, match=r"data\.normalization='nfkd' is unknown; did you mean 'nfkc'"):
+        tokenizers.Byte.train([], Data(normalization='nfkd'))
+
+
+# ------------------------------------------------------------------------------------------- stored
 
 
 def test_too_small_a_vocabulary_is_the_users_mistake() -> None:
     with pytest.raises(UserError, match=r'data.tokenizer_vocab_size=100') as error:
-        subwords.SentencePiece.train(TEXTS, 100, 'bpe', seed=0)
+        subwords.SentencePiece.train(TEXTS, sized(100, 'bpe'))
     assert '\n' not in str(error.value)
     with pytest.raises(UserError, match="did you mean 'unigram'"):
-        subwords.SentencePiece.train(TEXTS, 300, 'unigramm', seed=0)
+        subwords.SentencePiece.train(TEXTS, sized(300, 'unigramm'))
 
 
 def test_sample_of_lines_is_even_and_bounded() -> None:
@@ -108,6 +208,18 @@ def test_save_and_load(tmp_path, objective: str, tokenizer: str, source_tokenize
     assert loaded.target.encode(text) == made.target.encode(text)
     assert not list(tmp_path.glob('*.partial'))
     assert dataclasses.replace(made, labels=('other',)).fingerprint != made.fingerprint
+
+
+def test_runs_of_before_normalisation_and_byte_fallback_load(tmp_path) -> None:
+    (tmp_path / 'tokenizer.json').write_text('{"source": "char", "target": "symbol", "labels": []}')
+    (tmp_path / 'tokenizer.source.char').write_text('[\n"a",\n"b"\n]')
+    (tmp_path / 'tokenizer.target.symbol').write_text('[\n"AH",\n"B"\n]')
+    loaded = tokenizers.Tokenizers.load(tmp_path)
+    assert loaded.source is not None
+    assert loaded.source.encode('abz') == [7, 8, tokenizers.UNK] and loaded.source.vocab_size == 9
+    assert loaded.target.encode('B AH ZH') == [8, 7, tokenizers.UNK]
+    assert loaded.target.dump() == (tmp_path / 'tokenizer.target.symbol').read_bytes()
+    assert loaded.target.fingerprint == hashlib.sha256(loaded.target.dump()).hexdigest()[:16]
 
 
 def test_a_directory_without_tokenizers(tmp_path) -> None:

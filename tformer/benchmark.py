@@ -10,7 +10,7 @@ from flax import linen as nn
 
 from tformer import sharding
 from tformer.config import Config, resolve
-from tformer.data.tokenizers import Byte
+from tformer.data.tokenizers import TOKENIZERS
 from tformer.data.vocabulary import FIRST
 from tformer.errors import choose
 from tformer.hyper import Hyper
@@ -22,9 +22,11 @@ from tformer.step import make_train_step
 
 
 def assumed(config: Config) -> Config:
-    """Returns `config` resolved without its data: a vocabulary of data.tokenizer_vocab_size, 263 for bytes, 10 classes,
-    where the model does not say."""
-    size = Byte.vocab_size if config.data.tokenizer == 'byte' else config.data.tokenizer_vocab_size
+    """Returns `config` resolved without its data: a vocabulary of data.tokenizer_vocab_size (bytes and the hub's have
+    theirs), 10 classes, where the model does not say."""
+    data, size = config.data, config.data.tokenizer_vocab_size
+    if data.tokenizer in ('byte', 'huggingface') and not config.model.vocab_size:
+        size = TOKENIZERS[data.tokenizer].train((), data).vocab_size
     return resolve(config, vocab_size=config.model.vocab_size or size, num_classes=config.model.num_classes or 10)
 
 

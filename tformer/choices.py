@@ -12,7 +12,7 @@ import jax
 from tformer import config as config_lib
 from tformer import errors, evaluate, model, objectives, optimizers, parameters, schedules, sharding
 from tformer.config import Config
-from tformer.data import examples, packing, sources, tokenizers
+from tformer.data import examples, packing, sources, tokenizers, vocabulary
 from tformer.decode import STRATEGIES
 from tformer.layers import attention, block, embed, heads, initializers, kernels, mlp, moe, norms, placements, positions
 
@@ -58,6 +58,7 @@ TABLES: dict[str, Iterable[Any]] = {
     'data.tokenizer': tokenizers.TOKENIZERS,
     'data.source_tokenizer': (*tokenizers.TOKENIZERS, None),
     'data.tokenizer_model': ('unigram', 'bpe'),
+    'data.normalization': vocabulary.NORMALIZATIONS,
     'data.batching': packing.BATCHING,
     'data.overlong': examples.OVERLONG,
     'data.split_by': sources.SPLITS_BY,

@@ -19,7 +19,6 @@ from tformer.benchmark import assumed
 from tformer.config import Config
 from tformer.data import pipeline, sources
 from tformer.data.tokenizers import Tokenizers
-from tformer.data.vocabulary import BOS, CLS, EOS, SEP, SPECIALS, Tokenizer
 from tformer.decode.text import make_text_generator
 from tformer.errors import UserError
 from tformer.model import build
@@ -189,16 +188,17 @@ def attention(run: Run, texts: Sequence[str]) -> pathlib.Path:
     if not texts:
         raise UserError('attention: no text given')
     batch: dict[str, list[int]] = {}
-    target = run.tokenizers.target
+    target, source = run.tokenizers.target, run.tokenizers.source or run.tokenizers.target
+    marks = target.specials
     if run.config.model.family == 'encoder_decoder':
-        assert run.tokenizers.source is not None
         output = generate(run, texts[:1])[0]
-        batch['encoder_inputs'] = [*run.tokenizers.source.encode(texts[0]), EOS]
-        batch['inputs'] = [BOS, *target.encode(output)]
+        batch['encoder_inputs'] = [*source.encode(texts[0]), source.specials.eos]
+        batch['inputs'] = [marks.bos, *target.encode(output)]
         title = f'{texts[0]} → {output}'
     else:
         encoder = run.config.model.family == 'encoder'
-        batch['inputs'] = [CLS, *target.encode(texts[0]), SEP] if encoder else [BOS, *target.encode(texts[0])]
+        tokens = target.encode(texts[0])
+        batch['inputs'] = [marks.cls, *tokens, marks.sep] if encoder else [marks.bos, *tokens]
         title = texts[0]
     longest = max(map(len, batch.values()))
     if longest > run.config.model.max_len:
@@ -206,16 +206,10 @@ def attention(run: Run, texts: Sequence[str]) -> pathlib.Path:
     arrays = {name: np.array([tokens], np.int32) for name, tokens in batch.items()}
     maps = attention_maps.attention_probabilities(run.model, run.variables, arrays)
     names = {
-        name: [piece(run.tokenizers.source if name.startswith('encoder_') else target, token) for token in tokens]
+        name: list(map((source if name.startswith('encoder_') else target).piece, tokens))
         for name, tokens in batch.items()
     }
     file = run.home / 'attention.html'
     panels = attention_maps.panels(maps, 0, names['inputs'], names.get('encoder_inputs'))
     file.write_text(attention_maps.page(title, panels), encoding='utf-8')
     return file
-
-
-def piece(tokenizer: Tokenizer | None, token: int) -> str:
-    """Returns how one token reads."""
-    assert tokenizer is not None
-    return SPECIALS[token] if token < len(SPECIALS) else tokenizer.decode([token])

@@ -17,6 +17,7 @@ FREE_FIELDS = (
     'data.valid_path',
     'data.test_path',
     'data.tfds_dir',
+    'data.tokenizer_path',
     'data.prefetch',
     'data.num_threads',
     'data.num_workers',

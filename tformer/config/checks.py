@@ -196,6 +196,11 @@ def _check_run(config: Config) -> None:
         model.family != 'encoder_decoder' or decode.max_len <= model.max_len,
         f'decode.max_len={decode.max_len} is longer than model.max_len={model.max_len}',
     )
+    _require(
+        (data.tokenizer_path is not None) == ('huggingface' in (data.tokenizer, data.source_tokenizer)),
+        f'data.tokenizer_path={data.tokenizer_path} is the file of a huggingface tokenizer, but '
+        f'data.tokenizer={data.tokenizer} and data.source_tokenizer={data.source_tokenizer}: set both or neither',
+    )
     _require(len(data.tfds_splits) == 3, f'data.tfds_splits={data.tfds_splits} must name three: train, valid, test')
     _require(
         optimizer.name != 'adam' or optimizer.weight_decay == 0,

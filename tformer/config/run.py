@@ -23,8 +23,11 @@ class Data:
 
     tokenizer: str = 'sentencepiece'  # trained on the training split, kept in the workdir
     source_tokenizer: str | None = None  # encoder side; None: one tokenizer for both sides
+    tokenizer_path: str | None = None  # huggingface: a tokenizer.json, or the directory that holds one
     tokenizer_vocab_size: int = 8000  # sentencepiece: pieces, specials included
     tokenizer_model: str = 'unigram'  # sentencepiece: unigram or bpe
+    byte_fallback: bool = True  # char, symbol, sentencepiece: what the vocabulary lacks becomes its UTF-8 bytes
+    normalization: str | None = None  # of every text, before the tokenizer (Unicode Annex 15)
 
     batching: str = 'bucket'  # rows of like length, all of one length, or several examples a row
     length: int = 256  # longest row, in tokens (decoder side, or the only one)

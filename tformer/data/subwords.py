@@ -1,31 +1,33 @@
 """SentencePiece, set up to lose nothing."""
 
 import io
-from collections.abc import Iterable, Iterator
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Self
 
 import numpy as np
 import sentencepiece
 
+from tformer.config.run import Data
 from tformer.data.vocabulary import BOS, EOS, FIRST, MASK, PAD, SPECIALS, UNK, Tokenizer
 from tformer.errors import UserError, choose
 
 
 class SentencePiece(Tokenizer):
-    """Subwords (Kudo 2018; Sennrich et al. 2016), lossless: no normalisation, bytes for unknown characters.
+    """Subwords (Kudo 2018; Sennrich et al. 2016), lossless where bytes stand in for unknown characters.
 
     A newline is a piece of its own. SentencePiece writes a space as U+2581; a U+2581 of the text becomes its bytes.
     """
 
     _SPACE = '\u2581'
 
-    lossless = True
-
     def __init__(self, model: bytes) -> None:
         self._model = model
         self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         self.vocab_size = self._processor.vocab_size()
-        self._space_bytes = [self._processor.piece_to_id(f'<0x{byte:02X}>') for byte in self._SPACE.encode()]
+        self.exact = any(map(self._processor.is_byte, range(self.vocab_size)))
+        space = [f'<0x{byte:02X}>' for byte in self._SPACE.encode()]
+        self._space_ids = self._processor.piece_to_id(space) if self.exact else [UNK]
         self.byte_lengths = np.array([self._byte_length(i) for i in range(self.vocab_size)], np.int64)
 
     def _byte_length(self, index: int) -> int:
@@ -36,23 +38,23 @@ class SentencePiece(Tokenizer):
         return len(self._processor.id_to_piece(index).replace(self._SPACE, ' ').encode())
 
     @classmethod
-    def train(cls, texts: Iterable[str], vocab_size: int, model: str, seed: int) -> Self:
+    def _train(cls, texts: Iterable[str], data: Data, seed: int) -> Self:
         """Trains on lines, at most about `_MOST_CHARACTERS` of them, sampled with `seed`.
 
         Raises:
           UserError: what SentencePiece objects to, e.g. a vocab_size below the number of characters.
         """
-        choose(dict.fromkeys(('unigram', 'bpe')), model, 'data.tokenizer_model')
+        choose(dict.fromkeys(('unigram', 'bpe')), data.tokenizer_model, 'data.tokenizer_model')
         trained = io.BytesIO()
         try:
             sentencepiece.SentencePieceTrainer.train(
                 sentence_iterator=iter(sample_lines(texts, seed)),
                 model_writer=trained,
-                model_type=model,
-                vocab_size=vocab_size,
+                model_type=data.tokenizer_model,
+                vocab_size=data.tokenizer_vocab_size,
                 hard_vocab_limit=False,
                 normalization_rule_name='identity',
-                byte_fallback=True,
+                byte_fallback=data.byte_fallback,
                 add_dummy_prefix=False,
                 remove_extra_whitespaces=False,
                 allow_whitespace_only_pieces=True,
@@ -68,7 +70,8 @@ class SentencePiece(Tokenizer):
             )  # fmt: skip
         except (RuntimeError, OSError) as error:
             reason = ' '.join(str(error).split())
-            raise UserError(f'sentencepiece cannot train data.tokenizer_vocab_size={vocab_size}: {reason}') from error
+            size = data.tokenizer_vocab_size
+            raise UserError(f'sentencepiece cannot train data.tokenizer_vocab_size={size}: {reason}') from error
         return cls(trained.getvalue())
 
     @classmethod
@@ -78,13 +81,16 @@ class SentencePiece(Tokenizer):
     def dump(self) -> bytes:
         return self._model
 
-    def encode(self, text: str) -> list[int]:
-        first, *rest = text.split(self._SPACE)
-        ids = self._processor.encode(first)
-        for part in rest:
-            ids += self._space_bytes
-            ids += self._processor.encode(part)
-        return ids
+    def _encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        encode = self._processor.encode
+        encoded = (
+            encode(list(texts), num_threads=-1) if len(texts) > 1 else list(map(encode, texts))
+        )  # no threads for 1
+        for row, text in enumerate(texts):
+            if self._SPACE in text:
+                first, *rest = map(encode, text.split(self._SPACE))
+                encoded[row] = first + list(itertools.chain(*(self._space_ids + part for part in rest)))
+        return encoded
 
     def decode(self, ids: Iterable[int]) -> str:
         return self._processor.decode(self._ordinary(ids))

@@ -1,14 +1,20 @@
-"""What every tokenizer has: the special ids, 0 to 6, and one interface."""
+"""What every tokenizer has: special ids, normalisation, and one interface."""
 
 import abc
+import copy
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Iterable, Sequence
-from typing import ClassVar, Self
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
+from typing import Self
 
 import numpy as np
 
+from tformer.config.run import Data
+from tformer.errors import UserError, choose
+
+# The special ids of our own tokenizers. Those of the hub have theirs: read `tokenizer.specials`.
 SPECIALS = ('<pad>', '<bos>', '<eos>', '<unk>', '<mask>', '<cls>', '<sep>')
 PAD, BOS, EOS, UNK, MASK, CLS, SEP = range(len(SPECIALS))
 FIRST = len(SPECIALS)  # the first ordinary id
@@ -22,9 +28,24 @@ class Specials:
     bos: int = BOS
     eos: int = EOS
     unk: int = UNK
-    mask: int = MASK
+    mask_or_none: int | None = MASK
     cls: int = CLS
     sep: int = SEP
+
+    @property
+    def mask(self) -> int:
+        """The id that hides a token.
+
+        Raises:
+          UserError: the vocabulary has none.
+        """
+        if self.mask_or_none is None:
+            raise UserError('the tokenizer has no mask token, which masked_lm needs; valid: one with <mask> or [MASK]')
+        return self.mask_or_none
+
+    @property
+    def ids(self) -> frozenset[int]:
+        return frozenset(index for index in dataclasses.astuple(self) if index is not None)
 
 
 class Tokenizer(abc.ABC):
@@ -33,19 +54,34 @@ class Tokenizer(abc.ABC):
     Attributes:
       specials: its special ids.
       vocab_size: number of ids, specials included.
-      lossless: whether encoding keeps every character, so that bits per byte mean something.
       byte_lengths: int64 [vocab_size], UTF-8 bytes of text that each id stands for; 0 for specials.
+      normalization: a key of NORMALIZATIONS: what happens to a text before all else.
+      exact: whether encoding keeps every character of a normalised text.
     """
 
-    lossless: ClassVar[bool] = False
     specials: Specials = Specials()
     vocab_size: int
     byte_lengths: np.ndarray
+    normalization: str | None = None
+    exact: bool = False
+
+    @property
+    def lossless(self) -> bool:
+        """Whether encoding keeps every character, so that bits per byte mean something.
+
+        Normalised text is another text, often of fewer bytes: its bits per byte cannot be compared.
+        """
+        return self.exact and self.normalization is None
+
+    @classmethod
+    def train(cls, texts: Iterable[str], data: Data = Data(), seed: int = 0) -> Self:
+        """Builds the vocabulary from normalised `texts` as `data` says, or without them where it is fixed."""
+        normalize = choose(NORMALIZATIONS, data.normalization, 'data.normalization')
+        return cls._train(map(normalize, texts), data, seed).normalized(data.normalization)
 
     @classmethod
     @abc.abstractmethod
-    def train(cls, texts: Iterable[str], vocab_size: int, model: str, seed: int) -> Self:
-        """Builds the vocabulary. Only SentencePiece heeds `vocab_size`, `model` and `seed`."""
+    def _train(cls, texts: Iterable[str], data: Data, seed: int) -> Self: ...
 
     @classmethod
     @abc.abstractmethod
@@ -54,25 +90,43 @@ class Tokenizer(abc.ABC):
 
     @abc.abstractmethod
     def dump(self) -> bytes:
-        """All of the tokenizer, deterministically."""
+        """All of the tokenizer but its normalisation, deterministically."""
+
+    def normalized(self, normalization: str | None) -> Self:
+        """Returns the tokenizer with another normalisation."""
+        tokenizer = copy.copy(self)
+        tokenizer.normalization = normalization
+        return tokenizer
+
+    def encode(self, text: str) -> list[int]:
+        """Ordinary ids; no specials are added, and text that looks like one stays text.
+
+        The unknown token stands for what the vocabulary lacks.
+        """
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """`encode` of each; many at once are faster."""
+        if self.normalization is not None:
+            texts = list(map(NORMALIZATIONS[self.normalization], texts))
+        return self._encode_batch(texts)
 
     @abc.abstractmethod
-    def encode(self, text: str) -> list[int]:
-        """Ordinary ids; no specials are added (but UNK stands for what the vocabulary lacks)."""
-
-    def encode_batch(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
-        """`encode` of each."""
-        return [self.encode(text) for text in texts]
+    def _encode_batch(self, texts: Sequence[str]) -> list[list[int]]: ...
 
     @abc.abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
         """Text of the ordinary ids; specials, and ids beyond the vocabulary, are skipped."""
 
+    def piece(self, index: int) -> str:
+        """How one id reads."""
+        return SPECIALS[index] if index < FIRST else self.decode([index])
+
     @functools.cached_property
     def ordinary(self) -> np.ndarray:
         """bool [vocab_size]: the ids that stand for text."""
         ordinary = np.ones(self.vocab_size, bool)
-        ordinary[list(dataclasses.astuple(self.specials))] = False
+        ordinary[list(self.specials.ids)] = False
         return ordinary
 
     @functools.cached_property
@@ -82,7 +136,23 @@ class Tokenizer(abc.ABC):
 
     @property
     def fingerprint(self) -> str:
-        return hashlib.sha256(self.dump()).hexdigest()[:16]
+        return hashlib.sha256(self.dump() + (self.normalization or '').encode()).hexdigest()[:16]
 
     def _ordinary(self, ids: Iterable[int]) -> list[int]:
-        return [int(i) for i in ids if FIRST <= i < self.vocab_size]
+        given = np.fromiter(ids, np.int64)
+        given = given[(given >= 0) & (given < self.vocab_size)]
+        return given[self.ordinary[given]].tolist()
+
+
+def _nfkc_lower(text: str) -> str:
+    # Lower case may undo a composition (capital I with a dot above): composed again.
+    return unicodedata.normalize('NFKC', unicodedata.normalize('NFKC', text).lower())
+
+
+# Unicode Standard Annex 15. Lower case, not case folding, which rewrites words (German sharp s becomes ss).
+NORMALIZATIONS: dict[str | None, Callable[[str], str]] = {
+    None: str,
+    'nfc': functools.partial(unicodedata.normalize, 'NFC'),
+    'nfkc': functools.partial(unicodedata.normalize, 'NFKC'),
+    'nfkc_lower': _nfkc_lower,
+}

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-PAD = 0  # stands after the end of a row
+PAD = 0  # stands after the end of a row, whatever the tokenizer's own is: readers stop at the end
 
 # (tokens_BT, positions_BT, cache) -> (logits_BTV of these tokens, the cache with them)
 Extend = Callable[[jax.Array, jax.Array, Any], tuple[jax.Array, Any]]

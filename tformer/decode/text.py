@@ -8,11 +8,11 @@ import numpy as np
 from flax import linen as nn
 
 from tformer.config import Config
-from tformer.data.tokenizers import BOS, CLS, EOS, MASK, PAD, SEP, UNK, Tokenizers
+from tformer.data.tokenizers import Tokenizers
+from tformer.data.vocabulary import Specials
 from tformer.decode.generate import make_generate
 from tformer.errors import UserError
 
-BANNED = (PAD, BOS, UNK, MASK, CLS, SEP)
 TextGenerator = Callable[..., list[str]]
 
 
@@ -34,7 +34,11 @@ def make_text_generator(model: nn.Module, config: Config, tokenizers: Tokenizers
     if config.model.family == 'encoder':
         raise UserError('model.family=encoder does not generate text; valid: decoder, encoder_decoder')
     decode, paired = config.decode, config.model.family == 'encoder_decoder'
-    generate = make_generate(model, decode, eos=EOS, banned=BANNED)
+    target = tokenizers.target
+    eos = target.specials.eos
+    nothing = [*np.flatnonzero(~target.ordinary).tolist(), *range(target.vocab_size, config.model.vocab_size or 0)]
+    banned = [index for index in nothing if index != eos]  # which may be the padding or BOS as well
+    generate = make_generate(model, decode, eos=eos, banned=banned)
     room = config.model.max_len + 1 - decode.max_len
     longest = (config.data.encoder_length or config.data.length) if paired else room
     if longest < 1:
@@ -42,47 +46,52 @@ def make_text_generator(model: nn.Module, config: Config, tokenizers: Tokenizers
             f'decode.max_len={decode.max_len} leaves no room for a prompt in model.max_len={config.model.max_len}'
         )
     limit = 'data.encoder_length' if paired else 'model.max_len - decode.max_len'
-    tokenizer = tokenizers.source if paired else tokenizers.target
+    tokenizer = tokenizers.source if paired else target
     assert tokenizer is not None
+    read = tokenizer.specials
 
-    def tokens_of(text: str) -> list[int]:
-        tokens = tokenizer.encode(text)
+    def framed(text: str, tokens: list[int]) -> list[int]:
         if len(tokens) >= longest and not cut:
             raise UserError(f'{text[:40]!r}... has {len(tokens)} tokens, the model takes {longest - 1} ({limit})')
-        return [*tokens[: longest - 1], EOS] if paired else [BOS, *tokens][-longest:]
+        return [*tokens[: longest - 1], read.eos] if paired else [read.bos, *tokens][-longest:]
 
     def generated(variables: Any, texts: Sequence[str], seed: int = 0) -> list[str]:
-        inputs = [tokens_of(text) for text in texts]
+        inputs = list(map(framed, texts, tokenizer.encode_batch(texts)))
         order = sorted(range(len(inputs)), key=lambda i: len(inputs[i]))
         outputs = [''] * len(inputs)
         size = min(decode.batch_size, max(len(inputs), 1))
         for start in range(0, len(order), size):
             rows = order[start : start + size]
-            batch = _batch([inputs[i] for i in rows], size, longest, paired)
+            batch = _batch([inputs[i] for i in rows], size, longest, read.pad, target.specials if paired else None)
             batch['rows'] = np.array([*rows, *[-1] * (size - len(rows))], np.int32)
             tokens_BT, _ = generate(variables, batch, jax.random.key(seed))
             for i, tokens in zip(rows, np.asarray(tokens_BT), strict=False):
-                ended = np.flatnonzero(tokens == EOS)
-                outputs[i] = tokenizers.target.decode(tokens[: ended[0] if len(ended) else None].tolist())
+                ended = np.flatnonzero(tokens == eos)
+                outputs[i] = target.decode(tokens[: ended[0] if len(ended) else None].tolist())
         return outputs
 
     return generated
 
 
-def _batch(inputs: Sequence[Sequence[int]], rows: int, longest: int, paired: bool) -> dict[str, np.ndarray]:
-    """Sources padded behind with BOS as the prompt, or prompts padded in front; lengths up to a multiple of 16."""
+def _batch(
+    inputs: Sequence[Sequence[int]], rows: int, longest: int, pad: int, written: Specials | None
+) -> dict[str, np.ndarray]:
+    """Prompts padded in front, or where a decoder writes besides, sources padded behind and its BOS as the prompt.
+
+    Lengths are up to a multiple of 16.
+    """
     length = min(-(-max(map(len, inputs)) // 16) * 16, longest)
-    tokens = np.full((rows, length), PAD, np.int32)
+    tokens = np.full((rows, length), pad, np.int32)
     positions = np.full((rows, length), -1, np.int32)
     for row, sequence in enumerate(inputs):
-        where = slice(0, len(sequence)) if paired else slice(length - len(sequence), length)
+        where = slice(0, len(sequence)) if written else slice(length - len(sequence), length)
         tokens[row, where] = sequence
         positions[row, where] = np.arange(len(sequence))
-    if not paired:
+    if written is None:
         return {'inputs': tokens, 'positions': positions}
     used = np.arange(rows)[:, None] < len(inputs)
     return {
-        'inputs': np.where(used, BOS, PAD).astype(np.int32),
+        'inputs': np.where(used, written.bos, written.pad).astype(np.int32),
         'positions': np.where(used, 0, -1).astype(np.int32),
         'encoder_inputs': tokens,
         'encoder_positions': positions,
