@@ -1,6 +1,7 @@
 """Text files as a source: which files a split has, and what is held out of them."""
 
 import glob
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,7 +34,7 @@ def load(config: Data, objective: str, split: str) -> tuple[str, Read]:
         raise UserError("data.source='files' needs data.path: directories, or the train files")
     found: list[tuple[File, tuple[str, ...]]] = []  # and the splits that are held out of it
     for name in paths:
-        parts = () if own.get(split) or Path(name).is_dir() else held_out
+        parts = () if own.get(split) or os.path.isdir(name) else held_out
         found += [(find(path), parts) for path in _located(name, split) if ending(path)]
     how = [config.columns, config.bad_lines, objective]
     contents = [(file.digest, ending(file.path), file.path.suffix, parts, parts and split) for file, parts in found]
