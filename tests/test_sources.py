@@ -658,10 +658,26 @@ def test_a_killed_prepare_leaves_nothing_that_is_read(tmp_path) -> None:
 
 
 WMT = r"""
-import sys
+import functools, http.server, io, sys, tarfile, threading
 import tensorflow_datasets as tfds
+from tensorflow_datasets.core import shuffle
 from tformer.config.run import Data
 from tformer.data import prepare
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+served = sys.argv[1]
+with tarfile.open(served + '/texts.tgz', 'w:gz') as archive:
+    for language in ('de', 'en'):
+        text = ''.join(f'{language} naïve {i}\n' for i in range(200)).encode()
+        member = tarfile.TarInfo('train.' + language)
+        member.size = len(text)
+        archive.addfile(member, io.BytesIO(text))
+server = http.server.ThreadingHTTPServer(('127.0.0.1', 0), functools.partial(Quiet, directory=served))
+threading.Thread(target=server.serve_forever, daemon=True).start()
+shuffle.MAX_MEM_BUFFER_SIZE = 0  # as if it were over a gigabyte
 
 class Wmt(tfds.core.GeneratorBasedBuilder):
     BUILDER_CONFIGS = [tfds.core.BuilderConfig(name='de-en', version='1.0.0')]
@@ -670,18 +686,21 @@ class Wmt(tfds.core.GeneratorBasedBuilder):
         return tfds.core.DatasetInfo(builder=self, features=tfds.features.Translation(['de', 'en']))
 
     def _split_generators(self, dl_manager):
-        return {'train': self._generate_examples(200), 'validation': self._generate_examples(20)}
+        texts = dl_manager.download_and_extract(f'http://127.0.0.1:{server.server_port}/texts.tgz')
+        return {'train': self._generate_examples(texts, 200), 'validation': self._generate_examples(texts, 20)}
 
-    def _generate_examples(self, count):
-        for i in range(count):
-            yield i, {'de': f'naïve {i}', 'en': f'en {i}'}
+    def _generate_examples(self, texts, count):
+        pairs = zip(*((texts / f'train.{language}').read_text().splitlines() for language in ('de', 'en')))
+        for i, (de, en) in enumerate(pairs):
+            if i < count:
+                yield i, {'de': de, 'en': en}
 
 class Needy(Wmt):
-    def _generate_examples(self, count):
+    def _generate_examples(self, texts, count):
         from tensorflow_datasets.core.utils.lazy_imports_utils import tensorflow as tf
         yield 0, {'de': tf.io.gfile.GFile('x').read(), 'en': ''}
 
-config = Data(source='tfds', tfds_name=sys.argv[2], tfds_dir=sys.argv[1])
+config = Data(source='tfds', tfds_name=sys.argv[2], tfds_dir=served + '/tfds')
 for _ in range(2):
     print(prepare.summary(prepare.write(config, 'seq2seq', print)))
 assert 'tensorflow' not in sys.modules
@@ -689,13 +708,14 @@ assert 'tensorflow' not in sys.modules
 
 
 def test_a_set_that_writes_itself(tmp_path) -> None:
-    """As wmt14_translate/de-en would be: prepared by its own code, read by its files, TensorFlow nowhere."""
+    """As wmt14_translate/de-en would be: downloaded by its own code, read by its files, TensorFlow nowhere."""
     script = tmp_path / 'wmt.py'
     script.write_text(WMT)
     environment = {**os.environ, 'PYTHONPATH': os.pathsep.join([os.getcwd(), os.environ.get('PYTHONPATH', '')])}
+    environment['no_proxy'] = '*'
 
     def run(name: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, str(script), str(tmp_path / 'tfds'), name]
+        command = [sys.executable, str(script), str(tmp_path), name]
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
 
     done = run('wmt/de-en')
@@ -706,7 +726,7 @@ def test_a_set_that_writes_itself(tmp_path) -> None:
     parts = {split: load(split, 'seq2seq', **there) for split in sources.SPLITS}
     assert [len(part) for part in parts.values()] == [180, 20, 20]
     whole = {(record['source'], record['target']) for name in ('train', 'valid') for record in parts[name]}
-    assert whole == {(f'naïve {i}', f'en {i}') for i in range(200)}
+    assert whole == {(f'de naïve {i}', f'en naïve {i}') for i in range(200)}
     marks = {mark(split=split, **{**there, 'tfds_splits': splits}) for split in ('train', 'valid')
              for splits in (there['tfds_splits'], ('train', 'train[:91%]', 'test'))}  # fmt: skip
     assert len(marks) == 4 and mark(**{**there, 'columns': ('en', 'de')}) not in marks

@@ -1,34 +1,23 @@
-"""Writes a source as a TFDS set of ArrayRecord files: random access from any number of hosts, without TensorFlow.
+"""Writes a source as a TFDS set of ArrayRecord files: random access from any number of hosts, without TensorFlow."""
 
-The only place that may download, and only for a set of TFDS's own that was asked for by name.
-"""
-
-import contextlib
 import dataclasses
 import functools
-import importlib
-import io
 import itertools
-import logging
 import re
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import absl.logging
-
 from tformer.config.run import Data
-from tformer.data import datasets, sources
+from tformer.data import datasets, named, sources
 from tformer.data.records import FIELDS, Record, Split, fingerprint
-from tformer.errors import UserError, nearest
+from tformer.errors import UserError
 
 _EVERY = 10  # seconds between lines about the progress
 _SPLITS = dict(zip(sources.SPLITS, Data().tfds_splits, strict=True))  # ours: the name that it is written under
 _NAME = re.compile(r'([a-z][a-z0-9_]*)(?:/([^\s:/]+))?(?::(\d+\.\d+\.\d+))?')  # set, configuration, version
-_FAMILIES = ('question_answering', 'structured', 'summarization', 'text', 'text_simplification', 'translate')
 
 Say = Callable[[str], None]
 Rows = Iterator[tuple[int, Record]]
@@ -73,7 +62,7 @@ def write(config: Data, objective: str, say: Say = lambda line: None) -> Prepare
     if not _NAME.fullmatch(config.tfds_name):
         raise UserError(f'data.tfds_name={config.tfds_name!r} is no name of a set, e.g. my_set or my_set/de-en:1.0.0')
     if config.source == 'tfds':
-        return _prepared(config, _write_named(config.tfds_name, config.tfds_dir, say), {}, changed=())
+        return _prepared(config, named.write(config.tfds_name, config.tfds_dir, say), {}, changed=())
     splits = _splits(config, objective, say)
     new = _write_records(config, objective, splits, say)
     skipped = {name: split.skipped for name, split in splits.items() if new and split.skipped}
@@ -102,9 +91,6 @@ def _prepared(config: Data, new: bool, skipped: dict[str, int], changed: tuple[s
             overrides[field] = ','.join(getattr(Data(), field))
     flags = tuple(f'--config.data.{field}={value}' for field, value in overrides.items())
     return Prepared(builder.info.full_name, Path(builder.data_dir), splits, skipped, new, flags)
-
-
-# ------------------------------------------------------------------------------------------------------ our records
 
 
 def _splits(config: Data, objective: str, say: Say) -> dict[str, Split]:
@@ -160,7 +146,7 @@ def _write_records(config: Data, objective: str, splits: dict[str, Split], say: 
         say(f'{left} is of a prepare that runs, or was killed: then delete it')
     for split in splits.values():
         len(split)  # is read here: its errors are ours
-    with _quiet(), tempfile.TemporaryDirectory() as nothing:
+    with named.quiet(), tempfile.TemporaryDirectory() as nothing:
         try:
             builder = Builder(data_dir=config.tfds_dir, config=configuration)
             builder.download_and_prepare(file_format='array_record', download_dir=nothing)
@@ -202,65 +188,3 @@ def _shards(name: str, records: Sequence[Record], fields: tuple[str, ...], say: 
 
 def _texts(value: str | list[str]) -> list[str]:
     return value if isinstance(value, list) else [value]
-
-
-# ------------------------------------------------------------------------------------------- sets that write themselves
-
-
-def _write_named(name: str, directory: str | None, say: Say) -> bool:
-    """Whether it was written, by the code that TFDS or an imported module has for it: False where it is there."""
-    import tensorflow_datasets as tfds
-
-    build = f'tfds build {name} --file_format=array_record' + (f' --data_dir={directory}' if directory else '')
-    elsewhere = f'run `{build}` where it is installed, and set data.tfds_dir to what it wrote'
-    try:
-        with _quiet():
-            builder = _builder(name, directory)
-            if Path(builder.data_dir).exists():
-                return False
-            say(f'downloading and preparing {name} in {builder.data_dir}')
-            options = tfds.download.DownloadConfig(try_download_gcs=False)
-            builder.download_and_prepare(file_format='array_record', download_config=options)
-    except UserError:
-        raise
-    except ImportError as error:
-        package = 'TensorFlow' if 'tensorflow' in str(error).lower() else error.name or str(error)
-        raise UserError(f'{name} needs {package} to be written: {elsewhere}') from error
-    except Exception as error:  # whatever the set's own code, or the network, may raise
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UserError(f'{name} cannot be prepared: {reason[:200]}') from error
-    return True
-
-
-def _builder(name: str, directory: str | None) -> Any:
-    """The set's own builder. TFDS gives up on its older ones where a module of pictures or sound lacks a package."""
-    import tensorflow_datasets as tfds
-
-    try:
-        return tfds.builder(name, data_dir=directory)
-    except tfds.core.DatasetNotFoundError:
-        for family in _FAMILIES:
-            importlib.import_module(f'tensorflow_datasets.{family}')
-    try:
-        return tfds.builder(name, data_dir=directory)
-    except tfds.core.DatasetNotFoundError:
-        known = tfds.core.registered.list_imported_builders()
-        hint = nearest(_parts(name)[0], known)
-        raise UserError(f'TFDS has no set {name!r}, or no code for it here (data.tfds_name){hint}') from None
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """TFDS prints, logs, and draws bars: bars on a terminal are all that is left of it."""
-    import tensorflow_datasets as tfds
-
-    if not sys.stderr.isatty():
-        tfds.disable_progress_bar()
-    before = absl.logging.get_verbosity()
-    absl.logging.set_verbosity(absl.logging.ERROR)
-    logging.getLogger('urllib3').setLevel(logging.ERROR)
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            yield
-    finally:
-        absl.logging.set_verbosity(before)
