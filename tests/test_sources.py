@@ -188,7 +188,10 @@ def test_tfds(tiny_set: dict[str, object]) -> None:
     assert sorted(r['source'] + r['target'] for r in pairs) == [f'de {i}en {i}' for i in range(5)]
     assert len(load('valid', **tiny_set)) == 2
     view = sources.load(Data(**tiny_set), 'causal_lm', 'train')
-    assert view[-1] == view[4] and view[1:3] == [view[1], view[2]]
+    assert (
+        view[-1] == view[4] and view[1:3] == [view[1], view[2]] and list(view) == view[:] == [view[i] for i in range(5)]
+    )
+    assert view.skipped == 0 and view[::-2] == [view[4], view[2], view[0]] and view[3:3] == []
     assert 'tensorflow' not in sys.modules
 
 

@@ -92,7 +92,7 @@ def _jsonl(text: Text, config: Data, objective: str) -> Iterator[Record]:
 def _mistake(values: Mapping[str, object], field: str, key: str) -> str:
     """What is wrong with a field's value, '' where nothing is."""
     if key not in values:
-        return f'no key {key!r}{nearest(key, filter(str.isprintable, values))}'
+        return f'no key {key!r}{nearest(key, [name for name in values if name.isprintable()])}'
     value = values[key]
     if field == 'label' and isinstance(value, int):
         return ''

@@ -3,7 +3,7 @@
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, overload
 
 # The fields of an objective, as str; seq2seq may add `references`: list[str], all acceptable targets.
@@ -50,6 +50,9 @@ class Split(Sequence[Record]):
 
     def __getitem__(self, index: int | slice) -> Record | Sequence[Record]:
         return self._found[0][index]
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self._found[0])
 
 
 def fingerprint(*parts: Any) -> str:
