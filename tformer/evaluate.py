@@ -37,7 +37,8 @@ def make_scorer(model: nn.Module, objective: Objective, mesh: Mesh) -> Scorer:
         totals: dict[str, tuple[float, float]] = {}
         labels, predicted, num_bytes = [], [], 0.0
         pending: list[Any] = []
-        for number in range(min(limit or batches.steps_per_epoch, batches.steps_per_epoch)):
+        count = int(batches.steps_per_epoch)
+        for number in range(min(limit or count, count)):
             batch = batches.batch(number)
             pending.append(step(variables, jax.device_put(batch, sharding.batch_sharding(mesh))))
             if 'labels' in batch:

@@ -17,7 +17,8 @@ from tformer import evaluate as evaluate_lib
 from tformer import train as train_lib
 from tformer.benchmark import assumed
 from tformer.config import Config
-from tformer.data import pipeline, sources
+from tformer.data import mixture, pipeline
+from tformer.data.records import Record
 from tformer.data.tokenizers import Tokenizers
 from tformer.decode.text import make_text_generator
 from tformer.errors import UserError
@@ -93,23 +94,25 @@ def train(config: Config, directory: str) -> dict[str, float]:
     """Trains, then scores the best checkpoint on the test split (valid where there is none); writes result.json."""
     trained = train_lib.train(config, directory, generated_scores)
     split = 'test'
-    records: Sequence[sources.Record] | None = None
+    records: Sequence[Record] | None = None
     try:
-        records = sources.load(config.data, config.train.objective, split)
+        records = mixture.load(config, split)
+        len(records)
     except UserError as error:
         print(f'scored on valid, for there is no test split: {error}')
         split = 'valid'
     return evaluate(load(directory), split, records, parameters=trained.num_parameters)
 
 
-def evaluate(run: Run, split: str, records: Sequence[sources.Record] | None = None, **facts: float) -> dict[str, float]:
+def evaluate(run: Run, split: str, records: Sequence[Record] | None = None, **facts: float) -> dict[str, float]:
     """Scores a run on a split, prints the numbers and samples, and adds them to the workdir's result.json."""
     config = run.config
     mesh = sharding.make_mesh(config.mesh)
-    records = sources.load(config.data, config.train.objective, split) if records is None else records
+    records = mixture.load(config, split) if records is None else records
     records = [records[i] for i in range(min(len(records), config.evaluate.max_examples or len(records)))]
     ways = sharding.batch_ways(mesh)
-    batches = pipeline.Batches(config, run.tokenizers, split, training=False, multiple_of=ways, records=records)
+    divided = dataclasses.replace(config, data=dataclasses.replace(config.data, row_multiple=ways))
+    batches = pipeline.Batches(divided, run.tokenizers, split, training=False, records=records)
     with jax.set_mesh(mesh), nn.logical_axis_rules(sharding.RULES[config.mesh.rules]):
         variables = jax.device_put(run.variables, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
         score = evaluate_lib.make_scorer(run.model, OBJECTIVES[config.train.objective], mesh)

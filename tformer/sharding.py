@@ -4,7 +4,7 @@ Axes of the mesh: `data` (rows of the batch), `fsdp` (rows of the batch, and par
 columns and vocabulary split). Logical names that no rule knows raise an error.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -111,6 +111,21 @@ def tree_shardings(abstract: Any, mesh: Mesh, rules: Rules) -> Any:
 
 def _ways(mesh: Mesh, axis: str | tuple[str, ...]) -> int:
     return int(np.prod([mesh.shape[name] for name in ((axis,) if isinstance(axis, str) else axis)]))
+
+
+def batch_share(mesh: Mesh) -> tuple[int, int]:
+    """Returns (index, count): which of `count` equal shares of a batch's rows the devices of this process hold."""
+    ways = batch_ways(mesh)
+    places = batch_sharding(mesh).addressable_devices_indices_map((ways,)).values()
+    rows = [place[0].indices(ways) for place in places if place is not None]
+    first, last = min(start for start, _, _ in rows), max(stop for _, stop, _ in rows)
+    return first // (last - first), ways // (last - first)
+
+
+def place_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
+    """Returns a batch on the devices, from the share of its rows that this process has."""
+    placed = batch_sharding(mesh)
+    return {name: jax.make_array_from_process_local_data(placed, rows) for name, rows in batch.items()}
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from tformer import checkpoint, evaluate, metrics, sharding, workdir
 from tformer import config as config_lib
 from tformer.config import Config
-from tformer.data import pipeline, sources
+from tformer.data import mixture, pipeline
 from tformer.data.tokenizers import Tokenizers
 from tformer.errors import UserError, choose
 from tformer.hyper import Hyper
@@ -80,10 +80,11 @@ def _train(
 ) -> Trained:
     # ---------------------------------------------------------------------------------- data, model, state
     config, tokens, batches, valid = open_data(config, home, mesh)
+    share = sharding.batch_share(mesh)
     model, objective = build(config.model), OBJECTIVES[config.train.objective]
-    hyper, batch = Hyper.of(config), batches.batch(0)
-    optimizer = make_optimizer(config, logical_names(model, objective, batch))
-    state, shardings = start_state(model, objective, optimizer, hyper, batch, mesh, rules)
+    hyper, example = Hyper.of(config), sharding.place_batch(batches.batch(0, share), mesh)
+    optimizer = make_optimizer(config, logical_names(model, objective, example))
+    state, shardings = start_state(model, objective, optimizer, hyper, example, mesh, rules)
     step = make_train_step(model, objective, optimizer, config)
     step = jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
     score = evaluate.make_scorer(model, objective, mesh)
@@ -102,13 +103,13 @@ def _train(
     length, patience, start = config.train.num_steps or 0, config.train.patience or np.inf, int(state.step)
     writer, progress, log = metrics.Writer(home, start), metrics.Progress(length, start), Interval()
     progress.say(headline(state, batches, mesh, start))
-    placed, iterator = sharding.batch_sharding(mesh), pipeline.iterate(batches, start, config)
+    iterator = pipeline.iterate(batches, start, config, share)
     for number in range(start + 1, length + 1):
         if best.stale >= patience:
             progress.say(f'stopped: {best.stale} evaluations without a better {config.train.best_metric}')
             break
         batch = next(iterator)
-        state, numbers = step(state, jax.device_put(batch, placed), hyper)
+        state, numbers = step(state, sharding.place_batch(batch, mesh), hyper)
         log.add(batch, numbers)
 
         if number % config.train.log_every == 0 or number == length:
@@ -152,56 +153,66 @@ def open_data(
         home.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f'--workdir={home}: {error.strerror}') from error
-    records = sources.load(config.data, config.train.objective, 'train')
+    records = mixture.load(config, 'train')
     tokens = workdir.tokenizers(home, config, records)
-    rows = rows_multiple(config, mesh)
-    batches = pipeline.Batches(config, tokens, 'train', training=True, multiple_of=rows, records=records)
+    config = dataclasses.replace(
+        config, data=dataclasses.replace(config.data, row_multiple=row_multiple(config, home, mesh))
+    )
+    batches = pipeline.Batches(config, tokens, 'train', training=True, records=records)
     config = resolved(config, tokens, batches.steps_per_epoch)
     workdir.save_config(home, config)
-    valid = pipeline.Batches(config, tokens, 'valid', training=False, multiple_of=rows)
+    valid = pipeline.Batches(config, tokens, 'valid', training=False)
     return config, tokens, batches, valid
 
 
-def rows_multiple(config: Config, mesh: Mesh) -> int:
-    """Returns what the rows of a batch must be a multiple of: microbatches times the ways that devices split rows.
+def row_multiple(config: Config, home: pathlib.Path, mesh: Mesh) -> int | None:
+    """Returns what the rows of a data.batch_tokens batch are rounded to; None where train.batch_size says the rows.
+
+    It is what the run began with, so that batches stay the same on other devices.
 
     Raises:
-      UserError: train.batch_size is none.
+      UserError: the rows do not divide by microbatches times the ways that the mesh splits them.
     """
     ways, rows = sharding.batch_ways(mesh), config.train.batch_size
-    multiple = config.train.microbatches * ways
-    if config.data.batch_tokens is None and rows % multiple:
-        raise UserError(
-            f'train.batch_size={rows} is no multiple of train.microbatches={config.train.microbatches} x the {ways} '
-            f'ways that the mesh splits it; nearest that is: {max(1, round(rows / multiple)) * multiple}'
-        )
+    needed = config.train.microbatches * ways
+    asked = f'train.microbatches={config.train.microbatches} x the {ways} ways that the mesh splits it'
+    if config.data.batch_tokens is None:
+        if rows % needed:
+            near = max(1, round(rows / needed)) * needed
+            raise UserError(f'train.batch_size={rows} is no multiple of {asked}; nearest that is: {near}')
+        return None
+    began = workdir.load_config(home).data.row_multiple if workdir.begun(home) else None
+    multiple = config.data.row_multiple or began or needed
+    if multiple % needed:
+        raise UserError(f'data.row_multiple={multiple} is no multiple of {asked}, {needed}')
     return multiple
 
 
-def amounts(batches: pipeline.Batches) -> dict[str, int]:
+def amounts(batches: pipeline.Batches) -> dict[str, int | float | str]:
     """Returns what tells whether a step's batch is the same as in an earlier part of the run."""
-    return {'examples': batches.num_examples, 'steps an epoch': batches.steps_per_epoch}
+    return {
+        'training examples': batches.num_examples,
+        'steps an epoch': batches.steps_per_epoch,
+        'as fingerprint': batches.fingerprint,
+    }
 
 
-def same_data(before: Mapping[str, int], batches: pipeline.Batches) -> None:
-    """Raises a `UserError` where the data, or how a batch is split, are not those of the checkpoint."""
+def same_data(before: Mapping[str, int | float | str], batches: pipeline.Batches) -> None:
+    """Raises a `UserError` where the data, or how they become batches, are not those of the checkpoint."""
     now = amounts(batches)
-    differing = [f'{before[name]:,} {name} there, {now[name]:,} here' for name in now if before[name] != now[name]]
+    differing = [f'{before.get(name)} {name} there, {now[name]} here' for name in now if before.get(name) != now[name]]
     if differing:
-        raise UserError(f'the checkpoint is of other data, or of a mesh with other batches: {"; ".join(differing)}')
+        raise UserError(f'the checkpoint is of other data: {"; ".join(differing)}')
 
 
 def headline(state: TrainState, batches: pipeline.Batches, mesh: Mesh, start: int) -> str:
     """Returns what a run says of itself before it begins."""
-    left_out = f' ({batches.num_dropped:,} over the length left out)' if batches.num_dropped else ''
-    return (
-        f'{count_parameters(state.params):,} parameters, {batches.num_examples:,} training examples{left_out}, '
-        f'{batches.steps_per_epoch:,} steps an epoch, {mesh.size} device(s)'
-        + (f', resumed at step {start}' if start else '')
+    return f'{count_parameters(state.params):,} parameters, {batches.summary}, {mesh.size} device(s)' + (
+        f', resumed at step {start}' if start else ''
     )
 
 
-def resolved(config: Config, tokens: Tokenizers, steps_per_epoch: int) -> Config:
+def resolved(config: Config, tokens: Tokenizers, steps_per_epoch: float) -> Config:
     """Returns `config` with what the tokenizers and the data decide filled in."""
     return config_lib.resolve(
         config,

@@ -29,12 +29,13 @@ POSITIVE = (
     'optimizer.clip_value '
     'train.num_steps train.num_epochs train.batch_size train.microbatches train.log_every train.eval_every '
     'train.eval_batches train.checkpoint_every train.keep_last train.patience decode.max_len decode.beam_size '
-    'data.mask_rate '
+    'data.mask_rate data.weight data.mixture_temperature data.row_multiple '
     'decode.temperature decode.top_k decode.top_p decode.batch_size evaluate.max_examples'
 ).split()
 NOT_NEGATIVE = (
     'model.position_offset model.balance_weight model.router_z_weight '
-    'optimizer.warmup_steps optimizer.final_fraction optimizer.weight_decay train.seed decode.length_penalty '
+    'data.num_workers optimizer.warmup_steps '
+    'optimizer.final_fraction optimizer.weight_decay train.seed decode.length_penalty '
     'evaluate.examples_while_training evaluate.samples'
 ).split()
 BELOW_ONE = (  # from 0
@@ -201,6 +202,14 @@ def _check_run(config: Config) -> None:
         f'data.tokenizer_path={data.tokenizer_path} is the file of a huggingface tokenizer, but '
         f'data.tokenizer={data.tokenizer} and data.source_tokenizer={data.source_tokenizer}: set both or neither',
     )
+    _require(
+        data.weight is None,
+        f'data.weight={data.weight} is of a part of a mixture: data.mixture="path=... weight={data.weight}"',
+    )
+    _require(
+        data.row_multiple is None or data.batch_tokens is not None,
+        f'data.row_multiple={data.row_multiple} rounds the rows of data.batch_tokens, which is None',
+    )
     _require(len(data.tfds_splits) == 3, f'data.tfds_splits={data.tfds_splits} must name three: train, valid, test')
     _require(
         optimizer.name != 'adam' or optimizer.weight_decay == 0,
@@ -240,7 +249,7 @@ def resolve(
     vocab_size: int,
     encoder_vocab_size: int | None = None,
     num_classes: int | None = None,
-    steps_per_epoch: int = 1,
+    steps_per_epoch: float = 1,
 ) -> Config:
     """Returns `config` with every derived `None` filled in, once, before building; this is what config.json holds.
 

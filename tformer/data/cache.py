@@ -36,7 +36,7 @@ class Writer:
     def append(self, name: str, values: np.ndarray) -> None:
         """Adds `values` [any number] to the end of the array `name`."""
         if name not in self._files:
-            self._files[name] = open(self._place / name, 'wb')  # noqa: SIM115: closed by `close`
+            self._files[name] = open(self._place / name, 'wb')  # noqa: SIM115
             self._dtypes[name] = values.dtype.str
         self._files[name].write(np.ascontiguousarray(values, self._dtypes[name]).data)
 

@@ -5,7 +5,7 @@ import hashlib
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from tformer.data.vocabulary import Specials
 from tformer.errors import UserError, choose, nearest
 
 Fields = dict[str, np.ndarray]
+Encode = Callable[[Sequence[str]], Sequence[Sequence[int]]]  # texts -> the ids of each
 Corrupt = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]  # tokens -> corrupted tokens, selected
 
 _AT_ONCE = 2000  # records that are tokenised together
@@ -97,7 +98,8 @@ def tokenize(
 
     The ids of a `Split` are kept in the cache, by the contents of the split and the tokenizers.
     """
-    encoders, depends_on = {form.field: tokenizers.target.encode_batch}, {form.field: tokenizers.target.fingerprint}
+    encoders: dict[str, Encode] = {form.field: tokenizers.target.encode_batch}
+    depends_on: dict[str, Any] = {form.field: tokenizers.target.fingerprint}
     if form.two_stacks:
         assert tokenizers.source is not None, f'{config.train.objective} needs a source tokenizer'
         encoders['source'], depends_on['source'] = tokenizers.source.encode_batch, tokenizers.source.fingerprint
@@ -137,7 +139,7 @@ def _digest(*parts: Any) -> str:
 
 
 def _encoded(
-    records: Sequence[Record], encoders: dict[str, Callable[[Sequence[str]], Sequence[Sequence[int]]]]
+    records: Sequence[Record], encoders: Mapping[str, Encode]
 ) -> Iterator[tuple[str, Sequence[Sequence[int]]]]:
     """(field, ids of some records), all fields of them before the next ones; says how far it is if it takes long."""
     since = time.monotonic()
@@ -150,7 +152,7 @@ def _encoded(
             print(f'tokenised {start + len(some):,} of {len(records):,} records', file=sys.stderr, flush=True)
 
 
-def _label_encoder(names: tuple[str, ...], split: str) -> Callable[[Sequence[str]], Sequence[Sequence[int]]]:
+def _label_encoder(names: tuple[str, ...], split: str) -> Encode:
     ids = {name: index for index, name in enumerate(names)}
 
     def encode(labels: Sequence[str]) -> list[list[int]]:

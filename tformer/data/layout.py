@@ -86,19 +86,19 @@ class Endless:
         there = np.flatnonzero(self._rates[bucket])
         stream, places = order.interleave(self._rates[bucket][there], int(batch) * width, width)
         part, epoch, row = there[stream], np.zeros(width, np.int64), np.zeros(width, np.int64)
-        for number in there:
+        for number in there.tolist():
             rows = self._parts[number].by_bucket[bucket]
             mine = np.flatnonzero(part == number)
             epoch[mine], place = np.divmod(places[mine], len(rows))
             for now in np.unique(epoch[mine]):
-                key = (self._seed, SHUFFLE, int(number), int(bucket), int(now))
+                key = (self._seed, SHUFFLE, number, int(bucket), int(now))
                 here = epoch[mine] == now
                 row[mine[here]] = rows[order.permuted(place[here], len(rows), key)]
         return int(bucket), Rows(part, epoch, row)
 
 
 class Once:
-    """The batches of an evaluation: each row once, those of a shape in their order, the last batch of each filled up."""
+    """The batches of an evaluation: each row once, in order, the last batch of a shape filled up."""
 
     def __init__(self, parts: Sequence[Part], widths: Sequence[int]) -> None:
         self._batches = []

@@ -78,7 +78,9 @@ class Batches:
             for number, (part, some) in enumerate(zip(made, splits, strict=True))
         )
         seed = config.train.seed
-        self._steps = layout.Endless(self.parts, self.widths, seed) if training else layout.Once(self.parts, self.widths)
+        self._steps = (
+            layout.Endless(self.parts, self.widths, seed) if training else layout.Once(self.parts, self.widths)
+        )
         self.steps_per_epoch = self._steps.steps_per_epoch
         self._names = tuple(self._fields(0, 0, epoch=0, segment=1))
 
@@ -90,6 +92,20 @@ class Batches:
     def num_examples(self) -> int:
         """Examples of all parts; a long text makes several under a language-model objective."""
         return sum(len(part.examples) for part in self.parts)
+
+    @property
+    def summary(self) -> str:
+        """How many examples there are, and what is not among them."""
+        left_out = {
+            'over the length left out': sum(part.examples.num_dropped for part in self.parts),
+            'cut to the length': sum(part.examples.num_truncated for part in self.parts),
+            'bad ones skipped': sum(part.examples.num_skipped for part in self.parts),
+        }
+        notes = ', '.join(f'{count:,} {what}' for what, count in left_out.items() if count)
+        shares = ', '.join(f'{part.passes:.3g}' for part in self.parts)
+        mixed = f' of {len(self.parts)} parts (passes an epoch: {shares})' if len(self.parts) > 1 else ''
+        notes = f' ({notes})' if notes else ''
+        return f'{self.num_examples:,} examples{mixed}{notes}, {self.steps_per_epoch:,.1f} steps an epoch'
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -131,7 +147,7 @@ class Batches:
                 batch['label_weights'][place] = 1
         return batch
 
-    def examples(self, step: int) -> list[list[tuple[int, int, int]]]:
+    def segments(self, step: int) -> list[list[tuple[int, int, int]]]:
         """For each row of `batch(step)` the (part, record of the part, example of the part) of its segments."""
         _, rows = self._find(step)
         found: list[list[tuple[int, int, int]]] = []
