@@ -101,8 +101,8 @@ def test_an_interrupted_run_continues_bit_for_bit(tmp_path: pathlib.Path, monkey
 
     real = train_lib.pipeline.iterate
 
-    def cut(batches, start, config):
-        for number, batch in enumerate(real(batches, start, config), start=start + 1):
+    def cut(batches, start, config, share):
+        for number, batch in enumerate(real(batches, start, config, share), start=start + 1):
             if number == 5:
                 raise ConnectionError
             yield batch

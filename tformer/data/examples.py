@@ -170,10 +170,13 @@ def _label_encoder(names: tuple[str, ...], split: str) -> Encode:
 def next_token(examples: Examples, index: int, corrupt: Corrupt) -> Fields:
     """BOS t1..tn -> t1..tn EOS, or a piece of it: a later piece starts with the last target of the one before."""
     tokens, start, stop = examples.tokens[examples.record[index]], examples.start[index], examples.stop[index]
-    piece = tokens[max(start - 1, 0) : stop].astype(np.int32)
-    first = [examples.specials.bos] if start == 0 else []
-    last = [examples.specials.eos] if stop > len(tokens) else []
-    whole = np.concatenate((first, piece, last), dtype=np.int32)
+    piece = tokens[max(start - 1, 0) : stop]
+    whole = np.empty(stop - start + 1, np.int32)
+    whole[int(start == 0) :][: len(piece)] = piece
+    if start == 0:
+        whole[0] = examples.specials.bos
+    if stop > len(tokens):
+        whole[-1] = examples.specials.eos
     return {'inputs': whole[:-1], 'targets': whole[1:], 'weights': np.ones(stop - start, np.float32)}
 
 
