@@ -1,7 +1,9 @@
 """What every test runs under: eight CPU devices, strict ranks, a compilation cache shared by the workers."""
 
+import atexit
 import os
 import pathlib
+import shutil
 import tempfile
 
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
@@ -12,8 +14,10 @@ os.environ['XLA_FLAGS'] = ' '.join(
         '--xla_cpu_collective_call_terminate_timeout_seconds=600',  # eight devices share a few busy cores
     ]
 )
+os.environ['TFORMER_CACHE'] = tempfile.mkdtemp(prefix='tformer-test-cache-')
+atexit.register(shutil.rmtree, os.environ['TFORMER_CACHE'], ignore_errors=True)
 
-import jax
+import jax  # noqa: E402
 
 cache = pathlib.Path(tempfile.gettempdir()) / 'tformer-test-compilations'
 jax.config.update('jax_compilation_cache_dir', str(cache))

@@ -1,15 +1,18 @@
 """Which row comes when, by arithmetic alone: any place of an endless order is found without those before it."""
 
+import functools
+
 import numpy as np
 
+_SMALL = 1 << 15  # permutations that are made whole, and kept
 _ROUNDS = 6
 _MIX = np.uint64(0x9E3779B97F4A7C15)  # the golden ratio's bits
 
 
 def permuted(index: np.ndarray, size: int, key: tuple[int, ...]) -> np.ndarray:
-    """Where each `index` goes in a permutation of range(size), without making the permutation.
+    """Where each `index` goes in a permutation of range(size), without making the permutation where it is large.
 
-    A Feistel network (Luby & Rackoff 1988) over the next power of four, walked until it is within the size again
+    A Feistel network (Luby & Rackoff 1988) over the next power of two, walked until it is within the size again
     (Black & Rogaway 2002, section 4).
 
     Args:
@@ -17,18 +20,27 @@ def permuted(index: np.ndarray, size: int, key: tuple[int, ...]) -> np.ndarray:
       size: 1 or more.
       key: integers from 0; each key has a permutation of its own.
     """
-    half = np.uint64(max(1, -(-(size - 1).bit_length() // 2)))
-    low = (np.uint64(1) << half) - np.uint64(1)
+    if size <= _SMALL:
+        return _whole(size, key)[index]
+    bits = (size - 1).bit_length()
+    low_bits = np.uint64(bits // 2)
+    low, high = (np.uint64(2**width - 1) for width in (bits // 2, bits - bits // 2))
     keys = np.random.SeedSequence(key).generate_state(_ROUNDS, np.uint64)
     found = np.asarray(index, np.uint64).copy()
-    outside = np.ones(found.shape, bool)
-    while outside.any():
-        left, right = found[outside] >> half, found[outside] & low
-        for round_key in keys:
-            left, right = right, left ^ (_hash(right ^ round_key) & low)
-        found[outside] = left << half | right
-        outside = found >= size
+    outside = np.arange(len(found))
+    while len(outside):
+        left, right = found[outside] >> low_bits, found[outside] & low
+        for even, odd in keys.reshape(-1, 2):
+            left = left ^ (_hash(right ^ even) & high)
+            right = right ^ (_hash(left ^ odd) & low)
+        found[outside] = left << low_bits | right
+        outside = outside[found[outside] >= size]
     return found.astype(np.int64)
+
+
+@functools.lru_cache(maxsize=256)
+def _whole(size: int, key: tuple[int, ...]) -> np.ndarray:
+    return np.random.default_rng(key).permutation(size)
 
 
 def _hash(x: np.ndarray) -> np.ndarray:

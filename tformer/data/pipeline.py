@@ -9,6 +9,7 @@ from typing import Any
 
 import grain
 import numpy as np
+from absl import flags
 
 from tformer.config.convert import parts
 from tformer.config.run import Config
@@ -82,7 +83,10 @@ class Batches:
             layout.Endless(self.parts, self.widths, seed) if training else layout.Once(self.parts, self.widths)
         )
         self.steps_per_epoch = self._steps.steps_per_epoch
-        self._names = tuple(self._fields(0, 0, epoch=0, segment=1))
+        self._sides = ('', 'encoder_')[: lengths.shape[1]]
+        names = self._fields(0, 0, epoch=0)
+        self._names = {side: [n for n in names if n.startswith('encoder_') == bool(side)] for side in self._sides}
+        self._count = np.arange(lengths.max(), dtype=np.int32)
 
     def __getstate__(self) -> dict[str, Any]:
         """What another process needs to make batches: not the records."""
@@ -128,20 +132,22 @@ class Batches:
         """
         bucket, rows = self._find(step)
         mine = range(share[0] * len(rows.part) // share[1], (share[0] + 1) * len(rows.part) // share[1])
-        lengths = dict(zip(('', 'encoder_'), self.shapes[bucket], strict=False))
-        batch = {name: self._padding(name, len(mine), lengths) for name in self._names}
-        if self._form.labelled:
-            batch |= {'labels': np.zeros(len(mine), np.int32), 'label_weights': np.zeros(len(mine), np.float32)}
+        batch = self._empty(len(mine), self.shapes[bucket])
         for place, row in enumerate(mine):
             number, epoch = int(rows.part[row]), int(rows.epoch[row])
             if number < 0:
                 continue
-            part = self.parts[number]
+            part, ends = self.parts[number], dict.fromkeys(self._sides, 0)
             members = part.rows[rows.row[row]].tolist()
-            fields = [self._fields(number, example, epoch, s) for s, example in enumerate(members, start=1)]
-            for name in self._names:
-                values = fields[0][name] if len(fields) == 1 else np.concatenate([part[name] for part in fields])
-                batch[name][place, : len(values)] = values
+            for segment, example in enumerate(members, start=1):
+                fields = self._fields(number, example, epoch)
+                for side, start in ends.items():
+                    ends[side] = stop = start + len(fields[f'{side}inputs'])
+                    batch[f'{side}positions'][place, start:stop] = self._count[: stop - start]
+                    if self._packed:
+                        batch[f'{side}segment_ids'][place, start:stop] = segment
+                    for name in self._names[side]:
+                        batch[name][place, start:stop] = fields[name]
             if part.examples.labels is not None:
                 batch['labels'][place] = part.examples.labels[part.examples.record[members[0]]]
                 batch['label_weights'][place] = 1
@@ -162,28 +168,30 @@ class Batches:
             raise IndexError(f'step {step} of {self.steps_per_epoch}')
         return self._steps.find(step)
 
-    def _fields(self, number: int, example: int, epoch: int, segment: int) -> examples.Fields:
+    def _fields(self, number: int, example: int, epoch: int) -> examples.Fields:
         """The arrays of one example of part `number`, [its length] each."""
 
         def mask(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             rng = np.random.default_rng((self.config.train.seed, layout.CORRUPT, number, epoch, example))
             return corrupt.mask_tokens(tokens, rng, self._tokenizer, self.config.data.mask_rate)
 
-        part = self.parts[number].examples
-        fields = self._form.fields(part, example, mask)
-        for side in ('', 'encoder_')[: part.lengths.shape[1]]:
-            length = len(fields[f'{side}inputs'])
-            fields[f'{side}positions'] = np.arange(length)
-            if self._packed:
-                fields[f'{side}segment_ids'] = np.full(length, segment)
-        return fields
+        return self._form.fields(self.parts[number].examples, example, mask)
 
-    def _padding(self, name: str, rows: int, lengths: dict[str, int]) -> np.ndarray:
-        """[rows, length of the side that `name` belongs to], nothing in it yet."""
-        side = 'encoder_' if name.startswith('encoder_') else ''
-        pad = self.parts[0].examples.source_specials.pad if side else self.parts[0].examples.specials.pad
-        value = {'positions': -1, 'segment_ids': 0, 'weights': 0}.get(name.removeprefix(side), pad)
-        return np.full((rows, lengths[side]), value, np.float32 if name == 'weights' else np.int32)
+    def _empty(self, rows: int, shape: tuple[int, ...]) -> Batch:
+        """A batch of padding."""
+        part = self.parts[0].examples
+        batch: Batch = {}
+        for (side, names), length in zip(self._names.items(), shape, strict=True):
+            pad = part.source_specials.pad if side else part.specials.pad
+            for name in names:
+                kind = (0, np.float32) if name == 'weights' else (pad, np.int32)
+                batch[name] = np.full((rows, length), *kind)
+            batch[f'{side}positions'] = np.full((rows, length), -1, np.int32)
+            if self._packed:
+                batch[f'{side}segment_ids'] = np.zeros((rows, length), np.int32)
+        if part.labels is not None:
+            batch |= {'labels': np.zeros(rows, np.int32), 'label_weights': np.zeros(rows, np.float32)}
+        return batch
 
 
 def iterate(
@@ -200,8 +208,12 @@ def iterate(
     steps = grain.MapDataset.range(start_step, stop).map(functools.partial(batches.batch, share=share))
     made = steps.to_iter_dataset(ahead)
     if data.num_workers:
+        if not flags.FLAGS.is_parsed():
+            flags.FLAGS.mark_as_parsed()  # grain hands absl's flags on to its processes, whoever its user is
         each = -(-data.prefetch // data.num_workers)
         made = made.mp_prefetch(grain.MultiprocessingOptions(data.num_workers, per_worker_buffer_size=each))
+        # Through pipes: shared memory is left behind by killed runs, and containers have little of it.
+        made = grain.experimental.WithOptionsIterDataset(made, grain.experimental.DatasetOptions(min_shm_size=1 << 62))
     with contextlib.closing(iter(made)) as batches_ahead:
         yield from batches_ahead
 

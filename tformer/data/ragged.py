@@ -49,11 +49,14 @@ class Ragged:
 def mapped(file: str, dtype: str) -> np.ndarray:
     """The numbers in a file of nothing else, read as they are needed."""
     empty = not os.path.getsize(file)  # which cannot be mapped
-    return np.zeros(0, dtype) if empty else np.memmap(file, dtype, mode='r')
+    return np.zeros(0, dtype) if empty else np.asarray(np.memmap(file, dtype, mode='r'))  # plain: faster to cut
 
 
 def _by_file(values: np.ndarray) -> Any:
-    return (str(values.filename), values.dtype.str) if isinstance(values, np.memmap) else values
+    file = values.base
+    if isinstance(file, np.memmap) and file.size == values.size:
+        return str(file.filename), values.dtype.str
+    return values
 
 
 def _mapped(*arrays: Any) -> Ragged:
