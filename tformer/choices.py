@@ -80,6 +80,9 @@ def validate(config: Config) -> None:
         value = getattr(getattr(config, section), name)
         for key in value if isinstance(value, tuple) else (value,):
             errors.choose(dict.fromkeys(table), key, field)
+    for number, part in enumerate(config_lib.parts(config.data) if config.data.mixture else ()):
+        for name in ('source', 'bad_lines', 'split_by'):
+            errors.choose(dict.fromkeys(TABLES[f'data.{name}']), getattr(part, name), f'data.mixture[{number}]: {name}')
     config_lib.check(config)
     _check_kernel(config.model)
 

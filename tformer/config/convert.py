@@ -143,7 +143,7 @@ def parts(data: Data) -> tuple[Data, ...]:
     """Returns the parts of a mixture, each a `Data` of its own; a single one where there is no mixture.
 
     Raises:
-      UserError: a part sets what it has not, or not all parts have a weight.
+      UserError: a part that does not read, sets what it has not, or has no weight where others have one.
     """
     own = [field.name for field in dataclasses.fields(Data)]
     own = own[: own.index('weight') + 1]  # where examples come from
@@ -151,13 +151,19 @@ def parts(data: Data) -> tuple[Data, ...]:
     types_ = field_types()
     made = []
     for number, text in enumerate(data.mixture):
-        values = {}
-        for word in shlex.split(text):
+        values: dict[str, Any] = {}
+        try:
+            words = shlex.split(text)
+        except ValueError as error:
+            raise errors.UserError(f'config.data.mixture[{number}]: {error}: {text}') from error
+        for word in words:
             name, equals, value = word.partition('=')
             if name not in own or not equals:
                 hint = errors.nearest(name, own)
                 raise errors.UserError(f'config.data.mixture[{number}]: {word!r} is no FIELD=VALUE of a part{hint}')
             values[name] = parse(types_[f'data.{name}'], value, f'data.mixture[{number}].{name}')
+        if values.get('weight', 1) <= 0:
+            raise errors.UserError(f'config.data.mixture[{number}]: weight={values["weight"]} must be positive')
         made.append(dataclasses.replace(data, **values, mixture=()))
     weighted = [part.weight is not None for part in made]
     if any(weighted) and not all(weighted):

@@ -4,6 +4,7 @@ An entry is a directory whose name is a hash of all that its arrays depend on. I
 written beside its place and renamed. Of two processes that want the same one at once the second waits for the first.
 """
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -49,6 +50,12 @@ class Writer:
         sizes = {name: (self._place / name).stat().st_size for name in self._files}
         manifest = {'dtypes': self._dtypes, 'bytes': sizes, 'facts': self.facts}
         (self._place / _MANIFEST).write_text(json.dumps(manifest, indent=1))
+
+    def abandon(self) -> None:
+        """Closes what cannot be finished."""
+        for file in self._files.values():
+            with contextlib.suppress(OSError):  # its last bytes have no room either
+                file.close()
 
 
 def directory(data: Data) -> Path:
@@ -103,11 +110,12 @@ def _make_alone(entry: Path, make: Callable[[Writer], None]) -> None:
             if broken.exists():
                 shutil.rmtree(broken)
         partial.mkdir()
+        writer = Writer(partial)
         try:
-            writer = Writer(partial)
             make(writer)
             writer.close()
             partial.rename(entry)
         except BaseException:
+            writer.abandon()
             shutil.rmtree(partial, ignore_errors=True)
             raise

@@ -116,7 +116,7 @@ class Batches:
         """Equal where the records, in tokens, and their places in the batches are the same."""
         digest = hashlib.blake2b(repr((self.shapes, self.widths)).encode(), digest_size=8)
         for part in self.parts:
-            digest.update(part.examples.fingerprint.encode())
+            digest.update(f'{part.examples.fingerprint} {part.passes}'.encode())
         return digest.hexdigest()
 
     def batch(self, step: int, share: tuple[int, int] = (0, 1)) -> Batch:

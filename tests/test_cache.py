@@ -1,0 +1,186 @@
+"""The cache of tokens: made once, whole or not at all, whatever happens to the process, the disk or the data."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from tformer.config import Config, Data, Train
+from tformer.data import cache, examples, pipeline, tokenizers
+from tformer.data.records import Split
+from tformer.errors import UserError
+
+ROOT = pathlib.Path(__file__).parents[1]
+RECORDS = [{'source': f'a b {i}', 'target': f'{i} b a' * (i % 4)} for i in range(300)]
+
+
+def config(place: pathlib.Path, **data: object) -> Config:
+    made = Data(**{'tokenizer': 'byte', 'length': 32, 'batching': 'pack', 'cache_dir': str(place), **data})
+    return Config(data=made, train=Train(objective='seq2seq', batch_size=4))
+
+
+def batches(cfg: Config, records: object) -> pipeline.Batches:
+    tokens = tokenizers.Tokenizers(tokenizers.Byte(), tokenizers.Byte())
+    return pipeline.Batches(cfg, tokens, 'train', training=True, records=records)
+
+
+def unreadable() -> tuple[list[dict[str, str]], int]:
+    raise AssertionError('the records were read')
+
+
+def entries(place: pathlib.Path) -> list[str]:
+    return sorted(path.name for path in place.iterdir() if path.is_dir())
+
+
+def test_what_is_in_the_cache_is_what_was_tokenised_and_no_record_is_read_again(tmp_path: pathlib.Path) -> None:
+    cfg = config(tmp_path)
+    plain = batches(cfg, RECORDS)
+    assert not tmp_path.exists() or not entries(tmp_path)
+    made = batches(cfg, Split('one', lambda: (RECORDS, 3)))
+    assert len(entries(tmp_path)) == 2 and made.summary == plain.summary.replace(
+        'examples', 'examples (3 bad ones skipped)'
+    )
+    found = batches(cfg, Split('one', unreadable))
+    assert found.summary == made.summary and found.fingerprint == made.fingerprint
+    sent = pickle.loads(pickle.dumps(found))
+    assert isinstance(sent.parts[0].examples.tokens.flat.base, np.memmap)
+    for step in (0, 5, 1000):
+        for other in (made, found, sent):
+            for name, values in plain.batch(step).items():
+                np.testing.assert_array_equal(other.batch(step)[name], values, err_msg=name)
+
+
+def test_other_data_tokenizers_and_limits_have_other_entries(tmp_path: pathlib.Path) -> None:
+    cfg = config(tmp_path)
+    split = Split('one', lambda: (RECORDS, 0))
+    batches(cfg, split)
+    counts = [len(entries(tmp_path))]
+    for change, more in (({'length': 40}, 1), ({'batching': 'pad'}, 0), ({'overlong': 'truncate'}, 0)):
+        batches(dataclasses.replace(cfg, data=dataclasses.replace(cfg.data, **change)), split)
+        counts.append(len(entries(tmp_path)))
+        assert counts[-1] - counts[-2] == more, change
+    with pytest.raises(AssertionError, match='were read'):
+        batches(cfg, Split('two', unreadable))
+    char = tokenizers.Char.train(['ab 0123456789'])
+    with pytest.raises(AssertionError, match='were read'):
+        examples.make(cfg, tokenizers.Tokenizers(char, char), Split('one', unreadable), 'train', True)
+    assert len(entries(tmp_path)) == counts[-1] and not list(tmp_path.glob('*.partial'))
+
+
+@pytest.mark.parametrize('damage', ['cut', 'removed', 'manifest'])
+def test_a_damaged_entry_is_made_again(tmp_path: pathlib.Path, damage: str) -> None:
+    cfg, split = config(tmp_path, batching='pad'), Split('one', lambda: (RECORDS, 0))
+    expected = batches(cfg, split).batch(0)
+    (entry,) = (tmp_path / name for name in entries(tmp_path))
+    if damage == 'manifest':
+        (entry / 'manifest.json').write_text('{')
+    elif damage == 'cut':
+        os.truncate(entry / 'target.ids', 10)
+    else:
+        (entry / 'target.ids').unlink()
+    np.testing.assert_array_equal(batches(cfg, split).batch(0)['inputs'], expected['inputs'])
+
+
+def test_a_mistake_in_the_data_leaves_nothing(tmp_path: pathlib.Path) -> None:
+    def read() -> tuple[list[dict[str, str]], int]:
+        raise UserError('line 7: bad')
+
+    with pytest.raises(UserError, match='line 7: bad'):
+        batches(config(tmp_path), Split('one', read))
+    assert not entries(tmp_path)
+
+
+def test_a_place_that_cannot_be_written_is_one_line(tmp_path: pathlib.Path) -> None:
+    (tmp_path / 'file').write_text('')
+    with pytest.raises(UserError, match=r'data.cache_dir\): Not a directory') as error:
+        batches(config(tmp_path / 'file' / 'cache'), Split('one', lambda: (RECORDS, 0)))
+    assert '\n' not in str(error.value)
+
+
+@contextlib.contextmanager
+def small_disk(place: pathlib.Path) -> Iterator[pathlib.Path]:
+    place.mkdir()
+    mounted = subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=64k', 'tmpfs', str(place)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip('mounting is refused here')
+    try:
+        yield place
+    finally:
+        subprocess.run(['umount', '-l', str(place)], check=True)
+
+
+def test_a_full_disk_is_one_line_and_the_cache_works_when_there_is_room(tmp_path: pathlib.Path) -> None:
+    many = [{'source': 'x' * 30, 'target': 'y' * 30}] * 5000
+    with small_disk(tmp_path / 'disk') as place:
+        with pytest.raises(UserError, match='No space left on device') as error:
+            batches(config(place), Split('many', lambda: (many, 0)))
+        assert str(place) in str(error.value) and '\n' not in str(error.value)
+        assert not entries(place)
+        batches(config(place), Split('one', lambda: (RECORDS, 0)))
+        assert len(entries(place)) == 2
+
+
+def test_a_write_that_fails_is_one_line(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: cache.Writer, name: str, values: np.ndarray) -> None:
+        raise OSError(28, 'No space left on device')
+
+    monkeypatch.setattr(cache.Writer, 'append', full)
+    with pytest.raises(UserError, match='No space left on device'):
+        batches(config(tmp_path), Split('one', lambda: (RECORDS, 0)))
+    assert not entries(tmp_path)
+
+
+SCRIPT = """
+import json, sys, time
+from pathlib import Path
+import numpy as np
+from tformer.data import cache
+place, seconds = Path(sys.argv[1]), float(sys.argv[2])
+made = []
+
+def make(writer):
+    made.append(1)
+    for number in range(10):
+        writer.append('numbers', np.arange(number * 100, number * 100 + 100))
+        print('wrote', flush=True)
+        time.sleep(seconds / 10)
+
+found, _ = cache.arrays(place, {'key': 1}, make)
+print(json.dumps([len(made), found['numbers'].tolist()]))
+"""
+
+
+def process(place: pathlib.Path, seconds: float) -> subprocess.Popen[str]:
+    command = [sys.executable, '-c', SCRIPT, str(place), str(seconds)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+
+
+def test_of_two_processes_one_writes_and_the_other_waits(tmp_path: pathlib.Path) -> None:
+    both = [process(tmp_path, 2), process(tmp_path, 2)]
+    ended = [one.communicate(timeout=60) for one in both]
+    made = [json.loads(out.splitlines()[-1]) for out, _ in ended]
+    assert sorted(count for count, _ in made) == [0, 1]
+    assert all(numbers == list(range(1000)) for _, numbers in made)
+    assert sum('another process writes' in err for _, err in ended) == 1
+
+
+def test_a_killed_process_leaves_nothing_that_is_taken_for_whole(tmp_path: pathlib.Path) -> None:
+    killed = process(tmp_path, 60)
+    assert killed.stdout is not None and killed.stdout.readline() == 'wrote\n'
+    time.sleep(0.1)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
+    assert any(path.suffix == '.partial' for path in tmp_path.iterdir())
+    out, err = process(tmp_path, 0).communicate(timeout=60)
+    assert json.loads(out.splitlines()[-1]) == [1, list(range(1000))] and err == ''
+    assert not list(tmp_path.glob('*.partial'))
