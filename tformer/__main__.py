@@ -24,7 +24,7 @@ flags.DEFINE_integer('steps', 10, 'benchmark: timed steps.')
 USAGE = """tformer COMMAND [--config=FILE[:argument]] [--workdir=DIR] [--config.section.field=value ...]
 
   train      --config --workdir          trains; resumes by itself; ends with the final evaluation
-  prepare    --config                    writes the data as a TFDS set: random access, without TensorFlow
+  prepare    --config [--workdir]        writes the data as a TFDS set; with a workdir its tokenizers and token cache
   evaluate   --workdir [--split] [--average=N]  scores a checkpoint, or the mean of the last N, on a split
   generate   --workdir [TEXT ...]        text in (arguments, --input, stdin), text out
   attention  --workdir [TEXT ...]        attention maps, as one HTML page
@@ -83,8 +83,13 @@ def prepare(arguments: list[str], overrides: dict[str, str]) -> None:
 
     loaded = config.load(needed('config'), overrides)
     choices.validate(loaded)
-    written = prepare.write(loaded.data, loaded.train.objective, lambda line: print(line, file=sys.stderr))
-    print(prepare.summary(written))
+    if FLAGS.workdir is None or loaded.data.tfds_name is not None:
+        written = prepare.write(loaded.data, loaded.train.objective, lambda line: print(line, file=sys.stderr))
+        print(prepare.summary(written))
+    if FLAGS.workdir is not None:
+        from tformer import runs
+
+        print(runs.prepare(loaded, FLAGS.workdir))
 
 
 def evaluate(arguments: list[str], overrides: dict[str, str]) -> None:

@@ -1,7 +1,10 @@
-"""How fast a config trains here."""
+"""How fast a config trains here, and how fast its data come."""
 
+import dataclasses
+import itertools
 import json
 import statistics
+import tempfile
 import time
 
 import jax
@@ -10,7 +13,8 @@ from flax import linen as nn
 
 from tformer import sharding
 from tformer.config import Config, resolve
-from tformer.data.tokenizers import TOKENIZERS
+from tformer.data import mixture, pipeline
+from tformer.data.tokenizers import TOKENIZERS, train_tokenizers
 from tformer.data.vocabulary import FIRST
 from tformer.errors import choose
 from tformer.hyper import Hyper
@@ -78,5 +82,48 @@ def train_step(config: Config, steps: int) -> str:
         'step_ms': round(median * 1e3, 2),
         'params': count_parameters(state.params),
         'loss': round(float(loss[0] / loss[1]), 4),
+    }
+    return json.dumps(line)
+
+
+def feed(config: Config, steps: int) -> str:
+    """Returns one JSON line: tokens a second (padding not counted) that the data pipeline gives, without a model.
+
+    `cold`: reading the files, tokenising and laying out with an empty cache, and all of these seconds counted; `warm`
+    seconds: the same with the cache there; then `steps` batches made in this process, and by one worker process.
+    The tokenizer is trained before, and not counted.
+    """
+    with tempfile.TemporaryDirectory() as place:
+        config = dataclasses.replace(config, data=dataclasses.replace(config.data, cache_dir=place))
+        tokenizers = train_tokenizers(config, mixture.load(config, 'train'))
+
+        def start() -> tuple[pipeline.Batches, float]:
+            began = time.perf_counter()
+            batches = pipeline.Batches(config, tokenizers, 'train', training=True)
+            batches.batch(0)
+            return batches, time.perf_counter() - began
+
+        (batches, cold), (_, warm) = start(), start()
+        found = sum(int(part.examples.lengths.sum()) for part in batches.parts)
+        rates, shares = {}, []
+        for name, workers in (('tokens_per_s', 0), ('worker_tokens_per_s', 1)):
+            data = dataclasses.replace(config.data, num_workers=workers)
+            made = pipeline.iterate(batches, 0, dataclasses.replace(config, data=data))
+            next(made)
+            began, tokens = time.perf_counter(), 0
+            for batch in itertools.islice(made, steps):
+                real = [batch[side] >= 0 for side in batch if side.endswith('positions')]
+                tokens += sum(int(where.sum()) for where in real)
+                shares.append([sum(int(where.sum()) for where in real), sum(where.size for where in real)])
+            rates[name] = round(tokens / (time.perf_counter() - began), 1)
+            made.close()
+    real, slots = np.sum(shares, axis=0)
+    line = {
+        'cold_tokens_per_s': round(found / cold, 1),
+        'cold_s': round(cold, 2),
+        'warm_s': round(warm, 3),
+        **rates,
+        'real_share': round(real / slots, 4),
+        'examples': batches.num_examples,
     }
     return json.dumps(line)

@@ -17,7 +17,7 @@ from tformer import evaluate as evaluate_lib
 from tformer import train as train_lib
 from tformer.benchmark import assumed
 from tformer.config import Config
-from tformer.data import mixture, pipeline
+from tformer.data import cache, mixture, pipeline
 from tformer.data.records import Record
 from tformer.data.tokenizers import Tokenizers
 from tformer.decode.text import make_text_generator
@@ -88,6 +88,17 @@ def generated_scores(
     generate = _text_generator(build(config.model), config, tokenizers, True)
     predictions = generate(variables, [record['source'] for record in records])
     return evaluate_lib.generation_scores(config.evaluate.metrics, predictions, records)
+
+
+def prepare(config: Config, directory: str) -> str:
+    """Makes all that `train` makes before its first step: a workdir's tokenizers and the cache of its tokens.
+
+    Returns what is there now, in words.
+    """
+    mesh = sharding.make_mesh(config.mesh)
+    config, _, batches, valid = train_lib.open_data(config, pathlib.Path(directory), mesh)
+    place = cache.directory(config.data)
+    return f'tokens are in {place}\n  train  {batches.summary}\n  valid  {valid.summary}'
 
 
 def train(config: Config, directory: str) -> dict[str, float]:

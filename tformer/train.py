@@ -92,7 +92,7 @@ def _train(
     if saved.latest is not None:
         state, run = saved.restore(state)
         best = Best(**run['best'])
-        same_data(run['data'], batches)
+        same_data(run['data'], amounts(batches, tokens))
     elif config.train.init_from is not None:
         fresh, where = (variables(tree.params, tree.statistics) for tree in (state, shardings))
         loaded = pretrained(config.train.init_from, fresh, where)
@@ -135,7 +135,7 @@ def _train(
             best = best.and_then(merit)
 
         if number % (config.train.checkpoint_every or length) == 0 or merit is not None:
-            saved.save(state, {'best': dataclasses.asdict(best), 'data': amounts(batches)}, merit)
+            saved.save(state, {'best': dataclasses.asdict(best), 'data': amounts(batches, tokens)}, merit)
 
     # ------------------------------------------------------------------------------------------------ end
     end, best_step = int(state.step), saved.best or int(state.step)
@@ -188,19 +188,19 @@ def row_multiple(config: Config, home: pathlib.Path, mesh: Mesh) -> int | None:
     return multiple
 
 
-def amounts(batches: pipeline.Batches) -> dict[str, int | float | str]:
+def amounts(batches: pipeline.Batches, tokens: Tokenizers) -> dict[str, int | float | str]:
     """Returns what tells whether a step's batch is the same as in an earlier part of the run."""
     return {
+        'tokenizers': tokens.fingerprint,
         'training examples': batches.num_examples,
         'steps an epoch': batches.steps_per_epoch,
-        'as fingerprint': batches.fingerprint,
+        'fingerprint of the data': batches.fingerprint,
     }
 
 
-def same_data(before: Mapping[str, int | float | str], batches: pipeline.Batches) -> None:
+def same_data(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raises a `UserError` where the data, or how they become batches, are not those of the checkpoint."""
-    now = amounts(batches)
-    differing = [f'{before.get(name)} {name} there, {now[name]} here' for name in now if before.get(name) != now[name]]
+    differing = [f'{name} {before.get(name)} there, {now[name]} here' for name in now if before.get(name) != now[name]]
     if differing:
         raise UserError(f'the checkpoint is of other data: {"; ".join(differing)}')
 

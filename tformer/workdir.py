@@ -2,12 +2,11 @@
 
 import json
 import pathlib
-from collections.abc import Sequence
-from typing import Any
 
 from tformer import config as config_lib
 from tformer.config import Config
-from tformer.data.tokenizers import Tokenizers, train_tokenizers
+from tformer.data.mixture import Joined
+from tformer.data.tokenizers import Tokenizers, cached_tokenizers, train_tokenizers
 from tformer.errors import UserError, nearest
 
 # What may differ between a run and its continuation, and between training and evaluation: sections, and fields.
@@ -81,7 +80,7 @@ def save_config(workdir: pathlib.Path, config: Config) -> None:
     partial.replace(file)
 
 
-def tokenizers(workdir: pathlib.Path, config: Config, records: Sequence[Any]) -> Tokenizers:
+def tokenizers(workdir: pathlib.Path, config: Config, records: Joined) -> Tokenizers:
     """Returns the tokenizers of a run: its own where it has begun, else the pre-trained run's, else trained ones.
 
     Raises:
@@ -89,8 +88,11 @@ def tokenizers(workdir: pathlib.Path, config: Config, records: Sequence[Any]) ->
     """
     if begun(workdir):
         return Tokenizers.load(workdir)
-    made = train_tokenizers(
-        config, records, Tokenizers.load(config.train.init_from) if config.train.init_from else None
-    )
+    if config.train.init_from:
+        made = train_tokenizers(config, records, Tokenizers.load(config.train.init_from))
+    elif config.data.tokenizer == 'huggingface':  # made elsewhere: nothing to train
+        made = train_tokenizers(config, records)
+    else:
+        made = cached_tokenizers(config, records, [split.fingerprint for split in records.splits])
     made.save(workdir)
     return made

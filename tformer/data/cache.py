@@ -64,7 +64,14 @@ def directory(data: Data) -> Path:
 
 
 def arrays(place: Path, depends_on: Mapping[str, Any], make: Callable[[Writer], None]) -> tuple[dict, dict]:
-    """Returns (the arrays by name, memory-mapped; the facts) of the entry of `depends_on`, made where it is not there.
+    """Returns (the arrays by name, memory-mapped; the facts) of the `entry` of `depends_on`."""
+    found = entry(place, depends_on, make)
+    manifest = json.loads((found / _MANIFEST).read_text())
+    return {name: mapped(str(found / name), dtype) for name, dtype in manifest['dtypes'].items()}, manifest['facts']
+
+
+def entry(place: Path, depends_on: Mapping[str, Any], make: Callable[[Writer], None]) -> Path:
+    """Returns the directory of the entry of `depends_on`, with a file for each array, made where it is not there.
 
     Args:
       place: the directory of all entries.
@@ -75,16 +82,14 @@ def arrays(place: Path, depends_on: Mapping[str, Any], make: Callable[[Writer], 
       UserError: the place cannot be written, e.g. the disk is full. Nothing half-made stays.
     """
     text = json.dumps({'format': _FORMAT, **depends_on}, sort_keys=True)
-    entry = place / hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    wanted = place / hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
     try:
-        if not _whole(entry):
+        if not _whole(wanted):
             place.mkdir(parents=True, exist_ok=True)
-            _make_alone(entry, make)
-        manifest = json.loads((entry / _MANIFEST).read_text())
-        found = {name: mapped(str(entry / name), dtype) for name, dtype in manifest['dtypes'].items()}
+            _make_alone(wanted, make)
     except OSError as error:
         raise UserError(f'the cache of tokens in {place} (data.cache_dir): {error.strerror or error}') from error
-    return found, manifest['facts']
+    return wanted
 
 
 def _whole(entry: Path) -> bool:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import sys
 import time
@@ -142,14 +143,14 @@ def _encoded(
     records: Sequence[Record], encoders: Mapping[str, Encode]
 ) -> Iterator[tuple[str, Sequence[Sequence[int]]]]:
     """(field, ids of some records), all fields of them before the next ones; says how far it is if it takes long."""
-    since = time.monotonic()
-    for start in range(0, len(records), _AT_ONCE):
-        some = [records[i] for i in range(start, min(start + _AT_ONCE, len(records)))]
+    since, done, in_order = time.monotonic(), 0, iter(records)
+    while some := list(itertools.islice(in_order, _AT_ONCE)):
+        done += len(some)
         for field, encode in encoders.items():
             yield field, encode([record[field] for record in some])
         if time.monotonic() > since + 10:
             since = time.monotonic()
-            print(f'tokenised {start + len(some):,} of {len(records):,} records', file=sys.stderr, flush=True)
+            print(f'tokenised {done:,} of {len(records):,} records', file=sys.stderr, flush=True)
 
 
 def _label_encoder(names: tuple[str, ...], split: str) -> Encode:

@@ -1,6 +1,7 @@
 """The parts that a run is trained on, one or several, and how much of each."""
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import overload
 
 import numpy as np
@@ -8,13 +9,13 @@ import numpy as np
 from tformer.config.convert import parts
 from tformer.config.run import Config, Data
 from tformer.data import sources
-from tformer.data.records import Record
+from tformer.data.records import Record, Split
 
 
 class Joined(Sequence[Record]):
     """The records of several splits, one after the other."""
 
-    def __init__(self, splits: Sequence[Sequence[Record]]) -> None:
+    def __init__(self, splits: Sequence[Split]) -> None:
         self.splits = splits
 
     def __len__(self) -> int:
@@ -36,6 +37,9 @@ class Joined(Sequence[Record]):
                 return split[index]
             index -= len(split)
         raise IndexError(f'record {index} beyond the end')
+
+    def __iter__(self) -> Iterator[Record]:
+        return itertools.chain.from_iterable(self.splits)
 
 
 def load(config: Config, split: str) -> Joined:

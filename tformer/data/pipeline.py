@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import grain
@@ -196,7 +196,7 @@ class Batches:
 
 def iterate(
     batches: Batches, start_step: int, config: Config, share: tuple[int, int] = (0, 1)
-) -> Iterator[dict[str, np.ndarray]]:
+) -> Generator[Batch, None, None]:
     """Yields `batches.batch(step, share)` from `start_step` on: endless in training, else to the end of the epoch.
 
     `data.num_workers` processes (0: this one) of `data.num_threads` threads make `data.prefetch` batches ahead. Order

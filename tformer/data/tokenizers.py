@@ -4,19 +4,34 @@ import dataclasses
 import hashlib
 import json
 import os
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+
+import numpy as np
+import sentencepiece
 
 from tformer.config.run import Config
+from tformer.data import cache
 from tformer.data.hub_tokenizer import HubTokenizer
+from tformer.data.records import Record
 from tformer.data.subwords import SentencePiece
 from tformer.data.units import Byte, Char, Symbol
 from tformer.data.vocabulary import BOS, CLS, EOS, MASK, NORMALIZATIONS, PAD, SEP, SPECIALS, UNK, Tokenizer
 from tformer.errors import UserError, choose
 
 __all__ = ['BOS', 'CLS', 'EOS', 'MASK', 'PAD', 'SEP', 'SPECIALS', 'TOKENIZERS', 'UNK', 'Byte', 'Char', 'Symbol']
-__all__ += ['Tokenizer', 'Tokenizers', 'train_tokenizers']
+__all__ += ['Tokenizer', 'Tokenizers', 'cached_tokenizers', 'train_tokenizers']
+
+
+_SETTINGS = (
+    'tokenizer',
+    'source_tokenizer',
+    'tokenizer_vocab_size',
+    'tokenizer_model',
+    'byte_fallback',
+    'normalization',
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,9 +91,7 @@ class Tokenizers:
         return cls(read('source'), target, tuple(manifest['labels']))
 
 
-def train_tokenizers(
-    config: Config, records: Sequence[dict[str, Any]], pretrained: Tokenizers | None = None
-) -> Tokenizers:
+def train_tokenizers(config: Config, records: Sequence[Record], pretrained: Tokenizers | None = None) -> Tokenizers:
     """Returns tokenizers trained on the records of the training split as `config.data` says, or `pretrained` ones.
 
     A pre-trained run with one stack lends its tokenizer to both sides of two.
@@ -99,6 +112,25 @@ def train_tokenizers(
         source.train((record['source'] for record in records), data, seed),
         target.train((record['target'] for record in records), data, seed),
     )
+
+
+def cached_tokenizers(config: Config, records: Sequence[Record], fingerprints: Sequence[str]) -> Tokenizers:
+    """Returns what `train_tokenizers` gives for records of these fingerprints, from the cache where it is there."""
+
+    def write(writer: cache.Writer) -> None:
+        with tempfile.TemporaryDirectory() as place:
+            train_tokenizers(config, records).save(place)
+            for file in sorted(Path(place).iterdir()):
+                writer.append(file.name, np.frombuffer(file.read_bytes(), np.uint8))
+
+    depends_on = {
+        'tokenizers of': list(fingerprints),
+        'settings': {name: getattr(config.data, name) for name in _SETTINGS},
+        'objective': config.train.objective,
+        'seed': config.train.seed,
+        'sentencepiece': sentencepiece.__version__,
+    }
+    return Tokenizers.load(cache.entry(cache.directory(config.data), depends_on, write))
 
 
 def _name(tokenizer: Tokenizer) -> str:
