@@ -225,3 +225,41 @@ def test_a_users_mistake_exits_with_2_and_no_traceback(tmp_path: pathlib.Path) -
     assert done.returncode == 2 and done.stdout == ''
     assert done.stderr.startswith('tformer: model.num_heads=3') and done.stderr.count('\n') == 1
     assert not (tmp_path / 'x').exists()
+
+
+def test_a_run_whose_data_changed_is_refused(tmp_path: pathlib.Path) -> None:
+    data = toy_data.parallel(tmp_path / 'data')
+    wanted = load('translate.py:smoke', tmp_path, data__path=str(data), data__tokenizer='symbol', train__num_steps='2')
+    train_lib.train(wanted, tmp_path / 'run')
+    train_lib.train(wanted, tmp_path / 'run')  # finished: nothing to do
+    lines = (data / 'train.tsv').read_text().splitlines()
+    (data / 'train.tsv').write_text('\n'.join([lines[1], lines[0], *lines[2:]]) + '\n')
+    with pytest.raises(errors.UserError, match='checkpoint is of other data: fingerprint of the data') as error:
+        train_lib.train(wanted, tmp_path / 'run')
+    assert '\n' not in str(error.value)
+
+
+@flagsaver.flagsaver
+def test_prepare_makes_what_training_needs(tmp_path: pathlib.Path, monkeypatch, capsys) -> None:
+    monkeypatch.setenv('TFORMER_CACHE', str(tmp_path / 'cache'))
+    data = toy_data.parallel(tmp_path / 'data')
+    start = [f'--config={ROOT}/configs/translate.py:smoke', f'--config.data.path={data}', f'--workdir={tmp_path}/run']
+    command_line.main(['tformer', 'prepare', *start])
+    assert f'tokens are in {tmp_path}/cache' in capsys.readouterr().out
+    made = sorted(path.name for path in (tmp_path / 'cache').iterdir())
+    command_line.main(['tformer', 'train', *start, '--config.mesh.data=1', '--config.evaluate.samples=0'])
+    assert made == sorted(path.name for path in (tmp_path / 'cache').iterdir() if path.name in made)
+    assert (tmp_path / 'run' / 'result.json').is_file()
+
+
+def test_a_mixture_trains_and_bad_lines_are_counted(tmp_path: pathlib.Path, capsys) -> None:
+    for name in 'ab':
+        toy_data.parallel(tmp_path / name)
+    with open(tmp_path / 'b' / 'train.tsv', 'ab') as file:
+        file.write(b'no tab\n\xff\tx\n')
+    parts = (f'path={tmp_path}/a weight=1', f'path={tmp_path}/b weight=3 bad_lines=skip')
+    wanted = load('translate.py:smoke', tmp_path, data__batching='pack', data__tokenizer='symbol')
+    wanted = config.override(wanted, {'data.mixture': parts})
+    train_lib.train(wanted, tmp_path / 'run')
+    said = capsys.readouterr().out
+    assert '128 examples of 2 parts (passes an epoch: 0.5, 1.5) (2 bad ones skipped)' in said

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,7 @@ from tformer.objectives import OBJECTIVES
 from tformer.optimizers import make_optimizer
 from tformer.state import logical_names, make_init, start_state, step_key
 from tformer.step import make_train_step
-from tformer.train import rows_multiple
+from tformer.train import row_multiple
 
 V, T, S, ROWS = 17, 8, 6, 8
 FAMILY = {'causal_lm': 'decoder', 'masked_lm': 'encoder', 'seq2seq': 'encoder_decoder', 'classification': 'encoder'}
@@ -442,11 +443,23 @@ def test_loss_curve():
     assert np.allclose(losses, CURVE, rtol=0, atol=1e-4), str(losses)
 
 
-def test_a_batch_size_that_devices_and_microbatches_do_not_divide_is_refused():
+def test_a_batch_size_that_devices_and_microbatches_do_not_divide_is_refused(tmp_path):
     mesh = sharding.make_mesh(config.Mesh())
     for rows, microbatches, nearest in ((20, 1, 16), (24, 2, 32), (3, 1, 8)):
         cfg = Config(train=Train(batch_size=rows, microbatches=microbatches))
         with pytest.raises(UserError, match=f'train.batch_size={rows} .* nearest that is: {nearest}$'):
-            rows_multiple(cfg, mesh)
-    assert rows_multiple(Config(train=Train(batch_size=32, microbatches=2)), mesh) == 16
-    assert rows_multiple(Config(data=config.Data(batch_tokens=100), train=Train(batch_size=3)), mesh) == 8
+            row_multiple(cfg, tmp_path, mesh)
+    assert row_multiple(Config(train=Train(batch_size=32, microbatches=2)), tmp_path, mesh) is None
+
+
+def test_rows_of_batches_by_tokens_are_what_the_run_began_with(tmp_path):
+    """So that a step's rows stay the same on other devices."""
+    eight, one = sharding.make_mesh(config.Mesh()), sharding.make_mesh(config.Mesh(data=1))
+    cfg = Config(data=config.Data(batch_tokens=100), train=Train(batch_size=3, num_steps=1))
+    assert row_multiple(cfg, tmp_path, eight) == 8 and row_multiple(cfg, tmp_path, one) == 1
+    (tmp_path / 'checkpoints' / '1').mkdir(parents=True)
+    began = {**config.to_dict(cfg), 'data': {**config.to_dict(cfg)['data'], 'row_multiple': 4}}
+    (tmp_path / 'config.json').write_text(json.dumps(began))
+    assert row_multiple(cfg, tmp_path, one) == 4
+    with pytest.raises(UserError, match=r'data.row_multiple=4 is no multiple of train.microbatches=1 x the 8 ways'):
+        row_multiple(cfg, tmp_path, eight)
