@@ -97,6 +97,7 @@ class SentencePiece(Tokenizer):
 
 
 _LINE = 4000  # characters of a training line; longer ones are cut
+_LONGEST = 100_000  # characters of a line that are trained on: a monstrous one must not be most of the sample
 _MOST_CHARACTERS = 20_000_000  # of a sample to train on
 
 
@@ -119,5 +120,5 @@ def sample_lines(texts: Iterable[str], seed: int, most_characters: int = _MOST_C
 
 def _lines(text: str) -> Iterator[str]:
     for line in text.split('\n'):
-        for start in range(0, len(line), _LINE):
+        for start in range(0, min(len(line), _LONGEST), _LINE):
             yield line[start : start + _LINE]
