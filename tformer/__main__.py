@@ -19,6 +19,7 @@ flags.DEFINE_string(
     'input', None, 'generate, attention: a file of texts, one a line; default: the arguments, or stdin.'
 )
 flags.DEFINE_integer('seed', 0, 'generate: of the sampling.')
+flags.DEFINE_boolean('data', False, 'inspect: the data and the batches instead of the model.')
 flags.DEFINE_integer('steps', 10, 'benchmark: timed steps.')
 
 USAGE = """tformer COMMAND [--config=FILE[:argument]] [--workdir=DIR] [--config.section.field=value ...]
@@ -29,6 +30,7 @@ USAGE = """tformer COMMAND [--config=FILE[:argument]] [--workdir=DIR] [--config.
   generate   --workdir [TEXT ...]        text in (arguments, --input, stdin), text out
   attention  --workdir [TEXT ...]        attention maps, as one HTML page
   inspect    --config | --workdir        the config and its parameter table
+  inspect    --data --config | --workdir the data: amounts, lengths, padding, duplicates, rows as the model reads them
   benchmark  --config                    times the train step, one JSON line
 """
 
@@ -131,7 +133,10 @@ def inspect(arguments: list[str], overrides: dict[str, str]) -> None:
     else:
         loaded = config.load(needed('config'), overrides)
     choices.validate(loaded)
-    print(runs.inspect(loaded))
+    if FLAGS.data:
+        runs.show_data(loaded, FLAGS.workdir)
+    else:
+        print(runs.inspect(loaded))
 
 
 def benchmark(arguments: list[str], overrides: dict[str, str]) -> None:
