@@ -19,7 +19,7 @@ Batch = Mapping[str, np.ndarray]
 
 WIDTH = 120  # columns
 _MOST_TOKENS, _MOST_SEGMENTS = 120, 4  # of a row that are shown
-_INDENT = 11
+_INDENT = 12
 _BOUNDARY: Span = ('|', 'faint')
 
 
