@@ -67,7 +67,7 @@ def vocabulary(
 
 def _rates(num_bytes: int, tokens: int, records: int, unknown: int) -> tuple[str, ...]:
     each, long = num_bytes / max(tokens, 1), tokens / max(records, 1)
-    return f'{num_bytes:,}', f'{tokens:,}', f'{each:.2f}', f'{long:.1f}', f'{unknown:,}', share(unknown, tokens)
+    return f'{num_bytes:,}', f'{tokens:,}', f'{each:.2f}', f'{long:,.1f}', f'{unknown:,}', share(unknown, tokens)
 
 
 def labels(names: Sequence[str], splits: Mapping[str, Batches]) -> list[str]:
@@ -94,6 +94,6 @@ def _labels(part: layout.Part) -> np.ndarray:
     return part.examples.labels
 
 
-def _end(name: str, most: int = 40) -> str:
+def _end(name: str, most: int = 30) -> str:
     """The end of a long name: what tells paths apart."""
     return harmless(name if len(name) <= most else '…' + name[1 - most :])

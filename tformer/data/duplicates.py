@@ -1,5 +1,6 @@
 """Texts that come more than once: within the training split, and again in what it is judged by."""
 
+import array
 import dataclasses
 import hashlib
 import time
@@ -26,7 +27,7 @@ def read(records: Iterable[Record], fields: Sequence[str], say: Say) -> Texts:
     since = time.monotonic()
     num_bytes = dict.fromkeys(fields, 0)
     keys = (*fields, 'whole') if len(fields) > 1 else fields
-    found: dict[tuple[str, str], list[int]] = {(alike, key): [] for alike in ALIKE for key in keys}
+    found = {(alike, key): array.array('Q') for alike in ALIKE for key in keys}
     for number, record in enumerate(records, start=1):
         for field in fields:
             num_bytes[field] += len(record[field].encode('utf-8', 'surrogatepass'))

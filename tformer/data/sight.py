@@ -76,16 +76,18 @@ def _section(title: str, lines: Iterable[str]) -> Iterator[Line]:
 
 
 def lengths(config: Config, splits: Mapping[str, Batches]) -> list[str]:
-    """Percentiles of the records' lengths, and bars for those of training."""
+    """Percentiles of the records' lengths; the longest of training, often a mistake in the data, and bars."""
     lines: list[tuple[str, ...]] = [('', 'mean', '50 %', '90 %', '99 %', 'longest', 'limit', 'over it')]
     bars: list[str] = []
     for split, batches in splits.items():
         for side, field, sizes, limit in _sides(config, batches):
             found = (f'{value:,.0f}' for value in (*np.percentile(sizes, (50, 90, 99)), sizes.max()))
             over = share((sizes > limit).sum(), len(sizes))
-            lines.append((f'{split} {side}', f'{sizes.mean():.1f}', *found, f'{limit:,}', over))
+            lines.append((f'{split} {side}', f'{sizes.mean():,.1f}', *found, f'{limit:,}', over))
             if split == 'train':
-                bars += ['', f'train {side}', *histogram(sizes, limit, field)]
+                place = int(sizes.argmax())
+                longest = f'longest: record {place + 1:,}: {harmless(batches.records[place][side])}'
+                bars += ['', f'train {side}, {longest}', *histogram(sizes, limit, field)]
     return table(lines) + bars
 
 
@@ -110,12 +112,14 @@ def histogram(sizes: np.ndarray, limit: int, field: str) -> list[str]:
     inner = sorted(edges | ({limit} if limit < sizes.max() else set()))
     counts = np.histogram(sizes, np.array(inner) + 0.5)[0]
     counts[:1] += (sizes == 0).sum()
-    lines = []
+    lines: list[str] = []
     for low, high, count in zip(inner[:-1], inner[1:], counts, strict=True):
+        if not (lines or count):
+            continue
         bar = '█' * round(_BAR * count / counts.max()) or '▏' * bool(count)
-        lines.append(f'{low + 1:>8,} -{high:>8,}  {count:>11,} {share(count, len(sizes)):>7}  {bar}')
+        lines.append(f'{low + 1:>10,} -{high:>10,}  {count:>11,} {share(count, len(sizes)):>7}  {bar}')
         if high == limit:
-            lines.append(f'{"":>8}  {f"{field} = {limit:,} ":─<50}')
+            lines.append(f'{"":>10}  {f"{field} = {limit:,} ":─<50}')
     return lines
 
 
@@ -153,7 +157,9 @@ _SIDES: dict[int, tuple[str, ...]] = {1: (), 2: ('of target', 'of source')}  # b
 
 
 def _paddings(found: padding.Filled) -> tuple[str, ...]:
-    return tuple(f'{value:.1%}' for value in (found.padding, *(found.paddings if len(found.paddings) > 1 else ())))
+    return tuple(
+        share(max(value, 0), 1) for value in (found.padding, *(found.paddings if len(found.paddings) > 1 else ()))
+    )
 
 
 # ---------------------------------------------------------------------------------------------- duplicates, rows, cache
