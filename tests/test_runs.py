@@ -263,3 +263,13 @@ def test_a_mixture_trains_and_bad_lines_are_counted(tmp_path: pathlib.Path, caps
     train_lib.train(wanted, tmp_path / 'run')
     said = capsys.readouterr().out
     assert '128 examples of 2 parts (passes an epoch: 0.5, 1.5) (2 bad ones skipped)' in said
+
+
+@flagsaver.flagsaver
+def test_benchmark_of_the_data_is_one_json_line(tmp_path: pathlib.Path, capsys) -> None:
+    data = toy_data.parallel(tmp_path / 'data')
+    start = ['benchmark', f'--config={ROOT}/configs/translate.py:smoke', f'--config.data.path={data}', '--data']
+    command_line.main(['tformer', *start, '--steps=3', '--config.data.tokenizer=symbol'])
+    line = json.loads(capsys.readouterr().out)
+    assert line['examples'] == 64 and 0 < line['real_share'] <= 1
+    assert min(line[name] for name in ('cold_tokens_per_s', 'tokens_per_s', 'worker_tokens_per_s')) > 100

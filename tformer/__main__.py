@@ -19,6 +19,7 @@ flags.DEFINE_string(
     'input', None, 'generate, attention: a file of texts, one a line; default: the arguments, or stdin.'
 )
 flags.DEFINE_integer('seed', 0, 'generate: of the sampling.')
+flags.DEFINE_boolean('data', False, 'inspect, benchmark: of the data instead of the model.')
 flags.DEFINE_integer('steps', 10, 'benchmark: timed steps.')
 
 USAGE = """tformer COMMAND [--config=FILE[:argument]] [--workdir=DIR] [--config.section.field=value ...]
@@ -29,7 +30,8 @@ USAGE = """tformer COMMAND [--config=FILE[:argument]] [--workdir=DIR] [--config.
   generate   --workdir [TEXT ...]        text in (arguments, --input, stdin), text out
   attention  --workdir [TEXT ...]        attention maps, as one HTML page
   inspect    --config | --workdir        the config and its parameter table
-  benchmark  --config                    times the train step, one JSON line
+  inspect    --data --config | --workdir the data: amounts, lengths, padding, duplicates, rows as the model reads them
+  benchmark  --config [--data]           times the train step, or the data pipeline: one JSON line
 """
 
 
@@ -136,7 +138,10 @@ def inspect(arguments: list[str], overrides: dict[str, str]) -> None:
     else:
         loaded = config.load(needed('config'), overrides)
     choices.validate(loaded)
-    print(runs.inspect(loaded))
+    if FLAGS.data:
+        runs.show_data(loaded, FLAGS.workdir)
+    else:
+        print(runs.inspect(loaded))
 
 
 def benchmark(arguments: list[str], overrides: dict[str, str]) -> None:
@@ -146,7 +151,8 @@ def benchmark(arguments: list[str], overrides: dict[str, str]) -> None:
     choices.validate(loaded)
     if FLAGS.steps < 1:
         raise errors.UserError(f'--steps={FLAGS.steps} must be positive')
-    print(benchmark.train_step(loaded, FLAGS.steps))
+    timed = benchmark.feed if FLAGS.data else benchmark.train_step
+    print(timed(loaded, FLAGS.steps))
 
 
 COMMANDS: dict[str, Callable[[list[str], dict[str, str]], None]] = {

@@ -4,12 +4,14 @@ import dataclasses
 import functools
 import json
 import pathlib
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from flax import linen as nn
+from rich.console import Console
 
 from tformer import checkpoint, choices, metrics, sharding, workdir
 from tformer import config as config_lib
@@ -17,7 +19,7 @@ from tformer import evaluate as evaluate_lib
 from tformer import train as train_lib
 from tformer.benchmark import assumed
 from tformer.config import Config
-from tformer.data import cache, mixture, pipeline
+from tformer.data import cache, mixture, pipeline, rendering, sight
 from tformer.data.records import Record
 from tformer.data.tokenizers import Tokenizers
 from tformer.decode.text import make_text_generator
@@ -187,6 +189,30 @@ def inspect(config: Config) -> str:
     sizes = f'with a vocabulary of {resolved.model.vocab_size:,}'
     text = json.dumps(config_lib.to_dict(resolved), indent=2)
     return '\n'.join([text, metrics.table(rows), f'{total:,} parameters, {sizes}'])
+
+
+def show_data(config: Config, directory: str | None) -> None:
+    """Prints what `data.sight` reports of a config's data, with the tokenizers of a workdir or trained ones.
+
+    Raises:
+      UserError: in the data, or the workdir has no tokenizer.
+    """
+    console = Console(highlight=False, soft_wrap=True)
+    in_colour = console.color_system is not None and not console.no_color
+    say = functools.partial(print, file=sys.stderr, flush=True)
+    records = mixture.load(config, 'train')
+    if directory is not None:
+        tokenizers = Tokenizers.load(directory)
+    else:
+        say('tokenizers of the train split')
+        tokenizers = workdir.new_tokenizers(config, records)
+        multiple = train_lib.row_multiple(config, None, sharding.make_mesh(config.mesh))
+        config = dataclasses.replace(config, data=dataclasses.replace(config.data, row_multiple=multiple))
+    for line in sight.report(config, tokenizers, records, say):
+        if in_colour:
+            console.print(rendering.coloured(line))
+        else:
+            print(rendering.plain(line))
 
 
 def attention(run: Run, texts: Sequence[str]) -> pathlib.Path:

@@ -165,7 +165,7 @@ def open_data(
     return config, tokens, batches, valid
 
 
-def row_multiple(config: Config, home: pathlib.Path, mesh: Mesh) -> int | None:
+def row_multiple(config: Config, home: pathlib.Path | None, mesh: Mesh) -> int | None:
     """Returns what the rows of a data.batch_tokens batch are rounded to; None where train.batch_size says the rows.
 
     It is what the run began with, so that batches stay the same on other devices.
@@ -181,7 +181,7 @@ def row_multiple(config: Config, home: pathlib.Path, mesh: Mesh) -> int | None:
             near = max(1, round(rows / needed)) * needed
             raise UserError(f'train.batch_size={rows} is no multiple of {asked}; nearest that is: {near}')
         return None
-    began = workdir.load_config(home).data.row_multiple if workdir.begun(home) else None
+    began = workdir.load_config(home).data.row_multiple if home and workdir.begun(home) else None
     multiple = config.data.row_multiple or began or needed
     if multiple % needed:
         raise UserError(f'data.row_multiple={multiple} is no multiple of {asked}, {needed}')

@@ -88,11 +88,15 @@ def tokenizers(workdir: pathlib.Path, config: Config, records: Joined) -> Tokeni
     """
     if begun(workdir):
         return Tokenizers.load(workdir)
-    if config.train.init_from:
-        made = train_tokenizers(config, records, Tokenizers.load(config.train.init_from))
-    elif config.data.tokenizer == 'huggingface':  # made elsewhere: nothing to train
-        made = train_tokenizers(config, records)
-    else:
-        made = cached_tokenizers(config, records, [split.fingerprint for split in records.splits])
+    made = new_tokenizers(config, records)
     made.save(workdir)
     return made
+
+
+def new_tokenizers(config: Config, records: Joined) -> Tokenizers:
+    """Returns the tokenizers of a run that begins."""
+    if config.train.init_from:
+        return train_tokenizers(config, records, Tokenizers.load(config.train.init_from))
+    if config.data.tokenizer == 'huggingface':  # made elsewhere: nothing to train
+        return train_tokenizers(config, records)
+    return cached_tokenizers(config, records, [split.fingerprint for split in records.splits])

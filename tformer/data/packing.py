@@ -59,14 +59,14 @@ def bucket_shapes(lengths: np.ndarray, limits: np.ndarray, num_buckets: int) -> 
 
 
 def _best_cut(lengths: np.ndarray, counts: np.ndarray) -> tuple[float, np.ndarray]:
-    """Cuts a bucket in two between lengths of one stack.
+    """Cuts a bucket in two between lengths of one stack, or of the longer one.
 
     Returns:
       The positions that the best cut saves, and which of `lengths` are below it.
     """
     best = (0.0, np.zeros(len(lengths), bool))
     whole = counts.sum() * lengths.max(axis=0).sum()
-    for stack in lengths.T:
+    for stack in [*lengths.T, lengths.max(axis=1)]:  # the longer side too: sides of a pair are alike
         order = np.argsort(stack, kind='stable')
         size = np.cumsum(counts[order])[:-1]
         below = np.maximum.accumulate(lengths[order])[:-1].sum(axis=1)
