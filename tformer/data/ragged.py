@@ -41,6 +41,11 @@ class Ragged:
         return _mapped, (_by_file(self.flat), _by_file(self.offsets))
 
     @property
+    def files(self) -> tuple[str, ...]:
+        """The files that its arrays are in."""
+        return tuple(where[0] for where in map(_by_file, (self.flat, self.offsets)) if isinstance(where, tuple))
+
+    @property
     def lengths(self) -> np.ndarray:
         """int64 [rows]."""
         return np.diff(self.offsets)

@@ -204,12 +204,11 @@ def rows(batches: Batches, tokenizers: Tokenizers, count: int) -> Iterator[Line]
 def cached(config: Config, splits: Mapping[str, Batches]) -> list[str]:
     """Where the token cache is, and what the entries of this run take."""
     entries = {
-        Path(str(array.filename)).parent
+        Path(file).parent
         for batches in splits.values()
         for part in batches.parts
         for ragged in (part.examples.tokens, part.rows)
-        for array in (ragged.flat, ragged.offsets)
-        if isinstance(array, np.memmap)
+        for file in ragged.files
     }
     size = sum(file.stat().st_size for entry in entries for file in entry.iterdir())
     return [f'{cache.directory(config.data)}: {len(entries)} entries of this run, {size:,} bytes']
