@@ -58,6 +58,7 @@ def get_config(arguments: str = '') -> ConfigDict:
             'model.num_encoder_layers': 2,
             'data.tokenizer_vocab_size': 400,
             'data.length': 32,
+            'data.num_buckets': 2,
             'train.num_epochs': None,
             'train.num_steps': 2,
             'train.batch_size': 8,

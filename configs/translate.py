@@ -44,6 +44,7 @@ def get_config(size: str = '') -> ConfigDict:
             'model.mlp_dim': 64,
             'data.tokenizer_vocab_size': 400,
             'data.length': 32,
+            'data.num_buckets': 2,
             'data.batch_tokens': None,
             'decode.max_len': 8,
             'train.num_steps': 2,

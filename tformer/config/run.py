@@ -34,7 +34,7 @@ class Data:
     length: int = 256  # longest row, in tokens (decoder side, or the only one)
     encoder_length: int | None = None  # longest encoder row; None: length
     overlong: str = 'drop'  # training examples over the length: drop or truncate (evaluation always truncates)
-    num_buckets: int = 4  # bucket: lengths to pad to, chosen for the least padding
+    num_buckets: int = 8  # bucket: shapes to pad to, chosen for little padding; each is compiled once
     batch_tokens: int | None = None  # bucket: tokens a batch (longer side); None: train.batch_size rows each
     mask_rate: float = 0.15  # masked_lm: share of the tokens that are predicted (Devlin et al. 2019)
     row_multiple: int | None = None  # that batch_tokens rounds to; None: microbatches times devices that share rows
