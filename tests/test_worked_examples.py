@@ -10,8 +10,9 @@ from flax import linen as nn
 
 from tformer import config, schedules
 from tformer.config import Config, Model, resolve_model
-from tformer.data import ragged
-from tformer.data.examples import Examples, next_token
+from tformer.config.run import Data, Train
+from tformer.data import examples
+from tformer.data.tokenizers import Symbol, Tokenizers
 from tformer.data.vocabulary import BOS, EOS
 from tformer.hyper import Hyper
 from tformer.layers import block, masks, norms, placements
@@ -298,11 +299,11 @@ def test_deepnorm_factors_are_those_of_the_table():
 
 def test_teacher_forcing_shifts_the_targets_by_one():
     """<SOS> y reads what y <EOS> says."""
-    zero, four = np.array([0]), np.array([4])
-    tokens = ragged.Ragged.of([[BOS, 11, 12, 13, EOS]])
-    encoded = Examples(tokens, None, None, zero, zero, four, four[None], num_dropped=0, num_truncated=0)
-    fields = next_token(encoded, 0, None)
-    assert fields['inputs'].tolist() == [BOS, 11, 12, 13] and fields['targets'].tolist() == [11, 12, 13, EOS]
+    words = Symbol(['y1', 'y2', 'y3'])
+    config = Config(data=Data(length=8), train=Train(objective='causal_lm'))
+    encoded = examples.make(config, Tokenizers(None, words), [{'text': 'y1 y2 y3'}], 'train', True)
+    fields, (y1, y2, y3) = examples.next_token(encoded, 0, None), words.encode('y1 y2 y3')
+    assert fields['inputs'].tolist() == [BOS, y1, y2, y3] and fields['targets'].tolist() == [y1, y2, y3, EOS]
 
 
 def test_attention_costs_length_squared_times_width_and_reaches_any_token_in_one_layer():
