@@ -15,8 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tformer.config.run import Data
-from tformer.data import lines, prepare, sources
+from tformer.config.run import Config, Data, Train
+from tformer.data import lines, mixture, pipeline, prepare, sources, tokenizers
 from tformer.errors import UserError
 
 # ---------------------------------------------------------------------------------------------------------- sources
@@ -752,3 +752,21 @@ def test_prepare_on_the_command_line(tmp_path, capsys: pytest.CaptureFixture[str
     assert done.returncode == 0, done.stderr
     assert 'validation              9 records' in done.stdout and '--config.data.tfds_name=nine' in done.stdout
     assert done.stderr == ''
+
+
+@pytest.mark.parametrize('batching', ['pack', 'bucket'])
+def test_a_prepared_set_gives_the_same_batches_as_its_files(tmp_path, batching: str) -> None:
+    for split, count in (('train', 50), ('valid', 5), ('test', 5)):
+        (tmp_path / f'{split}.tsv').write_text(''.join(f'naïve {i}\tfür {i % 7} {split}\n' for i in range(count)))
+    files = Data(path=(str(tmp_path),), tokenizer='byte', batching=batching, length=48)
+    named = dataclasses.replace(files, tfds_name='pairs', tfds_dir=str(tmp_path / 'sets'))
+    prepare.write(named, 'seq2seq')
+    made = []
+    for data in (files, dataclasses.replace(named, source='tfds', path=())):
+        config = Config(data=data, train=Train(objective='seq2seq', batch_size=4))
+        tokens = tokenizers.train_tokenizers(config, mixture.load(config, 'train'))
+        made.append(pipeline.Batches(config, tokens, 'train', training=True))
+    for step in (0, 1, 20):
+        one, other = (batches.batch(step) for batches in made)
+        assert one.keys() == other.keys() and all((one[name] == other[name]).all() for name in one)
+    assert 'tensorflow' not in sys.modules
