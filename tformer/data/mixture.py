@@ -7,7 +7,7 @@ from typing import overload
 import numpy as np
 
 from tformer.config.convert import parts
-from tformer.config.run import Config, Data
+from tformer.config.run import Config
 from tformer.data import sources
 from tformer.data.records import Record, Split
 
@@ -51,17 +51,17 @@ def load(config: Config, split: str) -> Joined:
     return Joined([sources.load(part, config.train.objective, split) for part in parts(config.data)])
 
 
-def passes(data: Data, own: Sequence[Data], counts: Sequence[int]) -> list[float]:
+def passes(weights: Sequence[float | None], counts: Sequence[int], temperature: float) -> list[float]:
     """How often each part is gone through while as many examples are seen as all of them have.
 
-    The share of a part is its weight, or its number of examples, to the power 1/T, T the data.mixture_temperature
-    (Raffel et al. 2020, section 3.5.2; Arivazhagan et al. 2019, section 3.2).
+    The share of a part is its weight to the power 1/temperature (Raffel et al. 2020, section 3.5.2; Arivazhagan et al.
+    2019, section 3.2).
 
     Args:
-      data: of the whole.
-      own: of each part, with its weight.
+      weights: of each part; None: as many as it has examples.
       counts: examples of each part.
+      temperature: 1 leaves the shares as they are, more evens them out.
     """
-    weights = [count if part.weight is None else part.weight for part, count in zip(own, counts, strict=True)]
-    shares = (np.array(weights, float) / max(weights)) ** (1 / data.mixture_temperature)
+    known = [count if weight is None else weight for weight, count in zip(weights, counts, strict=True)]
+    shares = (np.array(known, float) / max(known)) ** (1 / temperature)
     return (shares / shares.sum() * sum(counts) / np.array(counts)).tolist()

@@ -1,7 +1,6 @@
 """Batches of a split: random access by step, and an iterator that makes them ahead."""
 
 import contextlib
-import dataclasses
 import functools
 import hashlib
 from collections.abc import Generator, Sequence
@@ -62,26 +61,26 @@ class Batches:
         self.config, self.training, self._tokenizer = config, training, tokenizers.target
         self._packed = training and data.batching == 'pack'
         self.records = mixture.load(config, split) if records is None else records
-        splits = self.records.splits if isinstance(self.records, mixture.Joined) else [self.records]
-        own = parts(data) if len(splits) > 1 else (data,)
-        made = [
-            examples.make(dataclasses.replace(config, data=part), tokenizers, some, split, training)
-            for part, some in zip(own, splits, strict=True)
-        ]
+        splits: Sequence[Sequence[Record]] = [self.records]
+        weights: Sequence[float | None] = [None]
+        if isinstance(self.records, mixture.Joined):
+            splits, weights = self.records.splits, [part.weight for part in parts(data)]
+        made = [examples.make(config, tokenizers, records, split, training) for records in splits]
         batching = 'bucket' if data.batching == 'pack' and not training else data.batching
         limits = np.array([data.length, data.encoder_length or data.length][: made[0].lengths.shape[1]])
         lengths = np.concatenate([part.lengths for part in made])
         self.shapes = packing.BATCHING[batching].shapes(lengths, limits, data.num_buckets)
         self.widths = tuple(_width(config, max(shape)) for shape in self.shapes)
-        passes = mixture.passes(data, own, [len(part) for part in made])
+        passes = mixture.passes(weights, [len(part) for part in made], data.mixture_temperature)
         self.parts = tuple(
             layout.lay_out(config, number, part, passes[number], batching, self.shapes, isinstance(some, Split))
             for number, (part, some) in enumerate(zip(made, splits, strict=True))
         )
-        seed = config.train.seed
-        self._steps = (
-            layout.Endless(self.parts, self.widths, seed) if training else layout.Once(self.parts, self.widths)
-        )
+        self._steps: layout.Endless | layout.Once
+        if training:
+            self._steps = layout.Endless(self.parts, self.widths, config.train.seed)
+        else:
+            self._steps = layout.Once(self.parts, self.widths)
         self.steps_per_epoch = self._steps.steps_per_epoch
         self._sides = ('', 'encoder_')[: lengths.shape[1]]
         names = self._fields(0, 0, epoch=0)
