@@ -1,5 +1,6 @@
 """The command line: `tformer COMMAND`, absl flags, `--config.section.field=value`."""
 
+import os
 import pathlib
 import sys
 from collections.abc import Callable, Sequence
@@ -103,14 +104,22 @@ def evaluate(arguments: list[str], overrides: dict[str, str]) -> None:
 
 def texts(arguments: list[str]) -> list[str]:
     """Returns the texts to work on: the arguments, the lines of --input, or those of standard input."""
-    found = arguments
-    if not found and FLAGS.input is None:
-        found = sys.stdin.read().splitlines()
-    elif not found:
-        found = lines.read_text(pathlib.Path(FLAGS.input)).splitlines()
-    if not found:
+    if arguments:
+        return [_utf8(os.fsencode(text), 'the arguments') for text in arguments]
+    if FLAGS.input is None:
+        text = _utf8(sys.stdin.buffer.read(), 'standard input')
+    else:
+        text = lines.read_text(pathlib.Path(FLAGS.input))
+    if not text:
         raise errors.UserError('no text given: as arguments, in --input, or on standard input')
-    return found
+    return [line.removesuffix('\r') for line in text.removesuffix('\n').split('\n')]  # nothing else ends a line
+
+
+def _utf8(data: bytes, where: str) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise errors.UserError(f'{where}: not UTF-8: byte 0x{data[error.start]:02x} at {error.start}') from error
 
 
 def generate(arguments: list[str], overrides: dict[str, str]) -> None:
@@ -186,6 +195,10 @@ def run() -> None:
         sys.exit(130)
     except BrokenPipeError:  # the reader, e.g. head, has seen enough
         sys.stderr.close()
+    except OSError as error:  # a full disk, a directory that cannot be written
+        where = f'{error.filename}: ' if error.filename else ''
+        print(f'tformer: {where}{error.strerror or error}', file=sys.stderr)
+        sys.exit(2)
 
 
 if __name__ == '__main__':

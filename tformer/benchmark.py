@@ -113,8 +113,8 @@ def feed(config: Config, steps: int) -> str:
             began, tokens = time.perf_counter(), 0
             for batch in itertools.islice(made, steps):
                 real = [batch[side] >= 0 for side in batch if side.endswith('positions')]
-                tokens += sum(int(where.sum()) for where in real)
-                shares.append([sum(int(where.sum()) for where in real), sum(where.size for where in real)])
+                shares.append((sum(int(where.sum()) for where in real), sum(where.size for where in real)))
+                tokens += shares[-1][0]
             rates[name] = round(tokens / (time.perf_counter() - began), 1)
             made.close()
     real, slots = np.sum(shares, axis=0)

@@ -110,6 +110,10 @@ class Checkpoints:
         wanted = {name: ocp.args.StandardRestore(target(metadata[name])) for name in there}
         return dict(self._manager.restore(step, args=ocp.args.Composite(**wanted)).items())
 
+    def run(self) -> dict[str, Any]:
+        """Returns the newest checkpoint's `run`."""
+        return dict(self._manager.restore(self.latest, args=ocp.args.Composite(run=ocp.args.JsonRestore()))['run'])
+
     @property
     def steps(self) -> list[int]:
         """The steps of all checkpoints, the newest last."""
@@ -146,6 +150,16 @@ def load_variables(workdir: pathlib.Path, which: str = 'best') -> tuple[dict[str
         step = checkpoints.best if which == 'best' else checkpoints.latest
         assert step is not None
         return checkpoints.variables(step), step
+
+
+def load_run(workdir: pathlib.Path) -> dict[str, Any]:
+    """Returns what else than arrays the newest checkpoint of a workdir holds.
+
+    Raises:
+      UserError: the workdir holds none.
+    """
+    with opened(workdir) as checkpoints:
+        return checkpoints.run()
 
 
 def load_params(workdir: pathlib.Path, which: str = 'best') -> tuple[Any, int]:

@@ -11,6 +11,10 @@ class UserError(ValueError):
     """A mistake in the input. The command line prints its message as one line and exits with code 2."""
 
 
+class NoSplitError(UserError):
+    """A source has nothing for a split: no file of it, or no record in it."""
+
+
 def nearest(word: object, options: Iterable[object], listed: int = 40) -> str:
     """Returns '; did you mean X?' for the closest of `options`, or where none is close all, if at most `listed`."""
     names = [str(option) for option in options]

@@ -23,7 +23,7 @@ from tformer.data import cache, mixture, pipeline, rendering, sight
 from tformer.data.records import Record
 from tformer.data.tokenizers import Tokenizers
 from tformer.decode.text import make_text_generator
-from tformer.errors import UserError
+from tformer.errors import NoSplitError, UserError
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
 
@@ -111,9 +111,9 @@ def train(config: Config, directory: str) -> dict[str, float]:
     try:
         records = mixture.load(config, split)
         len(records)
-    except UserError as error:
+    except NoSplitError as error:
         print(f'scored on valid, for there is no test split: {error}')
-        split = 'valid'
+        split, records = 'valid', None
     return evaluate(load(directory), split, records, parameters=trained.num_parameters)
 
 
@@ -122,7 +122,8 @@ def evaluate(run: Run, split: str, records: Sequence[Record] | None = None, **fa
     config = run.config
     mesh = sharding.make_mesh(config.mesh)
     records = mixture.load(config, split) if records is None else records
-    records = [records[i] for i in range(min(len(records), config.evaluate.max_examples or len(records)))]
+    if config.evaluate.max_examples is not None:
+        records = [records[i] for i in range(min(len(records), config.evaluate.max_examples))]
     ways = sharding.batch_ways(mesh)
     divided = dataclasses.replace(config, data=dataclasses.replace(config.data, row_multiple=ways))
     batches = pipeline.Batches(divided, run.tokenizers, split, training=False, records=records)
@@ -160,7 +161,8 @@ def samples(run: Run, records: Sequence[Mapping[str, Any]]) -> list[str]:
     for record, output in zip(chosen, outputs, strict=True):
         references = record.get('references', [record['target']])
         right = ' ' if output not in references else '='
-        lines.append(f'{right} {record["source"]} | {output} | {references[0]}')
+        shown = (rendering.harmless(text, 200) for text in (record['source'], output, references[0]))
+        lines.append(f'{right} {" | ".join(shown)}')
     return lines
 
 

@@ -18,7 +18,7 @@ from tformer import config as config_lib
 from tformer.config import Config
 from tformer.data import mixture, pipeline
 from tformer.data.tokenizers import Tokenizers
-from tformer.errors import UserError, choose
+from tformer.errors import NoSplitError, UserError, choose
 from tformer.hyper import Hyper
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
@@ -92,7 +92,6 @@ def _train(
     if saved.latest is not None:
         state, run = saved.restore(state)
         best = Best(**run['best'])
-        same_data(run['data'], amounts(batches, tokens))
     elif config.train.init_from is not None:
         fresh, where = (variables(tree.params, tree.statistics) for tree in (state, shardings))
         loaded = pretrained(config.train.init_from, fresh, where)
@@ -160,8 +159,13 @@ def open_data(
     )
     batches = pipeline.Batches(config, tokens, 'train', training=True, records=records)
     config = resolved(config, tokens, batches.steps_per_epoch)
+    workdir.check_config(home, config)
+    if workdir.begun(home):
+        same_data(checkpoint.load_run(home)['data'], amounts(batches, tokens))
     workdir.save_config(home, config)
     valid = pipeline.Batches(config, tokens, 'valid', training=False)
+    with contextlib.suppress(NoSplitError):  # what is wrong with it is better known before training than after
+        pipeline.Batches(config, tokens, 'test', training=False)
     return config, tokens, batches, valid
 
 

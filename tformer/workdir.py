@@ -15,6 +15,7 @@ FREE_FIELDS = (
     'data.path',
     'data.valid_path',
     'data.test_path',
+    'data.mixture',  # its weights are in the fingerprint of the data
     'data.tfds_dir',
     'data.tokenizer_path',
     'data.prefetch',
@@ -61,13 +62,8 @@ def load_config(workdir: pathlib.Path) -> Config:
         raise UserError(f'{file}: {error}') from error
 
 
-def save_config(workdir: pathlib.Path, config: Config) -> None:
-    """Writes the resolved config.
-
-    Raises:
-      UserError: the workdir holds checkpoints of another config; names the fields that differ.
-    """
-    file = workdir / 'config.json'
+def check_config(workdir: pathlib.Path, config: Config) -> None:
+    """Raises a `UserError` that names the fields that differ where the workdir holds checkpoints of another config."""
     if begun(workdir):
         differing = config_lib.difference(load_config(workdir), config)
         changed = [f'{k} ({old!r} there, {new!r} here)' for k, (old, new) in differing.items() if not is_free(k)]
@@ -75,17 +71,18 @@ def save_config(workdir: pathlib.Path, config: Config) -> None:
             raise UserError(
                 f'{workdir} is of another config: {", ".join(changed)}; use a fresh --workdir, or its values'
             )
+
+
+def save_config(workdir: pathlib.Path, config: Config) -> None:
+    """Writes the resolved config."""
+    file = workdir / 'config.json'
     partial = file.with_suffix('.tmp')
     partial.write_text(json.dumps(config_lib.to_dict(config), indent=2) + '\n')
     partial.replace(file)
 
 
 def tokenizers(workdir: pathlib.Path, config: Config, records: Joined) -> Tokenizers:
-    """Returns the tokenizers of a run: its own where it has begun, else the pre-trained run's, else trained ones.
-
-    Raises:
-      UserError: the pre-trained run has no tokenizer for the encoder side that this one needs.
-    """
+    """Returns the tokenizers of a run: its own where it has begun, else the pre-trained run's, else trained ones."""
     if begun(workdir):
         return Tokenizers.load(workdir)
     made = new_tokenizers(config, records)
@@ -97,6 +94,6 @@ def new_tokenizers(config: Config, records: Joined) -> Tokenizers:
     """Returns the tokenizers of a run that begins."""
     if config.train.init_from:
         return train_tokenizers(config, records, Tokenizers.load(config.train.init_from))
-    if config.data.tokenizer == 'huggingface':  # made elsewhere: nothing to train
+    if 'huggingface' in (config.data.tokenizer, config.data.source_tokenizer):  # of a file, whose contents may change
         return train_tokenizers(config, records)
     return cached_tokenizers(config, records, [split.fingerprint for split in records.splits])

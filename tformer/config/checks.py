@@ -1,6 +1,7 @@
 """What must hold between fields, and the values that `None` stands for ('derived')."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 
 from tformer.config.applies import check_applies
@@ -59,8 +60,8 @@ def _check_ranges(config: Config) -> None:
             value = getattr(getattr(config, section), field)
             _require(value is None or in_range(value), f'{name}={value} must {words}')
 
-    check_each(POSITIVE, lambda value: value > 0, 'be positive')
-    check_each(NOT_NEGATIVE, lambda value: value >= 0, 'not be negative')
+    check_each(POSITIVE, lambda value: 0 < value < math.inf, 'be positive')
+    check_each(NOT_NEGATIVE, lambda value: 0 <= value < math.inf, 'not be negative')
     check_each(BELOW_ONE, lambda value: 0 <= value < 1, 'be in [0, 1)')
 
 

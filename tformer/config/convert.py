@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import importlib.machinery
+import math
 import pathlib
 import shlex
 import types
@@ -139,6 +140,9 @@ def override(config: Config, values: Mapping[str, Any] | Iterable[tuple[str, Any
     return config
 
 
+_LIST = """; on the command line values with commas need the form "('path=a columns=x,y', 'path=b')\""""
+
+
 def parts(data: Data) -> tuple[Data, ...]:
     """Returns the parts of a mixture, each a `Data` of its own; a single one where there is no mixture.
 
@@ -160,9 +164,11 @@ def parts(data: Data) -> tuple[Data, ...]:
             name, equals, value = word.partition('=')
             if name not in own or not equals:
                 hint = errors.nearest(name, own)
-                raise errors.UserError(f'config.data.mixture[{number}]: {word!r} is no FIELD=VALUE of a part{hint}')
+                raise errors.UserError(
+                    f'config.data.mixture[{number}]: {word!r} is no FIELD=VALUE of a part{hint}' + _LIST
+                )
             values[name] = parse(types_[f'data.{name}'], value, f'data.mixture[{number}].{name}')
-        if values.get('weight', 1) <= 0:
+        if values.get('weight') is not None and not 0 < values['weight'] < math.inf:
             raise errors.UserError(f'config.data.mixture[{number}]: weight={values["weight"]} must be positive')
         made.append(dataclasses.replace(data, **values, mixture=()))
     weighted = [part.weight is not None for part in made]

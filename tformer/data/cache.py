@@ -97,7 +97,7 @@ def _whole(entry: Path) -> bool:
     try:
         sizes = json.loads((entry / _MANIFEST).read_text())['bytes']
         return all((entry / name).stat().st_size == size for name, size in sizes.items())
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, ValueError, LookupError, TypeError, AttributeError):
         return False
 
 

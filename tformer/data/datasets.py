@@ -7,7 +7,7 @@ from typing import Any, overload
 from tformer.config.run import Data
 from tformer.data.formats import keys_of
 from tformer.data.records import Read, Record, fingerprint
-from tformer.errors import UserError, nearest
+from tformer.errors import NoSplitError, UserError, nearest
 
 _SPLITS = ('train', 'valid', 'test')  # what each of data.tfds_splits is for us
 _AHEAD = 1024  # records read together: ten times as fast as one by one
@@ -35,7 +35,7 @@ def load(config: Data, objective: str, split: str) -> tuple[str, Read]:
         files = info.splits[name].file_instructions
     except (KeyError, ValueError):
         hint = nearest(name, info.splits)
-        raise UserError(f'{config.tfds_name} has no split {name!r} (data.tfds_splits){hint}') from None
+        raise NoSplitError(f'{config.tfds_name} has no split {name!r} (data.tfds_splits){hint}') from None
     for file in files:
         if not Path(file.filename).is_file():
             raise UserError(f'{file.filename} does not exist, a part of {config.tfds_name}')
@@ -100,17 +100,24 @@ class Records(Sequence[Record]):
             return self._records(range(*index.indices(len(self))))
         if not -len(self) <= index < len(self):
             raise IndexError(f'record {index} of {len(self)}')
-        return self._record(self._rows[index % len(self)])
+        return self._records(range(index % len(self), index % len(self) + 1))[0]
 
     def __iter__(self) -> Iterator[Record]:
         for start in range(0, len(self), _AHEAD):
             yield from self._records(range(start, min(start + _AHEAD, len(self))))
 
     def _records(self, indices: range) -> list[Record]:
-        return [self._record(row) for row in self._rows.__getitems__(indices)]
+        try:
+            rows = self._rows.__getitems__(indices)
+        except (RuntimeError, ValueError, OSError) as error:
+            raise UserError(f'{self._rows} does not read: {str(error).splitlines()[0]}') from error
+        return list(map(self._record, rows))
 
     def _record(self, row: Any) -> Record:
-        return {field: self._value(field, row) for field in self._keys}
+        try:
+            return {field: self._value(field, row) for field in self._keys}
+        except UnicodeDecodeError as error:
+            raise UserError(f'{self._rows}: a record is not UTF-8: {bytes(error.object[:40])!r}') from error
 
     def _value(self, field: str, value: Any) -> str | list[str]:
         for part in self._keys[field].split('/'):

@@ -112,7 +112,8 @@ def tokenize(
             rows[field] += list(ids)
         columns = {field: Ragged.of(ids) for field, ids in rows.items()}
         return columns, 0, _digest(*(values for column in columns.values() for values in (column.flat, column.offsets)))
-    dtype = np.uint16 if max(t.vocab_size for t in (tokenizers.target, tokenizers.source) if t) <= 2**16 else np.int32
+    sizes = [len(tokenizers.labels), *(side.vocab_size for side in (tokenizers.target, tokenizers.source) if side)]
+    dtype = np.uint16 if max(sizes) <= 2**16 else np.int32
 
     def write(writer: cache.Writer) -> None:
         ends = dict.fromkeys(encoders, 0)

@@ -10,7 +10,7 @@ from tformer.config.run import Data
 from tformer.data.formats import READERS, ending
 from tformer.data.lines import BAD_LINES, File, Text, find
 from tformer.data.records import FIELDS, Read, Record, fingerprint, split_of
-from tformer.errors import UserError, choose, nearest
+from tformer.errors import NoSplitError, UserError, choose, nearest
 
 _HELD_OUT = 0.02  # share of a file that becomes a split which has no file of its own
 
@@ -79,7 +79,7 @@ def _of_split(directory: Path, split: str) -> list[Path]:
     if len(kinds) > 1:
         raise UserError(f'{directory} holds {" and ".join(sorted(kinds))}: name one of them in data.path')
     if not kinds:
-        raise UserError(f'{directory / split}.{{{endings}}}[.gz] does not exist{nearest(f"{split}.tsv", present)}')
+        raise NoSplitError(f'{directory / split}.{{{endings}}}[.gz] does not exist{nearest(f"{split}.tsv", present)}')
     [(kind, files)] = kinds.items()
     whole_set = re.search(r'-of-(\d+)', kind)
     if whole_set and len(files) != int(whole_set[1]):
@@ -114,7 +114,7 @@ def _cut(text: str, held_out: tuple[str, ...], split: str) -> str:
     stop, size = len(text), int(_HELD_OUT * len(text))
     for name in reversed(held_out):
         place = stop - size
-        start = text.rfind('\n', 0, place) + 1 or place
+        start = text.rfind('\n', max(0, place - size), place) + 1 or place
         if name == split:
             return text[start:stop]
         stop = start

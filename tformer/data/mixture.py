@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from tformer.config.convert import parts
 from tformer.config.run import Config
 from tformer.data import sources
 from tformer.data.records import Record, Split
+from tformer.errors import NoSplitError, UserError
 
 
 class Joined(Sequence[Record]):
@@ -45,10 +46,22 @@ class Joined(Sequence[Record]):
 def load(config: Config, split: str) -> Joined:
     """The records of a split: those of every part of data.mixture, in its order.
 
+    What parts have in common is scored once, and a part need not have records to be scored.
+
     Raises:
       UserError: as `sources.load` does.
     """
-    return Joined([sources.load(part, config.train.objective, split) for part in parts(config.data)])
+    found: dict[Any, Split] = {}
+    missing: list[NoSplitError] = []
+    for number, part in enumerate(parts(config.data)):
+        try:
+            records = sources.load(part, config.train.objective, split)
+            found[number if split == 'train' else records.fingerprint] = records
+        except NoSplitError as error:
+            missing.append(error)
+    if missing and (split == 'train' or not found):
+        raise missing[0]
+    return Joined(list(found.values()))
 
 
 def passes(weights: Sequence[float | None], counts: Sequence[int], temperature: float) -> list[float]:
@@ -64,4 +77,7 @@ def passes(weights: Sequence[float | None], counts: Sequence[int], temperature: 
     """
     known = [count if weight is None else weight for weight, count in zip(weights, counts, strict=True)]
     shares = (np.array(known, float) / max(known)) ** (1 / temperature)
-    return (shares / shares.sum() * sum(counts) / np.array(counts)).tolist()
+    found = shares / shares.sum() * sum(counts) / np.array(counts)
+    for number in np.flatnonzero(found < 1e-12):
+        raise UserError(f'data.mixture[{number}] is never seen: its share of the examples is {shares[number]:.3g}')
+    return found.tolist()

@@ -44,7 +44,10 @@ def bucket_shapes(lengths: np.ndarray, limits: np.ndarray, num_buckets: int) -> 
       limits: int [stacks]; no shape is longer.
       num_buckets: compiled programs one is ready to have.
     """
-    distinct, counts = np.unique(np.minimum(_round_up(lengths), limits), axis=0, return_counts=True)
+    rounded = np.minimum(_round_up(lengths), limits)
+    codes = np.ravel_multi_index(tuple(rounded.T), tuple(limits + 1))  # one number for each pair: sorts faster
+    found, counts = np.unique(codes, return_counts=True)
+    distinct = np.stack(np.unravel_index(found, tuple(limits + 1)), axis=1)
     buckets = [(distinct, counts)]
     cuts = [_best_cut(distinct, counts)]
     while len(buckets) < num_buckets:
@@ -79,10 +82,10 @@ def _best_cut(lengths: np.ndarray, counts: np.ndarray) -> tuple[float, np.ndarra
 
 def bucket_of(lengths: np.ndarray, shapes: Shapes) -> np.ndarray:
     """int [N]: for each example the smallest of the `shapes` that holds it."""
-    found = np.full(len(lengths), -1)
-    for index in sorted(range(len(shapes)), key=lambda i: sum(shapes[i])):
-        found[(found < 0) & (lengths <= shapes[index]).all(axis=1)] = index
-    return found
+    smallest = np.full(lengths.max(axis=0) + 1, -1, np.int32)  # by the length in each stack
+    for index in sorted(range(len(shapes)), key=lambda i: -sum(shapes[i])):
+        smallest[tuple(slice(length + 1) for length in shapes[index])] = index
+    return smallest[tuple(lengths.T)]
 
 
 def _round_up(lengths: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ from tformer.data.examples import FORMS
 from tformer.data.pipeline import Batches
 from tformer.data.ragged import Ragged
 
-MOST_SAMPLED = 20_000  # examples that batchings are compared on: packing takes 20 µs for each
+MOST_SAMPLED = 20_000  # examples that batchings are compared on: packing takes time
 NUM_BUCKETS = (4, 8, 16, 32, 64, 104)  # that are compared
 _ENCODER_MULTIPLE = 4  # of a suggested length
 

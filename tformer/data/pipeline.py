@@ -3,6 +3,10 @@
 import contextlib
 import functools
 import hashlib
+import os
+import signal
+import threading
+import time
 from collections.abc import Generator, Sequence
 from typing import Any
 
@@ -62,10 +66,16 @@ class Batches:
         self._packed = training and data.batching == 'pack'
         self.records = mixture.load(config, split) if records is None else records
         splits: Sequence[Sequence[Record]] = [self.records]
-        weights: Sequence[float | None] = [None]
         if isinstance(self.records, mixture.Joined):
-            splits, weights = self.records.splits, [part.weight for part in parts(data)]
-        made = [examples.make(config, tokenizers, records, split, training) for records in splits]
+            splits = self.records.splits
+        mixed = training and len(splits) > 1
+        weights = [part.weight for part in parts(data)] if mixed else [None] * len(splits)
+        made = []
+        for number, some in enumerate(splits):
+            try:
+                made.append(examples.make(config, tokenizers, some, split, training))
+            except UserError as error:
+                raise UserError(f'data.mixture[{number}]: {error}' if mixed else str(error)) from error
         batching = 'bucket' if data.batching == 'pack' and not training else data.batching
         limits = np.array([data.length, data.encoder_length or data.length][: made[0].lengths.shape[1]])
         lengths = np.concatenate([part.lengths for part in made])
@@ -106,7 +116,8 @@ class Batches:
         }
         notes = ', '.join(f'{count:,} {what}' for what, count in left_out.items() if count)
         shares = ', '.join(f'{part.passes:.3g}' for part in self.parts)
-        mixed = f' of {len(self.parts)} parts (passes an epoch: {shares})' if len(self.parts) > 1 else ''
+        mixed = f' of {len(self.parts)} parts' if len(self.parts) > 1 else ''
+        mixed += f' (passes an epoch: {shares})' if mixed and self.training else ''
         notes = f' ({notes})' if notes else ''
         return f'{self.num_examples:,} examples{mixed}{notes}, {self.steps_per_epoch:,.1f} steps an epoch'
 
@@ -210,11 +221,24 @@ def iterate(
         if not flags.FLAGS.is_parsed():
             flags.FLAGS.mark_as_parsed()  # grain hands absl's flags on to its processes, whoever its user is
         each = -(-data.prefetch // data.num_workers)
-        made = made.mp_prefetch(grain.MultiprocessingOptions(data.num_workers, per_worker_buffer_size=each))
+        made = made.mp_prefetch(grain.MultiprocessingOptions(data.num_workers, per_worker_buffer_size=each), _follow)
         # Through pipes: shared memory is left behind by killed runs, and containers have little of it.
         made = grain.experimental.WithOptionsIterDataset(made, grain.experimental.DatasetOptions(min_shm_size=1 << 62))
     with contextlib.closing(iter(made)) as batches_ahead:
         yield from batches_ahead
+
+
+def _follow(index: int, count: int) -> None:
+    """Makes a worker leave an interrupt to the process that it works for, and end when that one has."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _width(config: Config, length: int) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 from tformer.config.run import Data
 from tformer.data import datasets, named, sources
 from tformer.data.records import FIELDS, Record, Split, fingerprint
-from tformer.errors import UserError
+from tformer.errors import NoSplitError, UserError
 
 _EVERY = 10  # seconds between lines about the progress
 _SPLITS = dict(zip(sources.SPLITS, Data().tfds_splits, strict=True))  # ours: the name that it is written under
@@ -99,7 +99,7 @@ def _splits(config: Data, objective: str, say: Say) -> dict[str, Split]:
     for ours, theirs in _SPLITS.items():
         try:
             splits[theirs] = sources.load(config, objective, ours)
-        except UserError as error:
+        except NoSplitError as error:
             if ours == 'train':
                 raise
             say(f'no {ours} split: {error}')

@@ -14,7 +14,7 @@ from tformer.data.pipeline import Batches
 from tformer.data.records import Record
 from tformer.data.rendering import Line, harmless, share, table
 from tformer.data.tokenizers import Tokenizers
-from tformer.errors import UserError
+from tformer.errors import NoSplitError
 
 _BAR, _BARS = 60, 8  # columns of the longest bar; bars of equal steps, at most
 
@@ -36,7 +36,7 @@ def report(config: Config, tokenizers: Tokenizers, train: mixture.Joined, say: S
         try:
             there = mixture.load(config, split)
             len(there)
-        except UserError as error:
+        except NoSplitError as error:
             absent.append(f'no {split} split: {error}')
         else:
             records[split] = there

@@ -12,7 +12,7 @@ from tformer.config.run import Data
 from tformer.data import datasets, files
 from tformer.data.lines import find
 from tformer.data.records import FIELDS, Read, Record, Split, fingerprint, place_of, split_of
-from tformer.errors import UserError, choose
+from tformer.errors import NoSplitError, UserError, choose
 
 SPLITS = ('train', 'valid', 'test')
 
@@ -32,7 +32,8 @@ def load(config: Data, objective: str, split: str) -> Split:
     def filled() -> tuple[Sequence[Record], int]:
         records, skipped = read()
         if not len(records):
-            raise UserError(f'the {split} split of data.source={config.source!r} is empty')
+            where = ','.join(config.path) if config.source == 'files' else config.source
+            raise NoSplitError(f'the {split} split of {where} is empty')
         return records, skipped
 
     return Split(mark, filled)

@@ -45,10 +45,10 @@ class SentencePiece(Tokenizer):
           UserError: what SentencePiece objects to, e.g. a vocab_size below the number of characters.
         """
         choose(dict.fromkeys(('unigram', 'bpe')), data.tokenizer_model, 'data.tokenizer_model')
-        trained = io.BytesIO()
+        trained, lines = io.BytesIO(), sample_lines(texts, seed)
         try:
             sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=iter(sample_lines(texts, seed)),
+                sentence_iterator=iter(lines),
                 model_writer=trained,
                 model_type=data.tokenizer_model,
                 vocab_size=data.tokenizer_vocab_size,

@@ -73,16 +73,22 @@ class Tokenizers:
         if not path.is_file():
             raise UserError(f'{path} does not exist: is {directory} the workdir of a run?')
         try:
-            manifest = json.loads(path.read_bytes())
-        except ValueError as error:
-            raise UserError(f'{path}: {error}') from error
+            return cls._load(path)
+        except UserError:
+            raise
+        except (ValueError, LookupError, TypeError, AttributeError, RuntimeError, OSError) as error:
+            reason = ' '.join(str(error).split())
+            raise UserError(f'{path} or a vocabulary beside it is damaged: {reason}') from error
 
+    @classmethod
+    def _load(cls, path: Path) -> 'Tokenizers':
+        manifest = json.loads(path.read_bytes())
         normalization = manifest.get('normalization')  # older runs have none
         choose(NORMALIZATIONS, normalization, f'{path}: normalization')
 
         def read(side: str) -> Tokenizer:
             kind = choose(TOKENIZERS, manifest[side], f'{path}: {side}')
-            stored = Path(directory, f'tokenizer.{side}.{manifest[side]}').read_bytes()
+            stored = path.with_name(f'tokenizer.{side}.{manifest[side]}').read_bytes()
             return kind.load(stored).normalized(normalization)
 
         target = read('target')
