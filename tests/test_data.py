@@ -15,6 +15,7 @@ from hypothesis.extra import numpy as arrays
 
 from tformer.config.run import Config, Data, Train
 from tformer.data import corrupt, order, packing, pipeline, sources, tokenizers
+from tformer.data.records import Split
 from tformer.data.tokenizers import BOS, CLS, EOS, MASK, PAD, SEP
 from tformer.errors import UserError
 
@@ -233,6 +234,15 @@ def test_overlong(objective: str) -> None:
         make(objective, 'pad', length=3)
     with pytest.raises(UserError, match='has no room for text beside 2 special tokens'):
         make('masked_lm', 'pad', length=2)
+
+
+def test_more_labels_than_sixteen_bits_hold(tmp_path) -> None:
+    records = [{'label': f'{i:05d}', 'text': 'a'} for i in range(70_000)]
+    config = Config(data=Data(tokenizer='byte', cache_dir=str(tmp_path)), train=Train(objective='classification'))
+    tokens = tokenizers.train_tokenizers(config, records)
+    split = Split('many', lambda: (records, 0))
+    batches = pipeline.Batches(config, tokens, 'train', training=False, records=split)
+    assert batches.parts[0].examples.labels.tolist() == list(range(70_000))
 
 
 def test_mistakes_of_batches() -> None:

@@ -136,6 +136,8 @@ def test_a_seed_and_the_data_have_a_fingerprint(place: pathlib.Path, tmp_path: p
         (('path=a length=3',), r"'length=3' is no FIELD=VALUE"),
         (('path=a weight=x',), r'mixture\[0\].weight=.x. is not'),
         (('path=a weight=1', 'path=b'), r'data.mixture\[1\] has no weight'),
+        (('path=a weight=inf', 'path=b weight=1'), r'data.mixture\[0\]: weight=inf must be positive'),
+        (('path=a weight=1', 'path=b weight=nan'), r'data.mixture\[1\]: weight=nan must be positive'),
         (('path=a weight=0', 'path=b weight=1'), r'data.mixture\[0\]: weight=0.0 must be positive'),
         (("path='a",), r'data.mixture\[0\]: No closing quotation'),
         (('source=fils',), r"data.mixture\[0\]: .*did you mean 'files'"),
@@ -145,6 +147,28 @@ def test_mistakes_in_a_mixture(parts: tuple[str, ...], message: str) -> None:
     with pytest.raises(UserError, match=message) as error:
         choices.validate(Config(data=Data(mixture=parts), train=Train(num_steps=1)))
     assert '\n' not in str(error.value)
+
+
+def test_what_parts_have_in_common_is_scored_once_and_a_part_need_not_have_it(place: pathlib.Path, tmp_path) -> None:
+    common = run(place, valid_path=(str(place / 'part 1' / 'valid.tsv'),))
+    assert len(mixture.load(common, 'valid')) == 5 and len(mixture.load(common, 'train')) == sum(SIZES)
+    toy_data.write(tmp_path / 'train.tsv', ['a\tb'] * 3)
+    cfg = run(place, None)
+    cfg = config.override(cfg, {'data.mixture': (*cfg.data.mixture[:2], f'path={tmp_path}')})
+    assert len(mixture.load(cfg, 'valid')) == 10 and 'passes' not in made(cfg, 'valid', training=False).summary
+    only = config.override(cfg, {'data.mixture': (f'path={tmp_path}',)})
+    with pytest.raises(UserError, match=r'valid.* does not exist'):
+        mixture.load(only, 'valid')
+
+
+def test_an_error_names_its_part(place: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    toy_data.write(tmp_path / 'train.tsv', [f'{"a " * 50}\tb'])
+    cfg = run(place, None)
+    cfg = config.override(cfg, {'data.mixture': (*cfg.data.mixture[:2], f'path={tmp_path}')})
+    with pytest.raises(UserError, match=r'data.mixture\[2\]: the train split has no example within'):
+        made(cfg)
+    with pytest.raises(UserError, match=r'data.mixture\[1\] is never seen'):
+        made(run(place, None, mixture_temperature=0.01))
 
 
 def test_a_weight_is_of_a_part() -> None:

@@ -273,3 +273,108 @@ def test_benchmark_of_the_data_is_one_json_line(tmp_path: pathlib.Path, capsys) 
     line = json.loads(capsys.readouterr().out)
     assert line['examples'] == 64 and 0 < line['real_share'] <= 1
     assert min(line[name] for name in ('cold_tokens_per_s', 'tokens_per_s', 'worker_tokens_per_s')) > 100
+
+
+def test_without_a_test_split_the_valid_one_is_scored_and_a_bad_one_is_found_before_training(tmp_path, capsys) -> None:
+    data = toy_data.parallel(tmp_path / 'data')
+    wanted = load('translate.py:smoke', tmp_path, data__path=str(data), data__tokenizer='symbol')
+    (data / 'test.tsv').write_text('no tab here\n')
+    with pytest.raises(errors.UserError, match=r'test.tsv:1'):
+        runs.train(wanted, str(tmp_path / 'run'))
+    assert not (tmp_path / 'run' / 'metrics.jsonl').exists()
+    (data / 'test.tsv').unlink()
+    runs.train(wanted, str(tmp_path / 'run'))
+    assert 'scored on valid, for there is no test split' in capsys.readouterr().out
+    assert json.loads((tmp_path / 'run' / 'result.json').read_text()).keys() == {'valid'}
+
+
+def test_a_refused_run_leaves_its_config(tmp_path: pathlib.Path) -> None:
+    data, other = toy_data.parallel(tmp_path / 'data'), toy_data.parallel(tmp_path / 'other', train=32)
+    wanted = load('translate.py:smoke', tmp_path, data__path=str(data), data__tokenizer='symbol')
+    train_lib.train(wanted, tmp_path / 'run')
+    before = (tmp_path / 'run' / 'config.json').read_text()
+    with pytest.raises(errors.UserError, match='other data'):
+        train_lib.train(config.override(wanted, {'data.path': str(other)}), tmp_path / 'run')
+    assert (tmp_path / 'run' / 'config.json').read_text() == before
+
+
+def test_the_source_tokenizer_of_a_file_is_read_again(tmp_path: pathlib.Path) -> None:
+    from tformer import workdir
+    from tformer.data import mixture
+
+    hub = pytest.importorskip('tokenizers')
+    data = toy_data.parallel(tmp_path / 'data')
+    sizes = []
+    for words in (['<unk>', '</s>', 'the'], ['<unk>', '</s>', 'the', 'a', 'small']):
+        model = hub.models.WordLevel({word: i for i, word in enumerate(words)}, unk_token='<unk>')
+        stored = hub.Tokenizer(model)
+        stored.add_special_tokens(['</s>'])
+        stored.save(str(tmp_path / 'tokenizer.json'))
+        wanted = load('translate.py:smoke', tmp_path, data__path=str(data), data__tokenizer='char')
+        changes = {'data.source_tokenizer': 'huggingface', 'data.tokenizer_path': str(tmp_path / 'tokenizer.json')}
+        wanted = config.override(wanted, changes)
+        made = workdir.new_tokenizers(wanted, mixture.load(wanted, 'train'))
+        assert made.source is not None
+        sizes.append(made.source.vocab_size)
+    assert sizes[0] < sizes[1]
+
+
+def children(pid: int) -> list[int]:
+    found = subprocess.run(['ps', '-o', 'pid=', '--ppid', str(pid)], capture_output=True, text=True).stdout
+    return [int(line) for line in found.split()]
+
+
+@pytest.mark.parametrize('ending', [signal.SIGKILL, signal.SIGINT])
+def test_workers_end_with_their_run(tmp_path: pathlib.Path, ending: signal.Signals) -> None:
+    if subprocess.run(['which', 'ps'], capture_output=True).returncode:
+        pytest.skip('there is no ps')
+    data = toy_data.parallel(tmp_path / 'data')
+    fields = {'data.path': data, 'train.num_steps': 100000, 'data.tokenizer': 'symbol', 'data.num_workers': 1}
+    command = tformer(
+        'train',
+        f'--config={ROOT}/configs/translate.py:smoke',
+        f'--workdir={tmp_path}/run',
+        '--config.train.log_every=5',
+        *(f'--config.{name}={value}' for name, value in fields.items()),
+    )
+    run = subprocess.Popen(
+        command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert run.stdout is not None
+    assert any('step 5/' in line for line in run.stdout)
+    workers = children(run.pid)
+    assert workers
+    if ending == signal.SIGINT:
+        os.killpg(run.pid, ending)  # as a terminal does
+    else:
+        run.kill()
+    _, said = run.communicate(timeout=60)
+    deadline = time.monotonic() + 20
+    while any(os.path.exists(f'/proc/{pid}') for pid in workers) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not [pid for pid in workers if os.path.exists(f'/proc/{pid}')]
+    assert 'Traceback' not in said
+
+
+def test_text_to_generate_from_is_utf8_and_only_a_line_feed_ends_a_line(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / 'lines.txt'
+    file.write_text('one\u2028still one\r\ntwo\n', encoding='utf-8')
+    with flagsaver.flagsaver():
+        command_line.FLAGS(['tformer', f'--input={file}'])
+        assert command_line.texts([]) == ['one\u2028still one', 'two']
+    assert command_line.texts(['', 'a\nb']) == ['', 'a\nb']
+    with pytest.raises(errors.UserError, match='the arguments: not UTF-8: byte 0xff at 1'):
+        command_line.texts(['a\udcff'])
+
+
+def test_a_disk_that_cannot_be_written_is_one_line(tmp_path: pathlib.Path) -> None:
+    data = toy_data.parallel(tmp_path / 'data')
+    (tmp_path / 'file').write_text('')
+    command = tformer(
+        'train',
+        f'--config={ROOT}/configs/translate.py:smoke',
+        f'--config.data.path={data}',
+        f'--workdir={tmp_path}/file',
+    )
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.count('\n') == 1 and f'{tmp_path}/file' in done.stderr

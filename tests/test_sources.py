@@ -754,6 +754,12 @@ def test_prepare_on_the_command_line(tmp_path, capsys: pytest.CaptureFixture[str
     assert done.stderr == ''
 
 
+def test_one_giant_line_is_not_held_out_whole(tmp_path) -> None:
+    (tmp_path / 'all.txt').write_text('Title\n' + 'x' * 20_000)
+    texts = [load(split, path=(str(tmp_path / 'all.txt'),))[0]['text'] for split in sources.SPLITS]
+    assert [len(text) for text in texts] == [20_006 - 2 * 400, 400, 400]
+
+
 @pytest.mark.parametrize('batching', ['pack', 'bucket'])
 def test_a_prepared_set_gives_the_same_batches_as_its_files(tmp_path, batching: str) -> None:
     for split, count in (('train', 50), ('valid', 5), ('test', 5)):
