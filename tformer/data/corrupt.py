@@ -79,7 +79,8 @@ def corrupt_spans(
 ) -> tuple[np.ndarray, np.ndarray]:
     """T5's corruption: spans give way to one sentinel each, and are to be said after that sentinel.
 
-    Kept and dropped spans take turns, a kept one first; the lengths of either are a random division of `span_counts`.
+    Every division of the dropped tokens into spans is as likely, and so are all places at which no two spans meet.
+    (The paper's code ends every text with a dropped span, which leaves nothing to chance where there is one span.)
     Source: Raffel et al. 2020, sections 3.1.4 and 3.3.4.
 
     Args:
@@ -100,10 +101,11 @@ def corrupt_spans(
     check_sentinels(spans, sentinels)
     if not spans:
         return tokens.copy(), tokens[:0]
-    kept_lengths, lengths = _division(len(tokens) - dropped, spans, rng), _division(dropped, spans, rng)
-    hidden = np.repeat(np.tile([False, True], spans), np.stack([kept_lengths, lengths], axis=1).ravel())
+    lengths = np.diff(np.sort(rng.choice(dropped - 1, spans - 1, replace=False)) + 1, prepend=0, append=dropped)
+    places = np.sort(rng.choice(len(tokens) - dropped + 1, spans, replace=False))
+    hidden = _hidden(len(tokens), places, lengths)
     marks = sentinels[:spans].astype(tokens.dtype)
-    inputs = np.insert(tokens[~hidden], np.cumsum(kept_lengths), marks)
+    inputs = np.insert(tokens[~hidden], places, marks)
     targets = np.insert(tokens[hidden], np.cumsum(lengths) - lengths, marks)
     return inputs, targets
 
@@ -117,10 +119,11 @@ def check_sentinels(needed: int, sentinels: np.ndarray) -> None:
         )
 
 
-def _division(total: int, parts: int, rng: np.random.Generator) -> np.ndarray:
-    """A random one of all divisions of `total` into positive `parts`, each as likely: int [parts]."""
-    cuts = np.sort(rng.choice(total - 1, parts - 1, replace=False)) + 1
-    return np.diff(cuts, prepend=0, append=total)
+def _hidden(size: int, places: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """bool [size]: the tokens in spans of these lengths, each before the kept token of its place, from 0."""
+    hidden = np.zeros(size, bool)
+    hidden[np.repeat(places, lengths) + np.arange(lengths.sum())] = True
+    return hidden
 
 
 def _rounded(numbers: np.ndarray) -> np.ndarray:
@@ -162,10 +165,8 @@ def infill(
     stops = np.minimum(np.cumsum(rng.poisson(mean_span, most)), hidden)
     stops[-1] = hidden
     lengths = np.diff(stops[: int(np.argmax(stops == hidden)) + 1], prepend=0)
-    places = np.sort(rng.choice(len(tokens) - hidden + 1, len(lengths), replace=False))  # among the kept tokens
-    kept = np.ones(len(tokens), bool)
-    kept[np.repeat(places, lengths) + np.arange(hidden)] = False
-    return np.insert(tokens[kept], places, mask)
+    places = np.sort(rng.choice(len(tokens) - hidden + 1, len(lengths), replace=False))
+    return np.insert(tokens[~_hidden(len(tokens), places, lengths)], places, mask)
 
 
 def replace_by_mask(tokens: np.ndarray, rng: np.random.Generator, mask: int, rate: float = 0.15) -> np.ndarray:
