@@ -51,8 +51,8 @@ class Examples:
 def make(config: Config, tokenizers: Tokenizers, records: Sequence[Record], split: str, training: bool) -> Examples:
     """Tokenises all `records`, or finds their tokens in the cache, and cuts, drops or truncates to the length.
 
-    Language models see all of a long text, in pieces. With the other objectives `data.overlong` decides about
-    overlong training examples, and evaluation truncates them.
+    Objectives on running text see all of a long one, in pieces as long as the rows of every stack allow. With the
+    others `data.overlong` decides about overlong training examples, and evaluation truncates them.
 
     Raises:
       UserError: a label that training lacks, too few sentinels, or no example within the length.
