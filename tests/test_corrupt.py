@@ -347,6 +347,7 @@ TINY = {
     'data.sentinels': 8,
     'data.length': 32,
     'data.encoder_length': 48,
+    'data.num_buckets': 1,
     'data.batching': 'pack',
     'mesh.data': 1,
     'decode.max_len': 4,
