@@ -37,7 +37,7 @@ class Data:
     overlong: str = 'drop'  # training examples over the length: drop or truncate (evaluation always truncates)
     num_buckets: int = 8  # bucket: shapes to pad to, chosen for little padding; each is compiled once
     batch_tokens: int | None = None  # bucket: tokens a batch (longer side); None: train.batch_size rows each
-    mask_rate: float = 0.15  # masked_lm, span_corruption: share of the tokens that are predicted; denoising: mask
+    mask_rate: float = 0.15  # masked_lm, span_corruption, denoising with mask: share of the tokens that is hidden
     mean_span_length: float = 3.0  # span_corruption, denoising with infill: tokens of a span (Raffel et al. 2020)
     noise: tuple[str, ...] = ('permute', 'infill')  # denoising: what is done to a text, in order (Lewis et al. 2020)
     infill_rate: float = 0.3  # denoising with infill: share of the tokens that spans hide
