@@ -155,6 +155,17 @@ def test_specials_are_found_by_their_names(kind, ours, theirs):
         assert ours.piece(index) == theirs.id_to_token(index) and ours.decode([index]) == ''
 
 
+def test_sentinels_are_those_of_the_file_and_those_that_are_added(kind, ours, theirs):
+    own = [theirs.token_to_id(name) for name in ('<extra_id_0>', '<extra_id_1>')] if kind == 't5' else []
+    assert ours.sentinels.tolist() == own
+    more, size = ours.extended(2), ours.vocab_size
+    assert more.sentinels.tolist() == [*own, size, size + 1] and more.vocab_size == size + 2
+    assert not more.ordinary[more.sentinels].any() and not more.byte_lengths[more.sentinels].any()
+    names = ['<extra_id_0>', '<extra_id_1>'] if own else []
+    assert [more.piece(index) for index in more.sentinels] == [*names, '<sentinel_0>', '<sentinel_1>']
+    assert more.decode([*ours.encode('a house'), *more.sentinels]) == ours.decode(ours.encode('a house'))
+
+
 @pytest.mark.parametrize('where', ['{}', 'the {} fox', 'x{}{}y', '{}\n'])
 def test_text_that_looks_like_a_special_token_stays_text(kind, ours, where):
     names = ['</s>', '<s>', '<unk>', '<pad>', '<mask>', '[MASK]', '[CLS]', '[UNK]', '<|endoftext|>', '<extra_id_0>']

@@ -256,6 +256,15 @@ def test_a_row_of_next_tokens_is_shown_once_and_what_is_not_scored_is_marked() -
     assert pair == ['    source  x|<eos>', '    target  <bos>|a|<eos>']
 
 
+def test_sentinels_are_special() -> None:
+    more = BYTE.target.extended(2)
+    batch = {'encoder_inputs': [*ids('a'), more.sentinels[1], EOS], 'encoder_positions': [0, 1, 2]}
+    batch |= {'inputs': [BOS], 'targets': [EOS], 'weights': [1], 'positions': [0]}
+    rows = {name: np.array([values]) for name, values in batch.items()}
+    source, _ = rendering.row(rows, 0, tokenizers.Tokenizers(more, more))
+    assert ('<sentinel_1>', 'special') in source and ('a', 'text') in source
+
+
 def test_packed_segments_stand_apart() -> None:
     lines = shown(
         inputs=[BOS, *ids('a'), BOS, *ids('b'), PAD], targets=[*ids('a'), EOS, *ids('b'), EOS, PAD],

@@ -69,4 +69,7 @@ OBJECTIVES: dict[str, Objective] = {  # what the batch holds is decided by tform
     'masked_lm': Objective('__call__', token_scores),  # Devlin et al. 2019, 3.1
     'seq2seq': Objective('__call__', token_scores),  # Vaswani et al. 2017
     'classification': Objective('classify', label_scores),  # Devlin et al. 2019, 4.1
+    'prefix_lm': Objective('__call__', token_scores),  # Raffel et al. 2020, 3.2.1
+    'span_corruption': Objective('__call__', token_scores),  # Raffel et al. 2020, 3.1.4
+    'denoising': Objective('__call__', token_scores),  # Lewis et al. 2020, 2.2
 }

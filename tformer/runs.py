@@ -20,7 +20,7 @@ from tformer import train as train_lib
 from tformer.benchmark import assumed
 from tformer.config import Config
 from tformer.data import cache, mixture, pipeline, rendering, sight
-from tformer.data.records import Record
+from tformer.data.records import FIELDS, Record
 from tformer.data.tokenizers import Tokenizers
 from tformer.decode.text import make_text_generator
 from tformer.errors import NoSplitError, UserError
@@ -150,7 +150,8 @@ def evaluate(run: Run, split: str, records: Sequence[Record] | None = None, **fa
 def samples(run: Run, records: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns lines that show what the run makes of some records, evenly spread over the split."""
     count = min(run.config.evaluate.samples, len(records))
-    if run.config.model.family == 'encoder' or not count:
+    pairs = 'source' in FIELDS[run.config.train.objective]
+    if not count or not (pairs or run.config.model.family == 'decoder'):
         return []
     chosen = [records[i * len(records) // count] for i in range(count)]
     if run.config.model.family == 'decoder':

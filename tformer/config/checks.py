@@ -14,6 +14,9 @@ FAMILY_OF = {
     'masked_lm': ('encoder',),
     'classification': ('encoder',),
     'seq2seq': ('encoder_decoder',),
+    'prefix_lm': ('decoder',),
+    'span_corruption': ('encoder_decoder',),
+    'denoising': ('encoder_decoder',),
 }
 
 MUP_OPTIMIZERS = ('adam', 'adamw', 'lion', 'adafactor', 'schedule_free')  # optimizers.rate_factors scales their rates
@@ -30,18 +33,19 @@ POSITIVE = (
     'optimizer.clip_value '
     'train.num_steps train.num_epochs train.batch_size train.microbatches train.log_every train.eval_every '
     'train.eval_batches train.checkpoint_every train.keep_last train.patience decode.max_len decode.beam_size '
-    'data.mask_rate data.weight data.mixture_temperature data.row_multiple '
+    'data.mask_rate data.delete_rate data.infill_rate data.weight data.mixture_temperature data.row_multiple '
     'decode.temperature decode.top_k decode.top_p decode.batch_size evaluate.max_examples'
 ).split()
 NOT_NEGATIVE = (
     'model.position_offset model.balance_weight model.router_z_weight '
-    'data.num_workers optimizer.warmup_steps '
+    'data.num_workers data.sentinels optimizer.warmup_steps '
     'optimizer.final_fraction optimizer.weight_decay train.seed decode.length_penalty '
     'evaluate.examples_while_training evaluate.samples'
 ).split()
 BELOW_ONE = (  # from 0
     'model.dropout_rate model.attention_dropout_rate model.activation_dropout_rate data.mask_rate optimizer.beta1 '
-    'optimizer.beta2 optimizer.momentum optimizer.decay_fraction optimizer.ema_decay train.label_smoothing'
+    'data.delete_rate data.infill_rate optimizer.beta2 optimizer.momentum optimizer.decay_fraction optimizer.ema_decay '
+    'train.label_smoothing'
 ).split()
 
 
@@ -210,6 +214,10 @@ def _check_run(config: Config) -> None:
     _require(
         data.row_multiple is None or data.batch_tokens is not None,
         f'data.row_multiple={data.row_multiple} rounds the rows of data.batch_tokens, which is None',
+    )
+    _require(
+        data.mean_span_length >= 1,
+        f'data.mean_span_length={data.mean_span_length} must be at least 1',
     )
     _require(len(data.tfds_splits) == 3, f'data.tfds_splits={data.tfds_splits} must name three: train, valid, test')
     _require(

@@ -29,6 +29,7 @@ class Data:
     tokenizer_model: str = 'unigram'  # sentencepiece: unigram or bpe
     byte_fallback: bool = True  # char, symbol, sentencepiece: what the vocabulary lacks becomes its UTF-8 bytes
     normalization: str | None = None  # of every text, before the tokenizer (Unicode Annex 15)
+    sentinels: int = 0  # ids after all others that stand for spans (span_corruption), besides those of a hub tokenizer
 
     batching: str = 'bucket'  # rows of like length, all of one length, or several examples a row
     length: int = 256  # longest row, in tokens (decoder side, or the only one)
@@ -36,7 +37,11 @@ class Data:
     overlong: str = 'drop'  # training examples over the length: drop or truncate (evaluation always truncates)
     num_buckets: int = 8  # bucket: shapes to pad to, chosen for little padding; each is compiled once
     batch_tokens: int | None = None  # bucket: tokens a batch (longer side); None: train.batch_size rows each
-    mask_rate: float = 0.15  # masked_lm: share of the tokens that are predicted (Devlin et al. 2019)
+    mask_rate: float = 0.15  # masked_lm, span_corruption, denoising with mask: share of the tokens that is hidden
+    mean_span_length: float = 3.0  # span_corruption, denoising with infill: tokens of a span (Raffel et al. 2020)
+    noise: tuple[str, ...] = ('permute', 'infill')  # denoising: what is done to a text, in order (Lewis et al. 2020)
+    infill_rate: float = 0.3  # denoising with infill: share of the tokens that spans hide
+    delete_rate: float = 0.15  # denoising with delete: share of the tokens that are left out
     row_multiple: int | None = None  # that batch_tokens rounds to; None: microbatches times devices that share rows
     prefetch: int = 8  # batches made ahead of the device
     num_threads: int = 1  # that make batches, in each process

@@ -11,17 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from tformer.config.run import Config
-from tformer.data import cache, packing
+from tformer.config.run import Config, Data
+from tformer.data import cache, corrupt, packing
+from tformer.data.corrupt import Noise
 from tformer.data.ragged import Ragged
-from tformer.data.records import Record, Split
+from tformer.data.records import FIELDS, Record, Split
 from tformer.data.tokenizers import Tokenizers
 from tformer.data.vocabulary import Specials
 from tformer.errors import UserError, choose, nearest
 
 Fields = dict[str, np.ndarray]
 Encode = Callable[[Sequence[str]], Sequence[Sequence[int]]]  # texts -> the ids of each
-Corrupt = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]  # tokens -> corrupted tokens, selected
 
 _AT_ONCE = 2000  # records that are tokenised together
 
@@ -38,7 +38,7 @@ class Examples:
     record: np.ndarray  # int [N]
     start: np.ndarray  # int [N]
     stop: np.ndarray  # int [N]
-    lengths: np.ndarray  # int [N, stacks]: positions that the example takes in a row of each stack
+    lengths: np.ndarray  # int [N, stacks]: positions that the example takes in a row of each stack, at most
     num_dropped: int  # records left out because they are over the length
     num_truncated: int  # records of which only the beginning is seen
     num_skipped: int  # records that the source left out as bad
@@ -51,16 +51,16 @@ class Examples:
 def make(config: Config, tokenizers: Tokenizers, records: Sequence[Record], split: str, training: bool) -> Examples:
     """Tokenises all `records`, or finds their tokens in the cache, and cuts, drops or truncates to the length.
 
-    Language models see all of a long text, in pieces. With the other objectives `data.overlong` decides about
-    overlong training examples, and evaluation truncates them.
+    Objectives on running text see all of a long one, in pieces as long as the rows of every stack allow. With the
+    others `data.overlong` decides about overlong training examples, and evaluation truncates them.
 
     Raises:
-      UserError: a label that training lacks, or no example within the length.
+      UserError: a label that training lacks, too few sentinels, or no example within the length.
     """
     form = choose(FORMS, config.train.objective, 'train.objective')
     columns, skipped, fingerprint = tokenize(config, tokenizers, form, records, split)
     tokens, sources = columns[form.field], columns.get('source')
-    sizes, room = tokens.lengths + form.ends, config.data.length - form.extra
+    sizes, room = tokens.lengths + form.ends, _room(form, config.data)
     if room < 1:
         raise UserError(f'data.length={config.data.length} has no room for text beside {form.extra} special tokens')
     if form.in_pieces:
@@ -69,7 +69,9 @@ def make(config: Config, tokenizers: Tokenizers, records: Sequence[Record], spli
     else:
         record, start, stop = np.arange(len(sizes)), np.zeros(len(sizes), np.int64), np.minimum(sizes, room)
         overlong = sizes > room
-    lengths = [stop - start + form.extra]
+    if form.spans is not None:
+        corrupt.check_sentinels(int(form.spans(np.array(room), config.data)), tokenizers.target.sentinels)
+    lengths = [stop - start + form.extra] if form.lengths is None else form.lengths(stop - start, config.data)
     if sources is not None:
         limit = config.data.encoder_length or config.data.length
         overlong |= sources.lengths >= limit
@@ -92,6 +94,16 @@ def make(config: Config, tokenizers: Tokenizers, records: Sequence[Record], spli
     )  # fmt: skip
 
 
+def _room(form: 'Form', data: Data) -> int:
+    """The most tokens of an example, its end among them where it is predicted, that fit in a row of every stack."""
+    if form.lengths is None:
+        return data.length - form.extra
+    limits = data.length, data.encoder_length or data.length
+    sizes = np.arange(1, sum(limits) + 1)  # what one stack lacks of a text, the other has
+    fits = [own <= limit for own, limit in zip(form.lengths(sizes, data), limits, strict=True)]
+    return int(np.logical_and.reduce(fits).sum())
+
+
 def tokenize(
     config: Config, tokenizers: Tokenizers, form: 'Form', records: Sequence[Record], split: str
 ) -> tuple[dict[str, Ragged], int, str]:
@@ -101,7 +113,7 @@ def tokenize(
     """
     encoders: dict[str, Encode] = {form.field: tokenizers.target.encode_batch}
     depends_on: dict[str, Any] = {form.field: tokenizers.target.fingerprint}
-    if form.two_stacks:
+    if 'source' in FIELDS[config.train.objective]:
         assert tokenizers.source is not None, f'{config.train.objective} needs a source tokenizer'
         encoders['source'], depends_on['source'] = tokenizers.source.encode_batch, tokenizers.source.fingerprint
     if form.labelled:
@@ -169,7 +181,7 @@ def _label_encoder(names: tuple[str, ...], split: str) -> Encode:
 # ------------------------------------------------------------------------------------------------------------- forms
 
 
-def next_token(examples: Examples, index: int, corrupt: Corrupt) -> Fields:
+def next_token(examples: Examples, index: int, noise: Noise) -> Fields:
     """BOS t1..tn -> t1..tn EOS, or a piece of it: a later piece starts with the last target of the one before."""
     tokens, start, stop = examples.tokens[examples.record[index]], examples.start[index], examples.stop[index]
     piece = tokens[max(start - 1, 0) : stop]
@@ -182,49 +194,110 @@ def next_token(examples: Examples, index: int, corrupt: Corrupt) -> Fields:
     return {'inputs': whole[:-1], 'targets': whole[1:], 'weights': np.ones(stop - start, np.float32)}
 
 
-def translate(examples: Examples, index: int, corrupt: Corrupt) -> Fields:
+def translate(examples: Examples, index: int, noise: Noise) -> Fields:
     """source EOS; BOS y -> y EOS. A truncated target has no EOS: nothing teaches to stop where it was cut."""
     assert examples.sources is not None
     source = examples.sources[examples.record[index]][: examples.lengths[index, 1] - 1]
     ended = np.append(source.astype(np.int32), np.int32(examples.source_specials.eos))
-    return {'encoder_inputs': ended, **next_token(examples, index, corrupt)}
+    return {'encoder_inputs': ended, **next_token(examples, index, noise)}
 
 
-def denoise(examples: Examples, index: int, corrupt: Corrupt) -> Fields:
+def unmask(examples: Examples, index: int, noise: Noise) -> Fields:
     """CLS t SEP, corrupted -> the originals, scored where a token was selected."""
     targets = _between_cls_and_sep(examples, index)
-    inputs, selected = corrupt(targets)
+    inputs, selected = corrupt.mask_tokens(targets, noise.rng, noise.tokenizer, noise.data.mask_rate)
     return {'inputs': inputs, 'targets': targets, 'weights': selected.astype(np.float32)}
 
 
-def classify(examples: Examples, index: int, corrupt: Corrupt) -> Fields:
+def classify(examples: Examples, index: int, noise: Noise) -> Fields:
     """CLS t SEP."""
     return {'inputs': _between_cls_and_sep(examples, index)}
 
 
-def _between_cls_and_sep(examples: Examples, index: int) -> np.ndarray:
+def continue_prefix(examples: Examples, index: int, noise: Noise) -> Fields:
+    """As `next_token`; a prefix of 1 to all inputs is seen from everywhere, and what comes after it is scored."""
+    fields = next_token(examples, index, noise)
+    size = int(noise.rng.integers(1, len(fields['inputs']) + 1))
+    place = np.arange(len(fields['inputs']))
+    return {**fields, 'prefix': place < size, 'weights': (place >= size - 1).astype(np.float32)}
+
+
+def fill_spans(examples: Examples, index: int, noise: Noise) -> Fields:
+    """t with sentinels for spans EOS; BOS y -> y EOS, where y are the sentinels, each with its span."""
+    data, sentinels = noise.data, noise.tokenizer.sentinels
+    given, wanted = corrupt.corrupt_spans(
+        _piece(examples, index), noise.rng, sentinels, data.mask_rate, data.mean_span_length
+    )
+    return _paired(given, wanted, examples.specials)
+
+
+def denoise(examples: Examples, index: int, noise: Noise) -> Fields:
+    """t corrupted EOS; BOS t -> t EOS."""
+    given = wanted = _piece(examples, index)
+    for kind in noise.data.noise:
+        given = corrupt.NOISES[kind].corrupt(given, noise)
+    return _paired(given, wanted, examples.specials)
+
+
+def _piece(examples: Examples, index: int) -> np.ndarray:
     tokens = examples.tokens[examples.record[index]][examples.start[index] : examples.stop[index]]
-    return np.concatenate(([examples.specials.cls], tokens, [examples.specials.sep]), dtype=np.int32)
+    return tokens.astype(np.int32)
+
+
+def _between_cls_and_sep(examples: Examples, index: int) -> np.ndarray:
+    specials = examples.specials
+    return np.concatenate(([specials.cls], _piece(examples, index), [specials.sep]), dtype=np.int32)
+
+
+def _paired(given: np.ndarray, wanted: np.ndarray, specials: Specials) -> Fields:
+    framed = np.concatenate(([specials.bos], wanted, [specials.eos]), dtype=np.int32)
+    return {
+        'encoder_inputs': np.append(given, np.int32(specials.eos)),
+        'inputs': framed[:-1],
+        'targets': framed[1:],
+        'weights': np.ones(len(wanted) + 1, np.float32),
+    }
+
+
+def _lengths_of_spans(sizes: np.ndarray, data: Data) -> list[np.ndarray]:
+    dropped, spans = corrupt.span_counts(sizes, data.mask_rate, data.mean_span_length)
+    return [dropped + spans + 1, sizes - dropped + spans + 1]
+
+
+def _most_spans(sizes: np.ndarray, data: Data) -> np.ndarray:
+    return corrupt.span_counts(sizes, data.mask_rate, data.mean_span_length)[1]
+
+
+def _lengths_of_noise(sizes: np.ndarray, data: Data) -> list[np.ndarray]:
+    longest = sizes
+    for kind in data.noise:
+        longest = choose(corrupt.NOISES, kind, 'data.noise').longest(longest, data)
+    return [sizes + 1, longest + 1]
 
 
 @dataclasses.dataclass(frozen=True)
 class Form:
     """What the pipeline must know of an objective."""
 
-    fields: Callable[[Examples, int, Corrupt], Fields]  # the arrays of one example, [its length]
+    fields: Callable[[Examples, int, Noise], Fields]  # the arrays of one example, [its length]
     field: str = 'text'  # of a record: what becomes `Examples.tokens`
     ends: bool = False  # the end of a text is predicted too
     extra: int = 0  # special tokens that `fields` adds to each example
     in_pieces: bool = False  # long texts are cut into several examples
     two_stacks: bool = False
     labelled: bool = False
+    lengths: Callable[[np.ndarray, Data], list[np.ndarray]] | None = None  # sizes -> positions in each stack, at most
+    spans: Callable[[np.ndarray, Data], np.ndarray] | None = None  # sizes -> sentinels that an example takes
 
 
 FORMS = {
     'causal_lm': Form(next_token, ends=True, in_pieces=True),
-    'masked_lm': Form(denoise, extra=2, in_pieces=True),
+    'masked_lm': Form(unmask, extra=2, in_pieces=True),
     'seq2seq': Form(translate, field='target', ends=True, two_stacks=True),
     'classification': Form(classify, extra=2, labelled=True),
+    'prefix_lm': Form(continue_prefix, ends=True, in_pieces=True),
+    'span_corruption': Form(fill_spans, in_pieces=True, two_stacks=True, lengths=_lengths_of_spans, spans=_most_spans),
+    'denoising': Form(denoise, in_pieces=True, two_stacks=True, lengths=_lengths_of_noise),
 }
 
 OVERLONG = {'drop': True, 'truncate': False}  # is a training example over the length left out?

@@ -1,6 +1,7 @@
 """A tokenizer of the Hugging Face hub, read from its `tokenizer.json`."""
 
 import functools
+import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -62,6 +63,8 @@ class HubTokenizer(Tokenizer):
         self._pieces = {index: piece for piece, index in vocab.items() if index not in self._special_names}
         self.vocab_size = max(vocab.values()) + 1
         self.specials = _specials(special, _unknown(tree['model']), where)
+        names = itertools.takewhile(special.__contains__, map('<extra_id_{}>'.format, itertools.count()))
+        self._sentinels = [special[name] for name in names]  # T5's
         added = {index: token for index, token in self._library.get_added_tokens_decoder().items() if not token.special}
         byte_level = 'ByteLevel' in {*_types(tree.get('pre_tokenizer')), *_types(tree.get('decoder'))}
         self.byte_lengths = np.zeros(self.vocab_size, np.int64)
@@ -108,7 +111,12 @@ class HubTokenizer(Tokenizer):
     def decode(self, ids: Iterable[int]) -> str:
         return self._library.decode(self._ordinary(ids), skip_special_tokens=False)
 
-    def piece(self, index: int) -> str:
+    @property
+    def sentinels(self) -> np.ndarray:
+        """int64: the file's own, and those of `extended` after them."""
+        return np.append(np.array(self._sentinels, np.int64), super().sentinels)
+
+    def _piece(self, index: int) -> str:
         return self._special_names.get(index) or self.decode([index])
 
     @functools.cached_property

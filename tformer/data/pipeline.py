@@ -22,6 +22,7 @@ from tformer.data.tokenizers import Tokenizers
 from tformer.errors import UserError, choose
 
 _ENDLESS = 1 << 40  # steps
+_PADDING = {'weights': (0, np.float32), 'prefix': (False, np.bool_)}  # of other arrays the pad token
 
 Batch = dict[str, np.ndarray]
 
@@ -132,9 +133,10 @@ class Batches:
     def batch(self, step: int, share: tuple[int, int] = (0, 1)) -> Batch:
         """The batch of `step`: `inputs targets positions` int32 and `weights` float32 [B, T].
 
-        Two stacks add `encoder_inputs encoder_positions` [B, S]. Packed rows add `[encoder_]segment_ids`, from 1,
-        and their positions start at 0 in each segment. Classification has `labels` int32 and `label_weights`
-        float32 [B] instead of targets and weights. Padding is the pad token at position -1 in segment 0, of no weight.
+        Two stacks add `encoder_inputs encoder_positions` [B, S], a prefix LM `prefix` bool [B, T]. Packed rows add
+        `[encoder_]segment_ids`, from 1, and their positions start at 0 in each segment. Classification has `labels`
+        int32 and `label_weights` float32 [B] instead of targets and weights. Padding is the pad token at position -1
+        in segment 0, of no weight and no prefix.
 
         Args:
           step: from 0.
@@ -180,12 +182,9 @@ class Batches:
 
     def _fields(self, number: int, example: int, epoch: int) -> examples.Fields:
         """The arrays of one example of part `number`, [its length] each."""
-
-        def mask(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            rng = np.random.default_rng((self.config.train.seed, layout.CORRUPT, number, epoch, example))
-            return corrupt.mask_tokens(tokens, rng, self._tokenizer, self.config.data.mask_rate)
-
-        return self._form.fields(self.parts[number].examples, example, mask)
+        key = (self.config.train.seed, layout.CORRUPT, number, epoch, example)
+        noise = corrupt.Noise(self.config.data, self._tokenizer, key)
+        return self._form.fields(self.parts[number].examples, example, noise)
 
     def _empty(self, rows: int, shape: tuple[int, ...]) -> Batch:
         """A batch of padding."""
@@ -194,8 +193,7 @@ class Batches:
         for (side, names), length in zip(self._names.items(), shape, strict=True):
             pad = part.source_specials.pad if side else part.specials.pad
             for name in names:
-                kind = (0, np.float32) if name == 'weights' else (pad, np.int32)
-                batch[name] = np.full((rows, length), *kind)
+                batch[name] = np.full((rows, length), *_PADDING.get(name, (pad, np.int32)))
             batch[f'{side}positions'] = np.full((rows, length), -1, np.int32)
             if self._packed:
                 batch[f'{side}segment_ids'] = np.zeros((rows, length), np.int32)

@@ -16,6 +16,9 @@ FIELDS: dict[str, tuple[str, ...]] = {
     'masked_lm': ('text',),
     'seq2seq': ('source', 'target'),
     'classification': ('label', 'text'),
+    'prefix_lm': ('text',),
+    'span_corruption': ('text',),
+    'denoising': ('text',),
 }
 
 

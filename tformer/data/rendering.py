@@ -126,7 +126,7 @@ def _sides(batch: Batch, index: int, segment: int, tokenizers: Tokenizers) -> It
 
 
 def _token(token: int, tokenizer: Tokenizer, kind: str = 'text') -> Span:
-    return harmless(tokenizer.piece(token)), 'special' if token in tokenizer.specials.ids else kind
+    return harmless(tokenizer.piece(token)), kind if tokenizer.ordinary[token] else 'special'
 
 
 def _scored(targets: np.ndarray, scored: np.ndarray, tokenizer: Tokenizer) -> Line:

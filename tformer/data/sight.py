@@ -95,7 +95,7 @@ def _sides(config: Config, batches: Batches) -> Iterator[tuple[str, str, np.ndar
     """(side, the field of its limit, int [records] positions that each would take, the limit) of each stack."""
     form, data = FORMS[config.train.objective], config.data
     found = [part.examples for part in batches.parts]
-    if form.two_stacks:
+    if found[0].sources is not None:
         sizes = np.concatenate([one.sources.lengths for one in found if one.sources is not None]) + 1
         yield 'source', 'data.encoder_length', sizes, data.encoder_length or data.length
     own = np.concatenate([one.tokens.lengths for one in found]) + form.ends + form.extra

@@ -90,7 +90,7 @@ def stdlib(config: Data, objective: str, split: str) -> tuple[str, Read]:
 
     Split by the hash of the file's name: 90, 5 and 5 %. Records have their `name` besides.
     """
-    _only(objective, ('causal_lm', 'masked_lm'), 'stdlib')
+    _only(objective, tuple(name for name, fields in FIELDS.items() if fields == ('text',)), 'stdlib')
     root = Path(sysconfig.get_paths()['stdlib'])
     left_out = {'site-packages', 'dist-packages', 'test', 'tests', 'idle_test', '__pycache__'}
     names = sorted(path.relative_to(root).as_posix() for path in root.rglob('*.py'))

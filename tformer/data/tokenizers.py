@@ -7,14 +7,16 @@ import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import sentencepiece
 
+from tformer.config.checks import FAMILY_OF
 from tformer.config.run import Config
 from tformer.data import cache
 from tformer.data.hub_tokenizer import HubTokenizer
-from tformer.data.records import Record
+from tformer.data.records import FIELDS, Record
 from tformer.data.subwords import SentencePiece
 from tformer.data.units import Byte, Char, Symbol
 from tformer.data.vocabulary import BOS, CLS, EOS, MASK, NORMALIZATIONS, PAD, SEP, SPECIALS, UNK, Tokenizer
@@ -31,6 +33,7 @@ _SETTINGS = (
     'tokenizer_model',
     'byte_fallback',
     'normalization',
+    'sentinels',
 )
 
 
@@ -58,8 +61,8 @@ class Tokenizers:
         names = {side: _name(tokenizer) for side, tokenizer in sides.items()}
         for side, tokenizer in sides.items():
             _write(Path(directory, f'tokenizer.{side}.{names[side]}'), tokenizer.dump())
-        manifest = {'source': 'target' if self.shared else None, **names, 'labels': self.labels}
-        manifest['normalization'] = self.target.normalization
+        manifest: dict[str, Any] = {'source': 'target' if self.shared else None, **names, 'labels': self.labels}
+        manifest |= {'normalization': self.target.normalization, 'sentinels': self.target.num_sentinels}
         _write(Path(directory, 'tokenizer.json'), json.dumps(manifest, ensure_ascii=False, indent=1).encode())
 
     @classmethod
@@ -89,7 +92,7 @@ class Tokenizers:
         def read(side: str) -> Tokenizer:
             kind = choose(TOKENIZERS, manifest[side], f'{path}: {side}')
             stored = path.with_name(f'tokenizer.{side}.{manifest[side]}').read_bytes()
-            return kind.load(stored).normalized(normalization)
+            return kind.load(stored).normalized(normalization).extended(manifest.get('sentinels', 0))
 
         target = read('target')
         if manifest['source'] in (None, 'target'):
@@ -104,12 +107,14 @@ def train_tokenizers(config: Config, records: Sequence[Record], pretrained: Toke
     """
     data, seed, objective = config.data, config.train.seed, config.train.objective
     labels = tuple(sorted({record['label'] for record in records})) if objective == 'classification' else ()
+    pairs, two_stacks = 'source' in FIELDS[objective], 'encoder_decoder' in FAMILY_OF[objective]
     if pretrained is not None:
-        lent = (pretrained.source or pretrained.target) if objective == 'seq2seq' else None
+        lent = (pretrained.source or pretrained.target) if pairs else pretrained.target if two_stacks else None
         return Tokenizers(lent, pretrained.target, labels)
     target = choose(TOKENIZERS, data.tokenizer, 'data.tokenizer')
-    if objective != 'seq2seq':
-        return Tokenizers(None, target.train((record['text'] for record in records), data, seed), labels)
+    if not pairs:
+        made = target.train((record['text'] for record in records), data, seed)
+        return Tokenizers(made if two_stacks else None, made, labels)
     if data.source_tokenizer is None:
         both = target.train((record[side] for record in records for side in ('source', 'target')), data, seed)
         return Tokenizers(both, both)

@@ -40,7 +40,9 @@ class Specials:
           UserError: the vocabulary has none.
         """
         if self.mask_or_none is None:
-            raise UserError('the tokenizer has no mask token, which masked_lm needs; valid: one with <mask> or [MASK]')
+            raise UserError(
+                'the tokenizer has no mask token, which train.objective needs; valid: one with <mask> or [MASK]'
+            )
         return self.mask_or_none
 
     @property
@@ -56,6 +58,7 @@ class Tokenizer(abc.ABC):
       vocab_size: number of ids, specials included.
       byte_lengths: int64 [vocab_size], UTF-8 bytes of text that each id stands for; 0 for specials.
       normalization: a key of NORMALIZATIONS: what happens to a text before all else.
+      num_sentinels: ids at the end of the vocabulary that stand for spans of a text (`extended`).
       exact: whether encoding keeps every character of a normalised text.
     """
 
@@ -63,6 +66,7 @@ class Tokenizer(abc.ABC):
     vocab_size: int
     byte_lengths: np.ndarray
     normalization: str | None = None
+    num_sentinels: int = 0
     exact: bool = False
 
     @property
@@ -77,7 +81,8 @@ class Tokenizer(abc.ABC):
     def train(cls, texts: Iterable[str], data: Data = Data(), seed: int = 0) -> Self:
         """Builds the vocabulary from normalised `texts` as `data` says, or without them where it is fixed."""
         normalize = choose(NORMALIZATIONS, data.normalization, 'data.normalization')
-        return cls._train(map(normalize, texts), data, seed).normalized(data.normalization)
+        made = cls._train(map(normalize, texts), data, seed)
+        return made.normalized(data.normalization).extended(data.sentinels)
 
     @classmethod
     @abc.abstractmethod
@@ -90,13 +95,27 @@ class Tokenizer(abc.ABC):
 
     @abc.abstractmethod
     def dump(self) -> bytes:
-        """All of the tokenizer but its normalisation, deterministically."""
+        """All of the tokenizer but its normalisation and the sentinels it was given, deterministically."""
 
     def normalized(self, normalization: str | None) -> Self:
         """Returns the tokenizer with another normalisation."""
         tokenizer = copy.copy(self)
         tokenizer.normalization = normalization
         return tokenizer
+
+    def extended(self, num_sentinels: int) -> Self:
+        """Returns the tokenizer with so many more ids after all others: no text has them, and they decode to none."""
+        tokenizer = copy.copy(self)
+        tokenizer.num_sentinels = num_sentinels
+        tokenizer.vocab_size = self.vocab_size + num_sentinels
+        tokenizer.byte_lengths = np.append(self.byte_lengths, np.zeros(num_sentinels, np.int64))
+        tokenizer.ordinary = np.append(self.ordinary, np.zeros(num_sentinels, bool))
+        return tokenizer
+
+    @property
+    def sentinels(self) -> np.ndarray:
+        """int64: the ids that stand for the first, second ... span left out of a text."""
+        return np.arange(self.vocab_size - self.num_sentinels, self.vocab_size)
 
     def encode(self, text: str) -> list[int]:
         """Ordinary ids; no specials are added, and text that looks like one stays text.
@@ -120,6 +139,10 @@ class Tokenizer(abc.ABC):
 
     def piece(self, index: int) -> str:
         """How one id reads."""
+        sentinel = index - self.vocab_size + self.num_sentinels
+        return f'<sentinel_{sentinel}>' if 0 <= sentinel < self.num_sentinels else self._piece(index)
+
+    def _piece(self, index: int) -> str:
         return SPECIALS[index] if index < FIRST else self.decode([index])
 
     @functools.cached_property
@@ -134,9 +157,18 @@ class Tokenizer(abc.ABC):
         """int64: the ids that stand for text."""
         return np.flatnonzero(self.ordinary)
 
+    @functools.cached_property
+    def sentence_ends(self) -> np.ndarray:
+        """bool [vocab_size]: the ordinary ids whose text ends with a full stop, ! or ?, or with a line."""
+        ends = np.zeros(self.vocab_size, bool)
+        for index in self.ordinary_ids.tolist():
+            ends[index] = self.piece(index).rstrip(' ').endswith(('.', '!', '?', '\n'))
+        return ends
+
     @property
     def fingerprint(self) -> str:
-        return hashlib.sha256(self.dump() + (self.normalization or '').encode()).hexdigest()[:16]
+        given = f'{self.normalization or ""}{self.num_sentinels or ""}'
+        return hashlib.sha256(self.dump() + given.encode()).hexdigest()[:16]
 
     def _ordinary(self, ids: Iterable[int]) -> list[int]:
         given = np.fromiter(ids, np.int64)

@@ -1,0 +1,379 @@
+"""Spans, noise and prefixes: what is left of a text, and what a model is to say of it."""
+
+import itertools
+import pathlib
+
+import numpy as np
+import pytest
+import toy_data
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tformer import choices, config, runs
+from tformer.config.run import Config, Data, Train
+from tformer.data import corrupt, pipeline, tokenizers
+from tformer.data.tokenizers import BOS, EOS, MASK, PAD
+from tformer.errors import UserError
+
+OBJECTIVES = ('span_corruption', 'denoising', 'prefix_lm')
+CASES = list(itertools.product(OBJECTIVES, ('pad', 'bucket', 'pack')))
+LENGTH, ENCODER_LENGTH, SENTINELS = 24, 32, 8
+SIZES, RATES, MEANS = st.integers(0, 300), st.floats(0.01, 0.9), st.floats(1, 9)
+SEEDS = st.integers(0, 2**32)
+MARKS = np.arange(1000, 1200)  # sentinels
+
+
+class Fixed:
+    """A random generator of given draws."""
+
+    def __init__(self, *draws: object) -> None:
+        self._draws = iter(draws)
+
+    def _next(self, *_: object, **__: object) -> object:
+        return next(self._draws)
+
+    choice = poisson = permutation = integers = _next
+
+
+def fixed(*draws: object) -> np.random.Generator:
+    arrays = (np.array(draw) if isinstance(draw, list) else draw for draw in draws)
+    return Fixed(*arrays)  # type: ignore[return-value]
+
+
+def stream(*key: int) -> np.random.Generator:
+    return np.random.default_rng(key)
+
+
+# --------------------------------------------------------------------------------------------------- worked examples
+
+
+def test_the_spans_of_figure_2_of_t5() -> None:
+    """Raffel et al. 2020: Thank you [for inviting] me to your party [last] week, but without the final sentinel."""
+    words = tokenizers.Symbol('Thank you for inviting me to your party last week'.split())
+    text = np.array(words.encode('Thank you for inviting me to your party last week'))
+    x, y = 100, 101
+    # 3 of 10 tokens in 2 spans of 2 + 1, before the kept tokens 2 and 6
+    inputs, targets = corrupt.corrupt_spans(text, fixed([1], [6, 2]), np.array([x, y]), rate=0.3, mean_span=1.5)
+    assert inputs.tolist() == [
+        *words.encode('Thank you'),
+        x,
+        *words.encode('me to your party'),
+        y,
+        *words.encode('week'),
+    ]
+    assert targets.tolist() == [x, *words.encode('for inviting'), y, *words.encode('last')]
+
+
+def test_counts_of_spans_by_hand() -> None:
+    """512 tokens of T5's pre-training: 77 dropped in 26 spans."""
+    dropped, spans = corrupt.span_counts(np.array([0, 1, 2, 3, 10, 20, 512]))
+    assert dropped.tolist() == [0, 0, 1, 1, 2, 3, 77] and spans.tolist() == [0, 0, 1, 1, 1, 1, 26]
+
+
+def test_infilling_by_hand() -> None:
+    """A B C D E, infilled as BART's figure 2 is: A _ . D _ E; a span of no tokens inserts a mask."""
+    # 6 tokens of 10 in at most 4 spans: lengths 2, 0, 3, then 5 cut to 1; before the kept tokens 0, 1, 3, and last
+    text = np.arange(10, 20)
+    inputs = corrupt.infill(text, fixed([2, 0, 3, 5], [4, 1, 0, 3]), mask=MASK, rate=0.6)
+    assert inputs.tolist() == [MASK, 12, MASK, 13, 14, MASK, 18, MASK]
+    # the first span hides all there is to hide: no others are drawn; and none hides anything but the last
+    assert corrupt.infill(text, fixed([9, 1, 1, 1], [2]), MASK, 0.6).tolist() == [10, 11, MASK, 18, 19]
+    assert corrupt.infill(text, fixed([0, 0, 0, 0], [0, 1, 2, 4]), MASK, 0.6).tolist() == [
+        MASK, 10, MASK, 11, MASK, 12, 13, MASK,
+    ]  # fmt: skip
+
+
+def test_other_noise_by_hand() -> None:
+    text = np.arange(10, 16)
+    assert corrupt.replace_by_mask(text, fixed([1, 4]), MASK).tolist() == [10, MASK, 12, 13, MASK, 15]
+    assert corrupt.delete_tokens(text, fixed([1, 4])).tolist() == [10, 12, 13, 15]
+    assert corrupt.rotate(text, fixed(2)).tolist() == [12, 13, 14, 15, 10, 11]
+    byte = tokenizers.Byte()
+    text = np.array(byte.encode('Go... No? Yes'))
+    permuted = corrupt.permute_sentences(text, fixed([2, 0, 1]), byte.sentence_ends[text])
+    assert byte.decode(permuted) == ' YesGo... No?'
+
+
+# -------------------------------------------------------------------------------------------------------- properties
+
+
+@given(SIZES, RATES, MEANS, SEEDS)
+@settings(deadline=None)
+def test_inputs_and_targets_hold_the_text_in_lengths_known_before(n: int, rate: float, mean: float, seed: int) -> None:
+    text = np.arange(n)
+    inputs, targets = corrupt.corrupt_spans(text, stream(seed), MARKS if n < 200 else np.arange(1000, 1300), rate, mean)
+    dropped, spans = corrupt.span_counts(np.array(n), rate, mean)
+    assert (len(inputs), len(targets)) == (n - dropped + spans, dropped + spans)
+    assert dropped == 0 or 0 < spans <= dropped < n
+    marks = np.flatnonzero(inputs >= 1000)
+    assert inputs[marks].tolist() == targets[targets >= 1000].tolist() == list(range(1000, 1000 + spans))
+    assert (np.diff(marks) > 1).all()  # spans are not adjacent
+    after = np.split(targets, np.flatnonzero(targets >= 1000))[1:]
+    assert all(len(span) > 1 for span in after)
+    rebuilt = [after[token - 1000][1:].tolist() if token >= 1000 else [token] for token in inputs.tolist()]
+    assert list(itertools.chain(*rebuilt)) == text.tolist()
+
+
+@given(SIZES, RATES, MEANS, SEEDS)
+@settings(deadline=None)
+def test_infilling_keeps_the_rest_in_order_and_stays_within_its_bound(
+    n: int, rate: float, mean: float, seed: int
+) -> None:
+    text = np.arange(100, 100 + n)
+    inputs = corrupt.infill(text, stream(seed), MASK, rate, mean)
+    hidden, masks = corrupt.infill_counts(np.array(n), rate, mean)
+    kept = inputs[inputs != MASK]
+    assert len(kept) == n - hidden and set(kept.tolist()) <= set(text.tolist()) and (np.diff(kept) > 0).all()
+    assert (hidden > 0) <= len(inputs) - len(kept) <= masks
+    assert not ((inputs[:-1] == MASK) & (inputs[1:] == MASK)).any()
+    # given the text, the masks say where all hidden tokens were: something is at each gap
+    bounded = np.concatenate(([99], inputs, [100 + n]))
+    for left, right in itertools.pairwise(bounded.tolist()):
+        assert MASK in (left, right) or right == left + 1
+
+
+@given(RATES, MEANS)
+@settings(deadline=None)
+def test_lengths_never_fall_with_the_size(rate: float, mean: float) -> None:
+    sizes = np.arange(0, 400)
+    dropped, spans = corrupt.span_counts(sizes, rate, mean)
+    data = Data(mask_rate=rate, infill_rate=rate, delete_rate=rate, mean_span_length=mean)
+    lengths = [
+        dropped,
+        spans,
+        sizes - dropped + spans,
+        *(kind.longest(sizes, data) for kind in corrupt.NOISES.values()),
+    ]
+    assert all((np.diff(length) >= 0).all() for length in lengths)
+
+
+@given(SIZES, st.lists(st.sampled_from(list(corrupt.NOISES)), max_size=5), SEEDS)
+@settings(deadline=None)
+def test_any_noise_stays_within_its_bound_and_leaves_the_text_alone(n: int, kinds: list[str], seed: int) -> None:
+    byte, data = tokenizers.Byte(), Data(infill_rate=0.5)
+    text = np.array(byte.encode('To be. Or not! ' * 20)[:n], np.int32)
+    before, noise, longest, found = text.copy(), corrupt.Noise(data, byte, (seed,)), np.array(n), text
+    for kind in kinds:
+        found, longest = corrupt.NOISES[kind].corrupt(found, noise), corrupt.NOISES[kind].longest(longest, data)
+    assert len(found) <= longest and (text == before).all() and found.dtype == text.dtype
+    if set(kinds) <= {'permute', 'rotate'}:
+        assert sorted(found.tolist()) == sorted(text.tolist())
+
+
+def test_rates_over_many_tokens() -> None:
+    text = np.arange(2000, 102_000)
+    inputs, targets = corrupt.corrupt_spans(text, stream(0), np.arange(1_000_000, 1_010_000))
+    assert (targets < 1_000_000).sum() == 15_000 and (inputs >= 1_000_000).sum() == 5000
+    lengths = np.diff(np.flatnonzero(targets >= 1_000_000)) - 1
+    # a random division of 15000 into 5000 is nearly geometric: as often 1 long as one in three
+    assert abs((lengths == 1).mean() - 1 / 3) < 4 * np.sqrt(2 / 9 / 5000)
+    hidden = np.setdiff1d(text, inputs)
+    assert abs(np.histogram(hidden, 10)[0] / 10_000 - 0.15).max() < 0.03  # evenly over the text
+    infilled = corrupt.infill(text, stream(0), MASK)
+    masks = (infilled == MASK).sum()
+    assert (infilled != MASK).sum() == 70_000 and abs(masks - 10_000) < 4 * np.sqrt(10_000 / 3)
+    inserted = np.flatnonzero(infilled[1:-1] == MASK) + 1
+    share = (infilled[inserted + 1] == infilled[inserted - 1] + 1).mean()  # nothing was there
+    assert abs(share - np.exp(-3)) < 4 * np.sqrt(np.exp(-3) / 10_000)
+    assert (corrupt.replace_by_mask(text, stream(0), MASK) == MASK).sum() == 15_000
+    assert len(corrupt.delete_tokens(text, stream(0))) == 85_000
+
+
+# ----------------------------------------------------------------------------------------------------------- batches
+
+
+def make(objective: str, batching: str, *, training: bool = True, seed: int = 0, **data: object) -> pipeline.Batches:
+    fields = {'length': LENGTH, 'encoder_length': ENCODER_LENGTH, 'sentinels': SENTINELS, 'num_buckets': 3, **data}
+    made = Config(
+        data=Data(tokenizer='byte', batching=batching, **fields),
+        train=Train(objective=objective, batch_size=4, seed=seed),
+    )
+    rng = np.random.default_rng(7)
+    records = [{'text': f'{i:03d}' + ''.join(rng.choice(list('abc. '), rng.integers(0, 70)))} for i in range(53)]
+    tokens = tokenizers.train_tokenizers(made, records)
+    return pipeline.Batches(made, tokens, 'train', training=training, records=records)
+
+
+def segments(batch: pipeline.Batch, row: int, side: str = '') -> list[np.ndarray]:
+    ids = batch.get(f'{side}segment_ids', (batch[f'{side}positions'] >= 0).astype(np.int32))[row]
+    return [np.flatnonzero(ids == segment) for segment in range(1, ids.max() + 1)]
+
+
+def rebuilt(batches: pipeline.Batches, batch: pipeline.Batch, row: int) -> list[tuple[bytes, bytes]]:
+    """(what the model is given, the text) of each example of a row, as bytes."""
+    objective, found = batches.config.train.objective, []
+    own = segments(batch, row)
+    for place, where in enumerate(own):
+        inputs, targets, weights = (batch[name][row, where] for name in ('inputs', 'targets', 'weights'))
+        np.testing.assert_array_equal(inputs[1:], targets[:-1])
+        if objective == 'prefix_lm':
+            prefix = batch['prefix'][row, where]
+            size = int(prefix.sum())
+            assert size >= 1 and prefix[:size].all()
+            assert weights.tolist() == [0] * (size - 1) + [1] * (len(where) - size + 1)
+            found.append((prefix.tobytes(), targets.tobytes()))
+            continue
+        assert inputs[0] == BOS and targets[-1] == EOS and weights.all()
+        given = batch['encoder_inputs'][row, segments(batch, row, 'encoder_')[place]]
+        assert given[-1] == EOS and (given[:-1] != EOS).all()
+        text = targets[:-1]
+        if objective == 'span_corruption':
+            first = tokenizers.Byte.vocab_size
+            spans = np.split(text, np.flatnonzero(text >= first))[1:]
+            parts = [spans[t - first][1:].tolist() if t >= first else [t] for t in given[:-1].tolist()]
+            text = np.array(list(itertools.chain(*parts)), np.int32)
+        found.append((given.tobytes(), text.tobytes()))
+    return found
+
+
+def epoch_of(batches: pipeline.Batches, number: int = 0) -> dict[tuple[int, ...], list[tuple[bytes, bytes]]]:
+    """What was made of each example in a pass, by its number."""
+    found: dict[int, list[tuple[bytes, bytes]]] = {}
+    for step in range(int((number + 1) * batches.steps_per_epoch) + 8):
+        if not batches.training and step >= batches.steps_per_epoch:
+            break
+        batch, (_, rows) = batches.batch(step), batches._find(step)
+        for row, members in enumerate(batches.segments(step)):
+            if rows.epoch[row] == number and rows.part[row] >= 0:
+                for (_, _, example), made in zip(members, rebuilt(batches, batch, row), strict=True):
+                    found.setdefault(example, []).append(made)
+    return found  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(('objective', 'batching'), CASES)
+def test_contract(objective: str, batching: str) -> None:
+    batches = make(objective, batching)
+    sides = ('',) if objective == 'prefix_lm' else ('', 'encoder_')
+    names = {f'{side}{name}' for side in sides for name in ('inputs', 'positions')} | {'targets', 'weights'}
+    names |= {f'{side}segment_ids' for side in sides if batching == 'pack'}
+    names |= {'prefix'} if objective == 'prefix_lm' else set()
+    kinds = {'weights': np.float32, 'prefix': np.bool_}
+    for step in range(int(batches.steps_per_epoch)):
+        batch = batches.batch(step)
+        assert batch.keys() == names
+        for name, values in batch.items():
+            side = 'encoder_' if name.startswith('encoder_') else ''
+            assert values.dtype == kinds.get(name, np.int32)
+            assert values.shape == batch[f'{side}positions'].shape
+            padding = batch[f'{side}positions'] == -1
+            assert (values[padding] == (-1 if name.endswith('positions') else PAD)).all()
+        for row, side in itertools.product(range(4), sides):
+            for where in segments(batch, row, side):
+                np.testing.assert_array_equal(batch[f'{side}positions'][row, where], np.arange(len(where)))
+                assert (np.diff(where) == 1).all()
+
+
+@pytest.mark.parametrize(('objective', 'batching'), CASES)
+def test_each_pass_has_every_piece_once_and_corrupts_it_anew(objective: str, batching: str) -> None:
+    batches = make(objective, batching)
+    first, second = epoch_of(batches), epoch_of(batches, 1)
+    assert sorted(first) == sorted(second) == list(range(batches.num_examples))
+    assert all(len(made) == 1 for made in (*first.values(), *second.values()))
+    texts = [text for _, (((_, text)),) in sorted(first.items())]
+    assert texts == [text for _, (((_, text)),) in sorted(second.items())]
+    ends = objective == 'prefix_lm'
+    whole = [np.append(tokenizers.Byte().encode(r['text']), [EOS] * ends).astype(np.int32) for r in batches.records]
+    assert b''.join(texts) == np.concatenate(whole).tobytes()
+    assert np.mean([first[i] == second[i] for i in first]) < 0.3
+    assert epoch_of(make(objective, batching)) == first
+    other = epoch_of(make(objective, batching, seed=1))
+    assert np.mean([first[i] == other[i] for i in first]) < 0.3
+
+
+@pytest.mark.parametrize('objective', OBJECTIVES)
+def test_evaluation_corrupts_as_the_first_pass_does(objective: str) -> None:
+    batches = make(objective, 'pack', training=False)
+    assert epoch_of(batches) == epoch_of(make(objective, 'pack'))
+    for number, lengths in enumerate(batches.parts[0].examples.lengths):
+        fields = batches._fields(0, number, 0)
+        sizes = [len(fields[name]) for name in ('inputs', 'encoder_inputs') if name in fields]
+        assert sizes[0] == lengths[0] and sizes[-1] <= lengths[-1]
+        assert sizes == lengths.tolist() or objective == 'denoising'
+
+
+@given(st.integers(3, 40), st.integers(3, 40), st.sampled_from(OBJECTIVES[:2]))
+@settings(deadline=None, max_examples=30)
+def test_pieces_are_as_long_as_both_rows_allow(length: int, encoder_length: int, objective: str) -> None:
+    batches = make(objective, 'pad', length=length, encoder_length=encoder_length, sentinels=40)
+    limits, lengths = np.array([length, encoder_length]), batches.parts[0].examples.lengths
+    assert (lengths <= limits).all() and batches.batch(0)['inputs'].shape == (4, length)
+    sizes = batches.parts[0].examples.stop - batches.parts[0].examples.start
+    longer = batches._form.lengths(np.array([sizes.max() + 1]), batches.config.data)
+    assert (np.concatenate(longer) > limits).any() or sizes.max() == max(len(r['text']) for r in batches.records)
+
+
+def test_sentinels_come_after_the_vocabulary_and_are_kept(tmp_path: pathlib.Path) -> None:
+    for kind in ('byte', 'char', 'symbol'):
+        made = Config(data=Data(tokenizer=kind, sentinels=3), train=Train(objective='span_corruption'))
+        both = tokenizers.train_tokenizers(made, [{'text': 'to be'}])
+        both.save(tmp_path / kind)
+        plain = tokenizers.TOKENIZERS[kind].train(['to be'])
+        assert both.shared
+        for tokenizer in (both.target, tokenizers.Tokenizers.load(tmp_path / kind).target):
+            size = plain.vocab_size
+            assert tokenizer.vocab_size == size + 3 == len(tokenizer.byte_lengths) == len(tokenizer.ordinary)
+            assert tokenizer.sentinels.tolist() == [size, size + 1, size + 2]
+            assert not tokenizer.ordinary[size:].any() and not tokenizer.byte_lengths[size:].any()
+            assert [tokenizer.piece(size + i) for i in (0, 2)] == ['<sentinel_0>', '<sentinel_2>']
+            ids = tokenizer.encode('to be')
+            assert ids == plain.encode('to be') and tokenizer.decode([*ids, size]) == plain.decode(ids)
+            assert [tokenizer.piece(i) for i in range(size)] == [plain.piece(i) for i in range(size)]
+            assert tokenizer.fingerprint == both.target.fingerprint != plain.fingerprint
+
+
+def test_mistakes() -> None:
+    with pytest.raises(UserError, match=r'needs 2 sentinels .* the tokenizer has 1: data.sentinels=2') as error:
+        make('span_corruption', 'pack', sentinels=1)
+    assert '\n' not in str(error.value)
+    make('span_corruption', 'pack', sentinels=2)
+    steps = {'train.num_steps': 1}
+    for changes, line in (
+        ({'train.objective': 'denoising'}, 'needs model.family=encoder_decoder, not decoder'),
+        ({'data.noise': 'infil'}, "did you mean 'infill'"),
+        ({'data.mean_span_length': 0.5}, 'data.mean_span_length=0.5 must be at least 1'),
+        ({'data.infill_rate': 1.0}, r'data.infill_rate=1.0 must be in \[0, 1\)'),
+        ({'train.objective': 'prefix_lm', 'evaluate.examples_while_training': 2}, 'only for train.objective=seq2seq'),
+    ):
+        with pytest.raises(UserError, match=line):
+            choices.validate(config.override(Config(), {**steps, **changes}))
+
+
+TINY = {
+    'train.num_steps': 2,
+    'train.batch_size': 4,
+    'model.family': 'encoder_decoder',
+    'model.emb_dim': 16,
+    'model.mlp_dim': 16,
+    'model.num_heads': 2,
+    'model.max_len': 48,
+    'data.tokenizer': 'byte',
+    'data.sentinels': 8,
+    'data.length': 32,
+    'data.encoder_length': 48,
+    'data.num_buckets': 1,
+    'data.batching': 'pack',
+    'mesh.data': 1,
+    'decode.max_len': 4,
+    'evaluate.samples': 2,
+}
+
+
+def run(directory: pathlib.Path, path: pathlib.Path, **changes: object) -> dict[str, float]:
+    """The scores of a run on `path`, in `directory`."""
+    own = {'data.path': (str(path),), **{name.replace('__', '.'): value for name, value in changes.items()}}
+    return runs.train(config.override(Config(), {**TINY, **own}), str(directory))
+
+
+@pytest.mark.parametrize('objective', OBJECTIVES)
+def test_a_run_trains_and_is_evaluated(objective: str, tmp_path: pathlib.Path) -> None:
+    family = 'decoder' if objective == 'prefix_lm' else 'encoder_decoder'
+    text = toy_data.running(tmp_path / 'text')
+    found = run(tmp_path / 'run', text, train__objective=objective, model__family=family)
+    assert np.isfinite(found['loss']) and 0 <= found['accuracy'] <= 1
+    if objective == 'span_corruption':  # and is fine-tuned with its tokenizer, which has sentinels where data has none
+        changes = {'train__init_from': str(tmp_path / 'run'), 'data__sentinels': 0, 'evaluate__samples': 0}
+        pairs = toy_data.parallel(tmp_path / 'pairs')
+        tuned = run(tmp_path / 'tuned', pairs, train__objective='seq2seq', data__overlong='truncate', **changes)
+        assert np.isfinite(tuned['loss'])
+        vocabularies = [runs.load(tmp_path / name).tokenizers.target.fingerprint for name in ('run', 'tuned')]
+        assert vocabularies[0] == vocabularies[1]
