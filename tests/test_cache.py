@@ -48,7 +48,7 @@ def test_what_is_in_the_cache_is_what_was_tokenised_and_no_record_is_read_again(
     assert not tmp_path.exists() or not entries(tmp_path)
     made = batches(cfg, Split('one', lambda: (RECORDS, 3)))
     assert len(entries(tmp_path)) == 2 and made.summary == plain.summary.replace(
-        'examples', 'examples (3 bad ones skipped)'
+        'examples', 'examples (3 skipped as bad)'
     )
     found = batches(cfg, Split('one', unreadable))
     assert found.summary == made.summary and found.fingerprint == made.fingerprint

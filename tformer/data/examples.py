@@ -198,8 +198,7 @@ def translate(examples: Examples, index: int, noise: Noise) -> Fields:
     """source EOS; BOS y -> y EOS. A truncated target has no EOS: nothing teaches to stop where it was cut."""
     assert examples.sources is not None
     source = examples.sources[examples.record[index]][: examples.lengths[index, 1] - 1]
-    ended = np.append(source.astype(np.int32), np.int32(examples.source_specials.eos))
-    return {'encoder_inputs': ended, **next_token(examples, index, noise)}
+    return {'encoder_inputs': _ended(source, examples.source_specials.eos), **next_token(examples, index, noise)}
 
 
 def unmask(examples: Examples, index: int, noise: Noise) -> Fields:
@@ -249,10 +248,16 @@ def _between_cls_and_sep(examples: Examples, index: int) -> np.ndarray:
     return np.concatenate(([specials.cls], _piece(examples, index), [specials.sep]), dtype=np.int32)
 
 
+def _ended(tokens: np.ndarray, end: int) -> np.ndarray:
+    whole = np.empty(len(tokens) + 1, np.int32)
+    whole[:-1], whole[-1] = tokens, end
+    return whole
+
+
 def _paired(given: np.ndarray, wanted: np.ndarray, specials: Specials) -> Fields:
     framed = np.concatenate(([specials.bos], wanted, [specials.eos]), dtype=np.int32)
     return {
-        'encoder_inputs': np.append(given, np.int32(specials.eos)),
+        'encoder_inputs': _ended(given, specials.eos),
         'inputs': framed[:-1],
         'targets': framed[1:],
         'weights': np.ones(len(wanted) + 1, np.float32),

@@ -69,7 +69,7 @@ def interleave(rates: np.ndarray, start: int, count: int) -> tuple[np.ndarray, n
     if num == 1:
         return np.zeros(count, np.int64), np.arange(start, start + count)
     shares = rates / rates.sum()
-    # Fewer items than `start` are sure to be past; from there on the items are sorted by their times.
+    # Items that are past for sure, somewhat fewer than `start`; those that follow are sorted by their times.
     past = np.maximum(np.floor((start - num) * shares + 0.5).astype(np.int64) - 1, 0)
     ahead = np.ceil((count + start - past.sum() + num) * shares).astype(np.int64) + 2
     stream = np.repeat(np.arange(num), ahead)

@@ -113,7 +113,7 @@ class Batches:
         left_out = {
             'over the length left out': sum(part.examples.num_dropped for part in self.parts),
             'cut to the length': sum(part.examples.num_truncated for part in self.parts),
-            'bad ones skipped': sum(part.examples.num_skipped for part in self.parts),
+            'skipped as bad': sum(part.examples.num_skipped for part in self.parts),
         }
         notes = ', '.join(f'{count:,} {what}' for what, count in left_out.items() if count)
         shares = ', '.join(f'{part.passes:.3g}' for part in self.parts)
