@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from tformer.config.applies import check_applies
 from tformer.config.model import Model, resolve_model
-from tformer.config.run import Config
+from tformer.config.run import Config, Data, Optimizer
 from tformer.errors import UserError
 
 FAMILY_OF = {
@@ -55,6 +55,8 @@ def check(config: Config) -> None:
     check_applies(config.model)
     _check_model(config.model)
     _check_run(config)
+    _check_data(config.data, config.model)
+    _check_optimizer(config.optimizer, config.model)
 
 
 def _check_ranges(config: Config) -> None:
@@ -167,7 +169,7 @@ def _nearest_divisor(number: int, near: int) -> int:
 
 
 def _check_run(config: Config) -> None:
-    model, data, train, decode, optimizer = config.model, config.data, config.train, config.decode, config.optimizer
+    model, train, decode = config.model, config.train, config.decode
     families = FAMILY_OF.get(train.objective, (model.family,))
     _require(
         model.family in families,
@@ -192,16 +194,30 @@ def _check_run(config: Config) -> None:
         for name, holds in inexact.items():
             line = f'{name} depends on the whole batch: train.microbatches={train.microbatches} is not exact; use 1'
             _require(not holds, line)
+    _require(
+        model.family != 'encoder_decoder' or decode.max_len <= model.max_len,
+        f'decode.max_len={decode.max_len} is longer than model.max_len={model.max_len}',
+    )
+    _require(
+        train.objective == 'seq2seq' or not (config.evaluate.metrics or config.evaluate.examples_while_training),
+        'evaluate.metrics and evaluate.examples_while_training are of generated text: only for train.objective=seq2seq',
+    )
+    _require(decode.top_p is None or decode.top_p <= 1, f'decode.top_p={decode.top_p} must be at most 1')
+    axes = dataclasses.asdict(config.mesh)
+    axes.pop('rules')
+    _require(
+        sum(size == -1 for size in axes.values()) <= 1 and all(size == -1 or size > 0 for size in axes.values()),
+        f'mesh: sizes must be positive, and one at most -1 (all devices left): {axes}',
+    )
+
+
+def _check_data(data: Data, model: Model) -> None:
     lengths = {'data.length': data.length, 'data.encoder_length': data.encoder_length}
     for name, length in lengths.items():
         _require(
             length is None or 3 <= length <= model.max_len,
             f'{name}={length} must be from 3 to model.max_len={model.max_len}',
         )
-    _require(
-        model.family != 'encoder_decoder' or decode.max_len <= model.max_len,
-        f'decode.max_len={decode.max_len} is longer than model.max_len={model.max_len}',
-    )
     _require(
         (data.tokenizer_path is not None) == ('huggingface' in (data.tokenizer, data.source_tokenizer)),
         f'data.tokenizer_path={data.tokenizer_path} is the file of a huggingface tokenizer, but '
@@ -220,6 +236,9 @@ def _check_run(config: Config) -> None:
         f'data.mean_span_length={data.mean_span_length} must be at least 1',
     )
     _require(len(data.tfds_splits) == 3, f'data.tfds_splits={data.tfds_splits} must name three: train, valid, test')
+
+
+def _check_optimizer(optimizer: Optimizer, model: Model) -> None:
     _require(
         optimizer.name != 'adam' or optimizer.weight_decay == 0,
         f'optimizer.name=adam has no weight decay, but optimizer.weight_decay={optimizer.weight_decay}; valid: adamw',
@@ -238,17 +257,6 @@ def _check_run(config: Config) -> None:
         model.parametrization != 'mup' or optimizer.name in MUP_OPTIMIZERS,
         f'model.parametrization=mup has no rates for optimizer.name={optimizer.name}; '
         f'valid: {", ".join(MUP_OPTIMIZERS)}',
-    )
-    _require(
-        train.objective == 'seq2seq' or not (config.evaluate.metrics or config.evaluate.examples_while_training),
-        'evaluate.metrics and evaluate.examples_while_training are of generated text: only for train.objective=seq2seq',
-    )
-    _require(decode.top_p is None or decode.top_p <= 1, f'decode.top_p={decode.top_p} must be at most 1')
-    axes = dataclasses.asdict(config.mesh)
-    axes.pop('rules')
-    _require(
-        sum(size == -1 for size in axes.values()) <= 1 and all(size == -1 or size > 0 for size in axes.values()),
-        f'mesh: sizes must be positive, and one at most -1 (all devices left): {axes}',
     )
 
 
