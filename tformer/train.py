@@ -87,7 +87,7 @@ def _train(
     state, shardings = start_state(model, objective, optimizer, hyper, example, mesh, rules)
     step = make_train_step(model, objective, optimizer, config)
     step = jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
-    score = evaluate.make_scorer(model, objective, mesh)
+    score, data = evaluate.make_scorer(model, objective, mesh), amounts(batches, tokens)
     saved, best = checkpoint.Checkpoints(home, config.train.keep_last), Best()
     if saved.latest is not None:
         state, run = saved.restore(state)
@@ -134,7 +134,7 @@ def _train(
             best = best.and_then(merit)
 
         if number % (config.train.checkpoint_every or length) == 0 or merit is not None:
-            saved.save(state, {'best': dataclasses.asdict(best), 'data': amounts(batches, tokens)}, merit)
+            saved.save(state, {'best': dataclasses.asdict(best), 'data': data}, merit)
 
     # ------------------------------------------------------------------------------------------------ end
     end, best_step = int(state.step), saved.best or int(state.step)

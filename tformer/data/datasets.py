@@ -1,15 +1,14 @@
 """Records from TFDS sets that are prepared as ArrayRecord files: random access, without TensorFlow."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 from tformer.config.run import Data
 from tformer.data.formats import keys_of
-from tformer.data.records import Read, Record, fingerprint
+from tformer.data.records import SPLITS, Read, Record, View, fingerprint
 from tformer.errors import NoSplitError, UserError, nearest
 
-_SPLITS = ('train', 'valid', 'test')  # what each of data.tfds_splits is for us
 _AHEAD = 1024  # records read together: ten times as fast as one by one
 _PREPARE = 'prepare it with `tformer prepare`'
 
@@ -30,7 +29,7 @@ def load(config: Data, objective: str, split: str) -> tuple[str, Read]:
     if objective == 'seq2seq' and 'references' in info.features:
         keys['references'] = 'references'
     features = {field: _feature(info.features, key, config.tfds_name) for field, key in keys.items()}
-    name = dict(zip(_SPLITS, config.tfds_splits, strict=True))[split]
+    name = dict(zip(SPLITS, config.tfds_splits, strict=True))[split]
     try:
         files = info.splits[name].file_instructions
     except (KeyError, ValueError):
@@ -80,7 +79,7 @@ def _feature(features: Any, key: str, name: str) -> Any:
     return features
 
 
-class Records(Sequence[Record]):
+class Records(View):
     """A view of a data source: bytes become str, and class ids their names."""
 
     def __init__(self, rows: Any, keys: dict[str, str], features: dict[str, Any]) -> None:
@@ -88,19 +87,6 @@ class Records(Sequence[Record]):
 
     def __len__(self) -> int:
         return len(self._rows)
-
-    @overload
-    def __getitem__(self, index: int) -> Record: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Record]: ...
-
-    def __getitem__(self, index: int | slice) -> Record | list[Record]:
-        if isinstance(index, slice):
-            return self._records(range(*index.indices(len(self))))
-        if not -len(self) <= index < len(self):
-            raise IndexError(f'record {index} of {len(self)}')
-        return self._records(range(index % len(self), index % len(self) + 1))[0]
 
     def __iter__(self) -> Iterator[Record]:
         for start in range(0, len(self), _AHEAD):

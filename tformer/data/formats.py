@@ -25,7 +25,7 @@ def ending(path: Path) -> str:
 
 
 def _txt(text: Text, config: Data, objective: str) -> Iterator[Record]:
-    """One document (causal_lm), or the paragraphs between blank lines (masked_lm)."""
+    """One document (causal_lm), or the paragraphs between blank lines (other objectives on text)."""
     if FIELDS[objective] != ('text',):
         wanted = ' and '.join(FIELDS[objective])
         raise UserError(f'{text.path} has only text and {objective} needs {wanted}: use a .tsv or .jsonl file')

@@ -2,18 +2,18 @@
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
 from tformer.config.convert import parts
 from tformer.config.run import Config
 from tformer.data import sources
-from tformer.data.records import Record, Split
+from tformer.data.records import Record, Split, View
 from tformer.errors import NoSplitError, UserError
 
 
-class Joined(Sequence[Record]):
+class Joined(View):
     """The records of several splits, one after the other."""
 
     def __init__(self, splits: Sequence[Split]) -> None:
@@ -22,22 +22,15 @@ class Joined(Sequence[Record]):
     def __len__(self) -> int:
         return sum(map(len, self.splits))
 
-    @overload
-    def __getitem__(self, index: int) -> Record: ...
+    def _records(self, indices: range) -> list[Record]:
+        return list(map(self._record, indices))
 
-    @overload
-    def __getitem__(self, index: slice) -> list[Record]: ...
-
-    def __getitem__(self, index: int | slice) -> Record | list[Record]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        if index < 0:
-            index += len(self)
+    def _record(self, index: int) -> Record:
         for split in self.splits:
             if index < len(split):
                 return split[index]
             index -= len(split)
-        raise IndexError(f'record {index} beyond the end')
+        raise IndexError(f'{index} records beyond the end')
 
     def __iter__(self) -> Iterator[Record]:
         return itertools.chain.from_iterable(self.splits)

@@ -1,5 +1,6 @@
 """What a source gives for each objective, and how a key decides about its split."""
 
+import abc
 import functools
 import hashlib
 import json
@@ -8,6 +9,8 @@ from typing import Any, overload
 
 # The fields of an objective, as str; seq2seq may add `references`: list[str], all acceptable targets.
 Record = dict[str, Any]
+
+SPLITS = ('train', 'valid', 'test')
 
 Read = Callable[[], tuple[Sequence[Record], int]]  # gives (the records, how many bad ones were skipped)
 
@@ -20,6 +23,27 @@ FIELDS: dict[str, tuple[str, ...]] = {
     'span_corruption': ('text',),
     'denoising': ('text',),
 }
+
+
+class View(Sequence[Record]):
+    """Records that are made when they are asked for, several at once."""
+
+    @abc.abstractmethod
+    def _records(self, indices: range) -> list[Record]:
+        """The records at `indices`, which are not negative."""
+
+    @overload
+    def __getitem__(self, index: int) -> Record: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Record]: ...
+
+    def __getitem__(self, index: int | slice) -> Record | list[Record]:
+        if isinstance(index, slice):
+            return self._records(range(*index.indices(len(self))))
+        if not -len(self) <= index < len(self):
+            raise IndexError(f'record {index} of {len(self)}')
+        return self._records(range(index % len(self), index % len(self) + 1))[0]
 
 
 class Split(Sequence[Record]):

@@ -11,10 +11,8 @@ from pathlib import Path
 from tformer.config.run import Data
 from tformer.data import datasets, files
 from tformer.data.lines import find
-from tformer.data.records import FIELDS, Read, Record, Split, fingerprint, place_of, split_of
+from tformer.data.records import FIELDS, SPLITS, Read, Record, Split, fingerprint, place_of, split_of
 from tformer.errors import NoSplitError, UserError, choose
-
-SPLITS = ('train', 'valid', 'test')
 
 
 def load(config: Data, objective: str, split: str) -> Split:
