@@ -1,9 +1,9 @@
 r"""An experiment, fixed before it was run: does pre-training on unlabelled text help when labels are few?
 
-Task: sections of Debian packages (34 classes). Labels: 50, 200 and 1000 texts, drawn by the seed. Arms: from scratch, and
-from a masked language model of all 31,296 training texts, read without their labels; both with its tokenizer, the same
-steps and the same drawn labels. Metric: accuracy on the test split after the last step. Seeds: 0, 1, 2; the difference
-is taken seed by seed, with its 95 % interval (Student's t, two degrees of freedom).
+Task: sections of Debian packages (34 classes). Labels: 50, 200 and 1000 texts, drawn by the seed. Arms: from scratch,
+and from a masked language model of all 31,296 training texts, read without their labels; both with its tokenizer, the
+same steps and the same drawn labels. Metric: accuracy on the test split after the last step. Seeds: 0, 1, 2; the
+difference is taken seed by seed, with its 95 % interval (Student's t, two degrees of freedom).
 
     tformer train --config=configs/few_labels.py:pretrain --config.data.path=DIR --workdir=runs/few/pretrain
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from tformer.config import Config, Data, Train
+from tformer.config import Config, Data, Model, Train
 from tformer.data import cache, examples, pipeline, tokenizers
 from tformer.data.records import Split
 from tformer.errors import UserError
@@ -26,7 +26,7 @@ RECORDS = [{'source': f'a b {i}', 'target': f'{i} b a' * (i % 4)} for i in range
 
 def config(place: pathlib.Path, **data: object) -> Config:
     made = Data(**{'tokenizer': 'byte', 'length': 32, 'batching': 'pack', 'cache_dir': str(place), **data})
-    return Config(data=made, train=Train(objective='seq2seq', batch_size=4))
+    return Config(model=Model(family='encoder_decoder'), data=made, train=Train(objective='seq2seq', batch_size=4))
 
 
 def batches(cfg: Config, records: object) -> pipeline.Batches:
@@ -85,9 +85,9 @@ def test_a_damaged_entry_is_made_again(tmp_path: pathlib.Path, damage: str) -> N
     if damage == 'manifest':
         (entry / 'manifest.json').write_text('{')
     elif damage == 'cut':
-        os.truncate(entry / 'target.ids', 10)
+        os.truncate(entry / 'tokens.ids', 10)
     else:
-        (entry / 'target.ids').unlink()
+        (entry / 'tokens.ids').unlink()
     np.testing.assert_array_equal(batches(cfg, split).batch(0)['inputs'], expected['inputs'])
 
 

@@ -185,6 +185,7 @@ def test_rates_over_many_tokens() -> None:
 def make(objective: str, batching: str, *, training: bool = True, seed: int = 0, **data: object) -> pipeline.Batches:
     fields = {'length': LENGTH, 'encoder_length': ENCODER_LENGTH, 'sentinels': SENTINELS, 'num_buckets': 3, **data}
     made = Config(
+        model=toy_data.reader_of(objective),
         data=Data(tokenizer='byte', batching=batching, **fields),
         train=Train(objective=objective, batch_size=4, seed=seed),
     )
@@ -298,13 +299,14 @@ def test_pieces_are_as_long_as_both_rows_allow(length: int, encoder_length: int,
     limits, lengths = np.array([length, encoder_length]), batches.parts[0].examples.lengths
     assert (lengths <= limits).all() and batches.batch(0)['inputs'].shape == (4, length)
     sizes = batches.parts[0].examples.stop - batches.parts[0].examples.start
-    longer = batches._form.lengths(np.array([sizes.max() + 1]), batches.config.data)
+    longer = batches._form.lengths(np.array([sizes.max() + 1]), batches.parts[0].examples.frame, batches.config.data)
     assert (np.concatenate(longer) > limits).any() or sizes.max() == max(len(r['text']) for r in batches.records)
 
 
 def test_sentinels_come_after_the_vocabulary_and_are_kept(tmp_path: pathlib.Path) -> None:
     for kind in ('byte', 'char', 'symbol'):
-        made = Config(data=Data(tokenizer=kind, sentinels=3), train=Train(objective='span_corruption'))
+        data, train = Data(tokenizer=kind, sentinels=3), Train(objective='span_corruption')
+        made = Config(toy_data.reader_of('span_corruption'), data, train=train)
         both = tokenizers.train_tokenizers(made, [{'text': 'to be'}])
         both.save(tmp_path / kind)
         plain = tokenizers.TOKENIZERS[kind].train(['to be'])
@@ -328,7 +330,7 @@ def test_mistakes() -> None:
     make('span_corruption', 'pack', sentinels=2)
     steps = {'train.num_steps': 1}
     for changes, line in (
-        ({'train.objective': 'denoising'}, 'needs model.family=encoder_decoder, not decoder'),
+        ({'train.objective': 'masked_lm'}, 'needs model.family=encoder, not decoder'),
         ({'data.noise': 'infil'}, "did you mean 'infill'"),
         ({'data.mean_span_length': 0.5}, 'data.mean_span_length=0.5 must be at least 1'),
         ({'data.infill_rate': 1.0}, r'data.infill_rate=1.0 must be in \[0, 1\)'),

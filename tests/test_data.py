@@ -9,10 +9,12 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+import toy_data
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from tformer.config import Model
 from tformer.config.run import Config, Data, Train
 from tformer.data import corrupt, order, packing, pipeline, sources, tokenizers
 from tformer.data.records import Split
@@ -43,7 +45,8 @@ def some_records(objective: str, count: int = 53) -> tuple[sources.Record, ...]:
 
 def make(objective: str, batching: str, *, training: bool = True, seed: int = 0, **data: object) -> pipeline.Batches:
     settings_ = Data(**{'tokenizer': 'byte', 'batching': batching, 'length': LENGTH, 'num_buckets': 3, **data})
-    config = Config(data=settings_, train=Train(objective=objective, batch_size=4, seed=seed))
+    train = Train(objective=objective, batch_size=4, seed=seed)
+    config = Config(model=toy_data.reader_of(objective), data=settings_, train=train)
     records = some_records(objective)
     tokens = tokenizers.train_tokenizers(config, records)
     return pipeline.Batches(config, tokens, 'train', training=training, records=records)
@@ -69,7 +72,7 @@ def test_contract(objective: str, batching: str) -> None:
     sides = ('', 'encoder_') if objective == 'seq2seq' else ('',)
     names = {f'{side}{name}' for side in sides for name in ('inputs', 'positions')}
     names |= {f'{side}segment_ids' for side in sides if batching == 'pack'}
-    names |= {'labels', 'label_weights'} if objective == 'classification' else {'targets', 'weights'}
+    names |= {'labels', 'label_weights', 'token_types'} if objective == 'classification' else {'targets', 'weights'}
     shapes = set()
     for step in range(int(2 * batches.steps_per_epoch)):
         batch = batches.batch(step)
@@ -238,11 +241,12 @@ def test_overlong(objective: str) -> None:
 
 def test_more_labels_than_sixteen_bits_hold(tmp_path) -> None:
     records = [{'label': f'{i:05d}', 'text': 'a'} for i in range(70_000)]
-    config = Config(data=Data(tokenizer='byte', cache_dir=str(tmp_path)), train=Train(objective='classification'))
+    model, data = Model(family='encoder'), Data(tokenizer='byte', cache_dir=str(tmp_path))
+    config = Config(model=model, data=data, train=Train(objective='classification'))
     tokens = tokenizers.train_tokenizers(config, records)
     split = Split('many', lambda: (records, 0))
     batches = pipeline.Batches(config, tokens, 'train', training=False, records=split)
-    assert batches.parts[0].examples.labels.tolist() == list(range(70_000))
+    assert batches.parts[0].examples.columns['label'].flat.tolist() == list(range(70_000))
 
 
 def test_mistakes_of_batches() -> None:
@@ -250,9 +254,9 @@ def test_mistakes_of_batches() -> None:
         make('classification', 'pack')
     with pytest.raises(UserError, match="did you mean 'bucket'"):
         make('causal_lm', 'buckets')
-    config = Config(data=Data(tokenizer='byte'), train=Train(objective='classification'))
+    config = Config(Model(family='encoder'), Data(tokenizer='byte'), train=Train(objective='classification'))
     tokens = tokenizers.train_tokenizers(config, some_records('classification'))
-    with pytest.raises(UserError, match=r"label 'yess' of the valid split .*did you mean 'yes'"):
+    with pytest.raises(UserError, match=r"record 1 of the valid split: label 'yess' .*did you mean 'yes'"):
         records = [{'label': 'yess', 'text': 'a'}]
         pipeline.Batches(config, tokens, 'valid', training=False, records=records)
 
@@ -414,6 +418,7 @@ def test_imports_and_exit_are_clean() -> None:
     """Neither TensorFlow nor torch is loaded, and a process that leaves an iterator open ends without a word."""
     script = """
 import sys
+from tformer.config import Model
 from tformer.config.run import Config, Data, Train
 from tformer.data import pipeline, tokenizers
 own = [name for name, module in sys.modules.items() if name.startswith('tformer.data') and hasattr(module, 'jax')]

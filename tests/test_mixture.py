@@ -37,7 +37,11 @@ def run(place: pathlib.Path, weights: tuple[int, ...] | None = WEIGHTS, **data: 
     shares = [''] * 3 if weights is None else [f' weight={weight}' for weight in weights]
     parts = tuple(f"path='{place}/part {number}'{share}" for number, share in enumerate(shares))
     settings = {'mixture': parts, 'tokenizer': 'symbol', 'length': 16, 'batching': 'pack', **data}
-    return Config(data=Data(**settings), train=Train(objective='seq2seq', batch_size=8, seed=3))
+    return Config(
+        model=Model(family='encoder_decoder'),
+        data=Data(**settings),
+        train=Train(objective='seq2seq', batch_size=8, seed=3),
+    )
 
 
 def made(cfg: Config, split: str = 'train', *, training: bool = True) -> pipeline.Batches:

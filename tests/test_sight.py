@@ -32,7 +32,8 @@ def made(path: pathlib.Path, objective: str = 'seq2seq', batch_size: int = 1, **
     fields = {'tokenizer': 'byte', 'path': (str(path),), 'length': 40, 'num_buckets': 3, **data}
     if 'mixture' in fields:
         fields['path'] = ()
-    return Config(data=Data(**fields), train=Train(objective=objective, batch_size=batch_size))
+    train = Train(objective=objective, batch_size=batch_size)
+    return Config(model=toy_data.reader_of(objective), data=Data(**fields), train=train)
 
 
 def opened(config: Config, split: str = 'train') -> tuple[mixture.Joined, tokenizers.Tokenizers, Batches]:

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tformer.config import Model
 from tformer.config.run import Config, Data, Train
 from tformer.data import lines, mixture, pipeline, prepare, sources, tokenizers
 from tformer.errors import UserError
@@ -769,7 +770,8 @@ def test_a_prepared_set_gives_the_same_batches_as_its_files(tmp_path, batching: 
     prepare.write(named, 'seq2seq')
     made = []
     for data in (files, dataclasses.replace(named, source='tfds', path=())):
-        config = Config(data=data, train=Train(objective='seq2seq', batch_size=4))
+        train = Train(objective='seq2seq', batch_size=4)
+        config = Config(model=Model(family='encoder_decoder'), data=data, train=train)
         tokens = tokenizers.train_tokenizers(config, mixture.load(config, 'train'))
         made.append(pipeline.Batches(config, tokens, 'train', training=True))
     for step in (0, 1, 20):

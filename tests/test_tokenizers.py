@@ -5,6 +5,7 @@ import hashlib
 
 import numpy as np
 import pytest
+import toy_data
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -196,7 +197,7 @@ RECORDS = {
 @pytest.mark.parametrize('tokenizer', ['char', 'byte', 'symbol', 'sentencepiece'])
 def test_save_and_load(tmp_path, objective: str, tokenizer: str, source_tokenizer: str | None) -> None:
     data = Data(tokenizer=tokenizer, source_tokenizer=source_tokenizer, tokenizer_vocab_size=290)
-    config = Config(data=data, train=Train(objective=objective))
+    config = Config(model=toy_data.reader_of(objective), data=data, train=Train(objective=objective))
     made = tokenizers.train_tokenizers(config, RECORDS[objective])
     made.save(tmp_path)
     loaded = tokenizers.Tokenizers.load(tmp_path)

@@ -9,14 +9,19 @@ from tformer.config.model import Model, resolve_model
 from tformer.config.run import Config, Data, Optimizer
 from tformer.errors import UserError
 
+_EVERY = ('encoder', 'decoder', 'encoder_decoder')
+_WRITES = ('encoder_decoder', 'decoder')
 FAMILY_OF = {
     'causal_lm': ('decoder',),
     'masked_lm': ('encoder',),
-    'classification': ('encoder',),
-    'seq2seq': ('encoder_decoder',),
-    'prefix_lm': ('decoder',),
-    'span_corruption': ('encoder_decoder',),
-    'denoising': ('encoder_decoder',),
+    'classification': _EVERY,
+    'regression': _EVERY,
+    'token_classification': _EVERY,
+    'question_answering': _EVERY,
+    'seq2seq': _WRITES,
+    'prefix_lm': ('decoder', 'encoder_decoder'),
+    'span_corruption': _WRITES,
+    'denoising': _WRITES,
 }
 
 MUP_OPTIMIZERS = ('adam', 'adamw', 'lion', 'adafactor', 'schedule_free')  # optimizers.rate_factors scales their rates
@@ -34,6 +39,7 @@ POSITIVE = (
     'train.num_steps train.num_epochs train.batch_size train.microbatches train.log_every train.eval_every '
     'train.eval_batches train.checkpoint_every train.keep_last train.patience decode.max_len decode.beam_size '
     'data.mask_rate data.delete_rate data.infill_rate data.weight data.mixture_temperature data.row_multiple '
+    'data.question_length data.stride '
     'decode.temperature decode.top_k decode.top_p decode.batch_size evaluate.max_examples'
 ).split()
 NOT_NEGATIVE = (

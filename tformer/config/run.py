@@ -42,6 +42,9 @@ class Data:
     noise: tuple[str, ...] = ('permute', 'infill')  # denoising: what is done to a text, in order (Lewis et al. 2020)
     infill_rate: float = 0.3  # denoising with infill: share of the tokens that spans hide
     delete_rate: float = 0.15  # denoising with delete: share of the tokens that are left out
+    bidirectional_prefix: bool = True  # decoder: what is given to write from is seen whole (Raffel et al. 2020, 3.2.1)
+    question_length: int = 64  # question_answering: longest question, in tokens
+    stride: int = 128  # question_answering: tokens between the windows of a long context (Devlin et al. 2019)
     row_multiple: int | None = None  # that batch_tokens rounds to; None: microbatches times devices that share rows
     prefetch: int = 8  # batches made ahead of the device
     num_threads: int = 1  # that make batches, in each process

@@ -8,7 +8,7 @@ from tformer.config import convert
 from tformer.config.run import Config
 from tformer.data import layout, mixture
 from tformer.data.duplicates import Texts
-from tformer.data.examples import FORMS
+from tformer.data.examples import form_of
 from tformer.data.pipeline import Batches
 from tformer.data.rendering import harmless, share, table
 from tformer.data.tokenizers import Tokenizers
@@ -48,10 +48,11 @@ def vocabulary(
     target, source = tokenizers.target, tokenizers.source or tokenizers.target
     for split, batches in splits.items():
         found = [part.examples for part in batches.parts]
-        columns = [(FORMS[config.train.objective].field, [one.tokens for one in found], target)]
-        if found[0].sources is not None:
-            columns.insert(0, ('source', [one.sources for one in found if one.sources is not None], source))
-        for field, ids, tokenizer in columns:
+        for column, field in form_of(config).encoding.texts.items():
+            ids, tokenizer = [one.columns[column] for one in found], source if column == 'sources' else target
+            if not any(len(one.flat) for one in ids):
+                continue
+            own = field
             sizes = [text.num_bytes[field] for text in texts[split]]
             unknown = [int((one.flat == tokenizer.specials.unk).sum()) for one in ids]
             if split == 'train' and len(ids) > 1:
@@ -60,7 +61,7 @@ def vocabulary(
                     lines.append((f'- {field} of {_end(name)}', *_rates(*some)))
             some = sum(sizes), sum(len(one.flat) for one in ids), sum(map(len, ids)), sum(unknown)
             lines.append((f'{split} {field}', *_rates(*some)))
-    kinds = {'shared': target} if tokenizers.shared else {'source': tokenizers.source, field: target}
+    kinds = {'shared': target} if tokenizers.shared else {'source': tokenizers.source, own: target}
     sizes_ = (f'{tokenizer.vocab_size:,} ({name})' for name, tokenizer in kinds.items() if tokenizer)
     return [*table(lines), f'vocabulary: {", ".join(sizes_)}']
 
@@ -71,7 +72,7 @@ def _rates(num_bytes: int, tokens: int, records: int, unknown: int) -> tuple[str
 
 
 def labels(names: Sequence[str], splits: Mapping[str, Batches]) -> list[str]:
-    """How often each class comes, the most frequent ones first."""
+    """How often each class or tag comes, the most frequent ones first."""
     counts = {
         split: np.sum([np.bincount(_labels(part), minlength=len(names)) for part in batches.parts], axis=0)
         for split, batches in splits.items()
@@ -90,8 +91,8 @@ def labels(names: Sequence[str], splits: Mapping[str, Batches]) -> list[str]:
 
 
 def _labels(part: layout.Part) -> np.ndarray:
-    assert part.examples.labels is not None
-    return part.examples.labels
+    column = part.examples.columns['tags' if 'tags' in part.examples.columns else 'label']
+    return column.flat
 
 
 def _end(name: str, most: int = 30) -> str:

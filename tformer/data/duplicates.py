@@ -30,9 +30,9 @@ def read(records: Iterable[Record], fields: Sequence[str], say: Say) -> Texts:
     found = {(alike, key): array.array('Q') for alike in ALIKE for key in keys}
     for number, record in enumerate(records, start=1):
         for field in fields:
-            num_bytes[field] += len(record[field].encode('utf-8', 'surrogatepass'))
+            num_bytes[field] += len(text_of(record, field).encode('utf-8', 'surrogatepass'))
         for alike, normal in ALIKE.items():
-            texts = [normal(record[field]) for field in fields]
+            texts = [normal(text_of(record, field)) for field in fields]
             for field, text in zip(fields, texts, strict=True):
                 found[alike, field].append(_hash(text))
             if len(fields) > 1:
@@ -41,6 +41,12 @@ def read(records: Iterable[Record], fields: Sequence[str], say: Say) -> Texts:
             since = time.monotonic()
             say(f'read {number:,} records, looking for duplicates')
     return Texts(num_bytes, {key: np.array(values, np.uint64) for key, values in found.items()})
+
+
+def text_of(record: Record, field: str) -> str:
+    """The text of a field: words with a space between, nothing where the record lacks it."""
+    value = record.get(field, '')
+    return value if isinstance(value, str) else ' '.join(value)
 
 
 def joined(parts: Sequence[Texts]) -> Texts:

@@ -1,51 +1,46 @@
-"""A split as tokens, and the form that each objective gives its examples."""
+"""A split as examples: which of its tokens make one, and what a model reads and is to say of it, by its objective."""
 
 import dataclasses
-import hashlib
-import itertools
-import json
-import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from tformer.config.run import Config, Data
-from tformer.data import cache, corrupt, packing
+from tformer.data import corrupt, packing, tokenized
 from tformer.data.corrupt import Noise
+from tformer.data.frames import FRAMES, Decoder, Fields, Frame
 from tformer.data.ragged import Ragged
-from tformer.data.records import FIELDS, Record, Split
+from tformer.data.records import Record
 from tformer.data.tokenizers import Tokenizers
-from tformer.data.vocabulary import Specials
-from tformer.errors import UserError, choose, nearest
-
-Fields = dict[str, np.ndarray]
-Encode = Callable[[Sequence[str]], Sequence[Sequence[int]]]  # texts -> the ids of each
-
-_AT_ONCE = 2000  # records that are tokenised together
+from tformer.errors import UserError, choose
 
 
 @dataclasses.dataclass(frozen=True)
 class Examples:
-    """Example i is `start[i]:stop[i]` of record `record[i]`: of its tokens, or of its predictions t1..tn EOS."""
+    """Example i is `start[i]:stop[i]` of the tokens of record `record[i]`, or of what is predicted, t1..tn EOS."""
 
-    tokens: Ragged  # of each record: the text, or the target side
-    sources: Ragged | None  # of each record: the source side (seq2seq)
-    labels: np.ndarray | None  # int [records] (classification)
-    specials: Specials  # of `tokens`
-    source_specials: Specials  # of `sources`
+    columns: Mapping[str, Ragged]  # of each record, by the form's encoding
+    frame: Frame
     record: np.ndarray  # int [N]
     start: np.ndarray  # int [N]
     stop: np.ndarray  # int [N]
     lengths: np.ndarray  # int [N, stacks]: positions that the example takes in a row of each stack, at most
     num_dropped: int  # records left out because they are over the length
     num_truncated: int  # records of which only the beginning is seen
-    num_skipped: int  # records that the source left out as bad
+    num_skipped: int  # records left out as bad
     fingerprint: str  # of the records, as tokens
 
     def __len__(self) -> int:
         return len(self.record)
+
+    @property
+    def tokens(self) -> Ragged:
+        """Of each record: the text, or the target side."""
+        return self.columns['tokens']
+
+    def of(self, column: str, index: int) -> np.ndarray:
+        """What a column holds for the record of an example."""
+        return self.columns[column][self.record[index]]
 
 
 def make(config: Config, tokenizers: Tokenizers, records: Sequence[Record], split: str, training: bool) -> Examples:
@@ -55,162 +50,189 @@ def make(config: Config, tokenizers: Tokenizers, records: Sequence[Record], spli
     others `data.overlong` decides about overlong training examples, and evaluation truncates them.
 
     Raises:
-      UserError: a label that training lacks, too few sentinels, or no example within the length.
+      UserError: a record that cannot be used, too few sentinels, or no example within the length.
     """
-    form = choose(FORMS, config.train.objective, 'train.objective')
-    columns, skipped, fingerprint = tokenize(config, tokenizers, form, records, split)
-    tokens, sources = columns[form.field], columns.get('source')
-    sizes, room = tokens.lengths + form.ends, _room(form, config.data)
-    if room < 1:
-        raise UserError(f'data.length={config.data.length} has no room for text beside {form.extra} special tokens')
-    if form.in_pieces:
-        record, start, stop = packing.chunk(sizes, room)
-        overlong = np.zeros(len(sizes), bool)
-    else:
-        record, start, stop = np.arange(len(sizes)), np.zeros(len(sizes), np.int64), np.minimum(sizes, room)
-        overlong = sizes > room
+    data, form = config.data, form_of(config)
+    found = tokenized.columns(config, tokenizers, form.encoding, records, split)
+    frame = frame_of(config, tokenizers)
+    cuts = form.cut(found.by_name, form, frame, data)
     if form.spans is not None:
-        corrupt.check_sentinels(int(form.spans(np.array(room), config.data)), tokenizers.target.sentinels)
-    lengths = [stop - start + form.extra] if form.lengths is None else form.lengths(stop - start, config.data)
-    if sources is not None:
-        limit = config.data.encoder_length or config.data.length
-        overlong |= sources.lengths >= limit
-        lengths.append(np.minimum(sources.lengths + 1, limit))
-    drop = training and choose(OVERLONG, config.data.overlong, 'data.overlong')
-    keep = ~overlong[record] if drop else np.ones(len(record), bool)
+        most = form.spans((cuts.stop - cuts.start).max(initial=0, keepdims=True), data)
+        corrupt.check_sentinels(int(most.max()), tokenizers.target.sentinels)
+    drop = training and choose(OVERLONG, data.overlong, 'data.overlong')
+    left_out = cuts.overlong.copy() if drop else np.zeros(len(cuts.overlong), bool)
+    dropped = int(left_out.sum())
+    left_out[found.bad] = True
+    keep = ~left_out[cuts.record]
     if not keep.any():
-        raise UserError(f'the {split} split has no example within data.length={config.data.length} tokens')
+        raise UserError(f'the {split} split has no example within data.length={data.length} tokens')
     return Examples(
-        tokens,
-        sources,
-        columns['label'].flat if form.labelled else None,
-        tokenizers.target.specials,
-        (tokenizers.source or tokenizers.target).specials,
-        record[keep], start[keep], stop[keep], np.stack(lengths, axis=1)[keep],
-        num_dropped=int(overlong.sum()) if drop else 0,
-        num_truncated=0 if drop else int(overlong.sum()),
-        num_skipped=skipped,
-        fingerprint=fingerprint,
+        found.by_name,
+        frame,
+        cuts.record[keep], cuts.start[keep], cuts.stop[keep], np.stack(cuts.lengths, axis=1)[keep],
+        num_dropped=dropped,
+        num_truncated=0 if drop else int(cuts.overlong.sum()),
+        num_skipped=found.skipped + len(found.bad),
+        fingerprint=found.fingerprint,
     )  # fmt: skip
 
 
-def _room(form: 'Form', data: Data) -> int:
+def form_of(config: Config) -> 'Form':
+    """The form of a run's examples."""
+    if config.model.family == 'encoder_decoder' and config.train.objective in TWO_STACK_FORMS:
+        return TWO_STACK_FORMS[config.train.objective]
+    return choose(FORMS, config.train.objective, 'train.objective')
+
+
+def frame_of(config: Config, tokenizers: Tokenizers) -> Frame:
+    """The frame of a run's examples."""
+    made = FRAMES[config.model.family]
+    marks = tokenizers.target.specials, (tokenizers.source or tokenizers.target).specials
+    return Decoder(*marks, config.data.bidirectional_prefix) if made is Decoder else made(*marks)
+
+
+# -------------------------------------------------------------------------------------------------------------- cuts
+
+Columns = Mapping[str, Ragged]
+
+
+@dataclasses.dataclass(frozen=True)
+class Cuts:
+    """Where examples are: those of `Examples`, and bool [records], what is longer than they show."""
+
+    record: np.ndarray
+    start: np.ndarray
+    stop: np.ndarray
+    lengths: list[np.ndarray]
+    overlong: np.ndarray
+
+
+def in_pieces(columns: Columns, form: 'Form', frame: Frame, data: Data) -> Cuts:
+    """All of a text, in pieces."""
+    sizes = columns['tokens'].lengths + form.ends
+    record, start, stop = packing.chunk(sizes, _room(form, frame, data))
+    return Cuts(record, start, stop, form.lengths(stop - start, frame, data), np.zeros(len(sizes), bool))
+
+
+def beginning(columns: Columns, form: 'Form', frame: Frame, data: Data) -> Cuts:
+    """As much of one text, or of two, as there is room for: of the longer one first."""
+    sizes = columns['tokens'].lengths
+    if 'others' in columns:
+        sizes = sizes + columns['others'].lengths + (columns['others'].lengths > 0)
+    stop = np.minimum(sizes, _room(form, frame, data))
+    whole = np.arange(len(sizes)), np.zeros(len(sizes), np.int64)
+    return Cuts(*whole, stop, form.lengths(stop, frame, data), sizes > stop)
+
+
+def both_sides(columns: Columns, form: 'Form', frame: Frame, data: Data) -> Cuts:
+    """A target, its end included, and its source, which goes before: of it data.encoder_length - 1 tokens at most, and
+    in one row with the target as many as leave that half of the row."""
+    sources, targets = columns['sources'].lengths, columns['tokens'].lengths + 1
+    most = data.encoder_length or data.length
+    given = np.minimum(sources, most - 1)
+    own = data.length
+    if len(frame.to_write(given, targets)) == 1:
+        given = np.minimum(given, np.maximum(own - 1 - targets, own // 2 - 1))
+        own = own - 1 - given
+    stop = np.minimum(targets, own)
+    whole = np.arange(len(targets)), np.zeros(len(targets), np.int64)
+    return Cuts(*whole, stop, frame.to_write(given, stop - 1), (sources > given) | (targets > stop))
+
+
+def windows(columns: Columns, form: 'Form', frame: Frame, data: Data) -> Cuts:
+    """All of a context, in windows that begin data.stride tokens apart, each after the question, which is cut to
+    data.question_length (Devlin et al. 2019, 4.2, as its code does)."""
+    question = np.minimum(columns['others'].lengths, data.question_length)
+    sizes = columns['tokens'].lengths
+    room = _room(form, frame, data) - question - 1
+    if room.min(initial=1) < 1:
+        raise UserError(f'data.length={data.length} has no room for text beside a question of {question.max()} tokens')
+    count = 1 + np.maximum(-(-(sizes - room) // data.stride), 0)
+    record = np.repeat(np.arange(len(sizes)), count)
+    number = np.arange(len(record)) - np.repeat(np.cumsum(count) - count, count)
+    start = number * data.stride
+    stop = np.minimum(start + room[record], sizes[record])
+    lengths = form.lengths(question[record] + 1 + stop - start, frame, data)
+    return Cuts(record, start, stop, lengths, np.zeros(len(sizes), bool))
+
+
+def _room(form: 'Form', frame: Frame, data: Data) -> int:
     """The most tokens of an example, its end among them where it is predicted, that fit in a row of every stack."""
-    if form.lengths is None:
-        return data.length - form.extra
     limits = data.length, data.encoder_length or data.length
-    sizes = np.arange(1, sum(limits) + 1)  # what one stack lacks of a text, the other has
-    fits = [own <= limit for own, limit in zip(form.lengths(sizes, data), limits, strict=True)]
-    return int(np.logical_and.reduce(fits).sum())
+    sizes = np.arange(sum(limits) + 1)  # what one stack lacks of a text, the other has
+    lengths = form.lengths(sizes, frame, data)
+    fits = [own <= limit for own, limit in zip(lengths, limits, strict=False)]
+    room = int(np.logical_and.reduce(fits).sum()) - 1
+    if room < 1:
+        raise UserError(f'data.length={data.length} has no room for text beside {lengths[0][0]} special tokens')
+    return room
 
 
-def tokenize(
-    config: Config, tokenizers: Tokenizers, form: 'Form', records: Sequence[Record], split: str
-) -> tuple[dict[str, Ragged], int, str]:
-    """The fields of all records as ids, without special tokens, how many bad records the source skipped, a fingerprint.
-
-    The ids of a `Split` are kept in the cache, by the contents of the split and the tokenizers.
-    """
-    encoders: dict[str, Encode] = {form.field: tokenizers.target.encode_batch}
-    depends_on: dict[str, Any] = {form.field: tokenizers.target.fingerprint}
-    if 'source' in FIELDS[config.train.objective]:
-        assert tokenizers.source is not None, f'{config.train.objective} needs a source tokenizer'
-        encoders['source'], depends_on['source'] = tokenizers.source.encode_batch, tokenizers.source.fingerprint
-    if form.labelled:
-        encoders['label'], depends_on['label'] = _label_encoder(tokenizers.labels, split), list(tokenizers.labels)
-    if not isinstance(records, Split):
-        rows: dict[str, list[Sequence[int]]] = {field: [] for field in encoders}
-        for field, ids in _encoded(records, encoders):
-            rows[field] += list(ids)
-        columns = {field: Ragged.of(ids) for field, ids in rows.items()}
-        return columns, 0, _digest(*(values for column in columns.values() for values in (column.flat, column.offsets)))
-    sizes = [len(tokenizers.labels), *(side.vocab_size for side in (tokenizers.target, tokenizers.source) if side)]
-    dtype = np.uint16 if max(sizes) <= 2**16 else np.int32
-
-    def write(writer: cache.Writer) -> None:
-        ends = dict.fromkeys(encoders, 0)
-        for field in encoders:
-            writer.append(f'{field}.ids', np.zeros(0, dtype))
-            writer.append(f'{field}.offsets', np.zeros(1, np.int64))
-        for field, ids in _encoded(records, encoders):
-            offsets = ends[field] + np.cumsum([len(row) for row in ids])
-            ends[field] = int(offsets[-1])
-            writer.append(f'{field}.ids', np.concatenate([np.asarray(row, dtype) for row in ids]))
-            writer.append(f'{field}.offsets', offsets)
-        writer.facts['skipped'] = records.skipped
-
-    depends_on |= {'split': records.fingerprint}
-    found, facts = cache.arrays(cache.directory(config.data), depends_on, write)
-    columns = {field: Ragged(found[f'{field}.ids'], found[f'{field}.offsets']) for field in encoders}
-    return columns, facts['skipped'], _digest(json.dumps(depends_on, sort_keys=True).encode())
-
-
-def _digest(*parts: Any) -> str:
-    digest = hashlib.blake2b(digest_size=8)
-    for part in parts:
-        digest.update(part)
-    return digest.hexdigest()
-
-
-def _encoded(
-    records: Sequence[Record], encoders: Mapping[str, Encode]
-) -> Iterator[tuple[str, Sequence[Sequence[int]]]]:
-    """(field, ids of some records), all fields of them before the next ones; says how far it is if it takes long."""
-    since, done, in_order = time.monotonic(), 0, iter(records)
-    while some := list(itertools.islice(in_order, _AT_ONCE)):
-        done += len(some)
-        for field, encode in encoders.items():
-            yield field, encode([record[field] for record in some])
-        if time.monotonic() > since + 10:
-            since = time.monotonic()
-            print(f'tokenised {done:,} of {len(records):,} records', file=sys.stderr, flush=True)
-
-
-def _label_encoder(names: tuple[str, ...], split: str) -> Encode:
-    ids = {name: index for index, name in enumerate(names)}
-
-    def encode(labels: Sequence[str]) -> list[list[int]]:
-        for label in labels:
-            if label not in ids:
-                raise UserError(f'label {label!r} of the {split} split has no training example{nearest(label, names)}')
-        return [[ids[label]] for label in labels]
-
-    return encode
-
-
-# ------------------------------------------------------------------------------------------------------------- forms
+# ------------------------------------------------------------------------------------------------------------- fields
 
 
 def next_token(examples: Examples, index: int, noise: Noise) -> Fields:
     """BOS t1..tn -> t1..tn EOS, or a piece of it: a later piece starts with the last target of the one before."""
-    tokens, start, stop = examples.tokens[examples.record[index]], examples.start[index], examples.stop[index]
+    tokens, start, stop = examples.of('tokens', index), examples.start[index], examples.stop[index]
     piece = tokens[max(start - 1, 0) : stop]
     whole = np.empty(stop - start + 1, np.int32)
     whole[int(start == 0) :][: len(piece)] = piece
     if start == 0:
-        whole[0] = examples.specials.bos
+        whole[0] = examples.frame.specials.bos
     if stop > len(tokens):
-        whole[-1] = examples.specials.eos
+        whole[-1] = examples.frame.specials.eos
     return {'inputs': whole[:-1], 'targets': whole[1:], 'weights': np.ones(stop - start, np.float32)}
 
 
 def translate(examples: Examples, index: int, noise: Noise) -> Fields:
-    """source EOS; BOS y -> y EOS. A truncated target has no EOS: nothing teaches to stop where it was cut."""
-    assert examples.sources is not None
-    source = examples.sources[examples.record[index]][: examples.lengths[index, 1] - 1]
-    return {'encoder_inputs': _ended(source, examples.source_specials.eos), **next_token(examples, index, noise)}
+    """The target, given the source. A truncated target has no end: nothing teaches to stop where it was cut."""
+    tokens, stop = examples.of('tokens', index), int(examples.stop[index])
+    wanted, lengths = tokens[:stop], examples.lengths[index]
+    given = lengths[0] - 1 - stop if len(lengths) == 1 else lengths[1] - 1
+    return examples.frame.write(examples.of('sources', index)[:given], wanted, ended=stop > len(tokens))
 
 
 def unmask(examples: Examples, index: int, noise: Noise) -> Fields:
-    """CLS t SEP, corrupted -> the originals, scored where a token was selected."""
-    targets = _between_cls_and_sep(examples, index)
-    inputs, selected = corrupt.mask_tokens(targets, noise.rng, noise.tokenizer, noise.data.mask_rate)
-    return {'inputs': inputs, 'targets': targets, 'weights': selected.astype(np.float32)}
+    """A text, corrupted -> the original, scored where a token was selected."""
+    fields = examples.frame.read(_piece(examples, index))
+    return _masked(fields, noise)
 
 
 def classify(examples: Examples, index: int, noise: Noise) -> Fields:
-    """CLS t SEP."""
-    return {'inputs': _between_cls_and_sep(examples, index)}
+    """A text, or two, and their class or number."""
+    (label,) = examples.of('label', index)
+    first, second = _shortened(examples.of('tokens', index), examples.of('others', index), int(examples.stop[index]))
+    return {**examples.frame.read(first, second), 'labels': label, 'label_weights': np.float32(1)}
+
+
+def tag(examples: Examples, index: int, noise: Noise) -> Fields:
+    """Words and their tags, each at the first token of its word."""
+    stop = examples.stop[index]
+    fields = examples.frame.read(examples.of('tokens', index)[:stop])
+    words, tags = examples.of('words', index)[:stop], examples.of('tags', index)
+    targets, weights = np.zeros(len(fields['inputs']), np.int32), np.zeros(len(fields['inputs']), np.float32)
+    places = np.flatnonzero(words >= 0)
+    targets[places + 1], weights[places + 1] = tags[words[places]], 1
+    return {**fields, 'targets': targets, 'weights': weights}
+
+
+def find_answer(examples: Examples, index: int, noise: Noise) -> Fields:
+    """A question and a window of its context. `labels` are the first and last token of the answer, both 0 where it is
+    not in the window; `weights` mark what may be one of them: the context, and position 0."""
+    start, stop = examples.start[index], examples.stop[index]
+    question = examples.of('others', index)[: noise.data.question_length]
+    fields = examples.frame.read(question, examples.of('tokens', index)[start:stop])
+    first = len(question) + 2
+    place = np.arange(len(fields['inputs']))
+    answer = examples.of('answer', index)
+    inside = len(answer) > 0 and start <= answer[0] and answer[1] < stop
+    labels = answer - start + first if inside else np.zeros(2)
+    return {
+        **fields,
+        'weights': ((place == 0) | ((place >= first) & (place < first + stop - start))).astype(np.float32),
+        'labels': labels.astype(np.int32),
+        'label_weights': np.float32(1),
+    }
 
 
 def continue_prefix(examples: Examples, index: int, noise: Noise) -> Fields:
@@ -218,91 +240,116 @@ def continue_prefix(examples: Examples, index: int, noise: Noise) -> Fields:
     fields = next_token(examples, index, noise)
     size = int(noise.rng.integers(1, len(fields['inputs']) + 1))
     place = np.arange(len(fields['inputs']))
-    return {**fields, 'prefix': place < size, 'weights': (place >= size - 1).astype(np.float32)}
+    fields['weights'] = (place >= size - 1).astype(np.float32)
+    return {**fields, 'prefix': place < size} if noise.data.bidirectional_prefix else fields
+
+
+def continue_text(examples: Examples, index: int, noise: Noise) -> Fields:
+    """The rest of a text, given a beginning of 1 token to all but one."""
+    text = _piece(examples, index)
+    size = int(noise.rng.integers(1, max(len(text), 2)))
+    return examples.frame.write(text[:size], text[size:])
 
 
 def fill_spans(examples: Examples, index: int, noise: Noise) -> Fields:
-    """t with sentinels for spans EOS; BOS y -> y EOS, where y are the sentinels, each with its span."""
+    """The sentinels, each with its span, given a text with sentinels for spans."""
     data, sentinels = noise.data, noise.tokenizer.sentinels
-    given, wanted = corrupt.corrupt_spans(
-        _piece(examples, index), noise.rng, sentinels, data.mask_rate, data.mean_span_length
+    text = _piece(examples, index)
+    return examples.frame.write(
+        *corrupt.corrupt_spans(text, noise.rng, sentinels, data.mask_rate, data.mean_span_length)
     )
-    return _paired(given, wanted, examples.specials)
 
 
 def denoise(examples: Examples, index: int, noise: Noise) -> Fields:
-    """t corrupted EOS; BOS t -> t EOS."""
+    """A text, given its corruption."""
     given = wanted = _piece(examples, index)
     for kind in noise.data.noise:
         given = corrupt.NOISES[kind].corrupt(given, noise)
-    return _paired(given, wanted, examples.specials)
+    return examples.frame.write(given, wanted)
 
 
 def _piece(examples: Examples, index: int) -> np.ndarray:
-    tokens = examples.tokens[examples.record[index]][examples.start[index] : examples.stop[index]]
-    return tokens.astype(np.int32)
+    return examples.of('tokens', index)[examples.start[index] : examples.stop[index]].astype(np.int32)
 
 
-def _between_cls_and_sep(examples: Examples, index: int) -> np.ndarray:
-    specials = examples.specials
-    return np.concatenate(([specials.cls], _piece(examples, index), [specials.sep]), dtype=np.int32)
+def _masked(fields: Fields, noise: Noise) -> Fields:
+    inputs, selected = corrupt.mask_tokens(fields['inputs'], noise.rng, noise.tokenizer, noise.data.mask_rate)
+    return {**fields, 'inputs': inputs, 'targets': fields['inputs'], 'weights': selected.astype(np.float32)}
 
 
-def _ended(tokens: np.ndarray, end: int) -> np.ndarray:
-    whole = np.empty(len(tokens) + 1, np.int32)
-    whole[:-1], whole[-1] = tokens, end
-    return whole
+def _shortened(first: np.ndarray, second: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Two texts of `size` tokens together, one of them for what stands between; cut from the longer one first."""
+    if not len(second):
+        return first[:size], second
+    room = size - 1
+    shorter = min(len(first), len(second), room // 2)
+    longer = room - shorter
+    return (first[:shorter], second[:longer]) if len(first) < len(second) else (first[:longer], second[:shorter])
 
 
-def _paired(given: np.ndarray, wanted: np.ndarray, specials: Specials) -> Fields:
-    framed = np.concatenate(([specials.bos], wanted, [specials.eos]), dtype=np.int32)
-    return {
-        'encoder_inputs': _ended(given, specials.eos),
-        'inputs': framed[:-1],
-        'targets': framed[1:],
-        'weights': np.ones(len(wanted) + 1, np.float32),
-    }
+# ------------------------------------------------------------------------------------------------------------ lengths
 
 
-def _lengths_of_spans(sizes: np.ndarray, data: Data) -> list[np.ndarray]:
+def _one_stack(sizes: np.ndarray, frame: Frame, data: Data) -> list[np.ndarray]:
+    return [sizes]
+
+
+def _to_read(sizes: np.ndarray, frame: Frame, data: Data) -> list[np.ndarray]:
+    return frame.to_read(sizes)
+
+
+def _to_continue(sizes: np.ndarray, frame: Frame, data: Data) -> list[np.ndarray]:
+    return [sizes, np.maximum(sizes, 2)]  # one token at least is on the other side
+
+
+def _lengths_of_spans(sizes: np.ndarray, frame: Frame, data: Data) -> list[np.ndarray]:
     dropped, spans = corrupt.span_counts(sizes, data.mask_rate, data.mean_span_length)
-    return [dropped + spans + 1, sizes - dropped + spans + 1]
+    return frame.to_write(sizes - dropped + spans, dropped + spans)
 
 
 def _most_spans(sizes: np.ndarray, data: Data) -> np.ndarray:
     return corrupt.span_counts(sizes, data.mask_rate, data.mean_span_length)[1]
 
 
-def _lengths_of_noise(sizes: np.ndarray, data: Data) -> list[np.ndarray]:
+def _lengths_of_noise(sizes: np.ndarray, frame: Frame, data: Data) -> list[np.ndarray]:
     longest = sizes
     for kind in data.noise:
         longest = choose(corrupt.NOISES, kind, 'data.noise').longest(longest, data)
-    return [sizes + 1, longest + 1]
+    return frame.to_write(longest, sizes)
 
 
 @dataclasses.dataclass(frozen=True)
 class Form:
     """What the pipeline must know of an objective."""
 
-    fields: Callable[[Examples, int, Noise], Fields]  # the arrays of one example, [its length]
-    field: str = 'text'  # of a record: what becomes `Examples.tokens`
-    ends: bool = False  # the end of a text is predicted too
-    extra: int = 0  # special tokens that `fields` adds to each example
-    in_pieces: bool = False  # long texts are cut into several examples
-    two_stacks: bool = False
-    labelled: bool = False
-    lengths: Callable[[np.ndarray, Data], list[np.ndarray]] | None = None  # sizes -> positions in each stack, at most
-    spans: Callable[[np.ndarray, Data], np.ndarray] | None = None  # sizes -> sentinels that an example takes
+    fields: Callable[
+        [Examples, int, Noise], Fields
+    ]  # of one example; labels are one for its row, all else [its length]
+    encoding: tokenized.Encoding = tokenized.TEXT  # of its records
+    cut: Callable[[Columns, 'Form', Frame, Data], Cuts] = in_pieces
+    # tokens of an example -> positions in each stack, at most; they do not fall where those rise
+    lengths: Callable[[np.ndarray, Frame, Data], list[np.ndarray]] = _to_read
+    ends: bool = False  # the end of a text is one of the tokens of its examples
+    marks: int = 1  # special tokens that a whole text takes
+    spans: Callable[[np.ndarray, Data], np.ndarray] | None = None  # tokens of an example -> sentinels that it takes
+    labelled: bool = False  # a row has one label, and so one example
 
 
 FORMS = {
-    'causal_lm': Form(next_token, ends=True, in_pieces=True),
-    'masked_lm': Form(unmask, extra=2, in_pieces=True),
-    'seq2seq': Form(translate, field='target', ends=True, two_stacks=True),
-    'classification': Form(classify, extra=2, labelled=True),
-    'prefix_lm': Form(continue_prefix, ends=True, in_pieces=True),
-    'span_corruption': Form(fill_spans, in_pieces=True, two_stacks=True, lengths=_lengths_of_spans, spans=_most_spans),
-    'denoising': Form(denoise, in_pieces=True, two_stacks=True, lengths=_lengths_of_noise),
+    'causal_lm': Form(next_token, lengths=_one_stack, ends=True),
+    'masked_lm': Form(unmask, marks=2),
+    'seq2seq': Form(translate, tokenized.PAIRS, both_sides),
+    'classification': Form(classify, tokenized.CLASSES, beginning, marks=2, labelled=True),
+    'regression': Form(classify, tokenized.NUMBERS, beginning, marks=2, labelled=True),
+    'token_classification': Form(tag, tokenized.TAGGED, beginning, marks=2),
+    'question_answering': Form(find_answer, tokenized.ANSWERS, windows, labelled=True),
+    'prefix_lm': Form(continue_prefix, lengths=_one_stack, ends=True),
+    'span_corruption': Form(fill_spans, lengths=_lengths_of_spans, spans=_most_spans),
+    'denoising': Form(denoise, lengths=_lengths_of_noise),
+}
+
+TWO_STACK_FORMS = {  # of objectives that have another one there
+    'prefix_lm': Form(continue_text, lengths=_to_continue),
 }
 
 OVERLONG = {'drop': True, 'truncate': False}  # is a training example over the length left out?

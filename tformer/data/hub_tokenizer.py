@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 
 from tformer.config.run import Data
-from tformer.data.vocabulary import Specials, Tokenizer
+from tformer.data.vocabulary import Spans, Specials, Tokenizer
 from tformer.errors import UserError, nearest
 
 Json = dict[str, Any]
@@ -107,6 +107,14 @@ class HubTokenizer(Tokenizer):
             chunk = list(texts[start : start + _CHUNK])
             ids += [found.ids for found in self._library.encode_batch_fast(chunk, add_special_tokens=False)]
         return ids
+
+    def _encode_spans(self, texts: Sequence[str]) -> list[Spans]:
+        found: list[Spans] = []
+        for start in range(0, len(texts), _CHUNK):
+            for made in self._library.encode_batch(list(texts[start : start + _CHUNK]), add_special_tokens=False):
+                begins, ends = zip(*made.offsets, strict=True) if made.offsets else ((), ())
+                found.append((made.ids, [*begins], [*ends]))
+        return found
 
     def decode(self, ids: Iterable[int]) -> str:
         return self._library.decode(self._ordinary(ids), skip_special_tokens=False)

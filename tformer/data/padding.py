@@ -7,7 +7,7 @@ import numpy as np
 
 from tformer.config.run import Config
 from tformer.data import packing
-from tformer.data.examples import FORMS
+from tformer.data.examples import form_of
 from tformer.data.pipeline import Batches
 from tformer.data.ragged import Ragged
 
@@ -88,7 +88,7 @@ def compared(config: Config, train: Batches) -> dict[str, Filled]:
 
     With two stacks packing has an entry for the `balanced` data.encoder_length besides.
     """
-    data, form = config.data, FORMS[config.train.objective]
+    data, form = config.data, form_of(config)
     every, passes = [part.examples.lengths for part in train.parts], [part.passes for part in train.parts]
     limits = np.array([data.length, data.encoder_length or data.length][: every[0].shape[1]])
     own = f'bucket, {data.num_buckets}' if data.batching == 'bucket' else data.batching
@@ -100,7 +100,7 @@ def compared(config: Config, train: Batches) -> dict[str, Filled]:
     of = f' ({count:,} examples)' if count < train.num_examples else ''
     if not form.labelled:  # a packed row has no one label
         found['pack' if own == 'pack' else f'pack{of}'] = laid(sample, often, limits, 'pack', 1)
-    if form.two_stacks:
+    if len(limits) == 2:
         length = balanced(np.concatenate(sample), data.length)
         wide = np.array([data.length, length])
         found[f'pack, data.encoder_length={length}{of}'] = laid(sample, often, wide, 'pack', 1)

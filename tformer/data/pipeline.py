@@ -17,12 +17,14 @@ from absl import flags
 from tformer.config.convert import parts
 from tformer.config.run import Config
 from tformer.data import corrupt, examples, layout, mixture, packing
+from tformer.data.frames import Fields
 from tformer.data.records import Record, Split
 from tformer.data.tokenizers import Tokenizers
 from tformer.errors import UserError, choose
 
 _ENDLESS = 1 << 40  # steps
-_PADDING = {'weights': (0, np.float32), 'prefix': (False, np.bool_)}  # of other arrays the pad token
+_PADDING: dict[str, Any] = {'weights': 0, 'prefix': False, 'token_types': 0}  # of other arrays the pad token
+_PER_ROW = ('labels', 'label_weights')
 
 Batch = dict[str, np.ndarray]
 
@@ -60,7 +62,7 @@ class Batches:
         """
         data, objective = config.data, config.train.objective
         choose(packing.BATCHING, data.batching, 'data.batching')
-        self._form = choose(examples.FORMS, objective, 'train.objective')
+        self._form = examples.form_of(config)
         if self._form.labelled and data.batching == 'pack':
             raise UserError(f"data.batching='pack' is not for {objective}: a row has one label; use 'bucket'")
         self.config, self.training, self._tokenizer = config, training, tokenizers.target
@@ -94,8 +96,14 @@ class Batches:
             self._steps = layout.Once(self.parts, self.widths)
         self.steps_per_epoch = self._steps.steps_per_epoch
         self._sides = ('', 'encoder_')[: lengths.shape[1]]
-        names = self._fields(0, 0, epoch=0)
-        self._names = {side: [n for n in names if n.startswith('encoder_') == bool(side)] for side in self._sides}
+        sample = {name: np.asarray(value) for name, value in self._fields(0, 0, epoch=0).items()}
+        self._per_row = {name: (value.shape, value.dtype) for name, value in sample.items() if name in _PER_ROW}
+        self._dtypes = {
+            side: {
+                n: v.dtype for n, v in sample.items() if n.startswith('encoder_') == bool(side) and n not in _PER_ROW
+            }
+            for side in self._sides
+        }
         self._count = np.arange(lengths.max(), dtype=np.int32)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -131,12 +139,12 @@ class Batches:
         return digest.hexdigest()
 
     def batch(self, step: int, share: tuple[int, int] = (0, 1)) -> Batch:
-        """The batch of `step`: `inputs targets positions` int32 and `weights` float32 [B, T].
+        """The batch of `step`: `inputs positions` int32 [B, T], and what the objective's form gives besides.
 
-        Two stacks add `encoder_inputs encoder_positions` [B, S], a prefix LM `prefix` bool [B, T]. Packed rows add
-        `[encoder_]segment_ids`, from 1, and their positions start at 0 in each segment. Classification has `labels`
-        int32 and `label_weights` float32 [B] instead of targets and weights. Padding is the pad token at position -1
-        in segment 0, of no weight and no prefix.
+        That may be `targets` int32, `weights` float32, `prefix` bool, `token_types` int32 [B, T]; `labels` int32 or
+        float32 and `label_weights` float32 [B], of an answer labels [B, 2]; and `encoder_inputs encoder_positions`
+        [B, S]. Packed rows add `[encoder_]segment_ids`, from 1, and their positions start at 0 in each segment. Padding
+        is the pad token at position -1 in segment 0, of no weight and no prefix.
 
         Args:
           step: from 0.
@@ -158,11 +166,10 @@ class Batches:
                     batch[f'{side}positions'][place, start:stop] = self._count[: stop - start]
                     if self._packed:
                         batch[f'{side}segment_ids'][place, start:stop] = segment
-                    for name in self._names[side]:
+                    for name in self._dtypes[side]:
                         batch[name][place, start:stop] = fields[name]
-            if part.examples.labels is not None:
-                batch['labels'][place] = part.examples.labels[part.examples.record[members[0]]]
-                batch['label_weights'][place] = 1
+                for name in self._per_row:
+                    batch[name][place] = fields[name]
         return batch
 
     def segments(self, step: int) -> list[list[tuple[int, int, int]]]:
@@ -180,25 +187,25 @@ class Batches:
             raise IndexError(f'step {step} of {self.steps_per_epoch}')
         return self._steps.find(step)
 
-    def _fields(self, number: int, example: int, epoch: int) -> examples.Fields:
-        """The arrays of one example of part `number`, [its length] each."""
+    def _fields(self, number: int, example: int, epoch: int) -> Fields:
+        """The arrays of one example of part `number`."""
         key = (self.config.train.seed, layout.CORRUPT, number, epoch, example)
         noise = corrupt.Noise(self.config.data, self._tokenizer, key)
         return self._form.fields(self.parts[number].examples, example, noise)
 
     def _empty(self, rows: int, shape: tuple[int, ...]) -> Batch:
         """A batch of padding."""
-        part = self.parts[0].examples
+        frame = self.parts[0].examples.frame
         batch: Batch = {}
-        for (side, names), length in zip(self._names.items(), shape, strict=True):
-            pad = part.source_specials.pad if side else part.specials.pad
-            for name in names:
-                batch[name] = np.full((rows, length), *_PADDING.get(name, (pad, np.int32)))
+        for (side, dtypes), length in zip(self._dtypes.items(), shape, strict=True):
+            pad = (frame.source if side else frame.specials).pad
+            for name, dtype in dtypes.items():
+                batch[name] = np.full((rows, length), _PADDING.get(name, pad), dtype)
             batch[f'{side}positions'] = np.full((rows, length), -1, np.int32)
             if self._packed:
                 batch[f'{side}segment_ids'] = np.zeros((rows, length), np.int32)
-        if part.labels is not None:
-            batch |= {'labels': np.zeros(rows, np.int32), 'label_weights': np.zeros(rows, np.float32)}
+        for name, (shape_, dtype) in self._per_row.items():
+            batch[name] = np.zeros((rows, *shape_), dtype)
         return batch
 
 

@@ -16,17 +16,23 @@ class Ragged:
     Where the arrays are memory maps another process that it is sent to maps the same files.
     """
 
-    flat: np.ndarray  # integers [total]
+    flat: np.ndarray  # numbers [total]
     offsets: np.ndarray  # int64 [rows + 1]
 
     @classmethod
-    def of(cls, rows: Iterable[Iterable[int]]) -> 'Ragged':
-        """Builds it from `rows`, which may be lazy: only one of them is held at a time."""
-        flat, offsets = array.array('i'), array.array('q', [0])
+    def of(cls, rows: Iterable[Iterable[float]], typecode: str = 'i') -> 'Ragged':
+        """Builds it from `rows`, which may be lazy: only one of them is held at a time.
+
+        Args:
+          rows: of numbers.
+          typecode: 'i' for int32, 'f' for float32.
+        """
+        flat: Any = array.array(typecode)
+        offsets = array.array('q', [0])
         for row in rows:
             flat.extend(row)
             offsets.append(len(flat))
-        return cls(np.array(flat, np.int32), np.array(offsets, np.int64))
+        return cls(np.array(flat), np.array(offsets, np.int64))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

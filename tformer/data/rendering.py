@@ -76,28 +76,36 @@ def share(count: float, whole: float) -> str:
     return '<0.1%' if 0 < part < 0.0005 else f'{part:.1%}' if part else '0'
 
 
-def row(batch: Batch, index: int, tokenizers: Tokenizers) -> Iterator[Line]:
+def row(batch: Batch, index: int, tokenizers: Tokenizers, tags: bool = False) -> Iterator[Line]:
     """The lines that show one row of a batch, segment by segment.
 
     Args:
       batch: of `Batches.batch`.
       index: of its rows.
       tokenizers: that made it.
+      tags: targets are of tokenizers.labels, not tokens.
     """
     if 'labels' in batch:
-        yield from _wrapped('label', [(harmless(tokenizers.labels[batch['labels'][index]]), 'label')])
+        yield from _wrapped('label', [(_label(batch['labels'][index], tokenizers.labels), 'label')])
     packed = 'segment_ids' in batch
     count = int(batch['segment_ids'][index].max()) if packed else 1
     for segment in range(1, min(count, _MOST_SEGMENTS) + 1):
         if packed:
             yield [(f'  segment {segment} of {count}', 'faint')]
-        for name, tokens in _sides(batch, index, segment, tokenizers):
+        for name, tokens in _sides(batch, index, segment, tokenizers, tags):
             yield from _wrapped(name, tokens)
     if count > _MOST_SEGMENTS:
         yield [(f'  … {count - _MOST_SEGMENTS} more segments', 'faint')]
 
 
-def _sides(batch: Batch, index: int, segment: int, tokenizers: Tokenizers) -> Iterator[tuple[str, Line]]:
+def _label(label: np.ndarray, names: Sequence[str]) -> str:
+    """A class by its name, a number, or the places of an answer."""
+    if label.ndim == 0 and label.dtype.kind == 'i' and names:
+        return harmless(names[int(label)])
+    return ' to '.join(f'{number:g}' for number in np.atleast_1d(label))
+
+
+def _sides(batch: Batch, index: int, segment: int, tokenizers: Tokenizers, tags: bool) -> Iterator[tuple[str, Line]]:
     """(a name, tokens) of each text of a segment."""
 
     def taken(name: str, side: str = '') -> np.ndarray:
@@ -113,6 +121,9 @@ def _sides(batch: Batch, index: int, segment: int, tokenizers: Tokenizers) -> It
         yield 'text', [_token(token, target) for token in inputs.tolist()]
         return
     targets, scored = taken('targets'), taken('weights') > 0
+    if tags:
+        yield 'tags', _tagged(inputs, targets, scored, tokenizers)
+        return
     name = 'target' if 'encoder_inputs' in batch else 'text'
     if np.array_equal(inputs[1:], targets[:-1]):  # each token predicts the next: once is enough
         yield name, [_token(token, target) for token in inputs[:1].tolist()] + _scored(targets, scored, target)
@@ -123,6 +134,14 @@ def _sides(batch: Batch, index: int, segment: int, tokenizers: Tokenizers) -> It
         kinds = np.where(differ, 'changed', 'text').tolist()
         yield 'inputs', [_token(token, target, kind) for token, kind in zip(inputs.tolist(), kinds, strict=True)]
         yield 'targets', _scored(targets, scored, target)
+
+
+def _tagged(inputs: np.ndarray, tags: np.ndarray, scored: np.ndarray, tokenizers: Tokenizers) -> Line:
+    line: Line = []
+    for token, tag, counts in zip(inputs.tolist(), tags.tolist(), scored.tolist(), strict=True):
+        line.append(_token(token, tokenizers.target))
+        line += [(f'/{harmless(tokenizers.labels[tag])}', 'label')] if counts else []
+    return line
 
 
 def _token(token: int, tokenizer: Tokenizer, kind: str = 'text') -> Span:

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from tformer.config.run import Config
-from tformer.data import amounts, cache, duplicates, mixture, padding, rendering, sources
-from tformer.data.duplicates import Say, Texts
-from tformer.data.examples import FORMS
+from tformer.data import amounts, cache, duplicates, mixture, padding, rendering
+from tformer.data.duplicates import Say, Texts, text_of
+from tformer.data.examples import form_of
 from tformer.data.pipeline import Batches
 from tformer.data.records import Record
 from tformer.data.rendering import Line, harmless, share, table
@@ -47,7 +47,9 @@ def report(config: Config, tokenizers: Tokenizers, train: mixture.Joined, say: S
     yield from _section(
         'records', [*amounts.records(config, splits, records), *(harmless(line, 110) for line in absent)]
     )
-    fields = [field for field in sources.FIELDS[config.train.objective] if field != 'label']
+    given = [part.examples.columns for part in splits['train'].parts]
+    texts_of = form_of(config).encoding.texts.items()
+    fields = [field for column, field in texts_of if any(len(columns[column].flat) for columns in given)]
     texts = {split: [duplicates.read(part, fields, say) for part in some.splits] for split, some in records.items()}
     yield from _section('text', amounts.vocabulary(config, tokenizers, splits, texts))
     if tokenizers.labels:
@@ -86,20 +88,21 @@ def lengths(config: Config, splits: Mapping[str, Batches]) -> list[str]:
             lines.append((f'{split} {side}', f'{sizes.mean():,.1f}', *found, f'{limit:,}', over))
             if split == 'train':
                 place = int(sizes.argmax())
-                longest = f'longest: record {place + 1:,}: {harmless(batches.records[place][side])}'
+                longest = f'longest: record {place + 1:,}: {harmless(text_of(batches.records[place], side))}'
                 bars += ['', f'train {side}, {longest}', *histogram(sizes, limit, field)]
     return table(lines) + bars
 
 
 def _sides(config: Config, batches: Batches) -> Iterator[tuple[str, str, np.ndarray, int]]:
-    """(side, the field of its limit, int [records] positions that each would take, the limit) of each stack."""
-    form, data = FORMS[config.train.objective], config.data
+    """(field, the field of its limit, int [records] positions that each would take, the limit) of each text."""
+    form, data = form_of(config), config.data
     found = [part.examples for part in batches.parts]
-    if found[0].sources is not None:
-        sizes = np.concatenate([one.sources.lengths for one in found if one.sources is not None]) + 1
-        yield 'source', 'data.encoder_length', sizes, data.encoder_length or data.length
-    own = np.concatenate([one.tokens.lengths for one in found]) + form.ends + form.extra
-    yield form.field, 'data.length', own, data.length
+    for column, field in form.encoding.texts.items():
+        sizes = np.concatenate([one.columns[column].lengths for one in found]) + form.marks
+        if column == 'sources':
+            yield field, 'data.encoder_length', sizes, data.encoder_length or data.length
+        elif sizes.max() > form.marks:
+            yield field, 'data.length', sizes, data.length
 
 
 def histogram(sizes: np.ndarray, limit: int, field: str) -> list[str]:
@@ -182,7 +185,9 @@ def repeated(records: Mapping[str, Sequence[Record]], texts: Mapping[str, Sequen
                 if alike == 'exact':
                     for place in found[:2].tolist():
                         record = records[split][place]
-                        text = ' → '.join(record[field] for field in (own.num_bytes if key == 'whole' else (key,)))
+                        text = ' → '.join(
+                            text_of(record, field) for field in (own.num_bytes if key == 'whole' else (key,))
+                        )
                         shown.append(f'{name}: {harmless(text, 60)}')
             lines.append((name, *cells))
     notes = 'exact: but for outer space and Unicode composition; near: but for case and all space too'
@@ -191,14 +196,14 @@ def repeated(records: Mapping[str, Sequence[Record]], texts: Mapping[str, Sequen
 
 def rows(batches: Batches, tokenizers: Tokenizers, count: int) -> Iterator[Line]:
     """`count` rows, evenly spread over the batches of the first epoch."""
-    steps = max(1, int(batches.steps_per_epoch))
+    steps, tags = max(1, int(batches.steps_per_epoch)), 'tags' in batches.parts[0].examples.columns
     for number in range(count):
         step = number * steps // count
         batch = batches.batch(step)
         index = number * len(batch['inputs']) // count
         shape = ' x '.join(str(batch[name].shape[1]) for name in ('inputs', 'encoder_inputs') if name in batch)
         yield [(f'  step {step}, row {index} of {len(batch["inputs"])}, {shape}', 'faint')]
-        yield from rendering.row(batch, index, tokenizers)
+        yield from rendering.row(batch, index, tokenizers, tags)
 
 
 def cached(config: Config, splits: Mapping[str, Batches]) -> list[str]:
@@ -207,7 +212,7 @@ def cached(config: Config, splits: Mapping[str, Batches]) -> list[str]:
         Path(file).parent
         for batches in splits.values()
         for part in batches.parts
-        for ragged in (part.examples.tokens, part.rows)
+        for ragged in (*part.examples.columns.values(), part.rows)
         for file in ragged.files
     }
     size = sum(file.stat().st_size for entry in entries for file in entry.iterdir())

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import sentencepiece
 
-from tformer.config.checks import FAMILY_OF
 from tformer.config.run import Config
 from tformer.data import cache
 from tformer.data.hub_tokenizer import HubTokenizer
@@ -107,7 +106,7 @@ def train_tokenizers(config: Config, records: Sequence[Record], pretrained: Toke
     """
     data, seed, objective = config.data, config.train.seed, config.train.objective
     labels = tuple(sorted({record['label'] for record in records})) if objective == 'classification' else ()
-    pairs, two_stacks = 'source' in FIELDS[objective], 'encoder_decoder' in FAMILY_OF[objective]
+    pairs, two_stacks = 'source' in FIELDS[objective], config.model.family == 'encoder_decoder'
     if pretrained is not None:
         lent = (pretrained.source or pretrained.target) if pairs else pretrained.target if two_stacks else None
         return Tokenizers(lent, pretrained.target, labels)

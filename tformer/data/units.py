@@ -3,13 +3,14 @@
 import abc
 import itertools
 import json
+import re
 from collections.abc import Iterable, Sequence
 from typing import ClassVar, Self
 
 import numpy as np
 
 from tformer.config.run import Data
-from tformer.data.vocabulary import FIRST, UNK, Tokenizer
+from tformer.data.vocabulary import FIRST, UNK, Spans, Tokenizer
 
 BYTES = 256
 
@@ -111,6 +112,11 @@ class Char(_Listed):
     def split(text: str) -> Sequence[str]:
         return text
 
+    def _encode_spans(self, texts: Sequence[str]) -> list[Spans]:
+        if self.exact:
+            return super()._encode_spans(texts)
+        return [(self._encode_units(text), [*range(len(text))], [*range(1, len(text) + 1)]) for text in texts]
+
 
 class Symbol(_Listed):
     """The whitespace-separated symbols of the training split, e.g. phonemes. Separators have no bytes."""
@@ -120,6 +126,18 @@ class Symbol(_Listed):
     @staticmethod
     def split(text: str) -> Sequence[str]:
         return text.split()
+
+    def _encode_spans(self, texts: Sequence[str]) -> list[Spans]:
+        found: list[Spans] = []
+        for text in texts:
+            ids, begins, ends = [], [], []
+            for symbol in re.finditer(r'\S+', text):
+                tokens = self._encode_units([symbol[0]])
+                ids += tokens
+                begins += [symbol.start()] * len(tokens)
+                ends += [symbol.end()] * len(tokens)
+            found.append((ids, begins, ends))
+        return found
 
 
 def _text_of(byte_ids: Iterable[int]) -> str:

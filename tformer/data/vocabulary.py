@@ -20,6 +20,9 @@ PAD, BOS, EOS, UNK, MASK, CLS, SEP = range(len(SPECIALS))
 FIRST = len(SPECIALS)  # the first ordinary id
 
 
+Spans = tuple[list[int], list[int], list[int]]  # ids, first characters, characters after the last
+
+
 @dataclasses.dataclass(frozen=True)
 class Specials:
     """The ids of the special tokens, which need not differ from each other."""
@@ -126,9 +129,37 @@ class Tokenizer(abc.ABC):
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode` of each; many at once are faster."""
-        if self.normalization is not None:
-            texts = list(map(NORMALIZATIONS[self.normalization], texts))
-        return self._encode_batch(texts)
+        return self._encode_batch(list(map(self.normalize, texts)))
+
+    def normalize(self, text: str) -> str:
+        """What `encode` first makes of a text."""
+        return NORMALIZATIONS[self.normalization](text)
+
+    def encode_spans(self, texts: Sequence[str]) -> list[Spans]:
+        """(`encode`, the first character, the one after the last) of each token, in the normalised text.
+
+        Tokens of the bytes of one character all have that character.
+
+        Raises:
+          UserError: the tokenizer does not say which characters its tokens stand for.
+        """
+        return self._encode_spans(list(map(self.normalize, texts)))
+
+    def _encode_spans(self, texts: Sequence[str]) -> list[Spans]:
+        if not self.exact:
+            raise UserError(
+                'tags and answers are places in a text, which a tokenizer that loses characters does not tell: '
+                'set data.byte_fallback=True'
+            )
+        return [(ids, *self._places(text, ids)) for text, ids in zip(texts, self._encode_batch(texts), strict=True)]
+
+    def _places(self, text: str, ids: Sequence[int]) -> tuple[list[int], list[int]]:
+        """The places of tokens that stand for all bytes of the text, in order."""
+        ends = np.cumsum(self.byte_lengths[np.asarray(ids, np.int64)])
+        begins = np.concatenate(([0], ends[:-1]))[: len(ids)]
+        size = np.array([len(character.encode()) for character in text])
+        first = np.cumsum(size) - size  # byte of each character
+        return (np.searchsorted(first, begins, 'right') - 1).tolist(), np.searchsorted(first, ends).tolist()
 
     @abc.abstractmethod
     def _encode_batch(self, texts: Sequence[str]) -> list[list[int]]: ...
