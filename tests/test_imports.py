@@ -15,7 +15,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 ORDER = [
     ('errors', 'allocator'),
     ('config',),
-    ('data', 'hf', 'metrics'),
+    ('data', 'hf', 'metrics', 'scores'),
     ('sharding', 'workdir'),
     ('layers',),
     ('hyper', 'parameters'),
@@ -37,6 +37,7 @@ NEVER = [  # (who, whom), by the beginning of a module's name
     ('tformer.config', 'flax'),
     ('tformer.data', 'jax'),
     ('tformer.data', 'flax'),
+    ('tformer.scores', 'jax'),
     ('tformer.layers', 'tformer.model'),
     ('tformer.train', 'tformer.decode'),
     ('tformer.evaluate', 'tformer.decode'),

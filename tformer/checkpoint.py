@@ -17,7 +17,7 @@ from orbax.checkpoint import checkpoint_managers
 from tformer.errors import UserError
 from tformer.state import TrainState, evaluation_params
 
-LOWER_IS_BETTER = ('loss', 'nll', 'perplexity', 'error_rate', 'bits_per_byte')
+LOWER_IS_BETTER = ('loss', 'nll', 'perplexity', 'error_rate', 'bits_per_byte', 'mean_squared_error')
 
 
 def merit(metric: str, value: float) -> float:

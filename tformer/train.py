@@ -154,6 +154,8 @@ def open_data(
         raise UserError(f'--workdir={home}: {error.strerror}') from error
     records = mixture.load(config, 'train')
     tokens = workdir.tokenizers(home, config, records)
+    if tokens.labels and config.evaluate.positive_label is not None:
+        choose(dict.fromkeys(tokens.labels), config.evaluate.positive_label, 'evaluate.positive_label')
     config = dataclasses.replace(
         config, data=dataclasses.replace(config.data, row_multiple=row_multiple(config, home, mesh))
     )

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable
 
 from tformer.config.applies import check_applies
@@ -207,6 +208,11 @@ def _check_run(config: Config) -> None:
     _require(
         train.objective == 'seq2seq' or not (config.evaluate.metrics or config.evaluate.examples_while_training),
         'evaluate.metrics and evaluate.examples_while_training are of generated text: only for train.objective=seq2seq',
+    )
+    language = config.evaluate.language
+    _require(
+        language is None or re.fullmatch('[a-z]{2}', language) is not None,
+        f'evaluate.language={language} must be a code of two letters (ISO 639-1): en, de, zh',
     )
     _require(decode.top_p is None or decode.top_p <= 1, f'decode.top_p={decode.top_p} must be at most 1')
     axes = dataclasses.asdict(config.mesh)

@@ -114,6 +114,8 @@ class Decode:
 @dataclasses.dataclass(frozen=True)
 class Evaluate:
     metrics: tuple[str, ...] = ()  # of generated text
+    language: str | None = None  # of generated text (ISO 639-1): words of bleu in zh, ja, ko, and of bleu_tokenized
+    positive_label: str | None = None  # classification, label_f1: the class that the score f1 is of
     max_examples: int | None = None  # of the split, its first ones; None: all
     examples_while_training: int = 0  # of the valid split, generated from at every evaluation
     samples: int = 10  # generated and printed at the end
