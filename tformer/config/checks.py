@@ -34,11 +34,12 @@ POSITIVE = (
     'train.num_steps train.num_epochs train.batch_size train.microbatches train.log_every train.eval_every '
     'train.eval_batches train.checkpoint_every train.keep_last train.patience decode.max_len decode.beam_size '
     'data.mask_rate data.delete_rate data.infill_rate data.weight data.mixture_temperature data.row_multiple '
+    'data.mask_copies '
     'decode.temperature decode.top_k decode.top_p decode.batch_size evaluate.max_examples'
 ).split()
 NOT_NEGATIVE = (
     'model.position_offset model.balance_weight model.router_z_weight '
-    'data.num_workers data.sentinels optimizer.warmup_steps '
+    'data.num_workers data.sentinels data.mask_keep data.mask_random optimizer.warmup_steps '
     'optimizer.final_fraction optimizer.weight_decay train.seed decode.length_penalty '
     'evaluate.examples_while_training evaluate.samples'
 ).split()
@@ -235,6 +236,12 @@ def _check_data(data: Data, model: Model) -> None:
         data.mean_span_length >= 1,
         f'data.mean_span_length={data.mean_span_length} must be at least 1',
     )
+    _require(
+        data.mask_keep + data.mask_random <= 1,
+        f'data.mask_keep={data.mask_keep} and data.mask_random={data.mask_random} are shares of the hidden tokens: '
+        'their sum must be at most 1',
+    )
+    _require(bool(data.denoisers), 'data.denoisers is empty: it must name one or more')
     _require(len(data.tfds_splits) == 3, f'data.tfds_splits={data.tfds_splits} must name three: train, valid, test')
 
 

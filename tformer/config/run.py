@@ -38,10 +38,15 @@ class Data:
     num_buckets: int = 8  # bucket: shapes to pad to, chosen for little padding; each is compiled once
     batch_tokens: int | None = None  # bucket: tokens a batch (longer side); None: train.batch_size rows each
     mask_rate: float = 0.15  # masked_lm, span_corruption, denoising with mask: share of the tokens that is hidden
+    mask_unit: str = 'token'  # masked_lm: what is hidden together; word: whole words (Cui et al. 2021)
+    mask_keep: float = 0.1  # masked_lm: share of the hidden tokens that stay as they are (Wettig et al. 2023)
+    mask_random: float = 0.1  # masked_lm: share of the hidden tokens that become random; the rest become the mask
+    mask_copies: int | None = None  # corruptions of a text, which take turns; None: a new one in every epoch
     mean_span_length: float = 3.0  # span_corruption, denoising with infill: tokens of a span (Raffel et al. 2020)
     noise: tuple[str, ...] = ('permute', 'infill')  # denoising: what is done to a text, in order (Lewis et al. 2020)
     infill_rate: float = 0.3  # denoising with infill: share of the tokens that spans hide
     delete_rate: float = 0.15  # denoising with delete: share of the tokens that are left out
+    denoisers: tuple[str, ...] = ('r3', 'r8', 's', 'x3', 'x8', 'x64', 'x64_low')  # ul2: one is drawn for each text
     row_multiple: int | None = None  # that batch_tokens rounds to; None: microbatches times devices that share rows
     prefetch: int = 8  # batches made ahead of the device
     num_threads: int = 1  # that make batches, in each process
