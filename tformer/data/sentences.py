@@ -25,8 +25,8 @@ def next_sentence(
     """A pair for next-sentence prediction: B follows A in the text or comes from another text, half of the time each.
 
     The other text's B comes after one of its cuts too, is as long as this text's B where any of them leaves so much,
-    and ends a sentence where that does: neither place nor length tells. Nothing follows a single token: its B is
-    another text's.
+    and ends a sentence where that does and one ends in it: neither place nor length tells. Nothing follows a single
+    token: its B is another text's.
     Source: Devlin et al. 2019, section 3.1.
 
     Args:
