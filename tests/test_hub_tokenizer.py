@@ -216,6 +216,8 @@ def test_words_begin_where_the_vocabulary_says(kind, ours):
         assert found == line.split() or kind == 'bert'
     if kind == 'bert':
         assert words(ours, 'the quick fox') == ['the', 'quick', 'fox']
+    if kind == 'llama':  # a byte
+        assert words(ours, 'the\nquick\n fox') == ['', 'the', 'quick', 'fox']
     if kind in LOSSLESS:
         assert words(ours, 'def f(x):\n    return x\n\tpass') == ['def', 'f(x):', 'return', 'x', 'pass']
     assert max(map(len, map(ours.encode, ('the', 'returns', 'quick')))) > 1  # the words had several tokens

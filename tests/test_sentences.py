@@ -59,6 +59,7 @@ def test_pairs_by_hand() -> None:
     assert follow(text, other, ROOMY, Fixed(0, 1, 0)) == ('Ab.', ' Xy? Z.', 'not_next')
     # a text that ends inside a sentence is followed by what does, too
     assert follow('Ab. Cd', other, ROOMY, Fixed(0, 1, 2)) == ('Ab.', ' La', 'not_next')
+    assert follow('Ab. Cdefgh', other, ROOMY, Fixed(0, 1, 1)) == ('Ab.', ' Z. Las', 'not_next')
     assert order(text, ROOMY, Fixed(1, 0)) == ('Ab. Cd...', ' Ef!', 'in_order')
     assert order(text, ROOMY, Fixed(1, 1)) == (' Ef!', 'Ab. Cd...', 'swapped')
     # cut to the room: the longer part, at its end away from the other, before they are swapped
