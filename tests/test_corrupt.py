@@ -5,6 +5,7 @@ import pathlib
 
 import numpy as np
 import pytest
+import restoring
 import toy_data
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from tformer import choices, config, runs
 from tformer.config.run import Config, Data, Train
 from tformer.data import corrupt, pipeline, tokenizers
-from tformer.data.tokenizers import BOS, EOS, MASK, PAD
+from tformer.data.tokenizers import BOS, CLS, EOS, MASK, PAD, SEP
 from tformer.errors import UserError
 
 OBJECTIVES = ('span_corruption', 'denoising', 'prefix_lm')
@@ -32,7 +33,7 @@ class Fixed:
     def _next(self, *_: object, **__: object) -> object:
         return next(self._draws)
 
-    choice = poisson = permutation = integers = _next
+    choice = poisson = permutation = integers = random = _next
 
 
 def fixed(*draws: object) -> np.random.Generator:
@@ -94,7 +95,101 @@ def test_other_noise_by_hand() -> None:
     assert byte.decode(permuted) == ' YesGo... No?'
 
 
+def framed(text: str) -> np.ndarray:
+    return np.array([CLS, *tokenizers.Byte().encode(text), SEP], np.int32)
+
+
+def hidden(inputs: np.ndarray) -> str:
+    return ''.join('_' if token == MASK else tokenizers.Byte().piece(token) for token in inputs.tolist()[1:-1])
+
+
+def test_whole_words_by_hand() -> None:
+    """Words of 3, 4, 2 and 4 bytes, 6 of 13 to hide: the second, not the first, which is too much, and the third."""
+    byte, text = tokenizers.Byte(), framed('aa bbb c dddd')
+    drawn = [ord(letter) for letter in 'uvwxyz']  # places among the ordinary ids, which are the bytes
+    draws = [1, 0, 2, 3], [0.79, 0.81, 0.89, 0.91, 0.0, 0.99], drawn
+    inputs, selected = corrupt.mask_tokens(text, fixed(*draws), byte, rate=0.5, unit='word')
+    assert np.flatnonzero(selected).tolist() == [4, 5, 6, 7, 8, 9]
+    assert hidden(inputs) == 'aa _vw _ dddd'
+    # 2 of 13: only the third is that short; and where none is the first one comes all the same
+    inputs, _ = corrupt.mask_tokens(text, fixed([1, 0, 2, 3], [0.0, 0.0], [0, 0]), byte, unit='word')
+    assert hidden(inputs) == 'aa bbb __dddd'
+    inputs, _ = corrupt.mask_tokens(framed('aaa bbbb'), fixed([1, 0], [0.0] * 4, [0] * 4), byte, unit='word')
+    assert hidden(inputs) == 'aaa ____'
+
+
 # -------------------------------------------------------------------------------------------------------- properties
+
+
+@given(st.text('ab .\n', max_size=80), st.floats(0.01, 0.9), SEEDS)
+@settings(deadline=None)
+def test_words_are_hidden_whole_and_as_many_as_fit(text: str, rate: float, seed: int) -> None:
+    byte, tokens = tokenizers.Byte(), framed(text)
+    before = tokens.copy()
+    inputs, selected = corrupt.mask_tokens(tokens, stream(seed), byte, rate, 'word')
+    assert (tokens == before).all() and inputs.dtype == tokens.dtype and (inputs[~selected] == tokens[~selected]).all()
+    assert not selected[[0, -1]].any() and byte.ordinary[inputs[1:-1]].sum() + (inputs == MASK).sum() == len(text)
+    words = np.split(selected, np.flatnonzero(byte.word_starts(tokens))[1:])[1:-1]
+    assert all(word.all() or not word.any() for word in words)
+    left = max(1, round(rate * len(text))) - selected.sum()
+    others = [len(word) for word in words if not word.any()]
+    if left < 0:
+        assert sum(word.any() for word in words) == 1 and min(map(len, words)) > left + selected.sum()
+    else:
+        assert (selected.any() or not text) and all(size > left for size in others)
+
+
+def test_rates_of_whole_words_and_fates() -> None:
+    rng, byte = np.random.default_rng(0), tokenizers.Byte()
+    text = ' '.join('x' * length for length in rng.integers(1, 8, 20_000))
+    tokens = np.array(byte.encode(text))
+    inputs, selected = corrupt.mask_tokens(tokens, stream(0), byte, 0.3, 'word', keep=0.2, random=0.3)
+    count = selected.sum()
+    assert len(tokens) > 90_000 and count == round(0.3 * len(tokens))
+    sizes = np.diff(np.flatnonzero(byte.word_starts(tokens)), append=len(tokens))
+    picked = selected[byte.word_starts(tokens)]
+    for size in range(2, 9):  # words of all lengths are as likely
+        some = picked[:-1][sizes[:-1] == size]
+        assert abs(some.mean() - 0.3) < 4 * np.sqrt(0.21 / len(some))
+    same = 1 / 256  # of the random ones
+    shares = {'mask': (inputs == MASK, 0.5), 'stay': (inputs == tokens, 0.2 + 0.3 * same)}
+    for name, (found, expected) in shares.items():
+        assert abs(found[selected].mean() - expected) < 4 * np.sqrt(expected * (1 - expected) / count), name
+    fates = (inputs == MASK)[selected & (tokens == ord('x') + 7)]
+    assert 0.2 < (fates[1:] != fates[:-1]).mean() < 0.6  # each token of a word has its own: half of them change
+
+
+@pytest.mark.parametrize('unit', corrupt.MASK_UNITS)
+def test_all_selected_can_meet_one_fate(unit: str) -> None:
+    byte, tokens = tokenizers.Byte(), framed('to be or not to be ' * 9)
+    for keep, random in ((1.0, 0.0), (0.0, 0.0), (0.0, 1.0)):
+        inputs, selected = corrupt.mask_tokens(tokens, stream(1), byte, 0.5, unit, keep, random)
+        assert selected.sum() > 50
+        assert (inputs == tokens).all() == (keep == 1)
+        assert ((inputs == MASK) == selected).all() == (not keep and not random)
+        assert byte.ordinary[inputs[1:-1]].all() == (keep == 1 or random == 1)
+
+
+def test_the_same_key_is_the_same_corruption_and_copies_take_turns() -> None:
+    byte, text = tokenizers.Byte(), framed('to be or not to be ' * 5)
+
+    def made(epoch: int, copies: int | None, example: int = 0) -> bytes:
+        noise = corrupt.Noise(Data(), byte, corrupt.noise_key(3, 2, 1, epoch, example, copies))
+        return corrupt.mask_tokens(text, noise.rng, byte)[0].tobytes()
+
+    for copies, different in ((None, 12), (1, 1), (5, 5)):
+        epochs = [made(epoch, copies) for epoch in range(12)]
+        assert len(set(epochs)) == different
+        assert epochs == [made(epoch, copies) for epoch in range(12)]
+        assert copies is None or epochs == [epochs[epoch % copies] for epoch in range(12)]
+        assert made(0, copies) == made(0, None) != made(0, copies, example=1)
+    assert corrupt.noise_key(3, 2, 1, 7, 9) == (3, 2, 1, 7, 9) and corrupt.noise_key(3, 2, 1, 7, 9, 5) == (
+        3,
+        2,
+        1,
+        2,
+        9,
+    )
 
 
 @given(SIZES, RATES, MEANS, SEEDS)
@@ -110,8 +205,7 @@ def test_inputs_and_targets_hold_the_text_in_lengths_known_before(n: int, rate: 
     assert (np.diff(marks) > 1).all()  # spans are not adjacent
     after = np.split(targets, np.flatnonzero(targets >= 1000))[1:]
     assert all(len(span) > 1 for span in after)
-    rebuilt = [after[token - 1000][1:].tolist() if token >= 1000 else [token] for token in inputs.tolist()]
-    assert list(itertools.chain(*rebuilt)) == text.tolist()
+    assert restoring.restore(inputs, targets, np.arange(1000, 1300)).tolist() == text.tolist()
 
 
 @given(SIZES, RATES, MEANS, SEEDS)
@@ -219,10 +313,7 @@ def rebuilt(batches: pipeline.Batches, batch: pipeline.Batch, row: int) -> list[
         assert given[-1] == EOS and (given[:-1] != EOS).all()
         text = targets[:-1]
         if objective == 'span_corruption':
-            first = tokenizers.Byte.vocab_size
-            spans = np.split(text, np.flatnonzero(text >= first))[1:]
-            parts = [spans[t - first][1:].tolist() if t >= first else [t] for t in given[:-1].tolist()]
-            text = np.array(list(itertools.chain(*parts)), np.int32)
+            text = restoring.restore(given[:-1], text, batches._tokenizer.sentinels)
         found.append((given.tobytes(), text.tobytes()))
     return found
 
@@ -334,6 +425,12 @@ def test_mistakes() -> None:
         ({'data.noise': 'infil'}, "did you mean 'infill'"),
         ({'data.mean_span_length': 0.5}, 'data.mean_span_length=0.5 must be at least 1'),
         ({'data.infill_rate': 1.0}, r'data.infill_rate=1.0 must be in \[0, 1\)'),
+        ({'data.mask_unit': 'words'}, "did you mean 'word'"),
+        ({'data.mask_keep': -0.1}, 'data.mask_keep=-0.1 must not be negative'),
+        ({'data.mask_keep': 0.6, 'data.mask_random': 0.5}, 'data.mask_keep=0.6 and data.mask_random=0.5 .* at most 1'),
+        ({'data.mask_copies': 0}, 'data.mask_copies=0 must be positive'),
+        ({'data.denoisers': ()}, 'data.denoisers is empty'),
+        ({'data.denoisers': ('s', 'x32')}, "data.denoisers='x32' is unknown; did you mean 'x3'"),
         ({'train.objective': 'prefix_lm', 'evaluate.examples_while_training': 2}, 'only for train.objective=seq2seq'),
     ):
         with pytest.raises(UserError, match=line):

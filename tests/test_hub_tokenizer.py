@@ -201,6 +201,48 @@ def test_byte_lengths_of_pieces(kind, ours, theirs):
         assert length['##e'] == 1
 
 
+def words(ours, text):
+    ids = np.array(ours.encode(text))
+    parts = np.split(ids, np.flatnonzero(ours.word_starts(ids))[1:])
+    return [ours.decode(part).strip() for part in parts]
+
+
+def test_words_begin_where_the_vocabulary_says(kind, ours):
+    for line in ('the quick fox returns x + 1', 'costs 12345 naïve cafes', 'fox'):
+        found = words(ours, line)
+        assert kind != 'bert' or len(found) == len(line.split())  # its small vocabulary lacks some
+        if kind in ('t5', 'llama') and not found[0]:
+            del found[0]  # the space in front, where it is a token of its own
+        assert found == line.split() or kind == 'bert'
+    if kind == 'bert':
+        assert words(ours, 'the quick fox') == ['the', 'quick', 'fox']
+    if kind == 'llama':  # a byte
+        assert words(ours, 'the\nquick\n fox') == ['', 'the', 'quick', 'fox']
+    if kind in LOSSLESS:
+        assert words(ours, 'def f(x):\n    return x\n\tpass') == ['def', 'f(x):', 'return', 'x', 'pass']
+    assert max(map(len, map(ours.encode, ('the', 'returns', 'quick')))) > 1  # the words had several tokens
+
+
+def test_words_of_other_marks():
+    specials = {'<unk>': 0, '</s>': 1}
+    level = library.Tokenizer(models.WordLevel({**specials, 'a': 2, 'b': 3}, unk_token='<unk>'))
+    level.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    vocab = {**specials, 'a': 2, 'b': 3, 'a</w>': 4, 'b</w>': 5}
+    suffix = library.Tokenizer(models.BPE(vocab, [], unk_token='<unk>', end_of_word_suffix='</w>'))  # CLIP, GPT
+    suffix.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    bare = library.Tokenizer(models.BPE({**specials, 'a': 2, 'b': 3}, [], unk_token='<unk>'))
+    bare.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    for made in (level, suffix, bare):
+        made.add_special_tokens(['</s>', '<unk>'])
+    level, suffix, bare = (HubTokenizer(made.to_str().encode()) for made in (level, suffix, bare))
+    assert level.word_starts(np.array(level.encode('a b a'))).tolist() == [True] * 3
+    ids = suffix.encode('ab a bab')
+    assert ids == [2, 5, 4, 3, 2, 5]
+    assert suffix.word_starts(np.array(ids)).tolist() == [True, False, True, True, False, False]
+    with pytest.raises(UserError, match='does not say where words begin'):
+        bare.word_starts(np.array(bare.encode('ab a')))
+
+
 def test_what_changes_text_is_not_lossless():
     changes = {
         'normalizer': normalizers.NFC(),

@@ -165,6 +165,53 @@ def test_an_unknown_normalization_names_the_nearest() -> None:
         tokenizers.Byte.train([], Data(normalization='nfkd'))
 
 
+# ------------------------------------------------------------------------------------------- words
+
+
+def words(tokenizer: tokenizers.Tokenizer, text: str) -> list[str]:
+    ids = np.array(tokenizer.encode(text), np.int32)
+    starts = tokenizer.word_starts(ids)
+    assert starts.shape == ids.shape and starts.dtype == bool and starts[:1].all()
+    return [tokenizer.decode(part) for part in np.split(ids, np.flatnonzero(starts)[1:])]
+
+
+def test_words_by_hand(subword: tokenizers.Tokenizer) -> None:
+    text = 'to be,  or\n\tnot 語'
+    for tokenizer in (tokenizers.Byte(), tokenizers.Char.train([text[:9]])):
+        assert words(tokenizer, text) == ['to ', 'be,  ', 'or\n\t', 'not ', '語']
+        assert words(tokenizer, ' to') == [' ', 'to']
+    assert [word.strip() for word in words(subword, 'the fox\nx:  quick')] == ['the', 'fox', 'x:', 'quick']
+    closed = tokenizers.Symbol.train(['HH AH L OW'], Data(byte_fallback=False))
+    assert words(closed, 'HH L L OW') == ['HH', 'L', 'L', 'OW']
+    symbol = tokenizers.Symbol.train(['HH AH L OW'])  # unknown symbols are their bytes
+    assert [word.strip() for word in words(symbol, 'HH ZH EY1 L OW')] == ['HH', 'ZH', 'EY1', 'L', 'OW']
+
+
+@given(st.text('ab\u00e9 \n\t', max_size=40).map(str.lstrip))
+@example('the quick   brown\n\n  fox costs 12345')
+@settings(deadline=None)
+def test_words_are_what_whitespace_parts(subword: tokenizers.Tokenizer, text: str) -> None:
+    for tokenizer in (subword, tokenizers.Byte(), tokenizers.Char.train(['ab \n\t'])):
+        found = words(tokenizer, text)
+        assert ''.join(found) == text and [word.strip() for word in found if word] == text.split()
+
+
+def test_special_tokens_are_words(subword: tokenizers.Tokenizer) -> None:
+    for tokenizer in (subword, tokenizers.Byte()):
+        body = tokenizer.encode('fox')
+        ids = np.array([tokenizers.CLS, *tokenizer.encode(' fox'), tokenizers.MASK, *body, *body, tokenizers.SEP])
+        starts = tokenizer.word_starts(ids)
+        special = np.flatnonzero(~tokenizer.ordinary[ids])
+        assert starts[special].all() and starts[special[:-1] + 1].all()
+        assert starts[special[1] :].sum() == 3  # the mask, one word of two bodies, the end
+
+
+def test_a_vocabulary_without_whitespace_has_no_words() -> None:
+    char = tokenizers.Char.train(['hello'], Data(byte_fallback=False))
+    with pytest.raises(UserError, match='does not say where words begin'):
+        char.word_starts(np.array(char.encode('hell')))
+
+
 # ------------------------------------------------------------------------------------------- stored
 
 

@@ -12,7 +12,7 @@ import jax
 from tformer import config as config_lib
 from tformer import errors, model, objectives, optimizers, parameters, schedules, scores, sharding
 from tformer.config import Config
-from tformer.data import corrupt, examples, lines, packing, sources, tokenizers, vocabulary
+from tformer.data import corrupt, denoisers, examples, lines, packing, sources, tokenizers, vocabulary
 from tformer.decode import STRATEGIES
 from tformer.layers import attention, block, embed, heads, initializers, kernels, mlp, moe, norms, placements, positions
 
@@ -62,7 +62,9 @@ TABLES: dict[str, Iterable[Any]] = {
     'data.normalization': vocabulary.NORMALIZATIONS,
     'data.batching': packing.BATCHING,
     'data.overlong': examples.OVERLONG,
+    'data.mask_unit': corrupt.MASK_UNITS,
     'data.noise': corrupt.NOISES,
+    'data.denoisers': denoisers.DENOISERS,
     'data.split_by': sources.SPLITS_BY,
     'optimizer.name': optimizers.OPTIMIZERS,
     'optimizer.schedule': schedules.SCHEDULES,

@@ -33,7 +33,9 @@ def means(totals: Mapping[str, tuple[float, float]]) -> dict[str, float]:
 
 
 def derived(averages: Mapping[str, float]) -> dict[str, float]:
-    """Returns `averages` with the perplexity exp(nll) besides, at most `MAX_PERPLEXITY`."""
+    """Returns `averages` with the perplexity exp(nll), where there is one, at most `MAX_PERPLEXITY`."""
+    if 'nll' not in averages:
+        return dict(averages)
     return {**averages, 'perplexity': math.exp(min(averages['nll'], math.log(MAX_PERPLEXITY)))}
 
 

@@ -9,7 +9,8 @@ positions count from 0. Training is the presence of a dropout rng; decoding is t
 statistics change where their collection is mutable.
 """
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -17,176 +18,157 @@ from flax import linen as nn
 
 from tformer.config import Model, resolve_model
 from tformer.errors import choose
-from tformer.layers.attention import Scope
-from tformer.layers.block import Side, Stack
-from tformer.layers.cache import Cache, KeyValues, empty_cache
+from tformer.layers.cache import Cache, empty_cache
 from tformer.layers.dropout import Rates
-from tformer.layers.embed import Embedding, Foot
-from tformer.layers.heads import ClassHead, Pooler, VocabularyHead
-from tformer.layers.masks import attention_mask
-from tformer.layers.positions import POSITIONS, ROPE_SCALINGS, Angles, rotary_angles, rotary_frequencies
-
-Batch = Mapping[str, jax.Array]
+from tformer.layers.embed import Embedding, embedding_width
+from tformer.layers.heads import DetectionHead, LinearHead, Pooler, VocabularyHead
+from tformer.layers.tower import Batch, Tower, positions_of, real_tokens
 
 
-def positions_of(batch: Batch, prefix: str = '') -> jax.Array:
-    """Returns the batch's positions [B, T], counting from 0 where it has none."""
-    tokens_BT = batch[f'{prefix}inputs']
-    counted = jnp.broadcast_to(jnp.arange(tokens_BT.shape[1]), tokens_BT.shape)
-    return batch.get(f'{prefix}positions', counted)
-
-
-def real_tokens(batch: Batch) -> jax.Array:
-    """Returns mask_BT, False at padding."""
-    return positions_of(batch) >= 0
-
-
-class Tower(nn.Module):
-    """A foot and a stack: embedded tokens in, residual stream out."""
+class Family(nn.Module):
+    """What all families have: heads on the residual stream after their last stack. A head that is not called has no
+    parameters."""
 
     cfg: Model
-    stack_name: str  # encoder or decoder
-    cross: bool = False
 
-    def setup(self) -> None:
-        cfg, encoder = self.cfg, self.stack_name == 'encoder'
-        self.foot = Foot(cfg)
-        num_layers = cfg.num_encoder_layers if encoder else cfg.num_decoder_layers
-        self.stack = Stack(cfg, self.stack_name, num_layers, self.cross)
-        position = choose(POSITIONS, cfg.position, 'model.position')
-        shared = position.bias is not None and not cfg.relative_per_layer
-        self.bias = position.bias(cfg, encoder) if position.bias and shared else None
-        self.cross_bias = position.bias(cfg, True) if position.bias and shared and cfg.cross_position else None
-
-    def angles(self, positions_BT: jax.Array) -> Angles | None:
-        """Returns what queries and keys at these positions are turned by; None where they are not."""
+    def add_heads(self) -> None:
+        """Adds the heads; called in `setup`."""
         cfg = self.cfg
-        if not POSITIONS[cfg.position].rotates:
-            return None
-        assert cfg.head_dim
-        frequencies = rotary_frequencies(round(cfg.head_dim * cfg.rope_fraction), cfg.rope_theta)
-        scaling = choose(ROPE_SCALINGS, cfg.rope_scaling, 'model.rope_scaling')
-        return rotary_angles(positions_BT, scaling(frequencies, cfg.rope_factor, cfg.rope_trained_len))
+        self.head = VocabularyHead(cfg)
+        self.pooler = Pooler(cfg)
+        self.class_head = LinearHead(cfg, cfg.num_classes or 0)
+        self.number_head = LinearHead(cfg, 1)
+        self.tag_head = LinearHead(cfg, cfg.num_classes or 0)
+        self.span_head = LinearHead(cfg, 2)
 
-    def own_scope(
-        self,
-        query_BT: jax.Array,
-        key_BS: jax.Array,
-        segments_BT: jax.Array | None = None,
-        prefix_BS: jax.Array | None = None,
-    ) -> Scope:
-        """Returns what this stack's self-attention sees."""
-        causal = self.stack_name == 'decoder'
-        return Scope(
-            query_BT,
-            key_BS,
-            mask_BTS=attention_mask(query_BT, key_BS, segments_BT, segments_BT, prefix_BS, causal=causal),
-            bias_BNTS=None if self.bias is None else self.bias(query_BT, key_BS),
-            query_angles=self.angles(query_BT),
-        )
+    def features(self, batch: Batch, rates: Rates) -> jax.Array:
+        """Returns x_BTD, the stream of the last stack."""
+        raise NotImplementedError
 
-    def cross_scope(
-        self,
-        query_BT: jax.Array,
-        key_BS: jax.Array,
-        query_segments_BT: jax.Array | None = None,
-        key_segments_BS: jax.Array | None = None,
-    ) -> Scope:
-        """Returns what this stack's cross-attention sees."""
-        scope = Scope(
-            query_BT,
-            key_BS,
-            mask_BTS=attention_mask(query_BT, key_BS, query_segments_BT, key_segments_BS, causal=False),
-        )
-        if not self.cfg.cross_position:
-            return scope
-        return scope.replace(
-            bias_BNTS=None if self.cross_bias is None else self.cross_bias(query_BT, key_BS),
-            query_angles=self.angles(query_BT),
-            key_angles=self.angles(key_BS),
-        )
+    def pool(self, batch: Batch, rates: Rates | None = None) -> jax.Array:
+        """Returns x_BD, one vector for each sequence."""
+        rates = Rates.of(self.cfg) if rates is None else rates
+        return self.pooler(self.features(batch, rates), real_tokens(batch))
 
-    def __call__(self, x_BTE: jax.Array, batch: Batch, rates: Rates, encoded_BSD: jax.Array | None = None) -> jax.Array:
-        """Returns x_BTD after the stack, all positions at once."""
-        prefix = 'encoder_' if self.stack_name == 'encoder' and 'encoder_inputs' in batch else ''
-        positions_BT, segments_BT = positions_of(batch, prefix), batch.get(f'{prefix}segment_ids')
-        seen_early = batch.get('prefix') if self.stack_name == 'decoder' else None
-        side = Side(self.own_scope(positions_BT, positions_BT, segments_BT, seen_early), rates)
-        if encoded_BSD is not None:
-            encoder = positions_of(batch, 'encoder_'), segments_BT, batch.get('encoder_segment_ids')
-            side = side.replace(cross=self.cross_scope(positions_BT, *encoder), encoded_BSD=encoded_BSD)
-        return self.stack(self.foot(x_BTE, positions_BT, rates, batch.get('token_types')), side)[0]
+    def classify(self, batch: Batch, rates: Rates | None = None) -> jax.Array:
+        """Returns logits_BC, float32, of the pooled sequence."""
+        rates = Rates.of(self.cfg) if rates is None else rates
+        return self.class_head(self.pool(batch, rates), rates.head)
 
-    def extend(
-        self, x_BTE: jax.Array, positions_BT: jax.Array, cache: Cache, prefix_BT: jax.Array | None = None
-    ) -> tuple[jax.Array, Cache]:
-        """Returns (x_BTD of the new tokens, the cache with them)."""
-        placed = cache.place(positions_BT, prefix_BT)
-        own = self.own_scope(positions_BT, placed.positions_BS, None, placed.prefix_BS)
-        side = Side(own, Rates(), cache.index)
-        if cache.encoder_positions_BS is not None:
-            side = side.replace(cross=self.cross_scope(positions_BT, cache.encoder_positions_BS))
-        x_BTD, keys_values = self.stack(self.foot(x_BTE, positions_BT, Rates()), side, cache.own, cache.cross)
-        return x_BTD, placed.replace(own=keys_values)
+    def regress(self, batch: Batch, rates: Rates | None = None) -> jax.Array:
+        """Returns a number for each pooled sequence, float32 [B]."""
+        rates = Rates.of(self.cfg) if rates is None else rates
+        return self.number_head(self.pool(batch, rates), rates.head)[:, 0]
 
-    def cross_keys_values(self, encoded_BSD: jax.Array, positions_BS: jax.Array) -> KeyValues:
-        """Returns keys and values of the encoder's output for every layer."""
-        return self.stack.cross_keys_values(encoded_BSD, self.angles(positions_BS) if self.cfg.cross_position else None)
+    def tag(self, batch: Batch, rates: Rates | None = None) -> jax.Array:
+        """Returns logits_BTC, float32, of each token."""
+        rates = Rates.of(self.cfg) if rates is None else rates
+        return self.tag_head(self.features(batch, rates), rates.head)
+
+    def find_spans(self, batch: Batch, rates: Rates | None = None) -> jax.Array:
+        """Returns logits_BT2, float32: of each token as the first of an answer, and as the last."""
+        rates = Rates.of(self.cfg) if rates is None else rates
+        return self.span_head(self.features(batch, rates), rates.head)
 
 
-class EncoderOnly(nn.Module):
+class EncoderOnly(Family):
     """BERT: every token sees every other (Devlin et al. 2019)."""
-
-    cfg: Model
 
     def setup(self) -> None:
         cfg = self.cfg
         assert cfg.vocab_size
         self.embed = Embedding(cfg, cfg.vocab_size)
         self.encoder = Tower(cfg, 'encoder')
-        self.head = VocabularyHead(cfg)
-        self.pooler = Pooler(cfg)
-        self.class_head = ClassHead(cfg)
+        self.add_heads()
+        self.sentence_head = LinearHead(cfg, 2)
+        self.generator = Generator(narrowed(cfg))
+        self.detection_head = DetectionHead(cfg)
 
     def encode(self, batch: Batch, rates: Rates | None = None) -> jax.Array:
         """Returns x_BTD."""
         rates = Rates.of(self.cfg) if rates is None else rates
         return self.encoder(self.embed(batch['inputs']), batch, rates)
 
-    def __call__(self, batch: Batch, rates: Rates | None = None) -> jax.Array:
-        """Returns logits_BTV, float32."""
-        tied = self.embed.logits if self.cfg.tied_embeddings else None
-        return self.head(self.encode(batch, rates), real_tokens(batch), tied)
-
-    def pool(self, batch: Batch, rates: Rates | None = None) -> jax.Array:
-        """Returns x_BD, one vector for each sequence."""
-        return self.pooler(self.encode(batch, rates), real_tokens(batch))
-
-    def classify(self, batch: Batch, rates: Rates | None = None) -> jax.Array:
-        """Returns logits_BC, float32, of the pooled sequence."""
-        return self.class_head(self.pool(batch, rates))
-
-
-class DecoderOnly(nn.Module):
-    """GPT: every token sees those before it (Radford et al. 2018)."""
-
-    cfg: Model
-
-    def setup(self) -> None:
-        cfg = self.cfg
-        assert cfg.vocab_size
-        self.embed = Embedding(cfg, cfg.vocab_size)
-        self.decoder = Tower(cfg, 'decoder')
-        self.head = VocabularyHead(cfg)
+    def features(self, batch: Batch, rates: Rates) -> jax.Array:
+        return self.encode(batch, rates)
 
     def logits(self, x_BTD: jax.Array, real_BT: jax.Array) -> jax.Array:
         return self.head(x_BTD, real_BT, self.embed.logits if self.cfg.tied_embeddings else None)
 
     def __call__(self, batch: Batch, rates: Rates | None = None) -> jax.Array:
         """Returns logits_BTV, float32."""
+        return self.logits(self.encode(batch, rates), real_tokens(batch))
+
+    def unmask_pairs(self, batch: Batch, rates: Rates | None = None) -> tuple[jax.Array, jax.Array]:
+        """Returns (logits_BTV of the tokens, logits_BC of two sentences), float32."""
+        x_BTD, real_BT = self.encode(batch, rates), real_tokens(batch)
+        return self.logits(x_BTD, real_BT), self.sentence_head(self.pooler(x_BTD, real_BT))
+
+    def detect(self, batch: Batch, rates: Rates | None = None) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Returns (the generator's logits_BTV, the tokens with what it drew, a number for each: was it replaced?).
+
+        The generator fills the places that have `weights`, drawing with the key `sample`, or always alike without one;
+        no gradient goes through what it drew (Clark et al. 2020, section 2). Token embeddings are shared.
+        """
         rates = Rates.of(self.cfg) if rates is None else rates
-        x_BTD = self.decoder(self.embed(batch['inputs']), batch, rates)
-        return self.logits(x_BTD, real_tokens(batch))
+        tied = self.embed.logits if self.cfg.tied_embeddings else None
+        logits_BTV = self.generator(self.embed(batch['inputs']), batch, rates, tied)
+        key = self.make_rng('sample') if self.has_rng('sample') else jax.random.key(0)
+        drawn_BT = jax.random.categorical(key, jax.lax.stop_gradient(logits_BTV)).astype(batch['inputs'].dtype)
+        tokens_BT = jnp.where(batch['weights'] > 0, drawn_BT, batch['inputs'])
+        return logits_BTV, tokens_BT, self.detection_head(self.encode({**batch, 'inputs': tokens_BT}, rates))
+
+
+class Generator(nn.Module):
+    """ELECTRA's small masked language model, over the embeddings of the large one (Clark et al. 2020, 3.2)."""
+
+    cfg: Model
+
+    def setup(self) -> None:
+        self.encoder = Tower(self.cfg, 'encoder')
+        self.head = VocabularyHead(self.cfg)
+
+    def __call__(
+        self, x_BTE: jax.Array, batch: Batch, rates: Rates, tied: Callable[[jax.Array], jax.Array] | None
+    ) -> jax.Array:
+        """Returns logits_BTV, float32."""
+        return self.head(self.encoder(x_BTE, batch, rates), real_tokens(batch), tied)
+
+
+def narrowed(cfg: Model) -> Model:
+    """Returns the generator's part of `cfg`: fewer heads of the same size, widths in proportion, tokens as wide."""
+    heads = max(1, round(cfg.num_heads * cfg.generator_fraction))
+    share = heads / cfg.num_heads
+    return dataclasses.replace(
+        cfg,
+        num_heads=heads,
+        num_kv_heads=max(1, round((cfg.num_kv_heads or cfg.num_heads) * share)),
+        emb_dim=round(cfg.emb_dim * share),
+        mlp_dim=max(1, round(cfg.mlp_dim * share)),
+        base_emb_dim=cfg.base_emb_dim and round(cfg.base_emb_dim * share),
+        embedding_factor_dim=embedding_width(cfg),
+    )
+
+
+class DecoderOnly(Family):
+    """GPT: every token sees those before it (Radford et al. 2018)."""
+
+    def setup(self) -> None:
+        cfg = self.cfg
+        assert cfg.vocab_size
+        self.embed = Embedding(cfg, cfg.vocab_size)
+        self.decoder = Tower(cfg, 'decoder')
+        self.add_heads()
+
+    def features(self, batch: Batch, rates: Rates) -> jax.Array:
+        return self.decoder(self.embed(batch['inputs']), batch, rates)
+
+    def logits(self, x_BTD: jax.Array, real_BT: jax.Array) -> jax.Array:
+        return self.head(x_BTD, real_BT, self.embed.logits if self.cfg.tied_embeddings else None)
+
+    def __call__(self, batch: Batch, rates: Rates | None = None) -> jax.Array:
+        """Returns logits_BTV, float32."""
+        return self.logits(self.features(batch, Rates.of(self.cfg) if rates is None else rates), real_tokens(batch))
 
     def start(self, batch: Batch, slots: int) -> Cache:
         """Returns an empty cache of `slots` slots for the rows of `batch`."""
@@ -200,10 +182,8 @@ class DecoderOnly(nn.Module):
         return self.logits(x_BTD, positions_BT >= 0), cache
 
 
-class EncoderDecoder(nn.Module):
+class EncoderDecoder(Family):
     """The original (Vaswani et al. 2017), T5, BART: a decoder that also sees an encoder's output."""
-
-    cfg: Model
 
     def setup(self) -> None:
         cfg = self.cfg
@@ -213,7 +193,7 @@ class EncoderDecoder(nn.Module):
             self.encoder_embed = Embedding(cfg, cfg.encoder_vocab_size)
         self.encoder = Tower(cfg, 'encoder')
         self.decoder = Tower(cfg, 'decoder', cross=True)
-        self.head = VocabularyHead(cfg)
+        self.add_heads()
 
     def logits(self, x_BTD: jax.Array, real_BT: jax.Array) -> jax.Array:
         return self.head(x_BTD, real_BT, self.embed.logits if self.cfg.tied_embeddings in ('all', 'output') else None)
@@ -224,12 +204,12 @@ class EncoderDecoder(nn.Module):
         embed = self.embed if self.cfg.tied_embeddings in ('all', 'inputs') else self.encoder_embed
         return self.encoder(embed(batch['encoder_inputs']), batch, rates)
 
+    def features(self, batch: Batch, rates: Rates) -> jax.Array:
+        return self.decoder(self.embed(batch['inputs']), batch, rates, self.encode(batch, rates))
+
     def __call__(self, batch: Batch, rates: Rates | None = None) -> jax.Array:
         """Returns the decoder's logits_BTV, float32."""
-        rates = Rates.of(self.cfg) if rates is None else rates
-        encoded_BSD = self.encode(batch, rates)
-        x_BTD = self.decoder(self.embed(batch['inputs']), batch, rates, encoded_BSD)
-        return self.logits(x_BTD, real_tokens(batch))
+        return self.logits(self.features(batch, Rates.of(self.cfg) if rates is None else rates), real_tokens(batch))
 
     def start(self, batch: Batch, slots: int) -> Cache:
         """Returns an empty cache of `slots` slots that holds the encoder's keys and values of `batch`."""

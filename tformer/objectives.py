@@ -1,13 +1,15 @@
-"""What is trained: from logits and a batch to sums and weights, divided once by whoever adds them up."""
+"""What is trained: from a model's outputs and a batch to sums and weights, divided once by whoever adds them up."""
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from tformer.layers.dropout import Rate
 
+Batch = Mapping[str, jax.Array]
+Scalar = float | jax.Array
 Pair = tuple[jax.Array, jax.Array]  # (sum, weight)
 Scores = dict[str, Pair]
 
@@ -29,12 +31,20 @@ def cross_entropy(logits: jax.Array, targets: jax.Array, label_smoothing: Rate =
     return normalizer - (1 - label_smoothing) * picked - label_smoothing * jnp.mean(logits, axis=-1)
 
 
-def classification_scores(logits: jax.Array, targets: jax.Array, weights: jax.Array, smoothing: Rate) -> Scores:
-    """Returns (sum, weight) of `loss`, which is trained, of `nll` without smoothing, and of `accuracy`."""
+def class_scores(
+    logits: jax.Array, targets: jax.Array, weights: jax.Array, smoothing: Rate = None, z_loss: Rate = None
+) -> Scores:
+    """Returns (sum, weight) of `loss`, which is trained, of `nll` without smoothing, and of `accuracy`.
+
+    z_loss times the squared log-sum-exp of the logits, which keeps them from drifting, is part of the loss (Chowdhery
+    et al. 2022, section 5).
+    """
     weight = jnp.sum(weights)
     correct = jnp.argmax(logits, axis=-1) == targets
     nll = cross_entropy(logits, targets)
     loss = nll if smoothing is None else cross_entropy(logits, targets, smoothing)
+    if z_loss is not None:
+        loss += z_loss * jnp.square(jax.nn.logsumexp(logits.astype(jnp.float32), axis=-1))
     return {
         'loss': (jnp.sum(loss * weights), weight),
         'nll': (jnp.sum(nll * weights), weight),
@@ -42,34 +52,169 @@ def classification_scores(logits: jax.Array, targets: jax.Array, weights: jax.Ar
     }
 
 
-def token_scores(logits_BTV: jax.Array, batch: Mapping[str, jax.Array], smoothing: Rate) -> Scores:
+def token_scores(logits_BTV: jax.Array, batch: Batch, smoothing: Rate = None, z_loss: Rate = None) -> Scores:
     """Scores of every token whose `weights` is not 0."""
-    return classification_scores(logits_BTV, batch['targets'], batch['weights'], smoothing)
+    return class_scores(logits_BTV, batch['targets'], batch['weights'], smoothing, z_loss)
 
 
-def label_scores(logits_BC: jax.Array, batch: Mapping[str, jax.Array], smoothing: Rate) -> Scores:
+def label_scores(logits_BC: jax.Array, batch: Batch, smoothing: Rate = None, z_loss: Rate = None) -> Scores:
     """Scores of every sequence whose `label_weights` is not 0."""
-    return classification_scores(logits_BC, batch['labels'], batch['label_weights'], smoothing)
+    return class_scores(logits_BC, batch['labels'], batch['label_weights'], smoothing, z_loss)
+
+
+def number_scores(numbers_B: jax.Array, batch: Batch, smoothing: Rate = None, z_loss: Rate = None) -> Scores:
+    """The squared error of every sequence whose `label_weights` is not 0."""
+    errors = jnp.square(numbers_B - batch['labels']) * batch['label_weights']
+    return {'loss': (jnp.sum(errors), jnp.sum(batch['label_weights']))}
+
+
+def span_scores(logits_BT2: jax.Array, batch: Batch, smoothing: Rate = None, z_loss: Rate = None) -> Scores:
+    """Scores of the first and the last token of an answer, among the tokens whose `weights` is not 0.
+
+    The mean of both losses; right is an answer of which both are (Devlin et al. 2019, 4.2).
+    """
+    logits_B2T = jnp.moveaxis(candidates(logits_BT2, batch), 2, 1)
+    weights_B2 = jnp.broadcast_to(batch['label_weights'][:, None] / 2, batch['labels'].shape)
+    found = class_scores(logits_B2T, batch['labels'], weights_B2, smoothing, z_loss)
+    both = jnp.all(jnp.argmax(logits_B2T, -1) == batch['labels'], 1) * batch['label_weights']
+    return {**found, 'accuracy': (jnp.sum(both), found['loss'][1])}
+
+
+def candidates(logits_BT2: jax.Array, batch: Batch) -> jax.Array:
+    """Returns the logits with the least number there is where a token cannot be part of an answer."""
+    return jnp.where(batch['weights'][:, :, None] > 0, logits_BT2, jnp.finfo(jnp.float32).min)
+
+
+def sentence_scores(
+    outputs: tuple[jax.Array, jax.Array], batch: Batch, smoothing: Rate = None, z_loss: Rate = None
+) -> Scores:
+    """Scores of the masked tokens, with the loss of two sentences on top (Devlin et al. 2019, 3.1; Lan et al. 2020)."""
+    logits_BTV, logits_BC = outputs
+    found, pairs = token_scores(logits_BTV, batch, smoothing, z_loss), label_scores(logits_BC, batch, None, None)
+    loss, weight = found['loss']
+    return {
+        **found,
+        'loss': (loss + pairs['loss'][0], weight),
+        'sentence_loss': pairs['loss'],
+        'sentence_accuracy': pairs['accuracy'],
+    }
+
+
+def detection_scores(
+    outputs: tuple[jax.Array, jax.Array, jax.Array], batch: Batch, smoothing: Rate = None, z_loss: Rate = None
+) -> Scores:
+    """Scores of the generator's masked tokens, with the detector's loss of every token on top: was it replaced?
+
+    A token that the generator got right was not (Clark et al. 2020, section 2).
+    """
+    logits_BTV, tokens_BT, detected_BT = outputs
+    found = token_scores(logits_BTV, batch, smoothing, z_loss)
+    originals_BT = jnp.where(batch['weights'] > 0, batch['targets'], batch['inputs'])
+    replaced_BT, weights_BT = tokens_BT != originals_BT, batch['detection_weights']
+    losses_BT = jax.nn.softplus(jnp.where(replaced_BT, -detected_BT, detected_BT))
+    loss, weight = found['loss']
+    detection, every = jnp.sum(losses_BT * weights_BT), jnp.sum(weights_BT)
+    return {
+        **found,
+        'loss': (loss + detection, weight),
+        'detection_loss': (detection, every),
+        'detection_accuracy': (jnp.sum(((detected_BT > 0) == replaced_BT) * weights_BT), every),
+        'replaced': (jnp.sum(replaced_BT * weights_BT), every),
+    }
+
+
+# ------------------------------------------------------------------------------------- two losses, one division
+
+
+def one_loss(batch: Batch, weight: Scalar) -> Batch:
+    """Returns the batch as it is."""
+    return batch
+
+
+def with_sentences(batch: Batch, weight: Scalar) -> Batch:
+    """Returns the batch with `label_weights` that add up to `weight` times what `weights` do.
+
+    So the sum of both losses over the sum of `weights` is the mean of one plus `weight` times the mean of the other,
+    in whatever parts a batch is computed.
+    """
+    return {**batch, 'label_weights': _scaled(batch['label_weights'], batch, weight)}
+
+
+def with_detection(batch: Batch, weight: Scalar) -> Batch:
+    """Returns the batch with `detection_weights` of every token, likewise."""
+    real_BT = (batch['positions'] >= 0).astype(jnp.float32)
+    return {**batch, 'detection_weights': _scaled(real_BT, batch, weight)}
+
+
+def _scaled(weights: jax.Array, batch: Batch, weight: Scalar) -> jax.Array:
+    return weights * (weight * jnp.sum(batch['weights']) / jnp.maximum(jnp.sum(weights), 1.0))
+
+
+# --------------------------------------------------------------------------------------------------- predictions
+
+
+def most_likely(logits: jax.Array, batch: Batch, longest: int) -> jax.Array:
+    """Returns the class of each sequence, or of each token."""
+    return jnp.argmax(logits, axis=-1)
+
+
+def as_it_is(numbers_B: jax.Array, batch: Batch, longest: int) -> jax.Array:
+    """Returns the number of each sequence."""
+    return numbers_B
+
+
+def sentence_classes(outputs: tuple[jax.Array, jax.Array], batch: Batch, longest: int) -> jax.Array:
+    """Returns the class of each pair of sentences."""
+    return jnp.argmax(outputs[1], axis=-1)
+
+
+def best_spans(logits_BT2: jax.Array, batch: Batch, longest: int) -> tuple[jax.Array, ...]:
+    """Returns (the best answer's first token, its last, its score, the score of no answer), each [B].
+
+    A score is the sum of the logits of first and last token; no answer is position 0 as both. The best answer has at
+    most `longest` tokens, all of them candidates (Devlin et al. 2019, 4.2 and 4.3).
+    """
+    first_BT, last_BT = (candidates(logits_BT2, batch)[..., side] for side in (0, 1))
+    T = first_BT.shape[1]
+    span_TT = jnp.arange(T)[None, :] - jnp.arange(T)[:, None]  # [first, last]
+    legal_TT = (span_TT >= 0) & (span_TT < longest) & (jnp.arange(T)[:, None] > 0)
+    scores_BTT = jnp.where(legal_TT[None], first_BT[:, :, None] + last_BT[:, None, :], -jnp.inf)
+    flat = scores_BTT.reshape(-1, T * T)
+    best_B = jnp.argmax(flat, axis=1)
+    return best_B // T, best_B % T, jnp.max(flat, axis=1), first_BT[:, 0] + last_BT[:, 0]
 
 
 class Objective(NamedTuple):
     """A training task on the batch contract.
 
     Attributes:
-      method: of the model, from a batch to the logits.
-      scores: from logits, batch and label smoothing to sums and weights.
+      method: of the model, from a batch to its outputs.
+      scores: from outputs, batch, label smoothing and z-loss to sums and weights.
+      predict: from outputs, batch and the longest answer to what is judged by more than sums; None: nothing is.
+      weigh: from a whole batch to one whose losses add up, given the weight of the second.
+      second_weight: of the second loss, where train.second_loss_weight is None.
     """
 
     method: str
-    scores: Callable[[jax.Array, Mapping[str, jax.Array], Rate], Scores]
+    scores: Callable[..., Scores]
+    predict: Callable[[Any, Batch, int], Any] | None = None
+    weigh: Callable[[Batch, Scalar], Batch] = one_loss
+    second_weight: float = 1.0
 
 
-OBJECTIVES: dict[str, Objective] = {  # what the batch holds is decided by tformer.data.pipeline
+OBJECTIVES: dict[str, Objective] = {  # what the batch holds is decided by tformer.data.examples.FORMS
     'causal_lm': Objective('__call__', token_scores),  # Radford et al. 2018
     'masked_lm': Objective('__call__', token_scores),  # Devlin et al. 2019, 3.1
+    'masked_lm_nsp': Objective('unmask_pairs', sentence_scores, sentence_classes, with_sentences),  # the same
+    'masked_lm_sop': Objective('unmask_pairs', sentence_scores, sentence_classes, with_sentences),  # Lan et al. 2020
+    'replaced_token': Objective('detect', detection_scores, None, with_detection, 50.0),  # Clark et al. 2020
     'seq2seq': Objective('__call__', token_scores),  # Vaswani et al. 2017
-    'classification': Objective('classify', label_scores),  # Devlin et al. 2019, 4.1
     'prefix_lm': Objective('__call__', token_scores),  # Raffel et al. 2020, 3.2.1
     'span_corruption': Objective('__call__', token_scores),  # Raffel et al. 2020, 3.1.4
     'denoising': Objective('__call__', token_scores),  # Lewis et al. 2020, 2.2
+    'ul2': Objective('__call__', token_scores),  # Tay et al. 2023, 3.1
+    'classification': Objective('classify', label_scores, most_likely),  # Devlin et al. 2019, 4.1
+    'regression': Objective('regress', number_scores, as_it_is),  # Devlin et al. 2019, 4.1 (STS-B)
+    'token_classification': Objective('tag', token_scores, most_likely),  # Devlin et al. 2019, 5.3
+    'question_answering': Objective('find_spans', span_scores, best_spans),  # Devlin et al. 2019, 4.2
 }

@@ -129,7 +129,7 @@ def evaluate(run: Run, split: str, records: Sequence[Record] | None = None, **fa
     batches = pipeline.Batches(divided, run.tokenizers, split, training=False, records=records)
     with jax.set_mesh(mesh), nn.logical_axis_rules(sharding.RULES[config.mesh.rules]):
         variables = jax.device_put(run.variables, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
-        score = evaluate_lib.make_scorer(run.model, OBJECTIVES[config.train.objective], mesh)
+        score = evaluate_lib.make_scorer(run.model, config, mesh)
         found = score(variables, batches, None, run.tokenizers)
         if config.evaluate.metrics:
             found |= generated_scores(config, variables, run.tokenizers, records)
@@ -152,10 +152,11 @@ def samples(run: Run, records: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns lines that show what the run makes of some records, evenly spread over the split."""
     count = min(run.config.evaluate.samples, len(records))
     pairs = 'source' in FIELDS[run.config.train.objective]
-    if not count or not (pairs or run.config.model.family == 'decoder'):
+    continues = run.config.model.family == 'decoder' and run.config.train.objective in ('causal_lm', 'prefix_lm')
+    if not count or not (pairs or continues):
         return []
     chosen = [records[i * len(records) // count] for i in range(count)]
-    if run.config.model.family == 'decoder':
+    if not pairs:
         outputs = generate(run, [''] * min(count, 2))
         return [line for output in outputs for line in ('--- sample', output)]
     outputs = generate(run, [record['source'] for record in chosen], cut=True)

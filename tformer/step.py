@@ -19,6 +19,9 @@ Batch = Mapping[str, Any]
 Step = Callable[[TrainState, Batch, Hyper], tuple[TrainState, dict[str, Any]]]
 
 
+_SAMPLE = 1 << 30  # of a part's key: what the model itself draws; parts of a batch come before it
+
+
 def make_train_step(
     model: nn.Module, objective: Objective, optimizer: optax.GradientTransformation, config: Config
 ) -> Step:
@@ -34,8 +37,8 @@ def make_train_step(
     optimizer = optax.with_extra_args_support(optimizer)
 
     def loss_sum(params: Any, statistics: Any, batch: Batch, hyper: Hyper, key: jax.Array) -> Any:
-        rngs = {'dropout': key} if jax.tree.leaves(hyper.rates) else {}
-        logits, found = model.apply(
+        rngs = {'sample': jax.random.fold_in(key, _SAMPLE)} | ({'dropout': key} if jax.tree.leaves(hyper.rates) else {})
+        outputs, found = model.apply(
             variables(params, statistics),
             batch,
             hyper.rates,
@@ -43,7 +46,7 @@ def make_train_step(
             method=objective.method,
             mutable=['statistics', 'losses'],
         )
-        scores = objective.scores(logits, batch, hyper.label_smoothing)
+        scores = objective.scores(outputs, batch, hyper.label_smoothing, hyper.z_loss)
         total, weight = scores['loss']
         sown = jax.tree.leaves(found.get('losses', {}))
         if sown:
@@ -75,6 +78,7 @@ def make_train_step(
 
     def step(state: TrainState, batch: Batch, hyper: Hyper) -> tuple[TrainState, dict[str, Any]]:
         key = step_key(hyper.seed, state.step + 1)
+        batch = objective.weigh(batch, hyper.second_loss_weight)
         grads, (scores, statistics) = accumulated(state.params, state.statistics, batch, hyper, key)
         weight = jnp.maximum(scores['loss'][1], 1.0)
         grads = jax.tree.map(lambda g: g / weight, grads)

@@ -87,7 +87,7 @@ def _train(
     state, shardings = start_state(model, objective, optimizer, hyper, example, mesh, rules)
     step = make_train_step(model, objective, optimizer, config)
     step = jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
-    score, data = evaluate.make_scorer(model, objective, mesh), amounts(batches, tokens)
+    score, data = evaluate.make_scorer(model, config, mesh), amounts(batches, tokens)
     saved, best = checkpoint.Checkpoints(home, config.train.keep_last), Best()
     if saved.latest is not None:
         state, run = saved.restore(state)

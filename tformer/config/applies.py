@@ -63,9 +63,7 @@ APPLIES: dict[str, tuple[Condition, str]] = {
     'expert_capacity': (lambda m: m.expert_dispatch == 'capacity', 'model.expert_dispatch is capacity'),
     'balance_weight': _EXPERTS,
     'router_z_weight': _EXPERTS,
-    'num_classes': _ENCODER_ONLY,
-    'pooling': _ENCODER_ONLY,
-    'pooler': _ENCODER_ONLY,
+    'generator_fraction': _ENCODER_ONLY,
     'base_emb_dim': (lambda m: m.parametrization == 'mup', 'model.parametrization is mup'),
 }
 _DERIVED = ('num_kv_heads', 'head_dim', 'value_dim', 'encoder_vocab_size', 'final_norm')  # a resolved model sets them

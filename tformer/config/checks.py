@@ -10,19 +10,21 @@ from tformer.config.model import Model, resolve_model
 from tformer.config.run import Config, Data, Optimizer
 from tformer.errors import UserError
 
+GIVEN = ('seq2seq', 'span_corruption', 'denoising', 'ul2')  # a text is written where another is given
+WRITING = (*GIVEN, 'prefix_lm', 'causal_lm')  # a text is written
 _EVERY = ('encoder', 'decoder', 'encoder_decoder')
-_WRITES = ('encoder_decoder', 'decoder')
 FAMILY_OF = {
     'causal_lm': ('decoder',),
     'masked_lm': ('encoder',),
+    'masked_lm_nsp': ('encoder',),
+    'masked_lm_sop': ('encoder',),
+    'replaced_token': ('encoder',),
     'classification': _EVERY,
     'regression': _EVERY,
     'token_classification': _EVERY,
     'question_answering': _EVERY,
-    'seq2seq': _WRITES,
     'prefix_lm': ('decoder', 'encoder_decoder'),
-    'span_corruption': _WRITES,
-    'denoising': _WRITES,
+    **dict.fromkeys(GIVEN, ('encoder_decoder', 'decoder')),
 }
 
 MUP_OPTIMIZERS = ('adam', 'adamw', 'lion', 'adafactor', 'schedule_free')  # optimizers.rate_factors scales their rates
@@ -40,17 +42,18 @@ POSITIVE = (
     'train.num_steps train.num_epochs train.batch_size train.microbatches train.log_every train.eval_every '
     'train.eval_batches train.checkpoint_every train.keep_last train.patience decode.max_len decode.beam_size '
     'data.mask_rate data.delete_rate data.infill_rate data.weight data.mixture_temperature data.row_multiple '
-    'data.question_length data.stride '
+    'data.question_length data.stride data.mask_copies model.generator_fraction evaluate.answer_length '
     'decode.temperature decode.top_k decode.top_p decode.batch_size evaluate.max_examples'
 ).split()
 NOT_NEGATIVE = (
-    'model.position_offset model.balance_weight model.router_z_weight '
-    'data.num_workers data.sentinels optimizer.warmup_steps '
+    'train.z_loss train.second_loss_weight model.position_offset model.balance_weight model.router_z_weight '
+    'data.num_workers data.sentinels data.mask_keep data.mask_random optimizer.warmup_steps '
     'optimizer.final_fraction optimizer.weight_decay train.seed decode.length_penalty '
     'evaluate.examples_while_training evaluate.samples'
 ).split()
 BELOW_ONE = (  # from 0
-    'model.dropout_rate model.attention_dropout_rate model.activation_dropout_rate data.mask_rate optimizer.beta1 '
+    'model.dropout_rate model.attention_dropout_rate model.activation_dropout_rate model.head_dropout_rate '
+    'data.mask_rate optimizer.beta1 '
     'data.delete_rate data.infill_rate optimizer.beta2 optimizer.momentum optimizer.decay_fraction optimizer.ema_decay '
     'train.label_smoothing'
 ).split()
@@ -247,6 +250,12 @@ def _check_data(data: Data, model: Model) -> None:
         data.mean_span_length >= 1,
         f'data.mean_span_length={data.mean_span_length} must be at least 1',
     )
+    _require(
+        data.mask_keep + data.mask_random <= 1,
+        f'data.mask_keep={data.mask_keep} and data.mask_random={data.mask_random} are shares of the hidden tokens: '
+        'their sum must be at most 1',
+    )
+    _require(bool(data.denoisers), 'data.denoisers is empty: it must name one or more')
     _require(len(data.tfds_splits) == 3, f'data.tfds_splits={data.tfds_splits} must name three: train, valid, test')
 
 

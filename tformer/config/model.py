@@ -73,14 +73,16 @@ class Model:
     output_scale: str | None = None  # factor on the stream before the vocabulary
     output_softcap: float | None = None  # c tanh(logits / c) (Gemma Team 2024)
     mlm_transform: bool = False  # BERT's dense + activation + norm before the vocabulary (Devlin et al. 2019)
-    num_classes: int | None = None  # classification; None: the number of labels in the training split
-    pooling: str = 'mean'  # how a sequence becomes one vector for classification
-    pooler: bool = False  # classification: BERT's dense + tanh after the pooling
+    num_classes: int | None = None  # of sequences or tokens; None: the number of labels in the training split
+    pooling: str = 'mean'  # how a sequence becomes one vector for its class or number
+    pooler: bool = False  # BERT's dense + tanh after the pooling
+    generator_fraction: float = 0.25  # replaced_token: width of the generator, by that of the model (Clark et al. 2020)
 
     # Dropout
     dropout_rate: float = 0.1  # on the embeddings and on each sub-layer's output (Vaswani et al. 2017, 5.4)
     attention_dropout_rate: float = 0.0  # on the attention probabilities
     activation_dropout_rate: float = 0.0  # inside the feed-forward, after the activation
+    head_dropout_rate: float = 0.0  # before the heads of fine-tuning (Devlin et al. 2019, as its code does)
 
     # Initialisation
     initializer: str | None = None  # of kernels and tables; None: xavier, or what placement or parametrization need

@@ -38,10 +38,15 @@ class Data:
     num_buckets: int = 8  # bucket: shapes to pad to, chosen for little padding; each is compiled once
     batch_tokens: int | None = None  # bucket: tokens a batch (longer side); None: train.batch_size rows each
     mask_rate: float = 0.15  # masked_lm, span_corruption, denoising with mask: share of the tokens that is hidden
+    mask_unit: str = 'token'  # masked_lm: what is hidden together; word: whole words (Cui et al. 2021)
+    mask_keep: float = 0.1  # masked_lm: share of the hidden tokens that stay as they are (Wettig et al. 2023)
+    mask_random: float = 0.1  # masked_lm: share of the hidden tokens that become random; the rest become the mask
+    mask_copies: int | None = None  # corruptions of a text, which take turns; None: a new one in every epoch
     mean_span_length: float = 3.0  # span_corruption, denoising with infill: tokens of a span (Raffel et al. 2020)
     noise: tuple[str, ...] = ('permute', 'infill')  # denoising: what is done to a text, in order (Lewis et al. 2020)
     infill_rate: float = 0.3  # denoising with infill: share of the tokens that spans hide
     delete_rate: float = 0.15  # denoising with delete: share of the tokens that are left out
+    denoisers: tuple[str, ...] = ('r3', 'r8', 's', 'x3', 'x8', 'x64', 'x64_low')  # ul2: one is drawn for each text
     bidirectional_prefix: bool = True  # decoder: what is given to write from is seen whole (Raffel et al. 2020, 3.2.1)
     question_length: int = 64  # question_answering: longest question, in tokens
     stride: int = 128  # question_answering: tokens between the windows of a long context (Devlin et al. 2019)
@@ -80,6 +85,8 @@ class Train:
     batch_size: int = 32  # rows a step; microbatches times data-parallel devices must divide them
     microbatches: int = 1  # gradient accumulation: parts that a batch is computed in
     label_smoothing: float = 0.0  # epsilon / V over all classes (Szegedy et al. 2016)
+    z_loss: float = 0.0  # of the squared log-sum-exp of the logits (Chowdhery et al. 2022, 5)
+    second_loss_weight: float | None = None  # masked_lm_nsp, masked_lm_sop: None is 1; replaced_token: None is 50
     seed: int = 0  # of the parameters, the dropout, the order and corruption of the data
     log_every: int = 50  # steps between reports
     eval_every: int | None = None  # steps; None: at the end only
@@ -119,6 +126,8 @@ class Evaluate:
     max_examples: int | None = None  # of the split, its first ones; None: all
     examples_while_training: int = 0  # of the valid split, generated from at every evaluation
     samples: int = 10  # generated and printed at the end
+    answer_length: int = 30  # question_answering: longest answer, in tokens
+    null_threshold: float | None = None  # question_answering: how much better no answer must be; None: always one
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ import numpy as np
 
 from tformer.config.run import Data
 from tformer.data.vocabulary import Tokenizer
-from tformer.errors import UserError
+from tformer.errors import UserError, choose
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,18 +25,44 @@ class Noise:
         return np.random.default_rng(self.key)
 
 
+def noise_key(
+    seed: int, stream: int, part: int, epoch: int, example: int, copies: int | None = None
+) -> tuple[int, ...]:
+    """The key of the random stream that corrupts one example in one epoch.
+
+    Args:
+      seed, stream, part: of the run, its use of randomness, and the data.
+      epoch, example: from 0.
+      copies: how many corruptions of an example there are, which take turns: 1 is static masking, BERT's code makes
+        10; None: a new one in every epoch, dynamic masking (Liu et al. 2019, section 4.1).
+    """
+    return seed, stream, part, epoch if copies is None else epoch % copies, example
+
+
+# ---------------------------------------------------------------------------------------------------------- masking
+
+
 def mask_tokens(
-    tokens: np.ndarray, rng: np.random.Generator, tokenizer: Tokenizer, rate: float = 0.15
+    tokens: np.ndarray,
+    rng: np.random.Generator,
+    tokenizer: Tokenizer,
+    rate: float = 0.15,
+    unit: str = 'token',
+    keep: float = 0.1,
+    random: float = 0.1,
 ) -> tuple[np.ndarray, np.ndarray]:
     """BERT's masking: of the selected tokens 80 % become the mask, 10 % a random token, and 10 % stay.
 
-    Source: Devlin et al. 2019, section 3.1.
+    Each token has a fate of its own, in a whole word too. Source: Devlin et al. 2019, section 3.1.
 
     Args:
       tokens: int [T]; special tokens are never selected.
       rng: the source of all randomness.
       tokenizer: of the tokens; random ones are drawn from its ordinary ids.
       rate: share of the ordinary tokens that is selected: rounded as BERT's code does, at least one.
+      unit: what is selected together, a key of MASK_UNITS.
+      keep: share of the selected that stays.
+      random: share of the selected that becomes random; the rest of them becomes the mask.
 
     Returns:
       inputs: the corrupted tokens, int [T].
@@ -44,13 +70,43 @@ def mask_tokens(
     """
     places = np.flatnonzero(tokenizer.ordinary[tokens])
     count = min(len(places), max(1, round(rate * len(places))))
-    chosen = rng.choice(places, count, replace=False)
-    fate = rng.random(count)
-    drawn = tokenizer.ordinary_ids[rng.integers(0, len(tokenizer.ordinary_ids), count)]
+    chosen = choose(MASK_UNITS, unit, 'data.mask_unit')(tokens, places, count, rng, tokenizer)
+    fate = rng.random(len(chosen))
+    drawn = tokenizer.ordinary_ids[rng.integers(0, len(tokenizer.ordinary_ids), len(chosen))]
     inputs, selected = tokens.copy(), np.zeros(len(tokens), bool)
     selected[chosen] = True
-    inputs[chosen] = np.where(fate < 0.8, tokenizer.specials.mask, np.where(fate < 0.9, drawn, tokens[chosen]))
+    changed = np.where(fate < 1 - keep - random, tokenizer.specials.mask, drawn)
+    inputs[chosen] = np.where(fate < 1 - keep, changed, tokens[chosen])
     return inputs, selected
+
+
+def _some_tokens(
+    tokens: np.ndarray, places: np.ndarray, count: int, rng: np.random.Generator, tokenizer: Tokenizer
+) -> np.ndarray:
+    """`count` of the places, in any order."""
+    return rng.choice(places, count, replace=False)
+
+
+def _some_words(
+    tokens: np.ndarray, places: np.ndarray, count: int, rng: np.random.Generator, tokenizer: Tokenizer
+) -> np.ndarray:
+    """The places of whole words: in random order until they are `count`, each that would be too much passed over.
+
+    Where all words are too long the first one is taken. Source: whole-word masking of BERT's code, May 2019; Cui et
+    al. 2021, section 3.1.
+    """
+    sizes = np.diff(np.flatnonzero(tokenizer.word_starts(tokens)[places]), append=len(places))
+    order, left = rng.permutation(len(sizes)).tolist(), count
+    taken = []
+    for word, size in zip(order, sizes[order].tolist(), strict=True):
+        if size <= left:
+            taken.append(word)
+            left -= size
+        if not left:
+            break
+    picked = np.zeros(len(sizes), bool)
+    picked[taken or order[:1]] = True
+    return places[np.repeat(picked, sizes)]
 
 
 # -------------------------------------------------------------------------------------------------- span corruption
@@ -111,11 +167,11 @@ def corrupt_spans(
 
 
 def check_sentinels(needed: int, sentinels: np.ndarray) -> None:
-    """Raises a `UserError` of one line where there are fewer sentinels than spans."""
+    """Raises a `UserError` of one line where there are fewer sentinels than an example takes."""
     if needed > len(sentinels):
         raise UserError(
-            f'span_corruption needs {needed} sentinels for the spans of one example, and the tokenizer has '
-            f'{len(sentinels)}: data.sentinels={needed}, a shorter data.length or a longer data.mean_span_length'
+            f'train.objective needs {needed} sentinels for one example, and the tokenizer has {len(sentinels)}: '
+            f'data.sentinels={needed}, a shorter data.length or longer spans (data.mean_span_length, data.denoisers)'
         )
 
 
@@ -211,6 +267,8 @@ def _infilled(sizes: np.ndarray, data: Data) -> np.ndarray:
     hidden, masks = infill_counts(sizes, data.infill_rate, data.mean_span_length)
     return sizes - hidden + masks
 
+
+MASK_UNITS = {'token': _some_tokens, 'word': _some_words}
 
 NOISES: dict[str, Corruption] = {  # Lewis et al. 2020, 2.2
     'mask': Corruption(lambda t, n: replace_by_mask(t, n.rng, n.tokenizer.specials.mask, n.data.mask_rate)),

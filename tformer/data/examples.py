@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from tformer.config.run import Config, Data
-from tformer.data import corrupt, packing, tokenized
+from tformer.data import corrupt, denoisers, packing, sentences, tokenized
 from tformer.data.corrupt import Noise
 from tformer.data.frames import FRAMES, Decoder, Fields, Frame
 from tformer.data.ragged import Ragged
@@ -198,6 +198,27 @@ def unmask(examples: Examples, index: int, noise: Noise) -> Fields:
     return _masked(fields, noise)
 
 
+def unmask_next(examples: Examples, index: int, noise: Noise) -> Fields:
+    """Two sentences, corrupted -> the originals, and whether the second one follows the first in their text."""
+
+    def other() -> np.ndarray:
+        tokens = examples.tokens
+        return tokens[sentences.another(int(examples.record[index]), len(tokens), noise.rng)]
+
+    text = _piece(examples, index)
+    ends, room = noise.tokenizer.sentence_ends, max(len(text), 2)
+    *pair, label = sentences.next_sentence(text, ends, room, noise.rng, other)
+    return {**_masked(examples.frame.read(*pair), noise), 'labels': np.int32(label), 'label_weights': np.float32(1)}
+
+
+def unmask_order(examples: Examples, index: int, noise: Noise) -> Fields:
+    """Two sentences that meet, corrupted -> the originals, and whether they are in order."""
+    text = _piece(examples, index)
+    ends, room = noise.tokenizer.sentence_ends, max(len(text), 2)
+    *pair, label = sentences.sentence_order(text, ends, room, noise.rng)
+    return {**_masked(examples.frame.read(*pair), noise), 'labels': np.int32(label), 'label_weights': np.float32(1)}
+
+
 def classify(examples: Examples, index: int, noise: Noise) -> Fields:
     """A text, or two, and their class or number."""
     (label,) = examples.of('label', index)
@@ -268,12 +289,20 @@ def denoise(examples: Examples, index: int, noise: Noise) -> Fields:
     return examples.frame.write(given, wanted)
 
 
+def denoise_as_ul2(examples: Examples, index: int, noise: Noise) -> Fields:
+    """As `fill_spans` or `continue_text`, by one of data.denoisers, whose mode the given text begins with."""
+    marks, modes = denoisers.roles(noise.tokenizer.sentinels)
+    text = _piece(examples, index)
+    return examples.frame.write(*denoisers.denoise_ul2(text, noise.rng, marks, modes, noise.data.denoisers))
+
+
 def _piece(examples: Examples, index: int) -> np.ndarray:
     return examples.of('tokens', index)[examples.start[index] : examples.stop[index]].astype(np.int32)
 
 
 def _masked(fields: Fields, noise: Noise) -> Fields:
-    inputs, selected = corrupt.mask_tokens(fields['inputs'], noise.rng, noise.tokenizer, noise.data.mask_rate)
+    how = noise.data.mask_rate, noise.data.mask_unit, noise.data.mask_keep, noise.data.mask_random
+    inputs, selected = corrupt.mask_tokens(fields['inputs'], noise.rng, noise.tokenizer, *how)
     return {**fields, 'inputs': inputs, 'targets': fields['inputs'], 'weights': selected.astype(np.float32)}
 
 
@@ -298,6 +327,10 @@ def _to_read(sizes: np.ndarray, frame: Frame, data: Data) -> list[np.ndarray]:
     return frame.to_read(sizes)
 
 
+def _to_read_two(sizes: np.ndarray, frame: Frame, data: Data) -> list[np.ndarray]:
+    return frame.to_read(np.maximum(sizes, 2) + 1)
+
+
 def _to_continue(sizes: np.ndarray, frame: Frame, data: Data) -> list[np.ndarray]:
     return [sizes, np.maximum(sizes, 2)]  # one token at least is on the other side
 
@@ -316,6 +349,14 @@ def _lengths_of_noise(sizes: np.ndarray, frame: Frame, data: Data) -> list[np.nd
     for kind in data.noise:
         longest = choose(corrupt.NOISES, kind, 'data.noise').longest(longest, data)
     return frame.to_write(longest, sizes)
+
+
+def _lengths_of_ul2(sizes: np.ndarray, frame: Frame, data: Data) -> list[np.ndarray]:
+    return frame.to_write(*denoisers.lengths(sizes, data.denoisers))
+
+
+def _sentinels_of_ul2(sizes: np.ndarray, data: Data) -> np.ndarray:
+    return denoisers.num_sentinels(sizes, data.denoisers)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -338,6 +379,9 @@ class Form:
 FORMS = {
     'causal_lm': Form(next_token, lengths=_one_stack, ends=True),
     'masked_lm': Form(unmask, marks=2),
+    'masked_lm_nsp': Form(unmask_next, lengths=_to_read_two, marks=3, labelled=True),
+    'masked_lm_sop': Form(unmask_order, lengths=_to_read_two, marks=3, labelled=True),
+    'replaced_token': Form(unmask, marks=2),
     'seq2seq': Form(translate, tokenized.PAIRS, both_sides),
     'classification': Form(classify, tokenized.CLASSES, beginning, marks=2, labelled=True),
     'regression': Form(classify, tokenized.NUMBERS, beginning, marks=2, labelled=True),
@@ -346,6 +390,7 @@ FORMS = {
     'prefix_lm': Form(continue_prefix, lengths=_one_stack, ends=True),
     'span_corruption': Form(fill_spans, lengths=_lengths_of_spans, spans=_most_spans),
     'denoising': Form(denoise, lengths=_lengths_of_noise),
+    'ul2': Form(denoise_as_ul2, lengths=_lengths_of_ul2, spans=_sentinels_of_ul2),
 }
 
 TWO_STACK_FORMS = {  # of objectives that have another one there

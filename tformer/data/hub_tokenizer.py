@@ -33,6 +33,7 @@ NAMES = {
 
 _HIDDEN = '\ufdd0'  # stands before the names of special tokens: a noncharacter, which Unicode keeps out of texts
 _SPACE = '\u2581'  # how Metaspace writes a space
+_BYTE_SPACES = {256 + byte: chr(byte) for byte in range(33)}  # how byte-level vocabularies write the first bytes
 _CHUNK = 10_000  # texts that the library encodes at once: its results are much larger than their ids
 _PROBE = "The quick\n\n\tbrown  fox\u2026 \u00c9 e\u0301 \uff21\u00a0\u2581\r\n12345 don't , \U0001f468\u200d \0 "
 
@@ -67,9 +68,11 @@ class HubTokenizer(Tokenizer):
         self._sentinels = [special[name] for name in names]  # T5's
         added = {index: token for index, token in self._library.get_added_tokens_decoder().items() if not token.special}
         byte_level = 'ByteLevel' in {*_types(tree.get('pre_tokenizer')), *_types(tree.get('decoder'))}
+        self._letters = self._pieces.keys() - added.keys() if byte_level else frozenset()  # ids that are written so
+        self._model = {name: value for name, value in tree['model'].items() if name not in ('vocab', 'merges')}
         self.byte_lengths = np.zeros(self.vocab_size, np.int64)
         for index, piece in self._pieces.items():
-            self.byte_lengths[index] = _num_bytes(piece, tree['model'], byte_level and index not in added)
+            self.byte_lengths[index] = _num_bytes(piece, self._model, index in self._letters)
         self.exact = (
             byte_level
             and tree.get('normalizer') is None
@@ -126,6 +129,9 @@ class HubTokenizer(Tokenizer):
 
     def _piece(self, index: int) -> str:
         return self._special_names.get(index) or self.decode([index])
+
+    def _spaced(self, index: int) -> str:
+        return _spaced(self._pieces[index], self._model, index in self._letters)
 
     @functools.cached_property
     def ordinary(self) -> np.ndarray:
@@ -219,11 +225,26 @@ def _types(component: Json | None) -> Iterator[str]:
 
 def _num_bytes(piece: str, model: Json, byte_level: bool) -> int:
     """UTF-8 bytes of the text that a piece stands for."""
-    if model.get('byte_fallback') and re.fullmatch('<0x[0-9A-F]{2}>', piece):
+    if _is_byte(piece, model):
         return 1
     prefix, suffix = model.get('continuing_subword_prefix') or '', model.get('end_of_word_suffix') or ''
     text = piece.removeprefix(prefix).removesuffix(suffix)
     return len(text) if byte_level else len(text.replace(_SPACE, ' ').encode())
+
+
+def _spaced(piece: str, model: Json, byte_level: bool) -> str:
+    """The text of a piece as far as whitespace goes, with a space where a mark of the vocabulary means one."""
+    if _is_byte(piece, model):
+        return chr(int(piece[3:5], 16))
+    text = piece.translate(_BYTE_SPACES) if byte_level else piece.replace(_SPACE, ' ')
+    prefix, suffix = model.get('continuing_subword_prefix'), model.get('end_of_word_suffix')
+    if prefix or model.get('type') == 'WordLevel':
+        text = text.removeprefix(prefix) if prefix and text.startswith(prefix) else f' {text}'
+    return f'{text.removesuffix(suffix)} ' if suffix and text.endswith(suffix) else text
+
+
+def _is_byte(piece: str, model: Json) -> bool:
+    return bool(model.get('byte_fallback')) and re.fullmatch('<0x[0-9A-F]{2}>', piece) is not None
 
 
 def _byte_letters() -> Iterable[str]:

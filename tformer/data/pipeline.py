@@ -189,8 +189,9 @@ class Batches:
 
     def _fields(self, number: int, example: int, epoch: int) -> Fields:
         """The arrays of one example of part `number`."""
-        key = (self.config.train.seed, layout.CORRUPT, number, epoch, example)
-        noise = corrupt.Noise(self.config.data, self._tokenizer, key)
+        data, seed = self.config.data, self.config.train.seed
+        key = corrupt.noise_key(seed, layout.CORRUPT, number, epoch, example, data.mask_copies)
+        noise = corrupt.Noise(data, self._tokenizer, key)
         return self._form.fields(self.parts[number].examples, example, noise)
 
     def _empty(self, rows: int, shape: tuple[int, ...]) -> Batch:

@@ -17,6 +17,9 @@ Read = Callable[[], tuple[Sequence[Record], int]]  # gives (the records, how man
 FIELDS: dict[str, tuple[str, ...]] = {
     'causal_lm': ('text',),
     'masked_lm': ('text',),
+    'masked_lm_nsp': ('text',),
+    'masked_lm_sop': ('text',),
+    'replaced_token': ('text',),
     'seq2seq': ('source', 'target'),
     'classification': ('label', 'text'),
     'regression': ('label', 'text'),
@@ -25,6 +28,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     'prefix_lm': ('text',),
     'span_corruption': ('text',),
     'denoising': ('text',),
+    'ul2': ('text',),
 }
 
 

@@ -102,6 +102,10 @@ class _Listed(Tokenizer):
                 parts += [self._units[index - self._first] for index in run]
         return self.separator.join(parts)
 
+    def _spaced(self, index: int) -> str:
+        text = self._piece(index)
+        return text if index < self._first else f'{self.separator}{text}{self.separator}'
+
 
 class Char(_Listed):
     """The characters of the training split; lossless where bytes stand in for others."""

@@ -196,6 +196,42 @@ class Tokenizer(abc.ABC):
             ends[index] = self.piece(index).rstrip(' ').endswith(('.', '!', '?', '\n'))
         return ends
 
+    def word_starts(self, ids: np.ndarray) -> np.ndarray:
+        """The tokens that begin a word: after whitespace, or with it. Whitespace alone belongs to the word before it.
+
+        Args:
+          ids: int [T]; a special token is a word.
+
+        Returns:
+          bool [T]; the first token begins one.
+
+        Raises:
+          UserError: nothing in the vocabulary says where words begin.
+        """
+        opens, closes, blank = self._word_edges
+        starts = opens[ids]
+        starts[1:] |= closes[ids[:-1]]
+        starts &= ~blank[ids]
+        starts[1:] |= ~self.ordinary[ids[:-1]]
+        starts[:1] = True
+        return starts
+
+    @functools.cached_property
+    def _word_edges(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """bool [vocab_size] each: the ids whose text begins with whitespace, ends with it, and is nothing else."""
+        opens, closes, blank = np.zeros((3, self.vocab_size), bool)
+        for index in self.ordinary_ids.tolist():
+            text = self._spaced(index)
+            opens[index], closes[index], blank[index] = text[:1].isspace(), text[-1:].isspace(), text.isspace()
+        if not (opens | closes).any():
+            raise UserError('the tokenizer does not say where words begin, as data.mask_unit=word needs; use token')
+        opens |= ~self.ordinary
+        return opens, closes, blank
+
+    def _spaced(self, index: int) -> str:
+        """The text of an ordinary id, with whitespace at the edges of words."""
+        return self._piece(index)
+
     @property
     def fingerprint(self) -> str:
         given = f'{self.normalization or ""}{self.num_sentinels or ""}'

@@ -23,7 +23,7 @@ def make_generate(model: nn.Module, cfg: config.Decode, *, eos: int, banned: Seq
     """Returns generate(variables, batch, rng) -> (tokens_BT, scores_B), jitted; T is `cfg.max_len`.
 
     `batch` is the model's: `inputs` and `positions` [B, P] are the prompt (padded in front; BOS alone where there is
-    an encoder), encoder fields as in training, and optionally `rows` [B], the examples' numbers (sampling draws by
+    an encoder), encoder fields and `prefix` as in training, and optionally `rows` [B], the examples' numbers (sampling draws by
     them; default: 0 to B - 1). `rng` is for sampling, else None. tokens_BT holds PAD after `eos`; scores_B is the
     model's log-probability of the new tokens, for beam search divided by the length penalty.
 
@@ -35,8 +35,6 @@ def make_generate(model: nn.Module, cfg: config.Decode, *, eos: int, banned: Seq
 
     @jax.jit
     def generate(variables: Any, batch: Mapping[str, Any], rng: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
-        if 'prefix' in batch:
-            raise ValueError('generation reads a prompt from left to right: it has no prefix')
         B, P = batch['inputs'].shape
         read = P + cfg.max_len - 1  # nobody reads the last new token
         if read > longest:
@@ -48,8 +46,12 @@ def make_generate(model: nn.Module, cfg: config.Decode, *, eos: int, banned: Seq
         def extend(tokens_BT: jax.Array, positions_BT: jax.Array, cache: Any) -> tuple[jax.Array, Any]:
             return model.apply(variables, tokens_BT, positions_BT, cache, method='extend')
 
-        prompt = Prompt(batch['inputs'], positions_of(batch), batch.get('rows', jnp.arange(B)))
+        tokens_BP, positions_BP = batch['inputs'], positions_of(batch)
         cache = model.apply(variables, batch, -(-read // _SLOTS) * _SLOTS, method='start')
+        if 'prefix' in batch:  # tokens see those after them: all are read at once, and the last one is read again
+            _, cache = model.apply(variables, tokens_BP, positions_BP, cache, batch['prefix'], method='extend')
+            cache, tokens_BP, positions_BP = cache.back(1), tokens_BP[:, -1:], positions_BP[:, -1:]
+        prompt = Prompt(tokens_BP, positions_BP, batch.get('rows', jnp.arange(B)))
         return strategy(cfg, extend, cache, prompt, rng, max_len=cfg.max_len, eos=eos, banned=tuple(banned))
 
     return generate

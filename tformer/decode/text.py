@@ -8,6 +8,7 @@ import numpy as np
 from flax import linen as nn
 
 from tformer.config import Config
+from tformer.config.checks import GIVEN, WRITING
 from tformer.data.tokenizers import Tokenizers
 from tformer.data.vocabulary import Specials
 from tformer.decode.generate import make_generate
@@ -19,8 +20,8 @@ TextGenerator = Callable[..., list[str]]
 def make_text_generator(model: nn.Module, config: Config, tokenizers: Tokenizers, *, cut: bool) -> TextGenerator:
     """Returns generate(variables, texts, seed=0) -> the best output for each text, in order.
 
-    With an encoder the texts are its input; without one they are prompts to be continued, and the output is the
-    continuation.
+    The texts are given to write from where the model was trained so, with an encoder or without one; else they are
+    prompts to be continued, and the output is the continuation.
 
     Args:
       model: of `config`.
@@ -33,27 +34,35 @@ def make_text_generator(model: nn.Module, config: Config, tokenizers: Tokenizers
     """
     if config.model.family == 'encoder':
         raise UserError('model.family=encoder does not generate text; valid: decoder, encoder_decoder')
+    if config.train.objective not in WRITING:
+        raise UserError(f'train.objective={config.train.objective} does not write text; valid: {", ".join(WRITING)}')
     decode, paired = config.decode, config.model.family == 'encoder_decoder'
+    given = config.train.objective in GIVEN
+    whole = config.train.objective in WRITING[:-1] and config.data.bidirectional_prefix and not paired
     target = tokenizers.target
     eos = target.specials.eos
     nothing = [*np.flatnonzero(~target.ordinary).tolist(), *range(target.vocab_size, config.model.vocab_size or 0)]
     banned = [index for index in nothing if index != eos]  # which may be the padding or BOS as well
     generate = make_generate(model, decode, eos=eos, banned=banned)
     room = config.model.max_len + 1 - decode.max_len
-    longest = (config.data.encoder_length or config.data.length) if paired else room
+    read_at_most = config.data.encoder_length or config.data.length
+    longest = read_at_most if paired else min(read_at_most, room) if given else room
     if longest < 1:
         raise UserError(
             f'decode.max_len={decode.max_len} leaves no room for a prompt in model.max_len={config.model.max_len}'
         )
     limit = 'data.encoder_length' if paired else 'model.max_len - decode.max_len'
     tokenizer = tokenizers.source if paired else target
+    marks = 1 + (given and not paired)  # special tokens beside the text
     assert tokenizer is not None
     read = tokenizer.specials
 
     def framed(text: str, tokens: list[int]) -> list[int]:
-        if len(tokens) >= longest and not cut:
-            raise UserError(f'{text[:40]!r}... has {len(tokens)} tokens, the model takes {longest - 1} ({limit})')
-        return [*tokens[: longest - 1], read.eos] if paired else [read.bos, *tokens][-longest:]
+        if len(tokens) > longest - marks and not cut:
+            raise UserError(f'{text[:40]!r}... has {len(tokens)} tokens, the model takes {longest - marks} ({limit})')
+        if paired:
+            return [*tokens[: longest - 1], read.eos]
+        return [read.bos, *tokens[: longest - 2], read.sep] if given else [read.bos, *tokens][-longest:]
 
     def generated(variables: Any, texts: Sequence[str], seed: int = 0) -> list[str]:
         inputs = list(map(framed, texts, tokenizer.encode_batch(texts)))
@@ -63,6 +72,8 @@ def make_text_generator(model: nn.Module, config: Config, tokenizers: Tokenizers
         for start in range(0, len(order), size):
             rows = order[start : start + size]
             batch = _batch([inputs[i] for i in rows], size, longest, read.pad, target.specials if paired else None)
+            if whole:
+                batch['prefix'] = batch['positions'] >= 0
             batch['rows'] = np.array([*rows, *[-1] * (size - len(rows))], np.int32)
             tokens_BT, _ = generate(variables, batch, jax.random.key(seed))
             for i, tokens in zip(rows, np.asarray(tokens_BT), strict=False):

@@ -49,6 +49,10 @@ class Cache(flax.struct.PyTreeNode):
             index=self.index + positions_BT.shape[1],
         )
 
+    def back(self, tokens: int) -> 'Cache':
+        """Returns the cache with its last slots free again, to be overwritten by the same tokens."""
+        return self.replace(index=self.index - tokens)
+
     def repeat(self, times: int) -> 'Cache':
         """Returns the cache with each row `times` times over, side by side (beams)."""
 

@@ -15,11 +15,13 @@ class Rates(flax.struct.PyTreeNode):
     residual: Rate = None
     attention: Rate = None
     activation: Rate = None
+    head: Rate = None
 
     @classmethod
     def of(cls, cfg: Model) -> 'Rates':
         """Returns the rates of `cfg`, 0 as None."""
-        return cls(cfg.dropout_rate or None, cfg.attention_dropout_rate or None, cfg.activation_dropout_rate or None)
+        rates = cfg.dropout_rate, cfg.attention_dropout_rate, cfg.activation_dropout_rate, cfg.head_dropout_rate
+        return cls(*(rate or None for rate in rates))
 
 
 def dropout(x: jax.Array, rate: Rate, key: jax.Array) -> jax.Array:

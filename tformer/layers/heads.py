@@ -8,6 +8,7 @@ from flax import linen as nn
 
 from tformer.config import Model
 from tformer.errors import choose
+from tformer.layers.dropout import Rate, dropout
 from tformer.layers.embed import embedding_width
 from tformer.layers.initializers import base_width, width_factor
 from tformer.layers.linear import Dense
@@ -65,18 +66,36 @@ class Pooler(nn.Module):
         return x_BD
 
 
-class ClassHead(nn.Module):
-    """logits_BC, float32, from one pooled vector (Devlin et al. 2019, 3.2)."""
+class LinearHead(nn.Module):
+    """Scores, float32, of vectors [..., D], each alone: [..., C] (Devlin et al. 2019, 3.2)."""
+
+    cfg: Model
+    num_outputs: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array, rate: Rate = None) -> jax.Array:
+        cfg = self.cfg
+        if self.has_rng('dropout') and rate is not None:
+            x = dropout(x, rate, self.make_rng('dropout'))
+        equation = 'BD,DC->BC' if x.ndim == 2 else 'BTD,DC->BTC'
+        shape, names = (cfg.emb_dim, self.num_outputs), ('embed', 'classes')
+        return Dense(cfg, equation, shape, names, True, 'output', output='float32', name='classes')(
+            x * (1 / width_factor(cfg))
+        )
+
+
+class DetectionHead(nn.Module):
+    """One number for each token, float32 [B, T], by a layer of its own (Clark et al. 2020, as its code does)."""
 
     cfg: Model
 
     @nn.compact
-    def __call__(self, x_BD: jax.Array) -> jax.Array:
+    def __call__(self, x_BTD: jax.Array) -> jax.Array:
         cfg = self.cfg
-        assert cfg.num_classes
-        shape, names = (cfg.emb_dim, cfg.num_classes), ('embed', 'classes')
-        head = Dense(cfg, 'BD,DC->BC', shape, names, True, 'output', output='float32', name='classes')
-        return head(x_BD * (1 / width_factor(cfg)))
+        inputs, activation = choose(ACTIVATIONS, cfg.activation, 'model.activation')
+        shape, names = (cfg.emb_dim, cfg.emb_dim), ('embed', 'mlp')
+        layers = [Dense(cfg, 'BTD,DE->BTE', shape, names, bias=True, name=f'dense_{i}') for i in range(inputs)]
+        return LinearHead(cfg, 1, name='score')(activation(*[layer(x_BTD) for layer in layers]))[..., 0]
 
 
 def first_token(x_BTD: jax.Array, real_BT: jax.Array) -> jax.Array:
@@ -97,7 +116,13 @@ def max_token(x_BTD: jax.Array, real_BT: jax.Array) -> jax.Array:
     return jnp.where(jnp.any(real_BT, 1)[:, None], largest_BD, 0)
 
 
-POOLINGS = {'cls': first_token, 'mean': mean_token, 'max': max_token}
+def last_token(x_BTD: jax.Array, real_BT: jax.Array) -> jax.Array:
+    """The vector of the last token that is not padding, the only one that has seen all (Radford et al. 2018, 3.2)."""
+    last_B = jnp.max(jnp.where(real_BT, jnp.arange(real_BT.shape[1])[None], 0), 1)
+    return jnp.take_along_axis(x_BTD, last_B[:, None, None], 1)[:, 0]
+
+
+POOLINGS = {'cls': first_token, 'last': last_token, 'mean': mean_token, 'max': max_token}
 
 OUTPUT_SCALES: dict[str | None, Callable[[int], float]] = {
     'rsqrt_dim': lambda emb_dim: emb_dim**-0.5,  # Raffel et al. 2020, where tied

@@ -1,0 +1,124 @@
+"""A tower: what one stack does with a batch, from embedded tokens to the residual stream."""
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from tformer.config import Model
+from tformer.errors import choose
+from tformer.layers.attention import Scope
+from tformer.layers.block import Side, Stack
+from tformer.layers.cache import Cache, KeyValues
+from tformer.layers.dropout import Rates
+from tformer.layers.embed import Foot
+from tformer.layers.masks import attention_mask
+from tformer.layers.positions import POSITIONS, ROPE_SCALINGS, Angles, rotary_angles, rotary_frequencies
+
+Batch = Mapping[str, jax.Array]
+
+
+def positions_of(batch: Batch, prefix: str = '') -> jax.Array:
+    """Returns the batch's positions [B, T], counting from 0 where it has none."""
+    tokens_BT = batch[f'{prefix}inputs']
+    counted = jnp.broadcast_to(jnp.arange(tokens_BT.shape[1]), tokens_BT.shape)
+    return batch.get(f'{prefix}positions', counted)
+
+
+def real_tokens(batch: Batch) -> jax.Array:
+    """Returns mask_BT, False at padding."""
+    return positions_of(batch) >= 0
+
+
+class Tower(nn.Module):
+    """A foot and a stack: embedded tokens in, residual stream out."""
+
+    cfg: Model
+    stack_name: str  # encoder or decoder
+    cross: bool = False
+
+    def setup(self) -> None:
+        cfg, encoder = self.cfg, self.stack_name == 'encoder'
+        self.foot = Foot(cfg)
+        num_layers = cfg.num_encoder_layers if encoder else cfg.num_decoder_layers
+        self.stack = Stack(cfg, self.stack_name, num_layers, self.cross)
+        position = choose(POSITIONS, cfg.position, 'model.position')
+        shared = position.bias is not None and not cfg.relative_per_layer
+        self.bias = position.bias(cfg, encoder) if position.bias and shared else None
+        self.cross_bias = position.bias(cfg, True) if position.bias and shared and cfg.cross_position else None
+
+    def angles(self, positions_BT: jax.Array) -> Angles | None:
+        """Returns what queries and keys at these positions are turned by; None where they are not."""
+        cfg = self.cfg
+        if not POSITIONS[cfg.position].rotates:
+            return None
+        assert cfg.head_dim
+        frequencies = rotary_frequencies(round(cfg.head_dim * cfg.rope_fraction), cfg.rope_theta)
+        scaling = choose(ROPE_SCALINGS, cfg.rope_scaling, 'model.rope_scaling')
+        return rotary_angles(positions_BT, scaling(frequencies, cfg.rope_factor, cfg.rope_trained_len))
+
+    def own_scope(
+        self,
+        query_BT: jax.Array,
+        key_BS: jax.Array,
+        segments_BT: jax.Array | None = None,
+        prefix_BS: jax.Array | None = None,
+    ) -> Scope:
+        """Returns what this stack's self-attention sees."""
+        causal = self.stack_name == 'decoder'
+        return Scope(
+            query_BT,
+            key_BS,
+            mask_BTS=attention_mask(query_BT, key_BS, segments_BT, segments_BT, prefix_BS, causal=causal),
+            bias_BNTS=None if self.bias is None else self.bias(query_BT, key_BS),
+            query_angles=self.angles(query_BT),
+        )
+
+    def cross_scope(
+        self,
+        query_BT: jax.Array,
+        key_BS: jax.Array,
+        query_segments_BT: jax.Array | None = None,
+        key_segments_BS: jax.Array | None = None,
+    ) -> Scope:
+        """Returns what this stack's cross-attention sees."""
+        scope = Scope(
+            query_BT,
+            key_BS,
+            mask_BTS=attention_mask(query_BT, key_BS, query_segments_BT, key_segments_BS, causal=False),
+        )
+        if not self.cfg.cross_position:
+            return scope
+        return scope.replace(
+            bias_BNTS=None if self.cross_bias is None else self.cross_bias(query_BT, key_BS),
+            query_angles=self.angles(query_BT),
+            key_angles=self.angles(key_BS),
+        )
+
+    def __call__(self, x_BTE: jax.Array, batch: Batch, rates: Rates, encoded_BSD: jax.Array | None = None) -> jax.Array:
+        """Returns x_BTD after the stack, all positions at once."""
+        prefix = 'encoder_' if self.stack_name == 'encoder' and 'encoder_inputs' in batch else ''
+        positions_BT, segments_BT = positions_of(batch, prefix), batch.get(f'{prefix}segment_ids')
+        seen_early = batch.get('prefix') if self.stack_name == 'decoder' else None
+        side = Side(self.own_scope(positions_BT, positions_BT, segments_BT, seen_early), rates)
+        if encoded_BSD is not None:
+            encoder = positions_of(batch, 'encoder_'), segments_BT, batch.get('encoder_segment_ids')
+            side = side.replace(cross=self.cross_scope(positions_BT, *encoder), encoded_BSD=encoded_BSD)
+        return self.stack(self.foot(x_BTE, positions_BT, rates, batch.get('token_types')), side)[0]
+
+    def extend(
+        self, x_BTE: jax.Array, positions_BT: jax.Array, cache: Cache, prefix_BT: jax.Array | None = None
+    ) -> tuple[jax.Array, Cache]:
+        """Returns (x_BTD of the new tokens, the cache with them)."""
+        placed = cache.place(positions_BT, prefix_BT)
+        own = self.own_scope(positions_BT, placed.positions_BS, None, placed.prefix_BS)
+        side = Side(own, Rates(), cache.index)
+        if cache.encoder_positions_BS is not None:
+            side = side.replace(cross=self.cross_scope(positions_BT, cache.encoder_positions_BS))
+        x_BTD, keys_values = self.stack(self.foot(x_BTE, positions_BT, Rates()), side, cache.own, cache.cross)
+        return x_BTD, placed.replace(own=keys_values)
+
+    def cross_keys_values(self, encoded_BSD: jax.Array, positions_BS: jax.Array) -> KeyValues:
+        """Returns keys and values of the encoder's output for every layer."""
+        return self.stack.cross_keys_values(encoded_BSD, self.angles(positions_BS) if self.cfg.cross_position else None)
