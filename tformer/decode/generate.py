@@ -23,8 +23,8 @@ def make_generate(model: nn.Module, cfg: config.Decode, *, eos: int, banned: Seq
     """Returns generate(variables, batch, rng) -> (tokens_BT, scores_B), jitted; T is `cfg.max_len`.
 
     `batch` is the model's: `inputs` and `positions` [B, P] are the prompt (padded in front; BOS alone where there is
-    an encoder), encoder fields and `prefix` as in training, and optionally `rows` [B], the examples' numbers (sampling draws by
-    them; default: 0 to B - 1). `rng` is for sampling, else None. tokens_BT holds PAD after `eos`; scores_B is the
+    an encoder), encoder fields and `prefix` as in training, and optionally `rows` [B], the examples' numbers
+    (sampling draws by them; default: 0 to B - 1). `rng` is for sampling, else None. tokens_BT holds PAD after `eos`; scores_B is the
     model's log-probability of the new tokens, for beam search divided by the length penalty.
 
     Raises:
@@ -49,8 +49,8 @@ def make_generate(model: nn.Module, cfg: config.Decode, *, eos: int, banned: Seq
         tokens_BP, positions_BP = batch['inputs'], positions_of(batch)
         cache = model.apply(variables, batch, -(-read // _SLOTS) * _SLOTS, method='start')
         if 'prefix' in batch:  # tokens see those after them: all are read at once, and the last one is read again
-            _, cache = model.apply(variables, tokens_BP, positions_BP, cache, batch['prefix'], method='extend')
-            cache, tokens_BP, positions_BP = cache.back(1), tokens_BP[:, -1:], positions_BP[:, -1:]
+            read_all: Any = model.apply(variables, tokens_BP, positions_BP, cache, batch['prefix'], method='extend')
+            cache, tokens_BP, positions_BP = read_all[1].back(1), tokens_BP[:, -1:], positions_BP[:, -1:]
         prompt = Prompt(tokens_BP, positions_BP, batch.get('rows', jnp.arange(B)))
         return strategy(cfg, extend, cache, prompt, rng, max_len=cfg.max_len, eos=eos, banned=tuple(banned))
 
