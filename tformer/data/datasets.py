@@ -105,7 +105,7 @@ def _wanted(features: Any, config: Data, objective: str) -> tuple[dict[str, str]
     for field, key in keys.items():
         found[key] = _feature(features, key, config.tfds_name)
         if field not in fields.READERS and hasattr(found[key], 'keys'):
-            inside = ', '.join(f'{key}/{name}' for name in found[key])
+            inside = ', '.join(f'{key}/{name}' for name in found[key].keys())
             raise UserError(f'feature {key!r} of {config.tfds_name} (data.columns) is not text; it has {inside}')
     return keys, found
 
@@ -176,17 +176,15 @@ def _plain(feature: Any, value: Any) -> Any:
       BadRecord: a class id that has no name, e.g. -1 where a split is without labels.
       UnicodeDecodeError: text that is not UTF-8.
     """
-    inner: Any = getattr(feature, 'feature', None)  # of a sequence
-    if hasattr(feature, 'int2str'):
-        if not 0 <= value < feature.num_classes:
-            raise BadRecord(f'class {value} is none of the {feature.num_classes} that the set has')
-        return str(feature.int2str(int(value)))
-    if hasattr(feature, 'keys'):
-        return {key: _plain(feature[key], value[key]) for key in feature}
-    if hasattr(inner, 'keys'):
-        return {key: [_plain(inner[key], item) for item in value[key]] for key in inner}
-    if inner is not None:
+    inner = getattr(feature, 'feature', feature)  # of a sequence
+    if isinstance(value, list) or getattr(value, 'ndim', False):
         return [_plain(inner, item) for item in value]
+    if hasattr(inner, 'keys'):
+        return {key: _plain(inner[key], value[key]) for key in inner}
+    if hasattr(inner, 'int2str'):
+        if not 0 <= value < inner.num_classes:
+            raise BadRecord(f'class {value} is none of the {inner.num_classes} that the set has')
+        return str(inner.int2str(int(value)))
     if isinstance(value, bytes):
         return value.decode()
     return value.tolist() if hasattr(value, 'tolist') else value
