@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tformer import choices, workdir
 from tformer import config as config_lib
 from tformer.config.run import Config, Data, Model, Train
-from tformer.data import fields, mixture, prepare, records, sources, tokenizers
+from tformer.data import fields, mixture, pipeline, prepare, records, sources, tokenizers
 from tformer.data.records import Bad
 from tformer.errors import UserError
 
@@ -532,9 +532,9 @@ def test_bad_records_of_sets(many: dict, objective: str) -> None:
 def test_mistakes_with_sets(many: dict) -> None:
     for objective, data, message in (
         ('classification', {'columns': ('label', 'sentence')}, "no feature 'sentence' .*did you mean 'sentence2'"),
-        ('classification', {'columns': ('label', 'answers')}, "feature 'answers' of many .data.columns. is not text; it has answers/"),
-        ('classification', {'labels': ('nein', 'yes')},
-         "record 1: label 'no' is not in data.labels; did you mean 'nein'"),
+        ('classification', {'columns': ('label', 'answers')}, "not text; it has answers/answer_start, answers/text$"),
+        ('classification', {'labels': ('nope', 'yes')},
+         "record 1: label 'no' is not in data.labels; did you mean 'nope'"),
         ('classification', {'columns': ('ner', 'sentence1')}, "'ner' is neither a string nor a number"),
         ('regression', {'columns': ('label', 'sentence1')}, "record 1: label 'no' is not a number"),
         ('token_classification', {'columns': ('sentence1', 'ner')}, "'sentence1' is not a list of strings: 'naïve 0'"),
@@ -711,3 +711,19 @@ def test_tokenizers_of_another_run(labelled: Config, tmp_path: Path) -> None:
     nowhere = dataclasses.replace(config, data=dataclasses.replace(config.data, tokenizer_from=str(tmp_path / 'no')))
     with pytest.raises(UserError, match=r'tokenizer.json does not exist: is .*/no the workdir of a run'):
         workdir.new_tokenizers(nowhere, mixture.load(nowhere, 'train'))
+
+
+def test_a_few_labels_train_and_all_are_judged(labelled: Config) -> None:
+    data = dataclasses.replace(labelled.data, train_examples=20)
+    config = dataclasses.replace(labelled, data=data)
+    tokens = workdir.new_tokenizers(config, mixture.load(config, 'train'))
+    train = pipeline.Batches(config, tokens, 'train', training=True)
+    whole = pipeline.Batches(labelled, tokens, 'train', training=True)
+    assert (train.num_examples, whole.num_examples) == (20, 2000) and train.fingerprint != whole.fingerprint
+    assert pipeline.Batches(config, tokens, 'valid', training=False).num_examples == 2000
+
+
+def test_the_recipe_of_few_labels_loads() -> None:
+    for size in ('', ':smoke', ':pretrain', ':pretrain,smoke'):
+        changed = {} if 'pretrain' in size else {'data.train_examples': '50', 'data.tokenizer_from': 'runs/x'}
+        choices.validate(config_lib.load(f'configs/few_labels.py{size}', changed))

@@ -5,8 +5,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tformer.config.run import Data
-from tformer.data.records import FIELDS, OPTIONAL, BadRecord, Record
+from tformer.data import templates
+from tformer.data.records import FIELDS, OPTIONAL, BadRecord, Record, no_key
 from tformer.errors import UserError, nearest
+
+Make = Callable[[Mapping[str, Any]], Record]
 
 _SHOWN = 40  # characters of a value in a message
 
@@ -21,25 +24,29 @@ def keys_of(config: Data, objective: str) -> dict[str, str]:
     return {**dict(zip(allowed, allowed, strict=True)), **dict(zip(allowed, config.columns, strict=False))}
 
 
-def record_of(values: Mapping[str, Any], keys: Mapping[str, str], objective: str, config: Data) -> Record:
-    """The record of an objective's `keys`, of which optional ones may be absent.
+def maker(config: Data, objective: str, keys: Mapping[str, str] | None = None) -> Make:
+    """What makes the objective's records: by the templates, or of the values of `keys`, its fields' own names if None.
 
-    Raises:
-      BadRecord: a key is missing, or its value is not what the field holds.
+    It raises `BadRecord` where a value is missing, or is not what the field holds.
     """
-    optional = OPTIONAL.get(objective, ())
-    record = {}
-    for field, key in keys.items():
-        if key in values:
-            record[field] = READERS.get(field, text)(values[key], key)
-        elif field not in optional:
-            raise BadRecord(missing(key, values))
-    return CHECKS[objective](record, config) if objective in CHECKS else record
+    if config.source_template is not None:
+        return lambda values: {
+            field: text(value, f'data.{field}_template') for field, value in templates.written(values, config).items()
+        }
+    required, check = FIELDS[objective], CHECKS.get(objective)
+    names = keys or {field: field for field in required + OPTIONAL.get(objective, ())}
+    wanted = [(field, key, READERS.get(field, text), field in required) for field, key in names.items()]
 
+    def make(values: Mapping[str, Any]) -> Record:
+        record = {}
+        for field, key, read, needed in wanted:
+            if key in values:
+                record[field] = read(values[key], key)
+            elif needed:
+                raise no_key(key, values)
+        return record if check is None else check(record, config)
 
-def missing(key: str, values: Mapping[str, Any]) -> str:
-    """What is wrong where there is no `key`."""
-    return f'no key {key!r}{nearest(key, [name for name in values if name.isprintable()])}'
+    return make
 
 
 # -------------------------------------------------------------------------------------------------- single values

@@ -64,7 +64,8 @@ def _tsv(text: Text, config: Data, objective: str) -> Iterator[Record]:
     """
     if 'answers' in FIELDS[objective] and config.source_template is None:
         raise _unfit(text, objective, 'no lists of answers')
-    own = FIELDS[objective]
+    own, make = FIELDS[objective], fields.maker(config, objective)
+    lists = ('tokens', 'tags') if 'tags' in own and config.source_template is None else ()
     layouts = [_columns(text, config, objective)] if config.columns or config.source_template else [own]
     if not config.columns:
         layouts += [own + OPTIONAL[objective]] if 'pair' in OPTIONAL.get(objective, ()) else []
@@ -78,9 +79,9 @@ def _tsv(text: Text, config: Data, objective: str) -> Iterator[Record]:
             continue
         layouts = fitting  # the first line decides
         found: dict[str, Any] = dict(zip(layouts[0], values, strict=True))
-        if config.source_template is None:
-            found |= {name: found[name].split(' ') if found[name] else [] for name in found if name in _LISTS}
-        yield from _made(text, number, found, config, objective)
+        for name in lists:
+            found[name] = found[name].split(' ') if found[name] else []
+        yield from _made(text, number, found, make, objective)
 
 
 def _columns(text: Text, config: Data, objective: str) -> tuple[str, ...]:
@@ -101,6 +102,7 @@ def _jsonl(text: Text, config: Data, objective: str) -> Iterator[Record]:
     """
     keys = {} if config.source_template else fields.keys_of(config, objective)
     optional = {field: keys[field] for field in OPTIONAL.get(objective, ()) if field in keys}
+    make = fields.maker(config, objective, keys)
     first: dict[str, bool] | None = None
     for number, line in text.filled():
         try:
@@ -116,7 +118,7 @@ def _jsonl(text: Text, config: Data, objective: str) -> Iterator[Record]:
             key = next(key for key in there if there[key] != first[key])
             text.bad(number, f'{"a" if there[key] else "no"} key {key!r}, unlike the lines before')
             continue
-        for record in _made(text, number, values, config, objective, keys):
+        for record in _made(text, number, values, make, objective):
             first = there
             yield record
 
@@ -130,6 +132,7 @@ def _conll(text: Text, config: Data, objective: str) -> Iterator[Record]:
     if FIELDS[objective] != ('tokens', 'tags') and config.source_template is None:
         raise _unfit(text, objective, 'tokens and tags')
     names = _columns(text, config, objective) if config.columns else ()
+    make = fields.maker(config, objective)
     rows: list[list[str]] = []
     start, skipped, why = 0, 0, ''
     for number, line in _and_end(text):
@@ -152,7 +155,7 @@ def _conll(text: Text, config: Data, objective: str) -> Iterator[Record]:
             text.bad(start, why)
         elif rows and text.skipped == skipped:  # no line of it was passed over as no text
             columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
-            yield from _made(text, start, columns, config, objective)
+            yield from _made(text, start, columns, make, objective)
         rows, skipped, why = [], text.skipped, ''
 
 
@@ -161,27 +164,15 @@ def _and_end(text: Text) -> Iterator[tuple[int, str]]:
     yield 0, ''
 
 
-def _made(
-    text: Text,
-    number: int,
-    values: Mapping[str, Any],
-    config: Data,
-    objective: str,
-    keys: Mapping[str, str] | None = None,
-) -> list[Record]:
-    """The record of a line's values, or none where it is bad; `keys` are the objective's fields unless given."""
-    own = {field: field for field in (*FIELDS[objective], *OPTIONAL.get(objective, ()))}
+def _made(text: Text, number: int, values: Mapping[str, Any], make: fields.Make, objective: str) -> list[Record]:
+    """The record of a line's values, or none where it is bad."""
     try:
-        if config.source_template is not None:
-            return [templates.record_of(values, config)]
-        record = fields.record_of(values, own if keys is None else keys, objective, config)
+        record = make(values)
     except BadRecord as error:
         text.bad(number, error)
         return []
-    return [{**record, 'where': text.where(number)} if objective in LABELLED else record]
+    return [{**record, 'where': text.where(number)}] if objective in LABELLED else [record]
 
-
-_LISTS = ('tokens', 'tags')  # of which a column holds several
 
 READERS: dict[str, Reader] = {
     '.txt': _txt,

@@ -27,7 +27,7 @@ class Joined(View):
     def __len__(self) -> int:
         return sum(map(len, self.splits))
 
-    def _records(self, indices: range) -> list[Record]:
+    def _records(self, indices: Sequence[int]) -> list[Record]:
         return list(map(self._record, indices))
 
     def _record(self, index: int) -> Record:
@@ -56,7 +56,7 @@ def load(config: Config, split: str) -> Joined:
         try:
             records = sources.load(part, config.train.objective, split)
             if split == 'train' and config.data.train_examples is not None:
-                records = sources.sample(records, config.data.train_examples, (config.train.seed, layout.SAMPLE))
+                records = records.sample(config.data.train_examples, (config.train.seed, layout.SAMPLE))
             found[number if split == 'train' else records.fingerprint] = records
         except NoSplitError as error:
             missing.append(error)

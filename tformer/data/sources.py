@@ -8,23 +8,10 @@ import tokenize
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from tformer.config.run import Data
 from tformer.data import datasets, files
 from tformer.data.lines import find
-from tformer.data.order import permuted
-from tformer.data.records import (
-    FIELDS,
-    SPLITS,
-    Chosen,
-    Read,
-    Record,
-    Split,
-    fingerprint,
-    place_of,
-    split_of,
-)
+from tformer.data.records import FIELDS, SPLITS, Read, Record, Split, fingerprint, place_of, split_of
 from tformer.errors import NoSplitError, UserError, choose
 
 
@@ -48,22 +35,6 @@ def load(config: Data, objective: str, split: str) -> Split:
         return records, skipped
 
     return Split(mark, filled)
-
-
-def sample(split: Split, count: int, key: tuple[int, ...]) -> Split:
-    """The first `count` records of a split in the order of `key` (`order.permuted`): a larger sample holds a smaller.
-
-    Raises:
-      UserError: there are fewer, when the records are read.
-    """
-
-    def read() -> tuple[Sequence[Record], int]:
-        size = len(split)
-        if count > size:
-            raise UserError(f'data.train_examples={count} is more than the training split has: {size}')
-        return Chosen(split, permuted(np.arange(count), size, key).tolist()), split.skipped
-
-    return Split(fingerprint('sample', split.fingerprint, count, key), read, whole=split)
 
 
 def cmudict(config: Data, objective: str, split: str) -> tuple[str, Read]:

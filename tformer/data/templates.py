@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tformer.config.run import Data
-from tformer.data.fields import missing, text
-from tformer.data.records import BadRecord, Record
+from tformer.data.records import BadRecord, no_key
 
 
 def names(config: Data) -> tuple[str, ...]:
@@ -16,26 +15,21 @@ def names(config: Data) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name.partition('[')[0] for name in fields))
 
 
-def record_of(values: Mapping[str, Any], config: Data) -> Record:
-    """The source and target of plain values.
+def written(values: Mapping[str, Any], config: Data) -> dict[str, str]:
+    """The source and target that the templates make of plain values.
 
     Raises:
       BadRecord: a template names what the values lack.
     """
-    assert config.source_template is not None and config.target_template is not None
-    return {
-        'source': _written(config.source_template, values, 'data.source_template'),
-        'target': _written(config.target_template, values, 'data.target_template'),
-    }
-
-
-def _written(template: str, values: Mapping[str, Any], field: str) -> str:
-    try:
-        return text(template.format_map(_Keys(values)), field)
-    except BadRecord:
-        raise
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise BadRecord(f'{field}={template!r}: {error}') from None
+    made = {}
+    for field, template in {'source': config.source_template, 'target': config.target_template}.items():
+        try:
+            made[field] = (template or '').format_map(_Keys(values))
+        except BadRecord:
+            raise
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise BadRecord(f'data.{field}_template={template!r}: {error}') from None
+    return made
 
 
 class _Keys(dict[str, Any]):
@@ -48,7 +42,7 @@ class _Keys(dict[str, Any]):
         return _Keys(value) if isinstance(value, dict) else _Items(value) if isinstance(value, list) else value
 
     def __missing__(self, key: str) -> Any:
-        raise BadRecord(missing(key, self))
+        raise no_key(key, self)
 
 
 class _Items(list[Any]):
