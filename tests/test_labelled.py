@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tformer import choices, workdir
@@ -257,6 +257,7 @@ BAD_SENTENCES = [  # (the bad sentence, data fields, its line of those, what is 
     (b'c z O\n\xff z O\nd z O\n', {}, 5, 'not UTF-8: byte 0xff'),
     (b'\xff z O\nd z O\n', {}, 4, 'not UTF-8: byte 0xff'),
     (b'd z O\nc\0 z O\n', {}, 5, 'a NUL byte: not text'),
+    (b'c\0 z O\nd O\n', {}, 4, 'a NUL byte: not text'),
 ]  # fmt: skip
 
 
@@ -272,6 +273,14 @@ def test_a_bad_line_spoils_its_sentence_alone(
     assert str(error.value) == f'{file}:{line}: {said}'
     split = split_of(file, 'token_classification', bad_lines='skip', **data)
     assert [record['tokens'] for record in split] == [['a', 'b']] * (1 if last else 2) and split.skipped == 1
+
+
+def test_a_bad_first_line_does_not_decide_about_the_columns(tmp_path: Path) -> None:
+    file = write(tmp_path, {'a.conll': 'lonely\n\nYork NNP B-LOC\n'}) / 'a.conll'
+    with pytest.raises(UserError, match=r"a.conll:1: 1 columns between spaces, expected 2 \(tokens, tags\): 'lonely'$"):
+        load(file, 'token_classification')
+    split = split_of(file, 'token_classification', bad_lines='skip')
+    assert [record['tags'] for record in split] == [['B-LOC']] and split.skipped == 1
 
 
 UNFIT = [  # (objective, file, content, data fields, message)
@@ -314,6 +323,30 @@ def test_what_is_good_depends_on_the_labels(tmp_path: Path) -> None:
     assert len({split_of(file, 'regression', **change).fingerprint for change in changes}) == 4
     text = {split_of(file, 'seq2seq', **change).fingerprint for change in changes[:3]}
     assert len(text) == 1
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | st.just('a mat'),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(['text', 'answer_start']), inner),
+    max_leaves=6,
+)
+KEYS = ('label', 'text', 'pair', 'tokens', 'tags', 'question', 'context', 'answers')
+ANYTHING = st.dictionaries(st.sampled_from(KEYS), JSON).map(json.dumps) | st.text(
+    st.sampled_from('aO B-IX\t1.\n'), max_size=20
+)
+ONCE = settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@given(content=ANYTHING, ending=st.sampled_from(['tsv', 'jsonl', 'conll']), objective=st.sampled_from(records.LABELLED))
+@ONCE
+def test_anything_is_records_or_one_line(tmp_path: Path, content: str, ending: str, objective: str) -> None:
+    file = write(tmp_path, {f'a.{ending}': content}) / f'a.{ending}'
+    try:
+        for record in load(file, objective):
+            assert set(records.FIELDS[objective]) <= record.keys() and record['where'].startswith(f'{file}:')
+            assert all(text.strip() for text in records.texts(record, objective))
+    except UserError as error:
+        assert '\n' not in str(error)
 
 
 # --------------------------------------------------------------------------------------------------------- templates
@@ -510,7 +543,7 @@ def test_records_of_sets(many: dict) -> None:
 
 
 BAD_ROWS = {
-    'classification': 'class -1 is none of the 2 that the set has',
+    'classification': 'class -1 is none of the 2 that the set has: a split without labels?',
     'regression': 'label nan is not finite',
     'token_classification': '2 tokens and 1 tags',
     'question_answering': "answer 'mat' starts at 13, where its context has ' ma'; it stands at 14",

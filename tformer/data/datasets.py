@@ -169,7 +169,9 @@ def _plain(feature: Any, value: Any) -> Any:
         return {key: _plain(inner[key], value[key]) for key in inner}
     if hasattr(inner, 'int2str'):
         if not 0 <= value < inner.num_classes:
-            raise BadRecord(f'class {value} is none of the {inner.num_classes} that the set has')
+            raise BadRecord(
+                f'class {value} is none of the {inner.num_classes} that the set has: a split without labels?'
+            )
         return str(inner.int2str(int(value)))
     if isinstance(value, bytes):
         return value.decode()

@@ -138,11 +138,12 @@ def _conll(text: Text, config: Data, objective: str) -> Iterator[Record]:
     for number, line in _and_end(text):
         row = re.split(r'[ \t]+', line.strip(' \t\r\n'))
         if row[0] not in ('', '-DOCSTART-'):
-            names = names or ('tokens', *(f'column {i}' for i in range(2, len(row))), 'tags')
+            if not names and len(row) > 1:  # the first line decides
+                names = ('tokens', *(f'column {i}' for i in range(2, len(row))), 'tags')
             if not rows and not why:
                 start = number
             if len(row) != len(names) and not why:
-                expected = f'expected {len(names)} ({", ".join(names)})'
+                expected = f'expected {len(names) or 2} ({", ".join(names or FIELDS["token_classification"])})'
                 why, start = f'{len(row)} columns between spaces, {expected}: {line.strip()[:40]!r}', number
             if objective == 'token_classification' and not why:
                 try:
@@ -151,9 +152,10 @@ def _conll(text: Text, config: Data, objective: str) -> Iterator[Record]:
                     why, start = str(error), number
             rows.append(row)
             continue
-        if why:
+        whole = text.skipped == skipped  # no line was passed over as no text, which is one bad record already
+        if whole and why:
             text.bad(start, why)
-        elif rows and text.skipped == skipped:  # no line of it was passed over as no text
+        elif whole and rows:
             columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
             yield from _made(text, start, columns, make, objective)
         rows, skipped, why = [], text.skipped, ''
