@@ -12,7 +12,7 @@ import jax
 from tformer import config as config_lib
 from tformer import errors, model, objectives, optimizers, parameters, schedules, scores, sharding
 from tformer.config import Config
-from tformer.data import corrupt, denoisers, examples, lines, packing, sources, tokenizers, vocabulary
+from tformer.data import corrupt, denoisers, examples, packing, records, sources, tokenizers, vocabulary
 from tformer.decode import STRATEGIES
 from tformer.layers import attention, block, embed, heads, initializers, kernels, mlp, moe, norms, placements, positions
 
@@ -55,7 +55,7 @@ TABLES: dict[str, Iterable[Any]] = {
     'model.dtype': DTYPES,
     'model.param_dtype': DTYPES,
     'data.source': sources.SOURCES,
-    'data.bad_lines': lines.BAD_LINES,
+    'data.bad_lines': records.BAD_LINES,
     'data.tokenizer': tokenizers.TOKENIZERS,
     'data.source_tokenizer': (*tokenizers.TOKENIZERS, None),
     'data.tokenizer_model': ('unigram', 'bpe'),

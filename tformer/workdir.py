@@ -82,7 +82,7 @@ def save_config(workdir: pathlib.Path, config: Config) -> None:
 
 
 def tokenizers(workdir: pathlib.Path, config: Config, records: Joined) -> Tokenizers:
-    """Returns the tokenizers of a run: its own where it has begun, else the pre-trained run's, else trained ones."""
+    """Returns the tokenizers of a run: its own where it has begun, else another run's, else trained ones."""
     if begun(workdir):
         return Tokenizers.load(workdir)
     made = new_tokenizers(config, records)
@@ -92,8 +92,8 @@ def tokenizers(workdir: pathlib.Path, config: Config, records: Joined) -> Tokeni
 
 def new_tokenizers(config: Config, records: Joined) -> Tokenizers:
     """Returns the tokenizers of a run that begins."""
-    if config.train.init_from:
-        return train_tokenizers(config, records, Tokenizers.load(config.train.init_from))
+    if lender := config.data.tokenizer_from or config.train.init_from:
+        return train_tokenizers(config, records, Tokenizers.load(lender))
     if 'huggingface' in (config.data.tokenizer, config.data.source_tokenizer):  # of a file, whose contents may change
         return train_tokenizers(config, records)
     return cached_tokenizers(config, records, [split.fingerprint for split in records.splits])

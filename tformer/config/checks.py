@@ -2,10 +2,13 @@
 
 import dataclasses
 import math
+import os
 import re
+import string
 from collections.abc import Callable
 
 from tformer.config.applies import check_applies
+from tformer.config.convert import parts
 from tformer.config.model import Model, resolve_model
 from tformer.config.run import Config, Data, Optimizer
 from tformer.errors import UserError
@@ -42,7 +45,8 @@ POSITIVE = (
     'train.num_steps train.num_epochs train.batch_size train.microbatches train.log_every train.eval_every '
     'train.eval_batches train.checkpoint_every train.keep_last train.patience decode.max_len decode.beam_size '
     'data.mask_rate data.delete_rate data.infill_rate data.weight data.mixture_temperature data.row_multiple '
-    'data.question_length data.stride data.mask_copies model.generator_fraction evaluate.answer_length '
+    'data.question_length data.stride data.mask_copies data.train_examples model.generator_fraction '
+    'evaluate.answer_length '
     'decode.temperature decode.top_k decode.top_p decode.batch_size evaluate.max_examples'
 ).split()
 NOT_NEGATIVE = (
@@ -66,6 +70,7 @@ def check(config: Config) -> None:
     _check_model(config.model)
     _check_run(config)
     _check_data(config.data, config.model)
+    _check_records(config)
     _check_optimizer(config.optimizer, config.model)
 
 
@@ -257,6 +262,60 @@ def _check_data(data: Data, model: Model) -> None:
     )
     _require(bool(data.denoisers), 'data.denoisers is empty: it must name one or more')
     _require(len(data.tfds_splits) == 3, f'data.tfds_splits={data.tfds_splits} must name three: train, valid, test')
+
+
+def _check_records(config: Config) -> None:
+    data, objective = config.data, config.train.objective
+    for part in parts(data):
+        templates = {'source_template': part.source_template, 'target_template': part.target_template}
+        _require(
+            objective == 'seq2seq' or not any(templates.values()),
+            f'data.source_template and data.target_template make text of text: not for train.objective={objective}',
+        )
+        _require(
+            len([text for text in templates.values() if text is not None]) != 1,
+            'data.source_template and data.target_template go together: set both or neither',
+        )
+        for name, text in templates.items():
+            _check_template(f'data.{name}', text)
+    _require(
+        data.train_examples is None or not data.mixture,
+        f'data.train_examples={data.train_examples} is of one training split, not of a mixture',
+    )
+    _require(
+        not data.labels or objective in ('classification', 'token_classification'),
+        f'data.labels are those of classification or token_classification, not of train.objective={objective}',
+    )
+    _require(len(set(data.labels)) == len(data.labels), f'data.labels={data.labels} names one twice')
+    tags = [label for label in data.labels if label == 'O' or label[:2] in ('B-', 'I-')]
+    _require(
+        objective != 'token_classification' or not tags,
+        f'data.labels names types of tags, e.g. PER for B-PER and I-PER, and not O: {", ".join(tags)}',
+    )
+    low_high = data.label_range
+    _require(not low_high or objective == 'regression', f'data.label_range={low_high} is only for regression')
+    _require(
+        not low_high or (len(low_high) == 2 and -math.inf < low_high[0] < low_high[1] < math.inf),
+        f'data.label_range={low_high} must be two numbers, the smallest label and the largest',
+    )
+    lender, start = data.tokenizer_from, config.train.init_from
+    _require(
+        lender is None or start is None or os.path.normpath(lender) == os.path.normpath(start),
+        f'data.tokenizer_from={lender} differs from train.init_from={start}, whose parameters know its own tokens only',
+    )
+
+
+def _check_template(field: str, text: str | None) -> None:
+    try:
+        names = [name for _, name, _, _ in string.Formatter().parse(text or '') if name is not None]
+    except ValueError as error:
+        raise UserError(f'{field}={text!r}: {error}') from None
+    for name in names:
+        _require(
+            name.partition('[')[0] != '' and not name[0].isdecimal() and '.' not in name,
+            f'{field}: {{{name}}} must name a column or key of the data, e.g. {{label}} or {{answers[text][0]}}',
+        )
+    _require(text is None or bool(names), f'{field}={text!r} names no column or key of the data, e.g. {{label}}')
 
 
 def _check_optimizer(optimizer: Optimizer, model: Model) -> None:

@@ -91,6 +91,8 @@ def _parse(option: Any, text: str) -> Any:
         if text[:1] in ('(', '['):
             values = ast.literal_eval(text)
             values = tuple(values) if isinstance(values, list | tuple) else (values,)
+            if item is float:
+                values = tuple(float(value) if type(value) is int else value for value in values)
             if not all(isinstance(value, item) for value in values):
                 raise ValueError(text)
             return values

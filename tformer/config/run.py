@@ -8,22 +8,28 @@ from tformer.config.model import Model
 @dataclasses.dataclass(frozen=True)
 class Data:
     source: str = 'files'  # where the examples come from
-    path: tuple[str, ...] = ()  # files: directories with {train,valid,test}.{txt,tsv,jsonl}[.gz], train files, globs
+    path: tuple[str, ...] = ()  # files: directories with {train,valid,test}.{txt,tsv,jsonl,conll}[.gz], files, globs
     valid_path: tuple[str, ...] = ()  # files: of the valid split, where `path` is not the place
     test_path: tuple[str, ...] = ()  # files: of the test split, likewise
     tfds_name: str | None = None  # tfds: e.g. 'wmt14_translate/de-en'
     tfds_dir: str | None = None  # tfds: the data directory; None: its default
     tfds_splits: tuple[str, ...] = ('train', 'validation', 'test')  # tfds: ours in order, slices allowed
-    columns: tuple[str, ...] = ()  # names (jsonl, tfds) or order (tsv) of the fields; (): the objective's own
-    bad_lines: str = 'stop'  # files: at a line that is not as it should be stop, or skip it and count it
+    columns: tuple[str, ...] = ()  # names (jsonl, tfds) or order (tsv, conll) of the fields; (): the objective's own
+    source_template: str | None = None  # seq2seq: of the source, e.g. 'premise: {premise} hypothesis: {hypothesis}'
+    target_template: str | None = None  # seq2seq: of the target, e.g. '{label}', '{tags}', '{answers[text][0]}'
+    bad_lines: str = 'stop'  # at a line or record that is not as it should be stop, or skip it and count it
     stress: bool = False  # cmudict: keep the stress digits of the vowels
     split_by: str = 'word'  # cmudict: word, as the literature does, or family (inflections stay together)
     mixture: tuple[str, ...] = ()  # parts trained on together: each the fields above that differ, 'path=a weight=2'
     weight: float | None = None  # in a part of a mixture: its share of the examples; None: as many as it has
     mixture_temperature: float = 1.0  # shares are weights to the power 1/T (Raffel et al. 2020, 3.5.2)
+    train_examples: int | None = None  # size of a sample of the training split, by train.seed, nested; None: all of it
+    labels: tuple[str, ...] = ()  # classes, or types of tags (PER, not B-PER), in order; (): training's, sorted
+    label_range: tuple[float, ...] = ()  # regression: the smallest label and the largest; (): any number
 
     tokenizer: str = 'sentencepiece'  # trained on the training split, kept in the workdir
     source_tokenizer: str | None = None  # encoder side; None: one tokenizer for both sides
+    tokenizer_from: str | None = None  # a workdir whose tokenizers to use; None: train.init_from's, or trained ones
     tokenizer_path: str | None = None  # huggingface: a tokenizer.json, or the directory that holds one
     tokenizer_vocab_size: int = 8000  # sentencepiece: pieces, specials included
     tokenizer_model: str = 'unigram'  # sentencepiece: unigram or bpe

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from tformer.config.run import Data
 from tformer.data.formats import READERS, ending
-from tformer.data.lines import BAD_LINES, File, Text, find
-from tformer.data.records import FIELDS, Read, Record, fingerprint, split_of
+from tformer.data.lines import File, Text, find
+from tformer.data.records import BAD_LINES, LABELLED, Read, Record, fingerprint, split_of
 from tformer.errors import NoSplitError, UserError, choose, nearest
 
 _HELD_OUT = 0.02  # share of a file that becomes a split which has no file of its own
@@ -18,10 +18,10 @@ _HELD_OUT = 0.02  # share of a file that becomes a split which has no file of it
 def load(config: Data, objective: str, split: str) -> tuple[str, Read]:
     """The fingerprint and the records of `split`, from `config.path`, or `valid_path` and `test_path` where given.
 
-    Each entry is a directory, which holds `{split}.{txt,tsv,jsonl}[.gz]` or all parts of it, such as
+    Each entry is a directory, which holds `{split}.{txt,tsv,jsonl,conll}[.gz]` or all parts of it, such as
     `{split}-00000-of-00004.tsv` or `{split}.0.tsv`; a file; or a glob of files. Where `path` names files and a split
-    has no path of its own, 2 % of their records are held out for it, by the hash of their source or text. A .txt
-    under causal_lm is one document, and loses its end: 2 % for valid, the last 2 % for test.
+    has no path of its own, 2 % of their records are held out for it, by the hash of their source, context or text. A
+    .txt under causal_lm is one document, and loses its end: 2 % for valid, the last 2 % for test.
 
     Raises:
       UserError: a missing file, here; an empty or malformed one, with the line, when the records are read.
@@ -36,7 +36,11 @@ def load(config: Data, objective: str, split: str) -> tuple[str, Read]:
     for name in paths:
         parts = () if own.get(split) or os.path.isdir(name) else held_out
         found += [(find(path), parts) for path in _located(name, split) if ending(path)]
-    how = [config.columns, config.bad_lines, objective]
+    how: list[object] = [config.columns, config.bad_lines, objective]
+    if objective in LABELLED:
+        how += [config.labels, config.label_range]
+    if config.source_template is not None:
+        how += [config.source_template, config.target_template]
     contents = [(file.digest, ending(file.path), file.path.suffix, parts, parts and split) for file, parts in found]
 
     def read() -> tuple[list[Record], int]:
@@ -95,18 +99,23 @@ def _order(path: Path) -> list[tuple[bool, int, str]]:
 def _read(text: Text, held_out: tuple[str, ...], split: str, config: Data, objective: str) -> Iterator[Record]:
     """The records of a file; with `held_out` splits, those of `split`."""
     kind, empty = ending(text.path), True
-    key, shares = FIELDS[objective][0 if objective == 'seq2seq' else -1], dict.fromkeys(held_out, _HELD_OUT)
+    key, shares = _HELD_OUT_BY.get(objective, 'text'), dict.fromkeys(held_out, _HELD_OUT)
     for record in READERS[kind](text, config, objective):
         empty = False
         if held_out and kind == '.txt' and objective == 'causal_lm':
             part = _cut(record['text'], held_out, split)
             if part.strip():
                 yield {'text': part}
-        elif not held_out or split_of(record[key], shares.get('valid', 0), shares.get('test', 0)) == split:
+            continue
+        value = record[key] if isinstance(record[key], str) else ' '.join(record[key])
+        if not held_out or split_of(value, shares.get('valid', 0), shares.get('test', 0)) == split:
             yield record
     if empty:
         bad = f': {text.skipped} bad lines were skipped' if text.skipped else ''
         raise UserError(f'{text.path} holds no examples{bad}')
+
+
+_HELD_OUT_BY = {'seq2seq': 'source', 'token_classification': 'tokens', 'question_answering': 'context'}  # else text
 
 
 def _cut(text: str, held_out: tuple[str, ...], split: str) -> str:

@@ -11,7 +11,7 @@ from tformer.data import cache, order, packing
 from tformer.data.examples import Examples
 from tformer.data.ragged import Ragged
 
-LAYOUT, SHUFFLE, CORRUPT = range(3)  # what a random stream is for
+LAYOUT, SHUFFLE, CORRUPT, SAMPLE = range(4)  # what a random stream is for
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,9 +7,10 @@ import hashlib
 import io
 import stat
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
+from tformer.data.records import Bad
 from tformer.errors import UserError
 
 _BUFFER = 1 << 20  # bytes
@@ -24,21 +25,25 @@ class File:
 
 
 class Text:
-    """The lines of a text file, which is read once from end to end.
-
-    Attributes:
-      skipped: bad lines passed over until now.
-    """
+    """The lines of a text file, which is read once from end to end."""
 
     def __init__(self, file: File, bad_lines: str) -> None:
         """`bad_lines` is a key of BAD_LINES."""
-        self.path, self.skipped = file.path, 0
-        self._file, self._found_bad = file, BAD_LINES[bad_lines]
+        self.path = file.path
+        self._file, self._bad = file, Bad(bad_lines)
 
-    def bad(self, number: int, why: str) -> None:
+    @property
+    def skipped(self) -> int:
+        """Bad lines passed over until now."""
+        return self._bad.skipped
+
+    def where(self, number: int) -> str:
+        """What names a line."""
+        return f'{self.path}:{number}'
+
+    def bad(self, number: int, why: object) -> None:
         """Deals with a line that is not as it should be: an error, or one more that is skipped."""
-        self._found_bad(f'{self.path}:{number}: {why}')
-        self.skipped += 1
+        self._bad.found(self.where(number), why)
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
         """The number and text of each line that is UTF-8, with its end; without a byte order mark.
@@ -160,23 +165,10 @@ class _Hashed(io.RawIOBase):
         return count
 
 
-def _stop(line: str) -> None:
-    raise UserError(line)
-
-
-def _skip(line: str) -> None:
-    """Left out; the caller counts it."""
-
-
 _KINDS = {
     stat.S_IFDIR: 'a directory',
     stat.S_IFIFO: 'a pipe',
     stat.S_IFSOCK: 'a socket',
     stat.S_IFCHR: 'a device',
     stat.S_IFBLK: 'a device',
-}
-
-BAD_LINES: dict[str, Callable[[str], None]] = {
-    'stop': _stop,
-    'skip': _skip,
 }

@@ -8,7 +8,7 @@ import numpy as np
 
 from tformer.config.convert import parts
 from tformer.config.run import Config
-from tformer.data import sources
+from tformer.data import layout, sources
 from tformer.data.records import Record, Split, View
 from tformer.errors import NoSplitError, UserError
 
@@ -19,10 +19,15 @@ class Joined(View):
     def __init__(self, splits: Sequence[Split]) -> None:
         self.splits = splits
 
+    @property
+    def whole(self) -> 'Joined':
+        """What they are samples of (data.train_examples), else themselves."""
+        return Joined([split.whole for split in self.splits])
+
     def __len__(self) -> int:
         return sum(map(len, self.splits))
 
-    def _records(self, indices: range) -> list[Record]:
+    def _records(self, indices: Sequence[int]) -> list[Record]:
         return list(map(self._record, indices))
 
     def _record(self, index: int) -> Record:
@@ -39,7 +44,8 @@ class Joined(View):
 def load(config: Config, split: str) -> Joined:
     """The records of a split: those of every part of data.mixture, in its order.
 
-    What parts have in common is scored once, and a part need not have records to be scored.
+    What parts have in common is scored once, and a part need not have records to be scored. Of the training split it
+    is data.train_examples, chosen by train.seed, where that is set.
 
     Raises:
       UserError: as `sources.load` does.
@@ -49,6 +55,8 @@ def load(config: Config, split: str) -> Joined:
     for number, part in enumerate(parts(config.data)):
         try:
             records = sources.load(part, config.train.objective, split)
+            if split == 'train' and config.data.train_examples is not None:
+                records = records.sample(config.data.train_examples, (config.train.seed, layout.SAMPLE))
             found[number if split == 'train' else records.fingerprint] = records
         except NoSplitError as error:
             missing.append(error)

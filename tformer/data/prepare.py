@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tformer.config.run import Data
 from tformer.data import datasets, named, sources
-from tformer.data.records import FIELDS, Record, Split, fingerprint
+from tformer.data.records import FIELDS, OPTIONAL, Record, Split, fingerprint
 from tformer.errors import NoSplitError, UserError
 
 _EVERY = 10  # seconds between lines about the progress
@@ -47,7 +49,8 @@ class Prepared:
 def write(config: Data, objective: str, say: Say = lambda line: None) -> Prepared:
     """Writes the splits of `config.source` as the set `config.tfds_name` in `config.tfds_dir`, unless it is there.
 
-    Records keep their order and come back as they are: the fields of `objective` and, where given, `references`.
+    Records keep their order and come back as they are: the fields of `objective`, and those optional ones
+    that all of them have.
     With source='tfds' it is the named set's own code that downloads and writes. A set appears when it is complete.
 
     Args:
@@ -66,7 +69,7 @@ def write(config: Data, objective: str, say: Say = lambda line: None) -> Prepare
     splits = _splits(config, objective, say)
     new = _write_records(config, objective, splits, say)
     skipped = {name: split.skipped for name, split in splits.items() if new and split.skipped}
-    return _prepared(config, new, skipped, changed=('tfds_splits', 'columns'))
+    return _prepared(config, new, skipped, changed=('tfds_splits', 'columns', 'source_template', 'target_template'))
 
 
 def summary(prepared: Prepared) -> str:
@@ -88,7 +91,8 @@ def _prepared(config: Data, new: bool, skipped: dict[str, int], changed: tuple[s
         overrides['tfds_dir'] = config.tfds_dir
     for field in changed:
         if getattr(config, field) != getattr(Data(), field):
-            overrides[field] = ','.join(getattr(Data(), field))
+            default = getattr(Data(), field)
+            overrides[field] = str(default) if default is None else ','.join(default)
     flags = tuple(f'--config.data.{field}={value}' for field, value in overrides.items())
     return Prepared(builder.info.full_name, Path(builder.data_dir), splits, skipped, new, flags)
 
@@ -122,10 +126,7 @@ def _write_records(config: Data, objective: str, splits: dict[str, Split], say: 
 
         def _info(self) -> Any:
             description = f'Written by tformer prepare from data.source={config.source}: {mark}'
-            text, fields = tfds.features.Text(), dict.fromkeys(FIELDS[objective], tfds.features.Text())
-            if 'references' in splits[_SPLITS['train']][0]:
-                fields['references'] = tfds.features.Sequence(text)
-            features = tfds.features.FeaturesDict(fields)
+            features = tfds.features.FeaturesDict(_features(objective, splits[_SPLITS['train']][0]))
             return tfds.core.DatasetInfo(
                 builder=self, description=description, features=features, disable_shuffling=True
             )
@@ -144,8 +145,8 @@ def _write_records(config: Data, objective: str, splits: dict[str, Split], say: 
         return False
     for left in sorted(place.parent.glob(f'incomplete.*_{place.name}')):
         say(f'{left} is of a prepare that runs, or was killed: then delete it')
-    for split in splits.values():
-        len(split)  # is read here: its errors are ours
+    for name, split in splits.items():
+        _check_alike(name, split, splits[_SPLITS['train']][0])  # is read here: its errors are ours
     with named.quiet(), tempfile.TemporaryDirectory() as nothing:
         try:
             builder = Builder(data_dir=config.tfds_dir, config=configuration)
@@ -153,6 +154,38 @@ def _write_records(config: Data, objective: str, splits: dict[str, Split], say: 
         except OSError as error:
             raise UserError(f'{place} cannot be written: {error.strerror or error}') from error
     return True
+
+
+def _check_alike(name: str, records: Sequence[Record], first: Record) -> None:
+    """Raises a `UserError` where a record lacks an optional field that others have, for a set has it or has it not."""
+    wanted = first.keys() - _NOT_STORED
+    for number, record in enumerate(records, start=1):
+        for field in wanted ^ (record.keys() - _NOT_STORED):
+            where = record.get('where', f'record {number} of {name}')
+            has = 'has' if field in record else 'has no'
+            raise UserError(f'{where} {has} {field!r}, unlike the first training record: a set has it or has it not')
+
+
+def _features(objective: str, record: Record) -> dict[str, Any]:
+    """The TFDS feature of each field that `record` has."""
+    import tensorflow_datasets as tfds
+
+    text = tfds.features.Text()
+    others = {
+        'answers': tfds.features.Sequence({'text': text, 'answer_start': tfds.features.Scalar(np.int64)}),
+        **dict.fromkeys(('tokens', 'tags', 'references'), tfds.features.Sequence(text)),
+    }
+    if objective == 'regression':
+        others['label'] = tfds.features.Scalar(np.float64)
+    fields = [field for field in (*FIELDS[objective], *OPTIONAL.get(objective, ())) if field in record]
+    return {field: others.get(field, text) for field in fields}
+
+
+def _stored(value: Any) -> Any:
+    """A field's value as its feature takes it."""
+    if isinstance(value, list) and not all(isinstance(item, str) for item in value):  # answers
+        return [{'text': text, 'answer_start': start} for start, text in value]
+    return value
 
 
 def _next(version: str) -> str:
@@ -178,13 +211,12 @@ def _shards(name: str, records: Sequence[Record], fields: tuple[str, ...], say: 
                 told = time.monotonic()
                 say(f'{name}: {index:,} of {len(records):,} records')
             record = records[index]
-            yield index, {field: record[field] for field in fields}
+            yield index, {field: _stored(record[field]) for field in fields}
 
-    size = sum(len(text) for record in records for field in fields for text in _texts(record[field]))
+    size = sum(len(str(record[field])) for record in records for field in fields)
     count = shard_utils.ShardConfig.calculate_number_shards(size, len(records))
     stops = [0, *shard_utils.get_shard_boundaries(len(records), count)]
     return [functools.partial(rows, start, stop) for start, stop in itertools.pairwise(stops)]
 
 
-def _texts(value: str | list[str]) -> list[str]:
-    return value if isinstance(value, list) else [value]
+_NOT_STORED = {'where', 'name'}  # which only say where a record comes from

@@ -13,9 +13,8 @@ import numpy as np
 
 from tformer.config.run import Config
 from tformer.data import cache
-from tformer.data.lines import BAD_LINES
 from tformer.data.ragged import Ragged
-from tformer.data.records import Record, Split
+from tformer.data.records import Bad, Record, Split
 from tformer.data.tokenizers import Tokenizers
 from tformer.errors import nearest
 
@@ -70,17 +69,17 @@ def columns(
     Raises:
       UserError: a record that cannot be used, where data.bad_lines stops at it; the line says where it stands.
     """
-    found_bad = BAD_LINES[config.data.bad_lines]
     sizes = [side.vocab_size for side in (tokenizers.target, tokenizers.source) if side]
     dtypes: dict[str, Any] = dict.fromkeys(encoding.texts, np.uint16 if max(sizes) <= 2**16 else np.int32)
     dtypes |= dict.fromkeys(encoding.whole, np.int32) | dict.fromkeys(encoding.real, np.float32)
     names = list(dtypes)
 
     def chunks() -> Iterator[tuple[Encoded, list[int]]]:
+        bad = Bad(config.data.bad_lines)
         for start, some in _some(records):
             encoded = encoding.encode(some, tokenizers)
             for place, why in sorted(encoded.bad.items()):
-                found_bad(f'{some[place].get("where", f"record {start + place + 1} of the {split} split")}: {why}')
+                bad.found(some[place].get('where', f'record {start + place + 1} of the {split} split'), why)
             yield encoded, [start + place for place in sorted(encoded.bad)]
 
     if not isinstance(records, Split):

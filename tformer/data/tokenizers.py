@@ -14,8 +14,10 @@ import sentencepiece
 
 from tformer.config.run import Config
 from tformer.data import cache
+from tformer.data.fields import tags_of
 from tformer.data.hub_tokenizer import HubTokenizer
-from tformer.data.records import FIELDS, Record
+from tformer.data.records import FIELDS, Record, texts
+from tformer.data.sentences import NEXT_SENTENCE, SENTENCE_ORDER
 from tformer.data.subwords import SentencePiece
 from tformer.data.units import Byte, Char, Symbol
 from tformer.data.vocabulary import BOS, CLS, EOS, MASK, NORMALIZATIONS, PAD, SEP, SPECIALS, UNK, Tokenizer
@@ -102,17 +104,18 @@ class Tokenizers:
 def train_tokenizers(config: Config, records: Sequence[Record], pretrained: Tokenizers | None = None) -> Tokenizers:
     """Returns tokenizers trained on the records of the training split as `config.data` says, or `pretrained` ones.
 
-    A pre-trained run with one stack lends its tokenizer to both sides of two.
+    A run with one stack lends its tokenizer to both sides of two. Labels are data.labels, or those of the whole split
+    where `records` are a sample of it.
     """
     data, seed, objective = config.data, config.train.seed, config.train.objective
-    labels = tuple(sorted({record['label'] for record in records})) if objective == 'classification' else ()
+    labels = _labels(config, records)
     pairs, two_stacks = 'source' in FIELDS[objective], config.model.family == 'encoder_decoder'
     if pretrained is not None:
         lent = (pretrained.source or pretrained.target) if pairs else pretrained.target if two_stacks else None
         return Tokenizers(lent, pretrained.target, labels)
     target = choose(TOKENIZERS, data.tokenizer, 'data.tokenizer')
     if not pairs:
-        made = target.train((record['text'] for record in records), data, seed)
+        made = target.train((text for record in records for text in texts(record, objective)), data, seed)
         return Tokenizers(made if two_stacks else None, made, labels)
     if data.source_tokenizer is None:
         both = target.train((record[side] for record in records for side in ('source', 'target')), data, seed)
@@ -122,6 +125,22 @@ def train_tokenizers(config: Config, records: Sequence[Record], pretrained: Toke
         source.train((record['source'] for record in records), data, seed),
         target.train((record['target'] for record in records), data, seed),
     )
+
+
+_PAIRS = {'masked_lm_nsp': NEXT_SENTENCE, 'masked_lm_sop': SENTENCE_ORDER}
+
+
+def _labels(config: Config, records: Sequence[Record]) -> tuple[str, ...]:
+    """The classes, or the tags, in the order of their ids."""
+    objective = config.train.objective
+    if objective in _PAIRS:
+        return _PAIRS[objective]
+    if objective not in ('classification', 'token_classification'):
+        return ()
+    found, whole = config.data.labels, getattr(records, 'whole', records)
+    if objective == 'classification':
+        return found or tuple(sorted({record['label'] for record in whole}))
+    return tags_of(found or tuple(sorted({tag[2:] for record in whole for tag in record['tags']} - {''})))
 
 
 def cached_tokenizers(config: Config, records: Sequence[Record], fingerprints: Sequence[str]) -> Tokenizers:

@@ -24,8 +24,8 @@ def make_generate(model: nn.Module, cfg: config.Decode, *, eos: int, banned: Seq
 
     `batch` is the model's: `inputs` and `positions` [B, P] are the prompt (padded in front; BOS alone where there is
     an encoder), encoder fields and `prefix` as in training, and optionally `rows` [B], the examples' numbers
-    (sampling draws by them; default: 0 to B - 1). `rng` is for sampling, else None. tokens_BT holds PAD after `eos`; scores_B is the
-    model's log-probability of the new tokens, for beam search divided by the length penalty.
+    (sampling draws by them; default: 0 to B - 1). `rng` is for sampling, else None. tokens_BT holds PAD after `eos`;
+    scores_B is the model's log-probability of the new tokens, for beam search divided by the length penalty.
 
     Raises:
       UserError: an unknown strategy; on a call, a prompt that with the new tokens is longer than the model's max_len.
