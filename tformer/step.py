@@ -116,4 +116,5 @@ def moving_average(averages: Any, params: Any, decay: Scalar | None, step: jax.A
     if decay is None:
         return None
     share = 1 - jnp.minimum(decay, (1 + step) / (10 + step))
-    return jax.tree.map(lambda mean, x: mean + share * (x.astype(mean.dtype) - mean), averages, params)
+    # Differences this way round leave a mean of -0.0 as it is.
+    return jax.tree.map(lambda mean, x: mean - share * (mean - x.astype(mean.dtype)), averages, params)
