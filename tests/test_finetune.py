@@ -7,6 +7,7 @@ import pathlib
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import toy_data
 
@@ -175,6 +176,15 @@ def test_what_is_frozen_stays_bit_for_bit(name):
         for path in kept:
             assert found[path][0].tobytes() == before[path][0].tobytes(), path
             assert np.all(found[path][1] != before[path][1]), path
+
+
+def test_the_update_of_what_is_frozen_leaves_even_the_sign_of_a_zero():
+    params = {'kept': jnp.asarray([-0.0, 0.0, 1.0]), 'trained': jnp.ones(3)}
+    optimizer = freezing.freeze(optax.trace(0.9), {'kept': False, 'trained': True})
+    updates, state = optimizer.update(params, optimizer.init(params), params)
+    after = optax.apply_updates(params, updates)
+    assert np.signbit(after['kept']).tolist() == [True, False, False] and after['kept'][2] == 1
+    assert set(flat(state)) == {'trained'} and np.all(after['trained'] == 2)
 
 
 def test_all_layers_frozen_are_arrays_frozen_whole():
