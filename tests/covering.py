@@ -80,6 +80,11 @@ FACTORS = {
     'output_softcap': each('output_softcap', None, 100.0),
     'pooling': [*table('pooling'), {'pooling': 'cls', 'pooler': True}],
     'parametrization': [{}, {'parametrization': 'mup', 'base_emb_dim': 8}],
+    'adapters': [
+        {},
+        {'lora_rank': 2},
+        {'lora_rank': 3, 'lora_alpha': 2.0, 'lora_targets': tuple(choices.TABLES['model.lora_targets'])},
+    ],
     'execution': [{}, {'remat': 'full'}, {'scan_layers': False}],
 }
 NAMES = [(factor, level) for factor, levels in FACTORS.items() for level in range(len(levels))]

@@ -48,6 +48,8 @@ CAPACITY = decoder(num_experts=4, expert_dispatch='capacity')
 LOCAL = decoder(attention_pattern=('local',), window=3)
 MUP = decoder(parametrization='mup', base_emb_dim=8)
 
+LORA = decoder(lora_rank=2)
+
 # Field -> the objective and the model in which it applies, and another value.
 KNOBS = {
     'family': ('causal_lm', DECODER, 'encoder'),
@@ -107,6 +109,9 @@ KNOBS = {
     'num_classes': ('classification', ENCODER, 4),
     'pooling': ('classification', ENCODER, 'cls'),
     'pooler': ('classification', ENCODER, True),
+    'lora_rank': ('causal_lm', DECODER, 2),
+    'lora_alpha': ('causal_lm', LORA, 8.0),
+    'lora_targets': ('causal_lm', LORA, ('key', 'mlp_out')),
     'dropout_rate': ('causal_lm', DECODER, 0.3),
     'attention_dropout_rate': ('causal_lm', DECODER, 0.3),
     'activation_dropout_rate': ('causal_lm', DECODER, 0.3),
@@ -134,6 +139,8 @@ FURTHER = [  # places where the same field is read by other code
     ('relative_per_layer', 'seq2seq', dataclasses.replace(BOTH, position='relative', cross_position=True), True),
     ('attention_sink', 'causal_lm', DECODER, 'zero'),
     ('layer_sharing', 'causal_lm', DECODER, 'universal'),
+    ('lora_rank', 'seq2seq', BOTH, 3),
+    ('lora_rank', 'classification', ENCODER, 3),
 ]
 
 
@@ -211,7 +218,7 @@ def test_every_key_of_a_table_is_a_program_of_its_own(field):
         keys, cfg = [key for key in keys if key is not None], SCALED
     if name in ('initializer', 'attention_scale'):  # None stands for another key
         keys.pop(None)
-    if name in ('attention_bias', 'attention_pattern'):
+    if name in ('attention_bias', 'attention_pattern', 'lora_targets'):
         keys = [(key,) for key in keys]
     if name == 'family':
         return
@@ -266,6 +273,8 @@ ELSEWHERE = {
     'num_classes': (DECODER, 'model.family is encoder'),
     'pooling': (BOTH, 'model.family is encoder'),
     'pooler': (DECODER, 'model.family is encoder'),
+    'lora_alpha': (DECODER, 'model.lora_rank is set'),
+    'lora_targets': (DECODER, 'model.lora_rank is set'),
     'base_emb_dim': (DECODER, 'model.parametrization is mup'),
 }
 

@@ -69,7 +69,7 @@ def test_a_masked_language_model_is_fine_tuned_with_its_tokenizer(tmp_path: path
     train_lib.train(load('classify.py:pretrain,smoke', tmp_path), before)
     tuned = train_lib.train(load('classify.py:smoke', tmp_path, train__init_from=before), tmp_path / 'tuned')
     said = capsys.readouterr().out
-    assert 'fresh: class_head' in said and 'left: none' in said
+    assert 'loaded: embed, encoder\n  fresh: class_head\n  left: none\n' in said
     assert tuned.tokenizers.target.fingerprint == runs.load(before).tokenizers.target.fingerprint
     wrong = load('classify.py:smoke', tmp_path, train__init_from=before, model__mlp_dim='32')
     with pytest.raises(errors.UserError, match='has shape'):

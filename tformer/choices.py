@@ -14,7 +14,20 @@ from tformer import errors, model, objectives, optimizers, parameters, schedules
 from tformer.config import Config
 from tformer.data import corrupt, denoisers, examples, packing, records, sources, tokenizers, vocabulary
 from tformer.decode import STRATEGIES
-from tformer.layers import attention, block, embed, heads, initializers, kernels, mlp, moe, norms, placements, positions
+from tformer.layers import (
+    attention,
+    block,
+    embed,
+    heads,
+    initializers,
+    kernels,
+    linear,
+    mlp,
+    moe,
+    norms,
+    placements,
+    positions,
+)
 
 DTYPES = ('float32', 'bfloat16')
 
@@ -49,6 +62,7 @@ TABLES: dict[str, Iterable[Any]] = {
     'model.expert_dispatch': moe.DISPATCHES,
     'model.output_scale': heads.OUTPUT_SCALES,
     'model.pooling': heads.POOLINGS,
+    'model.lora_targets': linear.LORA_TARGETS,
     'model.initializer': _OrDerived(initializers.INITIALIZERS),
     'model.parametrization': model.PARAMETRIZATIONS,
     'model.remat': block.REMAT,

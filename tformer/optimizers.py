@@ -2,9 +2,11 @@
 
 An update is -rate * factor * (direction + decay * parameter). Rate and decay are arguments of `update`
 (`learning_rate`, `weight_decay`), so that both may be traced. `names` is the tree of the parameters' logical names.
+Arrays that are frozen whole have no part in any of it (freezing.py); frozen layers have the factor 0.
 """
 
 import math
+import operator
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,15 +14,26 @@ from typing import Any
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import PartitionSpec
 
 from tformer import config as config_lib
+from tformer import freezing
 from tformer.adafactor import adafactor
-from tformer.config import Config
-from tformer.errors import UserError, choose, nearest
+from tformer.config import Config, own_layers
+from tformer.errors import UserError, choose
 from tformer.hyper import Scalar
-from tformer.parameters import each, is_hidden, matrix_axes
+from tformer.parameters import (
+    along_layers,
+    check_entries,
+    each,
+    is_hidden,
+    matrix_axes,
+    path_names,
+    place,
+    within,
+)
 
 MUP_POWERS = {'adafactor': 0.5}  # of base width / width; 1 for the others, but adafactor's steps shrink as kernels do
 
@@ -35,26 +48,30 @@ def make_optimizer(config: Config, names: Any) -> optax.GradientTransformationEx
       names: the logical names of every parameter's axes.
 
     Raises:
-      UserError: an unknown optimizer, or optimizer.rate_factors that fit no parameter.
+      UserError: an unknown optimizer, or optimizer.rate_factors or optimizer.frozen that fit no parameter.
     """
     cfg, clipping = config.optimizer, []
     if cfg.clip_value is not None:
         clipping.append(optax.clip(cfg.clip_value))
     if cfg.clip_norm is not None:
         clipping.append(optax.clip_by_global_norm(cfg.clip_norm))
+    trained, factors = freezing.trained_parts(config, names), rate_factors(config, names)
+    factors = jax.tree.map(lambda part, factor: factor if part is True else factor * part, trained, factors)
+    names, factors = freezing.only(trained, names), freezing.only(trained, factors)
     direction = choose(OPTIMIZERS, cfg.name, 'optimizer.name')(cfg, names)
-    step = optax.chain(direction, descend(rate_factors(config, names), cfg.decayed))
+    step = optax.chain(direction, descend(factors, cfg.decayed))
     if cfg.name == 'schedule_free':
         step = schedule_free(step, cfg.beta1)
-    return optax.chain(*clipping, step)
+    return freezing.freeze(optax.chain(*clipping, step), trained)
 
 
 def rate_factors(config: Config, names: Any) -> Any:
-    """Returns what the rate is multiplied by for each parameter: optimizer.rate_factors, and muP's.
+    """Returns what the rate is multiplied by: optimizer.rate_factors times optimizer.layer_decay's times muP's.
 
-    Weight decay is times the rate, so a factor is one of the decay too.
+    A number for each parameter, or an array along its `layers` axis. Weight decay is times the rate, so a factor is one
+    of the decay too.
     muP: hidden matrices by base width / width (Yang et al. 2022, table 8), with parameter-scaled steps by its root
-    (Everett et al. 2024, table 1).
+    (Everett et al. 2024, table 1); not an adapter's second kernel, whose inputs stay few (Hayou et al. 2024).
 
     Raises:
       UserError: an entry that is no NAME=FACTOR, or whose name is in no parameter's path.
@@ -65,20 +82,41 @@ def rate_factors(config: Config, names: Any) -> Any:
         if not written:
             raise UserError(f"optimizer.rate_factors={entry!r} is no NAME=FACTOR, such as 'encoder=0.1'")
         given.append((written[1], float(written[2])))
-    known = {key.key for path, _ in jax.tree_util.tree_leaves_with_path(names) for key in path}
-    for name, _ in given:
-        if name not in known:
-            raise UserError(f'optimizer.rate_factors: {name!r} is in no parameter{nearest(name, sorted(known))}')
+    paths = [path_names(path) for path, _ in jax.tree_util.tree_leaves_with_path(names)]
+    check_entries((name for name, _ in given), paths, 'optimizer.rate_factors')
     shrink = 1.0
     if model.parametrization == 'mup' and model.base_emb_dim:
         shrink = (model.base_emb_dim / model.emb_dim) ** MUP_POWERS.get(cfg.name, 1)
 
-    def factor_of(path: tuple[Any, ...], axes: PartitionSpec) -> float:
-        found = shrink if is_hidden(path[-1].key, axes) else 1.0
-        components = {key.key for key in path}
+    def factor_of(path: tuple[Any, ...], axes: PartitionSpec) -> Any:
+        widens = is_hidden(path[-1].key, axes) and 'lora' not in tuple(axes)[:-1]
+        found = shrink if widens else 1.0
         for name, factor in given:
-            found *= factor if name in components else 1.0
+            found *= factor if within(path_names(path), name) else 1.0
         return found
+
+    found = jax.tree_util.tree_map_with_path(factor_of, names)
+    return found if cfg.layer_decay is None else jax.tree.map(operator.mul, found, layer_factors(config, names))
+
+
+def layer_factors(config: Config, names: Any) -> Any:
+    """Returns optimizer.layer_decay ** n for each parameter: n is 0 above the layers, 1 in the top one, 2 in the next,
+    and L + 1 at the foot of a stack of L (Howard & Ruder 2018, 3.2; Clark et al. 2020, appendix B).
+
+    Each stack counts its own layers; tables at the foot of two stacks count those of the deeper one. A block that all
+    layers share is one.
+    """
+    decay, layers = config.optimizer.layer_decay or 1.0, own_layers(config.model)
+    feeds = {'encoder_embed': ['encoder'], 'embed': ['decoder'] if 'encoder_embed' in names else list(layers)}
+
+    def factor_of(path: tuple[Any, ...], axes: PartitionSpec) -> Any:
+        keys = path_names(path)
+        if place(keys) == 'top':
+            return 1.0
+        depth = max(layers[stack] for stack in feeds.get(keys[0], keys[:1]))
+        if place(keys) == 'foot':
+            return decay ** (depth + 1)
+        return along_layers(decay ** np.arange(depth, 0, -1, dtype=np.float32), axes)
 
     return jax.tree_util.tree_map_with_path(factor_of, names)
 
@@ -89,15 +127,18 @@ def rate_factors(config: Config, names: Any) -> Any:
 def descend(factors: Any, decayed: Sequence[str]) -> optax.GradientTransformationExtraArgs:
     """Returns -learning_rate * factor * (direction + weight_decay * parameter), decay on the roles `decayed` only.
 
-    Decoupled weight decay: Loshchilov & Hutter 2019, algorithm 2.
+    Decoupled weight decay: Loshchilov & Hutter 2019, algorithm 2. `factors` is a tree of numbers, or of arrays with as
+    many axes as the parameter: where they are 0 nothing moves.
     """
 
     def update(
         direction: Any, state: Any, params: Any, *, learning_rate: Scalar, weight_decay: Scalar, **_: Any
     ) -> tuple[Any, Any]:
-        def step(path: tuple[Any, ...], d: jax.Array, param: jax.Array, factor: float) -> jax.Array:
-            rate = learning_rate if factor == 1 else learning_rate * factor
+        def step(path: tuple[Any, ...], d: jax.Array, param: jax.Array, factor: Any) -> jax.Array:
             decay = weight_decay * param if path[-1].key in decayed else jnp.zeros_like(param)
+            if isinstance(factor, np.ndarray):
+                return jnp.where(factor == 0, -0.0, -learning_rate * factor * (d + decay))
+            rate = learning_rate if factor == 1 else learning_rate * factor
             return -rate * (d + decay)
 
         return jax.tree_util.tree_map_with_path(step, direction, params, factors), state
@@ -120,7 +161,11 @@ class ScheduleFree(flax.struct.PyTreeNode):
 
     def average(self, params: Any) -> Any:
         """Returns x, which is what to evaluate, from y = (1 - beta) z + beta x."""
-        return jax.tree.map(lambda y, z: (z + (y - z) / self.beta).astype(y.dtype), params, self.z)
+
+        def average(y: jax.Array, z: Any) -> jax.Array:
+            return y if isinstance(z, optax.MaskedNode) else (z + (y - z) / self.beta).astype(y.dtype)
+
+        return jax.tree.map(average, params, self.z)
 
 
 def schedule_free(base: optax.GradientTransformationExtraArgs, beta: float) -> optax.GradientTransformationExtraArgs:

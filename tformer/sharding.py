@@ -20,7 +20,7 @@ AXES = ('data', 'fsdp', 'tensor')
 # Logical axis names. Parameters and activations have separate ones, because FSDP shards the parameter's `embed`.
 PARAMETER_AXES = (
     *('vocab', 'embed', 'factor', 'experts', 'mlp', 'heads', 'kv_heads', 'head_dim', 'layers', 'norm'),
-    *('positions', 'pos_buckets', 'token_types', 'classes'),
+    *('positions', 'pos_buckets', 'token_types', 'classes', 'lora'),
 )
 ACTIVATION_AXES = ('batch', 'length', 'act_embed', 'act_mlp', 'act_heads', 'act_head_dim', 'act_vocab')
 NAMES = PARAMETER_AXES + ACTIVATION_AXES

@@ -8,12 +8,13 @@ import jax.numpy as jnp
 import optax
 from flax import linen as nn
 
+from tformer import freezing
 from tformer.config import Config
 from tformer.hyper import Hyper, Scalar
 from tformer.layers.initializers import base_width
 from tformer.objectives import Objective
 from tformer.schedules import learning_rate
-from tformer.state import TrainState, step_key, variables
+from tformer.state import TrainState, logical_names, step_key, variables
 
 Batch = Mapping[str, Any]
 Step = Callable[[TrainState, Batch, Hyper], tuple[TrainState, dict[str, Any]]]
@@ -30,6 +31,7 @@ def make_train_step(
     The gradient is that of the loss's sum over the batch, divided once by its weight: computed in any number of
     microbatches it is the same. What layers sow in the collection `losses` (means over tokens, weighted) is added to
     the loss, and the collection `statistics` is carried on: neither is exact in parts, so both need one microbatch.
+    What is frozen (freezing.py) has no gradient, and no part in its norm.
     Metrics: `scores` of (sum, weight) pairs, `aux_loss` among them where one was sown; `grad_norm` before clipping;
     `learning_rate`.
     """
@@ -55,9 +57,16 @@ def make_train_step(
         return total, (scores, found.get('statistics', {}))
 
     def accumulated(params: Any, statistics: Any, batch: Batch, hyper: Hyper, key: jax.Array) -> tuple[Any, Any]:
-        def gradient(*args: Any) -> tuple[Any, Any]:
-            grads, found = jax.grad(loss_sum, has_aux=True)(*args)
-            return jax.tree.map(lambda g: g.astype(jnp.float32), grads), found
+        trained = None  # all of it
+        if freezing.asked(config):
+            trained = freezing.trained_parts(config, logical_names(model, objective, batch))
+
+        def gradient(params: Any, *args: Any) -> tuple[Any, Any]:
+            def loss(params: Any) -> Any:
+                return loss_sum(freezing.hold(trained, params), *args)
+
+            grads, found = jax.grad(loss, has_aux=True)(params)
+            return jax.tree.map(lambda g: g.astype(jnp.float32), freezing.only(trained, grads)), found
 
         if microbatches == 1:
             return gradient(params, statistics, batch, hyper, key)
@@ -111,4 +120,5 @@ def moving_average(averages: Any, params: Any, decay: Scalar | None, step: jax.A
     if decay is None:
         return None
     share = 1 - jnp.minimum(decay, (1 + step) / (10 + step))
-    return jax.tree.map(lambda mean, x: mean + share * (x.astype(mean.dtype) - mean), averages, params)
+    # Differences this way round leave a mean of -0.0 as it is.
+    return jax.tree.map(lambda mean, x: mean - share * (mean - x.astype(mean.dtype)), averages, params)

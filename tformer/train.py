@@ -13,7 +13,7 @@ import numpy as np
 from flax import linen as nn
 from jax.sharding import Mesh
 
-from tformer import checkpoint, evaluate, metrics, sharding, workdir
+from tformer import checkpoint, evaluate, freezing, metrics, pretrained, sharding, workdir
 from tformer import config as config_lib
 from tformer.config import Config
 from tformer.data import mixture, pipeline
@@ -83,7 +83,8 @@ def _train(
     share = sharding.batch_share(mesh)
     model, objective = build(config.model), OBJECTIVES[config.train.objective]
     hyper, example = Hyper.of(config), sharding.place_batch(batches.batch(0, share), mesh)
-    optimizer = make_optimizer(config, logical_names(model, objective, example))
+    names = logical_names(model, objective, example)
+    optimizer = make_optimizer(config, names)
     state, shardings = start_state(model, objective, optimizer, hyper, example, mesh, rules)
     step = make_train_step(model, objective, optimizer, config)
     step = jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
@@ -94,14 +95,15 @@ def _train(
         best = Best(**run['best'])
     elif config.train.init_from is not None:
         fresh, where = (variables(tree.params, tree.statistics) for tree in (state, shardings))
-        loaded = pretrained(config.train.init_from, fresh, where)
+        loaded = pretrained.load(config.train.init_from, fresh, where, config.train.init_except)
         start_from = jax.jit(functools.partial(begin, optimizer), out_shardings=shardings)
         state = start_from(hyper, loaded['params'], loaded.get('statistics', {}))
 
     # ----------------------------------------------------------------------------------------------- loop
     length, patience, start = config.train.num_steps or 0, config.train.patience or np.inf, int(state.step)
     writer, progress, log = metrics.Writer(home, start), metrics.Progress(length, start), Interval()
-    progress.say(headline(state, batches, mesh, start))
+    trained = freezing.count_trained(freezing.trained_parts(config, names), state.params)
+    progress.say(headline(state, trained, batches, mesh, start))
     iterator = pipeline.iterate(batches, start, config, share)
     for number in range(start + 1, length + 1):
         if best.stale >= patience:
@@ -211,11 +213,12 @@ def same_data(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         raise UserError(f'the checkpoint is of other data: {"; ".join(differing)}')
 
 
-def headline(state: TrainState, batches: pipeline.Batches, mesh: Mesh, start: int) -> str:
+def headline(state: TrainState, trained: int, batches: pipeline.Batches, mesh: Mesh, start: int) -> str:
     """Returns what a run says of itself before it begins."""
-    return f'{count_parameters(state.params):,} parameters, {batches.summary}, {mesh.size} device(s)' + (
-        f', resumed at step {start}' if start else ''
-    )
+    number = count_parameters(state.params)
+    parameters = f'{number:,} parameters' + (f' ({trained:,} of them trained)' if trained < number else '')
+    resumed = f', resumed at step {start}' if start else ''
+    return f'{parameters}, {batches.summary}, {mesh.size} device(s){resumed}'
 
 
 def resolved(config: Config, tokens: Tokenizers, steps_per_epoch: float) -> Config:
@@ -263,36 +266,3 @@ class Interval:
         }
         self._numbers, self._tokens, self._since = [], 0, time.monotonic()
         return found
-
-
-def pretrained(directory: str, initial: Any, shardings: Any) -> Any:
-    """Returns the variables `initial` with those of another workdir's best checkpoint where path and shape agree.
-
-    Prints which.
-
-    Raises:
-      UserError: a parameter is there in another shape, or none is there at all.
-    """
-    source, step = checkpoint.load_variables(pathlib.Path(directory))
-    theirs = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(source)}
-    fresh, loaded = set(), set()
-
-    def take(path: Any, mine: jax.Array, placed: Any) -> jax.Array:
-        name = jax.tree_util.keystr(path)
-        if name not in theirs:
-            fresh.add(name.split("'")[3])
-            return mine
-        if theirs[name].shape != mine.shape:
-            raise UserError(f'{directory}: {name} has shape {theirs[name].shape}, this model needs {mine.shape}')
-        loaded.add(name)
-        return jax.device_put(theirs[name].astype(mine.dtype), placed)
-
-    merged = jax.tree_util.tree_map_with_path(take, initial, shardings)
-    if not loaded:
-        raise UserError(f'train.init_from={directory}: none of its parameters belong to this model')
-    left = {name.split("'")[3] for name in theirs.keys() - loaded}
-    print(
-        f'{directory} step {step}: {len(loaded)} arrays loaded; fresh: {", ".join(sorted(fresh)) or "none"}; '
-        f'left: {", ".join(sorted(left)) or "none"}'
-    )
-    return merged

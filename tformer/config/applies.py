@@ -16,6 +16,7 @@ _PROJECTIONS = (lambda m: m.attention_projections, 'model.attention_projections 
 _ROPE = (lambda m: m.position == 'rope', 'model.position is rope')
 _RELATIVE = (lambda m: m.position == 'relative', 'model.position is relative')
 _NORM = (lambda m: m.norm is not None, 'model.norm is not None')
+_LORA = (lambda m: m.lora_rank is not None, 'model.lora_rank is set')
 _EXPERTS = (lambda m: m.num_experts is not None, 'model.num_experts is set')
 
 
@@ -64,6 +65,8 @@ APPLIES: dict[str, tuple[Condition, str]] = {
     'balance_weight': _EXPERTS,
     'router_z_weight': _EXPERTS,
     'generator_fraction': _ENCODER_ONLY,
+    'lora_alpha': _LORA,
+    'lora_targets': _LORA,
     'base_emb_dim': (lambda m: m.parametrization == 'mup', 'model.parametrization is mup'),
 }
 _DERIVED = ('num_kv_heads', 'head_dim', 'value_dim', 'encoder_vocab_size', 'final_norm')  # a resolved model sets them

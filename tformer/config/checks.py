@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from tformer.config.applies import check_applies
 from tformer.config.convert import parts
-from tformer.config.model import Model, resolve_model
+from tformer.config.model import Model, own_layers, resolve_model
 from tformer.config.run import Config, Data, Optimizer
 from tformer.errors import UserError
 
@@ -39,9 +39,10 @@ POSITIVE = (
     'model.embedding_factor_dim model.num_token_types model.rope_theta model.rope_fraction model.rope_factor '
     'model.rope_trained_len model.relative_buckets model.relative_max_distance model.norm_epsilon model.window '
     'model.attention_softcap model.output_softcap model.num_experts model.experts_per_token model.expert_capacity '
-    'model.base_emb_dim model.num_classes model.init_scale data.tokenizer_vocab_size data.num_buckets '
+    'model.base_emb_dim model.lora_rank model.lora_alpha model.num_classes model.init_scale '
+    'data.tokenizer_vocab_size data.num_buckets '
     'data.batch_tokens data.prefetch data.num_threads optimizer.learning_rate optimizer.epsilon optimizer.clip_norm '
-    'optimizer.clip_value '
+    'optimizer.clip_value optimizer.layer_decay '
     'train.num_steps train.num_epochs train.batch_size train.microbatches train.log_every train.eval_every '
     'train.eval_batches train.checkpoint_every train.keep_last train.patience decode.max_len decode.beam_size '
     'data.mask_rate data.delete_rate data.infill_rate data.weight data.mixture_temperature data.row_multiple '
@@ -52,6 +53,7 @@ POSITIVE = (
 NOT_NEGATIVE = (
     'train.z_loss train.second_loss_weight model.position_offset model.balance_weight model.router_z_weight '
     'data.num_workers data.sentinels data.mask_keep data.mask_random optimizer.warmup_steps '
+    'optimizer.frozen_layers '
     'optimizer.final_fraction optimizer.weight_decay train.seed decode.length_penalty '
     'evaluate.examples_while_training evaluate.samples'
 ).split()
@@ -106,6 +108,7 @@ def _check_model(model: Model) -> None:
     head_dim = model.head_dim or model.emb_dim // model.num_heads
     _check_positions(model, head_dim)
     _check_layers(model)
+    _check_adapters(model)
     if model.family == 'encoder_decoder':
         same = model.encoder_vocab_size in (None, model.vocab_size) or model.vocab_size is None
         _require(
@@ -179,6 +182,17 @@ def _check_layers(model: Model) -> None:
     )
 
 
+def _check_adapters(model: Model) -> None:
+    if model.lora_rank is None:
+        return
+    _require(bool(model.lora_targets), 'model.lora_targets is empty: model.lora_rank has no projection to adapt')
+    for target in model.lora_targets:
+        inside = target.startswith('mlp')
+        line = f'model.lora_targets: {target!r} fits no layer: '
+        _require(inside or model.attention_projections, line + 'model.attention_projections is False')
+        _require(not inside or model.num_experts is None, line + 'experts (model.num_experts) have no adapters')
+
+
 def _nearest_divisor(number: int, near: int) -> int:
     return min((d for d in range(1, number + 1) if number % d == 0), key=lambda d: abs(d - near))
 
@@ -198,6 +212,10 @@ def _check_run(config: Config) -> None:
         train.batch_size % train.microbatches == 0,
         f'train.microbatches={train.microbatches} does not divide train.batch_size={train.batch_size}; '
         f'nearest that does: {_nearest_divisor(train.batch_size, train.microbatches)}',
+    )
+    _require(
+        train.init_from is not None or not train.init_except,
+        f'train.init_except={train.init_except} has no effect here: it applies where train.init_from is set',
     )
     if train.microbatches > 1:
         weights = model.balance_weight or model.router_z_weight
@@ -333,6 +351,16 @@ def _check_optimizer(optimizer: Optimizer, model: Model) -> None:
         'model.norm=batchnorm has statistics of the parameters that were trained, not of their averages: '
         'optimizer.ema_decay must be None and optimizer.name not schedule_free',
     )
+    _require(
+        optimizer.layer_decay is None or optimizer.layer_decay <= 1,
+        f'optimizer.layer_decay={optimizer.layer_decay} must be at most 1',
+    )
+    for stack, layers in own_layers(model).items():
+        _require(
+            optimizer.frozen_layers <= layers,
+            f'optimizer.frozen_layers={optimizer.frozen_layers} is more than the {stack} has: {layers}'
+            + (f', shared (model.layer_sharing={model.layer_sharing})' if model.layer_sharing else ''),
+        )
     _require(
         model.parametrization != 'mup' or optimizer.name in MUP_OPTIMIZERS,
         f'model.parametrization=mup has no rates for optimizer.name={optimizer.name}; '

@@ -78,6 +78,11 @@ class Model:
     pooler: bool = False  # BERT's dense + tanh after the pooling
     generator_fraction: float = 0.25  # replaced_token: width of the generator, by that of the model (Clark et al. 2020)
 
+    # Low-rank adapters (Hu et al. 2022): with them only they and the heads of tasks are trained
+    lora_rank: int | None = None  # numbers between an adapter's two kernels; None: no adapters
+    lora_alpha: float = 16.0  # lora_rank: adapters count alpha / rank times
+    lora_targets: tuple[str, ...] = ('query', 'value')  # lora_rank: which projections have one
+
     # Dropout
     dropout_rate: float = 0.1  # on the embeddings and on each sub-layer's output (Vaswani et al. 2017, 5.4)
     attention_dropout_rate: float = 0.0  # on the attention probabilities
@@ -111,6 +116,12 @@ def resolve_model(model: Model) -> Model:
         initializer=model.initializer or ('deepnorm' if model.norm_placement == 'deepnorm' else 'xavier'),
         encoder_vocab_size=model.encoder_vocab_size or model.vocab_size,
     )
+
+
+def own_layers(model: Model) -> dict[str, int]:
+    """Returns how many layers with parameters of their own each stack of the family has: one where all share them."""
+    layers = {'encoder': model.num_encoder_layers, 'decoder': model.num_decoder_layers}
+    return {stack: 1 if model.layer_sharing else number for stack, number in layers.items() if stack in model.family}
 
 
 def _stream_has_no_norm(model: Model) -> bool:

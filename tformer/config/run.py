@@ -71,7 +71,10 @@ class Optimizer:
     warmup_steps: int = 100  # linear, from 0; inverse_sqrt stays at the peak for them
     final_fraction: float = 0.0  # linear, cosine, wsd: of the peak, at the last step
     decay_fraction: float = 0.2  # wsd: share of the run, at its end, in which the rate falls (Hu et al. 2024)
-    rate_factors: tuple[str, ...] = ()  # NAME=FACTOR: of the rate, for parameters with NAME in their path
+    rate_factors: tuple[str, ...] = ()  # NAME=FACTOR: of the rate, where NAME (mlp, encoder.foot) is in the path
+    layer_decay: float | None = None  # of the rate, from each layer to the one below (Clark et al. 2020, appendix B)
+    frozen: tuple[str, ...] = ()  # names, as in rate_factors, of parameters that stay as they are
+    frozen_layers: int = 0  # lowest layers of each stack that stay as they are, and the embeddings with them
     momentum: float = 0.95  # sgd, muon: decay of the gradients' sum
     beta1: float = 0.9  # decay of the first moment; schedule_free: from its steps (0) to their average (1)
     beta2: float = 0.98  # decay of the second moment; lion: of its momentum
@@ -102,6 +105,7 @@ class Train:
     best_metric: str = 'valid/loss'  # decides the best checkpoint and early stopping
     patience: int | None = None  # evaluations without a better best_metric before the run stops early
     init_from: str | None = None  # a workdir whose best parameters to start from (fine-tuning)
+    init_except: tuple[str, ...] = ()  # init_from: names, as in rate_factors, of what is not taken from there
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,18 +1,21 @@
-"""The one dense layer: an einsum with a kernel whose axes have logical names."""
+"""The one dense layer: an einsum with a kernel whose axes have logical names, and its low-rank adapter."""
 
+import functools
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
 from tformer.config import Model
-from tformer.layers.initializers import make_initializer
+from tformer.layers.initializers import Initializer, make_initializer
 from tformer.sharding import partitioned
 
 
 class Dense(nn.Module):
-    """y = einsum(x, kernel) + bias, for kernels of any rank.
+    """y = einsum(x, kernel) + bias, for kernels of any rank; with an adapter + (alpha / rank) x A B.
 
     The equation names the kernel's axes in its second operand: those that the input shares are summed over. The bias
     has the axes of the kernel that the output keeps.
@@ -39,9 +42,77 @@ class Dense(nn.Module):
         kernel = self.param('kernel', init, self.shape, jnp.dtype(cfg.param_dtype))
         dtype = jnp.dtype(self.output or cfg.dtype)
         y = jnp.einsum(self.equation, x.astype(cfg.dtype), kernel.astype(cfg.dtype), preferred_element_type=dtype)
+        if cfg.lora_rank is not None and self.role in [LORA_TARGETS[target] for target in cfg.lora_targets]:
+            y += self.low_rank(x.astype(cfg.dtype), cfg.lora_rank, fan_in).astype(dtype)
         if self.bias:
             kept = [letter for letter in outputs if letter in sizes]
             zeros = partitioned(nn.initializers.zeros, *(self.names[letters.index(letter)] for letter in kept))
             bias = self.param('bias', zeros, tuple(sizes[letter] for letter in kept), jnp.dtype(cfg.param_dtype))
             y += bias.astype(dtype).reshape([sizes.get(letter, 1) for letter in outputs])
         return y
+
+    def low_rank(self, x: jax.Array, rank: int, fan_in: int) -> jax.Array:
+        """Returns (alpha / rank) x A B: A random, B zero at first."""
+        inputs, rest = self.equation.split(',')
+        letters, outputs = rest.split('->')
+        shared = ''.join(letter for letter in letters if letter in inputs)
+        assert letters.startswith(shared)  # as merge_lora takes them
+        kept, rows = letters.removeprefix(shared), ''.join(letter for letter in inputs if letter not in shared)
+        sizes = {**dict(zip(letters, self.shape, strict=True)), 'r': rank}
+        axes = {**dict(zip(letters, self.names, strict=True)), 'r': 'lora'}
+
+        def kernel(name: str, letters: str, init: Initializer) -> jax.Array:
+            shape, names = tuple(sizes[letter] for letter in letters), tuple(axes[letter] for letter in letters)
+            return Kernel(self.cfg, shape, names, init, name=name)().astype(x.dtype)
+
+        a = kernel('lora_a', f'{shared}r', make_initializer(self.cfg, 'dense', fan_in, rank, self.stack))
+        b = kernel('lora_b', f'r{kept}', nn.initializers.zeros)
+        h = jnp.einsum(f'{inputs},{shared}r->{rows}r', x, a) * (self.cfg.lora_alpha / rank)
+        return jnp.einsum(f'{rows}r,r{kept}->{outputs}', h, b)
+
+
+class Kernel(nn.Module):
+    """Owns one kernel."""
+
+    cfg: Model
+    shape: tuple[int, ...]
+    names: tuple[str, ...]
+    initializer: Initializer
+
+    @nn.compact
+    def __call__(self) -> jax.Array:
+        init = partitioned(self.initializer, *self.names)
+        return self.param('kernel', init, self.shape, jnp.dtype(self.cfg.param_dtype))
+
+
+def merge_lora(params: Mapping[str, Any], alpha: float) -> dict[str, Any]:
+    """Returns the parameters of the same model without adapters: each is added to its kernel (Hu et al. 2022, 4.1).
+
+    Args:
+      params: of a model with model.lora_rank.
+      alpha: its model.lora_alpha.
+    """
+    merged = {
+        name: merge_lora(part, alpha) if isinstance(part, Mapping) else part
+        for name, part in params.items()
+        if name not in ADAPTERS
+    }
+    if 'lora_a' in params:
+        kernel, a, b = params['kernel'], *(params[name]['kernel'].astype(jnp.float32) for name in ADAPTERS)
+        product = functools.partial(jnp.tensordot, axes=1, precision=jax.lax.Precision.HIGHEST)
+        for _ in range(a.ndim + b.ndim - 2 - kernel.ndim):  # axes that stack layers
+            product = jax.vmap(product)
+        merged['kernel'] = (kernel + alpha / a.shape[-1] * product(a, b)).astype(kernel.dtype)
+    return merged
+
+
+ADAPTERS = ('lora_a', 'lora_b')  # the names of an adapter's kernels, beside the kernel that they adapt
+
+LORA_TARGETS = {  # the projections that may have an adapter, by their role (layers.initializers.Parameter)
+    'query': 'query',
+    'key': 'key',
+    'value': 'value',
+    'out': 'attention_out',
+    'mlp_in': 'mlp_in',
+    'mlp_out': 'mlp_out',
+}
