@@ -48,11 +48,18 @@ def random_batch(config: Config, seed: int = 0) -> dict[str, np.ndarray]:
     batch = side('', model.vocab_size, data.length)
     if model.family == 'encoder_decoder':
         batch |= side('encoder_', model.encoder_vocab_size or model.vocab_size, data.encoder_length or data.length)
-    if OBJECTIVES[config.train.objective].method == 'classify':
-        assert model.num_classes
-        labels = rng.integers(0, model.num_classes, rows, np.int32)
-        return batch | {'labels': labels, 'label_weights': np.ones(rows, np.float32)}
-    targets = rng.integers(FIRST, model.vocab_size, (rows, data.length), np.int32)
+    classes = model.num_classes or 2
+    labels = {
+        'classification': rng.integers(0, classes, rows, np.int32),
+        'regression': rng.random(rows, np.float32),
+        'question_answering': rng.integers(0, data.length, (rows, 2), np.int32),
+        'masked_lm_nsp': rng.integers(0, 2, rows, np.int32),
+        'masked_lm_sop': rng.integers(0, 2, rows, np.int32),
+    }
+    if config.train.objective in labels:
+        batch |= {'labels': labels[config.train.objective], 'label_weights': np.ones(rows, np.float32)}
+    first, stop = (0, classes) if config.train.objective == 'token_classification' else (FIRST, model.vocab_size)
+    targets = rng.integers(first, stop, (rows, data.length), np.int32)
     return batch | {'targets': targets, 'weights': np.ones((rows, data.length), np.float32)}
 
 

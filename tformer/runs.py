@@ -183,7 +183,7 @@ def inspect(config: Config) -> str:
     resolved = assumed(config)
     model, objective = build(resolved.model), OBJECTIVES[resolved.train.objective]
     tokens = jax.ShapeDtypeStruct((1, 8), 'int32')
-    batch = {'inputs': tokens, 'encoder_inputs': tokens}
+    batch = {'inputs': tokens, 'encoder_inputs': tokens, 'weights': tokens}
     params = jax.eval_shape(lambda b: model.init(jax.random.key(0), b, method=objective.method), batch)['params']
     rows = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(params, is_leaf=lambda x: isinstance(x, nn.Partitioned)):

@@ -15,6 +15,7 @@ from tformer.errors import UserError
 
 GIVEN = ('seq2seq', 'span_corruption', 'denoising', 'ul2')  # a text is written where another is given
 WRITING = (*GIVEN, 'prefix_lm', 'causal_lm')  # a text is written
+_CLASSES = ('classification', 'token_classification')  # whose number the data decides
 _EVERY = ('encoder', 'decoder', 'encoder_decoder')
 FAMILY_OF = {
     'causal_lm': ('decoder',),
@@ -408,7 +409,7 @@ def resolve(
         model,
         vocab_size=model.vocab_size or vocab_size,
         encoder_vocab_size=model.encoder_vocab_size or encoder_size,
-        num_classes=(model.num_classes or num_classes) if model.family == 'encoder' else model.num_classes,
+        num_classes=(model.num_classes or num_classes) if train.objective in _CLASSES else model.num_classes,
     )
     num_steps = train.num_steps or max(1, round((train.num_epochs or 0) * steps_per_epoch))
     eval_every = train.eval_every or num_steps

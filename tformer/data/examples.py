@@ -140,17 +140,18 @@ def both_sides(columns: Columns, form: 'Form', frame: Frame, data: Data) -> Cuts
 
 
 def windows(columns: Columns, form: 'Form', frame: Frame, data: Data) -> Cuts:
-    """All of a context, in windows that begin data.stride tokens apart, each after the question, which is cut to
+    """All of a context, in windows that begin at most data.stride tokens apart; before each stands the question, cut to
     data.question_length (Devlin et al. 2019, 4.2, as its code does)."""
     question = np.minimum(columns['others'].lengths, data.question_length)
     sizes = columns['tokens'].lengths
     room = _room(form, frame, data) - question - 1
     if room.min(initial=1) < 1:
         raise UserError(f'data.length={data.length} has no room for text beside a question of {question.max()} tokens')
-    count = 1 + np.maximum(-(-(sizes - room) // data.stride), 0)
+    stride = np.minimum(data.stride, room)
+    count = 1 + np.maximum(-(-(sizes - room) // stride), 0)
     record = np.repeat(np.arange(len(sizes)), count)
     number = np.arange(len(record)) - np.repeat(np.cumsum(count) - count, count)
-    start = number * data.stride
+    start = number * stride[record]
     stop = np.minimum(start + room[record], sizes[record])
     lengths = form.lengths(question[record] + 1 + stop - start, frame, data)
     return Cuts(record, start, stop, lengths, np.zeros(len(sizes), bool))
