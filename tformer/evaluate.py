@@ -40,11 +40,10 @@ def make_scorer(model: nn.Module, config: Config, mesh: Mesh) -> Scorer:
     for language models with a lossless tokenizer; and what JUDGES say. No dropout, no label smoothing, no z-loss.
     """
     objective, longest = OBJECTIVES[config.train.objective], config.evaluate.answer_length
-    weight = objective.second_weight if config.train.second_loss_weight is None else config.train.second_loss_weight
 
     @jax.jit
     def step(variables: Any, batch: Mapping[str, jax.Array]) -> tuple[Any, Any]:
-        batch = objective.weigh(batch, weight)
+        batch = objective.weigh(batch, config.train.second_loss_weight)
         outputs: Any = model.apply(variables, batch, Rates(), method=objective.method)
         predicted = None if objective.predict is None else objective.predict(outputs, batch, longest)
         return objective.scores(outputs, batch), predicted

@@ -5,7 +5,6 @@ import jax
 
 from tformer.config import Config
 from tformer.layers.dropout import Rate, Rates
-from tformer.objectives import OBJECTIVES
 
 Scalar = float | int | jax.Array
 
@@ -21,13 +20,12 @@ class Hyper(flax.struct.PyTreeNode):
     init_scale: Scalar
     label_smoothing: Rate
     z_loss: Rate
-    second_loss_weight: Scalar
+    second_loss_weight: Scalar | None
     rates: Rates
 
     @classmethod
     def of(cls, config: Config) -> 'Hyper':
         """Returns the numbers that `config` states; label smoothing, z-loss and dropout of 0 are off."""
-        second = config.train.second_loss_weight
         return cls(
             seed=config.train.seed,
             learning_rate=config.optimizer.learning_rate,
@@ -37,6 +35,6 @@ class Hyper(flax.struct.PyTreeNode):
             init_scale=config.model.init_scale,
             label_smoothing=config.train.label_smoothing or None,
             z_loss=config.train.z_loss or None,
-            second_loss_weight=OBJECTIVES[config.train.objective].second_weight if second is None else second,
+            second_loss_weight=config.train.second_loss_weight,
             rates=Rates.of(config.model),
         )

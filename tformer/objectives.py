@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from tformer.layers.dropout import Rate
 
 Batch = Mapping[str, jax.Array]
-Scalar = float | jax.Array
 Pair = tuple[jax.Array, jax.Array]  # (sum, weight)
 Scores = dict[str, Pair]
 
@@ -126,27 +125,27 @@ def detection_scores(
 # ------------------------------------------------------------------------------------- two losses, one division
 
 
-def one_loss(batch: Batch, weight: Scalar) -> Batch:
+def one_loss(batch: Batch, weight: Rate) -> Batch:
     """Returns the batch as it is."""
     return batch
 
 
-def with_sentences(batch: Batch, weight: Scalar) -> Batch:
-    """Returns the batch with `label_weights` that add up to `weight` times what `weights` do.
+def with_sentences(batch: Batch, weight: Rate) -> Batch:
+    """Returns the batch with `label_weights` that add up to `weight` (None: 1) times what `weights` do.
 
     So the sum of both losses over the sum of `weights` is the mean of one plus `weight` times the mean of the other,
     in whatever parts a batch is computed.
     """
-    return {**batch, 'label_weights': _scaled(batch['label_weights'], batch, weight)}
+    return {**batch, 'label_weights': _scaled(batch['label_weights'], batch, 1.0 if weight is None else weight)}
 
 
-def with_detection(batch: Batch, weight: Scalar) -> Batch:
-    """Returns the batch with `detection_weights` of every token, likewise."""
+def with_detection(batch: Batch, weight: Rate) -> Batch:
+    """Returns the batch with `detection_weights` of every token, likewise (None: 50, Clark et al. 2020, 3.1)."""
     real_BT = (batch['positions'] >= 0).astype(jnp.float32)
-    return {**batch, 'detection_weights': _scaled(real_BT, batch, weight)}
+    return {**batch, 'detection_weights': _scaled(real_BT, batch, 50.0 if weight is None else weight)}
 
 
-def _scaled(weights: jax.Array, batch: Batch, weight: Scalar) -> jax.Array:
+def _scaled(weights: jax.Array, batch: Batch, weight: float | jax.Array) -> jax.Array:
     return weights * (weight * jnp.sum(batch['weights']) / jnp.maximum(jnp.sum(weights), 1.0))
 
 
@@ -191,15 +190,13 @@ class Objective(NamedTuple):
       method: of the model, from a batch to its outputs.
       scores: from outputs, batch, label smoothing and z-loss to sums and weights.
       predict: from outputs, batch and the longest answer to what is judged by more than sums; None: nothing is.
-      weigh: from a whole batch to one whose losses add up, given the weight of the second.
-      second_weight: of the second loss, where train.second_loss_weight is None.
+      weigh: from a whole batch to one whose losses add up, given train.second_loss_weight.
     """
 
     method: str
     scores: Callable[..., Scores]
     predict: Callable[[Any, Batch, int], Any] | None = None
-    weigh: Callable[[Batch, Scalar], Batch] = one_loss
-    second_weight: float = 1.0
+    weigh: Callable[[Batch, Rate], Batch] = one_loss
 
 
 OBJECTIVES: dict[str, Objective] = {  # what the batch holds is decided by tformer.data.examples.FORMS
@@ -207,7 +204,7 @@ OBJECTIVES: dict[str, Objective] = {  # what the batch holds is decided by tform
     'masked_lm': Objective('__call__', token_scores),  # Devlin et al. 2019, 3.1
     'masked_lm_nsp': Objective('unmask_pairs', sentence_scores, sentence_classes, with_sentences),  # the same
     'masked_lm_sop': Objective('unmask_pairs', sentence_scores, sentence_classes, with_sentences),  # Lan et al. 2020
-    'replaced_token': Objective('detect', detection_scores, None, with_detection, 50.0),  # Clark et al. 2020
+    'replaced_token': Objective('detect', detection_scores, None, with_detection),  # Clark et al. 2020
     'seq2seq': Objective('__call__', token_scores),  # Vaswani et al. 2017
     'prefix_lm': Objective('__call__', token_scores),  # Raffel et al. 2020, 3.2.1
     'span_corruption': Objective('__call__', token_scores),  # Raffel et al. 2020, 3.1.4
