@@ -208,6 +208,7 @@ def load(spec: str, overrides: Mapping[str, str] | None = None) -> Config:
         raise errors.UserError(f'--config: no file {path}{errors.nearest(path, siblings) if siblings else ""}')
     loader = importlib.machinery.SourceFileLoader(f'tformer_config_{file.stem}', str(file))
     module = types.ModuleType(loader.name)
+    module.__file__ = str(file.resolve())
     try:
         loader.exec_module(module)
         if not hasattr(module, 'get_config'):
@@ -220,6 +221,12 @@ def load(spec: str, overrides: Mapping[str, str] | None = None) -> Config:
     if not isinstance(made, ConfigDict | Mapping):
         raise errors.UserError(f'{path}: get_config returns {type(made).__name__}, not a ConfigDict')
     return override(from_dict(made), overrides or {})
+
+
+def changes(spec: str) -> dict[str, Any]:
+    """Returns what the argument of `FILE:argument` changes: dotted fields and their values."""
+    file, _, _ = spec.partition(':')
+    return {name: value for name, (_, value) in difference(load(file), load(spec)).items()}
 
 
 def difference(a: Config, b: Config) -> dict[str, tuple[Any, Any]]:
