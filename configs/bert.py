@@ -53,7 +53,7 @@ def get_config(arguments: str = '') -> ConfigDict:
         base,
         arguments,
         **{'512': second},
-        large=changes(f'{ARCHITECTURE}:large'),
+        large=f'{ARCHITECTURE}:large',
         whole_word={'data.mask_unit': 'word'},
         files={'data.source': 'files'},
         smoke={**changes(f'{ARCHITECTURE}:smoke'), 'data.num_buckets': 1},

@@ -5,7 +5,7 @@ r"""Summaries of CNN and Daily Mail articles with a pre-trained BART (Lewis et a
     tformer train --config=configs/cnn_dailymail.py:large,files --config.data.path=DIR --workdir=runs/cnn \
         --config.train.init_from=runs/bart                                                       # or from files
 
-runs/bart is of configs/bart.py (`large` there if here). TFDS: cnn_dailymail. DIR holds {train,valid,test}.jsonl, one
+runs/bart is of configs/bart.py (`large` here if there). TFDS: cnn_dailymail. DIR holds {train,valid,test}.jsonl, one
 object a line with the keys article and highlights, a line feed between the sentences of the latter. `smoke` is a size
 that any machine trains: `:files,smoke`. With a T5: configs/text_to_text.py:cnn_dailymail.
 
@@ -45,7 +45,7 @@ def get_config(arguments: str = '') -> ConfigDict:
     return recipe(
         base,
         arguments,
-        large=changes(f'{ARCHITECTURE}:large'),
+        large=f'{ARCHITECTURE}:large',
         files={'data.source': 'files'},
         smoke={
             **changes(f'{ARCHITECTURE}:smoke'),

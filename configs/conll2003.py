@@ -49,7 +49,7 @@ def get_config(arguments: str = '') -> ConfigDict:
     return recipe(
         base,
         arguments,
-        large=changes(f'{BERT}:large'),
+        large=f'{BERT}:large',
         files={'data.source': 'files', 'data.columns': ()},
         smoke={**changes(f'{BERT}:smoke'), 'train.num_epochs': None},
     )

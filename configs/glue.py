@@ -7,8 +7,8 @@ r"""GLUE (Wang et al. 2019) with a pre-trained BERT, fine-tuned as in Devlin et 
         --config.train.init_from=runs/bert                                                       # or from files
 
 runs/bert is of configs/bert.py (`large` here if there). Arguments: a task, cola sst2 mrpc stsb qqp mnli qnli rte wnli,
-without one sst2; `layer_decay`, rates that fall with the depth (Clark et al. 2020, appendix B); `smoke`, a size that any
-machine trains: `:mnli,files,smoke`. TFDS: glue/TASK. DIR holds {train,valid}.tsv, label<TAB>text[<TAB>second text].
+without one sst2; `layer_decay`, rates that fall with the depth (Clark et al. 2020, appendix B); `smoke`, a size that
+any machine trains: `:mnli,files,smoke`. TFDS: glue/TASK. DIR holds {train,valid}.tsv, label<TAB>text[<TAB>second text].
 
 GLUE keeps the labels of its test splits, so the validation split is scored in their place: of mnli the matched one as
 valid, the mismatched one as test. The paper tried the rates 5e-5, 4e-5, 3e-5, 2e-5 for each task and took the best
@@ -89,7 +89,7 @@ def get_config(arguments: str = '') -> ConfigDict:
         base,
         arguments,
         **TASKS,
-        large=changes(f'{BERT}:large'),
+        large=f'{BERT}:large',
         layer_decay={'optimizer.layer_decay': 0.8},
         files={'data.source': 'files', 'data.columns': ()},
         smoke={**changes(f'{BERT}:smoke'), 'train.num_epochs': None},

@@ -11,18 +11,18 @@ holds {train,valid,test}.jsonl, one object a line with the key "text". `smoke` i
 `:files,smoke`.
 
 Machine and time: not run here; the paper gives none.
-Expected: unknown. The paper's text, WebText, is not public, and its results are of other sets without training on them.
+Expected: unknown. The paper's text, WebText, is not public, and its results are of other sets, not trained on.
 
-The paper gives a context of 1,024 tokens and batches of 512; rate and schedule are GPT-3's (Brown et al. 2020, table 2.1
-and B) at the same size, and the steps make its 300 billion tokens. C4 is read once in them, wiki40b many times over:
-its steps are fewer by choice.
+The paper gives a context of 1,024 tokens and batches of 512 (2.3); rate and schedule are GPT-3's (Brown et al. 2020,
+table 2.1 and B) at the same size, and the steps make its 300 billion tokens. `wikipedia`, with much less text, has
+fewer steps; their number is a guess.
 """
 
 import pathlib
 
 from ml_collections import ConfigDict
 
-from tformer.config import changes, load, override, recipe
+from tformer.config import load, override, recipe
 
 ARCHITECTURE = f'{pathlib.Path(__file__).parent}/architectures/gpt2.py'
 
@@ -40,12 +40,12 @@ def get_config(arguments: str = '') -> ConfigDict:
     return recipe(
         base,
         arguments,
-        **{size: changes(f'{ARCHITECTURE}:{size}') for size in ('medium', 'large', 'xl')},
+        **{size: f'{ARCHITECTURE}:{size}' for size in ('medium', 'large', 'xl')},
         wikipedia={
             'data.tfds_name': 'wiki40b/en',
             'data.tfds_splits': ('train', 'validation', 'test'),
             'train.num_steps': 50_000,
         },
         files={'data.source': 'files'},
-        smoke=changes(f'{ARCHITECTURE}:smoke'),
+        smoke=f'{ARCHITECTURE}:smoke',
     )

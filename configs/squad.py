@@ -61,7 +61,7 @@ def get_config(arguments: str = '') -> ConfigDict:
             'train.batch_size': 48,
             'evaluate.null_threshold': 0.0,
         },
-        large=changes(f'{BERT}:large'),
+        large=f'{BERT}:large',
         files={'data.source': 'files'},
         smoke={
             **changes(f'{BERT}:smoke'),

@@ -11,8 +11,8 @@ TFDS: c4/en, whose validation split is cut in two. DIR holds {train,valid,test}.
 Machine and time: not run here; the paper gives none for this run.
 Expected: its results are those of configs/text_to_text.py.
 
-From the paper: 2^19 steps of 128 rows of 512 tokens, several texts a row; 15 % of the tokens are hidden in spans of 3 on
-average, so that a text of 568 tokens fills 512 and 114; Adafactor at 1 / sqrt(max(step, 10,000)).
+From the paper: 2^19 steps of 128 rows of 512 tokens, several texts a row; 15 % of the tokens are hidden in spans of 3
+on average, for which there are 114 to write; Adafactor at 1 / sqrt(max(step, 10,000)).
 """
 
 import pathlib
@@ -47,7 +47,7 @@ def get_config(arguments: str = '') -> ConfigDict:
     return recipe(
         base,
         arguments,
-        **{size: changes(f'{ARCHITECTURE}:{size}') for size in SIZES},
+        **{size: f'{ARCHITECTURE}:{size}' for size in SIZES},
         files={'data.source': 'files'},
         smoke={
             **changes(f'{ARCHITECTURE}:smoke'),

@@ -8,15 +8,15 @@ r"""GLUE, SQuAD and summaries as text to text, with a pre-trained T5 (Raffel et 
 
 runs/t5 is of configs/t5.py (its size here if there). Arguments: a task, cola sst2 mrpc stsb qqp mnli qnli rte squad
 cnn_dailymail, without one sst2; `smoke`, a size that any machine trains: `:mnli,files,smoke`. TFDS: glue/TASK,
-squad/v1.1, cnn_dailymail. DIR holds {train,valid}.jsonl, one object a line with the keys that the task's template names.
+squad/v1.1, cnn_dailymail. DIR holds {train,valid}.jsonl, one object a line with the keys in the task's templates.
 
 Where test labels are hidden the validation split is scored in their place (of mnli the mismatched one).
 
 Machine and time: not run here; the paper gives none.
 Expected of the base size on the validation splits (table 1, "baseline average"): GLUE, the mean of its tasks, 83.28;
 CNN/Daily Mail 19.24 ROUGE-2; SQuAD 80.88 exact match. A GLUE task's score is `exact_match`, of cola `matthews`, of stsb
-`pearson` and `spearman`, of mrpc and qqp also `f1` of the positive class; here all are shares of 1. The table trained on
-GLUE's tasks together, its SQuAD knows all answers of a question, here the first, and its ROUGE reads sentences.
+`pearson` and `spearman`, of mrpc and qqp also `f1` of the positive class; here all are shares of 1. There GLUE's tasks
+are trained together, and any answer of a question is right; here one, the first.
 
 From the paper: 2^18 steps of 128 rows of 512 tokens at a constant 1e-3, dropout 0.1, the best of the checkpoints that
 are 5,000 steps apart; greedy, but beam 4 with alpha 0.6 where texts are long. stsb is written to 0.1 here, not to 0.2.
@@ -104,7 +104,7 @@ def get_config(arguments: str = '') -> ConfigDict:
         base,
         arguments,
         **TASKS,
-        **{size: changes(f'{T5}:{size}') for size in SIZES},
+        **{size: f'{T5}:{size}' for size in SIZES},
         files={'data.source': 'files'},
         smoke={**changes(f'{T5}:smoke'), 'data.length': 32, 'evaluate.examples_while_training': 8},
     )

@@ -179,19 +179,20 @@ def parts(data: Data) -> tuple[Data, ...]:
     return tuple(made) or (data,)
 
 
-def recipe(base: Config, arguments: str | None, **differences: Mapping[str, Any]) -> ConfigDict:
+def recipe(base: Config, arguments: str | None, **differences: Mapping[str, Any] | str) -> ConfigDict:
     """Returns the locked ConfigDict of `base` with named differences applied in order, e.g. 'pretrain,small'.
 
     Args:
       base: the recipe without an argument.
       arguments: names, separated by commas.
-      **differences: dotted fields and their values, by name.
+      **differences: dotted fields and their values, by name; or FILE:argument of another recipe, whose they are.
 
     Raises:
       UserError: a name that the recipe does not have.
     """
     for name in filter(None, (arguments or '').split(',')):
-        base = override(base, errors.choose(differences, name, 'the config argument'))
+        chosen = errors.choose(differences, name, 'the config argument')
+        base = override(base, changes(chosen) if isinstance(chosen, str) else chosen)
     return config_dict(base)
 
 
