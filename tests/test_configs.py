@@ -17,7 +17,7 @@ import toy_data
 
 from tformer import choices, config, errors, runs
 from tformer import train as train_lib
-from tformer.data import mixture, pipeline, tokenizers
+from tformer.data import corrupt, mixture, pipeline, tokenizers
 
 # --------------------------------------------------------------------------------------------- every file, every size
 
@@ -93,9 +93,9 @@ def test_the_numbers_of_the_papers() -> None:
     assert second.optimizer.learning_rate == pytest.approx(reached)
     warmup = {task: recipes.load(f'glue:{task}').optimizer.warmup_steps for task in ('mnli', 'rte')}
     assert warmup == {'mnli': 3682, 'rte': 23}  # a tenth of 3 epochs of 392,702 and 2,490 in batches of 32
-    # A row of 512 tokens is what is left of 568, of which 85 are hidden in 28 spans; its end is one of them.
-    t5 = recipes.load('t5')
-    assert (t5.data.encoder_length, t5.data.length) == (568 - 85 + 28 + 1, 85 + 28 + 1)
+    t5 = recipes.load('t5').data
+    (hidden,), (spans,) = corrupt.span_counts(np.array([568]), t5.mask_rate, t5.mean_span_length)
+    assert (568 - hidden + spans + 1, hidden + spans + 1) == (t5.encoder_length, t5.length) == (512, 114)
 
 
 # ---------------------------------------------------------------------------------------------------------- the data
