@@ -2,6 +2,7 @@
 
 from tformer.config.checks import check as check
 from tformer.config.checks import resolve as resolve
+from tformer.config.convert import changes as changes
 from tformer.config.convert import config_dict as config_dict
 from tformer.config.convert import difference as difference
 from tformer.config.convert import field_types as field_types

@@ -179,19 +179,20 @@ def parts(data: Data) -> tuple[Data, ...]:
     return tuple(made) or (data,)
 
 
-def recipe(base: Config, arguments: str | None, **differences: Mapping[str, Any]) -> ConfigDict:
+def recipe(base: Config, arguments: str | None, **differences: Mapping[str, Any] | str) -> ConfigDict:
     """Returns the locked ConfigDict of `base` with named differences applied in order, e.g. 'pretrain,small'.
 
     Args:
       base: the recipe without an argument.
       arguments: names, separated by commas.
-      **differences: dotted fields and their values, by name.
+      **differences: dotted fields and their values, by name; or FILE:argument of another recipe, whose they are.
 
     Raises:
       UserError: a name that the recipe does not have.
     """
     for name in filter(None, (arguments or '').split(',')):
-        base = override(base, errors.choose(differences, name, 'the config argument'))
+        chosen = errors.choose(differences, name, 'the config argument')
+        base = override(base, changes(chosen) if isinstance(chosen, str) else chosen)
     return config_dict(base)
 
 
@@ -208,6 +209,7 @@ def load(spec: str, overrides: Mapping[str, str] | None = None) -> Config:
         raise errors.UserError(f'--config: no file {path}{errors.nearest(path, siblings) if siblings else ""}')
     loader = importlib.machinery.SourceFileLoader(f'tformer_config_{file.stem}', str(file))
     module = types.ModuleType(loader.name)
+    module.__file__ = str(file.resolve())
     try:
         loader.exec_module(module)
         if not hasattr(module, 'get_config'):
@@ -220,6 +222,12 @@ def load(spec: str, overrides: Mapping[str, str] | None = None) -> Config:
     if not isinstance(made, ConfigDict | Mapping):
         raise errors.UserError(f'{path}: get_config returns {type(made).__name__}, not a ConfigDict')
     return override(from_dict(made), overrides or {})
+
+
+def changes(spec: str) -> dict[str, Any]:
+    """Returns what the argument of `FILE:argument` changes: dotted fields and their values."""
+    file, _, _ = spec.partition(':')
+    return {name: value for name, (_, value) in difference(load(file), load(spec)).items()}
 
 
 def difference(a: Config, b: Config) -> dict[str, tuple[Any, Any]]:

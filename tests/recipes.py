@@ -1,0 +1,34 @@
+"""The files under configs/, and the arguments that each takes."""
+
+import ast
+import pathlib
+import re
+
+import pytest
+
+from tformer import config
+from tformer.errors import UserError
+
+FOLDER = pathlib.Path(__file__).parents[1] / 'configs'
+FILES = sorted(str(path.relative_to(FOLDER).with_suffix('')) for path in FOLDER.rglob('*.py'))
+
+
+def load(recipe: str, **fields: object) -> config.Config:
+    """Returns the config of e.g. 'glue:sst2,smoke', with fields changed: data__path='...'."""
+    file, _, arguments = recipe.partition(':')
+    changed = {name.replace('__', '.'): value for name, value in fields.items()}
+    return config.override(config.load(f'{FOLDER}/{file}.py:{arguments}'), changed)
+
+
+def arguments(file: str) -> tuple[str, ...]:
+    """Returns every argument of a recipe, as its own error message lists them."""
+    with pytest.raises(UserError) as error:
+        load(f'{file}:?')
+    listed = re.search(r'\(valid: (.*)\)', str(error.value))
+    assert listed
+    return ast.literal_eval(f'({listed[1]},)')
+
+
+def header(file: str) -> str:
+    """Returns a recipe's docstring."""
+    return ast.get_docstring(ast.parse((FOLDER / f'{file}.py').read_text())) or ''
