@@ -419,3 +419,19 @@ def test_an_answer_that_no_window_has_is_overlong() -> None:
     assert (kept.num_dropped, kept.num_truncated, kept.record.tolist()) == (0, 1, [0, 0, 1, 1])
     with pytest.raises(UserError, match=r'data.length=10 has no room for text beside a question of 7 tokens'):
         made_of(config, [{**whole, 'question': 'q' * 7}])
+
+
+def test_a_source_leaves_a_decoder_half_of_the_row_for_its_target() -> None:
+    """BOS source SEP target EOS, without its last token: a row of 12."""
+    sizes = [(3, 4), (10, 3), (10, 20), (3, 20), (20, 1)]
+    records = [{'source': 'a' * source, 'target': 'b' * target} for source, target in sizes]
+    config = config_of('seq2seq', 'decoder', length=12)
+    made = made_of(config, records)
+    found = []
+    for index in range(len(made)):
+        fields = examples.translate(made, index, corrupt.Noise(config.data, BYTE, (0,)))
+        targets = fields['targets'][fields['weights'] > 0]
+        found.append((int((fields['inputs'] == BYTE.encode('a')[0]).sum()), len(targets), targets[-1] == EOS))
+        assert len(fields['inputs']) == made.lengths[index] <= 12
+    assert found == [(3, 5, True), (7, 4, True), (5, 6, False), (3, 8, False), (9, 2, True)]
+    assert made.num_truncated == 4

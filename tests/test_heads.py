@@ -516,6 +516,19 @@ def test_what_is_left_out_as_bad_leaves_the_others_with_their_records(tmp_path: 
     assert found == {'entity_precision': 1, 'entity_recall': 1, 'entity_f1': 1}
 
 
+def test_parts_of_a_mixture_are_judged_by_their_own_records(tmp_path: pathlib.Path) -> None:
+    toy_data.write(tmp_path / 'a' / 'test.conll', ['a B-X', '', 'b O', 'c B-X', 'd I-X', '', 'e O'])
+    toy_data.write(tmp_path / 'b' / 'test.conll', ['f O', 'g B-X', '', 'h B-X', 'i B-X'])
+    tokens = Tokenizers(None, Byte(), ('O', 'B-X', 'I-X'))
+    batches = split_of(
+        'token_classification', None, tokens, data__cache_dir=str(tmp_path / 'cache'),
+        data__mixture=(f'path={tmp_path}/a', f'path={tmp_path}/b'),
+    )  # fmt: skip
+    assert len(batches.parts) == 2 and len(batches.records) == 5
+    found = judged(batches, tokens, lambda step, batch: batch['targets'])
+    assert found == {'entity_precision': 1, 'entity_recall': 1, 'entity_f1': 1}
+
+
 TEXTS = ['der Fluss heißt Elbe, in Köln', 'was ist das?', 'the quick brown fox'] * 20
 TOKENIZERS = {
     'byte': Byte,
@@ -545,24 +558,16 @@ def test_answers_are_cut_out_of_their_contexts(kind: str, family: str) -> None:
     made = TOKENIZERS[kind]()
     tokens = Tokenizers(made if family == 'encoder_decoder' else None, made)
     batches = split_of(
-        'question_answering', QUESTIONS, tokens, family, batch_size=8, data__length=32, data__stride=12, data__question_length=3,
-        evaluate__null_threshold=0.0,
+        'question_answering', QUESTIONS, tokens, family, batch_size=8, data__length=32, data__stride=12,
+        data__question_length=3, evaluate__null_threshold=0.0,
     )  # fmt: skip
     assert batches.num_examples > len(QUESTIONS)  # several windows
     found = judged(batches, tokens, as_labelled)
     assert found['squad_exact_match'] == 1
     assert found['no_answer_accuracy'] == 1
-    half = split_of(
-        'question_answering',
-        QUESTIONS,
-        tokens,
-        family,
-        batch_size=3,
-        data__length=32,
-        data__stride=12,
-        data__question_length=3,
-    )
-    without = judged(half, tokens, as_labelled)  # always an answer
+    always = config.override(batches.config, {'evaluate.null_threshold': None, 'train.batch_size': 3})
+    again = pipeline.Batches(always, tokens, 'test', training=False, records=QUESTIONS)
+    without = judged(again, tokens, as_labelled)
     assert without['no_answer_accuracy'] == 0 and without['has_answer_f1'] == found['has_answer_f1']
 
 
