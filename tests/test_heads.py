@@ -231,8 +231,8 @@ def test_an_encoder_tags_words_by_those_before(tagger: Made) -> None:
 @pytest.fixture(scope='module')
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return run(
-        tmp_path_factory.mktemp('reader'), what_follows, 'jsonl', 2000, 'encoder',
-        train__objective='question_answering', train__num_steps=450, optimizer__learning_rate=0.01,
+        tmp_path_factory.mktemp('reader'), what_follows, 'jsonl', 3000, 'encoder',
+        train__objective='question_answering', train__num_steps=600, optimizer__learning_rate=0.006,
         model__position='rope', model__num_encoder_layers=2, data__length=20, data__stride=8,
         evaluate__null_threshold=0.0, evaluate__answer_length=3,
     )  # fmt: skip
