@@ -134,22 +134,25 @@ def judge_tags(predicted: Sequence[Predicted], batches: Batches, tokenizers: Tok
 
 
 def judge_answers(predicted: Sequence[Predicted], batches: Batches, tokenizers: Tokenizers) -> dict[str, float]:
-    """Scores of the best answer over the windows of each context; none, where evaluate.null_threshold finds so."""
+    """Scores of the best answer over the windows of each context; none, where evaluate.null_threshold finds so.
+
+    Answers are cut out of the context as it was read, normalised, and compared with right ones of the same form.
+    """
     best: dict[tuple[int, int], tuple[float, str]] = {}
     null: dict[tuple[int, int], float] = {}
     answers: dict[tuple[int, int], list[str]] = {}
-    threshold = batches.config.evaluate.null_threshold
+    threshold, normalize = batches.config.evaluate.null_threshold, tokenizers.target.normalize
     for row in _rows(predicted, batches):
         examples, key = batches.parts[row.part].examples, (row.part, row.number)
         first, last, score, none = (np.asarray(value).item() for value in row.outputs)
         question = min(len(examples.of('others', row.example)), batches.config.data.question_length)
         begin, end = (token - question - 2 + int(examples.start[row.example]) for token in (first, last))
-        answers[key] = [text for _, text in row.record['answers']]
+        answers[key] = [normalize(text) for _, text in row.record['answers']]
         null[key] = min(none, null.get(key, np.inf))
         best.setdefault(key, (-np.inf, ''))
         if score > best[key][0] and first > 0:
             begins, ends = examples.of('begins', row.example), examples.of('ends', row.example)
-            text = tokenizers.target.normalize(row.record['context'])[begins[begin] : ends[end]]
+            text = normalize(row.record['context'])[begins[begin] : ends[end]]
             best[key] = score, text.strip()
     said = [
         '' if threshold is not None and null[key] - score > threshold else text for key, (score, text) in best.items()

@@ -26,7 +26,7 @@ class Examples:
     stop: np.ndarray  # int [N]
     lengths: np.ndarray  # int [N, stacks]: positions that the example takes in a row of each stack, at most
     num_dropped: int  # records left out because they are over the length
-    num_truncated: int  # records of which only the beginning is seen
+    num_truncated: int  # records that are not seen whole
     num_skipped: int  # records left out as bad
     fingerprint: str  # of the records, as tokens
 
@@ -141,7 +141,7 @@ def both_sides(columns: Columns, form: 'Form', frame: Frame, data: Data) -> Cuts
 
 def windows(columns: Columns, form: 'Form', frame: Frame, data: Data) -> Cuts:
     """All of a context, in windows that begin at most data.stride tokens apart; before each stands the question, cut to
-    data.question_length (Devlin et al. 2019, 4.2, as its code does)."""
+    data.question_length (Devlin et al. 2019, 4.2, as its code does). Overlong is an answer that no window has whole."""
     question = np.minimum(columns['others'].lengths, data.question_length)
     sizes = columns['tokens'].lengths
     room = _room(form, frame, data) - question - 1
@@ -154,7 +154,12 @@ def windows(columns: Columns, form: 'Form', frame: Frame, data: Data) -> Cuts:
     start = number * stride[record]
     stop = np.minimum(start + room[record], sizes[record])
     lengths = form.lengths(question[record] + 1 + stop - start, frame, data)
-    return Cuts(record, start, stop, lengths, np.zeros(len(sizes), bool))
+    answered = columns['answer'].lengths > 0
+    first, last = np.full((2, len(sizes)), -1)
+    first[answered], last[answered] = columns['answer'].flat.reshape(-1, 2).T
+    whole = np.zeros(len(sizes), bool)
+    whole[record[(start <= first[record]) & (last[record] < stop)]] = True
+    return Cuts(record, start, stop, lengths, answered & ~whole)
 
 
 def _room(form: 'Form', frame: Frame, data: Data) -> int:

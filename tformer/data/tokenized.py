@@ -183,12 +183,13 @@ def tagged(records: Sequence[Record], tokenizers: Tokenizers) -> Encoded:
     ids = {name: index for index, name in enumerate(tokenizers.labels)}
     columns: dict[str, list[Sequence[float]]] = {'tokens': [], 'words': [], 'tags': []}
     bad: dict[int, str] = {}
-    sentences = tokenizers.target.encode_spans([' '.join(record['tokens']) for record in records])
+    words = [list(map(tokenizers.target.normalize, record['tokens'])) for record in records]
+    sentences = tokenizers.target.encode_spans(list(map(' '.join, words)))
     for place, (record, (tokens, starts, stops)) in enumerate(zip(records, sentences, strict=True)):
         unknown = next((tag for tag in record['tags'] if tag not in ids), None)
         if unknown is not None:
             bad[place] = _unknown(unknown, ids, 'tag')
-        columns['words'].append(_first_of_words(record['tokens'], np.array(starts), np.array(stops)).tolist())
+        columns['words'].append(_first_of_words(words[place], np.array(starts), np.array(stops)).tolist())
         columns['tokens'].append(tokens)
         columns['tags'].append([ids.get(tag, 0) for tag in record['tags']])
     return Encoded(dict(columns), bad)
@@ -213,15 +214,17 @@ def _first_of_words(words: Sequence[str], starts: np.ndarray, stops: np.ndarray)
 
 
 def answers(records: Sequence[Record], tokenizers: Tokenizers) -> Encoded:
-    """`tokens` of the context, where each `begins` and `ends` in it (characters), `others` of the question, and the
-    first and last token of the first `answer`, or nothing."""
+    """`tokens` of the context, where each `begins` and `ends` in it (characters, normalised), `others` of the question,
+    and the first and last token of the first `answer`, or nothing."""
     columns: dict[str, list[Sequence[float]]] = {'tokens': [], 'begins': [], 'ends': [], 'answer': []}
     contexts = tokenizers.target.encode_spans([record['context'] for record in records])
     for record, (tokens, begins, ends) in zip(records, contexts, strict=True):
         answer: list[int] = []
         if record['answers']:
             start, text = record['answers'][0]
-            inside = np.flatnonzero((np.array(ends) > start) & (np.array(begins) < start + len(text)))
+            before = record['context'][:start]
+            first, stop = (len(tokenizers.target.normalize(read)) for read in (before, before + text))
+            inside = np.flatnonzero((np.array(ends) > first) & (np.array(begins) < stop))
             answer = [int(inside[0]), int(inside[-1])] if len(inside) else []
         for name, row in zip(columns, (tokens, begins, ends, answer), strict=True):
             columns[name].append(row)

@@ -132,14 +132,22 @@ class Symbol(_Listed):
         return text.split()
 
     def _encode_spans(self, texts: Sequence[str]) -> list[Spans]:
+        """All bytes of an unknown symbol have its place; the space between two of them has its own."""
         found: list[Spans] = []
         for text in texts:
-            ids, begins, ends = [], [], []
+            ids: list[int] = []
+            begins: list[int] = []
+            ends: list[int] = []
+            stop, in_bytes = 0, False
             for symbol in re.finditer(r'\S+', text):
-                tokens = self._encode_units([symbol[0]])
-                ids += tokens
-                begins += [symbol.start()] * len(tokens)
-                ends += [symbol.end()] * len(tokens)
+                spelt = self._byte_fallback and symbol[0] not in self._ids
+                between = [(FIRST + ord(self.separator), stop, symbol.start())] if spelt and in_bytes else []
+                tokens = [(token, *symbol.span()) for token in self._encode_units([symbol[0]])]
+                for token, begin, end in between + tokens:
+                    ids.append(token)
+                    begins.append(begin)
+                    ends.append(end)
+                stop, in_bytes = symbol.end(), spelt
             found.append((ids, begins, ends))
         return found
 
