@@ -203,8 +203,8 @@ def unmask_next(examples: Examples, index: int, noise: Noise) -> Fields:
     """Two sentences, corrupted -> the originals, and whether the second one follows the first in their text."""
 
     def other() -> np.ndarray:
-        tokens = examples.tokens
-        return tokens[sentences.another(int(examples.record[index]), len(tokens), noise.rng)]
+        own = np.searchsorted(examples.record, examples.record[index] + np.arange(2))  # pieces of a text are neighbours
+        return _piece(examples, sentences.another(range(*own), len(examples), noise.rng))
 
     text = _piece(examples, index)
     ends, room = noise.tokenizer.sentence_ends, max(len(text), 2)
