@@ -353,7 +353,10 @@ def _lengths_of_noise(sizes: np.ndarray, frame: Frame, data: Data) -> list[np.nd
 
 
 def _lengths_of_ul2(sizes: np.ndarray, frame: Frame, data: Data) -> list[np.ndarray]:
-    return frame.to_write(*denoisers.lengths(sizes, data.denoisers))
+    lengths = frame.to_write(*denoisers.lengths(sizes, data.denoisers))
+    if len(lengths) == 1:  # what is not given there is wanted
+        return frame.to_write(denoisers.total(sizes, data.denoisers), np.zeros_like(sizes))
+    return lengths
 
 
 def _sentinels_of_ul2(sizes: np.ndarray, data: Data) -> np.ndarray:
