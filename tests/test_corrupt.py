@@ -14,7 +14,7 @@ from tformer import choices, config, runs
 from tformer.config import Model
 from tformer.config.run import Config, Data, Train
 from tformer.data import corrupt, denoisers, pipeline, tokenizers
-from tformer.data.tokenizers import BOS, CLS, EOS, MASK, PAD, SEP
+from tformer.data.tokenizers import BOS, CLS, EOS, MASK, SEP
 from tformer.errors import UserError
 
 OBJECTIVES = ('span_corruption', 'denoising', 'ul2', 'prefix_lm')
