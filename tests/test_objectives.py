@@ -223,7 +223,7 @@ TEXTS = ('abc. de fg. hi. ' * 3, 'b. aa. c', 'x yz. ', 'fed. cba. ' * 2, 'z. y. 
 
 @functools.cache
 def scored(objective, rows):
-    """The scores of a few records in batches of `rows`, by a model without training."""
+    """(config, scores twice) of a few records in batches of `rows`, by a model without training."""
     cfg = Config(
         model=Model('encoder', emb_dim=16, mlp_dim=16, num_heads=4, num_encoder_layers=1, max_len=32),
         data=Data(tokenizer='byte', length=24, num_buckets=1),
@@ -240,19 +240,20 @@ def scored(objective, rows):
     )
     mesh = sharding.make_mesh(cfg.mesh, jax.devices()[:1])
     score = evaluate.make_scorer(model, cfg, mesh)
-    return score(sharding.unboxed(variables), batches, None, tokens), score(
-        sharding.unboxed(variables), batches, None, tokens
-    )
+    found, again = (score(sharding.unboxed(variables), batches, None, tokens) for _ in range(2))
+    return cfg, found, again
 
 
 @pytest.mark.parametrize('objective', ['masked_lm_nsp', 'replaced_token'])
 def test_evaluation_is_deterministic_and_of_the_split_not_of_its_batches(objective):
-    found, again = scored(objective, 2)
-    assert found == again
+    cfg, found, again = scored(objective, 2)
+    assert found == again and {f'valid/{name}' for name in found} >= set(evaluate.score_names(cfg))
+    judged = {'sentence_f1_micro', 'sentence_matthews'}
+    assert {f'valid/{name}' for name in found if name not in judged} <= set(evaluate.score_names(cfg))
     second = found[OBJECTIVES[objective].second]
     assert found['loss'] == pytest.approx(found['nll'] + 3 * second, rel=1e-6) and second > 0
     if objective == 'masked_lm_nsp':  # what is drawn is of a batch, too
-        other, _ = scored(objective, 8)
+        _, other, _ = scored(objective, 8)
         assert {name: found[name] for name in ('loss', 'nll', 'sentence_loss', 'sentence_accuracy')} == pytest.approx(
             {name: other[name] for name in ('loss', 'nll', 'sentence_loss', 'sentence_accuracy')}, rel=1e-5
         )

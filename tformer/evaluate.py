@@ -86,6 +86,8 @@ def score_names(config: Config) -> tuple[str, ...]:
     names = ['loss', *([] if objective == 'regression' else ['nll', 'accuracy', 'perplexity'])]
     if objective == 'causal_lm':
         names += ['bits_per_byte']
+    if objective == 'replaced_token':
+        names += ['detection_loss', 'detection_accuracy', 'replaced']
     if objective in JUDGES:
         names += JUDGES[objective].names
         names += ['f1'] if objective == 'classification' and config.evaluate.positive_label is not None else []
