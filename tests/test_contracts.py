@@ -374,8 +374,9 @@ def test_every_choice_has_its_bfloat16(case):
     rounded = numbered(case.name, dtype='bfloat16')
     logits, grads = jax.device_get(rounded.probe(case.params, case.batch, case.cotangent))
     assert np.isfinite(logits).all() and all(np.isfinite(grad).all() for grad in jax.tree.leaves(grads))
-    error = np.max(np.abs(logits - case.both[0])) / np.max(np.abs(case.both[0]))
-    assert error < 0.1  # the largest seen is half of it
+    errors = np.max(np.abs(logits - case.both[0]), -1) / np.max(np.abs(case.both[0]))
+    # The largest seen is half of it; but a router that is near a tie may send a token to another expert.
+    assert np.sum(errors >= 0.1) <= (case.cfg.num_experts is not None)
 
 
 def test_every_choice_is_the_same_on_eight_devices(case):

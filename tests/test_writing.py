@@ -16,7 +16,7 @@ from tformer.model import build
 
 WORDS = 'ant bee cat dog eel fox'.split()
 SOURCES = ['ant', 'bee cat dog', 'fox fox eel ant bee', 'cat eel']
-SIZES = {'emb_dim': 32, 'mlp_dim': 32, 'num_heads': 2, 'num_decoder_layers': 1, 'max_len': 32}
+SIZES = {'emb_dim': 32, 'mlp_dim': 32, 'num_heads': 2, 'num_decoder_layers': 2, 'max_len': 32}
 WRITERS = [
     ('seq2seq', 'decoder', True),
     ('seq2seq', 'decoder', False),
@@ -107,7 +107,7 @@ def test_a_decoder_learns_to_write_a_source_backwards(tmp_path: pathlib.Path) ->
     cfg = settings(
         'seq2seq',
         'decoder',
-        model={'dropout_rate': 0.0, 'position': 'learned', 'num_decoder_layers': 2},
+        model={'dropout_rate': 0.0, 'position': 'learned'},
         data={'path': (str(tmp_path),), 'length': 10},
         optimizer={'learning_rate': 1e-2, 'warmup_steps': 10},
         train={'num_steps': 150, 'batch_size': 32, 'log_every': 150},
