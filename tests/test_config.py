@@ -248,9 +248,19 @@ BAD = [  # overrides that do not fit together, and what the message must name
         {**PAIR, 'model.tied_embeddings': 'inputs', 'model.vocab_size': 9, 'model.encoder_vocab_size': 8},
         ('tied_embeddings=inputs', 'vocabularies differ'),
     ),
-    ({'model.family': 'encoder', 'train.objective': 'seq2seq'}, ('train.objective=seq2seq', 'decoder', 'not encoder')),
+    (
+        {'model.family': 'encoder', 'train.objective': 'seq2seq'},
+        ('train.objective=seq2seq', 'encoder_decoder or decoder', 'not encoder'),
+    ),
     ({'train.objective': 'masked_lm'}, ('train.objective=masked_lm', 'encoder', 'not decoder')),
-    ({'train.objective': 'ul2', 'model.family': 'encoder'}, ('train.objective=ul2', 'not encoder')),
+    ({'train.objective': 'replaced_token'}, ('train.objective=replaced_token', 'encoder, not decoder')),
+    (
+        {'train.objective': 'regression', 'train.label_smoothing': 0.1},
+        ('train.label_smoothing=0.1 has no effect', 'train.objective=regression'),
+    ),
+    ({'train.objective': 'question_answering', 'train.label_smoothing': 0.1}, ('train.label_smoothing=0.1',)),
+    ({'train.objective': 'regression', 'train.z_loss': 0.1}, ('train.z_loss=0.1 has no effect', 'regression')),
+    ({'train.second_loss_weight': 0.0}, ('train.second_loss_weight=0.0 has no effect', 'train.objective=causal_lm')),
     ({'model.family': 'encoder'}, ('train.objective=causal_lm', 'decoder', 'not encoder')),
     ({'train.num_steps': None}, ('train.num_steps=None', 'train.num_epochs=None', 'exactly one')),
     ({'train.num_epochs': 1.0}, ('train.num_steps=10', 'train.num_epochs=1.0', 'exactly one')),
@@ -307,6 +317,10 @@ def test_fields_that_do_not_fit_are_one_line_that_names_them(changes, fragments)
         {**STEPS, 'mesh.data': 2, 'mesh.tensor': -1},
         {**STEPS, 'model.family': 'encoder', 'train.objective': 'masked_lm'},
         {**STEPS, 'model.family': 'encoder', 'train.objective': 'classification'},
+        {**STEPS, 'train.objective': 'seq2seq'},
+        {**STEPS, 'train.objective': 'classification', 'train.label_smoothing': 0.1, 'train.z_loss': 0.1},
+        {**STEPS, 'train.objective': 'question_answering', 'train.z_loss': 0.1},
+        {**STEPS, 'model.family': 'encoder', 'train.objective': 'masked_lm_sop', 'train.second_loss_weight': 0.0},
     ],
 )
 def test_fields_that_fit_pass(changes):

@@ -34,6 +34,11 @@ METHODS = {
     'classifier': 'classify',
     'prefix_decoder': '__call__',
 }
+HEADS = {  # methods that read the same stream; each family's in one program
+    'encoder': ('classify', 'regress', 'tag', 'find_spans', 'unmask_pairs', 'detect'),
+    'decoder': ('classify', 'regress', 'tag', 'find_spans'),
+    'encoder_decoder': ('classify', 'regress', 'tag', 'find_spans'),
+}
 ROWS = covering.cover()
 NAMES = [f'{list(METHODS)[row["task"]]}-{number}' for number, row in enumerate(ROWS)]
 ONCE = [NAMES[number] for number in covering.cover_once(ROWS)]  # each entry in at least one
@@ -193,7 +198,8 @@ def test_the_cases_carry_every_legal_pair_of_every_entry_of_every_table():
     elsewhere = {'family', 'initializer', 'dtype', 'param_dtype', 'remat', 'rope_scaling', 'expert_dispatch'}
     assert tables - elsewhere <= {field for levels in covering.FACTORS.values() for level in levels for field in level}
     assert {row['family'] for row in covering.FACTORS['task']} == set(FAMILIES)
-    assert {objective.method for objective in OBJECTIVES.values()} == set(METHODS.values())
+    methods = {objective.method for objective in OBJECTIVES.values()}
+    assert methods == set(METHODS.values()) | {method for some in HEADS.values() for method in some}
 
 
 # ------------------------------------------------------------------------------------------------- contracts
@@ -368,8 +374,9 @@ def test_every_choice_has_its_bfloat16(case):
     rounded = numbered(case.name, dtype='bfloat16')
     logits, grads = jax.device_get(rounded.probe(case.params, case.batch, case.cotangent))
     assert np.isfinite(logits).all() and all(np.isfinite(grad).all() for grad in jax.tree.leaves(grads))
-    error = np.max(np.abs(logits - case.both[0])) / np.max(np.abs(case.both[0]))
-    assert error < 0.1  # the largest seen is half of it
+    errors = np.max(np.abs(logits - case.both[0]), -1) / np.max(np.abs(case.both[0]))
+    # The largest seen is half of it; but a router that is near a tie may send a token to another expert.
+    assert np.sum(errors >= 0.1) <= (case.cfg.num_experts is not None)
 
 
 def test_every_choice_is_the_same_on_eight_devices(case):
@@ -386,6 +393,89 @@ def test_every_choice_is_the_same_on_eight_devices(case):
         logits, grads = jax.device_get(jax.jit(case._probe)(params, *placed))
     assert_near(logits[:3], case.both[0], ANOTHER_ORDER)
     jax.tree.map(lambda a, b: assert_near(a, b, ANOTHER_ORDER), grads, case.both[1])
+
+
+# ---------------------------------------------------------------------------------------------------- heads
+class Heads:
+    """All heads of a family on one batch, a full row and one that ends in padding: outputs and gradients."""
+
+    def __init__(self, family):
+        cfg = resolve_model(make_config(family, num_classes=5, pooling='last', pooler=True, mlm_transform=True))
+        self.model, self.family = build(cfg), family
+        self.batch = {n: x[:2] for n, x in make_batch(family).items() if 'segment' not in n}
+        self.batch['weights'] = (np.arange(T)[None] % 4 == 1).astype(np.float32) * (self.batch['positions'] >= 0)
+        init = functools.partial(self.model.init, method=self.every)
+        shapes = sharding.unboxed(jax.eval_shape(init, jax.random.key(0), self.batch))['params']
+        self.params = make_variables(shapes, cfg)
+        self.run = jax.jit(self._run)
+        self.outputs, self.grads = jax.device_get(self.run(self.params, self.batch))
+
+    def every(self, model, batch):
+        outputs = {name: getattr(model, name)(batch, Rates()) for name in HEADS[self.family]}
+        for name, parts in {'unmask_pairs': ('unmask', 'pairs'), 'detect': ('unmask_small', 'drawn', 'detect')}.items():
+            outputs |= dict(zip(parts, outputs.pop(name), strict=True)) if name in outputs else {}
+        return outputs
+
+    def _run(self, params, batch):
+        def scored(params):
+            outputs = self.model.apply({'params': params}, batch, method=self.every)
+            real = {2: batch['positions'] >= 0}
+            total = 0.0
+            for name, x in outputs.items():
+                if name != 'drawn':
+                    noise = jax.random.normal(jax.random.key(len(name)), x.shape)
+                    per_token = x.shape[:2] == real[2].shape
+                    shown = real[2].reshape(2, T, *[1] * (x.ndim - 2)) if per_token else True
+                    total += jnp.sum(jnp.where(shown, x * noise, 0))
+            return total, outputs
+
+        grads, outputs = jax.grad(scored, has_aux=True)(params)
+        return outputs, grads
+
+
+@functools.cache
+def heads(family):
+    return Heads(family)
+
+
+@pytest.mark.parametrize('family', HEADS)
+def test_heads_have_their_shapes_and_gradients_reach_them(family):
+    made = heads(family)
+    wanted = {'classify': (2, 5), 'regress': (2,), 'tag': (2, T, 5), 'find_spans': (2, T, 2)}
+    if family == 'encoder':
+        wanted |= {'unmask': (2, T, V), 'pairs': (2, 2), 'unmask_small': (2, T, V), 'drawn': (2, T), 'detect': (2, T)}
+    assert {name: x.shape for name, x in made.outputs.items()} == wanted
+    for name, x in made.outputs.items():
+        assert x.dtype == (np.int32 if name == 'drawn' else np.float32) and np.isfinite(x).all()
+    for path, grad in jax.tree_util.tree_leaves_with_path(made.grads):
+        assert np.max(np.abs(grad)) > 1e-5, jax.tree_util.keystr(path)
+
+
+@pytest.mark.parametrize('family', HEADS)
+def test_heads_see_what_their_stack_sees_and_no_padding(family):
+    made = heads(family)
+    for t in (0, 3, T - 1):
+        where = np.zeros((2, T), bool)
+        where[0, t] = True
+        others = jax.device_get(made.run(made.params, changed(made.batch, 'inputs', where)))[0]
+        for name, x in others.items():
+            seen = differs(x[..., None], made.outputs[name][..., None]).reshape(*x.shape[:2], -1).any(-1)
+            assert not seen[1].any()
+            if name == 'drawn':  # what is not hidden stays, and what is drawn may
+                assert seen[0, t] or made.batch['weights'][0, t]
+            elif name in ('classify', 'regress', 'pairs'):
+                assert seen[0].any()
+            elif family == 'encoder':
+                assert seen[0].all()
+            else:
+                assert not seen[0, :t].any() and seen[0, t:].all()
+    for side in sides(family):
+        padding = made.batch[f'{side}positions'] < 0
+        others = jax.device_get(made.run(made.params, changed(made.batch, f'{side}inputs', padding)))[0]
+        for name, x in others.items():
+            moved = differs(x[..., None], made.outputs[name][..., None]).reshape(*x.shape[:2], -1).any(-1)
+            real = made.batch['positions'] >= 0
+            assert padding.any() and not (moved[real] if moved.shape == real.shape else moved).any()
 
 
 @pytest.mark.parametrize('task', ['decoder', 'encoder_decoder'])

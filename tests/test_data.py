@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from tformer.config import Model
+from tformer.config.checks import FAMILY_OF, WRITING
 from tformer.config.run import Config, Data, Train
 from tformer.data import corrupt, order, packing, pipeline, sources, tokenizers
 from tformer.data.records import Split
@@ -24,8 +25,15 @@ from tformer.errors import UserError
 # ------------------------------------------------------------------------------------------------ the batch contract
 
 BATCHING = ('pad', 'bucket', 'pack')
-OBJECTIVES = ('causal_lm', 'masked_lm', 'seq2seq', 'classification')
-CASES = [case for case in itertools.product(OBJECTIVES, BATCHING) if case != ('classification', 'pack')]
+OBJECTIVES = ('causal_lm', 'masked_lm', 'masked_lm_sop', 'replaced_token', 'seq2seq', 'classification')
+LABELLED = ('masked_lm_nsp', 'masked_lm_sop', 'classification', 'regression', 'question_answering')
+MASKED = ('masked_lm', 'masked_lm_nsp', 'masked_lm_sop', 'replaced_token')
+CASES = [
+    (objective, batching)
+    for objective, batching in itertools.product(OBJECTIVES, BATCHING)
+    if objective not in LABELLED or batching != 'pack'
+]
+READERS = [(objective, family) for objective, families in FAMILY_OF.items() for family in families]
 LENGTH = 24
 
 
@@ -33,21 +41,39 @@ LENGTH = 24
 def some_records(objective: str, count: int = 53) -> tuple[sources.Record, ...]:
     """Records of different texts: up to 60 characters where they are cut, and else as many as fit."""
     rng = np.random.default_rng(7)
-    in_pieces = objective in ('causal_lm', 'masked_lm')
-    longest = 60 if in_pieces else LENGTH - 2
+    longest = 60 if sources.FIELDS[objective] == ('text',) else LENGTH - 2
 
     def text(i: int) -> str:
         return f'{i:03d}' + ''.join(rng.choice(list('abcdefgh '), rng.integers(0, longest - 3)))
 
-    fields = sources.FIELDS[objective]
-    return tuple({field: 'yes' if field == 'label' else text(i) for field in fields} for i in range(count))
+    def value(field: str, i: int) -> object:
+        if field == 'label':
+            return float(i) if objective == 'regression' else 'yes'
+        if field in ('tokens', 'tags'):
+            return ['O' if field == 'tags' else 'ab'] * (1 + i % 7)
+        if field == 'answers':
+            return [(i % 3, 'ab')] if i % 2 else []
+        return text(i)
+
+    return tuple({field: value(field, i) for field in sources.FIELDS[objective]} for i in range(count))
 
 
-def make(objective: str, batching: str, *, training: bool = True, seed: int = 0, **data: object) -> pipeline.Batches:
-    settings_ = Data(**{'tokenizer': 'byte', 'batching': batching, 'length': LENGTH, 'num_buckets': 3, **data})
+def make(
+    objective: str,
+    batching: str,
+    family: str | None = None,
+    *,
+    training: bool = True,
+    seed: int = 0,
+    records: tuple[sources.Record, ...] | None = None,
+    **data: object,
+) -> pipeline.Batches:
+    fixed = {'tokenizer': 'byte', 'batching': batching, 'length': LENGTH, 'num_buckets': 3, 'sentinels': 12}
+    fixed |= {'question_length': 10}
     train = Train(objective=objective, batch_size=4, seed=seed)
-    config = Config(model=toy_data.reader_of(objective), data=settings_, train=train)
-    records = some_records(objective)
+    model = toy_data.reader_of(objective) if family is None else Model(family=family)
+    config = Config(model=model, data=Data(**{**fixed, **data}), train=train)
+    records = some_records(objective) if records is None else records
     tokens = tokenizers.train_tokenizers(config, records)
     return pipeline.Batches(config, tokens, 'train', training=training, records=records)
 
@@ -66,21 +92,37 @@ def assert_equal(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> No
         np.testing.assert_array_equal(one[name], other[name], err_msg=name)
 
 
-@pytest.mark.parametrize(('objective', 'batching'), CASES)
-def test_contract(objective: str, batching: str) -> None:
-    batches = make(objective, batching, encoder_length=32)
-    sides = ('', 'encoder_') if objective == 'seq2seq' else ('',)
+def names_of(objective: str, family: str) -> set[str]:
+    """What a batch holds besides tokens, positions and segments."""
+    pairs = objective in ('classification', 'regression', 'question_answering', 'masked_lm_nsp', 'masked_lm_sop')
+    names = {'labels', 'label_weights'} if objective in LABELLED else set()
+    names |= {'token_types'} if pairs and family == 'encoder' else set()
+    names |= {'prefix'} if family == 'decoder' and objective in WRITING and objective != 'causal_lm' else set()
+    names |= {'weights'} if objective not in ('classification', 'regression') else set()
+    return names | ({'targets'} if objective == 'token_classification' or objective not in LABELLED[2:] else set())
+
+
+@pytest.mark.parametrize(('objective', 'family'), READERS)
+@pytest.mark.parametrize('batching', BATCHING)
+def test_contract(objective: str, family: str, batching: str) -> None:
+    if batching == 'pack' and objective in LABELLED:
+        with pytest.raises(UserError, match="one label; use 'bucket'"):
+            make(objective, batching, family)
+        return
+    batches = make(objective, batching, family, encoder_length=32)
+    sides = ('', 'encoder_') if family == 'encoder_decoder' else ('',)
     names = {f'{side}{name}' for side in sides for name in ('inputs', 'positions')}
-    names |= {f'{side}segment_ids' for side in sides if batching == 'pack'}
-    names |= {'labels', 'label_weights', 'token_types'} if objective == 'classification' else {'targets', 'weights'}
+    names |= {f'{side}segment_ids' for side in sides if batching == 'pack'} | names_of(objective, family)
     shapes = set()
     for step in range(int(2 * batches.steps_per_epoch)):
         batch = batches.batch(step)
         assert batch.keys() == names
         for name, value in batch.items():
-            assert value.dtype == (np.float32 if name.endswith('weights') else np.int32), name
+            real_number = name.endswith('weights') or (name == 'labels' and objective == 'regression')
+            assert value.dtype == (np.bool_ if name == 'prefix' else np.float32 if real_number else np.int32), name
             side = 'encoder_' if name.startswith('encoder_') else ''
-            assert value.shape == (batch[f'{side}inputs'].shape if 'label' not in name else (4,)), name
+            row = (4, 2) if name == 'labels' and objective == 'question_answering' else (4,)
+            assert value.shape == (batch[f'{side}inputs'].shape if 'label' not in name else row), name
         shapes.add(tuple(batch[f'{side}inputs'].shape[1] for side in sides))
         for side in sides:
             padding = batch[f'{side}positions'] == -1
@@ -89,9 +131,8 @@ def test_contract(objective: str, batching: str) -> None:
             for row, where in segments(batch, side):
                 np.testing.assert_array_equal(batch[f'{side}positions'][row, where], np.arange(len(where)))
                 assert np.all(np.diff(where) == 1)
-        if 'weights' in batch:
-            assert not batch['weights'][batch['positions'] == -1].any()
-            assert not batch['targets'][batch['positions'] == -1].any()
+        for name in {'weights', 'targets', 'prefix', 'token_types'} & names:
+            assert not batch[name][batch['positions'] == -1].any()
     assert shapes <= set(batches.shapes) and len(batches.shapes) <= (3 if batching == 'bucket' else 1)
     if batching != 'bucket':
         assert batches.shapes == ((LENGTH, 32)[: len(sides)],)
@@ -103,13 +144,19 @@ def texts_of(batch: dict[str, np.ndarray], objective: str) -> Iterator[str]:
     name = 'inputs' if objective == 'classification' else 'targets'
     sources_ = list(segments(batch, 'encoder_')) if objective == 'seq2seq' else itertools.repeat((0, []))
     for (row, where), (source_row, source) in zip(segments(batch), sources_, strict=False):
-        if objective == 'seq2seq':
+        if objective == 'masked_lm_sop':
+            text, types = batch['targets'][row, where], batch['token_types'][row, where]
+            first, second = text[types == 0], text[types == 1]
+            assert (first[0], first[-1], *second[-1:]) == (CLS, SEP, SEP)[: 2 + (len(second) > 0)]
+            pair = decode(first), decode(second)
+            yield ''.join(pair[::-1] if batch['labels'][row] else pair)
+        elif objective == 'seq2seq':
             assert row == source_row and batch['encoder_inputs'][row, source][-1] == EOS
             assert (batch['inputs'][row, where][0], batch['targets'][row, where][-1]) == (BOS, EOS)
             np.testing.assert_array_equal(batch['inputs'][row, where][1:], batch['targets'][row, where][:-1])
             yield decode(batch['encoder_inputs'][row, source]) + '->' + decode(batch['targets'][row, where])
         else:
-            if objective in ('masked_lm', 'classification'):
+            if objective in (*MASKED, 'classification'):
                 assert (batch[name][row, where][0], batch[name][row, where][-1]) == (CLS, SEP)
             yield decode(batch[name][row, where])
 
@@ -138,7 +185,7 @@ def test_every_example_once_a_pass(objective: str, batching: str) -> None:
     assert len(epochs[0]) == batches.num_examples
     whole = '->'.join if objective == 'seq2seq' else ''.join
     records = [whole(v for k, v in r.items() if k != 'label') for r in batches.records]
-    if objective in ('causal_lm', 'masked_lm'):  # pieces: all the text, cut
+    if sources.FIELDS[objective] == ('text',):  # pieces: all the text, cut
         assert sorted(''.join(epochs[0])) == sorted(''.join(records))
         assert max(map(len, epochs[0])) <= LENGTH
     else:
@@ -292,14 +339,131 @@ def test_corruption_selects_at_least_one(length: int, seed: int) -> None:
     assert inputs.dtype == tokens.dtype and (tokens[1:-1] == 9).all()
 
 
-def test_corruption_differs_by_epoch() -> None:
-    batches = make('masked_lm', 'pad')
-    masked = {}
-    for batch in itertools.chain(*passes(batches, 2)):
-        for row, where in segments(batch):
-            text = batch['targets'][row, where].tobytes()
-            masked.setdefault(text, []).append(batch['weights'][row, where].tobytes())
-    assert np.mean([one == two for one, two in masked.values()]) < 0.3
+@pytest.mark.parametrize('objective', ['masked_lm', 'masked_lm_nsp', 'replaced_token'])
+@pytest.mark.parametrize('copies', [None, 1, 2])
+def test_corruption_differs_by_epoch_or_by_copy(objective: str, copies: int | None) -> None:
+    batches, made = make(objective, 'bucket', mask_copies=copies), {}
+    epochs = passes_of_examples(batches, 3)
+    for example in range(batches.num_examples):
+        made[example] = [b''.join(values.tobytes() for _, values in sorted(e[example].items())) for e in epochs]
+    same = [np.mean([made[i][one] == made[i][other] for i in made]) for one, other in ((0, 1), (0, 2), (1, 2))]
+    static = {None: (), 1: (0, 1, 2), 2: (1,)}[copies]
+    assert all(share == 1 if number in static else share < 0.3 for number, share in enumerate(same))
+
+
+def passes_of_examples(batches: pipeline.Batches, count: int) -> list[dict[int, dict[str, np.ndarray]]]:
+    """What was made of each example, one a row, in each of the first passes."""
+    found: list[dict[int, dict[str, np.ndarray]]] = [{} for _ in range(count)]
+    for step in range(int((count + 1) * batches.steps_per_epoch) + 8):
+        batch, (_, rows) = batches.batch(step), batches._find(step)
+        for row, ((_, _, example),) in enumerate(batches.segments(step)):
+            if rows.epoch[row] < count:
+                found[rows.epoch[row]][example] = {name: values[row] for name, values in batch.items()}
+    assert all(len(some) == batches.num_examples for some in found)
+    return found
+
+
+@pytest.mark.parametrize('objective', MASKED)
+def test_no_special_token_is_hidden(objective: str) -> None:
+    batches = make(objective, 'bucket', mask_rate=0.9)
+    for step in range(int(batches.steps_per_epoch)):
+        batch = batches.batch(step)
+        ordinary = tokenizers.Byte().ordinary[batch['targets']]
+        assert (batch['weights'] > 0).sum() > 0.8 * ordinary.sum() and not batch['weights'][~ordinary].any()
+        unhidden = batch['weights'] == 0
+        assert (batch['inputs'] == batch['targets'])[unhidden].all()
+        assert not np.isin(batch['inputs'][batch['weights'] > 0], (PAD, CLS, SEP, BOS, EOS)).any()
+
+
+def test_what_is_not_next_is_of_another_record_half_of_the_time() -> None:
+    """Record i is of one letter of its own; one has no text."""
+    texts = [chr(65 + i) * (4 * i + 1) for i in range(12)] + ['']
+    batches = make('masked_lm_nsp', 'bucket', records=tuple({'text': text} for text in texts))
+    labels, others = [], set()
+    for epoch in passes_of_examples(batches, 60):
+        for example, batch in epoch.items():
+            text, types, real = batch['targets'], batch['token_types'], batch['positions'] >= 0
+            first, second = text[real & (types == 0)], text[real & (types == 1)]
+            assert (first[0], first[-1], second[-1]) == (CLS, SEP, SEP)
+            mine = texts[batches.parts[0].examples.record[example]][:1]
+            first, second = (tokenizers.Byte().decode(part) for part in (first, second))
+            assert set(first) == {mine} and len(set(second)) == 1
+            assert (second[0] == mine) == (batch['labels'] == 0) and batch['label_weights'] == 1
+            size = batches.parts[0].examples.stop[example] - batches.parts[0].examples.start[example]
+            if batch['labels'] == 0:
+                assert len(first + second) == size
+            else:
+                others.add((mine, second[0]))
+            labels += [batch['labels']] if size > 1 else []  # nothing follows a single token
+    assert abs(np.mean(labels) - 0.5) < 4 * np.sqrt(0.25 / len(labels))
+    assert len(others) > 100
+
+
+@pytest.mark.parametrize(('objective', 'family'), READERS)
+def test_hosts_feed_the_rows_of_one_batch(objective: str, family: str) -> None:
+    batches, others = make(objective, 'bucket', family), make(objective, 'bucket', family)
+    for step in (0, 3, int(2 * batches.steps_per_epoch)):
+        whole = batches.batch(step)
+        for hosts in (1, 2, 4):
+            shares = [others.batch(step, (host, hosts)) for host in range(hosts)]
+            assert_equal({name: np.concatenate([share[name] for share in shares]) for name in whole}, whole)
+
+
+@pytest.mark.parametrize('objective', ['masked_lm_nsp', 'ul2'])
+def test_processes_corrupt_as_this_one_does(objective: str) -> None:
+    batches = make(objective, 'bucket')
+    start = int(batches.steps_per_epoch) - 1
+    data = dataclasses.replace(batches.config.data, num_workers=2)
+    made = pipeline.iterate(batches, start, dataclasses.replace(batches.config, data=data))
+    for step, batch in zip(range(start, start + 5), made, strict=False):
+        assert_equal(batch, batches.batch(step))
+    made.close()
+
+
+# ---------------------------------------------------------------------------------- decoders that write from a source
+
+
+def test_a_pair_of_texts_by_hand() -> None:
+    made = make('seq2seq', 'pad', 'decoder', records=({'source': 'ab', 'target': 'c'},), length=8)
+    byte = dict(zip('abc', tokenizers.Byte().encode('abc'), strict=True))
+    batch = {name: values[0].tolist() for name, values in made.batch(0).items()}
+    assert batch['inputs'] == [BOS, byte['a'], byte['b'], SEP, byte['c'], PAD, PAD, PAD]
+    assert batch['targets'] == [byte['a'], byte['b'], SEP, byte['c'], EOS, PAD, PAD, PAD]
+    assert batch['weights'] == [0, 0, 0, 1, 1, 0, 0, 0]
+    assert batch['prefix'] == [True] * 4 + [False] * 4
+
+
+@pytest.mark.parametrize('batching', BATCHING)
+def test_a_decoder_reads_the_source_and_writes_the_target(batching: str) -> None:
+    batches = make('seq2seq', batching, 'decoder', length=50)
+    causal = make('seq2seq', batching, 'decoder', length=50, bidirectional_prefix=False)
+    found, decode = [], tokenizers.Byte().decode
+    for row in passes(batches, 1)[0]:
+        for _, where in segments(row):
+            inputs, targets, weights, prefix = (
+                row[name][0, where] for name in ('inputs', 'targets', 'weights', 'prefix')
+            )
+            size = int(prefix.sum())
+            np.testing.assert_array_equal(inputs[1:], targets[:-1])
+            assert (inputs[0], inputs[size - 1], targets[-1]) == (BOS, SEP, EOS)
+            assert prefix[:size].all() and weights.tolist() == [0] * (size - 1) + [1] * (len(where) - size + 1)
+            found.append((decode(inputs[:size]), decode(targets[size - 1 :])))
+    assert sorted(found) == sorted((r['source'], r['target']) for r in batches.records)
+    for step in range(3):
+        batch = batches.batch(step)
+        batch.pop('prefix')
+        assert_equal(batch, causal.batch(step))
+
+
+def test_a_decoder_cuts_the_source_first() -> None:
+    records = tuple({'source': 'a' * s, 'target': 'b' * t} for s, t in ((20, 20), (20, 3), (3, 20), (4, 4)))
+    batches = make('seq2seq', 'pad', 'decoder', records=records, length=12, overlong='truncate', training=False)
+    batch, decode = batches.batch(0), tokenizers.Byte().decode
+    for row, (source, target, ended) in enumerate(((5, 6, False), (7, 3, True), (3, 8, False), (4, 4, True))):
+        prefix, scored = batch['prefix'][row], batch['weights'][row] > 0
+        assert decode(batch['inputs'][row][prefix]) == 'a' * source
+        assert decode(batch['targets'][row][scored]) == 'b' * target
+        assert (batch['targets'][row][scored][-1] == EOS) == ended
 
 
 LENGTHS = arrays.arrays(np.int64, st.tuples(st.integers(1, 60), st.integers(1, 2)), elements=st.integers(1, 20))

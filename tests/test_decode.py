@@ -16,6 +16,7 @@ from tformer.model import build
 PAD, BOS, EOS = 0, 1, 2
 BANNED = (PAD, BOS)
 FAMILIES = ('decoder', 'encoder_decoder')
+CASES = (*FAMILIES, 'prefix_decoder')  # a decoder whose prompts see themselves whole
 V, B, P, S, T = 11, 3, 5, 4, 6
 LENGTHS = (5, 2, 4)  # of the prompts
 
@@ -23,13 +24,15 @@ LENGTHS = (5, 2, 4)  # of the prompts
 def make(family, vocab_size=V, seed=0, scale=1.0, **fields):
     """A tiny model and its variables; `scale` widens the distribution over the vocabulary."""
     sizes = {'emb_dim': 16, 'mlp_dim': 32, 'num_heads': 4, 'num_encoder_layers': 1, 'num_decoder_layers': 2}
-    model = build(config.Model(family=family, vocab_size=vocab_size, max_len=16, **{**sizes, **fields}))
+    model = build(
+        config.Model(family=family.removeprefix('prefix_'), vocab_size=vocab_size, max_len=16, **{**sizes, **fields})
+    )
     batch = {'inputs': jnp.ones((1, 2), jnp.int32), 'encoder_inputs': jnp.ones((1, 2), jnp.int32)}
     variables = jax.jit(model.init)(jax.random.key(seed), batch)
     return model, jax.tree.map(lambda x: x * scale, variables)
 
 
-@pytest.fixture(scope='module', params=FAMILIES)
+@pytest.fixture(scope='module', params=CASES)
 def case(request):
     model, variables = make(request.param, scale=2.0, position='learned', num_kv_heads=2)
     return request.param, model, variables
@@ -41,8 +44,9 @@ def batch_of(family, vocab_size=V):
     tokens = rng.integers(3, vocab_size, (B, P)).astype(np.int32)
     positions = np.stack([np.arange(P) - (P - n) for n in LENGTHS]).clip(-1).astype(np.int32)
     rows = np.array([7, 8, 9], np.int32)
-    if family == 'decoder':
-        return {'inputs': np.where(positions < 0, PAD, tokens), 'positions': positions, 'rows': rows}
+    if family != 'encoder_decoder':
+        prefix = {'prefix': positions >= 0} if family == 'prefix_decoder' else {}
+        return {'inputs': np.where(positions < 0, PAD, tokens), 'positions': positions, 'rows': rows, **prefix}
     sources = np.array([4, 2, 3])
     encoder_positions = np.where(np.arange(S)[None] < sources[:, None], np.arange(S)[None], -1).astype(np.int32)
     return {
@@ -63,6 +67,8 @@ def full_logprobs(model, variables, batch, tokens_BT):
         'inputs': np.concatenate([batch['inputs'], tokens_BT], 1),
         'positions': np.concatenate([batch['positions'], after], 1),
     }
+    if 'prefix' in batch:
+        whole['prefix'] = np.concatenate([batch['prefix'], np.zeros_like(tokens_BT, bool)], 1)
     logits = FORWARD(model, variables, whole)
     return jax.nn.log_softmax(logits[:, prompt_len - 1 : prompt_len - 1 + new])
 
@@ -103,7 +109,8 @@ def row(batch, index):
     """One example alone, without the padding in front."""
     alone = {name: value[index : index + 1] for name, value in batch.items()}
     real = alone['positions'][0] >= 0
-    return {**alone, 'inputs': alone['inputs'][:, real], 'positions': alone['positions'][:, real]}
+    own = [name for name in ('inputs', 'positions', 'prefix') if name in alone]
+    return {**alone, **{name: alone[name][:, real] for name in own}}
 
 
 # --------------------------------------------------------------------------------------------- the step function
@@ -237,7 +244,7 @@ def test_stops_when_every_row_has_ended_and_pads_behind(case, strategy):
                 return out
             positions_BT = args[1]
             jax.debug.callback(lambda: calls.append(1))
-            ends_BT = positions_BT >= (6 if family == 'decoder' else 1)
+            ends_BT = positions_BT >= (1 if family == 'encoder_decoder' else 6)
             ending_V = jnp.where(jnp.arange(V) == EOS, 50.0, 0.0)
             going_V = jnp.where(jnp.arange(V) == 7, 50.0, 0.0)
             logits = jnp.where(ends_BT[:, :, None], ending_V[None, None], going_V[None, None])
@@ -247,10 +254,10 @@ def test_stops_when_every_row_has_ended_and_pads_behind(case, strategy):
     decode = config.Decode(strategy=strategy, max_len=T + 3)
     tokens, _ = make_generate(Watched(), decode, eos=EOS, banned=BANNED)(variables, batch, jax.random.key(0))
     jax.effects_barrier()
-    new = [6 - n + 2 for n in LENGTHS] if family == 'decoder' else [2] * B
+    new = [2] * B if family == 'encoder_decoder' else [6 - n + 2 for n in LENGTHS]
     for got, length in zip(np.asarray(tokens), new, strict=True):
         np.testing.assert_array_equal(got, [7] * (length - 1) + [EOS] + [PAD] * (T + 3 - length))
-    steps = len(calls) - (family == 'decoder')  # but for the prefill
+    steps = len(calls) - (family != 'encoder_decoder')  # but for the prefill
     assert steps == max(new) or (strategy == 'beam' and steps < T + 3)  # beams go on until none can do better
 
 
@@ -332,3 +339,51 @@ def test_beam_scores_are_normalised_log_probabilities(case):
     tokens, scores = generate(case, 'beam', batch, beam_size=3, length_penalty=1.0)
     plain = score(full_logprobs(model, variables, batch, tokens), tokens)
     np.testing.assert_allclose(scores, plain / ((5 + np.sum(tokens != PAD, 1)) / 6), atol=1e-4)
+
+
+# ------------------------------------------------------------------------------------- prompts that see themselves
+def test_a_prompt_sees_itself_whole_and_what_comes_after_it_does_not_change_it(case):
+    """Or else the tests above would hold for any decoder."""
+    family, model, variables = case
+    if family == 'prefix_decoder':
+        batch = batch_of(family)
+        last = np.full((B, 1), 5, np.int32)
+        first = np.asarray(full_logprobs(model, variables, batch, last))
+        plain = {name: value for name, value in batch.items() if name != 'prefix'}
+        assert np.abs(first - full_logprobs(model, variables, plain, last)).max() > 1e-2
+
+
+def test_the_last_token_of_a_prompt_is_read_twice_and_written_once():
+    """What `make_generate` does by hand: logits of every step as in the full forward pass, with rows of padding."""
+    model, variables = make('prefix_decoder', position='learned', num_kv_heads=2)
+    batch, new = batch_of('prefix_decoder'), np.array([[3, 4, 5], [6, 7, 8], [9, 10, 3]], np.int32)
+    want = np.asarray(full_logprobs(model, variables, batch, new))
+    cache = START(model, variables, batch, 16)
+    tokens, positions = jnp.asarray(batch['inputs']), jnp.asarray(batch['positions'])
+    read = jax.jit(lambda v, c: model.apply(v, tokens, positions, c, batch['prefix'], method='extend'))
+    cache, last, got = read(variables, cache)[1].back(1), tokens[:, -1:], []
+    assert cache.index == P - 1
+    for step in range(3):
+        logits, cache = EXTEND(model, variables, last, positions[:, -1:] + step, cache)
+        got.append(jax.nn.log_softmax(logits))
+        last = jnp.asarray(new[:, step : step + 1])
+    np.testing.assert_allclose(np.concatenate(got, 1), want, atol=1e-5)
+    assert (
+        cache.positions_BS[:, : P + 2] == np.concatenate([positions, positions[:, -1:] + np.array([[1, 2]])], 1)
+    ).all()
+
+
+def test_enough_beams_find_the_best_after_a_prompt_that_sees_itself():
+    vocab_size, longest = 6, 3
+    model, variables = make('prefix_decoder', vocab_size, seed=1, scale=1.5)
+    batch = batch_of('prefix_decoder', vocab_size)
+    decode = config.Decode(strategy='beam', max_len=longest, beam_size=36, length_penalty=0.6)
+    tokens, scores = make_generate(model, decode, eos=EOS, banned=BANNED)(variables, batch, None)
+    words = [w for n in range(longest + 1) for w in itertools.product((3, 4, 5), repeat=n)]
+    every_NT = np.array([[*w, EOS, PAD, PAD, PAD][:longest] for w in words if len(w) < longest], np.int32)
+    lengths_N = np.sum(every_NT != PAD, 1)
+    for i in range(B):
+        many = {name: np.repeat(value, len(every_NT), 0) for name, value in row(batch, i).items()}
+        want_N = score(full_logprobs(model, variables, many, every_NT), every_NT) / ((5 + lengths_N) / 6) ** 0.6
+        np.testing.assert_array_equal(tokens[i], every_NT[want_N.argmax()])
+        np.testing.assert_allclose(scores[i], want_N.max(), atol=1e-4)

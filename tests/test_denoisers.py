@@ -86,6 +86,8 @@ def test_the_text_comes_back_and_lengths_are_known_before(n: int, names: list[st
     assert n < 2 or (len(inputs) > 1 and len(targets))
     longest = denoisers.lengths(np.array(n), names)
     assert len(inputs) <= longest[0] and len(targets) <= longest[1]
+    most = denoisers.total(np.array(n), names)
+    assert len(inputs) + len(targets) <= most and (len(set(names)) > 1 or len(inputs) + len(targets) == most)
     taken = (inputs[1:] >= 1000).sum() + len(MODES)
     most = denoisers.num_sentinels(np.array(n), names)
     assert taken <= most and (len(set(names)) > 1 or taken == most)
@@ -95,7 +97,8 @@ def test_the_text_comes_back_and_lengths_are_known_before(n: int, names: list[st
 @settings(deadline=None)
 def test_bounds_never_fall_with_the_size(names: list[str]) -> None:
     sizes = np.arange(700)
-    for bound in (*denoisers.lengths(sizes, names), denoisers.num_sentinels(sizes, names)):
+    both = denoisers.total(sizes, names)
+    for bound in (*denoisers.lengths(sizes, names), both, denoisers.num_sentinels(sizes, names)):
         assert bound.shape == sizes.shape and (np.diff(bound) >= 0).all()
     each = [denoisers.lengths(sizes, [name]) for name in names]
     together = denoisers.lengths(sizes, names)

@@ -109,12 +109,14 @@ KNOBS = {
     'num_classes': ('classification', ENCODER, 4),
     'pooling': ('classification', ENCODER, 'cls'),
     'pooler': ('classification', ENCODER, True),
+    'generator_fraction': ('replaced_token', ENCODER, 0.5),
     'lora_rank': ('causal_lm', DECODER, 2),
     'lora_alpha': ('causal_lm', LORA, 8.0),
     'lora_targets': ('causal_lm', LORA, ('key', 'mlp_out')),
     'dropout_rate': ('causal_lm', DECODER, 0.3),
     'attention_dropout_rate': ('causal_lm', DECODER, 0.3),
     'activation_dropout_rate': ('causal_lm', DECODER, 0.3),
+    'head_dropout_rate': ('classification', ENCODER, 0.3),
     'initializer': ('causal_lm', DECODER, 'lecun'),
     'init_scale': ('causal_lm', DECODER, 0.5),
     'parametrization': ('causal_lm', DECODER, 'mup'),
@@ -141,11 +143,21 @@ FURTHER = [  # places where the same field is read by other code
     ('layer_sharing', 'causal_lm', DECODER, 'universal'),
     ('lora_rank', 'seq2seq', BOTH, 3),
     ('lora_rank', 'classification', ENCODER, 3),
+    ('num_classes', 'token_classification', BOTH, 4),
+    ('num_classes', 'classification', DECODER, 4),
+    ('pooling', 'regression', DECODER, 'last'),
+    ('pooler', 'classification', BOTH, True),
+    ('pooler', 'masked_lm_sop', ENCODER, True),
+    ('head_dropout_rate', 'regression', DECODER, 0.3),
+    ('head_dropout_rate', 'token_classification', ENCODER, 0.3),
+    ('head_dropout_rate', 'question_answering', BOTH, 0.3),
+    ('num_kv_heads', 'replaced_token', ENCODER, 2),
+    ('activation', 'replaced_token', ENCODER, 'gelu'),
 ]
 
 
 def classes(cfg):
-    return dataclasses.replace(cfg, num_classes=cfg.num_classes or 3) if cfg.family == 'encoder' else cfg
+    return dataclasses.replace(cfg, num_classes=cfg.num_classes or 3)
 
 
 def changed(field, cfg, value):
@@ -167,11 +179,17 @@ def trace(objective_name, cfg):
         return unboxed(initial_variables(model, objective, hyper, batch)['params'])
 
     def loss(params):
-        rngs = {'dropout': jax.random.key(0)}
+        rngs = {'dropout': jax.random.key(0), 'sample': jax.random.key(0)}
+        weighed = objective.weigh(batch, 1.0)
         logits, aside = model.apply(
-            {'params': params}, batch, hyper.rates, rngs=rngs, method=objective.method, mutable=['losses', 'statistics']
+            {'params': params},
+            weighed,
+            hyper.rates,
+            rngs=rngs,
+            method=objective.method,
+            mutable=['losses', 'statistics'],
         )
-        return objective.scores(logits, batch, None)['loss'][0] + sum(x.sum() for x in jax.tree.leaves(aside))
+        return objective.scores(logits, weighed, None)['loss'][0] + sum(x.sum() for x in jax.tree.leaves(aside))
 
     params = jax.eval_shape(start)
     shapes = {jax.tree_util.keystr(path): str(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
@@ -270,9 +288,7 @@ ELSEWHERE = {
     'expert_capacity': (EXPERTS, 'model.expert_dispatch is capacity'),
     'balance_weight': (DECODER, 'model.num_experts is set'),
     'router_z_weight': (DECODER, 'model.num_experts is set'),
-    'num_classes': (DECODER, 'model.family is encoder'),
-    'pooling': (BOTH, 'model.family is encoder'),
-    'pooler': (DECODER, 'model.family is encoder'),
+    'generator_fraction': (BOTH, 'model.family is encoder'),
     'lora_alpha': (DECODER, 'model.lora_rank is set'),
     'lora_targets': (DECODER, 'model.lora_rank is set'),
     'base_emb_dim': (DECODER, 'model.parametrization is mup'),

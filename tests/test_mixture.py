@@ -33,12 +33,17 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return place
 
 
-def run(place: pathlib.Path, weights: tuple[int, ...] | None = WEIGHTS, **data: object) -> Config:
+def run(
+    place: pathlib.Path,
+    weights: tuple[int, ...] | None = WEIGHTS,
+    family: str = 'encoder_decoder',
+    **data: object,
+) -> Config:
     shares = [''] * 3 if weights is None else [f' weight={weight}' for weight in weights]
     parts = tuple(f"path='{place}/part {number}'{share}" for number, share in enumerate(shares))
     settings = {'mixture': parts, 'tokenizer': 'symbol', 'length': 16, 'batching': 'pack', **data}
     return Config(
-        model=Model(family='encoder_decoder'),
+        model=Model(family=family),
         data=Data(**settings),
         train=Train(objective='seq2seq', batch_size=8, seed=3),
     )
@@ -180,17 +185,16 @@ def test_a_weight_is_of_a_part() -> None:
         choices.validate(config.override(Config(train=Train(num_steps=1)), {'data.weight': '2'}))
 
 
-def test_nothing_leaks_between_packed_examples(place: pathlib.Path) -> None:
-    """Other tokens in all other segments of a row, of both stacks, change no bit of a segment's logits."""
-    cfg = run(place, encoder_length=20)
+@pytest.mark.parametrize('family', ['encoder_decoder', 'decoder'])
+def test_nothing_leaks_between_packed_examples(place: pathlib.Path, family: str) -> None:
+    """Other tokens in all other segments of a row, of all stacks, change no bit of a segment's logits."""
+    cfg = run(place, family=family, **({'encoder_length': 20} if family == 'encoder_decoder' else {'length': 40}))
     batches = made(cfg)
     batch = batches.batch(1)
     assert batch['segment_ids'].max() >= 3
     size = batches._tokenizer.vocab_size
     model = build(
-        config.resolve_model(
-            Model('encoder_decoder', size, size, emb_dim=16, mlp_dim=32, num_heads=2, num_encoder_layers=2, max_len=32)
-        )
+        config.resolve_model(Model(family, size, emb_dim=16, mlp_dim=32, num_heads=2, num_encoder_layers=2, max_len=64))
     )
     method = OBJECTIVES['seq2seq'].method
     variables = model.init(jax.random.key(0), batch, method=method)
@@ -199,7 +203,7 @@ def test_nothing_leaks_between_packed_examples(place: pathlib.Path) -> None:
     rng = np.random.default_rng(0)
     for segment in (1, 2):
         other = dict(batch)
-        for side in ('', 'encoder_'):
+        for side in ('', 'encoder_')[: 1 + (family == 'encoder_decoder')]:
             inputs = batch[f'{side}inputs']
             drawn = rng.integers(7, size, inputs.shape).astype(np.int32)
             other[f'{side}inputs'] = np.where(batch[f'{side}segment_ids'] == segment, inputs, drawn)

@@ -139,8 +139,9 @@ def test_the_same_stream_gives_the_same_pair() -> None:
 
 def test_another_text() -> None:
     rng = np.random.default_rng(0)
-    found = collections.Counter(sentences.another(2, 5, rng) for _ in range(4000))
+    found = collections.Counter(sentences.another(range(2, 3), 5, rng) for _ in range(4000))
     assert sorted(found) == [0, 1, 3, 4]
+    assert {sentences.another(range(1, 4), 5, rng) for _ in range(50)} == {0, 4}
     assert all(abs(n / 4000 - 0.25) < 4 * np.sqrt(0.1875 / 4000) for n in found.values())
     with pytest.raises(UserError, match='two texts or more'):
-        sentences.another(0, 1, rng)
+        sentences.another(range(2), 2, rng)

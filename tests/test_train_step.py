@@ -25,10 +25,21 @@ from tformer.step import make_train_step
 from tformer.train import row_multiple
 
 V, T, S, ROWS = 17, 8, 6, 8
-FAMILY = {'causal_lm': 'decoder', 'masked_lm': 'encoder', 'seq2seq': 'encoder_decoder', 'classification': 'encoder'}
+FAMILY = {
+    'causal_lm': 'decoder',
+    'masked_lm': 'encoder',
+    'masked_lm_nsp': 'encoder',
+    'replaced_token': 'encoder',
+    'seq2seq': 'encoder_decoder',
+    'classification': 'encoder',
+    'regression': 'encoder',
+    'token_classification': 'encoder',
+    'question_answering': 'encoder',
+}
+BY_SEQUENCE = ('classification', 'regression', 'question_answering')  # a row is one example, and weighs 1
 TINY = Model(vocab_size=V, emb_dim=16, mlp_dim=32, num_heads=2, max_len=16)
 LAYERS = {
-    'encoder': {'num_encoder_layers': 2, 'num_classes': 3},
+    'encoder': {'num_encoder_layers': 2, 'num_classes': 3, 'output_bias': True},
     'decoder': {'num_decoder_layers': 2},
     'encoder_decoder': {'num_encoder_layers': 2, 'num_decoder_layers': 2},
 }
@@ -56,10 +67,19 @@ def make_batch(objective, seed=0, rows=ROWS):
         real = np.arange(length)[None] < lengths[:, None]
         batch[f'{prefix}inputs'] = np.where(real, rng.integers(1, V, (rows, length)), 0).astype(np.int32)
         batch[f'{prefix}positions'] = np.where(real, np.arange(length)[None], -1).astype(np.int32)
-    if objective == 'classification':
-        weights = (lengths > 0).astype(np.float32)
-        return batch | {'labels': rng.integers(0, 3, rows, np.int32), 'label_weights': weights}
-    return batch | {'targets': rng.integers(1, V, (rows, T), np.int32), 'weights': real.astype(np.float32)}
+    if objective in (*BY_SEQUENCE, 'masked_lm_nsp'):
+        draw = {'regression': rng.random(rows, np.float32), 'masked_lm_nsp': rng.integers(0, 2, rows, np.int32)}
+        draw['question_answering'] = np.stack([lengths // 2, np.maximum(lengths - 1, 0)], 1).astype(np.int32)
+        labels = draw.get(objective, rng.integers(0, 3, rows, np.int32))
+        batch |= {'labels': labels, 'label_weights': (lengths > 0).astype(np.float32)}
+    weights, targets = real.astype(np.float32), rng.integers(1, V, (rows, T), np.int32)
+    if objective in ('masked_lm_nsp', 'replaced_token'):
+        weights = real * (rng.random((rows, T)) < 0.5).astype(np.float32)
+    elif objective == 'token_classification':
+        targets = targets % 3
+    elif objective == 'question_answering':
+        return batch | {'weights': weights}
+    return batch if objective in BY_SEQUENCE else batch | {'targets': targets, 'weights': weights}
 
 
 class Trainer:
@@ -77,6 +97,15 @@ class Trainer:
     def start(self, hyper=None):
         hyper = self.hyper if hyper is None else hyper
         return sharding.unboxed(self._init(hyper, make_batch(self.cfg.train.objective)))
+
+    def decided(self, state):
+        """The state with a generator that draws one token always: what is drawn differs from part to part."""
+        if 'generator' in state.params:
+            head = state.params['generator']['head']
+            head = {**head, 'bias': head['bias'].at[3].set(30.0)}
+            generator = {**state.params['generator'], 'head': head}
+            return state.replace(params={**state.params, 'generator': generator})
+        return state
 
 
 def keep_gradients():
@@ -103,24 +132,26 @@ def steady():
 @pytest.mark.parametrize('objective', FAMILY)
 def test_gradients_of_microbatches_are_those_of_the_batch(objective):
     batch = make_batch(objective)
-    cfg = make_config(objective, model={'dropout_rate': 0.0}, train={'label_smoothing': 0.1})
+    smoothing = {} if objective in BY_SEQUENCE else {'label_smoothing': 0.1, 'z_loss': 0.01}
+    cfg = make_config(objective, model={'dropout_rate': 0.0}, train=smoothing)
     trainer = Trainer(cfg, keep_gradients())
-    state = jax.jit(trainer.start)()
+    state = trainer.decided(jax.jit(trainer.start)())
     parts = {}
-    for number in (1, 2, 4) if objective == 'causal_lm' else (1, 4):
+    for number in (1, 2, 4) if objective in ('causal_lm', 'masked_lm_nsp') else (1, 4):
         split = dataclasses.replace(cfg, train=dataclasses.replace(cfg.train, microbatches=number))
         after, numbers = jax.jit(Trainer(split, keep_gradients()).step)(state, batch, trainer.hyper)
         parts[number] = after.opt_state, numbers, after.params
-    weights = batch.get('weights', batch.get('label_weights'))
+    weights = batch['label_weights' if objective in BY_SEQUENCE else 'weights']
     per_part = weights.reshape(-1, 4, *weights.shape[1:]).sum((0, *range(2, weights.ndim + 1)))
-    assert objective == 'classification' or len(set(per_part.tolist())) > 1
+    assert objective in BY_SEQUENCE or len(set(per_part.tolist())) > 1
     whole, numbers, params = parts.pop(1)
     assert optax.tree.norm(whole) > 0.01
     for gradients, others, stepped in parts.values():
         assert relative(gradients, whole) < 1e-6
         assert relative(stepped, params) < 1e-6
+        assert numbers['scores']['loss'][1] == weights.sum()
         for name, (total, weight) in numbers['scores'].items():
-            assert weight == weights.sum() == others['scores'][name][1]
+            assert weight == others['scores'][name][1]
             assert float(others['scores'][name][0]) == pytest.approx(float(total), rel=1e-6)
         assert float(others['grad_norm']) == pytest.approx(float(numbers['grad_norm']), rel=1e-6)
 
@@ -191,7 +222,7 @@ def run_on(cfg, mesh_config, devices, num_steps=3):
     return np.asarray(losses), state
 
 
-@pytest.mark.parametrize('objective', ['causal_lm', 'masked_lm', 'seq2seq'])
+@pytest.mark.parametrize('objective', ['causal_lm', 'masked_lm_nsp', 'replaced_token', 'seq2seq'])
 def test_eight_devices_train_as_one_does(objective):
     """Dropout is on. Sums in another order differ by float32 rounding; plain Adam would divide that by a gradient near
     0 in the first steps, so its epsilon is large enough that a step is a smooth function of the gradient."""
@@ -332,6 +363,8 @@ SWEPT = {
     'ema_decay': [0.0, 0.05, 0.15],
     'init_scale': [1.0, 0.5, 1.5],
     'label_smoothing': [0.0, 0.1, 0.3],
+    'z_loss': [0.0, 0.01, 0.1],
+    'second_loss_weight': [1.0, 2.0, 0.0],
 }
 DROPOUT = [0.0, 0.1, 0.5]
 
@@ -386,11 +419,11 @@ def test_every_hyper_parameter_changes_the_result_through_one_program(field):
 @functools.cache
 def shared_program():
     """Two steps of training as a function of a hyper of plain numbers, compiled once; and a hyper."""
-    trainer = Trainer(make_config('causal_lm'))
+    trainer = Trainer(make_config('masked_lm_nsp'))
 
     @jax.jit
     def result(hyper):
-        batches = jax.tree.map(lambda *x: jnp.stack(x), *(make_batch('causal_lm', seed) for seed in range(2)))
+        batches = jax.tree.map(lambda *x: jnp.stack(x), *(make_batch('masked_lm_nsp', seed) for seed in range(2)))
         step = functools.partial(trainer.step, hyper=hyper)
         state, _ = jax.lax.scan(step, trainer.start(hyper), batches)
         return state.params, state.averages

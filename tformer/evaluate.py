@@ -40,10 +40,11 @@ def make_scorer(model: nn.Module, config: Config, mesh: Mesh) -> Scorer:
     for language models with a lossless tokenizer; and what JUDGES say. No dropout, no label smoothing, no z-loss.
     """
     objective, longest = OBJECTIVES[config.train.objective], config.evaluate.answer_length
+    weight = objective.weight(config.train.second_loss_weight)
 
     @jax.jit
     def step(variables: Any, batch: Mapping[str, jax.Array]) -> tuple[Any, Any]:
-        batch = objective.weigh(batch, config.train.second_loss_weight)
+        batch = objective.weigh(batch, weight)
         outputs: Any = model.apply(variables, batch, Rates(), method=objective.method)
         predicted = None if objective.predict is None else objective.predict(outputs, batch, longest)
         return objective.scores(outputs, batch), predicted
@@ -65,6 +66,8 @@ def make_scorer(model: nn.Module, config: Config, mesh: Mesh) -> Scorer:
         for sums, _ in pending:
             totals = metrics.add(totals, sums)
         found = metrics.derived(metrics.means(totals))
+        if objective.second is not None:  # the sums are of each batch, whose weights differ
+            found['loss'] = found['nll'] + weight * found[objective.second]
         if counts_bytes:
             found['bits_per_byte'] = totals['nll'][0] / np.log(2) / num_bytes
         if objective.predict is not None:
@@ -83,6 +86,8 @@ def score_names(config: Config) -> tuple[str, ...]:
     names = ['loss', *([] if objective == 'regression' else ['nll', 'accuracy', 'perplexity'])]
     if objective == 'causal_lm':
         names += ['bits_per_byte']
+    if objective == 'replaced_token':
+        names += ['detection_loss', 'detection_accuracy', 'replaced']
     if objective in JUDGES:
         names += JUDGES[objective].names
         names += ['f1'] if objective == 'classification' and config.evaluate.positive_label is not None else []

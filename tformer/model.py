@@ -10,6 +10,7 @@ statistics change where their collection is mutable.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 
 import jax
@@ -142,7 +143,7 @@ def narrowed(cfg: Model) -> Model:
     return dataclasses.replace(
         cfg,
         num_heads=heads,
-        num_kv_heads=max(1, round((cfg.num_kv_heads or cfg.num_heads) * share)),
+        num_kv_heads=math.gcd(heads, max(1, round((cfg.num_kv_heads or cfg.num_heads) * share))),
         emb_dim=round(cfg.emb_dim * share),
         mlp_dim=max(1, round(cfg.mlp_dim * share)),
         base_emb_dim=cfg.base_emb_dim and round(cfg.base_emb_dim * share),

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from tformer.layers.dropout import Rate
 
 Batch = Mapping[str, jax.Array]
+Scalar = float | jax.Array
 Pair = tuple[jax.Array, jax.Array]  # (sum, weight)
 Scores = dict[str, Pair]
 
@@ -72,16 +73,20 @@ def span_scores(logits_BT2: jax.Array, batch: Batch, smoothing: Rate = None, z_l
 
     The mean of both losses; right is an answer of which both are (Devlin et al. 2019, 4.2).
     """
-    logits_B2T = jnp.moveaxis(candidates(logits_BT2, batch), 2, 1)
+    logits_BT2 = jnp.where(candidates(batch)[..., None], logits_BT2, _IMPOSSIBLE)
+    logits_B2T = jnp.moveaxis(logits_BT2, 2, 1)
     weights_B2 = jnp.broadcast_to(batch['label_weights'][:, None] / 2, batch['labels'].shape)
     found = class_scores(logits_B2T, batch['labels'], weights_B2, smoothing, z_loss)
     both = jnp.all(jnp.argmax(logits_B2T, -1) == batch['labels'], 1) * batch['label_weights']
     return {**found, 'accuracy': (jnp.sum(both), found['loss'][1])}
 
 
-def candidates(logits_BT2: jax.Array, batch: Batch) -> jax.Array:
-    """Returns the logits with the least number there is where a token cannot be part of an answer."""
-    return jnp.where(batch['weights'][:, :, None] > 0, logits_BT2, jnp.finfo(jnp.float32).min)
+_IMPOSSIBLE = -1e9  # a logit whose square is a number
+
+
+def candidates(batch: Batch) -> jax.Array:
+    """Returns mask_BT, True at what may be the first or the last token of an answer."""
+    return batch['weights'] > 0
 
 
 def sentence_scores(
@@ -89,11 +94,12 @@ def sentence_scores(
 ) -> Scores:
     """Scores of the masked tokens, with the loss of two sentences on top (Devlin et al. 2019, 3.1; Lan et al. 2020)."""
     logits_BTV, logits_BC = outputs
-    found, pairs = token_scores(logits_BTV, batch, smoothing, z_loss), label_scores(logits_BC, batch, None, None)
+    found, pairs = token_scores(logits_BTV, batch, smoothing, z_loss), label_scores(logits_BC, batch)
     loss, weight = found['loss']
+    second = jnp.sum(cross_entropy(logits_BC, batch['labels']) * batch['second_weights'])
     return {
         **found,
-        'loss': (loss + pairs['loss'][0], weight),
+        'loss': (loss + second, weight),
         'sentence_loss': pairs['loss'],
         'sentence_accuracy': pairs['accuracy'],
     }
@@ -109,43 +115,42 @@ def detection_scores(
     logits_BTV, tokens_BT, detected_BT = outputs
     found = token_scores(logits_BTV, batch, smoothing, z_loss)
     originals_BT = jnp.where(batch['weights'] > 0, batch['targets'], batch['inputs'])
-    replaced_BT, weights_BT = tokens_BT != originals_BT, batch['detection_weights']
+    replaced_BT, real_BT = tokens_BT != originals_BT, batch['positions'] >= 0
     losses_BT = jax.nn.softplus(jnp.where(replaced_BT, -detected_BT, detected_BT))
     loss, weight = found['loss']
-    detection, every = jnp.sum(losses_BT * weights_BT), jnp.sum(weights_BT)
+    every = jnp.sum(real_BT).astype(jnp.float32)
     return {
         **found,
-        'loss': (loss + detection, weight),
-        'detection_loss': (detection, every),
-        'detection_accuracy': (jnp.sum(((detected_BT > 0) == replaced_BT) * weights_BT), every),
-        'replaced': (jnp.sum(replaced_BT * weights_BT), every),
+        'loss': (loss + jnp.sum(losses_BT * batch['second_weights']), weight),
+        'detection_loss': (jnp.sum(losses_BT * real_BT), every),
+        'detection_accuracy': (jnp.sum(((detected_BT > 0) == replaced_BT) * real_BT), every),
+        'replaced': (jnp.sum(replaced_BT * real_BT), every),
     }
 
 
 # ------------------------------------------------------------------------------------- two losses, one division
 
 
-def one_loss(batch: Batch, weight: Rate) -> Batch:
+def one_loss(batch: Batch, weight: Scalar) -> Batch:
     """Returns the batch as it is."""
     return batch
 
 
-def with_sentences(batch: Batch, weight: Rate) -> Batch:
-    """Returns the batch with `label_weights` that add up to `weight` (None: 1) times what `weights` do.
+def with_sentences(batch: Batch, weight: Scalar) -> Batch:
+    """Returns the batch with `second_weights` [B] that add up to `weight` times what `weights` do.
 
     So the sum of both losses over the sum of `weights` is the mean of one plus `weight` times the mean of the other,
     in whatever parts a batch is computed.
     """
-    return {**batch, 'label_weights': _scaled(batch['label_weights'], batch, 1.0 if weight is None else weight)}
+    return {**batch, 'second_weights': _scaled(batch['label_weights'], batch, weight)}
 
 
-def with_detection(batch: Batch, weight: Rate) -> Batch:
-    """Returns the batch with `detection_weights` of every token, likewise (None: 50, Clark et al. 2020, 3.1)."""
-    real_BT = (batch['positions'] >= 0).astype(jnp.float32)
-    return {**batch, 'detection_weights': _scaled(real_BT, batch, 50.0 if weight is None else weight)}
+def with_detection(batch: Batch, weight: Scalar) -> Batch:
+    """Returns the batch with `second_weights` [B, T] of every token, likewise."""
+    return {**batch, 'second_weights': _scaled((batch['positions'] >= 0).astype(jnp.float32), batch, weight)}
 
 
-def _scaled(weights: jax.Array, batch: Batch, weight: float | jax.Array) -> jax.Array:
+def _scaled(weights: jax.Array, batch: Batch, weight: Scalar) -> jax.Array:
     return weights * (weight * jnp.sum(batch['weights']) / jnp.maximum(jnp.sum(weights), 1.0))
 
 
@@ -171,13 +176,15 @@ def best_spans(logits_BT2: jax.Array, batch: Batch, longest: int) -> tuple[jax.A
     """Returns (the best answer's first token, its last, its score, the score of no answer), each [B].
 
     A score is the sum of the logits of first and last token; no answer is position 0 as both. The best answer has at
-    most `longest` tokens, all of them candidates (Devlin et al. 2019, 4.2 and 4.3).
+    most `longest` tokens, all of them candidates (Devlin et al. 2019, 4.2 and 4.3); without any it is 0 to 0, of score
+    -inf.
     """
-    first_BT, last_BT = (candidates(logits_BT2, batch)[..., side] for side in (0, 1))
-    T = first_BT.shape[1]
+    first_BT, last_BT = logits_BT2[..., 0], logits_BT2[..., 1]
+    may_BT, T = candidates(batch), first_BT.shape[1]
     span_TT = jnp.arange(T)[None, :] - jnp.arange(T)[:, None]  # [first, last]
     legal_TT = (span_TT >= 0) & (span_TT < longest) & (jnp.arange(T)[:, None] > 0)
-    scores_BTT = jnp.where(legal_TT[None], first_BT[:, :, None] + last_BT[:, None, :], -jnp.inf)
+    legal_BTT = legal_TT[None] & may_BT[:, :, None] & may_BT[:, None, :]
+    scores_BTT = jnp.where(legal_BTT, first_BT[:, :, None] + last_BT[:, None, :], -jnp.inf)
     flat = scores_BTT.reshape(-1, T * T)
     best_B = jnp.argmax(flat, axis=1)
     return best_B // T, best_B % T, jnp.max(flat, axis=1), first_BT[:, 0] + last_BT[:, 0]
@@ -190,21 +197,32 @@ class Objective(NamedTuple):
       method: of the model, from a batch to its outputs.
       scores: from outputs, batch, label smoothing and z-loss to sums and weights.
       predict: from outputs, batch and the longest answer to what is judged by more than sums; None: nothing is.
-      weigh: from a whole batch to one whose losses add up, given train.second_loss_weight.
+      weigh: from a whole batch to one whose losses add up, given the weight of the second.
+      second: the score that is the second loss, where there is one.
+      second_weight: of the second loss, where no other is given.
     """
 
     method: str
     scores: Callable[..., Scores]
     predict: Callable[[Any, Batch, int], Any] | None = None
-    weigh: Callable[[Batch, Rate], Batch] = one_loss
+    weigh: Callable[[Batch, Scalar], Batch] = one_loss
+    second: str | None = None
+    second_weight: float = 1.0
 
+    def weight(self, given: Rate) -> Scalar:
+        """Returns the weight of the second loss: `given`, or where that is None the objective's own."""
+        return self.second_weight if given is None else given
+
+
+_SENTENCES = sentence_scores, sentence_classes, with_sentences, 'sentence_loss'
 
 OBJECTIVES: dict[str, Objective] = {  # what the batch holds is decided by tformer.data.examples.FORMS
     'causal_lm': Objective('__call__', token_scores),  # Radford et al. 2018
     'masked_lm': Objective('__call__', token_scores),  # Devlin et al. 2019, 3.1
-    'masked_lm_nsp': Objective('unmask_pairs', sentence_scores, sentence_classes, with_sentences),  # the same
-    'masked_lm_sop': Objective('unmask_pairs', sentence_scores, sentence_classes, with_sentences),  # Lan et al. 2020
-    'replaced_token': Objective('detect', detection_scores, None, with_detection),  # Clark et al. 2020
+    'masked_lm_nsp': Objective('unmask_pairs', *_SENTENCES),  # the same
+    'masked_lm_sop': Objective('unmask_pairs', *_SENTENCES),  # Lan et al. 2020
+    # Clark et al. 2020
+    'replaced_token': Objective('detect', detection_scores, None, with_detection, 'detection_loss', 50.0),
     'seq2seq': Objective('__call__', token_scores),  # Vaswani et al. 2017
     'prefix_lm': Objective('__call__', token_scores),  # Raffel et al. 2020, 3.2.1
     'span_corruption': Objective('__call__', token_scores),  # Raffel et al. 2020, 3.1.4

@@ -87,7 +87,7 @@ def make_train_step(
 
     def step(state: TrainState, batch: Batch, hyper: Hyper) -> tuple[TrainState, dict[str, Any]]:
         key = step_key(hyper.seed, state.step + 1)
-        batch = objective.weigh(batch, hyper.second_loss_weight)
+        batch = objective.weigh(batch, objective.weight(hyper.second_loss_weight))
         grads, (scores, statistics) = accumulated(state.params, state.statistics, batch, hyper, key)
         weight = jnp.maximum(scores['loss'][1], 1.0)
         grads = jax.tree.map(lambda g: g / weight, grads)

@@ -16,6 +16,7 @@ from tformer.errors import UserError
 GIVEN = ('seq2seq', 'span_corruption', 'denoising', 'ul2')  # a text is written where another is given
 WRITING = (*GIVEN, 'prefix_lm', 'causal_lm')  # a text is written
 _CLASSES = ('classification', 'token_classification')  # whose number the data decides
+_TWO_LOSSES = ('masked_lm_nsp', 'masked_lm_sop', 'replaced_token')
 _EVERY = ('encoder', 'decoder', 'encoder_decoder')
 FAMILY_OF = {
     'causal_lm': ('decoder',),
@@ -242,12 +243,28 @@ def _check_run(config: Config) -> None:
         f'evaluate.language={language} must be a code of two letters (ISO 639-1): en, de, zh',
     )
     _require(decode.top_p is None or decode.top_p <= 1, f'decode.top_p={decode.top_p} must be at most 1')
+    _check_losses(config)
     axes = dataclasses.asdict(config.mesh)
     axes.pop('rules')
     _require(
         sum(size == -1 for size in axes.values()) <= 1 and all(size == -1 or size > 0 for size in axes.values()),
         f'mesh: sizes must be positive, and one at most -1 (all devices left): {axes}',
     )
+
+
+def _check_losses(config: Config) -> None:
+    train = config.train
+    nowhere = {
+        'label_smoothing': train.label_smoothing and train.objective in ('regression', 'question_answering'),
+        'z_loss': train.z_loss and train.objective == 'regression',
+        'second_loss_weight': train.second_loss_weight is not None and train.objective not in _TWO_LOSSES,
+    }
+    for name, holds in nowhere.items():
+        _require(
+            not holds,
+            f'train.{name}={getattr(train, name)} has no effect here: it does not apply where '
+            f'train.objective={train.objective}',
+        )
 
 
 def _check_data(data: Data, model: Model) -> None:

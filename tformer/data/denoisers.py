@@ -106,6 +106,12 @@ def lengths(sizes: np.ndarray, denoisers: Sequence[str]) -> tuple[np.ndarray, np
     return given + 1, wanted
 
 
+def total(sizes: np.ndarray, denoisers: Sequence[str]) -> np.ndarray:
+    """int [...]: the tokens given and wanted together, mode included, of texts of these sizes at most: fewer than
+    `lengths` says of each. It does not fall with size."""
+    return sizes + 1 + 2 * _most(sizes, denoisers)[2]
+
+
 def num_sentinels(sizes: np.ndarray, denoisers: Sequence[str]) -> np.ndarray:
     """int [...]: the sentinels that texts of these sizes take at most, modes included; it does not fall with size."""
     return _most(sizes, denoisers)[2] + len(MODES)

@@ -208,8 +208,8 @@ def unmask_next(examples: Examples, index: int, noise: Noise) -> Fields:
     """Two sentences, corrupted -> the originals, and whether the second one follows the first in their text."""
 
     def other() -> np.ndarray:
-        tokens = examples.tokens
-        return tokens[sentences.another(int(examples.record[index]), len(tokens), noise.rng)]
+        own = np.searchsorted(examples.record, examples.record[index] + np.arange(2))  # pieces of a text are neighbours
+        return _piece(examples, sentences.another(range(*own), len(examples), noise.rng))
 
     text = _piece(examples, index)
     ends, room = noise.tokenizer.sentence_ends, max(len(text), 2)
@@ -358,7 +358,10 @@ def _lengths_of_noise(sizes: np.ndarray, frame: Frame, data: Data) -> list[np.nd
 
 
 def _lengths_of_ul2(sizes: np.ndarray, frame: Frame, data: Data) -> list[np.ndarray]:
-    return frame.to_write(*denoisers.lengths(sizes, data.denoisers))
+    lengths = frame.to_write(*denoisers.lengths(sizes, data.denoisers))
+    if len(lengths) == 1:  # what is not given there is wanted
+        return frame.to_write(denoisers.total(sizes, data.denoisers), np.zeros_like(sizes))
+    return lengths
 
 
 def _sentinels_of_ul2(sizes: np.ndarray, data: Data) -> np.ndarray:

@@ -73,15 +73,15 @@ def sentence_order(
     return first, second, 0
 
 
-def another(index: int, count: int, rng: np.random.Generator) -> int:
-    """Any of `count` texts but `index`.
+def another(own: range, count: int, rng: np.random.Generator) -> int:
+    """Any of `count` texts that is none of `own`.
 
     Raises:
       UserError: there is no other.
     """
-    if count < 2:
+    if count == len(own):
         raise UserError('next-sentence prediction needs two texts or more, and the split has one')
-    return int(index + rng.integers(1, count)) % count
+    return int(own.stop + rng.integers(count - len(own))) % count
 
 
 def _cut(tokens: np.ndarray, sentence_ends: np.ndarray, rng: np.random.Generator, least: int = 1) -> int:

@@ -46,12 +46,13 @@ def make_text_generator(model: nn.Module, config: Config, tokenizers: Tokenizers
     generate = make_generate(model, decode, eos=eos, banned=banned)
     room = config.model.max_len + 1 - decode.max_len
     read_at_most = config.data.encoder_length or config.data.length
-    longest = read_at_most if paired else min(read_at_most, room) if given else room
+    longest, limit = room, 'model.max_len - decode.max_len'
+    if paired or (given and read_at_most <= room):
+        longest, limit = read_at_most, 'data.encoder_length'
     if longest < 1:
         raise UserError(
             f'decode.max_len={decode.max_len} leaves no room for a prompt in model.max_len={config.model.max_len}'
         )
-    limit = 'data.encoder_length' if paired else 'model.max_len - decode.max_len'
     tokenizer = tokenizers.source if paired else target
     marks = 1 + (given and not paired)  # special tokens beside the text
     assert tokenizer is not None
