@@ -67,7 +67,7 @@ def make_scorer(model: nn.Module, config: Config, mesh: Mesh) -> Scorer:
             totals = metrics.add(totals, sums)
         found = metrics.derived(metrics.means(totals))
         if objective.second is not None:  # the sums are of each batch, whose weights differ
-            found['loss'] = found['nll'] + weight * found[objective.second]
+            found['loss'] = found['nll'] + float(weight) * found[objective.second]
         if counts_bytes:
             found['bits_per_byte'] = totals['nll'][0] / np.log(2) / num_bytes
         if objective.predict is not None:
