@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tformer import choices, config, runs
 from tformer.config import Model
 from tformer.config.run import Config, Data, Train
-from tformer.data import corrupt, denoisers, pipeline, tokenizers
+from tformer.data import corrupt, cuts, denoisers, pipeline, tokenizers
 from tformer.data.tokenizers import BOS, CLS, EOS, MASK, SEP
 from tformer.errors import UserError
 
@@ -397,7 +397,7 @@ def test_pieces_are_as_long_as_the_rows_allow(length: int, encoder_length: int, 
     assert (lengths <= limits).all() and batches.batch(0)['inputs'].shape == (4, length)
     sizes = examples.stop - examples.start
     longer = batches._form.lengths(np.array([sizes.max() + 1]), examples.frame, batches.config.data)
-    longest = max(len(r['text']) for r in batches.records) + batches._form.ends
+    longest = max(len(r['text']) for r in batches.records) + (batches._form.cut is cuts.in_pieces_to_the_end)
     assert (np.concatenate(longer) > limits).any() or sizes.max() == longest
 
 

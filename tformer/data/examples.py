@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from tformer.config.run import Config, Data
-from tformer.data import corrupt, denoisers, packing, sentences, tokenized
+from tformer.data import corrupt, denoisers, sentences, tokenized
 from tformer.data.corrupt import Noise
+from tformer.data.cuts import Columns, Cuts, Lengths, beginning, both_sides, in_pieces, in_pieces_to_the_end, windows
 from tformer.data.frames import FRAMES, Decoder, Fields, Frame
 from tformer.data.ragged import Ragged
 from tformer.data.records import Record
@@ -55,7 +56,7 @@ def make(config: Config, tokenizers: Tokenizers, records: Sequence[Record], spli
     data, form = config.data, form_of(config)
     found = tokenized.columns(config, tokenizers, form.encoding, records, split)
     frame = frame_of(config, tokenizers)
-    cuts = form.cut(found.by_name, form, frame, data)
+    cuts = form.cut(found.by_name, form.lengths, frame, data)
     if form.spans is not None:
         most = form.spans((cuts.stop - cuts.start).max(initial=0, keepdims=True), data)
         corrupt.check_sentinels(int(most.max()), tokenizers.target.sentinels)
@@ -89,89 +90,6 @@ def frame_of(config: Config, tokenizers: Tokenizers) -> Frame:
     made = FRAMES[config.model.family]
     marks = tokenizers.target.specials, (tokenizers.source or tokenizers.target).specials
     return Decoder(*marks, config.data.bidirectional_prefix) if made is Decoder else made(*marks)
-
-
-# -------------------------------------------------------------------------------------------------------------- cuts
-
-Columns = Mapping[str, Ragged]
-
-
-@dataclasses.dataclass(frozen=True)
-class Cuts:
-    """Where examples are: those of `Examples`, and bool [records], what is longer than they show."""
-
-    record: np.ndarray
-    start: np.ndarray
-    stop: np.ndarray
-    lengths: list[np.ndarray]
-    overlong: np.ndarray
-
-
-def in_pieces(columns: Columns, form: 'Form', frame: Frame, data: Data) -> Cuts:
-    """All of a text, in pieces."""
-    sizes = columns['tokens'].lengths + form.ends
-    record, start, stop = packing.chunk(sizes, _room(form, frame, data))
-    return Cuts(record, start, stop, form.lengths(stop - start, frame, data), np.zeros(len(sizes), bool))
-
-
-def beginning(columns: Columns, form: 'Form', frame: Frame, data: Data) -> Cuts:
-    """As much of one text, or of two, as there is room for: of the longer one first."""
-    sizes = columns['tokens'].lengths
-    if 'others' in columns:
-        sizes = sizes + columns['others'].lengths + (columns['others'].lengths > 0)
-    stop = np.minimum(sizes, _room(form, frame, data))
-    whole = np.arange(len(sizes)), np.zeros(len(sizes), np.int64)
-    return Cuts(*whole, stop, form.lengths(stop, frame, data), sizes > stop)
-
-
-def both_sides(columns: Columns, form: 'Form', frame: Frame, data: Data) -> Cuts:
-    """A target, its end included, and its source, which goes before: of it data.encoder_length - 1 tokens at most, and
-    in one row with the target as many as leave that half of the row."""
-    sources, targets = columns['sources'].lengths, columns['tokens'].lengths + 1
-    most = data.encoder_length or data.length
-    given = np.minimum(sources, most - 1)
-    own = data.length
-    if len(frame.to_write(given, targets)) == 1:
-        given = np.minimum(given, np.maximum(own - 1 - targets, own // 2 - 1))
-        own = own - 1 - given
-    stop = np.minimum(targets, own)
-    whole = np.arange(len(targets)), np.zeros(len(targets), np.int64)
-    return Cuts(*whole, stop, frame.to_write(given, stop - 1), (sources > given) | (targets > stop))
-
-
-def windows(columns: Columns, form: 'Form', frame: Frame, data: Data) -> Cuts:
-    """All of a context, in windows that begin at most data.stride tokens apart; before each stands the question, cut to
-    data.question_length (Devlin et al. 2019, 4.2, as its code does). Overlong is an answer that no window has whole."""
-    question = np.minimum(columns['others'].lengths, data.question_length)
-    sizes = columns['tokens'].lengths
-    room = _room(form, frame, data) - question - 1
-    if room.min(initial=1) < 1:
-        raise UserError(f'data.length={data.length} has no room for text beside a question of {question.max()} tokens')
-    stride = np.minimum(data.stride, room)
-    count = 1 + np.maximum(-(-(sizes - room) // stride), 0)
-    record = np.repeat(np.arange(len(sizes)), count)
-    number = np.arange(len(record)) - np.repeat(np.cumsum(count) - count, count)
-    start = number * stride[record]
-    stop = np.minimum(start + room[record], sizes[record])
-    lengths = form.lengths(question[record] + 1 + stop - start, frame, data)
-    answered = columns['answer'].lengths > 0
-    first, last = np.full((2, len(sizes)), -1)
-    first[answered], last[answered] = columns['answer'].flat.reshape(-1, 2).T
-    whole = np.zeros(len(sizes), bool)
-    whole[record[(start <= first[record]) & (last[record] < stop)]] = True
-    return Cuts(record, start, stop, lengths, answered & ~whole)
-
-
-def _room(form: 'Form', frame: Frame, data: Data) -> int:
-    """The most tokens of an example, its end among them where it is predicted, that fit in a row of every stack."""
-    limits = data.length, data.encoder_length or data.length
-    sizes = np.arange(sum(limits) + 1)  # what one stack lacks of a text, the other has
-    lengths = form.lengths(sizes, frame, data)
-    fits = [own <= limit for own, limit in zip(lengths, limits, strict=False)]
-    room = int(np.logical_and.reduce(fits).sum()) - 1
-    if room < 1:
-        raise UserError(f'data.length={data.length} has no room for text beside {lengths[0][0]} special tokens')
-    return room
 
 
 # ------------------------------------------------------------------------------------------------------------- fields
@@ -376,17 +294,15 @@ class Form:
         [Examples, int, Noise], Fields
     ]  # of one example; labels are one for its row, all else [its length]
     encoding: tokenized.Encoding = tokenized.TEXT  # of its records
-    cut: Callable[[Columns, 'Form', Frame, Data], Cuts] = in_pieces
-    # tokens of an example -> positions in each stack, at most; they do not fall where those rise
-    lengths: Callable[[np.ndarray, Frame, Data], list[np.ndarray]] = _to_read
-    ends: bool = False  # the end of a text is one of the tokens of its examples
+    cut: Callable[[Columns, Lengths, Frame, Data], Cuts] = in_pieces
+    lengths: Lengths = _to_read
     marks: int = 1  # special tokens that a whole text takes
     spans: Callable[[np.ndarray, Data], np.ndarray] | None = None  # tokens of an example -> sentinels that it takes
     labelled: bool = False  # a row has one label, and so one example
 
 
 FORMS = {
-    'causal_lm': Form(next_token, lengths=_one_stack, ends=True),
+    'causal_lm': Form(next_token, cut=in_pieces_to_the_end, lengths=_one_stack),
     'masked_lm': Form(unmask, marks=2),
     'masked_lm_nsp': Form(unmask_next, lengths=_to_read_two, marks=3, labelled=True),
     'masked_lm_sop': Form(unmask_order, lengths=_to_read_two, marks=3, labelled=True),
@@ -396,7 +312,7 @@ FORMS = {
     'regression': Form(classify, tokenized.NUMBERS, beginning, marks=2, labelled=True),
     'token_classification': Form(tag, tokenized.TAGGED, beginning, marks=2),
     'question_answering': Form(find_answer, tokenized.ANSWERS, windows, labelled=True),
-    'prefix_lm': Form(continue_prefix, lengths=_one_stack, ends=True),
+    'prefix_lm': Form(continue_prefix, cut=in_pieces_to_the_end, lengths=_one_stack),
     'span_corruption': Form(fill_spans, lengths=_lengths_of_spans, spans=_most_spans),
     'denoising': Form(denoise, lengths=_lengths_of_noise),
     'ul2': Form(denoise_as_ul2, lengths=_lengths_of_ul2, spans=_sentinels_of_ul2),
