@@ -82,7 +82,7 @@ FACTORS = {
     'parametrization': [{}, {'parametrization': 'mup', 'base_emb_dim': 8}],
     'adapters': [
         {},
-        {'lora_rank': 2},
+        {'lora_rank': 2, 'lora_alpha': 2.0},
         {'lora_rank': 3, 'lora_alpha': 2.0, 'lora_targets': tuple(choices.TABLES['model.lora_targets'])},
     ],
     'execution': [{}, {'remat': 'full'}, {'scan_layers': False}],
