@@ -308,7 +308,13 @@ def test_workers_end_with_their_run(tmp_path: pathlib.Path, ending: signal.Signa
         *(f'--config.{name}={value}' for name, value in fields.items()),
     )
     run = subprocess.Popen(
-        command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # which shells ignore in the background
     )
     assert run.stdout is not None
     assert any('step 5/' in line for line in run.stdout)
