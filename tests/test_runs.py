@@ -294,6 +294,14 @@ def children(pid: int) -> list[int]:
     return [int(line) for line in found.split()]
 
 
+# Shells start commands in the background with interrupts ignored, and children inherit that.
+HEEDING_INTERRUPTS = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
 @pytest.mark.parametrize('ending', [signal.SIGKILL, signal.SIGINT])
 def test_workers_end_with_their_run(tmp_path: pathlib.Path, ending: signal.Signals) -> None:
     if subprocess.run(['which', 'ps'], capture_output=True).returncode:
@@ -308,13 +316,12 @@ def test_workers_end_with_their_run(tmp_path: pathlib.Path, ending: signal.Signa
         *(f'--config.{name}={value}' for name, value in fields.items()),
     )
     run = subprocess.Popen(
-        command,
+        [sys.executable, '-c', HEEDING_INTERRUPTS, *command],
         env=ENVIRONMENT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # which shells ignore in the background
     )
     assert run.stdout is not None
     assert any('step 5/' in line for line in run.stdout)
