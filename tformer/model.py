@@ -46,6 +46,14 @@ class Family(nn.Module):
         """Returns x_BTD, the stream of the last stack."""
         raise NotImplementedError
 
+    def logits(self, x_BTD: jax.Array, real_BT: jax.Array) -> jax.Array:
+        """Returns logits_BTV, float32, of the stream of the last stack."""
+        return self.head(x_BTD, real_BT, self.embed.logits if self.cfg.tied_embeddings in ('all', 'output') else None)
+
+    def __call__(self, batch: Batch, rates: Rates | None = None) -> jax.Array:
+        """Returns logits_BTV, float32."""
+        return self.logits(self.features(batch, Rates.of(self.cfg) if rates is None else rates), real_tokens(batch))
+
     def pool(self, batch: Batch, rates: Rates | None = None) -> jax.Array:
         """Returns x_BD, one vector for each sequence."""
         rates = Rates.of(self.cfg) if rates is None else rates
@@ -92,13 +100,6 @@ class EncoderOnly(Family):
 
     def features(self, batch: Batch, rates: Rates) -> jax.Array:
         return self.encode(batch, rates)
-
-    def logits(self, x_BTD: jax.Array, real_BT: jax.Array) -> jax.Array:
-        return self.head(x_BTD, real_BT, self.embed.logits if self.cfg.tied_embeddings else None)
-
-    def __call__(self, batch: Batch, rates: Rates | None = None) -> jax.Array:
-        """Returns logits_BTV, float32."""
-        return self.logits(self.encode(batch, rates), real_tokens(batch))
 
     def unmask_pairs(self, batch: Batch, rates: Rates | None = None) -> tuple[jax.Array, jax.Array]:
         """Returns (logits_BTV of the tokens, logits_BC of two sentences), float32."""
@@ -164,13 +165,6 @@ class DecoderOnly(Family):
     def features(self, batch: Batch, rates: Rates) -> jax.Array:
         return self.decoder(self.embed(batch['inputs']), batch, rates)
 
-    def logits(self, x_BTD: jax.Array, real_BT: jax.Array) -> jax.Array:
-        return self.head(x_BTD, real_BT, self.embed.logits if self.cfg.tied_embeddings else None)
-
-    def __call__(self, batch: Batch, rates: Rates | None = None) -> jax.Array:
-        """Returns logits_BTV, float32."""
-        return self.logits(self.features(batch, Rates.of(self.cfg) if rates is None else rates), real_tokens(batch))
-
     def start(self, batch: Batch, slots: int) -> Cache:
         """Returns an empty cache of `slots` slots for the rows of `batch`."""
         return empty_cache(self.cfg, batch['inputs'].shape[0], slots)
@@ -196,9 +190,6 @@ class EncoderDecoder(Family):
         self.decoder = Tower(cfg, 'decoder', cross=True)
         self.add_heads()
 
-    def logits(self, x_BTD: jax.Array, real_BT: jax.Array) -> jax.Array:
-        return self.head(x_BTD, real_BT, self.embed.logits if self.cfg.tied_embeddings in ('all', 'output') else None)
-
     def encode(self, batch: Batch, rates: Rates | None = None) -> jax.Array:
         """Returns the encoder's output [B, S, D]."""
         rates = Rates.of(self.cfg) if rates is None else rates
@@ -207,10 +198,6 @@ class EncoderDecoder(Family):
 
     def features(self, batch: Batch, rates: Rates) -> jax.Array:
         return self.decoder(self.embed(batch['inputs']), batch, rates, self.encode(batch, rates))
-
-    def __call__(self, batch: Batch, rates: Rates | None = None) -> jax.Array:
-        """Returns the decoder's logits_BTV, float32."""
-        return self.logits(self.features(batch, Rates.of(self.cfg) if rates is None else rates), real_tokens(batch))
 
     def start(self, batch: Batch, slots: int) -> Cache:
         """Returns an empty cache of `slots` slots that holds the encoder's keys and values of `batch`."""

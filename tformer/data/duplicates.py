@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from tformer.data.records import Record
+from tformer.data.records import Record, text_of
 
 Say = Callable[[str], None]  # takes a line of progress
 
@@ -41,12 +41,6 @@ def read(records: Iterable[Record], fields: Sequence[str], say: Say) -> Texts:
             since = time.monotonic()
             say(f'read {number:,} records, looking for duplicates')
     return Texts(num_bytes, {key: np.array(values, np.uint64) for key, values in found.items()})
-
-
-def text_of(record: Record, field: str) -> str:
-    """The text of a field: words with a space between, nothing where the record lacks it."""
-    value = record.get(field, '')
-    return value if isinstance(value, str) else ' '.join(value)
 
 
 def joined(parts: Sequence[Texts]) -> Texts:

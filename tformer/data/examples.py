@@ -131,16 +131,16 @@ def unmask_next(examples: Examples, index: int, noise: Noise) -> Fields:
 
     text = _piece(examples, index)
     ends, room = noise.tokenizer.sentence_ends, max(len(text), 2)
-    *pair, label = sentences.next_sentence(text, ends, room, noise.rng, other)
-    return {**_masked(examples.frame.read(*pair), noise), 'labels': np.int32(label), 'label_weights': np.float32(1)}
+    first, second, label = sentences.next_sentence(text, ends, room, noise.rng, other)
+    return _masked_pair(examples, first, second, label, noise)
 
 
 def unmask_order(examples: Examples, index: int, noise: Noise) -> Fields:
     """Two sentences that meet, corrupted -> the originals, and whether they are in order."""
     text = _piece(examples, index)
     ends, room = noise.tokenizer.sentence_ends, max(len(text), 2)
-    *pair, label = sentences.sentence_order(text, ends, room, noise.rng)
-    return {**_masked(examples.frame.read(*pair), noise), 'labels': np.int32(label), 'label_weights': np.float32(1)}
+    first, second, label = sentences.sentence_order(text, ends, room, noise.rng)
+    return _masked_pair(examples, first, second, label, noise)
 
 
 def classify(examples: Examples, index: int, noise: Noise) -> Fields:
@@ -191,9 +191,8 @@ def continue_prefix(examples: Examples, index: int, noise: Noise) -> Fields:
 
 def continue_text(examples: Examples, index: int, noise: Noise) -> Fields:
     """The rest of a text, given a beginning of 1 token to all but one."""
-    text = _piece(examples, index)
-    size = int(noise.rng.integers(1, max(len(text), 2)))
-    return examples.frame.write(text[:size], text[size:])
+    sentinels = noise.tokenizer.sentinels
+    return examples.frame.write(*denoisers.Sequential().corrupt(_piece(examples, index), noise.rng, sentinels))
 
 
 def fill_spans(examples: Examples, index: int, noise: Noise) -> Fields:
@@ -228,6 +227,11 @@ def _masked(fields: Fields, noise: Noise) -> Fields:
     how = noise.data.mask_rate, noise.data.mask_unit, noise.data.mask_keep, noise.data.mask_random
     inputs, selected = corrupt.mask_tokens(fields['inputs'], noise.rng, noise.tokenizer, *how)
     return {**fields, 'inputs': inputs, 'targets': fields['inputs'], 'weights': selected.astype(np.float32)}
+
+
+def _masked_pair(examples: Examples, first: np.ndarray, second: np.ndarray, label: int, noise: Noise) -> Fields:
+    fields = _masked(examples.frame.read(first, second), noise)
+    return {**fields, 'labels': np.int32(label), 'label_weights': np.float32(1)}
 
 
 def _shortened(first: np.ndarray, second: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:

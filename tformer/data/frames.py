@@ -32,7 +32,7 @@ class Frame:
 
     def to_read(self, size: np.ndarray) -> list[np.ndarray]:
         """The lengths of a text of `size` tokens to read; a second text takes one more token than it has."""
-        raise NotImplementedError
+        return [size + 2]
 
     def to_write(self, given: np.ndarray, wanted: np.ndarray) -> list[np.ndarray]:
         """The lengths of a text of `wanted` tokens and its end to write where `given` tokens are given."""
@@ -50,9 +50,6 @@ class Encoder(Frame):
         second = _joined(other, marks.sep) if len(other) else first[:0]
         return {'inputs': _joined(first, second), 'token_types': _types(len(first), len(second))}
 
-    def to_read(self, size: np.ndarray) -> list[np.ndarray]:
-        return [size + 2]
-
 
 @dataclasses.dataclass(frozen=True)
 class Decoder(Frame):
@@ -65,9 +62,7 @@ class Decoder(Frame):
     bidirectional: bool = True
 
     def read(self, text: np.ndarray, other: np.ndarray | None = None) -> Fields:
-        marks = self.specials
-        second = _joined(marks.sep, other) if other is not None and len(other) else text[:0]
-        return {'inputs': _joined(marks.bos, text, second, marks.eos)}
+        return {'inputs': _both(self.specials, text, other)}
 
     def write(self, given: np.ndarray, wanted: np.ndarray, ended: bool = True) -> Fields:
         marks = self.specials
@@ -75,9 +70,6 @@ class Decoder(Frame):
         prefix = np.arange(len(whole) - 1) < len(given) + 2
         fields = {'inputs': whole[:-1], 'targets': whole[1:], 'weights': _scored_after(len(given) + 1, len(whole) - 1)}
         return {**fields, 'prefix': prefix} if self.bidirectional else fields
-
-    def to_read(self, size: np.ndarray) -> list[np.ndarray]:
-        return [size + 2]
 
     def to_write(self, given: np.ndarray, wanted: np.ndarray) -> list[np.ndarray]:
         return [given + 2 + wanted]
@@ -88,9 +80,7 @@ class EncoderDecoder(Frame):
     section 3.1)."""
 
     def read(self, text: np.ndarray, other: np.ndarray | None = None) -> Fields:
-        marks = self.specials
-        second = _joined(marks.sep, other) if other is not None and len(other) else text[:0]
-        whole = _joined(marks.bos, text, second, marks.eos)
+        whole = _both(self.specials, text, other)
         return {'encoder_inputs': whole[1:], 'inputs': whole}
 
     def write(self, given: np.ndarray, wanted: np.ndarray, ended: bool = True) -> Fields:
@@ -104,6 +94,12 @@ class EncoderDecoder(Frame):
 
     def to_write(self, given: np.ndarray, wanted: np.ndarray) -> list[np.ndarray]:
         return [wanted + 1, given + 1]
+
+
+def _both(marks: Specials, text: np.ndarray, other: np.ndarray | None) -> np.ndarray:
+    """BOS a EOS, or BOS a SEP b EOS."""
+    second = _joined(marks.sep, other) if other is not None and len(other) else text[:0]
+    return _joined(marks.bos, text, second, marks.eos)
 
 
 def _joined(*parts: np.ndarray | int) -> np.ndarray:

@@ -54,10 +54,15 @@ _NO_TEXT = ('label', 'tags', 'answers', 'references')
 
 
 def texts(record: Record, objective: str) -> list[str]:
-    """The texts of a record that become tokens; tokens that are there already come with spaces between."""
+    """The texts of a record that become tokens."""
     fields = [*FIELDS[objective], *OPTIONAL.get(objective, ())]
-    found = [record[field] for field in fields if field not in _NO_TEXT and field in record]
-    return [text if isinstance(text, str) else ' '.join(text) for text in found]
+    return [text_of(record, field) for field in fields if field not in _NO_TEXT and field in record]
+
+
+def text_of(record: Record, field: str) -> str:
+    """The text of a field: words with a space between, nothing where the record lacks it."""
+    value = record.get(field, '')
+    return value if isinstance(value, str) else ' '.join(value)
 
 
 class BadRecord(ValueError):

@@ -8,10 +8,10 @@ import numpy as np
 
 from tformer.config.run import Config
 from tformer.data import amounts, cache, duplicates, mixture, padding, rendering
-from tformer.data.duplicates import Say, Texts, text_of
+from tformer.data.duplicates import Say, Texts
 from tformer.data.examples import form_of
 from tformer.data.pipeline import Batches
-from tformer.data.records import Record
+from tformer.data.records import Record, text_of
 from tformer.data.rendering import Line, harmless, share, table
 from tformer.data.tokenizers import Tokenizers
 from tformer.errors import NoSplitError
