@@ -1,7 +1,6 @@
 """The configuration tree: frozen dataclasses, their ConfigDict form, overrides and checks."""
 
 from tformer.config.checks import check as check
-from tformer.config.checks import resolve as resolve
 from tformer.config.convert import changes as changes
 from tformer.config.convert import config_dict as config_dict
 from tformer.config.convert import difference as difference
@@ -12,6 +11,7 @@ from tformer.config.convert import override as override
 from tformer.config.convert import parts as parts
 from tformer.config.convert import recipe as recipe
 from tformer.config.convert import to_dict as to_dict
+from tformer.config.derived import resolve as resolve
 from tformer.config.model import Model as Model
 from tformer.config.model import own_layers as own_layers
 from tformer.config.model import resolve_model as resolve_model

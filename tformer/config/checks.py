@@ -1,21 +1,20 @@
-"""What must hold between fields, and the values that `None` stands for ('derived')."""
+"""What must hold between fields."""
 
 import dataclasses
 import math
 import os
 import re
 import string
-from collections.abc import Callable
 
 from tformer.config.applies import check_applies
 from tformer.config.convert import parts
-from tformer.config.model import Model, own_layers, resolve_model
+from tformer.config.model import Model, own_layers
+from tformer.config.ranges import check_ranges
 from tformer.config.run import Config, Data, Optimizer
 from tformer.errors import UserError
 
 GIVEN = ('seq2seq', 'span_corruption', 'denoising', 'ul2')  # a text is written where another is given
 WRITING = (*GIVEN, 'prefix_lm', 'causal_lm')  # a text is written
-_CLASSES = ('classification', 'token_classification')  # whose number the data decides
 _TWO_LOSSES = ('masked_lm_nsp', 'masked_lm_sop', 'replaced_token')
 _EVERY = ('encoder', 'decoder', 'encoder_decoder')
 FAMILY_OF = {
@@ -34,60 +33,16 @@ FAMILY_OF = {
 
 MUP_OPTIMIZERS = ('adam', 'adamw', 'lion', 'adafactor', 'schedule_free')  # optimizers.rate_factors scales their rates
 
-# Ranges of single fields; None, where a field takes it, is always in range.
-POSITIVE = (
-    'model.vocab_size model.encoder_vocab_size model.emb_dim model.mlp_dim model.num_encoder_layers '
-    'model.num_decoder_layers model.num_heads model.num_kv_heads model.head_dim model.value_dim model.max_len '
-    'model.embedding_factor_dim model.num_token_types model.rope_theta model.rope_fraction model.rope_factor '
-    'model.rope_trained_len model.relative_buckets model.relative_max_distance model.norm_epsilon model.window '
-    'model.attention_softcap model.output_softcap model.num_experts model.experts_per_token model.expert_capacity '
-    'model.base_emb_dim model.lora_rank model.lora_alpha model.num_classes model.init_scale '
-    'data.tokenizer_vocab_size data.num_buckets '
-    'data.batch_tokens data.prefetch data.num_threads optimizer.learning_rate optimizer.epsilon optimizer.clip_norm '
-    'optimizer.clip_value optimizer.layer_decay '
-    'train.num_steps train.num_epochs train.batch_size train.microbatches train.log_every train.eval_every '
-    'train.eval_batches train.checkpoint_every train.keep_last train.patience decode.max_len decode.beam_size '
-    'data.mask_rate data.delete_rate data.infill_rate data.weight data.mixture_temperature data.row_multiple '
-    'data.question_length data.stride data.mask_copies data.train_examples model.generator_fraction '
-    'evaluate.answer_length '
-    'decode.temperature decode.top_k decode.top_p decode.batch_size evaluate.max_examples'
-).split()
-NOT_NEGATIVE = (
-    'train.z_loss train.second_loss_weight model.position_offset model.balance_weight model.router_z_weight '
-    'data.num_workers data.sentinels data.mask_keep data.mask_random optimizer.warmup_steps '
-    'optimizer.frozen_layers '
-    'optimizer.final_fraction optimizer.weight_decay train.seed decode.length_penalty '
-    'evaluate.examples_while_training evaluate.samples'
-).split()
-BELOW_ONE = (  # from 0
-    'model.dropout_rate model.attention_dropout_rate model.activation_dropout_rate model.head_dropout_rate '
-    'data.mask_rate optimizer.beta1 '
-    'data.delete_rate data.infill_rate optimizer.beta2 optimizer.momentum optimizer.decay_fraction optimizer.ema_decay '
-    'train.label_smoothing'
-).split()
-
 
 def check(config: Config) -> None:
     """Raises a `UserError` of one line where a field is out of range or fields do not fit together."""
-    _check_ranges(config)
+    check_ranges(config)
     check_applies(config.model)
     _check_model(config.model)
     _check_run(config)
     _check_data(config.data, config.model)
     _check_records(config)
     _check_optimizer(config.optimizer, config.model)
-
-
-def _check_ranges(config: Config) -> None:
-    def check_each(names: list[str], in_range: Callable[[float], bool], words: str) -> None:
-        for name in names:
-            section, field = name.split('.')
-            value = getattr(getattr(config, section), field)
-            _require(value is None or in_range(value), f'{name}={value} must {words}')
-
-    check_each(POSITIVE, lambda value: 0 < value < math.inf, 'be positive')
-    check_each(NOT_NEGATIVE, lambda value: 0 <= value < math.inf, 'not be negative')
-    check_each(BELOW_ONE, lambda value: 0 <= value < 1, 'be in [0, 1)')
 
 
 def _require(condition: bool, message: str) -> None:
@@ -384,60 +339,3 @@ def _check_optimizer(optimizer: Optimizer, model: Model) -> None:
         f'model.parametrization=mup has no rates for optimizer.name={optimizer.name}; '
         f'valid: {", ".join(MUP_OPTIMIZERS)}',
     )
-
-
-def resolve(
-    config: Config,
-    *,
-    vocab_size: int,
-    encoder_vocab_size: int | None = None,
-    num_classes: int | None = None,
-    steps_per_epoch: float = 1,
-) -> Config:
-    """Returns `config` with every derived `None` filled in, once, before building; this is what config.json holds.
-
-    Args:
-      config: as loaded.
-      vocab_size: of the tokenizer (decoder side, or the only one).
-      encoder_vocab_size: of the source tokenizer; None for a single stack.
-      num_classes: labels in the training split; None where there are none.
-      steps_per_epoch: training batches in one pass.
-
-    Raises:
-      UserError: a size that is set and too small for the data, or fields that do not fit together.
-    """
-    model, train = config.model, config.train
-    needs = {
-        'vocab_size': (vocab_size, 'the tokenizer, which has'),
-        'num_classes': (num_classes, 'the labels, which are'),
-    }
-    needs['encoder_vocab_size'] = (encoder_vocab_size, 'the tokenizer, which has')
-    for name, (needed, words) in needs.items():
-        value = getattr(model, name)
-        _require(
-            value is None or needed is None or value >= needed,
-            f'model.{name}={value} is smaller than {words} {needed}',
-        )
-    encoder_size = None
-    if model.family == 'encoder_decoder':  # one tokenizer for both sides has one size
-        encoder_size = model.vocab_size if encoder_vocab_size == vocab_size else None
-        encoder_size = encoder_size or encoder_vocab_size
-    model = dataclasses.replace(
-        model,
-        vocab_size=model.vocab_size or vocab_size,
-        encoder_vocab_size=model.encoder_vocab_size or encoder_size,
-        num_classes=(model.num_classes or num_classes) if train.objective in _CLASSES else model.num_classes,
-    )
-    num_steps = train.num_steps or max(1, round((train.num_epochs or 0) * steps_per_epoch))
-    eval_every = train.eval_every or num_steps
-    train = dataclasses.replace(
-        train,
-        num_steps=num_steps,
-        num_epochs=None,
-        eval_every=eval_every,
-        checkpoint_every=train.checkpoint_every or eval_every,
-    )
-    data = dataclasses.replace(config.data, encoder_length=config.data.encoder_length or config.data.length)
-    config = dataclasses.replace(config, model=resolve_model(model), train=train, data=data)
-    check(config)
-    return config

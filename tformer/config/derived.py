@@ -1,0 +1,65 @@
+"""The values that `None` stands for in a run: those that its data decide."""
+
+import dataclasses
+
+from tformer.config.checks import check
+from tformer.config.model import resolve_model
+from tformer.config.run import Config
+from tformer.errors import UserError
+
+_CLASSES = ('classification', 'token_classification')  # whose number the data decides
+
+
+def resolve(
+    config: Config,
+    *,
+    vocab_size: int,
+    encoder_vocab_size: int | None = None,
+    num_classes: int | None = None,
+    steps_per_epoch: float = 1,
+) -> Config:
+    """Returns `config` with every derived `None` filled in, once, before building; this is what config.json holds.
+
+    Args:
+      config: as loaded.
+      vocab_size: of the tokenizer (decoder side, or the only one).
+      encoder_vocab_size: of the source tokenizer; None for a single stack.
+      num_classes: labels in the training split; None where there are none.
+      steps_per_epoch: training batches in one pass.
+
+    Raises:
+      UserError: a size that is set and too small for the data, or fields that do not fit together.
+    """
+    model, train = config.model, config.train
+    needs = {
+        'vocab_size': (vocab_size, 'the tokenizer, which has'),
+        'num_classes': (num_classes, 'the labels, which are'),
+    }
+    needs['encoder_vocab_size'] = (encoder_vocab_size, 'the tokenizer, which has')
+    for name, (needed, words) in needs.items():
+        value = getattr(model, name)
+        if value is not None and needed is not None and value < needed:
+            raise UserError(f'model.{name}={value} is smaller than {words} {needed}')
+    encoder_size = None
+    if model.family == 'encoder_decoder':  # one tokenizer for both sides has one size
+        encoder_size = model.vocab_size if encoder_vocab_size == vocab_size else None
+        encoder_size = encoder_size or encoder_vocab_size
+    model = dataclasses.replace(
+        model,
+        vocab_size=model.vocab_size or vocab_size,
+        encoder_vocab_size=model.encoder_vocab_size or encoder_size,
+        num_classes=(model.num_classes or num_classes) if train.objective in _CLASSES else model.num_classes,
+    )
+    num_steps = train.num_steps or max(1, round((train.num_epochs or 0) * steps_per_epoch))
+    eval_every = train.eval_every or num_steps
+    train = dataclasses.replace(
+        train,
+        num_steps=num_steps,
+        num_epochs=None,
+        eval_every=eval_every,
+        checkpoint_every=train.checkpoint_every or eval_every,
+    )
+    data = dataclasses.replace(config.data, encoder_length=config.data.encoder_length or config.data.length)
+    config = dataclasses.replace(config, model=resolve_model(model), train=train, data=data)
+    check(config)
+    return config

@@ -1,0 +1,54 @@
+"""The ranges of single fields. None, where a field takes it, is always in range."""
+
+import math
+from collections.abc import Callable
+
+from tformer.config.run import Config
+from tformer.errors import UserError
+
+POSITIVE = (
+    'model.vocab_size model.encoder_vocab_size model.emb_dim model.mlp_dim model.num_encoder_layers '
+    'model.num_decoder_layers model.num_heads model.num_kv_heads model.head_dim model.value_dim model.max_len '
+    'model.embedding_factor_dim model.num_token_types model.rope_theta model.rope_fraction model.rope_factor '
+    'model.rope_trained_len model.relative_buckets model.relative_max_distance model.norm_epsilon model.window '
+    'model.attention_softcap model.output_softcap model.num_experts model.experts_per_token '
+    'model.expert_capacity model.base_emb_dim model.lora_rank model.lora_alpha model.num_classes '
+    'model.init_scale model.generator_fraction '
+    'data.tokenizer_vocab_size data.num_buckets data.batch_tokens data.prefetch data.num_threads data.mask_rate '
+    'data.delete_rate data.infill_rate data.weight data.mixture_temperature data.row_multiple '
+    'data.question_length data.stride data.mask_copies data.train_examples '
+    'optimizer.learning_rate optimizer.epsilon optimizer.clip_norm optimizer.clip_value optimizer.layer_decay '
+    'train.num_steps train.num_epochs train.batch_size train.microbatches train.log_every train.eval_every '
+    'train.eval_batches train.checkpoint_every train.keep_last train.patience '
+    'decode.max_len decode.beam_size decode.temperature decode.top_k decode.top_p decode.batch_size '
+    'evaluate.answer_length evaluate.max_examples'
+).split()
+NOT_NEGATIVE = (
+    'model.position_offset model.balance_weight model.router_z_weight '
+    'data.num_workers data.sentinels data.mask_keep data.mask_random '
+    'optimizer.warmup_steps optimizer.frozen_layers optimizer.final_fraction optimizer.weight_decay '
+    'train.z_loss train.second_loss_weight train.seed '
+    'decode.length_penalty '
+    'evaluate.examples_while_training evaluate.samples'
+).split()
+BELOW_ONE = (  # from 0
+    'model.dropout_rate model.attention_dropout_rate model.activation_dropout_rate model.head_dropout_rate '
+    'data.mask_rate data.delete_rate data.infill_rate '
+    'optimizer.beta1 optimizer.beta2 optimizer.momentum optimizer.decay_fraction optimizer.ema_decay '
+    'train.label_smoothing'
+).split()
+
+
+def check_ranges(config: Config) -> None:
+    """Raises a `UserError` of one line where a field is out of range."""
+
+    def check_each(names: list[str], in_range: Callable[[float], bool], words: str) -> None:
+        for name in names:
+            section, field = name.split('.')
+            value = getattr(getattr(config, section), field)
+            if value is not None and not in_range(value):
+                raise UserError(f'{name}={value} must {words}')
+
+    check_each(POSITIVE, lambda value: 0 < value < math.inf, 'be positive')
+    check_each(NOT_NEGATIVE, lambda value: 0 <= value < math.inf, 'not be negative')
+    check_each(BELOW_ONE, lambda value: 0 <= value < 1, 'be in [0, 1)')
