@@ -80,6 +80,7 @@ def test_an_interrupted_run_continues_bit_for_bit(tmp_path: pathlib.Path, monkey
     monkeypatch.setattr(train_lib.pipeline, 'iterate', cut)
     with pytest.raises(ConnectionError):
         train_lib.train(wanted, tmp_path / 'parts')
+    assert max(saved_steps(tmp_path / 'parts')) == 4  # was being written when the run failed
     monkeypatch.setattr(train_lib.pipeline, 'iterate', real)
     continued = train_lib.train(wanted, tmp_path / 'parts')
     assert continued.step == whole.step == 6 and continued.best_step == whole.best_step

@@ -71,12 +71,17 @@ def train(config: Config, directory: str | pathlib.Path, generated: evaluate.Gen
     """
     config_lib.check(config)
     mesh, rules = sharding.make_mesh(config.mesh), choose(sharding.RULES, config.mesh.rules, 'mesh.rules')
-    with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
-        return _train(config, pathlib.Path(directory), generated, mesh, rules)
+    with jax.set_mesh(mesh), nn.logical_axis_rules(rules), contextlib.ExitStack() as closing:
+        return _train(config, pathlib.Path(directory), generated, mesh, rules, closing)
 
 
 def _train(
-    config: Config, home: pathlib.Path, generated: evaluate.GenerationScores | None, mesh: Mesh, rules: sharding.Rules
+    config: Config,
+    home: pathlib.Path,
+    generated: evaluate.GenerationScores | None,
+    mesh: Mesh,
+    rules: sharding.Rules,
+    closing: contextlib.ExitStack,
 ) -> Trained:
     # ---------------------------------------------------------------------------------- data, model, state
     config, tokens, batches, valid = open_data(config, home, mesh)
@@ -102,6 +107,8 @@ def _train(
     # ----------------------------------------------------------------------------------------------- loop
     length, patience, start = config.train.num_steps or 0, config.train.patience or np.inf, int(state.step)
     writer, progress, log = metrics.Writer(home, start), metrics.Progress(length, start), Interval()
+    for opened in (progress, writer, saved):  # a run that fails, too, ends once its last checkpoint is on disk
+        closing.callback(opened.close)
     trained = freezing.count_trained(freezing.trained_parts(config, names), state.params)
     progress.say(headline(state, trained, batches, mesh, start))
     iterator = pipeline.iterate(batches, start, config, share)
@@ -139,10 +146,8 @@ def _train(
             saved.save(state, {'best': dataclasses.asdict(best), 'data': data}, merit)
 
     # ------------------------------------------------------------------------------------------------ end
-    end, best_step = int(state.step), saved.best or int(state.step)
-    for closed in (saved, writer, progress):
-        closed.close()
-    return Trained(config, tokens, end, best_step, count_parameters(state.params))
+    end = int(state.step)
+    return Trained(config, tokens, end, saved.best or end, count_parameters(state.params))
 
 
 def open_data(
