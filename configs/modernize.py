@@ -9,8 +9,8 @@ Machine and time: sized for 20 to 30 minutes on two CPU cores. Not run to its en
 9,600 to 12,400 tokens a second on two cores with other work, and a step has 5,200.
 Expected: a character error rate well below that of copying the old line, which is 9.7 % on the test lines by
 
-    python -c "from tformer import scores; rows = [line.rstrip('\n').split('\t') for line in open('DIR/test.tsv')]
-    print(scores.error_rate([old for old, _ in rows], [[new] for _, new in rows], list))"
+    python -c "from tformer import text_scores; rows = [line.rstrip('\n').split('\t') for line in open('DIR/test.tsv')]
+    print(text_scores.error_rate([old for old, _ in rows], [[new] for _, new in rows], list))"
 """
 
 from ml_collections import ConfigDict

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from sklearn import metrics as sklearn_metrics
 
-from tformer import checkpoint, choices, evaluate, runs, scores
+from tformer import checkpoint, choices, evaluate, runs, scores, text_scores
 from tformer import config as config_lib
 from tformer.config import Config, Evaluate
 from tformer.errors import UserError
@@ -134,7 +134,7 @@ def test_entity_scores_by_hand():
 
 
 def test_tags_in_text_are_cut_or_filled():
-    found = scores.entity_f1(['B-X', 'B-X O B-Y', '', 'we do'], [['B-X O'], ['B-X O'], ['B-X'], ['O']])
+    found = text_scores.entity_f1(['B-X', 'B-X O B-Y', '', 'we do'], [['B-X O'], ['B-X O'], ['B-X'], ['O']])
     assert found == near(entity_precision=1, entity_recall=2 / 3, entity_f1=4 / 5)
 
 
@@ -174,37 +174,40 @@ def test_answers_of_both_kinds():
 # ---------------------------------------------------------------------------------- labels, numbers, tags as text
 def test_labels_in_text_are_classes():
     said, right = ['yes', 'yes', 'no', 'no', 'no', 'maybe'], ['yes', 'no', 'no', 'no', 'yes', 'yes']
-    found = scores.label_f1(said, [[label] for label in right], 'yes')
+    found = text_scores.label_f1(said, [[label] for label in right], 'yes')
     assert found['f1'] == sklearn_metrics.f1_score(right, said, labels=['yes'], average='macro')
     assert found['f1'] == pytest.approx(2 * 1 / (2 + 3))
     assert found['f1_macro'] == pytest.approx((2 / 5 + 2 * 2 / (3 + 3)) / 2)  # 'maybe' is a miss, not a class
-    assert scores.label_f1(said, [[label] for label in right]) == near(f1_macro=found['f1_macro'])
-    assert scores.matthews(said, [[label] for label in right]) == pytest.approx(
+    assert text_scores.label_f1(said, [[label] for label in right]) == near(f1_macro=found['f1_macro'])
+    assert text_scores.matthews(said, [[label] for label in right]) == pytest.approx(
         sklearn_metrics.matthews_corrcoef(right, said)
     )
 
 
 def test_labels_in_text_where_little_occurs():
-    assert scores.label_f1(['a', 'x'], [['b', 'a'], ['b', 'a']], 'b') == near(f1_macro=1 / 2, f1=0)
-    assert scores.label_f1(['a'] * 3, [['a']] * 3, 'never') == near(f1_macro=1, f1=0)
-    assert scores.label_f1(list('abcdefg'), [[label] for label in 'abcdefg'], 'a') == near(f1_macro=1, f1=1)
-    assert scores.label_f1([], [], 'a') == near(f1_macro=0, f1=0)
-    assert scores.label_f1([''], [['a']], 'a') == near(f1_macro=0, f1=0)
+    assert text_scores.label_f1(['a', 'x'], [['b', 'a'], ['b', 'a']], 'b') == near(f1_macro=1 / 2, f1=0)
+    assert text_scores.label_f1(['a'] * 3, [['a']] * 3, 'never') == near(f1_macro=1, f1=0)
+    assert text_scores.label_f1(list('abcdefg'), [[label] for label in 'abcdefg'], 'a') == near(f1_macro=1, f1=1)
+    assert text_scores.label_f1([], [], 'a') == near(f1_macro=0, f1=0)
+    assert text_scores.label_f1([''], [['a']], 'a') == near(f1_macro=0, f1=0)
     assert (
-        scores.matthews(['a', 'a'], [['a'], ['b']]) == scores.matthews(['a'], [['a']]) == scores.matthews([], []) == 0
+        text_scores.matthews(['a', 'a'], [['a'], ['b']])
+        == text_scores.matthews(['a'], [['a']])
+        == text_scores.matthews([], [])
+        == 0
     )
 
 
 def test_numbers_in_text():
     right = [['1.0'], ['2'], ['6']]
-    assert scores.correlation(['0.5', ' 1', '3e0'], right) == near(pearson=1, spearman=1)
-    said = scores.correlation(['1', '', '4'], right)  # '' is 3, the mean of the references
+    assert text_scores.correlation(['0.5', ' 1', '3e0'], right) == near(pearson=1, spearman=1)
+    said = text_scores.correlation(['1', '', '4'], right)  # '' is 3, the mean of the references
     expected = stats.pearsonr([1, 3, 4], [1, 2, 6]).statistic
     assert said == near(pearson=expected, spearman=1)
-    assert scores.correlation(['one', 'nan', 'inf'], right) == near(pearson=0, spearman=0)
-    assert scores.correlation([], []) == near(pearson=0, spearman=0)
+    assert text_scores.correlation(['one', 'nan', 'inf'], right) == near(pearson=0, spearman=0)
+    assert text_scores.correlation([], []) == near(pearson=0, spearman=0)
     with pytest.raises(UserError, match="a reference is 'two'"):
-        scores.correlation(['1', '2'], [['1'], ['two']])
+        text_scores.correlation(['1', '2'], [['1'], ['two']])
 
 
 # --------------------------------------------------------------------------------------------- generated text
@@ -223,26 +226,28 @@ def columns(references):
 
 
 def test_bleu_and_chrf_are_sacrebleus():
-    for metric, reference in ((scores.bleu(None), sacrebleu.BLEU()), (scores.chrf(None), sacrebleu.CHRF())):
+    for metric, reference in ((text_scores.bleu(None), sacrebleu.BLEU()), (text_scores.chrf(None), sacrebleu.CHRF())):
         expected = reference.corpus_score(PREDICTIONS, columns(REFERENCES)).score
-        assert scores.corpus_score(metric, PREDICTIONS, REFERENCES) == expected > 0
-        assert scores.corpus_score(metric, [], []) == 0
-        assert scores.corpus_score(metric, [''], [['a b']]) == 0
+        assert text_scores.corpus_score(metric, PREDICTIONS, REFERENCES) == expected > 0
+        assert text_scores.corpus_score(metric, [], []) == 0
+        assert text_scores.corpus_score(metric, [''], [['a b']]) == 0
 
 
 def test_bleu_of_chinese_is_of_characters():
     """Of 4 characters 3 are right, of 3 pairs 2, of 2 triples 1, of 1 quadruple none: 1/2 of one by smoothing."""
-    found = scores.corpus_score(scores.bleu('zh'), ['\u6211\u7231\u4f60\u4eec'], [['\u6211\u7231\u4f60\u5417']])
+    found = text_scores.corpus_score(
+        text_scores.bleu('zh'), ['\u6211\u7231\u4f60\u4eec'], [['\u6211\u7231\u4f60\u5417']]
+    )
     assert found == pytest.approx(100 * (3 / 4 * 2 / 3 * 1 / 2 * 1 / 2) ** 0.25)
-    assert 'tok:zh' in scores.signature('bleu', Evaluate(language='zh'), [['a']])
-    assert 'tok:13a' in scores.signature('bleu', Evaluate(language='de'), [['a']])
+    assert 'tok:zh' in text_scores.signature('bleu', Evaluate(language='zh'), [['a']])
+    assert 'tok:13a' in text_scores.signature('bleu', Evaluate(language='de'), [['a']])
 
 
 def test_compounds_are_split_as_the_script_does():
     split = ' ##AT##-##AT## '
-    assert scores.split_compounds('rich-text - x- -y') == f'rich{split}text - x- -y'
-    assert scores.split_compounds('aa-bb-cc') == f'aa{split}bb{split}cc'
-    assert scores.split_compounds('a-b-c') == f'a{split}b-c'
+    assert text_scores.split_compounds('rich-text - x- -y') == f'rich{split}text - x- -y'
+    assert text_scores.split_compounds('aa-bb-cc') == f'aa{split}bb{split}cc'
+    assert text_scores.split_compounds('a-b-c') == f'a{split}b-c'
 
 
 def test_bleu_tokenized_by_hand():
@@ -251,35 +256,37 @@ def test_bleu_tokenized_by_hand():
     n-grams that both have: 6 of 7, 4 of 6, 3 of 5, 2 of 4 (- Tor , ja and Tor , ja .).
     """
     pytest.importorskip('sacremoses')
-    metric = scores.bleu_tokenized('de')
-    found = scores.corpus_score(metric, ['Das Reich-Tor, ja.'], [['Das U-Tor, ja.']])
+    metric = text_scores.bleu_tokenized('de')
+    found = text_scores.corpus_score(metric, ['Das Reich-Tor, ja.'], [['Das U-Tor, ja.']])
     assert found == pytest.approx(100 * (6 / 7 * 4 / 6 * 3 / 5 * 2 / 4) ** 0.25)
-    short = scores.corpus_score(metric, ['Das U-Tor,'], [['Das U-Tor, ja.']])  # 5 tokens of 7, all of them right
+    short = text_scores.corpus_score(metric, ['Das U-Tor,'], [['Das U-Tor, ja.']])  # 5 tokens of 7, all of them right
     assert short == pytest.approx(100 * np.exp(1 - 7 / 5))
     several = [['Das U-Tor, ja.', 'Das Reich-Tor.']]
-    assert scores.corpus_score(metric, ['Das Reich-Tor, ja.'], several) == pytest.approx(
+    assert text_scores.corpus_score(metric, ['Das Reich-Tor, ja.'], several) == pytest.approx(
         100 * (7 / 7 * 6 / 6 * 5 / 5 * 3 / 4) ** 0.25
     )
-    assert scores.corpus_score(metric, ['Das U'], [['Das U-Tor, ja.']]) == 0  # not smoothed
-    assert scores.corpus_score(metric, [], []) == scores.corpus_score(metric, [''], [['a']]) == 0
+    assert text_scores.corpus_score(metric, ['Das U'], [['Das U-Tor, ja.']]) == 0  # not smoothed
+    assert text_scores.corpus_score(metric, [], []) == text_scores.corpus_score(metric, [''], [['a']]) == 0
 
 
 def test_bleu_tokenized_goes_by_the_language():
     """French keeps an apostrophe at the word before, German apart: one token more to get right."""
     pytest.importorskip('sacremoses')
     said, right = ["l'eau est ici l\u00e0"], [["l'eau est ici bas"]]
-    french, german = (scores.corpus_score(scores.bleu_tokenized(language), said, right) for language in ('fr', 'de'))
+    french, german = (
+        text_scores.corpus_score(text_scores.bleu_tokenized(language), said, right) for language in ('fr', 'de')
+    )
     assert french == pytest.approx(100 * (4 / 5 * 3 / 4 * 2 / 3 * 1 / 2) ** 0.25)
     assert german == pytest.approx(100 * (5 / 6 * 4 / 5 * 3 / 4 * 2 / 3) ** 0.25)
 
 
 def test_signatures_say_what_was_compared():
     for name in ('bleu', 'chrf'):
-        assert scores.signature(name, Evaluate(), REFERENCES).startswith('nrefs:var|')
-        assert scores.signature(name, Evaluate(), [['a', 'b']] * 2).startswith('nrefs:2|')
-    assert scores.signature('exact_match', Evaluate(), REFERENCES) == ''
+        assert text_scores.signature(name, Evaluate(), REFERENCES).startswith('nrefs:var|')
+        assert text_scores.signature(name, Evaluate(), [['a', 'b']] * 2).startswith('nrefs:2|')
+    assert text_scores.signature('exact_match', Evaluate(), REFERENCES) == ''
     pytest.importorskip('sacremoses')
-    said = scores.signature('bleu_tokenized', Evaluate(language='de'), [['a']])
+    said = text_scores.signature('bleu_tokenized', Evaluate(language='de'), [['a']])
     version = importlib.metadata.version('sacremoses')
     assert f'tok:sacremoses-{version}-de-compounds|smooth:none' in said
 
@@ -287,7 +294,7 @@ def test_signatures_say_what_was_compared():
 def test_rouge_is_the_packages():
     rouge_scorer = pytest.importorskip('rouge_score.rouge_scorer')
     names = ['rouge1', 'rouge2', 'rougeL', 'rougeLsum']
-    scorer, found = rouge_scorer.RougeScorer(names, use_stemmer=True), scores.rouge(PREDICTIONS, REFERENCES)
+    scorer, found = rouge_scorer.RougeScorer(names, use_stemmer=True), text_scores.rouge(PREDICTIONS, REFERENCES)
     for name in names:
         best = [
             max(scorer.score(right, said)[name].fmeasure for right in options)
@@ -300,21 +307,23 @@ def test_rouge_is_the_packages():
 def test_rouge_by_hand():
     """cats stems to cat: 3 words of 4 are right, 1 pair (the cat) of 3, and in order 2 words; a line is a sentence."""
     pytest.importorskip('rouge_score')
-    found = scores.rouge(['The cats\nslept here'], [['here sat the cat']])
+    found = text_scores.rouge(['The cats\nslept here'], [['here sat the cat']])
     assert found == near(rouge1=3 / 4, rouge2=1 / 3, rougeL=2 / 4, rougeLsum=3 / 4)
-    assert scores.rouge([], []) == scores.rouge([''], [['a']]) == near(rouge1=0, rouge2=0, rougeL=0, rougeLsum=0)
+    assert (
+        text_scores.rouge([], []) == text_scores.rouge([''], [['a']]) == near(rouge1=0, rouge2=0, rougeL=0, rougeLsum=0)
+    )
 
 
 def test_error_rates_by_hand():
     """kitten -> sitting takes 3 edits of 7 characters; the nearest reference decides, the longer one in a tie."""
-    assert scores.error_rate(['kitten'], [['sitting']], list) == 3 / 7
-    assert scores.error_rate(['kitten', ''], [['sitting'], ['abc']], list) == 6 / 10
-    assert scores.error_rate(['a b c'], [['x', 'a b d']], str.split) == 1 / 3
-    assert scores.error_rate(['a', 'a'], [['b', 'b c'], ['a']], str.split) == 2 / 3
-    assert scores.error_rate([], [], list) == scores.error_rate([''], [['']], list) == 0
-    assert scores.exact_match(['a', 'b '], [['b', 'a'], ['b']]) == 1 / 2
-    assert scores.exact_match([], []) == 0
-    found = scores.METRICS['g2p'].scores(['A B', 'C', 'D'], [['A X', 'A B'], ['C'], ['E F']], Evaluate())
+    assert text_scores.error_rate(['kitten'], [['sitting']], list) == 3 / 7
+    assert text_scores.error_rate(['kitten', ''], [['sitting'], ['abc']], list) == 6 / 10
+    assert text_scores.error_rate(['a b c'], [['x', 'a b d']], str.split) == 1 / 3
+    assert text_scores.error_rate(['a', 'a'], [['b', 'b c'], ['a']], str.split) == 2 / 3
+    assert text_scores.error_rate([], [], list) == text_scores.error_rate([''], [['']], list) == 0
+    assert text_scores.exact_match(['a', 'b '], [['b', 'a'], ['b']]) == 1 / 2
+    assert text_scores.exact_match([], []) == 0
+    found = text_scores.METRICS['g2p'].scores(['A B', 'C', 'D'], [['A X', 'A B'], ['C'], ['E F']], Evaluate())
     assert found == near(word_error_rate=1 / 3, phoneme_error_rate=2 / 5)
 
 
@@ -329,28 +338,28 @@ TEXTS = ['The cat sat on the mat.', 'It is a well-known, old \u201ctale\u201d of
 
 
 def installed(name):
-    package = scores.METRICS[name].package
+    package = text_scores.METRICS[name].package
     return package is None or importlib.util.find_spec(package) is not None
 
 
-@pytest.mark.parametrize('name', scores.METRICS)
+@pytest.mark.parametrize('name', text_scores.METRICS)
 def test_a_perfect_prediction_has_the_best_score(name):
     if not installed(name):
-        pytest.skip(f'{scores.METRICS[name].package} is not installed')
+        pytest.skip(f'{text_scores.METRICS[name].package} is not installed')
     asked = Evaluate(metrics=(name,), language='en', positive_label='yes')
     texts = PERFECT.get(name, TEXTS)
     records = [{'source': 'yes', 'target': text, 'references': ['7', text][name in PERFECT :]} for text in texts]
-    perfect = scores.generation_scores(asked, texts, records)
-    other = scores.generation_scores(asked, [*texts[:-1], 'B-X no'], records)
-    none = scores.generation_scores(asked, [], [])
-    names = scores.METRICS[name].names_for(asked)
+    perfect = text_scores.generation_scores(asked, texts, records)
+    other = text_scores.generation_scores(asked, [*texts[:-1], 'B-X no'], records)
+    none = text_scores.generation_scores(asked, [], [])
+    names = text_scores.METRICS[name].names_for(asked)
     assert set(names) <= set(perfect) and set(names) <= set(none)
     for score in names:
-        worst, best = (0, 0) if checkpoint.merit(score, 1) < 0 else (0, 100 if name in scores.SIGNED else 1)
+        worst, best = (0, 0) if checkpoint.merit(score, 1) < 0 else (0, 100 if name in text_scores.SIGNED else 1)
         assert perfect[score] == pytest.approx(best)
         assert checkpoint.merit(score, other[score]) < checkpoint.merit(score, perfect[score])
         assert none[score] == worst
-    assert (f'copying_the_source_{name}' in perfect) == (name in scores.SIGNED)
+    assert (f'copying_the_source_{name}' in perfect) == (name in text_scores.SIGNED)
 
 
 def test_less_error_is_better():
@@ -362,7 +371,7 @@ def test_less_error_is_better():
 def test_a_record_without_references_has_its_target():
     records = [{'source': 's', 'target': 't'}, {'source': 's', 'target': 't', 'references': []}]
     records.append({'source': 's', 'target': 't', 'references': ['u']})
-    found = scores.generation_scores(Evaluate(metrics=('exact_match',)), ['t', 't', 't'], records)
+    found = text_scores.generation_scores(Evaluate(metrics=('exact_match',)), ['t', 't', 't'], records)
     assert found == near(exact_match=2 / 3)
 
 

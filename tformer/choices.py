@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from tformer import config as config_lib
-from tformer import errors, model, objectives, optimizers, parameters, schedules, scores, sharding
+from tformer import errors, model, objectives, optimizers, parameters, schedules, sharding, text_scores
 from tformer.config import Config
 from tformer.data import corrupt, denoisers, examples, packing, records, sources, tokenizers, vocabulary
 from tformer.decode import STRATEGIES
@@ -86,7 +86,7 @@ TABLES: dict[str, Iterable[Any]] = {
     'train.objective': objectives.OBJECTIVES,
     'mesh.rules': sharding.RULES,
     'decode.strategy': STRATEGIES,
-    'evaluate.metrics': scores.METRICS,
+    'evaluate.metrics': text_scores.METRICS,
 }
 
 
@@ -101,7 +101,7 @@ def validate(config: Config) -> None:
         for name in ('source', 'bad_lines', 'split_by'):
             errors.choose(dict.fromkeys(TABLES[f'data.{name}']), getattr(part, name), f'data.mixture[{number}]: {name}')
     config_lib.check(config)
-    scores.check(config.evaluate)
+    text_scores.check(config.evaluate)
     _check_kernel(config.model)
 
 

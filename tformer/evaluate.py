@@ -8,7 +8,7 @@ import numpy as np
 from flax import linen as nn
 from jax.sharding import Mesh
 
-from tformer import metrics, scores, sharding
+from tformer import metrics, scores, sharding, text_scores
 from tformer.config import Config
 from tformer.data.pipeline import Batch, Batches
 from tformer.data.tokenizers import Tokenizers
@@ -92,7 +92,9 @@ def score_names(config: Config) -> tuple[str, ...]:
         names += JUDGES[objective].names
         names += ['f1'] if objective == 'classification' and config.evaluate.positive_label is not None else []
     if config.evaluate.examples_while_training:
-        names += [name for key in config.evaluate.metrics for name in scores.METRICS[key].names_for(config.evaluate)]
+        names += [
+            name for key in config.evaluate.metrics for name in text_scores.METRICS[key].names_for(config.evaluate)
+        ]
     return tuple(f'valid/{name}' for name in names)
 
 

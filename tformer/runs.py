@@ -13,7 +13,7 @@ import numpy as np
 from flax import linen as nn
 from rich.console import Console
 
-from tformer import checkpoint, choices, metrics, scores, sharding, workdir
+from tformer import checkpoint, choices, metrics, sharding, text_scores, workdir
 from tformer import config as config_lib
 from tformer import evaluate as evaluate_lib
 from tformer import train as train_lib
@@ -89,7 +89,7 @@ def generated_scores(
     """Returns the metrics of config.evaluate of what the model generates for `records`."""
     generate = _text_generator(build(config.model), config, tokenizers, True)
     predictions = generate(variables, [record['source'] for record in records])
-    return scores.generation_scores(config.evaluate, predictions, records)
+    return text_scores.generation_scores(config.evaluate, predictions, records)
 
 
 def prepare(config: Config, directory: str) -> str:
@@ -135,9 +135,9 @@ def evaluate(run: Run, split: str, records: Sequence[Record] | None = None, **fa
             found |= generated_scores(config, variables, run.tokenizers, records)
     print(f'{run.home} step {run.step}, {split}: {len(records):,} records')
     print(metrics.table(found.items()))
-    references = [scores.references_of(record) for record in records] if config.evaluate.metrics else []
+    references = [text_scores.references_of(record) for record in records] if config.evaluate.metrics else []
     for name in config.evaluate.metrics:
-        if signature := scores.signature(name, config.evaluate, references):
+        if signature := text_scores.signature(name, config.evaluate, references):
             print(f'  {name} signature: {signature}')
     for line in samples(run, records):
         print(line)
@@ -162,7 +162,7 @@ def samples(run: Run, records: Sequence[Mapping[str, Any]]) -> list[str]:
     outputs = generate(run, [record['source'] for record in chosen], cut=True)
     lines = ['', f'{count} of the split: source | generated | reference']
     for record, output in zip(chosen, outputs, strict=True):
-        references = scores.references_of(record)
+        references = text_scores.references_of(record)
         right = ' ' if output not in references else '='
         shown = (rendering.harmless(text, 200) for text in (record['source'], output, references[0]))
         lines.append(f'{right} {" | ".join(shown)}')
