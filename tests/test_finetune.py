@@ -356,7 +356,7 @@ class Loader:
         state = TrainState(jnp.asarray(7), found['params'], {}, None, found.get('statistics', {}))
         saved = checkpoint.Checkpoints(workdir)
         saved.save(state, {}, 0.0)
-        saved.close()
+        saved.wait()
         return str(workdir), found
 
     def load(self, source, objective, excepted=(), **model):
@@ -470,6 +470,6 @@ def test_a_run_with_adapters_starts_from_a_pretrained_one_and_another_from_it(tm
     assert 'resumed at step 2' in said and found.step == 2
     _, said = run('smoke', 'two', train__init_from=str(tmp_path / 'one'), **lora)
     assert 'loaded: class_head, embed, encoder\n  fresh: none\n  left: none\n' in said
-    base, one = (flat(checkpoint.load_params(tmp_path / name, 'latest')[0]) for name in ('base', 'one'))
+    base, one = (flat(checkpoint.load_variables(tmp_path / name, 'latest')[0]['params']) for name in ('base', 'one'))
     assert all(base[path].tobytes() == one[path].tobytes() for path in base if path in one)
     assert {path.split('.')[-2] for path in one if path not in base} == {'classes', *ADAPTERS}

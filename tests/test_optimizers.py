@@ -403,13 +403,15 @@ def test_a_checkpoint_restores_all_bit_for_bit_and_gives_what_is_evaluated(tmp_p
         states.append(step(states[-1], batch, hyper)[0])
         saved.save(states[-1], {'best': number}, -float(number))
     end = states[-1]
-    saved.close()
-    restored, run = checkpoint.Checkpoints(tmp_path, keep_last=3).restore(start)
-    assert run == {'best': 4} and jax.tree.structure(restored) == jax.tree.structure(end)
+    saved.wait()
+    assert checkpoint.steps(tmp_path) == [1, 2, 3, 4] and checkpoint.sound(tmp_path, print) == 4
+    restored, run = checkpoint.restore(tmp_path, 4, start), checkpoint.record(tmp_path, 4)
+    assert run['best'] == 4 and jax.tree.structure(restored) == jax.tree.structure(end)
     jax.tree.map(np.testing.assert_array_equal, restored, end)
-    params, latest = checkpoint.load_params(tmp_path, 'latest')
+    latest, step = checkpoint.load_variables(tmp_path, 'latest')
+    params = latest['params']
     jax.tree.map(np.testing.assert_array_equal, params, evaluation_params(end))
-    assert latest == 4 and np.array_equal(params['kernel'], end.params['kernel']) == (name == 'sgd')
+    assert step == 4 and np.array_equal(params['kernel'], end.params['kernel']) == (name == 'sgd')
     found, best = checkpoint.load_variables(tmp_path)
     assert best == 1
     jax.tree.map(np.testing.assert_array_equal, found, evaluation_variables(states[1]))

@@ -64,7 +64,7 @@ FREE = {'optimizer__name': 'schedule_free', 'train__keep_last': '2'}
 @pytest.mark.parametrize('optimizer', [PLAIN, AVERAGED, FREE])
 def test_an_interrupted_run_continues_bit_for_bit(tmp_path: pathlib.Path, monkeypatch, capsys, optimizer) -> None:
     wanted = load(
-        'translate.py:smoke', tmp_path, train__num_steps='6', train__eval_every='2', train__log_every='1',
+        'translate.py:smoke', tmp_path, train__num_steps='6', train__eval_every='2', train__log_every='3',
         model__dropout_rate='0.1', data__tokenizer='symbol', **optimizer,
     )  # fmt: skip
     whole = train_lib.train(wanted, tmp_path / 'whole')
@@ -84,7 +84,7 @@ def test_an_interrupted_run_continues_bit_for_bit(tmp_path: pathlib.Path, monkey
     monkeypatch.setattr(train_lib.pipeline, 'iterate', real)
     continued = train_lib.train(wanted, tmp_path / 'parts')
     assert continued.step == whole.step == 6 and continued.best_step == whole.best_step
-    same(*(checkpoint.load_params(tmp_path / name, 'latest')[0] for name in ('whole', 'parts')))
+    same(*(checkpoint.load_variables(tmp_path / name, 'latest')[0] for name in ('whole', 'parts')))
     assert numbers(tmp_path / 'whole') == numbers(tmp_path / 'parts')
 
     if optimizer != PLAIN:  # the last two checkpoints, 4 and 6, averaged; and evaluated from the command line

@@ -21,11 +21,17 @@ flags.DEFINE_string(
 )
 flags.DEFINE_integer('seed', 0, 'generate: of the sampling.')
 flags.DEFINE_boolean('data', False, 'inspect, benchmark: of the data instead of the model.')
+flags.DEFINE_string('coordinator', None, 'HOST:PORT of process 0, where several processes train as one.')
+flags.DEFINE_integer('num_processes', 1, 'How many they are.')
+flags.DEFINE_integer('process_id', 0, 'Which of them this is, from 0.')
+flags.DEFINE_list('may_differ', [], "train: fields that may differ from those of the workdir's checkpoint.")
+flags.DEFINE_integer('step', None, 'replay: the number of the step, from 1.')
 flags.DEFINE_integer('steps', 10, 'benchmark: timed steps.')
 
 USAGE = """tformer COMMAND [--config=FILE[:argument]] [--workdir=DIR] [--config.section.field=value ...]
 
   train      --config --workdir          trains; resumes by itself; ends with the final evaluation
+  replay     --workdir --step=N          runs a step again and shows its batch
   prepare    --config [--workdir]        writes the data as a TFDS set; with a workdir its tokenizers and token cache
   evaluate   --workdir [--split] [--average=N]  scores a checkpoint, or the mean of the last N, on a split
   generate   --workdir [TEXT ...]        text in (arguments, --input, stdin), text out
@@ -77,7 +83,14 @@ def train(arguments: list[str], overrides: dict[str, str]) -> None:
 
     loaded = config.load(needed('config'), overrides)
     choices.validate(loaded)
-    runs.train(loaded, needed('workdir'))
+    runs.train(loaded, needed('workdir'), FLAGS.may_differ)
+
+
+def replay(arguments: list[str], overrides: dict[str, str]) -> None:
+    from tformer import replay
+
+    for line in replay.replay(needed('workdir'), int(needed('step')), overrides):
+        print(line, flush=True)
 
 
 def prepare(arguments: list[str], overrides: dict[str, str]) -> None:
@@ -166,6 +179,7 @@ def benchmark(arguments: list[str], overrides: dict[str, str]) -> None:
 
 COMMANDS: dict[str, Callable[[list[str], dict[str, str]], None]] = {
     'train': train,
+    'replay': replay,
     'prepare': prepare,
     'evaluate': evaluate,
     'generate': generate,
@@ -181,6 +195,10 @@ def main(argv: Sequence[str]) -> None:
 
     command, arguments, overrides = parse(argv)
     allocator.keep_memory()
+    if FLAGS.coordinator is not None:
+        from tformer import processes
+
+        processes.join(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id)
     COMMANDS[command](arguments, overrides)
 
 
@@ -191,6 +209,9 @@ def run() -> None:
     except errors.UserError as error:
         print(f'tformer: {error}', file=sys.stderr)
         sys.exit(2)
+    except errors.Stopped as stopped:
+        print(f'tformer: {stopped}', file=sys.stderr)
+        sys.exit(errors.STOPPED)
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:  # the reader, e.g. head, has seen enough

@@ -1,23 +1,27 @@
-"""Checkpoints of a run: parameters, optimizer, step and best score, written by Orbax beside the training.
+"""Checkpoints of a run, written by Orbax beside the training: whole or not there, and damage is found before use.
 
-The position in the data is the step: every batch is a pure function of (seed, step). The item `params` holds what is
-evaluated; where training goes on from others, those are in `training`. Items that would be empty are not written.
+WORKDIR/checkpoints/STEP holds one directory for each of its items: arrays (`params`, which is what is evaluated;
+`training`, the parameters that training goes on from where they are others; `statistics`, `opt_state`, `guard`), and
+`run`, a JSON object; `digests.json` lists the files of all. Nothing but the arrays needs a device to be read.
 """
 
-import contextlib
+import json
 import math
+import os
 import pathlib
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
-from orbax.checkpoint import checkpoint_managers
 
+from tformer import digests, processes
 from tformer.errors import UserError
 from tformer.state import TrainState, evaluation_params
 
 LOWER_IS_BETTER = ('loss', 'nll', 'perplexity', 'error_rate', 'bits_per_byte', 'mean_squared_error')
+ARRAYS = ('params', 'training', 'statistics', 'opt_state', 'guard')
 
 
 def merit(metric: str, value: float) -> float:
@@ -27,149 +31,224 @@ def merit(metric: str, value: float) -> float:
     return -value if metric.endswith(LOWER_IS_BETTER) else value
 
 
+# ----------------------------------------------------------------------------------------------- what is there
+
+
+def place(workdir: pathlib.Path, step: int | None = None) -> pathlib.Path:
+    """Returns the directory of a workdir's checkpoints, or of one of them."""
+    directory = workdir.absolute() / 'checkpoints'
+    return directory if step is None else directory / str(step)
+
+
+def steps(workdir: pathlib.Path) -> list[int]:
+    """Returns the steps of all checkpoints, the newest last."""
+    return sorted(int(path.name) for path in place(workdir).glob('*') if path.name.isdigit() and path.is_dir())
+
+
+def record(workdir: pathlib.Path, step: int) -> dict[str, Any]:
+    """Returns the `run` of a checkpoint.
+
+    Raises:
+      UserError: it does not read.
+    """
+    file = place(workdir, step) / 'run' / 'metadata'
+    try:
+        return dict(json.loads(file.read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f'{file} does not read: {error}') from error
+
+
+def whole(workdir: pathlib.Path, before: int) -> int | None:
+    """Returns the newest checkpoint of a step under `before` that is whole; None where there is none."""
+    found = (step for step in reversed(steps(workdir)) if step < before)
+    return next((step for step in found if digests.fault(place(workdir, step)) is None), None)
+
+
+def merits(workdir: pathlib.Path) -> dict[int, float]:
+    """Returns step -> merit of the checkpoints whose merit is known."""
+    found = {}
+    for step in steps(workdir):
+        later = place(workdir, step) / 'merit.json'
+        value = json.loads(later.read_text()) if later.is_file() else record(workdir, step)['merit']
+        if value is not None:
+            found[step] = float(value)
+    return found
+
+
+def best(workdir: pathlib.Path) -> int | None:
+    """The first step of most merit; where none is known, the latest; None where there is no checkpoint."""
+    known = merits(workdir)
+    return max(known, key=lambda step: (known[step], -step)) if known else max(steps(workdir), default=None)
+
+
+def sound(workdir: pathlib.Path, say: Callable[[str], object]) -> int | None:
+    """Returns the newest checkpoint that is whole, read to the last byte; None where there is none at all.
+
+    Those that are damaged are renamed, and it is said. What an interrupted save or deletion left behind is deleted.
+
+    Raises:
+      UserError: there are checkpoints, and each is damaged.
+    """
+    for pattern in ('*.orbax-checkpoint-tmp', '*.deleted'):
+        for partial in place(workdir).glob(pattern):
+            shutil.rmtree(partial, ignore_errors=True)
+    found = newest = None
+    for step in reversed(steps(workdir)):
+        found = digests.fault(place(workdir, step), contents=newest is None)
+        if found is None:
+            newest = newest or step
+            continue
+        aside = place(workdir, step).with_suffix('.damaged')
+        shutil.rmtree(aside, ignore_errors=True)
+        place(workdir, step).rename(aside)
+        say(f'checkpoint {step} is damaged, now {aside}: {found}')
+    if newest is None and found is not None:
+        raise UserError(f'no checkpoint of {workdir} is whole: {found}; to begin anew take a fresh --workdir')
+    return newest
+
+
+# ------------------------------------------------------------------------------------------------------ writing
+
+
+class _Handler(ocp.CompositeCheckpointHandler):
+    """Adds the digests once all files are written; then the directory gets its name, and is a checkpoint."""
+
+    def finalize(self, directory: Any) -> None:
+        super().finalize(directory)
+        if processes.first():
+            digests.write(pathlib.Path(os.fspath(directory)))
+
+
+@ocp.args.register_with_handler(_Handler, for_save=True, for_restore=True)
+class _Items(ocp.args.Composite):
+    pass
+
+
 class Checkpoints:
-    """The checkpoints of a workdir: the newest `keep_last` are kept, and the one of most merit."""
+    """Writes the checkpoints of a workdir; the newest `keep_last`, the best, and each `keep_every` steps are kept.
 
-    def __init__(self, workdir: pathlib.Path, keep_last: int = 1):
-        def merit_of(metrics: dict[str, float]) -> float:
-            return metrics['merit']
+    Raises:
+      UserError: the directory cannot be made.
+    """
 
-        kept = checkpoint_managers.AnyPreservationPolicy(
-            [
-                checkpoint_managers.LatestN(keep_last),
-                checkpoint_managers.BestN(get_metric_fn=merit_of, n=1, keep_checkpoints_without_metrics=False),
-            ]
-        )
-        options = ocp.CheckpointManagerOptions(preservation_policy=kept, best_fn=merit_of, cleanup_tmp_directories=True)
-        handlers = {
-            **{name: ocp.StandardCheckpointHandler() for name in ('params', 'statistics', 'opt_state', 'training')},
-            'run': ocp.JsonCheckpointHandler(),
-        }
-        place = (workdir / 'checkpoints').absolute()
-        self._manager = ocp.CheckpointManager(place, options=options, item_handlers=handlers)
+    def __init__(self, workdir: pathlib.Path, keep_last: int = 2, keep_every: int | None = None):
+        self._workdir, self._keep_last, self._keep_every = workdir, keep_last, keep_every
+        try:
+            place(workdir).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f'{place(workdir)}: {error.strerror}') from error
+        handlers = {name: ocp.StandardCheckpointHandler() for name in ARRAYS}
+        self._writer = ocp.AsyncCheckpointer(_Handler(run=ocp.JsonCheckpointHandler(), **handlers))
 
-    def save(self, state: TrainState, run: dict[str, Any], merit: float | None) -> None:
+    def save(self, state: TrainState, run: Mapping[str, Any], merit: float | None) -> None:
         """Starts writing `state` and the JSON-able `run`; returns once the arrays are copied off the devices.
 
         Args:
           state: what to save; its step names the checkpoint.
-          run: what else a resumed run needs.
+          run: what else a resumed run needs; `merit` and the names of the `items` are added.
           merit: what the best has most of; None where this step was not evaluated.
+
+        Raises:
+          OSError, ValueError: the previous checkpoint could not be written.
         """
-        self._manager.save(
-            int(state.step),
-            args=ocp.args.Composite(
-                run=ocp.args.JsonSave(run),
-                **{name: ocp.args.StandardSave(item) for name, item in items(state).items()},
-            ),
-            metrics=None if merit is None else {'merit': merit},
-        )
-
-    @property
-    def latest(self) -> int | None:
-        return self._manager.latest_step()
-
-    @property
-    def best(self) -> int | None:
-        """The step of most merit; where none was evaluated, the latest."""
-        best = self._manager.best_step()
-        return self.latest if best is None else best
-
-    def restore(self, state: TrainState) -> tuple[TrainState, dict[str, Any]]:
-        """Returns (the latest checkpoint's state, its arrays placed as those of `state`; its `run`).
-
-        Args:
-          state: of the same shapes, as `start_state` gives it.
-        """
-        wanted = items(state)
-        if 'params' in wanted.get('training', {}):
-            del wanted['params']
-        target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), wanted)
-        step = self.latest
-        restored = self._manager.restore(
-            step,
-            args=ocp.args.Composite(
-                run=ocp.args.JsonRestore(),
-                **{name: ocp.args.StandardRestore(item) for name, item in target.items()},
+        self.wait()
+        arrays = items(state)
+        full = {**run, 'merit': merit, 'items': list(arrays)}
+        self._writer.save(
+            place(self._workdir, int(state.step)),
+            args=_Items(
+                run=ocp.args.JsonSave(full),
+                **{name: ocp.args.StandardSave(item) for name, item in arrays.items()},
             ),
         )
-        found = dict(restored.items())
-        number = jax.device_put(jax.numpy.asarray(step, state.step.dtype), state.step.sharding)
-        trained = {name: found[name] for name in ('params', 'opt_state', 'statistics') if name in found}
-        return state.replace(step=number, **trained, **found.get('training', {})), found['run']
 
-    def variables(self, step: int | None) -> dict[str, Any]:
-        """Returns what is evaluated, of any step and run, on the first device: `params`, and `statistics` if any."""
-        metadata = dict(self._manager.item_metadata(step).items())
-        sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    def judge(self, step: int, merit: float) -> None:
+        """Notes the merit of a checkpoint that was written before its evaluation."""
+        self.wait()
+        file = place(self._workdir, step) / 'merit.json'
+        partial = file.with_suffix('.tmp')
+        partial.write_text(json.dumps(merit))
+        partial.replace(file)
 
-        def target(item: Any) -> Any:
-            return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), dict(item))
-
-        there = [name for name in ('params', 'statistics') if metadata.get(name) is not None]
-        wanted = {name: ocp.args.StandardRestore(target(metadata[name])) for name in there}
-        return dict(self._manager.restore(step, args=ocp.args.Composite(**wanted)).items())
-
-    def run(self) -> dict[str, Any]:
-        """Returns the newest checkpoint's `run`."""
-        return dict(self._manager.restore(self.latest, args=ocp.args.Composite(run=ocp.args.JsonRestore()))['run'])
-
-    @property
-    def steps(self) -> list[int]:
-        """The steps of all checkpoints, the newest last."""
-        return sorted(self._manager.all_steps())
-
-    def close(self) -> None:
-        """Waits until everything is on disk."""
-        self._manager.wait_until_finished()
-        self._manager.close()
+    def wait(self) -> None:
+        """Waits until everything is on disk, and deletes the checkpoints that are no longer kept."""
+        self._writer.wait_until_finished()
+        if processes.first():
+            there, most = steps(self._workdir), best(self._workdir)
+            for step in there[: -self._keep_last]:
+                if step != most and (self._keep_every is None or step % self._keep_every):
+                    shutil.rmtree(place(self._workdir, step).rename(place(self._workdir, step).with_suffix('.deleted')))
 
 
 def items(state: TrainState) -> dict[str, Any]:
-    """Returns the arrays of a checkpoint: item -> tree."""
+    """Returns the arrays of a checkpoint: item -> tree. Items that would be empty are left out."""
     evaluated = evaluation_params(state)
     training = {} if evaluated is state.params else {'params': state.params}
     if state.averages is not None:
         training['averages'] = state.averages
     every = {
         'params': evaluated,
+        'training': training,
         'statistics': state.statistics,
         'opt_state': state.opt_state,
-        'training': training,
+        'guard': state.guard,
     }
     return {name: item for name, item in every.items() if jax.tree.leaves(item)}
+
+
+# ------------------------------------------------------------------------------------------------------ reading
+
+
+def restore(workdir: pathlib.Path, step: int, state: TrainState) -> TrainState:
+    """Returns the state of a checkpoint, its arrays placed as those of `state`, whatever mesh they were saved from.
+
+    Args:
+      workdir: of a run.
+      step: of a checkpoint.
+      state: of the same shapes, as `start_state` gives it.
+    """
+    wanted = items(state)
+    if 'params' in wanted.get('training', {}):
+        del wanted['params']
+    target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), wanted)
+    try:
+        found = _read(workdir, step, target)
+    except (ValueError, KeyError) as error:
+        raise UserError(f'checkpoint {step} of {workdir} does not fit: {str(error).splitlines()[0]}') from error
+    number = jax.device_put(jax.numpy.asarray(step, state.step.dtype), state.step.sharding)
+    return state.replace(step=number, **found.pop('training', {}), **found)
+
+
+def _read(workdir: pathlib.Path, step: int, target: Mapping[str, Any]) -> dict[str, Any]:
+    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as reader:
+        wanted = {name: ocp.args.StandardRestore(item) for name, item in target.items()}
+        return dict(reader.restore(place(workdir, step), args=ocp.args.Composite(**wanted)).items())
+
+
+def _variables(workdir: pathlib.Path, step: int) -> dict[str, Any]:
+    """Returns what is evaluated, of any step and run, on the first device: `params`, and `statistics` if any."""
+    if damage := digests.fault(place(workdir, step)):
+        raise UserError(f'checkpoint {step} is damaged: {damage}')
+    sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    handlers = {name: ocp.StandardCheckpointHandler() for name in ('params', 'statistics')}
+    with ocp.Checkpointer(ocp.CompositeCheckpointHandler(**handlers)) as reader:
+        shapes = reader.metadata(place(workdir, step)).item_metadata
+    there = {name: dict(shapes[name]) for name in handlers if name in record(workdir, step)['items']}
+    return _read(
+        workdir, step, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), there)
+    )
 
 
 def load_variables(workdir: pathlib.Path, which: str = 'best') -> tuple[dict[str, Any], int]:
     """Returns (`params`, and `statistics` if any; the step) of a workdir's best or latest checkpoint.
 
     Raises:
-      UserError: the workdir holds none.
+      UserError: the workdir holds none, or it is damaged.
     """
-    with opened(workdir) as checkpoints:
-        step = checkpoints.best if which == 'best' else checkpoints.latest
-        assert step is not None
-        return checkpoints.variables(step), step
-
-
-def load_run(workdir: pathlib.Path) -> dict[str, Any]:
-    """Returns what else than arrays the newest checkpoint of a workdir holds.
-
-    Raises:
-      UserError: the workdir holds none.
-    """
-    with opened(workdir) as checkpoints:
-        return checkpoints.run()
-
-
-def load_params(workdir: pathlib.Path, which: str = 'best') -> tuple[Any, int]:
-    """Returns (the parameters, the step) of a workdir's best or latest checkpoint.
-
-    Raises:
-      UserError: the workdir holds none.
-    """
-    found, step = load_variables(workdir, which)
-    return found['params'], step
+    latest = _steps_there(workdir)[-1]
+    step = best(workdir) if which == 'best' else latest
+    assert step is not None
+    return _variables(workdir, step), step
 
 
 def load_average(workdir: pathlib.Path, count: int, keep_last: int) -> tuple[dict[str, Any], int]:
@@ -180,40 +259,24 @@ def load_average(workdir: pathlib.Path, count: int, keep_last: int) -> tuple[dic
     Args:
       workdir: of a run.
       count: checkpoints.
-      keep_last: newest checkpoints that the run keeps; besides it keeps the best, which may be old.
+      keep_last: newest checkpoints that the run keeps; besides it keeps others, which may be old.
 
     Raises:
-      UserError: fewer are kept.
+      UserError: fewer are kept, or one is damaged.
     """
-    with opened(workdir) as checkpoints:
-        steps = checkpoints.steps[-keep_last:][-count:]
-        if not 0 < count == len(steps):
-            kept = len(checkpoints.steps[-keep_last:])
-            raise UserError(f'--average={count}: the newest {kept} checkpoints are kept (train.keep_last={keep_last})')
-        newest = checkpoints.variables(steps[-1])
-        total = jax.tree.map(lambda x: x.astype(jax.numpy.float32), newest)
-        for step in steps[:-1]:
-            total = jax.tree.map(jax.numpy.add, total, checkpoints.variables(step))
-        return jax.tree.map(lambda x, like: (x / count).astype(like.dtype), total, newest), steps[-1]
+    kept = _steps_there(workdir)[-keep_last:]
+    if not 0 < count <= len(kept):
+        raise UserError(f'--average={count}: the newest {len(kept)} checkpoints are kept (train.keep_last={keep_last})')
+    averaged = kept[-count:]
+    newest = _variables(workdir, averaged[-1])
+    total = jax.tree.map(lambda x: x.astype(jax.numpy.float32), newest)
+    for step in averaged[:-1]:
+        total = jax.tree.map(jax.numpy.add, total, _variables(workdir, step))
+    return jax.tree.map(lambda x, like: (x / count).astype(like.dtype), total, newest), averaged[-1]
 
 
-@contextlib.contextmanager
-def opened(workdir: pathlib.Path) -> Iterator[Checkpoints]:
-    """Gives the checkpoints of a finished part of a run, to read.
-
-    Raises:
-      UserError: there are none, or one does not read.
-    """
-    if not (workdir / 'checkpoints').is_dir():
+def _steps_there(workdir: pathlib.Path) -> list[int]:
+    found = steps(workdir)
+    if not found:
         raise UserError(f'{workdir} holds no checkpoints')
-    checkpoints = Checkpoints(workdir)
-    try:
-        if checkpoints.latest is None:
-            raise UserError(f'{workdir}/checkpoints is empty')
-        yield checkpoints
-    except (ValueError, OSError, KeyError) as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(f'{workdir}/checkpoints does not read: {str(error).splitlines()[0]}') from error
-    finally:
-        checkpoints.close()
+    return found

@@ -15,6 +15,13 @@ class NoSplitError(UserError):
     """A source has nothing for a split: no file of it, or no record in it."""
 
 
+class Stopped(Exception):
+    """A run was asked to stop, has saved what it had, and can go on. The command line exits with `STOPPED`."""
+
+
+STOPPED = 75  # the exit code; sysexits.h calls it EX_TEMPFAIL
+
+
 def nearest(word: object, options: Iterable[object], listed: int = 40) -> str:
     """Returns '; did you mean X?' for the closest of `options`, or where none is close all, if at most `listed`."""
     names = [str(option) for option in options]

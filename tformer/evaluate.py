@@ -1,5 +1,6 @@
 """How good a model is on a split: scores of its probabilities, and of what it predicts."""
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -42,7 +43,9 @@ def make_scorer(model: nn.Module, config: Config, mesh: Mesh) -> Scorer:
     objective, longest = OBJECTIVES[config.train.objective], config.evaluate.answer_length
     weight = objective.weight(config.train.second_loss_weight)
 
-    @jax.jit
+    everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+
+    @functools.partial(jax.jit, out_shardings=everywhere)  # each process has the outputs of all rows
     def step(variables: Any, batch: Mapping[str, jax.Array]) -> tuple[Any, Any]:
         batch = objective.weigh(batch, weight)
         outputs: Any = model.apply(variables, batch, Rates(), method=objective.method)

@@ -21,6 +21,7 @@ class Hyper(flax.struct.PyTreeNode):
     label_smoothing: Rate
     z_loss: Rate
     second_loss_weight: Scalar | None
+    skip_spikes: Rate
     rates: Rates
 
     @classmethod
@@ -36,5 +37,6 @@ class Hyper(flax.struct.PyTreeNode):
             label_smoothing=config.train.label_smoothing or None,
             z_loss=config.train.z_loss or None,
             second_loss_weight=config.train.second_loss_weight,
+            skip_spikes=config.train.skip_spikes,
             rates=Rates.of(config.model),
         )

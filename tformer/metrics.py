@@ -60,20 +60,29 @@ def read(workdir: pathlib.Path) -> list[dict[str, Any]]:
 class Writer:
     """Appends numbers to metrics.jsonl and, where tensorboardX is installed, to TensorBoard files."""
 
-    def __init__(self, workdir: pathlib.Path, start_step: int):
-        """Continues at `start_step`: what an interrupted run wrote beyond it is cut off."""
-        kept = [row for row in read(workdir) if row['step'] <= start_step]
+    def __init__(self, workdir: pathlib.Path | None, start_step: int, evaluated: int):
+        """Continues after `start_step`, whose last evaluation was after step `evaluated`: what is beyond is cut off.
+
+        A workdir of None takes nothing.
+        """
+        self._file: Any = None
+        self._board: Any = None
+        if workdir is None:
+            return
+        rows = [row for row in read(workdir) if row['step'] <= start_step]
+        kept = [row for row in rows if row['step'] <= evaluated or not any(name.startswith('valid/') for name in row)]
         file = workdir / 'metrics.jsonl'
         fresh = file.with_suffix('.tmp')
         fresh.write_text(''.join(json.dumps(row) + '\n' for row in kept))
         os.replace(fresh, file)
         self._file = file.open('a')
         tensorboard = _tensorboard()
-        self._board: Any = None
         if tensorboard is not None:
             self._board = tensorboard.SummaryWriter(str(workdir / 'tensorboard'), purge_step=start_step + 1)
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
+        if self._file is None:
+            return
         self._file.write(json.dumps({'step': step, **{k: _rounded(v) for k, v in numbers.items()}}) + '\n')
         self._file.flush()
         if self._board is not None:
@@ -81,7 +90,8 @@ class Writer:
                 self._board.add_scalar(name, value, step)
 
     def close(self) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
         if self._board is not None:
             self._board.close()
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from tformer import checkpoint
+from tformer import checkpoint, processes
 from tformer.errors import UserError
 from tformer.parameters import TASK_HEADS, VOCABULARY_HEAD, check_entries, is_adapter, path_names, within
 
@@ -40,7 +40,7 @@ def load(directory: str, initial: Any, shardings: Any, excepted: Sequence[str] =
     fresh, left = ours.keys() - loaded, theirs.keys() - loaded
     if not loaded:
         raise UserError(f'train.init_from={directory}: none of its parameters belong to this model')
-    if jax.process_index() == 0:
+    if processes.first():
         print(f'{directory} step {step}: {len(loaded)} arrays')
         for title, part in (('loaded', loaded), ('fresh', fresh), ('left', left)):
             print(f'  {title}: {", ".join(_components(part, ours.keys() | theirs.keys())) or "none"}')

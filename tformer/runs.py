@@ -13,7 +13,7 @@ import numpy as np
 from flax import linen as nn
 from rich.console import Console
 
-from tformer import checkpoint, choices, metrics, sharding, text_scores, workdir
+from tformer import checkpoint, choices, metrics, processes, resume, sharding, text_scores, workdir
 from tformer import config as config_lib
 from tformer import evaluate as evaluate_lib
 from tformer import train as train_lib
@@ -97,15 +97,19 @@ def prepare(config: Config, directory: str) -> str:
 
     Returns what is there now, in words.
     """
-    mesh = sharding.make_mesh(config.mesh)
-    config, _, batches, valid = train_lib.open_data(config, pathlib.Path(directory), mesh)
+    home, mesh = pathlib.Path(directory), sharding.make_mesh(config.mesh)
+    with workdir.held(home):
+        last = max(checkpoint.steps(home), default=None)
+        before = None if last is None else checkpoint.record(home, last)
+        config, _, batches, valid = resume.open_data(config, home, mesh, before)
+        workdir.save_config(home, config)
     place = cache.directory(config.data)
     return f'tokens are in {place}\n  train  {batches.summary}\n  valid  {valid.summary}'
 
 
-def train(config: Config, directory: str) -> dict[str, float]:
+def train(config: Config, directory: str, may_differ: Sequence[str] = ()) -> dict[str, float]:
     """Trains, then scores the best checkpoint on the test split (valid where there is none); writes result.json."""
-    trained = train_lib.train(config, directory, generated_scores)
+    trained = train_lib.train(config, directory, generated_scores, may_differ)
     split = 'test'
     records: Sequence[Record] | None = None
     try:
@@ -128,11 +132,16 @@ def evaluate(run: Run, split: str, records: Sequence[Record] | None = None, **fa
     divided = dataclasses.replace(config, data=dataclasses.replace(config.data, row_multiple=ways))
     batches = pipeline.Batches(divided, run.tokenizers, split, training=False, records=records)
     with jax.set_mesh(mesh), nn.logical_axis_rules(sharding.RULES[config.mesh.rules]):
-        variables = jax.device_put(run.variables, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
+        variables = jax.device_put(
+            jax.device_get(run.variables), jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+        )
         score = evaluate_lib.make_scorer(run.model, config, mesh)
         found = score(variables, batches, None, run.tokenizers)
         if config.evaluate.metrics:
-            found |= generated_scores(config, variables, run.tokenizers, records)
+            if jax.process_count() > 1:  # each process generates all by itself
+                variables, mesh = run.variables, sharding.make_mesh(config_lib.Mesh(), jax.local_devices()[:1])
+            with jax.set_mesh(mesh):
+                found |= generated_scores(config, variables, run.tokenizers, records)
     print(f'{run.home} step {run.step}, {split}: {len(records):,} records')
     print(metrics.table(found.items()))
     references = [text_scores.references_of(record) for record in records] if config.evaluate.metrics else []
@@ -141,10 +150,11 @@ def evaluate(run: Run, split: str, records: Sequence[Record] | None = None, **fa
             print(f'  {name} signature: {signature}')
     for line in samples(run, records):
         print(line)
-    file = run.home / 'result.json'
-    results = json.loads(file.read_text()) if file.is_file() else {}
-    results[split] = {'step': run.step, **facts, **found}
-    file.write_text(json.dumps(results, indent=2) + '\n')
+    if processes.first():
+        file = run.home / 'result.json'
+        results = json.loads(file.read_text()) if file.is_file() else {}
+        results[split] = {'step': run.step, **facts, **found}
+        file.write_text(json.dumps(results, indent=2) + '\n')
     return found
 
 
@@ -211,7 +221,7 @@ def show_data(config: Config, directory: str | None) -> None:
     else:
         say('tokenizers of the train split')
         tokenizers = workdir.new_tokenizers(config, records)
-        multiple = train_lib.row_multiple(config, None, sharding.make_mesh(config.mesh))
+        multiple = resume.row_multiple(config, None, sharding.make_mesh(config.mesh))
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, row_multiple=multiple))
     for line in sight.report(config, tokenizers, records, say):
         if in_colour:

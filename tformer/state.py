@@ -9,6 +9,8 @@ import optax
 from flax import linen as nn
 from jax.sharding import Mesh
 
+from tformer.guard import Guard
+from tformer.guard import begin as begin_guard
 from tformer.hyper import Hyper, Scalar
 from tformer.objectives import Objective
 from tformer.optimizers import ScheduleFree
@@ -23,6 +25,7 @@ class TrainState(flax.struct.PyTreeNode):
     opt_state: the optimizer's, sharded as the parameters are.
     averages: a moving average of the parameters, float32; None where there is none.
     statistics: what the model itself keeps of its batches (BatchNorm's means and variances); {} where it keeps nothing.
+    guard: what tells which steps are not made.
     """
 
     step: jax.Array
@@ -30,6 +33,7 @@ class TrainState(flax.struct.PyTreeNode):
     opt_state: Any
     averages: Any = None
     statistics: Any = flax.struct.field(default_factory=dict)
+    guard: Guard = flax.struct.field(default_factory=lambda: begin_guard(None))
 
 
 def step_key(seed: Scalar, step: Scalar) -> jax.Array:
@@ -83,7 +87,8 @@ def begin(optimizer: optax.GradientTransformation, hyper: Hyper, params: Any, st
     """Returns the state before the first update of `params`."""
     wide = jax.tree.map(lambda x: jnp.array(x, jnp.float32), params)  # moments in bfloat16 would never decay
     averages = None if hyper.ema_decay is None else wide
-    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(wide), averages, statistics)
+    watch = begin_guard(hyper.skip_spikes)
+    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(wide), averages, statistics, watch)
 
 
 def make_init(model: nn.Module, objective: Objective, optimizer: optax.GradientTransformation) -> Any:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from flax import linen as nn
 
-from tformer import freezing
+from tformer import freezing, guard
 from tformer.config import Config
 from tformer.hyper import Hyper, Scalar
 from tformer.layers.initializers import base_width
@@ -32,8 +32,9 @@ def make_train_step(
     microbatches it is the same. What layers sow in the collection `losses` (means over tokens, weighted) is added to
     the loss, and the collection `statistics` is carried on: neither is exact in parts, so both need one microbatch.
     What is frozen (freezing.py) has no gradient, and no part in its norm.
+    A step that the guard finds not fit (guard.py) changes nothing but the step's number and the guard.
     Metrics: `scores` of (sum, weight) pairs, `aux_loss` among them where one was sown; `grad_norm` before clipping;
-    `learning_rate`.
+    `learning_rate`; `skipped`, how many steps in a row were not made.
     """
     microbatches = config.train.microbatches
     optimizer = optax.with_extra_args_support(optimizer)
@@ -102,8 +103,12 @@ def make_train_step(
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params, **extra)
         params = optax.apply_updates(state.params, updates)
         averages = moving_average(state.averages, params, hyper.ema_decay, state.step + 1)
-        numbers = {'scores': scores, 'grad_norm': optax.tree.norm(grads), 'learning_rate': rate}
-        return TrainState(state.step + 1, params, opt_state, averages, statistics), numbers
+        norm = optax.tree.norm(grads)
+        good, watch = guard.judge(state.guard, state.step, scores['loss'][0] / weight, norm, hyper.skip_spikes)
+        left = state.replace(step=state.step + 1, guard=watch)
+        made = TrainState(state.step + 1, params, opt_state, averages, statistics, watch)
+        state = jax.tree.map(lambda new, old: jnp.where(good, new, old), made, left)
+        return state, {'scores': scores, 'grad_norm': norm, 'learning_rate': rate, 'skipped': watch.skipped}
 
     return step
 

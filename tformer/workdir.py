@@ -1,13 +1,19 @@
 """A run's directory: its resolved config and its tokenizers, made once and checked ever after."""
 
+import contextlib
+import fcntl
 import json
+import os
 import pathlib
+import socket
+import time
+from collections.abc import Iterator, Sequence
 
 from tformer import config as config_lib
 from tformer.config import Config
 from tformer.data.mixture import Joined
 from tformer.data.tokenizers import Tokenizers, cached_tokenizers, train_tokenizers
-from tformer.errors import UserError, nearest
+from tformer.errors import UserError, choose, nearest
 
 # What may differ between a run and its continuation, and between training and evaluation: sections, and fields.
 FREE_SECTIONS = ('decode', 'evaluate', 'mesh')
@@ -24,6 +30,9 @@ FREE_FIELDS = (
     'data.cache_dir',
     'train.log_every',
     'train.keep_last',
+    'train.keep_every',
+    'train.max_skipped',
+    'train.max_minutes',
     'train.eval_batches',
     'train.checkpoint_every',
     'model.scan_layers',
@@ -35,11 +44,6 @@ FREE_FIELDS = (
 def is_free(field: str) -> bool:
     """Returns whether a dotted field may differ: it changes neither the parameters nor the updates."""
     return field.split('.')[0] in FREE_SECTIONS or field in FREE_FIELDS
-
-
-def begun(workdir: pathlib.Path) -> bool:
-    """Returns whether a workdir holds a checkpoint: before the first one, a run starts afresh."""
-    return any(path.name.isdigit() for path in workdir.glob('checkpoints/*'))
 
 
 def load_config(workdir: pathlib.Path) -> Config:
@@ -62,15 +66,52 @@ def load_config(workdir: pathlib.Path) -> Config:
         raise UserError(f'{file}: {error}') from error
 
 
-def check_config(workdir: pathlib.Path, config: Config) -> None:
-    """Raises a `UserError` that names the fields that differ where the workdir holds checkpoints of another config."""
-    if begun(workdir):
-        differing = config_lib.difference(load_config(workdir), config)
-        changed = [f'{k} ({old!r} there, {new!r} here)' for k, (old, new) in differing.items() if not is_free(k)]
-        if changed:
-            raise UserError(
-                f'{workdir} is of another config: {", ".join(changed)}; use a fresh --workdir, or its values'
-            )
+def check_config(workdir: pathlib.Path, before: Config, config: Config, may_differ: Sequence[str] = ()) -> None:
+    """Raises a `UserError` that names the fields that differ, of those that must not, from the config of a checkpoint.
+
+    Args:
+      workdir: that holds the checkpoint.
+      before: the checkpoint's config.
+      config: of the run that is to go on.
+      may_differ: dotted fields that may, besides those that are free.
+    """
+    fields = config_lib.field_types()
+    for name in may_differ:
+        choose(dict.fromkeys(fields), name, '--may_differ')
+    differing = config_lib.difference(before, config)
+    changed = [
+        f'{name} ({old!r} there, {new!r} here)'
+        for name, (old, new) in differing.items()
+        if not is_free(name) and name not in may_differ
+    ]
+    if changed:
+        raise UserError(
+            f'{workdir} is of another config: {", ".join(changed)}; use a fresh --workdir, or its values'
+            ' (or name what may differ in --may_differ)'
+        )
+
+
+@contextlib.contextmanager
+def held(workdir: pathlib.Path) -> Iterator[None]:
+    """Makes a workdir where there is none, and keeps other processes from training in it; ends with the process.
+
+    Raises:
+      UserError: another one does, or the directory cannot be made.
+    """
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f'--workdir={workdir}: {error.strerror}') from error
+    with (workdir / 'lock').open('a+') as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.seek(0)
+            raise UserError(f'--workdir={workdir} is in use by {file.read().strip() or "another process"}') from error
+        file.truncate(0)
+        file.write(f'process {os.getpid()} on {socket.gethostname()}, since {time.strftime("%Y-%m-%d %H:%M:%S")}\n')
+        file.flush()
+        yield
 
 
 def save_config(workdir: pathlib.Path, config: Config) -> None:
@@ -81,9 +122,9 @@ def save_config(workdir: pathlib.Path, config: Config) -> None:
     partial.replace(file)
 
 
-def tokenizers(workdir: pathlib.Path, config: Config, records: Joined) -> Tokenizers:
-    """Returns the tokenizers of a run: its own where it has begun, else another run's, else trained ones."""
-    if begun(workdir):
+def tokenizers(workdir: pathlib.Path, config: Config, records: Joined, begun: bool) -> Tokenizers:
+    """Returns the tokenizers of a run: its own where it has `begun`, else another run's, else trained ones."""
+    if begun:
         return Tokenizers.load(workdir)
     made = new_tokenizers(config, records)
     made.save(workdir)

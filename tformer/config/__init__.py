@@ -4,6 +4,7 @@ from tformer.config.checks import check as check
 from tformer.config.convert import changes as changes
 from tformer.config.convert import config_dict as config_dict
 from tformer.config.convert import difference as difference
+from tformer.config.convert import digest as digest
 from tformer.config.convert import field_types as field_types
 from tformer.config.convert import from_dict as from_dict
 from tformer.config.convert import load as load

@@ -2,7 +2,9 @@
 
 import ast
 import dataclasses
+import hashlib
 import importlib.machinery
+import json
 import math
 import pathlib
 import shlex
@@ -228,6 +230,11 @@ def changes(spec: str) -> dict[str, Any]:
     """Returns what the argument of `FILE:argument` changes: dotted fields and their values."""
     file, _, _ = spec.partition(':')
     return {name: value for name, (_, value) in difference(load(file), load(spec)).items()}
+
+
+def digest(config: Config) -> str:
+    """Returns a digest of all fields, in hexadecimal digits."""
+    return hashlib.blake2b(json.dumps(to_dict(config), sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def difference(a: Config, b: Config) -> dict[str, tuple[Any, Any]]:

@@ -101,8 +101,12 @@ class Train:
     eval_every: int | None = None  # steps; None: at the end only
     eval_batches: int | None = None  # of the valid split while training; None: all
     checkpoint_every: int | None = None  # steps; None: with each evaluation
-    keep_last: int = 1  # newest checkpoints kept (the best is kept besides)
+    keep_last: int = 2  # newest checkpoints kept (the best is kept besides)
+    keep_every: int | None = None  # steps: checkpoints of their multiples are kept, too
     best_metric: str = 'valid/loss'  # decides the best checkpoint and early stopping
+    max_skipped: int = 10  # steps in a row that are not made, for what is no number or a spike, before the run stops
+    skip_spikes: float | None = None  # standard deviations over the last 128 steps' mean, of loss or gradient norm
+    max_minutes: float | None = None  # of the clock, after which the run saves and stops, to be continued
     patience: int | None = None  # evaluations without a better best_metric before the run stops early
     init_from: str | None = None  # a workdir whose best parameters to start from (fine-tuning)
     init_except: tuple[str, ...] = ()  # init_from: names, as in rate_factors, of what is not taken from there

@@ -1,0 +1,78 @@
+"""Real processes that run the command line, to be killed; forked from one that has imported everything but a device."""
+
+import multiprocessing
+import os
+import pathlib
+import signal
+import socket
+import sys
+import tempfile
+import time
+
+CONTEXT = multiprocessing.get_context('forkserver')
+CONTEXT.set_forkserver_preload(['lives', 'tformer.__main__', 'tformer.replay', 'orbax.checkpoint', 'rich.console'])
+
+
+class Life:
+    """A process that runs `tformer ARGUMENTS`; what it prints, on either stream, is in `said`."""
+
+    def __init__(self, place: pathlib.Path, *arguments: object, devices: int = 1):
+        self.log = place / f'life_{time.monotonic_ns()}.log'
+        place.mkdir(parents=True, exist_ok=True)
+        self._process = CONTEXT.Process(target=_live, args=([str(x) for x in arguments], str(self.log), devices))
+        self._process.start()
+        self.pid = self._process.pid or 0
+
+    @property
+    def said(self) -> str:
+        return self.log.read_text() if self.log.exists() else ''
+
+    def wait(self, timeout: float = 240) -> int:
+        """Returns its exit code; negative where a signal ended it."""
+        self._process.join(timeout)
+        assert self._process.exitcode is not None, f'still running: {self.said[-2000:]}'
+        return self._process.exitcode
+
+    def wait_for(self, sign, timeout: float = 240) -> None:
+        """Waits until sign() holds, or the process has ended."""
+        end = time.monotonic() + timeout
+        while not sign() and self._process.is_alive():
+            assert time.monotonic() < end, self.said[-2000:]
+            time.sleep(0.01)
+
+    def signal(self, number: signal.Signals) -> None:
+        if self._process.is_alive():
+            os.kill(self.pid, number)
+
+    def kill(self) -> int:
+        self.signal(signal.SIGKILL)
+        return self.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as bound:
+        bound.bind(('127.0.0.1', 0))
+        return bound.getsockname()[1]
+
+
+def _live(arguments: list[str], log: str, devices: int) -> None:
+    with open(log, 'ab', buffering=0) as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    sys.stdout, sys.stderr = (os.fdopen(number, 'w', buffering=1) for number in (1, 2))
+    os.environ['XLA_FLAGS'] = (
+        f'--xla_force_host_platform_device_count={devices} --xla_cpu_collective_call_terminate_timeout_seconds=600'
+    )
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    import jax
+
+    jax.config.update('jax_platforms', 'cpu')
+    cache = pathlib.Path(tempfile.gettempdir()) / 'tformer-test-compilations'
+    jax.config.update('jax_compilation_cache_dir', str(cache))
+    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)
+    jax.config.update('jax_disable_most_optimizations', True)
+    from tformer import __main__ as command_line
+
+    sys.argv = ['tformer', *arguments]
+    command_line.run()

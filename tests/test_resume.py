@@ -1,0 +1,184 @@
+"""Train N = train k, die at any instant, resume, train the rest: bit for bit; and what a run says when it stops."""
+
+import json
+import pathlib
+import random
+import signal
+import time
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+import toy_data
+from lives import Life, free_port
+
+from tformer import checkpoint, digests, runs
+from tformer.data import mixture, pipeline
+from tformer.data.tokenizers import Tokenizers
+
+ROOT = pathlib.Path(__file__).parent.parent
+STEPS = 8
+
+# All that a run carries besides parameters: accumulation, dropout, packed rows of a mixture, averages, moments.
+LOADED = (
+    '--config.train.microbatches=2 --config.model.dropout_rate=0.1 --config.optimizer.ema_decay=0.9 '
+    '--config.data.batching=pack --config.train.skip_spikes=6'
+).split()
+FAMILIES = {
+    'encoder': 'masked_lm',
+    'decoder': 'causal_lm',
+    'encoder_decoder': 'span_corruption',
+}
+MESHES = {'one device': (1, 1, ()), 'fsdp': (1, 8, ('--config.mesh.fsdp=8', '--config.mesh.data=1')), 'two': (2, 2, ())}
+
+
+def arguments(place: pathlib.Path, family: str, *more: str) -> list[str]:
+    """Of a training on a mixture of two sets of running text."""
+    for name in 'ab':
+        toy_data.running(place / name)
+    parts = f'("path={place}/a weight=1", "path={place}/b weight=2")'
+    return [
+        'train', f'--config={ROOT}/configs/lm_stdlib.py:smoke', f'--config.model.family={family}',
+        f'--config.train.objective={FAMILIES[family]}', '--config.data.source=files', f'--config.data.path={place}/a',
+        f'--config.data.mixture={parts}', '--config.data.tokenizer=symbol', '--config.data.length=32',
+        f'--config.train.num_steps={STEPS}', '--config.train.eval_every=4', '--config.train.checkpoint_every=1',
+        '--config.train.log_every=3', '--config.train.batch_size=16', '--config.evaluate.samples=0', *more,
+    ]  # fmt: skip
+
+
+def begin(place: pathlib.Path, command: list[str], workdir: pathlib.Path, processes: int, devices: int) -> list[Life]:
+    together = f'--coordinator=127.0.0.1:{free_port()}', f'--num_processes={processes}'
+    return [
+        Life(
+            place, *command, f'--workdir={workdir}',
+            *((*together, f'--process_id={number}') if processes > 1 else ()), devices=devices,
+        )
+        for number in range(processes)
+    ]  # fmt: skip
+
+
+def end(lives: list[Life]) -> None:
+    for life in lives:
+        assert life.wait() == 0, life.said[-3000:]
+
+
+def arrays(workdir: pathlib.Path, step: int) -> dict[str, bytes]:
+    """Every array of a checkpoint, by its path, as bytes."""
+    here, found = jax.sharding.SingleDeviceSharding(jax.devices()[0]), {}
+    for item in checkpoint.record(workdir, step)['items']:
+        with ocp.StandardCheckpointer() as reader:
+            shapes = reader.metadata(checkpoint.place(workdir, step) / item).item_metadata
+            target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), shapes.tree)
+            tree = reader.restore(checkpoint.place(workdir, step) / item, target)
+        for path, x in jax.tree_util.tree_leaves_with_path(tree):
+            found[f'{item}{jax.tree_util.keystr(path)}'] = np.asarray(x).tobytes()
+    return found
+
+
+def rows(workdir: pathlib.Path) -> list[dict[str, float]]:
+    lines = [json.loads(line) for line in (workdir / 'metrics.jsonl').read_text().splitlines()]
+    return [{name: value for name, value in line.items() if 'per_second' not in name} for line in lines]
+
+
+def next_batch(workdir: pathlib.Path) -> dict[str, bytes]:
+    config = runs.load_config(str(workdir))
+    records = mixture.load(config, 'train')
+    batches = pipeline.Batches(config, Tokenizers.load(workdir), 'train', training=True, records=records)
+    return {name: array.tobytes() for name, array in batches.batch(STEPS).items()}
+
+
+def assert_same(one: pathlib.Path, other: pathlib.Path) -> None:
+    assert max(checkpoint.steps(one)) == max(checkpoint.steps(other)) == STEPS
+    first, second = arrays(one, STEPS), arrays(other, STEPS)
+    assert first.keys() == second.keys() and len(first) > 20
+    assert [name for name in first if first[name] != second[name]] == []
+    assert rows(one) == rows(other)
+    facts = [checkpoint.record(workdir, STEPS) for workdir in (one, other)]
+    assert facts[0] == facts[1] and facts[0]['versions']['jax'] == jax.__version__
+    assert next_batch(one) == next_batch(other)
+
+
+@pytest.mark.parametrize('mesh', MESHES)
+@pytest.mark.parametrize('family', FAMILIES)
+def test_resume(tmp_path: pathlib.Path, family: str, mesh: str) -> None:
+    processes, devices, fields = MESHES[mesh]
+    if mesh == 'one device' and family != 'decoder':
+        pytest.skip('in the other meshes')
+    command = arguments(tmp_path, family, *LOADED, *fields)
+    end(begin(tmp_path, command, tmp_path / 'whole', processes, devices))
+
+    instants, parts = random.Random(f'{family} {mesh}'), tmp_path / 'parts'
+    for _ in range(2):
+        begun = max(checkpoint.steps(parts), default=0)
+        lives = begin(tmp_path, command, parts, processes, devices)
+        lives[0].wait_for(lambda: max(checkpoint.steps(parts), default=0) > begun)  # noqa: B023
+        time.sleep(instants.uniform(0, 0.2))
+        instants.choice(lives).kill()
+        for life in lives:
+            life.kill()
+    end(begin(tmp_path, command, parts, processes, devices))
+    assert_same(tmp_path / 'whole', parts)
+
+
+def test_on_other_devices_the_rows_are_the_same_and_the_loss_is_near(tmp_path: pathlib.Path) -> None:
+    """Four steps on one device, the rest on eight, and the other way round; without the optimizer's state it is far."""
+    command = [*arguments(tmp_path, 'decoder', *LOADED, '--config.train.log_every=1'), '--config.mesh.data=-1']
+    end(begin(tmp_path, command, tmp_path / 'whole', 1, 1))
+    losses = {}
+    for name, devices in (('wide', (1, 8)), ('narrow', (8, 1))):
+        workdir = tmp_path / name
+        (life,) = begin(tmp_path, command, workdir, 1, devices[0])
+        life.wait_for(lambda: max(checkpoint.steps(workdir), default=0) >= 2)  # noqa: B023
+        life.kill()
+        kept = max(checkpoint.steps(workdir))
+        (life,) = begin(tmp_path, command, workdir, 1, devices[1])
+        end([life])
+        assert kept == STEPS or f'resumed at step {kept}' in life.said
+        losses[name] = [row['train/loss'] for row in rows(workdir) if 'train/loss' in row]
+        assert next_batch(workdir) == next_batch(tmp_path / 'whole')
+    whole = [row['train/loss'] for row in rows(tmp_path / 'whole') if 'train/loss' in row]
+    assert len(whole) == STEPS
+    for found in losses.values():
+        np.testing.assert_allclose(found, whole, rtol=1e-5)
+
+
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_ends_with_75_and_the_run_goes_on(tmp_path: pathlib.Path, number: signal.Signals) -> None:
+    command = arguments(tmp_path, 'decoder', '--config.train.checkpoint_every=1000', '--config.train.eval_every=1000')
+    command = [x.replace(f'num_steps={STEPS}', 'num_steps=100000') for x in command]
+    workdir = tmp_path / 'run'
+    (life,) = begin(tmp_path, command, workdir, 1, 1)
+    life.wait_for(lambda: 'step 6/' in life.said)
+    life.signal(number)
+    asked = time.monotonic()
+    assert life.wait() == 75 and time.monotonic() - asked < 30
+    (step,) = checkpoint.steps(workdir)
+    assert f'{number.name}: stopped after step {step:,} of 100,000, which is saved' in life.said
+    assert 'Traceback' not in life.said and step >= 6
+
+    (again,) = begin(tmp_path, command, workdir, 1, 1)
+    again.wait_for(lambda: f'resumed at step {step}' in again.said)
+    refused = Life(tmp_path, *command, f'--workdir={workdir}')
+    assert refused.wait() == 2 and f'{workdir} is in use by process {again.pid} on ' in refused.said
+    again.wait_for(lambda: f'step {step - step % 3 + 6}/' in again.said)
+    again.signal(signal.SIGSTOP)  # so that it hears both at once
+    again.signal(number)
+    time.sleep(0.1)
+    again.signal(signal.SIGCONT)
+    again.wait_for(lambda: f'{number.name}: saves and stops' in again.said)
+    again.signal(number)
+    assert again.wait() in (75, 128 + number)
+
+
+def test_before_the_first_step_a_signal_ends_at_once_and_a_time_limit_saves(tmp_path: pathlib.Path) -> None:
+    command = arguments(tmp_path, 'decoder')
+    (life,) = begin(tmp_path, command, tmp_path / 'run', 1, 1)
+    life.wait_for(lambda: (tmp_path / 'run' / 'lock').exists())
+    time.sleep(0.05)
+    life.signal(signal.SIGTERM)
+    assert life.wait(20) in (75, -signal.SIGTERM) and checkpoint.steps(tmp_path / 'run') == []
+    command = [x.replace(f'num_steps={STEPS}', 'num_steps=1000000') for x in command]
+    (life,) = begin(tmp_path, [*command, '--config.train.max_minutes=0.05'], tmp_path / 'run', 1, 1)
+    assert life.wait() == 75 and 'train.max_minutes=0.05: stopped after step' in life.said
+    assert digests.fault(checkpoint.place(tmp_path / 'run', max(checkpoint.steps(tmp_path / 'run')))) is None

@@ -1,0 +1,50 @@
+"""Digests of the files of a directory: what a disk changed after it was written is found before it is read."""
+
+import concurrent.futures
+import hashlib
+import json
+import pathlib
+
+FILE = 'digests.json'
+
+
+def write(directory: pathlib.Path) -> None:
+    """Writes the size and the BLAKE2b digest of each file in the directories of `directory` to a file in it."""
+    files = sorted(path for path in directory.glob('*/**/*') if path.is_file())
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        found = {
+            str(path.relative_to(directory)): [path.stat().st_size, digest]
+            for path, digest in zip(files, threads.map(_digest, files), strict=True)
+        }
+    (directory / FILE).write_text(json.dumps(found, indent=2) + '\n')
+
+
+def fault(directory: pathlib.Path, *, contents: bool = True) -> str | None:
+    """Returns what the first file is that is not as `write` found it, and in what; None where all are.
+
+    Args:
+      directory: that `write` was called with.
+      contents: whether to read the files; otherwise it is only seen that they are there, in their size.
+    """
+    listing = directory / FILE
+    try:
+        wanted = json.loads(listing.read_text())
+        files = {directory / name: (int(size), str(digest)) for name, (size, digest) in wanted.items()}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        return f'{listing} {"is missing" if isinstance(error, FileNotFoundError) else "does not read"}'
+    for path, (size, _) in files.items():
+        if not path.is_file():
+            return f'{path} is missing'
+        if path.stat().st_size != size:
+            return f'{path} has {path.stat().st_size:,} bytes, not {size:,}'
+    if contents:
+        with concurrent.futures.ThreadPoolExecutor() as threads:
+            for (path, (_, wanted)), digest in zip(files.items(), threads.map(_digest, files), strict=True):
+                if digest != wanted:
+                    return f'{path} has changed since it was written'
+    return None
+
+
+def _digest(path: pathlib.Path) -> str:
+    with path.open('rb') as file:
+        return hashlib.file_digest(file, 'blake2b').hexdigest()

@@ -1,0 +1,170 @@
+"""What a run begins with, or goes on from: its data, its resolved config, the compiled step and the state."""
+
+import contextlib
+import dataclasses
+import functools
+import importlib.metadata
+import pathlib
+import platform
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from flax import linen as nn
+from jax.sharding import Mesh
+
+from tformer import checkpoint, evaluate, pretrained, processes, sharding, workdir
+from tformer import config as config_lib
+from tformer.config import Config
+from tformer.data import mixture, pipeline
+from tformer.data.tokenizers import Tokenizers
+from tformer.errors import NoSplitError, UserError, choose
+from tformer.hyper import Hyper
+from tformer.model import build
+from tformer.objectives import OBJECTIVES, Objective
+from tformer.optimizers import make_optimizer
+from tformer.state import TrainState, begin, logical_names, start_state, variables
+from tformer.step import Step, make_train_step
+
+Record = Mapping[str, Any]  # the `run` of a checkpoint
+
+PACKAGES = ('tformer', 'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'grain', 'numpy')
+
+
+class Parts(NamedTuple):
+    """What training is made of.
+
+    Attributes:
+      model: of the config.
+      objective: of the config.
+      names: the logical names of every parameter's axes.
+      hyper: the numbers that reach the step.
+      step: the train step, compiled when it is first called.
+      state: the one that training starts from, on the mesh.
+    """
+
+    model: nn.Module
+    objective: Objective
+    names: Any
+    hyper: Hyper
+    step: Step
+    state: TrainState
+
+
+def assemble(config: Config, home: pathlib.Path, batches: pipeline.Batches, mesh: Mesh, last: int | None) -> Parts:
+    """Returns the parts of a training from its checkpoint at step `last` on, or from its beginning where it is None.
+
+    Raises:
+      UserError: the checkpoint, or what the run starts from, does not fit the model.
+    """
+    rules = choose(sharding.RULES, config.mesh.rules, 'mesh.rules')
+    model, objective, hyper = build(config.model), OBJECTIVES[config.train.objective], Hyper.of(config)
+    example = sharding.place_batch(batches.batch(0, sharding.batch_share(mesh)), mesh)
+    names = logical_names(model, objective, example)
+    optimizer = make_optimizer(config, names)
+    state, shardings = start_state(model, objective, optimizer, hyper, example, mesh, rules)
+    step = make_train_step(model, objective, optimizer, config)
+    step = jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
+    if last is not None:
+        state = checkpoint.restore(home, last, state)
+    elif config.train.init_from is not None:
+        fresh, where = (variables(tree.params, tree.statistics) for tree in (state, shardings))
+        loaded = pretrained.load(config.train.init_from, fresh, where, config.train.init_except)
+        start_from = jax.jit(functools.partial(begin, optimizer), out_shardings=shardings)
+        state = start_from(hyper, loaded['params'], loaded.get('statistics', {}))
+    return Parts(model, objective, names, hyper, step, state)
+
+
+def open_data(
+    config: Config, home: pathlib.Path, mesh: Mesh, before: Record | None = None, may_differ: Sequence[str] = ()
+) -> tuple[Config, Tokenizers, pipeline.Batches, pipeline.Batches]:
+    """Returns (the resolved config, the tokenizers, the training batches, the validation batches) of a workdir.
+
+    Args:
+      config: as the user states it.
+      home: the workdir; it gets the tokenizers.
+      mesh: that the rows of a batch are split over.
+      before: of the checkpoint that the run goes on from.
+      may_differ: fields that may differ from the checkpoint's, besides those that are free.
+
+    Raises:
+      UserError: in the config or the data, or they are not those of the checkpoint.
+    """
+    choose(dict.fromkeys(evaluate.score_names(config)), config.train.best_metric, 'train.best_metric')
+    began = None if before is None else config_lib.from_dict(before['config'])
+    records = mixture.load(config, 'train')
+    tokens = processes.after_first(lambda: workdir.tokenizers(home, config, records, begun=before is not None))
+    if tokens.labels and config.evaluate.positive_label is not None:
+        choose(dict.fromkeys(tokens.labels), config.evaluate.positive_label, 'evaluate.positive_label')
+    multiple = row_multiple(config, began, mesh)
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, row_multiple=multiple))
+    batches = pipeline.Batches(config, tokens, 'train', training=True, records=records)
+    config = resolved(config, tokens, batches.steps_per_epoch)
+    if before is not None and began is not None:
+        workdir.check_config(home, began, config, may_differ)
+        same_data(before['data'], amounts(batches, tokens))
+    valid = pipeline.Batches(config, tokens, 'valid', training=False)
+    with contextlib.suppress(NoSplitError):  # what is wrong with it is better known before training than after
+        pipeline.Batches(config, tokens, 'test', training=False)
+    return config, tokens, batches, valid
+
+
+def row_multiple(config: Config, began: Config | None, mesh: Mesh) -> int | None:
+    """Returns what the rows of a data.batch_tokens batch are rounded to; None where train.batch_size says the rows.
+
+    It is what the run `began` with, if it did, so that batches stay the same on other devices.
+
+    Raises:
+      UserError: the rows do not divide by microbatches times the ways that the mesh splits them.
+    """
+    ways, rows = sharding.batch_ways(mesh), config.train.batch_size
+    needed = config.train.microbatches * ways
+    asked = f'train.microbatches={config.train.microbatches} x the {ways} ways that the mesh splits it'
+    if config.data.batch_tokens is None:
+        if rows % needed:
+            near = max(1, round(rows / needed)) * needed
+            raise UserError(f'train.batch_size={rows} is no multiple of {asked}; nearest that is: {near}')
+        return None
+    multiple = config.data.row_multiple or (began and began.data.row_multiple) or needed
+    if multiple % needed:
+        raise UserError(f'data.row_multiple={multiple} is no multiple of {asked}, {needed}')
+    return multiple
+
+
+def amounts(batches: pipeline.Batches, tokens: Tokenizers) -> dict[str, int | float | str]:
+    """Returns what tells whether a step's batch is the same as in an earlier part of the run."""
+    return {
+        'tokenizers': tokens.fingerprint,
+        'training examples': batches.num_examples,
+        'steps an epoch': batches.steps_per_epoch,
+        'fingerprint of the data': batches.fingerprint,
+    }
+
+
+def same_data(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raises a `UserError` where the data, or how they become batches, are not those of the checkpoint."""
+    differing = [f'{name} {before.get(name)} there, {now[name]} here' for name in now if before.get(name) != now[name]]
+    if differing:
+        raise UserError(f'the checkpoint is of other data: {"; ".join(differing)}')
+
+
+def resolved(config: Config, tokens: Tokenizers, steps_per_epoch: float) -> Config:
+    """Returns `config` with what the tokenizers and the data decide filled in."""
+    return config_lib.resolve(
+        config,
+        vocab_size=tokens.target.vocab_size,
+        encoder_vocab_size=tokens.source.vocab_size if tokens.source is not None else None,
+        num_classes=len(tokens.labels) or None,
+        steps_per_epoch=steps_per_epoch,
+    )
+
+
+def facts(config: Config, batches: pipeline.Batches, tokens: Tokenizers) -> dict[str, Any]:
+    """Returns what every checkpoint of a run says of it: its config, its data, the versions it was made with."""
+    versions = {name: importlib.metadata.version(name) for name in PACKAGES}
+    return {
+        'config': config_lib.to_dict(config),
+        'config_digest': config_lib.digest(config),
+        'data': amounts(batches, tokens),
+        'versions': {'python': platform.python_version(), **versions},
+    }
