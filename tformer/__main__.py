@@ -5,7 +5,7 @@ import pathlib
 import sys
 from collections.abc import Callable, Sequence
 
-from absl import flags
+from absl import flags, logging
 
 from tformer import errors
 from tformer.data import lines
@@ -195,6 +195,7 @@ def main(argv: Sequence[str]) -> None:
 
     command, arguments, overrides = parse(argv)
     allocator.keep_memory()
+    logging.set_verbosity(logging.FATAL)  # what fails in a thread of Orbax is told once, by us
     if FLAGS.coordinator is not None:
         from tformer import processes
 

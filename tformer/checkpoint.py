@@ -149,7 +149,7 @@ class Checkpoints:
           merit: what the best has most of; None where this step was not evaluated.
 
         Raises:
-          OSError, ValueError: the previous checkpoint could not be written.
+          UserError: the previous checkpoint could not be written.
         """
         self.wait()
         arrays = items(state)
@@ -171,8 +171,17 @@ class Checkpoints:
         partial.replace(file)
 
     def wait(self) -> None:
-        """Waits until everything is on disk, and deletes the checkpoints that are no longer kept."""
-        self._writer.wait_until_finished()
+        """Waits until everything is on disk, and deletes the checkpoints that are no longer kept.
+
+        Raises:
+          UserError: it could not be written.
+        """
+        try:
+            self._writer.wait_until_finished()
+        except (OSError, ValueError, RuntimeError) as error:
+            line = str(error).splitlines()[0]
+            kept = f'the newest whole one is of step {max(steps(self._workdir), default=0)}'
+            raise UserError(f'a checkpoint could not be written, and {kept}: {line}') from error
         if processes.first():
             there, most = steps(self._workdir), best(self._workdir)
             for step in there[: -self._keep_last]:

@@ -1,12 +1,13 @@
 """Sums into means, and where the numbers of a run are written: metrics.jsonl, TensorBoard, the terminal."""
 
+import contextlib
 import json
 import math
 import os
 import pathlib
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -75,40 +76,58 @@ class Writer:
         fresh = file.with_suffix('.tmp')
         fresh.write_text(''.join(json.dumps(row) + '\n' for row in kept))
         os.replace(fresh, file)
-        self._file = file.open('a')
-        tensorboard = _tensorboard()
-        if tensorboard is not None:
-            self._board = tensorboard.SummaryWriter(str(workdir / 'tensorboard'), purge_step=start_step + 1)
+        self._file = file.open('ab', buffering=0)
+        self._board = _tensorboard(workdir / 'tensorboard', start_step + 1)
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
         if self._file is None:
             return
-        self._file.write(json.dumps({'step': step, **{k: _rounded(v) for k, v in numbers.items()}}) + '\n')
-        self._file.flush()
+        line = json.dumps({'step': step, **{k: _rounded(v) for k, v in numbers.items()}}) + '\n'
+        try:
+            self._file.write(line.encode())
+        except OSError as error:
+            raise UserError(f'{self._file.name}: {error.strerror}') from error
         if self._board is not None:
-            for name, value in numbers.items():
-                self._board.add_scalar(name, value, step)
+            self._board(step, numbers)
 
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
-        if self._board is not None:
-            self._board.close()
 
 
-def _tensorboard() -> Any:
-    """Returns tensorboardX, None where it is not installed, without the torch that it would load where one is."""
+def _tensorboard(directory: pathlib.Path, purged: int) -> Callable[[int, Mapping[str, float]], None] | None:
+    """Returns what writes the numbers of a step, None where tensorboardX is not installed; what fails is left out.
+
+    Args:
+      directory: of the event files.
+      purged: from this step on TensorBoard hides what earlier files hold.
+    """
     hidden = 'torch' not in sys.modules
     if hidden:
-        sys.modules['torch'] = None  # type: ignore[assignment]
+        sys.modules['torch'] = None  # type: ignore[assignment]  # it would load the torch that is installed
     try:
-        import tensorboardX
+        from tensorboardX import event_file_writer, summary
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
     except ImportError:
         return None
     finally:
         if hidden:
             del sys.modules['torch']
-    return tensorboardX
+    with contextlib.suppress(OSError):
+        directory.mkdir(exist_ok=True)
+        events = event_file_writer.EventsWriter(str(directory / 'events'))  # no thread, none of its queues
+
+        def write(step: int, numbers: Mapping[str, float]) -> None:
+            with contextlib.suppress(OSError):
+                for name, value in numbers.items():
+                    found = summary.scalar(name, value)
+                    events.write_event(Event(wall_time=time.time(), step=step, summary=found))
+                events.flush()
+
+        start = SessionLog(status=SessionLog.START)
+        events.write_event(Event(wall_time=time.time(), step=purged, session_log=start))
+        return write
+    return None
 
 
 def _rounded(value: float) -> float | None:

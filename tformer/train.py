@@ -100,9 +100,9 @@ def _train(
     best, log, evaluated = Best(), Interval(), 0
     if before is not None:
         best, log, evaluated = Best(**before['best']), Interval(**before['interval']), before['evaluated']
+    checkpoints = checkpoint.Checkpoints(home, config.train.keep_last, config.train.keep_every)
     writer = metrics.Writer(home if processes.first() else None, number, evaluated)
     progress = metrics.Progress(config.train.num_steps or 0, number)
-    checkpoints = checkpoint.Checkpoints(home, config.train.keep_last, config.train.keep_every)
     for end in (progress.close, writer.close, checkpoints.wait):  # a run that fails waits for its last checkpoint, too
         closing.callback(end)
     trained = freezing.count_trained(freezing.trained_parts(config, names), state.params)
