@@ -1,12 +1,14 @@
 """What disks, users and schedulers do to a run: nothing older is lost, it is said what happened, the rerun goes on."""
 
 import contextlib
+import json
 import os
 import pathlib
 import shutil
 import signal
 import subprocess
 
+import make_stored_run
 import pytest
 import test_runs
 import toy_data
@@ -54,10 +56,13 @@ DAMAGE = {
     'a flipped bit': (flip, 'has changed since it was written'),
     'a file cut short': (truncate, 'bytes, not '),
     'no record': (lambda step: (step / 'run' / 'metadata').unlink(), 'run/metadata is missing'),
-    'no metadata of arrays': (lambda step: (step / 'params' / '_METADATA').unlink(), 'params/_METADATA is missing'),
+    'no metadata of arrays': (
+        lambda step: (step / 'variables' / '_METADATA').unlink(),
+        'variables/_METADATA is missing',
+    ),
     'no digests': (lambda step: (step / 'digests.json').unlink(), 'digests.json is missing'),
     'digests cut short': (lambda step: os.truncate(step / 'digests.json', 40), 'digests.json does not read'),
-    'an item is gone': (lambda step: shutil.rmtree(step / 'opt_state'), 'is missing'),
+    'an item is gone': (lambda step: shutil.rmtree(step / 'training'), 'is missing'),
 }
 
 
@@ -184,3 +189,16 @@ def test_a_full_disk_while_saving_loses_nothing_older(tmp_path):
         again.kill()
     finally:
         subprocess.run(['umount', '-l', str(disk)], check=True)
+
+
+def test_a_stored_run_still_loads_and_goes_on(tmp_path):
+    """tests/make_stored_run.py made it; only what has changed on purpose may make it anew."""
+    stored, run = make_stored_run.PLACE, tmp_path / 'run'
+    shutil.copytree(stored, run)
+    data = toy_data.parallel(tmp_path / 'data')
+    found = runs.evaluate(runs.load(run, {'data.path': str(data)}), 'test')
+    assert found == pytest.approx(json.loads((stored / 'scores.json').read_text()), rel=1e-5)
+    assert checkpoint.record(run, 3)['config_digest'] and checkpoint.sound(run, print) == 3
+    fields = {**make_stored_run.FIELDS, 'train__num_steps': '4', 'data__path': str(data)}
+    longer = test_runs.load('translate.py:smoke', tmp_path, **fields)
+    assert train_lib.train(longer, run, may_differ=['train.num_steps']).step == 4

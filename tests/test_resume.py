@@ -67,7 +67,7 @@ def end(lives: list[Life]) -> None:
 def arrays(workdir: pathlib.Path, step: int) -> dict[str, bytes]:
     """Every array of a checkpoint, by its path, as bytes."""
     here, found = jax.sharding.SingleDeviceSharding(jax.devices()[0]), {}
-    for item in checkpoint.record(workdir, step)['items']:
+    for item in checkpoint.ARRAYS:
         with ocp.StandardCheckpointer() as reader:
             shapes = reader.metadata(checkpoint.place(workdir, step) / item).item_metadata
             target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), shapes.tree)
@@ -183,3 +183,10 @@ def test_before_the_first_step_a_signal_ends_at_once_and_a_time_limit_saves(tmp_
     (life,) = begin(tmp_path, [*command, '--config.train.max_minutes=0.05'], tmp_path / 'run', 1, 1)
     assert life.wait() == 75 and 'train.max_minutes=0.05: stopped after step' in life.said
     assert digests.fault(checkpoint.place(tmp_path / 'run', max(checkpoint.steps(tmp_path / 'run')))) is None
+
+
+@pytest.mark.slow
+def test_a_few_kills_at_random_instants(tmp_path: pathlib.Path) -> None:
+    from soak import soak
+
+    assert 'bit for bit' in soak(tmp_path, kills=4, seed=int(time.time()))

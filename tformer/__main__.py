@@ -20,6 +20,7 @@ flags.DEFINE_string(
     'input', None, 'generate, attention: a file of texts, one a line; default: the arguments, or stdin.'
 )
 flags.DEFINE_integer('seed', 0, 'generate: of the sampling.')
+flags.DEFINE_boolean('saves', False, 'benchmark: of steps with checkpoints among them against steps without.')
 flags.DEFINE_boolean('data', False, 'inspect, benchmark: of the data instead of the model.')
 flags.DEFINE_string('coordinator', None, 'HOST:PORT of process 0, where several processes train as one.')
 flags.DEFINE_integer('num_processes', 1, 'How many they are.')
@@ -38,7 +39,7 @@ USAGE = """tformer COMMAND [--config=FILE[:argument]] [--workdir=DIR] [--config.
   attention  --workdir [TEXT ...]        attention maps, as one HTML page
   inspect    --config | --workdir        the config and its parameter table
   inspect    --data --config | --workdir the data: amounts, lengths, padding, duplicates, rows as the model reads them
-  benchmark  --config [--data]           times the train step, or the data pipeline: one JSON line
+  benchmark  --config [--data | --saves] times the train step, the data pipeline, or what saving costs: one JSON line
 """
 
 
@@ -173,7 +174,7 @@ def benchmark(arguments: list[str], overrides: dict[str, str]) -> None:
     choices.validate(loaded)
     if FLAGS.steps < 1:
         raise errors.UserError(f'--steps={FLAGS.steps} must be positive')
-    timed = benchmark.feed if FLAGS.data else benchmark.train_step
+    timed = benchmark.feed if FLAGS.data else benchmark.saving if FLAGS.saves else benchmark.train_step
     print(timed(loaded, FLAGS.steps))
 
 
@@ -195,7 +196,6 @@ def main(argv: Sequence[str]) -> None:
 
     command, arguments, overrides = parse(argv)
     allocator.keep_memory()
-    logging.set_verbosity(logging.FATAL)  # what fails in a thread of Orbax is told once, by us
     if FLAGS.coordinator is not None:
         from tformer import processes
 
@@ -205,6 +205,9 @@ def main(argv: Sequence[str]) -> None:
 
 def run() -> None:
     """The installed script: a user's mistake is one line on standard error and exit code 2."""
+    # What fails in a thread of Orbax is told once, by us.
+    logging.set_verbosity(logging.FATAL)
+    sys.unraisablehook = lambda fault: None if fault.object is None else sys.__unraisablehook__(fault)
     try:
         main(sys.argv)
     except errors.UserError as error:

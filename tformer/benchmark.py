@@ -1,17 +1,21 @@
-"""How fast a config trains here, and how fast its data come."""
+"""How fast a config trains here, what saving costs it, and how fast its data come."""
 
+import contextlib
 import dataclasses
 import itertools
 import json
+import pathlib
 import statistics
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 import numpy as np
 from flax import linen as nn
 
-from tformer import sharding
+from tformer import checkpoint, sharding
 from tformer.config import Config, resolve
 from tformer.data import mixture, pipeline
 from tformer.data.tokenizers import TOKENIZERS, train_tokenizers
@@ -21,7 +25,7 @@ from tformer.hyper import Hyper
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
 from tformer.optimizers import make_optimizer
-from tformer.state import count_parameters, logical_names, start_state
+from tformer.state import TrainState, count_parameters, logical_names, start_state
 from tformer.step import make_train_step
 
 
@@ -63,34 +67,79 @@ def random_batch(config: Config, seed: int = 0) -> dict[str, np.ndarray]:
     return batch | {'targets': targets, 'weights': np.ones((rows, data.length), np.float32)}
 
 
-def train_step(config: Config, steps: int) -> str:
-    """Returns one JSON line: the median time of `steps` train steps on full random batches, after two unmeasured."""
+@contextlib.contextmanager
+def stepping(config: Config) -> Iterator[tuple[Callable[[], float], Callable[[], TrainState], dict[str, Any]]]:
+    """Gives (one step on a full random batch -> its loss, once it is there; the state now; facts of the model)."""
     config = assumed(config)
     mesh, rules = sharding.make_mesh(config.mesh), choose(sharding.RULES, config.mesh.rules, 'mesh.rules')
     model, objective = build(config.model), OBJECTIVES[config.train.objective]
     hyper, batch = Hyper.of(config), random_batch(config)
     optimizer = make_optimizer(config, logical_names(model, objective, batch))
-    tokens = sum(value.size for name, value in batch.items() if name.endswith('inputs'))
     with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
         state, _ = start_state(model, objective, optimizer, hyper, batch, mesh, rules)
         step = jax.jit(make_train_step(model, objective, optimizer, config), donate_argnums=0)
         placed = jax.device_put(batch, sharding.batch_sharding(mesh))
-        times = []
-        for _ in range(steps + 2):
-            began = time.perf_counter()
+        facts = {
+            'device': jax.devices()[0].device_kind,
+            'devices': mesh.size,
+            'params': count_parameters(state.params),
+            'tokens': sum(value.size for name, value in batch.items() if name.endswith('inputs')),
+        }
+
+        def once() -> float:
+            nonlocal state
             state, numbers = step(state, placed, hyper)
-            loss = jax.device_get(numbers['scores']['loss'])
+            total, weight = jax.device_get(numbers['scores']['loss'])
+            return float(total / weight)
+
+        for _ in range(2):
+            once()
+        yield once, lambda: state, facts
+
+
+def train_step(config: Config, steps: int) -> str:
+    """Returns one JSON line: the median time of `steps` train steps on full random batches, after two unmeasured."""
+    times, loss = [], 0.0
+    with stepping(config) as (once, _, facts):
+        for _ in range(steps):
+            began = time.perf_counter()
+            loss = once()
             times.append(time.perf_counter() - began)
-    median = statistics.median(times[2:])
+    median = statistics.median(times)
+    rate = {'tokens_per_s': round(facts.pop('tokens') / median, 1), 'step_ms': round(median * 1e3, 2)}
+    return json.dumps({**facts, **rate, 'loss': round(loss, 4)})
+
+
+SAVED_EVERY = 10
+
+
+def saving(config: Config, steps: int) -> str:
+    """Returns one JSON line on what asynchronous saving costs: steps with a save among ten against steps without.
+
+    Blocks of ten steps with a checkpoint after the first and blocks without one take turns, until `steps` of each are
+    made; `ratio` is that of the blocks' median times, `blocked_ms` the median time that a save keeps the steps waiting.
+    """
+    blocks: dict[bool, list[float]] = {True: [], False: []}
+    blocked = []
+    with tempfile.TemporaryDirectory() as place, stepping(config) as (once, state, facts):
+        checkpoints = checkpoint.Checkpoints(pathlib.Path(place))
+        for block in range(2 * max(1, steps // SAVED_EVERY)):
+            saves, began = block % 2 == 0, time.perf_counter()
+            for number in range(SAVED_EVERY):
+                once()
+                if saves and number == 0:
+                    since = time.perf_counter()
+                    checkpoints.save(state(), {}, None)
+                    blocked.append(time.perf_counter() - since)
+            blocks[saves].append(time.perf_counter() - began)
+            checkpoints.wait()
+    median = {saves: statistics.median(times) for saves, times in blocks.items()}
     line = {
-        'device': jax.devices()[0].device_kind,
-        'devices': mesh.size,
-        'tokens_per_s': round(tokens / median, 1),
-        'step_ms': round(median * 1e3, 2),
-        'params': count_parameters(state.params),
-        'loss': round(float(loss[0] / loss[1]), 4),
+        'ratio': round(median[True] / median[False], 4),
+        'step_ms': round(median[False] / SAVED_EVERY * 1e3, 2),
+        'blocked_ms': round(statistics.median(blocked) * 1e3, 2),
     }
-    return json.dumps(line)
+    return json.dumps({**facts, **line})
 
 
 def feed(config: Config, steps: int) -> str:

@@ -1,8 +1,8 @@
 """Checkpoints of a run, written by Orbax beside the training: whole or not there, and damage is found before use.
 
-WORKDIR/checkpoints/STEP holds one directory for each of its items: arrays (`params`, which is what is evaluated;
-`training`, the parameters that training goes on from where they are others; `statistics`, `opt_state`, `guard`), and
-`run`, a JSON object; `digests.json` lists the files of all. Nothing but the arrays needs a device to be read.
+WORKDIR/checkpoints/STEP holds two trees of arrays, `variables`, which are evaluated (`params`, and `statistics` if
+any), and `training`, what else training goes on from; `run`, a JSON object, which is read without a device; and
+`digests.json`, which lists their files.
 """
 
 import json
@@ -18,10 +18,10 @@ import orbax.checkpoint as ocp
 
 from tformer import digests, processes
 from tformer.errors import UserError
-from tformer.state import TrainState, evaluation_params
+from tformer.state import TrainState, evaluation_variables
 
 LOWER_IS_BETTER = ('loss', 'nll', 'perplexity', 'error_rate', 'bits_per_byte', 'mean_squared_error')
-ARRAYS = ('params', 'training', 'statistics', 'opt_state', 'guard')
+ARRAYS = ('variables', 'training')
 
 
 def merit(metric: str, value: float) -> float:
@@ -137,7 +137,8 @@ class Checkpoints:
             place(workdir).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f'{place(workdir)}: {error.strerror}') from error
-        handlers = {name: ocp.StandardCheckpointHandler() for name in ARRAYS}
+        # Compressing costs more of a step than it saves of a disk: trained numbers are close to random bits.
+        handlers = {name: ocp.PyTreeCheckpointHandler(use_compression=False) for name in ARRAYS}
         self._writer = ocp.AsyncCheckpointer(_Handler(run=ocp.JsonCheckpointHandler(), **handlers))
 
     def save(self, state: TrainState, run: Mapping[str, Any], merit: float | None) -> None:
@@ -145,20 +146,18 @@ class Checkpoints:
 
         Args:
           state: what to save; its step names the checkpoint.
-          run: what else a resumed run needs; `merit` and the names of the `items` are added.
+          run: what else a resumed run needs.
           merit: what the best has most of; None where this step was not evaluated.
 
         Raises:
           UserError: the previous checkpoint could not be written.
         """
         self.wait()
-        arrays = items(state)
-        full = {**run, 'merit': merit, 'items': list(arrays)}
         self._writer.save(
             place(self._workdir, int(state.step)),
             args=_Items(
-                run=ocp.args.JsonSave(full),
-                **{name: ocp.args.StandardSave(item) for name, item in arrays.items()},
+                run=ocp.args.JsonSave({**run, 'merit': merit}),
+                **{name: ocp.args.PyTreeSave(item) for name, item in items(state).items()},
             ),
         )
 
@@ -190,19 +189,12 @@ class Checkpoints:
 
 
 def items(state: TrainState) -> dict[str, Any]:
-    """Returns the arrays of a checkpoint: item -> tree. Items that would be empty are left out."""
-    evaluated = evaluation_params(state)
-    training = {} if evaluated is state.params else {'params': state.params}
-    if state.averages is not None:
-        training['averages'] = state.averages
-    every = {
-        'params': evaluated,
-        'training': training,
-        'statistics': state.statistics,
-        'opt_state': state.opt_state,
-        'guard': state.guard,
-    }
-    return {name: item for name, item in every.items() if jax.tree.leaves(item)}
+    """Returns the arrays of a checkpoint: item -> tree, without parts that would be empty."""
+    evaluated = evaluation_variables(state)
+    training = {'opt_state': state.opt_state, 'guard': state.guard, 'averages': state.averages}
+    if evaluated['params'] is not state.params:
+        training['params'] = state.params
+    return {'variables': evaluated, 'training': {name: x for name, x in training.items() if jax.tree.leaves(x)}}
 
 
 # ------------------------------------------------------------------------------------------------------ reading
@@ -216,16 +208,13 @@ def restore(workdir: pathlib.Path, step: int, state: TrainState) -> TrainState:
       step: of a checkpoint.
       state: of the same shapes, as `start_state` gives it.
     """
-    wanted = items(state)
-    if 'params' in wanted.get('training', {}):
-        del wanted['params']
-    target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), wanted)
+    target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), items(state))
     try:
         found = _read(workdir, step, target)
     except (ValueError, KeyError) as error:
         raise UserError(f'checkpoint {step} of {workdir} does not fit: {str(error).splitlines()[0]}') from error
     number = jax.device_put(jax.numpy.asarray(step, state.step.dtype), state.step.sharding)
-    return state.replace(step=number, **found.pop('training', {}), **found)
+    return state.replace(step=number, **{**found['variables'], **found['training']})
 
 
 def _read(workdir: pathlib.Path, step: int, target: Mapping[str, Any]) -> dict[str, Any]:
@@ -239,13 +228,10 @@ def _variables(workdir: pathlib.Path, step: int) -> dict[str, Any]:
     if damage := digests.fault(place(workdir, step)):
         raise UserError(f'checkpoint {step} is damaged: {damage}')
     sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    handlers = {name: ocp.StandardCheckpointHandler() for name in ('params', 'statistics')}
-    with ocp.Checkpointer(ocp.CompositeCheckpointHandler(**handlers)) as reader:
-        shapes = reader.metadata(place(workdir, step)).item_metadata
-    there = {name: dict(shapes[name]) for name in handlers if name in record(workdir, step)['items']}
-    return _read(
-        workdir, step, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), there)
-    )
+    with ocp.Checkpointer(ocp.CompositeCheckpointHandler(variables=ocp.StandardCheckpointHandler())) as reader:
+        shapes = reader.metadata(place(workdir, step)).item_metadata['variables']
+    target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), dict(shapes))
+    return dict(_read(workdir, step, {'variables': target})['variables'])
 
 
 def load_variables(workdir: pathlib.Path, which: str = 'best') -> tuple[dict[str, Any], int]:
