@@ -13,6 +13,17 @@ difference is taken seed by seed, with its 95 % interval (Student's t, two degre
       tformer train --config=configs/few_labels.py --config.data.path=DIR --workdir=runs/few/tuned_${n}_$s \
           --config.data.train_examples=$n --config.train.seed=$s --config.train.init_from=runs/few/pretrain
     done; done
+
+Two CPU cores: pre-training under an hour with other work beside it, each of the others under two minutes. Result: the
+README's table.
+With all labels, train.num_steps=3000: 80.2 % right from scratch, 84.0 % pre-trained. A bag of words, 78.0 %:
+
+    from sklearn import feature_extraction, linear_model, pipeline
+    def read(split): return zip(*(line.rstrip('\n').split('\t', 1) for line in open(f'DIR/{split}.tsv')))
+    (labels, texts), (right, unseen) = read('train'), read('test')
+    words = feature_extraction.text.TfidfVectorizer()
+    model = pipeline.make_pipeline(words, linear_model.LogisticRegression(C=10, max_iter=200)).fit(texts, labels)
+    print(model.score(unseen, right))
 """
 
 from ml_collections import ConfigDict

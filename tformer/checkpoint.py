@@ -92,18 +92,20 @@ def sound(workdir: pathlib.Path, say: Callable[[str], object]) -> int | None:
     for pattern in ('*.orbax-checkpoint-tmp', '*.deleted'):
         for partial in place(workdir).glob(pattern):
             shutil.rmtree(partial, ignore_errors=True)
-    found = newest = None
+    newest, damaged = None, {}
     for step in reversed(steps(workdir)):
-        found = digests.fault(place(workdir, step), contents=newest is None)
-        if found is None:
+        if found := digests.fault(place(workdir, step), contents=newest is None):
+            damaged[step] = found
+        else:
             newest = newest or step
-            continue
+    if damaged and newest is None:
+        found = damaged[max(damaged)]
+        raise UserError(f'no checkpoint of {workdir} is whole: {found}; to begin anew take a fresh --workdir')
+    for step, found in damaged.items():
         aside = place(workdir, step).with_suffix('.damaged')
         shutil.rmtree(aside, ignore_errors=True)
         place(workdir, step).rename(aside)
         say(f'checkpoint {step} is damaged, now {aside}: {found}')
-    if newest is None and found is not None:
-        raise UserError(f'no checkpoint of {workdir} is whole: {found}; to begin anew take a fresh --workdir')
     return newest
 
 
@@ -164,13 +166,14 @@ class Checkpoints:
     def judge(self, step: int, merit: float) -> None:
         """Notes the merit of a checkpoint that was written before its evaluation."""
         self.wait()
-        file = place(self._workdir, step) / 'merit.json'
-        partial = file.with_suffix('.tmp')
-        partial.write_text(json.dumps(merit))
-        partial.replace(file)
+        if processes.first():
+            file = place(self._workdir, step) / 'merit.json'
+            partial = file.with_suffix('.tmp')
+            partial.write_text(json.dumps(merit))
+            partial.replace(file)
 
-    def wait(self) -> None:
-        """Waits until everything is on disk, and deletes the checkpoints that are no longer kept.
+    def finish(self) -> None:
+        """Waits until everything is on disk.
 
         Raises:
           UserError: it could not be written.
@@ -181,11 +184,20 @@ class Checkpoints:
             line = str(error).splitlines()[0]
             kept = f'the newest whole one is of step {max(steps(self._workdir), default=0)}'
             raise UserError(f'a checkpoint could not be written, and {kept}: {line}') from error
+
+    def wait(self) -> None:
+        """Waits until everything is on disk, and deletes the checkpoints that are no longer kept.
+
+        Raises:
+          UserError: it could not be written.
+        """
+        self.finish()
         if processes.first():
             there, most = steps(self._workdir), best(self._workdir)
             for step in there[: -self._keep_last]:
                 if step != most and (self._keep_every is None or step % self._keep_every):
                     shutil.rmtree(place(self._workdir, step).rename(place(self._workdir, step).with_suffix('.deleted')))
+        processes.meet('checkpoints')  # none looks for the best among what is being deleted
 
 
 def items(state: TrainState) -> dict[str, Any]:

@@ -35,9 +35,9 @@ def after_first(make: Callable[[], T]) -> T:
     """Returns make(), which the others call once the first has: it finds then what that one wrote."""
     if first():
         made = make()
-        _meet('made')
+        meet('made')
         return made
-    _meet('made')
+    meet('made')
     return make()
 
 
@@ -48,6 +48,7 @@ def same_number(number: Callable[[], int]) -> int:
     return int(multihost_utils.broadcast_one_to_all(np.int32(number() if first() else 0)))
 
 
-def _meet(name: str) -> None:
+def meet(name: str) -> None:
+    """Waits until every process is here; `name` tells the places apart."""
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices(name)

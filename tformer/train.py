@@ -103,7 +103,11 @@ def _train(
     checkpoints = checkpoint.Checkpoints(home, config.train.keep_last, config.train.keep_every)
     writer = metrics.Writer(home if processes.first() else None, number, evaluated)
     progress = metrics.Progress(config.train.num_steps or 0, number)
-    for end in (progress.close, writer.close, checkpoints.wait):  # a run that fails waits for its last checkpoint, too
+    for end in (
+        progress.close,
+        writer.close,
+        checkpoints.finish,
+    ):  # of a run that fails, too
         closing.callback(end)
     trained = freezing.count_trained(freezing.trained_parts(config, names), state.params)
     progress.say(headline(state, trained, batches, mesh, number))
@@ -114,15 +118,16 @@ def _train(
     while True:
         reason, merit = stops.reason(number), None
         if reason is None and evaluated < number and due(number, config.train.eval_every, length):
-            found = None
-            with log.paused(), contextlib.suppress(Stopped), stops.at_once():
-                found = evaluation(config, state, valid, tokens, score, generated)
-            if found is not None:
+            try:
+                with log.paused(), stops.at_once():
+                    found = evaluation(config, state, valid, tokens, score, generated)
+            except Stopped as asked:
+                reason = str(asked)
+            else:
                 writer.write(number, found)
                 progress.say(f'step {number} valid  ' + '  '.join(f'{k[6:]} {v:.4g}' for k, v in found.items()))
                 merit = checkpoint.merit(config.train.best_metric, found[config.train.best_metric])
                 best, evaluated = best.and_then(merit), number
-            reason = stops.reason(number)
 
         if saved < number and (reason or merit is not None or due(number, config.train.checkpoint_every, length)):
             run = {**facts, 'best': dataclasses.asdict(best), 'interval': log.so_far(), 'evaluated': evaluated}
@@ -130,10 +135,10 @@ def _train(
             saved = number
         elif merit is not None:
             checkpoints.judge(number, merit)
+        if reason is not None and (number < length or evaluated < number):
+            raise Stopped(f'{reason}: stopped after step {number:,} of {length:,}, which is saved')
         if number >= length or best.stale >= patience:
             break
-        if reason is not None:
-            raise Stopped(f'{reason}: stopped after step {number:,} of {length:,}, which is saved')
 
         state, numbers = step(state, sharding.place_batch(batch := next(iterator), mesh), hyper)
         number, stops.begun = number + 1, True
