@@ -37,7 +37,7 @@ USAGE = """tformer COMMAND [--config=FILE[:argument]] [--workdir=DIR] [--config.
   evaluate   --workdir [--split] [--average=N]  scores a checkpoint, or the mean of the last N, on a split
   generate   --workdir [TEXT ...]        text in (arguments, --input, stdin), text out
   attention  --workdir [TEXT ...]        attention maps, as one HTML page
-  inspect    --config | --workdir        the config and its parameter table
+  inspect    --config | --workdir        the config and its parameter table; the checkpoints of a workdir
   inspect    --data --config | --workdir the data: amounts, lengths, padding, duplicates, rows as the model reads them
   benchmark  --config [--data | --saves] times the train step, the data pipeline, or what saving costs: one JSON line
 """
@@ -165,6 +165,8 @@ def inspect(arguments: list[str], overrides: dict[str, str]) -> None:
         runs.show_data(loaded, FLAGS.workdir)
     else:
         print(runs.inspect(loaded))
+        if FLAGS.workdir is not None:
+            print(runs.checkpoints(FLAGS.workdir))
 
 
 def benchmark(arguments: list[str], overrides: dict[str, str]) -> None:

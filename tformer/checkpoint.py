@@ -69,7 +69,7 @@ def merits(workdir: pathlib.Path) -> dict[int, float]:
     found = {}
     for step in steps(workdir):
         later = place(workdir, step) / 'merit.json'
-        value = json.loads(later.read_text()) if later.is_file() else record(workdir, step)['merit']
+        value = json.loads(later.read_text()) if later.is_file() else record(workdir, step).get('merit')
         if value is not None:
             found[step] = float(value)
     return found

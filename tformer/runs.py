@@ -206,6 +206,18 @@ def inspect(config: Config) -> str:
     return '\n'.join([text, metrics.table(rows), f'{total:,} parameters, {sizes}'])
 
 
+def checkpoints(directory: str) -> str:
+    """Returns a table of a workdir's checkpoints, read without a device; the best one is starred."""
+    home = pathlib.Path(directory)
+    merits, best, rows = checkpoint.merits(home), checkpoint.best(home), []
+    for step in checkpoint.steps(home):
+        run = checkpoint.record(home, step)
+        merit = f'{merits[step]:.6g}' if step in merits else 'not evaluated'
+        cells = f'merit {merit:<14} jax {run["versions"]["jax"]}  config {run["config_digest"]}'
+        rows.append((f'{"*" if step == best else " "} {step:,}', cells))
+    return metrics.table([('checkpoints', f'in {checkpoint.place(home)}'), *rows])
+
+
 def show_data(config: Config, directory: str | None) -> None:
     """Prints what `data.sight` reports of a config's data, with the tokenizers of a workdir or trained ones.
 

@@ -41,6 +41,9 @@ FREE_FIELDS = (
 )
 
 
+LOCK_SECONDS = 3  # a killed run's data workers hold its lock until they have seen that it is gone
+
+
 def is_free(field: str) -> bool:
     """Returns whether a dotted field may differ: it changes neither the parameters nor the updates."""
     return field.split('.')[0] in FREE_SECTIONS or field in FREE_FIELDS
@@ -103,11 +106,18 @@ def held(workdir: pathlib.Path) -> Iterator[None]:
     except OSError as error:
         raise UserError(f'--workdir={workdir}: {error.strerror}') from error
     with (workdir / 'lock').open('a+') as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            file.seek(0)
-            raise UserError(f'--workdir={workdir} is in use by {file.read().strip() or "another process"}') from error
+        for attempt in range(LOCK_SECONDS * 10 + 1):
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if attempt == LOCK_SECONDS * 10:
+                    file.seek(0)
+                    holder = file.read().strip() or 'another process'
+                    raise UserError(f'--workdir={workdir} is in use by {holder}') from error
+                time.sleep(0.1)
+            except OSError:  # a file system that has no locks
+                break
         file.truncate(0)
         file.write(f'process {os.getpid()} on {socket.gethostname()}, since {time.strftime("%Y-%m-%d %H:%M:%S")}\n')
         file.flush()
