@@ -1,15 +1,18 @@
-"""Digests of the files of a directory: what a disk changed after it was written is found before it is read."""
+"""Digests of the files of a directory: what a disk changed after it was written is found before it is read.
+
+CRC-32 finds every change within 32 bits and all but one in 4e9 others, and costs a step less than other digests.
+"""
 
 import concurrent.futures
-import hashlib
 import json
 import pathlib
+import zlib
 
 FILE = 'digests.json'
 
 
 def write(directory: pathlib.Path) -> None:
-    """Writes the size and the BLAKE2b digest of each file in the directories of `directory` to a file in it."""
+    """Writes the size and the CRC-32 of each file in the directories of `directory` to a file in it."""
     files = sorted(path for path in directory.glob('*/**/*') if path.is_file())
     with concurrent.futures.ThreadPoolExecutor() as threads:
         found = {
@@ -46,5 +49,8 @@ def fault(directory: pathlib.Path, *, contents: bool = True) -> str | None:
 
 
 def _digest(path: pathlib.Path) -> str:
-    with path.open('rb') as file:
-        return hashlib.file_digest(file, 'blake2b').hexdigest()
+    found = 0
+    with path.open('rb', buffering=0) as file:
+        while part := file.read(1 << 20):
+            found = zlib.crc32(part, found)
+    return f'{found:08x}'
