@@ -8,6 +8,8 @@ import shutil
 import signal
 import subprocess
 
+import jax
+import jax.numpy as jnp
 import make_stored_run
 import pytest
 import test_runs
@@ -142,6 +144,32 @@ def test_a_signal_during_an_evaluation_leaves_it_to_the_next_life(whole, tmp_pat
     ended = train_lib.train(wanted(whole), run)
     assert arrays(run, 6) == arrays(whole / 'run', 6) and rows(run) == rows(whole / 'run')
     assert checkpoint.merits(run) == checkpoint.merits(whole / 'run') and ended.best_step == checkpoint.best(run)
+
+
+def test_what_a_lost_optimizer_would_change_is_seen(whole, tmp_path, monkeypatch):
+    """On other devices losses agree within 1e-5 (tests/test_resume.py); without the moments they would not."""
+    run, real = tmp_path / 'run', checkpoint.restore
+    shutil.copytree(whole / 'run', run)
+    shutil.rmtree(checkpoint.place(run, 6))
+
+    def forgetful(home, step, state):
+        return real(home, step, state).replace(opt_state=jax.tree.map(jnp.copy, state.opt_state))
+
+    monkeypatch.setattr(checkpoint, 'restore', forgetful)
+    train_lib.train(wanted(whole), run)
+    lost, kept = (found[-1]['valid/loss'] for found in (rows(run), rows(whole / 'run')))
+    assert abs(lost / kept - 1) > 1e-4
+
+
+def test_layers_that_were_unrolled_go_on_scanned(whole, tmp_path):
+    run = tmp_path / 'run'
+    shutil.copytree(whole / 'run', run)
+    shutil.rmtree(checkpoint.place(run, 6))
+    before = arrays(run, 4)
+    scanned = test_runs.config.override(wanted(whole), {'model.scan_layers': True})
+    train_lib.train(scanned, run)
+    assert arrays(run, 4) == before and arrays(run, 6).keys() == arrays(whole / 'run', 6).keys()
+    assert rows(run)[-1]['valid/loss'] == pytest.approx(rows(whole / 'run')[-1]['valid/loss'], rel=1e-2)
 
 
 def test_saves_keep_the_last_the_best_and_each_so_many(whole, tmp_path):
