@@ -115,9 +115,11 @@ def test_resume(tmp_path: pathlib.Path, family: str, mesh: str) -> None:
         lives = begin(tmp_path, command, parts, processes, devices)
         lives[0].wait_for(lambda: max(checkpoint.steps(parts), default=0) > begun)  # noqa: B023
         time.sleep(instants.uniform(0, 0.2))
-        instants.choice(lives).kill()
+        victim = instants.choice(lives)
+        victim.kill()
         for life in lives:
-            life.kill()
+            assert life.wait(90) != 0  # the others end by themselves
+            assert life is victim or 'another process of the run' in life.said or 'another task died' in life.said
     end(begin(tmp_path, command, parts, processes, devices))
     assert_same(tmp_path / 'whole', parts)
 

@@ -226,6 +226,13 @@ def run() -> None:
         where = f'{error.filename}: ' if error.filename else ''
         print(f'tformer: {where}{error.strerror or error}', file=sys.stderr)
         sys.exit(2)
+    except Exception as error:
+        processes = sys.modules.get('tformer.processes')
+        line = processes.lost(error) if processes else None
+        if line is None:
+            raise
+        print(f'tformer: {line}', file=sys.stderr, flush=True)
+        os._exit(1)  # there is nobody left to take leave of
 
 
 if __name__ == '__main__':
