@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from tformer import checkpoint, resume, sharding, workdir
-from tformer import config as config_lib
 from tformer.config import Config
 from tformer.data import mixture, pipeline, rendering
 from tformer.data.tokenizers import Tokenizers
@@ -33,10 +32,7 @@ def replay(directory: str, step: int, overrides: Mapping[str, str] | None = None
       UserError: no workdir, no such step, or a field that may not change.
     """
     home = pathlib.Path(directory)
-    for field in overrides or {}:
-        if field in config_lib.field_types() and not workdir.is_free(field):
-            raise UserError(f'config.{field} is part of what was trained in {home} and cannot be changed')
-    config = config_lib.override(workdir.load_config(home), overrides or {})
+    config = workdir.changed_config(home, overrides or {})
     if not 1 <= step <= (config.train.num_steps or 0):
         raise UserError(f'--step={step}: the run has steps 1 to {config.train.num_steps}')
     tokens, mesh = Tokenizers.load(home), sharding.make_mesh(config.mesh)
@@ -44,13 +40,14 @@ def replay(directory: str, step: int, overrides: Mapping[str, str] | None = None
     batches = pipeline.Batches(config, tokens, 'train', training=True, records=records)
     with jax.set_mesh(mesh), nn.logical_axis_rules(choose(sharding.RULES, config.mesh.rules, 'mesh.rules')):
         last = checkpoint.whole(home, before=step)
-        parts, share = resume.assemble(config, home, batches, mesh, last), sharding.batch_share(mesh)
+        parts = resume.assemble(config, home, batches, mesh, last)
         state = parts.state
         for number in range(last or 0, step - 1):
-            state, _ = parts.step(state, sharding.place_batch(batches.batch(number, share), mesh), parts.hyper)
+            state, _ = parts.step(state, sharding.place_batch(batches.batch(number), mesh), parts.hyper)
         batch = batches.batch(step - 1)
-        losses = jax.device_get(row_losses(parts, config, state, sharding.place_batch(batches.batch(step - 1), mesh)))
-        _, numbers = parts.step(state, sharding.place_batch(batches.batch(step - 1, share), mesh), parts.hyper)
+        placed = sharding.place_batch(batch, mesh)
+        losses = jax.device_get(row_losses(parts, config, state, placed))
+        _, numbers = parts.step(state, placed, parts.hyper)
     total, weight = numbers['scores']['loss']
     tags = 'tags' in batches.parts[0].examples.columns
     yield f'{home} step {step}, from {f"checkpoint {last}" if last else "the beginning"}'

@@ -64,10 +64,7 @@ def load(
       UserError: no workdir, no checkpoint, or overrides that do not fit.
     """
     home = pathlib.Path(directory)
-    for field in overrides or {}:
-        if field in config_lib.field_types() and not workdir.is_free(field):
-            raise UserError(f'config.{field} is part of what was trained in {home} and cannot be changed')
-    config = config_lib.override(workdir.load_config(home), overrides or {})
+    config = workdir.changed_config(home, overrides or {})
     choices.validate(config)
     if average is not None and config.model.norm == 'batchnorm':
         raise UserError(f'--average={average}: the statistics of model.norm=batchnorm belong to one checkpoint')

@@ -7,7 +7,7 @@ import os
 import pathlib
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from tformer import config as config_lib
 from tformer.config import Config
@@ -67,6 +67,18 @@ def load_config(workdir: pathlib.Path) -> Config:
         return config_lib.from_dict(tree)
     except ValueError as error:
         raise UserError(f'{file}: {error}') from error
+
+
+def changed_config(workdir: pathlib.Path, overrides: Mapping[str, str]) -> Config:
+    """Returns the resolved config of a workdir, with other values in fields that are free.
+
+    Raises:
+      UserError: another field, it is no workdir, or its config.json does not read.
+    """
+    for field in overrides:
+        if field in config_lib.field_types() and not is_free(field):
+            raise UserError(f'config.{field} is part of what was trained in {workdir} and cannot be changed')
+    return config_lib.override(load_config(workdir), overrides)
 
 
 def check_config(workdir: pathlib.Path, before: Config, config: Config, may_differ: Sequence[str] = ()) -> None:
