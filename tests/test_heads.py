@@ -276,7 +276,7 @@ def test_scores_do_not_depend_on_the_batches(
     trained, batches = loaded(made, 7, **changes)
     assert len(batches.records) % 7  # the last batch has rows of padding
     mesh = sharding.make_mesh(trained.config.mesh)
-    with jax.set_mesh(mesh), nn.logical_axis_rules(sharding.RULES[trained.config.mesh.rules]):
+    with jax.set_mesh(mesh), nn.logical_axis_rules(sharding.make_rules(trained.config.mesh)):
         score = evaluate.make_scorer(trained.model, batches.config, mesh)
         found = score(trained.variables, batches, None, trained.tokenizers)
     assert found == pytest.approx({key: made.found[key] for key in found}, rel=1e-5)

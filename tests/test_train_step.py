@@ -206,7 +206,7 @@ MESHES = [config.Mesh(data=2, fsdp=2, tensor=2), config.Mesh(data=8)]
 
 def run_on(cfg, mesh_config, devices, num_steps=3):
     trainer = Trainer(cfg)
-    mesh, rules = sharding.make_mesh(mesh_config, devices), sharding.RULES[mesh_config.rules]
+    mesh, rules = sharding.make_mesh(mesh_config, devices), sharding.make_rules(mesh_config)
     batches = [make_batch(cfg.train.objective, seed) for seed in range(num_steps)]
     with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
         state, shardings = start_state(
@@ -279,8 +279,13 @@ def test_a_mesh_takes_the_devices_that_it_names_or_is_refused():
     for mesh in (config.Mesh(data=-1, tensor=3), config.Mesh(data=16), config.Mesh(data=3, fsdp=3)):
         with pytest.raises(UserError, match='do not fit the 8 devices'):
             sharding.make_mesh(mesh, jax.devices()[:8])
-    for mesh, shape in [(config.Mesh(tensor=2), (4, 1, 2)), (config.Mesh(data=3, fsdp=2), (3, 2, 1))]:
-        assert sharding.make_mesh(mesh, jax.devices()[:8]).devices.shape == shape
+    for mesh, shape in [
+        (config.Mesh(tensor=2), {'data': 4, 'tensor': 2}),
+        (config.Mesh(data=3, fsdp=2), {'data': 3, 'fsdp': 2}),
+        (config.Mesh(data=1, context=4, expert=-1), {'context': 4, 'expert': 2}),
+    ]:
+        made = sharding.make_mesh(mesh, jax.devices()[:8]).shape
+        assert {axis: size for axis, size in made.items() if size > 1} == shape
     assert sharding.batch_ways(sharding.make_mesh(config.Mesh(fsdp=2, tensor=2), jax.devices()[:8])) == 4
 
 

@@ -20,7 +20,6 @@ from tformer.config import Config, resolve
 from tformer.data import mixture, pipeline
 from tformer.data.tokenizers import TOKENIZERS, train_tokenizers
 from tformer.data.vocabulary import FIRST
-from tformer.errors import choose
 from tformer.hyper import Hyper
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
@@ -71,7 +70,7 @@ def random_batch(config: Config, seed: int = 0) -> dict[str, np.ndarray]:
 def stepping(config: Config) -> Iterator[tuple[Callable[[], float], Callable[[], TrainState], dict[str, Any]]]:
     """Gives (one step on a full random batch -> its loss, once it is there; the state now; facts of the model)."""
     config = assumed(config)
-    mesh, rules = sharding.make_mesh(config.mesh), choose(sharding.RULES, config.mesh.rules, 'mesh.rules')
+    mesh, rules = sharding.make_mesh(config.mesh), sharding.make_rules(config.mesh)
     model, objective = build(config.model), OBJECTIVES[config.train.objective]
     hyper, batch = Hyper.of(config), random_batch(config)
     optimizer = make_optimizer(config, logical_names(model, objective, batch))

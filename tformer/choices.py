@@ -85,6 +85,7 @@ TABLES: dict[str, Iterable[Any]] = {
     'optimizer.decayed': parameters.ROLES,
     'train.objective': objectives.OBJECTIVES,
     'mesh.rules': sharding.RULES,
+    'mesh.slices': sharding.AXES,
     'decode.strategy': STRATEGIES,
     'evaluate.metrics': text_scores.METRICS,
 }
@@ -101,6 +102,7 @@ def validate(config: Config) -> None:
         for name in ('source', 'bad_lines', 'split_by'):
             errors.choose(dict.fromkeys(TABLES[f'data.{name}']), getattr(part, name), f'data.mixture[{number}]: {name}')
     config_lib.check(config)
+    sharding.make_rules(config.mesh)
     text_scores.check(config.evaluate)
     _check_kernel(config.model)
 

@@ -12,7 +12,7 @@ from tformer import checkpoint, resume, sharding, workdir
 from tformer.config import Config
 from tformer.data import mixture, pipeline, rendering
 from tformer.data.tokenizers import Tokenizers
-from tformer.errors import UserError, choose
+from tformer.errors import UserError
 from tformer.layers.dropout import Rates
 from tformer.state import TrainState, evaluation_variables
 
@@ -38,7 +38,7 @@ def replay(directory: str, step: int, overrides: Mapping[str, str] | None = None
     tokens, mesh = Tokenizers.load(home), sharding.make_mesh(config.mesh)
     records = mixture.load(config, 'train')
     batches = pipeline.Batches(config, tokens, 'train', training=True, records=records)
-    with jax.set_mesh(mesh), nn.logical_axis_rules(choose(sharding.RULES, config.mesh.rules, 'mesh.rules')):
+    with jax.set_mesh(mesh), nn.logical_axis_rules(sharding.make_rules(config.mesh)):
         last = checkpoint.whole(home, before=step)
         parts = resume.assemble(config, home, batches, mesh, last)
         state = parts.state

@@ -57,7 +57,7 @@ def assemble(config: Config, home: pathlib.Path, batches: pipeline.Batches, mesh
     Raises:
       UserError: the checkpoint, or what the run starts from, does not fit the model.
     """
-    rules = choose(sharding.RULES, config.mesh.rules, 'mesh.rules')
+    rules = sharding.make_rules(config.mesh)
     model, objective, hyper = build(config.model), OBJECTIVES[config.train.objective], Hyper.of(config)
     example = sharding.place_batch(batches.batch(0, sharding.batch_share(mesh)), mesh)
     names = logical_names(model, objective, example)

@@ -128,7 +128,7 @@ def evaluate(run: Run, split: str, records: Sequence[Record] | None = None, **fa
     ways = sharding.batch_ways(mesh)
     divided = dataclasses.replace(config, data=dataclasses.replace(config.data, row_multiple=ways))
     batches = pipeline.Batches(divided, run.tokenizers, split, training=False, records=records)
-    with jax.set_mesh(mesh), nn.logical_axis_rules(sharding.RULES[config.mesh.rules]):
+    with jax.set_mesh(mesh), nn.logical_axis_rules(sharding.make_rules(config.mesh)):
         variables = jax.device_put(
             jax.device_get(run.variables), jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
         )

@@ -1,7 +1,8 @@
 """Where arrays live: a mesh of devices, logical names at each declaration, one table of rules between them.
 
 Axes of the mesh: `data` (rows of the batch), `fsdp` (rows of the batch, and parameters split), `tensor` (heads, MLP
-columns and vocabulary split). Logical names that no rule knows raise an error.
+columns and vocabulary split), `context` (tokens of a row), `expert` (experts, and rows of the batch), `pipeline`
+(layers). Logical names that no rule knows raise an error.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,27 +11,33 @@ from typing import Any
 import jax
 import numpy as np
 from flax import linen as nn
+from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from tformer import config as config_lib
 from tformer import errors
 
-AXES = ('data', 'fsdp', 'tensor')
+AXES = config_lib.AXES
+ROWS = ('data', 'fsdp', 'expert')  # the axes that split the rows of a batch
 
 # Logical axis names. Parameters and activations have separate ones, because FSDP shards the parameter's `embed`.
 PARAMETER_AXES = (
     *('vocab', 'embed', 'factor', 'experts', 'mlp', 'heads', 'kv_heads', 'head_dim', 'layers', 'norm'),
     *('positions', 'pos_buckets', 'token_types', 'classes', 'lora'),
 )
-ACTIVATION_AXES = ('batch', 'length', 'act_embed', 'act_mlp', 'act_heads', 'act_head_dim', 'act_vocab')
+ACTIVATION_AXES = (
+    *('batch', 'length', 'act_embed', 'act_mlp', 'act_heads', 'act_head_dim', 'act_vocab'),
+    'stream_length',  # of the residual stream, norms and dropout, outside attention and feed-forward
+)
 NAMES = PARAMETER_AXES + ACTIVATION_AXES
 
 Rules = Sequence[tuple[str, str | tuple[str, ...] | None]]
 
-_BATCH = {'batch': ('data', 'fsdp')}
-_FSDP = {'embed': 'fsdp'}
+_ALWAYS = {'batch': ROWS, 'length': 'context', 'stream_length': 'context', 'experts': 'expert', 'layers': 'pipeline'}
+_FSDP = {'embed': 'fsdp'}  # Rajbhandari et al. 2020, ZeRO-3
 _SPLIT = ('vocab', 'mlp', 'heads', 'kv_heads', 'act_mlp', 'act_heads', 'act_vocab')
 _TENSOR = dict.fromkeys(_SPLIT, 'tensor')  # Shoeybi et al. 2019: columns, then rows
+_SEQUENCE = {'stream_length': ('context', 'tensor')}  # Korthikanti et al. 2023, 4.2.2
 
 
 def _rules(*parts: dict[str, Any]) -> Rules:
@@ -39,34 +46,76 @@ def _rules(*parts: dict[str, Any]) -> Rules:
 
 
 RULES: dict[str, Rules] = {
-    'dp': _rules(_BATCH),
-    'fsdp': _rules(_BATCH, _FSDP),
-    'tp': _rules(_BATCH, _TENSOR),
-    'fsdp_tp': _rules(_BATCH, _FSDP, _TENSOR),
+    'replicated': _rules(),  # every device does all of it
+    'dp': _rules(_ALWAYS),
+    'fsdp': _rules(_ALWAYS, _FSDP),
+    'tp': _rules(_ALWAYS, _TENSOR),
+    'tp_sp': _rules(_ALWAYS, _TENSOR, _SEQUENCE),
+    'fsdp_tp': _rules(_ALWAYS, _FSDP, _TENSOR),
+    'fsdp_tp_sp': _rules(_ALWAYS, _FSDP, _TENSOR, _SEQUENCE),
 }
+
+
+def make_rules(config: config_lib.Mesh) -> Rules:
+    """Returns the rules of `config`: a preset, and what overrides it.
+
+    Raises:
+      UserError: an unknown preset, name or axis.
+    """
+    rules = dict(errors.choose(RULES, config.rules, 'mesh.rules'))
+    for override in config.overrides:
+        name, equals, axes = override.partition('=')
+        where = f'mesh.overrides: {override!r}: '
+        if not equals or name not in NAMES:
+            raise errors.UserError(f'{where}no logical name {name!r}{errors.nearest(name, NAMES)}')
+        chosen = () if axes == 'none' else tuple(axes.split('+'))
+        for axis in chosen:
+            if axis not in AXES:
+                raise errors.UserError(f'{where}no axis {axis!r}{errors.nearest(axis, AXES)}')
+        rules[name] = chosen or None
+    return tuple(rules.items())
 
 
 def make_mesh(config: config_lib.Mesh, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """Returns the mesh of `config` over `devices` (default: all); sizes without a -1 may take the first few of them.
 
     Raises:
-      UserError: more devices are asked for than there are, or a -1 cannot take all that are left.
+      UserError: more devices are asked for than there are, or a -1 cannot take all that are left, or they cannot be
+        laid out so.
     """
     devices = jax.devices() if devices is None else devices
     sizes = [getattr(config, axis) for axis in AXES]
     known = int(np.prod([size for size in sizes if size != -1]))
+    asked = ', '.join(f'mesh.{axis}={size}' for axis, size in zip(AXES, sizes, strict=True) if size != 1)
     if known > len(devices) or (-1 in sizes and len(devices) % known):
-        asked = ', '.join(f'mesh.{axis}={getattr(config, axis)}' for axis in AXES)
         raise errors.UserError(f'{asked} do not fit the {len(devices)} devices there are')
     sizes = [len(devices) // known if size == -1 else size for size in sizes]
-    devices = devices[: int(np.prod(sizes))]
-    axis_types = (jax.sharding.AxisType.Auto,) * len(AXES)
-    return jax.make_mesh(tuple(sizes), AXES, axis_types=axis_types, devices=devices)
+    try:
+        laid_out = arrange(sizes, devices[: int(np.prod(sizes))], AXES.index(config.slices))
+    except (ValueError, NotImplementedError) as error:
+        raise errors.UserError(f'{asked}: {str(error).splitlines()[0]}') from error
+    return Mesh(laid_out, AXES, axis_types=(jax.sharding.AxisType.Auto,) * len(AXES))
+
+
+def arrange(sizes: Sequence[int], devices: Sequence[jax.Device], across: int) -> np.ndarray:
+    """Returns `devices` in an array of the shape `sizes`; the axis number `across` crosses slices, where there are any.
+
+    Raises:
+      ValueError: the slices do not divide that axis.
+    """
+    slices = len({getattr(device, 'slice_index', 0) for device in devices})
+    if slices == 1:
+        return mesh_utils.create_device_mesh(sizes, devices)
+    if sizes[across] % slices:
+        raise ValueError(f'mesh.{AXES[across]}={sizes[across]} does not divide into {slices} slices (mesh.slices)')
+    between = [slices if axis == across else 1 for axis in range(len(sizes))]
+    within = [size // count for size, count in zip(sizes, between, strict=True)]
+    return mesh_utils.create_hybrid_device_mesh(within, between, devices)
 
 
 def batch_ways(mesh: Mesh) -> int:
     """Returns how many ways the rows of a batch are split."""
-    return mesh.shape['data'] * mesh.shape['fsdp']
+    return int(np.prod([mesh.shape[axis] for axis in ROWS]))
 
 
 def partitioned(initializer: Callable[..., jax.Array], *names: str) -> Callable[..., Any]:
@@ -101,7 +150,7 @@ def tree_shardings(abstract: Any, mesh: Mesh, rules: Rules) -> Any:
 
     def fit(sharding: NamedSharding, leaf: jax.ShapeDtypeStruct) -> NamedSharding:
         axes = [
-            None if axis is None or size % _ways(mesh, axis) else axis
+            None if axis is None or _ways(mesh, axis) == 1 or size % _ways(mesh, axis) else axis
             for size, axis in zip(leaf.shape, sharding.spec, strict=False)
         ]
         return NamedSharding(mesh, PartitionSpec(*axes))
@@ -129,5 +178,5 @@ def place_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Ar
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Returns the sharding of a batch array `[B, ...]`: rows over `data` and `fsdp`."""
-    return NamedSharding(mesh, PartitionSpec(('data', 'fsdp')))
+    """Returns the sharding of a batch array `[B, ...]`: rows over `data`, `fsdp` and `expert`."""
+    return NamedSharding(mesh, PartitionSpec(ROWS))

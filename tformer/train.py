@@ -18,7 +18,7 @@ from tformer import config as config_lib
 from tformer.config import Config
 from tformer.data import pipeline
 from tformer.data.tokenizers import Tokenizers
-from tformer.errors import Stopped, UserError, choose
+from tformer.errors import Stopped, UserError
 from tformer.state import TrainState, count_parameters, evaluation_variables
 from tformer.step import Batch
 from tformer.stopping import Stops
@@ -69,7 +69,7 @@ def train(
     if config.evaluate.examples_while_training and jax.process_count() > 1:
         raise UserError('evaluate.examples_while_training is for one process; evaluate the finished run instead')
     home, mesh = pathlib.Path(directory), sharding.make_mesh(config.mesh)
-    rules = choose(sharding.RULES, config.mesh.rules, 'mesh.rules')
+    rules = sharding.make_rules(config.mesh)
     with contextlib.ExitStack() as closing:
         if processes.first():
             closing.enter_context(workdir.held(home))

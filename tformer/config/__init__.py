@@ -13,6 +13,7 @@ from tformer.config.convert import parts as parts
 from tformer.config.convert import recipe as recipe
 from tformer.config.convert import to_dict as to_dict
 from tformer.config.derived import resolve as resolve
+from tformer.config.mesh import AXES as AXES
 from tformer.config.model import Model as Model
 from tformer.config.model import own_layers as own_layers
 from tformer.config.model import resolve_model as resolve_model

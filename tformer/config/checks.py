@@ -1,6 +1,5 @@
 """What must hold between fields."""
 
-import dataclasses
 import math
 import os
 import re
@@ -8,6 +7,7 @@ import string
 
 from tformer.config.applies import check_applies
 from tformer.config.convert import parts
+from tformer.config.mesh import check_mesh
 from tformer.config.model import Model, own_layers
 from tformer.config.ranges import check_ranges
 from tformer.config.run import Config, Data, Optimizer
@@ -199,12 +199,7 @@ def _check_run(config: Config) -> None:
     )
     _require(decode.top_p is None or decode.top_p <= 1, f'decode.top_p={decode.top_p} must be at most 1')
     _check_losses(config)
-    axes = dataclasses.asdict(config.mesh)
-    axes.pop('rules')
-    _require(
-        sum(size == -1 for size in axes.values()) <= 1 and all(size == -1 or size > 0 for size in axes.values()),
-        f'mesh: sizes must be positive, and one at most -1 (all devices left): {axes}',
-    )
+    check_mesh(config)
 
 
 def _check_losses(config: Config) -> None:

@@ -117,7 +117,14 @@ class Mesh:
     data: int = -1  # devices, each with its rows of the batch; one axis may be -1: all that are left
     fsdp: int = 1  # the parameters are split, and the rows of the batch too
     tensor: int = 1  # heads, MLP columns and vocabulary are split
+    context: int = 1  # the tokens of each row are split, and keys go round in a ring
+    expert: int = 1  # the experts are split, and the rows of the batch too
+    pipeline: int = 1  # the layers are split into stages
     rules: str = 'fsdp_tp'  # which logical names are split over which axes
+    overrides: tuple[str, ...] = ()  # NAME=AXIS, NAME=AXIS+AXIS or NAME=none: what is split otherwise than by the rules
+    slices: str = 'data'  # the axis that crosses slices, where devices are joined by more than one fast network
+    microbatches: int | None = None  # pipeline: parts of a batch that follow each other; None: as many as stages
+    rounds: int = 1  # pipeline: how often a part goes round all stages, each with fewer layers
 
 
 @dataclasses.dataclass(frozen=True)

@@ -66,6 +66,9 @@ class Block(nn.Module):
     ) -> tuple[jax.Array, KeyValues | None]:
         cfg, rates, real_BT = self.cfg, side.rates, side.own.query_positions_BT >= 0
 
+        def stream(x: jax.Array) -> jax.Array:
+            return constrain(x, 'batch', 'stream_length', 'act_embed')
+
         def whole(x: jax.Array) -> jax.Array:
             return constrain(x, 'batch', 'length', 'act_embed')
 
@@ -97,7 +100,7 @@ class Block(nn.Module):
             norm, out_norm, gain = (getattr(self, f'{name}_{part}') for part in ('norm', 'out_norm', 'gain'))
             # Whole on both sides: XLA's sum of a stream split by heads and of a partial one is wrong (jax 0.10.2).
             return Sublayer(
-                lambda x: drop(whole(function(whole(x)))),
+                lambda x: drop(stream(function(whole(x)))),
                 norm=lambda x: norm(x, real_BT),
                 out_norm=lambda x: out_norm(x, real_BT),
                 gain=gain,
@@ -112,7 +115,7 @@ class Block(nn.Module):
             x_BTD += coordinates(cfg, side.own.query_positions_BT, layer.depth)
         alpha = deepnorm(self.stack, *depths(cfg))[0]
         x_BTD = choose(PLACEMENTS, cfg.norm_placement, 'model.norm_placement')(x_BTD, sublayers, alpha)
-        return whole(x_BTD), own
+        return stream(x_BTD), own
 
 
 class Gain(nn.Module):

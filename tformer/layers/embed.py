@@ -89,7 +89,7 @@ class Foot(nn.Module):
         if cfg.embedding_factor_dim:
             shape, names = (width, cfg.emb_dim), ('factor', 'embed')
             x_BTE = Dense(cfg, 'BTE,ED->BTD', shape, names, bias=True, name='projection')(x_BTE)
-        return constrain(x_BTE, 'batch', 'length', 'act_embed')
+        return constrain(x_BTE, 'batch', 'stream_length', 'act_embed')
 
 
 EMBEDDING_SCALES: dict[str | None, Callable[[int], float]] = {
