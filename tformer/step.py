@@ -11,6 +11,7 @@ from flax import linen as nn
 from tformer import freezing, guard
 from tformer.config import Config
 from tformer.hyper import Hyper, Scalar
+from tformer.layers import ring
 from tformer.layers.initializers import base_width
 from tformer.objectives import Objective
 from tformer.schedules import learning_rate
@@ -89,6 +90,8 @@ def make_train_step(
     def step(state: TrainState, batch: Batch, hyper: Hyper) -> tuple[TrainState, dict[str, Any]]:
         key = step_key(hyper.seed, state.step + 1)
         batch = objective.weigh(batch, objective.weight(hyper.second_loss_weight))
+        if objective.predict is None and config.model.family != 'encoder':
+            batch = ring.balance(batch)  # whose order no loss looks at
         grads, (scores, statistics) = accumulated(state.params, state.statistics, batch, hyper, key)
         weight = jnp.maximum(scores['loss'][1], 1.0)
         grads = jax.tree.map(lambda g: g / weight, grads)
