@@ -1,4 +1,4 @@
-"""Eight devices, however the work is split, give what one gives: in every family, for each strategy and useful pairs."""
+"""Eight devices, however the work is split, give what one gives: every strategy and useful pairs, in every family."""
 
 import dataclasses
 import functools

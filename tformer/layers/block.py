@@ -100,7 +100,7 @@ class Block(nn.Module):
             norm, out_norm, gain = (getattr(self, f'{name}_{part}') for part in ('norm', 'out_norm', 'gain'))
             # Whole on both sides: XLA's sum of a stream split by heads and of a partial one is wrong (jax 0.10.2).
             return Sublayer(
-                lambda x: drop(stream(function(whole(x)))),
+                lambda x: drop(stream(whole(function(whole(x))))),
                 norm=lambda x: norm(x, real_BT),
                 out_norm=lambda x: out_norm(x, real_BT),
                 gain=gain,
@@ -180,7 +180,9 @@ class Stack(nn.Module):
     ) -> tuple[jax.Array, KeyValues | None]:
         """Returns (x_BTD after all layers, the extended cache or None)."""
         x_BTD, own = self.layers(x_BTD, own, cross, self.each_layer(), side)
-        return x_BTD if self.norm is None else self.norm(x_BTD, side.own.query_positions_BT >= 0), own
+        if self.norm is not None:
+            x_BTD = self.norm(x_BTD, side.own.query_positions_BT >= 0)
+        return constrain(x_BTD, 'batch', 'length', 'act_embed'), own
 
     def cross_keys_values(self, encoded_BSD: jax.Array, angles: Any) -> KeyValues:
         """Returns keys and values of the encoder's output for every layer `[L, B, K, S, H]`."""

@@ -31,7 +31,7 @@ class Embedding(nn.Module):
         self.table = make_table(self, self.cfg, 'vocab', self.vocab_size)
 
     def __call__(self, tokens_BT: jax.Array) -> jax.Array:
-        return self.table.astype(self.cfg.dtype)[tokens_BT]
+        return constrain(self.table.astype(self.cfg.dtype)[tokens_BT], 'batch', 'length', 'act_embed')
 
     def logits(self, x_BTE: jax.Array) -> jax.Array:
         """Returns logits_BTV, float32 (Press & Wolf 2017)."""
