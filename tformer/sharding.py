@@ -166,9 +166,12 @@ def partitioned(initializer: Callable[..., jax.Array], *names: str) -> Callable[
     return nn.with_logical_partitioning(initializer, names)
 
 
-def constrain(x: jax.Array, *names: str) -> jax.Array:
-    """Constrains an activation to the sharding that the rules give its logical names; no mesh, no effect."""
-    unknown = [name for name in names if name not in ACTIVATION_AXES]
+def constrain(x: jax.Array, *names: str | None) -> jax.Array:
+    """Constrains an activation to the sharding that the rules give its logical names; an axis of None is whole.
+
+    Without a mesh it has no effect.
+    """
+    unknown = [name for name in names if name is not None and name not in ACTIVATION_AXES]
     if unknown:
         raise ValueError(f'unknown logical axis {unknown[0]!r}{errors.nearest(unknown[0], ACTIVATION_AXES)}')
     return nn.with_logical_constraint(x, names, fallback=nn.spmd.RulesFallback.RAISE_ERROR)
