@@ -112,7 +112,7 @@ def prepare(arguments: list[str], overrides: dict[str, str]) -> None:
 def evaluate(arguments: list[str], overrides: dict[str, str]) -> None:
     from tformer import runs
 
-    run = runs.load(needed('workdir'), overrides, FLAGS.checkpoint, FLAGS.average)
+    run = runs.load(needed('workdir'), overrides, FLAGS.checkpoint, FLAGS.average, placed=True)
     runs.evaluate(run, FLAGS.split, **({} if FLAGS.average is None else {'averaged_checkpoints': FLAGS.average}))
 
 

@@ -83,6 +83,13 @@ def logical_names(model: nn.Module, objective: Objective, batch: Any) -> Any:
     return nn.get_partition_spec(found['params'])
 
 
+def variable_shardings(model: nn.Module, objective: Objective, batch: Any, mesh: Mesh, rules: Rules) -> Any:
+    """Returns where the rules place each of a model's `variables`; nothing is computed."""
+    row = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype), batch)
+    found = jax.eval_shape(lambda row: model.init(jax.random.key(0), row, method=objective.method), row)
+    return tree_shardings(variables(found['params'], found.get('statistics', {})), mesh, rules)
+
+
 def begin(optimizer: optax.GradientTransformation, hyper: Hyper, params: Any, statistics: Any) -> TrainState:
     """Returns the state before the first update of `params`."""
     wide = jax.tree.map(lambda x: jnp.array(x, jnp.float32), params)  # moments in bfloat16 would never decay
