@@ -29,10 +29,22 @@ def route(logits_RE: jax.Array, choices: int) -> tuple[jax.Array, jax.Array, jax
     a single one stays the probability, through which the router learns (Fedus et al. 2022, eq. 2).
     """
     probs_RE = jax.nn.softmax(logits_RE, axis=-1)
-    weight_RJ, expert_RJ = jax.lax.top_k(probs_RE, choices)
+    weight_RJ, expert_RJ = largest(probs_RE, choices)
     if choices > 1:
         weight_RJ /= weight_RJ.sum(-1, keepdims=True)
     return probs_RE, weight_RJ, expert_RJ
+
+
+def largest(probs_RE: jax.Array, choices: int) -> tuple[jax.Array, jax.Array]:
+    """Returns the largest probabilities and their numbers, as `jax.lax.top_k`; that XLA does on the whole batch."""
+    left_RE, found = probs_RE, []
+    for _ in range(choices):
+        expert_R = jnp.argmax(left_RE, axis=-1)
+        chosen_RE = jax.nn.one_hot(expert_R, probs_RE.shape[-1], dtype=bool)
+        left_RE = jnp.where(chosen_RE, -1, left_RE)
+        found.append((jnp.where(chosen_RE, probs_RE, 0).sum(-1), expert_R))
+    weights, experts = zip(*found, strict=True)
+    return jnp.stack(weights, -1), jnp.stack(experts, -1)
 
 
 def mean(x_R: jax.Array, real_R: jax.Array) -> jax.Array:
