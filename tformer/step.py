@@ -46,7 +46,7 @@ def make_train_step(
             batch,
             hyper.rates,
             rngs=rngs,
-            method=objective.method,
+            method=objective.method_for(config.train.loss_chunk),
             mutable=['statistics', 'losses'],
         )
         scores = objective.scores(outputs, batch, hyper.label_smoothing, hyper.z_loss)

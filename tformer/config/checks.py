@@ -15,6 +15,7 @@ from tformer.errors import UserError
 
 GIVEN = ('seq2seq', 'span_corruption', 'denoising', 'ul2')  # a text is written where another is given
 WRITING = (*GIVEN, 'prefix_lm', 'causal_lm')  # a text is written
+_TOKENS = (*WRITING, 'masked_lm')  # every token is scored by its logits alone
 _TWO_LOSSES = ('masked_lm_nsp', 'masked_lm_sop', 'replaced_token')
 _EVERY = ('encoder', 'decoder', 'encoder_decoder')
 FAMILY_OF = {
@@ -212,6 +213,7 @@ def _check_losses(config: Config) -> None:
     nowhere = {
         'label_smoothing': train.label_smoothing and train.objective in ('regression', 'question_answering'),
         'z_loss': train.z_loss and train.objective == 'regression',
+        'loss_chunk': train.loss_chunk is not None and train.objective not in _TOKENS,
         'second_loss_weight': train.second_loss_weight is not None and train.objective not in _TWO_LOSSES,
     }
     for name, holds in nowhere.items():
@@ -220,6 +222,11 @@ def _check_losses(config: Config) -> None:
             f'train.{name}={getattr(train, name)} has no effect here: it does not apply where '
             f'train.objective={train.objective}',
         )
+    _require(
+        train.loss_chunk is None or not (config.model.mlm_transform and config.model.norm == 'batchnorm'),
+        f'train.loss_chunk={train.loss_chunk}: model.norm=batchnorm, here in the head (model.mlm_transform), needs the '
+        'whole batch',
+    )
 
 
 def _check_data(data: Data, model: Model) -> None:
