@@ -15,6 +15,7 @@ from tformer.hyper import Hyper, Scalar
 from tformer.objectives import Objective
 from tformer.optimizers import ScheduleFree
 from tformer.parameters import MATRICES
+from tformer.precision import exact
 from tformer.sharding import Rules, tree_shardings, unboxed
 
 
@@ -55,7 +56,10 @@ def evaluation_params(state: TrainState) -> Any:
         return isinstance(part, ScheduleFree)
 
     parts = [part for part in jax.tree.leaves(state.opt_state, is_leaf=found) if found(part)]
-    return parts[0].average(state.params) if parts else state.params
+    if not parts:
+        return state.params
+    averages = parts[0].average(exact(state.params, state.opt_state))
+    return jax.tree.map(lambda mean, x: mean.astype(x.dtype), averages, state.params)
 
 
 def evaluation_variables(state: TrainState) -> dict[str, Any]:

@@ -332,6 +332,11 @@ def _check_optimizer(optimizer: Optimizer, model: Model) -> None:
         'optimizer.ema_decay must be None and optimizer.name not schedule_free',
     )
     _require(
+        optimizer.master_dtype is None or model.param_dtype == 'bfloat16',
+        f'optimizer.master_dtype={optimizer.master_dtype} has no effect here: it applies where model.param_dtype is '
+        'bfloat16',
+    )
+    _require(
         optimizer.layer_decay is None or optimizer.layer_decay <= 1,
         f'optimizer.layer_decay={optimizer.layer_decay} must be at most 1',
     )

@@ -83,6 +83,8 @@ class Optimizer:
     decayed: tuple[str, ...] = ('kernel', 'table')  # what weight decay reaches; not norms, not biases
     clip_value: float | None = None  # of each number of the gradient, before clip_norm
     clip_norm: float | None = 1.0  # of the global gradient
+    master_dtype: str | None = None  # of copies of bfloat16 parameters that updates add up in; None: no copies
+    moment_dtype: str = 'float32'  # of moments between steps; bfloat16 is rounded at random, so that they do decay
     ema_decay: float | None = None  # of a moving average of the parameters, which is what is evaluated and exported
 
 
