@@ -89,10 +89,16 @@ def logical_names(model: nn.Module, objective: Objective, batch: Any) -> Any:
 
 def begin(optimizer: optax.GradientTransformation, hyper: Hyper, params: Any, statistics: Any) -> TrainState:
     """Returns the state before the first update of `params`."""
-    wide = jax.tree.map(lambda x: jnp.array(x, jnp.float32), params)  # moments in bfloat16 would never decay
+    wide = jax.tree.map(widened, params)  # moments in bfloat16 would never decay
     averages = None if hyper.ema_decay is None else wide
     watch = begin_guard(hyper.skip_spikes)
     return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(wide), averages, statistics, watch)
+
+
+def widened(x: jax.Array) -> jax.Array:
+    """Returns `x` in float32, as it was rounded: XLA skips a rounding whose result is widened in the same program."""
+    wide = jnp.array(x, jnp.float32)
+    return wide if x.dtype == jnp.float32 else jax.lax.reduce_precision(wide, 8, 7)
 
 
 def make_init(model: nn.Module, objective: Objective, optimizer: optax.GradientTransformation) -> Any:
