@@ -18,7 +18,7 @@ ORDER = [
     ('data', 'hf', 'metrics', 'scores'),
     ('sharding', 'text_scores', 'workdir'),
     ('layers',),
-    ('hyper', 'parameters', 'digests', 'processes', 'stopping', 'hlo'),
+    ('hyper', 'parameters', 'digests', 'precision', 'processes', 'stopping', 'hlo'),
     ('guard',),
     ('adafactor', 'freezing'),
     ('model', 'objectives', 'optimizers', 'schedules'),

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from flax import linen as nn
 
-from tformer import freezing, guard
+from tformer import freezing, guard, precision
 from tformer.config import Config
 from tformer.hyper import Hyper, Scalar
 from tformer.layers import ring
@@ -47,7 +47,7 @@ def make_train_step(
             batch,
             hyper.rates,
             rngs=rngs,
-            method=objective.method,
+            method=objective.method_for(config.train.loss_chunk),
             mutable=['statistics', 'losses'],
         )
         scores = objective.scores(outputs, batch, hyper.label_smoothing, hyper.z_loss)
@@ -104,8 +104,9 @@ def make_train_step(
         )
         extra = {'learning_rate': rate, 'weight_decay': hyper.weight_decay}
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params, **extra)
-        params = optax.apply_updates(state.params, updates)
-        averages = moving_average(state.averages, params, hyper.ema_decay, state.step + 1)
+        exact = precision.exact(optax.apply_updates(state.params, updates), opt_state)
+        params = jax.tree.map(lambda x, old: x.astype(old.dtype), exact, state.params)
+        averages = moving_average(state.averages, exact, hyper.ema_decay, state.step + 1)
         norm = optax.tree.norm(grads)
         good, watch = guard.judge(state.guard, state.step, scores['loss'][0] / weight, norm, hyper.skip_spikes)
         left = state.replace(step=state.step + 1, guard=watch)
