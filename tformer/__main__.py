@@ -204,7 +204,9 @@ def main(argv: Sequence[str]) -> None:
     if FLAGS.coordinator is not None:
         from tformer import processes
 
-        errors.choose(dict.fromkeys(TOGETHER), command, '--coordinator is for some commands: COMMAND')
+        alone = command if command not in TOGETHER else 'benchmark --saves' if FLAGS.saves else None
+        if alone is not None:
+            raise errors.UserError(f'--coordinator: several processes {", ".join(TOGETHER)}; {alone} is for one')
         processes.join(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id)
     elif FLAGS.num_processes is not None or FLAGS.process_id is not None:
         raise errors.UserError('--num_processes and --process_id go with --coordinator')

@@ -21,11 +21,13 @@ T = TypeVar('T')
 AUTO = 'auto'  # --coordinator: jax asks the scheduler
 MEETING_SECONDS = 300  # in which all processes must have joined
 HEARTBEAT_SECONDS = 30  # without a sign of life from one process, the others end
-LEAVING_SECONDS = 1
+LEAVING_SECONDS = 2
+
+_number: int | None = None  # of this process, once it has joined
 
 
 def join(coordinator: str, num_processes: int | None, process_id: int | None) -> None:
-    """Joins a run of several processes; all but the first are silent from then on.
+    """Joins a run of several processes; standard output is then what the first one prints.
 
     Where they do not all meet in `MEETING_SECONDS` the process ends, with a line on standard error and exit code 2.
 
@@ -38,6 +40,7 @@ def join(coordinator: str, num_processes: int | None, process_id: int | None) ->
     Raises:
       UserError: what is given does not fit together, the port is in use, or there is nothing to be found.
     """
+    global _number
     where: dict[str, Any] = {}
     if coordinator != AUTO:
         port = _port(coordinator, num_processes, process_id)
@@ -53,14 +56,16 @@ def join(coordinator: str, num_processes: int | None, process_id: int | None) ->
             jax.distributed.initialize(
                 **where, initialization_timeout=2 * MEETING_SECONDS, heartbeat_timeout_seconds=HEARTBEAT_SECONDS
             )
-            number = jax.process_index()
+            _number = jax.process_index()
     except Exception as error:
         line = str(error).splitlines()[0]
         if line == 'coordinator_address should be defined.':  # what jax says where it finds none
             line = 'no SLURM step, Open MPI, Cloud TPU or Kubernetes job has started this process; give HOST:PORT'
         raise UserError(f'--coordinator={coordinator}: {line}') from error
-    if number:
-        sys.stdout = open(os.devnull, 'w')  # noqa: SIM115
+    sys.stdout.flush()
+    ours = os.devnull if _number else os.dup(1)
+    sys.stdout = open(ours, 'w', buffering=1, encoding=sys.stdout.encoding)  # noqa: SIM115
+    os.dup2(2, 1)  # what Gloo prints is no output of ours
 
 
 def _port(coordinator: str, num_processes: int | None, process_id: int | None) -> int:
@@ -81,7 +86,9 @@ def _check_free(coordinator: str, port: int) -> None:
     try:
         socket.create_server(('', port), family=family, dualstack_ipv6=family == socket.AF_INET6).close()
     except OSError as error:
-        raise UserError(f'--coordinator={coordinator}: port {port} of this host: {error.strerror}') from error
+        raise UserError(
+            f'--coordinator={coordinator}: port {port} of this host: {os.strerror(error.errno or 0)}'
+        ) from error
 
 
 def _absent(coordinator: str, num_processes: int | None, process_id: int | None) -> str:
@@ -116,11 +123,12 @@ def _at_most(seconds: float, complaint: Callable[[], str]) -> Iterator[None]:
 def leave(code: int) -> None:
     """Ends this process where it has joined others, without waiting for them, as jax would at the interpreter's end.
 
-    First it gives those that fail alike the time to say so: without process 0 they cannot.
+    The first one, without which the others cannot go on, gives those that fail alike the time to say so.
     """
     if not jax.distributed.is_initialized():
         return
-    time.sleep(LEAVING_SECONDS)
+    if _number == 0:
+        time.sleep(LEAVING_SECONDS)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # closed
             stream.flush()
@@ -151,10 +159,8 @@ def same_number(number: Callable[[], int]) -> int:
 
 def lost(error: Exception) -> str | None:
     """Returns what to tell of an error that comes of another process' end; None where it comes of something else."""
-    if jax.process_count() == 1 or not isinstance(error, jax.errors.JaxRuntimeError):
-        return None
-    line = str(error).splitlines()[0]
-    if not re.search('peer|Gloo|oordination|heartbeat', line):
+    line = str(error).partition('\n')[0]
+    if jax.process_count() == 1 or not re.match('[A-Z_]+: .*(peer|Gloo|oordination|heartbeat)', line):
         return None
     return f'another process of the run has ended; the same command goes on from the newest checkpoint ({line})'
 
