@@ -207,7 +207,7 @@ def main(argv: Sequence[str]) -> None:
         alone = command if command not in TOGETHER else 'benchmark --saves' if FLAGS.saves else None
         if alone is not None:
             raise errors.UserError(f'--coordinator: several processes {", ".join(TOGETHER)}; {alone} is for one')
-        processes.join(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id)
+        processes.join(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id, preemptible=command == 'train')
     elif FLAGS.num_processes is not None or FLAGS.process_id is not None:
         raise errors.UserError('--num_processes and --process_id go with --coordinator')
     COMMANDS[command](arguments, overrides)

@@ -26,7 +26,7 @@ LEAVING_SECONDS = 2
 _number: int | None = None  # of this process, once it has joined
 
 
-def join(coordinator: str, num_processes: int | None, process_id: int | None) -> None:
+def join(coordinator: str, num_processes: int | None, process_id: int | None, preemptible: bool) -> None:
     """Joins a run of several processes; standard output is then what the first one prints.
 
     Where they do not all meet in `MEETING_SECONDS` the process ends, with a line on standard error and exit code 2.
@@ -36,6 +36,7 @@ def join(coordinator: str, num_processes: int | None, process_id: int | None) ->
         SLURM, Open MPI, Cloud TPU or Kubernetes make.
       num_processes: of the run.
       process_id: of this one, from 0.
+      preemptible: whether SIGTERM is a notice to all of them, that `stopping.Stops` answers; else it ends the process.
 
     Raises:
       UserError: what is given does not fit together, the port is in use, or there is nothing to be found.
@@ -51,6 +52,7 @@ def join(coordinator: str, num_processes: int | None, process_id: int | None) ->
     elif num_processes is not None or process_id is not None:
         raise UserError('--coordinator=auto finds --num_processes and --process_id by itself: leave them out')
     jax.config.update('jax_cpu_collectives_implementation', 'gloo')
+    jax.config.update('jax_enable_preemption_service', preemptible)
     try:
         with _at_most(MEETING_SECONDS, lambda: _absent(coordinator, num_processes, process_id)):
             jax.distributed.initialize(
