@@ -1,5 +1,5 @@
 #!/bin/bash
-# A training on a Cloud TPU slice, one process on each of its VMs. The workdir is on a file system that all of them mount.
+# A training on a Cloud TPU slice, one process on each of its VMs. The workdir is on a file system that all mount.
 #
 #     NAME=tformer ZONE=us-east5-b TYPE=v6e-16 VERSION=v2-alpha-tpuv6e launch/tpu_vm.sh --config=FILE --workdir=DIR ...
 #

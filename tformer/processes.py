@@ -19,7 +19,7 @@ from tformer.errors import UserError, nearest
 T = TypeVar('T')
 
 AUTO = 'auto'  # --coordinator: jax asks the scheduler
-MEETING_SECONDS = 300  # in which all processes must have joined
+MEETING_SECONDS = 600  # in which all processes must have joined
 HEARTBEAT_SECONDS = 30  # without a sign of life from one process, the others end
 LEAVING_SECONDS = 2
 
@@ -95,14 +95,15 @@ def _check_free(coordinator: str, port: int) -> None:
 
 def _absent(coordinator: str, num_processes: int | None, process_id: int | None) -> str:
     """Returns what to tell where the processes did not meet."""
+    flag = f'--coordinator={coordinator}'
     host, _, port = coordinator.rpartition(':')
     if process_id:
         try:
             socket.create_connection((host.strip('[]'), int(port)), timeout=2).close()
         except OSError as error:
-            return f'process 0 was not reached in {MEETING_SECONDS} s: {error.strerror or error}'
+            return f'{flag}: process 0 was not reached in {MEETING_SECONDS} s: {error.strerror or error}'
     several = 'the processes' if num_processes is None else f'the {num_processes} processes'
-    return f'{several} of the run did not all join in {MEETING_SECONDS} s'
+    return f'{flag}: {several} of the run did not all join in {MEETING_SECONDS} s'
 
 
 @contextlib.contextmanager
@@ -110,7 +111,7 @@ def _at_most(seconds: float, complaint: Callable[[], str]) -> Iterator[None]:
     """Gives a block that takes at most so long, or the process ends: it may be in what cannot be interrupted."""
 
     def end() -> None:
-        print(f'tformer: --coordinator: {complaint()}', file=sys.stderr, flush=True)
+        print(f'tformer: {complaint()}', file=sys.stderr, flush=True)
         os._exit(2)
 
     timer = threading.Timer(seconds, end)
