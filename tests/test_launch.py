@@ -365,7 +365,8 @@ def alive(pid: int) -> bool:
 
 def test_local_passes_the_line_on_and_shows_the_first(tmp_path: pathlib.Path) -> None:
     program = (
-        'meet(); print(*sys.argv[1:], sep="|"); print(os.environ["XLA_FLAGS"], os.environ["JAX_PLATFORMS"], flush=True)\n'
+        'meet(); print(*sys.argv[1:], sep="|")\n'
+        'print(os.environ["XLA_FLAGS"], os.environ["JAX_PLATFORMS"], flush=True)\n'
         'time.sleep(me / 5); say(f"hello {me}")'
     )
     local = Local(tmp_path, program, '--devices=4', '--config=x y', "--config.a.b=('c',)", XLA_FLAGS='--before')
