@@ -3,6 +3,7 @@
 import os
 import pathlib
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 
 from absl import flags, logging
@@ -22,9 +23,9 @@ flags.DEFINE_string(
 flags.DEFINE_integer('seed', 0, 'generate: of the sampling.')
 flags.DEFINE_boolean('saves', False, 'benchmark: of steps with checkpoints among them against steps without.')
 flags.DEFINE_boolean('data', False, 'inspect, benchmark: of the data instead of the model.')
-flags.DEFINE_string('coordinator', None, 'HOST:PORT of process 0, where several processes train as one.')
-flags.DEFINE_integer('num_processes', 1, 'How many they are.')
-flags.DEFINE_integer('process_id', 0, 'Which of them this is, from 0.')
+flags.DEFINE_string('coordinator', None, 'Of processes that run as one: HOST:PORT of process 0; auto: all is found.')
+flags.DEFINE_integer('num_processes', None, 'How many they are.')
+flags.DEFINE_integer('process_id', None, 'Which of them this is, from 0.')
 flags.DEFINE_list('may_differ', [], "train: fields that may differ from those of the workdir's checkpoint.")
 flags.DEFINE_integer('step', None, 'replay: the number of the step, from 1.')
 flags.DEFINE_integer('steps', 10, 'benchmark: timed steps.')
@@ -191,6 +192,8 @@ COMMANDS: dict[str, Callable[[list[str], dict[str, str]], None]] = {
     'benchmark': benchmark,
 }
 
+TOGETHER = ('train', 'evaluate', 'benchmark')  # what several processes run as one
+
 
 def main(argv: Sequence[str]) -> None:
     """Runs one command. Raises `UserError` for the user's mistakes."""
@@ -201,7 +204,12 @@ def main(argv: Sequence[str]) -> None:
     if FLAGS.coordinator is not None:
         from tformer import processes
 
-        processes.join(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id)
+        alone = command if command not in TOGETHER else 'benchmark --saves' if FLAGS.saves else None
+        if alone is not None:
+            raise errors.UserError(f'--coordinator: several processes {", ".join(TOGETHER)}; {alone} is for one')
+        processes.join(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id, preemptible=command == 'train')
+    elif FLAGS.num_processes is not None or FLAGS.process_id is not None:
+        raise errors.UserError('--num_processes and --process_id go with --coordinator')
     COMMANDS[command](arguments, overrides)
 
 
@@ -213,26 +221,33 @@ def run() -> None:
     try:
         main(sys.argv)
     except errors.UserError as error:
-        print(f'tformer: {error}', file=sys.stderr)
-        sys.exit(2)
+        _end(2, str(error))
     except errors.Stopped as stopped:
         print(f'tformer: {stopped}', file=sys.stderr)
         sys.exit(errors.STOPPED)
     except KeyboardInterrupt:
-        sys.exit(130)
+        _end(130)
     except BrokenPipeError:  # the reader, e.g. head, has seen enough
         sys.stderr.close()
+        _end(0)
     except OSError as error:  # a full disk, a directory that cannot be written
         where = f'{error.filename}: ' if error.filename else ''
-        print(f'tformer: {where}{error.strerror or error}', file=sys.stderr)
-        sys.exit(2)
+        _end(2, f'{where}{error.strerror or error}')
     except Exception as error:
         processes = sys.modules.get('tformer.processes')
         line = processes.lost(error) if processes else None
         if line is None:
-            raise
-        print(f'tformer: {line}', file=sys.stderr, flush=True)
-        os._exit(1)  # there is nobody left to take leave of
+            traceback.print_exception(error)
+        _end(1, line)
+
+
+def _end(code: int, message: str | None = None) -> None:
+    """Ends the process; one of several that run as one does not wait for the others."""
+    if message is not None:
+        print(f'tformer: {message}', file=sys.stderr, flush=True)
+    if processes := sys.modules.get('tformer.processes'):
+        processes.leave(code)
+    sys.exit(code)
 
 
 if __name__ == '__main__':

@@ -1,32 +1,141 @@
 """Several processes that train as one: how each joins the others, and what only the first of them does."""
 
+import contextlib
 import os
 import re
+import socket
 import sys
-from collections.abc import Callable
-from typing import TypeVar
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from tformer.errors import UserError, nearest
+
 T = TypeVar('T')
 
+AUTO = 'auto'  # --coordinator: jax asks the scheduler
+MEETING_SECONDS = 600  # in which all processes must have joined
 HEARTBEAT_SECONDS = 30  # without a sign of life from one process, the others end
+LEAVING_SECONDS = 2
+
+_number: int | None = None  # of this process, once it has joined
 
 
-def join(coordinator: str, num_processes: int, process_id: int) -> None:
-    """Joins a run of several processes; all but the first are silent from then on.
+def join(coordinator: str, num_processes: int | None, process_id: int | None, preemptible: bool) -> None:
+    """Joins a run of several processes; standard output is then what the first one prints.
+
+    Where they do not all meet in `MEETING_SECONDS` the process ends, with a line on standard error and exit code 2.
 
     Args:
-      coordinator: host:port, on the host of process 0.
+      coordinator: host:port, on the host of process 0; or `AUTO`: all three are what jax finds in the environment that
+        SLURM, Open MPI, Cloud TPU or Kubernetes make.
       num_processes: of the run.
       process_id: of this one, from 0.
+      preemptible: whether SIGTERM is a notice to all of them, that `stopping.Stops` answers; else it ends the process.
+
+    Raises:
+      UserError: what is given does not fit together, the port is in use, or there is nothing to be found.
     """
+    global _number
+    where: dict[str, Any] = {}
+    if coordinator != AUTO:
+        port = _port(coordinator, num_processes, process_id)
+        where = {'coordinator_address': coordinator, 'num_processes': num_processes, 'process_id': process_id}
+        where['cluster_detection_method'] = 'deactivate'
+        if process_id == 0:
+            _check_free(coordinator, port)
+    elif num_processes is not None or process_id is not None:
+        raise UserError('--coordinator=auto finds --num_processes and --process_id by itself: leave them out')
     jax.config.update('jax_cpu_collectives_implementation', 'gloo')
-    jax.distributed.initialize(coordinator, num_processes, process_id, heartbeat_timeout_seconds=HEARTBEAT_SECONDS)
+    jax.config.update('jax_enable_preemption_service', preemptible)
+    try:
+        with _at_most(MEETING_SECONDS, lambda: _absent(coordinator, num_processes, process_id)):
+            jax.distributed.initialize(
+                **where, initialization_timeout=2 * MEETING_SECONDS, heartbeat_timeout_seconds=HEARTBEAT_SECONDS
+            )
+            _number = jax.process_index()
+    except Exception as error:
+        line = str(error).splitlines()[0]
+        if line == 'coordinator_address should be defined.':  # what jax says where it finds none
+            line = 'no SLURM step, Open MPI, Cloud TPU or Kubernetes job has started this process; give HOST:PORT'
+        raise UserError(f'--coordinator={coordinator}: {line}') from error
+    sys.stdout.flush()
+    ours = os.devnull if _number else os.dup(1)
+    sys.stdout = open(ours, 'w', buffering=1, encoding=sys.stdout.encoding)  # noqa: SIM115
+    os.dup2(2, 1)  # what Gloo prints is no output of ours
+
+
+def _port(coordinator: str, num_processes: int | None, process_id: int | None) -> int:
+    """Returns the port, of what fits together; raises a `UserError` otherwise."""
+    host, _, port = coordinator.rpartition(':')
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise UserError(f'--coordinator={coordinator} is no HOST:PORT{nearest(coordinator, [AUTO])}')
+    if num_processes is None or process_id is None:
+        raise UserError(f'--coordinator={coordinator} needs --num_processes and --process_id')
+    if not 0 <= process_id < num_processes:
+        raise UserError(f'--process_id={process_id} is not from 0 to {num_processes - 1} (--num_processes)')
+    return int(port)
+
+
+def _check_free(coordinator: str, port: int) -> None:
+    """Raises a `UserError` where the port is taken: jax would crash."""
+    family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+    try:
+        socket.create_server(('', port), family=family, dualstack_ipv6=family == socket.AF_INET6).close()
+    except OSError as error:
+        raise UserError(
+            f'--coordinator={coordinator}: port {port} of this host: {os.strerror(error.errno or 0)}'
+        ) from error
+
+
+def _absent(coordinator: str, num_processes: int | None, process_id: int | None) -> str:
+    """Returns what to tell where the processes did not meet."""
+    flag = f'--coordinator={coordinator}'
+    host, _, port = coordinator.rpartition(':')
     if process_id:
-        sys.stdout = open(os.devnull, 'w')  # noqa: SIM115
+        try:
+            socket.create_connection((host.strip('[]'), int(port)), timeout=2).close()
+        except OSError as error:
+            return f'{flag}: process 0 was not reached in {MEETING_SECONDS} s: {error.strerror or error}'
+    several = 'the processes' if num_processes is None else f'the {num_processes} processes'
+    return f'{flag}: {several} of the run did not all join in {MEETING_SECONDS} s'
+
+
+@contextlib.contextmanager
+def _at_most(seconds: float, complaint: Callable[[], str]) -> Iterator[None]:
+    """Gives a block that takes at most so long, or the process ends: it may be in what cannot be interrupted."""
+
+    def end() -> None:
+        print(f'tformer: {complaint()}', file=sys.stderr, flush=True)
+        os._exit(2)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def leave(code: int) -> None:
+    """Ends this process where it has joined others, without waiting for them, as jax would at the interpreter's end.
+
+    The first one, without which the others cannot go on, gives those that fail alike the time to say so.
+    """
+    if not jax.distributed.is_initialized():
+        return
+    if _number == 0:
+        time.sleep(LEAVING_SECONDS)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # closed
+            stream.flush()
+    os._exit(code)
 
 
 def first() -> bool:
@@ -53,10 +162,8 @@ def same_number(number: Callable[[], int]) -> int:
 
 def lost(error: Exception) -> str | None:
     """Returns what to tell of an error that comes of another process' end; None where it comes of something else."""
-    if jax.process_count() == 1 or not isinstance(error, jax.errors.JaxRuntimeError):
-        return None
-    line = str(error).splitlines()[0]
-    if not re.search('peer|Gloo|oordination|heartbeat', line):
+    line = str(error).partition('\n')[0]
+    if jax.process_count() == 1 or not re.match('[A-Z_]+: .*(peer|Gloo|oordination|heartbeat)', line):
         return None
     return f'another process of the run has ended; the same command goes on from the newest checkpoint ({line})'
 

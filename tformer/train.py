@@ -180,8 +180,9 @@ def keep_skipped(home: pathlib.Path, batches: pipeline.Batches, number: int, ski
     """Writes the batch of the first of the last `skipped` steps to the workdir; returns what to tell of them."""
     first = number - skipped + 1
     file = home / 'skipped' / f'{first}.npz'
-    file.parent.mkdir(exist_ok=True)
-    np.savez(file, **batches.batch(first - 1))  # type: ignore[arg-type]
+    if processes.first():
+        file.parent.mkdir(exist_ok=True)
+        np.savez(file, **batches.batch(first - 1))  # type: ignore[arg-type]
     return (
         f'steps {first:,} to {number:,} were not made: their loss or gradient is no number, or a spike; '
         f"the first one's batch is {file}, and `tformer replay --workdir={home} --step={first}` runs it again"

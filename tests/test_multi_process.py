@@ -1,0 +1,257 @@
+"""Several real processes that train as one: as one process does, whoever of them fails, and with other counts later."""
+
+import json
+import os
+import pathlib
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+import numpy as np
+import pytest
+import toy_data
+from lives import free_port
+from test_launch import LAUNCH, Stubs, alive
+from test_resume import rows
+
+from tformer import checkpoint, processes
+from tformer.errors import UserError
+
+ROOT = pathlib.Path(__file__).parents[1]
+STEPS = 12
+ENVIRONMENT = {
+    **os.environ,
+    'PYTHONPATH': str(ROOT),
+    'JAX_PLATFORMS': 'cpu',
+    'XLA_FLAGS': '--xla_cpu_collective_call_terminate_timeout_seconds=600',
+    'JAX_COMPILATION_CACHE_DIR': str(pathlib.Path(tempfile.gettempdir()) / 'tformer-test-compilations'),
+    'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0.5',
+    'JAX_DISABLE_MOST_OPTIMIZATIONS': '1',
+}
+
+
+def flags(place: pathlib.Path, workdir: str, **changed: object) -> list[str]:
+    """The flags of a training on running text, with a dropout and packed rows, that saves and reports every step."""
+    toy_data.running(place / 'data')
+    fields = {
+        'data.source': 'files', 'data.path': place / 'data', 'data.tokenizer': 'symbol', 'data.length': 32,
+        'model.dropout_rate': 0.1, 'train.num_steps': STEPS, 'train.batch_size': 16, 'train.log_every': 1,
+        'train.eval_every': STEPS // 2, 'train.checkpoint_every': 1, 'evaluate.samples': 0,
+    } | {name.replace('__', '.'): value for name, value in changed.items()}  # fmt: skip
+    fields_given = [f'--config.{name}={value}' for name, value in fields.items()]
+    return [f'--config={ROOT}/configs/lm_stdlib.py:smoke', *fields_given, f'--workdir={place / workdir}']
+
+
+class Launched:
+    """launch/local with real processes."""
+
+    def __init__(self, place: pathlib.Path, processes: int, *arguments: str, devices: int = 1):
+        self._files = [place / f'{name}_{time.monotonic_ns()}' for name in ('out', 'err')]
+        options = (f'--processes={processes}', f'--devices={devices}')
+        with self._files[0].open('w') as out, self._files[1].open('w') as err:
+            self.process = subprocess.Popen(
+                [sys.executable, LAUNCH / 'local', *options, *arguments], env=ENVIRONMENT, stdout=out, stderr=err
+            )
+        self.pids: list[int] = []
+
+    @property
+    def out(self) -> str:
+        return self._files[0].read_text()
+
+    @property
+    def err(self) -> str:
+        return self._files[1].read_text()
+
+    def until(self, workdir: pathlib.Path, step: int) -> None:
+        """Waits until a step is saved; notes who runs."""
+        end = time.monotonic() + 200
+        while max(checkpoint.steps(workdir), default=0) < step:
+            assert time.monotonic() < end and self.process.poll() is None, self.out + self.err
+            time.sleep(0.01)
+        children = pathlib.Path(f'/proc/{self.process.pid}/task/{self.process.pid}/children').read_text()
+        self.pids = [int(pid) for pid in children.split()]
+
+    def end(self, seconds: float = 200) -> int:
+        """Returns the exit code; sees that it comes in time and that nobody is left."""
+        try:
+            code = self.process.wait(seconds)
+        finally:
+            self.process.kill()
+        assert not any(map(alive, self.pids)), self.err
+        return code
+
+
+def assert_near(one: pathlib.Path, other: pathlib.Path) -> None:
+    """The same numbers after the same steps: of the same rows."""
+    first, second = rows(one), rows(other)
+    assert [row.keys() for row in first] == [row.keys() for row in second] and len(first) >= STEPS
+    for mine, others in zip(first, second, strict=True):
+        for name in mine:
+            np.testing.assert_allclose(mine[name], others[name], rtol=1e-5, atol=1e-7, err_msg=name)
+
+
+def results(workdir: pathlib.Path) -> dict[str, dict[str, float]]:
+    return json.loads((workdir / 'result.json').read_text())
+
+
+@pytest.fixture(scope='module')
+def alone(tmp_path_factory) -> pathlib.Path:
+    """A run that one process made."""
+    place = tmp_path_factory.mktemp('alone')
+    launched = Launched(place, 1, *flags(place, 'run'))
+    assert launched.end() == 0, launched.err
+    assert launched.err == '' and '1 device(s)' in launched.out
+    return place / 'run'
+
+
+def test_a_killed_process_ends_all_and_one_process_goes_on(tmp_path: pathlib.Path, alone: pathlib.Path) -> None:
+    run = tmp_path / 'run'
+    launched = Launched(tmp_path, 2, *flags(tmp_path, 'run'), devices=2)
+    launched.until(run, 3)
+    assert len(launched.pids) == 2
+    os.kill(launched.pids[1], signal.SIGKILL)
+    assert launched.end(60) == 128 + signal.SIGKILL
+    assert 'another process of the run has ended; the same command goes on' in launched.err
+    assert launched.err.splitlines()[-1] == 'launch/local: process 1 of 2 was the first to fail: SIGKILL'
+    assert '4 device(s)' in launched.out and 'Gloo' not in launched.out and 'Traceback' not in launched.err
+
+    kept = max(checkpoint.steps(run))
+    again = Launched(tmp_path, 1, *flags(tmp_path, 'run'), devices=4)
+    assert again.end() == 0, again.err
+    assert f'resumed at step {kept}' in again.out and 3 <= kept < STEPS
+    assert_near(run, alone)
+
+
+def test_sigterm_saves_and_slurm_tasks_go_on(tmp_path: pathlib.Path, alone: pathlib.Path) -> None:
+    """What launch/local was asked to stop, launch/slurm.sbatch finishes: its tasks find each other by themselves."""
+    run = tmp_path / 'run'
+    launched = Launched(tmp_path, 2, *flags(tmp_path, 'run'))
+    launched.until(run, 2)
+    launched.process.send_signal(signal.SIGTERM)
+    assert launched.end(60) == 75, launched.err
+    kept = max(checkpoint.steps(run))
+    assert f'SIGTERM: stopped after step {kept} of {STEPS}, which is saved' in launched.err and kept < STEPS
+    assert 'fail' not in launched.err
+
+    stubs = Stubs(tmp_path)
+    (stubs.place / 'tformer').write_text(f'#!/bin/sh\nexec {sys.executable} -m tformer "$@"\n')
+    task = {**ENVIRONMENT, 'TASKS': '2', 'PATH': stubs.environment['PATH'], 'CALLS': stubs.environment['CALLS']}
+    ran = subprocess.run(
+        ['sbatch', LAUNCH / 'slurm.sbatch', *flags(tmp_path, 'run')],
+        env=task, capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert f'2 device(s), resumed at step {kept}' in ran.stdout
+    assert ran.stdout.count(f'step {STEPS} valid') == 1  # the first one's
+    assert_near(run, alone)
+
+    assert results(run)['test'] == pytest.approx(results(alone)['test'], rel=1e-5)
+
+    (run / 'result.json').unlink()
+    launched = Launched(tmp_path, 2, 'evaluate', f'--workdir={run}', devices=2)
+    assert launched.end() == 0, launched.err
+    scored = results(run)['test']
+    assert scored == pytest.approx({name: results(alone)['test'][name] for name in scored}, rel=1e-5)
+    assert len(scored) >= 4 and launched.out.count(', test: ') == 1
+
+
+@pytest.mark.slow
+def test_four_processes_and_then_two(tmp_path: pathlib.Path, alone: pathlib.Path) -> None:
+    run = tmp_path / 'run'
+    launched = Launched(tmp_path, 4, *flags(tmp_path, 'run'))
+    launched.until(run, 2)
+    os.kill(launched.pids[0], signal.SIGKILL)
+    assert launched.end(60) == 128 + signal.SIGKILL
+    assert launched.err.splitlines()[-1] == 'launch/local: process 0 of 4 was the first to fail: SIGKILL'
+    launched = Launched(tmp_path, 2, *flags(tmp_path, 'run'))
+    assert launched.end() == 0, launched.err
+    assert 'resumed at step' in launched.out
+    assert_near(run, alone)
+
+
+def test_a_mistake_is_told_once_and_an_exception_ends_all(tmp_path: pathlib.Path) -> None:
+    launched = Launched(tmp_path, 2, *flags(tmp_path, 'run', model__norm='rmsnrom'))
+    assert launched.end(60) == 2
+    assert launched.err.count("tformer: model.norm='rmsnrom' is unknown; did you mean 'rmsnorm'?") == 1
+    assert launched.err.splitlines()[-1].endswith('exit code 2') and 'Traceback' not in launched.err
+
+    (tmp_path / 'faulty.py').write_text(
+        f'import importlib.util, sys\n'
+        f'spec = importlib.util.spec_from_file_location("lm", "{ROOT}/configs/lm_stdlib.py")\n'
+        f'lm = importlib.util.module_from_spec(spec)\n'
+        f'spec.loader.exec_module(lm)\n'
+        f'def get_config(size=""):\n'
+        f'    if "--process_id=1" in sys.argv:\n'
+        f'        from tformer import train\n'
+        f'        train.Interval.summary = lambda self: 1 / 0\n'
+        f'    return lm.get_config(size)\n'
+    )
+    faulty = [*flags(tmp_path, 'run'), f'--config={tmp_path}/faulty.py:smoke']
+    launched = Launched(tmp_path, 2, *faulty)
+    began = time.monotonic()
+    while 'ZeroDivisionError' not in launched.err:
+        assert time.monotonic() - began < 200 and launched.process.poll() is None, launched.err
+        time.sleep(0.05)
+    assert launched.end(60) == 1
+    assert launched.err.splitlines()[-2:] == [
+        '[1] ZeroDivisionError: division by zero',
+        'launch/local: process 1 of 2 was the first to fail: exit code 1',
+    ]
+
+
+MISTAKES = {
+    'no port': (('host', 2, 0), 'host is no HOST:PORT; valid: auto'),
+    'a port that is none': (('host:65536', 2, 0), 'host:65536 is no HOST:PORT; valid: auto'),
+    'a misspelt auto': (('atuo', None, None), "atuo is no HOST:PORT; did you mean 'auto'?"),
+    'no number': (('host:1', 2, None), 'host:1 needs --num_processes and --process_id'),
+    'auto and a count': (('auto', 2, None), 'auto finds --num_processes and --process_id by itself: leave them out'),
+}
+
+
+@pytest.mark.parametrize('mistake', MISTAKES)
+def test_what_does_not_fit_together_is_told(mistake: str) -> None:
+    given, said = MISTAKES[mistake]
+    with pytest.raises(UserError) as error:
+        processes.join(*given, preemptible=True)
+    assert str(error.value) == f'--coordinator={said}'
+    with pytest.raises(UserError, match=re.escape('--process_id=2 is not from 0 to 1 (--num_processes)')):
+        processes.join('host:1', 2, 2, preemptible=True)
+
+
+ABSENT = {
+    'nobody there': (
+        '--coordinator=127.0.0.1:1 --num_processes=2 --process_id=1',
+        'process 0 was not reached in 2 s: ',
+    ),
+    'nobody comes': (
+        '--coordinator=FREE --num_processes=2 --process_id=0',
+        'the 2 processes of the run did not all jo',
+    ),
+    'taken': ('--coordinator=TAKEN --num_processes=2 --process_id=0', 'of this host: Address already in use'),
+    'nothing to be found': ('--coordinator=auto', 'no SLURM step, Open MPI, Cloud TPU or Kubernetes job has started'),
+    'for one': (
+        'prepare --coordinator=auto',
+        '--coordinator: several processes train, evaluate, benchmark; prepare is',
+    ),
+    'no coordinator': ('--num_processes=2', '--num_processes and --process_id go with --coordinator'),
+}
+HASTY = 'from tformer import __main__, processes; processes.MEETING_SECONDS = 2; __main__.run()'
+
+
+@pytest.mark.parametrize('case', ABSENT)
+def test_who_cannot_join_says_so_in_one_line(case: str) -> None:
+    given, said = ABSENT[case]
+    with socket.create_server(('', 0)) as taken:
+        given = given.replace('TAKEN', f'127.0.0.1:{taken.getsockname()[1]}').replace(
+            'FREE', f'127.0.0.1:{free_port()}'
+        )
+        command = given.split() if case == 'for one' else ['train', *given.split()]
+        command = [sys.executable, '-c', HASTY, *command, '--config=x', '--workdir=y']
+        ran = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 2, ran.stderr
+    (line,) = ran.stderr.splitlines()
+    assert line.startswith('tformer: ') and said in line
