@@ -13,12 +13,12 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 # From the bottom up. A file imports from its own part of the package and from the lines before, nothing else.
 ORDER = [
-    ('errors', 'allocator'),
+    ('errors', 'allocator', 'groups'),
     ('config',),
     ('data', 'hf', 'metrics', 'scores'),
     ('sharding', 'text_scores', 'workdir'),
     ('layers',),
-    ('hyper', 'parameters', 'digests', 'processes', 'stopping'),
+    ('hyper', 'parameters', 'digests', 'processes', 'stopping', 'hlo'),
     ('guard',),
     ('adafactor', 'freezing'),
     ('model', 'objectives', 'optimizers', 'schedules'),
