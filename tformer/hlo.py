@@ -164,6 +164,11 @@ def _called(program: Program, instruction: Instruction, cost: Cost, fused: bool)
     return []
 
 
+def called(attributes: str, key: str) -> list[str]:
+    """Returns the computations that an instruction names under `key`: calls, body, condition ..."""
+    return _names(attributes).get(key, [])
+
+
 def _names(attributes: str) -> dict[str, list[str]]:
     """Returns the computations that an instruction names, by attribute."""
     found = re.findall(r'\b(\w+)=(\{%[^}]*\}|%[\w.\-]+)', attributes)
