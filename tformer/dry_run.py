@@ -27,6 +27,9 @@ from tformer.optimizers import make_optimizer
 from tformer.state import TrainState, logical_names, make_init
 from tformer.step import make_train_step
 
+# Machine code that is never run need not be good; what is partitioned and fused, and how, stays the same.
+QUICKLY: dict[str, str | bool] = {'xla_backend_optimization_level': '0', 'xla_llvm_disable_expensive_passes': True}
+
 
 @dataclasses.dataclass(frozen=True)
 class DryRun:
@@ -81,7 +84,7 @@ def compile_step(config: Config) -> DryRun:
         state = jax.tree.map(_placed, sharding.unboxed(boxed), shardings)
         step = make_train_step(model, objective, optimizer, built)
         lowered = jax.jit(step, donate_argnums=0, out_shardings=(shardings, None)).lower(state, batch, hyper)
-        return DryRun(config, mesh, state, batch, boxed.params, lowered.compile())
+        return DryRun(config, mesh, state, batch, boxed.params, lowered.compile(QUICKLY))
 
 
 def _as_wide(model: Model) -> Model:
@@ -127,26 +130,36 @@ def report(config: Config, say: Callable[[str], None]) -> str:
       config: whose mesh names devices.
       say: gets a line while the compiler works.
     """
-    count, began = num_devices(config.mesh), time.perf_counter()
-    say(f'compiling for {count:,} devices ...')
+    began = time.perf_counter()
+    say(f'compiling for {num_devices(config.mesh):,} devices ...')
     run = compile_step(config)
     say(f'compiled in {time.perf_counter() - began:.0f} s')
+    return describe(run)
+
+
+def describe(run: DryRun) -> str:
+    """Returns what `report` says of a compiled step."""
     text = run.executable.as_text() or ''
     program, collectives = hlo.parse(text), hlo.collectives(text, run.mesh)
     asked = accounting.model_flops(run.config, run.params, run.batch)
-    work = (hlo.flops(program), traffic.accessed(program), collectives)
-    parts = [_headline(run), *_memory(run), *_collectives(collectives), *_operations(count, asked, *work[:2])]
-    parts += [*_times(run, asked, *work), '', *textwrap.wrap(NOTES, 120)]
-    unknown = hlo.unknown_loops(program)
-    return '\n'.join(parts + ([f'{unknown} loops of unknown length count once.'] if unknown else []))
+    done, accessed, unknown = hlo.flops(program), traffic.accessed(program), hlo.unknown_loops(program)
+    lines = [
+        *_headline(run),
+        *_memory(run),
+        *_collectives(collectives),
+        *_operations(run.mesh.size, asked, done, accessed),
+        *_times(run, asked, done, accessed, collectives),
+        '',
+        *textwrap.wrap(NOTES, 120),
+    ]
+    return '\n'.join(lines + ([f'{unknown} loops of unknown length count once.'] if unknown else []))
 
 
-def _headline(run: DryRun) -> str:
+def _headline(run: DryRun) -> list[str]:
     axes = ' x '.join(f'{axis} {size}' for axis, size in run.mesh.shape.items() if size > 1)
     rows, length = run.batch['inputs'].shape
-    return (
-        f'\ndry run on {run.mesh.size:,} devices ({axes}), rules {run.config.mesh.rules}: {rows:,} rows of {length:,}'
-    )
+    where = f'{run.mesh.size:,} devices ({axes}), rules {run.config.mesh.rules}'
+    return ['', f'dry run on {where}: {rows:,} rows of {length:,} tokens']
 
 
 def needed_bytes(run: DryRun) -> float:
