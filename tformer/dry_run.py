@@ -4,6 +4,7 @@ Nothing is allocated and no data are read. What a device holds and sends is that
 for every kind of device; temporaries and fusions are those of its CPU compiler.
 """
 
+import contextlib
 import dataclasses
 import os
 import textwrap
@@ -58,11 +59,15 @@ def num_devices(mesh: MeshConfig) -> int:
 
 
 def pretend(count: int) -> None:
-    """Makes JAX see `count` devices, all of them this machine's CPU; to be called before anything has asked it."""
+    """Makes JAX see `count` devices, all of them this machine's CPU. Once JAX has begun, the devices are what they are.
+
+    A count among XLA_FLAGS gives way.
+    """
     flags = os.environ.get('XLA_FLAGS', '').split()
     os.environ['XLA_FLAGS'] = ' '.join(flag for flag in flags if 'force_host_platform_device_count' not in flag)
-    jax.config.update('jax_platforms', 'cpu')
-    jax.config.update('jax_num_cpu_devices', count)
+    with contextlib.suppress(RuntimeError):  # JAX has begun
+        jax.config.update('jax_num_cpu_devices', count)
+        jax.config.update('jax_platforms', 'cpu')
 
 
 def compile_step(config: Config) -> DryRun:
