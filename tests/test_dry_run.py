@@ -11,7 +11,7 @@ import types
 import jax
 import pytest
 
-from tformer import accounting, benchmark, config, dry_run, errors, hlo, roofline, traffic
+from tformer import accounting, benchmark, config, dry_run, errors, hlo, roofline, scattered, traffic
 from tformer.model import build
 
 MESH = types.SimpleNamespace(shape={'data': 2, 'fsdp': 2, 'tensor': 2})
@@ -215,6 +215,24 @@ def test_of_a_stack_of_layers_the_slice_that_is_read_or_written_counts():
     assert traffic.accessed(hlo.parse(SLICED)) == 2 * 128 + 3 * 128 + 2 * 128 + 2 * 4
 
 
+def test_an_all_reduce_of_which_a_device_reads_its_part_could_be_a_reduce_scatter():
+    """Two operands over four devices: of the first each reads a fourth, of the second all."""
+    both = '(f32[4,8]{1,0}, f32[4,8]{1,0})'
+    part = 'f32[1,8]{1,0} dynamic-slice(%a, %i, %i), dynamic_slice_sizes={1,8}'
+    lines = [
+        '%i = s32[] constant(0)',
+        f'%r = {both} all-reduce(%x, %x), {FOURS}, to_apply=%add',
+        '%a = f32[4,8]{1,0} get-tuple-element(%r), index=0',
+        '%b = f32[4,8]{1,0} get-tuple-element(%r), index=1',
+        f'%p = {part}',
+        'ROOT %t = (f32[1,8]{1,0}, f32[4,8]{1,0}) tuple(%p, %b)',
+    ]
+    (saved,) = scattered.savings(hlo.parse(main(*lines)), MESH)
+    assert (saved.axes, saved.count, saved.bytes) == (('fsdp', 'tensor'), 1, -3 / 4 * 128)
+    half = [line.replace('[1,8]', '[2,8]') for line in lines]
+    assert scattered.savings(hlo.parse(main(*half)), MESH) == []
+
+
 # ------------------------------------------------------------------------------------------------ by formula
 MESH_OF_CLUSTER = {'pipeline': 1, 'data': 4, 'fsdp': 64, 'expert': 1, 'context': 1, 'tensor': 8}
 
@@ -282,6 +300,7 @@ def parameters(run):
 
 def test_data_parallel_steps_reduce_every_gradient_once():
     run, sent = compiled(mesh={'data': 8})
+    assert scattered.savings(hlo.parse(run.executable.as_text()), run.mesh) == []
     assert sent.keys() == {('all-reduce', ('data',))}
     assert sent['all-reduce', ('data',)] == pytest.approx(2 * 7 / 8 * 4 * parameters(run), rel=0.05)
     done = 8 * hlo.flops(hlo.parse(run.executable.as_text()))
@@ -295,7 +314,10 @@ def test_fsdp_gathers_each_layer_forward_and_again_backward(monkeypatch):
     assert sent['all-gather', ('fsdp',)] == pytest.approx(gathered, rel=0.05)
     # Without a reduce-scatter an all-reduce: twice the bytes.
     assert sent['all-reduce', ('fsdp',)] == pytest.approx(2 * 7 / 8 * 4 * parameters(run), rel=0.05)
-    done = 8 * hlo.flops(hlo.parse(run.executable.as_text()))
+    program = hlo.parse(run.executable.as_text())
+    (saved,) = scattered.savings(program, run.mesh)
+    assert saved.axes == ('fsdp',) and saved.bytes == pytest.approx(-7 / 8 * 4 * parameters(run), rel=0.05)
+    done = 8 * hlo.flops(program)
     assert done > 1.2 * asked(run.config)  # the forward pass of the layers is made again
 
     norms = (2 * LAYERS + 1) * D  # whole on every device; all else is split, and so are both moments
@@ -363,7 +385,7 @@ def test_the_command_on_64_devices():
         assert re.search(rf'\n  {kind} +{axes} +[\d,]+ +[\d,.]+ (GiB|B)\n', said), (kind, axes)
     for device in ('H100 SXM (80 GB)', 'TPU v5p (95 GiB)'):
         assert f'  fits {device}: needs ' in said and re.search(rf'\n  {re.escape(device)} .*%', said)
-    assert 'does not fit' not in said and 'reduce-scatter' in said
+    assert 'does not fit' not in said and re.search(r'\n  as reduce-scatters +fsdp ', said)
 
 
 def test_without_a_mesh_nothing_is_compiled():

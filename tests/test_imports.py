@@ -20,7 +20,7 @@ ORDER = [
     ('layers',),
     ('hyper', 'parameters', 'digests', 'processes', 'stopping', 'hlo'),
     ('guard', 'traffic', 'roofline'),
-    ('adafactor', 'freezing'),
+    ('adafactor', 'freezing', 'scattered'),
     ('model', 'objectives', 'optimizers', 'schedules'),
     ('state', 'decode', 'accounting'),
     ('checkpoint', 'step'),

@@ -9,7 +9,7 @@ import dataclasses
 import os
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -17,7 +17,7 @@ import numpy as np
 from flax import linen as nn
 from jax.sharding import Mesh, NamedSharding
 
-from tformer import accounting, hlo, resume, roofline, sharding, traffic
+from tformer import accounting, hlo, resume, roofline, scattered, sharding, traffic
 from tformer.benchmark import assumed, random_batch
 from tformer.config import AXES, Config, Model
 from tformer.config import Mesh as MeshConfig
@@ -123,8 +123,9 @@ def abstract_batch(config: Config, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct
 NOTES = """\
 Compiled for this machine's CPU, on which products of bfloat16 are computed in float32: temporaries, and bytes read and
 written, are overstated where they are (bfloat16 is compiled as float16, which is as wide and stays so elsewhere). Other
-compilers fuse more. The CPU's has no reduce-scatter: what FSDP scatters appears as an all-reduce, of twice the bytes;
-and it does not merge the all-reduces of a sum's parts. Bytes of collectives are what a device sends on a ring.
+compilers fuse more. The CPU's has no reduce-scatter: what FSDP scatters is an all-reduce of twice the bytes here; the
+seconds have it `as reduce-scatters`. Nor does it merge the all-reduces of a sum's parts. Bytes of collectives are what
+a device sends on a ring.
 """
 
 
@@ -146,14 +147,15 @@ def describe(run: DryRun) -> str:
     """Returns what `report` says of a compiled step."""
     text = run.executable.as_text() or ''
     program, collectives = hlo.parse(text), hlo.collectives(text, run.mesh)
+    saved = scattered.savings(program, run.mesh)
     asked = accounting.model_flops(run.config, run.params, run.batch)
     done, accessed, unknown = hlo.flops(program), traffic.accessed(program), hlo.unknown_loops(program)
     lines = [
         *_headline(run),
         *_memory(run),
-        *_collectives(collectives),
+        *_collectives(collectives, saved),
         *_operations(run.mesh.size, asked, done, accessed),
-        *_times(run, asked, done, accessed, collectives),
+        *_times(run, asked, done, accessed, [*collectives, *saved]),
         '',
         *textwrap.wrap(NOTES, 120),
     ]
@@ -185,6 +187,7 @@ def _memory(run: DryRun) -> list[str]:
         'arguments, as compiled': memory.argument_size_in_bytes,
         'activations and temporaries': memory.temp_size_in_bytes,
         'needed': needed,
+        'peak, as compiled': getattr(memory, 'peak_memory_in_bytes', 0),
     }
     lines = [f'  {name:<30} {_gib(size):>14}' for name, size in rows.items() if size]
     for name, device in roofline.DEVICES.items():
@@ -193,10 +196,15 @@ def _memory(run: DryRun) -> list[str]:
     return ['memory of a device', *lines]
 
 
-def _collectives(found: list[hlo.Collective]) -> list[str]:
-    lines = [f'  {row.kind:<20} {" + ".join(row.axes):<24} {row.count:>9,} {_gib(row.bytes):>14}' for row in found]
-    total = f'  {"all":<20} {"":<24} {sum(row.count for row in found):>9,} {_gib(sum(row.bytes for row in found)):>14}'
-    return ['collectives of a step: kind, axes of the mesh, how many, bytes that a device sends', *lines, total]
+def _collectives(found: list[hlo.Collective], saved: list[hlo.Collective]) -> list[str]:
+    def line(kind: str, axes: Sequence[str], rows: Sequence[hlo.Collective]) -> str:
+        count, sent = sum(row.count for row in rows), sum(row.bytes for row in rows)
+        return f'  {kind:<20} {" + ".join(axes):<24} {count:>9,} {_gib(sent):>14}'
+
+    lines = [line(row.kind, row.axes, [row]) for row in found]
+    less = [line('as reduce-scatters', row.axes, [row]) for row in saved]
+    title = 'collectives of a step: kind, axes of the mesh, how many, bytes that a device sends'
+    return [title, *lines, line('all', (), found), *less]
 
 
 def _operations(count: int, asked: float, done: float, accessed: float) -> list[str]:
@@ -220,4 +228,4 @@ def _times(run: DryRun, asked: float, done: float, accessed: float, collectives:
 
 
 def _gib(size: float) -> str:
-    return f'{size / 2**30:,.3f} GiB' if size >= 2**20 else f'{size:,.0f} B'
+    return f'{size / 2**30:,.3f} GiB' if abs(size) >= 2**20 else f'{size:,.0f} B'

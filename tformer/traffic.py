@@ -9,6 +9,7 @@ _NOTHING = (
     *('while', 'conditional', 'call', 'async-start', 'async-update'),
 )
 _SAME = ('bitcast', 'convert', 'copy')  # around an update in place: the CPU's compiler has none of bfloat16
+_EACH = (*_SAME, 'add', 'subtract', 'multiply', 'divide', 'maximum', 'negate', 'select')  # number by number
 _PARTS = ('dynamic-slice', 'slice', 'gather')  # that read as much of their first operand as they return
 
 
@@ -30,9 +31,9 @@ def _moved(program: Program, i: Instruction, c: Computation) -> float:
     whole = [hlo.num_bytes(c[name].shape) for name in i.operands]
     if i.opcode != 'fusion':
         return _read(i, c, whole) + _written(i, c)
-    inside = program.computations[hlo.called(i.attributes, 'calls')[0]]
+    inside = program.computations[hlo.called(i.attributes)['calls'][0]]
     parameters = {int(x.literal): x.name for x in inside.values() if x.opcode == 'parameter'}
-    read = sum(min(size, _used(parameters[number], inside, size)) for number, size in enumerate(whole))
+    read = sum(min(size, used(parameters[number], inside, size)) for number, size in enumerate(whole))
     root = next(x for x in inside.values() if x.root)
     return read + _results(root, inside)
 
@@ -57,17 +58,17 @@ def _results(i: Instruction, c: Computation) -> float:
     return _written(source if source.opcode == 'dynamic-update-slice' else i, c)
 
 
-def _used(name: str, c: Computation, size: float) -> float:
-    """Returns how many of the `size` bytes of the parameter `name` a fusion reads."""
+def used(name: str, c: Computation, size: float) -> float:
+    """Returns how many of the `size` bytes of the parameter `name` a fusion reads: of what is only sliced, slices."""
     total = 0.0
     for user in c.values():
         for place, operand in enumerate(user.operands):
             if operand != name:
                 continue
-            if user.opcode in _SAME and not user.root:
-                total += _used(user.name, c, size)
+            if user.opcode in _EACH and not user.root:
+                total += used(user.name, c, size)
             elif place == 0 and user.opcode in _PARTS:
-                total += hlo.num_bytes(user.shape)
+                total += hlo.num_bytes(user.shape) * size / hlo.num_bytes(c[name].shape)
             elif place != 0 or user.opcode != 'dynamic-update-slice':
                 return size
     return total
