@@ -170,7 +170,10 @@ def _headline(run: DryRun) -> list[str]:
 
 
 def needed_bytes(run: DryRun) -> float:
-    """Returns what a device needs in a step: arguments, results that do not take their place, temporaries."""
+    """Returns what a device needs in a step: arguments, results that do not take their place, temporaries.
+
+    The CPU's compiler has a peak of its own, which leaves temporaries out.
+    """
     memory: Any = run.executable.memory_analysis()
     new = memory.output_size_in_bytes - memory.alias_size_in_bytes
     return float(memory.argument_size_in_bytes + new + memory.temp_size_in_bytes)
@@ -187,7 +190,6 @@ def _memory(run: DryRun) -> list[str]:
         'arguments, as compiled': memory.argument_size_in_bytes,
         'activations and temporaries': memory.temp_size_in_bytes,
         'needed': needed,
-        'peak, as compiled': getattr(memory, 'peak_memory_in_bytes', 0),
     }
     lines = [f'  {name:<30} {_gib(size):>14}' for name, size in rows.items() if size]
     for name, device in roofline.DEVICES.items():
