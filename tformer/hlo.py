@@ -147,7 +147,7 @@ def executions(
 
 
 def _called(program: Program, instruction: Instruction, cost: Cost, fused: bool) -> list[tuple[str, int]]:
-    named, opcode = _names(instruction.attributes), instruction.opcode
+    named, opcode = called(instruction.attributes), instruction.opcode
     if opcode == 'while':
         repeats = trips(program, instruction) or 1
         return [(named['body'][0], repeats), (named['condition'][0], repeats)]
@@ -164,7 +164,7 @@ def _called(program: Program, instruction: Instruction, cost: Cost, fused: bool)
     return []
 
 
-def _names(attributes: str) -> dict[str, list[str]]:
+def called(attributes: str) -> dict[str, list[str]]:
     """Returns the computations that an instruction names, by attribute."""
     found = re.findall(r'\b(\w+)=(\{%[^}]*\}|%[\w.\-]+)', attributes)
     return {key: re.findall(r'%([\w.\-]+)', value) for key, value in found}
@@ -176,7 +176,7 @@ def trips(program: Program, loop: Instruction) -> int | None:
     noted = re.search(r'known_trip_count"?[:=]\{"?n"?[:=]"?(\d+)', loop.attributes)
     if noted:
         return int(noted[1])
-    condition = _names(loop.attributes)['condition'][0]
+    condition = called(loop.attributes)['condition'][0]
     reached = [i for i, _, _ in executions(program, lambda i, c: 0, name=condition)]
     bounds = [int(i.literal) for i in reached if i.opcode == 'constant' and i.literal.isdecimal()]
     less = [i for i in reached if i.opcode == 'compare' and 'direction=LT' in i.attributes]
@@ -205,7 +205,7 @@ def collectives(compiled_text: str, mesh: Mesh) -> list[Collective]:
         if kind not in SENT:
             return 0
         _, size = groups.of(i.attributes, sizes)
-        return sum(_sent_bytes(program, c, name) for name in i.operands) * SENT[kind](size)
+        return sum(sent_bytes(program, c, name) for name in i.operands) * SENT[kind](size)
 
     for i, c, times in executions(program, sent):
         amount = sent(i, c)
@@ -217,12 +217,12 @@ def collectives(compiled_text: str, mesh: Mesh) -> list[Collective]:
     return sorted(rows, key=lambda row: -row.bytes)
 
 
-def _sent_bytes(program: Program, c: Computation, name: str) -> float:
+def sent_bytes(program: Program, c: Computation, name: str) -> float:
     """Returns the bytes of an operand, as wide as it was before it was widened."""
     whole, i = num_bytes(c[name].shape), c[name]
     while i.opcode in ('fusion', 'bitcast', 'copy', 'transpose', 'reshape'):  # the same numbers
         if i.opcode == 'fusion':
-            c = program.computations[_names(i.attributes)['calls'][0]]
+            c = program.computations[called(i.attributes)['calls'][0]]
             i = next(i for i in c.values() if i.root)
         else:
             i = c[i.operands[0]]
