@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import linen as nn
 
 from tformer import checkpoint, resume, sharding, workdir
 from tformer.config import Config
@@ -38,7 +37,7 @@ def replay(directory: str, step: int, overrides: Mapping[str, str] | None = None
     tokens, mesh = Tokenizers.load(home), sharding.make_mesh(config.mesh)
     records = mixture.load(config, 'train')
     batches = pipeline.Batches(config, tokens, 'train', training=True, records=records)
-    with jax.set_mesh(mesh), nn.logical_axis_rules(sharding.make_rules(config.mesh)):
+    with sharding.placed(mesh, config.mesh):
         last = checkpoint.whole(home, before=step)
         parts = resume.assemble(config, home, batches, mesh, last)
         state = parts.state

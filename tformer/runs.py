@@ -125,10 +125,10 @@ def evaluate(run: Run, split: str, records: Sequence[Record] | None = None, **fa
     records = mixture.load(config, split) if records is None else records
     if config.evaluate.max_examples is not None:
         records = [records[i] for i in range(min(len(records), config.evaluate.max_examples))]
-    ways = sharding.batch_ways(mesh)
-    divided = dataclasses.replace(config, data=dataclasses.replace(config.data, row_multiple=ways))
+    multiple = sharding.row_multiple(mesh, config.mesh)
+    divided = dataclasses.replace(config, data=dataclasses.replace(config.data, row_multiple=multiple))
     batches = pipeline.Batches(divided, run.tokenizers, split, training=False, records=records)
-    with jax.set_mesh(mesh), nn.logical_axis_rules(sharding.make_rules(config.mesh)):
+    with sharding.placed(mesh, config.mesh):
         variables = jax.device_put(
             jax.device_get(run.variables), jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
         )
