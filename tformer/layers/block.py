@@ -19,8 +19,8 @@ from tformer.layers.initializers import deepnorm, depths
 from tformer.layers.mlp import Mlp
 from tformer.layers.moe import Moe
 from tformer.layers.norms import make_norm
+from tformer.layers.pipeline import computed, pipelined
 from tformer.layers.placements import PLACEMENTS, Function, Sublayer
-from tformer.layers.pipeline import pipelined
 from tformer.layers.positions import sinusoidal
 from tformer.sharding import constrain, partitioned
 
@@ -147,6 +147,9 @@ class Stack(nn.Module):
 
     def setup(self) -> None:
         cfg = self.cfg
+        block: type[nn.Module] = Block
+        if cfg.remat is not None:
+            block = nn.remat(Block, policy=choose(REMAT, cfg.remat, 'model.remat'), prevent_cse=not cfg.scan_layers)
         each = {'intermediates': 0, 'losses': 0, 'statistics': 0}
         shared = choose(LAYER_SHARING, cfg.layer_sharing, 'model.layer_sharing')
         lift: dict[str, Any] = {
@@ -160,15 +163,8 @@ class Stack(nn.Module):
         methods = {'__call__': {'in_axes': (0, 0, 0, nn.broadcast), **lift}}
         if self.cross:
             methods['cross_keys_values'] = {'in_axes': (nn.broadcast, nn.broadcast), **lift}
-        self.layers = nn.scan(self.block(), methods=methods)(cfg, self.stack, self.cross)
+        self.layers = nn.scan(block, methods=methods)(cfg, self.stack, self.cross)
         self.norm = make_norm(cfg) if cfg.final_norm else None
-
-    def block(self) -> type[nn.Module]:
-        """Returns the class of a layer, which keeps for the backward pass what `remat` says."""
-        cfg = self.cfg
-        if cfg.remat is None:
-            return Block
-        return nn.remat(Block, policy=choose(REMAT, cfg.remat, 'model.remat'), prevent_cse=not cfg.scan_layers)
 
     def each_layer(self) -> Layer:
         """Returns what differs from layer to layer, stacked."""
@@ -198,21 +194,23 @@ class Stack(nn.Module):
         Dropout draws other numbers than on one stage, for each part its own: always the same ones of a key and a
         number of parts.
         """
-        block = self.block()(self.cfg, self.stack, self.cross, parent=None)
-        key = self.make_rng('dropout') if self.has_rng('dropout') else None
+        cfg, block = self.cfg, Block(self.cfg, self.stack, self.cross, parent=None)
 
-        def layers(each: Any, x_BTD: jax.Array, common: tuple[Side, jax.Array | None], part: jax.Array) -> jax.Array:
-            side, key = common
+        def layer(each: Any, x_BTD: jax.Array, common: tuple[Side, jax.Array | None], part: jax.Array) -> jax.Array:
+            (params, own, number), (side, key) = each, common
+            rngs = {} if key is None else {'dropout': jax.random.fold_in(jax.random.fold_in(key, part), number)}
+            return block.apply({'params': params}, x_BTD, None, None, own, side, rngs=rngs)[0]
 
-            def one(x_BTD: jax.Array, each: Any) -> tuple[jax.Array, None]:
-                params, layer, number = each
-                rngs = {} if key is None else {'dropout': jax.random.fold_in(jax.random.fold_in(key, part), number)}
-                return block.apply({'params': params}, x_BTD, None, None, layer, side, rngs=rngs)[0], None
-
-            return jax.lax.scan(one, x_BTD, each, unroll=1 if self.cfg.scan_layers else True)[0]
-
-        each = self.layers.variables['params'], self.each_layer(), jnp.arange(self.num_layers)
-        return pipelined(layers, each, x_BTD, (side, key), parts=schedule.parts, rounds=schedule.rounds)
+        return pipelined(
+            layer,
+            (self.layers.variables['params'], self.each_layer(), jnp.arange(self.num_layers)),
+            x_BTD,
+            (side, self.make_rng('dropout') if self.has_rng('dropout') else None),
+            parts=schedule.parts,
+            rounds=schedule.rounds,
+            policy=choose(REMAT, cfg.remat, 'model.remat') or computed,
+            unroll=1 if cfg.scan_layers else True,
+        )
 
     def cross_keys_values(self, encoded_BSD: jax.Array, angles: Any) -> KeyValues:
         """Returns keys and values of the encoder's output for every layer `[L, B, K, S, H]`."""

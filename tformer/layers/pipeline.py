@@ -5,6 +5,7 @@ go from stage to stage, once round all of them or, each time through fewer layer
 rounds - 1` ticks a stage is idle in `stages - 1`.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -17,16 +18,33 @@ from jax.sharding import PartitionSpec
 from tformer.errors import UserError
 
 AXIS = 'pipeline'
+MOVES = (
+    'slice',
+    'dynamic_slice',
+    'gather',
+    'squeeze',
+    'reshape',
+    'transpose',
+    'broadcast_in_dim',
+    'convert_element_type',
+)
+
+
+def computed(primitive: Any, *_: Any, **__: Any) -> bool:
+    """Keeps all that takes arithmetic; what only moves or casts numbers, such as a layer's weights, is made again."""
+    return primitive.name not in MOVES
 
 
 def pipelined(
-    layers: Callable[[Any, jax.Array, Any, jax.Array], jax.Array],
+    layer: Callable[[Any, jax.Array, Any, jax.Array], jax.Array],
     each: Any,
     x_BTD: jax.Array,
     side: Any,
     *,
     parts: int,
     rounds: int = 1,
+    policy: Callable[..., bool] = computed,
+    unroll: int | bool = 1,
 ) -> jax.Array:
     """Returns x_BTD after all layers, on every stage; under a mesh (`jax.set_mesh`) with the axis `pipeline`.
 
@@ -34,12 +52,14 @@ def pipelined(
     rounds > 1, each call sends every layer to the stage that computes it.
 
     Args:
-      layers: (some layers of `each`, x of a part, `side` of it, the part's number) -> x after them.
-      each: of each layer, arrays [L, ...].
+      layer: (a layer's own of `each`, x of a part, `side` of it, the part's number) -> x after it.
+      each: arrays [L, ...].
       x_BTD: rows.
       side: for all layers; arrays [B, ...] are of the rows, others (scalars, [1, ...]) of them all.
       parts: that follow each other; with several rounds a multiple of the stages.
       rounds: how often a part goes round all stages.
+      policy: what of a layer the backward pass finds kept (`jax.checkpoint`).
+      unroll: as of `jax.lax.scan`, over the layers of a stage.
 
     Raises:
       UserError: the layers, the rows or the parts do not divide.
@@ -60,6 +80,11 @@ def pipelined(
     def split(a: jax.Array) -> jax.Array:
         return jnp.moveaxis(a.reshape(rows // parts, parts, *a.shape[1:]), 1, 0)
 
+    @functools.partial(jax.checkpoint, policy=policy, prevent_cse=False)
+    def one(h: jax.Array, own: Any, side: Any, round_: jax.Array, part: jax.Array) -> jax.Array:
+        # Cut out in here, weights are not kept for the backward pass once a tick.
+        return layer(jax.tree.map(lambda a: a[round_], own), h, side, part)
+
     def stage(each: Any, x: jax.Array, side: Any) -> jax.Array:
         x, side = jax.tree.map(lambda a: a[0], (x, side))
         number = jax.lax.axis_index(AXIS)
@@ -71,12 +96,9 @@ def pipelined(
             round_, part = turn % (group * rounds) // group, turn // (group * rounds) * group + turn % group
             # While idle a stage computes on a part's beginning, not on zeros: no layer makes a NaN of that.
             begins = ((number == 0) & (round_ == 0)) | (since != turn)
-            y = layers(
-                jax.tree.map(lambda a: a[round_], own),
-                jnp.where(begins, x[part], received),
-                jax.tree.map(lambda a, whole: a if whole else a[part], side, wholes),
-                part,
-            )
+            h = jnp.where(begins, x[part], received)
+            seen = jax.tree.map(lambda a, whole: a if whole else a[part], side, wholes)
+            y, _ = jax.lax.scan(lambda h, own: (one(h, own, seen, round_, part), None), h, own, unroll=unroll)
             return jax.lax.ppermute(y, AXIS, ring[: stages if rounds > 1 else -1]), y
 
         _, ys = jax.lax.scan(tick, jnp.zeros_like(x[0]), jnp.arange(stages + parts * rounds - 1))
@@ -94,7 +116,7 @@ def pipelined(
 
 
 def deal(each: Any, number: jax.Array, stages: int, rounds: int) -> Any:
-    """Returns a stage's layers by round [rounds, k, ...], from a stage's share of consecutive ones [rounds k, ...].
+    """Returns a stage's k layers of each round, [k, rounds, ...], from its share of consecutive ones, [rounds k, ...].
 
     Of the blocks of k layers, stage s holds s rounds ... s rounds + rounds - 1 and computes s, s + stages, .... They go
     in `rounds` permutations, in each of which every stage sends one block and receives one: two blocks of one stage,
@@ -102,7 +124,7 @@ def deal(each: Any, number: jax.Array, stages: int, rounds: int) -> Any:
     """
     blocks = jax.tree.map(lambda a: a.reshape(rounds, -1, *a.shape[1:]), each)
     if rounds == 1:
-        return blocks
+        return jax.tree.map(lambda a: a.swapaxes(0, 1), blocks)
     block = np.arange(stages * rounds)
     holder, user = block // rounds, block % stages
     turn = (block + block // math.lcm(stages, rounds)) % rounds
@@ -119,6 +141,6 @@ def deal(each: Any, number: jax.Array, stages: int, rounds: int) -> Any:
             )
             for now in range(rounds)
         ]
-        return jnp.stack(received)[jnp.asarray(arrives)[:, number]]
+        return jnp.stack(received)[jnp.asarray(arrives)[:, number]].swapaxes(0, 1)
 
     return jax.tree.map(exchange, blocks)
