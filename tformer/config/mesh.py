@@ -24,11 +24,11 @@ def _check_pipeline(config: Config) -> None:
                 raise UserError(f'mesh.{name}={value} has no effect here: it applies where mesh.pipeline is above 1')
         return
     whole = {
-        f'model.layer_sharing={model.layer_sharing} has one layer': model.layer_sharing,
+        f'model.layer_sharing={model.layer_sharing} has one layer': model.layer_sharing is not None,
         'model.norm=batchnorm depends on the whole batch': model.norm == 'batchnorm',
     }
     if model.num_experts:
-        weights = model.balance_weight or model.router_z_weight
+        weights = bool(model.balance_weight or model.router_z_weight)
         whole['model.expert_dispatch=capacity depends on the whole batch'] = model.expert_dispatch == 'capacity'
         whole['model.num_experts with a balance_weight or router_z_weight depends on the whole batch'] = weights
     for words, holds in whole.items():
