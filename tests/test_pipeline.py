@@ -146,6 +146,30 @@ def test_the_backward_pass_keeps_no_weights_of_a_tick():
         assert not [shape for shape in kept if {D, F} <= set(shape) and shape[0] in (ticks, 2 * ticks)]
 
 
+def test_a_stage_that_waits_makes_no_nan():
+    """A layer that has no gradient at 0, which is what a stage has received before its first part."""
+    mesh = jax.make_mesh((4,), ('pipeline',), axis_types=(AxisType.Auto,), devices=jax.devices()[:4])
+    each, x_BTD = jax.random.normal(jax.random.key(0), (8, 6, 6)), jax.random.normal(jax.random.key(1), (8, 3, 6))
+    weights = jnp.arange(8.0)
+
+    def layer(kernel, x, weight, part):
+        return (x @ kernel) / jnp.linalg.norm(x, axis=-1, keepdims=True) + weight[:, None, None]
+
+    def loop(each, x_BTD):
+        for kernel in each:
+            x_BTD = layer(kernel, x_BTD, weights, 0)
+        return x_BTD
+
+    def loss(function):
+        return jax.jit(jax.value_and_grad(lambda *args: jnp.sum(jnp.sin(function(*args))), (0, 1)))(each, x_BTD)
+
+    expected = loss(loop)
+    for parts, rounds in ((2, 1), (8, 2)):
+        with jax.set_mesh(mesh):
+            found = loss(lambda *args: pipelined(layer, *args, weights, parts=parts, rounds=rounds))  # noqa: B023
+        assert relative(found, expected) < 1e-5
+
+
 @pytest.mark.parametrize(('stages', 'rounds'), [(4, 2), (2, 4), (3, 2), (4, 6), (8, 3), (1, 2)])
 def test_every_layer_is_dealt_to_the_stage_that_computes_it(stages, rounds):
     """Two layers a block: stage s computes in round r the layers from (r stages + s) 2 on."""

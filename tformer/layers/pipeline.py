@@ -18,16 +18,7 @@ from jax.sharding import PartitionSpec
 from tformer.errors import UserError
 
 AXIS = 'pipeline'
-MOVES = (
-    'slice',
-    'dynamic_slice',
-    'gather',
-    'squeeze',
-    'reshape',
-    'transpose',
-    'broadcast_in_dim',
-    'convert_element_type',
-)
+MOVES = 'slice dynamic_slice gather squeeze reshape transpose broadcast_in_dim convert_element_type'.split()
 
 
 def computed(primitive: Any, *_: Any, **__: Any) -> bool:
