@@ -25,6 +25,7 @@ from tformer.layers.dropout import Rates
 from tformer.layers.embed import Embedding, embedding_width
 from tformer.layers.heads import DetectionHead, LinearHead, Pooler, Summary, VocabularyHead, summarize
 from tformer.layers.tower import Batch, Tower, positions_of, real_tokens
+from tformer.sharding import unpipelined
 
 
 class Family(nn.Module):
@@ -235,7 +236,8 @@ class EncoderDecoder(Family):
         """Returns an empty cache of `slots` slots that holds the encoder's keys and values of `batch`."""
         if 'encoder_segment_ids' in batch:
             raise ValueError('decoding reads one source a row: no encoder_segment_ids')
-        encoded_BSD, positions_BS = self.encode(batch, Rates()), positions_of(batch, 'encoder_')
+        with unpipelined():
+            encoded_BSD, positions_BS = self.encode(batch, Rates()), positions_of(batch, 'encoder_')
         cache = empty_cache(self.cfg, encoded_BSD.shape[0], slots)
         cross = self.decoder.cross_keys_values(encoded_BSD, positions_BS)
         return cache.replace(cross=cross, encoder_positions_BS=positions_BS)

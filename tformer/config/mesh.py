@@ -1,5 +1,7 @@
 """What fits a mesh: sizes of its axes, and what they divide."""
 
+import math
+
 from tformer.config.run import Config
 from tformer.errors import UserError
 
@@ -12,6 +14,7 @@ def check_mesh(config: Config) -> None:
     if sum(size == -1 for size in sizes.values()) > 1 or not all(size == -1 or size > 0 for size in sizes.values()):
         raise UserError(f'mesh: sizes must be positive, and one at most -1 (all devices left): {sizes}')
     _check_expert(config)
+    _check_pipeline(config)
 
 
 def _check_expert(config: Config) -> None:
@@ -21,3 +24,44 @@ def _check_expert(config: Config) -> None:
     if ways > 1 and experts is not None and experts % ways:
         nearest = min((n for n in range(1, experts + 1) if experts % n == 0), key=lambda n: abs(n - ways))
         raise UserError(f'mesh.expert={ways} does not divide model.num_experts={experts}; nearest that does: {nearest}')
+
+
+def _check_pipeline(config: Config) -> None:
+    model, mesh, stages = config.model, config.mesh, config.mesh.pipeline
+    if stages == 1:
+        for name, value in (('microbatches', mesh.microbatches), ('rounds', mesh.rounds)):
+            if value not in (None, 1):
+                raise UserError(f'mesh.{name}={value} has no effect here: it applies where mesh.pipeline is above 1')
+        return
+    whole = {
+        f'model.layer_sharing={model.layer_sharing} has one layer': model.layer_sharing is not None,
+        'model.norm=batchnorm depends on the whole batch': model.norm == 'batchnorm',
+    }
+    if model.num_experts:
+        weights = bool(model.balance_weight or model.router_z_weight)
+        whole['model.expert_dispatch=capacity depends on the whole batch'] = model.expert_dispatch == 'capacity'
+        whole['model.num_experts with a balance_weight or router_z_weight depends on the whole batch'] = weights
+    for words, holds in whole.items():
+        if holds:
+            raise UserError(f'{words}: mesh.pipeline={stages} has nothing to split exactly; use 1')
+    if stages == -1:  # the rest is known with the devices
+        return
+    depths = {'encoder': model.num_encoder_layers, 'decoder': model.num_decoder_layers}
+    for stack, layers in depths.items():
+        if stack in model.family:
+            asked = f'mesh.pipeline={stages} stages x mesh.rounds={mesh.rounds}'
+            _require_multiple(f'model.num_{stack}_layers', layers, stages * mesh.rounds, asked)
+    parts = mesh.microbatches or stages
+    if mesh.rounds > 1:
+        _require_multiple('mesh.microbatches', parts, stages, f'mesh.pipeline={stages} stages, for mesh.rounds > 1')
+    if config.data.batch_tokens is None:
+        ways = math.prod(size for size in (mesh.data, mesh.fsdp, mesh.expert) if size != -1)
+        needed = config.train.microbatches * parts * ways
+        asked = f'train.microbatches={config.train.microbatches} x mesh.microbatches={parts} x {ways} ways of the rows'
+        _require_multiple('train.batch_size', config.train.batch_size, needed, asked)
+
+
+def _require_multiple(name: str, value: int, of: int, words: str) -> None:
+    if value % of:
+        near = max(1, round(value / of)) * of
+        raise UserError(f'{name}={value} is no multiple of {words}; nearest that is: {near}')

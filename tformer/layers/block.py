@@ -18,9 +18,10 @@ from tformer.layers.initializers import deepnorm, depths
 from tformer.layers.mlp import Mlp
 from tformer.layers.moe import Moe
 from tformer.layers.norms import make_norm
+from tformer.layers.pipeline import computed, pipelined
 from tformer.layers.placements import PLACEMENTS, Function, Sublayer
 from tformer.layers.positions import sinusoidal
-from tformer.sharding import constrain, partitioned
+from tformer.sharding import Schedule, constrain, partitioned, schedule
 
 
 class Side(flax.struct.PyTreeNode):
@@ -176,10 +177,38 @@ class Stack(nn.Module):
         self, x_BTD: jax.Array, side: Side, own: KeyValues | None = None, cross: KeyValues | None = None
     ) -> tuple[jax.Array, KeyValues | None]:
         """Returns (x_BTD after all layers, the extended cache or None)."""
-        x_BTD, own = self.layers(x_BTD, own, cross, self.each_layer(), side)
+        stages = schedule()
+        if stages is not None and own is None and not self.is_initializing():
+            x_BTD = self.in_stages(x_BTD, side, stages)
+        else:
+            x_BTD, own = self.layers(x_BTD, own, cross, self.each_layer(), side)
         if self.norm is not None:
             x_BTD = self.norm(x_BTD, side.own.query_positions_BT >= 0)
         return constrain(x_BTD, 'batch', 'length', 'act_embed'), own
+
+    def in_stages(self, x_BTD: jax.Array, side: Side, stages: Schedule) -> jax.Array:
+        """Returns x_BTD after all layers, which are split over the mesh axis `pipeline`.
+
+        Dropout draws other numbers than on one stage, for each part its own: always the same ones of a key and a
+        number of parts.
+        """
+        cfg, block = self.cfg, Block(self.cfg, self.stack, self.cross, parent=None)
+
+        def layer(each: Any, x_BTD: jax.Array, common: tuple[Side, jax.Array | None], part: jax.Array) -> jax.Array:
+            (params, own, number), (side, key) = each, common
+            rngs = {} if key is None else {'dropout': jax.random.fold_in(jax.random.fold_in(key, part), number)}
+            return block.apply({'params': params}, x_BTD, None, None, own, side, rngs=rngs)[0]
+
+        return pipelined(
+            layer,
+            (self.layers.variables['params'], self.each_layer(), jnp.arange(self.num_layers)),
+            x_BTD,
+            (side, self.make_rng('dropout') if self.has_rng('dropout') else None),
+            parts=stages.parts,
+            rounds=stages.rounds,
+            policy=choose(REMAT, cfg.remat, 'model.remat').get(Block, computed),
+            unroll=1 if cfg.scan_layers else True,
+        )
 
     def cross_keys_values(self, encoded_BSD: jax.Array, angles: Any) -> KeyValues:
         """Returns keys and values of the encoder's output for every layer `[L, B, K, S, H]`."""
