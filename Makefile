@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := runs/demo
 
-.PHONY: setup parity demo test lint format bench clean
+.PHONY: setup parity demo test proofs lint format bench clean
 
 setup: $(VENV)/.ready
 
@@ -27,7 +27,11 @@ demo: setup
 	$(BIN)/tformer attention --workdir=$(DEMO) transformer
 
 test: setup parity
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 -m 'not slow'
+
+# The same proofs over every family, mesh and fault: minutes more.
+proofs: setup parity
+	$(BIN)/python -m pytest -n 2 -m slow
 
 lint: setup
 	$(BIN)/ruff format --check .

@@ -310,6 +310,7 @@ PLAIN = {  # recipes without a set of TFDS
     'modernize:smoke': toy_data.parallel,
     'g2p:smoke': None,
     'lm_stdlib:smoke': None,
+    'shapes:smoke': toy_data.running,
 }
 WHOLE = ('classify:smoke', 'translate:smoke', 'lm_stdlib:smoke')  # one of each family
 

@@ -13,22 +13,22 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 # From the bottom up. A file imports from its own part of the package and from the lines before, nothing else.
 ORDER = [
-    ('errors', 'allocator'),
+    ('errors', 'allocator', 'groups'),
     ('config',),
     ('data', 'hf', 'metrics', 'scores'),
     ('sharding', 'text_scores', 'workdir'),
     ('layers',),
-    ('hyper', 'parameters', 'digests', 'processes', 'stopping'),
-    ('guard',),
-    ('adafactor', 'freezing'),
+    ('hyper', 'parameters', 'digests', 'precision', 'processes', 'stopping', 'hlo'),
+    ('guard', 'traffic', 'roofline'),
+    ('adafactor', 'freezing', 'scattered'),
     ('model', 'objectives', 'optimizers', 'schedules'),
-    ('state', 'decode'),
+    ('state', 'decode', 'accounting'),
     ('checkpoint', 'step'),
     ('evaluate', 'pretrained'),
     ('resume',),
     ('train', 'replay'),
     ('benchmark', 'choices'),
-    ('lab',),
+    ('lab', 'dry_run'),
     ('runs',),
     ('__main__',),
 ]

@@ -38,7 +38,8 @@ USAGE = """tformer COMMAND [--config=FILE[:argument]] [--workdir=DIR] [--config.
   evaluate   --workdir [--split] [--average=N]  scores a checkpoint, or the mean of the last N, on a split
   generate   --workdir [TEXT ...]        text in (arguments, --input, stdin), text out
   attention  --workdir [TEXT ...]        attention maps, as one HTML page
-  inspect    --config | --workdir        the config and its parameter table; the checkpoints of a workdir
+  inspect    --config | --workdir        the config and its parameter table; the checkpoints of a workdir; of a mesh of
+                                         several devices, there or not, what a step holds, sends and takes on each
   inspect    --data --config | --workdir the data: amounts, lengths, padding, duplicates, rows as the model reads them
   benchmark  --config [--data | --saves] times the train step, the data pipeline, or what saving costs: one JSON line
 """
@@ -113,7 +114,7 @@ def prepare(arguments: list[str], overrides: dict[str, str]) -> None:
 def evaluate(arguments: list[str], overrides: dict[str, str]) -> None:
     from tformer import runs
 
-    run = runs.load(needed('workdir'), overrides, FLAGS.checkpoint, FLAGS.average)
+    run = runs.load(needed('workdir'), overrides, FLAGS.checkpoint, FLAGS.average, placed=True)
     runs.evaluate(run, FLAGS.split, **({} if FLAGS.average is None else {'averaged_checkpoints': FLAGS.average}))
 
 
@@ -153,7 +154,8 @@ def attention(arguments: list[str], overrides: dict[str, str]) -> None:
 
 
 def inspect(arguments: list[str], overrides: dict[str, str]) -> None:
-    from tformer import choices, config, runs
+    os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')  # of XLA, which is read as JAX is imported
+    from tformer import choices, config, dry_run, runs
 
     if FLAGS.config is not None and FLAGS.workdir is not None:
         raise errors.UserError('inspect takes --config or --workdir, not both')
@@ -161,6 +163,10 @@ def inspect(arguments: list[str], overrides: dict[str, str]) -> None:
         loaded = config.override(runs.load_config(FLAGS.workdir), overrides)
     else:
         loaded = config.load(needed('config'), overrides)
+    meant = FLAGS.workdir is None or any(name.startswith('mesh.') for name in overrides)
+    devices = dry_run.num_devices(loaded.mesh) if meant and not FLAGS.data else 1
+    if devices > 1:
+        dry_run.pretend(devices)
     choices.validate(loaded)
     if FLAGS.data:
         runs.show_data(loaded, FLAGS.workdir)
@@ -168,6 +174,8 @@ def inspect(arguments: list[str], overrides: dict[str, str]) -> None:
         print(runs.inspect(loaded))
         if FLAGS.workdir is not None:
             print(runs.checkpoints(FLAGS.workdir))
+        if devices > 1:
+            print(dry_run.report(loaded, lambda line: print(line, file=sys.stderr, flush=True)))
 
 
 def benchmark(arguments: list[str], overrides: dict[str, str]) -> None:

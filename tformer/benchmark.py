@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from flax import linen as nn
 
 from tformer import checkpoint, sharding
 from tformer.config import Config, resolve
@@ -74,7 +73,7 @@ def stepping(config: Config) -> Iterator[tuple[Callable[[], float], Callable[[],
     model, objective = build(config.model), OBJECTIVES[config.train.objective]
     hyper, batch = Hyper.of(config), random_batch(config)
     optimizer = make_optimizer(config, logical_names(model, objective, batch))
-    with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
+    with sharding.placed(mesh, config.mesh):
         state, _ = start_state(model, objective, optimizer, hyper, batch, mesh, rules)
         step = jax.jit(make_train_step(model, objective, optimizer, config), donate_argnums=0)
         placed = jax.device_put(batch, sharding.batch_sharding(mesh))

@@ -235,19 +235,26 @@ def _read(workdir: pathlib.Path, step: int, target: Mapping[str, Any]) -> dict[s
         return dict(reader.restore(place(workdir, step), args=ocp.args.Composite(**wanted)).items())
 
 
-def _variables(workdir: pathlib.Path, step: int) -> dict[str, Any]:
-    """Returns what is evaluated, of any step and run, on the first device: `params`, and `statistics` if any."""
+def _variables(workdir: pathlib.Path, step: int, shardings: Any = None) -> dict[str, Any]:
+    """Returns what is evaluated, of any step and run, on the first device or placed: `params`, and `statistics`."""
     if damage := digests.fault(place(workdir, step)):
         raise UserError(f'checkpoint {step} is damaged: {damage}')
-    sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler(variables=ocp.StandardCheckpointHandler())) as reader:
-        shapes = reader.metadata(place(workdir, step)).item_metadata['variables']
-    target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), dict(shapes))
+        shapes = dict(reader.metadata(place(workdir, step)).item_metadata['variables'])
+    if shardings is None:
+        here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        shardings = jax.tree.map(lambda x: here, shapes)
+    target = jax.tree.map(lambda x, to: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to), shapes, shardings)
     return dict(_read(workdir, step, {'variables': target})['variables'])
 
 
-def load_variables(workdir: pathlib.Path, which: str = 'best') -> tuple[dict[str, Any], int]:
+def load_variables(workdir: pathlib.Path, which: str = 'best', shardings: Any = None) -> tuple[dict[str, Any], int]:
     """Returns (`params`, and `statistics` if any; the step) of a workdir's best or latest checkpoint.
+
+    Args:
+      workdir: of a run.
+      which: best or latest.
+      shardings: of each array; None: all on the first device.
 
     Raises:
       UserError: the workdir holds none, or it is damaged.
@@ -255,10 +262,12 @@ def load_variables(workdir: pathlib.Path, which: str = 'best') -> tuple[dict[str
     latest = _steps_there(workdir)[-1]
     step = best(workdir) if which == 'best' else latest
     assert step is not None
-    return _variables(workdir, step), step
+    return _variables(workdir, step, shardings), step
 
 
-def load_average(workdir: pathlib.Path, count: int, keep_last: int) -> tuple[dict[str, Any], int]:
+def load_average(
+    workdir: pathlib.Path, count: int, keep_last: int, shardings: Any = None
+) -> tuple[dict[str, Any], int]:
     """Returns (the mean of the newest `count` checkpoints' variables, the newest one's step).
 
     Vaswani et al. 2017, 6.1.
@@ -267,6 +276,7 @@ def load_average(workdir: pathlib.Path, count: int, keep_last: int) -> tuple[dic
       workdir: of a run.
       count: checkpoints.
       keep_last: newest checkpoints that the run keeps; besides it keeps others, which may be old.
+      shardings: of each array; None: all on the first device.
 
     Raises:
       UserError: fewer are kept, or one is damaged.
@@ -275,10 +285,10 @@ def load_average(workdir: pathlib.Path, count: int, keep_last: int) -> tuple[dic
     if not 0 < count <= len(kept):
         raise UserError(f'--average={count}: the newest {len(kept)} checkpoints are kept (train.keep_last={keep_last})')
     averaged = kept[-count:]
-    newest = _variables(workdir, averaged[-1])
+    newest = _variables(workdir, averaged[-1], shardings)
     total = jax.tree.map(lambda x: x.astype(jax.numpy.float32), newest)
     for step in averaged[:-1]:
-        total = jax.tree.map(jax.numpy.add, total, _variables(workdir, step))
+        total = jax.tree.map(jax.numpy.add, total, _variables(workdir, step, shardings))
     return jax.tree.map(lambda x, like: (x / count).astype(like.dtype), total, newest), averaged[-1]
 
 

@@ -83,6 +83,8 @@ TABLES: dict[str, Iterable[Any]] = {
     'optimizer.name': optimizers.OPTIMIZERS,
     'optimizer.schedule': schedules.SCHEDULES,
     'optimizer.decayed': parameters.ROLES,
+    'optimizer.master_dtype': ('float32', None),
+    'optimizer.moment_dtype': DTYPES,
     'train.objective': objectives.OBJECTIVES,
     'mesh.rules': sharding.RULES,
     'mesh.slices': sharding.AXES,

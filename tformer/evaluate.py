@@ -42,13 +42,14 @@ def make_scorer(model: nn.Module, config: Config, mesh: Mesh) -> Scorer:
     """
     objective, longest = OBJECTIVES[config.train.objective], config.evaluate.answer_length
     weight = objective.weight(config.train.second_loss_weight)
+    method = objective.method_for(config.train.loss_chunk)
 
     everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
 
     @functools.partial(jax.jit, out_shardings=everywhere)  # each process has the outputs of all rows
     def step(variables: Any, batch: Mapping[str, jax.Array]) -> tuple[Any, Any]:
         batch = objective.weigh(batch, weight)
-        outputs: Any = model.apply(variables, batch, Rates(), method=objective.method)
+        outputs: Any = model.apply(variables, batch, Rates(), method=method)
         predicted = None if objective.predict is None else objective.predict(outputs, batch, longest)
         return objective.scores(outputs, batch), predicted
 

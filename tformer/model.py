@@ -12,6 +12,7 @@ statistics change where their collection is mutable.
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +23,7 @@ from tformer.errors import choose
 from tformer.layers.cache import Cache, empty_cache
 from tformer.layers.dropout import Rates
 from tformer.layers.embed import Embedding, embedding_width
-from tformer.layers.heads import DetectionHead, LinearHead, Pooler, VocabularyHead
+from tformer.layers.heads import DetectionHead, LinearHead, Pooler, Summary, VocabularyHead, summarize
 from tformer.layers.tower import Batch, Tower, positions_of, real_tokens
 
 
@@ -54,6 +55,32 @@ class Family(nn.Module):
         """Returns logits_BTV, float32."""
         return self.logits(self.features(batch, Rates.of(self.cfg) if rates is None else rates), real_tokens(batch))
 
+    def summaries(self, batch: Batch, rates: Rates | None = None, *, chunk: int) -> Summary:
+        """Returns the summary [B, T] of each token's logits, of which [B, chunk, V] are held at once.
+
+        The backward pass computes them again, chunk by chunk.
+        """
+        rates = Rates.of(self.cfg) if rates is None else rates
+        x_BTD, T = self.features(batch, rates), batch['targets'].shape[1]
+        count = -(-T // chunk)
+
+        def split(x: jax.Array) -> jax.Array:
+            """Chunk i has the positions i, i + count, ...: devices that share the length have some of each chunk."""
+            x = jnp.pad(x, [(0, 0), (0, -T % count), *[(0, 0)] * (x.ndim - 2)])
+            return jnp.moveaxis(x.reshape(x.shape[0], -1, count, *x.shape[2:]), 2, 0)
+
+        def join(x: jax.Array) -> jax.Array:
+            return jnp.moveaxis(x, 0, 2).reshape(x.shape[1], -1)[:, :T]
+
+        def one(family: Family, carry: None, part: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[None, Summary]:
+            x_BCD, real_BC, targets_BC = part
+            return carry, summarize(family.logits(x_BCD, real_BC), targets_BC)
+
+        each = nn.scan(nn.remat(one, prevent_cse=False), variable_broadcast='params', split_rngs={'params': False})
+        each = nn.map_variables(each, 'params', in_float32)  # so that gradients of all chunks add up in it
+        parts = jax.tree.map(split, (x_BTD, real_tokens(batch), batch['targets']))
+        return jax.tree.map(join, each(self, None, parts)[1])
+
     def pool(self, batch: Batch, rates: Rates | None = None) -> jax.Array:
         """Returns x_BD, one vector for each sequence."""
         rates = Rates.of(self.cfg) if rates is None else rates
@@ -78,6 +105,11 @@ class Family(nn.Module):
         """Returns logits_BT2, float32: of each token as the first of an answer, and as the last."""
         rates = Rates.of(self.cfg) if rates is None else rates
         return self.span_head(self.features(batch, rates), rates.head)
+
+
+def in_float32(tree: Any) -> Any:
+    """Returns `tree` with its arrays in float32."""
+    return jax.tree.map(lambda x: x.astype(jnp.float32), tree)
 
 
 class EncoderOnly(Family):

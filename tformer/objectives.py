@@ -1,5 +1,6 @@
 """What is trained: from a model's outputs and a batch to sums and weights, divided once by whoever adds them up."""
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -7,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from tformer.layers.dropout import Rate
+from tformer.layers.heads import Summary, summarize
 
 Batch = Mapping[str, jax.Array]
 Scalar = float | jax.Array
@@ -23,36 +25,41 @@ def cross_entropy(logits: jax.Array, targets: jax.Array, label_smoothing: Rate =
       label_smoothing: p is 1 - epsilon on the target plus epsilon / V on every class (Szegedy et al. 2016, 7);
         None is p = 1 on the target.
     """
-    logits = logits.astype(jnp.float32)
-    normalizer = jax.nn.logsumexp(logits, axis=-1)
-    picked = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
-    if label_smoothing is None:
-        return normalizer - picked
-    return normalizer - (1 - label_smoothing) * picked - label_smoothing * jnp.mean(logits, axis=-1)
+    return _cross_entropy(summarize(logits, targets), label_smoothing)
+
+
+def _cross_entropy(found: Summary, smoothing: Rate) -> jax.Array:
+    if smoothing is None:
+        return found.normalizer - found.target
+    return found.normalizer - (1 - smoothing) * found.target - smoothing * found.mean
 
 
 def class_scores(
-    logits: jax.Array, targets: jax.Array, weights: jax.Array, smoothing: Rate = None, z_loss: Rate = None
+    logits: jax.Array | Summary, targets: jax.Array, weights: jax.Array, smoothing: Rate = None, z_loss: Rate = None
 ) -> Scores:
     """Returns (sum, weight) of `loss`, which is trained, of `nll` without smoothing, and of `accuracy`.
 
-    z_loss times the squared log-sum-exp of the logits, which keeps them from drifting, is part of the loss (Chowdhery
-    et al. 2022, section 5).
+    Args:
+      logits: `[..., V]`, or their summary for these targets.
+      targets: `[...]`, int.
+      weights: `[...]`.
+      smoothing: as in `cross_entropy`.
+      z_loss: times the squared log-sum-exp of the logits, which keeps them from drifting, is part of the loss
+        (Chowdhery et al. 2022, section 5).
     """
-    weight = jnp.sum(weights)
-    correct = jnp.argmax(logits, axis=-1) == targets
-    nll = cross_entropy(logits, targets)
-    loss = nll if smoothing is None else cross_entropy(logits, targets, smoothing)
+    found = logits if isinstance(logits, Summary) else summarize(logits, targets)
+    weight, nll = jnp.sum(weights), _cross_entropy(found, None)
+    loss = nll if smoothing is None else _cross_entropy(found, smoothing)
     if z_loss is not None:
-        loss += z_loss * jnp.square(jax.nn.logsumexp(logits.astype(jnp.float32), axis=-1))
+        loss += z_loss * jnp.square(found.normalizer)
     return {
         'loss': (jnp.sum(loss * weights), weight),
         'nll': (jnp.sum(nll * weights), weight),
-        'accuracy': (jnp.sum(correct * weights), weight),
+        'accuracy': (jnp.sum((found.best == targets) * weights), weight),
     }
 
 
-def token_scores(logits_BTV: jax.Array, batch: Batch, smoothing: Rate = None, z_loss: Rate = None) -> Scores:
+def token_scores(logits_BTV: jax.Array | Summary, batch: Batch, smoothing: Rate = None, z_loss: Rate = None) -> Scores:
     """Scores of every token whose `weights` is not 0."""
     return class_scores(logits_BTV, batch['targets'], batch['weights'], smoothing, z_loss)
 
@@ -209,9 +216,17 @@ class Objective(NamedTuple):
     second: str | None = None
     second_weight: float = 1.0
 
+    def method_for(self, chunk: int | None) -> str | Callable[..., Any]:
+        """Returns the method; with `chunk` one whose outputs are summaries of so many positions' logits at a time."""
+        return self.method if chunk is None else functools.partial(_summaries, chunk=chunk)
+
     def weight(self, given: Rate) -> Scalar:
         """Returns the weight of the second loss: `given`, or where that is None the objective's own."""
         return self.second_weight if given is None else given
+
+
+def _summaries(model: Any, *args: Any, chunk: int) -> Summary:
+    return model.summaries(*args, chunk=chunk)
 
 
 _SENTENCES = sentence_scores, sentence_classes, with_sentences, 'sentence_loss'

@@ -34,6 +34,7 @@ from tformer.parameters import (
     place,
     within,
 )
+from tformer.precision import kept_in_bfloat16, with_masters
 
 MUP_POWERS = {'adafactor': 0.5}  # of base width / width; 1 for the others, but adafactor's steps shrink as kernels do
 
@@ -59,9 +60,13 @@ def make_optimizer(config: Config, names: Any) -> optax.GradientTransformationEx
     factors = jax.tree.map(lambda part, factor: factor if part is True else factor * part, trained, factors)
     names, factors = freezing.only(trained, names), freezing.only(trained, factors)
     direction = choose(OPTIMIZERS, cfg.name, 'optimizer.name')(cfg, names)
+    if cfg.moment_dtype == 'bfloat16':
+        direction = kept_in_bfloat16(direction)
     step = optax.chain(direction, descend(factors, cfg.decayed))
     if cfg.name == 'schedule_free':
         step = schedule_free(step, cfg.beta1)
+    if cfg.master_dtype is not None:
+        step = with_masters(step, cfg.master_dtype)
     return freezing.freeze(optax.chain(*clipping, step), trained)
 
 

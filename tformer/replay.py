@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import linen as nn
 
 from tformer import checkpoint, resume, sharding, workdir
 from tformer.config import Config
@@ -38,7 +37,7 @@ def replay(directory: str, step: int, overrides: Mapping[str, str] | None = None
     tokens, mesh = Tokenizers.load(home), sharding.make_mesh(config.mesh)
     records = mixture.load(config, 'train')
     batches = pipeline.Batches(config, tokens, 'train', training=True, records=records)
-    with jax.set_mesh(mesh), nn.logical_axis_rules(sharding.make_rules(config.mesh)):
+    with sharding.placed(mesh, config.mesh):
         last = checkpoint.whole(home, before=step)
         parts = resume.assemble(config, home, batches, mesh, last)
         state = parts.state
@@ -62,11 +61,12 @@ def replay(directory: str, step: int, overrides: Mapping[str, str] | None = None
 def row_losses(parts: resume.Parts, config: Config, state: TrainState, batch: dict[str, Any]) -> jax.Array:
     """Returns the loss [B] of each row of a batch alone, without dropout; 0 where nothing of it is scored."""
     objective, second = parts.objective, parts.objective.weight(config.train.second_loss_weight)
+    method = objective.method_for(config.train.loss_chunk)
     weights = [name for name in batch if name in ('weights', 'label_weights')]
 
     @jax.jit
     def losses(variables: Any, batch: dict[str, jax.Array]) -> jax.Array:
-        outputs = parts.model.apply(variables, batch, Rates(), method=objective.method)
+        outputs = parts.model.apply(variables, batch, Rates(), method=method)
 
         def of_row(index: jax.Array) -> jax.Array:
             kept = {name: jnp.zeros_like(batch[name]).at[index].set(batch[name][index]) for name in weights}

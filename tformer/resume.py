@@ -115,11 +115,13 @@ def row_multiple(config: Config, began: Config | None, mesh: Mesh) -> int | None
     It is what the run `began` with, if it did, so that batches stay the same on other devices.
 
     Raises:
-      UserError: the rows do not divide by microbatches times the ways that the mesh splits them.
+      UserError: the rows do not divide by microbatches times the ways that the mesh splits them, and a pipeline.
     """
     ways, rows = sharding.batch_ways(mesh), config.train.batch_size
-    needed = config.train.microbatches * ways
+    needed = config.train.microbatches * sharding.row_multiple(mesh, config.mesh)
     asked = f'train.microbatches={config.train.microbatches} x the {ways} ways that the mesh splits it'
+    if (parts := sharding.row_multiple(mesh, config.mesh) // ways) > 1:
+        asked += f' x the {parts} parts of a pipeline (mesh.microbatches)'
     if config.data.batch_tokens is None:
         if rows % needed:
             near = max(1, round(rows / needed)) * needed

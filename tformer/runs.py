@@ -11,14 +11,15 @@ from typing import Any
 import jax
 import numpy as np
 from flax import linen as nn
+from jax.experimental import multihost_utils
 from rich.console import Console
 
 from tformer import checkpoint, choices, metrics, processes, resume, sharding, text_scores, workdir
 from tformer import config as config_lib
 from tformer import evaluate as evaluate_lib
 from tformer import train as train_lib
-from tformer.benchmark import assumed
-from tformer.config import Config
+from tformer.benchmark import assumed, random_batch
+from tformer.config import Config, Mesh
 from tformer.data import cache, mixture, pipeline, rendering, sight
 from tformer.data.records import FIELDS, Record
 from tformer.data.tokenizers import Tokenizers
@@ -26,6 +27,7 @@ from tformer.decode.text import make_text_generator
 from tformer.errors import NoSplitError, UserError
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
+from tformer.state import variable_shardings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,8 +59,16 @@ def load(
     overrides: Mapping[str, str] | None = None,
     which: str = 'best',
     average: int | None = None,
+    placed: bool = False,
 ) -> Run:
     """Returns a run with its best or latest parameters, or the mean of the newest `average` checkpoints kept.
+
+    Args:
+      directory: its workdir.
+      overrides: of its config.
+      which: best or latest.
+      average: how many checkpoints.
+      placed: whether the parameters go where config.mesh says; otherwise they are whole on the first device.
 
     Raises:
       UserError: no workdir, no checkpoint, or overrides that do not fit.
@@ -68,11 +78,17 @@ def load(
     choices.validate(config)
     if average is not None and config.model.norm == 'batchnorm':
         raise UserError(f'--average={average}: the statistics of model.norm=batchnorm belong to one checkpoint')
+    shardings = _shardings(config, sharding.make_mesh(config.mesh)) if placed else None
     if average is None:
-        variables, step = checkpoint.load_variables(home, which)
+        variables, step = checkpoint.load_variables(home, which, shardings)
     else:
-        variables, step = checkpoint.load_average(home, average, config.train.keep_last)
+        variables, step = checkpoint.load_average(home, average, config.train.keep_last, shardings)
     return Run(home, config, Tokenizers.load(home), variables, step)
+
+
+def _shardings(config: Config, mesh: jax.sharding.Mesh) -> Any:
+    model, objective = build(config.model), OBJECTIVES[config.train.objective]
+    return variable_shardings(model, objective, random_batch(config), mesh, sharding.make_rules(config.mesh))
 
 
 @functools.lru_cache(maxsize=8)
@@ -115,7 +131,7 @@ def train(config: Config, directory: str, may_differ: Sequence[str] = ()) -> dic
     except NoSplitError as error:
         print(f'scored on valid, for there is no test split: {error}')
         split, records = 'valid', None
-    return evaluate(load(directory), split, records, parameters=trained.num_parameters)
+    return evaluate(load(directory, placed=True), split, records, parameters=trained.num_parameters)
 
 
 def evaluate(run: Run, split: str, records: Sequence[Record] | None = None, **facts: float) -> dict[str, float]:
@@ -125,27 +141,27 @@ def evaluate(run: Run, split: str, records: Sequence[Record] | None = None, **fa
     records = mixture.load(config, split) if records is None else records
     if config.evaluate.max_examples is not None:
         records = [records[i] for i in range(min(len(records), config.evaluate.max_examples))]
-    ways = sharding.batch_ways(mesh)
-    divided = dataclasses.replace(config, data=dataclasses.replace(config.data, row_multiple=ways))
+    multiple = sharding.row_multiple(mesh, config.mesh)
+    divided = dataclasses.replace(config, data=dataclasses.replace(config.data, row_multiple=multiple))
     batches = pipeline.Batches(divided, run.tokenizers, split, training=False, records=records)
-    with jax.set_mesh(mesh), nn.logical_axis_rules(sharding.make_rules(config.mesh)):
-        variables = jax.device_put(
-            jax.device_get(run.variables), jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-        )
+    with sharding.placed(mesh, config.mesh):
+        run = dataclasses.replace(run, variables=jax.device_put(run.variables, _shardings(config, mesh)))
         score = evaluate_lib.make_scorer(run.model, config, mesh)
-        found = score(variables, batches, None, run.tokenizers)
+        found = score(run.variables, batches, None, run.tokenizers)
+    if jax.process_count() > 1 and (config.evaluate.metrics or config.evaluate.samples):  # each generates all itself
+        whole = multihost_utils.process_allgather(run.variables, tiled=True)
+        run, mesh = dataclasses.replace(run, variables=whole), sharding.make_mesh(Mesh(), jax.local_devices()[:1])
+    with jax.set_mesh(mesh):
         if config.evaluate.metrics:
-            if jax.process_count() > 1:  # each process generates all by itself
-                variables, mesh = run.variables, sharding.make_mesh(config_lib.Mesh(), jax.local_devices()[:1])
-            with jax.set_mesh(mesh):
-                found |= generated_scores(config, variables, run.tokenizers, records)
+            found |= generated_scores(config, run.variables, run.tokenizers, records)
+        shown = samples(run, records)
     print(f'{run.home} step {run.step}, {split}: {len(records):,} records')
     print(metrics.table(found.items()))
     references = [text_scores.references_of(record) for record in records] if config.evaluate.metrics else []
     for name in config.evaluate.metrics:
         if signature := text_scores.signature(name, config.evaluate, references):
             print(f'  {name} signature: {signature}')
-    for line in samples(run, records):
+    for line in shown:
         print(line)
     if processes.first():
         file = run.home / 'result.json'

@@ -5,8 +5,9 @@ columns and vocabulary split), `context` (tokens of a row), `expert` (experts, a
 (layers). Logical names that no rule knows raise an error.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -113,6 +114,45 @@ def arrange(sizes: Sequence[int], devices: Sequence[jax.Device], across: int) ->
     return mesh_utils.create_hybrid_device_mesh(within, between, devices)
 
 
+class Schedule(NamedTuple):
+    """How a batch goes through the stages of a pipeline: in how many parts, and how often each part goes round."""
+
+    parts: int
+    rounds: int
+
+
+_schedule = jax.make_user_context(default_value=None)  # a part of jit's key, as the mesh is
+
+
+@contextlib.contextmanager
+def placed(mesh: Mesh, config: config_lib.Mesh) -> Iterator[None]:
+    """Within it arrays are placed as `config` says: on its mesh, by its rules, layers in its pipeline.
+
+    Raises:
+      UserError: a rule of `config` that there is not.
+    """
+    stages = mesh.shape['pipeline']
+    schedule = Schedule(config.microbatches or stages, config.rounds) if stages > 1 else None
+    with jax.set_mesh(mesh), nn.logical_axis_rules(make_rules(config)), _schedule(schedule):
+        yield
+
+
+def unpipelined() -> contextlib.AbstractContextManager[Any]:
+    """Within it every device computes all layers, whatever is around it: for batches of any number of rows."""
+    return _schedule(None)
+
+
+def schedule() -> Schedule | None:
+    """Returns the schedule of the pipeline that layers are in; None where they are in none."""
+    return _schedule.value
+
+
+def row_multiple(mesh: Mesh, config: config_lib.Mesh) -> int:
+    """Returns what divides the rows of a batch: the ways that they are split, times the parts of a pipeline."""
+    stages = mesh.shape['pipeline']
+    return batch_ways(mesh) * ((config.microbatches or stages) if stages > 1 else 1)
+
+
 def batch_ways(mesh: Mesh) -> int:
     """Returns how many ways the rows of a batch are split."""
     return int(np.prod([mesh.shape[axis] for axis in ROWS]))
@@ -126,9 +166,12 @@ def partitioned(initializer: Callable[..., jax.Array], *names: str) -> Callable[
     return nn.with_logical_partitioning(initializer, names)
 
 
-def constrain(x: jax.Array, *names: str) -> jax.Array:
-    """Constrains an activation to the sharding that the rules give its logical names; no mesh, no effect."""
-    unknown = [name for name in names if name not in ACTIVATION_AXES]
+def constrain(x: jax.Array, *names: str | None) -> jax.Array:
+    """Constrains an activation to the sharding that the rules give its logical names; an axis of None is whole.
+
+    Without a mesh it has no effect.
+    """
+    unknown = [name for name in names if name is not None and name not in ACTIVATION_AXES]
     if unknown:
         raise ValueError(f'unknown logical axis {unknown[0]!r}{errors.nearest(unknown[0], ACTIVATION_AXES)}')
     return nn.with_logical_constraint(x, names, fallback=nn.spmd.RulesFallback.RAISE_ERROR)

@@ -15,6 +15,7 @@ from tformer.hyper import Hyper, Scalar
 from tformer.objectives import Objective
 from tformer.optimizers import ScheduleFree
 from tformer.parameters import MATRICES
+from tformer.precision import exact
 from tformer.sharding import Rules, tree_shardings, unboxed
 
 
@@ -55,7 +56,10 @@ def evaluation_params(state: TrainState) -> Any:
         return isinstance(part, ScheduleFree)
 
     parts = [part for part in jax.tree.leaves(state.opt_state, is_leaf=found) if found(part)]
-    return parts[0].average(state.params) if parts else state.params
+    if not parts:
+        return state.params
+    averages = parts[0].average(exact(state.params, state.opt_state))
+    return jax.tree.map(lambda mean, x: mean.astype(x.dtype), averages, state.params)
 
 
 def evaluation_variables(state: TrainState) -> dict[str, Any]:
@@ -83,12 +87,25 @@ def logical_names(model: nn.Module, objective: Objective, batch: Any) -> Any:
     return nn.get_partition_spec(found['params'])
 
 
+def variable_shardings(model: nn.Module, objective: Objective, batch: Any, mesh: Mesh, rules: Rules) -> Any:
+    """Returns where the rules place each of a model's `variables`; nothing is computed."""
+    row = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype), batch)
+    found = jax.eval_shape(lambda row: model.init(jax.random.key(0), row, method=objective.method), row)
+    return tree_shardings(variables(found['params'], found.get('statistics', {})), mesh, rules)
+
+
 def begin(optimizer: optax.GradientTransformation, hyper: Hyper, params: Any, statistics: Any) -> TrainState:
     """Returns the state before the first update of `params`."""
-    wide = jax.tree.map(lambda x: jnp.array(x, jnp.float32), params)  # moments in bfloat16 would never decay
+    wide = jax.tree.map(widened, params)  # moments in bfloat16 would never decay
     averages = None if hyper.ema_decay is None else wide
     watch = begin_guard(hyper.skip_spikes)
     return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(wide), averages, statistics, watch)
+
+
+def widened(x: jax.Array) -> jax.Array:
+    """Returns `x` in float32, as it was rounded: XLA skips a rounding whose result is widened in the same program."""
+    wide = jnp.array(x, jnp.float32)
+    return wide if x.dtype == jnp.float32 else jax.lax.reduce_precision(wide, 8, 7)
 
 
 def make_init(model: nn.Module, objective: Objective, optimizer: optax.GradientTransformation) -> Any:

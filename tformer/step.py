@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import optax
 from flax import linen as nn
 
-from tformer import freezing, guard
+from tformer import freezing, guard, precision
 from tformer.config import Config
 from tformer.hyper import Hyper, Scalar
+from tformer.layers import ring
 from tformer.layers.initializers import base_width
 from tformer.objectives import Objective
 from tformer.schedules import learning_rate
@@ -46,7 +47,7 @@ def make_train_step(
             batch,
             hyper.rates,
             rngs=rngs,
-            method=objective.method,
+            method=objective.method_for(config.train.loss_chunk),
             mutable=['statistics', 'losses'],
         )
         scores = objective.scores(outputs, batch, hyper.label_smoothing, hyper.z_loss)
@@ -89,6 +90,8 @@ def make_train_step(
     def step(state: TrainState, batch: Batch, hyper: Hyper) -> tuple[TrainState, dict[str, Any]]:
         key = step_key(hyper.seed, state.step + 1)
         batch = objective.weigh(batch, objective.weight(hyper.second_loss_weight))
+        if objective.predict is None and config.model.family != 'encoder':
+            batch = ring.balance(batch)  # whose order no loss looks at
         grads, (scores, statistics) = accumulated(state.params, state.statistics, batch, hyper, key)
         weight = jnp.maximum(scores['loss'][1], 1.0)
         grads = jax.tree.map(lambda g: g / weight, grads)
@@ -101,8 +104,9 @@ def make_train_step(
         )
         extra = {'learning_rate': rate, 'weight_decay': hyper.weight_decay}
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params, **extra)
-        params = optax.apply_updates(state.params, updates)
-        averages = moving_average(state.averages, params, hyper.ema_decay, state.step + 1)
+        exact = precision.exact(optax.apply_updates(state.params, updates), opt_state)
+        params = jax.tree.map(lambda x, old: x.astype(old.dtype), exact, state.params)
+        averages = moving_average(state.averages, exact, hyper.ema_decay, state.step + 1)
         norm = optax.tree.norm(grads)
         good, watch = guard.judge(state.guard, state.step, scores['loss'][0] / weight, norm, hyper.skip_spikes)
         left = state.replace(step=state.step + 1, guard=watch)

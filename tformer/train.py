@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from flax import linen as nn
 from jax.sharding import Mesh
 
 from tformer import checkpoint, evaluate, freezing, metrics, processes, resume, sharding, workdir
@@ -69,13 +68,11 @@ def train(
     if config.evaluate.examples_while_training and jax.process_count() > 1:
         raise UserError('evaluate.examples_while_training is for one process; evaluate the finished run instead')
     home, mesh = pathlib.Path(directory), sharding.make_mesh(config.mesh)
-    rules = sharding.make_rules(config.mesh)
     with contextlib.ExitStack() as closing:
+        closing.enter_context(sharding.placed(mesh, config.mesh))
         if processes.first():
             closing.enter_context(workdir.held(home))
         stops = closing.enter_context(Stops(config.train.max_minutes))
-        closing.enter_context(jax.set_mesh(mesh))
-        closing.enter_context(nn.logical_axis_rules(rules))
         return _train(config, home, mesh, generated, may_differ, stops, closing)
 
 

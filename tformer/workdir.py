@@ -34,6 +34,7 @@ FREE_FIELDS = (
     'train.max_skipped',
     'train.max_minutes',
     'train.eval_batches',
+    'train.loss_chunk',
     'train.checkpoint_every',
     'model.scan_layers',
     'model.remat',

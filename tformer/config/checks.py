@@ -15,6 +15,7 @@ from tformer.errors import UserError
 
 GIVEN = ('seq2seq', 'span_corruption', 'denoising', 'ul2')  # a text is written where another is given
 WRITING = (*GIVEN, 'prefix_lm', 'causal_lm')  # a text is written
+_TOKENS = (*WRITING, 'masked_lm')  # every token is scored by its logits alone
 _TWO_LOSSES = ('masked_lm_nsp', 'masked_lm_sop', 'replaced_token')
 _EVERY = ('encoder', 'decoder', 'encoder_decoder')
 FAMILY_OF = {
@@ -207,6 +208,7 @@ def _check_losses(config: Config) -> None:
     nowhere = {
         'label_smoothing': train.label_smoothing and train.objective in ('regression', 'question_answering'),
         'z_loss': train.z_loss and train.objective == 'regression',
+        'loss_chunk': train.loss_chunk is not None and train.objective not in _TOKENS,
         'second_loss_weight': train.second_loss_weight is not None and train.objective not in _TWO_LOSSES,
     }
     for name, holds in nowhere.items():
@@ -215,6 +217,11 @@ def _check_losses(config: Config) -> None:
             f'train.{name}={getattr(train, name)} has no effect here: it does not apply where '
             f'train.objective={train.objective}',
         )
+    _require(
+        train.loss_chunk is None or not (config.model.mlm_transform and config.model.norm == 'batchnorm'),
+        f'train.loss_chunk={train.loss_chunk}: model.norm=batchnorm, here in the head (model.mlm_transform), needs the '
+        'whole batch',
+    )
 
 
 def _check_data(data: Data, model: Model) -> None:
@@ -318,6 +325,11 @@ def _check_optimizer(optimizer: Optimizer, model: Model) -> None:
         model.norm != 'batchnorm' or (optimizer.name != 'schedule_free' and optimizer.ema_decay is None),
         'model.norm=batchnorm has statistics of the parameters that were trained, not of their averages: '
         'optimizer.ema_decay must be None and optimizer.name not schedule_free',
+    )
+    _require(
+        optimizer.master_dtype is None or model.param_dtype == 'bfloat16',
+        f'optimizer.master_dtype={optimizer.master_dtype} has no effect here: it applies where model.param_dtype is '
+        'bfloat16',
     )
     _require(
         optimizer.layer_decay is None or optimizer.layer_decay <= 1,

@@ -83,6 +83,8 @@ class Optimizer:
     decayed: tuple[str, ...] = ('kernel', 'table')  # what weight decay reaches; not norms, not biases
     clip_value: float | None = None  # of each number of the gradient, before clip_norm
     clip_norm: float | None = 1.0  # of the global gradient
+    master_dtype: str | None = None  # of copies of bfloat16 parameters that updates add up in; None: no copies
+    moment_dtype: str = 'float32'  # of moments between steps; bfloat16 is rounded at random, so that they do decay
     ema_decay: float | None = None  # of a moving average of the parameters, which is what is evaluated and exported
 
 
@@ -93,6 +95,7 @@ class Train:
     num_epochs: float | None = None  # the length in passes over the training split
     batch_size: int = 32  # rows a step; microbatches times data-parallel devices must divide them
     microbatches: int = 1  # gradient accumulation: parts that a batch is computed in
+    loss_chunk: int | None = None  # positions of each row whose logits are held at once; None: all
     label_smoothing: float = 0.0  # epsilon / V over all classes (Szegedy et al. 2016)
     z_loss: float = 0.0  # of the squared log-sum-exp of the logits (Chowdhery et al. 2022, 5)
     second_loss_weight: float | None = None  # masked_lm_nsp, masked_lm_sop: None is 1; replaced_token: None is 50

@@ -9,7 +9,7 @@ from flax import linen as nn
 
 from tformer.config import Model
 from tformer.errors import choose
-from tformer.layers import kernels
+from tformer.layers import kernels, ring
 from tformer.layers.dropout import Rate
 from tformer.layers.linear import Dense
 from tformer.layers.masks import within_window
@@ -101,7 +101,10 @@ class Attention(nn.Module):
         if self.is_mutable_collection('intermediates'):  # attention maps; no kernel but the reference has them
             self.sow('intermediates', 'probabilities', kernels.probabilities(q_BNTH, k_BKSH, mask_BTS, **scores))
         training = self.has_rng('dropout') and dropout_rate is not None
-        out_BNTV = choose(kernels.KERNELS, cfg.attention_kernel, 'model.attention_kernel').function(
+        kernel = choose(kernels.KERNELS, cfg.attention_kernel, 'model.attention_kernel').function
+        if ring.ways() > 1 and q_BNTH.shape[2] > 1:
+            kernel = ring.ring
+        out_BNTV = kernel(
             q_BNTH,
             k_BKSH,
             v_BKSV,

@@ -49,10 +49,10 @@ class Block(nn.Module):
 
     def setup(self) -> None:
         cfg, stack = self.cfg, self.stack
-        self.attention = Attention(cfg, stack)
+        self.attention = remat(Attention, cfg)(cfg, stack)
         self.attention_norm, self.attention_out_norm, self.attention_gain = make_norm(cfg), make_norm(cfg), Gain()
         if self.cross:
-            self.cross_attention = Attention(cfg, stack, cross=True)
+            self.cross_attention = remat(Attention, cfg)(cfg, stack, cross=True)
             self.cross_norm, self.cross_out_norm, self.cross_gain = make_norm(cfg), make_norm(cfg), Gain()
         self.mlp = Moe(cfg, stack) if cfg.num_experts else Mlp(cfg, stack)
         self.mlp_norm, self.mlp_out_norm, self.mlp_gain = make_norm(cfg), make_norm(cfg), Gain()
@@ -100,7 +100,7 @@ class Block(nn.Module):
             norm, out_norm, gain = (getattr(self, f'{name}_{part}') for part in ('norm', 'out_norm', 'gain'))
             # Whole on both sides: XLA's sum of a stream split by heads and of a partial one is wrong (jax 0.10.2).
             return Sublayer(
-                lambda x: drop(stream(function(whole(x)))),
+                lambda x: drop(stream(whole(function(whole(x))))),
                 norm=lambda x: norm(x, real_BT),
                 out_norm=lambda x: out_norm(x, real_BT),
                 gain=gain,
@@ -145,9 +145,6 @@ class Stack(nn.Module):
 
     def setup(self) -> None:
         cfg = self.cfg
-        block: type[nn.Module] = Block
-        if cfg.remat is not None:
-            block = nn.remat(Block, policy=choose(REMAT, cfg.remat, 'model.remat'), prevent_cse=not cfg.scan_layers)
         each = {'intermediates': 0, 'losses': 0, 'statistics': 0}
         shared = choose(LAYER_SHARING, cfg.layer_sharing, 'model.layer_sharing')
         lift: dict[str, Any] = {
@@ -161,7 +158,7 @@ class Stack(nn.Module):
         methods = {'__call__': {'in_axes': (0, 0, 0, nn.broadcast), **lift}}
         if self.cross:
             methods['cross_keys_values'] = {'in_axes': (nn.broadcast, nn.broadcast), **lift}
-        self.layers = nn.scan(block, methods=methods)(cfg, self.stack, self.cross)
+        self.layers = nn.scan(remat(Block, cfg), methods=methods)(cfg, self.stack, self.cross)
         self.norm = make_norm(cfg) if cfg.final_norm else None
 
     def each_layer(self) -> Layer:
@@ -180,7 +177,9 @@ class Stack(nn.Module):
     ) -> tuple[jax.Array, KeyValues | None]:
         """Returns (x_BTD after all layers, the extended cache or None)."""
         x_BTD, own = self.layers(x_BTD, own, cross, self.each_layer(), side)
-        return x_BTD if self.norm is None else self.norm(x_BTD, side.own.query_positions_BT >= 0), own
+        if self.norm is not None:
+            x_BTD = self.norm(x_BTD, side.own.query_positions_BT >= 0)
+        return constrain(x_BTD, 'batch', 'length', 'act_embed'), own
 
     def cross_keys_values(self, encoded_BSD: jax.Array, angles: Any) -> KeyValues:
         """Returns keys and values of the encoder's output for every layer `[L, B, K, S, H]`."""
@@ -195,8 +194,20 @@ LAYER_SHARING: dict[str | None, bool] = {
     None: False,
 }
 
-REMAT: dict[str | None, Callable[..., bool] | None] = {  # what the forward pass keeps for the backward one
-    None: None,
-    'full': jax.checkpoint_policies.nothing_saveable,
-    'dots': jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+
+def remat(module: type[nn.Module], cfg: Model) -> Any:
+    """Returns a class of modules whose backward pass computes again what model.remat does not keep of the forward."""
+    policy = choose(REMAT, cfg.remat, 'model.remat').get(module)
+    return module if policy is None else nn.remat(module, policy=policy, prevent_cse=not cfg.scan_layers)
+
+
+_PRODUCTS = jax.checkpoint_policies.dots_with_no_batch_dims_saveable  # products with parameters, not scores and values
+_OFFLOADED = jax.checkpoint_policies.offload_dot_with_no_batch_dims('device', 'pinned_host')
+
+REMAT: dict[str | None, dict[type[nn.Module], Callable[..., Any]]] = {  # what the forward pass keeps, of which modules
+    None: {},  # all
+    'attention': {Attention: _PRODUCTS},  # all but scores and probabilities (Korthikanti et al. 2023, section 5)
+    'dots': {Block: _PRODUCTS},  # products with parameters
+    'offload': {Block: _OFFLOADED},  # the same, in the host's memory
+    'full': {Block: jax.checkpoint_policies.nothing_saveable},  # the stream between layers (Chen et al. 2016)
 }

@@ -31,12 +31,11 @@ class Embedding(nn.Module):
         self.table = make_table(self, self.cfg, 'vocab', self.vocab_size)
 
     def __call__(self, tokens_BT: jax.Array) -> jax.Array:
-        return self.table.astype(self.cfg.dtype)[tokens_BT]
+        return constrain(self.table[tokens_BT], 'batch', 'length', 'act_embed')
 
     def logits(self, x_BTE: jax.Array) -> jax.Array:
         """Returns logits_BTV, float32 (Press & Wolf 2017)."""
-        table = self.table.astype(self.cfg.dtype)
-        logits = jnp.einsum('BTE,VE->BTV', x_BTE, table, preferred_element_type=jnp.float32)
+        logits = jnp.einsum('BTE,VE->BTV', x_BTE, self.table, preferred_element_type=jnp.float32)
         return constrain(logits, 'batch', 'length', 'act_vocab')
 
 
@@ -49,14 +48,15 @@ class TokenTypes(nn.Module):
     def __call__(self, token_types_BT: jax.Array) -> jax.Array:
         cfg = self.cfg
         assert cfg.num_token_types
-        return make_table(self, cfg, 'token_types', cfg.num_token_types).astype(cfg.dtype)[token_types_BT]
+        return make_table(self, cfg, 'token_types', cfg.num_token_types)[token_types_BT]
 
 
 def make_table(module: nn.Module, cfg: Model, axis: str, rows: int) -> jax.Array:
-    """Returns the parameter `table` [rows, E] of a module."""
+    """Returns the parameter `table` [rows, E] of a module, each row whole: XLA looks up parts of rows badly."""
     width = embedding_width(cfg)
     init = partitioned(make_initializer(cfg, 'embedding', width, rows), axis, 'embed')
-    return module.param('table', init, (rows, width), jnp.dtype(cfg.param_dtype))
+    table = module.param('table', init, (rows, width), jnp.dtype(cfg.param_dtype))
+    return constrain(table.astype(cfg.dtype), 'act_vocab' if axis == 'vocab' else None, 'act_embed')
 
 
 class Foot(nn.Module):

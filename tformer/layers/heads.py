@@ -1,6 +1,7 @@
 """From the residual stream to what is scored: vocabulary logits, or classes."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -49,6 +50,30 @@ class VocabularyHead(nn.Module):
         if cfg.output_softcap is not None:
             logits_BTV = cfg.output_softcap * jnp.tanh(logits_BTV / cfg.output_softcap)
         return logits_BTV
+
+
+class Summary(NamedTuple):
+    """What is scored of logits [..., V]: a few numbers in their place, each [...].
+
+    Attributes:
+      normalizer: their log-sum-exp, float32.
+      target: that of the target, float32.
+      mean: over all classes, float32.
+      best: the class of the largest.
+    """
+
+    normalizer: jax.Array
+    target: jax.Array
+    mean: jax.Array
+    best: jax.Array
+
+
+def summarize(logits: jax.Array, targets: jax.Array) -> Summary:
+    """Returns the summary of logits [..., V] for targets [...], int. Where V is split over devices XLA makes it of each
+    one's share: no logits are gathered."""
+    best, logits = jnp.argmax(logits, axis=-1), logits.astype(jnp.float32)
+    target = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+    return Summary(jax.nn.logsumexp(logits, axis=-1), target, jnp.mean(logits, axis=-1), best)
 
 
 class Pooler(nn.Module):

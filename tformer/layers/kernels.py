@@ -36,13 +36,13 @@ Part = tuple[jax.Array, jax.Array, jax.Array | None]  # keys, mask and bias of a
 
 
 # ------------------------------------------------------------------------------------------------ shared parts
-def _grouped(x_BNTX: jax.Array, kv_heads: int) -> jax.Array:
+def grouped(x_BNTX: jax.Array, kv_heads: int) -> jax.Array:
     """Returns x_BKGTX: the query heads, or their biases, by the key head that they use."""
     B, N, T, X = x_BNTX.shape
     return x_BNTX.reshape(B, kv_heads, N // kv_heads, T, X)
 
 
-def _logits(
+def masked_logits(
     q_BKGTH: jax.Array, k_BKSH: jax.Array, mask_BTS: jax.Array, bias_BKGTS: jax.Array | None, softcap: float | None
 ) -> jax.Array:
     """Returns logits_BKGTS, float32, of scaled queries; `MIN` where masked."""
@@ -54,7 +54,7 @@ def _logits(
     return jnp.where(mask_BTS[:, None, None], logits_BKGTS, MIN)
 
 
-def _seen(out_BNTV: jax.Array, mask_BTS: jax.Array) -> jax.Array:
+def seen(out_BNTV: jax.Array, mask_BTS: jax.Array) -> jax.Array:
     """Returns `out_BNTV`, zero for queries that see nothing."""
     return jnp.where(mask_BTS.any(-1)[:, None, :, None], out_BNTV, jnp.zeros_like(out_BNTV))
 
@@ -65,7 +65,7 @@ def _never_blind(mask_BTS: jax.Array) -> jax.Array:
     return mask_BTS | (~mask_BTS.any(-1, keepdims=True) & first_S[None, None])
 
 
-def _pad(x: jax.Array, axis: int, multiple: int) -> jax.Array:
+def pad(x: jax.Array, axis: int, multiple: int) -> jax.Array:
     """Returns `x` with zeros after the end of `axis`, up to a multiple."""
     widths = [(0, 0)] * x.ndim
     widths[axis] = (0, -x.shape[axis] % multiple)
@@ -88,8 +88,8 @@ def probabilities(
     They sum to 1, with a sink to less. A query that sees nothing has uniform weights, with a sink zeros.
     """
     K = k_BKSH.shape[1]
-    q_BKGTH, bias_BKGTS = _grouped(q_BNTH * scale, K), None if bias_BNTS is None else _grouped(bias_BNTS, K)
-    logits_BKGTS = _logits(q_BKGTH, k_BKSH, mask_BTS, bias_BKGTS, softcap)
+    q_BKGTH, bias_BKGTS = grouped(q_BNTH * scale, K), None if bias_BNTS is None else grouped(bias_BNTS, K)
+    logits_BKGTS = masked_logits(q_BKGTH, k_BKSH, mask_BTS, bias_BKGTS, softcap)
     probs_BKGTS = jax.nn.softmax(logits_BKGTS, axis=-1)
     if sink_N is not None:  # e^x / (Z + e^sink) = (e^x / Z) sigmoid(log Z - sink)
         total_BKGT1 = jax.nn.logsumexp(logits_BKGTS, axis=-1, keepdims=True)
@@ -123,7 +123,7 @@ def reference(
     )
     if dropout_rate is not None and dropout_key is not None:
         probs_BKGTS = dropout(probs_BKGTS, dropout_rate, dropout_key)
-    return _seen(attend(probs_BKGTS, v_BKSV), mask_BTS)
+    return seen(attend(probs_BKGTS, v_BKSV), mask_BTS)
 
 
 # ------------------------------------------------------------------------------------------------ chunked
@@ -152,23 +152,23 @@ def chunked(
     chunks = -(-k_BKSH.shape[2] // chunk)
 
     def split(x: jax.Array, axis: int) -> jax.Array:
-        x = _pad(x, axis, chunks)
+        x = pad(x, axis, chunks)
         shape = (*x.shape[:axis], chunks, x.shape[axis] // chunks, *x.shape[axis + 1 :])
         return jnp.moveaxis(x.reshape(shape), axis, 0)
 
-    q_BKGTH, bias_BKGTS = _grouped(q_BNTH * scale, K), None if bias_BNTS is None else _grouped(bias_BNTS, K)
+    q_BKGTH, bias_BKGTS = grouped(q_BNTH * scale, K), None if bias_BNTS is None else grouped(bias_BNTS, K)
     parts: Part = split(k_BKSH, 2), split(mask_BTS, 2), None if bias_BKGTS is None else split(bias_BKGTS, 4)
     start_N = jnp.full((N,), MIN) if sink_N is None else sink_N
     start_BKGT = jnp.broadcast_to(start_N.reshape(1, K, -1, 1), (B, K, N // K, T))
 
     def maximum(m_BKGT: jax.Array, part: Part) -> tuple[jax.Array, None]:
-        return jnp.maximum(m_BKGT, _logits(jax.lax.stop_gradient(q_BKGTH), *part, softcap).max(-1)), None
+        return jnp.maximum(m_BKGT, masked_logits(jax.lax.stop_gradient(q_BKGTH), *part, softcap).max(-1)), None
 
     m_BKGT, _ = jax.lax.scan(maximum, *jax.lax.stop_gradient((start_BKGT, parts)))
 
     @functools.partial(jax.checkpoint, prevent_cse=False)
     def sums(index: jax.Array, part: Part, v_BKSV: jax.Array) -> tuple[jax.Array, jax.Array]:
-        weights_BKGTS = jnp.exp(_logits(q_BKGTH, *part, softcap) - m_BKGT[..., None])
+        weights_BKGTS = jnp.exp(masked_logits(q_BKGTH, *part, softcap) - m_BKGT[..., None])
         total_BKGT = weights_BKGTS.sum(-1)
         if dropout_rate is not None and dropout_key is not None:
             weights_BKGTS = dropout(weights_BKGTS, dropout_rate, jax.random.fold_in(dropout_key, index))
@@ -184,7 +184,7 @@ def chunked(
     if sink_N is not None:
         total_BKGT += jnp.exp(start_BKGT - m_BKGT)
     out_BKGTV /= total_BKGT[..., None]
-    return _seen(out_BKGTV.reshape(B, N, T, V).astype(v_BKSV.dtype), mask_BTS)
+    return seen(out_BKGTV.reshape(B, N, T, V).astype(v_BKSV.dtype), mask_BTS)
 
 
 # ------------------------------------------------------------------------------------------------ jax's own
@@ -222,14 +222,14 @@ def fused(
     _refuse(implementation, softcap=softcap, sink=sink_N, dropout=_rate(dropout_rate, dropout_key))
     T = q_BNTH.shape[2]
     multiple, bias_dtype = (2, q_BNTH.dtype) if implementation == 'cudnn' else (1, jnp.float32)
-    q_BTNH, k_BSKH, v_BSKH = (_pad(x, 2, multiple).swapaxes(1, 2) for x in (q_BNTH, k_BKSH, v_BKSH))
-    padded_BTS = _never_blind(_pad(_pad(mask_BTS, 1, multiple), 2, multiple))
+    q_BTNH, k_BSKH, v_BSKH = (pad(x, 2, multiple).swapaxes(1, 2) for x in (q_BNTH, k_BKSH, v_BKSH))
+    padded_BTS = _never_blind(pad(pad(mask_BTS, 1, multiple), 2, multiple))
     if bias_BNTS is not None:
-        bias_BNTS = _pad(_pad(bias_BNTS.astype(bias_dtype), 2, multiple), 3, multiple)
+        bias_BNTS = pad(pad(bias_BNTS.astype(bias_dtype), 2, multiple), 3, multiple)
     out_BTNH = jax.nn.dot_product_attention(
         q_BTNH, k_BSKH, v_BSKH, bias_BNTS, padded_BTS[:, None], scale=scale, implementation=implementation
     )
-    return _seen(out_BTNH.swapaxes(1, 2)[:, :, :T], mask_BTS)
+    return seen(out_BTNH.swapaxes(1, 2)[:, :, :T], mask_BTS)
 
 
 xla = functools.partial(fused, implementation='xla')
@@ -268,10 +268,10 @@ def flash(
         kernel.fwd_mask_info = kernel.fwd_mask_info._replace(is_dynamic_mask=True)
         return kernel(q_NTH, k_KSH, v_KSV, sinks=sink_N)
 
-    q_BNTH, k_BKSH, v_BKSV = (_pad(x, 2, BLOCK) for x in (q_BNTH * scale, k_BKSH, v_BKSV))
-    padded_BTS = _never_blind(_pad(_pad(mask_BTS, 1, BLOCK), 2, BLOCK))
+    q_BNTH, k_BKSH, v_BKSV = (pad(x, 2, BLOCK) for x in (q_BNTH * scale, k_BKSH, v_BKSV))
+    padded_BTS = _never_blind(pad(pad(mask_BTS, 1, BLOCK), 2, BLOCK))
     out_BNTV = jax.vmap(one)(q_BNTH, k_BKSH, v_BKSV, padded_BTS)
-    return _seen(out_BNTV[:, :, :T].astype(v_BKSV.dtype), mask_BTS)
+    return seen(out_BNTV[:, :, :T].astype(v_BKSV.dtype), mask_BTS)
 
 
 # ------------------------------------------------------------------------------------------------ the table

@@ -1,13 +1,11 @@
 """A mixture of feed-forwards: each token goes through its most likely few of E experts (Shazeer et al. 2017).
 
-Shape letters beside the legend's: R token slots of the batch (B T), J experts per token, P places that the experts
-compute, C places of each expert.
+Shape letters beside the legend's: R token slots (B T; the router takes either), J experts per token, P places that the
+experts compute, C places of each expert.
 """
 
 import functools
 import math
-from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +13,12 @@ from flax import linen as nn
 
 from tformer.config import Model
 from tformer.errors import choose
+from tformer.layers import exchange
 from tformer.layers.dropout import Rate, dropout
+from tformer.layers.exchange import EXPERT, Kernels, Noise, Plan, Planner, Tokens, Way
 from tformer.layers.initializers import Initializer, make_initializer, width_factor
-from tformer.layers.mlp import ACTIVATIONS
+from tformer.layers.mlp import ACTIVATIONS, Activation
 from tformer.sharding import partitioned
-
-Product = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 # ------------------------------------------------------------------------------------------------ the router
@@ -31,16 +29,28 @@ def route(logits_RE: jax.Array, choices: int) -> tuple[jax.Array, jax.Array, jax
     a single one stays the probability, through which the router learns (Fedus et al. 2022, eq. 2).
     """
     probs_RE = jax.nn.softmax(logits_RE, axis=-1)
-    weight_RJ, expert_RJ = jax.lax.top_k(probs_RE, choices)
+    weight_RJ, expert_RJ = largest(probs_RE, choices)
     if choices > 1:
         weight_RJ /= weight_RJ.sum(-1, keepdims=True)
     return probs_RE, weight_RJ, expert_RJ
 
 
+def largest(probs_RE: jax.Array, choices: int) -> tuple[jax.Array, jax.Array]:
+    """Returns the largest probabilities and their numbers, as `jax.lax.top_k`; that XLA does on the whole batch."""
+    left_RE, found = probs_RE, []
+    for _ in range(choices):
+        expert_R = jnp.argmax(left_RE, axis=-1)
+        chosen_RE = jax.nn.one_hot(expert_R, probs_RE.shape[-1], dtype=bool)
+        left_RE = jnp.where(chosen_RE, -1, left_RE)
+        found.append((jnp.where(chosen_RE, probs_RE, 0).sum(-1), expert_R))
+    weights, experts = zip(*found, strict=True)
+    return jnp.stack(weights, -1), jnp.stack(experts, -1)
+
+
 def mean(x_R: jax.Array, real_R: jax.Array) -> jax.Array:
-    """Returns the mean over real tokens along the first axis, 0 where there are none."""
-    counted = real_R.reshape(-1, *[1] * (x_R.ndim - 1))
-    return jnp.where(counted, x_R, 0).sum(0) / jnp.maximum(real_R.sum(), 1)
+    """Returns the mean over real tokens along their axes, the leading ones; 0 where there are none."""
+    counted = real_R.reshape(*real_R.shape, *[1] * (x_R.ndim - real_R.ndim))
+    return jnp.where(counted, x_R, 0).sum(range(real_R.ndim)) / jnp.maximum(real_R.sum(), 1)
 
 
 def balance_loss(probs_RE: jax.Array, expert_RJ: jax.Array, real_R: jax.Array) -> jax.Array:
@@ -49,8 +59,8 @@ def balance_loss(probs_RE: jax.Array, expert_RJ: jax.Array, real_R: jax.Array) -
     1 where the load is even, E / J where the same J experts take everything. Of one batch, not of its parts: the
     loss over microbatches is not the mean of theirs.
     """
-    E = probs_RE.shape[1]
-    share_RE = jax.nn.one_hot(expert_RJ, E).mean(axis=1)
+    E = probs_RE.shape[-1]
+    share_RE = jax.nn.one_hot(expert_RJ, E).mean(axis=-2)
     return E * (mean(share_RE, real_R) * mean(probs_RE, real_R)).sum()
 
 
@@ -60,19 +70,11 @@ def router_z_loss(logits_RE: jax.Array, real_R: jax.Array) -> jax.Array:
 
 
 # ------------------------------------------------------------------------------------------------ dispatch
-class Plan(NamedTuple):
-    """Where each choice is computed, and how the experts' kernels apply to the places."""
-
-    place_RJ: jax.Array  # `places` or more: nowhere
-    places: int
-    expert_P: jax.Array  # whose each place is
-    product: Product  # (x_PD, kernel_EDF) -> y_PF, each place by its expert
-
-
 def queue(expert_RJ: jax.Array, real_R: jax.Array, num_experts: int) -> tuple[jax.Array, jax.Array]:
     """Returns each choice's number in its expert's queue, turn_RJ, and the queues' lengths, size_E.
 
-    First choices stand before second ones, then earlier tokens before later ones; padding does not stand in line.
+    First choices stand before second ones, then earlier tokens before later ones; padding does not stand in line, nor
+    does who chose an expert that is elsewhere.
     """
     R, J = expert_RJ.shape
     chosen_JRE = jax.nn.one_hot(expert_RJ.T, num_experts, dtype=jnp.int32) * real_R[None, :, None]
@@ -85,7 +87,8 @@ def capacity(expert_RJ: jax.Array, real_R: jax.Array, num_experts: int, factor: 
     """Every expert has C = factor R J / E places; who finds none is left out (Lepikhin et al. 2021, algorithm 1).
 
     Who is left out depends on all tokens of the call, other rows and later tokens among them: such a model is not
-    causal where places are short, and generates with other places than it was trained with.
+    causal where places are short, and generates with other places than it was trained with. Where devices share the
+    experts (mesh.expert), the call is each device's own tokens, so that others are left out than on one device.
     """
     R, J = expert_RJ.shape
     C = min(R, math.ceil(factor * R * J / num_experts))
@@ -94,7 +97,7 @@ def capacity(expert_RJ: jax.Array, real_R: jax.Array, num_experts: int, factor: 
     inside_RJ = real_R[:, None] & (turn_RJ < C)
 
     def product(x_PD: jax.Array, kernel_EDF: jax.Array) -> jax.Array:
-        x_ECD = x_PD.reshape(num_experts, C, -1)
+        x_ECD = x_PD.reshape(kernel_EDF.shape[0], -1, x_PD.shape[1])
         return jnp.einsum('ECD,EDF->ECF', x_ECD, kernel_EDF).reshape(places, -1)
 
     expert_P = jnp.repeat(jnp.arange(num_experts), C)
@@ -109,8 +112,9 @@ def dropless(expert_RJ: jax.Array, real_R: jax.Array, num_experts: int, factor: 
     """
     R, J = expert_RJ.shape
     block = max(1, min(R * J, math.isqrt(128 * R * J // num_experts)))
-    used = min(num_experts, R * J)
-    blocks = used + (R * J - used) // block  # more cannot be needed
+    most = R * min(J, num_experts)  # choices of these experts
+    used = min(num_experts, most)
+    blocks = used + (most - used) // block  # more cannot be needed
     places = blocks * block
     turn_RJ, size_E = queue(expert_RJ, real_R, num_experts)
     blocks_E = -(-size_E // block)
@@ -122,7 +126,8 @@ def dropless(expert_RJ: jax.Array, real_R: jax.Array, num_experts: int, factor: 
         ragged = functools.partial(ragged_product, block=block)
         return jax.lax.platform_dependent(x_PD, kernel_EDF, blocks_E, expert_M, cpu=blocked_product, default=ragged)
 
-    place_RJ = jnp.where(real_R[:, None], start_E[expert_RJ] + turn_RJ, places)
+    here_RJ = real_R[:, None] & (expert_RJ < num_experts)
+    place_RJ = jnp.where(here_RJ, start_E[expert_RJ] + turn_RJ, places)
     return Plan(place_RJ, places, jnp.repeat(expert_M, block), product)
 
 
@@ -174,6 +179,28 @@ class Weights(nn.Module):
         return kernel, self.param('bias', zeros, (*self.shape[:-2], self.shape[-1]), dtype)
 
 
+def feed_forward(
+    x_PD: jax.Array, plan: Plan, *, kernels: Kernels, activation: Activation, noise: Noise, columns: tuple[str, ...]
+) -> jax.Array:
+    """Returns y_PD: each place through its expert.
+
+    Args:
+      kernels: `in_0`, ..., `out`, and their biases.
+      noise: dropout's rate and key.
+      columns: the mesh's axes that split F, where this is a device's own part of the experts.
+    """
+
+    def project(x: jax.Array, name: str) -> jax.Array:
+        kernel, bias = kernels[name]
+        y = plan.product(x, kernel)
+        if name == 'out' and columns:
+            y = jax.lax.psum(y, columns)
+        return y if bias is None else y + bias[plan.expert_P]
+
+    h_PF = activation(*[project(x_PD, name) for name in kernels if name != 'out'])
+    return project(h_PF if noise is None else dropout(h_PF, *noise), 'out')
+
+
 class Moe(nn.Module):
     """The experts, each as `Mlp`, and their router, in float32. Stands where `Mlp` stands.
 
@@ -188,47 +215,51 @@ class Moe(nn.Module):
     def __call__(self, x_BTD: jax.Array, real_BT: jax.Array, dropout_rate: Rate = None) -> jax.Array:
         """Returns the experts' weighted sums, [B, T, D]; 0 at padding, where real_BT is False."""
         cfg = self.cfg
-        assert cfg.num_experts
-        x_RD, real_R = x_BTD.reshape(-1, cfg.emb_dim), real_BT.reshape(-1)
-        shape, names = (cfg.emb_dim, cfg.num_experts), ('embed', 'experts')
+        E = cfg.num_experts
+        assert E
+        shape, names = (cfg.emb_dim, E), ('embed', 'experts')
         router_DE, _ = Weights(cfg, shape, names, role='output', name='router')()
-        x32_RD, router_DE = x_RD.astype(jnp.float32) / width_factor(cfg), router_DE.astype(jnp.float32)
-        logits_RE = jnp.matmul(x32_RD, router_DE, precision=jax.lax.Precision.HIGHEST)
-        probs_RE, weight_RJ, expert_RJ = route(logits_RE, cfg.experts_per_token)
+        x32_BTD, router_DE = x_BTD.astype(jnp.float32) / width_factor(cfg), router_DE.astype(jnp.float32)
+        logits_BTE = jnp.matmul(x32_BTD, router_DE, precision=jax.lax.Precision.HIGHEST)
+        probs_BTE, weight_BTJ, expert_BTJ = route(logits_BTE, cfg.experts_per_token)
         if cfg.balance_weight:
-            self.sow('losses', 'balance', cfg.balance_weight * balance_loss(probs_RE, expert_RJ, real_R))
+            self.sow('losses', 'balance', cfg.balance_weight * balance_loss(probs_BTE, expert_BTJ, real_BT))
         if cfg.router_z_weight:
-            self.sow('losses', 'router_z', cfg.router_z_weight * router_z_loss(logits_RE, real_R))
+            self.sow('losses', 'router_z', cfg.router_z_weight * router_z_loss(logits_BTE, real_BT))
 
-        dispatch = choose(DISPATCHES, cfg.expert_dispatch, 'model.expert_dispatch')
-        plan = dispatch(expert_RJ, real_R, cfg.num_experts, cfg.expert_capacity)
-        x_RJD = jnp.broadcast_to(x_RD[:, None], (*expert_RJ.shape, cfg.emb_dim)).astype(cfg.dtype)
-        x_PD = jnp.zeros((plan.places, cfg.emb_dim), cfg.dtype).at[plan.place_RJ].add(x_RJD, mode='drop')
-        y_PD = self.feed_forward(x_PD, plan, dropout_rate)
-        y_RJD = y_PD.at[plan.place_RJ].get(mode='fill', fill_value=0)
-        y_RD = (y_RJD.astype(jnp.float32) * weight_RJ[..., None]).sum(1)
-        return y_RD.astype(cfg.dtype).reshape(x_BTD.shape)
+        plan, between_devices = choose(DISPATCHES, cfg.expert_dispatch, 'model.expert_dispatch')
+        planner = functools.partial(plan, factor=cfg.expert_capacity)
+        activation = choose(ACTIVATIONS, cfg.activation, 'model.activation')[1]
 
-    def feed_forward(self, x_PD: jax.Array, plan: Plan, dropout_rate: Rate) -> jax.Array:
-        """Returns y_PD: each place through its expert."""
-        cfg = self.cfg
-        assert cfg.num_experts
-        inputs, activation = choose(ACTIVATIONS, cfg.activation, 'model.activation')
-        E, D, F = cfg.num_experts, cfg.emb_dim, cfg.mlp_dim
+        def mixed(way: Way, kernels: Kernels, tokens: Tokens, noise: Noise, columns: tuple[str, ...] = ()) -> jax.Array:
+            feed = functools.partial(feed_forward, kernels=kernels, activation=activation, noise=noise, columns=columns)
+            y_RD = way(jax.tree.map(exchange.flat, tokens), planner, E, feed)
+            return y_RD.reshape(tokens.x_RD.shape).astype(cfg.dtype)
 
-        def project(x: jax.Array, name: str, role: str, shape: tuple[int, ...], names: tuple[str, ...]) -> jax.Array:
-            axes = ('experts', *names)
-            kernel, bias = Weights(cfg, (E, *shape), axes, cfg.mlp_bias, role, self.stack, name=name)()
-            y = plan.product(x, kernel.astype(cfg.dtype))
-            return y if bias is None else y + bias.astype(cfg.dtype)[plan.expert_P]
-
-        h_PF = activation(*[project(x_PD, f'in_{i}', 'mlp_in', (D, F), ('embed', 'mlp')) for i in range(inputs)])
+        noise = None
         if self.has_rng('dropout') and dropout_rate is not None:
-            h_PF = dropout(h_PF, dropout_rate, self.make_rng('dropout'))
-        return project(h_PF, 'out', 'mlp_out', (F, D), ('mlp', 'embed'))
+            noise = dropout_rate, self.make_rng('dropout')
+        arguments = self.kernels(), Tokens(x_BTD.astype(cfg.dtype), weight_BTJ, expert_BTJ, real_BT), noise
+        if exchange.split_over('experts', E) == (EXPERT,):
+            return exchange.over_devices(functools.partial(mixed, between_devices), *arguments)
+        return mixed(exchange.alone, *arguments)
+
+    def kernels(self) -> Kernels:
+        """Returns the experts' kernels and biases, in the activations' dtype."""
+        cfg = self.cfg
+        E, D, F = cfg.num_experts, cfg.emb_dim, cfg.mlp_dim
+        assert E
+        count = choose(ACTIVATIONS, cfg.activation, 'model.activation')[0]
+        parts = {f'in_{i}': ('mlp_in', (E, D, F), ('experts', 'embed', 'mlp')) for i in range(count)}
+        parts['out'] = 'mlp_out', (E, F, D), ('experts', 'mlp', 'embed')
+        found = {
+            name: Weights(cfg, shape, names, cfg.mlp_bias, role, self.stack, name=name)()
+            for name, (role, shape, names) in parts.items()
+        }
+        return jax.tree.map(lambda x: x.astype(cfg.dtype), found)
 
 
-DISPATCHES: dict[str, Callable[[jax.Array, jax.Array, int, float], Plan]] = {
-    'dropless': dropless,
-    'capacity': capacity,
+DISPATCHES: dict[str, tuple[Planner, Way]] = {  # who goes to which place; how, where devices share the experts
+    'dropless': (dropless, exchange.gathered),
+    'capacity': (capacity, exchange.grouped),
 }

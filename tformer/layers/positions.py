@@ -11,7 +11,7 @@ from flax import linen as nn
 
 from tformer.config import Model
 from tformer.layers.initializers import make_initializer
-from tformer.sharding import partitioned
+from tformer.sharding import constrain, partitioned
 
 Angles = tuple[jax.Array, jax.Array]
 
@@ -106,8 +106,8 @@ class Learned(nn.Module):
         cfg = self.cfg
         shape = (cfg.max_len + cfg.position_offset, self.width)
         init = partitioned(make_initializer(cfg, 'position', *shape[::-1]), 'positions', 'embed')
-        table = self.param('table', init, shape, jnp.dtype(cfg.param_dtype))
-        return table.astype(cfg.dtype)[jnp.maximum(positions_BT, 0) + cfg.position_offset]
+        table = constrain(self.param('table', init, shape, jnp.dtype(cfg.param_dtype)).astype(cfg.dtype), None, None)
+        return table[jnp.maximum(positions_BT, 0) + cfg.position_offset]
 
 
 class Alibi(nn.Module):

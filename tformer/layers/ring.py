@@ -1,0 +1,275 @@
+"""Attention over tokens that are split between devices: keys and values go round a ring of them (Liu et al. 2024).
+
+Every device of the mesh axis `context` holds its part of the queries, keys and values of each row. In as many turns as
+there are devices it attends to the keys and values that it has, and passes them on; nobody ever holds them all. Blocks
+that the mask leaves empty are skipped, so that a causal mask costs half where the order of the tokens shares the work
+out (`balance`).
+"""
+
+import functools
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+from tformer.layers.dropout import Rate, dropout
+from tformer.layers.kernels import MIN, grouped, masked_logits, pad, seen
+
+AXIS = 'context'
+HALVES = 2  # blocks of each device's queries and keys
+
+
+def ways() -> int:
+    """Returns how many devices share the tokens of a row, in the mesh that is set."""
+    return int(jax.sharding.get_abstract_mesh().shape.get(AXIS, 1))
+
+
+def zigzag(length: int, count: int) -> np.ndarray:
+    """Returns the order of `length` tokens in which device i of `count` has blocks i and 2 count - 1 - i of 2 count.
+
+    So each has as many keys before its queries as the others (Llama Team 2024, 3.3.2).
+    """
+    blocks = np.arange(length).reshape(HALVES * count, -1)
+    pairs = np.stack([blocks[:count], blocks[::-1][:count]], axis=1)
+    return pairs.reshape(-1)
+
+
+def balance(batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    """Returns a batch whose decoder tokens, all that is said of each with it, are in the order that `zigzag` gives.
+
+    Nothing but their order changes, as masks come from positions. Lengths that do not divide stay as they are.
+    """
+    count, length = ways(), batch['inputs'].shape[1]
+    if count == 1 or length % (HALVES * count):
+        return dict(batch)
+    order = zigzag(length, count)
+
+    def moved(name: str, x: jax.Array) -> jax.Array:
+        ours = not name.startswith('encoder_') and x.shape[1:2] == (length,)
+        return jnp.take(x, order, axis=1) if ours else x
+
+    counted = jnp.broadcast_to(jnp.arange(length), batch['inputs'].shape)
+    return {name: moved(name, x) for name, x in {'positions': counted, **batch}.items()}
+
+
+class Inputs(NamedTuple):
+    """What attention reads; padded so that each device has whole blocks. None is off."""
+
+    q_BKGTH: Any  # scaled
+    k_BKSH: Any
+    v_BKSV: Any
+    bias_BKGTS: Any = None
+    sink_KG: Any = None
+    mask_BTS: Any = None
+    busy_QR: Any = None  # which blocks of queries see any of which blocks of keys
+    rate: Any = None
+    key: Any = None
+
+
+_SPLIT = Inputs(
+    *(P(None, None, None, AXIS), P(None, None, AXIS), P(None, None, AXIS), P(None, None, None, AXIS), P()),
+    *(P(None, AXIS), P(AXIS), P(), P()),
+)
+_ROWS = P(None, None, None, AXIS)  # of a number or a vector for each query, [B, K, G, T, ...]
+
+
+def ring(
+    q_BNTH: jax.Array,
+    k_BKSH: jax.Array,
+    v_BKSV: jax.Array,
+    mask_BTS: jax.Array,
+    *,
+    scale: float,
+    bias_BNTS: jax.Array | None = None,
+    softcap: float | None = None,
+    sink_N: jax.Array | None = None,
+    dropout_rate: Rate = None,
+    dropout_key: jax.Array | None = None,
+) -> jax.Array:
+    """Attention as kernels.py defines it, under a mesh whose axis `context` splits T and S.
+
+    A device holds O(T S / n) of the mask, and of the bias where there is one. Dropout draws other numbers than on one
+    device.
+    """
+    (B, N, T, _), K, multiple = q_BNTH.shape, k_BKSH.shape[1], HALVES * ways()
+    masked_BTS = pad(pad(mask_BTS, 1, multiple), 2, multiple)
+    blocks = masked_BTS.reshape(B, multiple, masked_BTS.shape[1] // multiple, multiple, -1)
+    bias_BNTS = None if bias_BNTS is None else pad(pad(bias_BNTS, 2, multiple), 3, multiple)
+    inputs = Inputs(
+        q_BKGTH=grouped(pad(q_BNTH * scale, 2, multiple), K),
+        k_BKSH=pad(k_BKSH, 2, multiple),
+        v_BKSV=pad(v_BKSV, 2, multiple),
+        bias_BKGTS=None if bias_BNTS is None else grouped(bias_BNTS, K),
+        sink_KG=None if sink_N is None else sink_N.reshape(K, N // K),
+        mask_BTS=masked_BTS,
+        busy_QR=blocks.any((0, 2, 4)),
+        rate=dropout_rate if dropout_key is not None else None,
+        key=dropout_key if dropout_rate is not None else None,
+    )
+    out_BKGTV = attention(softcap, inputs)
+    out_BNTV = out_BKGTV.reshape(B, N, *out_BKGTV.shape[3:])[:, :, :T]
+    return seen(out_BNTV.astype(v_BKSV.dtype), mask_BTS)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def attention(softcap: float | None, inputs: Inputs) -> jax.Array:
+    """Returns out_BKGTV, float32. The backward pass sends keys and values round once more, with their gradients."""
+    return _forward(softcap, inputs)[0]
+
+
+def _forward(softcap: float | None, inputs: Inputs) -> tuple[jax.Array, Any]:
+    local = functools.partial(_attend, softcap=softcap)
+    out_BKGTV, lse_BKGT = _on_each(local, (_present(inputs),), (_ROWS, _ROWS))(inputs)
+    return out_BKGTV, (inputs, out_BKGTV, lse_BKGT)
+
+
+def _backward(softcap: float | None, kept: Any, dout_BKGTV: jax.Array) -> tuple[Inputs]:
+    inputs, out_BKGTV, lse_BKGT = kept
+    delta_BKGT = jnp.sum(dout_BKGTV * out_BKGTV, -1)  # Dao et al. 2022, appendix B.4
+    specs = _present(inputs)
+    grads = Inputs(*specs[:4])
+    local = functools.partial(_differentiate, softcap=softcap)
+    found = _on_each(local, (specs, _ROWS, _ROWS, _ROWS), grads)(inputs, lse_BKGT, delta_BKGT, dout_BKGTV)
+    if inputs.sink_KG is not None:
+        share_BKGT = jnp.exp(inputs.sink_KG[None, :, :, None] - lse_BKGT)
+        found = found._replace(sink_KG=-jnp.sum(share_BKGT * delta_BKGT, (0, 3)))
+    return (found,)
+
+
+attention.defvjp(_forward, _backward)
+
+
+def _present(inputs: Inputs) -> Inputs:
+    """Returns how what is there is split."""
+    return Inputs(*(None if x is None else spec for x, spec in zip(inputs, _SPLIT, strict=True)))
+
+
+def _on_each(function: Any, in_specs: Any, out_specs: Any) -> Any:
+    """Returns `function` of each device's own part."""
+    return jax.shard_map(function, in_specs=in_specs, out_specs=out_specs, axis_names={AXIS}, check_vma=False)
+
+
+# --------------------------------------------------------------------------------------------- on each device
+def _half(x: jax.Array, number: int | jax.Array, axis: int, of: int = HALVES) -> jax.Array:
+    size = x.shape[axis] // of
+    return jax.lax.dynamic_slice_in_dim(x, number * size, size, axis)
+
+
+def _pass_on(tree: Any) -> Any:
+    count = jax.lax.axis_size(AXIS)
+    return jax.lax.ppermute(tree, AXIS, [(i, (i + 1) % count) for i in range(count)])
+
+
+def _weights(block: Any, lse_BKGT: jax.Array, mask_BTS: jax.Array, softcap: float | None) -> jax.Array:
+    q_BKGTH, k_BKSH, _, bias_BKGTS = block
+    logits_BKGTS = masked_logits(q_BKGTH, k_BKSH, mask_BTS, bias_BKGTS, softcap)
+    return jnp.where(mask_BTS[:, None, None], jnp.exp(logits_BKGTS - lse_BKGT[..., None]), 0)
+
+
+def _summed(weights_BKGTS: jax.Array, v_BKSV: jax.Array, rate: Rate, key: jax.Array | None) -> jax.Array:
+    if rate is not None and key is not None:
+        weights_BKGTS = dropout(weights_BKGTS, rate, key)
+    weights_BKGTS = weights_BKGTS.astype(v_BKSV.dtype)
+    return jnp.einsum('BKGTS,BKSV->BKGTV', weights_BKGTS, v_BKSV, preferred_element_type=jnp.float32)
+
+
+def _blocks(inputs: Inputs, k_BKSH: jax.Array, v_BKSV: jax.Array, turn: jax.Array) -> Any:
+    """Yields (a, b, busy, block, mask, key) of the queries' half a with half b of the keys that are here at `turn`."""
+    count, index = jax.lax.axis_size(AXIS), jax.lax.axis_index(AXIS)
+    owner = (index - turn) % count
+    for a in range(HALVES):
+        for b in range(HALVES):
+            number = owner * HALVES + b
+            bias, key = inputs.bias_BKGTS, inputs.key
+            rows = None if bias is None else _half(bias, a, 3)
+            block = (
+                _half(inputs.q_BKGTH, a, 3),
+                _half(k_BKSH, b, 2),
+                _half(v_BKSV, b, 2),
+                None if rows is None else _half(rows, number, 4, HALVES * count),
+            )
+            mask_BTS = _half(_half(inputs.mask_BTS, a, 1), number, 2, HALVES * count)
+            if key is not None:
+                key = jax.random.fold_in(key, (index * HALVES + a) * HALVES * count + number)
+            yield a, b, inputs.busy_QR[a, number], block, mask_BTS, key
+
+
+def _attend(inputs: Inputs, softcap: float | None) -> tuple[jax.Array, jax.Array]:
+    """Returns (out_BKGTV, the log-sum-exp of the scores lse_BKGT) of this device's queries."""
+    B, K, G, T, _ = inputs.q_BKGTH.shape
+    top, total = jnp.full((B, K, G, T), MIN), jnp.zeros((B, K, G, T))
+    if inputs.sink_KG is not None:
+        top, total = jnp.broadcast_to(inputs.sink_KG[None, :, :, None], top.shape), total + 1
+    out = jnp.zeros((B, K, G, T, inputs.v_BKSV.shape[-1]), jnp.float32)
+
+    def turn(carry: Any, number: jax.Array) -> tuple[Any, None]:
+        k_BKSH, v_BKSV, *sums = carry
+        halves = [[_half(x, a, 3) for x in sums] for a in range(HALVES)]
+        for a, _, busy, block, mask_BTS, key in _blocks(inputs, k_BKSH, v_BKSV, number):
+
+            def add(sums: Any, block: Any = block, mask_BTS: jax.Array = mask_BTS, key: Any = key) -> Any:
+                top, total, out = sums
+                higher = jnp.maximum(top, masked_logits(block[0], block[1], mask_BTS, block[3], softcap).max(-1))
+                weights = _weights(block, higher, mask_BTS, softcap)
+                fade = jnp.exp(top - higher)
+                added = _summed(weights, block[2], inputs.rate, key)
+                return [higher, total * fade + weights.sum(-1), out * fade[..., None] + added]
+
+            halves[a] = jax.lax.cond(busy, add, lambda sums: sums, halves[a])
+        sums = [jnp.concatenate(parts, axis=3) for parts in zip(*halves, strict=True)]
+        return (*_pass_on((k_BKSH, v_BKSV)), *sums), None
+
+    start = inputs.k_BKSH, inputs.v_BKSV, top, total, out
+    (_, _, top, total, out), _ = jax.lax.scan(turn, start, jnp.arange(jax.lax.axis_size(AXIS)))
+    found = jnp.where(total > 0, total, 1)
+    return out / found[..., None], jnp.where(total > 0, top, 0) + jnp.log(found)
+
+
+def _differentiate(
+    inputs: Inputs, lse_BKGT: jax.Array, delta_BKGT: jax.Array, dout_BKGTV: jax.Array, softcap: float | None
+) -> Inputs:
+    """Returns the gradients of this device's queries, keys, values and bias."""
+    count = jax.lax.axis_size(AXIS)
+
+    def turn(carry: Any, number: jax.Array) -> tuple[Any, None]:
+        k_BKSH, v_BKSV, dk, dv, dq, dbias = carry
+        owner = (jax.lax.axis_index(AXIS) - number) % count
+        for a, b, busy, block, mask_BTS, key in _blocks(inputs, k_BKSH, v_BKSV, number):
+            lse, given = _half(lse_BKGT, a, 3), (_half(dout_BKGTV, a, 3), -_half(delta_BKGT, a, 3))
+
+            def gradient(
+                block: Any, mask_BTS: Any = mask_BTS, key: Any = key, lse: Any = lse, given: Any = given
+            ) -> Any:
+                def sums(block: Any) -> Any:
+                    weights = _weights(block, lse, mask_BTS, softcap)
+                    return _summed(weights, block[2], inputs.rate, key), weights.sum(-1)
+
+                return jax.vjp(sums, block)[1](given)[0]
+
+            zeros = functools.partial(jax.tree.map, jnp.zeros_like)
+            dq_a, dk_b, dv_b, dbias_ab = jax.lax.cond(busy, gradient, zeros, block)
+            dq, dk, dv = (
+                _added(x, part, number, axis)
+                for x, part, number, axis in ((dq, dq_a, a, 3), (dk, dk_b, b, 2), (dv, dv_b, b, 2))
+            )
+            if dbias is not None:
+                rows = _added(_half(dbias, a, 3), dbias_ab, owner * HALVES + b, 4)
+                dbias = jax.lax.dynamic_update_slice_in_dim(dbias, rows, a * rows.shape[3], 3)
+        return (*_pass_on((k_BKSH, v_BKSV, dk, dv)), dq, dbias), None
+
+    wide = [jnp.zeros(x.shape, jnp.float32) for x in (inputs.k_BKSH, inputs.v_BKSV, inputs.q_BKGTH)]
+    bias = None if inputs.bias_BKGTS is None else jnp.zeros_like(inputs.bias_BKGTS)
+    start = inputs.k_BKSH, inputs.v_BKSV, *wide, bias
+    (_, _, dk, dv, dq, dbias), _ = jax.lax.scan(turn, start, jnp.arange(count))
+    dq, dk, dv = (g.astype(x.dtype) for g, x in zip((dq, dk, dv), inputs, strict=False))
+    return Inputs(dq, dk, dv, dbias)
+
+
+def _added(x: jax.Array, part: jax.Array, number: int | jax.Array, axis: int) -> jax.Array:
+    """Returns `x` with `part` added to its block `number` along `axis`."""
+    size = part.shape[axis]
+    there = jax.lax.dynamic_slice_in_dim(x, number * size, size, axis)
+    return jax.lax.dynamic_update_slice_in_dim(x, there + part, number * size, axis)

@@ -1,0 +1,113 @@
+"""Number formats of what training keeps: master copies of narrow parameters, narrow moments."""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+
+class Masters(NamedTuple):
+    """Attributes:
+    params: copies of the parameters, in which updates add up.
+    base: the state of the optimizer that steps them.
+    """
+
+    params: Any
+    base: Any
+
+
+def with_masters(base: optax.GradientTransformationExtraArgs, dtype: str) -> optax.GradientTransformationExtraArgs:
+    """Steps copies of the parameters in `dtype`, which see what is too small for the parameters' own (Micikevicius et
+    al. 2018, 3.1). The parameters after an update are `exact`, rounded."""
+
+    def init(params: Any) -> Masters:
+        copies = jax.tree.map(lambda x: jnp.array(x, dtype), params)
+        return Masters(copies, base.init(copies))
+
+    def update(grads: Any, state: Masters, params: Any, **extra: Any) -> tuple[Any, Masters]:
+        steps, inner = base.update(grads, state.base, state.params, **extra)
+        return steps, Masters(optax.apply_updates(state.params, steps), inner)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def exact(params: Any, opt_state: Any) -> Any:
+    """Returns the master copies of the parameters where the optimizer keeps some, and of the others what is given."""
+
+    def is_masters(part: Any) -> bool:
+        return isinstance(part, Masters)
+
+    def of(x: jax.Array, master: Any) -> jax.Array:
+        return x if isinstance(master, optax.MaskedNode) else master
+
+    found = [part for part in jax.tree.leaves(opt_state, is_leaf=is_masters) if is_masters(part)]
+    return jax.tree.map(of, params, found[0].params) if found else params
+
+
+class Kept(NamedTuple):
+    """Attributes:
+    step: updates made.
+    base: the state of the optimizer, its arrays in bfloat16.
+    """
+
+    step: jax.Array
+    base: Any
+
+
+def kept_in_bfloat16(base: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Keeps the moments of `base` in bfloat16 between updates, which are computed in float32.
+
+    They are rounded at random: nearest rounding would lose all changes of less than 1/512, so that with beta2 = 0.999 a
+    second moment that is large once would stay so.
+    """
+
+    def narrow(step: jax.Array, state: Any) -> Any:
+        def of(number: int, x: jax.Array) -> jax.Array:
+            seed = step.astype(jnp.uint32) * len(leaves) + number
+            return rounded_at_random(x, seed) if x.ndim and x.dtype == jnp.float32 else x
+
+        leaves, tree = jax.tree.flatten(state)
+        return jax.tree.unflatten(tree, [of(number, x) for number, x in enumerate(leaves)])
+
+    def init(params: Any) -> Kept:
+        step = jnp.zeros((), jnp.int32)
+        return Kept(step, narrow(step, base.init(params)))
+
+    def update(grads: Any, state: Kept, params: Any = None) -> tuple[Any, Kept]:
+        wide = jax.tree.map(lambda x: x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x, state.base)
+        direction, inner = base.update(grads, wide, params)
+        step = state.step + 1
+        return direction, Kept(step, narrow(step, inner))
+
+    return optax.GradientTransformation(init, update)
+
+
+def rounded_at_random(x: jax.Array, seed: jax.Array) -> jax.Array:
+    """Returns float32 `x` in bfloat16: one of the two nearest, whose mean is x (Gupta et al. 2015, section 2).
+
+    Args:
+      x: an array; the draw of each number depends on its place alone, on any devices.
+      seed: uint32, of the draws.
+    """
+    places = [jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis) for axis in range(x.ndim)]
+    place = sum(place * np.uint32(stride) for place, stride in zip(places, _strides(x.shape), strict=True))
+    noise = mixed(place + mixed(seed)) >> 16
+    bits = jax.lax.bitcast_convert_type(x, jnp.uint32) + noise  # bfloat16 is the upper half of float32
+    return jax.lax.bitcast_convert_type((bits >> 16).astype(jnp.uint16), jnp.bfloat16)
+
+
+def mixed(x: jax.Array) -> jax.Array:
+    """Returns uint32 whose every bit depends on every bit of `x`, one to one (the end of Appleby's MurmurHash3).
+
+    Few operations, place by place, which the compiler puts into the update's own loop: no array of random numbers.
+    """
+    x = (x ^ (x >> 16)) * np.uint32(0x85EBCA6B)
+    x = (x ^ (x >> 13)) * np.uint32(0xC2B2AE35)
+    return x ^ (x >> 16)
+
+
+def _strides(shape: tuple[int, ...]) -> list[int]:
+    return [math.prod(shape[axis + 1 :]) % 2**32 for axis in range(len(shape))]
