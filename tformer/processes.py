@@ -33,7 +33,7 @@ def join(coordinator: str, num_processes: int | None, process_id: int | None, pr
 
     Args:
       coordinator: host:port, on the host of process 0; or `AUTO`: all three are what jax finds in the environment that
-        SLURM, Open MPI, Cloud TPU or Kubernetes make.
+        SLURM, Open MPI, Cloud TPU or Kubernetes (with the package `kubernetes`) make.
       num_processes: of the run.
       process_id: of this one, from 0.
       preemptible: whether SIGTERM is a notice to all of them, that `stopping.Stops` answers; else it ends the process.
