@@ -25,6 +25,7 @@ MESHES = {
     'data': config.Mesh(data=2, expert=4),
     'fsdp and tensor': config.Mesh(data=1, expert=2, fsdp=2, tensor=2),
     'context': config.Mesh(data=2, expert=2, context=2),
+    'kernels and rows alike': config.Mesh(data=2, expert=2, fsdp=2, overrides=('mlp=fsdp',)),
 }
 LAYER = resolve_model(Model(emb_dim=D, mlp_dim=F, num_experts=E, mlp_bias=True, activation='swiglu'))
 
@@ -82,7 +83,7 @@ def assert_same(actual, expected):
         assert relative(actual[name], expected[name]) < 1e-6, name
 
 
-@pytest.mark.parametrize(('mesh', 'choices'), [('data', 1), ('data', 2), ('fsdp and tensor', 2), ('context', 2)])
+@pytest.mark.parametrize(('mesh', 'choices'), [('data', 1), *((mesh, 2) for mesh in MESHES)])
 @pytest.mark.parametrize('dispatch', ['dropless', 'capacity'])
 def test_a_layer_over_devices_equals_one_device(dispatch, mesh, choices):
     """Where places suffice for every choice. Rows and tokens that the mesh does not divide are filled up."""

@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec
 from tformer.sharding import ROWS
 
 EXPERT = 'expert'  # the mesh's axis between whose devices tokens travel
+TOKENS = {*ROWS, 'context'}  # the mesh's axes that split tokens
 
 
 class Tokens(NamedTuple):
@@ -94,8 +95,8 @@ def gathered(tokens: Tokens, planner: Planner, num_experts: int, feed: Feed) -> 
 # ------------------------------------------------------------------------------------------------ the mesh
 def split_over(name: str, size: int) -> tuple[str, ...]:
     """Returns the axes of the ambient mesh that split a parameter's axis of this logical name; () where none does."""
-    axes = next(iter(nn.logical_to_mesh_axes((name,)) or ()), None) or ()
-    axes = (axes,) if isinstance(axes, str) else axes
+    (axes,) = nn.logical_to_mesh_axes((name,)) or (None,)
+    axes = (axes,) if isinstance(axes, str) else axes or ()
     ways = math.prod(jax.sharding.get_abstract_mesh().shape.get(axis, 1) for axis in axes)
     return axes if ways > 1 and size % ways == 0 else ()
 
@@ -112,6 +113,8 @@ def over_devices(function: Callable[..., jax.Array], kernels: Kernels, tokens: T
     """
     mesh = jax.sharding.get_abstract_mesh()
     columns = split_over('mlp', kernels['out'][0].shape[1])
+    if not TOKENS.isdisjoint(columns):  # what differs in tokens cannot be summed
+        columns = ()
     wide = (PartitionSpec(EXPERT, None, columns), PartitionSpec(EXPERT, columns))  # kernel_EDF, bias_EF
     narrow = (PartitionSpec(EXPERT, columns), PartitionSpec(EXPERT))  # kernel_EFD, bias_ED
     placed = PartitionSpec(ROWS, 'context')
