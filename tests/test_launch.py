@@ -345,9 +345,14 @@ class Local:
 
     def end(self) -> tuple[int, str, str]:
         """Returns (exit code, standard output, standard error), and sees that none is left."""
-        out, err = self._ran.communicate(timeout=30)
-        for pid in self.pids():
-            assert not alive(pid)
+        try:
+            out, err = self._ran.communicate(timeout=30)
+        finally:
+            self._ran.kill()
+            left = [pid for pid in self.pids() if alive(pid)]
+            for pid in left:
+                os.kill(pid, signal.SIGKILL)
+        assert left == []
         return self._ran.returncode, out, err
 
 

@@ -69,9 +69,11 @@ class Launched:
     def until(self, workdir: pathlib.Path, step: int) -> None:
         """Waits until a step is saved; notes who runs."""
         end = time.monotonic() + 200
-        while max(checkpoint.steps(workdir), default=0) < step:
-            assert time.monotonic() < end and self.process.poll() is None, self.out + self.err
+        while max(checkpoint.steps(workdir), default=0) < step and self.process.poll() is None:
+            if time.monotonic() > end:
+                self.process.kill()  # and those that it started
             time.sleep(0.01)
+        assert self.process.poll() is None, self.out + self.err
         children = pathlib.Path(f'/proc/{self.process.pid}/task/{self.process.pid}/children').read_text()
         self.pids = [int(pid) for pid in children.split()]
 
@@ -193,10 +195,9 @@ def test_a_mistake_is_told_once_and_an_exception_ends_all(tmp_path: pathlib.Path
     faulty = [*flags(tmp_path, 'run'), f'--config={tmp_path}/faulty.py:smoke']
     launched = Launched(tmp_path, 2, *faulty)
     began = time.monotonic()
-    while 'ZeroDivisionError' not in launched.err:
-        assert time.monotonic() - began < 200 and launched.process.poll() is None, launched.err
+    while 'ZeroDivisionError' not in launched.err and time.monotonic() - began < 200:
         time.sleep(0.05)
-    assert launched.end(60) == 1
+    assert launched.end(60) == 1, launched.err
     assert launched.err.splitlines()[-2:] == [
         '[1] ZeroDivisionError: division by zero',
         'launch/local: process 1 of 2 was the first to fail: exit code 1',
