@@ -40,7 +40,8 @@ def pipelined(
     """Returns x_BTD after all layers, on every stage; under a mesh (`jax.set_mesh`) with the axis `pipeline`.
 
     Row i is in part i % parts, so that devices which split the rows keep them. Layers stay stored in order: where
-    rounds > 1, each call sends every layer to the stage that computes it.
+    rounds > 1, each call sends every layer to the stage that computes it. A weight's gradient is summed over the parts
+    in the weight's own dtype.
 
     Args:
       layer: (a layer's own of `each`, x of a part, `side` of it, the part's number) -> x after it.
