@@ -110,8 +110,19 @@ def relative(found, expected):
     return np.linalg.norm(a - b) / np.linalg.norm(b)
 
 
-@pytest.mark.parametrize('name', MESHES)
-@pytest.mark.parametrize('family', FAMILIES)
+QUICK = {  # each strategy once, each family; the others are proofs that take minutes
+    *(('encoder', name) for name in ('data', 'fsdp', 'tensor', 'sequence', 'context')),
+    *(('decoder', name) for name in ('replicated', 'fsdp x tensor', 'context x sequence')),
+    *(('encoder_decoder', name) for name in ('fsdp x context', 'fsdp x sequence')),
+}
+EVERY = [
+    pytest.param(family, name, marks=() if (family, name) in QUICK else pytest.mark.slow)
+    for family in FAMILIES
+    for name in MESHES
+]
+
+
+@pytest.mark.parametrize('family, name', EVERY)
 def test_eight_devices_train_as_one(family, name):
     losses, gradients, params, _ = trained(family, 'one')
     other_losses, other_gradients, other_params, _ = trained(family, name)
@@ -144,12 +155,13 @@ def expected_traffic(name, num_params):
     them up (`PROJECTIONS`), and writes a reduce-scatter as an all-reduce.
     """
     PROJECTIONS = 4  # query, key, value, mlp in
-    if name == 'data':  # gradients
-        return {('all-reduce', 'data'): summed(8, num_params)}
+    gradients = num_params + V * D  # the table's twice: as it is looked up, and as it makes logits
+    if name == 'data':
+        return {('all-reduce', 'data'): summed(8, gradients)}
     if name == 'fsdp':  # each kernel forward and backward, the tables and the biases that are added to the stream once
         return {
             ('all-gather', 'fsdp'): gathered(8, 2 * L * KERNELS + V * D + LONGEST * D + L * D),
-            ('all-reduce', 'fsdp'): summed(8, num_params),
+            ('all-reduce', 'fsdp'): summed(8, gradients),
         }
     per_token = 3 * ROWS * T  # of the softmax over the vocabulary: largest, sum, the target's logit
     likeliest = 2 * 8 * ROWS * T  # and which is the largest: value and number of each device's own
@@ -168,7 +180,7 @@ def expected_traffic(name, num_params):
     assert name == 'context'  # keys and values forward; them and their gradients backward
     return {
         ('collective-permute', 'context'): 6 * L * ROWS * N * T * H * FLOAT,
-        ('all-reduce', 'context'): summed(8, num_params),
+        ('all-reduce', 'context'): summed(8, gradients),
     }
 
 
@@ -197,13 +209,12 @@ EXPECTED = {  # strategy -> the collectives that it is made of
 }
 
 
-@pytest.mark.parametrize('name', EXPECTED)
-@pytest.mark.parametrize('family', FAMILIES)
+@pytest.mark.parametrize('family, name', [param for param in EVERY if param.values[1] in EXPECTED])
 def test_a_strategy_is_made_of_its_collectives(family, name):
     text = trained(family, name)[3]
     found = {(row.kind, '+'.join(row.axes)) for row in hlo.collectives(text, sharding.make_mesh(MESHES[name]))}
     assert found >= EXPECTED[name]
-    if name in ('data', 'replicated'):
+    if name == 'data':
         assert {kind for kind, _ in found} == {'all-reduce'}
 
 
@@ -214,7 +225,7 @@ def largest_gather(text):
     return max(hlo.num_bytes(i.shape) / FLOAT for i in reached)
 
 
-@pytest.mark.parametrize('family', FAMILIES)
+@pytest.mark.parametrize('family', ['encoder', *(pytest.param(f, marks=pytest.mark.slow) for f in list(FAMILIES)[1:])])
 def test_fsdp_gathers_one_layer_at_a_time(family):
     largest = max(LONGEST * D, V * D, D * F, D * N * H)  # a table, or one kernel of one layer
     assert largest_gather(trained(family, 'fsdp')[3]) <= largest
@@ -275,7 +286,7 @@ def test_the_ring_is_the_reference_with_all_its_gradients(queries, keys):
         for part in (0, 1):
             assert relative(found[part], wanted[part]) < 1e-6
         for name in inputs:
-            assert relative(found[0][name], wanted[0][name]) < 2e-6, name
+            assert relative(found[0][name], wanted[0][name]) < 1e-5, name
 
 
 def test_a_zigzag_gives_every_device_as_many_blocks():
@@ -314,11 +325,11 @@ def test_dropout_in_the_ring_is_one_draw_forward_and_backward():
 
     with sharding.placed(sharding.make_mesh(mesh), mesh):
         pull = jax.jit(lambda v, key: (out(v, key), jax.grad(lambda v: (out(v, key) * cotangent).sum())(v)))
-        draws = [jax.device_get(pull(inputs['v'], key)) for key in jax.random.split(jax.random.key(1), 200)]
+        draws = [jax.device_get(pull(inputs['v'], key)) for key in jax.random.split(jax.random.key(1), 100)]
         whole = jax.device_get(jax.jit(functools.partial(out, rate=None))(inputs['v'], None))
     for value, gradient in draws[:3]:
-        assert (value * cotangent).sum() == pytest.approx((inputs['v'] * gradient).sum(), rel=1e-4)
-    assert np.array_equal(draws[0][0], jax.device_get(draws[0][0])) and not np.array_equal(draws[0][0], draws[1][0])
+        assert float((value * cotangent).sum()) == pytest.approx(float((inputs['v'] * gradient).sum()), rel=1e-4)
+    assert not np.array_equal(draws[0][0], draws[1][0])
     assert np.abs(np.mean([value for value, _ in draws], 0) - whole).mean() < 0.1
 
 
@@ -360,8 +371,8 @@ def test_one_axis_crosses_slices_and_no_other():
 
 
 @pytest.mark.parametrize('override, message', [
-    ('mpl=tensor', "no logical name 'mpl', did you mean mlp"),
-    ('mlp=tenser', "no axis 'tenser', did you mean tensor"),
+    ('mpl=tensor', "no logical name 'mpl'; did you mean 'mlp'"),
+    ('mlp=tenser', "no axis 'tenser'; did you mean 'tensor'"),
     ('mlp', "no logical name 'mlp'"),
 ])  # fmt: skip
 def test_an_override_that_names_nothing_is_refused(override, message):
