@@ -13,7 +13,7 @@ import pytest
 from flax import linen as nn
 from test_train_step import ROWS, T, Trainer, make_batch, make_config, relative
 
-from tformer import config, sharding
+from tformer import config, hlo, sharding
 from tformer.config import Model, resolve_model
 from tformer.errors import UserError
 from tformer.layers import moe
@@ -92,6 +92,20 @@ def test_a_layer_over_devices_equals_one_device(dispatch, mesh, choices):
     actual = over(MESHES[mesh], cfg, *tokens(*size))
     assert_same(actual, expected(choices, *size))
     assert all(np.any(leaf) for leaf in jax.tree.leaves(actual))
+
+
+def test_without_drops_tokens_stay_where_they_are_if_every_device_has_all_experts():
+    sizes, cfg = config.Mesh(data=2, fsdp=2, tensor=2), layer(expert_dispatch='dropless', experts_per_token=2)
+    assert_same(over(sizes, cfg, *tokens()), expected(2))
+    mesh, rules = sharding.make_mesh(sizes), sharding.make_rules(sizes)
+    with sharding.placed(mesh, sizes):
+        params = jax.device_put(sharding.unboxed(boxed()), sharding.tree_shardings(boxed(), mesh, rules))
+        rows = jax.device_put(tokens(), sharding.batch_sharding(mesh))
+        forward = jax.jit(lambda *arguments: Moe(cfg, 'decoder').apply({'params': arguments[0]}, *arguments[1:]))
+        text = forward.lower(params, *rows).compile().as_text()
+    sent = {(row.kind, row.axes): row.bytes for row in hlo.collectives(text, mesh)}
+    assert sent.pop(('all-gather', ('fsdp',))) and sent.pop(('all-reduce', ('tensor',)))  # kernels; sums of columns
+    assert sum(sent.values()) <= 2 * D * E * 4  # nothing but the router's kernel
 
 
 @pytest.mark.parametrize('mesh', ['data', 'context'])

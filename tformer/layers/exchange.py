@@ -101,6 +101,11 @@ def split_over(name: str, size: int) -> tuple[str, ...]:
     return axes if ways > 1 and size % ways == 0 else ()
 
 
+def tokens_are_split() -> bool:
+    """Returns whether devices of the ambient mesh have tokens of their own."""
+    return any(jax.sharding.get_abstract_mesh().shape.get(axis, 1) > 1 for axis in TOKENS)
+
+
 def over_devices(function: Callable[..., jax.Array], kernels: Kernels, tokens: Tokens, noise: Noise) -> jax.Array:
     """Returns y_BTD = function(kernels, tokens, noise, columns), each device with its part of the experts and tokens.
 

@@ -6,6 +6,7 @@ experts compute, C places of each expert.
 
 import functools
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -227,8 +228,8 @@ class Moe(nn.Module):
         if cfg.router_z_weight:
             self.sow('losses', 'router_z', cfg.router_z_weight * router_z_loss(logits_BTE, real_BT))
 
-        plan, between_devices = choose(DISPATCHES, cfg.expert_dispatch, 'model.expert_dispatch')
-        planner = functools.partial(plan, factor=cfg.expert_capacity)
+        dispatch = choose(DISPATCHES, cfg.expert_dispatch, 'model.expert_dispatch')
+        planner = functools.partial(dispatch.planner, factor=cfg.expert_capacity)
         activation = choose(ACTIVATIONS, cfg.activation, 'model.activation')[1]
 
         def mixed(way: Way, kernels: Kernels, tokens: Tokens, noise: Noise, columns: tuple[str, ...] = ()) -> jax.Array:
@@ -240,8 +241,13 @@ class Moe(nn.Module):
         if self.has_rng('dropout') and dropout_rate is not None:
             noise = dropout_rate, self.make_rng('dropout')
         arguments = self.kernels(), Tokens(x_BTD.astype(cfg.dtype), weight_BTJ, expert_BTJ, real_BT), noise
-        if exchange.split_over('experts', E) == (EXPERT,):
-            return exchange.over_devices(functools.partial(mixed, between_devices), *arguments)
+        split, way = exchange.split_over('experts', E), None
+        if split == (EXPERT,):
+            way = dispatch.between
+        elif not split and exchange.tokens_are_split():
+            way = dispatch.apart
+        if way is not None:
+            return exchange.over_devices(functools.partial(mixed, way), *arguments)
         return mixed(exchange.alone, *arguments)
 
     def kernels(self) -> Kernels:
@@ -259,7 +265,21 @@ class Moe(nn.Module):
         return jax.tree.map(lambda x: x.astype(cfg.dtype), found)
 
 
-DISPATCHES: dict[str, tuple[Planner, Way]] = {  # who goes to which place; how, where devices share the experts
-    'dropless': (dropless, exchange.gathered),
-    'capacity': (capacity, exchange.grouped),
+class Dispatch(NamedTuple):
+    """How tokens find places at their experts.
+
+    Attributes:
+      planner: gives the places.
+      between: the way of devices that share the experts.
+      apart: that of devices which have all experts and their own tokens; None: one plan for all, left to XLA.
+    """
+
+    planner: Planner
+    between: Way
+    apart: Way | None
+
+
+DISPATCHES = {
+    'dropless': Dispatch(dropless, exchange.gathered, exchange.alone),  # a token's place is nobody else's concern
+    'capacity': Dispatch(capacity, exchange.grouped, None),
 }
