@@ -56,7 +56,7 @@ class Data:
     bidirectional_prefix: bool = True  # decoder: what is given to write from is seen whole (Raffel et al. 2020, 3.2.1)
     question_length: int = 64  # question_answering: longest question, in tokens
     stride: int = 128  # question_answering: tokens between the windows of a long context (Devlin et al. 2019)
-    row_multiple: int | None = None  # that batch_tokens rounds to; None: microbatches times devices that share rows
+    row_multiple: int | None = None  # that batch_tokens rounds to; None: parts of a batch times the ways it is split
     prefetch: int = 8  # batches made ahead of the device
     num_threads: int = 1  # that make batches, in each process
     num_workers: int = 0  # processes that make batches; 0: this one
