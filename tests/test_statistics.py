@@ -1,0 +1,464 @@
+"""Statistics are SciPy's and the books', lie at their stated rates on simulated runs, and say what they leave out."""
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+from sacrebleu.metrics import BLEU
+from scipy import stats
+
+from tformer.errors import UserError
+from tformer.lab import curves, noise, power, resampling, statistics
+from tformer.lab.statistics import compare
+
+
+@pytest.fixture(autouse=True)
+def warnings_are_errors():
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        yield
+
+
+def runs(values, first=0):
+    return {first + i: value for i, value in enumerate(values)}
+
+
+def normal(seed, *shape):
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+# -------------------------------------------------------------------------------------------------- by hand
+def test_pairs_by_hand():
+    """Differences -0.1, -0.2, -0.3: sd 0.1, error 0.1 / sqrt 3, t^2 = 12; of two degrees p = 1 - t / sqrt(t^2 + 2).
+
+    t at 0.975 is 4.302653, Hedges' factor Gamma(1) / Gamma(1/2) = 1 / sqrt pi.
+    """
+    found = compare({'a': 3.0, 'b': 3.2, 'c': 3.1}, {'c': 3.4, 'a': 3.1, 'b': 3.4}, resamples=99)
+    assert (found.test, found.n, found.n_baseline, found.failed, found.unmatched) == ('paired t', 3, 3, 0, 0)
+    assert found.difference == pytest.approx(-0.2)
+    assert found.sd == pytest.approx(0.1)
+    assert found.p == pytest.approx(1 - math.sqrt(12 / 14))
+    assert found.interval == pytest.approx((-0.2 - 0.2484138, -0.2 + 0.2484138))
+    assert found.effect == pytest.approx(-2 / math.sqrt(math.pi))
+    assert found.bootstrap is None
+    assert compare([3.0, 3.2, 3.1], np.array([3.1, 3.4, 3.4])) == found
+
+
+def test_other_seeds_by_hand():
+    """Variances 1 and 4: error^2 = 5/3, df = (5/3)^2 / ((1/3)^2 / 2 + (4/3)^2 / 2) = 50/17, pooled sd sqrt 2.5.
+
+    Hedges' factor of four degrees is Gamma(2) / (sqrt 2 Gamma(3/2)) = sqrt(2 / pi).
+    """
+    found = compare(runs([1, 2, 3]), runs([2, 4, 6], first=10))
+    assert (found.test, found.n, found.n_baseline, found.unmatched) == ('Welch t', 3, 3, 0)
+    assert (found.difference, found.sd) == pytest.approx((-2, math.sqrt(5)))
+    half = stats.t.ppf(0.975, 50 / 17) * math.sqrt(5 / 3)
+    assert found.interval == pytest.approx((-2 - half, -2 + half))
+    assert found.effect == pytest.approx(-2 / math.sqrt(2.5) * math.sqrt(2 / math.pi))
+
+
+def test_one_run_by_hand():
+    """5 against 1, 2, 3: t^2 = 9 / (1 + 1/3), two degrees. On either side, with or without its seed in common."""
+    p = 1 - math.sqrt(6.75 / 8.75)
+    for seed in (0, 7):
+        found = compare({seed: 5}, runs([1, 2, 3]))
+        assert (found.test, found.n, found.n_baseline, found.unmatched) == ('one-run t', 1, 3, 0)
+        assert (found.difference, found.sd, found.p) == pytest.approx((3, math.sqrt(2), p))
+        half = 4.30265273 * math.sqrt(4 / 3)
+        assert found.interval == pytest.approx((3 - half, 3 + half))
+        other = compare(runs([1, 2, 3]), {seed: 5})
+        assert (other.n, other.n_baseline, other.difference, other.p) == (3, 1, -3, pytest.approx(p))
+
+
+def test_holm_by_hand():
+    """Sorted 0.005 0.01 0.03 0.04 times 4 3 2 1 = 0.02 0.03 0.06 0.04; the last is raised to 0.06."""
+    assert statistics.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert statistics.holm([0.9, 0.8]) == pytest.approx([1, 1])
+    assert statistics.holm([0.2]) == pytest.approx([0.2])
+    assert statistics.holm([]).shape == (0,)
+    assert statistics.holm([math.nan, 0.01, 0.02]) == pytest.approx([math.nan, 0.03, 0.04], nan_ok=True)
+
+
+def test_noise_floor_by_hand():
+    """Of 1, 2, 3, 4: sd^2 = 5/3; chi-square of 3 degrees at 0.025 and 0.975: 0.2157953, 9.348404; t is 3.182446."""
+    floor = noise.noise_floor([1, 2, math.nan, 3, 4])
+    assert (floor.n, floor.failed, floor.mean) == (4, 1, 2.5)
+    assert floor.sd == pytest.approx(math.sqrt(5 / 3))
+    assert floor.sd_interval == pytest.approx((math.sqrt(5 / 9.348404), math.sqrt(5 / 0.2157953)))
+    half = 3.182446 * math.sqrt(5 / 12)
+    assert floor.interval == pytest.approx((2.5 - half, 2.5 + half))
+    assert floor.detectable == pytest.approx(floor.sd * power.detectable_effect(4, paired=False))
+    assert noise.noise_floor([1, 2, 3, 4], seeds=64).detectable == pytest.approx(floor.sd * 0.5, rel=0.01)
+    alone = noise.noise_floor({3: 7.0, 4: None})
+    assert (alone.n, alone.failed, alone.mean, alone.sd_interval) == (1, 1, 7.0, None)
+    assert math.isnan(alone.sd)
+    assert noise.noise_floor({}).n == 0
+
+
+# ---------------------------------------------------------------------------------------------- as SciPy's are
+@pytest.mark.parametrize('n', [2, 3, 10, 40])
+def test_t_tests_are_scipys(n):
+    a, b = normal(n, 2, n) * [[1.0], [3.0]] + [[0.7], [0.0]]
+    found, expected = compare(a, b, alpha=0.1, resamples=0), stats.ttest_rel(a, b)
+    assert (found.p, found.interval) == (
+        pytest.approx(expected.pvalue),
+        pytest.approx(tuple(expected.confidence_interval(0.9))),
+    )
+    found, expected = compare(runs(a), runs(b[:-1], 100), 0.1, 0), stats.ttest_ind(a, b[:-1], equal_var=n == 2)
+    assert (found.p, found.interval) == (
+        pytest.approx(expected.pvalue),
+        pytest.approx(tuple(expected.confidence_interval(0.9))),
+    )
+    assert found.test == ('one-run t' if n == 2 else 'Welch t')
+
+
+def test_bootstrap_is_close_to_scipys_for_many_runs():
+    a, b = np.random.default_rng(0).gamma(2.0, size=(2, 300))
+    for found, groups in (
+        (compare(a, b), (a - b,)),
+        (compare(runs(a), runs(b, 1000)), (a, b)),
+    ):
+        expected = stats.bootstrap(
+            groups,
+            lambda *g, axis=-1: g[0].mean(axis) - sum(each.mean(axis) for each in g[1:]),
+            method='BCa',
+            vectorized=True,
+            rng=np.random.default_rng(1),
+        ).confidence_interval
+        width = expected.high - expected.low
+        assert found.bootstrap == pytest.approx((expected.low, expected.high), abs=0.04 * width)
+        assert found.bootstrap != found.interval
+
+
+def test_bootstrap_is_seeded_and_none_for_few():
+    a, b = normal(3, 2, 6)
+    assert compare(a, b) == compare(a, b) != compare(a, b, seed=1)
+    for n, paired, other in ((2, False, False), (3, False, True), (4, True, True)):
+        assert (compare(a[:n], b[:n]).bootstrap is not None) == paired
+        assert (compare(runs(a[:n]), runs(b[:n], 10)).bootstrap is not None) == other
+    few = compare([0.0, 0, 0, 1], [0.0, 0, 0, 0]).bootstrap  # most resamples have three zeros or four
+    assert few[0] < 0.25 < few[1] or math.isinf(few[1])
+
+
+def test_sign_flip():
+    """Of 1, 2, 3 no sum is as far as 6 but -6; of 1, -2, 3 so are those of |s| >= 2: all but +-0 of 1 2 -3."""
+    assert resampling.sign_flip([1, 2, 3]) == 2 / 8
+    assert resampling.sign_flip([1, -2, 3]) == 6 / 8
+    differences = normal(5, 12) + 0.5
+    expected = stats.permutation_test(
+        (differences, np.zeros(12)), lambda x, y: np.mean(x - y), permutation_type='samples', n_resamples=np.inf
+    )
+    assert resampling.sign_flip(differences) == pytest.approx(expected.pvalue)
+    many = normal(6, 30) + 0.3
+    assert resampling.sign_flip(many) == pytest.approx(stats.ttest_1samp(many, 0).pvalue, abs=0.02)
+    assert resampling.sign_flip(many + 10) == 1 / 10_000
+
+
+# ------------------------------------------------------------------------------------------------------- power
+@pytest.mark.parametrize(
+    ('effect', 'paired', 'alpha', 'chance', 'n'),
+    [
+        (0.5, False, 0.05, 0.8, 64),  # Cohen 1988, table 2.4.1
+        (0.8, False, 0.05, 0.8, 26),
+        (1.0, False, 0.05, 0.8, 17),
+        (0.5, False, 0.05, 0.9, 86),  # 85 there, by his approximation
+        (0.5, False, 0.01, 0.8, 96),
+        (0.5, True, 0.05, 0.8, 34),
+        (0.2, True, 0.05, 0.8, 199),
+        (0.8, True, 0.05, 0.8, 15),
+    ],
+)
+def test_seeds_needed_are_the_tables(effect, paired, alpha, chance, n):
+    assert power.seeds_needed(effect, paired, alpha, chance) == n
+    assert power.seeds_needed(-effect, paired, alpha, chance) == n
+    assert power.power(effect, n - 1, paired, alpha) < chance <= power.power(effect, n, paired, alpha)
+    assert power.detectable_effect(n, paired, alpha, chance) == pytest.approx(effect, rel=0.04)
+
+
+def test_power_at_its_ends():
+    assert power.power(0, 5) == pytest.approx(0.05)
+    assert power.power(0, 5, paired=False, alpha=0.2) == pytest.approx(0.2)
+    assert power.seeds_needed(math.inf) == power.seeds_needed(100) == 2
+    assert power.seeds_needed(0) is power.seeds_needed(math.nan) is power.seeds_needed(0.001) is None
+    assert power.detectable_effect(1) == math.inf
+    assert power.power(power.detectable_effect(2), 2) == pytest.approx(0.8)
+
+
+def test_power_is_what_simulated_runs_show():
+    for n, effect, paired in ((3, 2.5, True), (5, 2.0, False)):
+        a, b = normal(n, 2, n, 20_000)
+        test = stats.ttest_1samp(a + effect, 0) if paired else stats.ttest_ind(a + effect, b)
+        assert np.mean(test.pvalue <= 0.05) == pytest.approx(power.power(effect, n, paired), abs=0.014)
+
+
+# ---------------------------------------------------------------------------------------- what was left out
+def test_failed_runs_are_left_out_with_their_partners_and_counted():
+    arm = {0: 1.0, 1: math.nan, 2: 2.0, 3: 4.0, 9: 7.0}
+    baseline = {0: 0.5, 1: 3.0, 2: None, 3: 1.0, 4: math.inf, 5: 8.0}
+    found = compare(arm, baseline)
+    assert (found.test, found.n, found.failed, found.unmatched) == ('paired t', 2, 3, 4)  # 2, 9 and 1, 5
+    assert found.n + found.n_baseline + found.failed + found.unmatched == len(arm) + len(baseline)
+    kept = compare({0: 1.0, 3: 4.0}, {0: 0.5, 3: 1.0})
+    assert (found.difference, found.p, found.interval) == (kept.difference, kept.p, kept.interval)
+    none = compare({0: math.nan, 1: None}, {0: 1.0, 1: 2.0})
+    assert (none.test, none.n, none.n_baseline, none.failed, none.interval) == ('none', 0, 2, 2, None)
+    assert math.isnan(none.p) and math.isnan(none.difference)
+
+
+def test_no_noise_is_no_verdict():
+    """Two equal differences out of a coarse metric are no proof, though a t test says p = 0."""
+    same = compare([0.7, 0.8], [0.7, 0.8])
+    assert (same.p, same.interval, same.difference) == (1, (0, 0), 0)
+    for arm, baseline in (([0.7, 0.8], [0.5, 0.6]), ([0.3], [0.2]), (np.float32([0.9, 0.1]), np.float32([0.8, 0.0]))):
+        found = compare(arm, baseline)
+        assert math.isnan(found.p) and found.interval is None and found.bootstrap is None
+        assert found.difference == pytest.approx(arm[0] - baseline[0])
+        assert statistics.label(found.difference, found.p, lower_is_better=True) == 'noise unknown'
+    assert compare([0.7, 0.8001], [0.5, 0.6]).p < 0.001
+
+
+def test_which_runs_are_pairs_must_be_said():
+    for arm, baseline in (([1, 2], [1, 2, 3]), ([1, 2], {0: 1, 1: 2}), ({0: 1, 1: 2}, np.ones(2))):
+        with pytest.raises(UserError, match='must be'):
+            compare(arm, baseline)
+
+
+# --------------------------------------------------------------------------------------------------- the rates
+def near_rate(hits, rate, sides=4):
+    """Whether the share of hits is within so many standard errors of the rate."""
+    return abs(np.mean(hits) - rate) <= sides * math.sqrt(rate * (1 - rate) / len(hits))
+
+
+@pytest.mark.parametrize('n', [3, 5, 10])
+def test_equal_arms_are_called_different_at_the_stated_rate(n):
+    """Pairs share half their variance. Welch's test of few, equally noisy runs is known to be on the safe side."""
+    repeats = 3000
+    seeds = normal(n, repeats, n)
+    a, b = normal(n + 100, 2, repeats, n) + seeds
+    for which, baseline_seed, size in (('paired t', 0, n), ('Welch t', 50, n), ('one-run t', 50, 1)):
+        called, covered = [], []
+        for x, y in zip(a, b, strict=True):
+            found = compare(runs(x[:size]), runs(y if baseline_seed == 0 else y - seeds.mean(), baseline_seed), 0.05, 0)
+            assert found.test == which
+            called.append(statistics.label(found.difference, found.p, True) in ('better', 'worse'))
+            covered.append(found.interval[0] <= 0 <= found.interval[1])
+        assert called == [not inside for inside in covered]
+        low = 0.03 if which == 'Welch t' else 0.05
+        assert near_rate(called, 0.05) or low <= np.mean(called) <= 0.05, which
+
+
+@pytest.mark.parametrize('n', [3, 5, 10])
+def test_families_of_equal_arms_hold_a_false_alarm_at_the_stated_rate(n):
+    repeats, arms = 800, 6
+    values = normal(n, repeats, arms + 1, n) + normal(n + 1, repeats, 1, n)
+    false, single = [], []
+    for family in values:
+        rows = statistics.summary({str(i): runs(v) for i, v in enumerate(family)}, '0', True, resamples=0)
+        false.append(any(row.label in ('better', 'worse') for row in rows))
+        single.append(any(row.comparison.p <= 0.05 for row in rows[1:]))
+    assert 0.02 <= np.mean(false) <= 0.05 + 4 * math.sqrt(0.05 * 0.95 / repeats)
+    assert np.mean(single) > 0.12  # what the correction is for
+
+
+@pytest.mark.parametrize('n', [5, 10])
+def test_intervals_cover_the_truth(n):
+    """The bootstrap's of skewed runs too, where percentiles of means would fall to 0.8 and below."""
+    truth, repeats = 2.0, 600
+    covered = {'bootstrap': [], 'skewed': [], 'sd': [], 'mean': []}
+    skew = np.random.default_rng(n).gamma(1.0, size=(repeats, n)) - 1
+    for x, g in zip(normal(n, repeats, n), skew, strict=True):
+        floor = noise.noise_floor(3 * x + truth)
+        covered['sd'].append(floor.sd_interval[0] <= 3 <= floor.sd_interval[1])
+        covered['mean'].append(floor.interval[0] <= truth <= floor.interval[1])
+        for name, values in (('bootstrap', x), ('skewed', g)):
+            low, high = compare(values, np.zeros(n), 0.05, 799).bootstrap
+            covered[name].append(low <= 0 <= high)
+    assert near_rate(covered['sd'], 0.95) and near_rate(covered['mean'], 0.95)
+    assert 0.92 <= np.mean(covered['bootstrap']) <= 0.985
+    assert 0.89 <= np.mean(covered['skewed']) <= 0.985
+
+
+# ------------------------------------------------------------------------------------------------- the summary
+ARMS = {
+    'wide': runs([1.95, 2.03, 2.0, 1.98, math.nan]),
+    'base': runs([3.0, 3.1, 3.05, 3.02, 2.99]),
+    'same': runs([3.0, 3.09, 3.07, 3.01, 3.0]),
+    'worse': runs([4.0, 4.13, 4.02, 4.05, 3.96]),
+    'gone': runs([math.nan] * 5),
+    'once': {77: 3.02},
+}
+
+
+@pytest.mark.parametrize('lower', [True, False])
+def test_summary(lower):
+    rows = statistics.summary(ARMS, 'base', lower)
+    order = ['wide', 'same', 'once', 'worse']
+    means = {row.arm: row.runs.mean for row in rows}
+    assert means['once'] < means['same']
+    order = ['wide', 'once', 'same', 'worse']
+    assert [row.arm for row in rows] == ['base', *(order if lower else order[::-1]), 'gone']
+    by_name = {row.arm: row for row in rows}
+    labels = {'wide': 'better', 'worse': 'worse'} if lower else {'wide': 'worse', 'worse': 'better'}
+    labels |= {'base': 'baseline', 'same': 'within noise', 'once': 'within noise', 'gone': 'noise unknown'}
+    assert {name: row.label for name, row in by_name.items()} == labels
+    assert by_name['base'].comparison is None and by_name['base'].seeds is None
+    assert by_name['wide'].runs.failed == 1 and by_name['wide'].comparison.unmatched == 1
+    assert by_name['gone'].runs.failed == 5 and by_name['gone'].seeds is None
+    others = [row for row in rows if row.comparison]
+    adjusted = statistics.holm([row.comparison.p for row in others])
+    assert [row.p_holm for row in others] == pytest.approx(list(adjusted), nan_ok=True)
+    found = by_name['same'].comparison
+    assert found == compare(ARMS['same'], ARMS['base'])
+    assert by_name['same'].seeds == power.seeds_needed(found.difference / found.sd, True, 0.05 / 5) > 5
+    once = by_name['once'].comparison
+    sd = np.std(list(ARMS['base'].values()), ddof=1)
+    assert by_name['once'].seeds == power.seeds_needed(once.difference / sd, False, 0.05 / 5)
+    with pytest.raises(UserError, match="did you mean 'base'"):
+        statistics.summary(ARMS, 'bas', lower)
+    assert [row.arm for row in statistics.summary({'base': ARMS['base']}, 'base', lower)] == ['base']
+
+
+# ---------------------------------------------------------------------------------------------- generated text
+def bleu(totals):
+    """Papineni et al. 2002 of sacrebleu's statistics [..., 10]: lengths, then four matches, then four counts."""
+    precisions = totals[..., 2:6] / totals[..., 6:]
+    brevity = np.minimum(1, np.exp(1 - totals[..., 1] / totals[..., 0]))
+    return 100 * brevity * np.exp(np.log(precisions).mean(-1))
+
+
+def corpora(n=40):
+    rng = np.random.default_rng(0)
+    references = [rng.choice(list('abcdefgh'), rng.integers(8, 15)).tolist() for _ in range(n)]
+    change = lambda words, share: [w if rng.random() > share else 'z' for w in words]  # noqa: E731
+    return [[' '.join(change(words, share)) for words in references] for share in (0.15, 0.2, 0.0)]
+
+
+def test_corpus_bootstrap_is_that_of_the_examples_drawn_again():
+    arm, baseline, references = corpora()
+    scorer = BLEU(tokenize='none', smooth_method='none')
+    stats_of = [np.array(scorer._extract_corpus_statistics(said, [references])) for said in (arm, baseline)]
+    found = resampling.compare_corpora(*stats_of, bleu, resamples=50, seed=3)
+    assert found.arm == pytest.approx(scorer.corpus_score(arm, [references]).score)
+    assert found.baseline == pytest.approx(scorer.corpus_score(baseline, [references]).score)
+    assert found.difference == pytest.approx(found.arm - found.baseline)
+
+    drawn = np.random.default_rng(3).multinomial(len(arm), np.full(len(arm), 1 / len(arm)), size=50)
+    differences = []
+    for counts in drawn:
+        again = [np.repeat(texts, counts).tolist() for texts in (arm, baseline, references)]
+        scores = [scorer.corpus_score(said, [again[2]]).score for said in again[:2]]
+        differences.append(scores[0] - scores[1])
+    assert found.interval == pytest.approx(tuple(np.quantile(differences, [0.025, 0.975])))
+    assert found.wins == np.mean(np.array(differences) > 0)
+    losses = min(np.sum(np.array(differences) <= 0), np.sum(np.array(differences) >= 0))
+    assert found.p == pytest.approx(min(2 * (losses + 1) / 51, 1))
+
+
+def mean(totals):
+    return totals[..., 0] / totals[..., 1]
+
+
+def scored(values):
+    return np.stack([values, np.ones_like(values)], -1)
+
+
+def test_corpus_bootstrap_of_a_mean_is_its_t_interval(monkeypatch):
+    a, b = normal(8, 2, 400) + [[0.1], [0.0]]
+    found = resampling.compare_corpora(scored(a), scored(b), mean, resamples=4000)
+    expected = compare(a, b, resamples=0)
+    assert found.interval == pytest.approx(expected.interval, abs=0.02)
+    assert found.p == pytest.approx(expected.p, abs=0.03)
+    monkeypatch.setattr(resampling, 'BLOCK', 7 * 400)  # by blocks, the same draws
+    assert resampling.compare_corpora(scored(a), scored(b), mean, resamples=4000) == found
+
+
+def test_corpus_bootstrap_of_one_system_against_itself():
+    a = scored(normal(8, 30))
+    found = resampling.compare_corpora(a, a, mean, resamples=100)
+    assert (found.difference, found.interval, found.wins, found.p) == (0, (0, 0), 0.5, 1)
+    with pytest.raises(UserError, match='same examples'):
+        resampling.compare_corpora(a, a[1:], mean)
+    with pytest.raises(UserError, match='same examples'):
+        resampling.compare_corpora(a[:0], a[:0], mean)
+
+
+def test_corpus_bootstrap_calls_equal_systems_different_at_the_stated_rate():
+    rng, called = np.random.default_rng(1), []
+    for repeat in range(1000):
+        a, b = rng.normal(size=(2, 100))
+        called.append(resampling.compare_corpora(scored(a), scored(b), mean, resamples=300, seed=repeat).p <= 0.05)
+    assert near_rate(called, 0.05)
+
+
+# ------------------------------------------------------------------------------------------------------ curves
+FAST = ([0, 100, 300], [4.0, 3.0, 2.0])
+SLOW = ([0, 200, 400], [4.0, 3.0, 2.5])
+
+
+def test_a_curve_between_its_points():
+    assert [curves.at(FAST, x) for x in (0, 50, 100, 250, 300)] == [4.0, 3.5, 3.0, 2.25, 2.0]
+    assert curves.at(([5], [1.0]), 5) == 1.0
+    for x in (-1, 301, math.nan):
+        with pytest.raises(UserError, match='0 to 300'):
+            curves.at(FAST, x)
+
+
+def test_curves_at_matched_cost():
+    arms = {'fast': {0: FAST, 1: ([100, 250], [3.0, 2.5])}, 'slow': {0: SLOW, 1: None}}
+    assert curves.shared_range([FAST, SLOW, ([100, 250], [3.0, 2.5])]) == (100, 250)
+    x, values = curves.matched(arms)
+    assert x == 250
+    assert values['fast'] == {0: 2.25, 1: 2.5} and values['slow'][0] == 2.875 and math.isnan(values['slow'][1])
+    assert curves.matched(arms, 200)[1]['slow'][0] == 3.0
+    assert statistics.summary(values, 'fast', True)[1].runs.failed == 1
+    with pytest.raises(UserError, match="x=300: 'fast', seed 1, has 100 to 250; all share 100 to 250"):
+        curves.matched(arms, 300)
+    with pytest.raises(UserError, match='share no x: 0 to 300, 301 to 400'):
+        curves.shared_range([FAST, ([301, 400], [1, 1])])
+    with pytest.raises(UserError, match='there are none'):
+        curves.matched({'fast': {0: None}})
+
+
+def test_cost_of_a_matched_metric():
+    """3.5 after 50 and 100; 2.5 after 200 and 400."""
+    assert (curves.first_reach(FAST, 3.5, True), curves.first_reach(SLOW, 3.5, True)) == (50, 100)
+    assert curves.speed_up(FAST, SLOW, 2.5, True) == 400 / 200
+    assert curves.speed_up(SLOW, FAST, 2.5, True) == 0.5
+    rising = ([0, 10, 20, 30], [0.1, 0.5, 0.3, 0.7])  # the first of three crossings
+    assert curves.first_reach(rising, 0.4, False) == 7.5
+    assert curves.first_reach(rising, 0.1, False) == 0
+    with pytest.raises(UserError, match=r'never reaches y=1; its best is 2'):
+        curves.first_reach(FAST, 1, True)
+    with pytest.raises(UserError, match=r'its best is 0\.7'):
+        curves.first_reach(rising, 0.8, False)
+    with pytest.raises(UserError, match=r'begins beyond y=5, with 4 at x=0'):
+        curves.first_reach(FAST, 5, True)
+    with pytest.raises(UserError, match='no factor'):
+        curves.speed_up(FAST, SLOW, 4.0, True)
+
+
+def test_a_curve_that_failed():
+    gone = ([0, 10, 20, 30], [4.0, 3.0, math.nan, 2.0])
+    assert curves.at(gone, 10) == 3.0 and curves.at(gone, 5) == 3.5 and math.isnan(curves.at(gone, 15))
+    assert curves.first_reach(gone, 3.5, True) == 5
+    with pytest.raises(UserError, match='failed before'):
+        curves.first_reach(gone, 2.5, True)
+    with pytest.raises(UserError, match='its best is none'):
+        curves.first_reach(([0], [math.nan]), 2.5, True)
+
+
+@pytest.mark.parametrize(
+    ('x', 'y', 'message'),
+    [
+        ([0, 5, 5], [1, 2, 3], r'x\[2\]=5 after 5'),
+        ([3, 1], [1, 2], r'x\[1\]=1 after 3'),
+        ([math.nan, 1], [1, 2], r'x\[0\]=nan'),
+        ([0, math.inf], [1, 2], r'x\[1\]=inf'),
+        ([0, 1], [1], 'as many x as y'),
+        ([], [], 'one at least'),
+    ],
+)
+def test_what_is_no_curve(x, y, message):
+    with pytest.raises(UserError, match=message):
+        curves.shared_range([(x, y)])

@@ -1,0 +1,107 @@
+"""Learning curves at matched cost: the metric at equal steps, tokens, FLOPs or seconds, and what an equal metric costs.
+
+A curve is (x, y): what was spent, which increases, and the metric there, [n] each. Between points it is linear; beyond
+its ends nothing is known. Where y is nan or infinite, the run has failed.
+"""
+
+import math
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tformer.errors import UserError
+
+Curve = tuple[Sequence[float] | np.ndarray, Sequence[float] | np.ndarray]
+
+
+def _points(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
+    x, y = (np.asarray(values, np.float64) for values in curve)
+    if x.shape != y.shape or x.ndim != 1 or not x.size:
+        raise UserError(f'a curve needs as many x as y, and one at least: {list(x.shape)} and {list(y.shape)}')
+    if not np.isfinite(x).all() or (np.diff(x) <= 0).any():
+        bad = int(np.argmax(~np.isfinite(x) | (np.diff(x, prepend=-np.inf) <= 0)))
+        raise UserError(f"a curve's x must increase: x[{bad}]={x[bad]:g}" + (f' after {x[bad - 1]:g}' if bad else ''))
+    return x, y
+
+
+def shared_range(curves: Iterable[Curve]) -> tuple[float, float]:
+    """Returns the first and last x, in its own units, that every curve reaches.
+
+    Raises:
+      UserError: there is none, or a curve's x do not increase.
+    """
+    ends = [_points(curve)[0][[0, -1]] for curve in curves]
+    low, high = (max(first for first, _ in ends), min(last for _, last in ends)) if ends else (0.0, -1.0)
+    if low > high:
+        raise UserError(f'curves share no x: {", ".join(f"{a:g} to {b:g}" for a, b in ends) or "there are none"}')
+    return float(low), float(high)
+
+
+def at(curve: Curve, x: float) -> float:
+    """Returns y at x, in the metric's units; not finite where the run has failed by then.
+
+    Raises:
+      UserError: x is outside the curve.
+    """
+    xs, ys = _points(curve)
+    if not xs[0] <= x <= xs[-1]:
+        raise UserError(f'x={x:g} is outside the curve, which has {xs[0]:g} to {xs[-1]:g}')
+    i = int(np.searchsorted(xs, x))
+    return float(ys[i] if xs[i] == x else np.interp(x, xs[i - 1 : i + 1], ys[i - 1 : i + 1]))
+
+
+def matched(
+    arms: Mapping[str, Mapping[Any, Curve | None]], x: float | None = None
+) -> tuple[float, dict[str, dict[Hashable, float]]]:
+    """Returns (x, {arm: {seed: y at x}}), which `statistics.summary` takes; without x, at the last that all reach.
+
+    A run that is None has failed, and has nan at x.
+
+    Raises:
+      UserError: x is not in all curves (it names one and what all share), or as `shared_range`.
+    """
+    curves = {(arm, seed): curve for arm, runs in arms.items() for seed, curve in runs.items() if curve is not None}
+    low, high = shared_range(curves.values())
+    x = high if x is None else x
+    if not low <= x <= high:
+        (arm, seed), (xs, _) = next(item for item in curves.items() if not item[1][0][0] <= x <= item[1][0][-1])
+        raise UserError(f'x={x:g}: {arm!r}, seed {seed}, has {xs[0]:g} to {xs[-1]:g}; all share {low:g} to {high:g}')
+    values = {
+        arm: {seed: math.nan if c is None else at(c, x) for seed, c in runs.items()} for arm, runs in arms.items()
+    }
+    return x, values
+
+
+def first_reach(curve: Curve, y: float, lower_is_better: bool) -> float:
+    """Returns the first x, in its units, at which the curve is y or better.
+
+    Raises:
+      UserError: it never is, has failed before, or is from its first point on, so that where is not known.
+    """
+    xs, ys = _points(curve)
+    met = ys <= y if lower_is_better else ys >= y
+    if not met.any():
+        seen = ys[np.isfinite(ys)]
+        best = f'{seen.min() if lower_is_better else seen.max():g}' if seen.size else 'none'
+        raise UserError(f'the curve never reaches y={y:g}; its best is {best}')
+    i = int(np.argmax(met))
+    if not np.isfinite(ys[: i + 1]).all():
+        raise UserError(f'the curve reaches y={y:g} at x={xs[i]:g}, but failed before')
+    if i == 0 and ys[0] != y:
+        raise UserError(f'the curve begins beyond y={y:g}, with {ys[0]:g} at x={xs[0]:g}')
+    if i == 0:
+        return float(xs[0])
+    return float(xs[i - 1] + (xs[i] - xs[i - 1]) * (y - ys[i - 1]) / (ys[i] - ys[i - 1]))
+
+
+def speed_up(arm: Curve, baseline: Curve, y: float, lower_is_better: bool) -> float:
+    """Returns how many times the arm's x the baseline needs for y: above 1 the arm is faster.
+
+    Raises:
+      UserError: as `first_reach` of either.
+    """
+    spent = first_reach(arm, y, lower_is_better)
+    if spent <= 0:
+        raise UserError(f'the arm has y={y:g} at x={spent:g}: no factor says how much faster that is')
+    return first_reach(baseline, y, lower_is_better) / spent

@@ -1,0 +1,41 @@
+"""How many runs decide: the power of the t test, and what follows from it. By the noncentral t, without a table."""
+
+import bisect
+import math
+
+from scipy import optimize, special
+
+MOST = 10_000  # runs; where these do not decide, none are said to
+
+
+def power(effect: float, n: int, paired: bool = True, alpha: float = 0.05) -> float:
+    """Returns the chance that a two-sided t test of n pairs, or of n runs a side, sees a true effect (Cohen 1988, 2).
+
+    Args:
+      effect: the difference in standard deviations, of a pair's difference (d_z) or of a run (d).
+      n: 2 or more.
+    """
+    df, noncentral = (n - 1, effect * math.sqrt(n)) if paired else (2 * n - 2, effect * math.sqrt(n / 2))
+    t = special.stdtrit(df, 1 - alpha / 2)
+    return float(special.nctdtr(df, noncentral, -t) + 1 - special.nctdtr(df, noncentral, t))
+
+
+def seeds_needed(effect: float, paired: bool = True, alpha: float = 0.05, chance: float = 0.8) -> int | None:
+    """Returns the least n >= 2 with `power(effect, n) >= chance`; None where that is above `MOST` or `effect` is nan.
+
+    Of an observed effect it says what would decide a true one of that size. It is too few where the effect was picked
+    for being large, or is of few runs (Gelman & Carlin 2014).
+    """
+    effect = min(abs(effect), 1e3)  # where two are enough already
+    n = 2 + bisect.bisect_left(range(2, MOST + 1), True, key=lambda n: power(effect, n, paired, alpha) >= chance)
+    return n if n <= MOST else None
+
+
+def detectable_effect(n: int, paired: bool = True, alpha: float = 0.05, chance: float = 0.8) -> float:
+    """Returns the least effect with `power(effect, n) = chance`, in the units of `power`; infinite below two runs."""
+    if n < 2:
+        return math.inf
+    high = 1.0
+    while power(high, n, paired, alpha) < chance:
+        high *= 2
+    return float(optimize.brentq(lambda effect: power(effect, n, paired, alpha) - chance, 0.0, high))

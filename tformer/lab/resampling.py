@@ -1,0 +1,122 @@
+"""Noise without a normal distribution: by drawing runs or examples again, or by flipping signs. All seeded."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from tformer.errors import UserError
+
+Groups = Sequence[np.ndarray]
+BLOCK = 10_000_000  # counts in memory at once
+
+
+def percentile_t(
+    groups: Groups,
+    estimate: Callable[[Groups], tuple[np.ndarray, np.ndarray]],
+    alpha: float = 0.05,
+    resamples: int = 9999,
+    seed: int = 0,
+) -> tuple[float, float] | None:
+    """Returns the bootstrap-t interval at 1 - alpha (Efron & Tibshirani 1993, 12.5), in the units of the estimate.
+
+    None below three runs, and where constant resamples, whose t is infinite, could be its ends: under four pairs at
+    0.05. Means of resamples stay within what was seen, so intervals of their percentiles alone are too short for few.
+
+    Args:
+      groups: [n] each, drawn independently.
+      estimate: of groups [..., n], a value [...] and its standard error [...].
+    """
+    counts = [len(group) for group in groups]
+    if min(counts) < 3 or math.prod(n ** (1.0 - n) for n in counts) > alpha / 2 or not resamples:
+        return None
+    rng = np.random.default_rng(seed)
+    value, error = estimate(groups)
+    values, errors = estimate([group[rng.integers(len(group), size=(resamples, len(group)))] for group in groups])
+    with np.errstate(divide='ignore', invalid='ignore'):
+        t = np.nan_to_num((values - value) / errors, nan=0.0, posinf=np.inf, neginf=-np.inf)
+    low, high = np.quantile(t, [alpha / 2, 1 - alpha / 2], method='inverted_cdf')
+    return float(value - high * error), float(value - low * error)
+
+
+def sign_flip(differences: np.ndarray, resamples: int = 9999, seed: int = 0) -> float:
+    """Returns the two-sided p-value of paired differences [n] under random signs (Fisher 1935, 21).
+
+    Exact up to 14 pairs, where it is at least 2 ** (1 - n): below six pairs it is never under 0.05. Above, by so many
+    random signs and the seen ones (Phipson & Smyth 2010).
+    """
+    n = len(differences)
+    if n <= 14:
+        signs = 1 - 2 * (np.arange(2**n)[:, None] >> np.arange(n) & 1)
+    else:
+        signs = np.random.default_rng(seed).choice([-1, 1], (resamples + 1, n))
+        signs[0] = 1
+    sums = np.abs(signs @ np.asarray(differences, np.float64))
+    return float(np.mean(sums >= sums[0] * (1 - 1e-9)))
+
+
+@dataclasses.dataclass(frozen=True)
+class CorpusComparison:
+    """Two systems on the same examples, in the metric's units.
+
+    Attributes:
+      arm: its metric on all examples.
+      baseline: likewise.
+      difference: arm - baseline.
+      interval: of the difference, between percentiles of the resamples, at 1 - alpha.
+      wins: share of the resamples where the arm's metric is the higher one, ties as half (Koehn 2004, 4).
+      p: two-sided, of the resamples on the rarer side of 0, the seen one counted in.
+    """
+
+    arm: float
+    baseline: float
+    difference: float
+    interval: tuple[float, float]
+    wins: float
+    p: float
+
+
+def compare_corpora(
+    arm_NK: np.ndarray,
+    baseline_NK: np.ndarray,
+    metric: Callable[[np.ndarray], np.ndarray],
+    alpha: float = 0.05,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> CorpusComparison:
+    """Returns the paired bootstrap over N examples of a corpus metric of K sums (Koehn 2004, 4).
+
+    It says whether other examples would change the order of two sets of predictions; other seeds are not in it.
+
+    Args:
+      arm_NK: statistics of each example whose totals the metric is of, as BLEU's matches, counts and lengths.
+      baseline_NK: of the same examples, in the same order.
+      metric: of totals [..., K], values [...].
+
+    Raises:
+      UserError: the shapes differ, or there are no examples.
+    """
+    if arm_NK.shape != baseline_NK.shape or arm_NK.ndim != 2 or not len(arm_NK):
+        raise UserError(
+            f'statistics of the same examples: arm {list(arm_NK.shape)}, baseline {list(baseline_NK.shape)}; '
+            'both must be [examples, statistics]'
+        )
+    rng, N = np.random.default_rng(seed), len(arm_NK)
+    pairs_2NK = np.stack([arm_NK, baseline_NK]).astype(np.float64)
+    block = max(BLOCK // N, 1)
+    sizes = [min(block, resamples - start) for start in range(0, resamples, block)]
+    counts = (rng.multinomial(N, np.full(N, 1 / N), size=size).astype(np.float64) for size in sizes)
+    totals_2RK = np.concatenate([counts_RN @ pairs_2NK for counts_RN in counts], axis=1)
+    differences = np.subtract(*metric(totals_2RK))
+    arm, baseline = (float(value) for value in metric(pairs_2NK.sum(1)))
+    low, high = np.quantile(differences, [alpha / 2, 1 - alpha / 2])
+    below, above = np.sum(differences <= 0), np.sum(differences >= 0)
+    return CorpusComparison(
+        arm,
+        baseline,
+        arm - baseline,
+        (float(low), float(high)),
+        wins=float(np.mean(differences > 0) + np.mean(differences == 0) / 2),
+        p=min(2 * (int(min(below, above)) + 1) / (resamples + 1), 1.0),
+    )
