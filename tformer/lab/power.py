@@ -1,8 +1,10 @@
 """How many runs decide: the power of the t test, and what follows from it. By the noncentral t, without a table."""
 
 import bisect
+import functools
 import math
 
+import numpy as np
 from scipy import optimize, special
 
 MOST = 10_000  # runs; where these do not decide, none are said to
@@ -16,8 +18,11 @@ def power(effect: float, n: int, paired: bool = True, alpha: float = 0.05) -> fl
       n: 2 or more.
     """
     df, noncentral = (n - 1, effect * math.sqrt(n)) if paired else (2 * n - 2, effect * math.sqrt(n / 2))
+    if math.isnan(effect):
+        return math.nan
     t = special.stdtrit(df, 1 - alpha / 2)
-    return float(special.nctdtr(df, noncentral, -t) + 1 - special.nctdtr(df, noncentral, t))
+    below, unseen = np.nan_to_num(special.nctdtr(df, noncentral, [-t, t]))  # nan stands for shares below 1e-12
+    return float(below + 1 - unseen)
 
 
 def seeds_needed(effect: float, paired: bool = True, alpha: float = 0.05, chance: float = 0.8) -> int | None:
@@ -31,6 +36,7 @@ def seeds_needed(effect: float, paired: bool = True, alpha: float = 0.05, chance
     return n if n <= MOST else None
 
 
+@functools.cache
 def detectable_effect(n: int, paired: bool = True, alpha: float = 0.05, chance: float = 0.8) -> float:
     """Returns the least effect with `power(effect, n) = chance`, in the units of `power`; infinite below two runs."""
     if n < 2:
