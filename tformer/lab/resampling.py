@@ -1,7 +1,6 @@
 """Noise without a normal distribution: by drawing runs or examples again, or by flipping signs. All seeded."""
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -21,15 +20,15 @@ def percentile_t(
 ) -> tuple[float, float] | None:
     """Returns the bootstrap-t interval at 1 - alpha (Efron & Tibshirani 1993, 12.5), in the units of the estimate.
 
-    None below three runs, and where constant resamples, whose t is infinite, could be its ends: under four pairs at
-    0.05. Means of resamples stay within what was seen, so intervals of their percentiles alone are too short for few.
+    None below three runs, and where so many resamples are constant, with an infinite t, that an end would be infinite:
+    of three pairs at 0.05, and of ties. Means of resamples stay within what was seen, so the percentiles of the means
+    themselves would be too short for few runs.
 
     Args:
       groups: [n] each, drawn independently.
       estimate: of groups [..., n], a value [...] and its standard error [...].
     """
-    counts = [len(group) for group in groups]
-    if min(counts) < 3 or math.prod(n ** (1.0 - n) for n in counts) > alpha / 2 or not resamples:
+    if min(map(len, groups)) < 3 or not resamples:
         return None
     rng = np.random.default_rng(seed)
     value, error = estimate(groups)
@@ -37,7 +36,8 @@ def percentile_t(
     with np.errstate(divide='ignore', invalid='ignore'):
         t = np.nan_to_num((values - value) / errors, nan=0.0, posinf=np.inf, neginf=-np.inf)
     low, high = np.quantile(t, [alpha / 2, 1 - alpha / 2], method='inverted_cdf')
-    return float(value - high * error), float(value - low * error)
+    ends = float(value - high * error), float(value - low * error)
+    return ends if np.isfinite(ends).all() else None
 
 
 def sign_flip(differences: np.ndarray, resamples: int = 9999, seed: int = 0) -> float:
