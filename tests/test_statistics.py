@@ -181,6 +181,9 @@ def test_seeds_needed_are_the_tables(effect, paired, alpha, chance, n):
 
 def test_power_at_its_ends():
     assert power.power(0, 5) == pytest.approx(0.05)
+    for effect in np.arange(0.5, 6, 0.1):  # where SciPy's tails underflow
+        assert power.power(-effect, 100) == power.power(effect, 100) > 0.99
+        assert power.power(effect, 100) <= 1 and power.power(effect, 5000) == pytest.approx(1)
     assert power.power(0, 5, paired=False, alpha=0.2) == pytest.approx(0.2)
     assert power.seeds_needed(math.inf) == power.seeds_needed(-math.inf) == power.seeds_needed(100) == 2
     assert power.seeds_needed(0) is power.seeds_needed(math.nan) is power.seeds_needed(0.001) is None

@@ -17,6 +17,7 @@ def power(effect: float, n: int, paired: bool = True, alpha: float = 0.05) -> fl
       effect: the difference in standard deviations, of a pair's difference (d_z) or of a run (d).
       n: 2 or more.
     """
+    effect = abs(effect)
     df, noncentral = (n - 1, effect * math.sqrt(n)) if paired else (2 * n - 2, effect * math.sqrt(n / 2))
     if math.isnan(effect):
         return math.nan
