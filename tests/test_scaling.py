@@ -89,15 +89,15 @@ def test_the_bootstrap_finds_the_minimum_that_a_full_grid_of_starts_finds(noisy)
 
 
 def test_intervals_hold_the_truth_as_often_as_they_say():
-    """At 80 %, 24 of 30 are expected; half as wide they would hold 14, twice as wide all 30."""
+    """At 80 %, 48 of 60 are expected, give or take 3.1; half as wide they would hold 29, twice as wide 59."""
     held = dict.fromkeys(('alpha', 'beta', 'size_exponent'), 0)
-    for seed in range(30):
-        runs = made(80, noise=0.005, seed=seed)
-        laws = scaling.bootstrap(*runs, scaling.fit(*runs), resamples=60, seed=seed)
+    for seed in range(60):
+        runs = made(60, noise=0.005, seed=seed)
+        laws = scaling.bootstrap(*runs, scaling.fit(*runs), resamples=40, seed=1000 + seed)
         for name, (low, high) in scaling.intervals(laws, level=0.8).items():
             if name in held:
                 held[name] += low < getattr(TRUE, name) < high
-    assert all(19 <= count <= 29 for count in held.values()), held
+    assert all(39 <= count <= 57 for count in held.values()), held
 
 
 def test_the_objective_by_hand_is_a_sum_in_units_of_delta_squared():
@@ -316,7 +316,7 @@ REFUSED = {
     'tied': (lambda: scaling.fit(SQUARE[0], 20 * SQUARE[0], SQUARE[2]), 'cannot be told apart'),
     'flat': (lambda: scaling.fit(*SQUARE[:2], 3 * ONE), 'loss takes too few'),
     'rising': (lambda: scaling.fit(*SQUARE[:2], SQUARE[0] ** 0.1), 'does not fall with N'),
-    'lawless resamples': (lambda: scaling.bootstrap(*made(20, noise=0.5), TRUE, 50), 'of 50 resamples have no law'),
+    'lawless resamples': (lambda: scaling.bootstrap(*made(20, noise=0.5), TRUE, 20), 'of 20 resamples have no law'),
     'nothing left': (lambda: scaling.held_out(*SQUARE, flops=ONE), '0 runs are too few'),
     'constant': (lambda: power_law.r_squared([2, 2], [2, 2]), 'loss takes too few'),
     'few points': (lambda: power_law.regress([1, 2], [1, 2]), 'x, y: 2 runs are too few'),
