@@ -198,11 +198,10 @@ def test_profiles_find_each_optimum_within_its_interval():
     assert again.law.exponent == pytest.approx(found.law.exponent, rel=1e-9)
 
 
-def parabolas(noise, rng, sizes=7):
+def parabolas(noise, rng, offset=tuple(np.linspace(-1, 2, 7))):
     """Loss 3 + (log N/N_opt)^2 / 10 with N_opt = 1e7 C^0.5 at C = 1, 100, 10000."""
-    C = np.repeat([1.0, 100.0, 10000.0], sizes)
-    offset = np.tile(np.linspace(-1.0, 2.0, sizes), 3)
-    return 1e7 * C**0.5 * np.exp(offset), 3 + offset**2 / 10 + noise * rng.standard_normal(3 * sizes), C
+    C, offset = np.repeat([1.0, 100.0, 10000.0], len(offset)), np.tile(offset, 3)
+    return 1e7 * C**0.5 * np.exp(offset), 3 + offset**2 / 10 + noise * rng.standard_normal(len(C)), C
 
 
 def test_a_parabola_by_hand():
@@ -215,15 +214,23 @@ def test_a_parabola_by_hand():
 
 
 def test_intervals_of_minima_hold_the_truth_as_often_as_they_say_and_own_up_to_noise():
-    rng, held = np.random.default_rng(0), 0
+    rng, held, uneven = np.random.default_rng(0), 0, 3 * np.linspace(0, 1, 7) ** 3 - 1
     for _ in range(200):
-        N, loss, C = parabolas(0.02, rng)
+        N, loss, C = parabolas(0.02, rng, uneven)
         for minimum, best in zip(isoflop.profiles(N, N, loss, flops=C, level=0.8).minima, (1e7, 1e8, 1e9), strict=True):
             held += minimum.N_interval[0] < best < minimum.N_interval[1]
     assert 0.76 < held / 600 < 0.84
-    N, loss, C = parabolas(0.0, rng, sizes=4)
+    N, loss, C = parabolas(0.0, rng, np.linspace(-1, 2, 4))
     blurred = isoflop.profiles(N, N, loss + np.tile([-0.05, 0.15, -0.15, 0.05], 3), flops=C)
     assert blurred.minima[0].N_interval == (0, np.inf)
+
+
+def test_at_the_ends_of_an_interval_the_slope_is_just_told_from_zero():
+    N, loss, C = parabolas(0.02, np.random.default_rng(0), 3 * np.linspace(0, 1, 7) ** 3 - 1)
+    (minimum, *_), runs = isoflop.profiles(N, N, loss, flops=C, level=0.9).minima, C == 1
+    for end, sign in zip(minimum.N_interval, (-1, 1), strict=True):
+        fitted, covariance = np.polyfit(np.log(N[runs] / end), loss[runs], 2, cov=True)
+        assert fitted[1] / np.sqrt(covariance[1, 1]) == pytest.approx(sign * stats.t.ppf(0.95, 4))
 
 
 def test_budgets_are_neighbours_by_flops():
