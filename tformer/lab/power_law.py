@@ -1,0 +1,246 @@
+"""Power laws of one variable, and the robust fit of a floor plus power laws that every scaling law here rests on.
+
+A fit is of log loss: floor and terms are added as exp(a - p log x), so that none can become negative. Shapes: R runs,
+T terms, P = 1 + 2 T parameters (log floor, log coefficients a, exponents p), M resamples.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import threadpoolctl
+from scipy import optimize, stats
+
+from tformer.errors import UserError
+
+DELTA = 1e-3  # of Huber's loss on log loss: what lies further off counts as an outlier (Hoffmann et al. 2022, eq. 3)
+EXPONENTS = (0.1, 0.3, 0.6, 1.0, 2.0)  # of the starts
+HUGE = 700.0  # a log coefficient whose exp overflows float64
+ONE_THREAD = threadpoolctl.threadpool_limits.wrap(1, 'blas')  # at 5 x 5, more of them wait 80 times what they work
+AGAIN = (0.7, 1.4)  # times the fitted exponents: the starts of a resample beside the fit itself
+
+
+def checked(least: int, **columns: Any) -> list[np.ndarray]:
+    """Returns the columns, float64 [R].
+
+    Raises:
+      UserError: they differ in length, are fewer than `least`, or hold what is no positive finite number.
+    """
+    arrays = {name: np.asarray(values, np.float64).reshape(-1) for name, values in columns.items()}
+    if len({len(values) for values in arrays.values()}) > 1:
+        raise UserError(f'one value a run: {", ".join(f"{name} has {len(v)}" for name, v in arrays.items())}')
+    for name, values in arrays.items():
+        wrong = np.flatnonzero(~(np.isfinite(values) & (values > 0)))
+        if wrong.size:
+            raise UserError(f'{name}[{wrong[0]}]={values[wrong[0]]:g} is not a positive finite number')
+    count = len(next(iter(arrays.values())))
+    if count < least:
+        raise UserError(f'{", ".join(arrays)}: {count} runs are too few, this needs {least} or more')
+    return list(arrays.values())
+
+
+def differing(least: int, **columns: np.ndarray) -> None:
+    """Raises UserError where a column has fewer than `least` different values."""
+    for name, values in columns.items():
+        found = np.unique(values)
+        if len(found) < least:
+            listed = ', '.join(f'{value:.4g}' for value in found)
+            raise UserError(f'{name} takes too few values ({listed}), this needs {least} or more')
+
+
+# ------------------------------------------------------------------------------------------------------ goodness
+def residuals(loss: Any, predicted: Any) -> np.ndarray:
+    """Returns log loss less log prediction [R]."""
+    return np.log(np.asarray(loss, np.float64)) - np.log(np.asarray(predicted, np.float64))
+
+
+def r_squared(loss: Any, predicted: Any) -> float:
+    """Returns the share of the variance of log loss that the prediction explains.
+
+    Raises:
+      UserError: all losses are the same, so that there is nothing to explain.
+    """
+    (loss,) = checked(2, loss=loss)
+    differing(2, loss=loss)
+    return float(1 - np.sum(residuals(loss, predicted) ** 2) / np.sum((np.log(loss) - np.log(loss).mean()) ** 2))
+
+
+def interval(samples: np.ndarray, level: float = 0.95) -> tuple[Any, Any]:
+    """Returns the two percentiles that hold the middle `level` of samples [..., M], each [...]."""
+    low, high = np.quantile(samples, [(1 - level) / 2, (1 + level) / 2], axis=-1)
+    return low, high
+
+
+# ------------------------------------------------------------------------------------------------- y = k x^exponent
+@dataclasses.dataclass(frozen=True)
+class PowerLaw:
+    """y = k x^exponent, with Student's intervals of both."""
+
+    k: float
+    exponent: float
+    k_interval: tuple[float, float]
+    exponent_interval: tuple[float, float]
+
+    def predict(self, x: Any) -> Any:
+        return self.k * np.asarray(x, np.float64) ** self.exponent
+
+
+def regress(x: Any, y: Any, level: float = 0.95) -> PowerLaw:
+    """Returns the least-squares line of log y in log x.
+
+    Raises:
+      UserError: fewer than three points or two different x, or a value that is not positive and finite.
+    """
+    x, y = checked(3, x=x, y=y)
+    differing(2, x=x)
+    centre, centred = np.log(x).mean(), np.log(x) - np.log(x).mean()
+    spread = centred @ centred
+    slope, height = centred @ np.log(y) / spread, np.log(y).mean()
+    free = len(x) - 2
+    sigma = np.sqrt(np.sum((np.log(y) - height - slope * centred) ** 2) / free)
+    wide = stats.t.ppf((1 + level) / 2, free) * sigma
+    at_one, wide_at_one = height - slope * centre, wide * np.sqrt(1 / len(x) + centre**2 / spread)
+    wide_slope = wide / np.sqrt(spread)
+    return PowerLaw(
+        k=float(np.exp(at_one)),
+        exponent=float(slope),
+        k_interval=(float(np.exp(at_one - wide_at_one)), float(np.exp(at_one + wide_at_one))),
+        exponent_interval=(float(slope - wide_slope), float(slope + wide_slope)),
+    )
+
+
+# ------------------------------------------------------------------------------------------ floor + sum of k_t x_t^-p_t
+def _terms(theta_P: np.ndarray, logs_TR: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the log of the sum [R] and its derivatives [P, R]."""
+    T = len(logs_TR)
+    power_TR = theta_P[1 : T + 1, None] - theta_P[T + 1 :, None] * logs_TR
+    terms = np.concatenate([np.full_like(logs_TR[:1], theta_P[0]), power_TR])
+    log_sum_R = np.logaddexp.reduce(terms, axis=0)
+    shares = np.exp(terms - log_sum_R)
+    return log_sum_R, np.concatenate([shares, -shares[1:] * logs_TR])
+
+
+def huber(
+    theta_P: np.ndarray, logs_TR: np.ndarray, log_loss_R: np.ndarray, delta: float = DELTA
+) -> tuple[float, np.ndarray]:
+    """Returns the sum of Huber's losses of the log residuals and its gradient [P], in units of DELTA^2.
+
+    The sum, in units that make it large: tolerances are absolute below 1, and stop a mean too soon (Besiroglu et al.
+    2024, section 3). A `delta` of infinity is least squares.
+    """
+    log_sum_R, derivatives_PR = _terms(theta_P, logs_TR)
+    off = log_sum_R - log_loss_R
+    clipped = np.clip(off, -delta, delta)
+    return float(clipped @ (off - clipped / 2)) / DELTA**2, derivatives_PR @ clipped / DELTA**2
+
+
+def _descend(
+    theta_P: np.ndarray, logs_TR: np.ndarray, log_loss_R: np.ndarray, delta: float
+) -> tuple[float, np.ndarray]:
+    """L-BFGS from `theta_P`, in coordinates where the Gauss-Newton Hessian there is the identity: floor, coefficients
+    and exponents are so correlated that it would creep in theirs. Returns the minimum and where it is."""
+    _, derivatives_PR = _terms(theta_P, logs_TR)
+    hessian = derivatives_PR @ derivatives_PR.T / DELTA**2
+    ridge = 1e-9 * np.trace(hessian) * np.eye(len(hessian))
+    axes = np.linalg.inv(np.linalg.cholesky(hessian + ridge)).T
+
+    def objective(z: np.ndarray) -> tuple[float, np.ndarray]:
+        value, gradient = huber(theta_P + axes @ z, logs_TR, log_loss_R, delta)
+        return value, axes.T @ gradient
+
+    options = {'maxiter': 5000, 'maxfun': 10000, 'ftol': 1e-14, 'gtol': 1e-8, 'maxcor': 20}
+    with np.errstate(all='ignore'):  # a line search may try what overflows; it then steps back
+        found = optimize.minimize(objective, np.zeros_like(theta_P), jac=True, method='L-BFGS-B', options=options)
+    return float(found.fun), theta_P + axes @ found.x
+
+
+def _start(exponents: Iterable[float], logs_TR: np.ndarray, log_loss_R: np.ndarray) -> np.ndarray:
+    """Returns [P] with these exponents; the best floor and coefficients are then linear non-negative least squares."""
+    p_T = np.array(list(exponents))
+    terms = np.concatenate([np.ones_like(logs_TR[:1]), np.exp(-p_T[:, None] * logs_TR)])
+    coefficients, _ = optimize.nnls((terms / np.exp(log_loss_R)).T, np.ones_like(log_loss_R))
+    return np.concatenate([np.log(np.maximum(coefficients, 1e-3 * coefficients.max())), p_T])
+
+
+def _best(starts: Iterable[np.ndarray], logs_TR: np.ndarray, log_loss_R: np.ndarray, delta: float) -> np.ndarray:
+    return min((_descend(start, logs_TR, log_loss_R, delta) for start in starts), key=lambda found: found[0])[1]
+
+
+@ONE_THREAD
+def fit_sum(logs_TR: np.ndarray, log_loss_R: np.ndarray, delta: float = DELTA) -> np.ndarray:
+    """Returns the parameters [P] of the least sum of Huber's losses, over a grid of starts."""
+    T, centre_T = len(logs_TR), logs_TR.mean(1)
+    centred = logs_TR - centre_T[:, None]
+    grid = itertools.product(EXPONENTS, repeat=T)
+    theta_P = _best([_start(p, centred, log_loss_R) for p in grid], centred, log_loss_R, delta)
+    theta_P[1 : T + 1] += theta_P[T + 1 :] * centre_T
+    return theta_P
+
+
+@ONE_THREAD
+def resample_sum(
+    theta_P: np.ndarray, logs_TR: np.ndarray, log_loss_R: np.ndarray, resamples: int, seed: int, delta: float = DELTA
+) -> np.ndarray:
+    """Returns the fits of resampled runs, [P, M], each from the full fit `theta_P` and a few starts around it.
+
+    Raises:
+      UserError: some resamples have no law: an exponent at or below zero, or a number beyond float64.
+    """
+    T, centre_T = len(logs_TR), logs_TR.mean(1)
+    centred, here = logs_TR - centre_T[:, None], theta_P.copy()
+    here[1 : T + 1] -= here[T + 1 :] * centre_T
+    rng, fits = np.random.default_rng(seed), []
+    for _ in range(resamples):
+        rows = rng.integers(len(log_loss_R), size=len(log_loss_R))
+        sample = centred[:, rows], log_loss_R[rows]
+        fits.append(_best([here, *(_start(times * here[T + 1 :], *sample) for times in AGAIN)], *sample, delta))
+    found_PM = np.array(fits).T
+    found_PM[1 : T + 1] += found_PM[T + 1 :] * centre_T[:, None]
+    lawless = int((~((found_PM[T + 1 :] > 0) & (np.abs(found_PM[1 : T + 1]) < HUGE)).all(0)).sum())
+    if lawless:
+        raise UserError(
+            f'bootstrap: {lawless} of {resamples} resamples have no law; more runs, or a wider range, would'
+        )
+    return found_PM
+
+
+# ----------------------------------------------------------------------------------------------------- c + k x^-p
+@dataclasses.dataclass(frozen=True)
+class Offset:
+    """loss = c + k x^-p; of a bootstrap, each number is an array [M]."""
+
+    c: Any
+    k: Any
+    p: Any
+
+    def predict(self, x: Any) -> Any:
+        return self.c + self.k * np.asarray(x, np.float64) ** -self.p
+
+
+def fit_offset(x: Any, loss: Any, delta: float = DELTA) -> Offset:
+    """Returns the law of a learning curve or of data scaling, by the robust fit of log loss.
+
+    Raises:
+      UserError: fewer than four different x, a value that is not positive and finite, or a loss that does not fall.
+    """
+    x, loss = checked(4, x=x, loss=loss)
+    differing(4, x=x, loss=loss)
+    e, a, p = fit_sum(np.log(x)[None], np.log(loss), delta).tolist()
+    if p <= 0 or abs(a) > HUGE:
+        raise UserError(f'the loss does not fall with x as a power: fitted exponent {p:.3g}')
+    return Offset(float(np.exp(e)), float(np.exp(a)), p)
+
+
+def bootstrap_offset(
+    x: Any, loss: Any, law: Offset, resamples: int = 200, seed: int = 0, delta: float = DELTA
+) -> Offset:
+    """Returns the laws of resampled points, each number [M], for `interval`.
+
+    Points are taken as independent; those of one learning curve are not, and its interval is too narrow.
+    """
+    x, loss = checked(4, x=x, loss=loss)
+    theta = np.array([np.log(max(law.c, 1e-300)), np.log(law.k), law.p])
+    e, a, p = resample_sum(theta, np.log(x)[None], np.log(loss), resamples, seed, delta)
+    return Offset(np.exp(e), np.exp(a), p)
