@@ -177,7 +177,8 @@ def _summed(weights_BKGTS: jax.Array, v_BKSV: jax.Array, rate: Rate, key: jax.Ar
 
 
 def _blocks(inputs: Inputs, k_BKSH: jax.Array, v_BKSV: jax.Array, turn: jax.Array) -> Any:
-    """Yields (a, b, busy, block, mask, key) of the queries' half a with half b of the keys that are here at `turn`."""
+    """Yields (a, b, number, busy, block, mask, key) of the queries' half a with half b of the keys that are here at
+    `turn`, which is block `number` of them all."""
     count, index = jax.lax.axis_size(AXIS), jax.lax.axis_index(AXIS)
     owner = (index - turn) % count
     for a in range(HALVES):
@@ -194,7 +195,7 @@ def _blocks(inputs: Inputs, k_BKSH: jax.Array, v_BKSV: jax.Array, turn: jax.Arra
             mask_BTS = _half(_half(inputs.mask_BTS, a, 1), number, 2, HALVES * count)
             if key is not None:
                 key = jax.random.fold_in(key, (index * HALVES + a) * HALVES * count + number)
-            yield a, b, inputs.busy_QR[a, number], block, mask_BTS, key
+            yield a, b, number, inputs.busy_QR[a, number], block, mask_BTS, key
 
 
 def _attend(inputs: Inputs, softcap: float | None) -> tuple[jax.Array, jax.Array]:
@@ -208,7 +209,7 @@ def _attend(inputs: Inputs, softcap: float | None) -> tuple[jax.Array, jax.Array
     def turn(carry: Any, number: jax.Array) -> tuple[Any, None]:
         k_BKSH, v_BKSV, *sums = carry
         halves = [[_half(x, a, 3) for x in sums] for a in range(HALVES)]
-        for a, _, busy, block, mask_BTS, key in _blocks(inputs, k_BKSH, v_BKSV, number):
+        for a, _, _, busy, block, mask_BTS, key in _blocks(inputs, k_BKSH, v_BKSV, number):
 
             def add(sums: Any, block: Any = block, mask_BTS: jax.Array = mask_BTS, key: Any = key) -> Any:
                 top, total, out = sums
@@ -232,12 +233,10 @@ def _differentiate(
     inputs: Inputs, lse_BKGT: jax.Array, delta_BKGT: jax.Array, dout_BKGTV: jax.Array, softcap: float | None
 ) -> Inputs:
     """Returns the gradients of this device's queries, keys, values and bias."""
-    count = jax.lax.axis_size(AXIS)
 
     def turn(carry: Any, number: jax.Array) -> tuple[Any, None]:
         k_BKSH, v_BKSV, dk, dv, dq, dbias = carry
-        owner = (jax.lax.axis_index(AXIS) - number) % count
-        for a, b, busy, block, mask_BTS, key in _blocks(inputs, k_BKSH, v_BKSV, number):
+        for a, b, place, busy, block, mask_BTS, key in _blocks(inputs, k_BKSH, v_BKSV, number):
             lse, given = _half(lse_BKGT, a, 3), (_half(dout_BKGTV, a, 3), -_half(delta_BKGT, a, 3))
 
             def gradient(
@@ -256,14 +255,14 @@ def _differentiate(
                 for x, part, number, axis in ((dq, dq_a, a, 3), (dk, dk_b, b, 2), (dv, dv_b, b, 2))
             )
             if dbias is not None:
-                rows = _added(_half(dbias, a, 3), dbias_ab, owner * HALVES + b, 4)
+                rows = _added(_half(dbias, a, 3), dbias_ab, place, 4)
                 dbias = jax.lax.dynamic_update_slice_in_dim(dbias, rows, a * rows.shape[3], 3)
         return (*_pass_on((k_BKSH, v_BKSV, dk, dv)), dq, dbias), None
 
     wide = [jnp.zeros(x.shape, jnp.float32) for x in (inputs.k_BKSH, inputs.v_BKSV, inputs.q_BKGTH)]
     bias = None if inputs.bias_BKGTS is None else jnp.zeros_like(inputs.bias_BKGTS)
     start = inputs.k_BKSH, inputs.v_BKSV, *wide, bias
-    (_, _, dk, dv, dq, dbias), _ = jax.lax.scan(turn, start, jnp.arange(count))
+    (_, _, dk, dv, dq, dbias), _ = jax.lax.scan(turn, start, jnp.arange(jax.lax.axis_size(AXIS)))
     dq, dk, dv = (g.astype(x.dtype) for g, x in zip((dq, dk, dv), inputs, strict=False))
     return Inputs(dq, dk, dv, dbias)
 
