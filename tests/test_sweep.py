@@ -12,7 +12,9 @@ import time
 import pytest
 import recipes
 import toy_data
+from absl.testing import flagsaver
 
+from tformer import __main__ as command_line
 from tformer import checkpoint, choices, config
 from tformer.config import Config, Data, Evaluate, Mesh, Model, Optimizer, Train
 from tformer.errors import Stopped, UserError
@@ -98,6 +100,9 @@ MISTAKES = {
     'model.norm: its list of values is empty': lambda: grid({'model.norm': []}),
     'as many values of each field, not 2 of model.norm, 3 of': lambda: zipped(NORMS | HEADS),
     'product: model.norm is set by two of its lists': lambda: product(grid(NORMS), grid(NORMS)),
+    "a list of dicts is due, not {'model.norm': 'dyt'}": lambda: product({'model.norm': 'dyt'}, seeds(2)),
+    r"a list of dicts is due, not \['model.norm'\]": lambda: chain(['model.norm']),
+    "arm 1 of 1: 'model.norm' is no dict of fields": lambda: trials.trials(TINY, ['model.norm']),
     'the first must be the smaller': lambda: uniform(3, 1),
     'both must be positive': lambda: log_uniform(0, 1),
     'a sweep of no arms': lambda: trials.trials(TINY, []),
@@ -223,7 +228,7 @@ def test_every_sweep_loads_and_its_header_says_how_to_run_it(file: str, monkeypa
     assert 'Machine and time' in header
 
 
-def test_a_sweep_of_two_arms_is_written_in_under_ten_lines(tmp_path: pathlib.Path) -> None:
+def test_a_sweep_of_two_arms_is_written_in_under_ten_lines(tmp_path: pathlib.Path, capsys) -> None:
     (tmp_path / 'base.py').write_text("""
 from tformer.config import Config, Train, config_dict
 
@@ -240,6 +245,12 @@ def get_config(argument):
     base, made = trials.load(f'{tmp_path}/two.py', {'model.emb_dim': '64'})
     assert [trial.directory for trial in made][1:3] == ['baseline/seed_1', 'norm=rmsnorm/seed_0']
     assert {trial.config.model.emb_dim for trial in made} == {base.model.emb_dim} == {64}
+    with flagsaver.flagsaver():
+        command_line.FLAGS(['tformer', f'--config={tmp_path}/two.py', '--dry_run'])
+        command_line.sweep([], {'model.emb_dim': '64'})
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in said[1:5]] == [trial.directory for trial in made]
+    assert [line.split()[1] for line in said[1:5]] == [f'{matching.num_parameters(trial.config):,}' for trial in made]
     with pytest.raises(UserError, match=r'--config.model.norm: .* varies this field itself'):
         trials.load(f'{tmp_path}/two.py', {'model.norm': 'dyt'})
     with pytest.raises(UserError, match=r'two.py: .*argument'):

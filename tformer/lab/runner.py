@@ -93,7 +93,7 @@ def sweep(
             time.sleep(0.05)
     for name in failed:
         print(f'failed: {name}: {(home / name / ERROR).read_text().strip()} ({home / name / LOG})', flush=True)
-    if heard or stopped:
+    if waiting or stopped:
         done = sum(is_done(home / trial.directory) for trial in trials)
         why = signal.Signals(heard[0]).name if heard else f'{stopped[0].directory} stopped'
         raise Stopped(f'{why}: {done} of {len(trials)} trials are done; the same command goes on')

@@ -66,7 +66,7 @@ def zipped(values: Mapping[str, Iterable[Any]]) -> list[Overrides]:
 
 def chain(*lists: Iterable[Overrides]) -> list[Overrides]:
     """Returns the lists one after another."""
-    return [dict(overrides) for overrides in itertools.chain(*lists)]
+    return [dict(overrides) for each in lists for overrides in _dicts(each)]
 
 
 def product(*lists: Iterable[Overrides]) -> list[Overrides]:
@@ -76,7 +76,7 @@ def product(*lists: Iterable[Overrides]) -> list[Overrides]:
       UserError: two lists set the same field.
     """
     joined = []
-    for parts in itertools.product(*lists):
+    for parts in itertools.product(*map(_dicts, lists)):
         fields = [field for part in parts for field in part]
         if twice := [field for field in fields if fields.count(field) > 1]:
             raise UserError(f'product: {twice[0]} is set by two of its lists')
@@ -124,6 +124,14 @@ def choice(values: Iterable[Any]) -> Distribution:
     """Returns the distribution in which all of `values` are as likely."""
     options = _listed('choice', {'choice': values})
     return lambda share: options[int(share * len(options))]
+
+
+def _dicts(overrides: Iterable[Overrides]) -> list[Overrides]:
+    """Returns a list of overrides, which a dict alone is not."""
+    listed = list(overrides)
+    if isinstance(overrides, Mapping) or not all(isinstance(each, Mapping) for each in listed):
+        raise UserError(f'a list of dicts is due, not {overrides!r}')
+    return listed
 
 
 def _listed(field: str, values: Mapping[str, Iterable[Any]]) -> list[Any]:

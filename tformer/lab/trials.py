@@ -79,6 +79,8 @@ def trials(base: Config, arms: Sequence[Overrides], match: Sequence[Match] = ())
     baseline: Config | None = None
     for number, arm in enumerate(arms, start=1):
         try:
+            if not isinstance(arm, Mapping):
+                raise UserError(f'{arm!r} is no dict of fields')
             stated = config.override(base, arm)
             choices.validate(stated, here=False)
         except UserError as error:
