@@ -173,6 +173,7 @@ def test_what_is_matched_is_as_near_as_the_field_allows(quantity: str, field: st
     arms = product([{}, gated, {'model.norm_epsilon': 1e-5}], seeds(2))
     made = {trial.directory: trial for trial in trials.trials(base, arms, [Match(quantity, field, multiple)])}
     assert made['baseline/seed_1'].config == config.override(base, {'train.seed': 1})
+    assert {name: trial.config.train.seed for name, trial in made.items()} == {name: int(name[-1]) for name in made}
     assert made['norm_epsilon=1e-05/seed_0'].off == {quantity: 0.0}
     adjusted = made['mlp_bias=False,activation=swiglu,train.batch_size=24/seed_1']
     measured, value = matching.QUANTITIES[quantity], adjusted.overrides[field]
