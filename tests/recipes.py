@@ -10,7 +10,9 @@ from tformer import config
 from tformer.errors import UserError
 
 FOLDER = pathlib.Path(__file__).parents[1] / 'configs'
-FILES = sorted(str(path.relative_to(FOLDER).with_suffix('')) for path in FOLDER.rglob('*.py'))
+EVERY = sorted(str(path.relative_to(FOLDER).with_suffix('')) for path in FOLDER.rglob('*.py'))
+SWEEPS = [file for file in EVERY if file.startswith('sweeps/')]
+FILES = [file for file in EVERY if file not in SWEEPS]
 
 
 def load(recipe: str, **fields: object) -> config.Config:

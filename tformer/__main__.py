@@ -29,10 +29,13 @@ flags.DEFINE_integer('process_id', None, 'Which of them this is, from 0.')
 flags.DEFINE_list('may_differ', [], "train: fields that may differ from those of the workdir's checkpoint.")
 flags.DEFINE_integer('step', None, 'replay: the number of the step, from 1.')
 flags.DEFINE_integer('steps', 10, 'benchmark: timed steps.')
+flags.DEFINE_boolean('dry_run', False, 'sweep: prints the trials and runs none.')
+flags.DEFINE_integer('parallel', 1, 'sweep: trials that run at once.')
 
 USAGE = """tformer COMMAND [--config=FILE[:argument]] [--workdir=DIR] [--config.section.field=value ...]
 
   train      --config --workdir          trains; resumes by itself; ends with the final evaluation
+  sweep      --config --workdir [--dry_run] [--parallel=K]  runs the trials of a sweep file; goes on by itself
   replay     --workdir --step=N          runs a step again and shows its batch
   prepare    --config [--workdir]        writes the data as a TFDS set; with a workdir its tokenizers and token cache
   evaluate   --workdir [--split] [--average=N]  scores a checkpoint, or the mean of the last N, on a split
@@ -87,6 +90,19 @@ def train(arguments: list[str], overrides: dict[str, str]) -> None:
     loaded = config.load(needed('config'), overrides)
     choices.validate(loaded)
     runs.train(loaded, needed('workdir'), FLAGS.may_differ)
+
+
+def sweep(arguments: list[str], overrides: dict[str, str]) -> None:
+    import jax
+
+    jax.config.update('jax_platforms', 'cpu')  # of this process, which computes nothing: the devices are the trials'
+    from tformer.lab import plan, runner, trials
+
+    base, made = trials.load(needed('config'), overrides)
+    if FLAGS.dry_run:
+        print(plan.plan(made, FLAGS.workdir, FLAGS.parallel))
+    elif code := runner.sweep(base, made, needed('workdir'), FLAGS.parallel):
+        sys.exit(code)
 
 
 def replay(arguments: list[str], overrides: dict[str, str]) -> None:
@@ -191,6 +207,7 @@ def benchmark(arguments: list[str], overrides: dict[str, str]) -> None:
 
 COMMANDS: dict[str, Callable[[list[str], dict[str, str]], None]] = {
     'train': train,
+    'sweep': sweep,
     'replay': replay,
     'prepare': prepare,
     'evaluate': evaluate,

@@ -93,8 +93,13 @@ TABLES: dict[str, Iterable[Any]] = {
 }
 
 
-def validate(config: Config) -> None:
-    """Raises a `UserError` of one line for an unknown key of any table, or fields that do not fit together."""
+def validate(config: Config, *, here: bool = True) -> None:
+    """Raises a `UserError` of one line for an unknown key of any table, or fields that do not fit together.
+
+    Args:
+      config: as loaded.
+      here: whether it is to run on this process' devices.
+    """
     for field, table in TABLES.items():
         section, name = field.split('.')
         value = getattr(getattr(config, section), name)
@@ -106,7 +111,8 @@ def validate(config: Config) -> None:
     config_lib.check(config)
     sharding.make_rules(config.mesh)
     text_scores.check(config.evaluate)
-    _check_kernel(config.model)
+    if here:
+        _check_kernel(config.model)
 
 
 def _check_kernel(cfg: config_lib.Model) -> None:

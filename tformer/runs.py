@@ -167,7 +167,9 @@ def evaluate(run: Run, split: str, records: Sequence[Record] | None = None, **fa
         file = run.home / 'result.json'
         results = json.loads(file.read_text()) if file.is_file() else {}
         results[split] = {'step': run.step, **facts, **found}
-        file.write_text(json.dumps(results, indent=2) + '\n')
+        partial = file.with_suffix('.tmp')
+        partial.write_text(json.dumps(results, indent=2) + '\n')
+        partial.replace(file)
     return found
 
 

@@ -5,11 +5,13 @@ from tformer.config.convert import changes as changes
 from tformer.config.convert import config_dict as config_dict
 from tformer.config.convert import difference as difference
 from tformer.config.convert import digest as digest
+from tformer.config.convert import execute as execute
 from tformer.config.convert import field_types as field_types
 from tformer.config.convert import from_dict as from_dict
 from tformer.config.convert import load as load
 from tformer.config.convert import override as override
 from tformer.config.convert import parts as parts
+from tformer.config.convert import read_json as read_json
 from tformer.config.convert import recipe as recipe
 from tformer.config.convert import to_dict as to_dict
 from tformer.config.derived import resolve as resolve

@@ -199,12 +199,46 @@ def recipe(base: Config, arguments: str | None, **differences: Mapping[str, Any]
 
 
 def load(spec: str, overrides: Mapping[str, str] | None = None) -> Config:
-    """Returns the config of `FILE[:argument]`, a Python file with `get_config(argument)`, with overrides applied.
+    """Returns the config of `FILE[:argument]`, with overrides applied.
+
+    The file is Python, with `get_config(argument)`, or JSON: the config.json of a workdir.
 
     Raises:
       UserError: a missing file, one without `get_config`, or a bad override.
     """
     path, _, argument = spec.partition(':')
+    if path.endswith('.json'):
+        made: Any = read_json(pathlib.Path(path))
+    else:
+        made = execute(path, 'get_config', argument)
+        if not isinstance(made, ConfigDict | Mapping):
+            raise errors.UserError(f'{path}: get_config returns {type(made).__name__}, not a ConfigDict')
+    return override(from_dict(made), overrides or {})
+
+
+def read_json(file: pathlib.Path) -> dict[str, Any]:
+    """Returns the object that a JSON file holds.
+
+    Raises:
+      UserError: a missing file, or one that holds no object.
+    """
+    if not file.is_file():
+        raise errors.UserError(f'no file {file}')
+    try:
+        tree = json.loads(file.read_text())
+        if not isinstance(tree, dict):
+            raise ValueError('not a JSON object')
+    except ValueError as error:
+        raise errors.UserError(f'{file}: {error}') from error
+    return tree
+
+
+def execute(path: str, function: str, *arguments: str) -> Any:
+    """Returns what a function that a Python file defines returns.
+
+    Raises:
+      UserError: a missing file, one without the function, or one that does not run.
+    """
     file = pathlib.Path(path)
     if not file.is_file():
         siblings = [str(other) for other in file.parent.glob('*.py')]
@@ -214,16 +248,13 @@ def load(spec: str, overrides: Mapping[str, str] | None = None) -> Config:
     module.__file__ = str(file.resolve())
     try:
         loader.exec_module(module)
-        if not hasattr(module, 'get_config'):
-            raise errors.UserError(f'{path} defines no get_config(argument)')
-        made = module.get_config(argument)
+        if not hasattr(module, function):
+            raise errors.UserError(f'{path} defines no {function}({"argument" if arguments else ""})')
+        return getattr(module, function)(*arguments)
     except SyntaxError as error:
         raise errors.UserError(f'{path}:{error.lineno}: {error.msg}') from error
     except (ImportError, TypeError) as error:
         raise errors.UserError(f'{path}: {error}') from error
-    if not isinstance(made, ConfigDict | Mapping):
-        raise errors.UserError(f'{path}: get_config returns {type(made).__name__}, not a ConfigDict')
-    return override(from_dict(made), overrides or {})
 
 
 def changes(spec: str) -> dict[str, Any]:

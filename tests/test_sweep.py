@@ -1,0 +1,468 @@
+"""Sweeps: what their lists compose to, what is matched, and trials that end, fail, stop and go on."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import pytest
+import recipes
+import toy_data
+from absl.testing import flagsaver
+
+from tformer import __main__ as command_line
+from tformer import checkpoint, choices, config
+from tformer.config import Config, Data, Evaluate, Mesh, Model, Optimizer, Train
+from tformer.errors import Stopped, UserError
+from tformer.lab import matching, plan, runner, trials
+from tformer.lab.sweep import (
+    Match,
+    Sweep,
+    chain,
+    choice,
+    grid,
+    log_uniform,
+    one_at_a_time,
+    product,
+    sample,
+    seeds,
+    uniform,
+    zipped,
+)  # fmt: skip
+
+ROOT = pathlib.Path(__file__).parent.parent
+NORMS, HEADS = {'model.norm': ['layernorm', 'rmsnorm']}, {'model.num_heads': [4, 2, 1]}
+TINY = Config(
+    model=Model(emb_dim=16, mlp_dim=64, num_heads=4, num_decoder_layers=2, max_len=16, vocab_size=64, norm='layernorm'),
+    data=Data(tokenizer='symbol', length=16, batching='pack'),
+    optimizer=Optimizer(warmup_steps=1),
+    train=Train(num_steps=4, batch_size=8, log_every=1, checkpoint_every=1),
+    mesh=Mesh(data=1),
+    evaluate=Evaluate(samples=0),
+)
+
+
+# ------------------------------------------------------------------------------------------------- lists of overrides
+
+
+def test_a_grid_is_the_product_of_its_fields_and_the_last_one_is_the_fastest() -> None:
+    assert grid(NORMS | HEADS) == product(grid(NORMS), grid(HEADS))
+    assert [(each['model.norm'], each['model.num_heads']) for each in grid(NORMS | HEADS)] == [
+        ('layernorm', 4), ('layernorm', 2), ('layernorm', 1), ('rmsnorm', 4), ('rmsnorm', 2), ('rmsnorm', 1),
+    ]  # fmt: skip
+    assert grid({}) == product() == [{}]
+
+
+def test_products_and_chains_are_associative_and_distribute() -> None:
+    a, b, c = grid(NORMS), grid(HEADS), seeds(2)
+    assert product(product(a, b), c) == product(a, product(b, c)) == product(a, b, c)
+    assert chain(chain(a, b), c) == chain(a, b, c) == a + b + c
+    assert product(chain(a, b), c) == chain(product(a, c), product(b, c))
+    assert len(product(a, b, c)) == 2 * 3 * 2 and product(a, []) == []
+
+
+def test_what_is_composed_is_not_the_lists_it_was_made_of() -> None:
+    arms = grid(NORMS)
+    for copied in (chain(arms), product(arms), one_at_a_time(arms[0], {})):
+        copied[0]['model.norm'] = None
+    assert arms == grid(NORMS)
+
+
+def test_zipped_one_at_a_time_and_seeds() -> None:
+    assert zipped({'model.emb_dim': [8, 16], 'model.mlp_dim': [32, 64]}) == [
+        {'model.emb_dim': 8, 'model.mlp_dim': 32}, {'model.emb_dim': 16, 'model.mlp_dim': 64},
+    ]  # fmt: skip
+    assert one_at_a_time({'model.norm': 'dyt'}, NORMS | {'model.emb_dim': [8]}) == [
+        {'model.norm': 'dyt'}, {'model.norm': 'layernorm'}, {'model.norm': 'rmsnorm'},
+        {'model.norm': 'dyt', 'model.emb_dim': 8},
+    ]  # fmt: skip
+    assert seeds(2, first=5) == [{'train.seed': 5}, {'train.seed': 6}]
+
+
+def test_a_draw_stays_what_it_is_whatever_else_is_drawn() -> None:
+    rate, width = {'optimizer.learning_rate': log_uniform(1e-4, 1e-1)}, {'model.emb_dim': choice([8, 16])}
+    few, many = sample(rate, 3, seed=1), sample(rate | width, 300, seed=1)
+    assert few == [{'optimizer.learning_rate': each['optimizer.learning_rate']} for each in many[:3]]
+    assert few == [{'optimizer.learning_rate': value} for value in (0.0253, 0.0006634, 0.0696)]
+    assert few != sample(rate, 3, seed=2)
+    assert 80 < sum(each['optimizer.learning_rate'] < 1e-3 for each in many) < 120  # a third of the decades
+    assert 120 < sum(each['model.emb_dim'] == 8 for each in many) < 180
+    drawn = [each['x'] for each in sample({'x': uniform(1, 3)}, 300)]
+    assert 1 <= min(drawn) < 1.05 and 2.95 < max(drawn) < 3 and abs(sum(drawn) / 300 - 2) < 0.1
+
+
+MISTAKES = {
+    'model.norm: a list of values is due': lambda: grid({'model.norm': 'rmsnorm'}),
+    'model.norm: its list of values is empty': lambda: grid({'model.norm': []}),
+    'as many values of each field, not 2 of model.norm, 3 of': lambda: zipped(NORMS | HEADS),
+    'product: model.norm is set by two of its lists': lambda: product(grid(NORMS), grid(NORMS)),
+    "a list of dicts is due, not {'model.norm': 'dyt'}": lambda: product({'model.norm': 'dyt'}, seeds(2)),
+    r"a list of dicts is due, not \['model.norm'\]": lambda: chain(['model.norm']),
+    "arm 1 of 1: 'model.norm' is no dict of fields": lambda: trials.trials(TINY, ['model.norm']),
+    'the first must be the smaller': lambda: uniform(3, 1),
+    'both must be positive': lambda: log_uniform(0, 1),
+    'a sweep of no arms': lambda: trials.trials(TINY, []),
+    "arm 2 of 2: config.model.nrom is no field; did you mean 'model.norm'": lambda: trials.trials(
+        TINY, [{}, {'model.nrom': None}]
+    ),
+    "arm 1 of 1: config.model.emb_dim='wide' is not int": lambda: trials.trials(TINY, [{'model.emb_dim': 'wide'}]),
+    'arm 2 of 2: .*num_heads': lambda: trials.trials(TINY, [{}, {'model.num_heads': 3}]),
+    "model.norm='rmsnrm' is unknown; did you mean 'rmsnorm'": lambda: trials.trials(TINY, [{'model.norm': 'rmsnrm'}]),
+    "Match.quantity='weights' is unknown": lambda: matched(Match('weights', 'model.mlp_dim')),
+    "Match.field='model.norm' is unknown": lambda: matched(Match('parameters', 'model.norm')),
+    "Match.to='base' is unknown": lambda: matched(Match('parameters', 'model.mlp_dim', to='base')),
+    'the field does not change the quantity': lambda: matched(Match('tokens', 'model.mlp_dim')),
+    'both varied and adjusted': lambda: matched(Match('parameters', 'model.emb_dim')),
+    'set train.num_steps': lambda: matched(Match('flops', 'model.mlp_dim'), num_steps=None, num_epochs=1.0),
+}
+
+
+def matched(match: Match, **length: float | None) -> list[trials.Trial]:
+    base = config.override(TINY, {f'train.{name}': value for name, value in length.items()})
+    return trials.trials(base, [{}, {'model.emb_dim': 32, 'train.batch_size': 16}], [match])
+
+
+@pytest.mark.parametrize('message', MISTAKES)
+def test_a_mistake_is_one_line(message: str) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        MISTAKES[message]()
+    assert '\n' not in str(error.value)
+
+
+# -------------------------------------------------------------------------------------------------------------- trials
+
+
+def test_arms_are_named_after_what_differs_from_the_first() -> None:
+    arms = chain(grid(NORMS | {'train.batch_size': ['8', 16]}), [{'data.noise': ('permute',), 'model.num_heads': '2'}])
+    made = trials.trials(TINY, product(arms, seeds(2)))
+    names = ['baseline', 'train.batch_size=16', 'norm=rmsnorm', 'norm=rmsnorm,train.batch_size=16']
+    names.append('num_heads=2,noise=permute')
+    assert [trial.directory for trial in made] == [f'{name}/seed_{seed}' for name in names for seed in (0, 1)]
+    assert made[-1].config.model.num_heads == 2
+    assert made[-1].overrides == {'model.num_heads': 2, 'data.noise': ('permute',), 'train.seed': 1}
+    assert {trial.seed == trial.config.train.seed for trial in made} == {True}
+
+
+def test_names_are_unique_and_safe() -> None:
+    values = ['a/b', 'a b', 'a//b', '..', 'é', 'x' * 300, 'x' * 301, 'a+b', 'a,b=c', None]
+    made = trials.trials(TINY, chain([{}], grid({'data.cache_dir': values}), grid({'model.norm': ['layernorm', None]})))
+    names = [trial.name for trial in made]
+    assert len(set(names)) == len(names) == 1 + len(values) - 1 + 1  # a None and a layernorm are the baseline
+    for name in names:
+        assert set(name) <= set('abcdefghijklmnopqrstuvwxyz0123456789_=,.+-~None') and len(name) < 200, name
+    assert 'norm=None' in names
+
+
+def test_arms_of_the_same_config_are_one_trial() -> None:
+    arms = one_at_a_time({}, NORMS | {'model.mlp_dim': [64, 128]})
+    assert [trial.name for trial in trials.trials(TINY, arms)] == ['baseline', 'norm=rmsnorm', 'mlp_dim=128']
+
+
+@pytest.mark.parametrize('quantity, field, multiple', [
+    ('parameters', 'model.mlp_dim', 1), ('parameters', 'model.mlp_dim', 8),
+    ('parameters', 'model.num_decoder_layers', 1),
+    ('flops', 'train.num_steps', 1), ('flops', 'model.mlp_dim', 4), ('tokens', 'train.num_steps', 1),
+])  # fmt: skip
+def test_what_is_matched_is_as_near_as_the_field_allows(quantity: str, field: str, multiple: int) -> None:
+    base = config.override(TINY, {'train.num_steps': 1000, 'model.num_decoder_layers': 6})
+    gated = {'model.activation': 'swiglu', 'model.mlp_bias': False, 'train.batch_size': 24}
+    arms = product([{}, gated, {'model.norm_epsilon': 1e-5}], seeds(2))
+    made = {trial.directory: trial for trial in trials.trials(base, arms, [Match(quantity, field, multiple)])}
+    assert made['baseline/seed_1'].config == config.override(base, {'train.seed': 1})
+    assert {name: trial.config.train.seed for name, trial in made.items()} == {name: int(name[-1]) for name in made}
+    assert made['norm_epsilon=1e-05/seed_0'].off == {quantity: 0.0}
+    adjusted = made['mlp_bias=False,activation=swiglu,train.batch_size=24/seed_1']
+    measured, value = matching.QUANTITIES[quantity], adjusted.overrides[field]
+    assert value % multiple == 0 and adjusted.overrides['train.seed'] == 1
+    near, target = measured(adjusted.config), measured(base)
+    assert adjusted.off[quantity] == pytest.approx(100 * (near - target) / target)
+    for other in (value - multiple or value, value + multiple):
+        assert abs(measured(config.override(adjusted.config, {field: other})) - target) >= abs(near - target)
+
+
+def test_hand_worked_amounts() -> None:
+    """Per layer 4 16^2 of attention and 2 16 64 + 64 + 16 of the feed-forward, 4 16 of norms; a table of 64 16."""
+    layer = 4 * 16**2 + 2 * 16 * 64 + 64 + 16 + 4 * 16
+    stated = config.override(TINY, {'train.num_steps': 10})
+    assert matching.num_parameters(stated) == 2 * layer + 64 * 16 + 2 * 16
+    assert matching.num_tokens(stated) == 10 * 8 * 16
+    kernels, pairs = 2 * (4 * 16**2 + 2 * 16 * 64) + 64 * 16, 2 * 16**2
+    assert matching.num_flops(stated) == 10 * (6 * 8 * 16 * kernels + 8 * 12 * 16 * pairs)
+
+
+@pytest.mark.parametrize('start', [1, 7, 1000])
+def test_the_nearest_number_is_found_from_anywhere_in_few_looks(start: int) -> None:
+    looks: list[int] = []
+    for rising in (lambda x: 10 * x, lambda x: x**3, lambda x: 50 * (x // 4) + x):
+        for number in (1, 2, 3, 100, 701, 7000):
+            for target in (rising(number), rising(number) + 3, rising(number) - 3):
+                looks.clear()
+                found = matching.nearest(lambda x: looks.append(x) or rising(x), target, start)  # noqa: B023
+                least = min(abs(rising(other) - target) for other in range(1, 7010))
+                assert found > 0 and abs(rising(found) - target) == least
+                assert len(looks) == len(set(looks)) <= 50
+    matching.nearest(lambda x: looks.append(x) or 10 * x + 7, 3000, looks.clear() or 1000)
+    assert len(looks) <= 8  # of a straight line
+
+
+# ---------------------------------------------------------------------------------------------------------- the files
+
+
+@pytest.mark.parametrize('file', recipes.SWEEPS)
+def test_every_sweep_loads_and_its_header_says_how_to_run_it(file: str, monkeypatch, tmp_path: pathlib.Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = f'{recipes.FOLDER}/{file}.py'
+    for spec in (path, f'{path}:smoke'):
+        base, made = trials.load(spec)
+        assert made[0].name == 'baseline' and len({trial.name for trial in made}) >= 2
+        for trial in made:
+            choices.validate(trial.config)
+            assert config.override(base, trial.overrides) == trial.config
+            assert max(map(abs, trial.off.values()), default=0) < 0.1
+            assert trial.config.train.num_steps == 2 or not spec.endswith('smoke')
+    header = recipes.header(file)
+    assert (f'tformer sweep --config=configs/{file}.py --workdir=' in header and 'et al.' in header) or '20' in header
+    assert 'Machine and time' in header
+
+
+def test_a_sweep_of_two_arms_is_written_in_under_ten_lines(tmp_path: pathlib.Path, capsys) -> None:
+    (tmp_path / 'base.py').write_text("""
+from tformer.config import Config, Train, config_dict
+
+def get_config(argument):
+    return config_dict(Config(train=Train(num_steps=9)))
+""")
+    text = """
+        from tformer.lab.sweep import Sweep, grid, product, seeds
+
+        def get_sweep():
+            return Sweep('base.py', product(grid({'model.norm': ['layernorm', 'rmsnorm']}), seeds(2)))
+    """
+    (tmp_path / 'two.py').write_text('\n'.join(line[8:] for line in text.splitlines()))
+    base, made = trials.load(f'{tmp_path}/two.py', {'model.emb_dim': '64'})
+    assert [trial.directory for trial in made][1:3] == ['baseline/seed_1', 'norm=rmsnorm/seed_0']
+    assert {trial.config.model.emb_dim for trial in made} == {base.model.emb_dim} == {64}
+    with flagsaver.flagsaver():
+        command_line.FLAGS(['tformer', f'--config={tmp_path}/two.py', '--dry_run'])
+        command_line.sweep([], {'model.emb_dim': '64'})
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in said[1:5]] == [trial.directory for trial in made]
+    assert [line.split()[1] for line in said[1:5]] == [f'{matching.num_parameters(trial.config):,}' for trial in made]
+    with pytest.raises(UserError, match=r'--config.model.norm: .* varies this field itself'):
+        trials.load(f'{tmp_path}/two.py', {'model.norm': 'dyt'})
+    with pytest.raises(UserError, match=r'two.py: .*argument'):
+        trials.load(f'{tmp_path}/two.py:small')
+    with pytest.raises(UserError, match=r'defines no get_sweep\(\)'):
+        trials.load(f'{tmp_path}/base.py')
+    with pytest.raises(UserError, match=r'no file .*tow.py; did you mean .*two.py'):
+        trials.load(f'{tmp_path}/tow.py')
+    of_dict = Sweep(config.config_dict(TINY), [{}])
+    assert trials.trials(config.from_dict(of_dict.base), of_dict.arms)[0].config == TINY
+
+
+# ---------------------------------------------------------------------------------- the runner, of trainings that act
+
+ACTOR = """
+import json, pathlib, signal, sys, time
+stated, home = (pathlib.Path(argument.partition('=')[2]) for argument in sys.argv[1:])
+rate = json.loads(stated.read_text())['optimizer']['learning_rate']
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+with (home / 'began').open('a') as file:
+    file.write('x')
+if rate == 2.0:
+    print('tformer: it is two\\nand more', file=sys.stderr)
+    sys.exit(2)
+if rate == 3.0:
+    raise ValueError('it is three')
+while rate == 5.0 and not (home / 'let go').exists():
+    time.sleep(0.01)
+(home / 'result.json').write_text(json.dumps({'test': {'loss': rate}}))
+"""
+
+
+def acting(directory: pathlib.Path, rates: list[float], parallel: int = 1) -> int:
+    made = trials.trials(TINY, grid({'optimizer.learning_rate': rates}))
+    return runner.sweep(TINY, made, directory, parallel, [sys.executable, '-c', ACTOR])
+
+
+def begun(directory: pathlib.Path) -> dict[str, int]:
+    """How often each trial began, by its arm."""
+    return {file.parts[-3]: len(file.read_text()) for file in sorted(directory.glob('*/seed_0/began'))}
+
+
+def test_failures_are_told_and_kept_and_stop_nothing(tmp_path: pathlib.Path, capsys) -> None:
+    assert acting(tmp_path, [2.0, 1.0, 4.0]) == 2
+    said = capsys.readouterr().out
+    assert '2/3  learning_rate=1.0/seed_0  0 s  done, test loss 1' in said
+    assert said.splitlines()[-1].startswith('failed: baseline/seed_0: tformer: it is two (')
+    assert (tmp_path / 'baseline/seed_0/error.txt').read_text() == 'tformer: it is two\n'
+    assert acting(tmp_path, [2.0, 1.0, 3.0, 4.0]) == 1
+    assert (tmp_path / 'learning_rate=3.0/seed_0/error.txt').read_text() == 'ValueError: it is three\n'
+    assert begun(tmp_path) == {'baseline': 2} | {f'learning_rate={x}': 1 for x in (1.0, 3.0, 4.0)}
+    listed = json.loads((tmp_path / 'sweep.json').read_text())
+    assert config.from_dict(listed['base']) == TINY
+    for trial in listed['trials']:
+        stated = config.override(TINY, trial['overrides'])
+        assert config.digest(stated) == trial['config_digest'] and trial['seconds'] > 0
+        assert config.load(f'{tmp_path}/{trial["directory"]}/trial.json') == stated
+
+
+def test_a_trial_of_the_same_name_and_another_config_is_refused_before_anything_is_written(tmp_path) -> None:
+    assert acting(tmp_path, [1.0]) == 0
+    before = (tmp_path / 'sweep.json').read_text()
+    with pytest.raises(UserError, match=r'seed_0 is of another config: optimizer.learning_rate \(1.0 there, 4.0 here'):
+        acting(tmp_path, [4.0, 1.0])
+    assert (tmp_path / 'sweep.json').read_text() == before and not list(tmp_path.glob('learning_rate*'))
+    (tmp_path / 'other/baseline/seed_0').mkdir(parents=True)
+    (tmp_path / 'other/baseline/seed_0/config.json').write_text('{}')
+    with pytest.raises(UserError, match='not of a sweep'):
+        acting(tmp_path / 'other', [1.0])
+    with pytest.raises(UserError, match='--parallel=0'):
+        acting(tmp_path, [1.0], parallel=0)
+
+
+def test_the_plan_tells_what_is_done_and_what_time_is_left(tmp_path: pathlib.Path) -> None:
+    acting(tmp_path, [1.0, 2.0])
+    listed = json.loads((tmp_path / 'sweep.json').read_text())
+    listed['trials'][0]['seconds'] = 30.0
+    (tmp_path / 'sweep.json').write_text(json.dumps(listed))
+    arms = [{'optimizer.learning_rate': 1.0}, {'optimizer.learning_rate': 2.0}, {'train.num_steps': 12}]
+    arms[2]['optimizer.learning_rate'] = 1.0
+    made = trials.trials(TINY, arms, [Match('parameters', 'model.mlp_dim')])
+    head, *rows, last = plan.plan(made, tmp_path).splitlines()
+    assert head.split() == ['trial', 'parameters', 'FLOPs', 'tokens', 'matched', 'state']
+    assert rows[0].startswith('baseline/seed_0') and rows[0].endswith('done, 30 s')
+    assert f'{matching.num_parameters(TINY):,}' in rows[0] and '512' in rows[0] and 'parameters +0.000 %' in rows[0]
+    assert rows[1].endswith('failed: tformer: it is two') and rows[2].endswith('about 90 s')
+    assert last.startswith('3 trials, 1 of them done; about 2.0 minutes are left')
+    assert not list(tmp_path.glob('num_steps*'))
+    epochs = config.override(TINY, {'train.num_steps': None, 'train.num_epochs': 1.0})
+    assert plan.plan(trials.trials(epochs, [{}]), None).splitlines()[1].split()[2:] == ['-', '-']
+
+
+def in_a_process(directory: pathlib.Path, rates: list[float], parallel: int) -> subprocess.Popen[str]:
+    code = f'import sys; sys.path.append({str(ROOT / "tests")!r})\nimport pathlib, test_sweep, tformer.errors\n'
+    code += f'try: test_sweep.acting(pathlib.Path({str(directory)!r}), {rates}, {parallel})\n'
+    code += 'except tformer.errors.Stopped as stopped: print(stopped); sys.exit(75)'
+    return subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE, text=True, env=environment())
+
+
+def environment() -> dict[str, str]:
+    cache = pathlib.Path(tempfile.gettempdir()) / 'tformer-test-compilations'
+    return {
+        **os.environ, 'PYTHONPATH': str(ROOT), 'XLA_FLAGS': '', 'JAX_PLATFORMS': 'cpu',
+        'JAX_COMPILATION_CACHE_DIR': str(cache), 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0.5',
+        'JAX_DISABLE_MOST_OPTIMIZATIONS': '1',
+    }  # fmt: skip
+
+
+def wait_for(sign, timeout: float = 120) -> None:
+    end = time.monotonic() + timeout
+    while not sign():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize('ending', [signal.SIGTERM, signal.SIGKILL])
+def test_a_sweep_that_is_ended_leaves_no_process_and_goes_on(ending: signal.Signals, tmp_path: pathlib.Path) -> None:
+    """Two at once: one waits to be let go, the other has ended, the third has begun and waits."""
+    rates = [1.0, 5.0, 4.0]
+    (tmp_path / 'x').mkdir()
+    waiting = tmp_path / 'learning_rate=5.0/seed_0'
+    life = in_a_process(tmp_path, rates, 2)
+    wait_for(lambda: (tmp_path / 'learning_rate=4.0/seed_0/result.json').exists() and (waiting / 'began').exists())
+    life.send_signal(ending)
+    said, _ = life.communicate(timeout=60)
+    if ending == signal.SIGTERM:
+        assert life.returncode == 75 and 'learning_rate=5.0/seed_0' in said and 'stopped\n' in said
+        assert 'SIGTERM: 2 of 3 trials are done; the same command goes on' in said
+    wait_for(lambda: not trainings(tmp_path), timeout=5)
+    assert not (waiting / 'error.txt').exists() and not (waiting / 'result.json').exists()
+    (waiting / 'let go').touch()
+    assert acting(tmp_path, rates, 2) == 0
+    assert begun(tmp_path) == {'baseline': 1, 'learning_rate=4.0': 1, 'learning_rate=5.0': 2}
+
+
+def trainings(directory: pathlib.Path) -> list[str]:
+    """The processes whose command names the directory as a workdir."""
+    found = []
+    for file in pathlib.Path('/proc').glob('[0-9]*/cmdline'):
+        try:
+            command = file.read_bytes().decode(errors='replace')
+        except OSError:
+            continue
+        if f'--workdir={directory}' in command:
+            found.append(command)
+    return found
+
+
+def test_trials_at_once_share_the_cores() -> None:
+    cores = os.sched_getaffinity(0)
+    shares = [runner._share(slot, len(cores)) for slot in range(len(cores))]
+    assert len(cores) == 1 or (set().union(*shares) == cores and {len(share) for share in shares} == {1})
+    assert runner._share(0, 1) == runner._share(0, len(cores) + 1) == set()
+
+
+# -------------------------------------------------------------------------------------------- the runner, of trainings
+
+
+def real(place: pathlib.Path) -> tuple[Config, list[trials.Trial]]:
+    """Two arms of two seeds, of which one arm comes to no number."""
+    path = (str(toy_data.running(place / 'data')),)
+    base = config.override(TINY, {'data.path': path, 'data.byte_fallback': False, 'train.max_skipped': 1})
+    return base, trials.trials(base, product([{}, {'optimizer.learning_rate': 1e38}], seeds(2)))
+
+
+def test_trainings_end_fail_and_after_a_kill_end_as_if_there_was_none(tmp_path: pathlib.Path, monkeypatch) -> None:
+    for name, value in environment().items():
+        monkeypatch.setenv(name, value)
+    base, made = real(tmp_path)
+    assert runner.sweep(base, made, tmp_path / 'whole', parallel=2) == 2
+    for trial in made:
+        place = tmp_path / 'whole' / trial.directory
+        failed = trial.name != 'baseline'
+        assert (place / 'result.json').exists() != failed == (place / 'error.txt').exists()
+        assert not failed or 'were not made: their loss or gradient is no number' in (place / 'error.txt').read_text()
+
+    (tmp_path / 'again.py').write_text("""
+import pathlib
+from tformer.lab.sweep import Sweep, seeds
+
+def get_sweep():
+    return Sweep('base.json', seeds(2))
+""")
+    (tmp_path / 'base.json').write_text(json.dumps(config.to_dict(base)))
+    parts = tmp_path / 'parts'
+    command = [sys.executable, '-m', 'tformer', 'sweep', f'--config={tmp_path}/again.py', f'--workdir={parts}']
+    first = parts / 'baseline/seed_0'
+    life = subprocess.Popen([*command, '--parallel=2'], stdout=subprocess.DEVNULL)
+    wait_for(lambda: checkpoint.steps(first) or life.poll() is not None)
+    life.kill()
+    life.wait()
+    assert not (first / 'result.json').exists()
+    done = subprocess.run([*command, '--parallel=2'], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert 'resumed at step' in (first / 'log.txt').read_text()
+    for trial in made[:2]:
+        one, other = (place / trial.directory for place in (tmp_path / 'whole', parts))
+        assert (one / 'result.json').read_text() == (other / 'result.json').read_text()
+        assert numbers(one) == numbers(other) and len(numbers(one)) >= 4
+    assert numbers(tmp_path / 'whole' / made[0].directory) != numbers(tmp_path / 'whole' / made[1].directory)
+
+
+def numbers(place: pathlib.Path) -> list[dict[str, float]]:
+    rows = [json.loads(line) for line in (place / 'metrics.jsonl').read_text().splitlines()]
+    return [{name: value for name, value in row.items() if 'per_second' not in name} for row in rows]
+
+
+def test_a_signal_in_this_process_is_a_stop(tmp_path: pathlib.Path) -> None:
+    handler = signal.getsignal(signal.SIGTERM)
+    made = trials.trials(TINY, [{}, {'optimizer.learning_rate': 5.0}])
+    actor = ACTOR.replace('rate = ', 'import os; os.kill(os.getppid(), signal.SIGTERM); time.sleep(9); rate = ')
+    with pytest.raises(Stopped, match='SIGTERM: 0 of 2'):
+        runner.sweep(TINY, made, tmp_path, 1, [sys.executable, '-c', actor])
+    assert begun(tmp_path) == {} and signal.getsignal(signal.SIGTERM) == handler

@@ -1,0 +1,58 @@
+"""What a sweep would run, before it does."""
+
+import pathlib
+import statistics
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from tformer.config import Config
+from tformer.errors import UserError
+from tformer.lab import matching, runner
+from tformer.lab.trials import Trial
+
+T = TypeVar('T')
+
+
+def plan(trials: Sequence[Trial], directory: str | pathlib.Path | None, parallel: int = 1) -> str:
+    """Returns a table of the trials: parameters, FLOPs and tokens of each, what it is off, and how far it is.
+
+    The time of one that has not run is that of those that have, by their FLOPs.
+    """
+    home = None if directory is None else pathlib.Path(directory)
+    seconds = {} if home is None else runner.times(home)
+    flops = {trial.directory: _known(matching.num_flops, trial.config) for trial in trials}
+    done = {name for name in flops if home is not None and runner.is_done(home / name)}
+    rates = [seconds[name] / (flops[name] or 1.0) for name in done if seconds.get(name)]
+    rows, left = [('trial', 'parameters', 'FLOPs', 'tokens', 'matched', 'state')], 0.0
+    for trial in trials:
+        name = trial.directory
+        tokens = _known(matching.num_tokens, trial.config)
+        state = ''
+        if name in done:
+            state = f'done, {seconds.get(name, 0.0):,.0f} s'
+        elif rates:
+            left += (expected := statistics.median(rates) * (flops[name] or 1.0))
+            state = f'about {expected:,.0f} s'
+        if home is not None and (home / name / runner.ERROR).is_file():
+            state = f'failed: {(home / name / runner.ERROR).read_text().strip()}'
+        rows.append((
+            name,
+            f'{matching.num_parameters(trial.config):,}',
+            '-' if flops[name] is None else f'{flops[name]:.4g}',
+            '-' if tokens is None else f'{tokens:,}',
+            ', '.join(f'{quantity} {off:+.3f} %' for quantity, off in trial.off.items()),
+            state,
+        ))  # fmt: skip
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ['  '.join(f'{cell:<{width}}' for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    total = f'; about {left / parallel / 60:,.1f} minutes are left' if rates else ''
+    sizes = 'where model.vocab_size is None, with data.tokenizer_vocab_size'
+    return '\n'.join([*lines, f'{len(trials)} trials, {len(done)} of them done{total} (parameters: {sizes})'])
+
+
+def _known(measured: Callable[[Config], T], stated: Config) -> T | None:
+    """Returns an amount, None where only the data tell."""
+    try:
+        return measured(stated)
+    except UserError:
+        return None

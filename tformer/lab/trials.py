@@ -1,0 +1,138 @@
+"""The trials that a sweep makes of its base config: their names, and what is matched between them."""
+
+import dataclasses
+import hashlib
+import json
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tformer import choices, config
+from tformer.config import Config
+from tformer.errors import UserError, choose
+from tformer.lab import matching
+from tformer.lab.sweep import SEED, Match, Overrides, Sweep
+
+BASELINE = 'baseline'
+LONGEST = 150  # of a name: file systems take 255
+UNSAFE = re.compile(r'[^\w.+-]+', re.ASCII)
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """One run of a sweep.
+
+    Attributes:
+      name: of its arm: what differs from the baseline, before matching.
+      seed: its train.seed.
+      overrides: of the sweep's base; what matching found is among them.
+      config: as stated, not resolved.
+      off: by how many percent it misses what it is matched in, by quantity.
+    """
+
+    name: str
+    seed: int
+    overrides: Overrides
+    config: Config
+    off: dict[str, float]
+
+    @property
+    def directory(self) -> str:
+        """Its workdir in that of the sweep."""
+        return f'{self.name}/seed_{self.seed}'
+
+
+def load(spec: str, overrides: Mapping[str, str] | None = None) -> tuple[Config, list[Trial]]:
+    """Returns (the base config, the trials) of a sweep file, `FILE[:argument]`; overrides change the base.
+
+    Raises:
+      UserError: in the file, in the base, or in an arm, which is named.
+    """
+    path, _, argument = spec.partition(':')
+    sweep = config.execute(path, 'get_sweep', *filter(None, [argument]))
+    if not isinstance(sweep, Sweep):
+        raise UserError(f'{path}: get_sweep returns {type(sweep).__name__}, not a Sweep')
+    if isinstance(sweep.base, str):
+        base = config.load(str(pathlib.Path(path).parent / sweep.base))
+    else:
+        base = config.from_dict(sweep.base)
+    base = config.override(base, overrides or {})
+    for field in overrides or {}:
+        if any(field in arm for arm in sweep.arms) or any(field == match.field for match in sweep.match):
+            raise UserError(f'--config.{field}: {path} varies this field itself')
+    try:
+        return base, trials(base, sweep.arms, sweep.match)
+    except UserError as error:
+        raise UserError(f'{path}: {error}') from error
+
+
+def trials(base: Config, arms: Sequence[Overrides], match: Sequence[Match] = ()) -> list[Trial]:
+    """Returns the trials of a sweep in the order of its arms; those that come to the same config are one.
+
+    Raises:
+      UserError: no arm, a field or a value that is none, or fields that do not fit together; the arm is named.
+    """
+    if not arms:
+        raise UserError('a sweep of no arms')
+    made: dict[Config, Trial] = {}
+    baseline: Config | None = None
+    for number, arm in enumerate(arms, start=1):
+        try:
+            if not isinstance(arm, Mapping):
+                raise UserError(f'{arm!r} is no dict of fields')
+            stated = config.override(base, arm)
+            choices.validate(stated, here=False)
+        except UserError as error:
+            raise UserError(f'arm {number} of {len(arms)}: {error}') from error
+        baseline = baseline or stated
+        name = arm_name(baseline, stated)
+        made.setdefault(stated, Trial(name, stated.train.seed, dict(arm), stated, {}))
+    found = list(made.values())
+    for one in match:
+        found = _matched(found, one)
+    differing = [{field: new for field, (_, new) in config.difference(base, trial.config).items()} for trial in found]
+    return [dataclasses.replace(trial, overrides=values) for trial, values in zip(found, differing, strict=True)]
+
+
+def _matched(found: list[Trial], match: Match) -> list[Trial]:
+    """Returns the trials with the field of `match` adjusted, the same for all seeds of an arm."""
+    arms = {trial.name: trial.config for trial in found}
+    for name, stated in arms.items():
+        if match.field in config.difference(choose(arms, match.to, 'Match.to'), stated):
+            raise UserError(f'{name}: {match.field} is both varied and adjusted to match the {match.quantity}')
+    matched = matching.match_all(arms, match)
+    adjusted = []
+    for trial in found:
+        stated, off = matched[trial.name]
+        stated = config.override(stated, {SEED: trial.seed})
+        choices.validate(stated, here=False)
+        adjusted.append(dataclasses.replace(trial, config=stated, off={**trial.off, match.quantity: off}))
+    return adjusted
+
+
+def arm_name(baseline: Config, stated: Config) -> str:
+    """Returns what an arm is called: the fields that differ from the baseline's, e.g. 'norm=rmsnorm,num_heads=8'.
+
+    A section stands before a field whose name another section has too. Where the name would be too long, or a value
+    has letters that a directory should not have, a digest of the values ends it.
+    """
+    differing = {name: new for name, (_, new) in config.difference(baseline, stated).items() if name != SEED}
+    if not differing:
+        return BASELINE
+    every = [name.partition('.')[2] for name in config.field_types()]
+    parts = []
+    for name, value in differing.items():
+        field = name.partition('.')[2]
+        parts.append((field if every.count(field) == 1 else name, _written(value)))
+    text = ','.join(f'{field}={UNSAFE.sub("-", value)}' for field, value in parts)
+    if len(text) <= LONGEST and not any(UNSAFE.search(value) for _, value in parts):
+        return text
+    digest = hashlib.blake2b(json.dumps(differing, sort_keys=True).encode(), digest_size=4).hexdigest()
+    return f'{text[:LONGEST]}~{digest}'
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, tuple):
+        return '+'.join(str(item).replace('+', ' ') for item in value)
+    return str(value)
