@@ -17,7 +17,7 @@ import toy_data
 from lives import Life
 from test_resume import arrays, rows
 
-from tformer import checkpoint, errors, runs
+from tformer import checkpoint, errors, journal, runs
 from tformer import train as train_lib
 
 STEPS = 6
@@ -125,7 +125,7 @@ def test_fields_that_are_named_may_differ(whole, tmp_path):
 
 
 def test_a_signal_during_an_evaluation_leaves_it_to_the_next_life(whole, tmp_path, monkeypatch, capfd):
-    run, real, calls = tmp_path / 'run', train_lib.evaluation, []
+    run, real, calls = tmp_path / 'run', journal.evaluation, []
 
     def interrupted(*args):
         calls.append(args)
@@ -135,7 +135,7 @@ def test_a_signal_during_an_evaluation_leaves_it_to_the_next_life(whole, tmp_pat
                 pass
         return real(*args)
 
-    monkeypatch.setattr(train_lib, 'evaluation', interrupted)
+    monkeypatch.setattr(journal, 'evaluation', interrupted)
     with pytest.raises(errors.Stopped, match='SIGTERM: stopped after step 4 of 6, which is saved'):
         train_lib.train(wanted(whole), run)
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL

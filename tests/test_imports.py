@@ -26,6 +26,7 @@ ORDER = [
     ('checkpoint', 'step'),
     ('evaluate', 'pretrained'),
     ('resume',),
+    ('journal',),
     ('train', 'replay'),
     ('benchmark', 'choices'),
     ('lab', 'dry_run'),

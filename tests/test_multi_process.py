@@ -188,8 +188,8 @@ def test_a_mistake_is_told_once_and_an_exception_ends_all(tmp_path: pathlib.Path
         f'spec.loader.exec_module(lm)\n'
         f'def get_config(size=""):\n'
         f'    if "--process_id=1" in sys.argv:\n'
-        f'        from tformer import train\n'
-        f'        train.Interval.summary = lambda self: 1 / 0\n'
+        f'        from tformer import journal\n'
+        f'        journal.Interval.summary = lambda self: 1 / 0\n'
         f'    return lm.get_config(size)\n'
     )
     faulty = [*flags(tmp_path, 'run'), f'--config={tmp_path}/faulty.py:smoke']

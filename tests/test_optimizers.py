@@ -161,7 +161,7 @@ def test_every_optimizer_learns_a_regression_by_one_program_for_all_rates(name):
 def rates(schedule, steps, num_steps=100, emb_dim=64, **fields):
     cfg = config.Optimizer(schedule=schedule, **fields)
     hyper = Hyper.of(Config(optimizer=cfg))
-    return [float(schedules.learning_rate(cfg, hyper, t, num_steps=num_steps, emb_dim=emb_dim)) for t in steps]
+    return [float(schedules.learning_rate(schedule, hyper, t, num_steps=num_steps, emb_dim=emb_dim)) for t in steps]
 
 
 def test_noam_peaks_at_the_warmup_between_a_line_and_an_inverse_root():

@@ -286,7 +286,7 @@ while rate == 5.0 and not (home / 'let go').exists():
 
 def acting(directory: pathlib.Path, rates: list[float], parallel: int = 1) -> int:
     made = trials.trials(TINY, grid({'optimizer.learning_rate': rates}))
-    return runner.sweep(TINY, made, directory, parallel, [sys.executable, '-c', ACTOR])
+    return runner.sweep(TINY, made, directory, parallel, command=[sys.executable, '-c', ACTOR])
 
 
 def begun(directory: pathlib.Path) -> dict[str, int]:
@@ -464,5 +464,5 @@ def test_a_signal_in_this_process_is_a_stop(tmp_path: pathlib.Path) -> None:
     made = trials.trials(TINY, [{}, {'optimizer.learning_rate': 5.0}])
     actor = ACTOR.replace('rate = ', 'import os; os.kill(os.getppid(), signal.SIGTERM); time.sleep(9); rate = ')
     with pytest.raises(Stopped, match='SIGTERM: 0 of 2'):
-        runner.sweep(TINY, made, tmp_path, 1, [sys.executable, '-c', actor])
+        runner.sweep(TINY, made, tmp_path, command=[sys.executable, '-c', actor])
     assert begun(tmp_path) == {} and signal.getsignal(signal.SIGTERM) == handler

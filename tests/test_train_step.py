@@ -363,6 +363,8 @@ SWEPT = {
     'seed': [0, 1, 2],
     'learning_rate': [1e-2, 3e-2, 1e-3],
     'warmup_steps': [0, 2, 10],
+    'final_fraction': [0.1, 0.0, 0.5],
+    'decay_fraction': [0.2, 0.5, 0.9],
     'weight_decay': [0.0, 0.1, 1.0],
     'ema_decay': [0.0, 0.05, 0.15],
     'init_scale': [1.0, 0.5, 1.5],
@@ -440,11 +442,10 @@ def shared_program():
 
 @pytest.mark.parametrize('schedule', schedules.SCHEDULES)
 def test_schedules_accept_traced_numbers(schedule):
-    cfg = config.Optimizer(schedule=schedule, final_fraction=0.1)
     swept = hypers(None)
 
     def rate(hyper, step):
-        return schedules.learning_rate(cfg, hyper, step, num_steps=20, emb_dim=16)
+        return schedules.learning_rate(schedule, hyper, step, num_steps=20, emb_dim=16)
 
     steps = jnp.arange(1, 25)
     found = jax.jit(jax.vmap(jax.vmap(rate, (None, 0)), (0, None)))(swept, steps)

@@ -30,12 +30,17 @@ flags.DEFINE_list('may_differ', [], "train: fields that may differ from those of
 flags.DEFINE_integer('step', None, 'replay: the number of the step, from 1.')
 flags.DEFINE_integer('steps', 10, 'benchmark: timed steps.')
 flags.DEFINE_boolean('dry_run', False, 'sweep: prints the trials and runs none.')
-flags.DEFINE_integer('parallel', 1, 'sweep: trials that run at once.')
+flags.DEFINE_integer('parallel', 1, 'sweep: processes that run at once.')
+flags.DEFINE_integer(
+    'together', 1, 'sweep: trials that one program trains, at most, where they differ in numbers alone.'
+)
+flags.DEFINE_string('transform', None, 'sweep: of trials together: vmap, or map; default: map on a CPU, else vmap.')
 
 USAGE = """tformer COMMAND [--config=FILE[:argument]] [--workdir=DIR] [--config.section.field=value ...]
 
   train      --config --workdir          trains; resumes by itself; ends with the final evaluation
-  sweep      --config --workdir [--dry_run] [--parallel=K]  runs the trials of a sweep file; goes on by itself
+  sweep      --config --workdir [--dry_run] [--parallel=K] [--together=N]  runs the trials of a sweep file; goes on by
+                                         itself; K processes at once, of N trials each in one program
   replay     --workdir --step=N          runs a step again and shows its batch
   prepare    --config [--workdir]        writes the data as a TFDS set; with a workdir its tokenizers and token cache
   evaluate   --workdir [--split] [--average=N]  scores a checkpoint, or the mean of the last N, on a split
@@ -87,6 +92,9 @@ def needed(flag: str) -> str:
 def train(arguments: list[str], overrides: dict[str, str]) -> None:
     from tformer import choices, config, runs
 
+    if arguments:  # workdirs of a sweep's trials
+        runs.train_together(arguments, FLAGS.transform)
+        return
     loaded = config.load(needed('config'), overrides)
     choices.validate(loaded)
     runs.train(loaded, needed('workdir'), FLAGS.may_differ)
@@ -101,7 +109,7 @@ def sweep(arguments: list[str], overrides: dict[str, str]) -> None:
     base, made = trials.load(needed('config'), overrides)
     if FLAGS.dry_run:
         print(plan.plan(made, FLAGS.workdir, FLAGS.parallel))
-    elif code := runner.sweep(base, made, needed('workdir'), FLAGS.parallel):
+    elif code := runner.sweep(base, made, needed('workdir'), FLAGS.parallel, FLAGS.together, FLAGS.transform):
         sys.exit(code)
 
 

@@ -75,6 +75,11 @@ def merits(workdir: pathlib.Path) -> dict[int, float]:
     return found
 
 
+def delete(workdir: pathlib.Path, step: int) -> None:
+    """Deletes a checkpoint, at once or not at all, whenever it is interrupted."""
+    shutil.rmtree(place(workdir, step).rename(place(workdir, step).with_suffix('.deleted')))
+
+
 def best(workdir: pathlib.Path) -> int | None:
     """The first step of most merit; where none is known, the latest; None where there is no checkpoint."""
     known = merits(workdir)
@@ -196,7 +201,7 @@ class Checkpoints:
             there, most = steps(self._workdir), best(self._workdir)
             for step in there[: -self._keep_last]:
                 if step != most and (self._keep_every is None or step % self._keep_every):
-                    shutil.rmtree(place(self._workdir, step).rename(place(self._workdir, step).with_suffix('.deleted')))
+                    delete(self._workdir, step)
         processes.meet('checkpoints')  # none looks for the best among what is being deleted
 
 

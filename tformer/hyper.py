@@ -3,7 +3,7 @@
 import flax.struct
 import jax
 
-from tformer.config import Config
+from tformer.config import Config, override
 from tformer.layers.dropout import Rate, Rates
 
 Scalar = float | int | jax.Array
@@ -15,6 +15,8 @@ class Hyper(flax.struct.PyTreeNode):
     seed: Scalar
     learning_rate: Scalar
     warmup_steps: Scalar
+    final_fraction: Scalar
+    decay_fraction: Scalar
     weight_decay: Scalar
     ema_decay: Rate
     init_scale: Scalar
@@ -31,6 +33,8 @@ class Hyper(flax.struct.PyTreeNode):
             seed=config.train.seed,
             learning_rate=config.optimizer.learning_rate,
             warmup_steps=config.optimizer.warmup_steps,
+            final_fraction=config.optimizer.final_fraction,
+            decay_fraction=config.optimizer.decay_fraction,
             weight_decay=config.optimizer.weight_decay,
             ema_decay=config.optimizer.ema_decay,
             init_scale=config.model.init_scale,
@@ -40,3 +44,30 @@ class Hyper(flax.struct.PyTreeNode):
             skip_spikes=config.train.skip_spikes,
             rates=Rates.of(config.model),
         )
+
+
+def standard(config: Config) -> Config:
+    """Returns `config` with the numbers of `Hyper` at a standard: equal for runs that one program can train.
+
+    Where there is an average, or a guard against spikes, there stays one: a state has it or has it not.
+    """
+    kept = {name: value for name, value in OPTIONAL.items() if override(config, {name: None}) != config}
+    return override(config, STANDARD | kept)
+
+
+STANDARD = {
+    'train.seed': 0,
+    'train.label_smoothing': 0.0,
+    'train.z_loss': 0.0,
+    'optimizer.learning_rate': 1.0,
+    'optimizer.warmup_steps': 0,
+    'optimizer.final_fraction': 0.0,
+    'optimizer.decay_fraction': 0.0,
+    'optimizer.weight_decay': 0.0,
+    'model.init_scale': 1.0,
+    'model.dropout_rate': 0.0,
+    'model.attention_dropout_rate': 0.0,
+    'model.activation_dropout_rate': 0.0,
+    'model.head_dropout_rate': 0.0,
+}
+OPTIONAL = {'optimizer.ema_decay': 0.5, 'train.skip_spikes': 1.0}

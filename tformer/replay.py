@@ -60,13 +60,14 @@ def replay(directory: str, step: int, overrides: Mapping[str, str] | None = None
 
 def row_losses(parts: resume.Parts, config: Config, state: TrainState, batch: dict[str, Any]) -> jax.Array:
     """Returns the loss [B] of each row of a batch alone, without dropout; 0 where nothing of it is scored."""
-    objective, second = parts.objective, parts.objective.weight(config.train.second_loss_weight)
+    model, objective = parts.design.model, parts.design.objective
+    second = objective.weight(config.train.second_loss_weight)
     method = objective.method_for(config.train.loss_chunk)
     weights = [name for name in batch if name in ('weights', 'label_weights')]
 
     @jax.jit
     def losses(variables: Any, batch: dict[str, jax.Array]) -> jax.Array:
-        outputs = parts.model.apply(variables, batch, Rates(), method=method)
+        outputs = model.apply(variables, batch, Rates(), method=method)
 
         def of_row(index: jax.Array) -> jax.Array:
             kept = {name: jnp.zeros_like(batch[name]).at[index].set(batch[name][index]) for name in weights}

@@ -6,7 +6,7 @@ import functools
 import importlib.metadata
 import pathlib
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -23,7 +23,7 @@ from tformer.hyper import Hyper
 from tformer.model import build
 from tformer.objectives import OBJECTIVES, Objective
 from tformer.optimizers import make_optimizer
-from tformer.state import TrainState, begin, logical_names, start_state, variables
+from tformer.state import TrainState, begin, logical_names, make_start, variables
 from tformer.step import Step, make_train_step
 
 Record = Mapping[str, Any]  # the `run` of a checkpoint
@@ -31,21 +31,32 @@ Record = Mapping[str, Any]  # the `run` of a checkpoint
 PACKAGES = ('tformer', 'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'grain', 'numpy')
 
 
-class Parts(NamedTuple):
-    """What training is made of.
+class Design(NamedTuple):
+    """What runs that differ in their `Hyper` alone share.
 
     Attributes:
       model: of the config.
       objective: of the config.
       names: the logical names of every parameter's axes.
-      hyper: the numbers that reach the step.
-      step: the train step, compiled when it is first called.
-      state: the one that training starts from, on the mesh.
+      step: the train step, a pure function.
+      shardings: of a state's arrays.
+      start: hyper -> the state of random parameters.
+      start_from: hyper, parameters and statistics -> the state of these.
     """
 
     model: nn.Module
     objective: Objective
     names: Any
+    step: Step
+    shardings: TrainState
+    start: Callable[[Hyper], TrainState]
+    start_from: Callable[[Hyper, Any, Any], TrainState]
+
+
+class Parts(NamedTuple):
+    """What training is made of: its design, its numbers, the step, compiled when it is first called, and the state."""
+
+    design: Design
     hyper: Hyper
     step: Step
     state: TrainState
@@ -57,28 +68,53 @@ def assemble(config: Config, home: pathlib.Path, batches: pipeline.Batches, mesh
     Raises:
       UserError: the checkpoint, or what the run starts from, does not fit the model.
     """
-    rules = sharding.make_rules(config.mesh)
-    model, objective, hyper = build(config.model), OBJECTIVES[config.train.objective], Hyper.of(config)
+    design, hyper = make_design(config, batches, mesh), Hyper.of(config)
+    step = jax.jit(design.step, donate_argnums=0, out_shardings=(design.shardings, None))
+    return Parts(design, hyper, step, state_at(design, config, hyper, home, last))
+
+
+def make_design(config: Config, batches: pipeline.Batches, mesh: Mesh) -> Design:
+    """Returns the design of a run; nothing is computed."""
+    model, objective = build(config.model), OBJECTIVES[config.train.objective]
     example = sharding.place_batch(batches.batch(0, sharding.batch_share(mesh)), mesh)
     names = logical_names(model, objective, example)
     optimizer = make_optimizer(config, names)
-    state, shardings = start_state(model, objective, optimizer, hyper, example, mesh, rules)
+    rules = sharding.make_rules(config.mesh)
+    start, shardings = make_start(model, objective, optimizer, Hyper.of(config), example, mesh, rules)
+    start_from = jax.jit(functools.partial(begin, optimizer), out_shardings=shardings)
     step = make_train_step(model, objective, optimizer, config)
-    step = jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
+    return Design(model, objective, names, step, shardings, start, start_from)
+
+
+def state_at(design: Design, config: Config, hyper: Hyper, home: pathlib.Path, last: int | None) -> TrainState:
+    """Returns the state of a workdir's checkpoint at step `last`; None: the one that training starts from.
+
+    Raises:
+      UserError: the checkpoint, or what the run starts from, does not fit the model.
+    """
+    state = design.start(hyper)
     if last is not None:
-        state = checkpoint.restore(home, last, state)
-    elif config.train.init_from is not None:
-        fresh, where = (variables(tree.params, tree.statistics) for tree in (state, shardings))
-        loaded = pretrained.load(config.train.init_from, fresh, where, config.train.init_except)
-        start_from = jax.jit(functools.partial(begin, optimizer), out_shardings=shardings)
-        state = start_from(hyper, loaded['params'], loaded.get('statistics', {}))
-    return Parts(model, objective, names, hyper, step, state)
+        return checkpoint.restore(home, last, state)
+    if config.train.init_from is None:
+        return state
+    fresh, where = (variables(tree.params, tree.statistics) for tree in (state, design.shardings))
+    loaded = pretrained.load(config.train.init_from, fresh, where, config.train.init_except)
+    return design.start_from(hyper, loaded['params'], loaded.get('statistics', {}))
+
+
+class Opened(NamedTuple):
+    """The data of a run, and its config, resolved by them."""
+
+    config: Config
+    tokens: Tokenizers
+    batches: pipeline.Batches
+    valid: pipeline.Batches
 
 
 def open_data(
     config: Config, home: pathlib.Path, mesh: Mesh, before: Record | None = None, may_differ: Sequence[str] = ()
-) -> tuple[Config, Tokenizers, pipeline.Batches, pipeline.Batches]:
-    """Returns (the resolved config, the tokenizers, the training batches, the validation batches) of a workdir.
+) -> Opened:
+    """Returns the resolved config, the tokenizers, the training and the validation batches of a workdir.
 
     Args:
       config: as the user states it.
@@ -106,7 +142,7 @@ def open_data(
     valid = pipeline.Batches(config, tokens, 'valid', training=False)
     with contextlib.suppress(NoSplitError):  # what is wrong with it is better known before training than after
         pipeline.Batches(config, tokens, 'test', training=False)
-    return config, tokens, batches, valid
+    return Opened(config, tokens, batches, valid)
 
 
 def row_multiple(config: Config, began: Config | None, mesh: Mesh) -> int | None:

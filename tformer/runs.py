@@ -25,6 +25,7 @@ from tformer.data.records import FIELDS, Record
 from tformer.data.tokenizers import Tokenizers
 from tformer.decode.text import make_text_generator
 from tformer.errors import NoSplitError, UserError
+from tformer.hyper import standard
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
 from tformer.state import variable_shardings
@@ -96,11 +97,17 @@ def _text_generator(model: nn.Module, config: Config, tokenizers: Tokenizers, cu
     return make_text_generator(model, config, tokenizers, cut=cut)
 
 
+@functools.lru_cache(maxsize=8)
+def _scorer(config: Config, mesh: jax.sharding.Mesh) -> evaluate_lib.Scorer:
+    return evaluate_lib.make_scorer(build(config.model), config, mesh)
+
+
 def generated_scores(
     config: Config, variables: Any, tokenizers: Tokenizers, records: Sequence[Mapping[str, Any]]
 ) -> dict[str, float]:
     """Returns the metrics of config.evaluate of what the model generates for `records`."""
-    generate = _text_generator(build(config.model), config, tokenizers, True)
+    plain = standard(config)  # so that runs that differ in numbers share a program
+    generate = _text_generator(build(plain.model), plain, tokenizers, True)
     predictions = generate(variables, [record['source'] for record in records])
     return text_scores.generation_scores(config.evaluate, predictions, records)
 
@@ -122,16 +129,41 @@ def prepare(config: Config, directory: str) -> str:
 
 def train(config: Config, directory: str, may_differ: Sequence[str] = ()) -> dict[str, float]:
     """Trains, then scores the best checkpoint on the test split (valid where there is none); writes result.json."""
-    trained = train_lib.train(config, directory, generated_scores, may_differ)
+    return finish(directory, train_lib.train(config, directory, generated_scores, may_differ))
+
+
+def train_together(directories: Sequence[str], transform: str | None = None) -> None:
+    """Trains the trials that are stated in workdirs in one program, and scores each as `train` does.
+
+    What fails leaves its error in its workdir, and the others go on.
+
+    Raises:
+      UserError: they cannot be trained together; as `train`.
+      Stopped: as `train`.
+    """
+    from tformer.lab import together
+    from tformer.lab.trials import ERROR
+
+    trained = together.train([pathlib.Path(each) for each in directories], transform, generated_scores)
+    for home, left in trained.items():
+        try:
+            finish(home, left)
+        except UserError as error:
+            (home / ERROR).write_text(f'tformer: {error}\n')
+
+
+def finish(directory: str | pathlib.Path, trained: train_lib.Trained) -> dict[str, float]:
+    """Scores the best checkpoint of a trained run on the test split, or on valid where there is none."""
     split = 'test'
     records: Sequence[Record] | None = None
     try:
-        records = mixture.load(config, split)
+        records = mixture.load(trained.config, split)
         len(records)
     except NoSplitError as error:
         print(f'scored on valid, for there is no test split: {error}')
         split, records = 'valid', None
-    return evaluate(load(directory, placed=True), split, records, parameters=trained.num_parameters)
+    run = dataclasses.replace(load(directory, placed=True), tokenizers=trained.tokenizers)
+    return evaluate(run, split, records, parameters=trained.num_parameters)
 
 
 def evaluate(run: Run, split: str, records: Sequence[Record] | None = None, **facts: float) -> dict[str, float]:
@@ -146,7 +178,7 @@ def evaluate(run: Run, split: str, records: Sequence[Record] | None = None, **fa
     batches = pipeline.Batches(divided, run.tokenizers, split, training=False, records=records)
     with sharding.placed(mesh, config.mesh):
         run = dataclasses.replace(run, variables=jax.device_put(run.variables, _shardings(config, mesh)))
-        score = evaluate_lib.make_scorer(run.model, config, mesh)
+        score = _scorer(standard(config), mesh)
         found = score(run.variables, batches, None, run.tokenizers)
     if jax.process_count() > 1 and (config.evaluate.metrics or config.evaluate.samples):  # each generates all itself
         whole = multihost_utils.process_allgather(run.variables, tiled=True)
@@ -200,7 +232,8 @@ def generate(run: Run, texts: Sequence[str], seed: int = 0, *, cut: bool = False
     Raises:
       UserError: the family does not generate, or a text is over the model's length and may not be `cut`.
     """
-    return _text_generator(run.model, run.config, run.tokenizers, cut)(run.variables, texts, seed)
+    plain = standard(run.config)
+    return _text_generator(build(plain.model), plain, run.tokenizers, cut)(run.variables, texts, seed)
 
 
 def inspect(config: Config) -> str:

@@ -5,20 +5,19 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from tformer import config as config_lib
 from tformer.errors import choose
 from tformer.hyper import Hyper, Scalar
 
 
-def learning_rate(cfg: config_lib.Optimizer, hyper: Hyper, step: Scalar, *, num_steps: int, emb_dim: int) -> jax.Array:
+def learning_rate(schedule: str, hyper: Hyper, step: Scalar, *, num_steps: int, emb_dim: int) -> jax.Array:
     """Returns the rate of update number `step`, counted from 1."""
-    return choose(SCHEDULES, cfg.schedule, 'optimizer.schedule')(
+    return choose(SCHEDULES, schedule, 'optimizer.schedule')(
         jnp.asarray(step, jnp.float32),
         hyper.learning_rate,
         hyper.warmup_steps,
         num_steps=num_steps,
-        final=cfg.final_fraction,
-        decay=cfg.decay_fraction,
+        final=hyper.final_fraction,
+        decay=hyper.decay_fraction,
         emb_dim=emb_dim,
     )
 

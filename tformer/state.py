@@ -1,5 +1,6 @@
 """What training carries from step to step, and how it starts."""
 
+from collections.abc import Callable
 from typing import Any
 
 import flax.struct
@@ -141,6 +142,22 @@ def named_as(params: Any, tree: Any) -> Any:
     return jax.tree_util.tree_map_with_path(name, tree)
 
 
+def make_start(
+    model: nn.Module,
+    objective: Objective,
+    optimizer: optax.GradientTransformation,
+    hyper: Hyper,
+    batch: Any,
+    mesh: Mesh,
+    rules: Rules,
+) -> tuple[Callable[[Hyper], TrainState], TrainState]:
+    """Returns (start(hyper) -> the initial state, placed on the mesh; the shardings of its arrays)."""
+    init = make_init(model, objective, optimizer)
+    shardings = tree_shardings(jax.eval_shape(init, hyper, batch), mesh, rules)
+    start = jax.jit(lambda hyper, batch: unboxed(init(hyper, batch)), out_shardings=shardings)
+    return lambda hyper: start(hyper, batch), shardings
+
+
 def start_state(
     model: nn.Module,
     objective: Objective,
@@ -151,10 +168,8 @@ def start_state(
     rules: Rules,
 ) -> tuple[TrainState, TrainState]:
     """Returns (the initial state, placed on the mesh; the shardings of its arrays)."""
-    init = make_init(model, objective, optimizer)
-    shardings = tree_shardings(jax.eval_shape(init, hyper, batch), mesh, rules)
-    state = jax.jit(lambda hyper, batch: unboxed(init(hyper, batch)), out_shardings=shardings)(hyper, batch)
-    return state, shardings
+    start, shardings = make_start(model, objective, optimizer, hyper, batch, mesh, rules)
+    return start(hyper), shardings
 
 
 def count_parameters(params: Any) -> int:

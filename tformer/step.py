@@ -96,7 +96,7 @@ def make_train_step(
         weight = jnp.maximum(scores['loss'][1], 1.0)
         grads = jax.tree.map(lambda g: g / weight, grads)
         rate = learning_rate(
-            config.optimizer,
+            config.optimizer.schedule,
             hyper,
             state.step + 1,
             num_steps=config.train.num_steps or 1,

@@ -8,7 +8,7 @@ from typing import TypeVar
 from tformer.config import Config
 from tformer.errors import UserError
 from tformer.lab import matching, runner
-from tformer.lab.trials import Trial
+from tformer.lab.trials import ERROR, Trial, is_done
 
 T = TypeVar('T')
 
@@ -21,7 +21,7 @@ def plan(trials: Sequence[Trial], directory: str | pathlib.Path | None, parallel
     home = None if directory is None else pathlib.Path(directory)
     seconds = {} if home is None else runner.times(home)
     flops = {trial.directory: _known(matching.num_flops, trial.config) for trial in trials}
-    done = {name for name in flops if home is not None and runner.is_done(home / name)}
+    done = {name for name in flops if home is not None and is_done(home / name)}
     rates = [seconds[name] / (flops[name] or 1.0) for name in done if seconds.get(name)]
     rows, left = [('trial', 'parameters', 'FLOPs', 'tokens', 'matched', 'state')], 0.0
     for trial in trials:
@@ -33,8 +33,8 @@ def plan(trials: Sequence[Trial], directory: str | pathlib.Path | None, parallel
         elif rates:
             left += (expected := statistics.median(rates) * (flops[name] or 1.0))
             state = f'about {expected:,.0f} s'
-        if home is not None and (home / name / runner.ERROR).is_file():
-            state = f'failed: {(home / name / runner.ERROR).read_text().strip()}'
+        if home is not None and (home / name / ERROR).is_file():
+            state = f'failed: {(home / name / ERROR).read_text().strip()}'
         rows.append((
             name,
             f'{matching.num_parameters(trial.config):,}',

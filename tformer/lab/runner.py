@@ -15,13 +15,12 @@ from typing import Any
 
 from tformer import config, workdir
 from tformer.config import Config
-from tformer.errors import STOPPED, Stopped, UserError
-from tformer.lab.trials import Trial
+from tformer.errors import STOPPED, Stopped, UserError, choose
+from tformer.lab.slices import TRANSFORMS, groups
+from tformer.lab.trials import ERROR, LOG, RESULT, STATED, Trial, has_ended, is_done
 
 TRAIN = (sys.executable, '-m', 'tformer', 'train')
 LIST = 'sweep.json'  # of a sweep's directory: its trials
-STATED = 'trial.json'  # of a trial's workdir: its config, before config.json, which has it resolved
-RESULT, ERROR, LOG = 'result.json', 'error.txt', 'log.txt'
 
 # What a trial's process runs before it becomes the training: Linux is to kill it where its parent ends, however that
 # does (1 is PR_SET_PDEATHSIG), for a trial that nobody waits for would keep its workdir from the sweep's next life.
@@ -38,71 +37,91 @@ ERRORS = re.compile(r'tformer: .*|[\w.]*(Error|Exception|Interrupt)\b.*')  # how
 
 @dataclasses.dataclass
 class Life:
-    """A trial's process."""
+    """A process that trains a trial, or some together: those of them that are not done, and its log."""
 
-    trial: Trial
+    trials: list[Trial]
     process: subprocess.Popen[bytes]
     began: float
+    log: pathlib.Path
     logged: int  # bytes of its log before it
 
 
 def sweep(
-    base: Config, trials: Sequence[Trial], directory: str | pathlib.Path, parallel: int = 1,
-    command: Sequence[str] = TRAIN,
+    base: Config, trials: Sequence[Trial], directory: str | pathlib.Path, parallel: int = 1, together: int = 1,
+    transform: str | None = None, command: Sequence[str] = TRAIN,
 ) -> int:  # fmt: skip
-    """Runs the trials that are not done, `parallel` at once; returns the exit code: 0, 2 where all that failed were
-    the user's mistakes, else 1.
+    """Runs the trials that are not done; returns the exit code: 0, 2 where all that failed were the user's mistakes,
+    else 1.
 
     Each trains in DIRECTORY/ARM/seed_N. One that fails leaves its error there in error.txt, and the rest go on.
+
+    Args:
+      base: what they change.
+      trials: of a sweep.
+      directory: of the sweep.
+      parallel: processes that run at once.
+      together: trials that one process trains in one program, at most, where they differ in numbers alone.
+      transform: how it makes one program of theirs, a key of slices.TRANSFORMS; None: what suits the device.
+      command: what trains.
 
     Raises:
       UserError: the directory holds a trial of the same name with another config.
       Stopped: by a signal; the trials that ran have saved what they had.
     """
     home = pathlib.Path(directory)
-    if parallel < 1:
-        raise UserError(f'--parallel={parallel} must be positive')
+    for name, number in (('parallel', parallel), ('together', together)):
+        if number < 1:
+            raise UserError(f'--{name}={number} must be positive')
+    if transform is not None:
+        choose(TRANSFORMS, transform, '--transform')
+        command = [*command, f'--transform={transform}']
     with workdir.held(home), _signals() as heard:
         seconds = claim(base, trials, home)
-        waiting = [trial for trial in trials if not is_done(home / trial.directory)]
-        print(f'{len(trials)} trials, {len(trials) - len(waiting)} of them done', flush=True)
+        done = sum(is_done(home / trial.directory) for trial in trials)
+        print(f'{len(trials)} trials, {done} of them done', flush=True)
+        every = groups(trials, together)
+        waiting = [group for group in every if not all(is_done(home / trial.directory) for trial in group)]
         lives: dict[int, Life] = {}
         failed: dict[str, int] = {}
+        logs: dict[str, pathlib.Path] = {}
         stopped, told = [], 0
         while lives or (waiting and not heard):
             asked = len(heard)
             for slot in range(parallel):
                 if waiting and slot not in lives and not heard:
-                    lives[slot] = _begin(waiting.pop(0), home, command, _share(slot, parallel))
+                    group = waiting.pop(0)
+                    lives[slot] = _begin(group, home, every.index(group), command, _share(slot, parallel))
+                    logs |= {trial.directory: lives[slot].log for trial in group}
             for slot, life in list(lives.items()):
                 if (code := life.process.poll()) is not None:
                     del lives[slot]
-                    took = time.monotonic() - life.began
-                    seconds[life.trial.directory] = seconds.get(life.trial.directory, 0.0) + took
+                    took = (time.monotonic() - life.began) / len(life.trials)
+                    for trial in life.trials:
+                        seconds[trial.directory] = seconds.get(trial.directory, 0.0) + took
+                        said = _end(trial, life, home, code, asked=bool(told))
+                        if said.startswith('failed'):
+                            failed[trial.directory] = code or 1
+                        elif said.startswith('stopped'):
+                            stopped.append(trial)
+                        else:
+                            done += 1
+                        ended = done + len(failed) + len(stopped)
+                        print(f'{ended}/{len(trials)}  {trial.directory}  {took:,.0f} s  {said}', flush=True)
                     _write(home / LIST, listing(base, trials, seconds))
-                    said = _end(life, home, code, asked=bool(told))
-                    if said.startswith('failed'):
-                        failed[life.trial.directory] = code
-                    elif said.startswith('stopped'):
-                        stopped.append(life.trial)
-                    ended = len(trials) - len(waiting) - len(lives)
-                    print(f'{ended}/{len(trials)}  {life.trial.directory}  {took:,.0f} s  {said}', flush=True)
                 elif told < asked:
                     life.process.terminate()  # it saves and stops; at the second, at once
             told = asked
             time.sleep(0.05)
-    for name in failed:
-        print(f'failed: {name}: {(home / name / ERROR).read_text().strip()} ({home / name / LOG})', flush=True)
+    for name, log in logs.items():
+        if (home / name / ERROR).is_file():
+            print(f'failed: {name}: {(home / name / ERROR).read_text().strip()} ({log})', flush=True)
     if waiting or stopped:
         done = sum(is_done(home / trial.directory) for trial in trials)
         why = signal.Signals(heard[0]).name if heard else f'{stopped[0].directory} stopped'
         raise Stopped(f'{why}: {done} of {len(trials)} trials are done; the same command goes on')
-    return 0 if not failed else 2 if set(failed.values()) == {2} else 1
-
-
-def is_done(place: pathlib.Path) -> bool:
-    """Returns whether a trial has ended, which its result says."""
-    return (place / RESULT).is_file()
+    if all(is_done(home / trial.directory) for trial in trials):
+        return 0
+    return 2 if set(failed.values()) == {2} else 1
 
 
 # ------------------------------------------------------------------------------------------------------- the directory
@@ -172,11 +191,19 @@ def _write(file: pathlib.Path, tree: Mapping[str, Any]) -> None:
 # ----------------------------------------------------------------------------------------------------------- processes
 
 
-def _begin(trial: Trial, home: pathlib.Path, command: Sequence[str], cores: set[int]) -> Life:
-    place = home / trial.directory
-    (place / ERROR).unlink(missing_ok=True)
-    arguments = [f'--config={place / STATED}', f'--workdir={place}']
-    with (place / LOG).open('ab') as log:
+def _begin(group: Sequence[Trial], home: pathlib.Path, number: int, command: Sequence[str], cores: set[int]) -> Life:
+    """Starts the process of a group, of which some may have ended; if all that are not done have failed, again."""
+    places = {trial.directory: home / trial.directory for trial in group}
+    left = [trial for trial in group if not is_done(places[trial.directory])]
+    if all(has_ended(places[trial.directory]) for trial in left):
+        for trial in left:
+            (places[trial.directory] / ERROR).unlink()
+    left = [trial for trial in left if not has_ended(places[trial.directory])]
+    place = places[group[0].directory]
+    file, arguments = place / LOG, [f'--config={place / STATED}', f'--workdir={place}']
+    if len(group) > 1:
+        file, arguments = home / f'together_{number}.txt', list(map(str, places.values()))
+    with file.open('ab') as log:
         process = subprocess.Popen(
             [sys.executable, '-c', BOUND, str(os.getpid()), *command, *arguments],
             stdin=subprocess.DEVNULL,
@@ -187,25 +214,26 @@ def _begin(trial: Trial, home: pathlib.Path, command: Sequence[str], cores: set[
         if cores:
             with contextlib.suppress(ProcessLookupError):  # it has ended
                 os.sched_setaffinity(process.pid, cores)
-        return Life(trial, process, time.monotonic(), log.tell())
+        return Life(left, process, time.monotonic(), file, log.tell())
 
 
-def _end(life: Life, home: pathlib.Path, code: int, asked: bool) -> str:
+def _end(trial: Trial, life: Life, home: pathlib.Path, code: int, asked: bool) -> str:
     """Returns how a trial ended, in words; writes the error of one that failed to its workdir."""
-    place = home / life.trial.directory
-    if code == 0 and is_done(place):
+    place = home / trial.directory
+    if is_done(place):
         scores = [f'{split} loss {found["loss"]:.4g}' for split, found in config.read_json(place / RESULT).items()
                   if 'loss' in found]  # fmt: skip
         return ', '.join(['done', *scores])
     if code == STOPPED or (asked and code in (-signal.SIGTERM, 128 + signal.SIGTERM)):
         return 'stopped'
-    with (place / LOG).open('rb') as log:
-        log.seek(life.logged)
-        lines = [line for line in log.read().decode(errors='replace').splitlines() if line.strip()]
-    lines = [line for line in lines if ERRORS.match(line)] or lines
-    how = f'ended by {signal.Signals(-code).name}' if code < 0 else lines[-1].strip() if lines else f'exit code {code}'
-    (place / ERROR).write_text(how + '\n')
-    return f'failed: {how}'
+    if not has_ended(place):
+        with life.log.open('rb') as log:
+            log.seek(life.logged)
+            lines = [line for line in log.read().decode(errors='replace').splitlines() if line.strip()]
+        lines = [line for line in lines if ERRORS.match(line)] or lines
+        how = lines[-1].strip() if lines else f'exit code {code}'
+        (place / ERROR).write_text((f'ended by {signal.Signals(-code).name}' if code < 0 else how) + '\n')
+    return f'failed: {(place / ERROR).read_text().strip()}'
 
 
 def _share(slot: int, parallel: int) -> set[int]:

@@ -15,6 +15,8 @@ from tformer.lab import matching
 from tformer.lab.sweep import SEED, Match, Overrides, Sweep
 
 BASELINE = 'baseline'
+STATED = 'trial.json'  # of a trial's workdir: its config, before config.json, which has it resolved
+RESULT, ERROR, LOG = 'result.json', 'error.txt', 'log.txt'
 LONGEST = 150  # of a name: file systems take 255
 UNSAFE = re.compile(r'[^\w.+-]+', re.ASCII)
 
@@ -109,6 +111,16 @@ def _matched(found: list[Trial], match: Match) -> list[Trial]:
         choices.validate(stated, here=False)
         adjusted.append(dataclasses.replace(trial, config=stated, off={**trial.off, match.quantity: off}))
     return adjusted
+
+
+def is_done(place: pathlib.Path) -> bool:
+    """Returns whether a trial has come to its end, which its result says."""
+    return (place / RESULT).is_file()
+
+
+def has_ended(place: pathlib.Path) -> bool:
+    """Returns whether a trial has come to its end, or failed."""
+    return is_done(place) or (place / ERROR).is_file()
 
 
 def arm_name(baseline: Config, stated: Config) -> str:
