@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import shlex
 import signal
 import subprocess
 import sys
@@ -457,6 +458,25 @@ def get_sweep():
 def numbers(place: pathlib.Path) -> list[dict[str, float]]:
     rows = [json.loads(line) for line in (place / 'metrics.jsonl').read_text().splitlines()]
     return [{name: value for name, value in row.items() if 'per_second' not in name} for row in rows]
+
+
+def test_an_array_of_tasks_has_a_line_for_each_process(tmp_path: pathlib.Path) -> None:
+    """What the runner starts itself, in the words that the batch script reads; what is done is not among them."""
+    made = trials.trials(TINY, product(grid(NORMS), grid({'optimizer.learning_rate': [0.1, 0.2]})))
+    home = tmp_path / 'a sweep'
+    command = runner.array(TINY, made, home, together=2)
+    assert command == f"sbatch --array=1-2 launch/slurm_array.sbatch '{home}/trials.txt'"
+    lines = [shlex.split(line) for line in (home / 'trials.txt').read_text().splitlines()]
+    assert lines == [[str(home / trial.directory) for trial in pair] for pair in (made[:2], made[2:])]
+    assert all(config.load(f'{home}/{trial.directory}/trial.json') == trial.config for trial in made)
+    (home / made[1].directory / 'result.json').write_text('{}')
+    assert '--array=1-3 ' in runner.array(TINY, made, home)
+    first, *_ = (home / 'trials.txt').read_text().splitlines()
+    place = home / made[0].directory
+    assert shlex.split(first) == [f'--config={place}/trial.json', f'--workdir={place}']
+    for trial in made:
+        (home / trial.directory / 'result.json').write_text('{}')
+    assert runner.array(TINY, made, home) == 'all done'
 
 
 def test_a_signal_in_this_process_is_a_stop(tmp_path: pathlib.Path) -> None:

@@ -30,6 +30,7 @@ flags.DEFINE_list('may_differ', [], "train: fields that may differ from those of
 flags.DEFINE_integer('step', None, 'replay: the number of the step, from 1.')
 flags.DEFINE_integer('steps', 10, 'benchmark: timed steps.')
 flags.DEFINE_boolean('dry_run', False, 'sweep: prints the trials and runs none.')
+flags.DEFINE_boolean('array', False, 'sweep: writes the list that launch/slurm_array.sbatch takes, and runs none.')
 flags.DEFINE_integer('parallel', 1, 'sweep: processes that run at once.')
 flags.DEFINE_integer(
     'together', 1, 'sweep: trials that one program trains, at most, where they differ in numbers alone.'
@@ -39,8 +40,8 @@ flags.DEFINE_string('transform', None, 'sweep: of trials together: vmap, or map;
 USAGE = """tformer COMMAND [--config=FILE[:argument]] [--workdir=DIR] [--config.section.field=value ...]
 
   train      --config --workdir          trains; resumes by itself; ends with the final evaluation
-  sweep      --config --workdir [--dry_run] [--parallel=K] [--together=N]  runs the trials of a sweep file; goes on by
-                                         itself; K processes at once, of N trials each in one program
+  sweep      --config --workdir [--dry_run | --array]  runs the trials of a sweep file; goes on by itself; with
+                                         --parallel=K processes at once, of --together=N trials each in one program
   replay     --workdir --step=N          runs a step again and shows its batch
   prepare    --config [--workdir]        writes the data as a TFDS set; with a workdir its tokenizers and token cache
   evaluate   --workdir [--split] [--average=N]  scores a checkpoint, or the mean of the last N, on a split
@@ -109,6 +110,8 @@ def sweep(arguments: list[str], overrides: dict[str, str]) -> None:
     base, made = trials.load(needed('config'), overrides)
     if FLAGS.dry_run:
         print(plan.plan(made, FLAGS.workdir, FLAGS.parallel))
+    elif FLAGS.array:
+        print(runner.array(base, made, needed('workdir'), FLAGS.together))
     elif code := runner.sweep(base, made, needed('workdir'), FLAGS.parallel, FLAGS.together, FLAGS.transform):
         sys.exit(code)
 

@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -124,6 +125,25 @@ def sweep(
     return 2 if set(failed.values()) == {2} else 1
 
 
+def array(base: Config, trials: Sequence[Trial], directory: str | pathlib.Path, together: int = 1) -> str:
+    """Writes what trains the trials that are not done to DIRECTORY/trials.txt, a process a line; returns how to run it.
+
+    Raises:
+      UserError: as `sweep`.
+    """
+    home = pathlib.Path(directory)
+    with workdir.held(home):
+        claim(base, trials, home)
+        file, lines = home / 'trials.txt', []
+        for group in groups(trials, together):
+            if left := [trial for trial in group if not is_done(home / trial.directory)]:
+                for trial in left:
+                    (home / trial.directory / ERROR).unlink(missing_ok=True)
+                lines.append(shlex.join(_arguments(group, home)))
+        file.write_text(''.join(f'{line}\n' for line in lines))
+    return f'sbatch --array=1-{len(lines)} launch/slurm_array.sbatch {shlex.quote(str(file))}' if lines else 'all done'
+
+
 # ------------------------------------------------------------------------------------------------------- the directory
 
 
@@ -199,13 +219,10 @@ def _begin(group: Sequence[Trial], home: pathlib.Path, number: int, command: Seq
         for trial in left:
             (places[trial.directory] / ERROR).unlink()
     left = [trial for trial in left if not has_ended(places[trial.directory])]
-    place = places[group[0].directory]
-    file, arguments = place / LOG, [f'--config={place / STATED}', f'--workdir={place}']
-    if len(group) > 1:
-        file, arguments = home / f'together_{number}.txt', list(map(str, places.values()))
+    file = places[group[0].directory] / LOG if len(group) == 1 else home / f'together_{number}.txt'
     with file.open('ab') as log:
         process = subprocess.Popen(
-            [sys.executable, '-c', BOUND, str(os.getpid()), *command, *arguments],
+            [sys.executable, '-c', BOUND, str(os.getpid()), *command, *_arguments(group, home)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -215,6 +232,12 @@ def _begin(group: Sequence[Trial], home: pathlib.Path, number: int, command: Seq
             with contextlib.suppress(ProcessLookupError):  # it has ended
                 os.sched_setaffinity(process.pid, cores)
         return Life(left, process, time.monotonic(), file, log.tell())
+
+
+def _arguments(group: Sequence[Trial], home: pathlib.Path) -> list[str]:
+    """Returns what `tformer train` takes to train a group."""
+    places = [home / trial.directory for trial in group]
+    return list(map(str, places)) if len(group) > 1 else [f'--config={places[0] / STATED}', f'--workdir={places[0]}']
 
 
 def _end(trial: Trial, life: Life, home: pathlib.Path, code: int, asked: bool) -> str:
