@@ -31,11 +31,18 @@ flags.DEFINE_integer('step', None, 'replay: the number of the step, from 1.')
 flags.DEFINE_integer('steps', 10, 'benchmark: timed steps.')
 flags.DEFINE_boolean('dry_run', False, 'sweep: prints the trials and runs none.')
 flags.DEFINE_integer('parallel', 1, 'sweep: trials that run at once.')
+flags.DEFINE_string('metric', None, 'report: that decides, SPLIT/NAME; default: test/loss, or valid/loss.')
+flags.DEFINE_string('baseline', None, 'report: the arm that the others are compared with; default: the first.')
+flags.DEFINE_float('alpha', 0.05, 'report: the chance of a false label that is accepted, over all arms.')
+flags.DEFINE_boolean('timing', True, 'report: with the section of what a clock measured.')
 
 USAGE = """tformer COMMAND [--config=FILE[:argument]] [--workdir=DIR] [--config.section.field=value ...]
 
   train      --config --workdir          trains; resumes by itself; ends with the final evaluation
-  sweep      --config --workdir [--dry_run] [--parallel=K]  runs the trials of a sweep file; goes on by itself
+  sweep      --config --workdir [--dry_run] [--parallel=K]  runs the trials of a sweep file; goes on by itself; ends
+                                         with their report
+  report     DIR [--metric=SPLIT/NAME] [--baseline=ARM] [--alpha=0.05] [--timing=false]  writes the report of a sweep's
+                                         directory, or of one with workdirs in it: report.md and report.html
   replay     --workdir --step=N          runs a step again and shows its batch
   prepare    --config [--workdir]        writes the data as a TFDS set; with a workdir its tokenizers and token cache
   evaluate   --workdir [--split] [--average=N]  scores a checkpoint, or the mean of the last N, on a split
@@ -101,8 +108,26 @@ def sweep(arguments: list[str], overrides: dict[str, str]) -> None:
     base, made = trials.load(needed('config'), overrides)
     if FLAGS.dry_run:
         print(plan.plan(made, FLAGS.workdir, FLAGS.parallel))
-    elif code := runner.sweep(base, made, needed('workdir'), FLAGS.parallel):
+        return
+    from tformer.lab.report import results, write
+
+    code = runner.sweep(base, made, needed('workdir'), FLAGS.parallel)
+    stated = [f'--config={FLAGS.config}', f'--workdir={FLAGS.workdir}']
+    results.keep_command(FLAGS.workdir, ['sweep', *stated, *(f'--config.{k}={v}' for k, v in overrides.items())])
+    print(write.write(FLAGS.workdir))
+    if code:
         sys.exit(code)
+
+
+def report(arguments: list[str], overrides: dict[str, str]) -> None:
+    import jax
+
+    jax.config.update('jax_platforms', 'cpu')  # sizes are counted, nothing is computed
+    from tformer.lab.report import write
+
+    if len(arguments) != 1:
+        raise errors.UserError(f'report takes one directory, not {len(arguments)}: tformer report DIR')
+    print(write.write(arguments[0], FLAGS.metric, FLAGS.baseline, FLAGS.alpha, FLAGS.timing))
 
 
 def replay(arguments: list[str], overrides: dict[str, str]) -> None:
@@ -208,6 +233,7 @@ def benchmark(arguments: list[str], overrides: dict[str, str]) -> None:
 COMMANDS: dict[str, Callable[[list[str], dict[str, str]], None]] = {
     'train': train,
     'sweep': sweep,
+    'report': report,
     'replay': replay,
     'prepare': prepare,
     'evaluate': evaluate,

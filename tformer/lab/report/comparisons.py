@@ -1,0 +1,136 @@
+"""The sections of a report that set the arms against the baseline: at the end, and on the way."""
+
+import math
+
+from tformer.lab.report import words
+from tformer.lab.report.computed import Report
+from tformer.lab.report.document import Block, Figure, Line, Table, code, plain
+from tformer.lab.report.learning import Matched
+from tformer.lab.statistics import Row
+
+
+def comparison(report: Report) -> list[Block]:
+    """Returns the table against the baseline, what it rests on, and the forest plot."""
+    digits, level = words.scale(report.rows), words.level(report.alpha)
+    head = ['arm', 'n (failed)', f'{words.named(report.metric)}, mean ± sd', 'difference', f'{level}, t']
+    head += [f'{level}, bootstrap', 'effect', 'p', 'p (Holm)', 'label', 'seeds to decide', 'test']
+    blocks: list[Block] = [Table(head, [_compared(row, digits) for row in report.rows])]
+    floor = report.rows[0].runs
+    if floor.n > 1 and floor.sd_interval:
+        low, high = floor.sd_interval
+        blocks.append(Line(
+            f'Noise floor of {code(report.baseline)}: standard deviation {digits(floor.sd)} ({level} interval '
+            f'{digits(low)} to {digits(high)}) over {floor.n} seeds. Two arms of {floor.n} unpaired runs each must '
+            f'differ by {digits(floor.detectable)} for a t test to see it with chance 0.8.'
+        ))  # fmt: skip
+    else:
+        blocks.append(Line(f'{code(report.baseline)} has {floor.n} finite runs: its noise needs two or more.'))
+    if report.num_comparisons:
+        tests = sorted({row.comparison.test for row in report.rows if row.comparison})
+        blocks.append(Line(
+            f'Labels hold together: at most {report.alpha:g} of such families of '
+            f'{words.count(report.num_comparisons, "comparison")} call any arm better or worse that equals the '
+            f'baseline (p by Holm). Intervals are of one comparison each. Tests: {", ".join(tests)}. The effect is in '
+            'standard deviations, of pairs where seeds are paired. Seeds to decide: runs a side that show a true '
+            'difference of the observed size with chance 0.8; of few runs it is a rough guess.'
+        ))  # fmt: skip
+    blocks += _matching(report)
+    if report.num_comparisons:
+        caption = f'Difference of {words.named(report.metric)} from the baseline, {level} t intervals; '
+        blocks.append(Figure('forest', '', f'{caption}{_side(report)}.'))
+    return blocks
+
+
+def _side(report: Report) -> str:
+    return f'{"left" if report.lower_is_better else "right"} is better'
+
+
+def _compared(row: Row, digits: words.Scale) -> list[str]:
+    runs, found = row.runs, row.comparison
+    cells = [code(row.arm), f'{runs.n}' + (f' ({runs.failed})' if runs.failed else ''),
+             digits.spread(runs.mean, runs.sd)]  # fmt: skip
+    if found is None:
+        return [*cells, *[words.NONE] * 6, row.label, words.NONE, words.NONE]
+    seeds = words.NONE if row.seeds is None else f'{row.seeds:,}'
+    effect = words.NONE if math.isnan(found.effect) else f'{found.effect:+.2f}'
+    return [
+        *cells, digits.signed(found.difference), digits.interval(found.interval), digits.interval(found.bootstrap),
+        effect, words.probability(found.p), words.probability(row.p_holm), row.label, seeds, found.test,
+    ]  # fmt: skip
+
+
+def _matching(report: Report) -> list[Block]:
+    off: dict[str, list[str]] = {}
+    for arm in report.arms:
+        for quantity, percent in report.results.arms[arm][0].off.items():
+            off.setdefault(quantity, []).append(f'{code(arm)} {percent:+.3f} %')
+    return [Line(f'Matched in {quantity}, off by: {", ".join(each)}.') for quantity, each in off.items()]
+
+
+def others(report: Report) -> list[Block]:
+    """Returns the table of the metrics that do not decide."""
+    if not report.others:
+        return []
+    rows = []
+    for metric, found in report.others.items():
+        digits, by_arm = words.scale(found), {row.arm: row for row in found}
+        rows.append([code(metric), *(_short(by_arm[arm], digits) for arm in report.arms)])
+    told = 'Mean ± sd, the difference from the baseline, and its label.'
+    if report.num_comparisons:
+        told += ' Each metric is a family of its own: of many, some labels are chance.'
+    return [Line(told), Table(['metric', *map(code, report.arms)], rows)]
+
+
+def _short(row: Row, digits: words.Scale) -> str:
+    text = digits.spread(row.runs.mean, row.runs.sd)
+    if row.comparison is None or math.isnan(row.comparison.difference):
+        return text
+    return f'{text}, {digits.signed(row.comparison.difference)} {row.label}'
+
+
+# ------------------------------------------------------------------------------------------------------------- curves
+
+
+def learning(report: Report) -> list[Block]:
+    """Returns the curves, the arms at matched cost, and when each reaches what the baseline ends with."""
+    blocks: list[Block] = []
+    for name, by_arm in report.curves.items():
+        seeds = sorted({band.runs for band in by_arm.values()})
+        band = f'; bands are {words.level(report.alpha)} t intervals of the mean' if max(seeds) > 1 else ''
+        blocks.append(Figure(
+            'curves', name, f'{words.named(name)}: mean of {" to ".join(map(str, {seeds[0]: 0, seeds[-1]: 0}))} '
+            f'seed{"s" if max(seeds) > 1 else ""} of each arm that ended{band}.',
+        ))  # fmt: skip
+    for found in report.matched:
+        blocks += at_cost(report, found)
+    if report.sooner:
+        value = words.scale(report.rows)(report.sooner[0].value)
+        blocks.append(Line(f"The baseline's mean {words.named(report.curve or '')} ends with {value}. Reached by:"))
+        rows = [
+            [code(each.arm), words.amount(each.steps), words.NONE if each.why else f'{each.factor:.2f}',
+             plain(each.why or '')]
+            for each in report.sooner
+        ]  # fmt: skip
+        blocks.append(Table(['arm', 'after steps', 'times sooner than the baseline', 'why not known'], rows))
+    return blocks
+
+
+def at_cost(report: Report, found: Matched) -> list[Block]:
+    same = ''.join(f' (and matched {words.quantity(name)}: all arms have as many a step)' for name in found.same[:1])
+    if len(found.same) > 1:
+        both = words.joined([words.quantity(name) for name in found.same])
+        same = f' (and matched {both}: all arms have as many a step)'
+    digits = words.scale(found.rows)
+    rows = [
+        [code(row.arm), digits.spread(row.runs.mean, row.runs.sd)]
+        + ([words.NONE] * 3 if row.comparison is None else [
+            digits.signed(row.comparison.difference), digits.interval(row.comparison.interval),
+            words.probability(row.p_holm),
+        ]) + [row.label]
+        for row in found.rows
+    ]  # fmt: skip
+    name, level = words.named(report.curve or ''), words.level(report.alpha)
+    return [
+        Line(f'{name} at matched {words.quantity(found.quantity)}, after {words.amount(found.at)}{same}:'),
+        Table(['arm', 'mean ± sd', 'difference', f'{level}, t', 'p (Holm)', 'label'], rows),
+    ]
