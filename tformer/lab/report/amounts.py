@@ -7,7 +7,7 @@ import numpy as np
 
 from tformer.lab.report import comparisons, words
 from tformer.lab.report.computed import Report
-from tformer.lab.report.document import Block, Figure, Line, List, Table, code, plain
+from tformer.lab.report.document import Block, Figure, Line, List, Table, code
 from tformer.lab.report.laws import Scaling
 
 FRONT = 'front'
@@ -40,7 +40,7 @@ def _pareto(report: Report, name: str, front: set[str]) -> Figure:
     caption = (
         f'{words.named(report.metric)} ({better} is better) against {words.quantity(name)}; the line is the front.'
     )
-    return Figure('pareto', name, caption)
+    return Figure('pareto', name, caption + words.drawn(report))
 
 
 def timing(report: Report) -> list[Block]:
@@ -80,7 +80,7 @@ def response(report: Report) -> list[Block]:
         return []
     digits, rows = words.scale(report.rows), []
     for line in found.lines:
-        edge = 'the last value tried: the best may lie beyond' if line.at_edge else ''
+        edge = 'at the end of the values tried: the best may lie beyond' if line.at_edge else ''
         best = digits.spread(float(line.mean[line.best]), float(line.sd[line.best]))
         rows.append([_fixed(line.fixed), code(f'{line.x[line.best]:g}'), best, edge])
     head = ['line', f'best {code(found.field)}', f'{words.named(report.metric)}, mean ± sd', 'note']
@@ -102,16 +102,16 @@ def scaling(report: Report) -> list[Block]:
         'parameters, D tokens (Hoffmann et al. 2022, approach 3, by the robust fit of log loss).'
     )]  # fmt: skip
     if found.law is None:
-        blocks.append(Line(f'No law: {_said(found.why)}.'))
+        blocks.append(Line(f'No law: {words.said(found.why)}.'))
     else:
         blocks += _law(report, found)
         blocks.append(Figure('scaling', '', 'Loss against FLOPs as 6 N D; lines are the law, one for each size.'))
     if found.profiles is None:
-        blocks.append(Line(f'No iso-FLOP parabolas: {_said(found.no_profiles)}.'))
+        blocks.append(Line(f'No iso-FLOP parabolas: {words.said(found.no_profiles)}.'))
         return blocks
     law, level = found.profiles.law, words.level(report.alpha)
     rows = [
-        [f'{m.flops:.3g}', f'{m.N:.3g}', f'{m.N_interval[0]:.3g} to {m.N_interval[1]:.3g}', f'{m.loss:.4g}']
+        [f'{m.flops:.3g}', words.rounded(m.N), ' to '.join(map(words.rounded, m.N_interval)), f'{m.loss:.4g}']
         for m in found.profiles.minima
     ]
     low, high = law.exponent_interval
@@ -123,10 +123,6 @@ def scaling(report: Report) -> list[Block]:
         Table(['FLOPs', 'N of the least loss', f'{level} interval', 'loss there'], rows),
         Figure('profiles', '', 'Loss against size at each budget of FLOPs; rings are the minima of the parabolas.'),
     ]
-
-
-def _said(why: str | None) -> str:
-    return plain(why or '').rstrip('.').replace('`', "'")
 
 
 def _law(report: Report, found: Scaling) -> list[Block]:
@@ -146,15 +142,15 @@ def _law(report: Report, found: Scaling) -> list[Block]:
     predicted = law.predict(N, D)
     rows = []
     for i, budget in enumerate(found.budgets):
-        cells = [f'{N[i]:.3g}', f'{D[i]:.3g}']
+        cells = [words.rounded(N[i]), words.rounded(D[i])]
         for place, name in enumerate(('N', 'D')):
             if name in bounds:
                 low, high = (np.asarray(end)[i] for end in bounds[name])
-                cells[place] += f' ({low:.3g} to {high:.3g})'
+                cells[place] += f' ({words.rounded(low)} to {words.rounded(high)})'
         rows.append([f'{budget:.3g}', *cells, f'{predicted[i]:.4g}'])
     note = f'In brackets: {level} intervals by resampling runs.'
     if found.bounds is None:
-        note = f'No intervals: {_said(found.no_bounds)}.'
+        note = f'No intervals: {words.said(found.no_bounds)}.'
     return [
         List(items),
         Line(note),

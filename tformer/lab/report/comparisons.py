@@ -4,7 +4,7 @@ import math
 
 from tformer.lab.report import words
 from tformer.lab.report.computed import Report
-from tformer.lab.report.document import Block, Figure, Line, Table, code, plain
+from tformer.lab.report.document import Block, Figure, Line, Table, code
 from tformer.lab.report.learning import Matched
 from tformer.lab.statistics import Row
 
@@ -24,7 +24,7 @@ def comparison(report: Report) -> list[Block]:
             f'differ by {digits(floor.detectable)} for a t test to see it with chance 0.8.'
         ))  # fmt: skip
     else:
-        blocks.append(Line(f'{code(report.baseline)} has {floor.n} finite runs: its noise needs two or more.'))
+        blocks.append(Line(f'{code(report.baseline)} has {words.count(floor.n, "finite run")}: its noise needs two or more.'))
     if report.num_comparisons:
         tests = sorted({row.comparison.test for row in report.rows if row.comparison})
         blocks.append(Line(
@@ -71,14 +71,13 @@ def others(report: Report) -> list[Block]:
     """Returns the table of the metrics that do not decide."""
     if not report.others:
         return []
-    rows = []
-    for metric, found in report.others.items():
-        digits, by_arm = words.scale(found), {row.arm: row for row in found}
-        rows.append([code(metric), *(_short(by_arm[arm], digits) for arm in report.arms)])
+    digits = {metric: words.scale(rows) for metric, rows in report.others.items()}
+    by_arm = {metric: {row.arm: row for row in rows} for metric, rows in report.others.items()}
+    rows = [[code(arm), *(_short(by_arm[metric][arm], digits[metric]) for metric in digits)] for arm in report.arms]
     told = 'Mean ± sd, the difference from the baseline, and its label.'
     if report.num_comparisons:
         told += ' Each metric is a family of its own: of many, some labels are chance.'
-    return [Line(told), Table(['metric', *map(code, report.arms)], rows)]
+    return [Line(told), Table(['arm', *map(code, digits)], rows)]
 
 
 def _short(row: Row, digits: words.Scale) -> str:
@@ -95,12 +94,10 @@ def learning(report: Report) -> list[Block]:
     """Returns the curves, the arms at matched cost, and when each reaches what the baseline ends with."""
     blocks: list[Block] = []
     for name, by_arm in report.curves.items():
-        seeds = sorted({band.runs for band in by_arm.values()})
-        band = f'; bands are {words.level(report.alpha)} t intervals of the mean' if max(seeds) > 1 else ''
-        blocks.append(Figure(
-            'curves', name, f'{words.named(name)}: mean of {" to ".join(map(str, {seeds[0]: 0, seeds[-1]: 0}))} '
-            f'seed{"s" if max(seeds) > 1 else ""} of each arm that ended{band}.',
-        ))  # fmt: skip
+        several = any(band.runs > 1 for band in by_arm.values())
+        bands = f'; bands are {words.level(report.alpha)} t intervals of the mean' if several else ''
+        caption = f'{words.named(name)}: of each arm the mean of the runs that are done{bands}.'
+        blocks.append(Figure('curves', name, caption + words.drawn(report)))
     for found in report.matched:
         blocks += at_cost(report, found)
     if report.sooner:
@@ -108,18 +105,20 @@ def learning(report: Report) -> list[Block]:
         blocks.append(Line(f"The baseline's mean {words.named(report.curve or '')} ends with {value}. Reached by:"))
         rows = [
             [code(each.arm), words.amount(each.steps), words.NONE if each.why else f'{each.factor:.2f}',
-             plain(each.why or '')]
-            for each in report.sooner
+             words.said(each.why)]
+            for each in sorted(report.sooner, key=lambda each: report.arms.index(each.arm))
         ]  # fmt: skip
         blocks.append(Table(['arm', 'after steps', 'times sooner than the baseline', 'why not known'], rows))
     return blocks
 
 
 def at_cost(report: Report, found: Matched) -> list[Block]:
-    same = ''.join(f' (and matched {words.quantity(name)}: all arms have as many a step)' for name in found.same[:1])
-    if len(found.same) > 1:
-        both = words.joined([words.quantity(name) for name in found.same])
-        same = f' (and matched {both}: all arms have as many a step)'
+    same = ''
+    if found.same:
+        same = f' (and {words.joined([words.quantity(name) for name in found.same])}: all arms have as many a step)'
+    name, level = words.named(report.curve or ''), words.level(report.alpha)
+    if found.why:
+        return [Line(f'Not compared at matched {words.quantity(found.quantity)}: {words.said(found.why)}.')]
     digits = words.scale(found.rows)
     rows = [
         [code(row.arm), digits.spread(row.runs.mean, row.runs.sd)]
@@ -129,7 +128,6 @@ def at_cost(report: Report, found: Matched) -> list[Block]:
         ]) + [row.label]
         for row in found.rows
     ]  # fmt: skip
-    name, level = words.named(report.curve or ''), words.level(report.alpha)
     return [
         Line(f'{name} at matched {words.quantity(found.quantity)}, after {words.amount(found.at)}{same}:'),
         Table(['arm', 'mean ± sd', 'difference', f'{level}, t', 'p (Holm)', 'label'], rows),

@@ -85,9 +85,9 @@ def markdown(document: Document) -> str:
 def _block(block: Block) -> str:
     match block:
         case Line(text):
-            return text
+            return _escaped(text)
         case List(items):
-            return '\n'.join(f'- {item}' for item in items)
+            return '\n'.join(f'- {_escaped(item)}' for item in items)
         case Table(head, rows):
             return '\n'.join([_row(head), _row(['---'] * len(head)), *map(_row, rows)])
         case Code(lines):
@@ -96,4 +96,11 @@ def _block(block: Block) -> str:
 
 
 def _row(cells: Iterable[str]) -> str:
-    return '| ' + ' | '.join(cell.replace('|', '\\|') for cell in cells) + ' |'
+    return '| ' + ' | '.join(_escaped(cell).replace('|', '\\|') for cell in cells) + ' |'
+
+
+def _escaped(text: str) -> str:
+    """Returns a line in which nothing but code is marked."""
+    parts = CODE.split(text)
+    parts[::2] = [re.sub(r'([\\*\[]|<(?=\S))', r'\\\1', part) for part in parts[::2]]
+    return ''.join(f'`{part}`' if number % 2 else part for number, part in enumerate(parts))

@@ -42,12 +42,14 @@ class Matched:
       same: what comes to the same comparison, for all arms have as much of it a step.
       at: the amount, the last that all runs reach.
       rows: of `statistics.summary`.
+      why: there are none.
     """
 
     quantity: str
-    same: tuple[str, ...]
-    at: float
-    rows: Sequence[statistics.Row]
+    same: tuple[str, ...] = ()
+    at: float = math.nan
+    rows: Sequence[statistics.Row] = ()
+    why: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,22 +105,24 @@ def matched(
     results: Results, costs: Mapping[str, Costs], name: str, baseline: str, lower_is_better: bool, alpha: float,
     quantities: Sequence[str] = QUANTITIES,
 ) -> list[Matched]:  # fmt: skip
-    """Returns the comparisons at the last amount of each quantity that all runs reach.
+    """Returns the comparisons at the last amount of each quantity that all runs reach, or why there is none.
 
-    Quantities of which all arms have the same a step are one comparison. One that some arm's costs do not tell is left
-    out, and so is what no two arms share.
+    Quantities of which all arms have the same a step are one comparison.
     """
     known = {arm for arm, runs in results.arms.items() if any(run.state == DONE and run.curve(name)[0] for run in runs)}
     if baseline not in known or len(known) < 2:
         return []
     per_step = {q: {arm: costs[arm].per_step(q) for arm in results.arms if arm in known} for q in quantities}
     groups: dict[tuple[float, ...], list[str]] = {}
+    found: list[Matched] = []
     for quantity, amounts in per_step.items():
         if all(amounts.values()):
             first = amounts[baseline]
             assert first
             groups.setdefault(tuple((amount or 0.0) / first for amount in amounts.values()), []).append(quantity)
-    found = []
+        else:
+            unknown = next(arm for arm, amount in amounts.items() if not amount)
+            found.append(Matched(quantity, why=f'those of {unknown} are not known'))
     for quantity, *same in groups.values():
         by_arm = {
             arm: {
@@ -130,7 +134,8 @@ def matched(
         }
         try:
             at, values = curves.matched(by_arm)
-        except UserError:  # they share none
+        except UserError:
+            found.append(Matched(quantity, why='no amount lies within the curves of all runs'))
             continue
         rows = statistics.summary(values, baseline, lower_is_better, alpha, resamples=0)
         found.append(Matched(quantity, tuple(same), at, rows))

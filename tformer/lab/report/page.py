@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from tformer.lab.report.document import CODE, Block, Code, Document, Figure, Line, List, Section, Table
 
 Draw = Callable[[Figure], str | None]  # an SVG element, or None where nothing can be drawn
-NUMBER = re.compile(r'[-+<]? ?[\d.]')  # how a cell of numbers begins
+BREAK = r'\1<wbr>'
+NUMBER = re.compile(r'([-+<]? ?\d.*|-?)')  # a cell of a column of numbers
 
 
 def page(document: Document, draw: Draw) -> str:
@@ -37,10 +38,10 @@ def _text(text: str) -> str:
 
 
 def _line(text: str) -> str:
-    """Returns a line with its code marked."""
-    return ''.join(
-        f'<code>{_text(part)}</code>' if number % 2 else _text(part) for number, part in enumerate(CODE.split(text))
-    )
+    """Returns a line with its code marked; a long name may break after a comma or a slash."""
+    parts = [_text(part) for part in CODE.split(text)]
+    parts[1::2] = [f'<code>{re.sub("([,/])", BREAK, part)}</code>' for part in parts[1::2]]
+    return ''.join(parts)
 
 
 def _section(section: Section, draw: Draw) -> str:
@@ -77,7 +78,7 @@ def _block(block: Block) -> str:
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Returns a table in a box that scrolls; columns of numbers are set to the right."""
-    right = [any(map(NUMBER.match, column)) for column in zip(*rows, strict=True)]
+    right = [all(map(NUMBER.fullmatch, column)) for column in zip(*rows, strict=True)]
     marks = [' class="n"' if each else '' for each in right] or [''] * len(head)
     top = ''.join(f'<th{mark}>{_line(cell)}</th>' for mark, cell in zip(marks, head, strict=True))
     body = ''.join(

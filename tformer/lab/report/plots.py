@@ -58,7 +58,8 @@ def curves(report: Report, figure: Any, of: str) -> None:
     """Draws the learning curves of one number with their bands."""
     axes = figure.subplots()
     bands = report.curves[of]
-    for arm in [arm for arm in report.arms if arm in bands]:
+    drawn = [arm for arm in report.arms if arm in bands][: words.DRAWN]
+    for arm in drawn:
         band, look = bands[arm], _look(report, arm)
         sparse = len(band.steps) <= 12
         axes.plot(band.steps, band.mean, label=short(arm), linewidth=1.6,
@@ -66,7 +67,7 @@ def curves(report: Report, figure: Any, of: str) -> None:
         if band.half.any():
             low, high = band.mean - band.half, band.mean + band.half
             axes.fill_between(band.steps, low, high, color=look['color'], alpha=0.15, linewidth=0)
-    means = np.concatenate([band.mean for band in bands.values()])
+    means = np.concatenate([bands[arm].mean for arm in drawn])
     axes.set_ylim(*_around(means))
     axes.set_xlabel('steps')
     axes.set_ylabel(words.named(of))
@@ -87,7 +88,7 @@ def pareto(report: Report, figure: Any, of: str) -> None:
     front = report.timing.front if of == 'seconds' and report.timing else report.fronts.get(of, set())
     points = {row.arm: (getattr(report.costs[row.arm], of), row.runs) for row in report.rows if row.runs.n}
     points = {arm: point for arm, point in points.items() if point[0] is not None}
-    for arm, (cost, runs) in points.items():
+    for arm, (cost, runs) in list(points.items())[: words.DRAWN]:
         look = {**_look(report, arm), 'linestyle': 'none'}
         error = runs.sd if math.isfinite(runs.sd) else None
         axes.errorbar(cost, runs.mean, yerr=error, label=short(arm), markersize=7, elinewidth=1, **look)

@@ -10,10 +10,10 @@ def document(report: Report) -> Document:
     sections = [
         Section('Findings', _findings(report)),
         Section('Against the baseline', comparisons.comparison(report)),
-        Section('Learning curves', comparisons.learning(report)),
-        Section('Cost', amounts.cost(report)),
         Section('Along one field', amounts.response(report)),
         Section('Scaling law', amounts.scaling(report)),
+        Section('Learning curves', comparisons.learning(report)),
+        Section('Cost', amounts.cost(report)),
         Section('Every other metric', comparisons.others(report)),
         Section('What each arm changes', provenance.changes(report)),
         Section('Failed and unfinished', provenance.trouble(report)),

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import re
+import statistics
 from collections.abc import Sequence
 
 from tformer.lab import power
@@ -13,6 +14,7 @@ from tformer.lab.report.results import DONE, FAILED, UNFINISHED
 from tformer.lab.statistics import BASELINE, UNKNOWN, WITHIN, Row
 
 NONE = '-'  # a number that is not known
+DRAWN = 10  # arms that a drawing with a legend has at most, the baseline and the best
 DIGITS = 7  # of a mean, at most
 
 
@@ -39,13 +41,17 @@ class Scale:
 
 
 def scale(rows: Sequence[Row]) -> Scale:
-    """Returns decimals that show two digits of the least noise, or four digits of the means where none is known."""
+    """Returns decimals that show two digits of the arms' median noise and one of every difference's.
+
+    Where no noise is known, four digits of the means.
+    """
     means = [abs(row.runs.mean) for row in rows if math.isfinite(row.runs.mean)]
-    noise = [row.runs.sd for row in rows] + [row.comparison.sd for row in rows if row.comparison]
     size = math.floor(math.log10(max(means))) if means and max(means) > 0 else 0
-    known = [sd for sd in noise if sd > 0]
-    decimals = 1 - math.floor(math.log10(min(known))) if known else 3 - size
-    return Scale(max(0, min(decimals, DIGITS - 1 - size)))
+    own = [row.runs.sd for row in rows if row.runs.sd > 0]
+    between = [row.comparison.sd for row in rows if row.comparison and row.comparison.sd > 0]
+    wanted = [1 - math.floor(math.log10(statistics.median(own)))] if own else [3 - size]
+    wanted += [-math.floor(math.log10(sd)) for sd in between]
+    return Scale(max(0, min(max(wanted), DIGITS - 1 - size)))
 
 
 def named(metric: str) -> str:
@@ -57,6 +63,11 @@ def quantity(name: str) -> str:
     return 'FLOPs' if name == 'flops' else named(name)
 
 
+def said(why: str | None) -> str:
+    """Returns a reason as part of a line."""
+    return document.plain(why or '').rstrip('.').replace('`', "'")
+
+
 def probability(p: float) -> str:
     return NONE if math.isnan(p) else '< 0.001' if p < 0.001 else f'{p:.3f}'
 
@@ -66,6 +77,16 @@ def amount(value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return NONE
     return f'{value:,.0f}' if abs(value) < 1e10 and abs(value) >= 100 else f'{value:.4g}'
+
+
+def rounded(value: float) -> str:
+    """Returns three digits."""
+    return f'{float(f"{value:.3g}"):,.0f}' if 100 <= abs(value) < 1e7 else f'{value:.3g}'
+
+
+def drawn(report: Report) -> str:
+    """Returns what a caption adds where not all arms are drawn."""
+    return f' Drawn are the baseline and the {DRAWN - 1} best of the others.' if len(report.rows) > DRAWN else ''
 
 
 def level(alpha: float) -> str:
