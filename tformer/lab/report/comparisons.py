@@ -24,7 +24,9 @@ def comparison(report: Report) -> list[Block]:
             f'differ by {digits(floor.detectable)} for a t test to see it with chance 0.8.'
         ))  # fmt: skip
     else:
-        blocks.append(Line(f'{code(report.baseline)} has {words.count(floor.n, "finite run")}: its noise needs two or more.'))
+        blocks.append(
+            Line(f'{code(report.baseline)} has {words.count(floor.n, "finite run")}: its noise needs two or more.')
+        )
     if report.num_comparisons:
         tests = sorted({row.comparison.test for row in report.rows if row.comparison})
         blocks.append(Line(
@@ -64,7 +66,9 @@ def _matching(report: Report) -> list[Block]:
     for arm in report.arms:
         for quantity, percent in report.results.arms[arm][0].off.items():
             off.setdefault(quantity, []).append(f'{code(arm)} {percent:+.3f} %')
-    return [Line(f'Matched in {quantity}, off by: {", ".join(each)}.') for quantity, each in off.items()]
+    return [
+        Line(f'Matched in {words.quantity(quantity)}, off by: {", ".join(each)}.') for quantity, each in off.items()
+    ]
 
 
 def others(report: Report) -> list[Block]:
@@ -95,7 +99,7 @@ def learning(report: Report) -> list[Block]:
     blocks: list[Block] = []
     for name, by_arm in report.curves.items():
         several = any(band.runs > 1 for band in by_arm.values())
-        bands = f'; bands are {words.level(report.alpha)} t intervals of the mean' if several else ''
+        bands = '; bands are one standard deviation each way' if several else ''
         caption = f'{words.named(name)}: of each arm the mean of the runs that are done{bands}.'
         blocks.append(Figure('curves', name, caption + words.drawn(report)))
     for found in report.matched:

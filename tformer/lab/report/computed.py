@@ -114,7 +114,7 @@ def report(
     means = {row.arm: row.runs.mean for row in rows}
     curve = learning.curve_name(found, metric)
     curve_lower = curve is None or is_lower_better(curve)
-    drawn = {name: learning.bands(found, name, alpha) for name in dict.fromkeys([TRAIN, VALID, curve or VALID])}
+    drawn = {name: learning.bands(found, name) for name in dict.fromkeys([TRAIN, VALID, curve or VALID])}
     clock = None
     if timing:
         clock = Timing(

@@ -75,7 +75,7 @@ def _inline(text: str) -> str:
     text = text[text.index('<svg') :]
     text = re.sub(r'<metadata>.*?</metadata>\s*', '', text, flags=re.DOTALL)
     text = re.sub(r' xmlns(:\w+)?="[^"]*"', '', text)
-    text = re.sub(r'<g id="[^"]*">', '<g>', text)
+    text = re.sub(r'<g id="[^"]*"', '<g', text)
     text = re.sub(r'\s+(width|height)="[\d.]+pt"', '', text, count=2)
     for colour, of_page in PAGE.items():
         text = text.replace(colour, of_page)

@@ -5,7 +5,6 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from scipy import special
 
 from tformer.errors import UserError
 from tformer.lab import curves, statistics
@@ -23,13 +22,13 @@ class Band:
     Attributes:
       steps: [n].
       mean: [n].
-      half: half of the mean's t interval, [n]; 0 of a single run.
+      sd: over the runs, [n]; 0 of a single one.
       runs: how many.
     """
 
     steps: np.ndarray
     mean: np.ndarray
-    half: np.ndarray
+    sd: np.ndarray
     runs: int
 
 
@@ -78,7 +77,7 @@ def curve_name(results: Results, metric: str) -> str | None:
     return next((name for name in own if name in names), None)
 
 
-def bands(results: Results, name: str, alpha: float) -> dict[str, Band]:
+def bands(results: Results, name: str) -> dict[str, Band]:
     """Returns the curves of a number of metrics.jsonl by arm; an arm without a finite point has none."""
     found = {}
     for arm, runs in results.arms.items():
@@ -87,18 +86,16 @@ def bands(results: Results, name: str, alpha: float) -> dict[str, Band]:
         steps = sorted(set.intersection(*map(set, logs))) if logs else []
         values = np.array([[log[step] for step in steps] for log in logs])  # [runs, n]
         if steps and (finite := np.isfinite(values).all(0)).any():
-            found[arm] = _band(np.array(steps, float)[finite], values[:, finite], alpha)
+            found[arm] = _band(np.array(steps, float)[finite], values[:, finite])
     return found
 
 
-def _band(steps: np.ndarray, values: np.ndarray, alpha: float) -> Band:
+def _band(steps: np.ndarray, values: np.ndarray) -> Band:
     parts = np.array_split(np.arange(len(steps)), min(len(steps), POINTS))
     steps = np.array([steps[part].mean() for part in parts])
     values = np.stack([values[:, part].mean(1) for part in parts], axis=1)
-    n = len(values)
-    wide = special.stdtrit(n - 1, 1 - alpha / 2) / math.sqrt(n) if n > 1 else 0.0
-    spread = values.std(0, ddof=1) if n > 1 else np.zeros(len(steps))
-    return Band(steps, values.mean(0), wide * spread, n)
+    sd = values.std(0, ddof=1) if len(values) > 1 else np.zeros(len(steps))
+    return Band(steps, values.mean(0), sd, len(values))
 
 
 def matched(

@@ -64,8 +64,8 @@ def curves(report: Report, figure: Any, of: str) -> None:
         sparse = len(band.steps) <= 12
         axes.plot(band.steps, band.mean, label=short(arm), linewidth=1.6,
                   **{**look, 'marker': look['marker'] if sparse else None}, markersize=4)  # fmt: skip
-        if band.half.any():
-            low, high = band.mean - band.half, band.mean + band.half
+        if band.sd.any():
+            low, high = band.mean - band.sd, band.mean + band.sd
             axes.fill_between(band.steps, low, high, color=look['color'], alpha=0.15, linewidth=0)
     means = np.concatenate([bands[arm].mean for arm in drawn])
     axes.set_ylim(*_around(means))

@@ -6,8 +6,9 @@ import shlex
 from tformer import checkpoint
 from tformer.errors import UserError
 from tformer.lab import runner
+from tformer.lab.report import words
 from tformer.lab.report.computed import Report
-from tformer.lab.report.document import Block, Code, Line, List, Table, code
+from tformer.lab.report.document import Block, Code, Line, Table, code
 from tformer.lab.report.results import FAILED, UNFINISHED, Results
 
 
@@ -41,8 +42,8 @@ def commands(report: Report) -> list[Block]:
     lines = []
     for arm in report.arms:
         first = report.results.arms[arm][0]
-        config, again = home / first.directory / first.file, f'{home}_again'
-        flags = [f'--config={config}', f'--workdir={pathlib.Path(again) / first.directory}']
+        again = home.with_name(f'{home.name}_again') if home.name else pathlib.Path('again')
+        flags = [f'--config={home / first.directory / first.file}', f'--workdir={again / first.directory}']
         lines.append(shlex.join(['tformer', 'train', *flags]))
     blocks += [
         Line('One run of each arm, into a fresh directory (`--config.train.seed=N` is another seed):'),
@@ -50,7 +51,8 @@ def commands(report: Report) -> list[Block]:
     ]
     blocks += [Line('This report:'), Code([_report(report)])]
     if found := versions(report.results):
-        blocks += [Line('Versions the runs were made with:'), List([f'{code(name)} {value}' for name, value in found])]
+        listed = words.joined([f'{code(name)} {value}' for name, value in found])
+        blocks.append(Line(f'Made with {listed}.'))
     return blocks
 
 
@@ -72,4 +74,4 @@ def versions(results: Results) -> list[tuple[str, str]]:
             continue
         for name, version in made.items():
             found.setdefault(name, set()).add(str(version))
-    return [(name, ', '.join(map(code, sorted(values)))) for name, values in sorted(found.items())]
+    return [(name, words.joined([code(value) for value in sorted(values)])) for name, values in sorted(found.items())]

@@ -103,7 +103,8 @@ def keep_command(directory: str | pathlib.Path, arguments: Sequence[str]) -> Non
 def read(directory: str | pathlib.Path) -> Results:
     """Returns the runs of a sweep's directory, or of any directory with workdirs in it or one level further down.
 
-    Without the list of a sweep, the arms are named after what differs from the first workdir by name.
+    Without the list of a sweep, the arms are named after what differs from the first workdir by name, of those that
+    begin with 'baseline' if there are any.
 
     Raises:
       UserError: nothing is there, what is there does not read, or two workdirs are the same arm and seed.
@@ -144,7 +145,8 @@ def _listed(home: pathlib.Path) -> list[Run]:
 
 def _found(home: pathlib.Path) -> list[Run]:
     """Returns the workdirs in a directory, or one level further down."""
-    files = sorted({*home.glob('*/config.json'), *home.glob('*/*/config.json')})
+    found = sorted({*home.glob('*/config.json'), *home.glob('*/*/config.json')})
+    files = sorted(found, key=lambda file: not file.relative_to(home).as_posix().startswith(trials.BASELINE))
     configs = [config.from_dict(config.read_json(file)) for file in files]
     return [
         _run(

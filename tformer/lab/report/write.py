@@ -7,7 +7,7 @@ from tformer.lab.report.document import Figure, Line
 from tformer.lab.report.drawing import installed
 
 MARKDOWN, PAGE = 'report.md', 'report.html'
-MISSING = "The drawings are left out, for matplotlib is not installed: pip install 'tformer[report]'"
+MISSING = "The drawings are left out, for matplotlib is not installed: `pip install 'tformer[report]'`"
 
 
 def write(
@@ -41,5 +41,7 @@ def write(
         partial.write_text(text, encoding='utf-8')
         partial.replace(found.home / name)
     lines = [block for block in whole.sections[0].blocks if isinstance(block, document.List)]
-    told = [item.replace('`', '') for each in lines for item in each.items]
-    return '\n'.join([*told, *([] if drawn else [MISSING]), f'{found.home / MARKDOWN}', f'{found.home / PAGE}'])
+    told = [item for each in lines for item in each.items] + ([] if drawn else [MISSING])
+    return '\n'.join(
+        [*(item.replace('`', '') for item in told), *(str(found.home / name) for name in (MARKDOWN, PAGE))]
+    )
