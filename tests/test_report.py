@@ -19,11 +19,11 @@ import pytest
 from absl.testing import flagsaver
 
 from tformer import __main__ as command_line
-from tformer import config
+from tformer import config, predictions, text_scores
 from tformer.config import Config, Data, Evaluate, Mesh, Model, Optimizer, Train
 from tformer.errors import UserError
 from tformer.lab import matching, runner, statistics, trials
-from tformer.lab.report import computed, costs, laws, results, words, write
+from tformer.lab.report import computed, costs, laws, results, texts, words, write
 from tformer.lab.report.costs import Costs
 
 TINY = Config(
@@ -297,6 +297,49 @@ def test_the_scaling_law_is_that_of_the_runs() -> None:
     assert laws.scaling_law('test/accuracy', values, spent, 0.05) is None
     few = {arm: values[arm] for arm, (N, _) in points.items() if N < 5e4}
     assert laws.scaling_law('test/loss', few, spent, 0.05) is None
+
+
+# ------------------------------------------------------------------------------------------------------ generated text
+
+
+SAID = ['the cat sat on the mat', 'a dog', 'x y z', '']
+RIGHT = [['the cat sat on a mat', 'a cat sat on the mat'], ['a dog'], ['x y'], ['nothing at all']]
+
+
+@pytest.mark.parametrize('name', texts.CORPORA)
+def test_a_metric_of_sums_is_the_metric_of_the_corpus(name: str) -> None:
+    """And of the examples drawn twice, and none of others."""
+    key = {'word_error_rate': 'g2p', 'phoneme_error_rate': 'g2p'}.get(name, name)
+    settings, corpus = Evaluate(metrics=(key,), language='en'), texts.CORPORA[name]
+    terms = corpus.statistics(SAID, RIGHT, 'en')
+    drawn = np.array([[1, 1, 1, 1], [2, 0, 1, 1]])
+    for counts, value in zip(drawn, corpus.metric('en')(drawn @ terms), strict=True):
+        said, right = np.repeat(SAID, counts).tolist(), [RIGHT[i] for i in np.repeat(range(4), counts)]
+        assert value == pytest.approx(text_scores.METRICS[key].scores(said, right, settings)[name], abs=1e-9)
+
+
+def test_texts_of_the_same_seed_are_compared(tmp_path: pathlib.Path) -> None:
+    """Of 40 words the baseline has 10 wrong, the arm the first 4 of them; the third seed has no partner."""
+    scores = {seed: {'loss': 1.0 + seed, 'word_error_rate': 0.5} for seed in (0, 1)}
+    home = built(tmp_path / 'x', [({}, scores), ({'model.norm': 'rmsnorm'}, {**scores, 2: scores[0]})])
+    right = [[f'w {i}'] for i in range(40)]
+    for arm, wrong in (('baseline', 10), ('norm=rmsnorm', 4)):
+        for seed in (0, 2) if arm != 'baseline' else (0, 1):
+            said = [f'w {i}' if i >= wrong else 'x' for i in range(40)]
+            predictions.write(home / arm / f'seed_{seed}', 'test', said, right)
+    (found,) = computed_of(home).texts
+    assert (found.arm, found.metric, found.examples, list(found.seeds)) == (
+        'norm=rmsnorm',
+        'test/word_error_rate',
+        40,
+        [0],
+    )
+    assert (found.seeds[0].arm, found.seeds[0].baseline) == (0.1, 0.25) and found.seeds[0].p < 0.02
+    write.write(home)
+    text = (home / 'report.md').read_text()
+    assert '| `norm=rmsnorm` | `test/word_error_rate` | 40 | 0 | -0.1500 (' in text
+    predictions.write(home / 'baseline/seed_0', 'test', said, right[::-1])
+    assert computed_of(home).texts == []
 
 
 # ------------------------------------------------------------------------------------------------------------ the files

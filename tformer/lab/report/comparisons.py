@@ -91,6 +91,27 @@ def _short(row: Row, digits: words.Scale) -> str:
     return f'{text}, {digits.signed(row.comparison.difference)} {row.label}'
 
 
+def texts(report: Report) -> list[Block]:
+    """Returns whether other examples would change which of two runs of a seed is better."""
+    rows = []
+    for found in report.texts:
+        seeds = found.seeds.values()
+        digits = words.Scale(4 if max(abs(each.baseline) for each in seeds) < 2 else 2)
+        told = [f'{digits.signed(each.difference)} ({digits.interval(each.interval)})' for each in seeds]
+        p = [words.probability(each.p) for each in seeds]
+        rows.append([code(found.arm), code(found.metric), f'{found.examples:,}', ', '.join(map(str, found.seeds)),
+                     '; '.join(told), '; '.join(p)])  # fmt: skip
+    if not rows:
+        return []
+    note = (
+        "Each run against the baseline's of the same seed, by paired bootstrap of the examples (Koehn 2004): whether "
+        'other examples would change their order. Other seeds are not in it, and p is of one comparison.'
+    )
+    level = words.level(report.alpha)
+    head = ['arm', 'metric', 'examples', 'seeds', f'difference by seed ({level})', 'p by seed']
+    return [Line(note), Table(head, rows)]
+
+
 # ------------------------------------------------------------------------------------------------------------- curves
 
 

@@ -8,11 +8,12 @@ from tformer import checkpoint
 from tformer.errors import UserError, nearest
 from tformer.lab import statistics
 from tformer.lab.report import costs as costs_lib
-from tformer.lab.report import laws, learning, results
+from tformer.lab.report import laws, learning, results, texts
 from tformer.lab.report.costs import Costs
 from tformer.lab.report.laws import Response, Scaling
 from tformer.lab.report.learning import Band, Matched, Sooner
 from tformer.lab.report.results import DONE, Results
+from tformer.lab.report.texts import Compared
 from tformer.lab.statistics import Row
 
 METRICS = ('test/loss', 'valid/loss')  # the first that there is, where none is named
@@ -54,6 +55,7 @@ class Report:
       differences: of each arm's config from the baseline's: field -> (there, here).
       response: the metric along a field.
       scaling: the law of sizes and tokens.
+      texts: of generated text, by paired resampling of the examples.
       timing: None where it is left out.
     """
 
@@ -74,6 +76,7 @@ class Report:
     differences: Mapping[str, Mapping[str, tuple[Any, Any]]]
     response: Response | None
     scaling: Scaling | None
+    texts: Sequence[Compared]
     timing: Timing | None
 
     @property
@@ -142,6 +145,7 @@ def report(
         {arm: results.difference(found, arm, baseline) for arm in found.arms if arm != baseline},
         laws.response(found, values, lower),
         laws.scaling_law(metric, values, costs, alpha),
+        texts.compared(found, metric.partition('/')[0], baseline, alpha),
         clock,
     )
 

@@ -15,6 +15,7 @@ def document(report: Report) -> Document:
         Section('Learning curves', comparisons.learning(report)),
         Section('Cost', amounts.cost(report)),
         Section('Every other metric', comparisons.others(report)),
+        Section('Generated text', comparisons.texts(report)),
         Section('What each arm changes', provenance.changes(report)),
         Section('Failed and unfinished', provenance.trouble(report)),
         Section('Run it again', provenance.commands(report)),
