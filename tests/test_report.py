@@ -3,6 +3,7 @@
 The directories are written by hand: nothing trains here.
 """
 
+import dataclasses
 import html.parser
 import json
 import math
@@ -23,7 +24,7 @@ from tformer import config, predictions, text_scores
 from tformer.config import Config, Data, Evaluate, Mesh, Model, Optimizer, Train
 from tformer.errors import UserError
 from tformer.lab import matching, runner, statistics, trials
-from tformer.lab.report import computed, costs, laws, results, texts, words, write
+from tformer.lab.report import amounts, computed, costs, document, laws, plots, results, sections, texts, words, write
 from tformer.lab.report.costs import Costs
 
 TINY = Config(
@@ -140,6 +141,10 @@ def test_the_findings_are_plain_sentences(home: pathlib.Path, tmp_path: pathlib.
     assert f'- {better}p = 0.061 by Holm): within noise; about ' in text
     assert '- `activation=swiglu`: test loss 0.615 ± 0.021, 0.105 higher than the baseline (95 % interval 0.041' in text
     assert ' seeds would decide; 2 runs failed\n' in text
+    row = (
+        '| `norm=rmsnorm` | within noise | 3 | 0.490 ± 0.010 | -0.030 | -0.055 to -0.005 | - | -1.69 | 0.035 | 0.061 | '
+    )
+    assert row in text
 
 
 @pytest.mark.parametrize('metric, label', [('test/error_rate', 'better'), ('test/bleu', 'worse')])
@@ -287,7 +292,7 @@ def test_the_scaling_law_is_that_of_the_runs() -> None:
     sizes, tokens = (1e4, 3e4, 1e5, 3e5), (1e5, 3e5, 1e6, 3e6)
     points = {f'{N:g} {D:g}': (N, D) for N in sizes for D in tokens}
     values = {arm: {0: 1.7 + 40 * N**-0.4 + 60 * D**-0.5} for arm, (N, D) in points.items()}
-    spent = {arm: Costs(parameters=N, tokens=D) for arm, (N, D) in points.items()}
+    spent = {arm: Costs(parameters=N, tokens=D, flops=6 * N * D) for arm, (N, D) in points.items()}
     found = laws.scaling_law('test/loss', values, spent, 0.05)
     fitted = found.law.E, found.law.A, found.law.alpha, found.law.B, found.law.beta
     assert fitted == pytest.approx((1.7, 40, 0.4, 60, 0.5), rel=2e-3)
@@ -297,6 +302,23 @@ def test_the_scaling_law_is_that_of_the_runs() -> None:
     assert laws.scaling_law('test/accuracy', values, spent, 0.05) is None
     few = {arm: values[arm] for arm, (N, _) in points.items() if N < 5e4}
     assert laws.scaling_law('test/loss', few, spent, 0.05) is None
+
+
+def test_iso_flop_designs_have_parabolas(tmp_path: pathlib.Path) -> None:
+    """Three budgets of four sizes each; the law is the same in N and D, so that the best N is that of D = N."""
+    spent, values = {}, {}
+    for C in (6e10, 6e11, 6e12):
+        for times in (0.5, 0.8, 1.25, 2.0):
+            N, D = (C / 6) ** 0.5 * times, (C / 6) ** 0.5 / times
+            spent[f'{C:g} {times:g}'] = Costs(parameters=N, tokens=D, flops=C)
+            values[f'{C:g} {times:g}'] = {0: 1.7 + 40 * N**-0.4 + 40 * D**-0.4}
+    found = laws.scaling_law('test/loss', values, spent, 0.05)
+    assert [minimum.N for minimum in found.profiles.minima] == pytest.approx([1e5, 1e5 * 10**0.5, 1e6])
+    assert found.profiles.law.exponent == pytest.approx(0.5) == found.law.size_exponent
+    report = dataclasses.replace(computed_of(built(tmp_path / 'x', ARMS[:1])), scaling=found)
+    drawn = {block.kind for block in amounts.scaling(report) if isinstance(block, document.Figure)}
+    assert 'profiles' in drawn and {plots.svg(report, kind, '').count('<svg') for kind in drawn} == {1}
+    assert '| 6e+10 | 100,000 |' in document.markdown(sections.document(report))
 
 
 # ------------------------------------------------------------------------------------------------------ generated text
@@ -446,7 +468,7 @@ def test_what_others_wrote_is_text_and_no_more(hostile: pathlib.Path) -> None:
     lines = [re.sub(r'`[^`]*`', '', line) for line in text.splitlines() if not line.startswith('    ')]
     assert not [line for line in lines if re.search(r'<\S|(?<!\\)\[', line) or '`' in line]
     rows = [re.sub(r'\\\|', '', line).count('|') for line in text.splitlines() if line.startswith('| ')]
-    table = [line for line in text.splitlines() if line.startswith('| arm | n (failed)')]
+    table = [line for line in text.splitlines() if line.startswith('| arm | label | n (failed)')]
     assert len(table) == 1 and rows.count(rows[0]) >= 4
 
 

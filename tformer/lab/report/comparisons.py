@@ -12,8 +12,8 @@ from tformer.lab.statistics import Row
 def comparison(report: Report) -> list[Block]:
     """Returns the table against the baseline, what it rests on, and the forest plot."""
     digits, level = words.scale(report.rows), words.level(report.alpha)
-    head = ['arm', 'n (failed)', f'{words.named(report.metric)}, mean ± sd', 'difference', f'{level}, t']
-    head += [f'{level}, bootstrap', 'effect', 'p', 'p (Holm)', 'label', 'seeds to decide', 'test']
+    head = ['arm', 'label', 'n (failed)', f'{words.named(report.metric)}, mean ± sd', 'difference', f'{level}, t']
+    head += [f'{level}, bootstrap', 'effect', 'p', 'p (Holm)', 'seeds to decide', 'test']
     blocks: list[Block] = [Table(head, [_compared(row, digits) for row in report.rows])]
     floor = report.rows[0].runs
     if floor.n > 1 and floor.sd_interval:
@@ -49,15 +49,15 @@ def _side(report: Report) -> str:
 
 def _compared(row: Row, digits: words.Scale) -> list[str]:
     runs, found = row.runs, row.comparison
-    cells = [code(row.arm), f'{runs.n}' + (f' ({runs.failed})' if runs.failed else ''),
-             digits.spread(runs.mean, runs.sd)]  # fmt: skip
+    number = f'{runs.n} ({runs.failed})' if runs.failed else f'{runs.n}'
+    cells = [code(row.arm), row.label, number, digits.spread(runs.mean, runs.sd)]
     if found is None:
-        return [*cells, *[words.NONE] * 6, row.label, words.NONE, words.NONE]
-    seeds = words.NONE if row.seeds is None else f'{row.seeds:,}'
+        return [*cells, *[words.NONE] * 8]
     effect = words.NONE if math.isnan(found.effect) else f'{found.effect:+.2f}'
+    seeds = words.NONE if row.seeds is None else f'{row.seeds:,}'
     return [
         *cells, digits.signed(found.difference), digits.interval(found.interval), digits.interval(found.bootstrap),
-        effect, words.probability(found.p), words.probability(row.p_holm), row.label, seeds, found.test,
+        effect, words.probability(found.p), words.probability(row.p_holm), seeds, found.test,
     ]  # fmt: skip
 
 

@@ -102,6 +102,7 @@ class Scaling:
       N: parameters of each run, [R].
       D: its tokens, [R].
       loss: [R].
+      C: FLOPs as counted, by which iso-FLOP designs have their budgets, [R].
       law: the fit; None where `why` says why not.
       bounds: of `scaling.intervals`, the optimal sizes those at `budgets`; None where `no_bounds` says why not.
       budgets: FLOPs as 6 N D: the least, the most, and ten times that.
@@ -112,6 +113,7 @@ class Scaling:
     N: np.ndarray
     D: np.ndarray
     loss: np.ndarray
+    C: np.ndarray
     law: scaling.Law | None = None
     why: str | None = None
     bounds: Mapping[str, tuple[Any, Any]] | None = None
@@ -124,26 +126,26 @@ class Scaling:
 def scaling_law(metric: str, values: Values, costs: Mapping[str, Costs], alpha: float) -> Scaling | None:
     """Returns the scaling law where sizes and tokens vary; None where they do not, or the metric is no loss."""
     points = [
-        (costs[arm].parameters, costs[arm].tokens, value)
+        (costs[arm].parameters, costs[arm].tokens, value, costs[arm].flops)
         for arm, runs in values.items()
         for value in noise.finite(runs).values()
-        if costs[arm].parameters and costs[arm].tokens
+        if costs[arm].parameters and costs[arm].tokens and costs[arm].flops
     ]
-    N, D, loss = np.array(points, float).reshape(-1, 3).T
+    N, D, loss, C = np.array(points, float).reshape(-1, 4).T
     if metric.rpartition('/')[2] not in LOSSES or min(len(np.unique(N)), len(np.unique(D))) < LEAST:
         return None
-    found = Scaling(N, D, loss)
+    found = Scaling(N, D, loss, C)
     level = 1 - alpha
     try:
-        found = dataclasses.replace(found, profiles=isoflop.profiles(N, D, loss, level=level))
+        found = dataclasses.replace(found, profiles=isoflop.profiles(N, D, loss, C, level))
     except UserError as error:
         found = dataclasses.replace(found, no_profiles=str(error))
     try:
         law = scaling.fit(N, D, loss)
     except UserError as error:
         return dataclasses.replace(found, why=str(error))
-    C = isoflop.PER_TOKEN * N * D
-    found = dataclasses.replace(found, law=law, budgets=np.array([C.min(), C.max(), 10 * C.max()]))
+    least, most = (isoflop.PER_TOKEN * end(N * D) for end in (np.min, np.max))
+    found = dataclasses.replace(found, law=law, budgets=np.array([least, most, 10 * most]))
     try:
         bounds = scaling.intervals(scaling.bootstrap(N, D, loss, law), found.budgets, level)
         return dataclasses.replace(found, bounds=bounds)

@@ -141,7 +141,7 @@ def profiles(report: Report, figure: Any, of: str) -> None:
     """Draws the loss against size at each budget, and the minima of the parabolas."""
     assert report.scaling is not None and report.scaling.profiles is not None
     axes, found = figure.subplots(), report.scaling
-    budget = isoflop.budgets(isoflop.PER_TOKEN * found.N * found.D)
+    budget = isoflop.budgets(found.C)
     for i, minimum in enumerate(report.scaling.profiles.minima):
         look, here = drawing.look(i), budget == i
         N, loss = found.N[here], found.loss[here]
