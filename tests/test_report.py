@@ -89,7 +89,7 @@ def left(place: pathlib.Path, stated: Config, end: Any, listed: bool) -> None:
     (place / 'result.json').write_text(json.dumps({'test': {'step': steps, 'parameters': 1, **scores}}))
 
 
-HOSTILE = '</pre></code><script>console.error("`x`|")</script> <img src=http://example.com/x.png> [a](http://b)'
+HOSTILE = '</pre></code>`<script>console.error("x|")</script> <img src=http://example.com/x.png> [a](http://b)'
 BASE = {0: 0.50, 1: 0.52, 2: 0.54}
 BETTER = {0: 0.48, 1: 0.49, 2: 0.50}  # by 0.02, 0.03, 0.04
 WORSE = {0: 0.60, 1: 0.63, 2: FAILED, 3: UNFINISHED, 4: math.nan}
@@ -127,6 +127,7 @@ def test_the_statistics_are_those_of_the_runs(home: pathlib.Path) -> None:
 
 def test_the_findings_are_plain_sentences(home: pathlib.Path, tmp_path: pathlib.Path) -> None:
     report = computed_of(built(tmp_path / 'x', ARMS[:2]))
+    assert words.scale(report.rows).decimals == 3 and words.scale(report.rows[:1]).spread(0.5, 0.02) == '0.500 ± 0.020'
     assert words.headline(report) == '1 arm against `baseline`, by test loss (lower is better). 6 trials: 6 done.'
     better = '`norm=rmsnorm`: test loss 0.490 ± 0.010, 0.030 lower than the baseline (95 % interval 0.005 to 0.055, '
     assert words.findings(report) == [
@@ -265,7 +266,7 @@ def test_the_front_is_what_no_arm_beats() -> None:
 
 
 def test_a_field_of_numbers_is_drawn_in_lines_with_the_best_of_each(tmp_path: pathlib.Path) -> None:
-    rates, widths = (1e-4, 1e-3, 1e-2), (16, 32)
+    rates, widths = (1e-4, 1e-3, 1e-2, 0.1, 1.0, 2.0), (16, 32)
     best = {16: 1e-3, 32: 1e-4}
     arms = [
         ({'model.emb_dim': width, 'optimizer.learning_rate': rate},
@@ -284,6 +285,7 @@ def test_a_field_of_numbers_is_drawn_in_lines_with_the_best_of_each(tmp_path: pa
         '| `model.emb_dim=32` | `0.0001` | 0.5050 ± 0.0071 | at the end of the values tried: the best may lie beyond |'
     )
     assert row in (home / 'report.md').read_text()
+    assert (home / 'report.html').read_text().count('Drawn are the baseline and the 9 best of the others.') == 5
     assert computed_of(built(tmp_path / 'y', ARMS)).response is None
 
 

@@ -27,7 +27,7 @@ def cost(report: Report) -> list[Block]:
         'Of one run: FLOPs forward and backward, batches taken as full; tokens are places in the batches, padding '
         'among them. An arm is on a front (Pareto) where no other has a mean as good for as little.'
     )
-    figures = [_pareto(report, name, arms) for name, arms in report.fronts.items() if _differ(report, name)]
+    figures = [_pareto(report, name, arms) for name, arms in report.fronts.items() if arms and _differ(report, name)]
     return [Table(head, rows), Line(told), *figures]
 
 
@@ -66,9 +66,9 @@ def timing(report: Report) -> list[Block]:
         Table(['arm', 'seconds, mean ± sd', 'tokens a second, median', 'on the front by seconds'], rows),
     ]
     for found in report.timing.matched:
-        blocks.append(Line("A run's seconds are spread evenly over its steps."))
+        blocks.append(Line('The mean seconds of an arm are spread evenly over its steps.'))
         blocks += comparisons.at_cost(report, found)
-    if _differ(report, 'seconds'):
+    if report.timing.front and _differ(report, 'seconds'):
         blocks.append(_pareto(report, 'seconds', report.timing.front))
     return blocks
 

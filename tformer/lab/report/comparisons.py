@@ -30,14 +30,14 @@ def comparison(report: Report) -> list[Block]:
     if report.num_comparisons:
         tests = sorted({row.comparison.test for row in report.rows if row.comparison})
         blocks.append(Line(
-            f'Labels hold together: at most {report.alpha:g} of such families of '
-            f'{words.count(report.num_comparisons, "comparison")} call any arm better or worse that equals the '
-            f'baseline (p by Holm). Intervals are of one comparison each. Tests: {", ".join(tests)}. The effect is in '
+            f'Labels are of the whole table: of families of {words.count(report.num_comparisons, "comparison")} like '
+            f'this one, at most a share {report.alpha:g} calls any arm better or worse that equals the baseline (p by '
+            f'Holm). Intervals are of one comparison each. Tests: {", ".join(tests)}. The effect is in '
             'standard deviations, of pairs where seeds are paired. Seeds to decide: runs a side that show a true '
             'difference of the observed size with chance 0.8; of few runs it is a rough guess.'
         ))  # fmt: skip
     blocks += _matching(report)
-    if report.num_comparisons:
+    if any(row.comparison and math.isfinite(row.comparison.difference) for row in report.rows):
         caption = f'Difference of {words.named(report.metric)} from the baseline, {level} t intervals; '
         blocks.append(Figure('forest', '', f'{caption}{_side(report)}.'))
     return blocks
@@ -122,6 +122,7 @@ def learning(report: Report) -> list[Block]:
         several = any(band.runs > 1 for band in by_arm.values())
         bands = '; bands are one standard deviation each way' if several else ''
         caption = f'{words.named(name)}: of each arm the mean of the runs that are done{bands}.'
+        caption += ' The first tenth of the steps may lie beyond the frame.'
         blocks.append(Figure('curves', name, caption + words.drawn(report)))
     for found in report.matched:
         blocks += at_cost(report, found)

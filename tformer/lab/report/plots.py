@@ -11,6 +11,8 @@ from tformer.lab.report import drawing, words
 from tformer.lab.report.computed import Report
 from tformer.lab.report.drawing import INK, WIDTH, legend, plainly, short
 
+TICKS = 8  # values of a field, at most, that are all marked
+
 
 def svg(report: Report, kind: str, of: str) -> str:
     """Returns a drawing of a report as an element of a page.
@@ -67,8 +69,7 @@ def curves(report: Report, figure: Any, of: str) -> None:
         if band.sd.any():
             low, high = band.mean - band.sd, band.mean + band.sd
             axes.fill_between(band.steps, low, high, color=look['color'], alpha=0.15, linewidth=0)
-    means = np.concatenate([bands[arm].mean for arm in drawn])
-    axes.set_ylim(*_around(means))
+    axes.set_ylim(*_around(np.concatenate([bands[arm].mean[len(bands[arm].mean) // 10 :] for arm in drawn])))
     axes.set_xlabel('steps')
     axes.set_ylabel(words.named(of))
     plainly(axes.xaxis, [])
@@ -77,7 +78,7 @@ def curves(report: Report, figure: Any, of: str) -> None:
 
 
 def _around(means: np.ndarray) -> tuple[float, float]:
-    """Returns limits that a wide band of few seeds does not stretch."""
+    """Returns limits that neither a wide band of few seeds nor the first steps stretch."""
     room = 0.08 * (means.max() - means.min()) or abs(means.max()) * 0.01 or 1.0
     return float(means.min() - room), float(means.max() + room)
 
@@ -113,7 +114,11 @@ def response(report: Report, figure: Any, of: str) -> None:
         axes.plot([line.x[best]], [line.mean[best]], 'o', markersize=12, fillstyle='none', color=look['color'])
     axes.set_xlabel(found.field)
     axes.set_ylabel(words.named(report.metric))
-    plainly(axes.xaxis, np.concatenate([line.x for line in found.lines]))
+    tried = np.unique(np.concatenate([line.x for line in found.lines]))
+    plainly(axes.xaxis, tried)
+    if len(tried) <= TICKS:
+        axes.set_xticks(tried)
+        axes.minorticks_off()
     plainly(axes.yaxis, np.concatenate([line.mean for line in found.lines]))
     legend(figure, axes)
 

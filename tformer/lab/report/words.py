@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import re
+import statistics
 from collections.abc import Sequence
 
 from tformer.lab import power
@@ -40,15 +41,16 @@ class Scale:
 
 
 def scale(rows: Sequence[Row]) -> Scale:
-    """Returns decimals that show two digits of every arm's noise and one of every difference's.
+    """Returns decimals that show two digits of the arms' median noise and one of every difference's.
 
     Where no noise is known, four digits of the means.
     """
     means = [abs(row.runs.mean) for row in rows if math.isfinite(row.runs.mean)]
     size = math.floor(math.log10(max(means))) if means and max(means) > 0 else 0
-    own = [row.runs.sd for row in rows if row.runs.sd > 0]
-    between = [row.comparison.sd for row in rows if row.comparison and row.comparison.sd > 0]
-    wanted = [1 - math.floor(math.log10(min(own)))] if own else [3 - size]
+    least = 10.0 ** (size - DIGITS)  # below it a spread is of rounding
+    own = [row.runs.sd for row in rows if row.runs.sd > least]
+    between = [row.comparison.sd for row in rows if row.comparison and row.comparison.sd > least]
+    wanted = [1 - math.floor(math.log10(statistics.median(own)))] if own else [3 - size]
     wanted += [-math.floor(math.log10(sd)) for sd in between]
     return Scale(max(0, min(max(wanted), DIGITS - 1 - size)))
 
