@@ -24,7 +24,20 @@ from tformer import config, predictions, text_scores
 from tformer.config import Config, Data, Evaluate, Mesh, Model, Optimizer, Train
 from tformer.errors import UserError
 from tformer.lab import matching, runner, statistics, trials
-from tformer.lab.report import amounts, computed, costs, document, laws, plots, results, sections, texts, words, write
+from tformer.lab.report import (
+    amounts,
+    computed,
+    costs,
+    document,
+    laws,
+    page,
+    plots,
+    results,
+    sections,
+    texts,
+    words,
+    write,
+)
 from tformer.lab.report.costs import Costs
 
 TINY = Config(
@@ -406,15 +419,15 @@ def test_without_matplotlib_all_but_the_drawings_is_there(home: pathlib.Path, mo
     before = (home / 'report.html').read_text()
     monkeypatch.setattr(write, 'installed', lambda: False)
     said = write.write(home)
-    page, text = (home / 'report.html').read_text(), (home / 'report.md').read_text()
+    shown, text = (home / 'report.html').read_text(), (home / 'report.md').read_text()
     monkeypatch.undo()
     write.write(home)
     assert (home / 'report.html').read_text() == before
-    assert before.count('<svg') == 6 and '<svg' not in page  # the forest, two curves, three fronts
+    assert before.count('<svg') == 6 and '<svg' not in shown  # the forest, two curves, three fronts
     assert "matplotlib is not installed: pip install 'tformer[report]'" in said
     assert "not installed: `pip install 'tformer[report]'`" in text
-    assert "not installed: <code>pip install 'tformer[report]'</code>" in page.replace('&#x27;', "'")
-    assert before.count('<tr>') == page.count('<tr>') > 20
+    assert "not installed: <code>pip install 'tformer[report]'</code>" in shown.replace('&#x27;', "'")
+    assert before.count('<tr>') == shown.count('<tr>') > 20
 
 
 class Page(html.parser.HTMLParser):
@@ -447,6 +460,16 @@ class Page(html.parser.HTMLParser):
         self.text += data
 
 
+def test_a_line_marks_nothing_but_code() -> None:
+    line, cell = 'a [b](c) <i> *d* 1 < 2 `[e] <b>`', document.code('x`y\n|\u202ez')
+    made = document.Document('t', [document.Section('s', [document.Line(line), document.Table(['h'], [[cell]])])])
+    assert document.markdown(made) == (
+        "# t\n\n## s\n\na \\[b](c) \\<i> \\*d\\* 1 < 2 `[e] <b>`\n\n| h |\n| --- |\n| `x'y \\| z` |\n"
+    )
+    shown = page.page(made, lambda _: None)
+    assert 'a [b](c) &lt;i&gt; *d* 1 &lt; 2 <code>[e] &lt;b&gt;</code>' in shown and '<td><code>x&#x27;y | z' in shown
+
+
 @pytest.fixture(scope='module')
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """A sweep whose names, errors, scores and values are all written by somebody else."""
@@ -463,9 +486,9 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 def test_what_others_wrote_is_text_and_no_more(hostile: pathlib.Path) -> None:
-    page = Page((hostile / 'report.html').read_text())
-    assert page.open == [] and not page.tags & {'script', 'img', 'iframe', 'object'}
-    assert '<script>console.error(' in page.text and '$\\sum$' in page.text
+    shown = Page((hostile / 'report.html').read_text())
+    assert shown.open == [] and not shown.tags & {'script', 'img', 'iframe', 'object'}
+    assert '<script>console.error(' in shown.text and '$\\sum$' in shown.text
     text = (hostile / 'report.md').read_text()
     lines = [re.sub(r'`[^`]*`', '', line) for line in text.splitlines() if not line.startswith('    ')]
     assert not [line for line in lines if re.search(r'<\S|(?<!\\)\[', line) or '`' in line]
