@@ -313,7 +313,7 @@ def test_the_scaling_law_is_that_of_the_runs() -> None:
     assert fitted == pytest.approx((1.7, 40, 0.4, 60, 0.5), rel=2e-3)
     low, high = found.bounds['alpha']
     assert low <= 0.4001 and high >= 0.3999 and found.budgets[-1] == pytest.approx(10 * 6 * 3e5 * 3e6)
-    assert found.profiles is None and found.no_profiles
+    assert found.profiles is None and found.no_profiles and found.off < 1e-3
     assert laws.scaling_law('test/accuracy', values, spent, 0.05) is None
     few = {arm: values[arm] for arm, (N, _) in points.items() if N < 5e4}
     assert laws.scaling_law('test/loss', few, spent, 0.05) is None

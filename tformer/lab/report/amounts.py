@@ -151,6 +151,8 @@ def _law(report: Report, found: Scaling) -> list[Block]:
     note = f'In brackets: {level} intervals by resampling runs.'
     if found.bounds is None:
         note = f'No intervals: {words.said(found.no_bounds)}.'
+    if found.off is not None:
+        note += f' Fitted without the largest budget, the law misses its losses by {100 * found.off:.2g} %.'
     return [
         List(items),
         Line(note),

@@ -1,5 +1,6 @@
 """What a sweep over numbers shows: the metric along one field, and the scaling law of sizes and tokens."""
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -106,6 +107,7 @@ class Scaling:
       law: the fit; None where `why` says why not.
       bounds: of `scaling.intervals`, the optimal sizes those at `budgets`; None where `no_bounds` says why not.
       budgets: FLOPs as 6 N D: the least, the most, and ten times that.
+      off: how far the law of the other runs misses those of the largest budget (`scaling.held_out`); None of too few.
       profiles: of iso-FLOP designs.
       no_profiles: why there are none.
     """
@@ -119,6 +121,7 @@ class Scaling:
     bounds: Mapping[str, tuple[Any, Any]] | None = None
     no_bounds: str | None = None
     budgets: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))
+    off: float | None = None
     profiles: isoflop.Profiles | None = None
     no_profiles: str | None = None
 
@@ -146,6 +149,8 @@ def scaling_law(metric: str, values: Values, costs: Mapping[str, Costs], alpha: 
         return dataclasses.replace(found, why=str(error))
     least, most = (isoflop.PER_TOKEN * end(N * D) for end in (np.min, np.max))
     found = dataclasses.replace(found, law=law, budgets=np.array([least, most, 10 * most]))
+    with contextlib.suppress(UserError):
+        found = dataclasses.replace(found, off=scaling.held_out(N, D, loss).error)
     try:
         bounds = scaling.intervals(scaling.bootstrap(N, D, loss, law), found.budgets, level)
         return dataclasses.replace(found, bounds=bounds)
