@@ -262,6 +262,14 @@ def test_curves_are_means_and_arms_are_matched_in_what_they_spent(tmp_path: path
     assert by_seconds.at == pytest.approx(11.0) and spent.seconds == pytest.approx(14.0)
 
 
+def test_a_mean_is_of_the_steps_that_all_runs_report(tmp_path: pathlib.Path) -> None:
+    home = built(tmp_path / 'x', ARMS[:1])
+    log = home / 'baseline/seed_1/metrics.jsonl'
+    log.write_text(''.join(line for line in log.read_text().splitlines(keepends=True) if '"step": 10' not in line))
+    band = computed_of(home).curves['train/loss']['baseline']
+    assert band.steps.tolist() == [20, 30, 40] and band.mean[-1] == pytest.approx(0.52)
+
+
 def test_curves_that_share_nothing_are_not_compared(tmp_path: pathlib.Path) -> None:
     arms = [({}, BASE), ({'train.batch_size': 32, 'optimizer.learning_rate': 1e-4}, BETTER)]
     home = built(tmp_path / 'x', arms)
@@ -489,6 +497,7 @@ def test_what_others_wrote_is_text_and_no_more(hostile: pathlib.Path) -> None:
     shown = Page((hostile / 'report.html').read_text())
     assert shown.open == [] and not shown.tags & {'script', 'img', 'iframe', 'object'}
     assert '<script>console.error(' in shown.text and '$\\sum$' in shown.text
+    assert re.search(r'<text[^>]*>\$\\sum\$', (hostile / 'report.html').read_text())
     text = (hostile / 'report.md').read_text()
     lines = [re.sub(r'`[^`]*`', '', line) for line in text.splitlines() if not line.startswith('    ')]
     assert not [line for line in lines if re.search(r'<\S|(?<!\\)\[', line) or '`' in line]
