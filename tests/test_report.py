@@ -171,6 +171,16 @@ def test_which_direction_is_better_the_name_says(metric: str, label: str, tmp_pa
     assert {row.label for row in report.others['test/loss'][1:]} == {'within noise'}
 
 
+def test_a_run_without_the_metric_is_named_and_has_not_failed(tmp_path: pathlib.Path) -> None:
+    ends = {0: {'loss': 1.0, 'bleu': 3.0}, 1: {'loss': 1.0}, 2: FAILED, 3: UNFINISHED}
+    report = computed_of(built(tmp_path / 'x', [({}, ends)]), metric='test/bleu')
+    assert report.lacking == ['baseline/seed_1'] and (report.rows[0].runs.n, report.rows[0].runs.failed) == (1, 1)
+    assert (
+        document.Line('Done, but without test bleu: `baseline/seed_1`.') in sections.document(report).sections[0].blocks
+    )
+    assert list(report.others) == ['test/loss']
+
+
 def test_workdirs_without_a_list_are_arms_by_what_differs(home: pathlib.Path, tmp_path: pathlib.Path) -> None:
     done = [(changed, {seed: x for seed, x in runs.items() if type(x) is float}) for changed, runs in ARMS]
     place = built(tmp_path / 'x', done, listed=False)
