@@ -16,7 +16,7 @@ ORDER = [
     ('errors', 'allocator', 'groups'),
     ('config',),
     ('data', 'hf', 'metrics', 'scores'),
-    ('sharding', 'text_scores', 'workdir'),
+    ('predictions', 'sharding', 'text_scores', 'workdir'),
     ('layers',),
     ('hyper', 'parameters', 'digests', 'precision', 'processes', 'stopping', 'hlo'),
     ('guard', 'traffic', 'roofline'),

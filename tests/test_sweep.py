@@ -448,6 +448,8 @@ def get_sweep():
     done = subprocess.run([*command, '--parallel=2'], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert 'resumed at step' in (first / 'log.txt').read_text()
+    assert done.stdout.splitlines()[-2:] == [f'{parts}/report.md', f'{parts}/report.html']
+    assert f'tformer sweep --config={tmp_path}/again.py --workdir={parts}\n' in (parts / 'report.md').read_text()
     for trial in made[:2]:
         one, other = (place / trial.directory for place in (tmp_path / 'whole', parts))
         assert (one / 'result.json').read_text() == (other / 'result.json').read_text()

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from tformer import config, runs, sharding
+from tformer import config, predictions, runs, sharding, text_scores
 from tformer.config import Config, Data, Decode, Evaluate, Mesh, Model, Optimizer, Train
 from tformer.data import pipeline, tokenizers
 from tformer.decode.text import make_text_generator
@@ -116,3 +116,5 @@ def test_a_decoder_learns_to_write_a_source_backwards(tmp_path: pathlib.Path) ->
     runs.train(cfg, str(tmp_path / 'run'))
     found = json.loads((tmp_path / 'run' / 'result.json').read_text())['test']
     assert found['exact_match'] > 0.8, found  # of 252 outputs
+    kept = predictions.read(tmp_path / 'run', 'test')
+    assert kept is not None and len(kept[0]) == 60 and text_scores.exact_match(*kept) == found['exact_match']

@@ -36,12 +36,19 @@ flags.DEFINE_integer(
     'together', 1, 'sweep: trials that one program trains, at most, where they differ in numbers alone.'
 )
 flags.DEFINE_string('transform', None, 'sweep: of trials together: vmap, or map; default: map on a CPU, else vmap.')
+flags.DEFINE_string('metric', None, 'report: that decides, SPLIT/NAME; default: test/loss, or valid/loss.')
+flags.DEFINE_string('baseline', None, 'report: the arm that the others are compared with; default: the first.')
+flags.DEFINE_float('alpha', 0.05, 'report: the chance of a false label that is accepted, over all arms.')
+flags.DEFINE_boolean('timing', True, 'report: with the section of what a clock measured.')
 
 USAGE = """tformer COMMAND [--config=FILE[:argument]] [--workdir=DIR] [--config.section.field=value ...]
 
   train      --config --workdir          trains; resumes by itself; ends with the final evaluation
-  sweep      --config --workdir [--dry_run | --array]  runs the trials of a sweep file; goes on by itself; with
-                                         --parallel=K processes at once, of --together=N trials each in one program
+  sweep      --config --workdir [--dry_run | --array]  runs the trials of a sweep file; goes on by itself, and
+                                         ends with their report; --parallel=K processes at once,
+                                         of --together=N trials each in one program
+  report     DIR [--metric=SPLIT/NAME] [--baseline=ARM] [--alpha=0.05] [--timing=false]  writes the report of a sweep's
+                                         directory, or of one with workdirs in it: report.md and report.html
   replay     --workdir --step=N          runs a step again and shows its batch
   prepare    --config [--workdir]        writes the data as a TFDS set; with a workdir its tokenizers and token cache
   evaluate   --workdir [--split] [--average=N]  scores a checkpoint, or the mean of the last N, on a split
@@ -110,10 +117,29 @@ def sweep(arguments: list[str], overrides: dict[str, str]) -> None:
     base, made = trials.load(needed('config'), overrides)
     if FLAGS.dry_run:
         print(plan.plan(made, FLAGS.workdir, FLAGS.parallel))
-    elif FLAGS.array:
+        return
+    if FLAGS.array:
         print(runner.array(base, made, needed('workdir'), FLAGS.together))
-    elif code := runner.sweep(base, made, needed('workdir'), FLAGS.parallel, FLAGS.together, FLAGS.transform):
+        return
+    from tformer.lab.report import results, write
+
+    stated = [f'--config={FLAGS.config}', f'--workdir={needed("workdir")}']
+    results.keep_command(FLAGS.workdir, ['sweep', *stated, *(f'--config.{k}={v}' for k, v in overrides.items())])
+    code = runner.sweep(base, made, FLAGS.workdir, FLAGS.parallel, FLAGS.together, FLAGS.transform)
+    print(write.write(FLAGS.workdir))
+    if code:
         sys.exit(code)
+
+
+def report(arguments: list[str], overrides: dict[str, str]) -> None:
+    import jax
+
+    jax.config.update('jax_platforms', 'cpu')  # sizes are counted, nothing is computed
+    from tformer.lab.report import write
+
+    if len(arguments) != 1:
+        raise errors.UserError(f'report takes one directory, not {len(arguments)}: tformer report DIR')
+    print(write.write(arguments[0], FLAGS.metric, FLAGS.baseline, FLAGS.alpha, FLAGS.timing))
 
 
 def replay(arguments: list[str], overrides: dict[str, str]) -> None:
@@ -219,6 +245,7 @@ def benchmark(arguments: list[str], overrides: dict[str, str]) -> None:
 COMMANDS: dict[str, Callable[[list[str], dict[str, str]], None]] = {
     'train': train,
     'sweep': sweep,
+    'report': report,
     'replay': replay,
     'prepare': prepare,
     'evaluate': evaluate,

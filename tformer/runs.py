@@ -14,7 +14,7 @@ from flax import linen as nn
 from jax.experimental import multihost_utils
 from rich.console import Console
 
-from tformer import checkpoint, choices, metrics, processes, resume, sharding, text_scores, workdir
+from tformer import checkpoint, choices, metrics, predictions, processes, resume, sharding, text_scores, workdir
 from tformer import config as config_lib
 from tformer import evaluate as evaluate_lib
 from tformer import train as train_lib
@@ -106,10 +106,15 @@ def generated_scores(
     config: Config, variables: Any, tokenizers: Tokenizers, records: Sequence[Mapping[str, Any]]
 ) -> dict[str, float]:
     """Returns the metrics of config.evaluate of what the model generates for `records`."""
+    return text_scores.generation_scores(config.evaluate, _generated(config, variables, tokenizers, records), records)
+
+
+def _generated(
+    config: Config, variables: Any, tokenizers: Tokenizers, records: Sequence[Mapping[str, Any]]
+) -> list[str]:
     plain = standard(config)  # so that runs that differ in numbers share a program
     generate = _text_generator(build(plain.model), plain, tokenizers, True)
-    predictions = generate(variables, [record['source'] for record in records])
-    return text_scores.generation_scores(config.evaluate, predictions, records)
+    return generate(variables, [record['source'] for record in records])
 
 
 def prepare(config: Config, directory: str) -> str:
@@ -167,7 +172,10 @@ def finish(directory: str | pathlib.Path, trained: train_lib.Trained) -> dict[st
 
 
 def evaluate(run: Run, split: str, records: Sequence[Record] | None = None, **facts: float) -> dict[str, float]:
-    """Scores a run on a split, prints the numbers and samples, and adds them to the workdir's result.json."""
+    """Scores a run on a split, prints the numbers and samples, and adds them to the workdir's result.json.
+
+    Where config.evaluate.metrics score generated text, it stands in predictions_SPLIT.jsonl, for reports.
+    """
     config = run.config
     mesh = sharding.make_mesh(config.mesh)
     records = mixture.load(config, split) if records is None else records
@@ -185,7 +193,8 @@ def evaluate(run: Run, split: str, records: Sequence[Record] | None = None, **fa
         run, mesh = dataclasses.replace(run, variables=whole), sharding.make_mesh(Mesh(), jax.local_devices()[:1])
     with jax.set_mesh(mesh):
         if config.evaluate.metrics:
-            found |= generated_scores(config, run.variables, run.tokenizers, records)
+            generated = _generated(config, run.variables, run.tokenizers, records)
+            found |= text_scores.generation_scores(config.evaluate, generated, records)
         shown = samples(run, records)
     print(f'{run.home} step {run.step}, {split}: {len(records):,} records')
     print(metrics.table(found.items()))
@@ -196,6 +205,8 @@ def evaluate(run: Run, split: str, records: Sequence[Record] | None = None, **fa
     for line in shown:
         print(line)
     if processes.first():
+        if config.evaluate.metrics:
+            predictions.write(run.home, split, generated, references)
         file = run.home / 'result.json'
         results = json.loads(file.read_text()) if file.is_file() else {}
         results[split] = {'step': run.step, **facts, **found}

@@ -95,20 +95,26 @@ def exact_match(predictions: Texts, references: Options) -> float:
     return mean_of([p in r for p, r in zip(predictions, references, strict=True)])
 
 
-def error_rate(predictions: Texts, references: Options, split: Callable[[str], Sequence[str]]) -> float:
-    """Edits (insert, delete, replace) to the nearest reference, over the symbols of those references.
+def edits(predictions: Texts, references: Options, split: Callable[[str], Sequence[str]]) -> np.ndarray:
+    """Returns (edits to the nearest reference, its symbols) of each prediction, [N, 2]; an edit inserts, deletes or
+    replaces a symbol.
 
     The nearest reference has the smallest edit distance for its length, and the longer one wins a tie.
     """
     from rapidfuzz.distance import Levenshtein
 
-    edits = length = 0
+    found = []
     for prediction, options in zip(predictions, references, strict=True):
         symbols = split(prediction)
         distances = [(Levenshtein.distance(symbols, split(option)), len(split(option))) for option in options]
-        best = min(distances, key=lambda pair: (pair[0] / max(pair[1], 1), -pair[1]))
-        edits, length = edits + best[0], length + best[1]
-    return edits / max(length, 1)
+        found.append(min(distances, key=lambda pair: (pair[0] / max(pair[1], 1), -pair[1])))
+    return np.array(found, int).reshape(-1, 2)
+
+
+def error_rate(predictions: Texts, references: Options, split: Callable[[str], Sequence[str]]) -> float:
+    """All `edits`, over the symbols of the nearest references."""
+    total, length = edits(predictions, references, split).sum(0).tolist()
+    return total / max(length, 1)
 
 
 def rouge(predictions: Texts, references: Options) -> dict[str, float]:
@@ -169,9 +175,13 @@ def corpus_score(metric: Any, predictions: Texts, references: Options) -> float:
     """Returns what a metric of sacrebleu, in percent, gives texts of which each has its own number of references."""
     if not predictions:
         return 0.0
+    return float(metric.corpus_score(list(predictions), columns(references)).score)
+
+
+def columns(references: Options) -> list[list[str | None]]:
+    """Returns the first reference of each, the second, and so on, as sacrebleu takes them; None where one has fewer."""
     most = max(map(len, references))
-    columns = [[options[i] if i < len(options) else None for options in references] for i in range(most)]
-    return float(metric.corpus_score(list(predictions), columns).score)
+    return [[options[i] if i < len(options) else None for options in references] for i in range(most)]
 
 
 # ------------------------------------------------------------------------------------------------- the choices

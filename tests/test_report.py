@@ -1,0 +1,553 @@
+"""Reports: their statistics are those of `statistics`, their bytes those of the runs, and their page asks for nothing.
+
+The directories are written by hand: nothing trains here.
+"""
+
+import dataclasses
+import html.parser
+import json
+import math
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from absl.testing import flagsaver
+
+from tformer import __main__ as command_line
+from tformer import config, predictions, text_scores
+from tformer.config import Config, Data, Evaluate, Mesh, Model, Optimizer, Train
+from tformer.errors import UserError
+from tformer.lab import matching, runner, statistics, trials
+from tformer.lab.report import (
+    amounts,
+    computed,
+    costs,
+    document,
+    laws,
+    page,
+    plots,
+    results,
+    sections,
+    texts,
+    words,
+    write,
+)
+from tformer.lab.report.costs import Costs
+
+TINY = Config(
+    model=Model(emb_dim=16, mlp_dim=64, num_heads=4, num_decoder_layers=2, max_len=16, vocab_size=64, norm='layernorm'),
+    data=Data(tokenizer='symbol', length=16, batching='pack'),
+    optimizer=Optimizer(warmup_steps=1),
+    train=Train(num_steps=40, batch_size=8, log_every=10, eval_every=20),
+    mesh=Mesh(data=1),
+    evaluate=Evaluate(samples=0),
+)
+FAILED, UNFINISHED = 'failed', None
+
+
+def built(
+    home: pathlib.Path,
+    arms: Sequence[tuple[Mapping[str, Any], Mapping[int, Any]]],
+    base: Config = TINY,
+    listed: bool = True,
+    backwards: bool = False,
+) -> pathlib.Path:
+    """Writes the directory of a sweep whose runs ended as told, and returns it.
+
+    Args:
+      home: the directory.
+      arms: what each changes, and {seed: its test loss, its scores by name, FAILED or its error, UNFINISHED}.
+      base: of the sweep.
+      listed: whether with the list of a sweep, or workdirs alone.
+      backwards: whether the last trial is written first.
+    """
+    overrides = [{**changed, 'train.seed': seed} for changed, seeds in arms for seed in seeds]
+    made = trials.trials(base, overrides)
+    ends = [end for _, seeds in arms for end in seeds.values()]
+    for trial, end in list(zip(made, ends, strict=True))[:: -1 if backwards else 1]:
+        left(home / trial.directory, trial.config, end, listed)
+    if listed:
+        tree = runner.listing(base, made, {trial.directory: 10.0 + i for i, trial in enumerate(made)})
+        (home / 'sweep.json').write_text(json.dumps(tree))
+    return home
+
+
+def left(place: pathlib.Path, stated: Config, end: Any, listed: bool) -> None:
+    place.mkdir(parents=True)
+    if listed:
+        (place / 'trial.json').write_text(json.dumps(config.to_dict(stated)))
+    if end is UNFINISHED:
+        return
+    if isinstance(end, str):
+        (place / 'error.txt').write_text(f'ValueError: {end}\n')
+        return
+    scores = end if isinstance(end, dict) else {'loss': end}
+    loss, steps = scores['loss'], stated.train.num_steps
+    resolved = config.resolve(stated, vocab_size=64)
+    (place / 'config.json').write_text(json.dumps(config.to_dict(resolved)))
+    rows = []
+    for step in range(10, steps + 1, 10):
+        value = loss + 1 - step / steps
+        shown = {'train/loss': value if math.isfinite(value) else None, 'train/tokens_per_second': 1000.0}
+        rows.append({'step': step, **shown})
+        if step % 20 == 0:
+            rows.append({'step': step, 'valid/loss': value if math.isfinite(value) else None})
+    (place / 'metrics.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
+    (place / 'result.json').write_text(json.dumps({'test': {'step': steps, 'parameters': 1, **scores}}))
+
+
+HOSTILE = '</pre></code>`<script>console.error("x|")</script> <img src=http://example.com/x.png> [a](http://b)'
+BASE = {0: 0.50, 1: 0.52, 2: 0.54}
+BETTER = {0: 0.48, 1: 0.49, 2: 0.50}  # by 0.02, 0.03, 0.04
+WORSE = {0: 0.60, 1: 0.63, 2: FAILED, 3: UNFINISHED, 4: math.nan}
+ARMS = [({}, BASE), ({'model.norm': 'rmsnorm'}, BETTER), ({'model.activation': 'swiglu'}, WORSE)]
+
+
+def computed_of(home: pathlib.Path, **options: Any) -> computed.Report:
+    return computed.report(results.read(home), **options)
+
+
+@pytest.fixture(scope='module')
+def home(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A sweep of three arms, with its report."""
+    place = built(tmp_path_factory.mktemp('report') / 'x', ARMS)
+    results.keep_command(place, ['sweep', '--config=a b.py', f'--workdir={place}'])
+    write.write(place)
+    return place
+
+
+# -------------------------------------------------------------------------------------------------------- what is read
+
+
+def test_the_statistics_are_those_of_the_runs(home: pathlib.Path) -> None:
+    report = computed_of(home)
+    losses = {'baseline': BASE, 'norm=rmsnorm': BETTER, 'activation=swiglu': {0: 0.60, 1: 0.63, 2: None, 4: math.nan}}
+    assert repr(report.rows) == repr(statistics.summary(losses, 'baseline', lower_is_better=True))
+    assert report.arms == ['baseline', 'norm=rmsnorm', 'activation=swiglu']
+    assert report.rows[1].comparison.interval == pytest.approx((-0.03 - 0.024841, -0.03 + 0.024841), abs=1e-6)
+    assert report.rows[2].runs.failed == 2 and report.rows[2].runs.n == 2
+    found = report.results
+    assert [found.count(state) for state in ('done', 'failed', 'unfinished')] == [9, 1, 1]
+    other = computed_of(home, baseline='norm=rmsnorm', alpha=0.2)
+    assert repr(other.rows) == repr(statistics.summary(losses, 'norm=rmsnorm', True, alpha=0.2))
+
+
+def test_the_findings_are_plain_sentences(home: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    report = computed_of(built(tmp_path / 'x', ARMS[:2]))
+    assert words.scale(report.rows).decimals == 3 and words.scale(report.rows[:1]).spread(0.5, 0.02) == '0.500 ± 0.020'
+    assert words.headline(report) == '1 arm against `baseline`, by test loss (lower is better). 6 trials: 6 done.'
+    better = '`norm=rmsnorm`: test loss 0.490 ± 0.010, 0.030 lower than the baseline (95 % interval 0.005 to 0.055, '
+    assert words.findings(report) == [
+        '`baseline`: test loss 0.520 ± 0.020, 3 seeds: the baseline', f'{better}p = 0.035 by Holm): better',
+    ]  # fmt: skip
+    near = computed_of(tmp_path / 'x', alpha=0.01)
+    (_, line) = words.findings(near)
+    assert '(99 % interval -0.087 to +0.027, p = 0.035 by Holm): within noise; about ' in line
+    assert line.endswith(f'about {near.rows[1].seeds} seeds would decide')
+    text = (home / 'report.md').read_text()  # of two comparisons, whose smaller p is 0.0303
+    assert '11 trials: 9 done, 1 failed and 1 unfinished.\n' in text
+    assert f'- {better}p = 0.061 by Holm): within noise; about ' in text
+    assert '- `activation=swiglu`: test loss 0.615 ± 0.021, 0.105 higher than the baseline (95 % interval 0.041' in text
+    assert ' seeds would decide; 2 runs failed\n' in text
+    row = (
+        '| `norm=rmsnorm` | within noise | 3 | 0.490 ± 0.010 | -0.030 | -0.055 to -0.005 | - | -1.69 | 0.035 | 0.061 | '
+    )
+    assert row in text
+
+
+@pytest.mark.parametrize('metric, label', [('test/error_rate', 'better'), ('test/bleu', 'worse')])
+def test_which_direction_is_better_the_name_says(metric: str, label: str, tmp_path: pathlib.Path) -> None:
+    name = metric.partition('/')[2]
+    arms = [(changed, {seed: {'loss': 1.0, name: x} for seed, x in runs.items()}) for changed, runs in ARMS[:2]]
+    report = computed_of(built(tmp_path / 'x', arms), metric=metric)
+    assert report.rows[1].label == label
+    assert report.metric == metric and list(report.others) == ['test/loss']
+    assert {row.label for row in report.others['test/loss'][1:]} == {'within noise'}
+
+
+def test_a_run_without_the_metric_is_named_and_has_not_failed(tmp_path: pathlib.Path) -> None:
+    ends = {0: {'loss': 1.0, 'bleu': 3.0}, 1: {'loss': 1.0}, 2: FAILED, 3: UNFINISHED}
+    report = computed_of(built(tmp_path / 'x', [({}, ends)]), metric='test/bleu')
+    assert report.lacking == ['baseline/seed_1'] and (report.rows[0].runs.n, report.rows[0].runs.failed) == (1, 1)
+    assert (
+        document.Line('Done, but without test bleu: `baseline/seed_1`.') in sections.document(report).sections[0].blocks
+    )
+    assert list(report.others) == ['test/loss']
+
+
+def test_workdirs_without_a_list_are_arms_by_what_differs(home: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    done = [(changed, {seed: x for seed, x in runs.items() if type(x) is float}) for changed, runs in ARMS]
+    place = built(tmp_path / 'x', done, listed=False)
+    (place / 'norm=rmsnorm/seed_2').rename(place / 'a')
+    report = computed_of(place)
+    assert report.arms == ['baseline', 'norm=rmsnorm', 'activation=swiglu']
+    losses = {'baseline': BASE, 'norm=rmsnorm': BETTER, 'activation=swiglu': {0: 0.60, 1: 0.63, 4: math.nan}}
+    assert repr(report.rows) == repr(statistics.summary(losses, 'baseline', lower_is_better=True))
+    (by_seconds,) = report.timing.matched
+    assert by_seconds.why == 'those of baseline are not known' and report.costs['baseline'].seconds is None
+    shutil.copytree(place / 'a', place / 'again')
+    with pytest.raises(UserError, match=r'a and again are runs of the same config and train\.seed'):
+        results.read(place)
+
+
+def test_one_arm_is_its_noise_alone(tmp_path: pathlib.Path) -> None:
+    place = built(tmp_path / 'x', ARMS[:1])
+    write.write(place)
+    text = (place / 'report.md').read_text()
+    assert '`baseline` alone: its noise, by test loss' in text
+    assert 'Noise floor of `baseline`: standard deviation 0.020' in text and 'Holm)' in text and 'forest' not in text
+
+
+def test_where_nothing_is_done_the_report_says_why(tmp_path: pathlib.Path) -> None:
+    place = built(tmp_path / 'x', [({}, {0: 'no data\nmore'}), ({'model.norm': 'rmsnorm'}, {0: UNFINISHED})])
+    write.write(place)
+    text = (place / 'report.md').read_text()
+    assert '2 trials: 0 done, 1 failed and 1 unfinished' in text
+    assert f'| `baseline/seed_0` | failed | `ValueError: no data` | `{place}/baseline/seed_0/log.txt` |' in text
+    assert f'| `norm=rmsnorm/seed_0` | unfinished |  | `{place}/norm=rmsnorm/seed_0/log.txt` |' in text
+
+
+def test_mistakes_are_one_line(home: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    (tmp_path / 'sweep.json').write_text('{"trials": []}')
+    (tmp_path / 'empty').mkdir()
+    shutil.copytree(home / 'baseline', tmp_path / 'bad/baseline')
+    (tmp_path / 'bad/baseline/seed_0/result.json').write_text('{"test": 3}')
+    for message, act in {
+        "--metric=test/los is in no result; did you mean 'test/loss'": lambda: computed_of(home, metric='test/los'),
+        "--baseline=norm=rms is no arm; did you mean 'norm=rmsnorm'": lambda: computed_of(home, baseline='norm=rms'),
+        '--alpha=5 must be between 0 and 1': lambda: computed_of(home, alpha=5),
+        'not the list of a sweep': lambda: results.read(tmp_path),
+        'neither a sweep nor workdirs are here': lambda: results.read(tmp_path / 'empty'),
+        "result.json: 'test' holds no scores": lambda: results.read(tmp_path / 'bad'),
+        'report takes one directory, not 0': lambda: command_line.report([], {}),
+    }.items():
+        with pytest.raises(UserError, match=re.escape(message)) as error:
+            act()
+        assert '\n' not in str(error.value)
+
+
+def test_the_command_takes_its_flags(home: pathlib.Path, capsys) -> None:
+    with flagsaver.flagsaver():
+        command_line.FLAGS(['tformer', '--baseline=norm=rmsnorm', '--alpha=0.1', '--timing=false'])
+        command_line.report([str(home)], {})
+    said = capsys.readouterr().out.splitlines()
+    text = (home / 'report.md').read_text()
+    write.write(home)
+    assert said[0].startswith('norm=rmsnorm: test loss 0.490') and said[-1] == str(home / 'report.html')
+    assert '## Time' not in text and '90 % interval' in text
+    assert f'tformer report {home} --metric=test/loss --baseline=norm=rmsnorm --alpha=0.1 --timing=false' in text
+
+
+# ------------------------------------------------------------------------------------------------ curves, costs, fields
+
+
+def test_curves_are_means_and_arms_are_matched_in_what_they_spent(tmp_path: pathlib.Path) -> None:
+    """The loss falls by 1 over a run, evenly; half the batch takes half the tokens and FLOPs a step."""
+    arms = [({}, BASE), ({'train.batch_size': 4}, BETTER)]
+    report = computed_of(built(tmp_path / 'x', arms))
+    band = report.curves['train/loss']['baseline']
+    assert band.steps.tolist() == [10, 20, 30, 40] and band.runs == 3
+    np.testing.assert_allclose(band.mean, [1.27, 1.02, 0.77, 0.52])
+    np.testing.assert_allclose(band.sd, 0.02)
+    assert set(report.curves) == {'train/loss', 'valid/loss'} and report.curve == 'valid/loss'
+    by_steps, by_tokens = report.matched
+    assert (by_steps.quantity, by_steps.same, by_steps.at) == ('steps', (), 40)
+    assert (by_tokens.quantity, by_tokens.same, by_tokens.at) == ('tokens', ('flops',), 40 * 4 * 16)
+    assert by_steps.rows[1].comparison.difference == pytest.approx(-0.03)
+    assert by_tokens.rows[1].comparison.difference == pytest.approx(-0.03 - 0.5)  # the baseline is half way
+    (sooner,) = report.sooner
+    assert sooner.value == pytest.approx(0.52) and sooner.steps == pytest.approx(20 + 20 * (0.99 - 0.52) / 0.5)
+    assert sooner.factor == pytest.approx(40 / sooner.steps)
+    spent = report.costs['train.batch_size=4']
+    stated = report.results.arms['train.batch_size=4'][0].stated
+    assert (spent.parameters, spent.tokens) == (matching.num_parameters(stated), matching.num_tokens(stated))
+    assert spent.flops == pytest.approx(matching.num_flops(stated))
+    (by_seconds,) = report.timing.matched
+    assert by_seconds.at == pytest.approx(11.0) and spent.seconds == pytest.approx(14.0)
+
+
+def test_a_mean_is_of_the_steps_that_all_runs_report(tmp_path: pathlib.Path) -> None:
+    home = built(tmp_path / 'x', ARMS[:1])
+    log = home / 'baseline/seed_1/metrics.jsonl'
+    log.write_text(''.join(line for line in log.read_text().splitlines(keepends=True) if '"step": 10' not in line))
+    band = computed_of(home).curves['train/loss']['baseline']
+    assert band.steps.tolist() == [20, 30, 40] and band.mean[-1] == pytest.approx(0.52)
+
+
+def test_curves_that_share_nothing_are_not_compared(tmp_path: pathlib.Path) -> None:
+    arms = [({}, BASE), ({'train.batch_size': 32, 'optimizer.learning_rate': 1e-4}, BETTER)]
+    home = built(tmp_path / 'x', arms)
+    write.write(home)
+    text = (home / 'report.md').read_text()
+    assert 'valid loss at matched steps, after 40:' in text
+    assert 'Not compared at matched tokens: no amount lies within the curves of all runs.' in text
+
+
+def test_the_front_is_what_no_arm_beats() -> None:
+    spent = {'a': 1.0, 'b': 2.0, 'c': 2.0, 'd': 3.0, 'e': 4.0, 'f': None, 'g': 0.5}
+    means = {'a': 5.0, 'b': 4.0, 'c': 4.0, 'd': 4.5, 'e': 1.0, 'f': 0.0, 'g': math.nan}
+    assert costs.front(spent, means, lower_is_better=True) == {'a', 'b', 'c', 'e'}
+    assert costs.front(spent, means, lower_is_better=False) == {'a'}
+
+
+def test_a_field_of_numbers_is_drawn_in_lines_with_the_best_of_each(tmp_path: pathlib.Path) -> None:
+    rates, widths = (1e-4, 1e-3, 1e-2, 0.1, 1.0, 2.0), (16, 32)
+    best = {16: 1e-3, 32: 1e-4}
+    arms = [
+        ({'model.emb_dim': width, 'optimizer.learning_rate': rate},
+         {seed: 0.5 + 0.1 * abs(math.log10(rate / best[width])) + 0.01 * seed for seed in (0, 1)})
+        for width in widths for rate in rates
+    ]  # fmt: skip
+    home = built(tmp_path / 'x', arms)
+    report = computed_of(home)
+    assert report.response.field == 'optimizer.learning_rate'
+    for line in report.response.lines:
+        assert line.x.tolist() == list(rates) and line.x[line.best] == best[line.fixed['model.emb_dim']]
+        assert line.at_edge == (line.fixed['model.emb_dim'] == 32)
+        assert line.mean[line.best] == pytest.approx(0.505)
+    write.write(home)
+    row = (
+        '| `model.emb_dim=32` | `0.0001` | 0.5050 ± 0.0071 | at the end of the values tried: the best may lie beyond |'
+    )
+    assert row in (home / 'report.md').read_text()
+    assert (home / 'report.html').read_text().count('Drawn are the baseline and the 9 best of the others.') == 5
+    assert computed_of(built(tmp_path / 'y', ARMS)).response is None
+
+
+def test_the_scaling_law_is_that_of_the_runs() -> None:
+    """E 1.7, A 40, a 0.4, B 60, b 0.5, of one run each without noise."""
+    sizes, tokens = (1e4, 3e4, 1e5, 3e5), (1e5, 3e5, 1e6, 3e6)
+    points = {f'{N:g} {D:g}': (N, D) for N in sizes for D in tokens}
+    values = {arm: {0: 1.7 + 40 * N**-0.4 + 60 * D**-0.5} for arm, (N, D) in points.items()}
+    spent = {arm: Costs(parameters=N, tokens=D, flops=6 * N * D) for arm, (N, D) in points.items()}
+    found = laws.scaling_law('test/loss', values, spent, 0.05)
+    fitted = found.law.E, found.law.A, found.law.alpha, found.law.B, found.law.beta
+    assert fitted == pytest.approx((1.7, 40, 0.4, 60, 0.5), rel=2e-3)
+    low, high = found.bounds['alpha']
+    assert low <= 0.4001 and high >= 0.3999 and found.budgets[-1] == pytest.approx(10 * 6 * 3e5 * 3e6)
+    assert found.profiles is None and found.no_profiles and found.off < 1e-3
+    assert laws.scaling_law('test/accuracy', values, spent, 0.05) is None
+    few = {arm: values[arm] for arm, (N, _) in points.items() if N < 5e4}
+    assert laws.scaling_law('test/loss', few, spent, 0.05) is None
+
+
+def test_iso_flop_designs_have_parabolas(tmp_path: pathlib.Path) -> None:
+    """Three budgets of four sizes each; the law is the same in N and D, so that the best N is that of D = N."""
+    spent, values = {}, {}
+    for C in (6e10, 6e11, 6e12):
+        for times in (0.5, 0.8, 1.25, 2.0):
+            N, D = (C / 6) ** 0.5 * times, (C / 6) ** 0.5 / times
+            spent[f'{C:g} {times:g}'] = Costs(parameters=N, tokens=D, flops=C)
+            values[f'{C:g} {times:g}'] = {0: 1.7 + 40 * N**-0.4 + 40 * D**-0.4}
+    found = laws.scaling_law('test/loss', values, spent, 0.05)
+    assert [minimum.N for minimum in found.profiles.minima] == pytest.approx([1e5, 1e5 * 10**0.5, 1e6])
+    assert found.profiles.law.exponent == pytest.approx(0.5) == found.law.size_exponent
+    report = dataclasses.replace(computed_of(built(tmp_path / 'x', ARMS[:1])), scaling=found)
+    drawn = {block.kind for block in amounts.scaling(report) if isinstance(block, document.Figure)}
+    assert 'profiles' in drawn and {plots.svg(report, kind, '').count('<svg') for kind in drawn} == {1}
+    assert '| 6e+10 | 100,000 |' in document.markdown(sections.document(report))
+
+
+# ------------------------------------------------------------------------------------------------------ generated text
+
+
+SAID = ['the cat sat on the mat', 'a dog', 'x y z', '']
+RIGHT = [['the cat sat on a mat', 'a cat sat on the mat'], ['a dog'], ['x y'], ['nothing at all']]
+
+
+@pytest.mark.parametrize('name', texts.CORPORA)
+def test_a_metric_of_sums_is_the_metric_of_the_corpus(name: str) -> None:
+    """And of the examples drawn twice, and none of others."""
+    key = {'word_error_rate': 'g2p', 'phoneme_error_rate': 'g2p'}.get(name, name)
+    settings, corpus = Evaluate(metrics=(key,), language='en'), texts.CORPORA[name]
+    terms = corpus.statistics(SAID, RIGHT, 'en')
+    drawn = np.array([[1, 1, 1, 1], [2, 0, 1, 1]])
+    for counts, value in zip(drawn, corpus.metric('en')(drawn @ terms), strict=True):
+        said, right = np.repeat(SAID, counts).tolist(), [RIGHT[i] for i in np.repeat(range(4), counts)]
+        assert value == pytest.approx(text_scores.METRICS[key].scores(said, right, settings)[name], abs=1e-9)
+
+
+def test_texts_of_the_same_seed_are_compared(tmp_path: pathlib.Path) -> None:
+    """Of 40 words the baseline has 10 wrong, the arm the first 4 of them; the third seed has no partner."""
+    scores = {seed: {'loss': 1.0 + seed, 'word_error_rate': 0.5} for seed in (0, 1)}
+    home = built(tmp_path / 'x', [({}, scores), ({'model.norm': 'rmsnorm'}, {**scores, 2: scores[0]})])
+    right = [[f'w {i}'] for i in range(40)]
+    for arm, wrong in (('baseline', 10), ('norm=rmsnorm', 4)):
+        for seed in (0, 2) if arm != 'baseline' else (0, 1):
+            said = [f'w {i}' if i >= wrong else 'x' for i in range(40)]
+            predictions.write(home / arm / f'seed_{seed}', 'test', said, right)
+    (found,) = computed_of(home).texts
+    assert (found.arm, found.metric, found.examples, list(found.seeds)) == (
+        'norm=rmsnorm',
+        'test/word_error_rate',
+        40,
+        [0],
+    )
+    assert (found.seeds[0].arm, found.seeds[0].baseline) == (0.1, 0.25) and found.seeds[0].p < 0.02
+    write.write(home)
+    text = (home / 'report.md').read_text()
+    assert '| `norm=rmsnorm` | `test/word_error_rate` | 40 | 0 | -0.1500 (' in text
+    predictions.write(home / 'baseline/seed_0', 'test', said, right[::-1])
+    assert computed_of(home).texts == []
+
+
+# ------------------------------------------------------------------------------------------------------------ the files
+
+
+def test_the_same_runs_give_the_same_bytes(tmp_path: pathlib.Path, monkeypatch) -> None:
+    made = []
+    for place, backwards in (('a', False), ('b', True)):
+        (tmp_path / place).mkdir()
+        monkeypatch.chdir(tmp_path / place)
+        home = built(pathlib.Path('x'), ARMS, backwards=backwards)
+        for _ in range(2):
+            write.write(home)
+            made.append([(home / name).read_bytes() for name in ('report.md', 'report.html')])
+    assert all(each == made[0] for each in made)
+    write.write('x', timing=False)
+    untimed = pathlib.Path('x/report.html').read_bytes()
+    listed = json.loads(pathlib.Path('x/sweep.json').read_text())
+    listed['trials'][0]['seconds'] *= 7
+    pathlib.Path('x/sweep.json').write_text(json.dumps(listed))
+    write.write('x', timing=False)
+    assert pathlib.Path('x/report.html').read_bytes() == untimed != made[0][1]
+    assert not [*pathlib.Path('x').glob('*.tmp')]
+
+
+def test_the_commands_are_of_the_trials(home: pathlib.Path) -> None:
+    text = (home / 'report.md').read_text()
+    assert f"    tformer sweep '--config=a b.py' --workdir={home}\n" in text
+    commands = [shlex.split(line) for line in text.splitlines() if line.startswith('    tformer train')]
+    assert len(commands) == len(ARMS)
+    stated = {run.directory: run.stated for run in results.read(home).runs}
+    for _, train, spec, workdir in commands:
+        assert train == 'train'
+        directory = '/'.join(pathlib.Path(workdir.partition('=')[2]).parts[-2:])
+        assert config.load(spec.partition('=')[2]) == stated[directory]
+        assert not pathlib.Path(workdir.partition('=')[2]).is_relative_to(home)
+
+
+def test_without_matplotlib_all_but_the_drawings_is_there(home: pathlib.Path, monkeypatch) -> None:
+    before = (home / 'report.html').read_text()
+    monkeypatch.setattr(write, 'installed', lambda: False)
+    said = write.write(home)
+    shown, text = (home / 'report.html').read_text(), (home / 'report.md').read_text()
+    monkeypatch.undo()
+    write.write(home)
+    assert (home / 'report.html').read_text() == before
+    assert before.count('<svg') == 6 and '<svg' not in shown  # the forest, two curves, three fronts
+    assert "matplotlib is not installed: pip install 'tformer[report]'" in said
+    assert "not installed: `pip install 'tformer[report]'`" in text
+    assert "not installed: <code>pip install 'tformer[report]'</code>" in shown.replace('&#x27;', "'")
+    assert before.count('<tr>') == shown.count('<tr>') > 20
+
+
+class Page(html.parser.HTMLParser):
+    """Collects the tags and what they point at, and the text."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: set[str] = set()
+        self.addresses: list[str] = []
+        self.text = ''
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.addresses += [value or '' for name, value in attrs if name in ('src', 'href', 'xlink:href', 'action')]
+        assert not [name for name, _ in attrs if name.startswith('on')]
+        if tag not in ('meta', 'link', 'wbr'):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_a_line_marks_nothing_but_code() -> None:
+    line, cell = 'a [b](c) <i> *d* 1 < 2 `[e] <b>`', document.code('x`y\n|\u202ez')
+    made = document.Document('t', [document.Section('s', [document.Line(line), document.Table(['h'], [[cell]])])])
+    assert document.markdown(made) == (
+        "# t\n\n## s\n\na \\[b](c) \\<i> \\*d\\* 1 < 2 `[e] <b>`\n\n| h |\n| --- |\n| `x'y \\| z` |\n"
+    )
+    shown = page.page(made, lambda _: None)
+    assert 'a [b](c) &lt;i&gt; *d* 1 &lt; 2 <code>[e] &lt;b&gt;</code>' in shown and '<td><code>x&#x27;y | z' in shown
+
+
+@pytest.fixture(scope='module')
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A sweep whose names, errors, scores and values are all written by somebody else."""
+    ends = [{'loss': x, HOSTILE: x} for x in (0.5, 0.6)]
+    arms = [({}, {0: ends[0], 1: ends[1]}), ({'data.cache_dir': HOSTILE}, {0: ends[0], 1: ends[1], 2: HOSTILE})]
+    place = built(tmp_path_factory.mktemp('hostile') / 'x', arms)
+    listed = json.loads((place / 'sweep.json').read_text())
+    for entry in listed['trials'][2:]:
+        entry['name'], entry['off_percent'] = f'$\\sum$ {HOSTILE}', {HOSTILE: 0.5}
+    (place / 'sweep.json').write_text(json.dumps(listed))
+    (place / 'command.txt').write_text(f'tformer sweep {HOSTILE}\n')
+    write.write(place)
+    return place
+
+
+def test_what_others_wrote_is_text_and_no_more(hostile: pathlib.Path) -> None:
+    shown = Page((hostile / 'report.html').read_text())
+    assert shown.open == [] and not shown.tags & {'script', 'img', 'iframe', 'object'}
+    assert '<script>console.error(' in shown.text and '$\\sum$' in shown.text
+    assert re.search(r'<text[^>]*>\$\\sum\$', (hostile / 'report.html').read_text())
+    text = (hostile / 'report.md').read_text()
+    lines = [re.sub(r'`[^`]*`', '', line) for line in text.splitlines() if not line.startswith('    ')]
+    assert not [line for line in lines if re.search(r'<\S|(?<!\\)\[', line) or '`' in line]
+    rows = [re.sub(r'\\\|', '', line).count('|') for line in text.splitlines() if line.startswith('| ')]
+    table = [line for line in text.splitlines() if line.startswith('| arm | label | n (failed)')]
+    assert len(table) == 1 and rows.count(rows[0]) >= 4
+
+
+def test_the_page_points_at_nothing_outside(home: pathlib.Path, hostile: pathlib.Path) -> None:
+    text = (home / 'report.html').read_text()
+    assert '://' not in text and 'url(' not in text.replace('url(#', '') and '@import' not in text
+    for place in (home, hostile):
+        addresses = Page((place / 'report.html').read_text()).addresses
+        assert addresses and all(address.startswith(('#', 'data:,')) for address in addresses)
+    ids = re.findall(r' id="([^"]*)"', text)
+    assert set(re.findall(r'href="#([^"]*)"', text)) | set(re.findall(r'url\(#([^)]*)\)', text)) <= set(ids)
+    assert len(ids) == len(set(ids))
+    assert '<text' in text and 'norm=rmsnorm: within noise</text>' in text
+
+
+@pytest.mark.skipif(shutil.which('chromium') is None, reason='chromium is not installed')
+def test_a_browser_shows_the_page_without_a_complaint_and_on_a_phone(
+    home: pathlib.Path, hostile: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """The pages stand in frames as wide as a phone; the outer page says how wide they would be."""
+    frames = ''.join(
+        f'<iframe width=390 height=900 srcdoc="{html.escape((place / "report.html").read_text())}"></iframe>'
+        for place in (home, hostile)
+    )
+    script = """<script>onload = () => document.title = [...document.querySelectorAll('iframe')].map((frame) => {
+      const page = frame.contentDocument
+      return [page.documentElement.scrollWidth, page.querySelectorAll('svg').length].join(' ')
+    }).join(', ')</script>"""
+    (tmp_path / 'frames.html').write_text(f'<!doctype html><meta charset=utf-8><title></title>{frames}{script}')
+    flags = 'headless no-sandbox disable-gpu disable-background-networking disable-component-update disable-sync'
+    flags += f' no-first-run user-data-dir={tmp_path} enable-logging=stderr virtual-time-budget=5000 dump-dom'
+    command = ['chromium', *[f'--{flag}' for flag in flags.split()], (tmp_path / 'frames.html').as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert 'CONSOLE' not in done.stderr
+    title = re.search('<title>(.*?)</title>', done.stdout)
+    assert title
+    widths = [list(map(int, each.split())) for each in title[1].split(', ')]
+    assert len(widths) == 2 and all(width <= 390 and drawings >= 3 for width, drawings in widths)

@@ -1,0 +1,88 @@
+"""What the arms of a report cost, and which of them are worth it."""
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping
+
+from tformer.config import Config
+from tformer.errors import UserError
+from tformer.lab import matching
+from tformer.lab.report.results import DONE, Results, Run
+
+AMOUNTS = ('parameters', 'flops')  # the costs that no clock measures
+
+
+@dataclasses.dataclass(frozen=True)
+class Costs:
+    """Of one run of an arm, each the mean over its runs; None where that is not known.
+
+    Attributes:
+      parameters: of the model.
+      tokens: places in all batches of the steps made, padding among them.
+      flops: of those steps, forward and backward, batches taken as full (`accounting.model_flops`).
+      steps: made.
+      seconds: of a run that is done, start, compilation and evaluations among them.
+      tokens_per_second: of training, padding not counted; the median of its reports.
+    """
+
+    parameters: float | None = None
+    tokens: float | None = None
+    flops: float | None = None
+    steps: float | None = None
+    seconds: float | None = None
+    tokens_per_second: float | None = None
+
+    def per_step(self, quantity: str) -> float | None:
+        """Returns the amount of one step, of 'tokens', 'flops' or 'seconds'; 1 of 'steps'."""
+        amount = getattr(self, quantity)
+        return amount / self.steps if amount is not None and self.steps else None
+
+
+def costs(results: Results) -> dict[str, Costs]:
+    """Returns the costs by arm."""
+    return {arm: _costs(runs) for arm, runs in results.arms.items()}
+
+
+def _costs(runs: Iterable[Run]) -> Costs:
+    runs = [run for run in runs if run.state == DONE] or list(runs)
+    stated = runs[0].config  # of all seeds
+    steps = _mean(run.log[-1]['step'] if run.log else stated.train.num_steps for run in runs)
+    tokens, flops = _per_step(matching.num_tokens, stated), _per_step(matching.num_flops, stated)
+    rates = [row['train/tokens_per_second'] for run in runs for row in run.log if row.get('train/tokens_per_second')]
+    return Costs(
+        float(matching.num_parameters(stated)),
+        None if tokens is None or steps is None else tokens * steps,
+        None if flops is None or steps is None else flops * steps,
+        steps,
+        _mean(run.seconds if run.state == DONE and run.seconds else None for run in runs),
+        statistics.median(rates) if rates else None,
+    )
+
+
+def _per_step(measured: Callable[[Config], float], stated: Config) -> float | None:
+    try:
+        return measured(stated) / (stated.train.num_steps or 1)
+    except UserError:  # its length is in epochs, and it never began
+        return None
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
+
+
+def front(spent: Mapping[str, float | None], means: Mapping[str, float], lower_is_better: bool) -> set[str]:
+    """Returns the arms that no other one beats: none is at most as costly and at least as good, and either less so or
+    better (Pareto's front). Arms without a cost or a finite mean are not on it."""
+    sign = 1 if lower_is_better else -1
+    points = {
+        arm: (cost, sign * means[arm])
+        for arm, cost in spent.items()
+        if cost is not None and arm in means and math.isfinite(means[arm])
+    }
+    return {
+        arm
+        for arm, point in points.items()
+        if not any(other != point and other[0] <= point[0] and other[1] <= point[1] for other in points.values())
+    }

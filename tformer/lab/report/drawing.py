@@ -1,0 +1,126 @@
+"""How the drawings of a report look: SVG that stands in a page, its text as text, in the page's colours.
+
+matplotlib is imported where it is needed alone, and may be absent.
+"""
+
+import importlib.util
+import io
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+# Okabe & Ito's colours without yellow and black, by which all people tell arms apart, on paper and in the dark.
+COLOURS = ('#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00', '#56b4e9')
+DASHES = ('-', '--', '-.', ':')
+MARKERS = 'osD^vP*X'
+INK, FAINT = '#010203', '#040506'  # stand for the page's own, which differ by day and by night
+PAGE = {INK: 'var(--ink)', FAINT: 'var(--line)'}
+LONGEST = 44  # letters of a label
+WIDTH, HEIGHT = 5.4, 3.3  # inches, without the legend
+LINE = 0.21  # inches of a line of the legend
+
+STYLE: dict[Any, Any] = {
+    'svg.fonttype': 'none',
+    'text.parse_math': False,
+    'font.family': 'sans-serif',
+    'font.size': 10,
+    'axes.spines.top': False,
+    'axes.spines.right': False,
+    'axes.grid': True,
+    'axes.axisbelow': True,
+    'axes.formatter.use_mathtext': False,
+    'axes.unicode_minus': False,
+    'legend.frameon': False,
+    'legend.handlelength': 3.2,
+    'figure.facecolor': 'none',
+    'axes.facecolor': 'none',
+    'savefig.facecolor': 'none',
+    'grid.color': FAINT,
+    'grid.linewidth': 0.8,
+    **{f'{name}.color': INK for name in ('text', 'xtick', 'ytick')},
+    **{f'axes.{name}': INK for name in ('edgecolor', 'labelcolor')},
+}
+
+
+def installed() -> bool:
+    """Returns whether there is what draws."""
+    return importlib.util.find_spec('matplotlib') is not None
+
+
+def rendered(draw: Callable[[Any], None], salt: str) -> str:
+    """Returns what `draw` does to a figure, as an element of a page: the same bytes for the same drawing.
+
+    Args:
+      draw: takes a matplotlib figure, WIDTH by HEIGHT inches.
+      salt: of the names of its parts; drawings of one page must differ in it.
+    """
+    import matplotlib
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context({**STYLE, 'svg.hashsalt': salt}):
+        figure = Figure(figsize=(WIDTH, HEIGHT), layout='constrained')
+        FigureCanvasSVG(figure)
+        draw(figure)
+        file = io.StringIO()
+        figure.savefig(file, format='svg', metadata={'Date': None})
+    return _inline(file.getvalue())
+
+
+def _inline(text: str) -> str:
+    """Returns an SVG file as an element of a page: without what names an address, and with the page's colours."""
+    text = text[text.index('<svg') :]
+    text = re.sub(r'<metadata>.*?</metadata>\s*', '', text, flags=re.DOTALL)
+    text = re.sub(r' xmlns(:\w+)?="[^"]*"', '', text)
+    text = re.sub(r'<g id="[^"]*"', '<g', text)
+    text = re.sub(r'\s+(width|height)="[\d.]+pt"', '', text, count=2)
+    for colour, of_page in PAGE.items():
+        text = text.replace(colour, of_page)
+    return re.sub(r'\n\s*', '\n', text).strip()
+
+
+# ------------------------------------------------------------------------------------------------------------- parts
+
+
+def look(i: int) -> dict[str, Any]:
+    """Returns the colour, dash and marker of the i-th line."""
+    return {
+        'color': COLOURS[i % len(COLOURS)],
+        'linestyle': DASHES[i // len(COLOURS) % len(DASHES)],
+        'marker': MARKERS[i % len(MARKERS)],
+    }
+
+
+def short(label: str) -> str:
+    """Returns a label with its middle left out where it is long."""
+    return label if len(label) <= LONGEST else f'{label[: LONGEST // 2]}…{label[-LONGEST // 2 + 1 :]}'
+
+
+def legend(figure: Any, axes: Any) -> None:
+    """Adds the legend below the axes, and room for it."""
+    handles, labels = axes.get_legend_handles_labels()
+    columns = 1 if max(map(len, labels), default=0) > LONGEST // 2 else 2
+    figure.set_size_inches(WIDTH, figure.get_size_inches()[1] + LINE * math.ceil(len(labels) / columns))
+    figure.legend(handles, labels, loc='outside lower center', ncols=columns)
+
+
+def plainly(axis: Any, values: Sequence[float] | np.ndarray) -> bool:
+    """Labels an axis, logarithmic where positive values span a decade, in plain numbers; returns whether it is."""
+    from matplotlib import ticker
+
+    finite = np.array([value for value in values if math.isfinite(value)])
+    spans = len(finite) > 0 and finite.min() > 0 and finite.max() >= 10 * finite.min()
+    if spans:
+        axis.axes.set_xscale('log') if axis.axis_name == 'x' else axis.axes.set_yscale('log')
+        axis.set_minor_formatter(ticker.NullFormatter())
+    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: _tick(value)))
+    if not spans:
+        axis.set_major_locator(ticker.MaxNLocator(6))
+    return spans
+
+
+def _tick(value: float) -> str:
+    return f'{value:,.0f}' if 1000 <= abs(value) < 1e6 and float(value).is_integer() else f'{value:.6g}'

@@ -1,0 +1,163 @@
+"""The learning curves of a report: each arm's mean over its seeds, the arms at matched cost, and who is sooner."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from tformer.errors import UserError
+from tformer.lab import curves, statistics
+from tformer.lab.report.costs import Costs
+from tformer.lab.report.results import DONE, FAILED, Results, Run
+
+POINTS = 150  # of a drawn curve; where a log has more, neighbours are averaged
+QUANTITIES = ('steps', 'tokens', 'flops')  # that no clock measures
+
+
+@dataclasses.dataclass(frozen=True)
+class Band:
+    """A number over the steps: the mean of an arm's runs that are done, at the steps that all of them report.
+
+    Attributes:
+      steps: [n].
+      mean: [n].
+      sd: over the runs, [n]; 0 of a single one.
+      runs: how many.
+    """
+
+    steps: np.ndarray
+    mean: np.ndarray
+    sd: np.ndarray
+    runs: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Matched:
+    """The arms where each has spent the same.
+
+    Attributes:
+      quantity: 'steps', 'tokens', 'flops' or 'seconds'.
+      same: what comes to the same comparison, for all arms have as much of it a step.
+      at: the amount, the last that all runs reach.
+      rows: of `statistics.summary`.
+      why: there are none.
+    """
+
+    quantity: str
+    same: tuple[str, ...] = ()
+    at: float = math.nan
+    rows: Sequence[statistics.Row] = ()
+    why: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Sooner:
+    """When an arm's mean curve first has what the baseline's ends with.
+
+    Attributes:
+      arm: its name.
+      value: that the baseline ends with.
+      steps: of the arm, until then.
+      factor: the baseline's steps until it first has it, over the arm's: above 1 the arm is sooner.
+      why: it is not known.
+    """
+
+    arm: str
+    value: float
+    steps: float = math.nan
+    factor: float = math.nan
+    why: str | None = None
+
+
+def curve_name(results: Results, metric: str) -> str | None:
+    """Returns what metrics.jsonl has for a metric: its own name, that of the valid split, the valid loss, or None."""
+    names = {name for run in results.runs if run.state == DONE for row in run.log for name in row}
+    own = [metric, f'valid/{metric.partition("/")[2]}', 'valid/loss']
+    return next((name for name in own if name in names), None)
+
+
+def bands(results: Results, name: str) -> dict[str, Band]:
+    """Returns the curves of a number of metrics.jsonl by arm; an arm without a finite point has none."""
+    found = {}
+    for arm, runs in results.arms.items():
+        done = [run.curve(name) for run in runs if run.state == DONE]
+        logs = [dict(zip(*curve, strict=True)) for curve in done if curve[0]]
+        steps = sorted(set.intersection(*map(set, logs))) if logs else []
+        values = np.array([[log[step] for step in steps] for log in logs])  # [runs, n]
+        if steps and (finite := np.isfinite(values).all(0)).any():
+            found[arm] = _band(np.array(steps, float)[finite], values[:, finite])
+    return found
+
+
+def _band(steps: np.ndarray, values: np.ndarray) -> Band:
+    parts = np.array_split(np.arange(len(steps)), min(len(steps), POINTS))
+    steps = np.array([steps[part].mean() for part in parts])
+    values = np.stack([values[:, part].mean(1) for part in parts], axis=1)
+    sd = values.std(0, ddof=1) if len(values) > 1 else np.zeros(len(steps))
+    return Band(steps, values.mean(0), sd, len(values))
+
+
+def matched(
+    results: Results, costs: Mapping[str, Costs], name: str, baseline: str, lower_is_better: bool, alpha: float,
+    quantities: Sequence[str] = QUANTITIES,
+) -> list[Matched]:  # fmt: skip
+    """Returns the comparisons at the last amount of each quantity that all runs reach, or why there is none.
+
+    Quantities of which all arms have the same a step are one comparison.
+    """
+    known = {arm for arm, runs in results.arms.items() if any(run.state == DONE and run.curve(name)[0] for run in runs)}
+    if baseline not in known or len(known) < 2:
+        return []
+    per_step = {q: {arm: costs[arm].per_step(q) for arm in results.arms if arm in known} for q in quantities}
+    groups: dict[tuple[float, ...], list[str]] = {}
+    found: list[Matched] = []
+    for quantity, amounts in per_step.items():
+        if all(amounts.values()):
+            first = amounts[baseline]
+            assert first
+            groups.setdefault(tuple((amount or 0.0) / first for amount in amounts.values()), []).append(quantity)
+        else:
+            unknown = next(arm for arm, amount in amounts.items() if not amount)
+            found.append(Matched(quantity, why=f'those of {unknown} are not known'))
+    for quantity, *same in groups.values():
+        by_arm = {
+            arm: {
+                run.seed: _scaled(run, name, amount or 0.0) if run.state == DONE else None
+                for run in results.arms[arm]
+                if run.state == FAILED or (run.state == DONE and run.curve(name)[0])
+            }
+            for arm, amount in per_step[quantity].items()
+        }
+        try:
+            at, values = curves.matched(by_arm)
+        except UserError:
+            found.append(Matched(quantity, why='no amount lies within the curves of all runs'))
+            continue
+        rows = statistics.summary(values, baseline, lower_is_better, alpha, resamples=0)
+        found.append(Matched(quantity, tuple(same), at, rows))
+    return found
+
+
+def _scaled(run: Run, name: str, amount: float) -> tuple[list[float], list[float]]:
+    steps, values = run.curve(name)
+    return [amount * step for step in steps], values
+
+
+def sooner(found: Mapping[str, Band], baseline: str, lower_is_better: bool) -> list[Sooner]:
+    """Returns for each other arm when its mean curve reaches the baseline's last value."""
+    if baseline not in found:
+        return []
+    ours = (found[baseline].steps, found[baseline].mean)
+    value = float(ours[1][-1])
+    made = []
+    for arm, band in found.items():
+        if arm != baseline:
+            curve = (band.steps, band.mean)
+            try:
+                steps = curves.first_reach(curve, value, lower_is_better)
+                factor = curves.speed_up(curve, ours, value, lower_is_better)
+                made.append(Sooner(arm, value, steps, factor))
+            except UserError as error:
+                made.append(Sooner(arm, value, why=str(error)))
+    return made

@@ -1,0 +1,172 @@
+"""The drawings of a report, by kind."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tformer.lab import isoflop
+from tformer.lab.report import drawing, words
+from tformer.lab.report.computed import Report
+from tformer.lab.report.drawing import INK, WIDTH, legend, plainly, short
+
+TICKS = 8  # values of a field, at most, that are all marked
+
+
+def svg(report: Report, kind: str, of: str) -> str:
+    """Returns a drawing of a report as an element of a page.
+
+    Args:
+      report: what is drawn.
+      kind: a key of DRAWINGS.
+      of: which one of its kind.
+    """
+    return drawing.rendered(lambda figure: DRAWINGS[kind](report, figure, of), f'{kind} {of}')
+
+
+def _look(report: Report, arm: str) -> dict[str, Any]:
+    """Returns the colour, dash and marker of an arm: the page's ink is the baseline's."""
+    if arm == report.baseline:
+        return {'color': INK, 'linestyle': '-', 'marker': 'o'}
+    return drawing.look([name for name in report.results.arms if name != report.baseline].index(arm))
+
+
+def forest(report: Report, figure: Any, of: str) -> None:
+    """Draws the differences from the baseline and their intervals, an arm a line."""
+    rows = [row for row in report.rows if row.comparison and math.isfinite(row.comparison.difference)]
+    figure.set_size_inches(WIDTH, 0.9 + 0.45 * max(len(rows), 1))
+    axes = figure.subplots()
+    for place, row in enumerate(rows):
+        assert row.comparison is not None
+        look = {**_look(report, row.arm), 'linestyle': 'none'}
+        axes.plot([row.comparison.difference], [place], markersize=7, **look)
+        if row.comparison.interval is not None:
+            axes.hlines(place, *row.comparison.interval, color=look['color'], linewidth=2)
+        axes.annotate(
+            f'{short(row.arm)}: {row.label}', (0.0, place), (4, 9), xycoords=('axes fraction', 'data'),
+            textcoords='offset points', fontsize=9,
+        )  # fmt: skip
+    axes.axvline(0, color=INK, linewidth=1)
+    axes.set_ylim(len(rows) - 0.4, -0.8)
+    axes.set_yticks([])
+    axes.spines['left'].set_visible(False)
+    axes.grid(axis='y', visible=False)
+    axes.set_xlabel(f'difference of {words.named(report.metric)}')
+    plainly(axes.xaxis, [])
+
+
+def curves(report: Report, figure: Any, of: str) -> None:
+    """Draws the learning curves of one number with their bands."""
+    axes = figure.subplots()
+    bands = report.curves[of]
+    drawn = [arm for arm in report.arms if arm in bands][: words.DRAWN]
+    for arm in drawn:
+        band, look = bands[arm], _look(report, arm)
+        sparse = len(band.steps) <= 12
+        axes.plot(band.steps, band.mean, label=short(arm), linewidth=1.6,
+                  **{**look, 'marker': look['marker'] if sparse else None}, markersize=4)  # fmt: skip
+        if band.sd.any():
+            low, high = band.mean - band.sd, band.mean + band.sd
+            axes.fill_between(band.steps, low, high, color=look['color'], alpha=0.15, linewidth=0)
+    axes.set_ylim(*_around(np.concatenate([bands[arm].mean[len(bands[arm].mean) // 10 :] for arm in drawn])))
+    axes.set_xlabel('steps')
+    axes.set_ylabel(words.named(of))
+    plainly(axes.xaxis, [])
+    plainly(axes.yaxis, [])
+    legend(figure, axes)
+
+
+def _around(means: np.ndarray) -> tuple[float, float]:
+    """Returns limits that neither a wide band of few seeds nor the first steps stretch."""
+    room = 0.08 * (means.max() - means.min()) or abs(means.max()) * 0.01 or 1.0
+    return float(means.min() - room), float(means.max() + room)
+
+
+def pareto(report: Report, figure: Any, of: str) -> None:
+    """Draws the metric against a cost, and the front."""
+    axes = figure.subplots()
+    front = report.timing.front if of == 'seconds' and report.timing else report.fronts.get(of, set())
+    points = {row.arm: (getattr(report.costs[row.arm], of), row.runs) for row in report.rows if row.runs.n}
+    points = {arm: point for arm, point in points.items() if point[0] is not None}
+    for arm, (cost, runs) in list(points.items())[: words.DRAWN]:
+        look = {**_look(report, arm), 'linestyle': 'none'}
+        error = runs.sd if math.isfinite(runs.sd) else None
+        axes.errorbar(cost, runs.mean, yerr=error, label=short(arm), markersize=7, elinewidth=1, **look)
+    line = sorted((points[arm][0], points[arm][1].mean) for arm in front)
+    axes.plot(*zip(*line, strict=True), color=INK, linewidth=1, linestyle=':', label='front')
+    axes.set_xlabel(words.quantity(of))
+    axes.set_ylabel(f'{words.named(report.metric)}, mean ± sd')
+    plainly(axes.xaxis, [cost for cost, _ in points.values()])
+    plainly(axes.yaxis, [])
+    legend(figure, axes)
+
+
+def response(report: Report, figure: Any, of: str) -> None:
+    """Draws the metric along a field, in lines."""
+    assert report.response is not None
+    axes, found = figure.subplots(), report.response
+    for i, line in enumerate(found.lines):
+        look, best = drawing.look(i), line.best
+        label = ', '.join(f'{field.partition(".")[2]}={value}' for field, value in line.fixed.items()) or found.field
+        error = np.nan_to_num(line.sd)
+        axes.errorbar(line.x, line.mean, yerr=error, label=short(label), markersize=4, elinewidth=1, **look)
+        axes.plot([line.x[best]], [line.mean[best]], 'o', markersize=12, fillstyle='none', color=look['color'])
+    axes.set_xlabel(found.field)
+    axes.set_ylabel(words.named(report.metric))
+    tried = np.unique(np.concatenate([line.x for line in found.lines]))
+    plainly(axes.xaxis, tried)
+    if len(tried) <= TICKS:
+        axes.set_xticks(tried)
+        axes.minorticks_off()
+    plainly(axes.yaxis, np.concatenate([line.mean for line in found.lines]))
+    legend(figure, axes)
+
+
+def scaling(report: Report, figure: Any, of: str) -> None:
+    """Draws the loss against FLOPs as 6 N D, and the law along each size."""
+    assert report.scaling is not None
+    axes, found = figure.subplots(), report.scaling
+    law, C = found.law, isoflop.PER_TOKEN * found.N * found.D
+    assert law is not None
+    for i, N in enumerate(np.unique(found.N)):
+        look, of_size = drawing.look(i), found.N == N
+        axes.plot(C[of_size], found.loss[of_size], label=f'N = {words.amount(N)}', markersize=5,
+                  **{**look, 'linestyle': 'none'})  # fmt: skip
+        D = np.geomspace(found.D[of_size].min(), found.D[of_size].max(), 60)
+        axes.plot(isoflop.PER_TOKEN * N * D, law.predict(N, D), color=look['color'], linewidth=1)
+    axes.set_xlabel('FLOPs, 6 N D')
+    axes.set_ylabel(words.named(report.metric))
+    plainly(axes.xaxis, C)
+    plainly(axes.yaxis, found.loss)
+    legend(figure, axes)
+
+
+def profiles(report: Report, figure: Any, of: str) -> None:
+    """Draws the loss against size at each budget, and the minima of the parabolas."""
+    assert report.scaling is not None and report.scaling.profiles is not None
+    axes, found = figure.subplots(), report.scaling
+    budget = isoflop.budgets(found.C)
+    for i, minimum in enumerate(report.scaling.profiles.minima):
+        look, here = drawing.look(i), budget == i
+        N, loss = found.N[here], found.loss[here]
+        axes.plot(N, loss, label=f'{minimum.flops:.3g} FLOPs', markersize=5, **{**look, 'linestyle': 'none'})
+        x = np.geomspace(N.min(), N.max(), 60)
+        parabola = np.polynomial.Polynomial.fit(np.log(N), loss, 2)
+        axes.plot(x, parabola(np.log(x)), color=look['color'], linewidth=1)
+        axes.plot([minimum.N], [minimum.loss], 'o', markersize=12, fillstyle='none', color=look['color'])
+    axes.set_xlabel('parameters')
+    axes.set_ylabel(words.named(report.metric))
+    plainly(axes.xaxis, found.N)
+    plainly(axes.yaxis, found.loss)
+    legend(figure, axes)
+
+
+DRAWINGS: dict[str, Callable[[Report, Any, str], None]] = {
+    'forest': forest,
+    'curves': curves,
+    'pareto': pareto,
+    'response': response,
+    'scaling': scaling,
+    'profiles': profiles,
+}

@@ -1,0 +1,201 @@
+"""What finished runs left: the directory of a sweep, or one with workdirs in it, read once."""
+
+import dataclasses
+import math
+import pathlib
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tformer import config, metrics
+from tformer.config import Config
+from tformer.errors import UserError
+from tformer.lab import runner, trials
+from tformer.lab.sweep import SEED
+
+COMMAND = 'command.txt'  # of a sweep's directory: what began it
+DONE, FAILED, UNFINISHED = 'done', 'failed', 'unfinished'
+FACTS = ('step', 'parameters', 'averaged_checkpoints')  # of a split in result.json, beside its metrics
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A trial, as far as it came.
+
+    Attributes:
+      arm: its name.
+      seed: its train.seed.
+      directory: its workdir in that of the sweep.
+      file: of its workdir, the config that `tformer train` takes.
+      stated: its config before it is resolved, where that is known.
+      config: resolved, where it got so far.
+      state: 'done', 'failed' or 'unfinished'.
+      error: the line that it failed with.
+      scores: of the last evaluations, e.g. 'test/loss'; a value may be nan.
+      log: the lines of metrics.jsonl.
+      off: by how many percent it misses what it is matched in, by quantity.
+      seconds: that it ran, over all its lives; None where that is not known.
+    """
+
+    arm: str
+    seed: int
+    directory: str
+    file: str
+    stated: Config
+    config: Config
+    state: str
+    error: str | None
+    scores: Mapping[str, float]
+    log: Sequence[Mapping[str, Any]]
+    off: Mapping[str, float]
+    seconds: float | None
+
+    def curve(self, name: str) -> tuple[list[int], list[float]]:
+        """Returns (steps, values) of a number in metrics.jsonl; nan where it was not finite."""
+        rows = [row for row in self.log if name in row]
+        return [row['step'] for row in rows], [math.nan if row[name] is None else row[name] for row in rows]
+
+    @property
+    def num_steps(self) -> int | None:
+        """The steps made, where the log says so."""
+        return self.log[-1]['step'] if self.log else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Results:
+    """All runs of a directory, arm by arm.
+
+    Attributes:
+      home: the directory.
+      arms: the runs by arm, by seed, the baseline first.
+      command: what ran the sweep, where that was kept.
+    """
+
+    home: pathlib.Path
+    arms: Mapping[str, Sequence[Run]]
+    command: str | None
+
+    @property
+    def runs(self) -> list[Run]:
+        return [run for runs in self.arms.values() for run in runs]
+
+    def count(self, state: str) -> int:
+        return sum(run.state == state for run in self.runs)
+
+    def values(self, metric: str) -> dict[str, dict[int, float | None]]:
+        """Returns {arm: {seed: value}}, as `statistics.summary` takes it: None of runs that failed.
+
+        What has not ended is left out, and what ended without that metric.
+        """
+        found: dict[str, dict[int, float | None]] = {arm: {} for arm in self.arms}
+        for run in self.runs:
+            value = run.scores.get(metric)
+            if run.state == FAILED or value is not None:
+                found[run.arm][run.seed] = value
+        return found
+
+
+def keep_command(directory: str | pathlib.Path, arguments: Sequence[str]) -> None:
+    """Writes what first ran a sweep into its directory, for reports to repeat it."""
+    file = pathlib.Path(directory) / COMMAND
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(shlex.join(['tformer', *arguments]) + '\n')
+
+
+def read(directory: str | pathlib.Path) -> Results:
+    """Returns the runs of a sweep's directory, or of any directory with workdirs in it or one level further down.
+
+    Without the list of a sweep, the arms are named after what differs from the first workdir by name, of those that
+    begin with 'baseline' if there are any.
+
+    Raises:
+      UserError: nothing is there, what is there does not read, or two workdirs are the same arm and seed.
+    """
+    home = pathlib.Path(directory)
+    runs = _listed(home) if (home / runner.LIST).is_file() else _found(home)
+    if not runs:
+        raise UserError(f'{home}: neither a sweep nor workdirs are here: no {runner.LIST}, and no */config.json')
+    arms: dict[str, dict[int, Run]] = {}
+    for run in runs:
+        twin = arms.setdefault(run.arm, {}).setdefault(run.seed, run)
+        if twin is not run:
+            raise UserError(f'{home}: {twin.directory} and {run.directory} are runs of the same config and train.seed')
+    command = home / COMMAND
+    return Results(
+        home,
+        {arm: [runs[seed] for seed in sorted(runs)] for arm, runs in arms.items()},
+        command.read_text().strip() if command.is_file() else None,
+    )
+
+
+def _listed(home: pathlib.Path) -> list[Run]:
+    """Returns the trials that a sweep's list names."""
+    file = home / runner.LIST
+    listed = config.read_json(file)
+    try:
+        base = config.from_dict(listed['base'])
+        return [
+            _run(
+                home, entry['name'], entry['directory'], config.override(base, entry['overrides']), runner.STATED,
+                entry['off_percent'], float(entry['seconds']),
+            )
+            for entry in listed['trials']
+        ]  # fmt: skip
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(f'{file}: not the list of a sweep: {error}') from error
+
+
+def _found(home: pathlib.Path) -> list[Run]:
+    """Returns the workdirs in a directory, or one level further down."""
+    found = sorted({*home.glob('*/config.json'), *home.glob('*/*/config.json')})
+    files = sorted(found, key=lambda file: not file.relative_to(home).as_posix().startswith(trials.BASELINE))
+    configs = [config.from_dict(config.read_json(file)) for file in files]
+    return [
+        _run(
+            home, trials.arm_name(configs[0], stated), file.parent.relative_to(home).as_posix(), stated, file.name, {},
+            None,
+        )
+        for file, stated in zip(files, configs, strict=True)
+    ]  # fmt: skip
+
+
+def _run(
+    home: pathlib.Path, arm: str, directory: str, stated: Config, file: str, off: Mapping[str, float],
+    seconds: float | None,
+) -> Run:  # fmt: skip
+    place = home / directory
+    resolved, error = place / 'config.json', place / runner.ERROR
+    done = runner.is_done(place)
+    failed = not done and error.is_file()
+    return Run(
+        arm,
+        stated.train.seed,
+        directory,
+        file,
+        stated,
+        config.from_dict(config.read_json(resolved)) if resolved.is_file() else stated,
+        DONE if done else FAILED if failed else UNFINISHED,
+        error.read_text(errors='replace').strip() if failed else None,
+        _scores(place / runner.RESULT) if done else {},
+        metrics.read(place),
+        off,
+        seconds,
+    )
+
+
+def _scores(file: pathlib.Path) -> dict[str, float]:
+    found = {}
+    for split, scores in config.read_json(file).items():
+        if not isinstance(scores, Mapping):
+            raise UserError(f'{file}: {split!r} holds no scores')
+        for name, value in scores.items():
+            if name not in FACTS and (value is None or isinstance(value, int | float)):
+                found[f'{split}/{name}'] = math.nan if value is None else float(value)
+    return found
+
+
+def difference(results: Results, arm: str, baseline: str) -> dict[str, tuple[Any, Any]]:
+    """Returns {field: (of the baseline, of the arm)}, the seed apart."""
+    found = config.difference(results.arms[baseline][0].stated, results.arms[arm][0].stated)
+    return {field: values for field, values in found.items() if field != SEED}

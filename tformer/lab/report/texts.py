@@ -1,0 +1,123 @@
+"""Generated text in a report: whether other examples would change which of two runs is better."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tformer import predictions, text_scores
+from tformer.lab import resampling
+from tformer.lab.report.results import DONE, Results, Run
+from tformer.text_scores import SIGNED
+
+Predicted = tuple[list[str], list[list[str]]]  # predictions, and the references of each
+
+
+class Corpus(NamedTuple):
+    """A metric of a corpus as one of sums over its examples.
+
+    Attributes:
+      statistics: (predictions, references, language) -> the sums' terms, [N, K].
+      metric: language -> totals [..., K] -> values [...].
+    """
+
+    statistics: Callable[[Sequence[str], Sequence[Sequence[str]], str | None], np.ndarray]
+    metric: Callable[[str | None], Callable[[np.ndarray], np.ndarray]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Compared:
+    """The text of an arm against that of the baseline, seed by seed.
+
+    Attributes:
+      arm: its name.
+      metric: SPLIT/NAME.
+      examples: how many.
+      seeds: the paired bootstrap of each seed that both have.
+    """
+
+    arm: str
+    metric: str
+    examples: int
+    seeds: Mapping[int, resampling.CorpusComparison]
+
+
+def compared(results: Results, split: str, baseline: str, alpha: float) -> list[Compared]:
+    """Returns the comparisons of every arm by each metric in CORPORA that the runs were scored by.
+
+    Only runs of the same seed are compared, with predictions for the same references.
+    """
+    made = []
+    for name, corpus in CORPORA.items():
+        metric = f'{split}/{name}'
+        ours = {run.seed: run for run in results.arms[baseline] if metric in run.scores}
+        found = {run.seed: _statistics(results, run, split, corpus) for run in ours.values()}
+        for arm in [arm for arm in results.arms if arm != baseline]:
+            seeds, examples = {}, 0
+            for run in results.arms[arm]:
+                theirs = found.get(run.seed)
+                if run.state != DONE or metric not in run.scores or theirs is None:
+                    continue
+                here = _statistics(results, run, split, corpus)
+                if here is not None and here[1] == theirs[1]:
+                    totals = corpus.metric(run.config.evaluate.language)
+                    seeds[run.seed] = resampling.compare_corpora(here[0], theirs[0], totals, alpha)
+                    examples = len(here[1])
+            if seeds:
+                made.append(Compared(arm, metric, examples, seeds))
+    return made
+
+
+def _statistics(results: Results, run: Run, split: str, corpus: Corpus) -> tuple[np.ndarray, Any] | None:
+    """Returns ([N, K], the references) of a run, None where it kept no predictions."""
+    read = predictions.read(results.home / run.directory, split)
+    if read is None or not read[0]:
+        return None
+    said, right = read
+    return corpus.statistics(said, right, run.config.evaluate.language), right
+
+
+def _ratio(totals: np.ndarray) -> np.ndarray:
+    return totals[..., 0] / np.maximum(totals[..., 1], 1)
+
+
+def _rate(split: Callable[[str], Sequence[str]]) -> Corpus:
+    return Corpus(lambda said, right, _: text_scores.edits(said, right, split), lambda _: _ratio)
+
+
+def _share(of_right: bool) -> Corpus:
+    def statistics(said: Sequence[str], right: Sequence[Sequence[str]], _: str | None) -> np.ndarray:
+        return np.array([[(p in options) == of_right, 1] for p, options in zip(said, right, strict=True)], int)
+
+    return Corpus(statistics, lambda _: _ratio)
+
+
+def _signed(name: str) -> Corpus:
+    """Returns a metric of sacrebleu, by the parts of it that its own paired tests use."""
+
+    def statistics(said: Sequence[str], right: Sequence[Sequence[str]], language: str | None) -> np.ndarray:
+        columns = text_scores.columns(right)
+        return np.array(SIGNED[name](language)._extract_corpus_statistics(list(said), columns), np.float64)
+
+    def metric(language: str | None) -> Callable[[np.ndarray], np.ndarray]:
+        scorer = SIGNED[name](language)
+
+        def values(totals: np.ndarray) -> np.ndarray:
+            rows = totals.reshape(-1, totals.shape[-1]).tolist()
+            scores = [scorer._compute_score_from_stats(row).score for row in rows]
+            return np.array(scores).reshape(totals.shape[:-1])
+
+        return values
+
+    return Corpus(statistics, metric)
+
+
+CORPORA: dict[str, Corpus] = {
+    **{name: _signed(name) for name in SIGNED},
+    'exact_match': _share(of_right=True),
+    'word_error_rate': _share(of_right=False),
+    'phoneme_error_rate': _rate(str.split),
+    'symbol_error_rate': _rate(str.split),
+    'character_error_rate': _rate(list),
+}

@@ -1,0 +1,161 @@
+"""The numbers and the findings of a report, in words."""
+
+import dataclasses
+import math
+import re
+import statistics
+from collections.abc import Sequence
+
+from tformer.lab import power
+from tformer.lab.noise import Interval
+from tformer.lab.report import document
+from tformer.lab.report.computed import Report
+from tformer.lab.report.results import DONE, FAILED, UNFINISHED
+from tformer.lab.statistics import BASELINE, UNKNOWN, WITHIN, Row
+
+NONE = '-'  # a number that is not known
+DRAWN = 10  # arms that a drawing with a legend has at most, the baseline and the best
+DIGITS = 7  # of a mean, at most
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale:
+    """How the numbers of one metric are written: all with as many decimals."""
+
+    decimals: int
+
+    def __call__(self, value: float | None) -> str:
+        if value is None or not math.isfinite(value):
+            return NONE
+        return f'{value:,.{self.decimals}f}'
+
+    def signed(self, value: float) -> str:
+        return f'{value:+,.{self.decimals}f}' if math.isfinite(value) else NONE
+
+    def interval(self, ends: Interval | None) -> str:
+        return NONE if ends is None else f'{self.signed(ends[0])} to {self.signed(ends[1])}'
+
+    def spread(self, mean: float, sd: float) -> str:
+        """Returns mean ± standard deviation."""
+        return self(mean) + (f' ± {self(sd)}' if math.isfinite(sd) else '')
+
+
+def scale(rows: Sequence[Row]) -> Scale:
+    """Returns decimals that show two digits of the arms' median noise and one of every difference's.
+
+    Where no noise is known, four digits of the means.
+    """
+    means = [abs(row.runs.mean) for row in rows if math.isfinite(row.runs.mean)]
+    size = math.floor(math.log10(max(means))) if means and max(means) > 0 else 0
+    least = 10.0 ** (size - DIGITS)  # below it a spread is of rounding
+    own = [row.runs.sd for row in rows if row.runs.sd > least]
+    between = [row.comparison.sd for row in rows if row.comparison and row.comparison.sd > least]
+    wanted = [1 - math.floor(math.log10(statistics.median(own)))] if own else [3 - size]
+    wanted += [-math.floor(math.log10(sd)) for sd in between]
+    return Scale(max(0, min(max(wanted), DIGITS - 1 - size)))
+
+
+def named(metric: str) -> str:
+    """Returns a metric's name as words."""
+    return re.sub(r'[\W_]+', ' ', metric).strip()
+
+
+def quantity(name: str) -> str:
+    return 'FLOPs' if name == 'flops' else named(name)
+
+
+def said(why: str | None) -> str:
+    """Returns a reason as part of a line."""
+    return document.plain(why or '').rstrip('.').replace('`', "'")
+
+
+def probability(p: float) -> str:
+    return NONE if math.isnan(p) else '< 0.001' if p < 0.001 else f'{p:.3f}'
+
+
+def amount(value: float | None) -> str:
+    """Returns a count or an amount: whole below 10 ** 10."""
+    if value is None or not math.isfinite(value):
+        return NONE
+    return f'{value:,.0f}' if abs(value) < 1e10 and abs(value) >= 100 else f'{value:.4g}'
+
+
+def rounded(value: float) -> str:
+    """Returns three digits."""
+    return f'{float(f"{value:.3g}"):,.0f}' if 100 <= abs(value) < 1e7 else f'{value:.3g}'
+
+
+def drawn(report: Report) -> str:
+    """Returns what a caption adds where not all arms are drawn."""
+    return f' Drawn are the baseline and the {DRAWN - 1} best of the others.' if len(report.rows) > DRAWN else ''
+
+
+def level(alpha: float) -> str:
+    return f'{100 * (1 - alpha):g} %'
+
+
+def count(number: int, what: str) -> str:
+    return f'{number:,} {what}{"" if number == 1 else "s"}'
+
+
+def joined(parts: Sequence[str]) -> str:
+    """Returns 'a, b and c'."""
+    *most, last = parts
+    return f'{", ".join(most)} and {last}' if most else last
+
+
+# ------------------------------------------------------------------------------------------------------ the findings
+
+
+def headline(report: Report) -> str:
+    """Returns what was compared, and how far the trials are."""
+    found = report.results
+    better = 'lower' if report.lower_is_better else 'higher'
+    arms = [row.arm for row in report.rows]
+    if len(arms) > 1:
+        what = f'{count(len(arms) - 1, "arm")} against {document.code(report.baseline)}'
+    else:
+        what = f'{document.code(report.baseline)} alone: its noise'
+    states = [f'{found.count(state)} {state}' for state in (FAILED, UNFINISHED) if found.count(state)]
+    trials = f'{count(len(found.runs), "trial")}: {joined([f"{found.count(DONE)} {DONE}", *states])}'
+    return f'{what}, by {named(report.metric)} ({better} is better). {trials}.'
+
+
+def findings(report: Report) -> list[str]:
+    """Returns one line an arm."""
+    digits = scale(report.rows)
+    return [_finding(report, row, digits) for row in report.rows]
+
+
+def _finding(report: Report, row: Row, digits: Scale) -> str:
+    runs, name = row.runs, named(report.metric)
+    if not runs.n:
+        states = [run.state for run in report.results.arms[row.arm]]
+        told = [f'{states.count(state)} {state}' for state in (FAILED, UNFINISHED) if state in states]
+        return f'{document.code(row.arm)}: no finite {name}' + (f' ({joined(told)})' if told else '')
+    line = f'{document.code(row.arm)}: {name} {digits.spread(runs.mean, runs.sd)}'
+    if row.comparison is None:
+        return f'{line}, {count(runs.n, "seed")}: the {BASELINE}'
+    found = row.comparison
+    if math.isnan(found.difference):
+        return f'{line}: not compared, for the baseline has no finite result'
+    line += f', {digits(abs(found.difference))} {"lower" if found.difference < 0 else "higher"} than the baseline'
+    if found.interval is not None and not math.isnan(row.p_holm):
+        low, high = found.interval
+        one_sided = low * high > 0
+        ends = sorted([abs(low), abs(high)])
+        written = f'{digits(ends[0])} to {digits(ends[1])}' if one_sided else digits.interval(found.interval)
+        p = probability(row.p_holm)
+        line += f' ({level(report.alpha)} interval {written}, p {p if p[0] == "<" else f"= {p}"} by Holm)'
+    return f'{line}: {row.label}{_more(row)}' + (f'; {count(runs.failed, "run")} failed' if runs.failed else '')
+
+
+def _more(row: Row) -> str:
+    """Returns what would decide."""
+    if row.label == UNKNOWN:
+        return '; runs with other seeds would tell'
+    if row.label != WITHIN:
+        return ''
+    if row.seeds is None:
+        return f'; {power.MOST:,} seeds would not decide'
+    return f'; about {row.seeds:,} seeds would decide'
