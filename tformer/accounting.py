@@ -49,6 +49,8 @@ def _tokens(names: tuple[str, ...], length: int, source: int) -> int:
     """Returns how many vectors of a row a kernel multiplies."""
     if names[0] in POOLED:
         return 1
+    if names[-3:] == ('score', 'vector', 'kernel'):  # of additive attention: each pair of target and source
+        return length * source
     of_source = 'cross_attention' in names and names[-2] in ('key', 'value')
     return source if names[0] == 'encoder' or of_source else length
 
@@ -66,6 +68,9 @@ def _weights(model: Model, names: tuple[str, ...], box: nn.Partitioned) -> float
 def _attention(model: Model, length: int, source: int) -> float:
     """Returns the operations of the products of queries with keys, and of their weights with values, in a row."""
     assert model.head_dim and model.value_dim
+    if model.recurrence is not None:
+        products = {'dot': 2, 'additive': 1, None: 0}[model.recurrent_attention]  # additive scores are in the weights
+        return 6.0 * model.emb_dim * products * length * source
     pairs = {
         'encoder': model.num_encoder_layers * source**2,
         'decoder': model.num_decoder_layers * length**2,
