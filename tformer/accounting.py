@@ -1,8 +1,8 @@
 """Memory and floating-point operations of a training step by formula: nothing is compiled."""
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 from flax import linen as nn
@@ -77,3 +77,37 @@ def _attention(model: Model, length: int, source: int) -> float:
         'encoder_decoder': model.num_encoder_layers * source**2 + model.num_decoder_layers * length * (length + source),
     }
     return 6.0 * model.num_heads * (model.head_dim + model.value_dim) * pairs[model.family]
+
+
+# ------------------------------------------------------------------------------------------- by the length of a row
+
+
+class LayerCost(NamedTuple):
+    """How a kind of layer goes with the length n of a row and the width d: leading terms, no constants.
+
+    Attributes:
+      products: multiplications of two numbers.
+      sequential: operations that wait for one another.
+      path: operations between the first token and what sees it last.
+    """
+
+    products: int
+    sequential: int
+    path: int
+
+
+def layer_costs(model: Model, length: int) -> dict[str, LayerCost]:
+    """Returns the costs of each kind of layer that a model has (Vaswani et al. 2017, table 1)."""
+    if model.recurrence is None:
+        kinds = {kind: kind for kind in dict.fromkeys(model.attention_pattern)}
+    else:
+        kinds = {model.recurrence: 'recurrent', **({'attention': 'global'} if model.recurrent_attention else {})}
+    window = min(model.window or length, length)
+    return {name: LAYER_COSTS[kind](length, model.emb_dim, window) for name, kind in kinds.items()}
+
+
+LAYER_COSTS: dict[str, Callable[[int, int, int], LayerCost]] = {  # of n, d and the window r
+    'global': lambda n, d, r: LayerCost(n * n * d, 1, 1),
+    'local': lambda n, d, r: LayerCost(r * n * d, 1, -(-n // r)),
+    'recurrent': lambda n, d, r: LayerCost(n * d * d, n, n),
+}
