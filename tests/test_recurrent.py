@@ -26,7 +26,7 @@ from tformer.recurrent import CELLS, SCORES, attention_weights
 from tformer.state import begin, initial_variables, logical_names
 from tformer.step import make_train_step
 
-V, T, S, D = 13, 8, 6, 16
+V, T, S, D = 12, 8, 6, 16
 OBJECTIVE = {'encoder': 'masked_lm', 'decoder': 'causal_lm', 'encoder_decoder': 'seq2seq'}
 
 
@@ -76,6 +76,7 @@ def by_hand(cell, p, x_TD):
 
 
 def one_layer(cfg, stack, **variables):
+    @jax.jit
     def apply(variables, *args):
         return recurrent.Layer(resolve_model(cfg), stack).apply(variables, *args, Rates())
 
@@ -319,23 +320,29 @@ def test_decoding_in_chunks_is_the_full_forward(case):
 
 @pytest.mark.parametrize('name', ['decoder', 'additive'])
 def test_beams_carry_their_states_along(name):
-    """Rows that are repeated and reordered go on as those that they are copies of."""
-    case = made(name)
+    """A row that is repeated and then reordered goes on as the row that it is a copy of."""
+    case, first, then = made(name), np.array([[3], [3], [8], [1], [8], [4]]), np.array([[5], [6], [7], [8], [9], [5]])
+    order, position = np.array([2, 0, 0, 5, 3, 4]), np.zeros((6, 1), np.int32)  # three beams of each of two rows
     batch = {key: x[:2] for key, x in case.batch.items() if key != 'segment_ids'}
-    run = functools.partial(case.model.apply, {'params': case.params})
-    cache = run(batch, T, method='start')
-    beams = np.array([3, 3, 8, 1, 8, 4])[:, None]  # three of each row
-    cache = run(beams, np.zeros((6, 1), np.int32), cache.repeat(3), method='extend')[1]
-    order = np.array([2, 0, 0, 5, 3, 4])
-    after = run(beams, np.ones((6, 1), np.int32), cache.take(order), method='extend')[0]
-    straight = run(beams[np.argsort(order, kind='stable')], np.ones((6, 1), np.int32), cache, method='extend')[0]
-    by_parent = {
-        (parent, int(token)): run(np.full((6, 1), token), np.ones((6, 1), np.int32), cache, method='extend')[0][parent]
-        for parent, token in zip(order, beams[:, 0], strict=True)
-    }
-    assert not np.allclose(after, straight)
-    for row, (parent, token) in enumerate(zip(order, beams[:, 0], strict=True)):
-        assert_near(after[row], by_parent[parent, int(token)], 1e-6)
+
+    @jax.jit
+    def run(params, batch):
+        def extend(tokens, positions, cache):
+            return case.model.apply({'params': params}, tokens, positions, cache, method='extend')
+
+        cache = extend(first, position, case.model.apply({'params': params}, batch, T, method='start').repeat(3))[1]
+        return extend(then, position + 1, cache.take(order))[0]
+
+    def alone(tokens, row):
+        """All of a beam's tokens at once."""
+        side = {key: x[row : row + 1] for key, x in batch.items() if key.startswith('encoder_')}
+        return {'inputs': np.array([tokens]), 'positions': np.arange(2)[None], **side}
+
+    taken = run(case.params, batch)
+    with jax.disable_jit():
+        for beam, parent in ((0, 2), (1, 0), (3, 5)):
+            tokens = [first[parent, 0], then[beam, 0]]
+            assert_near(taken[beam, 0], case.apply(case.params, alone(tokens, parent // 3))[0, 1], 1e-6)
 
 
 def test_eight_devices_are_one(case):
@@ -355,7 +362,7 @@ def test_bfloat16_is_near(case):
     rounded = build(dataclasses.replace(case.cfg, dtype='bfloat16', param_dtype='bfloat16'))
     params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), case.params)
     boxed = jax.eval_shape(rounded.init, jax.random.key(0), case.batch)['params']
-    assert {x.dtype for x in jax.tree.leaves(boxed)} == {jnp.bfloat16}
+    assert {x.dtype for x in jax.tree.leaves(boxed)} == {jnp.dtype('bfloat16')}
     logits = rounded.apply({'params': params}, case.batch, Rates())
     assert logits.dtype == jnp.float32 and np.max(np.abs(logits - case.plain)) < 0.1 * np.max(np.abs(case.plain))
 
@@ -507,10 +514,10 @@ def test_what_reads_no_further_than_its_turn_is_taken():
 
 
 def test_no_hub_and_no_attention_maps():
-    with pytest.raises(UserError, match='model.recurrence=gru has no counterpart in the hub'):
+    with pytest.raises(UserError, match=r'model\.recurrence=gru has no counterpart in the hub'):
         export_params('gpt2', {}, make_model())
     run = runs.Run(None, make_config(make_model()), None, {}, 0)
-    with pytest.raises(UserError, match='model.recurrence=gru has no attention maps'):
+    with pytest.raises(UserError, match=r'model\.recurrence=gru has no attention maps'):
         runs.attention(run, ['a'])
 
 
@@ -524,7 +531,7 @@ def weights_of(cell, inputs, width):
     return GATES[cell] * (inputs + width) * width
 
 
-@pytest.mark.parametrize('cell, attention', itertools.product(CELLS, (*SCORES, None)))
+@pytest.mark.parametrize('cell, attention', list(itertools.product(CELLS, (*SCORES, None))))
 def test_parameters_and_operations_by_the_formula(cell, attention):
     cfg = make_model(
         'encoder_decoder', cell, bidirectional=True, recurrent_attention=attention, tied_embeddings='output'
@@ -554,4 +561,4 @@ def test_costs_by_the_length_of_a_row():
     found = accounting.layer_costs(seq2seq, 100)
     assert found == {'lstm': (100 * 16 * 16, 100, 100), 'attention': (100 * 100 * 16, 1, 1)}
     said = runs.inspect(make_config(make_model(cell='lstm')))
-    assert said.splitlines()[-1].split() == ['lstm', str(T * D * D), str(T), str(T)]
+    assert said.splitlines()[-1].split() == ['lstm', f'{T * D * D:,}', str(T), str(T)]
