@@ -18,7 +18,7 @@ ORDER = [
     ('data', 'hf', 'metrics', 'scores'),
     ('predictions', 'sharding', 'text_scores', 'workdir'),
     ('layers',),
-    ('hyper', 'parameters', 'digests', 'precision', 'processes', 'stopping', 'hlo'),
+    ('hyper', 'parameters', 'recurrent', 'digests', 'precision', 'processes', 'stopping', 'hlo'),
     ('guard', 'traffic', 'roofline'),
     ('adafactor', 'freezing', 'scattered'),
     ('model', 'objectives', 'optimizers', 'schedules'),

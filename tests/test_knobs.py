@@ -49,10 +49,24 @@ LOCAL = decoder(attention_pattern=('local',), window=3)
 MUP = decoder(parametrization='mup', base_emb_dim=8)
 
 LORA = decoder(lora_rank=2)
+RECURRENT = Model(family='decoder', recurrence='gru', vocab_size=11, emb_dim=16, num_decoder_layers=2, max_len=16)
+RECURRENT_BOTH = Model(
+    family='encoder_decoder',
+    recurrence='gru',
+    recurrent_attention='dot',
+    vocab_size=11,
+    emb_dim=16,
+    num_encoder_layers=2,
+    num_decoder_layers=2,
+    max_len=16,
+)
 
 # Field -> the objective and the model in which it applies, and another value.
 KNOBS = {
     'family': ('causal_lm', DECODER, 'encoder'),
+    'recurrence': ('causal_lm', RECURRENT, 'lstm'),
+    'bidirectional': ('seq2seq', RECURRENT_BOTH, True),
+    'recurrent_attention': ('seq2seq', RECURRENT_BOTH, 'additive'),
     'vocab_size': ('causal_lm', DECODER, 13),
     'encoder_vocab_size': ('seq2seq', BOTH, 13),
     'emb_dim': ('causal_lm', DECODER, 32),
@@ -259,6 +273,8 @@ def test_a_field_is_taken_where_it_applies(field):
 
 # Where each field does not apply, and what the line must name.
 ELSEWHERE = {
+    'bidirectional': (RECURRENT, 'model.family is encoder or encoder_decoder'),
+    'recurrent_attention': (RECURRENT, 'model.family is encoder_decoder'),
     'encoder_vocab_size': (DECODER, 'encoder_decoder'),
     'num_encoder_layers': (DECODER, 'encoder or encoder_decoder'),
     'num_decoder_layers': (ENCODER, 'decoder or encoder_decoder'),

@@ -1,8 +1,8 @@
 """Memory and floating-point operations of a training step by formula: nothing is compiled."""
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 from flax import linen as nn
@@ -49,6 +49,8 @@ def _tokens(names: tuple[str, ...], length: int, source: int) -> int:
     """Returns how many vectors of a row a kernel multiplies."""
     if names[0] in POOLED:
         return 1
+    if names[-3:] == ('score', 'vector', 'kernel'):  # of additive attention: each pair of target and source
+        return length * source
     of_source = 'cross_attention' in names and names[-2] in ('key', 'value')
     return source if names[0] == 'encoder' or of_source else length
 
@@ -66,9 +68,46 @@ def _weights(model: Model, names: tuple[str, ...], box: nn.Partitioned) -> float
 def _attention(model: Model, length: int, source: int) -> float:
     """Returns the operations of the products of queries with keys, and of their weights with values, in a row."""
     assert model.head_dim and model.value_dim
+    if model.recurrence is not None:
+        products = {'dot': 2, 'additive': 1, None: 0}[model.recurrent_attention]  # additive scores are in the weights
+        return 6.0 * model.emb_dim * products * length * source
     pairs = {
         'encoder': model.num_encoder_layers * source**2,
         'decoder': model.num_decoder_layers * length**2,
         'encoder_decoder': model.num_encoder_layers * source**2 + model.num_decoder_layers * length * (length + source),
     }
     return 6.0 * model.num_heads * (model.head_dim + model.value_dim) * pairs[model.family]
+
+
+# ------------------------------------------------------------------------------------------- by the length of a row
+
+
+class LayerCost(NamedTuple):
+    """How a kind of layer goes with the length n of a row and the width d: leading terms, no constants.
+
+    Attributes:
+      products: multiplications of two numbers.
+      sequential: operations that wait for one another.
+      path: operations between the first token and what sees it last.
+    """
+
+    products: int
+    sequential: int
+    path: int
+
+
+def layer_costs(model: Model, length: int) -> dict[str, LayerCost]:
+    """Returns the costs of each kind of layer that a model has (Vaswani et al. 2017, table 1)."""
+    if model.recurrence is None:
+        kinds = {kind: kind for kind in dict.fromkeys(model.attention_pattern)}
+    else:
+        kinds = {model.recurrence: 'recurrent', **({'attention': 'global'} if model.recurrent_attention else {})}
+    window = min(model.window or length, length)
+    return {name: LAYER_COSTS[kind](length, model.emb_dim, window) for name, kind in kinds.items()}
+
+
+LAYER_COSTS: dict[str, Callable[[int, int, int], LayerCost]] = {  # of n, d and the window r
+    'global': lambda n, d, r: LayerCost(n * n * d, 1, 1),
+    'local': lambda n, d, r: LayerCost(r * n * d, 1, -(-n // r)),
+    'recurrent': lambda n, d, r: LayerCost(n * d * d, n, n),
+}

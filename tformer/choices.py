@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from tformer import config as config_lib
-from tformer import errors, model, objectives, optimizers, parameters, schedules, sharding, text_scores
+from tformer import errors, model, objectives, optimizers, parameters, recurrent, schedules, sharding, text_scores
 from tformer.config import Config
 from tformer.data import corrupt, denoisers, examples, packing, records, sources, tokenizers, vocabulary
 from tformer.decode import STRATEGIES
@@ -45,6 +45,8 @@ class _OrDerived:
 
 TABLES: dict[str, Iterable[Any]] = {
     'model.family': model.FAMILIES,
+    'model.recurrence': (*recurrent.CELLS, None),
+    'model.recurrent_attention': (*recurrent.SCORES, None),
     'model.tied_embeddings': model.TIED_EMBEDDINGS,
     'model.embedding_scale': embed.EMBEDDING_SCALES,
     'model.position': positions.POSITIONS,

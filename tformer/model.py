@@ -20,11 +20,11 @@ from flax import linen as nn
 
 from tformer.config import Model, resolve_model
 from tformer.errors import choose
-from tformer.layers.cache import Cache, empty_cache
 from tformer.layers.dropout import Rates
 from tformer.layers.embed import Embedding, embedding_width
 from tformer.layers.heads import DetectionHead, LinearHead, Pooler, Summary, VocabularyHead, summarize
 from tformer.layers.tower import Batch, Tower, positions_of, real_tokens
+from tformer.recurrent import RecurrentTower
 from tformer.sharding import unpipelined
 
 
@@ -113,6 +113,11 @@ def in_float32(tree: Any) -> Any:
     return jax.tree.map(lambda x: x.astype(jnp.float32), tree)
 
 
+def make_tower(cfg: Model, stack: str, cross: bool = False) -> Any:
+    """Returns a stack of blocks, or of recurrent cells."""
+    return (Tower if cfg.recurrence is None else RecurrentTower)(cfg, stack, cross)
+
+
 class EncoderOnly(Family):
     """BERT: every token sees every other (Devlin et al. 2019)."""
 
@@ -120,7 +125,7 @@ class EncoderOnly(Family):
         cfg = self.cfg
         assert cfg.vocab_size
         self.embed = Embedding(cfg, cfg.vocab_size)
-        self.encoder = Tower(cfg, 'encoder')
+        self.encoder = make_tower(cfg, 'encoder')
         self.add_heads()
         self.sentence_head = LinearHead(cfg, 2)
         self.generator = Generator(narrowed(cfg))
@@ -192,19 +197,19 @@ class DecoderOnly(Family):
         cfg = self.cfg
         assert cfg.vocab_size
         self.embed = Embedding(cfg, cfg.vocab_size)
-        self.decoder = Tower(cfg, 'decoder')
+        self.decoder = make_tower(cfg, 'decoder')
         self.add_heads()
 
     def features(self, batch: Batch, rates: Rates) -> jax.Array:
         return self.decoder(self.embed(batch['inputs']), batch, rates)
 
-    def start(self, batch: Batch, slots: int) -> Cache:
+    def start(self, batch: Batch, slots: int) -> Any:
         """Returns an empty cache of `slots` slots for the rows of `batch`."""
-        return empty_cache(self.cfg, batch['inputs'].shape[0], slots)
+        return self.decoder.start(batch['inputs'].shape[0], slots, None, None)
 
     def extend(
-        self, tokens_BT: jax.Array, positions_BT: jax.Array, cache: Cache, prefix_BT: jax.Array | None = None
-    ) -> tuple[jax.Array, Cache]:
+        self, tokens_BT: jax.Array, positions_BT: jax.Array, cache: Any, prefix_BT: jax.Array | None = None
+    ) -> tuple[jax.Array, Any]:
         """Returns (logits_BTV of the new tokens, the cache with them); a prefix must come in one call."""
         x_BTD, cache = self.decoder.extend(self.embed(tokens_BT), positions_BT, cache, prefix_BT)
         return self.logits(x_BTD, positions_BT >= 0), cache
@@ -219,32 +224,30 @@ class EncoderDecoder(Family):
         self.embed = Embedding(cfg, cfg.vocab_size)
         if cfg.tied_embeddings not in ('all', 'inputs'):
             self.encoder_embed = Embedding(cfg, cfg.encoder_vocab_size)
-        self.encoder = Tower(cfg, 'encoder')
-        self.decoder = Tower(cfg, 'decoder', cross=True)
+        self.encoder = make_tower(cfg, 'encoder')
+        self.decoder = make_tower(cfg, 'decoder', cross=True)
         self.add_heads()
 
-    def encode(self, batch: Batch, rates: Rates | None = None) -> jax.Array:
-        """Returns the encoder's output [B, S, D]."""
+    def encode(self, batch: Batch, rates: Rates | None = None) -> Any:
+        """Returns the encoder's output [B, S, D]; of a recurrent one `recurrent.Encoded`."""
         rates = Rates.of(self.cfg) if rates is None else rates
         embed = self.embed if self.cfg.tied_embeddings in ('all', 'inputs') else self.encoder_embed
-        return self.encoder(embed(batch['encoder_inputs']), batch, rates)
+        return self.encoder.encode(embed(batch['encoder_inputs']), batch, rates)
 
     def features(self, batch: Batch, rates: Rates) -> jax.Array:
         return self.decoder(self.embed(batch['inputs']), batch, rates, self.encode(batch, rates))
 
-    def start(self, batch: Batch, slots: int) -> Cache:
-        """Returns an empty cache of `slots` slots that holds the encoder's keys and values of `batch`."""
+    def start(self, batch: Batch, slots: int) -> Any:
+        """Returns an empty cache of `slots` slots that holds what the decoder reads of the encoder's `batch`."""
         if 'encoder_segment_ids' in batch:
             raise ValueError('decoding reads one source a row: no encoder_segment_ids')
         with unpipelined():
-            encoded_BSD, positions_BS = self.encode(batch, Rates()), positions_of(batch, 'encoder_')
-        cache = empty_cache(self.cfg, encoded_BSD.shape[0], slots)
-        cross = self.decoder.cross_keys_values(encoded_BSD, positions_BS)
-        return cache.replace(cross=cross, encoder_positions_BS=positions_BS)
+            encoded = self.encode(batch, Rates())
+        return self.decoder.start(batch['inputs'].shape[0], slots, encoded, positions_of(batch, 'encoder_'))
 
     def extend(
-        self, tokens_BT: jax.Array, positions_BT: jax.Array, cache: Cache, prefix_BT: jax.Array | None = None
-    ) -> tuple[jax.Array, Cache]:
+        self, tokens_BT: jax.Array, positions_BT: jax.Array, cache: Any, prefix_BT: jax.Array | None = None
+    ) -> tuple[jax.Array, Any]:
         """Returns (logits_BTV of the new tokens, the cache with them); a prefix must come in one call."""
         x_BTD, cache = self.decoder.extend(self.embed(tokens_BT), positions_BT, cache, prefix_BT)
         return self.logits(x_BTD, positions_BT >= 0), cache

@@ -14,7 +14,18 @@ from flax import linen as nn
 from jax.experimental import multihost_utils
 from rich.console import Console
 
-from tformer import checkpoint, choices, metrics, predictions, processes, resume, sharding, text_scores, workdir
+from tformer import (
+    accounting,
+    checkpoint,
+    choices,
+    metrics,
+    predictions,
+    processes,
+    resume,
+    sharding,
+    text_scores,
+    workdir,
+)
 from tformer import config as config_lib
 from tformer import evaluate as evaluate_lib
 from tformer import train as train_lib
@@ -262,7 +273,18 @@ def inspect(config: Config) -> str:
     total = sum(leaf.size for leaf in jax.tree.leaves(nn.unbox(params)))
     sizes = f'with a vocabulary of {resolved.model.vocab_size:,}'
     text = json.dumps(config_lib.to_dict(resolved), indent=2)
-    return '\n'.join([text, metrics.table(rows), f'{total:,} parameters, {sizes}'])
+    return '\n'.join([text, metrics.table(rows), f'{total:,} parameters, {sizes}', *_layers(resolved)])
+
+
+def _layers(config: Config) -> list[str]:
+    """Returns how the model's kinds of layers go with the length of a row."""
+    n = config.data.length
+    lines = [
+        f'  {kind:<18} {found.products:>16,} {found.sequential:>12,} {found.path:>12,}'
+        for kind, found in accounting.layer_costs(config.model, n).items()
+    ]
+    title = f'a layer at {n:,} tokens: products, of them one after another, longest path (Vaswani et al. 2017, table 1)'
+    return [title, *lines]
 
 
 def checkpoints(directory: str) -> str:
@@ -307,10 +329,12 @@ def attention(run: Run, texts: Sequence[str]) -> pathlib.Path:
     An encoder-decoder's decoder reads what it generates for the text itself.
 
     Raises:
-      UserError: no text.
+      UserError: no text, or a recurrent model.
     """
     from tformer.lab import attention_maps
 
+    if run.config.model.recurrence is not None:
+        raise UserError(f'attention: model.recurrence={run.config.model.recurrence} has no attention maps')
     if not texts:
         raise UserError('attention: no text given')
     batch: dict[str, list[int]] = {}

@@ -9,8 +9,18 @@ from tformer.errors import UserError
 
 Condition = Callable[[Model], bool]
 
+_EVERYWHERE = (lambda m: True, '')
+_BLOCK = (lambda m: m.recurrence is None, 'model.recurrence is None')
 _ENCODER = (lambda m: m.family != 'decoder', 'model.family is encoder or encoder_decoder')
 _DECODER = (lambda m: m.family != 'encoder', 'model.family is decoder or encoder_decoder')
+_RECURRENT_ENCODER = (
+    lambda m: m.recurrence is not None and m.family != 'decoder',
+    'model.recurrence is set and model.family is encoder or encoder_decoder',
+)
+_RECURRENT_BOTH = (
+    lambda m: m.recurrence is not None and m.family == 'encoder_decoder',
+    'model.recurrence is set and model.family is encoder_decoder',
+)
 _ENCODER_ONLY = (lambda m: m.family == 'encoder', 'model.family is encoder')
 _PROJECTIONS = (lambda m: m.attention_projections, 'model.attention_projections is True')
 _ROPE = (lambda m: m.position == 'rope', 'model.position is rope')
@@ -32,6 +42,8 @@ _EPSILON = (_divides_by_deviation, 'model.norm, or model.qk_norm, divides by a d
 
 # Field -> (where it applies, in words). Those that are absent apply everywhere.
 APPLIES: dict[str, tuple[Condition, str]] = {
+    'bidirectional': _RECURRENT_ENCODER,
+    'recurrent_attention': _RECURRENT_BOTH,
     'encoder_vocab_size': (lambda m: m.family == 'encoder_decoder', 'model.family is encoder_decoder'),
     'num_encoder_layers': _ENCODER,
     'num_decoder_layers': _DECODER,
@@ -69,15 +81,27 @@ APPLIES: dict[str, tuple[Condition, str]] = {
     'lora_targets': _LORA,
     'base_emb_dim': (lambda m: m.parametrization == 'mup', 'model.parametrization is mup'),
 }
-_DERIVED = ('num_kv_heads', 'head_dim', 'value_dim', 'encoder_vocab_size', 'final_norm')  # a resolved model sets them
+# The fields of a recurrent model. All others are the block's.
+RECURRENT = (
+    *('family', 'recurrence', 'bidirectional', 'recurrent_attention', 'vocab_size', 'encoder_vocab_size', 'emb_dim'),
+    *('num_encoder_layers', 'num_decoder_layers', 'max_len', 'tied_embeddings', 'embedding_scale'),
+    *('embedding_factor_dim', 'num_token_types', 'output_bias', 'output_scale', 'output_softcap', 'num_classes'),
+    *('pooling', 'pooler', 'dropout_rate', 'head_dropout_rate', 'initializer', 'init_scale', 'scan_layers'),
+    *('dtype', 'param_dtype'),
+)
+# A resolved model sets these.
+_DERIVED = ('num_kv_heads', 'head_dim', 'value_dim', 'encoder_vocab_size', 'final_norm', 'attention_scale')
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(Model)}
 
 
 def check_applies(model: Model) -> None:
     """Raises a `UserError` of one line where a field that does not apply differs from its default."""
-    for name, (applies, words) in APPLIES.items():
+    for name, default in _DEFAULTS.items():
+        applies, words = APPLIES.get(name, _EVERYWHERE)
+        if model.recurrence is not None and name not in RECURRENT:
+            applies, words = _BLOCK
         value = getattr(model, name)
-        if value != _DEFAULTS[name] and not applies(model) and not _as_derived(model, name):
+        if value != default and not applies(model) and not _as_derived(model, name):
             raise UserError(f'model.{name}={value} has no effect here: it applies where {words}')
 
 

@@ -52,6 +52,39 @@ def _require(condition: bool, message: str) -> None:
 
 
 def _check_model(model: Model) -> None:
+    if model.recurrence is None:
+        _check_block(model)
+    else:
+        _check_recurrence(model)
+    if model.family == 'encoder_decoder':
+        same = model.encoder_vocab_size in (None, model.vocab_size) or model.vocab_size is None
+        _require(
+            same or model.tied_embeddings not in ('all', 'inputs'),
+            f'model.tied_embeddings={model.tied_embeddings} shares one table between encoder and decoder, but their '
+            f'vocabularies differ ({model.encoder_vocab_size} and {model.vocab_size}); valid here: output, None',
+        )
+    else:
+        _require(
+            model.tied_embeddings != 'inputs',
+            f'model.tied_embeddings=inputs ties encoder and decoder; the family {model.family} has one stack: '
+            'valid here: all, output, None',
+        )
+
+
+def _check_recurrence(model: Model) -> None:
+    layers = model.num_encoder_layers, model.num_decoder_layers
+    _require(
+        model.family != 'encoder_decoder' or layers[0] == layers[1],
+        f'model.recurrence={model.recurrence}: each layer of the decoder starts where that of the encoder ended: '
+        f'model.num_decoder_layers={layers[1]} must be model.num_encoder_layers={layers[0]}',
+    )
+    _require(
+        not model.bidirectional or model.emb_dim % 2 == 0,
+        f'model.bidirectional=True halves model.emb_dim={model.emb_dim}: it must be even',
+    )
+
+
+def _check_block(model: Model) -> None:
     _require(
         (model.head_dim is not None and model.attention_projections) or model.emb_dim % model.num_heads == 0,
         f'model.num_heads={model.num_heads} does not divide model.emb_dim={model.emb_dim}; '
@@ -67,19 +100,6 @@ def _check_model(model: Model) -> None:
     _check_positions(model, head_dim)
     _check_layers(model)
     _check_adapters(model)
-    if model.family == 'encoder_decoder':
-        same = model.encoder_vocab_size in (None, model.vocab_size) or model.vocab_size is None
-        _require(
-            same or model.tied_embeddings not in ('all', 'inputs'),
-            f'model.tied_embeddings={model.tied_embeddings} shares one table between encoder and decoder, but their '
-            f'vocabularies differ ({model.encoder_vocab_size} and {model.vocab_size}); valid here: output, None',
-        )
-    else:
-        _require(
-            model.tied_embeddings != 'inputs',
-            f'model.tied_embeddings=inputs ties encoder and decoder; the family {model.family} has one stack: '
-            'valid here: all, output, None',
-        )
 
 
 def _check_positions(model: Model, head_dim: int) -> None:
@@ -200,7 +220,23 @@ def _check_run(config: Config) -> None:
     )
     _require(decode.top_p is None or decode.top_p <= 1, f'decode.top_p={decode.top_p} must be at most 1')
     _check_losses(config)
+    _check_in_order(config)
     check_mesh(config)
+
+
+def _check_in_order(config: Config) -> None:
+    """What a recurrent model, which reads a row in its order, cannot do."""
+    model, objective = config.model, config.train.objective
+    if model.recurrence is None:
+        return
+    line = f'model.recurrence={model.recurrence} '
+    _require(objective != 'replaced_token', line + 'has no generator: not for train.objective=replaced_token')
+    ahead = model.family == 'decoder' and objective in (*GIVEN, 'prefix_lm') and config.data.bidirectional_prefix
+    _require(not ahead, line + 'sees no token before its turn: data.bidirectional_prefix must be False')
+    _require(
+        model.family != 'encoder_decoder' or config.data.batching != 'pack',
+        line + 'starts the decoder from one source a row: not for data.batching=pack; valid here: bucket, pad',
+    )
 
 
 def _check_losses(config: Config) -> None:

@@ -13,8 +13,18 @@ def check_mesh(config: Config) -> None:
     sizes = {axis: getattr(config.mesh, axis) for axis in AXES}
     if sum(size == -1 for size in sizes.values()) > 1 or not all(size == -1 or size > 0 for size in sizes.values()):
         raise UserError(f'mesh: sizes must be positive, and one at most -1 (all devices left): {sizes}')
+    _check_recurrent(config)
     _check_expert(config)
     _check_pipeline(config)
+
+
+def _check_recurrent(config: Config) -> None:
+    for axis in ('context', 'pipeline') if config.model.recurrence is not None else ():
+        if (ways := getattr(config.mesh, axis)) != 1:
+            raise UserError(
+                f'model.recurrence={config.model.recurrence} reads one token after another: mesh.{axis}={ways} has '
+                'nothing to split; use 1'
+            )
 
 
 def _check_expert(config: Config) -> None:

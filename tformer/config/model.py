@@ -6,6 +6,9 @@ import dataclasses
 @dataclasses.dataclass(frozen=True)
 class Model:
     family: str = 'decoder'  # encoder (BERT), decoder (GPT), encoder_decoder (the original, T5, BART)
+    recurrence: str | None = None  # a cell where the transformer has its block: what is of the block does not apply
+    bidirectional: bool = False  # recurrence: half of each encoder layer reads backwards (Schuster & Paliwal 1997)
+    recurrent_attention: str | None = None  # recurrence: scores of the decoder's attention to the encoder's outputs
 
     # Sizes
     vocab_size: int | None = None  # decoder and output vocabulary; None: the tokenizer's
@@ -105,7 +108,7 @@ class Model:
 
 def resolve_model(model: Model) -> Model:
     """Returns `model` with what its derived fields stand for filled in."""
-    head_dim = model.head_dim or model.emb_dim // model.num_heads
+    head_dim = model.head_dim or max(1, model.emb_dim // model.num_heads)
     return dataclasses.replace(
         model,
         num_kv_heads=model.num_kv_heads or model.num_heads,

@@ -59,8 +59,10 @@ def export_params(family: str, params: Params, cfg: Model) -> dict[str, np.ndarr
     """Returns the hub's tensors of our parameters, the inverse of `import_params`.
 
     Raises:
-      UserError: a parameter that is missing or that no rule reads, by its path.
+      UserError: a parameter that is missing or that no rule reads, by its path; a recurrent model.
     """
+    if cfg.recurrence is not None:
+        raise UserError(f'{family}: model.recurrence={cfg.recurrence} has no counterpart in the hub; valid: None')
     table, cfg = choose(FAMILIES, family, 'family'), resolve_model(cfg)
     ours = dict(_flat(params))
     heads = {rule.head for rule in table.rules if all(path in ours for path in _paths(rule))}

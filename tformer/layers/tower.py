@@ -10,7 +10,7 @@ from tformer.config import Model
 from tformer.errors import choose
 from tformer.layers.attention import Scope
 from tformer.layers.block import Side, Stack
-from tformer.layers.cache import Cache, KeyValues
+from tformer.layers.cache import Cache, empty_cache
 from tformer.layers.dropout import Rates
 from tformer.layers.embed import Foot
 from tformer.layers.masks import attention_mask
@@ -107,6 +107,19 @@ class Tower(nn.Module):
             side = side.replace(cross=self.cross_scope(positions_BT, *encoder), encoded_BSD=encoded_BSD)
         return self.stack(self.foot(x_BTE, positions_BT, rates, batch.get('token_types')), side)[0]
 
+    def encode(self, x_BTE: jax.Array, batch: Batch, rates: Rates) -> jax.Array:
+        """Returns what a decoder reads of this stack: x_BTD."""
+        return self(x_BTE, batch, rates)
+
+    def start(self, rows: int, slots: int, encoded_BSD: jax.Array | None, positions_BS: jax.Array | None) -> Cache:
+        """Returns an empty cache of `slots` slots, with every layer's keys and values of the encoder's output."""
+        cache = empty_cache(self.cfg, rows, slots)
+        if encoded_BSD is None:
+            return cache
+        angles = None if positions_BS is None or not self.cfg.cross_position else self.angles(positions_BS)
+        cross = self.stack.cross_keys_values(encoded_BSD, angles)
+        return cache.replace(cross=cross, encoder_positions_BS=positions_BS)
+
     def extend(
         self, x_BTE: jax.Array, positions_BT: jax.Array, cache: Cache, prefix_BT: jax.Array | None = None
     ) -> tuple[jax.Array, Cache]:
@@ -118,7 +131,3 @@ class Tower(nn.Module):
             side = side.replace(cross=self.cross_scope(positions_BT, cache.encoder_positions_BS))
         x_BTD, keys_values = self.stack(self.foot(x_BTE, positions_BT, Rates()), side, cache.own, cache.cross)
         return x_BTD, placed.replace(own=keys_values)
-
-    def cross_keys_values(self, encoded_BSD: jax.Array, positions_BS: jax.Array) -> KeyValues:
-        """Returns keys and values of the encoder's output for every layer."""
-        return self.stack.cross_keys_values(encoded_BSD, self.angles(positions_BS) if self.cfg.cross_position else None)
