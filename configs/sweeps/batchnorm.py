@@ -5,7 +5,7 @@
 
 Where training uses a batch's own mean and variance evaluation has running ones, so `train/loss` and `valid/loss` part.
 Before and after each sub-layer, three seeds of each of four arms; a trial is configs/g2p.py:demo at half its width for
-a quarter of its steps, on one device: batch norm needs the whole batch. `smoke`: two steps.
+a fifth of its steps, on one device: batch norm needs the whole batch. `smoke`: two steps.
 
 Machine and time: not run here.
 """
@@ -20,8 +20,9 @@ def get_sweep(size: str = 'small') -> Sweep:
     tiny = {
         'model.emb_dim': 64,
         'model.mlp_dim': 256,
-        'train.num_steps': 650,
-        'train.eval_every': 325,
+        'data.num_buckets': 2,
+        'train.num_steps': 520,
+        'train.eval_every': 260,
         'evaluate.max_examples': 2000,
         'mesh.data': 1,
     }

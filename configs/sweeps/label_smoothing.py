@@ -4,7 +4,7 @@
     tformer sweep --config=configs/sweeps/label_smoothing.py --workdir=runs/label_smoothing --parallel=2
 
 To compare: `nll`, which is without smoothing, with `accuracy` and `word_error_rate`. Five seeds of each of three arms;
-a trial is configs/g2p.py:demo at half its width for two fifths of its steps. `smoke`: two steps.
+a trial is configs/g2p.py:demo at half its width for three tenths of its steps. `smoke`: two steps.
 
 Machine and time: not run here.
 """
@@ -19,8 +19,9 @@ def get_sweep(size: str = 'small') -> Sweep:
     tiny = {
         'model.emb_dim': 64,
         'model.mlp_dim': 256,
-        'train.num_steps': 1040,
-        'train.eval_every': 1040,
+        'data.num_buckets': 2,
+        'train.num_steps': 780,
+        'train.eval_every': 780,
         'evaluate.max_examples': 2000,
     }
     return Sweep('../g2p.py:demo', product([tiny], arms, seeds(5)))

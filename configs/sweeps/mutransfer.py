@@ -5,8 +5,8 @@
     tformer sweep --config=configs/sweeps/mutransfer.py:paper --workdir=runs/mutransfer
 
 To draw: the loss over the rate, a curve for each width. Small language models of the standard library's bytes, 32, 64
-and 128 wide with heads of 16, at six rates, with and without muP, whose base is the smallest: 36 trials of one seed
-(of width 32 both are the same function). `paper`: widths of 128 to 2048 at eleven rates. `smoke`: two steps.
+and 128 wide with heads of 16, at six rates, with and without muP, whose base is the smallest: 36 trials of one seed.
+`paper`: widths of 128 to 2048 at eleven rates. `smoke`: two steps.
 
 Machine and time: not run here.
 """
