@@ -78,7 +78,7 @@ def test_the_parameters_of_table_3() -> None:
     base, A, B, C, D, E = counts[0], counts[1:5], counts[5:7], counts[7:14], counts[14:18], counts[18]
     millions = [round(number / 1e6) for number in (base, *B, *C)]
     assert millions == [65, 58, 60, 36, 50, 80, 28, 168, 53, 90]
-    assert {*A, *D} == {base} and E == base + 2 * 512 * 512  # a learned vector for each position of each side
+    assert {*A, *D} == {base} and base + 2 * 512 * 512 == E  # a learned vector for each position of each side
     assert 213e6 < matching.num_parameters(big.config) < 215e6
     assert big.config.train.num_steps == 300_000 and big.config.model.dropout_rate == 0.3
     assert {trial.config.train.num_steps for trial in rows} == {100_000}
