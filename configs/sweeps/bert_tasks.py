@@ -11,7 +11,7 @@ fields that its trial.json has). The table's scores of the three arms: MNLI-m 84
 MRPC 86.7, 86.5, 77.5; SST-2 92.7, 92.6, 92.1; SQuAD 1.1 F1 88.5, 87.9, 77.8. Its fourth row, a BiLSTM on top of the
 left-to-right model, has no fields here.
 
-`small`: the same on the standard library's source, which a laptop runs. `smoke`: two steps.
+`small`: the same on the standard library's bytes, which a laptop runs. `smoke`: two steps.
 
 Machine and time: not run here.
 """
@@ -42,7 +42,7 @@ def get_sweep(size: str = 'paper') -> Sweep:
         'model.num_heads': 4,
         'model.num_encoder_layers': 3,
         'data.source': 'stdlib',
-        'data.tokenizer_vocab_size': 2000,
+        'data.tokenizer': 'byte',
         'optimizer.learning_rate': 1e-3,
         'optimizer.warmup_steps': 100,
         'train.num_steps': 1000,

@@ -44,6 +44,7 @@ def get_sweep(size: str = 'small') -> Sweep:
         'model.num_decoder_layers': 2,
         'model.max_len': 64,
         'data.length': 64,
+        'data.num_buckets': 1,
         'train.num_steps': 150,
         'train.eval_every': 150,
         'train.eval_batches': 20,

@@ -20,6 +20,7 @@ SHORT = {
     'model.max_len': 256,
     'data.tokenizer': 'byte',
     'data.length': 64,
+    'data.num_buckets': 1,
     'train.num_steps': 400,
     'train.batch_size': 32,
     'train.eval_every': 400,

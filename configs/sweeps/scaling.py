@@ -23,6 +23,7 @@ TINY = {
     'model.num_heads': 2,
     'data.tokenizer': 'byte',
     'data.length': 64,
+    'data.num_buckets': 1,
     'optimizer.warmup_steps': 20,
     'train.eval_batches': 20,
     'train.batch_size': 16,
@@ -44,12 +45,9 @@ def steps(arm: Overrides, flops: float) -> Overrides:
 def get_sweep(size: str = 'grid') -> Sweep:
     if size == 'smoke':
         return Sweep(f'{LM}:smoke', [shape(16, 1), shape(32, 2)])
+    fixed = {**TINY, 'train.eval_every': None}
     if size == 'isoflop':
-        sizes = [{**TINY, **shape(*each)} for each in ((16, 1), (24, 2), (32, 2), (48, 2), (64, 3))]
-        return Sweep(
-            LM, [{**steps(each, flops), 'train.eval_every': None} for flops in (1e11, 3e11, 9e11) for each in sizes]
-        )
+        sizes = [{**fixed, **shape(*each)} for each in ((32, 2), (48, 2), (64, 2), (80, 3), (112, 3))]
+        return Sweep(LM, [steps(each, flops) for flops in (2e11, 6e11, 1.8e12) for each in sizes])
     sizes = [shape(*each) for each in ((16, 2), (32, 2), (64, 2), (96, 3))]
-    return Sweep(
-        LM, product([{**TINY, 'train.eval_every': None}], sizes, grid({'train.num_steps': [100, 200, 400, 800]}))
-    )
+    return Sweep(LM, product([fixed], sizes, grid({'train.num_steps': [100, 200, 400, 800]})))

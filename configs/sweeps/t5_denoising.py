@@ -12,7 +12,7 @@ Not here, for no corruption makes them: BERT's (random tokens among the masks), 
 tokens that are wanted without their places. The tables hide tokens one by one, of which neighbours are one
 span; here spans have the mean length of that, 1 / (1 - rate).
 
-`small`: the same on the standard library's source, which a laptop runs. `smoke`: two steps.
+`small`: the same on the standard library's bytes, which a laptop runs. `smoke`: two steps.
 
 Machine and time: not run here.
 """
@@ -61,7 +61,7 @@ def get_sweep(size: str = 'paper') -> Sweep:
         'model.num_encoder_layers': 3,
         'model.num_decoder_layers': 3,
         'data.source': 'stdlib',
-        'data.tokenizer_vocab_size': 2000,
+        'data.tokenizer': 'byte',
         'data.encoder_length': 128,
         'optimizer.warmup_steps': 200,
         'train.num_steps': 1000,
