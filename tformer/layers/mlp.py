@@ -66,8 +66,7 @@ ACTIVATIONS: dict[str, tuple[int, Activation]] = {  # how many projections in, a
     'gelu_tanh': (1, gelu_tanh),  # Radford et al. 2019
     'silu': (1, jax.nn.silu),  # Elfwing et al. 2018; Ramachandran et al. 2017
     'glu': (2, gated(jax.nn.sigmoid)),  # Dauphin et al. 2017
-    'bilinear': (2, jnp.multiply),  # Shazeer 2020, as all that follow
-    'reglu': (2, gated(jax.nn.relu)),
+    'reglu': (2, gated(jax.nn.relu)),  # Shazeer 2020, as all that follow
     'geglu': (2, gated(gelu)),
     'geglu_tanh': (2, gated(gelu_tanh)),  # T5 1.1, Gemma
     'swiglu': (2, gated(jax.nn.silu)),
