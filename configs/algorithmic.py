@@ -5,11 +5,12 @@
     tformer train --config=configs/algorithmic.py:reverse --workdir=runs/reverse    # and copy, sort: on longer inputs
 
 The model reads `a o b` and says c as one of p classes, of which the accuracy is. Other tasks: --config.data.task.
-`small`, for a CPU, is one layer, p = 59 and seven tenths of the equations.
+`small`, for a CPU, is one layer, p = 59 and seven tenths of the equations: in 3,000 steps of one seed the training loss
+fell below 0.1 nats at step 550, validation accuracy passed 99 % at step 2,600.
 `reverse`, `copy` and `sort` write up to 10 numbers where up to 10 are given; the test split has 11 to 20. `smoke`: two
 steps of a size that any machine trains: `:reverse,smoke`.
 
-Machine and time: `small` about a minute on two CPU cores; the rest was not run here.
+Machine and time: `small` a minute and a half on two CPU cores that did other work too; the rest was not run here.
 From the paper: two layers, 128 wide, four heads; AdamW at 1e-3 after 10 steps, weight decay 1, batches of 512 (A.1.2).
 """
 
@@ -43,7 +44,7 @@ def get_config(arguments: str = '') -> ConfigDict:
     )  # fmt: skip
     writing = {
         'data.modulus': 10,
-        'data.length': 32,
+        'data.length': 48,  # of 20 numbers given, 20 written, two marks
         'data.batching': 'bucket',
         'optimizer.weight_decay': 0.01,
         'train.objective': 'seq2seq',
@@ -63,7 +64,7 @@ def get_config(arguments: str = '') -> ConfigDict:
             'data.modulus': 59,
             'data.train_share': 0.7,
             'optimizer.clip_norm': 1.0,
-            'train.num_steps': 3000,
+            'train.num_steps': 4000,
             'train.batch_size': 256,
         },
         smoke={

@@ -124,6 +124,16 @@ def test_an_equation_is_four_symbols_between_two_marks_and_one_class() -> None:
         assert int(label) * int(b) % 7 == int(a)
 
 
+@pytest.mark.parametrize('task', RULES)
+def test_the_longest_sequences_are_evaluated_whole(task: str) -> None:
+    cfg = recipes.load(f'algorithmic:{task}')
+    records = load('test', modulus=10, task=task)
+    made = tokenizers.train_tokenizers(cfg, records)
+    (part,) = pipeline.Batches(cfg, made, 'test', training=False, records=records).parts
+    assert part.examples.num_truncated == 0 and part.examples.lengths.max() == 2 * 20 + 2 <= cfg.data.length
+    assert cfg.decode.max_len > 20
+
+
 def test_a_model_learns_equations_by_heart_before_it_knows_others(tmp_path: pathlib.Path, capsys) -> None:
     sizes = {'model__emb_dim': 32, 'model__mlp_dim': 64, 'model__num_decoder_layers': 1, 'data__modulus': 11}
     length = {'train__num_steps': 200, 'train__batch_size': 64, 'train__eval_every': 200, 'train__log_every': 20}

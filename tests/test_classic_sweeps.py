@@ -53,10 +53,7 @@ def test_a_finding_needs_no_files_and_has_seeds(sweep: str) -> None:
     made = load(sweep)
     arms = {trial.name for trial in made}
     seeds = {name: {trial.seed for trial in made if trial.name == name} for name in arms}
-    assert len(arms) >= 2 and {frozenset(each) for each in seeds.values()} in (
-        {frozenset(range(3))},
-        {frozenset(range(5))},
-    )
+    assert len(arms) >= 2 and all(each >= {0, 1, 2} for each in seeds.values())
     assert {trial.config.data.source for trial in made} <= {'cmudict', 'stdlib', 'algorithmic'}
 
 

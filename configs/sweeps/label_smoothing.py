@@ -3,7 +3,7 @@
     tformer sweep --config=configs/sweeps/label_smoothing.py --workdir=runs/label_smoothing --dry_run
     tformer sweep --config=configs/sweeps/label_smoothing.py --workdir=runs/label_smoothing --parallel=2
 
-To compare: `nll`, which is without smoothing, with `accuracy` and `word_error_rate`. Five seeds of each of three arms;
+To compare: `nll`, which is without smoothing, with `accuracy` and `word_error_rate`. Three seeds of each of three arms;
 a trial is configs/g2p.py:demo at half its width for three tenths of its steps. `smoke`: two steps.
 
 Machine and time: not run here.
@@ -24,4 +24,4 @@ def get_sweep(size: str = 'small') -> Sweep:
         'train.eval_every': 780,
         'evaluate.max_examples': 2000,
     }
-    return Sweep('../g2p.py:demo', product([tiny], arms, seeds(5)))
+    return Sweep('../g2p.py:demo', product([tiny], arms, seeds(3)))
