@@ -33,6 +33,7 @@ TEXTS = {
         '()': (),
     },
     tuple[float, ...]: {'1': (1.0,), '0,2.5': (0.0, 2.5), '(-1, 5.0)': (-1.0, 5.0), '[1e3]': (1000.0,), '': ()},
+    tuple[int, ...]: {'1': (1,), '0,-2': (0, -2), '(1, 2)': (1, 2), '[1]': (1,), '1e3, 2': (1000, 2), '': ()},
     types.NoneType: {'None': None},
 }
 
@@ -44,6 +45,7 @@ REFUSED = {
     str: ('None',),
     tuple[str, ...]: ("('a'", '(1, 2)', "('a', None)"),
     tuple[float, ...]: ('(1', 'low,high', '(1, None)', "('1', '2')", '(True, 2)'),
+    tuple[int, ...]: ('(1', 'low,high', '(1, None)', "('1', '2')", '(True, 2)', '1.5', '(1.5, 2)'),
 }
 
 
@@ -80,7 +82,7 @@ def test_every_field_refuses_text_of_another_type_in_one_line(name):
 def test_every_field_keeps_its_default_through_its_own_text():
     for name in FIELDS:
         default = value_of(Config(), name)
-        text = ','.join(default) if isinstance(default, tuple) else str(default)
+        text = ','.join(map(str, default)) if isinstance(default, tuple) else str(default)
         assert value_of(config.override(Config(), {name: text}), name) == default
 
 

@@ -310,6 +310,8 @@ PLAIN = {  # recipes without a set of TFDS
     'modernize:smoke': toy_data.parallel,
     'g2p:smoke': None,
     'lm_stdlib:smoke': None,
+    'algorithmic:smoke': None,
+    'algorithmic:reverse,smoke': None,
     'shapes:smoke': toy_data.running,
 }
 WHOLE = ('classify:smoke', 'translate:smoke', 'lm_stdlib:smoke')  # one of each family

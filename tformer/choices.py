@@ -12,7 +12,7 @@ import jax
 from tformer import config as config_lib
 from tformer import errors, model, objectives, optimizers, parameters, recurrent, schedules, sharding, text_scores
 from tformer.config import Config
-from tformer.data import corrupt, denoisers, examples, packing, records, sources, tokenizers, vocabulary
+from tformer.data import algorithmic, corrupt, denoisers, examples, packing, records, sources, tokenizers, vocabulary
 from tformer.decode import STRATEGIES
 from tformer.layers import (
     attention,
@@ -82,6 +82,7 @@ TABLES: dict[str, Iterable[Any]] = {
     'data.noise': corrupt.NOISES,
     'data.denoisers': denoisers.DENOISERS,
     'data.split_by': sources.SPLITS_BY,
+    'data.task': algorithmic.TASKS,
     'optimizer.name': optimizers.OPTIMIZERS,
     'optimizer.schedule': schedules.SCHEDULES,
     'optimizer.decayed': parameters.ROLES,
@@ -108,7 +109,7 @@ def validate(config: Config, *, here: bool = True) -> None:
         for key in value if isinstance(value, tuple) else (value,):
             errors.choose(dict.fromkeys(table), key, field)
     for number, part in enumerate(config_lib.parts(config.data) if config.data.mixture else ()):
-        for name in ('source', 'bad_lines', 'split_by'):
+        for name in ('source', 'bad_lines', 'split_by', 'task'):
             errors.choose(dict.fromkeys(TABLES[f'data.{name}']), getattr(part, name), f'data.mixture[{number}]: {name}')
     config_lib.check(config)
     sharding.make_rules(config.mesh)

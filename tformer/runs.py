@@ -199,6 +199,11 @@ def evaluate(run: Run, split: str, records: Sequence[Record] | None = None, **fa
         run = dataclasses.replace(run, variables=jax.device_put(run.variables, _shardings(config, mesh)))
         score = _scorer(standard(config), mesh)
         found = score(run.variables, batches, None, run.tokenizers)
+        for length in config.evaluate.lengths:
+            windows = pipeline.Batches(
+                windowed(divided, length), run.tokenizers, split, training=False, records=records
+            )
+            found[f'loss_at_{length}'] = score(run.variables, windows, None, run.tokenizers)['loss']
     if jax.process_count() > 1 and (config.evaluate.metrics or config.evaluate.samples):  # each generates all itself
         whole = multihost_utils.process_allgather(run.variables, tiled=True)
         run, mesh = dataclasses.replace(run, variables=whole), sharding.make_mesh(Mesh(), jax.local_devices()[:1])
@@ -225,6 +230,13 @@ def evaluate(run: Run, split: str, records: Sequence[Record] | None = None, **fa
         partial.write_text(json.dumps(results, indent=2) + '\n')
         partial.replace(file)
     return found
+
+
+def windowed(config: Config, length: int) -> Config:
+    """Returns the config with rows of `length` tokens, as many tokens a batch as before, or one row a device."""
+    tokens = config.data.batch_tokens or config.train.batch_size * config.data.length
+    changed = dataclasses.replace(config.data, length=length, batching='pad', batch_tokens=tokens)
+    return dataclasses.replace(config, data=changed)
 
 
 def samples(run: Run, records: Sequence[Mapping[str, Any]]) -> list[str]:

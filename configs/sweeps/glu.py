@@ -1,10 +1,11 @@
-"""Gated feed-forwards at the same number of parameters: mlp_dim is matched (Shazeer 2020, GLU variants).
+"""Gated feed-forwards at the same number of parameters: mlp_dim is matched (Shazeer 2020, GLU variants, table 1).
 
     tformer sweep --config=configs/sweeps/glu.py --workdir=runs/glu --dry_run
     tformer sweep --config=configs/sweeps/glu.py --workdir=runs/glu --parallel=2
 
-A gate is a third kernel, so that two thirds of the width are left. Three seeds of each of six arms; a trial is
-configs/g2p.py:demo at half its width for a quarter of its steps. `smoke`: two steps.
+A gate is a third kernel, so that two thirds of the width are left. Its `bilinear` has no entry among the
+activations. Three seeds of each of seven arms; a trial is configs/g2p.py:demo at half its width for a quarter of its
+steps. `smoke`: two steps.
 
 Machine and time: not run here.
 """
@@ -13,7 +14,7 @@ from tformer.lab.sweep import Match, Sweep, one_at_a_time, product, seeds
 
 
 def get_sweep(size: str = 'small') -> Sweep:
-    gates = {'model.activation': ['gelu', 'glu', 'reglu', 'geglu', 'swiglu']}
+    gates = {'model.activation': ['gelu', 'silu', 'glu', 'reglu', 'geglu', 'swiglu']}
     match = [Match('parameters', 'model.mlp_dim')]
     if size == 'smoke':
         return Sweep('../g2p.py:smoke', one_at_a_time({}, gates), match)

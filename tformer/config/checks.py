@@ -219,6 +219,15 @@ def _check_run(config: Config) -> None:
         f'evaluate.language={language} must be a code of two letters (ISO 639-1): en, de, zh',
     )
     _require(decode.top_p is None or decode.top_p <= 1, f'decode.top_p={decode.top_p} must be at most 1')
+    lengths = config.evaluate.lengths
+    _require(
+        not lengths or train.objective == 'causal_lm',
+        f'evaluate.lengths={lengths} are of windows of running text: only for train.objective=causal_lm',
+    )
+    _require(
+        all(3 <= length <= model.max_len for length in lengths),
+        f'evaluate.lengths={lengths} must be from 3 to model.max_len={model.max_len}',
+    )
     _check_losses(config)
     _check_in_order(config)
     check_mesh(config)
@@ -280,6 +289,7 @@ def _check_data(data: Data, model: Model) -> None:
         data.row_multiple is None or data.batch_tokens is not None,
         f'data.row_multiple={data.row_multiple} rounds the rows of data.batch_tokens, which is None',
     )
+    _require(data.modulus >= 2, f'data.modulus={data.modulus} must be at least 2')
     _require(
         data.mean_span_length >= 1,
         f'data.mean_span_length={data.mean_span_length} must be at least 1',
@@ -296,6 +306,12 @@ def _check_data(data: Data, model: Model) -> None:
 def _check_records(config: Config) -> None:
     data, objective = config.data, config.train.objective
     for part in parts(data):
+        for name in ('train_lengths', 'test_lengths'):
+            ends = getattr(part, name)
+            _require(
+                len(ends) == 2 and 1 <= ends[0] <= ends[1],
+                f'data.{name}={ends} must be two numbers, the fewest and the most, from 1',
+            )
         templates = {'source_template': part.source_template, 'target_template': part.target_template}
         _require(
             objective == 'seq2seq' or not any(templates.values()),

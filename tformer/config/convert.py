@@ -95,7 +95,7 @@ def _parse(option: Any, text: str) -> Any:
             values = tuple(values) if isinstance(values, list | tuple) else (values,)
             if item is float:
                 values = tuple(float(value) if type(value) is int else value for value in values)
-            if not all(isinstance(value, item) for value in values):
+            if not all(isinstance(value, item) and not isinstance(value, bool) for value in values):
                 raise ValueError(text)
             return values
         return tuple(_parse(item, part.strip()) for part in text.split(',') if part.strip())

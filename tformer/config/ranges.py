@@ -16,7 +16,8 @@ POSITIVE = (
     'model.init_scale model.generator_fraction '
     'data.tokenizer_vocab_size data.num_buckets data.batch_tokens data.prefetch data.num_threads data.mask_rate '
     'data.delete_rate data.infill_rate data.weight data.mixture_temperature data.row_multiple '
-    'data.question_length data.stride data.mask_copies data.train_examples '
+    'data.question_length data.stride data.mask_copies data.train_examples data.modulus '
+    'data.train_share '
     'optimizer.learning_rate optimizer.epsilon optimizer.clip_norm optimizer.clip_value optimizer.layer_decay '
     'train.num_steps train.num_epochs train.batch_size train.microbatches train.log_every train.eval_every '
     'train.eval_batches train.checkpoint_every train.keep_last train.keep_every train.patience '
@@ -35,7 +36,7 @@ NOT_NEGATIVE = (
 ).split()
 BELOW_ONE = (  # from 0
     'model.dropout_rate model.attention_dropout_rate model.activation_dropout_rate model.head_dropout_rate '
-    'data.mask_rate data.delete_rate data.infill_rate '
+    'data.mask_rate data.delete_rate data.infill_rate data.train_share '
     'optimizer.beta1 optimizer.beta2 optimizer.momentum optimizer.decay_fraction optimizer.ema_decay '
     'train.label_smoothing'
 ).split()

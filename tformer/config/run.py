@@ -20,6 +20,11 @@ class Data:
     bad_lines: str = 'stop'  # at a line or record that is not as it should be stop, or skip it and count it
     stress: bool = False  # cmudict: keep the stress digits of the vowels
     split_by: str = 'word'  # cmudict: word, as the literature does, or family (inflections stay together)
+    task: str = 'modular_division'  # algorithmic: what is computed
+    modulus: int = 97  # algorithmic: p of the modular tasks; all numbers are from 0 to p - 1
+    train_share: float = 0.5  # algorithmic, modular tasks: of all equations; half of the rest each are valid and test
+    train_lengths: tuple[int, ...] = (1, 10)  # algorithmic, copy reverse sort: fewest and most numbers, valid too
+    test_lengths: tuple[int, ...] = (11, 20)  # algorithmic, copy reverse sort: of the test split
     mixture: tuple[str, ...] = ()  # parts trained on together: each the fields above that differ, 'path=a weight=2'
     weight: float | None = None  # in a part of a mixture: its share of the examples; None: as many as it has
     mixture_temperature: float = 1.0  # shares are weights to the power 1/T (Raffel et al. 2020, 3.5.2)
@@ -150,6 +155,7 @@ class Evaluate:
     max_examples: int | None = None  # of the split, its first ones; None: all
     examples_while_training: int = 0  # of the valid split, generated from at every evaluation
     samples: int = 10  # generated and printed at the end
+    lengths: tuple[int, ...] = ()  # causal_lm: the split is also scored in windows of so many tokens: loss_at_N
     answer_length: int = 30  # question_answering: longest answer, in tokens
     null_threshold: float | None = None  # question_answering: how much better no answer must be; None: always one
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tformer.config.run import Data
-from tformer.data import datasets, files
+from tformer.data import algorithmic, datasets, files
 from tformer.data.lines import find
-from tformer.data.records import FIELDS, SPLITS, Read, Record, Split, fingerprint, place_of, split_of
+from tformer.data.records import FIELDS, SPLITS, Read, Record, Split, fingerprint, only, place_of, split_of
 from tformer.errors import NoSplitError, UserError, choose
 
 
@@ -45,7 +45,7 @@ def cmudict(config: Data, objective: str, split: str) -> tuple[str, Read]:
     words. With split_by='family' words that begin with the same six letters stay together. Words come in the order
     of their hashes, so that the first thousand are a fair sample.
     """
-    _only(objective, ('seq2seq',), 'cmudict')
+    only(objective, ('seq2seq',), 'cmudict')
     group = choose(SPLITS_BY, config.split_by, 'data.split_by')
     file = find(_dictionary())
 
@@ -88,7 +88,7 @@ def stdlib(config: Data, objective: str, split: str) -> tuple[str, Read]:
 
     Split by the hash of the file's name: 90, 5 and 5 %. Records have their `name` besides.
     """
-    _only(objective, tuple(name for name, fields in FIELDS.items() if fields == ('text',)), 'stdlib')
+    only(objective, tuple(name for name, fields in FIELDS.items() if fields == ('text',)), 'stdlib')
     root = Path(sysconfig.get_paths()['stdlib'])
     left_out = {'site-packages', 'dist-packages', 'test', 'tests', 'idle_test', '__pycache__'}
     names = sorted(path.relative_to(root).as_posix() for path in root.rglob('*.py'))
@@ -110,12 +110,6 @@ def _source_text(path: Path) -> str:
         return path.read_text('latin-1')
 
 
-def _only(objective: str, objectives: tuple[str, ...], source: str) -> None:
-    if objective not in objectives:
-        valid = ' or '.join(objectives)
-        raise UserError(f'data.source={source!r} has no records for train.objective={objective!r}, only for {valid}')
-
-
 SPLITS_BY: dict[str, Callable[[str], str]] = {  # words of one group are in one split
     'word': lambda word: word,
     'family': lambda word: re.sub('[^a-z]', '', word)[:6],
@@ -125,5 +119,6 @@ SOURCES: dict[str, Callable[[Data, str, str], tuple[str, Read]]] = {
     'files': files.load,
     'cmudict': cmudict,
     'stdlib': stdlib,
+    'algorithmic': algorithmic.load,
     'tfds': datasets.load,
 }

@@ -1,0 +1,55 @@
+"""Does the best learning rate stay where it is as a model widens? Not by itself; with muP (Yang et al. 2022, figure 1).
+
+    tformer sweep --config=configs/sweeps/mutransfer.py --workdir=runs/mutransfer --dry_run
+    tformer sweep --config=configs/sweeps/mutransfer.py --workdir=runs/mutransfer --parallel=2
+    tformer sweep --config=configs/sweeps/mutransfer.py:paper --workdir=runs/mutransfer
+
+To draw: the loss over the rate, a curve for each width. Small language models of the standard library's bytes, 32, 64
+and 128 wide with heads of 16, at six rates, with and without muP, whose base is the smallest: 36 trials of one seed.
+`paper`: widths of 128 to 2048 at eleven rates. `smoke`: two steps.
+
+Machine and time: not run here.
+"""
+
+from collections.abc import Iterable
+
+from tformer.lab.sweep import Overrides, Sweep, grid, product
+
+
+def table(widths: Iterable[int], head_dim: int, rates: Iterable[float]) -> list[Overrides]:
+    """Returns all widths, the first of which is muP's base, at all rates, with the standard parametrization and muP."""
+    base, *_ = widths = list(widths)
+    shapes = [
+        {'model.emb_dim': width, 'model.mlp_dim': 4 * width, 'model.num_heads': width // head_dim} for width in widths
+    ]
+    kinds = [{}, {'model.parametrization': 'mup', 'model.base_emb_dim': base}]
+    return product(kinds, shapes, grid({'optimizer.learning_rate': rates}))
+
+
+def get_sweep(size: str = 'small') -> Sweep:
+    plain = {
+        'model.activation': 'relu',
+        'data.tokenizer': 'byte',
+        'optimizer.schedule': 'constant',
+        'optimizer.weight_decay': 0.0,
+        'optimizer.warmup_steps': 0,
+    }
+    if size == 'paper':
+        widths, rates = (128, 256, 512, 1024, 2048), [2.0**power for power in range(-16, -5)]
+        return Sweep('../lm_stdlib.py', product([plain], table(widths, 32, rates)))
+    if size == 'smoke':
+        return Sweep('../lm_stdlib.py:smoke', product([plain], table((16, 32), 8, [1e-3, 2e-3])))
+    short = {
+        **plain,
+        'model.num_decoder_layers': 2,
+        'model.max_len': 64,
+        'data.length': 64,
+        'data.num_buckets': 1,
+        'train.num_steps': 150,
+        'train.eval_every': 150,
+        'train.eval_batches': 20,
+        'evaluate.max_examples': 4,
+        'evaluate.samples': 0,
+    }
+    rates = [2.0**power for power in range(-11, -5)]
+    return Sweep('../lm_stdlib.py', product([short], table((32, 64, 128), 16, rates)))

@@ -1,0 +1,53 @@
+"""Sizes and amounts of training, for a scaling law and its compute-optimal size (Hoffmann et al. 2022, section 3).
+
+    tformer sweep --config=configs/sweeps/scaling.py --workdir=runs/scaling --dry_run
+    tformer sweep --config=configs/sweeps/scaling.py --workdir=runs/scaling --parallel=2
+    tformer sweep --config=configs/sweeps/scaling.py:isoflop --workdir=runs/isoflop --parallel=2
+
+Language models of the standard library's bytes, each rate's schedule as long as its run. By itself a grid of four sizes
+by four numbers of tokens, for a fit of loss = E + A / N^alpha + B / D^beta (their approach 3). `isoflop`: five sizes at
+each of three amounts of FLOPs, whose steps follow, for the least loss of each amount (approach 2). `smoke`: two steps.
+
+Machine and time: not run here.
+"""
+
+import pathlib
+
+from tformer.config import load, override
+from tformer.lab import matching
+from tformer.lab.sweep import Overrides, Sweep, grid, product
+
+LM = f'{pathlib.Path(__file__).parents[1]}/lm_stdlib.py'
+TINY = {
+    'model.max_len': 64,
+    'model.num_heads': 2,
+    'data.tokenizer': 'byte',
+    'data.length': 64,
+    'data.num_buckets': 1,
+    'optimizer.warmup_steps': 20,
+    'train.eval_batches': 20,
+    'train.batch_size': 16,
+    'evaluate.max_examples': 4,
+    'evaluate.samples': 0,
+}
+
+
+def shape(width: int, layers: int) -> Overrides:
+    return {'model.emb_dim': width, 'model.mlp_dim': 3 * width, 'model.num_decoder_layers': layers}
+
+
+def steps(arm: Overrides, flops: float) -> Overrides:
+    """Returns the arm with the training steps that come nearest to `flops`."""
+    one = override(load(LM), {**arm, 'train.num_steps': 1})
+    return {**arm, 'train.num_steps': max(1, round(flops / matching.num_flops(one)))}
+
+
+def get_sweep(size: str = 'grid') -> Sweep:
+    if size == 'smoke':
+        return Sweep(f'{LM}:smoke', [shape(16, 1), shape(32, 2)])
+    fixed = {**TINY, 'train.eval_every': None}
+    if size == 'isoflop':
+        sizes = [{**fixed, **shape(*each)} for each in ((32, 2), (48, 2), (64, 2), (80, 3), (112, 3))]
+        return Sweep(LM, [steps(each, flops) for flops in (2e11, 6e11, 1.8e12) for each in sizes])
+    sizes = [shape(*each) for each in ((16, 2), (32, 2), (64, 2), (96, 3))]
+    return Sweep(LM, product([fixed], sizes, grid({'train.num_steps': [100, 200, 400, 800]})))

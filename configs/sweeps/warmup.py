@@ -1,0 +1,40 @@
+"""Where the norm stands, and whether the rate warms up: post-norm needs it, pre-norm does not (Xiong et al. 2020).
+
+    tformer sweep --config=configs/sweeps/warmup.py --workdir=runs/warmup --dry_run
+    tformer sweep --config=configs/sweeps/warmup.py --workdir=runs/warmup --parallel=2
+
+Six layers on each side, 64 wide, on the g2p demo's data, Adam without clipping at a constant rate. Three seeds of each
+of four arms. `smoke`: two steps.
+
+Machine and time: not run here.
+"""
+
+from tformer.lab.sweep import Sweep, grid, product, seeds
+
+DEEP = {
+    'model.emb_dim': 64,
+    'model.mlp_dim': 256,
+    'model.num_encoder_layers': 6,
+    'model.num_decoder_layers': 6,
+    'model.scan_layers': True,
+    'data.length': 16,
+    'data.encoder_length': 16,
+    'data.num_buckets': 2,
+    'optimizer.name': 'adam',
+    'optimizer.schedule': 'constant',
+    'optimizer.learning_rate': 1e-3,
+    'optimizer.clip_norm': None,
+    'train.num_steps': 300,
+    'train.batch_size': 64,
+    'train.eval_every': 300,
+    'train.eval_batches': 20,
+    'evaluate.max_examples': 1000,
+    'evaluate.samples': 0,
+}
+
+
+def get_sweep(size: str = 'small') -> Sweep:
+    arms = grid({'model.norm_placement': ['post', 'pre'], 'optimizer.warmup_steps': [100, 0]})
+    if size == 'smoke':
+        return Sweep('../g2p.py:smoke', arms)
+    return Sweep('../g2p.py:demo', product([DEEP], arms, seeds(3)))
