@@ -15,7 +15,7 @@ import pytest
 import recipes
 import toy_data
 
-from tformer import choices, config, errors, runs
+from tformer import choices, config, errors, runs, shown
 from tformer import train as train_lib
 from tformer.data import corrupt, mixture, pipeline, tokenizers
 
@@ -349,9 +349,9 @@ def test_a_recipe_trains_evaluates_and_generates(recipe: str, tmp_path: pathlib.
         with pytest.raises(errors.UserError, match='tokens, the model takes'):
             runs.generate(run, ['the bird ' * 200])
         assert len(runs.generate(run, ['the bird ' * 200], cut=True)) == 1
-    shown = runs.attention(run, ['the bird']).read_text()
-    assert '<html' in shown and 'http' not in shown.replace('http://www.w3.org', '')
-    assert 'parameters' in runs.inspect(run.config)
+    page = shown.attention(run, ['the bird']).read_text()
+    assert '<html' in page and 'http' not in page.replace('http://www.w3.org', '')
+    assert 'parameters' in shown.inspect(run.config)
 
 
 @pytest.fixture(scope='module')

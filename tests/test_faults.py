@@ -17,7 +17,7 @@ import toy_data
 from lives import Life
 from test_resume import arrays, rows
 
-from tformer import checkpoint, errors, journal, runs
+from tformer import checkpoint, errors, journal, runs, shown
 from tformer import train as train_lib
 
 STEPS = 6
@@ -228,7 +228,7 @@ def test_a_stored_run_still_loads_and_goes_on(tmp_path):
     data = toy_data.parallel(tmp_path / 'data')
     found = runs.evaluate(runs.load(run, {'data.path': str(data)}), 'test')
     assert found == pytest.approx(json.loads((stored / 'scores.json').read_text()), rel=1e-5)
-    assert '* 3' in runs.checkpoints(str(run)) and checkpoint.sound(run, print) == 3
+    assert '* 3' in shown.checkpoints(str(run)) and checkpoint.sound(run, print) == 3
     fields = {**make_stored_run.FIELDS, 'train__num_steps': '4', 'data__path': str(data)}
     longer = test_runs.load('translate.py:smoke', tmp_path, **fields)
     assert train_lib.train(longer, run, may_differ=['train.num_steps']).step == 4

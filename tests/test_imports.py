@@ -31,6 +31,7 @@ ORDER = [
     ('benchmark', 'choices'),
     ('lab', 'dry_run'),
     ('runs',),
+    ('shown',),
     ('__main__',),
 ]
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}

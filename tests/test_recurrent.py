@@ -11,7 +11,7 @@ import pytest
 import test_knobs
 from flax import linen as nn
 
-from tformer import accounting, benchmark, choices, config, recurrent, runs, sharding
+from tformer import accounting, benchmark, choices, config, recurrent, runs, sharding, shown
 from tformer.config import Config, Data, Decode, Mesh, Model, Optimizer, Train, resolve_model
 from tformer.config.applies import RECURRENT
 from tformer.decode import make_generate
@@ -518,7 +518,7 @@ def test_no_hub_and_no_attention_maps():
         export_params('gpt2', {}, make_model())
     run = runs.Run(None, make_config(make_model()), None, {}, 0)
     with pytest.raises(UserError, match=r'model\.recurrence=gru has no attention maps'):
-        runs.attention(run, ['a'])
+        shown.attention(run, ['a'])
 
 
 # ------------------------------------------------------------------------------------------------------- accounting
@@ -560,5 +560,5 @@ def test_costs_by_the_length_of_a_row():
     seq2seq = make_model('encoder_decoder', 'lstm', recurrent_attention='dot')
     found = accounting.layer_costs(seq2seq, 100)
     assert found == {'lstm': (100 * 16 * 16, 100, 100), 'attention': (100 * 100 * 16, 1, 1)}
-    said = runs.inspect(make_config(make_model(cell='lstm')))
+    said = shown.inspect(make_config(make_model(cell='lstm')))
     assert said.splitlines()[-1].split() == ['lstm', f'{T * D * D:,}', str(T), str(T)]

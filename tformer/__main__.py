@@ -200,15 +200,15 @@ def generate(arguments: list[str], overrides: dict[str, str]) -> None:
 
 
 def attention(arguments: list[str], overrides: dict[str, str]) -> None:
-    from tformer import runs
+    from tformer import runs, shown
 
     run = runs.load(needed('workdir'), overrides, FLAGS.checkpoint)
-    print(runs.attention(run, texts(arguments)))
+    print(shown.attention(run, texts(arguments)))
 
 
 def inspect(arguments: list[str], overrides: dict[str, str]) -> None:
     os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')  # of XLA, which is read as JAX is imported
-    from tformer import choices, config, dry_run, runs
+    from tformer import choices, config, dry_run, runs, shown
 
     if FLAGS.config is not None and FLAGS.workdir is not None:
         raise errors.UserError('inspect takes --config or --workdir, not both')
@@ -222,11 +222,11 @@ def inspect(arguments: list[str], overrides: dict[str, str]) -> None:
         dry_run.pretend(devices)
     choices.validate(loaded)
     if FLAGS.data:
-        runs.show_data(loaded, FLAGS.workdir)
+        shown.show_data(loaded, FLAGS.workdir)
     else:
-        print(runs.inspect(loaded))
+        print(shown.inspect(loaded))
         if FLAGS.workdir is not None:
-            print(runs.checkpoints(FLAGS.workdir))
+            print(shown.checkpoints(FLAGS.workdir))
         if devices > 1:
             print(dry_run.report(loaded, lambda line: print(line, file=sys.stderr, flush=True)))
 
