@@ -1,4 +1,4 @@
-"""Batch norm in place of layer norm: the statistics of one batch of text do not hold for the next (Shen et al. 2020, 3).
+"""Batch norm in place of layer norm: a batch's statistics do not hold for the next (Shen et al. 2020, section 3).
 
     tformer sweep --config=configs/sweeps/batchnorm.py --workdir=runs/batchnorm --dry_run
     tformer sweep --config=configs/sweeps/batchnorm.py --workdir=runs/batchnorm --parallel=2
