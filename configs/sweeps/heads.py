@@ -3,25 +3,33 @@
     tformer sweep --config=configs/sweeps/heads.py --workdir=runs/heads --dry_run
     tformer sweep --config=configs/sweeps/heads.py --workdir=runs/heads --parallel=2
 
-Heads share the width, so that parameters and FLOPs are the same. Three seeds of each of four arms; a trial is
-configs/g2p.py:demo at half its width for a fifth of its steps. `smoke`: two steps.
+Heads share the width, so that parameters and FLOPs are the same. A small language model of the standard library's
+bytes; three seeds of each of four arms. `smoke`: two steps.
 
 Machine and time: not run here.
 """
 
 from tformer.lab.sweep import Sweep, grid, product, seeds
 
+TINY = {
+    'model.emb_dim': 96,
+    'model.mlp_dim': 256,
+    'model.num_decoder_layers': 2,
+    'model.max_len': 64,
+    'data.tokenizer': 'byte',
+    'data.length': 64,
+    'data.num_buckets': 1,
+    'train.num_steps': 400,
+    'train.batch_size': 32,
+    'train.eval_every': 400,
+    'train.eval_batches': 20,
+    'evaluate.max_examples': 8,
+    'evaluate.samples': 0,
+}
+
 
 def get_sweep(size: str = 'small') -> Sweep:
     arms = grid({'model.num_heads': [8, 4, 2, 1]})
     if size == 'smoke':
-        return Sweep('../g2p.py:smoke', arms)
-    tiny = {
-        'model.emb_dim': 64,
-        'model.mlp_dim': 256,
-        'data.num_buckets': 2,
-        'train.num_steps': 520,
-        'train.eval_every': 520,
-        'evaluate.max_examples': 2000,
-    }
-    return Sweep('../g2p.py:demo', product([tiny], arms, seeds(3)))
+        return Sweep('../lm_stdlib.py:smoke', arms)
+    return Sweep('../lm_stdlib.py', product([TINY], arms, seeds(3)))
