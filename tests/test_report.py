@@ -272,6 +272,25 @@ def test_curves_are_means_and_arms_are_matched_in_what_they_spent(tmp_path: path
     assert by_seconds.at == pytest.approx(11.0) and spent.seconds == pytest.approx(14.0)
 
 
+def test_when_a_value_is_reached_is_told_of_each_arm(home: pathlib.Path) -> None:
+    """A run that ends with L has L + 1 - s / 40 after s steps; the one that is no number reaches nothing."""
+    told = words.reached(computed_of(home, reach=['train/loss=0.75', 'train/loss=0.55']))
+    assert told == [
+        '`baseline`: train loss reaches 0.75 after 31 ± 1 steps in 3 of 3 runs',
+        '`norm=rmsnorm`: train loss reaches 0.75 after 30 ± 0 steps in 3 of 3 runs',
+        '`activation=swiglu`: train loss reaches 0.75 after 35 ± 1 steps in 2 of 3 runs',
+        '`baseline`: train loss reaches 0.55 after 39 ± 1 steps in 3 of 3 runs',
+        '`norm=rmsnorm`: train loss reaches 0.55 after 38 ± 0 steps in 3 of 3 runs',
+        '`activation=swiglu`: train loss reaches 0.55 in 0 of 3 runs',
+    ]
+    for wrong, why in (
+        ('train/loss', 'is no NAME=VALUE'),
+        ('train/los=1', "has train/los; did you mean 'train/loss'?"),
+    ):
+        with pytest.raises(UserError, match=re.escape(why)):
+            computed_of(home, reach=[wrong])
+
+
 def test_a_mean_is_of_the_steps_that_all_runs_report(tmp_path: pathlib.Path) -> None:
     home = built(tmp_path / 'x', ARMS[:1])
     log = home / 'baseline/seed_1/metrics.jsonl'

@@ -39,6 +39,7 @@ flags.DEFINE_string('transform', None, 'sweep: of trials together: vmap, or map;
 flags.DEFINE_string('metric', None, 'report: that decides, SPLIT/NAME; default: test/loss, or valid/loss.')
 flags.DEFINE_string('baseline', None, 'report: the arm that the others are compared with; default: the first.')
 flags.DEFINE_float('alpha', 0.05, 'report: the chance of a false label that is accepted, over all arms.')
+flags.DEFINE_list('reach', [], 'report: when runs reach these values, such as valid/accuracy=0.99.')
 flags.DEFINE_boolean('timing', True, 'report: with the section of what a clock measured.')
 
 USAGE = """tformer COMMAND [--config=FILE[:argument]] [--workdir=DIR] [--config.section.field=value ...]
@@ -47,8 +48,8 @@ USAGE = """tformer COMMAND [--config=FILE[:argument]] [--workdir=DIR] [--config.
   sweep      --config --workdir [--dry_run | --array]  runs the trials of a sweep file; goes on by itself, and
                                          ends with their report; --parallel=K processes at once,
                                          of --together=N trials each in one program
-  report     DIR [--metric=SPLIT/NAME] [--baseline=ARM] [--alpha=0.05] [--timing=false]  writes the report of a sweep's
-                                         directory, or of one with workdirs in it: report.md and report.html
+  report     DIR [--metric=SPLIT/NAME] [--baseline=ARM] [--alpha=0.05] [--reach=NAME=VALUE] [--timing=false]
+                                         writes report.md and report.html of a sweep, or of any directory of workdirs
   replay     --workdir --step=N          runs a step again and shows its batch
   prepare    --config [--workdir]        writes the data as a TFDS set; with a workdir its tokenizers and token cache
   evaluate   --workdir [--split] [--average=N]  scores a checkpoint, or the mean of the last N, on a split
@@ -139,7 +140,7 @@ def report(arguments: list[str], overrides: dict[str, str]) -> None:
 
     if len(arguments) != 1:
         raise errors.UserError(f'report takes one directory, not {len(arguments)}: tformer report DIR')
-    print(write.write(arguments[0], FLAGS.metric, FLAGS.baseline, FLAGS.alpha, FLAGS.timing))
+    print(write.write(arguments[0], FLAGS.metric, FLAGS.baseline, FLAGS.alpha, FLAGS.timing, FLAGS.reach))
 
 
 def replay(arguments: list[str], overrides: dict[str, str]) -> None:

@@ -11,7 +11,7 @@ from tformer.lab.report import costs as costs_lib
 from tformer.lab.report import laws, learning, results, texts
 from tformer.lab.report.costs import Costs
 from tformer.lab.report.laws import Response, Scaling
-from tformer.lab.report.learning import Band, Matched, Sooner
+from tformer.lab.report.learning import Band, Matched, Reach, Sooner
 from tformer.lab.report.results import DONE, Results
 from tformer.lab.report.texts import Compared
 from tformer.lab.statistics import Row
@@ -52,6 +52,7 @@ class Report:
       curve: the one that stands for the metric; None where no log has one.
       matched: comparisons of it at matched cost.
       sooner: when each arm reaches what the baseline's ends with.
+      reaches: when runs have the values that were asked for.
       differences: of each arm's config from the baseline's: field -> (there, here).
       response: the metric along a field.
       scaling: the law of sizes and tokens.
@@ -73,6 +74,7 @@ class Report:
     curve: str | None
     matched: Sequence[Matched]
     sooner: Sequence[Sooner]
+    reaches: Sequence[Reach]
     differences: Mapping[str, Mapping[str, tuple[Any, Any]]]
     response: Response | None
     scaling: Scaling | None
@@ -90,8 +92,9 @@ class Report:
 
 
 def report(
-    found: Results, metric: str | None = None, baseline: str | None = None, alpha: float = 0.05, timing: bool = True
-) -> Report:
+    found: Results, metric: str | None = None, baseline: str | None = None, alpha: float = 0.05, timing: bool = True,
+    reach: Sequence[str] = (),
+) -> Report:  # fmt: skip
     """Returns the report of what `results.read` found.
 
     Args:
@@ -100,9 +103,10 @@ def report(
       baseline: an arm; None is the first.
       alpha: of the labels and the intervals.
       timing: whether to report what a clock measured.
+      reach: values of metrics.jsonl, NAME=VALUE, of which to report when runs have them.
 
     Raises:
-      UserError: no such metric or arm, or an alpha that is no share.
+      UserError: no such metric or arm, an alpha that is no share, or as `learning.reaches`.
     """
     if not 0 < alpha < 1:
         raise UserError(f'--alpha={alpha} must be between 0 and 1')
@@ -142,6 +146,7 @@ def report(
         curve,
         learning.matched(found, costs, curve, baseline, curve_lower, alpha) if curve else [],
         learning.sooner(drawn[curve], baseline, curve_lower) if curve else [],
+        learning.reaches(found, reach),
         {arm: results.difference(found, arm, baseline) for arm in found.arms if arm != baseline},
         laws.response(found, values, lower),
         laws.scaling_law(metric, values, costs, alpha),

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tformer.errors import UserError
+from tformer import checkpoint
+from tformer.errors import UserError, nearest
 from tformer.lab import curves, statistics
 from tformer.lab.report.costs import Costs
 from tformer.lab.report.results import DONE, FAILED, Results, Run
@@ -68,6 +69,21 @@ class Sooner:
     steps: float = math.nan
     factor: float = math.nan
     why: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Reach:
+    """When runs first have a value of a number of metrics.jsonl, or a better one.
+
+    Attributes:
+      name: of the number.
+      value: the value.
+      steps: by arm, of each run that is done; None where it never has it, or has it from its first report on.
+    """
+
+    name: str
+    value: float
+    steps: Mapping[str, Sequence[float | None]]
 
 
 def curve_name(results: Results, metric: str) -> str | None:
@@ -161,3 +177,35 @@ def sooner(found: Mapping[str, Band], baseline: str, lower_is_better: bool) -> l
             except UserError as error:
                 made.append(Sooner(arm, value, why=str(error)))
     return made
+
+
+def reaches(results: Results, wanted: Sequence[str]) -> list[Reach]:
+    """Returns when the runs reach each of `wanted`, NAME=VALUE.
+
+    Raises:
+      UserError: it is no NAME=VALUE, or no run has that number.
+    """
+    known = {name for run in results.runs if run.state == DONE for row in run.log for name in row} - {'step'}
+    made = []
+    for text in wanted:
+        name, _, number = text.partition('=')
+        try:
+            value = float(number)
+        except ValueError:
+            raise UserError(f'--reach={text} is no NAME=VALUE, such as valid/accuracy=0.99') from None
+        if name not in known:
+            raise UserError(f'--reach={text}: no metrics.jsonl has {name}{nearest(name, known)}')
+        lower = checkpoint.merit(name, 1.0) < 0
+        steps = {
+            arm: [_first(run.curve(name), value, lower) for run in runs if run.state == DONE and run.curve(name)[0]]
+            for arm, runs in results.arms.items()
+        }
+        made.append(Reach(name, value, steps))
+    return made
+
+
+def _first(curve: curves.Curve, value: float, lower_is_better: bool) -> float | None:
+    try:
+        return curves.first_reach(curve, value, lower_is_better)
+    except UserError:
+        return None

@@ -58,8 +58,9 @@ def commands(report: Report) -> list[Block]:
 
 def _report(report: Report) -> str:
     flags = [f'--metric={report.metric}', f'--baseline={report.baseline}', f'--alpha={report.alpha:g}']
-    timing = ['--timing=false'] if report.timing is None else []
-    return shlex.join(['tformer', 'report', str(report.results.home), *flags, *timing])
+    flags += [f'--reach={",".join(f"{each.name}={each.value:g}" for each in report.reaches)}'] if report.reaches else []
+    flags += ['--timing=false'] if report.timing is None else []
+    return shlex.join(['tformer', 'report', str(report.results.home), *flags])
 
 
 def versions(results: Results) -> list[tuple[str, str]]:

@@ -26,6 +26,8 @@ def document(report: Report) -> Document:
 
 def _findings(report: Report) -> list[Block]:
     blocks: list[Block] = [Line(words.headline(report)), List(words.findings(report))]
+    if report.reaches:
+        blocks.append(List(words.reached(report)))
     if report.lacking:
         listed = words.joined([code(directory) for directory in report.lacking])
         blocks.append(Line(f'Done, but without {words.named(report.metric)}: {listed}.'))

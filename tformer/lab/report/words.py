@@ -159,3 +159,23 @@ def _more(row: Row) -> str:
     if row.seeds is None:
         return f'; {power.MOST:,} seeds would not decide'
     return f'; about {row.seeds:,} seeds would decide'
+
+
+def reached(report: Report) -> list[str]:
+    """Returns one line an arm and value that was asked for."""
+    lines = []
+    for found in report.reaches:
+        for arm in report.arms:
+            runs = found.steps[arm]
+            steps = [each for each in runs if each is not None]
+            when = f' after {_steps(steps)} steps' if steps else ''
+            lines.append(
+                f'{document.code(arm)}: {named(found.name)} reaches {found.value:g}{when} in {len(steps)} of '
+                f'{count(len(runs), "run")}'
+            )
+    return lines
+
+
+def _steps(values: Sequence[float]) -> str:
+    spread = f' ± {statistics.stdev(values):,.0f}' if len(values) > 1 else ''
+    return f'{statistics.mean(values):,.0f}{spread}'

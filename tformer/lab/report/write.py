@@ -1,6 +1,7 @@
 """Writes the report of a directory into it."""
 
 import pathlib
+from collections.abc import Sequence
 
 from tformer.lab.report import computed, document, page, plots, results, sections
 from tformer.lab.report.document import Figure, Line
@@ -16,6 +17,7 @@ def write(
     baseline: str | None = None,
     alpha: float = 0.05,
     timing: bool = True,
+    reach: Sequence[str] = (),
 ) -> str:
     """Writes DIRECTORY/report.md and report.html; returns what they found and where they are, in words.
 
@@ -26,7 +28,7 @@ def write(
       UserError: as `results.read` and `computed.report`.
     """
     found = results.read(directory)
-    report = computed.report(found, metric, baseline, alpha, timing)
+    report = computed.report(found, metric, baseline, alpha, timing, reach)
     whole, drawn = sections.document(report), installed()
 
     def draw(figure: Figure) -> str | None:
