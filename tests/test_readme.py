@@ -1,8 +1,12 @@
 """The README says what the code is."""
 
 import ast
+import os
 import pathlib
 import re
+import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -37,3 +41,21 @@ def test_every_field_is_explained() -> None:
     for line in choices.ablation_table().splitlines()[2:]:
         field, _, _, meaning = (cell.strip() for cell in line.replace('\\|', '').strip('|').split('|'))
         assert meaning, field
+
+
+@pytest.mark.slow
+def test_the_first_sweep_that_it_shows_runs_to_its_report(tmp_path: pathlib.Path) -> None:
+    """As it stands there, at the recipe's smallest size."""
+    (text,) = (block for block in re.findall(r'```python\n(.*?)```', README, re.S) if 'def get_sweep' in block)
+    lines = [line for line in text.splitlines() if line.strip()]
+    assert len(lines) < 10 and text.count(':demo') == 1
+    (tmp_path / 'sweeps').mkdir()
+    (tmp_path / 'sweeps' / 'mine.py').write_text(text.replace(':demo', ':smoke'))
+    shutil.copy(ROOT / 'configs' / 'g2p.py', tmp_path)
+    command = [sys.executable, '-m', 'tformer', 'sweep', '--config=sweeps/mine.py', '--workdir=runs/mine', '--parallel=2']
+    env = {**os.environ, 'PYTHONPATH': str(ROOT), 'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': ''}
+    ran = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    report = (tmp_path / 'runs' / 'mine' / 'report.md').read_text()
+    assert '1 arm against `baseline`, by test loss (lower is better). 6 trials: 6 done.' in report
+    assert '- `norm=rmsnorm`: test loss ' in report and ' by Holm): ' in report
