@@ -52,7 +52,15 @@ def test_the_first_sweep_that_it_shows_runs_to_its_report(tmp_path: pathlib.Path
     (tmp_path / 'sweeps').mkdir()
     (tmp_path / 'sweeps' / 'mine.py').write_text(text.replace(':demo', ':smoke'))
     shutil.copy(ROOT / 'configs' / 'g2p.py', tmp_path)
-    command = [sys.executable, '-m', 'tformer', 'sweep', '--config=sweeps/mine.py', '--workdir=runs/mine', '--parallel=2']
+    command = [
+        sys.executable,
+        '-m',
+        'tformer',
+        'sweep',
+        '--config=sweeps/mine.py',
+        '--workdir=runs/mine',
+        '--parallel=2',
+    ]
     env = {**os.environ, 'PYTHONPATH': str(ROOT), 'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': ''}
     ran = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout + ran.stderr

@@ -16,10 +16,11 @@ import pytest
 import toy_data
 from test_sweep import TINY, environment, numbers
 
-from tformer import checkpoint, config, errors, hyper
+from tformer import checkpoint, config, errors, hyper, journal
 from tformer import train as train_lib
 from tformer.config import Config, Mesh
 from tformer.lab import runner, slices, together, trials
+from tformer.lab.report import write
 from tformer.lab.sweep import grid, one_at_a_time, product, seeds
 
 STEPS = 50
@@ -164,6 +165,30 @@ def test_after_an_interruption_all_go_on_from_the_newest_common_step_to_the_bit(
     assert numbers(parts[0]) == numbers(whole[0])
 
 
+def test_a_signal_during_an_evaluation_leaves_the_rest_of_it_to_the_next_life(
+    alone, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, made, place = alone
+    homes, real, calls = stated(tmp_path, made[:3]), journal.evaluation, []
+
+    def interrupted(*args: object) -> dict[str, float]:
+        calls.append(args)
+        if len(calls) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+            while True:  # an evaluation that would never end
+                pass
+        return real(*args)
+
+    monkeypatch.setattr(journal, 'evaluation', interrupted)
+    with pytest.raises(errors.Stopped, match='SIGTERM: stopped after step 25 of 50, which is saved'):
+        together.train(homes)
+    monkeypatch.undo()
+    assert [checkpoint.record(home, 25)['evaluated'] for home in homes] == [25, 0, 0]
+    together.train(homes)
+    for home, trial in zip(homes, made[:3], strict=True):
+        assert numbers(home) == numbers(place / trial.directory)
+
+
 def leaves(home: pathlib.Path) -> list[bytes]:
     variables, _ = checkpoint.load_variables(home, 'latest')
     return [bytes(np.asarray(x)) for x in jax.tree.leaves(variables)]
@@ -244,3 +269,7 @@ def get_sweep():
         other = parts / home.relative_to(whole)
         assert (home / 'result.json').read_text() == (other / 'result.json').read_text()
         assert numbers(home) == numbers(other)
+    for home in (whole, parts):
+        write.write(home, timing=False)
+    for name in ('report.md', 'report.html'):
+        assert (whole / name).read_text() == (parts / name).read_text().replace(str(parts), str(whole))

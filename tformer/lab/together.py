@@ -198,8 +198,8 @@ def loop(group: Group, last: int | None, stops: Stops, progress: metrics.Progres
     feeds = group.feeds(number)
     pending: list[Any] = []  # what the devices may not have done yet
     while group.going:
-        reason, asked = stops.reason(number), group.going[0].journal
-        if reason is None and asked.is_evaluated_after(number):
+        reason = stops.reason(number)
+        if reason is None and any(member.journal.is_evaluated_after(number) for member in group.going):
             try:
                 found = evaluation(group, number, states, one, stops)
             except Stopped as stopped:
@@ -219,7 +219,7 @@ def loop(group: Group, last: int | None, stops: Stops, progress: metrics.Progres
         states, numbers = group.step(states, group.batch(made), hypers)
         number, stops.begun = number + 1, True
         pending.append(({seed: count_tokens(batch) for seed, batch in made.items()}, numbers))
-        if asked.is_reported_after(number):
+        if group.going[0].journal.is_reported_after(number):
             note(group, pending)
             progress.update(number, report(group, number))
     for member in group.going:
