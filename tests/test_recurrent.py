@@ -19,10 +19,11 @@ from tformer.errors import UserError
 from tformer.hf import export_params
 from tformer.hyper import Hyper
 from tformer.layers.dropout import Rates
+from tformer.layers.recurrent_attention import SCORES, CrossAttention, Source, attention_weights
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
 from tformer.optimizers import OPTIMIZERS, make_optimizer
-from tformer.recurrent import CELLS, SCORES, attention_weights
+from tformer.recurrent import CELLS
 from tformer.state import begin, initial_variables, logical_names
 from tformer.step import make_train_step
 
@@ -135,15 +136,13 @@ def test_weights_over_padding_are_0_and_the_others_sum_to_1():
 @pytest.mark.parametrize('score', SCORES)
 def test_attention_by_hand(score):
     """tanh(W [c; h]) with the weights of v . tanh(W h + U k) or h . k."""
-    attention = recurrent.CrossAttention(
-        resolve_model(make_model('encoder_decoder', recurrent_attention=score)), 'decoder'
-    )
+    attention = CrossAttention(resolve_model(make_model('encoder_decoder', recurrent_attention=score)), 'decoder')
     rng = np.random.default_rng(0)
     h, values = rng.standard_normal((1, 3, D)), rng.standard_normal((1, 4, D))
     positions = np.array([[0, 1, 2, -1]])
 
     def run(module, h, values):
-        return module(h, recurrent.Source(module.keys(values), values, positions))
+        return module(h, Source(module.keys(values), values, positions))
 
     shapes = jax.eval_shape(lambda: attention.init(jax.random.key(0), h.astype('f'), values.astype('f'), method=run))
     params = random_params(sharding.unboxed(shapes))['params']

@@ -27,6 +27,7 @@ from tformer.layers import (
     norms,
     placements,
     positions,
+    recurrent_attention,
 )
 
 DTYPES = ('float32', 'bfloat16')
@@ -46,7 +47,7 @@ class _OrDerived:
 TABLES: dict[str, Iterable[Any]] = {
     'model.family': model.FAMILIES,
     'model.recurrence': (*recurrent.CELLS, None),
-    'model.recurrent_attention': (*recurrent.SCORES, None),
+    'model.recurrent_attention': (*recurrent_attention.SCORES, None),
     'model.tied_embeddings': model.TIED_EMBEDDINGS,
     'model.embedding_scale': embed.EMBEDDING_SCALES,
     'model.position': positions.POSITIONS,

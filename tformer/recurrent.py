@@ -7,7 +7,7 @@ The encoder's last state is the decoder's first, layer by layer (Sutskever et al
 2.2). With attention, the outputs of the decoder's top layer look at those of the encoder's (Luong et al. 2015, 3.1;
 without input feeding). Dropout is between layers, not between tokens (Zaremba et al. 2014).
 
-Shapes: B batch, T target length, S source length, D width, E that of the token table or inside the attention, L layers.
+Shapes: B batch, T target length, S source length, D width, E that of the token table, L layers.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from tformer.errors import choose
 from tformer.layers.dropout import Rates, dropout
 from tformer.layers.embed import Foot
 from tformer.layers.initializers import make_initializer
-from tformer.layers.linear import Dense
+from tformer.layers.recurrent_attention import CrossAttention, Source
 from tformer.layers.tower import Batch, positions_of
 from tformer.sharding import constrain, partitioned
 
@@ -41,20 +41,6 @@ class Encoded(flax.struct.PyTreeNode):
 
     x_BSD: jax.Array
     state: State
-
-
-class Source(flax.struct.PyTreeNode):
-    """What attention looks at.
-
-    Attributes:
-      keys_BSE: of the encoder's outputs, as the score takes them.
-      values_BSD: the outputs themselves.
-      positions_BS: -1 is padding, which has weight 0.
-    """
-
-    keys_BSE: jax.Array
-    values_BSD: jax.Array
-    positions_BS: jax.Array
 
 
 class StateCache(flax.struct.PyTreeNode):
@@ -265,79 +251,6 @@ class RecurrentTower(nn.Module):
         x_BTD, state = self.stack(x_BTD, cache.state, cache.source, positions_BT >= 0, None, Rates())
         return x_BTD, cache.replace(state=state)
 
-
-# ---------------------------------------------------------------------------------------------------------- attention
-
-
-class CrossAttention(nn.Module):
-    """tanh(W [c; h]), c the encoder's outputs under the weights of their scores with h (Luong et al. 2015, eq. 5)."""
-
-    cfg: Model
-    stack: str
-
-    def setup(self) -> None:
-        cfg, D = self.cfg, self.cfg.emb_dim
-        self.score = choose(SCORES, cfg.recurrent_attention, 'model.recurrent_attention')(cfg, self.stack)
-        self.out = Dense(cfg, 'BTC,CD->BTD', (2 * D, D), ('cell', 'embed'), stack=self.stack)
-
-    def keys(self, x_BSD: jax.Array) -> jax.Array:
-        """Returns keys_BSE of the encoder's outputs."""
-        return self.score.keys(x_BSD)
-
-    def __call__(self, x_BTD: jax.Array, source: Source) -> jax.Array:
-        """Returns x_BTD."""
-        weights_BTS = attention_weights(self.score(x_BTD, source.keys_BSE), source.positions_BS >= 0)
-        context_BTD = jnp.einsum('BTS,BSD->BTD', weights_BTS.astype(x_BTD.dtype), source.values_BSD)
-        return jnp.tanh(self.out(jnp.concatenate([context_BTD, x_BTD], -1)))
-
-
-def attention_weights(scores_BTS: jax.Array, real_BS: jax.Array) -> jax.Array:
-    """Returns weights_BTS, float32, that sum to 1 over the real tokens; all 0 where there are none."""
-    real_B1S = real_BS[:, None]
-    scores_BTS = jnp.where(real_B1S, scores_BTS.astype(jnp.float32), jnp.finfo(jnp.float32).min)
-    return jnp.where(real_B1S, jax.nn.softmax(scores_BTS), 0.0)
-
-
-class DotScore(nn.Module):
-    """h . k (Luong et al. 2015, eq. 8)."""
-
-    cfg: Model
-    stack: str
-
-    def keys(self, x_BSD: jax.Array) -> jax.Array:
-        """Returns keys_BSD: the outputs themselves."""
-        return x_BSD
-
-    def __call__(self, x_BTD: jax.Array, keys_BSD: jax.Array) -> jax.Array:
-        """Returns scores_BTS, float32."""
-        return jnp.einsum('BTD,BSD->BTS', x_BTD, keys_BSD, preferred_element_type=jnp.float32)
-
-
-class AdditiveScore(nn.Module):
-    """v . tanh(W h + U k) (Bahdanau et al. 2015, A.1.2)."""
-
-    cfg: Model
-    stack: str
-
-    def setup(self) -> None:
-        cfg, D = self.cfg, self.cfg.emb_dim
-        self.query = Dense(cfg, 'BTD,DE->BTE', (D, D), ('embed', 'cell'), stack=self.stack)
-        self.key = Dense(cfg, 'BSD,DE->BSE', (D, D), ('embed', 'cell'), stack=self.stack)
-        self.vector = Dense(cfg, 'BTSE,E->BTS', (D,), ('cell',), stack=self.stack, output='float32')
-
-    def keys(self, x_BSD: jax.Array) -> jax.Array:
-        """Returns keys_BSE: U k."""
-        return self.key(x_BSD)
-
-    def __call__(self, x_BTD: jax.Array, keys_BSE: jax.Array) -> jax.Array:
-        """Returns scores_BTS, float32."""
-        return self.vector(jnp.tanh(self.query(x_BTD)[:, :, None] + keys_BSE[:, None]))
-
-
-SCORES: dict[str, type[nn.Module]] = {
-    'dot': DotScore,
-    'additive': AdditiveScore,
-}
 
 CELLS: dict[str, Callable[..., nn.RNNCellBase]] = {
     'rnn': nn.SimpleCell,  # h' = tanh(W x + U h + b) (Elman 1990)
