@@ -9,6 +9,7 @@ from tformer.config.applies import check_applies
 from tformer.config.convert import parts
 from tformer.config.mesh import check_mesh
 from tformer.config.model import Model, own_layers
+from tformer.config.model_checks import check_model, nearest_divisor, require
 from tformer.config.ranges import check_ranges
 from tformer.config.run import Config, Data, Optimizer
 from tformer.errors import UserError
@@ -39,159 +40,30 @@ def check(config: Config) -> None:
     """Raises a `UserError` of one line where a field is out of range or fields do not fit together."""
     check_ranges(config)
     check_applies(config.model)
-    _check_model(config.model)
+    check_model(config.model)
     _check_run(config)
     _check_data(config.data, config.model)
     _check_records(config)
     _check_optimizer(config.optimizer, config.model)
 
 
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise UserError(message)
-
-
-def _check_model(model: Model) -> None:
-    if model.recurrence is None:
-        _check_block(model)
-    else:
-        _check_recurrence(model)
-    if model.family == 'encoder_decoder':
-        same = model.encoder_vocab_size in (None, model.vocab_size) or model.vocab_size is None
-        _require(
-            same or model.tied_embeddings not in ('all', 'inputs'),
-            f'model.tied_embeddings={model.tied_embeddings} shares one table between encoder and decoder, but their '
-            f'vocabularies differ ({model.encoder_vocab_size} and {model.vocab_size}); valid here: output, None',
-        )
-    else:
-        _require(
-            model.tied_embeddings != 'inputs',
-            f'model.tied_embeddings=inputs ties encoder and decoder; the family {model.family} has one stack: '
-            'valid here: all, output, None',
-        )
-
-
-def _check_recurrence(model: Model) -> None:
-    layers = model.num_encoder_layers, model.num_decoder_layers
-    _require(
-        model.family != 'encoder_decoder' or layers[0] == layers[1],
-        f'model.recurrence={model.recurrence}: each layer of the decoder starts where that of the encoder ended: '
-        f'model.num_decoder_layers={layers[1]} must be model.num_encoder_layers={layers[0]}',
-    )
-    _require(
-        not model.bidirectional or model.emb_dim % 2 == 0,
-        f'model.bidirectional=True halves model.emb_dim={model.emb_dim}: it must be even',
-    )
-
-
-def _check_block(model: Model) -> None:
-    _require(
-        (model.head_dim is not None and model.attention_projections) or model.emb_dim % model.num_heads == 0,
-        f'model.num_heads={model.num_heads} does not divide model.emb_dim={model.emb_dim}; '
-        f'nearest that does: {_nearest_divisor(model.emb_dim, model.num_heads)} (or set model.head_dim)',
-    )
-    kv_heads = model.num_kv_heads or model.num_heads
-    _require(
-        model.num_heads % kv_heads == 0,
-        f'model.num_kv_heads={kv_heads} does not divide model.num_heads={model.num_heads}; '
-        f'nearest that does: {_nearest_divisor(model.num_heads, kv_heads)}',
-    )
-    head_dim = model.head_dim or model.emb_dim // model.num_heads
-    _check_positions(model, head_dim)
-    _check_layers(model)
-    _check_adapters(model)
-
-
-def _check_positions(model: Model, head_dim: int) -> None:
-    rotary = round(head_dim * model.rope_fraction)
-    _require(
-        model.position != 'rope' or (rotary > 0 and rotary % 2 == 0 and model.rope_fraction <= 1),
-        f'model.position=rope rotates pairs: model.rope_fraction={model.rope_fraction} of the head size {head_dim} '
-        '(model.head_dim) must be even',
-    )
-    widths = {model.embedding_factor_dim or model.emb_dim}
-    widths |= {model.emb_dim} if model.layer_sharing == 'universal' else set()
-    odd = sorted(width for width in widths if width % 2)
-    _require(
-        not odd or (model.position != 'sinusoidal' and model.layer_sharing != 'universal'),
-        'model.position=sinusoidal (layer_sharing=universal too) needs an even model.emb_dim '
-        f'(or model.embedding_factor_dim), not {odd}',
-    )
-    _require(
-        model.rope_scaling is None or model.rope_factor > 1,
-        f'model.rope_scaling={model.rope_scaling} needs a model.rope_factor above 1, not {model.rope_factor}',
-    )
-    buckets = model.relative_buckets
-    _require(
-        model.position != 'relative' or (buckets % 2 == 0 and buckets >= 4 and model.relative_max_distance > buckets),
-        f'model.relative_buckets={buckets} must be even, 4 or more, and less than '
-        f'model.relative_max_distance={model.relative_max_distance}',
-    )
-
-
-def _check_layers(model: Model) -> None:
-    _require(bool(model.attention_pattern), 'model.attention_pattern is empty; valid: global, local, repeated')
-    depths = {'encoder': model.num_encoder_layers, 'decoder': model.num_decoder_layers}
-    deepest = max(layers for stack, layers in depths.items() if stack in model.family)
-    _require(
-        len(model.attention_pattern) <= deepest,
-        f'model.attention_pattern has {len(model.attention_pattern)} layers, the model {deepest}',
-    )
-    _require(
-        'local' not in model.attention_pattern or model.window is not None,
-        'model.attention_pattern has a local layer: model.window must say how far it sees',
-    )
-    _require(
-        model.norm != 'batchnorm' or model.layer_sharing is None,
-        f'model.norm=batchnorm has statistics for each layer, model.layer_sharing={model.layer_sharing} has one layer; '
-        'valid here: None',
-    )
-    _require(
-        model.num_experts is None or model.experts_per_token <= model.num_experts,
-        f'model.experts_per_token={model.experts_per_token} is more than model.num_experts={model.num_experts}',
-    )
-    _require(
-        model.parametrization != 'mup' or model.embedding_factor_dim is None,
-        'model.parametrization=mup has no rule for a smaller token table: model.embedding_factor_dim must be None',
-    )
-    _require(
-        model.parametrization != 'mup' or model.base_emb_dim is not None,
-        'model.parametrization=mup needs model.base_emb_dim, the width whose learning rate is known',
-    )
-
-
-def _check_adapters(model: Model) -> None:
-    if model.lora_rank is None:
-        return
-    _require(bool(model.lora_targets), 'model.lora_targets is empty: model.lora_rank has no projection to adapt')
-    for target in model.lora_targets:
-        inside = target.startswith('mlp')
-        line = f'model.lora_targets: {target!r} fits no layer: '
-        _require(inside or model.attention_projections, line + 'model.attention_projections is False')
-        _require(not inside or model.num_experts is None, line + 'experts (model.num_experts) have no adapters')
-
-
-def _nearest_divisor(number: int, near: int) -> int:
-    return min((d for d in range(1, number + 1) if number % d == 0), key=lambda d: abs(d - near))
-
-
 def _check_run(config: Config) -> None:
     model, train, decode = config.model, config.train, config.decode
     families = FAMILY_OF.get(train.objective, (model.family,))
-    _require(
+    require(
         model.family in families,
         f'train.objective={train.objective} needs model.family={" or ".join(families)}, not {model.family}',
     )
-    _require(
+    require(
         (train.num_steps is None) != (train.num_epochs is None),
         f'exactly one of train.num_steps={train.num_steps} and train.num_epochs={train.num_epochs} must be set',
     )
-    _require(
+    require(
         train.batch_size % train.microbatches == 0,
         f'train.microbatches={train.microbatches} does not divide train.batch_size={train.batch_size}; '
-        f'nearest that does: {_nearest_divisor(train.batch_size, train.microbatches)}',
+        f'nearest that does: {nearest_divisor(train.batch_size, train.microbatches)}',
     )
-    _require(
+    require(
         train.init_from is not None or not train.init_except,
         f'train.init_except={train.init_except} has no effect here: it applies where train.init_from is set',
     )
@@ -204,27 +76,27 @@ def _check_run(config: Config) -> None:
         }
         for name, holds in inexact.items():
             line = f'{name} depends on the whole batch: train.microbatches={train.microbatches} is not exact; use 1'
-            _require(not holds, line)
-    _require(
+            require(not holds, line)
+    require(
         model.family != 'encoder_decoder' or decode.max_len <= model.max_len,
         f'decode.max_len={decode.max_len} is longer than model.max_len={model.max_len}',
     )
-    _require(
+    require(
         train.objective == 'seq2seq' or not (config.evaluate.metrics or config.evaluate.examples_while_training),
         'evaluate.metrics and evaluate.examples_while_training are of generated text: only for train.objective=seq2seq',
     )
     language = config.evaluate.language
-    _require(
+    require(
         language is None or re.fullmatch('[a-z]{2}', language) is not None,
         f'evaluate.language={language} must be a code of two letters (ISO 639-1): en, de, zh',
     )
-    _require(decode.top_p is None or decode.top_p <= 1, f'decode.top_p={decode.top_p} must be at most 1')
+    require(decode.top_p is None or decode.top_p <= 1, f'decode.top_p={decode.top_p} must be at most 1')
     lengths = config.evaluate.lengths
-    _require(
+    require(
         not lengths or train.objective == 'causal_lm',
         f'evaluate.lengths={lengths} are of windows of running text: only for train.objective=causal_lm',
     )
-    _require(
+    require(
         all(3 <= length <= model.max_len for length in lengths),
         f'evaluate.lengths={lengths} must be from 3 to model.max_len={model.max_len}',
     )
@@ -239,10 +111,10 @@ def _check_in_order(config: Config) -> None:
     if model.recurrence is None:
         return
     line = f'model.recurrence={model.recurrence} '
-    _require(objective != 'replaced_token', line + 'has no generator: not for train.objective=replaced_token')
+    require(objective != 'replaced_token', line + 'has no generator: not for train.objective=replaced_token')
     ahead = model.family == 'decoder' and objective in (*GIVEN, 'prefix_lm') and config.data.bidirectional_prefix
-    _require(not ahead, line + 'sees no token before its turn: data.bidirectional_prefix must be False')
-    _require(
+    require(not ahead, line + 'sees no token before its turn: data.bidirectional_prefix must be False')
+    require(
         model.family != 'encoder_decoder' or config.data.batching != 'pack',
         line + 'starts the decoder from one source a row: not for data.batching=pack; valid here: bucket, pad',
     )
@@ -257,12 +129,12 @@ def _check_losses(config: Config) -> None:
         'second_loss_weight': train.second_loss_weight is not None and train.objective not in _TWO_LOSSES,
     }
     for name, holds in nowhere.items():
-        _require(
+        require(
             not holds,
             f'train.{name}={getattr(train, name)} has no effect here: it does not apply where '
             f'train.objective={train.objective}',
         )
-    _require(
+    require(
         train.loss_chunk is None or not (config.model.mlm_transform and config.model.norm == 'batchnorm'),
         f'train.loss_chunk={train.loss_chunk}: model.norm=batchnorm, here in the head (model.mlm_transform), needs the '
         'whole batch',
@@ -272,35 +144,35 @@ def _check_losses(config: Config) -> None:
 def _check_data(data: Data, model: Model) -> None:
     lengths = {'data.length': data.length, 'data.encoder_length': data.encoder_length}
     for name, length in lengths.items():
-        _require(
+        require(
             length is None or 3 <= length <= model.max_len,
             f'{name}={length} must be from 3 to model.max_len={model.max_len}',
         )
-    _require(
+    require(
         (data.tokenizer_path is not None) == ('huggingface' in (data.tokenizer, data.source_tokenizer)),
         f'data.tokenizer_path={data.tokenizer_path} is the file of a huggingface tokenizer, but '
         f'data.tokenizer={data.tokenizer} and data.source_tokenizer={data.source_tokenizer}: set both or neither',
     )
-    _require(
+    require(
         data.weight is None,
         f'data.weight={data.weight} is of a part of a mixture: data.mixture="path=... weight={data.weight}"',
     )
-    _require(
+    require(
         data.row_multiple is None or data.batch_tokens is not None,
         f'data.row_multiple={data.row_multiple} rounds the rows of data.batch_tokens, which is None',
     )
-    _require(data.modulus >= 2, f'data.modulus={data.modulus} must be at least 2')
-    _require(
+    require(data.modulus >= 2, f'data.modulus={data.modulus} must be at least 2')
+    require(
         data.mean_span_length >= 1,
         f'data.mean_span_length={data.mean_span_length} must be at least 1',
     )
-    _require(
+    require(
         data.mask_keep + data.mask_random <= 1,
         f'data.mask_keep={data.mask_keep} and data.mask_random={data.mask_random} are shares of the hidden tokens: '
         'their sum must be at most 1',
     )
-    _require(bool(data.denoisers), 'data.denoisers is empty: it must name one or more')
-    _require(len(data.tfds_splits) == 3, f'data.tfds_splits={data.tfds_splits} must name three: train, valid, test')
+    require(bool(data.denoisers), 'data.denoisers is empty: it must name one or more')
+    require(len(data.tfds_splits) == 3, f'data.tfds_splits={data.tfds_splits} must name three: train, valid, test')
 
 
 def _check_records(config: Config) -> None:
@@ -308,43 +180,43 @@ def _check_records(config: Config) -> None:
     for part in parts(data):
         for name in ('train_lengths', 'test_lengths'):
             ends = getattr(part, name)
-            _require(
+            require(
                 len(ends) == 2 and 1 <= ends[0] <= ends[1],
                 f'data.{name}={ends} must be two numbers, the fewest and the most, from 1',
             )
         templates = {'source_template': part.source_template, 'target_template': part.target_template}
-        _require(
+        require(
             objective == 'seq2seq' or not any(templates.values()),
             f'data.source_template and data.target_template make text of text: not for train.objective={objective}',
         )
-        _require(
+        require(
             len([text for text in templates.values() if text is not None]) != 1,
             'data.source_template and data.target_template go together: set both or neither',
         )
         for name, text in templates.items():
             _check_template(f'data.{name}', text)
-    _require(
+    require(
         data.train_examples is None or not data.mixture,
         f'data.train_examples={data.train_examples} is of one training split, not of a mixture',
     )
-    _require(
+    require(
         not data.labels or objective in ('classification', 'token_classification'),
         f'data.labels are those of classification or token_classification, not of train.objective={objective}',
     )
-    _require(len(set(data.labels)) == len(data.labels), f'data.labels={data.labels} names one twice')
+    require(len(set(data.labels)) == len(data.labels), f'data.labels={data.labels} names one twice')
     tags = [label for label in data.labels if label == 'O' or label[:2] in ('B-', 'I-')]
-    _require(
+    require(
         objective != 'token_classification' or not tags,
         f'data.labels names types of tags, e.g. PER for B-PER and I-PER, and not O: {", ".join(tags)}',
     )
     low_high = data.label_range
-    _require(not low_high or objective == 'regression', f'data.label_range={low_high} is only for regression')
-    _require(
+    require(not low_high or objective == 'regression', f'data.label_range={low_high} is only for regression')
+    require(
         not low_high or (len(low_high) == 2 and -math.inf < low_high[0] < low_high[1] < math.inf),
         f'data.label_range={low_high} must be two numbers, the smallest label and the largest',
     )
     lender, start = data.tokenizer_from, config.train.init_from
-    _require(
+    require(
         lender is None or start is None or os.path.normpath(lender) == os.path.normpath(start),
         f'data.tokenizer_from={lender} differs from train.init_from={start}, whose parameters know its own tokens only',
     )
@@ -356,44 +228,44 @@ def _check_template(field: str, text: str | None) -> None:
     except ValueError as error:
         raise UserError(f'{field}={text!r}: {error}') from None
     for name in names:
-        _require(
+        require(
             name.partition('[')[0] != '' and not name[0].isdecimal() and '.' not in name,
             f'{field}: {{{name}}} must name a column or key of the data, e.g. {{label}} or {{answers[text][0]}}',
         )
-    _require(text is None or bool(names), f'{field}={text!r} names no column or key of the data, e.g. {{label}}')
+    require(text is None or bool(names), f'{field}={text!r} names no column or key of the data, e.g. {{label}}')
 
 
 def _check_optimizer(optimizer: Optimizer, model: Model) -> None:
-    _require(
+    require(
         optimizer.name != 'adam' or optimizer.weight_decay == 0,
         f'optimizer.name=adam has no weight decay, but optimizer.weight_decay={optimizer.weight_decay}; valid: adamw',
     )
-    _require(
+    require(
         optimizer.name != 'schedule_free' or (optimizer.beta1 > 0 and optimizer.ema_decay is None),
         f'optimizer.name=schedule_free averages by itself: it needs optimizer.beta1={optimizer.beta1} '
         f'above 0 and optimizer.ema_decay={optimizer.ema_decay} None',
     )
-    _require(
+    require(
         model.norm != 'batchnorm' or (optimizer.name != 'schedule_free' and optimizer.ema_decay is None),
         'model.norm=batchnorm has statistics of the parameters that were trained, not of their averages: '
         'optimizer.ema_decay must be None and optimizer.name not schedule_free',
     )
-    _require(
+    require(
         optimizer.master_dtype is None or model.param_dtype == 'bfloat16',
         f'optimizer.master_dtype={optimizer.master_dtype} has no effect here: it applies where model.param_dtype is '
         'bfloat16',
     )
-    _require(
+    require(
         optimizer.layer_decay is None or optimizer.layer_decay <= 1,
         f'optimizer.layer_decay={optimizer.layer_decay} must be at most 1',
     )
     for stack, layers in own_layers(model).items():
-        _require(
+        require(
             optimizer.frozen_layers <= layers,
             f'optimizer.frozen_layers={optimizer.frozen_layers} is more than the {stack} has: {layers}'
             + (f', shared (model.layer_sharing={model.layer_sharing})' if model.layer_sharing else ''),
         )
-    _require(
+    require(
         model.parametrization != 'mup' or optimizer.name in MUP_OPTIMIZERS,
         f'model.parametrization=mup has no rates for optimizer.name={optimizer.name}; '
         f'valid: {", ".join(MUP_OPTIMIZERS)}',

@@ -1,0 +1,136 @@
+"""What must hold between the fields of a model."""
+
+from tformer.config.model import Model
+from tformer.errors import UserError
+
+
+def require(condition: bool, message: str) -> None:
+    """Raises a `UserError` where a condition does not hold."""
+    if not condition:
+        raise UserError(message)
+
+
+def check_model(model: Model) -> None:
+    """Raises a `UserError` of one line where fields of a model do not fit together."""
+    if model.recurrence is None:
+        _check_block(model)
+    else:
+        _check_recurrence(model)
+    if model.family == 'encoder_decoder':
+        same = model.encoder_vocab_size in (None, model.vocab_size) or model.vocab_size is None
+        require(
+            same or model.tied_embeddings not in ('all', 'inputs'),
+            f'model.tied_embeddings={model.tied_embeddings} shares one table between encoder and decoder, but their '
+            f'vocabularies differ ({model.encoder_vocab_size} and {model.vocab_size}); valid here: output, None',
+        )
+    else:
+        require(
+            model.tied_embeddings != 'inputs',
+            f'model.tied_embeddings=inputs ties encoder and decoder; the family {model.family} has one stack: '
+            'valid here: all, output, None',
+        )
+
+
+def _check_recurrence(model: Model) -> None:
+    layers = model.num_encoder_layers, model.num_decoder_layers
+    require(
+        model.family != 'encoder_decoder' or layers[0] == layers[1],
+        f'model.recurrence={model.recurrence}: each layer of the decoder starts where that of the encoder ended: '
+        f'model.num_decoder_layers={layers[1]} must be model.num_encoder_layers={layers[0]}',
+    )
+    require(
+        not model.bidirectional or model.emb_dim % 2 == 0,
+        f'model.bidirectional=True halves model.emb_dim={model.emb_dim}: it must be even',
+    )
+
+
+def _check_block(model: Model) -> None:
+    require(
+        (model.head_dim is not None and model.attention_projections) or model.emb_dim % model.num_heads == 0,
+        f'model.num_heads={model.num_heads} does not divide model.emb_dim={model.emb_dim}; '
+        f'nearest that does: {nearest_divisor(model.emb_dim, model.num_heads)} (or set model.head_dim)',
+    )
+    kv_heads = model.num_kv_heads or model.num_heads
+    require(
+        model.num_heads % kv_heads == 0,
+        f'model.num_kv_heads={kv_heads} does not divide model.num_heads={model.num_heads}; '
+        f'nearest that does: {nearest_divisor(model.num_heads, kv_heads)}',
+    )
+    head_dim = model.head_dim or model.emb_dim // model.num_heads
+    _check_positions(model, head_dim)
+    _check_layers(model)
+    _check_adapters(model)
+
+
+def _check_positions(model: Model, head_dim: int) -> None:
+    rotary = round(head_dim * model.rope_fraction)
+    require(
+        model.position != 'rope' or (rotary > 0 and rotary % 2 == 0 and model.rope_fraction <= 1),
+        f'model.position=rope rotates pairs: model.rope_fraction={model.rope_fraction} of the head size {head_dim} '
+        '(model.head_dim) must be even',
+    )
+    widths = {model.embedding_factor_dim or model.emb_dim}
+    widths |= {model.emb_dim} if model.layer_sharing == 'universal' else set()
+    odd = sorted(width for width in widths if width % 2)
+    require(
+        not odd or (model.position != 'sinusoidal' and model.layer_sharing != 'universal'),
+        'model.position=sinusoidal (layer_sharing=universal too) needs an even model.emb_dim '
+        f'(or model.embedding_factor_dim), not {odd}',
+    )
+    require(
+        model.rope_scaling is None or model.rope_factor > 1,
+        f'model.rope_scaling={model.rope_scaling} needs a model.rope_factor above 1, not {model.rope_factor}',
+    )
+    buckets = model.relative_buckets
+    require(
+        model.position != 'relative' or (buckets % 2 == 0 and buckets >= 4 and model.relative_max_distance > buckets),
+        f'model.relative_buckets={buckets} must be even, 4 or more, and less than '
+        f'model.relative_max_distance={model.relative_max_distance}',
+    )
+
+
+def _check_layers(model: Model) -> None:
+    require(bool(model.attention_pattern), 'model.attention_pattern is empty; valid: global, local, repeated')
+    depths = {'encoder': model.num_encoder_layers, 'decoder': model.num_decoder_layers}
+    deepest = max(layers for stack, layers in depths.items() if stack in model.family)
+    require(
+        len(model.attention_pattern) <= deepest,
+        f'model.attention_pattern has {len(model.attention_pattern)} layers, the model {deepest}',
+    )
+    require(
+        'local' not in model.attention_pattern or model.window is not None,
+        'model.attention_pattern has a local layer: model.window must say how far it sees',
+    )
+    require(
+        model.norm != 'batchnorm' or model.layer_sharing is None,
+        f'model.norm=batchnorm has statistics for each layer, model.layer_sharing={model.layer_sharing} has one layer; '
+        'valid here: None',
+    )
+    require(
+        model.num_experts is None or model.experts_per_token <= model.num_experts,
+        f'model.experts_per_token={model.experts_per_token} is more than model.num_experts={model.num_experts}',
+    )
+    require(
+        model.parametrization != 'mup' or model.embedding_factor_dim is None,
+        'model.parametrization=mup has no rule for a smaller token table: model.embedding_factor_dim must be None',
+    )
+    require(
+        model.parametrization != 'mup' or model.base_emb_dim is not None,
+        'model.parametrization=mup needs model.base_emb_dim, the width whose learning rate is known',
+    )
+
+
+def _check_adapters(model: Model) -> None:
+    if model.lora_rank is None:
+        return
+    require(bool(model.lora_targets), 'model.lora_targets is empty: model.lora_rank has no projection to adapt')
+    for target in model.lora_targets:
+        inside = target.startswith('mlp')
+        line = f'model.lora_targets: {target!r} fits no layer: '
+        require(inside or model.attention_projections, line + 'model.attention_projections is False')
+        require(not inside or model.num_experts is None, line + 'experts (model.num_experts) have no adapters')
+
+
+def nearest_divisor(number: int, near: int) -> int:
+    """Returns the divisor of `number` that is nearest to `near`."""
+    return min((d for d in range(1, number + 1) if number % d == 0), key=lambda d: abs(d - near))
