@@ -38,6 +38,21 @@ def get_config(size: str = '') -> ConfigDict:
     return recipe(
         base,
         size,
+        bytes={  # 64 at a time, for sweeps on a CPU
+            'model.emb_dim': 96,
+            'model.mlp_dim': 256,
+            'model.num_decoder_layers': 2,
+            'model.max_len': 64,
+            'data.tokenizer': 'byte',
+            'data.length': 64,
+            'data.num_buckets': 1,
+            'train.num_steps': 400,
+            'train.batch_size': 32,
+            'train.eval_every': 400,
+            'train.eval_batches': 20,
+            'evaluate.max_examples': 8,
+            'evaluate.samples': 0,
+        },
         small={'model.emb_dim': 128, 'model.mlp_dim': 384, 'train.num_steps': 500},
         smoke={
             'model.emb_dim': 32,

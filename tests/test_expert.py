@@ -18,7 +18,7 @@ from tformer.config import Model, resolve_model
 from tformer.errors import UserError
 from tformer.layers import moe
 from tformer.layers.moe import Moe
-from tformer.state import start_state
+from tformer.state import make_start
 
 E, D, F = 4, 16, 32
 MESHES = {
@@ -177,8 +177,9 @@ def train(cfg, sizes, count):
     mesh, rules = sharding.make_mesh(sizes, jax.devices()[:count]), sharding.make_rules(sizes)
     batches = [make_batch(cfg.train.objective, seed) for seed in range(3)]
     with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
-        start = trainer.model, trainer.objective, trainer.optimizer, trainer.hyper, batches[0], mesh, rules
-        state, shardings = start_state(*start)
+        args = trainer.model, trainer.objective, trainer.optimizer, trainer.hyper, batches[0], mesh, rules
+        start, shardings = make_start(*args)
+        state = start(trainer.hyper)
         batches = [jax.device_put(batch, sharding.batch_sharding(mesh)) for batch in batches]
         step = jax.jit(trainer.step, out_shardings=(shardings, None)).lower(state, batches[0], trainer.hyper).compile()
         for batch in batches:

@@ -22,7 +22,7 @@ from tformer.model import Family, build
 from tformer.objectives import OBJECTIVES
 from tformer.optimizers import make_optimizer
 from tformer.precision import exact, kept_in_bfloat16, rounded_at_random
-from tformer.state import begin, evaluation_params, logical_names, make_init, start_state
+from tformer.state import begin, evaluation_params, logical_names, make_init, make_start
 from tformer.step import make_train_step
 
 MIB = 2**20
@@ -202,7 +202,8 @@ def test_logits_stay_on_the_devices_that_have_their_part_of_the_vocabulary():
         with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
             if state is None:
                 args = trainer.model, trainer.objective, trainer.optimizer, trainer.hyper, trainer.batch
-                state, shardings = start_state(*args, mesh, rules)
+                start, shardings = make_start(*args, mesh, rules)
+                state = start(trainer.hyper)
                 assert state.params['embed']['table'].sharding.spec[0] == 'tensor'
             step = jax.jit(trainer.step, out_shardings=(shardings, None))
             placed = jax.device_put(trainer.batch, sharding.batch_sharding(mesh))
@@ -374,7 +375,8 @@ def narrow_run():
     mesh, rules = sharding.make_mesh(trainer.run.mesh), sharding.RULES['fsdp']
     with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
         args = trainer.model, trainer.objective, trainer.optimizer, trainer.hyper, trainer.batch
-        state, shardings = start_state(*args, mesh, rules)
+        start, shardings = make_start(*args, mesh, rules)
+        state = start(trainer.hyper)
         placed = jax.device_put(trainer.batch, sharding.batch_sharding(mesh))
         step = jax.jit(trainer.step, donate_argnums=0, out_shardings=(shardings, None))  # as resume.assemble does
         return trainer, state, step.lower(state, placed, trainer.hyper).compile(), placed

@@ -15,7 +15,7 @@ from tformer.hyper import Hyper
 from tformer.layers import kernels, ring
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
-from tformer.state import start_state
+from tformer.state import make_start
 from tformer.step import make_train_step
 
 V, T, S, ROWS, STEPS, RATE = 32, 32, 16, 8, 3, 0.1
@@ -91,7 +91,8 @@ def trained(family, name, packed=False, **model):
     mesh = sharding.make_mesh(mesh_config, jax.devices()[: 8 if name in MESHES else 1])
     rules, batches = sharding.make_rules(mesh_config), [make_batch(family, seed, packed) for seed in range(STEPS)]
     with sharding.placed(mesh, mesh_config):
-        state, placed = start_state(net, objective, descent(), hyper, batches[0], mesh, rules)
+        start, placed = make_start(net, objective, descent(), hyper, batches[0], mesh, rules)
+        state = start(hyper)
         step = jax.jit(make_train_step(net, objective, descent(), cfg), out_shardings=(placed, None))
         split = [jax.device_put(batch, sharding.batch_sharding(mesh)) for batch in batches]
         compiled = step.lower(state, split[0], hyper).compile()
@@ -237,7 +238,8 @@ def test_gathering_all_parameters_at_once_would_be_seen():
     net, objective, hyper = build(cfg.model), OBJECTIVES[cfg.train.objective], Hyper.of(cfg)
     mesh, rules, batch = sharding.make_mesh(mesh_config), sharding.make_rules(mesh_config), make_batch('encoder', 0)
     with sharding.placed(mesh, mesh_config):
-        state, placed = start_state(net, objective, descent(), hyper, batch, mesh, rules)
+        start, placed = make_start(net, objective, descent(), hyper, batch, mesh, rules)
+        state = start(hyper)
         step = make_train_step(net, objective, descent(), cfg)
 
         def gathers_first(state, batch, hyper):

@@ -22,7 +22,7 @@ from tformer.errors import UserError
 from tformer.layers.dropout import Rates
 from tformer.layers.pipeline import deal, pipelined
 from tformer.model import build
-from tformer.state import start_state
+from tformer.state import make_start
 
 ROOT = pathlib.Path(__file__).parent.parent
 STEPS, LAYERS = 3, 4
@@ -82,7 +82,8 @@ def train(cfg, mesh_config, batches, devices=8):
     losses, gradients = [], []
     with sharding.placed(mesh, mesh_config):
         parts = trainer.model, trainer.objective, trainer.optimizer, trainer.hyper
-        state, shardings = start_state(*parts, batches[0], mesh, rules)
+        start, shardings = make_start(*parts, batches[0], mesh, rules)
+        state = start(parts[-1])
         placed = [jax.device_put(batch, sharding.batch_sharding(mesh)) for batch in batches]
         step = jax.jit(trainer.step, out_shardings=(shardings, None)).lower(state, placed[0], trainer.hyper).compile()
         for batch in placed:

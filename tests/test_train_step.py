@@ -20,7 +20,7 @@ from tformer.model import build
 from tformer.objectives import OBJECTIVES
 from tformer.optimizers import make_optimizer
 from tformer.resume import row_multiple
-from tformer.state import logical_names, make_init, start_state, step_key
+from tformer.state import logical_names, make_init, make_start, step_key
 from tformer.step import make_train_step
 
 V, T, S, ROWS = 17, 8, 6, 8
@@ -209,9 +209,10 @@ def run_on(cfg, mesh_config, devices, num_steps=3):
     mesh, rules = sharding.make_mesh(mesh_config, devices), sharding.make_rules(mesh_config)
     batches = [make_batch(cfg.train.objective, seed) for seed in range(num_steps)]
     with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
-        state, shardings = start_state(
+        start, shardings = make_start(
             trainer.model, trainer.objective, trainer.optimizer, trainer.hyper, batches[0], mesh, rules
         )
+        state = start(trainer.hyper)
         step = jax.jit(trainer.step, donate_argnums=0, out_shardings=(shardings, None))
         losses = []
         for batch in batches:

@@ -23,7 +23,7 @@ from tformer.hyper import Hyper
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
 from tformer.optimizers import make_optimizer
-from tformer.state import TrainState, count_parameters, logical_names, start_state
+from tformer.state import TrainState, count_parameters, logical_names, make_start
 from tformer.step import make_train_step
 
 
@@ -74,7 +74,8 @@ def stepping(config: Config) -> Iterator[tuple[Callable[[], float], Callable[[],
     hyper, batch = Hyper.of(config), random_batch(config)
     optimizer = make_optimizer(config, logical_names(model, objective, batch))
     with sharding.placed(mesh, config.mesh):
-        state, _ = start_state(model, objective, optimizer, hyper, batch, mesh, rules)
+        start, _ = make_start(model, objective, optimizer, hyper, batch, mesh, rules)
+        state = start(hyper)
         step = jax.jit(make_train_step(model, objective, optimizer, config), donate_argnums=0)
         placed = jax.device_put(batch, sharding.batch_sharding(mesh))
         facts = {

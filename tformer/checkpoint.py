@@ -223,7 +223,7 @@ def restore(workdir: pathlib.Path, step: int, state: TrainState) -> TrainState:
     Args:
       workdir: of a run.
       step: of a checkpoint.
-      state: of the same shapes, as `start_state` gives it.
+      state: of the same shapes, as `make_start` gives it.
     """
     target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), items(state))
     try:

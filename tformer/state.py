@@ -158,20 +158,6 @@ def make_start(
     return lambda hyper: start(hyper, batch), shardings
 
 
-def start_state(
-    model: nn.Module,
-    objective: Objective,
-    optimizer: optax.GradientTransformation,
-    hyper: Hyper,
-    batch: Any,
-    mesh: Mesh,
-    rules: Rules,
-) -> tuple[TrainState, TrainState]:
-    """Returns (the initial state, placed on the mesh; the shardings of its arrays)."""
-    start, shardings = make_start(model, objective, optimizer, hyper, batch, mesh, rules)
-    return start(hyper), shardings
-
-
 def count_parameters(params: Any) -> int:
     """Returns the number of scalars in `params`."""
     return sum(x.size for x in jax.tree.leaves(params))

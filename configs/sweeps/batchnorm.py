@@ -12,26 +12,9 @@ Machine and time: not run here.
 
 from tformer.lab.sweep import Sweep, grid, product, seeds
 
-TINY = {
-    'model.emb_dim': 96,
-    'model.mlp_dim': 256,
-    'model.num_decoder_layers': 2,
-    'model.max_len': 64,
-    'data.tokenizer': 'byte',
-    'data.length': 64,
-    'data.num_buckets': 1,
-    'train.num_steps': 400,
-    'train.batch_size': 32,
-    'train.eval_every': 400,
-    'train.eval_batches': 20,
-    'evaluate.max_examples': 8,
-    'evaluate.samples': 0,
-    'mesh.data': 1,
-}
-
 
 def get_sweep(size: str = 'small') -> Sweep:
     arms = grid({'model.norm_placement': ['pre', 'post'], 'model.norm': ['layernorm', 'batchnorm']})
     if size == 'smoke':
         return Sweep('../lm_stdlib.py:smoke', product([{'mesh.data': 1}], arms))
-    return Sweep('../lm_stdlib.py', product([TINY], arms, seeds(3)))
+    return Sweep('../lm_stdlib.py:bytes', product([{'mesh.data': 1}], arms, seeds(3)))

@@ -13,26 +13,11 @@ Haviv et al. 2022. Machine and time: not run here.
 
 from tformer.lab.sweep import Sweep, grid, product, seeds
 
-SHORT = {
-    'model.emb_dim': 96,
-    'model.mlp_dim': 256,
-    'model.num_decoder_layers': 2,
-    'model.max_len': 256,
-    'data.tokenizer': 'byte',
-    'data.length': 64,
-    'data.num_buckets': 1,
-    'train.num_steps': 400,
-    'train.batch_size': 32,
-    'train.eval_every': 400,
-    'train.eval_batches': 20,
-    'evaluate.lengths': (64, 128, 256),
-    'evaluate.max_examples': 8,
-    'evaluate.samples': 0,
-}
+BEYOND = {'model.max_len': 256, 'evaluate.lengths': (64, 128, 256)}
 
 
 def get_sweep(size: str = 'small') -> Sweep:
     arms = grid({'model.position': ['sinusoidal', 'learned', 'rope', 'alibi', 'relative', None]})
     if size == 'smoke':
         return Sweep('../lm_stdlib.py:smoke', product([{'evaluate.lengths': (32, 64)}], arms))
-    return Sweep('../lm_stdlib.py', product([SHORT], arms, seeds(3)))
+    return Sweep('../lm_stdlib.py:bytes', product([BEYOND], arms, seeds(3)))
