@@ -16,7 +16,7 @@ import pytest
 import toy_data
 from test_sweep import TINY, environment, numbers
 
-from tformer import checkpoint, config, errors, hyper, journal
+from tformer import checkpoint, config, digests, errors, hyper, journal
 from tformer import train as train_lib
 from tformer.config import Config, Mesh
 from tformer.lab import runner, slices, together, trials
@@ -133,17 +133,16 @@ def test_one_that_fails_leaves_the_others_as_they_are(alone, tmp_path: pathlib.P
 def test_after_an_interruption_all_go_on_from_the_newest_common_step_to_the_bit(
     alone, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One had failed, one's newest checkpoint was not written, and one had come to its end."""
+    """One's newest checkpoint was not written, and one had failed before."""
     shared, _, _ = alone
     shared = config.override(shared, {'train.checkpoint_every': 10})
     made = trials.trials(shared, product(grid({'model.dropout_rate': [0.1, 0.2]}), seeds(2)))
     whole, parts = stated(tmp_path / 'whole', made), stated(tmp_path / 'parts', made)
     together.train(whole)
 
-    report, seen = together.report, []
+    report = together.report
 
     def interrupted(group: together.Group, number: int) -> dict[str, float]:
-        seen.append(number)
         if number == 33:
             raise KeyboardInterrupt
         return report(group, number)
@@ -152,17 +151,26 @@ def test_after_an_interruption_all_go_on_from_the_newest_common_step_to_the_bit(
     with pytest.raises(KeyboardInterrupt):
         together.train(parts)
     monkeypatch.undo()
-    assert all(checkpoint.steps(home)[-1] == 30 for home in parts)
+    assert all(checkpoint.steps(home)[-2:] == [25, 30] for home in parts)
     shutil.rmtree(checkpoint.place(parts[1], 30))
     (parts[2] / 'error.txt').write_text('ended\n')
-    before = numbers(parts[2])
-    together.train(parts)
-    for index in (0, 1, 3):
-        assert numbers(parts[index]) == numbers(whole[index])
-        assert leaves(parts[index]) == leaves(whole[index])
-    assert numbers(parts[2]) == before
-    assert set(together.train(parts)) == {parts[0], parts[1], parts[3]}  # nothing is left to do
+    assert list(together.train(parts)) == parts and not (parts[2] / 'error.txt').exists()
+    for mine, theirs in zip(parts, whole, strict=True):
+        assert numbers(mine) == numbers(theirs) and leaves(mine) == leaves(theirs)
+    assert list(together.train(parts)) == parts  # nothing is left to do
     assert numbers(parts[0]) == numbers(whole[0])
+
+
+def test_no_one_waits_for_those_that_are_far_behind(tmp_path: pathlib.Path) -> None:
+    """Of checkpoints that are none: who goes on with whom, from where, and what is deleted."""
+    homes = [tmp_path / name for name in 'abcdef']
+    for home, steps in zip(homes, ([10, 20], [20, 30], [20, 30], [], [10, 5000], [20]), strict=True):
+        for step in steps:
+            checkpoint.place(home, step).mkdir(parents=True)
+            digests.write(checkpoint.place(home, step))
+    a, b, c, d, e, f = homes
+    assert together.cohorts(homes) == [(20, [a, b, c, f]), (5000, [e]), (None, [d])]
+    assert [checkpoint.steps(home) for home in homes] == [[10, 20], [20], [20], [], [10, 5000], [20]]
 
 
 def test_a_signal_during_an_evaluation_leaves_the_rest_of_it_to_the_next_life(

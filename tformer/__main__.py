@@ -102,6 +102,8 @@ def train(arguments: list[str], overrides: dict[str, str]) -> None:
     from tformer import choices, config, runs
 
     if arguments:  # workdirs of a sweep's trials
+        if overrides or FLAGS.config or FLAGS.workdir or FLAGS.may_differ or FLAGS.coordinator:
+            raise errors.UserError('trials that train together have their own configs: no flag but --transform')
         runs.train_together(arguments, FLAGS.transform)
         return
     loaded = config.load(needed('config'), overrides)
@@ -120,7 +122,7 @@ def sweep(arguments: list[str], overrides: dict[str, str]) -> None:
         print(plan.plan(made, FLAGS.workdir, FLAGS.parallel))
         return
     if FLAGS.array:
-        print(runner.array(base, made, needed('workdir'), FLAGS.together))
+        print(runner.array(base, made, needed('workdir'), FLAGS.together, FLAGS.transform))
         return
     from tformer.lab.report import results, write
 

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import pathlib
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -28,7 +29,7 @@ def merit(metric: str, value: float) -> float:
     """Returns `value`, negated for a metric of which less is better: its name says so. What is no number has least."""
     if math.isnan(value):
         return -math.inf
-    return -value if metric.endswith(LOWER_IS_BETTER) else value
+    return -value if re.sub(r'_at_\d+$', '', metric).endswith(LOWER_IS_BETTER) else value
 
 
 # ----------------------------------------------------------------------------------------------- what is there

@@ -47,8 +47,9 @@ class Journal:
         score: evaluate.Scorer,
         generated: evaluate.GenerationScores | None,
         last: int | None,
+        keep_last: int | None = None,
     ):
-        """Goes on from the checkpoint at step `last`, or begins where it is None."""
+        """Goes on from the checkpoint at step `last`, or begins where it is None; keep_last, if not the config's."""
         config, tokens, self._batches, self._valid = opened
         self._config, self._tokens, self._home = config, tokens, home
         self._score, self._generated = score, generated
@@ -60,7 +61,8 @@ class Journal:
             before = checkpoint.record(home, last)
             self.best, self.log = Best(**before['best']), Interval(**before['interval'])
             self.evaluated = before['evaluated']
-        self.checkpoints = checkpoint.Checkpoints(home, config.train.keep_last, config.train.keep_every)
+        keep_last = keep_last or config.train.keep_last
+        self.checkpoints = checkpoint.Checkpoints(home, keep_last, config.train.keep_every)
         self._writer = metrics.Writer(home if processes.first() else None, self._saved, self.evaluated)
 
     def close(self) -> None:

@@ -32,6 +32,8 @@ from tformer.data.tokenizers import Tokenizers
 from tformer.decode.text import make_text_generator
 from tformer.errors import NoSplitError, UserError
 from tformer.hyper import standard
+from tformer.lab import together
+from tformer.lab.trials import STATED
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
 from tformer.state import variable_shardings
@@ -152,15 +154,10 @@ def train_together(directories: Sequence[str], transform: str | None = None) -> 
       UserError: they cannot be trained together; as `train`.
       Stopped: as `train`.
     """
-    from tformer.lab import together
-    from tformer.lab.trials import ERROR
-
     trained = together.train([pathlib.Path(each) for each in directories], transform, generated_scores)
     for home, left in trained.items():
-        try:
+        with together.failing(home):
             finish(home, left)
-        except UserError as error:
-            (home / ERROR).write_text(f'tformer: {error}\n')
 
 
 def finish(directory: str | pathlib.Path, trained: train_lib.Trained) -> dict[str, float]:
@@ -215,7 +212,9 @@ def evaluate(run: Run, split: str, records: Sequence[Record] | None = None, **fa
             print(f'  {name} signature: {signature}')
     for line in shown:
         print(line)
-    if processes.first():
+    if (run.home / STATED).is_file() and 'parameters' not in facts:
+        print(f'{run.home} is a trial of a sweep, whose result is that of its end: this one is not written')
+    elif processes.first():
         if config.evaluate.metrics:
             predictions.write(run.home, split, generated, references)
         file = run.home / 'result.json'

@@ -13,6 +13,7 @@ from tformer.config.convert import override as override
 from tformer.config.convert import parts as parts
 from tformer.config.convert import read_json as read_json
 from tformer.config.convert import recipe as recipe
+from tformer.config.convert import split as split
 from tformer.config.convert import to_dict as to_dict
 from tformer.config.derived import resolve as resolve
 from tformer.config.mesh import AXES as AXES

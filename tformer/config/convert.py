@@ -198,6 +198,14 @@ def recipe(base: Config, arguments: str | None, **differences: Mapping[str, Any]
     return config_dict(base)
 
 
+def split(spec: str) -> tuple[str, str]:
+    """Returns (FILE, argument) of `FILE[:argument]`; colons before the file's ending are its own."""
+    ends = [spec.find(f'{ending}:') + len(ending) for ending in ('.py', '.json') if f'{ending}:' in spec]
+    if not ends and not spec.endswith(('.py', '.json')):
+        ends = [spec.find(':')] if ':' in spec else []
+    return (spec[: min(ends)], spec[min(ends) + 1 :]) if ends else (spec, '')
+
+
 def load(spec: str, overrides: Mapping[str, str] | None = None) -> Config:
     """Returns the config of `FILE[:argument]`, with overrides applied.
 
@@ -206,7 +214,7 @@ def load(spec: str, overrides: Mapping[str, str] | None = None) -> Config:
     Raises:
       UserError: a missing file, one without `get_config`, or a bad override.
     """
-    path, _, argument = spec.partition(':')
+    path, argument = split(spec)
     if path.endswith('.json'):
         made: Any = read_json(pathlib.Path(path))
     else:
@@ -259,7 +267,7 @@ def execute(path: str, function: str, *arguments: str) -> Any:
 
 def changes(spec: str) -> dict[str, Any]:
     """Returns what the argument of `FILE:argument` changes: dotted fields and their values."""
-    file, _, _ = spec.partition(':')
+    file, _ = split(spec)
     return {name: value for name, (_, value) in difference(load(file), load(spec)).items()}
 
 

@@ -70,12 +70,7 @@ def sweep(
       Stopped: by a signal; the trials that ran have saved what they had.
     """
     home = pathlib.Path(directory)
-    for name, number in (('parallel', parallel), ('together', together)):
-        if number < 1:
-            raise UserError(f'--{name}={number} must be positive')
-    if transform is not None:
-        choose(TRANSFORMS, transform, '--transform')
-        command = [*command, f'--transform={transform}']
+    _check(parallel, together, transform)
     with workdir.held(home), _signals() as heard:
         seconds = claim(base, trials, home)
         done = sum(is_done(home / trial.directory) for trial in trials)
@@ -91,7 +86,7 @@ def sweep(
             for slot in range(parallel):
                 if waiting and slot not in lives and not heard:
                     group = waiting.pop(0)
-                    lives[slot] = _begin(group, home, every.index(group), command, _share(slot, parallel))
+                    lives[slot] = _begin(group, home, every.index(group), transform, command, _share(slot, parallel))
                     logs |= {trial.directory: lives[slot].log for trial in group}
             for slot, life in list(lives.items()):
                 if (code := life.process.poll()) is not None:
@@ -101,7 +96,7 @@ def sweep(
                         seconds[trial.directory] = seconds.get(trial.directory, 0.0) + took
                         said = _end(trial, life, home, code, asked=bool(told))
                         if said.startswith('failed'):
-                            failed[trial.directory] = code or 1
+                            failed[trial.directory] = code or 2  # of a group that went on without it
                         elif said.startswith('stopped'):
                             stopped.append(trial)
                         else:
@@ -125,13 +120,20 @@ def sweep(
     return 2 if set(failed.values()) == {2} else 1
 
 
-def array(base: Config, trials: Sequence[Trial], directory: str | pathlib.Path, together: int = 1) -> str:
-    """Writes what trains the trials that are not done to DIRECTORY/trials.txt, a process a line; returns how to run it.
+def array(
+    base: Config,
+    trials: Sequence[Trial],
+    directory: str | pathlib.Path,
+    together: int = 1,
+    transform: str | None = None,
+) -> str:
+    """Writes what trains the trials that are not done to DIRECTORY/trials.txt, a process a line; returns how to run.
 
     Raises:
       UserError: as `sweep`.
     """
     home = pathlib.Path(directory)
+    _check(1, together, transform)
     with workdir.held(home):
         claim(base, trials, home)
         file, lines = home / 'trials.txt', []
@@ -139,7 +141,7 @@ def array(base: Config, trials: Sequence[Trial], directory: str | pathlib.Path, 
             if left := [trial for trial in group if not is_done(home / trial.directory)]:
                 for trial in left:
                     (home / trial.directory / ERROR).unlink(missing_ok=True)
-                lines.append(shlex.join(_arguments(group, home)))
+                lines.append(shlex.join(_arguments(group, home, transform)))
         file.write_text(''.join(f'{line}\n' for line in lines))
     return f'sbatch --array=1-{len(lines)} launch/slurm_array.sbatch {shlex.quote(str(file))}' if lines else 'all done'
 
@@ -156,7 +158,7 @@ def claim(base: Config, trials: Sequence[Trial], home: pathlib.Path) -> dict[str
     for trial in trials:
         place = home / trial.directory
         if (place / STATED).is_file():
-            before = config.load(str(place / STATED))
+            before = config.from_dict(config.read_json(place / STATED))
             if changed := config.difference(before, trial.config):
                 field, (old, new) = next(iter(changed.items()))
                 more = f' and {len(changed) - 1} more fields' if len(changed) > 1 else ''
@@ -211,18 +213,22 @@ def _write(file: pathlib.Path, tree: Mapping[str, Any]) -> None:
 # ----------------------------------------------------------------------------------------------------------- processes
 
 
-def _begin(group: Sequence[Trial], home: pathlib.Path, number: int, command: Sequence[str], cores: set[int]) -> Life:
-    """Starts the process of a group, of which some may have ended; if all that are not done have failed, again."""
-    places = {trial.directory: home / trial.directory for trial in group}
-    left = [trial for trial in group if not is_done(places[trial.directory])]
-    if all(has_ended(places[trial.directory]) for trial in left):
-        for trial in left:
-            (places[trial.directory] / ERROR).unlink()
-    left = [trial for trial in left if not has_ended(places[trial.directory])]
-    file = places[group[0].directory] / LOG if len(group) == 1 else home / f'together_{number}.txt'
+def _begin(
+    group: Sequence[Trial],
+    home: pathlib.Path,
+    number: int,
+    transform: str | None,
+    command: Sequence[str],
+    cores: set[int],
+) -> Life:
+    """Starts the process of a group, of which some may be done; those that failed are tried again."""
+    left = [trial for trial in group if not is_done(home / trial.directory)]
+    for trial in left:
+        (home / trial.directory / ERROR).unlink(missing_ok=True)
+    file = home / group[0].directory / LOG if len(group) == 1 else home / f'together_{number}.txt'
     with file.open('ab') as log:
         process = subprocess.Popen(
-            [sys.executable, '-c', BOUND, str(os.getpid()), *command, *_arguments(group, home)],
+            [sys.executable, '-c', BOUND, str(os.getpid()), *command, *_arguments(group, home, transform)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -234,10 +240,20 @@ def _begin(group: Sequence[Trial], home: pathlib.Path, number: int, command: Seq
         return Life(left, process, time.monotonic(), file, log.tell())
 
 
-def _arguments(group: Sequence[Trial], home: pathlib.Path) -> list[str]:
+def _arguments(group: Sequence[Trial], home: pathlib.Path, transform: str | None) -> list[str]:
     """Returns what `tformer train` takes to train a group."""
     places = [home / trial.directory for trial in group]
-    return list(map(str, places)) if len(group) > 1 else [f'--config={places[0] / STATED}', f'--workdir={places[0]}']
+    if len(group) == 1:
+        return [f'--config={places[0] / STATED}', f'--workdir={places[0]}']
+    return [*map(str, places), *([f'--transform={transform}'] if transform else [])]
+
+
+def _check(parallel: int, together: int, transform: str | None) -> None:
+    for name, number in (('parallel', parallel), ('together', together)):
+        if number < 1:
+            raise UserError(f'--{name}={number} must be positive')
+    if transform is not None:
+        choose(TRANSFORMS, transform, '--transform')
 
 
 def _end(trial: Trial, life: Life, home: pathlib.Path, code: int, asked: bool) -> str:

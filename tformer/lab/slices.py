@@ -32,11 +32,13 @@ def groups(trials: Sequence[Trial], most: int) -> list[list[Trial]]:
 def common(stated: Config) -> Config | None:
     """Returns what is equal in trials that one program can train; None where a trial is trained alone.
 
-    The seed is part of it where it decides the shapes of batches. Alone are trials that may end early, and those whose
-    mesh has pipelines, rings or experts.
+    The seed is part of it where it decides the shapes of batches. Alone are trials that may end early, and those with
+    experts, or a mesh that has pipelines or rings.
     """
     data, train = stated.data, stated.train
-    if train.patience is not None or any(getattr(stated.mesh, axis) != 1 for axis in ('pipeline', 'context', 'expert')):
+    if train.patience is not None or stated.model.num_experts is not None:
+        return None
+    if any(getattr(stated.mesh, axis) != 1 for axis in ('pipeline', 'context', 'expert')):
         return None
     shapes_differ = data.batching == 'bucket' and data.num_buckets > 1
     lengths_differ = data.train_examples is not None or (data.batching == 'pack' and train.num_steps is None)

@@ -6,7 +6,7 @@ Each has a workdir of its own, as if it had been alone: its data in its own orde
 import contextlib
 import dataclasses
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,14 +15,14 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from tformer import checkpoint, config, digests, evaluate, metrics, resume, sharding, workdir
+from tformer import checkpoint, choices, config, digests, evaluate, metrics, resume, sharding, workdir
 from tformer.config import Config
 from tformer.data import pipeline
 from tformer.errors import Stopped, UserError
 from tformer.hyper import Hyper
 from tformer.journal import Journal, count_tokens
 from tformer.lab.slices import TRIALS, common, make_mesh, make_step, stack_hypers, stacked
-from tformer.lab.trials import ERROR, STATED, has_ended
+from tformer.lab.trials import ERROR, STATED, is_done
 from tformer.state import TrainState, count_parameters
 from tformer.step import Step
 from tformer.stopping import Stops
@@ -34,8 +34,7 @@ def train(
 ) -> dict[pathlib.Path, Trained]:
     """Trains the trials that are stated in workdirs, and returns what it leaves of each that did not fail.
 
-    Those that have ended before are trained no more, but keep their slices, so that the others' numbers stay the same
-    to the bit. One that fails, whose steps are not made, leaves its error in its workdir; the others go on.
+    One that fails leaves its error in its workdir, and the others go on.
 
     Args:
       homes: the workdirs of all trials of a group, always in the same order.
@@ -43,60 +42,103 @@ def train(
       generated: as in `train.train`.
 
     Raises:
-      UserError: anything in the configs, the data or the workdirs that is the user's to mend.
+      UserError: they cannot be trained together.
       Stopped: a signal or train.max_minutes asked for it, and all is saved.
     """
-    stated = {home: config.load(str(home / STATED)) for home in homes}
-    asked = stated[homes[0]]
+    stated = {home: config.from_dict(config.read_json(home / STATED)) for home in homes}
     for home in homes:
-        if common(stated[home]) is None or common(stated[home]) != common(asked):
+        if common(stated[home]) is None or common(stated[home]) != common(stated[homes[0]]):
             raise UserError(f'{home} and {homes[0]} cannot be trained together: they differ in more than numbers')
-    if not (live := [home for home in homes if not has_ended(home)]):
-        return {}
     transform = transform or ('map' if jax.default_backend() == 'cpu' else 'vmap')
-    mesh = make_mesh(asked.mesh, len(homes))
+    trained: dict[pathlib.Path, Trained] = {}
     with contextlib.ExitStack() as closing:
-        closing.enter_context(sharding.placed(mesh, asked.mesh))
-        for home in live:
-            closing.enter_context(workdir.held(home))
-        stops = closing.enter_context(Stops(asked.train.max_minutes))
-        last = common_step(live)
-        opened = open_all({home: stated[home] for home in live}, last)
-        design = resume.make_design(opened[live[0]].config, opened[live[0]].batches, mesh)
-        score = evaluate.make_scorer(design.model, opened[live[0]].config, mesh)
-        members = []
+        live = []
+        for home in homes:
+            if not is_done(home):
+                closing.enter_context(workdir.held(home))
+                (home / ERROR).unlink(missing_ok=True)
+                with failing(home):
+                    choices.validate(stated[home])
+                    checkpoint.sound(home, print)
+                    live.append(home)
+        stops = closing.enter_context(Stops(stated[homes[0]].train.max_minutes))
+        for last, some in cohorts(live):
+            trained |= _train(stated, some, last, transform, generated, stops)
+    return trained
+
+
+@contextlib.contextmanager
+def failing(home: pathlib.Path) -> Iterator[None]:
+    """Makes a `UserError` of its block the error of a trial."""
+    try:
+        yield
+    except UserError as error:
+        fail(home, error)
+
+
+def fail(home: pathlib.Path, why: object) -> None:
+    """Writes why a trial failed to its workdir."""
+    print(f'tformer: {home}: {why}', flush=True)
+    (home / ERROR).write_text(f'tformer: {why}\n')
+
+
+def _train(
+    stated: Mapping[pathlib.Path, Config],
+    homes: Sequence[pathlib.Path],
+    last: int | None,
+    transform: str,
+    generated: evaluate.GenerationScores | None,
+    stops: Stops,
+) -> dict[pathlib.Path, Trained]:
+    """Trains the trials of a cohort.
+
+    On one device a map's slices are of these alone. Elsewhere all trials keep theirs, so that the numbers of each stay
+    the same to the bit: those that are not trained now have the numbers of one that is.
+    """
+    places = homes if transform == 'map' and jax.device_count() == 1 else list(stated)
+    asked = stated[homes[0]].mesh
+    mesh = make_mesh(asked, len(places))
+    with contextlib.ExitStack() as closing:
+        closing.enter_context(sharding.placed(mesh, asked))
+        opened = open_all({home: stated[home] for home in homes}, last)
+        if not opened:
+            return {}
+        first = next(iter(opened.values()))
+        design = resume.make_design(first.config, first.batches, mesh)
+        score = evaluate.make_scorer(design.model, first.config, mesh)
+        members: dict[pathlib.Path, Member] = {}
         for home, found in opened.items():
-            members.append(Member(homes.index(home), home, found, Journal(found, home, score, generated, last)))
-            closing.callback(members[-1].journal.close)
-        # The slice of a trial that has ended goes along with another's.
-        slices = [members[live.index(home) if home in live else 0] for home in homes]
-        group = Group(mesh, design, make_step(design, mesh, transform), members, slices)
+            # One that is killed between the saves of two has a checkpoint of the same step in both.
+            journal = Journal(found, home, score, generated, last, keep_last=max(2, found.config.train.keep_last))
+            members[home] = Member(places.index(home), home, found, journal)
+            closing.callback(journal.close)
+        filling = next(iter(members.values()))
+        slices = [members.get(home, filling) for home in places]
+        group = Group(mesh, design, make_step(design, mesh, transform), list(members.values()), slices)
         progress = metrics.Progress(group.length, last or 0)
         closing.callback(progress.close)
         resumed = f', resumed at step {last}' if last else ''
-        trained = f'{len(homes)} trials' if live == homes else f'{len(live)} of {len(homes)} trials'
-        progress.say(f'{trained} in one program ({transform}), {mesh.size} device(s){resumed}')
+        progress.say(f'{len(members)} trials in one program ({transform}), {mesh.size} device(s){resumed}')
         return loop(group, last, stops, progress)
 
 
 def open_all(stated: Mapping[pathlib.Path, Config], last: int | None) -> dict[pathlib.Path, resume.Opened]:
-    """Returns the data of trials, and their resolved configs, written to their workdirs.
+    """Returns the data of trials, and their resolved configs, written to their workdirs; those that fail are left out.
 
-    Raises:
-      UserError: as `resume.open_data`, or the batches of one have shapes that another's have not.
+    One fails whose data fail, or have batches of other shapes than the first one's.
     """
     opened: dict[pathlib.Path, resume.Opened] = {}
     tokenizers: dict[str, Any] = {}  # those that are the same become one, for which one program generates
     for home, each in stated.items():
-        config.check(each)
-        before = None if last is None else checkpoint.record(home, last)
-        found = resume.open_data(each, home, sharding.make_mesh(each.mesh), before)
-        tokens = tokenizers.setdefault(found.tokens.fingerprint, found.tokens)
-        opened[home] = found = found._replace(tokens=tokens)
-        workdir.save_config(home, found.config)
-        first, other = next(iter(opened.items()))
-        if common(found.config) != common(other.config) or shapes(found.batches) != shapes(other.batches):
-            raise UserError(f'{home} and {first} cannot be trained together: their batches have other shapes')
+        with failing(home):
+            before = None if last is None else checkpoint.record(home, last)
+            found = resume.open_data(each, home, sharding.make_mesh(each.mesh), before)
+            found = found._replace(tokens=tokenizers.setdefault(found.tokens.fingerprint, found.tokens))
+            first, other = next(iter(opened.items()), (home, found))
+            if common(found.config) != common(other.config) or shapes(found.batches) != shapes(other.batches):
+                raise UserError(f'its batches have other shapes than those of {first}: --together=1 trains it')
+            workdir.save_config(home, found.config)
+            opened[home] = found
     return opened
 
 
@@ -105,24 +147,32 @@ def shapes(batches: pipeline.Batches) -> Any:
     return batches.shapes, batches.widths
 
 
-def common_step(homes: Sequence[pathlib.Path]) -> int | None:
-    """Returns the newest step of which all workdirs hold a checkpoint that is whole, None where there is none.
+def cohorts(homes: Sequence[pathlib.Path]) -> list[tuple[int | None, list[pathlib.Path]]]:
+    """Returns the workdirs that go on from the same step, with that step, None where there is no checkpoint.
 
-    What is newer is deleted: it comes again.
+    One whose newest checkpoint is missing goes on with the others from the one before, and theirs is deleted: it comes
+    again. One that is further behind goes on by itself.
     """
-    for home in homes:
-        checkpoint.sound(home, print)
-    shared = set.intersection(*(set(checkpoint.steps(home)) for home in homes))
-
-    def whole(step: int) -> bool:
-        return not any(digests.fault(checkpoint.place(home, step), contents=True) for home in homes)
-
-    last = next(filter(whole, sorted(shared, reverse=True)), None)
-    for home in homes:
-        for step in checkpoint.steps(home):
-            if step > (last or 0):
-                checkpoint.delete(home, step)
-    return last
+    steps = {
+        home: [
+            step
+            for step in checkpoint.steps(home)[-2:]
+            if digests.fault(checkpoint.place(home, step), contents=True) is None
+        ]
+        for home in homes
+    }
+    found: list[tuple[int | None, list[pathlib.Path]]] = []
+    while steps:
+        known = [step for has in steps.values() for step in has]
+        last = max(known, key=lambda step: (known.count(step), step), default=None)
+        some = [home for home, has in steps.items() if last in has or last is None]
+        for home in some:
+            for step in steps.pop(home):
+                if last is not None and step > last:
+                    print(f'{home}: step {step} comes again, for others have {last}', flush=True)
+                    checkpoint.delete(home, step)
+        found.append((last, some))
+    return found
 
 
 @dataclasses.dataclass
@@ -260,5 +310,5 @@ def report(group: Group, number: int) -> dict[str, float]:
         shown, member.fault = member.journal.report(number)
         found.append(shown)
         if member.fault is not None:
-            (member.home / ERROR).write_text(f'tformer: {member.fault}\n')
+            fail(member.home, member.fault)
     return {name: float(np.mean([each[name] for each in found if name in each])) for name in found[0]}

@@ -51,7 +51,7 @@ def load(spec: str, overrides: Mapping[str, str] | None = None) -> tuple[Config,
     Raises:
       UserError: in the file, in the base, or in an arm, which is named.
     """
-    path, _, argument = spec.partition(':')
+    path, argument = config.split(spec)
     sweep = config.execute(path, 'get_sweep', *filter(None, [argument]))
     if not isinstance(sweep, Sweep):
         raise UserError(f'{path}: get_sweep returns {type(sweep).__name__}, not a Sweep')
