@@ -6,7 +6,7 @@
 To compare: `nll`, which is without smoothing, with `accuracy` and `word_error_rate`. Three seeds of each of three arms;
 a trial is configs/g2p.py:demo at half its width for three tenths of its steps. `smoke`: two steps.
 
-Machine and time: not run here.
+Machine and time: two CPU cores that did other work too, 8 minutes.
 """
 
 from tformer.lab.sweep import Sweep, grid, product, seeds

@@ -6,7 +6,7 @@
 Six layers on each side, 64 wide, on the g2p demo's data, Adam without clipping at a constant rate. Three seeds of each
 of four arms. `smoke`: two steps.
 
-Machine and time: not run here.
+Machine and time: two CPU cores, 7 minutes.
 """
 
 from tformer.lab.sweep import Sweep, grid, product, seeds
