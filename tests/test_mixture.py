@@ -194,7 +194,9 @@ def test_nothing_leaks_between_packed_examples(place: pathlib.Path, family: str)
     assert batch['segment_ids'].max() >= 3
     size = batches._tokenizer.vocab_size
     model = build(
-        config.resolve_model(Model(family, size, emb_dim=16, mlp_dim=32, num_heads=2, num_encoder_layers=2, max_len=64))
+        config.resolve_model(
+            Model(family, vocab_size=size, emb_dim=16, mlp_dim=32, num_heads=2, num_encoder_layers=2, max_len=64)
+        )
     )
     method = OBJECTIVES['seq2seq'].method
     variables = model.init(jax.random.key(0), batch, method=method)

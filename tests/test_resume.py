@@ -32,6 +32,8 @@ FAMILIES = {
 }
 MESHES = {'one device': (1, 1, ()), 'fsdp': (1, 8, ('--config.mesh.fsdp=8', '--config.mesh.data=1')), 'two': (2, 2, ())}
 
+QUICK = ('decoder', 'fsdp'), ('encoder_decoder', 'one device')
+
 
 def arguments(place: pathlib.Path, family: str, *more: str) -> list[str]:
     """Of a training on a mixture of two sets of running text."""
@@ -100,8 +102,14 @@ def assert_same(one: pathlib.Path, other: pathlib.Path) -> None:
     assert next_batch(one) == next_batch(other)
 
 
-@pytest.mark.parametrize('mesh', MESHES)
-@pytest.mark.parametrize('family', FAMILIES)
+@pytest.mark.parametrize(
+    ('family', 'mesh'),
+    [
+        pytest.param(family, mesh, marks=() if (family, mesh) in QUICK else pytest.mark.slow, id=f'{family}-{mesh}')
+        for family in FAMILIES
+        for mesh in MESHES
+    ],
+)
 def test_resume(tmp_path: pathlib.Path, family: str, mesh: str) -> None:
     processes, devices, fields = MESHES[mesh]
     if mesh == 'one device' and family != 'decoder':
@@ -124,6 +132,7 @@ def test_resume(tmp_path: pathlib.Path, family: str, mesh: str) -> None:
     assert_same(tmp_path / 'whole', parts)
 
 
+@pytest.mark.slow
 def test_on_other_devices_the_rows_are_the_same_and_the_loss_is_near(tmp_path: pathlib.Path) -> None:
     """Four steps on one device, the rest on eight, and the other way round; without the optimizer's state it is far."""
     command = [*arguments(tmp_path, 'decoder', *LOADED, '--config.train.log_every=1'), '--config.mesh.data=-1']

@@ -61,7 +61,9 @@ FREE = {'optimizer__name': 'schedule_free', 'train__keep_last': '2'}
 
 
 @flagsaver.flagsaver
-@pytest.mark.parametrize('optimizer', [PLAIN, AVERAGED, FREE])
+@pytest.mark.parametrize(
+    'optimizer', [PLAIN, *(pytest.param(each, marks=pytest.mark.slow) for each in (AVERAGED, FREE))]
+)
 def test_an_interrupted_run_continues_bit_for_bit(tmp_path: pathlib.Path, monkeypatch, capsys, optimizer) -> None:
     wanted = load(
         'translate.py:smoke', tmp_path, train__num_steps='6', train__eval_every='2', train__log_every='3',
@@ -303,7 +305,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 """
 
 
-@pytest.mark.parametrize('ending', [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize('ending', [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
 def test_workers_end_with_their_run(tmp_path: pathlib.Path, ending: signal.Signals) -> None:
     if subprocess.run(['which', 'ps'], capture_output=True).returncode:
         pytest.skip('there is no ps')

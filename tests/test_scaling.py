@@ -88,6 +88,7 @@ def test_the_bootstrap_finds_the_minimum_that_a_full_grid_of_starts_finds(noisy)
         close(scaling.Law(*(getattr(laws, name)[m] for name in NUMBERS)), full, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_intervals_hold_the_truth_as_often_as_they_say():
     """At 80 %, 48 of 60 are expected, give or take 3.1; half as wide they would hold 29, twice as wide 59."""
     held = dict.fromkeys(('alpha', 'beta', 'size_exponent'), 0)

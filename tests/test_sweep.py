@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import shlex
 import signal
 import subprocess
@@ -231,10 +232,11 @@ def test_every_sweep_loads_and_its_header_says_how_to_run_it(file: str, monkeypa
         for trial in made:
             choices.validate(trial.config)
             assert config.override(base, trial.overrides) == trial.config
-            assert all(abs(off) < 0.1 or nearest_width(trial, made[0]) for off in trial.off.values())
+            if trial.seed == made[0].seed:
+                assert all(abs(off) < 0.1 or nearest_width(trial, made[0]) for off in trial.off.values())
             assert trial.config.train.num_steps == 2 or not spec.endswith('smoke')
     header = recipes.header(file)
-    assert (f'tformer sweep --config=configs/{file}.py --workdir=' in header and 'et al.' in header) or '20' in header
+    assert f'tformer sweep --config=configs/{file}.py --workdir=' in header and re.search(r'(19|20)\d\d', header)
     assert 'Machine and time' in header
 
 

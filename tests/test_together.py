@@ -95,7 +95,7 @@ def test_a_trial_among_others_is_what_it_is_alone(alone, transform: str, tmp_pat
     assert min(apart) > 1e-4  # every number that varies makes another curve
 
 
-@pytest.mark.parametrize('transform', slices.TRANSFORMS)
+@pytest.mark.parametrize('transform', ['map', pytest.param('vmap', marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     'mesh',
     [

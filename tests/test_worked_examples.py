@@ -346,9 +346,8 @@ def test_the_loss_of_even_odds_is_the_logarithm_of_the_classes():
 
 # ------------------------------------------------------------------------------------------------- schedules
 def rates(schedule, steps, *, num_steps=100, emb_dim=512, **fields):
-    cfg = config.Optimizer(schedule=schedule, **fields)
-    hyper = Hyper.of(Config(optimizer=cfg))
-    rate = functools.partial(schedules.learning_rate, cfg, hyper, num_steps=num_steps, emb_dim=emb_dim)
+    hyper = Hyper.of(Config(optimizer=config.Optimizer(schedule=schedule, **fields)))
+    rate = functools.partial(schedules.learning_rate, schedule, hyper, num_steps=num_steps, emb_dim=emb_dim)
     return [float(rate(step)) for step in steps]
 
 
