@@ -7,9 +7,7 @@
 Each arm is configs/bert.py, its first phase, with another objective. They compare by what is fine-tuned from them, for
 their losses are of different tokens: `tformer train --config=configs/glue.py:mnli
 --config.train.init_from=runs/bert_tasks/ARM/seed_0` (of the last arm also `--config.model.family=decoder` and the model
-fields that its trial.json has). The table's scores of the three arms: MNLI-m 84.4, 83.9, 82.1; QNLI 88.4, 84.9, 84.3;
-MRPC 86.7, 86.5, 77.5; SST-2 92.7, 92.6, 92.1; SQuAD 1.1 F1 88.5, 87.9, 77.8. Its fourth row, a BiLSTM on top of the
-left-to-right model, has no fields here.
+fields that its trial.json has). The table's fourth row, a BiLSTM on top of the left-to-right model, has no fields here.
 
 `small`: the same on the standard library's bytes, which a laptop runs. `smoke`: two steps.
 

@@ -6,8 +6,7 @@
 
 Each arm is configs/t5.py with another model or objective. They compare by what is fine-tuned from them, e.g.
 `tformer train --config=configs/text_to_text.py:mnli --config.train.init_from=runs/t5_architectures/ARM/seed_0` with the
-model fields of its trial.json. The table's GLUE of the arms in order, denoising: encoder-decoder 83.28, with 6 layers
-each 80.88, language model 74.70, prefix LM 81.82; then trained as language models: 79.56, 78.67, 73.78, 79.68.
+model fields of its trial.json.
 Not here: the rows in which encoder and decoder share their parameters, which no field expresses. The table hides tokens
 one by one, of which neighbours are one span; here spans are of 1.18 tokens, the mean of that.
 
