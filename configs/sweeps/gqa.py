@@ -6,8 +6,7 @@
 
 Each arm is configs/t5.py:v1_1_large with 16 (all), 8, 4 or 1 key and value heads, from scratch and everywhere. The
 paper goes on from a multi-head checkpoint whose heads are averaged, which nothing here does, leaves the encoder as it
-is, and has the XXL size. What fewer heads save is the time
-to write: `tformer benchmark` with the fields of an arm.
+is, and has the XXL size. What fewer heads save is the time to write: `tformer benchmark` with the fields of an arm.
 
 `small`: a language model of the standard library's source with 8, 4, 2 and 1, three seeds each, which a laptop runs.
 `smoke`: two steps.

@@ -18,7 +18,7 @@ from tformer import config, workdir
 from tformer.config import Config
 from tformer.errors import STOPPED, Stopped, UserError, choose
 from tformer.lab.slices import TRANSFORMS, groups
-from tformer.lab.trials import ERROR, LOG, RESULT, STATED, Trial, has_ended, is_done
+from tformer.lab.trials import ERROR, LOG, RESULT, STATED, Trial, is_done
 
 TRAIN = (sys.executable, '-m', 'tformer', 'train')
 LIST = 'sweep.json'  # of a sweep's directory: its trials
@@ -265,7 +265,7 @@ def _end(trial: Trial, life: Life, home: pathlib.Path, code: int, asked: bool) -
         return ', '.join(['done', *scores])
     if code == STOPPED or (asked and code in (-signal.SIGTERM, 128 + signal.SIGTERM)):
         return 'stopped'
-    if not has_ended(place):
+    if not (place / ERROR).is_file():
         with life.log.open('rb') as log:
             log.seek(life.logged)
             lines = [line for line in log.read().decode(errors='replace').splitlines() if line.strip()]

@@ -118,11 +118,6 @@ def is_done(place: pathlib.Path) -> bool:
     return (place / RESULT).is_file()
 
 
-def has_ended(place: pathlib.Path) -> bool:
-    """Returns whether a trial has come to its end, or failed."""
-    return is_done(place) or (place / ERROR).is_file()
-
-
 def arm_name(baseline: Config, stated: Config) -> str:
     """Returns what an arm is called: the fields that differ from the baseline's, e.g. 'norm=rmsnorm,num_heads=8'.
 
