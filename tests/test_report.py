@@ -30,6 +30,7 @@ from tformer.lab.report import (
     costs,
     document,
     laws,
+    learning,
     page,
     plots,
     results,
@@ -49,6 +50,7 @@ TINY = Config(
     evaluate=Evaluate(samples=0),
 )
 FAILED, UNFINISHED = 'failed', None
+FULL = 0.75  # of what their batches could hold, the runs have read
 
 
 def built(
@@ -95,7 +97,9 @@ def left(place: pathlib.Path, stated: Config, end: Any, listed: bool) -> None:
     for step in range(10, steps + 1, 10):
         value = loss + 1 - step / steps
         shown = {'train/loss': value if math.isfinite(value) else None, 'train/tokens_per_second': 1000.0}
-        rows.append({'step': step, **shown})
+        share = FULL * step / steps
+        spent = {'train/tokens': share * matching.num_tokens(stated), 'train/flops': share * matching.num_flops(stated)}
+        rows.append({'step': step, **shown, **spent})
         if step % 20 == 0:
             rows.append({'step': step, 'valid/loss': value if math.isfinite(value) else None})
     (place / 'metrics.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
@@ -258,7 +262,7 @@ def test_curves_are_means_and_arms_are_matched_in_what_they_spent(tmp_path: path
     assert set(report.curves) == {'train/loss', 'valid/loss'} and report.curve == 'valid/loss'
     by_steps, by_tokens = report.matched
     assert (by_steps.quantity, by_steps.same, by_steps.at) == ('steps', (), 40)
-    assert (by_tokens.quantity, by_tokens.same, by_tokens.at) == ('tokens', ('flops',), 40 * 4 * 16)
+    assert (by_tokens.quantity, by_tokens.same, by_tokens.at) == ('tokens', ('flops',), 0.75 * 40 * 4 * 16)
     assert by_steps.rows[1].comparison.difference == pytest.approx(-0.03)
     assert by_tokens.rows[1].comparison.difference == pytest.approx(-0.03 - 0.5)  # the baseline is half way
     (sooner,) = report.sooner
@@ -266,10 +270,27 @@ def test_curves_are_means_and_arms_are_matched_in_what_they_spent(tmp_path: path
     assert sooner.factor == pytest.approx(40 / sooner.steps)
     spent = report.costs['train.batch_size=4']
     stated = report.results.arms['train.batch_size=4'][0].stated
-    assert (spent.parameters, spent.tokens) == (matching.num_parameters(stated), matching.num_tokens(stated))
-    assert spent.flops == pytest.approx(matching.num_flops(stated))
+    assert (spent.parameters, spent.tokens) == (matching.num_parameters(stated), 0.75 * matching.num_tokens(stated))
+    assert spent.flops == pytest.approx(0.75 * matching.num_flops(stated))
     (by_seconds,) = report.timing.matched
     assert by_seconds.at == pytest.approx(11.0) and spent.seconds == pytest.approx(14.0)
+
+
+def test_amounts_are_those_that_the_logs_tell(tmp_path: pathlib.Path) -> None:
+    """An arm whose rows are long at first has read what the baseline does in all after a quarter of its steps."""
+    home = built(tmp_path / 'x', [({}, BASE), ({'data.length': 12}, BETTER)])
+    for log in home.glob('length=12/*/metrics.jsonl'):
+        rows = [json.loads(line) for line in log.read_text().splitlines()]
+        for row in rows:
+            if 'train/tokens' in row:
+                row['train/tokens'] = 40 * 8 * 16 * FULL * (1 + (row['step'] - 10) / 30)
+        log.write_text(''.join(json.dumps(row) + '\n' for row in rows))
+    report = computed_of(home, metric='test/loss')
+    assert report.costs['length=12'].tokens == 2 * report.costs['baseline'].tokens == 2 * FULL * 40 * 8 * 16
+    by_tokens = next(found for found in report.matched if found.quantity == 'tokens')
+    assert by_tokens.why  # the first evaluation has read more than the baseline ever does
+    rows = learning.matched(report.results, report.costs, 'train/loss', 'baseline', True, 0.05, ('tokens',))[0].rows
+    assert rows[1].comparison.difference == pytest.approx(-0.03 + 0.75)
 
 
 def test_when_a_value_is_reached_is_told_of_each_arm(home: pathlib.Path) -> None:

@@ -15,8 +15,12 @@ import toy_data
 from absl.testing import flagsaver
 
 from tformer import __main__ as command_line
-from tformer import checkpoint, config, errors, runs
+from tformer import accounting, checkpoint, config, errors, runs
 from tformer import train as train_lib
+from tformer.data import pipeline
+from tformer.model import build
+from tformer.objectives import OBJECTIVES
+from tformer.state import abstract_variables
 
 ROOT = pathlib.Path(__file__).parent.parent
 DATA = {'classify': toy_data.labelled, 'translate': toy_data.parallel}
@@ -88,6 +92,15 @@ def test_an_interrupted_run_continues_bit_for_bit(tmp_path: pathlib.Path, monkey
     assert continued.step == whole.step == 6 and continued.best_step == whole.best_step
     same(*(checkpoint.load_variables(tmp_path / name, 'latest')[0] for name in ('whole', 'parts')))
     assert numbers(tmp_path / 'whole') == numbers(tmp_path / 'parts')
+    batches = pipeline.Batches(whole.config, whole.tokenizers, 'train', training=True)
+    made = [batches.batch(step) for step in range(6)]
+    assert len({batch['inputs'].shape for batch in made}) > 1  # what is spent goes by each batch's own shape
+    (last,) = (row for row in numbers(tmp_path / 'parts') if row['step'] == 6 and 'train/tokens' in row)
+    tokens = sum(int((batch[side] >= 0).sum()) for batch in made for side in ('positions', 'encoder_positions'))
+    model, objective = build(whole.config.model), OBJECTIVES[whole.config.train.objective]
+    params = abstract_variables(model, objective, made[0])['params']
+    flops = sum(accounting.model_flops(whole.config, params, batch) for batch in made)
+    assert last['train/tokens'] == tokens and last['train/flops'] == pytest.approx(flops, rel=1e-6)
 
     if optimizer != PLAIN:  # the last two checkpoints, 4 and 6, averaged; and evaluated from the command line
         (one, _), (other, step) = (checkpoint.load_average(tmp_path / 'whole', n, 2) for n in (1, 2))

@@ -119,12 +119,17 @@ MISTAKES = {
     "Match.to='base' is unknown": lambda: matched(Match('parameters', 'model.mlp_dim', to='base')),
     'the field does not change the quantity': lambda: matched(Match('tokens', 'model.mlp_dim')),
     'both varied and adjusted': lambda: matched(Match('parameters', 'model.emb_dim')),
-    'set train.num_steps': lambda: matched(Match('flops', 'model.mlp_dim'), num_steps=None, num_epochs=1.0),
+    "with data.length and data.batching='bucket' only the data tell": lambda: matched(
+        Match('tokens', 'data.length'), data__batching='bucket'
+    ),
+    'set train.num_steps': lambda: matched(
+        Match('flops', 'model.mlp_dim'), train__num_steps=None, train__num_epochs=1.0
+    ),
 }
 
 
-def matched(match: Match, **length: float | None) -> list[trials.Trial]:
-    base = config.override(TINY, {f'train.{name}': value for name, value in length.items()})
+def matched(match: Match, **fields: object) -> list[trials.Trial]:
+    base = config.override(TINY, {name.replace('__', '.'): value for name, value in fields.items()})
     return trials.trials(base, [{}, {'model.emb_dim': 32, 'train.batch_size': 16}], [match])
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 import pathlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +16,6 @@ from tformer.config import Config
 from tformer.data import pipeline
 from tformer.data.tokenizers import Tokenizers
 from tformer.state import TrainState, evaluation_variables
-from tformer.step import Batch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Journal:
         self._facts, self._length = resume.facts(config, opened.batches, tokens), config.train.num_steps or 0
         self._saved = last or 0
         self._merit: float | None = None
-        self.best, self.log, self.evaluated = Best(), Interval(), 0
+        self.best, self.log, self.evaluated = Best(), Interval({}, 0, 0.0), 0
         if last is not None:
             before = checkpoint.record(home, last)
             self.best, self.log = Best(**before['best']), Interval(**before['interval'])
@@ -106,7 +106,8 @@ class Journal:
     def report(self, number: int) -> tuple[dict[str, float], str | None]:
         """Returns (the means of the steps since the last report; what is to be told if too many were skipped)."""
         shown, skipped = self.log.summary()
-        self._writer.write(number, {**shown, 'epoch': number / self._batches.steps_per_epoch})
+        epoch = number / self._batches.steps_per_epoch
+        self._writer.write(number, {**shown, **self.log.spent, 'epoch': epoch})
         too_many = skipped >= self._config.train.max_skipped
         return shown, keep_skipped(self._home, self._batches, number, skipped) if too_many else None
 
@@ -146,25 +147,26 @@ def keep_skipped(home: pathlib.Path, batches: pipeline.Batches, number: int, ski
     )
 
 
-def count_tokens(batch: Batch) -> int:
-    """Returns how many tokens of a batch are no padding, of both sides."""
-    return sum(int((batch[name] >= 0).sum()) for name in batch if name.endswith('positions'))
-
-
 class Interval:
-    """The steps since the last report: their metrics, left on the devices until asked for, their tokens and time."""
+    """The steps since the last report: their metrics, left on the devices until asked for, and their time; and what
+    all steps of the run have read and computed."""
 
-    def __init__(self, sums: Mapping[str, Sequence[float]] | None = None):
-        """Goes on from what `so_far` gave, or begins."""
-        self._sums = {name: (pair[0], pair[1]) for name, pair in (sums or {}).items()}
+    def __init__(self, sums: Mapping[str, Sequence[float]], tokens: float = math.nan, flops: float = math.nan):
+        """Goes on from what `so_far` gave; of what all steps spent, nan is not known."""
+        self._sums = {name: (pair[0], pair[1]) for name, pair in sums.items()}
+        self._tokens, self._flops = tokens, flops
         self._rate, self._skipped = 0.0, 0
         self._pending: list[dict[str, Any]] = []
-        self._tokens, self._since = 0, time.monotonic()
+        self._read, self._since = 0, time.monotonic()
 
-    def add(self, tokens: int, numbers: dict[str, Any]) -> None:
-        """Counts one more step, of so many tokens."""
+    @property
+    def spent(self) -> dict[str, float]:
+        """The tokens and operations of all steps that `so_far` has seen."""
+        return {'train/tokens': self._tokens, 'train/flops': self._flops}
+
+    def add(self, numbers: dict[str, Any]) -> None:
+        """Counts one more step."""
         self._pending.append(numbers)
-        self._tokens += tokens
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -179,13 +181,16 @@ class Interval:
         """Returns the sums of the steps, as JSON has them, so that a resumed run reports what an unbroken one does."""
         for step in jax.device_get(self._pending):
             self._rate, self._skipped = float(step['learning_rate']), int(step['skipped'])
+            self._read += int(step['tokens'])
+            self._tokens += int(step['tokens'])
+            self._flops += float(step['flops'])
             found = {'skipped': (float(self._skipped > 0), 0.0)}
             if not self._skipped:
                 scores = {name: pair for name, pair in step['scores'].items() if name in ('loss', 'aux_loss')}
                 found |= scores | {'grad_norm': (step['grad_norm'], 1.0)}
             self._sums = metrics.add(self._sums, found)
         self._pending = []
-        return {'sums': self._sums}
+        return {'sums': self._sums, 'tokens': self._tokens, 'flops': self._flops}
 
     def summary(self) -> tuple[dict[str, float], int]:
         """Returns (the means over the steps, the last one's learning rate among them; how many in a row were skipped).
@@ -199,7 +204,7 @@ class Interval:
             **{f'train/{name}': value for name, value in means.items()},
             **({'train/skipped': skipped} if skipped else {}),
             'train/learning_rate': self._rate,
-            'train/tokens_per_second': self._tokens / (time.monotonic() - self._since),
+            'train/tokens_per_second': self._read / (time.monotonic() - self._since),
         }
-        self._sums, self._tokens, self._since = {}, 0, time.monotonic()
+        self._sums, self._read, self._since = {}, 0, time.monotonic()
         return found, self._skipped

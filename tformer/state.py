@@ -83,16 +83,17 @@ def initial_variables(model: nn.Module, objective: Objective, hyper: Hyper, batc
 
 def logical_names(model: nn.Module, objective: Objective, batch: Any) -> Any:
     """Returns the logical names of every parameter's axes, a tree of `PartitionSpec`s; nothing is computed."""
-    return nn.get_partition_spec(_abstract(model, objective, batch)['params'])
+    return nn.get_partition_spec(abstract_variables(model, objective, batch)['params'])
 
 
 def variable_shardings(model: nn.Module, objective: Objective, batch: Any, mesh: Mesh, rules: Rules) -> Any:
     """Returns where the rules place each of a model's `variables`; nothing is computed."""
-    found = _abstract(model, objective, batch)
+    found = abstract_variables(model, objective, batch)
     return tree_shardings(variables(found['params'], found.get('statistics', {})), mesh, rules)
 
 
-def _abstract(model: nn.Module, objective: Objective, batch: Any) -> Any:
+def abstract_variables(model: nn.Module, objective: Objective, batch: Any) -> Any:
+    """Returns a model's abstract variables, boxed with their logical names; nothing is computed."""
     row = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype), batch)
     return jax.eval_shape(lambda row: model.init(jax.random.key(0), row, method=objective.method), row)
 

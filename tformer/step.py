@@ -8,14 +8,14 @@ import jax.numpy as jnp
 import optax
 from flax import linen as nn
 
-from tformer import freezing, guard, precision
+from tformer import accounting, freezing, guard, precision
 from tformer.config import Config
 from tformer.hyper import Hyper, Scalar
 from tformer.layers import ring
 from tformer.layers.initializers import base_width
 from tformer.objectives import Objective
 from tformer.schedules import learning_rate
-from tformer.state import TrainState, logical_names, step_key, variables
+from tformer.state import TrainState, abstract_variables, logical_names, step_key, variables
 
 Batch = Mapping[str, Any]
 Step = Callable[[TrainState, Batch, Hyper], tuple[TrainState, dict[str, Any]]]
@@ -35,7 +35,8 @@ def make_train_step(
     What is frozen (freezing.py) has no gradient, and no part in its norm.
     A step that the guard finds not fit (guard.py) changes nothing but the step's number and the guard.
     Metrics: `scores` of (sum, weight) pairs, `aux_loss` among them where one was sown; `grad_norm` before clipping;
-    `learning_rate`; `skipped`, how many steps in a row were not made.
+    `learning_rate`; `skipped`, how many steps in a row were not made; `tokens`, of both sides, without padding;
+    `flops`, of the whole batch (`accounting.model_flops`).
     """
     microbatches = config.train.microbatches
     optimizer = optax.with_extra_args_support(optimizer)
@@ -89,6 +90,11 @@ def make_train_step(
 
     def step(state: TrainState, batch: Batch, hyper: Hyper) -> tuple[TrainState, dict[str, Any]]:
         key = step_key(hyper.seed, state.step + 1)
+        abstract = abstract_variables(model, objective, batch)['params']
+        spent = {
+            'tokens': sum(jnp.sum(batch[name] >= 0) for name in batch if name.endswith('positions')),
+            'flops': jnp.float32(accounting.model_flops(config, abstract, batch)),
+        }
         batch = objective.weigh(batch, objective.weight(hyper.second_loss_weight))
         if objective.predict is None and config.model.family != 'encoder':
             batch = ring.balance(batch)  # whose order no loss looks at
@@ -112,7 +118,7 @@ def make_train_step(
         left = state.replace(step=state.step + 1, guard=watch)
         made = TrainState(state.step + 1, params, opt_state, averages, statistics, watch)
         state = jax.tree.map(lambda new, old: jnp.where(good, new, old), made, left)
-        return state, {'scores': scores, 'grad_norm': norm, 'learning_rate': rate, 'skipped': watch.skipped}
+        return state, {'scores': scores, 'grad_norm': norm, 'learning_rate': rate, 'skipped': watch.skipped, **spent}
 
     return step
 

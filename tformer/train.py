@@ -16,7 +16,7 @@ from tformer.config import Config
 from tformer.data import pipeline
 from tformer.data.tokenizers import Tokenizers
 from tformer.errors import Stopped, UserError
-from tformer.journal import Journal, count_tokens
+from tformer.journal import Journal
 from tformer.state import TrainState, count_parameters
 from tformer.stopping import Stops
 
@@ -106,9 +106,9 @@ def _train(
         if number >= length or journal.best.stale >= patience:
             break
 
-        state, numbers = step(state, sharding.place_batch(batch := next(iterator), mesh), hyper)
+        state, numbers = step(state, sharding.place_batch(next(iterator), mesh), hyper)
         number, stops.begun = number + 1, True
-        journal.log.add(count_tokens(batch), numbers)
+        journal.log.add(numbers)
         if journal.is_reported_after(number):
             shown, fault = journal.report(number)
             progress.update(number, shown)

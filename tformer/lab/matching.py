@@ -13,7 +13,7 @@ from tformer.config import Config, Model
 from tformer.errors import UserError, choose
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
-from tformer.state import count_parameters
+from tformer.state import abstract_variables, count_parameters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,8 +65,7 @@ def _parameters(model: Model, objective: str) -> Any:
     """Returns the abstract parameters, boxed with their logical names."""
     tokens = jax.ShapeDtypeStruct((1, 8), 'int32')
     batch = {'inputs': tokens, 'encoder_inputs': tokens, 'weights': tokens}
-    init = functools.partial(build(model).init, method=OBJECTIVES[objective].method)
-    return jax.eval_shape(lambda batch: init(jax.random.key(0), batch), batch)['params']
+    return abstract_variables(build(model), OBJECTIVES[objective], batch)['params']
 
 
 def _shapes(stated: Config) -> dict[str, tuple[int, int]]:
@@ -97,10 +96,12 @@ def match_all(arms: Mapping[str, Config], match: Match) -> dict[str, tuple[Confi
     choose(whole, match.field, 'Match.field')
     if match.multiple < 1:
         raise UserError(f'Match.multiple={match.multiple} must be positive')
-    target = measured(choose(arms, match.to, 'Match.to'))
+    target = measured(to := choose(arms, match.to, 'Match.to'))
     matched = {}
     for name, stated in arms.items():
         try:
+            if match.quantity != 'parameters':
+                _known_to_be_full(to, stated, match)
             if measured(stated) != target:
                 section, field = match.field.split('.')
                 number = (getattr(getattr(stated, section), field) or 0) // match.multiple
@@ -113,6 +114,14 @@ def match_all(arms: Mapping[str, Config], match: Match) -> dict[str, tuple[Confi
         except UserError as error:
             raise UserError(f'{name}: {match}: {error}') from error
     return matched
+
+
+def _known_to_be_full(to: Config, stated: Config, match: Match) -> None:
+    """Raises a `UserError` where only the data tell how much of their batches is left empty, by each its own share."""
+    differing = {match.field, *config.difference(to, stated)} - {'data.batch_tokens'}
+    fields = sorted(name for name in differing if name.startswith('data.'))
+    if fields and 'bucket' in (to.data.batching, stated.data.batching):
+        raise UserError(f"with {fields[0]} and data.batching='bucket' only the data tell; 'pad' and 'pack' say it")
 
 
 def nearest(measured: Callable[[int], float], target: float, start: int = 1) -> int:

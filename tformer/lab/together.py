@@ -20,7 +20,7 @@ from tformer.config import Config
 from tformer.data import pipeline
 from tformer.errors import Stopped, UserError
 from tformer.hyper import Hyper
-from tformer.journal import Journal, count_tokens
+from tformer.journal import Journal
 from tformer.lab.slices import TRIALS, common, make_mesh, make_step, stack_hypers, stacked
 from tformer.lab.trials import ERROR, STATED, is_done
 from tformer.state import TrainState, count_parameters
@@ -265,10 +265,10 @@ def loop(group: Group, last: int | None, stops: Stops, progress: metrics.Progres
         if number >= group.length:
             break
 
-        made = {seed: next(feed) for seed, feed in feeds.items()}
-        states, numbers = group.step(states, group.batch(made), hypers)
+        batch = group.batch({seed: next(feed) for seed, feed in feeds.items()})
+        states, numbers = group.step(states, batch, hypers)
         number, stops.begun = number + 1, True
-        pending.append(({seed: count_tokens(batch) for seed, batch in made.items()}, numbers))
+        pending.append(numbers)
         if group.going[0].journal.is_reported_after(number):
             note(group, pending)
             progress.update(number, report(group, number))
@@ -282,10 +282,9 @@ def loop(group: Group, last: int | None, stops: Stops, progress: metrics.Progres
 
 def note(group: Group, pending: list[Any]) -> None:
     """Hands the numbers of the steps since it was called last to the members' records."""
-    for tokens, numbers in jax.device_get(pending):
+    for numbers in jax.device_get(pending):
         for member in group.going:
-            mine = jax.tree.map(lambda x, index=member.slice: x[index], numbers)
-            member.journal.log.add(tokens[member.config.train.seed], mine)
+            member.journal.log.add(jax.tree.map(lambda x, index=member.slice: x[index], numbers))
     pending.clear()
 
 

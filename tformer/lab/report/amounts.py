@@ -24,8 +24,8 @@ def cost(report: Report) -> list[Block]:
         fronts = ', '.join(words.quantity(name) for name, arms in report.fronts.items() if arm in arms)
         rows.append([code(arm), *amounts, digits(means[arm]), fronts or words.NONE])
     told = (
-        'Of one run: FLOPs forward and backward, batches taken as full; tokens are places in the batches, padding '
-        'among them. An arm is on a front (Pareto) where no other has a mean as good for as little.'
+        'Of one run: FLOPs forward and backward, padding among them; tokens of both sides, without padding. An arm is '
+        'on a front (Pareto) where no other has a mean as good for as little.'
     )
     figures = [_pareto(report, name, arms) for name, arms in report.fronts.items() if arms and _differ(report, name)]
     return [Table(head, rows), Line(told), *figures]

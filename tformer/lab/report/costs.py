@@ -3,10 +3,8 @@
 import dataclasses
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
-from tformer.config import Config
-from tformer.errors import UserError
 from tformer.lab import matching
 from tformer.lab.report.results import DONE, Results, Run
 
@@ -19,8 +17,8 @@ class Costs:
 
     Attributes:
       parameters: of the model.
-      tokens: places in all batches of the steps made, padding among them.
-      flops: of those steps, forward and backward, batches taken as full (`accounting.model_flops`).
+      tokens: read in the steps made, of both sides, without padding.
+      flops: of those steps, forward and backward, padding among them (`accounting.model_flops`).
       steps: made.
       seconds: of a run that is done, start, compilation and evaluations among them.
       tokens_per_second: of training, padding not counted; the median of its reports.
@@ -48,23 +46,15 @@ def _costs(runs: Iterable[Run]) -> Costs:
     runs = [run for run in runs if run.state == DONE] or list(runs)
     stated = runs[0].config  # of all seeds
     steps = _mean(run.log[-1]['step'] if run.log else stated.train.num_steps for run in runs)
-    tokens, flops = _per_step(matching.num_tokens, stated), _per_step(matching.num_flops, stated)
     rates = [row['train/tokens_per_second'] for run in runs for row in run.log if row.get('train/tokens_per_second')]
     return Costs(
         float(matching.num_parameters(stated)),
-        None if tokens is None or steps is None else tokens * steps,
-        None if flops is None or steps is None else flops * steps,
+        _mean(run.last('train/tokens') for run in runs),
+        _mean(run.last('train/flops') for run in runs),
         steps,
         _mean(run.seconds if run.state == DONE and run.seconds else None for run in runs),
         statistics.median(rates) if rates else None,
     )
-
-
-def _per_step(measured: Callable[[Config], float], stated: Config) -> float | None:
-    try:
-        return measured(stated) / (stated.train.num_steps or 1)
-    except UserError:  # its length is in epochs, and it never began
-        return None
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

@@ -132,14 +132,15 @@ def matched(
         if all(amounts.values()):
             first = amounts[baseline]
             assert first
-            groups.setdefault(tuple((amount or 0.0) / first for amount in amounts.values()), []).append(quantity)
+            ratios = tuple(round((amount or 0.0) / first, 6) for amount in amounts.values())
+            groups.setdefault(ratios, []).append(quantity)
         else:
             unknown = next(arm for arm, amount in amounts.items() if not amount)
             found.append(Matched(quantity, why=f'those of {unknown} are not known'))
     for quantity, *same in groups.values():
         by_arm = {
             arm: {
-                run.seed: _scaled(run, name, amount or 0.0) if run.state == DONE else None
+                run.seed: _along(run, name, quantity, amount or 0.0) if run.state == DONE else None
                 for run in results.arms[arm]
                 if run.state == FAILED or (run.state == DONE and run.curve(name)[0])
             }
@@ -155,9 +156,13 @@ def matched(
     return found
 
 
-def _scaled(run: Run, name: str, amount: float) -> tuple[list[float], list[float]]:
+def _along(run: Run, name: str, quantity: str, amount: float) -> curves.Curve:
+    """Returns a curve of a run over what it had spent by then, where its log says so; else over `amount` a step."""
     steps, values = run.curve(name)
-    return [amount * step for step in steps], values
+    reported, spent = run.curve(f'train/{quantity}')
+    if not reported:
+        return amount * np.array(steps, float), values
+    return np.interp(steps, [0, *reported], [0, *spent]), values
 
 
 def sooner(found: Mapping[str, Band], baseline: str, lower_is_better: bool) -> list[Sooner]:

@@ -55,6 +55,10 @@ class Run:
         rows = [row for row in self.log if name in row]
         return [row['step'] for row in rows], [math.nan if row[name] is None else row[name] for row in rows]
 
+    def last(self, name: str) -> float | None:
+        """Returns the last of a number in metrics.jsonl; None where there is none, or it was not finite."""
+        return next((row[name] for row in reversed(self.log) if name in row), None)
+
     @property
     def num_steps(self) -> int | None:
         """The steps made, where the log says so."""
