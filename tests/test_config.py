@@ -287,6 +287,7 @@ BAD = [  # overrides that do not fit together, and what the message must name
     ({'optimizer.learning_rate': float('nan')}, ('optimizer.learning_rate=nan',)),
     ({'optimizer.warmup_steps': -1}, ('optimizer.warmup_steps=-1',)),
     ({'optimizer.ema_decay': 1.0}, ('optimizer.ema_decay=1.0 must be in [0, 1)',)),
+    ({'train.seed': 2**31}, ('train.seed=2147483648 must be below 2,147,483,648',)),
     ({'optimizer.clip_value': 0.0}, ('optimizer.clip_value=0.0',)),
     ({'decode.beam_size': 0}, ('decode.beam_size=0',)),
     ({'decode.temperature': 0.0}, ('decode.temperature=0.0',)),

@@ -20,7 +20,7 @@ flags.DEFINE_integer('average', None, 'evaluate: the mean of the newest N checkp
 flags.DEFINE_string(
     'input', None, 'generate, attention: a file of texts, one a line; default: the arguments, or stdin.'
 )
-flags.DEFINE_integer('seed', 0, 'generate: of the sampling.')
+flags.DEFINE_integer('seed', 0, 'generate: of the sampling.', 0, 2**31 - 1)
 flags.DEFINE_boolean('saves', False, 'benchmark: of steps with checkpoints among them against steps without.')
 flags.DEFINE_boolean('data', False, 'inspect, benchmark: of the data instead of the model.')
 flags.DEFINE_string('coordinator', None, 'Of processes that run as one: HOST:PORT of process 0; auto: all is found.')

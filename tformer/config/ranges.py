@@ -40,6 +40,7 @@ BELOW_ONE = (  # from 0
     'optimizer.beta1 optimizer.beta2 optimizer.momentum optimizer.decay_fraction optimizer.ema_decay '
     'train.label_smoothing'
 ).split()
+COUNTED = 'train.seed train.num_steps optimizer.warmup_steps'.split()  # where a program counts, in 32 bits
 
 
 def check_ranges(config: Config) -> None:
@@ -55,3 +56,4 @@ def check_ranges(config: Config) -> None:
     check_each(POSITIVE, lambda value: 0 < value < math.inf, 'be positive')
     check_each(NOT_NEGATIVE, lambda value: 0 <= value < math.inf, 'not be negative')
     check_each(BELOW_ONE, lambda value: 0 <= value < 1, 'be in [0, 1)')
+    check_each(COUNTED, lambda value: value < 2**31, f'be below {2**31:,}')
