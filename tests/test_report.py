@@ -340,7 +340,7 @@ def test_a_field_of_numbers_is_drawn_in_lines_with_the_best_of_each(tmp_path: pa
     rates, widths = (1e-4, 1e-3, 1e-2, 0.1, 1.0, 2.0), (16, 32)
     best = {16: 1e-3, 32: 1e-4}
     arms = [
-        ({'model.emb_dim': width, 'optimizer.learning_rate': rate},
+        ({'model.emb_dim': width, 'model.num_heads': width // 8, 'optimizer.learning_rate': rate},
          {seed: 0.5 + 0.1 * abs(math.log10(rate / best[width])) + 0.01 * seed for seed in (0, 1)})
         for width in widths for rate in rates
     ]  # fmt: skip
@@ -348,6 +348,7 @@ def test_a_field_of_numbers_is_drawn_in_lines_with_the_best_of_each(tmp_path: pa
     report = computed_of(home)
     assert report.response.field == 'optimizer.learning_rate'
     for line in report.response.lines:
+        assert list(line.fixed) == ['model.emb_dim']  # by which the fields that change with it are known
         assert line.x.tolist() == list(rates) and line.x[line.best] == best[line.fixed['model.emb_dim']]
         assert line.at_edge == (line.fixed['model.emb_dim'] == 32)
         assert line.mean[line.best] == pytest.approx(0.505)

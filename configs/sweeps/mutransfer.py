@@ -1,19 +1,19 @@
 """Does the best learning rate stay where it is as a model widens? Not by itself; with muP (Yang et al. 2022, figure 1).
 
     tformer sweep --config=configs/sweeps/mutransfer.py --workdir=runs/mutransfer --dry_run
-    tformer sweep --config=configs/sweeps/mutransfer.py --workdir=runs/mutransfer --parallel=2
+    tformer sweep --config=configs/sweeps/mutransfer.py --workdir=runs/mutransfer --together=18 --parallel=2
     tformer sweep --config=configs/sweeps/mutransfer.py:paper --workdir=runs/mutransfer
 
-To draw: the loss over the rate, a curve for each width. Small language models of the standard library's bytes, 32, 64
-and 128 wide with heads of 16, at six rates, with and without muP, whose base is the smallest: 36 trials of one seed.
-`paper`: widths of 128 to 2048 at eleven rates. `smoke`: two steps.
+The report draws the loss along the rate, a line for each width. Small language models of the standard library's bytes,
+32, 64 and 128 wide with heads of 16, at six rates, with and without muP, whose base is the smallest; three seeds of
+each. `paper`: widths of 128 to 2048 at eleven rates. `smoke`: two steps.
 
 Machine and time: not run here.
 """
 
 from collections.abc import Iterable
 
-from tformer.lab.sweep import Overrides, Sweep, grid, product
+from tformer.lab.sweep import Overrides, Sweep, grid, product, seeds
 
 
 def table(widths: Iterable[int], head_dim: int, rates: Iterable[float]) -> list[Overrides]:
@@ -51,5 +51,5 @@ def get_sweep(size: str = 'small') -> Sweep:
         'evaluate.max_examples': 4,
         'evaluate.samples': 0,
     }
-    rates = [2.0**power for power in range(-11, -5)]
-    return Sweep('../lm_stdlib.py', product([short], table((32, 64, 128), 16, rates)))
+    rates = [2.0**power for power in range(-9, -3)]
+    return Sweep('../lm_stdlib.py', product([short], table((32, 64, 128), 16, rates), seeds(3)))

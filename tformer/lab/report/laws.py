@@ -55,11 +55,11 @@ class Response:
 def response(results: Results, values: Values, lower_is_better: bool) -> Response | None:
     """Returns the metric along the one field of numbers that varies, in a line for each value of up to two others.
 
-    Of several such fields it is the learning rate, or else the one with the most values. None where no line would have
-    three points.
+    Of several such fields it is the learning rate, or else the one with the most values; fields that change together
+    count as one. None where no line would have three points.
     """
     stated = {arm: _fields(runs[0].stated) for arm, runs in results.arms.items()}
-    varied = [f for f in next(iter(stated.values())) if len({repr(fields[f]) for fields in stated.values()}) > 1]
+    varied = _independent(list(stated.values()))
     count = {
         field: len({fields[field] for fields in stated.values()})
         for field in varied
@@ -87,6 +87,16 @@ def response(results: Results, values: Values, lower_is_better: bool) -> Respons
                 int(mean.argmin() if lower_is_better else mean.argmax()),
             ))  # fmt: skip
     return Response(field, lines) if lines else None
+
+
+def _independent(stated: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns the fields that vary; of those that tell the same arms apart, the first."""
+    found: dict[tuple[int, ...], str] = {}
+    for field in stated[0]:
+        values = [repr(fields[field]) for fields in stated]
+        found.setdefault(tuple(map(values.index, values)), field)
+    found.pop((0,) * len(stated), None)
+    return list(found.values())
 
 
 def _fields(stated: Any) -> dict[str, Any]:
