@@ -386,12 +386,15 @@ def test_iso_flop_designs_have_parabolas(tmp_path: pathlib.Path) -> None:
             N, D = (C / 6) ** 0.5 * times, (C / 6) ** 0.5 / times
             spent[f'{C:g} {times:g}'] = Costs(parameters=N, tokens=D, flops=C)
             values[f'{C:g} {times:g}'] = {0: 1.7 + 40 * N**-0.4 + 40 * D**-0.4}
-    found = laws.scaling_law('test/loss', values, spent, 0.05)
+    budget = np.geomspace(1e9, 1e13, 200)
+    curves = [(N, budget, 1.7 + 40 * N**-0.4 + 40 * (budget / 6 / N) ** -0.4) for N in (1e4, 3e4, 1e5, 3e5, 1e6)]
+    found = laws.scaling_law('test/loss', values, spent, 0.05, curves)
+    assert found.envelope.law.exponent == pytest.approx(0.5, abs=0.01)
     assert [minimum.N for minimum in found.profiles.minima] == pytest.approx([1e5, 1e5 * 10**0.5, 1e6])
     assert found.profiles.law.exponent == pytest.approx(0.5) == found.law.size_exponent
     report = dataclasses.replace(computed_of(built(tmp_path / 'x', ARMS[:1])), scaling=found)
     drawn = {block.kind for block in amounts.scaling(report) if isinstance(block, document.Figure)}
-    assert 'profiles' in drawn and {plots.svg(report, kind, '').count('<svg') for kind in drawn} == {1}
+    assert {'profiles', 'envelope'} < drawn and {plots.svg(report, kind, '').count('<svg') for kind in drawn} == {1}
     assert '| 6e+10 | 100,000 |' in document.markdown(sections.document(report))
 
 

@@ -262,7 +262,7 @@ def test_a_curve_in_parts_is_the_curve_and_one_that_ends_was_not_overtaken():
     parts = [*whole, (N, C[:250], loss[:250] * 1.1), (N, C[100:], loss[100:])]
     assert isoflop.envelope(parts).law == isoflop.envelope(whole).law
     ended = [(N, C[C < 50], loss[C < 50]) if N == 4 else (N, C, loss) for N, C, loss in whole]
-    with pytest.raises(UserError, match='2 overtakings'):
+    with pytest.raises(UserError, match='overtakings on the envelope: 2'):
         isoflop.envelope(ended)
 
 
@@ -332,11 +332,14 @@ REFUSED = {
     'rising curve': (lambda: power_law.fit_offset([1, 2, 3, 4], [1, 2, 3, 4]), 'does not fall with x'),
     'two budgets': (lambda: isoflop.profiles(*profiled(budgets=(1e19, 1e20))), '2 budgets are too few'),
     'no budgets': (lambda: isoflop.profiles(*made(240)), 'are no budgets apart'),
-    'few sizes': (lambda: isoflop.profiles(ONE, ONE, ONE, flops=2.0 ** np.arange(20)), '1 sizes are too few'),
+    'few sizes': (lambda: isoflop.profiles(ONE, ONE, ONE, flops=2.0 ** np.arange(20)), 'needs 4 sizes or more, not 1'),
     'flops': (lambda: isoflop.profiles(*SQUARE, flops=-ONE), r'flops\[0\]=-1'),
     'falling flops': (lambda: isoflop.envelope([(1e8, [2, 1], [3, 3])]), 'do not rise'),
     'no curves': (lambda: isoflop.envelope([]), '0 runs'),
-    'few curves': (lambda: isoflop.envelope([curve(1e8), curve(2e8), curve(4e8)]), '3 sizes has 2 overtakings'),
+    'few curves': (
+        lambda: isoflop.envelope([curve(1e8), curve(2e8), curve(4e8)]),
+        'of 3 sizes, overtakings on the envelope: 2',
+    ),
 }
 
 

@@ -47,7 +47,8 @@ def get_sweep(size: str = 'grid') -> Sweep:
         return Sweep(f'{LM}:smoke', [shape(16, 1), shape(32, 2)])
     fixed = {**TINY, 'train.eval_every': None}
     if size == 'isoflop':
-        sizes = [{**fixed, **shape(*each)} for each in ((32, 2), (48, 2), (64, 2), (80, 3), (112, 3))]
-        return Sweep(LM, [steps(each, flops) for flops in (2e11, 6e11, 1.8e12) for each in sizes])
+        budgets = {2e11: (16, 24, 32, 48, 64), 6e11: (24, 32, 48, 64, 80), 1.8e12: (32, 48, 64, 80, 96)}
+        arms = [(flops, {**fixed, **shape(width, 2)}) for flops, widths in budgets.items() for width in widths]
+        return Sweep(LM, [steps(arm, flops) for flops, arm in arms])
     sizes = [shape(*each) for each in ((16, 2), (32, 2), (64, 2), (96, 3))]
     return Sweep(LM, product([fixed], sizes, grid({'train.num_steps': [100, 200, 400, 800]})))

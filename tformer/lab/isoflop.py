@@ -80,7 +80,7 @@ def profiles(N: Any, D: Any, loss: Any, flops: Any = None, level: float = 0.95) 
 
 def _minimum(flops: float, N: np.ndarray, loss: np.ndarray, level: float) -> Minimum:
     if len(np.unique(N)) < 4:
-        raise UserError(f'budget {flops:.3g}: {len(np.unique(N))} sizes are too few for a parabola, it needs 4 or more')
+        raise UserError(f'budget {flops:.3g}: a parabola needs 4 sizes or more, not {len(np.unique(N))}')
     centre = np.log(N).mean()
     powers = (np.log(N) - centre)[:, None] ** np.arange(3)
     inverse = np.linalg.inv(powers.T @ powers)
@@ -168,7 +168,7 @@ def _overtakings(
             places.setdefault((pair[0], pair[1]), []).append(log_C[i : i + 2].mean())
     if len(places) < 3:
         raise UserError(
-            f'the envelope of {len(sizes)} sizes has {len(places)} overtakings, a power law needs 3 or more'
+            f'of {len(sizes)} sizes, overtakings on the envelope: {len(places)}; a power law needs 3 or more'
         )
     x = [float(np.exp(np.mean(found))) for found in places.values()]
     return power_law.regress(x, [float(np.sqrt(sizes[i] * sizes[j])) for i, j in places], level)

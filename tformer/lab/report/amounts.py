@@ -5,12 +5,14 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from tformer.lab import power_law
 from tformer.lab.report import comparisons, words
 from tformer.lab.report.computed import Report
 from tformer.lab.report.document import Block, Figure, Line, List, Table, code
 from tformer.lab.report.laws import Scaling
 
 FRONT = 'front'
+NOTHING = 1e-9  # nats: a loss below it is none
 
 
 def cost(report: Report) -> list[Block]:
@@ -106,23 +108,35 @@ def scaling(report: Report) -> list[Block]:
     else:
         blocks += _law(report, found)
         blocks.append(Figure('scaling', '', 'Loss against FLOPs as 6 N D; lines are the law, one for each size.'))
+    return [*blocks, *_profiles(report, found), *_envelope(report, found)]
+
+
+def _profiles(report: Report, found: Scaling) -> list[Block]:
     if found.profiles is None:
-        blocks.append(Line(f'No iso-FLOP parabolas: {words.said(found.no_profiles)}.'))
-        return blocks
-    law, level = found.profiles.law, words.level(report.alpha)
+        return [Line(f'No iso-FLOP parabolas: {words.said(found.no_profiles)}.')]
     rows = [
         [f'{m.flops:.3g}', words.rounded(m.N), ' to '.join(map(words.rounded, m.N_interval)), f'{m.loss:.4g}']
         for m in found.profiles.minima
     ]
-    low, high = law.exponent_interval
     return [
-        *blocks,
-        Line(
-            f'Iso-FLOP parabolas (approach 2): N_opt ~ C^{law.exponent:.3f} ({level} interval {low:.3f} to {high:.3f}).'
-        ),
-        Table(['FLOPs', 'N of the least loss', f'{level} interval', 'loss there'], rows),
+        Line(f'Iso-FLOP parabolas (approach 2): {_exponent(report, found.profiles.law)}.'),
+        Table(['FLOPs', 'N of the least loss', f'{words.level(report.alpha)} interval', 'loss there'], rows),
         Figure('profiles', '', 'Loss against size at each budget of FLOPs; rings are the minima of the parabolas.'),
     ]
+
+
+def _envelope(report: Report, found: Scaling) -> list[Block]:
+    if found.envelope is None:
+        return [Line(f'No envelope of the training curves: {words.said(found.no_envelope)}.')]
+    return [
+        Line(f'The envelope of the training curves (approach 1): {_exponent(report, found.envelope.law)}.'),
+        Figure('envelope', '', 'Training loss against FLOPs so far; the envelope is the least at each.'),
+    ]
+
+
+def _exponent(report: Report, law: power_law.PowerLaw) -> str:
+    low, high = law.exponent_interval
+    return f'N_opt ~ C^{law.exponent:.3f} ({words.level(report.alpha)} interval {low:.3f} to {high:.3f})'
 
 
 def _law(report: Report, found: Scaling) -> list[Block]:
@@ -130,9 +144,12 @@ def _law(report: Report, found: Scaling) -> list[Block]:
     assert law is not None
     bounds = found.bounds or {}
 
+    def said(value: float) -> str:
+        return f'{value:.4g}' if value > NOTHING else '0'
+
     def spread(name: str, value: float, ends: tuple[float, float] | None) -> str:
-        text = f'{name} = {value:.4g}'
-        return text if ends is None else f'{text} ({float(ends[0]):.4g} to {float(ends[1]):.4g})'
+        text = f'{name} = {said(value)}'
+        return text if ends is None else f'{text} ({said(ends[0])} to {said(ends[1])})'
 
     names = {'E': law.E, 'A': law.A, 'B': law.B, 'alpha': law.alpha, 'beta': law.beta}
     names['size_exponent'] = law.size_exponent

@@ -149,7 +149,7 @@ def report(
         learning.reaches(found, reach),
         {arm: results.difference(found, arm, baseline) for arm in found.arms if arm != baseline},
         laws.response(found, values, lower),
-        laws.scaling_law(metric, values, costs, alpha),
+        laws.scaling_law(metric, values, costs, alpha, laws.training(found, costs)),
         texts.compared(found, metric.partition('/')[0], baseline, alpha),
         clock,
     )

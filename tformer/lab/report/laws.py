@@ -18,6 +18,7 @@ RATE = 'optimizer.learning_rate'
 LOSSES = ('loss', 'nll')  # in nats a token, as the laws take them
 
 Values = Mapping[str, Mapping[int, float | None]]
+Curve = tuple[float, np.ndarray, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,6 +121,9 @@ class Scaling:
       off: how far the law of the other runs misses those of the largest budget (`scaling.held_out`); None of too few.
       profiles: of iso-FLOP designs.
       no_profiles: why there are none.
+      curves: of training, each with its N, its FLOPs so far and its loss there.
+      envelope: of the curves.
+      no_envelope: why there is none.
     """
 
     N: np.ndarray
@@ -134,9 +138,26 @@ class Scaling:
     off: float | None = None
     profiles: isoflop.Profiles | None = None
     no_profiles: str | None = None
+    curves: Sequence[Curve] = ()
+    envelope: isoflop.Envelope | None = None
+    no_envelope: str | None = None
 
 
-def scaling_law(metric: str, values: Values, costs: Mapping[str, Costs], alpha: float) -> Scaling | None:
+def training(results: Results, costs: Mapping[str, Costs]) -> list[Curve]:
+    """Returns the training curves of all runs: parameters, FLOPs so far and the means of the loss up to there."""
+    curves = []
+    for run in results.runs:
+        rows = [(row.get('train/flops'), row.get('train/loss')) for row in run.log]
+        flops, loss = np.array([row for row in rows if None not in row], float).reshape(-1, 2).T
+        N = costs[run.arm].parameters
+        if N and len(flops) > 1:
+            curves.append((N, flops, loss))
+    return curves
+
+
+def scaling_law(
+    metric: str, values: Values, costs: Mapping[str, Costs], alpha: float, curves: Sequence[Curve] = ()
+) -> Scaling | None:
     """Returns the scaling law where sizes and tokens vary; None where they do not, or the metric is no loss."""
     points = [
         (costs[arm].parameters, costs[arm].tokens, value, costs[arm].flops)
@@ -147,12 +168,16 @@ def scaling_law(metric: str, values: Values, costs: Mapping[str, Costs], alpha: 
     N, D, loss, C = np.array(points, float).reshape(-1, 4).T
     if metric.rpartition('/')[2] not in LOSSES or min(len(np.unique(N)), len(np.unique(D))) < LEAST:
         return None
-    found = Scaling(N, D, loss, C)
+    found = Scaling(N, D, loss, C, curves=curves)
     level = 1 - alpha
     try:
         found = dataclasses.replace(found, profiles=isoflop.profiles(N, D, loss, C, level))
     except UserError as error:
         found = dataclasses.replace(found, no_profiles=str(error))
+    try:
+        found = dataclasses.replace(found, envelope=isoflop.envelope(curves, level))
+    except UserError as error:
+        found = dataclasses.replace(found, no_envelope=str(error))
     try:
         law = scaling.fit(N, D, loss)
     except UserError as error:

@@ -162,6 +162,24 @@ def profiles(report: Report, figure: Any, of: str) -> None:
     legend(figure, axes)
 
 
+def envelope(report: Report, figure: Any, of: str) -> None:
+    """Draws the training curves of all sizes over their FLOPs, and their envelope."""
+    assert report.scaling is not None and report.scaling.envelope is not None
+    axes, found = figure.subplots(), report.scaling.envelope
+    sizes = sorted({N for N, _, _ in report.scaling.curves})
+    for N, flops, loss in report.scaling.curves:
+        look = {**drawing.look(sizes.index(N)), 'marker': None}
+        axes.plot(flops, loss, linewidth=1, **look)
+    for i, N in enumerate(sizes):
+        axes.plot([], [], label=f'N = {words.amount(N)}', **{**drawing.look(i), 'marker': None})
+    axes.plot(found.flops, found.loss, color=INK, linewidth=2, linestyle=':', label='envelope')
+    axes.set_xlabel('FLOPs so far')
+    axes.set_ylabel('train loss')
+    plainly(axes.xaxis, found.flops)
+    plainly(axes.yaxis, found.loss)
+    legend(figure, axes)
+
+
 DRAWINGS: dict[str, Callable[[Report, Any, str], None]] = {
     'forest': forest,
     'curves': curves,
@@ -169,4 +187,5 @@ DRAWINGS: dict[str, Callable[[Report, Any, str], None]] = {
     'response': response,
     'scaling': scaling,
     'profiles': profiles,
+    'envelope': envelope,
 }
