@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -214,14 +213,12 @@ class Group:
 
     def begin(self, last: int | None) -> tuple[TrainState, Hyper]:
         """Returns (the states of all slices, from the checkpoints at step `last` on; their hypers)."""
-        of = {
-            member.slice: resume.state_at(self.design, member.config, Hyper.of(member.config), member.home, last)
-            for member in self.members
-        }
-        stack = jax.jit(
-            lambda *states: jax.tree.map(lambda *x: jnp.stack(x), *states), out_shardings=stacked(self.design.shardings)
-        )
-        states = stack(*(of[member.slice] for member in self.slices))
+        of = {}  # in the host's memory: a device has room for its own trials
+        for member in self.members:
+            state = resume.state_at(self.design, member.config, Hyper.of(member.config), member.home, last)
+            of[member.slice] = jax.device_get(state)
+        states = jax.tree.map(lambda *x: np.stack(x), *(of[member.slice] for member in self.slices))
+        states = jax.device_put(states, stacked(self.design.shardings))
         return states, self.place(stack_hypers([Hyper.of(member.config) for member in self.slices]))
 
     def feeds(self, last: int) -> dict[int, Any]:
