@@ -7,9 +7,11 @@ from typing import Any
 
 import jax
 
-from tformer import accounting, config
+from tformer import accounting, config, resume, workdir
 from tformer.benchmark import assumed
-from tformer.config import Config, Model
+from tformer.config import Config, Data, Model, Train
+from tformer.data import mixture
+from tformer.data.tokenizers import Tokenizers
 from tformer.errors import UserError, choose
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
@@ -33,9 +35,27 @@ class Match:
     to: str = 'baseline'
 
 
+def sized(stated: Config) -> Config:
+    """Returns `stated` resolved: with the vocabulary of its data where that is an alphabet, else as `assumed`."""
+    alphabets = {'char', 'symbol'} & {stated.data.tokenizer, stated.data.source_tokenizer}
+    if stated.model.vocab_size is not None or not alphabets:
+        return assumed(stated)
+    return resume.resolved(stated, _tokenizers(stated.model.family, stated.data, stated.train.objective), 1)
+
+
+@functools.lru_cache(maxsize=64)
+def _tokenizers(family: str, data: Data, objective: str) -> Tokenizers:
+    stated = Config(model=Model(family=family), data=data, train=Train(objective=objective))
+    return workdir.new_tokenizers(stated, mixture.load(stated, 'train'))
+
+
 def num_parameters(stated: Config) -> int:
-    """Returns how many parameters the model of a config has; where it does not say the vocabulary, as `assumed`."""
-    resolved = assumed(stated)
+    """Returns how many parameters the model of a config has.
+
+    Raises:
+      UserError: its vocabulary is that of data which do not load.
+    """
+    resolved = sized(stated)
     return count_parameters(_parameters(resolved.model, resolved.train.objective))
 
 
@@ -52,9 +72,9 @@ def num_flops(stated: Config) -> float:
     """Returns the operations of a run whose batches are full, forward and backward (`accounting.model_flops`).
 
     Raises:
-      UserError: the run's length is in epochs, so that only the data tell.
+      UserError: the run's length is in epochs, so that only the data tell, or as `num_parameters`.
     """
-    resolved, steps = assumed(stated), _num_steps(stated)
+    resolved, steps = sized(stated), _num_steps(stated)
     batch = {name: jax.ShapeDtypeStruct(shape, 'int32') for name, shape in _shapes(stated).items()}
     params = _parameters(resolved.model, resolved.train.objective)
     return steps * accounting.model_flops(resolved, params, batch)

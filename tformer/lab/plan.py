@@ -27,6 +27,7 @@ def plan(trials: Sequence[Trial], directory: str | pathlib.Path | None, parallel
     for trial in trials:
         name = trial.directory
         tokens = _known(matching.num_tokens, trial.config)
+        parameters = _known(matching.num_parameters, trial.config)
         state = ''
         if name in done:
             state = f'done, {seconds.get(name, 0.0):,.0f} s'
@@ -37,7 +38,7 @@ def plan(trials: Sequence[Trial], directory: str | pathlib.Path | None, parallel
             state = f'failed: {(home / name / ERROR).read_text().strip()}'
         rows.append((
             name,
-            f'{matching.num_parameters(trial.config):,}',
+            '-' if parameters is None else f'{parameters:,}',
             '-' if flops[name] is None else f'{flops[name]:.4g}',
             '-' if tokens is None else f'{tokens:,}',
             ', '.join(f'{quantity} {off:+.3f} %' for quantity, off in trial.off.items()),
@@ -46,8 +47,7 @@ def plan(trials: Sequence[Trial], directory: str | pathlib.Path | None, parallel
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ['  '.join(f'{cell:<{width}}' for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     total = f'; about {left / parallel / 60:,.1f} minutes are left' if rates else ''
-    sizes = 'where model.vocab_size is None, with data.tokenizer_vocab_size'
-    return '\n'.join([*lines, f'{len(trials)} trials, {len(done)} of them done{total} (parameters: {sizes})'])
+    return '\n'.join([*lines, f'{len(trials)} trials, {len(done)} of them done{total}'])
 
 
 def _known(measured: Callable[[Config], T], stated: Config) -> T | None:
