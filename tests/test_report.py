@@ -23,7 +23,7 @@ from tformer import __main__ as command_line
 from tformer import config, predictions, text_scores
 from tformer.config import Config, Data, Evaluate, Mesh, Model, Optimizer, Train
 from tformer.errors import UserError
-from tformer.lab import matching, runner, statistics, trials
+from tformer.lab import listing, matching, statistics, trials
 from tformer.lab.report import (
     amounts,
     computed,
@@ -75,8 +75,7 @@ def built(
     for trial, end in list(zip(made, ends, strict=True))[:: -1 if backwards else 1]:
         left(home / trial.directory, trial.config, end, listed)
     if listed:
-        tree = runner.listing(base, made, {trial.directory: 10.0 + i for i, trial in enumerate(made)})
-        (home / 'sweep.json').write_text(json.dumps(tree))
+        listing.write(base, made, home, {trial.directory: 10.0 + i for i, trial in enumerate(made)})
     return home
 
 
@@ -88,6 +87,7 @@ def left(place: pathlib.Path, stated: Config, end: Any, listed: bool) -> None:
         return
     if isinstance(end, str):
         (place / 'error.txt').write_text(f'ValueError: {end}\n')
+        (place / 'log.txt').touch()
         return
     scores = end if isinstance(end, dict) else {'loss': end}
     loss, steps = scores['loss'], stated.train.num_steps
@@ -121,7 +121,7 @@ def computed_of(home: pathlib.Path, **options: Any) -> computed.Report:
 def home(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """A sweep of three arms, with its report."""
     place = built(tmp_path_factory.mktemp('report') / 'x', ARMS)
-    results.keep_command(place, ['sweep', '--config=a b.py', f'--workdir={place}'])
+    results.keep_command(place, ['--config=a b.py'])
     write.write(place)
     return place
 
@@ -146,7 +146,7 @@ def test_the_findings_are_plain_sentences(home: pathlib.Path, tmp_path: pathlib.
     report = computed_of(built(tmp_path / 'x', ARMS[:2]))
     assert words.scale(report.rows).decimals == 3 and words.scale(report.rows[:1]).spread(0.5, 0.02) == '0.500 ± 0.020'
     assert words.headline(report) == '1 arm against `baseline`, by test loss (lower is better). 6 trials: 6 done.'
-    better = '`norm=rmsnorm`: test loss 0.490 ± 0.010, 0.030 lower than the baseline (95 % interval 0.005 to 0.055, '
+    better = '`norm=rmsnorm`: test loss 0.490 ± 0.010, 0.030 lower than the baseline (95 % interval -0.055 to -0.005, '
     assert words.findings(report) == [
         '`baseline`: test loss 0.520 ± 0.020, 3 seeds: the baseline', f'{better}p = 0.035 by Holm): better',
     ]  # fmt: skip
@@ -157,7 +157,9 @@ def test_the_findings_are_plain_sentences(home: pathlib.Path, tmp_path: pathlib.
     text = (home / 'report.md').read_text()  # of two comparisons, whose smaller p is 0.0303
     assert '11 trials: 9 done, 1 failed and 1 unfinished.\n' in text
     assert f'- {better}p = 0.061 by Holm): within noise; about ' in text
-    assert '- `activation=swiglu`: test loss 0.615 ± 0.021, 0.105 higher than the baseline (95 % interval 0.041' in text
+    assert (
+        '- `activation=swiglu`: test loss 0.615 ± 0.021, 0.105 higher than the baseline (95 % interval +0.041' in text
+    )
     assert ' seeds would decide; 2 runs failed\n' in text
     row = (
         '| `norm=rmsnorm` | within noise | 3 | 0.490 ± 0.010 | -0.030 | -0.055 to -0.005 | - | -1.69 | 0.035 | 0.061 | '
@@ -214,7 +216,7 @@ def test_where_nothing_is_done_the_report_says_why(tmp_path: pathlib.Path) -> No
     text = (place / 'report.md').read_text()
     assert '2 trials: 0 done, 1 failed and 1 unfinished' in text
     assert f'| `baseline/seed_0` | failed | `ValueError: no data` | `{place}/baseline/seed_0/log.txt` |' in text
-    assert f'| `norm=rmsnorm/seed_0` | unfinished |  | `{place}/norm=rmsnorm/seed_0/log.txt` |' in text
+    assert '| `norm=rmsnorm/seed_0` | unfinished |  | - |' in text
 
 
 def test_mistakes_are_one_line(home: pathlib.Path, tmp_path: pathlib.Path) -> None:
@@ -299,17 +301,37 @@ def test_when_a_value_is_reached_is_told_of_each_arm(home: pathlib.Path) -> None
     assert told == [
         '`baseline`: train loss reaches 0.75 after 31 ± 1 steps in 3 of 3 runs',
         '`norm=rmsnorm`: train loss reaches 0.75 after 30 ± 0 steps in 3 of 3 runs',
-        '`activation=swiglu`: train loss reaches 0.75 after 35 ± 1 steps in 2 of 3 runs',
+        '`activation=swiglu`: train loss reaches 0.75 after 35 ± 1 steps in 2 of 4 runs',
         '`baseline`: train loss reaches 0.55 after 39 ± 1 steps in 3 of 3 runs',
         '`norm=rmsnorm`: train loss reaches 0.55 after 38 ± 0 steps in 3 of 3 runs',
-        '`activation=swiglu`: train loss reaches 0.55 in 0 of 3 runs',
+        '`activation=swiglu`: train loss reaches 0.55 in 0 of 4 runs',
     ]
+    told = words.reached(computed_of(home, reach=['train/loss=1.26']))  # after 10 steps they have 1.25, 1.27, 1.29
+    assert (
+        told[0]
+        == '`baseline`: train loss reaches 1.26 after 11 ± 1 steps in 3 of 3 runs, 1 of them by the first report'
+    )
     for wrong, why in (
         ('train/loss', 'is no NAME=VALUE'),
+        ('train/loss=nan', 'is no NAME=VALUE'),
         ('train/los=1', "has train/los; did you mean 'train/loss'?"),
     ):
         with pytest.raises(UserError, match=re.escape(why)):
             computed_of(home, reach=[wrong])
+
+
+def test_which_checkpoints_are_scored_is_told_where_it_is_not_the_last(tmp_path: pathlib.Path) -> None:
+    scores = {seed: {'loss': 0.5 + 0.01 * seed, 'step': 20 + 10 * seed} for seed in (0, 1)}
+    home = built(tmp_path / 'x', [({}, scores), ({'model.norm': 'rmsnorm'}, BETTER)])
+    report = computed_of(home)
+    assert [report.costs[arm].scored for arm in report.arms] == [40.0, 25.0][
+        :: 1 if report.arms[0] != 'baseline' else -1
+    ]
+    told = words.scored(report)
+    assert told is not None and told.startswith(
+        'The scores are those of the checkpoints best by `valid/loss`, after 25'
+    )
+    assert words.scored(computed_of(built(tmp_path / 'y', ARMS))) is None
 
 
 def test_a_mean_is_of_the_steps_that_all_runs_report(tmp_path: pathlib.Path) -> None:
@@ -457,7 +479,7 @@ def test_the_same_runs_give_the_same_bytes(tmp_path: pathlib.Path, monkeypatch) 
     write.write('x', timing=False)
     untimed = pathlib.Path('x/report.html').read_bytes()
     listed = json.loads(pathlib.Path('x/sweep.json').read_text())
-    listed['trials'][0]['seconds'] *= 7
+    listed['seconds'][listed['trials'][0]['directory']] *= 7
     pathlib.Path('x/sweep.json').write_text(json.dumps(listed))
     write.write('x', timing=False)
     assert pathlib.Path('x/report.html').read_bytes() == untimed != made[0][1]

@@ -174,6 +174,8 @@ def mistakes(place: pathlib.Path) -> dict[str, tuple[list[str], str]]:
     (bad / 'train.tsv').write_text('a\tb\nno tab here\n')
     empty = toy_data.parallel(place / 'empty')
     (empty / 'train.tsv').write_text('')
+    wrong = place / 'wrong.py'
+    wrong.write_text('def get_config(argument):\n    return 1 // 0\n')
     start = [f'--config={ROOT}/configs/translate.py:smoke', f'--workdir={place}/run']
     good = [*start, f'--config.data.path={data}']
     return {
@@ -191,6 +193,12 @@ def mistakes(place: pathlib.Path) -> dict[str, tuple[list[str], str]]:
         'heads': (['train', *good, '--config.model.num_heads=3'], 'does not divide'),
         'too long': (['train', *good, '--config.data.length=999'], 'model.max_len'),
         'unknown flag': (['train', *good, '--wrkdir=x'], 'wrkdir'),
+        'flag of another command': (['train', *good, '--alpha=0.1'], 'train takes no --alpha; it is of sweep, report'),
+        'argument of none': (['evaluate', f'--workdir={place}/run', 'x'], "evaluate takes no argument 'x'"),
+        'a file that fails': (
+            ['train', f'--config={wrong}', start[1]],
+            'wrong.py:2: ZeroDivisionError: division by zero',
+        ),
         'no workdir': (['evaluate', f'--workdir={place}/nowhere'], 'nowhere'),
     }
 

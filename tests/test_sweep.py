@@ -17,7 +17,7 @@ import toy_data
 from absl.testing import flagsaver
 
 from tformer import __main__ as command_line
-from tformer import checkpoint, choices, config
+from tformer import checkpoint, choices, config, runs
 from tformer.config import Config, Data, Evaluate, Mesh, Model, Optimizer, Train
 from tformer.errors import Stopped, UserError
 from tformer.lab import matching, plan, runner, trials
@@ -107,6 +107,7 @@ MISTAKES = {
     "arm 1 of 1: 'model.norm' is no dict of fields": lambda: trials.trials(TINY, ['model.norm']),
     'the first must be the smaller': lambda: uniform(3, 1),
     'both must be positive': lambda: log_uniform(0, 1),
+    'match: .parameters. is no Match': lambda: trials.trials(TINY, [{}], ['parameters']),
     'a sweep of no arms': lambda: trials.trials(TINY, []),
     "arm 2 of 2: config.model.nrom is no field; did you mean 'model.norm'": lambda: trials.trials(
         TINY, [{}, {'model.nrom': None}]
@@ -314,7 +315,7 @@ def test_failures_are_told_and_kept_and_stop_nothing(tmp_path: pathlib.Path, cap
     assert acting(tmp_path, [2.0, 1.0, 4.0]) == 2
     said = capsys.readouterr().out
     assert '2/3  learning_rate=1.0/seed_0  0 s  done, test loss 1' in said
-    assert said.splitlines()[-1].startswith('failed: baseline/seed_0: tformer: it is two (')
+    assert f'baseline/seed_0  0 s  failed: tformer: it is two ({tmp_path}/baseline/seed_0/log.txt)' in said
     assert (tmp_path / 'baseline/seed_0/error.txt').read_text() == 'tformer: it is two\n'
     assert acting(tmp_path, [2.0, 1.0, 3.0, 4.0]) == 1
     assert (tmp_path / 'learning_rate=3.0/seed_0/error.txt').read_text() == 'ValueError: it is three\n'
@@ -323,7 +324,7 @@ def test_failures_are_told_and_kept_and_stop_nothing(tmp_path: pathlib.Path, cap
     assert config.from_dict(listed['base']) == TINY
     for trial in listed['trials']:
         stated = config.override(TINY, trial['overrides'])
-        assert config.digest(stated) == trial['config_digest'] and trial['seconds'] > 0
+        assert config.digest(stated) == trial['config_digest'] and listed['seconds'][trial['directory']] > 0
         assert config.load(f'{tmp_path}/{trial["directory"]}/trial.json') == stated
 
 
@@ -337,14 +338,31 @@ def test_a_trial_of_the_same_name_and_another_config_is_refused_before_anything_
     (tmp_path / 'other/baseline/seed_0/config.json').write_text('{}')
     with pytest.raises(UserError, match='not of a sweep'):
         acting(tmp_path / 'other', [1.0])
+    (tmp_path / 'other/config.json').write_text('{}')
+    with pytest.raises(UserError, match='other is the workdir of a run'):
+        acting(tmp_path / 'other', [2.0])
+    with pytest.raises(UserError, match='seed_0 is of another config'):
+        plan.plan(trials.trials(TINY, [{'optimizer.learning_rate': 4.0}]), tmp_path)
     with pytest.raises(UserError, match='--parallel=0'):
         acting(tmp_path, [1.0], parallel=0)
+
+
+def test_a_trial_keeps_why_it_failed(tmp_path: pathlib.Path) -> None:
+    """However it was begun, e.g. as a task of an array; a run that is no trial leaves nothing."""
+    wanted = config.override(TINY, {'data.path': (f'{tmp_path}/nothing.txt',)})
+    for stated in (False, True):
+        if stated:
+            (tmp_path / 'x/trial.json').write_text('{}')
+        with pytest.raises(UserError) as error:
+            runs.train(wanted, f'{tmp_path}/x')
+        assert (tmp_path / 'x/error.txt').exists() == stated
+    assert (tmp_path / 'x/error.txt').read_text() == f'tformer: {error.value}\n'
 
 
 def test_the_plan_tells_what_is_done_and_what_time_is_left(tmp_path: pathlib.Path) -> None:
     acting(tmp_path, [1.0, 2.0])
     listed = json.loads((tmp_path / 'sweep.json').read_text())
-    listed['trials'][0]['seconds'] = 30.0
+    listed['seconds']['baseline/seed_0'] = 30.0
     (tmp_path / 'sweep.json').write_text(json.dumps(listed))
     arms = [{'optimizer.learning_rate': 1.0}, {'optimizer.learning_rate': 2.0}, {'train.num_steps': 12}]
     arms[2]['optimizer.learning_rate'] = 1.0

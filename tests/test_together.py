@@ -19,7 +19,7 @@ from test_sweep import TINY, environment, numbers
 from tformer import checkpoint, config, digests, errors, hyper, journal
 from tformer import train as train_lib
 from tformer.config import Config, Mesh
-from tformer.lab import runner, slices, together, trials
+from tformer.lab import listing, slices, together, trials
 from tformer.lab.report import write
 from tformer.lab.sweep import grid, one_at_a_time, product, seeds
 
@@ -55,7 +55,7 @@ def base(place: pathlib.Path, **fields: object) -> Config:
 
 def stated(home: pathlib.Path, made: list[trials.Trial]) -> list[pathlib.Path]:
     """Returns the workdirs of trials, with what they are in them."""
-    runner.claim(made[0].config, made, home)
+    listing.claim(made[0].config, made, home)
     return [home / trial.directory for trial in made]
 
 

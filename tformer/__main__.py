@@ -12,10 +12,11 @@ from tformer import errors
 from tformer.data import lines
 
 FLAGS = flags.FLAGS
-flags.DEFINE_string('config', None, 'A config file, FILE[:argument].')
+# A help text that begins with commands is of a flag that no others take.
+flags.DEFINE_string('config', None, 'train, sweep, prepare, inspect, benchmark: a config file, FILE[:argument].')
 flags.DEFINE_string('workdir', None, "The run's directory.")
 flags.DEFINE_string('split', 'test', 'evaluate: the split that is scored: train, valid or test.')
-flags.DEFINE_enum('checkpoint', 'best', ['best', 'latest'], 'Which checkpoint of the workdir.')
+flags.DEFINE_enum('checkpoint', 'best', ['best', 'latest'], 'evaluate, generate, attention: which.')
 flags.DEFINE_integer('average', None, 'evaluate: the mean of the newest N checkpoints kept (train.keep_last).')
 flags.DEFINE_string(
     'input', None, 'generate, attention: a file of texts, one a line; default: the arguments, or stdin.'
@@ -35,19 +36,21 @@ flags.DEFINE_integer('parallel', 1, 'sweep: processes that run at once.')
 flags.DEFINE_integer(
     'together', 1, 'sweep: trials that one program trains, at most, where they differ in numbers alone.'
 )
-flags.DEFINE_string('transform', None, 'sweep: of trials together: vmap, or map; default: map on a CPU, else vmap.')
-flags.DEFINE_string('metric', None, 'report: that decides, SPLIT/NAME; default: test/loss, or valid/loss.')
-flags.DEFINE_string('baseline', None, 'report: the arm that the others are compared with; default: the first.')
-flags.DEFINE_float('alpha', 0.05, 'report: the chance of a false label that is accepted, over all arms.')
-flags.DEFINE_list('reach', [], 'report: when runs reach these values, such as valid/accuracy=0.99.')
-flags.DEFINE_boolean('timing', True, 'report: with the section of what a clock measured.')
+flags.DEFINE_string(
+    'transform', None, 'train, sweep: of trials together: vmap, or map; default: map on a CPU, else vmap.'
+)
+flags.DEFINE_string('metric', None, 'sweep, report: that decides, SPLIT/NAME; default: test/loss, or valid/loss.')
+flags.DEFINE_string('baseline', None, 'sweep, report: the arm that the others are compared with; default: the first.')
+flags.DEFINE_float('alpha', 0.05, 'sweep, report: the chance of a false label that is accepted, over all arms.')
+flags.DEFINE_list('reach', [], 'sweep, report: when runs reach these values, such as valid/accuracy=0.99.')
+flags.DEFINE_boolean('timing', True, 'sweep, report: with the section of what a clock measured.')
 
 USAGE = """tformer COMMAND [--config=FILE[:argument]] [--workdir=DIR] [--config.section.field=value ...]
 
   train      --config --workdir          trains; resumes by itself; ends with the final evaluation
   sweep      --config --workdir [--dry_run | --array]  runs the trials of a sweep file; goes on by itself, and
-                                         ends with their report; --parallel=K processes at once,
-                                         of --together=N trials each in one program
+                                         ends with their report, whose flags it takes; --parallel=K
+                                         processes at once, of --together=N trials each in one program
   report     DIR [--metric=SPLIT/NAME] [--baseline=ARM] [--alpha=0.05] [--reach=NAME=VALUE] [--timing=false]
                                          writes report.md and report.html of a sweep, or of any directory of workdirs
   replay     --workdir --step=N          runs a step again and shows its batch
@@ -88,6 +91,14 @@ def parse(argv: Sequence[str]) -> tuple[str, list[str], dict[str, str]]:
         positional = FLAGS(rest)[1:]
     except flags.Error as error:
         raise errors.UserError(str(error).splitlines()[0]) from error
+    for argument in rest[1:]:
+        name = argument.lstrip('-').partition('=')[0]
+        if argument.startswith('-') and name in FLAGS:
+            owners = FLAGS[name].help.partition(':')[0].split(', ')
+            if owners[0] in COMMANDS and command not in owners:
+                raise errors.UserError(f'{command} takes no --{name}; it is of {", ".join(owners)}')
+    if positional and command not in ARGUMENTS:
+        raise errors.UserError(f'{command} takes no argument {positional[0]!r}')
     return command, positional, overrides
 
 
@@ -115,21 +126,23 @@ def sweep(arguments: list[str], overrides: dict[str, str]) -> None:
     import jax
 
     jax.config.update('jax_platforms', 'cpu')  # of this process, which computes nothing: the devices are the trials'
-    from tformer.lab import plan, runner, trials
+    from tformer.lab import listing, plan, runner, trials
 
     base, made = trials.load(needed('config'), overrides)
     if FLAGS.dry_run:
         print(plan.plan(made, FLAGS.workdir, FLAGS.parallel))
         return
-    if FLAGS.array:
-        print(runner.array(base, made, needed('workdir'), FLAGS.together, FLAGS.transform))
-        return
     from tformer.lab.report import results, write
 
-    stated = [f'--config={FLAGS.config}', f'--workdir={needed("workdir")}']
-    results.keep_command(FLAGS.workdir, ['sweep', *stated, *(f'--config.{k}={v}' for k, v in overrides.items())])
+    listing.check(made, pathlib.Path(needed('workdir')))
+    results.keep_command(
+        FLAGS.workdir, [f'--config={FLAGS.config}', *(f'--config.{k}={v}' for k, v in overrides.items())]
+    )
+    if FLAGS.array:
+        print(runner.array(base, made, FLAGS.workdir, FLAGS.together, FLAGS.transform))
+        return
     code = runner.sweep(base, made, FLAGS.workdir, FLAGS.parallel, FLAGS.together, FLAGS.transform)
-    print(write.write(FLAGS.workdir))
+    print(write.write(FLAGS.workdir, FLAGS.metric, FLAGS.baseline, FLAGS.alpha, FLAGS.timing, FLAGS.reach))
     if code:
         sys.exit(code)
 
@@ -140,6 +153,8 @@ def report(arguments: list[str], overrides: dict[str, str]) -> None:
     jax.config.update('jax_platforms', 'cpu')  # sizes are counted, nothing is computed
     from tformer.lab.report import write
 
+    if overrides:
+        raise errors.UserError('report takes no --config')
     if len(arguments) != 1:
         raise errors.UserError(f'report takes one directory, not {len(arguments)}: tformer report DIR')
     print(write.write(arguments[0], FLAGS.metric, FLAGS.baseline, FLAGS.alpha, FLAGS.timing, FLAGS.reach))
@@ -259,6 +274,7 @@ COMMANDS: dict[str, Callable[[list[str], dict[str, str]], None]] = {
 }
 
 TOGETHER = ('train', 'evaluate', 'benchmark')  # what several processes run as one
+ARGUMENTS = ('train', 'report', 'generate', 'attention')  # what takes arguments that are no flags
 
 
 def main(argv: Sequence[str]) -> None:

@@ -32,8 +32,7 @@ from tformer.data.tokenizers import Tokenizers
 from tformer.decode.text import make_text_generator
 from tformer.errors import NoSplitError, UserError
 from tformer.hyper import standard
-from tformer.lab import together
-from tformer.lab.trials import STATED
+from tformer.lab import together, trials
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
 from tformer.state import variable_shardings
@@ -141,8 +140,12 @@ def prepare(config: Config, directory: str) -> str:
 
 
 def train(config: Config, directory: str, may_differ: Sequence[str] = ()) -> dict[str, float]:
-    """Trains, then scores the best checkpoint on the test split (valid where there is none); writes result.json."""
-    return finish(directory, train_lib.train(config, directory, generated_scores, may_differ))
+    """Trains, then scores the best checkpoint on the test split (valid where there is none); writes result.json.
+
+    Why the trial of a sweep fails is kept in its workdir.
+    """
+    with trials.kept(pathlib.Path(directory)):
+        return finish(directory, train_lib.train(config, directory, generated_scores, may_differ))
 
 
 def train_together(directories: Sequence[str], transform: str | None = None) -> None:
@@ -212,7 +215,7 @@ def evaluate(run: Run, split: str, records: Sequence[Record] | None = None, **fa
             print(f'  {name} signature: {signature}')
     for line in shown:
         print(line)
-    if (run.home / STATED).is_file() and 'parameters' not in facts:
+    if (run.home / trials.STATED).is_file() and 'parameters' not in facts:
         print(f'{run.home} is a trial of a sweep, whose result is that of its end: this one is not written')
     elif processes.first():
         if config.evaluate.metrics:

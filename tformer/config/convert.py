@@ -8,6 +8,7 @@ import json
 import math
 import pathlib
 import shlex
+import traceback
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -261,8 +262,13 @@ def execute(path: str, function: str, *arguments: str) -> Any:
         return getattr(module, function)(*arguments)
     except SyntaxError as error:
         raise errors.UserError(f'{path}:{error.lineno}: {error.msg}') from error
-    except (ImportError, TypeError) as error:
-        raise errors.UserError(f'{path}: {error}') from error
+    except errors.UserError:
+        raise
+    except Exception as error:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
+        where = f'{path}:{lines[-1]}' if lines else path
+        named = '' if isinstance(error, ImportError | TypeError) else f'{type(error).__name__}: '
+        raise errors.UserError(f'{where}: {named}{error}') from error
 
 
 def changes(spec: str) -> dict[str, Any]:

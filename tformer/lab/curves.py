@@ -84,12 +84,12 @@ def first_reach(curve: Curve, y: float, lower_is_better: bool) -> float:
     if not met.any():
         seen = ys[np.isfinite(ys)]
         best = f'{seen.min() if lower_is_better else seen.max():g}' if seen.size else 'none'
-        raise UserError(f'the curve never reaches y={y:g}; its best is {best}')
+        raise UserError(f'never has {y:g}; its best is {best}')
     i = int(np.argmax(met))
     if not np.isfinite(ys[: i + 1]).all():
-        raise UserError(f'the curve reaches y={y:g} at x={xs[i]:g}, but failed before')
+        raise UserError(f'has {y:g} at {xs[i]:g}, but failed before')
     if i == 0 and ys[0] != y:
-        raise UserError(f'the curve begins beyond y={y:g}, with {ys[0]:g} at x={xs[0]:g}')
+        raise UserError(f'is beyond {y:g} from its first point on, with {ys[0]:g} at {xs[0]:g}')
     if i == 0:
         return float(xs[0])
     return float(xs[i - 1] + (xs[i] - xs[i - 1]) * (y - ys[i - 1]) / (ys[i] - ys[i - 1]))

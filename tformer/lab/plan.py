@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from tformer.config import Config
 from tformer.errors import UserError
-from tformer.lab import matching, runner
+from tformer.lab import listing, matching
 from tformer.lab.trials import ERROR, Trial, is_done
 
 T = TypeVar('T')
@@ -16,14 +16,20 @@ T = TypeVar('T')
 def plan(trials: Sequence[Trial], directory: str | pathlib.Path | None, parallel: int = 1) -> str:
     """Returns a table of the trials: parameters, FLOPs and tokens of each, what it is off, and how far it is.
 
-    The time of one that has not run is that of those that have, by their FLOPs.
+    The time of one that has not run is that of those that have, by their FLOPs. FLOPs and tokens are of full batches.
+
+    Raises:
+      UserError: as `listing.check`.
     """
     home = None if directory is None else pathlib.Path(directory)
-    seconds = {} if home is None else runner.times(home)
+    if home is not None:
+        listing.check(trials, home)
+    seconds = {} if home is None else listing.times(home)
     flops = {trial.directory: _known(matching.num_flops, trial.config) for trial in trials}
     done = {name for name in flops if home is not None and is_done(home / name)}
     rates = [seconds[name] / (flops[name] or 1.0) for name in done if seconds.get(name)]
     rows, left = [('trial', 'parameters', 'FLOPs', 'tokens', 'matched', 'state')], 0.0
+    begun = {name for name in flops if home is not None and (home / name / 'config.json').is_file()}
     for trial in trials:
         name = trial.directory
         tokens = _known(matching.num_tokens, trial.config)
@@ -33,7 +39,7 @@ def plan(trials: Sequence[Trial], directory: str | pathlib.Path | None, parallel
             state = f'done, {seconds.get(name, 0.0):,.0f} s'
         elif rates:
             left += (expected := statistics.median(rates) * (flops[name] or 1.0))
-            state = f'about {expected:,.0f} s'
+            state = f'{"begun; " if name in begun else ""}about {expected:,.0f} s'
         if home is not None and (home / name / ERROR).is_file():
             state = f'failed: {(home / name / ERROR).read_text().strip()}'
         rows.append((

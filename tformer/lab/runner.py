@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-import json
+import math
 import os
 import pathlib
 import re
@@ -11,17 +11,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from tformer import config, workdir
 from tformer.config import Config
 from tformer.errors import STOPPED, Stopped, UserError, choose
+from tformer.lab import listing
 from tformer.lab.slices import TRANSFORMS, groups
 from tformer.lab.trials import ERROR, LOG, RESULT, STATED, Trial, is_done
 
 TRAIN = (sys.executable, '-m', 'tformer', 'train')
-LIST = 'sweep.json'  # of a sweep's directory: its trials
+EVERY = 10.0  # seconds, after which the list has those that each trial has run so far
+FAR = 5.0  # percent that a match may miss without a word
 
 # What a trial's process runs before it becomes the training: Linux is to kill it where its parent ends, however that
 # does (1 is PR_SET_PDEATHSIG), for a trial that nobody waits for would keep its workdir from the sweep's next life.
@@ -72,28 +73,28 @@ def sweep(
     home = pathlib.Path(directory)
     _check(parallel, together, transform)
     with workdir.held(home), _signals() as heard:
-        seconds = claim(base, trials, home)
+        seconds = listing.claim(base, trials, home)
         done = sum(is_done(home / trial.directory) for trial in trials)
         print(f'{len(trials)} trials, {done} of them done', flush=True)
+        for name, off in {trial.name: trial.off for trial in trials}.items():
+            for quantity in (each for each in off if abs(off[each]) > FAR):
+                print(f'{name}: {off[quantity]:+.1f} % off the {quantity} that it was to match', flush=True)
         every = groups(trials, together)
         waiting = [group for group in every if not all(is_done(home / trial.directory) for trial in group)]
         lives: dict[int, Life] = {}
         failed: dict[str, int] = {}
-        logs: dict[str, pathlib.Path] = {}
-        stopped, told = [], 0
+        stopped, told, written = [], 0, time.monotonic()
         while lives or (waiting and not heard):
             asked = len(heard)
             for slot in range(parallel):
                 if waiting and slot not in lives and not heard:
                     group = waiting.pop(0)
                     lives[slot] = _begin(group, home, every.index(group), transform, command, _share(slot, parallel))
-                    logs |= {trial.directory: lives[slot].log for trial in group}
             for slot, life in list(lives.items()):
                 if (code := life.process.poll()) is not None:
                     del lives[slot]
-                    took = (time.monotonic() - life.began) / len(life.trials)
+                    seconds = ran(seconds, [life])
                     for trial in life.trials:
-                        seconds[trial.directory] = seconds.get(trial.directory, 0.0) + took
                         said = _end(trial, life, home, code, asked=bool(told))
                         if said.startswith('failed'):
                             failed[trial.directory] = code or 2  # of a group that went on without it
@@ -102,15 +103,16 @@ def sweep(
                         else:
                             done += 1
                         ended = done + len(failed) + len(stopped)
+                        took = seconds[trial.directory]
                         print(f'{ended}/{len(trials)}  {trial.directory}  {took:,.0f} s  {said}', flush=True)
-                    _write(home / LIST, listing(base, trials, seconds))
+                    written = -math.inf
                 elif told < asked:
                     life.process.terminate()  # it saves and stops; at the second, at once
             told = asked
+            if time.monotonic() > written + EVERY:
+                written = time.monotonic()
+                listing.write(base, trials, home, ran(seconds, lives.values()))
             time.sleep(0.05)
-    for name, log in logs.items():
-        if (home / name / ERROR).is_file():
-            print(f'failed: {name}: {(home / name / ERROR).read_text().strip()} ({log})', flush=True)
     if waiting or stopped:
         done = sum(is_done(home / trial.directory) for trial in trials)
         why = signal.Signals(heard[0]).name if heard else f'{stopped[0].directory} stopped'
@@ -135,7 +137,7 @@ def array(
     home = pathlib.Path(directory)
     _check(1, together, transform)
     with workdir.held(home):
-        claim(base, trials, home)
+        listing.claim(base, trials, home)
         file, lines = home / 'trials.txt', []
         for group in groups(trials, together):
             if left := [trial for trial in group if not is_done(home / trial.directory)]:
@@ -146,68 +148,13 @@ def array(
     return f'sbatch --array=1-{len(lines)} launch/slurm_array.sbatch {shlex.quote(str(file))}' if lines else 'all done'
 
 
-# ------------------------------------------------------------------------------------------------------- the directory
-
-
-def claim(base: Config, trials: Sequence[Trial], home: pathlib.Path) -> dict[str, float]:
-    """Writes the list of trials, and the config of each to its workdir; returns the seconds that each has run.
-
-    Raises:
-      UserError: a trial of the same name has another config there; nothing is written.
-    """
-    for trial in trials:
-        place = home / trial.directory
-        if (place / STATED).is_file():
-            before = config.from_dict(config.read_json(place / STATED))
-            if changed := config.difference(before, trial.config):
-                field, (old, new) = next(iter(changed.items()))
-                more = f' and {len(changed) - 1} more fields' if len(changed) > 1 else ''
-                raise UserError(
-                    f'{place} is of another config: {field} ({old!r} there, {new!r} here){more}; use a fresh --workdir'
-                )
-        elif (place / 'config.json').is_file():
-            raise UserError(f'{place} holds a run that is not of a sweep; use a fresh --workdir')
-    seconds = times(home)
-    if gone := sorted(seconds.keys() - {trial.directory for trial in trials}):
-        print(f'no more in the sweep, but left in {home}: {", ".join(gone)}', flush=True)
-    for trial in trials:
-        (home / trial.directory).mkdir(parents=True, exist_ok=True)
-        _write(home / trial.directory / STATED, config.to_dict(trial.config))
-    _write(home / LIST, listing(base, trials, seconds))
+def ran(before: Mapping[str, float], lives: Iterable[Life]) -> dict[str, float]:
+    """Returns the seconds that each trial had run before, and those of its life so far; of some together, shared."""
+    now, seconds = time.monotonic(), dict(before)
+    for life in lives:
+        for trial in life.trials:
+            seconds[trial.directory] = seconds.get(trial.directory, 0.0) + (now - life.began) / len(life.trials)
     return seconds
-
-
-def listing(base: Config, trials: Sequence[Trial], seconds: Mapping[str, float]) -> dict[str, Any]:
-    """Returns what the list of a sweep says, for reports to be made without the sweep file."""
-    entries = [
-        {
-            'name': trial.name,
-            'seed': trial.seed,
-            'directory': trial.directory,
-            'overrides': trial.overrides,
-            'off_percent': trial.off,
-            'config_digest': config.digest(trial.config),
-            'seconds': round(seconds.get(trial.directory, 0.0), 2),
-        }
-        for trial in trials
-    ]
-    return {'base': config.to_dict(base), 'trials': entries}
-
-
-def times(home: pathlib.Path) -> dict[str, float]:
-    """Returns the seconds that each trial has run, by its directory, as the list of a sweep has them."""
-    file = home / LIST
-    try:
-        trials = config.read_json(file)['trials'] if file.is_file() else []
-        return {entry['directory']: float(entry['seconds']) for entry in trials}
-    except (KeyError, TypeError) as error:
-        raise UserError(f'{file}: not the list of a sweep: {error}') from error
-
-
-def _write(file: pathlib.Path, tree: Mapping[str, Any]) -> None:
-    partial = file.with_suffix('.tmp')
-    partial.write_text(json.dumps(tree, indent=2) + '\n')
-    partial.replace(file)
 
 
 # ----------------------------------------------------------------------------------------------------------- processes
@@ -272,7 +219,7 @@ def _end(trial: Trial, life: Life, home: pathlib.Path, code: int, asked: bool) -
         lines = [line for line in lines if ERRORS.match(line)] or lines
         how = lines[-1].strip() if lines else f'exit code {code}'
         (place / ERROR).write_text((f'ended by {signal.Signals(-code).name}' if code < 0 else how) + '\n')
-    return f'failed: {(place / ERROR).read_text().strip()}'
+    return f'failed: {(place / ERROR).read_text().strip()} ({life.log})'
 
 
 def _share(slot: int, parallel: int) -> set[int]:

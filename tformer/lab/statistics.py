@@ -18,6 +18,7 @@ from tformer.lab.noise import Floor, Interval, Runs, finite, noise_floor
 ROUNDING = 2 * float(np.finfo(np.float32).eps)  # a spread below this share of the values is float32's, not the runs'
 
 BASELINE, WITHIN, UNKNOWN, BETTER, WORSE = 'baseline', 'within noise', 'noise unknown', 'better', 'worse'
+NO_RESULT = 'no result'
 
 
 # --------------------------------------------------------------------------------------------------- two arms
@@ -162,7 +163,7 @@ class Row:
       runs: the arm's own mean, noise and failures.
       comparison: with the baseline; None of the baseline itself.
       p_holm: the comparison's p, adjusted for all arms; nan of the baseline.
-      label: 'baseline', or that of `label`.
+      label: 'baseline', 'no result' where no run has any, or that of `label`.
       seeds: runs a side that would decide the observed difference with chance 0.8, at alpha / arms; None if unknown.
     """
 
@@ -203,7 +204,7 @@ def summary(
             floors[name],
             each,
             p,
-            label(each.difference, p, lower_is_better, alpha),
+            label(each.difference, p, lower_is_better, alpha) if floors[name].n else NO_RESULT,
             _seeds(each, alpha / len(found)),
         )
         for name, each, p in zip(others, found, adjusted, strict=True)

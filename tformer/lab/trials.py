@@ -1,16 +1,17 @@
 """The trials that a sweep makes of its base config: their names, and what is matched between them."""
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import pathlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tformer import choices, config
 from tformer.config import Config
-from tformer.errors import UserError, choose
+from tformer.errors import Stopped, UserError, choose
 from tformer.lab import matching
 from tformer.lab.sweep import SEED, Match, Overrides, Sweep
 
@@ -69,7 +70,7 @@ def load(spec: str, overrides: Mapping[str, str] | None = None) -> tuple[Config,
         raise UserError(f'{path}: {error}') from error
 
 
-def trials(base: Config, arms: Sequence[Overrides], match: Sequence[Match] = ()) -> list[Trial]:
+def trials(base: Config, arms: Sequence[Overrides], match: Sequence[Match] | Match = ()) -> list[Trial]:
     """Returns the trials of a sweep in the order of its arms; those that come to the same config are one.
 
     Raises:
@@ -91,7 +92,9 @@ def trials(base: Config, arms: Sequence[Overrides], match: Sequence[Match] = ())
         name = arm_name(baseline, stated)
         made.setdefault(stated, Trial(name, stated.train.seed, dict(arm), stated, {}))
     found = list(made.values())
-    for one in match:
+    for one in [match] if isinstance(match, Match) else match:
+        if not isinstance(one, Match):
+            raise UserError(f'match: {one!r} is no Match')
         found = _matched(found, one)
     differing = [{field: new for field, (_, new) in config.difference(base, trial.config).items()} for trial in found]
     return [dataclasses.replace(trial, overrides=values) for trial, values in zip(found, differing, strict=True)]
@@ -111,6 +114,24 @@ def _matched(found: list[Trial], match: Match) -> list[Trial]:
         choices.validate(stated, here=False)
         adjusted.append(dataclasses.replace(trial, config=stated, off={**trial.off, match.quantity: off}))
     return adjusted
+
+
+@contextlib.contextmanager
+def kept(place: pathlib.Path) -> Iterator[None]:
+    """Writes why its block fails to the workdir, where it is that of a trial."""
+    if not (place / STATED).is_file():
+        yield
+        return
+    (place / ERROR).unlink(missing_ok=True)
+    try:
+        yield
+    except Stopped:
+        raise
+    except Exception as error:
+        name = 'tformer' if isinstance(error, UserError) else type(error).__name__
+        line, *_ = str(error).splitlines() or ['']
+        (place / ERROR).write_text(f'{name}: {line}\n')
+        raise
 
 
 def is_done(place: pathlib.Path) -> bool:

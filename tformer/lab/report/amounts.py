@@ -18,11 +18,20 @@ NOTHING = 1e-9  # nats: a loss below it is none
 def cost(report: Report) -> list[Block]:
     """Returns what a run of each arm costs, and Pareto's fronts."""
     digits, means = words.scale(report.rows), {row.arm: row.runs.mean for row in report.rows}
-    head = ['arm', 'parameters', 'FLOPs', 'tokens', 'steps', words.named(report.metric), 'on the front by']
+    head = [
+        'arm',
+        'parameters',
+        'FLOPs',
+        'tokens',
+        'steps',
+        'scored after',
+        words.named(report.metric),
+        'on the front by',
+    ]
     rows = []
     for arm in report.arms:
         spent = report.costs[arm]
-        amounts = [words.amount(x) for x in (spent.parameters, spent.flops, spent.tokens, spent.steps)]
+        amounts = [words.amount(x) for x in (spent.parameters, spent.flops, spent.tokens, spent.steps, spent.scored)]
         fronts = ', '.join(words.quantity(name) for name, arms in report.fronts.items() if arm in arms)
         rows.append([code(arm), *amounts, digits(means[arm]), fronts or words.NONE])
     told = (
@@ -62,8 +71,9 @@ def timing(report: Report) -> list[Block]:
     blocks: list[Block] = [
         Line(
             'This section alone rests on a clock, and differs between machines and executions (`--timing=false` leaves '
-            'it out). Seconds are of a run, start, compilation, evaluations and repeated steps among them; tokens a '
-            'second are of training steps alone, without padding.'
+            'it out). Seconds are of a run, start, compilation, evaluations and repeated steps among them; where one '
+            'program trained several, an equal share of its. Tokens a second are of training steps alone, without '
+            'padding.'
         ),
         Table(['arm', 'seconds, mean ± sd', 'tokens a second, median', 'on the front by seconds'], rows),
     ]

@@ -28,11 +28,12 @@ def comparison(report: Report) -> list[Block]:
             Line(f'{code(report.baseline)} has {words.count(floor.n, "finite run")}: its noise needs two or more.')
         )
     if report.num_comparisons:
-        tests = sorted({row.comparison.test for row in report.rows if row.comparison})
+        tests = sorted({row.comparison.test for row in report.rows if row.comparison and row.runs.n})
         blocks.append(Line(
             f'Labels are of the whole table: of families of {words.count(report.num_comparisons, "comparison")} like '
             f'this one, at most a share {report.alpha:g} calls any arm better or worse that equals the baseline (p by '
-            f'Holm). Intervals are of one comparison each. Tests: {", ".join(tests)}. The effect is in '
+            f'Holm). Intervals are of one comparison each, the bootstrap by t (Efron & Tibshirani 1993, 12.5), wide or '
+            f'unknown of few runs. Tests: {", ".join(tests)}. The effect is in '
             'standard deviations, of pairs where seeds are paired. Seeds to decide: runs a side that show a true '
             'difference of the observed size with chance 0.8; of few runs it is a rough guess.'
         ))  # fmt: skip
@@ -127,8 +128,12 @@ def learning(report: Report) -> list[Block]:
     for found in report.matched:
         blocks += at_cost(report, found)
     if report.sooner:
-        value = words.scale(report.rows)(report.sooner[0].value)
-        blocks.append(Line(f"The baseline's mean {words.named(report.curve or '')} ends with {value}. Reached by:"))
+        blocks.append(
+            Line(
+                f"The baseline's mean {words.named(report.curve or '')} ends with {report.sooner[0].value:.4g}. "
+                'Reached by:'
+            )
+        )
         rows = [
             [code(each.arm), words.amount(each.steps), words.NONE if each.why else f'{each.factor:.2f}',
              words.said(each.why)]

@@ -117,7 +117,7 @@ def report(
     lower = is_lower_better(metric)
     values = found.values(metric)
     rows = statistics.summary(values, baseline, lower, alpha)
-    costs = costs_lib.costs(found)
+    costs = costs_lib.costs(found, metric)
     means = {row.arm: row.runs.mean for row in rows}
     curve = learning.curve_name(found, metric)
     curve_lower = curve is None or is_lower_better(curve)

@@ -20,6 +20,7 @@ class Costs:
       tokens: read in the steps made, of both sides, without padding.
       flops: of those steps, forward and backward, padding among them (`accounting.model_flops`).
       steps: made.
+      scored: that the checkpoint had made whose scores are compared; None where they are none.
       seconds: of a run that is done, start, compilation and evaluations among them.
       tokens_per_second: of training, padding not counted; the median of its reports.
     """
@@ -29,6 +30,7 @@ class Costs:
     flops: float | None = None
     steps: float | None = None
     seconds: float | None = None
+    scored: float | None = None
     tokens_per_second: float | None = None
 
     def per_step(self, quantity: str) -> float | None:
@@ -37,22 +39,24 @@ class Costs:
         return amount / self.steps if amount is not None and self.steps else None
 
 
-def costs(results: Results) -> dict[str, Costs]:
-    """Returns the costs by arm."""
-    return {arm: _costs(runs) for arm, runs in results.arms.items()}
+def costs(results: Results, metric: str) -> dict[str, Costs]:
+    """Returns the costs by arm, of runs that are compared by `metric`."""
+    return {arm: _costs(runs, metric.partition('/')[0]) for arm, runs in results.arms.items()}
 
 
-def _costs(runs: Iterable[Run]) -> Costs:
-    runs = [run for run in runs if run.state == DONE] or list(runs)
-    stated = runs[0].config  # of all seeds
-    steps = _mean(run.log[-1]['step'] if run.log else stated.train.num_steps for run in runs)
+def _costs(runs: Iterable[Run], split: str) -> Costs:
+    runs = [run for run in runs if run.log]  # what never began, cost nothing
+    runs = [run for run in runs if run.state == DONE] or runs
+    if not runs:
+        return Costs()
     rates = [row['train/tokens_per_second'] for run in runs for row in run.log if row.get('train/tokens_per_second')]
     return Costs(
-        float(matching.num_parameters(stated)),
+        float(matching.num_parameters(runs[0].config)),  # of all seeds
         _mean(run.last('train/tokens') for run in runs),
         _mean(run.last('train/flops') for run in runs),
-        steps,
+        _mean(run.log[-1]['step'] for run in runs),
         _mean(run.seconds if run.state == DONE and run.seconds else None for run in runs),
+        _mean(run.scored.get(split) for run in runs),
         statistics.median(rates) if rates else None,
     )
 

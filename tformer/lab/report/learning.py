@@ -78,12 +78,14 @@ class Reach:
     Attributes:
       name: of the number.
       value: the value.
-      steps: by arm, of each run that is done; None where it never has it, or has it from its first report on.
+      steps: by arm, of each run that has ended; None where it never has it.
+      at_once: by arm, how many of them have it in their first report, and perhaps had it before.
     """
 
     name: str
     value: float
     steps: Mapping[str, Sequence[float | None]]
+    at_once: Mapping[str, int]
 
 
 def curve_name(results: Results, metric: str) -> str | None:
@@ -197,20 +199,31 @@ def reaches(results: Results, wanted: Sequence[str]) -> list[Reach]:
         try:
             value = float(number)
         except ValueError:
-            raise UserError(f'--reach={text} is no NAME=VALUE, such as valid/accuracy=0.99') from None
+            value = math.nan
+        if not math.isfinite(value):
+            raise UserError(f'--reach={text} is no NAME=VALUE, such as valid/accuracy=0.99')
         if name not in known:
-            raise UserError(f'--reach={text}: no metrics.jsonl has {name}{nearest(name, known)}')
+            raise UserError(f'--reach={text}: no metrics.jsonl has {name}{nearest(name, sorted(known))}')
         lower = checkpoint.merit(name, 1.0) < 0
-        steps = {
-            arm: [_first(run.curve(name), value, lower) for run in runs if run.state == DONE and run.curve(name)[0]]
+        ended = {
+            arm: [run.curve(name) for run in runs if run.state == FAILED or (run.state == DONE and run.curve(name)[0])]
             for arm, runs in results.arms.items()
         }
-        made.append(Reach(name, value, steps))
+        steps = {arm: [_first(curve, value, lower) for curve in found] for arm, found in ended.items()}
+        at_once = {arm: sum(_begins(curve, value, lower) for curve in found) for arm, found in ended.items()}
+        made.append(Reach(name, value, steps, at_once))
     return made
 
 
+def _begins(curve: curves.Curve, value: float, lower_is_better: bool) -> bool:
+    _, values = curve
+    return bool(len(values)) and (values[0] <= value if lower_is_better else values[0] >= value)
+
+
 def _first(curve: curves.Curve, value: float, lower_is_better: bool) -> float | None:
+    if _begins(curve, value, lower_is_better):
+        return float(curve[0][0])
     try:
-        return curves.first_reach(curve, value, lower_is_better)
+        return curves.first_reach(curve, value, lower_is_better) if len(curve[0]) else None
     except UserError:
         return None

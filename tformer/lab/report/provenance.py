@@ -5,7 +5,7 @@ import shlex
 
 from tformer import checkpoint
 from tformer.errors import UserError
-from tformer.lab import runner
+from tformer.lab import trials
 from tformer.lab.report import words
 from tformer.lab.report.computed import Report
 from tformer.lab.report.document import Block, Code, Line, Table, code
@@ -26,10 +26,15 @@ def trouble(report: Report) -> list[Block]:
     """Returns the trials without a result."""
     home = report.results.home
     rows = [
-        [code(run.directory), run.state, code((run.error or '').partition('\n')[0]) if run.error else '', code(log)]
+        [
+            code(run.directory),
+            run.state,
+            code((run.error or '').partition('\n')[0]) if run.error else '',
+            code(log) if log.is_file() else words.NONE,
+        ]
         for run in report.results.runs
         if run.state in (FAILED, UNFINISHED)
-        for log in [home / run.directory / runner.LOG]
+        for log in [home / run.directory / trials.LOG]
     ]
     return [Table(['trial', 'state', 'error', 'log'], rows)] if rows else []
 

@@ -10,7 +10,7 @@ from typing import Any
 from tformer import config, metrics
 from tformer.config import Config
 from tformer.errors import UserError
-from tformer.lab import runner, trials
+from tformer.lab import listing, trials
 from tformer.lab.sweep import SEED
 
 COMMAND = 'command.txt'  # of a sweep's directory: what began it
@@ -32,6 +32,7 @@ class Run:
       state: 'done', 'failed' or 'unfinished'.
       error: the line that it failed with.
       scores: of the last evaluations, e.g. 'test/loss'; a value may be nan.
+      scored: the step of the checkpoint that they are of, by split.
       log: the lines of metrics.jsonl.
       off: by how many percent it misses what it is matched in, by quantity.
       seconds: that it ran, over all its lives; None where that is not known.
@@ -46,6 +47,7 @@ class Run:
     state: str
     error: str | None
     scores: Mapping[str, float]
+    scored: Mapping[str, int]
     log: Sequence[Mapping[str, Any]]
     off: Mapping[str, float]
     seconds: float | None
@@ -100,11 +102,10 @@ class Results:
 
 
 def keep_command(directory: str | pathlib.Path, arguments: Sequence[str]) -> None:
-    """Writes what first ran a sweep into its directory, for reports to repeat it."""
+    """Writes what runs a sweep, its --workdir apart, into its directory, for reports to repeat it."""
     file = pathlib.Path(directory) / COMMAND
-    if not file.exists():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(shlex.join(['tformer', *arguments]) + '\n')
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(shlex.join(['tformer', 'sweep', *arguments]) + '\n')
 
 
 def read(directory: str | pathlib.Path) -> Results:
@@ -117,9 +118,9 @@ def read(directory: str | pathlib.Path) -> Results:
       UserError: nothing is there, what is there does not read, or two workdirs are the same arm and seed.
     """
     home = pathlib.Path(directory)
-    runs = _listed(home) if (home / runner.LIST).is_file() else _found(home)
+    runs = _listed(home) if (home / listing.LIST).is_file() else _found(home)
     if not runs:
-        raise UserError(f'{home}: neither a sweep nor workdirs are here: no {runner.LIST}, and no */config.json')
+        raise UserError(f'{home}: neither a sweep nor workdirs are here: no {listing.LIST}, and no */config.json')
     arms: dict[str, dict[int, Run]] = {}
     for run in runs:
         twin = arms.setdefault(run.arm, {}).setdefault(run.seed, run)
@@ -129,20 +130,20 @@ def read(directory: str | pathlib.Path) -> Results:
     return Results(
         home,
         {arm: [runs[seed] for seed in sorted(runs)] for arm, runs in arms.items()},
-        command.read_text().strip() if command.is_file() else None,
+        f'{command.read_text().strip()} {shlex.quote(f"--workdir={home}")}' if command.is_file() else None,
     )
 
 
 def _listed(home: pathlib.Path) -> list[Run]:
     """Returns the trials that a sweep's list names."""
-    file = home / runner.LIST
-    listed = config.read_json(file)
+    file = home / listing.LIST
+    listed, seconds = config.read_json(file), listing.times(home)
     try:
         base = config.from_dict(listed['base'])
         return [
             _run(
-                home, entry['name'], entry['directory'], config.override(base, entry['overrides']), runner.STATED,
-                entry['off_percent'], float(entry['seconds']),
+                home, entry['name'], entry['directory'], config.override(base, entry['overrides']), trials.STATED,
+                entry['off_percent'], seconds.get(entry['directory']),
             )
             for entry in listed['trials']
         ]  # fmt: skip
@@ -169,8 +170,8 @@ def _run(
     seconds: float | None,
 ) -> Run:  # fmt: skip
     place = home / directory
-    resolved, error = place / 'config.json', place / runner.ERROR
-    done = runner.is_done(place)
+    resolved, error = place / 'config.json', place / trials.ERROR
+    done = trials.is_done(place)
     failed = not done and error.is_file()
     return Run(
         arm,
@@ -181,7 +182,10 @@ def _run(
         config.from_dict(config.read_json(resolved)) if resolved.is_file() else stated,
         DONE if done else FAILED if failed else UNFINISHED,
         error.read_text(errors='replace').strip() if failed else None,
-        _scores(place / runner.RESULT) if done else {},
+        _scores(place / trials.RESULT) if done else {},
+        {split: found['step'] for split, found in config.read_json(place / trials.RESULT).items() if 'step' in found}
+        if done
+        else {},
         metrics.read(place),
         off,
         seconds,

@@ -139,14 +139,12 @@ def _finding(report: Report, row: Row, digits: Scale) -> str:
     found = row.comparison
     if math.isnan(found.difference):
         return f'{line}: not compared, for the baseline has no finite result'
-    line += f', {digits(abs(found.difference))} {"lower" if found.difference < 0 else "higher"} than the baseline'
+    than = f'the {BASELINE}' if report.baseline == BASELINE else document.code(report.baseline)
+    line += f', {digits(abs(found.difference))} {"lower" if found.difference < 0 else "higher"} than {than}'
     if found.interval is not None and not math.isnan(row.p_holm):
-        low, high = found.interval
-        one_sided = low * high > 0
-        ends = sorted([abs(low), abs(high)])
-        written = f'{digits(ends[0])} to {digits(ends[1])}' if one_sided else digits.interval(found.interval)
         p = probability(row.p_holm)
-        line += f' ({level(report.alpha)} interval {written}, p {p if p[0] == "<" else f"= {p}"} by Holm)'
+        p = p if p[0] == '<' else f'= {p}'
+        line += f' ({level(report.alpha)} interval {digits.interval(found.interval)}, p {p} by Holm)'
     return f'{line}: {row.label}{_more(row)}' + (f'; {count(runs.failed, "run")} failed' if runs.failed else '')
 
 
@@ -161,6 +159,19 @@ def _more(row: Row) -> str:
     return f'; about {row.seeds:,} seeds would decide'
 
 
+def scored(report: Report) -> str | None:
+    """Returns which checkpoints the scores are of, where some are not the last ones."""
+    steps = [spent.scored for spent in report.costs.values() if spent.scored is not None]
+    if all(spent.scored in (None, spent.steps) for spent in report.costs.values()):
+        return None
+    runs = [run for run in report.results.runs if run.state == DONE]
+    named = joined([document.code(name) for name in sorted({run.config.train.best_metric for run in runs})])
+    return (
+        f'The scores are those of the checkpoints best by {named}, after {amount(min(steps))} to {amount(max(steps))} '
+        'steps (Cost has each arm); curves and costs are of the whole runs.'
+    )
+
+
 def reached(report: Report) -> list[str]:
     """Returns one line an arm and value that was asked for."""
     lines = []
@@ -169,9 +180,10 @@ def reached(report: Report) -> list[str]:
             runs = found.steps[arm]
             steps = [each for each in runs if each is not None]
             when = f' after {_steps(steps)} steps' if steps else ''
+            at_once = f', {found.at_once[arm]} of them by the first report' if found.at_once[arm] else ''
             lines.append(
                 f'{document.code(arm)}: {named(found.name)} reaches {found.value:g}{when} in {len(steps)} of '
-                f'{count(len(runs), "run")}'
+                f'{count(len(runs), "run")}{at_once}'
             )
     return lines
 
