@@ -197,7 +197,7 @@ def mistakes(place: pathlib.Path) -> dict[str, tuple[list[str], str]]:
         'argument of none': (['evaluate', f'--workdir={place}/run', 'x'], "evaluate takes no argument 'x'"),
         'a file that fails': (
             ['train', f'--config={wrong}', start[1]],
-            'wrong.py:2: ZeroDivisionError: division by zero',
+            'wrong.py:2: ZeroDivisionError: ',
         ),
         'no workdir': (['evaluate', f'--workdir={place}/nowhere'], 'nowhere'),
     }
