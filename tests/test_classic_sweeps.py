@@ -111,7 +111,7 @@ def test_arms_of_the_same_flops_have_them() -> None:
     flops = np.array([matching.num_flops(trial.config) for trial in load('scaling:isoflop')]).reshape(3, 5)
     np.testing.assert_allclose(flops, flops[:, :1] * np.ones(5), rtol=0.03)
     sizes = {matching.num_parameters(trial.config) for trial in load('scaling:isoflop')}
-    assert len(sizes) == 5
+    assert len(sizes) == 7
     grid = [(matching.num_parameters(t.config), matching.num_tokens(t.config)) for t in load('scaling')]
     assert len(set(grid)) == 16 and len({size for size, _ in grid}) == len({tokens for _, tokens in grid}) == 4
 

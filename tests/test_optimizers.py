@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from tformer import checkpoint, config, schedules
 from tformer.adafactor import adafactor
 from tformer.benchmark import random_batch
-from tformer.config import Config, Data, Model, Train
+from tformer.config import Config, Data, Model, Train, resolve
 from tformer.errors import UserError
 from tformer.hyper import Hyper
 from tformer.layers.dropout import Rates
@@ -358,7 +358,7 @@ def counting(microbatches=1, sown=True, ema_decay=None, name='sgd'):
     model, objective = Counting(sown), Objective('__call__', token_scores)
     cfg = dataclasses.replace(BASE, name=name, schedule='constant', warmup_steps=0, weight_decay=0.0)
     train = Train(num_steps=9, microbatches=microbatches)
-    run = Config(optimizer=dataclasses.replace(cfg, ema_decay=ema_decay), train=train)
+    run = resolve(Config(optimizer=dataclasses.replace(cfg, ema_decay=ema_decay), train=train), vocab_size=5)
     rng = np.random.default_rng(0)
     batch = {'inputs': rng.integers(0, 5, (4, 3)), 'targets': rng.integers(0, 4, (4, 3)), 'weights': np.ones((4, 3))}
     batch['weights'][0, 0] = 0

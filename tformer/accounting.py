@@ -31,7 +31,7 @@ def model_flops(config: Config, params: Any, batch: Mapping[str, Any]) -> float:
 
     Args:
       config: resolved.
-      params: (abstract) parameters, boxed with their logical names.
+      params: (abstract) parameters, boxed with their logical names where they have any.
       batch: (abstract) arrays, `inputs` [B, T] and, with an encoder of its own, `encoder_inputs` [B, S].
     """
     rows, length = batch['inputs'].shape
@@ -55,10 +55,10 @@ def _tokens(names: tuple[str, ...], length: int, source: int) -> int:
     return source if names[0] == 'encoder' or of_source else length
 
 
-def _weights(model: Model, names: tuple[str, ...], box: nn.Partitioned) -> float:
+def _weights(model: Model, names: tuple[str, ...], box: Any) -> float:
     """Returns how many of a kernel's weights one vector meets, over all layers."""
-    number = float(math.prod(box.value.shape))
-    if model.num_experts and 'experts' in box.names and 'router' not in names:
+    number = float(math.prod(nn.unbox(box).shape))
+    if model.num_experts and 'experts' in getattr(box, 'names', ()) and 'router' not in names:
         number *= model.experts_per_token / model.num_experts
     if model.layer_sharing and 'layers' in names:
         number *= model.num_encoder_layers if names[0] == 'encoder' else model.num_decoder_layers
