@@ -386,6 +386,7 @@ TUNED = {  # what is fine-tuned: from which recipe, what is fresh, and a score t
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('recipe', TUNED)
 def test_a_recipe_fine_tunes_what_its_header_names(recipe, sets, pretrained, tmp_path: pathlib.Path, capsys) -> None:
     start, fresh, score = TUNED[recipe]

@@ -220,10 +220,15 @@ def groups_along(mesh, axis):
 @pytest.mark.parametrize(
     ('objective', 'dispatch', 'choices', 'mesh'),
     [
-        ('causal_lm', 'capacity', 2, 'data'),
         ('causal_lm', 'dropless', 1, 'data'),
-        ('seq2seq', 'dropless', 2, 'data'),
-        ('causal_lm', 'capacity', 1, 'fsdp and tensor'),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ('causal_lm', 'capacity', 2, 'data'),
+                ('seq2seq', 'dropless', 2, 'data'),
+                ('causal_lm', 'capacity', 1, 'fsdp and tensor'),
+            )
+        ),
     ],
 )
 def test_training_over_devices_equals_one_device(objective, dispatch, choices, mesh):

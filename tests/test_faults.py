@@ -68,7 +68,12 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize('damage', DAMAGE)
+QUICK = 'a flipped bit', 'an item is gone'
+
+
+@pytest.mark.parametrize(
+    'damage', [each if each in QUICK else pytest.param(each, marks=pytest.mark.slow) for each in DAMAGE]
+)
 def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_it_is_used(whole, tmp_path, capsys, damage):
     spoil, fault = DAMAGE[damage]
     run = tmp_path / 'run'

@@ -297,7 +297,9 @@ FAMILIES = [
 ]
 
 
-@pytest.mark.parametrize(('objective', 'fields'), FAMILIES)
+@pytest.mark.parametrize(
+    ('objective', 'fields'), [FAMILIES[2], *(pytest.param(*each, marks=pytest.mark.slow) for each in FAMILIES[:2])]
+)
 def test_adapters_begin_as_the_base_train_alone_and_merge_into_it(objective, fields):
     optimizer = dataclasses.replace(STEADY, **DECAYED)
     run = Trainer(make_config(objective, optimizer, lora_rank=2, lora_targets=ALL, **fields))
@@ -454,6 +456,7 @@ def test_adapters_are_new_or_go_on_and_statistics_come_along(loader):
     assert jax.tree.leaves(before['statistics'])
 
 
+@pytest.mark.slow
 def test_a_run_with_adapters_starts_from_a_pretrained_one_and_another_from_it(tmp_path, capsys):
     fields = {'data.path': str(toy_data.labelled(tmp_path / 'data')), 'mesh.data': '1', 'data.tokenizer': 'symbol'}
 

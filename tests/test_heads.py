@@ -185,6 +185,7 @@ def test_a_decoder_classifies_by_the_order_of_words(tmp_path: pathlib.Path) -> N
     assert made.found['f1'] > 0.9
 
 
+@pytest.mark.slow
 def test_an_encoder_compares_two_texts(tmp_path: pathlib.Path) -> None:
     made = run(
         tmp_path, same_order, 'jsonl', 4000, 'encoder', train__objective='classification', train__num_steps=600,

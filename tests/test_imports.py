@@ -140,6 +140,7 @@ runs.train(cfg, sys.argv[1])
 """
 
 
+@pytest.mark.slow
 def test_training_loads_neither_tensorflow_nor_torch_where_both_are_installed(tmp_path):
     """Empty packages of their names stand in front of any real ones: whoever tries to import them, gets them."""
     for name in ('tensorflow', 'torch'):

@@ -63,7 +63,7 @@ def assert_equal(one: pipeline.Batch, other: pipeline.Batch) -> None:
 
 @pytest.mark.parametrize('batching', ['pack', 'bucket'])
 @pytest.mark.parametrize('hosts', [1, 2, 4])
-@pytest.mark.parametrize('workers', [0, 2])
+@pytest.mark.parametrize('workers', [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_batch_depends_on_seed_and_step_alone(place: pathlib.Path, batching: str, hosts: int, workers: int) -> None:
     """Put together from what each host's fresh iterator gives, from any step on, it is `batch(step)`, bit for bit."""
     if workers and batching == 'bucket' and hosts > 1:

@@ -94,6 +94,7 @@ def test_changes_do_not_grow_with_the_width_under_mup_and_do_under_the_standard_
     assert stream > 0.1 and logits > 0.4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('more', [{'experts': 4}, {'optimizer': 'adafactor', 'rate': 0.03}], ids=str)
 def test_so_with_experts_and_with_steps_relative_to_the_parameters(more):
     assert np.abs(slopes(None, mup=True, **more)).max() < 0.15

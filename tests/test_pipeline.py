@@ -105,7 +105,12 @@ def trained(case, number):
 
 # -------------------------------------------------------------------------------------------------- equality
 @pytest.mark.parametrize(
-    ('case', 'number'), [(case, number) for case, (_, _, meshes) in CASES.items() for number in range(len(meshes))]
+    ('case', 'number'),
+    [
+        pytest.param(case, number, marks=() if case == 'decoder' and number == 0 else pytest.mark.slow)
+        for case, (_, _, meshes) in CASES.items()
+        for number in range(len(meshes))
+    ],
 )
 def test_stages_train_as_one_device_does(case, number):
     losses, gradients, state, _ = trained(case, None)

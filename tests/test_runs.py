@@ -38,6 +38,7 @@ def load(recipe: str, place: pathlib.Path, **more: str) -> config.Config:
     return config.load(f'{ROOT}/configs/{recipe}', changed)
 
 
+@pytest.mark.slow
 def test_a_masked_language_model_is_fine_tuned_with_its_tokenizer(tmp_path: pathlib.Path, capsys) -> None:
     before = str(tmp_path / 'mlm')
     train_lib.train(load('classify.py:pretrain,smoke', tmp_path), before)
@@ -144,6 +145,7 @@ def tformer(*arguments: object) -> list[str]:
     return [sys.executable, '-m', 'tformer', *map(str, arguments)]
 
 
+@pytest.mark.slow
 def test_a_killed_process_resumes_by_itself(tmp_path: pathlib.Path) -> None:
     data = toy_data.parallel(tmp_path / 'data')
     command = tformer(
@@ -326,7 +328,8 @@ os.execv(sys.argv[1], sys.argv[1:])
 """
 
 
-@pytest.mark.parametrize('ending', [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize('ending', [signal.SIGINT, signal.SIGKILL])
 def test_workers_end_with_their_run(tmp_path: pathlib.Path, ending: signal.Signals) -> None:
     if subprocess.run(['which', 'ps'], capture_output=True).returncode:
         pytest.skip('there is no ps')

@@ -125,14 +125,17 @@ def _profiles(report: Report, found: Scaling) -> list[Block]:
     if found.profiles is None:
         return [Line(f'No iso-FLOP parabolas: {words.said(found.no_profiles)}.')]
     rows = [
-        [f'{m.flops:.3g}', words.rounded(m.N), ' to '.join(map(words.rounded, m.N_interval)), f'{m.loss:.4g}']
-        for m in found.profiles.minima
+        [f'{m.flops:.3g}', words.rounded(m.N), _between(m.N_interval), f'{m.loss:.4g}'] for m in found.profiles.minima
     ]
     return [
         Line(f'Iso-FLOP parabolas (approach 2): {_exponent(report, found.profiles.law)}.'),
         Table(['FLOPs', 'N of the least loss', f'{words.level(report.alpha)} interval', 'loss there'], rows),
         Figure('profiles', '', 'Loss against size at each budget of FLOPs; rings are the minima of the parabolas.'),
     ]
+
+
+def _between(ends: tuple[float, float]) -> str:
+    return ' to '.join(map(words.rounded, ends)) if np.isfinite(ends).all() else 'unbounded'
 
 
 def _envelope(report: Report, found: Scaling) -> list[Block]:
