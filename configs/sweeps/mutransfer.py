@@ -8,7 +8,7 @@ The report draws the loss along the rate, a line for each width. Small language 
 32, 64 and 128 wide with heads of 16, at six rates, with and without muP, whose base is the smallest; three seeds of
 each. `paper`: widths of 128 to 2048 at eleven rates. `smoke`: two steps.
 
-Machine and time: not run here.
+Machine and time: 108 trials in 22 minutes on two CPU cores that had other work as well. README.md quotes the report.
 """
 
 from collections.abc import Iterable

@@ -8,7 +8,7 @@ Language models of the standard library's bytes, each rate's schedule as long as
 by four numbers of tokens, for a fit of loss = E + A / N^alpha + B / D^beta (their approach 3). `isoflop`: five sizes at
 each of three amounts of FLOPs, whose steps follow, for the least loss of each amount (approach 2). `smoke`: two steps.
 
-Machine and time: the grid in 6 minutes, `isoflop` in ISO, on two CPU cores that had other work as well. README.md quotes
+Machine and time: the grid in 6 minutes, `isoflop` in 12, on two CPU cores that had other work as well. README.md quotes
 the reports.
 """
 
