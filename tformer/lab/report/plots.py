@@ -117,7 +117,7 @@ def response(report: Report, figure: Any, of: str) -> None:
     tried = np.unique(np.concatenate([line.x for line in found.lines]))
     plainly(axes.xaxis, tried)
     if len(tried) <= TICKS:
-        axes.set_xticks(tried)
+        axes.set_xticks(tried, [f'{x:.3g}' if abs(x) < 1 else f'{x:g}' for x in tried])
         axes.minorticks_off()
     plainly(axes.yaxis, np.concatenate([line.mean for line in found.lines]))
     legend(figure, axes)
