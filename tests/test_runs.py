@@ -196,6 +196,7 @@ def mistakes(place: pathlib.Path) -> dict[str, tuple[list[str], str]]:
         'too long': (['train', *good, '--config.data.length=999'], 'model.max_len'),
         'unknown flag': (['train', *good, '--wrkdir=x'], 'wrkdir'),
         'flag of another command': (['train', *good, '--alpha=0.1'], 'train takes no --alpha; it is of sweep, report'),
+        'switched off': (['train', *good, '--notiming'], 'train takes no --timing; it is of sweep, report'),
         'argument of none': (['evaluate', f'--workdir={place}/run', 'x'], "evaluate takes no argument 'x'"),
         'a file that fails': (
             ['train', f'--config={wrong}', start[1]],

@@ -93,6 +93,7 @@ def parse(argv: Sequence[str]) -> tuple[str, list[str], dict[str, str]]:
         raise errors.UserError(str(error).splitlines()[0]) from error
     for argument in rest[1:]:
         name = argument.lstrip('-').partition('=')[0]
+        name = name if name in FLAGS else name.removeprefix('no')
         if argument.startswith('-') and name in FLAGS:
             owners = FLAGS[name].help.partition(':')[0].split(', ')
             if owners[0] in COMMANDS and command not in owners:

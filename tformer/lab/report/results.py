@@ -182,25 +182,25 @@ def _run(
         config.from_dict(config.read_json(resolved)) if resolved.is_file() else stated,
         DONE if done else FAILED if failed else UNFINISHED,
         error.read_text(errors='replace').strip() if failed else None,
-        _scores(place / trials.RESULT) if done else {},
-        {split: found['step'] for split, found in config.read_json(place / trials.RESULT).items() if 'step' in found}
-        if done
-        else {},
+        *(_scored(place / trials.RESULT) if done else ({}, {})),
         metrics.read(place),
         off,
         seconds,
     )
 
 
-def _scores(file: pathlib.Path) -> dict[str, float]:
-    found = {}
+def _scored(file: pathlib.Path) -> tuple[dict[str, float], dict[str, int]]:
+    """Returns (the scores of a result.json by split and name, the step that they are of by split)."""
+    found, steps = {}, {}
     for split, scores in config.read_json(file).items():
         if not isinstance(scores, Mapping):
             raise UserError(f'{file}: {split!r} holds no scores')
+        if 'step' in scores:
+            steps[split] = scores['step']
         for name, value in scores.items():
             if name not in FACTS and (value is None or isinstance(value, int | float)):
                 found[f'{split}/{name}'] = math.nan if value is None else float(value)
-    return found
+    return found, steps
 
 
 def difference(results: Results, arm: str, baseline: str) -> dict[str, tuple[Any, Any]]:
