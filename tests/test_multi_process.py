@@ -18,7 +18,8 @@ from lives import free_port
 from test_launch import LAUNCH, Stubs, alive
 from test_resume import rows
 
-from tformer import checkpoint, processes
+from tformer import checkpoint, processes, resume, sharding
+from tformer.config import Config, Data, Train
 from tformer.errors import UserError
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -173,6 +174,23 @@ def test_four_processes_and_then_two(tmp_path: pathlib.Path, alone: pathlib.Path
     assert launched.end() == 0, launched.err
     assert 'resumed at step' in launched.out
     assert_near(run, alone)
+
+
+def test_all_but_the_first_process_find_what_it_wrote(tmp_path: pathlib.Path, monkeypatch) -> None:
+    toy_data.running(tmp_path / 'data')
+    data = Data(source='files', path=(str(tmp_path / 'data'),), tokenizer='symbol', length=32)
+    config = Config(data=data, train=Train(objective='causal_lm', batch_size=8, num_steps=1))
+    mesh = sharding.make_mesh(config.mesh)
+    first = resume.open_data(config, tmp_path, mesh).tokens
+
+    def written() -> dict[str, int]:
+        return {file.name: file.stat().st_ino for file in tmp_path.iterdir() if file.is_file()}
+
+    before = written()
+    monkeypatch.setattr(processes, 'first', lambda: False)
+    other = resume.open_data(config, tmp_path, mesh).tokens
+    assert other.fingerprint == first.fingerprint and other.labels == first.labels
+    assert 'tokenizer.target.symbol' in before and written() == before
 
 
 def test_a_mistake_is_told_once_and_an_exception_ends_all(tmp_path: pathlib.Path) -> None:

@@ -143,14 +143,14 @@ def first() -> bool:
     return jax.process_index() == 0
 
 
-def after_first(make: Callable[[], T]) -> T:
-    """Returns make(), which the others call once the first has: it finds then what that one wrote."""
+def after_first(make: Callable[[], T], find: Callable[[], T]) -> T:
+    """Returns make() of the first process; the others return find() once it has made, and write nothing."""
     if first():
         made = make()
         meet('made')
         return made
     meet('made')
-    return make()
+    return find()
 
 
 def same_number(number: Callable[[], int]) -> int:

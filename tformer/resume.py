@@ -129,7 +129,10 @@ def open_data(
     choose(dict.fromkeys(evaluate.score_names(config)), config.train.best_metric, 'train.best_metric')
     began = None if before is None else config_lib.from_dict(before['config'])
     records = mixture.load(config, 'train')
-    tokens = processes.after_first(lambda: workdir.tokenizers(home, config, records, begun=before is not None))
+    tokens = processes.after_first(
+        make=lambda: workdir.tokenizers(home, config, records, begun=before is not None),
+        find=lambda: Tokenizers.load(home),
+    )
     if tokens.labels and config.evaluate.positive_label is not None:
         choose(dict.fromkeys(tokens.labels), config.evaluate.positive_label, 'evaluate.positive_label')
     multiple = row_multiple(config, began, mesh)
