@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
-from tformer import digests, processes
+from tformer import atomic, digests, processes
 from tformer.errors import UserError
 from tformer.state import TrainState, evaluation_variables
 
@@ -173,10 +173,7 @@ class Checkpoints:
         """Notes the merit of a checkpoint that was written before its evaluation."""
         self.wait()
         if processes.first():
-            file = place(self._workdir, step) / 'merit.json'
-            partial = file.with_suffix('.tmp')
-            partial.write_text(json.dumps(merit))
-            partial.replace(file)
+            atomic.write(place(self._workdir, step) / 'merit.json', json.dumps(merit))
 
     def finish(self) -> None:
         """Waits until everything is on disk.

@@ -12,6 +12,7 @@ from flax import linen as nn
 from jax.experimental import multihost_utils
 
 from tformer import (
+    atomic,
     checkpoint,
     choices,
     metrics,
@@ -223,9 +224,7 @@ def evaluate(run: Run, split: str, records: Sequence[Record] | None = None, **fa
         file = run.home / 'result.json'
         results = json.loads(file.read_text()) if file.is_file() else {}
         results[split] = {'step': run.step, **facts, **found}
-        partial = file.with_suffix('.tmp')
-        partial.write_text(json.dumps(results, indent=2) + '\n')
-        partial.replace(file)
+        atomic.write(file, json.dumps(results, indent=2) + '\n')
     return found
 
 

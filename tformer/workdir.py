@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
+from tformer import atomic
 from tformer import config as config_lib
 from tformer.config import Config
 from tformer.data.mixture import Joined
@@ -139,10 +140,7 @@ def held(workdir: pathlib.Path) -> Iterator[None]:
 
 def save_config(workdir: pathlib.Path, config: Config) -> None:
     """Writes the resolved config."""
-    file = workdir / 'config.json'
-    partial = file.with_suffix('.tmp')
-    partial.write_text(json.dumps(config_lib.to_dict(config), indent=2) + '\n')
-    partial.replace(file)
+    atomic.write(workdir / 'config.json', json.dumps(config_lib.to_dict(config), indent=2) + '\n')
 
 
 def tokenizers(workdir: pathlib.Path, config: Config, records: Joined, begun: bool) -> Tokenizers:

@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tformer import config
+from tformer import atomic, config
 from tformer.config import Config
 from tformer.errors import UserError
 from tformer.lab.trials import STATED, Trial
@@ -76,6 +76,4 @@ def times(home: pathlib.Path) -> dict[str, float]:
 
 
 def _write(file: pathlib.Path, tree: Mapping[str, Any]) -> None:
-    partial = file.with_suffix('.tmp')
-    partial.write_text(json.dumps(tree, indent=2) + '\n')
-    partial.replace(file)
+    atomic.write(file, json.dumps(tree, indent=2) + '\n')
