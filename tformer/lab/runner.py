@@ -18,7 +18,7 @@ from tformer.config import Config
 from tformer.errors import STOPPED, Stopped, UserError, choose
 from tformer.lab import listing
 from tformer.lab.slices import TRANSFORMS, groups
-from tformer.lab.trials import ERROR, LOG, RESULT, STATED, Trial, is_done
+from tformer.lab.trials import ERROR, LOG, RESULT, STATED, Trial, clear_error, error_of, is_done, write_error
 
 TRAIN = (sys.executable, '-m', 'tformer', 'train')
 EVERY = 10.0  # seconds, after which the list has those that each trial has run so far
@@ -171,7 +171,7 @@ def _begin(
     """Starts the process of a group, of which some may be done; those that failed are tried again."""
     left = [trial for trial in group if not is_done(home / trial.directory)]
     for trial in left:
-        (home / trial.directory / ERROR).unlink(missing_ok=True)
+        clear_error(home / trial.directory)
     file = home / group[0].directory / LOG if len(group) == 1 else home / f'together_{number}.txt'
     with file.open('ab') as log:
         process = subprocess.Popen(
@@ -204,7 +204,7 @@ def _check(parallel: int, together: int, transform: str | None) -> None:
 
 
 def _end(trial: Trial, life: Life, home: pathlib.Path, code: int, asked: bool) -> str:
-    """Returns how a trial ended, in words; writes the error of one that failed to its workdir."""
+    """Returns how a trial ended, in words; writes the error of one that failed to its workdir, if it is free."""
     place = home / trial.directory
     if is_done(place):
         scores = [f'{split} loss {found["loss"]:.4g}' for split, found in config.read_json(place / RESULT).items()
@@ -212,14 +212,18 @@ def _end(trial: Trial, life: Life, home: pathlib.Path, code: int, asked: bool) -
         return ', '.join(['done', *scores])
     if code == STOPPED or (asked and code in (-signal.SIGTERM, 128 + signal.SIGTERM)):
         return 'stopped'
-    if not (place / ERROR).is_file():
+    free = not workdir.is_held(place, workdir.LOCK_SECONDS)
+    error = error_of(place) if free else None
+    if error is None:
         with life.log.open('rb') as log:
             log.seek(life.logged)
             lines = [line for line in log.read().decode(errors='replace').splitlines() if line.strip()]
         lines = [line for line in lines if ERRORS.match(line)] or lines
         how = lines[-1].strip() if lines else f'exit code {code}'
-        (place / ERROR).write_text((f'ended by {signal.Signals(-code).name}' if code < 0 else how) + '\n')
-    return f'failed: {(place / ERROR).read_text().strip()} ({life.log})'
+        error = f'ended by {signal.Signals(-code).name}' if code < 0 else how
+        if free:
+            write_error(place, error)
+    return f'failed: {error} ({life.log})'
 
 
 def _share(slot: int, parallel: int) -> set[int]:

@@ -170,9 +170,9 @@ def _run(
     seconds: float | None,
 ) -> Run:  # fmt: skip
     place = home / directory
-    resolved, error = place / 'config.json', place / trials.ERROR
+    resolved = place / 'config.json'
     done = trials.is_done(place)
-    failed = not done and error.is_file()
+    error = None if done else trials.error_of(place)
     return Run(
         arm,
         stated.train.seed,
@@ -180,8 +180,8 @@ def _run(
         file,
         stated,
         config.from_dict(config.read_json(resolved)) if resolved.is_file() else stated,
-        DONE if done else FAILED if failed else UNFINISHED,
-        error.read_text(errors='replace').strip() if failed else None,
+        DONE if done else UNFINISHED if error is None else FAILED,
+        error,
         *(_scored(place / trials.RESULT) if done else ({}, {})),
         metrics.read(place),
         off,
