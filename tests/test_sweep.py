@@ -457,6 +457,17 @@ def test_another_than_the_first_process_tells_the_first_one_from_another_run(tmp
     assert trials.error_of(tmp_path) == (None if before else 'ValueError: x')
 
 
+def test_a_sweep_that_is_refused_leaves_the_command_of_the_one_that_runs(tmp_path: pathlib.Path, monkeypatch) -> None:
+    monkeypatch.setattr(workdir, 'LOCK_SECONDS', 0)
+    made = trials.trials(TINY, [{}])
+    runner.array(TINY, made, tmp_path, arguments=['--config=first file.py'])
+    with held_by_another(tmp_path):
+        for begin in (runner.array, runner.sweep):
+            with pytest.raises(UserError, match='is in use by'):
+                begin(TINY, made, tmp_path, arguments=['--config=second.py'])
+    assert (tmp_path / 'command.txt').read_text() == "tformer sweep '--config=first file.py'\n"
+
+
 def test_the_plan_tells_what_is_done_and_what_time_is_left(tmp_path: pathlib.Path) -> None:
     acting(tmp_path, [1.0, 2.0])
     listed = json.loads((tmp_path / 'sweep.json').read_text())

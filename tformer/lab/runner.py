@@ -50,7 +50,7 @@ class Life:
 
 def sweep(
     base: Config, trials: Sequence[Trial], directory: str | pathlib.Path, parallel: int = 1, together: int = 1,
-    transform: str | None = None, command: Sequence[str] = TRAIN,
+    transform: str | None = None, command: Sequence[str] = TRAIN, arguments: Sequence[str] | None = None,
 ) -> int:  # fmt: skip
     """Runs the trials that are not done; returns the exit code: 0, 2 where all that failed were the user's mistakes,
     else 1.
@@ -65,6 +65,7 @@ def sweep(
       together: trials that one process trains in one program, at most, where they differ in numbers alone.
       transform: how it makes one program of theirs, a key of slices.TRANSFORMS; None: what suits the device.
       command: what trains.
+      arguments: of the command that began the sweep, if one did, for reports to repeat it.
 
     Raises:
       UserError: the directory holds a trial of the same name with another config.
@@ -73,7 +74,7 @@ def sweep(
     home = pathlib.Path(directory)
     _check(parallel, together, transform)
     with workdir.held(home), _signals() as heard:
-        seconds = listing.claim(base, trials, home)
+        seconds = listing.claim(base, trials, home, arguments)
         done = sum(is_done(home / trial.directory) for trial in trials)
         print(f'{len(trials)} trials, {done} of them done', flush=True)
         for name, off in {trial.name: trial.off for trial in trials}.items():
@@ -128,8 +129,11 @@ def array(
     directory: str | pathlib.Path,
     together: int = 1,
     transform: str | None = None,
+    arguments: Sequence[str] | None = None,
 ) -> str:
     """Writes what trains the trials that are not done to DIRECTORY/trials.txt, a process a line; returns how to run.
+
+    The arguments are those of `sweep`.
 
     Raises:
       UserError: as `sweep`.
@@ -137,7 +141,7 @@ def array(
     home = pathlib.Path(directory)
     _check(1, together, transform)
     with workdir.held(home):
-        listing.claim(base, trials, home)
+        listing.claim(base, trials, home, arguments)
         file, lines = home / 'trials.txt', []
         for group in groups(trials, together):
             if left := [trial for trial in group if not is_done(home / trial.directory)]:

@@ -13,7 +13,6 @@ from tformer.errors import UserError
 from tformer.lab import listing, trials
 from tformer.lab.sweep import SEED
 
-COMMAND = 'command.txt'  # of a sweep's directory: what began it
 DONE, FAILED, UNFINISHED = 'done', 'failed', 'unfinished'
 FACTS = ('step', 'parameters', 'averaged_checkpoints')  # of a split in result.json, beside its metrics
 
@@ -101,13 +100,6 @@ class Results:
         return found
 
 
-def keep_command(directory: str | pathlib.Path, arguments: Sequence[str]) -> None:
-    """Writes what runs a sweep, its --workdir apart, into its directory, for reports to repeat it."""
-    file = pathlib.Path(directory) / COMMAND
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(shlex.join(['tformer', 'sweep', *arguments]) + '\n')
-
-
 def read(directory: str | pathlib.Path) -> Results:
     """Returns the runs of a sweep's directory, or of any directory with workdirs in it or one level further down.
 
@@ -126,7 +118,7 @@ def read(directory: str | pathlib.Path) -> Results:
         twin = arms.setdefault(run.arm, {}).setdefault(run.seed, run)
         if twin is not run:
             raise UserError(f'{home}: {twin.directory} and {run.directory} are runs of the same config and train.seed')
-    command = home / COMMAND
+    command = home / listing.COMMAND
     return Results(
         home,
         {arm: [runs[seed] for seed in sorted(runs)] for arm, runs in arms.items()},
