@@ -468,6 +468,22 @@ def test_a_sweep_that_is_refused_leaves_the_command_of_the_one_that_runs(tmp_pat
     assert (tmp_path / 'command.txt').read_text() == "tformer sweep '--config=first file.py'\n"
 
 
+def test_a_trial_that_is_done_is_not_begun_again(tmp_path: pathlib.Path, capsys) -> None:
+    """By a line of an array: alone, or where all of some together are done."""
+    made = trials.trials(TINY, grid({'optimizer.learning_rate': [1.0, 4.0]}))
+    runner.array(TINY, made, tmp_path)
+    homes = [tmp_path / trial.directory for trial in made]
+    for home in homes:
+        (home / 'result.json').write_text(json.dumps({'test': {'step': 4, 'loss': 0.5}}))
+    before = {home: sorted(home.iterdir()) for home in homes}
+    assert runs.train(made[0].config, str(homes[0])) == {'step': 4, 'loss': 0.5}
+    assert f'{homes[0]} is done' in capsys.readouterr().out
+    runs.train_together([str(home) for home in homes])
+    assert {home: sorted(home.iterdir()) for home in homes} == before
+    with pytest.raises(UserError):  # its data are not there
+        runs.train(config.override(made[0].config, {'train.num_steps': 8}), str(homes[0]))
+
+
 def test_the_plan_tells_what_is_done_and_what_time_is_left(tmp_path: pathlib.Path) -> None:
     acting(tmp_path, [1.0, 2.0])
     listed = json.loads((tmp_path / 'sweep.json').read_text())
@@ -606,7 +622,7 @@ def numbers(place: pathlib.Path) -> list[dict[str, float]]:
 
 
 def test_an_array_of_tasks_has_a_line_for_each_process(tmp_path: pathlib.Path) -> None:
-    """What the runner starts itself, in the words that the batch script reads; what is done is not among them."""
+    """What the runner starts itself, in the words that the batch script reads; what is done keeps its line."""
     made = trials.trials(TINY, product(grid(NORMS), grid({'optimizer.learning_rate': [0.1, 0.2]})))
     home = tmp_path / 'a sweep'
     command = runner.array(TINY, made, home, together=2)
@@ -614,14 +630,27 @@ def test_an_array_of_tasks_has_a_line_for_each_process(tmp_path: pathlib.Path) -
     lines = [shlex.split(line) for line in (home / 'trials.txt').read_text().splitlines()]
     assert lines == [[str(home / trial.directory) for trial in pair] for pair in (made[:2], made[2:])]
     assert all(config.load(f'{home}/{trial.directory}/trial.json') == trial.config for trial in made)
-    (home / made[1].directory / 'result.json').write_text('{}')
-    assert '--array=1-3 ' in runner.array(TINY, made, home)
-    first, *_ = (home / 'trials.txt').read_text().splitlines()
+    for trial in made[:2]:
+        (home / trial.directory / 'result.json').write_text('{}')
+    (home / made[3].directory / 'error.txt').write_text('it failed\n')
+    before = (home / 'trials.txt').stat()
+    assert runner.array(TINY, made, home, together=2) == command.replace('=1-2', '=2')
+    assert (home / 'trials.txt').stat() == before and (home / made[3].directory / 'error.txt').exists()
+    alone = f"sbatch --array=3-4 launch/slurm_array.sbatch '{home}/trials_2.txt'"
+    assert runner.array(TINY, made, home) == runner.array(TINY, made, home) == alone
+    assert (home / 'trials.txt').stat() == before and not (home / 'trials_3.txt').exists()
+    first, *rest = (home / 'trials_2.txt').read_text().splitlines()
     place = home / made[0].directory
-    assert shlex.split(first) == [f'--config={place}/trial.json', f'--workdir={place}']
+    assert shlex.split(first) == [f'--config={place}/trial.json', f'--workdir={place}'] and len(rest) == 3
     for trial in made:
         (home / trial.directory / 'result.json').write_text('{}')
-    assert runner.array(TINY, made, home) == 'all done'
+    assert runner.array(TINY, made, home) == runner.array(TINY, made[:2], home) == 'all done'
+    assert not (home / 'trials_3.txt').exists()
+
+
+def test_numbers_of_tasks_are_written_as_slurm_takes_them() -> None:
+    assert runner.ranges([2, 5, 6, 7]) == '2,5-7'
+    assert runner.ranges([1]) == '1' and runner.ranges([1, 2, 4]) == '1-2,4'
 
 
 def test_a_signal_in_this_process_is_a_stop(tmp_path: pathlib.Path) -> None:

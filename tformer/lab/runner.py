@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import math
 import os
 import pathlib
@@ -13,12 +14,12 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from tformer import config, workdir
+from tformer import atomic, config, workdir
 from tformer.config import Config
 from tformer.errors import STOPPED, Stopped, UserError, choose
 from tformer.lab import listing
 from tformer.lab.slices import TRANSFORMS, groups
-from tformer.lab.trials import ERROR, LOG, RESULT, STATED, Trial, clear_error, error_of, is_done, write_error
+from tformer.lab.trials import LOG, RESULT, STATED, Trial, clear_error, error_of, is_done, write_error
 
 TRAIN = (sys.executable, '-m', 'tformer', 'train')
 EVERY = 10.0  # seconds, after which the list has those that each trial has run so far
@@ -131,8 +132,9 @@ def array(
     transform: str | None = None,
     arguments: Sequence[str] | None = None,
 ) -> str:
-    """Writes what trains the trials that are not done to DIRECTORY/trials.txt, a process a line; returns how to run.
+    """Writes what trains the trials to DIRECTORY/trials.txt, a process a line; returns how to run those not done.
 
+    Tasks that wait take their lines by number: a list that is there stays as it is, and another one has another name.
     The arguments are those of `sweep`.
 
     Raises:
@@ -142,14 +144,32 @@ def array(
     _check(1, together, transform)
     with workdir.held(home):
         listing.claim(base, trials, home, arguments)
-        file, lines = home / 'trials.txt', []
-        for group in groups(trials, together):
-            if left := [trial for trial in group if not is_done(home / trial.directory)]:
-                for trial in left:
-                    (home / trial.directory / ERROR).unlink(missing_ok=True)
-                lines.append(shlex.join(_arguments(group, home, transform)))
-        file.write_text(''.join(f'{line}\n' for line in lines))
-    return f'sbatch --array=1-{len(lines)} launch/slurm_array.sbatch {shlex.quote(str(file))}' if lines else 'all done'
+        every = groups(trials, together)
+        left = [i for i, group in enumerate(every, 1) if not all(is_done(home / each.directory) for each in group)]
+        if not left:
+            return 'all done'
+        file = _listed(home, ''.join(f'{shlex.join(_arguments(group, home, transform))}\n' for group in every))
+    return f'sbatch --array={ranges(left)} launch/slurm_array.sbatch {shlex.quote(str(file))}'
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Returns ascending numbers as Slurm takes them: '2,5-7'."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ','.join(f'{run[0]}-{run[-1]}' if len(run) > 1 else str(run[0]) for run in runs)
+
+
+def _listed(home: pathlib.Path, text: str) -> pathlib.Path:
+    """Returns the file of a list of tasks: the one that has it, else a new one."""
+    names = (f'trials_{number}.txt' if number > 1 else 'trials.txt' for number in itertools.count(1))
+    file = next(file for file in map(home.joinpath, names) if not file.exists() or file.read_bytes() == text.encode())
+    if not file.exists():
+        atomic.write(file, text)
+    return file
 
 
 def ran(before: Mapping[str, float], lives: Iterable[Life]) -> dict[str, float]:
