@@ -211,6 +211,8 @@ def test_a_mistake_is_told_once_and_an_exception_ends_all(tmp_path: pathlib.Path
         f'    return lm.get_config(size)\n'
     )
     faulty = [*flags(tmp_path, 'run'), f'--config={tmp_path}/faulty.py:smoke']
+    (tmp_path / 'run').mkdir(exist_ok=True)
+    (tmp_path / 'run/trial.json').write_text('{}')  # a trial keeps the cause, not what the first process saw of it
     launched = Launched(tmp_path, 2, *faulty)
     began = time.monotonic()
     while 'ZeroDivisionError' not in launched.err and time.monotonic() - began < 200:
@@ -220,6 +222,7 @@ def test_a_mistake_is_told_once_and_an_exception_ends_all(tmp_path: pathlib.Path
         '[1] ZeroDivisionError: division by zero',
         'launch/local: process 1 of 2 was the first to fail: exit code 1',
     ]
+    assert (tmp_path / 'run/error.txt').read_text() == 'ZeroDivisionError: division by zero\n'
 
 
 MISTAKES = {
