@@ -36,6 +36,7 @@ from tformer.lab import together, trials
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
 from tformer.state import variable_shardings
+from tformer.stopping import Stops
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +146,9 @@ def train(config: Config, directory: str, may_differ: Sequence[str] = ()) -> dic
     Why the trial of a sweep fails is kept in its workdir.
     """
     with trials.kept(pathlib.Path(directory)):
-        return finish(directory, train_lib.train(config, directory, generated_scores, may_differ))
+        trained = train_lib.train(config, directory, generated_scores, may_differ)
+        with Stops(None, training=False):
+            return finish(directory, trained)
 
 
 def train_together(directories: Sequence[str], transform: str | None = None) -> None:
@@ -158,9 +161,10 @@ def train_together(directories: Sequence[str], transform: str | None = None) -> 
       Stopped: as `train`.
     """
     trained = together.train([pathlib.Path(each) for each in directories], transform, generated_scores)
-    for home, left in trained.items():
-        with together.failing(home):
-            finish(home, left)
+    with Stops(None, training=False):
+        for home, left in trained.items():
+            with together.failing(home):
+                finish(home, left)
 
 
 def finish(directory: str | pathlib.Path, trained: train_lib.Trained) -> dict[str, float]:
