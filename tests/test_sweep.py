@@ -108,6 +108,10 @@ MISTAKES = {
     'the first must be the smaller': lambda: uniform(3, 1),
     'both must be positive': lambda: log_uniform(0, 1),
     'match: .parameters. is no Match': lambda: trials.trials(TINY, [{}], ['parameters']),
+    "match: 'flops' is no Match": lambda: trials.trials(TINY, [{}], 'flops'),
+    'match: two of them adjust model.mlp_dim': lambda: trials.trials(
+        TINY, [{}], [Match('flops', 'model.mlp_dim'), Match('parameters', 'model.mlp_dim')]
+    ),
     'a sweep of no arms': lambda: trials.trials(TINY, []),
     "arm 2 of 2: config.model.nrom is no field; did you mean 'model.norm'": lambda: trials.trials(
         TINY, [{}, {'model.nrom': None}]
@@ -190,6 +194,42 @@ def test_what_is_matched_is_as_near_as_the_field_allows(quantity: str, field: st
     assert adjusted.off[quantity] == pytest.approx(100 * (near - target) / target)
     for other in (value - multiple or value, value + multiple):
         assert abs(measured(config.override(adjusted.config, {field: other})) - target) >= abs(near - target)
+
+
+@pytest.mark.parametrize('turned', [False, True])
+def test_two_matches_take_turns_and_what_they_say_is_true_of_the_arms_that_run(turned: bool) -> None:
+    base = config.override(TINY, {'train.num_steps': 400, 'model.num_decoder_layers': 6})
+    arms = [{}, {'model.activation': 'swiglu', 'model.mlp_bias': False}, {'model.num_kv_heads': 1}]
+    both = [Match('flops', 'train.num_steps'), Match('parameters', 'model.mlp_dim')]
+    made = trials.trials(base, arms, both[::-1] if turned else both)
+    for trial in made:
+        for quantity, measured in matching.QUANTITIES.items():
+            off = 100 * (measured(trial.config) / measured(base) - 1)
+            assert quantity == 'tokens' or (trial.off[quantity] == pytest.approx(off) and abs(off) < 0.5)
+    changed = {trial.name: (trial.config.train.num_steps, trial.config.model.mlp_dim) for trial in made}
+    assert changed == {
+        'baseline': (400, 64), 'mlp_bias=False,activation=swiglu': (393, 44), 'num_kv_heads=1': (400, 76),
+    }  # fmt: skip
+
+
+def test_a_match_that_another_undoes_says_so() -> None:
+    """Steps times rows are the tokens, and with a wider model's FLOPs they cannot both be the baseline's."""
+    both = [Match('flops', 'train.num_steps'), Match('tokens', 'train.batch_size')]
+    base = config.override(TINY, {'train.num_steps': 400})
+    wide = trials.trials(base, [{}, {'model.mlp_dim': 128}], both)[1]
+    assert max(map(abs, wide.off.values())) > 10
+    for quantity, off in wide.off.items():
+        measured = matching.QUANTITIES[quantity]
+        assert off == pytest.approx(100 * (measured(wide.config) / measured(base) - 1))
+
+
+@pytest.mark.parametrize('match', [None, (), Match('parameters', 'model.mlp_dim')])
+def test_a_sweep_may_have_no_match_or_one(match: Match | None, tmp_path: pathlib.Path) -> None:
+    (tmp_path / 'base.py').write_text("def get_config(argument): return {'train': {'num_steps': 2}}")
+    text = 'from tformer.lab.sweep import Match, Sweep\n\ndef get_sweep():\n'
+    (tmp_path / 'one.py').write_text(f"{text}    return Sweep('base.py', [{{'model.norm': 'dyt'}}], match={match!r})")
+    _, (trial,) = trials.load(f'{tmp_path}/one.py', {'model.emb_dim': '64'})
+    assert trial.off == ({'parameters': 0.0} if match else {})
 
 
 def test_hand_worked_amounts() -> None:

@@ -103,8 +103,8 @@ def _num_steps(stated: Config) -> int:
     return stated.train.num_steps
 
 
-def match_all(arms: Mapping[str, Config], match: Match) -> dict[str, tuple[Config, float]]:
-    """Returns for each arm (its config with the field adjusted, by how many percent it misses the quantity).
+def match_all(arms: Mapping[str, Config], match: Match) -> dict[str, Config]:
+    """Returns the config of each arm with the field adjusted.
 
     An arm that has the quantity already stays as it is.
 
@@ -130,10 +130,17 @@ def match_all(arms: Mapping[str, Config], match: Match) -> dict[str, tuple[Confi
                     return config.override(stated, {match.field: number * match.multiple})
 
                 stated = at(nearest(lambda number: measured(at(number)), target, max(1, number)))
-            matched[name] = stated, 100 * (measured(stated) / target - 1)
+            matched[name] = stated
         except UserError as error:
             raise UserError(f'{name}: {match}: {error}') from error
     return matched
+
+
+def misses(arms: Mapping[str, Config], match: Match) -> dict[str, float]:
+    """Returns by how many percent each arm misses the quantity of the one that it is to equal."""
+    measured = QUANTITIES[match.quantity]
+    target = measured(arms[match.to])
+    return {name: 100 * (measured(stated) / target - 1) for name, stated in arms.items()}
 
 
 def _known_to_be_full(to: Config, stated: Config, match: Match) -> None:
