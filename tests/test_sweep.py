@@ -124,9 +124,18 @@ MISTAKES = {
     "Match.to='base' is unknown": lambda: matched(Match('parameters', 'model.mlp_dim', to='base')),
     'the field does not change the quantity': lambda: matched(Match('tokens', 'model.mlp_dim')),
     'both varied and adjusted': lambda: matched(Match('parameters', 'model.emb_dim')),
-    "with data.length and data.batching='bucket' only the data tell": lambda: matched(
+    "with data.length and data.batching='bucket' only the data tell; 'pack' fills": lambda: matched(
         Match('tokens', 'data.length'), data__batching='bucket'
     ),
+    "with data.length and data.batching='bucket' only the data tell; 'pad' and 'pack' say it": lambda: matched(
+        Match('flops', 'data.length'), data__batching='bucket'
+    ),
+    "length=8: .*with data.length and data.batching='pad' only the data tell; 'pack' fills": lambda: of_rows(
+        'data.length', 8
+    ),
+    "with data.overlong and data.batching='pad'": lambda: of_rows('data.overlong', 'truncate'),
+    "with data.batching and data.batching='pad'": lambda: of_rows('data.batching', 'pack'),
+    "with train.objective and data.batching='pad'": lambda: of_rows('train.objective', 'prefix_lm'),
     'set train.num_steps': lambda: matched(
         Match('flops', 'model.mlp_dim'), train__num_steps=None, train__num_epochs=1.0
     ),
@@ -136,6 +145,12 @@ MISTAKES = {
 def matched(match: Match, **fields: object) -> list[trials.Trial]:
     base = config.override(TINY, {name.replace('__', '.'): value for name, value in fields.items()})
     return trials.trials(base, [{}, {'model.emb_dim': 32, 'train.batch_size': 16}], [match])
+
+
+def of_rows(field: str, value: object, quantity: str = 'tokens') -> list[trials.Trial]:
+    """Returns the trials of two arms of padded rows that differ in what a row holds."""
+    base = config.override(TINY, {'data.batching': 'pad', 'train.num_steps': 400})
+    return trials.trials(base, [{}, {field: value}], [Match(quantity, 'train.num_steps')])
 
 
 @pytest.mark.parametrize('message', MISTAKES)
@@ -230,6 +245,11 @@ def test_a_sweep_may_have_no_match_or_one(match: Match | None, tmp_path: pathlib
     (tmp_path / 'one.py').write_text(f"{text}    return Sweep('base.py', [{{'model.norm': 'dyt'}}], match={match!r})")
     _, (trial,) = trials.load(f'{tmp_path}/one.py', {'model.emb_dim': '64'})
     assert trial.off == ({'parameters': 0.0} if match else {})
+
+
+def test_padding_costs_flops_and_is_no_token() -> None:
+    assert abs(of_rows('data.length', 8, 'flops')[1].off['flops']) < 0.1
+    assert of_rows('train.batch_size', 16)[1].config.train.num_steps == 200  # of both the same share is padding
 
 
 def test_hand_worked_amounts() -> None:
@@ -408,12 +428,16 @@ def test_the_plan_tells_what_is_done_and_what_time_is_left(tmp_path: pathlib.Pat
     arms[2]['optimizer.learning_rate'] = 1.0
     made = trials.trials(TINY, arms, [Match('parameters', 'model.mlp_dim')])
     head, *rows, last = plan.plan(made, tmp_path).splitlines()
-    assert head.split() == ['trial', 'parameters', 'FLOPs', 'tokens', 'matched', 'state']
+    assert re.split('  +', head) == ['trial', 'parameters', 'FLOPs at most', 'tokens at most', 'matched', 'state']
     assert rows[0].startswith('baseline/seed_0') and rows[0].endswith('done, 30 s')
     assert f'{matching.num_parameters(TINY):,}' in rows[0] and '512' in rows[0] and 'parameters +0.000 %' in rows[0]
     assert rows[1].endswith('failed: tformer: it is two') and rows[2].endswith('about 90 s')
     assert last.startswith('3 trials, 1 of them done; about 2.0 minutes are left')
     assert not list(tmp_path.glob('num_steps*'))
+    del listed['seconds']['baseline/seed_0']  # as a task of an array leaves it
+    (tmp_path / 'sweep.json').write_text(json.dumps(listed))
+    _, row, *_ = plan.plan(made, tmp_path).splitlines()
+    assert row.endswith(' done')
     epochs = config.override(TINY, {'train.num_steps': None, 'train.num_epochs': 1.0})
     assert plan.plan(trials.trials(epochs, [{}]), None).splitlines()[1].split()[2:] == ['-', '-']
 

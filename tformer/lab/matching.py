@@ -17,6 +17,8 @@ from tformer.model import build
 from tformer.objectives import OBJECTIVES
 from tformer.state import abstract_variables, count_parameters
 
+OF_ROWS = 'model.family', 'train.objective'  # what changes the tokens of a row, besides the data's fields
+
 
 @dataclasses.dataclass(frozen=True)
 class Match:
@@ -60,7 +62,7 @@ def num_parameters(stated: Config) -> int:
 
 
 def num_tokens(stated: Config) -> int:
-    """Returns the tokens of a run whose batches are full, of both sides.
+    """Returns the tokens of a run whose batches are full, of both sides: padding counts.
 
     Raises:
       UserError: the run's length is in epochs, so that only the data tell.
@@ -144,11 +146,18 @@ def misses(arms: Mapping[str, Config], match: Match) -> dict[str, float]:
 
 
 def _known_to_be_full(to: Config, stated: Config, match: Match) -> None:
-    """Raises a `UserError` where only the data tell how much of their batches is left empty, by each its own share."""
+    """Raises a `UserError` where only the data tell how much of their batches is left empty, by each its own share.
+
+    Padding costs FLOPs, but is no token.
+    """
+    full, known = ['pack', 'pad'], "'pad' and 'pack' say it"
+    if match.quantity == 'tokens':
+        full, known = ['pack'], "'pack' fills its rows"
     differing = {match.field, *config.difference(to, stated)} - {'data.batch_tokens'}
-    fields = sorted(name for name in differing if name.startswith('data.'))
-    if fields and 'bucket' in (to.data.batching, stated.data.batching):
-        raise UserError(f"with {fields[0]} and data.batching='bucket' only the data tell; 'pad' and 'pack' say it")
+    fields = sorted(name for name in differing if name.startswith('data.') or name in OF_ROWS)
+    for batching in (to.data.batching, stated.data.batching):
+        if fields and batching not in full:
+            raise UserError(f'with {fields[0]} and data.batching={batching!r} only the data tell; {known}')
 
 
 def nearest(measured: Callable[[int], float], target: float, start: int = 1) -> int:
