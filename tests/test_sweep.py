@@ -280,10 +280,13 @@ def test_the_nearest_number_is_found_from_anywhere_in_few_looks(start: int) -> N
 # ---------------------------------------------------------------------------------------------------------- the files
 
 
-def nearest_width(trial, baseline) -> bool:
-    """Whether no other even width, in which all matrices grow, has a number of parameters nearer to the baseline's."""
-    target, width = matching.num_parameters(baseline.config), trial.config.model.emb_dim
-    of = {at: config.override(trial.config, {'model.emb_dim': at}) for at in (width - 2, width, width + 2)}
+WIDTHS = {'sweeps/glu': ('model.mlp_dim', 1), 'sweeps/recurrent': ('model.emb_dim', 2)}  # matched, in multiples of
+
+
+def nearest_width(trial, baseline, field: str, step: int) -> bool:
+    """Whether the widths beside it have no number of parameters nearer to the baseline's."""
+    target, width = matching.num_parameters(baseline.config), trial.overrides[field]
+    of = {at: config.override(trial.config, {field: at}) for at in (width - step, width, width + step)}
     misses = {at: abs(matching.num_parameters(changed) - target) for at, changed in of.items()}
     return min(misses, key=misses.get) == width
 
@@ -299,7 +302,7 @@ def test_every_sweep_loads_and_its_header_says_how_to_run_it(file: str, monkeypa
             choices.validate(trial.config)
             assert config.override(base, trial.overrides) == trial.config
             if trial.seed == made[0].seed:
-                assert all(abs(off) < 0.1 or nearest_width(trial, made[0]) for off in trial.off.values())
+                assert all(abs(off) < 0.1 or nearest_width(trial, made[0], *WIDTHS[file]) for off in trial.off.values())
             assert trial.config.train.num_steps == 2 or not spec.endswith('smoke')
     header = recipes.header(file)
     assert f'tformer sweep --config=configs/{file}.py --workdir=' in header and re.search(r'(19|20)\d\d', header)
