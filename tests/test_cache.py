@@ -7,6 +7,7 @@ import os
 import pathlib
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -160,8 +161,8 @@ print(json.dumps([len(made), found['numbers'].tolist()]))
 """
 
 
-def process(place: pathlib.Path, seconds: float) -> subprocess.Popen[str]:
-    command = [sys.executable, '-c', SCRIPT, str(place), str(seconds)]
+def process(place: pathlib.Path, seconds: float, before: str = '') -> subprocess.Popen[str]:
+    command = [sys.executable, '-c', before + SCRIPT, str(place), str(seconds)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
 
 
@@ -184,3 +185,42 @@ def test_a_killed_process_leaves_nothing_that_is_taken_for_whole(tmp_path: pathl
     out, err = process(tmp_path, 0).communicate(timeout=60)
     assert json.loads(out.splitlines()[-1]) == [1, list(range(1000))] and err == ''
     assert not list(tmp_path.glob('*.partial'))
+
+
+UNLOCKED = {
+    'without effect': 'import fcntl; fcntl.flock = lambda *_: None',
+    'refused': 'import fcntl, os\ndef refuse(*_): raise OSError(95, os.strerror(95))\nfcntl.flock = refuse',
+}
+
+
+@pytest.mark.parametrize('locks', UNLOCKED)
+def test_where_locks_reach_no_other_process_each_writes_its_own_and_one_is_kept(tmp_path, locks: str) -> None:
+    slow = process(tmp_path, 4, UNLOCKED[locks])
+    assert slow.stdout is not None and slow.stdout.readline() == 'wrote\n'
+    ended = [one.communicate(timeout=60) for one in (process(tmp_path, 1, UNLOCKED[locks]), slow)]
+    assert [json.loads(out.splitlines()[-1]) for out, _ in ended] == [[1, list(range(1000))]] * 2
+    assert [err for _, err in ended] == ['', '']
+    (entry,) = entries(tmp_path)
+    assert cache._whole(tmp_path / entry)
+    assert json.loads(process(tmp_path, 0).communicate(timeout=60)[0]) == [0, list(range(1000))]
+
+
+def test_what_another_host_or_a_process_that_runs_is_writing_stays(tmp_path: pathlib.Path) -> None:
+    gone = subprocess.Popen([sys.executable, '-c', ''])
+    gone.wait()
+    made = cache.entry(tmp_path, {'key': 1}, lambda writer: None)
+    ours, dead, running, other = (
+        made.with_name(f'{made.name}.{host}.{number}.00ff.partial')
+        for host, number in (
+            (socket.gethostname(), os.getpid()),
+            (socket.gethostname(), gone.pid),
+            (socket.gethostname(), 1),
+            (f'{socket.gethostname()}.other', gone.pid),
+        )
+    )
+    for left in (ours, dead, running, other):
+        left.mkdir()
+        (left / 'numbers').write_bytes(b'123')
+    (made / 'manifest.json').unlink()
+    assert cache.entry(tmp_path, {'key': 1}, lambda writer: None) == made
+    assert set(entries(tmp_path)) == {made.name, ours.name, running.name, other.name}

@@ -117,6 +117,20 @@ def test_a_lost_config_is_that_of_the_checkpoint_and_what_an_interrupted_save_le
         train_lib.train(test_runs.config.override(wanted(whole), {'train.num_steps': 8}), run)
 
 
+def test_a_checkpoint_is_deleted_again_whatever_stayed_of_it(tmp_path, monkeypatch):
+    """NFS does not remove the directory of a file that somebody has open."""
+    for stays in (False, True, True):
+        (checkpoint.place(tmp_path, 3) / 'run').mkdir(parents=True)
+        checkpoint.place(tmp_path, 3).with_suffix('.deleted').joinpath('run').mkdir(parents=True, exist_ok=True)
+        with monkeypatch.context() as patch:
+            if stays:
+                patch.setattr(shutil, 'rmtree', lambda path, ignore_errors=False: None)
+            checkpoint.delete(tmp_path, 3)
+        left = [*checkpoint.place(tmp_path).iterdir()]
+        assert checkpoint.steps(tmp_path) == [] and bool(left) == stays
+    assert checkpoint.sound(tmp_path, print) is None and not [*checkpoint.place(tmp_path).iterdir()]
+
+
 def test_fields_that_are_named_may_differ(whole, tmp_path):
     run = tmp_path / 'run'
     shutil.copytree(whole / 'run', run)

@@ -13,7 +13,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 # From the bottom up. A file imports from its own part of the package and from the lines before, nothing else.
 ORDER = [
-    ('errors', 'allocator', 'groups'),
+    ('atomic', 'errors', 'allocator', 'groups'),
     ('config',),
     ('data', 'hf', 'metrics', 'scores'),
     ('predictions', 'sharding', 'text_scores', 'workdir'),

@@ -35,8 +35,8 @@ STUBS = {
 array = [x.partition('=')[2] for x in arguments if x.startswith('--array=')]
 script = [x for x in arguments if not x.startswith('--')][0]
 rest = arguments[arguments.index(script) + 1 :]
-first, last = map(int, array[0].split('-')) if array else (0, 0)
-for task in range(first, last + 1):
+runs = [list(map(int, run.split('-'))) for run in array[0].split(',')] if array else [[0]]
+for task in [task for run in runs for task in range(run[0], run[-1] + 1)]:
     ids = {'SLURM_ARRAY_JOB_ID': '77', 'SLURM_ARRAY_TASK_ID': str(task)} if array else {}
     again = os.environ['CALLS'] + '.again'
     open(again, 'w').close()
@@ -179,6 +179,8 @@ def test_tasks_of_an_array_take_their_lines(stubs: Stubs, tmp_path: pathlib.Path
         ['train', '--config=x.py', '--seed=1', '--workdir=d', '--z=sh'],
     ]
     assert stubs.calls('scontrol') == [['requeue', '77_2']]
+    stubs.run('sbatch', '--array=1,3', *submit[2:], SHELL='sh')
+    assert stubs.calls('tformer')[4:] == [['train', '--workdir=a'], ['train', '--workdir=d', '--z=sh']]
 
 
 def test_a_task_without_a_line_says_so(stubs: Stubs, tmp_path: pathlib.Path) -> None:

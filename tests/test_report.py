@@ -120,7 +120,7 @@ def computed_of(home: pathlib.Path, **options: Any) -> computed.Report:
 def home(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """A sweep of three arms, with its report."""
     place = built(tmp_path_factory.mktemp('report') / 'x', ARMS)
-    results.keep_command(place, ['--config=a b.py'])
+    listing.keep_command(place, ['--config=a b.py'])
     write.write(place)
     return place
 

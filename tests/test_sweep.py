@@ -1,5 +1,7 @@
 """Sweeps: what their lists compose to, what is matched, and trials that end, fail, stop and go on."""
 
+import contextlib
+import fcntl
 import json
 import os
 import pathlib
@@ -10,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 
 import pytest
 import recipes
@@ -17,10 +20,11 @@ import toy_data
 from absl.testing import flagsaver
 
 from tformer import __main__ as command_line
-from tformer import checkpoint, choices, config, runs
+from tformer import checkpoint, choices, config, processes, runs, workdir
 from tformer.config import Config, Data, Evaluate, Mesh, Model, Optimizer, Train
 from tformer.errors import Stopped, UserError
 from tformer.lab import matching, plan, runner, trials
+from tformer.lab.report import results
 from tformer.lab.sweep import (
     Match,
     Sweep,
@@ -422,11 +426,133 @@ def test_a_trial_keeps_why_it_failed(tmp_path: pathlib.Path) -> None:
     assert (tmp_path / 'x/error.txt').read_text() == f'tformer: {error.value}\n'
 
 
+HOLDER = """
+import pathlib, sys
+from tformer import workdir
+with workdir.held(pathlib.Path(sys.argv[1])):
+    print('held', flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def held_by_another(place: pathlib.Path) -> Iterator[None]:
+    """Another process is in a workdir."""
+    pipes = {'stdin': subprocess.PIPE, 'stdout': subprocess.PIPE, 'env': {**os.environ, 'PYTHONPATH': str(ROOT)}}
+    with subprocess.Popen([sys.executable, '-c', HOLDER, str(place)], text=True, **pipes) as holder:
+        assert holder.stdout.readline() == 'held\n'
+        yield
+        holder.stdin.close()
+
+
+def test_a_trial_that_another_process_runs_does_not_fail(tmp_path: pathlib.Path, monkeypatch, capsys) -> None:
+    """It is begun a second time, as a task of an array, by a sweep, or with others together."""
+    monkeypatch.setattr(workdir, 'LOCK_SECONDS', 0)
+    monkeypatch.setenv('PYTHONPATH', str(ROOT))
+    made = trials.trials(TINY, grid({'optimizer.learning_rate': [1.0, 4.0]}))
+    runner.array(TINY, made, tmp_path)
+    running, other = (tmp_path / trial.directory for trial in made)
+    (running / 'error.txt').write_text('of one of some together\n')
+    with held_by_another(running):
+        assert workdir.is_held(running) and not workdir.is_held(other) and not (other / 'lock').exists()
+        with pytest.raises(UserError, match='is in use by process'):
+            runs.train(made[0].config, str(running))
+        with pytest.raises(UserError, match='is in use by process'):
+            runs.train_together([str(running), str(other)])
+        assert (running / 'error.txt').read_text() == 'of one of some together\n'
+        (running / 'error.txt').unlink()
+        actor = 'import pathlib, sys; from tformer import workdir; workdir.LOCK_SECONDS = 0\n'
+        actor += "with workdir.held(pathlib.Path(sys.argv[2].partition('=')[2])): sys.exit('ValueError: of its own')"
+        assert runner.sweep(TINY, made, tmp_path, command=[sys.executable, '-c', actor]) == 1
+        said = capsys.readouterr().out
+        assert re.search(rf'baseline/seed_0  .* s  failed: .*--workdir={running} is in use by process', said)
+        assert re.search(r'learning_rate=4.0/seed_0  .* s  failed: ValueError: of its own', said)
+        assert not (running / 'error.txt').exists()
+        assert [run.state for run in results.read(tmp_path).runs] == ['unfinished', 'failed']
+    assert not workdir.is_held(running) and trials.clear_error(other) and trials.error_of(other) is None
+
+
+def test_a_workdir_is_free_though_data_workers_have_not_ended(tmp_path: pathlib.Path) -> None:
+    with workdir.held(tmp_path):
+        assert workdir.is_held(tmp_path)
+        numbers = [file for file in pathlib.Path('/proc/self/fd').iterdir() if file.resolve() == tmp_path / 'lock']
+        worker = subprocess.Popen(['sleep', '60'], pass_fds=[int(file.name) for file in numbers])
+    free = not workdir.is_held(tmp_path)
+    worker.kill()
+    worker.wait()
+    assert numbers and free
+
+
+def test_where_the_file_system_has_no_locks_it_is_said_once(tmp_path: pathlib.Path, monkeypatch, capsys) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(95, 'Operation not supported')
+
+    monkeypatch.setattr(fcntl, 'flock', refuse)
+    with workdir.held(tmp_path):
+        assert not workdir.is_held(tmp_path)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f'--workdir={tmp_path}: nothing keeps a second process out') and 'not supported' in line
+
+
+@pytest.mark.parametrize('cause', [None, 'ValueError: the cause'])
+def test_of_processes_that_run_as_one_the_first_error_is_kept(tmp_path, monkeypatch, cause: str | None) -> None:
+    monkeypatch.setattr(processes, 'lost', lambda error: f'another process of the run has ended ({error})')
+    (tmp_path / 'trial.json').write_text('{}')
+    with pytest.raises(RuntimeError), trials.kept(tmp_path):
+        if cause is not None:
+            trials.write_error(tmp_path, cause)
+        raise RuntimeError('UNAVAILABLE: peer')
+    assert trials.error_of(tmp_path) == (cause or 'tformer: another process of the run has ended (UNAVAILABLE: peer)')
+
+
+@pytest.mark.parametrize('before', [False, True])
+def test_another_than_the_first_process_tells_the_first_one_from_another_run(tmp_path, monkeypatch, before) -> None:
+    """The first one holds the workdir while the others train; another run has held it before they begin."""
+    monkeypatch.setattr(processes, 'first', lambda: False)
+    (tmp_path / 'trial.json').write_text('{}')
+    with contextlib.ExitStack() as holding:
+        if before:
+            holding.enter_context(workdir.held(tmp_path))
+        with pytest.raises(ValueError), trials.kept(tmp_path):
+            if not before:
+                holding.enter_context(workdir.held(tmp_path))
+            raise ValueError('x')
+    assert trials.error_of(tmp_path) == (None if before else 'ValueError: x')
+
+
+def test_a_sweep_that_is_refused_leaves_the_command_of_the_one_that_runs(tmp_path: pathlib.Path, monkeypatch) -> None:
+    monkeypatch.setattr(workdir, 'LOCK_SECONDS', 0)
+    made = trials.trials(TINY, [{}])
+    runner.array(TINY, made, tmp_path, arguments=['--config=first file.py'])
+    with held_by_another(tmp_path):
+        for begin in (runner.array, runner.sweep):
+            with pytest.raises(UserError, match='is in use by'):
+                begin(TINY, made, tmp_path, arguments=['--config=second.py'])
+    assert (tmp_path / 'command.txt').read_text() == "tformer sweep '--config=first file.py'\n"
+
+
+def test_a_trial_that_is_done_is_not_begun_again(tmp_path: pathlib.Path, capsys) -> None:
+    """By a line of an array: alone, or where all of some together are done."""
+    made = trials.trials(TINY, grid({'optimizer.learning_rate': [1.0, 4.0]}))
+    runner.array(TINY, made, tmp_path)
+    homes = [tmp_path / trial.directory for trial in made]
+    for home in homes:
+        (home / 'result.json').write_text(json.dumps({'test': {'step': 4, 'loss': 0.5}}))
+    before = {home: sorted(home.iterdir()) for home in homes}
+    assert runs.train(made[0].config, str(homes[0])) == {'step': 4, 'loss': 0.5}
+    assert f'{homes[0]} is done' in capsys.readouterr().out
+    runs.train_together([str(home) for home in homes])
+    assert {home: sorted(home.iterdir()) for home in homes} == before
+    with pytest.raises(UserError):  # its data are not there
+        runs.train(config.override(made[0].config, {'train.num_steps': 8}), str(homes[0]))
+
+
 def test_the_plan_tells_what_is_done_and_what_time_is_left(tmp_path: pathlib.Path) -> None:
     acting(tmp_path, [1.0, 2.0])
     listed = json.loads((tmp_path / 'sweep.json').read_text())
     listed['seconds']['baseline/seed_0'] = 30.0
     (tmp_path / 'sweep.json').write_text(json.dumps(listed))
+    (tmp_path / 'baseline/seed_0/error.txt').write_text('of a life before\n')
     arms = [{'optimizer.learning_rate': 1.0}, {'optimizer.learning_rate': 2.0}, {'train.num_steps': 12}]
     arms[2]['optimizer.learning_rate'] = 1.0
     made = trials.trials(TINY, arms, [Match('parameters', 'model.mlp_dim')])
@@ -563,7 +689,7 @@ def numbers(place: pathlib.Path) -> list[dict[str, float]]:
 
 
 def test_an_array_of_tasks_has_a_line_for_each_process(tmp_path: pathlib.Path) -> None:
-    """What the runner starts itself, in the words that the batch script reads; what is done is not among them."""
+    """What the runner starts itself, in the words that the batch script reads; what is done keeps its line."""
     made = trials.trials(TINY, product(grid(NORMS), grid({'optimizer.learning_rate': [0.1, 0.2]})))
     home = tmp_path / 'a sweep'
     command = runner.array(TINY, made, home, together=2)
@@ -571,14 +697,27 @@ def test_an_array_of_tasks_has_a_line_for_each_process(tmp_path: pathlib.Path) -
     lines = [shlex.split(line) for line in (home / 'trials.txt').read_text().splitlines()]
     assert lines == [[str(home / trial.directory) for trial in pair] for pair in (made[:2], made[2:])]
     assert all(config.load(f'{home}/{trial.directory}/trial.json') == trial.config for trial in made)
-    (home / made[1].directory / 'result.json').write_text('{}')
-    assert '--array=1-3 ' in runner.array(TINY, made, home)
-    first, *_ = (home / 'trials.txt').read_text().splitlines()
+    for trial in made[:2]:
+        (home / trial.directory / 'result.json').write_text('{}')
+    (home / made[3].directory / 'error.txt').write_text('it failed\n')
+    before = (home / 'trials.txt').stat()
+    assert runner.array(TINY, made, home, together=2) == command.replace('=1-2', '=2')
+    assert (home / 'trials.txt').stat() == before and (home / made[3].directory / 'error.txt').exists()
+    alone = f"sbatch --array=3-4 launch/slurm_array.sbatch '{home}/trials_2.txt'"
+    assert runner.array(TINY, made, home) == runner.array(TINY, made, home) == alone
+    assert (home / 'trials.txt').stat() == before and not (home / 'trials_3.txt').exists()
+    first, *rest = (home / 'trials_2.txt').read_text().splitlines()
     place = home / made[0].directory
-    assert shlex.split(first) == [f'--config={place}/trial.json', f'--workdir={place}']
+    assert shlex.split(first) == [f'--config={place}/trial.json', f'--workdir={place}'] and len(rest) == 3
     for trial in made:
         (home / trial.directory / 'result.json').write_text('{}')
-    assert runner.array(TINY, made, home) == 'all done'
+    assert runner.array(TINY, made, home) == runner.array(TINY, made[:2], home) == 'all done'
+    assert not (home / 'trials_3.txt').exists()
+
+
+def test_numbers_of_tasks_are_written_as_slurm_takes_them() -> None:
+    assert runner.ranges([2, 5, 6, 7]) == '2,5-7'
+    assert runner.ranges([1]) == '1' and runner.ranges([1, 2, 4]) == '1-2,4'
 
 
 def test_a_signal_in_this_process_is_a_stop(tmp_path: pathlib.Path) -> None:

@@ -254,7 +254,7 @@ def test_save_and_load(tmp_path, objective: str, tokenizer: str, source_tokenize
     assert loaded.shared == made.shared == (objective == 'seq2seq' and source_tokenizer is None)
     text = RECORDS[objective][0]['target' if objective == 'seq2seq' else 'text']
     assert loaded.target.encode(text) == made.target.encode(text)
-    assert not list(tmp_path.glob('*.partial'))
+    assert not list(tmp_path.glob('*.tmp'))
     assert dataclasses.replace(made, labels=('other',)).fingerprint != made.fingerprint
 
 

@@ -133,16 +133,14 @@ def sweep(arguments: list[str], overrides: dict[str, str]) -> None:
     if FLAGS.dry_run:
         print(plan.plan(made, FLAGS.workdir, FLAGS.parallel))
         return
-    from tformer.lab.report import results, write
+    from tformer.lab.report import write
 
     listing.check(made, pathlib.Path(needed('workdir')))
-    results.keep_command(
-        FLAGS.workdir, [f'--config={FLAGS.config}', *(f'--config.{k}={v}' for k, v in overrides.items())]
-    )
+    kept = [f'--config={FLAGS.config}', *(f'--config.{k}={v}' for k, v in overrides.items())]
     if FLAGS.array:
-        print(runner.array(base, made, FLAGS.workdir, FLAGS.together, FLAGS.transform))
+        print(runner.array(base, made, FLAGS.workdir, FLAGS.together, FLAGS.transform, kept))
         return
-    code = runner.sweep(base, made, FLAGS.workdir, FLAGS.parallel, FLAGS.together, FLAGS.transform)
+    code = runner.sweep(base, made, FLAGS.workdir, FLAGS.parallel, FLAGS.together, FLAGS.transform, arguments=kept)
     print(write.write(FLAGS.workdir, FLAGS.metric, FLAGS.baseline, FLAGS.alpha, FLAGS.timing, FLAGS.reach))
     if code:
         sys.exit(code)

@@ -10,6 +10,7 @@ import math
 import os
 import pathlib
 import re
+import secrets
 import shutil
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
-from tformer import digests, processes
+from tformer import atomic, digests, processes
 from tformer.errors import UserError
 from tformer.state import TrainState, evaluation_variables
 
@@ -78,7 +79,12 @@ def merits(workdir: pathlib.Path) -> dict[int, float]:
 
 def delete(workdir: pathlib.Path, step: int) -> None:
     """Deletes a checkpoint, at once or not at all, whenever it is interrupted."""
-    shutil.rmtree(place(workdir, step).rename(place(workdir, step).with_suffix('.deleted')))
+    aside = place(workdir, step).with_suffix('.deleted')
+    shutil.rmtree(aside, ignore_errors=True)  # of the same step before
+    if aside.exists():  # NFS keeps files that somebody has open
+        aside = aside.with_name(f'{step}.{secrets.token_hex(8)}.deleted')
+    place(workdir, step).rename(aside)
+    shutil.rmtree(aside, ignore_errors=True)  # what stays, `sound` deletes
 
 
 def best(workdir: pathlib.Path) -> int | None:
@@ -173,10 +179,7 @@ class Checkpoints:
         """Notes the merit of a checkpoint that was written before its evaluation."""
         self.wait()
         if processes.first():
-            file = place(self._workdir, step) / 'merit.json'
-            partial = file.with_suffix('.tmp')
-            partial.write_text(json.dumps(merit))
-            partial.replace(file)
+            atomic.write(place(self._workdir, step) / 'merit.json', json.dumps(merit))
 
     def finish(self) -> None:
         """Waits until everything is on disk.

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import math
-import os
 import pathlib
 import sys
 import time
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from tformer import atomic
 from tformer.errors import UserError
 
 MAX_PERPLEXITY = 1e9
@@ -73,9 +73,7 @@ class Writer:
         rows = [row for row in read(workdir) if row['step'] <= start_step]
         kept = [row for row in rows if row['step'] <= evaluated or not any(name.startswith('valid/') for name in row)]
         file = workdir / 'metrics.jsonl'
-        fresh = file.with_suffix('.tmp')
-        fresh.write_text(''.join(json.dumps(row) + '\n' for row in kept))
-        os.replace(fresh, file)
+        atomic.write(file, ''.join(json.dumps(row) + '\n' for row in kept))
         self._file = file.open('ab', buffering=0)
         self._board = _tensorboard(workdir / 'tensorboard', start_step + 1)
 

@@ -4,6 +4,7 @@ import json
 import pathlib
 from collections.abc import Sequence
 
+from tformer import atomic
 from tformer.errors import UserError
 
 
@@ -13,12 +14,9 @@ def place(workdir: pathlib.Path, split: str) -> pathlib.Path:
 
 def write(workdir: pathlib.Path, split: str, predictions: Sequence[str], references: Sequence[Sequence[str]]) -> None:
     """Writes the predictions, and all that would have been right, one example a line."""
-    file = place(workdir, split)
-    partial = file.with_suffix('.tmp')
     pairs = zip(predictions, references, strict=True)
     lines = [json.dumps({'prediction': said, 'references': list(right)}) + '\n' for said, right in pairs]
-    partial.write_text(''.join(lines), encoding='utf-8')
-    partial.replace(file)
+    atomic.write(place(workdir, split), ''.join(lines))
 
 
 def read(workdir: pathlib.Path, split: str) -> tuple[list[str], list[list[str]]] | None:

@@ -12,6 +12,7 @@ from flax import linen as nn
 from jax.experimental import multihost_utils
 
 from tformer import (
+    atomic,
     checkpoint,
     choices,
     metrics,
@@ -22,6 +23,7 @@ from tformer import (
     text_scores,
     workdir,
 )
+from tformer import config as config_lib
 from tformer import evaluate as evaluate_lib
 from tformer import train as train_lib
 from tformer.benchmark import random_batch
@@ -143,9 +145,13 @@ def prepare(config: Config, directory: str) -> str:
 def train(config: Config, directory: str, may_differ: Sequence[str] = ()) -> dict[str, float]:
     """Trains, then scores the best checkpoint on the test split (valid where there is none); writes result.json.
 
-    Why the trial of a sweep fails is kept in its workdir.
+    A sweep's trial that is done stays as it is; why one fails is kept in its workdir.
     """
-    with trials.kept(pathlib.Path(directory)):
+    home = pathlib.Path(directory)
+    if processes.same_number(lambda: trials.is_done_as(home, config)):
+        print(f'{home} is done')
+        return dict(next(iter(config_lib.read_json(home / trials.RESULT).values()), {}))
+    with trials.kept(home):
         trained = train_lib.train(config, directory, generated_scores, may_differ)
         with Stops(None, training=False):
             return finish(directory, trained)
@@ -227,9 +233,7 @@ def evaluate(run: Run, split: str, records: Sequence[Record] | None = None, **fa
         file = run.home / 'result.json'
         results = json.loads(file.read_text()) if file.is_file() else {}
         results[split] = {'step': run.step, **facts, **found}
-        partial = file.with_suffix('.tmp')
-        partial.write_text(json.dumps(results, indent=2) + '\n')
-        partial.replace(file)
+        atomic.write(file, json.dumps(results, indent=2) + '\n')
     return found
 
 

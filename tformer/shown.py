@@ -12,7 +12,7 @@ import numpy as np
 from flax import linen as nn
 from rich.console import Console
 
-from tformer import accounting, checkpoint, metrics, resume, runs, sharding, workdir
+from tformer import accounting, atomic, checkpoint, metrics, resume, runs, sharding, workdir
 from tformer import config as config_lib
 from tformer.benchmark import assumed
 from tformer.config import Config
@@ -125,5 +125,5 @@ def attention(run: runs.Run, texts: Sequence[str]) -> pathlib.Path:
     }
     file = run.home / 'attention.html'
     panels = attention_maps.panels(maps, 0, names['inputs'], names.get('encoder_inputs'))
-    file.write_text(attention_maps.page(title, panels), encoding='utf-8')
+    atomic.write(file, attention_maps.page(title, panels))
     return file

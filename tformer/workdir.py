@@ -6,9 +6,11 @@ import json
 import os
 import pathlib
 import socket
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
+from tformer import atomic
 from tformer import config as config_lib
 from tformer.config import Config
 from tformer.data.mixture import Joined
@@ -129,20 +131,39 @@ def held(workdir: pathlib.Path) -> Iterator[None]:
                     holder = file.read().strip() or 'another process'
                     raise UserError(f'--workdir={workdir} is in use by {holder}') from error
                 time.sleep(0.1)
-            except OSError:  # a file system that has no locks
+            except OSError as error:  # a file system that has no locks
+                line = f'nothing keeps a second process out of it, for its file system locks no files: {error.strerror}'
+                print(f'--workdir={workdir}: {line}', file=sys.stderr, flush=True)
                 break
         file.truncate(0)
         file.write(f'process {os.getpid()} on {socket.gethostname()}, since {time.strftime("%Y-%m-%d %H:%M:%S")}\n')
         file.flush()
-        yield
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_UN)  # data workers that have not ended hold it, too
+
+
+def is_held(workdir: pathlib.Path, patience: float = 0.0) -> bool:
+    """Returns whether a process holds a workdir, and goes on to for `patience` seconds; nothing is written."""
+    end = time.monotonic() + patience
+    while True:
+        try:
+            with (workdir / 'lock').open('rb') as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return False
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                return True
+            time.sleep(0.1)
+        except OSError:  # no lock is there, or the file system has none
+            return False
 
 
 def save_config(workdir: pathlib.Path, config: Config) -> None:
     """Writes the resolved config."""
-    file = workdir / 'config.json'
-    partial = file.with_suffix('.tmp')
-    partial.write_text(json.dumps(config_lib.to_dict(config), indent=2) + '\n')
-    partial.replace(file)
+    atomic.write(workdir / 'config.json', json.dumps(config_lib.to_dict(config), indent=2) + '\n')
 
 
 def tokenizers(workdir: pathlib.Path, config: Config, records: Joined, begun: bool) -> Tokenizers:

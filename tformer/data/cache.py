@@ -1,15 +1,20 @@
 """Arrays on disk that cost much to make: made once, then shared by every run that needs the same ones.
 
 An entry is a directory whose name is a hash of all that its arrays depend on. It appears whole or not at all: it is
-written beside its place and renamed. Of two processes that want the same one at once the second waits for the first.
+written beside its place and renamed. Of two processes that want the same one at once the second waits for the first;
+where the file system's locks do not tell one of the other, both write, each beside, and the first to end is kept.
 """
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
 import os
+import re
+import secrets
 import shutil
+import socket
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -102,25 +107,69 @@ def _whole(entry: Path) -> bool:
 
 
 def _make_alone(entry: Path, make: Callable[[Writer], None]) -> None:
-    partial = entry.with_suffix('.partial')
     with open(entry.with_suffix('.lock'), 'w') as lock:  # given back when the process ends, however it ends
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             print(f'another process writes {entry}: waiting for it', file=sys.stderr, flush=True)
             fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError:  # a file system that has no locks
+            pass
+        for left in _left(entry):
+            shutil.rmtree(left, ignore_errors=True)
         if _whole(entry):
             return
-        for broken in (partial, entry):  # of a process that was killed, or of a damaged disk
-            if broken.exists():
-                shutil.rmtree(broken)
+        if entry.exists():  # a disk has damaged it
+            _remove(entry)
+        partial = _partial(entry)
         partial.mkdir()
         writer = Writer(partial)
         try:
             make(writer)
             writer.close()
-            partial.rename(entry)
+            _publish(partial, entry)
         except BaseException:
             writer.abandon()
             shutil.rmtree(partial, ignore_errors=True)
             raise
+
+
+def _partial(entry: Path) -> Path:
+    """Returns a name beside an entry that is of no other writer: it tells the host and the process."""
+    name = f'{entry.name}.{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(8)}.partial'
+    return entry.with_name(name)
+
+
+def _left(entry: Path) -> list[Path]:
+    """Returns what processes of this host that are gone have left of an entry."""
+    named = re.compile(re.escape(f'{entry.name}.{socket.gethostname()}') + r'\.(\d{1,9})\.[0-9a-f]+\.partial')
+    found = [(path, named.fullmatch(path.name)) for path in entry.parent.iterdir()]
+    return [path for path, match in found if match and not _runs(int(match[1]))]
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # it is another user's
+        pass
+    return True
+
+
+def _remove(entry: Path) -> None:
+    """Removes a damaged entry; it is renamed first, so that nobody finds a part of it."""
+    aside = _partial(entry)
+    with contextlib.suppress(FileNotFoundError):  # another host was sooner
+        entry.rename(aside)
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _publish(partial: Path, entry: Path) -> None:
+    """Gives a written entry its name, where nobody else has written it meanwhile."""
+    try:
+        partial.rename(entry)
+    except OSError as error:
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY) or not _whole(entry):
+            raise
+        shutil.rmtree(partial, ignore_errors=True)

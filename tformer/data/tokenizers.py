@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import sentencepiece
 
+from tformer import atomic
 from tformer.config.run import Config
 from tformer.data import cache
 from tformer.data.fields import tags_of
@@ -61,10 +62,10 @@ class Tokenizers:
         sides = {'target': self.target} | ({'source': self.source} if self.source and not self.shared else {})
         names = {side: _name(tokenizer) for side, tokenizer in sides.items()}
         for side, tokenizer in sides.items():
-            _write(Path(directory, f'tokenizer.{side}.{names[side]}'), tokenizer.dump())
+            atomic.write(Path(directory, f'tokenizer.{side}.{names[side]}'), tokenizer.dump())
         manifest: dict[str, Any] = {'source': 'target' if self.shared else None, **names, 'labels': self.labels}
         manifest |= {'normalization': self.target.normalization, 'sentinels': self.target.num_sentinels}
-        _write(Path(directory, 'tokenizer.json'), json.dumps(manifest, ensure_ascii=False, indent=1).encode())
+        atomic.write(Path(directory, 'tokenizer.json'), json.dumps(manifest, ensure_ascii=False, indent=1))
 
     @classmethod
     def load(cls, directory: str | os.PathLike[str]) -> 'Tokenizers':
@@ -165,13 +166,6 @@ def cached_tokenizers(config: Config, records: Sequence[Record], fingerprints: S
 
 def _name(tokenizer: Tokenizer) -> str:
     return next(name for name, kind in TOKENIZERS.items() if type(tokenizer) is kind)
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Atomically: a killed run leaves the old file or the new one."""
-    partial = path.with_name(path.name + '.partial')
-    partial.write_bytes(data)
-    os.replace(partial, path)
 
 
 TOKENIZERS: dict[str, type[Tokenizer]] = {

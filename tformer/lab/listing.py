@@ -2,15 +2,17 @@
 
 import json
 import pathlib
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tformer import config
+from tformer import atomic, config
 from tformer.config import Config
 from tformer.errors import UserError
 from tformer.lab.trials import STATED, Trial
 
 LIST = 'sweep.json'
+COMMAND = 'command.txt'  # what began it
 
 
 def check(trials: Sequence[Trial], home: pathlib.Path) -> None:
@@ -31,8 +33,16 @@ def check(trials: Sequence[Trial], home: pathlib.Path) -> None:
             raise UserError(f'{place} holds a run that is not of a sweep; use a fresh --workdir')
 
 
-def claim(base: Config, trials: Sequence[Trial], home: pathlib.Path) -> dict[str, float]:
+def claim(
+    base: Config, trials: Sequence[Trial], home: pathlib.Path, arguments: Sequence[str] | None = None
+) -> dict[str, float]:
     """Writes the list of trials, and the config of each to its workdir; returns the seconds that each has run.
+
+    Args:
+      base: what the trials change.
+      trials: of a sweep.
+      home: the sweep's directory, which this process holds.
+      arguments: of the command, if a command began it, for reports to repeat it.
 
     Raises:
       UserError: as `check`; nothing is written.
@@ -46,7 +56,14 @@ def claim(base: Config, trials: Sequence[Trial], home: pathlib.Path) -> dict[str
         (home / trial.directory).mkdir(parents=True, exist_ok=True)
         _write(home / trial.directory / STATED, config.to_dict(trial.config))
     write(base, trials, home, seconds)
+    if arguments is not None:
+        keep_command(home, arguments)
     return seconds
+
+
+def keep_command(home: pathlib.Path, arguments: Sequence[str]) -> None:
+    """Writes what runs a sweep, its --workdir apart, into its directory."""
+    atomic.write(home / COMMAND, shlex.join(['tformer', 'sweep', *arguments]) + '\n')
 
 
 def write(base: Config, trials: Sequence[Trial], home: pathlib.Path, seconds: Mapping[str, float]) -> None:
@@ -76,6 +93,4 @@ def times(home: pathlib.Path) -> dict[str, float]:
 
 
 def _write(file: pathlib.Path, tree: Mapping[str, Any]) -> None:
-    partial = file.with_suffix('.tmp')
-    partial.write_text(json.dumps(tree, indent=2) + '\n')
-    partial.replace(file)
+    atomic.write(file, json.dumps(tree, indent=2) + '\n')

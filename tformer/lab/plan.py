@@ -8,7 +8,7 @@ from typing import TypeVar
 from tformer.config import Config
 from tformer.errors import UserError
 from tformer.lab import listing, matching
-from tformer.lab.trials import ERROR, Trial, is_done
+from tformer.lab.trials import Trial, error_of, is_done
 
 T = TypeVar('T')
 
@@ -41,8 +41,8 @@ def plan(trials: Sequence[Trial], directory: str | pathlib.Path | None, parallel
         elif rates:
             left += (expected := statistics.median(rates) * (flops[name] or 1.0))
             state = f'{"begun; " if name in begun else ""}about {expected:,.0f} s'
-        if home is not None and (home / name / ERROR).is_file():
-            state = f'failed: {(home / name / ERROR).read_text().strip()}'
+        if home is not None and name not in done and (error := error_of(home / name)) is not None:
+            state = f'failed: {error}'
         rows.append((
             name,
             '-' if parameters is None else f'{parameters:,}',

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import math
 import os
 import pathlib
@@ -13,12 +14,12 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from tformer import config, workdir
+from tformer import atomic, config, workdir
 from tformer.config import Config
 from tformer.errors import STOPPED, Stopped, UserError, choose
 from tformer.lab import listing
 from tformer.lab.slices import TRANSFORMS, groups
-from tformer.lab.trials import ERROR, LOG, RESULT, STATED, Trial, is_done
+from tformer.lab.trials import LOG, RESULT, STATED, Trial, clear_error, error_of, is_done, write_error
 
 TRAIN = (sys.executable, '-m', 'tformer', 'train')
 EVERY = 10.0  # seconds, after which the list has those that each trial has run so far
@@ -50,7 +51,7 @@ class Life:
 
 def sweep(
     base: Config, trials: Sequence[Trial], directory: str | pathlib.Path, parallel: int = 1, together: int = 1,
-    transform: str | None = None, command: Sequence[str] = TRAIN,
+    transform: str | None = None, command: Sequence[str] = TRAIN, arguments: Sequence[str] | None = None,
 ) -> int:  # fmt: skip
     """Runs the trials that are not done; returns the exit code: 0, 2 where all that failed were the user's mistakes,
     else 1.
@@ -65,6 +66,7 @@ def sweep(
       together: trials that one process trains in one program, at most, where they differ in numbers alone.
       transform: how it makes one program of theirs, a key of slices.TRANSFORMS; None: what suits the device.
       command: what trains.
+      arguments: of the command that began the sweep, if one did, for reports to repeat it.
 
     Raises:
       UserError: the directory holds a trial of the same name with another config.
@@ -73,7 +75,7 @@ def sweep(
     home = pathlib.Path(directory)
     _check(parallel, together, transform)
     with workdir.held(home), _signals() as heard:
-        seconds = listing.claim(base, trials, home)
+        seconds = listing.claim(base, trials, home, arguments)
         done = sum(is_done(home / trial.directory) for trial in trials)
         print(f'{len(trials)} trials, {done} of them done', flush=True)
         for name, off in {trial.name: trial.off for trial in trials}.items():
@@ -128,8 +130,12 @@ def array(
     directory: str | pathlib.Path,
     together: int = 1,
     transform: str | None = None,
+    arguments: Sequence[str] | None = None,
 ) -> str:
-    """Writes what trains the trials that are not done to DIRECTORY/trials.txt, a process a line; returns how to run.
+    """Writes what trains the trials to DIRECTORY/trials.txt, a process a line; returns how to run those not done.
+
+    Tasks that wait take their lines by number: a list that is there stays as it is, and another one has another name.
+    The arguments are those of `sweep`.
 
     Raises:
       UserError: as `sweep`.
@@ -137,15 +143,33 @@ def array(
     home = pathlib.Path(directory)
     _check(1, together, transform)
     with workdir.held(home):
-        listing.claim(base, trials, home)
-        file, lines = home / 'trials.txt', []
-        for group in groups(trials, together):
-            if left := [trial for trial in group if not is_done(home / trial.directory)]:
-                for trial in left:
-                    (home / trial.directory / ERROR).unlink(missing_ok=True)
-                lines.append(shlex.join(_arguments(group, home, transform)))
-        file.write_text(''.join(f'{line}\n' for line in lines))
-    return f'sbatch --array=1-{len(lines)} launch/slurm_array.sbatch {shlex.quote(str(file))}' if lines else 'all done'
+        listing.claim(base, trials, home, arguments)
+        every = groups(trials, together)
+        left = [i for i, group in enumerate(every, 1) if not all(is_done(home / each.directory) for each in group)]
+        if not left:
+            return 'all done'
+        file = _listed(home, ''.join(f'{shlex.join(_arguments(group, home, transform))}\n' for group in every))
+    return f'sbatch --array={ranges(left)} launch/slurm_array.sbatch {shlex.quote(str(file))}'
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Returns ascending numbers as Slurm takes them: '2,5-7'."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ','.join(f'{run[0]}-{run[-1]}' if len(run) > 1 else str(run[0]) for run in runs)
+
+
+def _listed(home: pathlib.Path, text: str) -> pathlib.Path:
+    """Returns the file of a list of tasks: the one that has it, else a new one."""
+    names = (f'trials_{number}.txt' if number > 1 else 'trials.txt' for number in itertools.count(1))
+    file = next(file for file in map(home.joinpath, names) if not file.exists() or file.read_bytes() == text.encode())
+    if not file.exists():
+        atomic.write(file, text)
+    return file
 
 
 def ran(before: Mapping[str, float], lives: Iterable[Life]) -> dict[str, float]:
@@ -171,7 +195,7 @@ def _begin(
     """Starts the process of a group, of which some may be done; those that failed are tried again."""
     left = [trial for trial in group if not is_done(home / trial.directory)]
     for trial in left:
-        (home / trial.directory / ERROR).unlink(missing_ok=True)
+        clear_error(home / trial.directory)
     file = home / group[0].directory / LOG if len(group) == 1 else home / f'together_{number}.txt'
     with file.open('ab') as log:
         process = subprocess.Popen(
@@ -204,7 +228,7 @@ def _check(parallel: int, together: int, transform: str | None) -> None:
 
 
 def _end(trial: Trial, life: Life, home: pathlib.Path, code: int, asked: bool) -> str:
-    """Returns how a trial ended, in words; writes the error of one that failed to its workdir."""
+    """Returns how a trial ended, in words; writes the error of one that failed to its workdir, if it is free."""
     place = home / trial.directory
     if is_done(place):
         scores = [f'{split} loss {found["loss"]:.4g}' for split, found in config.read_json(place / RESULT).items()
@@ -212,14 +236,18 @@ def _end(trial: Trial, life: Life, home: pathlib.Path, code: int, asked: bool) -
         return ', '.join(['done', *scores])
     if code == STOPPED or (asked and code in (-signal.SIGTERM, 128 + signal.SIGTERM)):
         return 'stopped'
-    if not (place / ERROR).is_file():
+    free = not workdir.is_held(place, workdir.LOCK_SECONDS)
+    error = error_of(place) if free else None
+    if error is None:
         with life.log.open('rb') as log:
             log.seek(life.logged)
             lines = [line for line in log.read().decode(errors='replace').splitlines() if line.strip()]
         lines = [line for line in lines if ERRORS.match(line)] or lines
         how = lines[-1].strip() if lines else f'exit code {code}'
-        (place / ERROR).write_text((f'ended by {signal.Signals(-code).name}' if code < 0 else how) + '\n')
-    return f'failed: {(place / ERROR).read_text().strip()} ({life.log})'
+        error = f'ended by {signal.Signals(-code).name}' if code < 0 else how
+        if free:
+            write_error(place, error)
+    return f'failed: {error} ({life.log})'
 
 
 def _share(slot: int, parallel: int) -> set[int]:

@@ -21,7 +21,7 @@ from tformer.errors import Stopped, UserError
 from tformer.hyper import Hyper
 from tformer.journal import Journal
 from tformer.lab.slices import TRIALS, common, make_mesh, make_step, stack_hypers, stacked
-from tformer.lab.trials import ERROR, STATED, is_done
+from tformer.lab.trials import ERROR, STATED, is_done, write_error
 from tformer.state import TrainState, count_parameters
 from tformer.step import Step
 from tformer.stopping import Stops
@@ -78,7 +78,7 @@ def failing(home: pathlib.Path) -> Iterator[None]:
 def fail(home: pathlib.Path, why: object) -> None:
     """Writes why a trial failed to its workdir."""
     print(f'tformer: {home}: {why}', flush=True)
-    (home / ERROR).write_text(f'tformer: {why}\n')
+    write_error(home, f'tformer: {why}')
 
 
 def _train(

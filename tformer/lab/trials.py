@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tformer import choices, config
+from tformer import atomic, choices, config, processes, workdir
 from tformer.config import Config
 from tformer.errors import Stopped, UserError, choose
 from tformer.lab import matching
@@ -138,25 +138,59 @@ def _matched(found: list[Trial], matches: list[Match]) -> list[Trial]:
 
 @contextlib.contextmanager
 def kept(place: pathlib.Path) -> Iterator[None]:
-    """Writes why its block fails to the workdir, where it is that of a trial."""
+    """Writes why its block fails to the workdir, where it is that of a trial that no other run holds.
+
+    Of several processes that run as one, the first that fails says why, not those that fail as it is gone.
+    """
     if not (place / STATED).is_file():
         yield
         return
-    (place / ERROR).unlink(missing_ok=True)
+    free = bool(processes.same_number(lambda: clear_error(place)))
     try:
         yield
     except Stopped:
         raise
     except Exception as error:
-        name = 'tformer' if isinstance(error, UserError) else type(error).__name__
-        line, *_ = str(error).splitlines() or ['']
-        (place / ERROR).write_text(f'{name}: {line}\n')
+        if processes.first():
+            free = not workdir.is_held(place)
+        lost = processes.lost(error)
+        if free and (lost is None or error_of(place) is None):
+            name = 'tformer' if lost or isinstance(error, UserError) else type(error).__name__
+            line, *_ = (lost or str(error)).splitlines() or ['']
+            write_error(place, f'{name}: {line}')
         raise
+
+
+def clear_error(place: pathlib.Path) -> bool:
+    """Deletes why a trial failed, where no process holds its workdir; returns whether none does."""
+    if workdir.is_held(place):
+        return False
+    (place / ERROR).unlink(missing_ok=True)
+    return True
+
+
+def write_error(place: pathlib.Path, why: str) -> None:
+    """Writes the line that a trial failed with to its workdir."""
+    atomic.write(place / ERROR, f'{why}\n')
+
+
+def error_of(place: pathlib.Path) -> str | None:
+    """Returns the line that a trial failed with, None where it did not, or has begun again."""
+    try:
+        return (place / ERROR).read_text(errors='replace').strip()
+    except FileNotFoundError:
+        return None
 
 
 def is_done(place: pathlib.Path) -> bool:
     """Returns whether a trial has come to its end, which its result says."""
     return (place / RESULT).is_file()
+
+
+def is_done_as(place: pathlib.Path, wanted: Config) -> bool:
+    """Returns whether a workdir is of a trial of this config that has come to its end."""
+    stated = place / STATED
+    return is_done(place) and stated.is_file() and config.from_dict(config.read_json(stated)) == wanted
 
 
 def arm_name(baseline: Config, stated: Config) -> str:

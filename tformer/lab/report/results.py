@@ -15,7 +15,6 @@ from tformer.errors import UserError
 from tformer.lab import listing, trials
 from tformer.lab.sweep import SEED
 
-COMMAND = 'command.txt'  # of a sweep's directory: what began it
 DONE, FAILED, UNFINISHED = 'done', 'failed', 'unfinished'
 FACTS = ('step', 'parameters', 'averaged_checkpoints')  # of a split in result.json, beside its metrics
 
@@ -108,13 +107,6 @@ class Results:
         return found
 
 
-def keep_command(directory: str | pathlib.Path, arguments: Sequence[str]) -> None:
-    """Writes what runs a sweep, its --workdir apart, into its directory, for reports to repeat it."""
-    file = pathlib.Path(directory) / COMMAND
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(shlex.join(['tformer', 'sweep', *arguments]) + '\n')
-
-
 def read(directory: str | pathlib.Path) -> Results:
     """Returns the runs of a sweep's directory, or of any directory with workdirs in it or one level further down.
 
@@ -133,7 +125,7 @@ def read(directory: str | pathlib.Path) -> Results:
         twin = arms.setdefault(run.arm, {}).setdefault(run.seed, run)
         if twin is not run:
             raise UserError(f'{home}: {twin.directory} and {run.directory} are runs of the same config and train.seed')
-    command = home / COMMAND
+    command = home / listing.COMMAND
     return Results(
         home,
         {arm: [runs[seed] for seed in sorted(runs)] for arm, runs in arms.items()},
@@ -177,9 +169,9 @@ def _run(
     seconds: float | None,
 ) -> Run:  # fmt: skip
     place = home / directory
-    resolved, error = place / 'config.json', place / trials.ERROR
+    resolved = place / 'config.json'
     done = trials.is_done(place)
-    failed = not done and error.is_file()
+    error = None if done else trials.error_of(place)
     return Run(
         arm,
         stated.train.seed,
@@ -187,8 +179,8 @@ def _run(
         file,
         stated,
         config.from_dict(config.read_json(resolved)) if resolved.is_file() else stated,
-        DONE if done else FAILED if failed else UNFINISHED,
-        error.read_text(errors='replace').strip() if failed else None,
+        DONE if done else UNFINISHED if error is None else FAILED,
+        error,
         *(_scored(place / trials.RESULT) if done else ({}, {})),
         metrics.read(place),
         off,

@@ -3,6 +3,7 @@
 import pathlib
 from collections.abc import Sequence
 
+from tformer import atomic
 from tformer.lab.report import computed, document, page, plots, results, sections
 from tformer.lab.report.document import Figure, Line
 from tformer.lab.report.drawing import installed
@@ -39,9 +40,7 @@ def write(
         noted = findings._replace(blocks=[*findings.blocks, Line(MISSING)])
         whole = whole._replace(sections=[noted, *rest])
     for name, text in ((MARKDOWN, document.markdown(whole)), (PAGE, page.page(whole, draw))):
-        partial = found.home / f'{name}.tmp'
-        partial.write_text(text, encoding='utf-8')
-        partial.replace(found.home / name)
+        atomic.write(found.home / name, text)
     lines = [block for block in whole.sections[0].blocks if isinstance(block, document.List)]
     told = [item for each in lines for item in each.items] + ([] if drawn else [MISSING])
     return '\n'.join(
