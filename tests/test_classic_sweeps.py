@@ -67,6 +67,162 @@ def test_what_a_laptop_runs_is_small(sweep: str) -> None:
 # ------------------------------------------------------------------------------------------ what the papers print
 
 
+TABLE_3 = [  # Vaswani et al. 2017: N, d_model, d_ff, h, d_k, d_v, P_drop, epsilon_ls, positions, steps
+    (6, 512, 2048, 8, 64, 64, 0.1, 0.1, 'sinusoidal', 100_000),  # base
+    (6, 512, 2048, 1, 512, 512, 0.1, 0.1, 'sinusoidal', 100_000),  # A
+    (6, 512, 2048, 4, 128, 128, 0.1, 0.1, 'sinusoidal', 100_000),
+    (6, 512, 2048, 16, 32, 32, 0.1, 0.1, 'sinusoidal', 100_000),
+    (6, 512, 2048, 32, 16, 16, 0.1, 0.1, 'sinusoidal', 100_000),
+    (6, 512, 2048, 8, 16, 64, 0.1, 0.1, 'sinusoidal', 100_000),  # B
+    (6, 512, 2048, 8, 32, 64, 0.1, 0.1, 'sinusoidal', 100_000),
+    (2, 512, 2048, 8, 64, 64, 0.1, 0.1, 'sinusoidal', 100_000),  # C
+    (4, 512, 2048, 8, 64, 64, 0.1, 0.1, 'sinusoidal', 100_000),
+    (8, 512, 2048, 8, 64, 64, 0.1, 0.1, 'sinusoidal', 100_000),
+    (6, 256, 2048, 8, 32, 32, 0.1, 0.1, 'sinusoidal', 100_000),
+    (6, 1024, 2048, 8, 128, 128, 0.1, 0.1, 'sinusoidal', 100_000),
+    (6, 512, 1024, 8, 64, 64, 0.1, 0.1, 'sinusoidal', 100_000),
+    (6, 512, 4096, 8, 64, 64, 0.1, 0.1, 'sinusoidal', 100_000),
+    (6, 512, 2048, 8, 64, 64, 0.0, 0.1, 'sinusoidal', 100_000),  # D
+    (6, 512, 2048, 8, 64, 64, 0.2, 0.1, 'sinusoidal', 100_000),
+    (6, 512, 2048, 8, 64, 64, 0.1, 0.0, 'sinusoidal', 100_000),
+    (6, 512, 2048, 8, 64, 64, 0.1, 0.2, 'sinusoidal', 100_000),
+    (6, 512, 2048, 8, 64, 64, 0.1, 0.1, 'learned', 100_000),  # E
+    (6, 1024, 4096, 16, 64, 64, 0.3, 0.1, 'sinusoidal', 300_000),  # big
+]
+
+
+def test_the_rows_of_table_3() -> None:
+    rows = []
+    for trial in load('attention_is_all_you_need'):
+        model, train = config.resolve_model(trial.config.model), trial.config.train
+        assert model.num_encoder_layers == model.num_decoder_layers and model.num_kv_heads == model.num_heads
+        rows.append((
+            model.num_encoder_layers, model.emb_dim, model.mlp_dim, model.num_heads, model.head_dim, model.value_dim,
+            model.dropout_rate, train.label_smoothing, model.position, train.num_steps,
+        ))  # fmt: skip
+    assert rows == TABLE_3
+
+
+DECODER = {
+    'model.family': 'decoder', 'model.encoder_vocab_size': None, 'model.num_encoder_layers': 4, 'model.max_len': 692,
+    'data.length': 692, 'data.encoder_length': None,
+}  # fmt: skip
+HALF = {'model.num_encoder_layers': 6, 'model.num_decoder_layers': 6}
+ROOM = {'model.vocab_size': 32_200, 'model.encoder_vocab_size': 32_200, 'model.max_len': 768, 'data.sentinels': 200}
+GATES = {'model.emb_dim': 64, 'model.mlp_bias': False, 'train.num_steps': 650, 'train.eval_every': 325}
+STATED = {  # what each arm changes of its recipe, besides the seed
+    'bert_tasks': [
+        {},
+        {'train.objective': 'masked_lm'},
+        {
+            'model.family': 'decoder', 'model.num_encoder_layers': 4, 'model.num_decoder_layers': 12,
+            'model.num_token_types': None, 'train.objective': 'causal_lm',
+        },
+    ],
+    't5_architectures': [
+        {'data.length': 180, 'data.mean_span_length': 1 / 0.85},
+        {**HALF, 'data.length': 180, 'data.mean_span_length': 1 / 0.85},
+        {**DECODER, 'data.mean_span_length': 1 / 0.85, 'data.bidirectional_prefix': False},
+        {**DECODER, 'data.mean_span_length': 1 / 0.85},
+        {'data.length': 512, 'train.objective': 'prefix_lm'},
+        {**HALF, 'data.length': 512, 'train.objective': 'prefix_lm'},
+        {**DECODER, 'train.objective': 'causal_lm'},
+        {**DECODER, 'train.objective': 'prefix_lm'},
+    ],
+    't5_denoising': [
+        {**ROOM, 'data.length': 148, 'data.mean_span_length': 1 / 0.85},
+        {**ROOM, 'data.length': 512, 'data.mean_span_length': 1 / 0.85, 'train.objective': 'prefix_lm'},
+        {
+            **ROOM, 'data.length': 512, 'data.mean_span_length': 1 / 0.85, 'train.objective': 'denoising',
+            'data.noise': ('mask',),
+        },
+        {**ROOM, 'data.length': 101, 'data.mask_rate': 0.1, 'data.mean_span_length': 1 / 0.9},
+        {**ROOM, 'data.length': 241, 'data.mask_rate': 0.25, 'data.mean_span_length': 1 / 0.75},
+        {**ROOM, 'data.length': 513, 'data.mask_rate': 0.5, 'data.mean_span_length': 2.0},
+        {**ROOM, 'data.length': 127, 'data.mean_span_length': 2.0},
+        {**ROOM, 'data.length': 116},  # spans of 3 are the recipe's
+        {**ROOM, 'data.length': 107, 'data.mean_span_length': 5.0},
+        {**ROOM, 'data.length': 100, 'data.mean_span_length': 10.0},
+    ],
+    'gqa': [{}, {'model.num_kv_heads': 8}, {'model.num_kv_heads': 4}, {'model.num_kv_heads': 1}],
+    'glu': [
+        {**GATES, 'model.mlp_dim': 256},
+        {**GATES, 'model.mlp_dim': 256, 'model.activation': 'gelu'},
+        {**GATES, 'model.mlp_dim': 256, 'model.activation': 'silu'},
+        {**GATES, 'model.mlp_dim': 171, 'model.activation': 'glu'},
+        {**GATES, 'model.mlp_dim': 171, 'model.activation': 'reglu'},
+        {**GATES, 'model.mlp_dim': 171, 'model.activation': 'geglu'},
+        {**GATES, 'model.mlp_dim': 171, 'model.activation': 'swiglu'},
+    ],
+}  # fmt: skip
+RECIPES = {  # what is not stated above
+    'bert_tasks': {
+        'model.family': 'encoder', 'model.num_encoder_layers': 12, 'model.emb_dim': 768, 'model.mlp_dim': 3072,
+        'model.num_heads': 12, 'data.length': 128, 'train.objective': 'masked_lm_nsp', 'train.batch_size': 256,
+        'train.num_steps': 900_000,
+    },
+    't5_architectures': {
+        'model.family': 'encoder_decoder', 'model.num_encoder_layers': 12, 'model.num_decoder_layers': 12,
+        'model.emb_dim': 768, 'model.mlp_dim': 3072, 'model.num_heads': 12, 'model.head_dim': 64,
+        'data.encoder_length': 512, 'data.mask_rate': 0.15, 'data.mean_span_length': 3.0,
+        'data.bidirectional_prefix': True, 'train.objective': 'span_corruption', 'train.batch_size': 128,
+        'train.num_steps': 524_288,
+    },
+    'gqa': {
+        'model.family': 'encoder_decoder', 'model.num_encoder_layers': 24, 'model.num_decoder_layers': 24,
+        'model.emb_dim': 1024, 'model.mlp_dim': 2816, 'model.num_heads': 16, 'model.head_dim': 64,
+        'model.num_kv_heads': None,
+    },
+    'glu': {'model.activation': 'relu'},
+}  # fmt: skip
+RECIPES['t5_denoising'] = RECIPES['t5_architectures']
+
+
+@pytest.mark.parametrize('sweep', STATED)
+def test_the_rows_of_the_other_tables(sweep: str) -> None:
+    """Devlin et al. 2019, 5; Raffel et al. 2020, 2 and 4 to 7; Ainslie et al. 2023's heads; Shazeer 2020, 1."""
+    base, made = trials.load(f'{recipes.FOLDER}/sweeps/{sweep}.py')
+    assert [trial.overrides for trial in made if trial.seed == 0] == STATED[sweep]
+    assert config.override(base, RECIPES[sweep]) == base
+
+
+VALUES = {  # of what a sweep varies alone, arm by arm
+    'norms': {
+        'model.norm': ['layernorm'] * 3 + ['rmsnorm'] * 3,
+        'model.norm_placement': ['pre', 'post', 'sandwich', 'pre', 'post', 'sandwich'],
+    },
+    'positions': {'model.position': ['sinusoidal', 'learned', 'rope', 'alibi', 'relative', None]},
+    'heads': {'model.num_heads': [8, 4, 2, 1]},
+    'gqa:small': {'model.num_kv_heads': [None, 4, 2, 1]},
+    'label_smoothing': {'train.label_smoothing': [0.0, 0.1, 0.2]},
+    'grokking': {'optimizer.weight_decay': [1.0, 0.0]},
+    'warmup': {
+        'model.norm_placement': ['post', 'post', 'pre', 'pre'],
+        'optimizer.warmup_steps': [100, 0, 100, 0],
+    },
+    'batchnorm': {
+        'model.norm': ['layernorm', 'batchnorm', 'layernorm', 'batchnorm'],
+        'model.norm_placement': ['pre', 'pre', 'post', 'post'],
+    },
+    'recurrent': {
+        'model.recurrence': [None, 'rnn', 'lstm', 'gru', 'lstm', 'lstm', 'lstm'],
+        'model.bidirectional': [False, False, False, False, True, True, True],
+        'model.recurrent_attention': [None, None, None, None, None, 'dot', 'additive'],
+        'model.emb_dim': [64, 166, 84, 98, 90, 88, 84],
+        'model.mlp_dim': [256, 1024, 1024, 1024, 1024, 1024, 1024],  # of cells the field's default
+    },
+}
+
+
+@pytest.mark.parametrize('sweep', VALUES)
+def test_what_a_sweep_varies(sweep: str) -> None:
+    baseline, *others = arms = [trial.config for trial in load(sweep) if trial.seed == 0]
+    assert {name for arm in others for name in config.difference(baseline, arm)} == VALUES[sweep].keys()
+    for name, values in VALUES[sweep].items():
+        section, field = name.split('.')
+        assert [getattr(getattr(arm, section), field) for arm in arms] == values
+
+
 def test_the_parameters_of_table_3() -> None:
     """Vaswani et al. 2017: with the 41,100 tokens that base's 65 million imply, B and C follow; `big` has fewer."""
     *rows, big = load('attention_is_all_you_need')
@@ -117,7 +273,7 @@ def test_arms_of_the_same_flops_have_them() -> None:
 
 
 def test_muTransfer_widens_from_its_base_and_heads_stay_as_they_are() -> None:
-    for sweep, base in (('mutransfer', 32), ('mutransfer:paper', 128)):
+    for sweep, base in (('mutransfer', 32), ('mutransfer:large', 128)):
         made = [trial.config for trial in load(sweep)]
         assert {one.model.base_emb_dim for one in made} == {None, base} and min(o.model.emb_dim for o in made) == base
         assert len({one.model.emb_dim // one.model.num_heads for one in made}) == 1

@@ -5,6 +5,7 @@ import json
 import types
 import typing
 
+import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
@@ -120,6 +121,26 @@ def test_an_unknown_field_names_the_nearest(wrong, near):
     message = str(error.value)
     assert f'config.{wrong} is no field' in message and '\n' not in message
     assert f"did you mean '{near}" in message or near not in FIELDS
+
+
+def test_scalars_of_numpy_are_those_of_python():
+    given = {
+        'model.emb_dim': np.int64(16), 'model.dropout_rate': np.float32(0.5), 'optimizer.learning_rate': np.float64(2),
+        'optimizer.clip_norm': np.int32(1), 'model.mlp_bias': np.bool_(False), 'model.norm': np.str_('rmsnorm'),
+        'evaluate.lengths': list(np.arange(8, 10)),
+    }  # fmt: skip
+    stated = config.override(Config(), given)
+    found = {name: value_of(stated, name) for name in given}
+    assert found == {
+        'model.emb_dim': 16, 'model.dropout_rate': 0.5, 'optimizer.learning_rate': 2.0, 'optimizer.clip_norm': 1.0,
+        'model.mlp_bias': False, 'model.norm': 'rmsnorm', 'evaluate.lengths': (8, 9),
+    }  # fmt: skip
+    assert [type(value) for value in found.values()] == [int, float, float, float, bool, str, tuple]
+    assert {type(value) for value in stated.evaluate.lengths} == {int}
+    assert json.loads(json.dumps(config.to_dict(stated)))['model']['emb_dim'] == 16
+    for name, value in {'model.emb_dim': np.float64(16), 'model.mlp_bias': np.int64(1)}.items():
+        with pytest.raises(UserError, match=rf'config.{name}={value.item()} is not'):
+            config.override(Config(), {name: value})
 
 
 def test_an_unknown_field_in_a_tree_names_its_place_and_the_nearest():

@@ -193,24 +193,78 @@ def test_all_but_the_first_process_find_what_it_wrote(tmp_path: pathlib.Path, mo
     assert 'tokenizer.target.symbol' in before and written() == before
 
 
+@pytest.mark.slow
+def test_all_begin_from_the_parameters_of_another_run(tmp_path: pathlib.Path, alone: pathlib.Path) -> None:
+    changed = {'train__init_from': alone, 'mesh__fsdp': 2, 'mesh__data': 2}
+    runs = []
+    for processes_, devices in ((1, 4), (2, 2)):
+        launched = Launched(tmp_path, processes_, *flags(tmp_path, f'tuned_{processes_}', **changed), devices=devices)
+        assert launched.end() == 0, launched.err
+        assert launched.out.count('  fresh: none') == 1
+        runs.append(tmp_path / f'tuned_{processes_}')
+    assert_near(*runs)
+    assert rows(runs[0])[0]['train/loss'] < rows(alone)[0]['train/loss'] - 0.1
+
+
+HOOKED = """
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location("lm", "{root}/configs/lm_stdlib.py")
+lm = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(lm)
+def get_config(size=""):
+    config = lm.get_config(size)
+    if "--process_id={number}" in sys.argv or {number} < 0:
+        {hook}
+    return config
+"""
+
+
+def hooked(place: pathlib.Path, number: int, hook: str) -> str:
+    """The flag of a config file that runs `hook` in a process, -1: in all."""
+    (place / 'hooked.py').write_text(HOOKED.format(root=ROOT, number=number, hook=hook))
+    return f'--config={place}/hooked.py:smoke'
+
+
+@pytest.mark.slow
+def test_a_process_with_other_data_or_another_config_ends_all(tmp_path: pathlib.Path) -> None:
+    given = flags(tmp_path, 'run')
+    toy_data.running(tmp_path / 'other')
+    lines = (tmp_path / 'other' / 'train.txt').read_text().splitlines(keepends=True)
+    (tmp_path / 'other' / 'train.txt').write_text(''.join(lines[1:]))
+    given = [flag for flag in given if not flag.startswith(('--config.data.path=', '--config.train.log_every'))]
+    hook = f'config.data.path = ("{tmp_path}/other",); config.train.log_every = 3'
+    other = f'else: config.data.path = ("{tmp_path}/data",); config.train.log_every = 1'
+    launched = Launched(tmp_path, 2, *given, hooked(tmp_path, 1, f'{hook}\n    {other}'))
+    assert launched.end() == 2, launched.err
+    (told,) = {line.removeprefix('[1] ') for line in launched.err.splitlines() if 'process 1 has not' in line}
+    assert told.startswith('tformer: process 1 has not what process 0 has: ') and 'fingerprint of the data' in told
+    assert not checkpoint.steps(tmp_path / 'run')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('processes', [1, 2])
+def test_a_signal_while_the_end_is_scored_has_the_job_queued_again(tmp_path: pathlib.Path, processes: int) -> None:
+    hook = (
+        'import time; from tformer import runs; runs.finish = lambda *_: (print("scores", flush=True), time.sleep(99))'
+    )
+    launched = Launched(tmp_path, processes, *flags(tmp_path, 'run'), hooked(tmp_path, -1, hook))
+    end = time.monotonic() + 200
+    while 'scores' not in launched.out and time.monotonic() < end:
+        time.sleep(0.05)
+    launched.process.send_signal(signal.SIGTERM)
+    assert launched.end(60) == 75, launched.err
+    assert 'SIGTERM: stopped; nothing was to be saved' in launched.err
+    assert max(checkpoint.steps(tmp_path / 'run')) == STEPS
+
+
 def test_a_mistake_is_told_once_and_an_exception_ends_all(tmp_path: pathlib.Path) -> None:
     launched = Launched(tmp_path, 2, *flags(tmp_path, 'run', model__norm='rmsnrom'))
     assert launched.end(60) == 2
     assert launched.err.count("tformer: model.norm='rmsnrom' is unknown; did you mean 'rmsnorm'?") == 1
     assert launched.err.splitlines()[-1].endswith('exit code 2') and 'Traceback' not in launched.err
 
-    (tmp_path / 'faulty.py').write_text(
-        f'import importlib.util, sys\n'
-        f'spec = importlib.util.spec_from_file_location("lm", "{ROOT}/configs/lm_stdlib.py")\n'
-        f'lm = importlib.util.module_from_spec(spec)\n'
-        f'spec.loader.exec_module(lm)\n'
-        f'def get_config(size=""):\n'
-        f'    if "--process_id=1" in sys.argv:\n'
-        f'        from tformer import journal\n'
-        f'        journal.Interval.summary = lambda self: 1 / 0\n'
-        f'    return lm.get_config(size)\n'
-    )
-    faulty = [*flags(tmp_path, 'run'), f'--config={tmp_path}/faulty.py:smoke']
+    hook = 'from tformer import journal; journal.Interval.summary = lambda self: 1 / 0'
+    faulty = [*flags(tmp_path, 'run'), hooked(tmp_path, 1, hook)]
     (tmp_path / 'run').mkdir(exist_ok=True)
     (tmp_path / 'run/trial.json').write_text('{}')  # a trial keeps the cause, not what the first process saw of it
     launched = Launched(tmp_path, 2, *faulty)

@@ -218,10 +218,40 @@ def test_no_noise_is_no_verdict():
     assert (same.p, same.interval, same.difference) == (1, (0, 0), 0)
     for arm, baseline in (([0.7, 0.8], [0.5, 0.6]), ([0.3], [0.2]), (np.float32([0.9, 0.1]), np.float32([0.8, 0.0]))):
         found = compare(arm, baseline)
-        assert math.isnan(found.p) and found.interval is None and found.bootstrap is None
+        assert (math.isnan(found.p) or found.p == 0.5) and found.interval is None and found.bootstrap is None
         assert found.difference == pytest.approx(arm[0] - baseline[0])
-        assert statistics.label(found.difference, found.p, lower_is_better=True) == 'noise unknown'
+        assert statistics.label(found.difference, found.p, True, test=found.test) == 'noise unknown'
     assert compare([0.7, 0.8001], [0.5, 0.6]).p < 0.001
+
+
+def test_runs_without_spread_are_judged_by_all_orders():
+    """Ten runs that are all right against ten that are all wrong; scipy enumerates the orders."""
+    right, wrong = dict.fromkeys(range(10), 1.0), dict.fromkeys(range(10), 0.0)
+    paired = compare(right, wrong)
+    assert (paired.test, paired.p) == ('permutation', 2**-9)
+    assert paired.p == resampling.sign_flip(np.ones(10))
+    for ours, theirs in ((4, 4), (3, 5)):
+        found = compare(dict.fromkeys(range(ours), 1.0), dict.fromkeys(range(10, 10 + theirs), 0.0))
+        test = stats.permutation_test(
+            (np.ones(ours), np.zeros(theirs)), lambda a, b, axis: a.mean(axis) - b.mean(axis), n_resamples=np.inf,
+            vectorized=True,
+        )  # fmt: skip
+        exact = 2 if ours == theirs else 1
+        assert found.p == pytest.approx(exact / math.comb(ours + theirs, ours)) and found.p <= test.pvalue + 1e-12
+    labels = {row.arm: row.label for row in statistics.summary({'b': wrong, 'a': right}, 'b', lower_is_better=False)}
+    assert labels == {'b': 'baseline', 'a': 'better'}
+    few = statistics.summary({'b': {0: 0.0, 1: 0.0}, 'a': {0: 1.0, 1: 1.0}}, 'b', lower_is_better=False)
+    assert few[1].label == 'noise unknown' and few[1].p_holm == 0.5
+
+
+def test_a_few_common_seeds_among_many_are_no_pairs():
+    """Two in common of ten a side: by them alone a difference of five standard deviations is within noise."""
+    rng = np.random.default_rng(0)
+    baseline = dict(enumerate(rng.normal(2, 0.1, 10)))
+    arm = {8 + i: value for i, value in enumerate(rng.normal(2.5, 0.1, 10))}
+    found = compare(arm, baseline)
+    assert (found.test, found.n, found.n_baseline, found.unmatched) == ('Welch t', 10, 10, 0) and found.p < 1e-6
+    assert compare({i: baseline[i] + 1 + 0.1 * i for i in range(3)}, baseline).test == 'paired t'
 
 
 def test_which_runs_are_pairs_must_be_said():

@@ -112,6 +112,10 @@ MISTAKES = {
     'the first must be the smaller': lambda: uniform(3, 1),
     'both must be positive': lambda: log_uniform(0, 1),
     'match: .parameters. is no Match': lambda: trials.trials(TINY, [{}], ['parameters']),
+    "match: 'flops' is no Match": lambda: trials.trials(TINY, [{}], 'flops'),
+    'match: two of them adjust model.mlp_dim': lambda: trials.trials(
+        TINY, [{}], [Match('flops', 'model.mlp_dim'), Match('parameters', 'model.mlp_dim')]
+    ),
     'a sweep of no arms': lambda: trials.trials(TINY, []),
     "arm 2 of 2: config.model.nrom is no field; did you mean 'model.norm'": lambda: trials.trials(
         TINY, [{}, {'model.nrom': None}]
@@ -124,9 +128,18 @@ MISTAKES = {
     "Match.to='base' is unknown": lambda: matched(Match('parameters', 'model.mlp_dim', to='base')),
     'the field does not change the quantity': lambda: matched(Match('tokens', 'model.mlp_dim')),
     'both varied and adjusted': lambda: matched(Match('parameters', 'model.emb_dim')),
-    "with data.length and data.batching='bucket' only the data tell": lambda: matched(
+    "with data.length and data.batching='bucket' only the data tell; 'pack' fills": lambda: matched(
         Match('tokens', 'data.length'), data__batching='bucket'
     ),
+    "with data.length and data.batching='bucket' only the data tell; 'pad' and 'pack' say it": lambda: matched(
+        Match('flops', 'data.length'), data__batching='bucket'
+    ),
+    "length=8: .*with data.length and data.batching='pad' only the data tell; 'pack' fills": lambda: of_rows(
+        'data.length', 8
+    ),
+    "with data.overlong and data.batching='pad'": lambda: of_rows('data.overlong', 'truncate'),
+    "with data.batching and data.batching='pad'": lambda: of_rows('data.batching', 'pack'),
+    "with train.objective and data.batching='pad'": lambda: of_rows('train.objective', 'prefix_lm'),
     'set train.num_steps': lambda: matched(
         Match('flops', 'model.mlp_dim'), train__num_steps=None, train__num_epochs=1.0
     ),
@@ -136,6 +149,12 @@ MISTAKES = {
 def matched(match: Match, **fields: object) -> list[trials.Trial]:
     base = config.override(TINY, {name.replace('__', '.'): value for name, value in fields.items()})
     return trials.trials(base, [{}, {'model.emb_dim': 32, 'train.batch_size': 16}], [match])
+
+
+def of_rows(field: str, value: object, quantity: str = 'tokens') -> list[trials.Trial]:
+    """Returns the trials of two arms of padded rows that differ in what a row holds."""
+    base = config.override(TINY, {'data.batching': 'pad', 'train.num_steps': 400})
+    return trials.trials(base, [{}, {field: value}], [Match(quantity, 'train.num_steps')])
 
 
 @pytest.mark.parametrize('message', MISTAKES)
@@ -196,6 +215,47 @@ def test_what_is_matched_is_as_near_as_the_field_allows(quantity: str, field: st
         assert abs(measured(config.override(adjusted.config, {field: other})) - target) >= abs(near - target)
 
 
+@pytest.mark.parametrize('turned', [False, True])
+def test_two_matches_take_turns_and_what_they_say_is_true_of_the_arms_that_run(turned: bool) -> None:
+    base = config.override(TINY, {'train.num_steps': 400, 'model.num_decoder_layers': 6})
+    arms = [{}, {'model.activation': 'swiglu', 'model.mlp_bias': False}, {'model.num_kv_heads': 1}]
+    both = [Match('flops', 'train.num_steps'), Match('parameters', 'model.mlp_dim')]
+    made = trials.trials(base, arms, both[::-1] if turned else both)
+    for trial in made:
+        for quantity, measured in matching.QUANTITIES.items():
+            off = 100 * (measured(trial.config) / measured(base) - 1)
+            assert quantity == 'tokens' or (trial.off[quantity] == pytest.approx(off) and abs(off) < 0.5)
+    changed = {trial.name: (trial.config.train.num_steps, trial.config.model.mlp_dim) for trial in made}
+    assert changed == {
+        'baseline': (400, 64), 'mlp_bias=False,activation=swiglu': (393, 44), 'num_kv_heads=1': (400, 76),
+    }  # fmt: skip
+
+
+def test_a_match_that_another_undoes_says_so() -> None:
+    """Steps times rows are the tokens, and with a wider model's FLOPs they cannot both be the baseline's."""
+    both = [Match('flops', 'train.num_steps'), Match('tokens', 'train.batch_size')]
+    base = config.override(TINY, {'train.num_steps': 400})
+    wide = trials.trials(base, [{}, {'model.mlp_dim': 128}], both)[1]
+    assert max(map(abs, wide.off.values())) > 10
+    for quantity, off in wide.off.items():
+        measured = matching.QUANTITIES[quantity]
+        assert off == pytest.approx(100 * (measured(wide.config) / measured(base) - 1))
+
+
+@pytest.mark.parametrize('match', [None, (), Match('parameters', 'model.mlp_dim')])
+def test_a_sweep_may_have_no_match_or_one(match: Match | None, tmp_path: pathlib.Path) -> None:
+    (tmp_path / 'base.py').write_text("def get_config(argument): return {'train': {'num_steps': 2}}")
+    text = 'from tformer.lab.sweep import Match, Sweep\n\ndef get_sweep():\n'
+    (tmp_path / 'one.py').write_text(f"{text}    return Sweep('base.py', [{{'model.norm': 'dyt'}}], match={match!r})")
+    _, (trial,) = trials.load(f'{tmp_path}/one.py', {'model.emb_dim': '64'})
+    assert trial.off == ({'parameters': 0.0} if match else {})
+
+
+def test_padding_costs_flops_and_is_no_token() -> None:
+    assert abs(of_rows('data.length', 8, 'flops')[1].off['flops']) < 0.1
+    assert of_rows('train.batch_size', 16)[1].config.train.num_steps == 200  # of both the same share is padding
+
+
 def test_hand_worked_amounts() -> None:
     """Per layer 4 16^2 of attention and 2 16 64 + 64 + 16 of the feed-forward, 4 16 of norms; a table of 64 16."""
     layer = 4 * 16**2 + 2 * 16 * 64 + 64 + 16 + 4 * 16
@@ -224,10 +284,13 @@ def test_the_nearest_number_is_found_from_anywhere_in_few_looks(start: int) -> N
 # ---------------------------------------------------------------------------------------------------------- the files
 
 
-def nearest_width(trial, baseline) -> bool:
-    """Whether no other even width, in which all matrices grow, has a number of parameters nearer to the baseline's."""
-    target, width = matching.num_parameters(baseline.config), trial.config.model.emb_dim
-    of = {at: config.override(trial.config, {'model.emb_dim': at}) for at in (width - 2, width, width + 2)}
+WIDTHS = {'sweeps/glu': ('model.mlp_dim', 1), 'sweeps/recurrent': ('model.emb_dim', 2)}  # matched, in multiples of
+
+
+def nearest_width(trial, baseline, field: str, step: int) -> bool:
+    """Whether the widths beside it have no number of parameters nearer to the baseline's."""
+    target, width = matching.num_parameters(baseline.config), trial.overrides[field]
+    of = {at: config.override(trial.config, {field: at}) for at in (width - step, width, width + step)}
     misses = {at: abs(matching.num_parameters(changed) - target) for at, changed in of.items()}
     return min(misses, key=misses.get) == width
 
@@ -243,7 +306,7 @@ def test_every_sweep_loads_and_its_header_says_how_to_run_it(file: str, monkeypa
             choices.validate(trial.config)
             assert config.override(base, trial.overrides) == trial.config
             if trial.seed == made[0].seed:
-                assert all(abs(off) < 0.1 or nearest_width(trial, made[0]) for off in trial.off.values())
+                assert all(abs(off) < 0.1 or nearest_width(trial, made[0], *WIDTHS[file]) for off in trial.off.values())
             assert trial.config.train.num_steps == 2 or not spec.endswith('smoke')
     header = recipes.header(file)
     assert f'tformer sweep --config=configs/{file}.py --workdir=' in header and re.search(r'(19|20)\d\d', header)
@@ -494,12 +557,16 @@ def test_the_plan_tells_what_is_done_and_what_time_is_left(tmp_path: pathlib.Pat
     arms[2]['optimizer.learning_rate'] = 1.0
     made = trials.trials(TINY, arms, [Match('parameters', 'model.mlp_dim')])
     head, *rows, last = plan.plan(made, tmp_path).splitlines()
-    assert head.split() == ['trial', 'parameters', 'FLOPs', 'tokens', 'matched', 'state']
+    assert re.split('  +', head) == ['trial', 'parameters', 'FLOPs at most', 'tokens at most', 'matched', 'state']
     assert rows[0].startswith('baseline/seed_0') and rows[0].endswith('done, 30 s')
     assert f'{matching.num_parameters(TINY):,}' in rows[0] and '512' in rows[0] and 'parameters +0.000 %' in rows[0]
     assert rows[1].endswith('failed: tformer: it is two') and rows[2].endswith('about 90 s')
     assert last.startswith('3 trials, 1 of them done; about 2.0 minutes are left')
     assert not list(tmp_path.glob('num_steps*'))
+    del listed['seconds']['baseline/seed_0']  # as a task of an array leaves it
+    (tmp_path / 'sweep.json').write_text(json.dumps(listed))
+    _, row, *_ = plan.plan(made, tmp_path).splitlines()
+    assert row.endswith(' done')
     epochs = config.override(TINY, {'train.num_steps': None, 'train.num_epochs': 1.0})
     assert plan.plan(trials.trials(epochs, [{}]), None).splitlines()[1].split()[2:] == ['-', '-']
 

@@ -268,9 +268,7 @@ def load_variables(workdir: pathlib.Path, which: str = 'best', shardings: Any = 
     Raises:
       UserError: the workdir holds none, or it is damaged.
     """
-    latest = _steps_there(workdir)[-1]
-    step = best(workdir) if which == 'best' else latest
-    assert step is not None
+    step = processes.same_number(lambda: _chosen(workdir, which))
     return _variables(workdir, step, shardings), step
 
 
@@ -290,7 +288,8 @@ def load_average(
     Raises:
       UserError: fewer are kept, or one is damaged.
     """
-    kept = _steps_there(workdir)[-keep_last:]
+    last = processes.same_number(lambda: _steps_there(workdir)[-1])
+    kept = [step for step in _steps_there(workdir) if step <= last][-keep_last:]
     if not 0 < count <= len(kept):
         raise UserError(f'--average={count}: the newest {len(kept)} checkpoints are kept (train.keep_last={keep_last})')
     averaged = kept[-count:]
@@ -299,6 +298,11 @@ def load_average(
     for step in averaged[:-1]:
         total = jax.tree.map(jax.numpy.add, total, _variables(workdir, step, shardings))
     return jax.tree.map(lambda x, like: (x / count).astype(like.dtype), total, newest), averaged[-1]
+
+
+def _chosen(workdir: pathlib.Path, which: str) -> int:
+    latest, most = _steps_there(workdir)[-1], best(workdir)
+    return latest if which == 'latest' or most is None else most
 
 
 def _steps_there(workdir: pathlib.Path) -> list[int]:

@@ -5,6 +5,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from tformer import checkpoint, processes
 from tformer.errors import UserError
@@ -53,7 +54,10 @@ def load(directory: str, initial: Any, shardings: Any, excepted: Sequence[str] =
 
     def take(path: Any, mine: jax.Array, placed: Any) -> jax.Array:
         names = path_names(path)
-        return jax.device_put(theirs[names].astype(mine.dtype), placed) if names in loaded else mine
+        if names not in loaded:
+            return mine
+        value = np.asarray(theirs[names].astype(mine.dtype))  # of the host: no device reaches those of other processes
+        return jax.make_array_from_callback(value.shape, placed, lambda at: value[at])
 
     return jax.tree_util.tree_map_with_path(take, initial, shardings)
 

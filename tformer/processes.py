@@ -1,13 +1,14 @@
 """Several processes that train as one: how each joins the others, and what only the first of them does."""
 
 import contextlib
+import hashlib
 import os
 import re
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import jax
@@ -158,6 +159,23 @@ def same_number(number: Callable[[], int]) -> int:
     if jax.process_count() == 1:
         return number()
     return int(multihost_utils.broadcast_one_to_all(np.int32(number() if first() else 0)))
+
+
+def agree(facts: Mapping[str, object]) -> None:
+    """Sees that facts are the same in every process, by digests of their `repr`.
+
+    Raises:
+      UserError: in all of them, where one has others than the first.
+    """
+    if jax.process_count() == 1:
+        return
+    digests = [hashlib.blake2b(repr(fact).encode(), digest_size=8).digest() for fact in facts.values()]
+    found = multihost_utils.process_allgather(np.frombuffer(b''.join(digests), np.uint32).reshape(-1, 2))
+    process, which = np.nonzero((found != found[0]).any(-1))
+    if process.size:
+        names = [list(facts)[i] for i in which[process == process[0]]]
+        more = f' and {len(names) - 3} more' if len(names) > 3 else ''
+        raise UserError(f'process {process[0]} has not what process 0 has: {", ".join(names[:3])}{more}')
 
 
 def lost(error: Exception) -> str | None:

@@ -29,6 +29,8 @@ from tformer.step import Step, make_train_step
 Record = Mapping[str, Any]  # the `run` of a checkpoint
 
 PACKAGES = ('tformer', 'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'grain', 'numpy')
+# Fields that say where the same data lie on a host.
+PLACES = tuple(f'data.{x}' for x in 'path valid_path test_path mixture tfds_dir tokenizer_path cache_dir'.split())
 
 
 class Design(NamedTuple):
@@ -143,8 +145,16 @@ def open_data(
         workdir.check_config(home, began, config, may_differ)
         same_data(before['data'], amounts(batches, tokens))
     valid = pipeline.Batches(config, tokens, 'valid', training=False)
+    test = None
     with contextlib.suppress(NoSplitError):  # what is wrong with it is better known before training than after
-        pipeline.Batches(config, tokens, 'test', training=False)
+        test = pipeline.Batches(config, tokens, 'test', training=False).fingerprint
+    fields = {f'{part}.{name}': value for part, of in config_lib.to_dict(config).items() for name, value in of.items()}
+    processes.agree({
+        **amounts(batches, tokens),
+        'fingerprint of the validation data': valid.fingerprint,
+        'fingerprint of the test data': test,
+        **{name: value for name, value in fields.items() if name not in PLACES},
+    })  # fmt: skip
     return Opened(config, tokens, batches, valid)
 
 

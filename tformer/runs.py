@@ -38,6 +38,7 @@ from tformer.lab import together, trials
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
 from tformer.state import variable_shardings
+from tformer.stopping import Stops
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,7 +152,9 @@ def train(config: Config, directory: str, may_differ: Sequence[str] = ()) -> dic
         print(f'{home} is done')
         return dict(next(iter(config_lib.read_json(home / trials.RESULT).values()), {}))
     with trials.kept(home):
-        return finish(directory, train_lib.train(config, directory, generated_scores, may_differ))
+        trained = train_lib.train(config, directory, generated_scores, may_differ)
+        with Stops(None, training=False):
+            return finish(directory, trained)
 
 
 def train_together(directories: Sequence[str], transform: str | None = None) -> None:
@@ -164,9 +167,10 @@ def train_together(directories: Sequence[str], transform: str | None = None) -> 
       Stopped: as `train`.
     """
     trained = together.train([pathlib.Path(each) for each in directories], transform, generated_scores)
-    for home, left in trained.items():
-        with together.failing(home):
-            finish(home, left)
+    with Stops(None, training=False):
+        for home, left in trained.items():
+            with together.failing(home):
+                finish(home, left)
 
 
 def finish(directory: str | pathlib.Path, trained: train_lib.Trained) -> dict[str, float]:

@@ -25,12 +25,17 @@ class Stops:
     Signals that were ignored before stay so. Several processes of one run stop after the same step: jax hands the
     notice, a SIGTERM to any of them, around.
 
+    Args:
+      max_minutes: the time limit; None: no limit.
+      training: whether steps are made; without any a signal ends this process, of several, too, at once.
+
     Attributes:
       begun: whether there is a step that a checkpoint could hold; the training sets it.
     """
 
-    def __init__(self, max_minutes: float | None):
+    def __init__(self, max_minutes: float | None, *, training: bool = True):
         self.begun = False
+        self._agreed = training and jax.process_count() > 1
         self._deadline = None if max_minutes is None else time.monotonic() + 60 * max_minutes
         self._limit = f'train.max_minutes={max_minutes}'
         self._why: str | None = None
@@ -40,7 +45,7 @@ class Stops:
         self._before: dict[Any, Any] = {}
         if threading.current_thread() is not threading.main_thread():
             return self  # only the main one gets signals: whoever called from another minds them
-        ours = SIGNALS if jax.process_count() == 1 else (signal.SIGINT,)
+        ours = (signal.SIGINT,) if self._agreed else SIGNALS
         for each in ours:
             if signal.getsignal(each) is not signal.SIG_IGN:
                 self._before[each] = signal.signal(each, self._heard)
@@ -61,16 +66,16 @@ class Stops:
         """Returns why the run is to stop after `step`, None where it is to go on."""
         if self._deadline is not None and time.monotonic() > self._deadline and self._why is None:
             self._why = self._limit
-            if jax.process_count() > 1:
+            if self._agreed:
                 os.kill(os.getpid(), signal.SIGTERM)  # as the notice that all processes hear
-        if jax.process_count() == 1:
+        if not self._agreed:
             return self._why
         return (self._why or 'SIGTERM') if multihost_utils.reached_preemption_sync_point(step) else None
 
     @contextlib.contextmanager
     def at_once(self) -> Iterator[None]:
         """Gives a block that a request to stop leaves by `Stopped`, wherever it is: what can be done again."""
-        if jax.process_count() > 1:  # all leave it together, at its end
+        if self._agreed:  # all leave it together, at its end
             yield
             return
         self._at_once = True
@@ -83,7 +88,7 @@ class Stops:
 
     def _heard(self, number: int, _: object) -> None:
         self._why = signal.Signals(number).name
-        if jax.process_count() > 1:
+        if self._agreed:
             os.kill(os.getpid(), signal.SIGTERM)
         if self._at_once:
             raise Stopped(self._why)

@@ -3,9 +3,9 @@
     tformer sweep --config=configs/sweeps/glu.py --workdir=runs/glu --dry_run
     tformer sweep --config=configs/sweeps/glu.py --workdir=runs/glu --parallel=2
 
-A gate is a third kernel, so that two thirds of the width are left. Its `bilinear` has no entry among the
-activations. Three seeds of each of seven arms; a trial is configs/g2p.py:demo at half its width for a quarter of its
-steps. `smoke`: two steps.
+A gate is a third kernel, so that two thirds of the width are left; no kernel has a bias, as in the paper. Its
+`bilinear` has no entry among the activations, and its model and data are T5's. Here there are three seeds of each of
+seven arms; a trial is configs/g2p.py:demo at half its width for a quarter of its steps. `smoke`: two steps.
 
 Machine and time: not run here.
 """
@@ -14,9 +14,10 @@ from tformer.lab.sweep import Match, Sweep, one_at_a_time, product, seeds
 
 
 def get_sweep(size: str = 'small') -> Sweep:
+    plain = {'model.mlp_bias': False}
     gates = {'model.activation': ['gelu', 'silu', 'glu', 'reglu', 'geglu', 'swiglu']}
     match = [Match('parameters', 'model.mlp_dim')]
     if size == 'smoke':
-        return Sweep('../g2p.py:smoke', one_at_a_time({}, gates), match)
-    tiny = {'model.emb_dim': 64, 'model.mlp_dim': 256, 'train.num_steps': 650, 'train.eval_every': 325}
+        return Sweep('../g2p.py:smoke', one_at_a_time(plain, gates), match)
+    tiny = {**plain, 'model.emb_dim': 64, 'model.mlp_dim': 256, 'train.num_steps': 650, 'train.eval_every': 325}
     return Sweep('../g2p.py:demo', product(one_at_a_time(tiny, gates), seeds(3)), match)

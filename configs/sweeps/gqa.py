@@ -4,9 +4,10 @@
     tformer sweep --config=configs/sweeps/gqa.py --workdir=runs/gqa
     tformer sweep --config=configs/sweeps/gqa.py:small --workdir=runs/small --parallel=2
 
-Each arm is configs/t5.py:v1_1_large with 16 (all), 8, 4 or 1 key and value heads, from scratch and everywhere. The
-paper goes on from a multi-head checkpoint whose heads are averaged, which nothing here does, leaves the encoder as it
-is, and has the XXL size. What fewer heads save is the time to write: `tformer benchmark` with the fields of an arm.
+By itself (`large`) each arm is configs/t5.py:v1_1_large with 16 (all), 8, 4 or 1 key and value heads, from scratch and
+everywhere. The paper's table is another: it goes on from a multi-head checkpoint whose heads are averaged, which
+nothing here does, leaves the encoder as it is, and has fewer heads at the XXL size alone. What fewer heads save is the
+time to write: `tformer benchmark` with the fields of an arm.
 
 `small`: a language model of the standard library's source with 8, 4, 2 and 1, three seeds each, which a laptop runs.
 `smoke`: two steps.
@@ -17,8 +18,8 @@ Machine and time: not run here.
 from tformer.lab.sweep import Sweep, grid, product, seeds
 
 
-def get_sweep(size: str = 'paper') -> Sweep:
-    if size == 'paper':
+def get_sweep(size: str = 'large') -> Sweep:
+    if size == 'large':
         return Sweep('../t5.py:v1_1_large', grid({'model.num_kv_heads': [None, 8, 4, 1]}))
     if size == 'smoke':
         return Sweep('../t5.py:smoke', grid({'model.num_kv_heads': [None, 2, 1]}))

@@ -2,11 +2,12 @@
 
     tformer sweep --config=configs/sweeps/mutransfer.py --workdir=runs/mutransfer --dry_run
     tformer sweep --config=configs/sweeps/mutransfer.py --workdir=runs/mutransfer --together=18 --parallel=2
-    tformer sweep --config=configs/sweeps/mutransfer.py:paper --workdir=runs/mutransfer
+    tformer sweep --config=configs/sweeps/mutransfer.py:large --workdir=runs/mutransfer
 
 The report draws the loss along the rate, a line for each width. Small language models of the standard library's bytes,
 32, 64 and 128 wide with heads of 16, at six rates, with and without muP, whose base is the smallest; three seeds of
-each. `paper`: widths of 128 to 2048 at eleven rates. `smoke`: two steps.
+each. `large`: widths of 128 to 2048 at eleven rates, one seed. `smoke`: two steps. None is the paper's, whose data,
+widths and rates are others.
 
 Machine and time: 108 trials in 22 minutes on two CPU cores that had other work as well. README.md quotes the report.
 """
@@ -34,7 +35,7 @@ def get_sweep(size: str = 'small') -> Sweep:
         'optimizer.weight_decay': 0.0,
         'optimizer.warmup_steps': 0,
     }
-    if size == 'paper':
+    if size == 'large':
         widths, rates = (128, 256, 512, 1024, 2048), [2.0**power for power in range(-16, -5)]
         return Sweep('../lm_stdlib.py', product([plain], table(widths, 32, rates)))
     if size == 'smoke':

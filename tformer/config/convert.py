@@ -14,6 +14,7 @@ import typing
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
 from ml_collections import ConfigDict
 
 from tformer import errors
@@ -57,7 +58,14 @@ def _from_dict(cls: type, tree: Mapping[str, Any], prefix: str) -> Any:
 
 
 def coerce(annotation: Any, value: Any, field: str) -> Any:
-    """Returns `value` as its field's type: lists become tuples and whole numbers floats where those are due."""
+    """Returns `value` as its field's type: lists become tuples and whole numbers floats where those are due.
+
+    A scalar of numpy's is Python's of the same kind.
+
+    Raises:
+      UserError: it is not of that type.
+    """
+    value = value.item() if isinstance(value, np.generic) else value
     options = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
     for option in options:
         if typing.get_origin(option) is tuple and isinstance(value, list | tuple):

@@ -157,6 +157,7 @@ def cached_tokenizers(config: Config, records: Sequence[Record], fingerprints: S
         'tokenizers of': list(fingerprints),
         'settings': {name: getattr(config.data, name) for name in _SETTINGS},
         'objective': config.train.objective,
+        'stacks': 2 if config.model.family == 'encoder_decoder' else 1,
         'seed': config.train.seed,
         'sentencepiece': sentencepiece.__version__,
     }

@@ -17,6 +17,8 @@ from tformer.model import build
 from tformer.objectives import OBJECTIVES
 from tformer.state import abstract_variables, count_parameters
 
+OF_ROWS = 'model.family', 'train.objective'  # what changes the tokens of a row, besides the data's fields
+
 
 @dataclasses.dataclass(frozen=True)
 class Match:
@@ -60,7 +62,7 @@ def num_parameters(stated: Config) -> int:
 
 
 def num_tokens(stated: Config) -> int:
-    """Returns the tokens of a run whose batches are full, of both sides.
+    """Returns the tokens of a run whose batches are full, of both sides: padding counts.
 
     Raises:
       UserError: the run's length is in epochs, so that only the data tell.
@@ -103,8 +105,8 @@ def _num_steps(stated: Config) -> int:
     return stated.train.num_steps
 
 
-def match_all(arms: Mapping[str, Config], match: Match) -> dict[str, tuple[Config, float]]:
-    """Returns for each arm (its config with the field adjusted, by how many percent it misses the quantity).
+def match_all(arms: Mapping[str, Config], match: Match) -> dict[str, Config]:
+    """Returns the config of each arm with the field adjusted.
 
     An arm that has the quantity already stays as it is.
 
@@ -130,18 +132,32 @@ def match_all(arms: Mapping[str, Config], match: Match) -> dict[str, tuple[Confi
                     return config.override(stated, {match.field: number * match.multiple})
 
                 stated = at(nearest(lambda number: measured(at(number)), target, max(1, number)))
-            matched[name] = stated, 100 * (measured(stated) / target - 1)
+            matched[name] = stated
         except UserError as error:
             raise UserError(f'{name}: {match}: {error}') from error
     return matched
 
 
+def misses(arms: Mapping[str, Config], match: Match) -> dict[str, float]:
+    """Returns by how many percent each arm misses the quantity of the one that it is to equal."""
+    measured = QUANTITIES[match.quantity]
+    target = measured(arms[match.to])
+    return {name: 100 * (measured(stated) / target - 1) for name, stated in arms.items()}
+
+
 def _known_to_be_full(to: Config, stated: Config, match: Match) -> None:
-    """Raises a `UserError` where only the data tell how much of their batches is left empty, by each its own share."""
+    """Raises a `UserError` where only the data tell how much of their batches is left empty, by each its own share.
+
+    Padding costs FLOPs, but is no token.
+    """
+    full, known = ['pack', 'pad'], "'pad' and 'pack' say it"
+    if match.quantity == 'tokens':
+        full, known = ['pack'], "'pack' fills its rows"
     differing = {match.field, *config.difference(to, stated)} - {'data.batch_tokens'}
-    fields = sorted(name for name in differing if name.startswith('data.'))
-    if fields and 'bucket' in (to.data.batching, stated.data.batching):
-        raise UserError(f"with {fields[0]} and data.batching='bucket' only the data tell; 'pad' and 'pack' say it")
+    fields = sorted(name for name in differing if name.startswith('data.') or name in OF_ROWS)
+    for batching in (to.data.batching, stated.data.batching):
+        if fields and batching not in full:
+            raise UserError(f'with {fields[0]} and data.batching={batching!r} only the data tell; {known}')
 
 
 def nearest(measured: Callable[[int], float], target: float, start: int = 1) -> int:

@@ -16,7 +16,8 @@ T = TypeVar('T')
 def plan(trials: Sequence[Trial], directory: str | pathlib.Path | None, parallel: int = 1) -> str:
     """Returns a table of the trials: parameters, FLOPs and tokens of each, what it is off, and how far it is.
 
-    The time of one that has not run is that of those that have, by their FLOPs. FLOPs and tokens are of full batches.
+    The time of one that has not run is that of those that have, by their FLOPs. FLOPs and tokens are of full
+    batches: padding, of which only the data tell, counts.
 
     Raises:
       UserError: as `listing.check`.
@@ -28,7 +29,7 @@ def plan(trials: Sequence[Trial], directory: str | pathlib.Path | None, parallel
     flops = {trial.directory: _known(matching.num_flops, trial.config) for trial in trials}
     done = {name for name in flops if home is not None and is_done(home / name)}
     rates = [seconds[name] / (flops[name] or 1.0) for name in done if seconds.get(name)]
-    rows, left = [('trial', 'parameters', 'FLOPs', 'tokens', 'matched', 'state')], 0.0
+    rows, left = [('trial', 'parameters', 'FLOPs at most', 'tokens at most', 'matched', 'state')], 0.0
     begun = {name for name in flops if home is not None and (home / name / 'config.json').is_file()}
     for trial in trials:
         name = trial.directory
@@ -36,7 +37,7 @@ def plan(trials: Sequence[Trial], directory: str | pathlib.Path | None, parallel
         parameters = _known(matching.num_parameters, trial.config)
         state = ''
         if name in done:
-            state = f'done, {seconds.get(name, 0.0):,.0f} s'
+            state = f'done, {seconds[name]:,.0f} s' if seconds.get(name) else 'done'
         elif rates:
             left += (expected := statistics.median(rates) * (flops[name] or 1.0))
             state = f'{"begun; " if name in begun else ""}about {expected:,.0f} s'

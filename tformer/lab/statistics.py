@@ -19,6 +19,7 @@ ROUNDING = 2 * float(np.finfo(np.float32).eps)  # a spread below this share of t
 
 BASELINE, WITHIN, UNKNOWN, BETTER, WORSE = 'baseline', 'within noise', 'noise unknown', 'better', 'worse'
 NO_RESULT = 'no result'
+PAIRED, WELCH, ONE_RUN, PERMUTATION, NONE = 'paired t', 'Welch t', 'one-run t', 'permutation', 'none'
 
 
 # --------------------------------------------------------------------------------------------------- two arms
@@ -29,7 +30,8 @@ class Comparison:
     """An arm against the baseline, in the metric's units. What the runs are too few for is nan or None.
 
     Attributes:
-      test: 'paired t', 'Welch t', 'one-run t', or 'none' where no two runs show noise.
+      test: 'paired t', 'Welch t', 'one-run t', of runs without spread 'permutation', or 'none' where no two runs show
+        noise.
       n: runs of the arm that count; pairs, if paired.
       n_baseline: runs of the baseline that count; the same pairs.
       failed: runs of either side without a finite value.
@@ -94,10 +96,11 @@ def _t_test(groups: resampling.Groups, alpha: float) -> dict[str, Any]:
 def compare(arm: Runs, baseline: Runs, alpha: float = 0.05, resamples: int = 9999, seed: int = 0) -> Comparison:
     """Returns the comparison of an arm with the baseline: {seed: metric}, or [n] each, aligned.
 
-    Two seeds or more in common: Student's t of their differences. Else Welch's (1947). Else, where one side is a single
-    run, the t that gives it the other side's variance (Crawford & Howell 1998). All suppose normal runs. Runs without
-    spread beyond float32's do not show their noise: p is 1 if they are equal, else nan. The effect is Hedges' (1981),
-    of pairs Lakens' (2013, eq. 6) with the same factor. An arm that fails often looks better than it is: see `failed`.
+    Two seeds or more in common, and half of those of the side that has fewer: Student's t of their differences. Else
+    Welch's (1947). Else, where one side is a single run, the t that gives it the other side's variance (Crawford &
+    Howell 1998). All suppose normal runs. Runs without spread beyond float32's: p is 1 if they are equal, else that of
+    all permutations or signs (Fisher 1935, 21), which few runs leave above any alpha. The effect is Hedges' (1981), of
+    pairs Lakens' (2013, eq. 6) with the same factor. An arm that fails often looks better than it is: see `failed`.
 
     Raises:
       UserError: arrays of unequal lengths, or an array against a mapping: which runs are pairs is not said.
@@ -107,11 +110,11 @@ def compare(arm: Runs, baseline: Runs, alpha: float = 0.05, resamples: int = 999
         raise UserError(f'runs: {len(arm)} against {len(baseline)}; both must be {{seed: value}}, or of one length')
     ours, theirs = finite(arm), finite(baseline)
     shared = [seed for seed in ours if seed in theirs]
-    paired = len(shared) > 1
+    paired = len(shared) > 1 and 2 * len(shared) >= min(len(ours), len(theirs))
     sides = [np.array([side[seed] for seed in (shared if paired else side)]) for side in (ours, theirs)]
     groups = [sides[0] - sides[1]] if paired else sides
     few, many = min(map(len, groups)), max(map(len, groups))
-    test = 'none' if not few or many < 2 else 'paired t' if paired else 'Welch t' if few > 1 else 'one-run t'
+    test = NONE if not few or many < 2 else PAIRED if paired else WELCH if few > 1 else ONE_RUN
     found = Comparison(
         test,
         n=len(sides[0]),
@@ -119,15 +122,20 @@ def compare(arm: Runs, baseline: Runs, alpha: float = 0.05, resamples: int = 999
         failed=len(arm) + len(baseline) - len(ours) - len(theirs),
         unmatched=len(ours) + len(theirs) - 2 * len(shared) if paired else 0,
         difference=float(sides[0].mean() - sides[1].mean()) if few else math.nan,
-        sd=math.nan if test == 'none' else math.sqrt(sum(_variances(groups))),
+        sd=math.nan if test == NONE else math.sqrt(sum(_variances(groups))),
     )
     rounding = ROUNDING * max((abs(value) for side in sides for value in side), default=0.0)
     if found.sd > rounding:
         bootstrap = resampling.percentile_t(groups, _estimate, alpha, resamples, seed)
         return dataclasses.replace(found, bootstrap=bootstrap, **_t_test(groups, alpha))
-    if test != 'none' and abs(found.difference) <= rounding:
+    if test == NONE:
+        return found
+    if abs(found.difference) <= rounding:
         return dataclasses.replace(found, interval=(found.difference, found.difference), p=1.0)
-    return found
+    sizes = list(map(len, groups))
+    as_far = 2 if len(set(sizes)) == 1 else 1  # the order seen, and of equal groups its mirror image
+    orders = 2.0 ** sizes[0] if paired else math.comb(sum(sizes), sizes[0])
+    return dataclasses.replace(found, test=PERMUTATION, p=as_far / orders)
 
 
 # ---------------------------------------------------------------------------------------------------- a family
@@ -142,14 +150,14 @@ def holm(p: Sequence[float] | np.ndarray) -> np.ndarray:
     return adjusted
 
 
-def label(difference: float, p: float, lower_is_better: bool, alpha: float = 0.05) -> str:
-    """Returns 'better' or 'worse' where p <= alpha, else 'within noise'; 'noise unknown' where p is nan.
+def label(difference: float, p: float, lower_is_better: bool, alpha: float = 0.05, test: str = '') -> str:
+    """Returns 'better' or 'worse' where p <= alpha, else 'within noise'; 'noise unknown' where no run shows any.
 
     With `p` by Holm, any arm that equals the baseline is called better or worse in at most a share `alpha` of families.
     The noise floor is no second condition: it would change that share by an unknown amount, and it knows nothing of
     pairs, whose differences may be far below the floor and yet certain.
     """
-    if math.isnan(p):
+    if math.isnan(p) or (test == PERMUTATION and p > alpha):
         return UNKNOWN
     return WITHIN if p > alpha else BETTER if (difference < 0) == lower_is_better else WORSE
 
@@ -176,7 +184,7 @@ class Row:
 
 
 def _seeds(found: Comparison, alpha: float) -> int | None:
-    paired = found.test == 'paired t'
+    paired = found.test == PAIRED
     sd = found.sd if paired else found.sd / math.sqrt(2)
     return power.seeds_needed(found.difference / sd, paired, alpha) if sd > 0 else None
 
@@ -204,7 +212,7 @@ def summary(
             floors[name],
             each,
             p,
-            label(each.difference, p, lower_is_better, alpha) if floors[name].n else NO_RESULT,
+            label(each.difference, p, lower_is_better, alpha, each.test) if floors[name].n else NO_RESULT,
             _seeds(each, alpha / len(found)),
         )
         for name, each, p in zip(others, found, adjusted, strict=True)

@@ -35,12 +35,12 @@ class Sweep:
     Attributes:
       base: FILE[:argument], relative to the sweep file; or what a recipe's get_config returns.
       arms: of each trial, what it changes.
-      match: amounts in which all arms are to equal the baseline, in turn.
+      match: amounts in which all arms are to equal the baseline: one, several or None.
     """
 
     base: str | ConfigDict
     arms: Sequence[Overrides]
-    match: Sequence[Match] = ()
+    match: Sequence[Match] | Match | None = ()
 
 
 # ------------------------------------------------------------------------------------------------- lists of overrides

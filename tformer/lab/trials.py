@@ -20,6 +20,7 @@ STATED = 'trial.json'  # of a trial's workdir: its config, before config.json, w
 RESULT, ERROR, LOG = 'result.json', 'error.txt', 'log.txt'
 LONGEST = 150  # of a name: file systems take 255
 UNSAFE = re.compile(r'[^\w.+-]+', re.ASCII)
+ROUNDS = 10  # of matches that take turns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,16 +62,16 @@ def load(spec: str, overrides: Mapping[str, str] | None = None) -> tuple[Config,
     else:
         base = config.from_dict(sweep.base)
     base = config.override(base, overrides or {})
-    for field in overrides or {}:
-        if any(field in arm for arm in sweep.arms) or any(field == match.field for match in sweep.match):
-            raise UserError(f'--config.{field}: {path} varies this field itself')
     try:
+        for field in overrides or {}:
+            if any(field in arm for arm in sweep.arms) or any(field == match.field for match in _listed(sweep.match)):
+                raise UserError(f'--config.{field}: the sweep varies this field itself')
         return base, trials(base, sweep.arms, sweep.match)
     except UserError as error:
         raise UserError(f'{path}: {error}') from error
 
 
-def trials(base: Config, arms: Sequence[Overrides], match: Sequence[Match] | Match = ()) -> list[Trial]:
+def trials(base: Config, arms: Sequence[Overrides], match: Sequence[Match] | Match | None = ()) -> list[Trial]:
     """Returns the trials of a sweep in the order of its arms; those that come to the same config are one.
 
     Raises:
@@ -91,28 +92,47 @@ def trials(base: Config, arms: Sequence[Overrides], match: Sequence[Match] | Mat
         baseline = baseline or stated
         name = arm_name(baseline, stated)
         made.setdefault(stated, Trial(name, stated.train.seed, dict(arm), stated, {}))
-    found = list(made.values())
-    for one in [match] if isinstance(match, Match) else match:
-        if not isinstance(one, Match):
-            raise UserError(f'match: {one!r} is no Match')
-        found = _matched(found, one)
+    found = _matched(list(made.values()), _listed(match))
     differing = [{field: new for field, (_, new) in config.difference(base, trial.config).items()} for trial in found]
     return [dataclasses.replace(trial, overrides=values) for trial, values in zip(found, differing, strict=True)]
 
 
-def _matched(found: list[Trial], match: Match) -> list[Trial]:
-    """Returns the trials with the field of `match` adjusted, the same for all seeds of an arm."""
+def _listed(match: Sequence[Match] | Match | None) -> list[Match]:
+    """Returns the matches of a sweep, which has none, one or several."""
+    if match is None:
+        return []
+    listed: Sequence[Any] = match if isinstance(match, list | tuple) else [match]
+    for each in listed:
+        if not isinstance(each, Match):
+            raise UserError(f'match: {each!r} is no Match')
+    return list(listed)
+
+
+def _matched(found: list[Trial], matches: list[Match]) -> list[Trial]:
+    """Returns the trials with the fields of `matches` adjusted, the same for all seeds of an arm.
+
+    What one match adjusts may move what another has matched: they take turns until no field changes, or for `ROUNDS`.
+    """
     arms = {trial.name: trial.config for trial in found}
-    for name, stated in arms.items():
-        if match.field in config.difference(choose(arms, match.to, 'Match.to'), stated):
-            raise UserError(f'{name}: {match.field} is both varied and adjusted to match the {match.quantity}')
-    matched = matching.match_all(arms, match)
+    for number, match in enumerate(matches):
+        if match.field in [other.field for other in matches[:number]]:
+            raise UserError(f'match: two of them adjust {match.field}')
+        for name, stated in arms.items():
+            if match.field in config.difference(choose(arms, match.to, 'Match.to'), stated):
+                raise UserError(f'{name}: {match.field} is both varied and adjusted to match the {match.quantity}')
+    for _ in range(ROUNDS):
+        before = arms
+        for match in matches:
+            arms = matching.match_all(arms, match)
+        if arms == before:
+            break
+    off = {match.quantity: matching.misses(arms, match) for match in matches}
     adjusted = []
     for trial in found:
-        stated, off = matched[trial.name]
-        stated = config.override(stated, {SEED: trial.seed})
+        stated = config.override(arms[trial.name], {SEED: trial.seed})
         choices.validate(stated, here=False)
-        adjusted.append(dataclasses.replace(trial, config=stated, off={**trial.off, match.quantity: off}))
+        missed = {quantity: percent[trial.name] for quantity, percent in off.items()}
+        adjusted.append(dataclasses.replace(trial, config=stated, off=missed))
     return adjusted
 
 

@@ -92,9 +92,10 @@ def response(report: Report) -> list[Block]:
         return []
     digits, rows = words.scale(report.rows), []
     for line in found.lines:
+        near = f'within noise of it: {words.joined([code(f"{x:g}") for x in line.near])}' if line.near else ''
         edge = 'at the end of the values tried: the best may lie beyond' if line.at_edge else ''
         best = digits.spread(float(line.mean[line.best]), float(line.sd[line.best]))
-        rows.append([_fixed(line.fixed), code(f'{line.x[line.best]:g}'), best, edge])
+        rows.append([_fixed(line.fixed), code(f'{line.x[line.best]:g}'), best, '; '.join(filter(None, (near, edge)))])
     head = ['line', f'best {code(found.field)}', f'{words.named(report.metric)}, mean ± sd', 'note']
     caption = f'{words.named(report.metric)} along {code(found.field)}, mean ± sd over the seeds; the best is ringed.'
     return [Table(head, rows), Figure('response', '', caption)]
@@ -109,6 +110,8 @@ def scaling(report: Report) -> list[Block]:
     found = report.scaling
     if found is None:
         return []
+    if not len(found.N):
+        return [Line(f'No law: {words.said(found.why)}.')]
     blocks: list[Block] = [Line(
         f'L = E + A / N^a + B / D^b of {words.count(len(found.loss), "run")}: L {words.named(report.metric)}, N '
         'parameters, D tokens (Hoffmann et al. 2022, approach 3, by the robust fit of log loss).'
@@ -118,7 +121,21 @@ def scaling(report: Report) -> list[Block]:
     else:
         blocks += _law(report, found)
         blocks.append(Figure('scaling', '', 'Loss against FLOPs as 6 N D; lines are the law, one for each size.'))
-    return [*blocks, *_profiles(report, found), *_envelope(report, found)]
+    return [*blocks, *_profiles(report, found), *_envelope(report, found), *map(Line, _supposed(found))]
+
+
+def _supposed(found: Scaling) -> list[str]:
+    """Returns what the laws pass over, in words."""
+    told = []
+    if found.left_out:
+        told.append(f'Of arms of the same size and tokens the best alone counts; {found.left_out} are left out.')
+    if found.pooled:
+        told.append(f'Besides size and tokens the arms differ in {words.joined(list(map(code, found.pooled)))}.')
+    if found.early:
+        told.append(
+            f'{words.count(found.early, "run")} had the loss before the end: D is of that step, C of the whole run.'
+        )
+    return told
 
 
 def _profiles(report: Report, found: Scaling) -> list[Block]:

@@ -31,9 +31,10 @@ def comparison(report: Report) -> list[Block]:
         tests = sorted({row.comparison.test for row in report.rows if row.comparison and row.runs.n})
         blocks.append(Line(
             f'Labels are of the whole table: of families of {words.count(report.num_comparisons, "comparison")} like '
-            f'this one, at most a share {report.alpha:g} calls any arm better or worse that equals the baseline (p by '
-            f'Holm). Intervals are of one comparison each, the bootstrap by t (Efron & Tibshirani 1993, 12.5), wide or '
-            f'unknown of few runs. Tests: {", ".join(tests)}. The effect is in '
+            f'this one, at most a share {report.alpha:g} calls any arm better or worse that equals the baseline in '
+            'mean and noise (p by Holm), if the number of seeds was settled before any was looked at: what is within '
+            'noise is settled by fresh seeds alone. Intervals are of one comparison each, the bootstrap by t (Efron & '
+            f'Tibshirani 1993, 12.5), wide or unknown of few runs. Tests: {", ".join(tests)}. The effect is in '
             'standard deviations, of pairs where seeds are paired. Seeds to decide: runs a side that show a true '
             'difference of the observed size with chance 0.8; of few runs it is a rough guess.'
         ))  # fmt: skip
@@ -58,7 +59,8 @@ def _compared(row: Row, digits: words.Scale) -> list[str]:
     seeds = words.NONE if row.seeds is None else f'{row.seeds:,}'
     return [
         *cells, digits.signed(found.difference), digits.interval(found.interval), digits.interval(found.bootstrap),
-        effect, words.probability(found.p), words.probability(row.p_holm), seeds, found.test,
+        effect, words.probability(found.p), words.probability(row.p_holm), seeds,
+        f'{found.test} of {found.n} pairs' if found.unmatched else found.test,
     ]  # fmt: skip
 
 

@@ -148,8 +148,8 @@ def report(
         learning.sooner(drawn[curve], baseline, curve_lower) if curve else [],
         learning.reaches(found, reach),
         {arm: results.difference(found, arm, baseline) for arm in found.arms if arm != baseline},
-        laws.response(found, values, lower),
-        laws.scaling_law(metric, values, costs, alpha, laws.training(found, costs)),
+        laws.response(found, values, lower, alpha),
+        laws.scaling_law(found, metric, costs, alpha),
         texts.compared(found, metric.partition('/')[0], baseline, alpha),
         clock,
     )

@@ -2,20 +2,28 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+import statistics as plain
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import NoneType
 from typing import Any
 
 import numpy as np
 
 from tformer.errors import UserError
-from tformer.lab import isoflop, noise, scaling
+from tformer.lab import isoflop, noise, scaling, statistics
 from tformer.lab.report.costs import Costs
-from tformer.lab.report.results import Results
+from tformer.lab.report.results import Results, Run
 from tformer.lab.sweep import SEED
 
 LEAST = 3  # points of a line, and values of N and of D
 RATE = 'optimizer.learning_rate'
 LOSSES = ('loss', 'nll')  # in nats a token, as the laws take them
+TASK = ('train.objective', 'model.family')
+AMOUNTS = (
+    *(f'data.{name}' for name in ('length', 'encoder_length', 'batching', 'batch_tokens', 'row_multiple')),
+    *(f'data.{name}' for name in ('train_examples', 'num_buckets', 'overlong')),
+    *(f'data.{name}' for name in ('prefetch', 'num_threads', 'num_workers', 'cache_dir')),
+)  # of the data of one task
 
 Values = Mapping[str, Mapping[int, float | None]]
 Curve = tuple[float, np.ndarray, np.ndarray]
@@ -31,6 +39,7 @@ class Line:
       mean: over the seeds, [n].
       sd: likewise, nan of a single run.
       best: the place of the best mean.
+      near: the values whose difference from the best is within noise, of the line's own family.
     """
 
     fixed: Mapping[str, Any]
@@ -38,6 +47,7 @@ class Line:
     mean: np.ndarray
     sd: np.ndarray
     best: int
+    near: Sequence[float] = ()
 
     @property
     def at_edge(self) -> bool:
@@ -53,7 +63,7 @@ class Response:
     lines: Sequence[Line]
 
 
-def response(results: Results, values: Values, lower_is_better: bool) -> Response | None:
+def response(results: Results, values: Values, lower_is_better: bool, alpha: float = 0.05) -> Response | None:
     """Returns the metric along the one field of numbers that varies, in a line for each value of up to two others.
 
     Of several such fields it is the learning rate, or else the one with the most values; fields that change together
@@ -80,12 +90,15 @@ def response(results: Results, values: Values, lower_is_better: bool) -> Respons
         arms = sorted((arm for arm in arms if floors[arm].n), key=lambda arm: stated[arm][field])
         if len(arms) >= LEAST:
             mean = np.array([floors[arm].mean for arm in arms])
+            best = int(mean.argmin() if lower_is_better else mean.argmax())
+            rows = statistics.summary({arm: values[arm] for arm in arms}, arms[best], lower_is_better, alpha, 0)
             lines.append(Line(
                 {name: stated[arms[0]][name] for name in others},
                 np.array([stated[arm][field] for arm in arms], float),
                 mean,
                 np.array([floors[arm].sd for arm in arms]),
-                int(mean.argmin() if lower_is_better else mean.argmax()),
+                best,
+                sorted(float(stated[row.arm][field]) for row in rows if row.label == statistics.WITHIN),
             ))  # fmt: skip
     return Response(field, lines) if lines else None
 
@@ -112,16 +125,19 @@ class Scaling:
 
     Attributes:
       N: parameters of each run, [R].
-      D: its tokens, [R].
+      D: the tokens that it had read when its loss was scored, [R].
       loss: [R].
-      C: FLOPs as counted, by which iso-FLOP designs have their budgets, [R].
+      C: FLOPs of the whole run as counted, by which iso-FLOP designs have their budgets, [R].
+      curves: of training, each with its N, its FLOPs so far and its loss there.
+      left_out: arms that are not the best of their size and tokens.
+      pooled: fields besides numbers in which the arms differ.
+      early: runs whose loss is not that of their last step.
       law: the fit; None where `why` says why not.
       bounds: of `scaling.intervals`, the optimal sizes those at `budgets`; None where `no_bounds` says why not.
       budgets: FLOPs as 6 N D: the least, the most, and ten times that.
       off: how far the law of the other runs misses those of the largest budget (`scaling.held_out`); None of too few.
       profiles: of iso-FLOP designs.
       no_profiles: why there are none.
-      curves: of training, each with its N, its FLOPs so far and its loss there.
       envelope: of the curves.
       no_envelope: why there is none.
     """
@@ -130,6 +146,10 @@ class Scaling:
     D: np.ndarray
     loss: np.ndarray
     C: np.ndarray
+    curves: Sequence[Curve] = ()
+    left_out: int = 0
+    pooled: Sequence[str] = ()
+    early: int = 0
     law: scaling.Law | None = None
     why: str | None = None
     bounds: Mapping[str, tuple[Any, Any]] | None = None
@@ -138,15 +158,14 @@ class Scaling:
     off: float | None = None
     profiles: isoflop.Profiles | None = None
     no_profiles: str | None = None
-    curves: Sequence[Curve] = ()
     envelope: isoflop.Envelope | None = None
     no_envelope: str | None = None
 
 
-def training(results: Results, costs: Mapping[str, Costs]) -> list[Curve]:
-    """Returns the training curves of all runs: parameters, FLOPs so far and the means of the loss up to there."""
+def training(results: Results, costs: Mapping[str, Costs], arms: Collection[str]) -> list[Curve]:
+    """Returns the training curves of the runs of some arms: parameters, FLOPs so far, means of the loss up to there."""
     curves = []
-    for run in results.runs:
+    for run in (run for run in results.runs if run.arm in arms):
         rows = [(row.get('train/flops'), row.get('train/loss')) for row in run.log]
         flops, loss = np.array([row for row in rows if None not in row], float).reshape(-1, 2).T
         N = costs[run.arm].parameters
@@ -155,27 +174,66 @@ def training(results: Results, costs: Mapping[str, Costs]) -> list[Curve]:
     return curves
 
 
-def scaling_law(
-    metric: str, values: Values, costs: Mapping[str, Costs], alpha: float, curves: Sequence[Curve] = ()
-) -> Scaling | None:
-    """Returns the scaling law where sizes and tokens vary; None where they do not, or the metric is no loss."""
-    points = [
-        (costs[arm].parameters, costs[arm].tokens, value, costs[arm].flops)
-        for arm, runs in values.items()
-        for value in noise.finite(runs).values()
-        if costs[arm].parameters and costs[arm].tokens and costs[arm].flops
-    ]
-    N, D, loss, C = np.array(points, float).reshape(-1, 4).T
-    if metric.rpartition('/')[2] not in LOSSES or min(len(np.unique(N)), len(np.unique(D))) < LEAST:
+def scaling_law(results: Results, metric: str, costs: Mapping[str, Costs], alpha: float) -> Scaling | None:
+    """Returns the scaling law where sizes and tokens vary; None where they do not, or the metric is no loss.
+
+    Of arms of the same size and tokens the best one counts. D is what a run had read when it had the loss scored.
+    """
+    finite = {arm: noise.finite(runs) for arm, runs in results.values(metric).items()}
+    arms = [arm for arm in finite if finite[arm] and all((costs[arm].parameters, costs[arm].tokens, costs[arm].flops))]
+    sizes = {arm: (costs[arm].parameters, costs[arm].tokens) for arm in arms}
+    counts = [len({each[i] for each in sizes.values()}) for i in range(2)]
+    if metric.rpartition('/')[2] not in LOSSES or min(counts) < LEAST:
         return None
-    found = Scaling(N, D, loss, C, curves=curves)
-    level = 1 - alpha
+    if tasks := [field for field in _varied(results, arms) if _is_of_the_task(field)]:
+        nothing = np.zeros(0)
+        why = f'runs that differ in {", ".join(tasks)} have no law in common'
+        return Scaling(nothing, nothing, nothing, nothing, why=why)
+    best = {sizes[arm]: arm for arm in sorted(arms, key=lambda arm: -plain.fmean(finite[arm].values()))}
+    chosen = set(best.values())
+    runs = [run for run in results.runs if run.arm in chosen and run.seed in finite[run.arm]]
+    split = metric.partition('/')[0]
+    N, D, loss, C = np.array([_point(run, finite[run.arm][run.seed], split, costs[run.arm]) for run in runs]).T
+    found = Scaling(
+        N, D, loss, C, training(results, costs, chosen),
+        left_out=len(arms) - len(best),
+        pooled=[
+            field for field, values in _varied(results, best.values()).items()
+            if any(type(value) not in (int, float, NoneType) for value in values)
+        ],
+        early=sum(run.scored.get(split, run.num_steps) != run.num_steps for run in runs),
+    )  # fmt: skip
+    return fitted(found, 1 - alpha)
+
+
+def _varied(results: Results, arms: Iterable[str]) -> dict[str, list[Any]]:
+    """Returns the fields that vary over some arms, and their values."""
+    stated = [_fields(results.arms[arm][0].stated) for arm in arms]
+    values = {field: [fields[field] for fields in stated] for field in stated[0]}
+    return {field: each for field, each in values.items() if any(value != each[0] for value in each)}
+
+
+def _is_of_the_task(field: str) -> bool:
+    """Returns whether losses of other values of a field are of another task."""
+    return field in TASK or (field.startswith('data.') and field not in AMOUNTS)
+
+
+def _point(run: Run, loss: float, split: str, spent: Costs) -> tuple[float, ...]:
+    """Returns a run's N, D, loss and C: D where its loss was scored, C of the whole run, which is its budget."""
+    steps = [step for step in (run.scored.get(split), run.num_steps) if step is not None]
+    (D,) = run.spent('tokens', steps[:1]) or (spent.tokens,)
+    return tuple(float(each or 0.0) for each in (spent.parameters, D, loss, run.last('train/flops') or spent.flops))
+
+
+def fitted(found: Scaling, level: float) -> Scaling:
+    """Returns the runs with the law, the parabolas and the envelope that they have."""
+    N, D, loss = found.N, found.D, found.loss
     try:
-        found = dataclasses.replace(found, profiles=isoflop.profiles(N, D, loss, C, level))
+        found = dataclasses.replace(found, profiles=isoflop.profiles(N, D, loss, found.C, level))
     except UserError as error:
         found = dataclasses.replace(found, no_profiles=str(error))
     try:
-        found = dataclasses.replace(found, envelope=isoflop.envelope(curves, level))
+        found = dataclasses.replace(found, envelope=isoflop.envelope(found.curves, level))
     except UserError as error:
         found = dataclasses.replace(found, no_envelope=str(error))
     try:

@@ -161,10 +161,7 @@ def matched(
 def _along(run: Run, name: str, quantity: str, amount: float) -> curves.Curve:
     """Returns a curve of a run over what it had spent by then, where its log says so; else over `amount` a step."""
     steps, values = run.curve(name)
-    reported, spent = run.curve(f'train/{quantity}')
-    if not reported:
-        return amount * np.array(steps, float), values
-    return np.interp(steps, [0, *reported], [0, *spent]), values
+    return run.spent(quantity, steps) or amount * np.array(steps, float), values
 
 
 def sooner(found: Mapping[str, Band], baseline: str, lower_is_better: bool) -> list[Sooner]:

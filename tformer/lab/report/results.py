@@ -7,6 +7,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from tformer import config, metrics
 from tformer.config import Config
 from tformer.errors import UserError
@@ -55,6 +57,11 @@ class Run:
         """Returns (steps, values) of a number in metrics.jsonl; nan where it was not finite."""
         rows = [row for row in self.log if name in row]
         return [row['step'] for row in rows], [math.nan if row[name] is None else row[name] for row in rows]
+
+    def spent(self, quantity: str, steps: Sequence[float]) -> list[float] | None:
+        """Returns the 'tokens' or 'flops' that the log has for some steps, between its lines by line; None without."""
+        reported, values = self.curve(f'train/{quantity}')
+        return np.interp(steps, [0, *reported], [0, *values]).tolist() if reported else None
 
     def last(self, name: str) -> float | None:
         """Returns the last of a number in metrics.jsonl; None where there is none, or it was not finite."""

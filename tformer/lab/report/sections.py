@@ -26,8 +26,7 @@ def document(report: Report) -> Document:
 
 def _findings(report: Report) -> list[Block]:
     blocks: list[Block] = [Line(words.headline(report)), List(words.findings(report))]
-    if told := words.scored(report):
-        blocks.append(Line(told))
+    blocks += [Line(told) for told in (words.limited(report), words.scored(report)) if told]
     if report.reaches:
         blocks.append(List(words.reached(report)))
     if report.lacking:

@@ -11,7 +11,7 @@ from tformer.lab.noise import Interval
 from tformer.lab.report import document
 from tformer.lab.report.computed import Report
 from tformer.lab.report.results import DONE, FAILED, UNFINISHED
-from tformer.lab.statistics import BASELINE, UNKNOWN, WITHIN, Row
+from tformer.lab.statistics import BASELINE, BETTER, ONE_RUN, PERMUTATION, UNKNOWN, WITHIN, WORSE, Row
 
 NONE = '-'  # a number that is not known
 DRAWN = 10  # arms that a drawing with a legend has at most, the baseline and the best
@@ -134,29 +134,50 @@ def _finding(report: Report, row: Row, digits: Scale) -> str:
         told = [f'{states.count(state)} {state}' for state in (FAILED, UNFINISHED) if state in states]
         return f'{document.code(row.arm)}: no finite {name}' + (f' ({joined(told)})' if told else '')
     line = f'{document.code(row.arm)}: {name} {digits.spread(runs.mean, runs.sd)}'
+    failed = f'; {count(runs.failed, "run")} failed' if runs.failed else ''
     if row.comparison is None:
-        return f'{line}, {count(runs.n, "seed")}: the {BASELINE}'
+        return f'{line}, {count(runs.n, "seed")}: the {BASELINE}{failed}'
     found = row.comparison
     if math.isnan(found.difference):
         return f'{line}: not compared, for the baseline has no finite result'
     than = f'the {BASELINE}' if report.baseline == BASELINE else document.code(report.baseline)
+    if not (found.difference or found.sd):
+        return f'{line}: the same as {than} in every run{failed}'
     line += f', {digits(abs(found.difference))} {"lower" if found.difference < 0 else "higher"} than {than}'
+    rests_on = []
     if found.interval is not None and not math.isnan(row.p_holm):
         p = probability(row.p_holm)
-        p = p if p[0] == '<' else f'= {p}'
-        line += f' ({level(report.alpha)} interval {digits.interval(found.interval)}, p {p} by Holm)'
-    return f'{line}: {row.label}{_more(row)}' + (f'; {count(runs.failed, "run")} failed' if runs.failed else '')
+        rests_on.append(f'{level(report.alpha)} interval {digits.interval(found.interval)}')
+        rests_on.append(f'p {p if p[0] == "<" else f"= {p}"} by Holm')
+    if found.unmatched:
+        rests_on.append(f'{count(found.n, "pair")}, {count(found.unmatched, "run")} without a partner left out')
+    line += f' ({", ".join(rests_on)})' if rests_on else ''
+    return f'{line}: {row.label}{_more(row)}{failed}'
 
 
 def _more(row: Row) -> str:
-    """Returns what would decide."""
+    """Returns what a label supposes, and what would decide."""
+    if row.comparison and row.comparison.test == ONE_RUN and row.label in (BETTER, WORSE):
+        return ' if its noise is that of the baseline: it is one run'
+    if row.comparison and row.comparison.test == PERMUTATION and row.label == UNKNOWN:
+        return ", for each side's runs are all the same; more would tell"
     if row.label == UNKNOWN:
         return '; runs with other seeds would tell'
     if row.label != WITHIN:
         return ''
     if row.seeds is None:
         return f'; {power.MOST:,} seeds would not decide'
-    return f'; about {row.seeds:,} seeds would decide'
+    return f'; about {row.seeds:,} fresh seeds would decide'
+
+
+def limited(report: Report) -> str | None:
+    """Returns how much of a split is scored, where it is not all."""
+    split = report.metric.partition('/')[0]
+    limits = {run.config.evaluate.max_examples for run in report.results.runs if run.state == DONE} - {None}
+    if not limits:
+        return None
+    most = max(limit for limit in limits if limit)
+    return f'Scored are the first {count(most, "record")} of the {split} split, of any size (evaluate.max_examples).'
 
 
 def scored(report: Report) -> str | None:
