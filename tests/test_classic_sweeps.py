@@ -10,6 +10,7 @@ import recipes
 
 from tformer import benchmark, choices, config
 from tformer.data import corrupt
+from tformer.errors import UserError
 from tformer.lab import matching, trials
 from tformer.layers.dropout import Rates
 from tformer.model import build
@@ -52,8 +53,8 @@ def loss(model, objective, variables, batch):
 def test_a_finding_needs_no_files_and_has_seeds(sweep: str) -> None:
     made = load(sweep)
     arms = {trial.name for trial in made}
-    seeds = {name: {trial.seed for trial in made if trial.name == name} for name in arms}
-    assert len(arms) >= 2 and all(each >= {0, 1, 2} for each in seeds.values())
+    first, *others = [{trial.seed for trial in made if trial.name == name} for name in sorted(arms)]
+    assert others and len(first) >= 3 and all(seeds == first for seeds in others)
     assert {trial.config.data.source for trial in made} <= {'cmudict', 'stdlib', 'algorithmic'}
 
 
@@ -216,11 +217,18 @@ VALUES = {  # of what a sweep varies alone, arm by arm
 
 @pytest.mark.parametrize('sweep', VALUES)
 def test_what_a_sweep_varies(sweep: str) -> None:
-    baseline, *others = arms = [trial.config for trial in load(sweep) if trial.seed == 0]
+    made = load(sweep)
+    baseline, *others = arms = [trial.config for trial in made if trial.seed == made[0].seed]
     assert {name for arm in others for name in config.difference(baseline, arm)} == VALUES[sweep].keys()
     for name, values in VALUES[sweep].items():
         section, field = name.split('.')
         assert [getattr(getattr(arm, section), field) for arm in arms] == values
+
+
+@pytest.mark.parametrize('sweep', VALUES)
+def test_a_size_that_a_sweep_does_not_have_is_refused(sweep: str) -> None:
+    with pytest.raises(UserError, match=r"size='smke' is unknown; did you mean 'smoke'\?"):
+        load(f'{sweep.partition(":")[0]}:smke')
 
 
 def test_the_parameters_of_table_3() -> None:

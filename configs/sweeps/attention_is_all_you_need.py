@@ -17,6 +17,7 @@ Machine and time: not run here; in the paper 12 hours for base and 3.5 days for 
 """
 
 import pathlib
+from typing import Literal
 
 from tformer.config import changes
 from tformer.lab.sweep import Overrides, Sweep, chain, grid
@@ -45,7 +46,7 @@ def table(width: int, depth: int) -> list[Overrides]:
     )
 
 
-def get_sweep(size: str = 'paper') -> Sweep:
+def get_sweep(size: Literal['paper', 'small', 'smoke'] = 'paper') -> Sweep:
     if size == 'paper':
         return Sweep(WMT, chain(table(512, 6), [changes(f'{WMT}:big')]))  # 213
     if size == 'smoke':

@@ -10,6 +10,8 @@ norm needs the whole batch. `g2p`: of configs/g2p.py:demo. `smoke`: two steps.
 Machine and time: two CPU cores that did other work too, 7 minutes.
 """
 
+from typing import Literal
+
 from tformer.lab.sweep import Sweep, grid, product, seeds
 
 G2P = {
@@ -22,7 +24,7 @@ G2P = {
 }
 
 
-def get_sweep(size: str = 'small') -> Sweep:
+def get_sweep(size: Literal['small', 'g2p', 'smoke'] = 'small') -> Sweep:
     arms = grid({'model.norm_placement': ['pre', 'post'], 'model.norm': ['layernorm', 'batchnorm']})
     if size == 'smoke':
         return Sweep('../lm_stdlib.py:smoke', product([{'mesh.data': 1}], arms))

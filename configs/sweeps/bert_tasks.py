@@ -16,6 +16,8 @@ and the steps, 900,000 of 128 tokens without the 100,000 of 512 after them.
 Machine and time: not run here.
 """
 
+from typing import Literal
+
 from tformer.lab.sweep import Overrides, Sweep
 
 
@@ -30,7 +32,7 @@ def tasks(layers: int) -> list[Overrides]:
     return [{}, {'train.objective': 'masked_lm'}, left_to_right]
 
 
-def get_sweep(size: str = 'paper') -> Sweep:
+def get_sweep(size: Literal['paper', 'small', 'smoke'] = 'paper') -> Sweep:
     if size == 'paper':
         return Sweep('../bert.py', tasks(12))
     if size == 'smoke':

@@ -10,10 +10,12 @@ seven arms; a trial is configs/g2p.py:demo at half its width for a quarter of it
 Machine and time: not run here.
 """
 
+from typing import Literal
+
 from tformer.lab.sweep import Match, Sweep, one_at_a_time, product, seeds
 
 
-def get_sweep(size: str = 'small') -> Sweep:
+def get_sweep(size: Literal['small', 'smoke'] = 'small') -> Sweep:
     plain = {'model.mlp_bias': False}
     gates = {'model.activation': ['gelu', 'silu', 'glu', 'reglu', 'geglu', 'swiglu']}
     match = [Match('parameters', 'model.mlp_dim')]

@@ -15,10 +15,12 @@ time to write: `tformer benchmark` with the fields of an arm.
 Machine and time: not run here.
 """
 
+from typing import Literal
+
 from tformer.lab.sweep import Sweep, grid, product, seeds
 
 
-def get_sweep(size: str = 'large') -> Sweep:
+def get_sweep(size: Literal['large', 'small', 'smoke'] = 'large') -> Sweep:
     if size == 'large':
         return Sweep('../t5.py:v1_1_large', grid({'model.num_kv_heads': [None, 8, 4, 1]}))
     if size == 'smoke':

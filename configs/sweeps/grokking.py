@@ -9,10 +9,12 @@ which `valid/accuracy` passes 99 %. Three seeds of each of two arms. `smoke`: tw
 Machine and time: two CPU cores that did other work too, 9 minutes with --together=6.
 """
 
+from typing import Literal
+
 from tformer.lab.sweep import Sweep, grid, product, seeds
 
 
-def get_sweep(size: str = 'small') -> Sweep:
+def get_sweep(size: Literal['small', 'smoke'] = 'small') -> Sweep:
     arms = grid({'optimizer.weight_decay': [1.0, 0.0]})
     if size == 'smoke':
         return Sweep('../algorithmic.py:smoke', arms)

@@ -9,10 +9,12 @@ bytes, six seeds of each of four arms: not 0 to 5, of which three and then six h
 Machine and time: two CPU cores that did other work too, 21 minutes.
 """
 
+from typing import Literal
+
 from tformer.lab.sweep import Sweep, grid, product, seeds
 
 
-def get_sweep(size: str = 'small') -> Sweep:
+def get_sweep(size: Literal['small', 'smoke'] = 'small') -> Sweep:
     arms = grid({'model.num_heads': [8, 4, 2, 1]})
     if size == 'smoke':
         return Sweep('../lm_stdlib.py:smoke', arms)

@@ -9,10 +9,12 @@ a trial is configs/g2p.py:demo at half its width for three tenths of its steps. 
 Machine and time: two CPU cores that did other work too, 8 minutes.
 """
 
+from typing import Literal
+
 from tformer.lab.sweep import Sweep, grid, product, seeds
 
 
-def get_sweep(size: str = 'small') -> Sweep:
+def get_sweep(size: Literal['small', 'smoke'] = 'small') -> Sweep:
     arms = grid({'train.label_smoothing': [0.0, 0.1, 0.2]})
     if size == 'smoke':
         return Sweep('../g2p.py:smoke', product([{'train.best_metric': 'valid/accuracy'}], arms))

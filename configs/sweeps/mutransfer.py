@@ -13,6 +13,7 @@ Machine and time: 108 trials in 22 minutes on two CPU cores that had other work 
 """
 
 from collections.abc import Iterable
+from typing import Literal
 
 from tformer.lab.sweep import Overrides, Sweep, grid, product, seeds
 
@@ -27,7 +28,7 @@ def table(widths: Iterable[int], head_dim: int, rates: Iterable[float]) -> list[
     return product(kinds, shapes, grid({'optimizer.learning_rate': rates}))
 
 
-def get_sweep(size: str = 'small') -> Sweep:
+def get_sweep(size: Literal['small', 'large', 'smoke'] = 'small') -> Sweep:
     plain = {
         'model.activation': 'relu',
         'data.tokenizer': 'byte',

@@ -9,10 +9,12 @@ arms; a trial is configs/g2p.py:demo at half its width for a quarter of its step
 Machine and time: not run here.
 """
 
+from typing import Literal
+
 from tformer.lab.sweep import Sweep, grid, product, seeds
 
 
-def get_sweep(size: str = 'small') -> Sweep:
+def get_sweep(size: Literal['small', 'smoke'] = 'small') -> Sweep:
     arms = grid({'model.norm': ['layernorm', 'rmsnorm'], 'model.norm_placement': ['pre', 'post', 'sandwich']})
     if size == 'smoke':
         return Sweep('../g2p.py:smoke', arms)

@@ -11,12 +11,14 @@ Sinusoidal: Vaswani et al. 2017; learned: Gehring et al. 2017; rope: Su et al. 2
 Haviv et al. 2022. Machine and time: two CPU cores that did other work too, 11 minutes.
 """
 
+from typing import Literal
+
 from tformer.lab.sweep import Sweep, grid, product, seeds
 
 BEYOND = {'model.max_len': 256, 'evaluate.lengths': (64, 128, 256)}
 
 
-def get_sweep(size: str = 'small') -> Sweep:
+def get_sweep(size: Literal['small', 'smoke'] = 'small') -> Sweep:
     arms = grid({'model.position': ['sinusoidal', 'learned', 'rope', 'alibi', 'relative', None]})
     if size == 'smoke':
         return Sweep('../lm_stdlib.py:smoke', product([{'evaluate.lengths': (32, 64)}], arms))

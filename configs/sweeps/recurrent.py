@@ -14,6 +14,8 @@ a step. Loss and seconds against the length. `smoke`: two steps.
 Machine and time: 21 trials in 32 minutes on two CPU cores that had other work as well. README.md quotes the report.
 """
 
+from typing import Literal
+
 from tformer.config import Model
 from tformer.lab.sweep import Match, Overrides, Sweep, chain, grid, product, seeds, zipped
 
@@ -32,7 +34,7 @@ def journey() -> list[Overrides]:
     return product([without_block('mlp_dim')], chain(cells, [lstm], product([lstm], attention)))
 
 
-def get_sweep(size: str = 'small') -> Sweep:
+def get_sweep(size: Literal['small', 'length', 'smoke'] = 'small') -> Sweep:
     if size == 'smoke':
         return Sweep('../g2p.py:smoke', chain([{}], journey()), MATCH)
     if size == 'length':

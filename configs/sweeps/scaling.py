@@ -13,6 +13,7 @@ the reports.
 """
 
 import pathlib
+from typing import Literal
 
 from tformer.config import load, override
 from tformer.lab import matching
@@ -43,7 +44,7 @@ def steps(arm: Overrides, flops: float) -> Overrides:
     return {**arm, 'train.num_steps': max(1, round(flops / matching.num_flops(one)))}
 
 
-def get_sweep(size: str = 'grid') -> Sweep:
+def get_sweep(size: Literal['grid', 'isoflop', 'smoke'] = 'grid') -> Sweep:
     if size == 'smoke':
         return Sweep(f'{LM}:smoke', [shape(16, 1), shape(32, 2)])
     fixed = {**TINY, 'train.eval_every': None}

@@ -16,6 +16,8 @@ steps are the paper's; the pieces are learnt from English alone, there from Germ
 Machine and time: not run here.
 """
 
+from typing import Literal
+
 from tformer.lab.sweep import Overrides, Sweep
 
 ALONE = 1 / (1 - 0.15)  # mean length of a run of hidden tokens, where 15 % are, each for itself
@@ -44,7 +46,7 @@ def table(layers: int, given: int, wanted: int) -> list[Overrides]:
     ]
 
 
-def get_sweep(size: str = 'paper') -> Sweep:
+def get_sweep(size: Literal['paper', 'small', 'smoke'] = 'paper') -> Sweep:
     if size == 'paper':
         return Sweep('../t5.py', [{'data.length': 180, **row} for row in table(12, 512, 180)])
     if size == 'smoke':

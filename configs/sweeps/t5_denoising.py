@@ -17,6 +17,7 @@ Machine and time: not run here.
 """
 
 import math
+from typing import Literal
 
 from tformer.lab.sweep import Overrides, Sweep
 
@@ -39,7 +40,7 @@ def tables(given: int) -> list[Overrides]:
     ]
 
 
-def get_sweep(size: str = 'paper') -> Sweep:
+def get_sweep(size: Literal['paper', 'small', 'smoke'] = 'paper') -> Sweep:
     room = {
         'model.vocab_size': 32_200,
         'model.encoder_vocab_size': 32_200,

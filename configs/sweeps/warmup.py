@@ -9,6 +9,8 @@ of four arms. `smoke`: two steps.
 Machine and time: two CPU cores, 7 minutes.
 """
 
+from typing import Literal
+
 from tformer.lab.sweep import Sweep, grid, product, seeds
 
 DEEP = {
@@ -33,7 +35,7 @@ DEEP = {
 }
 
 
-def get_sweep(size: str = 'small') -> Sweep:
+def get_sweep(size: Literal['small', 'smoke'] = 'small') -> Sweep:
     arms = grid({'model.norm_placement': ['post', 'pre'], 'optimizer.warmup_steps': [100, 0]})
     if size == 'smoke':
         return Sweep('../g2p.py:smoke', arms)

@@ -254,7 +254,8 @@ def execute(path: str, function: str, *arguments: str) -> Any:
     """Returns what a function that a Python file defines returns.
 
     Raises:
-      UserError: a missing file, one without the function, or one that does not run.
+      UserError: a missing file, one without the function, an argument that its `Literal` does not name, or one that
+        does not run.
     """
     file = pathlib.Path(path)
     if not file.is_file():
@@ -267,7 +268,11 @@ def execute(path: str, function: str, *arguments: str) -> Any:
         loader.exec_module(module)
         if not hasattr(module, function):
             raise errors.UserError(f'{path} defines no {function}({"argument" if arguments else ""})')
-        return getattr(module, function)(*arguments)
+        called = getattr(module, function)
+        for argument, (name, hint) in zip(arguments, typing.get_type_hints(called).items(), strict=False):
+            if typing.get_origin(hint) is typing.Literal:
+                errors.choose(dict.fromkeys(typing.get_args(hint)), argument, f'{path}: {name}')
+        return called(*arguments)
     except SyntaxError as error:
         raise errors.UserError(f'{path}:{error.lineno}: {error.msg}') from error
     except errors.UserError:
