@@ -59,7 +59,7 @@ class Run:
         return [row['step'] for row in rows], [math.nan if row[name] is None else row[name] for row in rows]
 
     def spent(self, quantity: str, steps: Sequence[float]) -> list[float] | None:
-        """Returns the tokens or FLOPs (`flops`) spent by some steps, interpolated in the log; None where it has none."""
+        """Returns the 'tokens' or 'flops' spent by some steps, interpolated in the log; None where it has none."""
         reported, values = self.curve(f'train/{quantity}')
         return np.interp(steps, [0, *reported], [0, *values]).tolist() if reported else None
 
