@@ -6,7 +6,7 @@
 Heads share the width, so that parameters and FLOPs are the same. A small language model of the standard library's
 bytes, six seeds of each of four arms: not 0 to 5, of which three and then six had been looked at. `smoke`: two steps.
 
-Machine and time: two CPU cores that did other work too, 21 minutes.
+Machine and time: two CPU cores that did other work too, about 45 minutes (`--together=6 --parallel=2`).
 """
 
 from typing import Literal
