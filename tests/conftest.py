@@ -17,8 +17,11 @@ os.environ['XLA_FLAGS'] = ' '.join(
 os.environ['TFORMER_CACHE'] = tempfile.mkdtemp(prefix='tformer-test-cache-')
 atexit.register(shutil.rmtree, os.environ['TFORMER_CACHE'], ignore_errors=True)
 
+import hypothesis  # noqa: E402
 import jax  # noqa: E402
 
+hypothesis.settings.register_profile('tests', deadline=None)  # cores are shared
+hypothesis.settings.load_profile('tests')
 cache = pathlib.Path(tempfile.gettempdir()) / 'tformer-test-compilations'
 jax.config.update('jax_compilation_cache_dir', str(cache))
 jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)

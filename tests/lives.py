@@ -1,8 +1,10 @@
 """Real processes that run the command line, to be killed; forked from one that has imported everything but a device."""
 
+import contextlib
 import multiprocessing
 import os
 import pathlib
+import random
 import signal
 import socket
 import sys
@@ -50,9 +52,12 @@ class Life:
 
 
 def free_port() -> int:
-    with socket.socket() as bound:
-        bound.bind(('127.0.0.1', 0))
-        return bound.getsockname()[1]
+    """Returns a port that is free, and that no socket gets by itself."""
+    while True:
+        port = random.SystemRandom().randrange(10_000, 32_000)
+        with socket.socket() as bound, contextlib.suppress(OSError):
+            bound.bind(('127.0.0.1', port))
+            return port
 
 
 def _live(arguments: list[str], log: str, devices: int) -> None:

@@ -23,9 +23,10 @@ from tformer.config import Config, Data, Train
 from tformer.errors import UserError
 
 ROOT = pathlib.Path(__file__).parents[1]
-STEPS = 12
+STEPS = 18
+SCHEDULERS = ('KUBERNETES_', 'SLURM_', 'OMPI_', 'PMI', 'TPU_', 'CLOUD_TPU')  # of the machine that tests
 ENVIRONMENT = {
-    **os.environ,
+    **{name: value for name, value in os.environ.items() if not name.startswith(SCHEDULERS)},
     'PYTHONPATH': str(ROOT),
     'JAX_PLATFORMS': 'cpu',
     'XLA_FLAGS': '--xla_cpu_collective_call_terminate_timeout_seconds=600',
@@ -107,25 +108,41 @@ def alone(tmp_path_factory) -> pathlib.Path:
     place = tmp_path_factory.mktemp('alone')
     launched = Launched(place, 1, *flags(place, 'run'))
     assert launched.end() == 0, launched.err
-    assert launched.err == '' and '1 device(s)' in launched.out
+    said = [line for line in launched.err.splitlines() if 'compilation cache' not in line]  # cut by a test that kills
+    assert said == [] and '1 device(s)' in launched.out
     return place / 'run'
 
 
+DIES = """import os, pathlib, signal, time
+        from tformer import journal
+        add, counted = journal.Interval.add, []
+        def last(self, numbers):
+            add(self, numbers)
+            counted.append(numbers)
+            if len(counted) == 5:
+                while not pathlib.Path("{run}/checkpoints/3").is_dir():
+                    time.sleep(0.01)
+                time.sleep(3)
+                os.kill(os.getpid(), signal.SIGKILL)
+        journal.Interval.add = last"""
+
+
 def test_a_killed_process_ends_all_and_one_process_goes_on(tmp_path: pathlib.Path, alone: pathlib.Path) -> None:
+    """It is killed while the other is in a step, with its last save behind it."""
     run = tmp_path / 'run'
-    launched = Launched(tmp_path, 2, *flags(tmp_path, 'run'), devices=2)
+    given = flags(tmp_path, 'run', train__checkpoint_every=3)
+    launched = Launched(tmp_path, 2, *given, hooked(tmp_path, 1, DIES.format(run=run)), devices=2)
     launched.until(run, 3)
     assert len(launched.pids) == 2
-    os.kill(launched.pids[1], signal.SIGKILL)
-    assert launched.end(60) == 128 + signal.SIGKILL
+    assert launched.end(90) == 128 + signal.SIGKILL
     assert 'another process of the run has ended; the same command goes on' in launched.err
     assert launched.err.splitlines()[-1] == 'launch/local: process 1 of 2 was the first to fail: SIGKILL'
     assert '4 device(s)' in launched.out and 'Gloo' not in launched.out and 'Traceback' not in launched.err
 
-    kept = max(checkpoint.steps(run))
-    again = Launched(tmp_path, 1, *flags(tmp_path, 'run'), devices=4)
+    assert max(checkpoint.steps(run)) == 3
+    again = Launched(tmp_path, 1, *given, devices=4)
     assert again.end() == 0, again.err
-    assert f'resumed at step {kept}' in again.out and 3 <= kept < STEPS
+    assert 'resumed at step 3' in again.out
     assert_near(run, alone)
 
 

@@ -182,7 +182,7 @@ def test_a_signal_saves_and_ends_with_75_and_the_run_goes_on(tmp_path: pathlib.P
     again.signal(signal.SIGCONT)
     again.wait_for(lambda: f'{number.name}: saves and stops' in again.said)
     again.signal(number)
-    assert again.wait() in (75, 128 + number)
+    assert again.wait() in (75, 128 + number, -number)  # the last: it was about to end
 
 
 def test_before_the_first_step_a_signal_ends_at_once_and_a_time_limit_saves(tmp_path: pathlib.Path) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import toy_data
 from absl.testing import flagsaver
+from test_launch import alive
 
 from tformer import __main__ as command_line
 from tformer import accounting, checkpoint, config, errors, runs
@@ -361,9 +362,9 @@ def test_workers_end_with_their_run(tmp_path: pathlib.Path, ending: signal.Signa
         run.kill()
     _, said = run.communicate(timeout=60)
     deadline = time.monotonic() + 20
-    while any(os.path.exists(f'/proc/{pid}') for pid in workers) and time.monotonic() < deadline:
+    while any(map(alive, workers)) and time.monotonic() < deadline:
         time.sleep(0.2)
-    assert not [pid for pid in workers if os.path.exists(f'/proc/{pid}')]
+    assert not any(map(alive, workers))
     assert 'Traceback' not in said
 
 

@@ -1,8 +1,10 @@
 """Sums into means, and where the numbers of a run are written: metrics.jsonl, TensorBoard, the terminal."""
 
 import contextlib
+import errno
 import json
 import math
+import os
 import pathlib
 import sys
 import time
@@ -82,7 +84,8 @@ class Writer:
             return
         line = json.dumps({'step': step, **{k: _rounded(v) for k, v in numbers.items()}}) + '\n'
         try:
-            self._file.write(line.encode())
+            if self._file.write(line.encode()) < len(line.encode()):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             raise UserError(f'{self._file.name}: {error.strerror}') from error
         if self._board is not None:
