@@ -19,6 +19,7 @@ from tformer.sharding import unboxed
 
 ROOT = pathlib.Path(__file__).parent.parent
 FINDINGS = ('batchnorm', 'grokking', 'heads', 'label_smoothing', 'positions', 'warmup')
+SLOW = {'recurrent': pytest.mark.slow}  # many sizes are traced until they match
 CLASSIC = ('attention_is_all_you_need', 'bert_tasks', 't5_architectures', 't5_denoising', 'gqa')
 
 
@@ -31,6 +32,7 @@ def load(sweep: str) -> list[trials.Trial]:
 # ------------------------------------------------------------------------------------------------------- the arms
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('sweep', [*CLASSIC, 'grokking', 'mutransfer'])
 def test_every_arm_makes_a_training_step(sweep: str) -> None:
     """Traced, not compiled, at the size `smoke`."""
@@ -215,7 +217,7 @@ VALUES = {  # of what a sweep varies alone, arm by arm
 }
 
 
-@pytest.mark.parametrize('sweep', VALUES)
+@pytest.mark.parametrize('sweep', [pytest.param(name, marks=SLOW.get(name, ())) for name in VALUES])
 def test_what_a_sweep_varies(sweep: str) -> None:
     made = load(sweep)
     baseline, *others = arms = [trial.config for trial in made if trial.seed == made[0].seed]

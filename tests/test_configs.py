@@ -323,6 +323,7 @@ def plain(recipe: str, place: pathlib.Path) -> config.Config:
     return recipes.load(recipe, mesh__data='1', decode__max_len='8', **data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('recipe', [recipe for recipe in PLAIN if recipe not in WHOLE])
 def test_a_recipe_trains(recipe: str, tmp_path: pathlib.Path) -> None:
     assert train_lib.train(plain(recipe, tmp_path), tmp_path / 'run').step == 2

@@ -42,6 +42,7 @@ HEADS = {  # methods that read the same stream; each family's in one program
 ROWS = covering.cover()
 NAMES = [f'{list(METHODS)[row["task"]]}-{number}' for number, row in enumerate(ROWS)]
 ONCE = [NAMES[number] for number in covering.cover_once(ROWS)]  # each entry in at least one
+CASES = [pytest.param(name, marks=() if name in ONCE else pytest.mark.slow, id=name) for name in NAMES]
 DECODERS = [name for name in NAMES if 'decoder' in name]
 
 
@@ -160,7 +161,7 @@ def numbered(name, **fields):
     return case
 
 
-@pytest.fixture(scope='module', params=NAMES)
+@pytest.fixture(scope='module', params=CASES)
 def case(request):
     """Each of the covering array in turn. A process has room for some hundreds of programs: old ones are let go."""
     yield numbered(request.param)

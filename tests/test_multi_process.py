@@ -147,6 +147,7 @@ def test_a_killed_process_ends_all_and_one_process_goes_on(tmp_path: pathlib.Pat
     assert_near(run, alone)
 
 
+@pytest.mark.slow
 def test_sigterm_saves_and_slurm_tasks_go_on(tmp_path: pathlib.Path, alone: pathlib.Path) -> None:
     """What launch/local was asked to stop, launch/slurm.sbatch finishes: its tasks find each other by themselves."""
     run = tmp_path / 'run'

@@ -84,7 +84,8 @@ def slopes(tied, mup, **more):
     return np.polyfit(np.log(WIDTHS), found, 1)[0]
 
 
-@pytest.mark.parametrize('tied', ['all', pytest.param(None, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize('tied', ['all', None])
 def test_changes_do_not_grow_with_the_width_under_mup_and_do_under_the_standard_parametrization(tied):
     stream, logits = slopes(tied, mup=True)
     assert abs(stream) < 0.1 and logits < 0.1

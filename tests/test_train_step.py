@@ -35,6 +35,10 @@ FAMILY = {
     'token_classification': 'encoder',
     'question_answering': 'encoder',
 }
+ONE_OF_EACH_FAMILY = [
+    pytest.param(name, marks=() if name in ('causal_lm', 'masked_lm', 'seq2seq') else pytest.mark.slow)
+    for name in FAMILY
+]
 BY_SEQUENCE = ('classification', 'regression', 'question_answering')  # a row is one example, and weighs 1
 TINY = Model(vocab_size=V, emb_dim=16, mlp_dim=32, num_heads=2, max_len=16)
 LAYERS = {
@@ -128,7 +132,7 @@ def steady():
 
 
 # ---------------------------------------------------------------------------------------------- accumulation
-@pytest.mark.parametrize('objective', FAMILY)
+@pytest.mark.parametrize('objective', ONE_OF_EACH_FAMILY)
 def test_gradients_of_microbatches_are_those_of_the_batch(objective):
     batch = make_batch(objective)
     smoothing = {} if objective in BY_SEQUENCE else {'label_smoothing': 0.1, 'z_loss': 0.01}
@@ -244,7 +248,7 @@ def test_eight_devices_train_as_one_does(objective):
         assert ways == {8} and any(split) == (mesh.data != 8)
 
 
-@pytest.mark.parametrize('name', ['muon', 'adafactor'])
+@pytest.mark.parametrize('name', ['muon', pytest.param('adafactor', marks=pytest.mark.slow)])
 def test_eight_devices_update_matrices_as_one_does(name):
     """Orthogonal matrices, and means of rows and columns, are of arrays that are split."""
     smooth = config.Optimizer(name=name, learning_rate=1e-2, schedule='constant', warmup_steps=0, epsilon=1e-3)
