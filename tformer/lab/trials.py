@@ -120,7 +120,7 @@ def _matched(found: list[Trial], matches: list[Match]) -> list[Trial]:
         for name, stated in arms.items():
             if match.field in config.difference(choose(arms, match.to, 'Match.to'), stated):
                 raise UserError(f'{name}: {match.field} is both varied and adjusted to match the {match.quantity}')
-    for _ in range(ROUNDS):
+    for _ in range(ROUNDS if len(matches) > 1 else 1):
         before = arms
         for match in matches:
             arms = matching.match_all(arms, match)
