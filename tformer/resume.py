@@ -148,12 +148,11 @@ def open_data(
     test = None
     with contextlib.suppress(NoSplitError):  # what is wrong with it is better known before training than after
         test = pipeline.Batches(config, tokens, 'test', training=False).fingerprint
-    fields = {f'{part}.{name}': value for part, of in config_lib.to_dict(config).items() for name, value in of.items()}
     processes.agree({
         **amounts(batches, tokens),
         'fingerprint of the validation data': valid.fingerprint,
         'fingerprint of the test data': test,
-        **{name: value for name, value in fields.items() if name not in PLACES},
+        **{name: value for name, value in config_lib.values(config).items() if name not in PLACES},
     })  # fmt: skip
     return Opened(config, tokens, batches, valid)
 

@@ -15,6 +15,7 @@ from tformer.config.convert import read_json as read_json
 from tformer.config.convert import recipe as recipe
 from tformer.config.convert import split as split
 from tformer.config.convert import to_dict as to_dict
+from tformer.config.convert import values as values
 from tformer.config.derived import resolve as resolve
 from tformer.config.mesh import AXES as AXES
 from tformer.config.model import Model as Model

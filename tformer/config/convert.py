@@ -6,6 +6,7 @@ import hashlib
 import importlib.machinery
 import json
 import math
+import operator
 import pathlib
 import shlex
 import traceback
@@ -297,10 +298,10 @@ def digest(config: Config) -> str:
 
 def difference(a: Config, b: Config) -> dict[str, tuple[Any, Any]]:
     """Returns the fields that differ: dotted name -> (value in a, value in b)."""
+    there = values(b)
+    return {name: (value, there[name]) for name, value in values(a).items() if value != there[name]}
 
-    def value(config: Config, name: str) -> Any:
-        section, field = name.split('.')
-        return getattr(getattr(config, section), field)
 
-    names = field_types()
-    return {name: (value(a, name), value(b, name)) for name in names if value(a, name) != value(b, name)}
+def values(config: Config) -> dict[str, Any]:
+    """Returns every field by its dotted name."""
+    return {name: operator.attrgetter(name)(config) for name in field_types()}

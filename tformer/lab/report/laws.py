@@ -2,13 +2,14 @@
 
 import contextlib
 import dataclasses
-import statistics as plain
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import NoneType
 from typing import Any
 
 import numpy as np
 
+from tformer import config
+from tformer.config import Config
 from tformer.errors import UserError
 from tformer.lab import isoflop, noise, scaling, statistics
 from tformer.lab.report.costs import Costs
@@ -19,11 +20,11 @@ LEAST = 3  # points of a line, and values of N and of D
 RATE = 'optimizer.learning_rate'
 LOSSES = ('loss', 'nll')  # in nats a token, as the laws take them
 TASK = ('train.objective', 'model.family')
-AMOUNTS = (
-    *(f'data.{name}' for name in ('length', 'encoder_length', 'batching', 'batch_tokens', 'row_multiple')),
-    *(f'data.{name}' for name in ('train_examples', 'num_buckets', 'overlong')),
-    *(f'data.{name}' for name in ('prefetch', 'num_threads', 'num_workers', 'cache_dir')),
-)  # of the data of one task
+AMOUNTS = tuple(  # of the data of one task
+    f'data.{name}'
+    for name in 'length encoder_length batching batch_tokens row_multiple train_examples num_buckets overlong '
+    'prefetch num_threads num_workers cache_dir'.split()
+)
 
 Values = Mapping[str, Mapping[int, float | None]]
 Curve = tuple[float, np.ndarray, np.ndarray]
@@ -63,7 +64,7 @@ class Response:
     lines: Sequence[Line]
 
 
-def response(results: Results, values: Values, lower_is_better: bool, alpha: float = 0.05) -> Response | None:
+def response(results: Results, values: Values, lower_is_better: bool, alpha: float) -> Response | None:
     """Returns the metric along the one field of numbers that varies, in a line for each value of up to two others.
 
     Of several such fields it is the learning rate, or else the one with the most values; fields that change together
@@ -113,10 +114,8 @@ def _independent(stated: Sequence[Mapping[str, Any]]) -> list[str]:
     return list(found.values())
 
 
-def _fields(stated: Any) -> dict[str, Any]:
-    sections = dataclasses.asdict(stated)
-    every = {f'{name}.{field}': value for name, section in sections.items() for field, value in section.items()}
-    return {field: value for field, value in every.items() if field != SEED}
+def _fields(stated: Config) -> dict[str, Any]:
+    return {field: value for field, value in config.values(stated).items() if field != SEED}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,7 +188,7 @@ def scaling_law(results: Results, metric: str, costs: Mapping[str, Costs], alpha
         nothing = np.zeros(0)
         why = f'runs that differ in {", ".join(tasks)} have no law in common'
         return Scaling(nothing, nothing, nothing, nothing, why=why)
-    best = {sizes[arm]: arm for arm in sorted(arms, key=lambda arm: -plain.fmean(finite[arm].values()))}
+    best = {sizes[arm]: arm for arm in sorted(arms, key=lambda arm: -np.mean(list(finite[arm].values())))}
     chosen = set(best.values())
     runs = [run for run in results.runs if run.arm in chosen and run.seed in finite[run.arm]]
     split = metric.partition('/')[0]
