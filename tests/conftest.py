@@ -6,13 +6,11 @@ import pathlib
 import shutil
 import tempfile
 
+import lives
+
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 os.environ['XLA_FLAGS'] = ' '.join(
-    [
-        os.environ.get('XLA_FLAGS', ''),
-        '--xla_force_host_platform_device_count=8',
-        '--xla_cpu_collective_call_terminate_timeout_seconds=600',  # eight devices share a few busy cores
-    ]
+    [os.environ.get('XLA_FLAGS', ''), '--xla_force_host_platform_device_count=8', lives.SHARED_CORES]
 )
 os.environ['TFORMER_CACHE'] = tempfile.mkdtemp(prefix='tformer-test-cache-')
 atexit.register(shutil.rmtree, os.environ['TFORMER_CACHE'], ignore_errors=True)

@@ -11,6 +11,9 @@ import sys
 import tempfile
 import time
 
+# Eight devices share a few busy cores. Where jax 0.10.2 loads a program from its cache, collectives that need not wait
+# for each other begin at once, and fill the pool of threads while some device has not begun: so there is no pool.
+SHARED_CORES = '--xla_cpu_collective_call_terminate_timeout_seconds=600 --xla_cpu_multi_thread_eigen=false'
 CONTEXT = multiprocessing.get_context('forkserver')
 CONTEXT.set_forkserver_preload(['lives', 'tformer.__main__', 'tformer.replay', 'orbax.checkpoint', 'rich.console'])
 
@@ -65,9 +68,7 @@ def _live(arguments: list[str], log: str, devices: int) -> None:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     sys.stdout, sys.stderr = (os.fdopen(number, 'w', buffering=1) for number in (1, 2))
-    os.environ['XLA_FLAGS'] = (
-        f'--xla_force_host_platform_device_count={devices} --xla_cpu_collective_call_terminate_timeout_seconds=600'
-    )
+    os.environ['XLA_FLAGS'] = f'--xla_force_host_platform_device_count={devices} {SHARED_CORES}'
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     import jax

@@ -14,7 +14,7 @@ import time
 import numpy as np
 import pytest
 import toy_data
-from lives import free_port
+from lives import SHARED_CORES, free_port
 from test_launch import LAUNCH, Stubs, alive
 from test_resume import rows
 
@@ -29,7 +29,7 @@ ENVIRONMENT = {
     **{name: value for name, value in os.environ.items() if not name.startswith(SCHEDULERS)},
     'PYTHONPATH': str(ROOT),
     'JAX_PLATFORMS': 'cpu',
-    'XLA_FLAGS': '--xla_cpu_collective_call_terminate_timeout_seconds=600',
+    'XLA_FLAGS': SHARED_CORES,
     'JAX_COMPILATION_CACHE_DIR': str(pathlib.Path(tempfile.gettempdir()) / 'tformer-test-compilations'),
     'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0.5',
     'JAX_DISABLE_MOST_OPTIMIZATIONS': '1',

@@ -12,7 +12,6 @@ import numpy as np
 import optax
 import pytest
 import toy_data
-from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import AxisType, PartitionSpec
 from test_train_step import ROWS, T, Trainer, make_batch, make_config, relative
 
@@ -35,16 +34,6 @@ CASES = {  # objective, fields of the model, meshes
     'encoder': ('masked_lm', {'position': 'rope', 'remat': 'dots', **WINDOWS}, [Mesh(pipeline=4, data=2)]),
     'encoder_decoder': ('seq2seq', {'remat': 'full'}, [Mesh(pipeline=2, data=4, rounds=2)]),
 }
-
-
-@pytest.fixture(autouse=True, scope='module')
-def compiled_anew():
-    """A few of these programs never end where jax 0.10.2 loads them from its cache, on one CPU device as on eight."""
-    jax.config.update('jax_enable_compilation_cache', False)
-    compilation_cache.reset_cache()
-    yield
-    jax.config.update('jax_enable_compilation_cache', True)
-    compilation_cache.reset_cache()
 
 
 def deep(objective, **model):
