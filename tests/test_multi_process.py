@@ -264,7 +264,9 @@ def test_a_process_with_other_data_or_another_config_ends_all(tmp_path: pathlib.
 @pytest.mark.parametrize('processes', [1, 2])
 def test_a_signal_while_the_end_is_scored_has_the_job_queued_again(tmp_path: pathlib.Path, processes: int) -> None:
     hook = (
-        'import time; from tformer import runs; runs.finish = lambda *_: (print("scores", flush=True), time.sleep(99))'
+        'import time; from tformer import processes, runs, stopping\n'
+        '    runs.finish = lambda *_: (print("scores", flush=True), time.sleep(99))\n'
+        '    stopping.print = lambda *words, **how: (time.sleep(1 - processes.first()), print(*words, **how))'
     )
     launched = Launched(tmp_path, processes, *flags(tmp_path, 'run'), hooked(tmp_path, -1, hook))
     end = time.monotonic() + 200

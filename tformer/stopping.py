@@ -12,6 +12,7 @@ from typing import Any
 import jax
 from jax.experimental import multihost_utils
 
+from tformer import processes
 from tformer.errors import STOPPED, Stopped
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -21,7 +22,7 @@ class Stops:
     """A context in which SIGTERM, SIGINT and a time limit ask for a stop.
 
     The first signal is answered by `reason`, which the training asks after every step; before there is a step to save
-    it ends the process at once, with `STOPPED`. A second one ends it at once in any case, with 128 plus its number.
+    it ends the process with `STOPPED` (`processes.leave`). A second one ends it in any case, with 128 plus its number.
     Signals that were ignored before stay so. Several processes of one run stop after the same step: jax hands the
     notice, a SIGTERM to any of them, around.
 
@@ -106,5 +107,6 @@ class Stops:
                     os._exit(128 + number[0])
                 if not self.begun:
                     print(f'tformer: {name}: stopped; nothing was to be saved', file=sys.stderr, flush=True)
+                    processes.leave(STOPPED)
                     os._exit(STOPPED)
                 print(f'tformer: {name}: saves and stops; once more stops at once', file=sys.stderr, flush=True)
