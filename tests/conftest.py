@@ -2,7 +2,6 @@
 
 import atexit
 import os
-import pathlib
 import shutil
 import tempfile
 
@@ -20,8 +19,5 @@ import jax  # noqa: E402
 
 hypothesis.settings.register_profile('tests', deadline=None)  # cores are shared
 hypothesis.settings.load_profile('tests')
-cache = pathlib.Path(tempfile.gettempdir()) / 'tformer-test-compilations'
-jax.config.update('jax_compilation_cache_dir', str(cache))
-jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)
+lives.compile_soon()
 jax.config.update('jax_numpy_rank_promotion', 'raise')
-jax.config.update('jax_disable_most_optimizations', True)  # tests spend their time in compiling, not in running

@@ -11,9 +11,7 @@ import sys
 import tempfile
 import time
 
-# Eight devices share a few busy cores. Where jax 0.10.2 loads a program from its cache, collectives that need not wait
-# for each other begin at once, and fill the pool of threads while some device has not begun: so there is no pool.
-SHARED_CORES = '--xla_cpu_collective_call_terminate_timeout_seconds=600 --xla_cpu_multi_thread_eigen=false'
+SHARED_CORES = '--xla_cpu_collective_call_terminate_timeout_seconds=600'  # several devices share a few busy cores
 CONTEXT = multiprocessing.get_context('forkserver')
 CONTEXT.set_forkserver_preload(['lives', 'tformer.__main__', 'tformer.replay', 'orbax.checkpoint', 'rich.console'])
 
@@ -63,6 +61,27 @@ def free_port() -> int:
             return port
 
 
+def compile_soon() -> None:
+    """Has jax compile without what takes long, and keep what it compiled for one device where other tests find it.
+
+    What jax 0.10.2 loads for several CPU devices does not keep the order of its collectives, and may wait for ever.
+    """
+    import jax
+    from jax._src import compilation_cache
+
+    jax.config.update('jax_disable_most_optimizations', True)  # tests spend their time in compiling, not in running
+    jax.config.update(
+        'jax_compilation_cache_dir', str(pathlib.Path(tempfile.gettempdir()) / 'tformer-test-compilations')
+    )
+    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)
+    load = compilation_cache.get_executable_and_time
+
+    def load_for_one(key, options, backend, devices):
+        return load(key, options, backend, devices) if len(devices) == 1 else (None, None)
+
+    compilation_cache.get_executable_and_time = load_for_one
+
+
 def _live(arguments: list[str], log: str, devices: int) -> None:
     with open(log, 'ab', buffering=0) as file:
         os.dup2(file.fileno(), 1)
@@ -74,10 +93,7 @@ def _live(arguments: list[str], log: str, devices: int) -> None:
     import jax
 
     jax.config.update('jax_platforms', 'cpu')
-    cache = pathlib.Path(tempfile.gettempdir()) / 'tformer-test-compilations'
-    jax.config.update('jax_compilation_cache_dir', str(cache))
-    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)
-    jax.config.update('jax_disable_most_optimizations', True)
+    compile_soon()
     from tformer import __main__ as command_line
 
     sys.argv = ['tformer', *arguments]

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 
 import numpy as np
@@ -30,8 +29,6 @@ ENVIRONMENT = {
     'PYTHONPATH': str(ROOT),
     'JAX_PLATFORMS': 'cpu',
     'XLA_FLAGS': SHARED_CORES,
-    'JAX_COMPILATION_CACHE_DIR': str(pathlib.Path(tempfile.gettempdir()) / 'tformer-test-compilations'),
-    'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0.5',
     'JAX_DISABLE_MOST_OPTIMIZATIONS': '1',
 }
 
@@ -260,17 +257,21 @@ def test_a_process_with_other_data_or_another_config_ends_all(tmp_path: pathlib.
     assert not checkpoint.steps(tmp_path / 'run')
 
 
+SCORING = """import time; from tformer import processes, runs, stopping
+    later, trained = 1 - processes.first(), runs.train_lib.train
+    runs.train_lib.train = lambda *given: (trained(*given), print("trained"), time.sleep({late} * later))[0]
+    runs.finish = lambda *_: (print("scores"), time.sleep(99))
+    stopping.print = lambda *words, **how: (time.sleep(later), print(*words, **how))"""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize('processes', [1, 2])
-def test_a_signal_while_the_end_is_scored_has_the_job_queued_again(tmp_path: pathlib.Path, processes: int) -> None:
-    hook = (
-        'import time; from tformer import processes, runs, stopping\n'
-        '    runs.finish = lambda *_: (print("scores", flush=True), time.sleep(99))\n'
-        '    stopping.print = lambda *words, **how: (time.sleep(1 - processes.first()), print(*words, **how))'
-    )
-    launched = Launched(tmp_path, processes, *flags(tmp_path, 'run'), hooked(tmp_path, -1, hook))
+@pytest.mark.parametrize(('processes', 'late', 'sign'), [(1, 0, 'scores'), (2, 0, 'scores'), (2, 5, 'trained')])
+def test_a_signal_while_the_end_is_scored_has_the_job_queued_again(tmp_path, processes, late, sign) -> None:
+    """A second process ends a second after the first, and is told although it may hear of it before it scores."""
+    hook = hooked(tmp_path, -1, SCORING.format(late=late))
+    launched = Launched(tmp_path, processes, *flags(tmp_path, 'run'), hook)
     end = time.monotonic() + 200
-    while 'scores' not in launched.out and time.monotonic() < end:
+    while sign not in launched.out and time.monotonic() < end:
         time.sleep(0.05)
     launched.process.send_signal(signal.SIGTERM)
     assert launched.end(60) == 75, launched.err

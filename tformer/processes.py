@@ -161,6 +161,11 @@ def same_number(number: Callable[[], int]) -> int:
     return int(multihost_utils.broadcast_one_to_all(np.int32(number() if first() else 0)))
 
 
+def any_of(fact: bool) -> bool:
+    """Returns whether a fact holds in any process; all of them ask."""
+    return fact if jax.process_count() == 1 else bool(multihost_utils.process_allgather(np.array(fact)).any())
+
+
 def agree(facts: Mapping[str, object]) -> None:
     """Sees that facts are the same in every process, by digests of their `repr`.
 

@@ -53,6 +53,10 @@ class Stops:
         pipe, self._told = os.pipe()
         os.set_blocking(self._told, False)
         self._told_before = signal.set_wakeup_fd(self._told, warn_on_full_buffer=False)
+        if not self._agreed:  # each minds its own signal, and one that another heard before it was here
+            processes.meet('minding signals')
+            if processes.any_of(self._why is not None) and self._why is None:
+                os.kill(os.getpid(), signal.SIGTERM)
         threading.Thread(target=self._watch, args=(pipe,), daemon=True).start()
         return self
 
