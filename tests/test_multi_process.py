@@ -258,16 +258,17 @@ def test_a_process_with_other_data_or_another_config_ends_all(tmp_path: pathlib.
 
 
 SCORING = """import time; from tformer import processes, runs, stopping
-    later, trained = 1 - processes.first(), runs.train_lib.train
-    runs.train_lib.train = lambda *given: (trained(*given), print("trained"), time.sleep({late} * later))[0]
+    later, train, meet = 1 - processes.first(), runs.train_lib.train, processes.meet
+    runs.train_lib.train = lambda *given: (train(*given), time.sleep({late} * later))[0]
+    processes.meet = lambda name: (print(name), meet(name))
     runs.finish = lambda *_: (print("scores"), time.sleep(99))
     stopping.print = lambda *words, **how: (time.sleep(later), print(*words, **how))"""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(('processes', 'late', 'sign'), [(1, 0, 'scores'), (2, 0, 'scores'), (2, 5, 'trained')])
+@pytest.mark.parametrize(('processes', 'late', 'sign'), [(1, 0, 'scores'), (2, 0, 'scores'), (2, 5, 'minding signals')])
 def test_a_signal_while_the_end_is_scored_has_the_job_queued_again(tmp_path, processes, late, sign) -> None:
-    """A second process ends a second after the first, and is told although it may hear of it before it scores."""
+    """The second process ends a second later than the first, and may still be on its way from the training."""
     hook = hooked(tmp_path, -1, SCORING.format(late=late))
     launched = Launched(tmp_path, processes, *flags(tmp_path, 'run'), hook)
     end = time.monotonic() + 200
