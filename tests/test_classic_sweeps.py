@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import recipes
 
-from tformer import benchmark, choices, config
+from tformer import choices, config, dummy_batch
 from tformer.data import corrupt
 from tformer.errors import UserError
 from tformer.lab import matching, trials
@@ -37,10 +37,10 @@ def load(sweep: str) -> list[trials.Trial]:
 def test_every_arm_makes_a_training_step(sweep: str) -> None:
     """Traced, not compiled, at the size `smoke`."""
     for trial in load(f'{sweep}:smoke'):
-        resolved = benchmark.assumed(trial.config)
+        resolved = dummy_batch.assumed(trial.config)
         choices.validate(resolved)
         model, objective = build(resolved.model), OBJECTIVES[resolved.train.objective]
-        batch = benchmark.random_batch(resolved)
+        batch = dummy_batch.random_batch(resolved)
         params = jax.eval_shape(functools.partial(model.init, method=objective.method), jax.random.key(0), batch)
         grads = jax.eval_shape(jax.grad(functools.partial(loss, model, objective)), unboxed(params), batch)
         assert jax.tree.map(np.shape, grads) == jax.tree.map(np.shape, unboxed(params)), trial.name

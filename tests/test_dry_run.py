@@ -11,7 +11,7 @@ import types
 import jax
 import pytest
 
-from tformer import accounting, benchmark, config, dry_run, errors, hlo, roofline, scattered, traffic
+from tformer import accounting, config, dry_run, dummy_batch, errors, hlo, roofline, scattered, traffic
 from tformer.model import build
 
 MESH = types.SimpleNamespace(shape={'data': 2, 'fsdp': 2, 'tensor': 2})
@@ -264,8 +264,8 @@ LAYER = 4 * D * D + 2 * D * F  # weights
 
 def asked(cfg):
     """Returns accounting's operations of a step, without a mesh."""
-    resolved = benchmark.assumed(cfg)
-    batch = benchmark.random_batch(resolved)
+    resolved = dummy_batch.assumed(cfg)
+    batch = dummy_batch.random_batch(resolved)
     params = jax.eval_shape(build(resolved.model).init, jax.random.key(0), batch)['params']
     return accounting.model_flops(resolved, params, batch)
 

@@ -13,8 +13,8 @@ import toy_data
 
 from tformer import checkpoint, choices, config, freezing, pretrained, sharding
 from tformer import train as train_lib
-from tformer.benchmark import random_batch
 from tformer.config import Config, Data, Decode, Model, Train
+from tformer.dummy_batch import random_batch
 from tformer.errors import UserError
 from tformer.hyper import Hyper
 from tformer.layers.dropout import Rates

@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from tformer import benchmark, choices
+from tformer import choices, dummy_batch
 from tformer.config import Config, Data, Decode, Model, Train, resolve
 from tformer.data.hub_tokenizer import HubTokenizer
 from tformer.data.tokenizers import Tokenizers, train_tokenizers
@@ -366,7 +366,7 @@ def test_generation_ends_at_the_files_own_end(tmp_path, family):
     made = train_tokenizers(cfg, [{'text': 'x', 'source': 'x', 'target': 'x'}])
     size, specials = made.target.vocab_size, made.target.specials
     assert specials.bos == specials.eos != 2
-    assert benchmark.assumed(cfg).model.vocab_size == size
+    assert dummy_batch.assumed(cfg).model.vocab_size == size
     cfg = resolve(cfg, vocab_size=size, encoder_vocab_size=size if made.source else None)
     model = build(cfg.model)
     tokens = np.ones((1, 4), np.int32)

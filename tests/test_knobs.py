@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from tformer import choices
-from tformer.benchmark import random_batch
 from tformer.config import Config, Data, Decode, Model, Train, resolve_model
 from tformer.config.applies import APPLIES
+from tformer.dummy_batch import random_batch
 from tformer.errors import UserError
 from tformer.hyper import Hyper
 from tformer.layers.kernels import KERNELS

@@ -13,8 +13,8 @@ import pytest
 from flax import linen as nn
 
 from tformer import checkpoint, choices, config, evaluate, sharding
-from tformer.benchmark import random_batch
 from tformer.config import Config, Data, Decode, Mesh, Model, Optimizer, Train
+from tformer.dummy_batch import random_batch
 from tformer.errors import UserError
 from tformer.hyper import Hyper
 from tformer.layers.heads import summarize

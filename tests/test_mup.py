@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from tformer import config
-from tformer.benchmark import random_batch
 from tformer.config import Config, Model, Train
+from tformer.dummy_batch import random_batch
 from tformer.hyper import Hyper
 from tformer.layers.dropout import Rates
 from tformer.model import build

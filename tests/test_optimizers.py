@@ -13,8 +13,8 @@ from jax.sharding import PartitionSpec as P
 
 from tformer import checkpoint, config, schedules
 from tformer.adafactor import adafactor
-from tformer.benchmark import random_batch
 from tformer.config import Config, Data, Model, Train, resolve
+from tformer.dummy_batch import random_batch
 from tformer.errors import UserError
 from tformer.hyper import Hyper
 from tformer.layers.dropout import Rates

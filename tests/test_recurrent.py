@@ -11,7 +11,7 @@ import pytest
 import test_knobs
 from flax import linen as nn
 
-from tformer import accounting, benchmark, choices, config, recurrent, runs, sharding, shown
+from tformer import accounting, choices, config, dummy_batch, recurrent, runs, sharding, shown
 from tformer.config import Config, Data, Decode, Mesh, Model, Optimizer, Train, resolve_model
 from tformer.config.applies import RECURRENT
 from tformer.decode import make_generate
@@ -535,8 +535,8 @@ def test_parameters_and_operations_by_the_formula(cell, attention):
     cfg = make_model(
         'encoder_decoder', cell, bidirectional=True, recurrent_attention=attention, tied_embeddings='output'
     )
-    run = benchmark.assumed(make_config(cfg))
-    batch = benchmark.random_batch(run)
+    run = dummy_batch.assumed(make_config(cfg))
+    batch = dummy_batch.random_batch(run)
     params = jax.eval_shape(build(run.model).init, jax.random.key(0), batch)['params']
     half = 2 * weights_of(cell, D, D // 2)
     whole = weights_of(cell, D, D)

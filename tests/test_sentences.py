@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tformer.data import sentences, tokenizers
-from tformer.data.sentences import NEXT_SENTENCE, SENTENCE_ORDER
+from tformer.data.records import NEXT_SENTENCE, SENTENCE_ORDER
 from tformer.errors import UserError
 
 BYTE = tokenizers.Byte()

@@ -12,8 +12,8 @@ from absl.testing import flagsaver
 from rich.cells import cell_len
 
 from tformer import __main__ as command_line
-from tformer import benchmark, errors, workdir
 from tformer import config as config_lib
+from tformer import dummy_batch, errors, workdir
 from tformer.config.run import Config, Data, Evaluate, Train
 from tformer.data import amounts, duplicates, mixture, padding, rendering, sight, tokenizers
 from tformer.data.pipeline import Batches
@@ -337,7 +337,7 @@ def test_the_command_uses_the_tokenizers_of_a_workdir(tmp_path: pathlib.Path, ca
     home = tmp_path / 'run'
     home.mkdir()
     tokenizers.Tokenizers(None, tokenizers.Byte(), ('bird', 'none')).save(home)
-    workdir.save_config(home, benchmark.assumed(config))
+    workdir.save_config(home, dummy_batch.assumed(config))
     said = looked(capsys, f'--workdir={home}', '--config.evaluate.samples=1')
     assert 'vocabulary: 263 (text)' in said and 'label   ' in said
     (home / 'tokenizer.json').unlink()

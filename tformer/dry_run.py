@@ -18,9 +18,9 @@ from flax import linen as nn
 from jax.sharding import Mesh, NamedSharding
 
 from tformer import accounting, hlo, resume, roofline, scattered, sharding, traffic
-from tformer.benchmark import assumed, random_batch
 from tformer.config import AXES, Config, Model
 from tformer.config import Mesh as MeshConfig
+from tformer.dummy_batch import assumed, random_batch
 from tformer.hyper import Hyper
 from tformer.model import build
 from tformer.objectives import OBJECTIVES

@@ -9,7 +9,7 @@ import numpy as np
 from flax import linen as nn
 from jax.sharding import Mesh
 
-from tformer import metrics, scores, sharding, text_scores
+from tformer import means, scores, sharding, text_scores
 from tformer.config import Config
 from tformer.data.pipeline import Batch, Batches
 from tformer.data.tokenizers import Tokenizers
@@ -68,8 +68,8 @@ def make_scorer(model: nn.Module, config: Config, mesh: Mesh) -> Scorer:
                 num_bytes += float((tokenizers.target.byte_lengths[batch['targets']] * (batch['weights'] > 0)).sum())
         pending = jax.device_get(pending)
         for sums, _ in pending:
-            totals = metrics.add(totals, sums)
-        found = metrics.derived(metrics.means(totals))
+            totals = means.add(totals, sums)
+        found = means.derived(means.means(totals))
         if objective.second is not None:  # the sums are of each batch, whose weights differ
             found['loss'] = found['nll'] + float(weight) * found[objective.second]
         if counts_bytes:

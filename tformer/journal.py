@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from tformer import checkpoint, evaluate, metrics, processes, resume
+from tformer import checkpoint, evaluate, means, metrics, processes, resume
 from tformer.config import Config
 from tformer.data import pipeline
 from tformer.data.tokenizers import Tokenizers
@@ -188,7 +188,7 @@ class Interval:
             if not self._skipped:
                 scores = {name: pair for name, pair in step['scores'].items() if name in ('loss', 'aux_loss')}
                 found |= scores | {'grad_norm': (step['grad_norm'], 1.0)}
-            self._sums = metrics.add(self._sums, found)
+            self._sums = means.add(self._sums, found)
         self._pending = []
         return {'sums': self._sums, 'tokens': self._tokens, 'flops': self._flops}
 
@@ -199,9 +199,9 @@ class Interval:
         """
         self.so_far()
         skipped, _ = self._sums.pop('skipped')
-        means = metrics.means({'loss': (0.0, 0.0), 'grad_norm': (0.0, 0.0)} | self._sums)
+        found_means = means.means({'loss': (0.0, 0.0), 'grad_norm': (0.0, 0.0)} | self._sums)
         found = {
-            **{f'train/{name}': value for name, value in means.items()},
+            **{f'train/{name}': value for name, value in found_means.items()},
             **({'train/skipped': skipped} if skipped else {}),
             'train/learning_rate': self._rate,
             'train/tokens_per_second': self._read / (time.monotonic() - self._since),

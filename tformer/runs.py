@@ -26,12 +26,12 @@ from tformer import (
 from tformer import config as config_lib
 from tformer import evaluate as evaluate_lib
 from tformer import train as train_lib
-from tformer.benchmark import random_batch
 from tformer.config import Config, Mesh
 from tformer.data import cache, mixture, pipeline, rendering
 from tformer.data.records import FIELDS, Record
 from tformer.data.tokenizers import Tokenizers
 from tformer.decode.text import make_text_generator
+from tformer.dummy_batch import random_batch
 from tformer.errors import NoSplitError, UserError
 from tformer.hyper import standard
 from tformer.lab import together, trials

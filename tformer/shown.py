@@ -14,10 +14,10 @@ from rich.console import Console
 
 from tformer import accounting, atomic, checkpoint, metrics, resume, runs, sharding, workdir
 from tformer import config as config_lib
-from tformer.benchmark import assumed
 from tformer.config import Config
 from tformer.data import mixture, rendering, sight
 from tformer.data.tokenizers import Tokenizers
+from tformer.dummy_batch import assumed
 from tformer.errors import UserError
 from tformer.lab import attention_maps
 from tformer.model import build

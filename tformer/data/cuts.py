@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from tformer.config.run import Data
-from tformer.data import packing
 from tformer.data.frames import Frame
 from tformer.data.ragged import Ragged
 from tformer.errors import UserError
@@ -29,10 +28,22 @@ class Cuts:
     overlong: np.ndarray
 
 
+def chunk(sizes: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Cuts documents of `sizes` units into pieces of at most `room`; an empty document has none.
+
+    Returns:
+      record, start, stop: int64 [pieces], piece i is units start[i]:stop[i] of document record[i].
+    """
+    counts = -(-sizes // room)
+    record = np.repeat(np.arange(len(sizes)), counts)
+    ordinal = np.arange(len(record)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return record, ordinal * room, np.minimum((ordinal + 1) * room, sizes[record])
+
+
 def in_pieces(columns: Columns, lengths: Lengths, frame: Frame, data: Data, ends: bool = False) -> Cuts:
     """All of a text, in pieces; with `ends` its end too, as one more token."""
     sizes = columns['tokens'].lengths + ends
-    record, start, stop = packing.chunk(sizes, _room(lengths, frame, data))
+    record, start, stop = chunk(sizes, _room(lengths, frame, data))
     return Cuts(record, start, stop, lengths(stop - start, frame, data), np.zeros(len(sizes), bool))
 
 

@@ -16,18 +16,6 @@ WINDOW = 4096  # examples that are packed with each other: bounds the time and m
 Shapes = tuple[tuple[int, ...], ...]  # padded row lengths in each stack, (T,) or (T, S), one for each bucket
 
 
-def chunk(sizes: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Cuts documents of `sizes` units into pieces of at most `room`; an empty document has none.
-
-    Returns:
-      record, start, stop: int64 [pieces], piece i is units start[i]:stop[i] of document record[i].
-    """
-    counts = -(-sizes // room)
-    record = np.repeat(np.arange(len(sizes)), counts)
-    ordinal = np.arange(len(record)) - np.repeat(np.cumsum(counts) - counts, counts)
-    return record, ordinal * room, np.minimum((ordinal + 1) * room, sizes[record])
-
-
 # ------------------------------------------------------------------------------------------------------------ shapes
 
 

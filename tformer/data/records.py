@@ -49,6 +49,9 @@ OPTIONAL: dict[str, tuple[str, ...]] = {
 
 LABELLED = ('classification', 'regression', 'token_classification', 'question_answering')
 
+NEXT_SENTENCE = ('is_next', 'not_next')  # the labels of pairs of sentences, by id
+SENTENCE_ORDER = ('in_order', 'swapped')
+
 _AHEAD = 1024  # records read together: of a TFDS set ten times as fast as one by one
 _NO_TEXT = ('label', 'tags', 'answers', 'references')
 

@@ -11,9 +11,6 @@ import numpy as np
 
 from tformer.errors import UserError
 
-NEXT_SENTENCE = ('is_next', 'not_next')  # the labels, by id
-SENTENCE_ORDER = ('in_order', 'swapped')
-
 
 def next_sentence(
     tokens: np.ndarray,

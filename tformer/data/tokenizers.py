@@ -17,8 +17,7 @@ from tformer.config.run import Config
 from tformer.data import cache
 from tformer.data.fields import tags_of
 from tformer.data.hub_tokenizer import HubTokenizer
-from tformer.data.records import FIELDS, Record, texts
-from tformer.data.sentences import NEXT_SENTENCE, SENTENCE_ORDER
+from tformer.data.records import FIELDS, NEXT_SENTENCE, SENTENCE_ORDER, Record, texts
 from tformer.data.subwords import SentencePiece
 from tformer.data.units import Byte, Char, Symbol
 from tformer.data.vocabulary import BOS, CLS, EOS, MASK, NORMALIZATIONS, PAD, SEP, SPECIALS, UNK, Tokenizer

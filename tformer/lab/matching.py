@@ -8,10 +8,10 @@ from typing import Any
 import jax
 
 from tformer import accounting, config, resume, workdir
-from tformer.benchmark import assumed
 from tformer.config import Config, Data, Model, Train
 from tformer.data import mixture
 from tformer.data.tokenizers import Tokenizers
+from tformer.dummy_batch import assumed
 from tformer.errors import UserError, choose
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
