@@ -8,7 +8,8 @@ DIR holds {train,valid,test}.tsv, old<TAB>modern (64,134 lines for training); `s
 Machine and time: about twenty minutes on two CPU cores, of which other work had a part.
 Result: a character error rate of 5.0 % on the test lines, 34.6 % of them right. Copying the old line has 9.7 %, by
 
-    python -c "from tformer import text_scores; rows = [line.rstrip('\n').split('\t') for line in open('DIR/test.tsv')]
+    python -c "from tformer.evaluation import text_scores
+    rows = [line.rstrip('\n').split('\t') for line in open('DIR/test.tsv')]
     print(text_scores.error_rate([old for old, _ in rows], [[new] for _, new in rows], list))"
 """
 

@@ -13,7 +13,9 @@ import time
 
 SHARED_CORES = '--xla_cpu_collective_call_terminate_timeout_seconds=600'  # several devices share a few busy cores
 CONTEXT = multiprocessing.get_context('forkserver')
-CONTEXT.set_forkserver_preload(['lives', 'tformer.__main__', 'tformer.replay', 'orbax.checkpoint', 'rich.console'])
+CONTEXT.set_forkserver_preload(
+    ['lives', 'tformer.__main__', 'tformer.commands.replay', 'orbax.checkpoint', 'rich.console']
+)
 
 
 class Life:

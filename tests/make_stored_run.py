@@ -12,7 +12,7 @@ import tempfile
 import test_runs
 import toy_data
 
-from tformer import runs
+from tformer.commands import runs
 
 PLACE = pathlib.Path(__file__).parent.absolute() / 'stored_run'
 FIELDS = {

@@ -14,7 +14,7 @@ import time
 
 from test_resume import LOADED, arguments, arrays, begin, end, rows
 
-from tformer import checkpoint
+from tformer.training import checkpoint
 
 PER_KILL = 12  # steps that the run is longer for each kill
 

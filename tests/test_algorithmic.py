@@ -7,9 +7,12 @@ from collections import Counter
 import pytest
 import recipes
 
-from tformer import choices, config, runs
+from tformer import choices, config
+from tformer.commands import runs
 from tformer.config import Config, Data
-from tformer.data import algorithmic, pipeline, sources, tokenizers
+from tformer.data.batches import pipeline
+from tformer.data.sources import algorithmic, sources
+from tformer.data.tokenizers import tokenizers
 from tformer.errors import UserError
 
 EQUATIONS = [name for name, task in algorithmic.TASKS.items() if 'classification' in task.objectives]

@@ -9,8 +9,8 @@ import pytest
 import recipes
 
 from tformer import config
+from tformer.distributed.sharding import unboxed
 from tformer.model import build
-from tformer.sharding import unboxed
 
 FILES = [name.removeprefix('architectures/') for name in recipes.FILES if '/' in name]
 

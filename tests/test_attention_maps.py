@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tformer import config
-from tformer.lab.attention_maps import UNIT, Panel, attention_probabilities, page, panels
+from tformer.evaluation.attention_maps import UNIT, Panel, attention_probabilities, page, panels
 from tformer.model import build
 
 L, B, N, T, S, V = 2, 2, 4, 5, 6, 11

@@ -17,8 +17,11 @@ import numpy as np
 import pytest
 
 from tformer.config import Config, Data, Model, Train
-from tformer.data import cache, examples, pipeline, tokenizers
-from tformer.data.records import Split
+from tformer.data import cache
+from tformer.data.batches import pipeline
+from tformer.data.examples import example_formats
+from tformer.data.sources.records import Split
+from tformer.data.tokenizers import tokenizers
 from tformer.errors import UserError
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -74,7 +77,7 @@ def test_other_data_tokenizers_and_limits_have_other_entries(tmp_path: pathlib.P
         batches(cfg, Split('two', unreadable))
     char = tokenizers.Char.train(['ab 0123456789'])
     with pytest.raises(AssertionError, match='were read'):
-        examples.make(cfg, tokenizers.Tokenizers(char, char), Split('one', unreadable), 'train', True)
+        example_formats.make(cfg, tokenizers.Tokenizers(char, char), Split('one', unreadable), 'train', True)
     assert len(entries(tmp_path)) == counts[-1] and not list(tmp_path.glob('*.partial'))
 
 

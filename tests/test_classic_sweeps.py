@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 import recipes
 
-from tformer import choices, config, dummy_batch
-from tformer.data import corrupt
+from tformer import choices, config
+from tformer.data.examples import corrupt
+from tformer.distributed.sharding import unboxed
 from tformer.errors import UserError
-from tformer.lab import matching, trials
+from tformer.lab.sweep import matching, trials
 from tformer.layers.dropout import Rates
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
-from tformer.sharding import unboxed
+from tformer.training import dummy_batch
 
 ROOT = pathlib.Path(__file__).parent.parent
 FINDINGS = ('batchnorm', 'grokking', 'heads', 'label_smoothing', 'positions', 'warmup')

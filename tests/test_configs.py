@@ -15,9 +15,12 @@ import pytest
 import recipes
 import toy_data
 
-from tformer import choices, config, errors, runs, shown
-from tformer import train as train_lib
-from tformer.data import corrupt, mixture, pipeline, tokenizers
+from tformer import choices, config, errors
+from tformer.commands import inspect, runs
+from tformer.data.batches import mixture, pipeline
+from tformer.data.examples import corrupt
+from tformer.data.tokenizers import tokenizers
+from tformer.training import loop as train_lib
 
 # --------------------------------------------------------------------------------------------- every file, every size
 
@@ -350,9 +353,9 @@ def test_a_recipe_trains_evaluates_and_generates(recipe: str, tmp_path: pathlib.
         with pytest.raises(errors.UserError, match='tokens, the model takes'):
             runs.generate(run, ['the bird ' * 200])
         assert len(runs.generate(run, ['the bird ' * 200], cut=True)) == 1
-    page = shown.attention(run, ['the bird']).read_text()
+    page = inspect.attention(run, ['the bird']).read_text()
     assert '<html' in page and 'http' not in page.replace('http://www.w3.org', '')
-    assert 'parameters' in shown.inspect(run.config)
+    assert 'parameters' in inspect.inspect(run.config)
 
 
 @pytest.fixture(scope='module')

@@ -15,16 +15,17 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from tformer import choices, config, sharding
+from tformer import choices, config
 from tformer.config import Config, Model, resolve_model
-from tformer.hyper import Hyper
+from tformer.distributed import sharding
 from tformer.layers import dropout as dropout_lib
 from tformer.layers.dropout import Rates
 from tformer.layers.initializers import INITIALIZERS
 from tformer.layers.kernels import probabilities
 from tformer.model import FAMILIES, build
 from tformer.objectives import OBJECTIVES
-from tformer.state import initial_variables
+from tformer.optim.hyperparameters import Hyper
+from tformer.training.state import initial_variables
 
 V, T, S = covering.VOCABULARY, covering.T, 6
 METHODS = {

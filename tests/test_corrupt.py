@@ -10,11 +10,15 @@ import toy_data
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tformer import choices, config, runs
+from tformer import choices, config
+from tformer.commands import runs
 from tformer.config import Model
 from tformer.config.run import Config, Data, Train
-from tformer.data import corrupt, cuts, denoisers, pipeline, tokenizers
-from tformer.data.tokenizers import BOS, CLS, EOS, MASK, SEP
+from tformer.data.batches import pipeline
+from tformer.data.examples import corrupt, denoisers
+from tformer.data.examples import spans as spans_lib
+from tformer.data.tokenizers import tokenizers
+from tformer.data.tokenizers.tokenizers import BOS, CLS, EOS, MASK, SEP
 from tformer.errors import UserError
 
 OBJECTIVES = ('span_corruption', 'denoising', 'ul2', 'prefix_lm')
@@ -397,7 +401,7 @@ def test_pieces_are_as_long_as_the_rows_allow(length: int, encoder_length: int, 
     assert (lengths <= limits).all() and batches.batch(0)['inputs'].shape == (4, length)
     sizes = examples.stop - examples.start
     longer = batches._form.lengths(np.array([sizes.max() + 1]), examples.frame, batches.config.data)
-    longest = max(len(r['text']) for r in batches.records) + (batches._form.cut is cuts.in_pieces_to_the_end)
+    longest = max(len(r['text']) for r in batches.records) + (batches._form.cut is spans_lib.in_pieces_to_the_end)
     assert (np.concatenate(longer) > limits).any() or sizes.max() == longest
 
 

@@ -17,9 +17,13 @@ from hypothesis.extra import numpy as arrays
 from tformer.config import Model
 from tformer.config.checks import FAMILY_OF, WRITING
 from tformer.config.run import Config, Data, Train
-from tformer.data import corrupt, cuts, order, packing, pipeline, sources, tokenizers
-from tformer.data.records import Split
-from tformer.data.tokenizers import BOS, CLS, EOS, MASK, PAD, SEP
+from tformer.data import order
+from tformer.data.batches import packing, pipeline
+from tformer.data.examples import corrupt, spans
+from tformer.data.sources import sources
+from tformer.data.sources.records import Split
+from tformer.data.tokenizers import tokenizers
+from tformer.data.tokenizers.tokenizers import BOS, CLS, EOS, MASK, PAD, SEP
 from tformer.errors import UserError
 
 # ------------------------------------------------------------------------------------------------ the batch contract
@@ -480,7 +484,7 @@ def test_packing_places_each_once_within_the_limits(lengths: np.ndarray, window:
 
 def test_packing_wastes_little() -> None:
     rng = np.random.default_rng(0)
-    _, start, stop = cuts.chunk(rng.integers(100, 5000, 400), 256)
+    _, start, stop = spans.chunk(rng.integers(100, 5000, 400), 256)
     lengths = (stop - start)[:, None]
     rows = packing.pack(lengths, np.array([256]), rng)
     assert lengths.sum() / (256 * len(rows)) > 0.98
@@ -569,7 +573,7 @@ def test_every_stream_is_near_its_share_however_far(rates: np.ndarray, start: in
 
 @given(arrays.arrays(np.int64, st.integers(1, 10), elements=st.integers(0, 50)), st.integers(1, 12))
 def test_chunks_cover_documents(sizes: np.ndarray, room: int) -> None:
-    record, start, stop = cuts.chunk(sizes, room)
+    record, start, stop = spans.chunk(sizes, room)
     assert ((stop - start) <= room).all() and ((stop - start) > 0).all()
     covered = [(int(r), i) for r, a, b in zip(record, start, stop, strict=True) for i in range(a, b)]
     assert covered == [(r, i) for r, size in enumerate(sizes) for i in range(size)]
@@ -584,7 +588,8 @@ def test_imports_and_exit_are_clean() -> None:
 import sys
 from tformer.config import Model
 from tformer.config.run import Config, Data, Train
-from tformer.data import pipeline, tokenizers
+from tformer.data.batches import pipeline
+from tformer.data.tokenizers import tokenizers
 own = [name for name, module in sys.modules.items() if name.startswith('tformer.data') and hasattr(module, 'jax')]
 config = Config(data=Data(tokenizer='byte', length=16), train=Train(batch_size=2))
 records = [{'text': 'hello world'}] * 9

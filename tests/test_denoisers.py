@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tformer.config.run import Data
-from tformer.data import denoisers
+from tformer.data.examples import denoisers
 from tformer.errors import UserError
 
 NAMES = list(denoisers.DENOISERS)

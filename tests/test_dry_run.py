@@ -11,8 +11,11 @@ import types
 import jax
 import pytest
 
-from tformer import accounting, config, dry_run, dummy_batch, errors, hlo, roofline, scattered, traffic
+from tformer import config, errors
+from tformer.commands import dry_run
+from tformer.distributed import hlo, memory_traffic, reduce_scatter, roofline
 from tformer.model import build
+from tformer.training import dummy_batch, flops
 
 MESH = types.SimpleNamespace(shape={'data': 2, 'fsdp': 2, 'tensor': 2})
 
@@ -212,7 +215,7 @@ ENTRY %main (s: f32[10,4,8], t: bf16[10,4,8], i: s32[]) -> bf16[10,4,8] {
 
 def test_of_a_stack_of_layers_the_slice_that_is_read_or_written_counts():
     """Layers of 128 bytes: read and written; twice read and written; read and written, in place; two indices of 4."""
-    assert traffic.accessed(hlo.parse(SLICED)) == 2 * 128 + 3 * 128 + 2 * 128 + 2 * 4
+    assert memory_traffic.accessed(hlo.parse(SLICED)) == 2 * 128 + 3 * 128 + 2 * 128 + 2 * 4
 
 
 def test_an_all_reduce_of_which_a_device_reads_its_part_could_be_a_reduce_scatter():
@@ -227,10 +230,10 @@ def test_an_all_reduce_of_which_a_device_reads_its_part_could_be_a_reduce_scatte
         f'%p = {part}',
         'ROOT %t = (f32[1,8]{1,0}, f32[4,8]{1,0}) tuple(%p, %b)',
     ]
-    (saved,) = scattered.savings(hlo.parse(main(*lines)), MESH)
+    (saved,) = reduce_scatter.savings(hlo.parse(main(*lines)), MESH)
     assert (saved.axes, saved.count, saved.bytes) == (('fsdp', 'tensor'), 1, -3 / 4 * 128)
     half = [line.replace('[1,8]', '[2,8]') for line in lines]
-    assert scattered.savings(hlo.parse(main(*half)), MESH) == []
+    assert reduce_scatter.savings(hlo.parse(main(*half)), MESH) == []
 
 
 # ------------------------------------------------------------------------------------------------ by formula
@@ -267,7 +270,7 @@ def asked(cfg):
     resolved = dummy_batch.assumed(cfg)
     batch = dummy_batch.random_batch(resolved)
     params = jax.eval_shape(build(resolved.model).init, jax.random.key(0), batch)['params']
-    return accounting.model_flops(resolved, params, batch)
+    return flops.model_flops(resolved, params, batch)
 
 
 def test_operations_by_the_formula():
@@ -300,7 +303,7 @@ def parameters(run):
 
 def test_data_parallel_steps_reduce_every_gradient_once():
     run, sent = compiled(mesh={'data': 8})
-    assert scattered.savings(hlo.parse(run.executable.as_text()), run.mesh) == []
+    assert reduce_scatter.savings(hlo.parse(run.executable.as_text()), run.mesh) == []
     assert sent.keys() == {('all-reduce', ('data',))}
     assert sent['all-reduce', ('data',)] == pytest.approx(2 * 7 / 8 * 4 * parameters(run), rel=0.05)
     done = 8 * hlo.flops(hlo.parse(run.executable.as_text()))
@@ -315,15 +318,15 @@ def test_fsdp_gathers_each_layer_forward_and_again_backward(monkeypatch):
     # Without a reduce-scatter an all-reduce: twice the bytes.
     assert sent['all-reduce', ('fsdp',)] == pytest.approx(2 * 7 / 8 * 4 * parameters(run), rel=0.05)
     program = hlo.parse(run.executable.as_text())
-    (saved,) = scattered.savings(program, run.mesh)
+    (saved,) = reduce_scatter.savings(program, run.mesh)
     assert saved.axes == ('fsdp',) and saved.bytes == pytest.approx(-7 / 8 * 4 * parameters(run), rel=0.05)
     done = 8 * hlo.flops(program)
     assert done > 1.2 * asked(run.config)  # the forward pass of the layers is made again
 
     norms = (2 * LAYERS + 1) * D  # whole on every device; all else is split, and so are both moments
     held = 3 * 4 * (norms + (parameters(run) - norms) / 8)
-    batch = accounting.device_bytes(run.batch)
-    state = accounting.device_bytes((run.state.params, run.state.opt_state))
+    batch = flops.device_bytes(run.batch)
+    state = flops.device_bytes((run.state.params, run.state.opt_state))
     assert state <= 1.05 * held
     assert run.executable.memory_analysis().argument_size_in_bytes <= 1.05 * held + batch + 4096
 

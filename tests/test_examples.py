@@ -15,12 +15,24 @@ from hypothesis import strategies as st
 
 from tformer.config import Config, Data, Model, Train
 from tformer.config.checks import FAMILY_OF
-from tformer.data import corrupt, examples, frames, mixture, pipeline, tokenized
-from tformer.data.hub_tokenizer import HubTokenizer
-from tformer.data.records import FIELDS
-from tformer.data.subwords import SentencePiece
-from tformer.data.tokenizers import BOS, CLS, EOS, SEP, Byte, Char, Symbol, Tokenizer, Tokenizers, train_tokenizers
-from tformer.data.vocabulary import NORMALIZATIONS, Specials
+from tformer.data.batches import mixture, pipeline
+from tformer.data.examples import corrupt, example_formats, special_tokens, tokenized
+from tformer.data.sources.records import FIELDS
+from tformer.data.tokenizers.hub_tokenizer import HubTokenizer
+from tformer.data.tokenizers.subwords import SentencePiece
+from tformer.data.tokenizers.tokenizers import (
+    BOS,
+    CLS,
+    EOS,
+    SEP,
+    Byte,
+    Char,
+    Symbol,
+    Tokenizer,
+    Tokenizers,
+    train_tokenizers,
+)
+from tformer.data.tokenizers.vocabulary import NORMALIZATIONS, Specials
 from tformer.errors import UserError
 
 TEXTS = ['the quick brown fox jumps over the lazy dog', 'naïve café in Köln costs 12345', 'one two three.'] * 20
@@ -228,11 +240,11 @@ A, B, NONE = np.array([11, 12]), np.array([13]), np.array([], int)
 
 
 def test_frames_to_read_by_hand() -> None:
-    def read(frame: frames.Frame, *texts: np.ndarray) -> dict[str, list[int]]:
+    def read(frame: special_tokens.Frame, *texts: np.ndarray) -> dict[str, list[int]]:
         return {name: np.asarray(values).tolist() for name, values in frame.read(*texts).items()}
 
-    encoder, decoder = frames.Encoder(MARKS, SOURCE), frames.Decoder(MARKS, SOURCE)
-    both = frames.EncoderDecoder(MARKS, SOURCE)
+    encoder, decoder = special_tokens.Encoder(MARKS, SOURCE), special_tokens.Decoder(MARKS, SOURCE)
+    both = special_tokens.EncoderDecoder(MARKS, SOURCE)
     assert read(encoder, A) == {'inputs': [CLS, 11, 12, SEP]}
     assert read(encoder, A, B) == {'inputs': [CLS, 11, 12, SEP, 13, SEP], 'token_types': [0, 0, 0, 0, 1, 1]}
     assert read(encoder, A, NONE) == {'inputs': [CLS, 11, 12, SEP], 'token_types': [0, 0, 0, 0]}
@@ -245,10 +257,10 @@ def test_frames_to_read_by_hand() -> None:
 
 
 def test_frames_to_write_by_hand() -> None:
-    def write(frame: frames.Frame, **how: Any) -> dict[str, list[float]]:
+    def write(frame: special_tokens.Frame, **how: Any) -> dict[str, list[float]]:
         return {name: np.asarray(values).tolist() for name, values in frame.write(A, B, **how).items()}
 
-    decoder, both = frames.Decoder(MARKS, SOURCE), frames.EncoderDecoder(MARKS, SOURCE)
+    decoder, both = special_tokens.Decoder(MARKS, SOURCE), special_tokens.EncoderDecoder(MARKS, SOURCE)
     assert write(decoder) == {
         'inputs': [BOS, 11, 12, SEP, 13],
         'targets': [11, 12, SEP, 13, EOS],
@@ -261,19 +273,19 @@ def test_frames_to_write_by_hand() -> None:
         'weights': [0, 0, 0, 1],
         'prefix': [True] * 4,
     }
-    assert 'prefix' not in write(frames.Decoder(MARKS, SOURCE, bidirectional=False))
+    assert 'prefix' not in write(special_tokens.Decoder(MARKS, SOURCE, bidirectional=False))
     own = {'encoder_inputs': [11, 12, 99], 'inputs': [BOS, 13], 'targets': [13, EOS], 'weights': [1, 1]}
     assert write(both) == own
     assert write(both, ended=False) == {**own, 'inputs': [BOS], 'targets': [13], 'weights': [1]}
     with pytest.raises(NotImplementedError):
-        frames.Encoder(MARKS, SOURCE).write(A, B)
+        special_tokens.Encoder(MARKS, SOURCE).write(A, B)
 
 
-@given(first=st.integers(0, 9), second=st.integers(0, 9), family=st.sampled_from(list(frames.FRAMES)))
+@given(first=st.integers(0, 9), second=st.integers(0, 9), family=st.sampled_from(list(special_tokens.FRAMES)))
 def test_frames_are_as_long_as_they_say(first: int, second: int, family: str) -> None:
-    frame = frames.FRAMES[family](MARKS, SOURCE)
+    frame = special_tokens.FRAMES[family](MARKS, SOURCE)
 
-    def sizes(fields: frames.Fields) -> list[int]:
+    def sizes(fields: special_tokens.Fields) -> list[int]:
         return [len(fields[name]) for name in ('inputs', 'encoder_inputs') if name in fields]
 
     a, b = np.arange(first), np.arange(second)
@@ -314,12 +326,12 @@ def config_of(objective: str, family: str, **data: Any) -> Config:
     return Config(model=Model(family=family), data=Data(**how), train=Train(objective=objective))
 
 
-def made_of(config: Config, records: Sequence[dict[str, Any]], training: bool = False) -> examples.Examples:
+def made_of(config: Config, records: Sequence[dict[str, Any]], training: bool = False) -> example_formats.Examples:
     labels = {'classification': ('x',), 'token_classification': ('O', 'B-X', 'I-X')}.get(config.train.objective, ())
     tokens = Tokenizers(BYTE if config.model.family == 'encoder_decoder' else None, BYTE, labels)
     if 'source' in FIELDS[config.train.objective]:
         tokens = Tokenizers(BYTE, BYTE)
-    return examples.make(config, tokens, records, 'test', training)
+    return example_formats.make(config, tokens, records, 'test', training)
 
 
 @pytest.mark.parametrize(('objective', 'family'), CASES)
@@ -344,7 +356,7 @@ def test_an_example_fits_and_is_as_long_as_was_said(
         assert 'has no room for text' in str(error) or 'no example within data.length' in str(error)
         return
     limits = [length, encoder_length or length]
-    fields_of = examples.form_of(config).fields
+    fields_of = example_formats.form_of(config).fields
     for index in range(len(made)):
         noise = corrupt.Noise(config.data, BYTE, corrupt.noise_key(0, 0, 0, 0, index))
         fields = fields_of(made, index, noise)
@@ -356,7 +368,7 @@ def test_an_example_fits_and_is_as_long_as_was_said(
         assert sizes == said or not exact or made.num_truncated
         own = ('inputs', 'targets', 'weights', 'prefix', 'token_types')
         assert {len(fields[name]) for name in own if name in fields} == {sizes[0]}
-        assert ('labels' in fields) == ('label_weights' in fields) == examples.form_of(config).labelled
+        assert ('labels' in fields) == ('label_weights' in fields) == example_formats.form_of(config).labelled
 
 
 # ---------------------------------------------------------------------------------------------------------- windows
@@ -380,7 +392,7 @@ def test_windows_leave_nothing_out(
     made = made_of(config_of('question_answering', family, length=length, stride=stride, question_length=4), records)
     asked = min(question, 4)
     room = length - 3 - asked
-    find = examples.form_of(config_of('question_answering', family)).fields
+    find = example_formats.form_of(config_of('question_answering', family)).fields
     noise = corrupt.Noise(Data(question_length=4), BYTE, (0,))
     found = dict.fromkeys(range(len(records)), False)
     for number, one in enumerate(records):
@@ -429,7 +441,7 @@ def test_a_source_leaves_a_decoder_half_of_the_row_for_its_target() -> None:
     made = made_of(config, records)
     found = []
     for index in range(len(made)):
-        fields = examples.translate(made, index, corrupt.Noise(config.data, BYTE, (0,)))
+        fields = example_formats.translate(made, index, corrupt.Noise(config.data, BYTE, (0,)))
         targets = fields['targets'][fields['weights'] > 0]
         found.append((int((fields['inputs'] == BYTE.encode('a')[0]).sum()), len(targets), targets[-1] == EOS))
         assert len(fields['inputs']) == made.lengths[index] <= 12

@@ -17,8 +17,10 @@ import toy_data
 from lives import Life
 from test_resume import arrays, rows
 
-from tformer import checkpoint, errors, journal, runs, shown
-from tformer import train as train_lib
+from tformer import errors
+from tformer.commands import inspect, runs
+from tformer.training import checkpoint, recorder
+from tformer.training import loop as train_lib
 
 STEPS = 6
 
@@ -144,7 +146,7 @@ def test_fields_that_are_named_may_differ(whole, tmp_path):
 
 
 def test_a_signal_during_an_evaluation_leaves_it_to_the_next_life(whole, tmp_path, monkeypatch, capfd):
-    run, real, calls = tmp_path / 'run', journal.evaluation, []
+    run, real, calls = tmp_path / 'run', recorder.evaluation, []
 
     def interrupted(*args):
         calls.append(args)
@@ -154,7 +156,7 @@ def test_a_signal_during_an_evaluation_leaves_it_to_the_next_life(whole, tmp_pat
                 pass
         return real(*args)
 
-    monkeypatch.setattr(journal, 'evaluation', interrupted)
+    monkeypatch.setattr(recorder, 'evaluation', interrupted)
     with pytest.raises(errors.Stopped, match='SIGTERM: stopped after step 4 of 6, which is saved'):
         train_lib.train(wanted(whole), run)
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
@@ -247,7 +249,7 @@ def test_a_stored_run_still_loads_and_goes_on(tmp_path):
     data = toy_data.parallel(tmp_path / 'data')
     found = runs.evaluate(runs.load(run, {'data.path': str(data)}), 'test')
     assert found == pytest.approx(json.loads((stored / 'scores.json').read_text()), rel=1e-5)
-    assert '* 3' in shown.checkpoints(str(run)) and checkpoint.sound(run, print) == 3
+    assert '* 3' in inspect.checkpoints(str(run)) and checkpoint.sound(run, print) == 3
     fields = {**make_stored_run.FIELDS, 'train__num_steps': '4', 'data__path': str(data)}
     longer = test_runs.load('translate.py:smoke', tmp_path, **fields)
     assert train_lib.train(longer, run, may_differ=['train.num_steps']).step == 4

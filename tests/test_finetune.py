@@ -11,20 +11,23 @@ import optax
 import pytest
 import toy_data
 
-from tformer import checkpoint, choices, config, freezing, pretrained, sharding
-from tformer import train as train_lib
+from tformer import choices, config
 from tformer.config import Config, Data, Decode, Model, Train
-from tformer.dummy_batch import random_batch
+from tformer.distributed import sharding
 from tformer.errors import UserError
-from tformer.hyper import Hyper
 from tformer.layers.dropout import Rates
 from tformer.layers.linear import ADAPTERS, LORA_TARGETS, Dense, merge_lora
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
-from tformer.optimizers import make_optimizer, rate_factors
-from tformer.parameters import TASK_HEADS
-from tformer.state import TrainState, begin, evaluation_params, initial_variables, logical_names
-from tformer.step import make_train_step
+from tformer.optim import freezing
+from tformer.optim.hyperparameters import Hyper
+from tformer.optim.optimizers import make_optimizer, rate_factors
+from tformer.optim.parameters import TASK_HEADS
+from tformer.training import checkpoint, pretrained
+from tformer.training import loop as train_lib
+from tformer.training.dummy_batch import random_batch
+from tformer.training.state import TrainState, begin, evaluation_params, initial_variables, logical_names
+from tformer.training.step import make_train_step
 
 ROOT = pathlib.Path(__file__).parent.parent
 FAMILY = {'causal_lm': 'decoder', 'masked_lm': 'encoder', 'seq2seq': 'encoder_decoder', 'classification': 'encoder'}

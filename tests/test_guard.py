@@ -12,8 +12,9 @@ from absl.testing import flagsaver
 from test_train_step import Trainer, make_batch, make_config
 
 from tformer import __main__ as command_line
-from tformer import config, errors, guard
-from tformer import train as train_lib
+from tformer import config, errors
+from tformer.training import loop as train_lib
+from tformer.training import skipping
 
 
 def bits(tree):
@@ -48,16 +49,16 @@ def test_spikes_are_those_of_a_plain_computation():
 
     def one(state, inputs):
         step, pair = inputs
-        good, state = guard.judge(state, step, pair[0], pair[1], factor)
+        good, state = skipping.judge(state, step, pair[0], pair[1], factor)
         return state, (good, state.skipped)
 
-    _, (good, skipped) = jax.lax.scan(one, guard.begin(factor), (jnp.arange(400), jnp.asarray(values, jnp.float32)))
+    _, (good, skipped) = jax.lax.scan(one, skipping.begin(factor), (jnp.arange(400), jnp.asarray(values, jnp.float32)))
     expected, in_a_row = [], []
     for step, pair in enumerate(values):
-        recent = values[max(0, step - guard.WINDOW) : step]
+        recent = values[max(0, step - skipping.WINDOW) : step]
         recent = recent[np.isfinite(recent).all(1)]
         made = np.isfinite(pair).all()
-        if made and len(recent) >= guard.WINDOW // 2:
+        if made and len(recent) >= skipping.WINDOW // 2:
             made = not (pair > recent.mean(0) + factor * recent.std(0)).any()
         expected.append(made)
         in_a_row.append(0 if made else (in_a_row[-1] if in_a_row else 0) + 1)

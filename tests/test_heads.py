@@ -19,12 +19,15 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.pipeline import make_pipeline
 from test_hub_tokenizer import FILES
 
-from tformer import config, evaluate, objectives, runs, scores, sharding
+from tformer import config, objectives
+from tformer.commands import runs
 from tformer.config import Config, Data, Model
-from tformer.data import mixture, pipeline
-from tformer.data.hub_tokenizer import HubTokenizer
-from tformer.data.subwords import SentencePiece
-from tformer.data.tokenizers import Byte, Char, Symbol, Tokenizers
+from tformer.data.batches import mixture, pipeline
+from tformer.data.tokenizers.hub_tokenizer import HubTokenizer
+from tformer.data.tokenizers.subwords import SentencePiece
+from tformer.data.tokenizers.tokenizers import Byte, Char, Symbol, Tokenizers
+from tformer.distributed import sharding
+from tformer.evaluation import scorer, scores
 from tformer.layers.dropout import Rates
 from tformer.layers.heads import POOLINGS
 from tformer.model import build
@@ -278,10 +281,10 @@ def test_scores_do_not_depend_on_the_batches(
     assert len(batches.records) % 7  # the last batch has rows of padding
     mesh = sharding.make_mesh(trained.config.mesh)
     with jax.set_mesh(mesh), nn.logical_axis_rules(sharding.make_rules(trained.config.mesh)):
-        score = evaluate.make_scorer(trained.model, batches.config, mesh)
+        score = scorer.make_scorer(trained.model, batches.config, mesh)
         found = score(trained.variables, batches, None, trained.tokenizers)
     assert found == pytest.approx({key: made.found[key] for key in found}, rel=1e-5)
-    assert set(found) >= {key.removeprefix('valid/') for key in evaluate.score_names(trained.config)}
+    assert set(found) >= {key.removeprefix('valid/') for key in scorer.score_names(trained.config)}
 
 
 DATA = pathlib.Path(__file__).parent.parent.parent / 'shared' / 'data'  # real sets, where they are
@@ -441,8 +444,8 @@ def judged(
     made = []
     for step in range(int(batches.steps_per_epoch)):
         batch = batches.batch(step)
-        made.append(evaluate.Predicted(step, batch, outputs(step, batch)))
-    return evaluate.JUDGES[batches.config.train.objective].scores(made, batches, tokens)
+        made.append(scorer.Predicted(step, batch, outputs(step, batch)))
+    return scorer.JUDGES[batches.config.train.objective].scores(made, batches, tokens)
 
 
 def test_classes_are_judged_without_rows_of_padding() -> None:

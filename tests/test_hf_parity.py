@@ -15,9 +15,9 @@ import pytest
 from tformer import choices, config, hf
 from tformer.config import Config, Data, Decode, Model, Train, resolve_model
 from tformer.config.checks import FAMILY_OF
+from tformer.distributed.sharding import unboxed
 from tformer.errors import UserError
 from tformer.model import build
-from tformer.sharding import unboxed
 
 ARCHITECTURES = pathlib.Path(__file__).parents[1] / 'configs' / 'architectures'
 TOLERANCE = 1e-4  # float32

@@ -13,13 +13,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from tformer import choices, dummy_batch
+from tformer import choices
 from tformer.config import Config, Data, Decode, Model, Train, resolve
-from tformer.data.hub_tokenizer import HubTokenizer
-from tformer.data.tokenizers import Tokenizers, train_tokenizers
+from tformer.data.tokenizers.hub_tokenizer import HubTokenizer
+from tformer.data.tokenizers.tokenizers import Tokenizers, train_tokenizers
 from tformer.decode import text
 from tformer.errors import UserError
 from tformer.model import build
+from tformer.training import dummy_batch
 
 TEXTS = ['def f(x):\n    return x + 1\n', 'the quick <brown> fox </s> and [MASK]', 'naïve café costs <s> 12345'] * 20
 BYTES = [f'<0x{byte:02X}>' for byte in range(256)]
@@ -335,7 +336,7 @@ def test_the_missing_package_is_one_line(monkeypatch):
 
 
 def test_the_package_is_loaded_when_it_is_needed():
-    code = "import sys, tformer.runs; assert 'tokenizers' not in sys.modules"
+    code = "import sys, tformer.commands.runs; assert 'tokenizers' not in sys.modules"
     assert subprocess.run([sys.executable, '-c', code]).returncode == 0
 
 

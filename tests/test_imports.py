@@ -13,25 +13,15 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 # From the bottom up. A file imports from its own part of the package and from the lines before, nothing else.
 ORDER = [
-    ('atomic', 'errors', 'allocator', 'groups'),
+    ('atomic', 'errors'),
     ('config',),
-    ('data', 'hf', 'metrics', 'scores'),
-    ('predictions', 'processes', 'sharding', 'text_scores', 'workdir'),
+    ('data', 'distributed', 'hf'),
     ('layers',),
-    ('hyper', 'parameters', 'recurrent', 'digests', 'precision', 'stopping', 'hlo'),
-    ('guard', 'traffic', 'roofline'),
-    ('adafactor', 'freezing', 'scattered'),
-    ('model', 'objectives', 'optimizers', 'schedules'),
-    ('state', 'decode', 'accounting'),
-    ('checkpoint', 'step'),
-    ('evaluate', 'pretrained'),
-    ('resume',),
-    ('journal',),
-    ('train', 'replay'),
-    ('benchmark', 'choices'),
-    ('lab', 'dry_run'),
-    ('runs',),
-    ('shown',),
+    ('model', 'objectives', 'optim'),
+    ('decode', 'evaluation'),
+    ('training', 'choices'),
+    ('lab',),
+    ('commands',),
     ('__main__',),
 ]
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
@@ -41,11 +31,11 @@ NEVER = [  # (who, whom), by the beginning of a module's name
     ('tformer.config', 'flax'),
     ('tformer.data', 'jax'),
     ('tformer.data', 'flax'),
-    ('tformer.scores', 'jax'),
-    ('tformer.text_scores', 'jax'),
+    ('tformer.evaluation.scores', 'jax'),
+    ('tformer.evaluation.text_scores', 'jax'),
     ('tformer.layers', 'tformer.model'),
-    ('tformer.train', 'tformer.decode'),
-    ('tformer.evaluate', 'tformer.decode'),
+    ('tformer.training', 'tformer.decode'),
+    ('tformer.evaluation', 'tformer.decode'),
     ('tformer', 'tensorflow'),
     ('tformer', 'torch'),
 ]
@@ -132,7 +122,8 @@ def test_importing_the_package_or_reading_a_config_loads_no_jax():
 
 TRAIN = f"""
 import sys
-from tformer import choices, config, runs
+from tformer import choices, config
+from tformer.commands import runs
 cfg = config.load('configs/g2p.py:smoke')
 choices.validate(cfg)
 runs.train(cfg, sys.argv[1])

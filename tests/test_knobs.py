@@ -15,14 +15,14 @@ import pytest
 from tformer import choices
 from tformer.config import Config, Data, Decode, Model, Train, resolve_model
 from tformer.config.applies import APPLIES
-from tformer.dummy_batch import random_batch
+from tformer.distributed.sharding import unboxed
 from tformer.errors import UserError
-from tformer.hyper import Hyper
 from tformer.layers.kernels import KERNELS
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
-from tformer.sharding import unboxed
-from tformer.state import initial_variables
+from tformer.optim.hyperparameters import Hyper
+from tformer.training.dummy_batch import random_batch
+from tformer.training.state import initial_variables
 
 TINY = {'vocab_size': 11, 'emb_dim': 16, 'mlp_dim': 24, 'max_len': 16}
 DECODER = Model(family='decoder', num_decoder_layers=2, **TINY)

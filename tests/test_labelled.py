@@ -11,12 +11,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tformer import choices, workdir
+from tformer import choices
 from tformer import config as config_lib
 from tformer.config.run import Config, Data, Model, Train
-from tformer.data import fields, mixture, pipeline, prepare, records, sources, tokenizers
-from tformer.data.records import Bad
+from tformer.data.batches import mixture, pipeline
+from tformer.data.sources import fields, prepare, records, sources
+from tformer.data.sources.records import Bad
+from tformer.data.tokenizers import tokenizers
 from tformer.errors import UserError
+from tformer.training import workdir
 
 # ------------------------------------------------------------------------------------- every task from every format
 
@@ -673,11 +676,11 @@ SAMPLE = ['train 997', 'train 104']
 
 
 def test_a_sample_of_a_set_reads_no_more_than_itself(many: dict, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tformer.data import datasets
+    from tformer.data.sources import tfds
 
     made: list[object] = []
-    plain = datasets._plain
-    monkeypatch.setattr(datasets, '_plain', lambda feature, value: made.append(value) or plain(feature, value))
+    plain = tfds._plain
+    monkeypatch.setattr(tfds, '_plain', lambda feature, value: made.append(value) or plain(feature, value))
     config = Config(data=Data(**many, columns=COLUMNS['classification']), train=Train(objective='classification'))
     assert len(list(sampled(config, 5))) == 5 and len(made) == 5 * 3
 

@@ -8,7 +8,8 @@ import pytest
 import recipes
 import toy_data
 
-from tformer import choices, config, runs
+from tformer import choices, config
+from tformer.commands import runs
 from tformer.errors import UserError
 
 

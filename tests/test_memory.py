@@ -12,18 +12,21 @@ import optax
 import pytest
 from flax import linen as nn
 
-from tformer import checkpoint, choices, config, evaluate, sharding
+from tformer import choices, config
 from tformer.config import Config, Data, Decode, Mesh, Model, Optimizer, Train
-from tformer.dummy_batch import random_batch
+from tformer.distributed import sharding
 from tformer.errors import UserError
-from tformer.hyper import Hyper
+from tformer.evaluation import scorer
 from tformer.layers.heads import summarize
 from tformer.model import Family, build
 from tformer.objectives import OBJECTIVES
-from tformer.optimizers import make_optimizer
-from tformer.precision import exact, kept_in_bfloat16, rounded_at_random
-from tformer.state import begin, evaluation_params, logical_names, make_init, make_start
-from tformer.step import make_train_step
+from tformer.optim.hyperparameters import Hyper
+from tformer.optim.optimizers import make_optimizer
+from tformer.optim.precision import exact, kept_in_bfloat16, rounded_at_random
+from tformer.training import checkpoint
+from tformer.training.dummy_batch import random_batch
+from tformer.training.state import begin, evaluation_params, logical_names, make_init, make_start
+from tformer.training.step import make_train_step
 
 MIB = 2**20
 FAMILY = {'masked_lm': 'encoder', 'seq2seq': 'encoder_decoder', 'span_corruption': 'encoder_decoder'}
@@ -172,7 +175,7 @@ def test_evaluation_takes_chunks_too(monkeypatch):
     monkeypatch.setattr(Family, 'summaries', spied)
     for chunk in (None, 4):
         trainer = Trainer(make_config('masked_lm', loss_chunk=chunk))
-        score = evaluate.make_scorer(trainer.model, trainer.run, sharding.make_mesh(Mesh(data=1), jax.devices()[:1]))
+        score = scorer.make_scorer(trainer.model, trainer.run, sharding.make_mesh(Mesh(data=1), jax.devices()[:1]))
         params = jax.jit(trainer.start)().params
         scores.append(score({'params': params}, OneBatch(trainer.batch), None, None))
     assert seen == [4] and scores[0] == pytest.approx(scores[1], rel=1e-6)

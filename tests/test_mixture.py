@@ -12,7 +12,9 @@ import toy_data
 
 from tformer import choices, config
 from tformer.config import Config, Data, Model, Train
-from tformer.data import mixture, order, pipeline, tokenizers
+from tformer.data import order
+from tformer.data.batches import mixture, pipeline
+from tformer.data.tokenizers import tokenizers
 from tformer.errors import UserError
 from tformer.model import build
 from tformer.objectives import OBJECTIVES

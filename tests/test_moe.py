@@ -11,8 +11,9 @@ import pytest
 from flax import linen as nn
 from jax.sharding import PartitionSpec
 
-from tformer import config, sharding
+from tformer import config
 from tformer.config import Model, resolve_model
+from tformer.distributed import sharding
 from tformer.errors import UserError
 from tformer.layers import moe
 from tformer.layers.mlp import ACTIVATIONS, Mlp

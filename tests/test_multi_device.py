@@ -8,15 +8,17 @@ import numpy as np
 import optax
 import pytest
 
-from tformer import config, hlo, sharding
+from tformer import config
 from tformer.config import Config, Mesh, Model, Train
+from tformer.distributed import hlo, sharding
 from tformer.errors import UserError
-from tformer.hyper import Hyper
-from tformer.layers import kernels, ring
+from tformer.layers import kernels
+from tformer.layers.parallel import ring_attention
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
-from tformer.state import make_start
-from tformer.step import make_train_step
+from tformer.optim.hyperparameters import Hyper
+from tformer.training.state import make_start
+from tformer.training.step import make_train_step
 
 V, T, S, ROWS, STEPS, RATE = 32, 32, 16, 8, 3, 0.1
 BASE = Model(emb_dim=16, mlp_dim=32, num_heads=8, head_dim=4, max_len=64, vocab_size=V, dropout_rate=0.0)
@@ -284,7 +286,7 @@ def test_the_ring_is_the_reference_with_all_its_gradients(queries, keys):
     wanted = both(kernels.reference)
     for mesh in (Mesh(data=2, context=4), Mesh(data=1, context=8)):
         with sharding.placed(sharding.make_mesh(mesh), mesh):
-            found = jax.device_get(both(ring.ring))
+            found = jax.device_get(both(ring_attention.ring))
         for part in (0, 1):
             assert relative(found[part], wanted[part]) < 1e-6
         for name in inputs:
@@ -293,7 +295,7 @@ def test_the_ring_is_the_reference_with_all_its_gradients(queries, keys):
 
 def test_a_zigzag_gives_every_device_as_many_blocks():
     count, length = 4, 32
-    order = ring.zigzag(length, count)
+    order = ring_attention.zigzag(length, count)
     assert sorted(order.tolist()) == list(range(length))
     busy = {}
     for name, columns in (('in order', np.arange(length)), ('zigzag', order)):
@@ -307,8 +309,8 @@ def test_a_balanced_batch_holds_the_same_tokens_in_another_order():
     mesh = Mesh(data=2, context=4)
     batch = make_batch('encoder_decoder', 0)
     with sharding.placed(sharding.make_mesh(mesh), mesh):
-        moved = jax.device_get(ring.balance({name: x for name, x in batch.items() if name != 'positions'}))
-    assert np.array_equal(moved['positions'][0], ring.zigzag(T, 4))
+        moved = jax.device_get(ring_attention.balance({name: x for name, x in batch.items() if name != 'positions'}))
+    assert np.array_equal(moved['positions'][0], ring_attention.zigzag(T, 4))
     for name, x in batch.items():
         if name.startswith('encoder_'):
             assert np.array_equal(moved[name], x)
@@ -323,7 +325,7 @@ def test_dropout_in_the_ring_is_one_draw_forward_and_backward():
     mask, mesh = np.tril(np.ones((2, 16, 16), bool)), Mesh(data=2, context=4)
 
     def out(v, key, rate=0.5):
-        return ring.ring(inputs['q'], inputs['k'], v, mask, scale=0.3, dropout_rate=rate, dropout_key=key)
+        return ring_attention.ring(inputs['q'], inputs['k'], v, mask, scale=0.3, dropout_rate=rate, dropout_key=key)
 
     with sharding.placed(sharding.make_mesh(mesh), mesh):
         pull = jax.jit(lambda v, key: (out(v, key), jax.grad(lambda v: (out(v, key) * cotangent).sum())(v)))

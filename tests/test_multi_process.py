@@ -17,9 +17,10 @@ from lives import SHARED_CORES, free_port
 from test_launch import LAUNCH, Stubs, alive
 from test_resume import rows
 
-from tformer import checkpoint, processes, resume, sharding
 from tformer.config import Config, Data, Train
+from tformer.distributed import processes, sharding
 from tformer.errors import UserError
+from tformer.training import checkpoint, setup
 
 ROOT = pathlib.Path(__file__).parents[1]
 STEPS = 18
@@ -111,8 +112,8 @@ def alone(tmp_path_factory) -> pathlib.Path:
 
 
 DIES = """import os, pathlib, signal, time
-        from tformer import journal
-        add, counted = journal.Interval.add, []
+        from tformer.training import recorder
+        add, counted = recorder.Interval.add, []
         def last(self, numbers):
             add(self, numbers)
             counted.append(numbers)
@@ -121,7 +122,7 @@ DIES = """import os, pathlib, signal, time
                     time.sleep(0.01)
                 time.sleep(3)
                 os.kill(os.getpid(), signal.SIGKILL)
-        journal.Interval.add = last"""
+        recorder.Interval.add = last"""
 
 
 def test_a_killed_process_ends_all_and_one_process_goes_on(tmp_path: pathlib.Path, alone: pathlib.Path) -> None:
@@ -197,14 +198,14 @@ def test_all_but_the_first_process_find_what_it_wrote(tmp_path: pathlib.Path, mo
     data = Data(source='files', path=(str(tmp_path / 'data'),), tokenizer='symbol', length=32)
     config = Config(data=data, train=Train(objective='causal_lm', batch_size=8, num_steps=1))
     mesh = sharding.make_mesh(config.mesh)
-    first = resume.open_data(config, tmp_path, mesh).tokens
+    first = setup.open_data(config, tmp_path, mesh).tokens
 
     def written() -> dict[str, int]:
         return {file.name: file.stat().st_ino for file in tmp_path.iterdir() if file.is_file()}
 
     before = written()
     monkeypatch.setattr(processes, 'first', lambda: False)
-    other = resume.open_data(config, tmp_path, mesh).tokens
+    other = setup.open_data(config, tmp_path, mesh).tokens
     assert other.fingerprint == first.fingerprint and other.labels == first.labels
     assert 'tokenizer.target.symbol' in before and written() == before
 
@@ -257,7 +258,10 @@ def test_a_process_with_other_data_or_another_config_ends_all(tmp_path: pathlib.
     assert not checkpoint.steps(tmp_path / 'run')
 
 
-SCORING = """import time; from tformer import processes, runs, stopping
+SCORING = """import time
+    from tformer.commands import runs
+    from tformer.distributed import processes
+    from tformer.training import stopping
     later, train, meet = 1 - processes.first(), runs.train_lib.train, processes.meet
     runs.train_lib.train = lambda *given: (train(*given), time.sleep({late} * later))[0]
     processes.meet = lambda name: (print(name), meet(name))
@@ -286,7 +290,7 @@ def test_a_mistake_is_told_once_and_an_exception_ends_all(tmp_path: pathlib.Path
     assert launched.err.count("tformer: model.norm='rmsnrom' is unknown; did you mean 'rmsnorm'?") == 1
     assert launched.err.splitlines()[-1].endswith('exit code 2') and 'Traceback' not in launched.err
 
-    hook = 'from tformer import journal; journal.Interval.summary = lambda self: 1 / 0'
+    hook = 'from tformer.training import recorder; recorder.Interval.summary = lambda self: 1 / 0'
     faulty = [*flags(tmp_path, 'run'), hooked(tmp_path, 1, hook)]
     (tmp_path / 'run').mkdir(exist_ok=True)
     (tmp_path / 'run/trial.json').write_text('{}')  # a trial keeps the cause, not what the first process saw of it
@@ -338,7 +342,10 @@ ABSENT = {
     ),
     'no coordinator': ('--num_processes=2', '--num_processes and --process_id go with --coordinator'),
 }
-HASTY = 'from tformer import __main__, processes; processes.MEETING_SECONDS = 2; __main__.run()'
+HASTY = """from tformer import __main__
+from tformer.distributed import processes
+processes.MEETING_SECONDS = 2
+__main__.run()"""
 
 
 @pytest.mark.parametrize('case', ABSENT)

@@ -12,15 +12,15 @@ import pytest
 
 from tformer import config
 from tformer.config import Config, Model, Train
-from tformer.dummy_batch import random_batch
-from tformer.hyper import Hyper
+from tformer.distributed.sharding import unboxed
 from tformer.layers.dropout import Rates
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
-from tformer.optimizers import make_optimizer
-from tformer.sharding import unboxed
-from tformer.state import logical_names, make_init
-from tformer.step import make_train_step
+from tformer.optim.hyperparameters import Hyper
+from tformer.optim.optimizers import make_optimizer
+from tformer.training.dummy_batch import random_batch
+from tformer.training.state import logical_names, make_init
+from tformer.training.step import make_train_step
 
 WIDTHS = (32, 64, 128, 256)
 UPDATES = 4

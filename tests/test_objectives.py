@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 import scipy.special
 
-from tformer import config, evaluate, sharding
+from tformer import config
 from tformer.config import Config, Data, Model, Train
-from tformer.data import pipeline, tokenizers
+from tformer.data.batches import pipeline
+from tformer.data.tokenizers import tokenizers
+from tformer.distributed import sharding
+from tformer.evaluation import scorer
 from tformer.layers.dropout import Rates
 from tformer.model import build, narrowed
 from tformer.objectives import (
@@ -239,7 +242,7 @@ def scored(objective, rows):
         jax.random.key(0), batches.batch(0)
     )
     mesh = sharding.make_mesh(cfg.mesh, jax.devices()[:1])
-    score = evaluate.make_scorer(model, cfg, mesh)
+    score = scorer.make_scorer(model, cfg, mesh)
     found, again = (score(sharding.unboxed(variables), batches, None, tokens) for _ in range(2))
     return cfg, found, again
 
@@ -247,9 +250,9 @@ def scored(objective, rows):
 @pytest.mark.parametrize('objective', ['masked_lm_nsp', 'replaced_token'])
 def test_evaluation_is_deterministic_and_of_the_split_not_of_its_batches(objective):
     cfg, found, again = scored(objective, 2)
-    assert found == again and {f'valid/{name}' for name in found} >= set(evaluate.score_names(cfg))
+    assert found == again and {f'valid/{name}' for name in found} >= set(scorer.score_names(cfg))
     judged = {'sentence_f1_micro', 'sentence_matthews'}
-    assert {f'valid/{name}' for name in found if name not in judged} <= set(evaluate.score_names(cfg))
+    assert {f'valid/{name}' for name in found if name not in judged} <= set(scorer.score_names(cfg))
     second = found[OBJECTIVES[objective].second]
     assert found['loss'] == pytest.approx(found['nll'] + 3 * second, rel=1e-6) and second > 0
     if objective == 'masked_lm_nsp':  # what is drawn is of a batch, too

@@ -11,19 +11,21 @@ import pytest
 from flax import linen as nn
 from jax.sharding import PartitionSpec as P
 
-from tformer import checkpoint, config, schedules
-from tformer.adafactor import adafactor
+from tformer import config
 from tformer.config import Config, Data, Model, Train, resolve
-from tformer.dummy_batch import random_batch
 from tformer.errors import UserError
-from tformer.hyper import Hyper
 from tformer.layers.dropout import Rates
 from tformer.model import build
 from tformer.objectives import OBJECTIVES, Objective, token_scores
-from tformer.optimizers import OPTIMIZERS, make_optimizer, rate_factors
-from tformer.parameters import is_hidden
-from tformer.state import TrainState, begin, evaluation_params, evaluation_variables, logical_names
-from tformer.step import make_train_step, moving_average
+from tformer.optim import schedules
+from tformer.optim.adafactor import adafactor
+from tformer.optim.hyperparameters import Hyper
+from tformer.optim.optimizers import OPTIMIZERS, make_optimizer, rate_factors
+from tformer.optim.parameters import is_hidden
+from tformer.training import checkpoint
+from tformer.training.dummy_batch import random_batch
+from tformer.training.state import TrainState, begin, evaluation_params, evaluation_variables, logical_names
+from tformer.training.step import make_train_step, moving_average
 
 RATE, DECAY, STEPS = 0.01, 0.1, 5
 NAMES = {'dense': {'kernel': P('embed', 'mlp'), 'bias': P('mlp')}}

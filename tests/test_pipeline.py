@@ -15,13 +15,15 @@ import toy_data
 from jax.sharding import AxisType, PartitionSpec
 from test_train_step import ROWS, T, Trainer, make_batch, make_config, relative
 
-from tformer import config, runs, sharding
+from tformer import config
+from tformer.commands import runs
 from tformer.config import Mesh
+from tformer.distributed import sharding
 from tformer.errors import UserError
 from tformer.layers.dropout import Rates
-from tformer.layers.pipeline import deal, pipelined
+from tformer.layers.parallel.pipeline_stages import deal, pipelined
 from tformer.model import build
-from tformer.state import make_start
+from tformer.training.state import make_start
 
 ROOT = pathlib.Path(__file__).parent.parent
 STEPS, LAYERS = 3, 4

@@ -10,10 +10,10 @@ import pytest
 
 from tformer import choices, config
 from tformer.config import Config, Model
+from tformer.distributed.sharding import unboxed
 from tformer.errors import UserError
 from tformer.layers import mlp, norms, positions
 from tformer.model import build
-from tformer.sharding import unboxed
 
 README = (pathlib.Path(__file__).parent.parent / 'README.md').read_text()
 BLOCKS = re.findall(r'in `tformer/layers/(\w+)\.py`:\n\n```python\n(.*?)```', README, re.DOTALL)

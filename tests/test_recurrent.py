@@ -11,21 +11,25 @@ import pytest
 import test_knobs
 from flax import linen as nn
 
-from tformer import accounting, choices, config, dummy_batch, recurrent, runs, sharding, shown
+from tformer import choices, config
+from tformer.commands import inspect, runs
 from tformer.config import Config, Data, Decode, Mesh, Model, Optimizer, Train, resolve_model
 from tformer.config.applies import RECURRENT
 from tformer.decode import make_generate
+from tformer.distributed import sharding
 from tformer.errors import UserError
 from tformer.hf import export_params
-from tformer.hyper import Hyper
+from tformer.layers import recurrent
 from tformer.layers.dropout import Rates
+from tformer.layers.recurrent import CELLS
 from tformer.layers.recurrent_attention import SCORES, CrossAttention, Source, attention_weights
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
-from tformer.optimizers import OPTIMIZERS, make_optimizer
-from tformer.recurrent import CELLS
-from tformer.state import begin, initial_variables, logical_names
-from tformer.step import make_train_step
+from tformer.optim.hyperparameters import Hyper
+from tformer.optim.optimizers import OPTIMIZERS, make_optimizer
+from tformer.training import dummy_batch, flops
+from tformer.training.state import begin, initial_variables, logical_names
+from tformer.training.step import make_train_step
 
 V, T, S, D = 12, 8, 6, 16
 OBJECTIVE = {'encoder': 'masked_lm', 'decoder': 'causal_lm', 'encoder_decoder': 'seq2seq'}
@@ -517,7 +521,7 @@ def test_no_hub_and_no_attention_maps():
         export_params('gpt2', {}, make_model())
     run = runs.Run(None, make_config(make_model()), None, {}, 0)
     with pytest.raises(UserError, match=r'model\.recurrence=gru has no attention maps'):
-        shown.attention(run, ['a'])
+        inspect.attention(run, ['a'])
 
 
 # ------------------------------------------------------------------------------------------------------- accounting
@@ -549,15 +553,15 @@ def test_parameters_and_operations_by_the_formula(cell, attention):
     products += {'dot': 2 * D * D * T + 2 * D * T * S, 'additive': (3 * T + S) * D * D + 2 * D * T * S, None: 0}[
         attention
     ]
-    assert accounting.model_flops(run, params, batch) == 6 * 4 * products
+    assert flops.model_flops(run, params, batch) == 6 * 4 * products
 
 
 def test_costs_by_the_length_of_a_row():
     """Vaswani et al. 2017, table 1, for n = 100, d = 16 and r = 8."""
     decoder = Model(family='decoder', emb_dim=16, attention_pattern=('local', 'global'), window=8)
-    assert accounting.layer_costs(decoder, 100) == {'local': (8 * 100 * 16, 1, 13), 'global': (100 * 100 * 16, 1, 1)}
+    assert flops.layer_costs(decoder, 100) == {'local': (8 * 100 * 16, 1, 13), 'global': (100 * 100 * 16, 1, 1)}
     seq2seq = make_model('encoder_decoder', 'lstm', recurrent_attention='dot')
-    found = accounting.layer_costs(seq2seq, 100)
+    found = flops.layer_costs(seq2seq, 100)
     assert found == {'lstm': (100 * 16 * 16, 100, 100), 'attention': (100 * 100 * 16, 1, 1)}
-    said = shown.inspect(make_config(make_model(cell='lstm')))
+    said = inspect.inspect(make_config(make_model(cell='lstm')))
     assert said.splitlines()[-1].split() == ['lstm', f'{T * D * D:,}', str(T), str(T)]

@@ -21,10 +21,10 @@ import pytest
 from absl.testing import flagsaver
 
 from tformer import __main__ as command_line
-from tformer import config, predictions, text_scores
+from tformer import config
 from tformer.config import Config, Data, Evaluate, Mesh, Model, Optimizer, Train
 from tformer.errors import UserError
-from tformer.lab import listing, matching, scaling, statistics, trials
+from tformer.evaluation import predictions, text_scores
 from tformer.lab.report import (
     amounts,
     computed,
@@ -40,6 +40,9 @@ from tformer.lab.report import (
     words,
     write,
 )
+from tformer.lab.scaling_laws import scaling
+from tformer.lab.statistics import comparison
+from tformer.lab.sweep import manifest, matching, trials
 
 TINY = Config(
     model=Model(emb_dim=16, mlp_dim=64, num_heads=4, num_decoder_layers=2, max_len=16, vocab_size=64, norm='layernorm'),
@@ -75,7 +78,7 @@ def built(
     for trial, end in list(zip(made, ends, strict=True))[:: -1 if backwards else 1]:
         left(home / trial.directory, trial.config, end, listed)
     if listed:
-        listing.write(base, made, home, {trial.directory: 10.0 + i for i, trial in enumerate(made)})
+        manifest.write(base, made, home, {trial.directory: 10.0 + i for i, trial in enumerate(made)})
     return home
 
 
@@ -120,7 +123,7 @@ def computed_of(home: pathlib.Path, **options: Any) -> computed.Report:
 def home(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """A sweep of three arms, with its report."""
     place = built(tmp_path_factory.mktemp('report') / 'x', ARMS)
-    listing.keep_command(place, ['--config=a b.py'])
+    manifest.keep_command(place, ['--config=a b.py'])
     write.write(place)
     return place
 
@@ -131,14 +134,14 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 def test_the_statistics_are_those_of_the_runs(home: pathlib.Path) -> None:
     report = computed_of(home)
     losses = {'baseline': BASE, 'norm=rmsnorm': BETTER, 'activation=swiglu': {0: 0.60, 1: 0.63, 2: None, 4: math.nan}}
-    assert repr(report.rows) == repr(statistics.summary(losses, 'baseline', lower_is_better=True))
+    assert repr(report.rows) == repr(comparison.summary(losses, 'baseline', lower_is_better=True))
     assert report.arms == ['baseline', 'norm=rmsnorm', 'activation=swiglu']
     assert report.rows[1].comparison.interval == pytest.approx((-0.03 - 0.024841, -0.03 + 0.024841), abs=1e-6)
     assert report.rows[2].runs.failed == 2 and report.rows[2].runs.n == 2
     found = report.results
     assert [found.count(state) for state in ('done', 'failed', 'unfinished')] == [9, 1, 1]
     other = computed_of(home, baseline='norm=rmsnorm', alpha=0.2)
-    assert repr(other.rows) == repr(statistics.summary(losses, 'norm=rmsnorm', True, alpha=0.2))
+    assert repr(other.rows) == repr(comparison.summary(losses, 'norm=rmsnorm', True, alpha=0.2))
 
 
 def test_the_findings_are_plain_sentences(home: pathlib.Path, tmp_path: pathlib.Path) -> None:
@@ -212,7 +215,7 @@ def test_workdirs_without_a_list_are_arms_by_what_differs(home: pathlib.Path, tm
     report = computed_of(place)
     assert report.arms == ['baseline', 'norm=rmsnorm', 'activation=swiglu']
     losses = {'baseline': BASE, 'norm=rmsnorm': BETTER, 'activation=swiglu': {0: 0.60, 1: 0.63, 4: math.nan}}
-    assert repr(report.rows) == repr(statistics.summary(losses, 'baseline', lower_is_better=True))
+    assert repr(report.rows) == repr(comparison.summary(losses, 'baseline', lower_is_better=True))
     (by_seconds,) = report.timing.matched
     assert by_seconds.why == 'those of baseline are not known' and report.costs['baseline'].seconds is None
     shutil.copytree(place / 'a', place / 'again')

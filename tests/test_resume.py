@@ -13,9 +13,10 @@ import pytest
 import toy_data
 from lives import Life, free_port
 
-from tformer import checkpoint, digests, runs
-from tformer.data import mixture, pipeline
-from tformer.data.tokenizers import Tokenizers
+from tformer.commands import runs
+from tformer.data.batches import mixture, pipeline
+from tformer.data.tokenizers.tokenizers import Tokenizers
+from tformer.training import checkpoint, digests
 
 ROOT = pathlib.Path(__file__).parent.parent
 STEPS = 8

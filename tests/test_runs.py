@@ -16,12 +16,15 @@ from absl.testing import flagsaver
 from test_launch import alive
 
 from tformer import __main__ as command_line
-from tformer import accounting, checkpoint, config, errors, runs
-from tformer import train as train_lib
-from tformer.data import pipeline
+from tformer import config, errors
+from tformer.commands import runs
+from tformer.data.batches import pipeline
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
-from tformer.state import abstract_variables
+from tformer.training import checkpoint
+from tformer.training import flops as flops_lib
+from tformer.training import loop as train_lib
+from tformer.training.state import abstract_variables
 
 ROOT = pathlib.Path(__file__).parent.parent
 DATA = {'classify': toy_data.labelled, 'translate': toy_data.parallel}
@@ -101,7 +104,7 @@ def test_an_interrupted_run_continues_bit_for_bit(tmp_path: pathlib.Path, monkey
     tokens = sum(int((batch[side] >= 0).sum()) for batch in made for side in ('positions', 'encoder_positions'))
     model, objective = build(whole.config.model), OBJECTIVES[whole.config.train.objective]
     params = abstract_variables(model, objective, made[0])['params']
-    flops = sum(accounting.model_flops(whole.config, params, batch) for batch in made)
+    flops = sum(flops_lib.model_flops(whole.config, params, batch) for batch in made)
     assert last['train/tokens'] == tokens and last['train/flops'] == pytest.approx(flops, rel=1e-6)
 
     if optimizer != PLAIN:  # the last two checkpoints, 4 and 6, averaged; and evaluated from the command line
@@ -297,8 +300,8 @@ def test_a_refused_run_leaves_its_config(tmp_path: pathlib.Path) -> None:
 
 
 def test_the_source_tokenizer_of_a_file_is_read_again(tmp_path: pathlib.Path) -> None:
-    from tformer import workdir
-    from tformer.data import mixture
+    from tformer.data.batches import mixture
+    from tformer.training import workdir
 
     hub = pytest.importorskip('tokenizers')
     data = toy_data.parallel(tmp_path / 'data')

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from tformer.errors import UserError
-from tformer.lab import isoflop, power_law, scaling
+from tformer.lab.scaling_laws import isoflop, power_law, scaling
 
 TRUE = scaling.Law(E=1.8172, A=482.01, B=2085.43, alpha=0.3478, beta=0.3658)  # Besiroglu et al. 2024, table 1
 NUMBERS = ('E', 'A', 'B', 'alpha', 'beta')

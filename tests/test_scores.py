@@ -14,10 +14,14 @@ from hypothesis import strategies as st
 from scipy import stats
 from sklearn import metrics as sklearn_metrics
 
-from tformer import checkpoint, choices, evaluate, runs, scores, text_scores
+from tformer import choices
 from tformer import config as config_lib
+from tformer.commands import runs
 from tformer.config import Config, Evaluate
 from tformer.errors import UserError
+from tformer.evaluation import scorer as scorer_lib
+from tformer.evaluation import scores, text_scores
+from tformer.training import checkpoint
 
 
 @pytest.fixture(autouse=True)
@@ -376,7 +380,7 @@ def test_a_record_without_references_has_its_target():
 
 
 def asked(**evaluate):
-    return config_lib.override(Config(), {'train.num_steps': '1', 'train.objective': 'seq2seq'} | SEQ2SEQ | evaluate)
+    return config_lib.override(Config(), {'train.num_steps': '1', 'train.objective': 'seq2seq'} | SEQ2SEQ | scorer_lib)
 
 
 SEQ2SEQ = {'model.family': 'encoder_decoder'}
@@ -413,7 +417,7 @@ def test_a_run_has_the_scores_of_its_positive_class(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
         found = runs.train(chosen, str(tmp_path / 'run'))
-    assert {f'valid/{name}' for name in found} >= set(evaluate.score_names(chosen))
-    assert 'valid/f1' not in evaluate.score_names(config_lib.override(chosen, {'evaluate.positive_label': 'None'}))
+    assert {f'valid/{name}' for name in found} >= set(scorer_lib.score_names(chosen))
+    assert 'valid/f1' not in scorer_lib.score_names(config_lib.override(chosen, {'evaluate.positive_label': 'None'}))
     with pytest.raises(UserError, match=r"evaluate.positive_label='birds' is unknown; did you mean 'bird'\?"):
         runs.train(config_lib.override(chosen, {'evaluate.positive_label': 'birds'}), str(tmp_path / 'other'))

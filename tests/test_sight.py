@@ -13,11 +13,14 @@ from rich.cells import cell_len
 
 from tformer import __main__ as command_line
 from tformer import config as config_lib
-from tformer import dummy_batch, errors, workdir
+from tformer import errors
 from tformer.config.run import Config, Data, Evaluate, Train
-from tformer.data import amounts, duplicates, mixture, padding, rendering, sight, tokenizers
-from tformer.data.pipeline import Batches
-from tformer.data.tokenizers import BOS, CLS, EOS, MASK, PAD, SEP
+from tformer.data.batches import mixture
+from tformer.data.batches.pipeline import Batches
+from tformer.data.inspection import amounts, duplicates, padding, rendering, report
+from tformer.data.tokenizers import tokenizers
+from tformer.data.tokenizers.tokenizers import BOS, CLS, EOS, MASK, PAD, SEP
+from tformer.training import dummy_batch, workdir
 
 ROOT = pathlib.Path(__file__).parent.parent
 BYTE = tokenizers.Tokenizers(tokenizers.Byte(), tokenizers.Byte(), ('yes', 'n\x1b[2Jo'))
@@ -150,7 +153,7 @@ def test_amounts_are_those_of_the_records(tmp_path: pathlib.Path) -> None:
     lines = amounts.labels(tokens.labels, splits)
     assert cells(lines, 'yes') == ['yes', '4', '66.7%', '2', '66.7%']
     assert cells(lines, 'no') == ['no', '2', '33.3%', '1', '33.3%']
-    lines = sight.lengths(config, splits)
+    lines = report.lengths(config, splits)
     sizes = np.array([len(text) + 2 for text in texts])
     percentiles = [f'{value:.0f}' for value in np.percentile(sizes, (50, 90, 99))]
     assert cells(lines, 'train') == ['train text', f'{sizes.mean():.1f}', *percentiles, '52', '40', '33.3%']
@@ -173,7 +176,7 @@ def test_a_histogram_counts_every_record_and_marks_the_limit() -> None:
         (rng.integers(0, 300, 500), 64), (rng.geometric(0.01, 500), 100), (np.array([3]), 64), (np.arange(1, 65), 64),
         (np.array([0, 1, 100_000]), 7), (np.zeros(3, int), 5), (np.array([9_000_000]), 7),
     ):  # fmt: skip
-        lines = sight.histogram(sizes, limit, 'data.length')
+        lines = report.histogram(sizes, limit, 'data.length')
         bars = [re.fullmatch(r' *([\d,]+) - *([\d,]+) +([\d,]+) .*', line) for line in lines]
         found = [[int(cell.replace(',', '')) for cell in bar.groups()] for bar in bars if bar]
         assert sum(count for _, _, count in found) == len(sizes) and found[0][2]
@@ -380,6 +383,6 @@ def test_no_rows_are_shown_where_none_are_asked_for(tmp_path: pathlib.Path) -> N
     config = made(toy_data.parallel(tmp_path))
     records, tokens, _ = opened(config)
     quiet = Config(config.model, config.data, config.optimizer, config.train, evaluate=Evaluate(samples=0))
-    lines = [rendering.plain(line) for line in sight.report(quiet, tokens, records, lambda line: None)]
+    lines = [rendering.plain(line) for line in report.report(quiet, tokens, records, lambda line: None)]
     assert not any('rows of the first epoch' in line for line in lines)
     assert lines[-2] == 'token cache'

@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 
 from tformer.config import Model
 from tformer.config.run import Config, Data, Train
-from tformer.data import lines, mixture, pipeline, prepare, records, sources, tokenizers
+from tformer.data.batches import mixture, pipeline
+from tformer.data.sources import prepare, records, sources, text_reader
+from tformer.data.tokenizers import tokenizers
 from tformer.errors import UserError
 
 # ---------------------------------------------------------------------------------------------------------- sources
@@ -52,12 +54,14 @@ def test_text_files(tmp_path) -> None:
 
 
 def test_held_out(tmp_path) -> None:
-    lines = tmp_path / 'all.tsv'
-    lines.write_text(''.join(f'word {i}\tWORD {i}\n' for i in range(2000)))
-    parts = [{r['source'] for r in load(s, 'seq2seq', path=(str(lines),))} for s in sources.SPLITS]
+    text_reader = tmp_path / 'all.tsv'
+    text_reader.write_text(''.join(f'word {i}\tWORD {i}\n' for i in range(2000)))
+    parts = [{r['source'] for r in load(s, 'seq2seq', path=(str(text_reader),))} for s in sources.SPLITS]
     assert sum(map(len, parts)) == 2000 == len(set.union(*parts))
     assert 20 < len(parts[1]) < 60 and 20 < len(parts[2]) < 60
-    both = load('train', 'seq2seq', path=(str(lines),), valid_path=(str(lines),), test_path=(str(lines),))
+    both = load(
+        'train', 'seq2seq', path=(str(text_reader),), valid_path=(str(text_reader),), test_path=(str(text_reader),)
+    )
     assert len(both) == 2000
     document = tmp_path / 'all.txt'
     document.write_text(''.join(f'line {i}\n' for i in range(2000)))
@@ -423,7 +427,7 @@ def test_what_is_no_regular_file(tmp_path, monkeypatch: pytest.MonkeyPatch) -> N
         with pytest.raises(UserError, match=message):
             load(path=(str(path),))
     with pytest.raises(UserError, match='is a pipe'):
-        lines.read_text(tmp_path / 'train.tsv')
+        text_reader.read_text(tmp_path / 'train.tsv')
     place = write(tmp_path / 'mine', {'train.tsv': 'a'})
 
     def refuse(*_: object, **__: object) -> None:
@@ -452,7 +456,7 @@ def test_a_file_that_changes(tmp_path, monkeypatch: pytest.MonkeyPatch, name: st
     assert len(sources.load(Data(path=(place,)), 'seq2seq', 'train')) == len(split) == 1000
 
     split = sources.load(Data(path=(place,)), 'seq2seq', 'train')
-    text = iter(lines.Text(lines.find(file), 'stop'))
+    text = iter(text_reader.Text(text_reader.find(file), 'stop'))
     next(text)
     with file.open('ab') as more:
         more.write(b'x')
@@ -460,9 +464,9 @@ def test_a_file_that_changes(tmp_path, monkeypatch: pytest.MonkeyPatch, name: st
         list(text)
 
     times = itertools.count()
-    monkeypatch.setattr(lines, '_state', lambda path: (next(times), 0))
+    monkeypatch.setattr(text_reader, '_state', lambda path: (next(times), 0))
     with pytest.raises(UserError, match='changed while it was being read'):
-        lines.find(file)
+        text_reader.find(file)
 
 
 def test_long_lines_take_linear_time(tmp_path) -> None:
@@ -481,7 +485,7 @@ def test_a_big_file_is_not_held_twice(tmp_path) -> None:
     script = """
 import resource, sys
 from tformer.config.run import Data
-from tformer.data import sources
+from tformer.data.sources import sources
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 split = sources.load(Data(path=(sys.argv[1],), valid_path=('x',), test_path=('x',)), 'causal_lm', 'train')
 print(len(split), (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
@@ -640,7 +644,7 @@ def test_mistakes_of_prepare(tmp_path) -> None:
 KILLED = """
 import os, signal, sys
 from tformer.config.run import Data
-from tformer.data import prepare
+from tformer.data.sources import prepare
 rows = prepare._shards
 def shards(name, records, *rest):
     def dies():
@@ -670,7 +674,7 @@ import functools, http.server, io, sys, tarfile, threading
 import tensorflow_datasets as tfds
 from tensorflow_datasets.core import shuffle
 from tformer.config.run import Data
-from tformer.data import prepare
+from tformer.data.sources import prepare
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *_):

@@ -9,8 +9,8 @@ from sacrebleu.metrics import BLEU
 from scipy import stats
 
 from tformer.errors import UserError
-from tformer.lab import curves, noise, power, resampling, statistics
-from tformer.lab.statistics import compare
+from tformer.lab.statistics import comparison, curves, noise, power, resampling
+from tformer.lab.statistics.comparison import compare
 
 
 @pytest.fixture(autouse=True)
@@ -57,8 +57,8 @@ def test_other_seeds_by_hand():
     assert found.interval == pytest.approx((-2 - half, -2 + half))
     assert found.effect == pytest.approx(-2 / math.sqrt(2.5) * math.sqrt(2 / math.pi))
     more = compare(runs([1, 2, 3]), runs([2, 4, 6, 8, 10], first=10))  # pooled variance (2 * 1 + 4 * 10) / 6 = 7
-    assert more.effect == pytest.approx(-4 / math.sqrt(7) * statistics.unbiased(6))
-    assert statistics.unbiased(6) == pytest.approx(1 - 3 / (4 * 6 - 1), abs=0.002)  # his approximation
+    assert more.effect == pytest.approx(-4 / math.sqrt(7) * comparison.unbiased(6))
+    assert comparison.unbiased(6) == pytest.approx(1 - 3 / (4 * 6 - 1), abs=0.002)  # his approximation
 
 
 def test_one_run_by_hand():
@@ -76,11 +76,11 @@ def test_one_run_by_hand():
 
 def test_holm_by_hand():
     """Sorted 0.005 0.01 0.03 0.04 times 4 3 2 1 = 0.02 0.03 0.06 0.04; the last is raised to 0.06."""
-    assert statistics.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert statistics.holm([0.9, 0.8]) == pytest.approx([1, 1])
-    assert statistics.holm([0.2]) == pytest.approx([0.2])
-    assert statistics.holm([]).shape == (0,)
-    assert statistics.holm([math.nan, 0.01, 0.02]) == pytest.approx([math.nan, 0.03, 0.04], nan_ok=True)
+    assert comparison.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert comparison.holm([0.9, 0.8]) == pytest.approx([1, 1])
+    assert comparison.holm([0.2]) == pytest.approx([0.2])
+    assert comparison.holm([]).shape == (0,)
+    assert comparison.holm([math.nan, 0.01, 0.02]) == pytest.approx([math.nan, 0.03, 0.04], nan_ok=True)
 
 
 def test_noise_floor_by_hand():
@@ -220,7 +220,7 @@ def test_no_noise_is_no_verdict():
         found = compare(arm, baseline)
         assert (math.isnan(found.p) or found.p == 0.5) and found.interval is None and found.bootstrap is None
         assert found.difference == pytest.approx(arm[0] - baseline[0])
-        assert statistics.label(found.difference, found.p, True, test=found.test) == 'noise unknown'
+        assert comparison.label(found.difference, found.p, True, test=found.test) == 'noise unknown'
     assert compare([0.7, 0.8001], [0.5, 0.6]).p < 0.001
 
 
@@ -238,9 +238,9 @@ def test_runs_without_spread_are_judged_by_all_orders():
         )  # fmt: skip
         exact = 2 if ours == theirs else 1
         assert found.p == pytest.approx(exact / math.comb(ours + theirs, ours)) and found.p <= test.pvalue + 1e-12
-    labels = {row.arm: row.label for row in statistics.summary({'b': wrong, 'a': right}, 'b', lower_is_better=False)}
+    labels = {row.arm: row.label for row in comparison.summary({'b': wrong, 'a': right}, 'b', lower_is_better=False)}
     assert labels == {'b': 'baseline', 'a': 'better'}
-    few = statistics.summary({'b': {0: 0.0, 1: 0.0}, 'a': {0: 1.0, 1: 1.0}}, 'b', lower_is_better=False)
+    few = comparison.summary({'b': {0: 0.0, 1: 0.0}, 'a': {0: 1.0, 1: 1.0}}, 'b', lower_is_better=False)
     assert few[1].label == 'noise unknown' and few[1].p_holm == 0.5
 
 
@@ -280,7 +280,7 @@ def test_equal_arms_are_called_different_at_the_stated_rate(n):
         for x, y in zip(ours[:, :size], theirs, strict=True):
             found = compare(runs(x), runs(y, first), resamples=0)
             assert found.test == test
-            called.append(statistics.label(found.difference, found.p, True) in ('better', 'worse'))
+            called.append(comparison.label(found.difference, found.p, True) in ('better', 'worse'))
             covered.append(found.interval[0] <= 0 <= found.interval[1])
         assert called == [not inside for inside in covered]
         assert near_rate(called, {3: 0.035, 5: 0.044, 10: 0.048}[n] if test == 'Welch t' else 0.05), test
@@ -292,7 +292,7 @@ def test_families_of_equal_arms_hold_a_false_alarm_at_the_stated_rate(n):
     values = normal(n, repeats, arms + 1, n) + normal(n + 1, repeats, 1, n)
     false, single = [], []
     for family in values:
-        rows = statistics.summary({str(i): runs(v) for i, v in enumerate(family)}, '0', True, resamples=0)
+        rows = comparison.summary({str(i): runs(v) for i, v in enumerate(family)}, '0', True, resamples=0)
         false.append(any(row.label in ('better', 'worse') for row in rows))
         single.append(any(row.comparison.p <= 0.05 for row in rows[1:]))
     assert 0.02 <= np.mean(false) <= 0.05 + 4 * math.sqrt(0.05 * 0.95 / repeats)
@@ -330,7 +330,7 @@ ARMS = {
 
 @pytest.mark.parametrize('lower', [True, False])
 def test_summary(lower):
-    rows = statistics.summary(ARMS, 'base', lower)
+    rows = comparison.summary(ARMS, 'base', lower)
     order = ['wide', 'same', 'once', 'worse']
     means = {row.arm: row.runs.mean for row in rows}
     assert means['once'] < means['same']
@@ -344,7 +344,7 @@ def test_summary(lower):
     assert by_name['wide'].runs.failed == 1 and by_name['wide'].comparison.unmatched == 1
     assert by_name['gone'].runs.failed == 5 and by_name['gone'].seeds is None
     others = [row for row in rows if row.comparison]
-    adjusted = statistics.holm([row.comparison.p for row in others])
+    adjusted = comparison.holm([row.comparison.p for row in others])
     assert [row.p_holm for row in others] == pytest.approx(list(adjusted), nan_ok=True)
     found = by_name['same'].comparison
     assert found == compare(ARMS['same'], ARMS['base'])
@@ -353,8 +353,8 @@ def test_summary(lower):
     sd = np.std(list(ARMS['base'].values()), ddof=1)
     assert by_name['once'].seeds == power.seeds_needed(once.difference / sd, False, 0.05 / 5)
     with pytest.raises(UserError, match="did you mean 'base'"):
-        statistics.summary(ARMS, 'bas', lower)
-    assert [row.arm for row in statistics.summary({'base': ARMS['base']}, 'base', lower)] == ['base']
+        comparison.summary(ARMS, 'bas', lower)
+    assert [row.arm for row in comparison.summary({'base': ARMS['base']}, 'base', lower)] == ['base']
 
 
 # ---------------------------------------------------------------------------------------------- generated text
@@ -450,7 +450,7 @@ def test_curves_at_matched_cost():
     assert x == 250
     assert values['fast'] == {0: 2.25, 1: 2.5} and values['slow'][0] == 2.875 and math.isnan(values['slow'][1])
     assert curves.matched(arms, 200)[1]['slow'][0] == 3.0
-    assert statistics.summary(values, 'fast', True)[1].runs.failed == 1
+    assert comparison.summary(values, 'fast', True)[1].runs.failed == 1
     with pytest.raises(UserError, match="x=300: 'fast', seed 1, has 100 to 250; all share 100 to 250"):
         curves.matched(arms, 300)
     with pytest.raises(UserError, match='share no x: 0 to 300, 301 to 400'):

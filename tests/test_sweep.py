@@ -20,10 +20,11 @@ import toy_data
 from absl.testing import flagsaver
 
 from tformer import __main__ as command_line
-from tformer import checkpoint, choices, config, processes, runs, workdir
+from tformer import choices, config
+from tformer.commands import runs
 from tformer.config import Config, Data, Evaluate, Mesh, Model, Optimizer, Train
+from tformer.distributed import processes
 from tformer.errors import Stopped, UserError
-from tformer.lab import matching, plan, runner, trials
 from tformer.lab.report import results
 from tformer.lab.sweep import (
     Match,
@@ -32,13 +33,18 @@ from tformer.lab.sweep import (
     choice,
     grid,
     log_uniform,
+    matching,
     one_at_a_time,
+    plan,
     product,
+    runner,
     sample,
     seeds,
+    trials,
     uniform,
     zipped,
 )  # fmt: skip
+from tformer.training import checkpoint, workdir
 
 ROOT = pathlib.Path(__file__).parent.parent
 NORMS, HEADS = {'model.norm': ['layernorm', 'rmsnorm']}, {'model.num_heads': [4, 2, 1]}
@@ -432,7 +438,7 @@ def test_a_trial_keeps_why_it_failed(tmp_path: pathlib.Path) -> None:
 
 HOLDER = """
 import pathlib, sys
-from tformer import workdir
+from tformer.training import workdir
 with workdir.held(pathlib.Path(sys.argv[1])):
     print('held', flush=True)
     sys.stdin.read()
@@ -465,7 +471,7 @@ def test_a_trial_that_another_process_runs_does_not_fail(tmp_path: pathlib.Path,
             runs.train_together([str(running), str(other)])
         assert (running / 'error.txt').read_text() == 'of one of some together\n'
         (running / 'error.txt').unlink()
-        actor = 'import pathlib, sys; from tformer import workdir; workdir.LOCK_SECONDS = 0\n'
+        actor = 'import pathlib, sys; from tformer.training import workdir; workdir.LOCK_SECONDS = 0\n'
         actor += "with workdir.held(pathlib.Path(sys.argv[2].partition('=')[2])): sys.exit('ValueError: of its own')"
         assert runner.sweep(TINY, made, tmp_path, command=[sys.executable, '-c', actor]) == 1
         said = capsys.readouterr().out

@@ -16,12 +16,13 @@ import pytest
 import toy_data
 from test_sweep import TINY, environment, numbers
 
-from tformer import checkpoint, config, digests, errors, hyper, journal
-from tformer import train as train_lib
+from tformer import config, errors
 from tformer.config import Config, Mesh
-from tformer.lab import listing, slices, together, trials
 from tformer.lab.report import write
-from tformer.lab.sweep import grid, one_at_a_time, product, seeds
+from tformer.lab.sweep import batched_training, batched_trials, grid, manifest, one_at_a_time, product, seeds, trials
+from tformer.optim import hyperparameters
+from tformer.training import checkpoint, digests, recorder
+from tformer.training import loop as train_lib
 
 STEPS = 50
 VARIED = {
@@ -55,7 +56,7 @@ def base(place: pathlib.Path, **fields: object) -> Config:
 
 def stated(home: pathlib.Path, made: list[trials.Trial]) -> list[pathlib.Path]:
     """Returns the workdirs of trials, with what they are in them."""
-    listing.claim(made[0].config, made, home)
+    manifest.claim(made[0].config, made, home)
     return [home / trial.directory for trial in made]
 
 
@@ -74,11 +75,11 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, list[trials
     return shared, made, place
 
 
-@pytest.mark.parametrize('transform', slices.TRANSFORMS)
+@pytest.mark.parametrize('transform', batched_trials.TRANSFORMS)
 def test_a_trial_among_others_is_what_it_is_alone(alone, transform: str, tmp_path: pathlib.Path) -> None:
     _, made, place = alone
-    assert slices.groups(made, 99) == [made]
-    trained = together.train(stated(tmp_path, made), transform)
+    assert batched_trials.groups(made, 99) == [made]
+    trained = batched_training.train(stated(tmp_path, made), transform)
     assert list(trained) == [tmp_path / trial.directory for trial in made]
     curves = []
     for trial in made:
@@ -110,9 +111,9 @@ def test_trials_are_split_over_a_mesh(alone, transform: str, mesh: Mesh, tmp_pat
     _, made, place = alone
     made = [dataclasses.replace(trial, config=dataclasses.replace(trial.config, mesh=mesh)) for trial in made[:4]]
     homes = stated(tmp_path, made)
-    found = slices.make_mesh(mesh, len(made))
+    found = batched_trials.make_mesh(mesh, len(made))
     assert found.shape['trials'] == 4 and found.size == 8
-    together.train(homes, transform)
+    batched_training.train(homes, transform)
     for home, trial in zip(homes, made, strict=True):
         np.testing.assert_allclose(losses(home), losses(place / trial.directory), rtol=1e-5)
 
@@ -122,7 +123,7 @@ def test_one_that_fails_leaves_the_others_as_they_are(alone, tmp_path: pathlib.P
     shared = config.override(shared, {'train.max_skipped': 3})
     arms = trials.trials(shared, [{}, {'optimizer.learning_rate': 1e38}, {'optimizer.learning_rate': 3e-3}])
     homes = stated(tmp_path, arms)
-    trained = together.train(homes)
+    trained = batched_training.train(homes)
     assert list(trained) == [homes[0], homes[2]]
     assert 'were not made: their loss or gradient is no number' in (homes[1] / 'error.txt').read_text()
     assert list((homes[1] / 'skipped').iterdir()) and not numbers(homes[1])[-1].keys() & {'valid/loss'}
@@ -138,26 +139,26 @@ def test_after_an_interruption_all_go_on_from_the_newest_common_step_to_the_bit(
     shared = config.override(shared, {'train.checkpoint_every': 10})
     made = trials.trials(shared, product(grid({'model.dropout_rate': [0.1, 0.2]}), seeds(2)))
     whole, parts = stated(tmp_path / 'whole', made), stated(tmp_path / 'parts', made)
-    together.train(whole)
+    batched_training.train(whole)
 
-    report = together.report
+    report = batched_training.report
 
-    def interrupted(group: together.Group, number: int) -> dict[str, float]:
+    def interrupted(group: batched_training.Group, number: int) -> dict[str, float]:
         if number == 33:
             raise KeyboardInterrupt
         return report(group, number)
 
-    monkeypatch.setattr(together, 'report', interrupted)
+    monkeypatch.setattr(batched_training, 'report', interrupted)
     with pytest.raises(KeyboardInterrupt):
-        together.train(parts)
+        batched_training.train(parts)
     monkeypatch.undo()
     assert all(checkpoint.steps(home)[-2:] == [25, 30] for home in parts)
     shutil.rmtree(checkpoint.place(parts[1], 30))
     (parts[2] / 'error.txt').write_text('ended\n')
-    assert list(together.train(parts)) == parts and not (parts[2] / 'error.txt').exists()
+    assert list(batched_training.train(parts)) == parts and not (parts[2] / 'error.txt').exists()
     for mine, theirs in zip(parts, whole, strict=True):
         assert numbers(mine) == numbers(theirs) and leaves(mine) == leaves(theirs)
-    assert list(together.train(parts)) == parts  # nothing is left to do
+    assert list(batched_training.train(parts)) == parts  # nothing is left to do
     assert numbers(parts[0]) == numbers(whole[0])
 
 
@@ -169,7 +170,7 @@ def test_no_one_waits_for_those_that_are_far_behind(tmp_path: pathlib.Path) -> N
             checkpoint.place(home, step).mkdir(parents=True)
             digests.write(checkpoint.place(home, step))
     a, b, c, d, e, f = homes
-    assert together.cohorts(homes) == [(20, [a, b, c, f]), (5000, [e]), (None, [d])]
+    assert batched_training.cohorts(homes) == [(20, [a, b, c, f]), (5000, [e]), (None, [d])]
     assert [checkpoint.steps(home) for home in homes] == [[10, 20], [20], [20], [], [10, 5000], [20]]
 
 
@@ -177,7 +178,7 @@ def test_a_signal_during_an_evaluation_leaves_the_rest_of_it_to_the_next_life(
     alone, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, made, place = alone
-    homes, real, calls = stated(tmp_path, made[:3]), journal.evaluation, []
+    homes, real, calls = stated(tmp_path, made[:3]), recorder.evaluation, []
 
     def interrupted(*args: object) -> dict[str, float]:
         calls.append(args)
@@ -187,12 +188,12 @@ def test_a_signal_during_an_evaluation_leaves_the_rest_of_it_to_the_next_life(
                 pass
         return real(*args)
 
-    monkeypatch.setattr(journal, 'evaluation', interrupted)
+    monkeypatch.setattr(recorder, 'evaluation', interrupted)
     with pytest.raises(errors.Stopped, match='SIGTERM: stopped after step 25 of 50, which is saved'):
-        together.train(homes)
+        batched_training.train(homes)
     monkeypatch.undo()
     assert [checkpoint.record(home, 25)['evaluated'] for home in homes] == [25, 0, 0]
-    together.train(homes)
+    batched_training.train(homes)
     for home, trial in zip(homes, made[:3], strict=True):
         assert numbers(home) == numbers(place / trial.directory)
 
@@ -205,7 +206,7 @@ def leaves(home: pathlib.Path) -> list[bytes]:
 def test_groups_are_of_trials_that_differ_in_numbers_alone() -> None:
     def sizes(arms: list[dict[str, object]], most: int = 99, **fields: object) -> list[list[int]]:
         made = trials.trials(config.override(TINY, fields), arms)
-        return [[made.index(trial) for trial in group] for group in slices.groups(made, most)]
+        return [[made.index(trial) for trial in group] for group in batched_trials.groups(made, most)]
 
     rates = grid({'optimizer.learning_rate': [0.1, 0.2]})
     assert sizes(product(rates, seeds(2))) == [[0, 1, 2, 3]]
@@ -223,13 +224,13 @@ def test_groups_are_of_trials_that_differ_in_numbers_alone() -> None:
 
 def test_what_may_vary_is_what_reaches_the_step_as_a_number() -> None:
     """Every field of `Hyper` follows a field that the standard sets, but one, which evaluations depend on."""
-    plain = hyper.Hyper.of(config.override(TINY, {'train.label_smoothing': 0.1, 'train.z_loss': 0.1}))
+    plain = hyperparameters.Hyper.of(config.override(TINY, {'train.label_smoothing': 0.1, 'train.z_loss': 0.1}))
     moved = set()
-    for field in hyper.STANDARD | hyper.OPTIONAL:
+    for field in hyperparameters.STANDARD | hyperparameters.OPTIONAL:
         value = {'train.seed': 7, 'optimizer.warmup_steps': 7}.get(field, 0.77)
         changed = config.override(TINY, {'train.label_smoothing': 0.1, 'train.z_loss': 0.1, field: value})
-        assert hyper.standard(changed) == hyper.standard(TINY) or field in hyper.OPTIONAL
-        other = hyper.Hyper.of(changed)
+        assert hyperparameters.standard(changed) == hyperparameters.standard(TINY) or field in hyperparameters.OPTIONAL
+        other = hyperparameters.Hyper.of(changed)
         names = [
             each.name for each in dataclasses.fields(plain) if getattr(plain, each.name) != getattr(other, each.name)
         ]
@@ -241,7 +242,7 @@ def test_what_may_vary_is_what_reaches_the_step_as_a_number() -> None:
 def test_those_that_do_not_go_together_are_refused(tmp_path: pathlib.Path) -> None:
     made = trials.trials(base(tmp_path), grid({'model.norm': ['layernorm', 'rmsnorm']}))
     with pytest.raises(errors.UserError, match='cannot be trained together: they differ in more than numbers'):
-        together.train(stated(tmp_path, made))
+        batched_training.train(stated(tmp_path, made))
 
 
 @pytest.mark.slow
@@ -258,7 +259,7 @@ def get_sweep():
     parts, whole = tmp_path / 'parts', tmp_path / 'whole'
 
     def command(home: pathlib.Path, together: int) -> list[str]:
-        arguments = [f'--config={tmp_path}/sweep.py', f'--workdir={home}', f'--together={together}']
+        arguments = [f'--config={tmp_path}/sweep.py', f'--workdir={home}', f'--together={batched_training}']
         return [sys.executable, '-m', 'tformer', 'sweep', *arguments]
 
     env = {**os.environ, **environment()}

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tformer.config.run import Config, Data, Train
-from tformer.data import subwords, tokenizers, vocabulary
+from tformer.data.tokenizers import subwords, tokenizers, vocabulary
 from tformer.errors import UserError
 
 TEXTS = ['def f(x):\n    return x + 1\n', 'the quick brown fox', 'naïve café costs 12345', 'if x:\n\tpass\n'] * 20

@@ -11,17 +11,19 @@ import pytest
 from flax import linen as nn
 from jax.sharding import PartitionSpec
 
-from tformer import config, objectives, optimizers, schedules, sharding
+from tformer import config, objectives
 from tformer.config import Config, Model, Train
+from tformer.distributed import sharding
 from tformer.errors import UserError
-from tformer.hyper import Hyper
 from tformer.layers.dropout import Rates
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
-from tformer.optimizers import make_optimizer
-from tformer.resume import row_multiple
-from tformer.state import logical_names, make_init, make_start, step_key
-from tformer.step import make_train_step
+from tformer.optim import optimizers, schedules
+from tformer.optim.hyperparameters import Hyper
+from tformer.optim.optimizers import make_optimizer
+from tformer.training.setup import row_multiple
+from tformer.training.state import logical_names, make_init, make_start, step_key
+from tformer.training.step import make_train_step
 
 V, T, S, ROWS = 17, 8, 6, 8
 FAMILY = {

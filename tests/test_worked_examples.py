@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from tformer import config, schedules
+from tformer import config
 from tformer.config import Config, Model, resolve_model
 from tformer.config.run import Data, Train
-from tformer.data import examples
-from tformer.data.tokenizers import Symbol, Tokenizers
-from tformer.data.vocabulary import BOS, EOS
-from tformer.hyper import Hyper
+from tformer.data.examples import example_formats
+from tformer.data.tokenizers.tokenizers import Symbol, Tokenizers
+from tformer.data.tokenizers.vocabulary import BOS, EOS
 from tformer.layers import block, masks, norms, placements
 from tformer.layers.attention import Attention, Scope
 from tformer.layers.initializers import deepnorm
@@ -30,7 +29,9 @@ from tformer.layers.positions import (
 )
 from tformer.model import build
 from tformer.objectives import cross_entropy
-from tformer.state import count_parameters
+from tformer.optim import schedules
+from tformer.optim.hyperparameters import Hyper
+from tformer.training.state import count_parameters
 
 # Vaswani et al. 2017, 3.5, with d = 4: rows are positions 0, 1, 2.
 ENCODING = [[0, 1, 0, 1], [0.841, 0.540, 0.010, 1.000], [0.909, -0.416, 0.020, 0.9998]]
@@ -301,8 +302,8 @@ def test_teacher_forcing_shifts_the_targets_by_one():
     """<SOS> y reads what y <EOS> says."""
     words = Symbol(['y1', 'y2', 'y3'])
     config = Config(data=Data(length=8), train=Train(objective='causal_lm'))
-    encoded = examples.make(config, Tokenizers(None, words), [{'text': 'y1 y2 y3'}], 'train', True)
-    fields, (y1, y2, y3) = examples.next_token(encoded, 0, None), words.encode('y1 y2 y3')
+    encoded = example_formats.make(config, Tokenizers(None, words), [{'text': 'y1 y2 y3'}], 'train', True)
+    fields, (y1, y2, y3) = example_formats.next_token(encoded, 0, None), words.encode('y1 y2 y3')
     assert fields['inputs'].tolist() == [BOS, y1, y2, y3] and fields['targets'].tolist() == [y1, y2, y3, EOS]
 
 

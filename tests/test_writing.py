@@ -7,11 +7,15 @@ import jax
 import numpy as np
 import pytest
 
-from tformer import config, predictions, runs, sharding, text_scores
+from tformer import config
+from tformer.commands import runs
 from tformer.config import Config, Data, Decode, Evaluate, Mesh, Model, Optimizer, Train
-from tformer.data import pipeline, tokenizers
+from tformer.data.batches import pipeline
+from tformer.data.tokenizers import tokenizers
 from tformer.decode.text import make_text_generator
+from tformer.distributed import sharding
 from tformer.errors import UserError
+from tformer.evaluation import predictions, text_scores
 from tformer.model import build
 
 WORDS = 'ant bee cat dog eel fox'.split()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from absl import flags, logging
 
 from tformer import errors
-from tformer.data import lines
+from tformer.data.sources import text_reader
 
 FLAGS = flags.FLAGS
 # A help text that begins with commands is of a flag that no others take.
@@ -111,7 +111,8 @@ def needed(flag: str) -> str:
 
 
 def train(arguments: list[str], overrides: dict[str, str]) -> None:
-    from tformer import choices, config, runs
+    from tformer import choices, config
+    from tformer.commands import runs
 
     if arguments:  # workdirs of a sweep's trials
         if overrides or FLAGS.config or FLAGS.workdir or FLAGS.may_differ or FLAGS.coordinator:
@@ -127,7 +128,7 @@ def sweep(arguments: list[str], overrides: dict[str, str]) -> None:
     import jax
 
     jax.config.update('jax_platforms', 'cpu')  # of this process, which computes nothing: the devices are the trials'
-    from tformer.lab import listing, plan, runner, trials
+    from tformer.lab.sweep import manifest, plan, runner, trials
 
     base, made = trials.load(needed('config'), overrides)
     if FLAGS.dry_run:
@@ -135,7 +136,7 @@ def sweep(arguments: list[str], overrides: dict[str, str]) -> None:
         return
     from tformer.lab.report import write
 
-    listing.check(made, pathlib.Path(needed('workdir')))
+    manifest.check(made, pathlib.Path(needed('workdir')))
     kept = [f'--config={FLAGS.config}', *(f'--config.{k}={v}' for k, v in overrides.items())]
     if FLAGS.array:
         print(runner.array(base, made, FLAGS.workdir, FLAGS.together, FLAGS.transform, kept))
@@ -160,7 +161,7 @@ def report(arguments: list[str], overrides: dict[str, str]) -> None:
 
 
 def replay(arguments: list[str], overrides: dict[str, str]) -> None:
-    from tformer import replay
+    from tformer.commands import replay
 
     for line in replay.replay(needed('workdir'), int(needed('step')), overrides):
         print(line, flush=True)
@@ -168,7 +169,7 @@ def replay(arguments: list[str], overrides: dict[str, str]) -> None:
 
 def prepare(arguments: list[str], overrides: dict[str, str]) -> None:
     from tformer import choices, config
-    from tformer.data import prepare
+    from tformer.data.sources import prepare
 
     loaded = config.load(needed('config'), overrides)
     choices.validate(loaded)
@@ -176,13 +177,13 @@ def prepare(arguments: list[str], overrides: dict[str, str]) -> None:
         written = prepare.write(loaded.data, loaded.train.objective, lambda line: print(line, file=sys.stderr))
         print(prepare.summary(written))
     if FLAGS.workdir is not None:
-        from tformer import runs
+        from tformer.commands import runs
 
         print(runs.prepare(loaded, FLAGS.workdir))
 
 
 def evaluate(arguments: list[str], overrides: dict[str, str]) -> None:
-    from tformer import runs
+    from tformer.commands import runs
 
     run = runs.load(needed('workdir'), overrides, FLAGS.checkpoint, FLAGS.average, placed=True)
     runs.evaluate(run, FLAGS.split, **({} if FLAGS.average is None else {'averaged_checkpoints': FLAGS.average}))
@@ -195,7 +196,7 @@ def texts(arguments: list[str]) -> list[str]:
     if FLAGS.input is None:
         text = _utf8(sys.stdin.buffer.read(), 'standard input')
     else:
-        text = lines.read_text(pathlib.Path(FLAGS.input))
+        text = text_reader.read_text(pathlib.Path(FLAGS.input))
     if not text:
         raise errors.UserError('no text given: as arguments, in --input, or on standard input')
     return [line.removesuffix('\r') for line in text.removesuffix('\n').split('\n')]  # nothing else ends a line
@@ -209,7 +210,7 @@ def _utf8(data: bytes, where: str) -> str:
 
 
 def generate(arguments: list[str], overrides: dict[str, str]) -> None:
-    from tformer import runs
+    from tformer.commands import runs
 
     run = runs.load(needed('workdir'), overrides, FLAGS.checkpoint)
     for text in runs.generate(run, texts(arguments), FLAGS.seed):
@@ -217,15 +218,18 @@ def generate(arguments: list[str], overrides: dict[str, str]) -> None:
 
 
 def attention(arguments: list[str], overrides: dict[str, str]) -> None:
-    from tformer import runs, shown
+    from tformer.commands import inspect as inspect_lib
+    from tformer.commands import runs
 
     run = runs.load(needed('workdir'), overrides, FLAGS.checkpoint)
-    print(shown.attention(run, texts(arguments)))
+    print(inspect_lib.attention(run, texts(arguments)))
 
 
 def inspect(arguments: list[str], overrides: dict[str, str]) -> None:
     os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')  # of XLA, which is read as JAX is imported
-    from tformer import choices, config, dry_run, runs, shown
+    from tformer import choices, config
+    from tformer.commands import dry_run, runs
+    from tformer.commands import inspect as inspect_lib
 
     if FLAGS.config is not None and FLAGS.workdir is not None:
         raise errors.UserError('inspect takes --config or --workdir, not both')
@@ -239,17 +243,18 @@ def inspect(arguments: list[str], overrides: dict[str, str]) -> None:
         dry_run.pretend(devices)
     choices.validate(loaded)
     if FLAGS.data:
-        shown.show_data(loaded, FLAGS.workdir)
+        inspect_lib.show_data(loaded, FLAGS.workdir)
     else:
-        print(shown.inspect(loaded))
+        print(inspect_lib.inspect(loaded))
         if FLAGS.workdir is not None:
-            print(shown.checkpoints(FLAGS.workdir))
+            print(inspect_lib.checkpoints(FLAGS.workdir))
         if devices > 1:
             print(dry_run.report(loaded, lambda line: print(line, file=sys.stderr, flush=True)))
 
 
 def benchmark(arguments: list[str], overrides: dict[str, str]) -> None:
-    from tformer import benchmark, choices, config
+    from tformer import choices, config
+    from tformer.commands import benchmark
 
     loaded = config.load(needed('config'), overrides)
     choices.validate(loaded)
@@ -278,12 +283,12 @@ ARGUMENTS = ('train', 'report', 'generate', 'attention')  # what takes arguments
 
 def main(argv: Sequence[str]) -> None:
     """Runs one command. Raises `UserError` for the user's mistakes."""
-    from tformer import allocator
+    from tformer.commands import allocator
 
     command, arguments, overrides = parse(argv)
     allocator.keep_memory()
     if FLAGS.coordinator is not None:
-        from tformer import processes
+        from tformer.distributed import processes
 
         alone = command if command not in TOGETHER else 'benchmark --saves' if FLAGS.saves else None
         if alone is not None:
@@ -315,7 +320,7 @@ def run() -> None:
         where = f'{error.filename}: ' if error.filename else ''
         _end(2, f'{where}{error.strerror or error}')
     except Exception as error:
-        processes = sys.modules.get('tformer.processes')
+        processes = sys.modules.get('tformer.distributed.processes')
         line = processes.lost(error) if processes else None
         if line is None:
             traceback.print_exception(error)
@@ -326,7 +331,7 @@ def _end(code: int, message: str | None = None) -> None:
     """Ends the process; one of several that run as one does not wait for the others."""
     if message is not None:
         print(f'tformer: {message}', file=sys.stderr, flush=True)
-    if processes := sys.modules.get('tformer.processes'):
+    if processes := sys.modules.get('tformer.distributed.processes'):
         processes.leave(code)
     sys.exit(code)
 

@@ -10,10 +10,15 @@ from typing import Any
 import jax
 
 from tformer import config as config_lib
-from tformer import errors, model, objectives, optimizers, parameters, recurrent, schedules, sharding, text_scores
+from tformer import errors, model, objectives
 from tformer.config import Config
-from tformer.data import algorithmic, corrupt, denoisers, examples, packing, records, sources, tokenizers, vocabulary
+from tformer.data.batches import packing
+from tformer.data.examples import corrupt, denoisers, example_formats
+from tformer.data.sources import algorithmic, records, sources
+from tformer.data.tokenizers import tokenizers, vocabulary
 from tformer.decode import STRATEGIES
+from tformer.distributed import sharding
+from tformer.evaluation import text_scores
 from tformer.layers import (
     attention,
     block,
@@ -27,8 +32,10 @@ from tformer.layers import (
     norms,
     placements,
     positions,
+    recurrent,
     recurrent_attention,
 )
+from tformer.optim import optimizers, parameters, schedules
 
 DTYPES = ('float32', 'bfloat16')
 
@@ -78,7 +85,7 @@ TABLES: dict[str, Iterable[Any]] = {
     'data.tokenizer_model': ('unigram', 'bpe'),
     'data.normalization': vocabulary.NORMALIZATIONS,
     'data.batching': packing.BATCHING,
-    'data.overlong': examples.OVERLONG,
+    'data.overlong': example_formats.OVERLONG,
     'data.mask_unit': corrupt.MASK_UNITS,
     'data.noise': corrupt.NOISES,
     'data.denoisers': denoisers.DENOISERS,

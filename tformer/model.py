@@ -19,13 +19,13 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from tformer.config import Model, resolve_model
+from tformer.distributed.sharding import unpipelined
 from tformer.errors import choose
 from tformer.layers.dropout import Rates
 from tformer.layers.embed import Embedding, embedding_width
 from tformer.layers.heads import DetectionHead, LinearHead, Pooler, Summary, VocabularyHead, summarize
+from tformer.layers.recurrent import RecurrentTower
 from tformer.layers.tower import Batch, Tower, positions_of, real_tokens
-from tformer.recurrent import RecurrentTower
-from tformer.sharding import unpipelined
 
 
 class Family(nn.Module):

@@ -16,8 +16,7 @@ import pathlib
 from typing import Literal
 
 from tformer.config import load, override
-from tformer.lab import matching
-from tformer.lab.sweep import Overrides, Sweep, grid, product
+from tformer.lab.sweep import Overrides, Sweep, grid, matching, product
 
 LM = f'{pathlib.Path(__file__).parents[1]}/lm_stdlib.py'
 TINY = {

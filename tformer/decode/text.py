@@ -9,8 +9,8 @@ from flax import linen as nn
 
 from tformer.config import Config
 from tformer.config.checks import GIVEN, WRITING
-from tformer.data.tokenizers import Tokenizers
-from tformer.data.vocabulary import Specials
+from tformer.data.tokenizers.tokenizers import Tokenizers
+from tformer.data.tokenizers.vocabulary import Specials
 from tformer.decode.generate import make_generate
 from tformer.errors import UserError
 

@@ -8,14 +8,15 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from tformer.config import Model
+from tformer.distributed.sharding import constrain, partitioned
 from tformer.errors import choose
-from tformer.layers import kernels, ring
+from tformer.layers import kernels
 from tformer.layers.dropout import Rate
 from tformer.layers.linear import Dense
 from tformer.layers.masks import within_window
 from tformer.layers.norms import HEAD_NORMS
+from tformer.layers.parallel import ring_attention
 from tformer.layers.positions import POSITIONS, Angles, rotate
-from tformer.sharding import constrain, partitioned
 
 
 class Scope(flax.struct.PyTreeNode):
@@ -102,8 +103,8 @@ class Attention(nn.Module):
             self.sow('intermediates', 'probabilities', kernels.probabilities(q_BNTH, k_BKSH, mask_BTS, **scores))
         training = self.has_rng('dropout') and dropout_rate is not None
         kernel = choose(kernels.KERNELS, cfg.attention_kernel, 'model.attention_kernel').function
-        if ring.ways() > 1 and q_BNTH.shape[2] > 1:
-            kernel = ring.ring
+        if ring_attention.ways() > 1 and q_BNTH.shape[2] > 1:
+            kernel = ring_attention.ring
         out_BNTV = kernel(
             q_BNTH,
             k_BKSH,

@@ -10,6 +10,7 @@ import numpy as np
 from flax import linen as nn
 
 from tformer.config import Model
+from tformer.distributed.sharding import Schedule, constrain, partitioned, schedule
 from tformer.errors import choose
 from tformer.layers.attention import Attention, Scope
 from tformer.layers.cache import KeyValues
@@ -18,10 +19,9 @@ from tformer.layers.initializers import deepnorm, depths
 from tformer.layers.mlp import Mlp
 from tformer.layers.moe import Moe
 from tformer.layers.norms import make_norm
-from tformer.layers.pipeline import computed, pipelined
+from tformer.layers.parallel.pipeline_stages import computed, pipelined
 from tformer.layers.placements import PLACEMENTS, Function, Sublayer
 from tformer.layers.positions import sinusoidal
-from tformer.sharding import Schedule, constrain, partitioned, schedule
 
 
 class Side(flax.struct.PyTreeNode):

@@ -7,13 +7,13 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from tformer.config import Model
+from tformer.distributed.sharding import constrain, partitioned
 from tformer.errors import choose
 from tformer.layers.dropout import Rates, dropout
 from tformer.layers.initializers import base_width, make_initializer
 from tformer.layers.linear import Dense
 from tformer.layers.norms import make_norm
 from tformer.layers.positions import POSITIONS
-from tformer.sharding import constrain, partitioned
 
 
 def embedding_width(cfg: Model) -> int:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from tformer.config import Model
+from tformer.distributed.sharding import constrain, partitioned
 from tformer.errors import choose
 from tformer.layers.dropout import Rate, dropout
 from tformer.layers.embed import embedding_width
@@ -15,7 +16,6 @@ from tformer.layers.initializers import base_width, width_factor
 from tformer.layers.linear import Dense
 from tformer.layers.mlp import ACTIVATIONS
 from tformer.layers.norms import make_norm
-from tformer.sharding import constrain, partitioned
 
 
 class VocabularyHead(nn.Module):

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from tformer.config import Model
+from tformer.distributed.sharding import partitioned
 from tformer.layers.initializers import Initializer, make_initializer
-from tformer.sharding import partitioned
 
 
 class Dense(nn.Module):

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from tformer.config import Model
+from tformer.distributed.sharding import constrain
 from tformer.errors import choose
 from tformer.layers.dropout import Rate, dropout
 from tformer.layers.linear import Dense
-from tformer.sharding import constrain
 
 Activation = Callable[..., jax.Array]
 

@@ -13,13 +13,13 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from tformer.config import Model
+from tformer.distributed.sharding import partitioned
 from tformer.errors import choose
-from tformer.layers import exchange
 from tformer.layers.dropout import Rate, dropout
-from tformer.layers.exchange import EXPERT, Kernels, Noise, Plan, Planner, Tokens, Way
 from tformer.layers.initializers import Initializer, make_initializer, width_factor
 from tformer.layers.mlp import ACTIVATIONS, Activation
-from tformer.sharding import partitioned
+from tformer.layers.parallel import expert_exchange
+from tformer.layers.parallel.expert_exchange import EXPERT, Kernels, Noise, Plan, Planner, Tokens, Way
 
 
 # ------------------------------------------------------------------------------------------------ the router
@@ -234,21 +234,21 @@ class Moe(nn.Module):
 
         def mixed(way: Way, kernels: Kernels, tokens: Tokens, noise: Noise, columns: tuple[str, ...] = ()) -> jax.Array:
             feed = functools.partial(feed_forward, kernels=kernels, activation=activation, noise=noise, columns=columns)
-            y_RD = way(jax.tree.map(exchange.flat, tokens), planner, E, feed)
+            y_RD = way(jax.tree.map(expert_exchange.flat, tokens), planner, E, feed)
             return y_RD.reshape(tokens.x_RD.shape).astype(cfg.dtype)
 
         noise = None
         if self.has_rng('dropout') and dropout_rate is not None:
             noise = dropout_rate, self.make_rng('dropout')
         arguments = self.kernels(), Tokens(x_BTD.astype(cfg.dtype), weight_BTJ, expert_BTJ, real_BT), noise
-        split, way = exchange.split_over('experts', E), None
+        split, way = expert_exchange.split_over('experts', E), None
         if split == (EXPERT,):
             way = dispatch.between
-        elif not split and exchange.tokens_are_split():
+        elif not split and expert_exchange.tokens_are_split():
             way = dispatch.apart
         if way is not None:
-            return exchange.over_devices(functools.partial(mixed, way), *arguments)
-        return mixed(exchange.alone, *arguments)
+            return expert_exchange.over_devices(functools.partial(mixed, way), *arguments)
+        return mixed(expert_exchange.alone, *arguments)
 
     def kernels(self) -> Kernels:
         """Returns the experts' kernels and biases, in the activations' dtype."""
@@ -280,6 +280,8 @@ class Dispatch(NamedTuple):
 
 
 DISPATCHES = {
-    'dropless': Dispatch(dropless, exchange.gathered, exchange.alone),  # a token's place is nobody else's concern
-    'capacity': Dispatch(capacity, exchange.grouped, None),
+    'dropless': Dispatch(
+        dropless, expert_exchange.gathered, expert_exchange.alone
+    ),  # a token's place is nobody else's concern
+    'capacity': Dispatch(capacity, expert_exchange.grouped, None),
 }

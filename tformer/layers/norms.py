@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from tformer.config import Model
+from tformer.distributed.sharding import partitioned
 from tformer.errors import choose
-from tformer.sharding import partitioned
 
 MOMENTUM = 0.9  # of BatchNorm's running statistics, a step (Ioffe & Szegedy 2015)
 

@@ -10,8 +10,8 @@ import numpy as np
 from flax import linen as nn
 
 from tformer.config import Model
+from tformer.distributed.sharding import constrain, partitioned
 from tformer.layers.initializers import make_initializer
-from tformer.sharding import constrain, partitioned
 
 Angles = tuple[jax.Array, jax.Array]
 

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tformer.lab import power_law
 from tformer.lab.report import comparisons, words
 from tformer.lab.report.computed import Report
 from tformer.lab.report.document import Block, Figure, Line, List, Table, code
 from tformer.lab.report.laws import Scaling
+from tformer.lab.scaling_laws import power_law
 
 FRONT = 'front'
 NOTHING = 1e-9  # nats: a loss below it is none

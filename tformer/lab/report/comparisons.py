@@ -6,7 +6,7 @@ from tformer.lab.report import words
 from tformer.lab.report.computed import Report
 from tformer.lab.report.document import Block, Figure, Line, Table, code
 from tformer.lab.report.learning import Matched
-from tformer.lab.statistics import Row
+from tformer.lab.statistics.comparison import Row
 
 
 def comparison(report: Report) -> list[Block]:

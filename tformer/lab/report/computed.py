@@ -4,9 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tformer import checkpoint
 from tformer.errors import UserError, nearest
-from tformer.lab import statistics
 from tformer.lab.report import costs as costs_lib
 from tformer.lab.report import laws, learning, results, texts
 from tformer.lab.report.costs import Costs
@@ -14,7 +12,9 @@ from tformer.lab.report.laws import Response, Scaling
 from tformer.lab.report.learning import Band, Matched, Reach, Sooner
 from tformer.lab.report.results import DONE, Results
 from tformer.lab.report.texts import Compared
-from tformer.lab.statistics import Row
+from tformer.lab.statistics import comparison
+from tformer.lab.statistics.comparison import Row
+from tformer.training import checkpoint
 
 METRICS = ('test/loss', 'valid/loss')  # the first that there is, where none is named
 TRAIN, VALID = 'train/loss', 'valid/loss'  # of metrics.jsonl: curves that are always drawn
@@ -116,7 +116,7 @@ def report(
     metric = _metric(found, metric)
     lower = is_lower_better(metric)
     values = found.values(metric)
-    rows = statistics.summary(values, baseline, lower, alpha)
+    rows = comparison.summary(values, baseline, lower, alpha)
     costs = costs_lib.costs(found, metric)
     means = {row.arm: row.runs.mean for row in rows}
     curve = learning.curve_name(found, metric)
@@ -176,5 +176,5 @@ def _others(found: Results, metric: str, baseline: str, alpha: float) -> dict[st
     made = {}
     for name in shared:
         values = found.values(name)
-        made[name] = statistics.summary(values, baseline, is_lower_better(name), alpha, resamples=0)
+        made[name] = comparison.summary(values, baseline, is_lower_better(name), alpha, resamples=0)
     return made

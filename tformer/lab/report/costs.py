@@ -5,8 +5,8 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping
 
-from tformer.lab import matching
 from tformer.lab.report.results import DONE, Results, Run
+from tformer.lab.sweep import matching
 
 AMOUNTS = ('parameters', 'flops')  # the costs that no clock measures
 

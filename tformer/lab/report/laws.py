@@ -11,10 +11,11 @@ import numpy as np
 from tformer import config
 from tformer.config import Config
 from tformer.errors import UserError
-from tformer.lab import isoflop, noise, scaling, statistics
 from tformer.lab.report.costs import Costs
 from tformer.lab.report.results import Results, Run
-from tformer.lab.sweep import SEED
+from tformer.lab.scaling_laws import isoflop, scaling
+from tformer.lab.statistics import comparison, noise
+from tformer.lab.sweep.overrides import SEED
 
 LEAST = 3  # points of a line, and values of N and of D
 RATE = 'optimizer.learning_rate'
@@ -92,14 +93,14 @@ def response(results: Results, values: Values, lower_is_better: bool, alpha: flo
         if len(arms) >= LEAST:
             mean = np.array([floors[arm].mean for arm in arms])
             best = int(mean.argmin() if lower_is_better else mean.argmax())
-            rows = statistics.summary({arm: values[arm] for arm in arms}, arms[best], lower_is_better, alpha, 0)
+            rows = comparison.summary({arm: values[arm] for arm in arms}, arms[best], lower_is_better, alpha, 0)
             lines.append(Line(
                 {name: stated[arms[0]][name] for name in others},
                 np.array([stated[arm][field] for arm in arms], float),
                 mean,
                 np.array([floors[arm].sd for arm in arms]),
                 best,
-                sorted(float(stated[row.arm][field]) for row in rows if row.label == statistics.WITHIN),
+                sorted(float(stated[row.arm][field]) for row in rows if row.label == comparison.WITHIN),
             ))  # fmt: skip
     return Response(field, lines) if lines else None
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tformer import checkpoint
 from tformer.errors import UserError, nearest
-from tformer.lab import curves, statistics
 from tformer.lab.report.costs import Costs
 from tformer.lab.report.results import DONE, FAILED, Results, Run
+from tformer.lab.statistics import comparison, curves
+from tformer.training import checkpoint
 
 POINTS = 150  # of a drawn curve; where a log has more, neighbours are averaged
 QUANTITIES = ('steps', 'tokens', 'flops')  # that no clock measures
@@ -48,7 +48,7 @@ class Matched:
     quantity: str
     same: tuple[str, ...] = ()
     at: float = math.nan
-    rows: Sequence[statistics.Row] = ()
+    rows: Sequence[comparison.Row] = ()
     why: str | None = None
 
 
@@ -153,7 +153,7 @@ def matched(
         except UserError:
             found.append(Matched(quantity, why='no amount lies within the curves of all runs'))
             continue
-        rows = statistics.summary(values, baseline, lower_is_better, alpha, resamples=0)
+        rows = comparison.summary(values, baseline, lower_is_better, alpha, resamples=0)
         found.append(Matched(quantity, tuple(same), at, rows))
     return found
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from tformer.lab import isoflop
 from tformer.lab.report import drawing, words
 from tformer.lab.report.computed import Report
 from tformer.lab.report.drawing import INK, WIDTH, legend, plainly, short
+from tformer.lab.scaling_laws import isoflop
 
 TICKS = 8  # values of a field, at most, that are all marked
 

@@ -3,13 +3,13 @@
 import pathlib
 import shlex
 
-from tformer import checkpoint
 from tformer.errors import UserError
-from tformer.lab import trials
 from tformer.lab.report import words
 from tformer.lab.report.computed import Report
 from tformer.lab.report.document import Block, Code, Line, Table, code
 from tformer.lab.report.results import FAILED, UNFINISHED, Results
+from tformer.lab.sweep import trials
+from tformer.training import checkpoint
 
 
 def changes(report: Report) -> list[Block]:

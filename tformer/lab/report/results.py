@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from tformer import config, metrics
+from tformer import config
 from tformer.config import Config
 from tformer.errors import UserError
-from tformer.lab import listing, trials
-from tformer.lab.sweep import SEED
+from tformer.lab.sweep import manifest, trials
+from tformer.lab.sweep.overrides import SEED
+from tformer.training import writers
 
 DONE, FAILED, UNFINISHED = 'done', 'failed', 'unfinished'
 FACTS = ('step', 'parameters', 'averaged_checkpoints')  # of a split in result.json, beside its metrics
@@ -117,15 +118,15 @@ def read(directory: str | pathlib.Path) -> Results:
       UserError: nothing is there, what is there does not read, or two workdirs are the same arm and seed.
     """
     home = pathlib.Path(directory)
-    runs = _listed(home) if (home / listing.LIST).is_file() else _found(home)
+    runs = _listed(home) if (home / manifest.LIST).is_file() else _found(home)
     if not runs:
-        raise UserError(f'{home}: neither a sweep nor workdirs are here: no {listing.LIST}, and no */config.json')
+        raise UserError(f'{home}: neither a sweep nor workdirs are here: no {manifest.LIST}, and no */config.json')
     arms: dict[str, dict[int, Run]] = {}
     for run in runs:
         twin = arms.setdefault(run.arm, {}).setdefault(run.seed, run)
         if twin is not run:
             raise UserError(f'{home}: {twin.directory} and {run.directory} are runs of the same config and train.seed')
-    command = home / listing.COMMAND
+    command = home / manifest.COMMAND
     return Results(
         home,
         {arm: [runs[seed] for seed in sorted(runs)] for arm, runs in arms.items()},
@@ -135,8 +136,8 @@ def read(directory: str | pathlib.Path) -> Results:
 
 def _listed(home: pathlib.Path) -> list[Run]:
     """Returns the trials that a sweep's list names."""
-    file = home / listing.LIST
-    listed, seconds = config.read_json(file), listing.times(home)
+    file = home / manifest.LIST
+    listed, seconds = config.read_json(file), manifest.times(home)
     try:
         base = config.from_dict(listed['base'])
         return [
@@ -182,7 +183,7 @@ def _run(
         DONE if done else UNFINISHED if error is None else FAILED,
         error,
         *(_scored(place / trials.RESULT) if done else ({}, {})),
-        metrics.read(place),
+        writers.read(place),
         off,
         seconds,
     )

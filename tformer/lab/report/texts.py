@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tformer import predictions, text_scores
-from tformer.lab import resampling
+from tformer.evaluation import predictions, text_scores
+from tformer.evaluation.text_scores import SIGNED
 from tformer.lab.report.results import DONE, Results, Run
-from tformer.text_scores import SIGNED
+from tformer.lab.statistics import resampling
 
 Predicted = tuple[list[str], list[list[str]]]  # predictions, and the references of each
 

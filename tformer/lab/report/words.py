@@ -6,12 +6,12 @@ import re
 import statistics
 from collections.abc import Sequence
 
-from tformer.lab import power
-from tformer.lab.noise import Interval
 from tformer.lab.report import document
 from tformer.lab.report.computed import Report
 from tformer.lab.report.results import DONE, FAILED, UNFINISHED
-from tformer.lab.statistics import BASELINE, BETTER, ONE_RUN, PERMUTATION, UNKNOWN, WITHIN, WORSE, Row
+from tformer.lab.statistics import power
+from tformer.lab.statistics.comparison import BASELINE, BETTER, ONE_RUN, PERMUTATION, UNKNOWN, WITHIN, WORSE, Row
+from tformer.lab.statistics.noise import Interval
 
 NONE = '-'  # a number that is not known
 DRAWN = 10  # arms that a drawing with a legend has at most, the baseline and the best

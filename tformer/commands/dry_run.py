@@ -1,0 +1,234 @@
+"""A cluster on one machine: the train step is compiled for a mesh of devices that are not there, and looked at.
+
+Nothing is allocated and no data are read. What a device holds and sends is that of XLA's partitioner, which is the same
+for every kind of device; temporaries and fusions are those of its CPU compiler.
+"""
+
+import contextlib
+import dataclasses
+import os
+import textwrap
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from flax import linen as nn
+from jax.sharding import Mesh, NamedSharding
+
+from tformer.config import AXES, Config, Model
+from tformer.config import Mesh as MeshConfig
+from tformer.distributed import hlo, memory_traffic, reduce_scatter, roofline, sharding
+from tformer.model import build
+from tformer.objectives import OBJECTIVES
+from tformer.optim.hyperparameters import Hyper
+from tformer.optim.optimizers import make_optimizer
+from tformer.training import flops, setup
+from tformer.training.dummy_batch import assumed, random_batch
+from tformer.training.state import TrainState, logical_names, make_init
+from tformer.training.step import make_train_step
+
+# Machine code that is never run need not be good; what is partitioned and fused, and how, stays the same.
+QUICKLY: dict[str, str | bool] = {'xla_backend_optimization_level': '0', 'xla_llvm_disable_expensive_passes': True}
+
+
+@dataclasses.dataclass(frozen=True)
+class DryRun:
+    """A train step compiled for a mesh.
+
+    Attributes:
+      config: resolved.
+      mesh: of devices, real or not.
+      state: abstract arrays with shardings.
+      batch: likewise.
+      params: abstract parameters, boxed with their logical names.
+      executable: the compiled step.
+    """
+
+    config: Config
+    mesh: Mesh
+    state: TrainState
+    batch: dict[str, jax.ShapeDtypeStruct]
+    params: Any
+    executable: jax.stages.Compiled
+
+
+def num_devices(mesh: MeshConfig) -> int:
+    """Returns how many devices a mesh names; an axis of -1, all that are left, names one."""
+    return int(np.prod([max(getattr(mesh, axis), 1) for axis in AXES]))
+
+
+def pretend(count: int) -> None:
+    """Makes JAX see `count` devices, all of them this machine's CPU. Once JAX has begun, the devices are what they are.
+
+    A count among XLA_FLAGS gives way.
+    """
+    flags = os.environ.get('XLA_FLAGS', '').split()
+    os.environ['XLA_FLAGS'] = ' '.join(flag for flag in flags if 'force_host_platform_device_count' not in flag)
+    with contextlib.suppress(RuntimeError):  # JAX has begun
+        jax.config.update('jax_num_cpu_devices', count)
+        jax.config.update('jax_platforms', 'cpu')
+
+
+def compile_step(config: Config) -> DryRun:
+    """Returns the train step of `config`, compiled for as many of JAX's devices as its mesh names.
+
+    Raises:
+      UserError: the rows of a batch do not divide by the ways that the mesh splits them.
+    """
+    asked = dataclasses.replace(config.mesh, **{axis: max(getattr(config.mesh, axis), 1) for axis in AXES})
+    config = dataclasses.replace(assumed(config), mesh=asked)
+    built = dataclasses.replace(config, model=_as_wide(config.model))
+    mesh, rules = sharding.make_mesh(config.mesh), sharding.make_rules(config.mesh)
+    model, objective = build(built.model), OBJECTIVES[config.train.objective]
+    batch, hyper = abstract_batch(config, mesh), Hyper.of(config)
+    optimizer = make_optimizer(built, logical_names(model, objective, batch))
+    with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
+        boxed = jax.eval_shape(make_init(model, objective, optimizer), hyper, batch)
+        shardings = sharding.tree_shardings(boxed, mesh, rules)
+        state = jax.tree.map(_placed, sharding.unboxed(boxed), shardings)
+        step = make_train_step(model, objective, optimizer, built)
+        lowered = jax.jit(step, donate_argnums=0, out_shardings=(shardings, None)).lower(state, batch, hyper)
+        return DryRun(config, mesh, state, batch, boxed.params, lowered.compile(QUICKLY))
+
+
+def _as_wide(model: Model) -> Model:
+    """Returns `model` with float16 for bfloat16, which the CPU's compiler would widen wherever it stands."""
+    instead = {'bfloat16': 'float16'}
+    return dataclasses.replace(
+        model,
+        dtype=instead.get(model.dtype, model.dtype),
+        param_dtype=instead.get(model.param_dtype, model.param_dtype),
+    )
+
+
+def _placed(x: jax.ShapeDtypeStruct, place: NamedSharding) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
+
+
+def abstract_batch(config: Config, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns a full batch of abstract arrays; the rows are those of training on `mesh`."""
+    multiple = setup.row_multiple(config, None, mesh)
+    rows, place = config.train.batch_size, sharding.batch_sharding(mesh)
+    if multiple is not None and config.data.batch_tokens is not None:
+        rows = max(config.data.batch_tokens // config.data.length // multiple, 1) * multiple
+    one = dataclasses.replace(config, train=dataclasses.replace(config.train, batch_size=1))
+    return {
+        name: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype, sharding=place)
+        for name, x in random_batch(one).items()
+    }
+
+
+# ------------------------------------------------------------------------------------------------ in words
+NOTES = """\
+Compiled for this machine's CPU, on which products of bfloat16 are computed in float32: temporaries, and bytes read and
+written, are overstated where they are (bfloat16 is compiled as float16, which is as wide and stays so elsewhere). Other
+compilers fuse more. The CPU's has no reduce-scatter: what FSDP scatters is an all-reduce of twice the bytes here; the
+seconds have it `as reduce-scatters`. Nor does it merge the all-reduces of a sum's parts. Bytes of collectives are what
+a device sends on a ring.
+"""
+
+
+def report(config: Config, say: Callable[[str], None]) -> str:
+    """Returns, for one device of the config's mesh: memory, collectives, operations, and the time of a step at best.
+
+    Args:
+      config: whose mesh names devices.
+      say: gets a line while the compiler works.
+    """
+    began = time.perf_counter()
+    say(f'compiling for {num_devices(config.mesh):,} devices ...')
+    run = compile_step(config)
+    say(f'compiled in {time.perf_counter() - began:.0f} s')
+    return describe(run)
+
+
+def describe(run: DryRun) -> str:
+    """Returns what `report` says of a compiled step."""
+    text = run.executable.as_text() or ''
+    program, collectives = hlo.parse(text), hlo.collectives(text, run.mesh)
+    saved = reduce_scatter.savings(program, run.mesh)
+    asked = flops.model_flops(run.config, run.params, run.batch)
+    done, accessed, unknown = hlo.flops(program), memory_traffic.accessed(program), hlo.unknown_loops(program)
+    lines = [
+        *_headline(run),
+        *_memory(run),
+        *_collectives(collectives, saved),
+        *_operations(run.mesh.size, asked, done, accessed),
+        *_times(run, asked, done, accessed, [*collectives, *saved]),
+        '',
+        *textwrap.wrap(NOTES, 120),
+    ]
+    return '\n'.join(lines + ([f'{unknown} loops of unknown length count once.'] if unknown else []))
+
+
+def _headline(run: DryRun) -> list[str]:
+    axes = ' x '.join(f'{axis} {size}' for axis, size in run.mesh.shape.items() if size > 1)
+    rows, length = run.batch['inputs'].shape
+    where = f'{run.mesh.size:,} devices ({axes}), rules {run.config.mesh.rules}'
+    return ['', f'dry run on {where}: {rows:,} rows of {length:,} tokens']
+
+
+def needed_bytes(run: DryRun) -> float:
+    """Returns what a device needs in a step: arguments, results that do not take their place, temporaries.
+
+    The CPU's compiler has a peak of its own, which leaves temporaries out.
+    """
+    memory: Any = run.executable.memory_analysis()
+    new = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    return float(memory.argument_size_in_bytes + new + memory.temp_size_in_bytes)
+
+
+def _memory(run: DryRun) -> list[str]:
+    memory: Any = run.executable.memory_analysis()
+    state, needed = run.state, needed_bytes(run)
+    rows = {
+        'parameters': flops.device_bytes(state.params),
+        'optimizer state': flops.device_bytes(state.opt_state),
+        'averages': flops.device_bytes(state.averages),
+        'batch': flops.device_bytes(run.batch),
+        'arguments, as compiled': memory.argument_size_in_bytes,
+        'activations and temporaries': memory.temp_size_in_bytes,
+        'needed': needed,
+    }
+    lines = [f'  {name:<30} {_gib(size):>14}' for name, size in rows.items() if size]
+    for name, device in roofline.DEVICES.items():
+        fits = 'fits' if needed <= device.memory else 'does not fit'
+        lines.append(f'  {fits} {name}: needs {_gib(needed)} a device of its {_gib(device.memory)}')
+    return ['memory of a device', *lines]
+
+
+def _collectives(found: list[hlo.Collective], saved: list[hlo.Collective]) -> list[str]:
+    def line(kind: str, axes: Sequence[str], rows: Sequence[hlo.Collective]) -> str:
+        count, sent = sum(row.count for row in rows), sum(row.bytes for row in rows)
+        return f'  {kind:<20} {" + ".join(axes):<24} {count:>9,} {_gib(sent):>14}'
+
+    lines = [line(row.kind, row.axes, [row]) for row in found]
+    less = [line('as reduce-scatters', row.axes, [row]) for row in saved]
+    title = 'collectives of a step: kind, axes of the mesh, how many, bytes that a device sends'
+    return [title, *lines, line('all', (), found), *less]
+
+
+def _operations(count: int, asked: float, done: float, accessed: float) -> list[str]:
+    return [
+        'operations of a step',
+        f'  {"products of a device":<30} {done:>14.4g}',
+        f'  {"of all, by formula":<30} {asked:>14.4g}  6 N D and attention: {asked / (done * count):.0%} of those done',
+        f'  {"bytes read and written":<30} {_gib(accessed):>14}  {done / accessed:.1f} operations a byte',
+    ]
+
+
+def _times(run: DryRun, asked: float, done: float, accessed: float, collectives: list[hlo.Collective]) -> list[str]:
+    lines = [f'  {"":<20} {"products":>9} {"memory":>9} {"network":>9} {"step, MFU":>16} {"in turn, MFU":>16}']
+    for name, device in roofline.DEVICES.items():
+        found = roofline.times(device, run.config.model.dtype, done, accessed, collectives, run.mesh.shape)
+        peak = run.mesh.size * device.flops[run.config.model.dtype]
+        cells = [f'{seconds:>9.3g}' for seconds in (found.compute, found.memory, found.network)]
+        cells += [f'{seconds:>9.3g} {asked / seconds / peak:>6.1%}' for seconds in (found.best, found.worst)]
+        lines.append(f'  {name:<20} {" ".join(cells)}')
+    return ['seconds of a step at the published peaks: all at the same time, or one after the other', *lines]
+
+
+def _gib(size: float) -> str:
+    return f'{size / 2**30:,.3f} GiB' if abs(size) >= 2**20 else f'{size:,.0f} B'

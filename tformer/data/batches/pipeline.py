@@ -1,0 +1,254 @@
+"""Batches of a split: random access by step, and an iterator that makes them ahead."""
+
+import contextlib
+import functools
+import hashlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import grain
+import numpy as np
+from absl import flags
+
+from tformer.config.convert import parts
+from tformer.config.run import Config
+from tformer.data.batches import layout, mixture, packing
+from tformer.data.examples import corrupt, example_formats
+from tformer.data.examples.special_tokens import Fields
+from tformer.data.sources.records import Record, Split
+from tformer.data.tokenizers.tokenizers import Tokenizers
+from tformer.errors import UserError, choose
+
+_ENDLESS = 1 << 40  # steps
+_PADDING: dict[str, Any] = {'weights': 0, 'prefix': False, 'token_types': 0}  # of other arrays the pad token
+_PER_ROW = ('labels', 'label_weights')
+
+Batch = dict[str, np.ndarray]
+
+
+class Batches:
+    """The batches of a split, each a pure function of the config, the data and its step.
+
+    Training is endless, shuffled by train.seed, several parts mixed in each batch (`layout.Endless`). Evaluation is
+    one epoch in the order of the records, one example a row: it never packs.
+
+    Attributes:
+      records: the split; a mixture's parts one after the other.
+      parts: what it consists of, laid out.
+      shapes: the padded row lengths that occur, (T,) or (T, S): a compiled program each.
+      widths: rows of a batch of each shape.
+      steps_per_epoch: in training a mean, for batches straddle the ends of epochs.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        tokenizers: Tokenizers,
+        split: str,
+        *,
+        training: bool,
+        records: Sequence[Record] | None = None,
+    ) -> None:
+        """Loads `split` (train, valid or test) unless `records` are given, tokenises it and lays out its rows.
+
+        A batch has train.batch_size rows, or data.batch_tokens over its length of them, rounded down to a
+        multiple of data.row_multiple; at least one multiple.
+
+        Raises:
+          UserError: in the data, or a batching that the objective does not have.
+        """
+        data, objective = config.data, config.train.objective
+        choose(packing.BATCHING, data.batching, 'data.batching')
+        self._form = example_formats.form_of(config)
+        if self._form.labelled and data.batching == 'pack':
+            raise UserError(f"data.batching='pack' is not for {objective}: a row has one label; use 'bucket'")
+        self.config, self.training, self._tokenizer = config, training, tokenizers.target
+        self._packed = training and data.batching == 'pack'
+        self.records = mixture.load(config, split) if records is None else records
+        splits: Sequence[Sequence[Record]] = [self.records]
+        if isinstance(self.records, mixture.Joined):
+            splits = self.records.splits
+        mixed = training and len(splits) > 1
+        weights = [part.weight for part in parts(data)] if mixed else [None] * len(splits)
+        made = []
+        for number, some in enumerate(splits):
+            try:
+                made.append(example_formats.make(config, tokenizers, some, split, training))
+            except UserError as error:
+                raise UserError(f'data.mixture[{number}]: {error}' if mixed else str(error)) from error
+        batching = 'bucket' if data.batching == 'pack' and not training else data.batching
+        limits = np.array([data.length, data.encoder_length or data.length][: made[0].lengths.shape[1]])
+        lengths = np.concatenate([part.lengths for part in made])
+        self.shapes = packing.BATCHING[batching].shapes(lengths, limits, data.num_buckets)
+        self.widths = tuple(_width(config, max(shape)) for shape in self.shapes)
+        passes = mixture.passes(weights, [len(part) for part in made], data.mixture_temperature)
+        self.parts = tuple(
+            layout.lay_out(config, number, part, passes[number], batching, self.shapes, isinstance(some, Split))
+            for number, (part, some) in enumerate(zip(made, splits, strict=True))
+        )
+        self._steps: layout.Endless | layout.Once
+        if training:
+            self._steps = layout.Endless(self.parts, self.widths, config.train.seed)
+        else:
+            self._steps = layout.Once(self.parts, self.widths)
+        self.steps_per_epoch = self._steps.steps_per_epoch
+        self._sides = ('', 'encoder_')[: lengths.shape[1]]
+        sample = {name: np.asarray(value) for name, value in self._fields(0, 0, epoch=0).items()}
+        self._per_row = {name: (value.shape, value.dtype) for name, value in sample.items() if name in _PER_ROW}
+        self._dtypes = {
+            side: {
+                n: v.dtype for n, v in sample.items() if n.startswith('encoder_') == bool(side) and n not in _PER_ROW
+            }
+            for side in self._sides
+        }
+        self._count = np.arange(lengths.max(), dtype=np.int32)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What another process needs to make batches: not the records."""
+        return {**vars(self), 'records': ()}
+
+    @property
+    def num_examples(self) -> int:
+        """Examples of all parts; a long text makes several under a language-model objective."""
+        return sum(len(part.examples) for part in self.parts)
+
+    @property
+    def summary(self) -> str:
+        """How many examples there are, and what is not among them."""
+        left_out = {
+            'over the length left out': sum(part.examples.num_dropped for part in self.parts),
+            'cut to the length': sum(part.examples.num_truncated for part in self.parts),
+            'skipped as bad': sum(part.examples.num_skipped for part in self.parts),
+        }
+        notes = ', '.join(f'{count:,} {what}' for what, count in left_out.items() if count)
+        shares = ', '.join(f'{part.passes:.3g}' for part in self.parts)
+        mixed = f' of {len(self.parts)} parts' if len(self.parts) > 1 else ''
+        mixed += f' (passes an epoch: {shares})' if mixed and self.training else ''
+        notes = f' ({notes})' if notes else ''
+        return f'{self.num_examples:,} examples{mixed}{notes}, {self.steps_per_epoch:,.1f} steps an epoch'
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Equal where the records, in tokens, and their places in the batches are the same."""
+        digest = hashlib.blake2b(repr((self.shapes, self.widths)).encode(), digest_size=8)
+        for part in self.parts:
+            digest.update(f'{part.examples.fingerprint} {part.passes}'.encode())
+        return digest.hexdigest()
+
+    def batch(self, step: int, share: tuple[int, int] = (0, 1)) -> Batch:
+        """The batch of `step`: `inputs positions` int32 [B, T], and what the objective's form gives besides.
+
+        That may be `targets` int32, `weights` float32, `prefix` bool, `token_types` int32 [B, T]; `labels` int32 or
+        float32 and `label_weights` float32 [B], of an answer labels [B, 2]; and `encoder_inputs encoder_positions`
+        [B, S]. Packed rows add `[encoder_]segment_ids`, from 1, and their positions start at 0 in each segment. Padding
+        is the pad token at position -1 in segment 0, of no weight and no prefix.
+
+        Args:
+          step: from 0.
+          share: (index, count), that one of `count` equal shares of the rows: what one host feeds.
+        """
+        bucket, rows = self._find(step)
+        mine = range(share[0] * len(rows.part) // share[1], (share[0] + 1) * len(rows.part) // share[1])
+        batch = self._empty(len(mine), self.shapes[bucket])
+        for place, row in enumerate(mine):
+            number, epoch = int(rows.part[row]), int(rows.epoch[row])
+            if number < 0:
+                continue
+            part, ends = self.parts[number], dict.fromkeys(self._sides, 0)
+            members = part.rows[rows.row[row]].tolist()
+            for segment, example in enumerate(members, start=1):
+                fields = self._fields(number, example, epoch)
+                for side, start in ends.items():
+                    ends[side] = stop = start + len(fields[f'{side}inputs'])
+                    batch[f'{side}positions'][place, start:stop] = self._count[: stop - start]
+                    if self._packed:
+                        batch[f'{side}segment_ids'][place, start:stop] = segment
+                    for name in self._dtypes[side]:
+                        batch[name][place, start:stop] = fields[name]
+                for name in self._per_row:
+                    batch[name][place] = fields[name]
+        return batch
+
+    def segments(self, step: int) -> list[list[tuple[int, int, int]]]:
+        """For each row of `batch(step)` the (part, record of the part, example of the part) of its segments."""
+        _, rows = self._find(step)
+        found: list[list[tuple[int, int, int]]] = []
+        for number, row in zip(rows.part.tolist(), rows.row.tolist(), strict=True):
+            part = self.parts[number]
+            members = part.rows[row].tolist() if number >= 0 else []
+            found.append([(number, int(part.examples.record[example]), example) for example in members])
+        return found
+
+    def _find(self, step: int) -> tuple[int, layout.Rows]:
+        if step < 0 or (not self.training and step >= self.steps_per_epoch):
+            raise IndexError(f'step {step} of {self.steps_per_epoch}')
+        return self._steps.find(step)
+
+    def _fields(self, number: int, example: int, epoch: int) -> Fields:
+        """The arrays of one example of part `number`."""
+        data, seed = self.config.data, self.config.train.seed
+        key = corrupt.noise_key(seed, layout.CORRUPT, number, epoch, example, data.mask_copies)
+        noise = corrupt.Noise(data, self._tokenizer, key)
+        return self._form.fields(self.parts[number].examples, example, noise)
+
+    def _empty(self, rows: int, shape: tuple[int, ...]) -> Batch:
+        """A batch of padding."""
+        frame = self.parts[0].examples.frame
+        batch: Batch = {}
+        for (side, dtypes), length in zip(self._dtypes.items(), shape, strict=True):
+            pad = (frame.source if side else frame.specials).pad
+            for name, dtype in dtypes.items():
+                batch[name] = np.full((rows, length), _PADDING.get(name, pad), dtype)
+            batch[f'{side}positions'] = np.full((rows, length), -1, np.int32)
+            if self._packed:
+                batch[f'{side}segment_ids'] = np.zeros((rows, length), np.int32)
+        for name, (shape_, dtype) in self._per_row.items():
+            batch[name] = np.zeros((rows, *shape_), dtype)
+        return batch
+
+
+def iterate(
+    batches: Batches, start_step: int, config: Config, share: tuple[int, int] = (0, 1)
+) -> Generator[Batch, None, None]:
+    """Yields `batches.batch(step, share)` from `start_step` on: endless in training, else to the end of the epoch.
+
+    `data.num_workers` processes (0: this one) of `data.num_threads` threads make `data.prefetch` batches ahead. Order
+    and content do not depend on any of them.
+    """
+    data = config.data
+    stop = _ENDLESS if batches.training else int(batches.steps_per_epoch)
+    ahead = grain.ReadOptions(num_threads=data.num_threads, prefetch_buffer_size=data.prefetch)
+    steps = grain.MapDataset.range(start_step, stop).map(functools.partial(batches.batch, share=share))
+    made = steps.to_iter_dataset(ahead)
+    if data.num_workers:
+        if not flags.FLAGS.is_parsed():
+            flags.FLAGS.mark_as_parsed()  # grain hands absl's flags on to its processes, whoever its user is
+        each = -(-data.prefetch // data.num_workers)
+        made = made.mp_prefetch(grain.MultiprocessingOptions(data.num_workers, per_worker_buffer_size=each), _follow)
+        # Through pipes: shared memory is left behind by killed runs, and containers have little of it.
+        made = grain.experimental.WithOptionsIterDataset(made, grain.experimental.DatasetOptions(min_shm_size=1 << 62))
+    with contextlib.closing(iter(made)) as batches_ahead:
+        yield from batches_ahead
+
+
+def _follow(index: int, count: int) -> None:
+    """Makes a worker leave an interrupt to the process that it works for, and end when that one has."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _width(config: Config, length: int) -> int:
+    tokens, multiple = config.data.batch_tokens, config.data.row_multiple or 1
+    rows = config.train.batch_size if tokens is None else tokens // length
+    return max(rows // multiple, 1) * multiple

@@ -1,0 +1,284 @@
+"""Corruption of inputs that a model learns to undo."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import numpy as np
+
+from tformer.config.run import Data
+from tformer.data.tokenizers.vocabulary import Tokenizer
+from tformer.errors import UserError, choose
+
+
+@dataclasses.dataclass(frozen=True)
+class Noise:
+    """What the corruption of one example goes by."""
+
+    data: Data  # the rates
+    tokenizer: Tokenizer  # of the tokens
+    key: tuple[int, ...]  # of its random stream
+
+    @functools.cached_property
+    def rng(self) -> np.random.Generator:
+        """The source of all randomness; made where it is needed, for that takes longer than most examples do."""
+        return np.random.default_rng(self.key)
+
+
+def noise_key(
+    seed: int, stream: int, part: int, epoch: int, example: int, copies: int | None = None
+) -> tuple[int, ...]:
+    """The key of the random stream that corrupts one example in one epoch.
+
+    Args:
+      seed, stream, part: of the run, its use of randomness, and the data.
+      epoch, example: from 0.
+      copies: how many corruptions of an example there are, which take turns: 1 is static masking, BERT's code makes
+        10; None: a new one in every epoch, dynamic masking (Liu et al. 2019, section 4.1).
+    """
+    return seed, stream, part, epoch if copies is None else epoch % copies, example
+
+
+# ---------------------------------------------------------------------------------------------------------- masking
+
+
+def mask_tokens(
+    tokens: np.ndarray,
+    rng: np.random.Generator,
+    tokenizer: Tokenizer,
+    rate: float = 0.15,
+    unit: str = 'token',
+    keep: float = 0.1,
+    random: float = 0.1,
+) -> tuple[np.ndarray, np.ndarray]:
+    """BERT's masking: of the selected tokens 80 % become the mask, 10 % a random token, and 10 % stay.
+
+    Each token has a fate of its own, in a whole word too. Source: Devlin et al. 2019, section 3.1.
+
+    Args:
+      tokens: int [T]; special tokens are never selected.
+      rng: the source of all randomness.
+      tokenizer: of the tokens; random ones are drawn from its ordinary ids.
+      rate: share of the ordinary tokens that is selected: rounded as BERT's code does, at least one.
+      unit: what is selected together, a key of MASK_UNITS.
+      keep: share of the selected that stays.
+      random: share of the selected that becomes random; the rest of them becomes the mask.
+
+    Returns:
+      inputs: the corrupted tokens, int [T].
+      selected: where the original is to be predicted, bool [T].
+    """
+    places = np.flatnonzero(tokenizer.ordinary[tokens])
+    count = min(len(places), max(1, round(rate * len(places))))
+    chosen = choose(MASK_UNITS, unit, 'data.mask_unit')(tokens, places, count, rng, tokenizer)
+    fate = rng.random(len(chosen))
+    drawn = tokenizer.ordinary_ids[rng.integers(0, len(tokenizer.ordinary_ids), len(chosen))]
+    inputs, selected = tokens.copy(), np.zeros(len(tokens), bool)
+    selected[chosen] = True
+    changed = np.where(fate < 1 - keep - random, tokenizer.specials.mask, drawn)
+    inputs[chosen] = np.where(fate < 1 - keep, changed, tokens[chosen])
+    return inputs, selected
+
+
+def _some_tokens(
+    tokens: np.ndarray, places: np.ndarray, count: int, rng: np.random.Generator, tokenizer: Tokenizer
+) -> np.ndarray:
+    """`count` of the places, in any order."""
+    return rng.choice(places, count, replace=False)
+
+
+def _some_words(
+    tokens: np.ndarray, places: np.ndarray, count: int, rng: np.random.Generator, tokenizer: Tokenizer
+) -> np.ndarray:
+    """The places of whole words: in random order until they are `count`, each that would be too much passed over.
+
+    Where all words are too long the first one is taken. Source: whole-word masking of BERT's code, May 2019; Cui et
+    al. 2021, section 3.1.
+    """
+    sizes = np.diff(np.flatnonzero(tokenizer.word_starts(tokens)[places]), append=len(places))
+    order, left = rng.permutation(len(sizes)).tolist(), count
+    taken = []
+    for word, size in zip(order, sizes[order].tolist(), strict=True):
+        if size <= left:
+            taken.append(word)
+            left -= size
+        if not left:
+            break
+    picked = np.zeros(len(sizes), bool)
+    picked[taken or order[:1]] = True
+    return places[np.repeat(picked, sizes)]
+
+
+# -------------------------------------------------------------------------------------------------- span corruption
+
+
+def span_counts(sizes: np.ndarray, rate: float = 0.15, mean_span: float = 3.0) -> tuple[np.ndarray, np.ndarray]:
+    """How many tokens `corrupt_spans` drops of texts of these sizes, and in how many spans; neither falls with size.
+
+    Something is dropped and something kept wherever there are two tokens.
+
+    Args:
+      sizes: int [...], tokens of each text.
+      rate: share of the tokens that is dropped.
+      mean_span: their number in a span, in the mean of a text.
+
+    Returns:
+      dropped, spans: int64 [...].
+    """
+    dropped = np.minimum(np.maximum(_rounded(rate * sizes), 1), np.maximum(sizes - 1, 0))
+    spans = np.maximum(_rounded(dropped / mean_span), 1)
+    return dropped, np.minimum(spans, np.minimum(dropped, sizes - dropped))
+
+
+def corrupt_spans(
+    tokens: np.ndarray, rng: np.random.Generator, sentinels: np.ndarray, rate: float = 0.15, mean_span: float = 3.0
+) -> tuple[np.ndarray, np.ndarray]:
+    """T5's corruption: spans give way to one sentinel each, and are to be said after that sentinel.
+
+    Every division of the dropped tokens into spans is as likely, and so are all places at which no two spans meet.
+    (The paper's code ends every text with a dropped span, which leaves nothing to chance where there is one span.)
+    Source: Raffel et al. 2020, sections 3.1.4 and 3.3.4.
+
+    Args:
+      tokens: int [T].
+      rng: the source of all randomness.
+      sentinels: int, the ids of the first, second ... span.
+      rate: share of the tokens that is dropped.
+      mean_span: tokens of a dropped span, in the mean of a text.
+
+    Returns:
+      inputs: int [T - dropped + spans], without an end.
+      targets: int [dropped + spans], likewise.
+
+    Raises:
+      UserError: more spans than sentinels.
+    """
+    dropped, spans = (int(count) for count in span_counts(np.array(len(tokens)), rate, mean_span))
+    check_sentinels(spans, sentinels)
+    if not spans:
+        return tokens.copy(), tokens[:0]
+    lengths = np.diff(np.sort(rng.choice(dropped - 1, spans - 1, replace=False)) + 1, prepend=0, append=dropped)
+    places = np.sort(rng.choice(len(tokens) - dropped + 1, spans, replace=False))
+    hidden = _hidden(len(tokens), places, lengths)
+    marks = sentinels[:spans].astype(tokens.dtype)
+    inputs = np.insert(tokens[~hidden], places, marks)
+    targets = np.insert(tokens[hidden], np.cumsum(lengths) - lengths, marks)
+    return inputs, targets
+
+
+def check_sentinels(needed: int, sentinels: np.ndarray) -> None:
+    """Raises a `UserError` of one line where there are fewer sentinels than an example takes."""
+    if needed > len(sentinels):
+        raise UserError(
+            f'train.objective needs {needed} sentinels for one example, and the tokenizer has {len(sentinels)}: '
+            f'data.sentinels={needed}, a shorter data.length or longer spans (data.mean_span_length, data.denoisers)'
+        )
+
+
+def _hidden(size: int, places: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """bool [size]: the tokens in spans of these lengths, each before the kept token of its place, from 0."""
+    hidden = np.zeros(size, bool)
+    hidden[np.repeat(places, lengths) + np.arange(lengths.sum())] = True
+    return hidden
+
+
+def _rounded(numbers: np.ndarray) -> np.ndarray:
+    return np.rint(numbers).astype(np.int64)
+
+
+# -------------------------------------------------------------------------------------------------------- denoising
+
+
+def infill_counts(sizes: np.ndarray, rate: float = 0.3, mean_span: float = 3.0) -> tuple[np.ndarray, np.ndarray]:
+    """How many tokens `infill` hides of texts of these sizes, and behind how many masks at most: int64 [...]."""
+    hidden = np.minimum(_rounded(rate * sizes), sizes)
+    most = np.maximum(2 * _rounded(hidden / mean_span), 1)
+    return hidden, np.minimum(np.where(hidden > 0, most, 0), sizes - hidden + 1)
+
+
+def infill(
+    tokens: np.ndarray, rng: np.random.Generator, mask: int, rate: float = 0.3, mean_span: float = 3.0
+) -> np.ndarray:
+    """BART's text infilling: spans of Poisson lengths give way to one mask each, and those of length 0 insert one.
+
+    Spans are drawn until they hide their share, the last one cut to it. They are at most twice as many as that takes
+    in the mean, so that a bound of the length is known; where these do not suffice, the last one is longer.
+    Source: Lewis et al. 2020, section 2.2.
+
+    Args:
+      tokens: int [T].
+      rng: the source of all randomness.
+      mask: the id of the mask.
+      rate: share of the tokens that is hidden.
+      mean_span: the mean of the lengths.
+
+    Returns:
+      int [T - hidden + masks], see `infill_counts`. No two masks are adjacent.
+    """
+    hidden, most = (int(count) for count in infill_counts(np.array(len(tokens)), rate, mean_span))
+    if not hidden:
+        return tokens.copy()
+    stops = np.minimum(np.cumsum(rng.poisson(mean_span, most)), hidden)
+    stops[-1] = hidden
+    lengths = np.diff(stops[: int(np.argmax(stops == hidden)) + 1], prepend=0)
+    places = np.sort(rng.choice(len(tokens) - hidden + 1, len(lengths), replace=False))
+    return np.insert(tokens[~_hidden(len(tokens), places, lengths)], places, mask)
+
+
+def replace_by_mask(tokens: np.ndarray, rng: np.random.Generator, mask: int, rate: float = 0.15) -> np.ndarray:
+    """BART's token masking: a share of int [T] becomes the mask."""
+    inputs = tokens.copy()
+    inputs[rng.choice(len(tokens), round(rate * len(tokens)), replace=False)] = mask
+    return inputs
+
+
+def delete_tokens(tokens: np.ndarray, rng: np.random.Generator, rate: float = 0.15) -> np.ndarray:
+    """BART's token deletion: a share of int [T] is left out, and nothing says where."""
+    return np.delete(tokens, rng.choice(len(tokens), round(rate * len(tokens)), replace=False))
+
+
+def permute_sentences(tokens: np.ndarray, rng: np.random.Generator, ends: np.ndarray) -> np.ndarray:
+    """BART's sentence permutation.
+
+    Args:
+      tokens: int [T].
+      rng: the source of all randomness.
+      ends: bool [T], the tokens that end a sentence; of a run of them the last one does.
+    """
+    last = ends[:-1] & ~ends[1:]
+    sentences = np.split(tokens, np.flatnonzero(last) + 1)
+    return np.concatenate([sentences[index] for index in rng.permutation(len(sentences))])
+
+
+def rotate(tokens: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """BART's document rotation: int [T] begins with any of its tokens, and what was before it comes last."""
+    return np.roll(tokens, -rng.integers(max(len(tokens), 1)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Corruption:
+    """One kind of noise: int [T] -> int [at most `longest` of T], which does not fall with T."""
+
+    corrupt: Callable[[np.ndarray, Noise], np.ndarray]
+    longest: Callable[[np.ndarray, Data], np.ndarray] = lambda sizes, data: sizes
+
+
+def _infilled(sizes: np.ndarray, data: Data) -> np.ndarray:
+    hidden, masks = infill_counts(sizes, data.infill_rate, data.mean_span_length)
+    return sizes - hidden + masks
+
+
+MASK_UNITS = {'token': _some_tokens, 'word': _some_words}
+
+NOISES: dict[str, Corruption] = {  # Lewis et al. 2020, 2.2
+    'mask': Corruption(lambda t, n: replace_by_mask(t, n.rng, n.tokenizer.specials.mask, n.data.mask_rate)),
+    'delete': Corruption(
+        lambda t, n: delete_tokens(t, n.rng, n.data.delete_rate),
+        lambda sizes, data: sizes - _rounded(data.delete_rate * sizes),
+    ),
+    'infill': Corruption(
+        lambda t, n: infill(t, n.rng, n.tokenizer.specials.mask, n.data.infill_rate, n.data.mean_span_length), _infilled
+    ),
+    'permute': Corruption(lambda t, n: permute_sentences(t, n.rng, n.tokenizer.sentence_ends[t])),
+    'rotate': Corruption(lambda t, n: rotate(t, n.rng)),
+}

@@ -1,0 +1,90 @@
+"""Texts that come more than once: within the training split, and again in what it is judged by."""
+
+import array
+import dataclasses
+import hashlib
+import time
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from tformer.data.sources.records import Record, text_of
+
+Say = Callable[[str], None]  # takes a line of progress
+
+
+@dataclasses.dataclass(frozen=True)
+class Texts:
+    """What is kept of the texts of a split: their sizes, and a hash of each."""
+
+    num_bytes: dict[str, int]  # of each field, in UTF-8
+    hashes: dict[tuple[str, str], np.ndarray]  # (a key of ALIKE, a field or 'whole') -> uint64 [records]
+
+
+def read(records: Iterable[Record], fields: Sequence[str], say: Say) -> Texts:
+    """Goes once through `records`, keeping 16 bytes for each field of each; 'whole' where there are several fields."""
+    since = time.monotonic()
+    num_bytes = dict.fromkeys(fields, 0)
+    keys = (*fields, 'whole') if len(fields) > 1 else fields
+    found = {(alike, key): array.array('Q') for alike in ALIKE for key in keys}
+    for number, record in enumerate(records, start=1):
+        for field in fields:
+            num_bytes[field] += len(text_of(record, field).encode('utf-8', 'surrogatepass'))
+        for alike, normal in ALIKE.items():
+            texts = [normal(text_of(record, field)) for field in fields]
+            for field, text in zip(fields, texts, strict=True):
+                found[alike, field].append(_hash(text))
+            if len(fields) > 1:
+                found[alike, 'whole'].append(_hash('\0'.join(texts)))
+        if time.monotonic() > since + 5:
+            since = time.monotonic()
+            say(f'read {number:,} records, looking for duplicates')
+    return Texts(num_bytes, {key: np.array(values, np.uint64) for key, values in found.items()})
+
+
+def joined(parts: Sequence[Texts]) -> Texts:
+    """The texts of several splits, one after the other."""
+    num_bytes = {field: sum(part.num_bytes[field] for part in parts) for field in parts[0].num_bytes}
+    return Texts(num_bytes, {key: np.concatenate([part.hashes[key] for part in parts]) for key in parts[0].hashes})
+
+
+def within(hashes: np.ndarray) -> np.ndarray:
+    """The places of the records that have come before: all but the first of those alike.
+
+    Args:
+      hashes: uint64 [records].
+    """
+    again = np.ones(len(hashes), bool)
+    again[np.unique(hashes, return_index=True)[1]] = False
+    return np.flatnonzero(again)
+
+
+def across(hashes: np.ndarray, train: np.ndarray) -> np.ndarray:
+    """The places of the records that are in `train` too.
+
+    Args:
+      hashes: uint64 [records].
+      train: uint64 [records of train].
+    """
+    return np.flatnonzero(np.isin(hashes, train))
+
+
+def _hash(text: str) -> int:
+    # Of 64 bits: among ten million texts two different ones are taken for one with a probability of 3 in a million.
+    data = text.encode('utf-8', 'surrogatepass')
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), 'little')
+
+
+def _exact(text: str) -> str:
+    return unicodedata.normalize('NFC', text.strip())
+
+
+def _near(text: str) -> str:
+    return unicodedata.normalize('NFC', ' '.join(text.lower().split()))
+
+
+ALIKE: dict[str, Callable[[str], str]] = {  # texts are alike where these are equal
+    'exact': _exact,
+    'near': _near,
+}

@@ -1,0 +1,131 @@
+"""How much of an epoch is padding, with the batching of a run and with others: counted from the layout, row by row."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from tformer.config.run import Config
+from tformer.data.batches import packing
+from tformer.data.batches.pipeline import Batches
+from tformer.data.examples.example_formats import form_of
+from tformer.data.ragged import Ragged
+
+MOST_SAMPLED = 20_000  # examples that batchings are compared on: packing takes time
+NUM_BUCKETS = (4, 8, 16, 32, 64, 104)  # that are compared
+_ENCODER_MULTIPLE = 4  # of a suggested length
+
+
+@dataclasses.dataclass(frozen=True)
+class Filled:
+    """What the rows of some shapes hold in an epoch."""
+
+    shapes: packing.Shapes
+    rows: np.ndarray  # float [shapes]
+    tokens: np.ndarray  # float [shapes, stacks]: positions that are not padding
+
+    @property
+    def slots(self) -> np.ndarray:
+        """All positions, float [shapes, stacks]."""
+        return self.rows[:, None] * np.array(self.shapes)
+
+    @property
+    def padding(self) -> float:
+        """The share of padding in the positions of all stacks."""
+        return 1 - float(self.tokens.sum() / self.slots.sum())
+
+    @property
+    def paddings(self) -> np.ndarray:
+        """float [stacks]: the share of padding in each stack."""
+        return 1 - self.tokens.sum(axis=0) / self.slots.sum(axis=0)
+
+
+def filled(batches: Batches) -> Filled:
+    """What the batches of one epoch hold; in evaluation with the empty rows that fill up a batch."""
+    rows, tokens = np.zeros(len(batches.shapes)), np.zeros(np.shape(batches.shapes))
+    for part in batches.parts:
+        passes = part.passes if batches.training else 1
+        held = _held(part.rows, part.examples.lengths)
+        for bucket, members in enumerate(part.by_bucket):
+            rows[bucket] += passes * len(members)
+            tokens[bucket] += passes * held[members].sum(axis=0)
+    if not batches.training:
+        rows = np.ceil(rows / batches.widths) * batches.widths
+    return Filled(batches.shapes, rows, tokens)
+
+
+def laid(
+    lengths: Sequence[np.ndarray], passes: Sequence[float], limits: np.ndarray, batching: str, num_buckets: int
+) -> Filled:
+    """What an epoch of training would hold.
+
+    Args:
+      lengths: of the examples of each part, int [N, stacks]; what is over the limits is cut.
+      passes: over each part.
+      limits: int [stacks].
+      batching: a key of packing.BATCHING.
+      num_buckets: shapes that it may make.
+    """
+    how = packing.BATCHING[batching]
+    shapes = how.shapes(np.minimum(np.concatenate(lengths), limits), limits, num_buckets)
+    rows, tokens = np.zeros(len(shapes)), np.zeros((len(shapes), len(limits)))
+    for own, often in zip(lengths, passes, strict=True):
+        own = np.minimum(own, limits)
+        held = _held(how.rows(own, limits, np.random.default_rng(0)), own)
+        bucket = packing.bucket_of(held, shapes)
+        rows += often * np.bincount(bucket, minlength=len(shapes))
+        np.add.at(tokens, bucket, often * held)
+    return Filled(shapes, rows, tokens)
+
+
+def _held(rows: Ragged, lengths: np.ndarray) -> np.ndarray:
+    """int [rows, stacks]: tokens of each row, from those of each example [N, stacks]."""
+    return np.add.reduceat(lengths[rows.flat], rows.offsets[:-1], axis=0)
+
+
+def compared(config: Config, train: Batches) -> dict[str, Filled]:
+    """What an epoch of training holds with every batching that the objective has; packing on a sample of much data.
+
+    With two stacks packing has an entry for the `balanced` data.encoder_length besides.
+    """
+    data, form = config.data, form_of(config)
+    every, passes = [part.examples.lengths for part in train.parts], [part.passes for part in train.parts]
+    limits = np.array([data.length, data.encoder_length or data.length][: every[0].shape[1]])
+    own = f'bucket, {data.num_buckets}' if data.batching == 'bucket' else data.batching
+    found = {'pad': laid(every, passes, limits, 'pad', 1)}
+    for number in sorted({*NUM_BUCKETS, data.num_buckets}):
+        found[f'bucket, {number}'] = laid(every, passes, limits, 'bucket', number)
+    sample, often = _sample(train)
+    count = sum(map(len, sample))
+    of = f' ({count:,} examples)' if count < train.num_examples else ''
+    if not form.labelled:  # a packed row has no one label
+        found['pack' if own == 'pack' else f'pack{of}'] = laid(sample, often, limits, 'pack', 1)
+    if len(limits) == 2:
+        length = balanced(np.concatenate(sample), data.length)
+        wide = np.array([data.length, length])
+        found[f'pack, data.encoder_length={length}{of}'] = laid(sample, often, wide, 'pack', 1)
+    found[own] = filled(train)
+    return {f'{name} <- this run' if name == own else name: one for name, one in found.items()}
+
+
+def balanced(lengths: np.ndarray, length: int) -> int:
+    """The data.encoder_length with which both stacks of packed rows are full at once.
+
+    Args:
+      lengths: int [N, 2], of the decoder's side and the encoder's.
+      length: of the decoder's rows.
+    """
+    target, source = lengths.mean(axis=0)
+    return max(_ENCODER_MULTIPLE, round(length * source / target / _ENCODER_MULTIPLE) * _ENCODER_MULTIPLE)
+
+
+def _sample(train: Batches) -> tuple[list[np.ndarray], list[float]]:
+    """The lengths of at most about MOST_SAMPLED examples, the same share of each part, and the passes over them."""
+    rng, share = np.random.default_rng(0), min(1, MOST_SAMPLED / train.num_examples)
+    lengths, passes = [], []
+    for part in train.parts:
+        own = part.examples.lengths
+        chosen = np.sort(rng.choice(len(own), max(1, int(len(own) * share)), replace=False))
+        lengths.append(own[chosen])
+        passes.append(part.passes * len(own) / len(chosen))
+    return lengths, passes

@@ -1,0 +1,119 @@
+"""Tasks with a rule: equations of modular arithmetic, and numbers that are copied, reversed or sorted."""
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from tformer.config.run import Data
+from tformer.data.sources.records import Read, Record, fingerprint, only, place_of, split_of
+from tformer.errors import UserError, choose
+
+Pairs = Iterable[tuple[str, str]]  # (source, target), without repetition
+Operation = Callable[[np.ndarray, np.ndarray, int], np.ndarray]  # a, b and p to c, in [0, p)
+
+SEQUENCES = 20_000  # drawn for the training and valid splits
+VALID_SHARE = 0.05  # of them
+TEST_SEQUENCES = 1_000
+
+
+class Task(NamedTuple):
+    """What is computed, and the objectives that have records of it."""
+
+    pairs: Callable[[Data, str], Pairs]
+    objectives: tuple[str, ...]
+
+
+def load(config: Data, objective: str, split: str) -> tuple[str, Read]:
+    """The pairs of data.task: source -> target of seq2seq, or a text and its class where the target is one number.
+
+    Numbers are symbols from 0 to data.modulus - 1 with a space between. Everything follows from the config, by hashes:
+    the same on every machine, whatever the seed.
+    """
+    task = choose(TASKS, config.task, 'data.task')
+    only(objective, task.objectives, 'algorithmic')
+    names = RECORDS[objective]
+
+    def read() -> tuple[list[Record], int]:
+        pairs = task.pairs(config, split)
+        return [{**dict(zip(names, pair, strict=True)), 'where': f'{config.task} {pair[0]}'} for pair in pairs], 0
+
+    settings = config.modulus, config.train_share, config.train_lengths, config.test_lengths
+    return fingerprint('algorithmic', config.task, settings, objective, split), read
+
+
+# ----------------------------------------------------------------------------------------------------------- equations
+
+
+def equations(operation: Operation, least: int = 0, prime: bool = False) -> Task:
+    """Returns the task of all equations a o b = c mod p, 0 <= a < p and least <= b < p: 'a o b' -> 'c'.
+
+    data.train_share of them are trained on and halves of the rest are valid and test. A larger share holds a smaller.
+    """
+
+    def pairs(config: Data, split: str) -> Pairs:
+        p, held_out = config.modulus, (1 - config.train_share) / 2
+        if prime and any(p % divisor == 0 for divisor in range(2, p)):
+            raise UserError(f'data.modulus={p}: data.task={config.task} divides, for which it must be a prime')
+        a, b = (grid.ravel() for grid in np.meshgrid(np.arange(p), np.arange(least, p), indexing='ij'))
+        for x, y, c in zip(a.tolist(), b.tolist(), operation(a, b, p).tolist(), strict=True):
+            source = f'{x} o {y}'
+            if split_of(source, valid=held_out, test=held_out) == split:
+                yield source, str(c)
+
+    return Task(pairs, ('seq2seq', 'classification'))
+
+
+def divided(a: np.ndarray, b: np.ndarray, p: int) -> np.ndarray:
+    """Returns a / b mod p, a prime: a b^(p - 2), by Fermat; 0 where b is."""
+    inverses = np.array([pow(number, p - 2, p) for number in range(p)])
+    return a * inverses[b] % p
+
+
+def divided_or_subtracted(a: np.ndarray, b: np.ndarray, p: int) -> np.ndarray:
+    """Returns a / b mod p where b is odd, a - b mod p where it is even."""
+    return np.where(b % 2 == 1, divided(a, b, p), (a - b) % p)
+
+
+# ----------------------------------------------------------------------------------------------------------- sequences
+
+
+def sequences(rule: Callable[[list[int]], Sequence[int]]) -> Task:
+    """Returns the task of applying `rule` to random numbers, as many as data.train_lengths says, and none twice.
+
+    The valid split has other sequences of these lengths, the test split some of data.test_lengths.
+    """
+
+    def pairs(config: Data, split: str) -> Pairs:
+        tested = split == 'test'
+        low, high = config.test_lengths if tested else config.train_lengths
+        rng, seen = random.Random(f'{config.modulus} {low} {high}'), set()
+        for _ in range(TEST_SEQUENCES if tested else SEQUENCES):
+            numbers = [int(rng.random() * config.modulus) for _ in range(low + int(rng.random() * (high + 1 - low)))]
+            source = ' '.join(map(str, numbers))
+            if source not in seen and (tested or (place_of(source) < VALID_SHARE) == (split == 'valid')):
+                yield source, ' '.join(map(str, rule(numbers)))
+            seen.add(source)
+
+    return Task(pairs, ('seq2seq',))
+
+
+TASKS: dict[str, Task] = {
+    # Power et al. 2022, A.1.1
+    'modular_addition': equations(lambda a, b, p: (a + b) % p),
+    'modular_subtraction': equations(lambda a, b, p: (a - b) % p),
+    'modular_division': equations(divided, least=1, prime=True),
+    'modular_division_or_subtraction': equations(divided_or_subtracted, prime=True),
+    'modular_squares': equations(lambda a, b, p: (a**2 + b**2) % p),
+    'modular_quadratic': equations(lambda a, b, p: (a**2 + a * b + b**2) % p),
+    'modular_cubic': equations(lambda a, b, p: (a**3 + a * b**2 + b) % p),
+    'copy': sequences(lambda numbers: numbers),
+    'reverse': sequences(lambda numbers: numbers[::-1]),
+    'sort': sequences(sorted),
+}
+
+RECORDS: dict[str, tuple[str, str]] = {  # the fields that a pair becomes
+    'seq2seq': ('source', 'target'),
+    'classification': ('text', 'label'),
+}

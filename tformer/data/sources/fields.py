@@ -1,0 +1,214 @@
+"""Records from plain values, as JSON has them under the names that the data gives: what each field must be."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tformer.config.run import Data
+from tformer.data.sources import templates
+from tformer.data.sources.records import FIELDS, OPTIONAL, BadRecord, Record, no_key
+from tformer.errors import UserError, nearest
+
+Make = Callable[[Mapping[str, Any]], Record]
+
+_SHOWN = 40  # characters of a value in a message
+
+
+def keys_of(config: Data, objective: str) -> dict[str, str]:
+    """The name in the data of each field: `config.columns` in the order of `FIELDS`, then of `OPTIONAL`."""
+    fields, optional = FIELDS[objective], OPTIONAL.get(objective, ())
+    allowed = fields + optional
+    if config.columns and not len(fields) <= len(config.columns) <= len(allowed):
+        more = f', and may name {", ".join(optional)}' if optional else ''
+        raise UserError(f'data.columns={config.columns} must name {len(fields)} fields: {", ".join(fields)}{more}')
+    return {**dict(zip(allowed, allowed, strict=True)), **dict(zip(allowed, config.columns, strict=False))}
+
+
+def maker(config: Data, objective: str, keys: Mapping[str, str] | None = None) -> Make:
+    """What makes the objective's records: by the templates, or of the values of `keys`, its fields' own names if None.
+
+    It raises `BadRecord` where a value is missing, or is not what the field holds.
+    """
+    if config.source_template is not None:
+        return lambda values: {
+            field: text(value, f'data.{field}_template') for field, value in templates.written(values, config).items()
+        }
+    required, check = FIELDS[objective], CHECKS.get(objective)
+    names = keys or {field: field for field in required + OPTIONAL.get(objective, ())}
+    wanted = [(field, key, READERS.get(field, text), field in required) for field, key in names.items()]
+
+    def make(values: Mapping[str, Any]) -> Record:
+        record = {}
+        for field, key, read, needed in wanted:
+            if key in values:
+                record[field] = read(values[key], key)
+            elif needed:
+                raise no_key(key, values)
+        return record if check is None else check(record, config)
+
+    return make
+
+
+# -------------------------------------------------------------------------------------------------- single values
+
+
+def text(value: Any, key: str) -> str:
+    """A string that can be written as UTF-8."""
+    if not isinstance(value, str):
+        raise BadRecord(f'{key!r} is not a string: {_short(value)}')
+    if '\0' in value:
+        raise BadRecord(f'{key!r} has a NUL: not text')
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise BadRecord(f'{key!r} has half a surrogate pair: {value[error.start]!r}') from None
+    return value
+
+
+def _texts(value: Any, key: str) -> list[str]:
+    if not isinstance(value, list):
+        raise BadRecord(f'{key!r} is not a list of strings: {_short(value)}')
+    return [text(item, f'{key}[{place}]') for place, item in enumerate(value)]
+
+
+def _label(value: Any, key: str) -> str | float:
+    """As it is: what it must be depends on the objective."""
+    if isinstance(value, int | float):
+        return value
+    if not isinstance(value, str):
+        raise BadRecord(f'{key!r} is neither a string nor a number: {_short(value)}')
+    return text(value, key)
+
+
+def _answers(value: Any, key: str) -> list[tuple[int, str]]:
+    """Of SQuAD's two forms: {"text": [...], "answer_start": [...]}, or [{"text": ..., "answer_start": ...}, ...]."""
+    form = f'{key!r} is not {{"text": [...], "answer_start": [...]}}'
+    if isinstance(value, list):
+        if not all(isinstance(answer, dict) for answer in value):
+            raise BadRecord(f'{form}: {_short(value)}')
+        value = {name: [answer.get(name) for answer in value] for name in ('text', 'answer_start')}
+    if not isinstance(value, dict) or not all(isinstance(value.get(n), list) for n in ('text', 'answer_start')):
+        raise BadRecord(f'{form}: {_short(value)}')
+    answers, starts = _texts(value['text'], f'{key}.text'), value['answer_start']
+    if len(answers) != len(starts):
+        raise BadRecord(f'{key!r} has {len(answers)} texts and {len(starts)} starts')
+    for start in starts:
+        if not isinstance(start, int) or isinstance(start, bool):
+            raise BadRecord(f'{key!r}: the start {_short(start)} is not a whole number')
+    return list(zip(starts, answers, strict=True))
+
+
+def _short(value: Any) -> str:
+    return repr(value)[:_SHOWN] if isinstance(value, str) else str(value)[:_SHOWN].replace('\n', ' ')
+
+
+# -------------------------------------------------------------------------------------------------- whole records
+
+
+def _filled(record: Record, *fields: str) -> None:
+    for field in fields:
+        if field in record and not record[field].strip():
+            raise BadRecord(f'{field} is empty')
+
+
+def _of_class(record: Record, config: Data) -> Record:
+    """A label of data.labels."""
+    label = str(record['label'])
+    if not label.strip():
+        raise BadRecord('label is empty')
+    if config.labels and label not in config.labels:
+        raise BadRecord(f'label {_short(label)} is not in data.labels{nearest(label, config.labels)}')
+    _filled(record, 'text', 'pair')
+    return {**record, 'label': label}
+
+
+def _of_number(record: Record, config: Data) -> Record:
+    """A finite label within data.label_range."""
+    try:
+        if isinstance(record['label'], bool) or '_' in str(record['label']):  # which Python reads as numbers
+            raise ValueError
+        label = float(record['label'])
+    except (ValueError, OverflowError):
+        raise BadRecord(f'label {_short(record["label"])} is not a number') from None
+    if not math.isfinite(label):
+        raise BadRecord(f'label {label} is not finite')
+    if config.label_range and not config.label_range[0] <= label <= config.label_range[1]:
+        low, high = config.label_range
+        raise BadRecord(f'label {label:g} is outside data.label_range, from {low:g} to {high:g}')
+    _filled(record, 'text', 'pair')
+    return {**record, 'label': label}
+
+
+def _of_tags(record: Record, config: Data) -> Record:
+    """As many tags as tokens, of the types in data.labels, rewritten as `bio`."""
+    tokens, tags = record['tokens'], record['tags']
+    if not tokens:
+        raise BadRecord('tokens are empty')
+    if '' in tokens or not all(token.strip() for token in tokens):
+        raise BadRecord(f'token {next(i for i, token in enumerate(tokens, start=1) if not token.strip())} is empty')
+    if len(tokens) != len(tags):
+        raise BadRecord(f'{len(tokens)} tokens and {len(tags)} tags')
+    for tag in tags:
+        check_tag(tag, config.labels)
+    return {**record, 'tags': bio(tags)}
+
+
+def check_tag(tag: str, types: tuple[str, ...]) -> None:
+    """Raises `BadRecord` where a tag is neither O nor B-TYPE nor I-TYPE, or of a type that `types` (if any) lack."""
+    if tag == 'O':
+        return
+    if tag[:2] not in ('B-', 'I-') or not tag[2:].strip():
+        hint = nearest(tag, tags_of(types)) if types else ''
+        raise BadRecord(f'tag {_short(tag)} is neither O nor B-TYPE nor I-TYPE{hint}')
+    if types and tag[2:] not in types:
+        raise BadRecord(f'tag {_short(tag)}: {_short(tag[2:])} is not in data.labels{nearest(tag[2:], types)}')
+
+
+def bio(tags: list[str]) -> list[str]:
+    """The tags with B- where an entity begins: an I- that continues none of its type becomes B-.
+
+    So IOB1 (Ramshaw & Marcus 1995), in which B- only parts neighbours of one type, becomes BIO, which stays as it is.
+    """
+    before = ['O', *tags]
+    starts = [tag[:2] == 'I-' and last[2:] != tag[2:] for last, tag in zip(before, tags, strict=False)]
+    return [f'B-{tag[2:]}' if start else tag for start, tag in zip(starts, tags, strict=True)]
+
+
+def tags_of(types: tuple[str, ...]) -> tuple[str, ...]:
+    """All tags of these types, O first, in the order of their ids."""
+    return ('O', *(f'{mark}-{kind}' for kind in types for mark in 'BI'))
+
+
+def _of_answers(record: Record, config: Data) -> Record:
+    """Answers that stand in the context where they say."""
+    _filled(record, 'question', 'context')
+    context = record['context']
+    for start, answer in record['answers']:
+        if not answer.strip():
+            raise BadRecord('an answer is empty')
+        if not 0 <= start < len(context):
+            raise BadRecord(
+                f'answer {_short(answer)} starts at {start}, outside its context of {len(context)} characters'
+            )
+        there = context[start : start + len(answer)]
+        if there != answer:
+            places = [at for at in range(len(context)) if context.startswith(answer, at)]
+            hint = f'; it stands at {min(places, key=lambda at: abs(at - start))}' if places else ''
+            raise BadRecord(f'answer {_short(answer)} starts at {start}, where its context has {_short(there)}{hint}')
+    return record
+
+
+READERS: dict[str, Callable[[Any, str], Any]] = {  # of the fields that are not text
+    'label': _label,
+    'tokens': _texts,
+    'tags': _texts,
+    'references': _texts,
+    'answers': _answers,
+}
+
+CHECKS: dict[str, Callable[[Record, Data], Record]] = {
+    'classification': _of_class,
+    'regression': _of_number,
+    'token_classification': _of_tags,
+    'question_answering': _of_answers,
+}

@@ -1,0 +1,174 @@
+"""Text files line by line: UTF-8, perhaps gzipped, read once, and proved to be what was there when they were found."""
+
+import contextlib
+import dataclasses
+import gzip
+import hashlib
+import io
+import stat
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from tformer.data.sources.records import Bad
+from tformer.errors import UserError
+
+_BUFFER = 1 << 20  # bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class File:
+    """A file as it was found: `digest` is the BLAKE2b hash of its bytes, as they are stored."""
+
+    path: Path
+    digest: str
+
+
+class Text:
+    """The lines of a text file, which is read once from end to end."""
+
+    def __init__(self, file: File, bad_lines: str) -> None:
+        """`bad_lines` is a key of BAD_LINES."""
+        self.path = file.path
+        self._file, self._bad = file, Bad(bad_lines)
+
+    @property
+    def skipped(self) -> int:
+        """Bad lines passed over until now."""
+        return self._bad.skipped
+
+    def where(self, number: int) -> str:
+        """What names a line."""
+        return f'{self.path}:{number}'
+
+    def bad(self, number: int, why: object) -> None:
+        """Deals with a line that is not as it should be: an error, or one more that is skipped."""
+        self._bad.found(self.where(number), why)
+
+    def __iter__(self) -> Iterator[tuple[int, str]]:
+        """The number and text of each line that is UTF-8, with its end; without a byte order mark.
+
+        A carriage return ends no line: only a line feed does.
+
+        Raises:
+          UserError: the file cannot be read to its end, is not UTF-8, or is not what was found.
+        """
+        with _opened(self.path, unpack=self.path.suffix == '.gz') as (lines, digest):
+            for number, line in enumerate(lines, start=1):
+                if number == 1:
+                    _refuse_utf16(self.path, line)
+                    line = line.removeprefix(b'\xef\xbb\xbf')
+                if b'\0' in line:
+                    self.bad(number, 'a NUL byte: not text')
+                    continue
+                try:
+                    yield number, line.decode()
+                except UnicodeDecodeError as error:
+                    self.bad(number, f'not UTF-8: byte 0x{line[error.start]:02x}')
+        if digest.hexdigest() != self._file.digest:
+            raise _changed(self.path)
+
+    def filled(self) -> Iterator[tuple[int, str]]:
+        """The number and text of each line that is not blank, without its end."""
+        for number, line in self:
+            if line.strip():
+                yield number, line.removesuffix('\n').removesuffix('\r')
+
+
+def find(path: Path) -> File:
+    """The file at `path`, read once for its hash.
+
+    Raises:
+      UserError: no file, or one that cannot be read.
+    """
+    with _opened(path, unpack=False) as (stored, digest):
+        while stored.read(_BUFFER):
+            pass
+    return File(path, digest.hexdigest())
+
+
+def read_text(path: Path) -> str:
+    """The whole file as UTF-8, line ends as they are, without a byte order mark."""
+    return ''.join(line for _, line in Text(find(path), 'stop'))
+
+
+@contextlib.contextmanager
+def _opened(path: Path, unpack: bool) -> Iterator[tuple[io.BufferedIOBase, hashlib.blake2b]]:
+    """(The bytes of a file, perhaps unpacked; the hash of what was read of it, as it is stored).
+
+    Errors while it is read become a `UserError`, and so does a change of the file in this time.
+    """
+    before = _state(path)
+    digest, unpacked = hashlib.blake2b(digest_size=16), None
+    try:
+        with path.open('rb', buffering=0) as stored:
+            lines: io.BufferedIOBase = io.BufferedReader(_Hashed(stored, digest), _BUFFER)
+            if unpack:
+                lines = unpacked = gzip.GzipFile(fileobj=lines)
+            yield lines, digest
+    except (UserError, OSError, EOFError, zlib.error) as error:
+        if _state(path) != before:  # the likelier reason of a bad line, too
+            raise _changed(path) from None
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f'{path} cannot be read: {_reason(error, unpacked)}') from None
+    if _state(path) != before:
+        raise _changed(path)
+
+
+def _state(path: Path) -> tuple[int, int]:
+    """(Size, time of the last change) of a regular file; anything else might have no end, or never begin."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise UserError(f'{path} cannot be read: {error.strerror}') from None
+    if not stat.S_ISREG(found.st_mode):
+        raise UserError(f'{path} is {_KINDS.get(stat.S_IFMT(found.st_mode), "no file")}, where a file is expected')
+    return found.st_size, found.st_mtime_ns
+
+
+def _reason(error: Exception, unpacked: gzip.GzipFile | None) -> str:
+    if unpacked is None or (isinstance(error, OSError) and error.errno):
+        return getattr(error, 'strerror', None) or str(error)
+    place = unpacked.tell()
+    if isinstance(error, EOFError):
+        return f'the gzip file is cut off after {place:,} bytes of text'
+    if place and 'Not a gzipped file' in str(error):
+        return f'after {place:,} bytes of text comes something that is not gzip'
+    return f'the gzip file is damaged after {place:,} bytes of text' if place else f'{error}'
+
+
+def _changed(path: Path) -> UserError:
+    return UserError(f'{path} changed while it was being read: start again when it is complete')
+
+
+def _refuse_utf16(path: Path, line: bytes) -> None:
+    """Raises a `UserError` where the first line has UTF-16's byte order mark, or NUL in every other byte."""
+    head = line[:256]
+    fewer, more = sorted(half.count(0) for half in (head[::2], head[1::2]))
+    if head.startswith((b'\xff\xfe', b'\xfe\xff')) or (fewer == 0 and more > max(1, len(head) / 4)):
+        raise UserError(f'{path} looks like UTF-16: write it as UTF-8, e.g. iconv -f UTF-16 -t UTF-8 {path.name}')
+
+
+class _Hashed(io.RawIOBase):
+    """A file that hashes what is read from it."""
+
+    def __init__(self, file: io.FileIO, digest: hashlib.blake2b) -> None:
+        self._file, self._digest = file, digest
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        count = self._file.readinto(buffer)
+        self._digest.update(memoryview(buffer)[:count])
+        return count
+
+
+_KINDS = {
+    stat.S_IFDIR: 'a directory',
+    stat.S_IFIFO: 'a pipe',
+    stat.S_IFSOCK: 'a socket',
+    stat.S_IFCHR: 'a device',
+    stat.S_IFBLK: 'a device',
+}

@@ -1,0 +1,178 @@
+"""Records from TFDS sets that are prepared as ArrayRecord files: random access, without TensorFlow."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tformer.config.run import Data
+from tformer.data.sources import fields, templates
+from tformer.data.sources.records import (
+    BAD_LINES,
+    LABELLED,
+    OPTIONAL,
+    SPLITS,
+    Bad,
+    BadRecord,
+    Chosen,
+    Read,
+    Record,
+    View,
+    fingerprint,
+)
+from tformer.errors import NoSplitError, UserError, choose, nearest
+
+_PREPARE = 'prepare it with `tformer prepare`'
+
+
+def load(config: Data, objective: str, split: str) -> tuple[str, Read]:
+    """The fingerprint and the records of `split`, which are converted one by one, whenever they are asked for.
+
+    `config.columns` are the features of the objective's fields, a nested one with slashes, e.g.
+    ('translation/en', 'translation/de'). A feature `references` goes with seq2seq, `pair` with labels of two texts.
+    With data.bad_lines=skip all records are read once, to find the bad ones. Nothing is downloaded.
+
+    Raises:
+      UserError: the set is not prepared, not as array_record, or lacks the split, a file of it or a feature.
+    """
+    if config.tfds_name is None:
+        raise UserError("data.source='tfds' needs data.tfds_name, e.g. 'imdb_reviews'")
+    builder = prepared(config.tfds_name, config.tfds_dir)
+    choose(BAD_LINES, config.bad_lines, 'data.bad_lines')
+    info, keys, features = builder.info, *_wanted(builder.info.features, config, objective)
+    name = dict(zip(SPLITS, config.tfds_splits, strict=True))[split]
+    try:
+        files = info.splits[name].file_instructions
+    except (KeyError, ValueError):
+        hint = nearest(name, info.splits)
+        raise NoSplitError(f'{config.tfds_name} has no split {name!r} (data.tfds_splits){hint}') from None
+    for file in files:
+        if not Path(file.filename).is_file():
+            raise UserError(f'{file.filename} does not exist, a part of {config.tfds_name}')
+    sizes = {part: [found.num_bytes, found.shard_lengths] for part, found in info.splits.items()}
+    slices = [[file.basename(), file.skip, file.take] for file in files]
+    meaning: list[Any] = [keys, [getattr(feature, 'names', None) for feature in features.values()]]
+    meaning += [objective, config.labels, config.label_range] if objective in LABELLED else []
+    meaning += [config.source_template, config.target_template] if config.source_template is not None else []
+    meaning += [config.bad_lines] if config.bad_lines != 'stop' else []
+
+    def read() -> tuple[View, int]:
+        source = f'{config.tfds_name} {name}'
+        make = fields.maker(config, objective, keys)
+        records = Records(builder.as_data_source(name), features, make, source, named=objective in LABELLED)
+        bad = Bad(config.bad_lines)
+        return (records, 0) if config.bad_lines == 'stop' else (Chosen(records, records.good(bad)), bad.skipped)
+
+    return fingerprint(info.full_name, info.description, sizes, slices, meaning), read
+
+
+def prepared(name: str, directory: str | None) -> Any:
+    """The TFDS builder of a set as its files describe it: the code that made them may want TensorFlow.
+
+    Raises:
+      UserError: it is not prepared in `directory`, or not as array_record.
+    """
+    import tensorflow_datasets as tfds  # here: it takes half a second, and most runs have no need of it
+
+    place = directory or tfds.core.constants.DATA_DIR
+    try:
+        builder = tfds.core.read_only_builder.builder_from_files(name, data_dir=directory)
+    except tfds.core.DatasetNotFoundError:
+        raise UserError(f'{name} is not prepared in {place}: {_PREPARE}, or set data.tfds_dir') from None
+    except ValueError as error:
+        raise UserError(f'{name} cannot be read in {place}: {str(error).splitlines()[0]}') from None
+    if builder.info.file_format != tfds.core.FileFormat.ARRAY_RECORD:
+        found = builder.info.file_format.value
+        raise UserError(f'{builder.data_path} is prepared as {found}, which has no random access without TensorFlow: '
+                        f'move it away and {_PREPARE}')  # fmt: skip
+    return builder
+
+
+def _wanted(features: Any, config: Data, objective: str) -> tuple[dict[str, str], dict[str, Any]]:
+    """(The name of each field in the set, the feature of each name): of the objective, or of the templates."""
+    assert config.tfds_name is not None
+    if config.source_template is not None:
+        return {}, {name: _feature(features, name, config.tfds_name) for name in templates.names(config)}
+    keys = fields.keys_of(config, objective)
+    for field in OPTIONAL.get(objective, ()):
+        if keys[field] == field and (field not in features or hasattr(features[field], 'keys')):
+            del keys[field]  # nothing of its name, or something else
+    found = {}
+    for field, key in keys.items():
+        found[key] = _feature(features, key, config.tfds_name)
+        if field not in fields.READERS and hasattr(found[key], 'keys'):
+            names = getattr(found[key], 'feature', found[key])  # of a sequence
+            inside = ', '.join(f'{key}/{name}' for name in sorted(names))
+            raise UserError(f'feature {key!r} of {config.tfds_name} (data.columns) is not text; it has {inside}')
+    return keys, found
+
+
+def _feature(features: Any, key: str, name: str) -> Any:
+    for part in key.split('/'):
+        if not hasattr(features, 'keys') or part not in features:
+            hint = nearest(part, features) if hasattr(features, 'keys') else ''
+            raise UserError(f'{name} has no feature {key!r} (data.columns){hint}')
+        features = features[part]
+    return features
+
+
+class Records(View):
+    """A view of a data source: bytes become str, class ids their names, and arrays lists."""
+
+    def __init__(self, rows: Any, features: dict[str, Any], make: fields.Make, name: str, named: bool) -> None:
+        """`make` gives the record of the plain values of `features`; where `named`, it gets its `where`."""
+        self._rows, self._features, self._make, self._name, self._named = rows, features, make, name, named
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def good(self, bad: Bad) -> list[int]:
+        """The places of the records that are as they should be; reads all."""
+        return [index for some in self.chunks() for index, _ in self._read(some, bad)]
+
+    def _records(self, indices: Sequence[int]) -> list[Record]:
+        return [record for _, record in self._read(indices, Bad('stop'))]
+
+    def _read(self, indices: Sequence[int], bad: Bad) -> Iterator[tuple[int, Record]]:
+        try:
+            rows = self._rows.__getitems__(indices)
+        except (RuntimeError, ValueError, OSError) as error:
+            raise UserError(f'{self._rows} does not read: {str(error).splitlines()[0]}') from error
+        for index, row in zip(indices, rows, strict=True):
+            where = f'{self._name} record {index + 1}'
+            try:
+                record = self._make({key: _plain(feature, _at(row, key)) for key, feature in self._features.items()})
+            except UnicodeDecodeError as error:
+                bad.found(where, f'not UTF-8: {bytes(error.object[:40])!r}')
+            except BadRecord as error:
+                bad.found(where, error)
+            else:
+                yield index, {**record, 'where': where} if self._named else record
+
+
+def _at(row: Any, key: str) -> Any:
+    for part in key.split('/'):
+        row = row[part]
+    return row
+
+
+def _plain(feature: Any, value: Any) -> Any:
+    """A value as JSON would have it.
+
+    Raises:
+      BadRecord: a class id that has no name, e.g. -1 where a split is without labels.
+      UnicodeDecodeError: text that is not UTF-8.
+    """
+    inner = getattr(feature, 'feature', feature)  # of a sequence
+    if isinstance(value, list) or getattr(value, 'ndim', False):
+        return [_plain(inner, item) for item in value]
+    if hasattr(inner, 'keys'):
+        return {key: _plain(inner[key], value[key]) for key in inner}
+    if hasattr(inner, 'int2str'):
+        if not 0 <= value < inner.num_classes:
+            raise BadRecord(
+                f'class {value} is none of the {inner.num_classes} that the set has: a split without labels?'
+            )
+        return str(inner.int2str(int(value)))
+    if isinstance(value, bytes):
+        return value.decode()
+    return value.tolist() if hasattr(value, 'tolist') else value

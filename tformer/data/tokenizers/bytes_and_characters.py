@@ -1,0 +1,156 @@
+"""Tokens that are bytes, characters, or symbols between whitespace."""
+
+import abc
+import itertools
+import json
+import re
+from collections.abc import Iterable, Sequence
+from typing import ClassVar, Self
+
+import numpy as np
+
+from tformer.config.run import Data
+from tformer.data.tokenizers.vocabulary import FIRST, UNK, Spans, Tokenizer
+
+BYTES = 256
+
+
+class Byte(Tokenizer):
+    """The 256 bytes of UTF-8 (ByT5, Xue et al. 2022): lossless, nothing to train."""
+
+    exact = True
+    vocab_size = FIRST + BYTES
+    byte_lengths = np.repeat([0, 1], [FIRST, BYTES])
+
+    @classmethod
+    def _train(cls, texts: Iterable[str], data: Data, seed: int) -> Self:
+        return cls()
+
+    @classmethod
+    def load(cls, data: bytes) -> Self:
+        return cls()
+
+    def dump(self) -> bytes:
+        return b'utf-8'
+
+    def _encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        parts = [text.encode() for text in texts]
+        flat = (np.frombuffer(b''.join(parts), np.uint8).astype(np.int32) + FIRST).tolist()
+        ends = itertools.accumulate(map(len, parts), initial=0)
+        return [flat[start:stop] for start, stop in itertools.pairwise(ends)]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return _text_of(self._ordinary(ids))
+
+
+class _Listed(Tokenizer):
+    """A sorted list of the units seen in training, after the 256 bytes where they stand in for other units."""
+
+    separator: ClassVar[str]
+
+    def __init__(self, units: Sequence[str], byte_fallback: bool = False) -> None:
+        self._units, self._byte_fallback = tuple(units), byte_fallback
+        self._first = FIRST + BYTES * byte_fallback  # the id of the first unit
+        self._ids = {unit: index for index, unit in enumerate(units, self._first)}
+        self.vocab_size = self._first + len(units)
+        self.exact = byte_fallback and not self.separator  # a separator may have been any whitespace
+        lengths = [0] * FIRST + [1] * BYTES * byte_fallback + [len(unit.encode()) for unit in units]
+        self.byte_lengths = np.array(lengths, np.int64)
+
+    @staticmethod
+    @abc.abstractmethod
+    def split(text: str) -> Sequence[str]:
+        """The units of `text`."""
+
+    @classmethod
+    def _train(cls, texts: Iterable[str], data: Data, seed: int) -> Self:
+        return cls(sorted(set().union(*map(cls.split, texts))), data.byte_fallback)
+
+    @classmethod
+    def load(cls, data: bytes) -> Self:
+        stored = json.loads(data)
+        return cls(stored) if isinstance(stored, list) else cls(stored['units'], byte_fallback=True)
+
+    def dump(self) -> bytes:
+        # Without bytes a bare list: so were all of them before there were any with bytes.
+        stored = {'units': self._units} if self._byte_fallback else self._units
+        return json.dumps(stored, ensure_ascii=False, indent=0).encode()
+
+    def _encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return [self._encode_units(self.split(text)) for text in texts]
+
+    def _encode_units(self, units: Sequence[str]) -> list[int]:
+        ids = list(map(self._ids.get, units))
+        if None not in ids:
+            return ids  # type: ignore[return-value]
+        found: list[int] = []
+        for known, run in itertools.groupby(units, self._ids.__contains__):
+            if known:
+                found += [self._ids[unit] for unit in run]
+            elif self._byte_fallback:  # with the separator between them, so that two unknown symbols stay two
+                found += [byte + FIRST for byte in self.separator.join(run).encode()]
+            else:
+                found += [UNK for _ in run]
+        return found
+
+    def decode(self, ids: Iterable[int]) -> str:
+        parts: list[str] = []
+        for is_byte, run in itertools.groupby(self._ordinary(ids), lambda index: index < self._first):
+            if is_byte:
+                parts.append(_text_of(run))
+            else:
+                parts += [self._units[index - self._first] for index in run]
+        return self.separator.join(parts)
+
+    def _spaced(self, index: int) -> str:
+        text = self._piece(index)
+        return text if index < self._first else f'{self.separator}{text}{self.separator}'
+
+
+class Char(_Listed):
+    """The characters of the training split; lossless where bytes stand in for others."""
+
+    separator = ''
+
+    @staticmethod
+    def split(text: str) -> Sequence[str]:
+        return text
+
+    def _encode_spans(self, texts: Sequence[str]) -> list[Spans]:
+        if self.exact:
+            return super()._encode_spans(texts)
+        return [(self._encode_units(text), [*range(len(text))], [*range(1, len(text) + 1)]) for text in texts]
+
+
+class Symbol(_Listed):
+    """The whitespace-separated symbols of the training split, e.g. phonemes. Separators have no bytes."""
+
+    separator = ' '
+
+    @staticmethod
+    def split(text: str) -> Sequence[str]:
+        return text.split()
+
+    def _encode_spans(self, texts: Sequence[str]) -> list[Spans]:
+        """All bytes of an unknown symbol have its place; the space between two of them has its own."""
+        found: list[Spans] = []
+        for text in texts:
+            ids: list[int] = []
+            begins: list[int] = []
+            ends: list[int] = []
+            stop, in_bytes = 0, False
+            for symbol in re.finditer(r'\S+', text):
+                spelt = self._byte_fallback and symbol[0] not in self._ids
+                between = [(FIRST + ord(self.separator), stop, symbol.start())] if spelt and in_bytes else []
+                tokens = [(token, *symbol.span()) for token in self._encode_units([symbol[0]])]
+                for token, begin, end in between + tokens:
+                    ids.append(token)
+                    begins.append(begin)
+                    ends.append(end)
+                stop, in_bytes = symbol.end(), spelt
+            found.append((ids, begins, ends))
+        return found
+
+
+def _text_of(byte_ids: Iterable[int]) -> str:
+    return bytes(index - FIRST for index in byte_ids).decode(errors='replace')

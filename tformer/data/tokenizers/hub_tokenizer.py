@@ -1,0 +1,254 @@
+"""A tokenizer of the Hugging Face hub, read from its `tokenizer.json`."""
+
+import functools
+import itertools
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from tformer.config.run import Data
+from tformer.data.tokenizers.vocabulary import Spans, Specials, Tokenizer
+from tformer.errors import UserError, nearest
+
+Json = dict[str, Any]
+
+# What special tokens are called; each is the first of its names that a file has. The later names are stand-ins:
+# GPT-2 has one token for all, T5 begins with padding, BERT ends with [SEP].
+_END = ('</s>', '<eos>', '[EOS]', '<|end_of_text|>', '<|endoftext|>', '[SEP]', '<sep>')
+_PAD = ('<pad>', '[PAD]', '<|pad|>', *_END)
+_START = ('<s>', '<bos>', '[BOS]', '<|begin_of_text|>', '<|startoftext|>', '[CLS]', '<cls>', '<|endoftext|>', *_PAD)
+NAMES = {
+    'pad': _PAD,
+    'bos': _START,
+    'eos': _END,
+    'unk': ('<unk>', '[UNK]', '<|unk|>', *_PAD),
+    'mask_or_none': ('<mask>', '[MASK]', '<|mask|>'),
+    'cls': ('[CLS]', '<cls>', *_START),
+    'sep': ('[SEP]', '<sep>', *_END),
+}
+
+_HIDDEN = '\ufdd0'  # stands before the names of special tokens: a noncharacter, which Unicode keeps out of texts
+_SPACE = '\u2581'  # how Metaspace writes a space
+_BYTE_SPACES = {256 + byte: chr(byte) for byte in range(33)}  # how byte-level vocabularies write the first bytes
+_CHUNK = 10_000  # texts that the library encodes at once: its results are much larger than their ids
+_PROBE = "The quick\n\n\tbrown  fox\u2026 \u00c9 e\u0301 \uff21\u00a0\u2581\r\n12345 don't , \U0001f468\u200d \0 "
+
+
+class HubTokenizer(Tokenizer):
+    """The vocabulary of a hub model, with the ids of its file, so that the model's weights fit.
+
+    A text becomes what the `tokenizers` library makes of it without special tokens, truncation, padding and dropout,
+    except that a text which spells a special token is text. (Of a Unigram model a text can still spell the byte
+    pieces, such as <0x0A>; and a special token, by its name after U+FDD0, which is no character.)
+
+    Lossless is byte-level BPE without a normaliser: GPT-2, RoBERTa, BART, Llama 3. Vocabularies that write spaces as
+    U+2581 (T5, Llama 2) are not: most add one in front, and that character itself becomes a space. `byte_lengths` are
+    exact for byte-level and byte pieces; WordPiece says nothing of the spaces between words, which have no bytes.
+    """
+
+    def __init__(self, stored: bytes, where: str = 'tokenizer.json') -> None:
+        """Reads the content of the file `where`.
+
+        Raises:
+          UserError: the package is missing, the content is no tokenizer, or it has no special token to end a text.
+        """
+        self._stored = stored
+        self._library, tree = _open(stored, where)
+        vocab: dict[str, int] = self._library.get_vocab()
+        special = {name.removeprefix(_HIDDEN): index for name, index in vocab.items() if name.startswith(_HIDDEN)}
+        self._special_names = {index: name for name, index in special.items()}
+        self._pieces = {index: piece for piece, index in vocab.items() if index not in self._special_names}
+        self.vocab_size = max(vocab.values()) + 1
+        self.specials = _specials(special, _unknown(tree['model']), where)
+        names = itertools.takewhile(special.__contains__, map('<extra_id_{}>'.format, itertools.count()))
+        self._sentinels = [special[name] for name in names]  # T5's
+        added = {index: token for index, token in self._library.get_added_tokens_decoder().items() if not token.special}
+        byte_level = 'ByteLevel' in {*_types(tree.get('pre_tokenizer')), *_types(tree.get('decoder'))}
+        self._letters = self._pieces.keys() - added.keys() if byte_level else frozenset()  # ids that are written so
+        self._model = {name: value for name, value in tree['model'].items() if name not in ('vocab', 'merges')}
+        self.byte_lengths = np.zeros(self.vocab_size, np.int64)
+        for index, piece in self._pieces.items():
+            self.byte_lengths[index] = _num_bytes(piece, self._model, index in self._letters)
+        self.exact = (
+            byte_level
+            and tree.get('normalizer') is None
+            and all(letter in vocab for letter in _byte_letters())
+            and not any(token.lstrip or token.rstrip for token in added.values())
+            and self._keeps(_PROBE)
+            and self._keeps('  ' + _PROBE)
+        )
+
+    @classmethod
+    def _train(cls, texts: Iterable[str], data: Data, seed: int) -> Self:
+        """Reads data.tokenizer_path; nothing is trained.
+
+        Raises:
+          UserError: there is no such file, or as the constructor.
+        """
+        assert data.tokenizer_path is not None, 'config.checks'
+        path = Path(data.tokenizer_path)
+        file = path / 'tokenizer.json' if path.is_dir() else path
+        if not file.is_file():
+            near = nearest(file, file.parent.glob('*.json')) or '; it must be a tokenizer.json, or the directory of one'
+            raise UserError(f'data.tokenizer_path={data.tokenizer_path}: {file} does not exist{near}')
+        return cls(file.read_bytes(), f'data.tokenizer_path={data.tokenizer_path}')
+
+    @classmethod
+    def load(cls, data: bytes) -> Self:
+        return cls(data)
+
+    def dump(self) -> bytes:
+        return self._stored
+
+    def _encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        ids: list[list[int]] = []
+        for start in range(0, len(texts), _CHUNK):
+            chunk = list(texts[start : start + _CHUNK])
+            ids += [found.ids for found in self._library.encode_batch_fast(chunk, add_special_tokens=False)]
+        return ids
+
+    def _encode_spans(self, texts: Sequence[str]) -> list[Spans]:
+        found: list[Spans] = []
+        for start in range(0, len(texts), _CHUNK):
+            for made in self._library.encode_batch(list(texts[start : start + _CHUNK]), add_special_tokens=False):
+                begins, ends = zip(*made.offsets, strict=True) if made.offsets else ((), ())
+                found.append((made.ids, [*begins], [*ends]))
+        return found
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return self._library.decode(self._ordinary(ids), skip_special_tokens=False)
+
+    @property
+    def sentinels(self) -> np.ndarray:
+        """int64: the file's own, and those of `extended` after them."""
+        return np.append(np.array(self._sentinels, np.int64), super().sentinels)
+
+    def _piece(self, index: int) -> str:
+        return self._special_names.get(index) or self.decode([index])
+
+    def _spaced(self, index: int) -> str:
+        return _spaced(self._pieces[index], self._model, index in self._letters)
+
+    @functools.cached_property
+    def ordinary(self) -> np.ndarray:
+        """bool [vocab_size]: neither special tokens, all that the file has, nor ids that no token has."""
+        ordinary = np.zeros(self.vocab_size, bool)
+        ordinary[list(self._pieces)] = True
+        return ordinary
+
+    def _keeps(self, text: str) -> bool:
+        ids = self.encode(text)
+        return self.decode(ids) == text and self.byte_lengths[ids].sum() == len(text.encode())
+
+
+def _open(stored: bytes, where: str) -> tuple[Any, Json]:
+    """Returns the library's tokenizer, with hidden special tokens, and the JSON as it is."""
+    try:
+        import tokenizers
+    except ImportError as error:
+        line = "data.tokenizer='huggingface' needs the package tokenizers: pip install 'tformer[hub]'"
+        raise UserError(line) from error
+    try:
+        tree = json.loads(stored)
+        if not isinstance(tree, dict) or 'vocab' not in tree.get('model', ()):
+            raise ValueError('it has no model with a vocabulary')
+        library = tokenizers.Tokenizer.from_str(json.dumps(_hide_specials(tree), ensure_ascii=False))
+    except Exception as error:  # the library raises nothing narrower
+        reason = ' '.join(str(error).split())[:200]
+        raise UserError(f'{where} is no tokenizer of the tokenizers library: {reason}') from error
+    library.encode_special_tokens = True
+    return library, tree
+
+
+def _hide_specials(tree: Json) -> Json:
+    """Returns `tree` with other names for its special tokens, under which texts do not find them, and the same ids.
+
+    `encode_special_tokens` alone does not suffice: the vocabulary of the model often holds these names as well.
+    """
+    model, added = tree['model'], tree.get('added_tokens') or ()
+    known = {name for names in NAMES.values() for name in names}
+    special = {token['content'] for token in added if token['special'] or token['content'] in known}
+    special |= {_unknown(model)} - {None}
+
+    def hide(name: str) -> str:
+        return _HIDDEN + name if name in special else name
+
+    def apart(merge: str | list[str]) -> bool:
+        left, right = merge.split(' ') if isinstance(merge, str) else merge
+        whole = left + right.removeprefix(model.get('continuing_subword_prefix') or '')
+        return special.isdisjoint((left, right, whole))
+
+    vocab, changed = model['vocab'], Json()
+    if isinstance(vocab, list):
+        changed['vocab'] = [[hide(piece), score] for piece, score in vocab]
+    else:
+        changed['vocab'] = {hide(piece): index for piece, index in vocab.items()}
+    if model.get('unk_token'):
+        changed['unk_token'] = hide(model['unk_token'])
+    if 'merges' in model:
+        changed |= {'merges': list(filter(apart, model['merges'])), 'dropout': None}
+    tokens = [{**token, 'content': hide(token['content']), 'special': token['content'] in special} for token in added]
+    plain = {'added_tokens': tokens, 'truncation': None, 'padding': None, 'post_processor': None}
+    return {**tree, **plain, 'model': {**model, **changed}}
+
+
+def _unknown(model: Json) -> str | None:
+    """The name of the model's unknown token."""
+    if model.get('unk_id') is not None:
+        return model['vocab'][model['unk_id']][0]
+    return model.get('unk_token') or None
+
+
+def _specials(special: Mapping[str, int], unknown: str | None, where: str) -> Specials:
+    """The ids of our special tokens among the file's, by their names."""
+    if special.keys().isdisjoint(_END):
+        there = ', '.join(sorted(special)[:10]) or 'none'
+        raise UserError(
+            f'{where} has no special token that ends a text (special are: {there}; valid: {", ".join(_END)})'
+        )
+    names = NAMES | {'unk': (unknown or '', *NAMES['unk'])}
+    ids = {field: next((special[name] for name in names[field] if name in special), None) for field in names}
+    return Specials(**ids)  # type: ignore[arg-type]  # all but the mask's names end in _END's
+
+
+def _types(component: Json | None) -> Iterator[str]:
+    """The types of a pre-tokenizer or decoder, and of its parts where it is a sequence."""
+    if component:
+        yield component['type']
+        for part in (*component.get('pretokenizers', ()), *component.get('decoders', ())):
+            yield from _types(part)
+
+
+def _num_bytes(piece: str, model: Json, byte_level: bool) -> int:
+    """UTF-8 bytes of the text that a piece stands for."""
+    if _is_byte(piece, model):
+        return 1
+    prefix, suffix = model.get('continuing_subword_prefix') or '', model.get('end_of_word_suffix') or ''
+    text = piece.removeprefix(prefix).removesuffix(suffix)
+    return len(text) if byte_level else len(text.replace(_SPACE, ' ').encode())
+
+
+def _spaced(piece: str, model: Json, byte_level: bool) -> str:
+    """The text of a piece as far as whitespace goes, with a space where a mark of the vocabulary means one."""
+    if _is_byte(piece, model):
+        return chr(int(piece[3:5], 16))
+    text = piece.translate(_BYTE_SPACES) if byte_level else piece.replace(_SPACE, ' ')
+    prefix, suffix = model.get('continuing_subword_prefix'), model.get('end_of_word_suffix')
+    if prefix or model.get('type') == 'WordLevel':
+        text = text.removeprefix(prefix) if prefix and text.startswith(prefix) else f' {text}'
+    return f'{text.removesuffix(suffix)} ' if suffix and text.endswith(suffix) else text
+
+
+def _is_byte(piece: str, model: Json) -> bool:
+    return bool(model.get('byte_fallback')) and re.fullmatch('<0x[0-9A-F]{2}>', piece) is not None
+
+
+def _byte_letters() -> Iterable[str]:
+    """The letters by which byte-level vocabularies write the 256 bytes."""
+    from tokenizers import pre_tokenizers
+
+    return pre_tokenizers.ByteLevel.alphabet()

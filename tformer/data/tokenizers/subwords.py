@@ -1,0 +1,124 @@
+"""SentencePiece, set up to lose nothing."""
+
+import io
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Self
+
+import numpy as np
+import sentencepiece
+
+from tformer.config.run import Data
+from tformer.data.tokenizers.vocabulary import BOS, EOS, FIRST, MASK, PAD, SPECIALS, UNK, Tokenizer
+from tformer.errors import UserError, choose
+
+
+class SentencePiece(Tokenizer):
+    """Subwords (Kudo 2018; Sennrich et al. 2016), lossless where bytes stand in for unknown characters.
+
+    A newline is a piece of its own. SentencePiece writes a space as U+2581; a U+2581 of the text becomes its bytes.
+    """
+
+    _SPACE = '\u2581'
+
+    def __init__(self, model: bytes) -> None:
+        self._model = model
+        self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        self.vocab_size = self._processor.vocab_size()
+        self.exact = any(map(self._processor.is_byte, range(self.vocab_size)))
+        space = [f'<0x{byte:02X}>' for byte in self._SPACE.encode()]
+        self._space_ids = self._processor.piece_to_id(space) if self.exact else [UNK]
+        self.byte_lengths = np.array([self._byte_length(i) for i in range(self.vocab_size)], np.int64)
+
+    def _byte_length(self, index: int) -> int:
+        if index < FIRST:
+            return 0
+        if self._processor.is_byte(index):
+            return 1
+        return len(self._processor.id_to_piece(index).replace(self._SPACE, ' ').encode())
+
+    @classmethod
+    def _train(cls, texts: Iterable[str], data: Data, seed: int) -> Self:
+        """Trains on lines, at most about `_MOST_CHARACTERS` of them, sampled with `seed`.
+
+        Raises:
+          UserError: what SentencePiece objects to, e.g. a vocab_size below the number of characters.
+        """
+        choose(dict.fromkeys(('unigram', 'bpe')), data.tokenizer_model, 'data.tokenizer_model')
+        trained, lines = io.BytesIO(), sample_lines(texts, seed)
+        try:
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=iter(lines),
+                model_writer=trained,
+                model_type=data.tokenizer_model,
+                vocab_size=data.tokenizer_vocab_size,
+                hard_vocab_limit=False,
+                normalization_rule_name='identity',
+                byte_fallback=data.byte_fallback,
+                add_dummy_prefix=False,
+                remove_extra_whitespaces=False,
+                allow_whitespace_only_pieces=True,
+                split_digits=True,
+                user_defined_symbols=['\n'],
+                pad_id=PAD, bos_id=BOS, eos_id=EOS, unk_id=UNK,
+                pad_piece=SPECIALS[PAD], bos_piece=SPECIALS[BOS],
+                eos_piece=SPECIALS[EOS], unk_piece=SPECIALS[UNK],
+                control_symbols=list(SPECIALS[MASK:]),
+                max_sentence_length=4 * _LINE,
+                num_threads=4,  # fixed: the sums of the EM steps depend on it
+                minloglevel=2,
+            )  # fmt: skip
+        except (RuntimeError, OSError) as error:
+            reason = ' '.join(str(error).split())
+            size = data.tokenizer_vocab_size
+            raise UserError(f'sentencepiece cannot train data.tokenizer_vocab_size={size}: {reason}') from error
+        return cls(trained.getvalue())
+
+    @classmethod
+    def load(cls, data: bytes) -> Self:
+        return cls(data)
+
+    def dump(self) -> bytes:
+        return self._model
+
+    def _encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        encode = self._processor.encode
+        encoded = (
+            encode(list(texts), num_threads=-1) if len(texts) > 1 else list(map(encode, texts))
+        )  # no threads for 1
+        for row, text in enumerate(texts):
+            if self._SPACE in text:
+                first, *rest = map(encode, text.split(self._SPACE))
+                encoded[row] = first + list(itertools.chain(*(self._space_ids + part for part in rest)))
+        return encoded
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return self._processor.decode(self._ordinary(ids))
+
+
+_LINE = 4000  # characters of a training line; longer ones are cut
+_LONGEST = 100_000  # characters of a line that are trained on: a monstrous one must not be most of the sample
+_MOST_CHARACTERS = 20_000_000  # of a sample to train on
+
+
+def sample_lines(texts: Iterable[str], seed: int, most_characters: int = _MOST_CHARACTERS) -> list[str]:
+    """The lines of `texts`, or an even sample of them of half to all of `most_characters`, in one pass."""
+    rng = np.random.default_rng(seed)
+    lines: list[str] = []
+    size, rate = 0, 1.0
+    for text in texts:
+        for line in _lines(text):
+            if rate < 1 and rng.random() >= rate:
+                continue
+            lines.append(line)
+            size += len(line)
+            if size > most_characters:
+                lines = [line for line in lines if rng.random() < 0.5]
+                size, rate = sum(map(len, lines)), rate / 2
+    return lines
+
+
+def _lines(text: str) -> Iterator[str]:
+    for line in text.split('\n'):
+        for start in range(0, min(len(line), _LONGEST), _LINE):
+            yield line[start : start + _LINE]

@@ -1,0 +1,176 @@
+"""The tokenizers of a run: which there are, how they are made, and how they are stored."""
+
+import dataclasses
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import sentencepiece
+
+from tformer import atomic
+from tformer.config.run import Config
+from tformer.data import cache
+from tformer.data.sources.fields import tags_of
+from tformer.data.sources.records import FIELDS, NEXT_SENTENCE, SENTENCE_ORDER, Record, texts
+from tformer.data.tokenizers.bytes_and_characters import Byte, Char, Symbol
+from tformer.data.tokenizers.hub_tokenizer import HubTokenizer
+from tformer.data.tokenizers.subwords import SentencePiece
+from tformer.data.tokenizers.vocabulary import BOS, CLS, EOS, MASK, NORMALIZATIONS, PAD, SEP, SPECIALS, UNK, Tokenizer
+from tformer.errors import UserError, choose
+
+__all__ = ['BOS', 'CLS', 'EOS', 'MASK', 'PAD', 'SEP', 'SPECIALS', 'TOKENIZERS', 'UNK', 'Byte', 'Char', 'Symbol']
+__all__ += ['Tokenizer', 'Tokenizers', 'cached_tokenizers', 'train_tokenizers']
+
+
+_SETTINGS = (
+    'tokenizer',
+    'source_tokenizer',
+    'tokenizer_vocab_size',
+    'tokenizer_model',
+    'byte_fallback',
+    'normalization',
+    'sentinels',
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tokenizers:
+    """The tokenizers of a run."""
+
+    source: Tokenizer | None  # of the encoder's text where there are two stacks; `target` itself where they share one
+    target: Tokenizer
+    labels: tuple[str, ...] = ()  # classes in the order of their ids; () where there are none
+
+    @property
+    def shared(self) -> bool:
+        return self.source is self.target
+
+    @property
+    def fingerprint(self) -> str:
+        parts = [self.source.fingerprint if self.source else '', self.target.fingerprint, *self.labels]
+        return hashlib.sha256('\0'.join(parts).encode()).hexdigest()[:16]
+
+    def save(self, directory: str | os.PathLike[str]) -> None:
+        """Writes `tokenizer.json` (all but the vocabularies) and a vocabulary `tokenizer.SIDE.NAME` for each side."""
+        Path(directory).mkdir(parents=True, exist_ok=True)
+        sides = {'target': self.target} | ({'source': self.source} if self.source and not self.shared else {})
+        names = {side: _name(tokenizer) for side, tokenizer in sides.items()}
+        for side, tokenizer in sides.items():
+            atomic.write(Path(directory, f'tokenizer.{side}.{names[side]}'), tokenizer.dump())
+        manifest: dict[str, Any] = {'source': 'target' if self.shared else None, **names, 'labels': self.labels}
+        manifest |= {'normalization': self.target.normalization, 'sentinels': self.target.num_sentinels}
+        atomic.write(Path(directory, 'tokenizer.json'), json.dumps(manifest, ensure_ascii=False, indent=1))
+
+    @classmethod
+    def load(cls, directory: str | os.PathLike[str]) -> 'Tokenizers':
+        """The inverse of `save`.
+
+        Raises:
+          UserError: `directory` holds no tokenizer.
+        """
+        path = Path(directory, 'tokenizer.json')
+        if not path.is_file():
+            raise UserError(f'{path} does not exist: is {directory} the workdir of a run?')
+        try:
+            return cls._load(path)
+        except UserError:
+            raise
+        except (ValueError, LookupError, TypeError, AttributeError, RuntimeError, OSError) as error:
+            reason = ' '.join(str(error).split())
+            raise UserError(f'{path} or a vocabulary beside it is damaged: {reason}') from error
+
+    @classmethod
+    def _load(cls, path: Path) -> 'Tokenizers':
+        manifest = json.loads(path.read_bytes())
+        normalization = manifest.get('normalization')  # older runs have none
+        choose(NORMALIZATIONS, normalization, f'{path}: normalization')
+
+        def read(side: str) -> Tokenizer:
+            kind = choose(TOKENIZERS, manifest[side], f'{path}: {side}')
+            stored = path.with_name(f'tokenizer.{side}.{manifest[side]}').read_bytes()
+            return kind.load(stored).normalized(normalization).extended(manifest.get('sentinels', 0))
+
+        target = read('target')
+        if manifest['source'] in (None, 'target'):
+            return cls(manifest['source'] and target, target, tuple(manifest['labels']))
+        return cls(read('source'), target, tuple(manifest['labels']))
+
+
+def train_tokenizers(config: Config, records: Sequence[Record], pretrained: Tokenizers | None = None) -> Tokenizers:
+    """Returns tokenizers trained on the records of the training split as `config.data` says, or `pretrained` ones.
+
+    A run with one stack lends its tokenizer to both sides of two. Labels are data.labels, or those of the whole split
+    where `records` are a sample of it.
+    """
+    data, seed, objective = config.data, config.train.seed, config.train.objective
+    labels = _labels(config, records)
+    pairs, two_stacks = 'source' in FIELDS[objective], config.model.family == 'encoder_decoder'
+    if pretrained is not None:
+        lent = (pretrained.source or pretrained.target) if pairs else pretrained.target if two_stacks else None
+        return Tokenizers(lent, pretrained.target, labels)
+    target = choose(TOKENIZERS, data.tokenizer, 'data.tokenizer')
+    if not pairs:
+        made = target.train((text for record in records for text in texts(record, objective)), data, seed)
+        return Tokenizers(made if two_stacks else None, made, labels)
+    if data.source_tokenizer is None:
+        both = target.train((record[side] for record in records for side in ('source', 'target')), data, seed)
+        return Tokenizers(both, both)
+    source = choose(TOKENIZERS, data.source_tokenizer, 'data.source_tokenizer')
+    return Tokenizers(
+        source.train((record['source'] for record in records), data, seed),
+        target.train((record['target'] for record in records), data, seed),
+    )
+
+
+_PAIRS = {'masked_lm_nsp': NEXT_SENTENCE, 'masked_lm_sop': SENTENCE_ORDER}
+
+
+def _labels(config: Config, records: Sequence[Record]) -> tuple[str, ...]:
+    """The classes, or the tags, in the order of their ids."""
+    objective = config.train.objective
+    if objective in _PAIRS:
+        return _PAIRS[objective]
+    if objective not in ('classification', 'token_classification'):
+        return ()
+    found, whole = config.data.labels, getattr(records, 'whole', records)
+    if objective == 'classification':
+        return found or tuple(sorted({record['label'] for record in whole}))
+    return tags_of(found or tuple(sorted({tag[2:] for record in whole for tag in record['tags']} - {''})))
+
+
+def cached_tokenizers(config: Config, records: Sequence[Record], fingerprints: Sequence[str]) -> Tokenizers:
+    """Returns what `train_tokenizers` gives for records of these fingerprints, from the cache where it is there."""
+
+    def write(writer: cache.Writer) -> None:
+        with tempfile.TemporaryDirectory() as place:
+            train_tokenizers(config, records).save(place)
+            for file in sorted(Path(place).iterdir()):
+                writer.append(file.name, np.frombuffer(file.read_bytes(), np.uint8))
+
+    depends_on = {
+        'tokenizers of': list(fingerprints),
+        'settings': {name: getattr(config.data, name) for name in _SETTINGS},
+        'objective': config.train.objective,
+        'stacks': 2 if config.model.family == 'encoder_decoder' else 1,
+        'seed': config.train.seed,
+        'sentencepiece': sentencepiece.__version__,
+    }
+    return Tokenizers.load(cache.entry(cache.directory(config.data), depends_on, write))
+
+
+def _name(tokenizer: Tokenizer) -> str:
+    return next(name for name, kind in TOKENIZERS.items() if type(tokenizer) is kind)
+
+
+TOKENIZERS: dict[str, type[Tokenizer]] = {
+    'char': Char,
+    'byte': Byte,
+    'symbol': Symbol,
+    'sentencepiece': SentencePiece,
+    'huggingface': HubTokenizer,
+}

@@ -1,0 +1,212 @@
+"""How good a model is on a split: scores of its probabilities, and of what it predicts."""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from flax import linen as nn
+from jax.sharding import Mesh
+
+from tformer.config import Config
+from tformer.data.batches.pipeline import Batch, Batches
+from tformer.data.tokenizers.tokenizers import Tokenizers
+from tformer.distributed import sharding
+from tformer.evaluation import means, scores, text_scores
+from tformer.layers.dropout import Rates
+from tformer.objectives import OBJECTIVES
+
+Scorer = Callable[[Any, Batches, int | None, Tokenizers], dict[str, float]]
+GenerationScores = Callable[[Config, Any, Tokenizers, Sequence[Mapping[str, Any]]], dict[str, float]]
+
+
+class Predicted(NamedTuple):
+    """What a model says of a batch.
+
+    Attributes:
+      step: of the batch.
+      batch: its arrays.
+      outputs: what `Objective.predict` gives.
+    """
+
+    step: int
+    batch: Batch
+    outputs: Any
+
+
+def make_scorer(model: nn.Module, config: Config, mesh: Mesh) -> Scorer:
+    """Returns score(variables, batches, limit, tokenizers) -> means over a split, or its first `limit` batches.
+
+    `loss`, where classes or tokens are predicted `nll` (nats a target), `accuracy` and `perplexity`; `bits_per_byte`
+    for language models with a lossless tokenizer; and what JUDGES say. No dropout, no label smoothing, no z-loss.
+    """
+    objective, longest = OBJECTIVES[config.train.objective], config.evaluate.answer_length
+    weight = objective.weight(config.train.second_loss_weight)
+    method = objective.method_for(config.train.loss_chunk)
+
+    everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+
+    @functools.partial(jax.jit, out_shardings=everywhere)  # each process has the outputs of all rows
+    def step(variables: Any, batch: Mapping[str, jax.Array]) -> tuple[Any, Any]:
+        batch = objective.weigh(batch, weight)
+        outputs: Any = model.apply(variables, batch, Rates(), method=method)
+        predicted = None if objective.predict is None else objective.predict(outputs, batch, longest)
+        return objective.scores(outputs, batch), predicted
+
+    def score(variables: Any, batches: Batches, limit: int | None, tokenizers: Tokenizers) -> dict[str, float]:
+        totals: dict[str, tuple[float, float]] = {}
+        num_bytes, counts_bytes = 0.0, config.train.objective == 'causal_lm' and tokenizers.target.lossless
+        pending: list[Any] = []
+        seen: list[Batch] = []
+        count = int(batches.steps_per_epoch)
+        for number in range(min(limit or count, count)):
+            batch = batches.batch(number)
+            pending.append(step(variables, jax.device_put(batch, sharding.batch_sharding(mesh))))
+            if objective.predict is not None:
+                seen.append(batch)
+            if counts_bytes:
+                num_bytes += float((tokenizers.target.byte_lengths[batch['targets']] * (batch['weights'] > 0)).sum())
+        pending = jax.device_get(pending)
+        for sums, _ in pending:
+            totals = means.add(totals, sums)
+        found = means.derived(means.means(totals))
+        if objective.second is not None:  # the sums are of each batch, whose weights differ
+            found['loss'] = found['nll'] + float(weight) * found[objective.second]
+        if counts_bytes:
+            found['bits_per_byte'] = totals['nll'][0] / np.log(2) / num_bytes
+        if objective.predict is not None:
+            predicted = [
+                Predicted(n, batch, out) for n, (batch, (_, out)) in enumerate(zip(seen, pending, strict=True))
+            ]
+            found |= JUDGES[config.train.objective].scores(predicted, batches, tokenizers)
+        return found
+
+    return score
+
+
+def score_names(config: Config) -> tuple[str, ...]:
+    """Returns the names of all scores that evaluations while training have: what train.best_metric may be."""
+    objective = config.train.objective
+    names = ['loss', *([] if objective == 'regression' else ['nll', 'accuracy', 'perplexity'])]
+    if objective == 'causal_lm':
+        names += ['bits_per_byte']
+    if objective == 'replaced_token':
+        names += ['detection_loss', 'detection_accuracy', 'replaced']
+    if objective in JUDGES:
+        names += JUDGES[objective].names
+        names += ['f1'] if objective == 'classification' and config.evaluate.positive_label is not None else []
+    if config.evaluate.examples_while_training:
+        names += [
+            name for key in config.evaluate.metrics for name in text_scores.METRICS[key].names_for(config.evaluate)
+        ]
+    return tuple(f'valid/{name}' for name in names)
+
+
+# ---------------------------------------------------------------------------------------------------- predictions
+
+
+def judge_classes(
+    predicted: Sequence[Predicted], batches: Batches, tokenizers: Tokenizers, prefix: str = ''
+) -> dict[str, float]:
+    """Scores of the classes of sequences."""
+    labels = [np.where(one.batch['label_weights'] > 0, one.batch['labels'], -1) for one in predicted]
+    outputs = [one.outputs for one in predicted]
+    positive = batches.config.evaluate.positive_label if not prefix else None
+    found = scores.class_scores(np.concatenate(labels), np.concatenate(outputs), tokenizers.labels, positive)
+    return {f'{prefix}{name}': value for name, value in found.items()}
+
+
+def judge_sentences(predicted: Sequence[Predicted], batches: Batches, tokenizers: Tokenizers) -> dict[str, float]:
+    """Scores of the classes of sentence pairs."""
+    return judge_classes(predicted, batches, tokenizers, 'sentence_')
+
+
+def judge_numbers(predicted: Sequence[Predicted], batches: Batches, tokenizers: Tokenizers) -> dict[str, float]:
+    """Scores of the numbers of sequences."""
+    scored = [one.batch['label_weights'] > 0 for one in predicted]
+    labels = [one.batch['labels'][where] for one, where in zip(predicted, scored, strict=True)]
+    outputs = [one.outputs[where] for one, where in zip(predicted, scored, strict=True)]
+    return scores.regression_scores(np.concatenate(labels), np.concatenate(outputs))
+
+
+def judge_tags(predicted: Sequence[Predicted], batches: Batches, tokenizers: Tokenizers) -> dict[str, float]:
+    """Scores of the entities of sentences; words that are beyond the length, or have no token, are taken for O."""
+    gold, said = [], []
+    for row in _rows(predicted, batches):
+        right = row.record['tags']
+        tags = ['O'] * len(right)
+        words = batches.parts[row.part].examples.of('words', row.example)
+        for token, word in enumerate(words.tolist()):
+            if word >= 0 and token + 1 < row.length - 1:
+                tags[word] = tokenizers.labels[int(row.outputs[token + 1])]
+        gold.append(right)
+        said.append(tags)
+    return scores.entity_scores(gold, said)
+
+
+def judge_answers(predicted: Sequence[Predicted], batches: Batches, tokenizers: Tokenizers) -> dict[str, float]:
+    """Scores of the best answer over the windows of each context; none, where evaluate.null_threshold finds so.
+
+    Answers are cut out of the context as it was read, normalised, and compared with right ones of the same form.
+    """
+    best: dict[tuple[int, int], tuple[float, str]] = {}
+    null: dict[tuple[int, int], float] = {}
+    answers: dict[tuple[int, int], list[str]] = {}
+    threshold, normalize = batches.config.evaluate.null_threshold, tokenizers.target.normalize
+    for row in _rows(predicted, batches):
+        examples, key = batches.parts[row.part].examples, (row.part, row.number)
+        first, last, score, none = (np.asarray(value).item() for value in row.outputs)
+        question = min(len(examples.of('others', row.example)), batches.config.data.question_length)
+        begin, end = (token - question - 2 + int(examples.start[row.example]) for token in (first, last))
+        answers[key] = [normalize(text) for _, text in row.record['answers']]
+        null[key] = min(none, null.get(key, np.inf))
+        best.setdefault(key, (-np.inf, ''))
+        if score > best[key][0] and first > 0:
+            begins, ends = examples.of('begins', row.example), examples.of('ends', row.example)
+            text = normalize(row.record['context'])[begins[begin] : ends[end]]
+            best[key] = score, text.strip()
+    said = [
+        '' if threshold is not None and null[key] - score > threshold else text for key, (score, text) in best.items()
+    ]
+    return scores.squad_scores(said, [answers[key] for key in best])
+
+
+class Row(NamedTuple):
+    """A row of a batch that holds an example: what is predicted of it, its length, and where it comes from."""
+
+    outputs: Any
+    length: int
+    part: int
+    number: int  # of the record in its part
+    example: int
+    record: Mapping[str, Any]
+
+
+def _rows(predicted: Sequence[Predicted], batches: Batches) -> Iterator[Row]:
+    firsts = np.cumsum([0, *(len(part.examples.tokens) for part in batches.parts)])
+    for one in predicted:
+        for place, segments in enumerate(batches.segments(one.step)):
+            for part, number, example in segments:
+                outputs = jax.tree.map(lambda values, place=place: values[place], one.outputs)
+                length = int((one.batch['positions'][place] >= 0).sum())
+                record = batches.records[int(firsts[part]) + number]
+                yield Row(outputs, length, part, number, example, record)
+
+
+class Judge(NamedTuple):
+    """What predictions are judged by besides sums: the names of the scores, and how to find them."""
+
+    names: tuple[str, ...]
+    scores: Callable[[Sequence[Predicted], Batches, Tokenizers], dict[str, float]]
+
+
+_SENTENCES = Judge(('sentence_accuracy', 'sentence_loss', 'sentence_f1_macro'), judge_sentences)
+JUDGES: dict[str, Judge] = {
+    'classification': Judge(('f1_macro', 'f1_micro', 'matthews'), judge_classes),
+    'regression': Judge(('pearson', 'spearman', 'mean_squared_error'), judge_numbers),
+    'token_classification': Judge(('entity_f1', 'entity_precision', 'entity_recall'), judge_tags),
+    'question_answering': Judge(('squad_exact_match', 'squad_f1'), judge_answers),
+    'masked_lm_nsp': _SENTENCES,
+    'masked_lm_sop': _SENTENCES,
+}

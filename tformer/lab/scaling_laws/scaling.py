@@ -1,0 +1,140 @@
+"""Scaling laws of finished runs: loss = E + A / N^alpha + B / D^beta, and the compute-optimal size that follows.
+
+Hoffmann et al. 2022, approach 3 (section 3.3), as corrected by Besiroglu et al. 2024. N parameters, D tokens, loss in
+nats a token, C training FLOPs. Approaches 1 and 2 stand in `isoflop`.
+"""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from tformer.errors import UserError
+from tformer.lab.scaling_laws import isoflop, power_law
+
+RUNS = 6  # one more than the numbers fitted
+VALUES = 3  # different ones of N, and of D: two of one do not tell its term from the floor
+
+
+@dataclasses.dataclass(frozen=True)
+class Law:
+    """loss = E + A / N^alpha + B / D^beta; of a bootstrap, each number is an array [M].
+
+    Attributes:
+      E: the irreducible loss, nats: what is left with endless parameters and tokens.
+      A: of the term of the parameters.
+      B: of the term of the tokens.
+      alpha: of the parameters.
+      beta: of the tokens.
+    """
+
+    E: Any
+    A: Any
+    B: Any
+    alpha: Any
+    beta: Any
+
+    def predict(self, N: Any, D: Any) -> Any:
+        N, D = np.asarray(N, np.float64), np.asarray(D, np.float64)
+        return self.E + self.A * N**-self.alpha + self.B * D**-self.beta
+
+    @property
+    def size_exponent(self) -> Any:
+        """The a of N_opt ~ C^a; tokens have 1 - a."""
+        return self.beta / (self.alpha + self.beta)
+
+    def optimal(self, flops: Any, per_token: float = isoflop.PER_TOKEN) -> tuple[Any, Any]:
+        """Returns the N and D of the least loss on `flops` = `per_token` N D (equation 4)."""
+        product = np.asarray(flops, np.float64) / per_token
+        G = (self.alpha * self.A / (self.beta * self.B)) ** (1 / (self.alpha + self.beta))
+        return G * product**self.size_exponent, product ** (1 - self.size_exponent) / G
+
+
+def _checked(N: Any, D: Any, loss: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    N, D, loss = power_law.checked(RUNS, N=N, D=D, loss=loss)
+    power_law.differing(VALUES, N=N, D=D, loss=loss)
+    if abs(np.corrcoef(np.log(N), np.log(D))[0, 1]) > 0.9999:
+        raise UserError('D is a power of N in all runs, so that their terms cannot be told apart; vary one alone')
+    return N, D, loss
+
+
+def fit(N: Any, D: Any, loss: Any, delta: float = power_law.DELTA) -> Law:
+    """Returns the law of the least sum of Huber's losses on log loss.
+
+    Args:
+      N: [R].
+      D: [R], the tokens trained on when `loss` was taken.
+      loss: [R].
+      delta: of Huber's loss; infinity is least squares.
+
+    Raises:
+      UserError: fewer than six runs or three values of N or of D, a value that is not positive and finite, D tied to
+        N, or a loss that does not fall with one of them.
+    """
+    N, D, loss = _checked(N, D, loss)
+    e, a, b, alpha, beta = power_law.fit_sum(np.log([N, D]), np.log(loss), delta).tolist()
+    for name, log_coefficient, exponent in (('N', a, alpha), ('D', b, beta)):
+        if exponent <= 0 or abs(log_coefficient) > power_law.HUGE:
+            raise UserError(f'the loss does not fall with {name} as a power: fitted exponent {exponent:.3g}')
+    return Law(float(np.exp(e)), float(np.exp(a)), float(np.exp(b)), alpha, beta)
+
+
+def bootstrap(
+    N: Any, D: Any, loss: Any, law: Law, resamples: int = 200, seed: int = 0, delta: float = power_law.DELTA
+) -> Law:
+    """Returns the laws of resampled runs, each number [M]; `law` is the fit of all runs.
+
+    Raises:
+      UserError: as `fit`, or some resamples have no law.
+    """
+    N, D, loss = _checked(N, D, loss)
+    theta = np.array([*np.log(np.maximum([law.E, law.A, law.B], 1e-300)), law.alpha, law.beta])
+    e, a, b, alpha, beta = power_law.resample_sum(theta, np.log([N, D]), np.log(loss), resamples, seed, delta)
+    return Law(np.exp(e), np.exp(a), np.exp(b), alpha, beta)
+
+
+def intervals(laws: Law, flops: Any = (), level: float = 0.95) -> dict[str, tuple[Any, Any]]:
+    """Returns (low, high) of the five numbers, of `size_exponent`, and of the optimal `N` and `D` at each budget.
+
+    Args:
+      laws: of `bootstrap`.
+      flops: budgets [K]; the bounds of `N` and `D` are [K] each.
+      level: of confidence.
+    """
+    samples = {field.name: getattr(laws, field.name) for field in dataclasses.fields(laws)}
+    sizes, tokens = laws.optimal(np.asarray(flops, np.float64).reshape(-1, 1))
+    samples |= {'size_exponent': laws.size_exponent, 'N': sizes, 'D': tokens}
+    return {name: power_law.interval(values, level) for name, values in samples.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class HeldOut:
+    """What the fit without the largest budget says of it.
+
+    Attributes:
+      law: of the smaller budgets.
+      runs: the places of the runs held out, [held].
+      predicted: their losses by the law, [held].
+      error: root mean square of log loss less log prediction; 0.01 is about 1 %.
+    """
+
+    law: Law
+    runs: np.ndarray
+    predicted: np.ndarray
+    error: float
+
+
+def held_out(N: Any, D: Any, loss: Any, flops: Any = None, within: float = 1.5) -> HeldOut:
+    """Fits without the runs of the largest budget and predicts them: extrapolation, measured.
+
+    A run is held out where its C (`flops`, or 6 N D) times `within` exceeds the largest.
+
+    Raises:
+      UserError: as `fit`, of the runs that are left.
+    """
+    N, D, C, loss = isoflop.checked(RUNS, N, D, loss, flops)
+    largest = C * within > C.max()
+    law = fit(N[~largest], D[~largest], loss[~largest])
+    predicted = law.predict(N[largest], D[largest])
+    error = float(np.sqrt(np.mean(power_law.residuals(loss[largest], predicted) ** 2)))
+    return HeldOut(law, np.flatnonzero(largest), predicted, error)

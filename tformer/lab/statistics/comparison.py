@@ -1,0 +1,222 @@
+"""What an ablation's difference is worth: its interval, its p-value, its label, and the runs that would decide it.
+
+A result is {seed: metric}, as in `noise`. A failed run is left out together with its partner, and counted.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from scipy import special
+
+from tformer.errors import UserError, nearest
+from tformer.lab.statistics import power, resampling
+from tformer.lab.statistics.noise import Floor, Interval, Runs, finite, noise_floor
+
+ROUNDING = 2 * float(np.finfo(np.float32).eps)  # a spread below this share of the values is float32's, not the runs'
+
+BASELINE, WITHIN, UNKNOWN, BETTER, WORSE = 'baseline', 'within noise', 'noise unknown', 'better', 'worse'
+NO_RESULT = 'no result'
+PAIRED, WELCH, ONE_RUN, PERMUTATION, NONE = 'paired t', 'Welch t', 'one-run t', 'permutation', 'none'
+
+
+# --------------------------------------------------------------------------------------------------- two arms
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """An arm against the baseline, in the metric's units. What the runs are too few for is nan or None.
+
+    Attributes:
+      test: 'paired t', 'Welch t', 'one-run t', of runs without spread 'permutation', or 'none' where no two runs show
+        noise.
+      n: runs of the arm that count; pairs, if paired.
+      n_baseline: runs of the baseline that count; the same pairs.
+      failed: runs of either side without a finite value.
+      unmatched: finite runs of either side that a paired test leaves out, for want of a partner.
+      difference: the mean of arm - baseline.
+      sd: standard deviation of the difference of two runs, one of each side.
+      interval: of the difference, by t, at 1 - alpha.
+      bootstrap: the same by percentile-t.
+      effect: the difference in standard deviations, of pairs' differences (d_z) or of runs (g), made unbiased.
+      p: two-sided.
+    """
+
+    test: str
+    n: int
+    n_baseline: int
+    failed: int
+    unmatched: int
+    difference: float = math.nan
+    sd: float = math.nan
+    interval: Interval | None = None
+    bootstrap: Interval | None = None
+    effect: float = math.nan
+    p: float = math.nan
+
+
+def unbiased(df: float) -> float:
+    """Returns Hedges' factor (1981, eq. 6e) that makes an effect of `df` degrees of freedom unbiased; nan below 2."""
+    if df < 2:
+        return math.nan
+    return math.exp(math.lgamma(df / 2) - math.lgamma((df - 1) / 2)) / math.sqrt(df / 2)
+
+
+def _variances(groups: resampling.Groups) -> list[np.ndarray]:
+    """Returns [...] of each of one or two groups [..., n]; one of a single run has the other's."""
+    several = max(groups, key=lambda group: group.shape[-1])
+    return [(group if group.shape[-1] > 1 else several).var(-1, ddof=1) for group in groups]
+
+
+def _estimate(groups: resampling.Groups) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the difference of two groups' means, or one group's mean, [...], and its standard error [...]."""
+    difference = groups[0].mean(-1) - sum(group.mean(-1) for group in groups[1:])
+    parts = [v / group.shape[-1] for v, group in zip(_variances(groups), groups, strict=True)]
+    return difference, np.sqrt(sum(parts))
+
+
+def _t_test(groups: resampling.Groups, alpha: float) -> dict[str, Any]:
+    """Returns sd, interval, effect and p of groups [n] that have spread: Student's of one group, Welch's of two."""
+    freedom = np.array([len(group) - 1 for group in groups])
+    variances = np.array(_variances(groups))
+    difference, error = map(float, _estimate(groups))
+    parts = variances / (freedom + 1)
+    df = parts.sum() ** 2 / np.sum(parts**2 / freedom) if freedom.all() else freedom.max()
+    half = special.stdtrit(df, 1 - alpha / 2) * error
+    pooled = math.sqrt(freedom @ variances / freedom.sum())
+    return {
+        'interval': (float(difference - half), float(difference + half)),
+        'effect': difference / pooled * unbiased(freedom.sum()),
+        'p': 2 * float(special.stdtr(df, -abs(difference) / error)),
+    }
+
+
+def compare(arm: Runs, baseline: Runs, alpha: float = 0.05, resamples: int = 9999, seed: int = 0) -> Comparison:
+    """Returns the comparison of an arm with the baseline: {seed: metric}, or [n] each, aligned.
+
+    Two seeds or more in common, and half of those of the side that has fewer: Student's t of their differences. Else
+    Welch's (1947). Else, where one side is a single run, the t that gives it the other side's variance (Crawford &
+    Howell 1998). All suppose normal runs. Runs without spread beyond float32's: p is 1 if they are equal, else that of
+    all permutations or signs (Fisher 1935, 21), which few runs leave above any alpha. The effect is Hedges' (1981), of
+    pairs Lakens' (2013, eq. 6) with the same factor. An arm that fails often looks better than it is: see `failed`.
+
+    Raises:
+      UserError: arrays of unequal lengths, or an array against a mapping: which runs are pairs is not said.
+    """
+    aligned = [not isinstance(side, Mapping) for side in (arm, baseline)]
+    if any(aligned) and not (all(aligned) and len(arm) == len(baseline)):
+        raise UserError(f'runs: {len(arm)} against {len(baseline)}; both must be {{seed: value}}, or of one length')
+    ours, theirs = finite(arm), finite(baseline)
+    shared = [seed for seed in ours if seed in theirs]
+    paired = len(shared) > 1 and 2 * len(shared) >= min(len(ours), len(theirs))
+    sides = [np.array([side[seed] for seed in (shared if paired else side)]) for side in (ours, theirs)]
+    groups = [sides[0] - sides[1]] if paired else sides
+    few, many = min(map(len, groups)), max(map(len, groups))
+    test = NONE if not few or many < 2 else PAIRED if paired else WELCH if few > 1 else ONE_RUN
+    found = Comparison(
+        test,
+        n=len(sides[0]),
+        n_baseline=len(sides[1]),
+        failed=len(arm) + len(baseline) - len(ours) - len(theirs),
+        unmatched=len(ours) + len(theirs) - 2 * len(shared) if paired else 0,
+        difference=float(sides[0].mean() - sides[1].mean()) if few else math.nan,
+        sd=math.nan if test == NONE else math.sqrt(sum(_variances(groups))),
+    )
+    rounding = ROUNDING * max((abs(value) for side in sides for value in side), default=0.0)
+    if found.sd > rounding:
+        bootstrap = resampling.percentile_t(groups, _estimate, alpha, resamples, seed)
+        return dataclasses.replace(found, bootstrap=bootstrap, **_t_test(groups, alpha))
+    if test == NONE:
+        return found
+    if abs(found.difference) <= rounding:
+        return dataclasses.replace(found, interval=(found.difference, found.difference), p=1.0)
+    sizes = list(map(len, groups))
+    as_far = 2 if len(set(sizes)) == 1 else 1  # the order seen, and of equal groups its mirror image
+    orders = 2.0 ** sizes[0] if paired else math.comb(sum(sizes), sizes[0])
+    return dataclasses.replace(found, test=PERMUTATION, p=as_far / orders)
+
+
+# ---------------------------------------------------------------------------------------------------- a family
+
+
+def holm(p: Sequence[float] | np.ndarray) -> np.ndarray:
+    """Returns the adjusted p-values [m] of a family [m] (Holm 1979). nan stays nan, and counts as one of the family."""
+    p = np.asarray(p, np.float64)
+    order = np.argsort(p)  # nan last
+    adjusted = np.empty_like(p)
+    adjusted[order] = np.minimum(np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1)), 1)
+    return adjusted
+
+
+def label(difference: float, p: float, lower_is_better: bool, alpha: float = 0.05, test: str = '') -> str:
+    """Returns 'better' or 'worse' where p <= alpha, else 'within noise'; 'noise unknown' where no run shows any.
+
+    With `p` by Holm, any arm that equals the baseline is called better or worse in at most a share `alpha` of families.
+    The noise floor is no second condition: it would change that share by an unknown amount, and it knows nothing of
+    pairs, whose differences may be far below the floor and yet certain.
+    """
+    if math.isnan(p) or (test == PERMUTATION and p > alpha):
+        return UNKNOWN
+    return WITHIN if p > alpha else BETTER if (difference < 0) == lower_is_better else WORSE
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """An arm in a report.
+
+    Attributes:
+      arm: its name.
+      runs: the arm's own mean, noise and failures.
+      comparison: with the baseline; None of the baseline itself.
+      p_holm: the comparison's p, adjusted for all arms; nan of the baseline.
+      label: 'baseline', 'no result' where no run has any, or that of `label`.
+      seeds: runs a side that would decide the observed difference with chance 0.8, at alpha / arms; None if unknown.
+    """
+
+    arm: str
+    runs: Floor
+    comparison: Comparison | None = None
+    p_holm: float = math.nan
+    label: str = BASELINE
+    seeds: int | None = None
+
+
+def _seeds(found: Comparison, alpha: float) -> int | None:
+    paired = found.test == PAIRED
+    sd = found.sd if paired else found.sd / math.sqrt(2)
+    return power.seeds_needed(found.difference / sd, paired, alpha) if sd > 0 else None
+
+
+def summary(
+    arms: Mapping[str, Runs], baseline: str, lower_is_better: bool, alpha: float = 0.05, resamples: int = 9999
+) -> list[Row]:
+    """Returns the baseline's row, then the others', the best mean first and those without one last.
+
+    The intervals are of one comparison each; the labels are of the family, so an interval may leave out 0 and its arm
+    still be within noise.
+
+    Raises:
+      UserError: no arm is called `baseline`, or as `compare`.
+    """
+    if baseline not in arms:
+        raise UserError(f'baseline={baseline!r} is no arm{nearest(baseline, arms)}')
+    others = [name for name in arms if name != baseline]
+    floors = {name: noise_floor(runs, alpha=alpha) for name, runs in arms.items()}
+    found = [compare(arms[name], arms[baseline], alpha, resamples) for name in others]
+    adjusted = holm([each.p for each in found]).tolist()
+    rows = [
+        Row(
+            name,
+            floors[name],
+            each,
+            p,
+            label(each.difference, p, lower_is_better, alpha, each.test) if floors[name].n else NO_RESULT,
+            _seeds(each, alpha / len(found)),
+        )
+        for name, each, p in zip(others, found, adjusted, strict=True)
+    ]
+    sign = 1 if lower_is_better else -1
+    rows.sort(key=lambda row: (not row.runs.n, sign * row.runs.mean))
+    return [Row(baseline, floors[baseline]), *rows]

@@ -1,0 +1,93 @@
+"""Trials that differ in numbers alone: which they are, and the program of which each is a slice of all arrays."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from tformer import config
+from tformer.config import Config
+from tformer.distributed import sharding
+from tformer.errors import choose
+from tformer.lab.sweep.trials import SEED, Trial
+from tformer.optim.hyperparameters import Hyper, standard
+from tformer.training import setup
+from tformer.training.step import Step
+
+TRIALS = 'trials'  # the axis of the mesh that they are split over
+
+
+def groups(trials: Sequence[Trial], most: int) -> list[list[Trial]]:
+    """Returns the trials in groups of `most` at most that one program can train, in order; some have one trial."""
+    found: dict[Any, list[Trial]] = {}
+    for number, trial in enumerate(trials):
+        key = common(trial.config)
+        found.setdefault(number if key is None else key, []).append(trial)
+    return [group[i : i + most] for group in found.values() for i in range(0, len(group), most)]
+
+
+def common(stated: Config) -> Config | None:
+    """Returns what is equal in trials that one program can train; None where a trial is trained alone.
+
+    The seed is part of it where it decides the shapes of batches. Alone are trials that may end early, and those with
+    experts, or a mesh that has pipelines or rings.
+    """
+    data, train = stated.data, stated.train
+    if train.patience is not None or stated.model.num_experts is not None:
+        return None
+    if any(getattr(stated.mesh, axis) != 1 for axis in ('pipeline', 'context', 'expert')):
+        return None
+    shapes_differ = data.batching == 'bucket' and data.num_buckets > 1
+    lengths_differ = data.train_examples is not None or (data.batching == 'pack' and train.num_steps is None)
+    seed = {SEED: train.seed} if shapes_differ or lengths_differ else {}
+    return config.override(standard(stated), seed)
+
+
+def make_mesh(asked: config.Mesh, count: int) -> Mesh:
+    """Returns the mesh of `count` trials: as many of its devices as divide them work on trials of their own."""
+    devices = jax.devices()
+    known = math.prod(size for axis in sharding.AXES if (size := getattr(asked, axis)) != -1)
+    apart = math.gcd(count, max(len(devices) // known, 1))
+    each = len(devices) // apart if -1 in dataclasses.astuple(asked) else known
+    blocks = [sharding.make_mesh(asked, devices[i * each : (i + 1) * each]).devices for i in range(apart)]
+    axes = (TRIALS, *sharding.AXES)
+    return Mesh(np.stack(blocks), axes, axis_types=(AxisType.Auto,) * len(axes))
+
+
+def stack_hypers(hypers: Sequence[Hyper]) -> Hyper:
+    """Returns the hypers with a leading axis; what is off in some but not in all of them is 0 there."""
+
+    def column(*values: Any) -> Any:
+        if all(value is None for value in values):
+            return None
+        kind = np.int32 if all(isinstance(value, int) for value in values) else np.float32
+        return np.array([0 if value is None else value for value in values], kind)
+
+    return jax.tree.map(column, *hypers, is_leaf=lambda x: x is None)
+
+
+def make_step(design: setup.Design, mesh: Mesh, transform: str) -> Step:
+    """Returns the compiled step(states, batches, hypers), all with a leading axis of trials."""
+    step = choose(TRANSFORMS, transform, '--transform')(design.step)
+    if mesh.shape[TRIALS] > 1:
+        step = jax.shard_map(step, mesh=mesh, in_specs=P(TRIALS), out_specs=P(TRIALS), axis_names={TRIALS})
+    return jax.jit(step, donate_argnums=0, out_shardings=(stacked(design.shardings), None))
+
+
+def stacked(shardings: Any) -> Any:
+    """Returns the shardings of as many arrays stacked."""
+    return jax.tree.map(lambda each: NamedSharding(each.mesh, P(TRIALS, *each.spec)), shardings)
+
+
+def one_after_another(step: Step) -> Step:
+    return lambda *args: jax.lax.map(lambda each: step(*each), args)
+
+
+# How one step becomes that of many trials. A map does of each what it does alone, to the bit on one device, and is the
+# faster one on a CPU; vmap makes one product of all trials' products, which fills an accelerator.
+TRANSFORMS: dict[str, Callable[[Step], Step]] = {'vmap': jax.vmap, 'map': one_after_another}

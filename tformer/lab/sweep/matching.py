@@ -1,0 +1,195 @@
+"""Fair comparisons: a field of each arm is adjusted until its parameters, FLOPs or tokens are the baseline's."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from tformer import config
+from tformer.config import Config, Data, Model, Train
+from tformer.data.batches import mixture
+from tformer.data.tokenizers.tokenizers import Tokenizers
+from tformer.errors import UserError, choose
+from tformer.model import build
+from tformer.objectives import OBJECTIVES
+from tformer.training import flops, setup, workdir
+from tformer.training.dummy_batch import assumed
+from tformer.training.state import abstract_variables, count_parameters
+
+OF_ROWS = 'model.family', 'train.objective'  # what changes the tokens of a row, besides the data's fields
+
+
+@dataclasses.dataclass(frozen=True)
+class Match:
+    """What all arms are to have as much of as one of them, and the whole-numbered field that is adjusted for it.
+
+    Attributes:
+      quantity: a key of `QUANTITIES`.
+      field: dotted; more of it is more of the quantity.
+      multiple: what its values are multiples of.
+      to: the arm that stays as it is.
+    """
+
+    quantity: str
+    field: str
+    multiple: int = 1
+    to: str = 'baseline'
+
+
+def sized(stated: Config) -> Config:
+    """Returns `stated` resolved: with the vocabulary of its data where that is an alphabet, else as `assumed`."""
+    alphabets = {'char', 'symbol'} & {stated.data.tokenizer, stated.data.source_tokenizer}
+    if stated.model.vocab_size is not None or not alphabets:
+        return assumed(stated)
+    return setup.resolved(stated, _tokenizers(stated.model.family, stated.data, stated.train.objective), 1)
+
+
+@functools.lru_cache(maxsize=64)
+def _tokenizers(family: str, data: Data, objective: str) -> Tokenizers:
+    stated = Config(model=Model(family=family), data=data, train=Train(objective=objective))
+    return workdir.new_tokenizers(stated, mixture.load(stated, 'train'))
+
+
+def num_parameters(stated: Config) -> int:
+    """Returns how many parameters the model of a config has.
+
+    Raises:
+      UserError: its vocabulary is that of data which do not load.
+    """
+    resolved = sized(stated)
+    return count_parameters(_parameters(resolved.model, resolved.train.objective))
+
+
+def num_tokens(stated: Config) -> int:
+    """Returns the tokens of a run whose batches are full, of both sides: padding counts.
+
+    Raises:
+      UserError: the run's length is in epochs, so that only the data tell.
+    """
+    return _num_steps(stated) * sum(rows * length for rows, length in _shapes(stated).values())
+
+
+def num_flops(stated: Config) -> float:
+    """Returns the operations of a run whose batches are full, forward and backward (`accounting.model_flops`).
+
+    Raises:
+      UserError: the run's length is in epochs, so that only the data tell, or as `num_parameters`.
+    """
+    resolved, steps = sized(stated), _num_steps(stated)
+    batch = {name: jax.ShapeDtypeStruct(shape, 'int32') for name, shape in _shapes(stated).items()}
+    params = _parameters(resolved.model, resolved.train.objective)
+    return steps * flops.model_flops(resolved, params, batch)
+
+
+@functools.lru_cache(maxsize=1024)
+def _parameters(model: Model, objective: str) -> Any:
+    """Returns the abstract parameters, boxed with their logical names."""
+    tokens = jax.ShapeDtypeStruct((1, 8), 'int32')
+    batch = {'inputs': tokens, 'encoder_inputs': tokens, 'weights': tokens}
+    return abstract_variables(build(model), OBJECTIVES[objective], batch)['params']
+
+
+def _shapes(stated: Config) -> dict[str, tuple[int, int]]:
+    """Returns the shapes [rows, length] of what the stacks read in a step."""
+    data, sides = stated.data, {'inputs': stated.data.length}
+    if stated.model.family == 'encoder_decoder':
+        sides['encoder_inputs'] = data.encoder_length or data.length
+    rows = stated.train.batch_size if data.batch_tokens is None else max(1, data.batch_tokens // max(sides.values()))
+    return {name: (rows, length) for name, length in sides.items()}
+
+
+def _num_steps(stated: Config) -> int:
+    if stated.train.num_steps is None:
+        raise UserError('its length is in train.num_epochs, whose steps only the data tell: set train.num_steps')
+    return stated.train.num_steps
+
+
+def match_all(arms: Mapping[str, Config], match: Match) -> dict[str, Config]:
+    """Returns the config of each arm with the field adjusted.
+
+    An arm that has the quantity already stays as it is.
+
+    Raises:
+      UserError: an unknown quantity, field or arm, or a field that does not change the quantity.
+    """
+    measured = choose(QUANTITIES, match.quantity, 'Match.quantity')
+    whole = {name: kind for name, kind in config.field_types().items() if kind in (int, int | None)}
+    choose(whole, match.field, 'Match.field')
+    if match.multiple < 1:
+        raise UserError(f'Match.multiple={match.multiple} must be positive')
+    target = measured(to := choose(arms, match.to, 'Match.to'))
+    matched = {}
+    for name, stated in arms.items():
+        try:
+            if match.quantity != 'parameters':
+                _known_to_be_full(to, stated, match)
+            if measured(stated) != target:
+                section, field = match.field.split('.')
+                number = (getattr(getattr(stated, section), field) or 0) // match.multiple
+
+                def at(number: int, stated: Config = stated) -> Config:
+                    return config.override(stated, {match.field: number * match.multiple})
+
+                stated = at(nearest(lambda number: measured(at(number)), target, max(1, number)))
+            matched[name] = stated
+        except UserError as error:
+            raise UserError(f'{name}: {match}: {error}') from error
+    return matched
+
+
+def misses(arms: Mapping[str, Config], match: Match) -> dict[str, float]:
+    """Returns by how many percent each arm misses the quantity of the one that it is to equal."""
+    measured = QUANTITIES[match.quantity]
+    target = measured(arms[match.to])
+    return {name: 100 * (measured(stated) / target - 1) for name, stated in arms.items()}
+
+
+def _known_to_be_full(to: Config, stated: Config, match: Match) -> None:
+    """Raises a `UserError` where only the data tell how much of their batches is left empty, by each its own share.
+
+    Padding costs FLOPs, but is no token.
+    """
+    full, known = ['pack', 'pad'], "'pad' and 'pack' say it"
+    if match.quantity == 'tokens':
+        full, known = ['pack'], "'pack' fills its rows"
+    differing = {match.field, *config.difference(to, stated)} - {'data.batch_tokens'}
+    fields = sorted(name for name in differing if name.startswith('data.') or name in OF_ROWS)
+    for batching in (to.data.batching, stated.data.batching):
+        if fields and batching not in full:
+            raise UserError(f'with {fields[0]} and data.batching={batching!r} only the data tell; {known}')
+
+
+def nearest(measured: Callable[[int], float], target: float, start: int = 1) -> int:
+    """Returns the positive number at which a rising function is nearest to `target`.
+
+    Between two numbers on either side a straight line and bisection say in turn where to look.
+
+    Raises:
+      UserError: the function is flat.
+    """
+    measured = functools.cache(measured)
+    if measured(start) == measured(2 * start):
+        raise UserError('the field does not change the quantity')
+    below = above = start
+    while measured(above) < target:
+        below, above = above, 2 * above
+    while below > 0 and measured(below) > target:
+        below, above = below // 2, below
+    line = True
+    while above - below > 1:
+        middle = (below + above) // 2
+        if line and below > 0:  # most amounts rise along one
+            share = (target - measured(below)) / (measured(above) - measured(below))
+            middle = min(max(int(below + share * (above - below)), below + 1), above - 1)
+        below, above = (middle, above) if measured(middle) < target else (below, middle)
+        line = not line
+    return above if below == 0 or measured(above) - target < target - measured(below) else below
+
+
+QUANTITIES: dict[str, Callable[[Config], float]] = {
+    'parameters': num_parameters,
+    'flops': num_flops,
+    'tokens': num_tokens,
+}

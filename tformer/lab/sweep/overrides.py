@@ -1,0 +1,152 @@
+"""Sweeps: lists of overrides, composed by pure functions.
+
+A sweep file defines `get_sweep()`:
+
+    from tformer.lab.sweep import Sweep, grid, product, seeds
+
+    def get_sweep():
+        return Sweep('../g2p.py:demo', product(grid({'model.norm': ['layernorm', 'rmsnorm']}), seeds(3)))
+"""
+
+import dataclasses
+import itertools
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from tformer.errors import UserError
+from tformer.lab.sweep.matching import Match as Match
+
+Overrides = dict[str, Any]  # dotted fields and their values
+Distribution = Callable[[float], Any]  # its quantiles: a number in [0, 1) -> a value
+
+SEED = 'train.seed'
+
+
+@dataclasses.dataclass(frozen=True)
+class Sweep:
+    """A base config and what its trials change.
+
+    The first of `arms` is the baseline. Those that differ in train.seed alone are one arm. Those that come to the same
+    config are one trial.
+
+    Attributes:
+      base: FILE[:argument], relative to the sweep file; or what a recipe's get_config returns.
+      arms: of each trial, what it changes.
+      match: amounts in which all arms are to equal the baseline: one, several or None.
+    """
+
+    base: str | ConfigDict
+    arms: Sequence[Overrides]
+    match: Sequence[Match] | Match | None = ()
+
+
+# ------------------------------------------------------------------------------------------------- lists of overrides
+
+
+def grid(values: Mapping[str, Iterable[Any]]) -> list[Overrides]:
+    """Returns every combination of the fields' values; the last field varies fastest."""
+    return product(*([{field: value} for value in _listed(field, values)] for field in values))
+
+
+def zipped(values: Mapping[str, Iterable[Any]]) -> list[Overrides]:
+    """Returns the fields' first values, their second ones, and so on.
+
+    Raises:
+      UserError: one field has more values than another.
+    """
+    columns = {field: _listed(field, values) for field in values}
+    if len({len(column) for column in columns.values()}) > 1:
+        counts = ', '.join(f'{len(column)} of {field}' for field, column in columns.items())
+        raise UserError(f'zipped: as many values of each field, not {counts}')
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def chain(*lists: Iterable[Overrides]) -> list[Overrides]:
+    """Returns the lists one after another."""
+    return [dict(overrides) for each in lists for overrides in _dicts(each)]
+
+
+def product(*lists: Iterable[Overrides]) -> list[Overrides]:
+    """Returns every choice of one of each list, joined; the last list varies fastest.
+
+    Raises:
+      UserError: two lists set the same field.
+    """
+    joined = []
+    for parts in itertools.product(*map(_dicts, lists)):
+        fields = [field for part in parts for field in part]
+        if twice := [field for field in fields if fields.count(field) > 1]:
+            raise UserError(f'product: {twice[0]} is set by two of its lists')
+        joined.append({field: value for part in parts for field, value in part.items()})
+    return joined
+
+
+def one_at_a_time(baseline: Overrides, values: Mapping[str, Iterable[Any]]) -> list[Overrides]:
+    """Returns the baseline, and the baseline with one field changed, for each field and each of its values."""
+    changed = [{**baseline, field: value} for field in values for value in _listed(field, values)]
+    return [dict(baseline), *changed]
+
+
+def seeds(count: int, first: int = 0) -> list[Overrides]:
+    """Returns `count` values of train.seed. By `product` every arm gets the same, so that arms compare pairwise."""
+    return [{SEED: seed} for seed in range(first, first + count)]
+
+
+def sample(distributions: Mapping[str, Distribution], count: int, seed: int = 0) -> list[Overrides]:
+    """Returns `count` draws of each field's value, independent of each other (Bergstra & Bengio 2012).
+
+    A draw depends on the seed, its field and its number alone: more draws, or another field, leave it as it is.
+    """
+    return [
+        {field: of(random.Random(f'{seed} {field} {number}').random()) for field, of in distributions.items()}
+        for number in range(count)
+    ]
+
+
+def uniform(low: float, high: float) -> Distribution:
+    """Returns the uniform distribution from `low` to `high`, in 4 digits."""
+    _ordered('uniform', low, high)
+    return lambda share: _rounded(low + (high - low) * share)
+
+
+def log_uniform(low: float, high: float) -> Distribution:
+    """Returns the distribution whose logarithm is uniform from that of `low` to that of `high`, in 4 digits."""
+    _ordered('log_uniform', low, high)
+    if low <= 0:
+        raise UserError(f'log_uniform({low}, {high}): both must be positive')
+    return lambda share: _rounded(low * (high / low) ** share)
+
+
+def choice(values: Iterable[Any]) -> Distribution:
+    """Returns the distribution in which all of `values` are as likely."""
+    options = _listed('choice', {'choice': values})
+    return lambda share: options[int(share * len(options))]
+
+
+def _dicts(overrides: Iterable[Overrides]) -> list[Overrides]:
+    """Returns a list of overrides, which a dict alone is not."""
+    listed = list(overrides)
+    if isinstance(overrides, Mapping) or not all(isinstance(each, Mapping) for each in listed):
+        raise UserError(f'a list of dicts is due, not {overrides!r}')
+    return listed
+
+
+def _listed(field: str, values: Mapping[str, Iterable[Any]]) -> list[Any]:
+    """Returns the values of a field, of which a word alone is no list."""
+    if isinstance(values[field], str) or not isinstance(values[field], Iterable):
+        raise UserError(f'{field}: a list of values is due, not {values[field]!r}')
+    if not (listed := list(values[field])):
+        raise UserError(f'{field}: its list of values is empty')
+    return listed
+
+
+def _ordered(name: str, low: float, high: float) -> None:
+    if not low < high:
+        raise UserError(f'{name}({low}, {high}): the first must be the smaller')
+
+
+def _rounded(value: float) -> float:
+    return float(f'{value:.4g}')

@@ -1,0 +1,222 @@
+"""The trials that a sweep makes of its base config: their names, and what is matched between them."""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import pathlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tformer import atomic, choices, config
+from tformer.config import Config
+from tformer.distributed import processes
+from tformer.errors import Stopped, UserError, choose
+from tformer.lab.sweep import matching
+from tformer.lab.sweep.overrides import SEED, Match, Overrides, Sweep
+from tformer.training import workdir
+
+BASELINE = 'baseline'
+STATED = 'trial.json'  # of a trial's workdir: its config, before config.json, which has it resolved
+RESULT, ERROR, LOG = 'result.json', 'error.txt', 'log.txt'
+LONGEST = 150  # of a name: file systems take 255
+UNSAFE = re.compile(r'[^\w.+-]+', re.ASCII)
+ROUNDS = 10  # of matches that take turns
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """One run of a sweep.
+
+    Attributes:
+      name: of its arm: what differs from the baseline, before matching.
+      seed: its train.seed.
+      overrides: of the sweep's base; what matching found is among them.
+      config: as stated, not resolved.
+      off: by how many percent it misses what it is matched in, by quantity.
+    """
+
+    name: str
+    seed: int
+    overrides: Overrides
+    config: Config
+    off: dict[str, float]
+
+    @property
+    def directory(self) -> str:
+        """Its workdir in that of the sweep."""
+        return f'{self.name}/seed_{self.seed}'
+
+
+def load(spec: str, overrides: Mapping[str, str] | None = None) -> tuple[Config, list[Trial]]:
+    """Returns (the base config, the trials) of a sweep file, `FILE[:argument]`; overrides change the base.
+
+    Raises:
+      UserError: in the file, in the base, or in an arm, which is named.
+    """
+    path, argument = config.split(spec)
+    sweep = config.execute(path, 'get_sweep', *filter(None, [argument]))
+    if not isinstance(sweep, Sweep):
+        raise UserError(f'{path}: get_sweep returns {type(sweep).__name__}, not a Sweep')
+    if isinstance(sweep.base, str):
+        base = config.load(str(pathlib.Path(path).parent / sweep.base))
+    else:
+        base = config.from_dict(sweep.base)
+    base = config.override(base, overrides or {})
+    try:
+        for field in overrides or {}:
+            if any(field in arm for arm in sweep.arms) or any(field == match.field for match in _listed(sweep.match)):
+                raise UserError(f'--config.{field}: the sweep varies this field itself')
+        return base, trials(base, sweep.arms, sweep.match)
+    except UserError as error:
+        raise UserError(f'{path}: {error}') from error
+
+
+def trials(base: Config, arms: Sequence[Overrides], match: Sequence[Match] | Match | None = ()) -> list[Trial]:
+    """Returns the trials of a sweep in the order of its arms; those that come to the same config are one.
+
+    Raises:
+      UserError: no arm, a field or a value that is none, or fields that do not fit together; the arm is named.
+    """
+    if not arms:
+        raise UserError('a sweep of no arms')
+    made: dict[Config, Trial] = {}
+    baseline: Config | None = None
+    for number, arm in enumerate(arms, start=1):
+        try:
+            if not isinstance(arm, Mapping):
+                raise UserError(f'{arm!r} is no dict of fields')
+            stated = config.override(base, arm)
+            choices.validate(stated, here=False)
+        except UserError as error:
+            raise UserError(f'arm {number} of {len(arms)}: {error}') from error
+        baseline = baseline or stated
+        name = arm_name(baseline, stated)
+        made.setdefault(stated, Trial(name, stated.train.seed, dict(arm), stated, {}))
+    found = _matched(list(made.values()), _listed(match))
+    differing = [{field: new for field, (_, new) in config.difference(base, trial.config).items()} for trial in found]
+    return [dataclasses.replace(trial, overrides=values) for trial, values in zip(found, differing, strict=True)]
+
+
+def _listed(match: Sequence[Match] | Match | None) -> list[Match]:
+    """Returns the matches of a sweep, which has none, one or several."""
+    if match is None:
+        return []
+    listed: Sequence[Any] = match if isinstance(match, list | tuple) else [match]
+    for each in listed:
+        if not isinstance(each, Match):
+            raise UserError(f'match: {each!r} is no Match')
+    return list(listed)
+
+
+def _matched(found: list[Trial], matches: list[Match]) -> list[Trial]:
+    """Returns the trials with the fields of `matches` adjusted, the same for all seeds of an arm.
+
+    What one match adjusts may move what another has matched: they take turns until no field changes, or for `ROUNDS`.
+    """
+    arms = {trial.name: trial.config for trial in found}
+    for number, match in enumerate(matches):
+        if match.field in [other.field for other in matches[:number]]:
+            raise UserError(f'match: two of them adjust {match.field}')
+        for name, stated in arms.items():
+            if match.field in config.difference(choose(arms, match.to, 'Match.to'), stated):
+                raise UserError(f'{name}: {match.field} is both varied and adjusted to match the {match.quantity}')
+    for _ in range(ROUNDS if len(matches) > 1 else 1):
+        before = arms
+        for match in matches:
+            arms = matching.match_all(arms, match)
+        if arms == before:
+            break
+    off = {match.quantity: matching.misses(arms, match) for match in matches}
+    adjusted = []
+    for trial in found:
+        stated = config.override(arms[trial.name], {SEED: trial.seed})
+        choices.validate(stated, here=False)
+        missed = {quantity: percent[trial.name] for quantity, percent in off.items()}
+        adjusted.append(dataclasses.replace(trial, config=stated, off=missed))
+    return adjusted
+
+
+@contextlib.contextmanager
+def kept(place: pathlib.Path) -> Iterator[None]:
+    """Writes why its block fails to the workdir, where it is that of a trial that no other run holds.
+
+    Of several processes that run as one, the first that fails says why, not those that fail as it is gone.
+    """
+    if not (place / STATED).is_file():
+        yield
+        return
+    free = bool(processes.same_number(lambda: clear_error(place)))
+    try:
+        yield
+    except Stopped:
+        raise
+    except Exception as error:
+        if processes.first():
+            free = not workdir.is_held(place)
+        lost = processes.lost(error)
+        if free and (lost is None or error_of(place) is None):
+            name = 'tformer' if lost or isinstance(error, UserError) else type(error).__name__
+            line, *_ = (lost or str(error)).splitlines() or ['']
+            write_error(place, f'{name}: {line}')
+        raise
+
+
+def clear_error(place: pathlib.Path) -> bool:
+    """Deletes why a trial failed, where no process holds its workdir; returns whether none does."""
+    if workdir.is_held(place):
+        return False
+    (place / ERROR).unlink(missing_ok=True)
+    return True
+
+
+def write_error(place: pathlib.Path, why: str) -> None:
+    """Writes the line that a trial failed with to its workdir."""
+    atomic.write(place / ERROR, f'{why}\n')
+
+
+def error_of(place: pathlib.Path) -> str | None:
+    """Returns the line that a trial failed with, None where it did not, or has begun again."""
+    try:
+        return (place / ERROR).read_text(errors='replace').strip()
+    except FileNotFoundError:
+        return None
+
+
+def is_done(place: pathlib.Path) -> bool:
+    """Returns whether a trial has come to its end, which its result says."""
+    return (place / RESULT).is_file()
+
+
+def is_done_as(place: pathlib.Path, wanted: Config) -> bool:
+    """Returns whether a workdir is of a trial of this config that has come to its end."""
+    stated = place / STATED
+    return is_done(place) and stated.is_file() and config.from_dict(config.read_json(stated)) == wanted
+
+
+def arm_name(baseline: Config, stated: Config) -> str:
+    """Returns what an arm is called: the fields that differ from the baseline's, e.g. 'norm=rmsnorm,num_heads=8'.
+
+    A section stands before a field whose name another section has too. Where the name would be too long, or a value
+    has letters that a directory should not have, a digest of the values ends it.
+    """
+    differing = {name: new for name, (_, new) in config.difference(baseline, stated).items() if name != SEED}
+    if not differing:
+        return BASELINE
+    every = [name.partition('.')[2] for name in config.field_types()]
+    parts = []
+    for name, value in differing.items():
+        field = name.partition('.')[2]
+        parts.append((field if every.count(field) == 1 else name, _written(value)))
+    text = ','.join(f'{field}={UNSAFE.sub("-", value)}' for field, value in parts)
+    if len(text) <= LONGEST and not any(UNSAFE.search(value) for _, value in parts):
+        return text
+    digest = hashlib.blake2b(json.dumps(differing, sort_keys=True).encode(), digest_size=4).hexdigest()
+    return f'{text[:LONGEST]}~{digest}'
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, tuple):
+        return '+'.join(str(item).replace('+', ' ') for item in value)
+    return str(value)

@@ -1,0 +1,259 @@
+"""Recurrent baselines: a stack of simple RNN, LSTM or GRU layers where the transformer has its blocks.
+
+What is below, above and around the stack is the transformer's: embeddings, heads, the batch, objectives, decoding. The
+cache is the state. A state is an array [B, D], of an LSTM a pair of them (cell, hidden); stacked over layers [L, B, D].
+
+The encoder's last state is the decoder's first, layer by layer (Sutskever et al. 2014, section 2; Cho et al. 2014,
+2.2). With attention, the outputs of the decoder's top layer look at those of the encoder's (Luong et al. 2015, 3.1;
+without input feeding). Dropout is between layers, not between tokens (Zaremba et al. 2014).
+
+Shapes: B batch, T target length, S source length, D width, E that of the token table, L layers.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from tformer.config import Model
+from tformer.distributed.sharding import constrain, partitioned
+from tformer.errors import choose
+from tformer.layers.dropout import Rates, dropout
+from tformer.layers.embed import Foot
+from tformer.layers.initializers import make_initializer
+from tformer.layers.recurrent_attention import CrossAttention, Source
+from tformer.layers.tower import Batch, positions_of
+
+State = Any  # an array, or a tuple of them
+
+
+class Encoded(flax.struct.PyTreeNode):
+    """What a decoder reads of an encoder.
+
+    Attributes:
+      x_BSD: the top layer's outputs.
+      state: of each layer after the last token, both directions side by side, [L, B, D].
+    """
+
+    x_BSD: jax.Array
+    state: State
+
+
+class StateCache(flax.struct.PyTreeNode):
+    """What decoding carries from one call to the next: the state of each layer [L, B, D], and what is attended to."""
+
+    state: State
+    source: Source | None
+
+    def repeat(self, times: int) -> 'StateCache':
+        """Returns the cache with each row `times` times over, side by side (beams)."""
+        rows = jax.tree.map(lambda x: jnp.repeat(x, times, axis=1), self.state)
+        return StateCache(rows, jax.tree.map(lambda x: jnp.repeat(x, times, axis=0), self.source))
+
+    def take(self, rows_B: jax.Array) -> 'StateCache':
+        """Returns the cache with its rows reordered, among beams of one input only: the source stays."""
+        return self.replace(state=jax.tree.map(lambda x: jnp.take(x, rows_B, axis=1), self.state))
+
+
+# ------------------------------------------------------------------------------------------------------------- layers
+
+
+def make_cell(cfg: Model, stack: str, width: int) -> nn.RNNCellBase:
+    """Returns the cell; kernels that read the state are orthogonal at first (Saxe et al. 2014), each gate's alone."""
+    return choose(CELLS, cfg.recurrence, 'model.recurrence')(
+        width,
+        kernel_init=partitioned(make_initializer(cfg, 'dense', cfg.emb_dim, width, stack), 'embed', 'cell'),
+        recurrent_kernel_init=partitioned(orthogonal, 'embed', 'cell'),
+        bias_init=partitioned(nn.initializers.zeros, 'cell'),
+        dtype=jnp.dtype(cfg.dtype),
+        param_dtype=jnp.dtype(cfg.param_dtype),
+    )
+
+
+def orthogonal(key: jax.Array, shape: tuple[int, ...], dtype: jax.typing.DTypeLike) -> jax.Array:
+    """As flax's, made in float32."""
+    return nn.initializers.orthogonal()(key, shape, jnp.float32).astype(dtype)
+
+
+def zero_state(cfg: Model, rows: int, width: int) -> State:
+    """Returns the state before the first token."""
+    cell = choose(CELLS, cfg.recurrence, 'model.recurrence')(width, param_dtype=jnp.dtype(cfg.dtype), parent=None)
+    return cell.initialize_carry(jax.random.key(0), (rows, width))
+
+
+def read(
+    cell: nn.RNNCellBase,
+    state: State,
+    x_BTD: jax.Array,
+    real_BT: jax.Array,
+    segments_BT: jax.Array | None = None,
+    *,
+    backwards: bool = False,
+) -> tuple[State, jax.Array]:
+    """Returns (the state after the last real token, the outputs, 0 at padding) of a cell that reads rows in order.
+
+    Args:
+      cell: from (state, x_BD) to (state, y_BD).
+      state: before the first token.
+      x_BTD: inputs.
+      real_BT: False at padding, which leaves the state as it is.
+      segments_BT: with packing, which example a token belongs to; where another begins, the state is 0.
+      backwards: from the last token to the first.
+    """
+    begins_BT = None
+    if segments_BT is not None:
+        changes_BT = segments_BT[:, 1:] != segments_BT[:, :-1]
+        begins_BT = jnp.pad(changes_BT, [(0, 0), (0, 1) if backwards else (1, 0)])
+
+    def where(condition_B: jax.Array, new: State, old: State) -> State:
+        return jax.tree.map(lambda a, b: jnp.where(condition_B[:, None], a, b), new, old)
+
+    def step(cell: nn.RNNCellBase, state: State, token: Any) -> tuple[State, jax.Array]:
+        x_BD, real_B, begins_B = token
+        if begins_B is not None:
+            state = where(begins_B, jax.tree.map(jnp.zeros_like, state), state)
+        new, y_BD = cell(state, x_BD)
+        return where(real_B, new, state), where(real_B, y_BD, jnp.zeros_like(y_BD))
+
+    scanned = nn.scan(
+        step, variable_broadcast='params', split_rngs={'params': False}, in_axes=1, out_axes=1, reverse=backwards
+    )
+    return scanned(cell, state, (x_BTD, real_BT, begins_BT))
+
+
+class Layer(nn.Module):
+    """A cell over a row; or two of half the width, one each way, whose states and outputs stand side by side."""
+
+    cfg: Model
+    stack: str
+
+    def setup(self) -> None:
+        cfg, stack = self.cfg, self.stack
+        if cfg.bidirectional and stack == 'encoder':
+            self.forward_cell, self.backward_cell = (make_cell(cfg, stack, cfg.emb_dim // 2) for _ in range(2))
+        else:
+            self.cell = make_cell(cfg, stack, cfg.emb_dim)
+
+    def __call__(
+        self, x_BTD: jax.Array, state: State | None, real_BT: jax.Array, segments_BT: jax.Array | None, rates: Rates
+    ) -> tuple[jax.Array, State]:
+        """Returns (the outputs, the state after the last real token)."""
+        cfg, tokens = self.cfg, (x_BTD, real_BT, segments_BT)
+        if cfg.bidirectional and self.stack == 'encoder':
+            zero = zero_state(cfg, x_BTD.shape[0], cfg.emb_dim // 2)
+            ways = read(self.forward_cell, zero, *tokens), read(self.backward_cell, zero, *tokens, backwards=True)
+            state, x_BTD = jax.tree.map(lambda a, b: jnp.concatenate([a, b], -1), *ways)
+        else:
+            zero = zero_state(cfg, x_BTD.shape[0], cfg.emb_dim)
+            state, x_BTD = read(self.cell, zero if state is None else state, *tokens)
+        if self.has_rng('dropout') and rates.residual is not None:
+            x_BTD = dropout(x_BTD, rates.residual, self.make_rng('dropout'))
+        return constrain(x_BTD, 'batch', 'length', 'act_embed'), state
+
+
+class RecurrentStack(nn.Module):
+    """`num_layers` layers under one scan (unrolled, the same scan without a loop), and attention above them."""
+
+    cfg: Model
+    stack: str
+    num_layers: int
+    cross: bool = False
+
+    def setup(self) -> None:
+        cfg = self.cfg
+        self.layers = nn.scan(
+            Layer,
+            in_axes=(0, nn.broadcast, nn.broadcast, nn.broadcast),
+            variable_axes={'params': 0},
+            split_rngs={'params': True, 'dropout': True},
+            length=self.num_layers,
+            unroll=1 if cfg.scan_layers else self.num_layers,
+            metadata_params={nn.PARTITION_NAME: 'layers'},
+        )(cfg, self.stack)
+        attends = self.cross and cfg.recurrent_attention is not None
+        self.cross_attention = CrossAttention(cfg, self.stack) if attends else None
+
+    def source(self, encoded: Encoded, positions_BS: jax.Array) -> Source | None:
+        """Returns what the attention looks at; None where there is none."""
+        if self.cross_attention is None:
+            return None
+        return Source(self.cross_attention.keys(encoded.x_BSD), encoded.x_BSD, positions_BS)
+
+    def __call__(
+        self,
+        x_BTD: jax.Array,
+        state: State | None,
+        source: Source | None,
+        real_BT: jax.Array,
+        segments_BT: jax.Array | None,
+        rates: Rates,
+    ) -> tuple[jax.Array, State]:
+        """Returns (x_BTD, the state of each layer after the last real token)."""
+        x_BTD, state = self.layers(x_BTD, state, real_BT, segments_BT, rates)
+        if source is not None and self.cross_attention is not None:
+            x_BTD = self.cross_attention(x_BTD, source)
+        return x_BTD, state
+
+
+class RecurrentTower(nn.Module):
+    """What stands in a family where a transformer has its `layers.tower.Tower`."""
+
+    cfg: Model
+    stack_name: str  # encoder or decoder
+    cross: bool = False
+
+    def setup(self) -> None:
+        cfg, encoder = self.cfg, self.stack_name == 'encoder'
+        self.foot = Foot(dataclasses.replace(cfg, position=None))
+        num_layers = cfg.num_encoder_layers if encoder else cfg.num_decoder_layers
+        self.stack = RecurrentStack(cfg, self.stack_name, num_layers, self.cross)
+
+    def run(self, x_BTE: jax.Array, batch: Batch, rates: Rates, encoded: Encoded | None = None) -> Encoded:
+        """Returns outputs and last states, all positions at once."""
+        if 'prefix' in batch:
+            raise ValueError('a recurrent model sees no token before its turn: no prefix')
+        if encoded is not None and 'segment_ids' in batch:
+            raise ValueError('a recurrent decoder starts from one source a row: no segment_ids')
+        prefix = 'encoder_' if self.stack_name == 'encoder' and 'encoder_inputs' in batch else ''
+        positions_BT, state, source = positions_of(batch, prefix), None, None
+        if encoded is not None:
+            state, source = encoded.state, self.stack.source(encoded, positions_of(batch, 'encoder_'))
+        x_BTD = self.foot(x_BTE, positions_BT, rates, batch.get('token_types'))
+        segments_BT = batch.get(f'{prefix}segment_ids')
+        return Encoded(*self.stack(x_BTD, state, source, positions_BT >= 0, segments_BT, rates))
+
+    def __call__(self, x_BTE: jax.Array, batch: Batch, rates: Rates, encoded: Encoded | None = None) -> jax.Array:
+        """Returns x_BTD."""
+        return self.run(x_BTE, batch, rates, encoded).x_BSD
+
+    def encode(self, x_BTE: jax.Array, batch: Batch, rates: Rates) -> Encoded:
+        """Returns what a decoder reads of this stack."""
+        return self.run(x_BTE, batch, rates)
+
+    def start(self, rows: int, slots: int, encoded: Encoded | None, positions_BS: jax.Array | None) -> StateCache:
+        """Returns the cache before the first token. It holds the last token's state alone: `slots` may be any."""
+        if encoded is not None and positions_BS is not None:
+            return StateCache(encoded.state, self.stack.source(encoded, positions_BS))
+        zero, L = zero_state(self.cfg, rows, self.cfg.emb_dim), self.cfg.num_decoder_layers
+        return StateCache(jax.tree.map(lambda x: jnp.broadcast_to(x, (L, *x.shape)), zero), None)
+
+    def extend(
+        self, x_BTE: jax.Array, positions_BT: jax.Array, cache: StateCache, prefix_BT: jax.Array | None = None
+    ) -> tuple[jax.Array, StateCache]:
+        """Returns (x_BTD of the new tokens, the cache with them)."""
+        if prefix_BT is not None:
+            raise ValueError('a recurrent model sees no token before its turn: no prefix')
+        x_BTD = self.foot(x_BTE, positions_BT, Rates())
+        x_BTD, state = self.stack(x_BTD, cache.state, cache.source, positions_BT >= 0, None, Rates())
+        return x_BTD, cache.replace(state=state)
+
+
+CELLS: dict[str, Callable[..., nn.RNNCellBase]] = {
+    'rnn': nn.SimpleCell,  # h' = tanh(W x + U h + b) (Elman 1990)
+    'lstm': nn.OptimizedLSTMCell,  # Hochreiter & Schmidhuber 1997, with the forget gate of Gers et al. 2000
+    'gru': nn.GRUCell,  # Cho et al. 2014, 2.3; the reset gate is on U h + b, not on h
+}

@@ -1,0 +1,249 @@
+"""Optimizers: a table of directions of descent over optax, and around each clipping, weight decay and the rate.
+
+An update is -rate * factor * (direction + decay * parameter). Rate and decay are arguments of `update`
+(`learning_rate`, `weight_decay`), so that both may be traced. `names` is the tree of the parameters' logical names.
+Arrays that are frozen whole have no part in any of it (freezing.py); frozen layers have the factor 0.
+"""
+
+import math
+import operator
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import PartitionSpec
+
+from tformer import config as config_lib
+from tformer.config import Config, own_layers
+from tformer.errors import UserError, choose
+from tformer.optim import freezing
+from tformer.optim.adafactor import adafactor
+from tformer.optim.hyperparameters import Scalar
+from tformer.optim.parameters import (
+    along_layers,
+    check_entries,
+    each,
+    is_hidden,
+    matrix_axes,
+    path_names,
+    place,
+    within,
+)
+from tformer.optim.precision import kept_in_bfloat16, with_masters
+
+MUP_POWERS = {'adafactor': 0.5}  # of base width / width; 1 for the others, but adafactor's steps shrink as kernels do
+
+
+def make_optimizer(config: Config, names: Any) -> optax.GradientTransformationExtraArgs:
+    """Returns the transformation from gradients to what is added to the parameters.
+
+    Its `update` takes `learning_rate` and `weight_decay` besides gradients, state and parameters.
+
+    Args:
+      config: a resolved run.
+      names: the logical names of every parameter's axes.
+
+    Raises:
+      UserError: an unknown optimizer, or optimizer.rate_factors or optimizer.frozen that fit no parameter.
+    """
+    cfg, clipping = config.optimizer, []
+    if cfg.clip_value is not None:
+        clipping.append(optax.clip(cfg.clip_value))
+    if cfg.clip_norm is not None:
+        clipping.append(optax.clip_by_global_norm(cfg.clip_norm))
+    trained, factors = freezing.trained_parts(config, names), rate_factors(config, names)
+    factors = jax.tree.map(lambda part, factor: factor if part is True else factor * part, trained, factors)
+    names, factors = freezing.only(trained, names), freezing.only(trained, factors)
+    direction = choose(OPTIMIZERS, cfg.name, 'optimizer.name')(cfg, names)
+    if cfg.moment_dtype == 'bfloat16':
+        direction = kept_in_bfloat16(direction)
+    step = optax.chain(direction, descend(factors, cfg.decayed))
+    if cfg.name == 'schedule_free':
+        step = schedule_free(step, cfg.beta1)
+    if cfg.master_dtype is not None:
+        step = with_masters(step, cfg.master_dtype)
+    return freezing.freeze(optax.chain(*clipping, step), trained)
+
+
+def rate_factors(config: Config, names: Any) -> Any:
+    """Returns what the rate is multiplied by: optimizer.rate_factors times optimizer.layer_decay's times muP's.
+
+    A number for each parameter, or an array along its `layers` axis. Weight decay is times the rate, so a factor is one
+    of the decay too.
+    muP: hidden matrices by base width / width (Yang et al. 2022, table 8), with parameter-scaled steps by its root
+    (Everett et al. 2024, table 1); not an adapter's second kernel, whose inputs stay few (Hayou et al. 2024).
+
+    Raises:
+      UserError: an entry that is no NAME=FACTOR, or whose name is in no parameter's path.
+    """
+    cfg, model, given = config.optimizer, config.model, []
+    for entry in cfg.rate_factors:
+        written = re.fullmatch(r'([^=]+)=(\d+(?:\.\d*)?(?:e-?\d+)?)', entry)
+        if not written:
+            raise UserError(f"optimizer.rate_factors={entry!r} is no NAME=FACTOR, such as 'encoder=0.1'")
+        given.append((written[1], float(written[2])))
+    paths = [path_names(path) for path, _ in jax.tree_util.tree_leaves_with_path(names)]
+    check_entries((name for name, _ in given), paths, 'optimizer.rate_factors')
+    shrink = 1.0
+    if model.parametrization == 'mup' and model.base_emb_dim:
+        shrink = (model.base_emb_dim / model.emb_dim) ** MUP_POWERS.get(cfg.name, 1)
+
+    def factor_of(path: tuple[Any, ...], axes: PartitionSpec) -> Any:
+        widens = is_hidden(path[-1].key, axes) and 'lora' not in tuple(axes)[:-1]
+        found = shrink if widens else 1.0
+        for name, factor in given:
+            found *= factor if within(path_names(path), name) else 1.0
+        return found
+
+    found = jax.tree_util.tree_map_with_path(factor_of, names)
+    return found if cfg.layer_decay is None else jax.tree.map(operator.mul, found, layer_factors(config, names))
+
+
+def layer_factors(config: Config, names: Any) -> Any:
+    """Returns optimizer.layer_decay ** n for each parameter: n is 0 above the layers, 1 in the top one, 2 in the next,
+    and L + 1 at the foot of a stack of L (Howard & Ruder 2018, 3.2; Clark et al. 2020, appendix B).
+
+    Each stack counts its own layers; tables at the foot of two stacks count those of the deeper one. A block that all
+    layers share is one.
+    """
+    decay, layers = config.optimizer.layer_decay or 1.0, own_layers(config.model)
+    feeds = {'encoder_embed': ['encoder'], 'embed': ['decoder'] if 'encoder_embed' in names else list(layers)}
+
+    def factor_of(path: tuple[Any, ...], axes: PartitionSpec) -> Any:
+        keys = path_names(path)
+        if place(keys) == 'top':
+            return 1.0
+        depth = max(layers[stack] for stack in feeds.get(keys[0], keys[:1]))
+        if place(keys) == 'foot':
+            return decay ** (depth + 1)
+        return along_layers(decay ** np.arange(depth, 0, -1, dtype=np.float32), axes)
+
+    return jax.tree_util.tree_map_with_path(factor_of, names)
+
+
+# ------------------------------------------------------------------------------------------------ the update
+
+
+def descend(factors: Any, decayed: Sequence[str]) -> optax.GradientTransformationExtraArgs:
+    """Returns -learning_rate * factor * (direction + weight_decay * parameter), decay on the roles `decayed` only.
+
+    Decoupled weight decay: Loshchilov & Hutter 2019, algorithm 2. `factors` is a tree of numbers, or of arrays with as
+    many axes as the parameter: where they are 0 nothing moves.
+    """
+
+    def update(
+        direction: Any, state: Any, params: Any, *, learning_rate: Scalar, weight_decay: Scalar, **_: Any
+    ) -> tuple[Any, Any]:
+        def step(path: tuple[Any, ...], d: jax.Array, param: jax.Array, factor: Any) -> jax.Array:
+            decay = weight_decay * param if path[-1].key in decayed else jnp.zeros_like(param)
+            if isinstance(factor, np.ndarray):
+                return jnp.where(factor == 0, -0.0, -learning_rate * factor * (d + decay))
+            rate = learning_rate if factor == 1 else learning_rate * factor
+            return -rate * (d + decay)
+
+        return jax.tree_util.tree_map_with_path(step, direction, params, factors), state
+
+    return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
+
+
+class ScheduleFree(flax.struct.PyTreeNode):
+    """Attributes:
+    z: the sequence that the base optimizer steps.
+    weight: the sum of the squared rates so far.
+    base: the base optimizer's state.
+    beta: how far the parameters y lie from z towards the average x.
+    """
+
+    z: Any
+    weight: jax.Array
+    base: Any
+    beta: float = flax.struct.field(pytree_node=False)
+
+    def average(self, params: Any) -> Any:
+        """Returns x, which is what to evaluate, from y = (1 - beta) z + beta x."""
+
+        def average(y: jax.Array, z: Any) -> jax.Array:
+            return y if isinstance(z, optax.MaskedNode) else (z + (y - z) / self.beta).astype(y.dtype)
+
+        return jax.tree.map(average, params, self.z)
+
+
+def schedule_free(base: optax.GradientTransformationExtraArgs, beta: float) -> optax.GradientTransformationExtraArgs:
+    """Averages what `base` does (Defazio et al. 2024, algorithm 1): the parameters are y, where gradients are taken.
+
+    z += step;  x = (1 - c) x + c z, c = rate^2 / sum of rate^2;  y = (1 - beta) z + beta x. Without x it reads
+    y += c (z - y) + (1 - beta (1 - c)) step, z before its step.
+    """
+
+    def init(params: Any) -> ScheduleFree:
+        return ScheduleFree(jax.tree.map(jnp.copy, params), jnp.zeros(()), base.init(params), beta)
+
+    def update(grads: Any, state: ScheduleFree, params: Any, **extra: Any) -> tuple[Any, ScheduleFree]:
+        steps, inner = base.update(grads, state.base, params, **extra)
+        square = jnp.square(jnp.asarray(extra['learning_rate'], jnp.float32))
+        weight = state.weight + square
+        c = square / jnp.maximum(weight, jnp.finfo(jnp.float32).tiny)
+        updates = jax.tree.map(lambda y, z, s: c * (z - y) + (1 - beta * (1 - c)) * s, params, state.z, steps)
+        return updates, state.replace(z=optax.apply_updates(state.z, steps), weight=weight, base=inner)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+# -------------------------------------------------------------------------------------------------- directions
+
+
+def _sgd(cfg: config_lib.Optimizer, names: Any) -> optax.GradientTransformation:
+    return optax.trace(cfg.momentum)
+
+
+def _adam(cfg: config_lib.Optimizer, names: Any) -> optax.GradientTransformation:
+    return optax.scale_by_adam(cfg.beta1, cfg.beta2, cfg.epsilon)
+
+
+def _rms(cfg: config_lib.Optimizer, names: Any) -> optax.GradientTransformation:
+    """Adam without a first moment."""
+    return optax.scale_by_rms(cfg.beta2, cfg.epsilon, eps_in_sqrt=False, bias_correction=True)
+
+
+def _lion(cfg: config_lib.Optimizer, names: Any) -> optax.GradientTransformation:
+    return optax.scale_by_lion(cfg.beta1, cfg.beta2)
+
+
+def _muon(cfg: config_lib.Optimizer, names: Any) -> optax.GradientTransformation:
+    """The nearest orthogonal matrix to each hidden kernel's momentum, at AdamW's usual rms of 0.2; Adam elsewhere."""
+    groups = each(lambda role, axes: 'muon' if is_hidden(role, axes) else 'adam', names)
+
+    def numbers(role: str, axes: PartitionSpec, group: str) -> Any:
+        if group == 'adam':
+            return optax.MaskedNode()
+        return optax.contrib.MuonDimensionNumbers(*matrix_axes(role, axes))
+
+    matrices = each(numbers, names, groups)
+
+    def usual(x: jax.Array, sides: optax.contrib.MuonDimensionNumbers) -> jax.Array:
+        """An orthogonal matrix has the rms max(rows, columns)^-0.5."""
+        return 0.2 * max(math.prod(x.shape[axis] for axis in side) for side in sides) ** 0.5 * x
+
+    orthogonal = optax.contrib.scale_by_muon(beta=cfg.momentum, weight_dimension_numbers=matrices)
+    scaled = optax.stateless(lambda updates, params: jax.tree.map(usual, updates, matrices))
+    return optax.partition({'muon': optax.chain(orthogonal, scaled), 'adam': _adam(cfg, names)}, groups)
+
+
+def _adafactor(cfg: config_lib.Optimizer, names: Any) -> optax.GradientTransformation:
+    return adafactor(names)
+
+
+OPTIMIZERS: dict[str, Callable[[config_lib.Optimizer, Any], optax.GradientTransformation]] = {
+    'sgd': _sgd,  # Robbins & Monro 1951; momentum: Polyak 1964
+    'adam': _adam,  # Kingma & Ba 2015; no weight decay
+    'adamw': _adam,  # Loshchilov & Hutter 2019
+    'adafactor': _adafactor,  # Shazeer & Stern 2018
+    'lion': _lion,  # Chen et al. 2023
+    'muon': _muon,  # Jordan et al. 2024; Liu et al. 2025
+    'schedule_free': _rms,  # Defazio et al. 2024, with AdamW
+}

@@ -1,0 +1,45 @@
+"""A config and a batch without data: sizes that only the data would tell are assumed, tokens are random."""
+
+import numpy as np
+
+from tformer.config import Config, resolve
+from tformer.data.tokenizers.tokenizers import TOKENIZERS
+from tformer.data.tokenizers.vocabulary import FIRST
+
+
+def assumed(config: Config) -> Config:
+    """Returns `config` resolved without its data: a vocabulary of data.tokenizer_vocab_size (bytes and the hub's have
+    theirs), 10 classes, where the model does not say."""
+    data, size = config.data, config.data.tokenizer_vocab_size
+    if data.tokenizer in ('byte', 'huggingface') and not config.model.vocab_size:
+        size = TOKENIZERS[data.tokenizer].train((), data).vocab_size
+    return resolve(config, vocab_size=config.model.vocab_size or size, num_classes=config.model.num_classes or 10)
+
+
+def random_batch(config: Config, seed: int = 0) -> dict[str, np.ndarray]:
+    """Returns a full batch of random tokens [train.batch_size, data.length] for the config's objective."""
+    rng = np.random.default_rng(seed)
+    model, data, rows = config.model, config.data, config.train.batch_size
+    assert model.vocab_size
+
+    def side(prefix: str, vocab_size: int, length: int) -> dict[str, np.ndarray]:
+        positions = np.broadcast_to(np.arange(length, dtype=np.int32), (rows, length))
+        tokens = rng.integers(FIRST, vocab_size, (rows, length), np.int32)
+        return {f'{prefix}inputs': tokens, f'{prefix}positions': positions}
+
+    batch = side('', model.vocab_size, data.length)
+    if model.family == 'encoder_decoder':
+        batch |= side('encoder_', model.encoder_vocab_size or model.vocab_size, data.encoder_length or data.length)
+    classes = model.num_classes or 2
+    labels = {
+        'classification': rng.integers(0, classes, rows, np.int32),
+        'regression': rng.random(rows, np.float32),
+        'question_answering': rng.integers(0, data.length, (rows, 2), np.int32),
+        'masked_lm_nsp': rng.integers(0, 2, rows, np.int32),
+        'masked_lm_sop': rng.integers(0, 2, rows, np.int32),
+    }
+    if config.train.objective in labels:
+        batch |= {'labels': labels[config.train.objective], 'label_weights': np.ones(rows, np.float32)}
+    first, stop = (0, classes) if config.train.objective == 'token_classification' else (FIRST, model.vocab_size)
+    targets = rng.integers(first, stop, (rows, data.length), np.int32)
+    return batch | {'targets': targets, 'weights': np.ones((rows, data.length), np.float32)}

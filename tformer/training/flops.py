@@ -1,0 +1,113 @@
+"""Memory and floating-point operations of a training step by formula: nothing is compiled."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+from flax import linen as nn
+
+from tformer.config import Config, Model
+from tformer.objectives import OBJECTIVES
+from tformer.optim.parameters import path_names
+
+LOGITS = ('__call__', 'unmask_pairs', 'detect')  # the objectives' methods that score the vocabulary
+POOLED = ('pooler', 'class_head', 'number_head', 'sentence_head')  # what sees one vector of each row
+
+
+def device_bytes(tree: Any) -> int:
+    """Returns the bytes that one device holds of a tree of (abstract) arrays with shardings."""
+    held = ((x.sharding.shard_shape(x.shape), x.dtype.itemsize) for x in jax.tree.leaves(tree))
+    return sum(math.prod(shape) * width for shape, width in held)
+
+
+def model_flops(config: Config, params: Any, batch: Mapping[str, Any]) -> float:
+    """Returns the operations that a step's products need: 6 for each weight and each token that it multiplies, 12 for
+    each head's number of a query and a key, forward and backward (Kaplan et al. 2020, 2.1; Chowdhery et al. 2022,
+    appendix B).
+
+    Nothing that is computed again counts, every pair of a query and a key does, masked or not, and of experts those
+    that a token goes to.
+
+    Args:
+      config: resolved.
+      params: (abstract) parameters, boxed with their logical names where they have any.
+      batch: (abstract) arrays, `inputs` [B, T] and, with an encoder of its own, `encoder_inputs` [B, S].
+    """
+    rows, length = batch['inputs'].shape
+    source = batch['encoder_inputs'].shape[1] if config.model.family == 'encoder_decoder' else length
+    tied = config.model.tied_embeddings in ('all', 'output') and OBJECTIVES[config.train.objective].method in LOGITS
+    total = 0.0
+    for path, box in jax.tree_util.tree_leaves_with_path(params, is_leaf=lambda x: isinstance(x, nn.Partitioned)):
+        names = path_names(path)
+        if names[-1] == 'kernel' or (tied and names == ('embed', 'table')):
+            total += 6 * rows * _tokens(names, length, source) * _weights(config.model, names, box)
+    return total + rows * _attention(config.model, length, source)
+
+
+def _tokens(names: tuple[str, ...], length: int, source: int) -> int:
+    """Returns how many vectors of a row a kernel multiplies."""
+    if names[0] in POOLED:
+        return 1
+    if names[-3:] == ('score', 'vector', 'kernel'):  # of additive attention: each pair of target and source
+        return length * source
+    of_source = 'cross_attention' in names and names[-2] in ('key', 'value')
+    return source if names[0] == 'encoder' or of_source else length
+
+
+def _weights(model: Model, names: tuple[str, ...], box: Any) -> float:
+    """Returns how many of a kernel's weights one vector meets, over all layers."""
+    number = float(math.prod(nn.unbox(box).shape))
+    if model.num_experts and 'experts' in getattr(box, 'names', ()) and 'router' not in names:
+        number *= model.experts_per_token / model.num_experts
+    if model.layer_sharing and 'layers' in names:
+        number *= model.num_encoder_layers if names[0] == 'encoder' else model.num_decoder_layers
+    return number
+
+
+def _attention(model: Model, length: int, source: int) -> float:
+    """Returns the operations of the products of queries with keys, and of their weights with values, in a row."""
+    assert model.head_dim and model.value_dim
+    if model.recurrence is not None:
+        products = {'dot': 2, 'additive': 1, None: 0}[model.recurrent_attention]  # additive scores are in the weights
+        return 6.0 * model.emb_dim * products * length * source
+    pairs = {
+        'encoder': model.num_encoder_layers * source**2,
+        'decoder': model.num_decoder_layers * length**2,
+        'encoder_decoder': model.num_encoder_layers * source**2 + model.num_decoder_layers * length * (length + source),
+    }
+    return 6.0 * model.num_heads * (model.head_dim + model.value_dim) * pairs[model.family]
+
+
+# ------------------------------------------------------------------------------------------- by the length of a row
+
+
+class LayerCost(NamedTuple):
+    """How a kind of layer goes with the length n of a row and the width d: leading terms, no constants.
+
+    Attributes:
+      products: multiplications of two numbers.
+      sequential: operations that wait for one another.
+      path: operations between the first token and what sees it last.
+    """
+
+    products: int
+    sequential: int
+    path: int
+
+
+def layer_costs(model: Model, length: int) -> dict[str, LayerCost]:
+    """Returns the costs of each kind of layer that a model has (Vaswani et al. 2017, table 1)."""
+    if model.recurrence is None:
+        kinds = {kind: kind for kind in dict.fromkeys(model.attention_pattern)}
+    else:
+        kinds = {model.recurrence: 'recurrent', **({'attention': 'global'} if model.recurrent_attention else {})}
+    window = min(model.window or length, length)
+    return {name: LAYER_COSTS[kind](length, model.emb_dim, window) for name, kind in kinds.items()}
+
+
+LAYER_COSTS: dict[str, Callable[[int, int, int], LayerCost]] = {  # of n, d and the window r
+    'global': lambda n, d, r: LayerCost(n * n * d, 1, 1),
+    'local': lambda n, d, r: LayerCost(r * n * d, 1, -(-n // r)),
+    'recurrent': lambda n, d, r: LayerCost(n * d * d, n, n),
+}

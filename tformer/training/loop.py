@@ -1,0 +1,133 @@
+"""Training: one straight line from a config to a finished workdir."""
+
+import contextlib
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from tformer import config as config_lib
+from tformer.config import Config
+from tformer.data.batches import pipeline
+from tformer.data.tokenizers.tokenizers import Tokenizers
+from tformer.distributed import processes, sharding
+from tformer.errors import Stopped, UserError
+from tformer.evaluation import scorer
+from tformer.optim import freezing
+from tformer.training import checkpoint, setup, workdir, writers
+from tformer.training.recorder import Journal
+from tformer.training.state import TrainState, count_parameters
+from tformer.training.stopping import Stops
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """What `train` leaves: the resolved config, the tokenizers, and the steps it ended and was best at."""
+
+    config: Config
+    tokenizers: Tokenizers
+    step: int
+    best_step: int
+    num_parameters: int
+
+
+def train(
+    config: Config,
+    directory: str | pathlib.Path,
+    generated: scorer.GenerationScores | None = None,
+    may_differ: Sequence[str] = (),
+) -> Trained:
+    """Trains as `config` says, in a workdir; continues where it holds a checkpoint.
+
+    Args:
+      config: a run.
+      directory: the workdir, made where it does not exist.
+      generated: scores of generated text, for the evaluations where config.evaluate.examples_while_training asks.
+      may_differ: dotted fields that may differ from the checkpoint's, besides those that never matter.
+
+    Raises:
+      UserError: anything in the config, the data or the workdir that is the user's to mend.
+      Stopped: a signal or train.max_minutes asked for it, and all is saved.
+    """
+    config_lib.check(config)
+    if config.evaluate.examples_while_training and jax.process_count() > 1:
+        raise UserError('evaluate.examples_while_training is for one process; evaluate the finished run instead')
+    home, mesh = pathlib.Path(directory), sharding.make_mesh(config.mesh)
+    with contextlib.ExitStack() as closing:
+        closing.enter_context(sharding.placed(mesh, config.mesh))
+        if processes.first():
+            closing.enter_context(workdir.held(home))
+        stops = closing.enter_context(Stops(config.train.max_minutes))
+        return _train(config, home, mesh, generated, may_differ, stops, closing)
+
+
+def _train(
+    config: Config,
+    home: pathlib.Path,
+    mesh: Mesh,
+    generated: scorer.GenerationScores | None,
+    may_differ: Sequence[str],
+    stops: Stops,
+    closing: contextlib.ExitStack,
+) -> Trained:
+    # -------------------------------------------------------------------- data, model, state, and how far they are
+    last = processes.same_number(lambda: checkpoint.sound(home, functools.partial(print, flush=True)) or 0) or None
+    before = None if last is None else checkpoint.record(home, last)
+    opened = setup.open_data(config, home, mesh, before, may_differ)
+    config, tokens, batches, _ = opened
+    if processes.first():
+        workdir.save_config(home, config)
+    design, hyper, step, state = setup.assemble(config, home, batches, mesh, last)
+    journal = Journal(opened, home, scorer.make_scorer(design.model, config, mesh), generated, last)
+    number, length, patience = last or 0, config.train.num_steps or 0, config.train.patience or np.inf
+    progress = writers.Progress(length, number)
+    closing.callback(progress.close)
+    closing.callback(journal.close)  # of a run that fails, too
+    trained = freezing.count_trained(freezing.trained_parts(config, design.names), state.params)
+    progress.say(headline(state, trained, batches, mesh, number))
+
+    # ----------------------------------------------------------------------------------------------- loop
+    iterator = pipeline.iterate(batches, number, config, sharding.batch_share(mesh))
+    while True:
+        reason = stops.reason(number)
+        if reason is None and journal.is_evaluated_after(number):
+            try:
+                with journal.log.paused(), stops.at_once():
+                    found = journal.evaluate(number, state)
+            except Stopped as asked:
+                reason = str(asked)
+            else:
+                progress.say(f'step {number} valid  ' + '  '.join(f'{k[6:]} {v:.4g}' for k, v in found.items()))
+        if journal.is_kept_after(number, asked=reason is not None):
+            journal.keep(number, state)
+        if reason is not None and (number < length or journal.evaluated < number):
+            raise Stopped(f'{reason}: stopped after step {number:,} of {length:,}, which is saved')
+        if number >= length or journal.best.stale >= patience:
+            break
+
+        state, numbers = step(state, sharding.place_batch(next(iterator), mesh), hyper)
+        number, stops.begun = number + 1, True
+        journal.log.add(numbers)
+        if journal.is_reported_after(number):
+            shown, fault = journal.report(number)
+            progress.update(number, shown)
+            if fault is not None:
+                raise UserError(fault)
+
+    # ------------------------------------------------------------------------------------------------ end
+    if number < length:
+        progress.say(f'stopped: {journal.best.stale} evaluations without a better {config.train.best_metric}')
+    journal.checkpoints.wait()
+    return Trained(config, tokens, number, checkpoint.best(home) or number, count_parameters(state.params))
+
+
+def headline(state: TrainState, trained: int, batches: pipeline.Batches, mesh: Mesh, start: int) -> str:
+    """Returns what a run says of itself before it begins."""
+    number = count_parameters(state.params)
+    parameters = f'{number:,} parameters' + (f' ({trained:,} of them trained)' if trained < number else '')
+    resumed = f', resumed at step {start}' if start else ''
+    return f'{parameters}, {batches.summary}, {mesh.size} device(s){resumed}'

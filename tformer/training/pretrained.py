@@ -1,0 +1,97 @@
+"""Starting from another run's parameters: what is loaded, what is fresh, what is left, and that all of it is meant."""
+
+import pathlib
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from tformer.distributed import processes
+from tformer.errors import UserError
+from tformer.optim.parameters import TASK_HEADS, VOCABULARY_HEAD, check_entries, is_adapter, path_names, within
+from tformer.training import checkpoint
+
+Names = tuple[str, ...]  # of a variable: its collection, then the names in its path
+
+
+def load(directory: str, initial: Any, shardings: Any, excepted: Sequence[str] = ()) -> Any:
+    """Returns the variables `initial` with those of another workdir's best checkpoint, and prints which are which.
+
+    A variable is loaded where its path and shape agree. Others may only be those that `excepted` names, the heads of
+    tasks on either side, adapters that are new here, and the vocabulary head that a task's head takes the place of.
+
+    Args:
+      directory: the workdir.
+      initial: `params`, and `statistics` if any.
+      shardings: of the same tree.
+      excepted: names in the paths (see `parameters.within`) of what is not loaded.
+
+    Raises:
+      UserError: other variables are fresh, left or of another shape; none is loaded; an exception that is nowhere.
+    """
+    source, step = checkpoint.load_variables(pathlib.Path(directory))
+    ours, theirs = _flat(initial), _flat(source)
+    check_entries(excepted, [names[1:] for names in (*ours, *theirs)], 'train.init_except')
+
+    def named(names: Names) -> bool:
+        return any(within(names[1:], entry) for entry in excepted)
+
+    same = {names for names in ours if names in theirs and ours[names].shape == theirs[names].shape}
+    loaded = {names for names in same if not named(names)}
+    fresh, left = ours.keys() - loaded, theirs.keys() - loaded
+    if not loaded:
+        raise UserError(f'train.init_from={directory}: none of its parameters belong to this model')
+    if processes.first():
+        print(f'{directory} step {step}: {len(loaded)} arrays')
+        for title, part in (('loaded', loaded), ('fresh', fresh), ('left', left)):
+            print(f'  {title}: {", ".join(_components(part, ours.keys() | theirs.keys())) or "none"}')
+
+    task = any(names[1] in TASK_HEADS for names in ours)
+    meant = {names for names in fresh | left if named(names) or names[1] in TASK_HEADS}
+    meant |= {names for names in fresh - theirs.keys() if is_adapter(names)}
+    meant |= {names for names in left - ours.keys() if task and names[1] == VOCABULARY_HEAD}
+    _refuse(directory, ours, theirs, fresh - meant, left - meant)
+
+    def take(path: Any, mine: jax.Array, placed: Any) -> jax.Array:
+        names = path_names(path)
+        if names not in loaded:
+            return mine
+        value = np.asarray(theirs[names].astype(mine.dtype))  # of the host: no device reaches those of other processes
+        return jax.make_array_from_callback(value.shape, placed, lambda at: value[at])
+
+    return jax.tree_util.tree_map_with_path(take, initial, shardings)
+
+
+def _refuse(
+    directory: str, ours: dict[Names, Any], theirs: dict[Names, Any], fresh: set[Names], left: set[Names]
+) -> None:
+    """Raises a `UserError` of one line that names what is fresh or left without being meant to be."""
+    if not fresh | left:
+        return
+    every, both = ours.keys() | theirs.keys(), fresh & left
+    parts = {'fresh here': fresh - both, 'left there': left - both, 'of another shape': both}
+    lines = [f'{title}: {", ".join(_components(part, every))}' for title, part in parts.items() if part]
+    if both:
+        first = min(both)
+        shapes = f'{theirs[first].shape} there, {ours[first].shape} here'
+        lines[-1] += f' ({".".join(first[1:])} has shape {shapes})'
+    raise UserError(
+        f'train.init_from={directory} does not fit this model: {"; ".join(lines)}; '
+        'name in train.init_except what is meant to be so'
+    )
+
+
+def _flat(tree: Any) -> dict[Names, jax.Array]:
+    return {path_names(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def _components(part: Collection[Names], every: Collection[Names]) -> list[str]:
+    """Returns the fewest names that hold all variables of `part` and no other of `every`, sorted."""
+    mine, others = ({names[1:] for names in group} for group in (part, set(every) - set(part)))
+    foreign = {names[:length] for names in others for length in range(len(names) + 1)}
+
+    def shortest(names: Names) -> Names:
+        return next((names[:length] for length in range(1, len(names)) if names[:length] not in foreign), names)
+
+    return sorted({'.'.join(shortest(names)) for names in mine})

@@ -1,0 +1,222 @@
+"""What a run begins with, or goes on from: its data, its resolved config, the compiled step and the state."""
+
+import contextlib
+import dataclasses
+import functools
+import importlib.metadata
+import pathlib
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from flax import linen as nn
+from jax.sharding import Mesh
+
+from tformer import config as config_lib
+from tformer.config import Config
+from tformer.data.batches import mixture, pipeline
+from tformer.data.tokenizers.tokenizers import Tokenizers
+from tformer.distributed import processes, sharding
+from tformer.errors import NoSplitError, UserError, choose
+from tformer.evaluation import scorer
+from tformer.model import build
+from tformer.objectives import OBJECTIVES, Objective
+from tformer.optim.hyperparameters import Hyper
+from tformer.optim.optimizers import make_optimizer
+from tformer.training import checkpoint, pretrained, workdir
+from tformer.training.state import TrainState, begin, logical_names, make_start, variables
+from tformer.training.step import Step, make_train_step
+
+Record = Mapping[str, Any]  # the `run` of a checkpoint
+
+PACKAGES = ('tformer', 'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'grain', 'numpy')
+# Fields that say where the same data lie on a host.
+PLACES = tuple(f'data.{x}' for x in 'path valid_path test_path mixture tfds_dir tokenizer_path cache_dir'.split())
+
+
+class Design(NamedTuple):
+    """What runs that differ in their `Hyper` alone share.
+
+    Attributes:
+      model: of the config.
+      objective: of the config.
+      names: the logical names of every parameter's axes.
+      step: the train step, a pure function.
+      shardings: of a state's arrays.
+      start: hyper -> the state of random parameters.
+      start_from: hyper, parameters and statistics -> the state of these.
+    """
+
+    model: nn.Module
+    objective: Objective
+    names: Any
+    step: Step
+    shardings: TrainState
+    start: Callable[[Hyper], TrainState]
+    start_from: Callable[[Hyper, Any, Any], TrainState]
+
+
+class Parts(NamedTuple):
+    """What training is made of: its design, its numbers, the step, compiled when it is first called, and the state."""
+
+    design: Design
+    hyper: Hyper
+    step: Step
+    state: TrainState
+
+
+def assemble(config: Config, home: pathlib.Path, batches: pipeline.Batches, mesh: Mesh, last: int | None) -> Parts:
+    """Returns the parts of a training from its checkpoint at step `last` on, or from its beginning where it is None.
+
+    Raises:
+      UserError: the checkpoint, or what the run starts from, does not fit the model.
+    """
+    design, hyper = make_design(config, batches, mesh), Hyper.of(config)
+    step = jax.jit(design.step, donate_argnums=0, out_shardings=(design.shardings, None))
+    return Parts(design, hyper, step, state_at(design, config, hyper, home, last))
+
+
+def make_design(config: Config, batches: pipeline.Batches, mesh: Mesh) -> Design:
+    """Returns the design of a run; nothing is computed."""
+    model, objective = build(config.model), OBJECTIVES[config.train.objective]
+    example = sharding.place_batch(batches.batch(0, sharding.batch_share(mesh)), mesh)
+    names = logical_names(model, objective, example)
+    optimizer = make_optimizer(config, names)
+    rules = sharding.make_rules(config.mesh)
+    start, shardings = make_start(model, objective, optimizer, Hyper.of(config), example, mesh, rules)
+    start_from = jax.jit(functools.partial(begin, optimizer), out_shardings=shardings)
+    step = make_train_step(model, objective, optimizer, config)
+    return Design(model, objective, names, step, shardings, start, start_from)
+
+
+def state_at(design: Design, config: Config, hyper: Hyper, home: pathlib.Path, last: int | None) -> TrainState:
+    """Returns the state of a workdir's checkpoint at step `last`; None: the one that training starts from.
+
+    Raises:
+      UserError: the checkpoint, or what the run starts from, does not fit the model.
+    """
+    state = design.start(hyper)
+    if last is not None:
+        return checkpoint.restore(home, last, state)
+    if config.train.init_from is None:
+        return state
+    fresh, where = (variables(tree.params, tree.statistics) for tree in (state, design.shardings))
+    loaded = pretrained.load(config.train.init_from, fresh, where, config.train.init_except)
+    return design.start_from(hyper, loaded['params'], loaded.get('statistics', {}))
+
+
+class Opened(NamedTuple):
+    """The data of a run, and its config, resolved by them."""
+
+    config: Config
+    tokens: Tokenizers
+    batches: pipeline.Batches
+    valid: pipeline.Batches
+
+
+def open_data(
+    config: Config, home: pathlib.Path, mesh: Mesh, before: Record | None = None, may_differ: Sequence[str] = ()
+) -> Opened:
+    """Returns the resolved config, the tokenizers, the training and the validation batches of a workdir.
+
+    Args:
+      config: as the user states it.
+      home: the workdir; it gets the tokenizers.
+      mesh: that the rows of a batch are split over.
+      before: of the checkpoint that the run goes on from.
+      may_differ: fields that may differ from the checkpoint's, besides those that are free.
+
+    Raises:
+      UserError: in the config or the data, or they are not those of the checkpoint.
+    """
+    choose(dict.fromkeys(scorer.score_names(config)), config.train.best_metric, 'train.best_metric')
+    began = None if before is None else config_lib.from_dict(before['config'])
+    records = mixture.load(config, 'train')
+    tokens = processes.after_first(
+        make=lambda: workdir.tokenizers(home, config, records, begun=before is not None),
+        find=lambda: Tokenizers.load(home),
+    )
+    if tokens.labels and config.evaluate.positive_label is not None:
+        choose(dict.fromkeys(tokens.labels), config.evaluate.positive_label, 'evaluate.positive_label')
+    multiple = row_multiple(config, began, mesh)
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, row_multiple=multiple))
+    batches = pipeline.Batches(config, tokens, 'train', training=True, records=records)
+    config = resolved(config, tokens, batches.steps_per_epoch)
+    if before is not None and began is not None:
+        workdir.check_config(home, began, config, may_differ)
+        same_data(before['data'], amounts(batches, tokens))
+    valid = pipeline.Batches(config, tokens, 'valid', training=False)
+    test = None
+    with contextlib.suppress(NoSplitError):  # what is wrong with it is better known before training than after
+        test = pipeline.Batches(config, tokens, 'test', training=False).fingerprint
+    processes.agree({
+        **amounts(batches, tokens),
+        'fingerprint of the validation data': valid.fingerprint,
+        'fingerprint of the test data': test,
+        **{name: value for name, value in config_lib.values(config).items() if name not in PLACES},
+    })  # fmt: skip
+    return Opened(config, tokens, batches, valid)
+
+
+def row_multiple(config: Config, began: Config | None, mesh: Mesh) -> int | None:
+    """Returns what the rows of a data.batch_tokens batch are rounded to; None where train.batch_size says the rows.
+
+    It is what the run `began` with, if it did, so that batches stay the same on other devices.
+
+    Raises:
+      UserError: the rows do not divide by microbatches times the ways that the mesh splits them, and a pipeline.
+    """
+    ways, rows = sharding.batch_ways(mesh), config.train.batch_size
+    needed = config.train.microbatches * sharding.row_multiple(mesh, config.mesh)
+    asked = f'train.microbatches={config.train.microbatches} x the {ways} ways that the mesh splits it'
+    if (parts := sharding.row_multiple(mesh, config.mesh) // ways) > 1:
+        asked += f' x the {parts} parts of a pipeline (mesh.microbatches)'
+    if config.data.batch_tokens is None:
+        if rows % needed:
+            near = max(1, round(rows / needed)) * needed
+            raise UserError(f'train.batch_size={rows} is no multiple of {asked}; nearest that is: {near}')
+        return None
+    multiple = config.data.row_multiple or (began and began.data.row_multiple) or needed
+    if multiple % needed:
+        raise UserError(f'data.row_multiple={multiple} is no multiple of {asked}, {needed}')
+    return multiple
+
+
+def amounts(batches: pipeline.Batches, tokens: Tokenizers) -> dict[str, int | float | str]:
+    """Returns what tells whether a step's batch is the same as in an earlier part of the run."""
+    return {
+        'tokenizers': tokens.fingerprint,
+        'training examples': batches.num_examples,
+        'steps an epoch': batches.steps_per_epoch,
+        'fingerprint of the data': batches.fingerprint,
+    }
+
+
+def same_data(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raises a `UserError` where the data, or how they become batches, are not those of the checkpoint."""
+    differing = [f'{name} {before.get(name)} there, {now[name]} here' for name in now if before.get(name) != now[name]]
+    if differing:
+        raise UserError(f'the checkpoint is of other data: {"; ".join(differing)}')
+
+
+def resolved(config: Config, tokens: Tokenizers, steps_per_epoch: float) -> Config:
+    """Returns `config` with what the tokenizers and the data decide filled in."""
+    return config_lib.resolve(
+        config,
+        vocab_size=tokens.target.vocab_size,
+        encoder_vocab_size=tokens.source.vocab_size if tokens.source is not None else None,
+        num_classes=len(tokens.labels) or None,
+        steps_per_epoch=steps_per_epoch,
+    )
+
+
+def facts(config: Config, batches: pipeline.Batches, tokens: Tokenizers) -> dict[str, Any]:
+    """Returns what every checkpoint of a run says of it: its config, its data, the versions it was made with."""
+    versions = {name: importlib.metadata.version(name) for name in PACKAGES}
+    return {
+        'config': config_lib.to_dict(config),
+        'config_digest': config_lib.digest(config),
+        'data': amounts(batches, tokens),
+        'versions': {'python': platform.python_version(), **versions},
+    }

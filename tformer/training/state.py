@@ -1,0 +1,164 @@
+"""What training carries from step to step, and how it starts."""
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+from flax import linen as nn
+from jax.sharding import Mesh
+
+from tformer.distributed.sharding import Rules, tree_shardings, unboxed
+from tformer.objectives import Objective
+from tformer.optim.hyperparameters import Hyper, Scalar
+from tformer.optim.optimizers import ScheduleFree
+from tformer.optim.parameters import MATRICES
+from tformer.optim.precision import exact
+from tformer.training.skipping import Guard
+from tformer.training.skipping import begin as begin_guard
+
+
+class TrainState(flax.struct.PyTreeNode):
+    """Attributes:
+    step: updates made so far, int32.
+    params: the model's parameters.
+    opt_state: the optimizer's, sharded as the parameters are.
+    averages: a moving average of the parameters, float32; None where there is none.
+    statistics: what the model itself keeps of its batches (BatchNorm's means and variances); {} where it keeps nothing.
+    guard: what tells which steps are not made.
+    """
+
+    step: jax.Array
+    params: Any
+    opt_state: Any
+    averages: Any = None
+    statistics: Any = flax.struct.field(default_factory=dict)
+    guard: Guard = flax.struct.field(default_factory=lambda: begin_guard(None))
+
+
+def step_key(seed: Scalar, step: Scalar) -> jax.Array:
+    """Returns the random key of a step: a pure function of the two, whatever the devices."""
+    return jax.random.fold_in(jax.random.key(seed), step)
+
+
+def variables(params: Any, statistics: Any) -> dict[str, Any]:
+    """Returns what `model.apply` takes: parameters, and statistics where the model keeps some."""
+    return {'params': params, **({'statistics': statistics} if statistics else {})}
+
+
+def evaluation_params(state: TrainState) -> Any:
+    """Returns the parameters to evaluate, decode with and export: averages, where the run keeps some."""
+    if state.averages is not None:
+        return jax.tree.map(lambda mean, x: mean.astype(x.dtype), state.averages, state.params)
+
+    def found(part: Any) -> bool:
+        return isinstance(part, ScheduleFree)
+
+    parts = [part for part in jax.tree.leaves(state.opt_state, is_leaf=found) if found(part)]
+    if not parts:
+        return state.params
+    averages = parts[0].average(exact(state.params, state.opt_state))
+    return jax.tree.map(lambda mean, x: mean.astype(x.dtype), averages, state.params)
+
+
+def evaluation_variables(state: TrainState) -> dict[str, Any]:
+    """Returns the variables of `evaluation_params`."""
+    return variables(evaluation_params(state), state.statistics)
+
+
+def initial_variables(model: nn.Module, objective: Objective, hyper: Hyper, batch: Any) -> dict[str, Any]:
+    """Returns a model's random `params`, boxed with their logical names, and its `statistics`, if any."""
+    row = jax.tree.map(lambda x: x[:1], batch)
+    found = model.init(step_key(hyper.seed, 0), row, method=objective.method)
+
+    def scaled(path: tuple[Any, ...], value: jax.Array) -> jax.Array:
+        random = any(getattr(key, 'key', None) in MATRICES for key in path)
+        return (value * hyper.init_scale).astype(value.dtype) if random else value
+
+    params = jax.tree_util.tree_map_with_path(scaled, found['params'])
+    return variables(params, found.get('statistics', {}))
+
+
+def logical_names(model: nn.Module, objective: Objective, batch: Any) -> Any:
+    """Returns the logical names of every parameter's axes, a tree of `PartitionSpec`s; nothing is computed."""
+    return nn.get_partition_spec(abstract_variables(model, objective, batch)['params'])
+
+
+def variable_shardings(model: nn.Module, objective: Objective, batch: Any, mesh: Mesh, rules: Rules) -> Any:
+    """Returns where the rules place each of a model's `variables`; nothing is computed."""
+    found = abstract_variables(model, objective, batch)
+    return tree_shardings(variables(found['params'], found.get('statistics', {})), mesh, rules)
+
+
+def abstract_variables(model: nn.Module, objective: Objective, batch: Any) -> Any:
+    """Returns a model's abstract variables, boxed with their logical names; nothing is computed."""
+    row = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype), batch)
+    return jax.eval_shape(lambda row: model.init(jax.random.key(0), row, method=objective.method), row)
+
+
+def begin(optimizer: optax.GradientTransformation, hyper: Hyper, params: Any, statistics: Any) -> TrainState:
+    """Returns the state before the first update of `params`."""
+    wide = jax.tree.map(widened, params)  # moments in bfloat16 would never decay
+    averages = None if hyper.ema_decay is None else wide
+    watch = begin_guard(hyper.skip_spikes)
+    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(wide), averages, statistics, watch)
+
+
+def widened(x: jax.Array) -> jax.Array:
+    """Returns `x` in float32, as it was rounded: XLA skips a rounding whose result is widened in the same program."""
+    wide = jnp.array(x, jnp.float32)
+    return wide if x.dtype == jnp.float32 else jax.lax.reduce_precision(wide, 8, 7)
+
+
+def make_init(model: nn.Module, objective: Objective, optimizer: optax.GradientTransformation) -> Any:
+    """Returns init(hyper, batch) -> TrainState, whose arrays are boxed with their logical names."""
+
+    def init(hyper: Hyper, batch: Any) -> TrainState:
+        found = initial_variables(model, objective, hyper, batch)
+        state = begin(optimizer, hyper, unboxed(found['params']), found.get('statistics', {}))
+        return named_as(found['params'], state)
+
+    return init
+
+
+def named_as(params: Any, tree: Any) -> Any:
+    """Returns `tree` with the logical names of `params` on its arrays of the same path, from its end, and shape."""
+
+    def is_box(x: Any) -> bool:
+        return isinstance(x, nn.Partitioned)
+
+    def keys(path: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The path's last keys, as far as they are of dicts: what parameters are in."""
+        first = next((i for i in range(len(path), 0, -1) if not hasattr(path[i - 1], 'key')), 0)
+        return tuple(key.key for key in path[first:])
+
+    boxes = {keys(path): box for path, box in jax.tree_util.tree_leaves_with_path(params, is_leaf=is_box)}
+
+    def name(path: tuple[Any, ...], x: jax.Array) -> Any:
+        box: Any = boxes.get(keys(path))
+        return box.replace(value=x) if is_box(box) and box.value.shape == x.shape else x
+
+    return jax.tree_util.tree_map_with_path(name, tree)
+
+
+def make_start(
+    model: nn.Module,
+    objective: Objective,
+    optimizer: optax.GradientTransformation,
+    hyper: Hyper,
+    batch: Any,
+    mesh: Mesh,
+    rules: Rules,
+) -> tuple[Callable[[Hyper], TrainState], TrainState]:
+    """Returns (start(hyper) -> the initial state, placed on the mesh; the shardings of its arrays)."""
+    init = make_init(model, objective, optimizer)
+    shardings = tree_shardings(jax.eval_shape(init, hyper, batch), mesh, rules)
+    start = jax.jit(lambda hyper, batch: unboxed(init(hyper, batch)), out_shardings=shardings)
+    return lambda hyper: start(hyper, batch), shardings
+
+
+def count_parameters(params: Any) -> int:
+    """Returns the number of scalars in `params`."""
+    return sum(x.size for x in jax.tree.leaves(params))
