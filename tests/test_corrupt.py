@@ -1,4 +1,4 @@
-"""Spans, noise and prefixes: what is left of a text, and what a model is to say of it."""
+"""TokensWithOffsets, noise and prefixes: what is left of a text, and what a model is to say of it."""
 
 import itertools
 import pathlib
@@ -400,7 +400,7 @@ def test_pieces_are_as_long_as_the_rows_allow(length: int, encoder_length: int, 
     limits, lengths = np.array([length, encoder_length])[: examples.lengths.shape[1]], examples.lengths
     assert (lengths <= limits).all() and batches.batch(0)['inputs'].shape == (4, length)
     sizes = examples.stop - examples.start
-    longer = batches._form.lengths(np.array([sizes.max() + 1]), examples.frame, batches.config.data)
+    longer = batches._form.lengths(np.array([sizes.max() + 1]), examples.template, batches.config.data)
     longest = max(len(r['text']) for r in batches.records) + (batches._form.cut is spans_lib.in_pieces_to_the_end)
     assert (np.concatenate(longer) > limits).any() or sizes.max() == longest
 

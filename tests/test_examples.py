@@ -1,4 +1,4 @@
-"""Records as examples: places of tokens, columns of labels, frames and windows, of every objective and family."""
+"""Records as examples: places of tokens, columns of labels, templates and windows, of every objective and family."""
 
 import dataclasses
 import itertools
@@ -76,7 +76,7 @@ def tokenizer(kind: str) -> Tokenizer:
 @settings(deadline=None, max_examples=40)
 def test_tokens_stand_where_they_say(kind: str, tokenizer: Tokenizer, text: str, normalization: str | None) -> None:
     made = tokenizer.normalized(normalization)
-    (ids, begins, ends), (again, *_) = made.encode_spans([text, text])
+    (ids, begins, ends), (again, *_) = made.encode_with_offsets([text, text])
     text = made.normalize(text)
     assert ids == again == made.encode(text) and len(ids) == len(begins) == len(ends)
     places = list(zip(begins, ends, strict=True))
@@ -98,11 +98,11 @@ def test_tokens_stand_where_they_say(kind: str, tokenizer: Tokenizer, text: str,
 
 
 def test_places_of_pieces_of_hub_files() -> None:
-    (ids, begins, ends), *_ = MAKE['gpt2']().encode_spans(['quick é語'])
+    (ids, begins, ends), *_ = MAKE['gpt2']().encode_with_offsets(['quick é語'])
     assert begins[-5:] == [6, 6, 7, 7, 7] or begins[-4:] == [6, 7, 7, 7]  # é may be one token
     assert ends[-3:] == [8, 8, 8] and len(ids) == len(ends)
     bert = MAKE['bert']()
-    ((ids, begins, ends),) = bert.encode_spans(['The  QUICK 語 fox'])
+    ((ids, begins, ends),) = bert.encode_with_offsets(['The  QUICK 語 fox'])
     pieces = [bert.piece(index).removeprefix('##') for index in ids]
     shown = ['The  QUICK 語 fox'[begin:end] for begin, end in zip(begins, ends, strict=True)]
     assert [s.lower() for s, p in zip(shown, pieces, strict=True) if p != '[UNK]'] == [
@@ -134,7 +134,7 @@ def test_words_have_their_first_tokens(
     record = {'tokens': words, 'tags': ['O'] * len(words)}
     columns, bad = tokenized.tagged([record], Tokenizers(None, made, ('O',)))
     assert not bad and columns['tags'] == [[0] * len(words)]
-    ((_, begins, ends),) = made.encode_spans([' '.join(words)])
+    ((_, begins, ends),) = made.encode_with_offsets([' '.join(words)])
     texts = list(map(made.normalize, words))
     starts = np.cumsum([0, *(len(text) + 1 for text in texts)])
     inside = [
@@ -183,7 +183,7 @@ def test_an_answer_is_in_its_tokens(
     start = data.draw(st.integers(0, len(context) - 1))
     answer = context[start : data.draw(st.integers(start + 1, len(context)))]
     places = answer_of(made, context, (start, answer))
-    ((_, begins, ends),) = made.encode_spans([context])
+    ((_, begins, ends),) = made.encode_with_offsets([context])
     before, after = context[:start], context[start + len(answer) :]
     text, *parts = map(made.normalize, (context, before, answer, after))
     if kind in LETTERS and text == ''.join(parts):  # else what stands beside it changes it
@@ -232,7 +232,7 @@ def test_an_unknown_label_is_a_bad_record(objective: str, tmp_path: pathlib.Path
         assert len(batches.records) == 3
 
 
-# ----------------------------------------------------------------------------------------------------------- frames
+# ----------------------------------------------------------------------------------------------------------- templates
 
 
 MARKS, SOURCE = Specials(), Specials(eos=99)
@@ -240,11 +240,11 @@ A, B, NONE = np.array([11, 12]), np.array([13]), np.array([], int)
 
 
 def test_frames_to_read_by_hand() -> None:
-    def read(frame: special_tokens.Frame, *texts: np.ndarray) -> dict[str, list[int]]:
-        return {name: np.asarray(values).tolist() for name, values in frame.read(*texts).items()}
+    def read(template: special_tokens.SpecialTokenTemplate, *texts: np.ndarray) -> dict[str, list[int]]:
+        return {name: np.asarray(values).tolist() for name, values in template.read(*texts).items()}
 
-    encoder, decoder = special_tokens.Encoder(MARKS, SOURCE), special_tokens.Decoder(MARKS, SOURCE)
-    both = special_tokens.EncoderDecoder(MARKS, SOURCE)
+    encoder, decoder = special_tokens.EncoderTemplate(MARKS, SOURCE), special_tokens.DecoderTemplate(MARKS, SOURCE)
+    both = special_tokens.EncoderDecoderTemplate(MARKS, SOURCE)
     assert read(encoder, A) == {'inputs': [CLS, 11, 12, SEP]}
     assert read(encoder, A, B) == {'inputs': [CLS, 11, 12, SEP, 13, SEP], 'token_types': [0, 0, 0, 0, 1, 1]}
     assert read(encoder, A, NONE) == {'inputs': [CLS, 11, 12, SEP], 'token_types': [0, 0, 0, 0]}
@@ -257,10 +257,10 @@ def test_frames_to_read_by_hand() -> None:
 
 
 def test_frames_to_write_by_hand() -> None:
-    def write(frame: special_tokens.Frame, **how: Any) -> dict[str, list[float]]:
-        return {name: np.asarray(values).tolist() for name, values in frame.write(A, B, **how).items()}
+    def write(template: special_tokens.SpecialTokenTemplate, **how: Any) -> dict[str, list[float]]:
+        return {name: np.asarray(values).tolist() for name, values in template.write(A, B, **how).items()}
 
-    decoder, both = special_tokens.Decoder(MARKS, SOURCE), special_tokens.EncoderDecoder(MARKS, SOURCE)
+    decoder, both = special_tokens.DecoderTemplate(MARKS, SOURCE), special_tokens.EncoderDecoderTemplate(MARKS, SOURCE)
     assert write(decoder) == {
         'inputs': [BOS, 11, 12, SEP, 13],
         'targets': [11, 12, SEP, 13, EOS],
@@ -273,27 +273,27 @@ def test_frames_to_write_by_hand() -> None:
         'weights': [0, 0, 0, 1],
         'prefix': [True] * 4,
     }
-    assert 'prefix' not in write(special_tokens.Decoder(MARKS, SOURCE, bidirectional=False))
+    assert 'prefix' not in write(special_tokens.DecoderTemplate(MARKS, SOURCE, bidirectional=False))
     own = {'encoder_inputs': [11, 12, 99], 'inputs': [BOS, 13], 'targets': [13, EOS], 'weights': [1, 1]}
     assert write(both) == own
     assert write(both, ended=False) == {**own, 'inputs': [BOS], 'targets': [13], 'weights': [1]}
     with pytest.raises(NotImplementedError):
-        special_tokens.Encoder(MARKS, SOURCE).write(A, B)
+        special_tokens.EncoderTemplate(MARKS, SOURCE).write(A, B)
 
 
-@given(first=st.integers(0, 9), second=st.integers(0, 9), family=st.sampled_from(list(special_tokens.FRAMES)))
+@given(first=st.integers(0, 9), second=st.integers(0, 9), family=st.sampled_from(list(special_tokens.TEMPLATES)))
 def test_frames_are_as_long_as_they_say(first: int, second: int, family: str) -> None:
-    frame = special_tokens.FRAMES[family](MARKS, SOURCE)
+    template = special_tokens.TEMPLATES[family](MARKS, SOURCE)
 
     def sizes(fields: special_tokens.Fields) -> list[int]:
         return [len(fields[name]) for name in ('inputs', 'encoder_inputs') if name in fields]
 
     a, b = np.arange(first), np.arange(second)
     between = second + 1 if second else 0
-    assert sizes(frame.read(a)) == list(map(int, frame.to_read(np.array(first))))
-    assert sizes(frame.read(a, b)) == list(map(int, frame.to_read(np.array(first + between))))
+    assert sizes(template.read(a)) == list(map(int, template.to_read(np.array(first))))
+    assert sizes(template.read(a, b)) == list(map(int, template.to_read(np.array(first + between))))
     if family != 'encoder':
-        assert sizes(frame.write(a, b)) == list(map(int, frame.to_write(np.array(first), np.array(second))))
+        assert sizes(template.write(a, b)) == list(map(int, template.to_write(np.array(first), np.array(second))))
 
 
 # --------------------------------------------------------------------------------- examples of every objective
@@ -356,7 +356,7 @@ def test_an_example_fits_and_is_as_long_as_was_said(
         assert 'has no room for text' in str(error) or 'no example within data.length' in str(error)
         return
     limits = [length, encoder_length or length]
-    fields_of = example_formats.form_of(config).fields
+    fields_of = example_formats.format_of(config).fields
     for index in range(len(made)):
         noise = corrupt.Noise(config.data, BYTE, corrupt.noise_key(0, 0, 0, 0, index))
         fields = fields_of(made, index, noise)
@@ -368,7 +368,7 @@ def test_an_example_fits_and_is_as_long_as_was_said(
         assert sizes == said or not exact or made.num_truncated
         own = ('inputs', 'targets', 'weights', 'prefix', 'token_types')
         assert {len(fields[name]) for name in own if name in fields} == {sizes[0]}
-        assert ('labels' in fields) == ('label_weights' in fields) == example_formats.form_of(config).labelled
+        assert ('labels' in fields) == ('label_weights' in fields) == example_formats.format_of(config).labelled
 
 
 # ---------------------------------------------------------------------------------------------------------- windows
@@ -392,7 +392,7 @@ def test_windows_leave_nothing_out(
     made = made_of(config_of('question_answering', family, length=length, stride=stride, question_length=4), records)
     asked = min(question, 4)
     room = length - 3 - asked
-    find = example_formats.form_of(config_of('question_answering', family)).fields
+    find = example_formats.format_of(config_of('question_answering', family)).fields
     noise = corrupt.Noise(Data(question_length=4), BYTE, (0,))
     found = dict.fromkeys(range(len(records)), False)
     for number, one in enumerate(records):

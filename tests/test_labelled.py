@@ -629,7 +629,7 @@ def test_a_set_has_an_optional_field_or_has_it_not(tmp_path: Path) -> None:
 # ----------------------------------------------------------------------------------------------------------- samples
 
 
-def sampled(config: Config, count: int | None, seed: int = 0, split: str = 'train') -> mixture.Joined:
+def sampled(config: Config, count: int | None, seed: int = 0, split: str = 'train') -> mixture.Concatenation:
     data = dataclasses.replace(config.data, train_examples=count)
     return mixture.load(
         dataclasses.replace(config, data=data, train=dataclasses.replace(config.train, seed=seed)), split

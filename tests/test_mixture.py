@@ -111,7 +111,7 @@ def test_shares_follow_weights_and_temperature(place: pathlib.Path) -> None:
         batches = made(run(place, weights, mixture_temperature=temperature, batching='pad'))
         parts = np.concatenate([batches._find(step)[1].part for step in range(200)])
         np.testing.assert_allclose(np.bincount(parts) / len(parts), wanted, atol=2 / len(parts))
-        assert sum(p.passes * len(p.examples) for p in batches.parts) == pytest.approx(sum(SIZES))
+        assert sum(p.epochs * len(p.examples) for p in batches.parts) == pytest.approx(sum(SIZES))
         counts = np.array([np.bincount(batches._find(step)[1].part, minlength=3) for step in range(50)])
         assert (np.abs(counts - 8 * wanted) <= 2).all()  # every batch has the mixture
 

@@ -263,7 +263,7 @@ def test_a_mixture_trains_and_bad_lines_are_counted(tmp_path: pathlib.Path, caps
     wanted = config.override(wanted, {'data.mixture': parts})
     train_lib.train(wanted, tmp_path / 'run')
     said = capsys.readouterr().out
-    assert '128 examples of 2 parts (passes an epoch: 0.5, 1.5) (2 skipped as bad)' in said
+    assert '128 examples of 2 parts (passes per epoch: 0.5, 1.5) (2 skipped as bad)' in said
 
 
 @flagsaver.flagsaver

@@ -157,7 +157,7 @@ def judge_answers(predicted: Sequence[Predicted], batches: Batches, tokenizers: 
     for row in _rows(predicted, batches):
         examples, key = batches.parts[row.part].examples, (row.part, row.number)
         first, last, score, none = (np.asarray(value).item() for value in row.outputs)
-        question = min(len(examples.of('others', row.example)), batches.config.data.question_length)
+        question = min(len(examples.of('second_text', row.example)), batches.config.data.question_length)
         begin, end = (token - question - 2 + int(examples.start[row.example]) for token in (first, last))
         answers[key] = [normalize(text) for _, text in row.record['answers']]
         null[key] = min(none, null.get(key, np.inf))

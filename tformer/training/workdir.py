@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from tformer import atomic
 from tformer import config as config_lib
 from tformer.config import Config
-from tformer.data.batches.mixture import Joined
+from tformer.data.batches.mixture import Concatenation
 from tformer.data.tokenizers.tokenizers import Tokenizers, cached_tokenizers, train_tokenizers
 from tformer.errors import UserError, choose, nearest
 
@@ -166,7 +166,7 @@ def save_config(workdir: pathlib.Path, config: Config) -> None:
     atomic.write(workdir / 'config.json', json.dumps(config_lib.to_dict(config), indent=2) + '\n')
 
 
-def tokenizers(workdir: pathlib.Path, config: Config, records: Joined, begun: bool) -> Tokenizers:
+def tokenizers(workdir: pathlib.Path, config: Config, records: Concatenation, begun: bool) -> Tokenizers:
     """Returns the tokenizers of a run: its own where it has `begun`, else another run's, else trained ones."""
     if begun:
         return Tokenizers.load(workdir)
@@ -175,7 +175,7 @@ def tokenizers(workdir: pathlib.Path, config: Config, records: Joined, begun: bo
     return made
 
 
-def new_tokenizers(config: Config, records: Joined) -> Tokenizers:
+def new_tokenizers(config: Config, records: Concatenation) -> Tokenizers:
     """Returns the tokenizers of a run that begins."""
     if lender := config.data.tokenizer_from or config.train.init_from:
         return train_tokenizers(config, records, Tokenizers.load(lender))

@@ -22,7 +22,7 @@ class Part:
     examples: Examples
     rows: Ragged  # the examples of each row
     by_bucket: tuple[np.ndarray, ...]  # the rows of each shape
-    passes: float  # how often they come in an epoch of the mixture
+    epochs: float  # passes over this part in one epoch of the mixture
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Rows:
 
 
 def lay_out(
-    config: Config, number: int, examples: Examples, passes: float, batching: str, shapes: packing.Shapes, cached: bool
+    config: Config, number: int, examples: Examples, epochs: float, batching: str, shapes: packing.Shapes, cached: bool
 ) -> Part:
     """Lays out part `number` of a mixture, or finds the layout in the cache, where packing took its time."""
     limits = np.max(shapes, axis=0)
@@ -62,10 +62,10 @@ def lay_out(
         laid = rows()
     several = len(shapes) > 1
     bucket = packing.bucket_of(examples.lengths, shapes) if several else np.zeros(len(laid), np.int64)
-    return Part(examples, laid, tuple(np.flatnonzero(bucket == index) for index in range(len(shapes))), passes)
+    return Part(examples, laid, tuple(np.flatnonzero(bucket == index) for index in range(len(shapes))), epochs)
 
 
-class Endless:
+class TrainSampler:
     """The batches of training, found by arithmetic: nothing is kept from one step to the next.
 
     Batches of the shapes alternate in proportion to their rows, and so do rows of the parts within a batch. Each row
@@ -76,7 +76,7 @@ class Endless:
     def __init__(self, parts: Sequence[Part], widths: Sequence[int], seed: int) -> None:
         """`widths` are the rows of a batch of each shape."""
         self._parts, self._widths, self._seed = parts, np.array(widths), seed
-        self._rates = np.array([[len(rows) * part.passes for rows in part.by_bucket] for part in parts]).T
+        self._rates = np.array([[len(rows) * part.epochs for rows in part.by_bucket] for part in parts]).T
         self._batch_rates = self._rates.sum(axis=1) / self._widths  # batches of each shape in an epoch
         self.steps_per_epoch = float(self._batch_rates.sum())
 
@@ -98,7 +98,7 @@ class Endless:
         return int(bucket), Rows(part, epoch, row)
 
 
-class Once:
+class EvalSampler:
     """The batches of an evaluation: each row once, in order, the last batch of a shape filled up."""
 
     def __init__(self, parts: Sequence[Part], widths: Sequence[int]) -> None:

@@ -14,16 +14,16 @@ from tformer.data.sources.records import Record, Split, View
 from tformer.errors import NoSplitError, UserError
 
 
-class Joined(View):
+class Concatenation(View):
     """The records of several splits, one after the other."""
 
     def __init__(self, splits: Sequence[Split]) -> None:
         self.splits = splits
 
     @property
-    def whole(self) -> 'Joined':
+    def whole(self) -> 'Concatenation':
         """What they are samples of (data.train_examples), else themselves."""
-        return Joined([split.whole for split in self.splits])
+        return Concatenation([split.whole for split in self.splits])
 
     def __len__(self) -> int:
         return sum(map(len, self.splits))
@@ -42,7 +42,7 @@ class Joined(View):
         return itertools.chain.from_iterable(self.splits)
 
 
-def load(config: Config, split: str) -> Joined:
+def load(config: Config, split: str) -> Concatenation:
     """The records of a split: those of every part of data.mixture, in its order.
 
     What parts have in common is scored once, and a part need not have records to be scored. Of the training split it
@@ -63,10 +63,10 @@ def load(config: Config, split: str) -> Joined:
             missing.append(error)
     if missing and (split == 'train' or not found):
         raise missing[0]
-    return Joined(list(found.values()))
+    return Concatenation(list(found.values()))
 
 
-def passes(weights: Sequence[float | None], counts: Sequence[int], temperature: float) -> list[float]:
+def epochs_of_parts(weights: Sequence[float | None], counts: Sequence[int], temperature: float) -> list[float]:
     """How often each part is gone through while as many examples are seen as all of them have.
 
     The share of a part is its weight to the power 1/temperature (Raffel et al. 2020, section 3.5.2; Arivazhagan et al.

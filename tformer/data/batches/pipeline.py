@@ -33,8 +33,8 @@ Batch = dict[str, np.ndarray]
 class Batches:
     """The batches of a split, each a pure function of the config, the data and its step.
 
-    Training is endless, shuffled by train.seed, several parts mixed in each batch (`layout.Endless`). Evaluation is
-    one epoch in the order of the records, one example a row: it never packs.
+    Training batches never end: rows are shuffled by train.seed, and the parts of a mixture meet in each batch
+    (`layout.TrainSampler`). Evaluation is one epoch in the order of the records, one example per row: it never packs.
 
     Attributes:
       records: the split; a mixture's parts one after the other.
@@ -63,14 +63,14 @@ class Batches:
         """
         data, objective = config.data, config.train.objective
         choose(packing.BATCHING, data.batching, 'data.batching')
-        self._form = example_formats.form_of(config)
-        if self._form.labelled and data.batching == 'pack':
+        self._format = example_formats.format_of(config)
+        if self._format.labelled and data.batching == 'pack':
             raise UserError(f"data.batching='pack' is not for {objective}: a row has one label; use 'bucket'")
         self.config, self.training, self._tokenizer = config, training, tokenizers.target
         self._packed = training and data.batching == 'pack'
         self.records = mixture.load(config, split) if records is None else records
         splits: Sequence[Sequence[Record]] = [self.records]
-        if isinstance(self.records, mixture.Joined):
+        if isinstance(self.records, mixture.Concatenation):
             splits = self.records.splits
         mixed = training and len(splits) > 1
         weights = [part.weight for part in parts(data)] if mixed else [None] * len(splits)
@@ -85,16 +85,16 @@ class Batches:
         lengths = np.concatenate([part.lengths for part in made])
         self.shapes = packing.BATCHING[batching].shapes(lengths, limits, data.num_buckets)
         self.widths = tuple(_width(config, max(shape)) for shape in self.shapes)
-        passes = mixture.passes(weights, [len(part) for part in made], data.mixture_temperature)
+        epochs = mixture.epochs_of_parts(weights, [len(part) for part in made], data.mixture_temperature)
         self.parts = tuple(
-            layout.lay_out(config, number, part, passes[number], batching, self.shapes, isinstance(some, Split))
+            layout.lay_out(config, number, part, epochs[number], batching, self.shapes, isinstance(some, Split))
             for number, (part, some) in enumerate(zip(made, splits, strict=True))
         )
-        self._steps: layout.Endless | layout.Once
+        self._steps: layout.TrainSampler | layout.EvalSampler
         if training:
-            self._steps = layout.Endless(self.parts, self.widths, config.train.seed)
+            self._steps = layout.TrainSampler(self.parts, self.widths, config.train.seed)
         else:
-            self._steps = layout.Once(self.parts, self.widths)
+            self._steps = layout.EvalSampler(self.parts, self.widths)
         self.steps_per_epoch = self._steps.steps_per_epoch
         self._sides = ('', 'encoder_')[: lengths.shape[1]]
         sample = {name: np.asarray(value) for name, value in self._fields(0, 0, epoch=0).items()}
@@ -125,18 +125,18 @@ class Batches:
             'skipped as bad': sum(part.examples.num_skipped for part in self.parts),
         }
         notes = ', '.join(f'{count:,} {what}' for what, count in left_out.items() if count)
-        shares = ', '.join(f'{part.passes:.3g}' for part in self.parts)
+        shares = ', '.join(f'{part.epochs:.3g}' for part in self.parts)
         mixed = f' of {len(self.parts)} parts' if len(self.parts) > 1 else ''
-        mixed += f' (passes an epoch: {shares})' if mixed and self.training else ''
+        mixed += f' (passes per epoch: {shares})' if mixed and self.training else ''
         notes = f' ({notes})' if notes else ''
-        return f'{self.num_examples:,} examples{mixed}{notes}, {self.steps_per_epoch:,.1f} steps an epoch'
+        return f'{self.num_examples:,} examples{mixed}{notes}, {self.steps_per_epoch:,.1f} steps per epoch'
 
     @functools.cached_property
     def fingerprint(self) -> str:
         """Equal where the records, in tokens, and their places in the batches are the same."""
         digest = hashlib.blake2b(repr((self.shapes, self.widths)).encode(), digest_size=8)
         for part in self.parts:
-            digest.update(f'{part.examples.fingerprint} {part.passes}'.encode())
+            digest.update(f'{part.examples.fingerprint} {part.epochs}'.encode())
         return digest.hexdigest()
 
     def batch(self, step: int, share: tuple[int, int] = (0, 1)) -> Batch:
@@ -193,14 +193,14 @@ class Batches:
         data, seed = self.config.data, self.config.train.seed
         key = corrupt.noise_key(seed, layout.CORRUPT, number, epoch, example, data.mask_copies)
         noise = corrupt.Noise(data, self._tokenizer, key)
-        return self._form.fields(self.parts[number].examples, example, noise)
+        return self._format.fields(self.parts[number].examples, example, noise)
 
     def _empty(self, rows: int, shape: tuple[int, ...]) -> Batch:
         """A batch of padding."""
-        frame = self.parts[0].examples.frame
+        template = self.parts[0].examples.template
         batch: Batch = {}
         for (side, dtypes), length in zip(self._dtypes.items(), shape, strict=True):
-            pad = (frame.source if side else frame.specials).pad
+            pad = (template.source if side else template.specials).pad
             for name, dtype in dtypes.items():
                 batch[name] = np.full((rows, length), _PADDING.get(name, pad), dtype)
             batch[f'{side}positions'] = np.full((rows, length), -1, np.int32)

@@ -16,7 +16,7 @@ MODES = ('r', 's', 'x')  # regular, sequential, extreme: the token that an input
 
 
 @dataclasses.dataclass(frozen=True)
-class Spans:
+class SpanDenoiser:
     """T5's corruption at a rate and a length of spans."""
 
     mode: str
@@ -36,7 +36,7 @@ class Spans:
 
 
 @dataclasses.dataclass(frozen=True)
-class Sequential:
+class SequentialDenoiser:
     """A prefix LM: the text after a place of which all are as likely, with something on both sides of two tokens."""
 
     mode: str = 's'
@@ -44,12 +44,12 @@ class Sequential:
     def corrupt(
         self, tokens: np.ndarray, rng: np.random.Generator, sentinels: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """As of `Spans`."""
+        """As of `SpanDenoiser`."""
         place = rng.integers(1, max(len(tokens), 2))
         return tokens[:place], tokens[place:]
 
     def lengths(self, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """As of `Spans`."""
+        """As of `SpanDenoiser`."""
         wanted = np.maximum(sizes - 1, 0)
         return np.maximum(wanted, np.minimum(sizes, 1)), wanted, np.zeros_like(sizes)
 
@@ -122,12 +122,12 @@ def _most(sizes: np.ndarray, denoisers: Sequence[str]) -> np.ndarray:
     return functools.reduce(np.maximum, map(np.stack, each))
 
 
-DENOISERS: dict[str, Spans | Sequential] = {  # Tay et al. 2023, table 1
-    'r3': Spans('r', rate=0.15, mean_span=3),
-    'r8': Spans('r', rate=0.15, mean_span=8),
-    's': Sequential(),
-    'x3': Spans('x', rate=0.5, mean_span=3),
-    'x8': Spans('x', rate=0.5, mean_span=8),
-    'x64': Spans('x', rate=0.5, mean_span=64),
-    'x64_low': Spans('x', rate=0.15, mean_span=64),
+DENOISERS: dict[str, SpanDenoiser | SequentialDenoiser] = {  # Tay et al. 2023, table 1
+    'r3': SpanDenoiser('r', rate=0.15, mean_span=3),
+    'r8': SpanDenoiser('r', rate=0.15, mean_span=8),
+    's': SequentialDenoiser(),
+    'x3': SpanDenoiser('x', rate=0.5, mean_span=3),
+    'x8': SpanDenoiser('x', rate=0.5, mean_span=8),
+    'x64': SpanDenoiser('x', rate=0.5, mean_span=64),
+    'x64_low': SpanDenoiser('x', rate=0.15, mean_span=64),
 }

@@ -10,15 +10,15 @@ from tformer.data.examples import corrupt, denoisers, sentences, tokenized
 from tformer.data.examples.corrupt import Noise
 from tformer.data.examples.spans import (
     Columns,
-    Cuts,
     Lengths,
+    Spans,
     beginning,
     both_sides,
     in_pieces,
     in_pieces_to_the_end,
     windows,
 )
-from tformer.data.examples.special_tokens import FRAMES, Decoder, Fields, Frame
+from tformer.data.examples.special_tokens import TEMPLATES, DecoderTemplate, Fields, SpecialTokenTemplate
 from tformer.data.ragged import Ragged
 from tformer.data.sources.records import Record
 from tformer.data.tokenizers.tokenizers import Tokenizers
@@ -30,7 +30,7 @@ class Examples:
     """Example i is `start[i]:stop[i]` of the tokens of record `record[i]`, or of what is predicted, t1..tn EOS."""
 
     columns: Mapping[str, Ragged]  # of each record, by the form's encoding
-    frame: Frame
+    template: SpecialTokenTemplate
     record: np.ndarray  # int [N]
     start: np.ndarray  # int [N]
     stop: np.ndarray  # int [N]
@@ -62,43 +62,43 @@ def make(config: Config, tokenizers: Tokenizers, records: Sequence[Record], spli
     Raises:
       UserError: a record that cannot be used, too few sentinels, or no example within the length.
     """
-    data, form = config.data, form_of(config)
-    found = tokenized.columns(config, tokenizers, form.encoding, records, split)
-    frame = frame_of(config, tokenizers)
-    cuts = form.cut(found.by_name, form.lengths, frame, data)
-    if form.spans is not None:
-        most = form.spans((cuts.stop - cuts.start).max(initial=0, keepdims=True), data)
+    data, example_format = config.data, format_of(config)
+    found = tokenized.columns(config, tokenizers, example_format.encoding, records, split)
+    template = template_of(config, tokenizers)
+    spans = example_format.cut(found.by_name, example_format.lengths, template, data)
+    if example_format.num_sentinels is not None:
+        most = example_format.num_sentinels((spans.stop - spans.start).max(initial=0, keepdims=True), data)
         corrupt.check_sentinels(int(most.max()), tokenizers.target.sentinels)
     drop = training and choose(OVERLONG, data.overlong, 'data.overlong')
-    left_out = cuts.overlong.copy() if drop else np.zeros(len(cuts.overlong), bool)
+    left_out = spans.overlong.copy() if drop else np.zeros(len(spans.overlong), bool)
     dropped = int(left_out.sum())
     left_out[found.bad] = True
-    keep = ~left_out[cuts.record]
+    keep = ~left_out[spans.record]
     if not keep.any():
         raise UserError(f'the {split} split has no example within data.length={data.length} tokens')
     return Examples(
         found.by_name,
-        frame,
-        cuts.record[keep], cuts.start[keep], cuts.stop[keep], np.stack(cuts.lengths, axis=1)[keep],
+        template,
+        spans.record[keep], spans.start[keep], spans.stop[keep], np.stack(spans.lengths, axis=1)[keep],
         num_dropped=dropped,
-        num_truncated=0 if drop else int(cuts.overlong.sum()),
+        num_truncated=0 if drop else int(spans.overlong.sum()),
         num_skipped=found.skipped + len(found.bad),
         fingerprint=found.fingerprint,
     )  # fmt: skip
 
 
-def form_of(config: Config) -> 'Form':
+def format_of(config: Config) -> 'ExampleFormat':
     """The form of a run's examples."""
     if config.model.family == 'encoder_decoder' and config.train.objective in TWO_STACK_FORMS:
         return TWO_STACK_FORMS[config.train.objective]
     return choose(FORMS, config.train.objective, 'train.objective')
 
 
-def frame_of(config: Config, tokenizers: Tokenizers) -> Frame:
-    """The frame of a run's examples."""
-    made = FRAMES[config.model.family]
-    marks = tokenizers.target.specials, (tokenizers.source or tokenizers.target).specials
-    return Decoder(*marks, config.data.bidirectional_prefix) if made is Decoder else made(*marks)
+def template_of(config: Config, tokenizers: Tokenizers) -> SpecialTokenTemplate:
+    """The template of a run's examples."""
+    made = TEMPLATES[config.model.family]
+    specials = tokenizers.target.specials, (tokenizers.source or tokenizers.target).specials
+    return DecoderTemplate(*specials, config.data.bidirectional_prefix) if made is DecoderTemplate else made(*specials)
 
 
 # ------------------------------------------------------------------------------------------------------------- fields
@@ -111,9 +111,9 @@ def next_token(examples: Examples, index: int, noise: Noise) -> Fields:
     whole = np.empty(stop - start + 1, np.int32)
     whole[int(start == 0) :][: len(piece)] = piece
     if start == 0:
-        whole[0] = examples.frame.specials.bos
+        whole[0] = examples.template.specials.bos
     if stop > len(tokens):
-        whole[-1] = examples.frame.specials.eos
+        whole[-1] = examples.template.specials.eos
     return {'inputs': whole[:-1], 'targets': whole[1:], 'weights': np.ones(stop - start, np.float32)}
 
 
@@ -122,12 +122,12 @@ def translate(examples: Examples, index: int, noise: Noise) -> Fields:
     tokens, stop = examples.of('tokens', index), int(examples.stop[index])
     wanted, lengths = tokens[:stop], examples.lengths[index]
     given = lengths[0] - 1 - stop if len(lengths) == 1 else lengths[1] - 1
-    return examples.frame.write(examples.of('sources', index)[:given], wanted, ended=stop > len(tokens))
+    return examples.template.write(examples.of('sources', index)[:given], wanted, ended=stop > len(tokens))
 
 
 def unmask(examples: Examples, index: int, noise: Noise) -> Fields:
     """A text, corrupted -> the original, scored where a token was selected."""
-    fields = examples.frame.read(_piece(examples, index))
+    fields = examples.template.read(_piece(examples, index))
     return _masked(fields, noise)
 
 
@@ -155,14 +155,16 @@ def unmask_order(examples: Examples, index: int, noise: Noise) -> Fields:
 def classify(examples: Examples, index: int, noise: Noise) -> Fields:
     """A text, or two, and their class or number."""
     (label,) = examples.of('label', index)
-    first, second = _shortened(examples.of('tokens', index), examples.of('others', index), int(examples.stop[index]))
-    return {**examples.frame.read(first, second), 'labels': label, 'label_weights': np.float32(1)}
+    first, second = _shortened(
+        examples.of('tokens', index), examples.of('second_text', index), int(examples.stop[index])
+    )
+    return {**examples.template.read(first, second), 'labels': label, 'label_weights': np.float32(1)}
 
 
 def tag(examples: Examples, index: int, noise: Noise) -> Fields:
     """Words and their tags, each at the first token of its word."""
     stop = examples.stop[index]
-    fields = examples.frame.read(examples.of('tokens', index)[:stop])
+    fields = examples.template.read(examples.of('tokens', index)[:stop])
     words, tags = examples.of('words', index)[:stop], examples.of('tags', index)
     targets, weights = np.zeros(len(fields['inputs']), np.int32), np.zeros(len(fields['inputs']), np.float32)
     places = np.flatnonzero(words >= 0)
@@ -174,8 +176,8 @@ def find_answer(examples: Examples, index: int, noise: Noise) -> Fields:
     """A question and a window of its context. `labels` are the first and last token of the answer, both 0 where it is
     not in the window; `weights` mark what may be one of them: the context, and position 0."""
     start, stop = examples.start[index], examples.stop[index]
-    question = examples.of('others', index)[: noise.data.question_length]
-    fields = examples.frame.read(question, examples.of('tokens', index)[start:stop])
+    question = examples.of('second_text', index)[: noise.data.question_length]
+    fields = examples.template.read(question, examples.of('tokens', index)[start:stop])
     first = len(question) + 2
     place = np.arange(len(fields['inputs']))
     answer = examples.of('answer', index)
@@ -201,14 +203,16 @@ def continue_prefix(examples: Examples, index: int, noise: Noise) -> Fields:
 def continue_text(examples: Examples, index: int, noise: Noise) -> Fields:
     """The rest of a text, given a beginning of 1 token to all but one."""
     sentinels = noise.tokenizer.sentinels
-    return examples.frame.write(*denoisers.Sequential().corrupt(_piece(examples, index), noise.rng, sentinels))
+    return examples.template.write(
+        *denoisers.SequentialDenoiser().corrupt(_piece(examples, index), noise.rng, sentinels)
+    )
 
 
 def fill_spans(examples: Examples, index: int, noise: Noise) -> Fields:
     """The sentinels, each with its span, given a text with sentinels for spans."""
     data, sentinels = noise.data, noise.tokenizer.sentinels
     text = _piece(examples, index)
-    return examples.frame.write(
+    return examples.template.write(
         *corrupt.corrupt_spans(text, noise.rng, sentinels, data.mask_rate, data.mean_span_length)
     )
 
@@ -218,14 +222,14 @@ def denoise(examples: Examples, index: int, noise: Noise) -> Fields:
     given = wanted = _piece(examples, index)
     for kind in noise.data.noise:
         given = corrupt.NOISES[kind].corrupt(given, noise)
-    return examples.frame.write(given, wanted)
+    return examples.template.write(given, wanted)
 
 
 def denoise_as_ul2(examples: Examples, index: int, noise: Noise) -> Fields:
     """As `fill_spans` or `continue_text`, by one of data.denoisers, whose mode the given text begins with."""
-    marks, modes = denoisers.roles(noise.tokenizer.sentinels)
+    sentinels, modes = denoisers.roles(noise.tokenizer.sentinels)
     text = _piece(examples, index)
-    return examples.frame.write(*denoisers.denoise_ul2(text, noise.rng, marks, modes, noise.data.denoisers))
+    return examples.template.write(*denoisers.denoise_ul2(text, noise.rng, sentinels, modes, noise.data.denoisers))
 
 
 def _piece(examples: Examples, index: int) -> np.ndarray:
@@ -239,7 +243,7 @@ def _masked(fields: Fields, noise: Noise) -> Fields:
 
 
 def _masked_pair(examples: Examples, first: np.ndarray, second: np.ndarray, label: int, noise: Noise) -> Fields:
-    fields = _masked(examples.frame.read(first, second), noise)
+    fields = _masked(examples.template.read(first, second), noise)
     return {**fields, 'labels': np.int32(label), 'label_weights': np.float32(1)}
 
 
@@ -256,42 +260,42 @@ def _shortened(first: np.ndarray, second: np.ndarray, size: int) -> tuple[np.nda
 # ------------------------------------------------------------------------------------------------------------ lengths
 
 
-def _one_stack(sizes: np.ndarray, frame: Frame, data: Data) -> list[np.ndarray]:
+def _one_stack(sizes: np.ndarray, template: SpecialTokenTemplate, data: Data) -> list[np.ndarray]:
     return [sizes]
 
 
-def _to_read(sizes: np.ndarray, frame: Frame, data: Data) -> list[np.ndarray]:
-    return frame.to_read(sizes)
+def _to_read(sizes: np.ndarray, template: SpecialTokenTemplate, data: Data) -> list[np.ndarray]:
+    return template.to_read(sizes)
 
 
-def _to_read_two(sizes: np.ndarray, frame: Frame, data: Data) -> list[np.ndarray]:
-    return frame.to_read(np.maximum(sizes, 2) + 1)
+def _to_read_two(sizes: np.ndarray, template: SpecialTokenTemplate, data: Data) -> list[np.ndarray]:
+    return template.to_read(np.maximum(sizes, 2) + 1)
 
 
-def _to_continue(sizes: np.ndarray, frame: Frame, data: Data) -> list[np.ndarray]:
+def _to_continue(sizes: np.ndarray, template: SpecialTokenTemplate, data: Data) -> list[np.ndarray]:
     return [sizes, np.maximum(sizes, 2)]  # one token at least is on the other side
 
 
-def _lengths_of_spans(sizes: np.ndarray, frame: Frame, data: Data) -> list[np.ndarray]:
+def _lengths_of_spans(sizes: np.ndarray, template: SpecialTokenTemplate, data: Data) -> list[np.ndarray]:
     dropped, spans = corrupt.span_counts(sizes, data.mask_rate, data.mean_span_length)
-    return frame.to_write(sizes - dropped + spans, dropped + spans)
+    return template.to_write(sizes - dropped + spans, dropped + spans)
 
 
-def _most_spans(sizes: np.ndarray, data: Data) -> np.ndarray:
+def _sentinels_of_spans(sizes: np.ndarray, data: Data) -> np.ndarray:
     return corrupt.span_counts(sizes, data.mask_rate, data.mean_span_length)[1]
 
 
-def _lengths_of_noise(sizes: np.ndarray, frame: Frame, data: Data) -> list[np.ndarray]:
+def _lengths_of_noise(sizes: np.ndarray, template: SpecialTokenTemplate, data: Data) -> list[np.ndarray]:
     longest = sizes
     for kind in data.noise:
         longest = choose(corrupt.NOISES, kind, 'data.noise').longest(longest, data)
-    return frame.to_write(longest, sizes)
+    return template.to_write(longest, sizes)
 
 
-def _lengths_of_ul2(sizes: np.ndarray, frame: Frame, data: Data) -> list[np.ndarray]:
-    lengths = frame.to_write(*denoisers.lengths(sizes, data.denoisers))
+def _lengths_of_ul2(sizes: np.ndarray, template: SpecialTokenTemplate, data: Data) -> list[np.ndarray]:
+    lengths = template.to_write(*denoisers.lengths(sizes, data.denoisers))
     if len(lengths) == 1:  # what is not given there is wanted
-        return frame.to_write(denoisers.total(sizes, data.denoisers), np.zeros_like(sizes))
+        return template.to_write(denoisers.total(sizes, data.denoisers), np.zeros_like(sizes))
     return lengths
 
 
@@ -300,39 +304,41 @@ def _sentinels_of_ul2(sizes: np.ndarray, data: Data) -> np.ndarray:
 
 
 @dataclasses.dataclass(frozen=True)
-class Form:
+class ExampleFormat:
     """What the pipeline must know of an objective."""
 
     fields: Callable[
         [Examples, int, Noise], Fields
     ]  # of one example; labels are one for its row, all else [its length]
     encoding: tokenized.Encoding = tokenized.TEXT  # of its records
-    cut: Callable[[Columns, Lengths, Frame, Data], Cuts] = in_pieces
+    cut: Callable[[Columns, Lengths, SpecialTokenTemplate, Data], Spans] = in_pieces
     lengths: Lengths = _to_read
-    marks: int = 1  # special tokens that a whole text takes
-    spans: Callable[[np.ndarray, Data], np.ndarray] | None = None  # tokens of an example -> sentinels that it takes
+    num_specials: int = 1  # special tokens that a whole text takes
+    num_sentinels: Callable[[np.ndarray, Data], np.ndarray] | None = (
+        None  # tokens of an example -> sentinels that it takes
+    )
     labelled: bool = False  # a row has one label, and so one example
 
 
 FORMS = {
-    'causal_lm': Form(next_token, cut=in_pieces_to_the_end, lengths=_one_stack),
-    'masked_lm': Form(unmask, marks=2),
-    'masked_lm_nsp': Form(unmask_next, lengths=_to_read_two, marks=3, labelled=True),
-    'masked_lm_sop': Form(unmask_order, lengths=_to_read_two, marks=3, labelled=True),
-    'replaced_token': Form(unmask, marks=2),
-    'seq2seq': Form(translate, tokenized.PAIRS, both_sides),
-    'classification': Form(classify, tokenized.CLASSES, beginning, marks=2, labelled=True),
-    'regression': Form(classify, tokenized.NUMBERS, beginning, marks=2, labelled=True),
-    'token_classification': Form(tag, tokenized.TAGGED, beginning, marks=2),
-    'question_answering': Form(find_answer, tokenized.ANSWERS, windows, labelled=True),
-    'prefix_lm': Form(continue_prefix, cut=in_pieces_to_the_end, lengths=_one_stack),
-    'span_corruption': Form(fill_spans, lengths=_lengths_of_spans, spans=_most_spans),
-    'denoising': Form(denoise, lengths=_lengths_of_noise),
-    'ul2': Form(denoise_as_ul2, lengths=_lengths_of_ul2, spans=_sentinels_of_ul2),
+    'causal_lm': ExampleFormat(next_token, cut=in_pieces_to_the_end, lengths=_one_stack),
+    'masked_lm': ExampleFormat(unmask, num_specials=2),
+    'masked_lm_nsp': ExampleFormat(unmask_next, lengths=_to_read_two, num_specials=3, labelled=True),
+    'masked_lm_sop': ExampleFormat(unmask_order, lengths=_to_read_two, num_specials=3, labelled=True),
+    'replaced_token': ExampleFormat(unmask, num_specials=2),
+    'seq2seq': ExampleFormat(translate, tokenized.PAIRS, both_sides),
+    'classification': ExampleFormat(classify, tokenized.CLASSES, beginning, num_specials=2, labelled=True),
+    'regression': ExampleFormat(classify, tokenized.NUMBERS, beginning, num_specials=2, labelled=True),
+    'token_classification': ExampleFormat(tag, tokenized.TAGGED, beginning, num_specials=2),
+    'question_answering': ExampleFormat(find_answer, tokenized.ANSWERS, windows, labelled=True),
+    'prefix_lm': ExampleFormat(continue_prefix, cut=in_pieces_to_the_end, lengths=_one_stack),
+    'span_corruption': ExampleFormat(fill_spans, lengths=_lengths_of_spans, num_sentinels=_sentinels_of_spans),
+    'denoising': ExampleFormat(denoise, lengths=_lengths_of_noise),
+    'ul2': ExampleFormat(denoise_as_ul2, lengths=_lengths_of_ul2, num_sentinels=_sentinels_of_ul2),
 }
 
 TWO_STACK_FORMS = {  # of objectives that have another one there
-    'prefix_lm': Form(continue_text, lengths=_to_continue),
+    'prefix_lm': ExampleFormat(continue_text, lengths=_to_continue),
 }
 
 OVERLONG = {'drop': True, 'truncate': False}  # is a training example over the length left out?

@@ -11,8 +11,8 @@ Fields = dict[str, Any]  # of one example: arrays [its length], and what a row h
 
 
 @dataclasses.dataclass(frozen=True)
-class Frame:
-    """The frame of one stack; lengths are in each stack, the decoder's (or the only one's) first.
+class SpecialTokenTemplate:
+    """The template of one stack; lengths are in each stack, the decoder's (or the only one's) first.
 
     Attributes:
       specials: of the tokens that are predicted.
@@ -39,20 +39,20 @@ class Frame:
         raise NotImplementedError
 
 
-class Encoder(Frame):
+class EncoderTemplate(SpecialTokenTemplate):
     """CLS a SEP b SEP, with types 0 and 1 (Devlin et al. 2019, figure 2)."""
 
     def read(self, text: np.ndarray, other: np.ndarray | None = None) -> Fields:
-        marks = self.specials
-        first = _joined(marks.cls, text, marks.sep)
+        specials = self.specials
+        first = _joined(specials.cls, text, specials.sep)
         if other is None:
             return {'inputs': first}
-        second = _joined(other, marks.sep) if len(other) else first[:0]
+        second = _joined(other, specials.sep) if len(other) else first[:0]
         return {'inputs': _joined(first, second), 'token_types': _types(len(first), len(second))}
 
 
 @dataclasses.dataclass(frozen=True)
-class Decoder(Frame):
+class DecoderTemplate(SpecialTokenTemplate):
     """BOS a SEP b EOS (Radford et al. 2018, figure 1): to write, b alone is scored and the rest may see itself whole.
 
     Attributes:
@@ -65,8 +65,8 @@ class Decoder(Frame):
         return {'inputs': _both(self.specials, text, other)}
 
     def write(self, given: np.ndarray, wanted: np.ndarray, ended: bool = True) -> Fields:
-        marks = self.specials
-        whole = _joined(marks.bos, given, marks.sep, wanted, *([marks.eos] if ended else []))
+        specials = self.specials
+        whole = _joined(specials.bos, given, specials.sep, wanted, *([specials.eos] if ended else []))
         prefix = np.arange(len(whole) - 1) < len(given) + 2
         fields = {'inputs': whole[:-1], 'targets': whole[1:], 'weights': _scored_after(len(given) + 1, len(whole) - 1)}
         return {**fields, 'prefix': prefix} if self.bidirectional else fields
@@ -75,7 +75,7 @@ class Decoder(Frame):
         return [given + 2 + wanted]
 
 
-class EncoderDecoder(Frame):
+class EncoderDecoderTemplate(SpecialTokenTemplate):
     """given EOS; BOS wanted -> wanted EOS. A text to judge is read by both, and by the decoder last (Lewis et al. 2020,
     section 3.1)."""
 
@@ -84,8 +84,8 @@ class EncoderDecoder(Frame):
         return {'encoder_inputs': whole[1:], 'inputs': whole}
 
     def write(self, given: np.ndarray, wanted: np.ndarray, ended: bool = True) -> Fields:
-        marks = self.specials
-        whole = _joined(marks.bos, wanted, *([marks.eos] if ended else []))
+        specials = self.specials
+        whole = _joined(specials.bos, wanted, *([specials.eos] if ended else []))
         fields = {'inputs': whole[:-1], 'targets': whole[1:], 'weights': np.ones(len(whole) - 1, np.float32)}
         return {'encoder_inputs': _joined(given, self.source.eos), **fields}
 
@@ -96,10 +96,10 @@ class EncoderDecoder(Frame):
         return [wanted + 1, given + 1]
 
 
-def _both(marks: Specials, text: np.ndarray, other: np.ndarray | None) -> np.ndarray:
+def _both(specials: Specials, text: np.ndarray, other: np.ndarray | None) -> np.ndarray:
     """BOS a EOS, or BOS a SEP b EOS."""
-    second = _joined(marks.sep, other) if other is not None and len(other) else text[:0]
-    return _joined(marks.bos, text, second, marks.eos)
+    second = _joined(specials.sep, other) if other is not None and len(other) else text[:0]
+    return _joined(specials.bos, text, second, specials.eos)
 
 
 def _joined(*parts: np.ndarray | int) -> np.ndarray:
@@ -114,8 +114,8 @@ def _scored_after(start: int, size: int) -> np.ndarray:
     return (np.arange(size) >= start).astype(np.float32)
 
 
-FRAMES: dict[str, type[Frame]] = {
-    'encoder': Encoder,
-    'decoder': Decoder,
-    'encoder_decoder': EncoderDecoder,
+TEMPLATES: dict[str, type[SpecialTokenTemplate]] = {
+    'encoder': EncoderTemplate,
+    'decoder': DecoderTemplate,
+    'encoder_decoder': EncoderDecoderTemplate,
 }

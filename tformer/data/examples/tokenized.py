@@ -19,6 +19,7 @@ from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.errors import nearest
 
 _AT_ONCE = 2000  # records that are tokenised together
+_KEY_NAMES = {'second_text': 'others'}  # former names of columns: with them old checkpoints know their data again
 
 Rows = Sequence[Sequence[float]]
 
@@ -109,7 +110,7 @@ def columns(
         writer.facts |= {'skipped': records.skipped, 'bad': bad}
 
     depends_on: dict[str, Any] = {
-        'columns': [encoding.encode.__name__, *names],
+        'columns': [encoding.encode.__name__, *(_KEY_NAMES.get(name, name) for name in names)],
         'tokenizers': tokenizers.fingerprint,
         'split': records.fingerprint,
         'bad_lines': config.data.bad_lines,
@@ -156,10 +157,10 @@ def pairs(records: Sequence[Record], tokenizers: Tokenizers) -> Encoded:
 
 
 def _texts(records: Sequence[Record], tokenizers: Tokenizers) -> dict[str, Rows]:
-    """`tokens` of the text and `others` of the second one, of which there may be none."""
+    """`tokens` of the text and `second_text` of the second one, of which there may be none."""
     encode = tokenizers.target.encode_batch
-    others = encode([record.get('pair', '') for record in records])
-    return {'tokens': encode([record['text'] for record in records]), 'others': others}
+    second_texts = encode([record.get('pair', '') for record in records])
+    return {'tokens': encode([record['text'] for record in records]), 'second_text': second_texts}
 
 
 def classes(records: Sequence[Record], tokenizers: Tokenizers) -> Encoded:
@@ -184,7 +185,7 @@ def tagged(records: Sequence[Record], tokenizers: Tokenizers) -> Encoded:
     columns: dict[str, list[Sequence[float]]] = {'tokens': [], 'words': [], 'tags': []}
     bad: dict[int, str] = {}
     words = [list(map(tokenizers.target.normalize, record['tokens'])) for record in records]
-    sentences = tokenizers.target.encode_spans(list(map(' '.join, words)))
+    sentences = tokenizers.target.encode_with_offsets(list(map(' '.join, words)))
     for place, (record, (tokens, starts, stops)) in enumerate(zip(records, sentences, strict=True)):
         unknown = next((tag for tag in record['tags'] if tag not in ids), None)
         if unknown is not None:
@@ -214,10 +215,10 @@ def _first_of_words(words: Sequence[str], starts: np.ndarray, stops: np.ndarray)
 
 
 def answers(records: Sequence[Record], tokenizers: Tokenizers) -> Encoded:
-    """`tokens` of the context, where each `begins` and `ends` in it (characters, normalised), `others` of the question,
-    and the first and last token of the first `answer`, or nothing."""
+    """`tokens` of the context, the characters where each `begins` and `ends` (normalised text), the question as
+    `second_text`, and the first and last token of the first `answer`, or nothing."""
     columns: dict[str, list[Sequence[float]]] = {'tokens': [], 'begins': [], 'ends': [], 'answer': []}
-    contexts = tokenizers.target.encode_spans([record['context'] for record in records])
+    contexts = tokenizers.target.encode_with_offsets([record['context'] for record in records])
     for record, (tokens, begins, ends) in zip(records, contexts, strict=True):
         answer: list[int] = []
         if record['answers']:
@@ -229,18 +230,18 @@ def answers(records: Sequence[Record], tokenizers: Tokenizers) -> Encoded:
         for name, row in zip(columns, (tokens, begins, ends, answer), strict=True):
             columns[name].append(row)
     questions = tokenizers.target.encode_batch([record['question'] for record in records])
-    return Encoded({**columns, 'others': questions}, {})
+    return Encoded({**columns, 'second_text': questions}, {})
 
 
 def _unknown(label: str, known: Iterable[str], what: str = 'label') -> str:
     return f'{what} {label!r} has no training example{nearest(label, list(known))}'
 
 
-_TWO_TEXTS = {'tokens': 'text', 'others': 'pair'}
+_TWO_TEXTS = {'tokens': 'text', 'second_text': 'pair'}
 
 TEXT = Encoding(running_text, {'tokens': 'text'})
 PAIRS = Encoding(pairs, {'sources': 'source', 'tokens': 'target'})
 CLASSES = Encoding(classes, _TWO_TEXTS, whole=('label',))
 NUMBERS = Encoding(numbers, _TWO_TEXTS, real=('label',))
 TAGGED = Encoding(tagged, {'tokens': 'tokens'}, whole=('words', 'tags'))
-ANSWERS = Encoding(answers, {'others': 'question', 'tokens': 'context'}, whole=('begins', 'ends', 'answer'))
+ANSWERS = Encoding(answers, {'second_text': 'question', 'tokens': 'context'}, whole=('begins', 'ends', 'answer'))

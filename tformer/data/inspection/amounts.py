@@ -8,7 +8,7 @@ from tformer.config import convert
 from tformer.config.run import Config
 from tformer.data.batches import layout, mixture
 from tformer.data.batches.pipeline import Batches
-from tformer.data.examples.example_formats import form_of
+from tformer.data.examples.example_formats import format_of
 from tformer.data.inspection.duplicates import Texts
 from tformer.data.inspection.rendering import harmless, share, table
 from tformer.data.tokenizers.tokenizers import Tokenizers
@@ -16,10 +16,10 @@ from tformer.data.tokenizers.tokenizers import Tokenizers
 _MOST_LABELS = 10
 
 
-def records(config: Config, splits: Mapping[str, Batches], joined: Mapping[str, mixture.Joined]) -> list[str]:
+def records(config: Config, splits: Mapping[str, Batches], joined: Mapping[str, mixture.Concatenation]) -> list[str]:
     """Records and examples of each split, those of training by part."""
     lines: list[tuple[str, ...]] = [
-        ('', 'records', 'examples', 'passes an epoch', 'weight', 'bad lines', 'over-long', 'share')
+        ('', 'records', 'examples', 'passes per epoch', 'weight', 'bad lines', 'over-long', 'share')
     ]
     for split, batches in splits.items():
         sizes = [len(part) for part in joined[split].splits]
@@ -27,17 +27,17 @@ def records(config: Config, splits: Mapping[str, Batches], joined: Mapping[str, 
             own = zip(config.data.mixture, convert.parts(config.data), batches.parts, sizes, strict=True)
             for name, data, part, size in own:
                 weight = 'as many' if data.weight is None else f'{data.weight:g}'
-                lines.append(_amount(f'- {_end(name)}', [part], size, f'{part.passes:.3g}', weight))
+                lines.append(_amount(f'- {_end(name)}', [part], size, f'{part.epochs:.3g}', weight))
         lines.append(_amount(split, batches.parts, sum(sizes), '', ''))
     return table(lines)
 
 
-def _amount(name: str, parts: Sequence[layout.Part], size: int, passes: str, weight: str) -> tuple[str, ...]:
+def _amount(name: str, parts: Sequence[layout.Part], size: int, epochs: str, weight: str) -> tuple[str, ...]:
     found = [part.examples for part in parts]
     counts = {'dropped': sum(one.num_dropped for one in found), 'cut': sum(one.num_truncated for one in found)}
     over = ', '.join(f'{count:,} {what}' for what, count in counts.items() if count) or '0'
     skipped, examples_ = sum(one.num_skipped for one in found), sum(map(len, found))
-    return name, f'{size:,}', f'{examples_:,}', passes, weight, f'{skipped:,}', over, share(sum(counts.values()), size)
+    return name, f'{size:,}', f'{examples_:,}', epochs, weight, f'{skipped:,}', over, share(sum(counts.values()), size)
 
 
 def vocabulary(
@@ -48,7 +48,7 @@ def vocabulary(
     target, source = tokenizers.target, tokenizers.source or tokenizers.target
     for split, batches in splits.items():
         found = [part.examples for part in batches.parts]
-        for column, field in form_of(config).encoding.texts.items():
+        for column, field in format_of(config).encoding.texts.items():
             ids, tokenizer = [one.columns[column] for one in found], source if column == 'sources' else target
             if not any(len(one.flat) for one in ids):
                 continue

@@ -8,7 +8,7 @@ import numpy as np
 from tformer.config.run import Config
 from tformer.data.batches import packing
 from tformer.data.batches.pipeline import Batches
-from tformer.data.examples.example_formats import form_of
+from tformer.data.examples.example_formats import format_of
 from tformer.data.ragged import Ragged
 
 MOST_SAMPLED = 20_000  # examples that batchings are compared on: packing takes time
@@ -44,24 +44,24 @@ def filled(batches: Batches) -> Filled:
     """What the batches of one epoch hold; in evaluation with the empty rows that fill up a batch."""
     rows, tokens = np.zeros(len(batches.shapes)), np.zeros(np.shape(batches.shapes))
     for part in batches.parts:
-        passes = part.passes if batches.training else 1
+        epochs = part.epochs if batches.training else 1
         held = _held(part.rows, part.examples.lengths)
         for bucket, members in enumerate(part.by_bucket):
-            rows[bucket] += passes * len(members)
-            tokens[bucket] += passes * held[members].sum(axis=0)
+            rows[bucket] += epochs * len(members)
+            tokens[bucket] += epochs * held[members].sum(axis=0)
     if not batches.training:
         rows = np.ceil(rows / batches.widths) * batches.widths
     return Filled(batches.shapes, rows, tokens)
 
 
 def laid(
-    lengths: Sequence[np.ndarray], passes: Sequence[float], limits: np.ndarray, batching: str, num_buckets: int
+    lengths: Sequence[np.ndarray], epochs: Sequence[float], limits: np.ndarray, batching: str, num_buckets: int
 ) -> Filled:
     """What an epoch of training would hold.
 
     Args:
       lengths: of the examples of each part, int [N, stacks]; what is over the limits is cut.
-      passes: over each part.
+      epochs: passes over each part.
       limits: int [stacks].
       batching: a key of packing.BATCHING.
       num_buckets: shapes that it may make.
@@ -69,7 +69,7 @@ def laid(
     how = packing.BATCHING[batching]
     shapes = how.shapes(np.minimum(np.concatenate(lengths), limits), limits, num_buckets)
     rows, tokens = np.zeros(len(shapes)), np.zeros((len(shapes), len(limits)))
-    for own, often in zip(lengths, passes, strict=True):
+    for own, often in zip(lengths, epochs, strict=True):
         own = np.minimum(own, limits)
         held = _held(how.rows(own, limits, np.random.default_rng(0)), own)
         bucket = packing.bucket_of(held, shapes)
@@ -88,17 +88,17 @@ def compared(config: Config, train: Batches) -> dict[str, Filled]:
 
     With two stacks packing has an entry for the `balanced` data.encoder_length besides.
     """
-    data, form = config.data, form_of(config)
-    every, passes = [part.examples.lengths for part in train.parts], [part.passes for part in train.parts]
+    data, example_format = config.data, format_of(config)
+    every, epochs = [part.examples.lengths for part in train.parts], [part.epochs for part in train.parts]
     limits = np.array([data.length, data.encoder_length or data.length][: every[0].shape[1]])
     own = f'bucket, {data.num_buckets}' if data.batching == 'bucket' else data.batching
-    found = {'pad': laid(every, passes, limits, 'pad', 1)}
+    found = {'pad': laid(every, epochs, limits, 'pad', 1)}
     for number in sorted({*NUM_BUCKETS, data.num_buckets}):
-        found[f'bucket, {number}'] = laid(every, passes, limits, 'bucket', number)
+        found[f'bucket, {number}'] = laid(every, epochs, limits, 'bucket', number)
     sample, often = _sample(train)
     count = sum(map(len, sample))
     of = f' ({count:,} examples)' if count < train.num_examples else ''
-    if not form.labelled:  # a packed row has no one label
+    if not example_format.labelled:  # a packed row has no one label
         found['pack' if own == 'pack' else f'pack{of}'] = laid(sample, often, limits, 'pack', 1)
     if len(limits) == 2:
         length = balanced(np.concatenate(sample), data.length)
@@ -122,10 +122,10 @@ def balanced(lengths: np.ndarray, length: int) -> int:
 def _sample(train: Batches) -> tuple[list[np.ndarray], list[float]]:
     """The lengths of at most about MOST_SAMPLED examples, the same share of each part, and the passes over them."""
     rng, share = np.random.default_rng(0), min(1, MOST_SAMPLED / train.num_examples)
-    lengths, passes = [], []
+    lengths, epochs = [], []
     for part in train.parts:
         own = part.examples.lengths
         chosen = np.sort(rng.choice(len(own), max(1, int(len(own) * share)), replace=False))
         lengths.append(own[chosen])
-        passes.append(part.passes * len(own) / len(chosen))
-    return lengths, passes
+        epochs.append(part.epochs * len(own) / len(chosen))
+    return lengths, epochs

@@ -10,7 +10,7 @@ from tformer.config.run import Config
 from tformer.data import cache
 from tformer.data.batches import mixture
 from tformer.data.batches.pipeline import Batches
-from tformer.data.examples.example_formats import form_of
+from tformer.data.examples.example_formats import format_of
 from tformer.data.inspection import amounts, duplicates, padding, rendering
 from tformer.data.inspection.duplicates import Say, Texts
 from tformer.data.inspection.rendering import Line, harmless, share, table
@@ -21,7 +21,7 @@ from tformer.errors import NoSplitError
 _BAR, _BARS = 60, 8  # columns of the longest bar; bars of equal steps, at most
 
 
-def report(config: Config, tokenizers: Tokenizers, train: mixture.Joined, say: Say) -> Iterator[Line]:
+def report(config: Config, tokenizers: Tokenizers, train: mixture.Concatenation, say: Say) -> Iterator[Line]:
     """Yields the lines of the report, each section as soon as it is known.
 
     Args:
@@ -50,7 +50,7 @@ def report(config: Config, tokenizers: Tokenizers, train: mixture.Joined, say: S
         'records', [*amounts.records(config, splits, records), *(harmless(line, 110) for line in absent)]
     )
     given = [part.examples.columns for part in splits['train'].parts]
-    texts_of = form_of(config).encoding.texts.items()
+    texts_of = format_of(config).encoding.texts.items()
     fields = [field for column, field in texts_of if any(len(columns[column].flat) for columns in given)]
     texts = {split: [duplicates.read(part, fields, say) for part in some.splits] for split, some in records.items()}
     yield from _section('text', amounts.vocabulary(config, tokenizers, splits, texts))
@@ -97,13 +97,13 @@ def lengths(config: Config, splits: Mapping[str, Batches]) -> list[str]:
 
 def _sides(config: Config, batches: Batches) -> Iterator[tuple[str, str, np.ndarray, int]]:
     """(field, the field of its limit, int [records] positions that each would take, the limit) of each text."""
-    form, data = form_of(config), config.data
+    example_format, data = format_of(config), config.data
     found = [part.examples for part in batches.parts]
-    for column, field in form.encoding.texts.items():
-        sizes = np.concatenate([one.columns[column].lengths for one in found]) + form.marks
+    for column, field in example_format.encoding.texts.items():
+        sizes = np.concatenate([one.columns[column].lengths for one in found]) + example_format.num_specials
         if column == 'sources':
             yield field, 'data.encoder_length', sizes, data.encoder_length or data.length
-        elif sizes.max() > form.marks:
+        elif sizes.max() > example_format.num_specials:
             yield field, 'data.length', sizes, data.length
 
 

@@ -129,7 +129,7 @@ class View(Sequence[Record]):
         return self._records(range(index % len(self), index % len(self) + 1))[0]
 
 
-class Chosen(View):
+class Subset(View):
     """Some records of others, in an order of their own."""
 
     def __init__(self, records: Sequence[Record], places: Sequence[int]) -> None:
@@ -176,7 +176,7 @@ class Split(Sequence[Record]):
             records, skipped = self._found
             if count > len(records):
                 raise UserError(f'data.train_examples={count} is more than the training split has: {len(records)}')
-            return Chosen(records, permuted(np.arange(count), len(records), key).tolist()), skipped
+            return Subset(records, permuted(np.arange(count), len(records), key).tolist()), skipped
 
         return Split(fingerprint('sample', self.fingerprint, count, key), read, whole=self)
 

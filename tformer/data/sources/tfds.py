@@ -13,9 +13,9 @@ from tformer.data.sources.records import (
     SPLITS,
     Bad,
     BadRecord,
-    Chosen,
     Read,
     Record,
+    Subset,
     View,
     fingerprint,
 )
@@ -60,7 +60,7 @@ def load(config: Data, objective: str, split: str) -> tuple[str, Read]:
         make = fields.maker(config, objective, keys)
         records = Records(builder.as_data_source(name), features, make, source, named=objective in LABELLED)
         bad = Bad(config.bad_lines)
-        return (records, 0) if config.bad_lines == 'stop' else (Chosen(records, records.good(bad)), bad.skipped)
+        return (records, 0) if config.bad_lines == 'stop' else (Subset(records, records.good(bad)), bad.skipped)
 
     return fingerprint(info.full_name, info.description, sizes, slices, meaning), read
 

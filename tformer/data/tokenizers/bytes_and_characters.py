@@ -10,7 +10,7 @@ from typing import ClassVar, Self
 import numpy as np
 
 from tformer.config.run import Data
-from tformer.data.tokenizers.vocabulary import FIRST, UNK, Spans, Tokenizer
+from tformer.data.tokenizers.vocabulary import FIRST, UNK, Tokenizer, TokensWithOffsets
 
 BYTES = 256
 
@@ -116,9 +116,9 @@ class Char(_Listed):
     def split(text: str) -> Sequence[str]:
         return text
 
-    def _encode_spans(self, texts: Sequence[str]) -> list[Spans]:
+    def _encode_with_offsets(self, texts: Sequence[str]) -> list[TokensWithOffsets]:
         if self.exact:
-            return super()._encode_spans(texts)
+            return super()._encode_with_offsets(texts)
         return [(self._encode_units(text), [*range(len(text))], [*range(1, len(text) + 1)]) for text in texts]
 
 
@@ -131,9 +131,9 @@ class Symbol(_Listed):
     def split(text: str) -> Sequence[str]:
         return text.split()
 
-    def _encode_spans(self, texts: Sequence[str]) -> list[Spans]:
+    def _encode_with_offsets(self, texts: Sequence[str]) -> list[TokensWithOffsets]:
         """All bytes of an unknown symbol have its place; the space between two of them has its own."""
-        found: list[Spans] = []
+        found: list[TokensWithOffsets] = []
         for text in texts:
             ids: list[int] = []
             begins: list[int] = []

@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 
 from tformer.config.run import Data
-from tformer.data.tokenizers.vocabulary import Spans, Specials, Tokenizer
+from tformer.data.tokenizers.vocabulary import Specials, Tokenizer, TokensWithOffsets
 from tformer.errors import UserError, nearest
 
 Json = dict[str, Any]
@@ -111,8 +111,8 @@ class HubTokenizer(Tokenizer):
             ids += [found.ids for found in self._library.encode_batch_fast(chunk, add_special_tokens=False)]
         return ids
 
-    def _encode_spans(self, texts: Sequence[str]) -> list[Spans]:
-        found: list[Spans] = []
+    def _encode_with_offsets(self, texts: Sequence[str]) -> list[TokensWithOffsets]:
+        found: list[TokensWithOffsets] = []
         for start in range(0, len(texts), _CHUNK):
             for made in self._library.encode_batch(list(texts[start : start + _CHUNK]), add_special_tokens=False):
                 begins, ends = zip(*made.offsets, strict=True) if made.offsets else ((), ())

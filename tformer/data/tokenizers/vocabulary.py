@@ -20,7 +20,7 @@ PAD, BOS, EOS, UNK, MASK, CLS, SEP = range(len(SPECIALS))
 FIRST = len(SPECIALS)  # the first ordinary id
 
 
-Spans = tuple[list[int], list[int], list[int]]  # ids, first characters, characters after the last
+TokensWithOffsets = tuple[list[int], list[int], list[int]]  # ids, first characters, characters after the last
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +135,7 @@ class Tokenizer(abc.ABC):
         """What `encode` first makes of a text."""
         return NORMALIZATIONS[self.normalization](text)
 
-    def encode_spans(self, texts: Sequence[str]) -> list[Spans]:
+    def encode_with_offsets(self, texts: Sequence[str]) -> list[TokensWithOffsets]:
         """(`encode`, the first character, the one after the last) of each token, in the normalised text.
 
         Tokens of the bytes of one character all have that character.
@@ -143,9 +143,9 @@ class Tokenizer(abc.ABC):
         Raises:
           UserError: the tokenizer does not say which characters its tokens stand for.
         """
-        return self._encode_spans(list(map(self.normalize, texts)))
+        return self._encode_with_offsets(list(map(self.normalize, texts)))
 
-    def _encode_spans(self, texts: Sequence[str]) -> list[Spans]:
+    def _encode_with_offsets(self, texts: Sequence[str]) -> list[TokensWithOffsets]:
         if not self.exact:
             raise UserError(
                 'tags and answers are places in a text, which a tokenizer that loses characters does not tell: '

@@ -39,7 +39,7 @@ def made(path: pathlib.Path, objective: str = 'seq2seq', batch_size: int = 1, **
     return Config(model=toy_data.reader_of(objective), data=Data(**fields), train=train)
 
 
-def opened(config: Config, split: str = 'train') -> tuple[mixture.Joined, tokenizers.Tokenizers, Batches]:
+def opened(config: Config, split: str = 'train') -> tuple[mixture.Concatenation, tokenizers.Tokenizers, Batches]:
     train = mixture.load(config, 'train')
     tokens = tokenizers.train_tokenizers(config, train)
     records = mixture.load(config, split)
