@@ -13,7 +13,7 @@ from tformer.data.examples import corrupt
 from tformer.distributed.sharding import unboxed
 from tformer.errors import UserError
 from tformer.lab.sweep import matching, trials
-from tformer.layers.dropout import Rates
+from tformer.layers.dropout import DropoutRates
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
 from tformer.training import dummy_batch
@@ -49,7 +49,9 @@ def test_every_arm_makes_a_training_step(sweep: str) -> None:
 
 def loss(model, objective, variables, batch):
     weighed = objective.weigh(batch, objective.second_weight)
-    return objective.scores(model.apply(variables, weighed, Rates(), method=objective.method), weighed)['loss'][0]
+    return objective.scores(model.apply(variables, weighed, DropoutRates(), method=objective.method), weighed)['loss'][
+        0
+    ]
 
 
 @pytest.mark.parametrize('sweep', FINDINGS)

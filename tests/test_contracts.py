@@ -19,7 +19,7 @@ from tformer import choices, config
 from tformer.config import Config, Model, resolve_model
 from tformer.distributed import sharding
 from tformer.layers import dropout as dropout_lib
-from tformer.layers.dropout import Rates
+from tformer.layers.dropout import DropoutRates
 from tformer.layers.initializers import INITIALIZERS
 from tformer.layers.kernels import probabilities
 from tformer.model import FAMILIES, build
@@ -132,7 +132,7 @@ class Case:
         return {'params': params, **self.statistics}
 
     def apply(self, params, batch):
-        return self.model.apply(self.variables(params), batch, Rates(), method=self.method)
+        return self.model.apply(self.variables(params), batch, DropoutRates(), method=self.method)
 
     def _probe(self, params, batch, cotangent):
         def scored(params):
@@ -414,7 +414,7 @@ class Heads:
         self.outputs, self.grads = jax.device_get(self.run(self.params, self.batch))
 
     def every(self, model, batch):
-        outputs = {name: getattr(model, name)(batch, Rates()) for name in HEADS[self.family]}
+        outputs = {name: getattr(model, name)(batch, DropoutRates()) for name in HEADS[self.family]}
         for name, parts in {'unmask_pairs': ('unmask', 'pairs'), 'detect': ('unmask_small', 'drawn', 'detect')}.items():
             outputs |= dict(zip(parts, outputs.pop(name), strict=True)) if name in outputs else {}
         return outputs
@@ -553,7 +553,9 @@ def test_batch_norm_trains_alike_scanned_unrolled_rematerialised_and_on_a_mesh()
 
     def train(model, params, batch):
         def scored(params):
-            logits, moved = model.apply({'params': params, **plain.statistics}, batch, Rates(), mutable=['statistics'])
+            logits, moved = model.apply(
+                {'params': params, **plain.statistics}, batch, DropoutRates(), mutable=['statistics']
+            )
             return jnp.sum(logits * cotangent), (logits, moved)
 
         grads, (logits, moved) = jax.grad(scored, has_aux=True)(params)
@@ -821,10 +823,10 @@ def test_dropout_is_on_where_there_is_a_key_and_a_rate(task):
 
     off = jax.jit(lambda rates: case.model.apply({'params': case.params}, case.batch, rates, method=case.method))
     key, other, plain = jax.random.key(0), jax.random.key(1), case.forward(case.params, case.batch)
-    assert_near(off(Rates(0.5, 0.5, 0.5)), plain, 1e-6)
-    assert_near(apply(Rates(0.0, 0.0, 0.0), key), plain, 1e-6)
+    assert_near(off(DropoutRates(0.5, 0.5, 0.5)), plain, 1e-6)
+    assert_near(apply(DropoutRates(0.0, 0.0, 0.0), key), plain, 1e-6)
     for name in ('residual', 'attention', 'activation'):
-        rates = Rates(0.0, 0.0, 0.0).replace(**{name: 0.3})
+        rates = DropoutRates(0.0, 0.0, 0.0).replace(**{name: 0.3})
         found = apply(rates, key)
         assert np.isfinite(found).all() and np.array_equal(found, apply(rates, key))
         assert np.max(np.abs(found - plain)) > 1e-2 and np.max(np.abs(found - apply(rates, other))) > 1e-2
@@ -836,9 +838,9 @@ def test_the_rates_of_the_config_are_those_thatapply():
     apply = functools.partial(
         case.model.apply, {'params': case.params}, case.batch, rngs={'dropout': jax.random.key(0)}
     )
-    stated, given, off = jax.jit(lambda: (apply(), apply(Rates(0.2, 0.1, 0.3)), apply(Rates())))()
+    stated, given, off = jax.jit(lambda: (apply(), apply(DropoutRates(0.2, 0.1, 0.3)), apply(DropoutRates())))()
     assert np.array_equal(stated, given) and not np.array_equal(stated, off)
-    assert Rates.of(make_config('decoder')) == Rates()
+    assert DropoutRates.of(make_config('decoder')) == DropoutRates()
 
 
 def test_layers_drop_out_by_masks_of_their_own():
@@ -847,7 +849,7 @@ def test_layers_drop_out_by_masks_of_their_own():
     params['decoder']['stack']['layers']['mlp']['out']['bias'] += 1.0  # all that a layer adds to the stream
     params['head']['logits']['kernel'] += jnp.eye(16, V)
     rngs = {'dropout': jax.random.key(0)}
-    apply = jax.jit(lambda: case.model.apply({'params': params}, case.batch, Rates(residual=0.5), rngs=rngs))
+    apply = jax.jit(lambda: case.model.apply({'params': params}, case.batch, DropoutRates(residual=0.5), rngs=rngs))
     values, counts = np.unique(apply()[..., :16], return_counts=True)
     assert values.tolist() == [0, 2, 4]
     assert np.allclose(counts / counts.sum(), [0.25, 0.5, 0.25], atol=4 * (0.25 / counts.sum()) ** 0.5)

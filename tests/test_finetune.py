@@ -15,7 +15,7 @@ from tformer import choices, config
 from tformer.config import Config, Data, Decode, Model, Train
 from tformer.distributed import sharding
 from tformer.errors import UserError
-from tformer.layers.dropout import Rates
+from tformer.layers.dropout import DropoutRates
 from tformer.layers.linear import ADAPTERS, LORA_TARGETS, Dense, merge_lora
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
@@ -78,7 +78,7 @@ class Trainer:
 
     def logits(self, params):
         apply = functools.partial(self.model.apply, method=self.objective.method)
-        return np.asarray(jax.jit(apply)({'params': params}, self.batch, Rates()))
+        return np.asarray(jax.jit(apply)({'params': params}, self.batch, DropoutRates()))
 
 
 def flat(tree):

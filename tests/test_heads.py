@@ -28,7 +28,7 @@ from tformer.data.tokenizers.subwords import SentencePiece
 from tformer.data.tokenizers.tokenizers import Byte, Char, Symbol, Tokenizers
 from tformer.distributed import sharding
 from tformer.evaluation import scorer, scores
-from tformer.layers.dropout import Rates
+from tformer.layers.dropout import DropoutRates
 from tformer.layers.heads import POOLINGS
 from tformer.model import build
 
@@ -387,7 +387,7 @@ def test_the_last_vector_of_a_decoder_is_the_last_tokens_whatever_the_padding() 
     def pool(inputs: np.ndarray, positions: np.ndarray) -> tuple[jax.Array, jax.Array]:
         given = {'inputs': inputs, 'positions': positions}
         pooled = model.apply(params, given, method='pool')
-        return pooled, model.apply(params, given, Rates(), method='features')
+        return pooled, model.apply(params, given, DropoutRates(), method='features')
 
     pooled, features = pool(batch['inputs'], batch['positions'])
     np.testing.assert_array_equal(pooled, features[jnp.arange(2), jnp.array([4, 2])])

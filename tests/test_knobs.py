@@ -198,7 +198,7 @@ def trace(objective_name, cfg):
         logits, aside = model.apply(
             {'params': params},
             weighed,
-            hyper.rates,
+            hyper.dropout_rates,
             rngs=rngs,
             method=objective.method,
             mutable=['losses', 'statistics'],

@@ -17,7 +17,7 @@ from tformer.config import Config, Data, Decode, Mesh, Model, Optimizer, Train
 from tformer.distributed import sharding
 from tformer.errors import UserError
 from tformer.evaluation import scorer
-from tformer.layers.heads import summarize
+from tformer.layers.heads import token_statistics
 from tformer.model import Family, build
 from tformer.objectives import OBJECTIVES
 from tformer.optim.hyperparameters import Hyper
@@ -99,7 +99,7 @@ def test_chunks_have_the_scores_and_gradients_of_the_whole(objective, model, tra
 
     def loss(params, batch, chunk):
         method = trainer.objective.method_for(chunk)
-        outputs = trainer.model.apply({'params': params}, batch, hyper.rates, method=method)
+        outputs = trainer.model.apply({'params': params}, batch, hyper.dropout_rates, method=method)
         scores = trainer.objective.scores(outputs, batch, hyper.label_smoothing, hyper.z_loss)
         return scores['loss'][0], scores
 
@@ -166,13 +166,13 @@ class OneBatch:
 
 
 def test_evaluation_takes_chunks_too(monkeypatch):
-    seen, scores, summaries = [], [], Family.summaries
+    seen, scores, original = [], [], Family.token_statistics
 
-    def spied(self, batch, rates=None, *, chunk):
+    def spied(self, batch, dropout_rates=None, *, chunk):
         seen.append(chunk)
-        return summaries(self, batch, rates, chunk=chunk)
+        return original(self, batch, dropout_rates, chunk=chunk)
 
-    monkeypatch.setattr(Family, 'summaries', spied)
+    monkeypatch.setattr(Family, 'token_statistics', spied)
     for chunk in (None, 4):
         trainer = Trainer(make_config('masked_lm', loss_chunk=chunk))
         score = scorer.make_scorer(trainer.model, trainer.run, sharding.make_mesh(Mesh(data=1), jax.devices()[:1]))
@@ -221,7 +221,7 @@ def test_logits_stay_on_the_devices_that_have_their_part_of_the_vocabulary():
     @functools.partial(jax.jit, in_shardings=jax.NamedSharding(mesh, jax.P(None, None, 'tensor')))
     def gathering(logits):
         whole = jax.lax.with_sharding_constraint(logits, jax.NamedSharding(mesh, jax.P()))
-        return summarize(whole, jnp.zeros((rows, length), jnp.int32))
+        return token_statistics(whole, jnp.zeros((rows, length), jnp.int32))
 
     logits = jnp.zeros((rows, length, vocab_size))
     assert max(exchanged(gathering.lower(logits).compile())) == logits.size
@@ -267,7 +267,7 @@ def test_master_copies_add_up_what_bfloat16_does_not_see():
         """Logits [B, T, 2] that differ by one number, whose gradient keeps its sign."""
 
         @nn.compact
-        def __call__(self, batch, rates=None):
+        def __call__(self, batch, dropout_rates=None):
             kernel = self.param('kernel', nn.initializers.ones, (1, 1), jnp.bfloat16)
             zero = jnp.zeros((*batch['inputs'].shape, 1))
             return jnp.concatenate([zero, zero + kernel.astype(jnp.float32).reshape(1, 1, 1)], -1)

@@ -16,7 +16,7 @@ from tformer.data.batches import pipeline
 from tformer.data.tokenizers import tokenizers
 from tformer.distributed import sharding
 from tformer.evaluation import scorer
-from tformer.layers.dropout import Rates
+from tformer.layers.dropout import DropoutRates
 from tformer.model import build, narrowed
 from tformer.objectives import (
     OBJECTIVES,
@@ -277,7 +277,7 @@ def electra():
     def run(params, key):
         def losses(params):
             rngs = {'sample': key}
-            outputs = model.apply(params, batch, Rates(), rngs=rngs, method='detect')
+            outputs = model.apply(params, batch, DropoutRates(), rngs=rngs, method='detect')
             scores = objective.scores(outputs, objective.weigh(batch, 50.0))
             return (scores['detection_loss'][0], scores['loss'][0]), outputs
 
@@ -350,7 +350,7 @@ def test_what_is_drawn_follows_the_generators_probabilities():
     batch = jax.tree.map(lambda x: jnp.repeat(jnp.asarray(x[:1]), 3000, 0), masked_batch(seed=3))
     place = int(np.flatnonzero(np.asarray(batch['weights'][0]))[0])
     variables = jax.jit(functools.partial(model.init, method='detect'))(jax.random.key(0), batch)
-    apply = jax.jit(lambda v, b: model.apply(v, b, Rates(), rngs={'sample': jax.random.key(5)}, method='detect'))
+    apply = jax.jit(lambda v, b: model.apply(v, b, DropoutRates(), rngs={'sample': jax.random.key(5)}, method='detect'))
     logits, tokens, _ = apply(sharding.unboxed(variables), batch)
     wanted = 3000 * scipy.special.softmax(np.asarray(logits[0, place], np.float64))
     seen = np.bincount(np.asarray(tokens[:, place]), minlength=V)

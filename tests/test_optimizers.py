@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from tformer import config
 from tformer.config import Config, Data, Model, Train, resolve
 from tformer.errors import UserError
-from tformer.layers.dropout import Rates
+from tformer.layers.dropout import DropoutRates
 from tformer.model import build
 from tformer.objectives import OBJECTIVES, Objective, token_scores
 from tformer.optim import schedules
@@ -365,7 +365,10 @@ def counting(microbatches=1, sown=True, ema_decay=None, name='sgd'):
     batch = {'inputs': rng.integers(0, 5, (4, 3)), 'targets': rng.integers(0, 4, (4, 3)), 'weights': np.ones((4, 3))}
     batch['weights'][0, 0] = 0
     variables = model.init(jax.random.key(0), batch)
-    optimizer, hyper = make_optimizer(run, {'kernel': P('embed', 'mlp')}), Hyper.of(run).replace(rates=Rates())
+    optimizer, hyper = (
+        make_optimizer(run, {'kernel': P('embed', 'mlp')}),
+        Hyper.of(run).replace(dropout_rates=DropoutRates()),
+    )
     state = begin(optimizer, hyper, variables['params'], variables['statistics'])
     return jax.jit(make_train_step(model, objective, optimizer, run)), state, batch, hyper
 

@@ -20,7 +20,7 @@ from tformer.commands import runs
 from tformer.config import Mesh
 from tformer.distributed import sharding
 from tformer.errors import UserError
-from tformer.layers.dropout import Rates
+from tformer.layers.dropout import DropoutRates
 from tformer.layers.parallel.pipeline_stages import deal, pipelined
 from tformer.model import build
 from tformer.training.state import make_start
@@ -205,7 +205,9 @@ def test_dropout_is_drawn_anew_for_each_part_and_each_layer_and_always_alike():
 
     @jax.jit
     def encode(key):
-        return model.apply({'params': params}, batch, Rates(residual=0.5), rngs={'dropout': key}, method='encode')
+        return model.apply(
+            {'params': params}, batch, DropoutRates(residual=0.5), rngs={'dropout': key}, method='encode'
+        )
 
     mesh_config = Mesh(pipeline=2, data=1)
     with sharding.placed(sharding.make_mesh(mesh_config), mesh_config):

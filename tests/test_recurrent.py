@@ -20,7 +20,7 @@ from tformer.distributed import sharding
 from tformer.errors import UserError
 from tformer.hf import export_params
 from tformer.layers import recurrent
-from tformer.layers.dropout import Rates
+from tformer.layers.dropout import DropoutRates
 from tformer.layers.recurrent import CELLS
 from tformer.layers.recurrent_attention import SCORES, CrossAttention, Source, attention_weights
 from tformer.model import build
@@ -83,12 +83,12 @@ def by_hand(cell, p, x_TD):
 def one_layer(cfg, stack, **variables):
     @jax.jit
     def apply(variables, *args):
-        return recurrent.Layer(resolve_model(cfg), stack).apply(variables, *args, Rates())
+        return recurrent.Layer(resolve_model(cfg), stack).apply(variables, *args, DropoutRates())
 
     x = np.random.default_rng(0).standard_normal((2, 5, D)).astype(np.float32)
     tokens = x, None, np.ones((2, 5), bool), None
     shapes = jax.eval_shape(
-        lambda: recurrent.Layer(resolve_model(cfg), stack).init(jax.random.key(0), *tokens, Rates())['params']
+        lambda: recurrent.Layer(resolve_model(cfg), stack).init(jax.random.key(0), *tokens, DropoutRates())['params']
     )
     return apply, x, {'params': random_params(sharding.unboxed(shapes))}
 
@@ -205,7 +205,7 @@ class Case:
         self.probe, self.forward = jax.jit(self._probe), jax.jit(self.apply)
 
     def apply(self, params, batch):
-        return self.model.apply({'params': params}, batch, Rates())
+        return self.model.apply({'params': params}, batch, DropoutRates())
 
     def _probe(self, params, batch, cotangent):
         def scored(params):
@@ -366,7 +366,7 @@ def test_bfloat16_is_near(case):
     params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), case.params)
     boxed = jax.eval_shape(rounded.init, jax.random.key(0), case.batch)['params']
     assert {x.dtype for x in jax.tree.leaves(boxed)} == {jnp.dtype('bfloat16')}
-    logits = rounded.apply({'params': params}, case.batch, Rates())
+    logits = rounded.apply({'params': params}, case.batch, DropoutRates())
     assert logits.dtype == jnp.float32 and np.max(np.abs(logits - case.plain)) < 0.1 * np.max(np.abs(case.plain))
 
 
@@ -376,11 +376,15 @@ def test_the_heads_of_tasks_read_the_stream():
 
     def every(model, batch):
         outputs = {name: getattr(model, name)(batch) for name in ('classify', 'regress', 'tag', 'find_spans')}
-        return {**outputs, 'pairs': model.unmask_pairs(batch)[1], 'summary': model.summaries(batch, chunk=3).target}
+        return {
+            **outputs,
+            'pairs': model.unmask_pairs(batch)[1],
+            'statistics': model.token_statistics(batch, chunk=3).target,
+        }
 
     shapes = jax.eval_shape(lambda: model.init_with_output(jax.random.key(0), batch, method=every)[0])
     wanted = {'classify': (2, 5), 'regress': (2,), 'tag': (2, T, 5), 'find_spans': (2, T, 2), 'pairs': (2, 2)}
-    assert {name: x.shape for name, x in shapes.items()} == {**wanted, 'summary': (2, T)}
+    assert {name: x.shape for name, x in shapes.items()} == {**wanted, 'statistics': (2, T)}
 
 
 # ------------------------------------------------------------------------------------------------------- training

@@ -15,7 +15,7 @@ from tformer import config, objectives
 from tformer.config import Config, Model, Train
 from tformer.distributed import sharding
 from tformer.errors import UserError
-from tformer.layers.dropout import Rates
+from tformer.layers.dropout import DropoutRates
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
 from tformer.optim import optimizers, schedules
@@ -170,7 +170,9 @@ def test_the_gradient_is_that_of_the_sum_divided_once_by_the_weight():
         state = trainer.start()
 
         def mean(params):
-            losses = objectives.cross_entropy(trainer.model.apply({'params': params}, batch, Rates()), batch['targets'])
+            losses = objectives.cross_entropy(
+                trainer.model.apply({'params': params}, batch, DropoutRates()), batch['targets']
+            )
             return jnp.sum(losses * batch['weights']) / jnp.sum(batch['weights'])
 
         return jax.value_and_grad(mean)(state.params), trainer.step(state, batch, hyper)
@@ -391,8 +393,8 @@ def hypers(cfg):
     """Three hypers of arrays, each field of each its own."""
     values = jax.tree.map(jnp.asarray, SWEPT, is_leaf=lambda x: isinstance(x, list))
     rates = jnp.asarray(DROPOUT)
-    assert set(values) | {'rates'} == {field.name for field in dataclasses.fields(Hyper)}
-    return Hyper(**values, rates=Rates(rates, rates / 2, rates))
+    assert set(values) | {'dropout_rates'} == {field.name for field in dataclasses.fields(Hyper)}
+    return Hyper(**values, dropout_rates=DropoutRates(rates, rates / 2, rates))
 
 
 def test_many_hypers_in_one_program_are_each_as_alone():
@@ -427,7 +429,7 @@ def test_many_hypers_in_one_program_are_each_as_alone():
 def test_every_hyper_parameter_changes_the_result_through_one_program(field):
     result, baseline = shared_program()
     if field == 'dropout_rate':
-        changed = baseline.replace(rates=Rates(0.5, 0.05, 0.1))
+        changed = baseline.replace(dropout_rates=DropoutRates(0.5, 0.05, 0.1))
     else:
         changed = baseline.replace(**{field: SWEPT[field][2]})
     assert relative(result(changed), result(baseline)) > 1e-5
@@ -446,7 +448,9 @@ def shared_program():
         state, _ = jax.lax.scan(step, trainer.start(hyper), batches)
         return state.params, state.averages
 
-    return result, Hyper(**{name: values[1] for name, values in SWEPT.items()}, rates=Rates(0.1, 0.05, 0.1))
+    return result, Hyper(
+        **{name: values[1] for name, values in SWEPT.items()}, dropout_rates=DropoutRates(0.1, 0.05, 0.1)
+    )
 
 
 @pytest.mark.parametrize('schedule', schedules.SCHEDULES)

@@ -15,7 +15,7 @@ from tformer.data.examples import example_formats
 from tformer.data.tokenizers.tokenizers import Symbol, Tokenizers
 from tformer.data.tokenizers.vocabulary import BOS, EOS
 from tformer.layers import block, masks, norms, placements
-from tformer.layers.attention import Attention, Scope
+from tformer.layers.attention import Attention, AttentionContext
 from tformer.layers.initializers import deepnorm
 from tformer.layers.kernels import attend, probabilities
 from tformer.layers.positions import (
@@ -252,17 +252,17 @@ def test_a_deepnorm_block_has_the_factor_of_its_stack(stack):
     )
     x = jnp.asarray(np.random.default_rng(0).standard_normal((1, 3, 8)), jnp.float32)
     positions = jnp.arange(3)[None]
-    scope = Scope(positions, positions, jnp.ones((1, 3, 3), bool))
-    side = block.Side(scope, rates=block.Rates(), cross=scope, encoded_BSD=x)
+    context = AttentionContext(positions, positions, jnp.ones((1, 3, 3), bool))
+    inputs = block.StackInputs(context, dropout_rates=block.DropoutRates(), cross=context, encoded_BSD=x)
     layer = block.Block(cfg, stack, cross=stack == 'decoder')
-    args = (None, None, block.Layer(), side)
+    args = (None, None, block.PerLayer(), inputs)
     parts = layer.bind(nn.unbox(layer.init(jax.random.key(0), x, *args)))
     alpha, expected = deepnorm(stack, 5, 3)[0], x
     names = ['attention', 'cross_attention', 'mlp'] if stack == 'decoder' else ['attention', 'mlp']
     for name in names:
         part, norm = getattr(parts, name), getattr(parts, f'{name.removesuffix("_attention")}_norm')
         keys = x if name == 'cross_attention' else expected
-        found = part(expected) if name == 'mlp' else part(expected, *part.keys_values(keys, None), scope)
+        found = part(expected) if name == 'mlp' else part(expected, *part.keys_values(keys, None), context)
         expected = norm(alpha * expected + found)
     assert np.allclose(parts(x, *args)[0], expected, atol=1e-5)
 
@@ -272,13 +272,15 @@ def test_a_block_is_its_sublayers_in_their_placement(placement):
     cfg = resolve_model(Model(vocab_size=7, emb_dim=8, mlp_dim=8, num_heads=2, norm_placement=placement))
     x = jnp.asarray(np.random.default_rng(0).standard_normal((1, 3, 8)), jnp.float32)
     positions = jnp.arange(3)[None]
-    side = block.Side(Scope(positions, positions, jnp.ones((1, 3, 3), bool)), rates=block.Rates())
+    inputs = block.StackInputs(
+        AttentionContext(positions, positions, jnp.ones((1, 3, 3), bool)), dropout_rates=block.DropoutRates()
+    )
     layer = block.Block(cfg, 'decoder')
-    args = (None, None, block.Layer(), side)
+    args = (None, None, block.PerLayer(), inputs)
     parts = layer.bind(nn.unbox(layer.init(jax.random.key(0), x, *args)))
 
     def attention(h):
-        return parts.attention(h, *parts.attention.keys_values(h, None), side.own)
+        return parts.attention(h, *parts.attention.keys_values(h, None), inputs.own)
 
     one, two = parts.attention_norm, parts.mlp_norm
     if placement == 'pre':
@@ -393,8 +395,8 @@ def test_one_attention_of_width_512_has_a_million_parameters():
     x, positions = jax.ShapeDtypeStruct((1, 4, 512), jnp.float32), jnp.zeros((1, 4), int)
 
     def forward(attention, x):
-        scope = Scope(positions, positions, jnp.ones((1, 4, 4), bool))
-        return attention(x, *attention.keys_values(x, None), scope)
+        context = AttentionContext(positions, positions, jnp.ones((1, 4, 4), bool))
+        return attention(x, *attention.keys_values(x, None), context)
 
     init = nn.init(forward, Attention(cfg, 'decoder'))
     params = jax.eval_shape(init, jax.random.key(0), x)['params']

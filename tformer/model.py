@@ -21,9 +21,9 @@ from flax import linen as nn
 from tformer.config import Model, resolve_model
 from tformer.distributed.sharding import unpipelined
 from tformer.errors import choose
-from tformer.layers.dropout import Rates
+from tformer.layers.dropout import DropoutRates
 from tformer.layers.embed import Embedding, embedding_width
-from tformer.layers.heads import DetectionHead, LinearHead, Pooler, Summary, VocabularyHead, summarize
+from tformer.layers.heads import DetectionHead, LinearHead, Pooler, TokenStatistics, VocabularyHead, token_statistics
 from tformer.layers.recurrent import RecurrentTower
 from tformer.layers.tower import Batch, Tower, positions_of, real_tokens
 
@@ -44,7 +44,7 @@ class Family(nn.Module):
         self.tag_head = LinearHead(cfg, cfg.num_classes or 0)
         self.span_head = LinearHead(cfg, 2)
 
-    def features(self, batch: Batch, rates: Rates) -> jax.Array:
+    def features(self, batch: Batch, dropout_rates: DropoutRates) -> jax.Array:
         """Returns x_BTD, the stream of the last stack."""
         raise NotImplementedError
 
@@ -52,17 +52,22 @@ class Family(nn.Module):
         """Returns logits_BTV, float32, of the stream of the last stack."""
         return self.head(x_BTD, real_BT, self.embed.logits if self.cfg.tied_embeddings in ('all', 'output') else None)
 
-    def __call__(self, batch: Batch, rates: Rates | None = None) -> jax.Array:
+    def __call__(self, batch: Batch, dropout_rates: DropoutRates | None = None) -> jax.Array:
         """Returns logits_BTV, float32."""
-        return self.logits(self.features(batch, Rates.of(self.cfg) if rates is None else rates), real_tokens(batch))
+        return self.logits(
+            self.features(batch, DropoutRates.of(self.cfg) if dropout_rates is None else dropout_rates),
+            real_tokens(batch),
+        )
 
-    def summaries(self, batch: Batch, rates: Rates | None = None, *, chunk: int) -> Summary:
+    def token_statistics(
+        self, batch: Batch, dropout_rates: DropoutRates | None = None, *, chunk: int
+    ) -> TokenStatistics:
         """Returns the summary [B, T] of each token's logits, of which [B, chunk, V] are held at once.
 
         The backward pass computes them again, chunk by chunk.
         """
-        rates = Rates.of(self.cfg) if rates is None else rates
-        x_BTD, T = self.features(batch, rates), batch['targets'].shape[1]
+        dropout_rates = DropoutRates.of(self.cfg) if dropout_rates is None else dropout_rates
+        x_BTD, T = self.features(batch, dropout_rates), batch['targets'].shape[1]
         count = -(-T // chunk)
 
         def split(x: jax.Array) -> jax.Array:
@@ -73,39 +78,41 @@ class Family(nn.Module):
         def join(x: jax.Array) -> jax.Array:
             return jnp.moveaxis(x, 0, 2).reshape(x.shape[1], -1)[:, :T]
 
-        def one(family: Family, carry: None, part: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[None, Summary]:
+        def one(
+            family: Family, carry: None, part: tuple[jax.Array, jax.Array, jax.Array]
+        ) -> tuple[None, TokenStatistics]:
             x_BCD, real_BC, targets_BC = part
-            return carry, summarize(family.logits(x_BCD, real_BC), targets_BC)
+            return carry, token_statistics(family.logits(x_BCD, real_BC), targets_BC)
 
         each = nn.scan(nn.remat(one, prevent_cse=False), variable_broadcast='params', split_rngs={'params': False})
         each = nn.map_variables(each, 'params', in_float32)  # so that gradients of all chunks add up in it
         parts = jax.tree.map(split, (x_BTD, real_tokens(batch), batch['targets']))
         return jax.tree.map(join, each(self, None, parts)[1])
 
-    def pool(self, batch: Batch, rates: Rates | None = None) -> jax.Array:
+    def pool(self, batch: Batch, dropout_rates: DropoutRates | None = None) -> jax.Array:
         """Returns x_BD, one vector for each sequence."""
-        rates = Rates.of(self.cfg) if rates is None else rates
-        return self.pooler(self.features(batch, rates), real_tokens(batch))
+        dropout_rates = DropoutRates.of(self.cfg) if dropout_rates is None else dropout_rates
+        return self.pooler(self.features(batch, dropout_rates), real_tokens(batch))
 
-    def classify(self, batch: Batch, rates: Rates | None = None) -> jax.Array:
+    def classify(self, batch: Batch, dropout_rates: DropoutRates | None = None) -> jax.Array:
         """Returns logits_BC, float32, of the pooled sequence."""
-        rates = Rates.of(self.cfg) if rates is None else rates
-        return self.class_head(self.pool(batch, rates), rates.head)
+        dropout_rates = DropoutRates.of(self.cfg) if dropout_rates is None else dropout_rates
+        return self.class_head(self.pool(batch, dropout_rates), dropout_rates.head)
 
-    def regress(self, batch: Batch, rates: Rates | None = None) -> jax.Array:
+    def regress(self, batch: Batch, dropout_rates: DropoutRates | None = None) -> jax.Array:
         """Returns a number for each pooled sequence, float32 [B]."""
-        rates = Rates.of(self.cfg) if rates is None else rates
-        return self.number_head(self.pool(batch, rates), rates.head)[:, 0]
+        dropout_rates = DropoutRates.of(self.cfg) if dropout_rates is None else dropout_rates
+        return self.number_head(self.pool(batch, dropout_rates), dropout_rates.head)[:, 0]
 
-    def tag(self, batch: Batch, rates: Rates | None = None) -> jax.Array:
+    def tag(self, batch: Batch, dropout_rates: DropoutRates | None = None) -> jax.Array:
         """Returns logits_BTC, float32, of each token."""
-        rates = Rates.of(self.cfg) if rates is None else rates
-        return self.tag_head(self.features(batch, rates), rates.head)
+        dropout_rates = DropoutRates.of(self.cfg) if dropout_rates is None else dropout_rates
+        return self.tag_head(self.features(batch, dropout_rates), dropout_rates.head)
 
-    def find_spans(self, batch: Batch, rates: Rates | None = None) -> jax.Array:
+    def find_spans(self, batch: Batch, dropout_rates: DropoutRates | None = None) -> jax.Array:
         """Returns logits_BT2, float32: of each token as the first of an answer, and as the last."""
-        rates = Rates.of(self.cfg) if rates is None else rates
-        return self.span_head(self.features(batch, rates), rates.head)
+        dropout_rates = DropoutRates.of(self.cfg) if dropout_rates is None else dropout_rates
+        return self.span_head(self.features(batch, dropout_rates), dropout_rates.head)
 
 
 def in_float32(tree: Any) -> Any:
@@ -131,32 +138,32 @@ class EncoderOnly(Family):
         self.generator = Generator(narrowed(cfg))
         self.detection_head = DetectionHead(cfg)
 
-    def encode(self, batch: Batch, rates: Rates | None = None) -> jax.Array:
+    def encode(self, batch: Batch, dropout_rates: DropoutRates | None = None) -> jax.Array:
         """Returns x_BTD."""
-        rates = Rates.of(self.cfg) if rates is None else rates
-        return self.encoder(self.embed(batch['inputs']), batch, rates)
+        dropout_rates = DropoutRates.of(self.cfg) if dropout_rates is None else dropout_rates
+        return self.encoder(self.embed(batch['inputs']), batch, dropout_rates)
 
-    def features(self, batch: Batch, rates: Rates) -> jax.Array:
-        return self.encode(batch, rates)
+    def features(self, batch: Batch, dropout_rates: DropoutRates) -> jax.Array:
+        return self.encode(batch, dropout_rates)
 
-    def unmask_pairs(self, batch: Batch, rates: Rates | None = None) -> tuple[jax.Array, jax.Array]:
+    def unmask_pairs(self, batch: Batch, dropout_rates: DropoutRates | None = None) -> tuple[jax.Array, jax.Array]:
         """Returns (logits_BTV of the tokens, logits_BC of two sentences), float32."""
-        x_BTD, real_BT = self.encode(batch, rates), real_tokens(batch)
+        x_BTD, real_BT = self.encode(batch, dropout_rates), real_tokens(batch)
         return self.logits(x_BTD, real_BT), self.sentence_head(self.pooler(x_BTD, real_BT))
 
-    def detect(self, batch: Batch, rates: Rates | None = None) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def detect(self, batch: Batch, dropout_rates: DropoutRates | None = None) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Returns (the generator's logits_BTV, the tokens with what it drew, a number for each: was it replaced?).
 
         The generator fills the places that have `weights`, drawing with the key `sample`, or always alike without one;
         no gradient goes through what it drew (Clark et al. 2020, section 2). Token embeddings are shared.
         """
-        rates = Rates.of(self.cfg) if rates is None else rates
+        dropout_rates = DropoutRates.of(self.cfg) if dropout_rates is None else dropout_rates
         tied = self.embed.logits if self.cfg.tied_embeddings else None
-        logits_BTV = self.generator(self.embed(batch['inputs']), batch, rates, tied)
+        logits_BTV = self.generator(self.embed(batch['inputs']), batch, dropout_rates, tied)
         key = self.make_rng('sample') if self.has_rng('sample') else jax.random.key(0)
         drawn_BT = jax.random.categorical(key, jax.lax.stop_gradient(logits_BTV)).astype(batch['inputs'].dtype)
         tokens_BT = jnp.where(batch['weights'] > 0, drawn_BT, batch['inputs'])
-        return logits_BTV, tokens_BT, self.detection_head(self.encode({**batch, 'inputs': tokens_BT}, rates))
+        return logits_BTV, tokens_BT, self.detection_head(self.encode({**batch, 'inputs': tokens_BT}, dropout_rates))
 
 
 class Generator(nn.Module):
@@ -169,10 +176,10 @@ class Generator(nn.Module):
         self.head = VocabularyHead(self.cfg)
 
     def __call__(
-        self, x_BTE: jax.Array, batch: Batch, rates: Rates, tied: Callable[[jax.Array], jax.Array] | None
+        self, x_BTE: jax.Array, batch: Batch, dropout_rates: DropoutRates, tied: Callable[[jax.Array], jax.Array] | None
     ) -> jax.Array:
         """Returns logits_BTV, float32."""
-        return self.head(self.encoder(x_BTE, batch, rates), real_tokens(batch), tied)
+        return self.head(self.encoder(x_BTE, batch, dropout_rates), real_tokens(batch), tied)
 
 
 def narrowed(cfg: Model) -> Model:
@@ -200,8 +207,8 @@ class DecoderOnly(Family):
         self.decoder = make_tower(cfg, 'decoder')
         self.add_heads()
 
-    def features(self, batch: Batch, rates: Rates) -> jax.Array:
-        return self.decoder(self.embed(batch['inputs']), batch, rates)
+    def features(self, batch: Batch, dropout_rates: DropoutRates) -> jax.Array:
+        return self.decoder(self.embed(batch['inputs']), batch, dropout_rates)
 
     def start(self, batch: Batch, slots: int) -> Any:
         """Returns an empty cache of `slots` slots for the rows of `batch`."""
@@ -228,21 +235,21 @@ class EncoderDecoder(Family):
         self.decoder = make_tower(cfg, 'decoder', cross=True)
         self.add_heads()
 
-    def encode(self, batch: Batch, rates: Rates | None = None) -> Any:
+    def encode(self, batch: Batch, dropout_rates: DropoutRates | None = None) -> Any:
         """Returns the encoder's output [B, S, D]; of a recurrent one `recurrent.Encoded`."""
-        rates = Rates.of(self.cfg) if rates is None else rates
+        dropout_rates = DropoutRates.of(self.cfg) if dropout_rates is None else dropout_rates
         embed = self.embed if self.cfg.tied_embeddings in ('all', 'inputs') else self.encoder_embed
-        return self.encoder.encode(embed(batch['encoder_inputs']), batch, rates)
+        return self.encoder.encode(embed(batch['encoder_inputs']), batch, dropout_rates)
 
-    def features(self, batch: Batch, rates: Rates) -> jax.Array:
-        return self.decoder(self.embed(batch['inputs']), batch, rates, self.encode(batch, rates))
+    def features(self, batch: Batch, dropout_rates: DropoutRates) -> jax.Array:
+        return self.decoder(self.embed(batch['inputs']), batch, dropout_rates, self.encode(batch, dropout_rates))
 
     def start(self, batch: Batch, slots: int) -> Any:
         """Returns an empty cache of `slots` slots that holds what the decoder reads of the encoder's `batch`."""
         if 'encoder_segment_ids' in batch:
             raise ValueError('decoding reads one source a row: no encoder_segment_ids')
         with unpipelined():
-            encoded = self.encode(batch, Rates())
+            encoded = self.encode(batch, DropoutRates())
         return self.decoder.start(batch['inputs'].shape[0], slots, encoded, positions_of(batch, 'encoder_'))
 
     def extend(

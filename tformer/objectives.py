@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from tformer.layers.dropout import Rate
-from tformer.layers.heads import Summary, summarize
+from tformer.layers.dropout import MaybeScalar
+from tformer.layers.heads import TokenStatistics, token_statistics
 
 Batch = Mapping[str, jax.Array]
 Scalar = float | jax.Array
@@ -16,7 +16,7 @@ Pair = tuple[jax.Array, jax.Array]  # (sum, weight)
 Scores = dict[str, Pair]
 
 
-def cross_entropy(logits: jax.Array, targets: jax.Array, label_smoothing: Rate = None) -> jax.Array:
+def cross_entropy(logits: jax.Array, targets: jax.Array, label_smoothing: MaybeScalar = None) -> jax.Array:
     """Returns -sum_v p_v log softmax(logits)_v for each target, in nats, float32.
 
     Args:
@@ -25,17 +25,21 @@ def cross_entropy(logits: jax.Array, targets: jax.Array, label_smoothing: Rate =
       label_smoothing: p is 1 - epsilon on the target plus epsilon / V on every class (Szegedy et al. 2016, 7);
         None is p = 1 on the target.
     """
-    return _cross_entropy(summarize(logits, targets), label_smoothing)
+    return _cross_entropy(token_statistics(logits, targets), label_smoothing)
 
 
-def _cross_entropy(found: Summary, smoothing: Rate) -> jax.Array:
+def _cross_entropy(found: TokenStatistics, smoothing: MaybeScalar) -> jax.Array:
     if smoothing is None:
         return found.normalizer - found.target
     return found.normalizer - (1 - smoothing) * found.target - smoothing * found.mean
 
 
 def class_scores(
-    logits: jax.Array | Summary, targets: jax.Array, weights: jax.Array, smoothing: Rate = None, z_loss: Rate = None
+    logits: jax.Array | TokenStatistics,
+    targets: jax.Array,
+    weights: jax.Array,
+    smoothing: MaybeScalar = None,
+    z_loss: MaybeScalar = None,
 ) -> Scores:
     """Returns (sum, weight) of `loss`, which is trained, of `nll` without smoothing, and of `accuracy`.
 
@@ -47,7 +51,7 @@ def class_scores(
       z_loss: times the squared log-sum-exp of the logits, which keeps them from drifting, is part of the loss
         (Chowdhery et al. 2022, section 5).
     """
-    found = logits if isinstance(logits, Summary) else summarize(logits, targets)
+    found = logits if isinstance(logits, TokenStatistics) else token_statistics(logits, targets)
     weight, nll = jnp.sum(weights), _cross_entropy(found, None)
     loss = nll if smoothing is None else _cross_entropy(found, smoothing)
     if z_loss is not None:
@@ -59,23 +63,34 @@ def class_scores(
     }
 
 
-def token_scores(logits_BTV: jax.Array | Summary, batch: Batch, smoothing: Rate = None, z_loss: Rate = None) -> Scores:
+def token_scores(
+    logits_BTV: jax.Array | TokenStatistics,
+    batch: Batch,
+    smoothing: MaybeScalar = None,
+    z_loss: MaybeScalar = None,
+) -> Scores:
     """Scores of every token whose `weights` is not 0."""
     return class_scores(logits_BTV, batch['targets'], batch['weights'], smoothing, z_loss)
 
 
-def label_scores(logits_BC: jax.Array, batch: Batch, smoothing: Rate = None, z_loss: Rate = None) -> Scores:
+def label_scores(
+    logits_BC: jax.Array, batch: Batch, smoothing: MaybeScalar = None, z_loss: MaybeScalar = None
+) -> Scores:
     """Scores of every sequence whose `label_weights` is not 0."""
     return class_scores(logits_BC, batch['labels'], batch['label_weights'], smoothing, z_loss)
 
 
-def number_scores(numbers_B: jax.Array, batch: Batch, smoothing: Rate = None, z_loss: Rate = None) -> Scores:
+def number_scores(
+    numbers_B: jax.Array, batch: Batch, smoothing: MaybeScalar = None, z_loss: MaybeScalar = None
+) -> Scores:
     """The squared error of every sequence whose `label_weights` is not 0."""
     errors = jnp.square(numbers_B - batch['labels']) * batch['label_weights']
     return {'loss': (jnp.sum(errors), jnp.sum(batch['label_weights']))}
 
 
-def span_scores(logits_BT2: jax.Array, batch: Batch, smoothing: Rate = None, z_loss: Rate = None) -> Scores:
+def span_scores(
+    logits_BT2: jax.Array, batch: Batch, smoothing: MaybeScalar = None, z_loss: MaybeScalar = None
+) -> Scores:
     """Scores of the first and the last token of an answer, among the tokens whose `weights` is not 0.
 
     The mean of both losses; right is an answer of which both are (Devlin et al. 2019, 4.2).
@@ -97,7 +112,7 @@ def candidates(batch: Batch) -> jax.Array:
 
 
 def sentence_scores(
-    outputs: tuple[jax.Array, jax.Array], batch: Batch, smoothing: Rate = None, z_loss: Rate = None
+    outputs: tuple[jax.Array, jax.Array], batch: Batch, smoothing: MaybeScalar = None, z_loss: MaybeScalar = None
 ) -> Scores:
     """Scores of the masked tokens, with the loss of two sentences on top (Devlin et al. 2019, 3.1; Lan et al. 2020)."""
     logits_BTV, logits_BC = outputs
@@ -113,7 +128,10 @@ def sentence_scores(
 
 
 def detection_scores(
-    outputs: tuple[jax.Array, jax.Array, jax.Array], batch: Batch, smoothing: Rate = None, z_loss: Rate = None
+    outputs: tuple[jax.Array, jax.Array, jax.Array],
+    batch: Batch,
+    smoothing: MaybeScalar = None,
+    z_loss: MaybeScalar = None,
 ) -> Scores:
     """Scores of the generator's masked tokens, with the detector's loss of every token on top: was it replaced?
 
@@ -218,15 +236,15 @@ class Objective(NamedTuple):
 
     def method_for(self, chunk: int | None) -> str | Callable[..., Any]:
         """Returns the method; with `chunk` one whose outputs are summaries of so many positions' logits at a time."""
-        return self.method if chunk is None else functools.partial(_summaries, chunk=chunk)
+        return self.method if chunk is None else functools.partial(_token_statistics, chunk=chunk)
 
-    def weight(self, given: Rate) -> Scalar:
+    def weight(self, given: MaybeScalar) -> Scalar:
         """Returns the weight of the second loss: `given`, or where that is None the objective's own."""
         return self.second_weight if given is None else given
 
 
-def _summaries(model: Any, *args: Any, chunk: int) -> Summary:
-    return model.summaries(*args, chunk=chunk)
+def _token_statistics(model: Any, *args: Any, chunk: int) -> TokenStatistics:
+    return model.token_statistics(*args, chunk=chunk)
 
 
 _SENTENCES = sentence_scores, sentence_classes, with_sentences, 'sentence_loss'

@@ -13,7 +13,7 @@ from tformer.data.inspection import rendering
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.distributed import sharding
 from tformer.errors import UserError
-from tformer.layers.dropout import Rates
+from tformer.layers.dropout import DropoutRates
 from tformer.training import checkpoint, setup, workdir
 from tformer.training.state import TrainState, evaluation_variables
 
@@ -69,7 +69,7 @@ def row_losses(parts: setup.Parts, config: Config, state: TrainState, batch: dic
 
     @jax.jit
     def losses(variables: Any, batch: dict[str, jax.Array]) -> jax.Array:
-        outputs = model.apply(variables, batch, Rates(), method=method)
+        outputs = model.apply(variables, batch, DropoutRates(), method=method)
 
         def of_row(index: jax.Array) -> jax.Array:
             kept = {name: jnp.zeros_like(batch[name]).at[index].set(batch[name][index]) for name in weights}

@@ -14,7 +14,7 @@ from tformer.data.batches.pipeline import Batch, Batches
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.distributed import sharding
 from tformer.evaluation import means, scores, text_scores
-from tformer.layers.dropout import Rates
+from tformer.layers.dropout import DropoutRates
 from tformer.objectives import OBJECTIVES
 
 Scorer = Callable[[Any, Batches, int | None, Tokenizers], dict[str, float]]
@@ -50,7 +50,7 @@ def make_scorer(model: nn.Module, config: Config, mesh: Mesh) -> Scorer:
     @functools.partial(jax.jit, out_shardings=everywhere)  # each process has the outputs of all rows
     def step(variables: Any, batch: Mapping[str, jax.Array]) -> tuple[Any, Any]:
         batch = objective.weigh(batch, weight)
-        outputs: Any = model.apply(variables, batch, Rates(), method=method)
+        outputs: Any = model.apply(variables, batch, DropoutRates(), method=method)
         predicted = None if objective.predict is None else objective.predict(outputs, batch, longest)
         return objective.scores(outputs, batch), predicted
 

@@ -11,7 +11,7 @@ from tformer.config import Model
 from tformer.distributed.sharding import constrain, partitioned
 from tformer.errors import choose
 from tformer.layers import kernels
-from tformer.layers.dropout import Rate
+from tformer.layers.dropout import MaybeScalar
 from tformer.layers.linear import Dense
 from tformer.layers.masks import within_window
 from tformer.layers.norms import HEAD_NORMS
@@ -19,7 +19,7 @@ from tformer.layers.parallel import ring_attention
 from tformer.layers.positions import POSITIONS, Angles, rotate
 
 
-class Scope(flax.struct.PyTreeNode):
+class AttentionContext(flax.struct.PyTreeNode):
     """What the queries of a stack see in self-attention, or in cross-attention: the same in every layer.
 
     Attributes:
@@ -79,19 +79,19 @@ class Attention(nn.Module):
         x_BTD: jax.Array,
         k_BKSH: jax.Array,
         v_BKSV: jax.Array,
-        scope: Scope,
+        context: AttentionContext,
         window: jax.Array | None = None,
-        dropout_rate: Rate = None,
+        dropout_rate: MaybeScalar = None,
     ) -> jax.Array:
         cfg = self.cfg
         q_BNTH = self.query(x_BTD) if cfg.attention_projections else split_heads(x_BTD, cfg.num_heads)
-        q_BNTH = rotate(self.query_norm(q_BNTH), scope.query_angles)
+        q_BNTH = rotate(self.query_norm(q_BNTH), context.query_angles)
         q_BNTH = constrain(q_BNTH, 'batch', 'act_heads', 'length', 'act_head_dim')
-        mask_BTS, bias_BNTS = scope.mask_BTS, scope.bias_BNTS
+        mask_BTS, bias_BNTS = context.mask_BTS, context.bias_BNTS
         if window is not None:
-            mask_BTS &= within_window(scope.query_positions_BT, scope.key_positions_BS, window)
+            mask_BTS &= within_window(context.query_positions_BT, context.key_positions_BS, window)
         if self.bias is not None:
-            bias_BNTS = self.bias(scope.query_positions_BT, scope.key_positions_BS)
+            bias_BNTS = self.bias(context.query_positions_BT, context.key_positions_BS)
         assert cfg.head_dim
         scores = {
             'scale': choose(SCALES, cfg.attention_scale, 'model.attention_scale')(cfg.head_dim, cfg.emb_dim),

@@ -12,9 +12,9 @@ from flax import linen as nn
 from tformer.config import Model
 from tformer.distributed.sharding import Schedule, constrain, partitioned, schedule
 from tformer.errors import choose
-from tformer.layers.attention import Attention, Scope
+from tformer.layers.attention import Attention, AttentionContext
 from tformer.layers.cache import KeyValues
-from tformer.layers.dropout import Rates, dropout
+from tformer.layers.dropout import DropoutRates, dropout
 from tformer.layers.initializers import deepnorm, depths
 from tformer.layers.mlp import Mlp
 from tformer.layers.moe import Moe
@@ -24,17 +24,17 @@ from tformer.layers.placements import PLACEMENTS, Function, Sublayer
 from tformer.layers.positions import sinusoidal
 
 
-class Side(flax.struct.PyTreeNode):
+class StackInputs(flax.struct.PyTreeNode):
     """What every layer of a stack reads besides its own activations; built once per call."""
 
-    own: Scope
-    rates: Rates
+    own: AttentionContext
+    dropout_rates: DropoutRates
     index: jax.Array | None = None  # first free slot of the cache
-    cross: Scope | None = None
+    cross: AttentionContext | None = None
     encoded_BSD: jax.Array | None = None
 
 
-class Layer(flax.struct.PyTreeNode):
+class PerLayer(flax.struct.PyTreeNode):
     """What is each layer's own besides its parameters; None where no layer differs."""
 
     window: jax.Array | None = None
@@ -63,9 +63,9 @@ class Block(nn.Module):
         return carry, KeyValues(*self.cross_attention.keys_values(encoded_BSD, angles))
 
     def __call__(
-        self, x_BTD: jax.Array, own: KeyValues | None, cross: KeyValues | None, layer: Layer, side: Side
+        self, x_BTD: jax.Array, own: KeyValues | None, cross: KeyValues | None, layer: PerLayer, inputs: StackInputs
     ) -> tuple[jax.Array, KeyValues | None]:
-        cfg, rates, real_BT = self.cfg, side.rates, side.own.query_positions_BT >= 0
+        cfg, dropout_rates, real_BT = self.cfg, inputs.dropout_rates, inputs.own.query_positions_BT >= 0
 
         def stream(x: jax.Array) -> jax.Array:
             return constrain(x, 'batch', 'stream_length', 'act_embed')
@@ -74,28 +74,28 @@ class Block(nn.Module):
             return constrain(x, 'batch', 'length', 'act_embed')
 
         def drop(x: jax.Array) -> jax.Array:
-            training = self.has_rng('dropout') and rates.residual is not None
-            return dropout(x, rates.residual, self.make_rng('dropout')) if training else x
+            training = self.has_rng('dropout') and dropout_rates.residual is not None
+            return dropout(x, dropout_rates.residual, self.make_rng('dropout')) if training else x
 
         def attend_self(h_BTD: jax.Array) -> jax.Array:
             nonlocal own
-            k, v = self.attention.keys_values(h_BTD, side.own.query_angles)
+            k, v = self.attention.keys_values(h_BTD, inputs.own.query_angles)
             if own is not None:
-                assert side.index is not None
-                own = own.extend(k, v, side.index)
+                assert inputs.index is not None
+                own = own.extend(k, v, inputs.index)
                 k, v = own.k, own.v
-            return self.attention(h_BTD, k, v, side.own, layer.window, rates.attention)
+            return self.attention(h_BTD, k, v, inputs.own, layer.window, dropout_rates.attention)
 
         def attend_encoder(h_BTD: jax.Array) -> jax.Array:
-            assert side.cross is not None
+            assert inputs.cross is not None
             kv = cross
             if kv is None:
-                assert side.encoded_BSD is not None
-                kv = self.cross_keys_values(None, side.encoded_BSD, side.cross.key_angles)[1]
-            return self.cross_attention(h_BTD, kv.k, kv.v, side.cross, None, rates.attention)
+                assert inputs.encoded_BSD is not None
+                kv = self.cross_keys_values(None, inputs.encoded_BSD, inputs.cross.key_angles)[1]
+            return self.cross_attention(h_BTD, kv.k, kv.v, inputs.cross, None, dropout_rates.attention)
 
         def feed_forward(h_BTD: jax.Array) -> jax.Array:
-            return self.mlp(h_BTD, real_BT, rates.activation)
+            return self.mlp(h_BTD, real_BT, dropout_rates.activation)
 
         def sublayer(function: Function, name: str) -> Sublayer:
             norm, out_norm, gain = (getattr(self, f'{name}_{part}') for part in ('norm', 'out_norm', 'gain'))
@@ -113,7 +113,7 @@ class Block(nn.Module):
         sublayers.append(sublayer(feed_forward, 'mlp'))
 
         if layer.depth is not None:
-            x_BTD += coordinates(cfg, side.own.query_positions_BT, layer.depth)
+            x_BTD += coordinates(cfg, inputs.own.query_positions_BT, layer.depth)
         alpha = deepnorm(self.stack, *depths(cfg))[0]
         x_BTD = choose(PLACEMENTS, cfg.norm_placement, 'model.norm_placement')(x_BTD, sublayers, alpha)
         return stream(x_BTD), own
@@ -162,9 +162,9 @@ class Stack(nn.Module):
         self.layers = nn.scan(remat(Block, cfg), methods=methods)(cfg, self.stack, self.cross)
         self.norm = make_norm(cfg) if cfg.final_norm else None
 
-    def each_layer(self) -> Layer:
+    def each_layer(self) -> PerLayer:
         """Returns what differs from layer to layer, stacked."""
-        cfg, layer = self.cfg, Layer()
+        cfg, layer = self.cfg, PerLayer()
         kinds = [cfg.attention_pattern[i % len(cfg.attention_pattern)] for i in range(self.num_layers)]
         if 'local' in kinds:
             widths = [cfg.window if kind == 'local' else np.iinfo(np.int32).max for kind in kinds]
@@ -174,19 +174,19 @@ class Stack(nn.Module):
         return layer
 
     def __call__(
-        self, x_BTD: jax.Array, side: Side, own: KeyValues | None = None, cross: KeyValues | None = None
+        self, x_BTD: jax.Array, inputs: StackInputs, own: KeyValues | None = None, cross: KeyValues | None = None
     ) -> tuple[jax.Array, KeyValues | None]:
         """Returns (x_BTD after all layers, the extended cache or None)."""
         stages = schedule()
         if stages is not None and own is None and not self.is_initializing():
-            x_BTD = self.in_stages(x_BTD, side, stages)
+            x_BTD = self.in_stages(x_BTD, inputs, stages)
         else:
-            x_BTD, own = self.layers(x_BTD, own, cross, self.each_layer(), side)
+            x_BTD, own = self.layers(x_BTD, own, cross, self.each_layer(), inputs)
         if self.norm is not None:
-            x_BTD = self.norm(x_BTD, side.own.query_positions_BT >= 0)
+            x_BTD = self.norm(x_BTD, inputs.own.query_positions_BT >= 0)
         return constrain(x_BTD, 'batch', 'length', 'act_embed'), own
 
-    def in_stages(self, x_BTD: jax.Array, side: Side, stages: Schedule) -> jax.Array:
+    def in_stages(self, x_BTD: jax.Array, inputs: StackInputs, stages: Schedule) -> jax.Array:
         """Returns x_BTD after all layers, which are split over the mesh axis `pipeline`.
 
         Dropout draws other numbers than on one stage, for each part its own: always the same ones of a key and a
@@ -194,16 +194,18 @@ class Stack(nn.Module):
         """
         cfg, block = self.cfg, Block(self.cfg, self.stack, self.cross, parent=None)
 
-        def layer(each: Any, x_BTD: jax.Array, common: tuple[Side, jax.Array | None], part: jax.Array) -> jax.Array:
-            (params, own, number), (side, key) = each, common
+        def layer(
+            each: Any, x_BTD: jax.Array, common: tuple[StackInputs, jax.Array | None], part: jax.Array
+        ) -> jax.Array:
+            (params, own, number), (inputs, key) = each, common
             rngs = {} if key is None else {'dropout': jax.random.fold_in(jax.random.fold_in(key, part), number)}
-            return block.apply({'params': params}, x_BTD, None, None, own, side, rngs=rngs)[0]
+            return block.apply({'params': params}, x_BTD, None, None, own, inputs, rngs=rngs)[0]
 
         return pipelined(
             layer,
             (self.layers.variables['params'], self.each_layer(), jnp.arange(self.num_layers)),
             x_BTD,
-            (side, self.make_rng('dropout') if self.has_rng('dropout') else None),
+            (inputs, self.make_rng('dropout') if self.has_rng('dropout') else None),
             parts=stages.parts,
             rounds=stages.rounds,
             policy=choose(REMAT, cfg.remat, 'model.remat').get(Block, computed),

@@ -6,25 +6,25 @@ import jax.numpy as jnp
 
 from tformer.config import Model
 
-Rate = float | jax.Array | None
+MaybeScalar = float | jax.Array | None  # traced or not; None is off
 
 
-class Rates(flax.struct.PyTreeNode):
+class DropoutRates(flax.struct.PyTreeNode):
     """Dropout rates, scalars. None is off, and leaves no trace in the program."""
 
-    residual: Rate = None
-    attention: Rate = None
-    activation: Rate = None
-    head: Rate = None
+    residual: MaybeScalar = None
+    attention: MaybeScalar = None
+    activation: MaybeScalar = None
+    head: MaybeScalar = None
 
     @classmethod
-    def of(cls, cfg: Model) -> 'Rates':
+    def of(cls, cfg: Model) -> 'DropoutRates':
         """Returns the rates of `cfg`, 0 as None."""
         rates = cfg.dropout_rate, cfg.attention_dropout_rate, cfg.activation_dropout_rate, cfg.head_dropout_rate
         return cls(*(rate or None for rate in rates))
 
 
-def dropout(x: jax.Array, rate: Rate, key: jax.Array) -> jax.Array:
+def dropout(x: jax.Array, rate: MaybeScalar, key: jax.Array) -> jax.Array:
     """Zeroes each element with probability `rate` and divides the rest by 1 - rate (Srivastava et al. 2014).
 
     16 random bits an element: the rate is rounded to a multiple of 2^-16, the divisor with it.

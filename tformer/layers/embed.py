@@ -9,7 +9,7 @@ from flax import linen as nn
 from tformer.config import Model
 from tformer.distributed.sharding import constrain, partitioned
 from tformer.errors import choose
-from tformer.layers.dropout import Rates, dropout
+from tformer.layers.dropout import DropoutRates, dropout
 from tformer.layers.initializers import base_width, make_initializer
 from tformer.layers.linear import Dense
 from tformer.layers.norms import make_norm
@@ -59,7 +59,7 @@ def make_table(module: nn.Module, cfg: Model, axis: str, rows: int) -> jax.Array
     return constrain(table.astype(cfg.dtype), 'act_vocab' if axis == 'vocab' else None, 'act_embed')
 
 
-class Foot(nn.Module):
+class InputEmbedding(nn.Module):
     """Scales embeddings, adds positions and types, normalises, drops out, projects up.
 
     Vaswani et al. 2017, 3.4, 3.5 and 5.4; Devlin et al. 2019, 3.2; Lan et al. 2020, 3.1.
@@ -69,7 +69,11 @@ class Foot(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x_BTE: jax.Array, positions_BT: jax.Array, rates: Rates, token_types_BT: jax.Array | None = None
+        self,
+        x_BTE: jax.Array,
+        positions_BT: jax.Array,
+        dropout_rates: DropoutRates,
+        token_types_BT: jax.Array | None = None,
     ) -> jax.Array:
         cfg, width = self.cfg, embedding_width(self.cfg)
         x_BTE = x_BTE * choose(EMBEDDING_SCALES, cfg.embedding_scale, 'model.embedding_scale')(
@@ -84,8 +88,8 @@ class Foot(nn.Module):
             x_BTE += TokenTypes(cfg, name='token_types')(types)
         if cfg.embedding_norm:
             x_BTE = make_norm(cfg)(x_BTE, positions_BT >= 0)
-        if self.has_rng('dropout') and rates.residual is not None:
-            x_BTE = dropout(x_BTE, rates.residual, self.make_rng('dropout'))
+        if self.has_rng('dropout') and dropout_rates.residual is not None:
+            x_BTE = dropout(x_BTE, dropout_rates.residual, self.make_rng('dropout'))
         if cfg.embedding_factor_dim:
             shape, names = (width, cfg.emb_dim), ('factor', 'embed')
             x_BTE = Dense(cfg, 'BTE,ED->BTD', shape, names, bias=True, name='projection')(x_BTE)

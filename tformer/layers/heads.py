@@ -10,7 +10,7 @@ from flax import linen as nn
 from tformer.config import Model
 from tformer.distributed.sharding import constrain, partitioned
 from tformer.errors import choose
-from tformer.layers.dropout import Rate, dropout
+from tformer.layers.dropout import MaybeScalar, dropout
 from tformer.layers.embed import embedding_width
 from tformer.layers.initializers import base_width, width_factor
 from tformer.layers.linear import Dense
@@ -52,7 +52,7 @@ class VocabularyHead(nn.Module):
         return logits_BTV
 
 
-class Summary(NamedTuple):
+class TokenStatistics(NamedTuple):
     """What is scored of logits [..., V]: a few numbers in their place, each [...].
 
     Attributes:
@@ -68,12 +68,12 @@ class Summary(NamedTuple):
     best: jax.Array
 
 
-def summarize(logits: jax.Array, targets: jax.Array) -> Summary:
+def token_statistics(logits: jax.Array, targets: jax.Array) -> TokenStatistics:
     """Returns the summary of logits [..., V] for targets [...], int. Where V is split over devices XLA makes it of each
     one's share: no logits are gathered."""
     best, logits = jnp.argmax(logits, axis=-1), logits.astype(jnp.float32)
     target = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
-    return Summary(jax.nn.logsumexp(logits, axis=-1), target, jnp.mean(logits, axis=-1), best)
+    return TokenStatistics(jax.nn.logsumexp(logits, axis=-1), target, jnp.mean(logits, axis=-1), best)
 
 
 class Pooler(nn.Module):
@@ -98,7 +98,7 @@ class LinearHead(nn.Module):
     num_outputs: int
 
     @nn.compact
-    def __call__(self, x: jax.Array, rate: Rate = None) -> jax.Array:
+    def __call__(self, x: jax.Array, rate: MaybeScalar = None) -> jax.Array:
         cfg = self.cfg
         if self.has_rng('dropout') and rate is not None:
             x = dropout(x, rate, self.make_rng('dropout'))

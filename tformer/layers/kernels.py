@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 
 from tformer.errors import choose
-from tformer.layers.dropout import Rate, dropout
+from tformer.layers.dropout import MaybeScalar, dropout
 
 CHUNK = 128  # keys that `chunked` takes at a time, at most
 BLOCK = 128  # queries and keys of a tile of `flash`
@@ -114,7 +114,7 @@ def reference(
     bias_BNTS: jax.Array | None = None,
     softcap: float | None = None,
     sink_N: jax.Array | None = None,
-    dropout_rate: Rate = None,
+    dropout_rate: MaybeScalar = None,
     dropout_key: jax.Array | None = None,
 ) -> jax.Array:
     """The definition, written down. Memory O(T S)."""
@@ -137,7 +137,7 @@ def chunked(
     bias_BNTS: jax.Array | None = None,
     softcap: float | None = None,
     sink_N: jax.Array | None = None,
-    dropout_rate: Rate = None,
+    dropout_rate: MaybeScalar = None,
     dropout_key: jax.Array | None = None,
     chunk: int = CHUNK,
 ) -> jax.Array:
@@ -188,7 +188,7 @@ def chunked(
 
 
 # ------------------------------------------------------------------------------------------------ jax's own
-def _rate(dropout_rate: Rate, dropout_key: jax.Array | None) -> Rate:
+def _rate(dropout_rate: MaybeScalar, dropout_key: jax.Array | None) -> MaybeScalar:
     return None if dropout_key is None else dropout_rate
 
 
@@ -209,7 +209,7 @@ def fused(
     bias_BNTS: jax.Array | None = None,
     softcap: float | None = None,
     sink_N: jax.Array | None = None,
-    dropout_rate: Rate = None,
+    dropout_rate: MaybeScalar = None,
     dropout_key: jax.Array | None = None,
     implementation: Literal['xla', 'cudnn'],
 ) -> jax.Array:
@@ -246,7 +246,7 @@ def flash(
     bias_BNTS: jax.Array | None = None,
     softcap: float | None = None,
     sink_N: jax.Array | None = None,
-    dropout_rate: Rate = None,
+    dropout_rate: MaybeScalar = None,
     dropout_key: jax.Array | None = None,
     interpret: bool = False,
 ) -> jax.Array:

@@ -9,7 +9,7 @@ from flax import linen as nn
 from tformer.config import Model
 from tformer.distributed.sharding import constrain
 from tformer.errors import choose
-from tformer.layers.dropout import Rate, dropout
+from tformer.layers.dropout import MaybeScalar, dropout
 from tformer.layers.linear import Dense
 
 Activation = Callable[..., jax.Array]
@@ -44,7 +44,9 @@ class Mlp(nn.Module):
     stack: str
 
     @nn.compact
-    def __call__(self, x_BTD: jax.Array, real_BT: jax.Array | None = None, dropout_rate: Rate = None) -> jax.Array:
+    def __call__(
+        self, x_BTD: jax.Array, real_BT: jax.Array | None = None, dropout_rate: MaybeScalar = None
+    ) -> jax.Array:
         """Returns out_BTD; `real_BT` is the mixture's (moe.py), and not needed here: tokens don't meet."""
         cfg = self.cfg
         inputs, activation = choose(ACTIVATIONS, cfg.activation, 'model.activation')

@@ -15,7 +15,7 @@ from flax import linen as nn
 from tformer.config import Model
 from tformer.distributed.sharding import partitioned
 from tformer.errors import choose
-from tformer.layers.dropout import Rate, dropout
+from tformer.layers.dropout import MaybeScalar, dropout
 from tformer.layers.initializers import Initializer, make_initializer, width_factor
 from tformer.layers.mlp import ACTIVATIONS, Activation
 from tformer.layers.parallel import expert_exchange
@@ -213,7 +213,7 @@ class Moe(nn.Module):
     stack: str
 
     @nn.compact
-    def __call__(self, x_BTD: jax.Array, real_BT: jax.Array, dropout_rate: Rate = None) -> jax.Array:
+    def __call__(self, x_BTD: jax.Array, real_BT: jax.Array, dropout_rate: MaybeScalar = None) -> jax.Array:
         """Returns the experts' weighted sums, [B, T, D]; 0 at padding, where real_BT is False."""
         cfg = self.cfg
         E = cfg.num_experts

@@ -22,8 +22,8 @@ from flax import linen as nn
 from tformer.config import Model
 from tformer.distributed.sharding import constrain, partitioned
 from tformer.errors import choose
-from tformer.layers.dropout import Rates, dropout
-from tformer.layers.embed import Foot
+from tformer.layers.dropout import DropoutRates, dropout
+from tformer.layers.embed import InputEmbedding
 from tformer.layers.initializers import make_initializer
 from tformer.layers.recurrent_attention import CrossAttention, Source
 from tformer.layers.tower import Batch, positions_of
@@ -139,7 +139,12 @@ class Layer(nn.Module):
             self.cell = make_cell(cfg, stack, cfg.emb_dim)
 
     def __call__(
-        self, x_BTD: jax.Array, state: State | None, real_BT: jax.Array, segments_BT: jax.Array | None, rates: Rates
+        self,
+        x_BTD: jax.Array,
+        state: State | None,
+        real_BT: jax.Array,
+        segments_BT: jax.Array | None,
+        dropout_rates: DropoutRates,
     ) -> tuple[jax.Array, State]:
         """Returns (the outputs, the state after the last real token)."""
         cfg, tokens = self.cfg, (x_BTD, real_BT, segments_BT)
@@ -150,8 +155,8 @@ class Layer(nn.Module):
         else:
             zero = zero_state(cfg, x_BTD.shape[0], cfg.emb_dim)
             state, x_BTD = read(self.cell, zero if state is None else state, *tokens)
-        if self.has_rng('dropout') and rates.residual is not None:
-            x_BTD = dropout(x_BTD, rates.residual, self.make_rng('dropout'))
+        if self.has_rng('dropout') and dropout_rates.residual is not None:
+            x_BTD = dropout(x_BTD, dropout_rates.residual, self.make_rng('dropout'))
         return constrain(x_BTD, 'batch', 'length', 'act_embed'), state
 
 
@@ -190,10 +195,10 @@ class RecurrentStack(nn.Module):
         source: Source | None,
         real_BT: jax.Array,
         segments_BT: jax.Array | None,
-        rates: Rates,
+        dropout_rates: DropoutRates,
     ) -> tuple[jax.Array, State]:
         """Returns (x_BTD, the state of each layer after the last real token)."""
-        x_BTD, state = self.layers(x_BTD, state, real_BT, segments_BT, rates)
+        x_BTD, state = self.layers(x_BTD, state, real_BT, segments_BT, dropout_rates)
         if source is not None and self.cross_attention is not None:
             x_BTD = self.cross_attention(x_BTD, source)
         return x_BTD, state
@@ -208,11 +213,13 @@ class RecurrentTower(nn.Module):
 
     def setup(self) -> None:
         cfg, encoder = self.cfg, self.stack_name == 'encoder'
-        self.foot = Foot(dataclasses.replace(cfg, position=None))
+        self.foot = InputEmbedding(dataclasses.replace(cfg, position=None))
         num_layers = cfg.num_encoder_layers if encoder else cfg.num_decoder_layers
         self.stack = RecurrentStack(cfg, self.stack_name, num_layers, self.cross)
 
-    def run(self, x_BTE: jax.Array, batch: Batch, rates: Rates, encoded: Encoded | None = None) -> Encoded:
+    def run(
+        self, x_BTE: jax.Array, batch: Batch, dropout_rates: DropoutRates, encoded: Encoded | None = None
+    ) -> Encoded:
         """Returns outputs and last states, all positions at once."""
         if 'prefix' in batch:
             raise ValueError('a recurrent model sees no token before its turn: no prefix')
@@ -222,17 +229,19 @@ class RecurrentTower(nn.Module):
         positions_BT, state, source = positions_of(batch, prefix), None, None
         if encoded is not None:
             state, source = encoded.state, self.stack.source(encoded, positions_of(batch, 'encoder_'))
-        x_BTD = self.foot(x_BTE, positions_BT, rates, batch.get('token_types'))
+        x_BTD = self.foot(x_BTE, positions_BT, dropout_rates, batch.get('token_types'))
         segments_BT = batch.get(f'{prefix}segment_ids')
-        return Encoded(*self.stack(x_BTD, state, source, positions_BT >= 0, segments_BT, rates))
+        return Encoded(*self.stack(x_BTD, state, source, positions_BT >= 0, segments_BT, dropout_rates))
 
-    def __call__(self, x_BTE: jax.Array, batch: Batch, rates: Rates, encoded: Encoded | None = None) -> jax.Array:
+    def __call__(
+        self, x_BTE: jax.Array, batch: Batch, dropout_rates: DropoutRates, encoded: Encoded | None = None
+    ) -> jax.Array:
         """Returns x_BTD."""
-        return self.run(x_BTE, batch, rates, encoded).x_BSD
+        return self.run(x_BTE, batch, dropout_rates, encoded).x_BSD
 
-    def encode(self, x_BTE: jax.Array, batch: Batch, rates: Rates) -> Encoded:
+    def encode(self, x_BTE: jax.Array, batch: Batch, dropout_rates: DropoutRates) -> Encoded:
         """Returns what a decoder reads of this stack."""
-        return self.run(x_BTE, batch, rates)
+        return self.run(x_BTE, batch, dropout_rates)
 
     def start(self, rows: int, slots: int, encoded: Encoded | None, positions_BS: jax.Array | None) -> StateCache:
         """Returns the cache before the first token. It holds the last token's state alone: `slots` may be any."""
@@ -247,8 +256,8 @@ class RecurrentTower(nn.Module):
         """Returns (x_BTD of the new tokens, the cache with them)."""
         if prefix_BT is not None:
             raise ValueError('a recurrent model sees no token before its turn: no prefix')
-        x_BTD = self.foot(x_BTE, positions_BT, Rates())
-        x_BTD, state = self.stack(x_BTD, cache.state, cache.source, positions_BT >= 0, None, Rates())
+        x_BTD = self.foot(x_BTE, positions_BT, DropoutRates())
+        x_BTD, state = self.stack(x_BTD, cache.state, cache.source, positions_BT >= 0, None, DropoutRates())
         return x_BTD, cache.replace(state=state)
 
 

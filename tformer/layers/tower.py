@@ -8,11 +8,11 @@ from flax import linen as nn
 
 from tformer.config import Model
 from tformer.errors import choose
-from tformer.layers.attention import Scope
-from tformer.layers.block import Side, Stack
+from tformer.layers.attention import AttentionContext
+from tformer.layers.block import Stack, StackInputs
 from tformer.layers.cache import Cache, empty_cache
-from tformer.layers.dropout import Rates
-from tformer.layers.embed import Foot
+from tformer.layers.dropout import DropoutRates
+from tformer.layers.embed import InputEmbedding
 from tformer.layers.masks import attention_mask
 from tformer.layers.positions import POSITIONS, ROPE_SCALINGS, Angles, rotary_angles, rotary_frequencies
 
@@ -40,7 +40,7 @@ class Tower(nn.Module):
 
     def setup(self) -> None:
         cfg, encoder = self.cfg, self.stack_name == 'encoder'
-        self.foot = Foot(cfg)
+        self.foot = InputEmbedding(cfg)
         num_layers = cfg.num_encoder_layers if encoder else cfg.num_decoder_layers
         self.stack = Stack(cfg, self.stack_name, num_layers, self.cross)
         position = choose(POSITIONS, cfg.position, 'model.position')
@@ -58,16 +58,16 @@ class Tower(nn.Module):
         scaling = choose(ROPE_SCALINGS, cfg.rope_scaling, 'model.rope_scaling')
         return rotary_angles(positions_BT, scaling(frequencies, cfg.rope_factor, cfg.rope_trained_len))
 
-    def own_scope(
+    def own_context(
         self,
         query_BT: jax.Array,
         key_BS: jax.Array,
         segments_BT: jax.Array | None = None,
         prefix_BS: jax.Array | None = None,
-    ) -> Scope:
+    ) -> AttentionContext:
         """Returns what this stack's self-attention sees."""
         causal = self.stack_name == 'decoder'
-        return Scope(
+        return AttentionContext(
             query_BT,
             key_BS,
             mask_BTS=attention_mask(query_BT, key_BS, segments_BT, segments_BT, prefix_BS, causal=causal),
@@ -75,41 +75,43 @@ class Tower(nn.Module):
             query_angles=self.angles(query_BT),
         )
 
-    def cross_scope(
+    def cross_context(
         self,
         query_BT: jax.Array,
         key_BS: jax.Array,
         query_segments_BT: jax.Array | None = None,
         key_segments_BS: jax.Array | None = None,
-    ) -> Scope:
+    ) -> AttentionContext:
         """Returns what this stack's cross-attention sees."""
-        scope = Scope(
+        context = AttentionContext(
             query_BT,
             key_BS,
             mask_BTS=attention_mask(query_BT, key_BS, query_segments_BT, key_segments_BS, causal=False),
         )
         if not self.cfg.cross_position:
-            return scope
-        return scope.replace(
+            return context
+        return context.replace(
             bias_BNTS=None if self.cross_bias is None else self.cross_bias(query_BT, key_BS),
             query_angles=self.angles(query_BT),
             key_angles=self.angles(key_BS),
         )
 
-    def __call__(self, x_BTE: jax.Array, batch: Batch, rates: Rates, encoded_BSD: jax.Array | None = None) -> jax.Array:
+    def __call__(
+        self, x_BTE: jax.Array, batch: Batch, dropout_rates: DropoutRates, encoded_BSD: jax.Array | None = None
+    ) -> jax.Array:
         """Returns x_BTD after the stack, all positions at once."""
         prefix = 'encoder_' if self.stack_name == 'encoder' and 'encoder_inputs' in batch else ''
         positions_BT, segments_BT = positions_of(batch, prefix), batch.get(f'{prefix}segment_ids')
         seen_early = batch.get('prefix') if self.stack_name == 'decoder' else None
-        side = Side(self.own_scope(positions_BT, positions_BT, segments_BT, seen_early), rates)
+        inputs = StackInputs(self.own_context(positions_BT, positions_BT, segments_BT, seen_early), dropout_rates)
         if encoded_BSD is not None:
             encoder = positions_of(batch, 'encoder_'), segments_BT, batch.get('encoder_segment_ids')
-            side = side.replace(cross=self.cross_scope(positions_BT, *encoder), encoded_BSD=encoded_BSD)
-        return self.stack(self.foot(x_BTE, positions_BT, rates, batch.get('token_types')), side)[0]
+            inputs = inputs.replace(cross=self.cross_context(positions_BT, *encoder), encoded_BSD=encoded_BSD)
+        return self.stack(self.foot(x_BTE, positions_BT, dropout_rates, batch.get('token_types')), inputs)[0]
 
-    def encode(self, x_BTE: jax.Array, batch: Batch, rates: Rates) -> jax.Array:
+    def encode(self, x_BTE: jax.Array, batch: Batch, dropout_rates: DropoutRates) -> jax.Array:
         """Returns what a decoder reads of this stack: x_BTD."""
-        return self(x_BTE, batch, rates)
+        return self(x_BTE, batch, dropout_rates)
 
     def start(self, rows: int, slots: int, encoded_BSD: jax.Array | None, positions_BS: jax.Array | None) -> Cache:
         """Returns an empty cache of `slots` slots, with every layer's keys and values of the encoder's output."""
@@ -125,9 +127,9 @@ class Tower(nn.Module):
     ) -> tuple[jax.Array, Cache]:
         """Returns (x_BTD of the new tokens, the cache with them)."""
         placed = cache.place(positions_BT, prefix_BT)
-        own = self.own_scope(positions_BT, placed.positions_BS, None, placed.prefix_BS)
-        side = Side(own, Rates(), cache.index)
+        own = self.own_context(positions_BT, placed.positions_BS, None, placed.prefix_BS)
+        inputs = StackInputs(own, DropoutRates(), cache.index)
         if cache.encoder_positions_BS is not None:
-            side = side.replace(cross=self.cross_scope(positions_BT, cache.encoder_positions_BS))
-        x_BTD, keys_values = self.stack(self.foot(x_BTE, positions_BT, Rates()), side, cache.own, cache.cross)
+            inputs = inputs.replace(cross=self.cross_context(positions_BT, cache.encoder_positions_BS))
+        x_BTD, keys_values = self.stack(self.foot(x_BTE, positions_BT, DropoutRates()), inputs, cache.own, cache.cross)
         return x_BTD, placed.replace(own=keys_values)

@@ -4,7 +4,7 @@ import flax.struct
 import jax
 
 from tformer.config import Config, override
-from tformer.layers.dropout import Rate, Rates
+from tformer.layers.dropout import DropoutRates, MaybeScalar
 
 Scalar = float | int | jax.Array
 
@@ -18,13 +18,13 @@ class Hyper(flax.struct.PyTreeNode):
     final_fraction: Scalar
     decay_fraction: Scalar
     weight_decay: Scalar
-    ema_decay: Rate
+    ema_decay: MaybeScalar
     init_scale: Scalar
-    label_smoothing: Rate
-    z_loss: Rate
+    label_smoothing: MaybeScalar
+    z_loss: MaybeScalar
     second_loss_weight: Scalar | None
-    skip_spikes: Rate
-    rates: Rates
+    skip_spikes: MaybeScalar
+    dropout_rates: DropoutRates
 
     @classmethod
     def of(cls, config: Config) -> 'Hyper':
@@ -42,7 +42,7 @@ class Hyper(flax.struct.PyTreeNode):
             z_loss=config.train.z_loss or None,
             second_loss_weight=config.train.second_loss_weight,
             skip_spikes=config.train.skip_spikes,
-            rates=Rates.of(config.model),
+            dropout_rates=DropoutRates.of(config.model),
         )
 
 

@@ -6,7 +6,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from tformer.layers.dropout import Rate
+from tformer.layers.dropout import MaybeScalar
 
 WINDOW = 128  # steps that a spike is measured by; half of them must have been made
 
@@ -21,13 +21,13 @@ class Guard(flax.struct.PyTreeNode):
     recent: Any = None
 
 
-def begin(skip_spikes: Rate) -> Guard:
+def begin(skip_spikes: MaybeScalar) -> Guard:
     """Returns the guard before the first step."""
     return Guard(jnp.zeros((), jnp.int32), None if skip_spikes is None else jnp.full((2, WINDOW), jnp.nan))
 
 
 def judge(
-    guard: Guard, step: jax.Array, loss: jax.Array, norm: jax.Array, skip_spikes: Rate
+    guard: Guard, step: jax.Array, loss: jax.Array, norm: jax.Array, skip_spikes: MaybeScalar
 ) -> tuple[jax.Array, Guard]:
     """Returns (whether a step is to be made, the guard after it).
 

@@ -43,11 +43,13 @@ def make_train_step(
     optimizer = optax.with_extra_args_support(optimizer)
 
     def loss_sum(params: Any, statistics: Any, batch: Batch, hyper: Hyper, key: jax.Array) -> Any:
-        rngs = {'sample': jax.random.fold_in(key, _SAMPLE)} | ({'dropout': key} if jax.tree.leaves(hyper.rates) else {})
+        rngs = {'sample': jax.random.fold_in(key, _SAMPLE)} | (
+            {'dropout': key} if jax.tree.leaves(hyper.dropout_rates) else {}
+        )
         outputs, found = model.apply(
             variables(params, statistics),
             batch,
-            hyper.rates,
+            hyper.dropout_rates,
             rngs=rngs,
             method=objective.method_for(config.train.loss_chunk),
             mutable=['statistics', 'losses'],

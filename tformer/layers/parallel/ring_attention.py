@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from tformer.layers.dropout import Rate, dropout
+from tformer.layers.dropout import MaybeScalar, dropout
 from tformer.layers.kernels import MIN, grouped, masked_logits, pad, seen
 
 AXIS = 'context'
@@ -86,7 +86,7 @@ def ring(
     bias_BNTS: jax.Array | None = None,
     softcap: float | None = None,
     sink_N: jax.Array | None = None,
-    dropout_rate: Rate = None,
+    dropout_rate: MaybeScalar = None,
     dropout_key: jax.Array | None = None,
 ) -> jax.Array:
     """Attention as kernels.py defines it, under a mesh whose axis `context` splits T and S.
@@ -169,7 +169,7 @@ def _weights(block: Any, lse_BKGT: jax.Array, mask_BTS: jax.Array, softcap: floa
     return jnp.where(mask_BTS[:, None, None], jnp.exp(logits_BKGTS - lse_BKGT[..., None]), 0)
 
 
-def _summed(weights_BKGTS: jax.Array, v_BKSV: jax.Array, rate: Rate, key: jax.Array | None) -> jax.Array:
+def _summed(weights_BKGTS: jax.Array, v_BKSV: jax.Array, rate: MaybeScalar, key: jax.Array | None) -> jax.Array:
     if rate is not None and key is not None:
         weights_BKGTS = dropout(weights_BKGTS, rate, key)
     weights_BKGTS = weights_BKGTS.astype(v_BKSV.dtype)
