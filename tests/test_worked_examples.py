@@ -232,8 +232,8 @@ def test_placements_are_their_formulas():
         'no_residual': then(lambda x: F(LN(x)), lambda x: G(LN(x))),
     }
     assert set(expected) == set(placements.PLACEMENTS)
-    for placement, place in placements.PLACEMENTS.items():
-        assert np.allclose(place(x, subs, 3.0), expected[placement], atol=1e-6), placement
+    for placement, row in placements.PLACEMENTS.items():
+        assert np.allclose(row.block(x, subs, 3.0), expected[placement], atol=1e-6), placement
 
 
 @pytest.mark.parametrize('stack', ['encoder', 'decoder'])

@@ -1,7 +1,7 @@
 """The one block, and the stack of them. A family is which stacks exist and which mask they get."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax
@@ -115,7 +115,7 @@ class Block(nn.Module):
         if layer.depth is not None:
             x_BTD += coordinates(cfg, inputs.own.query_positions_BT, layer.depth)
         alpha = deepnorm(self.stack, *depths(cfg))[0]
-        x_BTD = choose(PLACEMENTS, cfg.norm_placement, 'model.norm_placement')(x_BTD, sublayers, alpha)
+        x_BTD = choose(PLACEMENTS, cfg.norm_placement, 'model.norm_placement').block(x_BTD, sublayers, alpha)
         return stream(x_BTD), own
 
 
@@ -147,7 +147,7 @@ class Stack(nn.Module):
     def setup(self) -> None:
         cfg = self.cfg
         each = {'intermediates': 0, 'losses': 0, 'statistics': 0}
-        shared = choose(LAYER_SHARING, cfg.layer_sharing, 'model.layer_sharing')
+        shared = choose(LAYER_SHARING, cfg.layer_sharing, 'model.layer_sharing').shared
         lift: dict[str, Any] = {
             'variable_axes': each if shared else {'params': 0, **each},
             'variable_broadcast': 'params' if shared else False,
@@ -169,7 +169,7 @@ class Stack(nn.Module):
         if 'local' in kinds:
             widths = [cfg.window if kind == 'local' else np.iinfo(np.int32).max for kind in kinds]
             layer = layer.replace(window=jnp.asarray(widths, jnp.int32))
-        if cfg.layer_sharing == 'universal':
+        if LAYER_SHARING[cfg.layer_sharing].coordinates:
             layer = layer.replace(depth=jnp.arange(1, self.num_layers + 1))
         return layer
 
@@ -219,10 +219,23 @@ class Stack(nn.Module):
 
 ATTENTION_PATTERNS = ('global', 'local')  # every position, or those within the window
 
-LAYER_SHARING: dict[str | None, bool] = {
-    'all': True,  # Lan et al. 2020, 3.1
-    'universal': True,  # each depth knows its number, and the positions again (Dehghani et al. 2019)
-    None: False,
+
+class LayerSharing(NamedTuple):
+    """How layers share parameters.
+
+    Attributes:
+      shared: all layers have the same parameters.
+      coordinates: every layer adds the sinusoids of its depth, and of the positions where those are sinusoidal.
+    """
+
+    shared: bool
+    coordinates: bool = False
+
+
+LAYER_SHARING: dict[str | None, LayerSharing] = {
+    'all': LayerSharing(shared=True),  # Lan et al. 2020, 3.1
+    'universal': LayerSharing(shared=True, coordinates=True),  # Dehghani et al. 2019
+    None: LayerSharing(shared=False),
 }
 
 

@@ -272,16 +272,20 @@ class Dispatch(NamedTuple):
       planner: gives the places.
       between: the way of devices that share the experts.
       apart: that of devices which have all experts and their own tokens; None: one plan for all, left to XLA.
+      fields: the fields of `Model` that it reads and others do not.
+      whole_batch: what a token gets depends on the other tokens of the batch.
     """
 
     planner: Planner
     between: Way
     apart: Way | None
+    fields: tuple[str, ...] = ()
+    whole_batch: bool = False
 
 
 DISPATCHES = {
     'dropless': Dispatch(
         dropless, expert_exchange.gathered, expert_exchange.alone
     ),  # a token's place is nobody else's concern
-    'capacity': Dispatch(capacity, expert_exchange.grouped, None),
+    'capacity': Dispatch(capacity, expert_exchange.grouped, None, ('expert_capacity',), whole_batch=True),
 }

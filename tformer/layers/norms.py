@@ -3,7 +3,7 @@
 Every norm is called with the stream x_BTD and real_BT, False at padding; only BatchNorm reads the second.
 """
 
-from collections.abc import Callable
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -55,7 +55,17 @@ def wide(vector_D: jax.Array, x: jax.Array) -> jax.Array:
 
 
 class Norm(nn.Module):
+    """A norm of the stream.
+
+    Attributes:
+      fields: the fields of `Model` that it reads.
+      whole_batch: its result depends on the other rows of the batch.
+    """
+
     cfg: Model
+
+    fields: ClassVar[tuple[str, ...]] = ('norm_epsilon', 'norm_epsilon_in_root')
+    whole_batch: ClassVar[bool] = False
 
     def vector(self, name: str, value: float, *shape: int) -> jax.Array:
         init = partitioned(nn.initializers.constant(value), *['norm'] * len(shape))
@@ -89,10 +99,12 @@ class ScaleNorm(Norm):
 
 
 class BatchNorm(Norm):
-    """Each feature over the batch's tokens; by running statistics where their collection may not change.
+    """Normalises each feature over the batch's tokens, or by running statistics where their collection is immutable.
 
-    A batch's mean sees every token of it, the future ones too: that is the ablation. Not exact under microbatches.
+    A batch's mean includes later tokens, which is what this ablation is about. Not exact under microbatches.
     """
+
+    whole_batch = True
 
     @nn.compact
     def __call__(self, x_BTD: jax.Array, real_BT: jax.Array) -> jax.Array:
@@ -114,6 +126,8 @@ class BatchNorm(Norm):
 class DyT(Norm):
     """scale tanh(gain x) + bias: no statistics at all (Zhu et al. 2025, eq. 1)."""
 
+    fields = ()
+
     @nn.compact
     def __call__(self, x: jax.Array, real_BT: jax.Array | None = None) -> jax.Array:
         D, gain = x.shape[-1], self.vector('gain', 0.5)
@@ -123,6 +137,8 @@ class DyT(Norm):
 
 
 class Identity(Norm):
+    fields = ()
+
     def __call__(self, x: jax.Array, real_BT: jax.Array | None = None) -> jax.Array:
         return x
 
@@ -132,7 +148,7 @@ def make_norm(cfg: Model) -> nn.Module:
     return choose(NORMS, cfg.norm, 'model.norm')(cfg)
 
 
-NORMS: dict[str | None, Callable[[Model], nn.Module]] = {
+NORMS: dict[str | None, type[Norm]] = {
     'layernorm': LayerNorm,  # Ba et al. 2016
     'rmsnorm': RMSNorm,  # Zhang & Sennrich 2019
     'scalenorm': ScaleNorm,  # Nguyen & Salazar 2019
@@ -141,7 +157,7 @@ NORMS: dict[str | None, Callable[[Model], nn.Module]] = {
     None: Identity,
 }
 
-HEAD_NORMS: dict[str | None, Callable[[Model], nn.Module]] = {  # of queries and keys, over the head
+HEAD_NORMS: dict[str | None, type[Norm]] = {  # of queries and keys, over the head
     'layernorm': LayerNorm,  # Dehghani et al. 2023
     'rmsnorm': RMSNorm,
     None: Identity,

@@ -17,6 +17,9 @@ class Sublayer(NamedTuple):
     gain: Callable[[], jax.Array]  # ReZero's
 
 
+Block = Callable[[jax.Array, Sequence[Sublayer], float], jax.Array]
+
+
 def pre_norm(x: jax.Array, sub: Sublayer, alpha: float) -> jax.Array:
     """x + F(norm(x)) (Baevski & Auli 2019; Xiong et al. 2020)."""
     return x + sub.function(sub.norm(x))
@@ -43,12 +46,12 @@ def rezero(x: jax.Array, sub: Sublayer, alpha: float) -> jax.Array:
 
 
 def no_residual(x: jax.Array, sub: Sublayer, alpha: float) -> jax.Array:
-    """F(norm(x)): what the residual is good for."""
+    """F(norm(x)): no residual connection, to measure what it contributes."""
     return sub.function(sub.norm(x))
 
 
-def in_turn(place: Callable[[jax.Array, Sublayer, float], jax.Array]) -> Callable[..., jax.Array]:
-    """Returns the block that applies its sub-layers one after the other."""
+def in_turn(place: Callable[[jax.Array, Sublayer, float], jax.Array]) -> Block:
+    """Returns the block that applies its sub-layers one after another."""
 
     def block(x: jax.Array, sublayers: Sequence[Sublayer], alpha: float) -> jax.Array:
         for sublayer in sublayers:
@@ -64,12 +67,28 @@ def parallel(x: jax.Array, sublayers: Sequence[Sublayer], alpha: float) -> jax.A
     return x + sum(sublayer.function(h) for sublayer in sublayers)
 
 
-PLACEMENTS: dict[str, Callable[[jax.Array, Sequence[Sublayer], float], jax.Array]] = {
-    'pre': in_turn(pre_norm),
-    'post': in_turn(post_norm),
-    'sandwich': in_turn(sandwich),
-    'deepnorm': in_turn(deep_norm),
-    'parallel': parallel,
-    'rezero': in_turn(rezero),
-    'no_residual': in_turn(no_residual),
+class Placement(NamedTuple):
+    """How a block arranges its sub-layers.
+
+    Attributes:
+      block: (x, sub-layers, DeepNorm's alpha) -> x after the block.
+      final_norm: the stream leaves the last block as a bare sum, so that the stack ends with one more norm.
+      has_norm: the block has norms at all.
+      initializer: what `model.initializer=None` stands for, a key of `initializers.INITIALIZERS`.
+    """
+
+    block: Block
+    final_norm: bool
+    has_norm: bool = True
+    initializer: str = 'xavier'
+
+
+PLACEMENTS: dict[str, Placement] = {
+    'pre': Placement(in_turn(pre_norm), final_norm=True),
+    'post': Placement(in_turn(post_norm), final_norm=False),
+    'sandwich': Placement(in_turn(sandwich), final_norm=True),
+    'deepnorm': Placement(in_turn(deep_norm), final_norm=False, initializer='deepnorm'),
+    'parallel': Placement(parallel, final_norm=True),
+    'rezero': Placement(in_turn(rezero), final_norm=False, has_norm=False),
+    'no_residual': Placement(in_turn(no_residual), final_norm=True),
 }

@@ -1,4 +1,4 @@
-"""Position encodings: what is added to the embeddings, how queries and keys are turned, what is added to scores."""
+"""Position encodings: vectors added to the embeddings, rotations of queries and keys, biases added to the scores."""
 
 import math
 from collections.abc import Callable
@@ -11,6 +11,7 @@ from flax import linen as nn
 
 from tformer.config import Model
 from tformer.distributed.sharding import constrain, partitioned
+from tformer.errors import choose
 from tformer.layers.initializers import make_initializer
 
 Angles = tuple[jax.Array, jax.Array]
@@ -32,12 +33,12 @@ def rotary_angles(positions_BT: jax.Array, frequencies: np.ndarray) -> Angles:
 
 
 def rotary_frequencies(rotary_dim: int, theta: float) -> np.ndarray:
-    """Returns theta^(-2i/R) of each of the R/2 pairs, in radians a position (Su et al. 2021, eq. 15)."""
+    """Returns theta^(-2i/R) for each of the R/2 pairs, in radians per position (Su et al. 2021, eq. 15)."""
     return theta ** (-np.arange(0, rotary_dim, 2) / rotary_dim)
 
 
 def rotate(x_BNTH: jax.Array, angles: Angles | None) -> jax.Array:
-    """Turns the pairs (i, i + R/2) of the first R entries of queries or keys by their position's angles."""
+    """Rotates the pairs (i, i + R/2) of the first R entries of queries or keys by their position's angles."""
     if angles is None:
         return x_BNTH
     cos, sin = angles
@@ -47,18 +48,26 @@ def rotate(x_BNTH: jax.Array, angles: Angles | None) -> jax.Array:
 
 
 def linear_scaling(frequencies: np.ndarray, factor: float, trained_len: int) -> np.ndarray:
-    """All positions closer together by `factor` (Chen et al. 2023)."""
+    """Divides all frequencies by `factor`: positions move closer together (Chen et al. 2023)."""
     return frequencies / factor
 
 
 def llama3_scaling(frequencies: np.ndarray, factor: float, trained_len: int) -> np.ndarray:
-    """Slow pairs are divided by `factor`, fast ones left, those between mixed (Llama Team 2024, as its code does).
+    """Divides slow frequencies by `factor`, keeps fast ones, interpolates between (Llama Team 2024, as its code does).
 
     Slow is less than one turn in `trained_len` positions, fast is more than four.
     """
     turns = frequencies * trained_len / (2 * math.pi)
     share = np.clip((turns - 1) / (4 - 1), 0, 1)
     return share * frequencies + (1 - share) * frequencies / factor
+
+
+def rope_angles(cfg: Model, positions_BT: jax.Array) -> Angles:
+    """Returns the angles of rotary embeddings with the frequencies that `cfg` asks for."""
+    assert cfg.head_dim
+    frequencies = rotary_frequencies(round(cfg.head_dim * cfg.rope_fraction), cfg.rope_theta)
+    scaling = choose(ROPE_SCALINGS, cfg.rope_scaling, 'model.rope_scaling').function
+    return rotary_angles(positions_BT, scaling(frequencies, cfg.rope_factor, cfg.rope_trained_len))
 
 
 def alibi_slopes(num_heads: int) -> np.ndarray:
@@ -111,7 +120,7 @@ class Learned(nn.Module):
 
 
 class Alibi(nn.Module):
-    """Scores fall with the distance, by a slope for each head (Press et al. 2022); alike on both sides."""
+    """A penalty that grows linearly with the distance, with one slope per head (Press et al. 2022); symmetric."""
 
     cfg: Model
     bidirectional: bool
@@ -123,7 +132,7 @@ class Alibi(nn.Module):
 
 
 class Relative(nn.Module):
-    """A trained number for each bucket of distances and each head (Raffel et al. 2020, 2.1)."""
+    """One trained scalar per bucket of distances and head (Raffel et al. 2020, 2.1)."""
 
     cfg: Model
     bidirectional: bool
@@ -139,31 +148,55 @@ class Relative(nn.Module):
         return jnp.moveaxis(table[bucket_BTS], -1, 1)
 
 
+class RopeScaling(NamedTuple):
+    """How rotary frequencies are changed for longer contexts.
+
+    Attributes:
+      function: (frequencies, factor, trained_len) -> frequencies.
+      fields: the fields of `Model` that it reads.
+    """
+
+    function: Callable[[np.ndarray, float, int], np.ndarray]
+    fields: tuple[str, ...] = ()
+
+
 class Position(NamedTuple):
     """A position encoding.
 
     Attributes:
       added: module (cfg, width) from positions_BT to vectors that are added to the embeddings.
-      rotates: queries and keys are turned.
+      angles: function (cfg, positions_BT) -> the angles by which queries and keys at these positions are rotated.
       bias: module (cfg, bidirectional) from query and key positions to bias_BNTS, float32, added to the scores.
+      fields: the fields of `Model` that this encoding reads and others do not.
+      even_width: its vectors need an even width.
     """
 
     added: Callable[..., nn.Module] | None = None
-    rotates: bool = False
+    angles: Callable[[Model, jax.Array], Angles] | None = None
     bias: Callable[..., nn.Module] | None = None
+    fields: tuple[str, ...] = ()
+    even_width: bool = False
+
+    @property
+    def pairwise(self) -> bool:
+        """Whether the encoding acts on pairs of a query and a key, and so applies to cross-attention too."""
+        return self.angles is not None or self.bias is not None
 
 
-POSITIONS: dict[str | None, Position] = {
-    'sinusoidal': Position(added=Sinusoidal),  # Vaswani et al. 2017
-    'learned': Position(added=Learned),  # Devlin et al. 2019
-    'rope': Position(rotates=True),  # Su et al. 2021
-    'alibi': Position(bias=Alibi),  # Press et al. 2022
-    'relative': Position(bias=Relative),  # Raffel et al. 2020
-    None: Position(),
+ROPE_SCALINGS: dict[str | None, RopeScaling] = {
+    None: RopeScaling(lambda frequencies, factor, trained_len: frequencies),
+    'linear': RopeScaling(linear_scaling, ('rope_factor',)),
+    'llama3': RopeScaling(llama3_scaling, ('rope_factor', 'rope_trained_len')),
 }
 
-ROPE_SCALINGS: dict[str | None, Callable[[np.ndarray, float, int], np.ndarray]] = {
-    None: lambda frequencies, factor, trained_len: frequencies,
-    'linear': linear_scaling,
-    'llama3': llama3_scaling,
+ROPE_FIELDS = ('rope_theta', 'rope_fraction', 'rope_scaling')
+RELATIVE_FIELDS = ('relative_buckets', 'relative_max_distance', 'relative_per_layer')
+
+POSITIONS: dict[str | None, Position] = {
+    'sinusoidal': Position(added=Sinusoidal, even_width=True),  # Vaswani et al. 2017
+    'learned': Position(added=Learned, fields=('position_offset',)),  # Devlin et al. 2019
+    'rope': Position(angles=rope_angles, fields=ROPE_FIELDS),  # Su et al. 2021
+    'alibi': Position(bias=Alibi),  # Press et al. 2022
+    'relative': Position(bias=Relative, fields=RELATIVE_FIELDS),  # Raffel et al. 2020
+    None: Position(),
 }

@@ -14,7 +14,7 @@ from tformer.layers.cache import Cache, empty_cache
 from tformer.layers.dropout import DropoutRates
 from tformer.layers.embed import InputEmbedding
 from tformer.layers.masks import attention_mask
-from tformer.layers.positions import POSITIONS, ROPE_SCALINGS, Angles, rotary_angles, rotary_frequencies
+from tformer.layers.positions import POSITIONS, Angles
 
 Batch = Mapping[str, jax.Array]
 
@@ -49,14 +49,9 @@ class Tower(nn.Module):
         self.cross_bias = position.bias(cfg, True) if position.bias and shared and cfg.cross_position else None
 
     def angles(self, positions_BT: jax.Array) -> Angles | None:
-        """Returns what queries and keys at these positions are turned by; None where they are not."""
-        cfg = self.cfg
-        if not POSITIONS[cfg.position].rotates:
-            return None
-        assert cfg.head_dim
-        frequencies = rotary_frequencies(round(cfg.head_dim * cfg.rope_fraction), cfg.rope_theta)
-        scaling = choose(ROPE_SCALINGS, cfg.rope_scaling, 'model.rope_scaling')
-        return rotary_angles(positions_BT, scaling(frequencies, cfg.rope_factor, cfg.rope_trained_len))
+        """Returns the angles of a rotary encoding at these positions; None where the encoding rotates nothing."""
+        angles = POSITIONS[self.cfg.position].angles
+        return None if angles is None else angles(self.cfg, positions_BT)
 
     def own_context(
         self,
