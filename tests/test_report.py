@@ -27,17 +27,17 @@ from tformer.errors import UserError
 from tformer.evaluation import predictions, text_scores
 from tformer.lab.report import (
     amounts,
-    computed,
     costs,
     document,
-    laws,
     learning,
     page,
     plots,
+    prose,
+    report_data,
     results,
+    scaling_analysis,
     sections,
     texts,
-    words,
     write,
 )
 from tformer.lab.scaling_laws import scaling
@@ -115,8 +115,8 @@ WORSE = {0: 0.60, 1: 0.63, 2: FAILED, 3: UNFINISHED, 4: math.nan}
 ARMS = [({}, BASE), ({'model.norm': 'rmsnorm'}, BETTER), ({'model.activation': 'swiglu'}, WORSE)]
 
 
-def computed_of(home: pathlib.Path, **options: Any) -> computed.Report:
-    return computed.report(results.read(home), **options)
+def computed_of(home: pathlib.Path, **options: Any) -> report_data.Report:
+    return report_data.report(results.read(home), **options)
 
 
 @pytest.fixture(scope='module')
@@ -146,14 +146,14 @@ def test_the_statistics_are_those_of_the_runs(home: pathlib.Path) -> None:
 
 def test_the_findings_are_plain_sentences(home: pathlib.Path, tmp_path: pathlib.Path) -> None:
     report = computed_of(built(tmp_path / 'x', ARMS[:2]))
-    assert words.scale(report.rows).decimals == 3 and words.scale(report.rows[:1]).spread(0.5, 0.02) == '0.500 ± 0.020'
-    assert words.headline(report) == '1 arm against `baseline`, by test loss (lower is better). 6 trials: 6 done.'
+    assert prose.scale(report.rows).decimals == 3 and prose.scale(report.rows[:1]).spread(0.5, 0.02) == '0.500 ± 0.020'
+    assert prose.headline(report) == '1 arm against `baseline`, by test loss (lower is better). 6 trials: 6 done.'
     better = '`norm=rmsnorm`: test loss 0.490 ± 0.010, 0.030 lower than the baseline (95 % interval -0.055 to -0.005, '
-    assert words.findings(report) == [
+    assert prose.findings(report) == [
         '`baseline`: test loss 0.520 ± 0.020, 3 seeds: the baseline', f'{better}p = 0.035 by Holm): better',
     ]  # fmt: skip
     near = computed_of(tmp_path / 'x', alpha=0.01)
-    (_, line) = words.findings(near)
+    (_, line) = prose.findings(near)
     assert '(99 % interval -0.087 to +0.027, p = 0.035 by Holm): within noise; about ' in line
     assert line.endswith(f'about {near.rows[1].seeds} fresh seeds would decide')
     text = (home / 'report.md').read_text()  # of two comparisons, whose smaller p is 0.0303
@@ -173,17 +173,17 @@ def test_the_findings_are_plain_sentences(home: pathlib.Path, tmp_path: pathlib.
 def test_what_a_label_supposes_is_said(tmp_path: pathlib.Path) -> None:
     alone, twin = ({'model.activation': 'swiglu'}, {7: 0.9}), ({'model.norm': 'rmsnorm'}, BASE)
     report = computed_of(built(tmp_path / 'x', [({}, {**BASE, 3: FAILED}), alone, twin]))
-    told = {line.partition(':')[0]: line for line in words.findings(report)}
+    told = {line.partition(':')[0]: line for line in prose.findings(report)}
     assert told['`baseline`'].endswith(', 3 seeds: the baseline; 1 run failed')
     assert told['`activation=swiglu`'].endswith(': worse if its noise is that of the baseline: it is one run')
     assert told['`norm=rmsnorm`'] == '`norm=rmsnorm`: test loss 0.520 ± 0.020: the same as the baseline in every run'
-    assert words.limited(report) is None
+    assert prose.limited(report) is None
     all_right, all_wrong = dict.fromkeys(range(4), 0.0), dict.fromkeys(range(4), 1.0)
     few = dataclasses.replace(TINY, evaluate=Evaluate(samples=0, max_examples=4))
     report = computed_of(built(tmp_path / 'y', [({}, all_wrong), ({'model.norm': 'rmsnorm'}, all_right)], few))
-    assert words.findings(report)[1].endswith(": noise unknown, for each side's runs are all the same; more would tell")
+    assert prose.findings(report)[1].endswith(": noise unknown, for each side's runs are all the same; more would tell")
     assert (
-        words.limited(report)
+        prose.limited(report)
         == 'Scored are the first 4 records of the test split, of any size (evaluate.max_examples).'
     )
 
@@ -288,9 +288,9 @@ def test_curves_are_means_and_arms_are_matched_in_what_they_spent(tmp_path: path
     assert (by_tokens.quantity, by_tokens.same, by_tokens.at) == ('tokens', ('flops',), 0.75 * 40 * 4 * 16)
     assert by_steps.rows[1].comparison.difference == pytest.approx(-0.03)
     assert by_tokens.rows[1].comparison.difference == pytest.approx(-0.03 - 0.5)  # the baseline is half way
-    (sooner,) = report.sooner
-    assert sooner.value == pytest.approx(0.52) and sooner.steps == pytest.approx(20 + 20 * (0.99 - 0.52) / 0.5)
-    assert sooner.factor == pytest.approx(40 / sooner.steps)
+    (speed_up,) = report.speed_ups
+    assert speed_up.value == pytest.approx(0.52) and speed_up.steps == pytest.approx(20 + 20 * (0.99 - 0.52) / 0.5)
+    assert speed_up.factor == pytest.approx(40 / speed_up.steps)
     spent = report.costs['train.batch_size=4']
     stated = report.results.arms['train.batch_size=4'][0].stated
     assert (spent.parameters, spent.tokens) == (matching.num_parameters(stated), 0.75 * matching.num_tokens(stated))
@@ -318,7 +318,7 @@ def test_amounts_are_those_that_the_logs_tell(tmp_path: pathlib.Path) -> None:
 
 def test_when_a_value_is_reached_is_told_of_each_arm(home: pathlib.Path) -> None:
     """A run that ends with L has L + 1 - s / 40 after s steps; the one that is no number reaches nothing."""
-    told = words.reached(computed_of(home, reach=['train/loss=0.75', 'train/loss=0.55']))
+    told = prose.reached(computed_of(home, reach=['train/loss=0.75', 'train/loss=0.55']))
     assert told == [
         '`baseline`: train loss reaches 0.75 after 31 ± 1 steps in 3 of 3 runs',
         '`norm=rmsnorm`: train loss reaches 0.75 after 30 ± 0 steps in 3 of 3 runs',
@@ -327,7 +327,7 @@ def test_when_a_value_is_reached_is_told_of_each_arm(home: pathlib.Path) -> None
         '`norm=rmsnorm`: train loss reaches 0.55 after 38 ± 0 steps in 3 of 3 runs',
         '`activation=swiglu`: train loss reaches 0.55 in 0 of 4 runs',
     ]
-    told = words.reached(computed_of(home, reach=['train/loss=1.26']))  # after 10 steps they have 1.25, 1.27, 1.29
+    told = prose.reached(computed_of(home, reach=['train/loss=1.26']))  # after 10 steps they have 1.25, 1.27, 1.29
     assert (
         told[0]
         == '`baseline`: train loss reaches 1.26 after 11 ± 1 steps in 3 of 3 runs, 1 of them by the first report'
@@ -348,11 +348,11 @@ def test_which_checkpoints_are_scored_is_told_where_it_is_not_the_last(tmp_path:
     assert [report.costs[arm].scored for arm in report.arms] == [40.0, 25.0][
         :: 1 if report.arms[0] != 'baseline' else -1
     ]
-    told = words.scored(report)
+    told = prose.scored(report)
     assert told is not None and told.startswith(
         'The scores are those of the checkpoints best by `valid/loss`, after 25'
     )
-    assert words.scored(computed_of(built(tmp_path / 'y', ARMS))) is None
+    assert prose.scored(computed_of(built(tmp_path / 'y', ARMS))) is None
 
 
 def test_a_mean_is_of_the_steps_that_all_runs_report(tmp_path: pathlib.Path) -> None:
@@ -411,11 +411,11 @@ def test_a_field_of_numbers_is_drawn_in_lines_with_the_best_of_each(tmp_path: pa
 def test_the_law_of_exact_losses_is_found() -> None:
     """E 1.7, A 40, a 0.4, B 60, b 0.5, of one run each without noise."""
     N, D = (each.ravel() for each in np.meshgrid([1e4, 3e4, 1e5, 3e5], [1e5, 3e5, 1e6, 3e6]))
-    found = laws.fitted(laws.Scaling(N, D, 1.7 + 40 * N**-0.4 + 60 * D**-0.5, 6 * N * D), 0.95)
+    found = scaling_analysis.fitted(scaling_analysis.Scaling(N, D, 1.7 + 40 * N**-0.4 + 60 * D**-0.5, 6 * N * D), 0.95)
     assert_exact(found.law)
     low, high = found.bounds['alpha']
     assert low <= 0.4001 and high >= 0.3999 and found.budgets[-1] == pytest.approx(10 * 6 * 3e5 * 3e6)
-    assert found.profiles is None and found.no_profiles and found.off < 1e-3
+    assert found.profiles is None and found.no_profiles and found.held_out_error < 1e-3
 
 
 def assert_exact(law: scaling.Law) -> None:
@@ -480,7 +480,7 @@ def test_iso_flop_designs_have_parabolas(tmp_path: pathlib.Path) -> None:
     N, D = (C / 6) ** 0.5 * times, (C / 6) ** 0.5 / times
     budget = np.geomspace(1e9, 1e13, 200)
     curves = [(N, budget, 1.7 + 40 * N**-0.4 + 40 * (budget / 6 / N) ** -0.4) for N in (1e4, 3e4, 1e5, 3e5, 1e6)]
-    found = laws.fitted(laws.Scaling(N, D, 1.7 + 40 * N**-0.4 + 40 * D**-0.4, C, curves), 0.95)
+    found = scaling_analysis.fitted(scaling_analysis.Scaling(N, D, 1.7 + 40 * N**-0.4 + 40 * D**-0.4, C, curves), 0.95)
     assert found.envelope.law.exponent == pytest.approx(0.5, abs=0.01)
     assert [minimum.N for minimum in found.profiles.minima] == pytest.approx([1e5, 1e5 * 10**0.5, 1e6])
     assert found.profiles.law.exponent == pytest.approx(0.5) == found.law.size_exponent

@@ -211,12 +211,12 @@ def test_what_is_matched_is_as_near_as_the_field_allows(quantity: str, field: st
     made = {trial.directory: trial for trial in trials.trials(base, arms, [Match(quantity, field, multiple)])}
     assert made['baseline/seed_1'].config == config.override(base, {'train.seed': 1})
     assert {name: trial.config.train.seed for name, trial in made.items()} == {name: int(name[-1]) for name in made}
-    assert made['norm_epsilon=1e-05/seed_0'].off == {quantity: 0.0}
+    assert made['norm_epsilon=1e-05/seed_0'].mismatch_percent == {quantity: 0.0}
     adjusted = made['mlp_bias=False,activation=swiglu,train.batch_size=24/seed_1']
     measured, value = matching.QUANTITIES[quantity], adjusted.overrides[field]
     assert value % multiple == 0 and adjusted.overrides['train.seed'] == 1
     near, target = measured(adjusted.config), measured(base)
-    assert adjusted.off[quantity] == pytest.approx(100 * (near - target) / target)
+    assert adjusted.mismatch_percent[quantity] == pytest.approx(100 * (near - target) / target)
     for other in (value - multiple or value, value + multiple):
         assert abs(measured(config.override(adjusted.config, {field: other})) - target) >= abs(near - target)
 
@@ -230,7 +230,7 @@ def test_two_matches_take_turns_and_what_they_say_is_true_of_the_arms_that_run(t
     for trial in made:
         for quantity, measured in matching.QUANTITIES.items():
             off = 100 * (measured(trial.config) / measured(base) - 1)
-            assert quantity == 'tokens' or (trial.off[quantity] == pytest.approx(off) and abs(off) < 0.5)
+            assert quantity == 'tokens' or (trial.mismatch_percent[quantity] == pytest.approx(off) and abs(off) < 0.5)
     changed = {trial.name: (trial.config.train.num_steps, trial.config.model.mlp_dim) for trial in made}
     assert changed == {
         'baseline': (400, 64), 'mlp_bias=False,activation=swiglu': (393, 44), 'num_kv_heads=1': (400, 76),
@@ -242,8 +242,8 @@ def test_a_match_that_another_undoes_says_so() -> None:
     both = [Match('flops', 'train.num_steps'), Match('tokens', 'train.batch_size')]
     base = config.override(TINY, {'train.num_steps': 400})
     wide = trials.trials(base, [{}, {'model.mlp_dim': 128}], both)[1]
-    assert max(map(abs, wide.off.values())) > 10
-    for quantity, off in wide.off.items():
+    assert max(map(abs, wide.mismatch_percent.values())) > 10
+    for quantity, off in wide.mismatch_percent.items():
         measured = matching.QUANTITIES[quantity]
         assert off == pytest.approx(100 * (measured(wide.config) / measured(base) - 1))
 
@@ -254,11 +254,11 @@ def test_a_sweep_may_have_no_match_or_one(match: Match | None, tmp_path: pathlib
     text = 'from tformer.lab.sweep import Match, Sweep\n\ndef get_sweep():\n'
     (tmp_path / 'one.py').write_text(f"{text}    return Sweep('base.py', [{{'model.norm': 'dyt'}}], match={match!r})")
     _, (trial,) = trials.load(f'{tmp_path}/one.py', {'model.emb_dim': '64'})
-    assert trial.off == ({'parameters': 0.0} if match else {})
+    assert trial.mismatch_percent == ({'parameters': 0.0} if match else {})
 
 
 def test_padding_costs_flops_and_is_no_token() -> None:
-    assert abs(of_rows('data.length', 8, 'flops')[1].off['flops']) < 0.1
+    assert abs(of_rows('data.length', 8, 'flops')[1].mismatch_percent['flops']) < 0.1
     assert of_rows('train.batch_size', 16)[1].config.train.num_steps == 200  # of both the same share is padding
 
 
@@ -314,7 +314,10 @@ def test_every_sweep_loads_and_its_header_says_how_to_run_it(file: str, monkeypa
             choices.validate(trial.config)
             assert config.override(base, trial.overrides) == trial.config
             if trial.seed == made[0].seed:
-                assert all(abs(off) < 0.1 or nearest_width(trial, made[0], *WIDTHS[file]) for off in trial.off.values())
+                assert all(
+                    abs(off) < 0.1 or nearest_width(trial, made[0], *WIDTHS[file])
+                    for off in trial.mismatch_percent.values()
+                )
             assert trial.config.train.num_steps == 2 or not spec.endswith('smoke')
     header = recipes.header(file)
     assert f'tformer sweep --config=configs/{file}.py --workdir=' in header and re.search(r'(19|20)\d\d', header)
@@ -726,8 +729,8 @@ def test_an_array_of_tasks_has_a_line_for_each_process(tmp_path: pathlib.Path) -
 
 
 def test_numbers_of_tasks_are_written_as_slurm_takes_them() -> None:
-    assert runner.ranges([2, 5, 6, 7]) == '2,5-7'
-    assert runner.ranges([1]) == '1' and runner.ranges([1, 2, 4]) == '1-2,4'
+    assert runner.array_ranges([2, 5, 6, 7]) == '2,5-7'
+    assert runner.array_ranges([1]) == '1' and runner.array_ranges([1, 2, 4]) == '1-2,4'
 
 
 def test_a_signal_in_this_process_is_a_stop(tmp_path: pathlib.Path) -> None:

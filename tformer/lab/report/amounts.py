@@ -5,10 +5,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tformer.lab.report import comparisons, words
-from tformer.lab.report.computed import Report
+from tformer.lab.report import comparisons, prose
 from tformer.lab.report.document import Block, Figure, Line, List, Table, code
-from tformer.lab.report.laws import Scaling
+from tformer.lab.report.report_data import Report
+from tformer.lab.report.scaling_analysis import Scaling
 from tformer.lab.scaling_laws import power_law
 
 FRONT = 'front'
@@ -17,7 +17,7 @@ NOTHING = 1e-9  # nats: a loss below it is none
 
 def cost(report: Report) -> list[Block]:
     """Returns what a run of each arm costs, and Pareto's fronts."""
-    digits, means = words.scale(report.rows), {row.arm: row.runs.mean for row in report.rows}
+    digits, means = prose.scale(report.rows), {row.arm: row.runs.mean for row in report.rows}
     head = [
         'arm',
         'parameters',
@@ -25,15 +25,15 @@ def cost(report: Report) -> list[Block]:
         'tokens',
         'steps',
         'scored after',
-        words.named(report.metric),
+        prose.named(report.metric),
         'on the front by',
     ]
     rows = []
     for arm in report.arms:
         spent = report.costs[arm]
-        amounts = [words.amount(x) for x in (spent.parameters, spent.flops, spent.tokens, spent.steps, spent.scored)]
-        fronts = ', '.join(words.quantity(name) for name, arms in report.fronts.items() if arm in arms)
-        rows.append([code(arm), *amounts, digits(means[arm]), fronts or words.NONE])
+        amounts = [prose.amount(x) for x in (spent.parameters, spent.flops, spent.tokens, spent.steps, spent.scored)]
+        fronts = ', '.join(prose.quantity(name) for name, arms in report.fronts.items() if arm in arms)
+        rows.append([code(arm), *amounts, digits(means[arm]), fronts or prose.NONE])
     told = (
         'Of one run: FLOPs forward and backward, padding among them; tokens of both sides, without padding. An arm is '
         'on a front (Pareto) where no other has a mean as good for as little.'
@@ -49,9 +49,9 @@ def _differ(report: Report, name: str) -> bool:
 def _pareto(report: Report, name: str, front: set[str]) -> Figure:
     better = 'lower' if report.lower_is_better else 'higher'
     caption = (
-        f'{words.named(report.metric)} ({better} is better) against {words.quantity(name)}; the line is the front.'
+        f'{prose.named(report.metric)} ({better} is better) against {prose.quantity(name)}; the line is the front.'
     )
-    return Figure('pareto', name, caption + words.drawn(report))
+    return Figure('pareto', name, caption + prose.drawn(report))
 
 
 def timing(report: Report) -> list[Block]:
@@ -66,8 +66,8 @@ def timing(report: Report) -> list[Block]:
         seconds = [run.seconds for run in report.results.arms[arm] if run.seconds and run.scores]
         spread = f' ± {statistics.stdev(seconds):,.1f}' if len(seconds) > 1 else ''
         front = FRONT if arm in report.timing.front else ''
-        took = words.NONE if each.seconds is None else f'{each.seconds:,.1f}{spread}'
-        rows.append([code(arm), took, words.amount(each.tokens_per_second), front])
+        took = prose.NONE if each.seconds is None else f'{each.seconds:,.1f}{spread}'
+        rows.append([code(arm), took, prose.amount(each.tokens_per_second), front])
     blocks: list[Block] = [
         Line(
             'This section alone rests on a clock, and differs between machines and executions (`--timing=false` leaves '
@@ -90,14 +90,14 @@ def response(report: Report) -> list[Block]:
     found = report.response
     if found is None:
         return []
-    digits, rows = words.scale(report.rows), []
+    digits, rows = prose.scale(report.rows), []
     for line in found.lines:
-        near = f'within noise of it: {words.joined([code(f"{x:g}") for x in line.near])}' if line.near else ''
+        near = f'within noise of it: {prose.joined([code(f"{x:g}") for x in line.near])}' if line.near else ''
         edge = 'at the end of the values tried: the best may lie beyond' if line.at_edge else ''
         best = digits.spread(float(line.mean[line.best]), float(line.sd[line.best]))
         rows.append([_fixed(line.fixed), code(f'{line.x[line.best]:g}'), best, '; '.join(filter(None, (near, edge)))])
-    head = ['line', f'best {code(found.field)}', f'{words.named(report.metric)}, mean ± sd', 'note']
-    caption = f'{words.named(report.metric)} along {code(found.field)}, mean ± sd over the seeds; the best is ringed.'
+    head = ['line', f'best {code(found.field)}', f'{prose.named(report.metric)}, mean ± sd', 'note']
+    caption = f'{prose.named(report.metric)} along {code(found.field)}, mean ± sd over the seeds; the best is ringed.'
     return [Table(head, rows), Figure('response', '', caption)]
 
 
@@ -111,13 +111,13 @@ def scaling(report: Report) -> list[Block]:
     if found is None:
         return []
     if not len(found.N):
-        return [Line(f'No law: {words.said(found.why)}.')]
+        return [Line(f'No law: {prose.said(found.why)}.')]
     blocks: list[Block] = [Line(
-        f'L = E + A / N^a + B / D^b of {words.count(len(found.loss), "run")}: L {words.named(report.metric)}, N '
+        f'L = E + A / N^a + B / D^b of {prose.count(len(found.loss), "run")}: L {prose.named(report.metric)}, N '
         'parameters, D tokens (Hoffmann et al. 2022, approach 3, by the robust fit of log loss).'
     )]  # fmt: skip
     if found.law is None:
-        blocks.append(Line(f'No law: {words.said(found.why)}.'))
+        blocks.append(Line(f'No law: {prose.said(found.why)}.'))
     else:
         blocks += _law(report, found)
         blocks.append(Figure('scaling', '', 'Loss against FLOPs as 6 N D; lines are the law, one for each size.'))
@@ -125,39 +125,39 @@ def scaling(report: Report) -> list[Block]:
 
 
 def _supposed(found: Scaling) -> list[str]:
-    """Returns what the laws pass over, in words."""
+    """Returns what the laws pass over, in prose."""
     told = []
     if found.left_out:
         told.append(f'Of arms of the same size and tokens the best alone counts; {found.left_out} are left out.')
     if found.pooled:
-        told.append(f'Besides size and tokens the arms differ in {words.joined(list(map(code, found.pooled)))}.')
+        told.append(f'Besides size and tokens the arms differ in {prose.joined(list(map(code, found.pooled)))}.')
     if found.early:
         told.append(
-            f'{words.count(found.early, "run")} had the loss before the end: D is of that step, C of the whole run.'
+            f'{prose.count(found.early, "run")} had the loss before the end: D is of that step, C of the whole run.'
         )
     return told
 
 
 def _profiles(report: Report, found: Scaling) -> list[Block]:
     if found.profiles is None:
-        return [Line(f'No iso-FLOP parabolas: {words.said(found.no_profiles)}.')]
+        return [Line(f'No iso-FLOP parabolas: {prose.said(found.no_profiles)}.')]
     rows = [
-        [f'{m.flops:.3g}', words.rounded(m.N), _between(m.N_interval), f'{m.loss:.4g}'] for m in found.profiles.minima
+        [f'{m.flops:.3g}', prose.rounded(m.N), _between(m.N_interval), f'{m.loss:.4g}'] for m in found.profiles.minima
     ]
     return [
         Line(f'Iso-FLOP parabolas (approach 2): {_exponent(report, found.profiles.law)}.'),
-        Table(['FLOPs', 'N of the least loss', f'{words.level(report.alpha)} interval', 'loss there'], rows),
+        Table(['FLOPs', 'N of the least loss', f'{prose.level(report.alpha)} interval', 'loss there'], rows),
         Figure('profiles', '', 'Loss against size at each budget of FLOPs; rings are the minima of the parabolas.'),
     ]
 
 
 def _between(ends: tuple[float, float]) -> str:
-    return ' to '.join(map(words.rounded, ends)) if np.isfinite(ends).all() else 'unbounded'
+    return ' to '.join(map(prose.rounded, ends)) if np.isfinite(ends).all() else 'unbounded'
 
 
 def _envelope(report: Report, found: Scaling) -> list[Block]:
     if found.envelope is None:
-        return [Line(f'No envelope of the training curves: {words.said(found.no_envelope)}.')]
+        return [Line(f'No envelope of the training curves: {prose.said(found.no_envelope)}.')]
     return [
         Line(f'The envelope of the training curves (approach 1): {_exponent(report, found.envelope.law)}.'),
         Figure('envelope', '', 'Training loss against FLOPs so far; the envelope is the least at each.'),
@@ -166,11 +166,11 @@ def _envelope(report: Report, found: Scaling) -> list[Block]:
 
 def _exponent(report: Report, law: power_law.PowerLaw) -> str:
     low, high = law.exponent_interval
-    return f'N_opt ~ C^{law.exponent:.3f} ({words.level(report.alpha)} interval {low:.3f} to {high:.3f})'
+    return f'N_opt ~ C^{law.exponent:.3f} ({prose.level(report.alpha)} interval {low:.3f} to {high:.3f})'
 
 
 def _law(report: Report, found: Scaling) -> list[Block]:
-    law, level = found.law, words.level(report.alpha)
+    law, level = found.law, prose.level(report.alpha)
     assert law is not None
     bounds = found.bounds or {}
 
@@ -189,17 +189,17 @@ def _law(report: Report, found: Scaling) -> list[Block]:
     predicted = law.predict(N, D)
     rows = []
     for i, budget in enumerate(found.budgets):
-        cells = [words.rounded(N[i]), words.rounded(D[i])]
+        cells = [prose.rounded(N[i]), prose.rounded(D[i])]
         for place, name in enumerate(('N', 'D')):
             if name in bounds:
                 low, high = (np.asarray(end)[i] for end in bounds[name])
-                cells[place] += f' ({words.rounded(low)} to {words.rounded(high)})'
+                cells[place] += f' ({prose.rounded(low)} to {prose.rounded(high)})'
         rows.append([f'{budget:.3g}', *cells, f'{predicted[i]:.4g}'])
     note = f'In brackets: {level} intervals by resampling runs.'
     if found.bounds is None:
-        note = f'No intervals: {words.said(found.no_bounds)}.'
-    if found.off is not None:
-        note += f' Fitted without the largest budget, the law misses its losses by {100 * found.off:.2g} %.'
+        note = f'No intervals: {prose.said(found.no_bounds)}.'
+    if found.held_out_error is not None:
+        note += f' Fitted without the largest budget, the law misses its losses by {100 * found.held_out_error:.2g} %.'
     return [
         List(items),
         Line(note),

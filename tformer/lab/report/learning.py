@@ -1,4 +1,4 @@
-"""The learning curves of a report: each arm's mean over its seeds, the arms at matched cost, and who is sooner."""
+"""Learning curves of a report: the mean of each arm over its seeds, arms at matched cost, and speed-ups."""
 
 import dataclasses
 import math
@@ -53,14 +53,14 @@ class Matched:
 
 
 @dataclasses.dataclass(frozen=True)
-class Sooner:
+class SpeedUp:
     """When an arm's mean curve first has what the baseline's ends with.
 
     Attributes:
       arm: its name.
       value: that the baseline ends with.
       steps: of the arm, until then.
-      factor: the baseline's steps until it first has it, over the arm's: above 1 the arm is sooner.
+      factor: the baseline's steps until it first has it, over the arm's: above 1 the arm is faster.
       why: it is not known.
     """
 
@@ -164,7 +164,7 @@ def _along(run: Run, name: str, quantity: str, amount: float) -> curves.Curve:
     return run.spent(quantity, steps) or amount * np.array(steps, float), values
 
 
-def sooner(found: Mapping[str, Band], baseline: str, lower_is_better: bool) -> list[Sooner]:
+def speed_ups(found: Mapping[str, Band], baseline: str, lower_is_better: bool) -> list[SpeedUp]:
     """Returns for each other arm when its mean curve reaches the baseline's last value."""
     if baseline not in found:
         return []
@@ -177,9 +177,9 @@ def sooner(found: Mapping[str, Band], baseline: str, lower_is_better: bool) -> l
             try:
                 steps = curves.first_reach(curve, value, lower_is_better)
                 factor = curves.speed_up(curve, ours, value, lower_is_better)
-                made.append(Sooner(arm, value, steps, factor))
+                made.append(SpeedUp(arm, value, steps, factor))
             except UserError as error:
-                made.append(Sooner(arm, value, why=str(error)))
+                made.append(SpeedUp(arm, value, why=str(error)))
     return made
 
 

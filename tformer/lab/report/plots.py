@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from tformer.lab.report import drawing, words
-from tformer.lab.report.computed import Report
+from tformer.lab.report import drawing, prose
 from tformer.lab.report.drawing import INK, WIDTH, legend, plainly, short
+from tformer.lab.report.report_data import Report
 from tformer.lab.scaling_laws import isoflop
 
 TICKS = 8  # values of a field, at most, that are all marked
@@ -52,7 +52,7 @@ def forest(report: Report, figure: Any, of: str) -> None:
     axes.set_yticks([])
     axes.spines['left'].set_visible(False)
     axes.grid(axis='y', visible=False)
-    axes.set_xlabel(f'difference of {words.named(report.metric)}')
+    axes.set_xlabel(f'difference of {prose.named(report.metric)}')
     plainly(axes.xaxis, [])
 
 
@@ -60,7 +60,7 @@ def curves(report: Report, figure: Any, of: str) -> None:
     """Draws the learning curves of one number with their bands."""
     axes = figure.subplots()
     bands = report.curves[of]
-    drawn = [arm for arm in report.arms if arm in bands][: words.DRAWN]
+    drawn = [arm for arm in report.arms if arm in bands][: prose.DRAWN]
     for arm in drawn:
         band, look = bands[arm], _look(report, arm)
         sparse = len(band.steps) <= 12
@@ -71,7 +71,7 @@ def curves(report: Report, figure: Any, of: str) -> None:
             axes.fill_between(band.steps, low, high, color=look['color'], alpha=0.15, linewidth=0)
     axes.set_ylim(*_around(np.concatenate([bands[arm].mean[len(bands[arm].mean) // 10 :] for arm in drawn])))
     axes.set_xlabel('steps')
-    axes.set_ylabel(words.named(of))
+    axes.set_ylabel(prose.named(of))
     plainly(axes.xaxis, [])
     plainly(axes.yaxis, [])
     legend(figure, axes)
@@ -89,14 +89,14 @@ def pareto(report: Report, figure: Any, of: str) -> None:
     front = report.timing.front if of == 'seconds' and report.timing else report.fronts.get(of, set())
     points = {row.arm: (getattr(report.costs[row.arm], of), row.runs) for row in report.rows if row.runs.n}
     points = {arm: point for arm, point in points.items() if point[0] is not None}
-    for arm, (cost, runs) in list(points.items())[: words.DRAWN]:
+    for arm, (cost, runs) in list(points.items())[: prose.DRAWN]:
         look = {**_look(report, arm), 'linestyle': 'none'}
         error = runs.sd if math.isfinite(runs.sd) else None
         axes.errorbar(cost, runs.mean, yerr=error, label=short(arm), markersize=7, elinewidth=1, **look)
     line = sorted((points[arm][0], points[arm][1].mean) for arm in front)
     axes.plot(*zip(*line, strict=True), color=INK, linewidth=1, linestyle=':', label='front')
-    axes.set_xlabel(words.quantity(of))
-    axes.set_ylabel(f'{words.named(report.metric)}, mean ± sd')
+    axes.set_xlabel(prose.quantity(of))
+    axes.set_ylabel(f'{prose.named(report.metric)}, mean ± sd')
     plainly(axes.xaxis, [cost for cost, _ in points.values()])
     plainly(axes.yaxis, [])
     legend(figure, axes)
@@ -113,7 +113,7 @@ def response(report: Report, figure: Any, of: str) -> None:
         axes.errorbar(line.x, line.mean, yerr=error, label=short(label), markersize=4, elinewidth=1, **look)
         axes.plot([line.x[best]], [line.mean[best]], 'o', markersize=12, fillstyle='none', color=look['color'])
     axes.set_xlabel(found.field)
-    axes.set_ylabel(words.named(report.metric))
+    axes.set_ylabel(prose.named(report.metric))
     tried = np.unique(np.concatenate([line.x for line in found.lines]))
     plainly(axes.xaxis, tried)
     if len(tried) <= TICKS:
@@ -131,12 +131,12 @@ def scaling(report: Report, figure: Any, of: str) -> None:
     assert law is not None
     for i, N in enumerate(np.unique(found.N)):
         look, of_size = drawing.look(i), found.N == N
-        axes.plot(C[of_size], found.loss[of_size], label=f'N = {words.amount(N)}', markersize=5,
+        axes.plot(C[of_size], found.loss[of_size], label=f'N = {prose.amount(N)}', markersize=5,
                   **{**look, 'linestyle': 'none'})  # fmt: skip
         D = np.geomspace(found.D[of_size].min(), found.D[of_size].max(), 60)
         axes.plot(isoflop.PER_TOKEN * N * D, law.predict(N, D), color=look['color'], linewidth=1)
     axes.set_xlabel('FLOPs, 6 N D')
-    axes.set_ylabel(words.named(report.metric))
+    axes.set_ylabel(prose.named(report.metric))
     plainly(axes.xaxis, C)
     plainly(axes.yaxis, found.loss)
     legend(figure, axes)
@@ -156,7 +156,7 @@ def profiles(report: Report, figure: Any, of: str) -> None:
         axes.plot(x, parabola(np.log(x)), color=look['color'], linewidth=1)
         axes.plot([minimum.N], [minimum.loss], 'o', markersize=12, fillstyle='none', color=look['color'])
     axes.set_xlabel('parameters')
-    axes.set_ylabel(words.named(report.metric))
+    axes.set_ylabel(prose.named(report.metric))
     plainly(axes.xaxis, found.N)
     plainly(axes.yaxis, found.loss)
     legend(figure, axes)
@@ -171,7 +171,7 @@ def envelope(report: Report, figure: Any, of: str) -> None:
         look = {**drawing.look(sizes.index(N)), 'marker': None}
         axes.plot(flops, loss, linewidth=1, **look)
     for i, N in enumerate(sizes):
-        axes.plot([], [], label=f'N = {words.amount(N)}', **{**drawing.look(i), 'marker': None})
+        axes.plot([], [], label=f'N = {prose.amount(N)}', **{**drawing.look(i), 'marker': None})
     axes.plot(found.flops, found.loss, color=INK, linewidth=2, linestyle=':', label='envelope')
     axes.set_xlabel('FLOPs so far')
     axes.set_ylabel('train loss')

@@ -4,9 +4,9 @@ import pathlib
 import shlex
 
 from tformer.errors import UserError
-from tformer.lab.report import words
-from tformer.lab.report.computed import Report
+from tformer.lab.report import prose
 from tformer.lab.report.document import Block, Code, Line, Table, code
+from tformer.lab.report.report_data import Report
 from tformer.lab.report.results import FAILED, UNFINISHED, Results
 from tformer.lab.sweep import trials
 from tformer.training import checkpoint
@@ -30,7 +30,7 @@ def trouble(report: Report) -> list[Block]:
             code(run.directory),
             run.state,
             code((run.error or '').partition('\n')[0]) if run.error else '',
-            code(log) if log.is_file() else words.NONE,
+            code(log) if log.is_file() else prose.NONE,
         ]
         for run in report.results.runs
         if run.state in (FAILED, UNFINISHED)
@@ -56,7 +56,7 @@ def commands(report: Report) -> list[Block]:
     ]
     blocks += [Line('This report:'), Code([_report(report)])]
     if found := versions(report.results):
-        listed = words.joined([f'{code(name)} {value}' for name, value in found])
+        listed = prose.joined([f'{code(name)} {value}' for name, value in found])
         blocks.append(Line(f'Made with {listed}.'))
     return blocks
 
@@ -80,4 +80,4 @@ def versions(results: Results) -> list[tuple[str, str]]:
             continue
         for name, version in made.items():
             found.setdefault(name, set()).add(str(version))
-    return [(name, words.joined([code(value) for value in sorted(values)])) for name, values in sorted(found.items())]
+    return [(name, prose.joined([code(value) for value in sorted(values)])) for name, values in sorted(found.items())]

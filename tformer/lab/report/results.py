@@ -36,7 +36,7 @@ class Run:
       scores: of the last evaluations, e.g. 'test/loss'; a value may be nan.
       scored: the step of the checkpoint that they are of, by split.
       log: the lines of metrics.jsonl.
-      off: by how many percent it misses what it is matched in, by quantity.
+      mismatch_percent: by how many percent it misses what it is matched in, by quantity.
       seconds: that it ran, over all its lives; None where that is not known.
     """
 
@@ -51,7 +51,7 @@ class Run:
     scores: Mapping[str, float]
     scored: Mapping[str, int]
     log: Sequence[Mapping[str, Any]]
-    off: Mapping[str, float]
+    mismatch_percent: Mapping[str, float]
     seconds: float | None
 
     def curve(self, name: str) -> tuple[list[int], list[float]]:
@@ -166,7 +166,7 @@ def _found(home: pathlib.Path) -> list[Run]:
 
 
 def _run(
-    home: pathlib.Path, arm: str, directory: str, stated: Config, file: str, off: Mapping[str, float],
+    home: pathlib.Path, arm: str, directory: str, stated: Config, file: str, mismatch_percent: Mapping[str, float],
     seconds: float | None,
 ) -> Run:  # fmt: skip
     place = home / directory
@@ -184,7 +184,7 @@ def _run(
         error,
         *(_scored(place / trials.RESULT) if done else ({}, {})),
         writers.read(place),
-        off,
+        mismatch_percent,
         seconds,
     )
 

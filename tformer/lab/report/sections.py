@@ -1,8 +1,8 @@
 """The report as a document: which sections it has, in which order."""
 
-from tformer.lab.report import amounts, comparisons, provenance, words
-from tformer.lab.report.computed import Report
+from tformer.lab.report import amounts, comparisons, prose, provenance
 from tformer.lab.report.document import Block, Document, Line, List, Section, code
+from tformer.lab.report.report_data import Report
 
 
 def document(report: Report) -> Document:
@@ -25,11 +25,11 @@ def document(report: Report) -> Document:
 
 
 def _findings(report: Report) -> list[Block]:
-    blocks: list[Block] = [Line(words.headline(report)), List(words.findings(report))]
-    blocks += [Line(told) for told in (words.limited(report), words.scored(report)) if told]
+    blocks: list[Block] = [Line(prose.headline(report)), List(prose.findings(report))]
+    blocks += [Line(told) for told in (prose.limited(report), prose.scored(report)) if told]
     if report.reaches:
-        blocks.append(List(words.reached(report)))
+        blocks.append(List(prose.reached(report)))
     if report.lacking:
-        listed = words.joined([code(directory) for directory in report.lacking])
-        blocks.append(Line(f'Done, but without {words.named(report.metric)}: {listed}.'))
+        listed = prose.joined([code(directory) for directory in report.lacking])
+        blocks.append(Line(f'Done, but without {prose.named(report.metric)}: {listed}.'))
     return blocks

@@ -4,7 +4,7 @@ import pathlib
 from collections.abc import Sequence
 
 from tformer import atomic
-from tformer.lab.report import computed, document, page, plots, results, sections
+from tformer.lab.report import document, page, plots, report_data, results, sections
 from tformer.lab.report.document import Figure, Line
 from tformer.lab.report.drawing import installed
 
@@ -20,16 +20,16 @@ def write(
     timing: bool = True,
     reach: Sequence[str] = (),
 ) -> str:
-    """Writes DIRECTORY/report.md and report.html; returns what they found and where they are, in words.
+    """Writes DIRECTORY/report.md and report.html; returns what they found and where they are, in prose.
 
-    The arguments are those of `computed.report`. The same runs give the same bytes, where `timing` is off or no run
+    The arguments are those of `report_data.report`. The same runs give the same bytes, where `timing` is off or no run
     was made again.
 
     Raises:
-      UserError: as `results.read` and `computed.report`.
+      UserError: as `results.read` and `report_data.report`.
     """
     found = results.read(directory)
-    report = computed.report(found, metric, baseline, alpha, timing, reach)
+    report = report_data.report(found, metric, baseline, alpha, timing, reach)
     whole, drawn = sections.document(report), installed()
 
     def draw(figure: Figure) -> str | None:

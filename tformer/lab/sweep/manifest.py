@@ -74,7 +74,7 @@ def write(base: Config, trials: Sequence[Trial], home: pathlib.Path, seconds: Ma
             'seed': trial.seed,
             'directory': trial.directory,
             'overrides': trial.overrides,
-            'off_percent': trial.off,
+            'off_percent': trial.mismatch_percent,
             'config_digest': config.digest(trial.config),
         }
         for trial in trials

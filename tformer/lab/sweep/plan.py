@@ -20,7 +20,7 @@ def plan(trials: Sequence[Trial], directory: str | pathlib.Path | None, parallel
     batches: padding, of which only the data tell, counts.
 
     Raises:
-      UserError: as `listing.check`.
+      UserError: as `manifest.check`.
     """
     home = None if directory is None else pathlib.Path(directory)
     if home is not None:
@@ -48,7 +48,7 @@ def plan(trials: Sequence[Trial], directory: str | pathlib.Path | None, parallel
             '-' if parameters is None else f'{parameters:,}',
             '-' if flops[name] is None else f'{flops[name]:.4g}',
             '-' if tokens is None else f'{tokens:,}',
-            ', '.join(f'{quantity} {off:+.3f} %' for quantity, off in trial.off.items()),
+            ', '.join(f'{quantity} {off:+.3f} %' for quantity, off in trial.mismatch_percent.items()),
             state,
         ))  # fmt: skip
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -79,7 +79,7 @@ def sweep(
         seconds = manifest.claim(base, trials, home, arguments)
         done = sum(is_done(home / trial.directory) for trial in trials)
         print(f'{len(trials)} trials, {done} of them done', flush=True)
-        for name, off in {trial.name: trial.off for trial in trials}.items():
+        for name, off in {trial.name: trial.mismatch_percent for trial in trials}.items():
             for quantity in (each for each in off if abs(off[each]) > FAR):
                 print(f'{name}: {off[quantity]:+.1f} % off the {quantity} that it was to match', flush=True)
         every = groups(trials, together)
@@ -150,10 +150,10 @@ def array(
         if not left:
             return 'all done'
         file = _listed(home, ''.join(f'{shlex.join(_arguments(group, home, transform))}\n' for group in every))
-    return f'sbatch --array={ranges(left)} launch/slurm_array.sbatch {shlex.quote(str(file))}'
+    return f'sbatch --array={array_ranges(left)} launch/slurm_array.sbatch {shlex.quote(str(file))}'
 
 
-def ranges(numbers: Sequence[int]) -> str:
+def array_ranges(numbers: Sequence[int]) -> str:
     """Returns ascending numbers as Slurm takes them: '2,5-7'."""
     runs: list[list[int]] = []
     for number in numbers:

@@ -34,14 +34,14 @@ class Trial:
       seed: its train.seed.
       overrides: of the sweep's base; what matching found is among them.
       config: as stated, not resolved.
-      off: by how many percent it misses what it is matched in, by quantity.
+      mismatch_percent: by how many percent it misses what it is matched in, by quantity.
     """
 
     name: str
     seed: int
     overrides: Overrides
     config: Config
-    off: dict[str, float]
+    mismatch_percent: dict[str, float]
 
     @property
     def directory(self) -> str:
@@ -134,7 +134,7 @@ def _matched(found: list[Trial], matches: list[Match]) -> list[Trial]:
         stated = config.override(arms[trial.name], {SEED: trial.seed})
         choices.validate(stated, here=False)
         missed = {quantity: percent[trial.name] for quantity, percent in off.items()}
-        adjusted.append(dataclasses.replace(trial, config=stated, off=missed))
+        adjusted.append(dataclasses.replace(trial, config=stated, mismatch_percent=missed))
     return adjusted
 
 

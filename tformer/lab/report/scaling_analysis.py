@@ -135,7 +135,7 @@ class Scaling:
       law: the fit; None where `why` says why not.
       bounds: of `scaling.intervals`, the optimal sizes those at `budgets`; None where `no_bounds` says why not.
       budgets: FLOPs as 6 N D: the least, the most, and ten times that.
-      off: how far the law of the other runs misses those of the largest budget (`scaling.held_out`); None of too few.
+      held_out_error: relative error of the law of the other runs on the largest budget; None where these are too few.
       profiles: of iso-FLOP designs.
       no_profiles: why there are none.
       envelope: of the curves.
@@ -155,7 +155,7 @@ class Scaling:
     bounds: Mapping[str, tuple[Any, Any]] | None = None
     no_bounds: str | None = None
     budgets: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))
-    off: float | None = None
+    held_out_error: float | None = None
     profiles: isoflop.Profiles | None = None
     no_profiles: str | None = None
     envelope: isoflop.Envelope | None = None
@@ -243,7 +243,7 @@ def fitted(found: Scaling, level: float) -> Scaling:
     least, most = (isoflop.PER_TOKEN * end(N * D) for end in (np.min, np.max))
     found = dataclasses.replace(found, law=law, budgets=np.array([least, most, 10 * most]))
     with contextlib.suppress(UserError):
-        found = dataclasses.replace(found, off=scaling.held_out(N, D, loss).error)
+        found = dataclasses.replace(found, held_out_error=scaling.held_out(N, D, loss).error)
     try:
         bounds = scaling.intervals(scaling.bootstrap(N, D, loss, law), found.budgets, level)
         return dataclasses.replace(found, bounds=bounds)

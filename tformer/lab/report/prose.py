@@ -1,4 +1,4 @@
-"""The numbers and the findings of a report, in words."""
+"""The numbers and the findings of a report, in prose."""
 
 import dataclasses
 import math
@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 
 from tformer.lab.report import document
-from tformer.lab.report.computed import Report
+from tformer.lab.report.report_data import Report
 from tformer.lab.report.results import DONE, FAILED, UNFINISHED
 from tformer.lab.statistics import power
 from tformer.lab.statistics.comparison import BASELINE, BETTER, ONE_RUN, PERMUTATION, UNKNOWN, WITHIN, WORSE, Row

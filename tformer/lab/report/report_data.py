@@ -6,11 +6,11 @@ from typing import Any
 
 from tformer.errors import UserError, nearest
 from tformer.lab.report import costs as costs_lib
-from tformer.lab.report import laws, learning, results, texts
+from tformer.lab.report import learning, results, scaling_analysis, texts
 from tformer.lab.report.costs import Costs
-from tformer.lab.report.laws import Response, Scaling
-from tformer.lab.report.learning import Band, Matched, Reach, Sooner
+from tformer.lab.report.learning import Band, Matched, Reach, SpeedUp
 from tformer.lab.report.results import DONE, Results
+from tformer.lab.report.scaling_analysis import Response, Scaling
 from tformer.lab.report.texts import Compared
 from tformer.lab.statistics import comparison
 from tformer.lab.statistics.comparison import Row
@@ -51,7 +51,7 @@ class Report:
       curves: by the name in metrics.jsonl, by arm.
       curve: the one that stands for the metric; None where no log has one.
       matched: comparisons of it at matched cost.
-      sooner: when each arm reaches what the baseline's ends with.
+      speed_ups: when each arm reaches what the baseline's ends with.
       reaches: when runs have the values that were asked for.
       differences: of each arm's config from the baseline's: field -> (there, here).
       response: the metric along a field.
@@ -73,7 +73,7 @@ class Report:
     curves: Mapping[str, Mapping[str, Band]]
     curve: str | None
     matched: Sequence[Matched]
-    sooner: Sequence[Sooner]
+    speed_ups: Sequence[SpeedUp]
     reaches: Sequence[Reach]
     differences: Mapping[str, Mapping[str, tuple[Any, Any]]]
     response: Response | None
@@ -145,11 +145,11 @@ def report(
         {name: by_arm for name, by_arm in drawn.items() if by_arm},
         curve,
         learning.matched(found, costs, curve, baseline, curve_lower, alpha) if curve else [],
-        learning.sooner(drawn[curve], baseline, curve_lower) if curve else [],
+        learning.speed_ups(drawn[curve], baseline, curve_lower) if curve else [],
         learning.reaches(found, reach),
         {arm: results.difference(found, arm, baseline) for arm in found.arms if arm != baseline},
-        laws.response(found, values, lower, alpha),
-        laws.scaling_law(found, metric, costs, alpha),
+        scaling_analysis.response(found, values, lower, alpha),
+        scaling_analysis.scaling_law(found, metric, costs, alpha),
         texts.compared(found, metric.partition('/')[0], baseline, alpha),
         clock,
     )
