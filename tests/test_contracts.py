@@ -24,7 +24,7 @@ from tformer.layers.initializers import INITIALIZERS
 from tformer.layers.kernels import probabilities
 from tformer.model import FAMILIES, build
 from tformer.objectives import OBJECTIVES
-from tformer.optim.hyperparameters import Hyper
+from tformer.optim.hyperparameters import Hyperparameters
 from tformer.training.state import initial_variables
 
 V, T, S = covering.VOCABULARY, covering.T, 6
@@ -707,7 +707,7 @@ def start(task, objective, **fields):
 
     @jax.jit
     def params(scale):
-        hyper = Hyper.of(cfg).replace(init_scale=scale)
+        hyper = Hyperparameters.of(cfg).replace(init_scale=scale)
         return sharding.unboxed(initial_variables(model, OBJECTIVES[objective], hyper, make_batch(task))['params'])
 
     return params

@@ -80,7 +80,7 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_it_is_used(whol
     spoil, fault = DAMAGE[damage]
     run = tmp_path / 'run'
     shutil.copytree(whole / 'run', run)
-    spoil(checkpoint.place(run, 6))
+    spoil(checkpoint.directory(run, 6))
     for command in (lambda: runs.load(run, which='latest'), lambda: runs.load(run, average=2)):
         with pytest.raises(errors.UserError, match=r'checkpoint 6 is damaged|does not read') as error:
             command()
@@ -97,7 +97,7 @@ def test_where_every_checkpoint_is_damaged_nothing_is_begun_anew(whole, tmp_path
     run = tmp_path / 'run'
     shutil.copytree(whole / 'run', run)
     for step in checkpoint.steps(run):
-        flip(checkpoint.place(run, step))
+        flip(checkpoint.directory(run, step))
     for _ in range(2):
         with pytest.raises(errors.UserError, match=r'no checkpoint of .*run is whole: .*to begin anew take a fresh'):
             train_lib.train(wanted(whole), run)
@@ -122,15 +122,15 @@ def test_a_lost_config_is_that_of_the_checkpoint_and_what_an_interrupted_save_le
 def test_a_checkpoint_is_deleted_again_whatever_stayed_of_it(tmp_path, monkeypatch):
     """NFS does not remove the directory of a file that somebody has open."""
     for stays in (False, True, True):
-        (checkpoint.place(tmp_path, 3) / 'run').mkdir(parents=True)
-        checkpoint.place(tmp_path, 3).with_suffix('.deleted').joinpath('run').mkdir(parents=True, exist_ok=True)
+        (checkpoint.directory(tmp_path, 3) / 'run').mkdir(parents=True)
+        checkpoint.directory(tmp_path, 3).with_suffix('.deleted').joinpath('run').mkdir(parents=True, exist_ok=True)
         with monkeypatch.context() as patch:
             if stays:
                 patch.setattr(shutil, 'rmtree', lambda path, ignore_errors=False: None)
             checkpoint.delete(tmp_path, 3)
-        left = [*checkpoint.place(tmp_path).iterdir()]
+        left = [*checkpoint.directory(tmp_path).iterdir()]
         assert checkpoint.steps(tmp_path) == [] and bool(left) == stays
-    assert checkpoint.sound(tmp_path, print) is None and not [*checkpoint.place(tmp_path).iterdir()]
+    assert checkpoint.latest_valid(tmp_path, print) is None and not [*checkpoint.directory(tmp_path).iterdir()]
 
 
 def test_fields_that_are_named_may_differ(whole, tmp_path):
@@ -146,7 +146,7 @@ def test_fields_that_are_named_may_differ(whole, tmp_path):
 
 
 def test_a_signal_during_an_evaluation_leaves_it_to_the_next_life(whole, tmp_path, monkeypatch, capfd):
-    run, real, calls = tmp_path / 'run', recorder.evaluation, []
+    run, real, calls = tmp_path / 'run', recorder.evaluate_split, []
 
     def interrupted(*args):
         calls.append(args)
@@ -156,22 +156,22 @@ def test_a_signal_during_an_evaluation_leaves_it_to_the_next_life(whole, tmp_pat
                 pass
         return real(*args)
 
-    monkeypatch.setattr(recorder, 'evaluation', interrupted)
+    monkeypatch.setattr(recorder, 'evaluate_split', interrupted)
     with pytest.raises(errors.Stopped, match='SIGTERM: stopped after step 4 of 6, which is saved'):
         train_lib.train(wanted(whole), run)
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    assert checkpoint.steps(run) == [2, 4] and checkpoint.record(run, 4)['evaluated'] == 2
-    assert 4 not in checkpoint.merits(run)
+    assert checkpoint.steps(run) == [2, 4] and checkpoint.read_metadata(run, 4)['evaluated'] == 2
+    assert 4 not in checkpoint.scores(run)
     ended = train_lib.train(wanted(whole), run)
     assert arrays(run, 6) == arrays(whole / 'run', 6) and rows(run) == rows(whole / 'run')
-    assert checkpoint.merits(run) == checkpoint.merits(whole / 'run') and ended.best_step == checkpoint.best(run)
+    assert checkpoint.scores(run) == checkpoint.scores(whole / 'run') and ended.best_step == checkpoint.best(run)
 
 
 def test_what_a_lost_optimizer_would_change_is_seen(whole, tmp_path, monkeypatch):
     """On other devices losses agree within 1e-5 (tests/test_resume.py); without the moments they would not."""
     run, real = tmp_path / 'run', checkpoint.restore
     shutil.copytree(whole / 'run', run)
-    shutil.rmtree(checkpoint.place(run, 6))
+    shutil.rmtree(checkpoint.directory(run, 6))
 
     def forgetful(home, step, state):
         return real(home, step, state).replace(opt_state=jax.tree.map(jnp.copy, state.opt_state))
@@ -185,7 +185,7 @@ def test_what_a_lost_optimizer_would_change_is_seen(whole, tmp_path, monkeypatch
 def test_layers_that_were_unrolled_go_on_scanned(whole, tmp_path):
     run = tmp_path / 'run'
     shutil.copytree(whole / 'run', run)
-    shutil.rmtree(checkpoint.place(run, 6))
+    shutil.rmtree(checkpoint.directory(run, 6))
     before = arrays(run, 4)
     scanned = test_runs.config.override(wanted(whole), {'model.scan_layers': True})
     train_lib.train(scanned, run)
@@ -249,7 +249,7 @@ def test_a_stored_run_still_loads_and_goes_on(tmp_path):
     data = toy_data.parallel(tmp_path / 'data')
     found = runs.evaluate(runs.load(run, {'data.path': str(data)}), 'test')
     assert found == pytest.approx(json.loads((stored / 'scores.json').read_text()), rel=1e-5)
-    assert '* 3' in inspect.checkpoints(str(run)) and checkpoint.sound(run, print) == 3
+    assert '* 3' in inspect.checkpoints(str(run)) and checkpoint.latest_valid(run, print) == 3
     fields = {**make_stored_run.FIELDS, 'train__num_steps': '4', 'data__path': str(data)}
     longer = test_runs.load('translate.py:smoke', tmp_path, **fields)
     assert train_lib.train(longer, run, may_differ=['train.num_steps']).step == 4

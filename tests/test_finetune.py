@@ -20,7 +20,7 @@ from tformer.layers.linear import ADAPTERS, LORA_TARGETS, Dense, merge_lora
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
 from tformer.optim import freezing
-from tformer.optim.hyperparameters import Hyper
+from tformer.optim.hyperparameters import Hyperparameters
 from tformer.optim.optimizers import make_optimizer, rate_factors
 from tformer.optim.parameters import TASK_HEADS
 from tformer.training import checkpoint, pretrained
@@ -61,7 +61,7 @@ class Trainer:
     """A config's model, its optimizer and its step, not yet jitted; parameters are away from their neutral start."""
 
     def __init__(self, cfg):
-        self.cfg, self.hyper, self.batch = cfg, Hyper.of(cfg), random_batch(cfg)
+        self.cfg, self.hyper, self.batch = cfg, Hyperparameters.of(cfg), random_batch(cfg)
         self.model, self.objective = build(cfg.model), OBJECTIVES[cfg.train.objective]
         self.names = logical_names(self.model, self.objective, self.batch)
         self.optimizer = make_optimizer(cfg, self.names)
@@ -203,7 +203,7 @@ def test_all_layers_frozen_are_arrays_frozen_whole():
 
 def test_each_stack_freezes_its_own_lowest_layers():
     run = Trainer(make_config('seq2seq', dataclasses.replace(STEADY, frozen_layers=2)))
-    found = freezing.trained_parts(run.cfg, run.names)
+    found = freezing.trainable_mask(run.cfg, run.names)
     assert found['encoder']['stack']['layers']['mlp']['in_0']['kernel'].ravel().tolist() == [False, False, True]
     assert not any(np.any(part) for part in flat(found['decoder']['stack']['layers']).values())
     assert not found['embed']['table'] and not found['encoder']['foot']['positions']['table']
@@ -218,7 +218,7 @@ def test_the_norm_that_clips_is_of_what_is_trained():
     after, _ = jax.jit(run.step)(start, run.batch, run.hyper)
     gradient = flat(jax.tree.map(jnp.subtract, start.params, after.params))
     moved, numbers = jax.jit(frozen.step)(held, frozen.batch, frozen.hyper)
-    trained = flat(freezing.trained_parts(frozen.cfg, frozen.names))
+    trained = flat(freezing.trainable_mask(frozen.cfg, frozen.names))
     parts = {path: part * gradient[path] for path, part in trained.items()}
     norm = np.sqrt(sum(np.sum(np.square(part, dtype=np.float64)) for part in parts.values()))
     whole = np.sqrt(sum(np.sum(np.square(part, dtype=np.float64)) for part in gradient.values()))

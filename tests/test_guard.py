@@ -49,10 +49,12 @@ def test_spikes_are_those_of_a_plain_computation():
 
     def one(state, inputs):
         step, pair = inputs
-        good, state = skipping.judge(state, step, pair[0], pair[1], factor)
+        good, state = skipping.update_guard(state, step, pair[0], pair[1], factor)
         return state, (good, state.skipped)
 
-    _, (good, skipped) = jax.lax.scan(one, skipping.begin(factor), (jnp.arange(400), jnp.asarray(values, jnp.float32)))
+    _, (good, skipped) = jax.lax.scan(
+        one, skipping.init_guard(factor), (jnp.arange(400), jnp.asarray(values, jnp.float32))
+    )
     expected, in_a_row = [], []
     for step, pair in enumerate(values):
         recent = values[max(0, step - skipping.WINDOW) : step]

@@ -20,7 +20,7 @@ from tformer.errors import UserError
 from tformer.layers.kernels import KERNELS
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
-from tformer.optim.hyperparameters import Hyper
+from tformer.optim.hyperparameters import Hyperparameters
 from tformer.training.dummy_batch import random_batch
 from tformer.training.state import initial_variables
 
@@ -186,7 +186,7 @@ def trace(objective_name, cfg):
         data=Data(length=8),
         train=Train(objective=objective_name, batch_size=2),
     )
-    model, objective, hyper = build(config.model), OBJECTIVES[objective_name], Hyper.of(config)
+    model, objective, hyper = build(config.model), OBJECTIVES[objective_name], Hyperparameters.of(config)
     batch = random_batch(dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=9)))
 
     def start():

@@ -20,9 +20,9 @@ from tformer.evaluation import scorer
 from tformer.layers.heads import token_statistics
 from tformer.model import Family, build
 from tformer.objectives import OBJECTIVES
-from tformer.optim.hyperparameters import Hyper
+from tformer.optim.hyperparameters import Hyperparameters
 from tformer.optim.optimizers import make_optimizer
-from tformer.optim.precision import exact, kept_in_bfloat16, rounded_at_random
+from tformer.optim.precision import master_params, stochastic_round, with_bfloat16_moments
 from tformer.training import checkpoint
 from tformer.training.dummy_batch import random_batch
 from tformer.training.state import begin, evaluation_params, logical_names, make_init, make_start
@@ -52,7 +52,7 @@ class Trainer:
     """What a config's step is made of; `compiled`: the step, the state donated, for arrays of a shape alone."""
 
     def __init__(self, run):
-        self.run, self.hyper, self.batch = run, Hyper.of(run), random_batch(run)
+        self.run, self.hyper, self.batch = run, Hyperparameters.of(run), random_batch(run)
         self.model, self.objective = build(run.model), OBJECTIVES[run.train.objective]
         self.optimizer = make_optimizer(run, logical_names(self.model, self.objective, self.batch))
         self.step = make_train_step(self.model, self.objective, self.optimizer, run)
@@ -276,7 +276,7 @@ def test_master_copies_add_up_what_bfloat16_does_not_see():
         sections = {'learning_rate': 2.0**-10, 'name': 'lion', 'weight_decay': 0.0, 'clip_norm': None, **fields}
         run, model, objective = make_config(model=NARROW, optimizer=sections), Slope(), OBJECTIVES['causal_lm']
         batch = random_batch(run) | {'targets': np.zeros((4, 8), np.int32)}
-        optimizer, hyper = make_optimizer(run, logical_names(model, objective, batch)), Hyper.of(run)
+        optimizer, hyper = make_optimizer(run, logical_names(model, objective, batch)), Hyperparameters.of(run)
         state = jax.jit(make_init(model, objective, optimizer))(hyper, batch)
         step = jax.jit(make_train_step(model, objective, optimizer, run))
         for _ in range(steps):
@@ -287,7 +287,9 @@ def test_master_copies_add_up_what_bfloat16_does_not_see():
     assert still.params['kernel'] == 1.0
     assert moved.params['kernel'] == 1 - 64 * 2.0**-10 and moved.params['kernel'].dtype == jnp.bfloat16
     odd = after(3, master_dtype='float32')
-    assert odd.params['kernel'] == 1 - 2.0**-8 and exact(odd.params, odd.opt_state)['kernel'] == 1 - 3 * 2.0**-10
+    assert (
+        odd.params['kernel'] == 1 - 2.0**-8 and master_params(odd.params, odd.opt_state)['kernel'] == 1 - 3 * 2.0**-10
+    )
     # The average is that of the copies: of 64 equal steps at d = 1/2 it is one step behind.
     assert float(moved.averages['kernel'][0, 0]) == pytest.approx(1 - 63 * 2.0**-10, abs=1e-6)
 
@@ -300,7 +302,7 @@ def test_narrow_parameters_with_master_copies_go_where_wide_ones_do(name):
     wide = jax.tree.map(lambda x: x.astype(jnp.float32), narrow)
 
     def way(state):
-        moved = jax.tree.map(lambda x, y: np.ravel(x - y), exact(state.params, state.opt_state), wide)
+        moved = jax.tree.map(lambda x, y: np.ravel(x - y), master_params(state.params, state.opt_state), wide)
         return np.concatenate(jax.tree.leaves(moved))
 
     losses, expected = walk(make_config(optimizer=fields), wide)
@@ -308,7 +310,7 @@ def test_narrow_parameters_with_master_copies_go_where_wide_ones_do(name):
     found, after = walk(copied, narrow)
     assert np.linalg.norm(way(after) - way(expected)) < 0.05 * np.linalg.norm(way(expected))
     assert losses[-1] < losses[0] - 0.2 and max(np.abs(np.subtract(found, losses))) < 0.02
-    masters = exact(after.params, after.opt_state)
+    masters = master_params(after.params, after.opt_state)
     jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, y.astype(x.dtype)), after.params, masters)
     average = evaluation_params(after)
     jax.tree.map(lambda x, y: np.testing.assert_array_equal(x.dtype, y.dtype), average, after.params)
@@ -339,22 +341,22 @@ def test_master_copies_of_wide_parameters_are_refused():
 
 def test_rounding_at_random_keeps_the_mean_and_what_is_exact():
     x = jnp.full((64, 512), 1 + 2.0**-9)  # a quarter of the way from 1 to the next number
-    found = rounded_at_random(x, jnp.uint32(0)).astype(jnp.float32)
+    found = stochastic_round(x, jnp.uint32(0)).astype(jnp.float32)
     assert set(np.unique(found)) == {1.0, 1 + 2.0**-7}
     share = np.mean(np.asarray(found) > 1)
     assert abs(share - 0.25) < 4 * (0.25 * 0.75 / x.size) ** 0.5
-    again = rounded_at_random(x, jnp.uint32(1)).astype(jnp.float32)
+    again = stochastic_round(x, jnp.uint32(1)).astype(jnp.float32)
     assert abs(np.corrcoef(found.ravel(), again.ravel())[0, 1]) < 4 / x.size**0.5
     assert abs(np.corrcoef(found[1:].ravel(), found[:-1].ravel())[0, 1]) < 4 / x.size**0.5
     whole = jnp.asarray([0.0, -0.0, 1.5, -3.0, 2.0**-120, jnp.inf, -jnp.inf])
-    assert np.array_equal(rounded_at_random(whole, jnp.uint32(7)).astype(jnp.float32), whole)
-    assert jnp.isnan(rounded_at_random(jnp.asarray([jnp.nan]), jnp.uint32(7))).all()
+    assert np.array_equal(stochastic_round(whole, jnp.uint32(7)).astype(jnp.float32), whole)
+    assert jnp.isnan(stochastic_round(jnp.asarray([jnp.nan]), jnp.uint32(7))).all()
 
 
 def test_moments_in_bfloat16_decay():
     """A second moment of 1, then 500 gradients of 0 at beta2 = 0.999: 0.999^500. To the nearest it would stay 1."""
     wide = optax.scale_by_rms(0.999, initial_scale=1.0)
-    narrow = kept_in_bfloat16(wide)
+    narrow = with_bfloat16_moments(wide)
     params = jnp.ones((64, 64))
     state = narrow.init(params)
 
@@ -393,7 +395,7 @@ def on_one(tree):
 def test_a_device_holds_ten_bytes_for_each_of_its_parameters():
     """2 of the parameter, 4 of its master copy, 2 and 2 of its moments; with float32 alone they are 12."""
     _, state, _, _ = narrow_run()
-    masters = exact(state.params, state.opt_state)
+    masters = master_params(state.params, state.opt_state)
     jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, y.astype(x.dtype)), masters, state.params)
     assert jax.tree.map(lambda x: x.sharding, masters) == jax.tree.map(lambda x: x.sharding, state.params)
     table = state.params['embed']['table']
@@ -412,12 +414,12 @@ def test_a_donated_state_is_updated_in_place_and_on_eight_devices_as_on_one():
     bytes_of_state = on_one(state)
     analysis = step.memory_analysis()
     assert analysis.alias_size_in_bytes >= bytes_of_state
-    alone, before = jax.device_get((state, exact(state.params, state.opt_state)))
+    alone, before = jax.device_get((state, master_params(state.params, state.opt_state)))
     copy = jax.tree.map(jnp.copy, state)
     after, _ = step(copy, placed, trainer.hyper)
     assert all(x.is_deleted() for x in jax.tree.leaves(copy))
     expected, _ = jax.jit(trainer.step)(alone, trainer.batch, trainer.hyper)
-    moved = [jax.tree.map(jnp.subtract, exact(x.params, x.opt_state), before) for x in (after, expected)]
+    moved = [jax.tree.map(jnp.subtract, master_params(x.params, x.opt_state), before) for x in (after, expected)]
     found, wanted = (np.concatenate([np.ravel(x) for x in jax.tree.leaves(jax.device_get(tree))]) for tree in moved)
     assert np.linalg.norm(found - wanted) < 0.01 * np.linalg.norm(wanted)
 

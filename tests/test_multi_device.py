@@ -16,7 +16,7 @@ from tformer.layers import kernels
 from tformer.layers.parallel import ring_attention
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
-from tformer.optim.hyperparameters import Hyper
+from tformer.optim.hyperparameters import Hyperparameters
 from tformer.training.state import make_start
 from tformer.training.step import make_train_step
 
@@ -89,7 +89,7 @@ def trained(family, name, packed=False, **model):
     """Returns (the losses of three steps, the first step's gradients, the last parameters, the compiled text)."""
     mesh_config = MESHES.get(name, Mesh(data=1))
     cfg = make_config(family, mesh_config, **model)
-    net, objective, hyper = build(cfg.model), OBJECTIVES[cfg.train.objective], Hyper.of(cfg)
+    net, objective, hyper = build(cfg.model), OBJECTIVES[cfg.train.objective], Hyperparameters.of(cfg)
     mesh = sharding.make_mesh(mesh_config, jax.devices()[: 8 if name in MESHES else 1])
     rules, batches = sharding.make_rules(mesh_config), [make_batch(family, seed, packed) for seed in range(STEPS)]
     with sharding.placed(mesh, mesh_config):
@@ -237,7 +237,7 @@ def test_fsdp_gathers_one_layer_at_a_time(family):
 def test_gathering_all_parameters_at_once_would_be_seen():
     mesh_config = MESHES['fsdp']
     cfg = make_config('encoder', mesh_config)
-    net, objective, hyper = build(cfg.model), OBJECTIVES[cfg.train.objective], Hyper.of(cfg)
+    net, objective, hyper = build(cfg.model), OBJECTIVES[cfg.train.objective], Hyperparameters.of(cfg)
     mesh, rules, batch = sharding.make_mesh(mesh_config), sharding.make_rules(mesh_config), make_batch('encoder', 0)
     with sharding.placed(mesh, mesh_config):
         start, placed = make_start(net, objective, descent(), hyper, batch, mesh, rules)

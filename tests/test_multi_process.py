@@ -113,7 +113,7 @@ def alone(tmp_path_factory) -> pathlib.Path:
 
 DIES = """import os, pathlib, signal, time
         from tformer.training import recorder
-        add, counted = recorder.Interval.add, []
+        add, counted = recorder.MetricAccumulator.add, []
         def last(self, numbers):
             add(self, numbers)
             counted.append(numbers)
@@ -122,7 +122,7 @@ DIES = """import os, pathlib, signal, time
                     time.sleep(0.01)
                 time.sleep(3)
                 os.kill(os.getpid(), signal.SIGKILL)
-        recorder.Interval.add = last"""
+        recorder.MetricAccumulator.add = last"""
 
 
 def test_a_killed_process_ends_all_and_one_process_goes_on(tmp_path: pathlib.Path, alone: pathlib.Path) -> None:
@@ -198,14 +198,14 @@ def test_all_but_the_first_process_find_what_it_wrote(tmp_path: pathlib.Path, mo
     data = Data(source='files', path=(str(tmp_path / 'data'),), tokenizer='symbol', length=32)
     config = Config(data=data, train=Train(objective='causal_lm', batch_size=8, num_steps=1))
     mesh = sharding.make_mesh(config.mesh)
-    first = setup.open_data(config, tmp_path, mesh).tokens
+    first = setup.load_data(config, tmp_path, mesh).tokens
 
     def written() -> dict[str, int]:
         return {file.name: file.stat().st_ino for file in tmp_path.iterdir() if file.is_file()}
 
     before = written()
     monkeypatch.setattr(processes, 'first', lambda: False)
-    other = setup.open_data(config, tmp_path, mesh).tokens
+    other = setup.load_data(config, tmp_path, mesh).tokens
     assert other.fingerprint == first.fingerprint and other.labels == first.labels
     assert 'tokenizer.target.symbol' in before and written() == before
 
@@ -290,7 +290,7 @@ def test_a_mistake_is_told_once_and_an_exception_ends_all(tmp_path: pathlib.Path
     assert launched.err.count("tformer: model.norm='rmsnrom' is unknown; did you mean 'rmsnorm'?") == 1
     assert launched.err.splitlines()[-1].endswith('exit code 2') and 'Traceback' not in launched.err
 
-    hook = 'from tformer.training import recorder; recorder.Interval.summary = lambda self: 1 / 0'
+    hook = 'from tformer.training import recorder; recorder.MetricAccumulator.summary = lambda self: 1 / 0'
     faulty = [*flags(tmp_path, 'run'), hooked(tmp_path, 1, hook)]
     (tmp_path / 'run').mkdir(exist_ok=True)
     (tmp_path / 'run/trial.json').write_text('{}')  # a trial keeps the cause, not what the first process saw of it

@@ -16,7 +16,7 @@ from tformer.distributed.sharding import unboxed
 from tformer.layers.dropout import DropoutRates
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
-from tformer.optim.hyperparameters import Hyper
+from tformer.optim.hyperparameters import Hyperparameters
 from tformer.optim.optimizers import make_optimizer
 from tformer.training.dummy_batch import random_batch
 from tformer.training.state import logical_names, make_init
@@ -53,7 +53,12 @@ def changes(width, tied, mup, optimizer='adam', rate=0.003, experts=None):
         ),
         vocab_size=64,
     )
-    model, objective, hyper, batch = build(cfg.model), OBJECTIVES['causal_lm'], Hyper.of(cfg), random_batch(cfg)
+    model, objective, hyper, batch = (
+        build(cfg.model),
+        OBJECTIVES['causal_lm'],
+        Hyperparameters.of(cfg),
+        random_batch(cfg),
+    )
     optimizer = make_optimizer(cfg, logical_names(model, objective, batch))
     step = make_train_step(model, objective, optimizer, cfg)
     init = make_init(model, objective, optimizer)

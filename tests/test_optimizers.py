@@ -19,7 +19,7 @@ from tformer.model import build
 from tformer.objectives import OBJECTIVES, Objective, token_scores
 from tformer.optim import schedules
 from tformer.optim.adafactor import adafactor
-from tformer.optim.hyperparameters import Hyper
+from tformer.optim.hyperparameters import Hyperparameters
 from tformer.optim.optimizers import OPTIMIZERS, make_optimizer, rate_factors
 from tformer.optim.parameters import is_hidden
 from tformer.training import checkpoint
@@ -162,7 +162,7 @@ def test_every_optimizer_learns_a_regression_by_one_program_for_all_rates(name):
 # ------------------------------------------------------------------------------------------------- schedules
 def rates(schedule, steps, num_steps=100, emb_dim=64, **fields):
     cfg = config.Optimizer(schedule=schedule, **fields)
-    hyper = Hyper.of(Config(optimizer=cfg))
+    hyper = Hyperparameters.of(Config(optimizer=cfg))
     return [float(schedules.learning_rate(schedule, hyper, t, num_steps=num_steps, emb_dim=emb_dim)) for t in steps]
 
 
@@ -409,8 +409,8 @@ def test_a_checkpoint_restores_all_bit_for_bit_and_gives_what_is_evaluated(tmp_p
         saved.save(states[-1], {'best': number}, -float(number))
     end = states[-1]
     saved.wait()
-    assert checkpoint.steps(tmp_path) == [1, 2, 3, 4] and checkpoint.sound(tmp_path, print) == 4
-    restored, run = checkpoint.restore(tmp_path, 4, start), checkpoint.record(tmp_path, 4)
+    assert checkpoint.steps(tmp_path) == [1, 2, 3, 4] and checkpoint.latest_valid(tmp_path, print) == 4
+    restored, run = checkpoint.restore(tmp_path, 4, start), checkpoint.read_metadata(tmp_path, 4)
     assert run['best'] == 4 and jax.tree.structure(restored) == jax.tree.structure(end)
     jax.tree.map(np.testing.assert_array_equal, restored, end)
     latest, step = checkpoint.load_variables(tmp_path, 'latest')

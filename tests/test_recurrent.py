@@ -25,7 +25,7 @@ from tformer.layers.recurrent import CELLS
 from tformer.layers.recurrent_attention import SCORES, CrossAttention, Source, attention_weights
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
-from tformer.optim.hyperparameters import Hyper
+from tformer.optim.hyperparameters import Hyperparameters
 from tformer.optim.optimizers import OPTIMIZERS, make_optimizer
 from tformer.training import dummy_batch, flops
 from tformer.training.state import begin, initial_variables, logical_names
@@ -415,7 +415,12 @@ def test_copying_is_learned_and_every_strategy_writes_the_copy():
     fast = Optimizer(learning_rate=0.01, schedule='constant', warmup_steps=0)
     run = make_config(cfg, optimizer=fast, train=Train(objective='seq2seq', num_steps=150, batch_size=64))
     run = config.resolve(run, vocab_size=V, encoder_vocab_size=V)
-    model, objective, hyper, rng = build(run.model), OBJECTIVES['seq2seq'], Hyper.of(run), np.random.default_rng(0)
+    model, objective, hyper, rng = (
+        build(run.model),
+        OBJECTIVES['seq2seq'],
+        Hyperparameters.of(run),
+        np.random.default_rng(0),
+    )
     batch = copies(rng, 64)
     optimizer = make_optimizer(run, logical_names(model, objective, batch))
     state = begin(optimizer, hyper, sharding.unboxed(initial_variables(model, objective, hyper, batch)['params']), {})

@@ -72,9 +72,9 @@ def arrays(workdir: pathlib.Path, step: int) -> dict[str, bytes]:
     here, found = jax.sharding.SingleDeviceSharding(jax.devices()[0]), {}
     for item in checkpoint.ARRAYS:
         with ocp.StandardCheckpointer() as reader:
-            shapes = reader.metadata(checkpoint.place(workdir, step) / item).item_metadata
+            shapes = reader.metadata(checkpoint.directory(workdir, step) / item).item_metadata
             target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), shapes.tree)
-            tree = reader.restore(checkpoint.place(workdir, step) / item, target)
+            tree = reader.restore(checkpoint.directory(workdir, step) / item, target)
         for path, x in jax.tree_util.tree_leaves_with_path(tree):
             found[f'{item}{jax.tree_util.keystr(path)}'] = np.asarray(x).tobytes()
     return found
@@ -98,7 +98,7 @@ def assert_same(one: pathlib.Path, other: pathlib.Path) -> None:
     assert first.keys() == second.keys() and len(first) > 20
     assert [name for name in first if first[name] != second[name]] == []
     assert rows(one) == rows(other)
-    facts = [checkpoint.record(workdir, STEPS) for workdir in (one, other)]
+    facts = [checkpoint.read_metadata(workdir, STEPS) for workdir in (one, other)]
     assert facts[0] == facts[1] and facts[0]['versions']['jax'] == jax.__version__
     assert next_batch(one) == next_batch(other)
 
@@ -196,7 +196,9 @@ def test_before_the_first_step_a_signal_ends_at_once_and_a_time_limit_saves(tmp_
     command = [x.replace(f'num_steps={STEPS}', 'num_steps=1000000') for x in command]
     (life,) = begin(tmp_path, [*command, '--config.train.max_minutes=0.05'], tmp_path / 'run', 1, 1)
     assert life.wait() == 75 and 'train.max_minutes=0.05: stopped after step' in life.said
-    assert digests.fault(checkpoint.place(tmp_path / 'run', max(checkpoint.steps(tmp_path / 'run')))) is None
+    assert (
+        digests.find_corruption(checkpoint.directory(tmp_path / 'run', max(checkpoint.steps(tmp_path / 'run')))) is None
+    )
 
 
 def test_several_processes_stop_after_the_same_step(tmp_path: pathlib.Path) -> None:

@@ -359,17 +359,17 @@ def test_a_perfect_prediction_has_the_best_score(name):
     names = text_scores.METRICS[name].names_for(asked)
     assert set(names) <= set(perfect) and set(names) <= set(none)
     for score in names:
-        worst, best = (0, 0) if checkpoint.merit(score, 1) < 0 else (0, 100 if name in text_scores.SIGNED else 1)
+        worst, best = (0, 0) if checkpoint.score(score, 1) < 0 else (0, 100 if name in text_scores.SIGNED else 1)
         assert perfect[score] == pytest.approx(best)
-        assert checkpoint.merit(score, other[score]) < checkpoint.merit(score, perfect[score])
+        assert checkpoint.score(score, other[score]) < checkpoint.score(score, perfect[score])
         assert none[score] == worst
     assert (f'copying_the_source_{name}' in perfect) == (name in text_scores.SIGNED)
 
 
 def test_less_error_is_better():
-    assert checkpoint.merit('valid/mean_squared_error', 1) > checkpoint.merit('valid/mean_squared_error', 2)
+    assert checkpoint.score('valid/mean_squared_error', 1) > checkpoint.score('valid/mean_squared_error', 2)
     for name in ('f1', 'f1_macro', 'matthews', 'pearson', 'entity_f1', 'squad_f1', 'no_answer_accuracy', 'rougeLsum'):
-        assert checkpoint.merit(f'valid/{name}', 1) < checkpoint.merit(f'valid/{name}', 2)
+        assert checkpoint.score(f'valid/{name}', 1) < checkpoint.score(f'valid/{name}', 2)
 
 
 def test_a_record_without_references_has_its_target():

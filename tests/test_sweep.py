@@ -442,7 +442,7 @@ def test_a_trial_keeps_why_it_failed(tmp_path: pathlib.Path) -> None:
 HOLDER = """
 import pathlib, sys
 from tformer.training import workdir
-with workdir.held(pathlib.Path(sys.argv[1])):
+with workdir.lock(pathlib.Path(sys.argv[1])):
     print('held', flush=True)
     sys.stdin.read()
 """
@@ -467,7 +467,7 @@ def test_a_trial_that_another_process_runs_does_not_fail(tmp_path: pathlib.Path,
     running, other = (tmp_path / trial.directory for trial in made)
     (running / 'error.txt').write_text('of one of some together\n')
     with held_by_another(running):
-        assert workdir.is_held(running) and not workdir.is_held(other) and not (other / 'lock').exists()
+        assert workdir.is_locked(running) and not workdir.is_locked(other) and not (other / 'lock').exists()
         with pytest.raises(UserError, match='is in use by process'):
             runs.train(made[0].config, str(running))
         with pytest.raises(UserError, match='is in use by process'):
@@ -475,22 +475,22 @@ def test_a_trial_that_another_process_runs_does_not_fail(tmp_path: pathlib.Path,
         assert (running / 'error.txt').read_text() == 'of one of some together\n'
         (running / 'error.txt').unlink()
         actor = 'import pathlib, sys; from tformer.training import workdir; workdir.LOCK_SECONDS = 0\n'
-        actor += "with workdir.held(pathlib.Path(sys.argv[2].partition('=')[2])): sys.exit('ValueError: of its own')"
+        actor += "with workdir.lock(pathlib.Path(sys.argv[2].partition('=')[2])): sys.exit('ValueError: of its own')"
         assert runner.sweep(TINY, made, tmp_path, command=[sys.executable, '-c', actor]) == 1
         said = capsys.readouterr().out
         assert re.search(rf'baseline/seed_0  .* s  failed: .*--workdir={running} is in use by process', said)
         assert re.search(r'learning_rate=4.0/seed_0  .* s  failed: ValueError: of its own', said)
         assert not (running / 'error.txt').exists()
         assert [run.state for run in results.read(tmp_path).runs] == ['unfinished', 'failed']
-    assert not workdir.is_held(running) and trials.clear_error(other) and trials.error_of(other) is None
+    assert not workdir.is_locked(running) and trials.clear_error(other) and trials.error_of(other) is None
 
 
 def test_a_workdir_is_free_though_data_workers_have_not_ended(tmp_path: pathlib.Path) -> None:
-    with workdir.held(tmp_path):
-        assert workdir.is_held(tmp_path)
+    with workdir.lock(tmp_path):
+        assert workdir.is_locked(tmp_path)
         numbers = [file for file in pathlib.Path('/proc/self/fd').iterdir() if file.resolve() == tmp_path / 'lock']
         worker = subprocess.Popen(['sleep', '60'], pass_fds=[int(file.name) for file in numbers])
-    free = not workdir.is_held(tmp_path)
+    free = not workdir.is_locked(tmp_path)
     worker.kill()
     worker.wait()
     assert numbers and free
@@ -501,8 +501,8 @@ def test_where_the_file_system_has_no_locks_it_is_said_once(tmp_path: pathlib.Pa
         raise OSError(95, 'Operation not supported')
 
     monkeypatch.setattr(fcntl, 'flock', refuse)
-    with workdir.held(tmp_path):
-        assert not workdir.is_held(tmp_path)
+    with workdir.lock(tmp_path):
+        assert not workdir.is_locked(tmp_path)
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f'--workdir={tmp_path}: nothing keeps a second process out') and 'not supported' in line
 
@@ -525,10 +525,10 @@ def test_another_than_the_first_process_tells_the_first_one_from_another_run(tmp
     (tmp_path / 'trial.json').write_text('{}')
     with contextlib.ExitStack() as holding:
         if before:
-            holding.enter_context(workdir.held(tmp_path))
+            holding.enter_context(workdir.lock(tmp_path))
         with pytest.raises(ValueError), trials.kept(tmp_path):
             if not before:
-                holding.enter_context(workdir.held(tmp_path))
+                holding.enter_context(workdir.lock(tmp_path))
             raise ValueError('x')
     assert trials.error_of(tmp_path) == (None if before else 'ValueError: x')
 

@@ -91,7 +91,7 @@ def test_a_trial_among_others_is_what_it_is_alone(alone, transform: str, tmp_pat
         if transform == 'map':
             assert numbers(mine) == numbers(theirs)
         assert checkpoint.steps(mine) == checkpoint.steps(theirs) and trained[mine].step == STEPS
-        assert checkpoint.record(mine, STEPS)['config'] == checkpoint.record(theirs, STEPS)['config']
+        assert checkpoint.read_metadata(mine, STEPS)['config'] == checkpoint.read_metadata(theirs, STEPS)['config']
     apart = [np.abs(one - other).max() for i, one in enumerate(curves) for other in curves[:i]]
     assert min(apart) > 1e-4  # every number that varies makes another curve
 
@@ -153,7 +153,7 @@ def test_after_an_interruption_all_go_on_from_the_newest_common_step_to_the_bit(
         batched_training.train(parts)
     monkeypatch.undo()
     assert all(checkpoint.steps(home)[-2:] == [25, 30] for home in parts)
-    shutil.rmtree(checkpoint.place(parts[1], 30))
+    shutil.rmtree(checkpoint.directory(parts[1], 30))
     (parts[2] / 'error.txt').write_text('ended\n')
     assert list(batched_training.train(parts)) == parts and not (parts[2] / 'error.txt').exists()
     for mine, theirs in zip(parts, whole, strict=True):
@@ -167,8 +167,8 @@ def test_no_one_waits_for_those_that_are_far_behind(tmp_path: pathlib.Path) -> N
     homes = [tmp_path / name for name in 'abcdef']
     for home, steps in zip(homes, ([10, 20], [20, 30], [20, 30], [], [10, 5000], [20]), strict=True):
         for step in steps:
-            checkpoint.place(home, step).mkdir(parents=True)
-            digests.write(checkpoint.place(home, step))
+            checkpoint.directory(home, step).mkdir(parents=True)
+            digests.write(checkpoint.directory(home, step))
     a, b, c, d, e, f = homes
     assert batched_training.cohorts(homes) == [(20, [a, b, c, f]), (5000, [e]), (None, [d])]
     assert [checkpoint.steps(home) for home in homes] == [[10, 20], [20], [20], [], [10, 5000], [20]]
@@ -178,7 +178,7 @@ def test_a_signal_during_an_evaluation_leaves_the_rest_of_it_to_the_next_life(
     alone, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, made, place = alone
-    homes, real, calls = stated(tmp_path, made[:3]), recorder.evaluation, []
+    homes, real, calls = stated(tmp_path, made[:3]), recorder.evaluate_split, []
 
     def interrupted(*args: object) -> dict[str, float]:
         calls.append(args)
@@ -188,11 +188,11 @@ def test_a_signal_during_an_evaluation_leaves_the_rest_of_it_to_the_next_life(
                 pass
         return real(*args)
 
-    monkeypatch.setattr(recorder, 'evaluation', interrupted)
+    monkeypatch.setattr(recorder, 'evaluate_split', interrupted)
     with pytest.raises(errors.Stopped, match='SIGTERM: stopped after step 25 of 50, which is saved'):
         batched_training.train(homes)
     monkeypatch.undo()
-    assert [checkpoint.record(home, 25)['evaluated'] for home in homes] == [25, 0, 0]
+    assert [checkpoint.read_metadata(home, 25)['evaluated'] for home in homes] == [25, 0, 0]
     batched_training.train(homes)
     for home, trial in zip(homes, made[:3], strict=True):
         assert numbers(home) == numbers(place / trial.directory)
@@ -223,14 +223,16 @@ def test_groups_are_of_trials_that_differ_in_numbers_alone() -> None:
 
 
 def test_what_may_vary_is_what_reaches_the_step_as_a_number() -> None:
-    """Every field of `Hyper` follows a field that the standard sets, but one, which evaluations depend on."""
-    plain = hyperparameters.Hyper.of(config.override(TINY, {'train.label_smoothing': 0.1, 'train.z_loss': 0.1}))
+    """Every field of `Hyperparameters` follows a field that the standard sets, but one, which evaluations depend on."""
+    plain = hyperparameters.Hyperparameters.of(
+        config.override(TINY, {'train.label_smoothing': 0.1, 'train.z_loss': 0.1})
+    )
     moved = set()
     for field in hyperparameters.STANDARD | hyperparameters.OPTIONAL:
         value = {'train.seed': 7, 'optimizer.warmup_steps': 7}.get(field, 0.77)
         changed = config.override(TINY, {'train.label_smoothing': 0.1, 'train.z_loss': 0.1, field: value})
         assert hyperparameters.standard(changed) == hyperparameters.standard(TINY) or field in hyperparameters.OPTIONAL
-        other = hyperparameters.Hyper.of(changed)
+        other = hyperparameters.Hyperparameters.of(changed)
         names = [
             each.name for each in dataclasses.fields(plain) if getattr(plain, each.name) != getattr(other, each.name)
         ]

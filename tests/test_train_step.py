@@ -19,7 +19,7 @@ from tformer.layers.dropout import DropoutRates
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
 from tformer.optim import optimizers, schedules
-from tformer.optim.hyperparameters import Hyper
+from tformer.optim.hyperparameters import Hyperparameters
 from tformer.optim.optimizers import make_optimizer
 from tformer.training.setup import row_multiple
 from tformer.training.state import logical_names, make_init, make_start, step_key
@@ -91,7 +91,7 @@ class Trainer:
     """A config's model, its initial state and its step, not yet jitted."""
 
     def __init__(self, cfg, optimizer=None):
-        self.cfg, self.hyper = cfg, Hyper.of(cfg)
+        self.cfg, self.hyper = cfg, Hyperparameters.of(cfg)
         self.model, self.objective = build(cfg.model), OBJECTIVES[cfg.train.objective]
         if optimizer is None:
             optimizer = make_optimizer(cfg, logical_names(self.model, self.objective, make_batch(cfg.train.objective)))

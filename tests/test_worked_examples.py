@@ -30,7 +30,7 @@ from tformer.layers.positions import (
 from tformer.model import build
 from tformer.objectives import cross_entropy
 from tformer.optim import schedules
-from tformer.optim.hyperparameters import Hyper
+from tformer.optim.hyperparameters import Hyperparameters
 from tformer.training.state import count_parameters
 
 # Vaswani et al. 2017, 3.5, with d = 4: rows are positions 0, 1, 2.
@@ -349,7 +349,7 @@ def test_the_loss_of_even_odds_is_the_logarithm_of_the_classes():
 
 # ------------------------------------------------------------------------------------------------- schedules
 def rates(schedule, steps, *, num_steps=100, emb_dim=512, **fields):
-    hyper = Hyper.of(Config(optimizer=config.Optimizer(schedule=schedule, **fields)))
+    hyper = Hyperparameters.of(Config(optimizer=config.Optimizer(schedule=schedule, **fields)))
     rate = functools.partial(schedules.learning_rate, schedule, hyper, num_steps=num_steps, emb_dim=emb_dim)
     return [float(rate(step)) for step in steps]
 

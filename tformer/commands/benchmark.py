@@ -20,7 +20,7 @@ from tformer.data.tokenizers.tokenizers import train_tokenizers
 from tformer.distributed import sharding
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
-from tformer.optim.hyperparameters import Hyper
+from tformer.optim.hyperparameters import Hyperparameters
 from tformer.optim.optimizers import make_optimizer
 from tformer.training import checkpoint
 from tformer.training.dummy_batch import assumed, random_batch
@@ -34,7 +34,7 @@ def stepping(config: Config) -> Iterator[tuple[Callable[[], float], Callable[[],
     config = assumed(config)
     mesh, rules = sharding.make_mesh(config.mesh), sharding.make_rules(config.mesh)
     model, objective = build(config.model), OBJECTIVES[config.train.objective]
-    hyper, batch = Hyper.of(config), random_batch(config)
+    hyper, batch = Hyperparameters.of(config), random_batch(config)
     optimizer = make_optimizer(config, logical_names(model, objective, batch))
     with sharding.placed(mesh, config.mesh):
         start, _ = make_start(model, objective, optimizer, hyper, batch, mesh, rules)

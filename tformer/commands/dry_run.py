@@ -22,7 +22,7 @@ from tformer.config import Mesh as MeshConfig
 from tformer.distributed import hlo, memory_traffic, reduce_scatter, roofline, sharding
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
-from tformer.optim.hyperparameters import Hyper
+from tformer.optim.hyperparameters import Hyperparameters
 from tformer.optim.optimizers import make_optimizer
 from tformer.training import flops, setup
 from tformer.training.dummy_batch import assumed, random_batch
@@ -82,7 +82,7 @@ def compile_step(config: Config) -> DryRun:
     built = dataclasses.replace(config, model=_as_wide(config.model))
     mesh, rules = sharding.make_mesh(config.mesh), sharding.make_rules(config.mesh)
     model, objective = build(built.model), OBJECTIVES[config.train.objective]
-    batch, hyper = abstract_batch(config, mesh), Hyper.of(config)
+    batch, hyper = abstract_batch(config, mesh), Hyperparameters.of(config)
     optimizer = make_optimizer(built, logical_names(model, objective, batch))
     with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
         boxed = jax.eval_shape(make_init(model, objective, optimizer), hyper, batch)

@@ -43,7 +43,7 @@ def inspect(config: Config) -> str:
     total = sum(leaf.size for leaf in jax.tree.leaves(nn.unbox(params)))
     sizes = f'with a vocabulary of {resolved.model.vocab_size:,}'
     text = json.dumps(config_lib.to_dict(resolved), indent=2)
-    return '\n'.join([text, writers.table(rows), f'{total:,} parameters, {sizes}', *_layers(resolved)])
+    return '\n'.join([text, writers.format_table(rows), f'{total:,} parameters, {sizes}', *_layers(resolved)])
 
 
 def _layers(config: Config) -> list[str]:
@@ -60,13 +60,13 @@ def _layers(config: Config) -> list[str]:
 def checkpoints(directory: str) -> str:
     """Returns a table of a workdir's checkpoints, read without a device; the best one is starred."""
     home = pathlib.Path(directory)
-    merits, best, rows = checkpoint.merits(home), checkpoint.best(home), []
+    merits, best, rows = checkpoint.scores(home), checkpoint.best(home), []
     for step in checkpoint.steps(home):
-        run = checkpoint.record(home, step)
+        run = checkpoint.read_metadata(home, step)
         merit = f'{merits[step]:.6g}' if step in merits else 'not evaluated'
         cells = f'merit {merit:<14} jax {run["versions"]["jax"]}  config {run["config_digest"]}'
         rows.append((f'{"*" if step == best else " "} {step:,}', cells))
-    return writers.table([('checkpoints', f'in {checkpoint.place(home)}'), *rows])
+    return writers.format_table([('checkpoints', f'in {checkpoint.directory(home)}'), *rows])
 
 
 def show_data(config: Config, directory: str | None) -> None:

@@ -40,7 +40,7 @@ def replay(directory: str, step: int, overrides: Mapping[str, str] | None = None
     records = mixture.load(config, 'train')
     batches = pipeline.Batches(config, tokens, 'train', training=True, records=records)
     with sharding.placed(mesh, config.mesh):
-        last = checkpoint.whole(home, before=step)
+        last = checkpoint.latest_valid_before(home, before=step)
         parts = setup.assemble(config, home, batches, mesh, last)
         state = parts.state
         for number in range(last or 0, step - 1):
@@ -62,7 +62,7 @@ def replay(directory: str, step: int, overrides: Mapping[str, str] | None = None
 
 def row_losses(parts: setup.Parts, config: Config, state: TrainState, batch: dict[str, Any]) -> jax.Array:
     """Returns the loss [B] of each row of a batch alone, without dropout; 0 where nothing of it is scored."""
-    model, objective = parts.design.model, parts.design.objective
+    model, objective = parts.program.model, parts.program.objective
     second = objective.weight(config.train.second_loss_weight)
     method = objective.method_for(config.train.loss_chunk)
     weights = [name for name in batch if name in ('weights', 'label_weights')]

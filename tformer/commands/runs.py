@@ -32,7 +32,7 @@ from tformer.training import checkpoint, setup, workdir, writers
 from tformer.training import loop as train_lib
 from tformer.training.dummy_batch import random_batch
 from tformer.training.state import variable_shardings
-from tformer.training.stopping import Stops
+from tformer.training.stopping import StopMonitor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,10 +127,10 @@ def prepare(config: Config, directory: str) -> str:
     Returns what is there now, in words.
     """
     home, mesh = pathlib.Path(directory), sharding.make_mesh(config.mesh)
-    with workdir.held(home):
+    with workdir.lock(home):
         last = max(checkpoint.steps(home), default=None)
-        before = None if last is None else checkpoint.record(home, last)
-        config, _, batches, valid = setup.open_data(config, home, mesh, before)
+        before = None if last is None else checkpoint.read_metadata(home, last)
+        config, _, batches, valid = setup.load_data(config, home, mesh, before)
         workdir.save_config(home, config)
     place = cache.directory(config.data)
     return f'tokens are in {place}\n  train  {batches.summary}\n  valid  {valid.summary}'
@@ -147,7 +147,7 @@ def train(config: Config, directory: str, may_differ: Sequence[str] = ()) -> dic
         return dict(next(iter(config_lib.read_json(home / trials.RESULT).values()), {}))
     with trials.kept(home):
         trained = train_lib.train(config, directory, generated_scores, may_differ)
-        with Stops(None, training=False):
+        with StopMonitor(None, training=False):
             return finish(directory, trained)
 
 
@@ -161,7 +161,7 @@ def train_together(directories: Sequence[str], transform: str | None = None) -> 
       Stopped: as `train`.
     """
     trained = batched_training.train([pathlib.Path(each) for each in directories], transform, generated_scores)
-    with Stops(None, training=False):
+    with StopMonitor(None, training=False):
         for home, left in trained.items():
             with batched_training.failing(home):
                 finish(home, left)
@@ -212,7 +212,7 @@ def evaluate(run: Run, split: str, records: Sequence[Record] | None = None, **fa
             found |= text_scores.generation_scores(config.evaluate, generated, records)
         shown = samples(run, records)
     print(f'{run.home} step {run.step}, {split}: {len(records):,} records')
-    print(writers.table(found.items()))
+    print(writers.format_table(found.items()))
     references = [text_scores.references_of(record) for record in records] if config.evaluate.metrics else []
     for name in config.evaluate.metrics:
         if signature := text_scores.signature(name, config.evaluate, references):

@@ -37,7 +37,8 @@ def join(coordinator: str, num_processes: int | None, process_id: int | None, pr
         SLURM, Open MPI, Cloud TPU or Kubernetes (with the package `kubernetes`) make.
       num_processes: of the run.
       process_id: of this one, from 0.
-      preemptible: whether SIGTERM is a notice to all of them, that `stopping.Stops` answers; else it ends the process.
+      preemptible: whether SIGTERM is a notice to all of them, which `stopping.StopMonitor` answers; otherwise it ends
+        the process.
 
     Raises:
       UserError: what is given does not fit together, the port is in use, or there is nothing to be found.

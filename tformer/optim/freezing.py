@@ -16,12 +16,12 @@ from tformer.errors import UserError
 from tformer.optim.parameters import TASK_HEADS, along_layers, check_entries, is_adapter, path_names, place, within
 
 
-def asked(config: Config) -> bool:
+def is_partial(config: Config) -> bool:
     """Returns whether anything is frozen."""
     return bool(config.optimizer.frozen or config.optimizer.frozen_layers or config.model.lora_rank)
 
 
-def trained_parts(config: Config, names: Any) -> Any:
+def trainable_mask(config: Config, names: Any) -> Any:
     """Returns what of each parameter is trained.
 
     Args:
@@ -56,7 +56,7 @@ def trained_parts(config: Config, names: Any) -> Any:
     return found
 
 
-def hold(trained: Any, params: Any) -> Any:
+def stop_frozen_gradients(trained: Any, params: Any) -> Any:
     """Returns `params` through which no gradient reaches what is frozen; trained=None: all is trained."""
 
     def held(part: Any, x: jax.Array) -> jax.Array:
@@ -68,27 +68,27 @@ def hold(trained: Any, params: Any) -> Any:
     return params if trained is None else jax.tree.map(held, trained, params)
 
 
-def only(trained: Any, tree: Any) -> Any:
+def select_trainable(trained: Any, tree: Any) -> Any:
     """Returns a tree like the parameters without its wholly frozen arrays; trained=None: all of it."""
     if trained is None:
         return tree
     return jax.tree.map(lambda part, x: optax.MaskedNode() if part is False else x, trained, tree)
 
 
-def count_trained(trained: Any, params: Any) -> int:
+def count_trainable(trained: Any, params: Any) -> int:
     """Returns the number of scalars that are trained."""
     return sum(jax.tree.leaves(jax.tree.map(lambda part, x: round(x.size * np.mean(part)), trained, params)))
 
 
 def freeze(optimizer: optax.GradientTransformation, trained: Any) -> optax.GradientTransformationExtraArgs:
-    """Returns `optimizer` (of `only` the trained arrays) for all: wholly frozen ones have no state and no update."""
+    """Returns `optimizer` restricted to trainable arrays: wholly frozen ones have no state, and updates of zero."""
     inner = optax.with_extra_args_support(optimizer)
 
     def init(params: Any) -> Any:
-        return inner.init(only(trained, params))
+        return inner.init(select_trainable(trained, params))
 
     def update(grads: Any, state: Any, params: Any, **extra: Any) -> tuple[Any, Any]:
-        steps, state = inner.update(only(trained, grads), state, only(trained, params), **extra)
+        steps, state = inner.update(select_trainable(trained, grads), state, select_trainable(trained, params), **extra)
 
         def filled(part: Any, step: Any, param: jax.Array) -> jax.Array:
             return jnp.full_like(param, -0.0) if part is False else step  # x + -0.0 is x, whatever its sign

@@ -9,7 +9,7 @@ from tformer.layers.dropout import DropoutRates, MaybeScalar
 Scalar = float | int | jax.Array
 
 
-class Hyper(flax.struct.PyTreeNode):
+class Hyperparameters(flax.struct.PyTreeNode):
     """Scalars, traced or not. A field that is None is off, and leaves no trace in the program."""
 
     seed: Scalar
@@ -27,7 +27,7 @@ class Hyper(flax.struct.PyTreeNode):
     dropout_rates: DropoutRates
 
     @classmethod
-    def of(cls, config: Config) -> 'Hyper':
+    def of(cls, config: Config) -> 'Hyperparameters':
         """Returns the numbers that `config` states; label smoothing, z-loss and dropout of 0 are off."""
         return cls(
             seed=config.train.seed,
@@ -47,7 +47,7 @@ class Hyper(flax.struct.PyTreeNode):
 
 
 def standard(config: Config) -> Config:
-    """Returns `config` with the numbers of `Hyper` at a standard: equal for runs that one program can train.
+    """Returns `config` with the numbers of `Hyperparameters` at a standard: equal for runs that one program can train.
 
     Where there is an average, or a guard against spikes, there stays one: a state has it or has it not.
     """

@@ -34,7 +34,7 @@ from tformer.optim.parameters import (
     place,
     within,
 )
-from tformer.optim.precision import kept_in_bfloat16, with_masters
+from tformer.optim.precision import with_bfloat16_moments, with_master_params
 
 MUP_POWERS = {'adafactor': 0.5}  # of base width / width; 1 for the others, but adafactor's steps shrink as kernels do
 
@@ -56,17 +56,17 @@ def make_optimizer(config: Config, names: Any) -> optax.GradientTransformationEx
         clipping.append(optax.clip(cfg.clip_value))
     if cfg.clip_norm is not None:
         clipping.append(optax.clip_by_global_norm(cfg.clip_norm))
-    trained, factors = freezing.trained_parts(config, names), rate_factors(config, names)
+    trained, factors = freezing.trainable_mask(config, names), rate_factors(config, names)
     factors = jax.tree.map(lambda part, factor: factor if part is True else factor * part, trained, factors)
-    names, factors = freezing.only(trained, names), freezing.only(trained, factors)
+    names, factors = freezing.select_trainable(trained, names), freezing.select_trainable(trained, factors)
     direction = choose(OPTIMIZERS, cfg.name, 'optimizer.name')(cfg, names)
     if cfg.moment_dtype == 'bfloat16':
-        direction = kept_in_bfloat16(direction)
+        direction = with_bfloat16_moments(direction)
     step = optax.chain(direction, descend(factors, cfg.decayed))
     if cfg.name == 'schedule_free':
         step = schedule_free(step, cfg.beta1)
     if cfg.master_dtype is not None:
-        step = with_masters(step, cfg.master_dtype)
+        step = with_master_params(step, cfg.master_dtype)
     return freezing.freeze(optax.chain(*clipping, step), trained)
 
 

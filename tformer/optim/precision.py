@@ -9,7 +9,7 @@ import numpy as np
 import optax
 
 
-class Masters(NamedTuple):
+class MasterParams(NamedTuple):
     """Attributes:
     params: copies of the parameters, in which updates add up.
     base: the state of the optimizer that steps them.
@@ -19,35 +19,37 @@ class Masters(NamedTuple):
     base: Any
 
 
-def with_masters(base: optax.GradientTransformationExtraArgs, dtype: str) -> optax.GradientTransformationExtraArgs:
+def with_master_params(
+    base: optax.GradientTransformationExtraArgs, dtype: str
+) -> optax.GradientTransformationExtraArgs:
     """Steps copies of the parameters in `dtype`, which see what is too small for the parameters' own (Micikevicius et
-    al. 2018, 3.1). The parameters after an update are `exact`, rounded."""
+    al. 2018, 3.1). The parameters after an update are `master_params`, rounded."""
 
-    def init(params: Any) -> Masters:
+    def init(params: Any) -> MasterParams:
         copies = jax.tree.map(lambda x: jnp.array(x, dtype), params)
-        return Masters(copies, base.init(copies))
+        return MasterParams(copies, base.init(copies))
 
-    def update(grads: Any, state: Masters, params: Any, **extra: Any) -> tuple[Any, Masters]:
+    def update(grads: Any, state: MasterParams, params: Any, **extra: Any) -> tuple[Any, MasterParams]:
         steps, inner = base.update(grads, state.base, state.params, **extra)
-        return steps, Masters(optax.apply_updates(state.params, steps), inner)
+        return steps, MasterParams(optax.apply_updates(state.params, steps), inner)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def exact(params: Any, opt_state: Any) -> Any:
+def master_params(params: Any, opt_state: Any) -> Any:
     """Returns the master copies of the parameters where the optimizer keeps some, and of the others what is given."""
 
-    def is_masters(part: Any) -> bool:
-        return isinstance(part, Masters)
+    def is_master_params(part: Any) -> bool:
+        return isinstance(part, MasterParams)
 
     def of(x: jax.Array, master: Any) -> jax.Array:
         return x if isinstance(master, optax.MaskedNode) else master
 
-    found = [part for part in jax.tree.leaves(opt_state, is_leaf=is_masters) if is_masters(part)]
+    found = [part for part in jax.tree.leaves(opt_state, is_leaf=is_master_params) if is_master_params(part)]
     return jax.tree.map(of, params, found[0].params) if found else params
 
 
-class Kept(NamedTuple):
+class Bfloat16State(NamedTuple):
     """Attributes:
     step: updates made.
     base: the state of the optimizer, its arrays in bfloat16.
@@ -57,7 +59,7 @@ class Kept(NamedTuple):
     base: Any
 
 
-def kept_in_bfloat16(base: optax.GradientTransformation) -> optax.GradientTransformation:
+def with_bfloat16_moments(base: optax.GradientTransformation) -> optax.GradientTransformation:
     """Keeps the moments of `base` in bfloat16 between updates, which are computed in float32.
 
     They are rounded at random: nearest rounding would lose all changes of less than 1/512, so that with beta2 = 0.999 a
@@ -67,25 +69,25 @@ def kept_in_bfloat16(base: optax.GradientTransformation) -> optax.GradientTransf
     def narrow(step: jax.Array, state: Any) -> Any:
         def of(number: int, x: jax.Array) -> jax.Array:
             seed = step.astype(jnp.uint32) * len(leaves) + number
-            return rounded_at_random(x, seed) if x.ndim and x.dtype == jnp.float32 else x
+            return stochastic_round(x, seed) if x.ndim and x.dtype == jnp.float32 else x
 
         leaves, tree = jax.tree.flatten(state)
         return jax.tree.unflatten(tree, [of(number, x) for number, x in enumerate(leaves)])
 
-    def init(params: Any) -> Kept:
+    def init(params: Any) -> Bfloat16State:
         step = jnp.zeros((), jnp.int32)
-        return Kept(step, narrow(step, base.init(params)))
+        return Bfloat16State(step, narrow(step, base.init(params)))
 
-    def update(grads: Any, state: Kept, params: Any = None) -> tuple[Any, Kept]:
+    def update(grads: Any, state: Bfloat16State, params: Any = None) -> tuple[Any, Bfloat16State]:
         wide = jax.tree.map(lambda x: x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x, state.base)
         direction, inner = base.update(grads, wide, params)
         step = state.step + 1
-        return direction, Kept(step, narrow(step, inner))
+        return direction, Bfloat16State(step, narrow(step, inner))
 
     return optax.GradientTransformation(init, update)
 
 
-def rounded_at_random(x: jax.Array, seed: jax.Array) -> jax.Array:
+def stochastic_round(x: jax.Array, seed: jax.Array) -> jax.Array:
     """Returns float32 `x` in bfloat16: one of the two nearest, whose mean is x (Gupta et al. 2015, section 2).
 
     Args:

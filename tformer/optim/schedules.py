@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 
 from tformer.errors import choose
-from tformer.optim.hyperparameters import Hyper, Scalar
+from tformer.optim.hyperparameters import Hyperparameters, Scalar
 
 
-def learning_rate(schedule: str, hyper: Hyper, step: Scalar, *, num_steps: int, emb_dim: int) -> jax.Array:
+def learning_rate(schedule: str, hyper: Hyperparameters, step: Scalar, *, num_steps: int, emb_dim: int) -> jax.Array:
     """Returns the rate of update number `step`, counted from 1."""
     return choose(SCHEDULES, schedule, 'optimizer.schedule')(
         jnp.asarray(step, jnp.float32),

@@ -28,7 +28,7 @@ LOWER_IS_BETTER = ('loss', 'nll', 'perplexity', 'error_rate', 'bits_per_byte', '
 ARRAYS = ('variables', 'training')
 
 
-def merit(metric: str, value: float) -> float:
+def score(metric: str, value: float) -> float:
     """Returns `value`, negated for a metric of which less is better: its name says so. What is no number has least."""
     if math.isnan(value):
         return -math.inf
@@ -38,42 +38,42 @@ def merit(metric: str, value: float) -> float:
 # ----------------------------------------------------------------------------------------------- what is there
 
 
-def place(workdir: pathlib.Path, step: int | None = None) -> pathlib.Path:
+def directory(workdir: pathlib.Path, step: int | None = None) -> pathlib.Path:
     """Returns the directory of a workdir's checkpoints, or of one of them."""
-    directory = workdir.absolute() / 'checkpoints'
-    return directory if step is None else directory / str(step)
+    root = workdir.absolute() / 'checkpoints'
+    return root if step is None else root / str(step)
 
 
 def steps(workdir: pathlib.Path) -> list[int]:
     """Returns the steps of all checkpoints, the newest last."""
-    return sorted(int(path.name) for path in place(workdir).glob('*') if path.name.isdigit() and path.is_dir())
+    return sorted(int(path.name) for path in directory(workdir).glob('*') if path.name.isdigit() and path.is_dir())
 
 
-def record(workdir: pathlib.Path, step: int) -> dict[str, Any]:
+def read_metadata(workdir: pathlib.Path, step: int) -> dict[str, Any]:
     """Returns the `run` of a checkpoint.
 
     Raises:
       UserError: it does not read.
     """
-    file = place(workdir, step) / 'run' / 'metadata'
+    file = directory(workdir, step) / 'run' / 'metadata'
     try:
         return dict(json.loads(file.read_text()))
     except (OSError, ValueError, TypeError) as error:
         raise UserError(f'{file} does not read: {error}') from error
 
 
-def whole(workdir: pathlib.Path, before: int) -> int | None:
+def latest_valid_before(workdir: pathlib.Path, before: int) -> int | None:
     """Returns the newest checkpoint of a step under `before` that is whole; None where there is none."""
     found = (step for step in reversed(steps(workdir)) if step < before)
-    return next((step for step in found if digests.fault(place(workdir, step)) is None), None)
+    return next((step for step in found if digests.find_corruption(directory(workdir, step)) is None), None)
 
 
-def merits(workdir: pathlib.Path) -> dict[int, float]:
+def scores(workdir: pathlib.Path) -> dict[int, float]:
     """Returns step -> merit of the checkpoints whose merit is known."""
     found = {}
     for step in steps(workdir):
-        later = place(workdir, step) / 'merit.json'
-        value = json.loads(later.read_text()) if later.is_file() else record(workdir, step).get('merit')
+        later = directory(workdir, step) / 'merit.json'
+        value = json.loads(later.read_text()) if later.is_file() else read_metadata(workdir, step).get('merit')
         if value is not None:
             found[step] = float(value)
     return found
@@ -81,21 +81,21 @@ def merits(workdir: pathlib.Path) -> dict[int, float]:
 
 def delete(workdir: pathlib.Path, step: int) -> None:
     """Deletes a checkpoint, at once or not at all, whenever it is interrupted."""
-    aside = place(workdir, step).with_suffix('.deleted')
+    aside = directory(workdir, step).with_suffix('.deleted')
     shutil.rmtree(aside, ignore_errors=True)  # of the same step before
     if aside.exists():  # NFS keeps files that somebody has open
         aside = aside.with_name(f'{step}.{secrets.token_hex(8)}.deleted')
-    place(workdir, step).rename(aside)
-    shutil.rmtree(aside, ignore_errors=True)  # what stays, `sound` deletes
+    directory(workdir, step).rename(aside)
+    shutil.rmtree(aside, ignore_errors=True)  # what stays, `latest_valid` deletes
 
 
 def best(workdir: pathlib.Path) -> int | None:
     """The first step of most merit; where none is known, the latest; None where there is no checkpoint."""
-    known = merits(workdir)
+    known = scores(workdir)
     return max(known, key=lambda step: (known[step], -step)) if known else max(steps(workdir), default=None)
 
 
-def sound(workdir: pathlib.Path, say: Callable[[str], object]) -> int | None:
+def latest_valid(workdir: pathlib.Path, say: Callable[[str], object]) -> int | None:
     """Returns the newest checkpoint that is whole, read to the last byte; None where there is none at all.
 
     Those that are damaged are renamed, and it is said. What an interrupted save or deletion left behind is deleted.
@@ -104,11 +104,11 @@ def sound(workdir: pathlib.Path, say: Callable[[str], object]) -> int | None:
       UserError: there are checkpoints, and each is damaged.
     """
     for pattern in ('*.orbax-checkpoint-tmp', '*.deleted'):
-        for partial in place(workdir).glob(pattern):
+        for partial in directory(workdir).glob(pattern):
             shutil.rmtree(partial, ignore_errors=True)
     newest, damaged = None, {}
     for step in reversed(steps(workdir)):
-        if found := digests.fault(place(workdir, step), contents=newest is None):
+        if found := digests.find_corruption(directory(workdir, step), contents=newest is None):
             damaged[step] = found
         else:
             newest = newest or step
@@ -116,9 +116,9 @@ def sound(workdir: pathlib.Path, say: Callable[[str], object]) -> int | None:
         found = damaged[max(damaged)]
         raise UserError(f'no checkpoint of {workdir} is whole: {found}; to begin anew take a fresh --workdir')
     for step, found in damaged.items():
-        aside = place(workdir, step).with_suffix('.damaged')
+        aside = directory(workdir, step).with_suffix('.damaged')
         shutil.rmtree(aside, ignore_errors=True)
-        place(workdir, step).rename(aside)
+        directory(workdir, step).rename(aside)
         say(f'checkpoint {step} is damaged, now {aside}: {found}')
     return newest
 
@@ -150,38 +150,38 @@ class Checkpoints:
     def __init__(self, workdir: pathlib.Path, keep_last: int = 2, keep_every: int | None = None):
         self._workdir, self._keep_last, self._keep_every = workdir, keep_last, keep_every
         try:
-            place(workdir).mkdir(parents=True, exist_ok=True)
+            directory(workdir).mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UserError(f'{place(workdir)}: {error.strerror}') from error
+            raise UserError(f'{directory(workdir)}: {error.strerror}') from error
         # Compressing costs more of a step than it saves of a disk: trained numbers are close to random bits.
         handlers = {name: ocp.PyTreeCheckpointHandler(use_compression=False) for name in ARRAYS}
         self._writer = ocp.AsyncCheckpointer(_Handler(run=ocp.JsonCheckpointHandler(), **handlers))
 
-    def save(self, state: TrainState, run: Mapping[str, Any], merit: float | None) -> None:
+    def save(self, state: TrainState, run: Mapping[str, Any], score: float | None) -> None:
         """Starts writing `state` and the JSON-able `run`; returns once the arrays are copied off the devices.
 
         Args:
           state: what to save; its step names the checkpoint.
           run: what else a resumed run needs.
-          merit: what the best has most of; None where this step was not evaluated.
+          score: what the best has most of; None where this step was not evaluated.
 
         Raises:
           UserError: the previous checkpoint could not be written.
         """
         self.wait()
         self._writer.save(
-            place(self._workdir, int(state.step)),
+            directory(self._workdir, int(state.step)),
             args=_Items(
-                run=ocp.args.JsonSave({**run, 'merit': merit}),
-                **{name: ocp.args.PyTreeSave(item) for name, item in items(state).items()},
+                run=ocp.args.JsonSave({**run, 'merit': score}),
+                **{name: ocp.args.PyTreeSave(item) for name, item in checkpoint_items(state).items()},
             ),
         )
 
-    def judge(self, step: int, merit: float) -> None:
+    def note_score(self, step: int, score: float) -> None:
         """Notes the merit of a checkpoint that was written before its evaluation."""
         self.wait()
         if processes.first():
-            atomic.write(place(self._workdir, step) / 'merit.json', json.dumps(merit))
+            atomic.write(directory(self._workdir, step) / 'merit.json', json.dumps(score))
 
     def finish(self) -> None:
         """Waits until everything is on disk.
@@ -211,7 +211,7 @@ class Checkpoints:
         processes.meet('checkpoints')  # none looks for the best among what is being deleted
 
 
-def items(state: TrainState) -> dict[str, Any]:
+def checkpoint_items(state: TrainState) -> dict[str, Any]:
     """Returns the arrays of a checkpoint: item -> tree, without parts that would be empty."""
     evaluated = evaluation_variables(state)
     training = {'opt_state': state.opt_state, 'guard': state.guard, 'averages': state.averages}
@@ -231,7 +231,9 @@ def restore(workdir: pathlib.Path, step: int, state: TrainState) -> TrainState:
       step: of a checkpoint.
       state: of the same shapes, as `make_start` gives it.
     """
-    target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), items(state))
+    target = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), checkpoint_items(state)
+    )
     try:
         found = _read(workdir, step, target)
     except (ValueError, KeyError) as error:
@@ -243,15 +245,15 @@ def restore(workdir: pathlib.Path, step: int, state: TrainState) -> TrainState:
 def _read(workdir: pathlib.Path, step: int, target: Mapping[str, Any]) -> dict[str, Any]:
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as reader:
         wanted = {name: ocp.args.StandardRestore(item) for name, item in target.items()}
-        return dict(reader.restore(place(workdir, step), args=ocp.args.Composite(**wanted)).items())
+        return dict(reader.restore(directory(workdir, step), args=ocp.args.Composite(**wanted)).items())
 
 
 def _variables(workdir: pathlib.Path, step: int, shardings: Any = None) -> dict[str, Any]:
     """Returns what is evaluated, of any step and run, on the first device or placed: `params`, and `statistics`."""
-    if damage := digests.fault(place(workdir, step)):
+    if damage := digests.find_corruption(directory(workdir, step)):
         raise UserError(f'checkpoint {step} is damaged: {damage}')
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler(variables=ocp.StandardCheckpointHandler())) as reader:
-        shapes = dict(reader.metadata(place(workdir, step)).item_metadata['variables'])
+        shapes = dict(reader.metadata(directory(workdir, step)).item_metadata['variables'])
     if shardings is None:
         here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         shardings = jax.tree.map(lambda x: here, shapes)

@@ -22,7 +22,7 @@ def write(directory: pathlib.Path) -> None:
     (directory / FILE).write_text(json.dumps(found, indent=2) + '\n')
 
 
-def fault(directory: pathlib.Path, *, contents: bool = True) -> str | None:
+def find_corruption(directory: pathlib.Path, *, contents: bool = True) -> str | None:
     """Returns what the first file is that is not as `write` found it, and in what; None where all are.
 
     Args:

@@ -19,9 +19,9 @@ from tformer.errors import Stopped, UserError
 from tformer.evaluation import scorer
 from tformer.optim import freezing
 from tformer.training import checkpoint, setup, workdir, writers
-from tformer.training.recorder import Journal
+from tformer.training.recorder import RunRecorder
 from tformer.training.state import TrainState, count_parameters
-from tformer.training.stopping import Stops
+from tformer.training.stopping import StopMonitor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,8 +60,8 @@ def train(
     with contextlib.ExitStack() as closing:
         closing.enter_context(sharding.placed(mesh, config.mesh))
         if processes.first():
-            closing.enter_context(workdir.held(home))
-        stops = closing.enter_context(Stops(config.train.max_minutes))
+            closing.enter_context(workdir.lock(home))
+        stops = closing.enter_context(StopMonitor(config.train.max_minutes))
         return _train(config, home, mesh, generated, may_differ, stops, closing)
 
 
@@ -71,57 +71,58 @@ def _train(
     mesh: Mesh,
     generated: scorer.GenerationScores | None,
     may_differ: Sequence[str],
-    stops: Stops,
+    stops: StopMonitor,
     closing: contextlib.ExitStack,
 ) -> Trained:
     # -------------------------------------------------------------------- data, model, state, and how far they are
-    last = processes.same_number(lambda: checkpoint.sound(home, functools.partial(print, flush=True)) or 0) or None
-    before = None if last is None else checkpoint.record(home, last)
-    opened = setup.open_data(config, home, mesh, before, may_differ)
-    config, tokens, batches, _ = opened
+    say = functools.partial(print, flush=True)
+    last = processes.same_number(lambda: checkpoint.latest_valid(home, say) or 0) or None
+    before = None if last is None else checkpoint.read_metadata(home, last)
+    data = setup.load_data(config, home, mesh, before, may_differ)
+    config, tokens, batches, _ = data
     if processes.first():
         workdir.save_config(home, config)
-    design, hyper, step, state = setup.assemble(config, home, batches, mesh, last)
-    journal = Journal(opened, home, scorer.make_scorer(design.model, config, mesh), generated, last)
+    program, hyper, step, state = setup.assemble(config, home, batches, mesh, last)
+    recorder = RunRecorder(data, home, scorer.make_scorer(program.model, config, mesh), generated, last)
     number, length, patience = last or 0, config.train.num_steps or 0, config.train.patience or np.inf
     progress = writers.Progress(length, number)
     closing.callback(progress.close)
-    closing.callback(journal.close)  # of a run that fails, too
-    trained = freezing.count_trained(freezing.trained_parts(config, design.names), state.params)
+    closing.callback(recorder.close)  # of a run that fails, too
+    trained = freezing.count_trainable(freezing.trainable_mask(config, program.names), state.params)
     progress.say(headline(state, trained, batches, mesh, number))
 
     # ----------------------------------------------------------------------------------------------- loop
     iterator = pipeline.iterate(batches, number, config, sharding.batch_share(mesh))
     while True:
         reason = stops.reason(number)
-        if reason is None and journal.is_evaluated_after(number):
+        if reason is None and recorder.should_evaluate(number):
             try:
-                with journal.log.paused(), stops.at_once():
-                    found = journal.evaluate(number, state)
+                with recorder.metrics.paused(), stops.at_once():
+                    found = recorder.evaluate(number, state)
             except Stopped as asked:
                 reason = str(asked)
             else:
                 progress.say(f'step {number} valid  ' + '  '.join(f'{k[6:]} {v:.4g}' for k, v in found.items()))
-        if journal.is_kept_after(number, asked=reason is not None):
-            journal.keep(number, state)
-        if reason is not None and (number < length or journal.evaluated < number):
+        if recorder.should_save(number, asked=reason is not None):
+            recorder.save(number, state)
+        if reason is not None and (number < length or recorder.evaluated < number):
             raise Stopped(f'{reason}: stopped after step {number:,} of {length:,}, which is saved')
-        if number >= length or journal.best.stale >= patience:
+        if number >= length or recorder.best.stale >= patience:
             break
 
         state, numbers = step(state, sharding.place_batch(next(iterator), mesh), hyper)
         number, stops.begun = number + 1, True
-        journal.log.add(numbers)
-        if journal.is_reported_after(number):
-            shown, fault = journal.report(number)
+        recorder.metrics.add(numbers)
+        if recorder.should_report(number):
+            shown, fault = recorder.report(number)
             progress.update(number, shown)
             if fault is not None:
                 raise UserError(fault)
 
     # ------------------------------------------------------------------------------------------------ end
     if number < length:
-        progress.say(f'stopped: {journal.best.stale} evaluations without a better {config.train.best_metric}')
-    journal.checkpoints.wait()
+        progress.say(f'stopped: {recorder.best.stale} evaluations without a better {config.train.best_metric}')
+    recorder.checkpoints.wait()
     return Trained(config, tokens, number, checkpoint.best(home) or number, count_parameters(state.params))
 
 

@@ -21,18 +21,18 @@ from tformer.training.state import TrainState, evaluation_variables
 
 
 @dataclasses.dataclass(frozen=True)
-class Best:
-    """The most merit that an evaluation found, and how many evaluations since have found less."""
+class BestScore:
+    """The highest score that an evaluation found, and how many evaluations since have found less."""
 
-    merit: float | None = None
+    score: float | None = None
     stale: int = 0
 
-    def and_then(self, merit: float) -> 'Best':
+    def update(self, score: float) -> 'BestScore':
         """Returns the best after one more evaluation."""
-        return Best(merit) if self.merit is None or merit > self.merit else Best(self.merit, self.stale + 1)
+        return BestScore(score) if self.score is None or score > self.score else BestScore(self.score, self.stale + 1)
 
 
-class Journal:
+class RunRecorder:
     """The record of a run.
 
     Attributes:
@@ -44,7 +44,7 @@ class Journal:
 
     def __init__(
         self,
-        opened: setup.Opened,
+        data: setup.RunData,
         home: pathlib.Path,
         score: scorer.Scorer,
         generated: scorer.GenerationScores | None,
@@ -52,20 +52,22 @@ class Journal:
         keep_last: int | None = None,
     ):
         """Goes on from the checkpoint at step `last`, or begins where it is None; keep_last, if not the config's."""
-        config, tokens, self._batches, self._valid = opened
+        config, tokens, self._batches, self._valid = data
         self._config, self._tokens, self._home = config, tokens, home
         self._score, self._generated = score, generated
-        self._facts, self._length = setup.facts(config, opened.batches, tokens), config.train.num_steps or 0
+        self._metadata = setup.checkpoint_metadata(config, data.batches, tokens)
+        self._length = config.train.num_steps or 0
         self._saved = last or 0
-        self._merit: float | None = None
-        self.best, self.log, self.evaluated = Best(), Interval({}, 0, 0.0), 0
+        self._unsaved_score: float | None = None
+        self.best, self.metrics, self.evaluated = BestScore(), MetricAccumulator({}, 0, 0.0), 0
         if last is not None:
-            before = checkpoint.record(home, last)
-            self.best, self.log = Best(**before['best']), Interval(**before['interval'])
+            before = checkpoint.read_metadata(home, last)
+            self.best = BestScore(before['best']['merit'], before['best']['stale'])
+            self.metrics = MetricAccumulator(**before['interval'])
             self.evaluated = before['evaluated']
         keep_last = keep_last or config.train.keep_last
         self.checkpoints = checkpoint.Checkpoints(home, keep_last, config.train.keep_every)
-        self._writer = writers.Writer(home if processes.first() else None, self._saved, self.evaluated)
+        self._writer = writers.MetricWriter(home if processes.first() else None, self._saved, self.evaluated)
 
     def close(self) -> None:
         """Ends what is under way."""
@@ -74,52 +76,57 @@ class Journal:
         finally:
             self._writer.close()
 
-    def is_evaluated_after(self, number: int) -> bool:
+    def should_evaluate(self, number: int) -> bool:
         """Returns whether an evaluation after step `number` is due and not made."""
-        return self.evaluated < number and due(number, self._config.train.eval_every, self._length)
+        return self.evaluated < number and is_due(number, self._config.train.eval_every, self._length)
 
     def evaluate(self, number: int, state: TrainState) -> dict[str, float]:
         """Returns the scores of the validation split after step `number`."""
-        found = evaluation(self._config, state, self._valid, self._tokens, self._score, self._generated)
+        found = evaluate_split(self._config, state, self._valid, self._tokens, self._score, self._generated)
         self._writer.write(number, found)
-        merit = checkpoint.merit(self._config.train.best_metric, found[self._config.train.best_metric])
-        self.best, self.evaluated, self._merit = self.best.and_then(merit), number, merit
+        score = checkpoint.score(self._config.train.best_metric, found[self._config.train.best_metric])
+        self.best, self.evaluated, self._unsaved_score = self.best.update(score), number, score
         return found
 
-    def is_kept_after(self, number: int, asked: bool) -> bool:
-        """Returns whether after step `number` there is a state to save, or the merit of a saved one to note."""
+    def should_save(self, number: int, asked: bool) -> bool:
+        """Returns whether after step `number` there is a state to save, or the score of a saved one to note."""
         every = self._config.train.checkpoint_every
-        return self._merit is not None or (self._saved < number and (asked or due(number, every, self._length)))
+        unsaved = self._saved < number and (asked or is_due(number, every, self._length))
+        return unsaved or self._unsaved_score is not None
 
-    def keep(self, number: int, state: TrainState) -> None:
+    def save(self, number: int, state: TrainState) -> None:
         """Saves the state after step `number`, or what was found of it since."""
         if self._saved < number:
-            so_far = {'best': dataclasses.asdict(self.best), 'interval': self.log.so_far(), 'evaluated': self.evaluated}
-            self.checkpoints.save(state, {**self._facts, **so_far}, self._merit)
+            so_far = {
+                'best': {'merit': self.best.score, 'stale': self.best.stale},
+                'interval': self.metrics.snapshot(),
+                'evaluated': self.evaluated,
+            }
+            self.checkpoints.save(state, {**self._metadata, **so_far}, self._unsaved_score)
             self._saved = number
-        elif self._merit is not None:
-            self.checkpoints.judge(number, self._merit)
-        self._merit = None
+        elif self._unsaved_score is not None:
+            self.checkpoints.note_score(number, self._unsaved_score)
+        self._unsaved_score = None
 
-    def is_reported_after(self, number: int) -> bool:
+    def should_report(self, number: int) -> bool:
         """Returns whether a report after step `number` is due."""
         return number % self._config.train.log_every == 0 or number == self._length
 
     def report(self, number: int) -> tuple[dict[str, float], str | None]:
         """Returns (the means of the steps since the last report; what is to be told if too many were skipped)."""
-        shown, skipped = self.log.summary()
+        shown, skipped = self.metrics.summary()
         epoch = number / self._batches.steps_per_epoch
-        self._writer.write(number, {**shown, **self.log.spent, 'epoch': epoch})
+        self._writer.write(number, {**shown, **self.metrics.totals, 'epoch': epoch})
         too_many = skipped >= self._config.train.max_skipped
-        return shown, keep_skipped(self._home, self._batches, number, skipped) if too_many else None
+        return shown, save_skipped_batch(self._home, self._batches, number, skipped) if too_many else None
 
 
-def due(number: int, every: int | None, length: int) -> bool:
+def is_due(number: int, every: int | None, length: int) -> bool:
     """Returns whether what happens `every` so many steps, or else at the end alone, happens after step `number`."""
     return number > 0 and (number % (every or length) == 0 or number == length)
 
 
-def evaluation(
+def evaluate_split(
     config: Config,
     state: TrainState,
     valid: pipeline.Batches,
@@ -136,7 +143,7 @@ def evaluation(
     return {f'valid/{name}': value for name, value in found.items()}
 
 
-def keep_skipped(home: pathlib.Path, batches: pipeline.Batches, number: int, skipped: int) -> str:
+def save_skipped_batch(home: pathlib.Path, batches: pipeline.Batches, number: int, skipped: int) -> str:
     """Writes the batch of the first of the last `skipped` steps to the workdir; returns what to tell of them."""
     first = number - skipped + 1
     file = home / 'skipped' / f'{first}.npz'
@@ -149,12 +156,12 @@ def keep_skipped(home: pathlib.Path, batches: pipeline.Batches, number: int, ski
     )
 
 
-class Interval:
+class MetricAccumulator:
     """The steps since the last report: their metrics, left on the devices until asked for, and their time; and what
     all steps of the run have read and computed."""
 
     def __init__(self, sums: Mapping[str, Sequence[float]], tokens: float = math.nan, flops: float = math.nan):
-        """Goes on from what `so_far` gave; of what all steps spent, nan is not known."""
+        """Goes on from what `snapshot` gave; of what all steps spent, nan is not known."""
         self._sums = {name: (pair[0], pair[1]) for name, pair in sums.items()}
         self._tokens, self._flops = tokens, flops
         self._rate, self._skipped = 0.0, 0
@@ -162,8 +169,8 @@ class Interval:
         self._read, self._since = 0, time.monotonic()
 
     @property
-    def spent(self) -> dict[str, float]:
-        """The tokens and operations of all steps that `so_far` has seen."""
+    def totals(self) -> dict[str, float]:
+        """The tokens and operations of all steps that `snapshot` has seen."""
         return {'train/tokens': self._tokens, 'train/flops': self._flops}
 
     def add(self, numbers: dict[str, Any]) -> None:
@@ -179,7 +186,7 @@ class Interval:
         finally:
             self._since += time.monotonic() - began
 
-    def so_far(self) -> dict[str, Any]:
+    def snapshot(self) -> dict[str, Any]:
         """Returns the sums of the steps, as JSON has them, so that a resumed run reports what an unbroken one does."""
         for step in jax.device_get(self._pending):
             self._rate, self._skipped = float(step['learning_rate']), int(step['skipped'])
@@ -199,7 +206,7 @@ class Interval:
 
         Steps that were skipped are counted where there are any, and are in no mean. Begins anew.
         """
-        self.so_far()
+        self.snapshot()
         skipped, _ = self._sums.pop('skipped')
         found_means = means.means({'loss': (0.0, 0.0), 'grad_norm': (0.0, 0.0)} | self._sums)
         found = {

@@ -22,7 +22,7 @@ from tformer.errors import NoSplitError, UserError, choose
 from tformer.evaluation import scorer
 from tformer.model import build
 from tformer.objectives import OBJECTIVES, Objective
-from tformer.optim.hyperparameters import Hyper
+from tformer.optim.hyperparameters import Hyperparameters
 from tformer.optim.optimizers import make_optimizer
 from tformer.training import checkpoint, pretrained, workdir
 from tformer.training.state import TrainState, begin, logical_names, make_start, variables
@@ -35,8 +35,8 @@ PACKAGES = ('tformer', 'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'gr
 PLACES = tuple(f'data.{x}' for x in 'path valid_path test_path mixture tfds_dir tokenizer_path cache_dir'.split())
 
 
-class Design(NamedTuple):
-    """What runs that differ in their `Hyper` alone share.
+class Program(NamedTuple):
+    """What runs that differ in their `Hyperparameters` alone share.
 
     Attributes:
       model: of the config.
@@ -53,15 +53,15 @@ class Design(NamedTuple):
     names: Any
     step: Step
     shardings: TrainState
-    start: Callable[[Hyper], TrainState]
-    start_from: Callable[[Hyper, Any, Any], TrainState]
+    start: Callable[[Hyperparameters], TrainState]
+    start_from: Callable[[Hyperparameters, Any, Any], TrainState]
 
 
 class Parts(NamedTuple):
-    """What training is made of: its design, its numbers, the step, compiled when it is first called, and the state."""
+    """What training is made of: its program, its numbers, the step, compiled when it is first called, and the state."""
 
-    design: Design
-    hyper: Hyper
+    program: Program
+    hyper: Hyperparameters
     step: Step
     state: TrainState
 
@@ -72,41 +72,43 @@ def assemble(config: Config, home: pathlib.Path, batches: pipeline.Batches, mesh
     Raises:
       UserError: the checkpoint, or what the run starts from, does not fit the model.
     """
-    design, hyper = make_design(config, batches, mesh), Hyper.of(config)
-    step = jax.jit(design.step, donate_argnums=0, out_shardings=(design.shardings, None))
-    return Parts(design, hyper, step, state_at(design, config, hyper, home, last))
+    program, hyper = make_program(config, batches, mesh), Hyperparameters.of(config)
+    step = jax.jit(program.step, donate_argnums=0, out_shardings=(program.shardings, None))
+    return Parts(program, hyper, step, state_at(program, config, hyper, home, last))
 
 
-def make_design(config: Config, batches: pipeline.Batches, mesh: Mesh) -> Design:
-    """Returns the design of a run; nothing is computed."""
+def make_program(config: Config, batches: pipeline.Batches, mesh: Mesh) -> Program:
+    """Returns the program of a run; nothing is computed."""
     model, objective = build(config.model), OBJECTIVES[config.train.objective]
     example = sharding.place_batch(batches.batch(0, sharding.batch_share(mesh)), mesh)
     names = logical_names(model, objective, example)
     optimizer = make_optimizer(config, names)
     rules = sharding.make_rules(config.mesh)
-    start, shardings = make_start(model, objective, optimizer, Hyper.of(config), example, mesh, rules)
+    start, shardings = make_start(model, objective, optimizer, Hyperparameters.of(config), example, mesh, rules)
     start_from = jax.jit(functools.partial(begin, optimizer), out_shardings=shardings)
     step = make_train_step(model, objective, optimizer, config)
-    return Design(model, objective, names, step, shardings, start, start_from)
+    return Program(model, objective, names, step, shardings, start, start_from)
 
 
-def state_at(design: Design, config: Config, hyper: Hyper, home: pathlib.Path, last: int | None) -> TrainState:
+def state_at(
+    program: Program, config: Config, hyper: Hyperparameters, home: pathlib.Path, last: int | None
+) -> TrainState:
     """Returns the state of a workdir's checkpoint at step `last`; None: the one that training starts from.
 
     Raises:
       UserError: the checkpoint, or what the run starts from, does not fit the model.
     """
-    state = design.start(hyper)
+    state = program.start(hyper)
     if last is not None:
         return checkpoint.restore(home, last, state)
     if config.train.init_from is None:
         return state
-    fresh, where = (variables(tree.params, tree.statistics) for tree in (state, design.shardings))
+    fresh, where = (variables(tree.params, tree.statistics) for tree in (state, program.shardings))
     loaded = pretrained.load(config.train.init_from, fresh, where, config.train.init_except)
-    return design.start_from(hyper, loaded['params'], loaded.get('statistics', {}))
+    return program.start_from(hyper, loaded['params'], loaded.get('statistics', {}))
 
 
-class Opened(NamedTuple):
+class RunData(NamedTuple):
     """The data of a run, and its config, resolved by them."""
 
     config: Config
@@ -115,9 +117,9 @@ class Opened(NamedTuple):
     valid: pipeline.Batches
 
 
-def open_data(
+def load_data(
     config: Config, home: pathlib.Path, mesh: Mesh, before: Record | None = None, may_differ: Sequence[str] = ()
-) -> Opened:
+) -> RunData:
     """Returns the resolved config, the tokenizers, the training and the validation batches of a workdir.
 
     Args:
@@ -142,21 +144,21 @@ def open_data(
     multiple = row_multiple(config, began, mesh)
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, row_multiple=multiple))
     batches = pipeline.Batches(config, tokens, 'train', training=True, records=records)
-    config = resolved(config, tokens, batches.steps_per_epoch)
+    config = resolve_config(config, tokens, batches.steps_per_epoch)
     if before is not None and began is not None:
         workdir.check_config(home, began, config, may_differ)
-        same_data(before['data'], amounts(batches, tokens))
+        check_same_data(before['data'], data_fingerprint(batches, tokens))
     valid = pipeline.Batches(config, tokens, 'valid', training=False)
     test = None
     with contextlib.suppress(NoSplitError):  # what is wrong with it is better known before training than after
         test = pipeline.Batches(config, tokens, 'test', training=False).fingerprint
     processes.agree({
-        **amounts(batches, tokens),
+        **data_fingerprint(batches, tokens),
         'fingerprint of the validation data': valid.fingerprint,
         'fingerprint of the test data': test,
         **{name: value for name, value in config_lib.values(config).items() if name not in PLACES},
     })  # fmt: skip
-    return Opened(config, tokens, batches, valid)
+    return RunData(config, tokens, batches, valid)
 
 
 def row_multiple(config: Config, began: Config | None, mesh: Mesh) -> int | None:
@@ -183,7 +185,7 @@ def row_multiple(config: Config, began: Config | None, mesh: Mesh) -> int | None
     return multiple
 
 
-def amounts(batches: pipeline.Batches, tokens: Tokenizers) -> dict[str, int | float | str]:
+def data_fingerprint(batches: pipeline.Batches, tokens: Tokenizers) -> dict[str, int | float | str]:
     """Returns what tells whether a step's batch is the same as in an earlier part of the run."""
     return {
         'tokenizers': tokens.fingerprint,
@@ -193,14 +195,14 @@ def amounts(batches: pipeline.Batches, tokens: Tokenizers) -> dict[str, int | fl
     }
 
 
-def same_data(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def check_same_data(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raises a `UserError` where the data, or how they become batches, are not those of the checkpoint."""
     differing = [f'{name} {before.get(name)} there, {now[name]} here' for name in now if before.get(name) != now[name]]
     if differing:
         raise UserError(f'the checkpoint is of other data: {"; ".join(differing)}')
 
 
-def resolved(config: Config, tokens: Tokenizers, steps_per_epoch: float) -> Config:
+def resolve_config(config: Config, tokens: Tokenizers, steps_per_epoch: float) -> Config:
     """Returns `config` with what the tokenizers and the data decide filled in."""
     return config_lib.resolve(
         config,
@@ -211,12 +213,12 @@ def resolved(config: Config, tokens: Tokenizers, steps_per_epoch: float) -> Conf
     )
 
 
-def facts(config: Config, batches: pipeline.Batches, tokens: Tokenizers) -> dict[str, Any]:
+def checkpoint_metadata(config: Config, batches: pipeline.Batches, tokens: Tokenizers) -> dict[str, Any]:
     """Returns what every checkpoint of a run says of it: its config, its data, the versions it was made with."""
     versions = {name: importlib.metadata.version(name) for name in PACKAGES}
     return {
         'config': config_lib.to_dict(config),
         'config_digest': config_lib.digest(config),
-        'data': amounts(batches, tokens),
+        'data': data_fingerprint(batches, tokens),
         'versions': {'python': platform.python_version(), **versions},
     }

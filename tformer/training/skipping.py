@@ -42,11 +42,11 @@ def judge(
       skip_spikes: in standard deviations; None: spikes are made.
     """
     values = jnp.stack([loss, norm]).astype(jnp.float32)
-    finite = jnp.isfinite(values).all()
-    good, recent = finite, guard.recent
+    is_finite = jnp.isfinite(values).all()
+    should_apply, recent = is_finite, guard.recent
     if skip_spikes is not None:
         limit = jnp.nanmean(recent, 1) + skip_spikes * jnp.nanstd(recent, 1)
         enough = jnp.isfinite(recent[0]).sum() >= WINDOW // 2
-        good = finite & ~(enough & (values > limit).any())
-        recent = recent.at[:, step % WINDOW].set(jnp.where(finite, values, jnp.nan))
-    return good, Guard(jnp.where(good, 0, guard.skipped + 1), recent)
+        should_apply = is_finite & ~(enough & (values > limit).any())
+        recent = recent.at[:, step % WINDOW].set(jnp.where(is_finite, values, jnp.nan))
+    return should_apply, Guard(jnp.where(should_apply, 0, guard.skipped + 1), recent)

@@ -12,12 +12,11 @@ from jax.sharding import Mesh
 
 from tformer.distributed.sharding import Rules, tree_shardings, unboxed
 from tformer.objectives import Objective
-from tformer.optim.hyperparameters import Hyper, Scalar
+from tformer.optim.hyperparameters import Hyperparameters, Scalar
 from tformer.optim.optimizers import ScheduleFree
 from tformer.optim.parameters import MATRICES
-from tformer.optim.precision import exact
-from tformer.training.skipping import Guard
-from tformer.training.skipping import begin as begin_guard
+from tformer.optim.precision import master_params
+from tformer.training.skipping import Guard, init_guard
 
 
 class TrainState(flax.struct.PyTreeNode):
@@ -35,7 +34,7 @@ class TrainState(flax.struct.PyTreeNode):
     opt_state: Any
     averages: Any = None
     statistics: Any = flax.struct.field(default_factory=dict)
-    guard: Guard = flax.struct.field(default_factory=lambda: begin_guard(None))
+    guard: Guard = flax.struct.field(default_factory=lambda: init_guard(None))
 
 
 def step_key(seed: Scalar, step: Scalar) -> jax.Array:
@@ -59,7 +58,7 @@ def evaluation_params(state: TrainState) -> Any:
     parts = [part for part in jax.tree.leaves(state.opt_state, is_leaf=found) if found(part)]
     if not parts:
         return state.params
-    averages = parts[0].average(exact(state.params, state.opt_state))
+    averages = parts[0].average(master_params(state.params, state.opt_state))
     return jax.tree.map(lambda mean, x: mean.astype(x.dtype), averages, state.params)
 
 
@@ -68,7 +67,7 @@ def evaluation_variables(state: TrainState) -> dict[str, Any]:
     return variables(evaluation_params(state), state.statistics)
 
 
-def initial_variables(model: nn.Module, objective: Objective, hyper: Hyper, batch: Any) -> dict[str, Any]:
+def initial_variables(model: nn.Module, objective: Objective, hyper: Hyperparameters, batch: Any) -> dict[str, Any]:
     """Returns a model's random `params`, boxed with their logical names, and its `statistics`, if any."""
     row = jax.tree.map(lambda x: x[:1], batch)
     found = model.init(step_key(hyper.seed, 0), row, method=objective.method)
@@ -98,12 +97,12 @@ def abstract_variables(model: nn.Module, objective: Objective, batch: Any) -> An
     return jax.eval_shape(lambda row: model.init(jax.random.key(0), row, method=objective.method), row)
 
 
-def begin(optimizer: optax.GradientTransformation, hyper: Hyper, params: Any, statistics: Any) -> TrainState:
+def begin(optimizer: optax.GradientTransformation, hyper: Hyperparameters, params: Any, statistics: Any) -> TrainState:
     """Returns the state before the first update of `params`."""
     wide = jax.tree.map(widened, params)  # moments in bfloat16 would never decay
     averages = None if hyper.ema_decay is None else wide
-    watch = begin_guard(hyper.skip_spikes)
-    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(wide), averages, statistics, watch)
+    guard = init_guard(hyper.skip_spikes)
+    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(wide), averages, statistics, guard)
 
 
 def widened(x: jax.Array) -> jax.Array:
@@ -115,7 +114,7 @@ def widened(x: jax.Array) -> jax.Array:
 def make_init(model: nn.Module, objective: Objective, optimizer: optax.GradientTransformation) -> Any:
     """Returns init(hyper, batch) -> TrainState, whose arrays are boxed with their logical names."""
 
-    def init(hyper: Hyper, batch: Any) -> TrainState:
+    def init(hyper: Hyperparameters, batch: Any) -> TrainState:
         found = initial_variables(model, objective, hyper, batch)
         state = begin(optimizer, hyper, unboxed(found['params']), found.get('statistics', {}))
         return named_as(found['params'], state)
@@ -147,11 +146,11 @@ def make_start(
     model: nn.Module,
     objective: Objective,
     optimizer: optax.GradientTransformation,
-    hyper: Hyper,
+    hyper: Hyperparameters,
     batch: Any,
     mesh: Mesh,
     rules: Rules,
-) -> tuple[Callable[[Hyper], TrainState], TrainState]:
+) -> tuple[Callable[[Hyperparameters], TrainState], TrainState]:
     """Returns (start(hyper) -> the initial state, placed on the mesh; the shardings of its arrays)."""
     init = make_init(model, objective, optimizer)
     shardings = tree_shardings(jax.eval_shape(init, hyper, batch), mesh, rules)

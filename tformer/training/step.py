@@ -13,13 +13,13 @@ from tformer.layers.initializers import base_width
 from tformer.layers.parallel import ring_attention
 from tformer.objectives import Objective
 from tformer.optim import freezing, precision
-from tformer.optim.hyperparameters import Hyper, Scalar
+from tformer.optim.hyperparameters import Hyperparameters, Scalar
 from tformer.optim.schedules import learning_rate
 from tformer.training import flops, skipping
 from tformer.training.state import TrainState, abstract_variables, logical_names, step_key, variables
 
 Batch = Mapping[str, Any]
-Step = Callable[[TrainState, Batch, Hyper], tuple[TrainState, dict[str, Any]]]
+Step = Callable[[TrainState, Batch, Hyperparameters], tuple[TrainState, dict[str, Any]]]
 
 
 _SAMPLE = 1 << 30  # of a part's key: what the model itself draws; parts of a batch come before it
@@ -62,17 +62,19 @@ def make_train_step(
             total += scores['aux_loss'][0]
         return total, (scores, found.get('statistics', {}))
 
-    def accumulated(params: Any, statistics: Any, batch: Batch, hyper: Hyper, key: jax.Array) -> tuple[Any, Any]:
+    def accumulated(
+        params: Any, statistics: Any, batch: Batch, hyper: Hyperparameters, key: jax.Array
+    ) -> tuple[Any, Any]:
         trained = None  # all of it
-        if freezing.asked(config):
-            trained = freezing.trained_parts(config, logical_names(model, objective, batch))
+        if freezing.is_partial(config):
+            trained = freezing.trainable_mask(config, logical_names(model, objective, batch))
 
         def gradient(params: Any, *args: Any) -> tuple[Any, Any]:
             def loss(params: Any) -> Any:
-                return loss_sum(freezing.hold(trained, params), *args)
+                return loss_sum(freezing.stop_frozen_gradients(trained, params), *args)
 
             grads, found = jax.grad(loss, has_aux=True)(params)
-            return jax.tree.map(lambda g: g.astype(jnp.float32), freezing.only(trained, grads)), found
+            return jax.tree.map(lambda g: g.astype(jnp.float32), freezing.select_trainable(trained, grads)), found
 
         if microbatches == 1:
             return gradient(params, statistics, batch, hyper, key)
@@ -91,7 +93,7 @@ def make_train_step(
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         return jax.lax.scan(add, zeros, (jnp.arange(microbatches), parts))[0]
 
-    def step(state: TrainState, batch: Batch, hyper: Hyper) -> tuple[TrainState, dict[str, Any]]:
+    def step(state: TrainState, batch: Batch, hyper: Hyperparameters) -> tuple[TrainState, dict[str, Any]]:
         key = step_key(hyper.seed, state.step + 1)
         abstract = abstract_variables(model, objective, batch)['params']
         spent = {
@@ -113,11 +115,13 @@ def make_train_step(
         )
         extra = {'learning_rate': rate, 'weight_decay': hyper.weight_decay}
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params, **extra)
-        exact = precision.exact(optax.apply_updates(state.params, updates), opt_state)
+        exact = precision.master_params(optax.apply_updates(state.params, updates), opt_state)
         params = jax.tree.map(lambda x, old: x.astype(old.dtype), exact, state.params)
         averages = moving_average(state.averages, exact, hyper.ema_decay, state.step + 1)
         norm = optax.tree.norm(grads)
-        good, watch = skipping.judge(state.guard, state.step, scores['loss'][0] / weight, norm, hyper.skip_spikes)
+        good, watch = skipping.update_guard(
+            state.guard, state.step, scores['loss'][0] / weight, norm, hyper.skip_spikes
+        )
         left = state.replace(step=state.step + 1, guard=watch)
         made = TrainState(state.step + 1, params, opt_state, averages, statistics, watch)
         state = jax.tree.map(lambda new, old: jnp.where(good, new, old), made, left)

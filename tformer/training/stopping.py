@@ -18,7 +18,7 @@ from tformer.errors import STOPPED, Stopped
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-class Stops:
+class StopMonitor:
     """A context in which SIGTERM, SIGINT and a time limit ask for a stop.
 
     The first signal is answered by `reason`, which the training asks after every step; before there is a step to save
@@ -42,7 +42,7 @@ class Stops:
         self._why: str | None = None
         self._at_once = False
 
-    def __enter__(self) -> 'Stops':
+    def __enter__(self) -> 'StopMonitor':
         self._before: dict[Any, Any] = {}
         if threading.current_thread() is not threading.main_thread():
             return self  # only the main one gets signals: whoever called from another minds them

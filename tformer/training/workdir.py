@@ -110,7 +110,7 @@ def check_config(workdir: pathlib.Path, before: Config, config: Config, may_diff
 
 
 @contextlib.contextmanager
-def held(workdir: pathlib.Path) -> Iterator[None]:
+def lock(workdir: pathlib.Path) -> Iterator[None]:
     """Makes a workdir where there is none, and keeps other processes from training in it; ends with the process.
 
     Raises:
@@ -145,7 +145,7 @@ def held(workdir: pathlib.Path) -> Iterator[None]:
                 fcntl.flock(file, fcntl.LOCK_UN)  # data workers that have not ended hold it, too
 
 
-def is_held(workdir: pathlib.Path, patience: float = 0.0) -> bool:
+def is_locked(workdir: pathlib.Path, patience: float = 0.0) -> bool:
     """Returns whether a process holds a workdir, and goes on to for `patience` seconds; nothing is written."""
     end = time.monotonic() + patience
     while True:

@@ -35,7 +35,7 @@ def read(workdir: pathlib.Path) -> list[dict[str, Any]]:
     return rows
 
 
-class Writer:
+class MetricWriter:
     """Appends numbers to metrics.jsonl and, where tensorboardX is installed, to TensorBoard files."""
 
     def __init__(self, workdir: pathlib.Path | None, start_step: int, evaluated: int):
@@ -160,7 +160,7 @@ def _clock(seconds: float) -> str:
     return f'{minutes // 60}:{minutes % 60:02}:{seconds:02}'
 
 
-def table(rows: Iterable[tuple[str, float | str]]) -> str:
+def format_table(rows: Iterable[tuple[str, float | str]]) -> str:
     """Returns names and values, one pair a line, aligned."""
     rows = [(name, value if isinstance(value, str) else _short(value)) for name, value in rows]
     width = max((len(name) for name, _ in rows), default=0)

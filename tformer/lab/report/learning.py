@@ -201,7 +201,7 @@ def reaches(results: Results, wanted: Sequence[str]) -> list[Reach]:
             raise UserError(f'--reach={text} is no NAME=VALUE, such as valid/accuracy=0.99')
         if name not in known:
             raise UserError(f'--reach={text}: no metrics.jsonl has {name}{nearest(name, sorted(known))}')
-        lower = checkpoint.merit(name, 1.0) < 0
+        lower = checkpoint.score(name, 1.0) < 0
         ended = {
             arm: [run.curve(name) for run in runs if run.state == FAILED or (run.state == DONE and run.curve(name)[0])]
             for arm, runs in results.arms.items()

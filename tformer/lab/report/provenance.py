@@ -75,7 +75,7 @@ def versions(results: Results) -> list[tuple[str, str]]:
         workdir = results.home / run.directory
         try:
             steps = checkpoint.steps(workdir)
-            made = checkpoint.record(workdir, max(steps))['versions'] if steps else {}
+            made = checkpoint.read_metadata(workdir, max(steps))['versions'] if steps else {}
         except (UserError, KeyError):
             continue
         for name, version in made.items():

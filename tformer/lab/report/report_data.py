@@ -157,7 +157,7 @@ def report(
 
 def is_lower_better(metric: str) -> bool:
     """Returns whether less of a metric is better, which its name says."""
-    return checkpoint.merit(metric, 1.0) < 0
+    return checkpoint.score(metric, 1.0) < 0
 
 
 def _metric(found: Results, metric: str | None) -> str:

@@ -22,13 +22,13 @@ from tformer.errors import Stopped, UserError
 from tformer.evaluation import scorer
 from tformer.lab.sweep.batched_trials import TRIALS, common, make_mesh, make_step, stack_hypers, stacked
 from tformer.lab.sweep.trials import ERROR, STATED, is_done, write_error
-from tformer.optim.hyperparameters import Hyper
+from tformer.optim.hyperparameters import Hyperparameters
 from tformer.training import checkpoint, digests, setup, workdir, writers
 from tformer.training.loop import Trained
-from tformer.training.recorder import Journal
+from tformer.training.recorder import RunRecorder
 from tformer.training.state import TrainState, count_parameters
 from tformer.training.step import Step
-from tformer.training.stopping import Stops
+from tformer.training.stopping import StopMonitor
 
 
 def train(
@@ -57,13 +57,13 @@ def train(
         live = []
         for home in homes:
             if not is_done(home):
-                closing.enter_context(workdir.held(home))
+                closing.enter_context(workdir.lock(home))
                 (home / ERROR).unlink(missing_ok=True)
                 with failing(home):
                     choices.validate(stated[home])
-                    checkpoint.sound(home, print)
+                    checkpoint.latest_valid(home, print)
                     live.append(home)
-        stops = closing.enter_context(Stops(stated[homes[0]].train.max_minutes))
+        stops = closing.enter_context(StopMonitor(stated[homes[0]].train.max_minutes))
         for last, some in cohorts(live):
             trained |= _train(stated, some, last, transform, generated, stops)
     return trained
@@ -90,7 +90,7 @@ def _train(
     last: int | None,
     transform: str,
     generated: scorer.GenerationScores | None,
-    stops: Stops,
+    stops: StopMonitor,
 ) -> dict[pathlib.Path, Trained]:
     """Trains the trials of a cohort.
 
@@ -102,21 +102,21 @@ def _train(
     mesh = make_mesh(asked, len(places))
     with contextlib.ExitStack() as closing:
         closing.enter_context(sharding.placed(mesh, asked))
-        opened = open_all({home: stated[home] for home in homes}, last)
-        if not opened:
+        data = open_all({home: stated[home] for home in homes}, last)
+        if not data:
             return {}
-        first = next(iter(opened.values()))
-        design = setup.make_design(first.config, first.batches, mesh)
-        score = scorer.make_scorer(design.model, first.config, mesh)
+        first = next(iter(data.values()))
+        program = setup.make_program(first.config, first.batches, mesh)
+        score = scorer.make_scorer(program.model, first.config, mesh)
         members: dict[pathlib.Path, Member] = {}
-        for home, found in opened.items():
+        for home, found in data.items():
             # One that is killed between the saves of two has a checkpoint of the same step in both.
-            journal = Journal(found, home, score, generated, last, keep_last=max(2, found.config.train.keep_last))
-            members[home] = Member(places.index(home), home, found, journal)
-            closing.callback(journal.close)
+            recorder = RunRecorder(found, home, score, generated, last, keep_last=max(2, found.config.train.keep_last))
+            members[home] = Member(places.index(home), home, found, recorder)
+            closing.callback(recorder.close)
         filling = next(iter(members.values()))
         slices = [members.get(home, filling) for home in places]
-        group = Group(mesh, design, make_step(design, mesh, transform), list(members.values()), slices)
+        group = Group(mesh, program, make_step(program, mesh, transform), list(members.values()), slices)
         progress = writers.Progress(group.length, last or 0)
         closing.callback(progress.close)
         resumed = f', resumed at step {last}' if last else ''
@@ -124,24 +124,24 @@ def _train(
         return loop(group, last, stops, progress)
 
 
-def open_all(stated: Mapping[pathlib.Path, Config], last: int | None) -> dict[pathlib.Path, setup.Opened]:
+def open_all(stated: Mapping[pathlib.Path, Config], last: int | None) -> dict[pathlib.Path, setup.RunData]:
     """Returns the data of trials, and their resolved configs, written to their workdirs; those that fail are left out.
 
     One fails whose data fail, or have batches of other shapes than the first one's.
     """
-    opened: dict[pathlib.Path, setup.Opened] = {}
+    data: dict[pathlib.Path, setup.RunData] = {}
     tokenizers: dict[str, Any] = {}  # those that are the same become one, for which one program generates
     for home, each in stated.items():
         with failing(home):
-            before = None if last is None else checkpoint.record(home, last)
-            found = setup.open_data(each, home, sharding.make_mesh(each.mesh), before)
+            before = None if last is None else checkpoint.read_metadata(home, last)
+            found = setup.load_data(each, home, sharding.make_mesh(each.mesh), before)
             found = found._replace(tokens=tokenizers.setdefault(found.tokens.fingerprint, found.tokens))
-            first, other = next(iter(opened.items()), (home, found))
+            first, other = next(iter(data.items()), (home, found))
             if common(found.config) != common(other.config) or shapes(found.batches) != shapes(other.batches):
                 raise UserError(f'its batches have other shapes than those of {first}: --together=1 trains it')
             workdir.save_config(home, found.config)
-            opened[home] = found
-    return opened
+            data[home] = found
+    return data
 
 
 def shapes(batches: pipeline.Batches) -> Any:
@@ -159,7 +159,7 @@ def cohorts(homes: Sequence[pathlib.Path]) -> list[tuple[int | None, list[pathli
         home: [
             step
             for step in checkpoint.steps(home)[-2:]
-            if digests.fault(checkpoint.place(home, step), contents=True) is None
+            if digests.find_corruption(checkpoint.directory(home, step), contents=True) is None
         ]
         for home in homes
     }
@@ -183,13 +183,13 @@ class Member:
 
     slice: int
     home: pathlib.Path
-    opened: setup.Opened
-    journal: Journal
+    data: setup.RunData
+    recorder: RunRecorder
     fault: str | None = None
 
     @property
     def config(self) -> Config:
-        return self.opened.config
+        return self.data.config
 
 
 @dataclasses.dataclass
@@ -197,7 +197,7 @@ class Group:
     """Trials of one program: the members, and for each slice of the arrays whose numbers it has."""
 
     mesh: Mesh
-    design: setup.Design
+    program: setup.Program
     step: Step
     members: list[Member]
     slices: list[Member]
@@ -214,20 +214,20 @@ class Group:
         """Returns arrays `[trials, ...]` on the mesh."""
         return jax.device_put(tree, NamedSharding(self.mesh, P(TRIALS, *axes)))
 
-    def begin(self, last: int | None) -> tuple[TrainState, Hyper]:
+    def begin(self, last: int | None) -> tuple[TrainState, Hyperparameters]:
         """Returns (the states of all slices, from the checkpoints at step `last` on; their hypers)."""
         of = {}  # in the host's memory: a device has room for its own trials
         for member in self.members:
-            state = setup.state_at(self.design, member.config, Hyper.of(member.config), member.home, last)
+            state = setup.state_at(self.program, member.config, Hyperparameters.of(member.config), member.home, last)
             of[member.slice] = jax.device_get(state)
         states = jax.tree.map(lambda *x: np.stack(x), *(of[member.slice] for member in self.slices))
-        states = jax.device_put(states, stacked(self.design.shardings))
-        return states, self.place(stack_hypers([Hyper.of(member.config) for member in self.slices]))
+        states = jax.device_put(states, stacked(self.program.shardings))
+        return states, self.place(stack_hypers([Hyperparameters.of(member.config) for member in self.slices]))
 
     def feeds(self, last: int) -> dict[int, Any]:
         """Returns what yields the batches of each seed from step `last` on."""
         configs = {member.config.train.seed: member for member in self.members}
-        return {seed: pipeline.iterate(of.opened.batches, last, of.config) for seed, of in configs.items()}
+        return {seed: pipeline.iterate(of.data.batches, last, of.config) for seed, of in configs.items()}
 
     def batch(self, made: Mapping[int, pipeline.Batch]) -> Any:
         """Returns the batches of all slices on the mesh, from those of each seed."""
@@ -237,11 +237,11 @@ class Group:
     def make_slicer(self) -> Callable[[TrainState, int], TrainState]:
         """Returns one(states, slice) -> the state of a trial."""
         return jax.jit(
-            lambda states, index: jax.tree.map(lambda x: x[index], states), out_shardings=self.design.shardings
+            lambda states, index: jax.tree.map(lambda x: x[index], states), out_shardings=self.program.shardings
         )
 
 
-def loop(group: Group, last: int | None, stops: Stops, progress: writers.Progress) -> dict[pathlib.Path, Trained]:
+def loop(group: Group, last: int | None, stops: StopMonitor, progress: writers.Progress) -> dict[pathlib.Path, Trained]:
     """Trains a group to its end."""
     (states, hypers), one, number = group.begin(last), group.make_slicer(), last or 0
     size = count_parameters(states.params) // len(group.slices)
@@ -249,7 +249,7 @@ def loop(group: Group, last: int | None, stops: Stops, progress: writers.Progres
     pending: list[Any] = []  # what the devices may not have done yet
     while group.going:
         reason = stops.reason(number)
-        if reason is None and any(member.journal.is_evaluated_after(number) for member in group.going):
+        if reason is None and any(member.recorder.should_evaluate(number) for member in group.going):
             try:
                 found = evaluation(group, number, states, one, stops)
             except Stopped as stopped:
@@ -257,10 +257,10 @@ def loop(group: Group, last: int | None, stops: Stops, progress: writers.Progres
             else:
                 progress.say(f'step {number} valid  ' + '  '.join(f'{name[6:]} {of}' for name, of in found.items()))
         for member in group.going:
-            if member.journal.is_kept_after(number, asked=reason is not None):
+            if member.recorder.should_save(number, asked=reason is not None):
                 note(group, pending)
-                member.journal.keep(number, one(states, member.slice))
-        if reason is not None and (number < group.length or any(m.journal.evaluated < number for m in group.going)):
+                member.recorder.save(number, one(states, member.slice))
+        if reason is not None and (number < group.length or any(m.recorder.evaluated < number for m in group.going)):
             raise Stopped(f'{reason}: stopped after step {number:,} of {group.length:,}, which is saved')
         if number >= group.length:
             break
@@ -269,13 +269,13 @@ def loop(group: Group, last: int | None, stops: Stops, progress: writers.Progres
         states, numbers = group.step(states, batch, hypers)
         number, stops.begun = number + 1, True
         pending.append(numbers)
-        if group.going[0].journal.is_reported_after(number):
+        if group.going[0].recorder.should_report(number):
             note(group, pending)
             progress.update(number, report(group, number))
     for member in group.going:
-        member.journal.checkpoints.wait()
+        member.recorder.checkpoints.wait()
     return {
-        member.home: Trained(member.config, member.opened.tokens, number, checkpoint.best(member.home) or number, size)
+        member.home: Trained(member.config, member.data.tokens, number, checkpoint.best(member.home) or number, size)
         for member in group.going
     }
 
@@ -284,20 +284,20 @@ def note(group: Group, pending: list[Any]) -> None:
     """Hands the numbers of the steps since it was called last to the members' records."""
     for numbers in jax.device_get(pending):
         for member in group.going:
-            member.journal.log.add(jax.tree.map(lambda x, index=member.slice: x[index], numbers))
+            member.recorder.metrics.add(jax.tree.map(lambda x, index=member.slice: x[index], numbers))
     pending.clear()
 
 
-def evaluation(group: Group, number: int, states: TrainState, one: Any, stops: Stops) -> dict[str, str]:
+def evaluation(group: Group, number: int, states: TrainState, one: Any, stops: StopMonitor) -> dict[str, str]:
     """Evaluates the members; returns the range of each score in words."""
     found = []
     with contextlib.ExitStack() as paused:
         for member in group.going:
-            paused.enter_context(member.journal.log.paused())
+            paused.enter_context(member.recorder.metrics.paused())
         paused.enter_context(stops.at_once())
         for member in group.going:
-            if member.journal.evaluated < number:
-                found.append(member.journal.evaluate(number, one(states, member.slice)))
+            if member.recorder.evaluated < number:
+                found.append(member.recorder.evaluate(number, one(states, member.slice)))
     ranges = {name: (min(each[name] for each in found), max(each[name] for each in found)) for name in found[0]}
     return {name: f'{low:.4g} to {high:.4g}' for name, (low, high) in ranges.items()}
 
@@ -306,7 +306,7 @@ def report(group: Group, number: int) -> dict[str, float]:
     """Writes the members' reports; returns their means. Whose steps were not made for too long, has failed."""
     found = []
     for member in group.going:
-        shown, member.fault = member.journal.report(number)
+        shown, member.fault = member.recorder.report(number)
         found.append(shown)
         if member.fault is not None:
             fail(member.home, member.fault)

@@ -15,7 +15,7 @@ from tformer.config import Config
 from tformer.distributed import sharding
 from tformer.errors import choose
 from tformer.lab.sweep.trials import SEED, Trial
-from tformer.optim.hyperparameters import Hyper, standard
+from tformer.optim.hyperparameters import Hyperparameters, standard
 from tformer.training import setup
 from tformer.training.step import Step
 
@@ -59,7 +59,7 @@ def make_mesh(asked: config.Mesh, count: int) -> Mesh:
     return Mesh(np.stack(blocks), axes, axis_types=(AxisType.Auto,) * len(axes))
 
 
-def stack_hypers(hypers: Sequence[Hyper]) -> Hyper:
+def stack_hypers(hypers: Sequence[Hyperparameters]) -> Hyperparameters:
     """Returns the hypers with a leading axis; what is off in some but not in all of them is 0 there."""
 
     def column(*values: Any) -> Any:
@@ -71,12 +71,12 @@ def stack_hypers(hypers: Sequence[Hyper]) -> Hyper:
     return jax.tree.map(column, *hypers, is_leaf=lambda x: x is None)
 
 
-def make_step(design: setup.Design, mesh: Mesh, transform: str) -> Step:
+def make_step(program: setup.Program, mesh: Mesh, transform: str) -> Step:
     """Returns the compiled step(states, batches, hypers), all with a leading axis of trials."""
-    step = choose(TRANSFORMS, transform, '--transform')(design.step)
+    step = choose(TRANSFORMS, transform, '--transform')(program.step)
     if mesh.shape[TRIALS] > 1:
         step = jax.shard_map(step, mesh=mesh, in_specs=P(TRIALS), out_specs=P(TRIALS), axis_names={TRIALS})
-    return jax.jit(step, donate_argnums=0, out_shardings=(stacked(design.shardings), None))
+    return jax.jit(step, donate_argnums=0, out_shardings=(stacked(program.shardings), None))
 
 
 def stacked(shardings: Any) -> Any:

@@ -43,7 +43,7 @@ def sized(stated: Config) -> Config:
     alphabets = {'char', 'symbol'} & {stated.data.tokenizer, stated.data.source_tokenizer}
     if stated.model.vocab_size is not None or not alphabets:
         return assumed(stated)
-    return setup.resolved(stated, _tokenizers(stated.model.family, stated.data, stated.train.objective), 1)
+    return setup.resolve_config(stated, _tokenizers(stated.model.family, stated.data, stated.train.objective), 1)
 
 
 @functools.lru_cache(maxsize=64)

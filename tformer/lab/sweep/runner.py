@@ -75,7 +75,7 @@ def sweep(
     """
     home = pathlib.Path(directory)
     _check(parallel, together, transform)
-    with workdir.held(home), _signals() as heard:
+    with workdir.lock(home), _signals() as heard:
         seconds = manifest.claim(base, trials, home, arguments)
         done = sum(is_done(home / trial.directory) for trial in trials)
         print(f'{len(trials)} trials, {done} of them done', flush=True)
@@ -143,7 +143,7 @@ def array(
     """
     home = pathlib.Path(directory)
     _check(1, together, transform)
-    with workdir.held(home):
+    with workdir.lock(home):
         manifest.claim(base, trials, home, arguments)
         every = groups(trials, together)
         left = [i for i, group in enumerate(every, 1) if not all(is_done(home / each.directory) for each in group)]
@@ -237,7 +237,7 @@ def _end(trial: Trial, life: Life, home: pathlib.Path, code: int, asked: bool) -
         return ', '.join(['done', *scores])
     if code == STOPPED or (asked and code in (-signal.SIGTERM, 128 + signal.SIGTERM)):
         return 'stopped'
-    free = not workdir.is_held(place, workdir.LOCK_SECONDS)
+    free = not workdir.is_locked(place, workdir.LOCK_SECONDS)
     error = error_of(place) if free else None
     if error is None:
         with life.log.open('rb') as log:

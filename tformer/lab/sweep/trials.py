@@ -154,7 +154,7 @@ def kept(place: pathlib.Path) -> Iterator[None]:
         raise
     except Exception as error:
         if processes.first():
-            free = not workdir.is_held(place)
+            free = not workdir.is_locked(place)
         lost = processes.lost(error)
         if free and (lost is None or error_of(place) is None):
             name = 'tformer' if lost or isinstance(error, UserError) else type(error).__name__
@@ -165,7 +165,7 @@ def kept(place: pathlib.Path) -> Iterator[None]:
 
 def clear_error(place: pathlib.Path) -> bool:
     """Deletes why a trial failed, where no process holds its workdir; returns whether none does."""
-    if workdir.is_held(place):
+    if workdir.is_locked(place):
         return False
     (place / ERROR).unlink(missing_ok=True)
     return True
