@@ -75,7 +75,7 @@ def test_a_run_of_steps_that_cannot_be_made_stops_and_is_replayed(tmp_path, monk
         'translate.py:smoke', tmp_path, train__num_steps='20', train__log_every='2', train__max_skipped='3',
         train__checkpoint_every='2', data__tokenizer='symbol',
     )  # fmt: skip
-    real = train_lib.resume.assemble
+    real = train_lib.setup.assemble
 
     def poisoned(*args):
         parts = real(*args)
@@ -86,7 +86,7 @@ def test_a_run_of_steps_that_cannot_be_made_stops_and_is_replayed(tmp_path, monk
 
         return parts._replace(step=step)
 
-    monkeypatch.setattr(train_lib.resume, 'assemble', poisoned)
+    monkeypatch.setattr(train_lib.setup, 'assemble', poisoned)
     with pytest.raises(errors.UserError, match=r'steps 4 to 6 were not made') as stopped:
         train_lib.train(wanted, tmp_path / 'run')
     monkeypatch.undo()
