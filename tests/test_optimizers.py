@@ -367,7 +367,7 @@ def counting(microbatches=1, sown=True, ema_decay=None, name='sgd'):
     variables = model.init(jax.random.key(0), batch)
     optimizer, hyper = (
         make_optimizer(run, {'kernel': P('embed', 'mlp')}),
-        Hyper.of(run).replace(dropout_rates=DropoutRates()),
+        Hyperparameters.of(run).replace(dropout_rates=DropoutRates()),
     )
     state = begin(optimizer, hyper, variables['params'], variables['statistics'])
     return jax.jit(make_train_step(model, objective, optimizer, run)), state, batch, hyper

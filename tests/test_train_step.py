@@ -393,8 +393,8 @@ def hypers(cfg):
     """Three hypers of arrays, each field of each its own."""
     values = jax.tree.map(jnp.asarray, SWEPT, is_leaf=lambda x: isinstance(x, list))
     rates = jnp.asarray(DROPOUT)
-    assert set(values) | {'dropout_rates'} == {field.name for field in dataclasses.fields(Hyper)}
-    return Hyper(**values, dropout_rates=DropoutRates(rates, rates / 2, rates))
+    assert set(values) | {'dropout_rates'} == {field.name for field in dataclasses.fields(Hyperparameters)}
+    return Hyperparameters(**values, dropout_rates=DropoutRates(rates, rates / 2, rates))
 
 
 def test_many_hypers_in_one_program_are_each_as_alone():
@@ -448,7 +448,7 @@ def shared_program():
         state, _ = jax.lax.scan(step, trainer.start(hyper), batches)
         return state.params, state.averages
 
-    return result, Hyper(
+    return result, Hyperparameters(
         **{name: values[1] for name, values in SWEPT.items()}, dropout_rates=DropoutRates(0.1, 0.05, 0.1)
     )
 

@@ -1,4 +1,4 @@
-"""Steps that are not made: whose loss or gradient is no number, or stands far above those of the steps before."""
+"""Skipping bad steps: an update whose loss or gradient is not finite, or is a spike, is not applied."""
 
 from typing import Any
 
@@ -8,38 +8,40 @@ import jax.numpy as jnp
 
 from tformer.layers.dropout import MaybeScalar
 
-WINDOW = 128  # steps that a spike is measured by; half of them must have been made
+WINDOW = 128  # a spike is measured against this many steps, once half of them have a finite loss
 
 
 class Guard(flax.struct.PyTreeNode):
-    """Attributes:
-    skipped: how many steps in a row were not made, up to this one, int32.
-    recent: [2, WINDOW] losses and gradient norms of the last steps, NaN where there are none; None: spikes are made.
+    """The guard's state.
+
+    Attributes:
+      skipped: number of consecutive skipped steps, up to and including the latest, int32.
+      recent: losses and gradient norms of the latest steps [2, WINDOW], NaN where unknown; None: spikes are applied.
     """
 
     skipped: jax.Array
     recent: Any = None
 
 
-def begin(skip_spikes: MaybeScalar) -> Guard:
+def init_guard(skip_spikes: MaybeScalar) -> Guard:
     """Returns the guard before the first step."""
     return Guard(jnp.zeros((), jnp.int32), None if skip_spikes is None else jnp.full((2, WINDOW), jnp.nan))
 
 
-def judge(
+def update_guard(
     guard: Guard, step: jax.Array, loss: jax.Array, norm: jax.Array, skip_spikes: MaybeScalar
 ) -> tuple[jax.Array, Guard]:
-    """Returns (whether a step is to be made, the guard after it).
+    """Returns (whether to apply this step's update, the guard after it).
 
-    A spike is a loss or a norm over mean + skip_spikes x standard deviation of the last `WINDOW` steps; spikes count
-    among those steps, so that a new level is taken for one only for a while.
+    A spike is a loss or norm above mean + skip_spikes x standard deviation of the latest `WINDOW` steps. Spikes enter
+    the window too, so a lasting new level stops counting as a spike after a while.
 
     Args:
       guard: before the step.
       step: its number, int32.
       loss: of its batch, a scalar.
       norm: of its gradient, a scalar.
-      skip_spikes: in standard deviations; None: spikes are made.
+      skip_spikes: threshold in standard deviations; None: spikes are applied.
     """
     values = jnp.stack([loss, norm]).astype(jnp.float32)
     is_finite = jnp.isfinite(values).all()

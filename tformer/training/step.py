@@ -42,7 +42,7 @@ def make_train_step(
     microbatches = config.train.microbatches
     optimizer = optax.with_extra_args_support(optimizer)
 
-    def loss_sum(params: Any, statistics: Any, batch: Batch, hyper: Hyper, key: jax.Array) -> Any:
+    def loss_sum(params: Any, statistics: Any, batch: Batch, hyper: Hyperparameters, key: jax.Array) -> Any:
         rngs = {'sample': jax.random.fold_in(key, _SAMPLE)} | (
             {'dropout': key} if jax.tree.leaves(hyper.dropout_rates) else {}
         )
