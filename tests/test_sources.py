@@ -786,3 +786,31 @@ def test_a_prepared_set_gives_the_same_batches_as_its_files(tmp_path, batching: 
         one, other = (batches.batch(step) for batches in made)
         assert one.keys() == other.keys() and all((one[name] == other[name]).all() for name in one)
     assert 'tensorflow' not in sys.modules
+
+
+def test_a_row_adds_a_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the fields it reads, the objectives it has records for, and the check of its own settings."""
+
+    def read(config: Data, objective: str, split: str) -> tuple[str, records.Read]:
+        return records.fingerprint('squares', config.modulus, split), lambda: (
+            [{'source': str(i), 'target': str(i * i)} for i in range(config.modulus)],
+            0,
+        )
+
+    def check(config: Data) -> None:
+        if config.modulus > 9:
+            raise UserError('one digit')
+
+    row = sources.Source(read, ('modulus',), lambda config: ('seq2seq',), check)
+    monkeypatch.setitem(sources.SOURCES, 'squares', row)
+    assert load('test', 'seq2seq', source='squares', modulus=3)[2] == {'source': '2', 'target': '4'}
+    with pytest.raises(UserError, match='one digit'):
+        load('test', 'seq2seq', source='squares', modulus=10)
+    with pytest.raises(UserError, match="'squares' has no records for train.objective='causal_lm', only for seq"):
+        load('test', 'causal_lm', source='squares', modulus=3)
+
+
+def test_rows_of_sources_name_fields_of_the_config() -> None:
+    fields = {field.name for field in dataclasses.fields(Data)}
+    for row in sources.SOURCES.values():
+        assert set(row.fields) <= fields

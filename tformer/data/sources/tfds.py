@@ -24,6 +24,14 @@ from tformer.errors import NoSplitError, UserError, choose, nearest
 _PREPARE = 'prepare it with `tformer prepare`'
 
 
+def check(config: Data) -> None:
+    """Raises a `UserError` where no set is named, or not three splits of it."""
+    if config.tfds_name is None:
+        raise UserError("data.source='tfds' needs data.tfds_name, e.g. 'imdb_reviews'")
+    if len(config.tfds_splits) != len(SPLITS):
+        raise UserError(f'data.tfds_splits={config.tfds_splits} must name three: train, valid, test')
+
+
 def load(config: Data, objective: str, split: str) -> tuple[str, Read]:
     """The fingerprint and the records of `split`, which are converted one by one, whenever they are asked for.
 
@@ -34,8 +42,7 @@ def load(config: Data, objective: str, split: str) -> tuple[str, Read]:
     Raises:
       UserError: the set is not prepared, not as array_record, or lacks the split, a file of it or a feature.
     """
-    if config.tfds_name is None:
-        raise UserError("data.source='tfds' needs data.tfds_name, e.g. 'imdb_reviews'")
+    assert config.tfds_name is not None, 'check'
     builder = prepared(config.tfds_name, config.tfds_dir)
     choose(BAD_LINES, config.bad_lines, 'data.bad_lines')
     info, keys, features = builder.info, *_wanted(builder.info.features, config, objective)
