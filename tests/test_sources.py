@@ -806,7 +806,7 @@ def test_a_row_adds_a_source(monkeypatch: pytest.MonkeyPatch) -> None:
     assert load('test', 'seq2seq', source='squares', modulus=3)[2] == {'source': '2', 'target': '4'}
     with pytest.raises(UserError, match='one digit'):
         load('test', 'seq2seq', source='squares', modulus=10)
-    with pytest.raises(UserError, match="'squares' has no records for train.objective='causal_lm', only for seq"):
+    with pytest.raises(UserError, match=r"'squares' has no records for train.objective='causal_lm', only for seq"):
         load('test', 'causal_lm', source='squares', modulus=3)
 
 
