@@ -55,57 +55,42 @@ class Batches:
     ) -> None:
         """Loads `split` (train, valid or test) unless `records` are given, tokenises it and lays out its rows.
 
-        A batch has train.batch_size rows, or data.batch_tokens over its length of them, rounded down to a
-        multiple of data.row_multiple; at least one multiple.
+        A batch has train.batch_size rows; with data.batch_tokens it has that many tokens over its length, rounded down
+        to a multiple of data.row_multiple, and at least one multiple.
 
         Raises:
-          UserError: in the data, or a batching that the objective does not have.
+          UserError: the data is at fault, or the objective does not allow data.batching.
         """
-        data, objective = config.data, config.train.objective
-        choose(packing.BATCHING, data.batching, 'data.batching')
-        self._format = example_formats.format_of(config)
-        if self._format.labelled and data.batching == 'pack':
-            raise UserError(f"data.batching='pack' is not for {objective}: a row has one label; use 'bucket'")
+        data = config.data
         self.config, self.training, self._tokenizer = config, training, tokenizers.target
+        self._format = _format(config)
         self._packed = training and data.batching == 'pack'
         self.records = mixture.load(config, split) if records is None else records
-        splits: Sequence[Sequence[Record]] = [self.records]
-        if isinstance(self.records, mixture.Concatenation):
-            splits = self.records.splits
+        splits = self.records.splits if isinstance(self.records, mixture.Concatenation) else [self.records]
         mixed = training and len(splits) > 1
+        examples = _examples(config, tokenizers, splits, split, training)
         weights = [part.weight for part in parts(data)] if mixed else [None] * len(splits)
-        made = []
-        for number, some in enumerate(splits):
-            try:
-                made.append(example_formats.make(config, tokenizers, some, split, training))
-            except UserError as error:
-                raise UserError(f'data.mixture[{number}]: {error}' if mixed else str(error)) from error
+        epochs = mixture.epochs_of_parts(weights, list(map(len, examples)), data.mixture_temperature)
+
         batching = 'bucket' if data.batching == 'pack' and not training else data.batching
-        limits = np.array([data.length, data.encoder_length or data.length][: made[0].lengths.shape[1]])
-        lengths = np.concatenate([part.lengths for part in made])
+        lengths = np.concatenate([part.lengths for part in examples])
+        limits = np.array([data.length, data.encoder_length or data.length][: lengths.shape[1]])
         self.shapes = packing.BATCHING[batching].shapes(lengths, limits, data.num_buckets)
         self.widths = tuple(_width(config, max(shape)) for shape in self.shapes)
-        epochs = mixture.epochs_of_parts(weights, [len(part) for part in made], data.mixture_temperature)
         self.parts = tuple(
-            layout.lay_out(config, number, part, epochs[number], batching, self.shapes, isinstance(some, Split))
-            for number, (part, some) in enumerate(zip(made, splits, strict=True))
+            layout.lay_out(config, index, part, epochs[index], batching, self.shapes, isinstance(records_, Split))
+            for index, (part, records_) in enumerate(zip(examples, splits, strict=True))
         )
-        self._steps: layout.TrainSampler | layout.EvalSampler
-        if training:
-            self._steps = layout.TrainSampler(self.parts, self.widths, config.train.seed)
-        else:
-            self._steps = layout.EvalSampler(self.parts, self.widths)
-        self.steps_per_epoch = self._steps.steps_per_epoch
+        self._sampler: layout.TrainSampler | layout.EvalSampler = (
+            layout.TrainSampler(self.parts, self.widths, config.train.seed)
+            if training
+            else layout.EvalSampler(self.parts, self.widths)
+        )
+        self.steps_per_epoch = self._sampler.steps_per_epoch
+
         self._sides = ('', 'encoder_')[: lengths.shape[1]]
-        sample = {name: np.asarray(value) for name, value in self._fields(0, 0, epoch=0).items()}
-        self._per_row = {name: (value.shape, value.dtype) for name, value in sample.items() if name in _PER_ROW}
-        self._dtypes = {
-            side: {
-                n: v.dtype for n, v in sample.items() if n.startswith('encoder_') == bool(side) and n not in _PER_ROW
-            }
-            for side in self._sides
-        }
-        self._count = np.arange(lengths.max(), dtype=np.int32)
+        self._dtypes, self._per_row = _arrays(self._fields(0, 0, epoch=0), self._sides)
+        self._positions = np.arange(lengths.max(), dtype=np.int32)
 
     def __getstate__(self) -> dict[str, Any]:
         """What another process needs to make batches: not the records."""
@@ -164,7 +149,7 @@ class Batches:
                 fields = self._fields(number, example, epoch)
                 for side, start in ends.items():
                     ends[side] = stop = start + len(fields[f'{side}inputs'])
-                    batch[f'{side}positions'][place, start:stop] = self._count[: stop - start]
+                    batch[f'{side}positions'][place, start:stop] = self._positions[: stop - start]
                     if self._packed:
                         batch[f'{side}segment_ids'][place, start:stop] = segment
                     for name in self._dtypes[side]:
@@ -186,7 +171,7 @@ class Batches:
     def _find(self, step: int) -> tuple[int, layout.Rows]:
         if step < 0 or (not self.training and step >= self.steps_per_epoch):
             raise IndexError(f'step {step} of {self.steps_per_epoch}')
-        return self._steps.find(step)
+        return self._sampler.find(step)
 
     def _fields(self, number: int, example: int, epoch: int) -> Fields:
         """The arrays of one example of part `number`."""
@@ -209,6 +194,45 @@ class Batches:
         for name, (shape_, dtype) in self._per_row.items():
             batch[name] = np.zeros((rows, *shape_), dtype)
         return batch
+
+
+def _format(config: Config) -> example_formats.ExampleFormat:
+    """The format of the objective's examples, which data.batching must allow."""
+    choose(packing.BATCHING, config.data.batching, 'data.batching')
+    example_format = example_formats.format_of(config)
+    if example_format.labelled and config.data.batching == 'pack':
+        raise UserError(f"data.batching='pack' is not for {config.train.objective}: a row has one label; use 'bucket'")
+    return example_format
+
+
+def _examples(
+    config: Config, tokenizers: Tokenizers, splits: Sequence[Sequence[Record]], split: str, training: bool
+) -> list[example_formats.Examples]:
+    """The examples of each part; an error names its part of a training mixture."""
+    examples = []
+    for index, records in enumerate(splits):
+        try:
+            examples.append(example_formats.make(config, tokenizers, records, split, training))
+        except UserError as error:
+            in_part = f'data.mixture[{index}]: ' if training and len(splits) > 1 else ''
+            raise UserError(f'{in_part}{error}') from error
+    return examples
+
+
+def _arrays(fields: Fields, sides: Sequence[str]) -> tuple[dict[str, dict[str, Any]], dict[str, tuple[Any, Any]]]:
+    """The arrays of a batch, from those of one example.
+
+    Returns:
+      The dtypes of the arrays [B, length of the side] by side and name, and (shape of a row, dtype) of the other
+      arrays by name.
+    """
+    arrays = {name: np.asarray(value) for name, value in fields.items()}
+    per_row = {name: (arrays[name].shape, arrays[name].dtype) for name in _PER_ROW if name in arrays}
+    dtypes: dict[str, dict[str, Any]] = {side: {} for side in sides}
+    for name, array in arrays.items():
+        if name not in per_row:
+            dtypes['encoder_' if name.startswith('encoder_') else ''][name] = array.dtype
+    return dtypes, per_row
 
 
 def iterate(
