@@ -1,10 +1,10 @@
-# Two commands do everything from a bare clone: `make demo` and `make test`.
+# Two commands do everything from a bare clone: `make demo` and `make test`. `make check` is what CI runs.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO := runs/demo
 
-.PHONY: setup parity demo test proofs lint format bench clean
+.PHONY: setup docs-setup parity demo test proofs check lint format docs tutorial bench clean
 
 setup: $(VENV)/.ready
 
@@ -33,6 +33,10 @@ test: setup parity
 proofs: setup parity
 	$(BIN)/python -m pytest -n 2 -m slow
 
+# Everything: lint, types, the site, then the tests and the proofs in one run of pytest, whose closing line comes last.
+check: lint docs parity
+	$(BIN)/python -m pytest -n 2
+
 lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -42,9 +46,23 @@ format: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+docs-setup: $(VENV)/.docs
+
+$(VENV)/.docs: $(VENV)/.ready
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[docs]'
+	touch $@
+
+# The site, in build/site; a broken link is an error.
+docs: docs-setup
+	JAX_PLATFORMS=cpu DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict --quiet
+
+# Runs the tutorial's cells again and stores their outputs in it.
+tutorial: docs-setup
+	JAX_PLATFORMS=cpu $(BIN)/jupyter execute --inplace docs/tutorial.ipynb
+
 bench: setup
 	$(BIN)/tformer benchmark --config=configs/lm_stdlib.py
 	$(BIN)/tformer benchmark --config=configs/g2p.py
 
 clean:
-	rm -rf $(VENV) runs
+	rm -rf $(VENV) build runs
