@@ -1,4 +1,4 @@
-"""Texts that come more than once: within the training split, and again in what it is judged by."""
+"""Texts that occur more than once in the training split, or both there and in a split that evaluates it."""
 
 import array
 import dataclasses
@@ -16,31 +16,39 @@ Say = Callable[[str], None]  # takes a line of progress
 
 @dataclasses.dataclass(frozen=True)
 class Texts:
-    """What is kept of the texts of a split: their sizes, and a hash of each."""
+    """The sizes of the texts of a split, and a hash of each text."""
 
     num_bytes: dict[str, int]  # of each field, in UTF-8
     hashes: dict[tuple[str, str], np.ndarray]  # (a key of ALIKE, a field or 'whole') -> uint64 [records]
 
 
 def read(records: Iterable[Record], fields: Sequence[str], say: Say) -> Texts:
-    """Goes once through `records`, keeping 16 bytes for each field of each; 'whole' where there are several fields."""
+    """Reads `records` once and keeps 16 bytes for each field of each record.
+
+    Where there are several fields, the key 'whole' holds hashes of whole records.
+
+    Args:
+      records: of one split.
+      fields: the fields with text.
+      say: takes lines of progress.
+    """
     since = time.monotonic()
     num_bytes = dict.fromkeys(fields, 0)
     keys = (*fields, 'whole') if len(fields) > 1 else fields
-    found = {(alike, key): array.array('Q') for alike in ALIKE for key in keys}
-    for number, record in enumerate(records, start=1):
+    hashes = {(alike, key): array.array('Q') for alike in ALIKE for key in keys}
+    for count, record in enumerate(records, start=1):
         for field in fields:
             num_bytes[field] += len(text_of(record, field).encode('utf-8', 'surrogatepass'))
         for alike, normal in ALIKE.items():
             texts = [normal(text_of(record, field)) for field in fields]
             for field, text in zip(fields, texts, strict=True):
-                found[alike, field].append(_hash(text))
+                hashes[alike, field].append(_hash(text))
             if len(fields) > 1:
-                found[alike, 'whole'].append(_hash('\0'.join(texts)))
+                hashes[alike, 'whole'].append(_hash('\0'.join(texts)))
         if time.monotonic() > since + 5:
             since = time.monotonic()
-            say(f'read {number:,} records, looking for duplicates')
-    return Texts(num_bytes, {key: np.array(values, np.uint64) for key, values in found.items()})
+            say(f'looking for duplicates: {count:,} records read')
+    return Texts(num_bytes, {key: np.array(values, np.uint64) for key, values in hashes.items()})
 
 
 def joined(parts: Sequence[Texts]) -> Texts:
@@ -50,7 +58,7 @@ def joined(parts: Sequence[Texts]) -> Texts:
 
 
 def within(hashes: np.ndarray) -> np.ndarray:
-    """The places of the records that have come before: all but the first of those alike.
+    """Returns the indices of records that occurred before: of equal records, all but the first.
 
     Args:
       hashes: uint64 [records].
@@ -61,17 +69,17 @@ def within(hashes: np.ndarray) -> np.ndarray:
 
 
 def across(hashes: np.ndarray, train: np.ndarray) -> np.ndarray:
-    """The places of the records that are in `train` too.
+    """Returns the indices of records that are also in `train`.
 
     Args:
       hashes: uint64 [records].
-      train: uint64 [records of train].
+      train: uint64 [training records].
     """
     return np.flatnonzero(np.isin(hashes, train))
 
 
 def _hash(text: str) -> int:
-    # Of 64 bits: among ten million texts two different ones are taken for one with a probability of 3 in a million.
+    # 64 bits: among ten million different texts, any two have the same hash with a probability of 3 in a million.
     data = text.encode('utf-8', 'surrogatepass')
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), 'little')
 
@@ -84,7 +92,7 @@ def _near(text: str) -> str:
     return unicodedata.normalize('NFC', ' '.join(text.lower().split()))
 
 
-ALIKE: dict[str, Callable[[str], str]] = {  # texts are alike where these are equal
+ALIKE: dict[str, Callable[[str], str]] = {  # two texts are alike where these give the same
     'exact': _exact,
     'near': _near,
 }

@@ -1,4 +1,4 @@
-"""How much of an epoch is padding, with the batching of a run and with others: counted from the layout, row by row."""
+"""The share of padding in an epoch, under the batching of a run and under others, counted from the layout."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -11,14 +11,14 @@ from tformer.data.batches.pipeline import Batches
 from tformer.data.examples.example_formats import format_of
 from tformer.data.ragged import Ragged
 
-MOST_SAMPLED = 20_000  # examples that batchings are compared on: packing takes time
-NUM_BUCKETS = (4, 8, 16, 32, 64, 104)  # that are compared
-_ENCODER_MULTIPLE = 4  # of a suggested length
+MOST_SAMPLED = 20_000  # examples: packing is tried on a sample of this size, because it takes time
+NUM_BUCKETS = (4, 8, 16, 32, 64, 104)  # numbers of buckets to compare
+_ENCODER_MULTIPLE = 4  # a suggested length is a multiple of this
 
 
 @dataclasses.dataclass(frozen=True)
 class Filled:
-    """What the rows of some shapes hold in an epoch."""
+    """The contents of the rows of an epoch, by their shape."""
 
     shapes: packing.Shapes
     rows: np.ndarray  # float [shapes]
@@ -26,22 +26,22 @@ class Filled:
 
     @property
     def slots(self) -> np.ndarray:
-        """All positions, float [shapes, stacks]."""
+        """Positions, padding included: float [shapes, stacks]."""
         return self.rows[:, None] * np.array(self.shapes)
 
     @property
     def padding(self) -> float:
-        """The share of padding in the positions of all stacks."""
+        """The share of padding in all positions of all stacks."""
         return 1 - float(self.tokens.sum() / self.slots.sum())
 
     @property
     def paddings(self) -> np.ndarray:
-        """float [stacks]: the share of padding in each stack."""
+        """The share of padding in the positions of each stack: float [stacks]."""
         return 1 - self.tokens.sum(axis=0) / self.slots.sum(axis=0)
 
 
 def filled(batches: Batches) -> Filled:
-    """What the batches of one epoch hold; in evaluation with the empty rows that fill up a batch."""
+    """Counts the batches of one epoch; in evaluation, the empty rows that complete a batch count as padding."""
     rows, tokens = np.zeros(len(batches.shapes)), np.zeros(np.shape(batches.shapes))
     for part in batches.parts:
         epochs = part.epochs if batches.training else 1
@@ -57,14 +57,14 @@ def filled(batches: Batches) -> Filled:
 def laid(
     lengths: Sequence[np.ndarray], epochs: Sequence[float], limits: np.ndarray, batching: str, num_buckets: int
 ) -> Filled:
-    """What an epoch of training would hold.
+    """Counts an epoch of training under another batching.
 
     Args:
-      lengths: of the examples of each part, int [N, stacks]; what is over the limits is cut.
-      epochs: passes over each part.
-      limits: int [stacks].
+      lengths: tokens of the examples of each part, int [N, stacks]; longer ones are cut to the limits.
+      epochs: passes over each part in one epoch of the mixture.
+      limits: tokens of the longest row of each stack, int [stacks].
       batching: a key of packing.BATCHING.
-      num_buckets: shapes that it may make.
+      num_buckets: the most shapes that it may make.
     """
     how = packing.BATCHING[batching]
     shapes = how.shapes(np.minimum(np.concatenate(lengths), limits), limits, num_buckets)
@@ -79,48 +79,49 @@ def laid(
 
 
 def _held(rows: Ragged, lengths: np.ndarray) -> np.ndarray:
-    """int [rows, stacks]: tokens of each row, from those of each example [N, stacks]."""
+    """Returns the tokens of each row, int [rows, stacks], from those of each example, int [N, stacks]."""
     return np.add.reduceat(lengths[rows.flat], rows.offsets[:-1], axis=0)
 
 
 def compared(config: Config, train: Batches) -> dict[str, Filled]:
-    """What an epoch of training holds with every batching that the objective has; packing on a sample of much data.
+    """Returns the padding of an epoch under every batching that the objective allows, by its name.
 
-    With two stacks packing has an entry for the `balanced` data.encoder_length besides.
+    Packing of a large split is measured on a sample. With two stacks, one more entry packs with the `balanced`
+    data.encoder_length.
     """
     data, example_format = config.data, format_of(config)
     every, epochs = [part.examples.lengths for part in train.parts], [part.epochs for part in train.parts]
     limits = np.array([data.length, data.encoder_length or data.length][: every[0].shape[1]])
     own = f'bucket, {data.num_buckets}' if data.batching == 'bucket' else data.batching
-    found = {'pad': laid(every, epochs, limits, 'pad', 1)}
-    for number in sorted({*NUM_BUCKETS, data.num_buckets}):
-        found[f'bucket, {number}'] = laid(every, epochs, limits, 'bucket', number)
+    paddings = {'pad': laid(every, epochs, limits, 'pad', 1)}
+    for buckets in sorted({*NUM_BUCKETS, data.num_buckets}):
+        paddings[f'bucket, {buckets}'] = laid(every, epochs, limits, 'bucket', buckets)
     sample, often = _sample(train)
     count = sum(map(len, sample))
     of = f' ({count:,} examples)' if count < train.num_examples else ''
-    if not example_format.labelled:  # a packed row has no one label
-        found['pack' if own == 'pack' else f'pack{of}'] = laid(sample, often, limits, 'pack', 1)
+    if not example_format.labelled:  # a packed row has several examples, and so no single label
+        paddings['pack' if own == 'pack' else f'pack{of}'] = laid(sample, often, limits, 'pack', 1)
     if len(limits) == 2:
         length = balanced(np.concatenate(sample), data.length)
         wide = np.array([data.length, length])
-        found[f'pack, data.encoder_length={length}{of}'] = laid(sample, often, wide, 'pack', 1)
-    found[own] = filled(train)
-    return {f'{name} <- this run' if name == own else name: one for name, one in found.items()}
+        paddings[f'pack, data.encoder_length={length}{of}'] = laid(sample, often, wide, 'pack', 1)
+    paddings[own] = filled(train)
+    return {f'{name} <- this run' if name == own else name: each for name, each in paddings.items()}
 
 
 def balanced(lengths: np.ndarray, length: int) -> int:
-    """The data.encoder_length with which both stacks of packed rows are full at once.
+    """Returns the data.encoder_length with which both stacks of packed rows fill up together.
 
     Args:
-      lengths: int [N, 2], of the decoder's side and the encoder's.
-      length: of the decoder's rows.
+      lengths: tokens of each example for the decoder and for the encoder, int [N, 2].
+      length: tokens of the decoder's rows.
     """
     target, source = lengths.mean(axis=0)
     return max(_ENCODER_MULTIPLE, round(length * source / target / _ENCODER_MULTIPLE) * _ENCODER_MULTIPLE)
 
 
 def _sample(train: Batches) -> tuple[list[np.ndarray], list[float]]:
-    """The lengths of at most about MOST_SAMPLED examples, the same share of each part, and the passes over them."""
+    """Samples about MOST_SAMPLED examples, the same share of each part: their lengths and the passes over each part."""
     rng, share = np.random.default_rng(0), min(1, MOST_SAMPLED / train.num_examples)
     lengths, epochs = [], []
     for part in train.parts:

@@ -1,6 +1,6 @@
-"""Batches as text: what a model reads and what it is to predict, with every corruption marked.
+"""Batches as text: the tokens that a model reads and those it is to predict, with every corruption marked.
 
-Nothing here knows the objectives: the arrays of the batch contract alone decide what a row looks like.
+A row is shown from the arrays of the batch contract alone, without regard to the objective.
 """
 
 import dataclasses
@@ -18,31 +18,31 @@ Line = list[Span]
 Batch = Mapping[str, np.ndarray]
 
 WIDTH = 120  # columns
-_MOST_TOKENS, _MOST_SEGMENTS = 120, 4  # of a row that are shown
+_MOST_TOKENS, _MOST_SEGMENTS = 120, 4  # shown of each row
 _INDENT = 12
 _BOUNDARY: Span = ('|', 'faint')
 
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """How text of a kind looks."""
+    """The appearance of one kind of text."""
 
-    style: str  # in colour, as rich reads it
-    plain: str  # without: a format
+    style: str  # of rich, where there is colour
+    plain: str  # a format string, where there is none
 
 
 def plain(line: Line) -> str:
-    """A line without colour: marks say what kind a text is of."""
+    """Returns a line without colour; brackets mark the kinds of text."""
     return ''.join(KINDS[kind].plain.format(text) for text, kind in line)
 
 
 def coloured(line: Line) -> Text:
-    """A line in colour."""
+    """Returns a line in colour."""
     return Text.assemble(*((text, KINDS[kind].style) for text, kind in line))
 
 
 def legend(lines: Iterable[Line]) -> Line:
-    """What the marks in `lines` mean."""
+    """Returns the meaning of the marks in `lines`."""
     used = {kind for line in lines for _, kind in line}
     meant: Line = [('  tokens between |', 'faint')]
     for kind, meaning in LEGEND.items():
@@ -51,39 +51,44 @@ def legend(lines: Iterable[Line]) -> Line:
 
 
 def harmless(text: str, most: int = 60) -> str:
-    """`text` on one line of at most about `most` characters, which does nothing to a terminal: all that is not a
-    printable character (controls, escapes, changes of direction, line ends) is escaped."""
+    """Returns at most about `most` characters of `text` on one line that is safe to print on a terminal.
+
+    Characters that are not printable (controls, escapes, changes of direction, line ends) are escaped.
+    """
     cut = text if len(text) <= most else text[:most] + '…'
     return ''.join(c if c.isprintable() else c.encode('unicode_escape').decode() for c in cut)
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of aligned columns under the first row: one to the left, the others to the right, empty ones left out."""
+    """Returns lines of aligned columns under a row of headings.
+
+    The first column is aligned to the left, the others to the right; columns without an entry are left out.
+    """
     columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
     widths = [max(map(cell_len, column)) for column in columns]
     return [
         '  '.join(
-            cell + ' ' * (width - cell_len(cell)) if number == 0 else f'{cell:>{width}}'
-            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+            cell + ' ' * (width - cell_len(cell)) if index == 0 else f'{cell:>{width}}'
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
         for row in zip(*columns, strict=True)
     ]
 
 
 def share(count: float, whole: float) -> str:
-    """A part of a whole, as text."""
+    """Returns count / whole as a percentage."""
     part = count / whole if whole else 0
     return '<0.1%' if 0 < part < 0.0005 else f'{part:.1%}' if part else '0'
 
 
 def row(batch: Batch, index: int, tokenizers: Tokenizers, tags: bool = False) -> Iterator[Line]:
-    """The lines that show one row of a batch, segment by segment.
+    """Yields the lines that show one row of a batch, segment by segment.
 
     Args:
-      batch: of `Batches.batch`.
-      index: of its rows.
-      tokenizers: that made it.
-      tags: targets are of tokenizers.labels, not tokens.
+      batch: from `Batches.batch`.
+      index: of the row.
+      tokenizers: that made the batch.
+      tags: whether the targets are ids of tokenizers.labels and not tokens.
     """
     if 'labels' in batch:
         yield from _wrapped('label', [(_label(batch['labels'][index], tokenizers.labels), 'label')])
@@ -99,19 +104,19 @@ def row(batch: Batch, index: int, tokenizers: Tokenizers, tags: bool = False) ->
 
 
 def _label(label: np.ndarray, names: Sequence[str]) -> str:
-    """A class by its name, a number, or the places of an answer."""
+    """The name of a class, a number, or the positions of an answer."""
     if label.ndim == 0 and label.dtype.kind == 'i' and names:
         return harmless(names[int(label)])
     return ' to '.join(f'{number:g}' for number in np.atleast_1d(label))
 
 
 def _sides(batch: Batch, index: int, segment: int, tokenizers: Tokenizers, tags: bool) -> Iterator[tuple[str, Line]]:
-    """(a name, tokens) of each text of a segment."""
+    """Yields (name, tokens) of each text of a segment."""
 
     def taken(name: str, side: str = '') -> np.ndarray:
         ids = batch.get(f'{side}segment_ids')
-        there = batch[f'{side}positions'][index] >= 0 if ids is None else ids[index] == segment
-        return batch[name][index][there]
+        inside = batch[f'{side}positions'][index] >= 0 if ids is None else ids[index] == segment
+        return batch[name][index][inside]
 
     if 'encoder_inputs' in batch:
         source = tokenizers.source or tokenizers.target
@@ -125,7 +130,7 @@ def _sides(batch: Batch, index: int, segment: int, tokenizers: Tokenizers, tags:
         yield 'tags', _tagged(inputs, targets, scored, tokenizers)
         return
     name = 'target' if 'encoder_inputs' in batch else 'text'
-    if np.array_equal(inputs[1:], targets[:-1]):  # each token predicts the next: once is enough
+    if np.array_equal(inputs[1:], targets[:-1]):  # each token predicts the next: they are shown once
         yield name, [_token(token, target) for token in inputs[:1].tolist()] + _scored(targets, scored, target)
     elif not scored.all() and np.array_equal(inputs[~scored], targets[~scored]):
         yield name, _corrupted(inputs, targets, scored, target)
@@ -156,7 +161,7 @@ def _scored(targets: np.ndarray, scored: np.ndarray, tokenizer: Tokenizer) -> Li
 
 
 def _corrupted(inputs: np.ndarray, targets: np.ndarray, scored: np.ndarray, tokenizer: Tokenizer) -> Line:
-    """Inputs of which only those that are scored may differ from their targets."""
+    """Inputs of which only the scored ones may differ from their targets."""
     line: Line = []
     for given, wanted, counts in zip(inputs.tolist(), targets.tolist(), scored.tolist(), strict=True):
         original = harmless(tokenizer.piece(wanted))
@@ -172,26 +177,26 @@ def _corrupted(inputs: np.ndarray, targets: np.ndarray, scored: np.ndarray, toke
 
 
 def _wrapped(name: str, tokens: Sequence[Span]) -> Iterator[Line]:
-    """Lines of at most WIDTH columns, the boundaries of the tokens shown."""
+    """Yields lines of at most WIDTH columns, with a mark between tokens."""
     if len(tokens) > _MOST_TOKENS:
         tokens = [*tokens[:_MOST_TOKENS], (f'… {len(tokens) - _MOST_TOKENS} more tokens', 'faint')]
     line: Line = [(f'    {name:<{_INDENT - 4}}', 'faint')]
     used = _INDENT
-    for number, token in enumerate(tokens):
+    for index, token in enumerate(tokens):
         wide = cell_len(plain([token])) + 1
         if used + wide > WIDTH and used > _INDENT:
             yield line
             line, used = [(' ' * _INDENT, 'faint')], _INDENT
-        line += [token, _BOUNDARY] if number + 1 < len(tokens) else [token]
+        line += [token, _BOUNDARY] if index + 1 < len(tokens) else [token]
         used += wide
     yield line
 
 
-LEGEND = {  # what the kinds mean that need a word
-    'masked': 'hidden by the mask',
+LEGEND = {  # the meaning of the kinds that need explanation
+    'masked': 'replaced by the mask',
     'replaced': 'random→original',
-    'kept': 'to predict, as it is',
-    'changed': 'not its target',
+    'kept': 'to predict, unchanged',
+    'changed': 'differs from its target',
     'unscored': 'not scored',
 }
 
@@ -200,11 +205,11 @@ KINDS: dict[str, Kind] = {
     'title': Kind('bold', '{}'),
     'faint': Kind('dim', '{}'),
     'special': Kind('cyan', '{}'),
-    'context': Kind('dim', '{}'),  # seen, and not to be predicted
+    'context': Kind('dim', '{}'),  # read, but not to be predicted
     'masked': Kind('bold red', '[mask:{}]'),
     'replaced': Kind('bold magenta', '{{{}}}'),
     'kept': Kind('bold green', '[keep:{}]'),
-    'changed': Kind('bold red', '[{}]'),  # an input that is not its target
+    'changed': Kind('bold red', '[{}]'),  # an input that differs from its target
     'unscored': Kind('dim', '({})'),
     'label': Kind('bold green', '{}'),
 }

@@ -1,6 +1,10 @@
-"""A look at the data of a run before it trains: how much there is, how long, how much of a batch is padding, what comes
-twice, and what the model will read."""
+"""The report of `inspect --data`, on the data of a run before it trains.
 
+It shows the amount of data, the lengths of the texts, the share of padding, the duplicates, and rows as the model reads
+them.
+"""
+
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -18,55 +22,65 @@ from tformer.data.sources.records import Record, text_of
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.errors import NoSplitError
 
-_BAR, _BARS = 60, 8  # columns of the longest bar; bars of equal steps, at most
+_BAR, _BARS = 60, 8  # columns of the longest bar; the most bars of equal steps
 
 
 def report(config: Config, tokenizers: Tokenizers, train: mixture.Concatenation, say: Say) -> Iterator[Line]:
-    """Yields the lines of the report, each section as soon as it is known.
+    """Yields the lines of the report, each section as soon as it is computed.
 
     Args:
-      config: a run.
+      config: of the run.
       tokenizers: of the run.
       train: the records of its training split.
       say: takes lines of progress.
 
     Raises:
-      UserError: in the data.
+      UserError: the data is at fault.
     """
     records, absent = {'train': train}, []
     for split in ('valid', 'test'):
         try:
-            there = mixture.load(config, split)
-            len(there)
+            evaluated = mixture.load(config, split)
+            len(evaluated)
         except NoSplitError as error:
             absent.append(f'no {split} split: {error}')
         else:
-            records[split] = there
+            records[split] = evaluated
     splits = {}
-    for split, some in records.items():
-        say(f'tokens and rows of the {split} split')
-        splits[split] = Batches(config, tokenizers, split, training=split == 'train', records=some)
+    for split, concatenation in records.items():
+        say(f'tokenising and laying out the {split} split')
+        splits[split] = Batches(config, tokenizers, split, training=split == 'train', records=concatenation)
     yield from _section(
         'records', [*amounts.records(config, splits, records), *(harmless(line, 110) for line in absent)]
     )
-    given = [part.examples.columns for part in splits['train'].parts]
-    texts_of = format_of(config).encoding.texts.items()
-    fields = [field for column, field in texts_of if any(len(columns[column].flat) for columns in given)]
-    texts = {split: [duplicates.read(part, fields, say) for part in some.splits] for split, some in records.items()}
+    fields = _fields_with_text(config, splits['train'])
+    texts = {split: [duplicates.read(part, fields, say) for part in parts.splits] for split, parts in records.items()}
     yield from _section('text', amounts.vocabulary(config, tokenizers, splits, texts))
     if tokenizers.labels:
         yield from _section('labels', amounts.labels(tokenizers.labels, splits))
-    yield from _section('lengths of the records in tokens, special ones among them, uncut', lengths(config, splits))
-    yield from _section('batches of an epoch', batching(splits))
-    found = padding.compared(config, splits['train'])
-    yield from _section('padding of train with other data.batching, data.num_buckets', compared(found))
-    yield from _section('records that come again', repeated(records, texts))
+    yield from _section(
+        'lengths of the records in tokens, with special tokens, before cutting', lengths(config, splits)
+    )
+    yield from _section('batches of one epoch', batching(splits))
+    paddings = padding.compared(config, splits['train'])
+    yield from _section('padding of train under other data.batching and data.num_buckets', compared(paddings))
+    yield from _section('duplicate records', repeated(records, texts))
     if count := config.evaluate.samples:
         shown = list(rows(splits['train'], tokenizers, count))
         yield from _section(f'{count} rows of the first epoch', ())
         yield rendering.legend(shown)
         yield from shown
     yield from _section('token cache', cached(config, splits))
+
+
+def _fields_with_text(config: Config, train: Batches) -> list[str]:
+    """The fields with text that some training record has."""
+    columns_of_parts = [part.examples.columns for part in train.parts]
+    return [
+        field
+        for column, field in format_of(config).encoding.texts.items()
+        if any(len(columns[column].flat) for columns in columns_of_parts)
+    ]
 
 
 def _section(title: str, lines: Iterable[str]) -> Iterator[Line]:
@@ -80,27 +94,29 @@ def _section(title: str, lines: Iterable[str]) -> Iterator[Line]:
 
 
 def lengths(config: Config, splits: Mapping[str, Batches]) -> list[str]:
-    """Percentiles of the records' lengths; the longest of training, often a mistake in the data, and bars."""
-    lines: list[tuple[str, ...]] = [('', 'mean', '50 %', '90 %', '99 %', 'longest', 'limit', 'over it')]
+    """Percentiles of the records' lengths; for the training split also the longest record, which is often a mistake in
+    the data, and a histogram."""
+    lines: list[tuple[str, ...]] = [('', 'mean', '50 %', '90 %', '99 %', 'longest', 'limit', 'over limit')]
     bars: list[str] = []
     for split, batches in splits.items():
         for side, field, sizes, limit in _sides(config, batches):
-            found = (f'{value:,.0f}' for value in (*np.percentile(sizes, (50, 90, 99)), sizes.max()))
+            percentiles = (f'{value:,.0f}' for value in (*np.percentile(sizes, (50, 90, 99)), sizes.max()))
             over = share((sizes > limit).sum(), len(sizes))
-            lines.append((f'{split} {side}', f'{sizes.mean():,.1f}', *found, f'{limit:,}', over))
+            lines.append((f'{split} {side}', f'{sizes.mean():,.1f}', *percentiles, f'{limit:,}', over))
             if split == 'train':
-                place = int(sizes.argmax())
-                longest = f'longest: record {place + 1:,}: {harmless(text_of(batches.records[place], side))}'
+                index = int(sizes.argmax())
+                longest = f'longest: record {index + 1:,}: {harmless(text_of(batches.records[index], side))}'
                 bars += ['', f'train {side}, {longest}', *histogram(sizes, limit, field)]
     return table(lines) + bars
 
 
 def _sides(config: Config, batches: Batches) -> Iterator[tuple[str, str, np.ndarray, int]]:
-    """(field, the field of its limit, int [records] positions that each would take, the limit) of each text."""
+    """Yields for each field with text: the field, the config field of its limit, the positions that each record takes
+    uncut (int [records]), and the limit."""
     example_format, data = format_of(config), config.data
-    found = [part.examples for part in batches.parts]
+    columns_of_parts = [part.examples.columns for part in batches.parts]
     for column, field in example_format.encoding.texts.items():
-        sizes = np.concatenate([one.columns[column].lengths for one in found]) + example_format.num_specials
+        sizes = np.concatenate([columns[column].lengths for columns in columns_of_parts]) + example_format.num_specials
         if column == 'sources':
             yield field, 'data.encoder_length', sizes, data.encoder_length or data.length
         elif sizes.max() > example_format.num_specials:
@@ -108,7 +124,8 @@ def _sides(config: Config, batches: Batches) -> Iterator[tuple[str, str, np.ndar
 
 
 def histogram(sizes: np.ndarray, limit: int, field: str) -> list[str]:
-    """Bars of equal steps for the bulk of `sizes` [N], then of doubling ones; a rule where the limit is."""
+    """Draws a histogram of `sizes` [N]: bars of equal steps for most of them, then steps that double; a line marks the
+    limit of the config field `field`."""
     step = max(1, -(-min(limit, int(np.percentile(sizes, 99))) // _BARS))
     top = min(limit, step * _BARS)
     edges = {0, *range(step, top, step), top}
@@ -132,84 +149,82 @@ def histogram(sizes: np.ndarray, limit: int, field: str) -> list[str]:
 
 
 def batching(splits: Mapping[str, Batches]) -> list[str]:
-    """The padding of each split, and the shapes of training, computed from the layout of one epoch."""
+    """The padding of each split in one epoch, and the shapes of training batches."""
     stacks = len(splits['train'].shapes[0])
     lines: list[tuple[str, ...]] = [('', 'batches', 'slots', 'tokens', 'padding', *_SIDES[stacks])]
     for split, batches in splits.items():
-        found = padding.filled(batches)
-        slots, tokens = (f'{values.sum():,.0f}' for values in (found.slots, found.tokens))
-        lines.append((split, f'{batches.steps_per_epoch:,.1f}', slots, tokens, *_paddings(found)))
-    found, train = padding.filled(splits['train']), splits['train']
+        epoch = padding.filled(batches)
+        slots, tokens = (f'{values.sum():,.0f}' for values in (epoch.slots, epoch.tokens))
+        lines.append((split, f'{batches.steps_per_epoch:,.1f}', slots, tokens, *_paddings(epoch)))
+    epoch, train = padding.filled(splits['train']), splits['train']
     shapes: list[tuple[str, ...]] = [
-        ('target x source' if stacks > 1 else 'length', 'rows a batch', 'batches', 'slots', 'tokens', 'padding')
+        ('target x source' if stacks > 1 else 'length', 'rows per batch', 'batches', 'slots', 'tokens', 'padding')
     ]
     for shape, width, rows, slots, tokens in zip(
-        train.shapes, train.widths, found.rows, found.slots.sum(axis=1), found.tokens.sum(axis=1), strict=True
+        train.shapes, train.widths, epoch.rows, epoch.slots.sum(axis=1), epoch.tokens.sum(axis=1), strict=True
     ):
-        numbers = f'{width:,}', f'{rows / width:,.1f}', f'{slots:,.0f}', f'{tokens:,.0f}'
-        shapes.append((' x '.join(map(str, shape)), *numbers, share(slots - tokens, slots)))
+        counts = f'{width:,}', f'{rows / width:,.1f}', f'{slots:,.0f}', f'{tokens:,.0f}'
+        shapes.append((' x '.join(map(str, shape)), *counts, share(slots - tokens, slots)))
     return [*table(lines), '', *table(shapes)]
 
 
-def compared(found: Mapping[str, padding.Filled]) -> list[str]:
-    """The padding and the compiled programs of each batching."""
-    stacks = len(next(iter(found.values())).paddings)
-    rows = [(name, f'{len(one.shapes)}', *_paddings(one)) for name, one in found.items()]
+def compared(epochs: Mapping[str, padding.Filled]) -> list[str]:
+    """The padding under each batching, and the number of programs that it compiles."""
+    stacks = len(next(iter(epochs.values())).paddings)
+    rows = [(name, f'{len(epoch.shapes)}', *_paddings(epoch)) for name, epoch in epochs.items()]
     return table([('', 'programs', 'padding', *_SIDES[stacks]), *rows])
 
 
 _SIDES: dict[int, tuple[str, ...]] = {1: (), 2: ('of target', 'of source')}  # by the number of stacks
 
 
-def _paddings(found: padding.Filled) -> tuple[str, ...]:
-    return tuple(
-        share(max(value, 0), 1) for value in (found.padding, *(found.paddings if len(found.paddings) > 1 else ()))
-    )
+def _paddings(epoch: padding.Filled) -> tuple[str, ...]:
+    by_stack = epoch.paddings if len(epoch.paddings) > 1 else ()
+    return tuple(share(max(value, 0), 1) for value in (epoch.padding, *by_stack))
 
 
 # ---------------------------------------------------------------------------------------------- duplicates, rows, cache
 
 
 def repeated(records: Mapping[str, Sequence[Record]], texts: Mapping[str, Sequence[Texts]]) -> list[str]:
-    """How many records of train have come before, and how many of the others are in train; two of each."""
+    """How many training records occurred before, how many of the other splits' are in train, and two of each."""
     whole = {split: duplicates.joined(parts) for split, parts in texts.items()}
     lines: list[tuple[str, ...]] = [('', *(cell for alike in duplicates.ALIKE for cell in (alike, 'share')))]
-    shown: list[str] = []
+    samples: list[str] = []
     keys = list(dict.fromkeys(reversed([key for _, key in whole['train'].hashes])))
-    for split, own in whole.items():
-        for key in keys:
-            name = f'{split}: {key} in train' + (' before' if split == 'train' else '')
-            cells = []
-            for alike in duplicates.ALIKE:
-                hashes, train = own.hashes[alike, key], whole['train'].hashes[alike, key]
-                found = duplicates.within(hashes) if split == 'train' else duplicates.across(hashes, train)
-                cells += [f'{len(found):,}', share(len(found), len(hashes))]
-                if alike == 'exact':
-                    for place in found[:2].tolist():
-                        record = records[split][place]
-                        text = ' → '.join(
-                            text_of(record, field) for field in (own.num_bytes if key == 'whole' else (key,))
-                        )
-                        shown.append(f'{name}: {harmless(text, 60)}')
-            lines.append((name, *cells))
-    notes = 'exact: but for outer space and Unicode composition; near: but for case and all space too'
-    return [*table(lines), notes, *shown]
+    for split, key in itertools.product(whole, keys):
+        name = f'{split}: {key} in train' + (' before' if split == 'train' else '')
+        repeats = {alike: _repeats(whole, split, (alike, key)) for alike in duplicates.ALIKE}
+        size = len(whole[split].hashes['exact', key])
+        lines.append((name, *(c for at in repeats.values() for c in (f'{len(at):,}', share(len(at), size)))))
+        fields = whole[split].num_bytes if key == 'whole' else (key,)
+        for index in repeats['exact'][:2].tolist():
+            text = ' → '.join(text_of(records[split][index], field) for field in fields)
+            samples.append(f'{name}: {harmless(text, 60)}')
+    notes = 'exact ignores outer spaces and Unicode composition; near also ignores case and the amount of space'
+    return [*table(lines), notes, *samples]
+
+
+def _repeats(whole: Mapping[str, Texts], split: str, kind: tuple[str, str]) -> np.ndarray:
+    """The indices of the records of a split that occur earlier in train, or in train at all if it is another split."""
+    hashes = whole[split].hashes[kind]
+    return duplicates.within(hashes) if split == 'train' else duplicates.across(hashes, whole['train'].hashes[kind])
 
 
 def rows(batches: Batches, tokenizers: Tokenizers, count: int) -> Iterator[Line]:
-    """`count` rows, evenly spread over the batches of the first epoch."""
+    """Shows `count` rows, evenly spread over the batches of the first epoch."""
     steps, tags = max(1, int(batches.steps_per_epoch)), 'tags' in batches.parts[0].examples.columns
-    for number in range(count):
-        step = number * steps // count
+    for shown in range(count):
+        step = shown * steps // count
         batch = batches.batch(step)
-        index = number * len(batch['inputs']) // count
+        index = shown * len(batch['inputs']) // count
         shape = ' x '.join(str(batch[name].shape[1]) for name in ('inputs', 'encoder_inputs') if name in batch)
         yield [(f'  step {step}, row {index} of {len(batch["inputs"])}, {shape}', 'faint')]
         yield from rendering.row(batch, index, tokenizers, tags)
 
 
 def cached(config: Config, splits: Mapping[str, Batches]) -> list[str]:
-    """Where the token cache is, and what the entries of this run take."""
+    """The directory of the token cache, and the size of this run's entries."""
     entries = {
         Path(file).parent
         for batches in splits.values()
@@ -218,4 +233,4 @@ def cached(config: Config, splits: Mapping[str, Batches]) -> list[str]:
         for file in ragged.files
     }
     size = sum(file.stat().st_size for entry in entries for file in entry.iterdir())
-    return [f'{cache.directory(config.data)}: {len(entries)} entries of this run, {size:,} bytes']
+    return [f'{cache.directory(config.data)}: {len(entries)} entries belong to this run, {size:,} bytes']
