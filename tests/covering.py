@@ -8,7 +8,7 @@ import functools
 import itertools
 import random
 
-from tformer import choices
+from tformer import checks
 from tformer.config import Config, Data, Decode, Model, Train
 from tformer.errors import UserError
 
@@ -23,7 +23,7 @@ def each(field, *values):
 
 
 def table(name, *left_out):
-    return each(name, *(key for key in choices.TABLES[f'model.{name}'] if key not in left_out))
+    return each(name, *(key for key in checks.TABLES[f'model.{name}'] if key not in left_out))
 
 
 EXPERTS = {'num_experts': 3, 'balance_weight': 0.0, 'router_z_weight': 0.0}
@@ -55,7 +55,7 @@ FACTORS = {
         {'num_heads': 2, 'head_dim': 4},
         {'attention_projections': False},
     ],
-    'attention_bias': each('attention_bias', (), choices.TABLES['model.attention_bias'], ('query', 'value')),
+    'attention_bias': each('attention_bias', (), checks.TABLES['model.attention_bias'], ('query', 'value')),
     'attention_scale': table('attention_scale', None),
     'attention_pattern': [{}, {'attention_pattern': ('local', 'global'), 'window': 3}],
     'attention_softcap': each('attention_softcap', None, 2.0),
@@ -83,7 +83,7 @@ FACTORS = {
     'adapters': [
         {},
         {'lora_rank': 2, 'lora_alpha': 2.0},
-        {'lora_rank': 3, 'lora_alpha': 2.0, 'lora_targets': tuple(choices.TABLES['model.lora_targets'])},
+        {'lora_rank': 3, 'lora_alpha': 2.0, 'lora_targets': tuple(checks.TABLES['model.lora_targets'])},
     ],
     'execution': [{}, {'remat': 'full'}, {'scan_layers': False}],
 }
@@ -107,7 +107,7 @@ def _legal(items):
         return any(_legal((*items, ('task', task))) for task in range(len(FACTORS['task'])))
     model = Model(**fields(row))
     try:
-        choices.validate(
+        checks.check_here(
             Config(
                 model=model,
                 data=Data(length=T),

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 import recipes
 
-from tformer import choices, config
+from tformer import checks, config
 from tformer.commands import runs
 from tformer.config import Config, Data
 from tformer.data.batches import pipeline
@@ -104,7 +104,7 @@ MISTAKES = {
 
 
 def check(**data: object) -> None:
-    choices.validate(Config(data=Data(**data), train=config.Train(num_steps=1)))
+    checks.check_here(Config(data=Data(**data), train=config.Train(num_steps=1)))
 
 
 @pytest.mark.parametrize('message', MISTAKES)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 import recipes
 
-from tformer import config
+from tformer import checks, config
 from tformer.distributed.sharding import unboxed
 from tformer.model import build
 
@@ -75,7 +75,7 @@ def test_every_size_of_an_architecture_has_its_number(file: str) -> None:
         loaded = load(f'{file}:{size}')
         assert loaded.data.source == 'files'
         sources = 263 if loaded.model.family == 'encoder_decoder' else None
-        resolved = config.resolve(loaded, vocab_size=263, encoder_vocab_size=sources)  # of a smaller tokenizer
+        resolved = checks.resolve(loaded, vocab_size=263, encoder_vocab_size=sources)  # of a smaller tokenizer
         assert resolved.model.vocab_size == loaded.model.vocab_size
         assert size == 'smoke' or any(name.split(':')[0] == file and size in name for name in SIZES), size
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import recipes
 
-from tformer import choices, config
+from tformer import checks, config
 from tformer.data.examples import corrupt
 from tformer.distributed.sharding import unboxed
 from tformer.errors import UserError
@@ -39,7 +39,7 @@ def test_every_arm_makes_a_training_step(sweep: str) -> None:
     """Traced, not compiled, at the size `smoke`."""
     for trial in load(f'{sweep}:smoke'):
         resolved = dummy_batch.assumed(trial.config)
-        choices.validate(resolved)
+        checks.check_here(resolved)
         model, objective = build(resolved.model), OBJECTIVES[resolved.train.objective]
         batch = dummy_batch.random_batch(resolved)
         params = jax.eval_shape(functools.partial(model.init, method=objective.method), jax.random.key(0), batch)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from tformer import choices, config
+from tformer import checks, config
 from tformer.config import Config, convert
 from tformer.errors import UserError
 
@@ -322,7 +322,7 @@ BAD = [  # overrides that do not fit together, and what the message must name
 )
 def test_fields_that_do_not_fit_are_one_line_that_names_them(changes, fragments):
     with pytest.raises(UserError) as error:
-        config.check(config.override(Config(), {**STEPS, **changes}))
+        checks.check(config.override(Config(), {**STEPS, **changes}))
     assert '\n' not in str(error.value)
     for fragment in fragments:
         assert fragment in str(error.value)
@@ -348,37 +348,37 @@ def test_fields_that_do_not_fit_are_one_line_that_names_them(changes, fragments)
     ],
 )
 def test_fields_that_fit_pass(changes):
-    choices.validate(config.override(Config(), changes))
+    checks.check_here(config.override(Config(), changes))
 
 
 # ------------------------------------------------------------------------------------------------- choices
-@pytest.mark.parametrize('field', choices.TABLES)
+@pytest.mark.parametrize('field', checks.TABLES)
 def test_an_unknown_key_of_any_table_names_the_field_and_the_nearest_key(field):
-    table = list(choices.TABLES[field])
+    table = list(checks.TABLES[field])
     known = next(key for key in table if isinstance(key, str))
     wrong = known + 'x'
     many = isinstance(value_of(Config(), field), tuple)
     cfg = config.override(Config(), {**STEPS, field: (wrong,) if many else wrong})
     with pytest.raises(UserError) as error:
-        choices.validate(cfg)
+        checks.check_here(cfg)
     message = str(error.value)
     assert message.startswith(f'{field}={wrong!r} is unknown; did you mean {known!r}?') and '\n' not in message
     assert all(repr(key) in message for key in table)
 
 
-@pytest.mark.parametrize('field', choices.TABLES)
+@pytest.mark.parametrize('field', checks.TABLES)
 def test_none_is_refused_where_the_table_has_no_none(field):
-    if None in choices.TABLES[field] or isinstance(value_of(Config(), field), tuple):
+    if None in checks.TABLES[field] or isinstance(value_of(Config(), field), tuple):
         return
     section, name = field.split('.')
     cfg = config.override(Config(), STEPS)
     cfg = dataclasses.replace(cfg, **{section: dataclasses.replace(getattr(cfg, section), **{name: None})})
     with pytest.raises(UserError, match=f'{field}=None is unknown'):
-        choices.validate(cfg)
+        checks.check_here(cfg)
 
 
 def test_every_table_belongs_to_a_field_and_holds_its_default():
-    for field, table in choices.TABLES.items():
+    for field, table in checks.TABLES.items():
         default = value_of(Config(), field)
         assert all(key in list(table) for key in (default if isinstance(default, tuple) else (default,)))
 
@@ -387,8 +387,8 @@ def test_every_table_belongs_to_a_field_and_holds_its_default():
 @pytest.mark.parametrize('changes', [{'train.num_epochs': 2.5}, {**PAIR, 'model.tied_embeddings': 'output'}])
 def test_resolve_fills_every_derived_none_and_is_idempotent(changes):
     cfg = config.override(Config(), changes)
-    once = config.resolve(cfg, **SIZES)
-    assert config.resolve(once, **SIZES) == once
+    once = checks.resolve(cfg, **SIZES)
+    assert checks.resolve(once, **SIZES) == once
     assert all(getattr(once.model, name) is not None for name in ('vocab_size', 'encoder_vocab_size'))
     assert once.model.num_classes is None  # only an encoder classifies
     assert (once.model.num_kv_heads, once.model.head_dim, once.model.final_norm) == (4, 64, True)
@@ -412,26 +412,26 @@ def test_resolve_keeps_what_is_set():
         'train.checkpoint_every': 2,
         'data.encoder_length': 5,
     }
-    cfg = config.resolve(config.override(Config(), changes), **SIZES)
+    cfg = checks.resolve(config.override(Config(), changes), **SIZES)
     assert {name: value_of(cfg, name) for name in changes} == changes
 
 
 def test_the_final_norm_follows_the_placement():
     for placement, expected in (('pre', True), ('post', False)):
         cfg = config.override(Config(), {**STEPS, 'model.norm_placement': placement})
-        assert config.resolve(cfg, **SIZES).model.final_norm is expected
+        assert checks.resolve(cfg, **SIZES).model.final_norm is expected
 
 
 def test_resolve_refuses_a_vocabulary_smaller_than_the_tokenizer():
     with pytest.raises(UserError, match=r'model\.vocab_size=39 is smaller than the tokenizer, which has 40'):
-        config.resolve(config.override(Config(), {**STEPS, 'model.vocab_size': 39}), **SIZES)
+        checks.resolve(config.override(Config(), {**STEPS, 'model.vocab_size': 39}), **SIZES)
 
 
 def test_resolve_refuses_one_table_for_two_vocabularies():
     with pytest.raises(UserError, match='vocabularies differ'):
-        config.resolve(config.override(Config(), {**PAIR, 'model.tied_embeddings': 'all'}), **SIZES)
+        checks.resolve(config.override(Config(), {**PAIR, 'model.tied_embeddings': 'all'}), **SIZES)
 
 
 def test_one_tokenizer_for_both_sides_has_one_vocabulary_size():
     cfg = config.override(Config(), {**PAIR, 'model.tied_embeddings': 'all', 'model.vocab_size': 64})
-    assert config.resolve(cfg, vocab_size=40, encoder_vocab_size=40).model.encoder_vocab_size == 64
+    assert checks.resolve(cfg, vocab_size=40, encoder_vocab_size=40).model.encoder_vocab_size == 64

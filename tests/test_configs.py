@@ -15,7 +15,7 @@ import pytest
 import recipes
 import toy_data
 
-from tformer import choices, config, errors
+from tformer import checks, config, errors
 from tformer.commands import inspect, runs
 from tformer.data.batches import mixture, pipeline
 from tformer.data.examples import corrupt
@@ -32,7 +32,7 @@ def test_every_size_loads_and_fits_together(file: str, monkeypatch, tmp_path: pa
     assert 'smoke' in sizes
     for size in ('', *sizes, *(f'{size},smoke' for size in sizes if size != 'smoke')):
         loaded = recipes.load(f'{file}:{size}')
-        choices.validate(loaded)
+        checks.check_here(loaded)
         layers = max(loaded.model.num_encoder_layers, loaded.model.num_decoder_layers)
         if 'smoke' in size:
             assert loaded.train.num_steps == 2 and loaded.model.emb_dim <= 32 and layers <= 4, size
@@ -46,7 +46,7 @@ def test_its_header_has_commands_whose_configs_load(file: str) -> None:
     commands = re.findall(r'--config=configs/([\w/]+)\.py(\S*)', header)
     assert file in [name for name, _ in commands]
     for name, argument in commands:
-        choices.validate(recipes.load(f'{name}{argument}'))
+        checks.check_here(recipes.load(f'{name}{argument}'))
     fields = config.field_types()
     for name in re.findall(r'--config\.(\w+\.\w+)=', header):
         assert name in fields
@@ -62,7 +62,7 @@ def test_the_readme_lists_every_recipe() -> None:
     listed = re.findall(r'`(\w+)\.py`', section)
     assert {file for file in recipes.FILES if '/' not in file} == set(listed)
     for name, argument in re.findall(r'`(\w+)\.py(:\w+)', section):
-        choices.validate(recipes.load(f'{name}{argument}'))
+        checks.check_here(recipes.load(f'{name}{argument}'))
 
 
 def test_a_recipe_is_what_it_builds_on_with_differences() -> None:

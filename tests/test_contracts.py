@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from tformer import choices, config
+from tformer import checks, config
 from tformer.config import Config, Model, resolve_model
 from tformer.distributed import sharding
 from tformer.layers import dropout as dropout_lib
@@ -196,7 +196,7 @@ def test_the_cases_carry_every_legal_pair_of_every_entry_of_every_table():
     held = {pair for row in ROWS for pair in itertools.combinations(row.items(), 2)}
     assert covering.legal_pairs() <= held
     assert {name for pair in covering.legal_pairs() for name in pair} == set(covering.NAMES)
-    tables = {name.removeprefix('model.') for name in choices.TABLES if name.startswith('model.')}
+    tables = {name.removeprefix('model.') for name in checks.TABLES if name.startswith('model.')}
     elsewhere = {'recurrence', 'recurrent_attention'}  # tests/test_recurrent.py
     elsewhere |= {'family', 'initializer', 'dtype', 'param_dtype', 'remat', 'rope_scaling', 'expert_dispatch'}
     assert tables - elsewhere <= {field for levels in covering.FACTORS.values() for level in levels for field in level}
@@ -513,7 +513,7 @@ def test_a_window_is_as_wide_as_it_says_on_both_sides():
 
 
 # ------------------------------------------------------------------------------------------------- execution
-EXECUTION = list(itertools.product((False, True), choices.TABLES['model.remat']))
+EXECUTION = list(itertools.product((False, True), checks.TABLES['model.remat']))
 
 
 @pytest.mark.parametrize('task, executions', [('decoder', EXECUTION), ('encoder_decoder', [(False, 'dots')])])
@@ -637,7 +637,7 @@ def test_tied_embeddings_share_the_tables_that_they_name():
         assert count(task, tied_embeddings='output') == once
         assert count(task, tied_embeddings=None) == once + table
     tables = {'all': 1, 'inputs': 2, 'output': 2, None: 3}
-    assert set(tables) == set(choices.TABLES['model.tied_embeddings'])
+    assert set(tables) == set(checks.TABLES['model.tied_embeddings'])
     rest = count('encoder_decoder', tied_embeddings='all') - table
     for tied, number in tables.items():
         assert count('encoder_decoder', tied_embeddings=tied) == rest + number * table

@@ -10,7 +10,7 @@ import toy_data
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tformer import choices, config
+from tformer import checks, config
 from tformer.commands import runs
 from tformer.config import Model
 from tformer.config.run import Config, Data, Train
@@ -445,7 +445,7 @@ def test_mistakes() -> None:
         ({'train.objective': 'prefix_lm', 'evaluate.examples_while_training': 2}, 'only for train.objective=seq2seq'),
     ):
         with pytest.raises(UserError, match=line):
-            choices.validate(config.override(Config(), {**steps, **changes}))
+            checks.check_here(config.override(Config(), {**steps, **changes}))
 
 
 TINY = {

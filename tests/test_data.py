@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from tformer.config import Model
-from tformer.config.checks import FAMILY_OF, WRITING
 from tformer.config.run import Config, Data, Train
+from tformer.config.tasks import TASKS
 from tformer.data import order
 from tformer.data.batches import packing, pipeline
 from tformer.data.examples import corrupt, spans
@@ -37,7 +37,7 @@ CASES = [
     for objective, batching in itertools.product(OBJECTIVES, BATCHING)
     if objective not in LABELLED or batching != 'pack'
 ]
-READERS = [(objective, family) for objective, families in FAMILY_OF.items() for family in families]
+READERS = [(objective, family) for objective, task in TASKS.items() for family in task.families]
 LENGTH = 24
 
 
@@ -45,7 +45,7 @@ LENGTH = 24
 def some_records(objective: str, count: int = 53) -> tuple[sources.Record, ...]:
     """Records of different texts: up to 60 characters where they are cut, and else as many as fit."""
     rng = np.random.default_rng(7)
-    longest = 60 if sources.FIELDS[objective] == ('text',) else LENGTH - 2
+    longest = 60 if TASKS[objective].fields == ('text',) else LENGTH - 2
 
     def text(i: int) -> str:
         return f'{i:03d}' + ''.join(rng.choice(list('abcdefgh '), rng.integers(0, longest - 3)))
@@ -59,7 +59,7 @@ def some_records(objective: str, count: int = 53) -> tuple[sources.Record, ...]:
             return [(i % 3, 'ab')] if i % 2 else []
         return text(i)
 
-    return tuple({field: value(field, i) for field in sources.FIELDS[objective]} for i in range(count))
+    return tuple({field: value(field, i) for field in TASKS[objective].fields} for i in range(count))
 
 
 def make(
@@ -101,7 +101,7 @@ def names_of(objective: str, family: str) -> set[str]:
     pairs = objective in ('classification', 'regression', 'question_answering', 'masked_lm_nsp', 'masked_lm_sop')
     names = {'labels', 'label_weights'} if objective in LABELLED else set()
     names |= {'token_types'} if pairs and family == 'encoder' else set()
-    names |= {'prefix'} if family == 'decoder' and objective in WRITING and objective != 'causal_lm' else set()
+    names |= {'prefix'} if family == 'decoder' and TASKS[objective].writes and objective != 'causal_lm' else set()
     names |= {'weights'} if objective not in ('classification', 'regression') else set()
     return names | ({'targets'} if objective == 'token_classification' or objective not in LABELLED[2:] else set())
 
@@ -189,7 +189,7 @@ def test_every_example_once_a_pass(objective: str, batching: str) -> None:
     assert len(epochs[0]) == batches.num_examples
     whole = '->'.join if objective == 'seq2seq' else ''.join
     records = [whole(v for k, v in r.items() if k != 'label') for r in batches.records]
-    if sources.FIELDS[objective] == ('text',):  # pieces: all the text, cut
+    if TASKS[objective].fields == ('text',):  # pieces: all the text, cut
         assert sorted(''.join(epochs[0])) == sorted(''.join(records))
         assert max(map(len, epochs[0])) <= LENGTH
     else:
@@ -275,7 +275,7 @@ def test_batch_tokens_gives_short_rows_larger_batches() -> None:
 def test_overlong(objective: str) -> None:
     room = {'length': 12, 'encoder_length': None}
     dropped, cut = (make(objective, 'pad', overlong=how, **room) for how in ('drop', 'truncate'))
-    fields = sources.FIELDS[objective]
+    fields = TASKS[objective].fields
     over = sum(any(len(r[f]) + (1 if f in ('source', 'target') else 2) > 12 for f in fields) for r in dropped.records)
     (drop,), (truncate,) = ([part.examples for part in batches.parts] for batches in (dropped, cut))
     assert 0 < over == drop.num_dropped == truncate.num_truncated

@@ -357,7 +357,7 @@ def test_meshes_that_name_devices():
     assert dry_run.num_devices(config.Mesh()) == 1  # of all devices, however many: nothing to pretend
     assert dry_run.num_devices(config.Mesh(fsdp=64, tensor=8)) == 512
     assert dry_run.num_devices(config.Mesh(data=4, fsdp=64, tensor=8)) == 2048
-    with pytest.raises(errors.UserError, match=r'train.batch_size=12 is no multiple of .* 8 ways'):
+    with pytest.raises(errors.UserError, match=r'train.batch_size=12 is not a multiple of .* 8 ways'):
         dry_run.compile_step(small(mesh={'data': 8}, rows=12))
 
 

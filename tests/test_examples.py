@@ -14,10 +14,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tformer.config import Config, Data, Model, Train
-from tformer.config.checks import FAMILY_OF
+from tformer.config.tasks import TASKS
 from tformer.data.batches import mixture, pipeline
 from tformer.data.examples import corrupt, example_formats, special_tokens, tokenized
-from tformer.data.sources.records import FIELDS
 from tformer.data.tokenizers.hub_tokenizer import HubTokenizer
 from tformer.data.tokenizers.subwords import SentencePiece
 from tformer.data.tokenizers.tokenizers import (
@@ -299,7 +298,7 @@ def test_frames_are_as_long_as_they_say(first: int, second: int, family: str) ->
 # --------------------------------------------------------------------------------- examples of every objective
 
 
-CASES = [(objective, family) for objective, families in FAMILY_OF.items() for family in families]
+CASES = [(objective, family) for objective, task in TASKS.items() for family in task.families]
 LOOSE = ('masked_lm_nsp', 'masked_lm_sop', 'denoising', 'ul2')  # lengths are drawn: those known before are the most
 BYTE = Byte().extended(64)
 
@@ -308,7 +307,7 @@ def record(objective: str, rng: np.random.Generator, pairs: bool, longest: int) 
     def text(least: int = 1) -> str:
         return ''.join(rng.choice(list('ab. '), int(rng.integers(least, longest + 1))))
 
-    made: dict[str, Any] = {field: text() for field in FIELDS[objective]}
+    made: dict[str, Any] = {field: text() for field in TASKS[objective].fields}
     if objective in ('classification', 'regression'):
         made |= {'label': 'x' if objective == 'classification' else 0.5} | ({'pair': text()} if pairs else {})
     if objective == 'token_classification':
@@ -329,7 +328,7 @@ def config_of(objective: str, family: str, **data: Any) -> Config:
 def made_of(config: Config, records: Sequence[dict[str, Any]], training: bool = False) -> example_formats.Examples:
     labels = {'classification': ('x',), 'token_classification': ('O', 'B-X', 'I-X')}.get(config.train.objective, ())
     tokens = Tokenizers(BYTE if config.model.family == 'encoder_decoder' else None, BYTE, labels)
-    if 'source' in FIELDS[config.train.objective]:
+    if TASKS[config.train.objective].in_pairs:
         tokens = Tokenizers(BYTE, BYTE)
     return example_formats.make(config, tokens, records, 'test', training)
 
@@ -376,7 +375,7 @@ def test_an_example_fits_and_is_as_long_as_was_said(
 
 @given(
     contexts=st.lists(st.integers(1, 60), min_size=1, max_size=4), question=st.integers(1, 9),
-    length=st.integers(8, 30), stride=st.integers(1, 30), family=st.sampled_from(FAMILY_OF['question_answering']),
+    length=st.integers(8, 30), stride=st.integers(1, 30), family=st.sampled_from(TASKS['question_answering'].families),
     data=st.data(),
 )  # fmt: skip
 @settings(deadline=None, max_examples=60)

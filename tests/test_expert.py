@@ -13,7 +13,7 @@ import pytest
 from flax import linen as nn
 from test_train_step import ROWS, T, Trainer, make_batch, make_config, relative
 
-from tformer import config
+from tformer import checks, config
 from tformer.config import Model, resolve_model
 from tformer.distributed import hlo, sharding
 from tformer.errors import UserError
@@ -268,5 +268,5 @@ def test_experts_that_do_not_divide_are_refused():
         ({'expert': 2}, dataclasses.replace(cfg.model, num_experts=None), 'model.num_experts=None; valid here: 1'),
     ]:
         with pytest.raises(UserError, match=line):
-            config.check(dataclasses.replace(cfg, model=model, mesh=config.Mesh(**sizes)))
-    config.check(dataclasses.replace(cfg, mesh=config.Mesh(expert=3)))
+            checks.check(dataclasses.replace(cfg, model=model, mesh=config.Mesh(**sizes)))
+    checks.check(dataclasses.replace(cfg, mesh=config.Mesh(expert=3)))

@@ -11,8 +11,8 @@ import optax
 import pytest
 import toy_data
 
-from tformer import choices, config
-from tformer.config import Config, Data, Decode, Model, Train
+from tformer import checks, config
+from tformer.config import Config, Data, Decode, Model, Train, tasks
 from tformer.distributed import sharding
 from tformer.errors import UserError
 from tformer.layers.dropout import DropoutRates
@@ -22,7 +22,6 @@ from tformer.objectives import OBJECTIVES
 from tformer.optim import freezing
 from tformer.optim.hyperparameters import Hyperparameters
 from tformer.optim.optimizers import make_optimizer, rate_factors
-from tformer.optim.parameters import TASK_HEADS
 from tformer.training import checkpoint, pretrained
 from tformer.training import loop as train_lib
 from tformer.training.dummy_batch import random_batch
@@ -52,8 +51,8 @@ def make_config(objective, optimizer=STEADY, microbatches=1, **model):
         train=Train(objective=objective, batch_size=4, num_steps=9, microbatches=microbatches),
         decode=Decode(max_len=8),
     )
-    cfg = config.resolve(cfg, vocab_size=11, encoder_vocab_size=11 if objective == 'seq2seq' else None)
-    choices.validate(cfg)
+    cfg = checks.resolve(cfg, vocab_size=11, encoder_vocab_size=11 if objective == 'seq2seq' else None)
+    checks.check_here(cfg)
     return cfg
 
 
@@ -314,7 +313,7 @@ def test_adapters_begin_as_the_base_train_alone_and_merge_into_it(objective, fie
     jax.tree.map(np.testing.assert_array_equal, merge_lora(params, 16.0), without_adapters(params))
 
     before, step = flat(state.params), jax.jit(run.step)
-    trained = {path for path in before if 'lora_' in path or path.split('.')[0] in TASK_HEADS}
+    trained = {path for path in before if 'lora_' in path or path.split('.')[0] in tasks.head_parameters()}
     stacks = {'classification': 1, 'causal_lm': 1, 'seq2seq': 3}[objective]  # of attentions
     mlps = {'classification': 3, 'causal_lm': 2, 'seq2seq': 4}[objective]
     assert len([path for path in before if 'lora_' in path]) == 2 * (4 * stacks + mlps)
@@ -443,7 +442,7 @@ def test_an_exception_that_is_nowhere_and_a_source_that_has_nothing_are_refused(
         loader.load(source, 'causal_lm', vocab_size=13)
     cfg = Config(train=Train(num_steps=1, init_except=('positions',)))
     with pytest.raises(UserError, match=r"init_except=\('positions',\) has no effect here: .* train.init_from is set"):
-        config.check(cfg)
+        checks.check(cfg)
 
 
 def test_adapters_are_new_or_go_on_and_statistics_come_along(loader):

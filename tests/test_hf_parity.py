@@ -12,9 +12,9 @@ import make_hf_reference as references
 import numpy as np
 import pytest
 
-from tformer import choices, config, hf
+from tformer import checks, config, hf
 from tformer.config import Config, Data, Decode, Model, Train, resolve_model
-from tformer.config.checks import FAMILY_OF
+from tformer.config.tasks import TASKS
 from tformer.distributed.sharding import unboxed
 from tformer.errors import UserError
 from tformer.model import build
@@ -38,7 +38,7 @@ def our_outputs(cfg: Model, params: dict, batch: dict, names: tuple[str, ...]) -
 def compare(reference: references.Reference) -> dict[str, float]:
     """Returns the largest difference of each output at real tokens."""
     cfg = hf.model_of(reference.config)
-    choices.validate(run_of(cfg))
+    checks.check_here(run_of(cfg))
     params = hf.import_params(reference.config['model_type'], reference.tensors, cfg)
     found = our_outputs(cfg, params, reference.batch, tuple(reference.outputs))
     differences = {}
@@ -51,7 +51,7 @@ def compare(reference: references.Reference) -> dict[str, float]:
 
 def run_of(cfg: Model) -> Config:
     """Returns a run of this model that fits together if the model does."""
-    objective = next(name for name, families in FAMILY_OF.items() if cfg.family in families)
+    objective = next(name for name, task in TASKS.items() if cfg.family in task.families)
     return Config(cfg, Data(length=8), train=Train(objective=objective, num_steps=1), decode=Decode(max_len=8))
 
 

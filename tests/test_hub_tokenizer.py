@@ -13,8 +13,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from tformer import choices
-from tformer.config import Config, Data, Decode, Model, Train, resolve
+from tformer import checks
+from tformer.checks import resolve
+from tformer.config import Config, Data, Decode, Model, Train
 from tformer.data.tokenizers.hub_tokenizer import HubTokenizer
 from tformer.data.tokenizers.tokenizers import Tokenizers, train_tokenizers
 from tformer.decode import text
@@ -344,12 +345,12 @@ def test_the_path_and_the_tokenizer_go_together():
     train = Train(num_steps=1)
     for data in (Data(tokenizer='huggingface'), Data(tokenizer='byte', tokenizer_path='x')):
         with pytest.raises(UserError, match=r'data\.tokenizer_path=.*set both or neither'):
-            choices.validate(Config(data=data, train=train))
+            checks.check_here(Config(data=data, train=train))
     for data in (
         Data(tokenizer='huggingface', tokenizer_path='x'),
         Data(tokenizer='byte', source_tokenizer='huggingface', tokenizer_path='x'),
     ):
-        choices.validate(Config(data=data, train=train))
+        checks.check_here(Config(data=data, train=train))
 
 
 # ------------------------------------------------------------------------------------------- generation

@@ -19,7 +19,8 @@ ORDER = [
     ('layers',),
     ('model', 'objectives', 'optim'),
     ('decode', 'evaluation'),
-    ('training', 'choices'),
+    ('checks',),
+    ('training',),
     ('lab',),
     ('commands',),
     ('__main__',),
@@ -122,10 +123,10 @@ def test_importing_the_package_or_reading_a_config_loads_no_jax():
 
 TRAIN = f"""
 import sys
-from tformer import choices, config
+from tformer import checks, config
 from tformer.commands import runs
 cfg = config.load('configs/g2p.py:smoke')
-choices.validate(cfg)
+checks.check_here(cfg)
 runs.train(cfg, sys.argv[1])
 {LOADED}
 """

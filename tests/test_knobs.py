@@ -12,9 +12,9 @@ import jax
 import numpy as np
 import pytest
 
-from tformer import choices
+from tformer import checks
+from tformer.checks.applies import APPLIES
 from tformer.config import Config, Data, Decode, Model, Train, resolve_model
-from tformer.config.applies import APPLIES
 from tformer.distributed.sharding import unboxed
 from tformer.errors import UserError
 from tformer.layers.kernels import KERNELS
@@ -238,9 +238,9 @@ def test_the_same_configuration_gives_the_same_program(objective, cfg):
     assert trace.__wrapped__(objective, cfg) == trace(objective, cfg)
 
 
-@pytest.mark.parametrize('field', [name for name in choices.TABLES if name.startswith('model.')])
+@pytest.mark.parametrize('field', [name for name in checks.TABLES if name.startswith('model.')])
 def test_every_key_of_a_table_is_a_program_of_its_own(field):
-    name, keys = field.removeprefix('model.'), dict.fromkeys(choices.TABLES[field])
+    name, keys = field.removeprefix('model.'), dict.fromkeys(checks.TABLES[field])
     objective, cfg, _ = KNOBS[name]
     if name == 'tied_embeddings':
         objective, cfg = 'seq2seq', dataclasses.replace(BOTH, encoder_vocab_size=11)
@@ -268,7 +268,7 @@ def run_of(objective, cfg):
 def test_a_field_is_taken_where_it_applies(field):
     objective, cfg, value = KNOBS[field]
     if field != 'family':
-        choices.validate(run_of(objective, changed(field, cfg, value)))
+        checks.check_here(run_of(objective, changed(field, cfg, value)))
 
 
 # Where each field does not apply, and what the line must name.
@@ -320,8 +320,8 @@ def test_a_field_that_does_not_apply_is_refused_in_a_line_that_says_where_it_doe
     cfg, words = ELSEWHERE[field]
     value = True if field == 'final_norm' else KNOBS[field][2]
     objective = {'decoder': 'causal_lm', 'encoder': 'masked_lm', 'encoder_decoder': 'seq2seq'}[cfg.family]
-    choices.validate(run_of(objective, cfg))
+    checks.check_here(run_of(objective, cfg))
     with pytest.raises(UserError) as error:
-        choices.validate(run_of(objective, dataclasses.replace(cfg, **{field: value})))
+        checks.check_here(run_of(objective, dataclasses.replace(cfg, **{field: value})))
     line = str(error.value)
     assert '\n' not in line and f'model.{field}=' in line and words in line

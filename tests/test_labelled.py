@@ -11,9 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tformer import choices
+from tformer import checks
 from tformer import config as config_lib
 from tformer.config.run import Config, Data, Model, Train
+from tformer.config.tasks import TASKS, named
 from tformer.data.batches import mixture, pipeline
 from tformer.data.sources import fields, prepare, records, sources
 from tformer.data.sources.records import Bad
@@ -340,13 +341,15 @@ ANYTHING = st.dictionaries(st.sampled_from(KEYS), JSON).map(json.dumps) | st.tex
 ONCE = settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-@given(content=ANYTHING, ending=st.sampled_from(['tsv', 'jsonl', 'conll']), objective=st.sampled_from(records.LABELLED))
+@given(
+    content=ANYTHING, ending=st.sampled_from(['tsv', 'jsonl', 'conll']), objective=st.sampled_from(named('labelled'))
+)
 @ONCE
 def test_anything_is_records_or_one_line(tmp_path: Path, content: str, ending: str, objective: str) -> None:
     file = write(tmp_path, {f'a.{ending}': content}) / f'a.{ending}'
     try:
         for record in load(file, objective):
-            assert set(records.FIELDS[objective]) <= record.keys() and record['where'].startswith(f'{file}:')
+            assert set(TASKS[objective].fields) <= record.keys() and record['where'].startswith(f'{file}:')
             assert all(text.strip() for text in records.texts(record, objective))
     except UserError as error:
         assert '\n' not in str(error)
@@ -437,7 +440,7 @@ CONFIGS = [
 @pytest.mark.parametrize(('changes', 'message'), CONFIGS)
 def test_fields_that_do_not_fit(changes: dict, message: str) -> None:
     with pytest.raises(UserError) as error:
-        config_lib.check(config_lib.override(Config(), changes))
+        checks.check(config_lib.override(Config(), changes))
     assert message in str(error.value) and '\n' not in str(error.value)
 
 
@@ -448,7 +451,7 @@ def test_fields_that_fit() -> None:
         {**CLASSES, 'data.labels': ('B-a', 'O'), 'data.train_examples': 7},
         {**CLASSES, 'data.tokenizer_from': 'runs/a/', 'train.init_from': 'runs/a'},
     ):
-        choices.validate(config_lib.override(Config(), changes))
+        checks.check_here(config_lib.override(Config(), changes))
     for objective, changes, message in (
         ('regression', {'label_range': (5.0, 1.0)}, 'must be two numbers, the smallest label and the largest'),
         ('regression', {'label_range': (0.0, float('inf'))}, 'must be two numbers'),
@@ -457,8 +460,8 @@ def test_fields_that_fit() -> None:
         train = Train(objective=objective, num_steps=1)
         config = Config(data=Data(**changes), train=train, model=Model(family='encoder'))
         with pytest.raises(UserError, match=message):
-            config_lib.check(config)
-        config_lib.check(dataclasses.replace(config, data=Data()))
+            checks.check(config)
+        checks.check(dataclasses.replace(config, data=Data()))
 
 
 # -------------------------------------------------------------------------------------------------------------- TFDS
@@ -762,4 +765,4 @@ def test_a_few_labels_train_and_all_are_judged(labelled: Config) -> None:
 def test_the_recipe_of_few_labels_loads() -> None:
     for size in ('', ':smoke', ':pretrain', ':pretrain,smoke'):
         changed = {} if 'pretrain' in size else {'data.train_examples': '50', 'data.tokenizer_from': 'runs/x'}
-        choices.validate(config_lib.load(f'configs/few_labels.py{size}', changed))
+        checks.check_here(config_lib.load(f'configs/few_labels.py{size}', changed))

@@ -8,7 +8,7 @@ import pytest
 import recipes
 import toy_data
 
-from tformer import choices, config
+from tformer import checks, config
 from tformer.commands import runs
 from tformer.errors import UserError
 
@@ -52,5 +52,5 @@ def test_a_batch_has_as_many_tokens_at_every_length(trained: str) -> None:
 ])  # fmt: skip
 def test_a_mistake_is_one_line(fields: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message) as error:
-        choices.validate(recipes.load('lm_stdlib:smoke', model__max_len=64, **fields))
+        checks.check_here(recipes.load('lm_stdlib:smoke', model__max_len=64, **fields))
     assert '\n' not in str(error.value)

@@ -12,8 +12,9 @@ import optax
 import pytest
 from flax import linen as nn
 
-from tformer import choices, config
+from tformer import checks
 from tformer.config import Config, Data, Decode, Mesh, Model, Optimizer, Train
+from tformer.config.tasks import TASKS
 from tformer.distributed import sharding
 from tformer.errors import UserError
 from tformer.evaluation import scorer
@@ -43,8 +44,8 @@ def make_config(objective='causal_lm', rows=4, length=8, vocab_size=40, model=No
         train=Train(objective=objective, num_steps=100, batch_size=rows, **train),
         decode=Decode(max_len=length),
     )
-    run = config.resolve(run, vocab_size=vocab_size, encoder_vocab_size=vocab_size)
-    choices.validate(run)
+    run = checks.resolve(run, vocab_size=vocab_size, encoder_vocab_size=vocab_size)
+    checks.check_here(run)
     return run
 
 
@@ -137,14 +138,14 @@ def test_gradients_of_many_chunks_of_bfloat16_parameters_add_up_in_float32():
 
 @pytest.mark.parametrize('objective', OBJECTIVES)
 def test_chunks_are_refused_where_logits_are_not_all_that_is_scored(objective):
-    family = config.checks.FAMILY_OF[objective][0]
+    family = TASKS[objective].families[0]
     train = Train(objective=objective, num_steps=1, loss_chunk=4)
     run = Config(model=Model(family=family, vocab_size=40, num_classes=3), train=train)
     if OBJECTIVES[objective].method == '__call__':
-        choices.validate(run)
+        checks.check_here(run)
         return
     with pytest.raises(UserError, match=f'train.loss_chunk=4 has no effect here: .* train.objective={objective}$'):
-        choices.validate(run)
+        checks.check_here(run)
 
 
 def test_chunks_are_refused_where_the_head_has_statistics_of_the_whole_batch():

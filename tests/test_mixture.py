@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import toy_data
 
-from tformer import choices, config
+from tformer import checks, config
 from tformer.config import Config, Data, Model, Train
 from tformer.data import order
 from tformer.data.batches import mixture, pipeline
@@ -156,7 +156,7 @@ def test_a_seed_and_the_data_have_a_fingerprint(place: pathlib.Path, tmp_path: p
 )
 def test_mistakes_in_a_mixture(parts: tuple[str, ...], message: str) -> None:
     with pytest.raises(UserError, match=message) as error:
-        choices.validate(Config(data=Data(mixture=parts), train=Train(num_steps=1)))
+        checks.check_here(Config(data=Data(mixture=parts), train=Train(num_steps=1)))
     assert '\n' not in str(error.value)
 
 
@@ -184,7 +184,7 @@ def test_an_error_names_its_part(place: pathlib.Path, tmp_path: pathlib.Path) ->
 
 def test_a_weight_is_of_a_part() -> None:
     with pytest.raises(UserError, match=r'data.weight=2.0 is of a part of a mixture'):
-        choices.validate(config.override(Config(train=Train(num_steps=1)), {'data.weight': '2'}))
+        checks.check_here(config.override(Config(train=Train(num_steps=1)), {'data.weight': '2'}))
 
 
 @pytest.mark.parametrize('family', ['encoder_decoder', 'decoder'])

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from tformer import config
+from tformer import checks, config
 from tformer.config import Config, Mesh, Model, Train
 from tformer.distributed import hlo, sharding
 from tformer.errors import UserError
@@ -52,7 +52,7 @@ def make_config(family, mesh, **model):
         data=config.Data(length=T),
         mesh=mesh,
     )
-    return config.resolve(cfg, vocab_size=V)
+    return checks.resolve(cfg, vocab_size=V)
 
 
 def make_batch(family, seed, packed=False):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tformer import config
+from tformer import checks, config
 from tformer.config import Config, Model, Train
 from tformer.distributed.sharding import unboxed
 from tformer.layers.dropout import DropoutRates
@@ -44,7 +44,7 @@ def changes(width, tied, mup, optimizer='adam', rate=0.003, experts=None):
         dropout_rate=0.0,
         **(MUP if mup else {}),
     )
-    cfg = config.resolve(
+    cfg = checks.resolve(
         Config(
             model=model_config,
             data=config.Data(length=16),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import scipy.special
 
-from tformer import config
+from tformer import checks, config
 from tformer.config import Config, Data, Model, Train
 from tformer.data.batches import pipeline
 from tformer.data.tokenizers import tokenizers
@@ -236,7 +236,7 @@ def scored(objective, rows):
     records = [{'text': text} for text in TEXTS]
     tokens = tokenizers.train_tokenizers(cfg, records)
     batches = pipeline.Batches(cfg, tokens, 'valid', training=False, records=records)
-    cfg = config.resolve(cfg, vocab_size=tokens.target.vocab_size)
+    cfg = checks.resolve(cfg, vocab_size=tokens.target.vocab_size)
     model = build(cfg.model)
     variables = jax.jit(functools.partial(model.init, method=OBJECTIVES[objective].method))(
         jax.random.key(0), batches.batch(0)

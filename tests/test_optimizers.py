@@ -11,8 +11,9 @@ import pytest
 from flax import linen as nn
 from jax.sharding import PartitionSpec as P
 
-from tformer import config
-from tformer.config import Config, Data, Model, Train, resolve
+from tformer import checks, config
+from tformer.checks import resolve
+from tformer.config import Config, Data, Model, Train
 from tformer.errors import UserError
 from tformer.layers.dropout import DropoutRates
 from tformer.model import build
@@ -295,14 +296,14 @@ def test_mup_divides_the_rate_of_hidden_matrices_by_the_width():
     for name in ('sgd', 'muon'):
         cfg = Config(model=mup, optimizer=config.Optimizer(name=name), train=Train(num_steps=1))
         with pytest.raises(UserError, match=f'no rates for optimizer.name={name}; valid: adam, adamw'):
-            config.check(cfg)
+            checks.check(cfg)
 
 
 def test_schedule_free_averages_alone_and_needs_its_average():
     for fields in ({'ema_decay': 0.9}, {'beta1': 0.0}):
         cfg = Config(optimizer=config.Optimizer(name='schedule_free', **fields), train=Train(num_steps=1))
         with pytest.raises(UserError, match='schedule_free averages by itself'):
-            config.check(cfg)
+            checks.check(cfg)
 
 
 # -------------------------------------------------------------------------------------------------- averages

@@ -15,7 +15,7 @@ import toy_data
 from jax.sharding import AxisType, PartitionSpec
 from test_train_step import ROWS, T, Trainer, make_batch, make_config, relative
 
-from tformer import config
+from tformer import checks, config
 from tformer.commands import runs
 from tformer.config import Mesh
 from tformer.distributed import sharding
@@ -225,7 +225,7 @@ def refused(words, mesh, objective='causal_lm', train=None, **model):
     base = deep(objective, **model)
     cfg = dataclasses.replace(base, mesh=Mesh(**mesh), train=dataclasses.replace(base.train, **(train or {})))
     with pytest.raises(UserError, match=words) as error:
-        config.check(cfg)
+        checks.check(cfg)
     assert '\n' not in str(error.value)
 
 
@@ -233,10 +233,10 @@ def test_what_a_pipeline_cannot_split_is_refused_before_a_run():
     two = {'pipeline': 2, 'data': 1}
     refused(r'mesh.rounds=2 has no effect here: .* mesh.pipeline', {'rounds': 2})
     refused(r'mesh.microbatches=4 has no effect here', {'microbatches': 4})
-    refused(r'model.num_decoder_layers=4 is no multiple of .* nearest that is: 3$', {'pipeline': 3, 'data': 1})
+    refused(r'model.num_decoder_layers=4 is not a multiple of .* nearest that is: 3$', {'pipeline': 3, 'data': 1})
     refused(r'model.num_encoder_layers=4 .*=2 stages x mesh.rounds=4; .*: 8$', {**two, 'rounds': 4}, 'masked_lm')
-    refused(r'mesh.microbatches=3 is no multiple of mesh.pipeline=2', {**two, 'rounds': 2, 'microbatches': 3})
-    refused(r'train.batch_size=8 is no multiple of .*microbatches=3 ', {**two, 'microbatches': 3})
+    refused(r'mesh.microbatches=3 is not a multiple of mesh.pipeline=2', {**two, 'rounds': 2, 'microbatches': 3})
+    refused(r'train.batch_size=8 is not a multiple of .*microbatches=3 ', {**two, 'microbatches': 3})
     refused(r'train.batch_size=8 .* x 8 ways', {**two, 'data': 4, 'fsdp': 2})
     refused(r'train.batch_size=8 .*train.microbatches=8 ', two, train={'microbatches': 8})
     refused('layer_sharing=all .* mesh.pipeline=2', two, layer_sharing='all')
@@ -246,7 +246,7 @@ def test_what_a_pipeline_cannot_split_is_refused_before_a_run():
     refused('expert_dispatch=capacity', two, **dropless, expert_dispatch='capacity')
     refused('batchnorm', {'pipeline': -1, 'data': 1}, norm='batchnorm')
     for mesh in (two, {**two, 'rounds': 2}, {**two, 'microbatches': 8}, {'pipeline': -1, 'data': 2, 'rounds': 2}):
-        config.check(dataclasses.replace(deep('causal_lm', **dropless), mesh=Mesh(**mesh)))
+        checks.check(dataclasses.replace(deep('causal_lm', **dropless), mesh=Mesh(**mesh)))
 
 
 def test_what_is_known_with_the_devices_is_refused_then():

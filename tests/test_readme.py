@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from tformer import choices
+from tformer import checks
 
 ROOT = pathlib.Path(__file__).parent.parent
 README = (ROOT / 'README.md').read_text()
@@ -34,11 +34,11 @@ def test_the_map_is_there() -> None:
 
 
 def test_the_ablation_table_is_the_codes() -> None:
-    assert choices.ablation_table() in README
+    assert checks.ablation_table() in README
 
 
 def test_every_field_is_explained() -> None:
-    for line in choices.ablation_table().splitlines()[2:]:
+    for line in checks.ablation_table().splitlines()[2:]:
         field, _, _, meaning = (cell.strip() for cell in line.replace('\\|', '').strip('|').split('|'))
         assert meaning, field
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tformer import choices, config
+from tformer import checks, config
 from tformer.config import Config, Model
 from tformer.distributed.sharding import unboxed
 from tformer.errors import UserError
@@ -31,11 +31,11 @@ def test_a_recipe_makes_a_key_that_is_valid_causal_and_trained(name, code):
     fields = {'vocab_size': 17, 'emb_dim': 16, 'mlp_dim': 24, 'num_decoder_layers': 2, 'max_len': 16, **FIELDS[name]}
     cfg = Config(model=Model(**fields), train=config.Train(num_steps=1), data=config.Data(length=8))
     with pytest.raises(UserError, match='is unknown'):
-        choices.validate(cfg)
+        checks.check_here(cfg)
     before = dict(table), set(vars(module))
     try:
         exec(code, vars(module))
-        choices.validate(cfg)
+        checks.check_here(cfg)
         check(cfg.model)
     finally:
         for key in set(table) - set(before[0]):

@@ -11,10 +11,10 @@ import pytest
 import test_knobs
 from flax import linen as nn
 
-from tformer import choices, config
+from tformer import checks
+from tformer.checks.applies import RECURRENT
 from tformer.commands import inspect, runs
 from tformer.config import Config, Data, Decode, Mesh, Model, Optimizer, Train, resolve_model
-from tformer.config.applies import RECURRENT
 from tformer.decode import make_generate
 from tformer.distributed import sharding
 from tformer.errors import UserError
@@ -414,7 +414,7 @@ def test_copying_is_learned_and_every_strategy_writes_the_copy():
     )  # fmt: skip
     fast = Optimizer(learning_rate=0.01, schedule='constant', warmup_steps=0)
     run = make_config(cfg, optimizer=fast, train=Train(objective='seq2seq', num_steps=150, batch_size=64))
-    run = config.resolve(run, vocab_size=V, encoder_vocab_size=V)
+    run = checks.resolve(run, vocab_size=V, encoder_vocab_size=V)
     model, objective, hyper, rng = (
         build(run.model),
         OBJECTIVES['seq2seq'],
@@ -464,9 +464,9 @@ def test_every_optimizer_updates_every_parameter(name):
 def test_a_field_of_the_block_is_refused(field):
     value = test_knobs.KNOBS[field][2]
     cfg = make_model('decoder')
-    choices.validate(make_config(cfg))
+    checks.check_here(make_config(cfg))
     with pytest.raises(UserError) as error:
-        choices.validate(make_config(dataclasses.replace(cfg, **{field: value})))
+        checks.check_here(make_config(dataclasses.replace(cfg, **{field: value})))
     assert str(error.value) == f'model.{field}={value} has no effect here: it applies where model.recurrence is None'
 
 
@@ -489,7 +489,7 @@ def test_a_field_of_a_recurrent_model_changes_it(field):
     if field in layers:
         other = dataclasses.replace(cfg, **dict.fromkeys(layers, 3))
     assert other != cfg
-    choices.validate(make_config(other, train=Train(objective=objective, num_steps=1)))
+    checks.check_here(make_config(other, train=Train(objective=objective, num_steps=1)))
     assert test_knobs.trace(objective, other) != test_knobs.trace(objective, cfg)
 
 
@@ -510,16 +510,16 @@ REFUSED = {
 def test_what_a_recurrent_model_cannot_do_is_refused_in_a_line(words):
     sections = dict(REFUSED[words])
     with pytest.raises(UserError) as error:
-        choices.validate(make_config(sections.pop('model', make_model()), **sections))
+        checks.check_here(make_config(sections.pop('model', make_model()), **sections))
     assert words in str(error.value) and '\n' not in str(error.value)
 
 
 def test_what_reads_no_further_than_its_turn_is_taken():
     data = Data(length=T, bidirectional_prefix=False)
-    choices.validate(make_config(make_model(), data=data, train=Train(objective='prefix_lm', num_steps=1)))
-    choices.validate(make_config(make_model(), data=Data(length=T, batching='pack')))
+    checks.check_here(make_config(make_model(), data=data, train=Train(objective='prefix_lm', num_steps=1)))
+    checks.check_here(make_config(make_model(), data=Data(length=T, batching='pack')))
     odd = make_model('encoder_decoder', emb_dim=15, recurrent_attention='dot')  # no heads, no sinusoids
-    choices.validate(make_config(config.resolve(make_config(odd), vocab_size=V).model))
+    checks.check_here(make_config(checks.resolve(make_config(odd), vocab_size=V).model))
     case = made('dot')
     with pytest.raises(ValueError, match='one source a row'):
         case.apply(case.params, {**case.batch, 'segment_ids': np.ones((4, T), np.int32)})

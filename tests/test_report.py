@@ -21,7 +21,7 @@ import pytest
 from absl.testing import flagsaver
 
 from tformer import __main__ as command_line
-from tformer import config
+from tformer import checks, config
 from tformer.config import Config, Data, Evaluate, Mesh, Model, Optimizer, Train
 from tformer.errors import UserError
 from tformer.evaluation import predictions, text_scores
@@ -94,7 +94,7 @@ def left(place: pathlib.Path, stated: Config, end: Any, listed: bool) -> None:
         return
     scores = end if isinstance(end, dict) else {'loss': end}
     loss, steps = scores['loss'], stated.train.num_steps
-    resolved = config.resolve(stated, vocab_size=64)
+    resolved = checks.resolve(stated, vocab_size=64)
     (place / 'config.json').write_text(json.dumps(config.to_dict(resolved)))
     rows, every = [], {'tokens': matching.num_tokens(stated), 'flops': matching.num_flops(stated)}
     for step in range(10, steps + 1, 10):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from sklearn import metrics as sklearn_metrics
 
-from tformer import choices
+from tformer import checks
 from tformer import config as config_lib
 from tformer.commands import runs
 from tformer.config import Config, Evaluate
@@ -391,22 +391,22 @@ def test_a_missing_package_is_said_before_the_run(name, package, monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, 'find_spec', lambda wanted: None if wanted == package else find(wanted))
     with pytest.raises(UserError, match=rf"metrics={name} needs .* {package}: pip install 'tformer\[metrics\]'$"):
-        choices.validate(asked(**{'evaluate.metrics': name}))
-    choices.validate(asked(**{'evaluate.metrics': 'bleu,chrf'}))
+        checks.check_here(asked(**{'evaluate.metrics': name}))
+    checks.check_here(asked(**{'evaluate.metrics': 'bleu,chrf'}))
 
 
 def test_a_language_that_does_not_do_is_said_before_the_run():
     with pytest.raises(UserError, match=r'evaluate.language=german must be a code of two letters'):
-        choices.validate(asked(**{'evaluate.language': 'german'}))
+        checks.check_here(asked(**{'evaluate.language': 'german'}))
     if importlib.util.find_spec('MeCab') is None:
         with pytest.raises(UserError, match=r"language=ja needs more packages: pip install 'sacrebleu\[ja\]'"):
-            choices.validate(asked(**{'evaluate.language': 'ja', 'evaluate.metrics': 'bleu'}))
+            checks.check_here(asked(**{'evaluate.language': 'ja', 'evaluate.metrics': 'bleu'}))
     pytest.importorskip('sacremoses')
     for language in ('None', 'xx'):
         with pytest.raises(UserError, match=f'bleu_tokenized needs evaluate.language, .*not {language}; valid: .*de'):
-            choices.validate(asked(**{'evaluate.language': language, 'evaluate.metrics': 'bleu_tokenized'}))
+            checks.check_here(asked(**{'evaluate.language': language, 'evaluate.metrics': 'bleu_tokenized'}))
     for language in ('de', 'ru'):
-        choices.validate(asked(**{'evaluate.language': language, 'evaluate.metrics': 'bleu_tokenized'}))
+        checks.check_here(asked(**{'evaluate.language': language, 'evaluate.metrics': 'bleu_tokenized'}))
 
 
 def test_a_run_has_the_scores_of_its_positive_class(tmp_path):

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tformer.config.tasks import NEXT_SENTENCE, SENTENCE_ORDER
 from tformer.data.examples import sentences
-from tformer.data.sources.records import NEXT_SENTENCE, SENTENCE_ORDER
 from tformer.data.tokenizers import tokenizers
 from tformer.errors import UserError
 

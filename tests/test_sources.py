@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from tformer.config import Model
 from tformer.config.run import Config, Data, Train
+from tformer.config.tasks import TASKS
 from tformer.data.batches import mixture, pipeline
 from tformer.data.sources import prepare, records, sources, text_reader
 from tformer.data.tokenizers import tokenizers
@@ -573,7 +574,7 @@ def test_prepared_files_come_back_in_order(tmp_path, objective: str, monkeypatch
     slices = ('train[:90%]', 'train[90%:]', 'train[5:8]')
     parts = [unplaced(load(s, objective, **{**dataclasses.asdict(Data()), 'source': 'tfds', 'tfds_name': 'my_set/a-b',
              'tfds_dir': str(tmp_path / 'tfds'), 'tfds_splits': slices})) for s in sources.SPLITS]  # fmt: skip
-    ours = [{f: r[f] for f in sources.FIELDS[objective]} for r in sources.load(config, objective, 'train')]
+    ours = [{f: r[f] for f in TASKS[objective].fields} for r in sources.load(config, objective, 'train')]
     assert (parts[0], parts[1], parts[2]) == (ours[:270], ours[270:], ours[5:8])
     assert done.overrides == ('--config.data.source=tfds', '--config.data.tfds_name=my_set/a-b',
                               f'--config.data.tfds_dir={tmp_path / "tfds"}', '--config.data.columns=')  # fmt: skip

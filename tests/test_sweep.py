@@ -20,7 +20,7 @@ import toy_data
 from absl.testing import flagsaver
 
 from tformer import __main__ as command_line
-from tformer import choices, config
+from tformer import checks, config
 from tformer.commands import runs
 from tformer.config import Config, Data, Evaluate, Mesh, Model, Optimizer, Train
 from tformer.distributed import processes
@@ -311,7 +311,7 @@ def test_every_sweep_loads_and_its_header_says_how_to_run_it(file: str, monkeypa
         base, made = trials.load(spec)
         assert made[0].name == 'baseline' and len({trial.name for trial in made}) >= 2
         for trial in made:
-            choices.validate(trial.config)
+            checks.check_here(trial.config)
             assert config.override(base, trial.overrides) == trial.config
             if trial.seed == made[0].seed:
                 assert all(

@@ -11,7 +11,7 @@ import pytest
 from flax import linen as nn
 from jax.sharding import PartitionSpec
 
-from tformer import config, objectives
+from tformer import checks, config, objectives
 from tformer.config import Config, Model, Train
 from tformer.distributed import sharding
 from tformer.errors import UserError
@@ -58,7 +58,7 @@ def make_config(objective, **sections):
     train = Train(objective=objective, num_steps=20, batch_size=ROWS, **sections.get('train', {}))
     base = Config(model=model, train=train, optimizer=sections.get('optimizer', config.Optimizer()))
     base = dataclasses.replace(base, data=config.Data(length=T), decode=config.Decode(max_len=8))
-    return config.resolve(base, vocab_size=V)
+    return checks.resolve(base, vocab_size=V)
 
 
 def make_batch(objective, seed=0, rows=ROWS):
@@ -513,5 +513,5 @@ def test_rows_of_batches_by_tokens_are_what_the_run_began_with():
     assert row_multiple(cfg, None, eight) == 8 and row_multiple(cfg, None, one) == 1
     began = dataclasses.replace(cfg, data=dataclasses.replace(cfg.data, row_multiple=4))
     assert row_multiple(cfg, began, one) == 4
-    with pytest.raises(UserError, match=r'data.row_multiple=4 is no multiple of train.microbatches=1 x the 8 ways'):
+    with pytest.raises(UserError, match=r'data.row_multiple=4 is not a multiple of train.microbatches=1 x the 8 ways'):
         row_multiple(cfg, began, eight)

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from tformer import config
+from tformer import checks, config
 from tformer.commands import runs
 from tformer.config import Config, Data, Decode, Evaluate, Mesh, Model, Optimizer, Train
 from tformer.data.batches import pipeline
@@ -53,7 +53,7 @@ def test_what_is_generated_is_what_training_scores_best(objective: str, family: 
     """With its source it goes through the pipeline, and the full forward pass of that batch says it again."""
     cfg = settings(objective, family, bidirectional)
     words = tokenizers.train_tokenizers(cfg, [record(objective, ' '.join(WORDS), ' '.join(WORDS))])
-    cfg = config.resolve(cfg, vocab_size=words.target.vocab_size, encoder_vocab_size=words.target.vocab_size)
+    cfg = checks.resolve(cfg, vocab_size=words.target.vocab_size, encoder_vocab_size=words.target.vocab_size)
     model = build(cfg.model)
 
     def batches(outputs: list[str]) -> pipeline.Batches:
@@ -97,7 +97,7 @@ def test_a_source_that_is_too_long_is_refused_by_the_limit_that_it_is_over() -> 
     words = tokenizers.train_tokenizers(cfg, [record('seq2seq', 'ant', 'bee')])
     for max_len, limit in ((5, 'data.encoder_length'), (29, 'model.max_len - decode.max_len')):
         changed = config.override(cfg, {'decode.max_len': max_len})
-        changed = config.resolve(changed, vocab_size=words.target.vocab_size)
+        changed = checks.resolve(changed, vocab_size=words.target.vocab_size)
         generate = make_text_generator(build(changed.model), changed, words, cut=False)
         with pytest.raises(UserError, match=rf'has 7 tokens, the model takes [26] \({limit}\)'):
             generate(None, ['ant ' * 6 + 'ant'])

@@ -4,14 +4,14 @@ import pathlib
 import random
 
 from tformer.config import Model
-from tformer.config.checks import FAMILY_OF
+from tformer.config.tasks import TASKS
 
 WORDS = ('the', 'a', 'small', 'green', 'old', 'house', 'tree', 'river', 'bird', 'stone', 'sees', 'finds', 'loves')
 
 
 def reader_of(objective: str) -> Model:
     """A model of the family that the objective is best known of."""
-    return Model(family=FAMILY_OF[objective][0])
+    return Model(family=TASKS[objective].families[0])
 
 
 def sentences(count: int, seed: int, lengths: tuple[int, int] = (3, 9)) -> list[str]:

@@ -111,7 +111,7 @@ def needed(flag: str) -> str:
 
 
 def train(arguments: list[str], overrides: dict[str, str]) -> None:
-    from tformer import choices, config
+    from tformer import checks, config
     from tformer.commands import runs
 
     if arguments:  # workdirs of a sweep's trials
@@ -120,7 +120,7 @@ def train(arguments: list[str], overrides: dict[str, str]) -> None:
         runs.train_together(arguments, FLAGS.transform)
         return
     loaded = config.load(needed('config'), overrides)
-    choices.validate(loaded)
+    checks.check_here(loaded)
     runs.train(loaded, needed('workdir'), FLAGS.may_differ)
 
 
@@ -168,11 +168,11 @@ def replay(arguments: list[str], overrides: dict[str, str]) -> None:
 
 
 def prepare(arguments: list[str], overrides: dict[str, str]) -> None:
-    from tformer import choices, config
+    from tformer import checks, config
     from tformer.data.sources import prepare
 
     loaded = config.load(needed('config'), overrides)
-    choices.validate(loaded)
+    checks.check_here(loaded)
     if FLAGS.workdir is None or loaded.data.tfds_name is not None:
         written = prepare.write(loaded.data, loaded.train.objective, lambda line: print(line, file=sys.stderr))
         print(prepare.summary(written))
@@ -227,7 +227,7 @@ def attention(arguments: list[str], overrides: dict[str, str]) -> None:
 
 def inspect(arguments: list[str], overrides: dict[str, str]) -> None:
     os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')  # of XLA, which is read as JAX is imported
-    from tformer import choices, config
+    from tformer import checks, config
     from tformer.commands import dry_run, runs
     from tformer.commands import inspect as inspect_lib
 
@@ -241,7 +241,7 @@ def inspect(arguments: list[str], overrides: dict[str, str]) -> None:
     devices = dry_run.num_devices(loaded.mesh) if meant and not FLAGS.data else 1
     if devices > 1:
         dry_run.pretend(devices)
-    choices.validate(loaded)
+    checks.check_here(loaded)
     if FLAGS.data:
         inspect_lib.show_data(loaded, FLAGS.workdir)
     else:
@@ -253,11 +253,11 @@ def inspect(arguments: list[str], overrides: dict[str, str]) -> None:
 
 
 def benchmark(arguments: list[str], overrides: dict[str, str]) -> None:
-    from tformer import choices, config
+    from tformer import checks, config
     from tformer.commands import benchmark
 
     loaded = config.load(needed('config'), overrides)
-    choices.validate(loaded)
+    checks.check_here(loaded)
     if FLAGS.steps < 1:
         raise errors.UserError(f'--steps={FLAGS.steps} must be positive')
     timed = benchmark.feed if FLAGS.data else benchmark.saving if FLAGS.saves else benchmark.train_step

@@ -1,12 +1,13 @@
 """What is trained: from a model's outputs and a batch to sums and weights, divided once by whoever adds them up."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from tformer.config.tasks import HEADS, TASKS
 from tformer.layers.dropout import MaybeScalar
 from tformer.layers.heads import TokenStatistics, token_statistics
 
@@ -215,27 +216,79 @@ def best_spans(logits_BT2: jax.Array, batch: Batch, longest: int) -> tuple[jax.A
     return best_B // T, best_B % T, jnp.max(flat, axis=1), first_BT[:, 0] + last_BT[:, 0]
 
 
-class Objective(NamedTuple):
-    """A training task on the batch contract.
+_TOKEN_MEANS = ('loss', 'nll', 'accuracy', 'perplexity')
+
+
+class Loss(NamedTuple):
+    """A loss on the batch contract.
 
     Attributes:
-      method: of the model, from a batch to its outputs.
-      scores: from outputs, batch, label smoothing and z-loss to sums and weights.
-      predict: from outputs, batch and the longest answer to what is judged by more than sums; None: nothing is.
-      weigh: from a whole batch to one whose losses add up, given the weight of the second.
-      second: the score that is the second loss, where there is one.
-      second_weight: of the second loss, where no other is given.
+      scores: (outputs, batch, label smoothing, z-loss) -> sums and weights by name.
+      names: of the means that evaluation reports of them.
+      predict: (outputs, batch, longest answer) -> predictions, for metrics that no sums give; None: there are none.
+      weigh: (whole batch, weight of the second loss) -> the batch with weights that make both losses add up.
+      second: the name of the second loss among the scores; None: there is one loss.
+      smoothing: whether label smoothing applies.
+      z_loss: whether the z-loss applies.
     """
 
-    method: str
     scores: Callable[..., Scores]
+    names: tuple[str, ...] = _TOKEN_MEANS
     predict: Callable[[Any, Batch, int], Any] | None = None
     weigh: Callable[[Batch, Scalar], Batch] = one_loss
     second: str | None = None
+    smoothing: bool = True
+    z_loss: bool = True
+
+
+LOSSES: dict[str, Loss] = {
+    'tokens': Loss(token_scores),
+    'tags': Loss(token_scores, predict=most_likely),
+    'labels': Loss(label_scores, predict=most_likely),
+    'numbers': Loss(number_scores, ('loss',), as_it_is, smoothing=False, z_loss=False),
+    'spans': Loss(span_scores, predict=best_spans, smoothing=False),
+    'sentences': Loss(
+        sentence_scores, (*_TOKEN_MEANS, 'sentence_loss', 'sentence_accuracy'), sentence_classes, with_sentences,
+        'sentence_loss',
+    ),
+    'detection': Loss(
+        detection_scores, (*_TOKEN_MEANS, 'detection_loss', 'detection_accuracy', 'replaced'), None, with_detection,
+        'detection_loss',
+    ),
+}  # fmt: skip
+
+
+class Objective(NamedTuple):
+    """A training objective, put together from its row in `config.tasks.TASKS` and the loss that the row names.
+
+    Attributes:
+      method: the model's method, from a batch to its outputs.
+      loss: from the outputs to sums and weights.
+      second_weight: the weight of the second loss, unless train.second_loss_weight says otherwise.
+    """
+
+    method: str
+    loss: Loss
     second_weight: float = 1.0
 
+    @property
+    def scores(self) -> Callable[..., Scores]:
+        return self.loss.scores
+
+    @property
+    def predict(self) -> Callable[[Any, Batch, int], Any] | None:
+        return self.loss.predict
+
+    @property
+    def weigh(self) -> Callable[[Batch, Scalar], Batch]:
+        return self.loss.weigh
+
+    @property
+    def second(self) -> str | None:
+        return self.loss.second
+
     def method_for(self, chunk: int | None) -> str | Callable[..., Any]:
-        """Returns the method; with `chunk` one whose outputs are summaries of so many positions' logits at a time."""
+        """Returns the method; with `chunk` one that gives the statistics of that many positions' logits at a time."""
         return self.method if chunk is None else functools.partial(_token_statistics, chunk=chunk)
 
     def weight(self, given: MaybeScalar) -> Scalar:
@@ -247,22 +300,18 @@ def _token_statistics(model: Any, *args: Any, chunk: int) -> TokenStatistics:
     return model.token_statistics(*args, chunk=chunk)
 
 
-_SENTENCES = sentence_scores, sentence_classes, with_sentences, 'sentence_loss'
+class _Objectives(Mapping[str, Objective]):
+    """The objective of each row of `TASKS`, also of rows that are added later."""
 
-OBJECTIVES: dict[str, Objective] = {  # what the batch holds is decided by tformer.data.examples.FORMS
-    'causal_lm': Objective('__call__', token_scores),  # Radford et al. 2018
-    'masked_lm': Objective('__call__', token_scores),  # Devlin et al. 2019, 3.1
-    'masked_lm_nsp': Objective('unmask_pairs', *_SENTENCES),  # the same
-    'masked_lm_sop': Objective('unmask_pairs', *_SENTENCES),  # Lan et al. 2020
-    # Clark et al. 2020
-    'replaced_token': Objective('detect', detection_scores, None, with_detection, 'detection_loss', 50.0),
-    'seq2seq': Objective('__call__', token_scores),  # Vaswani et al. 2017
-    'prefix_lm': Objective('__call__', token_scores),  # Raffel et al. 2020, 3.2.1
-    'span_corruption': Objective('__call__', token_scores),  # Raffel et al. 2020, 3.1.4
-    'denoising': Objective('__call__', token_scores),  # Lewis et al. 2020, 2.2
-    'ul2': Objective('__call__', token_scores),  # Tay et al. 2023, 3.1
-    'classification': Objective('classify', label_scores, most_likely),  # Devlin et al. 2019, 4.1
-    'regression': Objective('regress', number_scores, as_it_is),  # Devlin et al. 2019, 4.1 (STS-B)
-    'token_classification': Objective('tag', token_scores, most_likely),  # Devlin et al. 2019, 5.3
-    'question_answering': Objective('find_spans', span_scores, best_spans),  # Devlin et al. 2019, 4.2
-}
+    def __getitem__(self, name: str) -> Objective:
+        task = TASKS[name]
+        return Objective(HEADS[task.head].method, LOSSES[task.loss], task.second_weight)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(TASKS)
+
+    def __len__(self) -> int:
+        return len(TASKS)
+
+
+OBJECTIVES: Mapping[str, Objective] = _Objectives()

@@ -11,13 +11,14 @@ import jax
 from flax import linen as nn
 from jax.experimental import multihost_utils
 
-from tformer import atomic, choices
+from tformer import atomic, checks
 from tformer import config as config_lib
 from tformer.config import Config, Mesh
+from tformer.config.tasks import TASKS
 from tformer.data import cache
 from tformer.data.batches import mixture, pipeline
 from tformer.data.inspection import rendering
-from tformer.data.sources.records import FIELDS, Record
+from tformer.data.sources.records import Record
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.decode.text import make_text_generator
 from tformer.distributed import processes, sharding
@@ -80,7 +81,7 @@ def load(
     """
     home = pathlib.Path(directory)
     config = workdir.changed_config(home, overrides or {})
-    choices.validate(config)
+    checks.check_here(config)
     if average is not None and config.model.norm == 'batchnorm':
         raise UserError(f'--average={average}: the statistics of model.norm=batchnorm belong to one checkpoint')
     shardings = _shardings(config, sharding.make_mesh(config.mesh)) if placed else None
@@ -241,8 +242,8 @@ def windowed(config: Config, length: int) -> Config:
 def samples(run: Run, records: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns lines that show what the run makes of some records, evenly spread over the split."""
     count = min(run.config.evaluate.samples, len(records))
-    pairs = 'source' in FIELDS[run.config.train.objective]
-    continues = run.config.model.family == 'decoder' and run.config.train.objective in ('causal_lm', 'prefix_lm')
+    task = TASKS[run.config.train.objective]
+    pairs, continues = task.in_pairs, run.config.model.family == 'decoder' and task.writes and not task.given
     if not count or not (pairs or continues):
         return []
     chosen = [records[i * len(records) // count] for i in range(count)]

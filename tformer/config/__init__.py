@@ -1,6 +1,5 @@
-"""The configuration tree: frozen dataclasses, their ConfigDict form, overrides and checks."""
+"""The configuration tree: frozen dataclasses, their ConfigDict form, overrides, and the table of objectives."""
 
-from tformer.config.checks import check as check
 from tformer.config.convert import changes as changes
 from tformer.config.convert import config_dict as config_dict
 from tformer.config.convert import difference as difference
@@ -16,11 +15,10 @@ from tformer.config.convert import recipe as recipe
 from tformer.config.convert import split as split
 from tformer.config.convert import to_dict as to_dict
 from tformer.config.convert import values as values
-from tformer.config.derived import resolve as resolve
-from tformer.config.mesh import AXES as AXES
 from tformer.config.model import Model as Model
 from tformer.config.model import own_layers as own_layers
 from tformer.config.model import resolve_model as resolve_model
+from tformer.config.run import AXES as AXES
 from tformer.config.run import Config as Config
 from tformer.config.run import Data as Data
 from tformer.config.run import Decode as Decode

@@ -4,6 +4,15 @@ import dataclasses
 
 from tformer.config.model import Model
 
+AXES = (
+    'pipeline',
+    'data',
+    'fsdp',
+    'expert',
+    'context',
+    'tensor',
+)  # of the mesh; the more is sent, the nearer the devices
+
 
 @dataclasses.dataclass(frozen=True)
 class Data:

@@ -7,8 +7,7 @@ import jax
 import numpy as np
 from flax import linen as nn
 
-from tformer.config import Config
-from tformer.config.checks import GIVEN, WRITING
+from tformer.config import Config, tasks
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.data.tokenizers.vocabulary import Specials
 from tformer.decode.generate import make_generate
@@ -34,11 +33,13 @@ def make_text_generator(model: nn.Module, config: Config, tokenizers: Tokenizers
     """
     if config.model.family == 'encoder':
         raise UserError('model.family=encoder does not generate text; valid: decoder, encoder_decoder')
-    if config.train.objective not in WRITING:
-        raise UserError(f'train.objective={config.train.objective} does not write text; valid: {", ".join(WRITING)}')
+    task = tasks.TASKS[config.train.objective]
+    if not task.writes:
+        valid = ', '.join(tasks.named('writes'))
+        raise UserError(f'train.objective={config.train.objective} does not write text; valid: {valid}')
     decode, paired = config.decode, config.model.family == 'encoder_decoder'
-    given = config.train.objective in GIVEN
-    whole = config.train.objective in WRITING[:-1] and config.data.bidirectional_prefix and not paired
+    given = task.given
+    whole = task.prefix and config.data.bidirectional_prefix and not paired
     target = tokenizers.target
     eos = target.specials.eos
     nothing = [*np.flatnonzero(~target.ordinary).tolist(), *range(target.vocab_size, config.model.vocab_size or 0)]

@@ -10,12 +10,13 @@ from flax import linen as nn
 from jax.sharding import Mesh
 
 from tformer.config import Config
+from tformer.config.tasks import TASKS
 from tformer.data.batches.pipeline import Batch, Batches
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.distributed import sharding
 from tformer.evaluation import means, scores, text_scores
 from tformer.layers.dropout import DropoutRates
-from tformer.objectives import OBJECTIVES
+from tformer.objectives import LOSSES, OBJECTIVES
 
 Scorer = Callable[[Any, Batches, int | None, Tokenizers], dict[str, float]]
 GenerationScores = Callable[[Config, Any, Tokenizers, Sequence[Mapping[str, Any]]], dict[str, float]]
@@ -41,7 +42,8 @@ def make_scorer(model: nn.Module, config: Config, mesh: Mesh) -> Scorer:
     `loss`, where classes or tokens are predicted `nll` (nats a target), `accuracy` and `perplexity`; `bits_per_byte`
     for language models with a lossless tokenizer; and what JUDGES say. No dropout, no label smoothing, no z-loss.
     """
-    objective, longest = OBJECTIVES[config.train.objective], config.evaluate.answer_length
+    task, longest = TASKS[config.train.objective], config.evaluate.answer_length
+    objective = OBJECTIVES[config.train.objective]
     weight = objective.weight(config.train.second_loss_weight)
     method = objective.method_for(config.train.loss_chunk)
 
@@ -56,14 +58,14 @@ def make_scorer(model: nn.Module, config: Config, mesh: Mesh) -> Scorer:
 
     def score(variables: Any, batches: Batches, limit: int | None, tokenizers: Tokenizers) -> dict[str, float]:
         totals: dict[str, tuple[float, float]] = {}
-        num_bytes, counts_bytes = 0.0, config.train.objective == 'causal_lm' and tokenizers.target.lossless
+        num_bytes, counts_bytes = 0.0, task.running_text and tokenizers.target.lossless
         pending: list[Any] = []
         seen: list[Batch] = []
         count = int(batches.steps_per_epoch)
         for number in range(min(limit or count, count)):
             batch = batches.batch(number)
             pending.append(step(variables, jax.device_put(batch, sharding.batch_sharding(mesh))))
-            if objective.predict is not None:
+            if task.judge is not None:
                 seen.append(batch)
             if counts_bytes:
                 num_bytes += float((tokenizers.target.byte_lengths[batch['targets']] * (batch['weights'] > 0)).sum())
@@ -75,11 +77,11 @@ def make_scorer(model: nn.Module, config: Config, mesh: Mesh) -> Scorer:
             found['loss'] = found['nll'] + float(weight) * found[objective.second]
         if counts_bytes:
             found['bits_per_byte'] = totals['nll'][0] / np.log(2) / num_bytes
-        if objective.predict is not None:
+        if task.judge is not None:
             predicted = [
                 Predicted(n, batch, out) for n, (batch, (_, out)) in enumerate(zip(seen, pending, strict=True))
             ]
-            found |= JUDGES[config.train.objective].scores(predicted, batches, tokenizers)
+            found |= JUDGES[task.judge].scores(predicted, batches, tokenizers)
         return found
 
     return score
@@ -87,15 +89,11 @@ def make_scorer(model: nn.Module, config: Config, mesh: Mesh) -> Scorer:
 
 def score_names(config: Config) -> tuple[str, ...]:
     """Returns the names of all scores that evaluations while training have: what train.best_metric may be."""
-    objective = config.train.objective
-    names = ['loss', *([] if objective == 'regression' else ['nll', 'accuracy', 'perplexity'])]
-    if objective == 'causal_lm':
-        names += ['bits_per_byte']
-    if objective == 'replaced_token':
-        names += ['detection_loss', 'detection_accuracy', 'replaced']
-    if objective in JUDGES:
-        names += JUDGES[objective].names
-        names += ['f1'] if objective == 'classification' and config.evaluate.positive_label is not None else []
+    task, positive = TASKS[config.train.objective], config.evaluate.positive_label is not None
+    names = [*LOSSES[task.loss].names, *(['bits_per_byte'] if task.running_text else [])]
+    if task.judge is not None:
+        judge = JUDGES[task.judge]
+        names += [*judge.names, *(judge.positive_names if positive else ())]
     if config.evaluate.examples_while_training:
         names += [
             name for key in config.evaluate.metrics for name in text_scores.METRICS[key].names_for(config.evaluate)
@@ -195,18 +193,23 @@ def _rows(predicted: Sequence[Predicted], batches: Batches) -> Iterator[Row]:
 
 
 class Judge(NamedTuple):
-    """What predictions are judged by besides sums: the names of the scores, and how to find them."""
+    """Metrics that need every prediction of a split.
+
+    Attributes:
+      names: of the metrics.
+      scores: (predictions, the split's batches, the run's tokenizers) -> metrics by name.
+      positive_names: of the metrics that evaluate.positive_label adds.
+    """
 
     names: tuple[str, ...]
     scores: Callable[[Sequence[Predicted], Batches, Tokenizers], dict[str, float]]
+    positive_names: tuple[str, ...] = ()
 
 
-_SENTENCES = Judge(('sentence_accuracy', 'sentence_loss', 'sentence_f1_macro'), judge_sentences)
 JUDGES: dict[str, Judge] = {
-    'classification': Judge(('f1_macro', 'f1_micro', 'matthews'), judge_classes),
-    'regression': Judge(('pearson', 'spearman', 'mean_squared_error'), judge_numbers),
-    'token_classification': Judge(('entity_f1', 'entity_precision', 'entity_recall'), judge_tags),
-    'question_answering': Judge(('squad_exact_match', 'squad_f1'), judge_answers),
-    'masked_lm_nsp': _SENTENCES,
-    'masked_lm_sop': _SENTENCES,
+    'classes': Judge(('f1_macro', 'f1_micro', 'matthews'), judge_classes, ('f1',)),
+    'numbers': Judge(('pearson', 'spearman', 'mean_squared_error'), judge_numbers),
+    'tags': Judge(('entity_f1', 'entity_precision', 'entity_recall'), judge_tags),
+    'answers': Judge(('squad_exact_match', 'squad_f1'), judge_answers),
+    'sentences': Judge(('sentence_f1_macro',), judge_sentences),
 }

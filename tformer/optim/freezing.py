@@ -12,8 +12,9 @@ import optax
 from jax.sharding import PartitionSpec
 
 from tformer.config import Config, own_layers
+from tformer.config.tasks import head_parameters
 from tformer.errors import UserError
-from tformer.optim.parameters import TASK_HEADS, along_layers, check_entries, is_adapter, path_names, place, within
+from tformer.optim.parameters import along_layers, check_entries, is_adapter, path_names, place, within
 
 
 def is_partial(config: Config) -> bool:
@@ -38,7 +39,7 @@ def trainable_mask(config: Config, names: Any) -> Any:
 
     def part(path: tuple[Any, ...], axes: PartitionSpec) -> Any:
         keys = path_names(path)
-        base = config.model.lora_rank is not None and not (is_adapter(keys) or keys[0] in TASK_HEADS)
+        base = config.model.lora_rank is not None and not (is_adapter(keys) or keys[0] in head_parameters())
         if base or any(within(keys, entry) for entry in frozen):
             return False
         if not lowest or place(keys) == 'top':

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from tformer.config.tasks import head_parameters
 from tformer.errors import UserError, nearest
 from tformer.layers.linear import ADAPTERS
 
@@ -18,11 +19,6 @@ ROLES = (*MATRICES, 'scale', 'bias', 'gain', 'sink')
 STACKED = ('layers', 'experts')  # axes that only put several matrices into one array
 # Axes of the ends of the model, which no hidden layer has.
 OUTSIDE = ('vocab', 'factor', 'classes', 'positions', 'pos_buckets', 'token_types')
-# What a task adds to a model, by the first name of its parameters' paths; the model's other parts are the same for all.
-TASK_HEADS = (
-    *('pooler', 'class_head', 'number_head', 'tag_head', 'span_head'),
-    *('sentence_head', 'generator', 'detection_head'),  # of pre-training
-)
 VOCABULARY_HEAD = 'head'  # what language models end in
 
 
@@ -52,7 +48,7 @@ def is_adapter(names: Sequence[str]) -> bool:
 
 def place(names: Sequence[str]) -> str:
     """Returns where a parameter stands: 'layers', 'foot' (embeddings and all below the first layer), or 'top'."""
-    if 'layers' in names and names[0] not in TASK_HEADS:
+    if 'layers' in names and names[0] not in head_parameters():
         return 'layers'
     below = names[0] in ('encoder', 'decoder') and names[1] != 'stack'
     return 'foot' if below or names[0] in ('embed', 'encoder_embed') else 'top'

@@ -2,7 +2,9 @@
 
 import numpy as np
 
-from tformer.config import Config, resolve
+from tformer.checks import resolve
+from tformer.config import Config
+from tformer.config.tasks import TASKS
 from tformer.data.tokenizers.tokenizers import TOKENIZERS
 from tformer.data.tokenizers.vocabulary import FIRST
 
@@ -32,14 +34,14 @@ def random_batch(config: Config, seed: int = 0) -> dict[str, np.ndarray]:
         batch |= side('encoder_', model.encoder_vocab_size or model.vocab_size, data.encoder_length or data.length)
     classes = model.num_classes or 2
     labels = {
-        'classification': rng.integers(0, classes, rows, np.int32),
-        'regression': rng.random(rows, np.float32),
-        'question_answering': rng.integers(0, data.length, (rows, 2), np.int32),
-        'masked_lm_nsp': rng.integers(0, 2, rows, np.int32),
-        'masked_lm_sop': rng.integers(0, 2, rows, np.int32),
+        'class': rng.integers(0, classes, rows, np.int32),
+        'number': rng.random(rows, np.float32),
+        'spans': rng.integers(0, data.length, (rows, 2), np.int32),
+        'sentences': rng.integers(0, 2, rows, np.int32),
     }
-    if config.train.objective in labels:
-        batch |= {'labels': labels[config.train.objective], 'label_weights': np.ones(rows, np.float32)}
-    first, stop = (0, classes) if config.train.objective == 'token_classification' else (FIRST, model.vocab_size)
+    head = TASKS[config.train.objective].head
+    if head in labels:
+        batch |= {'labels': labels[head], 'label_weights': np.ones(rows, np.float32)}
+    first, stop = (0, classes) if head == 'tags' else (FIRST, model.vocab_size)
     targets = rng.integers(first, stop, (rows, data.length), np.int32)
     return batch | {'targets': targets, 'weights': np.ones((rows, data.length), np.float32)}

@@ -8,11 +8,8 @@ import jax
 from flax import linen as nn
 
 from tformer.config import Config, Model
-from tformer.objectives import OBJECTIVES
+from tformer.config.tasks import HEADS, TASKS, row_parameters
 from tformer.optim.parameters import path_names
-
-LOGITS = ('__call__', 'unmask_pairs', 'detect')  # the objectives' methods that score the vocabulary
-POOLED = ('pooler', 'class_head', 'number_head', 'sentence_head')  # what sees one vector of each row
 
 
 def device_bytes(tree: Any) -> int:
@@ -36,7 +33,8 @@ def model_flops(config: Config, params: Any, batch: Mapping[str, Any]) -> float:
     """
     rows, length = batch['inputs'].shape
     source = batch['encoder_inputs'].shape[1] if config.model.family == 'encoder_decoder' else length
-    tied = config.model.tied_embeddings in ('all', 'output') and OBJECTIVES[config.train.objective].method in LOGITS
+    vocabulary = HEADS[TASKS[config.train.objective].head].vocabulary
+    tied = config.model.tied_embeddings in ('all', 'output') and vocabulary
     total = 0.0
     for path, box in jax.tree_util.tree_leaves_with_path(params, is_leaf=lambda x: isinstance(x, nn.Partitioned)):
         names = path_names(path)
@@ -47,7 +45,7 @@ def model_flops(config: Config, params: Any, batch: Mapping[str, Any]) -> float:
 
 def _tokens(names: tuple[str, ...], length: int, source: int) -> int:
     """Returns how many vectors of a row a kernel multiplies."""
-    if names[0] in POOLED:
+    if names[0] in row_parameters():
         return 1
     if names[-3:] == ('score', 'vector', 'kernel'):  # of additive attention: each pair of target and source
         return length * source

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from tformer import config as config_lib
+from tformer import checks
 from tformer.config import Config
 from tformer.data.batches import pipeline
 from tformer.data.tokenizers.tokenizers import Tokenizers
@@ -53,7 +53,7 @@ def train(
       UserError: anything in the config, the data or the workdir that is the user's to mend.
       Stopped: a signal or train.max_minutes asked for it, and all is saved.
     """
-    config_lib.check(config)
+    checks.check(config)
     if config.evaluate.examples_while_training and jax.process_count() > 1:
         raise UserError('evaluate.examples_while_training is for one process; evaluate the finished run instead')
     home, mesh = pathlib.Path(directory), sharding.make_mesh(config.mesh)

@@ -7,9 +7,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from tformer.config.tasks import head_parameters
 from tformer.distributed import processes
 from tformer.errors import UserError
-from tformer.optim.parameters import TASK_HEADS, VOCABULARY_HEAD, check_entries, is_adapter, path_names, within
+from tformer.optim.parameters import VOCABULARY_HEAD, check_entries, is_adapter, path_names, within
 from tformer.training import checkpoint
 
 Names = tuple[str, ...]  # of a variable: its collection, then the names in its path
@@ -47,8 +48,8 @@ def load(directory: str, initial: Any, shardings: Any, excepted: Sequence[str] =
         for title, part in (('loaded', loaded), ('fresh', fresh), ('left', left)):
             print(f'  {title}: {", ".join(_components(part, ours.keys() | theirs.keys())) or "none"}')
 
-    task = any(names[1] in TASK_HEADS for names in ours)
-    meant = {names for names in fresh | left if named(names) or names[1] in TASK_HEADS}
+    task = any(names[1] in head_parameters() for names in ours)
+    meant = {names for names in fresh | left if named(names) or names[1] in head_parameters()}
     meant |= {names for names in fresh - theirs.keys() if is_adapter(names)}
     meant |= {names for names in left - ours.keys() if task and names[1] == VOCABULARY_HEAD}
     _refuse(directory, ours, theirs, fresh - meant, left - meant)

@@ -13,7 +13,9 @@ import jax
 from flax import linen as nn
 from jax.sharding import Mesh
 
+from tformer import checks
 from tformer import config as config_lib
+from tformer.checks.conditions import require_multiple
 from tformer.config import Config
 from tformer.data.batches import mixture, pipeline
 from tformer.data.tokenizers.tokenizers import Tokenizers
@@ -175,13 +177,11 @@ def row_multiple(config: Config, began: Config | None, mesh: Mesh) -> int | None
     if (parts := sharding.row_multiple(mesh, config.mesh) // ways) > 1:
         asked += f' x the {parts} parts of a pipeline (mesh.microbatches)'
     if config.data.batch_tokens is None:
-        if rows % needed:
-            near = max(1, round(rows / needed)) * needed
-            raise UserError(f'train.batch_size={rows} is no multiple of {asked}; nearest that is: {near}')
+        require_multiple('train.batch_size', rows, needed, asked)
         return None
     multiple = config.data.row_multiple or (began and began.data.row_multiple) or needed
     if multiple % needed:
-        raise UserError(f'data.row_multiple={multiple} is no multiple of {asked}, {needed}')
+        raise UserError(f'data.row_multiple={multiple} is not a multiple of {asked}, {needed}')
     return multiple
 
 
@@ -204,7 +204,7 @@ def check_same_data(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
 
 def resolve_config(config: Config, tokens: Tokenizers, steps_per_epoch: float) -> Config:
     """Returns `config` with what the tokenizers and the data decide filled in."""
-    return config_lib.resolve(
+    return checks.resolve(
         config,
         vocab_size=tokens.target.vocab_size,
         encoder_vocab_size=tokens.source.vocab_size if tokens.source is not None else None,

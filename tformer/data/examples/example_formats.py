@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from tformer.config.run import Config, Data
+from tformer.config.tasks import TASKS
 from tformer.data.examples import corrupt, denoisers, sentences, tokenized
 from tformer.data.examples.corrupt import Noise
 from tformer.data.examples.spans import (
@@ -89,9 +90,9 @@ def make(config: Config, tokenizers: Tokenizers, records: Sequence[Record], spli
 
 def format_of(config: Config) -> 'ExampleFormat':
     """The form of a run's examples."""
-    if config.model.family == 'encoder_decoder' and config.train.objective in TWO_STACK_FORMS:
-        return TWO_STACK_FORMS[config.train.objective]
-    return choose(FORMS, config.train.objective, 'train.objective')
+    task = choose(TASKS, config.train.objective, 'train.objective')
+    two_stacks = config.model.family == 'encoder_decoder'
+    return FORMATS[(two_stacks and task.two_stack_format) or task.format]
 
 
 def template_of(config: Config, tokenizers: Tokenizers) -> SpecialTokenTemplate:
@@ -320,25 +321,21 @@ class ExampleFormat:
     labelled: bool = False  # a row has one label, and so one example
 
 
-FORMS = {
-    'causal_lm': ExampleFormat(next_token, cut=in_pieces_to_the_end, lengths=_one_stack),
-    'masked_lm': ExampleFormat(unmask, num_specials=2),
-    'masked_lm_nsp': ExampleFormat(unmask_next, lengths=_to_read_two, num_specials=3, labelled=True),
-    'masked_lm_sop': ExampleFormat(unmask_order, lengths=_to_read_two, num_specials=3, labelled=True),
-    'replaced_token': ExampleFormat(unmask, num_specials=2),
-    'seq2seq': ExampleFormat(translate, tokenized.PAIRS, both_sides),
-    'classification': ExampleFormat(classify, tokenized.CLASSES, beginning, num_specials=2, labelled=True),
-    'regression': ExampleFormat(classify, tokenized.NUMBERS, beginning, num_specials=2, labelled=True),
-    'token_classification': ExampleFormat(tag, tokenized.TAGGED, beginning, num_specials=2),
-    'question_answering': ExampleFormat(find_answer, tokenized.ANSWERS, windows, labelled=True),
-    'prefix_lm': ExampleFormat(continue_prefix, cut=in_pieces_to_the_end, lengths=_one_stack),
-    'span_corruption': ExampleFormat(fill_spans, lengths=_lengths_of_spans, num_sentinels=_sentinels_of_spans),
-    'denoising': ExampleFormat(denoise, lengths=_lengths_of_noise),
+FORMATS = {
+    'next_token': ExampleFormat(next_token, cut=in_pieces_to_the_end, lengths=_one_stack),
+    'unmask': ExampleFormat(unmask, num_specials=2),
+    'unmask_next': ExampleFormat(unmask_next, lengths=_to_read_two, num_specials=3, labelled=True),
+    'unmask_order': ExampleFormat(unmask_order, lengths=_to_read_two, num_specials=3, labelled=True),
+    'translate': ExampleFormat(translate, tokenized.PAIRS, both_sides),
+    'class': ExampleFormat(classify, tokenized.CLASSES, beginning, num_specials=2, labelled=True),
+    'number': ExampleFormat(classify, tokenized.NUMBERS, beginning, num_specials=2, labelled=True),
+    'tags': ExampleFormat(tag, tokenized.TAGGED, beginning, num_specials=2),
+    'answer': ExampleFormat(find_answer, tokenized.ANSWERS, windows, labelled=True),
+    'continue_prefix': ExampleFormat(continue_prefix, cut=in_pieces_to_the_end, lengths=_one_stack),
+    'fill_spans': ExampleFormat(fill_spans, lengths=_lengths_of_spans, num_sentinels=_sentinels_of_spans),
+    'denoise': ExampleFormat(denoise, lengths=_lengths_of_noise),
     'ul2': ExampleFormat(denoise_as_ul2, lengths=_lengths_of_ul2, num_sentinels=_sentinels_of_ul2),
-}
-
-TWO_STACK_FORMS = {  # of objectives that have another one there
-    'prefix_lm': ExampleFormat(continue_text, lengths=_to_continue),
+    'continue_text': ExampleFormat(continue_text, lengths=_to_continue),
 }
 
 OVERLONG = {'drop': True, 'truncate': False}  # is a training example over the length left out?

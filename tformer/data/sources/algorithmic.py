@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tformer.config import tasks
 from tformer.config.run import Data
 from tformer.data.sources.records import Read, Record, fingerprint, place_of, split_of
 from tformer.errors import UserError, choose
@@ -19,10 +20,10 @@ TEST_SEQUENCES = 1_000
 
 
 class Task(NamedTuple):
-    """What is computed, and the objectives that have records of it."""
+    """What is computed, and the forms of records (`config.tasks.RECORDS`) that it can have."""
 
     pairs: Callable[[Data, str], Pairs]
-    objectives: tuple[str, ...]
+    forms: tuple[str, ...]
 
 
 def load(config: Data, objective: str, split: str) -> tuple[str, Read]:
@@ -31,7 +32,7 @@ def load(config: Data, objective: str, split: str) -> tuple[str, Read]:
     Numbers are symbols from 0 to data.modulus - 1 with a space between. Everything follows from the config, by hashes:
     the same on every machine, whatever the seed.
     """
-    task, names = choose(TASKS, config.task, 'data.task'), RECORDS[objective]
+    task, names = choose(TASKS, config.task, 'data.task'), FIELDS[tasks.TASKS[objective].records]
 
     def read() -> tuple[list[Record], int]:
         pairs = task.pairs(config, split)
@@ -41,9 +42,9 @@ def load(config: Data, objective: str, split: str) -> tuple[str, Read]:
     return fingerprint('algorithmic', config.task, settings, objective, split), read
 
 
-def objectives(config: Data) -> tuple[str, ...]:
-    """The objectives that have records of data.task."""
-    return choose(TASKS, config.task, 'data.task').objectives
+def forms(config: Data) -> tuple[str, ...]:
+    """Returns the forms of records that data.task has."""
+    return choose(TASKS, config.task, 'data.task').forms
 
 
 def check(config: Data) -> None:
@@ -75,7 +76,7 @@ def equations(operation: Operation, least: int = 0, prime: bool = False) -> Task
             if split_of(source, valid=held_out, test=held_out) == split:
                 yield source, str(c)
 
-    return Task(pairs, ('seq2seq', 'classification'))
+    return Task(pairs, ('pair', 'class'))
 
 
 def divided(a: np.ndarray, b: np.ndarray, p: int) -> np.ndarray:
@@ -109,7 +110,7 @@ def sequences(rule: Callable[[list[int]], Sequence[int]]) -> Task:
                 yield source, ' '.join(map(str, rule(numbers)))
             seen.add(source)
 
-    return Task(pairs, ('seq2seq',))
+    return Task(pairs, ('pair',))
 
 
 TASKS: dict[str, Task] = {
@@ -126,7 +127,7 @@ TASKS: dict[str, Task] = {
     'sort': sequences(sorted),
 }
 
-RECORDS: dict[str, tuple[str, str]] = {  # the fields that a pair becomes
-    'seq2seq': ('source', 'target'),
-    'classification': ('text', 'label'),
+FIELDS: dict[str, tuple[str, str]] = {  # the fields that a pair becomes
+    'pair': ('source', 'target'),
+    'class': ('text', 'label'),
 }

@@ -5,8 +5,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tformer.config.run import Data
+from tformer.config.tasks import TASKS
 from tformer.data.sources import templates
-from tformer.data.sources.records import FIELDS, OPTIONAL, BadRecord, Record, no_key
+from tformer.data.sources.records import BadRecord, Record, no_key
 from tformer.errors import UserError, nearest
 
 Make = Callable[[Mapping[str, Any]], Record]
@@ -15,8 +16,8 @@ _SHOWN = 40  # characters of a value in a message
 
 
 def keys_of(config: Data, objective: str) -> dict[str, str]:
-    """The name in the data of each field: `config.columns` in the order of `FIELDS`, then of `OPTIONAL`."""
-    fields, optional = FIELDS[objective], OPTIONAL.get(objective, ())
+    """The name in the data of each field: `config.columns`, the required fields first and then optional ones."""
+    fields, optional = TASKS[objective].fields, TASKS[objective].optional
     allowed = fields + optional
     if config.columns and not len(fields) <= len(config.columns) <= len(allowed):
         more = f', and may name {", ".join(optional)}' if optional else ''
@@ -33,8 +34,9 @@ def maker(config: Data, objective: str, keys: Mapping[str, str] | None = None) -
         return lambda values: {
             field: text(value, f'data.{field}_template') for field, value in templates.written(values, config).items()
         }
-    required, check = FIELDS[objective], CHECKS.get(objective)
-    names = keys or {field: field for field in required + OPTIONAL.get(objective, ())}
+    task = TASKS[objective]
+    required, check = task.fields, CHECKS.get(task.records)
+    names = keys or {field: field for field in required + task.optional}
     wanted = [(field, key, READERS.get(field, text), field in required) for field, key in names.items()]
 
     def make(values: Mapping[str, Any]) -> Record:
@@ -206,9 +208,9 @@ READERS: dict[str, Callable[[Any, str], Any]] = {  # of the fields that are not 
     'answers': _answers,
 }
 
-CHECKS: dict[str, Callable[[Record, Data], Record]] = {
-    'classification': _of_class,
-    'regression': _of_number,
-    'token_classification': _of_tags,
-    'question_answering': _of_answers,
+CHECKS: dict[str, Callable[[Record, Data], Record]] = {  # by the form of the record, `config.tasks.RECORDS`
+    'class': _of_class,
+    'number': _of_number,
+    'tags': _of_tags,
+    'answers': _of_answers,
 }

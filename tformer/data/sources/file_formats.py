@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from tformer.config.run import Data
+from tformer.config.tasks import RECORDS, TASKS
 from tformer.data.sources import fields, templates
-from tformer.data.sources.records import FIELDS, LABELLED, OPTIONAL, BadRecord, Record
+from tformer.data.sources.records import BadRecord, Record
 from tformer.data.sources.text_reader import Text
 from tformer.errors import UserError, choose, nearest
 
@@ -28,10 +29,10 @@ def ending(path: Path) -> str:
 
 
 def _txt(text: Text, config: Data, objective: str) -> Iterator[Record]:
-    """One document (causal_lm), or the paragraphs between blank lines (other objectives on text)."""
-    if FIELDS[objective] != ('text',):
+    """One document (objectives on running text), or the paragraphs between blank lines (others)."""
+    if TASKS[objective].fields != ('text',):
         raise _unfit(text, objective, 'only text')
-    whole = objective == 'causal_lm'
+    whole = TASKS[objective].running_text
     written = io.StringIO(newline='')
     for _, line in text:
         if whole or line.strip():
@@ -50,9 +51,9 @@ def _document(written: io.StringIO, left_out: str) -> Iterator[Record]:
 
 
 def _unfit(text: Text, objective: str, has: str) -> UserError:
-    wanted = ' and '.join(FIELDS[objective])
-    use = '.jsonl' if 'answers' in FIELDS[objective] else '.tsv or .jsonl'
-    use = f'.conll, {use}' if 'tags' in FIELDS[objective] else use
+    wanted = ' and '.join(TASKS[objective].fields)
+    use = '.jsonl' if 'answers' in TASKS[objective].fields else '.tsv or .jsonl'
+    use = f'.conll, {use}' if 'tags' in TASKS[objective].fields else use
     return UserError(f'{text.path} has {has} and {objective} needs {wanted}: use a {use} file')
 
 
@@ -62,13 +63,13 @@ def _tsv(text: Text, config: Data, objective: str) -> Iterator[Record]:
     Without them the first line decides whether there are optional ones, or labels before running text. Tokens and
     tags have single spaces between.
     """
-    if 'answers' in FIELDS[objective] and config.source_template is None:
+    if 'answers' in TASKS[objective].fields and config.source_template is None:
         raise _unfit(text, objective, 'no lists of answers')
-    own, make = FIELDS[objective], fields.maker(config, objective)
+    own, make = TASKS[objective].fields, fields.maker(config, objective)
     lists = ('tokens', 'tags') if 'tags' in own and config.source_template is None else ()
     layouts = [_columns(text, config, objective)] if config.columns or config.source_template else [own]
     if not config.columns:
-        layouts += [own + OPTIONAL[objective]] if 'pair' in OPTIONAL.get(objective, ()) else []
+        layouts += [own + TASKS[objective].optional] if 'pair' in TASKS[objective].optional else []
         layouts += [('label', 'text')] if own == ('text',) else []
     for number, line in text.filled():
         values = line.split('\t')
@@ -88,7 +89,7 @@ def _columns(text: Text, config: Data, objective: str) -> tuple[str, ...]:
     """The names of the columns of a file, among them all that the objective, or its templates, need."""
     if not config.columns:
         raise UserError(f'{text.path}: data.source_template needs data.columns, the names of the columns')
-    for field in templates.names(config) or FIELDS[objective]:
+    for field in templates.names(config) or TASKS[objective].fields:
         if field not in config.columns:
             needs = 'which the templates name' if config.source_template else f'which {objective} needs'
             raise UserError(f'data.columns={config.columns} lacks {field!r}, {needs}{nearest(field, config.columns)}')
@@ -101,7 +102,7 @@ def _jsonl(text: Text, config: Data, objective: str) -> Iterator[Record]:
     The first record decides which optional fields there are.
     """
     keys = {} if config.source_template else fields.keys_of(config, objective)
-    optional = {field: keys[field] for field in OPTIONAL.get(objective, ()) if field in keys}
+    optional = {field: keys[field] for field in TASKS[objective].optional if field in keys}
     make = fields.maker(config, objective, keys)
     first: dict[str, bool] | None = None
     for number, line in text.filled():
@@ -129,7 +130,7 @@ def _conll(text: Text, config: Data, objective: str) -> Iterator[Record]:
     Spaces or tabs part the columns, which `config.columns` names; else the first is the token, the last its tag. A bad
     line makes its sentence a bad record.
     """
-    if FIELDS[objective] != ('tokens', 'tags') and config.source_template is None:
+    if TASKS[objective].fields != ('tokens', 'tags') and config.source_template is None:
         raise _unfit(text, objective, 'tokens and tags')
     names = _columns(text, config, objective) if config.columns else ()
     make = fields.maker(config, objective)
@@ -143,9 +144,9 @@ def _conll(text: Text, config: Data, objective: str) -> Iterator[Record]:
             if not rows and not why:
                 start = number
             if len(row) != len(names) and not why:
-                expected = f'expected {len(names) or 2} ({", ".join(names or FIELDS["token_classification"])})'
+                expected = f'expected {len(names) or 2} ({", ".join(names or RECORDS["tags"].fields)})'
                 why, start = f'{len(row)} columns between spaces, {expected}: {line.strip()[:40]!r}', number
-            if objective == 'token_classification' and not why:
+            if TASKS[objective].records == 'tags' and not why:
                 try:
                     fields.check_tag(row[names.index('tags')], config.labels)
                 except BadRecord as error:
@@ -173,7 +174,7 @@ def _made(text: Text, number: int, values: Mapping[str, Any], make: fields.Make,
     except BadRecord as error:
         text.bad(number, error)
         return []
-    return [{**record, 'where': text.where(number)}] if objective in LABELLED else [record]
+    return [{**record, 'where': text.where(number)}] if TASKS[objective].labelled else [record]
 
 
 READERS: dict[str, Reader] = {

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tformer.config.run import Data
+from tformer.config.tasks import RECORDS, TASKS
 from tformer.data.sources.file_formats import READERS, ending
-from tformer.data.sources.records import BAD_LINES, LABELLED, Read, Record, fingerprint, split_of
+from tformer.data.sources.records import BAD_LINES, Read, Record, fingerprint, split_of
 from tformer.data.sources.text_reader import File, Text, find
 from tformer.errors import NoSplitError, UserError, choose, nearest
 
@@ -37,7 +38,7 @@ def load(config: Data, objective: str, split: str) -> tuple[str, Read]:
         parts = () if own.get(split) or os.path.isdir(name) else held_out
         found += [(find(path), parts) for path in _located(name, split) if ending(path)]
     how: list[object] = [config.columns, config.bad_lines, objective]
-    if objective in LABELLED:
+    if TASKS[objective].labelled:
         how += [config.labels, config.label_range]
     if config.source_template is not None:
         how += [config.source_template, config.target_template]
@@ -99,10 +100,10 @@ def _order(path: Path) -> list[tuple[bool, int, str]]:
 def _read(text: Text, held_out: tuple[str, ...], split: str, config: Data, objective: str) -> Iterator[Record]:
     """The records of a file; with `held_out` splits, those of `split`."""
     kind, empty = ending(text.path), True
-    key, shares = _HELD_OUT_BY.get(objective, 'text'), dict.fromkeys(held_out, _HELD_OUT)
+    key, shares = RECORDS[TASKS[objective].records].held_out_by, dict.fromkeys(held_out, _HELD_OUT)
     for record in READERS[kind](text, config, objective):
         empty = False
-        if held_out and kind == '.txt' and objective == 'causal_lm':
+        if held_out and kind == '.txt' and TASKS[objective].running_text:
             part = _cut(record['text'], held_out, split)
             if part.strip():
                 yield {'text': part}
@@ -113,9 +114,6 @@ def _read(text: Text, held_out: tuple[str, ...], split: str, config: Data, objec
     if empty:
         bad = f': {text.skipped} bad lines were skipped' if text.skipped else ''
         raise UserError(f'{text.path} holds no examples{bad}')
-
-
-_HELD_OUT_BY = {'seq2seq': 'source', 'token_classification': 'tokens', 'question_answering': 'context'}  # else text
 
 
 def _cut(text: str, held_out: tuple[str, ...], split: str) -> str:

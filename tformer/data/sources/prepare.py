@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from tformer.config.run import Data
+from tformer.config.tasks import TASKS
 from tformer.data.sources import sources, tfds_download
 from tformer.data.sources import tfds as tfds_lib
-from tformer.data.sources.records import FIELDS, OPTIONAL, Record, Split, fingerprint
+from tformer.data.sources.records import Record, Split, fingerprint
 from tformer.errors import NoSplitError, UserError
 
 _EVERY = 10  # seconds between lines about the progress
@@ -116,7 +117,7 @@ def _write_records(config: Data, objective: str, splits: dict[str, Split], say: 
     import tensorflow_datasets as tfds
 
     assert config.tfds_name is not None
-    mark = fingerprint(sorted(FIELDS[objective]), {name: split.fingerprint for name, split in splits.items()})
+    mark = fingerprint(sorted(TASKS[objective].fields), {name: split.fingerprint for name, split in splits.items()})
     base, configuration, version = _parts(config.tfds_name)
     variants = [tfds.core.BuilderConfig(name=configuration, version=version)] if configuration else []
 
@@ -176,9 +177,9 @@ def _features(objective: str, record: Record) -> dict[str, Any]:
         'answers': tfds.features.Sequence({'text': text, 'answer_start': tfds.features.Scalar(np.int64)}),
         **dict.fromkeys(('tokens', 'tags', 'references'), tfds.features.Sequence(text)),
     }
-    if objective == 'regression':
+    if TASKS[objective].records == 'number':
         others['label'] = tfds.features.Scalar(np.float64)
-    fields = [field for field in (*FIELDS[objective], *OPTIONAL.get(objective, ())) if field in record]
+    fields = [field for field in (*TASKS[objective].fields, *TASKS[objective].optional) if field in record]
     return {field: others.get(field, text) for field in fields}
 
 

@@ -9,10 +9,11 @@ from typing import Any, overload
 
 import numpy as np
 
+from tformer.config.tasks import TASKS
 from tformer.data.order import permuted
 from tformer.errors import UserError, nearest
 
-# The fields of an objective and some of its optional ones: str, but
+# The fields of an objective (`config.tasks`) and some of its optional ones: str, but
 #   label of regression: float;
 #   tokens, tags: list[str], equally long, tags as BIO (O, B-TYPE, I-TYPE);
 #   answers: list of (start in the context in characters, text), [] where the question has none;
@@ -24,42 +25,16 @@ SPLITS = ('train', 'valid', 'test')
 
 Read = Callable[[], tuple[Sequence[Record], int]]  # gives (the records, how many bad ones were skipped)
 
-FIELDS: dict[str, tuple[str, ...]] = {
-    'causal_lm': ('text',),
-    'masked_lm': ('text',),
-    'masked_lm_nsp': ('text',),
-    'masked_lm_sop': ('text',),
-    'replaced_token': ('text',),
-    'seq2seq': ('source', 'target'),
-    'classification': ('label', 'text'),
-    'regression': ('label', 'text'),
-    'token_classification': ('tokens', 'tags'),
-    'question_answering': ('question', 'context', 'answers'),
-    'prefix_lm': ('text',),
-    'span_corruption': ('text',),
-    'denoising': ('text',),
-    'ul2': ('text',),
-}
-
-OPTIONAL: dict[str, tuple[str, ...]] = {
-    'seq2seq': ('references',),
-    'classification': ('pair',),  # a second text
-    'regression': ('pair',),
-}
-
-LABELLED = ('classification', 'regression', 'token_classification', 'question_answering')
-
-NEXT_SENTENCE = ('is_next', 'not_next')  # the labels of pairs of sentences, by id
-SENTENCE_ORDER = ('in_order', 'swapped')
-
 _AHEAD = 1024  # records read together: of a TFDS set ten times as fast as one by one
 _NO_TEXT = ('label', 'tags', 'answers', 'references')
 
 
 def texts(record: Record, objective: str) -> list[str]:
     """The texts of a record that become tokens."""
-    fields = [*FIELDS[objective], *OPTIONAL.get(objective, ())]
-    return [text_of(record, field) for field in fields if field not in _NO_TEXT and field in record]
+    task = TASKS[objective]
+    return [
+        text_of(record, field) for field in (*task.fields, *task.optional) if field not in _NO_TEXT and field in record
+    ]
 
 
 def text_of(record: Record, field: str) -> str:

@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tformer.config.run import Data
+from tformer.config.tasks import TASKS, with_records
 from tformer.data.sources import algorithmic, files, tfds
-from tformer.data.sources.records import FIELDS, SPLITS, Read, Record, Split, fingerprint, place_of, split_of
+from tformer.data.sources.records import SPLITS, Read, Record, Split, fingerprint, place_of, split_of
 from tformer.data.sources.text_reader import find
 from tformer.errors import NoSplitError, UserError, choose
 
@@ -23,27 +24,26 @@ class Source:
     Attributes:
       read: (config.data, objective, split) -> a fingerprint of the split's records, and a function that reads them.
       fields: the fields of config.data that this source reads and some other sources do not.
-      objectives: the objectives that a source with these settings has records for; None: every objective.
+      forms: the forms of records (`config.tasks.RECORDS`) that a source with these settings has; None: every form.
       check: raises a `UserError` where the values of its `fields` do not fit together.
     """
 
     read: Callable[[Data, str, str], tuple[str, Read]]
     fields: tuple[str, ...] = ()
-    objectives: Callable[[Data], tuple[str, ...]] | None = None
+    forms: Callable[[Data], tuple[str, ...]] | None = None
     check: Callable[[Data], None] | None = None
 
 
 def check(config: Data, objective: str) -> None:
     """Raises a `UserError` where data.source is unknown, its settings are wrong, or it does not fit the objective."""
     source = choose(SOURCES, config.source, 'data.source')
-    choose(FIELDS, objective, 'train.objective')
+    choose(TASKS, objective, 'train.objective')
     if source.check is not None:
         source.check(config)
-    if source.objectives is not None and objective not in source.objectives(config):
-        valid = ' or '.join(source.objectives(config))
-        raise UserError(
-            f'data.source={config.source!r} has no records for train.objective={objective!r}, only for {valid}'
-        )
+    valid = list(TASKS) if source.forms is None else with_records(*source.forms(config))
+    if objective not in valid:
+        line = f'data.source={config.source!r} has no records for train.objective={objective!r}, only for '
+        raise UserError(line + ' or '.join(valid))
 
 
 def load(config: Data, objective: str, split: str) -> Split:
@@ -133,11 +133,6 @@ def stdlib(config: Data, objective: str, split: str) -> tuple[str, Read]:
     return fingerprint('stdlib', [(name, find(root / name).digest) for name in names]), read
 
 
-def _on_text(config: Data) -> tuple[str, ...]:
-    """The objectives on running text."""
-    return tuple(objective for objective, fields in FIELDS.items() if fields == ('text',))
-
-
 def _source_text(path: Path) -> str:
     """Python source, decoded as the file declares."""
     try:
@@ -156,12 +151,12 @@ _COLUMNS = ('columns', 'source_template', 'target_template')
 
 SOURCES: dict[str, Source] = {
     'files': Source(files.load, ('path', 'valid_path', 'test_path', *_COLUMNS)),
-    'cmudict': Source(cmudict, ('stress', 'split_by'), lambda config: ('seq2seq',)),
-    'stdlib': Source(stdlib, (), _on_text),
+    'cmudict': Source(cmudict, ('stress', 'split_by'), lambda config: ('pair',)),
+    'stdlib': Source(stdlib, (), lambda config: ('text',)),
     'algorithmic': Source(
         algorithmic.load,
         ('task', 'modulus', 'train_share', 'train_lengths', 'test_lengths'),
-        algorithmic.objectives,
+        algorithmic.forms,
         algorithmic.check,
     ),
     'tfds': Source(tfds.load, ('tfds_name', 'tfds_dir', 'tfds_splits', *_COLUMNS), check=tfds.check),

@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from tformer.config.run import Data
+from tformer.config.tasks import TASKS
 from tformer.data.sources import fields, templates
 from tformer.data.sources.records import (
     BAD_LINES,
-    LABELLED,
-    OPTIONAL,
     SPLITS,
     Bad,
     BadRecord,
@@ -58,14 +57,14 @@ def load(config: Data, objective: str, split: str) -> tuple[str, Read]:
     sizes = {part: [found.num_bytes, found.shard_lengths] for part, found in info.splits.items()}
     slices = [[file.basename(), file.skip, file.take] for file in files]
     meaning: list[Any] = [keys, [getattr(feature, 'names', None) for feature in features.values()]]
-    meaning += [objective, config.labels, config.label_range] if objective in LABELLED else []
+    meaning += [objective, config.labels, config.label_range] if TASKS[objective].labelled else []
     meaning += [config.source_template, config.target_template] if config.source_template is not None else []
     meaning += [config.bad_lines] if config.bad_lines != 'stop' else []
 
     def read() -> tuple[View, int]:
         source = f'{config.tfds_name} {name}'
         make = fields.maker(config, objective, keys)
-        records = Records(builder.as_data_source(name), features, make, source, named=objective in LABELLED)
+        records = Records(builder.as_data_source(name), features, make, source, named=TASKS[objective].labelled)
         bad = Bad(config.bad_lines)
         return (records, 0) if config.bad_lines == 'stop' else (Subset(records, records.good(bad)), bad.skipped)
 
@@ -100,7 +99,7 @@ def _wanted(features: Any, config: Data, objective: str) -> tuple[dict[str, str]
     if config.source_template is not None:
         return {}, {name: _feature(features, name, config.tfds_name) for name in templates.names(config)}
     keys = fields.keys_of(config, objective)
-    for field in OPTIONAL.get(objective, ()):
+    for field in TASKS[objective].optional:
         if keys[field] == field and (field not in features or hasattr(features[field], 'keys')):
             del keys[field]  # nothing of its name, or something else
     found = {}

@@ -14,9 +14,10 @@ import sentencepiece
 
 from tformer import atomic
 from tformer.config.run import Config
+from tformer.config.tasks import TASKS
 from tformer.data import cache
 from tformer.data.sources.fields import tags_of
-from tformer.data.sources.records import FIELDS, NEXT_SENTENCE, SENTENCE_ORDER, Record, texts
+from tformer.data.sources.records import Record, texts
 from tformer.data.tokenizers.bytes_and_characters import Byte, Char, Symbol
 from tformer.data.tokenizers.hub_tokenizer import HubTokenizer
 from tformer.data.tokenizers.subwords import SentencePiece
@@ -109,7 +110,7 @@ def train_tokenizers(config: Config, records: Sequence[Record], pretrained: Toke
     """
     data, seed, objective = config.data, config.train.seed, config.train.objective
     labels = _labels(config, records)
-    pairs, two_stacks = 'source' in FIELDS[objective], config.model.family == 'encoder_decoder'
+    pairs, two_stacks = TASKS[objective].in_pairs, config.model.family == 'encoder_decoder'
     if pretrained is not None:
         lent = (pretrained.source or pretrained.target) if pairs else pretrained.target if two_stacks else None
         return Tokenizers(lent, pretrained.target, labels)
@@ -127,18 +128,13 @@ def train_tokenizers(config: Config, records: Sequence[Record], pretrained: Toke
     )
 
 
-_PAIRS = {'masked_lm_nsp': NEXT_SENTENCE, 'masked_lm_sop': SENTENCE_ORDER}
-
-
 def _labels(config: Config, records: Sequence[Record]) -> tuple[str, ...]:
     """The classes, or the tags, in the order of their ids."""
-    objective = config.train.objective
-    if objective in _PAIRS:
-        return _PAIRS[objective]
-    if objective not in ('classification', 'token_classification'):
-        return ()
+    classes = TASKS[config.train.objective].classes
+    if not isinstance(classes, str):
+        return classes
     found, whole = config.data.labels, getattr(records, 'whole', records)
-    if objective == 'classification':
+    if classes == 'label':
         return found or tuple(sorted({record['label'] for record in whole}))
     return tags_of(found or tuple(sorted({tag[2:] for record in whole for tag in record['tags']} - {''})))
 

@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from tformer import choices, config
+from tformer import checks, config
 from tformer.config import Config
 from tformer.data.batches import pipeline
 from tformer.distributed import sharding
@@ -60,7 +60,7 @@ def train(
                 closing.enter_context(workdir.lock(home))
                 (home / ERROR).unlink(missing_ok=True)
                 with failing(home):
-                    choices.validate(stated[home])
+                    checks.check_here(stated[home])
                     checkpoint.latest_valid(home, print)
                     live.append(home)
         stops = closing.enter_context(StopMonitor(stated[homes[0]].train.max_minutes))

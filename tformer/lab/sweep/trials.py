@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tformer import atomic, choices, config
+from tformer import atomic, checks, config
 from tformer.config import Config
 from tformer.distributed import processes
 from tformer.errors import Stopped, UserError, choose
@@ -88,7 +88,7 @@ def trials(base: Config, arms: Sequence[Overrides], match: Sequence[Match] | Mat
             if not isinstance(arm, Mapping):
                 raise UserError(f'{arm!r} is no dict of fields')
             stated = config.override(base, arm)
-            choices.validate(stated, here=False)
+            checks.check(stated)
         except UserError as error:
             raise UserError(f'arm {number} of {len(arms)}: {error}') from error
         baseline = baseline or stated
@@ -132,7 +132,7 @@ def _matched(found: list[Trial], matches: list[Match]) -> list[Trial]:
     adjusted = []
     for trial in found:
         stated = config.override(arms[trial.name], {SEED: trial.seed})
-        choices.validate(stated, here=False)
+        checks.check(stated)
         missed = {quantity: percent[trial.name] for quantity, percent in off.items()}
         adjusted.append(dataclasses.replace(trial, config=stated, mismatch_percent=missed))
     return adjusted

@@ -2,12 +2,10 @@
 
 import dataclasses
 
-from tformer.config.checks import check
-from tformer.config.model import resolve_model
-from tformer.config.run import Config
+from tformer.checks.check import check
+from tformer.config import Config, resolve_model
+from tformer.config.tasks import TASKS
 from tformer.errors import UserError
-
-_CLASSES = ('classification', 'token_classification')  # whose number the data decides
 
 
 def resolve(
@@ -48,7 +46,7 @@ def resolve(
         model,
         vocab_size=model.vocab_size or vocab_size,
         encoder_vocab_size=model.encoder_vocab_size or encoder_size,
-        num_classes=(model.num_classes or num_classes) if train.objective in _CLASSES else model.num_classes,
+        num_classes=model.num_classes or (num_classes if TASKS[train.objective].classes_from_data else None),
     )
     num_steps = train.num_steps or max(1, round((train.num_epochs or 0) * steps_per_epoch))
     eval_every = train.eval_every or num_steps

@@ -7,11 +7,10 @@ import typing
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import jax
-
 from tformer import config as config_lib
-from tformer import errors, model, objectives
+from tformer import errors, model
 from tformer.config import Config
+from tformer.config.tasks import TASKS
 from tformer.data.batches import packing
 from tformer.data.examples import corrupt, denoisers, example_formats
 from tformer.data.sources import algorithmic, records, sources
@@ -96,7 +95,7 @@ TABLES: dict[str, Iterable[Any]] = {
     'optimizer.decayed': parameters.ROLES,
     'optimizer.master_dtype': ('float32', None),
     'optimizer.moment_dtype': DTYPES,
-    'train.objective': objectives.OBJECTIVES,
+    'train.objective': TASKS,
     'mesh.rules': sharding.RULES,
     'mesh.slices': sharding.AXES,
     'decode.strategy': STRATEGIES,
@@ -104,13 +103,8 @@ TABLES: dict[str, Iterable[Any]] = {
 }
 
 
-def validate(config: Config, *, here: bool = True) -> None:
-    """Raises a `UserError` of one line for an unknown key of any table, or fields that do not fit together.
-
-    Args:
-      config: as loaded.
-      here: whether it is to run on this process' devices.
-    """
+def check_choices(config: Config) -> None:
+    """Raises a `UserError` that names the valid keys and the nearest for an unknown key of any table."""
     for field, table in TABLES.items():
         section, name = field.split('.')
         value = getattr(getattr(config, section), name)
@@ -119,32 +113,6 @@ def validate(config: Config, *, here: bool = True) -> None:
     for number, part in enumerate(config_lib.parts(config.data) if config.data.mixture else ()):
         for name in ('source', 'bad_lines', 'split_by', 'task'):
             errors.choose(dict.fromkeys(TABLES[f'data.{name}']), getattr(part, name), f'data.mixture[{number}]: {name}')
-    config_lib.check(config)
-    sharding.make_rules(config.mesh)
-    text_scores.check(config.evaluate)
-    if here:
-        _check_kernel(config.model)
-
-
-def _check_kernel(cfg: config_lib.Model) -> None:
-    """Raises a `UserError` where the attention kernel does not serve what the model needs, or not on this machine."""
-    asked = {
-        'bias': positions.POSITIONS[cfg.position].bias is not None,
-        'softcap': cfg.attention_softcap is not None,
-        'sink': cfg.attention_sink is not None,
-        'dropout': cfg.attention_dropout_rate > 0,
-        'value_dim': cfg.value_dim not in (None, cfg.head_dim or cfg.emb_dim // cfg.num_heads),
-        cfg.dtype: True,
-    }
-    needs = {name for name, needed in asked.items() if needed}
-    head_dim = cfg.head_dim or cfg.emb_dim // cfg.num_heads
-    if cfg.attention_kernel == 'cudnn' and (head_dim % 8 or head_dim > 256):
-        raise errors.UserError(f'model.attention_kernel=cudnn takes head sizes of 8, 16, ... 256, not {head_dim}')
-    if cfg.attention_kernel == 'flash' and jax.device_count() > 1:
-        raise errors.UserError('model.attention_kernel=flash runs on one device; reference, chunked run on a mesh')
-    line = kernels.unserved(cfg.attention_kernel, needs, jax.default_backend())
-    if line is not None:
-        raise errors.UserError(line)
 
 
 def ablation_table() -> str:

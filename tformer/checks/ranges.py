@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 
-from tformer.config.run import Config
+from tformer.config import Config
 from tformer.errors import UserError
 
 POSITIVE = (

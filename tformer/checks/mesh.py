@@ -2,10 +2,9 @@
 
 import math
 
-from tformer.config.run import Config
+from tformer.checks.conditions import require_divisor, require_multiple
+from tformer.config import AXES, Config
 from tformer.errors import UserError
-
-AXES = ('pipeline', 'data', 'fsdp', 'expert', 'context', 'tensor')  # the more is sent, the nearer the devices
 
 
 def check_mesh(config: Config) -> None:
@@ -31,9 +30,8 @@ def _check_expert(config: Config) -> None:
     ways, experts = config.mesh.expert, config.model.num_experts
     if ways != 1 and experts is None:
         raise UserError(f'mesh.expert={ways} splits experts, but model.num_experts=None; valid here: 1')
-    if ways > 1 and experts is not None and experts % ways:
-        nearest = min((n for n in range(1, experts + 1) if experts % n == 0), key=lambda n: abs(n - ways))
-        raise UserError(f'mesh.expert={ways} does not divide model.num_experts={experts}; nearest that does: {nearest}')
+    if ways > 1 and experts is not None:
+        require_divisor('mesh.expert', ways, 'model.num_experts', experts)
 
 
 def _check_pipeline(config: Config) -> None:
@@ -60,18 +58,12 @@ def _check_pipeline(config: Config) -> None:
     for stack, layers in depths.items():
         if stack in model.family:
             asked = f'mesh.pipeline={stages} stages x mesh.rounds={mesh.rounds}'
-            _require_multiple(f'model.num_{stack}_layers', layers, stages * mesh.rounds, asked)
+            require_multiple(f'model.num_{stack}_layers', layers, stages * mesh.rounds, asked)
     parts = mesh.microbatches or stages
     if mesh.rounds > 1:
-        _require_multiple('mesh.microbatches', parts, stages, f'mesh.pipeline={stages} stages, for mesh.rounds > 1')
+        require_multiple('mesh.microbatches', parts, stages, f'mesh.pipeline={stages} stages, for mesh.rounds > 1')
     if config.data.batch_tokens is None:
         ways = math.prod(size for size in (mesh.data, mesh.fsdp, mesh.expert) if size != -1)
         needed = config.train.microbatches * parts * ways
         asked = f'train.microbatches={config.train.microbatches} x mesh.microbatches={parts} x {ways} ways of the rows'
-        _require_multiple('train.batch_size', config.train.batch_size, needed, asked)
-
-
-def _require_multiple(name: str, value: int, of: int, words: str) -> None:
-    if value % of:
-        near = max(1, round(value / of)) * of
-        raise UserError(f'{name}={value} is no multiple of {words}; nearest that is: {near}')
+        require_multiple('train.batch_size', config.train.batch_size, needed, asked)

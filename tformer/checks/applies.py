@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from tformer.config.model import Model, resolve_model
+from tformer.config import Model, resolve_model
 from tformer.errors import UserError
 
 Condition = Callable[[Model], bool]

@@ -1,13 +1,7 @@
 """What must hold between the fields of a model."""
 
-from tformer.config.model import Model
-from tformer.errors import UserError
-
-
-def require(condition: bool, message: str) -> None:
-    """Raises a `UserError` where a condition does not hold."""
-    if not condition:
-        raise UserError(message)
+from tformer.checks.conditions import require, require_divisor
+from tformer.config import Model
 
 
 def check_model(model: Model) -> None:
@@ -45,17 +39,11 @@ def _check_recurrence(model: Model) -> None:
 
 
 def _check_block(model: Model) -> None:
-    require(
-        (model.head_dim is not None and model.attention_projections) or model.emb_dim % model.num_heads == 0,
-        f'model.num_heads={model.num_heads} does not divide model.emb_dim={model.emb_dim}; '
-        f'nearest that does: {nearest_divisor(model.emb_dim, model.num_heads)} (or set model.head_dim)',
-    )
+    if model.head_dim is None or not model.attention_projections:
+        heads = 'model.num_heads', model.num_heads
+        require_divisor(*heads, 'model.emb_dim', model.emb_dim, ' (or set model.head_dim)')
     kv_heads = model.num_kv_heads or model.num_heads
-    require(
-        model.num_heads % kv_heads == 0,
-        f'model.num_kv_heads={kv_heads} does not divide model.num_heads={model.num_heads}; '
-        f'nearest that does: {nearest_divisor(model.num_heads, kv_heads)}',
-    )
+    require_divisor('model.num_kv_heads', kv_heads, 'model.num_heads', model.num_heads)
     head_dim = model.head_dim or model.emb_dim // model.num_heads
     _check_positions(model, head_dim)
     _check_layers(model)
@@ -129,8 +117,3 @@ def _check_adapters(model: Model) -> None:
         line = f'model.lora_targets: {target!r} fits no layer: '
         require(inside or model.attention_projections, line + 'model.attention_projections is False')
         require(not inside or model.num_experts is None, line + 'experts (model.num_experts) have no adapters')
-
-
-def nearest_divisor(number: int, near: int) -> int:
-    """Returns the divisor of `number` that is nearest to `near`."""
-    return min((d for d in range(1, number + 1) if number % d == 0), key=lambda d: abs(d - near))

@@ -1,0 +1,7 @@
+"""Whether a config is valid: keys, ranges, fields without effect and rules between fields; and its derived values."""
+
+from tformer.checks.check import check as check
+from tformer.checks.check import check_here as check_here
+from tformer.checks.choices import TABLES as TABLES
+from tformer.checks.choices import ablation_table as ablation_table
+from tformer.checks.derived import resolve as resolve

@@ -1,0 +1,33 @@
+"""Conditions that a config must meet, and the nearest value that would meet them."""
+
+from tformer.errors import UserError
+
+
+def require(condition: bool, message: str) -> None:
+    """Raises a `UserError` where a condition does not hold."""
+    if not condition:
+        raise UserError(message)
+
+
+def nearest_divisor(number: int, near: int) -> int:
+    """Returns the divisor of `number` that is nearest to `near`."""
+    return min((d for d in range(1, number + 1) if number % d == 0), key=lambda d: abs(d - near))
+
+
+def require_divisor(name: str, value: int, of_name: str, of: int, more: str = '') -> None:
+    """Raises a `UserError` that names the nearest divisor where `value` does not divide `of`."""
+    line = f'{name}={value} does not divide {of_name}={of}; nearest that does: {nearest_divisor(of, value)}{more}'
+    require(of % value == 0, line)
+
+
+def require_multiple(name: str, value: int, of: int, words: str) -> None:
+    """Raises a `UserError` that names the nearest multiple where `value` is not a multiple of `of`.
+
+    Args:
+      name: of the field.
+      value: of the field.
+      of: what it must be a multiple of.
+      words: what `of` consists of.
+    """
+    near = max(1, round(value / of)) * of
+    require(value % of == 0, f'{name}={value} is not a multiple of {words}; nearest that is: {near}')

@@ -1,0 +1,139 @@
+"""Rules between the fields of a run: its objective, its steps, its decoding, its evaluation and its optimizer."""
+
+import re
+
+from tformer.checks.conditions import require, require_divisor
+from tformer.config import Config, Model, Optimizer, own_layers
+from tformer.config.tasks import TASKS, named
+from tformer.objectives import LOSSES
+
+MUP_OPTIMIZERS = ('adam', 'adamw', 'lion', 'adafactor', 'schedule_free')  # optimizers.rate_factors scales their rates
+
+
+def check_run(config: Config) -> None:
+    model, train, decode = config.model, config.train, config.decode
+    task = TASKS[train.objective]
+    require(
+        model.family in task.families,
+        f'train.objective={train.objective} needs model.family={" or ".join(task.families)}, not {model.family}',
+    )
+    require(
+        (train.num_steps is None) != (train.num_epochs is None),
+        f'exactly one of train.num_steps={train.num_steps} and train.num_epochs={train.num_epochs} must be set',
+    )
+    require_divisor('train.microbatches', train.microbatches, 'train.batch_size', train.batch_size)
+    require(
+        train.init_from is not None or not train.init_except,
+        f'train.init_except={train.init_except} has no effect here: it applies where train.init_from is set',
+    )
+    if train.microbatches > 1:
+        weights = model.balance_weight or model.router_z_weight
+        inexact = {
+            'model.norm=batchnorm': model.norm == 'batchnorm',
+            'model.expert_dispatch=capacity': model.num_experts and model.expert_dispatch == 'capacity',
+            'model.num_experts with a balance_weight or router_z_weight': model.num_experts and weights,
+        }
+        for name, holds in inexact.items():
+            line = f'{name} depends on the whole batch: train.microbatches={train.microbatches} is not exact; use 1'
+            require(not holds, line)
+    require(
+        model.family != 'encoder_decoder' or decode.max_len <= model.max_len,
+        f'decode.max_len={decode.max_len} is longer than model.max_len={model.max_len}',
+    )
+    require(
+        task.in_pairs or not (config.evaluate.metrics or config.evaluate.examples_while_training),
+        'evaluate.metrics and evaluate.examples_while_training are of generated text: only for '
+        f'train.objective={" or ".join(named("in_pairs"))}',
+    )
+    language = config.evaluate.language
+    require(
+        language is None or re.fullmatch('[a-z]{2}', language) is not None,
+        f'evaluate.language={language} must be a code of two letters (ISO 639-1): en, de, zh',
+    )
+    require(decode.top_p is None or decode.top_p <= 1, f'decode.top_p={decode.top_p} must be at most 1')
+    lengths = config.evaluate.lengths
+    require(
+        not lengths or task.running_text,
+        f'evaluate.lengths={lengths} are of windows of running text: only for '
+        f'train.objective={" or ".join(named("running_text"))}',
+    )
+    require(
+        all(3 <= length <= model.max_len for length in lengths),
+        f'evaluate.lengths={lengths} must be from 3 to model.max_len={model.max_len}',
+    )
+    _check_losses(config)
+    _check_in_order(config)
+
+
+def _check_in_order(config: Config) -> None:
+    """What a recurrent model, which reads a row in its order, cannot do."""
+    model, task = config.model, TASKS[config.train.objective]
+    if model.recurrence is None:
+        return
+    line = f'model.recurrence={model.recurrence} '
+    require(not task.has_generator, line + f'has no generator: not for train.objective={config.train.objective}')
+    ahead = model.family == 'decoder' and task.prefix and config.data.bidirectional_prefix
+    require(not ahead, line + 'sees no token before its turn: data.bidirectional_prefix must be False')
+    require(
+        model.family != 'encoder_decoder' or config.data.batching != 'pack',
+        line + 'starts the decoder from one source a row: not for data.batching=pack; valid here: bucket, pad',
+    )
+
+
+def _check_losses(config: Config) -> None:
+    train, task = config.train, TASKS[config.train.objective]
+    loss = LOSSES[task.loss]
+    nowhere = {
+        'label_smoothing': train.label_smoothing and not loss.smoothing,
+        'z_loss': train.z_loss and not loss.z_loss,
+        'loss_chunk': train.loss_chunk is not None and not task.only_tokens,
+        'second_loss_weight': train.second_loss_weight is not None and loss.second is None,
+    }
+    for name, holds in nowhere.items():
+        require(
+            not holds,
+            f'train.{name}={getattr(train, name)} has no effect here: it does not apply where '
+            f'train.objective={train.objective}',
+        )
+    require(
+        train.loss_chunk is None or not (config.model.mlm_transform and config.model.norm == 'batchnorm'),
+        f'train.loss_chunk={train.loss_chunk}: model.norm=batchnorm, here in the head (model.mlm_transform), needs the '
+        'whole batch',
+    )
+
+
+def check_optimizer(optimizer: Optimizer, model: Model) -> None:
+    require(
+        optimizer.name != 'adam' or optimizer.weight_decay == 0,
+        f'optimizer.name=adam has no weight decay, but optimizer.weight_decay={optimizer.weight_decay}; valid: adamw',
+    )
+    require(
+        optimizer.name != 'schedule_free' or (optimizer.beta1 > 0 and optimizer.ema_decay is None),
+        f'optimizer.name=schedule_free averages by itself: it needs optimizer.beta1={optimizer.beta1} '
+        f'above 0 and optimizer.ema_decay={optimizer.ema_decay} None',
+    )
+    require(
+        model.norm != 'batchnorm' or (optimizer.name != 'schedule_free' and optimizer.ema_decay is None),
+        'model.norm=batchnorm has statistics of the parameters that were trained, not of their averages: '
+        'optimizer.ema_decay must be None and optimizer.name not schedule_free',
+    )
+    require(
+        optimizer.master_dtype is None or model.param_dtype == 'bfloat16',
+        f'optimizer.master_dtype={optimizer.master_dtype} has no effect here: it applies where model.param_dtype is '
+        'bfloat16',
+    )
+    require(
+        optimizer.layer_decay is None or optimizer.layer_decay <= 1,
+        f'optimizer.layer_decay={optimizer.layer_decay} must be at most 1',
+    )
+    for stack, layers in own_layers(model).items():
+        require(
+            optimizer.frozen_layers <= layers,
+            f'optimizer.frozen_layers={optimizer.frozen_layers} is more than the {stack} has: {layers}'
+            + (f', shared (model.layer_sharing={model.layer_sharing})' if model.layer_sharing else ''),
+        )
+    require(
+        model.parametrization != 'mup' or optimizer.name in MUP_OPTIMIZERS,
+        f'model.parametrization=mup has no rates for optimizer.name={optimizer.name}; '
+        f'valid: {", ".join(MUP_OPTIMIZERS)}',
+    )

@@ -1,0 +1,199 @@
+"""The training objectives: one row holds every fact of an objective. Losses, formats and judges stand in their own
+tables (`objectives.LOSSES`, `example_formats.FORMATS`, `scorer.JUDGES`) and are named here by their keys.
+
+An objective on an existing record form, example format, head and loss is one more row of `TASKS`.
+"""
+
+from typing import NamedTuple
+
+EVERY_FAMILY = ('encoder', 'decoder', 'encoder_decoder')
+
+
+class RecordForm(NamedTuple):
+    """The fields of one record of the data.
+
+    Attributes:
+      fields: names of the required fields, in the order of a file's columns.
+      optional: names of further fields that a record may have.
+      labelled: records carry an annotation, so errors cite the file and the line (`where`).
+      held_out_by: the field whose hash decides the split of a record where a source has no splits of its own.
+    """
+
+    fields: tuple[str, ...]
+    optional: tuple[str, ...] = ()
+    labelled: bool = False
+    held_out_by: str = 'text'
+
+
+RECORDS: dict[str, RecordForm] = {
+    'text': RecordForm(('text',)),
+    'pair': RecordForm(('source', 'target'), ('references',), held_out_by='source'),
+    'class': RecordForm(('label', 'text'), ('pair',), labelled=True),
+    'number': RecordForm(('label', 'text'), ('pair',), labelled=True),
+    'tags': RecordForm(('tokens', 'tags'), labelled=True, held_out_by='tokens'),
+    'answers': RecordForm(('question', 'context', 'answers'), labelled=True, held_out_by='context'),
+}
+
+
+class Head(NamedTuple):
+    """The end of a model that an objective scores.
+
+    Attributes:
+      method: the model's method, from a batch to the outputs that the loss takes.
+      per_row: names of the parameters that the head adds and that see one vector of each row.
+      per_token: names of the parameters that the head adds and that see every token.
+      vocabulary: whether the outputs include logits over the vocabulary.
+    """
+
+    method: str
+    per_row: tuple[str, ...] = ()
+    per_token: tuple[str, ...] = ()
+    vocabulary: bool = False
+
+
+HEADS: dict[str, Head] = {
+    'tokens': Head('__call__', vocabulary=True),
+    'class': Head('classify', per_row=('pooler', 'class_head')),
+    'number': Head('regress', per_row=('pooler', 'number_head')),
+    'tags': Head('tag', per_token=('tag_head',)),
+    'spans': Head('find_spans', per_token=('span_head',)),
+    'sentences': Head('unmask_pairs', per_row=('pooler', 'sentence_head'), vocabulary=True),
+    'detection': Head('detect', per_token=('generator', 'detection_head'), vocabulary=True),
+}
+
+
+class Task(NamedTuple):
+    """A training objective.
+
+    Attributes:
+      records: what a record of the data holds, a key of `RECORDS`.
+      format: how a record becomes an example, a key of `example_formats.FORMATS`.
+      two_stack_format: the same for the family encoder_decoder, where that differs.
+      families: the model families that can be trained on it.
+      head: what the model ends in, a key of `HEADS`.
+      loss: a key of `objectives.LOSSES`.
+      second_weight: the weight of the second loss, for losses that have one.
+      judge: the metrics that need every prediction of a split, a key of `scorer.JUDGES`; None: there are none.
+      writes: the trained model generates text.
+      given: the generated text follows another text that is given, as a translation follows its source.
+      prefix: the text before the generated one may be seen bidirectionally (data.bidirectional_prefix).
+      running_text: a record is a whole document, and each of its tokens is scored once: bits per byte are defined.
+      classes: the names of the classes: a tuple; 'label' or 'tags' where the data's labels or tags name them.
+    """
+
+    records: str
+    format: str
+    two_stack_format: str | None = None
+    families: tuple[str, ...] = EVERY_FAMILY
+    head: str = 'tokens'
+    loss: str = 'tokens'
+    second_weight: float = 1.0
+    judge: str | None = None
+    writes: bool = False
+    given: bool = False
+    prefix: bool = False
+    running_text: bool = False
+    classes: str | tuple[str, ...] = ()
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The required fields of a record."""
+        return RECORDS[self.records].fields
+
+    @property
+    def optional(self) -> tuple[str, ...]:
+        """The optional fields of a record."""
+        return RECORDS[self.records].optional
+
+    @property
+    def labelled(self) -> bool:
+        """Whether records carry an annotation."""
+        return RECORDS[self.records].labelled
+
+    @property
+    def in_pairs(self) -> bool:
+        """Whether a record has a source and a target."""
+        return 'source' in self.fields
+
+    @property
+    def classes_from_data(self) -> bool:
+        """Whether the data decide how many classes there are."""
+        return isinstance(self.classes, str)
+
+    @property
+    def only_tokens(self) -> bool:
+        """Whether the loss needs the logits of single tokens and nothing else, so that it can be computed in chunks."""
+        return self.head == 'tokens'
+
+    @property
+    def has_generator(self) -> bool:
+        """Whether a second, smaller transformer is trained beside the model."""
+        return 'generator' in HEADS[self.head].per_token
+
+
+_ENCODER = ('encoder',)
+
+
+def _text_to_text(records: str, format: str) -> Task:
+    families = 'encoder_decoder', 'decoder'
+    return Task(records, format, families=families, writes=True, given=True, prefix=True)
+
+
+NEXT_SENTENCE = ('is_next', 'not_next')  # the classes of a pair of sentences, by id
+SENTENCE_ORDER = ('in_order', 'swapped')
+
+TASKS: dict[str, Task] = {
+    # Radford et al. 2018
+    'causal_lm': Task('text', 'next_token', families=('decoder',), writes=True, running_text=True),
+    # Devlin et al. 2019, section 3.1; with next-sentence prediction; with Lan et al. 2020's sentence order instead
+    'masked_lm': Task('text', 'unmask', families=_ENCODER),
+    'masked_lm_nsp': Task(
+        'text', 'unmask_next', families=_ENCODER, head='sentences', loss='sentences', judge='sentences',
+        classes=NEXT_SENTENCE,
+    ),
+    'masked_lm_sop': Task(
+        'text', 'unmask_order', families=_ENCODER, head='sentences', loss='sentences', judge='sentences',
+        classes=SENTENCE_ORDER,
+    ),
+    # Clark et al. 2020
+    'replaced_token': Task(
+        'text', 'unmask', families=_ENCODER, head='detection', loss='detection', second_weight=50.0
+    ),
+    # Vaswani et al. 2017
+    'seq2seq': _text_to_text('pair', 'translate'),
+    # Devlin et al. 2019, sections 4.1 (STS-B for regression), 5.3 and 4.2
+    'classification': Task('class', 'class', head='class', loss='labels', judge='classes', classes='label'),
+    'regression': Task('number', 'number', head='number', loss='numbers', judge='numbers'),
+    'token_classification': Task('tags', 'tags', head='tags', loss='tags', judge='tags', classes='tags'),
+    'question_answering': Task('answers', 'answer', head='spans', loss='spans', judge='answers'),
+    # Raffel et al. 2020, section 3.2.1
+    'prefix_lm': Task(
+        'text', 'continue_prefix', 'continue_text', ('decoder', 'encoder_decoder'), writes=True, prefix=True
+    ),
+    # Raffel et al. 2020, section 3.1.4
+    'span_corruption': _text_to_text('text', 'fill_spans'),
+    # Lewis et al. 2020, section 2.2
+    'denoising': _text_to_text('text', 'denoise'),
+    # Tay et al. 2023, section 3.1
+    'ul2': _text_to_text('text', 'ul2'),
+}  # fmt: skip
+
+
+def named(fact: str) -> tuple[str, ...]:
+    """Returns the names of all objectives of which a fact, e.g. 'writes' or 'in_pairs', is true."""
+    return tuple(name for name, task in TASKS.items() if getattr(task, fact))
+
+
+def with_records(*forms: str) -> tuple[str, ...]:
+    """Returns the names of all objectives on these forms of records, in the order of the forms."""
+    return tuple(name for form in forms for name, task in TASKS.items() if task.records == form)
+
+
+def head_parameters() -> tuple[str, ...]:
+    """Returns the first names of the parameters that heads add to a model; its other parts are the same for all."""
+    return tuple(dict.fromkeys(name for head in HEADS.values() for name in (*head.per_row, *head.per_token)))
+
+
+def row_parameters() -> tuple[str, ...]:
+    """Returns the first names of the parameters of heads that see one vector of each row."""
+    return tuple(dict.fromkeys(name for head in HEADS.values() for name in head.per_row))
