@@ -99,9 +99,9 @@ def test_the_rate_falls_from_the_heads_to_the_embeddings_in_each_stack():
     assert found['encoder.stack.layers.attention.query.kernel'].tolist() == [[[[1 / 8]]], [[[1 / 4]]], [[[1 / 2]]]]
     assert found['encoder.stack.layers.mlp_norm.scale'].tolist() == [[1 / 8], [1 / 4], [1 / 2]]
     assert found['decoder.stack.layers.cross_attention.out.kernel'].tolist() == [[[[1 / 4]]], [[[1 / 2]]]]
-    assert found['encoder.foot.positions.table'] == found['encoder_embed.table'] == 1 / 16
-    assert found['decoder.foot.positions.table'] == found['embed.table'] == 1 / 8
-    # One table at the foot of both stacks counts the layers of the deeper one.
+    assert found['encoder.input_embedding.positions.table'] == found['encoder_embed.table'] == 1 / 16
+    assert found['decoder.input_embedding.positions.table'] == found['embed.table'] == 1 / 8
+    # One table at the bottom of both stacks counts the layers of the deeper one.
     assert flat(factors('seq2seq', layer_decay=0.5, model={'tied_embeddings': 'all'}))['embed.table'] == 1 / 16
     assert all(np.all(x == 1) for x in flat(factors('seq2seq', layer_decay=1.0)).values())
     assert all(np.all(x == 1) for x in flat(factors('seq2seq')).values())
@@ -117,10 +117,12 @@ def test_a_shared_block_is_one_layer_and_biases_of_the_whole_stack_stand_at_its_
 
 def test_the_decay_multiplies_other_factors():
     model = {'parametrization': 'mup', 'base_emb_dim': 4, 'lora_rank': 2}
-    found = flat(factors('causal_lm', layer_decay=0.5, rate_factors=('mlp=3', 'decoder.foot=5'), model=model))
+    found = flat(
+        factors('causal_lm', layer_decay=0.5, rate_factors=('mlp=3', 'decoder.input_embedding=5'), model=model)
+    )
     assert found['decoder.stack.layers.mlp.out.kernel'].ravel().tolist() == [3 / 8, 3 / 4]
     assert found['decoder.stack.layers.mlp.out.bias'].ravel().tolist() == [3 / 4, 3 / 2]
-    assert found['decoder.foot.positions.table'] == 5 / 8
+    assert found['decoder.input_embedding.positions.table'] == 5 / 8
     # The first kernel of an adapter widens with the model, the second does not.
     assert found['decoder.stack.layers.attention.query.lora_a.kernel'].ravel().tolist() == [1 / 8, 1 / 4]
     assert found['decoder.stack.layers.attention.query.lora_b.kernel'].ravel().tolist() == [1 / 4, 1 / 2]
@@ -168,7 +170,9 @@ def test_what_is_frozen_stays_bit_for_bit(name):
     state, before = begin(run.optimizer, run.hyper, params, {}), flat(params)
     for _ in range(3):
         state, _ = step(state, run.batch, run.hyper)
-    whole = {path for path in before if 'mlp.' in path or 'embed' in path or 'foot' in path or '.norm.' in path}
+    whole = {
+        path for path in before if 'mlp.' in path or 'embed' in path or 'input_embedding' in path or '.norm.' in path
+    }
     kept = set(before) - whole
     assert len(whole) == 8 and kept and all('.layers.' in path for path in kept)
     assert kept == moments(state)
@@ -205,7 +209,7 @@ def test_each_stack_freezes_its_own_lowest_layers():
     found = freezing.trainable_mask(run.cfg, run.names)
     assert found['encoder']['stack']['layers']['mlp']['in_0']['kernel'].ravel().tolist() == [False, False, True]
     assert not any(np.any(part) for part in flat(found['decoder']['stack']['layers']).values())
-    assert not found['embed']['table'] and not found['encoder']['foot']['positions']['table']
+    assert not found['embed']['table'] and not found['encoder']['input_embedding']['positions']['table']
     assert found['decoder']['stack']['norm']['scale'] is True
 
 
@@ -398,13 +402,19 @@ def test_heads_come_and_go_without_being_named(loader, capsys):
 
 
 REFUSED = [  # (saved, loaded into, what the line says, what makes it pass)
-    ({}, {'num_token_types': 2}, 'fresh here: encoder.foot.token_types; name', ('token_types',)),
-    ({'num_token_types': 2}, {}, 'left there: encoder.foot.token_types; name', ('encoder.foot.token_types',)),
+    ({}, {'num_token_types': 2}, 'fresh here: encoder.input_embedding.token_types; name', ('token_types',)),
+    (
+        {'num_token_types': 2},
+        {},
+        'left there: encoder.input_embedding.token_types; name',
+        ('encoder.input_embedding.token_types',),
+    ),
     ({}, {'num_encoder_layers': 4}, 'of another shape: encoder.stack.layers (encoder.stack.layers.', ('layers',)),
     (
         {},
         {'max_len': 10, 'final_norm': False},
-        'left there: encoder.stack.norm; of another shape: encoder.foot (encoder.foot.positions.table has shape '
+        'left there: encoder.stack.norm; of another shape: encoder.input_embedding '
+        '(encoder.input_embedding.positions.table has shape '
         '(8, 8) there, (10, 8) here); name',
         ('positions', 'stack.norm'),
     ),

@@ -451,7 +451,7 @@ def test_every_optimizer_updates_every_parameter(name):
     )
     for path, moved in jax.tree_util.tree_leaves_with_path(step(case.both[1], state)):
         keys = [key.key for key in path]
-        if keys[0] == 'embed':  # at the foot of a frozen layer
+        if keys[0] == 'embed':  # below a frozen layer
             assert (np.asarray(moved) == 0).all()
         elif 'layers' in keys:
             assert (moved[0] == 0).all() and np.all(np.any(moved[1:], axis=tuple(range(1, moved.ndim))))

@@ -178,7 +178,7 @@ FAMILIES = {
         model=gpt2,
         rules=(
             Rule('transformer.wte.weight', 'embed/table', TABLE),
-            Rule('transformer.wpe.weight', 'decoder/foot/positions/table', POSITIONS),
+            Rule('transformer.wpe.weight', 'decoder/input_embedding/positions/table', POSITIONS),
             *norm(f'{BLOCK}.ln_1', f'{OURS}/attention_norm'),
             Rule(
                 f'{BLOCK}.attn.c_attn.weight',

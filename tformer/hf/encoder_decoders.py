@@ -159,10 +159,10 @@ def bart_stack(stack: str) -> tuple[Rule, ...]:
     )
 
 
-def bart_foot(stack: str) -> tuple[Rule, ...]:
+def bart_input_embedding(stack: str) -> tuple[Rule, ...]:
     return (
-        Rule(f'model.{stack}.embed_positions.weight', f'{stack}/foot/positions/table', POSITIONS),
-        *norm(f'model.{stack}.layernorm_embedding', f'{stack}/foot/LayerNorm_0'),
+        Rule(f'model.{stack}.embed_positions.weight', f'{stack}/input_embedding/positions/table', POSITIONS),
+        *norm(f'model.{stack}.layernorm_embedding', f'{stack}/input_embedding/LayerNorm_0'),
     )
 
 
@@ -211,9 +211,9 @@ FAMILIES = {
         model=bart,
         rules=(
             Rule('model.shared.weight', 'embed/table', TABLE),
-            *bart_foot('encoder'),
+            *bart_input_embedding('encoder'),
             *bart_stack('encoder'),
-            *bart_foot('decoder'),
+            *bart_input_embedding('decoder'),
             *bart_stack('decoder'),
         ),
         prefix='model.',

@@ -62,9 +62,13 @@ def trunk(name: str) -> tuple[Rule, ...]:
     theirs, ours = f'{name}.encoder.layer.{{layer}}', 'encoder/stack/layers'
     return (
         Rule(f'{name}.embeddings.word_embeddings.weight', 'embed/table', TABLE),
-        Rule(f'{name}.embeddings.position_embeddings.weight', 'encoder/foot/positions/table', POSITIONS),
-        Rule(f'{name}.embeddings.token_type_embeddings.weight', 'encoder/foot/token_types/table', 'types D -> types D'),
-        *norm(f'{name}.embeddings.LayerNorm', 'encoder/foot/LayerNorm_0'),
+        Rule(f'{name}.embeddings.position_embeddings.weight', 'encoder/input_embedding/positions/table', POSITIONS),
+        Rule(
+            f'{name}.embeddings.token_type_embeddings.weight',
+            'encoder/input_embedding/token_types/table',
+            'types D -> types D',
+        ),
+        *norm(f'{name}.embeddings.LayerNorm', 'encoder/input_embedding/LayerNorm_0'),
         *linear(f'{theirs}.attention.self.query', f'{ours}/attention/query', QUERY),
         *linear(f'{theirs}.attention.self.key', f'{ours}/attention/key', KEY),
         *linear(f'{theirs}.attention.self.value', f'{ours}/attention/value', VALUE),

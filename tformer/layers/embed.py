@@ -1,4 +1,4 @@
-"""Token embeddings, and what a stack gets at its foot."""
+"""Token embeddings, and what is done to them before the first block of a stack."""
 
 from collections.abc import Callable
 

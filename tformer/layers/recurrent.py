@@ -213,7 +213,7 @@ class RecurrentTower(nn.Module):
 
     def setup(self) -> None:
         cfg, encoder = self.cfg, self.stack_name == 'encoder'
-        self.foot = InputEmbedding(dataclasses.replace(cfg, position=None))
+        self.input_embedding = InputEmbedding(dataclasses.replace(cfg, position=None))
         num_layers = cfg.num_encoder_layers if encoder else cfg.num_decoder_layers
         self.stack = RecurrentStack(cfg, self.stack_name, num_layers, self.cross)
 
@@ -229,7 +229,7 @@ class RecurrentTower(nn.Module):
         positions_BT, state, source = positions_of(batch, prefix), None, None
         if encoded is not None:
             state, source = encoded.state, self.stack.source(encoded, positions_of(batch, 'encoder_'))
-        x_BTD = self.foot(x_BTE, positions_BT, dropout_rates, batch.get('token_types'))
+        x_BTD = self.input_embedding(x_BTE, positions_BT, dropout_rates, batch.get('token_types'))
         segments_BT = batch.get(f'{prefix}segment_ids')
         return Encoded(*self.stack(x_BTD, state, source, positions_BT >= 0, segments_BT, dropout_rates))
 
@@ -256,7 +256,7 @@ class RecurrentTower(nn.Module):
         """Returns (x_BTD of the new tokens, the cache with them)."""
         if prefix_BT is not None:
             raise ValueError('a recurrent model sees no token before its turn: no prefix')
-        x_BTD = self.foot(x_BTE, positions_BT, DropoutRates())
+        x_BTD = self.input_embedding(x_BTE, positions_BT, DropoutRates())
         x_BTD, state = self.stack(x_BTD, cache.state, cache.source, positions_BT >= 0, None, DropoutRates())
         return x_BTD, cache.replace(state=state)
 

@@ -32,7 +32,7 @@ def real_tokens(batch: Batch) -> jax.Array:
 
 
 class Tower(nn.Module):
-    """A foot and a stack: embedded tokens in, residual stream out."""
+    """The input embedding and the stack of blocks: token embeddings in, residual stream out."""
 
     cfg: Model
     stack_name: str  # encoder or decoder
@@ -40,7 +40,7 @@ class Tower(nn.Module):
 
     def setup(self) -> None:
         cfg, encoder = self.cfg, self.stack_name == 'encoder'
-        self.foot = InputEmbedding(cfg)
+        self.input_embedding = InputEmbedding(cfg)
         num_layers = cfg.num_encoder_layers if encoder else cfg.num_decoder_layers
         self.stack = Stack(cfg, self.stack_name, num_layers, self.cross)
         position = choose(POSITIONS, cfg.position, 'model.position')
@@ -102,7 +102,7 @@ class Tower(nn.Module):
         if encoded_BSD is not None:
             encoder = positions_of(batch, 'encoder_'), segments_BT, batch.get('encoder_segment_ids')
             inputs = inputs.replace(cross=self.cross_context(positions_BT, *encoder), encoded_BSD=encoded_BSD)
-        return self.stack(self.foot(x_BTE, positions_BT, dropout_rates, batch.get('token_types')), inputs)[0]
+        return self.stack(self.input_embedding(x_BTE, positions_BT, dropout_rates, batch.get('token_types')), inputs)[0]
 
     def encode(self, x_BTE: jax.Array, batch: Batch, dropout_rates: DropoutRates) -> jax.Array:
         """Returns what a decoder reads of this stack: x_BTD."""
@@ -126,5 +126,7 @@ class Tower(nn.Module):
         inputs = StackInputs(own, DropoutRates(), cache.index)
         if cache.encoder_positions_BS is not None:
             inputs = inputs.replace(cross=self.cross_context(positions_BT, cache.encoder_positions_BS))
-        x_BTD, keys_values = self.stack(self.foot(x_BTE, positions_BT, DropoutRates()), inputs, cache.own, cache.cross)
+        x_BTD, keys_values = self.stack(
+            self.input_embedding(x_BTE, positions_BT, DropoutRates()), inputs, cache.own, cache.cross
+        )
         return x_BTD, placed.replace(own=keys_values)

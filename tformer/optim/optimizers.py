@@ -106,9 +106,9 @@ def rate_factors(config: Config, names: Any) -> Any:
 
 def layer_factors(config: Config, names: Any) -> Any:
     """Returns optimizer.layer_decay ** n for each parameter: n is 0 above the layers, 1 in the top one, 2 in the next,
-    and L + 1 at the foot of a stack of L (Howard & Ruder 2018, 3.2; Clark et al. 2020, appendix B).
+    and L + 1 at the bottom of a stack of L (Howard & Ruder 2018, 3.2; Clark et al. 2020, appendix B).
 
-    Each stack counts its own layers; tables at the foot of two stacks count those of the deeper one. A block that all
+    Each stack counts its own layers; tables at the bottom of two stacks count those of the deeper one. A block that all
     layers share is one.
     """
     decay, layers = config.optimizer.layer_decay or 1.0, own_layers(config.model)
@@ -119,7 +119,7 @@ def layer_factors(config: Config, names: Any) -> Any:
         if place(keys) == 'top':
             return 1.0
         depth = max(layers[stack] for stack in feeds.get(keys[0], keys[:1]))
-        if place(keys) == 'foot':
+        if place(keys) == 'bottom':
             return decay ** (depth + 1)
         return along_layers(decay ** np.arange(depth, 0, -1, dtype=np.float32), axes)
 

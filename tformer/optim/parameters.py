@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec
 from tformer.config.tasks import head_parameters
 from tformer.errors import UserError, nearest
 from tformer.layers.linear import ADAPTERS
+from tformer.optim import renamed_paths
 
 MATRICES = ('kernel', 'table')
 ROLES = (*MATRICES, 'scale', 'bias', 'gain', 'sink')
@@ -28,8 +29,8 @@ def path_names(path: Sequence[Any]) -> tuple[str, ...]:
 
 
 def within(names: Sequence[str], entry: str) -> bool:
-    """Returns whether `entry`, one name or several with dots between ('mlp', 'encoder.foot'), is in a path."""
-    return f'.{entry}.' in f'.{".".join(names)}.'
+    """Returns whether `entry`, one name or several joined by dots ('mlp', 'decoder.stack'), is in a path."""
+    return f'.{renamed_paths.current(entry)}.' in f'.{".".join(names)}.'
 
 
 def check_entries(entries: Iterable[str], paths: Iterable[Sequence[str]], field: str) -> None:
@@ -47,11 +48,11 @@ def is_adapter(names: Sequence[str]) -> bool:
 
 
 def place(names: Sequence[str]) -> str:
-    """Returns where a parameter stands: 'layers', 'foot' (embeddings and all below the first layer), or 'top'."""
+    """Returns where a parameter stands: 'layers', 'bottom' (embeddings and all below the first layer), or 'top'."""
     if 'layers' in names and names[0] not in head_parameters():
         return 'layers'
     below = names[0] in ('encoder', 'decoder') and names[1] != 'stack'
-    return 'foot' if below or names[0] in ('embed', 'encoder_embed') else 'top'
+    return 'bottom' if below or names[0] in ('embed', 'encoder_embed') else 'top'
 
 
 def along_layers(values: np.ndarray, names: PartitionSpec) -> Any:

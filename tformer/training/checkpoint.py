@@ -21,6 +21,7 @@ import orbax.checkpoint as ocp
 from tformer import atomic
 from tformer.distributed import processes
 from tformer.errors import UserError
+from tformer.optim import renamed_paths
 from tformer.training import digests
 from tformer.training.state import TrainState, evaluation_variables
 
@@ -243,17 +244,27 @@ def restore(workdir: pathlib.Path, step: int, state: TrainState) -> TrainState:
 
 
 def _read(workdir: pathlib.Path, step: int, target: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arrays of a checkpoint as `target` names and places them, whatever names an earlier version gave."""
+    old_names = renamed_paths.to_stored(renamed_paths.names(_shapes(workdir, step)))
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as reader:
-        wanted = {name: ocp.args.StandardRestore(item) for name, item in target.items()}
-        return dict(reader.restore(directory(workdir, step), args=ocp.args.Composite(**wanted)).items())
+        wanted = {
+            name: ocp.args.StandardRestore(renamed_paths.rename(item, old_names)) for name, item in target.items()
+        }
+        found = dict(reader.restore(directory(workdir, step), args=ocp.args.Composite(**wanted)).items())
+    return dict(renamed_paths.rename(found, renamed_paths.RENAMED))
+
+
+def _shapes(workdir: pathlib.Path, step: int) -> dict[str, Any]:
+    """Returns the shapes and dtypes of what is evaluated, under the names that the checkpoint gives them."""
+    with ocp.Checkpointer(ocp.CompositeCheckpointHandler(variables=ocp.StandardCheckpointHandler())) as reader:
+        return dict(reader.metadata(directory(workdir, step)).item_metadata['variables'])
 
 
 def _variables(workdir: pathlib.Path, step: int, shardings: Any = None) -> dict[str, Any]:
     """Returns what is evaluated, of any step and run, on the first device or placed: `params`, and `statistics`."""
     if damage := digests.find_corruption(directory(workdir, step)):
         raise UserError(f'checkpoint {step} is damaged: {damage}')
-    with ocp.Checkpointer(ocp.CompositeCheckpointHandler(variables=ocp.StandardCheckpointHandler())) as reader:
-        shapes = dict(reader.metadata(directory(workdir, step)).item_metadata['variables'])
+    shapes = renamed_paths.rename(_shapes(workdir, step), renamed_paths.RENAMED)
     if shardings is None:
         here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         shardings = jax.tree.map(lambda x: here, shapes)
