@@ -21,7 +21,7 @@ from tformer.distributed import sharding
 from tformer.layers import dropout as dropout_lib
 from tformer.layers.dropout import DropoutRates
 from tformer.layers.initializers import INITIALIZERS
-from tformer.layers.kernels import probabilities
+from tformer.layers.kernels import ScoreOptions, probabilities
 from tformer.model import FAMILIES, build
 from tformer.objectives import OBJECTIVES
 from tformer.optim.hyperparameters import Hyperparameters
@@ -611,8 +611,8 @@ def test_scores_and_logits_of_bfloat16_are_not_rounded_to_it():
     rng = np.random.default_rng(0)
     q, k = (jnp.asarray(rng.standard_normal((1, 4, 8, 4)), jnp.bfloat16) for _ in range(2))
     mask = jnp.ones((1, 8, 8), bool)
-    exact = probabilities(q.astype(jnp.float32), k.astype(jnp.float32), mask, scale=0.5)
-    assert_near(probabilities(q, k, mask, scale=0.5), exact, 1e-6)
+    exact = probabilities(q.astype(jnp.float32), k.astype(jnp.float32), mask, ScoreOptions(0.5))
+    assert_near(probabilities(q, k, mask, ScoreOptions(0.5)), exact, 1e-6)
     for tied in ('output', None):
         case = make_case('decoder', dtype='bfloat16', tied_embeddings=tied)
         logits = case.forward(case.params, case.batch)

@@ -10,7 +10,7 @@ import pytest
 
 from tformer.errors import UserError
 from tformer.layers import kernels
-from tformer.layers.kernels import FEATURES, KERNELS, unserved
+from tformer.layers.kernels import FEATURES, KERNELS, ScoreOptions, unserved
 
 B = 2
 ON_CPU = {  # as they run here: small chunks, so that there are several and the last is padded; Pallas interpreted
@@ -71,7 +71,7 @@ def make(case, dtype=jnp.float32):
     arrays = {'q': draw((B, N, T, H)), 'k': draw((B, K, S, H)), 'v': draw((B, K, S, V))}
     arrays = {name: jnp.asarray(x, dtype) for name, x in arrays.items()}
     if case.bias:
-        arrays['bias_BNTS'] = jnp.asarray(draw((case.bias, N, T, S)), jnp.float32)
+        arrays['bias'] = jnp.asarray(draw((case.bias, N, T, S)), jnp.float32)
     if case.sink:
         arrays['sink_N'] = jnp.asarray(draw(N), jnp.float32)
     return arrays, {'mask_BTS': jnp.asarray(make_mask(case.mask, T, S)), 'scale': H**-0.5, 'softcap': case.softcap}
@@ -84,7 +84,7 @@ def run(function, arrays, rest):
     def program(arrays):
         def loss(arrays):
             options = {name: x for name, x in (arrays | rest).items() if name not in ('q', 'k', 'v', 'mask_BTS')}
-            out = function(arrays['q'], arrays['k'], arrays['v'], rest['mask_BTS'], **options)
+            out = function(arrays['q'], arrays['k'], arrays['v'], rest['mask_BTS'], ScoreOptions(**options))
             weights = np.random.default_rng(1).standard_normal(out.shape)
             return (out.astype(jnp.float32) * weights).sum(), out
 
@@ -105,8 +105,8 @@ def by_hand(arrays, rest):
         scores = k[b, head, seen] @ q[b, n, t] * rest['scale']
         if rest['softcap']:
             scores = rest['softcap'] * np.tanh(scores / rest['softcap'])
-        if 'bias_BNTS' in arrays:
-            bias = np.asarray(arrays['bias_BNTS'], np.float64)
+        if 'bias' in arrays:
+            bias = np.asarray(arrays['bias'], np.float64)
             scores = scores + bias[b % bias.shape[0], n, t, seen]
         weights = np.exp(scores)
         sink = np.exp(np.float64(arrays['sink_N'][n])) if 'sink_N' in arrays else 0.0
@@ -164,13 +164,14 @@ def test_bfloat16_stays_near_float32(kernel):
 def test_probabilities_sum_to_one_and_with_a_sink_to_less():
     arrays, rest = make(CASES['sink'])
     sink_N, mask_BTS = arrays['sink_N'], rest['mask_BTS']
-    plain = kernels.probabilities(arrays['q'], arrays['k'], mask_BTS, scale=0.3)
+    plain = kernels.probabilities(arrays['q'], arrays['k'], mask_BTS, ScoreOptions(0.3))
     np.testing.assert_allclose(plain.sum(-1), 1, atol=1e-6)
-    sunk = kernels.probabilities(arrays['q'], arrays['k'], mask_BTS, scale=0.3, sink_N=sink_N)
+    sunk = kernels.probabilities(arrays['q'], arrays['k'], mask_BTS, ScoreOptions(0.3, sink_N=sink_N))
     seen = np.broadcast_to(np.asarray(mask_BTS.any(-1))[:, None, None], sunk.shape[:-1])
     total = np.asarray(sunk.sum(-1))
     assert (total[seen] < 1).all() and (total[seen] > 0).all() and not total[~seen].any()
-    none = kernels.probabilities(arrays['q'], arrays['k'], mask_BTS, scale=0.3, sink_N=jnp.full_like(sink_N, -1e9))
+    never = ScoreOptions(0.3, sink_N=jnp.full_like(sink_N, -1e9))
+    none = kernels.probabilities(arrays['q'], arrays['k'], mask_BTS, never)
     np.testing.assert_allclose(np.asarray(none)[seen], np.asarray(plain)[seen], atol=1e-6)
 
 
@@ -180,10 +181,15 @@ def test_dropout_keeps_or_drops_each_probability(kernel):
     S, rate = 32, 0.25
     q, k = jax.random.normal(jax.random.key(0), (2, B, 4, S, 8))
     v, mask = jnp.broadcast_to(jnp.eye(S), (B, 4, S, S)), jnp.ones((B, S, S), bool)
-    attend = jax.jit(functools.partial(ON_CPU.get(kernel, kernels.reference), scale=0.3))
-    plain = attend(q, k, v, mask)
-    np.testing.assert_array_equal(attend(q, k, v, mask, dropout_key=jax.random.key(1)), plain)
-    dropped = np.asarray(attend(q, k, v, mask, dropout_rate=rate, dropout_key=jax.random.key(1)))
+    function = ON_CPU.get(kernel, kernels.reference)
+
+    @jax.jit
+    def attend(**options):
+        return function(q, k, v, mask, ScoreOptions(0.3, **options))
+
+    plain = attend()
+    np.testing.assert_array_equal(attend(dropout_key=jax.random.key(1)), plain)
+    dropped = np.asarray(attend(dropout_rate=rate, dropout_key=jax.random.key(1)))
     kept = dropped != 0
     np.testing.assert_allclose(dropped[kept], np.asarray(plain)[kept] / (1 - rate), rtol=1e-5)
     assert abs(kept.mean() - (1 - rate)) < 5 * (rate * (1 - rate) / kept.size) ** 0.5
@@ -196,7 +202,7 @@ def temporary_bytes(function, T, S):
     mask = jax.ShapeDtypeStruct((1, T, S), jnp.bool_)
 
     def loss(q, k, v, mask):
-        return (function(q, k, v, mask, scale=0.25) ** 2).sum()
+        return (function(q, k, v, mask, ScoreOptions(0.25)) ** 2).sum()
 
     lowered = jax.jit(jax.grad(loss, (0, 1, 2))).lower(q, k, k, mask)
     return lowered.compile().memory_analysis().temp_size_in_bytes
@@ -216,7 +222,7 @@ def test_flash_lowers_for_a_tpu():
     k, v = (jax.ShapeDtypeStruct((2, 2, 260, size), jnp.bfloat16) for size in (64, 128))
 
     def loss(q, k, v, mask):
-        return kernels.flash(q, k, v, mask, scale=0.1, softcap=30.0, sink_N=jnp.zeros(4)).sum()
+        return kernels.flash(q, k, v, mask, ScoreOptions(0.1, softcap=30.0, sink_N=jnp.zeros(4))).sum()
 
     traced = jax.jit(jax.grad(loss, (0, 1, 2))).trace(q, k, v, jax.ShapeDtypeStruct((2, 300, 260), jnp.bool_))
     assert traced.lower(lowering_platforms=('tpu',)).as_text().count('tpu_custom_call') == 3
@@ -239,11 +245,11 @@ def test_the_table_says_what_a_kernel_cannot_do():
 
 
 @pytest.mark.parametrize(
-    'name, feature', [('xla', 'softcap'), ('xla', 'sink_N'), ('xla', 'dropout_rate'), ('flash', 'bias_BNTS')]
+    'name, feature', [('xla', 'softcap'), ('xla', 'sink_N'), ('xla', 'dropout_rate'), ('flash', 'bias')]
 )
 def test_a_kernel_given_what_it_does_not_serve_raises(name, feature):
     x, mask = jnp.ones((1, 2, 4, 8)), jnp.ones((1, 4, 4), bool)
-    given = {'softcap': 2.0, 'sink_N': jnp.zeros(2), 'dropout_rate': 0.5, 'bias_BNTS': jnp.zeros((1, 2, 4, 4))}[feature]
+    given = {'softcap': 2.0, 'sink_N': jnp.zeros(2), 'dropout_rate': 0.5, 'bias': jnp.zeros((1, 2, 4, 4))}[feature]
     more = {'dropout_key': jax.random.key(0)} if feature == 'dropout_rate' else {}
     with pytest.raises(ValueError, match='does not serve'):
-        KERNELS[name].function(x, x, x, mask, scale=1.0, **{feature: given}, **more)
+        KERNELS[name].function(x, x, x, mask, ScoreOptions(1.0, **{feature: given}, **more))

@@ -274,10 +274,8 @@ def test_the_ring_is_the_reference_with_all_its_gradients(queries, keys):
     mask[1, :, keys // 2 :], mask[1, 5] = False, False
 
     def value(kernel, inputs):
-        out = kernel(
-            *(inputs[name] for name in 'qkv'), mask, scale=0.3, softcap=5.0,
-            bias_BNTS=inputs['bias_BNTS'], sink_N=inputs['sink_N'],
-        )  # fmt: skip
+        options = kernels.ScoreOptions(0.3, inputs['bias_BNTS'], 5.0, inputs['sink_N'])
+        out = kernel(*(inputs[name] for name in 'qkv'), mask, options)
         return (out * cotangent).sum(), out
 
     def both(kernel):
@@ -325,7 +323,8 @@ def test_dropout_in_the_ring_is_one_draw_forward_and_backward():
     mask, mesh = np.tril(np.ones((2, 16, 16), bool)), Mesh(data=2, context=4)
 
     def out(v, key, rate=0.5):
-        return ring_attention.ring(inputs['q'], inputs['k'], v, mask, scale=0.3, dropout_rate=rate, dropout_key=key)
+        options = kernels.ScoreOptions(0.3, dropout_rate=rate, dropout_key=key)
+        return ring_attention.ring(inputs['q'], inputs['k'], v, mask, options)
 
     with sharding.placed(sharding.make_mesh(mesh), mesh):
         pull = jax.jit(lambda v, key: (out(v, key), jax.grad(lambda v: (out(v, key) * cotangent).sum())(v)))

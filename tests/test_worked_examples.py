@@ -17,7 +17,7 @@ from tformer.data.tokenizers.vocabulary import BOS, EOS
 from tformer.layers import block, masks, norms, placements
 from tformer.layers.attention import Attention, AttentionContext
 from tformer.layers.initializers import deepnorm
-from tformer.layers.kernels import attend, probabilities
+from tformer.layers.kernels import ScoreOptions, attend, probabilities
 from tformer.layers.positions import (
     alibi_slopes,
     llama3_scaling,
@@ -46,7 +46,7 @@ FIRST_COLUMN = [5.71118, 4.39618, 4.20286]
 
 
 def attention_probabilities(q, k, mask):
-    return probabilities(q, k, mask, scale=q.shape[-1] ** -0.5)
+    return probabilities(q, k, mask, ScoreOptions(q.shape[-1] ** -0.5))
 
 
 def heads(rows):
@@ -314,7 +314,8 @@ def test_attention_costs_length_squared_times_width_and_reaches_any_token_in_one
 
     def operations(T, d):
         shapes = jax.ShapeDtypeStruct((1, 1, T, d), jnp.float32), jax.ShapeDtypeStruct((1, T, T), bool)
-        program = jax.jit(lambda x, mask: attend(probabilities(x, x, mask, scale=1.0), x)).lower(*shapes[:1], shapes[1])
+        attention = jax.jit(lambda x, mask: attend(probabilities(x, x, mask, ScoreOptions(1.0)), x))
+        program = attention.lower(*shapes[:1], shapes[1])
         return program.compile().cost_analysis()['flops']
 
     assert operations(512, 256) / operations(256, 256) == pytest.approx(4, rel=0.02)
@@ -323,7 +324,7 @@ def test_attention_costs_length_squared_times_width_and_reaches_any_token_in_one
 
     def first_by_last(x):
         mask = jnp.ones((1, 64, 64), bool)
-        return attend(probabilities(x, x, mask, scale=1.0), x)[0, 0, 0].sum()
+        return attend(probabilities(x, x, mask, ScoreOptions(1.0)), x)[0, 0, 0].sum()
 
     x = jnp.asarray(np.random.default_rng(0).standard_normal((1, 1, 64, 8)), jnp.float32)
     assert np.abs(jax.grad(first_by_last)(x)[0, 0, -1]).max() > 0

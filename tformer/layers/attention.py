@@ -93,27 +93,21 @@ class Attention(nn.Module):
         if self.bias is not None:
             bias_BNTS = self.bias(context.query_positions_BT, context.key_positions_BS)
         assert cfg.head_dim
-        scores = {
-            'scale': choose(SCALES, cfg.attention_scale, 'model.attention_scale')(cfg.head_dim, cfg.emb_dim),
-            'bias_BNTS': bias_BNTS,
-            'softcap': cfg.attention_softcap,
-            'sink_N': self.sink(),
-        }
-        if self.is_mutable_collection('intermediates'):  # attention maps; no kernel but the reference has them
-            self.sow('intermediates', 'probabilities', kernels.probabilities(q_BNTH, k_BKSH, mask_BTS, **scores))
         training = self.has_rng('dropout') and dropout_rate is not None
-        kernel = choose(kernels.KERNELS, cfg.attention_kernel, 'model.attention_kernel').function
-        if ring_attention.ways() > 1 and q_BNTH.shape[2] > 1:
-            kernel = ring_attention.ring
-        out_BNTV = kernel(
-            q_BNTH,
-            k_BKSH,
-            v_BKSV,
-            mask_BTS,
-            **scores,
+        options = kernels.ScoreOptions(
+            scale=choose(SCALES, cfg.attention_scale, 'model.attention_scale')(cfg.head_dim, cfg.emb_dim),
+            bias=bias_BNTS,
+            softcap=cfg.attention_softcap,
+            sink_N=self.sink(),
             dropout_rate=dropout_rate if training else None,
             dropout_key=self.make_rng('dropout') if training else None,
         )
+        if self.is_mutable_collection('intermediates'):  # attention maps; no kernel but the reference has them
+            self.sow('intermediates', 'probabilities', kernels.probabilities(q_BNTH, k_BKSH, mask_BTS, options))
+        kernel = choose(kernels.KERNELS, cfg.attention_kernel, 'model.attention_kernel').function
+        if ring_attention.ways() > 1 and q_BNTH.shape[2] > 1:
+            kernel = ring_attention.ring
+        out_BNTV = kernel(q_BNTH, k_BKSH, v_BKSV, mask_BTS, options)
         return self.out(out_BNTV) if cfg.attention_projections else join_heads(out_BNTV)
 
 

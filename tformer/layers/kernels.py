@@ -1,20 +1,14 @@
 """What computes attention: one signature, one result, and a table of implementations that differ in speed and memory.
 
-Every kernel returns out_BNTV, in the values' dtype, of
+Every kernel(q_BNTH, k_BKSH, v_BKSV, mask_BTS, options) returns out_BNTV, in the values' dtype, of
 
     logits = scale q k^T;  softcap tanh(logits / softcap);  + bias;  masked;  softmax in float32;  dropout;  v
 
-and takes
-
-    q_BNTH        queries of N heads
-    k_BKSH        keys of K heads; query head n uses head n // G, G = N / K (Ainslie et al. 2023)
-    v_BKSV        values; V may differ from H where the kernel serves `value_dim`
-    mask_BTS      True where query t may see key s; a query that sees nothing gets zeros, and zero gradients
-    scale         factor on the scores, usually H^-0.5 (Vaswani et al. 2017, eq. 1)
-    bias_BNTS     float32, [B or 1, N, T, S]: added to the scaled, capped scores
-    softcap       bounds the scores by +-softcap (Gemma Team 2024)
-    sink_N        float32: the score of one more key whose value is zero (gpt-oss, OpenAI 2025; zeros: Miller 2023)
-    dropout_rate, dropout_key  dropout of the probabilities, off where either is None
+    q_BNTH    queries of N heads
+    k_BKSH    keys of K heads; query head n uses head n // G, G = N / K (Ainslie et al. 2023)
+    v_BKSV    values; V may differ from H where the kernel serves `value_dim`
+    mask_BTS  True where query t may see key s; a query that sees nothing gets zeros, and zero gradients
+    options   `ScoreOptions`: all else that acts on the scores
 """
 
 import functools
@@ -35,6 +29,38 @@ MIN = float(jnp.finfo(jnp.float32).min)
 Part = tuple[jax.Array, jax.Array, jax.Array | None]  # keys, mask and bias of a chunk
 
 
+class ScoreOptions(NamedTuple):
+    """What happens to the scores of queries and keys. Another such choice is one more field here and, where it acts on
+    single scores, one more line in `masked_logits`.
+
+    Attributes:
+      scale: factor on the scores, usually H^-0.5 (Vaswani et al. 2017, eq. 1).
+      bias: float32, [B or 1, N, T, S], added to the scaled, capped scores; for `masked_logits` by groups, BKGTS.
+      softcap: bounds the scores by +-softcap (Gemma Team 2024).
+      sink_N: float32, the score of one more key whose value is zero (gpt-oss, OpenAI 2025; zeros: Miller 2023).
+      dropout_rate: dropout of the probabilities, off where it or the key is None.
+      dropout_key: a random key.
+    """
+
+    scale: float
+    bias: jax.Array | None = None
+    softcap: float | None = None
+    sink_N: jax.Array | None = None
+    dropout_rate: MaybeScalar = None
+    dropout_key: jax.Array | None = None
+
+    def grouped(self, kv_heads: int) -> 'ScoreOptions':
+        """Returns the options with the bias by the key head that its query heads use, BKGTS."""
+        return self if self.bias is None else self._replace(bias=grouped(self.bias, kv_heads))
+
+    def drop(self, weights: jax.Array, index: jax.Array | None = None) -> jax.Array:
+        """Returns attention weights after dropout; parts of one attention draw by their `index`."""
+        if self.dropout_rate is None or self.dropout_key is None:
+            return weights
+        key = self.dropout_key if index is None else jax.random.fold_in(self.dropout_key, index)
+        return dropout(weights, self.dropout_rate, key)
+
+
 # ------------------------------------------------------------------------------------------------ shared parts
 def grouped(x_BNTX: jax.Array, kv_heads: int) -> jax.Array:
     """Returns x_BKGTX: the query heads, or their biases, by the key head that they use."""
@@ -42,15 +68,13 @@ def grouped(x_BNTX: jax.Array, kv_heads: int) -> jax.Array:
     return x_BNTX.reshape(B, kv_heads, N // kv_heads, T, X)
 
 
-def masked_logits(
-    q_BKGTH: jax.Array, k_BKSH: jax.Array, mask_BTS: jax.Array, bias_BKGTS: jax.Array | None, softcap: float | None
-) -> jax.Array:
-    """Returns logits_BKGTS, float32, of scaled queries; `MIN` where masked."""
+def masked_logits(q_BKGTH: jax.Array, k_BKSH: jax.Array, mask_BTS: jax.Array, options: ScoreOptions) -> jax.Array:
+    """Returns logits_BKGTS, float32, of scaled queries; `MIN` where masked. The bias of `options` is BKGTS."""
     logits_BKGTS = jnp.einsum('BKGTH,BKSH->BKGTS', q_BKGTH, k_BKSH, preferred_element_type=jnp.float32)
-    if softcap is not None:
-        logits_BKGTS = softcap * jnp.tanh(logits_BKGTS / softcap)
-    if bias_BKGTS is not None:
-        logits_BKGTS += bias_BKGTS
+    if options.softcap is not None:
+        logits_BKGTS = options.softcap * jnp.tanh(logits_BKGTS / options.softcap)
+    if options.bias is not None:
+        logits_BKGTS += options.bias
     return jnp.where(mask_BTS[:, None, None], logits_BKGTS, MIN)
 
 
@@ -73,27 +97,17 @@ def pad(x: jax.Array, axis: int, multiple: int) -> jax.Array:
 
 
 # ------------------------------------------------------------------------------------------------ reference
-def probabilities(
-    q_BNTH: jax.Array,
-    k_BKSH: jax.Array,
-    mask_BTS: jax.Array,
-    *,
-    scale: float,
-    bias_BNTS: jax.Array | None = None,
-    softcap: float | None = None,
-    sink_N: jax.Array | None = None,
-) -> jax.Array:
-    """Returns the attention probabilities, probs_BKGTS, float32; head n = k G + g.
+def probabilities(q_BNTH: jax.Array, k_BKSH: jax.Array, mask_BTS: jax.Array, options: ScoreOptions) -> jax.Array:
+    """Returns the attention probabilities before dropout, probs_BKGTS, float32; head n = k G + g.
 
     They sum to 1, with a sink to less. A query that sees nothing has uniform weights, with a sink zeros.
     """
     K = k_BKSH.shape[1]
-    q_BKGTH, bias_BKGTS = grouped(q_BNTH * scale, K), None if bias_BNTS is None else grouped(bias_BNTS, K)
-    logits_BKGTS = masked_logits(q_BKGTH, k_BKSH, mask_BTS, bias_BKGTS, softcap)
+    logits_BKGTS = masked_logits(grouped(q_BNTH * options.scale, K), k_BKSH, mask_BTS, options.grouped(K))
     probs_BKGTS = jax.nn.softmax(logits_BKGTS, axis=-1)
-    if sink_N is not None:  # e^x / (Z + e^sink) = (e^x / Z) sigmoid(log Z - sink)
+    if options.sink_N is not None:  # e^x / (Z + e^sink) = (e^x / Z) sigmoid(log Z - sink)
         total_BKGT1 = jax.nn.logsumexp(logits_BKGTS, axis=-1, keepdims=True)
-        probs_BKGTS *= jax.nn.sigmoid(total_BKGT1 - sink_N.reshape(1, K, -1, 1, 1))
+        probs_BKGTS *= jax.nn.sigmoid(total_BKGT1 - options.sink_N.reshape(1, K, -1, 1, 1))
     return probs_BKGTS
 
 
@@ -105,24 +119,10 @@ def attend(probs_BKGTS: jax.Array, v_BKSV: jax.Array) -> jax.Array:
 
 
 def reference(
-    q_BNTH: jax.Array,
-    k_BKSH: jax.Array,
-    v_BKSV: jax.Array,
-    mask_BTS: jax.Array,
-    *,
-    scale: float,
-    bias_BNTS: jax.Array | None = None,
-    softcap: float | None = None,
-    sink_N: jax.Array | None = None,
-    dropout_rate: MaybeScalar = None,
-    dropout_key: jax.Array | None = None,
+    q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSV: jax.Array, mask_BTS: jax.Array, options: ScoreOptions
 ) -> jax.Array:
     """The definition, written down. Memory O(T S)."""
-    probs_BKGTS = probabilities(
-        q_BNTH, k_BKSH, mask_BTS, scale=scale, bias_BNTS=bias_BNTS, softcap=softcap, sink_N=sink_N
-    )
-    if dropout_rate is not None and dropout_key is not None:
-        probs_BKGTS = dropout(probs_BKGTS, dropout_rate, dropout_key)
+    probs_BKGTS = options.drop(probabilities(q_BNTH, k_BKSH, mask_BTS, options))
     return seen(attend(probs_BKGTS, v_BKSV), mask_BTS)
 
 
@@ -132,21 +132,16 @@ def chunked(
     k_BKSH: jax.Array,
     v_BKSV: jax.Array,
     mask_BTS: jax.Array,
+    options: ScoreOptions,
     *,
-    scale: float,
-    bias_BNTS: jax.Array | None = None,
-    softcap: float | None = None,
-    sink_N: jax.Array | None = None,
-    dropout_rate: MaybeScalar = None,
-    dropout_key: jax.Array | None = None,
     chunk: int = CHUNK,
 ) -> jax.Array:
     """Attention of `chunk` keys at a time, forward and backward: memory O(T chunk) (Rabe & Staats 2021).
 
-    They rescale the sums where the running maximum grows, so that the backward pass keeps the sums of each chunk,
-    O(T V S / chunk). Here a first pass over the keys finds the maximum, a second one adds: the backward pass keeps
-    nothing of a chunk, for one more product of queries and keys. On 2 CPU cores at T = S = 1024, H = 64 a gradient
-    takes 0.27 s to the reference's 0.51. Its dropout draws other numbers than `reference`.
+    The paper rescales the sums where the running maximum grows, so that the backward pass keeps the sums of each chunk,
+    O(T V S / chunk). Here a first pass over the keys finds the maximum and a second one adds, so that the backward pass
+    keeps nothing of a chunk, at the cost of one more product of queries and keys. On 2 CPU cores at T = S = 1024,
+    H = 64 a gradient takes 0.27 s, that of `reference` 0.51 s. Dropout draws other numbers than in `reference`.
     """
     (B, N, T, _), K, V = q_BNTH.shape, k_BKSH.shape[1], v_BKSV.shape[-1]
     chunks = -(-k_BKSH.shape[2] // chunk)
@@ -156,46 +151,44 @@ def chunked(
         shape = (*x.shape[:axis], chunks, x.shape[axis] // chunks, *x.shape[axis + 1 :])
         return jnp.moveaxis(x.reshape(shape), axis, 0)
 
-    q_BKGTH, bias_BKGTS = grouped(q_BNTH * scale, K), None if bias_BNTS is None else grouped(bias_BNTS, K)
-    parts: Part = split(k_BKSH, 2), split(mask_BTS, 2), None if bias_BKGTS is None else split(bias_BKGTS, 4)
-    start_N = jnp.full((N,), MIN) if sink_N is None else sink_N
+    q_BKGTH, options = grouped(q_BNTH * options.scale, K), options.grouped(K)
+    parts: Part = split(k_BKSH, 2), split(mask_BTS, 2), None if options.bias is None else split(options.bias, 4)
+    start_N = jnp.full((N,), MIN) if options.sink_N is None else options.sink_N
     start_BKGT = jnp.broadcast_to(start_N.reshape(1, K, -1, 1), (B, K, N // K, T))
 
+    def logits(q_BKGTH: jax.Array, part: Part) -> jax.Array:
+        k_BKSH, mask_BTS, bias_BKGTS = part
+        return masked_logits(q_BKGTH, k_BKSH, mask_BTS, options._replace(bias=bias_BKGTS))
+
     def maximum(m_BKGT: jax.Array, part: Part) -> tuple[jax.Array, None]:
-        return jnp.maximum(m_BKGT, masked_logits(jax.lax.stop_gradient(q_BKGTH), *part, softcap).max(-1)), None
+        return jnp.maximum(m_BKGT, logits(jax.lax.stop_gradient(q_BKGTH), part).max(-1)), None
 
     m_BKGT, _ = jax.lax.scan(maximum, *jax.lax.stop_gradient((start_BKGT, parts)))
 
     @functools.partial(jax.checkpoint, prevent_cse=False)
     def sums(index: jax.Array, part: Part, v_BKSV: jax.Array) -> tuple[jax.Array, jax.Array]:
-        weights_BKGTS = jnp.exp(masked_logits(q_BKGTH, *part, softcap) - m_BKGT[..., None])
-        total_BKGT = weights_BKGTS.sum(-1)
-        if dropout_rate is not None and dropout_key is not None:
-            weights_BKGTS = dropout(weights_BKGTS, dropout_rate, jax.random.fold_in(dropout_key, index))
-        weights_BKGTS = weights_BKGTS.astype(v_BKSV.dtype)
-        out = jnp.einsum('BKGTS,BKSV->BKGTV', weights_BKGTS, v_BKSV, preferred_element_type=jnp.float32)
-        return out, total_BKGT
+        weights_BKGTS = jnp.exp(logits(q_BKGTH, part) - m_BKGT[..., None])
+        kept_BKGTS = options.drop(weights_BKGTS, index).astype(v_BKSV.dtype)
+        out = jnp.einsum('BKGTS,BKSV->BKGTV', kept_BKGTS, v_BKSV, preferred_element_type=jnp.float32)
+        return out, weights_BKGTS.sum(-1)
 
     def add(carry: tuple, xs: tuple) -> tuple[tuple, None]:
         return jax.tree.map(jnp.add, carry, sums(*xs)), None
 
     zeros = jnp.zeros((*m_BKGT.shape, V), jnp.float32), jnp.zeros_like(m_BKGT)
     (out_BKGTV, total_BKGT), _ = jax.lax.scan(add, zeros, (jnp.arange(chunks), parts, split(v_BKSV, 2)))
-    if sink_N is not None:
+    if options.sink_N is not None:
         total_BKGT += jnp.exp(start_BKGT - m_BKGT)
     out_BKGTV /= total_BKGT[..., None]
     return seen(out_BKGTV.reshape(B, N, T, V).astype(v_BKSV.dtype), mask_BTS)
 
 
 # ------------------------------------------------------------------------------------------------ jax's own
-def _rate(dropout_rate: MaybeScalar, dropout_key: jax.Array | None) -> MaybeScalar:
-    return None if dropout_key is None else dropout_rate
-
-
-def _refuse(kernel: str, **features: object) -> None:
-    """Raises where a kernel is given what it does not serve (`unserved` says so before, from the config)."""
-    for name, value in features.items():
-        if value is not None:
+def _refuse(kernel: str, options: ScoreOptions, *fields: str) -> None:
+    """Raises a `ValueError` where `options` sets a field that the kernel does not serve; users see `unserved`."""
+    given = options if options.dropout_key is not None else options._replace(dropout_rate=None)
+    for name in fields:
+        if getattr(given, name) is not None:
             raise ValueError(f'the attention kernel {kernel} does not serve {name}')
 
 
@@ -204,13 +197,8 @@ def fused(
     k_BKSH: jax.Array,
     v_BKSH: jax.Array,
     mask_BTS: jax.Array,
+    options: ScoreOptions,
     *,
-    scale: float,
-    bias_BNTS: jax.Array | None = None,
-    softcap: float | None = None,
-    sink_N: jax.Array | None = None,
-    dropout_rate: MaybeScalar = None,
-    dropout_key: jax.Array | None = None,
     implementation: Literal['xla', 'cudnn'],
 ) -> jax.Array:
     """`jax.nn.dot_product_attention`, in its own layout BTNH: what XLA makes of it, or cuDNN's flash attention.
@@ -219,15 +207,16 @@ def fused(
     the queries' dtype: memory is O(T S) of that. It trains on even lengths only: odd ones are padded here. Untested,
     for want of a GPU.
     """
-    _refuse(implementation, softcap=softcap, sink=sink_N, dropout=_rate(dropout_rate, dropout_key))
+    _refuse(implementation, options, 'softcap', 'sink_N', 'dropout_rate')
     T = q_BNTH.shape[2]
     multiple, bias_dtype = (2, q_BNTH.dtype) if implementation == 'cudnn' else (1, jnp.float32)
     q_BTNH, k_BSKH, v_BSKH = (pad(x, 2, multiple).swapaxes(1, 2) for x in (q_BNTH, k_BKSH, v_BKSH))
     padded_BTS = _never_blind(pad(pad(mask_BTS, 1, multiple), 2, multiple))
+    bias_BNTS = options.bias
     if bias_BNTS is not None:
         bias_BNTS = pad(pad(bias_BNTS.astype(bias_dtype), 2, multiple), 3, multiple)
     out_BTNH = jax.nn.dot_product_attention(
-        q_BTNH, k_BSKH, v_BSKH, bias_BNTS, padded_BTS[:, None], scale=scale, implementation=implementation
+        q_BTNH, k_BSKH, v_BSKH, bias_BNTS, padded_BTS[:, None], scale=options.scale, implementation=implementation
     )
     return seen(out_BTNH.swapaxes(1, 2)[:, :, :T], mask_BTS)
 
@@ -241,13 +230,8 @@ def flash(
     k_BKSH: jax.Array,
     v_BKSV: jax.Array,
     mask_BTS: jax.Array,
+    options: ScoreOptions,
     *,
-    scale: float,
-    bias_BNTS: jax.Array | None = None,
-    softcap: float | None = None,
-    sink_N: jax.Array | None = None,
-    dropout_rate: MaybeScalar = None,
-    dropout_key: jax.Array | None = None,
     interpret: bool = False,
 ) -> jax.Array:
     """The Pallas TPU kernel that ships with jax, "splash attention": skips blocks that the mask leaves empty.
@@ -255,20 +239,20 @@ def flash(
     Tested on CPU in `interpret` mode only, never on a TPU. The partitioner of a mesh cannot split it: one device, or
     inside `shard_map`. It reads the mask at run time, [B, T, S] bytes, one example after the other.
     """
-    _refuse('flash', bias=bias_BNTS, dropout=_rate(dropout_rate, dropout_key))
+    _refuse('flash', options, 'bias', 'dropout_rate')
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash  # slow to import
 
     T = q_BNTH.shape[2]
 
     def one(q_NTH: jax.Array, k_KSH: jax.Array, v_KSV: jax.Array, mask_TS: jax.Array) -> jax.Array:
         kernel = splash.make_splash_mha(
-            mask_TS[None], head_shards=1, q_seq_shards=1, attn_logits_soft_cap=softcap, interpret=interpret
+            mask_TS[None], head_shards=1, q_seq_shards=1, attn_logits_soft_cap=options.softcap, interpret=interpret
         )
         # jax 0.10.2 makes an array of this bool and then branches on it, which fails under jit.
         kernel.fwd_mask_info = kernel.fwd_mask_info._replace(is_dynamic_mask=True)
-        return kernel(q_NTH, k_KSH, v_KSV, sinks=sink_N)
+        return kernel(q_NTH, k_KSH, v_KSV, sinks=options.sink_N)
 
-    q_BNTH, k_BKSH, v_BKSV = (pad(x, 2, BLOCK) for x in (q_BNTH * scale, k_BKSH, v_BKSV))
+    q_BNTH, k_BKSH, v_BKSV = (pad(x, 2, BLOCK) for x in (q_BNTH * options.scale, k_BKSH, v_BKSV))
     padded_BTS = _never_blind(pad(pad(mask_BTS, 1, BLOCK), 2, BLOCK))
     out_BNTV = jax.vmap(one)(q_BNTH, k_BKSH, v_BKSV, padded_BTS)
     return seen(out_BNTV[:, :, :T].astype(v_BKSV.dtype), mask_BTS)
@@ -276,14 +260,14 @@ def flash(
 
 # ------------------------------------------------------------------------------------------------ the table
 class Kernel(NamedTuple):
-    """An implementation, which `FEATURES` it has, and on which of jax's backends (none named: on all)."""
+    """An implementation, the `FEATURES` it serves, and the jax backends it runs on (none named: all)."""
 
     function: Callable[..., jax.Array]
     serves: frozenset[str]
     platforms: tuple[str, ...] = ()
 
 
-FEATURES = {  # what a model may need of its kernel, and the field that asks for it
+FEATURES = {  # what a model may need of its kernel, and the field that needs it
     'bias': 'a position bias (model.position)',
     'softcap': 'model.attention_softcap',
     'sink': 'model.attention_sink',
@@ -295,7 +279,7 @@ FEATURES = {  # what a model may need of its kernel, and the field that asks for
 
 
 def unserved(name: str, needs: Set[str], platform: str) -> str | None:
-    """Returns one line on why kernel `name` cannot serve `needs` on `platform`, and which ones can; None if it can.
+    """Returns one line that says why kernel `name` cannot serve `needs` on `platform`, and which can; None if it can.
 
     Args:
       name: a key of `KERNELS`.

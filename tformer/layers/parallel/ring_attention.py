@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from tformer.layers.dropout import MaybeScalar, dropout
-from tformer.layers.kernels import MIN, grouped, masked_logits, pad, seen
+from tformer.layers.kernels import MIN, ScoreOptions, grouped, masked_logits, pad, seen
 
 AXIS = 'context'
 HALVES = 2  # blocks of each device's queries and keys
@@ -81,13 +81,7 @@ def ring(
     k_BKSH: jax.Array,
     v_BKSV: jax.Array,
     mask_BTS: jax.Array,
-    *,
-    scale: float,
-    bias_BNTS: jax.Array | None = None,
-    softcap: float | None = None,
-    sink_N: jax.Array | None = None,
-    dropout_rate: MaybeScalar = None,
-    dropout_key: jax.Array | None = None,
+    options: ScoreOptions,
 ) -> jax.Array:
     """Attention as kernels.py defines it, under a mesh whose axis `context` splits T and S.
 
@@ -97,41 +91,46 @@ def ring(
     (B, N, T, _), K, multiple = q_BNTH.shape, k_BKSH.shape[1], HALVES * ways()
     masked_BTS = pad(pad(mask_BTS, 1, multiple), 2, multiple)
     blocks = masked_BTS.reshape(B, multiple, masked_BTS.shape[1] // multiple, multiple, -1)
+    bias_BNTS, sink_N, rate, key = options.bias, options.sink_N, options.dropout_rate, options.dropout_key
     bias_BNTS = None if bias_BNTS is None else pad(pad(bias_BNTS, 2, multiple), 3, multiple)
     inputs = Inputs(
-        q_BKGTH=grouped(pad(q_BNTH * scale, 2, multiple), K),
+        q_BKGTH=grouped(pad(q_BNTH * options.scale, 2, multiple), K),
         k_BKSH=pad(k_BKSH, 2, multiple),
         v_BKSV=pad(v_BKSV, 2, multiple),
         bias_BKGTS=None if bias_BNTS is None else grouped(bias_BNTS, K),
         sink_KG=None if sink_N is None else sink_N.reshape(K, N // K),
         mask_BTS=masked_BTS,
         busy_QR=blocks.any((0, 2, 4)),
-        rate=dropout_rate if dropout_key is not None else None,
-        key=dropout_key if dropout_rate is not None else None,
+        rate=rate if key is not None else None,
+        key=key if rate is not None else None,
     )
-    out_BKGTV = attention(softcap, inputs)
+    fixed = options._replace(bias=None, sink_N=None, dropout_rate=None, dropout_key=None)
+    out_BKGTV = attention(fixed, inputs)
     out_BNTV = out_BKGTV.reshape(B, N, *out_BKGTV.shape[3:])[:, :, :T]
     return seen(out_BNTV.astype(v_BKSV.dtype), mask_BTS)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def attention(softcap: float | None, inputs: Inputs) -> jax.Array:
-    """Returns out_BKGTV, float32. The backward pass sends keys and values round once more, with their gradients."""
-    return _forward(softcap, inputs)[0]
+def attention(options: ScoreOptions, inputs: Inputs) -> jax.Array:
+    """Returns out_BKGTV, float32; `options` holds no arrays, which are in `inputs`.
+
+    The backward pass sends keys and values round once more, with their gradients.
+    """
+    return _forward(options, inputs)[0]
 
 
-def _forward(softcap: float | None, inputs: Inputs) -> tuple[jax.Array, Any]:
-    local = functools.partial(_attend, softcap=softcap)
+def _forward(options: ScoreOptions, inputs: Inputs) -> tuple[jax.Array, Any]:
+    local = functools.partial(_attend, options=options)
     out_BKGTV, lse_BKGT = _on_each(local, (_present(inputs),), (_ROWS, _ROWS))(inputs)
     return out_BKGTV, (inputs, out_BKGTV, lse_BKGT)
 
 
-def _backward(softcap: float | None, kept: Any, dout_BKGTV: jax.Array) -> tuple[Inputs]:
+def _backward(options: ScoreOptions, kept: Any, dout_BKGTV: jax.Array) -> tuple[Inputs]:
     inputs, out_BKGTV, lse_BKGT = kept
     delta_BKGT = jnp.sum(dout_BKGTV * out_BKGTV, -1)  # Dao et al. 2022, appendix B.4
     specs = _present(inputs)
     grads = Inputs(*specs[:4])
-    local = functools.partial(_differentiate, softcap=softcap)
+    local = functools.partial(_differentiate, options=options)
     found = _on_each(local, (specs, _ROWS, _ROWS, _ROWS), grads)(inputs, lse_BKGT, delta_BKGT, dout_BKGTV)
     if inputs.sink_KG is not None:
         share_BKGT = jnp.exp(inputs.sink_KG[None, :, :, None] - lse_BKGT)
@@ -163,9 +162,13 @@ def _pass_on(tree: Any) -> Any:
     return jax.lax.ppermute(tree, AXIS, [(i, (i + 1) % count) for i in range(count)])
 
 
-def _weights(block: Any, lse_BKGT: jax.Array, mask_BTS: jax.Array, softcap: float | None) -> jax.Array:
+def _logits(block: Any, mask_BTS: jax.Array, options: ScoreOptions) -> jax.Array:
     q_BKGTH, k_BKSH, _, bias_BKGTS = block
-    logits_BKGTS = masked_logits(q_BKGTH, k_BKSH, mask_BTS, bias_BKGTS, softcap)
+    return masked_logits(q_BKGTH, k_BKSH, mask_BTS, options._replace(bias=bias_BKGTS))
+
+
+def _weights(block: Any, lse_BKGT: jax.Array, mask_BTS: jax.Array, options: ScoreOptions) -> jax.Array:
+    logits_BKGTS = _logits(block, mask_BTS, options)
     return jnp.where(mask_BTS[:, None, None], jnp.exp(logits_BKGTS - lse_BKGT[..., None]), 0)
 
 
@@ -198,7 +201,7 @@ def _blocks(inputs: Inputs, k_BKSH: jax.Array, v_BKSV: jax.Array, turn: jax.Arra
             yield a, b, number, inputs.busy_QR[a, number], block, mask_BTS, key
 
 
-def _attend(inputs: Inputs, softcap: float | None) -> tuple[jax.Array, jax.Array]:
+def _attend(inputs: Inputs, options: ScoreOptions) -> tuple[jax.Array, jax.Array]:
     """Returns (out_BKGTV, the log-sum-exp of the scores lse_BKGT) of this device's queries."""
     B, K, G, T, _ = inputs.q_BKGTH.shape
     top, total = jnp.full((B, K, G, T), MIN), jnp.zeros((B, K, G, T))
@@ -213,8 +216,8 @@ def _attend(inputs: Inputs, softcap: float | None) -> tuple[jax.Array, jax.Array
 
             def add(sums: Any, block: Any = block, mask_BTS: jax.Array = mask_BTS, key: Any = key) -> Any:
                 top, total, out = sums
-                higher = jnp.maximum(top, masked_logits(block[0], block[1], mask_BTS, block[3], softcap).max(-1))
-                weights = _weights(block, higher, mask_BTS, softcap)
+                higher = jnp.maximum(top, _logits(block, mask_BTS, options).max(-1))
+                weights = _weights(block, higher, mask_BTS, options)
                 fade = jnp.exp(top - higher)
                 added = _summed(weights, block[2], inputs.rate, key)
                 return [higher, total * fade + weights.sum(-1), out * fade[..., None] + added]
@@ -230,7 +233,7 @@ def _attend(inputs: Inputs, softcap: float | None) -> tuple[jax.Array, jax.Array
 
 
 def _differentiate(
-    inputs: Inputs, lse_BKGT: jax.Array, delta_BKGT: jax.Array, dout_BKGTV: jax.Array, softcap: float | None
+    inputs: Inputs, lse_BKGT: jax.Array, delta_BKGT: jax.Array, dout_BKGTV: jax.Array, options: ScoreOptions
 ) -> Inputs:
     """Returns the gradients of this device's queries, keys, values and bias."""
 
@@ -243,7 +246,7 @@ def _differentiate(
                 block: Any, mask_BTS: Any = mask_BTS, key: Any = key, lse: Any = lse, given: Any = given
             ) -> Any:
                 def sums(block: Any) -> Any:
-                    weights = _weights(block, lse, mask_BTS, softcap)
+                    weights = _weights(block, lse, mask_BTS, options)
                     return _summed(weights, block[2], inputs.rate, key), weights.sum(-1)
 
                 return jax.vjp(sums, block)[1](given)[0]
