@@ -9,7 +9,7 @@ import pytest
 from tformer.config import Config, Model
 from tformer.model import build
 from tformer.optim import renamed_paths
-from tformer.optim.hyperparameters import Hyper
+from tformer.optim.hyperparameters import Hyperparameters
 from tformer.optim.parameters import within
 from tformer.training import checkpoint
 from tformer.training.state import begin
@@ -23,7 +23,7 @@ def state():
     cfg = Model(vocab_size=7, emb_dim=8, mlp_dim=8, num_decoder_layers=1, max_len=4, position='learned')
     params = build(cfg).init(jax.random.key(0), {'inputs': jnp.ones((1, 4), jnp.int32)})['params']
     params = jax.tree.map(lambda x: x.value, params, is_leaf=lambda x: hasattr(x, 'value'))
-    hyper = Hyper.of(Config(model=cfg)).replace(ema_decay=0.9)
+    hyper = Hyperparameters.of(Config(model=cfg)).replace(ema_decay=0.9)
     return jax.tree.map(lambda x: jnp.asarray(x) + 0, begin(optax.adam(1e-3), hyper, params, {}))
 
 
