@@ -175,7 +175,7 @@ def test_of_two_processes_one_writes_and_the_other_waits(tmp_path: pathlib.Path)
     made = [json.loads(out.splitlines()[-1]) for out, _ in ended]
     assert sorted(count for count, _ in made) == [0, 1]
     assert all(numbers == list(range(1000)) for _, numbers in made)
-    assert sum('another process writes' in err for _, err in ended) == 1
+    assert sum('another process is writing' in err for _, err in ended) == 1
 
 
 def test_a_killed_process_leaves_nothing_that_is_taken_for_whole(tmp_path: pathlib.Path) -> None:

@@ -280,7 +280,7 @@ def test_overlong(objective: str) -> None:
     (drop,), (truncate,) = ([part.examples for part in batches.parts] for batches in (dropped, cut))
     assert 0 < over == drop.num_dropped == truncate.num_truncated
     assert (drop.num_truncated, truncate.num_dropped) == (0, 0)
-    assert f'{over} over the length left out' in dropped.summary and f'{over} cut to the length' in cut.summary
+    assert f'{over} left out as too long' in dropped.summary and f'{over} cut to the length' in cut.summary
     assert cut.num_examples == dropped.num_examples + over == len(cut.records)
     evaluated = make(objective, 'pad', overlong='drop', training=False, **room)
     assert (evaluated.num_examples, evaluated.parts[0].examples.num_truncated) == (cut.num_examples, over)

@@ -1,1 +1,1 @@
-"""From sources to batches, in numpy alone: records -> tokens -> examples -> rows -> batches."""
+"""From sources to batches, with numpy only: records -> tokens -> examples -> rows -> batches."""

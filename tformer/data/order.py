@@ -1,24 +1,24 @@
-"""Which row comes when, by arithmetic alone: any place of an endless order is found without those before it."""
+"""Orders by arithmetic: any position of an endless order is computed without the positions before it."""
 
 import functools
 
 import numpy as np
 
-_SMALL = 1 << 15  # permutations that are made whole, and kept
+_SMALL = 1 << 15  # permutations up to this size are made whole and kept
 _ROUNDS = 6
 _MIX = np.uint64(0x9E3779B97F4A7C15)  # the golden ratio's bits
 
 
 def permuted(index: np.ndarray, size: int, key: tuple[int, ...]) -> np.ndarray:
-    """Where each `index` goes in a permutation of range(size), without making the permutation where it is large.
+    """Returns the image of each `index` under a random permutation of range(size), int64 [N].
 
-    A Feistel network (Luby & Rackoff 1988) over the next power of two, walked until it is within the size again
-    (Black & Rogaway 2002, section 4).
+    A large permutation is never made whole: it is a Feistel network (Luby & Rackoff 1988) over the next power of two,
+    applied until the result is below the size (cycle walking; Black & Rogaway 2002, section 4).
 
     Args:
-      index: int [N], of range(size).
-      size: 1 or more.
-      key: integers from 0; each key has a permutation of its own.
+      index: int [N], in range(size).
+      size: at least 1.
+      key: integers from 0; each key has its own permutation.
     """
     if size <= _SMALL:
         return _whole(size, key)[index]
@@ -26,16 +26,16 @@ def permuted(index: np.ndarray, size: int, key: tuple[int, ...]) -> np.ndarray:
     low_bits = np.uint64(bits // 2)
     low, high = (np.uint64(2**width - 1) for width in (bits // 2, bits - bits // 2))
     keys = np.random.SeedSequence(key).generate_state(_ROUNDS, np.uint64)
-    found = np.asarray(index, np.uint64).copy()
-    outside = np.arange(len(found))
+    image = np.asarray(index, np.uint64).copy()
+    outside = np.arange(len(image))
     while len(outside):
-        left, right = found[outside] >> low_bits, found[outside] & low
+        left, right = image[outside] >> low_bits, image[outside] & low
         for even, odd in keys.reshape(-1, 2):
             left = left ^ (_hash(right ^ even) & high)
             right = right ^ (_hash(left ^ odd) & low)
-        found[outside] = left << low_bits | right
-        outside = outside[found[outside] >= size]
-    return found.astype(np.int64)
+        image[outside] = left << low_bits | right
+        outside = outside[image[outside] >= size]
+    return image.astype(np.int64)
 
 
 @functools.lru_cache(maxsize=256)
@@ -44,7 +44,7 @@ def _whole(size: int, key: tuple[int, ...]) -> np.ndarray:
 
 
 def _hash(x: np.ndarray) -> np.ndarray:
-    """The finaliser of SplitMix64 (Steele et al. 2014): every bit of the input moves half of the output's."""
+    """The finaliser of SplitMix64 (Steele et al. 2014): each bit of the input flips about half of the output's bits."""
     x = x * _MIX
     for shift in (30, 27):
         x = (x ^ (x >> np.uint64(shift))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -52,24 +52,25 @@ def _hash(x: np.ndarray) -> np.ndarray:
 
 
 def interleave(rates: np.ndarray, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Items `start` to `start + count` of an endless order in which stream c has the share rates[c] / sum(rates).
+    """Returns positions `start` to `start + count` of an endless order that merges C streams in proportion to `rates`.
 
-    The order is Webster's method of apportionment (Balinski & Young 1982): item i of stream c stands at the time
-    (i + 1/2) / rates[c]. So at every moment each stream is near its share, and what each has had is known at once.
+    Stream c has the share rates[c] / sum(rates). The order is Webster's method of apportionment (Balinski & Young
+    1982): item i of stream c has the time (i + 1/2) / rates[c], and items are sorted by time. So every prefix of the
+    order holds nearly the right share of each stream, and the number of items taken from each stream is known directly.
 
     Args:
       rates: float [C], positive.
-      start: the first place.
-      count: places.
+      start: the first position.
+      count: the number of positions.
 
     Returns:
-      stream, item: int64 [count].
+      stream, item: int64 [count], the stream of each position and the index of the item in its stream.
     """
     num = len(rates)
     if num == 1:
         return np.zeros(count, np.int64), np.arange(start, start + count)
     shares = rates / rates.sum()
-    # Items that are past for sure, somewhat fewer than `start`; those that follow are sorted by their times.
+    # `past` items certainly come before `start`, a few fewer than `start` in all; those after them are sorted by time.
     past = np.maximum(np.floor((start - num) * shares + 0.5).astype(np.int64) - 1, 0)
     ahead = np.ceil((count + start - past.sum() + num) * shares).astype(np.int64) + 2
     stream = np.repeat(np.arange(num), ahead)

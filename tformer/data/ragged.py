@@ -1,4 +1,4 @@
-"""Rows of unequal length in two flat arrays, so that ten million tokens cost forty megabytes, or none: on disk."""
+"""Rows of unequal length in two flat arrays: ten million tokens take forty megabytes, or none if they are on disk."""
 
 import array
 import dataclasses
@@ -11,9 +11,9 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Ragged:
-    """`ragged[i]` is a view of row i: `flat[offsets[i]:offsets[i + 1]]`.
+    """Rows of numbers: `ragged[i]` is a view of row i, `flat[offsets[i]:offsets[i + 1]]`.
 
-    Where the arrays are memory maps another process that it is sent to maps the same files.
+    If the arrays are memory maps, a pickled copy in another process maps the same files.
     """
 
     flat: np.ndarray  # numbers [total]
@@ -21,10 +21,10 @@ class Ragged:
 
     @classmethod
     def of(cls, rows: Iterable[Iterable[float]], typecode: str = 'i') -> 'Ragged':
-        """Builds it from `rows`, which may be lazy: only one of them is held at a time.
+        """Returns `rows` as a `Ragged`. They may be lazy: only one row is held at a time.
 
         Args:
-          rows: of numbers.
+          rows: each an iterable of numbers.
           typecode: 'i' for int32, 'f' for float32.
         """
         flat: Any = array.array(typecode)
@@ -48,19 +48,20 @@ class Ragged:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The files that its arrays are in."""
+        """The files that hold its arrays."""
         return tuple(where[0] for where in map(_by_file, (self.flat, self.offsets)) if isinstance(where, tuple))
 
     @property
     def lengths(self) -> np.ndarray:
-        """int64 [rows]."""
+        """The length of each row, int64 [rows]."""
         return np.diff(self.offsets)
 
 
 def mapped(file: str, dtype: str) -> np.ndarray:
-    """The numbers in a file of nothing else, read as they are needed."""
-    empty = not os.path.getsize(file)  # which cannot be mapped
-    return np.zeros(0, dtype) if empty else np.asarray(np.memmap(file, dtype, mode='r'))  # plain: faster to cut
+    """Returns the array in a file of raw numbers as a memory map, which reads them when they are needed."""
+    if not os.path.getsize(file):  # an empty file cannot be mapped
+        return np.zeros(0, dtype)
+    return np.asarray(np.memmap(file, dtype, mode='r'))  # a plain array over the map slices faster
 
 
 def _by_file(values: np.ndarray) -> Any:

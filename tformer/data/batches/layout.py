@@ -1,4 +1,4 @@
-"""The rows of a split: its parts tokenised, cut and laid out, and which rows a batch has."""
+"""The rows of a split and their order: parts of a mixture laid out as rows, and the sampler of each batch's rows."""
 
 import dataclasses
 import hashlib
@@ -12,7 +12,7 @@ from tformer.data.batches import packing
 from tformer.data.examples.example_formats import Examples
 from tformer.data.ragged import Ragged
 
-LAYOUT, SHUFFLE, CORRUPT, SAMPLE = range(4)  # what a random stream is for
+LAYOUT, SHUFFLE, CORRUPT, SAMPLE = range(4)  # the use of a random stream
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,21 +27,31 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """Rows of a batch, each array int64 [rows]."""
+    """The rows of a batch; each array is int64 [rows]."""
 
     part: np.ndarray  # -1: an empty row
-    epoch: np.ndarray  # how many passes over the part came before
-    row: np.ndarray  # of the part
+    epoch: np.ndarray  # passes over the part before this one
+    row: np.ndarray  # index among the part's rows
 
 
 def lay_out(
-    config: Config, number: int, examples: Examples, epochs: float, batching: str, shapes: packing.Shapes, cached: bool
+    config: Config, part: int, examples: Examples, epochs: float, batching: str, shapes: packing.Shapes, cached: bool
 ) -> Part:
-    """Lays out part `number` of a mixture, or finds the layout in the cache, where packing took its time."""
+    """Lays out one part of a mixture; a packed layout, which takes time, is taken from the cache if it is there.
+
+    Args:
+      config: of the run.
+      part: the index of the part.
+      examples: of the part.
+      epochs: passes over the part in one epoch of the mixture.
+      batching: a key of packing.BATCHING.
+      shapes: of the rows.
+      cached: whether the cache may hold the layout.
+    """
     limits = np.max(shapes, axis=0)
 
     def rows() -> Ragged:
-        rng = np.random.default_rng((config.train.seed, LAYOUT, number))
+        rng = np.random.default_rng((config.train.seed, LAYOUT, part))
         return packing.BATCHING[batching].rows(examples.lengths, limits, rng)
 
     def write(writer: cache.Writer) -> None:
@@ -54,52 +64,51 @@ def lay_out(
             'layout': packing.WINDOW,
             'lengths': hashlib.blake2b(np.ascontiguousarray(examples.lengths).data).hexdigest(),
             'limits': limits.tolist(),
-            'stream': [config.train.seed, number],
+            'stream': [config.train.seed, part],
         }
-        found, _ = cache.arrays(cache.directory(config.data), depends_on, write)
-        laid = Ragged(found['examples'], found['offsets'])
+        arrays, _ = cache.arrays(cache.directory(config.data), depends_on, write)
+        laid = Ragged(arrays['examples'], arrays['offsets'])
     else:
         laid = rows()
-    several = len(shapes) > 1
-    bucket = packing.bucket_of(examples.lengths, shapes) if several else np.zeros(len(laid), np.int64)
+    bucket = packing.bucket_of(examples.lengths, shapes) if len(shapes) > 1 else np.zeros(len(laid), np.int64)
     return Part(examples, laid, tuple(np.flatnonzero(bucket == index) for index in range(len(shapes))), epochs)
 
 
 class TrainSampler:
-    """The batches of training, found by arithmetic: nothing is kept from one step to the next.
+    """The rows of each training batch, computed from its step alone, without state.
 
-    Batches of the shapes alternate in proportion to their rows, and so do rows of the parts within a batch. Each row
-    of a part comes once in each pass over it, in an order of that pass; the rows left at its end come before the first
-    ones of the next.
+    Batches of the different shapes alternate in proportion to their rows; within a batch, so do rows of the parts. Each
+    pass over a part takes each of its rows once, in its own random order. The rows left over at the end of a pass come
+    before the first rows of the next.
     """
 
     def __init__(self, parts: Sequence[Part], widths: Sequence[int], seed: int) -> None:
-        """`widths` are the rows of a batch of each shape."""
+        """Takes the parts, the number of rows in a batch of each shape, and the seed of the orders."""
         self._parts, self._widths, self._seed = parts, np.array(widths), seed
         self._rates = np.array([[len(rows) * part.epochs for rows in part.by_bucket] for part in parts]).T
         self._batch_rates = self._rates.sum(axis=1) / self._widths  # batches of each shape in an epoch
         self.steps_per_epoch = float(self._batch_rates.sum())
 
     def find(self, step: int) -> tuple[int, Rows]:
-        """The shape of a step, and its rows."""
+        """Returns the index of the shape of a step, and its rows."""
         (bucket,), (batch,) = order.interleave(self._batch_rates, step, 1)
         width = int(self._widths[bucket])
-        there = np.flatnonzero(self._rates[bucket])
-        stream, places = order.interleave(self._rates[bucket][there], int(batch) * width, width)
-        part, epoch, row = there[stream], np.zeros(width, np.int64), np.zeros(width, np.int64)
-        for number in there.tolist():
-            rows = self._parts[number].by_bucket[bucket]
-            mine = np.flatnonzero(part == number)
-            epoch[mine], place = np.divmod(places[mine], len(rows))
+        nonempty = np.flatnonzero(self._rates[bucket])  # parts with rows of this shape
+        stream, items = order.interleave(self._rates[bucket][nonempty], int(batch) * width, width)
+        part, epoch, row = nonempty[stream], np.zeros(width, np.int64), np.zeros(width, np.int64)
+        for index in nonempty.tolist():
+            rows = self._parts[index].by_bucket[bucket]
+            mine = np.flatnonzero(part == index)
+            epoch[mine], item = np.divmod(items[mine], len(rows))
             for now in np.unique(epoch[mine]):
-                key = (self._seed, SHUFFLE, number, int(bucket), int(now))
-                here = epoch[mine] == now
-                row[mine[here]] = rows[order.permuted(place[here], len(rows), key)]
+                key = (self._seed, SHUFFLE, index, int(bucket), int(now))
+                in_epoch = epoch[mine] == now
+                row[mine[in_epoch]] = rows[order.permuted(item[in_epoch], len(rows), key)]
         return int(bucket), Rows(part, epoch, row)
 
 
 class EvalSampler:
-    """The batches of an evaluation: each row once, in order, the last batch of a shape filled up."""
+    """The rows of each evaluation batch: every row once, in order; empty rows complete the last batch of a shape."""
 
     def __init__(self, parts: Sequence[Part], widths: Sequence[int]) -> None:
         self._batches = []
@@ -107,13 +116,13 @@ class EvalSampler:
             rows = np.concatenate([part.by_bucket[bucket] for part in parts])
             owner = np.repeat(np.arange(len(parts)), [len(part.by_bucket[bucket]) for part in parts])
             for start in range(0, len(rows), width):
-                some = slice(start, start + width)
-                empty = (0, width - len(rows[some]))
-                part, row = (np.pad(values[some], empty, constant_values=-1) for values in (owner, rows))
+                in_batch = slice(start, start + width)
+                empty = (0, width - len(rows[in_batch]))
+                part, row = (np.pad(values[in_batch], empty, constant_values=-1) for values in (owner, rows))
                 self._batches.append((bucket, Rows(part, np.zeros_like(row), row)))
         self._batches.sort(key=lambda batch: (batch[1].part[0], batch[1].row[0]))
         self.steps_per_epoch = len(self._batches)
 
     def find(self, step: int) -> tuple[int, Rows]:
-        """The shape of a step, and its rows."""
+        """Returns the index of the shape of a step, and its rows."""
         return self._batches[step]

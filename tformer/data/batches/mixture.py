@@ -1,4 +1,4 @@
-"""The parts that a run is trained on, one or several, and how much of each."""
+"""The parts of a training mixture (one where there is no mixture), and the amount of each."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ class Concatenation(View):
 
     @property
     def whole(self) -> 'Concatenation':
-        """What they are samples of (data.train_examples), else themselves."""
+        """The whole splits, of which these may be samples (data.train_examples)."""
         return Concatenation([split.whole for split in self.splits])
 
     def __len__(self) -> int:
@@ -43,43 +43,46 @@ class Concatenation(View):
 
 
 def load(config: Config, split: str) -> Concatenation:
-    """The records of a split: those of every part of data.mixture, in its order.
+    """Returns the records of a split of every part of data.mixture, in its order.
 
-    What parts have in common is scored once, and a part need not have records to be scored. Of the training split it
-    is data.train_examples, chosen by train.seed, where that is set.
+    In evaluation, records that parts share count once, and parts without the split are left out. If
+    data.train_examples is set, the training split is a sample of that size, drawn by train.seed.
 
     Raises:
       UserError: as `sources.load` does.
     """
-    found: dict[Any, Split] = {}
+    splits: dict[Any, Split] = {}
     missing: list[NoSplitError] = []
-    for number, part in enumerate(parts(config.data)):
+    for index, part in enumerate(parts(config.data)):
         try:
             records = sources.load(part, config.train.objective, split)
             if split == 'train' and config.data.train_examples is not None:
                 records = records.sample(config.data.train_examples, (config.train.seed, layout.SAMPLE))
-            found[number if split == 'train' else records.fingerprint] = records
+            splits[index if split == 'train' else records.fingerprint] = records
         except NoSplitError as error:
             missing.append(error)
-    if missing and (split == 'train' or not found):
+    if missing and (split == 'train' or not splits):
         raise missing[0]
-    return Concatenation(list(found.values()))
+    return Concatenation(list(splits.values()))
 
 
 def epochs_of_parts(weights: Sequence[float | None], counts: Sequence[int], temperature: float) -> list[float]:
-    """How often each part is gone through while as many examples are seen as all of them have.
+    """Returns the passes over each part in one epoch of the mixture, which has as many examples as all parts together.
 
-    The share of a part is its weight to the power 1/temperature (Raffel et al. 2020, section 3.5.2; Arivazhagan et al.
-    2019, section 3.2).
+    The share of a part is proportional to its weight to the power 1/temperature (Raffel et al. 2020, section 3.5.2;
+    Arivazhagan et al. 2019, section 3.2).
 
     Args:
-      weights: of each part; None: as many as it has examples.
-      counts: examples of each part.
-      temperature: 1 leaves the shares as they are, more evens them out.
+      weights: of each part; None: the number of its examples.
+      counts: the number of examples of each part.
+      temperature: 1 keeps the proportions of the weights; a higher one evens them out.
+
+    Raises:
+      UserError: a part has a share of practically zero.
     """
     known = [count if weight is None else weight for weight, count in zip(weights, counts, strict=True)]
     shares = (np.array(known, float) / max(known)) ** (1 / temperature)
-    found = shares / shares.sum() * sum(counts) / np.array(counts)
-    for number in np.flatnonzero(found < 1e-12):
-        raise UserError(f'data.mixture[{number}] is never seen: its share of the examples is {shares[number]:.3g}')
-    return found.tolist()
+    epochs = shares / shares.sum() * sum(counts) / np.array(counts)
+    for part in np.flatnonzero(epochs < 1e-12):
+        raise UserError(f'data.mixture[{part}] is never seen: its share of the examples is {shares[part]:.3g}')
+    return epochs.tolist()

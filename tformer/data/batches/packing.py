@@ -1,7 +1,7 @@
-"""Layouts: how documents are cut, which examples share a row, and to what shape a row is padded.
+"""Layouts: which examples share a row, and the shape that a row is padded to.
 
-A layout is made from integer lengths alone. It is the same in every epoch, so that the number of rows in an epoch is
-known and any row is found without laying out those before it; the order of the rows is another matter.
+A layout depends on the lengths of the examples only. It is the same in every epoch: so the number of rows in an epoch
+is known, and any row is found without laying out the rows before it. Samplers decide the order of the rows.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ import numpy as np
 
 from tformer.data.ragged import Ragged
 
-WINDOW = 4096  # examples that are packed with each other: bounds the time and memory that packing takes
+WINDOW = 4096  # examples that are packed together: this bounds the time and memory of packing
 
 Shapes = tuple[tuple[int, ...], ...]  # padded row lengths in each stack, (T,) or (T, S), one for each bucket
 
@@ -20,20 +20,20 @@ Shapes = tuple[tuple[int, ...], ...]  # padded row lengths in each stack, (T,) o
 
 
 def one_shape(lengths: np.ndarray, limits: np.ndarray, num_buckets: int) -> Shapes:
-    """Every row as long as the limits."""
+    """Returns a single shape: the limits."""
     return (tuple(map(int, limits)),)
 
 
 def bucket_shapes(lengths: np.ndarray, limits: np.ndarray, num_buckets: int) -> Shapes:
-    """At most `num_buckets` shapes that waste few positions: a tree of the cuts that save most, each time.
+    """Returns at most `num_buckets` shapes that waste few positions, by a greedy tree of the cuts that save most.
 
     Args:
       lengths: int [N, stacks], tokens of each example in each stack.
       limits: int [stacks]; no shape is longer.
-      num_buckets: compiled programs one is ready to have.
+      num_buckets: the most shapes; each is compiled once.
     """
     rounded = np.minimum(_round_up(lengths), limits)
-    codes = np.ravel_multi_index(tuple(rounded.T), tuple(limits + 1))  # one number for each pair: sorts faster
+    codes = np.ravel_multi_index(tuple(rounded.T), tuple(limits + 1))  # one number per example sorts faster
     found, counts = np.unique(codes, return_counts=True)
     distinct = np.stack(np.unravel_index(found, tuple(limits + 1)), axis=1)
     buckets = [(distinct, counts)]
@@ -50,14 +50,14 @@ def bucket_shapes(lengths: np.ndarray, limits: np.ndarray, num_buckets: int) -> 
 
 
 def _best_cut(lengths: np.ndarray, counts: np.ndarray) -> tuple[float, np.ndarray]:
-    """Cuts a bucket in two between lengths of one stack, or of the longer one.
+    """Finds the best cut of a bucket in two, by the length in one stack or by the longer of both.
 
     Returns:
-      The positions that the best cut saves, and which of `lengths` are below it.
+      The positions that the cut saves, and which of `lengths` are below it.
     """
     best = (0.0, np.zeros(len(lengths), bool))
     whole = counts.sum() * lengths.max(axis=0).sum()
-    for stack in [*lengths.T, lengths.max(axis=1)]:  # the longer side too: sides of a pair are alike
+    for stack in [*lengths.T, lengths.max(axis=1)]:  # the longer one too, because both sides of a pair are similar
         order = np.argsort(stack, kind='stable')
         size = np.cumsum(counts[order])[:-1]
         below = np.maximum.accumulate(lengths[order])[:-1].sum(axis=1)
@@ -69,7 +69,7 @@ def _best_cut(lengths: np.ndarray, counts: np.ndarray) -> tuple[float, np.ndarra
 
 
 def bucket_of(lengths: np.ndarray, shapes: Shapes) -> np.ndarray:
-    """int [N]: for each example the smallest of the `shapes` that holds it."""
+    """Returns the index of the smallest of `shapes` that holds each example, int [N]; -1 where none does."""
     smallest = np.full(lengths.max(axis=0) + 1, -1, np.int32)  # by the length in each stack
     for index in sorted(range(len(shapes)), key=lambda i: -sum(shapes[i])):
         smallest[tuple(slice(length + 1) for length in shapes[index])] = index
@@ -77,7 +77,7 @@ def bucket_of(lengths: np.ndarray, shapes: Shapes) -> np.ndarray:
 
 
 def _round_up(lengths: np.ndarray) -> np.ndarray:
-    """Long ones to multiples of 8, which accelerators like and which makes fewer shapes."""
+    """Rounds long lengths up to multiples of 8, which suit accelerators and make fewer shapes."""
     return np.where(lengths < 64, lengths, -(-lengths // 8) * 8)
 
 
@@ -90,16 +90,16 @@ def alone(lengths: np.ndarray, limits: np.ndarray, rng: np.random.Generator) -> 
 
 
 def pack(lengths: np.ndarray, limits: np.ndarray, rng: np.random.Generator, window: int = WINDOW) -> Ragged:
-    """Several examples a row, in windows of `window` examples in random order.
+    """Puts several examples in a row, within windows of `window` examples in random order.
 
-    Rows are filled one by one, each time with the example that lies best along the room left in every stack: the
-    bin-centric dot product of Panigrahy et al. 2011 (section 3). With one stack that is the longest that fits.
+    Rows are filled one by one. The next example is the one whose lengths best match the room left in every stack, by
+    the bin-centric dot product of Panigrahy et al. 2011 (section 3). With one stack, it is the longest that fits.
 
     Args:
       lengths: int [N, stacks], tokens of each example in each stack, from 1 to the limits.
       limits: int [stacks], tokens of a row.
       rng: the source of all randomness.
-      window: examples that may share rows.
+      window: the number of examples that may share rows.
 
     Returns:
       The examples of each row.
@@ -110,7 +110,7 @@ def pack(lengths: np.ndarray, limits: np.ndarray, rng: np.random.Generator, wind
 
 
 def _fill_rows(members: np.ndarray, lengths: np.ndarray, limits: np.ndarray) -> Iterator[list[int]]:
-    """The rows of one window; examples of the same lengths stand for each other, so few kinds are compared."""
+    """Yields the rows of one window. Examples of the same lengths are interchangeable, so few kinds are compared."""
     kinds, kind = np.unique(lengths, axis=0, return_inverse=True)
     waiting = [members[kind == index].tolist() for index in range(len(kinds))]
     left, shares = np.bincount(kind), kinds / limits
@@ -126,7 +126,7 @@ def _fill_rows(members: np.ndarray, lengths: np.ndarray, limits: np.ndarray) -> 
 
 @dataclasses.dataclass(frozen=True)
 class Batching:
-    """How examples become rows, and rows get their shapes."""
+    """How examples are put in rows, and the shapes of the rows."""
 
     shapes: Callable[[np.ndarray, np.ndarray, int], Shapes]  # lengths, limits, num_buckets
     rows: Callable[[np.ndarray, np.ndarray, np.random.Generator], Ragged]  # lengths, limits, rng

@@ -1,4 +1,4 @@
-"""Batches of a split: random access by step, and an iterator that makes them ahead."""
+"""The batches of a split: random access by step, and an iterator that prefetches."""
 
 import contextlib
 import functools
@@ -24,24 +24,24 @@ from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.errors import UserError, choose
 
 _ENDLESS = 1 << 40  # steps
-_PADDING: dict[str, Any] = {'weights': 0, 'prefix': False, 'token_types': 0}  # of other arrays the pad token
+_PADDING: dict[str, Any] = {'weights': 0, 'prefix': False, 'token_types': 0}  # other arrays: the pad token
 _PER_ROW = ('labels', 'label_weights')
 
 Batch = dict[str, np.ndarray]
 
 
 class Batches:
-    """The batches of a split, each a pure function of the config, the data and its step.
+    """The batches of a split. Each is a pure function of the config, the data and the step.
 
     Training batches never end: rows are shuffled by train.seed, and the parts of a mixture meet in each batch
     (`layout.TrainSampler`). Evaluation is one epoch in the order of the records, one example per row: it never packs.
 
     Attributes:
-      records: the split; a mixture's parts one after the other.
-      parts: what it consists of, laid out.
-      shapes: the padded row lengths that occur, (T,) or (T, S): a compiled program each.
-      widths: rows of a batch of each shape.
-      steps_per_epoch: in training a mean, for batches straddle the ends of epochs.
+      records: of the split; the parts of a mixture one after the other.
+      parts: the parts of the mixture, laid out.
+      shapes: the padded row lengths that occur, (T,) or (T, S); each is compiled as its own program.
+      widths: the rows of a batch of each shape.
+      steps_per_epoch: in training a mean, because batches cross the ends of epochs.
     """
 
     def __init__(
@@ -93,19 +93,19 @@ class Batches:
         self._positions = np.arange(lengths.max(), dtype=np.int32)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What another process needs to make batches: not the records."""
+        """The state that another process needs to make batches: everything but the records."""
         return {**vars(self), 'records': ()}
 
     @property
     def num_examples(self) -> int:
-        """Examples of all parts; a long text makes several under a language-model objective."""
+        """The number of examples of all parts; language modelling cuts a long text into several."""
         return sum(len(part.examples) for part in self.parts)
 
     @property
     def summary(self) -> str:
-        """How many examples there are, and what is not among them."""
+        """The number of examples, and of records that were left out, cut or skipped."""
         left_out = {
-            'over the length left out': sum(part.examples.num_dropped for part in self.parts),
+            'left out as too long': sum(part.examples.num_dropped for part in self.parts),
             'cut to the length': sum(part.examples.num_truncated for part in self.parts),
             'skipped as bad': sum(part.examples.num_skipped for part in self.parts),
         }
@@ -118,67 +118,74 @@ class Batches:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Equal where the records, in tokens, and their places in the batches are the same."""
+        """A hash of the tokenised records and their positions in the batches."""
         digest = hashlib.blake2b(repr((self.shapes, self.widths)).encode(), digest_size=8)
         for part in self.parts:
             digest.update(f'{part.examples.fingerprint} {part.epochs}'.encode())
         return digest.hexdigest()
 
     def batch(self, step: int, share: tuple[int, int] = (0, 1)) -> Batch:
-        """The batch of `step`: `inputs positions` int32 [B, T], and what the objective's form gives besides.
+        """Returns the batch of `step`: `inputs` and `positions` int32 [B, T], and the other arrays of the objective.
 
-        That may be `targets` int32, `weights` float32, `prefix` bool, `token_types` int32 [B, T]; `labels` int32 or
-        float32 and `label_weights` float32 [B], of an answer labels [B, 2]; and `encoder_inputs encoder_positions`
-        [B, S]. Packed rows add `[encoder_]segment_ids`, from 1, and their positions start at 0 in each segment. Padding
-        is the pad token at position -1 in segment 0, of no weight and no prefix.
+        Those may be `targets` int32, `weights` float32, `prefix` bool and `token_types` int32 [B, T]; `labels` int32 or
+        float32 [B] (of an answer [B, 2]) and `label_weights` float32 [B]; and `encoder_inputs` and `encoder_positions`
+        int32 [B, S]. Packed rows also have `[encoder_]segment_ids`, from 1, and their positions start at 0 in each
+        segment. Padding is the pad token at position -1, in segment 0, with weight 0 and outside the prefix.
 
         Args:
           step: from 0.
-          share: (index, count), that one of `count` equal shares of the rows: what one host feeds.
+          share: (index, count): returns one of `count` equal shares of the rows, which one host feeds.
         """
         bucket, rows = self._find(step)
         mine = range(share[0] * len(rows.part) // share[1], (share[0] + 1) * len(rows.part) // share[1])
         batch = self._empty(len(mine), self.shapes[bucket])
-        for place, row in enumerate(mine):
-            number, epoch = int(rows.part[row]), int(rows.epoch[row])
-            if number < 0:
-                continue
-            part, ends = self.parts[number], dict.fromkeys(self._sides, 0)
-            members = part.rows[rows.row[row]].tolist()
-            for segment, example in enumerate(members, start=1):
-                fields = self._fields(number, example, epoch)
-                for side, start in ends.items():
-                    ends[side] = stop = start + len(fields[f'{side}inputs'])
-                    batch[f'{side}positions'][place, start:stop] = self._positions[: stop - start]
-                    if self._packed:
-                        batch[f'{side}segment_ids'][place, start:stop] = segment
-                    for name in self._dtypes[side]:
-                        batch[name][place, start:stop] = fields[name]
-                for name in self._per_row:
-                    batch[name][place] = fields[name]
+        for index, row in enumerate(mine):
+            if rows.part[row] >= 0:
+                self._fill({name: array[index, ...] for name, array in batch.items()}, rows, row)
         return batch
 
+    def _fill(self, arrays: Batch, rows: layout.Rows, row: int) -> None:
+        """Writes one row of a batch.
+
+        Args:
+          arrays: views of this row in each array of the batch, all padding before.
+          rows: of the whole batch.
+          row: the index of this one among them.
+        """
+        part, epoch, ends = int(rows.part[row]), int(rows.epoch[row]), dict.fromkeys(self._sides, 0)
+        for segment, example in enumerate(self.parts[part].rows[rows.row[row]].tolist(), start=1):
+            fields = self._fields(part, example, epoch)
+            for side, start in ends.items():
+                ends[side] = stop = start + len(fields[f'{side}inputs'])
+                arrays[f'{side}positions'][start:stop] = self._positions[: stop - start]
+                if self._packed:
+                    arrays[f'{side}segment_ids'][start:stop] = segment
+                for name in self._dtypes[side]:
+                    arrays[name][start:stop] = fields[name]
+            for name in self._per_row:
+                arrays[name][...] = fields[name]
+
     def segments(self, step: int) -> list[list[tuple[int, int, int]]]:
-        """For each row of `batch(step)` the (part, record of the part, example of the part) of its segments."""
+        """Returns (part, record of the part, example of the part) of each segment of each row of `batch(step)`."""
         _, rows = self._find(step)
-        found: list[list[tuple[int, int, int]]] = []
-        for number, row in zip(rows.part.tolist(), rows.row.tolist(), strict=True):
-            part = self.parts[number]
-            members = part.rows[row].tolist() if number >= 0 else []
-            found.append([(number, int(part.examples.record[example]), example) for example in members])
-        return found
+        segments: list[list[tuple[int, int, int]]] = []
+        for index, row in zip(rows.part.tolist(), rows.row.tolist(), strict=True):
+            part = self.parts[index]
+            members = part.rows[row].tolist() if index >= 0 else []
+            segments.append([(index, int(part.examples.record[example]), example) for example in members])
+        return segments
 
     def _find(self, step: int) -> tuple[int, layout.Rows]:
         if step < 0 or (not self.training and step >= self.steps_per_epoch):
             raise IndexError(f'step {step} of {self.steps_per_epoch}')
         return self._sampler.find(step)
 
-    def _fields(self, number: int, example: int, epoch: int) -> Fields:
-        """The arrays of one example of part `number`."""
+    def _fields(self, part: int, example: int, epoch: int) -> Fields:
+        """The arrays of one example of a part, as corrupted in this epoch."""
         data, seed = self.config.data, self.config.train.seed
-        key = corrupt.noise_key(seed, layout.CORRUPT, number, epoch, example, data.mask_copies)
+        key = corrupt.noise_key(seed, layout.CORRUPT, part, epoch, example, data.mask_copies)
         noise = corrupt.Noise(data, self._tokenizer, key)
-        return self._format.fields(self.parts[number].examples, example, noise)
+        return self._format.fields(self.parts[part].examples, example, noise)
 
     def _empty(self, rows: int, shape: tuple[int, ...]) -> Batch:
         """A batch of padding."""
@@ -238,29 +245,30 @@ def _arrays(fields: Fields, sides: Sequence[str]) -> tuple[dict[str, dict[str, A
 def iterate(
     batches: Batches, start_step: int, config: Config, share: tuple[int, int] = (0, 1)
 ) -> Generator[Batch, None, None]:
-    """Yields `batches.batch(step, share)` from `start_step` on: endless in training, else to the end of the epoch.
+    """Yields `batches.batch(step, share)` from `start_step` on, without end in training, else to the end of the epoch.
 
-    `data.num_workers` processes (0: this one) of `data.num_threads` threads make `data.prefetch` batches ahead. Order
-    and content do not depend on any of them.
+    data.num_workers processes (0: this process) with data.num_threads threads prefetch data.prefetch batches. The
+    batches and their order do not depend on these numbers.
     """
     data = config.data
     stop = _ENDLESS if batches.training else int(batches.steps_per_epoch)
     ahead = grain.ReadOptions(num_threads=data.num_threads, prefetch_buffer_size=data.prefetch)
     steps = grain.MapDataset.range(start_step, stop).map(functools.partial(batches.batch, share=share))
-    made = steps.to_iter_dataset(ahead)
+    dataset = steps.to_iter_dataset(ahead)
     if data.num_workers:
         if not flags.FLAGS.is_parsed():
-            flags.FLAGS.mark_as_parsed()  # grain hands absl's flags on to its processes, whoever its user is
-        each = -(-data.prefetch // data.num_workers)
-        made = made.mp_prefetch(grain.MultiprocessingOptions(data.num_workers, per_worker_buffer_size=each), _follow)
-        # Through pipes: shared memory is left behind by killed runs, and containers have little of it.
-        made = grain.experimental.WithOptionsIterDataset(made, grain.experimental.DatasetOptions(min_shm_size=1 << 62))
-    with contextlib.closing(iter(made)) as batches_ahead:
-        yield from batches_ahead
+            flags.FLAGS.mark_as_parsed()  # grain passes absl's flags on to its processes, and fails if none were parsed
+        per_worker = -(-data.prefetch // data.num_workers)
+        workers = grain.MultiprocessingOptions(data.num_workers, per_worker_buffer_size=per_worker)
+        # Pipes and not shared memory, which killed runs leave behind and of which containers have little.
+        pipes = grain.experimental.DatasetOptions(min_shm_size=1 << 62)
+        dataset = grain.experimental.WithOptionsIterDataset(dataset.mp_prefetch(workers, _follow), pipes)
+    with contextlib.closing(iter(dataset)) as prefetched:
+        yield from prefetched
 
 
 def _follow(index: int, count: int) -> None:
-    """Makes a worker leave an interrupt to the process that it works for, and end when that one has."""
+    """Lets a worker process ignore interrupts, and exit once the process that it works for has ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = os.getppid()
 
