@@ -14,6 +14,7 @@ from tformer.distributed.sharding import unboxed
 from tformer.errors import UserError
 from tformer.lab.sweep import matching, trials
 from tformer.layers.dropout import DropoutRates
+from tformer.layers.resolved import resolve_model
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
 from tformer.training import dummy_batch
@@ -100,7 +101,7 @@ TABLE_3 = [  # Vaswani et al. 2017: N, d_model, d_ff, h, d_k, d_v, P_drop, epsil
 def test_the_rows_of_table_3() -> None:
     rows = []
     for trial in load('attention_is_all_you_need'):
-        model, train = config.resolve_model(trial.config.model), trial.config.train
+        model, train = resolve_model(trial.config.model), trial.config.train
         assert model.num_encoder_layers == model.num_decoder_layers and model.num_kv_heads == model.num_heads
         rows.append((
             model.num_encoder_layers, model.emb_dim, model.mlp_dim, model.num_heads, model.head_dim, model.value_dim,

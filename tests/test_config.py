@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 from tformer import checks, config
 from tformer.config import Config, convert
 from tformer.errors import UserError
+from tformer.layers.resolved import resolve_model
 
 SIZES = {'vocab_size': 40, 'encoder_vocab_size': 30, 'num_classes': 3, 'steps_per_epoch': 7}
 SECTIONS = [field.name for field in dataclasses.fields(Config)]
@@ -398,7 +399,7 @@ def test_resolve_fills_every_derived_none_and_is_idempotent(changes):
     derived_none = {'model.num_kv_heads', 'model.head_dim', 'model.final_norm', 'model.vocab_size', 'train.num_steps'}
     left = {name for name in FIELDS if value_of(once, name) is None and value_of(Config(), name) is None}
     assert not left & derived_none
-    assert config.resolve_model(once.model) == once.model
+    assert resolve_model(once.model) == once.model
 
 
 def test_resolve_keeps_what_is_set():

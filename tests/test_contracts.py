@@ -16,12 +16,13 @@ import pytest
 from flax import linen as nn
 
 from tformer import checks, config
-from tformer.config import Config, Model, resolve_model
+from tformer.config import Config, Model
 from tformer.distributed import sharding
 from tformer.layers import dropout as dropout_lib
 from tformer.layers.dropout import DropoutRates
 from tformer.layers.initializers import INITIALIZERS
 from tformer.layers.kernels import ScoreOptions, probabilities
+from tformer.layers.resolved import resolve_model
 from tformer.model import FAMILIES, build
 from tformer.objectives import OBJECTIVES
 from tformer.optim.hyperparameters import Hyperparameters

@@ -14,11 +14,12 @@ from flax import linen as nn
 from test_train_step import ROWS, T, Trainer, make_batch, make_config, relative
 
 from tformer import checks, config
-from tformer.config import Model, resolve_model
+from tformer.config import Model
 from tformer.distributed import hlo, sharding
 from tformer.errors import UserError
 from tformer.layers import moe
 from tformer.layers.moe import Moe
+from tformer.layers.resolved import resolve_model
 from tformer.training.state import make_start
 
 E, D, F = 4, 16, 32

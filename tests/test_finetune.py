@@ -17,6 +17,7 @@ from tformer.distributed import sharding
 from tformer.errors import UserError
 from tformer.layers.dropout import DropoutRates
 from tformer.layers.linear import ADAPTERS, LORA_TARGETS, Dense, merge_lora
+from tformer.layers.resolved import resolve_model
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
 from tformer.optim import freezing
@@ -282,7 +283,7 @@ def without_adapters(params):
     ],
 )
 def test_an_adapter_adds_its_two_products_times_alpha_over_rank(equation, role, shape, names, path):
-    cfg = config.resolve_model(dataclasses.replace(TINY, lora_rank=5, lora_alpha=2.0, lora_targets=ALL))
+    cfg = resolve_model(dataclasses.replace(TINY, lora_rank=5, lora_alpha=2.0, lora_targets=ALL))
     layer, rng = Dense(cfg, equation, shape, names, role=role), np.random.default_rng(0)
     x = rng.standard_normal({'BTD': (2, 6, 4), 'BNTV': (2, 2, 6, 3), 'BTF': (2, 6, 3)}[equation.split(',')[0]])
     first = layer.init(jax.random.key(0), x)['params']

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 from tformer import checks, config, hf
-from tformer.config import Config, Data, Decode, Model, Train, resolve_model
+from tformer.config import Config, Data, Decode, Model, Train
 from tformer.config.tasks import TASKS
 from tformer.distributed.sharding import unboxed
 from tformer.errors import UserError
+from tformer.layers.resolved import resolve_model
 from tformer.model import build
 
 ARCHITECTURES = pathlib.Path(__file__).parents[1] / 'configs' / 'architectures'

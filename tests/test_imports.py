@@ -15,9 +15,9 @@ ROOT = pathlib.Path(__file__).parents[1]
 ORDER = [
     ('atomic', 'errors'),
     ('config',),
-    ('data', 'distributed', 'hf'),
+    ('data', 'distributed'),
     ('layers',),
-    ('model', 'objectives', 'optim'),
+    ('model', 'objectives', 'optim', 'hf'),
     ('decode', 'evaluation'),
     ('checks',),
     ('training',),

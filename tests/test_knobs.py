@@ -14,10 +14,11 @@ import pytest
 
 from tformer import checks
 from tformer.checks.applies import APPLIES
-from tformer.config import Config, Data, Decode, Model, Train, resolve_model
+from tformer.config import Config, Data, Decode, Model, Train
 from tformer.distributed.sharding import unboxed
 from tformer.errors import UserError
 from tformer.layers.kernels import KERNELS
+from tformer.layers.resolved import resolve_model
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
 from tformer.optim.hyperparameters import Hyperparameters

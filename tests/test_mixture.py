@@ -16,6 +16,7 @@ from tformer.data import order
 from tformer.data.batches import mixture, pipeline
 from tformer.data.tokenizers import tokenizers
 from tformer.errors import UserError
+from tformer.layers.resolved import resolve_model
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
 
@@ -196,7 +197,7 @@ def test_nothing_leaks_between_packed_examples(place: pathlib.Path, family: str)
     assert batch['segment_ids'].max() >= 3
     size = batches._tokenizer.vocab_size
     model = build(
-        config.resolve_model(
+        resolve_model(
             Model(family, vocab_size=size, emb_dim=16, mlp_dim=32, num_heads=2, num_encoder_layers=2, max_len=64)
         )
     )

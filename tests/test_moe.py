@@ -12,12 +12,13 @@ from flax import linen as nn
 from jax.sharding import PartitionSpec
 
 from tformer import config
-from tformer.config import Model, resolve_model
+from tformer.config import Model
 from tformer.distributed import sharding
 from tformer.errors import UserError
 from tformer.layers import moe
 from tformer.layers.mlp import ACTIVATIONS, Mlp
 from tformer.layers.moe import DISPATCHES, Moe
+from tformer.layers.resolved import resolve_model
 
 B, T, D, F, E = 3, 7, 8, 12, 5
 CFG = resolve_model(Model(emb_dim=D, mlp_dim=F, num_experts=E))

@@ -16,6 +16,7 @@ from tformer.checks import resolve
 from tformer.config import Config, Data, Model, Train
 from tformer.errors import UserError
 from tformer.layers.dropout import DropoutRates
+from tformer.layers.resolved import resolve_model
 from tformer.model import build
 from tformer.objectives import OBJECTIVES, Objective, token_scores
 from tformer.optim import schedules
@@ -193,7 +194,7 @@ def model_names(objective='seq2seq', family='encoder_decoder'):
     cfg = Model(family=family, vocab_size=11, encoder_vocab_size=9, emb_dim=16, mlp_dim=24, num_heads=2, max_len=16)
     more = {'tied_embeddings': None, 'position': 'learned', 'mlm_transform': True, 'output_bias': True}
     cfg = dataclasses.replace(cfg, num_encoder_layers=1, num_decoder_layers=1, num_classes=3, **more)
-    run = Config(model=config.resolve_model(cfg), data=Data(length=8), train=Train(objective=objective, batch_size=2))
+    run = Config(model=resolve_model(cfg), data=Data(length=8), train=Train(objective=objective, batch_size=2))
     return logical_names(build(run.model), OBJECTIVES[objective], random_batch(run))
 
 

@@ -14,7 +14,7 @@ from flax import linen as nn
 from tformer import checks
 from tformer.checks.applies import RECURRENT
 from tformer.commands import inspect, runs
-from tformer.config import Config, Data, Decode, Mesh, Model, Optimizer, Train, resolve_model
+from tformer.config import Config, Data, Decode, Mesh, Model, Optimizer, Train
 from tformer.decode import make_generate
 from tformer.distributed import sharding
 from tformer.errors import UserError
@@ -23,6 +23,7 @@ from tformer.layers import recurrent
 from tformer.layers.dropout import DropoutRates
 from tformer.layers.recurrent import CELLS
 from tformer.layers.recurrent_attention import SCORES, CrossAttention, Source, attention_weights
+from tformer.layers.resolved import resolve_model
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
 from tformer.optim.hyperparameters import Hyperparameters

@@ -9,7 +9,7 @@ import pytest
 from flax import linen as nn
 
 from tformer import config
-from tformer.config import Config, Model, resolve_model
+from tformer.config import Config, Model
 from tformer.config.run import Data, Train
 from tformer.data.examples import example_formats
 from tformer.data.tokenizers.tokenizers import Symbol, Tokenizers
@@ -27,6 +27,7 @@ from tformer.layers.positions import (
     rotate,
     sinusoidal,
 )
+from tformer.layers.resolved import resolve_model
 from tformer.model import build
 from tformer.objectives import cross_entropy
 from tformer.optim import schedules

@@ -18,13 +18,14 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from tformer.config import Model, resolve_model
+from tformer.config import Model
 from tformer.distributed.sharding import unpipelined
 from tformer.errors import choose
 from tformer.layers.dropout import DropoutRates
 from tformer.layers.embed import Embedding, embedding_width
 from tformer.layers.heads import DetectionHead, LinearHead, Pooler, TokenStatistics, VocabularyHead, token_statistics
 from tformer.layers.recurrent import RecurrentTower
+from tformer.layers.resolved import resolve_model
 from tformer.layers.tower import Batch, Tower, positions_of, real_tokens
 
 

@@ -4,8 +4,9 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from tformer.config import Model, resolve_model
+from tformer.config import Model
 from tformer.errors import UserError
+from tformer.layers.resolved import resolve_model
 
 Condition = Callable[[Model], bool]
 

@@ -3,9 +3,10 @@
 import dataclasses
 
 from tformer.checks.check import check
-from tformer.config import Config, resolve_model
+from tformer.config import Config
 from tformer.config.tasks import TASKS
 from tformer.errors import UserError
+from tformer.layers.resolved import resolve_model
 
 
 def resolve(

@@ -17,7 +17,6 @@ from tformer.config.convert import to_dict as to_dict
 from tformer.config.convert import values as values
 from tformer.config.model import Model as Model
 from tformer.config.model import own_layers as own_layers
-from tformer.config.model import resolve_model as resolve_model
 from tformer.config.run import AXES as AXES
 from tformer.config.run import Config as Config
 from tformer.config.run import Data as Data

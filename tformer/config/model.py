@@ -106,27 +106,7 @@ class Model:
     param_dtype: str = 'float32'  # of kernels and tables
 
 
-def resolve_model(model: Model) -> Model:
-    """Returns `model` with what its derived fields stand for filled in."""
-    head_dim = model.head_dim or max(1, model.emb_dim // model.num_heads)
-    return dataclasses.replace(
-        model,
-        num_kv_heads=model.num_kv_heads or model.num_heads,
-        head_dim=head_dim,
-        value_dim=model.value_dim or head_dim,
-        final_norm=_stream_has_no_norm(model) if model.final_norm is None else model.final_norm,
-        attention_scale=model.attention_scale or ('head_dim' if model.parametrization == 'mup' else 'sqrt_head_dim'),
-        initializer=model.initializer or ('deepnorm' if model.norm_placement == 'deepnorm' else 'xavier'),
-        encoder_vocab_size=model.encoder_vocab_size or model.vocab_size,
-    )
-
-
 def own_layers(model: Model) -> dict[str, int]:
     """Returns how many layers with parameters of their own each stack of the family has: one where all share them."""
     layers = {'encoder': model.num_encoder_layers, 'decoder': model.num_decoder_layers}
     return {stack: 1 if model.layer_sharing else number for stack, number in layers.items() if stack in model.family}
-
-
-def _stream_has_no_norm(model: Model) -> bool:
-    """Returns whether the stream leaves the last block as a bare sum."""
-    return model.norm is not None and model.norm_placement in ('pre', 'sandwich', 'parallel', 'no_residual')

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from tformer.config import Model, resolve_model
+from tformer.config import Model
 from tformer.errors import UserError, choose, nearest
 from tformer.hf import decoders, encoder_decoders, encoders
 from tformer.hf.rules import Family, Fields, Rule, axis_sizes, rearrange, reverse, shape
+from tformer.layers.resolved import resolve_model
 
 FAMILIES: dict[str, Family] = {**encoders.FAMILIES, **decoders.FAMILIES, **encoder_decoders.FAMILIES}
 
