@@ -26,17 +26,16 @@ from tformer.config import Config, Data, Evaluate, Mesh, Model, Optimizer, Train
 from tformer.errors import UserError
 from tformer.evaluation import predictions, text_scores
 from tformer.lab.report import (
-    amounts,
     costs,
-    document,
+    drawing,
+    findings,
     learning,
-    page,
     plots,
     prose,
+    render,
     report_data,
     results,
     scaling_analysis,
-    sections,
     texts,
     write,
 )
@@ -147,13 +146,13 @@ def test_the_statistics_are_those_of_the_runs(home: pathlib.Path) -> None:
 def test_the_findings_are_plain_sentences(home: pathlib.Path, tmp_path: pathlib.Path) -> None:
     report = computed_of(built(tmp_path / 'x', ARMS[:2]))
     assert prose.scale(report.rows).decimals == 3 and prose.scale(report.rows[:1]).spread(0.5, 0.02) == '0.500 ± 0.020'
-    assert prose.headline(report) == '1 arm against `baseline`, by test loss (lower is better). 6 trials: 6 done.'
+    assert findings.headline(report) == '1 arm against `baseline`, by test loss (lower is better). 6 trials: 6 done.'
     better = '`norm=rmsnorm`: test loss 0.490 ± 0.010, 0.030 lower than the baseline (95 % interval -0.055 to -0.005, '
-    assert prose.findings(report) == [
+    assert findings.arms(report) == [
         '`baseline`: test loss 0.520 ± 0.020, 3 seeds: the baseline', f'{better}p = 0.035 by Holm): better',
     ]  # fmt: skip
     near = computed_of(tmp_path / 'x', alpha=0.01)
-    (_, line) = prose.findings(near)
+    (_, line) = findings.arms(near)
     assert '(99 % interval -0.087 to +0.027, p = 0.035 by Holm): within noise; about ' in line
     assert line.endswith(f'about {near.rows[1].seeds} fresh seeds would decide')
     text = (home / 'report.md').read_text()  # of two comparisons, whose smaller p is 0.0303
@@ -173,17 +172,17 @@ def test_the_findings_are_plain_sentences(home: pathlib.Path, tmp_path: pathlib.
 def test_what_a_label_supposes_is_said(tmp_path: pathlib.Path) -> None:
     alone, twin = ({'model.activation': 'swiglu'}, {7: 0.9}), ({'model.norm': 'rmsnorm'}, BASE)
     report = computed_of(built(tmp_path / 'x', [({}, {**BASE, 3: FAILED}), alone, twin]))
-    told = {line.partition(':')[0]: line for line in prose.findings(report)}
+    told = {line.partition(':')[0]: line for line in findings.arms(report)}
     assert told['`baseline`'].endswith(', 3 seeds: the baseline; 1 run failed')
     assert told['`activation=swiglu`'].endswith(': worse if its noise is that of the baseline: it is one run')
     assert told['`norm=rmsnorm`'] == '`norm=rmsnorm`: test loss 0.520 ± 0.020: the same as the baseline in every run'
-    assert prose.limited(report) is None
+    assert findings.limited(report) is None
     all_right, all_wrong = dict.fromkeys(range(4), 0.0), dict.fromkeys(range(4), 1.0)
     few = dataclasses.replace(TINY, evaluate=Evaluate(samples=0, max_examples=4))
     report = computed_of(built(tmp_path / 'y', [({}, all_wrong), ({'model.norm': 'rmsnorm'}, all_right)], few))
-    assert prose.findings(report)[1].endswith(": noise unknown, for each side's runs are all the same; more would tell")
+    assert findings.arms(report)[1].endswith(": noise unknown, for each side's runs are all the same; more would tell")
     assert (
-        prose.limited(report)
+        findings.limited(report)
         == 'Scored are the first 4 records of the test split, of any size (evaluate.max_examples).'
     )
 
@@ -202,9 +201,7 @@ def test_a_run_without_the_metric_is_named_and_has_not_failed(tmp_path: pathlib.
     ends = {0: {'loss': 1.0, 'bleu': 3.0}, 1: {'loss': 1.0}, 2: FAILED, 3: UNFINISHED}
     report = computed_of(built(tmp_path / 'x', [({}, ends)]), metric='test/bleu')
     assert report.lacking == ['baseline/seed_1'] and (report.rows[0].runs.n, report.rows[0].runs.failed) == (1, 1)
-    assert (
-        document.Line('Done, but without test bleu: `baseline/seed_1`.') in sections.document(report).sections[0].blocks
-    )
+    assert '\n\nDone, but without test bleu: `baseline/seed_1`.\n\n' in render.markdown(report)
     assert list(report.others) == ['test/loss']
 
 
@@ -318,7 +315,7 @@ def test_amounts_are_those_that_the_logs_tell(tmp_path: pathlib.Path) -> None:
 
 def test_when_a_value_is_reached_is_told_of_each_arm(home: pathlib.Path) -> None:
     """A run that ends with L has L + 1 - s / 40 after s steps; the one that is no number reaches nothing."""
-    told = prose.reached(computed_of(home, reach=['train/loss=0.75', 'train/loss=0.55']))
+    told = findings.reached(computed_of(home, reach=['train/loss=0.75', 'train/loss=0.55']))
     assert told == [
         '`baseline`: train loss reaches 0.75 after 31 ± 1 steps in 3 of 3 runs',
         '`norm=rmsnorm`: train loss reaches 0.75 after 30 ± 0 steps in 3 of 3 runs',
@@ -327,7 +324,7 @@ def test_when_a_value_is_reached_is_told_of_each_arm(home: pathlib.Path) -> None
         '`norm=rmsnorm`: train loss reaches 0.55 after 38 ± 0 steps in 3 of 3 runs',
         '`activation=swiglu`: train loss reaches 0.55 in 0 of 4 runs',
     ]
-    told = prose.reached(computed_of(home, reach=['train/loss=1.26']))  # after 10 steps they have 1.25, 1.27, 1.29
+    told = findings.reached(computed_of(home, reach=['train/loss=1.26']))  # after 10 steps they have 1.25, 1.27, 1.29
     assert (
         told[0]
         == '`baseline`: train loss reaches 1.26 after 11 ± 1 steps in 3 of 3 runs, 1 of them by the first report'
@@ -348,11 +345,11 @@ def test_which_checkpoints_are_scored_is_told_where_it_is_not_the_last(tmp_path:
     assert [report.costs[arm].scored for arm in report.arms] == [40.0, 25.0][
         :: 1 if report.arms[0] != 'baseline' else -1
     ]
-    told = prose.scored(report)
+    told = findings.scored(report)
     assert told is not None and told.startswith(
         'The scores are those of the checkpoints best by `valid/loss`, after 25'
     )
-    assert prose.scored(computed_of(built(tmp_path / 'y', ARMS))) is None
+    assert findings.scored(computed_of(built(tmp_path / 'y', ARMS))) is None
 
 
 def test_a_mean_is_of_the_steps_that_all_runs_report(tmp_path: pathlib.Path) -> None:
@@ -398,7 +395,7 @@ def test_a_field_of_numbers_is_drawn_in_lines_with_the_best_of_each(tmp_path: pa
     widths = {16: {0: 0.50, 1: 0.54, 2: 0.52}, 24: {0: 0.52, 1: 0.51, 2: 0.56}, 32: {0: 0.7, 1: 0.73, 2: 0.72}}
     noisy = computed_of(built(tmp_path / 'z', [({'model.emb_dim': width}, runs) for width, runs in widths.items()]))
     assert noisy.response.lines[0].near == [24.0]
-    assert '`24`' in str(amounts.response(noisy)[0]) and 'within noise of it' in str(amounts.response(noisy)[0])
+    assert '| within noise of it: `24`' in render.markdown(noisy)
     write.write(home)
     row = (
         '| `model.emb_dim=32` | `0.0001` | 0.5050 ± 0.0071 | at the end of the values tried: the best may lie beyond |'
@@ -468,7 +465,7 @@ def test_what_arms_differ_in_besides_their_sizes_is_said_or_has_no_law(tmp_path:
     apart = sized(tmp_path / 'tasks', 'train.objective', ('causal_lm', 'prefix_lm'))
     report = computed_of(apart)
     assert report.scaling.law is None
-    told = str(amounts.scaling(report))
+    told = render.markdown(report)
     assert 'No law: runs that differ in train.objective have no law in common' in told
     assert computed_of(built(tmp_path / 'one', ARMS)).scaling is None
 
@@ -485,9 +482,9 @@ def test_iso_flop_designs_have_parabolas(tmp_path: pathlib.Path) -> None:
     assert [minimum.N for minimum in found.profiles.minima] == pytest.approx([1e5, 1e5 * 10**0.5, 1e6])
     assert found.profiles.law.exponent == pytest.approx(0.5) == found.law.size_exponent
     report = dataclasses.replace(computed_of(built(tmp_path / 'x', ARMS[:1])), scaling=found)
-    drawn = {block.kind for block in amounts.scaling(report) if isinstance(block, document.Figure)}
+    drawn = {kind for kind in plots.DRAWINGS if f'[["{kind}", ""' in render.markdown(report, page=True)}
     assert {'profiles', 'envelope'} < drawn and {plots.svg(report, kind, '').count('<svg') for kind in drawn} == {1}
-    assert '| 6e+10 | 100,000 |' in document.markdown(sections.document(report))
+    assert '| 6e+10 | 100,000 |' in render.markdown(report)
 
 
 # ------------------------------------------------------------------------------------------------------ generated text
@@ -571,7 +568,7 @@ def test_the_commands_are_of_the_trials(home: pathlib.Path) -> None:
 
 def test_without_matplotlib_all_but_the_drawings_is_there(home: pathlib.Path, monkeypatch) -> None:
     before = (home / 'report.html').read_text()
-    monkeypatch.setattr(write, 'installed', lambda: False)
+    monkeypatch.setattr(drawing, 'installed', lambda: False)
     said = write.write(home)
     shown, text = (home / 'report.html').read_text(), (home / 'report.md').read_text()
     monkeypatch.undo()
@@ -580,7 +577,7 @@ def test_without_matplotlib_all_but_the_drawings_is_there(home: pathlib.Path, mo
     assert before.count('<svg') == 6 and '<svg' not in shown  # the forest, two curves, three fronts
     assert "matplotlib is not installed: pip install 'tformer[report]'" in said
     assert "not installed: `pip install 'tformer[report]'`" in text
-    assert "not installed: <code>pip install 'tformer[report]'</code>" in shown.replace('&#x27;', "'")
+    assert "not installed: <code>pip install 'tformer[report]'</code>" in shown.replace('&#39;', "'")
     assert before.count('<tr>') == shown.count('<tr>') > 20
 
 
@@ -615,13 +612,11 @@ class Page(html.parser.HTMLParser):
 
 
 def test_a_line_marks_nothing_but_code() -> None:
-    line, cell = 'a [b](c) <i> *d* 1 < 2 `[e] <b>`', document.code('x`y\n|\u202ez')
-    made = document.Document('t', [document.Section('s', [document.Line(line), document.Table(['h'], [[cell]])])])
-    assert document.markdown(made) == (
-        "# t\n\n## s\n\na \\[b](c) \\<i> \\*d\\* 1 < 2 `[e] <b>`\n\n| h |\n| --- |\n| `x'y \\| z` |\n"
-    )
-    shown = page.page(made, lambda _: None)
-    assert 'a [b](c) &lt;i&gt; *d* 1 &lt; 2 <code>[e] &lt;b&gt;</code>' in shown and '<td><code>x&#x27;y | z' in shown
+    line, cell = 'a [b](c) <i> *d* 1 < 2 `[e] <b>`', prose.code('x`y\n|\u202ez')
+    text = f'# t\n\n## s\n\n{render.escaped(line)}\n\n| h |\n| --- |\n| {cell.replace("|", chr(92) + "|")} |\n'
+    assert 'a \\[b](c) \\<i> \\*d\\* 1 < 2 `[e] <b>`' in text and "| `x'y \\| z` |" in text
+    shown = render.page(text, lambda *_: '')
+    assert 'a [b](c) &lt;i&gt; *d* 1 &lt; 2 <code>[e] &lt;b&gt;</code>' in shown and '<td><code>x&#39;y | z' in shown
 
 
 @pytest.fixture(scope='module')

@@ -4,18 +4,17 @@ Shapes: L layers, B batch, N heads, T query length, S key length.
 """
 
 import functools
-import html
-import json
 import math
 import pathlib
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import flax
 import jax
+import jinja2
 import numpy as np
 from flax import linen as nn
+from markupsafe import Markup
 
 UNIT = 10_000  # weights stand in the page as whole numbers of 1 / UNIT
 STEPS = 24  # of the colour scale
@@ -108,10 +107,10 @@ def page(title: str, panels: Iterable[Panel]) -> str:
         }
         for panel in panels
     ]
-    script = json.dumps(data, separators=(',', ':')).translate({ord(c): f'\\u{ord(c):04x}' for c in '<>&'})
-    parts = {'TITLE': html.escape(title), 'DATA': script, 'SCALE': _scale(), 'STEPS': str(STEPS), 'UNIT': str(UNIT)}
-    template = pathlib.Path(__file__).with_suffix('.html').read_text(encoding='utf-8')
-    return re.sub(r'\[\[([A-Z]+)\]\]', lambda match: parts[match[1]], template)
+    environment = jinja2.Environment(autoescape=True)
+    environment.policies['json.dumps_kwargs'] = {'separators': (',', ':')}  # a page has many weights
+    template = environment.from_string(pathlib.Path(__file__).with_suffix('.html.jinja').read_text(encoding='utf-8'))
+    return template.render(title=title, panels=data, scale=Markup(_scale()), steps=STEPS, unit=UNIT)
 
 
 def _scale() -> str:

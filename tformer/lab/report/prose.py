@@ -4,18 +4,25 @@ import dataclasses
 import math
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from tformer.lab.report import document
+import numpy as np
+
 from tformer.lab.report.report_data import Report
-from tformer.lab.report.results import DONE, FAILED, UNFINISHED
-from tformer.lab.statistics import power
-from tformer.lab.statistics.comparison import BASELINE, BETTER, ONE_RUN, PERMUTATION, UNKNOWN, WITHIN, WORSE, Row
+from tformer.lab.report.scaling_analysis import Line, Scaling
+from tformer.lab.report.texts import Compared
+from tformer.lab.scaling_laws import power_law
+from tformer.lab.statistics.comparison import Row
 from tformer.lab.statistics.noise import Interval
 
 NONE = '-'  # a number that is not known
 DRAWN = 10  # arms that a drawing with a legend has at most, the baseline and the best
 DIGITS = 7  # of a mean, at most
+NOTHING = 1e-9  # nats: a loss below it is none
+CODE = re.compile(r'`([^`]*)`')
+CONTROL = re.compile(r'[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]+')
+
+Figure = tuple[str, str, str]  # a key of `plots.DRAWINGS`, which one of its kind, and its caption
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,18 +62,33 @@ def scale(rows: Sequence[Row]) -> Scale:
     return Scale(max(0, min(max(wanted), DIGITS - 1 - size)))
 
 
-def named(metric: str) -> str:
+def plain(text: str) -> str:
+    """Returns text in one line, without what a terminal or a page would obey."""
+    return CONTROL.sub(' ', text).strip()
+
+
+def code(text: object) -> str:
+    """Returns what others wrote, as code in a line."""
+    return '`' + (plain(str(text)).replace('`', "'") or ' ') + '`'
+
+
+def named(metric: str | None) -> str:
     """Returns a metric's name as words."""
-    return re.sub(r'[\W_]+', ' ', metric).strip()
+    return re.sub(r'[\W_]+', ' ', metric or '').strip()
 
 
 def quantity(name: str) -> str:
     return 'FLOPs' if name == 'flops' else named(name)
 
 
-def said(why: str | None) -> str:
+def reason(why: str | None) -> str:
     """Returns a reason as part of a line."""
-    return document.plain(why or '').rstrip('.').replace('`', "'")
+    return plain(why or '').rstrip('.').replace('`', "'")
+
+
+def number(value: float | None, form: str) -> str:
+    """Returns a number formatted by `form`, e.g. '+.2f'."""
+    return NONE if value is None or math.isnan(value) else format(value, form)
 
 
 def probability(p: float) -> str:
@@ -104,111 +126,131 @@ def joined(parts: Sequence[str]) -> str:
     return f'{", ".join(most)} and {last}' if most else last
 
 
-# ------------------------------------------------------------------------------------------------------ the findings
+# ------------------------------------------------------------------------------------------- parts of the template
 
 
-def headline(report: Report) -> str:
-    """Returns what was compared, and how far the trials are."""
-    found = report.results
-    better = 'lower' if report.lower_is_better else 'higher'
-    arms = [row.arm for row in report.rows]
-    if len(arms) > 1:
-        what = f'{count(len(arms) - 1, "arm")} against {document.code(report.baseline)}'
-    else:
-        what = f'{document.code(report.baseline)} alone: its noise'
-    states = [f'{found.count(state)} {state}' for state in (FAILED, UNFINISHED) if found.count(state)]
-    trials = f'{count(len(found.runs), "trial")}: {joined([f"{found.count(DONE)} {DONE}", *states])}'
-    return f'{what}, by {named(report.metric)} ({better} is better). {trials}.'
+def tests(report: Report) -> str:
+    """Returns the names of the tests that the comparisons rest on."""
+    return ', '.join(sorted({row.comparison.test for row in report.rows if row.comparison and row.runs.n}))
 
 
-def findings(report: Report) -> list[str]:
-    """Returns one line an arm."""
-    digits = scale(report.rows)
-    return [_finding(report, row, digits) for row in report.rows]
+def mismatches(report: Report) -> list[str]:
+    """Returns one line for each quantity that the arms are matched in."""
+    missed: dict[str, list[str]] = {}
+    for arm in report.arms:
+        for name, percent in report.results.arms[arm][0].mismatch_percent.items():
+            missed.setdefault(name, []).append(f'{code(arm)} {percent:+.3f} %')
+    return [f'Matched in {quantity(name)}, off by: {", ".join(arms)}.' for name, arms in missed.items()]
 
 
-def _finding(report: Report, row: Row, digits: Scale) -> str:
-    runs, name = row.runs, named(report.metric)
-    if not runs.n:
-        states = [run.state for run in report.results.arms[row.arm]]
-        told = [f'{states.count(state)} {state}' for state in (FAILED, UNFINISHED) if state in states]
-        return f'{document.code(row.arm)}: no finite {name}' + (f' ({joined(told)})' if told else '')
-    line = f'{document.code(row.arm)}: {name} {digits.spread(runs.mean, runs.sd)}'
-    failed = f'; {count(runs.failed, "run")} failed' if runs.failed else ''
-    if row.comparison is None:
-        return f'{line}, {count(runs.n, "seed")}: the {BASELINE}{failed}'
-    found = row.comparison
-    if math.isnan(found.difference):
-        return f'{line}: not compared, for the baseline has no finite result'
-    than = f'the {BASELINE}' if report.baseline == BASELINE else document.code(report.baseline)
-    if not (found.difference or found.sd):
-        return f'{line}: the same as {than} in every run{failed}'
-    line += f', {digits(abs(found.difference))} {"lower" if found.difference < 0 else "higher"} than {than}'
-    rests_on = []
-    if found.interval is not None and not math.isnan(row.p_holm):
-        p = probability(row.p_holm)
-        rests_on.append(f'{level(report.alpha)} interval {digits.interval(found.interval)}')
-        rests_on.append(f'p {p if p[0] == "<" else f"= {p}"} by Holm')
-    if found.unmatched:
-        rests_on.append(f'{count(found.n, "pair")}, {count(found.unmatched, "run")} without a partner left out')
-    line += f' ({", ".join(rests_on)})' if rests_on else ''
-    return f'{line}: {row.label}{_more(row)}{failed}'
+def short(rows: Sequence[Row], arm: str) -> str:
+    """Returns an arm's mean, its difference from the baseline and its label in one cell."""
+    digits, row = scale(rows), next(row for row in rows if row.arm == arm)
+    text = digits.spread(row.runs.mean, row.runs.sd)
+    if row.comparison is None or math.isnan(row.comparison.difference):
+        return text
+    return f'{text}, {digits.signed(row.comparison.difference)} {row.label}'
 
 
-def _more(row: Row) -> str:
-    """Returns what a label supposes, and what would decide."""
-    if row.comparison and row.comparison.test == ONE_RUN and row.label in (BETTER, WORSE):
-        return ' if its noise is that of the baseline: it is one run'
-    if row.comparison and row.comparison.test == PERMUTATION and row.label == UNKNOWN:
-        return ", for each side's runs are all the same; more would tell"
-    if row.label == UNKNOWN:
-        return '; runs with other seeds would tell'
-    if row.label != WITHIN:
-        return ''
-    if row.seeds is None:
-        return f'; {power.MOST:,} seeds would not decide'
-    return f'; about {row.seeds:,} fresh seeds would decide'
-
-
-def limited(report: Report) -> str | None:
-    """Returns how much of a split is scored, where it is not all."""
-    split = report.metric.partition('/')[0]
-    limits = {run.config.evaluate.max_examples for run in report.results.runs if run.state == DONE} - {None}
-    if not limits:
-        return None
-    most = max(limit for limit in limits if limit)
-    return f'Scored are the first {count(most, "record")} of the {split} split, of any size (evaluate.max_examples).'
-
-
-def scored(report: Report) -> str | None:
-    """Returns which checkpoints the scores are of, where some are not the last ones."""
-    steps = [spent.scored for spent in report.costs.values() if spent.scored is not None]
-    if all(spent.scored in (None, spent.steps) for spent in report.costs.values()):
-        return None
-    runs = [run for run in report.results.runs if run.state == DONE]
-    named = joined([document.code(name) for name in sorted({run.config.train.best_metric for run in runs})])
-    return (
-        f'The scores are those of the checkpoints best by {named}, after {amount(min(steps))} to {amount(max(steps))} '
-        'steps (Cost has each arm); curves and costs are of the whole runs.'
+def by_seed(found: Compared) -> str:
+    """Returns the differences of generated text, seed by seed, and their intervals."""
+    digits = Scale(4 if max(abs(each.baseline) for each in found.seeds.values()) < 2 else 2)
+    return '; '.join(
+        f'{digits.signed(each.difference)} ({digits.interval(each.interval)})' for each in found.seeds.values()
     )
 
 
-def reached(report: Report) -> list[str]:
-    """Returns one line an arm and value that was asked for."""
+def curve_figures(report: Report) -> list[Figure]:
+    """Returns the learning curves, each with its caption."""
+    figures = []
+    for name, by_arm in report.curves.items():
+        several = any(band.runs > 1 for band in by_arm.values())
+        bands = '; bands are one standard deviation each way' if several else ''
+        caption = f'{named(name)}: of each arm the mean of the runs that are done{bands}. '
+        caption += 'The first tenth of the steps may lie beyond the frame.'
+        figures.append(('curves', name, caption + drawn(report)))
+    return figures
+
+
+def pareto_figures(report: Report, fronts: Mapping[str, Collection[str]]) -> list[Figure]:
+    """Returns the metric against each cost in which the arms differ, with its front."""
+    better = 'lower' if report.lower_is_better else 'higher'
+    figures = []
+    for cost, arms in fronts.items():
+        if arms and len({getattr(report.costs[arm], cost) for arm in report.arms} - {None}) > 1:
+            caption = f'{named(report.metric)} ({better} is better) against {quantity(cost)}; the line is the front.'
+            figures.append(('pareto', cost, caption + drawn(report)))
+    return figures
+
+
+def fronts(report: Report, arm: str) -> str:
+    """Returns the costs on whose Pareto front an arm is."""
+    return ', '.join(quantity(name) for name, arms in report.fronts.items() if arm in arms) or NONE
+
+
+def timed(report: Report) -> bool:
+    """Returns whether a clock measured anything."""
+    spent = report.costs.values()
+    return any(each.seconds is not None or each.tokens_per_second is not None for each in spent)
+
+
+def seconds(report: Report, arm: str) -> str:
+    """Returns the seconds that a run of an arm took, mean ± standard deviation."""
+    mean = report.costs[arm].seconds
+    if mean is None:
+        return NONE
+    each = [run.seconds for run in report.results.arms[arm] if run.seconds and run.scores]
+    return f'{mean:,.1f}' + (f' ± {statistics.stdev(each):,.1f}' if len(each) > 1 else '')
+
+
+def fixed(line: Line) -> str:
+    """Returns the fields that are fixed along a line, in a cell."""
+    return ', '.join(code(f'{field}={value}') for field, value in line.fixed.items()).replace('|', r'\|') or 'all'
+
+
+def note(line: Line) -> str:
+    """Returns what qualifies the best value of a line."""
+    near = f'within noise of it: {joined([code(f"{x:g}") for x in line.near])}' if line.near else ''
+    edge = 'at the end of the values tried: the best may lie beyond' if line.at_edge else ''
+    return '; '.join(filter(None, (near, edge)))
+
+
+def law_items(found: Scaling) -> list[str]:
+    """Returns one line for each number of the law, with its interval."""
+    assert found.law is not None
+    names = {'E': 'E', 'A': 'A', 'B': 'B', 'alpha': 'a', 'beta': 'b', 'size_exponent': 'exponent of N_opt in C'}
+
+    def written(value: float) -> str:
+        return f'{value:.4g}' if value > NOTHING else '0'
+
     lines = []
-    for found in report.reaches:
-        for arm in report.arms:
-            runs = found.steps[arm]
-            steps = [each for each in runs if each is not None]
-            when = f' after {_steps(steps)} steps' if steps else ''
-            at_once = f', {found.at_once[arm]} of them by the first report' if found.at_once[arm] else ''
-            lines.append(
-                f'{document.code(arm)}: {named(found.name)} reaches {found.value:g}{when} in {len(steps)} of '
-                f'{count(len(runs), "run")}{at_once}'
-            )
+    for name, symbol in names.items():
+        ends = (found.bounds or {}).get(name)
+        spread = '' if ends is None else f' ({written(ends[0])} to {written(ends[1])})'
+        lines.append(f'{symbol} = {written(getattr(found.law, name))}{spread}')
     return lines
 
 
-def _steps(values: Sequence[float]) -> str:
-    spread = f' ± {statistics.stdev(values):,.0f}' if len(values) > 1 else ''
-    return f'{statistics.mean(values):,.0f}{spread}'
+def optimal_rows(found: Scaling) -> list[list[str]]:
+    """Returns the compute-optimal sizes at each budget: FLOPs, parameters, tokens and the loss by the law."""
+    assert found.law is not None
+    optimal = dict(zip('ND', found.law.optimal(found.budgets), strict=True))
+    predicted = found.law.predict(**optimal)
+    rows = []
+    for i, budget in enumerate(found.budgets):
+        cells = [f'{budget:.3g}']
+        for name, values in optimal.items():
+            ends = (found.bounds or {}).get(name)
+            spread = '' if ends is None else f' ({" to ".join(rounded(np.asarray(end)[i]) for end in ends)})'
+            cells.append(rounded(values[i]) + spread)
+        rows.append([*cells, f'{predicted[i]:.4g}'])
+    return rows
+
+
+def between(ends: Interval) -> str:
+    return ' to '.join(map(rounded, ends)) if np.isfinite(ends).all() else 'unbounded'
+
+
+def exponent(report: Report, law: power_law.PowerLaw) -> str:
+    low, high = law.exponent_interval
+    return f'N_opt ~ C^{law.exponent:.3f} ({level(report.alpha)} interval {low:.3f} to {high:.3f})'

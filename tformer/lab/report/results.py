@@ -68,6 +68,11 @@ class Run:
         """Returns the last of a number in metrics.jsonl; None where there is none, or it was not finite."""
         return next((row[name] for row in reversed(self.log) if name in row), None)
 
+    def log_file(self, home: pathlib.Path) -> pathlib.Path | None:
+        """Returns the file of what its process printed, where a sweep kept one."""
+        file = home / self.directory / trials.LOG
+        return file if file.is_file() else None
+
     @property
     def num_steps(self) -> int | None:
         """The steps made, where the log says so."""
@@ -91,6 +96,11 @@ class Results:
     @property
     def runs(self) -> list[Run]:
         return [run for runs in self.arms.values() for run in runs]
+
+    @property
+    def without_result(self) -> list[Run]:
+        """The runs that failed or have not ended."""
+        return [run for run in self.runs if run.state in (FAILED, UNFINISHED)]
 
     def count(self, state: str) -> int:
         return sum(run.state == state for run in self.runs)
