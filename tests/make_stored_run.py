@@ -12,7 +12,7 @@ import tempfile
 import test_runs
 import toy_data
 
-from tformer.commands import runs
+from tformer.commands import train as train_command
 
 PLACE = pathlib.Path(__file__).parent.absolute() / 'stored_run'
 FIELDS = {
@@ -27,7 +27,9 @@ if __name__ == '__main__':
     place.mkdir()
     os.chdir(place)
     toy_data.parallel(pathlib.Path('data'))
-    found = runs.train(test_runs.load('translate.py:smoke', pathlib.Path(), data__path='data', **FIELDS), 'run')
+    found = train_command.train_and_evaluate(
+        test_runs.load('translate.py:smoke', pathlib.Path(), data__path='data', **FIELDS), 'run'
+    )
     shutil.rmtree(PLACE, ignore_errors=True)
     PLACE.mkdir()
     for name in ('config.json', 'tokenizer.json', 'tokenizer.target.symbol'):

@@ -8,7 +8,7 @@ import pytest
 import recipes
 
 from tformer import checks, config
-from tformer.commands import runs
+from tformer.commands import train as train_command
 from tformer.config import Config, Data
 from tformer.data.batches import pipeline
 from tformer.data.sources import algorithmic, sources
@@ -141,7 +141,7 @@ def test_a_model_learns_equations_by_heart_before_it_knows_others(tmp_path: path
     sizes = {'model__emb_dim': 32, 'model__mlp_dim': 64, 'model__num_decoder_layers': 1, 'data__modulus': 11}
     length = {'train__num_steps': 200, 'train__batch_size': 64, 'train__eval_every': 200, 'train__log_every': 20}
     cfg = recipes.load('algorithmic', optimizer__learning_rate=1e-2, mesh__data=1, **sizes, **length)
-    found = runs.train(cfg, str(tmp_path))
+    found = train_command.train_and_evaluate(cfg, str(tmp_path))
     rows = [json.loads(line) for line in (tmp_path / 'metrics.jsonl').read_text().splitlines()]
     losses = [row['train/loss'] for row in rows if 'train/loss' in row]
     assert losses[0] > 1 and losses[-1] < 0.05

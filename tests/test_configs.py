@@ -16,7 +16,9 @@ import recipes
 import toy_data
 
 from tformer import checks, config, errors
-from tformer.commands import inspect, runs
+from tformer.commands import attention, inspect, scoring
+from tformer.commands import train as train_command
+from tformer.commands.run import Run
 from tformer.data.batches import mixture, pipeline
 from tformer.data.examples import corrupt
 from tformer.data.tokenizers import tokenizers
@@ -339,21 +341,21 @@ def test_every_recipe_is_trained() -> None:
 
 @pytest.mark.parametrize('recipe', WHOLE)
 def test_a_recipe_trains_evaluates_and_generates(recipe: str, tmp_path: pathlib.Path, capsys) -> None:
-    found = runs.train(plain(recipe, tmp_path), str(tmp_path / 'run'))
+    found = train_command.train_and_evaluate(plain(recipe, tmp_path), str(tmp_path / 'run'))
     assert np.isfinite(found['loss']) and found['loss'] > 0
     results = json.loads((tmp_path / 'run' / 'result.json').read_text())
     assert results['test']['loss'] == found['loss'] and results['test']['step'] == 2
-    run = runs.load(tmp_path / 'run')
+    run = Run.load(tmp_path / 'run')
     if run.config.model.family == 'encoder':
         with pytest.raises(errors.UserError, match='does not generate'):
-            runs.generate(run, ['text'])
+            run.generate(['text'])
     else:
-        texts = runs.generate(run, ['the bird', 'a', ''])
-        assert len(texts) == 3 and runs.generate(run, ['the bird', 'a'])[1] == texts[1]
+        texts = run.generate(['the bird', 'a', ''])
+        assert len(texts) == 3 and run.generate(['the bird', 'a'])[1] == texts[1]
         with pytest.raises(errors.UserError, match='tokens, the model takes'):
-            runs.generate(run, ['the bird ' * 200])
-        assert len(runs.generate(run, ['the bird ' * 200], cut=True)) == 1
-    page = inspect.attention(run, ['the bird']).read_text()
+            run.generate(['the bird ' * 200])
+        assert len(run.generate(['the bird ' * 200], cut=True)) == 1
+    page = attention.attention(run, ['the bird']).read_text()
     assert '<html' in page and 'http' not in page.replace('http://www.w3.org', '')
     assert 'parameters' in inspect.inspect(run.config)
 
@@ -398,21 +400,21 @@ def test_a_recipe_fine_tunes_what_its_header_names(recipe, sets, pretrained, tmp
     capsys.readouterr()
     file, _, size = recipe.partition(':')
     cfg = recipes.load(f'{file}:{size},smoke', data__tfds_dir=sets, train__init_from=home, **QUIET)
-    done = train_lib.train(cfg, tmp_path / 'run', runs.generated_scores)
+    done = train_lib.train(cfg, tmp_path / 'run', scoring.generated_scores)
     said = capsys.readouterr().out
     assert f'  fresh: {fresh}\n' in said and 'loaded: ' in said and 'embed' in said
     assert done.step == 2
     rows = [json.loads(line) for line in (tmp_path / 'run' / 'metrics.jsonl').read_text().splitlines()]
     assert np.isfinite(rows[-1]['valid/loss']) and score in rows[-1]
-    assert done.tokenizers.target.fingerprint == runs.load(home).tokenizers.target.fingerprint
+    assert done.tokenizers.target.fingerprint == Run.load(home).tokenizers.target.fingerprint
     assert f'--config.train.init_from=runs/{start}' in recipes.header(file)
 
 
 def test_translation_by_the_name_of_its_set(sets: str, tmp_path: pathlib.Path, capsys) -> None:
     cfg = recipes.load('wmt14_en_de:smoke', data__tfds_dir=sets, mesh__data='1', train__checkpoint_every='1')
-    found = runs.train(cfg, str(tmp_path / 'run'))
+    found = train_command.train_and_evaluate(cfg, str(tmp_path / 'run'))
     assert {'bleu', 'bleu_tokenized', 'copying_the_source_bleu'} <= found.keys() and np.isfinite(found['loss'])
-    averaged = runs.load(tmp_path / 'run', average=2)
+    averaged = Run.load(tmp_path / 'run', average=2)
     assert averaged.step == 2 and averaged.config.train.keep_last == 5
 
 

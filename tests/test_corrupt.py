@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tformer import checks, config
-from tformer.commands import runs
+from tformer.commands import train as train_command
+from tformer.commands.run import Run
 from tformer.config import Model
 from tformer.config.run import Config, Data, Train
 from tformer.data.batches import pipeline
@@ -471,7 +472,7 @@ TINY = {
 def run(directory: pathlib.Path, path: pathlib.Path, **changes: object) -> dict[str, float]:
     """The scores of a run on `path`, in `directory`."""
     own = {'data.path': (str(path),), **{name.replace('__', '.'): value for name, value in changes.items()}}
-    return runs.train(config.override(Config(), {**TINY, **own}), str(directory))
+    return train_command.train_and_evaluate(config.override(Config(), {**TINY, **own}), str(directory))
 
 
 RUNS = {'span_corruption': 'encoder_decoder', 'denoising': 'decoder', 'ul2': 'decoder', 'prefix_lm': 'encoder_decoder'}
@@ -487,5 +488,5 @@ def test_a_run_trains_and_is_evaluated(objective: str, family: str, tmp_path: pa
         pairs = toy_data.parallel(tmp_path / 'pairs')
         tuned = run(tmp_path / 'tuned', pairs, train__objective='seq2seq', data__overlong='truncate', **changes)
         assert np.isfinite(tuned['loss'])
-        vocabularies = [runs.load(tmp_path / name).tokenizers.target.fingerprint for name in ('run', 'tuned')]
+        vocabularies = [Run.load(tmp_path / name).tokenizers.target.fingerprint for name in ('run', 'tuned')]
         assert vocabularies[0] == vocabularies[1]

@@ -18,9 +18,12 @@ from lives import Life
 from test_resume import arrays, rows
 
 from tformer import errors
-from tformer.commands import inspect, runs
+from tformer.commands import evaluate, inspect
+from tformer.commands import train as train_command
+from tformer.commands.run import Run
 from tformer.training import checkpoint, recorder
 from tformer.training import loop as train_lib
+from tformer.training import workdir as workdir_lib
 
 STEPS = 6
 
@@ -29,7 +32,7 @@ STEPS = 6
 def whole(tmp_path_factory) -> pathlib.Path:
     """A finished run with checkpoints 2, 4 and 6, which was evaluated after each."""
     place = tmp_path_factory.mktemp('faults')
-    runs.train(wanted(place), str(place / 'run'))
+    train_command.train_and_evaluate(wanted(place), str(place / 'run'))
     assert checkpoint.steps(place / 'run') == [2, 4, 6]
     return place
 
@@ -81,7 +84,7 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_it_is_used(whol
     run = tmp_path / 'run'
     shutil.copytree(whole / 'run', run)
     spoil(checkpoint.directory(run, 6))
-    for command in (lambda: runs.load(run, which='latest'), lambda: runs.load(run, average=2)):
+    for command in (lambda: Run.load(run, which='latest'), lambda: Run.load(run, average=2)):
         with pytest.raises(errors.UserError, match=r'checkpoint 6 is damaged|does not read') as error:
             command()
         assert '\n' not in str(error.value)
@@ -142,7 +145,7 @@ def test_fields_that_are_named_may_differ(whole, tmp_path):
     with pytest.raises(errors.UserError, match=r'of another config: optimizer.learning_rate'):
         train_lib.train(longer, run, may_differ=['train.num_steps'])
     assert train_lib.train(longer, run, may_differ=['train.num_steps', 'optimizer.learning_rate']).step == 8
-    assert runs.load_config(str(run)).train.num_steps == 8
+    assert workdir_lib.load_config(run).train.num_steps == 8
 
 
 def test_a_signal_during_an_evaluation_leaves_it_to_the_next_life(whole, tmp_path, monkeypatch, capfd):
@@ -247,7 +250,7 @@ def test_a_stored_run_still_loads_and_goes_on(tmp_path):
     stored, run = make_stored_run.PLACE, tmp_path / 'run'
     shutil.copytree(stored, run)
     data = toy_data.parallel(tmp_path / 'data')
-    found = runs.evaluate(runs.load(run, {'data.path': str(data)}), 'test')
+    found = evaluate.evaluate(Run.load(run, {'data.path': str(data)}), 'test')
     assert found == pytest.approx(json.loads((stored / 'scores.json').read_text()), rel=1e-5)
     assert '* 3' in inspect.checkpoints(str(run)) and checkpoint.latest_valid(run, print) == 3
     fields = {**make_stored_run.FIELDS, 'train__num_steps': '4', 'data__path': str(data)}

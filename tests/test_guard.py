@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import test_runs
-from absl.testing import flagsaver
 from test_train_step import Trainer, make_batch, make_config
 
 from tformer import __main__ as command_line
@@ -68,7 +67,6 @@ def test_spikes_are_those_of_a_plain_computation():
     assert not expected[150] and not expected[300] and expected[20] and max(in_a_row) == 2
 
 
-@flagsaver.flagsaver
 def test_a_run_of_steps_that_cannot_be_made_stops_and_is_replayed(tmp_path, monkeypatch, capsys):
     """From the third step on the rate is infinite: no loss is a number from the fourth on."""
     wanted = test_runs.load(
@@ -103,7 +101,6 @@ def test_a_run_of_steps_that_cannot_be_made_stops_and_is_replayed(tmp_path, monk
         assert batch['inputs'].shape[0] == 8
 
 
-@flagsaver.flagsaver
 def test_a_replayed_step_has_the_numbers_that_training_had(tmp_path, capsys):
     wanted = test_runs.load(
         'translate.py:smoke', tmp_path, train__num_steps='7', train__log_every='1', train__checkpoint_every='3',

@@ -20,7 +20,8 @@ from sklearn.pipeline import make_pipeline
 from test_hub_tokenizer import FILES
 
 from tformer import config, objectives
-from tformer.commands import runs
+from tformer.commands import train as train_command
+from tformer.commands.run import Run
 from tformer.config import Config, Data, Model
 from tformer.data.batches import mixture, pipeline
 from tformer.data.tokenizers.hub_tokenizer import HubTokenizer
@@ -153,7 +154,7 @@ def run(
     own = {f'model.num_{stack}_layers': 1 for stack in STACKS[family]}
     own |= {name.replace('__', '.'): value for name, value in changes.items()}
     own |= {'data.path': str(place), 'model.family': family}
-    runs.train(config.override(Config(), {**TINY, **own}), str(place / 'run'))
+    train_command.train_and_evaluate(config.override(Config(), {**TINY, **own}), str(place / 'run'))
     return Made(splits, place / 'run', json.loads((place / 'run' / 'result.json').read_text())['test'])
 
 
@@ -262,9 +263,9 @@ def test_an_encoder_finds_answers_in_windows(reader: Made) -> None:
     assert batches.num_examples > 1.5 * len(gold)  # most contexts take several windows
 
 
-def loaded(made: Made, batch_size: int, **changes: Any) -> tuple[runs.Run, pipeline.Batches]:
+def loaded(made: Made, batch_size: int, **changes: Any) -> tuple[Run, pipeline.Batches]:
     """A trained run, and its test split in batches of a size."""
-    trained = runs.load(made.home)
+    trained = Run.load(made.home)
     overrides = {'train.batch_size': batch_size, **{name.replace('__', '.'): v for name, v in changes.items()}}
     cfg = config.override(trained.config, overrides)
     return trained, pipeline.Batches(cfg, trained.tokenizers, 'test', training=False)
@@ -301,7 +302,7 @@ def test_an_encoder_tells_languages_better_than_a_bag_of_words(tmp_path: pathlib
         'data.length': 48, 'data.batching': 'bucket', 'data.num_buckets': 2, 'evaluate.max_examples': 1000,
     }  # fmt: skip
     cfg = config.override(Config(), own)
-    runs.train(cfg, str(tmp_path / 'run'))
+    train_command.train_and_evaluate(cfg, str(tmp_path / 'run'))
     found = json.loads((tmp_path / 'run' / 'result.json').read_text())['test']
     splits = {'train': [*mixture.load(cfg, 'train')], 'test': mixture.load(cfg, 'test')[:1000]}
     beats_a_bag_of_words(Made(splits, tmp_path / 'run', found), margin=0.05)

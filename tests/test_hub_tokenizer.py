@@ -337,7 +337,7 @@ def test_the_missing_package_is_one_line(monkeypatch):
 
 
 def test_the_package_is_loaded_when_it_is_needed():
-    code = "import sys, tformer.commands.runs; assert 'tokenizers' not in sys.modules"
+    code = "import sys, tformer.commands.run; assert 'tokenizers' not in sys.modules"
     assert subprocess.run([sys.executable, '-c', code]).returncode == 0
 
 

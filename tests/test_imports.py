@@ -124,10 +124,10 @@ def test_importing_the_package_or_reading_a_config_loads_no_jax():
 TRAIN = f"""
 import sys
 from tformer import checks, config
-from tformer.commands import runs
+from tformer.commands import train as train_command
 cfg = config.load('configs/g2p.py:smoke')
 checks.check_here(cfg)
-runs.train(cfg, sys.argv[1])
+train_command.train_and_evaluate(cfg, sys.argv[1])
 {LOADED}
 """
 

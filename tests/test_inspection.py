@@ -8,7 +8,6 @@ import unicodedata
 import numpy as np
 import pytest
 import toy_data
-from absl.testing import flagsaver
 from rich.cells import cell_len
 
 from tformer import __main__ as command_line
@@ -302,8 +301,7 @@ def test_long_rows_are_wrapped_and_cut() -> None:
 
 
 def looked(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    with flagsaver.flagsaver(config=None, workdir=None, data=False):
-        command_line.main(['tformer', 'inspect', '--data', *map(str, arguments)])
+    command_line.main(['tformer', 'inspect', '--data', *map(str, arguments)])
     said = capsys.readouterr().out
     without_path = re.sub(r'\S+/(?=cache: )', '', said)  # a path is as long as it is
     assert all(cell_len(line) <= rendering.WIDTH for line in without_path.splitlines())
@@ -371,8 +369,7 @@ def test_the_command_shows_running_text_in_colour_where_there_is_a_terminal(
     monkeypatch.setenv('FORCE_COLOR', '1')
     monkeypatch.setenv('TERM', 'xterm-256color')
     monkeypatch.delenv('NO_COLOR', raising=False)
-    with flagsaver.flagsaver(config=None, workdir=None, data=False):
-        command_line.main(['tformer', 'inspect', '--data', *arguments])
+    command_line.main(['tformer', 'inspect', '--data', *arguments])
     colours = capsys.readouterr().out
     assert '\x1b[1m' in colours and '\x1b[2J' not in colours
     monkeypatch.setenv('NO_COLOR', '1')

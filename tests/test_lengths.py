@@ -9,8 +9,11 @@ import recipes
 import toy_data
 
 from tformer import checks, config
-from tformer.commands import runs
+from tformer.commands import evaluate, scoring
+from tformer.commands import train as train_command
+from tformer.commands.run import Run
 from tformer.errors import UserError
+from tformer.training import workdir as workdir_lib
 
 
 @pytest.fixture(scope='module')
@@ -19,7 +22,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> str:
     data = {'data__source': 'files', 'data__path': str(toy_data.running(place / 'data')), 'mesh__data': 1}
     length = {'data__length': 16, 'model__max_len': 64, 'evaluate__lengths': (8, 16, 64), 'evaluate__samples': 0}
     cfg = recipes.load('lm_stdlib:smoke', model__position='alibi', **data, **length)
-    runs.train(cfg, str(place / 'run'))
+    train_command.train_and_evaluate(cfg, str(place / 'run'))
     return str(place / 'run')
 
 
@@ -27,22 +30,22 @@ def test_a_length_is_scored_as_if_it_were_the_datas(trained: str, capsys) -> Non
     results = json.loads((pathlib.Path(trained) / 'result.json').read_text())['test']
     assert results['loss_at_16'] == pytest.approx(results['loss'], rel=1e-5)
     for length in (8, 64):
-        run = runs.load(trained, {'evaluate.lengths': ''})
+        run = Run.load(trained, {'evaluate.lengths': ''})
         of_length = config.override(run.config, {'data.length': length})
-        again = runs.evaluate(dataclasses.replace(run, config=of_length), 'test')
+        again = evaluate.evaluate(dataclasses.replace(run, config=of_length), 'test')
         assert results[f'loss_at_{length}'] == pytest.approx(again['loss'], rel=1e-5)
         assert 'loss_at_16' not in again
     assert len({results[f'loss_at_{length}'] for length in (8, 16, 64)}) == 3
 
 
 def test_a_batch_has_as_many_tokens_at_every_length(trained: str) -> None:
-    cfg = runs.load_config(trained)
+    cfg = workdir_lib.load_config(pathlib.Path(trained))
     tokens = cfg.train.batch_size * 16
     for length in (8, 32, 64):
-        windows = runs.windowed(cfg, length)
+        windows = scoring.windowed(cfg, length)
         assert windows.data.length == length and windows.data.batch_tokens == tokens
         assert windows.model == cfg.model
-    assert runs.windowed(config.override(cfg, {'data.batch_tokens': 99}), 8).data.batch_tokens == 99
+    assert scoring.windowed(config.override(cfg, {'data.batch_tokens': 99}), 8).data.batch_tokens == 99
 
 
 @pytest.mark.parametrize('fields, message', [

@@ -259,13 +259,13 @@ def test_a_process_with_other_data_or_another_config_ends_all(tmp_path: pathlib.
 
 
 SCORING = """import time
-    from tformer.commands import runs
+    from tformer.commands import train as train_command
     from tformer.distributed import processes
     from tformer.training import stopping
-    later, train, meet = 1 - processes.first(), runs.train_lib.train, processes.meet
-    runs.train_lib.train = lambda *given: (train(*given), time.sleep({late} * later))[0]
+    later, train, meet = 1 - processes.first(), train_command.loop.train, processes.meet
+    train_command.loop.train = lambda *given: (train(*given), time.sleep({late} * later))[0]
     processes.meet = lambda name: (print(name), meet(name))
-    runs.finish = lambda *_: (print("scores"), time.sleep(99))
+    train_command.finish = lambda *_: (print("scores"), time.sleep(99))
     stopping.print = lambda *words, **how: (time.sleep(later), print(*words, **how))"""
 
 
@@ -338,7 +338,7 @@ ABSENT = {
     'nothing to be found': ('--coordinator=auto', 'no SLURM step, Open MPI, Cloud TPU or Kubernetes job has started'),
     'for one': (
         'prepare --coordinator=auto',
-        '--coordinator: several processes train, evaluate, benchmark; prepare is',
+        '--coordinator: benchmark, evaluate, train can run as several processes, prepare cannot',
     ),
     'no coordinator': ('--num_processes=2', '--num_processes and --process_id go with --coordinator'),
 }

@@ -16,7 +16,9 @@ from jax.sharding import AxisType, PartitionSpec
 from test_train_step import ROWS, T, Trainer, make_batch, make_config, relative
 
 from tformer import checks, config
-from tformer.commands import runs
+from tformer.commands import evaluate
+from tformer.commands import train as train_command
+from tformer.commands.run import Run
 from tformer.config import Mesh
 from tformer.distributed import sharding
 from tformer.errors import UserError
@@ -282,9 +284,9 @@ def test_a_run_in_stages_is_saved_and_scored_and_one_device_scores_it_alike(tmp_
         'data.length': '32', 'train.batch_size': '8', 'train.num_steps': '2', 'train.eval_batches': '1',
         'evaluate.samples': '0', 'evaluate.max_examples': '4', 'mesh.data': '2', 'mesh.pipeline': '2',
     }  # fmt: skip
-    runs.train(config.load(f'{ROOT}/configs/lm_stdlib.py:smoke', fields), str(tmp_path / 'run'))
-    run = runs.load(tmp_path / 'run')
+    train_command.train_and_evaluate(config.load(f'{ROOT}/configs/lm_stdlib.py:smoke', fields), str(tmp_path / 'run'))
+    run = Run.load(tmp_path / 'run')
     found = json.loads((tmp_path / 'run' / 'result.json').read_text())['test']['loss']
     assert run.config.mesh.pipeline == 2 and run.step == 2
     alone = dataclasses.replace(run, config=dataclasses.replace(run.config, mesh=Mesh(data=1)))
-    assert runs.evaluate(alone, 'test')['loss'] == pytest.approx(found, rel=1e-6)
+    assert evaluate.evaluate(alone, 'test')['loss'] == pytest.approx(found, rel=1e-6)

@@ -13,7 +13,8 @@ from flax import linen as nn
 
 from tformer import checks
 from tformer.checks.applies import RECURRENT
-from tformer.commands import inspect, runs
+from tformer.commands import attention, inspect
+from tformer.commands.run import Run
 from tformer.config import Config, Data, Decode, Mesh, Model, Optimizer, Train
 from tformer.decode import make_generate
 from tformer.distributed import sharding
@@ -529,9 +530,9 @@ def test_what_reads_no_further_than_its_turn_is_taken():
 def test_no_hub_and_no_attention_maps():
     with pytest.raises(UserError, match=r'model\.recurrence=gru has no counterpart in the hub'):
         export_params('gpt2', {}, make_model())
-    run = runs.Run(None, make_config(make_model()), None, {}, 0)
+    run = Run(None, make_config(make_model()), None, {}, 0)
     with pytest.raises(UserError, match=r'model\.recurrence=gru has no attention maps'):
-        inspect.attention(run, ['a'])
+        attention.attention(run, ['a'])
 
 
 # ------------------------------------------------------------------------------------------------------- accounting

@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from absl.testing import flagsaver
 
 from tformer import __main__ as command_line
 from tformer import checks, config
@@ -249,7 +248,7 @@ def test_mistakes_are_one_line(home: pathlib.Path, tmp_path: pathlib.Path) -> No
         'not the list of a sweep': lambda: results.read(tmp_path),
         'neither a sweep nor workdirs are here': lambda: results.read(tmp_path / 'empty'),
         "result.json: 'test' holds no scores": lambda: results.read(tmp_path / 'bad'),
-        'report takes one directory, not 0': lambda: command_line.report([], {}),
+        'report takes one directory, not 0': lambda: command_line.main(['tformer', 'report']),
     }.items():
         with pytest.raises(UserError, match=re.escape(message)) as error:
             act()
@@ -257,9 +256,7 @@ def test_mistakes_are_one_line(home: pathlib.Path, tmp_path: pathlib.Path) -> No
 
 
 def test_the_command_takes_its_flags(home: pathlib.Path, capsys) -> None:
-    with flagsaver.flagsaver():
-        command_line.FLAGS(['tformer', '--baseline=norm=rmsnorm', '--alpha=0.1', '--timing=false'])
-        command_line.report([str(home)], {})
+    command_line.main(['tformer', 'report', str(home), '--baseline=norm=rmsnorm', '--alpha=0.1', '--timing=false'])
     said = capsys.readouterr().out.splitlines()
     text = (home / 'report.md').read_text()
     write.write(home)

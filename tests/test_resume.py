@@ -13,10 +13,10 @@ import pytest
 import toy_data
 from lives import Life, free_port
 
-from tformer.commands import runs
 from tformer.data.batches import mixture, pipeline
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.training import checkpoint, digests
+from tformer.training import workdir as workdir_lib
 
 ROOT = pathlib.Path(__file__).parent.parent
 STEPS = 8
@@ -86,7 +86,7 @@ def rows(workdir: pathlib.Path) -> list[dict[str, float]]:
 
 
 def next_batch(workdir: pathlib.Path) -> dict[str, bytes]:
-    config = runs.load_config(str(workdir))
+    config = workdir_lib.load_config(workdir)
     records = mixture.load(config, 'train')
     batches = pipeline.Batches(config, Tokenizers.load(workdir), 'train', training=True, records=records)
     return {name: array.tobytes() for name, array in batches.batch(STEPS).items()}

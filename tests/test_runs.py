@@ -12,12 +12,13 @@ import jax
 import numpy as np
 import pytest
 import toy_data
-from absl.testing import flagsaver
 from test_launch import alive
 
 from tformer import __main__ as command_line
 from tformer import config, errors
-from tformer.commands import runs
+from tformer.commands import texts
+from tformer.commands import train as train_command
+from tformer.commands.run import Run
 from tformer.data.batches import pipeline
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
@@ -49,7 +50,7 @@ def test_a_masked_language_model_is_fine_tuned_with_its_tokenizer(tmp_path: path
     tuned = train_lib.train(load('classify.py:smoke', tmp_path, train__init_from=before), tmp_path / 'tuned')
     said = capsys.readouterr().out
     assert 'loaded: embed, encoder\n  fresh: class_head\n  left: none\n' in said
-    assert tuned.tokenizers.target.fingerprint == runs.load(before).tokenizers.target.fingerprint
+    assert tuned.tokenizers.target.fingerprint == Run.load(before).tokenizers.target.fingerprint
     wrong = load('classify.py:smoke', tmp_path, train__init_from=before, model__mlp_dim='32')
     with pytest.raises(errors.UserError, match='has shape'):
         train_lib.train(wrong, tmp_path / 'wrong')
@@ -69,7 +70,6 @@ AVERAGED = {'optimizer__name': 'muon', 'optimizer__ema_decay': '0.9', 'train__ke
 FREE = {'optimizer__name': 'schedule_free', 'train__keep_last': '2'}
 
 
-@flagsaver.flagsaver
 @pytest.mark.parametrize(
     'optimizer', [PLAIN, *(pytest.param(each, marks=pytest.mark.slow) for each in (AVERAGED, FREE))]
 )
@@ -199,8 +199,11 @@ def mistakes(place: pathlib.Path) -> dict[str, tuple[list[str], str]]:
         'heads': (['train', *good, '--config.model.num_heads=3'], 'does not divide'),
         'too long': (['train', *good, '--config.data.length=999'], 'model.max_len'),
         'unknown flag': (['train', *good, '--wrkdir=x'], 'wrkdir'),
-        'flag of another command': (['train', *good, '--alpha=0.1'], 'train takes no --alpha; it is of sweep, report'),
-        'switched off': (['train', *good, '--notiming'], 'train takes no --timing; it is of sweep, report'),
+        'flag of another command': (
+            ['train', *good, '--alpha=0.1'],
+            'it is a flag of report, sweep',
+        ),
+        'switched off': (['train', *good, '--notiming'], 'train takes no --timing; it is a flag of report, sweep'),
         'argument of none': (['evaluate', f'--workdir={place}/run', 'x'], "evaluate takes no argument 'x'"),
         'a file that fails': (
             ['train', f'--config={wrong}', start[1]],
@@ -212,7 +215,7 @@ def mistakes(place: pathlib.Path) -> dict[str, tuple[list[str], str]]:
 
 def test_a_users_mistake_is_one_clear_line(tmp_path: pathlib.Path) -> None:
     for name, (arguments, fragment) in mistakes(tmp_path).items():
-        with flagsaver.flagsaver(config=None, workdir=None), pytest.raises(errors.UserError) as caught:
+        with pytest.raises(errors.UserError) as caught:
             command_line.main(['tformer', *arguments])
         assert fragment in str(caught.value), (name, str(caught.value))
         assert '\n' not in str(caught.value), name
@@ -240,7 +243,6 @@ def test_a_run_whose_data_changed_is_refused(tmp_path: pathlib.Path) -> None:
     assert '\n' not in str(error.value)
 
 
-@flagsaver.flagsaver
 def test_prepare_makes_what_training_needs(tmp_path: pathlib.Path, monkeypatch, capsys) -> None:
     monkeypatch.setenv('TFORMER_CACHE', str(tmp_path / 'cache'))
     data = toy_data.parallel(tmp_path / 'data')
@@ -266,7 +268,6 @@ def test_a_mixture_trains_and_bad_lines_are_counted(tmp_path: pathlib.Path, caps
     assert '128 examples of 2 parts (passes per epoch: 0.5, 1.5) (2 skipped as bad)' in said
 
 
-@flagsaver.flagsaver
 def test_benchmark_of_the_data_is_one_json_line(tmp_path: pathlib.Path, capsys) -> None:
     data = toy_data.parallel(tmp_path / 'data')
     start = ['benchmark', f'--config={ROOT}/configs/translate.py:smoke', f'--config.data.path={data}', '--data']
@@ -281,11 +282,11 @@ def test_without_a_test_split_the_valid_one_is_scored_and_a_bad_one_is_found_bef
     wanted = load('translate.py:smoke', tmp_path, data__path=str(data), data__tokenizer='symbol')
     (data / 'test.tsv').write_text('no tab here\n')
     with pytest.raises(errors.UserError, match=r'test.tsv:1'):
-        runs.train(wanted, str(tmp_path / 'run'))
+        train_command.train_and_evaluate(wanted, str(tmp_path / 'run'))
     assert not (tmp_path / 'run' / 'metrics.jsonl').exists()
     (data / 'test.tsv').unlink()
-    runs.train(wanted, str(tmp_path / 'run'))
-    assert 'scored on valid, for there is no test split' in capsys.readouterr().out
+    train_command.train_and_evaluate(wanted, str(tmp_path / 'run'))
+    assert 'there is no test split, so the run is scored on valid' in capsys.readouterr().out
     assert json.loads((tmp_path / 'run' / 'result.json').read_text()).keys() == {'valid'}
 
 
@@ -374,12 +375,10 @@ def test_workers_end_with_their_run(tmp_path: pathlib.Path, ending: signal.Signa
 def test_text_to_generate_from_is_utf8_and_only_a_line_feed_ends_a_line(tmp_path: pathlib.Path) -> None:
     file = tmp_path / 'lines.txt'
     file.write_text('one\u2028still one\r\ntwo\n', encoding='utf-8')
-    with flagsaver.flagsaver():
-        command_line.FLAGS(['tformer', f'--input={file}'])
-        assert command_line.texts([]) == ['one\u2028still one', 'two']
-    assert command_line.texts(['', 'a\nb']) == ['', 'a\nb']
+    assert texts.given([], str(file)) == ['one\u2028still one', 'two']
+    assert texts.given(['', 'a\nb'], None) == ['', 'a\nb']
     with pytest.raises(errors.UserError, match='the arguments: not UTF-8: byte 0xff at 1'):
-        command_line.texts(['a\udcff'])
+        texts.given(['a\udcff'], None)
 
 
 def test_a_disk_that_cannot_be_written_is_one_line(tmp_path: pathlib.Path) -> None:

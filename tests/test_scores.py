@@ -16,7 +16,7 @@ from sklearn import metrics as sklearn_metrics
 
 from tformer import checks
 from tformer import config as config_lib
-from tformer.commands import runs
+from tformer.commands import train as train_command
 from tformer.config import Config, Evaluate
 from tformer.errors import UserError
 from tformer.evaluation import scorer as scorer_lib
@@ -416,8 +416,10 @@ def test_a_run_has_the_scores_of_its_positive_class(tmp_path):
     chosen = config_lib.load(recipe, changes)
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
-        found = runs.train(chosen, str(tmp_path / 'run'))
+        found = train_command.train_and_evaluate(chosen, str(tmp_path / 'run'))
     assert {f'valid/{name}' for name in found} >= set(scorer_lib.score_names(chosen))
     assert 'valid/f1' not in scorer_lib.score_names(config_lib.override(chosen, {'evaluate.positive_label': 'None'}))
     with pytest.raises(UserError, match=r"evaluate.positive_label='birds' is unknown; did you mean 'bird'\?"):
-        runs.train(config_lib.override(chosen, {'evaluate.positive_label': 'birds'}), str(tmp_path / 'other'))
+        train_command.train_and_evaluate(
+            config_lib.override(chosen, {'evaluate.positive_label': 'birds'}), str(tmp_path / 'other')
+        )

@@ -17,11 +17,10 @@ from collections.abc import Iterator
 import pytest
 import recipes
 import toy_data
-from absl.testing import flagsaver
 
 from tformer import __main__ as command_line
 from tformer import checks, config
-from tformer.commands import runs
+from tformer.commands import train as train_command
 from tformer.config import Config, Data, Evaluate, Mesh, Model, Optimizer, Train
 from tformer.distributed import processes
 from tformer.errors import Stopped, UserError
@@ -341,9 +340,7 @@ def get_config(argument):
     base, made = trials.load(f'{tmp_path}/two.py', {'model.emb_dim': '64'})
     assert [trial.directory for trial in made][1:3] == ['baseline/seed_1', 'norm=rmsnorm/seed_0']
     assert {trial.config.model.emb_dim for trial in made} == {base.model.emb_dim} == {64}
-    with flagsaver.flagsaver():
-        command_line.FLAGS(['tformer', f'--config={tmp_path}/two.py', '--dry_run'])
-        command_line.sweep([], {'model.emb_dim': '64'})
+    command_line.main(['tformer', 'sweep', f'--config={tmp_path}/two.py', '--dry_run', '--config.model.emb_dim=64'])
     said = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in said[1:5]] == [trial.directory for trial in made]
     assert [line.split()[1] for line in said[1:5]] == [f'{matching.num_parameters(trial.config):,}' for trial in made]
@@ -434,7 +431,7 @@ def test_a_trial_keeps_why_it_failed(tmp_path: pathlib.Path) -> None:
         if stated:
             (tmp_path / 'x/trial.json').write_text('{}')
         with pytest.raises(UserError) as error:
-            runs.train(wanted, f'{tmp_path}/x')
+            train_command.train_and_evaluate(wanted, f'{tmp_path}/x')
         assert (tmp_path / 'x/error.txt').exists() == stated
     assert (tmp_path / 'x/error.txt').read_text() == f'tformer: {error.value}\n'
 
@@ -469,9 +466,9 @@ def test_a_trial_that_another_process_runs_does_not_fail(tmp_path: pathlib.Path,
     with held_by_another(running):
         assert workdir.is_locked(running) and not workdir.is_locked(other) and not (other / 'lock').exists()
         with pytest.raises(UserError, match='is in use by process'):
-            runs.train(made[0].config, str(running))
+            train_command.train_and_evaluate(made[0].config, str(running))
         with pytest.raises(UserError, match='is in use by process'):
-            runs.train_together([str(running), str(other)])
+            train_command.train_together([str(running), str(other)])
         assert (running / 'error.txt').read_text() == 'of one of some together\n'
         (running / 'error.txt').unlink()
         actor = 'import pathlib, sys; from tformer.training import workdir; workdir.LOCK_SECONDS = 0\n'
@@ -552,12 +549,12 @@ def test_a_trial_that_is_done_is_not_begun_again(tmp_path: pathlib.Path, capsys)
     for home in homes:
         (home / 'result.json').write_text(json.dumps({'test': {'step': 4, 'loss': 0.5}}))
     before = {home: sorted(home.iterdir()) for home in homes}
-    assert runs.train(made[0].config, str(homes[0])) == {'step': 4, 'loss': 0.5}
+    assert train_command.train_and_evaluate(made[0].config, str(homes[0])) == {'step': 4, 'loss': 0.5}
     assert f'{homes[0]} is done' in capsys.readouterr().out
-    runs.train_together([str(home) for home in homes])
+    train_command.train_together([str(home) for home in homes])
     assert {home: sorted(home.iterdir()) for home in homes} == before
     with pytest.raises(UserError):  # its data are not there
-        runs.train(config.override(made[0].config, {'train.num_steps': 8}), str(homes[0]))
+        train_command.train_and_evaluate(config.override(made[0].config, {'train.num_steps': 8}), str(homes[0]))
 
 
 def test_the_plan_tells_what_is_done_and_what_time_is_left(tmp_path: pathlib.Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tformer import checks, config
-from tformer.commands import runs
+from tformer.commands import train as train_command
 from tformer.config import Config, Data, Decode, Evaluate, Mesh, Model, Optimizer, Train
 from tformer.data.batches import pipeline
 from tformer.data.tokenizers import tokenizers
@@ -117,7 +117,7 @@ def test_a_decoder_learns_to_write_a_source_backwards(tmp_path: pathlib.Path) ->
         train={'num_steps': 150, 'batch_size': 32, 'log_every': 150},
         evaluate={'metrics': ('exact_match',), 'samples': 0},
     )
-    runs.train(cfg, str(tmp_path / 'run'))
+    train_command.train_and_evaluate(cfg, str(tmp_path / 'run'))
     found = json.loads((tmp_path / 'run' / 'result.json').read_text())['test']
     assert found['exact_match'] > 0.8, found  # of 252 outputs
     kept = predictions.read(tmp_path / 'run', 'test')

@@ -1,4 +1,10 @@
-"""How fast a config trains here, what saving costs it, and how fast its data come."""
+"""Times a config's train step, its data pipeline, or what saving costs; prints one JSON line.
+
+    tformer benchmark --config=FILE[:argument] [--steps=10] [--data | --saves] [--config.section.field=value ...]
+
+A train step is timed on full random batches. --data times the reading, tokenising and batching of the data instead,
+and --saves compares steps that save a checkpoint with steps that do not.
+"""
 
 import contextlib
 import dataclasses
@@ -13,11 +19,15 @@ from typing import Any
 
 import jax
 import numpy as np
+from absl import flags as absl_flags
 
+from tformer import checks, commands
+from tformer import config as config_lib
 from tformer.config import Config
 from tformer.data.batches import mixture, pipeline
 from tformer.data.tokenizers.tokenizers import train_tokenizers
 from tformer.distributed import sharding
+from tformer.errors import UserError, choose
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
 from tformer.optim.hyperparameters import Hyperparameters
@@ -27,10 +37,46 @@ from tformer.training.dummy_batch import assumed, random_batch
 from tformer.training.state import TrainState, count_parameters, logical_names, make_start
 from tformer.training.step import make_train_step
 
+SHARED_FLAGS = ('config',)
+FLAGS = {
+    'steps': ('int', 10, 'how many steps to time'),
+    'data': ('bool', False, 'time the data pipeline'),
+    'saves': ('bool', False, 'time what saving checkpoints costs'),
+}
+PROCESSES = True
+ALONE = ('saves',)
+
+
+def run(arguments: list[str], overrides: dict[str, str], flags: absl_flags.FlagValues) -> None:
+    """Runs the command."""
+    config = config_lib.load(commands.needed(flags, 'config'), overrides)
+    print(
+        json.dumps(benchmark(config, flags.steps, 'data' if flags.data else 'saves' if flags.saves else 'train_step'))
+    )
+
+
+def benchmark(config: Config, steps: int = 10, what: str = 'train_step') -> dict[str, Any]:
+    """Returns the time of a config's train step on full random batches, and facts of the model.
+
+        >>> tformer.benchmark(tformer.load_config('configs/g2p.py:demo'))['step_ms']
+
+    Args:
+      config: as loaded or made in Python.
+      steps: how many steps to time.
+      what: train_step; data: the data pipeline without a model; saves: what saving checkpoints costs.
+
+    Raises:
+      UserError: the config has a mistake, or `steps` is not positive.
+    """
+    checks.check_here(config)
+    if steps < 1:
+        raise UserError(f'--steps={steps} must be positive')
+    return choose({'train_step': train_step, 'data': feed, 'saves': saving}, what, 'what')(config, steps)
+
 
 @contextlib.contextmanager
 def stepping(config: Config) -> Iterator[tuple[Callable[[], float], Callable[[], TrainState], dict[str, Any]]]:
-    """Gives (one step on a full random batch -> its loss, once it is there; the state now; facts of the model)."""
+    """Gives (a function that makes one step and returns its loss, one that returns the state, facts of the model)."""
     config = assumed(config)
     mesh, rules = sharding.make_mesh(config.mesh), sharding.make_rules(config.mesh)
     model, objective = build(config.model), OBJECTIVES[config.train.objective]
@@ -59,8 +105,8 @@ def stepping(config: Config) -> Iterator[tuple[Callable[[], float], Callable[[],
         yield once, lambda: state, facts
 
 
-def train_step(config: Config, steps: int) -> str:
-    """Returns one JSON line: the median time of `steps` train steps on full random batches, after two unmeasured."""
+def train_step(config: Config, steps: int) -> dict[str, Any]:
+    """Returns the median time of `steps` train steps on full random batches, after two unmeasured."""
     times, loss = [], 0.0
     with stepping(config) as (once, _, facts):
         for _ in range(steps):
@@ -69,17 +115,17 @@ def train_step(config: Config, steps: int) -> str:
             times.append(time.perf_counter() - began)
     median = statistics.median(times)
     rate = {'tokens_per_s': round(facts.pop('tokens') / median, 1), 'step_ms': round(median * 1e3, 2)}
-    return json.dumps({**facts, **rate, 'loss': round(loss, 4)})
+    return {**facts, **rate, 'loss': round(loss, 4)}
 
 
 SAVED_EVERY = 10
 
 
-def saving(config: Config, steps: int) -> str:
-    """Returns one JSON line on what asynchronous saving costs: steps with a save among ten against steps without.
+def saving(config: Config, steps: int) -> dict[str, Any]:
+    """Returns what asynchronous saving costs: the time of ten steps with one save against ten without.
 
-    Blocks of ten steps with a checkpoint after the first and blocks without one take turns, until `steps` of each are
-    made; `ratio` is that of the blocks' median times, `blocked_ms` the median time that a save keeps the steps waiting.
+    Blocks of ten steps with a checkpoint after the first, and blocks without one, alternate until each kind has made
+    `steps`. `ratio` is that of the blocks' median times; `blocked_ms` is the median time that a save delays the steps.
     """
     blocks: dict[bool, list[float]] = {True: [], False: []}
     blocked = []
@@ -101,15 +147,15 @@ def saving(config: Config, steps: int) -> str:
         'step_ms': round(median[False] / SAVED_EVERY * 1e3, 2),
         'blocked_ms': round(statistics.median(blocked) * 1e3, 2),
     }
-    return json.dumps({**facts, **line})
+    return {**facts, **line}
 
 
-def feed(config: Config, steps: int) -> str:
-    """Returns one JSON line: tokens a second (padding not counted) that the data pipeline gives, without a model.
+def feed(config: Config, steps: int) -> dict[str, Any]:
+    """Returns the tokens a second, without padding, that the data pipeline makes without a model.
 
-    `cold`: reading the files, tokenising and laying out with an empty cache, and all of these seconds counted; `warm`
-    seconds: the same with the cache there; then `steps` batches made in this process, and by one worker process.
-    The tokenizer is trained before, and not counted.
+    `cold_s` are the seconds of reading the files, tokenising and laying out with an empty cache, and `warm_s` those
+    with a full one. Then `steps` batches are made in this process, and `steps` by one worker process. The tokenizer is
+    trained before that, and its time does not count.
     """
     with tempfile.TemporaryDirectory() as place:
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, cache_dir=place))
@@ -136,7 +182,7 @@ def feed(config: Config, steps: int) -> str:
             rates[name] = round(tokens / (time.perf_counter() - began), 1)
             made.close()
     real, slots = np.sum(shares, axis=0)
-    line = {
+    return {
         'cold_tokens_per_s': round(found / cold, 1),
         'cold_s': round(cold, 2),
         'warm_s': round(warm, 3),
@@ -144,4 +190,3 @@ def feed(config: Config, steps: int) -> str:
         'real_share': round(real / slots, 4),
         'examples': batches.num_examples,
     }
-    return json.dumps(line)

@@ -1,35 +1,74 @@
-"""What the commands show: a config and its parameters, a workdir's checkpoints, data, attention."""
+"""Shows a config without running it: its parameters, its data, or a step on a mesh of devices.
+
+    tformer inspect --config=FILE[:argument] | --workdir=DIR [--config.section.field=value ...]
+    tformer inspect --data --config=FILE[:argument] | --workdir=DIR
+
+The first form prints the resolved config and the table of parameters, and of a workdir its checkpoints. If the mesh
+names several devices, present or not, it also prints what a step needs and sends on each of them. --data prints the
+amounts, lengths, padding and duplicates of the data, and rows as the model reads them.
+"""
 
 import dataclasses
 import functools
 import json
 import pathlib
 import sys
-from collections.abc import Sequence
 
 import jax
-import numpy as np
+from absl import flags as absl_flags
 from flax import linen as nn
 from rich.console import Console
 
-from tformer import atomic
+from tformer import checks, commands
 from tformer import config as config_lib
-from tformer.commands import runs
+from tformer.commands import dry_run
 from tformer.config import Config
 from tformer.data.batches import mixture
 from tformer.data.inspection import rendering, report
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.distributed import sharding
 from tformer.errors import UserError
-from tformer.evaluation import attention_maps
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
-from tformer.training import checkpoint, flops, setup, workdir, writers
+from tformer.training import checkpoint, flops, setup, writers
+from tformer.training import workdir as workdir_lib
 from tformer.training.dummy_batch import assumed
+
+SHARED_FLAGS = ('config', 'workdir')
+FLAGS = {'data': ('bool', False, 'show the data instead of the model')}
+ENVIRONMENT = {'TF_CPP_MIN_LOG_LEVEL': '2'}  # XLA reads it when JAX is imported
+
+
+def run(arguments: list[str], overrides: dict[str, str], flags: absl_flags.FlagValues) -> None:
+    """Runs the command."""
+    if flags.config is not None and flags.workdir is not None:
+        raise UserError('inspect takes --config or --workdir, not both')
+    if flags.workdir is not None:
+        config = config_lib.override(workdir_lib.load_config(pathlib.Path(flags.workdir)), overrides)
+    else:
+        config = config_lib.load(commands.needed(flags, 'config'), overrides)
+    asks_for_mesh = flags.workdir is None or any(name.startswith('mesh.') for name in overrides)
+    devices = dry_run.num_devices(config.mesh) if asks_for_mesh and not flags.data else 1
+    if devices > 1:
+        dry_run.pretend(devices)
+    checks.check_here(config)
+    if flags.data:
+        show_data(config, flags.workdir)
+        return
+    print(inspect(config))
+    if flags.workdir is not None:
+        print(checkpoints(flags.workdir))
+    if devices > 1:
+        print(dry_run.report(config, lambda line: print(line, file=sys.stderr, flush=True)))
 
 
 def inspect(config: Config) -> str:
-    """Returns the config and the model's parameter table: name, shape, logical axes, count."""
+    """Returns the resolved config and the model's table of parameters: name, count, axes with their sizes.
+
+        >>> print(tformer.inspect(tformer.load_config('configs/g2p.py:demo')))
+
+    Sizes that only the data tell, such as the vocabulary, are assumed. Nothing is computed.
+    """
     resolved = assumed(config)
     model, objective = build(resolved.model), OBJECTIVES[resolved.train.objective]
     tokens = jax.ShapeDtypeStruct((1, 8), 'int32')
@@ -47,18 +86,18 @@ def inspect(config: Config) -> str:
 
 
 def _layers(config: Config) -> list[str]:
-    """Returns how the model's kinds of layers go with the length of a row."""
+    """Returns the costs of each kind of layer at the length of a row."""
     n = config.data.length
     lines = [
         f'  {kind:<18} {found.products:>16,} {found.sequential:>12,} {found.path:>12,}'
         for kind, found in flops.layer_costs(config.model, n).items()
     ]
-    title = f'a layer at {n:,} tokens: products, of them one after another, longest path (Vaswani et al. 2017, table 1)'
+    title = f'a layer at {n:,} tokens: products, sequential products, longest path (Vaswani et al. 2017, table 1)'
     return [title, *lines]
 
 
 def checkpoints(directory: str) -> str:
-    """Returns a table of a workdir's checkpoints, read without a device; the best one is starred."""
+    """Returns a table of a workdir's checkpoints, read without a device; * marks the best one."""
     home = pathlib.Path(directory)
     merits, best, rows = checkpoint.scores(home), checkpoint.best(home), []
     for step in checkpoint.steps(home):
@@ -70,10 +109,10 @@ def checkpoints(directory: str) -> str:
 
 
 def show_data(config: Config, directory: str | None) -> None:
-    """Prints what `data.sight` reports of a config's data, with the tokenizers of a workdir or trained ones.
+    """Prints a report of a config's data, read with the tokenizers of a workdir or with newly trained ones.
 
     Raises:
-      UserError: in the data, or the workdir has no tokenizer.
+      UserError: the data have a mistake, or the workdir has no tokenizers.
     """
     console = Console(highlight=False, soft_wrap=True)
     in_colour = console.color_system is not None and not console.no_color
@@ -82,8 +121,8 @@ def show_data(config: Config, directory: str | None) -> None:
     if directory is not None:
         tokenizers = Tokenizers.load(directory)
     else:
-        say('tokenizers of the train split')
-        tokenizers = workdir.new_tokenizers(config, records)
+        say('training the tokenizers on the train split')
+        tokenizers = workdir_lib.new_tokenizers(config, records)
         multiple = setup.row_multiple(config, None, sharding.make_mesh(config.mesh))
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, row_multiple=multiple))
     for line in report.report(config, tokenizers, records, say):
@@ -91,43 +130,3 @@ def show_data(config: Config, directory: str | None) -> None:
             console.print(rendering.coloured(line))
         else:
             print(rendering.plain(line))
-
-
-def attention(run: runs.Run, texts: Sequence[str]) -> pathlib.Path:
-    """Writes the attention maps of the run on the first text to WORKDIR/attention.html; returns the file.
-
-    An encoder-decoder's decoder reads what it generates for the text itself.
-
-    Raises:
-      UserError: no text, or a recurrent model.
-    """
-    if run.config.model.recurrence is not None:
-        raise UserError(f'attention: model.recurrence={run.config.model.recurrence} has no attention maps')
-    if not texts:
-        raise UserError('attention: no text given')
-    batch: dict[str, list[int]] = {}
-    target, source = run.tokenizers.target, run.tokenizers.source or run.tokenizers.target
-    marks = target.specials
-    if run.config.model.family == 'encoder_decoder':
-        output = runs.generate(run, texts[:1])[0]
-        batch['encoder_inputs'] = [*source.encode(texts[0]), source.specials.eos]
-        batch['inputs'] = [marks.bos, *target.encode(output)]
-        title = f'{texts[0]} → {output}'
-    else:
-        encoder = run.config.model.family == 'encoder'
-        tokens = target.encode(texts[0])
-        batch['inputs'] = [marks.cls, *tokens, marks.sep] if encoder else [marks.bos, *tokens]
-        title = texts[0]
-    longest = max(map(len, batch.values()))
-    if longest > run.config.model.max_len:
-        raise UserError(f'attention: {longest} tokens are more than model.max_len={run.config.model.max_len}')
-    arrays = {name: np.array([tokens], np.int32) for name, tokens in batch.items()}
-    maps = attention_maps.attention_probabilities(run.model, run.variables, arrays)
-    names = {
-        name: list(map((source if name.startswith('encoder_') else target).piece, tokens))
-        for name, tokens in batch.items()
-    }
-    file = run.home / 'attention.html'
-    panels = attention_maps.panels(maps, 0, names['inputs'], names.get('encoder_inputs'))
-    atomic.write(file, attention_maps.page(title, panels))
-    return file

@@ -1,4 +1,10 @@
-"""A step of a run, run again: its batch, its loss row by row, and the numbers that training had."""
+"""Runs one step of a run again and shows its batch, with the loss of each row.
+
+    tformer replay --workdir=DIR --step=N [--config.section.field=value ...]
+
+The state before the step is that of the newest checkpoint before it, or the run's initial one, trained on. On the mesh
+that the run had, it is the same to the bit.
+"""
 
 import pathlib
 from collections.abc import Iterator, Mapping
@@ -6,7 +12,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from absl import flags as absl_flags
 
+from tformer import commands
 from tformer.config import Config
 from tformer.data.batches import mixture, pipeline
 from tformer.data.inspection import rendering
@@ -14,26 +22,35 @@ from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.distributed import sharding
 from tformer.errors import UserError
 from tformer.layers.dropout import DropoutRates
-from tformer.training import checkpoint, setup, workdir
+from tformer.training import checkpoint, setup
+from tformer.training import workdir as workdir_lib
 from tformer.training.state import TrainState, evaluation_variables
 
+SHARED_FLAGS = ('workdir',)
+FLAGS = {'step': ('int', None, 'the number of the step, from 1')}
 
-def replay(directory: str, step: int, overrides: Mapping[str, str] | None = None) -> Iterator[str]:
-    """Yields lines on a step of a workdir: the numbers of its update, and each row of its batch with its loss.
 
-    The state before it is that of the checkpoint next before it, or the one that training began with, trained on:
-    on the mesh that the run had it is the same to the bit.
+def run(arguments: list[str], overrides: dict[str, str], flags: absl_flags.FlagValues) -> None:
+    """Runs the command."""
+    for line in replay(commands.needed(flags, 'workdir'), int(commands.needed(flags, 'step')), overrides):
+        print(line, flush=True)
+
+
+def replay(workdir: str | pathlib.Path, step: int, overrides: Mapping[str, str] | None = None) -> Iterator[str]:
+    """Yields lines on one step of a run: the numbers of its update, and each row of its batch with its loss.
+
+        >>> print('\\n'.join(tformer.replay('runs/demo', 40)))
 
     Args:
-      directory: the workdir; nothing in it changes.
+      workdir: the run's directory; nothing in it changes.
       step: from 1.
-      overrides: fields that change no update.
+      overrides: config fields to change; only fields that change no update.
 
     Raises:
-      UserError: no workdir, no such step, or a field that may not change.
+      UserError: the directory is not a workdir, there is no such step, or a field may not change.
     """
-    home = pathlib.Path(directory)
-    config = workdir.changed_config(home, overrides or {})
+    home = pathlib.Path(workdir)
+    config = workdir_lib.changed_config(home, overrides or {})
     if not 1 <= step <= (config.train.num_steps or 0):
         raise UserError(f'--step={step}: the run has steps 1 to {config.train.num_steps}')
     tokens, mesh = Tokenizers.load(home), sharding.make_mesh(config.mesh)

@@ -39,6 +39,7 @@ class PerLayer(flax.struct.PyTreeNode):
 
     window: jax.Array | None = None
     depth: jax.Array | None = None
+    number: jax.Array | None = None  # from 0, where evaluation.activations names single layers
 
 
 class Block(nn.Module):

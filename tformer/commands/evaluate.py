@@ -1,0 +1,70 @@
+"""Scores a checkpoint, or the mean of several, on a split.
+
+    tformer evaluate --workdir=DIR [--split=valid] [--checkpoint=latest] [--average=N]
+
+The scores are printed and added to result.json in the workdir.
+"""
+
+import json
+import pathlib
+from collections.abc import Sequence
+
+from absl import flags as absl_flags
+
+from tformer import atomic, commands
+from tformer.commands import scoring
+from tformer.commands.run import Run, opened
+from tformer.data.sources.records import Record
+from tformer.distributed import processes
+from tformer.evaluation import predictions, text_scores
+from tformer.lab.sweep import trials
+from tformer.training import writers
+
+SHARED_FLAGS = ('workdir', 'checkpoint')
+FLAGS = {
+    'split': ('string', 'test', 'the split to score: train, valid or test'),
+    'average': ('int', None, 'score the mean of the newest N checkpoints (train.keep_last keeps them)'),
+}
+PROCESSES = True
+
+
+def run(arguments: list[str], overrides: dict[str, str], flags: absl_flags.FlagValues) -> None:
+    """Runs the command."""
+    workdir = commands.needed(flags, 'workdir')
+    loaded = Run.load(workdir, overrides, flags.checkpoint, flags.average, placed=True)
+    evaluate(loaded, flags.split, **({} if flags.average is None else {'averaged_checkpoints': flags.average}))
+
+
+def evaluate(
+    run: Run | str | pathlib.Path, split: str = 'test', records: Sequence[Record] | None = None, **facts: float
+) -> dict[str, float]:
+    """Scores a run on a split, prints the scores with some samples, and adds them to result.json in the workdir.
+
+        >>> tformer.evaluate('runs/demo', 'valid')['loss']
+
+    If config.evaluate.metrics score generated text, that text is written to predictions_SPLIT.jsonl for reports.
+    `run.evaluate(split)` returns the scores without printing or writing them.
+
+    Args:
+      run: a run, or its workdir.
+      split: train, valid or test.
+      records: of the split, if they are loaded already.
+      **facts: numbers to write beside the scores.
+    """
+    run = opened(run)
+    found = scoring.score(run.config, run.tokenizers, run.variables, split, records)
+    print(f'{run.workdir} step {run.step}, {split}: {found.num_records:,} records')
+    print(writers.format_table(found.scores.items()))
+    for name in run.config.evaluate.metrics:
+        if signature := text_scores.signature(name, run.config.evaluate, found.references):
+            print(f'  {name} signature: {signature}')
+    for line in found.samples:
+        print(line)
+    if (run.workdir / trials.STATED).is_file() and 'parameters' not in facts:
+        print(f'{run.workdir} is a trial of a sweep: its result.json keeps the scores of the end of its training')
+    elif processes.first():
+        if run.config.evaluate.metrics:
+            predictions.write(run.workdir, split, found.outputs, found.references)
+        scores = {'step': run.step, **facts, **found.scores}
+        atomic.write(run.workdir / 'result.json', json.dumps({**run.results, split: scores}, indent=2) + '\n')
+    return found.scores

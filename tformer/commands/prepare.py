@@ -1,0 +1,65 @@
+"""Writes the data as a TFDS set, or makes a run's tokenizers and token cache.
+
+    tformer prepare --config=FILE[:argument] --config.data.tfds_name=NAME [--config.data.tfds_dir=DIR]
+    tformer prepare --config=FILE[:argument] --workdir=DIR
+
+The first form writes a set that any number of hosts read at random; the second makes everything that `train` makes
+before its first step. With --workdir and data.tfds_name it does both.
+"""
+
+import pathlib
+import sys
+
+from absl import flags as absl_flags
+
+from tformer import checks, commands
+from tformer import config as config_lib
+from tformer.config import Config
+from tformer.data import cache
+from tformer.data.sources import prepare as tfds_sets
+from tformer.distributed import sharding
+from tformer.training import checkpoint, setup
+from tformer.training import workdir as workdir_lib
+
+SHARED_FLAGS = ('config', 'workdir')
+FLAGS: dict[str, commands.Flag] = {}
+
+
+def run(arguments: list[str], overrides: dict[str, str], flags: absl_flags.FlagValues) -> None:
+    """Runs the command."""
+    print(prepare(config_lib.load(commands.needed(flags, 'config'), overrides), flags.workdir))
+
+
+def prepare(config: Config, workdir: str | pathlib.Path | None = None) -> str:
+    """Writes the data as a TFDS set if data.tfds_name names one, and fills a workdir if one is given.
+
+        >>> print(tformer.prepare(tformer.load_config('configs/g2p.py:demo'), 'runs/demo'))
+
+    Args:
+      config: as loaded or made in Python.
+      workdir: gets the tokenizers and the resolved config; the tokens go to the token cache.
+
+    Returns:
+      what was written and where, in words.
+
+    Raises:
+      UserError: the config or the data has a mistake.
+    """
+    checks.check_here(config)
+    said = []
+    if workdir is None or config.data.tfds_name is not None:
+        written = tfds_sets.write(config.data, config.train.objective, lambda line: print(line, file=sys.stderr))
+        said.append(tfds_sets.summary(written))
+    if workdir is not None:
+        said.append(_fill(pathlib.Path(workdir), config))
+    return '\n'.join(said)
+
+
+def _fill(home: pathlib.Path, config: Config) -> str:
+    with workdir_lib.lock(home):
+        last = max(checkpoint.steps(home), default=None)
+        before = None if last is None else checkpoint.read_metadata(home, last)
+        config, _, batches, valid = setup.load_data(config, home, sharding.make_mesh(config.mesh), before)
+        workdir_lib.save_config(home, config)
+    place = cache.directory(config.data)
+    return f'tokens are in {place}\n  train  {batches.summary}\n  valid  {valid.summary}'

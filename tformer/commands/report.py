@@ -1,0 +1,56 @@
+"""Writes tables, statistics and plots of a sweep, or of any directory of workdirs.
+
+    tformer report DIR [--metric=SPLIT/NAME] [--baseline=ARM] [--alpha=0.05] [--reach=NAME=VALUE] [--timing=false]
+
+The report is DIR/report.md and the self-contained page DIR/report.html.
+"""
+
+import pathlib
+from collections.abc import Sequence
+
+import jax
+from absl import flags as absl_flags
+
+from tformer import commands
+from tformer.errors import UserError
+from tformer.lab.report import write
+
+SHARED_FLAGS = ('metric', 'baseline', 'alpha', 'reach', 'timing')
+FLAGS: dict[str, commands.Flag] = {}
+ARGUMENTS = 'DIR'
+
+
+def run(arguments: list[str], overrides: dict[str, str], flags: absl_flags.FlagValues) -> None:
+    """Runs the command."""
+    if overrides:
+        raise UserError('report takes no --config')
+    if len(arguments) != 1:
+        raise UserError(f'report takes one directory, not {len(arguments)}: tformer report DIR')
+    jax.config.update('jax_platforms', 'cpu')  # it only counts parameters, so it takes no accelerator
+    print(report(arguments[0], flags.metric, flags.baseline, flags.alpha, flags.timing, flags.reach))
+
+
+def report(
+    directory: str | pathlib.Path,
+    metric: str | None = None,
+    baseline: str | None = None,
+    alpha: float = 0.05,
+    timing: bool = True,
+    reach: Sequence[str] = (),
+) -> str:
+    """Writes report.md and report.html of a sweep, or of any directory of workdirs; returns the findings in words.
+
+        >>> print(tformer.report('runs/norms', baseline='norm=rmsnorm'))
+
+    Args:
+      directory: of the sweep, or of the workdirs.
+      metric: that decides, SPLIT/NAME; None: test/loss, or valid/loss.
+      baseline: the arm that the others are compared with; None: the first.
+      alpha: the accepted probability of any false positive among all arms.
+      timing: whether to include the section of measured times.
+      reach: also report when runs reach these values, such as 'valid/accuracy=0.99'.
+
+    Raises:
+      UserError: there is nothing to report, or an argument names what does not exist.
+    """
+    return write.write(directory, metric, baseline, alpha, timing, reach)

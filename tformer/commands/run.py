@@ -1,0 +1,209 @@
+"""A trained run: load it, apply its model, generate, evaluate, and read or replace its activations."""
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from flax import linen as nn
+
+from tformer import checks
+from tformer.commands import scoring
+from tformer.config import Config
+from tformer.data.tokenizers.tokenizers import Tokenizers
+from tformer.distributed import sharding
+from tformer.errors import UserError
+from tformer.evaluation import activations as activations_lib
+from tformer.model import build
+from tformer.objectives import OBJECTIVES
+from tformer.training import checkpoint
+from tformer.training import workdir as workdir_lib
+from tformer.training.state import count_parameters
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Run:
+    """A trained run, with the parameters of one checkpoint or the mean of several.
+
+        >>> run = tformer.load_run('runs/demo')
+        >>> run
+        Run('runs/demo', step=2600, family='encoder_decoder', parameters=940,416)
+        >>> run.generate(['transformer'])
+        >>> logits = run.apply(run.batch(['transformer'], ['T R AE N S']))
+
+    Attributes:
+      workdir: its directory.
+      config: resolved.
+      tokenizers: of the encoder's and the decoder's side.
+      variables: what `model.apply` takes: `params`, and `statistics` if the model keeps some.
+      step: the number of updates behind the parameters.
+    """
+
+    workdir: pathlib.Path
+    config: Config
+    tokenizers: Tokenizers
+    variables: dict[str, Any]
+    step: int
+
+    @classmethod
+    def load(
+        cls,
+        workdir: str | pathlib.Path,
+        overrides: Mapping[str, str] | None = None,
+        which: str = 'best',
+        average: int | None = None,
+        placed: bool = False,
+    ) -> 'Run':
+        """Returns the run of a workdir with its best or latest parameters, or the mean of the newest checkpoints.
+
+        Args:
+          workdir: its directory.
+          overrides: config fields to change, such as {'decode.strategy': 'beam'}.
+          which: best or latest.
+          average: how many of the newest checkpoints to average.
+          placed: whether the parameters go where config.mesh says; otherwise they are whole on the first device.
+
+        Raises:
+          UserError: the directory is not a workdir, it has no checkpoint, or an override does not fit.
+        """
+        home = pathlib.Path(workdir)
+        config = workdir_lib.changed_config(home, overrides or {})
+        checks.check_here(config)
+        if average is not None and config.model.norm == 'batchnorm':
+            raise UserError(f'--average={average}: the statistics of model.norm=batchnorm belong to one checkpoint')
+        places = scoring.shardings(config, sharding.make_mesh(config.mesh)) if placed else None
+        if average is None:
+            variables, step = checkpoint.load_variables(home, which, places)
+        else:
+            variables, step = checkpoint.load_average(home, average, config.train.keep_last, places)
+        return cls(home, config, Tokenizers.load(home), variables, step)
+
+    def __repr__(self) -> str:
+        family, size = self.config.model.family, self.num_parameters
+        return f'Run({str(self.workdir)!r}, step={self.step}, family={family!r}, parameters={size:,})'
+
+    @property
+    def model(self) -> nn.Module:
+        """The Linen module."""
+        return build(self.config.model)
+
+    @property
+    def params(self) -> Any:
+        """The model's parameters, a tree of arrays."""
+        return self.variables['params']
+
+    @property
+    def num_parameters(self) -> int:
+        """The number of scalars in the parameters."""
+        return count_parameters(self.variables.get('params', {}))
+
+    @property
+    def results(self) -> dict[str, dict[str, float]]:
+        """The content of result.json: the scores of each split that was evaluated; {} before any was."""
+        file = self.workdir / 'result.json'
+        return json.loads(file.read_text()) if file.is_file() else {}
+
+    def batch(self, texts: Sequence[str], targets: Sequence[str] | None = None) -> dict[str, np.ndarray]:
+        """Returns a batch of texts as the model reads them: tokens and positions, padded to the longest text.
+
+        Args:
+          texts: one a row. An encoder-decoder's encoder reads them.
+          targets: the texts that an encoder-decoder's decoder reads after the first token; None: nothing.
+
+        Raises:
+          UserError: a text is longer than model.max_len.
+        """
+        family, target = self.config.model.family, self.tokenizers.target
+        specials = target.specials
+        if family == 'encoder_decoder':
+            source = self.tokenizers.source or target
+            written = [''] * len(texts) if targets is None else targets
+            encoder = self._padded([[*tokens, source.specials.eos] for tokens in source.encode_batch(texts)])
+            decoder = self._padded([[specials.bos, *tokens] for tokens in target.encode_batch(written)])
+            return {**decoder, **{f'encoder_{name}': value for name, value in encoder.items()}}
+        if targets is not None:
+            raise UserError(f'targets are for model.family=encoder_decoder, not {family}')
+        first, last = ([specials.cls], [specials.sep]) if family == 'encoder' else ([specials.bos], [])
+        return self._padded([[*first, *tokens, *last] for tokens in target.encode_batch(texts)])
+
+    def _padded(self, rows: Sequence[Sequence[int]]) -> dict[str, np.ndarray]:
+        length, longest = max(map(len, rows)), self.config.model.max_len
+        if length > longest:
+            raise UserError(f'a text of {length} tokens is longer than model.max_len={longest}')
+        batch = {'inputs': np.zeros((len(rows), length), np.int32), 'positions': np.full((len(rows), length), -1)}
+        for row, tokens in enumerate(rows):
+            batch['inputs'][row, : len(tokens)] = tokens
+            batch['positions'][row, : len(tokens)] = np.arange(len(tokens))
+        return {name: value.astype(np.int32) for name, value in batch.items()}
+
+    def apply(self, batch: Mapping[str, Any], replace: Mapping[str, activations_lib.Replacement] | None = None) -> Any:
+        """Returns what the model computes for its objective, without dropout: logits [B, T, V] of a language model.
+
+        Args:
+          batch: of `batch`, or any other with the fields that the objective reads.
+          replace: as in `activations`.
+        """
+        return self.activations(batch, [activations_lib.OUTPUT], replace)[activations_lib.OUTPUT]
+
+    def activations(
+        self,
+        batch: Mapping[str, Any],
+        names: Sequence[str],
+        replace: Mapping[str, activations_lib.Replacement] | None = None,
+    ) -> dict[str, Any]:
+        """Returns named values inside the model, and replaces some of them.
+
+            >>> batch = run.batch(['transformer'])
+            >>> layers = 'decoder.stack.layers'
+            >>> run.activations(batch, [f'{layers}.attention', f'{layers}.0.mlp', 'output'])
+            >>> run.activations(batch, ['output'], replace={f'{layers}.1.attention': lambda x: 0 * x})
+
+        A name is a module's path, as `tformer inspect` prints it; its value is the module's output. Modules in
+        `layers` have a leading layer axis, and a number after `layers` names one layer. `output` is what `apply`
+        returns. `activation_names` lists all names.
+
+        Args:
+          batch: of `batch`.
+          names: the values to return.
+          replace: by name, an array in the place of the value, or a function of the value. Everything computed
+            after it uses the replacement, and so does the value that is returned under its name.
+
+        Raises:
+          UserError: a name does not exist, or a replacement has another shape.
+        """
+        return activations_lib.activations(self._forward, self.variables, batch, names, replace)
+
+    def activation_names(self, batch: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+        """Returns the shape of every value that `activations` names, by name. Nothing is computed."""
+        return activations_lib.names(self._forward, self.variables, batch)
+
+    @property
+    def _forward(self) -> activations_lib.Forward:
+        method = OBJECTIVES[self.config.train.objective].method
+        return activations_lib.Forward(self.model, method)
+
+    def generate(self, texts: Sequence[str], seed: int = 0, *, cut: bool = False) -> list[str]:
+        """Returns the output for each text: the continuation of a prompt, or the text written for a source.
+
+        Args:
+          texts: prompts of a language model, or sources of a sequence-to-sequence model.
+          seed: of sampling.
+          cut: whether texts longer than the model takes are shortened.
+
+        Raises:
+          UserError: the family does not generate, or a text is too long and `cut` is False.
+        """
+        return scoring.generate(self.config, self.tokenizers, self.variables, texts, seed, cut=cut)
+
+    def evaluate(self, split: str = 'test') -> dict[str, float]:
+        """Returns the scores on a split. `tformer.evaluate` also prints them and writes result.json."""
+        quiet = dataclasses.replace(self.config.evaluate, samples=0)
+        config = dataclasses.replace(self.config, evaluate=quiet)
+        return scoring.score(config, self.tokenizers, self.variables, split).scores
+
+
+def opened(run: Run | str | pathlib.Path) -> Run:
+    """Returns a run, loaded with its best parameters if it is given by its workdir."""
+    return run if isinstance(run, Run) else Run.load(run)

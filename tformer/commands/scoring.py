@@ -1,0 +1,150 @@
+"""What a trained model scores on a split, and what it generates."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from flax import linen as nn
+from jax.experimental import multihost_utils
+
+from tformer.config import Config, Mesh
+from tformer.config.tasks import TASKS
+from tformer.data.batches import mixture, pipeline
+from tformer.data.inspection import rendering
+from tformer.data.sources.records import Record
+from tformer.data.tokenizers.tokenizers import Tokenizers
+from tformer.decode.text import make_text_generator
+from tformer.distributed import sharding
+from tformer.evaluation import scorer, text_scores
+from tformer.model import build
+from tformer.objectives import OBJECTIVES
+from tformer.optim.hyperparameters import standard
+from tformer.training.dummy_batch import random_batch
+from tformer.training.state import variable_shardings
+
+
+class Scored(NamedTuple):
+    """The result of scoring a split.
+
+    Attributes:
+      scores: the metrics by name.
+      num_records: how many records were scored.
+      outputs: the generated text of each record, if config.evaluate.metrics score generated text.
+      references: the reference texts of each record, likewise.
+      samples: lines that show some records with their generated text.
+    """
+
+    scores: dict[str, float]
+    num_records: int
+    outputs: list[str]
+    references: list[Any]
+    samples: list[str]
+
+
+def score(
+    config: Config, tokenizers: Tokenizers, variables: Any, split: str, records: Sequence[Record] | None = None
+) -> Scored:
+    """Returns the scores of a model on a split, computed on the devices that config.mesh names.
+
+    Args:
+      config: of the run.
+      tokenizers: of the run.
+      variables: the model's parameters and statistics.
+      split: train, valid or test.
+      records: of the split, if they are loaded already.
+    """
+    mesh = sharding.make_mesh(config.mesh)
+    records = mixture.load(config, split) if records is None else records
+    if config.evaluate.max_examples is not None:
+        records = [records[i] for i in range(min(len(records), config.evaluate.max_examples))]
+    multiple = sharding.row_multiple(mesh, config.mesh)
+    divided = dataclasses.replace(config, data=dataclasses.replace(config.data, row_multiple=multiple))
+    batches = pipeline.Batches(divided, tokenizers, split, training=False, records=records)
+    with sharding.placed(mesh, config.mesh):
+        variables = jax.device_put(variables, shardings(config, mesh))
+        compute = _scorer(standard(config), mesh)
+        found = compute(variables, batches, None, tokenizers)
+        for length in config.evaluate.lengths:
+            cut = pipeline.Batches(windowed(divided, length), tokenizers, split, training=False, records=records)
+            found[f'loss_at_{length}'] = compute(variables, cut, None, tokenizers)['loss']
+    generates = config.evaluate.metrics or config.evaluate.samples
+    if jax.process_count() > 1 and generates:  # each process generates all of the text
+        variables = multihost_utils.process_allgather(variables, tiled=True)
+        mesh = sharding.make_mesh(Mesh(), jax.local_devices()[:1])
+    outputs, references = [], []
+    with jax.set_mesh(mesh):
+        if config.evaluate.metrics:
+            outputs = generate(standard(config), tokenizers, variables, _sources(records), cut=True)
+            references = [text_scores.references_of(record) for record in records]
+            found |= text_scores.generation_scores(config.evaluate, outputs, records)
+        return Scored(found, len(records), outputs, references, samples(config, tokenizers, variables, records))
+
+
+def shardings(config: Config, mesh: jax.sharding.Mesh) -> Any:
+    """Returns where each of a run's variables is placed on a mesh."""
+    model, objective = build(config.model), OBJECTIVES[config.train.objective]
+    return variable_shardings(model, objective, random_batch(config), mesh, sharding.make_rules(config.mesh))
+
+
+def windowed(config: Config, length: int) -> Config:
+    """Returns the config with rows of `length` tokens, and as many tokens a batch as before, or one row a device."""
+    tokens = config.data.batch_tokens or config.train.batch_size * config.data.length
+    changed = dataclasses.replace(config.data, length=length, batching='pad', batch_tokens=tokens)
+    return dataclasses.replace(config, data=changed)
+
+
+def generate(
+    config: Config, tokenizers: Tokenizers, variables: Any, texts: Sequence[str], seed: int = 0, *, cut: bool = False
+) -> list[str]:
+    """Returns the model's output for each text: the continuation of a prompt, or the text written for a source.
+
+    Raises:
+      UserError: the family does not generate, or a text is longer than the model takes and may not be `cut`.
+    """
+    plain = standard(config)  # so that runs that differ in numbers alone share a program
+    return _text_generator(build(plain.model), plain, tokenizers, cut)(variables, texts, seed)
+
+
+def generated_scores(
+    config: Config, variables: Any, tokenizers: Tokenizers, records: Sequence[Mapping[str, Any]]
+) -> dict[str, float]:
+    """Returns the metrics of config.evaluate of the text that the model generates for `records`."""
+    outputs = generate(config, tokenizers, variables, _sources(records), cut=True)
+    return text_scores.generation_scores(config.evaluate, outputs, records)
+
+
+def samples(config: Config, tokenizers: Tokenizers, variables: Any, records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns lines that show generated text of some records, spread evenly over the split."""
+    count = min(config.evaluate.samples, len(records))
+    task = TASKS[config.train.objective]
+    continues = config.model.family == 'decoder' and task.writes and not task.given
+    if not count or not (task.in_pairs or continues):
+        return []
+    if not task.in_pairs:
+        outputs = generate(config, tokenizers, variables, [''] * min(count, 2))
+        return [line for output in outputs for line in ('--- sample', output)]
+    chosen = [records[i * len(records) // count] for i in range(count)]
+    outputs = generate(config, tokenizers, variables, _sources(chosen), cut=True)
+    lines = ['', f'{count} examples of the split: source | generated | reference; = marks exact matches']
+    for record, output in zip(chosen, outputs, strict=True):
+        references = text_scores.references_of(record)
+        mark = '=' if output in references else ' '
+        shown = (rendering.harmless(text, 200) for text in (record['source'], output, references[0]))
+        lines.append(f'{mark} {" | ".join(shown)}')
+    return lines
+
+
+def _sources(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [record['source'] for record in records]
+
+
+@functools.lru_cache(maxsize=8)
+def _text_generator(model: nn.Module, config: Config, tokenizers: Tokenizers, cut: bool) -> Any:
+    return make_text_generator(model, config, tokenizers, cut=cut)
+
+
+@functools.lru_cache(maxsize=8)
+def _scorer(config: Config, mesh: jax.sharding.Mesh) -> scorer.Scorer:
+    return scorer.make_scorer(build(config.model), config, mesh)

@@ -1,0 +1,31 @@
+"""The texts that `generate` and `attention` work on: arguments, a file's lines, or standard input."""
+
+import os
+import pathlib
+import sys
+
+from tformer.data.sources import text_reader
+from tformer.errors import UserError
+
+
+def given(arguments: list[str], file: str | None) -> list[str]:
+    """Returns the arguments, else the lines of `file`, else those of standard input.
+
+    Raises:
+      UserError: there is no text, or it is not UTF-8.
+    """
+    if arguments:
+        return [_utf8(os.fsencode(text), 'the arguments') for text in arguments]
+    text = (
+        _utf8(sys.stdin.buffer.read(), 'standard input') if file is None else text_reader.read_text(pathlib.Path(file))
+    )
+    if not text:
+        raise UserError('no text is given: pass it as arguments, with --input=FILE, or on standard input')
+    return [line.removesuffix('\r') for line in text.removesuffix('\n').split('\n')]  # nothing else ends a line
+
+
+def _utf8(data: bytes, where: str) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise UserError(f'{where}: not UTF-8: byte 0x{data[error.start]:02x} at {error.start}') from error

@@ -1,0 +1,114 @@
+"""Trains a model, resumes by itself, and scores the best checkpoint at the end.
+
+    tformer train --config=FILE[:argument] --workdir=DIR [--config.section.field=value ...] [--may_differ=FIELD,FIELD]
+    tformer train WORKDIR WORKDIR ... [--transform=vmap]
+
+The second form trains trials of a sweep together in one program; `tformer sweep --together=N` uses it.
+"""
+
+import dataclasses
+import pathlib
+from collections.abc import Sequence
+
+from absl import flags as absl_flags
+
+from tformer import checks, commands
+from tformer import config as config_lib
+from tformer.commands import evaluate, scoring
+from tformer.commands.run import Run
+from tformer.config import Config
+from tformer.data.batches import mixture
+from tformer.data.sources.records import Record
+from tformer.distributed import processes
+from tformer.errors import NoSplitError, UserError
+from tformer.lab.sweep import batched_training, trials
+from tformer.training import loop
+from tformer.training.stopping import StopMonitor
+
+SHARED_FLAGS = ('config', 'workdir', 'transform')
+FLAGS: dict[str, commands.Flag] = {
+    'may_differ': ('list', [], "fields that may differ from those of the workdir's checkpoint")
+}
+ARGUMENTS = 'WORKDIR'
+PROCESSES = True
+
+
+def run(arguments: list[str], overrides: dict[str, str], flags: absl_flags.FlagValues) -> None:
+    """Runs the command."""
+    if arguments:
+        if overrides or flags.config or flags.workdir or flags.may_differ or flags.coordinator:
+            raise UserError('trials that train together have their own configs: the only flag is --transform')
+        train_together(arguments, flags.transform)
+        return
+    config = config_lib.load(commands.needed(flags, 'config'), overrides)
+    train_and_evaluate(config, commands.needed(flags, 'workdir'), flags.may_differ)
+
+
+def train(config: Config, workdir: str | pathlib.Path, may_differ: Sequence[str] = ()) -> Run:
+    """Trains in a workdir as `config` says and returns the run with its best checkpoint.
+
+        >>> run = tformer.train(tformer.load_config('configs/g2p.py:demo'), 'runs/demo')
+        >>> run.results['test']['word_error_rate']
+
+    A workdir that holds a checkpoint is continued, and a finished one is only loaded.
+
+    Args:
+      config: as loaded or made in Python.
+      workdir: the directory; made if it does not exist.
+      may_differ: dotted fields that may differ from the checkpoint's.
+
+    Raises:
+      UserError: the config, the data or the workdir has a mistake.
+      Stopped: a signal or train.max_minutes asked for it, and everything is saved.
+    """
+    train_and_evaluate(config, workdir, may_differ)
+    return Run.load(workdir)
+
+
+def train_and_evaluate(config: Config, workdir: str | pathlib.Path, may_differ: Sequence[str] = ()) -> dict[str, float]:
+    """Trains, scores the best checkpoint on the test split (on valid if there is none), and writes result.json.
+
+    A trial of a sweep that is done stays as it is; if one fails, its workdir keeps the reason.
+
+    Returns:
+      the scores.
+    """
+    checks.check_here(config)
+    home = pathlib.Path(workdir)
+    if processes.same_number(lambda: trials.is_done_as(home, config)):
+        print(f'{home} is done')
+        return dict(next(iter(config_lib.read_json(home / trials.RESULT).values()), {}))
+    with trials.kept(home):
+        trained = loop.train(config, home, scoring.generated_scores, may_differ)
+        with StopMonitor(None, training=False):
+            return finish(home, trained)
+
+
+def train_together(workdirs: Sequence[str], transform: str | None = None) -> None:
+    """Trains the trials that are stated in workdirs in one program, and scores each as `train_and_evaluate` does.
+
+    A trial that fails leaves its error in its workdir, and the others go on.
+
+    Raises:
+      UserError: they cannot be trained together; as `train`.
+      Stopped: as `train`.
+    """
+    trained = batched_training.train([pathlib.Path(each) for each in workdirs], transform, scoring.generated_scores)
+    with StopMonitor(None, training=False):
+        for home, left in trained.items():
+            with batched_training.failing(home):
+                finish(home, left)
+
+
+def finish(workdir: pathlib.Path, trained: loop.Trained) -> dict[str, float]:
+    """Scores the best checkpoint of a trained run on the test split, or on valid if there is none."""
+    split = 'test'
+    records: Sequence[Record] | None = None
+    try:
+        records = mixture.load(trained.config, split)
+        len(records)
+    except NoSplitError as error:
+        print(f'there is no test split, so the run is scored on valid: {error}')
+        split, records = 'valid', None
+    loaded = dataclasses.replace(Run.load(workdir, placed=True), tokenizers=trained.tokenizers)
+    return evaluate.evaluate(loaded, split, records, parameters=trained.num_parameters)
