@@ -73,18 +73,18 @@ def test_a_run_of_steps_that_cannot_be_made_stops_and_is_replayed(tmp_path, monk
         'translate.py:smoke', tmp_path, train__num_steps='20', train__log_every='2', train__max_skipped='3',
         train__checkpoint_every='2', data__tokenizer='symbol',
     )  # fmt: skip
-    real = train_lib.setup.assemble
+    real = train_lib.make_program
 
     def poisoned(*args):
-        parts = real(*args)
+        program = real(*args)
 
         def step(state, batch, hyper):
             spoiled = jnp.where(state.step < 3, 1, jnp.nan)
-            return parts.step(state, {**batch, 'weights': batch['weights'] * spoiled}, hyper)
+            return program.step(state, {**batch, 'weights': batch['weights'] * spoiled}, hyper)
 
-        return parts._replace(step=step)
+        return dataclasses.replace(program, step=step)
 
-    monkeypatch.setattr(train_lib.setup, 'assemble', poisoned)
+    monkeypatch.setattr(train_lib, 'make_program', poisoned)
     with pytest.raises(errors.UserError, match=r'steps 4 to 6 were not made') as stopped:
         train_lib.train(wanted, tmp_path / 'run')
     monkeypatch.undo()

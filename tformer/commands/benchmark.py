@@ -28,14 +28,10 @@ from tformer.data.batches import mixture, pipeline
 from tformer.data.tokenizers.tokenizers import train_tokenizers
 from tformer.distributed import sharding
 from tformer.errors import UserError, choose
-from tformer.model import build
-from tformer.objectives import OBJECTIVES
-from tformer.optim.hyperparameters import Hyperparameters
-from tformer.optim.optimizers import make_optimizer
 from tformer.training import checkpoint
 from tformer.training.dummy_batch import assumed, random_batch
-from tformer.training.state import TrainState, count_parameters, logical_names, make_start
-from tformer.training.step import make_train_step
+from tformer.training.program import make_program
+from tformer.training.state import TrainState, count_parameters
 
 SHARED_FLAGS = ('config',)
 FLAGS = {
@@ -78,25 +74,21 @@ def benchmark(config: Config, steps: int = 10, what: str = 'train_step') -> dict
 def stepping(config: Config) -> Iterator[tuple[Callable[[], float], Callable[[], TrainState], dict[str, Any]]]:
     """Gives (a function that makes one step and returns its loss, one that returns the state, facts of the model)."""
     config = assumed(config)
-    mesh, rules = sharding.make_mesh(config.mesh), sharding.make_rules(config.mesh)
-    model, objective = build(config.model), OBJECTIVES[config.train.objective]
-    hyper, batch = Hyperparameters.of(config), random_batch(config)
-    optimizer = make_optimizer(config, logical_names(model, objective, batch))
-    with sharding.placed(mesh, config.mesh):
-        start, _ = make_start(model, objective, optimizer, hyper, batch, mesh, rules)
-        state = start(hyper)
-        step = jax.jit(make_train_step(model, objective, optimizer, config), donate_argnums=0)
-        placed = jax.device_put(batch, sharding.batch_sharding(mesh))
+    batch = random_batch(config)
+    program = make_program(config, batch)
+    with program.context():
+        state = program.init()
+        placed = jax.device_put(batch, sharding.batch_sharding(program.mesh))
         facts = {
             'device': jax.devices()[0].device_kind,
-            'devices': mesh.size,
+            'devices': program.mesh.size,
             'params': count_parameters(state.params),
             'tokens': sum(value.size for name, value in batch.items() if name.endswith('inputs')),
         }
 
         def once() -> float:
             nonlocal state
-            state, numbers = step(state, placed, hyper)
+            state, numbers = program.jitted_step(state, placed, program.hyper)
             total, weight = jax.device_get(numbers['scores']['loss'])
             return float(total / weight)
 

@@ -20,14 +20,10 @@ from jax.sharding import Mesh, NamedSharding
 from tformer.config import AXES, Config, Model
 from tformer.config import Mesh as MeshConfig
 from tformer.distributed import hlo, memory_traffic, reduce_scatter, roofline, sharding
-from tformer.model import build
-from tformer.objectives import OBJECTIVES
-from tformer.optim.hyperparameters import Hyperparameters
-from tformer.optim.optimizers import make_optimizer
 from tformer.training import flops, setup
 from tformer.training.dummy_batch import assumed, random_batch
-from tformer.training.state import TrainState, logical_names, make_init
-from tformer.training.step import make_train_step
+from tformer.training.program import make_program
+from tformer.training.state import TrainState
 
 # Machine code that is never run need not be good; what is partitioned and fused, and how, stays the same.
 QUICKLY: dict[str, str | bool] = {'xla_backend_optimization_level': '0', 'xla_llvm_disable_expensive_passes': True}
@@ -80,17 +76,13 @@ def compile_step(config: Config) -> DryRun:
     asked = dataclasses.replace(config.mesh, **{axis: max(getattr(config.mesh, axis), 1) for axis in AXES})
     config = dataclasses.replace(assumed(config), mesh=asked)
     built = dataclasses.replace(config, model=_as_wide(config.model))
-    mesh, rules = sharding.make_mesh(config.mesh), sharding.make_rules(config.mesh)
-    model, objective = build(built.model), OBJECTIVES[config.train.objective]
-    batch, hyper = abstract_batch(config, mesh), Hyperparameters.of(config)
-    optimizer = make_optimizer(built, logical_names(model, objective, batch))
-    with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
-        boxed = jax.eval_shape(make_init(model, objective, optimizer), hyper, batch)
-        shardings = sharding.tree_shardings(boxed, mesh, rules)
-        state = jax.tree.map(_placed, sharding.unboxed(boxed), shardings)
-        step = make_train_step(model, objective, optimizer, built)
-        lowered = jax.jit(step, donate_argnums=0, out_shardings=(shardings, None)).lower(state, batch, hyper)
-        return DryRun(config, mesh, state, batch, boxed.params, lowered.compile(QUICKLY))
+    mesh = sharding.make_mesh(config.mesh)
+    batch = abstract_batch(config, mesh)
+    with jax.set_mesh(mesh), nn.logical_axis_rules(sharding.make_rules(config.mesh)):
+        program = make_program(built, batch, mesh)
+        state = jax.tree.map(_placed, sharding.unboxed(program.abstract), program.shardings)
+        lowered = program.jitted_step.lower(state, batch, program.hyper)
+        return DryRun(config, mesh, state, batch, program.abstract.params, lowered.compile(QUICKLY))
 
 
 def _as_wide(model: Model) -> Model:

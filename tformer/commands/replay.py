@@ -15,7 +15,6 @@ import jax.numpy as jnp
 from absl import flags as absl_flags
 
 from tformer import commands
-from tformer.config import Config
 from tformer.data.batches import mixture, pipeline
 from tformer.data.inspection import rendering
 from tformer.data.tokenizers.tokenizers import Tokenizers
@@ -24,6 +23,7 @@ from tformer.errors import UserError
 from tformer.layers.dropout import DropoutRates
 from tformer.training import checkpoint, setup
 from tformer.training import workdir as workdir_lib
+from tformer.training.program import Program, make_program
 from tformer.training.state import TrainState, evaluation_variables
 
 SHARED_FLAGS = ('workdir',)
@@ -58,14 +58,13 @@ def replay(workdir: str | pathlib.Path, step: int, overrides: Mapping[str, str] 
     batches = pipeline.Batches(config, tokens, 'train', training=True, records=records)
     with sharding.placed(mesh, config.mesh):
         last = checkpoint.latest_valid_before(home, before=step)
-        parts = setup.assemble(config, home, batches, mesh, last)
-        state = parts.state
+        program = make_program(config, batches.batch(0), mesh)
+        state = setup.load_state(program, config, home, last)
         for number in range(last or 0, step - 1):
-            state, _ = parts.step(state, sharding.place_batch(batches.batch(number), mesh), parts.hyper)
+            state, _ = program.train_step(state, batches.batch(number))
         batch = batches.batch(step - 1)
-        placed = sharding.place_batch(batch, mesh)
-        losses = jax.device_get(row_losses(parts, config, state, placed))
-        _, numbers = parts.step(state, placed, parts.hyper)
+        losses = jax.device_get(row_losses(program, state, sharding.place_batch(batch, mesh)))
+        _, numbers = program.train_step(state, batch)
     total, weight = numbers['scores']['loss']
     tags = 'tags' in batches.parts[0].examples.columns
     yield f'{home} step {step}, from {f"checkpoint {last}" if last else "the beginning"}'
@@ -77,9 +76,9 @@ def replay(workdir: str | pathlib.Path, step: int, overrides: Mapping[str, str] 
         yield from map(rendering.plain, rendering.row(batch, index, tokens, tags))
 
 
-def row_losses(parts: setup.Parts, config: Config, state: TrainState, batch: dict[str, Any]) -> jax.Array:
+def row_losses(program: Program, state: TrainState, batch: dict[str, Any]) -> jax.Array:
     """Returns the loss [B] of each row of a batch alone, without dropout; 0 where nothing of it is scored."""
-    model, objective = parts.program.model, parts.program.objective
+    model, objective, config = program.model, program.objective, program.config
     second = objective.weight(config.train.second_loss_weight)
     method = objective.method_for(config.train.loss_chunk)
     weights = [name for name in batch if name in ('weights', 'label_weights')]

@@ -19,6 +19,7 @@ from tformer.errors import Stopped, UserError
 from tformer.evaluation import scorer
 from tformer.optim import freezing
 from tformer.training import checkpoint, setup, workdir, writers
+from tformer.training.program import make_program
 from tformer.training.recorder import RunRecorder
 from tformer.training.state import TrainState, count_parameters
 from tformer.training.stopping import StopMonitor
@@ -82,7 +83,8 @@ def _train(
     config, tokens, batches, _ = data
     if processes.first():
         workdir.save_config(home, config)
-    program, hyper, step, state = setup.assemble(config, home, batches, mesh, last)
+    program = make_program(config, batches.batch(0, sharding.batch_share(mesh)), mesh)
+    hyper, step, state = program.hyper, program.jitted_step, setup.load_state(program, config, home, last)
     recorder = RunRecorder(data, home, scorer.make_scorer(program.model, config, mesh), generated, last)
     number, length, patience = last or 0, config.train.num_steps or 0, config.train.patience or np.inf
     progress = writers.Progress(length, number)

@@ -1,16 +1,13 @@
-"""What a run begins with, or goes on from: its data, its resolved config, the compiled step and the state."""
+"""What a run starts or resumes from: its data, its resolved config and its first state."""
 
 import contextlib
 import dataclasses
-import functools
 import importlib.metadata
 import pathlib
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
-from flax import linen as nn
 from jax.sharding import Mesh
 
 from tformer import checks
@@ -22,13 +19,10 @@ from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.distributed import processes, sharding
 from tformer.errors import NoSplitError, UserError, choose
 from tformer.evaluation import scorer
-from tformer.model import build
-from tformer.objectives import OBJECTIVES, Objective
 from tformer.optim.hyperparameters import Hyperparameters
-from tformer.optim.optimizers import make_optimizer
 from tformer.training import checkpoint, pretrained, workdir
-from tformer.training.state import TrainState, begin, logical_names, make_start, variables
-from tformer.training.step import Step, make_train_step
+from tformer.training.program import Program
+from tformer.training.state import TrainState, variables
 
 Record = Mapping[str, Any]  # the `run` of a checkpoint
 
@@ -37,77 +31,30 @@ PACKAGES = ('tformer', 'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'gr
 PLACES = tuple(f'data.{x}' for x in 'path valid_path test_path mixture tfds_dir tokenizer_path cache_dir'.split())
 
 
-class Program(NamedTuple):
-    """What runs that differ in their `Hyperparameters` alone share.
-
-    Attributes:
-      model: of the config.
-      objective: of the config.
-      names: the logical names of every parameter's axes.
-      step: the train step, a pure function.
-      shardings: of a state's arrays.
-      start: hyper -> the state of random parameters.
-      start_from: hyper, parameters and statistics -> the state of these.
-    """
-
-    model: nn.Module
-    objective: Objective
-    names: Any
-    step: Step
-    shardings: TrainState
-    start: Callable[[Hyperparameters], TrainState]
-    start_from: Callable[[Hyperparameters, Any, Any], TrainState]
-
-
-class Parts(NamedTuple):
-    """What training is made of: its program, its numbers, the step, compiled when it is first called, and the state."""
-
-    program: Program
-    hyper: Hyperparameters
-    step: Step
-    state: TrainState
-
-
-def assemble(config: Config, home: pathlib.Path, batches: pipeline.Batches, mesh: Mesh, last: int | None) -> Parts:
-    """Returns the parts of a training from its checkpoint at step `last` on, or from its beginning where it is None.
-
-    Raises:
-      UserError: the checkpoint, or what the run starts from, does not fit the model.
-    """
-    program, hyper = make_program(config, batches, mesh), Hyperparameters.of(config)
-    step = jax.jit(program.step, donate_argnums=0, out_shardings=(program.shardings, None))
-    return Parts(program, hyper, step, state_at(program, config, hyper, home, last))
-
-
-def make_program(config: Config, batches: pipeline.Batches, mesh: Mesh) -> Program:
-    """Returns the program of a run; nothing is computed."""
-    model, objective = build(config.model), OBJECTIVES[config.train.objective]
-    example = sharding.place_batch(batches.batch(0, sharding.batch_share(mesh)), mesh)
-    names = logical_names(model, objective, example)
-    optimizer = make_optimizer(config, names)
-    rules = sharding.make_rules(config.mesh)
-    start, shardings = make_start(model, objective, optimizer, Hyperparameters.of(config), example, mesh, rules)
-    start_from = jax.jit(functools.partial(begin, optimizer), out_shardings=shardings)
-    step = make_train_step(model, objective, optimizer, config)
-    return Program(model, objective, names, step, shardings, start, start_from)
-
-
-def state_at(
-    program: Program, config: Config, hyper: Hyperparameters, home: pathlib.Path, last: int | None
+def load_state(
+    program: Program, config: Config, home: pathlib.Path, last: int | None, hyper: Hyperparameters | None = None
 ) -> TrainState:
     """Returns the state of a workdir's checkpoint at step `last`; None: the one that training starts from.
 
+    Args:
+      program: of the run, or of one that differs from it only in its hyperparameters.
+      config: of the run.
+      home: its workdir.
+      last: the step of a checkpoint, or None.
+      hyper: the run's; None: the program's.
+
     Raises:
       UserError: the checkpoint, or what the run starts from, does not fit the model.
     """
-    state = program.start(hyper)
+    hyper = program.hyper if hyper is None else hyper
+    state = program.init(hyper)
     if last is not None:
         return checkpoint.restore(home, last, state)
     if config.train.init_from is None:
         return state
     fresh, where = (variables(tree.params, tree.statistics) for tree in (state, program.shardings))
     loaded = pretrained.load(config.train.init_from, fresh, where, config.train.init_except)
-    return program.start_from(hyper, loaded['params'], loaded.get('statistics', {}))
+    return program.init_from(hyper, loaded['params'], loaded.get('statistics', {}))
 
 
 class RunData(NamedTuple):

@@ -69,7 +69,7 @@ def evaluation_variables(state: TrainState) -> dict[str, Any]:
 
 def initial_variables(model: nn.Module, objective: Objective, hyper: Hyperparameters, batch: Any) -> dict[str, Any]:
     """Returns a model's random `params`, boxed with their logical names, and its `statistics`, if any."""
-    row = jax.tree.map(lambda x: x[:1], batch)
+    row = jax.tree.map(lambda x: jnp.zeros((1, *x.shape[1:]), x.dtype), batch)  # parameters do not depend on it
     found = model.init(step_key(hyper.seed, 0), row, method=objective.method)
 
     def scaled(path: tuple[Any, ...], value: jax.Array) -> jax.Array:

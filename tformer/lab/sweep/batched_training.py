@@ -25,6 +25,7 @@ from tformer.lab.sweep.trials import ERROR, STATED, is_done, write_error
 from tformer.optim.hyperparameters import Hyperparameters
 from tformer.training import checkpoint, digests, setup, workdir, writers
 from tformer.training.loop import Trained
+from tformer.training.program import Program, make_program
 from tformer.training.recorder import RunRecorder
 from tformer.training.state import TrainState, count_parameters
 from tformer.training.step import Step
@@ -106,7 +107,7 @@ def _train(
         if not data:
             return {}
         first = next(iter(data.values()))
-        program = setup.make_program(first.config, first.batches, mesh)
+        program = make_program(first.config, first.batches.batch(0), mesh)
         score = scorer.make_scorer(program.model, first.config, mesh)
         members: dict[pathlib.Path, Member] = {}
         for home, found in data.items():
@@ -197,7 +198,7 @@ class Group:
     """Trials of one program: the members, and for each slice of the arrays whose numbers it has."""
 
     mesh: Mesh
-    program: setup.Program
+    program: Program
     step: Step
     members: list[Member]
     slices: list[Member]
@@ -218,7 +219,7 @@ class Group:
         """Returns (the states of all slices, from the checkpoints at step `last` on; their hypers)."""
         of = {}  # in the host's memory: a device has room for its own trials
         for member in self.members:
-            state = setup.state_at(self.program, member.config, Hyperparameters.of(member.config), member.home, last)
+            state = setup.load_state(self.program, member.config, member.home, last, Hyperparameters.of(member.config))
             of[member.slice] = jax.device_get(state)
         states = jax.tree.map(lambda *x: np.stack(x), *(of[member.slice] for member in self.slices))
         states = jax.device_put(states, stacked(self.program.shardings))

@@ -16,7 +16,7 @@ from tformer.distributed import sharding
 from tformer.errors import choose
 from tformer.lab.sweep.trials import SEED, Trial
 from tformer.optim.hyperparameters import Hyperparameters, standard
-from tformer.training import setup
+from tformer.training.program import Program
 from tformer.training.step import Step
 
 TRIALS = 'trials'  # the axis of the mesh that they are split over
@@ -71,7 +71,7 @@ def stack_hypers(hypers: Sequence[Hyperparameters]) -> Hyperparameters:
     return jax.tree.map(column, *hypers, is_leaf=lambda x: x is None)
 
 
-def make_step(program: setup.Program, mesh: Mesh, transform: str) -> Step:
+def make_step(program: Program, mesh: Mesh, transform: str) -> Step:
     """Returns the compiled step(states, batches, hypers), all with a leading axis of trials."""
     step = choose(TRANSFORMS, transform, '--transform')(program.step)
     if mesh.shape[TRIALS] > 1:

@@ -1,0 +1,126 @@
+"""The program of a training run: model, objective, optimizer, initial state and train step, made from a config.
+
+program = make_program(config, batch)
+state = program.init()
+state, metrics = program.train_step(state, batch)
+"""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import optax
+from flax import linen as nn
+from jax.sharding import Mesh
+
+from tformer.config import Config
+from tformer.distributed import sharding
+from tformer.model import build
+from tformer.objectives import OBJECTIVES, Objective
+from tformer.optim.hyperparameters import Hyperparameters
+from tformer.optim.optimizers import make_optimizer
+from tformer.training.state import TrainState, begin, logical_names, make_init
+from tformer.training.step import Step, make_train_step
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Program:
+    """What runs that differ only in their `Hyperparameters` share. Nothing is computed until a method is called.
+
+    Attributes:
+      config: resolved.
+      mesh: the devices.
+      model: of config.model.
+      objective: of config.train.objective.
+      optimizer: of config.optimizer.
+      names: the logical names of every parameter's axes, a tree of `PartitionSpec`s.
+      abstract: the state's shapes, boxed with the logical names of their axes.
+      step: the train step, a pure function that is not compiled.
+    """
+
+    config: Config
+    mesh: Mesh
+    model: nn.Module
+    objective: Objective
+    optimizer: optax.GradientTransformation
+    names: Any
+    abstract: TrainState
+    step: Step
+    _make_state: Any = dataclasses.field(repr=False)
+
+    def __repr__(self) -> str:
+        model = self.config.model
+        return f'Program({self.config.train.objective} of a {model.family}, {self.mesh.size} device(s))'
+
+    @functools.cached_property
+    def hyper(self) -> Hyperparameters:
+        """The hyperparameters that the config states."""
+        return Hyperparameters.of(self.config)
+
+    @functools.cached_property
+    def shardings(self) -> TrainState:
+        """The shardings of a state's arrays."""
+        return sharding.tree_shardings(self.abstract, self.mesh, sharding.make_rules(self.config.mesh))
+
+    @functools.cached_property
+    def jitted_step(self) -> Any:
+        """The compiled train step, for use inside `context()`; it takes the place of the state it is given."""
+        return jax.jit(self.step, donate_argnums=0, out_shardings=(self.shardings, None))
+
+    @functools.cached_property
+    def _jitted_init(self) -> Any:
+        return jax.jit(lambda hyper: sharding.unboxed(self._make_state(hyper)), out_shardings=self.shardings)
+
+    def context(self) -> contextlib.AbstractContextManager[None]:
+        """Within it arrays are placed on the program's mesh, by its rules."""
+        return sharding.placed(self.mesh, self.config.mesh)
+
+    def init(self, hyper: Hyperparameters | None = None) -> TrainState:
+        """Returns the state before the first step, with random parameters; hyper=None: those of the config."""
+        with self.context():
+            return self._jitted_init(self.hyper if hyper is None else hyper)
+
+    def init_from(self, hyper: Hyperparameters, params: Any, statistics: Any) -> TrainState:
+        """Returns the state before the first step that starts from given parameters and statistics."""
+        start = jax.jit(functools.partial(begin, self.optimizer), out_shardings=self.shardings)
+        with self.context():
+            return start(hyper, params, statistics)
+
+    def train_step(
+        self, state: TrainState, batch: Mapping[str, Any], hyper: Hyperparameters | None = None
+    ) -> tuple[TrainState, dict[str, Any]]:
+        """Returns (the state after one step, its metrics); the given state is used up.
+
+        Args:
+          state: of `init`, or of the step before.
+          batch: numpy arrays [B, ...]; B is a multiple of the ways that the mesh splits rows.
+          hyper: None: those of the config.
+        """
+        with self.context():
+            placed = sharding.place_batch(batch, self.mesh)
+            return self.jitted_step(state, placed, self.hyper if hyper is None else hyper)
+
+
+def make_program(config: Config, batch: Mapping[str, Any], mesh: Mesh | None = None) -> Program:
+    """Returns the program of a run; nothing is computed.
+
+    Args:
+      config: resolved (`dummy_batch.assumed` does it without data).
+      batch: arrays, or abstract ones, of which only names, shapes and dtypes are read.
+      mesh: None: that of config.mesh over all devices.
+
+    Raises:
+      UserError: the optimizer's fields name parameters that the model does not have.
+    """
+    mesh = sharding.make_mesh(config.mesh) if mesh is None else mesh
+    model, objective = build(config.model), OBJECTIVES[config.train.objective]
+    row = {name: jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype) for name, x in batch.items()}
+    names = logical_names(model, objective, row)
+    optimizer = make_optimizer(config, names)
+    make_state = functools.partial(make_init(model, objective, optimizer), batch=row)
+    abstract = jax.eval_shape(make_state, Hyperparameters.of(config))
+    step = make_train_step(model, objective, optimizer, config)
+    return Program(config, mesh, model, objective, optimizer, names, abstract, step, make_state)
