@@ -13,6 +13,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import xml.etree.ElementTree
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -576,6 +577,18 @@ def test_without_matplotlib_all_but_the_drawings_is_there(home: pathlib.Path, mo
     assert "not installed: `pip install 'tformer[report]'`" in text
     assert "not installed: <code>pip install 'tformer[report]'</code>" in shown.replace('&#39;', "'")
     assert before.count('<tr>') == shown.count('<tr>') > 20
+
+
+def test_the_drawings_are_files_of_their_own_too(home: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    said = write.write(home, figures=tmp_path / 'figures').splitlines()
+    files = sorted((tmp_path / 'figures').iterdir())
+    assert [file.stem for file in files] == [
+        'curves-train-loss', 'curves-valid-loss', 'forest', 'pareto-flops', 'pareto-parameters', 'pareto-seconds',
+    ]  # fmt: skip
+    assert {str(file) for file in files} < set(said)
+    for file in files:
+        assert xml.etree.ElementTree.parse(file).getroot().tag == '{http://www.w3.org/2000/svg}svg'
+        assert 'var(--ink)' in file.read_text() and '--ink: #' in file.read_text()
 
 
 class Page(html.parser.HTMLParser):

@@ -18,6 +18,7 @@ DASHES = ('-', '--', '-.', ':')
 MARKERS = 'osD^vP*X'
 INK, FAINT = '#010203', '#040506'  # stand for the page's own, which differ by day and by night
 PAGE = {INK: 'var(--ink)', FAINT: 'var(--line)'}
+FILE_COLOURS = (('#1c1f26', '#dfe2e8'), ('#e9ebf0', '#2c313d'))  # of ink and lines in a file, by day and by night
 LONGEST = 44  # letters of a label
 WIDTH, HEIGHT = 5.4, 3.3  # inches, without the legend
 LINE = 0.21  # inches of a line of the legend
@@ -80,6 +81,14 @@ def _inline(text: str) -> str:
     for colour, of_page in PAGE.items():
         text = text.replace(colour, of_page)
     return re.sub(r'\n\s*', '\n', text).strip()
+
+
+def standalone(svg: str) -> str:
+    """Returns an element of a page as an SVG file of its own, dark where the reader's screen is."""
+    names = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
+    light, dark = (f':root {{ --ink: {ink}; --line: {line}; }}' for ink, line in FILE_COLOURS)
+    style = f'<style>{light} @media (prefers-color-scheme: dark) {{ {dark} }}</style>'
+    return re.sub(r'<svg([^>]*)>', rf'<svg {names}\1>\n{style}', svg, count=1) + '\n'
 
 
 # ------------------------------------------------------------------------------------------------------------- parts
