@@ -144,20 +144,6 @@ def test_bootstrap_is_seeded_and_none_for_few():
     assert compare([0.0, 0, 0, 1], [0.0, 0, 0, 0]).bootstrap is None  # (3/4)^4 of the resamples are constant
 
 
-def test_sign_flip():
-    """Of 1, 2, 3 no sum is as far as 6 but -6; of 1, -2, 3 so are those of |s| >= 2: all but +-0 of 1 2 -3."""
-    assert resampling.sign_flip([1, 2, 3]) == 2 / 8
-    assert resampling.sign_flip([1, -2, 3]) == 6 / 8
-    differences = normal(5, 12) + 0.5
-    expected = stats.permutation_test(
-        (differences, np.zeros(12)), lambda x, y: np.mean(x - y), permutation_type='samples', n_resamples=np.inf
-    )
-    assert resampling.sign_flip(differences) == pytest.approx(expected.pvalue)
-    many = normal(6, 30) + 0.3
-    assert resampling.sign_flip(many) == pytest.approx(stats.ttest_1samp(many, 0).pvalue, abs=0.02)
-    assert resampling.sign_flip(many + 10) == 1 / 10_000
-
-
 # ------------------------------------------------------------------------------------------------------- power
 @pytest.mark.parametrize(
     ('effect', 'paired', 'alpha', 'chance', 'n'),
@@ -229,7 +215,6 @@ def test_runs_without_spread_are_judged_by_all_orders():
     right, wrong = dict.fromkeys(range(10), 1.0), dict.fromkeys(range(10), 0.0)
     paired = compare(right, wrong)
     assert (paired.test, paired.p) == ('permutation', 2**-9)
-    assert paired.p == resampling.sign_flip(np.ones(10))
     for ours, theirs in ((4, 4), (3, 5)):
         found = compare(dict.fromkeys(range(ours), 1.0), dict.fromkeys(range(10, 10 + theirs), 0.0))
         test = stats.permutation_test(

@@ -56,17 +56,6 @@ def residuals(loss: Any, predicted: Any) -> np.ndarray:
     return np.log(np.asarray(loss, np.float64)) - np.log(np.asarray(predicted, np.float64))
 
 
-def r_squared(loss: Any, predicted: Any) -> float:
-    """Returns the share of the variance of log loss that the prediction explains.
-
-    Raises:
-      UserError: all losses are the same, so that there is nothing to explain.
-    """
-    (loss,) = checked(2, loss=loss)
-    differing(2, loss=loss)
-    return float(1 - np.sum(residuals(loss, predicted) ** 2) / np.sum((np.log(loss) - np.log(loss).mean()) ** 2))
-
-
 def interval(samples: np.ndarray, level: float = 0.95) -> tuple[Any, Any]:
     """Returns the two percentiles that hold the middle `level` of samples [..., M], each [...]."""
     low, high = np.quantile(samples, [(1 - level) / 2, (1 + level) / 2], axis=-1)
@@ -95,19 +84,14 @@ def regress(x: Any, y: Any, level: float = 0.95) -> PowerLaw:
     """
     x, y = checked(3, x=x, y=y)
     differing(2, x=x)
-    centre, centred = np.log(x).mean(), np.log(x) - np.log(x).mean()
-    spread = centred @ centred
-    slope, height = centred @ np.log(y) / spread, np.log(y).mean()
-    free = len(x) - 2
-    sigma = np.sqrt(np.sum((np.log(y) - height - slope * centred) ** 2) / free)
-    wide = stats.t.ppf((1 + level) / 2, free) * sigma
-    at_one, wide_at_one = height - slope * centre, wide * np.sqrt(1 / len(x) + centre**2 / spread)
-    wide_slope = wide / np.sqrt(spread)
+    line = stats.linregress(np.log(x), np.log(y))
+    t = stats.t.ppf((1 + level) / 2, len(x) - 2)
+    half_k, half_exponent = t * line.intercept_stderr, t * line.stderr
     return PowerLaw(
-        k=float(np.exp(at_one)),
-        exponent=float(slope),
-        k_interval=(float(np.exp(at_one - wide_at_one)), float(np.exp(at_one + wide_at_one))),
-        exponent_interval=(float(slope - wide_slope), float(slope + wide_slope)),
+        k=float(np.exp(line.intercept)),
+        exponent=float(line.slope),
+        k_interval=(float(np.exp(line.intercept - half_k)), float(np.exp(line.intercept + half_k))),
+        exponent_interval=(float(line.slope - half_exponent), float(line.slope + half_exponent)),
     )
 
 
@@ -204,43 +188,3 @@ def resample_sum(
             f'bootstrap: {lawless} of {resamples} resamples have no law; more runs, or a wider range, would'
         )
     return found_PM
-
-
-# ----------------------------------------------------------------------------------------------------- c + k x^-p
-@dataclasses.dataclass(frozen=True)
-class Offset:
-    """loss = c + k x^-p; of a bootstrap, each number is an array [M]."""
-
-    c: Any
-    k: Any
-    p: Any
-
-    def predict(self, x: Any) -> Any:
-        return self.c + self.k * np.asarray(x, np.float64) ** -self.p
-
-
-def fit_offset(x: Any, loss: Any, delta: float = DELTA) -> Offset:
-    """Returns the law of a learning curve or of data scaling, by the robust fit of log loss.
-
-    Raises:
-      UserError: fewer than four different x, a value that is not positive and finite, or a loss that does not fall.
-    """
-    x, loss = checked(4, x=x, loss=loss)
-    differing(4, x=x, loss=loss)
-    e, a, p = fit_sum(np.log(x)[None], np.log(loss), delta).tolist()
-    if p <= 0 or abs(a) > HUGE:
-        raise UserError(f'the loss does not fall with x as a power: fitted exponent {p:.3g}')
-    return Offset(float(np.exp(e)), float(np.exp(a)), p)
-
-
-def bootstrap_offset(
-    x: Any, loss: Any, law: Offset, resamples: int = 200, seed: int = 0, delta: float = DELTA
-) -> Offset:
-    """Returns the laws of resampled points, each number [M], for `interval`.
-
-    Points are taken as independent; those of one learning curve are not, and its interval is too narrow.
-    """
-    x, loss = checked(4, x=x, loss=loss)
-    theta = np.array([np.log(max(law.c, 1e-300)), np.log(law.k), law.p])
-    e, a, p = resample_sum(theta, np.log(x)[None], np.log(loss), resamples, seed, delta)
-    return Offset(np.exp(e), np.exp(a), p)

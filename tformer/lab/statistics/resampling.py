@@ -1,4 +1,4 @@
-"""Noise without a normal distribution: by drawing runs or examples again, or by flipping signs. All seeded."""
+"""Bootstrap intervals, which suppose no normal distribution: runs or examples are drawn again, with a fixed seed."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -38,22 +38,6 @@ def percentile_t(
     low, high = np.quantile(t, [alpha / 2, 1 - alpha / 2], method='inverted_cdf')
     ends = float(value - high * error), float(value - low * error)
     return ends if np.isfinite(ends).all() else None
-
-
-def sign_flip(differences: np.ndarray, resamples: int = 9999, seed: int = 0) -> float:
-    """Returns the two-sided p-value of paired differences [n] under random signs (Fisher 1935, 21).
-
-    Exact up to 14 pairs, where it is at least 2 ** (1 - n): below six pairs it is never under 0.05. Above, by so many
-    random signs and the seen ones (Phipson & Smyth 2010).
-    """
-    n = len(differences)
-    if n <= 14:
-        signs = 1 - 2 * (np.arange(2**n)[:, None] >> np.arange(n) & 1)
-    else:
-        signs = np.random.default_rng(seed).choice([-1, 1], (resamples + 1, n))
-        signs[0] = 1
-    sums = np.abs(signs @ np.asarray(differences, np.float64))
-    return float(np.mean(sums >= sums[0] * (1 - 1e-9)))
 
 
 @dataclasses.dataclass(frozen=True)
