@@ -1,16 +1,16 @@
-"""Modular division with half of its equations (Power et al. 2022): learned by heart first, understood much later.
+"""Modular division from half of its equations (Power et al. 2022): memorised first, generalised much later.
 
     tformer train --config=configs/algorithmic.py --workdir=runs/division
     tformer train --config=configs/algorithmic.py:small --workdir=runs/small
     tformer train --config=configs/algorithmic.py:reverse --workdir=runs/reverse    # and copy, sort: on longer inputs
 
-The model reads `a o b` and says c as one of p classes, of which the accuracy is. Other tasks: --config.data.task.
-`small`, for a CPU, is one layer, p = 59 and seven tenths of the equations: in 3,000 steps of one seed the training loss
-fell below 0.1 nats at step 550, validation accuracy passed 99 % at step 2,600.
-`reverse`, `copy` and `sort` write up to 10 numbers where up to 10 are given; the test split has 11 to 20. `smoke`: two
-steps of a size that any machine trains: `:reverse,smoke`.
+The model reads `a o b` and names c as one of p classes; accuracy is the share of right classes. `--config.data.task`
+chooses another task. `small`, for a CPU, has one layer, p = 59 and seven tenths of the equations: in 3,000 steps of
+one seed the training loss fell below 0.1 nats at step 550, and validation accuracy passed 99 % at step 2,600.
+`reverse`, `copy` and `sort` train on up to 10 numbers; the test split has 11 to 20. `smoke` is two steps of a size
+that any machine trains: `:reverse,smoke`.
 
-Machine and time: `small` a minute and a half on two CPU cores that did other work too; the rest was not run here.
+Machine and time: `small` took a minute and a half on two CPU cores beside other work; the rest was not run here.
 From the paper: two layers, 128 wide, four heads; AdamW at 1e-3 after 10 steps, weight decay 1, batches of 512 (A.1.2).
 """
 

@@ -1,20 +1,21 @@
-"""Pre-training of BART (Lewis et al. 2020, 2.2 and 5.1): the text from its sentences permuted and its spans hidden.
+"""Pre-training of BART (Lewis et al. 2020, 2.2 and 5.1): restore a text from permuted sentences and masked spans.
 
     tformer train --config=configs/bart.py:large --workdir=runs/bart
     tformer train --config=configs/cnn_dailymail.py:large --workdir=runs/cnn --config.train.init_from=runs/bart
 
     tformer train --config=configs/bart.py:files --config.data.path=DIR --workdir=runs/bart    # or from files
 
-TFDS: c4/en, whose validation split is cut in two; the paper has RoBERTa's 160 GB of news, books, stories and web text.
-DIR holds {train,valid,test}.jsonl, one object a line with the key "text". Arguments: `large`; `smoke`, a size that any
-machine trains: `:files,smoke`.
+TFDS: c4/en, whose validation split is cut in two; the paper uses RoBERTa's 160 GB of news, books, stories and web
+text. DIR holds {train,valid,test}.jsonl, one object per line with the key "text". Arguments: `large`; `smoke` is a
+size that any machine trains: `:files,smoke`.
 
 Machine and time: not run here; the paper gives none.
-Expected: its results are those of configs/cnn_dailymail.py.
+Expected: the results of configs/cnn_dailymail.py.
 
-From the paper: 30 % of the tokens are hidden in spans of 3 on average, all sentences are permuted, 500,000 steps of
-8,000 rows (`--config.train.microbatches`). Rate, warm-up and moments, which it leaves out, are RoBERTa's (Liu et al.
-2019, table 9). In its last tenth of the steps there is no dropout; here there is.
+From the paper: 30 % of the tokens are masked in spans of 3 on average, all sentences are permuted, 500,000 steps of
+8,000 rows (`--config.train.microbatches`). The paper leaves out learning rate, warm-up and moments; these are
+RoBERTa's (Liu et al. 2019, table 9). The paper turns dropout off in the last tenth of the steps; this recipe does
+not.
 """
 
 import pathlib

@@ -5,17 +5,20 @@ r"""Summaries of CNN and Daily Mail articles with a pre-trained BART (Lewis et a
     tformer train --config=configs/cnn_dailymail.py:large,files --config.data.path=DIR --workdir=runs/cnn \
         --config.train.init_from=runs/bart                                                       # or from files
 
-runs/bart is of configs/bart.py (`large` here if there). TFDS: cnn_dailymail. DIR holds {train,valid,test}.jsonl, one
+runs/bart is a run of configs/bart.py (use `large` in both or in neither). TFDS: cnn_dailymail. DIR holds
+{train,valid,test}.jsonl, one object per line with the keys article and highlights; a line feed separates the
+sentences of the highlights. `smoke` is a size that any machine trains: `:files,smoke`. With a T5:
+configs/text_to_text.py:cnn_dailymail. DIR holds {train,valid,test}.jsonl, one
 object a line with the keys article and highlights, a line feed between the sentences of the latter. `smoke` is a size
 that any machine trains: `:files,smoke`. With a T5: configs/text_to_text.py:cnn_dailymail.
 
 Machine and time: not run here; the paper gives none.
-Expected on the test split, `large`: ROUGE-1 44.16, ROUGE-2 21.28, ROUGE-L 40.90 (table 3), which are `rouge1`, `rouge2`
-and `rougeLsum`, in percent. There the beam has 5, length and penalty are tuned, and no three words come twice; here the
-beam has 4.
+Expected on the test split, `large`: ROUGE-1 44.16, ROUGE-2 21.28, ROUGE-L 40.90 (table 3), which are `rouge1`,
+`rouge2` and `rougeLsum`, in percent. The paper uses a beam of 5, tunes length and penalty, and lets no three words
+repeat; this recipe has a beam of 4.
 
-Label smoothing 0.1 is the paper's (5.3); batches of 65,536 tokens of articles, 20,000 steps, rate, warm-up and clipping
-are those of its code's example for this set.
+Label smoothing 0.1 is the paper's (5.3). Batches of 65,536 tokens of articles, 20,000 steps, learning rate, warm-up
+and clipping are those of the example for this set in its code.
 """
 
 import pathlib

@@ -5,13 +5,13 @@ r"""Named entities of CoNLL-2003 with a pre-trained BERT, fine-tuned as in Devli
     tformer train --config=configs/conll2003.py:files --config.data.path=DIR --workdir=runs/ner \
         --config.train.init_from=runs/bert                                                       # or from files
 
-runs/bert is of configs/bert.py (`large` here if there). TFDS: conll2003. DIR holds {train,valid,test}.conll, one token
-a line with its tag last and blank lines between sentences, as the shared task has them. `smoke` is a size that any
-machine trains: `:files,smoke`.
+runs/bert is a run of configs/bert.py (use `large` in both or in neither). TFDS: conll2003. DIR holds
+{train,valid,test}.conll, one token per line with its tag last and blank lines between sentences, as in the shared
+task. `smoke` is a size that any machine trains: `:files,smoke`.
 
 Machine and time: not run here; the paper gives none.
-Expected on the test split: entity F1 92.4 base, 92.8 large (table 7). There each sentence is read with as much of its
-document as there is, here alone. The paper's rate, of those of its A.3, is not known.
+Expected on the test split: entity F1 92.4 base, 92.8 large (table 7). The paper reads each sentence with as much of
+its document as fits; this recipe reads it alone. Which of the learning rates of its A.3 the paper used is not known.
 """
 
 import pathlib

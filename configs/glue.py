@@ -6,23 +6,25 @@ r"""GLUE (Wang et al. 2019) with a pre-trained BERT, fine-tuned as in Devlin et 
     tformer train --config=configs/glue.py:mnli,files --config.data.path=DIR --workdir=runs/mnli \
         --config.train.init_from=runs/bert                                                       # or from files
 
-runs/bert is of configs/bert.py (`large` here if there). Arguments: a task, cola sst2 mrpc stsb qqp mnli qnli rte wnli,
-without one sst2; `layer_decay`, rates that fall with the depth (Clark et al. 2020, appendix B); `smoke`, a size that
-any machine trains: `:mnli,files,smoke`. TFDS: glue/TASK. DIR holds {train,valid}.tsv, label<TAB>text[<TAB>second text].
+runs/bert is a run of configs/bert.py (use `large` in both or in neither). Arguments: a task of cola sst2 mrpc stsb
+qqp mnli qnli rte wnli, sst2 if none is given; `layer_decay`, a learning rate that falls with the depth (Clark et al.
+2020, appendix B); `smoke`, a size that any machine trains: `:mnli,files,smoke`. TFDS: glue/TASK. DIR holds
+{train,valid}.tsv, label<TAB>text[<TAB>second text].
 
-GLUE keeps the labels of its test splits, so the validation split is scored in their place: of mnli the matched one as
-valid, the mismatched one as test. The paper tried the rates 5e-5, 4e-5, 3e-5, 2e-5 for each task and took the best
-there (`--config.optimizer.learning_rate`). Batches of 32, 3 epochs; a tenth of the steps warms up, as in its code.
+GLUE keeps the labels of its test splits secret, so the validation split is scored as test; of mnli, the matched one
+is valid and the mismatched one is test. The paper tried the learning rates 5e-5, 4e-5, 3e-5, 2e-5 for each task and
+took the best (`--config.optimizer.learning_rate`). Batches of 32, 3 epochs; a tenth of the steps is warm-up, as in
+its code.
 
 Machine and time: not run here; in the paper at most an hour on one Cloud TPU (section 4).
-Expected, in percent, of the test splits, by GLUE's server (table 1; scores as below, wnli left out):
+Expected on the test splits, in percent, scored by GLUE's server (table 1; scores as below, without wnli):
 
 | | mnli m/mm | qqp | qnli | sst2 | cola | stsb | mrpc | rte |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- |
 | base | 84.6/83.4 | 71.2 | 90.5 | 93.5 | 52.1 | 85.8 | 88.9 | 66.4 |
 | large | 86.7/85.9 | 72.1 | 92.7 | 94.9 | 60.5 | 86.5 | 89.3 | 70.1 |
 
-Scores: `accuracy`, but of cola `matthews`, of stsb `spearman`, of mrpc and qqp `f1` of the positive class.
+Scores: `matthews` for cola, `spearman` for stsb, `f1` of the positive class for mrpc and qqp, otherwise `accuracy`.
 """
 
 import pathlib

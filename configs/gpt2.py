@@ -6,16 +6,17 @@
 
     tformer train --config=configs/gpt2.py:files --config.data.path=DIR --workdir=runs/gpt2    # or from files
 
-TFDS: c4/en, whose validation split is cut in two; `wikipedia` is wiki40b/en, which is smaller and has three splits. DIR
-holds {train,valid,test}.jsonl, one object a line with the key "text". `smoke` is a size that any machine trains:
-`:files,smoke`.
+TFDS: c4/en, whose validation split is cut in two; `wikipedia` is wiki40b/en, which is smaller and has three splits.
+DIR holds {train,valid,test}.jsonl, one object per line with the key "text". `smoke` is a size that any machine
+trains: `:files,smoke`.
 
 Machine and time: not run here; the paper gives none.
-Expected: unknown. The paper's text, WebText, is not public, and its results are of other sets, not trained on.
+Expected: unknown. The paper's text, WebText, is not public, and its results are on other sets, without training on
+them.
 
-The paper gives a context of 1,024 tokens and batches of 512 (2.3); rate and schedule are GPT-3's (Brown et al. 2020,
-table 2.1 and B) at the same size, and the steps make its 300 billion tokens. `wikipedia`, with much less text, has
-fewer steps; their number is a guess.
+The paper gives a context of 1,024 tokens and batches of 512 (2.3). Learning rate and schedule are GPT-3's at the same
+size (Brown et al. 2020, table 2.1 and B), and the number of steps makes its 300 billion tokens. `wikipedia` has much
+less text and fewer steps; their number is a guess.
 """
 
 import pathlib

@@ -3,7 +3,8 @@
     tformer train --config=configs/lm_stdlib.py --workdir=runs/lm
     tformer generate --workdir=runs/lm 'def '
 
-600 steps, 34 minutes on two CPU cores that had three other trainings too: 1.35 bits a byte on the test files.
+Machine and time: 600 steps in 34 minutes on two CPU cores, beside three other trainings. Result: 1.35 bits per byte
+on the test files.
 """
 
 from ml_collections import ConfigDict

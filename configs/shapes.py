@@ -1,10 +1,10 @@
-"""Shapes of large published models, to see what a cluster makes of them before there is one: `tformer inspect`.
+"""Shapes of large published models: `tformer inspect` shows what they would need on a cluster.
 
     tformer inspect --config=configs/shapes.py:llama_70b --config.mesh.fsdp=256 --config.mesh.tensor=8
     tformer train --config=configs/shapes.py:llama_7b --config.data.path=DIR --workdir=runs/llama
 
-Each is what configs/architectures has, with activations in bfloat16 and every layer computed again in the backward
-pass. DIR holds {train,valid}.txt. Arguments: those of SHAPES; `smoke`, a size that any machine trains.
+Each is a model of configs/architectures with activations in bfloat16 and every layer recomputed in the backward pass.
+DIR holds {train,valid}.txt. Arguments: the keys of SHAPES; `smoke`, a size that any machine trains.
 """
 
 import pathlib

@@ -7,13 +7,14 @@ r"""SQuAD 1.1 and 2.0 with a pre-trained BERT, fine-tuned as in Devlin et al. 20
     tformer train --config=configs/squad.py:files --config.data.path=DIR --workdir=runs/squad \
         --config.train.init_from=runs/bert                                                       # or from files
 
-runs/bert is of configs/bert.py (`large` here if there). TFDS: squad/v1.1, squad/v2.0; the test split is hidden, so the
-validation split is scored in its place. DIR holds {train,valid}.jsonl, one object a line with the keys question,
-context and answers ({"text": [...], "answer_start": [...]}, both empty where there is none). `smoke` is a size that any
-machine trains: `:files,smoke`.
+runs/bert is a run of configs/bert.py (use `large` in both or in neither). TFDS: squad/v1.1, squad/v2.0; the test
+split is hidden, so the validation split is scored as test. DIR holds {train,valid}.jsonl, one object per line with
+the keys question, context and answers ({"text": [...], "answer_start": [...]}, both empty if there is no answer).
+`smoke` is a size that any machine trains: `:files,smoke`.
 
-`v2` says that there is no answer where that is better by evaluate.null_threshold; the paper takes the threshold that is
-best on the validation split. Windows of 384 tokens, 128 apart, questions of 64 and answers of 30 are its code's.
+`v2` answers that there is no answer where that scores better by evaluate.null_threshold; the paper takes the
+threshold that is best on the validation split. Windows of 384 tokens with a stride of 128, questions of 64 and
+answers of 30 tokens are those of its code.
 
 Machine and time: not run here; in the paper about 30 minutes on one Cloud TPU for 1.1 (section 4).
 Expected on the validation split, exact match and F1 in percent: 1.1 base 80.8, 88.5, large 84.1, 90.9 (table 2);

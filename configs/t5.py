@@ -5,14 +5,15 @@
 
     tformer train --config=configs/t5.py:files --config.data.path=DIR --workdir=runs/t5    # or from files
 
-TFDS: c4/en, whose validation split is cut in two. DIR holds {train,valid,test}.jsonl, one object a line with the key
-"text". Arguments: the sizes of configs/architectures/t5.py; `smoke`, a size that any machine trains: `:files,smoke`.
+TFDS: c4/en, whose validation split is cut in two. DIR holds {train,valid,test}.jsonl, one object per line with the
+key "text". Arguments: the sizes of configs/architectures/t5.py; `smoke`, a size that any machine trains:
+`:files,smoke`.
 
 Machine and time: not run here; the paper gives none for this run.
-Expected: its results are those of configs/text_to_text.py.
+Expected: the results of configs/text_to_text.py.
 
-From the paper: 2^19 steps of 128 rows of 512 tokens, several texts a row; 15 % of the tokens are hidden in spans of 3
-on average, for which there are 114 to write; Adafactor at 1 / sqrt(max(step, 10,000)).
+From the paper: 2^19 steps of 128 rows of 512 tokens, several texts in each row; 15 % of the tokens are masked in
+spans of 3 on average, which makes 114 tokens to write; Adafactor at 1 / sqrt(max(step, 10,000)).
 """
 
 import pathlib

@@ -6,20 +6,23 @@ r"""GLUE, SQuAD and summaries as text to text, with a pre-trained T5 (Raffel et 
     tformer train --config=configs/text_to_text.py:mnli,files --config.data.path=DIR --workdir=runs/mnli \
         --config.train.init_from=runs/t5                                                         # or from files
 
-runs/t5 is of configs/t5.py (its size here if there). Arguments: a task, cola sst2 mrpc stsb qqp mnli qnli rte squad
-cnn_dailymail, without one sst2; `smoke`, a size that any machine trains: `:mnli,files,smoke`. TFDS: glue/TASK,
-squad/v1.1, cnn_dailymail. DIR holds {train,valid}.jsonl, one object a line with the keys in the task's templates.
+runs/t5 is a run of configs/t5.py (use the same size in both). Arguments: a task of cola sst2 mrpc stsb qqp mnli qnli
+rte squad cnn_dailymail, sst2 if none is given; `smoke`, a size that any machine trains: `:mnli,files,smoke`. TFDS:
+glue/TASK, squad/v1.1, cnn_dailymail. DIR holds {train,valid}.jsonl, one object per line with the keys of the task's
+templates.
 
-Where test labels are hidden the validation split is scored in their place (of mnli the mismatched one).
+If the test labels are hidden, the validation split is scored as test (of mnli the mismatched one).
 
 Machine and time: not run here; the paper gives none.
 Expected of the base size on the validation splits (table 1, "baseline average"): GLUE, the mean of its tasks, 83.28;
-CNN/Daily Mail 19.24 ROUGE-2; SQuAD 80.88 exact match. A GLUE task's score is `exact_match`, of cola `matthews`, of stsb
-`pearson` and `spearman`, of mrpc and qqp also `f1` of the positive class; here all are shares of 1. There GLUE's tasks
-are trained together, and any answer of a question is right; here one, the first.
+CNN/Daily Mail 19.24 ROUGE-2; SQuAD 80.88 exact match. The score of a GLUE task is `exact_match`; of cola `matthews`,
+of stsb `pearson` and `spearman`, of mrpc and qqp also `f1` of the positive class. All scores here are shares of 1.
+The paper trains GLUE's tasks together and accepts any answer to a question; this recipe trains one task and uses the
+first answer.
 
 From the paper: 2^18 steps of 128 rows of 512 tokens at a constant 1e-3, dropout 0.1, the best of the checkpoints that
-are 5,000 steps apart; greedy, but beam 4 with alpha 0.6 where texts are long. stsb is written to 0.1 here, not to 0.2.
+are 5,000 steps apart; greedy decoding, but beam 4 with alpha 0.6 for long texts. Labels of stsb are rounded to 0.1
+here and to 0.2 in the paper.
 """
 
 import pathlib

@@ -16,7 +16,7 @@ Expected, with the averages: BLEU 27.3 base, 28.4 big (table 2), which is `bleu_
 
 From the paper: batches of about 25,000 tokens a side (here of the longer side), 37,000 shared pieces, 100,000 and
 300,000 steps, the mean of the last 5 and 20 checkpoints (6.1). Those were 10 minutes apart: 1,500 steps of 0.4 s, and
-600 of 1.0 s (5.2). The output may have 256 pieces; there it was the input's length and 50 more.
+600 of 1.0 s (5.2). Here an output has at most 256 pieces; in the paper it may be 50 longer than the input.
 """
 
 import pathlib

@@ -9,7 +9,7 @@
 | xlarge | 58,724,864 |
 | xxlarge | 222,595,584 |
 
-Dropout is that of the second published version, none. The paper's optimizer is LAMB.
+The second published version has no dropout, and neither has this one. The paper's optimizer is LAMB.
 """
 
 from ml_collections import ConfigDict

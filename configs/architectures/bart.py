@@ -7,8 +7,8 @@
 | (base) | 139,420,416 |
 | large | 406,291,456 |
 
-As in the published weights, the position tables have two rows before position 0. Steps and rate are those of
-fine-tuning on summaries; DIR holds {train,valid,test}.tsv, source<TAB>target.
+As in the published weights, the position tables have two rows before position 0. The number of steps and the learning
+rate are those of fine-tuning on summaries. DIR holds {train,valid,test}.tsv, source<TAB>target.
 """
 
 from ml_collections import ConfigDict

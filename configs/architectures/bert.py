@@ -1,4 +1,4 @@
-"""BERT (Devlin et al. 2019, 3 and A.2): base and large, trained on masked tokens alone, without the next sentence.
+"""BERT (Devlin et al. 2019, 3 and A.2): base and large, trained on masked tokens without next-sentence prediction.
 
     tformer train --config=configs/architectures/bert.py:large --config.data.path=DIR --workdir=runs/bert
 

@@ -1,4 +1,4 @@
-"""Gemma 2 (Gemma Team 2024, table 1): 2B and 9B. Local and global layers in turn, norms on both sides, soft-caps.
+"""Gemma 2 (Gemma Team 2024, table 1): 2B and 9B. Local and global layers alternate; norms on both sides; soft-caps.
 
     tformer train --config=configs/architectures/gemma.py --config.data.path=DIR --workdir=runs/gemma
 
@@ -7,7 +7,8 @@
 | (gemma2_2b) | 2,614,341,888 |
 | gemma2_9b | 9,241,705,984 |
 
-Gemma 2 27B divides its scores by sqrt(emb_dim / num_heads) where its heads are smaller: not a `model.attention_scale`.
+Gemma 2 27B is missing: it divides scores by sqrt(emb_dim / num_heads) although its heads are smaller, and no
+`model.attention_scale` does that.
 """
 
 from ml_collections import ConfigDict

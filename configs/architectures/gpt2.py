@@ -9,8 +9,8 @@
 | large | 774,030,080 |
 | xl | 1,557,611,200 |
 
-The table's own counts are wrong, as the authors say. The optimizer, which the paper leaves out, is GPT-3's (Brown et
-al. 2020, table 2.1 and B) at the same size.
+The counts in the paper's table are wrong, as its authors say. The paper leaves the optimizer out; this one is GPT-3's
+at the same size (Brown et al. 2020, table 2.1 and B).
 """
 
 from ml_collections import ConfigDict

@@ -7,7 +7,7 @@
 | (base) | 63,045,632 | 63,082,496 |
 | big | 214,171,648 | 214,245,376 |
 
-The table's 65M and 213M are rounded, and of the code's larger vocabulary. DIR holds {train,valid,test}.tsv.
+The paper's 65M and 213M are rounded and belong to a larger vocabulary. DIR holds {train,valid,test}.tsv.
 """
 
 from ml_collections import ConfigDict
