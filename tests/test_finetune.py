@@ -481,7 +481,7 @@ def test_a_run_with_adapters_starts_from_a_pretrained_one_and_another_from_it(tm
     lora = {'model__lora_rank': '2', 'optimizer__layer_decay': '0.8', 'optimizer__frozen_layers': '1'}
     run('pretrain,smoke', 'base')
     _, said = run('smoke', 'one', train__init_from=str(tmp_path / 'base'), **lora)
-    assert 'fresh: class_head, encoder.stack.layers.attention.query.lora_a, ' in said and 'of them trained)' in said
+    assert 'fresh: class_head, encoder.stack.layers.attention.query.lora_a, ' in said and ' trainable)' in said
     found, said = run('smoke', 'one', train__init_from=str(tmp_path / 'base'), **lora)  # all is done: restored
     assert 'resumed at step 2' in said and found.step == 2
     _, said = run('smoke', 'two', train__init_from=str(tmp_path / 'one'), **lora)

@@ -85,7 +85,7 @@ def test_a_run_of_steps_that_cannot_be_made_stops_and_is_replayed(tmp_path, monk
         return dataclasses.replace(program, step=step)
 
     monkeypatch.setattr(train_lib, 'make_program', poisoned)
-    with pytest.raises(errors.UserError, match=r'steps 4 to 6 were not made') as stopped:
+    with pytest.raises(errors.UserError, match=r'steps 4 to 6 were skipped') as stopped:
         train_lib.train(wanted, tmp_path / 'run')
     monkeypatch.undo()
     kept = tmp_path / 'run' / 'skipped' / '4.npz'

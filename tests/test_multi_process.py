@@ -114,8 +114,8 @@ def alone(tmp_path_factory) -> pathlib.Path:
 DIES = """import os, pathlib, signal, time
         from tformer.training import recorder
         add, counted = recorder.MetricAccumulator.add, []
-        def last(self, numbers):
-            add(self, numbers)
+        def last(self, numbers, index=None):
+            add(self, numbers, index)
             counted.append(numbers)
             if len(counted) == 5:
                 while not pathlib.Path("{run}/checkpoints/3").is_dir():
@@ -198,14 +198,14 @@ def test_all_but_the_first_process_find_what_it_wrote(tmp_path: pathlib.Path, mo
     data = Data(source='files', path=(str(tmp_path / 'data'),), tokenizer='symbol', length=32)
     config = Config(data=data, train=Train(objective='causal_lm', batch_size=8, num_steps=1))
     mesh = sharding.make_mesh(config.mesh)
-    first = setup.load_data(config, tmp_path, mesh).tokens
+    first = setup.load_data(config, tmp_path, mesh).tokenizers
 
     def written() -> dict[str, int]:
         return {file.name: file.stat().st_ino for file in tmp_path.iterdir() if file.is_file()}
 
     before = written()
     monkeypatch.setattr(processes, 'first', lambda: False)
-    other = setup.load_data(config, tmp_path, mesh).tokens
+    other = setup.load_data(config, tmp_path, mesh).tokenizers
     assert other.fingerprint == first.fingerprint and other.labels == first.labels
     assert 'tokenizer.target.symbol' in before and written() == before
 

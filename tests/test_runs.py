@@ -130,7 +130,7 @@ def test_a_run_stops_early_when_the_validation_metric_no_longer_improves(tmp_pat
     )  # fmt: skip
     stopped = train_lib.train(wanted, tmp_path / 'run')
     assert stopped.step == 3
-    assert 'stopped: 2 evaluations' in capsys.readouterr().out
+    assert 'stopped early: 2 evaluations' in capsys.readouterr().out
     again = train_lib.train(wanted, tmp_path / 'run')
     assert again.step == 3
 

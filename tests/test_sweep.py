@@ -663,7 +663,7 @@ def test_trainings_end_fail_and_after_a_kill_end_as_if_there_was_none(tmp_path: 
         place = tmp_path / 'whole' / trial.directory
         failed = trial.name != 'baseline'
         assert (place / 'result.json').exists() != failed == (place / 'error.txt').exists()
-        assert not failed or 'were not made: their loss or gradient is no number' in (place / 'error.txt').read_text()
+        assert not failed or 'were skipped: their loss or gradient is not finite' in (place / 'error.txt').read_text()
 
     (tmp_path / 'again.py').write_text("""
 import pathlib

@@ -21,7 +21,7 @@ from tformer.config import Config, Mesh
 from tformer.lab.report import write
 from tformer.lab.sweep import batched_training, batched_trials, grid, manifest, one_at_a_time, product, seeds, trials
 from tformer.optim import hyperparameters
-from tformer.training import checkpoint, digests, recorder
+from tformer.training import checkpoint, digests, members, recorder
 from tformer.training import loop as train_lib
 
 STEPS = 50
@@ -125,7 +125,7 @@ def test_one_that_fails_leaves_the_others_as_they_are(alone, tmp_path: pathlib.P
     homes = stated(tmp_path, arms)
     trained = batched_training.train(homes)
     assert list(trained) == [homes[0], homes[2]]
-    assert 'were not made: their loss or gradient is no number' in (homes[1] / 'error.txt').read_text()
+    assert 'were skipped: their loss or gradient is not finite' in (homes[1] / 'error.txt').read_text()
     assert list((homes[1] / 'skipped').iterdir()) and not numbers(homes[1])[-1].keys() & {'valid/loss'}
     assert numbers(homes[0]) == numbers(place / made[0].directory)
     assert numbers(homes[2]) == numbers(place / 'learning_rate=0.003/seed_0')
@@ -141,14 +141,14 @@ def test_after_an_interruption_all_go_on_from_the_newest_common_step_to_the_bit(
     whole, parts = stated(tmp_path / 'whole', made), stated(tmp_path / 'parts', made)
     batched_training.train(whole)
 
-    report = batched_training.report
+    report = members.Group.report
 
-    def interrupted(group: batched_training.Group, number: int) -> dict[str, float]:
-        if number == 33:
+    def interrupted(group: members.Group, step: int) -> dict[str, float]:
+        if step == 33:
             raise KeyboardInterrupt
-        return report(group, number)
+        return report(group, step)
 
-    monkeypatch.setattr(batched_training, 'report', interrupted)
+    monkeypatch.setattr(members.Group, 'report', interrupted)
     with pytest.raises(KeyboardInterrupt):
         batched_training.train(parts)
     monkeypatch.undo()

@@ -7,8 +7,6 @@ import pathlib
 from collections.abc import Sequence
 
 import jax
-import numpy as np
-from jax.sharding import Mesh
 
 from tformer import checks
 from tformer.config import Config
@@ -19,15 +17,16 @@ from tformer.errors import Stopped, UserError
 from tformer.evaluation import scorer
 from tformer.optim import freezing
 from tformer.training import checkpoint, setup, workdir, writers
-from tformer.training.program import make_program
+from tformer.training.members import Group, Member, SingleRun
+from tformer.training.program import Program, make_program
 from tformer.training.recorder import RunRecorder
-from tformer.training.state import TrainState, count_parameters
+from tformer.training.state import count_parameters
 from tformer.training.stopping import StopMonitor
 
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """What `train` leaves: the resolved config, the tokenizers, and the steps it ended and was best at."""
+    """A finished training: the resolved config, the tokenizers, the last step and the best one."""
 
     config: Config
     tokenizers: Tokenizers
@@ -42,95 +41,104 @@ def train(
     generated: scorer.GenerationScores | None = None,
     may_differ: Sequence[str] = (),
 ) -> Trained:
-    """Trains as `config` says, in a workdir; continues where it holds a checkpoint.
+    """Trains as `config` says, in a workdir; resumes where it holds a checkpoint.
 
     Args:
       config: a run.
       directory: the workdir, made where it does not exist.
-      generated: scores of generated text, for the evaluations where config.evaluate.examples_while_training asks.
-      may_differ: dotted fields that may differ from the checkpoint's, besides those that never matter.
+      generated: scores generated text in the evaluations, where config.evaluate.examples_while_training asks for it.
+      may_differ: dotted fields that may differ from the checkpoint's, besides those that always may.
 
     Raises:
-      UserError: anything in the config, the data or the workdir that is the user's to mend.
-      Stopped: a signal or train.max_minutes asked for it, and all is saved.
+      UserError: a mistake in the config, the data or the workdir.
+      Stopped: a signal or train.max_minutes asked for it, and everything is saved.
     """
     checks.check(config)
     if config.evaluate.examples_while_training and jax.process_count() > 1:
-        raise UserError('evaluate.examples_while_training is for one process; evaluate the finished run instead')
-    home, mesh = pathlib.Path(directory), sharding.make_mesh(config.mesh)
-    with contextlib.ExitStack() as closing:
-        closing.enter_context(sharding.placed(mesh, config.mesh))
+        raise UserError('evaluate.examples_while_training needs a single process; evaluate the finished run instead')
+    directory, mesh = pathlib.Path(directory), sharding.make_mesh(config.mesh)
+    with contextlib.ExitStack() as contexts:
+        # -------------------------------------------------------------------------------------------- one process
+        contexts.enter_context(sharding.placed(mesh, config.mesh))
         if processes.first():
-            closing.enter_context(workdir.lock(home))
-        stops = closing.enter_context(StopMonitor(config.train.max_minutes))
-        return _train(config, home, mesh, generated, may_differ, stops, closing)
+            contexts.enter_context(workdir.lock(directory))
+        stop = contexts.enter_context(StopMonitor(config.train.max_minutes))
+
+        # ------------------------------------------------------------------------------------- checkpoint and data
+        say = functools.partial(print, flush=True)
+        last = processes.same_number(lambda: checkpoint.latest_valid(directory, say) or 0) or None
+        previous = None if last is None else checkpoint.read_metadata(directory, last)
+        data = setup.load_data(config, directory, mesh, previous, may_differ)
+        if processes.first():
+            workdir.save_config(directory, data.config)
+
+        # -------------------------------------------------------------------------------------- program and record
+        program = make_program(data.config, data.batches.batch(0), mesh)
+        score = scorer.make_scorer(program.model, data.config, mesh)
+        recorder = RunRecorder(data, directory, score, generated, last)
+        member = Member(directory, data, recorder)
+        progress = writers.Progress(data.config.train.num_steps or 0, last or 0)
+        contexts.callback(progress.close)
+        contexts.callback(recorder.close)  # also when the run fails
+        progress.message(headline(program, data.batches, last or 0))
+        return train_group(Group([member], SingleRun(program, member, last)), program, last or 0, stop, progress)[0]
 
 
-def _train(
-    config: Config,
-    home: pathlib.Path,
-    mesh: Mesh,
-    generated: scorer.GenerationScores | None,
-    may_differ: Sequence[str],
-    stops: StopMonitor,
-    closing: contextlib.ExitStack,
-) -> Trained:
-    # -------------------------------------------------------------------- data, model, state, and how far they are
-    say = functools.partial(print, flush=True)
-    last = processes.same_number(lambda: checkpoint.latest_valid(home, say) or 0) or None
-    before = None if last is None else checkpoint.read_metadata(home, last)
-    data = setup.load_data(config, home, mesh, before, may_differ)
-    config, tokens, batches, _ = data
-    if processes.first():
-        workdir.save_config(home, config)
-    program = make_program(config, batches.batch(0, sharding.batch_share(mesh)), mesh)
-    hyper, step, state = program.hyper, program.jitted_step, setup.load_state(program, config, home, last)
-    recorder = RunRecorder(data, home, scorer.make_scorer(program.model, config, mesh), generated, last)
-    number, length, patience = last or 0, config.train.num_steps or 0, config.train.patience or np.inf
-    progress = writers.Progress(length, number)
-    closing.callback(progress.close)
-    closing.callback(recorder.close)  # of a run that fails, too
-    trained = freezing.count_trainable(freezing.trainable_mask(config, program.names), state.params)
-    progress.say(headline(state, trained, batches, mesh, number))
+def train_group(
+    group: Group, program: Program, step: int, stop: StopMonitor, progress: writers.Progress
+) -> list[Trained]:
+    """Trains the members of a group from step number `step` to their end; returns what is left of those that succeed.
 
-    # ----------------------------------------------------------------------------------------------- loop
-    iterator = pipeline.iterate(batches, number, config, sharding.batch_share(mesh))
-    while True:
-        reason = stops.reason(number)
-        if reason is None and recorder.should_evaluate(number):
+    Raises:
+      UserError: the group's `on_failure` raises it.
+      Stopped: a signal or train.max_minutes asked for it, and everything is saved.
+    """
+    # ------------------------------------------------------------------------------------------------- start
+    (state, hyper), num_steps = group.arrays.start(), group.num_steps
+    batches = group.arrays.batches(step)
+    while active := group.active:
+        # ------------------------------------------------------------------------------ evaluate, save, stop
+        reason = stop.reason(step)
+        if reason is None and group.should_evaluate(step):
             try:
-                with recorder.metrics.paused(), stops.at_once():
-                    found = recorder.evaluate(number, state)
-            except Stopped as asked:
-                reason = str(asked)
+                scores = group.evaluate(step, state, stop)
+            except Stopped as stopped:
+                reason = str(stopped)
             else:
-                progress.say(f'step {number} valid  ' + '  '.join(f'{k[6:]} {v:.4g}' for k, v in found.items()))
-        if recorder.should_save(number, asked=reason is not None):
-            recorder.save(number, state)
-        if reason is not None and (number < length or recorder.evaluated < number):
-            raise Stopped(f'{reason}: stopped after step {number:,} of {length:,}, which is saved')
-        if number >= length or recorder.best.stale >= patience:
+                shown = (f'{name.removeprefix("valid/")} {value}' for name, value in scores.items())
+                progress.message(f'step {step} valid  ' + '  '.join(shown))
+        group.save(step, state, requested=reason is not None)
+        if reason is not None and (step < num_steps or not group.is_evaluated(step)):
+            raise Stopped(f'{reason}: stopped after step {step:,} of {num_steps:,}, which is saved')
+        if step >= num_steps or group.is_out_of_patience():
             break
 
-        state, numbers = step(state, sharding.place_batch(next(iterator), mesh), hyper)
-        number, stops.begun = number + 1, True
-        recorder.metrics.add(numbers)
-        if recorder.should_report(number):
-            shown, fault = recorder.report(number)
-            progress.update(number, shown)
-            if fault is not None:
-                raise UserError(fault)
+        # -------------------------------------------------------------------------------------------- a step
+        state, metrics = group.arrays.step(state, next(batches), hyper)
+        step, stop.has_step = step + 1, True
+        group.add_metrics(metrics)
+        if group.should_report(step):
+            progress.update(step, group.report(step))
+            group.drop_failed(active)
 
-    # ------------------------------------------------------------------------------------------------ end
-    if number < length:
-        progress.say(f'stopped: {recorder.best.stale} evaluations without a better {config.train.best_metric}')
-    recorder.checkpoints.wait()
-    return Trained(config, tokens, number, checkpoint.best(home) or number, count_parameters(state.params))
+    # --------------------------------------------------------------------------------------------------- end
+    if group.active and step < num_steps:
+        stale, metric = group.active[0].recorder.best.stale, group.active[0].config.train.best_metric
+        progress.message(f'stopped early: {stale} evaluations without a better {metric}')
+    for member in group.active:
+        member.recorder.checkpoints.wait()
+    size = count_parameters(sharding.unboxed(program.abstract.params))
+    return [
+        Trained(member.config, member.data.tokenizers, step, checkpoint.best(member.directory) or step, size)
+        for member in group.active
+    ]
 
 
-def headline(state: TrainState, trained: int, batches: pipeline.Batches, mesh: Mesh, start: int) -> str:
-    """Returns what a run says of itself before it begins."""
-    number = count_parameters(state.params)
-    parameters = f'{number:,} parameters' + (f' ({trained:,} of them trained)' if trained < number else '')
-    resumed = f', resumed at step {start}' if start else ''
-    return f'{parameters}, {batches.summary}, {mesh.size} device(s){resumed}'
+def headline(program: Program, batches: pipeline.Batches, step: int) -> str:
+    """Returns the line that a run prints before its first step."""
+    params = sharding.unboxed(program.abstract.params)
+    number = count_parameters(params)
+    trainable = freezing.count_trainable(freezing.trainable_mask(program.config, program.names), params)
+    parameters = f'{number:,} parameters' + (f' ({trainable:,} trainable)' if trainable < number else '')
+    resumed = f', resumed at step {step}' if step else ''
+    return f'{parameters}, {batches.summary}, {program.mesh.size} device(s){resumed}'

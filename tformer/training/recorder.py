@@ -1,4 +1,4 @@
-"""What a run writes as it goes, metrics, evaluations and checkpoints, and how far each of them is."""
+"""What a run writes while it trains: metrics, evaluations and checkpoints, and how far each of them is."""
 
 import contextlib
 import dataclasses
@@ -22,164 +22,177 @@ from tformer.training.state import TrainState, evaluation_variables
 
 @dataclasses.dataclass(frozen=True)
 class BestScore:
-    """The highest score that an evaluation found, and how many evaluations since have found less."""
+    """The highest score that an evaluation found, and how many evaluations since then have found no higher one."""
 
     score: float | None = None
     stale: int = 0
 
     def update(self, score: float) -> 'BestScore':
-        """Returns the best after one more evaluation."""
+        """Returns the best score after one more evaluation."""
         return BestScore(score) if self.score is None or score > self.score else BestScore(self.score, self.stale + 1)
 
 
 class RunRecorder:
-    """The record of a run.
+    """Writes the metrics, evaluations and checkpoints of a run.
 
     Attributes:
-      best: what its evaluations found.
-      evaluated: the step of the last one; 0 before the first.
-      log: the steps since the last report.
-      checkpoints: those of its workdir.
+      best: the best score so far.
+      evaluated: the step of the latest evaluation; 0 before the first.
+      metrics: those of the steps since the last report.
+      checkpoints: of the workdir.
     """
 
     def __init__(
         self,
         data: setup.RunData,
-        home: pathlib.Path,
+        directory: pathlib.Path,
         score: scorer.Scorer,
         generated: scorer.GenerationScores | None,
         last: int | None,
         keep_last: int | None = None,
     ):
-        """Goes on from the checkpoint at step `last`, or begins where it is None; keep_last, if not the config's."""
-        config, tokens, self._batches, self._valid = data
-        self._config, self._tokens, self._home = config, tokens, home
+        """Resumes from the checkpoint at step `last`, or starts anew.
+
+        Args:
+          data: of the run.
+          directory: its workdir.
+          score: computes the scores of an evaluation.
+          generated: scores generated text; None: no evaluation generates any.
+          last: the step of a checkpoint, or None.
+          keep_last: newest checkpoints to keep; None: train.keep_last.
+        """
+        self._data, self._config, self._directory = data, data.config, directory
         self._score, self._generated = score, generated
-        self._metadata = setup.checkpoint_metadata(config, data.batches, tokens)
-        self._length = config.train.num_steps or 0
+        self._metadata = setup.checkpoint_metadata(data.config, data.batches, data.tokenizers)
+        self._num_steps = data.config.train.num_steps or 0
         self._saved = last or 0
         self._unsaved_score: float | None = None
         self.best, self.metrics, self.evaluated = BestScore(), MetricAccumulator({}, 0, 0.0), 0
         if last is not None:
-            before = checkpoint.read_metadata(home, last)
-            self.best = BestScore(before['best']['merit'], before['best']['stale'])
-            self.metrics = MetricAccumulator(**before['interval'])
-            self.evaluated = before['evaluated']
-        keep_last = keep_last or config.train.keep_last
-        self.checkpoints = checkpoint.Checkpoints(home, keep_last, config.train.keep_every)
-        self._writer = writers.MetricWriter(home if processes.first() else None, self._saved, self.evaluated)
+            previous = checkpoint.read_metadata(directory, last)
+            self.best = BestScore(previous['best']['merit'], previous['best']['stale'])
+            self.metrics = MetricAccumulator(**previous['interval'])
+            self.evaluated = previous['evaluated']
+        keep_last = keep_last or data.config.train.keep_last
+        self.checkpoints = checkpoint.Checkpoints(directory, keep_last, data.config.train.keep_every)
+        self._writer = writers.MetricWriter(directory if processes.first() else None, self._saved, self.evaluated)
 
     def close(self) -> None:
-        """Ends what is under way."""
+        """Waits for the checkpoint that is being written, and closes the files."""
         try:
             self.checkpoints.finish()
         finally:
             self._writer.close()
 
-    def should_evaluate(self, number: int) -> bool:
-        """Returns whether an evaluation after step `number` is due and not made."""
-        return self.evaluated < number and is_due(number, self._config.train.eval_every, self._length)
+    def should_evaluate(self, step: int) -> bool:
+        """Returns whether an evaluation after `step` is due and has not been made."""
+        return self.evaluated < step and is_due(step, self._config.train.eval_every, self._num_steps)
 
-    def evaluate(self, number: int, state: TrainState) -> dict[str, float]:
-        """Returns the scores of the validation split after step `number`."""
-        found = evaluate_split(self._config, state, self._valid, self._tokens, self._score, self._generated)
-        self._writer.write(number, found)
+    def evaluate(self, step: int, state: TrainState) -> dict[str, float]:
+        """Returns the scores of the validation split after `step`, and writes them."""
+        found = evaluate_split(
+            self._config, state, self._data.valid, self._data.tokenizers, self._score, self._generated
+        )
+        self._writer.write(step, found)
         score = checkpoint.score(self._config.train.best_metric, found[self._config.train.best_metric])
-        self.best, self.evaluated, self._unsaved_score = self.best.update(score), number, score
+        self.best, self.evaluated, self._unsaved_score = self.best.update(score), step, score
         return found
 
-    def should_save(self, number: int, asked: bool) -> bool:
-        """Returns whether after step `number` there is a state to save, or the score of a saved one to note."""
-        every = self._config.train.checkpoint_every
-        unsaved = self._saved < number and (asked or is_due(number, every, self._length))
-        return unsaved or self._unsaved_score is not None
+    def is_out_of_patience(self) -> bool:
+        """Returns whether train.patience evaluations in a row have found nothing better."""
+        return self._config.train.patience is not None and self.best.stale >= self._config.train.patience
 
-    def save(self, number: int, state: TrainState) -> None:
-        """Saves the state after step `number`, or what was found of it since."""
-        if self._saved < number:
-            so_far = {
-                'best': {'merit': self.best.score, 'stale': self.best.stale},
-                'interval': self.metrics.snapshot(),
-                'evaluated': self.evaluated,
-            }
-            self.checkpoints.save(state, {**self._metadata, **so_far}, self._unsaved_score)
-            self._saved = number
+    def should_save(self, step: int, requested: bool) -> bool:
+        """Returns whether after `step` there is a state to save, or the score of a saved one to note."""
+        due = requested or is_due(step, self._config.train.checkpoint_every, self._num_steps)
+        return self._unsaved_score is not None or (self._saved < step and due)
+
+    def save(self, step: int, state: TrainState) -> None:
+        """Saves the state after `step`; where it is saved already, notes its score."""
+        if self._saved < step:
+            best = {'merit': self.best.score, 'stale': self.best.stale}
+            progress = {'best': best, 'interval': self.metrics.snapshot(), 'evaluated': self.evaluated}
+            self.checkpoints.save(state, {**self._metadata, **progress}, self._unsaved_score)
+            self._saved = step
         elif self._unsaved_score is not None:
-            self.checkpoints.note_score(number, self._unsaved_score)
+            self.checkpoints.note_score(step, self._unsaved_score)
         self._unsaved_score = None
 
-    def should_report(self, number: int) -> bool:
-        """Returns whether a report after step `number` is due."""
-        return number % self._config.train.log_every == 0 or number == self._length
+    def should_report(self, step: int) -> bool:
+        """Returns whether a report after `step` is due."""
+        return step % self._config.train.log_every == 0 or step == self._num_steps
 
-    def report(self, number: int) -> tuple[dict[str, float], str | None]:
-        """Returns (the means of the steps since the last report; what is to be told if too many were skipped)."""
-        shown, skipped = self.metrics.summary()
-        epoch = number / self._batches.steps_per_epoch
-        self._writer.write(number, {**shown, **self.metrics.totals, 'epoch': epoch})
-        too_many = skipped >= self._config.train.max_skipped
-        return shown, save_skipped_batch(self._home, self._batches, number, skipped) if too_many else None
+    def report(self, step: int) -> tuple[dict[str, float], str | None]:
+        """Returns (the means of the steps since the last report, an error if too many steps in a row were skipped)."""
+        found, skipped = self.metrics.summary()
+        epoch = step / self._data.batches.steps_per_epoch
+        self._writer.write(step, {**found, **self.metrics.totals, 'epoch': epoch})
+        if skipped < self._config.train.max_skipped:
+            return found, None
+        return found, save_skipped_batch(self._directory, self._data.batches, step, skipped)
 
 
-def is_due(number: int, every: int | None, length: int) -> bool:
-    """Returns whether what happens `every` so many steps, or else at the end alone, happens after step `number`."""
-    return number > 0 and (number % (every or length) == 0 or number == length)
+def is_due(step: int, every: int | None, num_steps: int) -> bool:
+    """Returns whether what happens each `every` steps, or only at the end where it is None, happens after `step`."""
+    return step > 0 and (step % (every or num_steps) == 0 or step == num_steps)
 
 
 def evaluate_split(
     config: Config,
     state: TrainState,
     valid: pipeline.Batches,
-    tokens: Tokenizers,
+    tokenizers: Tokenizers,
     score: scorer.Scorer,
     generated: scorer.GenerationScores | None,
 ) -> dict[str, float]:
     """Returns the scores of the validation split by name, `valid/...`."""
     evaluated = evaluation_variables(state)
-    found = score(evaluated, valid, config.train.eval_batches, tokens)
+    found = score(evaluated, valid, config.train.eval_batches, tokenizers)
     if config.evaluate.examples_while_training and generated is not None:
         most = min(config.evaluate.examples_while_training, len(valid.records))
-        found |= generated(config, evaluated, tokens, [valid.records[i] for i in range(most)])
+        found |= generated(config, evaluated, tokenizers, [valid.records[i] for i in range(most)])
     return {f'valid/{name}': value for name, value in found.items()}
 
 
-def save_skipped_batch(home: pathlib.Path, batches: pipeline.Batches, number: int, skipped: int) -> str:
-    """Writes the batch of the first of the last `skipped` steps to the workdir; returns what to tell of them."""
-    first = number - skipped + 1
-    file = home / 'skipped' / f'{first}.npz'
+def save_skipped_batch(directory: pathlib.Path, batches: pipeline.Batches, step: int, skipped: int) -> str:
+    """Writes the batch of the first of the last `skipped` steps to the workdir; returns the error to raise."""
+    first = step - skipped + 1
+    file = directory / 'skipped' / f'{first}.npz'
     if processes.first():
         file.parent.mkdir(exist_ok=True)
         np.savez(file, **batches.batch(first - 1))  # type: ignore[arg-type]
     return (
-        f'steps {first:,} to {number:,} were not made: their loss or gradient is no number, or a spike; '
-        f"the first one's batch is {file}, and `tformer replay --workdir={home} --step={first}` runs it again"
+        f'steps {first:,} to {step:,} were skipped: their loss or gradient is not finite, or is a spike; '
+        f"the first one's batch is {file}, and `tformer replay --workdir={directory} --step={first}` runs it again"
     )
 
 
 class MetricAccumulator:
-    """The steps since the last report: their metrics, left on the devices until asked for, and their time; and what
-    all steps of the run have read and computed."""
+    """Accumulates metrics over the steps since the last report; they stay on the devices until they are needed.
+
+    Attributes:
+      totals: tokens and operations of all steps of the run that a `snapshot` has read.
+    """
 
     def __init__(self, sums: Mapping[str, Sequence[float]], tokens: float = math.nan, flops: float = math.nan):
-        """Goes on from what `snapshot` gave; of what all steps spent, nan is not known."""
+        """Continues from a `snapshot`; totals that it does not have are nan."""
         self._sums = {name: (pair[0], pair[1]) for name, pair in sums.items()}
         self._tokens, self._flops = tokens, flops
-        self._rate, self._skipped = 0.0, 0
-        self._pending: list[dict[str, Any]] = []
-        self._read, self._since = 0, time.monotonic()
+        self._learning_rate, self._skipped = 0.0, 0
+        self._pending: list[tuple[Mapping[str, Any], int | None]] = []
+        self._tokens_since, self._since = 0, time.monotonic()
 
     @property
     def totals(self) -> dict[str, float]:
-        """The tokens and operations of all steps that `snapshot` has seen."""
         return {'train/tokens': self._tokens, 'train/flops': self._flops}
 
-    def add(self, numbers: dict[str, Any]) -> None:
-        """Counts one more step."""
-        self._pending.append(numbers)
+    def add(self, metrics: Mapping[str, Any], index: int | None = None) -> None:
+        """Counts one more step, of whose metrics only the slice `index` is read, if it is given."""
+        self._pending.append((metrics, index))
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Leaves the time of its block out of the tokens a second."""
+        """Leaves the time of its block out of the tokens per second."""
         began = time.monotonic()
         try:
             yield
@@ -187,10 +200,11 @@ class MetricAccumulator:
             self._since += time.monotonic() - began
 
     def snapshot(self) -> dict[str, Any]:
-        """Returns the sums of the steps, as JSON has them, so that a resumed run reports what an unbroken one does."""
-        for step in jax.device_get(self._pending):
-            self._rate, self._skipped = float(step['learning_rate']), int(step['skipped'])
-            self._read += int(step['tokens'])
+        """Returns the sums as JSON values, so that a resumed run reports the same as an uninterrupted one."""
+        for (_, index), metrics in zip(self._pending, jax.device_get([each for each, _ in self._pending]), strict=True):
+            step = metrics if index is None else jax.tree.map(lambda x, index=index: x[index], metrics)
+            self._learning_rate, self._skipped = float(step['learning_rate']), int(step['skipped'])
+            self._tokens_since += int(step['tokens'])
             self._tokens += int(step['tokens'])
             self._flops += float(step['flops'])
             found = {'skipped': (float(self._skipped > 0), 0.0)}
@@ -202,9 +216,9 @@ class MetricAccumulator:
         return {'sums': self._sums, 'tokens': self._tokens, 'flops': self._flops}
 
     def summary(self) -> tuple[dict[str, float], int]:
-        """Returns (the means over the steps, the last one's learning rate among them; how many in a row were skipped).
+        """Returns (means over the steps, how many steps in a row were skipped last), and starts anew.
 
-        Steps that were skipped are counted where there are any, and are in no mean. Begins anew.
+        Skipped steps are counted, where there are any, and enter no mean. The learning rate is that of the last step.
         """
         self.snapshot()
         skipped, _ = self._sums.pop('skipped')
@@ -212,8 +226,8 @@ class MetricAccumulator:
         found = {
             **{f'train/{name}': value for name, value in found_means.items()},
             **({'train/skipped': skipped} if skipped else {}),
-            'train/learning_rate': self._rate,
-            'train/tokens_per_second': self._read / (time.monotonic() - self._since),
+            'train/learning_rate': self._learning_rate,
+            'train/tokens_per_second': self._tokens_since / (time.monotonic() - self._since),
         }
-        self._sums, self._read, self._since = {}, 0, time.monotonic()
+        self._sums, self._tokens_since, self._since = {}, 0, time.monotonic()
         return found, self._skipped

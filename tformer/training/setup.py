@@ -61,7 +61,7 @@ class RunData(NamedTuple):
     """The data of a run, and its config, resolved by them."""
 
     config: Config
-    tokens: Tokenizers
+    tokenizers: Tokenizers
     batches: pipeline.Batches
     valid: pipeline.Batches
 

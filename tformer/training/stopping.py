@@ -31,11 +31,11 @@ class StopMonitor:
       training: whether steps are made; without any a signal ends this process, of several, too, at once.
 
     Attributes:
-      begun: whether there is a step that a checkpoint could hold; the training sets it.
+      has_step: whether there is a step that a checkpoint could hold; the training sets it.
     """
 
     def __init__(self, max_minutes: float | None, *, training: bool = True):
-        self.begun = False
+        self.has_step = False
         self._agreed = training and jax.process_count() > 1
         self._deadline = None if max_minutes is None else time.monotonic() + 60 * max_minutes
         self._limit = f'train.max_minutes={max_minutes}'
@@ -78,7 +78,7 @@ class StopMonitor:
         return (self._why or 'SIGTERM') if multihost_utils.reached_preemption_sync_point(step) else None
 
     @contextlib.contextmanager
-    def at_once(self) -> Iterator[None]:
+    def interruptible(self) -> Iterator[None]:
         """Gives a block that a request to stop leaves by `Stopped`, wherever it is: what can be done again."""
         if self._agreed:  # all leave it together, at its end
             yield
@@ -109,7 +109,7 @@ class StopMonitor:
                 name = signal.Signals(number[0]).name
                 if heard > 1:
                     os._exit(128 + number[0])
-                if not self.begun:
+                if not self.has_step:
                     print(f'tformer: {name}: stopped; nothing was to be saved', file=sys.stderr, flush=True)
                     processes.leave(STOPPED)
                     os._exit(STOPPED)

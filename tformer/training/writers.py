@@ -141,7 +141,7 @@ class Progress:
         left = (time.monotonic() - self._since) / max(done, 1) * (self._num_steps - step)
         print(f'step {step}/{self._num_steps}  {text}  left {_clock(left)}', flush=True)
 
-    def say(self, text: str) -> None:
+    def message(self, text: str) -> None:
         """Prints a line that stays."""
         (self._bar.console.print if self._bar is not None else print)(text)
         sys.stdout.flush()

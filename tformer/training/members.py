@@ -1,0 +1,175 @@
+"""The runs that one training loop serves: a single run, or several whose arrays are slices of one program's."""
+
+import contextlib
+import dataclasses
+import pathlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from tformer.config import Config
+from tformer.data.batches import pipeline
+from tformer.distributed import sharding
+from tformer.errors import UserError
+from tformer.optim.hyperparameters import Hyperparameters
+from tformer.training import setup
+from tformer.training.program import Program
+from tformer.training.recorder import RunRecorder
+from tformer.training.state import TrainState
+from tformer.training.step import Batch, Step
+from tformer.training.stopping import StopMonitor
+
+
+@dataclasses.dataclass
+class Member:
+    """A run in a training loop.
+
+    Attributes:
+      directory: its workdir.
+      data: its data, and its resolved config.
+      recorder: writes its metrics, evaluations and checkpoints.
+      index: which slice of the program's arrays is its own; None: all of them are.
+      error: why it failed, if it did.
+    """
+
+    directory: pathlib.Path
+    data: setup.RunData
+    recorder: RunRecorder
+    index: int | None = None
+    error: str | None = None
+
+    @property
+    def config(self) -> Config:
+        return self.data.config
+
+
+class Arrays(Protocol):
+    """How a program's arrays hold those of its members."""
+
+    @property
+    def step(self) -> Step:
+        """The compiled train step of all members."""
+
+    def start(self) -> tuple[TrainState, Hyperparameters]:
+        """Returns (the state of a checkpoint or of the beginning, the hyperparameters)."""
+
+    def batches(self, step: int) -> Iterator[Batch]:
+        """Yields the placed batches of the steps after step number `step`."""
+
+    def state_of(self, state: TrainState, member: Member) -> TrainState:
+        """Returns a member's own state."""
+
+
+@dataclasses.dataclass
+class SingleRun:
+    """The arrays of one run, which are the program's."""
+
+    program: Program
+    member: Member
+    checkpoint_step: int | None
+
+    @property
+    def step(self) -> Step:
+        return self.program.jitted_step
+
+    def start(self) -> tuple[TrainState, Hyperparameters]:
+        program, member = self.program, self.member
+        return setup.load_state(program, member.config, member.directory, self.checkpoint_step), program.hyper
+
+    def batches(self, step: int) -> Iterator[Batch]:
+        mesh = self.program.mesh
+        made = pipeline.iterate(self.member.data.batches, step, self.member.config, sharding.batch_share(mesh))
+        return (sharding.place_batch(batch, mesh) for batch in made)
+
+    def state_of(self, state: TrainState, member: Member) -> TrainState:
+        return state
+
+
+def refuse(member: Member, error: str) -> None:
+    """Ends the training with the error of its one member."""
+    raise UserError(error)
+
+
+@dataclasses.dataclass
+class Group:
+    """The members of one training loop, which agree on every number of steps.
+
+    Attributes:
+      members: all of them.
+      arrays: of the program.
+      on_failure: called once for each member that has failed, with its error.
+    """
+
+    members: Sequence[Member]
+    arrays: Arrays
+    on_failure: Callable[[Member, str], None] = refuse
+
+    @property
+    def active(self) -> list[Member]:
+        """The members that have not failed."""
+        return [member for member in self.members if member.error is None]
+
+    @property
+    def num_steps(self) -> int:
+        return self.members[0].config.train.num_steps or 0
+
+    def should_evaluate(self, step: int) -> bool:
+        """Returns whether an evaluation after `step` is due, and not made, for any member."""
+        return any(member.recorder.should_evaluate(step) for member in self.active)
+
+    def is_evaluated(self, step: int) -> bool:
+        """Returns whether every member has been evaluated after `step`."""
+        return all(member.recorder.evaluated >= step for member in self.active)
+
+    def is_out_of_patience(self) -> bool:
+        """Returns whether train.patience evaluations in a row have found nothing better."""
+        return all(member.recorder.is_out_of_patience() for member in self.active)
+
+    def evaluate(self, step: int, state: TrainState, stop: StopMonitor) -> dict[str, str]:
+        """Evaluates the members that have not been evaluated after `step`; returns each score, or its range, as text.
+
+        Raises:
+          Stopped: a stop was requested during it; members that are done stay so.
+        """
+        found = []
+        with contextlib.ExitStack() as contexts:
+            for member in self.active:
+                contexts.enter_context(member.recorder.metrics.paused())
+            contexts.enter_context(stop.interruptible())
+            for member in self.active:
+                if member.recorder.evaluated < step:
+                    found.append(member.recorder.evaluate(step, self.arrays.state_of(state, member)))
+        return {name: _range([scores[name] for scores in found]) for name in found[0]}
+
+    def save(self, step: int, state: TrainState, requested: bool) -> None:
+        """Saves the members whose checkpoint after `step` is due, or `requested`."""
+        for member in self.active:
+            if member.recorder.should_save(step, requested):
+                member.recorder.save(step, self.arrays.state_of(state, member))
+
+    def add_metrics(self, metrics: Mapping[str, Any]) -> None:
+        """Hands the metrics of one more step, still on the devices, to the members' recorders."""
+        for member in self.active:
+            member.recorder.metrics.add(metrics, member.index)
+
+    def should_report(self, step: int) -> bool:
+        return self.active[0].recorder.should_report(step)
+
+    def report(self, step: int) -> dict[str, float]:
+        """Writes the members' reports after `step`; returns their means. Members with too many skipped steps fail."""
+        found = []
+        for member in self.active:
+            means, member.error = member.recorder.report(step)
+            found.append(means)
+        return {name: float(np.mean([means[name] for means in found if name in means])) for name in found[0]}
+
+    def drop_failed(self, before: Sequence[Member]) -> None:
+        """Calls `on_failure` for the members of `before` that have failed since."""
+        for member in before:
+            if member.error is not None:
+                self.on_failure(member, member.error)
+
+
+def _range(values: Sequence[float]) -> str:
+    return f'{values[0]:.4g}' if len(values) == 1 else f'{min(values):.4g} to {max(values):.4g}'
