@@ -260,8 +260,8 @@ BAD_SENTENCES = [  # (the bad sentence, data fields, its line of those, what is 
     ('c z B-PRE\n', {'labels': ('LOC', 'PER')}, 4, "tag 'B-PRE': 'PRE' is not in data.labels; did you mean 'PER'?"),
     (b'c z O\n\xff z O\nd z O\n', {}, 5, 'not UTF-8: byte 0xff'),
     (b'\xff z O\nd z O\n', {}, 4, 'not UTF-8: byte 0xff'),
-    (b'd z O\nc\0 z O\n', {}, 5, 'a NUL byte: not text'),
-    (b'c\0 z O\nd O\n', {}, 4, 'a NUL byte: not text'),
+    (b'd z O\nc\0 z O\n', {}, 5, 'it has a NUL byte, so it is not text'),
+    (b'c\0 z O\nd O\n', {}, 4, 'it has a NUL byte, so it is not text'),
 ]  # fmt: skip
 
 
@@ -387,10 +387,11 @@ TEMPLATE_MISTAKES = [  # (file, bad line, data fields, message after the file)
     ('a.jsonl', lines({'premise': 'a', 'hypotheses': 'b', 'label': 1}), MNLI,
      ":1: no key 'hypothesis'; did you mean 'hypotheses'?"),
     ('a.jsonl', lines({'premise': 'a', 'hypothesis': None, 'label': 1}), MNLI, ":1: 'hypothesis' is null"),
-    ('a.jsonl', asked(answers={'text': []}), ANSWERS, ':1: no item 0 in a list of 0'),
+    ('a.jsonl', asked(answers={'text': []}), ANSWERS, ':1: there is no item 0 in a list of 0'),
     ('a.jsonl', asked(answers={'texts': []}), ANSWERS, ":1: no key 'text'; did you mean 'texts'?"),
-    ('a.jsonl', asked(answers=[]), ANSWERS, ':1: no item text in a list of 0'),
-    ('a.jsonl', asked(question='\ud800'), ANSWERS, ":1: 'data.source_template' has half a surrogate pair: '\\ud800'"),
+    ('a.jsonl', asked(answers=[]), ANSWERS, ':1: there is no item text in a list of 0'),
+    ('a.jsonl', asked(question='\ud800'), ANSWERS,
+     ":1: 'data.source_template' has half of a surrogate pair: '\\ud800'"),
     ('a.jsonl', asked(question='a'), {**ANSWERS, 'source_template': '{question:d}'},
      ":1: data.source_template='{question:d}': Unknown format code 'd' for object of type 'str'"),
 ]  # fmt: skip
@@ -549,7 +550,7 @@ def test_records_of_sets(many: dict) -> None:
 
 
 BAD_ROWS = {
-    'classification': 'class -1 is none of the 2 that the set has: a split without labels?',
+    'classification': 'class -1 is not among the 2 classes of the set: is it a split without labels?',
     'regression': 'label nan is not finite',
     'token_classification': '2 tokens and 1 tags',
     'question_answering': "answer 'mat' starts at 13, where its context has ' ma'; it stands at 14",
@@ -571,7 +572,7 @@ def test_bad_records_of_sets(many: dict, objective: str) -> None:
 def test_mistakes_with_sets(many: dict) -> None:
     for objective, data, message in (
         ('classification', {'columns': ('label', 'sentence')}, "no feature 'sentence' .*did you mean 'sentence2'"),
-        ('classification', {'columns': ('label', 'answers')}, "not text; it has answers/answer_start, answers/text$"),
+        ('classification', {'columns': ('label', 'answers')}, "not text; it holds answers/answer_start, answers/text$"),
         ('classification', {'labels': ('nope', 'yes')},
          "record 1: label 'no' is not in data.labels; did you mean 'nope'"),
         ('classification', {'columns': ('ner', 'sentence1')}, "'ner' is neither a string nor a number"),
@@ -592,7 +593,7 @@ def test_templates_of_sets(many: dict) -> None:
     assert found[2] == {'source': '2: Zoë is naïve 2', 'target': 'no I-PER O mat on'}
     with pytest.raises(UserError, match=r"no feature 'lable' .*; did you mean 'label'\?$"):
         sources.load(Data(**many, source_template='{id}', target_template='{lable}'), 'seq2seq', 'valid')
-    with pytest.raises(UserError, match=r'^many validation record 1: no item 0 in a list of 0$'):
+    with pytest.raises(UserError, match=r'^many validation record 1: there is no item 0 in a list of 0$'):
         list(sources.load(Data(**many, **ANSWERS), 'seq2seq', 'valid'))
 
 

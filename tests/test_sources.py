@@ -332,14 +332,14 @@ GOOD = b'a\tb\n'
 HOSTILE = {  # lines of which one record is good: (file, bytes, message of 'stop', records of 'skip', lines skipped)
     'utf8': ('a.tsv', GOOD + b'\xffc\td\n', r'a.tsv:2: not UTF-8: byte 0xff', 1),
     'cut character': ('a.tsv', GOOD + 'c\té'.encode()[:-1], r'a.tsv:2: not UTF-8: byte 0xc3', 1),
-    'nul': ('a.tsv', GOOD + b'c\0\td\n', r'a.tsv:2: a NUL byte', 1),
+    'nul': ('a.tsv', GOOD + b'c\0\td\n', r'a.tsv:2: it has a NUL byte', 1),
     'columns': ('a.tsv', b'c\td\te\n' + GOOD, r'a.tsv:1: 3 tab-separated columns, expected 2', 1),
     'one column': ('a.tsv', GOOD + b'c\n\nd\n', r'a.tsv:2: 1 tab-separated columns', 2),
     'json': ('a.jsonl', b'{"source": "a", "target": "b"}\n{"source', r'a.jsonl:2: not JSON', 1),
     'deep json': ('a.jsonl', b'[' * 100_000 + b'\n{"source": "a", "target": "b"}\n', r'a.jsonl:1: not JSON', 1),
     'key': ('a.jsonl', b'{"source": "a", "target": "b"}\n{"source": "a"}', r"a.jsonl:2: no key 'target'", 1),
     'null': ('a.jsonl', b'{"source": "a", "target": "b"}\n{"source": "a", "target": null}', "'target' is not a str", 1),
-    'surrogate': ('a.jsonl', b'{"source": "a", "target": "b"}\n{"source": "a", "target": "\\ud800"}', 'half a surr', 1),
+    'surrogate': ('a.jsonl', b'{"source": "a", "target": "b"}\n{"source": "a", "target": "\\ud800"}', 'half of a surr', 1),
     'json nul': ('a.jsonl', b'{"source": "a", "target": "b"}\n{"source": "a", "target": "\\u0000"}', 'has a NUL', 1),
     'list': ('a.jsonl', b'[]\n{"source": "a", "target": "b"}\n3\n', 'a.jsonl:1: not a JSON object', 2),
 }  # fmt: skip
@@ -389,7 +389,7 @@ NO_FILES = {
     'utf16 big': ('a.tsv.gz', gzip.compress('alpha\tbeta\n'.encode('utf-16-be')), 'looks like UTF-16'),
     'cut gzip': ('a.tsv.gz', WHOLE[:-20], r'the gzip file is cut off after 4\d\d,\d{3} bytes of text'),
     'cut header': ('a.tsv.gz', WHOLE[:5], r'the gzip file is cut off after 0 bytes'),
-    'garbage': ('a.tsv.gz', WHOLE + b'garbage', r'after 500,000 bytes of text comes something that is not gzip'),
+    'garbage': ('a.tsv.gz', WHOLE + b'garbage', r'the data after 500,000 bytes of text is not gzip'),
     'damaged': ('a.tsv.gz', WHOLE[:-8] + b'\0\0\0\0' + WHOLE[-4:], 'the gzip file is damaged after'),
     'damaged inside': ('a.tsv.gz', WHOLE[:40] + b'\xff' * 9 + WHOLE[49:], 'the gzip file is damaged|cannot be read'),
     'no gzip': ('a.tsv.gz', b'plain\ttext', 'cannot be read: Not a gzipped file'),
@@ -601,10 +601,10 @@ def test_preparing_again(tmp_path) -> None:
     assert done.skipped == {'train': 1} and '1 bad lines skipped' in prepare.summary(done)
     assert len(said) == 1 and said[0].startswith('no test split: ')
     again = prepare.write(config, 'seq2seq')
-    assert not again.new and 'my_set/1.0.0 is there already' in prepare.summary(again)
+    assert not again.new and 'my_set/1.0.0 is already written' in prepare.summary(again)
     assert again.splits == done.splits
     (tmp_path / 'files' / 'train.tsv').write_text('a\tc\n')
-    with pytest.raises(UserError, match=r'my_set/1.0.0 is there already, of other records: .* or write my_set:1.0.1'):
+    with pytest.raises(UserError, match=r'my_set/1.0.0 exists and holds other records: .* or write my_set:1.0.1'):
         prepare.write(config, 'seq2seq')
     newer = dataclasses.replace(config, tfds_name='my_set:1.0.1')
     assert prepare.write(newer, 'seq2seq').name == 'my_set/1.0.1'
@@ -613,7 +613,7 @@ def test_preparing_again(tmp_path) -> None:
     assert marks[0] == marks[1] != marks[2] and mark(split='valid', tfds_name='my_set', **named) != marks[0]
     assert load('train', 'seq2seq', tfds_name='my_set', **named)[0]['target'] == 'c'
     next((tmp_path / 'tfds').glob('my_set/1.0.1/my_set-train*')).unlink()
-    with pytest.raises(UserError, match='does not exist, a part of my_set'):
+    with pytest.raises(UserError, match=', a part of my_set, does not exist'):
         load('train', 'seq2seq', tfds_name='my_set', **named)
 
 
@@ -624,14 +624,14 @@ def test_mistakes_of_prepare(tmp_path) -> None:
     named = dataclasses.replace(config, source='tfds')
     for cfg, message in (
         (dataclasses.replace(config, tfds_name=None), 'data.tfds_name is needed'),
-        (dataclasses.replace(config, tfds_name='My Set'), "'My Set' is no name of a set"),
+        (dataclasses.replace(config, tfds_name='My Set'), "'My Set' is not the name of a set"),
         (config, 'valid.tsv:1: 1 tab-separated'),
         (dataclasses.replace(config, path=('nowhere',)), 'nowhere does not exist'),
         (
             dataclasses.replace(config, valid_path=(place + '/train.tsv',), tfds_dir=str(tmp_path / 'file')),
             'cannot be wr',
         ),
-        (dataclasses.replace(named, tfds_name='huggingface:squad'), 'is no name of a set'),
+        (dataclasses.replace(named, tfds_name='huggingface:squad'), 'is not the name of a set'),
         (dataclasses.replace(named, tfds_name='imdb_review'), "no set 'imdb_review', .*did you mean 'imdb_reviews'"),
         (dataclasses.replace(named, tfds_name='wmt14_translat/de-en'), "did you mean 'wmt14_translate'"),
         (dataclasses.replace(named, tfds_name='wmt14_translate/de-eo'), 'cannot be prepared: .*de-eo'),
@@ -666,7 +666,7 @@ def test_a_killed_prepare_leaves_nothing_that_is_read(tmp_path) -> None:
         load('train', 'seq2seq', source='tfds', tfds_name='my_set', tfds_dir=there)
     said: list[str] = []
     config = Data(path=(place,), tfds_name='my_set', tfds_dir=there)
-    assert prepare.write(config, 'seq2seq', said.append).new and 'then delete it' in said[0]
+    assert prepare.write(config, 'seq2seq', said.append).new and 'in the latter case delete it' in said[0]
     same('valid', 'seq2seq', config, tmp_path / 'tfds')
 
 
@@ -733,7 +733,7 @@ def test_a_set_that_writes_itself(tmp_path) -> None:
 
     done = run('wmt/de-en')
     assert done.returncode == 0, done.stderr
-    assert 'wmt/de-en/1.0.0 is written' in done.stdout and 'is there already' in done.stdout and not done.stderr
+    assert 'wmt/de-en/1.0.0 is written' in done.stdout and 'is already written' in done.stdout and not done.stderr
     there = {'source': 'tfds', 'tfds_name': 'wmt/de-en', 'tfds_dir': str(tmp_path / 'tfds'), 'columns': ('de', 'en'),
              'tfds_splits': ('train[:90%]', 'train[90%:]', 'validation')}  # fmt: skip
     parts = {split: load(split, 'seq2seq', **there) for split in sources.SPLITS}
@@ -802,7 +802,7 @@ def test_a_row_adds_a_source(monkeypatch: pytest.MonkeyPatch) -> None:
         if config.modulus > 9:
             raise UserError('one digit')
 
-    row = sources.Source(read, ('modulus',), lambda config: ('seq2seq',), check)
+    row = sources.Source(read, ('modulus',), lambda config: ('pair',), check)
     monkeypatch.setitem(sources.SOURCES, 'squares', row)
     assert load('test', 'seq2seq', source='squares', modulus=3)[2] == {'source': '2', 'target': '4'}
     with pytest.raises(UserError, match='one digit'):

@@ -1,4 +1,4 @@
-"""Tasks with a rule: equations of modular arithmetic, and numbers that are copied, reversed or sorted."""
+"""Tasks computed by a rule: equations of modular arithmetic, and sequences that are copied, reversed or sorted."""
 
 import random
 from collections.abc import Callable, Iterable, Sequence
@@ -14,8 +14,8 @@ from tformer.errors import UserError, choose
 Pairs = Iterable[tuple[str, str]]  # (source, target), without repetition
 Operation = Callable[[np.ndarray, np.ndarray, int], np.ndarray]  # a, b and p to c, in [0, p)
 
-SEQUENCES = 20_000  # drawn for the training and valid splits
-VALID_SHARE = 0.05  # of them
+SEQUENCES = 20_000  # drawn for the train and valid splits together
+VALID_SHARE = 0.05  # of these
 TEST_SEQUENCES = 1_000
 
 
@@ -27,10 +27,10 @@ class Task(NamedTuple):
 
 
 def load(config: Data, objective: str, split: str) -> tuple[str, Read]:
-    """The pairs of data.task: source -> target of seq2seq, or a text and its class where the target is one number.
+    """Returns the fingerprint and the pairs of data.task: source and target, or a text and its class.
 
-    Numbers are symbols from 0 to data.modulus - 1 with a space between. Everything follows from the config, by hashes:
-    the same on every machine, whatever the seed.
+    Numbers are symbols from 0 to data.modulus - 1, separated by spaces. The pairs and their splits depend on the config
+    only, by hashes: they are the same on every machine and for every train.seed.
     """
     task, names = choose(TASKS, config.task, 'data.task'), FIELDS[tasks.TASKS[objective].records]
 
@@ -61,15 +61,16 @@ def check(config: Data) -> None:
 
 
 def equations(operation: Operation, least: int = 0, prime: bool = False) -> Task:
-    """Returns the task of all equations a o b = c mod p, 0 <= a < p and least <= b < p: 'a o b' -> 'c'.
+    """Returns the task of all equations a o b = c mod p with 0 <= a < p and least <= b < p: 'a o b' -> 'c'.
 
-    data.train_share of them are trained on and halves of the rest are valid and test. A larger share holds a smaller.
+    The train split has data.train_share of them, valid and test half of the rest each. A larger train split contains
+    the smaller ones. With `prime`, data.modulus must be a prime.
     """
 
     def pairs(config: Data, split: str) -> Pairs:
         p, held_out = config.modulus, (1 - config.train_share) / 2
         if prime and any(p % divisor == 0 for divisor in range(2, p)):
-            raise UserError(f'data.modulus={p}: data.task={config.task} divides, for which it must be a prime')
+            raise UserError(f'data.modulus={p}: data.task={config.task} divides, so it must be a prime')
         a, b = (grid.ravel() for grid in np.meshgrid(np.arange(p), np.arange(least, p), indexing='ij'))
         for x, y, c in zip(a.tolist(), b.tolist(), operation(a, b, p).tolist(), strict=True):
             source = f'{x} o {y}'
@@ -80,7 +81,7 @@ def equations(operation: Operation, least: int = 0, prime: bool = False) -> Task
 
 
 def divided(a: np.ndarray, b: np.ndarray, p: int) -> np.ndarray:
-    """Returns a / b mod p, a prime: a b^(p - 2), by Fermat; 0 where b is."""
+    """Returns a / b mod p for a prime p: a b^(p - 2), by Fermat's little theorem; 0 where b is 0."""
     inverses = np.array([pow(number, p - 2, p) for number in range(p)])
     return a * inverses[b] % p
 
@@ -94,19 +95,19 @@ def divided_or_subtracted(a: np.ndarray, b: np.ndarray, p: int) -> np.ndarray:
 
 
 def sequences(rule: Callable[[list[int]], Sequence[int]]) -> Task:
-    """Returns the task of applying `rule` to random numbers, as many as data.train_lengths says, and none twice.
+    """Returns the task of applying `rule` to distinct random sequences with lengths in data.train_lengths.
 
-    The valid split has other sequences of these lengths, the test split some of data.test_lengths.
+    The valid split has other sequences of these lengths; the test split has sequences of data.test_lengths.
     """
 
     def pairs(config: Data, split: str) -> Pairs:
-        tested = split == 'test'
-        low, high = config.test_lengths if tested else config.train_lengths
+        is_test = split == 'test'
+        low, high = config.test_lengths if is_test else config.train_lengths
         rng, seen = random.Random(f'{config.modulus} {low} {high}'), set()
-        for _ in range(TEST_SEQUENCES if tested else SEQUENCES):
+        for _ in range(TEST_SEQUENCES if is_test else SEQUENCES):
             numbers = [int(rng.random() * config.modulus) for _ in range(low + int(rng.random() * (high + 1 - low)))]
             source = ' '.join(map(str, numbers))
-            if source not in seen and (tested or (place_of(source) < VALID_SHARE) == (split == 'valid')):
+            if source not in seen and (is_test or (place_of(source) < VALID_SHARE) == (split == 'valid')):
                 yield source, ' '.join(map(str, rule(numbers)))
             seen.add(source)
 

@@ -1,4 +1,4 @@
-"""Records from plain values, as JSON has them under the names that the data gives: what each field must be."""
+"""Records from plain (JSON) values under the names that the data gives them, and the checks of each field."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -12,11 +12,11 @@ from tformer.errors import UserError, nearest
 
 Make = Callable[[Mapping[str, Any]], Record]
 
-_SHOWN = 40  # characters of a value in a message
+_SHOWN = 40  # the characters of a value that a message shows
 
 
 def keys_of(config: Data, objective: str) -> dict[str, str]:
-    """The name in the data of each field: `config.columns`, the required fields first and then optional ones."""
+    """Returns the name in the data of each field, from `config.columns`: required fields first, then optional ones."""
     fields, optional = TASKS[objective].fields, TASKS[objective].optional
     allowed = fields + optional
     if config.columns and not len(fields) <= len(config.columns) <= len(allowed):
@@ -26,9 +26,10 @@ def keys_of(config: Data, objective: str) -> dict[str, str]:
 
 
 def maker(config: Data, objective: str, keys: Mapping[str, str] | None = None) -> Make:
-    """What makes the objective's records: by the templates, or of the values of `keys`, its fields' own names if None.
+    """Returns a function from plain values to a record of the objective.
 
-    It raises `BadRecord` where a value is missing, or is not what the field holds.
+    It fills the templates, if there are any; else it reads the values of `keys` (None: the fields' own names). It
+    raises `BadRecord` if a value is missing or is not valid for its field.
     """
     if config.source_template is not None:
         return lambda values: {
@@ -55,15 +56,15 @@ def maker(config: Data, objective: str, keys: Mapping[str, str] | None = None) -
 
 
 def text(value: Any, key: str) -> str:
-    """A string that can be written as UTF-8."""
+    """Returns a string that can be encoded as UTF-8."""
     if not isinstance(value, str):
         raise BadRecord(f'{key!r} is not a string: {_short(value)}')
     if '\0' in value:
-        raise BadRecord(f'{key!r} has a NUL: not text')
+        raise BadRecord(f'{key!r} has a NUL character, so it is not text')
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise BadRecord(f'{key!r} has half a surrogate pair: {value[error.start]!r}') from None
+        raise BadRecord(f'{key!r} has half of a surrogate pair: {value[error.start]!r}') from None
     return value
 
 
@@ -74,7 +75,7 @@ def _texts(value: Any, key: str) -> list[str]:
 
 
 def _label(value: Any, key: str) -> str | float:
-    """As it is: what it must be depends on the objective."""
+    """A string or a number; `CHECKS` of the record decide which."""
     if isinstance(value, int | float):
         return value
     if not isinstance(value, str):
@@ -83,14 +84,14 @@ def _label(value: Any, key: str) -> str | float:
 
 
 def _answers(value: Any, key: str) -> list[tuple[int, str]]:
-    """Of SQuAD's two forms: {"text": [...], "answer_start": [...]}, or [{"text": ..., "answer_start": ...}, ...]."""
-    form = f'{key!r} is not {{"text": [...], "answer_start": [...]}}'
+    """Answers in either form of SQuAD: {"text": [...], "answer_start": [...]}, or a list of one object per answer."""
+    problem = f'{key!r} is not {{"text": [...], "answer_start": [...]}}'
     if isinstance(value, list):
         if not all(isinstance(answer, dict) for answer in value):
-            raise BadRecord(f'{form}: {_short(value)}')
+            raise BadRecord(f'{problem}: {_short(value)}')
         value = {name: [answer.get(name) for answer in value] for name in ('text', 'answer_start')}
     if not isinstance(value, dict) or not all(isinstance(value.get(n), list) for n in ('text', 'answer_start')):
-        raise BadRecord(f'{form}: {_short(value)}')
+        raise BadRecord(f'{problem}: {_short(value)}')
     answers, starts = _texts(value['text'], f'{key}.text'), value['answer_start']
     if len(answers) != len(starts):
         raise BadRecord(f'{key!r} has {len(answers)} texts and {len(starts)} starts')
@@ -114,7 +115,7 @@ def _filled(record: Record, *fields: str) -> None:
 
 
 def _of_class(record: Record, config: Data) -> Record:
-    """A label of data.labels."""
+    """The label is one of data.labels."""
     label = str(record['label'])
     if not label.strip():
         raise BadRecord('label is empty')
@@ -125,9 +126,9 @@ def _of_class(record: Record, config: Data) -> Record:
 
 
 def _of_number(record: Record, config: Data) -> Record:
-    """A finite label within data.label_range."""
+    """The label is a finite number within data.label_range."""
     try:
-        if isinstance(record['label'], bool) or '_' in str(record['label']):  # which Python reads as numbers
+        if isinstance(record['label'], bool) or '_' in str(record['label']):  # Python would read these as numbers
             raise ValueError
         label = float(record['label'])
     except (ValueError, OverflowError):
@@ -142,7 +143,7 @@ def _of_number(record: Record, config: Data) -> Record:
 
 
 def _of_tags(record: Record, config: Data) -> Record:
-    """As many tags as tokens, of the types in data.labels, rewritten as `bio`."""
+    """There is a tag for each token, of the types in data.labels; the tags are rewritten by `bio`."""
     tokens, tags = record['tokens'], record['tags']
     if not tokens:
         raise BadRecord('tokens are empty')
@@ -156,7 +157,7 @@ def _of_tags(record: Record, config: Data) -> Record:
 
 
 def check_tag(tag: str, types: tuple[str, ...]) -> None:
-    """Raises `BadRecord` where a tag is neither O nor B-TYPE nor I-TYPE, or of a type that `types` (if any) lack."""
+    """Raises `BadRecord` if a tag is not O, B-TYPE or I-TYPE, or its type is not in `types` (if there are any)."""
     if tag == 'O':
         return
     if tag[:2] not in ('B-', 'I-') or not tag[2:].strip():
@@ -167,9 +168,10 @@ def check_tag(tag: str, types: tuple[str, ...]) -> None:
 
 
 def bio(tags: list[str]) -> list[str]:
-    """The tags with B- where an entity begins: an I- that continues none of its type becomes B-.
+    """Returns the tags with B- at the beginning of each entity: an I- that does not continue its type becomes B-.
 
-    So IOB1 (Ramshaw & Marcus 1995), in which B- only parts neighbours of one type, becomes BIO, which stays as it is.
+    This turns IOB1 (Ramshaw & Marcus 1995), where B- only separates neighbours of the same type, into BIO, and leaves
+    BIO unchanged.
     """
     before = ['O', *tags]
     starts = [tag[:2] == 'I-' and last[2:] != tag[2:] for last, tag in zip(before, tags, strict=False)]
@@ -177,12 +179,12 @@ def bio(tags: list[str]) -> list[str]:
 
 
 def tags_of(types: tuple[str, ...]) -> tuple[str, ...]:
-    """All tags of these types, O first, in the order of their ids."""
-    return ('O', *(f'{mark}-{kind}' for kind in types for mark in 'BI'))
+    """Returns all tags of these types in the order of their ids; O is the first."""
+    return ('O', *(f'{prefix}-{kind}' for kind in types for prefix in 'BI'))
 
 
 def _of_answers(record: Record, config: Data) -> Record:
-    """Answers that stand in the context where they say."""
+    """Each answer stands in the context at its start."""
     _filled(record, 'question', 'context')
     context = record['context']
     for start, answer in record['answers']:
@@ -192,15 +194,15 @@ def _of_answers(record: Record, config: Data) -> Record:
             raise BadRecord(
                 f'answer {_short(answer)} starts at {start}, outside its context of {len(context)} characters'
             )
-        there = context[start : start + len(answer)]
-        if there != answer:
+        present = context[start : start + len(answer)]
+        if present != answer:
             places = [at for at in range(len(context)) if context.startswith(answer, at)]
             hint = f'; it stands at {min(places, key=lambda at: abs(at - start))}' if places else ''
-            raise BadRecord(f'answer {_short(answer)} starts at {start}, where its context has {_short(there)}{hint}')
+            raise BadRecord(f'answer {_short(answer)} starts at {start}, where its context has {_short(present)}{hint}')
     return record
 
 
-READERS: dict[str, Callable[[Any, str], Any]] = {  # of the fields that are not text
+READERS: dict[str, Callable[[Any, str], Any]] = {  # of fields that are not text
     'label': _label,
     'tokens': _texts,
     'tags': _texts,

@@ -1,4 +1,4 @@
-"""Records from the lines of a file: one document, tab-separated lines, JSON lines, or a token a line."""
+"""Records from the lines of a file: a document, tab-separated columns, JSON objects, or one token per line."""
 
 import io
 import json
@@ -18,18 +18,18 @@ Reader = Callable[[Text, Data, str], Iterator[Record]]
 
 
 def ending(path: Path) -> str:
-    """What decides how a file is read, e.g. '.tsv' for lines.tsv.gz.
+    """Returns the ending that decides how a file is read, e.g. '.tsv' for lines.tsv.gz.
 
     Raises:
-      UserError: none of READERS.
+      UserError: it is not a key of READERS.
     """
-    found = Path(path.name.removesuffix('.gz')).suffix
-    choose(READERS, found, f'the ending of {path}')
-    return found
+    suffix = Path(path.name.removesuffix('.gz')).suffix
+    choose(READERS, suffix, f'the ending of {path}')
+    return suffix
 
 
 def _txt(text: Text, config: Data, objective: str) -> Iterator[Record]:
-    """One document (objectives on running text), or the paragraphs between blank lines (others)."""
+    """The whole file for objectives on running text, else one record per paragraph between blank lines."""
     if TASKS[objective].fields != ('text',):
         raise _unfit(text, objective, 'only text')
     whole = TASKS[objective].running_text
@@ -58,10 +58,10 @@ def _unfit(text: Text, objective: str, has: str) -> UserError:
 
 
 def _tsv(text: Text, config: Data, objective: str) -> Iterator[Record]:
-    """One record a line; `config.columns` names the columns, and others than the objective's are passed over.
+    """One record per line. `config.columns` names the columns; those that the objective does not use are ignored.
 
-    Without them the first line decides whether there are optional ones, or labels before running text. Tokens and
-    tags have single spaces between.
+    Without `config.columns`, the first line decides whether there are optional columns, or labels before running text.
+    Tokens, and tags, are separated by single spaces.
     """
     if 'answers' in TASKS[objective].fields and config.source_template is None:
         raise _unfit(text, objective, 'no lists of answers')
@@ -79,14 +79,14 @@ def _tsv(text: Text, config: Data, objective: str) -> Iterator[Record]:
             text.bad(number, f'{len(values)} tab-separated columns, expected {expected}: {line[:40]!r}')
             continue
         layouts = fitting  # the first line decides
-        found: dict[str, Any] = dict(zip(layouts[0], values, strict=True))
+        by_name: dict[str, Any] = dict(zip(layouts[0], values, strict=True))
         for name in lists:
-            found[name] = found[name].split(' ') if found[name] else []
-        yield from _made(text, number, found, make, objective)
+            by_name[name] = by_name[name].split(' ') if by_name[name] else []
+        yield from _made(text, number, by_name, make, objective)
 
 
 def _columns(text: Text, config: Data, objective: str) -> tuple[str, ...]:
-    """The names of the columns of a file, among them all that the objective, or its templates, need."""
+    """Returns the names of a file's columns; raises a `UserError` if the objective or the templates need others."""
     if not config.columns:
         raise UserError(f'{text.path}: data.source_template needs data.columns, the names of the columns')
     for field in templates.names(config) or TASKS[objective].fields:
@@ -97,9 +97,9 @@ def _columns(text: Text, config: Data, objective: str) -> tuple[str, ...]:
 
 
 def _jsonl(text: Text, config: Data, objective: str) -> Iterator[Record]:
-    """One object a line; `config.columns` are the keys of the objective's fields, and then of optional ones.
+    """One object per line. `config.columns` are the keys of the objective's fields and then of its optional ones.
 
-    The first record decides which optional fields there are.
+    The first record decides which optional fields all records have.
     """
     keys = {} if config.source_template else fields.keys_of(config, objective)
     optional = {field: keys[field] for field in TASKS[objective].optional if field in keys}
@@ -114,61 +114,78 @@ def _jsonl(text: Text, config: Data, objective: str) -> Iterator[Record]:
         if not isinstance(values, dict):
             text.bad(number, f'not a JSON object: {line[:40]!r}')
             continue
-        there = {key: key in values for key in optional.values()}
-        if first not in (None, there):
-            key = next(key for key in there if there[key] != first[key])
-            text.bad(number, f'{"a" if there[key] else "no"} key {key!r}, unlike the lines before')
+        present = {key: key in values for key in optional.values()}
+        if first not in (None, present):
+            key = next(key for key in present if present[key] != first[key])
+            text.bad(number, f'{"a" if present[key] else "no"} key {key!r}, unlike the lines before')
             continue
         for record in _made(text, number, values, make, objective):
-            first = there
+            first = present
             yield record
 
 
 def _conll(text: Text, config: Data, objective: str) -> Iterator[Record]:
-    """One token a line, blank lines between sentences, -DOCSTART- lines passed over (Tjong Kim Sang 2002).
+    """One token per line, with blank lines between sentences (Tjong Kim Sang 2002); -DOCSTART- lines are ignored.
 
-    Spaces or tabs part the columns, which `config.columns` names; else the first is the token, the last its tag. A bad
-    line makes its sentence a bad record.
+    Columns are separated by spaces or tabs. `config.columns` names them; else the first column is the token and the
+    last one its tag. A sentence with a bad line is one bad record.
     """
     if TASKS[objective].fields != ('tokens', 'tags') and config.source_template is None:
         raise _unfit(text, objective, 'tokens and tags')
     names = _columns(text, config, objective) if config.columns else ()
     make = fields.maker(config, objective)
-    rows: list[list[str]] = []
-    start, skipped, why = 0, 0, ''
-    for number, line in _and_end(text):
-        row = re.split(r'[ \t]+', line.strip(' \t\r\n'))
-        if row[0] not in ('', '-DOCSTART-'):
-            if not names and len(row) > 1:  # the first line decides
-                names = ('tokens', *(f'column {i}' for i in range(2, len(row))), 'tags')
-            if not rows and not why:
-                start = number
-            if len(row) != len(names) and not why:
-                expected = f'expected {len(names) or 2} ({", ".join(names or RECORDS["tags"].fields)})'
-                why, start = f'{len(row)} columns between spaces, {expected}: {line.strip()[:40]!r}', number
-            if TASKS[objective].records == 'tags' and not why:
-                try:
-                    fields.check_tag(row[names.index('tags')], config.labels)
-                except BadRecord as error:
-                    why, start = str(error), number
-            rows.append(row)
+    for lines, whole in _sentences(text):
+        rows = [(number, line, re.split(r'[ \t]+', line)) for number, line in lines]
+        if not names:  # the first line with a token and a tag decides
+            names = next((_conll_names(len(row)) for _, _, row in rows if len(row) > 1), ())
+        if not rows or not whole:
             continue
-        whole = text.skipped == skipped  # no line was passed over as no text, which is one bad record already
-        if whole and why:
-            text.bad(start, why)
-        elif whole and rows:
-            columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
-            yield from _made(text, start, columns, make, objective)
-        rows, skipped, why = [], text.skipped, ''
+        number, problem = _first_problem(rows, names, config, check_tags=TASKS[objective].records == 'tags')
+        if problem:
+            text.bad(number, problem)
+            continue
+        columns = zip(*(row for _, _, row in rows), strict=True)
+        yield from _made(text, rows[0][0], dict(zip(names, map(list, columns), strict=True)), make, objective)
 
 
-def _and_end(text: Text) -> Iterator[tuple[int, str]]:
-    yield from text
-    yield 0, ''
+def _sentences(text: Text) -> Iterator[tuple[list[tuple[int, str]], bool]]:
+    """Yields the (number, text) of each sentence's lines, and whether all its lines are text: the reader has already
+    reported a line that is not."""
+    lines: list[tuple[int, str]] = []
+    skipped = text.skipped
+    for number, line in text:
+        line = line.strip(' \t\r\n')
+        if re.split(r'[ \t]', line, maxsplit=1)[0] not in ('', '-DOCSTART-'):
+            lines.append((number, line))
+            continue
+        yield lines, text.skipped == skipped
+        lines, skipped = [], text.skipped
+    yield lines, text.skipped == skipped
+
+
+def _conll_names(count: int) -> tuple[str, ...]:
+    return 'tokens', *(f'column {place}' for place in range(2, count)), 'tags'
+
+
+def _first_problem(
+    rows: list[tuple[int, str, list[str]]], names: tuple[str, ...], config: Data, check_tags: bool
+) -> tuple[int, str]:
+    """Returns the number of the first bad line of a sentence and the reason, '' where no line is bad."""
+    expected = names or RECORDS['tags'].fields
+    for number, line, row in rows:
+        if len(row) != len(names):
+            columns = f'expected {len(expected)} ({", ".join(expected)})'
+            return number, f'{len(row)} columns between spaces, {columns}: {line[:40]!r}'
+        if check_tags:
+            try:
+                fields.check_tag(row[names.index('tags')], config.labels)
+            except BadRecord as error:
+                return number, str(error)
+    return 0, ''
 
 
 def _made(text: Text, number: int, values: Mapping[str, Any], make: fields.Make, objective: str) -> list[Record]:
-    """The record of a line's values, or none where it is bad."""
+    """Returns the record of a line's values, or an empty list if the line is bad."""
     try:
         record = make(values)
     except BadRecord as error:

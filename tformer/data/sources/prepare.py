@@ -1,4 +1,4 @@
-"""Writes a source as a TFDS set of ArrayRecord files: random access from any number of hosts, without TensorFlow."""
+"""Writes a source as a TFDS set of ArrayRecord files, which any number of hosts read at random without TensorFlow."""
 
 import dataclasses
 import functools
@@ -19,8 +19,8 @@ from tformer.data.sources import tfds as tfds_lib
 from tformer.data.sources.records import Record, Split, fingerprint
 from tformer.errors import NoSplitError, UserError
 
-_EVERY = 10  # seconds between lines about the progress
-_SPLITS = dict(zip(sources.SPLITS, Data().tfds_splits, strict=True))  # ours: the name that it is written under
+_EVERY = 10  # seconds between lines of progress
+_SPLITS = dict(zip(sources.SPLITS, Data().tfds_splits, strict=True))  # our name of a split: its name in the set
 _NAME = re.compile(r'([a-z][a-z0-9_]*)(?:/([^\s:/]+))?(?::(\d+\.\d+\.\d+))?')  # set, configuration, version
 
 Say = Callable[[str], None]
@@ -29,15 +29,15 @@ Rows = Iterator[tuple[int, Record]]
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """A set that can be read.
+    """A prepared set.
 
     Attributes:
-      name: with its configuration and version.
+      name: the set's name with its configuration and version.
       place: its directory.
-      splits: the name of each, its records and bytes.
-      skipped: bad lines that were left out of a split, by its name.
-      new: False where it was there before.
-      overrides: of the configuration, with which to train from it.
+      splits: the number of records and of bytes of each split, by its name.
+      skipped: the number of bad lines that were left out of each split, by its name.
+      new: False if it existed before.
+      overrides: the command line's flags with which a run trains from it.
     """
 
     name: str
@@ -49,23 +49,25 @@ class Prepared:
 
 
 def write(config: Data, objective: str, say: Say = lambda line: None) -> Prepared:
-    """Writes the splits of `config.source` as the set `config.tfds_name` in `config.tfds_dir`, unless it is there.
+    """Writes the splits of `config.source` as the set `config.tfds_name` in `config.tfds_dir`, unless it exists.
 
-    Records keep their order and come back as they are: the fields of `objective`, and those optional ones
-    that all of them have.
-    With source='tfds' it is the named set's own code that downloads and writes. A set appears when it is complete.
+    The set keeps the order of the records, the fields of `objective`, and the optional fields that all records have.
+    With data.source='tfds', the named set's own code downloads and writes it. A set appears when it is complete.
 
     Args:
-      say: is given a line about the progress now and then; standard output is closed to it.
+      config: of the data.
+      objective: a key of TASKS.
+      say: takes lines of progress.
 
     Raises:
-      UserError: no name, a split that cannot be read, other records under this name, a directory that cannot be
-        written, or a set whose code is unknown or needs TensorFlow.
+      UserError: there is no name, a split cannot be read, the name belongs to a set of other records, the directory
+        cannot be written, or the set's code is unknown or needs TensorFlow.
     """
     if config.tfds_name is None:
         raise UserError('data.tfds_name is needed: the name of the set to write, e.g. my_set or my_set/de-en:1.0.0')
     if not _NAME.fullmatch(config.tfds_name):
-        raise UserError(f'data.tfds_name={config.tfds_name!r} is no name of a set, e.g. my_set or my_set/de-en:1.0.0')
+        name = f'data.tfds_name={config.tfds_name!r}'
+        raise UserError(f'{name} is not the name of a set, e.g. my_set or my_set/de-en:1.0.0')
     if config.source == 'tfds':
         return _prepared(config, tfds_download.write(config.tfds_name, config.tfds_dir, say), {}, changed=())
     splits = _splits(config, objective, say)
@@ -75,8 +77,8 @@ def write(config: Data, objective: str, say: Say = lambda line: None) -> Prepare
 
 
 def summary(prepared: Prepared) -> str:
-    """What was written, how much of it, where, and how to train from it."""
-    lines = [f'{prepared.name} is {"written" if prepared.new else "there already"}: {prepared.place}']
+    """Returns lines that say what was written, where, and how to train from it."""
+    lines = [f'{prepared.name} is {"written" if prepared.new else "already written"}: {prepared.place}']
     for name, (records, size) in prepared.splits.items():
         skipped = f', {prepared.skipped[name]:,} bad lines skipped' if name in prepared.skipped else ''
         lines.append(f'  {name:<12} {records:>12,} records {size:>16,} bytes{skipped}')
@@ -84,7 +86,7 @@ def summary(prepared: Prepared) -> str:
 
 
 def _prepared(config: Data, new: bool, skipped: dict[str, int], changed: tuple[str, ...]) -> Prepared:
-    """The set as it stands in its directory; the fields `changed` have their defaults there."""
+    """Describes the set in its directory; to train from it, the fields `changed` go back to their defaults."""
     assert config.tfds_name is not None
     builder = tfds_lib.prepared(config.tfds_name, config.tfds_dir)
     splits = {name: (split.num_examples, split.num_bytes) for name, split in builder.info.splits.items()}
@@ -100,7 +102,7 @@ def _prepared(config: Data, new: bool, skipped: dict[str, int], changed: tuple[s
 
 
 def _splits(config: Data, objective: str, say: Say) -> dict[str, Split]:
-    """The splits that there are, by the names that they are written under; there is always a training split."""
+    """Returns the splits that exist, by their names in the set; the training split must exist."""
     splits = {}
     for ours, theirs in _SPLITS.items():
         try:
@@ -113,11 +115,12 @@ def _splits(config: Data, objective: str, say: Say) -> dict[str, Split]:
 
 
 def _write_records(config: Data, objective: str, splits: dict[str, Split], say: Say) -> bool:
-    """Whether it was written: False where a set of the same records is there."""
+    """Returns whether the set was written: False if a set of the same records exists."""
     import tensorflow_datasets as tfds
 
     assert config.tfds_name is not None
-    mark = fingerprint(sorted(TASKS[objective].fields), {name: split.fingerprint for name, split in splits.items()})
+    fingerprints = {name: split.fingerprint for name, split in splits.items()}
+    records_fingerprint = fingerprint(sorted(TASKS[objective].fields), fingerprints)
     base, configuration, version = _parts(config.tfds_name)
     variants = [tfds.core.BuilderConfig(name=configuration, version=version)] if configuration else []
 
@@ -127,7 +130,7 @@ def _write_records(config: Data, objective: str, splits: dict[str, Split], say: 
         BUILDER_CONFIGS = variants
 
         def _info(self) -> Any:
-            description = f'Written by tformer prepare from data.source={config.source}: {mark}'
+            description = f'Written by tformer prepare from data.source={config.source}: {records_fingerprint}'
             features = tfds.features.FeaturesDict(_features(objective, splits[_SPLITS['train']][0]))
             return tfds.core.DatasetInfo(
                 builder=self, description=description, features=features, disable_shuffling=True
@@ -138,17 +141,17 @@ def _write_records(config: Data, objective: str, splits: dict[str, Split], say: 
 
     place = Path(config.tfds_dir or tfds.core.constants.DATA_DIR).expanduser() / base / (configuration or '') / version
     if place.exists():
-        there = tfds_lib.prepared(f'{config.tfds_name.partition(":")[0]}:{version}', config.tfds_dir)
-        if mark not in there.info.description:
+        existing = tfds_lib.prepared(f'{config.tfds_name.partition(":")[0]}:{version}', config.tfds_dir)
+        if records_fingerprint not in existing.info.description:
             other = f'{config.tfds_name.partition(":")[0]}:{_next(version)}'
             raise UserError(
-                f'{there.info.full_name} is there already, of other records: delete {place} or write {other}'
+                f'{existing.info.full_name} exists and holds other records: delete {place} or write {other}'
             )
         return False
     for left in sorted(place.parent.glob(f'incomplete.*_{place.name}')):
-        say(f'{left} is of a prepare that runs, or was killed: then delete it')
+        say(f'{left} belongs to a prepare that is running or was killed; in the latter case delete it')
     for name, split in splits.items():
-        _check_alike(name, split, splits[_SPLITS['train']][0])  # is read here: its errors are ours
+        _check_alike(name, split, splits[_SPLITS['train']][0])  # reads the split before TFDS does: its errors are clear
     with tfds_download.quiet(), tempfile.TemporaryDirectory() as nothing:
         try:
             builder = Builder(data_dir=config.tfds_dir, config=configuration)
@@ -159,13 +162,14 @@ def _write_records(config: Data, objective: str, splits: dict[str, Split], say: 
 
 
 def _check_alike(name: str, records: Sequence[Record], first: Record) -> None:
-    """Raises a `UserError` where a record lacks an optional field that others have, for a set has it or has it not."""
+    """Raises a `UserError` if records differ in their optional fields: a field of a set belongs to all its records."""
     wanted = first.keys() - _NOT_STORED
-    for number, record in enumerate(records, start=1):
+    for count, record in enumerate(records, start=1):
         for field in wanted ^ (record.keys() - _NOT_STORED):
-            where = record.get('where', f'record {number} of {name}')
+            where = record.get('where', f'record {count} of {name}')
             has = 'has' if field in record else 'has no'
-            raise UserError(f'{where} {has} {field!r}, unlike the first training record: a set has it or has it not')
+            line = f'{where} {has} {field!r}, unlike the first training record'
+            raise UserError(f'{line}; all records of a set must have the same fields')
 
 
 def _features(objective: str, record: Record) -> dict[str, Any]:
@@ -184,7 +188,7 @@ def _features(objective: str, record: Record) -> dict[str, Any]:
 
 
 def _stored(value: Any) -> Any:
-    """A field's value as its feature takes it."""
+    """Returns a field's value in the form that its feature stores."""
     if isinstance(value, list) and not all(isinstance(item, str) for item in value):  # answers
         return [{'text': text, 'answer_start': start} for start, text in value]
     return value
@@ -196,21 +200,21 @@ def _next(version: str) -> str:
 
 
 def _parts(name: str) -> tuple[str, str | None, str]:
-    """The set, configuration and version of its name."""
+    """Splits a name into set, configuration and version."""
     match = _NAME.fullmatch(name)
     assert match is not None
     return match[1], match[2], match[3] or '1.0.0'
 
 
 def _shards(name: str, records: Sequence[Record], fields: tuple[str, ...], say: Say) -> list[Callable[[], Rows]]:
-    """What gives the records of each shard, with keys: as many shards as TFDS would make of so much text."""
+    """Returns a function for each shard that yields its keys and records; TFDS decides the number of shards by size."""
     from tensorflow_datasets.core.utils import shard_utils
 
     def rows(start: int, stop: int) -> Rows:
-        told = time.monotonic()
+        last_line = time.monotonic()
         for index in range(start, stop):
-            if time.monotonic() - told > _EVERY:
-                told = time.monotonic()
+            if time.monotonic() - last_line > _EVERY:
+                last_line = time.monotonic()
                 say(f'{name}: {index:,} of {len(records):,} records')
             record = records[index]
             yield index, {field: _stored(record[field]) for field in fields}
@@ -221,4 +225,4 @@ def _shards(name: str, records: Sequence[Record], fields: tuple[str, ...], say: 
     return [functools.partial(rows, start, stop) for start, stop in itertools.pairwise(stops)]
 
 
-_NOT_STORED = {'where', 'name'}  # which only say where a record comes from
+_NOT_STORED = {'where', 'name'}  # fields that only say where a record comes from

@@ -1,4 +1,4 @@
-"""What a source gives for each objective, what is done about bad ones, and how a key decides about its split."""
+"""Records: their fields, their splits, and the treatment of malformed ones."""
 
 import abc
 import functools
@@ -25,12 +25,12 @@ SPLITS = ('train', 'valid', 'test')
 
 Read = Callable[[], tuple[Sequence[Record], int]]  # gives (the records, how many bad ones were skipped)
 
-_AHEAD = 1024  # records read together: of a TFDS set ten times as fast as one by one
+_AHEAD = 1024  # records read together, which is ten times as fast as one by one for a TFDS set
 _NO_TEXT = ('label', 'tags', 'answers', 'references')
 
 
 def texts(record: Record, objective: str) -> list[str]:
-    """The texts of a record that become tokens."""
+    """Returns the texts of a record that are tokenised."""
     task = TASKS[objective]
     return [
         text_of(record, field) for field in (*task.fields, *task.optional) if field not in _NO_TEXT and field in record
@@ -38,51 +38,51 @@ def texts(record: Record, objective: str) -> list[str]:
 
 
 def text_of(record: Record, field: str) -> str:
-    """The text of a field: words with a space between, nothing where the record lacks it."""
+    """Returns the text of a field: words joined by spaces, '' if the record lacks the field."""
     value = record.get(field, '')
     return value if isinstance(value, str) else ' '.join(value)
 
 
 class BadRecord(ValueError):
-    """Why a record is not as it should be."""
+    """The reason why a record is malformed."""
 
 
 def no_key(key: str, values: Mapping[str, Any]) -> BadRecord:
-    """What to raise where `values` have no `key`."""
+    """Returns the error to raise where `values` have no `key`."""
     return BadRecord(f'no key {key!r}{nearest(key, [name for name in values if name.isprintable()])}')
 
 
 class Bad:
-    """What is done about bad records: a run stops at the first one, or they are left out and counted.
+    """The treatment of bad records: a run stops at the first one, or skips and counts them.
 
     Attributes:
-      skipped: how many were left out until now.
+      skipped: the number of records skipped so far.
     """
 
     def __init__(self, rule: str) -> None:
-        """`rule` is a key of BAD_LINES (data.bad_lines)."""
+        """Takes a key of BAD_LINES (data.bad_lines)."""
         self.skipped = 0
-        self._found = BAD_LINES[rule]
+        self._treat = BAD_LINES[rule]
 
     def found(self, where: str, why: object) -> None:
-        """Deals with the bad record at `where`, e.g. 'train.tsv:7', which the caller leaves out.
+        """Treats the bad record at `where`, e.g. 'train.tsv:7', which the caller leaves out.
 
         Raises:
           UserError: the rule is to stop.
         """
-        self._found(f'{where}: {why}')
+        self._treat(f'{where}: {why}')
         self.skipped += 1
 
 
 class View(Sequence[Record]):
-    """Records that are made when they are asked for, several at once."""
+    """Records that are made on access, several at once."""
 
     @abc.abstractmethod
     def _records(self, indices: Sequence[int]) -> list[Record]:
-        """The records at `indices`, which are not negative."""
+        """Returns the records at `indices`, which are not negative."""
 
     def chunks(self) -> Iterator[range]:
-        """The places of all records, as many at once as are read together."""
+        """Yields ranges of indices, each as long as records are read together."""
         for start in range(0, len(self), _AHEAD):
             yield range(start, min(start + _AHEAD, len(self)))
 
@@ -105,26 +105,26 @@ class View(Sequence[Record]):
 
 
 class Subset(View):
-    """Some records of others, in an order of their own."""
+    """The records at some indices of others, in the order of the indices."""
 
-    def __init__(self, records: Sequence[Record], places: Sequence[int]) -> None:
-        self._all, self._places = records, places
+    def __init__(self, records: Sequence[Record], indices: Sequence[int]) -> None:
+        self._all, self._indices = records, indices
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._indices)
 
     def _records(self, indices: Sequence[int]) -> list[Record]:
-        places = [self._places[index] for index in indices]
-        return self._all._records(places) if isinstance(self._all, View) else [self._all[place] for place in places]
+        inner = [self._indices[index] for index in indices]
+        return self._all._records(inner) if isinstance(self._all, View) else [self._all[index] for index in inner]
 
 
 class Split(Sequence[Record]):
-    """The records of a split, read when the first of them is asked for.
+    """The records of a split, read on first access.
 
     Attributes:
-      fingerprint: splits of the same fingerprint have the same records, on every machine.
-      whole: what it is a sample of (data.train_examples), else itself.
-      skipped: how many bad lines were passed over (data.bad_lines); reads the records.
+      fingerprint: splits with the same fingerprint have the same records, on every machine.
+      whole: the split that this one is a sample of (data.train_examples), else itself.
+      skipped: the number of bad lines that were skipped (data.bad_lines); reads the records.
     """
 
     def __init__(self, fingerprint: str, read: Read, whole: 'Split | None' = None) -> None:
@@ -133,22 +133,22 @@ class Split(Sequence[Record]):
         self._read = read
 
     @functools.cached_property
-    def _found(self) -> tuple[Sequence[Record], int]:
+    def _contents(self) -> tuple[Sequence[Record], int]:
         return self._read()
 
     @property
     def skipped(self) -> int:
-        return self._found[1]
+        return self._contents[1]
 
     def sample(self, count: int, key: tuple[int, ...]) -> 'Split':
-        """The first `count` records in the order of `key` (`order.permuted`): a larger sample begins as a smaller one.
+        """Returns the first `count` records in the random order of `key`; a larger sample starts with a smaller one.
 
         Raises:
-          UserError: there are fewer, when the records are read.
+          UserError: when the records are read: there are fewer.
         """
 
         def read() -> tuple[Sequence[Record], int]:
-            records, skipped = self._found
+            records, skipped = self._contents
             if count > len(records):
                 raise UserError(f'data.train_examples={count} is more than the training split has: {len(records)}')
             return Subset(records, permuted(np.arange(count), len(records), key).tolist()), skipped
@@ -156,7 +156,7 @@ class Split(Sequence[Record]):
         return Split(fingerprint('sample', self.fingerprint, count, key), read, whole=self)
 
     def __len__(self) -> int:
-        return len(self._found[0])
+        return len(self._contents[0])
 
     @overload
     def __getitem__(self, index: int) -> Record: ...
@@ -165,24 +165,24 @@ class Split(Sequence[Record]):
     def __getitem__(self, index: slice) -> Sequence[Record]: ...
 
     def __getitem__(self, index: int | slice) -> Record | Sequence[Record]:
-        return self._found[0][index]
+        return self._contents[0][index]
 
     def __iter__(self) -> Iterator[Record]:
-        return iter(self._found[0])
+        return iter(self._contents[0])
 
 
 def fingerprint(*parts: Any) -> str:
-    """A short hash of what JSON can write, the same on every machine."""
+    """Returns a short hash of JSON values, the same on every machine."""
     return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def place_of(key: str) -> float:
-    """The place in [0, 1) of `key` by its MD5 hash, the same on every machine."""
+    """Returns a number in [0, 1) from the MD5 hash of `key`, the same on every machine."""
     return int.from_bytes(hashlib.md5(key.encode()).digest()[:8], 'big') / 2**64
 
 
 def split_of(key: str, valid: float, test: float) -> str:
-    """The split of `key` by its hash: these shares of all keys, train the rest."""
+    """Returns the split of `key` by its hash: `valid` and `test` are the shares of these splits, train has the rest."""
     place = place_of(key)
     return 'valid' if place < valid else 'test' if place < valid + test else 'train'
 
@@ -192,7 +192,7 @@ def _stop(line: str) -> None:
 
 
 def _skip(line: str) -> None:
-    """Left out; the caller counts it."""
+    """Does nothing; the caller counts the record."""
 
 
 BAD_LINES: dict[str, Callable[[str], None]] = {

@@ -1,4 +1,4 @@
-"""Any task as text to text (Raffel et al. 2020, 2.4): source and target written from what the data has."""
+"""Any task as text to text (Raffel et al. 2020, section 2.4): templates write a source and a target from a record."""
 
 import string
 from collections.abc import Mapping
@@ -9,31 +9,31 @@ from tformer.data.sources.records import BadRecord, no_key
 
 
 def names(config: Data) -> tuple[str, ...]:
-    """The columns or keys that data.source_template and data.target_template name; () where there are none."""
+    """Returns the columns or keys that data.source_template and data.target_template name; () without templates."""
     templates = [template for template in (config.source_template, config.target_template) if template is not None]
     fields = [name for template in templates for _, name, _, _ in string.Formatter().parse(template) if name]
     return tuple(dict.fromkeys(name.partition('[')[0] for name in fields))
 
 
 def written(values: Mapping[str, Any], config: Data) -> dict[str, str]:
-    """The source and target that the templates make of plain values.
+    """Returns the source and target that the templates write from plain values.
 
     Raises:
-      BadRecord: a template names what the values lack.
+      BadRecord: a template names a value that is missing.
     """
-    made = {}
+    texts = {}
     for field, template in {'source': config.source_template, 'target': config.target_template}.items():
         try:
-            made[field] = (template or '').format_map(_Keys(values))
+            texts[field] = (template or '').format_map(_Keys(values))
         except BadRecord:
             raise
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise BadRecord(f'data.{field}_template={template!r}: {error}') from None
-    return made
+    return texts
 
 
 class _Keys(dict[str, Any]):
-    """The values of a record, or of a part of it."""
+    """The values of a record, or of a nested object in it."""
 
     def __getitem__(self, key: str) -> Any:
         value = super().__getitem__(key)
@@ -46,11 +46,11 @@ class _Keys(dict[str, Any]):
 
 
 class _Items(list[Any]):
-    """A list that is written with spaces between its items."""
+    """A list that is formatted with spaces between its items."""
 
     def __getitem__(self, place: Any) -> Any:
         if not isinstance(place, int) or place >= len(self):
-            raise BadRecord(f'no item {place} in a list of {len(self)}')
+            raise BadRecord(f'there is no item {place} in a list of {len(self)}')
         value = super().__getitem__(place)
         return _Keys(value) if isinstance(value, dict) else _Items(value) if isinstance(value, list) else value
 

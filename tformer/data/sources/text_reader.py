@@ -1,4 +1,9 @@
-"""Text files line by line: UTF-8, perhaps gzipped, read once, and proved to be what was there when they were found."""
+"""Text files line by line: UTF-8, optionally gzipped.
+
+A file is hashed when it is found, and hashed again while its lines are read. So a file that changes in between is an
+error, and the fingerprint of a split is that of the bytes that were really read. The second hash is of the stored
+(compressed) bytes in the same pass, which neither `hashlib.file_digest` nor `gzip.open` offers.
+"""
 
 import contextlib
 import dataclasses
@@ -18,40 +23,40 @@ _BUFFER = 1 << 20  # bytes
 
 @dataclasses.dataclass(frozen=True)
 class File:
-    """A file as it was found: `digest` is the BLAKE2b hash of its bytes, as they are stored."""
+    """A file and the BLAKE2b hash of its stored bytes."""
 
     path: Path
     digest: str
 
 
 class Text:
-    """The lines of a text file, which is read once from end to end."""
+    """The lines of a text file, read once from beginning to end."""
 
     def __init__(self, file: File, bad_lines: str) -> None:
-        """`bad_lines` is a key of BAD_LINES."""
+        """Takes a file and a key of BAD_LINES (data.bad_lines)."""
         self.path = file.path
         self._file, self._bad = file, Bad(bad_lines)
 
     @property
     def skipped(self) -> int:
-        """Bad lines passed over until now."""
+        """The number of bad lines skipped so far."""
         return self._bad.skipped
 
     def where(self, number: int) -> str:
-        """What names a line."""
+        """Returns the name of a line in messages."""
         return f'{self.path}:{number}'
 
     def bad(self, number: int, why: object) -> None:
-        """Deals with a line that is not as it should be: an error, or one more that is skipped."""
+        """Treats a bad line: raises a `UserError`, or counts it as skipped."""
         self._bad.found(self.where(number), why)
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
-        """The number and text of each line that is UTF-8, with its end; without a byte order mark.
+        """Yields the number and text of each line, with its end, and without a byte order mark.
 
-        A carriage return ends no line: only a line feed does.
+        Only a line feed ends a line; a carriage return does not.
 
         Raises:
-          UserError: the file cannot be read to its end, is not UTF-8, or is not what was found.
+          UserError: the file cannot be read to its end, is not UTF-8, or has changed since it was found.
         """
         with _opened(self.path, unpack=self.path.suffix == '.gz') as (lines, digest):
             for number, line in enumerate(lines, start=1):
@@ -59,7 +64,7 @@ class Text:
                     _refuse_utf16(self.path, line)
                     line = line.removeprefix(b'\xef\xbb\xbf')
                 if b'\0' in line:
-                    self.bad(number, 'a NUL byte: not text')
+                    self.bad(number, 'it has a NUL byte, so it is not text')
                     continue
                 try:
                     yield number, line.decode()
@@ -69,17 +74,17 @@ class Text:
             raise _changed(self.path)
 
     def filled(self) -> Iterator[tuple[int, str]]:
-        """The number and text of each line that is not blank, without its end."""
+        """Yields the number and text of each line that is not blank, without its end."""
         for number, line in self:
             if line.strip():
                 yield number, line.removesuffix('\n').removesuffix('\r')
 
 
 def find(path: Path) -> File:
-    """The file at `path`, read once for its hash.
+    """Returns the file at `path` with its hash.
 
     Raises:
-      UserError: no file, or one that cannot be read.
+      UserError: there is no file, or it cannot be read.
     """
     with _opened(path, unpack=False) as (stored, digest):
         while stored.read(_BUFFER):
@@ -88,15 +93,15 @@ def find(path: Path) -> File:
 
 
 def read_text(path: Path) -> str:
-    """The whole file as UTF-8, line ends as they are, without a byte order mark."""
+    """Returns the whole file, decoded as UTF-8, with its line ends and without a byte order mark."""
     return ''.join(line for _, line in Text(find(path), 'stop'))
 
 
 @contextlib.contextmanager
 def _opened(path: Path, unpack: bool) -> Iterator[tuple[io.BufferedIOBase, hashlib.blake2b]]:
-    """(The bytes of a file, perhaps unpacked; the hash of what was read of it, as it is stored).
+    """Yields the bytes of a file, unpacked if asked, and the hash of the stored bytes that were read so far.
 
-    Errors while it is read become a `UserError`, and so does a change of the file in this time.
+    Errors while the file is read become a `UserError`, and so does a change of the file in that time.
     """
     before = _state(path)
     digest, unpacked = hashlib.blake2b(digest_size=16), None
@@ -107,7 +112,7 @@ def _opened(path: Path, unpack: bool) -> Iterator[tuple[io.BufferedIOBase, hashl
                 lines = unpacked = gzip.GzipFile(fileobj=lines)
             yield lines, digest
     except (UserError, OSError, EOFError, zlib.error) as error:
-        if _state(path) != before:  # the likelier reason of a bad line, too
+        if _state(path) != before:  # which is also the likelier reason for a bad line
             raise _changed(path) from None
         if isinstance(error, UserError):
             raise
@@ -117,14 +122,15 @@ def _opened(path: Path, unpack: bool) -> Iterator[tuple[io.BufferedIOBase, hashl
 
 
 def _state(path: Path) -> tuple[int, int]:
-    """(Size, time of the last change) of a regular file; anything else might have no end, or never begin."""
+    """Returns the size and modification time of a regular file; reading a pipe or a device might never end."""
     try:
-        found = path.stat()
+        state = path.stat()
     except OSError as error:
         raise UserError(f'{path} cannot be read: {error.strerror}') from None
-    if not stat.S_ISREG(found.st_mode):
-        raise UserError(f'{path} is {_KINDS.get(stat.S_IFMT(found.st_mode), "no file")}, where a file is expected')
-    return found.st_size, found.st_mtime_ns
+    if not stat.S_ISREG(state.st_mode):
+        kind = _KINDS.get(stat.S_IFMT(state.st_mode), 'not a regular file')
+        raise UserError(f'{path} is {kind}, where a file is expected')
+    return state.st_size, state.st_mtime_ns
 
 
 def _reason(error: Exception, unpacked: gzip.GzipFile | None) -> str:
@@ -134,16 +140,16 @@ def _reason(error: Exception, unpacked: gzip.GzipFile | None) -> str:
     if isinstance(error, EOFError):
         return f'the gzip file is cut off after {place:,} bytes of text'
     if place and 'Not a gzipped file' in str(error):
-        return f'after {place:,} bytes of text comes something that is not gzip'
+        return f'the data after {place:,} bytes of text is not gzip'
     return f'the gzip file is damaged after {place:,} bytes of text' if place else f'{error}'
 
 
 def _changed(path: Path) -> UserError:
-    return UserError(f'{path} changed while it was being read: start again when it is complete')
+    return UserError(f'{path} changed while it was being read: run again when it is complete')
 
 
 def _refuse_utf16(path: Path, line: bytes) -> None:
-    """Raises a `UserError` where the first line has UTF-16's byte order mark, or NUL in every other byte."""
+    """Raises a `UserError` if the first line has UTF-16's byte order mark, or NUL in every other byte."""
     head = line[:256]
     fewer, more = sorted(half.count(0) for half in (head[::2], head[1::2]))
     if head.startswith((b'\xff\xfe', b'\xfe\xff')) or (fewer == 0 and more > max(1, len(head) / 4)):

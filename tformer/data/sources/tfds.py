@@ -1,4 +1,4 @@
-"""Records from TFDS sets that are prepared as ArrayRecord files: random access, without TensorFlow."""
+"""Records from TFDS sets that are prepared as ArrayRecord files, read at random and without TensorFlow."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,7 +24,7 @@ _PREPARE = 'prepare it with `tformer prepare`'
 
 
 def check(config: Data) -> None:
-    """Raises a `UserError` where no set is named, or not three splits of it."""
+    """Raises a `UserError` if no set is named, or the names of its splits are not three."""
     if config.tfds_name is None:
         raise UserError("data.source='tfds' needs data.tfds_name, e.g. 'imdb_reviews'")
     if len(config.tfds_splits) != len(SPLITS):
@@ -32,14 +32,14 @@ def check(config: Data) -> None:
 
 
 def load(config: Data, objective: str, split: str) -> tuple[str, Read]:
-    """The fingerprint and the records of `split`, which are converted one by one, whenever they are asked for.
+    """Returns the fingerprint of `split` and a function that gives its records, which are converted on access.
 
-    `config.columns` are the features of the objective's fields, a nested one with slashes, e.g.
-    ('translation/en', 'translation/de'). A feature `references` goes with seq2seq, `pair` with labels of two texts.
-    With data.bad_lines=skip all records are read once, to find the bad ones. Nothing is downloaded.
+    `config.columns` are the features of the objective's fields; a nested feature is written with slashes, e.g.
+    ('translation/en', 'translation/de'). Optional fields are the features `references` of pairs, and `pair` of labelled
+    texts. With data.bad_lines=skip, all records are read once to find the bad ones. Nothing is downloaded.
 
     Raises:
-      UserError: the set is not prepared, not as array_record, or lacks the split, a file of it or a feature.
+      UserError: the set is not prepared, or not as array_record, or it lacks the split, a file of it or a feature.
     """
     assert config.tfds_name is not None, 'check'
     builder = prepared(config.tfds_name, config.tfds_dir)
@@ -53,8 +53,8 @@ def load(config: Data, objective: str, split: str) -> tuple[str, Read]:
         raise NoSplitError(f'{config.tfds_name} has no split {name!r} (data.tfds_splits){hint}') from None
     for file in files:
         if not Path(file.filename).is_file():
-            raise UserError(f'{file.filename} does not exist, a part of {config.tfds_name}')
-    sizes = {part: [found.num_bytes, found.shard_lengths] for part, found in info.splits.items()}
+            raise UserError(f'{file.filename}, a part of {config.tfds_name}, does not exist')
+    sizes = {part: [own.num_bytes, own.shard_lengths] for part, own in info.splits.items()}
     slices = [[file.basename(), file.skip, file.take] for file in files]
     meaning: list[Any] = [keys, [getattr(feature, 'names', None) for feature in features.values()]]
     meaning += [objective, config.labels, config.label_range] if TASKS[objective].labelled else []
@@ -72,12 +72,12 @@ def load(config: Data, objective: str, split: str) -> tuple[str, Read]:
 
 
 def prepared(name: str, directory: str | None) -> Any:
-    """The TFDS builder of a set as its files describe it: the code that made them may want TensorFlow.
+    """Returns the TFDS builder of a set, read from the set's files: the code that made them might need TensorFlow.
 
     Raises:
-      UserError: it is not prepared in `directory`, or not as array_record.
+      UserError: the set is not prepared in `directory`, or not as array_record.
     """
-    import tensorflow_datasets as tfds  # here: it takes half a second, and most runs have no need of it
+    import tensorflow_datasets as tfds  # imported here: it takes half a second, and most runs do not need it
 
     place = directory or tfds.core.constants.DATA_DIR
     try:
@@ -87,29 +87,29 @@ def prepared(name: str, directory: str | None) -> Any:
     except ValueError as error:
         raise UserError(f'{name} cannot be read in {place}: {str(error).splitlines()[0]}') from None
     if builder.info.file_format != tfds.core.FileFormat.ARRAY_RECORD:
-        found = builder.info.file_format.value
-        raise UserError(f'{builder.data_path} is prepared as {found}, which has no random access without TensorFlow: '
+        other = builder.info.file_format.value
+        raise UserError(f'{builder.data_path} is prepared as {other}, which has no random access without TensorFlow: '
                         f'move it away and {_PREPARE}')  # fmt: skip
     return builder
 
 
 def _wanted(features: Any, config: Data, objective: str) -> tuple[dict[str, str], dict[str, Any]]:
-    """(The name of each field in the set, the feature of each name): of the objective, or of the templates."""
+    """Returns the name in the set of each field, and the feature of each name, for the objective or the templates."""
     assert config.tfds_name is not None
     if config.source_template is not None:
         return {}, {name: _feature(features, name, config.tfds_name) for name in templates.names(config)}
     keys = fields.keys_of(config, objective)
     for field in TASKS[objective].optional:
         if keys[field] == field and (field not in features or hasattr(features[field], 'keys')):
-            del keys[field]  # nothing of its name, or something else
-    found = {}
+            del keys[field]  # the set has no such feature, or one that is not text
+    by_key = {}
     for field, key in keys.items():
-        found[key] = _feature(features, key, config.tfds_name)
-        if field not in fields.READERS and hasattr(found[key], 'keys'):
-            names = getattr(found[key], 'feature', found[key])  # of a sequence
+        by_key[key] = _feature(features, key, config.tfds_name)
+        if field not in fields.READERS and hasattr(by_key[key], 'keys'):
+            names = getattr(by_key[key], 'feature', by_key[key])  # of a sequence
             inside = ', '.join(f'{key}/{name}' for name in sorted(names))
-            raise UserError(f'feature {key!r} of {config.tfds_name} (data.columns) is not text; it has {inside}')
-    return keys, found
+            raise UserError(f'feature {key!r} of {config.tfds_name} (data.columns) is not text; it holds {inside}')
+    return keys, by_key
 
 
 def _feature(features: Any, key: str, name: str) -> Any:
@@ -122,17 +122,18 @@ def _feature(features: Any, key: str, name: str) -> Any:
 
 
 class Records(View):
-    """A view of a data source: bytes become str, class ids their names, and arrays lists."""
+    """The records of a TFDS data source. Bytes become str, class ids become names, and arrays become lists."""
 
     def __init__(self, rows: Any, features: dict[str, Any], make: fields.Make, name: str, named: bool) -> None:
-        """`make` gives the record of the plain values of `features`; where `named`, it gets its `where`."""
+        """Takes a TFDS data source, the features to read, the function that makes a record of their plain values, the
+        name of the set and split, and whether records get a `where`."""
         self._rows, self._features, self._make, self._name, self._named = rows, features, make, name, named
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def good(self, bad: Bad) -> list[int]:
-        """The places of the records that are as they should be; reads all."""
+        """Returns the indices of the valid records; reads all records."""
         return [index for some in self.chunks() for index, _ in self._read(some, bad)]
 
     def _records(self, indices: Sequence[int]) -> list[Record]:
@@ -142,7 +143,7 @@ class Records(View):
         try:
             rows = self._rows.__getitems__(indices)
         except (RuntimeError, ValueError, OSError) as error:
-            raise UserError(f'{self._rows} does not read: {str(error).splitlines()[0]}') from error
+            raise UserError(f'{self._rows} cannot be read: {str(error).splitlines()[0]}') from error
         for index, row in zip(indices, rows, strict=True):
             where = f'{self._name} record {index + 1}'
             try:
@@ -162,11 +163,11 @@ def _at(row: Any, key: str) -> Any:
 
 
 def _plain(feature: Any, value: Any) -> Any:
-    """A value as JSON would have it.
+    """Returns a value as JSON has it.
 
     Raises:
-      BadRecord: a class id that has no name, e.g. -1 where a split is without labels.
-      UnicodeDecodeError: text that is not UTF-8.
+      BadRecord: a class id has no name, e.g. -1 in a split without labels.
+      UnicodeDecodeError: a text is not UTF-8.
     """
     inner = getattr(feature, 'feature', feature)  # of a sequence
     if isinstance(value, list) or getattr(value, 'ndim', False):
@@ -176,7 +177,7 @@ def _plain(feature: Any, value: Any) -> Any:
     if hasattr(inner, 'int2str'):
         if not 0 <= value < inner.num_classes:
             raise BadRecord(
-                f'class {value} is none of the {inner.num_classes} that the set has: a split without labels?'
+                f'class {value} is not among the {inner.num_classes} classes of the set: is it a split without labels?'
             )
         return str(inner.int2str(int(value)))
     if isinstance(value, bytes):

@@ -1,4 +1,9 @@
-"""TFDS sets by name: downloaded and written by their own code. Nothing else in the project downloads."""
+"""TFDS sets by name: their own code downloads and writes them. Nothing else in the project downloads.
+
+TFDS unpacks archives and sorts records through TensorFlow's file API, even when it writes ArrayRecord files. Where
+TensorFlow is not installed, `_local_files` replaces that API, in the two modules that use it, by Python's own files:
+TFDS has no setting for this.
+"""
 
 import contextlib
 import importlib
@@ -19,9 +24,9 @@ import absl.logging
 from tformer.errors import UserError, nearest
 
 _FAMILIES = ('question_answering', 'structured', 'summarization', 'text', 'text_simplification', 'translate')
-_OPEN_FILES = 2048  # TFDS sorts what is over 1 GB in a thousand of them
+_OPEN_FILES = 2048  # TFDS sorts more than 1 GB of records in a thousand files
 
-# What TFDS asks of TensorFlow while it unpacks archives and sorts records: files.
+# The part of TensorFlow's API that TFDS uses to unpack archives and sort records.
 _FILES = SimpleNamespace(
     io=SimpleNamespace(gfile=SimpleNamespace(GFile=open, exists=os.path.exists, remove=os.remove, copy=shutil.copy)),
     compat=SimpleNamespace(as_text=os.fsdecode),
@@ -30,15 +35,19 @@ _FILES = SimpleNamespace(
 
 
 def write(name: str, directory: str | None, say: Callable[[str], None]) -> bool:
-    """Whether set `name` was written to `directory` as array_record, by the code that TFDS or an imported module has.
+    """Writes the set `name` to `directory` as array_record, by the code of TFDS or of an imported module.
 
-    Where TensorFlow is absent, Python's own files do for archives and for what is sorted on disk.
+    Args:
+      name: of the set, e.g. 'glue/sst2'.
+      directory: of all sets; None: TFDS's default.
+      say: takes lines of progress.
 
     Returns:
-      False where it is there already.
+      Whether it was written: False if it existed.
 
     Raises:
-      UserError: no such set, or its code fails: without TensorFlow, without the network, for want of manual files.
+      UserError: there is no such set, or its code fails, e.g. without TensorFlow, the network, or files that must be
+        downloaded by hand.
     """
     build = f'tfds build {name} --file_format=array_record' + (f' --data_dir={directory}' if directory else '')
     try:
@@ -50,7 +59,7 @@ def write(name: str, directory: str | None, say: Callable[[str], None]) -> bool:
             _write(builder)
     except UserError:
         raise
-    except Exception as error:  # whatever the set's own code, or the network, may raise
+    except Exception as error:  # the set's own code and the network may raise anything
         missing = _missing(error)
         if missing:
             elsewhere = f'run `{build}` where it is installed, and set data.tfds_dir to what it wrote'
@@ -74,7 +83,8 @@ def _write(builder: Any) -> None:
 
 
 def _builder(name: str, directory: str | None) -> Any:
-    """The set's own builder. TFDS gives up on its older ones where a module of pictures or sound lacks a package."""
+    """Returns the set's own builder. TFDS does not find some older sets if an image or audio module lacks a package, so
+    the modules of text sets are imported one by one."""
     import tensorflow_datasets as tfds
 
     try:
@@ -90,7 +100,7 @@ def _builder(name: str, directory: str | None) -> Any:
 
 
 def _missing(error: BaseException | None) -> str | None:
-    """The package for want of which an error was raised, itself or one behind it."""
+    """Returns the missing package behind an error or one of its causes, None where nothing is missing."""
     while error is not None:
         if isinstance(error, ImportError):
             return 'TensorFlow' if error.name == 'tensorflow' else error.name
@@ -100,7 +110,7 @@ def _missing(error: BaseException | None) -> str | None:
 
 @contextlib.contextmanager
 def _local_files() -> Iterator[None]:
-    """TFDS without TensorFlow opens files as Python does."""
+    """Makes TFDS use Python's own files while TensorFlow is not installed."""
     from tensorflow_datasets.core import shuffle
     from tensorflow_datasets.core.download import extractor
 
@@ -119,7 +129,7 @@ def _local_files() -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """TFDS prints, logs, and draws bars: bars on a terminal are all that is left of it."""
+    """Silences TFDS, except for its progress bars on a terminal."""
     import tensorflow_datasets as tfds
 
     if not sys.stderr.isatty():
