@@ -339,7 +339,7 @@ HOSTILE = {  # lines of which one record is good: (file, bytes, message of 'stop
     'deep json': ('a.jsonl', b'[' * 100_000 + b'\n{"source": "a", "target": "b"}\n', r'a.jsonl:1: not JSON', 1),
     'key': ('a.jsonl', b'{"source": "a", "target": "b"}\n{"source": "a"}', r"a.jsonl:2: no key 'target'", 1),
     'null': ('a.jsonl', b'{"source": "a", "target": "b"}\n{"source": "a", "target": null}', "'target' is not a str", 1),
-    'surrogate': ('a.jsonl', b'{"source": "a", "target": "b"}\n{"source": "a", "target": "\\ud800"}', 'half of a surr', 1),
+    'surrogate': ('a.jsonl', b'{"source": "a", "target": "b"}\n{"source": "a", "target": "\\ud800"}', 'half of a', 1),
     'json nul': ('a.jsonl', b'{"source": "a", "target": "b"}\n{"source": "a", "target": "\\u0000"}', 'has a NUL', 1),
     'list': ('a.jsonl', b'[]\n{"source": "a", "target": "b"}\n3\n', 'a.jsonl:1: not a JSON object', 2),
 }  # fmt: skip
