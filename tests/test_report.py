@@ -24,7 +24,7 @@ from tformer import __main__ as command_line
 from tformer import checks, config
 from tformer.config import Config, Data, Evaluate, Mesh, Model, Optimizer, Train
 from tformer.errors import UserError
-from tformer.evaluation import predictions, text_scores
+from tformer.evaluation import metrics, predictions
 from tformer.lab.report import (
     costs,
     drawing,
@@ -501,7 +501,7 @@ def test_a_metric_of_sums_is_the_metric_of_the_corpus(name: str) -> None:
     drawn = np.array([[1, 1, 1, 1], [2, 0, 1, 1]])
     for counts, value in zip(drawn, corpus.metric('en')(drawn @ terms), strict=True):
         said, right = np.repeat(SAID, counts).tolist(), [RIGHT[i] for i in np.repeat(range(4), counts)]
-        assert value == pytest.approx(text_scores.METRICS[key].scores(said, right, settings)[name], abs=1e-9)
+        assert value == pytest.approx(metrics.METRICS[key].scores(said, right, settings)[name], abs=1e-9)
 
 
 def test_texts_of_the_same_seed_are_compared(tmp_path: pathlib.Path) -> None:

@@ -19,8 +19,8 @@ from tformer import config as config_lib
 from tformer.commands import train as train_command
 from tformer.config import Config, Evaluate
 from tformer.errors import UserError
+from tformer.evaluation import metrics, scores, text_scores
 from tformer.evaluation import scorer as scorer_lib
-from tformer.evaluation import scores, text_scores
 from tformer.training import checkpoint
 
 
@@ -243,8 +243,8 @@ def test_bleu_of_chinese_is_of_characters():
         text_scores.bleu('zh'), ['\u6211\u7231\u4f60\u4eec'], [['\u6211\u7231\u4f60\u5417']]
     )
     assert found == pytest.approx(100 * (3 / 4 * 2 / 3 * 1 / 2 * 1 / 2) ** 0.25)
-    assert 'tok:zh' in text_scores.signature('bleu', Evaluate(language='zh'), [['a']])
-    assert 'tok:13a' in text_scores.signature('bleu', Evaluate(language='de'), [['a']])
+    assert 'tok:zh' in metrics.signature('bleu', Evaluate(language='zh'), [['a']])
+    assert 'tok:13a' in metrics.signature('bleu', Evaluate(language='de'), [['a']])
 
 
 def test_compounds_are_split_as_the_script_does():
@@ -286,11 +286,11 @@ def test_bleu_tokenized_goes_by_the_language():
 
 def test_signatures_say_what_was_compared():
     for name in ('bleu', 'chrf'):
-        assert text_scores.signature(name, Evaluate(), REFERENCES).startswith('nrefs:var|')
-        assert text_scores.signature(name, Evaluate(), [['a', 'b']] * 2).startswith('nrefs:2|')
-    assert text_scores.signature('exact_match', Evaluate(), REFERENCES) == ''
+        assert metrics.signature(name, Evaluate(), REFERENCES).startswith('nrefs:var|')
+        assert metrics.signature(name, Evaluate(), [['a', 'b']] * 2).startswith('nrefs:2|')
+    assert metrics.signature('exact_match', Evaluate(), REFERENCES) == ''
     pytest.importorskip('sacremoses')
-    said = text_scores.signature('bleu_tokenized', Evaluate(language='de'), [['a']])
+    said = metrics.signature('bleu_tokenized', Evaluate(language='de'), [['a']])
     version = importlib.metadata.version('sacremoses')
     assert f'tok:sacremoses-{version}-de-compounds|smooth:none' in said
 
@@ -327,7 +327,7 @@ def test_error_rates_by_hand():
     assert text_scores.error_rate([], [], list) == text_scores.error_rate([''], [['']], list) == 0
     assert text_scores.exact_match(['a', 'b '], [['b', 'a'], ['b']]) == 1 / 2
     assert text_scores.exact_match([], []) == 0
-    found = text_scores.METRICS['g2p'].scores(['A B', 'C', 'D'], [['A X', 'A B'], ['C'], ['E F']], Evaluate())
+    found = metrics.METRICS['g2p'].scores(['A B', 'C', 'D'], [['A X', 'A B'], ['C'], ['E F']], Evaluate())
     assert found == near(word_error_rate=1 / 3, phoneme_error_rate=2 / 5)
 
 
@@ -342,28 +342,28 @@ TEXTS = ['The cat sat on the mat.', 'It is a well-known, old \u201ctale\u201d of
 
 
 def installed(name):
-    package = text_scores.METRICS[name].package
+    package = metrics.METRICS[name].package
     return package is None or importlib.util.find_spec(package) is not None
 
 
-@pytest.mark.parametrize('name', text_scores.METRICS)
+@pytest.mark.parametrize('name', metrics.METRICS)
 def test_a_perfect_prediction_has_the_best_score(name):
     if not installed(name):
-        pytest.skip(f'{text_scores.METRICS[name].package} is not installed')
+        pytest.skip(f'{metrics.METRICS[name].package} is not installed')
     asked = Evaluate(metrics=(name,), language='en', positive_label='yes')
     texts = PERFECT.get(name, TEXTS)
     records = [{'source': 'yes', 'target': text, 'references': ['7', text][name in PERFECT :]} for text in texts]
-    perfect = text_scores.generation_scores(asked, texts, records)
-    other = text_scores.generation_scores(asked, [*texts[:-1], 'B-X no'], records)
-    none = text_scores.generation_scores(asked, [], [])
-    names = text_scores.METRICS[name].names_for(asked)
+    perfect = metrics.generation_scores(asked, texts, records)
+    other = metrics.generation_scores(asked, [*texts[:-1], 'B-X no'], records)
+    none = metrics.generation_scores(asked, [], [])
+    names = metrics.METRICS[name].names_for(asked)
     assert set(names) <= set(perfect) and set(names) <= set(none)
     for score in names:
-        worst, best = (0, 0) if checkpoint.score(score, 1) < 0 else (0, 100 if name in text_scores.SIGNED else 1)
+        worst, best = (0, 0) if checkpoint.score(score, 1) < 0 else (0, 100 if name in metrics.SIGNED else 1)
         assert perfect[score] == pytest.approx(best)
         assert checkpoint.score(score, other[score]) < checkpoint.score(score, perfect[score])
         assert none[score] == worst
-    assert (f'copying_the_source_{name}' in perfect) == (name in text_scores.SIGNED)
+    assert (f'copying_the_source_{name}' in perfect) == (name in metrics.SIGNED)
 
 
 def test_less_error_is_better():
@@ -375,12 +375,12 @@ def test_less_error_is_better():
 def test_a_record_without_references_has_its_target():
     records = [{'source': 's', 'target': 't'}, {'source': 's', 'target': 't', 'references': []}]
     records.append({'source': 's', 'target': 't', 'references': ['u']})
-    found = text_scores.generation_scores(Evaluate(metrics=('exact_match',)), ['t', 't', 't'], records)
+    found = metrics.generation_scores(Evaluate(metrics=('exact_match',)), ['t', 't', 't'], records)
     assert found == near(exact_match=2 / 3)
 
 
 def asked(**evaluate):
-    return config_lib.override(Config(), {'train.num_steps': '1', 'train.objective': 'seq2seq'} | SEQ2SEQ | scorer_lib)
+    return config_lib.override(Config(), {'train.num_steps': '1', 'train.objective': 'seq2seq'} | SEQ2SEQ | evaluate)
 
 
 SEQ2SEQ = {'model.family': 'encoder_decoder'}

@@ -1,14 +1,19 @@
 """Where a field of the model means something. Elsewhere it keeps its default: a knob that does nothing is an error."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tformer.config import Model
 from tformer.errors import UserError
+from tformer.layers.moe import DISPATCHES
+from tformer.layers.norms import HEAD_NORMS, NORMS
+from tformer.layers.placements import PLACEMENTS
+from tformer.layers.positions import POSITIONS, ROPE_SCALINGS
 from tformer.layers.resolved import resolve_model
 
 Condition = Callable[[Model], bool]
+Rule = tuple[Condition, str]  # where a field applies, and the same in words
 
 _EVERYWHERE = (lambda m: True, '')
 _BLOCK = (lambda m: m.recurrence is None, 'model.recurrence is None')
@@ -24,25 +29,49 @@ _RECURRENT_BOTH = (
 )
 _ENCODER_ONLY = (lambda m: m.family == 'encoder', 'model.family is encoder')
 _PROJECTIONS = (lambda m: m.attention_projections, 'model.attention_projections is True')
-_ROPE = (lambda m: m.position == 'rope', 'model.position is rope')
-_RELATIVE = (lambda m: m.position == 'relative', 'model.position is relative')
 _NORM = (lambda m: m.norm is not None, 'model.norm is not None')
 _LORA = (lambda m: m.lora_rank is not None, 'model.lora_rank is set')
 _EXPERTS = (lambda m: m.num_experts is not None, 'model.num_experts is set')
 
 
 def _has_norms(m: Model) -> bool:
-    return bool(m.norm_placement != 'rezero' or m.final_norm or m.embedding_norm or m.mlm_transform)
+    return bool(PLACEMENTS[m.norm_placement].has_norm or m.final_norm or m.embedding_norm or m.mlm_transform)
 
 
-def _divides_by_deviation(m: Model) -> bool:
-    return m.qk_norm is not None or (_has_norms(m) and m.norm not in (None, 'dyt'))
+# Fields of the model that pick a row of a table whose rows name the fields that they read.
+_ROWS: dict[str, Mapping[Any, Any]] = {
+    'position': POSITIONS,
+    'rope_scaling': ROPE_SCALINGS,
+    'expert_dispatch': DISPATCHES,
+}
 
 
-_EPSILON = (_divides_by_deviation, 'model.norm, or model.qk_norm, divides by a deviation: not dyt, not None')
+def _of_rows(choice: str, field: str) -> Rule:
+    """Returns the rule that a field applies where the chosen row of a table reads it."""
+    table = _ROWS[choice]
+    keys = [str(key) for key, row in table.items() if field in row.fields]
+    return lambda m: field in table[getattr(m, choice)].fields, f'model.{choice} is {" or ".join(keys)}'
 
-# Field -> (where it applies, in words). Those that are absent apply everywhere.
-APPLIES: dict[str, tuple[Condition, str]] = {
+
+def _of_norms(field: str) -> Rule:
+    """Returns the rule that a field applies where a norm of the stream, or of queries and keys, reads it."""
+    keys = [str(key) for key, row in NORMS.items() if field in row.fields]
+
+    def applies(m: Model) -> bool:
+        return field in HEAD_NORMS[m.qk_norm].fields or (_has_norms(m) and field in NORMS[m.norm].fields)
+
+    return applies, f'model.norm is {" or ".join(keys)} (or model.qk_norm is set)'
+
+
+def rules() -> dict[str, Rule]:
+    """Returns field -> (where it applies, the same in words); fields that are absent apply everywhere."""
+    by_row = {field: choice for choice, table in _ROWS.items() for row in table.values() for field in row.fields}
+    by_norm = {field for row in NORMS.values() for field in row.fields}
+    found = {field: _of_rows(choice, field) for field, choice in by_row.items()}
+    return {**APPLIES, **found, **{field: _of_norms(field) for field in by_norm}}
+
+
+APPLIES: dict[str, Rule] = {
     'bidirectional': _RECURRENT_ENCODER,
     'recurrent_attention': _RECURRENT_BOTH,
     'encoder_vocab_size': (lambda m: m.family == 'encoder_decoder', 'model.family is encoder_decoder'),
@@ -54,27 +83,15 @@ APPLIES: dict[str, tuple[Condition, str]] = {
     'attention_bias': _PROJECTIONS,
     'embedding_norm': _NORM,
     'num_token_types': _ENCODER_ONLY,
-    'position_offset': (lambda m: m.position == 'learned', 'model.position is learned'),
-    'rope_theta': _ROPE,
-    'rope_fraction': _ROPE,
-    'rope_scaling': _ROPE,
-    'rope_factor': (lambda m: m.rope_scaling is not None, 'model.rope_scaling is linear or llama3'),
-    'rope_trained_len': (lambda m: m.rope_scaling == 'llama3', 'model.rope_scaling is llama3'),
-    'relative_buckets': _RELATIVE,
-    'relative_max_distance': _RELATIVE,
-    'relative_per_layer': _RELATIVE,
     'cross_position': (
-        lambda m: m.family == 'encoder_decoder' and m.position not in ('sinusoidal', 'learned', None),
+        lambda m: m.family == 'encoder_decoder' and POSITIONS[m.position].pairwise,
         'model.family is encoder_decoder and model.position turns or biases, as rope, alibi and relative do',
     ),
-    'norm': (_has_norms, 'model.norm_placement is not rezero (or another field asks for a norm)'),
-    'norm_epsilon': _EPSILON,
-    'norm_epsilon_in_root': _EPSILON,
+    'norm': (_has_norms, 'model.norm_placement has norms: not rezero (or another field asks for a norm)'),
     'final_norm': _NORM,
     'window': (lambda m: 'local' in m.attention_pattern, 'model.attention_pattern has a local layer'),
     'experts_per_token': _EXPERTS,
     'expert_dispatch': _EXPERTS,
-    'expert_capacity': (lambda m: m.expert_dispatch == 'capacity', 'model.expert_dispatch is capacity'),
     'balance_weight': _EXPERTS,
     'router_z_weight': _EXPERTS,
     'generator_fraction': _ENCODER_ONLY,
@@ -97,8 +114,9 @@ _DEFAULTS = {field.name: field.default for field in dataclasses.fields(Model)}
 
 def check_applies(model: Model) -> None:
     """Raises a `UserError` of one line where a field that does not apply differs from its default."""
+    conditions = rules()
     for name, default in _DEFAULTS.items():
-        applies, words = APPLIES.get(name, _EVERYWHERE)
+        applies, words = conditions.get(name, _EVERYWHERE)
         if model.recurrence is not None and name not in RECURRENT:
             applies, words = _BLOCK
         value = getattr(model, name)

@@ -12,7 +12,7 @@ from tformer.checks.run import check_optimizer, check_run
 from tformer.config import Config, Model
 from tformer.distributed import sharding
 from tformer.errors import UserError
-from tformer.evaluation import text_scores
+from tformer.evaluation import metrics
 from tformer.layers import kernels, positions
 
 
@@ -31,7 +31,7 @@ def check(config: Config) -> None:
     check_records(config)
     check_optimizer(config.optimizer, config.model)
     sharding.make_rules(config.mesh)
-    text_scores.check(config.evaluate)
+    metrics.check(config.evaluate)
 
 
 def check_here(config: Config) -> None:

@@ -17,7 +17,7 @@ from tformer.data.sources import algorithmic, records, sources
 from tformer.data.tokenizers import tokenizers, vocabulary
 from tformer.decode import STRATEGIES
 from tformer.distributed import sharding
-from tformer.evaluation import text_scores
+from tformer.evaluation import metrics
 from tformer.layers import (
     attention,
     block,
@@ -99,7 +99,7 @@ TABLES: dict[str, Iterable[Any]] = {
     'mesh.rules': sharding.RULES,
     'mesh.slices': sharding.AXES,
     'decode.strategy': STRATEGIES,
-    'evaluate.metrics': text_scores.METRICS,
+    'evaluate.metrics': metrics.METRICS,
 }
 
 

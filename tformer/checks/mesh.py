@@ -5,6 +5,8 @@ import math
 from tformer.checks.conditions import require_divisor, require_multiple
 from tformer.config import AXES, Config
 from tformer.errors import UserError
+from tformer.layers.moe import DISPATCHES
+from tformer.layers.norms import NORMS
 
 
 def check_mesh(config: Config) -> None:
@@ -43,11 +45,12 @@ def _check_pipeline(config: Config) -> None:
         return
     whole = {
         f'model.layer_sharing={model.layer_sharing} has one layer': model.layer_sharing is not None,
-        'model.norm=batchnorm depends on the whole batch': model.norm == 'batchnorm',
+        f'model.norm={model.norm} depends on the whole batch': NORMS[model.norm].whole_batch,
     }
     if model.num_experts:
         weights = bool(model.balance_weight or model.router_z_weight)
-        whole['model.expert_dispatch=capacity depends on the whole batch'] = model.expert_dispatch == 'capacity'
+        dispatch = f'model.expert_dispatch={model.expert_dispatch}'
+        whole[f'{dispatch} depends on the whole batch'] = DISPATCHES[model.expert_dispatch].whole_batch
         whole['model.num_experts with a balance_weight or router_z_weight depends on the whole batch'] = weights
     for words, holds in whole.items():
         if holds:

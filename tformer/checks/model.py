@@ -2,6 +2,9 @@
 
 from tformer.checks.conditions import require, require_divisor
 from tformer.config import Model
+from tformer.layers.block import LAYER_SHARING
+from tformer.layers.norms import NORMS
+from tformer.layers.positions import POSITIONS
 
 
 def check_model(model: Model) -> None:
@@ -51,18 +54,18 @@ def _check_block(model: Model) -> None:
 
 
 def _check_positions(model: Model, head_dim: int) -> None:
-    rotary = round(head_dim * model.rope_fraction)
+    position, rotary = POSITIONS[model.position], round(head_dim * model.rope_fraction)
     require(
-        model.position != 'rope' or (rotary > 0 and rotary % 2 == 0 and model.rope_fraction <= 1),
-        f'model.position=rope rotates pairs: model.rope_fraction={model.rope_fraction} of the head size {head_dim} '
-        '(model.head_dim) must be even',
+        'rope_fraction' not in position.fields or (rotary > 0 and rotary % 2 == 0 and model.rope_fraction <= 1),
+        f'model.position={model.position} rotates pairs: model.rope_fraction={model.rope_fraction} of the head size '
+        f'{head_dim} (model.head_dim) must be even',
     )
-    widths = {model.embedding_factor_dim or model.emb_dim}
-    widths |= {model.emb_dim} if model.layer_sharing == 'universal' else set()
+    coordinates = LAYER_SHARING[model.layer_sharing].coordinates
+    widths = {model.embedding_factor_dim or model.emb_dim, *([model.emb_dim] if coordinates else [])}
     odd = sorted(width for width in widths if width % 2)
     require(
-        not odd or (model.position != 'sinusoidal' and model.layer_sharing != 'universal'),
-        'model.position=sinusoidal (layer_sharing=universal too) needs an even model.emb_dim '
+        not odd or not (position.even_width or coordinates),
+        f'model.position={model.position} (model.layer_sharing=universal too) needs an even model.emb_dim '
         f'(or model.embedding_factor_dim), not {odd}',
     )
     require(
@@ -71,7 +74,8 @@ def _check_positions(model: Model, head_dim: int) -> None:
     )
     buckets = model.relative_buckets
     require(
-        model.position != 'relative' or (buckets % 2 == 0 and buckets >= 4 and model.relative_max_distance > buckets),
+        'relative_buckets' not in position.fields
+        or (buckets % 2 == 0 and buckets >= 4 and model.relative_max_distance > buckets),
         f'model.relative_buckets={buckets} must be even, 4 or more, and less than '
         f'model.relative_max_distance={model.relative_max_distance}',
     )
@@ -90,9 +94,9 @@ def _check_layers(model: Model) -> None:
         'model.attention_pattern has a local layer: model.window must say how far it sees',
     )
     require(
-        model.norm != 'batchnorm' or model.layer_sharing is None,
-        f'model.norm=batchnorm has statistics for each layer, model.layer_sharing={model.layer_sharing} has one layer; '
-        'valid here: None',
+        not NORMS[model.norm].whole_batch or not LAYER_SHARING[model.layer_sharing].shared,
+        f'model.norm={model.norm} has statistics for each layer, model.layer_sharing={model.layer_sharing} has one '
+        'layer; valid here: None',
     )
     require(
         model.num_experts is None or model.experts_per_token <= model.num_experts,

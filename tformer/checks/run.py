@@ -5,9 +5,10 @@ import re
 from tformer.checks.conditions import require, require_divisor
 from tformer.config import Config, Model, Optimizer, own_layers
 from tformer.config.tasks import TASKS, named
+from tformer.layers.moe import DISPATCHES
+from tformer.layers.norms import NORMS
 from tformer.objectives import LOSSES
-
-MUP_OPTIMIZERS = ('adam', 'adamw', 'lion', 'adafactor', 'schedule_free')  # optimizers.rate_factors scales their rates
+from tformer.optim.optimizers import OPTIMIZERS
 
 
 def check_run(config: Config) -> None:
@@ -27,10 +28,10 @@ def check_run(config: Config) -> None:
         f'train.init_except={train.init_except} has no effect here: it applies where train.init_from is set',
     )
     if train.microbatches > 1:
-        weights = model.balance_weight or model.router_z_weight
+        dispatch, weights = DISPATCHES[model.expert_dispatch], model.balance_weight or model.router_z_weight
         inexact = {
-            'model.norm=batchnorm': model.norm == 'batchnorm',
-            'model.expert_dispatch=capacity': model.num_experts and model.expert_dispatch == 'capacity',
+            f'model.norm={model.norm}': NORMS[model.norm].whole_batch,
+            f'model.expert_dispatch={model.expert_dispatch}': model.num_experts and dispatch.whole_batch,
             'model.num_experts with a balance_weight or router_z_weight': model.num_experts and weights,
         }
         for name, holds in inexact.items():
@@ -96,25 +97,26 @@ def _check_losses(config: Config) -> None:
             f'train.objective={train.objective}',
         )
     require(
-        train.loss_chunk is None or not (config.model.mlm_transform and config.model.norm == 'batchnorm'),
-        f'train.loss_chunk={train.loss_chunk}: model.norm=batchnorm, here in the head (model.mlm_transform), needs the '
-        'whole batch',
+        train.loss_chunk is None or not (config.model.mlm_transform and NORMS[config.model.norm].whole_batch),
+        f'train.loss_chunk={train.loss_chunk}: model.norm={config.model.norm}, here in the head (model.mlm_transform), '
+        'needs the whole batch',
     )
 
 
 def check_optimizer(optimizer: Optimizer, model: Model) -> None:
+    method, name = OPTIMIZERS[optimizer.name], f'optimizer.name={optimizer.name}'
     require(
-        optimizer.name != 'adam' or optimizer.weight_decay == 0,
-        f'optimizer.name=adam has no weight decay, but optimizer.weight_decay={optimizer.weight_decay}; valid: adamw',
+        method.weight_decay or optimizer.weight_decay == 0,
+        f'{name} has no weight decay, but optimizer.weight_decay={optimizer.weight_decay}; valid: adamw',
     )
     require(
-        optimizer.name != 'schedule_free' or (optimizer.beta1 > 0 and optimizer.ema_decay is None),
-        f'optimizer.name=schedule_free averages by itself: it needs optimizer.beta1={optimizer.beta1} '
+        not method.averages or (optimizer.beta1 > 0 and optimizer.ema_decay is None),
+        f'{name} averages by itself: it needs optimizer.beta1={optimizer.beta1} '
         f'above 0 and optimizer.ema_decay={optimizer.ema_decay} None',
     )
     require(
-        model.norm != 'batchnorm' or (optimizer.name != 'schedule_free' and optimizer.ema_decay is None),
-        'model.norm=batchnorm has statistics of the parameters that were trained, not of their averages: '
+        not NORMS[model.norm].whole_batch or (not method.averages and optimizer.ema_decay is None),
+        f'model.norm={model.norm} has statistics of the parameters that were trained, not of their averages: '
         'optimizer.ema_decay must be None and optimizer.name not schedule_free',
     )
     require(
@@ -133,7 +135,7 @@ def check_optimizer(optimizer: Optimizer, model: Model) -> None:
             + (f', shared (model.layer_sharing={model.layer_sharing})' if model.layer_sharing else ''),
         )
     require(
-        model.parametrization != 'mup' or optimizer.name in MUP_OPTIMIZERS,
+        model.parametrization != 'mup' or method.mup,
         f'model.parametrization=mup has no rates for optimizer.name={optimizer.name}; '
-        f'valid: {", ".join(MUP_OPTIMIZERS)}',
+        f'valid: {", ".join(key for key, row in OPTIMIZERS.items() if row.mup)}',
     )

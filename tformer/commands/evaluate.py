@@ -16,7 +16,7 @@ from tformer.commands import scoring
 from tformer.commands.run import Run, opened
 from tformer.data.sources.records import Record
 from tformer.distributed import processes
-from tformer.evaluation import predictions, text_scores
+from tformer.evaluation import metrics, predictions
 from tformer.lab.sweep import trials
 from tformer.training import writers
 
@@ -56,7 +56,7 @@ def evaluate(
     print(f'{run.workdir} step {run.step}, {split}: {found.num_records:,} records')
     print(writers.format_table(found.scores.items()))
     for name in run.config.evaluate.metrics:
-        if signature := text_scores.signature(name, run.config.evaluate, found.references):
+        if signature := metrics.signature(name, run.config.evaluate, found.references):
             print(f'  {name} signature: {signature}')
     for line in found.samples:
         print(line)

@@ -17,7 +17,7 @@ from tformer.data.sources.records import Record
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.decode.text import make_text_generator
 from tformer.distributed import sharding
-from tformer.evaluation import scorer, text_scores
+from tformer.evaluation import metrics, scorer
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
 from tformer.optim.hyperparameters import standard
@@ -77,8 +77,8 @@ def score(
     with jax.set_mesh(mesh):
         if config.evaluate.metrics:
             outputs = generate(standard(config), tokenizers, variables, _sources(records), cut=True)
-            references = [text_scores.references_of(record) for record in records]
-            found |= text_scores.generation_scores(config.evaluate, outputs, records)
+            references = [metrics.references_of(record) for record in records]
+            found |= metrics.generation_scores(config.evaluate, outputs, records)
         return Scored(found, len(records), outputs, references, samples(config, tokenizers, variables, records))
 
 
@@ -112,7 +112,7 @@ def generated_scores(
 ) -> dict[str, float]:
     """Returns the metrics of config.evaluate of the text that the model generates for `records`."""
     outputs = generate(config, tokenizers, variables, _sources(records), cut=True)
-    return text_scores.generation_scores(config.evaluate, outputs, records)
+    return metrics.generation_scores(config.evaluate, outputs, records)
 
 
 def samples(config: Config, tokenizers: Tokenizers, variables: Any, records: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -129,7 +129,7 @@ def samples(config: Config, tokenizers: Tokenizers, variables: Any, records: Seq
     outputs = generate(config, tokenizers, variables, _sources(chosen), cut=True)
     lines = ['', f'{count} examples of the split: source | generated | reference; = marks exact matches']
     for record, output in zip(chosen, outputs, strict=True):
-        references = text_scores.references_of(record)
+        references = metrics.references_of(record)
         mark = '=' if output in references else ' '
         shown = (rendering.harmless(text, 200) for text in (record['source'], output, references[0]))
         lines.append(f'{mark} {" | ".join(shown)}')

@@ -14,7 +14,7 @@ from tformer.config.tasks import TASKS
 from tformer.data.batches.pipeline import Batch, Batches
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.distributed import sharding
-from tformer.evaluation import means, scores, text_scores
+from tformer.evaluation import means, metrics, scores
 from tformer.layers.dropout import DropoutRates
 from tformer.objectives import LOSSES, OBJECTIVES
 
@@ -95,9 +95,7 @@ def score_names(config: Config) -> tuple[str, ...]:
         judge = JUDGES[task.judge]
         names += [*judge.names, *(judge.positive_names if positive else ())]
     if config.evaluate.examples_while_training:
-        names += [
-            name for key in config.evaluate.metrics for name in text_scores.METRICS[key].names_for(config.evaluate)
-        ]
+        names += [name for key in config.evaluate.metrics for name in metrics.METRICS[key].names_for(config.evaluate)]
     return tuple(f'valid/{name}' for name in names)
 
 

@@ -1,19 +1,17 @@
-"""Scores of generated text, and the table of them: labels, numbers and tags put as text, errors, BLEU, chrF and ROUGE.
+"""Scores of generated text: of labels, numbers and tags written as text, error rates, BLEU, chrF and ROUGE.
 
 Plain values in, plain numbers out: shares in [0, 1], correlations in [-1, 1], and sacrebleu's in [0, 100].
 """
 
 import functools
 import importlib.metadata
-import importlib.util
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
-from tformer.config import Evaluate
-from tformer.errors import UserError, nearest
+from tformer.errors import UserError
 from tformer.evaluation.scores import (
     Options,
     Texts,
@@ -21,7 +19,6 @@ from tformer.evaluation.scores import (
     entity_scores,
     mean_of,
     regression_scores,
-    squad_scores,
 )
 
 # ---------------------------------------------------------------------------------- labels, numbers, tags as text
@@ -190,111 +187,3 @@ def columns(references: Options) -> list[list[str | None]]:
     """Returns the first reference of each, the second, and so on, as sacrebleu takes them; None where one has fewer."""
     most = max(map(len, references))
     return [[options[i] if i < len(options) else None for options in references] for i in range(most)]
-
-
-# ------------------------------------------------------------------------------------------------- the choices
-
-
-class Metric(NamedTuple):
-    """What generated text is scored by.
-
-    Attributes:
-      names: of the scores.
-      scores: (predictions, references of each, config.evaluate) -> scores by name; there may be more than `names`.
-      positive_names: of the scores that evaluate.positive_label adds.
-      package: what must be installed besides the core, as it is imported.
-    """
-
-    names: tuple[str, ...]
-    scores: Callable[[Texts, Options, Evaluate], dict[str, float]]
-    positive_names: tuple[str, ...] = ()
-    package: str | None = None
-
-    def names_for(self, settings: Evaluate) -> tuple[str, ...]:
-        return self.names + (self.positive_names if settings.positive_label is not None else ())
-
-
-def _g2p(predictions: Texts, references: Options) -> dict[str, float]:
-    wrong = 1 - exact_match(predictions, references) if predictions else 0.0
-    return {'word_error_rate': wrong, 'phoneme_error_rate': error_rate(predictions, references, str.split)}
-
-
-def _signed(name: str, package: str | None = None) -> Metric:
-    def scores(predictions: Texts, references: Options, settings: Evaluate) -> dict[str, float]:
-        return {name: corpus_score(SIGNED[name](settings.language), predictions, references)}
-
-    return Metric((name,), scores, package=package)
-
-
-def check(settings: Evaluate) -> None:
-    """Raises a `UserError` where a metric lacks its package or the language that it needs."""
-    for name in settings.metrics:
-        package = METRICS[name].package
-        if package is not None and importlib.util.find_spec(package) is None:
-            raise UserError(f"evaluate.metrics={name} needs the package {package}: pip install 'tformer[metrics]'")
-    if 'bleu' in settings.metrics:
-        try:
-            bleu(settings.language)
-        except RuntimeError as error:  # the packages that it splits words with are apart
-            line = f'evaluate.metrics=bleu of evaluate.language={settings.language} needs more packages: '
-            raise UserError(f"{line}pip install 'sacrebleu[{settings.language}]'") from error
-    if 'bleu_tokenized' in settings.metrics:
-        from sacremoses.corpus import NonbreakingPrefixes
-
-        known = sorted({code for code in NonbreakingPrefixes().available_langs.values() if len(code) == 2})
-        if settings.language not in known:
-            raise UserError(
-                'evaluate.metrics=bleu_tokenized needs evaluate.language, one that Moses has rules for, not '
-                f'{settings.language}{nearest(settings.language, known)}'
-            )
-
-
-def references_of(record: Mapping[str, Any]) -> list[str]:
-    """Returns all that is right for a record of seq2seq."""
-    return record.get('references') or [record['target']]
-
-
-def signature(name: str, settings: Evaluate, references: Options) -> str:
-    """Returns sacrebleu's signature of a metric, '' for others: what another score must share to be compared."""
-    if name not in SIGNED:
-        return ''
-    metric, counts = SIGNED[name](settings.language), sorted({len(options) for options in references})
-    corpus_score(metric, ['a'] * len(counts), [['a'] * count for count in counts])
-    return str(metric.get_signature())
-
-
-def generation_scores(settings: Evaluate, predictions: Texts, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Returns evaluate.metrics of generated text; for those of a corpus also what copying the source scores."""
-    references = [references_of(record) for record in records]
-    found: dict[str, float] = {}
-    for name in settings.metrics:
-        found |= METRICS[name].scores(predictions, references, settings)
-    for name in [name for name in settings.metrics if name in SIGNED]:
-        copied = METRICS[name].scores([record['source'] for record in records], references, settings)
-        found[f'copying_the_source_{name}'] = copied[name]
-    return found
-
-
-SIGNED: dict[str, Callable[[str | None], Any]] = {'bleu': bleu, 'bleu_tokenized': bleu_tokenized, 'chrf': chrf}
-
-METRICS: dict[str, Metric] = {
-    'exact_match': Metric(('exact_match',), lambda p, r, _: {'exact_match': exact_match(p, r)}),
-    # of whitespace-separated symbols: the word error rate of running text
-    'symbol_error_rate': Metric(
-        ('symbol_error_rate',), lambda p, r, _: {'symbol_error_rate': error_rate(p, r, str.split)}
-    ),
-    'character_error_rate': Metric(
-        ('character_error_rate',), lambda p, r, _: {'character_error_rate': error_rate(p, r, list)}
-    ),
-    # the field's names: a word is wrong unless it equals one of its pronunciations (Bisani & Ney 2008)
-    'g2p': Metric(('word_error_rate', 'phoneme_error_rate'), lambda p, r, _: _g2p(p, r)),
-    'bleu': _signed('bleu'),
-    'bleu_tokenized': _signed('bleu_tokenized', 'sacremoses'),
-    'chrf': _signed('chrf'),
-    'rouge': Metric(('rouge1', 'rouge2', 'rougeL', 'rougeLsum'), lambda p, r, _: rouge(p, r), package='rouge_score'),
-    'squad': Metric(('squad_exact_match', 'squad_f1'), lambda p, r, _: squad_scores(p, r)),
-    'label_f1': Metric(('f1_macro',), lambda p, r, e: label_f1(p, r, e.positive_label), ('f1',)),
-    'matthews': Metric(('matthews',), lambda p, r, _: {'matthews': matthews(p, r)}),
-    'correlation': Metric(('pearson', 'spearman'), lambda p, r, _: correlation(p, r)),
-    'entity_f1': Metric(('entity_precision', 'entity_recall', 'entity_f1'), lambda p, r, _: entity_f1(p, r)),
-}

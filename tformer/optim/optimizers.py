@@ -9,7 +9,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax
@@ -59,11 +59,12 @@ def make_optimizer(config: Config, names: Any) -> optax.GradientTransformationEx
     trained, factors = freezing.trainable_mask(config, names), rate_factors(config, names)
     factors = jax.tree.map(lambda part, factor: factor if part is True else factor * part, trained, factors)
     names, factors = freezing.select_trainable(trained, names), freezing.select_trainable(trained, factors)
-    direction = choose(OPTIMIZERS, cfg.name, 'optimizer.name')(cfg, names)
+    row = choose(OPTIMIZERS, cfg.name, 'optimizer.name')
+    direction = row.direction(cfg, names)
     if cfg.moment_dtype == 'bfloat16':
         direction = with_bfloat16_moments(direction)
     step = optax.chain(direction, descend(factors, cfg.decayed))
-    if cfg.name == 'schedule_free':
+    if row.averages:
         step = schedule_free(step, cfg.beta1)
     if cfg.master_dtype is not None:
         step = with_master_params(step, cfg.master_dtype)
@@ -238,12 +239,28 @@ def _adafactor(cfg: config_lib.Optimizer, names: Any) -> optax.GradientTransform
     return adafactor(names)
 
 
-OPTIMIZERS: dict[str, Callable[[config_lib.Optimizer, Any], optax.GradientTransformation]] = {
-    'sgd': _sgd,  # Robbins & Monro 1951; momentum: Polyak 1964
-    'adam': _adam,  # Kingma & Ba 2015; no weight decay
-    'adamw': _adam,  # Loshchilov & Hutter 2019
-    'adafactor': _adafactor,  # Shazeer & Stern 2018
-    'lion': _lion,  # Chen et al. 2023
-    'muon': _muon,  # Jordan et al. 2024; Liu et al. 2025
-    'schedule_free': _rms,  # Defazio et al. 2024, with AdamW
+class Method(NamedTuple):
+    """An optimization method.
+
+    Attributes:
+      direction: (config.optimizer, logical names of the parameters) -> from gradients to the direction of a step.
+      weight_decay: decoupled weight decay applies.
+      mup: the learning-rate factors of muP are known for it (model.parametrization).
+      averages: the parameters are averaged by schedule-free steps, which replaces optimizer.ema_decay.
+    """
+
+    direction: Callable[[config_lib.Optimizer, Any], optax.GradientTransformation]
+    weight_decay: bool = True
+    mup: bool = False
+    averages: bool = False
+
+
+OPTIMIZERS: dict[str, Method] = {
+    'sgd': Method(_sgd),  # Robbins & Monro 1951; momentum: Polyak 1964
+    'adam': Method(_adam, weight_decay=False, mup=True),  # Kingma & Ba 2015
+    'adamw': Method(_adam, mup=True),  # Loshchilov & Hutter 2019
+    'adafactor': Method(_adafactor, mup=True),  # Shazeer & Stern 2018
+    'lion': Method(_lion, mup=True),  # Chen et al. 2023
+    'muon': Method(_muon),  # Jordan et al. 2024; Liu et al. 2025
+    'schedule_free': Method(_rms, mup=True, averages=True),  # Defazio et al. 2024, with AdamW
 }

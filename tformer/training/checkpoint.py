@@ -9,7 +9,6 @@ import json
 import math
 import os
 import pathlib
-import re
 import secrets
 import shutil
 from collections.abc import Callable, Mapping
@@ -21,19 +20,19 @@ import orbax.checkpoint as ocp
 from tformer import atomic
 from tformer.distributed import processes
 from tformer.errors import UserError
+from tformer.evaluation import metrics
 from tformer.optim import renamed_paths
 from tformer.training import digests
 from tformer.training.state import TrainState, evaluation_variables
 
-LOWER_IS_BETTER = ('loss', 'nll', 'perplexity', 'error_rate', 'bits_per_byte', 'mean_squared_error')
 ARRAYS = ('variables', 'training')
 
 
 def score(metric: str, value: float) -> float:
-    """Returns `value`, negated for a metric of which less is better: its name says so. What is no number has least."""
+    """Returns `value`, negated where less of the metric is better, so that more is better; -inf for NaN."""
     if math.isnan(value):
         return -math.inf
-    return -value if re.sub(r'_at_\d+$', '', metric).endswith(LOWER_IS_BETTER) else value
+    return -value if metrics.lower_is_better(metric) else value
 
 
 # ----------------------------------------------------------------------------------------------- what is there

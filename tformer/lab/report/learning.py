@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tformer.errors import UserError, nearest
+from tformer.evaluation import metrics
 from tformer.lab.report.costs import Costs
 from tformer.lab.report.results import DONE, FAILED, Results, Run
 from tformer.lab.statistics import comparison, curves
-from tformer.training import checkpoint
 
 POINTS = 150  # of a drawn curve; where a log has more, neighbours are averaged
 QUANTITIES = ('steps', 'tokens', 'flops')  # that no clock measures
@@ -201,7 +201,7 @@ def reaches(results: Results, wanted: Sequence[str]) -> list[Reach]:
             raise UserError(f'--reach={text} is no NAME=VALUE, such as valid/accuracy=0.99')
         if name not in known:
             raise UserError(f'--reach={text}: no metrics.jsonl has {name}{nearest(name, sorted(known))}')
-        lower = checkpoint.score(name, 1.0) < 0
+        lower = metrics.lower_is_better(name)
         ended = {
             arm: [run.curve(name) for run in runs if run.state == FAILED or (run.state == DONE and run.curve(name)[0])]
             for arm, runs in results.arms.items()

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tformer.errors import UserError, nearest
+from tformer.evaluation import metrics
 from tformer.lab.report import costs as costs_lib
 from tformer.lab.report import learning, results, scaling_analysis, texts
 from tformer.lab.report.costs import Costs
@@ -15,7 +16,6 @@ from tformer.lab.report.scaling_analysis import Response, Scaling
 from tformer.lab.report.texts import Compared
 from tformer.lab.statistics import comparison
 from tformer.lab.statistics.comparison import Row
-from tformer.training import checkpoint
 
 METRICS = ('test/loss', 'valid/loss')  # the first that there is, where none is named
 TRAIN, VALID = 'train/loss', 'valid/loss'  # of metrics.jsonl: curves that are always drawn
@@ -120,13 +120,13 @@ def report(
     if baseline not in found.arms:
         raise UserError(f'--baseline={baseline} is no arm{nearest(baseline, found.arms)}')
     metric = _metric(found, metric)
-    lower = is_lower_better(metric)
+    lower = metrics.lower_is_better(metric)
     values = found.values(metric)
     rows = comparison.summary(values, baseline, lower, alpha)
     costs = costs_lib.costs(found, metric)
     means = {row.arm: row.runs.mean for row in rows}
     curve = learning.curve_name(found, metric)
-    curve_lower = curve is None or is_lower_better(curve)
+    curve_lower = curve is None or metrics.lower_is_better(curve)
     drawn = {name: learning.bands(found, name) for name in dict.fromkeys([TRAIN, VALID, curve or VALID])}
     clock = None
     if timing:
@@ -161,11 +161,6 @@ def report(
     )
 
 
-def is_lower_better(metric: str) -> bool:
-    """Returns whether less of a metric is better, which its name says."""
-    return checkpoint.score(metric, 1.0) < 0
-
-
 def _metric(found: Results, metric: str | None) -> str:
     known = sorted({name for run in found.runs for name in run.scores})
     if metric is None:
@@ -182,5 +177,5 @@ def _others(found: Results, metric: str, baseline: str, alpha: float) -> dict[st
     made = {}
     for name in shared:
         values = found.values(name)
-        made[name] = comparison.summary(values, baseline, is_lower_better(name), alpha, resamples=0)
+        made[name] = comparison.summary(values, baseline, metrics.lower_is_better(name), alpha, resamples=0)
     return made

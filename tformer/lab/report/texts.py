@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tformer.evaluation import predictions, text_scores
-from tformer.evaluation.text_scores import SIGNED
+from tformer.evaluation.metrics import SIGNED
 from tformer.lab.report.results import DONE, Results, Run
 from tformer.lab.statistics import resampling
 
