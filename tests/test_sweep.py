@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from unittest import mock
 
 import pytest
 import recipes
@@ -39,6 +40,7 @@ from tformer.lab.sweep import (
     runner,
     sample,
     seeds,
+    trial_process,
     trials,
     uniform,
     zipped,
@@ -378,7 +380,8 @@ while rate == 5.0 and not (home / 'let go').exists():
 
 def acting(directory: pathlib.Path, rates: list[float], parallel: int = 1) -> int:
     made = trials.trials(TINY, grid({'optimizer.learning_rate': rates}))
-    return runner.sweep(TINY, made, directory, parallel, command=[sys.executable, '-c', ACTOR])
+    with mock.patch.object(trial_process, 'TRAIN', [sys.executable, '-c', ACTOR]):
+        return runner.sweep(TINY, made, directory, parallel)
 
 
 def begun(directory: pathlib.Path) -> dict[str, int]:
@@ -473,7 +476,8 @@ def test_a_trial_that_another_process_runs_does_not_fail(tmp_path: pathlib.Path,
         (running / 'error.txt').unlink()
         actor = 'import pathlib, sys; from tformer.training import workdir; workdir.LOCK_SECONDS = 0\n'
         actor += "with workdir.lock(pathlib.Path(sys.argv[2].partition('=')[2])): sys.exit('ValueError: of its own')"
-        assert runner.sweep(TINY, made, tmp_path, command=[sys.executable, '-c', actor]) == 1
+        with mock.patch.object(trial_process, 'TRAIN', [sys.executable, '-c', actor]):
+            assert runner.sweep(TINY, made, tmp_path) == 1
         said = capsys.readouterr().out
         assert re.search(rf'baseline/seed_0  .* s  failed: .*--workdir={running} is in use by process', said)
         assert re.search(r'learning_rate=4.0/seed_0  .* s  failed: ValueError: of its own', said)
@@ -616,7 +620,7 @@ def test_a_sweep_that_is_ended_leaves_no_process_and_goes_on(ending: signal.Sign
     said, _ = life.communicate(timeout=60)
     if ending == signal.SIGTERM:
         assert life.returncode == 75 and 'learning_rate=5.0/seed_0' in said and 'stopped\n' in said
-        assert 'SIGTERM: 2 of 3 trials are done; the same command goes on' in said
+        assert 'SIGTERM: 2 of 3 trials are done; run the same command again to resume' in said
     wait_for(lambda: not trainings(tmp_path), timeout=5)
     assert not (waiting / 'error.txt').exists() and not (waiting / 'result.json').exists()
     (waiting / 'let go').touch()
@@ -639,9 +643,9 @@ def trainings(directory: pathlib.Path) -> list[str]:
 
 def test_trials_at_once_share_the_cores() -> None:
     cores = os.sched_getaffinity(0)
-    shares = [runner._share(slot, len(cores)) for slot in range(len(cores))]
+    shares = [trial_process.share_of_cores(slot, len(cores)) for slot in range(len(cores))]
     assert len(cores) == 1 or (set().union(*shares) == cores and {len(share) for share in shares} == {1})
-    assert runner._share(0, 1) == runner._share(0, len(cores) + 1) == set()
+    assert trial_process.share_of_cores(0, 1) == trial_process.share_of_cores(0, len(cores) + 1) == set()
 
 
 # -------------------------------------------------------------------------------------------- the runner, of trainings
@@ -721,7 +725,7 @@ def test_an_array_of_tasks_has_a_line_for_each_process(tmp_path: pathlib.Path) -
     assert shlex.split(first) == [f'--config={place}/trial.json', f'--workdir={place}'] and len(rest) == 3
     for trial in made:
         (home / trial.directory / 'result.json').write_text('{}')
-    assert runner.array(TINY, made, home) == runner.array(TINY, made[:2], home) == 'all done'
+    assert runner.array(TINY, made, home) == runner.array(TINY, made[:2], home) == 'all trials are done'
     assert not (home / 'trials_3.txt').exists()
 
 
@@ -730,10 +734,11 @@ def test_numbers_of_tasks_are_written_as_slurm_takes_them() -> None:
     assert runner.array_ranges([1]) == '1' and runner.array_ranges([1, 2, 4]) == '1-2,4'
 
 
-def test_a_signal_in_this_process_is_a_stop(tmp_path: pathlib.Path) -> None:
+def test_a_signal_in_this_process_is_a_stop(tmp_path: pathlib.Path, monkeypatch) -> None:
     handler = signal.getsignal(signal.SIGTERM)
     made = trials.trials(TINY, [{}, {'optimizer.learning_rate': 5.0}])
     actor = ACTOR.replace('rate = ', 'import os; os.kill(os.getppid(), signal.SIGTERM); time.sleep(9); rate = ')
+    monkeypatch.setattr(trial_process, 'TRAIN', [sys.executable, '-c', actor])
     with pytest.raises(Stopped, match='SIGTERM: 0 of 2'):
-        runner.sweep(TINY, made, tmp_path, command=[sys.executable, '-c', actor])
+        runner.sweep(TINY, made, tmp_path)
     assert begun(tmp_path) == {} and signal.getsignal(signal.SIGTERM) == handler

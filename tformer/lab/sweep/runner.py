@@ -1,128 +1,160 @@
-"""Runs the trials of a sweep, each a process that trains in a workdir of its own; what is done is not done again."""
+"""Runs the trials of a sweep, each in a process and a workdir of its own; trials that are done are not run again."""
 
-import contextlib
-import dataclasses
 import itertools
-import math
-import os
 import pathlib
-import re
 import shlex
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from tformer import atomic, config
+from tformer import atomic
 from tformer.config import Config
-from tformer.errors import STOPPED, Stopped, UserError, choose
-from tformer.lab.sweep import manifest
+from tformer.errors import Stopped, UserError, choose
+from tformer.lab.sweep import manifest, trial_process
 from tformer.lab.sweep.batched_trials import TRANSFORMS, groups
-from tformer.lab.sweep.trials import LOG, RESULT, STATED, Trial, clear_error, error_of, is_done, write_error
+from tformer.lab.sweep.trial_process import End, TrialProcess
+from tformer.lab.sweep.trials import Trial, is_done
 from tformer.training import workdir
 
-TRAIN = (sys.executable, '-m', 'tformer', 'train')
-EVERY = 10.0  # seconds, after which the list has those that each trial has run so far
-FAR = 5.0  # percent that a match may miss without a word
-
-# What a trial's process runs before it becomes the training: Linux is to kill it where its parent ends, however that
-# does (1 is PR_SET_PDEATHSIG), for a trial that nobody waits for would keep its workdir from the sweep's next life.
-BOUND = """
-import ctypes, os, signal, sys
-if sys.platform.startswith('linux'):
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-    if os.getppid() != int(sys.argv[1]):
-        sys.exit(1)
-os.execv(sys.argv[2], sys.argv[2:])
-"""
-ERRORS = re.compile(r'tformer: .*|[\w.]*(Error|Exception|Interrupt)\b.*')  # how an error's line begins
-
-
-@dataclasses.dataclass
-class Life:
-    """A process that trains a trial, or some together: those of them that are not done, and its log."""
-
-    trials: list[Trial]
-    process: subprocess.Popen[bytes]
-    began: float
-    log: pathlib.Path
-    logged: int  # bytes of its log before it
+WRITE_EVERY = 10.0  # seconds between updates of the seconds that each trial has run
+LARGEST_MISMATCH = 5.0  # percent; an arm that misses a matched quantity by more is named
 
 
 def sweep(
-    base: Config, trials: Sequence[Trial], directory: str | pathlib.Path, parallel: int = 1, together: int = 1,
-    transform: str | None = None, command: Sequence[str] = TRAIN, arguments: Sequence[str] | None = None,
-) -> int:  # fmt: skip
-    """Runs the trials that are not done; returns the exit code: 0, 2 where all that failed were the user's mistakes,
-    else 1.
+    base: Config,
+    trials: Sequence[Trial],
+    directory: str | pathlib.Path,
+    parallel: int = 1,
+    together: int = 1,
+    transform: str | None = None,
+    arguments: Sequence[str] | None = None,
+) -> int:
+    """Runs the trials that are not done, each in DIRECTORY/ARM/seed_N.
 
-    Each trains in DIRECTORY/ARM/seed_N. One that fails leaves its error there in error.txt, and the rest go on.
+    A trial that fails leaves its error there in error.txt, and the others go on.
 
     Args:
-      base: what they change.
+      base: the config that the trials change.
       trials: of a sweep.
       directory: of the sweep.
-      parallel: processes that run at once.
-      together: trials that one process trains in one program, at most, where they differ in numbers alone.
-      transform: how it makes one program of theirs, a key of slices.TRANSFORMS; None: what suits the device.
-      command: what trains.
-      arguments: of the command that began the sweep, if one did, for reports to repeat it.
+      parallel: how many processes run at once.
+      together: how many trials one process trains in one program at most, if they differ in numbers alone.
+      transform: how they share the program, a key of `batched_trials.TRANSFORMS`; None: what suits the device.
+      arguments: of the command line that began the sweep, if one did, for reports to repeat it.
+
+    Returns:
+      The exit code: 0 if all trials are done, 2 if all that failed were the user's mistakes, otherwise 1.
 
     Raises:
       UserError: the directory holds a trial of the same name with another config.
-      Stopped: by a signal; the trials that ran have saved what they had.
+      Stopped: by a signal; the trials that ran have saved their state.
     """
     home = pathlib.Path(directory)
     _check(parallel, together, transform)
-    with workdir.lock(home), _signals() as heard:
-        seconds = manifest.claim(base, trials, home, arguments)
-        done = sum(is_done(home / trial.directory) for trial in trials)
-        print(f'{len(trials)} trials, {done} of them done', flush=True)
-        for name, off in {trial.name: trial.mismatch_percent for trial in trials}.items():
-            for quantity in (each for each in off if abs(off[each]) > FAR):
-                print(f'{name}: {off[quantity]:+.1f} % off the {quantity} that it was to match', flush=True)
-        every = groups(trials, together)
-        waiting = [group for group in every if not all(is_done(home / trial.directory) for trial in group)]
-        lives: dict[int, Life] = {}
-        failed: dict[str, int] = {}
-        stopped, told, written = [], 0, time.monotonic()
-        while lives or (waiting and not heard):
-            asked = len(heard)
-            for slot in range(parallel):
-                if waiting and slot not in lives and not heard:
-                    group = waiting.pop(0)
-                    lives[slot] = _begin(group, home, every.index(group), transform, command, _share(slot, parallel))
-            for slot, life in list(lives.items()):
-                if (code := life.process.poll()) is not None:
-                    del lives[slot]
-                    seconds = ran(seconds, [life])
-                    for trial in life.trials:
-                        said = _end(trial, life, home, code, asked=bool(told))
-                        if said.startswith('failed'):
-                            failed[trial.directory] = code or 2  # of a group that went on without it
-                        elif said.startswith('stopped'):
-                            stopped.append(trial)
-                        else:
-                            done += 1
-                        ended = done + len(failed) + len(stopped)
-                        took = seconds[trial.directory]
-                        print(f'{ended}/{len(trials)}  {trial.directory}  {took:,.0f} s  {said}', flush=True)
-                    written = -math.inf
-                elif told < asked:
-                    life.process.terminate()  # it saves and stops; at the second, at once
-            told = asked
-            if time.monotonic() > written + EVERY:
-                written = time.monotonic()
-                manifest.write(base, trials, home, ran(seconds, lives.values()))
-            time.sleep(0.05)
-    if waiting or stopped:
-        done = sum(is_done(home / trial.directory) for trial in trials)
-        why = signal.Signals(heard[0]).name if heard else f'{stopped[0].directory} stopped'
-        raise Stopped(f'{why}: {done} of {len(trials)} trials are done; the same command goes on')
-    if all(is_done(home / trial.directory) for trial in trials):
+    with workdir.lock(home), trial_process.stop_requests() as requests:
+        runner = _Runner(base, trials, home, manifest.claim(base, trials, home, arguments))
+        print(f'{len(trials)} trials, {runner.count_done()} of them done', flush=True)
+        _print_mismatches(trials)
+        runner.run(groups(trials, together), parallel, transform, requests)
+    done = runner.count_done()
+    if runner.waiting or runner.stopped:
+        why = signal.Signals(requests[0]).name if requests else f'{runner.stopped[0].directory} stopped'
+        raise Stopped(f'{why}: {done} of {len(trials)} trials are done; run the same command again to resume')
+    if done == len(trials):
         return 0
-    return 2 if set(failed.values()) == {2} else 1
+    return 2 if set(runner.failed.values()) == {2} else 1
+
+
+class _Runner:
+    """The state of a sweep that runs.
+
+    Attributes:
+      seconds: that each trial had run when its last process ended, by its directory.
+      waiting: the groups that have not begun, with their numbers.
+      running: the processes, by their slot from 0 to `parallel` - 1.
+      failed: the exit codes of trials that failed, by their directories.
+      stopped: the trials that saved their state and stopped.
+    """
+
+    def __init__(self, base: Config, trials: Sequence[Trial], home: pathlib.Path, seconds: Mapping[str, float]):
+        self.base, self.trials, self.home, self.seconds = base, trials, home, seconds
+        self.waiting: list[tuple[int, list[Trial]]] = []
+        self.running: dict[int, TrialProcess] = {}
+        self.failed: dict[str, int] = {}
+        self.stopped: list[Trial] = []
+        self.num_ended = self.count_done()
+
+    def count_done(self) -> int:
+        return sum(is_done(self.home / trial.directory) for trial in self.trials)
+
+    def run(self, every: Sequence[list[Trial]], parallel: int, transform: str | None, requests: list[int]) -> None:
+        """Runs all groups; after a request to stop, waits for the processes that run."""
+        self.waiting = [(number, group) for number, group in enumerate(every) if not _all_done(group, self.home)]
+        passed_on, written = 0, time.monotonic()
+        while self.running or (self.waiting and not requests):
+            num_requests = len(requests)
+            for slot in range(parallel):
+                if self.waiting and slot not in self.running and not requests:
+                    number, group = self.waiting.pop(0)
+                    cores = trial_process.share_of_cores(slot, parallel)
+                    self.running[slot] = trial_process.start(group, self.home, number, transform, cores)
+            any_ended = self._collect(asked=passed_on > 0)
+            if passed_on < num_requests:
+                for running in self.running.values():
+                    running.process.terminate()  # the first makes it save and stop; the second ends it at once
+            passed_on = num_requests
+            if any_ended or time.monotonic() > written + WRITE_EVERY:
+                written = time.monotonic()
+                manifest.write(self.base, self.trials, self.home, add_time(self.seconds, self.running.values()))
+            time.sleep(0.05)
+
+    def _collect(self, asked: bool) -> bool:
+        """Records and prints how the trials of processes that have ended came out; returns whether any has ended."""
+        ended = {slot: code for slot, each in self.running.items() if (code := each.process.poll()) is not None}
+        for slot, code in ended.items():
+            process = self.running.pop(slot)
+            self.seconds = add_time(self.seconds, [process])
+            for trial in process.trials:
+                self._record(trial, process, code, asked)
+        return bool(ended)
+
+    def _record(self, trial: Trial, process: TrialProcess, code: int, asked: bool) -> None:
+        end, text = process.outcome(trial, self.home, code, asked)
+        if end is End.FAILED:
+            self.failed[trial.directory] = code or 2  # 0 of a group that went on without this trial
+        elif end is End.STOPPED:
+            self.stopped.append(trial)
+        self.num_ended += 1
+        seconds = f'{self.seconds[trial.directory]:,.0f} s'
+        print(f'{self.num_ended}/{len(self.trials)}  {trial.directory}  {seconds}  {text}', flush=True)
+
+
+def add_time(before: Mapping[str, float], processes: Iterable[TrialProcess]) -> dict[str, float]:
+    """Returns the seconds that each trial has run, with those of its process so far, which its trials share equally."""
+    now, seconds = time.monotonic(), dict(before)
+    for each in processes:
+        for trial in each.trials:
+            seconds[trial.directory] = seconds.get(trial.directory, 0.0) + (now - each.began) / len(each.trials)
+    return seconds
+
+
+def _all_done(group: Sequence[Trial], home: pathlib.Path) -> bool:
+    return all(is_done(home / trial.directory) for trial in group)
+
+
+def _print_mismatches(trials: Sequence[Trial]) -> None:
+    for name, mismatches in {trial.name: trial.mismatch_percent for trial in trials}.items():
+        for quantity, percent in mismatches.items():
+            if abs(percent) > LARGEST_MISMATCH:
+                print(f'{name}: misses the {quantity} that it should match by {percent:+.1f} %', flush=True)
+
+
+def _check(parallel: int, together: int, transform: str | None) -> None:
+    for name, number in (('parallel', parallel), ('together', together)):
+        if number < 1:
+            raise UserError(f'--{name}={number} must be positive')
+    if transform is not None:
+        choose(TRANSFORMS, transform, '--transform')
 
 
 def array(
@@ -146,10 +178,12 @@ def array(
     with workdir.lock(home):
         manifest.claim(base, trials, home, arguments)
         every = groups(trials, together)
-        left = [i for i, group in enumerate(every, 1) if not all(is_done(home / each.directory) for each in group)]
+        left = [number for number, group in enumerate(every, 1) if not _all_done(group, home)]
         if not left:
-            return 'all done'
-        file = _listed(home, ''.join(f'{shlex.join(_arguments(group, home, transform))}\n' for group in every))
+            return 'all trials are done'
+        file = _listed(
+            home, ''.join(f'{shlex.join(trial_process.train_arguments(group, home, transform))}\n' for group in every)
+        )
     return f'sbatch --array={array_ranges(left)} launch/slurm_array.sbatch {shlex.quote(str(file))}'
 
 
@@ -171,101 +205,3 @@ def _listed(home: pathlib.Path, text: str) -> pathlib.Path:
     if not file.exists():
         atomic.write(file, text)
     return file
-
-
-def ran(before: Mapping[str, float], lives: Iterable[Life]) -> dict[str, float]:
-    """Returns the seconds that each trial had run before, and those of its life so far; of some together, shared."""
-    now, seconds = time.monotonic(), dict(before)
-    for life in lives:
-        for trial in life.trials:
-            seconds[trial.directory] = seconds.get(trial.directory, 0.0) + (now - life.began) / len(life.trials)
-    return seconds
-
-
-# ----------------------------------------------------------------------------------------------------------- processes
-
-
-def _begin(
-    group: Sequence[Trial],
-    home: pathlib.Path,
-    number: int,
-    transform: str | None,
-    command: Sequence[str],
-    cores: set[int],
-) -> Life:
-    """Starts the process of a group, of which some may be done; those that failed are tried again."""
-    left = [trial for trial in group if not is_done(home / trial.directory)]
-    for trial in left:
-        clear_error(home / trial.directory)
-    file = home / group[0].directory / LOG if len(group) == 1 else home / f'together_{number}.txt'
-    with file.open('ab') as log:
-        process = subprocess.Popen(
-            [sys.executable, '-c', BOUND, str(os.getpid()), *command, *_arguments(group, home, transform)],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            process_group=0,  # so that Ctrl-C reaches it from here alone
-        )
-        if cores:
-            with contextlib.suppress(ProcessLookupError):  # it has ended
-                os.sched_setaffinity(process.pid, cores)
-        return Life(left, process, time.monotonic(), file, log.tell())
-
-
-def _arguments(group: Sequence[Trial], home: pathlib.Path, transform: str | None) -> list[str]:
-    """Returns what `tformer train` takes to train a group."""
-    places = [home / trial.directory for trial in group]
-    if len(group) == 1:
-        return [f'--config={places[0] / STATED}', f'--workdir={places[0]}']
-    return [*map(str, places), *([f'--transform={transform}'] if transform else [])]
-
-
-def _check(parallel: int, together: int, transform: str | None) -> None:
-    for name, number in (('parallel', parallel), ('together', together)):
-        if number < 1:
-            raise UserError(f'--{name}={number} must be positive')
-    if transform is not None:
-        choose(TRANSFORMS, transform, '--transform')
-
-
-def _end(trial: Trial, life: Life, home: pathlib.Path, code: int, asked: bool) -> str:
-    """Returns how a trial ended, in words; writes the error of one that failed to its workdir, if it is free."""
-    place = home / trial.directory
-    if is_done(place):
-        scores = [f'{split} loss {found["loss"]:.4g}' for split, found in config.read_json(place / RESULT).items()
-                  if 'loss' in found]  # fmt: skip
-        return ', '.join(['done', *scores])
-    if code == STOPPED or (asked and code in (-signal.SIGTERM, 128 + signal.SIGTERM)):
-        return 'stopped'
-    free = not workdir.is_locked(place, workdir.LOCK_SECONDS)
-    error = error_of(place) if free else None
-    if error is None:
-        with life.log.open('rb') as log:
-            log.seek(life.logged)
-            lines = [line for line in log.read().decode(errors='replace').splitlines() if line.strip()]
-        lines = [line for line in lines if ERRORS.match(line)] or lines
-        how = lines[-1].strip() if lines else f'exit code {code}'
-        error = f'ended by {signal.Signals(-code).name}' if code < 0 else how
-        if free:
-            write_error(place, error)
-    return f'failed: {error} ({life.log})'
-
-
-def _share(slot: int, parallel: int) -> set[int]:
-    """Returns the cores of one of `parallel` trials at once: none in particular where there are too few for each."""
-    if parallel == 1 or not hasattr(os, 'sched_getaffinity'):
-        return set()
-    return set(sorted(os.sched_getaffinity(0))[slot::parallel]) if len(os.sched_getaffinity(0)) >= parallel else set()
-
-
-@contextlib.contextmanager
-def _signals() -> Iterator[list[int]]:
-    """Gives the list of the requests to stop so far."""
-    heard: list[int] = []
-    numbers = [each for each in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(each) is not signal.SIG_IGN]
-    before = {each: signal.signal(each, lambda number, _: heard.append(number)) for each in numbers}
-    try:
-        yield heard
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
