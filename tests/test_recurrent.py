@@ -523,7 +523,7 @@ def test_what_reads_no_further_than_its_turn_is_taken():
     odd = make_model('encoder_decoder', emb_dim=15, recurrent_attention='dot')  # no heads, no sinusoids
     checks.check_here(make_config(checks.resolve(make_config(odd), vocab_size=V).model))
     case = made('dot')
-    with pytest.raises(ValueError, match='one source a row'):
+    with pytest.raises(ValueError, match='one source per row'):
         case.apply(case.params, {**case.batch, 'segment_ids': np.ones((4, T), np.int32)})
 
 

@@ -1,12 +1,18 @@
 """The three families: which stacks exist and which mask they get.
 
-Shapes: B batch, T query length, S key length, D residual width, E width of the token table, F MLP width, N query heads,
-K key/value heads, G = N/K, H head size of queries and keys, V that of values or the vocabulary, L layers, C classes.
+Shape letters, in all of tformer; a file that needs more of them says so at its head:
 
-A batch holds `inputs positions` [B, T] (position -1 is padding), with packing `segment_ids`, for a prefix LM `prefix`
-(bool), for an encoder `token_types`, and for two stacks `encoder_inputs encoder_positions encoder_segment_ids`. Missing
-positions count from 0. Training is the presence of a dropout rng; decoding is the presence of a cache; BatchNorm's
-statistics change where their collection is mutable.
+    B batch            D residual stream         N query heads              E experts
+    T query length     W token table             K key and value heads      L layers
+    S key length       F feed-forward            G = N / K                  C classes
+    V vocabulary                                 H size of a head of queries and keys, U of values
+
+A batch holds `inputs` and `positions` [B, T] (position -1 is padding), with packing `segment_ids`, for a prefix LM
+`prefix` (bool), for an encoder `token_types`, and for two stacks `encoder_inputs`, `encoder_positions` and
+`encoder_segment_ids`. Missing positions count from 0.
+
+There are no modes. A model trains where a dropout rng is given, decodes where a cache is given, and updates BatchNorm's
+statistics where their collection is mutable. `dropout_rates=None` stands for the rates of the configuration.
 """
 
 import dataclasses
@@ -30,7 +36,7 @@ from tformer.layers.tower import Batch, Tower, positions_of, real_tokens
 
 
 class Family(nn.Module):
-    """What all families have: heads on the residual stream after their last stack. A head that is not called has no
+    """What all families share: heads on the residual stream after the last stack. A head that is never called has no
     parameters."""
 
     cfg: Model
@@ -45,34 +51,30 @@ class Family(nn.Module):
         self.tag_head = LinearHead(cfg, cfg.num_classes or 0)
         self.span_head = LinearHead(cfg, 2)
 
-    def features(self, batch: Batch, dropout_rates: DropoutRates) -> jax.Array:
-        """Returns x_BTD, the stream of the last stack."""
+    def features(self, batch: Batch, dropout_rates: DropoutRates | None = None) -> jax.Array:
+        """Returns x_BTD, the residual stream after the last stack."""
         raise NotImplementedError
 
     def logits(self, x_BTD: jax.Array, real_BT: jax.Array) -> jax.Array:
-        """Returns logits_BTV, float32, of the stream of the last stack."""
+        """Returns logits_BTV, float32, of the residual stream after the last stack."""
         return self.head(x_BTD, real_BT, self.embed.logits if self.cfg.tied_embeddings in ('all', 'output') else None)
 
     def __call__(self, batch: Batch, dropout_rates: DropoutRates | None = None) -> jax.Array:
         """Returns logits_BTV, float32."""
-        return self.logits(
-            self.features(batch, DropoutRates.of(self.cfg) if dropout_rates is None else dropout_rates),
-            real_tokens(batch),
-        )
+        return self.logits(self.features(batch, dropout_rates), real_tokens(batch))
 
     def token_statistics(
         self, batch: Batch, dropout_rates: DropoutRates | None = None, *, chunk: int
     ) -> TokenStatistics:
-        """Returns the summary [B, T] of each token's logits, of which [B, chunk, V] are held at once.
+        """Returns the statistics [B, T] of each token's logits, of which only [B, chunk, V] are in memory at once.
 
-        The backward pass computes them again, chunk by chunk.
+        The backward pass computes the logits again, chunk by chunk.
         """
-        dropout_rates = DropoutRates.of(self.cfg) if dropout_rates is None else dropout_rates
         x_BTD, T = self.features(batch, dropout_rates), batch['targets'].shape[1]
         count = -(-T // chunk)
 
         def split(x: jax.Array) -> jax.Array:
-            """Chunk i has the positions i, i + count, ...: devices that share the length have some of each chunk."""
+            """Chunk i has the positions i, i + count, ..., so that devices which split the length share each chunk."""
             x = jnp.pad(x, [(0, 0), (0, -T % count), *[(0, 0)] * (x.ndim - 2)])
             return jnp.moveaxis(x.reshape(x.shape[0], -1, count, *x.shape[2:]), 2, 0)
 
@@ -82,38 +84,33 @@ class Family(nn.Module):
         def one(
             family: Family, carry: None, part: tuple[jax.Array, jax.Array, jax.Array]
         ) -> tuple[None, TokenStatistics]:
-            x_BCD, real_BC, targets_BC = part
-            return carry, token_statistics(family.logits(x_BCD, real_BC), targets_BC)
+            x_BTD, real_BT, targets_BT = part
+            return carry, token_statistics(family.logits(x_BTD, real_BT), targets_BT)
 
         each = nn.scan(nn.remat(one, prevent_cse=False), variable_broadcast='params', split_rngs={'params': False})
-        each = nn.map_variables(each, 'params', in_float32)  # so that gradients of all chunks add up in it
+        each = nn.map_variables(each, 'params', in_float32)  # so that the gradients of all chunks add up in float32
         parts = jax.tree.map(split, (x_BTD, real_tokens(batch), batch['targets']))
         return jax.tree.map(join, each(self, None, parts)[1])
 
     def pool(self, batch: Batch, dropout_rates: DropoutRates | None = None) -> jax.Array:
         """Returns x_BD, one vector for each sequence."""
-        dropout_rates = DropoutRates.of(self.cfg) if dropout_rates is None else dropout_rates
         return self.pooler(self.features(batch, dropout_rates), real_tokens(batch))
 
     def classify(self, batch: Batch, dropout_rates: DropoutRates | None = None) -> jax.Array:
         """Returns logits_BC, float32, of the pooled sequence."""
-        dropout_rates = DropoutRates.of(self.cfg) if dropout_rates is None else dropout_rates
-        return self.class_head(self.pool(batch, dropout_rates), dropout_rates.head)
+        return self.class_head(self.pool(batch, dropout_rates), dropout_rates)
 
     def regress(self, batch: Batch, dropout_rates: DropoutRates | None = None) -> jax.Array:
         """Returns a number for each pooled sequence, float32 [B]."""
-        dropout_rates = DropoutRates.of(self.cfg) if dropout_rates is None else dropout_rates
-        return self.number_head(self.pool(batch, dropout_rates), dropout_rates.head)[:, 0]
+        return self.number_head(self.pool(batch, dropout_rates), dropout_rates)[:, 0]
 
     def tag(self, batch: Batch, dropout_rates: DropoutRates | None = None) -> jax.Array:
         """Returns logits_BTC, float32, of each token."""
-        dropout_rates = DropoutRates.of(self.cfg) if dropout_rates is None else dropout_rates
-        return self.tag_head(self.features(batch, dropout_rates), dropout_rates.head)
+        return self.tag_head(self.features(batch, dropout_rates), dropout_rates)
 
     def find_spans(self, batch: Batch, dropout_rates: DropoutRates | None = None) -> jax.Array:
-        """Returns logits_BT2, float32: of each token as the first of an answer, and as the last."""
-        dropout_rates = DropoutRates.of(self.cfg) if dropout_rates is None else dropout_rates
-        return self.span_head(self.features(batch, dropout_rates), dropout_rates.head)
+        """Returns logits_BT2, float32: each token's as the first of an answer, and as the last."""
+        return self.span_head(self.features(batch, dropout_rates), dropout_rates)
 
 
 def in_float32(tree: Any) -> Any:
@@ -127,7 +124,7 @@ def make_tower(cfg: Model, stack: str, cross: bool = False) -> Any:
 
 
 class EncoderOnly(Family):
-    """BERT: every token sees every other (Devlin et al. 2019)."""
+    """BERT: every token attends to all others (Devlin et al. 2019)."""
 
     def setup(self) -> None:
         cfg = self.cfg
@@ -139,26 +136,25 @@ class EncoderOnly(Family):
         self.generator = Generator(narrowed(cfg))
         self.detection_head = DetectionHead(cfg)
 
-    def encode(self, batch: Batch, dropout_rates: DropoutRates | None = None) -> jax.Array:
-        """Returns x_BTD."""
-        dropout_rates = DropoutRates.of(self.cfg) if dropout_rates is None else dropout_rates
+    def features(self, batch: Batch, dropout_rates: DropoutRates | None = None) -> jax.Array:
         return self.encoder(self.embed(batch['inputs']), batch, dropout_rates)
 
-    def features(self, batch: Batch, dropout_rates: DropoutRates) -> jax.Array:
-        return self.encode(batch, dropout_rates)
+    def encode(self, batch: Batch, dropout_rates: DropoutRates | None = None) -> jax.Array:
+        """Returns x_BTD, the residual stream after the encoder."""
+        return self.features(batch, dropout_rates)
 
     def unmask_pairs(self, batch: Batch, dropout_rates: DropoutRates | None = None) -> tuple[jax.Array, jax.Array]:
         """Returns (logits_BTV of the tokens, logits_BC of two sentences), float32."""
         x_BTD, real_BT = self.encode(batch, dropout_rates), real_tokens(batch)
-        return self.logits(x_BTD, real_BT), self.sentence_head(self.pooler(x_BTD, real_BT))
+        return self.logits(x_BTD, real_BT), self.sentence_head(self.pooler(x_BTD, real_BT), DropoutRates())
 
     def detect(self, batch: Batch, dropout_rates: DropoutRates | None = None) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Returns (the generator's logits_BTV, the tokens with what it drew, a number for each: was it replaced?).
+        """Returns (the generator's logits_BTV, tokens_BT with its samples, for each token the logit of being replaced).
 
-        The generator fills the places that have `weights`, drawing with the key `sample`, or always alike without one;
-        no gradient goes through what it drew (Clark et al. 2020, section 2). Token embeddings are shared.
+        The generator samples tokens where `weights` is positive, with the random key `sample`; without one it always
+        draws the same. No gradient passes through the samples (Clark et al. 2020, section 2). Generator and encoder
+        share the token embeddings.
         """
-        dropout_rates = DropoutRates.of(self.cfg) if dropout_rates is None else dropout_rates
         tied = self.embed.logits if self.cfg.tied_embeddings else None
         logits_BTV = self.generator(self.embed(batch['inputs']), batch, dropout_rates, tied)
         key = self.make_rng('sample') if self.has_rng('sample') else jax.random.key(0)
@@ -168,7 +164,7 @@ class EncoderOnly(Family):
 
 
 class Generator(nn.Module):
-    """ELECTRA's small masked language model, over the embeddings of the large one (Clark et al. 2020, 3.2)."""
+    """ELECTRA's small masked language model, on the token embeddings of the large one (Clark et al. 2020, 3.2)."""
 
     cfg: Model
 
@@ -177,14 +173,18 @@ class Generator(nn.Module):
         self.head = VocabularyHead(self.cfg)
 
     def __call__(
-        self, x_BTE: jax.Array, batch: Batch, dropout_rates: DropoutRates, tied: Callable[[jax.Array], jax.Array] | None
+        self,
+        x_BTW: jax.Array,
+        batch: Batch,
+        dropout_rates: DropoutRates | None,
+        tied: Callable[[jax.Array], jax.Array] | None,
     ) -> jax.Array:
         """Returns logits_BTV, float32."""
-        return self.head(self.encoder(x_BTE, batch, dropout_rates), real_tokens(batch), tied)
+        return self.head(self.encoder(x_BTW, batch, dropout_rates), real_tokens(batch), tied)
 
 
 def narrowed(cfg: Model) -> Model:
-    """Returns the generator's part of `cfg`: fewer heads of the same size, widths in proportion, tokens as wide."""
+    """Returns the generator's configuration: fewer heads of the same size, widths in proportion, equal token table."""
     heads = max(1, round(cfg.num_heads * cfg.generator_fraction))
     share = heads / cfg.num_heads
     return dataclasses.replace(
@@ -198,8 +198,19 @@ def narrowed(cfg: Model) -> Model:
     )
 
 
-class DecoderOnly(Family):
-    """GPT: every token sees those before it (Radford et al. 2018)."""
+class DecoderFamily(Family):
+    """A family whose last stack is a decoder, which generates token by token with a cache."""
+
+    def extend(
+        self, tokens_BT: jax.Array, positions_BT: jax.Array, cache: Any, prefix_BT: jax.Array | None = None
+    ) -> tuple[jax.Array, Any]:
+        """Returns (logits_BTV of the new tokens, the cache with them); a whole prefix must come in one call."""
+        x_BTD, cache = self.decoder.extend(self.embed(tokens_BT), positions_BT, cache, prefix_BT)
+        return self.logits(x_BTD, positions_BT >= 0), cache
+
+
+class DecoderOnly(DecoderFamily):
+    """GPT: every token attends to those before it (Radford et al. 2018)."""
 
     def setup(self) -> None:
         cfg = self.cfg
@@ -208,23 +219,16 @@ class DecoderOnly(Family):
         self.decoder = make_tower(cfg, 'decoder')
         self.add_heads()
 
-    def features(self, batch: Batch, dropout_rates: DropoutRates) -> jax.Array:
+    def features(self, batch: Batch, dropout_rates: DropoutRates | None = None) -> jax.Array:
         return self.decoder(self.embed(batch['inputs']), batch, dropout_rates)
 
     def start(self, batch: Batch, slots: int) -> Any:
         """Returns an empty cache of `slots` slots for the rows of `batch`."""
         return self.decoder.start(batch['inputs'].shape[0], slots, None, None)
 
-    def extend(
-        self, tokens_BT: jax.Array, positions_BT: jax.Array, cache: Any, prefix_BT: jax.Array | None = None
-    ) -> tuple[jax.Array, Any]:
-        """Returns (logits_BTV of the new tokens, the cache with them); a prefix must come in one call."""
-        x_BTD, cache = self.decoder.extend(self.embed(tokens_BT), positions_BT, cache, prefix_BT)
-        return self.logits(x_BTD, positions_BT >= 0), cache
 
-
-class EncoderDecoder(Family):
-    """The original (Vaswani et al. 2017), T5, BART: a decoder that also sees an encoder's output."""
+class EncoderDecoder(DecoderFamily):
+    """The original (Vaswani et al. 2017), T5, BART: a decoder that also attends to an encoder's output."""
 
     def setup(self) -> None:
         cfg = self.cfg
@@ -238,27 +242,19 @@ class EncoderDecoder(Family):
 
     def encode(self, batch: Batch, dropout_rates: DropoutRates | None = None) -> Any:
         """Returns the encoder's output [B, S, D]; of a recurrent one `recurrent.Encoded`."""
-        dropout_rates = DropoutRates.of(self.cfg) if dropout_rates is None else dropout_rates
         embed = self.embed if self.cfg.tied_embeddings in ('all', 'inputs') else self.encoder_embed
         return self.encoder.encode(embed(batch['encoder_inputs']), batch, dropout_rates)
 
-    def features(self, batch: Batch, dropout_rates: DropoutRates) -> jax.Array:
+    def features(self, batch: Batch, dropout_rates: DropoutRates | None = None) -> jax.Array:
         return self.decoder(self.embed(batch['inputs']), batch, dropout_rates, self.encode(batch, dropout_rates))
 
     def start(self, batch: Batch, slots: int) -> Any:
-        """Returns an empty cache of `slots` slots that holds what the decoder reads of the encoder's `batch`."""
+        """Returns an empty cache of `slots` slots, with what the decoder reads of the encoded `batch`."""
         if 'encoder_segment_ids' in batch:
-            raise ValueError('decoding reads one source a row: no encoder_segment_ids')
+            raise ValueError('decoding takes one source per row: encoder_segment_ids are not supported')
         with unpipelined():
             encoded = self.encode(batch, DropoutRates())
         return self.decoder.start(batch['inputs'].shape[0], slots, encoded, positions_of(batch, 'encoder_'))
-
-    def extend(
-        self, tokens_BT: jax.Array, positions_BT: jax.Array, cache: Any, prefix_BT: jax.Array | None = None
-    ) -> tuple[jax.Array, Any]:
-        """Returns (logits_BTV of the new tokens, the cache with them); a prefix must come in one call."""
-        x_BTD, cache = self.decoder.extend(self.embed(tokens_BT), positions_BT, cache, prefix_BT)
-        return self.logits(x_BTD, positions_BT >= 0), cache
 
 
 FAMILIES: dict[str, type[nn.Module]] = {
@@ -269,7 +265,7 @@ FAMILIES: dict[str, type[nn.Module]] = {
 
 TIED_EMBEDDINGS = ('all', 'inputs', 'output', None)
 
-PARAMETRIZATIONS = ('mup', None)  # Yang et al. 2022: the best learning rate does not change with the width
+PARAMETRIZATIONS = ('mup', None)  # muP: the best learning rate does not depend on the width (Yang et al. 2022)
 
 
 def build(cfg: Model) -> nn.Module:

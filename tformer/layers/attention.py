@@ -49,7 +49,7 @@ class Attention(nn.Module):
     def setup(self) -> None:
         cfg, stack = self.cfg, self.stack
         assert cfg.num_kv_heads and cfg.head_dim and cfg.value_dim
-        D, N, K, H, V = cfg.emb_dim, cfg.num_heads, cfg.num_kv_heads, cfg.head_dim, cfg.value_dim
+        D, N, K, H, U = cfg.emb_dim, cfg.num_heads, cfg.num_kv_heads, cfg.head_dim, cfg.value_dim
 
         def project(role: str, equation: str, heads: int, size: int, axis: str) -> Dense:
             shape, names = (D, heads, size), ('embed', axis, 'head_dim')
@@ -58,9 +58,9 @@ class Attention(nn.Module):
         if cfg.attention_projections:
             self.query = project('query', 'BTD,DNH->BNTH', N, H, 'heads')
             self.key = project('key', 'BSD,DKH->BKSH', K, H, 'kv_heads')
-            self.value = project('value', 'BSD,DKV->BKSV', K, V, 'kv_heads')
+            self.value = project('value', 'BSD,DKU->BKSU', K, U, 'kv_heads')
             out, names = 'out' in cfg.attention_bias, ('heads', 'head_dim', 'embed')
-            self.out = Dense(cfg, 'BNTV,NVD->BTD', (N, V, D), names, out, 'attention_out', stack)
+            self.out = Dense(cfg, 'BNTU,NUD->BTD', (N, U, D), names, out, 'attention_out', stack)
         norm = choose(HEAD_NORMS, cfg.qk_norm, 'model.qk_norm')
         self.query_norm, self.key_norm = norm(cfg), norm(cfg)
         self.sink = choose(SINKS, cfg.attention_sink, 'model.attention_sink')(cfg)
@@ -68,7 +68,7 @@ class Attention(nn.Module):
         self.bias = POSITIONS[cfg.position].bias(cfg, self.stack == 'encoder' or self.cross) if biased else None  # type: ignore[misc]
 
     def keys_values(self, x_BSD: jax.Array, angles: Angles | None) -> tuple[jax.Array, jax.Array]:
-        """Returns (k_BKSH, v_BKSV), the keys turned by their positions' angles."""
+        """Returns (k_BKSH, v_BKSU), the keys turned by their positions' angles."""
         if not self.cfg.attention_projections:
             heads_BNSH = split_heads(x_BSD, self.cfg.num_heads)
             return rotate(self.key_norm(heads_BNSH), angles), heads_BNSH
@@ -78,7 +78,7 @@ class Attention(nn.Module):
         self,
         x_BTD: jax.Array,
         k_BKSH: jax.Array,
-        v_BKSV: jax.Array,
+        v_BKSU: jax.Array,
         context: AttentionContext,
         window: jax.Array | None = None,
         dropout_rate: MaybeScalar = None,
@@ -107,8 +107,8 @@ class Attention(nn.Module):
         kernel = choose(kernels.KERNELS, cfg.attention_kernel, 'model.attention_kernel').function
         if ring_attention.ways() > 1 and q_BNTH.shape[2] > 1:
             kernel = ring_attention.ring
-        out_BNTV = kernel(q_BNTH, k_BKSH, v_BKSV, mask_BTS, options)
-        return self.out(out_BNTV) if cfg.attention_projections else join_heads(out_BNTV)
+        out_BNTU = kernel(q_BNTH, k_BKSH, v_BKSU, mask_BTS, options)
+        return self.out(out_BNTU) if cfg.attention_projections else join_heads(out_BNTU)
 
 
 def split_heads(x_BTD: jax.Array, num_heads: int) -> jax.Array:

@@ -14,28 +14,41 @@ from tformer.distributed.sharding import Schedule, constrain, partitioned, sched
 from tformer.errors import choose
 from tformer.layers.attention import Attention, AttentionContext
 from tformer.layers.cache import KeyValues
-from tformer.layers.dropout import DropoutRates, dropout
+from tformer.layers.dropout import DropoutRates, drop
 from tformer.layers.initializers import deepnorm, depths
 from tformer.layers.mlp import Mlp
 from tformer.layers.moe import Moe
-from tformer.layers.norms import make_norm
+from tformer.layers.norms import Norm, make_norm
 from tformer.layers.parallel.pipeline_stages import computed, pipelined
 from tformer.layers.placements import PLACEMENTS, Function, Sublayer
 from tformer.layers.positions import sinusoidal
 
 
 class StackInputs(flax.struct.PyTreeNode):
-    """What every layer of a stack reads besides its own activations; built once per call."""
+    """What every layer of a stack reads besides the residual stream; built once per call.
+
+    Attributes:
+      own: of self-attention.
+      dropout_rates: of this call.
+      index: first free slot of the cache; None without a cache.
+      cross: of cross-attention; None without an encoder.
+      encoded_BSD: the encoder's output; None without an encoder, or where its keys and values are cached.
+    """
 
     own: AttentionContext
     dropout_rates: DropoutRates
-    index: jax.Array | None = None  # first free slot of the cache
+    index: jax.Array | None = None
     cross: AttentionContext | None = None
     encoded_BSD: jax.Array | None = None
 
 
 class PerLayer(flax.struct.PyTreeNode):
-    """What is each layer's own besides its parameters; None where no layer differs."""
+    """What differs from layer to layer besides the parameters; None where no layer differs.
+
+    Attributes:
+      window: positions that local self-attention sees.
+      depth: the layer's number, from 1.
+    """
 
     window: jax.Array | None = None
     depth: jax.Array | None = None
@@ -43,7 +56,7 @@ class PerLayer(flax.struct.PyTreeNode):
 
 
 class Block(nn.Module):
-    """Self-attention, cross-attention where there is an encoder, feed-forward; each in its residual and norm."""
+    """Self-attention, cross-attention where there is an encoder, feed-forward; each with its residual and norm."""
 
     cfg: Model
     stack: str
@@ -59,69 +72,80 @@ class Block(nn.Module):
         self.mlp = Moe(cfg, stack) if cfg.num_experts else Mlp(cfg, stack)
         self.mlp_norm, self.mlp_out_norm, self.mlp_gain = make_norm(cfg), make_norm(cfg), Gain()
 
-    def cross_keys_values(self, carry: None, encoded_BSD: jax.Array, angles: Any) -> tuple[None, KeyValues]:
-        """Returns this layer's keys and values of the encoder's output, for decoding."""
-        return carry, KeyValues(*self.cross_attention.keys_values(encoded_BSD, angles))
-
     def __call__(
         self, x_BTD: jax.Array, own: KeyValues | None, cross: KeyValues | None, layer: PerLayer, inputs: StackInputs
     ) -> tuple[jax.Array, KeyValues | None]:
-        cfg, dropout_rates, real_BT = self.cfg, inputs.dropout_rates, inputs.own.query_positions_BT >= 0
+        """Returns (x_BTD after the block, its extended cache or None).
 
-        def stream(x: jax.Array) -> jax.Array:
-            return constrain(x, 'batch', 'stream_length', 'act_embed')
+        The placement says where norms and residual sums stand. With `pre`, each sub-layer F in turn: x + F(norm(x)).
+        """
+        cfg, real_BT, rates = self.cfg, inputs.own.query_positions_BT >= 0, inputs.dropout_rates
 
-        def whole(x: jax.Array) -> jax.Array:
-            return constrain(x, 'batch', 'length', 'act_embed')
-
-        def drop(x: jax.Array) -> jax.Array:
-            training = self.has_rng('dropout') and dropout_rates.residual is not None
-            return dropout(x, dropout_rates.residual, self.make_rng('dropout')) if training else x
-
-        def attend_self(h_BTD: jax.Array) -> jax.Array:
+        def attention(h_BTD: jax.Array) -> jax.Array:
             nonlocal own
-            k, v = self.attention.keys_values(h_BTD, inputs.own.query_angles)
-            if own is not None:
-                assert inputs.index is not None
-                own = own.extend(k, v, inputs.index)
-                k, v = own.k, own.v
-            return self.attention(h_BTD, k, v, inputs.own, layer.window, dropout_rates.attention)
+            h_BTD, own = self.attend_self(h_BTD, own, layer.window, inputs)
+            return h_BTD
 
-        def attend_encoder(h_BTD: jax.Array) -> jax.Array:
-            assert inputs.cross is not None
-            kv = cross
-            if kv is None:
-                assert inputs.encoded_BSD is not None
-                kv = self.cross_keys_values(None, inputs.encoded_BSD, inputs.cross.key_angles)[1]
-            return self.cross_attention(h_BTD, kv.k, kv.v, inputs.cross, None, dropout_rates.attention)
+        def cross_attention(h_BTD: jax.Array) -> jax.Array:
+            return self.attend_encoder(h_BTD, cross, inputs)
 
-        def feed_forward(h_BTD: jax.Array) -> jax.Array:
-            return self.mlp(h_BTD, real_BT, dropout_rates.activation)
+        def mlp(h_BTD: jax.Array) -> jax.Array:
+            return self.mlp(h_BTD, real_BT, rates.activation)
 
-        def sublayer(function: Function, name: str) -> Sublayer:
-            norm, out_norm, gain = (getattr(self, f'{name}_{part}') for part in ('norm', 'out_norm', 'gain'))
-            # Whole on both sides: XLA's sum of a stream split by heads and of a partial one is wrong (jax 0.10.2).
-            return Sublayer(
-                lambda x: drop(stream(whole(function(whole(x))))),
-                norm=lambda x: norm(x, real_BT),
-                out_norm=lambda x: out_norm(x, real_BT),
-                gain=gain,
-            )
+        def sublayer(function: Function, norm: Norm, out_norm: Norm, gain: Gain) -> Sublayer:
+            def branch(x_BTD: jax.Array) -> jax.Array:
+                # Whole on both sides: XLA's sum of a stream split by heads and of a partial one is wrong (jax 0.10.2).
+                return drop(self, stream(whole(function(whole(x_BTD)))), rates.residual)
 
-        sublayers = [sublayer(attend_self, 'attention')]
+            return Sublayer(branch, lambda x: norm(x, real_BT), lambda x: out_norm(x, real_BT), gain)
+
+        sublayers = [sublayer(attention, self.attention_norm, self.attention_out_norm, self.attention_gain)]
         if self.cross:
-            sublayers.append(sublayer(attend_encoder, 'cross'))
-        sublayers.append(sublayer(feed_forward, 'mlp'))
+            sublayers += [sublayer(cross_attention, self.cross_norm, self.cross_out_norm, self.cross_gain)]
+        sublayers += [sublayer(mlp, self.mlp_norm, self.mlp_out_norm, self.mlp_gain)]
 
         if layer.depth is not None:
             x_BTD += coordinates(cfg, inputs.own.query_positions_BT, layer.depth)
         alpha = deepnorm(self.stack, *depths(cfg))[0]
-        x_BTD = choose(PLACEMENTS, cfg.norm_placement, 'model.norm_placement').block(x_BTD, sublayers, alpha)
-        return stream(x_BTD), own
+        placement = choose(PLACEMENTS, cfg.norm_placement, 'model.norm_placement')
+        return stream(placement.block(x_BTD, sublayers, alpha)), own
+
+    def attend_self(
+        self, h_BTD: jax.Array, cache: KeyValues | None, window: jax.Array | None, inputs: StackInputs
+    ) -> tuple[jax.Array, KeyValues | None]:
+        """Returns (the output of self-attention, the cache extended by its keys and values)."""
+        keys_values = KeyValues(*self.attention.keys_values(h_BTD, inputs.own.query_angles))
+        if cache is not None:
+            assert inputs.index is not None
+            cache = keys_values = cache.extend(keys_values.k, keys_values.v, inputs.index)
+        rate = inputs.dropout_rates.attention
+        return self.attention(h_BTD, keys_values.k, keys_values.v, inputs.own, window, rate), cache
+
+    def attend_encoder(self, h_BTD: jax.Array, cached: KeyValues | None, inputs: StackInputs) -> jax.Array:
+        """Returns the output of cross-attention."""
+        assert inputs.cross is not None
+        if cached is None:
+            assert inputs.encoded_BSD is not None
+            cached = self.cross_keys_values(None, inputs.encoded_BSD, inputs.cross.key_angles)[1]
+        return self.cross_attention(h_BTD, cached.k, cached.v, inputs.cross, None, inputs.dropout_rates.attention)
+
+    def cross_keys_values(self, carry: None, encoded_BSD: jax.Array, angles: Any) -> tuple[None, KeyValues]:
+        """Returns this layer's keys and values of the encoder's output, for decoding."""
+        return carry, KeyValues(*self.cross_attention.keys_values(encoded_BSD, angles))
+
+
+def stream(x_BTD: jax.Array) -> jax.Array:
+    """Returns the residual stream, sharded as it is between sub-layers."""
+    return constrain(x_BTD, 'batch', 'stream_length', 'act_embed')
+
+
+def whole(x_BTD: jax.Array) -> jax.Array:
+    """Returns the stream with whole rows on each device, as sub-layers read and write it."""
+    return constrain(x_BTD, 'batch', 'length', 'act_embed')
 
 
 class Gain(nn.Module):
-    """One number, 0 at first."""
+    """A trained scalar, 0 at first."""
 
     @nn.compact
     def __call__(self) -> jax.Array:
@@ -129,8 +153,8 @@ class Gain(nn.Module):
 
 
 def coordinates(cfg: Model, positions_BT: jax.Array, depth: jax.Array) -> jax.Array:
-    """Returns what the Universal Transformer adds before each step: the sinusoids of its number and, where positions
-    are sinusoidal, of the positions (Dehghani et al. 2019, eq. 4 and 5)."""
+    """Returns what the Universal Transformer adds before each layer: the sinusoids of its depth and, with sinusoidal
+    positions, of the positions (Dehghani et al. 2019, eq. 4 and 5)."""
     x_BTD = sinusoidal(depth.reshape(1, 1), cfg.emb_dim)
     if cfg.position == 'sinusoidal':
         x_BTD += sinusoidal(positions_BT, cfg.emb_dim)
@@ -185,7 +209,7 @@ class Stack(nn.Module):
             x_BTD, own = self.layers(x_BTD, own, cross, self.each_layer(), inputs)
         if self.norm is not None:
             x_BTD = self.norm(x_BTD, inputs.own.query_positions_BT >= 0)
-        return constrain(x_BTD, 'batch', 'length', 'act_embed'), own
+        return whole(x_BTD), own
 
     def in_stages(self, x_BTD: jax.Array, inputs: StackInputs, stages: Schedule) -> jax.Array:
         """Returns x_BTD after all layers, which are split over the mesh axis `pipeline`.

@@ -3,6 +3,7 @@
 import flax.struct
 import jax
 import jax.numpy as jnp
+from flax import linen as nn
 
 from tformer.config import Model
 
@@ -10,7 +11,14 @@ MaybeScalar = float | jax.Array | None  # traced or not; None is off
 
 
 class DropoutRates(flax.struct.PyTreeNode):
-    """Dropout rates, scalars. None is off, and leaves no trace in the program."""
+    """Dropout rates, scalars. None is off, and leaves no trace in the program.
+
+    Attributes:
+      residual: on the embeddings and on the output of each sub-layer.
+      attention: on the attention probabilities.
+      activation: inside the feed-forward.
+      head: before the heads of fine-tuning.
+    """
 
     residual: MaybeScalar = None
     attention: MaybeScalar = None
@@ -18,8 +26,10 @@ class DropoutRates(flax.struct.PyTreeNode):
     head: MaybeScalar = None
 
     @classmethod
-    def of(cls, cfg: Model) -> 'DropoutRates':
-        """Returns the rates of `cfg`, 0 as None."""
+    def of(cls, cfg: Model, given: 'DropoutRates | None' = None) -> 'DropoutRates':
+        """Returns the rates that are given, or those of `cfg`, 0 as None."""
+        if given is not None:
+            return given
         rates = cfg.dropout_rate, cfg.attention_dropout_rate, cfg.activation_dropout_rate, cfg.head_dropout_rate
         return cls(*(rate or None for rate in rates))
 
@@ -27,7 +37,7 @@ class DropoutRates(flax.struct.PyTreeNode):
 def dropout(x: jax.Array, rate: MaybeScalar, key: jax.Array) -> jax.Array:
     """Zeroes each element with probability `rate` and divides the rest by 1 - rate (Srivastava et al. 2014).
 
-    16 random bits an element: the rate is rounded to a multiple of 2^-16, the divisor with it.
+    Uses 16 random bits per element: the rate, and with it the divisor, is rounded to a multiple of 2^-16.
     """
     if rate is None:
         return x
@@ -38,3 +48,8 @@ def dropout(x: jax.Array, rate: MaybeScalar, key: jax.Array) -> jax.Array:
     keep = bits >= threshold.astype(jnp.uint32)
     scale = (2**16 / (2**16 - threshold)).astype(x.dtype)
     return jnp.where(keep, x * scale, jnp.zeros_like(x))
+
+
+def drop(module: nn.Module, x: jax.Array, rate: MaybeScalar) -> jax.Array:
+    """Returns `x` after dropout with the module's random key; unchanged without a rate, or where it has no key."""
+    return dropout(x, rate, module.make_rng('dropout')) if module.has_rng('dropout') and rate is not None else x

@@ -9,7 +9,7 @@ from flax import linen as nn
 from tformer.config import Model
 from tformer.distributed.sharding import constrain, partitioned
 from tformer.errors import choose
-from tformer.layers.dropout import DropoutRates, dropout
+from tformer.layers.dropout import DropoutRates, drop
 from tformer.layers.initializers import base_width, make_initializer
 from tformer.layers.linear import Dense
 from tformer.layers.norms import make_norm
@@ -33,9 +33,9 @@ class Embedding(nn.Module):
     def __call__(self, tokens_BT: jax.Array) -> jax.Array:
         return constrain(self.table[tokens_BT], 'batch', 'length', 'act_embed')
 
-    def logits(self, x_BTE: jax.Array) -> jax.Array:
+    def logits(self, x_BTW: jax.Array) -> jax.Array:
         """Returns logits_BTV, float32 (Press & Wolf 2017)."""
-        logits = jnp.einsum('BTE,VE->BTV', x_BTE, self.table, preferred_element_type=jnp.float32)
+        logits = jnp.einsum('BTW,VW->BTV', x_BTW, self.table, preferred_element_type=jnp.float32)
         return constrain(logits, 'batch', 'length', 'act_vocab')
 
 
@@ -70,30 +70,29 @@ class InputEmbedding(nn.Module):
     @nn.compact
     def __call__(
         self,
-        x_BTE: jax.Array,
+        x_BTW: jax.Array,
         positions_BT: jax.Array,
         dropout_rates: DropoutRates,
         token_types_BT: jax.Array | None = None,
     ) -> jax.Array:
         cfg, width = self.cfg, embedding_width(self.cfg)
-        x_BTE = x_BTE * choose(EMBEDDING_SCALES, cfg.embedding_scale, 'model.embedding_scale')(
+        x_BTW = x_BTW * choose(EMBEDDING_SCALES, cfg.embedding_scale, 'model.embedding_scale')(
             cfg.embedding_factor_dim or base_width(cfg)
         )
         added = choose(POSITIONS, cfg.position, 'model.position').added
         every_step = cfg.layer_sharing == 'universal' and cfg.position == 'sinusoidal'  # then the blocks add them
         if added is not None and not every_step:
-            x_BTE += added(cfg, width, name='positions')(positions_BT)
+            x_BTW += added(cfg, width, name='positions')(positions_BT)
         if cfg.num_token_types:
             types = jnp.zeros_like(positions_BT) if token_types_BT is None else token_types_BT
-            x_BTE += TokenTypes(cfg, name='token_types')(types)
+            x_BTW += TokenTypes(cfg, name='token_types')(types)
         if cfg.embedding_norm:
-            x_BTE = make_norm(cfg)(x_BTE, positions_BT >= 0)
-        if self.has_rng('dropout') and dropout_rates.residual is not None:
-            x_BTE = dropout(x_BTE, dropout_rates.residual, self.make_rng('dropout'))
+            x_BTW = make_norm(cfg)(x_BTW, positions_BT >= 0)
+        x_BTW = drop(self, x_BTW, dropout_rates.residual)
         if cfg.embedding_factor_dim:
             shape, names = (width, cfg.emb_dim), ('factor', 'embed')
-            x_BTE = Dense(cfg, 'BTE,ED->BTD', shape, names, bias=True, name='projection')(x_BTE)
-        return constrain(x_BTE, 'batch', 'stream_length', 'act_embed')
+            x_BTW = Dense(cfg, 'BTW,WD->BTD', shape, names, bias=True, name='projection')(x_BTW)
+        return constrain(x_BTW, 'batch', 'stream_length', 'act_embed')
 
 
 EMBEDDING_SCALES: dict[str | None, Callable[[int], float]] = {

@@ -10,7 +10,7 @@ from flax import linen as nn
 from tformer.config import Model
 from tformer.distributed.sharding import constrain, partitioned
 from tformer.errors import choose
-from tformer.layers.dropout import MaybeScalar, dropout
+from tformer.layers.dropout import DropoutRates, drop
 from tformer.layers.embed import embedding_width
 from tformer.layers.initializers import base_width, width_factor
 from tformer.layers.linear import Dense
@@ -32,10 +32,10 @@ class VocabularyHead(nn.Module):
         if cfg.mlm_transform:
             inputs, activation = choose(ACTIVATIONS, cfg.activation, 'model.activation')
             shape, names = (cfg.emb_dim, width), ('embed', 'mlp')
-            layers = [Dense(cfg, 'BTD,DE->BTE', shape, names, bias=True, name=f'transform_{i}') for i in range(inputs)]
+            layers = [Dense(cfg, 'BTD,DW->BTW', shape, names, bias=True, name=f'transform_{i}') for i in range(inputs)]
             x_BTD = make_norm(cfg)(activation(*[layer(x_BTD) for layer in layers]), real_BT)
         elif width != cfg.emb_dim:
-            x_BTD = Dense(cfg, 'BTD,DE->BTE', (cfg.emb_dim, width), ('embed', 'factor'), name='projection')(x_BTD)
+            x_BTD = Dense(cfg, 'BTD,DW->BTW', (cfg.emb_dim, width), ('embed', 'factor'), name='projection')(x_BTD)
         scale = choose(OUTPUT_SCALES, cfg.output_scale, 'model.output_scale')(base_width(cfg))
         x_BTD = x_BTD * (scale / width_factor(cfg))
         if tied is not None:
@@ -98,10 +98,9 @@ class LinearHead(nn.Module):
     num_outputs: int
 
     @nn.compact
-    def __call__(self, x: jax.Array, rate: MaybeScalar = None) -> jax.Array:
+    def __call__(self, x: jax.Array, dropout_rates: DropoutRates | None = None) -> jax.Array:
         cfg = self.cfg
-        if self.has_rng('dropout') and rate is not None:
-            x = dropout(x, rate, self.make_rng('dropout'))
+        x = drop(self, x, DropoutRates.of(cfg, dropout_rates).head)
         equation = 'BD,DC->BC' if x.ndim == 2 else 'BTD,DC->BTC'
         shape, names = (cfg.emb_dim, self.num_outputs), ('embed', 'classes')
         return Dense(cfg, equation, shape, names, True, 'output', output='float32', name='classes')(
@@ -119,8 +118,8 @@ class DetectionHead(nn.Module):
         cfg = self.cfg
         inputs, activation = choose(ACTIVATIONS, cfg.activation, 'model.activation')
         shape, names = (cfg.emb_dim, cfg.emb_dim), ('embed', 'mlp')
-        layers = [Dense(cfg, 'BTD,DE->BTE', shape, names, bias=True, name=f'dense_{i}') for i in range(inputs)]
-        return LinearHead(cfg, 1, name='score')(activation(*[layer(x_BTD) for layer in layers]))[..., 0]
+        layers = [Dense(cfg, 'BTD,DW->BTW', shape, names, bias=True, name=f'dense_{i}') for i in range(inputs)]
+        return LinearHead(cfg, 1, name='score')(activation(*[layer(x_BTD) for layer in layers]), DropoutRates())[..., 0]
 
 
 def first_token(x_BTD: jax.Array, real_BT: jax.Array) -> jax.Array:

@@ -1,12 +1,12 @@
 """What computes attention: one signature, one result, and a table of implementations that differ in speed and memory.
 
-Every kernel(q_BNTH, k_BKSH, v_BKSV, mask_BTS, options) returns out_BNTV, in the values' dtype, of
+Every kernel(q_BNTH, k_BKSH, v_BKSU, mask_BTS, options) returns out_BNTU, in the values' dtype, of
 
     logits = scale q k^T;  softcap tanh(logits / softcap);  + bias;  masked;  softmax in float32;  dropout;  v
 
     q_BNTH    queries of N heads
     k_BKSH    keys of K heads; query head n uses head n // G, G = N / K (Ainslie et al. 2023)
-    v_BKSV    values; V may differ from H where the kernel serves `value_dim`
+    v_BKSU    values; U may differ from H where the kernel serves `value_dim`
     mask_BTS  True where query t may see key s; a query that sees nothing gets zeros, and zero gradients
     options   `ScoreOptions`: all else that acts on the scores
 """
@@ -78,9 +78,9 @@ def masked_logits(q_BKGTH: jax.Array, k_BKSH: jax.Array, mask_BTS: jax.Array, op
     return jnp.where(mask_BTS[:, None, None], logits_BKGTS, MIN)
 
 
-def seen(out_BNTV: jax.Array, mask_BTS: jax.Array) -> jax.Array:
-    """Returns `out_BNTV`, zero for queries that see nothing."""
-    return jnp.where(mask_BTS.any(-1)[:, None, :, None], out_BNTV, jnp.zeros_like(out_BNTV))
+def seen(out_BNTU: jax.Array, mask_BTS: jax.Array) -> jax.Array:
+    """Returns `out_BNTU`, zero for queries that see nothing."""
+    return jnp.where(mask_BTS.any(-1)[:, None, :, None], out_BNTU, jnp.zeros_like(out_BNTU))
 
 
 def _never_blind(mask_BTS: jax.Array) -> jax.Array:
@@ -111,26 +111,26 @@ def probabilities(q_BNTH: jax.Array, k_BKSH: jax.Array, mask_BTS: jax.Array, opt
     return probs_BKGTS
 
 
-def attend(probs_BKGTS: jax.Array, v_BKSV: jax.Array) -> jax.Array:
-    """Returns the values' sums out_BNTV under the given weights."""
+def attend(probs_BKGTS: jax.Array, v_BKSU: jax.Array) -> jax.Array:
+    """Returns the values' sums out_BNTU under the given weights."""
     B, K, G, T, _ = probs_BKGTS.shape
-    out_BKGTV = jnp.einsum('BKGTS,BKSV->BKGTV', probs_BKGTS.astype(v_BKSV.dtype), v_BKSV)
-    return out_BKGTV.reshape(B, K * G, T, v_BKSV.shape[-1])
+    out_BKGTU = jnp.einsum('BKGTS,BKSU->BKGTU', probs_BKGTS.astype(v_BKSU.dtype), v_BKSU)
+    return out_BKGTU.reshape(B, K * G, T, v_BKSU.shape[-1])
 
 
 def reference(
-    q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSV: jax.Array, mask_BTS: jax.Array, options: ScoreOptions
+    q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSU: jax.Array, mask_BTS: jax.Array, options: ScoreOptions
 ) -> jax.Array:
     """The definition, written down. Memory O(T S)."""
     probs_BKGTS = options.drop(probabilities(q_BNTH, k_BKSH, mask_BTS, options))
-    return seen(attend(probs_BKGTS, v_BKSV), mask_BTS)
+    return seen(attend(probs_BKGTS, v_BKSU), mask_BTS)
 
 
 # ------------------------------------------------------------------------------------------------ chunked
 def chunked(
     q_BNTH: jax.Array,
     k_BKSH: jax.Array,
-    v_BKSV: jax.Array,
+    v_BKSU: jax.Array,
     mask_BTS: jax.Array,
     options: ScoreOptions,
     *,
@@ -139,11 +139,11 @@ def chunked(
     """Attention of `chunk` keys at a time, forward and backward: memory O(T chunk) (Rabe & Staats 2021).
 
     The paper rescales the sums where the running maximum grows, so that the backward pass keeps the sums of each chunk,
-    O(T V S / chunk). Here a first pass over the keys finds the maximum and a second one adds, so that the backward pass
+    O(T U S / chunk). Here a first pass over the keys finds the maximum and a second one adds, so that the backward pass
     keeps nothing of a chunk, at the cost of one more product of queries and keys. On 2 CPU cores at T = S = 1024,
     H = 64 a gradient takes 0.27 s, that of `reference` 0.51 s. Dropout draws other numbers than in `reference`.
     """
-    (B, N, T, _), K, V = q_BNTH.shape, k_BKSH.shape[1], v_BKSV.shape[-1]
+    (B, N, T, _), K, U = q_BNTH.shape, k_BKSH.shape[1], v_BKSU.shape[-1]
     chunks = -(-k_BKSH.shape[2] // chunk)
 
     def split(x: jax.Array, axis: int) -> jax.Array:
@@ -166,21 +166,21 @@ def chunked(
     m_BKGT, _ = jax.lax.scan(maximum, *jax.lax.stop_gradient((start_BKGT, parts)))
 
     @functools.partial(jax.checkpoint, prevent_cse=False)
-    def sums(index: jax.Array, part: Part, v_BKSV: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def sums(index: jax.Array, part: Part, v_BKSU: jax.Array) -> tuple[jax.Array, jax.Array]:
         weights_BKGTS = jnp.exp(logits(q_BKGTH, part) - m_BKGT[..., None])
-        kept_BKGTS = options.drop(weights_BKGTS, index).astype(v_BKSV.dtype)
-        out = jnp.einsum('BKGTS,BKSV->BKGTV', kept_BKGTS, v_BKSV, preferred_element_type=jnp.float32)
+        kept_BKGTS = options.drop(weights_BKGTS, index).astype(v_BKSU.dtype)
+        out = jnp.einsum('BKGTS,BKSU->BKGTU', kept_BKGTS, v_BKSU, preferred_element_type=jnp.float32)
         return out, weights_BKGTS.sum(-1)
 
     def add(carry: tuple, xs: tuple) -> tuple[tuple, None]:
         return jax.tree.map(jnp.add, carry, sums(*xs)), None
 
-    zeros = jnp.zeros((*m_BKGT.shape, V), jnp.float32), jnp.zeros_like(m_BKGT)
-    (out_BKGTV, total_BKGT), _ = jax.lax.scan(add, zeros, (jnp.arange(chunks), parts, split(v_BKSV, 2)))
+    zeros = jnp.zeros((*m_BKGT.shape, U), jnp.float32), jnp.zeros_like(m_BKGT)
+    (out_BKGTU, total_BKGT), _ = jax.lax.scan(add, zeros, (jnp.arange(chunks), parts, split(v_BKSU, 2)))
     if options.sink_N is not None:
         total_BKGT += jnp.exp(start_BKGT - m_BKGT)
-    out_BKGTV /= total_BKGT[..., None]
-    return seen(out_BKGTV.reshape(B, N, T, V).astype(v_BKSV.dtype), mask_BTS)
+    out_BKGTU /= total_BKGT[..., None]
+    return seen(out_BKGTU.reshape(B, N, T, U).astype(v_BKSU.dtype), mask_BTS)
 
 
 # ------------------------------------------------------------------------------------------------ jax's own
@@ -228,7 +228,7 @@ cudnn = functools.partial(fused, implementation='cudnn')
 def flash(
     q_BNTH: jax.Array,
     k_BKSH: jax.Array,
-    v_BKSV: jax.Array,
+    v_BKSU: jax.Array,
     mask_BTS: jax.Array,
     options: ScoreOptions,
     *,
@@ -244,18 +244,18 @@ def flash(
 
     T = q_BNTH.shape[2]
 
-    def one(q_NTH: jax.Array, k_KSH: jax.Array, v_KSV: jax.Array, mask_TS: jax.Array) -> jax.Array:
+    def one(q_NTH: jax.Array, k_KSH: jax.Array, v_KSU: jax.Array, mask_TS: jax.Array) -> jax.Array:
         kernel = splash.make_splash_mha(
             mask_TS[None], head_shards=1, q_seq_shards=1, attn_logits_soft_cap=options.softcap, interpret=interpret
         )
         # jax 0.10.2 makes an array of this bool and then branches on it, which fails under jit.
         kernel.fwd_mask_info = kernel.fwd_mask_info._replace(is_dynamic_mask=True)
-        return kernel(q_NTH, k_KSH, v_KSV, sinks=options.sink_N)
+        return kernel(q_NTH, k_KSH, v_KSU, sinks=options.sink_N)
 
-    q_BNTH, k_BKSH, v_BKSV = (pad(x, 2, BLOCK) for x in (q_BNTH * options.scale, k_BKSH, v_BKSV))
+    q_BNTH, k_BKSH, v_BKSU = (pad(x, 2, BLOCK) for x in (q_BNTH * options.scale, k_BKSH, v_BKSU))
     padded_BTS = _never_blind(pad(pad(mask_BTS, 1, BLOCK), 2, BLOCK))
-    out_BNTV = jax.vmap(one)(q_BNTH, k_BKSH, v_BKSV, padded_BTS)
-    return seen(out_BNTV[:, :, :T].astype(v_BKSV.dtype), mask_BTS)
+    out_BNTU = jax.vmap(one)(q_BNTH, k_BKSH, v_BKSU, padded_BTS)
+    return seen(out_BNTU[:, :, :T].astype(v_BKSU.dtype), mask_BTS)
 
 
 # ------------------------------------------------------------------------------------------------ the table

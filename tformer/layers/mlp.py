@@ -9,7 +9,7 @@ from flax import linen as nn
 from tformer.config import Model
 from tformer.distributed.sharding import constrain
 from tformer.errors import choose
-from tformer.layers.dropout import MaybeScalar, dropout
+from tformer.layers.dropout import MaybeScalar, drop
 from tformer.layers.linear import Dense
 
 Activation = Callable[..., jax.Array]
@@ -56,8 +56,7 @@ class Mlp(nn.Module):
             for i in range(inputs)
         ]
         h_BTF = constrain(activation(*projected), 'batch', 'length', 'act_mlp')
-        if self.has_rng('dropout') and dropout_rate is not None:
-            h_BTF = dropout(h_BTF, dropout_rate, self.make_rng('dropout'))
+        h_BTF = drop(self, h_BTF, dropout_rate)
         return Dense(cfg, 'BTF,FD->BTD', shape[::-1], names[::-1], bias, 'mlp_out', self.stack, name='out')(h_BTF)
 
 

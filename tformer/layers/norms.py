@@ -143,7 +143,7 @@ class Identity(Norm):
         return x
 
 
-def make_norm(cfg: Model) -> nn.Module:
+def make_norm(cfg: Model) -> Norm:
     """Returns the norm of the stream that `cfg.norm` names."""
     return choose(NORMS, cfg.norm, 'model.norm')(cfg)
 

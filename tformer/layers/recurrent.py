@@ -1,13 +1,11 @@
-"""Recurrent baselines: a stack of simple RNN, LSTM or GRU layers where the transformer has its blocks.
+"""Recurrent baselines: a stack of simple RNN, LSTM or GRU layers in place of the transformer's blocks.
 
-What is below, above and around the stack is the transformer's: embeddings, heads, the batch, objectives, decoding. The
-cache is the state. A state is an array [B, D], of an LSTM a pair of them (cell, hidden); stacked over layers [L, B, D].
+Everything else is the transformer's: embeddings, heads, the batch, objectives, decoding. The cache is the state. A
+state is an array [B, D], or for an LSTM a pair of them (cell, hidden); stacked over layers it is [L, B, D].
 
-The encoder's last state is the decoder's first, layer by layer (Sutskever et al. 2014, section 2; Cho et al. 2014,
-2.2). With attention, the outputs of the decoder's top layer look at those of the encoder's (Luong et al. 2015, 3.1;
-without input feeding). Dropout is between layers, not between tokens (Zaremba et al. 2014).
-
-Shapes: B batch, T target length, S source length, D width, E that of the token table, L layers.
+The decoder's first state is the encoder's last, layer by layer (Sutskever et al. 2014, section 2; Cho et al. 2014,
+2.2). With attention, the outputs of the decoder's top layer attend to those of the encoder's (Luong et al. 2015, 3.1;
+without input feeding). Dropout acts between layers, not between tokens (Zaremba et al. 2014).
 """
 
 import dataclasses
@@ -22,7 +20,7 @@ from flax import linen as nn
 from tformer.config import Model
 from tformer.distributed.sharding import constrain, partitioned
 from tformer.errors import choose
-from tformer.layers.dropout import DropoutRates, dropout
+from tformer.layers.dropout import DropoutRates, drop
 from tformer.layers.embed import InputEmbedding
 from tformer.layers.initializers import make_initializer
 from tformer.layers.recurrent_attention import CrossAttention, Source
@@ -32,11 +30,11 @@ State = Any  # an array, or a tuple of them
 
 
 class Encoded(flax.struct.PyTreeNode):
-    """What a decoder reads of an encoder.
+    """An encoder's output, as a decoder reads it.
 
     Attributes:
-      x_BSD: the top layer's outputs.
-      state: of each layer after the last token, both directions side by side, [L, B, D].
+      x_BSD: outputs of the top layer.
+      state: of each layer after the last token, both directions concatenated, [L, B, D].
     """
 
     x_BSD: jax.Array
@@ -44,18 +42,18 @@ class Encoded(flax.struct.PyTreeNode):
 
 
 class StateCache(flax.struct.PyTreeNode):
-    """What decoding carries from one call to the next: the state of each layer [L, B, D], and what is attended to."""
+    """What decoding carries between calls: the state of each layer [L, B, D], and the source of attention."""
 
     state: State
     source: Source | None
 
     def repeat(self, times: int) -> 'StateCache':
-        """Returns the cache with each row `times` times over, side by side (beams)."""
+        """Returns the cache with each row repeated `times` times, side by side (beams)."""
         rows = jax.tree.map(lambda x: jnp.repeat(x, times, axis=1), self.state)
         return StateCache(rows, jax.tree.map(lambda x: jnp.repeat(x, times, axis=0), self.source))
 
     def take(self, rows_B: jax.Array) -> 'StateCache':
-        """Returns the cache with its rows reordered, among beams of one input only: the source stays."""
+        """Returns the cache with its rows reordered among the beams of each input, so that the source stays."""
         return self.replace(state=jax.tree.map(lambda x: jnp.take(x, rows_B, axis=1), self.state))
 
 
@@ -63,7 +61,7 @@ class StateCache(flax.struct.PyTreeNode):
 
 
 def make_cell(cfg: Model, stack: str, width: int) -> nn.RNNCellBase:
-    """Returns the cell; kernels that read the state are orthogonal at first (Saxe et al. 2014), each gate's alone."""
+    """Returns the cell. Each gate's recurrent kernel starts orthogonal (Saxe et al. 2014)."""
     return choose(CELLS, cfg.recurrence, 'model.recurrence')(
         width,
         kernel_init=partitioned(make_initializer(cfg, 'dense', cfg.emb_dim, width, stack), 'embed', 'cell'),
@@ -75,7 +73,7 @@ def make_cell(cfg: Model, stack: str, width: int) -> nn.RNNCellBase:
 
 
 def orthogonal(key: jax.Array, shape: tuple[int, ...], dtype: jax.typing.DTypeLike) -> jax.Array:
-    """As flax's, made in float32."""
+    """Flax's orthogonal initializer, computed in float32."""
     return nn.initializers.orthogonal()(key, shape, jnp.float32).astype(dtype)
 
 
@@ -94,14 +92,14 @@ def read(
     *,
     backwards: bool = False,
 ) -> tuple[State, jax.Array]:
-    """Returns (the state after the last real token, the outputs, 0 at padding) of a cell that reads rows in order.
+    """Runs a cell over rows. Returns (the state after the last real token, the outputs, 0 at padding).
 
     Args:
       cell: from (state, x_BD) to (state, y_BD).
       state: before the first token.
       x_BTD: inputs.
-      real_BT: False at padding, which leaves the state as it is.
-      segments_BT: with packing, which example a token belongs to; where another begins, the state is 0.
+      real_BT: False at padding, which does not change the state.
+      segments_BT: with packing, the example that each token belongs to; a new example starts from a zero state.
       backwards: from the last token to the first.
     """
     begins_BT = None
@@ -126,7 +124,7 @@ def read(
 
 
 class Layer(nn.Module):
-    """A cell over a row; or two of half the width, one each way, whose states and outputs stand side by side."""
+    """A cell that reads rows in order; or two of half the width, one in each direction, with outputs concatenated."""
 
     cfg: Model
     stack: str
@@ -155,13 +153,12 @@ class Layer(nn.Module):
         else:
             zero = zero_state(cfg, x_BTD.shape[0], cfg.emb_dim)
             state, x_BTD = read(self.cell, zero if state is None else state, *tokens)
-        if self.has_rng('dropout') and dropout_rates.residual is not None:
-            x_BTD = dropout(x_BTD, dropout_rates.residual, self.make_rng('dropout'))
+        x_BTD = drop(self, x_BTD, dropout_rates.residual)
         return constrain(x_BTD, 'batch', 'length', 'act_embed'), state
 
 
 class RecurrentStack(nn.Module):
-    """`num_layers` layers under one scan (unrolled, the same scan without a loop), and attention above them."""
+    """`num_layers` layers in one scan (without scan_layers unrolled), and attention on top of them."""
 
     cfg: Model
     stack: str
@@ -183,7 +180,7 @@ class RecurrentStack(nn.Module):
         self.cross_attention = CrossAttention(cfg, self.stack) if attends else None
 
     def source(self, encoded: Encoded, positions_BS: jax.Array) -> Source | None:
-        """Returns what the attention looks at; None where there is none."""
+        """Returns what the attention attends to; None without attention."""
         if self.cross_attention is None:
             return None
         return Source(self.cross_attention.keys(encoded.x_BSD), encoded.x_BSD, positions_BS)
@@ -205,7 +202,7 @@ class RecurrentStack(nn.Module):
 
 
 class RecurrentTower(nn.Module):
-    """What stands in a family where a transformer has its `layers.tower.Tower`."""
+    """The recurrent counterpart of `layers.tower.Tower`."""
 
     cfg: Model
     stack_name: str  # encoder or decoder
@@ -218,45 +215,46 @@ class RecurrentTower(nn.Module):
         self.stack = RecurrentStack(cfg, self.stack_name, num_layers, self.cross)
 
     def run(
-        self, x_BTE: jax.Array, batch: Batch, dropout_rates: DropoutRates, encoded: Encoded | None = None
+        self, x_BTW: jax.Array, batch: Batch, dropout_rates: DropoutRates | None = None, encoded: Encoded | None = None
     ) -> Encoded:
         """Returns outputs and last states, all positions at once."""
+        rates = DropoutRates.of(self.cfg, dropout_rates)
         if 'prefix' in batch:
-            raise ValueError('a recurrent model sees no token before its turn: no prefix')
+            raise ValueError('a recurrent model reads tokens in order: a bidirectional prefix is not supported')
         if encoded is not None and 'segment_ids' in batch:
-            raise ValueError('a recurrent decoder starts from one source a row: no segment_ids')
+            raise ValueError('a recurrent decoder takes one source per row: segment_ids are not supported')
         prefix = 'encoder_' if self.stack_name == 'encoder' and 'encoder_inputs' in batch else ''
         positions_BT, state, source = positions_of(batch, prefix), None, None
         if encoded is not None:
             state, source = encoded.state, self.stack.source(encoded, positions_of(batch, 'encoder_'))
-        x_BTD = self.input_embedding(x_BTE, positions_BT, dropout_rates, batch.get('token_types'))
+        x_BTD = self.input_embedding(x_BTW, positions_BT, rates, batch.get('token_types'))
         segments_BT = batch.get(f'{prefix}segment_ids')
-        return Encoded(*self.stack(x_BTD, state, source, positions_BT >= 0, segments_BT, dropout_rates))
+        return Encoded(*self.stack(x_BTD, state, source, positions_BT >= 0, segments_BT, rates))
 
     def __call__(
-        self, x_BTE: jax.Array, batch: Batch, dropout_rates: DropoutRates, encoded: Encoded | None = None
+        self, x_BTW: jax.Array, batch: Batch, dropout_rates: DropoutRates | None = None, encoded: Encoded | None = None
     ) -> jax.Array:
         """Returns x_BTD."""
-        return self.run(x_BTE, batch, dropout_rates, encoded).x_BSD
+        return self.run(x_BTW, batch, dropout_rates, encoded).x_BSD
 
-    def encode(self, x_BTE: jax.Array, batch: Batch, dropout_rates: DropoutRates) -> Encoded:
+    def encode(self, x_BTW: jax.Array, batch: Batch, dropout_rates: DropoutRates | None = None) -> Encoded:
         """Returns what a decoder reads of this stack."""
-        return self.run(x_BTE, batch, dropout_rates)
+        return self.run(x_BTW, batch, dropout_rates)
 
     def start(self, rows: int, slots: int, encoded: Encoded | None, positions_BS: jax.Array | None) -> StateCache:
-        """Returns the cache before the first token. It holds the last token's state alone: `slots` may be any."""
+        """Returns the cache before the first token. It holds one state whatever the number of `slots`."""
         if encoded is not None and positions_BS is not None:
             return StateCache(encoded.state, self.stack.source(encoded, positions_BS))
         zero, L = zero_state(self.cfg, rows, self.cfg.emb_dim), self.cfg.num_decoder_layers
         return StateCache(jax.tree.map(lambda x: jnp.broadcast_to(x, (L, *x.shape)), zero), None)
 
     def extend(
-        self, x_BTE: jax.Array, positions_BT: jax.Array, cache: StateCache, prefix_BT: jax.Array | None = None
+        self, x_BTW: jax.Array, positions_BT: jax.Array, cache: StateCache, prefix_BT: jax.Array | None = None
     ) -> tuple[jax.Array, StateCache]:
         """Returns (x_BTD of the new tokens, the cache with them)."""
         if prefix_BT is not None:
-            raise ValueError('a recurrent model sees no token before its turn: no prefix')
-        x_BTD = self.input_embedding(x_BTE, positions_BT, DropoutRates())
+            raise ValueError('a recurrent model reads tokens in order: a bidirectional prefix is not supported')
+        x_BTD = self.input_embedding(x_BTW, positions_BT, DropoutRates())
         x_BTD, state = self.stack(x_BTD, cache.state, cache.source, positions_BT >= 0, None, DropoutRates())
         return x_BTD, cache.replace(state=state)
 

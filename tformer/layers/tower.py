@@ -1,4 +1,4 @@
-"""A tower: what one stack does with a batch, from embedded tokens to the residual stream."""
+"""A tower: one stack applied to a batch, from token embeddings to the residual stream."""
 
 from collections.abc import Mapping
 
@@ -60,7 +60,7 @@ class Tower(nn.Module):
         segments_BT: jax.Array | None = None,
         prefix_BS: jax.Array | None = None,
     ) -> AttentionContext:
-        """Returns what this stack's self-attention sees."""
+        """Returns the context of this stack's self-attention."""
         causal = self.stack_name == 'decoder'
         return AttentionContext(
             query_BT,
@@ -77,7 +77,7 @@ class Tower(nn.Module):
         query_segments_BT: jax.Array | None = None,
         key_segments_BS: jax.Array | None = None,
     ) -> AttentionContext:
-        """Returns what this stack's cross-attention sees."""
+        """Returns the context of this stack's cross-attention."""
         context = AttentionContext(
             query_BT,
             key_BS,
@@ -92,21 +92,26 @@ class Tower(nn.Module):
         )
 
     def __call__(
-        self, x_BTE: jax.Array, batch: Batch, dropout_rates: DropoutRates, encoded_BSD: jax.Array | None = None
+        self,
+        x_BTW: jax.Array,
+        batch: Batch,
+        dropout_rates: DropoutRates | None = None,
+        encoded_BSD: jax.Array | None = None,
     ) -> jax.Array:
         """Returns x_BTD after the stack, all positions at once."""
+        rates = DropoutRates.of(self.cfg, dropout_rates)
         prefix = 'encoder_' if self.stack_name == 'encoder' and 'encoder_inputs' in batch else ''
         positions_BT, segments_BT = positions_of(batch, prefix), batch.get(f'{prefix}segment_ids')
         seen_early = batch.get('prefix') if self.stack_name == 'decoder' else None
-        inputs = StackInputs(self.own_context(positions_BT, positions_BT, segments_BT, seen_early), dropout_rates)
+        inputs = StackInputs(self.own_context(positions_BT, positions_BT, segments_BT, seen_early), rates)
         if encoded_BSD is not None:
             encoder = positions_of(batch, 'encoder_'), segments_BT, batch.get('encoder_segment_ids')
             inputs = inputs.replace(cross=self.cross_context(positions_BT, *encoder), encoded_BSD=encoded_BSD)
-        return self.stack(self.input_embedding(x_BTE, positions_BT, dropout_rates, batch.get('token_types')), inputs)[0]
+        return self.stack(self.input_embedding(x_BTW, positions_BT, rates, batch.get('token_types')), inputs)[0]
 
-    def encode(self, x_BTE: jax.Array, batch: Batch, dropout_rates: DropoutRates) -> jax.Array:
-        """Returns what a decoder reads of this stack: x_BTD."""
-        return self(x_BTE, batch, dropout_rates)
+    def encode(self, x_BTW: jax.Array, batch: Batch, dropout_rates: DropoutRates | None = None) -> jax.Array:
+        """Returns x_BTD, which a decoder attends to."""
+        return self(x_BTW, batch, dropout_rates)
 
     def start(self, rows: int, slots: int, encoded_BSD: jax.Array | None, positions_BS: jax.Array | None) -> Cache:
         """Returns an empty cache of `slots` slots, with every layer's keys and values of the encoder's output."""
@@ -118,7 +123,7 @@ class Tower(nn.Module):
         return cache.replace(cross=cross, encoder_positions_BS=positions_BS)
 
     def extend(
-        self, x_BTE: jax.Array, positions_BT: jax.Array, cache: Cache, prefix_BT: jax.Array | None = None
+        self, x_BTW: jax.Array, positions_BT: jax.Array, cache: Cache, prefix_BT: jax.Array | None = None
     ) -> tuple[jax.Array, Cache]:
         """Returns (x_BTD of the new tokens, the cache with them)."""
         placed = cache.place(positions_BT, prefix_BT)
@@ -127,6 +132,6 @@ class Tower(nn.Module):
         if cache.encoder_positions_BS is not None:
             inputs = inputs.replace(cross=self.cross_context(positions_BT, cache.encoder_positions_BS))
         x_BTD, keys_values = self.stack(
-            self.input_embedding(x_BTE, positions_BT, DropoutRates()), inputs, cache.own, cache.cross
+            self.input_embedding(x_BTW, positions_BT, DropoutRates()), inputs, cache.own, cache.cross
         )
         return x_BTD, placed.replace(own=keys_values)

@@ -60,7 +60,7 @@ class Inputs(NamedTuple):
 
     q_BKGTH: Any  # scaled
     k_BKSH: Any
-    v_BKSV: Any
+    v_BKSU: Any
     bias_BKGTS: Any = None
     sink_KG: Any = None
     mask_BTS: Any = None
@@ -79,7 +79,7 @@ _ROWS = P(None, None, None, AXIS)  # of a number or a vector for each query, [B,
 def ring(
     q_BNTH: jax.Array,
     k_BKSH: jax.Array,
-    v_BKSV: jax.Array,
+    v_BKSU: jax.Array,
     mask_BTS: jax.Array,
     options: ScoreOptions,
 ) -> jax.Array:
@@ -96,7 +96,7 @@ def ring(
     inputs = Inputs(
         q_BKGTH=grouped(pad(q_BNTH * options.scale, 2, multiple), K),
         k_BKSH=pad(k_BKSH, 2, multiple),
-        v_BKSV=pad(v_BKSV, 2, multiple),
+        v_BKSU=pad(v_BKSU, 2, multiple),
         bias_BKGTS=None if bias_BNTS is None else grouped(bias_BNTS, K),
         sink_KG=None if sink_N is None else sink_N.reshape(K, N // K),
         mask_BTS=masked_BTS,
@@ -105,14 +105,14 @@ def ring(
         key=key if rate is not None else None,
     )
     fixed = options._replace(bias=None, sink_N=None, dropout_rate=None, dropout_key=None)
-    out_BKGTV = attention(fixed, inputs)
-    out_BNTV = out_BKGTV.reshape(B, N, *out_BKGTV.shape[3:])[:, :, :T]
-    return seen(out_BNTV.astype(v_BKSV.dtype), mask_BTS)
+    out_BKGTU = attention(fixed, inputs)
+    out_BNTU = out_BKGTU.reshape(B, N, *out_BKGTU.shape[3:])[:, :, :T]
+    return seen(out_BNTU.astype(v_BKSU.dtype), mask_BTS)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def attention(options: ScoreOptions, inputs: Inputs) -> jax.Array:
-    """Returns out_BKGTV, float32; `options` holds no arrays, which are in `inputs`.
+    """Returns out_BKGTU, float32; `options` holds no arrays, which are in `inputs`.
 
     The backward pass sends keys and values round once more, with their gradients.
     """
@@ -121,17 +121,17 @@ def attention(options: ScoreOptions, inputs: Inputs) -> jax.Array:
 
 def _forward(options: ScoreOptions, inputs: Inputs) -> tuple[jax.Array, Any]:
     local = functools.partial(_attend, options=options)
-    out_BKGTV, lse_BKGT = _on_each(local, (_present(inputs),), (_ROWS, _ROWS))(inputs)
-    return out_BKGTV, (inputs, out_BKGTV, lse_BKGT)
+    out_BKGTU, lse_BKGT = _on_each(local, (_present(inputs),), (_ROWS, _ROWS))(inputs)
+    return out_BKGTU, (inputs, out_BKGTU, lse_BKGT)
 
 
-def _backward(options: ScoreOptions, kept: Any, dout_BKGTV: jax.Array) -> tuple[Inputs]:
-    inputs, out_BKGTV, lse_BKGT = kept
-    delta_BKGT = jnp.sum(dout_BKGTV * out_BKGTV, -1)  # Dao et al. 2022, appendix B.4
+def _backward(options: ScoreOptions, kept: Any, dout_BKGTU: jax.Array) -> tuple[Inputs]:
+    inputs, out_BKGTU, lse_BKGT = kept
+    delta_BKGT = jnp.sum(dout_BKGTU * out_BKGTU, -1)  # Dao et al. 2022, appendix B.4
     specs = _present(inputs)
     grads = Inputs(*specs[:4])
     local = functools.partial(_differentiate, options=options)
-    found = _on_each(local, (specs, _ROWS, _ROWS, _ROWS), grads)(inputs, lse_BKGT, delta_BKGT, dout_BKGTV)
+    found = _on_each(local, (specs, _ROWS, _ROWS, _ROWS), grads)(inputs, lse_BKGT, delta_BKGT, dout_BKGTU)
     if inputs.sink_KG is not None:
         share_BKGT = jnp.exp(inputs.sink_KG[None, :, :, None] - lse_BKGT)
         found = found._replace(sink_KG=-jnp.sum(share_BKGT * delta_BKGT, (0, 3)))
@@ -172,14 +172,14 @@ def _weights(block: Any, lse_BKGT: jax.Array, mask_BTS: jax.Array, options: Scor
     return jnp.where(mask_BTS[:, None, None], jnp.exp(logits_BKGTS - lse_BKGT[..., None]), 0)
 
 
-def _summed(weights_BKGTS: jax.Array, v_BKSV: jax.Array, rate: MaybeScalar, key: jax.Array | None) -> jax.Array:
+def _summed(weights_BKGTS: jax.Array, v_BKSU: jax.Array, rate: MaybeScalar, key: jax.Array | None) -> jax.Array:
     if rate is not None and key is not None:
         weights_BKGTS = dropout(weights_BKGTS, rate, key)
-    weights_BKGTS = weights_BKGTS.astype(v_BKSV.dtype)
-    return jnp.einsum('BKGTS,BKSV->BKGTV', weights_BKGTS, v_BKSV, preferred_element_type=jnp.float32)
+    weights_BKGTS = weights_BKGTS.astype(v_BKSU.dtype)
+    return jnp.einsum('BKGTS,BKSU->BKGTU', weights_BKGTS, v_BKSU, preferred_element_type=jnp.float32)
 
 
-def _blocks(inputs: Inputs, k_BKSH: jax.Array, v_BKSV: jax.Array, turn: jax.Array) -> Any:
+def _blocks(inputs: Inputs, k_BKSH: jax.Array, v_BKSU: jax.Array, turn: jax.Array) -> Any:
     """Yields (a, b, number, busy, block, mask, key) of the queries' half a with half b of the keys that are here at
     `turn`, which is block `number` of them all."""
     count, index = jax.lax.axis_size(AXIS), jax.lax.axis_index(AXIS)
@@ -192,7 +192,7 @@ def _blocks(inputs: Inputs, k_BKSH: jax.Array, v_BKSV: jax.Array, turn: jax.Arra
             block = (
                 _half(inputs.q_BKGTH, a, 3),
                 _half(k_BKSH, b, 2),
-                _half(v_BKSV, b, 2),
+                _half(v_BKSU, b, 2),
                 None if rows is None else _half(rows, number, 4, HALVES * count),
             )
             mask_BTS = _half(_half(inputs.mask_BTS, a, 1), number, 2, HALVES * count)
@@ -202,17 +202,17 @@ def _blocks(inputs: Inputs, k_BKSH: jax.Array, v_BKSV: jax.Array, turn: jax.Arra
 
 
 def _attend(inputs: Inputs, options: ScoreOptions) -> tuple[jax.Array, jax.Array]:
-    """Returns (out_BKGTV, the log-sum-exp of the scores lse_BKGT) of this device's queries."""
+    """Returns (out_BKGTU, the log-sum-exp of the scores lse_BKGT) of this device's queries."""
     B, K, G, T, _ = inputs.q_BKGTH.shape
     top, total = jnp.full((B, K, G, T), MIN), jnp.zeros((B, K, G, T))
     if inputs.sink_KG is not None:
         top, total = jnp.broadcast_to(inputs.sink_KG[None, :, :, None], top.shape), total + 1
-    out = jnp.zeros((B, K, G, T, inputs.v_BKSV.shape[-1]), jnp.float32)
+    out = jnp.zeros((B, K, G, T, inputs.v_BKSU.shape[-1]), jnp.float32)
 
     def turn(carry: Any, number: jax.Array) -> tuple[Any, None]:
-        k_BKSH, v_BKSV, *sums = carry
+        k_BKSH, v_BKSU, *sums = carry
         halves = [[_half(x, a, 3) for x in sums] for a in range(HALVES)]
-        for a, _, _, busy, block, mask_BTS, key in _blocks(inputs, k_BKSH, v_BKSV, number):
+        for a, _, _, busy, block, mask_BTS, key in _blocks(inputs, k_BKSH, v_BKSU, number):
 
             def add(sums: Any, block: Any = block, mask_BTS: jax.Array = mask_BTS, key: Any = key) -> Any:
                 top, total, out = sums
@@ -224,23 +224,23 @@ def _attend(inputs: Inputs, options: ScoreOptions) -> tuple[jax.Array, jax.Array
 
             halves[a] = jax.lax.cond(busy, add, lambda sums: sums, halves[a])
         sums = [jnp.concatenate(parts, axis=3) for parts in zip(*halves, strict=True)]
-        return (*_pass_on((k_BKSH, v_BKSV)), *sums), None
+        return (*_pass_on((k_BKSH, v_BKSU)), *sums), None
 
-    start = inputs.k_BKSH, inputs.v_BKSV, top, total, out
+    start = inputs.k_BKSH, inputs.v_BKSU, top, total, out
     (_, _, top, total, out), _ = jax.lax.scan(turn, start, jnp.arange(jax.lax.axis_size(AXIS)))
     found = jnp.where(total > 0, total, 1)
     return out / found[..., None], jnp.where(total > 0, top, 0) + jnp.log(found)
 
 
 def _differentiate(
-    inputs: Inputs, lse_BKGT: jax.Array, delta_BKGT: jax.Array, dout_BKGTV: jax.Array, options: ScoreOptions
+    inputs: Inputs, lse_BKGT: jax.Array, delta_BKGT: jax.Array, dout_BKGTU: jax.Array, options: ScoreOptions
 ) -> Inputs:
     """Returns the gradients of this device's queries, keys, values and bias."""
 
     def turn(carry: Any, number: jax.Array) -> tuple[Any, None]:
-        k_BKSH, v_BKSV, dk, dv, dq, dbias = carry
-        for a, b, place, busy, block, mask_BTS, key in _blocks(inputs, k_BKSH, v_BKSV, number):
-            lse, given = _half(lse_BKGT, a, 3), (_half(dout_BKGTV, a, 3), -_half(delta_BKGT, a, 3))
+        k_BKSH, v_BKSU, dk, dv, dq, dbias = carry
+        for a, b, place, busy, block, mask_BTS, key in _blocks(inputs, k_BKSH, v_BKSU, number):
+            lse, given = _half(lse_BKGT, a, 3), (_half(dout_BKGTU, a, 3), -_half(delta_BKGT, a, 3))
 
             def gradient(
                 block: Any, mask_BTS: Any = mask_BTS, key: Any = key, lse: Any = lse, given: Any = given
@@ -260,11 +260,11 @@ def _differentiate(
             if dbias is not None:
                 rows = _added(_half(dbias, a, 3), dbias_ab, place, 4)
                 dbias = jax.lax.dynamic_update_slice_in_dim(dbias, rows, a * rows.shape[3], 3)
-        return (*_pass_on((k_BKSH, v_BKSV, dk, dv)), dq, dbias), None
+        return (*_pass_on((k_BKSH, v_BKSU, dk, dv)), dq, dbias), None
 
-    wide = [jnp.zeros(x.shape, jnp.float32) for x in (inputs.k_BKSH, inputs.v_BKSV, inputs.q_BKGTH)]
+    wide = [jnp.zeros(x.shape, jnp.float32) for x in (inputs.k_BKSH, inputs.v_BKSU, inputs.q_BKGTH)]
     bias = None if inputs.bias_BKGTS is None else jnp.zeros_like(inputs.bias_BKGTS)
-    start = inputs.k_BKSH, inputs.v_BKSV, *wide, bias
+    start = inputs.k_BKSH, inputs.v_BKSU, *wide, bias
     (_, _, dk, dv, dq, dbias), _ = jax.lax.scan(turn, start, jnp.arange(jax.lax.axis_size(AXIS)))
     dq, dk, dv = (g.astype(x.dtype) for g, x in zip((dq, dk, dv), inputs, strict=False))
     return Inputs(dq, dk, dv, dbias)
