@@ -2,6 +2,8 @@
 
 import dataclasses
 
+from tformer.config.printing import differences
+
 
 @dataclasses.dataclass(frozen=True)
 class Model:
@@ -104,6 +106,8 @@ class Model:
     attention_kernel: str = 'reference'  # what computes attention; which choices it serves is checked at the start
     dtype: str = 'float32'  # of activations; softmax, norms and losses are float32 always
     param_dtype: str = 'float32'  # of kernels and tables
+
+    __repr__ = differences
 
 
 def own_layers(model: Model) -> dict[str, int]:

@@ -3,6 +3,7 @@
 import dataclasses
 
 from tformer.config.model import Model
+from tformer.config.printing import differences
 
 AXES = (
     'pipeline',
@@ -76,6 +77,8 @@ class Data:
     num_workers: int = 0  # processes that make batches; 0: this one
     cache_dir: str | None = None  # of tokenised splits; None: $TFORMER_CACHE, or ~/.cache/tformer
 
+    __repr__ = differences
+
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
@@ -102,6 +105,8 @@ class Optimizer:
     master_dtype: str | None = None  # of copies of bfloat16 parameters that updates add up in; None: no copies
     moment_dtype: str = 'float32'  # of moments between steps; bfloat16 is rounded at random, so that they do decay
     ema_decay: float | None = None  # of a moving average of the parameters, which is what is evaluated and exported
+
+    __repr__ = differences
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,6 +135,8 @@ class Train:
     init_from: str | None = None  # a workdir whose best parameters to start from (fine-tuning)
     init_except: tuple[str, ...] = ()  # init_from: names, as in rate_factors, of what is not taken from there
 
+    __repr__ = differences
+
 
 @dataclasses.dataclass(frozen=True)
 class Mesh:
@@ -145,6 +152,8 @@ class Mesh:
     microbatches: int | None = None  # pipeline: parts of a batch that follow each other; None: as many as stages
     rounds: int = 1  # pipeline: how often a part goes round all stages, each with fewer layers
 
+    __repr__ = differences
+
 
 @dataclasses.dataclass(frozen=True)
 class Decode:
@@ -156,6 +165,8 @@ class Decode:
     top_k: int | None = None  # sample: among the k likeliest tokens
     top_p: float | None = None  # sample: among the likeliest tokens that make up p (Holtzman et al. 2020)
     batch_size: int = 64  # sequences decoded together
+
+    __repr__ = differences
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,6 +181,8 @@ class Evaluate:
     answer_length: int = 30  # question_answering: longest answer, in tokens
     null_threshold: float | None = None  # question_answering: how much better no answer must be; None: always one
 
+    __repr__ = differences
+
 
 @dataclasses.dataclass(frozen=True)
 class Config:
@@ -182,3 +195,5 @@ class Config:
     mesh: Mesh = Mesh()
     decode: Decode = Decode()
     evaluate: Evaluate = Evaluate()
+
+    __repr__ = differences

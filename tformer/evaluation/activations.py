@@ -177,32 +177,37 @@ class _Interceptor:
             return function(*args, **kwargs)
         in_layer = isinstance(module, Block)
         self._running.append([module.path, False])
-        self._layers.extend([args[3].number] * in_layer)
+        if in_layer:
+            self._layers.append(args[3].number)
+        number = self._layers[-1] if self._layers else None
         try:
             value = function(*args, **kwargs)
         finally:
             _, inside = self._running.pop()
-            del self._layers[len(self._layers) - in_layer :]
+            if in_layer:
+                self._layers.pop()
         for outer in self._running:
             outer[1] = outer[1] or outer[0] == module.path
         if inside:
             return value
         for layer, replacement in self._replaced.get('.'.join(module.path), ()):
-            value = self._changed(value, replacement, layer)
+            value = _changed(value, replacement, layer, number)
         module.sow('intermediates', _CALL, value)
         return value
 
-    def _changed(self, value: Any, replacement: Any, layer: int | None) -> Any:
-        leaves, tree = jax.tree.flatten(value)
-        if len(leaves) != 1:
-            raise UserError(f'only a module with one output array can be replaced, and this one has {len(leaves)}')
-        (x,), number = leaves, self._layers[-1] if self._layers else None
-        if callable(replacement):
-            new = jnp.asarray(replacement(x), x.dtype)
-            if new.shape != x.shape:
-                raise UserError(f'a replacement has shape {new.shape}, and the value has {x.shape}')
-        else:
-            new = replacement if number is None or layer is not None else replacement[number]
-        if layer is not None:
-            new = jnp.where(number == layer, new, x)
-        return jax.tree.unflatten(tree, [new])
+
+def _changed(value: Any, replacement: Any, layer: int | None, number: Any) -> Any:
+    """Returns a value with its one array replaced: in all layers, or in one of them where `number` is that layer's."""
+    leaves, tree = jax.tree.flatten(value)
+    if len(leaves) != 1:
+        raise UserError(f'only a module with one output array can be replaced, and this one has {len(leaves)}')
+    (x,) = leaves
+    if callable(replacement):
+        new = jnp.asarray(replacement(x), x.dtype)
+        if new.shape != x.shape:
+            raise UserError(f'a replacement has shape {new.shape}, and the value has {x.shape}')
+    else:
+        new = replacement if number is None or layer is not None else replacement[number]
+    if layer is not None:
+        new = jnp.where(number == layer, new, x)
+    return jax.tree.unflatten(tree, [new])

@@ -36,6 +36,11 @@ class TrainState(flax.struct.PyTreeNode):
     statistics: Any = flax.struct.field(default_factory=dict)
     guard: Guard = flax.struct.field(default_factory=lambda: init_guard(None))
 
+    def __repr__(self) -> str:
+        sizes = {'parameters': self.params, 'optimizer_state': self.opt_state, 'averages': self.averages}
+        counts = {name: sum(getattr(x, 'size', 0) for x in jax.tree.leaves(tree)) for name, tree in sizes.items()}
+        return f'TrainState(step={self.step}, {", ".join(f"{name}={n:,}" for name, n in counts.items() if n)})'
+
 
 def step_key(seed: Scalar, step: Scalar) -> jax.Array:
     """Returns the random key of a step: a pure function of the two, whatever the devices."""
