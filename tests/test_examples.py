@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tformer.config import Config, Data, Model, Train
 from tformer.config.tasks import TASKS
 from tformer.data.batches import mixture, pipeline
-from tformer.data.examples import corrupt, example_formats, special_tokens, tokenized
+from tformer.data.examples import corrupt, example_arrays, example_formats, special_tokens, tokenized
 from tformer.data.tokenizers.hub_tokenizer import HubTokenizer
 from tformer.data.tokenizers.subwords import SentencePiece
 from tformer.data.tokenizers.tokenizers import (
@@ -325,7 +325,7 @@ def config_of(objective: str, family: str, **data: Any) -> Config:
     return Config(model=Model(family=family), data=Data(**how), train=Train(objective=objective))
 
 
-def made_of(config: Config, records: Sequence[dict[str, Any]], training: bool = False) -> example_formats.Examples:
+def made_of(config: Config, records: Sequence[dict[str, Any]], training: bool = False) -> example_arrays.Examples:
     labels = {'classification': ('x',), 'token_classification': ('O', 'B-X', 'I-X')}.get(config.train.objective, ())
     tokens = Tokenizers(BYTE if config.model.family == 'encoder_decoder' else None, BYTE, labels)
     if TASKS[config.train.objective].in_pairs:
@@ -440,7 +440,7 @@ def test_a_source_leaves_a_decoder_half_of_the_row_for_its_target() -> None:
     made = made_of(config, records)
     found = []
     for index in range(len(made)):
-        fields = example_formats.translate(made, index, corrupt.Noise(config.data, BYTE, (0,)))
+        fields = example_arrays.translate(made, index, corrupt.Noise(config.data, BYTE, (0,)))
         targets = fields['targets'][fields['weights'] > 0]
         found.append((int((fields['inputs'] == BYTE.encode('a')[0]).sum()), len(targets), targets[-1] == EOS))
         assert len(fields['inputs']) == made.lengths[index] <= 12

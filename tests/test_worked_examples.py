@@ -11,7 +11,7 @@ from flax import linen as nn
 from tformer import config
 from tformer.config import Config, Model
 from tformer.config.run import Data, Train
-from tformer.data.examples import example_formats
+from tformer.data.examples import example_arrays, example_formats
 from tformer.data.tokenizers.tokenizers import Symbol, Tokenizers
 from tformer.data.tokenizers.vocabulary import BOS, EOS
 from tformer.layers import block, masks, norms, placements
@@ -306,7 +306,7 @@ def test_teacher_forcing_shifts_the_targets_by_one():
     words = Symbol(['y1', 'y2', 'y3'])
     config = Config(data=Data(length=8), train=Train(objective='causal_lm'))
     encoded = example_formats.make(config, Tokenizers(None, words), [{'text': 'y1 y2 y3'}], 'train', True)
-    fields, (y1, y2, y3) = example_formats.next_token(encoded, 0, None), words.encode('y1 y2 y3')
+    fields, (y1, y2, y3) = example_arrays.next_token(encoded, 0, None), words.encode('y1 y2 y3')
     assert fields['inputs'].tolist() == [BOS, y1, y2, y3] and fields['targets'].tolist() == [y1, y2, y3, EOS]
 
 

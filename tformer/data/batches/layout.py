@@ -9,7 +9,7 @@ import numpy as np
 from tformer.config.run import Config
 from tformer.data import cache, order
 from tformer.data.batches import packing
-from tformer.data.examples.example_formats import Examples
+from tformer.data.examples.example_arrays import Examples
 from tformer.data.ragged import Ragged
 
 LAYOUT, SHUFFLE, CORRUPT, SAMPLE = range(4)  # the use of a random stream

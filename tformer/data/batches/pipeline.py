@@ -17,7 +17,7 @@ from absl import flags
 from tformer.config.convert import parts
 from tformer.config.run import Config
 from tformer.data.batches import layout, mixture, packing
-from tformer.data.examples import corrupt, example_formats
+from tformer.data.examples import corrupt, example_arrays, example_formats
 from tformer.data.examples.special_tokens import Fields
 from tformer.data.sources.records import Record, Split
 from tformer.data.tokenizers.tokenizers import Tokenizers
@@ -214,7 +214,7 @@ def _format(config: Config) -> example_formats.ExampleFormat:
 
 def _examples(
     config: Config, tokenizers: Tokenizers, splits: Sequence[Sequence[Record]], split: str, training: bool
-) -> list[example_formats.Examples]:
+) -> list[example_arrays.Examples]:
     """The examples of each part; an error names its part of a training mixture."""
     examples = []
     for index, records in enumerate(splits):

@@ -1,8 +1,8 @@
-"""Pairs of sentences, and what a model is to say of them. A "sentence" is any span of a text, as in BERT.
+"""Pairs of sentences, and their labels. A "sentence" is any span of a text, as in BERT.
 
-Both functions cut a text in two where one of its sentences ends, any such place as likely; where none does inside it,
-at any place between two tokens. A pair that is longer than its room loses tokens of the longer part until it fits: the
-first part at its beginning, the second at its end, so that they still meet.
+Both functions cut a text in two at the end of one of its sentences, drawn uniformly, or between any two tokens if no
+sentence ends inside the text. A pair that is too long loses tokens of its longer part until it fits: the first part at
+its beginning and the second at its end, so that the two parts still meet.
 """
 
 from collections.abc import Callable
@@ -19,22 +19,22 @@ def next_sentence(
     rng: np.random.Generator,
     other: Callable[[], np.ndarray],
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """A pair for next-sentence prediction: B follows A in the text or comes from another text, half of the time each.
+    """Returns a pair for next-sentence prediction: B follows A, or comes from another text, half of the time each.
 
-    The other text's B comes after one of its cuts too, is as long as this text's B where any of them leaves so much,
-    and ends a sentence where that does and one ends in it: neither place nor length tells. Nothing follows a single
-    token: its B is another text's.
+    A B from another text also starts at one of its cuts, is as long as this text's B would be (if a cut leaves so
+    much), and ends a sentence if that would (and a sentence ends in it): so neither its start nor its length gives the
+    label away. Nothing follows a single token, so its B is from another text.
     Source: Devlin et al. 2019, section 3.1.
 
     Args:
-      tokens: int [T], the text, 1 or more.
+      tokens: int [T], the text, at least one token.
       sentence_ends: bool [vocab_size], the ids that end a sentence.
-      room: the most tokens of both, 2 or more.
+      room: the most tokens of both together, at least 2.
       rng: the source of all randomness.
-      other: gives another text's tokens, int [1 or more]; it is called where they are needed.
+      other: returns another text's tokens, int [1 or more]; called only if they are needed.
 
     Returns:
-      A, B: int, neither empty.
+      A, B: int, both with at least one token.
       label: an id of NEXT_SENTENCE.
     """
     cut = _cut(tokens, sentence_ends, rng)
@@ -48,19 +48,19 @@ def next_sentence(
 def sentence_order(
     tokens: np.ndarray, sentence_ends: np.ndarray, room: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """A pair for sentence-order prediction: two parts of a text that meet, swapped half of the time.
+    """Returns a pair for sentence-order prediction: two adjacent parts of a text, swapped half of the time.
 
-    A single token is in order, and its B is empty. A text that begins or ends inside a sentence, or is cut to the room,
-    shows there which part is which. Source: Lan et al. 2020, section 3.1.
+    A single token is in order, and its B is empty. If a text begins or ends inside a sentence, or is cut to the room,
+    that can give the order away. Source: Lan et al. 2020, section 3.1.
 
     Args:
       tokens: int [T], the text.
       sentence_ends: bool [vocab_size], the ids that end a sentence.
-      room: the most tokens of both, 2 or more.
+      room: the most tokens of both together, at least 2.
       rng: the source of all randomness.
 
     Returns:
-      A, B: int, neither empty where the text has two tokens.
+      A, B: int, both with at least one token if the text has two.
       label: an id of SENTENCE_ORDER.
     """
     cut = _cut(tokens, sentence_ends, rng)
@@ -71,10 +71,10 @@ def sentence_order(
 
 
 def another(own: range, count: int, rng: np.random.Generator) -> int:
-    """Any of `count` texts that is none of `own`.
+    """Returns the index of a random one of `count` texts that is not in `own`.
 
     Raises:
-      UserError: there is no other.
+      UserError: there is no other text.
     """
     if count == len(own):
         raise UserError('next-sentence prediction needs two texts or more, and the split has one')
@@ -82,24 +82,24 @@ def another(own: range, count: int, rng: np.random.Generator) -> int:
 
 
 def _cut(tokens: np.ndarray, sentence_ends: np.ndarray, rng: np.random.Generator, least: int = 1) -> int:
-    """Where int [T] is cut so that `least` tokens follow, or where most do; T where there are not two tokens."""
+    """Returns a random cut of int [T] after which `least` tokens follow, else the cut with the most; T below two tokens."""
     if len(tokens) < 2:
         return len(tokens)
     ends = sentence_ends[tokens]
-    cuts = np.flatnonzero(ends[:-1] & ~ends[1:]) + 1  # of a run of ends after the last one
+    cuts = np.flatnonzero(ends[:-1] & ~ends[1:]) + 1  # of adjacent ends, after the last one
     if not len(cuts):
         cuts = np.arange(1, len(tokens))
-    some = cuts[: max(int(np.searchsorted(cuts, len(tokens) - least, side='right')), 1)]
-    return int(some[rng.integers(len(some))])
+    allowed = cuts[: max(int(np.searchsorted(cuts, len(tokens) - least, side='right')), 1)]
+    return int(allowed[rng.integers(len(allowed))])
 
 
 def _like(wanted: np.ndarray, text: np.ndarray, sentence_ends: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Tokens of `text` that a B could be: at most as many as `wanted`, at least one, ending a sentence if that does."""
+    """Returns tokens of `text` in place of `wanted`: at most as many, at least one, ending a sentence if that does."""
     size = max(len(wanted), 1)
     start = _cut(text, sentence_ends, rng, size) if len(text) > 1 else 0
-    found = text[start : start + size]
-    ends = np.flatnonzero(sentence_ends[found])
-    return found[: ends[-1] + 1] if len(ends) and sentence_ends[wanted[-1:]].any() else found
+    second = text[start : start + size]
+    ends = np.flatnonzero(sentence_ends[second])
+    return second[: ends[-1] + 1] if len(ends) and sentence_ends[wanted[-1:]].any() else second
 
 
 def _fit(first: np.ndarray, second: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:

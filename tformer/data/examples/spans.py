@@ -1,4 +1,4 @@
-"""Which tokens of the records make an example: pieces of a text, its beginning, both sides of a pair, windows."""
+"""The tokens of a record that make an example: pieces of a text, its beginning, both sides of a pair, or windows."""
 
 import dataclasses
 import functools
@@ -13,13 +13,13 @@ from tformer.errors import UserError
 
 Columns = Mapping[str, Ragged]
 
-# (tokens of examples, the template, the rates) -> positions in each stack, at most; they do not fall where those rise
+# (tokens of examples, template, config.data) -> the most positions that they take in each stack, never decreasing
 Lengths = Callable[[np.ndarray, SpecialTokenTemplate, Data], list[np.ndarray]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Spans:
-    """Where examples are, as in `Examples`; `overlong`, bool [records], is what they do not show whole."""
+    """The tokens of examples, as in `Examples`, and `overlong`, bool [records]: the records that are not shown whole."""
 
     record: np.ndarray
     start: np.ndarray
@@ -29,10 +29,10 @@ class Spans:
 
 
 def chunk(sizes: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Cuts documents of `sizes` units into pieces of at most `room`; an empty document has none.
+    """Cuts documents of `sizes` tokens into pieces of at most `room`; an empty document has no piece.
 
     Returns:
-      record, start, stop: int64 [pieces], piece i is units start[i]:stop[i] of document record[i].
+      record, start, stop: int64 [pieces], piece i is tokens start[i]:stop[i] of document record[i].
     """
     counts = -(-sizes // room)
     record = np.repeat(np.arange(len(sizes)), counts)
@@ -43,14 +43,14 @@ def chunk(sizes: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray, np.ndar
 def in_pieces(
     columns: Columns, lengths: Lengths, template: SpecialTokenTemplate, data: Data, ends: bool = False
 ) -> Spans:
-    """All of a text, in pieces; with `ends` its end too, as one more token."""
+    """The whole text, in pieces; with `ends`, its end is one more token."""
     sizes = columns['tokens'].lengths + ends
     record, start, stop = chunk(sizes, _room(lengths, template, data))
     return Spans(record, start, stop, lengths(stop - start, template, data), np.zeros(len(sizes), bool))
 
 
 def beginning(columns: Columns, lengths: Lengths, template: SpecialTokenTemplate, data: Data) -> Spans:
-    """As much of one text, or of two, as there is room for: of the longer one first."""
+    """As much of one text, or of two, as fits; the longer one is cut first."""
     sizes = columns['tokens'].lengths
     if 'second_text' in columns:
         sizes = sizes + columns['second_text'].lengths + (columns['second_text'].lengths > 0)
@@ -60,8 +60,10 @@ def beginning(columns: Columns, lengths: Lengths, template: SpecialTokenTemplate
 
 
 def both_sides(columns: Columns, lengths: Lengths, template: SpecialTokenTemplate, data: Data) -> Spans:
-    """A target, its end included, and its source, which goes before: of it data.encoder_length - 1 tokens at most, and
-    in one row with the target as many as leave that half of the row."""
+    """A target with its end, and its source before it.
+
+    The source has at most data.encoder_length - 1 tokens; in one row with the target it leaves half of the row to it.
+    """
     sources, targets = columns['sources'].lengths, columns['tokens'].lengths + 1
     most = data.encoder_length or data.length
     given = np.minimum(sources, most - 1)
@@ -75,8 +77,11 @@ def both_sides(columns: Columns, lengths: Lengths, template: SpecialTokenTemplat
 
 
 def windows(columns: Columns, lengths: Lengths, template: SpecialTokenTemplate, data: Data) -> Spans:
-    """All of a context, in windows that begin at most data.stride tokens apart; before each stands the question, cut to
-    data.question_length (Devlin et al. 2019, 4.2, as its code does). Overlong is an answer that no window has whole."""
+    """The whole context, in windows that begin at most data.stride tokens apart, as in BERT's code (Devlin et al. 2019,
+    section 4.2).
+
+    Each window follows the question, cut to data.question_length. A record is overlong if no window holds its answer.
+    """
     question = np.minimum(columns['second_text'].lengths, data.question_length)
     sizes = columns['tokens'].lengths
     room = _room(lengths, template, data) - question - 1
@@ -85,8 +90,8 @@ def windows(columns: Columns, lengths: Lengths, template: SpecialTokenTemplate, 
     stride = np.minimum(data.stride, room)
     count = 1 + np.maximum(-(-(sizes - room) // stride), 0)
     record = np.repeat(np.arange(len(sizes)), count)
-    number = np.arange(len(record)) - np.repeat(np.cumsum(count) - count, count)
-    start = number * stride[record]
+    ordinal = np.arange(len(record)) - np.repeat(np.cumsum(count) - count, count)
+    start = ordinal * stride[record]
     stop = np.minimum(start + room[record], sizes[record])
     positions = lengths(question[record] + 1 + stop - start, template, data)
     answered = columns['answer'].lengths > 0
@@ -98,9 +103,9 @@ def windows(columns: Columns, lengths: Lengths, template: SpecialTokenTemplate, 
 
 
 def _room(lengths: Lengths, template: SpecialTokenTemplate, data: Data) -> int:
-    """The most tokens of an example, its end among them where it is predicted, that fit in a row of every stack."""
+    """Returns the most tokens of an example, with its end if that is predicted, that fit in a row of every stack."""
     limits = data.length, data.encoder_length or data.length
-    sizes = np.arange(sum(limits) + 1)  # what one stack lacks of a text, the other has
+    sizes = np.arange(sum(limits) + 1)  # one stack may hold what the other lacks
     positions = lengths(sizes, template, data)
     fits = [own <= limit for own, limit in zip(positions, limits, strict=False)]
     room = int(np.logical_and.reduce(fits).sum()) - 1

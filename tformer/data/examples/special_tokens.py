@@ -1,4 +1,4 @@
-"""How a family reads texts: the special tokens around them, and the stack that they are in."""
+"""The special tokens around the texts of each model family, and the stack that reads each text."""
 
 import dataclasses
 from typing import Any
@@ -7,35 +7,35 @@ import numpy as np
 
 from tformer.data.tokenizers.vocabulary import Specials
 
-Fields = dict[str, Any]  # of one example: arrays [its length], and what a row has one of
+Fields = dict[str, Any]  # of one example: arrays [its length], and values that belong to the whole row
 
 
 @dataclasses.dataclass(frozen=True)
 class SpecialTokenTemplate:
-    """The template of one stack; lengths are in each stack, the decoder's (or the only one's) first.
+    """The special tokens of one model family. Lengths are listed by stack, the decoder (or the only stack) first.
 
     Attributes:
-      specials: of the tokens that are predicted.
-      source: of the tokens that an encoder beside a decoder reads.
+      specials: the special ids of the tokenizer of the predicted tokens.
+      source: those of the tokenizer of the encoder's text, where there are two stacks.
     """
 
     specials: Specials
     source: Specials
 
     def read(self, text: np.ndarray, other: np.ndarray | None = None) -> Fields:
-        """A text, or two, to be judged as a whole or token by token: `inputs` begin with one special token."""
+        """Returns the arrays of one or two texts that are read and judged; `inputs` begin with one special token."""
         raise NotImplementedError
 
     def write(self, given: np.ndarray, wanted: np.ndarray, ended: bool = True) -> Fields:
-        """A text that is to be written where another is given; `ended` with the end of it."""
+        """Returns the arrays of a text that is to be generated, given another; `ended` adds the end of the text."""
         raise NotImplementedError
 
     def to_read(self, size: np.ndarray) -> list[np.ndarray]:
-        """The lengths of a text of `size` tokens to read; a second text takes one more token than it has."""
+        """Returns the lengths in each stack of `read` for texts of `size` tokens; count one more for a second text."""
         return [size + 2]
 
     def to_write(self, given: np.ndarray, wanted: np.ndarray) -> list[np.ndarray]:
-        """The lengths of a text of `wanted` tokens and its end to write where `given` tokens are given."""
+        """Returns the lengths in each stack of `write` for these numbers of tokens, the end included."""
         raise NotImplementedError
 
 
@@ -53,10 +53,10 @@ class EncoderTemplate(SpecialTokenTemplate):
 
 @dataclasses.dataclass(frozen=True)
 class DecoderTemplate(SpecialTokenTemplate):
-    """BOS a SEP b EOS (Radford et al. 2018, figure 1): to write, b alone is scored and the rest may see itself whole.
+    """BOS a SEP b EOS (Radford et al. 2018, figure 1). In generation only b is scored.
 
     Attributes:
-      bidirectional: what is given is marked as `prefix` (Raffel et al. 2020, 3.2.1).
+      bidirectional: whether the given text is marked as `prefix`, which sees itself whole (Raffel et al. 2020, 3.2.1).
     """
 
     bidirectional: bool = True
@@ -76,8 +76,8 @@ class DecoderTemplate(SpecialTokenTemplate):
 
 
 class EncoderDecoderTemplate(SpecialTokenTemplate):
-    """given EOS; BOS wanted -> wanted EOS. A text to judge is read by both, and by the decoder last (Lewis et al. 2020,
-    section 3.1)."""
+    """given EOS in the encoder; BOS wanted -> wanted EOS in the decoder. Both stacks read a text that is judged (Lewis
+    et al. 2020, section 3.1)."""
 
     def read(self, text: np.ndarray, other: np.ndarray | None = None) -> Fields:
         whole = _both(self.specials, text, other)

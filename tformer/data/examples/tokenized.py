@@ -1,4 +1,4 @@
-"""A split as columns of numbers: its texts tokenised, its labels as ids. Kept in the cache by their contents."""
+"""The columns of a split: its texts as tokens and its labels as ids, kept in the cache by their contents."""
 
 import dataclasses
 import hashlib
@@ -29,7 +29,7 @@ class Encoded(NamedTuple):
 
     Attributes:
       columns: name -> a row for each record.
-      bad: what is wrong with records that cannot be used, by their places; their rows may hold anything.
+      bad: index of a bad record -> the reason; the rows of bad records may hold anything.
     """
 
     columns: dict[str, Rows]
@@ -38,22 +38,29 @@ class Encoded(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Encoding:
-    """How records of a kind become columns."""
+    """How records of one form become columns.
+
+    Attributes:
+      encode: (records, tokenizers) -> their columns.
+      texts: the columns of token ids, each with the field that it encodes.
+      whole: the other columns of whole numbers.
+      real: the columns of real numbers.
+    """
 
     encode: Callable[[Sequence[Record], Tokenizers], Encoded]
-    texts: Mapping[str, str]  # columns of ids of the vocabulary, each with the field that it is of
-    whole: tuple[str, ...] = ()  # of other whole numbers
-    real: tuple[str, ...] = ()  # of real numbers
+    texts: Mapping[str, str]
+    whole: tuple[str, ...] = ()
+    real: tuple[str, ...] = ()
 
 
 class Columns(NamedTuple):
     """The columns of a split.
 
     Attributes:
-      by_name: a row for each record, without special tokens.
-      bad: int [bad records], the places of those that data.bad_lines skips.
-      skipped: records that the source itself skipped.
-      fingerprint: of all of it.
+      by_name: each has a row for each record, without special tokens.
+      bad: int, the indices of the records that data.bad_lines skips.
+      skipped: the number of records that the source itself skipped.
+      fingerprint: of all columns.
     """
 
     by_name: dict[str, Ragged]
@@ -65,10 +72,10 @@ class Columns(NamedTuple):
 def columns(
     config: Config, tokenizers: Tokenizers, encoding: Encoding, records: Sequence[Record], split: str
 ) -> Columns:
-    """Returns the columns of records, those of a `Split` from the cache where they are there.
+    """Returns the columns of records. Those of a `Split` are kept in the cache.
 
     Raises:
-      UserError: a record that cannot be used, where data.bad_lines stops at it; the line says where it stands.
+      UserError: a record is bad and data.bad_lines is stop; the message says where the record is.
     """
     sizes = [side.vocab_size for side in (tokenizers.target, tokenizers.source) if side]
     dtypes: dict[str, Any] = dict.fromkeys(encoding.texts, np.uint16 if max(sizes) <= 2**16 else np.int32)
@@ -115,20 +122,20 @@ def columns(
         'split': records.fingerprint,
         'bad_lines': config.data.bad_lines,
     }
-    found, facts = cache.arrays(cache.directory(config.data), depends_on, write)
-    made = {name: Ragged(found[f'{name}.ids'], found[f'{name}.offsets']) for name in names}
+    arrays, facts = cache.arrays(cache.directory(config.data), depends_on, write)
+    ragged = {name: Ragged(arrays[f'{name}.ids'], arrays[f'{name}.offsets']) for name in names}
     digest = _digest(json.dumps(depends_on, sort_keys=True).encode())
-    return Columns(made, np.array(facts['bad'], np.int64), facts['skipped'], digest)
+    return Columns(ragged, np.array(facts['bad'], np.int64), facts['skipped'], digest)
 
 
 def _some(records: Sequence[Record]) -> Iterator[tuple[int, list[Record]]]:
-    """(place of the first, some records) in order; says how far it is if it takes long."""
-    since, done, in_order = time.monotonic(), 0, iter(records)
+    """Yields (index of the first, some records) in order, and prints progress if it takes long."""
+    last_line, done, in_order = time.monotonic(), 0, iter(records)
     while some := list(itertools.islice(in_order, _AT_ONCE)):
         yield done, some
         done += len(some)
-        if time.monotonic() > since + 10:
-            since = time.monotonic()
+        if time.monotonic() > last_line + 10:
+            last_line = time.monotonic()
             print(f'tokenised {done:,} of {len(records):,} records', file=sys.stderr, flush=True)
 
 
@@ -143,12 +150,12 @@ def _digest(*parts: Any) -> str:
 
 
 def running_text(records: Sequence[Record], tokenizers: Tokenizers) -> Encoded:
-    """`tokens` of the text."""
+    """Encodes a text as `tokens`."""
     return Encoded({'tokens': tokenizers.target.encode_batch([record['text'] for record in records])}, {})
 
 
 def pairs(records: Sequence[Record], tokenizers: Tokenizers) -> Encoded:
-    """`tokens` of the target and `sources`."""
+    """Encodes the target as `tokens` and the source as `sources`."""
     assert tokenizers.source is not None
     targets = tokenizers.target.encode_batch([record['target'] for record in records])
     return Encoded(
@@ -157,14 +164,14 @@ def pairs(records: Sequence[Record], tokenizers: Tokenizers) -> Encoded:
 
 
 def _texts(records: Sequence[Record], tokenizers: Tokenizers) -> dict[str, Rows]:
-    """`tokens` of the text and `second_text` of the second one, of which there may be none."""
+    """Encodes a text as `tokens` and an optional second one as `second_text`."""
     encode = tokenizers.target.encode_batch
     second_texts = encode([record.get('pair', '') for record in records])
     return {'tokens': encode([record['text'] for record in records]), 'second_text': second_texts}
 
 
 def classes(records: Sequence[Record], tokenizers: Tokenizers) -> Encoded:
-    """A text, or two, and the id of their `label`."""
+    """Encodes one or two texts, and their class as the id `label`."""
     ids = {name: index for index, name in enumerate(tokenizers.labels)}
     bad = {place: _unknown(record['label'], ids) for place, record in enumerate(records) if record['label'] not in ids}
     labels = [[ids.get(record['label'], 0)] for record in records]
@@ -172,14 +179,14 @@ def classes(records: Sequence[Record], tokenizers: Tokenizers) -> Encoded:
 
 
 def numbers(records: Sequence[Record], tokenizers: Tokenizers) -> Encoded:
-    """A text, or two, and the number that is their `label`."""
+    """Encodes one or two texts, and their number as `label`."""
     return Encoded({**_texts(records, tokenizers), 'label': [[record['label']] for record in records]}, {})
 
 
 def tagged(records: Sequence[Record], tokenizers: Tokenizers) -> Encoded:
-    """`tokens` of the words, the place of the word that each token is the first of (else -1), and the words' `tags`.
+    """Encodes words as `tokens`, with the index in `words` of the word that each token begins (else -1), and their `tags`.
 
-    Only the first token of a word is tagged (Devlin et al. 2019, 5.3).
+    Only the first token of a word is tagged (Devlin et al. 2019, section 5.3).
     """
     ids = {name: index for index, name in enumerate(tokenizers.labels)}
     columns: dict[str, list[Sequence[float]]] = {'tokens': [], 'words': [], 'tags': []}
@@ -197,26 +204,26 @@ def tagged(records: Sequence[Record], tokenizers: Tokenizers) -> Encoded:
 
 
 def _first_of_words(words: Sequence[str], starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
-    """The place of the word that each token [T] is the first of, else -1.
+    """Returns the index of the word that each token is the first of, else -1: int [T].
 
     Args:
-      words: joined by spaces, the text of the tokens.
+      words: joined by spaces they are the text of the tokens.
       starts: int [T], the first character of each token.
-      stops: int [T], the one after its last.
+      stops: int [T], the character after its last.
     """
     spaces = np.cumsum([len(word) + 1 for word in words]) - 1  # after each word
     last = np.maximum(stops - 1, starts)
     word = np.searchsorted(spaces, last)
     inside = np.flatnonzero(spaces[np.minimum(word, len(spaces) - 1)] != last)
-    found, first = np.unique(word[inside], return_index=True)
-    places = np.full(len(starts), -1)
-    places[inside[first]] = found
-    return places
+    first_of, first = np.unique(word[inside], return_index=True)
+    words_begun = np.full(len(starts), -1)
+    words_begun[inside[first]] = first_of
+    return words_begun
 
 
 def answers(records: Sequence[Record], tokenizers: Tokenizers) -> Encoded:
-    """`tokens` of the context, the characters where each `begins` and `ends` (normalised text), the question as
-    `second_text`, and the first and last token of the first `answer`, or nothing."""
+    """Encodes the context as `tokens`, the question as `second_text`, and the first and last token of the first answer,
+    if there is one, as `answer`. `begins` and `ends` are the characters of each token in the normalised context."""
     columns: dict[str, list[Sequence[float]]] = {'tokens': [], 'begins': [], 'ends': [], 'answer': []}
     contexts = tokenizers.target.encode_with_offsets([record['context'] for record in records])
     for record, (tokens, begins, ends) in zip(records, contexts, strict=True):

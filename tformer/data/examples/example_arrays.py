@@ -1,0 +1,208 @@
+"""The examples of a split, and the arrays of one example under each format: model inputs, targets and weights."""
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+
+from tformer.data.examples import corrupt, denoisers, sentences
+from tformer.data.examples.corrupt import Noise
+from tformer.data.examples.special_tokens import Fields, SpecialTokenTemplate
+from tformer.data.ragged import Ragged
+
+
+@dataclasses.dataclass(frozen=True)
+class Examples:
+    """The N examples of a split: example i is tokens `start[i]:stop[i]` of record `record[i]`.
+
+    Where the end is predicted, these are positions in the predicted tokens t1..tn EOS.
+
+    Attributes:
+      columns: the columns of the format's encoding, with a row for each record.
+      template: of the special tokens.
+      record, start, stop: int [N].
+      lengths: int [N, stacks], the most positions that an example takes in a row of each stack.
+      num_dropped: the number of records left out because they are too long.
+      num_truncated: the number of records that were cut.
+      num_skipped: the number of bad records left out.
+      fingerprint: of the tokenised records.
+    """
+
+    columns: Mapping[str, Ragged]
+    template: SpecialTokenTemplate
+    record: np.ndarray
+    start: np.ndarray
+    stop: np.ndarray
+    lengths: np.ndarray
+    num_dropped: int
+    num_truncated: int
+    num_skipped: int
+    fingerprint: str
+
+    def __len__(self) -> int:
+        return len(self.record)
+
+    @property
+    def tokens(self) -> Ragged:
+        """The tokens of each record: of its text, or of its target."""
+        return self.columns['tokens']
+
+    def of(self, column: str, index: int) -> np.ndarray:
+        """Returns the row of a column that belongs to the record of an example."""
+        return self.columns[column][self.record[index]]
+
+
+def next_token(examples: Examples, index: int, noise: Noise) -> Fields:
+    """BOS t1..tn -> t1..tn EOS, or a piece of it; a later piece starts with the last target of the piece before."""
+    tokens, start, stop = examples.of('tokens', index), examples.start[index], examples.stop[index]
+    piece = tokens[max(start - 1, 0) : stop]
+    whole = np.empty(stop - start + 1, np.int32)
+    whole[int(start == 0) :][: len(piece)] = piece
+    if start == 0:
+        whole[0] = examples.template.specials.bos
+    if stop > len(tokens):
+        whole[-1] = examples.template.specials.eos
+    return {'inputs': whole[:-1], 'targets': whole[1:], 'weights': np.ones(stop - start, np.float32)}
+
+
+def translate(examples: Examples, index: int, noise: Noise) -> Fields:
+    """The target, given the source. A truncated target has no EOS, so that the model does not learn to stop there."""
+    tokens, stop = examples.of('tokens', index), int(examples.stop[index])
+    wanted, lengths = tokens[:stop], examples.lengths[index]
+    given = lengths[0] - 1 - stop if len(lengths) == 1 else lengths[1] - 1
+    return examples.template.write(examples.of('sources', index)[:given], wanted, ended=stop > len(tokens))
+
+
+def unmask(examples: Examples, index: int, noise: Noise) -> Fields:
+    """A corrupted text -> the original, scored at the selected tokens."""
+    fields = examples.template.read(_piece(examples, index))
+    return _masked(fields, noise)
+
+
+def unmask_next(examples: Examples, index: int, noise: Noise) -> Fields:
+    """Two corrupted sentences -> the originals, and whether the second follows the first in a text."""
+
+    def other() -> np.ndarray:
+        own = np.searchsorted(examples.record, examples.record[index] + np.arange(2))  # pieces of a text are adjacent
+        return _piece(examples, sentences.another(range(*own), len(examples), noise.rng))
+
+    text = _piece(examples, index)
+    ends, room = noise.tokenizer.sentence_ends, max(len(text), 2)
+    first, second, label = sentences.next_sentence(text, ends, room, noise.rng, other)
+    return _masked_pair(examples, first, second, label, noise)
+
+
+def unmask_order(examples: Examples, index: int, noise: Noise) -> Fields:
+    """Two corrupted adjacent sentences -> the originals, and whether they are in order."""
+    text = _piece(examples, index)
+    ends, room = noise.tokenizer.sentence_ends, max(len(text), 2)
+    first, second, label = sentences.sentence_order(text, ends, room, noise.rng)
+    return _masked_pair(examples, first, second, label, noise)
+
+
+def classify(examples: Examples, index: int, noise: Noise) -> Fields:
+    """One or two texts, and their class or number."""
+    (label,) = examples.of('label', index)
+    texts = examples.of('tokens', index), examples.of('second_text', index)
+    first, second = _shortened(*texts, int(examples.stop[index]))
+    return {**examples.template.read(first, second), 'labels': label, 'label_weights': np.float32(1)}
+
+
+def tag(examples: Examples, index: int, noise: Noise) -> Fields:
+    """Words and their tags; each tag is at the first token of its word."""
+    stop = examples.stop[index]
+    fields = examples.template.read(examples.of('tokens', index)[:stop])
+    words, tags = examples.of('words', index)[:stop], examples.of('tags', index)
+    targets, weights = np.zeros(len(fields['inputs']), np.int32), np.zeros(len(fields['inputs']), np.float32)
+    places = np.flatnonzero(words >= 0)
+    targets[places + 1], weights[places + 1] = tags[words[places]], 1
+    return {**fields, 'targets': targets, 'weights': weights}
+
+
+def find_answer(examples: Examples, index: int, noise: Noise) -> Fields:
+    """A question and a window of its context.
+
+    `labels` are the first and the last token of the answer, both 0 if it is not in the window. `weights` mark the
+    positions that a label may have: the context, and position 0.
+    """
+    start, stop = examples.start[index], examples.stop[index]
+    question = examples.of('second_text', index)[: noise.data.question_length]
+    fields = examples.template.read(question, examples.of('tokens', index)[start:stop])
+    first = len(question) + 2
+    place = np.arange(len(fields['inputs']))
+    answer = examples.of('answer', index)
+    inside = len(answer) > 0 and start <= answer[0] and answer[1] < stop
+    labels = answer - start + first if inside else np.zeros(2)
+    return {
+        **fields,
+        'weights': ((place == 0) | ((place >= first) & (place < first + stop - start))).astype(np.float32),
+        'labels': labels.astype(np.int32),
+        'label_weights': np.float32(1),
+    }
+
+
+def continue_prefix(examples: Examples, index: int, noise: Noise) -> Fields:
+    """As `next_token`, but a prefix of random length, from 1 to all inputs, is given; the tokens after it are scored.
+
+    With data.bidirectional_prefix every position sees the whole prefix.
+    """
+    fields = next_token(examples, index, noise)
+    size = int(noise.rng.integers(1, len(fields['inputs']) + 1))
+    place = np.arange(len(fields['inputs']))
+    fields['weights'] = (place >= size - 1).astype(np.float32)
+    return {**fields, 'prefix': place < size} if noise.data.bidirectional_prefix else fields
+
+
+def continue_text(examples: Examples, index: int, noise: Noise) -> Fields:
+    """The rest of a text, given its beginning of random length, from one token to all but one."""
+    denoiser, sentinels = denoisers.SequentialDenoiser(), noise.tokenizer.sentinels
+    return examples.template.write(*denoiser.corrupt(_piece(examples, index), noise.rng, sentinels))
+
+
+def fill_spans(examples: Examples, index: int, noise: Noise) -> Fields:
+    """Each sentinel and its span, given the text with sentinels in place of the spans."""
+    data, sentinels = noise.data, noise.tokenizer.sentinels
+    text = _piece(examples, index)
+    return examples.template.write(
+        *corrupt.corrupt_spans(text, noise.rng, sentinels, data.mask_rate, data.mean_span_length)
+    )
+
+
+def denoise(examples: Examples, index: int, noise: Noise) -> Fields:
+    """A text, given a corruption of it."""
+    given = wanted = _piece(examples, index)
+    for kind in noise.data.noise:
+        given = corrupt.NOISES[kind].corrupt(given, noise)
+    return examples.template.write(given, wanted)
+
+
+def denoise_as_ul2(examples: Examples, index: int, noise: Noise) -> Fields:
+    """As `fill_spans` or `continue_text`, by one of data.denoisers; the given text starts with its mode."""
+    sentinels, modes = denoisers.roles(noise.tokenizer.sentinels)
+    text = _piece(examples, index)
+    return examples.template.write(*denoisers.denoise_ul2(text, noise.rng, sentinels, modes, noise.data.denoisers))
+
+
+def _piece(examples: Examples, index: int) -> np.ndarray:
+    return examples.of('tokens', index)[examples.start[index] : examples.stop[index]].astype(np.int32)
+
+
+def _masked(fields: Fields, noise: Noise) -> Fields:
+    rates = noise.data.mask_rate, noise.data.mask_unit, noise.data.mask_keep, noise.data.mask_random
+    inputs, selected = corrupt.mask_tokens(fields['inputs'], noise.rng, noise.tokenizer, *rates)
+    return {**fields, 'inputs': inputs, 'targets': fields['inputs'], 'weights': selected.astype(np.float32)}
+
+
+def _masked_pair(examples: Examples, first: np.ndarray, second: np.ndarray, label: int, noise: Noise) -> Fields:
+    fields = _masked(examples.template.read(first, second), noise)
+    return {**fields, 'labels': np.int32(label), 'label_weights': np.float32(1)}
+
+
+def _shortened(first: np.ndarray, second: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Cuts two texts to `size` tokens together, one of which separates them; the longer text is cut first."""
+    if not len(second):
+        return first[:size], second
+    room = size - 1
+    shorter = min(len(first), len(second), room // 2)
+    longer = room - shorter
+    return (first[:shorter], second[:longer]) if len(first) < len(second) else (first[:longer], second[:shorter])
