@@ -82,7 +82,7 @@ def another(own: range, count: int, rng: np.random.Generator) -> int:
 
 
 def _cut(tokens: np.ndarray, sentence_ends: np.ndarray, rng: np.random.Generator, least: int = 1) -> int:
-    """Returns a random cut of int [T] after which `least` tokens follow, else the cut with the most; T below two tokens."""
+    """Returns a random cut of int [T] that leaves `least` tokens, else the one that leaves most; T below two tokens."""
     if len(tokens) < 2:
         return len(tokens)
     ends = sentence_ends[tokens]

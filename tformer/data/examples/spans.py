@@ -19,7 +19,7 @@ Lengths = Callable[[np.ndarray, SpecialTokenTemplate, Data], list[np.ndarray]]
 
 @dataclasses.dataclass(frozen=True)
 class Spans:
-    """The tokens of examples, as in `Examples`, and `overlong`, bool [records]: the records that are not shown whole."""
+    """The tokens of examples, as in `Examples`; `overlong`, bool [records], marks records that are not shown whole."""
 
     record: np.ndarray
     start: np.ndarray

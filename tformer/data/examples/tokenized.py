@@ -184,7 +184,7 @@ def numbers(records: Sequence[Record], tokenizers: Tokenizers) -> Encoded:
 
 
 def tagged(records: Sequence[Record], tokenizers: Tokenizers) -> Encoded:
-    """Encodes words as `tokens`, with the index in `words` of the word that each token begins (else -1), and their `tags`.
+    """Encodes words as `tokens`, the index of the word that each token begins (else -1) as `words`, and their `tags`.
 
     Only the first token of a word is tagged (Devlin et al. 2019, section 5.3).
     """
