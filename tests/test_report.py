@@ -174,20 +174,19 @@ def test_what_a_label_supposes_is_said(tmp_path: pathlib.Path) -> None:
     report = computed_of(built(tmp_path / 'x', [({}, {**BASE, 3: FAILED}), alone, twin]))
     told = {line.partition(':')[0]: line for line in findings.arms(report)}
     assert told['`baseline`'].endswith(', 3 seeds: the baseline; 1 run failed')
-    assert told['`activation=swiglu`'].endswith(': worse if its noise is that of the baseline: it is one run')
+    assert told['`activation=swiglu`'].endswith(': worse if its noise equals that of the baseline: it is a single run')
     assert told['`norm=rmsnorm`'] == '`norm=rmsnorm`: test loss 0.520 ± 0.020: the same as the baseline in every run'
     assert findings.limited(report) is None
     all_right, all_wrong = dict.fromkeys(range(4), 0.0), dict.fromkeys(range(4), 1.0)
     few = dataclasses.replace(TINY, evaluate=Evaluate(samples=0, max_examples=4))
     report = computed_of(built(tmp_path / 'y', [({}, all_wrong), ({'model.norm': 'rmsnorm'}, all_right)], few))
-    assert findings.arms(report)[1].endswith(": noise unknown, for each side's runs are all the same; more would tell")
-    assert (
-        findings.limited(report)
-        == 'Scored are the first 4 records of the test split, of any size (evaluate.max_examples).'
+    assert findings.arms(report)[1].endswith(
+        ': noise unknown; all runs of each side are equal, and more seeds would tell'
     )
+    assert findings.limited(report) == 'Only the first 4 records of the test split are scored (evaluate.max_examples).'
 
 
-@pytest.mark.parametrize('metric, label', [('test/error_rate', 'better'), ('test/bleu', 'worse')])
+@pytest.mark.parametrize('metric, label', [('test/word_error_rate', 'better'), ('test/bleu', 'worse')])
 def test_which_direction_is_better_the_name_says(metric: str, label: str, tmp_path: pathlib.Path) -> None:
     name = metric.partition('/')[2]
     arms = [(changed, {seed: {'loss': 1.0, name: x} for seed, x in runs.items()}) for changed, runs in ARMS[:2]]
@@ -244,10 +243,12 @@ def test_mistakes_are_one_line(home: pathlib.Path, tmp_path: pathlib.Path) -> No
     (tmp_path / 'bad/baseline/seed_0/result.json').write_text('{"test": 3}')
     for message, act in {
         "--metric=test/los is in no result; did you mean 'test/loss'": lambda: computed_of(home, metric='test/los'),
-        "--baseline=norm=rms is no arm; did you mean 'norm=rmsnorm'": lambda: computed_of(home, baseline='norm=rms'),
+        "--baseline=norm=rms is not an arm; did you mean 'norm=rmsnorm'": lambda: computed_of(
+            home, baseline='norm=rms'
+        ),
         '--alpha=5 must be between 0 and 1': lambda: computed_of(home, alpha=5),
         'not the list of a sweep': lambda: results.read(tmp_path),
-        'neither a sweep nor workdirs are here': lambda: results.read(tmp_path / 'empty'),
+        'no runs are here': lambda: results.read(tmp_path / 'empty'),
         "result.json: 'test' holds no scores": lambda: results.read(tmp_path / 'bad'),
         'report takes one directory, not 0': lambda: command_line.main(['tformer', 'report']),
     }.items():
@@ -328,8 +329,8 @@ def test_when_a_value_is_reached_is_told_of_each_arm(home: pathlib.Path) -> None
         == '`baseline`: train loss reaches 1.26 after 11 ± 1 steps in 3 of 3 runs, 1 of them by the first report'
     )
     for wrong, why in (
-        ('train/loss', 'is no NAME=VALUE'),
-        ('train/loss=nan', 'is no NAME=VALUE'),
+        ('train/loss', 'is not NAME=VALUE'),
+        ('train/loss=nan', 'is not NAME=VALUE'),
         ('train/los=1', "has train/los; did you mean 'train/loss'?"),
     ):
         with pytest.raises(UserError, match=re.escape(why)):
@@ -395,11 +396,10 @@ def test_a_field_of_numbers_is_drawn_in_lines_with_the_best_of_each(tmp_path: pa
     assert noisy.response.lines[0].near == [24.0]
     assert '| within noise of it: `24`' in render.markdown(noisy)
     write.write(home)
-    row = (
-        '| `model.emb_dim=32` | `0.0001` | 0.5050 ± 0.0071 | at the end of the values tried: the best may lie beyond |'
-    )
+    note = 'at the edge of the values tried: a better one may lie beyond'
+    row = f'| `model.emb_dim=32` | `0.0001` | 0.5050 ± 0.0071 | {note} |'
     assert row in (home / 'report.md').read_text()
-    assert (home / 'report.html').read_text().count('Drawn are the baseline and the 9 best of the others.') == 5
+    assert (home / 'report.html').read_text().count('Only the baseline and the 9 best other arms are drawn.') == 5
     assert computed_of(built(tmp_path / 'y', ARMS)).response is None
 
 
@@ -451,7 +451,9 @@ def test_the_scaling_law_is_of_the_best_arms_and_of_the_tokens_that_their_losses
     assert (found.left_out, found.early, found.pooled, len(found.N)) == (16, 4, [], 16)
     write.write(home)
     text = (home / 'report.md').read_text()
-    assert 'the best alone counts; 16 are left out.' in text and '4 runs had the loss before the end' in text
+    assert (
+        'only the best counts; 16 are left out.' in text and '4 runs had the scored loss before the last step' in text
+    )
 
 
 @pytest.mark.usefixtures('without_bounds')

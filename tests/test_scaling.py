@@ -301,7 +301,7 @@ REFUSED = {
     'nothing left': (lambda: scaling.held_out(*SQUARE, flops=ONE), '0 runs are too few'),
     'few points': (lambda: power_law.regress([1, 2], [1, 2]), 'x, y: 2 runs are too few'),
     'two budgets': (lambda: isoflop.profiles(*profiled(budgets=(1e19, 1e20))), '2 budgets are too few'),
-    'no budgets': (lambda: isoflop.profiles(*made(240)), 'are no budgets apart'),
+    'no budgets': (lambda: isoflop.profiles(*made(240)), 'do not form separate budgets'),
     'few sizes': (lambda: isoflop.profiles(ONE, ONE, ONE, flops=2.0 ** np.arange(20)), 'needs 4 sizes or more, not 1'),
     'flops': (lambda: isoflop.profiles(*SQUARE, flops=-ONE), r'flops\[0\]=-1'),
     'falling flops': (lambda: isoflop.envelope([(1e8, [2, 1], [3, 3])]), 'do not rise'),

@@ -452,11 +452,11 @@ def test_cost_of_a_matched_metric():
     rising = ([0, 10, 20, 30], [0.1, 0.5, 0.3, 0.7])  # the first of three crossings
     assert curves.first_reach(rising, 0.4, False) == pytest.approx(7.5)
     assert curves.first_reach(rising, 0.1, False) == 0
-    with pytest.raises(UserError, match=r'never has 1; its best is 2'):
+    with pytest.raises(UserError, match=r'never reaches 1; its best is 2'):
         curves.first_reach(FAST, 1, True)
     with pytest.raises(UserError, match=r'its best is 0\.7'):
         curves.first_reach(rising, 0.8, False)
-    with pytest.raises(UserError, match=r'beyond 5 from its first point on, with 4 at 0'):
+    with pytest.raises(UserError, match=r'better than 5 from its first point on, with 4 at 0'):
         curves.first_reach(FAST, 5, True)
     with pytest.raises(UserError, match='no factor'):
         curves.speed_up(FAST, SLOW, 4.0, True)
@@ -479,8 +479,8 @@ def test_a_curve_that_failed():
         ([3, 1], [1, 2], r'x\[1\]=1 after 3'),
         ([math.nan, 1], [1, 2], r'x\[0\]=nan'),
         ([0, math.inf], [1, 2], r'x\[1\]=inf'),
-        ([0, 1], [1], 'as many x as y'),
-        ([], [], 'one at least'),
+        ([0, 1], [1], 'equally many x and y'),
+        ([], [], 'at least one'),
     ],
 )
 def test_what_is_no_curve(x, y, message):

@@ -109,21 +109,21 @@ def test_a_draw_stays_what_it_is_whatever_else_is_drawn() -> None:
 
 
 MISTAKES = {
-    'model.norm: a list of values is due': lambda: grid({'model.norm': 'rmsnorm'}),
+    'model.norm: expected a list of values, not': lambda: grid({'model.norm': 'rmsnorm'}),
     'model.norm: its list of values is empty': lambda: grid({'model.norm': []}),
-    'as many values of each field, not 2 of model.norm, 3 of': lambda: zipped(NORMS | HEADS),
+    'every field needs equally many values, not 2 of model.norm, 3 of': lambda: zipped(NORMS | HEADS),
     'product: model.norm is set by two of its lists': lambda: product(grid(NORMS), grid(NORMS)),
-    "a list of dicts is due, not {'model.norm': 'dyt'}": lambda: product({'model.norm': 'dyt'}, seeds(2)),
-    r"a list of dicts is due, not \['model.norm'\]": lambda: chain(['model.norm']),
-    "arm 1 of 1: 'model.norm' is no dict of fields": lambda: trials.trials(TINY, ['model.norm']),
+    "expected a list of dicts, not {'model.norm': 'dyt'}": lambda: product({'model.norm': 'dyt'}, seeds(2)),
+    r"expected a list of dicts, not \['model.norm'\]": lambda: chain(['model.norm']),
+    "arm 1 of 1: 'model.norm' is not a dict of fields": lambda: trials.trials(TINY, ['model.norm']),
     'the first must be the smaller': lambda: uniform(3, 1),
     'both must be positive': lambda: log_uniform(0, 1),
-    'match: .parameters. is no Match': lambda: trials.trials(TINY, [{}], ['parameters']),
-    "match: 'flops' is no Match": lambda: trials.trials(TINY, [{}], 'flops'),
+    'match: .parameters. is not a Match': lambda: trials.trials(TINY, [{}], ['parameters']),
+    "match: 'flops' is not a Match": lambda: trials.trials(TINY, [{}], 'flops'),
     'match: two of them adjust model.mlp_dim': lambda: trials.trials(
         TINY, [{}], [Match('flops', 'model.mlp_dim'), Match('parameters', 'model.mlp_dim')]
     ),
-    'a sweep of no arms': lambda: trials.trials(TINY, []),
+    'the sweep has no arms': lambda: trials.trials(TINY, []),
     "arm 2 of 2: config.model.nrom is no field; did you mean 'model.norm'": lambda: trials.trials(
         TINY, [{}, {'model.nrom': None}]
     ),
@@ -133,16 +133,16 @@ MISTAKES = {
     "Match.quantity='weights' is unknown": lambda: matched(Match('weights', 'model.mlp_dim')),
     "Match.field='model.norm' is unknown": lambda: matched(Match('parameters', 'model.norm')),
     "Match.to='base' is unknown": lambda: matched(Match('parameters', 'model.mlp_dim', to='base')),
-    'the field does not change the quantity': lambda: matched(Match('tokens', 'model.mlp_dim')),
+    'changing the field does not change the quantity': lambda: matched(Match('tokens', 'model.mlp_dim')),
     'both varied and adjusted': lambda: matched(Match('parameters', 'model.emb_dim')),
-    "with data.length and data.batching='bucket' only the data tell; 'pack' fills": lambda: matched(
+    "with data.length and data.batching='bucket' the amount of padding is unknown; use 'pack'": lambda: matched(
         Match('tokens', 'data.length'), data__batching='bucket'
     ),
-    "with data.length and data.batching='bucket' only the data tell; 'pad' and 'pack' say it": lambda: matched(
-        Match('flops', 'data.length'), data__batching='bucket'
+    "with data.length and data.batching='bucket' the amount of padding is unknown; use 'pad' or 'pack'": lambda: (
+        matched(Match('flops', 'data.length'), data__batching='bucket')
     ),
-    "length=8: .*with data.length and data.batching='pad' only the data tell; 'pack' fills": lambda: of_rows(
-        'data.length', 8
+    "length=8: .*with data.length and data.batching='pad' the amount of padding is unknown; use 'pack'": lambda: (
+        of_rows('data.length', 8)
     ),
     "with data.overlong and data.batching='pad'": lambda: of_rows('data.overlong', 'truncate'),
     "with data.batching and data.batching='pad'": lambda: of_rows('data.batching', 'pack'),

@@ -43,7 +43,7 @@ def _finding(report: Report, row: Row, digits: prose.Scale) -> str:
         return f'{line}, {prose.count(runs.n, "seed")}: the {BASELINE}{failed}'
     found = row.comparison
     if math.isnan(found.difference):
-        return f'{line}: not compared, for the baseline has no finite result'
+        return f'{line}: not compared, because the baseline has no finite result'
     than = f'the {BASELINE}' if report.baseline == BASELINE else prose.code(report.baseline)
     if not (found.difference or found.sd):
         return f'{line}: the same as {than} in every run{failed}'
@@ -64,11 +64,11 @@ def _finding(report: Report, row: Row, digits: prose.Scale) -> str:
 def _more(row: Row) -> str:
     """Returns what a label supposes, and what would decide."""
     if row.comparison and row.comparison.test == ONE_RUN and row.label in (BETTER, WORSE):
-        return ' if its noise is that of the baseline: it is one run'
+        return ' if its noise equals that of the baseline: it is a single run'
     if row.comparison and row.comparison.test == PERMUTATION and row.label == UNKNOWN:
-        return ", for each side's runs are all the same; more would tell"
+        return '; all runs of each side are equal, and more seeds would tell'
     if row.label == UNKNOWN:
-        return '; runs with other seeds would tell'
+        return '; runs with more seeds would tell'
     if row.label != WITHIN:
         return ''
     if row.seeds is None:
@@ -83,9 +83,7 @@ def limited(report: Report) -> str | None:
     if not limits:
         return None
     most = max(limit for limit in limits if limit)
-    return (
-        f'Scored are the first {prose.count(most, "record")} of the {split} split, of any size (evaluate.max_examples).'
-    )
+    return f'Only the first {prose.count(most, "record")} of the {split} split are scored (evaluate.max_examples).'
 
 
 def scored(report: Report) -> str | None:
@@ -97,7 +95,7 @@ def scored(report: Report) -> str | None:
     names = prose.joined([prose.code(name) for name in sorted({run.config.train.best_metric for run in runs})])
     return (
         f'The scores are those of the checkpoints best by {names}, after {prose.amount(min(steps))} to '
-        f'{prose.amount(max(steps))} steps (Cost has each arm); curves and costs are of the whole runs.'
+        f'{prose.amount(max(steps))} steps (see Cost for each arm); curves and costs are of the whole runs.'
     )
 
 

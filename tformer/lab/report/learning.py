@@ -187,7 +187,7 @@ def reaches(results: Results, wanted: Sequence[str]) -> list[Reach]:
     """Returns when the runs reach each of `wanted`, NAME=VALUE.
 
     Raises:
-      UserError: it is no NAME=VALUE, or no run has that number.
+      UserError: it is not NAME=VALUE, or no run has that number.
     """
     known = {name for run in results.runs if run.state == DONE for row in run.log for name in row} - {'step'}
     made = []
@@ -198,7 +198,7 @@ def reaches(results: Results, wanted: Sequence[str]) -> list[Reach]:
         except ValueError:
             value = math.nan
         if not math.isfinite(value):
-            raise UserError(f'--reach={text} is no NAME=VALUE, such as valid/accuracy=0.99')
+            raise UserError(f'--reach={text} is not NAME=VALUE, such as valid/accuracy=0.99')
         if name not in known:
             raise UserError(f'--reach={text}: no metrics.jsonl has {name}{nearest(name, sorted(known))}')
         lower = metrics.lower_is_better(name)

@@ -109,7 +109,7 @@ def rounded(value: float) -> str:
 
 def drawn(report: Report) -> str:
     """Returns what a caption adds where not all arms are drawn."""
-    return f' Drawn are the baseline and the {DRAWN - 1} best of the others.' if len(report.rows) > DRAWN else ''
+    return f' Only the baseline and the {DRAWN - 1} best other arms are drawn.' if len(report.rows) > DRAWN else ''
 
 
 def level(alpha: float) -> str:
@@ -140,7 +140,7 @@ def mismatches(report: Report) -> list[str]:
     for arm in report.arms:
         for name, percent in report.results.arms[arm][0].mismatch_percent.items():
             missed.setdefault(name, []).append(f'{code(arm)} {percent:+.3f} %')
-    return [f'Matched in {quantity(name)}, off by: {", ".join(arms)}.' for name, arms in missed.items()]
+    return [f'Matched in {quantity(name)}, with these errors: {", ".join(arms)}.' for name, arms in missed.items()]
 
 
 def short(rows: Sequence[Row], arm: str) -> str:
@@ -166,8 +166,8 @@ def curve_figures(report: Report) -> list[Figure]:
     for name, by_arm in report.curves.items():
         several = any(band.runs > 1 for band in by_arm.values())
         bands = '; bands are one standard deviation each way' if several else ''
-        caption = f'{named(name)}: of each arm the mean of the runs that are done{bands}. '
-        caption += 'The first tenth of the steps may lie beyond the frame.'
+        caption = f'{named(name)}: the mean over the finished runs of each arm{bands}. '
+        caption += 'The first tenth of the steps may lie outside the frame.'
         figures.append(('curves', name, caption + drawn(report)))
     return figures
 
@@ -178,8 +178,8 @@ def pareto_figures(report: Report, fronts: Mapping[str, Collection[str]]) -> lis
     figures = []
     for cost, arms in fronts.items():
         if arms and len({getattr(report.costs[arm], cost) for arm in report.arms} - {None}) > 1:
-            caption = f'{named(report.metric)} ({better} is better) against {quantity(cost)}; the line is the front.'
-            figures.append(('pareto', cost, caption + drawn(report)))
+            caption = f'{named(report.metric)} ({better} is better) against {quantity(cost)}'
+            figures.append(('pareto', cost, f'{caption}; the dotted line is the Pareto front.{drawn(report)}'))
     return figures
 
 
@@ -211,7 +211,7 @@ def fixed(line: Line) -> str:
 def note(line: Line) -> str:
     """Returns what qualifies the best value of a line."""
     near = f'within noise of it: {joined([code(f"{x:g}") for x in line.near])}' if line.near else ''
-    edge = 'at the end of the values tried: the best may lie beyond' if line.at_edge else ''
+    edge = 'at the edge of the values tried: a better one may lie beyond' if line.at_edge else ''
     return '; '.join(filter(None, (near, edge)))
 
 

@@ -18,7 +18,7 @@ from tformer.lab.report.prose import Figure
 from tformer.lab.report.report_data import Report
 
 Draw = Callable[[str, str], str]  # (kind, which of it) -> an SVG element
-MISSING = "The drawings are left out, for matplotlib is not installed: `pip install 'tformer[report]'`"
+MISSING = "The report has no drawings because matplotlib is not installed: `pip install 'tformer[report]'`"
 FIGURES = 'figures'  # of a fenced block in the page's Markdown that holds [kind, which, caption] of each
 
 

@@ -118,7 +118,7 @@ def report(
         raise UserError(f'--alpha={alpha} must be between 0 and 1')
     baseline = next(iter(found.arms)) if baseline is None else baseline
     if baseline not in found.arms:
-        raise UserError(f'--baseline={baseline} is no arm{nearest(baseline, found.arms)}')
+        raise UserError(f'--baseline={baseline} is not an arm{nearest(baseline, found.arms)}')
     metric = _metric(found, metric)
     lower = metrics.lower_is_better(metric)
     values = found.values(metric)

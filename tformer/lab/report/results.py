@@ -130,7 +130,7 @@ def read(directory: str | pathlib.Path) -> Results:
     home = pathlib.Path(directory)
     runs = _listed(home) if (home / manifest.LIST).is_file() else _found(home)
     if not runs:
-        raise UserError(f'{home}: neither a sweep nor workdirs are here: no {manifest.LIST}, and no */config.json')
+        raise UserError(f'{home}: no runs are here: neither {manifest.LIST} nor */config.json')
     arms: dict[str, dict[int, Run]] = {}
     for run in runs:
         twin = arms.setdefault(run.arm, {}).setdefault(run.seed, run)

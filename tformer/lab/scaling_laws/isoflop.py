@@ -37,7 +37,9 @@ def budgets(flops: np.ndarray, within: float = 1.1) -> np.ndarray:
     for b in range(budget.max() + 1):
         low, high = flops[budget == b].min(), flops[budget == b].max()
         if high > within**2 * low:
-            raise UserError(f'flops: the runs from {low:.4g} to {high:.4g} are no budgets apart; pass nominal ones')
+            raise UserError(
+                f'flops: the runs from {low:.4g} to {high:.4g} do not form separate budgets; pass nominal ones'
+            )
     return budget
 
 

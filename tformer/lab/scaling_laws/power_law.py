@@ -30,7 +30,9 @@ def checked(least: int, **columns: Any) -> list[np.ndarray]:
     """
     arrays = {name: np.asarray(values, np.float64).reshape(-1) for name, values in columns.items()}
     if len({len(values) for values in arrays.values()}) > 1:
-        raise UserError(f'one value a run: {", ".join(f"{name} has {len(v)}" for name, v in arrays.items())}')
+        raise UserError(
+            f'every run needs one value of each: {", ".join(f"{name} has {len(v)}" for name, v in arrays.items())}'
+        )
     for name, values in arrays.items():
         wrong = np.flatnonzero(~(np.isfinite(values) & (values > 0)))
         if wrong.size:
@@ -185,6 +187,6 @@ def resample_sum(
     lawless = int((~((found_PM[T + 1 :] > 0) & (np.abs(found_PM[1 : T + 1]) < HUGE)).all(0)).sum())
     if lawless:
         raise UserError(
-            f'bootstrap: {lawless} of {resamples} resamples have no law; more runs, or a wider range, would'
+            f'bootstrap: {lawless} of {resamples} resamples have no law; use more runs or a wider range of them'
         )
     return found_PM

@@ -201,7 +201,7 @@ def summary(
       UserError: no arm is called `baseline`, or as `compare`.
     """
     if baseline not in arms:
-        raise UserError(f'baseline={baseline!r} is no arm{nearest(baseline, arms)}')
+        raise UserError(f'baseline={baseline!r} is not an arm{nearest(baseline, arms)}')
     others = [name for name in arms if name != baseline]
     floors = {name: noise_floor(runs, alpha=alpha) for name, runs in arms.items()}
     found = [compare(arms[name], arms[baseline], alpha, resamples) for name in others]

@@ -18,10 +18,12 @@ Curve = tuple[Sequence[float] | np.ndarray, Sequence[float] | np.ndarray]
 def _points(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
     x, y = (np.asarray(values, np.float64) for values in curve)
     if x.shape != y.shape or x.ndim != 1 or not x.size:
-        raise UserError(f'a curve needs as many x as y, and one at least: {list(x.shape)} and {list(y.shape)}')
+        raise UserError(f'a curve needs equally many x and y, and at least one: {list(x.shape)} and {list(y.shape)}')
     if not np.isfinite(x).all() or (np.diff(x) <= 0).any():
         bad = int(np.argmax(~np.isfinite(x) | (np.diff(x, prepend=-np.inf) <= 0)))
-        raise UserError(f"a curve's x must increase: x[{bad}]={x[bad]:g}" + (f' after {x[bad - 1]:g}' if bad else ''))
+        raise UserError(
+            f'the x of a curve must increase: x[{bad}]={x[bad]:g}' + (f' after {x[bad - 1]:g}' if bad else '')
+        )
     return x, y
 
 
@@ -84,12 +86,12 @@ def first_reach(curve: Curve, y: float, lower_is_better: bool) -> float:
     if not met.any():
         seen = ys[np.isfinite(ys)]
         best = f'{seen.min() if lower_is_better else seen.max():g}' if seen.size else 'none'
-        raise UserError(f'never has {y:g}; its best is {best}')
+        raise UserError(f'never reaches {y:g}; its best is {best}')
     i = int(np.argmax(met))
     if not np.isfinite(ys[: i + 1]).all():
-        raise UserError(f'has {y:g} at {xs[i]:g}, but failed before')
+        raise UserError(f'reaches {y:g} at {xs[i]:g}, but failed before that')
     if i == 0 and ys[0] != y:
-        raise UserError(f'is beyond {y:g} from its first point on, with {ys[0]:g} at {xs[0]:g}')
+        raise UserError(f'is better than {y:g} from its first point on, with {ys[0]:g} at {xs[0]:g}')
     if i == 0:
         return float(xs[0])
     return float(xs[i - 1] + (xs[i] - xs[i - 1]) * (y - ys[i - 1]) / (ys[i] - ys[i - 1]))

@@ -51,7 +51,7 @@ def claim(
     seconds = times(home)
     gone = sorted(seconds.keys() - {trial.directory for trial in trials})
     if gone := [name for name in gone if (home / name).is_dir()]:
-        print(f'no more in the sweep, but left in {home}: {", ".join(gone)}', flush=True)
+        print(f'no longer in the sweep, but still in {home}: {", ".join(gone)}', flush=True)
     for trial in trials:
         (home / trial.directory).mkdir(parents=True, exist_ok=True)
         _write(home / trial.directory / STATED, config.to_dict(trial.config))

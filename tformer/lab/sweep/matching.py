@@ -102,7 +102,9 @@ def _shapes(stated: Config) -> dict[str, tuple[int, int]]:
 
 def _num_steps(stated: Config) -> int:
     if stated.train.num_steps is None:
-        raise UserError('its length is in train.num_epochs, whose steps only the data tell: set train.num_steps')
+        raise UserError(
+            'its length is given by train.num_epochs, whose steps only the data can tell: set train.num_steps'
+        )
     return stated.train.num_steps
 
 
@@ -151,14 +153,16 @@ def _known_to_be_full(to: Config, stated: Config, match: Match) -> None:
 
     Padding costs FLOPs, but is no token.
     """
-    full, known = ['pack', 'pad'], "'pad' and 'pack' say it"
+    full, known = ['pack', 'pad'], "use 'pad' or 'pack'"
     if match.quantity == 'tokens':
-        full, known = ['pack'], "'pack' fills its rows"
+        full, known = ['pack'], "use 'pack', which fills its rows"
     differing = {match.field, *config.difference(to, stated)} - {'data.batch_tokens'}
     fields = sorted(name for name in differing if name.startswith('data.') or name in OF_ROWS)
     for batching in (to.data.batching, stated.data.batching):
         if fields and batching not in full:
-            raise UserError(f'with {fields[0]} and data.batching={batching!r} only the data tell; {known}')
+            raise UserError(
+                f'with {fields[0]} and data.batching={batching!r} the amount of padding is unknown; {known}'
+            )
 
 
 def nearest(measured: Callable[[int], float], target: float, start: int = 1) -> int:
@@ -171,7 +175,7 @@ def nearest(measured: Callable[[int], float], target: float, start: int = 1) -> 
     """
     measured = functools.cache(measured)
     if measured(start) == measured(2 * start):
-        raise UserError('the field does not change the quantity')
+        raise UserError('changing the field does not change the quantity')
     below = above = start
     while measured(above) < target:
         below, above = above, 2 * above

@@ -60,7 +60,7 @@ def zipped(values: Mapping[str, Iterable[Any]]) -> list[Overrides]:
     columns = {field: _listed(field, values) for field in values}
     if len({len(column) for column in columns.values()}) > 1:
         counts = ', '.join(f'{len(column)} of {field}' for field, column in columns.items())
-        raise UserError(f'zipped: as many values of each field, not {counts}')
+        raise UserError(f'zipped: every field needs equally many values, not {counts}')
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
@@ -130,14 +130,14 @@ def _dicts(overrides: Iterable[Overrides]) -> list[Overrides]:
     """Returns a list of overrides, which a dict alone is not."""
     listed = list(overrides)
     if isinstance(overrides, Mapping) or not all(isinstance(each, Mapping) for each in listed):
-        raise UserError(f'a list of dicts is due, not {overrides!r}')
+        raise UserError(f'expected a list of dicts, not {overrides!r}')
     return listed
 
 
 def _listed(field: str, values: Mapping[str, Iterable[Any]]) -> list[Any]:
     """Returns the values of a field, of which a word alone is no list."""
     if isinstance(values[field], str) or not isinstance(values[field], Iterable):
-        raise UserError(f'{field}: a list of values is due, not {values[field]!r}')
+        raise UserError(f'{field}: expected a list of values, not {values[field]!r}')
     if not (listed := list(values[field])):
         raise UserError(f'{field}: its list of values is empty')
     return listed

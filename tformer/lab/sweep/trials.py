@@ -80,13 +80,13 @@ def trials(base: Config, arms: Sequence[Overrides], match: Sequence[Match] | Mat
       UserError: no arm, a field or a value that is none, or fields that do not fit together; the arm is named.
     """
     if not arms:
-        raise UserError('a sweep of no arms')
+        raise UserError('the sweep has no arms')
     made: dict[Config, Trial] = {}
     baseline: Config | None = None
     for number, arm in enumerate(arms, start=1):
         try:
             if not isinstance(arm, Mapping):
-                raise UserError(f'{arm!r} is no dict of fields')
+                raise UserError(f'{arm!r} is not a dict of fields')
             stated = config.override(base, arm)
             checks.check(stated)
         except UserError as error:
@@ -106,7 +106,7 @@ def _listed(match: Sequence[Match] | Match | None) -> list[Match]:
     listed: Sequence[Any] = match if isinstance(match, list | tuple) else [match]
     for each in listed:
         if not isinstance(each, Match):
-            raise UserError(f'match: {each!r} is no Match')
+            raise UserError(f'match: {each!r} is not a Match')
     return list(listed)
 
 
