@@ -8,7 +8,6 @@ names several devices, present or not, it also prints what a step needs and send
 amounts, lengths, padding and duplicates of the data, and rows as the model reads them.
 """
 
-import dataclasses
 import functools
 import json
 import pathlib
@@ -117,15 +116,14 @@ def show_data(config: Config, directory: str | None) -> None:
     console = Console(highlight=False, soft_wrap=True)
     in_colour = console.color_system is not None and not console.no_color
     say = functools.partial(print, file=sys.stderr, flush=True)
-    records = mixture.load(config, 'train')
+    records, multiple = mixture.load(config, 'train'), None
     if directory is not None:
         tokenizers = Tokenizers.load(directory)
     else:
         say('training the tokenizers on the train split')
         tokenizers = workdir_lib.new_tokenizers(config, records)
         multiple = setup.row_multiple(config, None, sharding.make_mesh(config.mesh))
-        config = dataclasses.replace(config, data=dataclasses.replace(config.data, row_multiple=multiple))
-    for line in report.report(config, tokenizers, records, say):
+    for line in report.report(config, tokenizers, records, say, multiple):
         if in_colour:
             console.print(rendering.coloured(line))
         else:

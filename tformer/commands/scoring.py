@@ -60,14 +60,15 @@ def score(
     if config.evaluate.max_examples is not None:
         records = [records[i] for i in range(min(len(records), config.evaluate.max_examples))]
     multiple = sharding.row_multiple(mesh, config.mesh)
-    divided = dataclasses.replace(config, data=dataclasses.replace(config.data, row_multiple=multiple))
-    batches = pipeline.Batches(divided, tokenizers, split, training=False, records=records)
+    make_batches = functools.partial(
+        pipeline.Batches, tokenizers=tokenizers, split=split, training=False, records=records, row_multiple=multiple
+    )
     with sharding.placed(mesh, config.mesh):
         variables = jax.device_put(variables, shardings(config, mesh))
         compute = _scorer(standard(config), mesh)
-        found = compute(variables, batches, None, tokenizers)
+        found = compute(variables, make_batches(config), None, tokenizers)
         for length in config.evaluate.lengths:
-            cut = pipeline.Batches(windowed(divided, length), tokenizers, split, training=False, records=records)
+            cut = make_batches(windowed(config, length))
             found[f'loss_at_{length}'] = compute(variables, cut, None, tokenizers)['loss']
     generates = config.evaluate.metrics or config.evaluate.samples
     if jax.process_count() > 1 and generates:  # each process generates all of the text

@@ -91,9 +91,8 @@ def load_data(
     if tokens.labels and config.evaluate.positive_label is not None:
         choose(dict.fromkeys(tokens.labels), config.evaluate.positive_label, 'evaluate.positive_label')
     multiple = row_multiple(config, began, mesh)
-    config = dataclasses.replace(config, data=dataclasses.replace(config.data, row_multiple=multiple))
-    batches = pipeline.Batches(config, tokens, 'train', training=True, records=records)
-    config = resolve_config(config, tokens, batches.steps_per_epoch)
+    batches = pipeline.Batches(config, tokens, 'train', training=True, records=records, row_multiple=multiple)
+    config = resolve_config(config, tokens, batches.steps_per_epoch, multiple)
     if before is not None and began is not None:
         workdir.check_config(home, began, config, may_differ)
         check_same_data(before['data'], data_fingerprint(batches, tokens))
@@ -149,10 +148,12 @@ def check_same_data(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         raise UserError(f'the checkpoint is of other data: {"; ".join(differing)}')
 
 
-def resolve_config(config: Config, tokens: Tokenizers, steps_per_epoch: float) -> Config:
-    """Returns `config` with what the tokenizers and the data decide filled in."""
+def resolve_config(config: Config, tokens: Tokenizers, steps_per_epoch: float, multiple: int | None = None) -> Config:
+    """Returns `config` with the fields that the tokenizers, the data and the mesh (`row_multiple`) decide filled in."""
     return checks.resolve(
-        config,
+        dataclasses.replace(
+            config, data=dataclasses.replace(config.data, row_multiple=multiple or config.data.row_multiple)
+        ),
         vocab_size=tokens.target.vocab_size,
         encoder_vocab_size=tokens.source.vocab_size if tokens.source is not None else None,
         num_classes=len(tokens.labels) or None,

@@ -52,11 +52,12 @@ class Batches:
         *,
         training: bool,
         records: Sequence[Record] | None = None,
+        row_multiple: int | None = None,
     ) -> None:
         """Loads `split` (train, valid or test) unless `records` are given, tokenises it and lays out its rows.
 
         A batch has train.batch_size rows; with data.batch_tokens it has that many tokens over its length, rounded down
-        to a multiple of data.row_multiple, and at least one multiple.
+        to a multiple of `row_multiple` (None: data.row_multiple), and at least one multiple.
 
         Raises:
           UserError: the data is at fault, or the objective does not allow data.batching.
@@ -76,7 +77,9 @@ class Batches:
         lengths = np.concatenate([part.lengths for part in examples])
         limits = np.array([data.length, data.encoder_length or data.length][: lengths.shape[1]])
         self.shapes = packing.BATCHING[batching].shapes(lengths, limits, data.num_buckets)
-        self.widths = tuple(_width(config, max(shape)) for shape in self.shapes)
+        self.widths = tuple(
+            _width(config, max(shape), row_multiple or config.data.row_multiple or 1) for shape in self.shapes
+        )
         self.parts = tuple(
             layout.lay_out(config, index, part, epochs[index], batching, self.shapes, isinstance(records_, Split))
             for index, (part, records_) in enumerate(zip(examples, splits, strict=True))
@@ -280,7 +283,7 @@ def _follow(index: int, count: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _width(config: Config, length: int) -> int:
-    tokens, multiple = config.data.batch_tokens, config.data.row_multiple or 1
+def _width(config: Config, length: int, multiple: int) -> int:
+    tokens = config.data.batch_tokens
     rows = config.train.batch_size if tokens is None else tokens // length
     return max(rows // multiple, 1) * multiple

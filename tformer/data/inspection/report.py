@@ -25,7 +25,13 @@ from tformer.errors import NoSplitError
 _BAR, _BARS = 60, 8  # columns of the longest bar; the most bars of equal steps
 
 
-def report(config: Config, tokenizers: Tokenizers, train: mixture.Concatenation, say: Say) -> Iterator[Line]:
+def report(
+    config: Config,
+    tokenizers: Tokenizers,
+    train: mixture.Concatenation,
+    say: Say,
+    row_multiple: int | None = None,
+) -> Iterator[Line]:
     """Yields the lines of the report, each section as soon as it is computed.
 
     Args:
@@ -33,6 +39,7 @@ def report(config: Config, tokenizers: Tokenizers, train: mixture.Concatenation,
       tokenizers: of the run.
       train: the records of its training split.
       say: takes lines of progress.
+      row_multiple: what the rows of a batch are rounded to; None: data.row_multiple.
 
     Raises:
       UserError: the data is at fault.
@@ -49,7 +56,10 @@ def report(config: Config, tokenizers: Tokenizers, train: mixture.Concatenation,
     splits = {}
     for split, concatenation in records.items():
         say(f'tokenising and laying out the {split} split')
-        splits[split] = Batches(config, tokenizers, split, training=split == 'train', records=concatenation)
+        training = split == 'train'
+        splits[split] = Batches(
+            config, tokenizers, split, training=training, records=concatenation, row_multiple=row_multiple
+        )
     yield from _section(
         'records', [*amounts.records(config, splits, records), *(harmless(line, 110) for line in absent)]
     )
