@@ -1,4 +1,4 @@
-"""The train step, a pure function: gradients of one batch, in any number of parts, and one update."""
+"""The train step, a pure function: the gradient of one batch, in any number of microbatches, and one update."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,17 +12,17 @@ from tformer.config import Config
 from tformer.layers.initializers import base_width
 from tformer.layers.parallel import ring_attention
 from tformer.objectives import Objective
-from tformer.optim import freezing, precision
+from tformer.optim import freezing, precision, schedules
 from tformer.optim.hyperparameters import Hyperparameters, Scalar
-from tformer.optim.schedules import learning_rate
 from tformer.training import flops, skipping
 from tformer.training.state import TrainState, abstract_variables, logical_names, step_key, variables
 
 Batch = Mapping[str, Any]
 Step = Callable[[TrainState, Batch, Hyperparameters], tuple[TrainState, dict[str, Any]]]
+# (params, statistics, batch, hyper, key) -> (loss sum, (scores, statistics)), or with its gradient for the loss sum.
+Loss = Callable[[Any, Any, Batch, Hyperparameters, jax.Array], tuple[Any, tuple[dict[str, Any], Any]]]
 
-
-_SAMPLE = 1 << 30  # of a part's key: what the model itself draws; parts of a batch come before it
+_SAMPLE = 1 << 30  # folded into a step's key for what the model itself draws; numbers of microbatches are below it
 
 
 def make_train_step(
@@ -30,28 +30,67 @@ def make_train_step(
 ) -> Step:
     """Returns the pure step(state, batch, hyper) -> (state, metrics), to be jitted by the caller.
 
-    The gradient is that of the loss's sum over the batch, divided once by its weight: computed in any number of
-    microbatches it is the same. What layers sow in the collection `losses` (means over tokens, weighted) is added to
-    the loss, and the collection `statistics` is carried on: neither is exact in parts, so both need one microbatch.
-    What is frozen (freezing.py) has no gradient, and no part in its norm.
-    A step that the guard finds not fit (guard.py) changes nothing but the step's number and the guard.
-    Metrics: `scores` of (sum, weight) pairs, `aux_loss` among them where one was sown; `grad_norm` before clipping;
-    `learning_rate`; `skipped`, how many steps in a row were not made; `tokens`, of both sides, without padding;
-    `flops`, of the whole batch (`accounting.model_flops`).
+    The gradient is that of the loss summed over the batch, divided once by its weight, so that any number of
+    microbatches gives the same. A step that the guard rejects (skipping.py) changes only its number and the guard.
+
+    Metrics: `scores` are (sum, weight) pairs, among them `aux_loss` where layers sow one; `grad_norm` is that before
+    clipping; `learning_rate`; `skipped` counts the skipped steps in a row; `tokens` of both stacks, without padding;
+    `flops` of the whole batch (`flops.model_flops`).
     """
-    microbatches = config.train.microbatches
+    gradient = in_microbatches(make_gradient(model, objective, config), config.train.microbatches)
     optimizer = optax.with_extra_args_support(optimizer)
 
-    def loss_sum(params: Any, statistics: Any, batch: Batch, hyper: Hyperparameters, key: jax.Array) -> Any:
-        rngs = {'sample': jax.random.fold_in(key, _SAMPLE)} | (
-            {'dropout': key} if jax.tree.leaves(hyper.dropout_rates) else {}
+    def step(state: TrainState, batch: Batch, hyper: Hyperparameters) -> tuple[TrainState, dict[str, Any]]:
+        key = step_key(hyper.seed, state.step + 1)
+        abstract = abstract_variables(model, objective, batch)['params']
+        spent = {
+            'tokens': sum(jnp.sum(batch[name] >= 0) for name in batch if name.endswith('positions')),
+            'flops': jnp.float32(flops.model_flops(config, abstract, batch)),
+        }
+        batch = objective.weigh(batch, objective.weight(hyper.second_loss_weight))
+        if objective.predict is None and config.model.family != 'encoder':
+            batch = ring_attention.balance(batch)  # the order of tokens enters no loss
+
+        grads, (scores, statistics) = gradient(state.params, state.statistics, batch, hyper, key)
+        weight = jnp.maximum(scores['loss'][1], 1.0)
+        grads = jax.tree.map(lambda g: g / weight, grads)
+        learning_rate = schedules.learning_rate(
+            config.optimizer.schedule,
+            hyper,
+            state.step + 1,
+            num_steps=config.train.num_steps or 1,
+            emb_dim=base_width(config.model),
         )
+        updated_state = update(optimizer, state, grads, hyper, learning_rate).replace(statistics=statistics)
+
+        norm = optax.tree.norm(grads)
+        should_apply, guard_state = skipping.update_guard(
+            state.guard, state.step, scores['loss'][0] / weight, norm, hyper.skip_spikes
+        )
+        updated_state = updated_state.replace(guard=guard_state)
+        skipped_state = state.replace(step=state.step + 1, guard=guard_state)
+        state = jax.tree.map(lambda new, old: jnp.where(should_apply, new, old), updated_state, skipped_state)
+        metrics = {'scores': scores, 'grad_norm': norm, 'learning_rate': learning_rate, 'skipped': guard_state.skipped}
+        return state, metrics | spent
+
+    return step
+
+
+def make_loss(model: nn.Module, objective: Objective, loss_chunk: int | None) -> Loss:
+    """Returns loss(params, statistics, batch, hyper, key) -> (the loss's sum over the batch, (scores, statistics)).
+
+    What layers sow in the collection `losses` (means over tokens) is multiplied by the batch's weight and added.
+    """
+
+    def loss(params: Any, statistics: Any, batch: Batch, hyper: Hyperparameters, key: jax.Array) -> Any:
+        drops = bool(jax.tree.leaves(hyper.dropout_rates))
+        rngs = {'sample': jax.random.fold_in(key, _SAMPLE)} | ({'dropout': key} if drops else {})
         outputs, found = model.apply(
             variables(params, statistics),
             batch,
             hyper.dropout_rates,
             rngs=rngs,
-            method=objective.method_for(config.train.loss_chunk),
+            method=objective.method_for(loss_chunk),
             mutable=['statistics', 'losses'],
         )
         scores = objective.scores(outputs, batch, hyper.label_smoothing, hyper.z_loss)
@@ -62,24 +101,41 @@ def make_train_step(
             total += scores['aux_loss'][0]
         return total, (scores, found.get('statistics', {}))
 
-    def accumulated(
-        params: Any, statistics: Any, batch: Batch, hyper: Hyperparameters, key: jax.Array
-    ) -> tuple[Any, Any]:
-        trained = None  # all of it
+    return loss
+
+
+def make_gradient(model: nn.Module, objective: Objective, config: Config) -> Loss:
+    """Returns gradient(params, statistics, batch, hyper, key) -> (float32 gradient of the loss, (scores, statistics)).
+
+    Wholly frozen parameters (freezing.py) have no gradient, and so no part in its norm.
+    """
+    loss = make_loss(model, objective, config.train.loss_chunk)
+
+    def gradient(params: Any, statistics: Any, batch: Batch, hyper: Hyperparameters, key: jax.Array) -> Any:
+        trainable = None  # all parameters
         if freezing.is_partial(config):
-            trained = freezing.trainable_mask(config, logical_names(model, objective, batch))
+            trainable = freezing.trainable_mask(config, logical_names(model, objective, batch))
 
-        def gradient(params: Any, *args: Any) -> tuple[Any, Any]:
-            def loss(params: Any) -> Any:
-                return loss_sum(freezing.stop_frozen_gradients(trained, params), *args)
+        def loss_of(params: Any) -> Any:
+            return loss(freezing.stop_frozen_gradients(trainable, params), statistics, batch, hyper, key)
 
-            grads, found = jax.grad(loss, has_aux=True)(params)
-            return jax.tree.map(lambda g: g.astype(jnp.float32), freezing.select_trainable(trained, grads)), found
+        grads, found = jax.grad(loss_of, has_aux=True)(params)
+        return jax.tree.map(lambda g: g.astype(jnp.float32), freezing.select_trainable(trainable, grads)), found
 
-        if microbatches == 1:
-            return gradient(params, statistics, batch, hyper, key)
-        # Row i goes to part i % microbatches, so that every device keeps the rows it has.
-        parts = jax.tree.map(lambda x: jnp.moveaxis(x.reshape(-1, microbatches, *x.shape[1:]), 1, 0), dict(batch))
+    return gradient
+
+
+def in_microbatches(gradient: Loss, count: int) -> Loss:
+    """Returns `gradient` as a sum over `count` microbatches, one after another.
+
+    Statistics and sown losses are not exact in parts: checks refuse them with more than one microbatch.
+    """
+    if count == 1:
+        return gradient
+
+    def accumulated(params: Any, statistics: Any, batch: Batch, hyper: Hyperparameters, key: jax.Array) -> Any:
+        # Row i goes to microbatch i % count, so that every device keeps the rows it has.
+        parts = jax.tree.map(lambda x: jnp.moveaxis(x.reshape(-1, count, *x.shape[1:]), 1, 0), dict(batch))
 
         def add(total: Any, part: tuple[jax.Array, Batch]) -> tuple[Any, None]:
             index, rows = part
@@ -91,47 +147,29 @@ def make_train_step(
         _, (scores, kept) = shapes
         assert not kept and 'aux_loss' not in scores, 'statistics and auxiliary losses need microbatches=1'
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        return jax.lax.scan(add, zeros, (jnp.arange(microbatches), parts))[0]
+        return jax.lax.scan(add, zeros, (jnp.arange(count), parts))[0]
 
-    def step(state: TrainState, batch: Batch, hyper: Hyperparameters) -> tuple[TrainState, dict[str, Any]]:
-        key = step_key(hyper.seed, state.step + 1)
-        abstract = abstract_variables(model, objective, batch)['params']
-        spent = {
-            'tokens': sum(jnp.sum(batch[name] >= 0) for name in batch if name.endswith('positions')),
-            'flops': jnp.float32(flops.model_flops(config, abstract, batch)),
-        }
-        batch = objective.weigh(batch, objective.weight(hyper.second_loss_weight))
-        if objective.predict is None and config.model.family != 'encoder':
-            batch = ring_attention.balance(batch)  # whose order no loss looks at
-        grads, (scores, statistics) = accumulated(state.params, state.statistics, batch, hyper, key)
-        weight = jnp.maximum(scores['loss'][1], 1.0)
-        grads = jax.tree.map(lambda g: g / weight, grads)
-        rate = learning_rate(
-            config.optimizer.schedule,
-            hyper,
-            state.step + 1,
-            num_steps=config.train.num_steps or 1,
-            emb_dim=base_width(config.model),
-        )
-        extra = {'learning_rate': rate, 'weight_decay': hyper.weight_decay}
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params, **extra)
-        exact = precision.master_params(optax.apply_updates(state.params, updates), opt_state)
-        params = jax.tree.map(lambda x, old: x.astype(old.dtype), exact, state.params)
-        averages = moving_average(state.averages, exact, hyper.ema_decay, state.step + 1)
-        norm = optax.tree.norm(grads)
-        good, watch = skipping.update_guard(
-            state.guard, state.step, scores['loss'][0] / weight, norm, hyper.skip_spikes
-        )
-        left = state.replace(step=state.step + 1, guard=watch)
-        made = TrainState(state.step + 1, params, opt_state, averages, statistics, watch)
-        state = jax.tree.map(lambda new, old: jnp.where(good, new, old), made, left)
-        return state, {'scores': scores, 'grad_norm': norm, 'learning_rate': rate, 'skipped': watch.skipped, **spent}
+    return accumulated
 
-    return step
+
+def update(
+    optimizer: optax.GradientTransformationExtraArgs,
+    state: TrainState,
+    grads: Any,
+    hyper: Hyperparameters,
+    learning_rate: jax.Array,
+) -> TrainState:
+    """Returns the state after one update: step, parameters, optimizer state and moving average."""
+    extra = {'learning_rate': learning_rate, 'weight_decay': hyper.weight_decay}
+    updates, opt_state = optimizer.update(grads, state.opt_state, state.params, **extra)
+    master = precision.master_params(optax.apply_updates(state.params, updates), opt_state)
+    params = jax.tree.map(lambda x, old: x.astype(old.dtype), master, state.params)
+    averages = moving_average(state.averages, master, hyper.ema_decay, state.step + 1)
+    return state.replace(step=state.step + 1, params=params, opt_state=opt_state, averages=averages)
 
 
 def moving_average(averages: Any, params: Any, decay: Scalar | None, step: jax.Array) -> Any:
-    """Returns averages + (1 - d) (params - averages), d = min(decay, (1 + step) / (10 + step)): early ones count less.
+    """Returns averages + (1 - d) (params - averages), d = min(decay, (1 + step) / (10 + step)): it starts fast.
 
     Args:
       averages: float32; None where decay is None.
