@@ -46,6 +46,8 @@ def parse(argv: Sequence[str]) -> Parsed:
         print(usage())
         sys.exit(0)
     name = rest.pop(1)
+    if name not in commands.COMMANDS:
+        _import_extensions(rest)
     command = errors.choose(commands.COMMANDS, name, 'COMMAND')
     if asks:
         print(command.help())
@@ -61,6 +63,15 @@ def parse(argv: Sequence[str]) -> Parsed:
         raise errors.UserError(f'{name} takes no argument {positional[0]!r}')
     _check_processes(name, command, flags)
     return command, positional, overrides, flags
+
+
+def _import_extensions(rest: Sequence[str]) -> None:
+    """Imports the files of --extensions, which may add commands."""
+    given = [argument.partition('=')[2] for argument in rest if argument.lstrip('-').startswith('extensions=')]
+    if given:
+        from tformer.config import extensions
+
+        extensions.give(path for paths in given for path in paths.split(','))
 
 
 def _check_owner(argument: str, name: str, command: commands.Command) -> None:

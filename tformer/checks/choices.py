@@ -39,8 +39,8 @@ from tformer.optim import optimizers, parameters, schedules
 DTYPES = ('float32', 'bfloat16')
 
 
-class _OrDerived:
-    """The keys of a table, and None, which stands for one of them."""
+class _OrNone:
+    """The keys of a table, also of rows that are added later, and None."""
 
     def __init__(self, table: Iterable[Any]):
         self._table = table
@@ -52,8 +52,8 @@ class _OrDerived:
 
 TABLES: dict[str, Iterable[Any]] = {
     'model.family': model.FAMILIES,
-    'model.recurrence': (*recurrent.CELLS, None),
-    'model.recurrent_attention': (*recurrent_attention.SCORES, None),
+    'model.recurrence': _OrNone(recurrent.CELLS),
+    'model.recurrent_attention': _OrNone(recurrent_attention.SCORES),
     'model.tied_embeddings': model.TIED_EMBEDDINGS,
     'model.embedding_scale': embed.EMBEDDING_SCALES,
     'model.position': positions.POSITIONS,
@@ -62,7 +62,7 @@ TABLES: dict[str, Iterable[Any]] = {
     'model.norm_placement': placements.PLACEMENTS,
     'model.attention_bias': attention.PROJECTIONS,
     'model.layer_sharing': block.LAYER_SHARING,
-    'model.attention_scale': _OrDerived(attention.SCALES),
+    'model.attention_scale': _OrNone(attention.SCALES),
     'model.attention_pattern': block.ATTENTION_PATTERNS,
     'model.attention_sink': attention.SINKS,
     'model.qk_norm': norms.HEAD_NORMS,
@@ -72,7 +72,7 @@ TABLES: dict[str, Iterable[Any]] = {
     'model.output_scale': heads.OUTPUT_SCALES,
     'model.pooling': heads.POOLINGS,
     'model.lora_targets': linear.LORA_TARGETS,
-    'model.initializer': _OrDerived(initializers.INITIALIZERS),
+    'model.initializer': _OrNone(initializers.INITIALIZERS),
     'model.parametrization': model.PARAMETRIZATIONS,
     'model.remat': block.REMAT,
     'model.dtype': DTYPES,
@@ -80,7 +80,7 @@ TABLES: dict[str, Iterable[Any]] = {
     'data.source': sources.SOURCES,
     'data.bad_lines': records.BAD_LINES,
     'data.tokenizer': tokenizers.TOKENIZERS,
-    'data.source_tokenizer': (*tokenizers.TOKENIZERS, None),
+    'data.source_tokenizer': _OrNone(tokenizers.TOKENIZERS),
     'data.tokenizer_model': ('unigram', 'bpe'),
     'data.normalization': vocabulary.NORMALIZATIONS,
     'data.batching': packing.BATCHING,
@@ -119,7 +119,9 @@ def ablation_table() -> str:
     """Returns every field of the configuration as a Markdown table: default, keys, meaning (the field's comment)."""
     lines = ['| field | default | keys | meaning |', '| --- | --- | --- | --- |']
     for section, cls in typing.get_type_hints(Config).items():
-        comments = dict(re.findall(r'^    (\w+):.*?  # (.*)$', inspect.getsource(cls), re.MULTILINE))
+        if not dataclasses.is_dataclass(cls):
+            continue
+        comments = dict(re.findall(r'^    (\w+):.*?  # (.*)$', inspect.getsource(typing.cast(type, cls)), re.MULTILINE))
         for field in dataclasses.fields(cls):
             keys = ', '.join(f'`{key}`' for key in TABLES.get(f'{section}.{field.name}', ()))
             meaning = comments.get(field.name, '').replace('|', '\\|')

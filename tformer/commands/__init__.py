@@ -48,6 +48,7 @@ SHARED: dict[str, Flag] = {
     'metric': ('string', None, 'the metric that decides, SPLIT/NAME; default: test/loss, or valid/loss'),
     'baseline': ('string', None, 'the arm that the others are compared with; default: the first'),
     'alpha': ('float', 0.05, 'the accepted probability of any false positive among all arms'),
+    'extensions': ('list', [], 'files that add rows to tables; a workdir made with extensions needs them'),
     'reach': ('list', [], 'also report when runs reach these values, such as valid/accuracy=0.99'),
     'timing': ('bool', True, 'include the section of measured times'),
 }
@@ -128,7 +129,9 @@ def declared(file: str | os.PathLike[str], run: Action | None = None) -> Command
     return Command(
         usage=(ast.get_docstring(tree) or path.stem).strip(),
         run=run or functools.partial(_run, path.stem, literal('ENVIRONMENT', {})),
-        flags={name: SHARED[name] for name in shared} | literal('FLAGS', {}) | (PROCESSES if processes else {}),
+        flags={name: SHARED[name] for name in (*shared, 'extensions')}
+        | literal('FLAGS', {})
+        | (PROCESSES if processes else {}),
         arguments=literal('ARGUMENTS', None),
         processes=processes,
         alone=literal('ALONE', ()),
@@ -144,6 +147,10 @@ def _run(
 ) -> None:
     for variable, value in environment.items():
         os.environ.setdefault(variable, value)
+    if flags.extensions:
+        from tformer.config import extensions
+
+        extensions.give(flags.extensions)
     importlib.import_module(f'{__name__}.{name}').run(arguments, overrides, flags)
 
 

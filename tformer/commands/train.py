@@ -16,7 +16,7 @@ from tformer import checks, commands
 from tformer import config as config_lib
 from tformer.commands import evaluate, scoring
 from tformer.commands.run import Run
-from tformer.config import Config
+from tformer.config import Config, extensions
 from tformer.data.batches import mixture
 from tformer.data.sources.records import Record
 from tformer.distributed import processes
@@ -73,6 +73,7 @@ def train_and_evaluate(config: Config, workdir: str | pathlib.Path, may_differ: 
     Returns:
       the scores.
     """
+    config = extensions.load(config, trusted=True, place='the config')
     checks.check_here(config)
     home = pathlib.Path(workdir)
     if processes.same_number(lambda: trials.is_done_as(home, config)):

@@ -4,7 +4,6 @@ from tformer.config.convert import changes as changes
 from tformer.config.convert import config_dict as config_dict
 from tformer.config.convert import difference as difference
 from tformer.config.convert import digest as digest
-from tformer.config.convert import execute as execute
 from tformer.config.convert import field_types as field_types
 from tformer.config.convert import from_dict as from_dict
 from tformer.config.convert import load as load
@@ -17,6 +16,7 @@ from tformer.config.convert import to_dict as to_dict
 from tformer.config.convert import values as values
 from tformer.config.model import Model as Model
 from tformer.config.model import own_layers as own_layers
+from tformer.config.python_files import execute as execute
 from tformer.config.run import AXES as AXES
 from tformer.config.run import Config as Config
 from tformer.config.run import Data as Data

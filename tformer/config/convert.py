@@ -3,13 +3,11 @@
 import ast
 import dataclasses
 import hashlib
-import importlib.machinery
 import json
 import math
 import operator
 import pathlib
 import shlex
-import traceback
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -19,6 +17,8 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from tformer import errors
+from tformer.config import extensions
+from tformer.config.python_files import execute
 from tformer.config.run import Config, Data
 
 TRUE, FALSE = ('true', '1', 'yes'), ('false', '0', 'no')
@@ -148,9 +148,11 @@ def override(config: Config, values: Mapping[str, Any] | Iterable[tuple[str, Any
         if name not in fields:
             raise errors.UserError(f'config.{name} is no field{errors.nearest(name, fields)}')
         read = parse if isinstance(value, str) else coerce
-        section, field = name.split('.')
-        changed = dataclasses.replace(getattr(config, section), **{field: read(fields[name], value, name)})
-        config = dataclasses.replace(config, **{section: changed})
+        section, _, field = name.rpartition('.')
+        changed: Any = {field: read(fields[name], value, name)}
+        if section:
+            changed = {section: dataclasses.replace(getattr(config, section), **changed)}
+        config = dataclasses.replace(config, **changed)
     return config
 
 
@@ -222,16 +224,18 @@ def load(spec: str, overrides: Mapping[str, str] | None = None) -> Config:
     The file is Python, with `get_config(argument)`, or JSON: the config.json of a workdir.
 
     Raises:
-      UserError: a missing file, one without `get_config`, or a bad override.
+      UserError: a missing file, one without `get_config`, a bad override, or an extension that may not be run.
     """
     path, argument = split(spec)
+    trusted = not path.endswith('.json') or 'extensions' in (overrides or {})
     if path.endswith('.json'):
         made: Any = read_json(pathlib.Path(path))
     else:
         made = execute(path, 'get_config', argument)
         if not isinstance(made, ConfigDict | Mapping):
             raise errors.UserError(f'{path}: get_config returns {type(made).__name__}, not a ConfigDict')
-    return override(from_dict(made), overrides or {})
+    config = override(from_dict(made), overrides or {})
+    return extensions.load(config, trusted=trusted, place=path, beside=pathlib.Path(path).parent)
 
 
 def read_json(file: pathlib.Path) -> dict[str, Any]:
@@ -251,40 +255,6 @@ def read_json(file: pathlib.Path) -> dict[str, Any]:
     return tree
 
 
-def execute(path: str, function: str, *arguments: str) -> Any:
-    """Returns what a function that a Python file defines returns.
-
-    Raises:
-      UserError: a missing file, one without the function, an argument that its `Literal` does not name, or one that
-        does not run.
-    """
-    file = pathlib.Path(path)
-    if not file.is_file():
-        siblings = [str(other) for other in file.parent.glob('*.py')]
-        raise errors.UserError(f'--config: no file {path}{errors.nearest(path, siblings) if siblings else ""}')
-    loader = importlib.machinery.SourceFileLoader(f'tformer_config_{file.stem}', str(file))
-    module = types.ModuleType(loader.name)
-    module.__file__ = str(file.resolve())
-    try:
-        loader.exec_module(module)
-        if not hasattr(module, function):
-            raise errors.UserError(f'{path} defines no {function}({"argument" if arguments else ""})')
-        called = getattr(module, function)
-        for argument, (name, hint) in zip(arguments, typing.get_type_hints(called).items(), strict=False):
-            if typing.get_origin(hint) is typing.Literal:
-                errors.choose(dict.fromkeys(typing.get_args(hint)), argument, f'{path}: {name}')
-        return called(*arguments)
-    except SyntaxError as error:
-        raise errors.UserError(f'{path}:{error.lineno}: {error.msg}') from error
-    except errors.UserError:
-        raise
-    except Exception as error:
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
-        where = f'{path}:{lines[-1]}' if lines else path
-        named = '' if isinstance(error, ImportError | TypeError) else f'{type(error).__name__}: '
-        raise errors.UserError(f'{where}: {named}{error}') from error
-
-
 def changes(spec: str) -> dict[str, Any]:
     """Returns what the argument of `FILE:argument` changes: dotted fields and their values."""
     file, _ = split(spec)
@@ -292,8 +262,9 @@ def changes(spec: str) -> dict[str, Any]:
 
 
 def digest(config: Config) -> str:
-    """Returns a digest of all fields, in hexadecimal digits."""
-    return hashlib.blake2b(json.dumps(to_dict(config), sort_keys=True).encode(), digest_size=16).hexdigest()
+    """Returns a digest of all fields, in hexadecimal digits; without extensions it is that of the sections alone."""
+    tree = {name: value for name, value in to_dict(config).items() if name != 'extensions' or value}
+    return hashlib.blake2b(json.dumps(tree, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def difference(a: Config, b: Config) -> dict[str, tuple[Any, Any]]:

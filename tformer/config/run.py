@@ -195,5 +195,6 @@ class Config:
     mesh: Mesh = Mesh()
     decode: Decode = Decode()
     evaluate: Evaluate = Evaluate()
+    extensions: tuple[str, ...] = ()  # Python files that add rows to tables: PATH, resolved to PATH@DIGEST
 
     __repr__ = differences

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from tformer import atomic
 from tformer import config as config_lib
-from tformer.config import Config
+from tformer.config import Config, extensions
 from tformer.data.batches.mixture import Concatenation
 from tformer.data.tokenizers.tokenizers import Tokenizers, cached_tokenizers, train_tokenizers
 from tformer.errors import UserError, choose, nearest
@@ -56,7 +56,7 @@ def load_config(workdir: pathlib.Path) -> Config:
     """Returns the resolved config of a workdir.
 
     Raises:
-      UserError: it is no workdir, or its config.json does not read.
+      UserError: it is no workdir, its config.json does not read, or it needs an extension that the user has not named.
     """
     file = workdir / 'config.json'
     if not file.is_file():
@@ -67,7 +67,7 @@ def load_config(workdir: pathlib.Path) -> Config:
         tree = json.loads(file.read_text())
         if not isinstance(tree, dict):
             raise ValueError('not a JSON object')
-        return config_lib.from_dict(tree)
+        return extensions.load(config_lib.from_dict(tree), trusted=False, place=str(workdir))
     except ValueError as error:
         raise UserError(f'{file}: {error}') from error
 

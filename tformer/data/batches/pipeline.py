@@ -14,6 +14,7 @@ import grain
 import numpy as np
 from absl import flags
 
+from tformer.config import extensions
 from tformer.config.convert import parts
 from tformer.config.run import Config
 from tformer.data.batches import layout, mixture, packing
@@ -96,8 +97,11 @@ class Batches:
         self._positions = np.arange(lengths.max(), dtype=np.int32)
 
     def __getstate__(self) -> dict[str, Any]:
-        """The state that another process needs to make batches: everything but the records."""
-        return {**vars(self), 'records': ()}
+        """The state that another process needs to make batches: everything but the records.
+
+        That process first imports the extensions that the rest refers to.
+        """
+        return {'_extensions': extensions.Pickled(self.config), **vars(self), 'records': ()}
 
     @property
     def num_examples(self) -> int:

@@ -50,7 +50,7 @@ def train(
       UserError: they cannot be trained together.
       Stopped: a signal or train.max_minutes asked for it, and all is saved.
     """
-    stated = {home: config.from_dict(config.read_json(home / STATED)) for home in homes}
+    stated = {home: config.load(str(home / STATED)) for home in homes}
     for home in homes:
         if common(stated[home]) is None or common(stated[home]) != common(stated[homes[0]]):
             raise UserError(f'{home} and {homes[0]} cannot be trained together: they differ in more than numbers')

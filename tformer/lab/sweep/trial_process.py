@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from tformer import config
+from tformer.config import extensions
 from tformer.errors import STOPPED
 from tformer.lab.sweep.trials import LOG, RESULT, STATED, Trial, clear_error, error_of, is_done, write_error
 from tformer.training import workdir
@@ -132,9 +133,11 @@ def start(
 def train_arguments(group: Sequence[Trial], home: pathlib.Path, transform: str | None) -> list[str]:
     """Returns what `tformer train` takes to train a group."""
     places = [home / trial.directory for trial in group]
+    files = list(dict.fromkeys(file for trial in group for file in extensions.files(trial.config)))
+    more = [f'--extensions={",".join(files)}'] if files else []
     if len(group) == 1:
-        return [f'--config={places[0] / STATED}', f'--workdir={places[0]}']
-    return [*map(str, places), *([f'--transform={transform}'] if transform else [])]
+        return [f'--config={places[0] / STATED}', f'--workdir={places[0]}', *more]
+    return [*map(str, places), *([f'--transform={transform}'] if transform else []), *more]
 
 
 def share_of_cores(slot: int, parallel: int) -> set[int]:

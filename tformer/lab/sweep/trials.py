@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tformer import atomic, checks, config
-from tformer.config import Config
+from tformer.config import Config, extensions
 from tformer.distributed import processes
 from tformer.errors import Stopped, UserError, choose
 from tformer.lab.sweep import matching
@@ -63,7 +63,9 @@ def load(spec: str, overrides: Mapping[str, str] | None = None) -> tuple[Config,
         base = config.load(str(pathlib.Path(path).parent / sweep.base))
     else:
         base = config.from_dict(sweep.base)
+    beside = pathlib.Path(path).parent
     base = config.override(base, overrides or {})
+    base = extensions.load(base, trusted=True, place=path, beside=beside)
     try:
         for field in overrides or {}:
             if any(field in arm for arm in sweep.arms) or any(field == match.field for match in _listed(sweep.match)):
@@ -87,7 +89,7 @@ def trials(base: Config, arms: Sequence[Overrides], match: Sequence[Match] | Mat
         try:
             if not isinstance(arm, Mapping):
                 raise UserError(f'{arm!r} is not a dict of fields')
-            stated = config.override(base, arm)
+            stated = extensions.load(config.override(base, arm), trusted=True, place='the sweep')
             checks.check(stated)
         except UserError as error:
             raise UserError(f'arm {number} of {len(arms)}: {error}') from error
