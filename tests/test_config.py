@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import operator
 import types
 import typing
 
@@ -56,8 +57,7 @@ def options(annotation):
 
 
 def value_of(tree, name):
-    section, field = name.split('.')
-    return getattr(getattr(tree, section), field)
+    return operator.attrgetter(name)(tree)
 
 
 @pytest.mark.parametrize('name', FIELDS)
