@@ -76,12 +76,12 @@ commands.COMMANDS['hello'] = commands.declared(__file__, hello)
 
 FIELDS = {
     'model.position': 'slow', 'model.norm': 'maxnorm', 'model.norm_placement': 'half',
-    'model.family': 'encoder_decoder',
-    'model.emb_dim': '16', 'model.mlp_dim': '16', 'model.num_heads': '2', 'model.num_encoder_layers': '1',
-    'model.num_decoder_layers': '1', 'model.max_len': '32', 'optimizer.name': 'signed', 'data.source': 'digits',
-    'data.tokenizer': 'byte', 'data.length': '16', 'data.num_buckets': '1', 'train.objective': 'rewriting',
-    'train.num_steps': '2', 'train.batch_size': '8', 'evaluate.metrics': 'length_error', 'evaluate.samples': '0',
-    'decode.max_len': '8', 'mesh.data': '1', 'data.num_workers': '1',
+    'model.family': 'encoder_decoder', 'model.emb_dim': '16', 'model.mlp_dim': '16', 'model.num_heads': '2',
+    'model.num_encoder_layers': '1', 'model.num_decoder_layers': '1', 'model.max_len': '32',
+    'optimizer.name': 'signed', 'data.source': 'digits', 'data.tokenizer': 'byte', 'data.length': '16',
+    'data.num_buckets': '1', 'train.objective': 'rewriting', 'train.num_steps': '2', 'train.batch_size': '8',
+    'evaluate.metrics': 'length_error', 'evaluate.samples': '0', 'decode.max_len': '8', 'mesh.data': '1',
+    'data.num_workers': '1',
 }  # fmt: skip
 
 
