@@ -1,4 +1,4 @@
-"""A report of finished runs as plain data: what was compared, what it is worth, what it cost. Nothing is drawn here."""
+"""A report of finished runs as plain data: the comparisons, their statistics and the costs. Nothing is drawn here."""
 
 import dataclasses
 import math
@@ -17,17 +17,17 @@ from tformer.lab.report.texts import Compared
 from tformer.lab.statistics import comparison
 from tformer.lab.statistics.comparison import Row
 
-METRICS = ('test/loss', 'valid/loss')  # the first that there is, where none is named
-TRAIN, VALID = 'train/loss', 'valid/loss'  # of metrics.jsonl: curves that are always drawn
+METRICS = ('test/loss', 'valid/loss')  # the default metric is the first of these that the runs have
+TRAIN, VALID = 'train/loss', 'valid/loss'  # curves of metrics.jsonl that are always drawn
 
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """What a clock measured; it differs from one execution of the same runs to the next.
+    """Measured times, which differ between executions of the same runs.
 
     Attributes:
-      matched: the arms where each has run the same seconds.
-      front: the arms on Pareto's front of the metric against seconds.
+      matched: the arms compared at equal seconds.
+      front: the arms on the Pareto front of the metric against seconds.
     """
 
     matched: Sequence[Matched]
@@ -36,29 +36,29 @@ class Timing:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What a directory of runs says.
+    """The contents of a report on a directory of runs.
 
     Attributes:
       results: the runs.
-      metric: that decides, e.g. 'test/loss'.
-      lower_is_better: of it.
-      alpha: the chance of one false label or more that is accepted.
+      metric: the metric that decides, e.g. 'test/loss'.
+      lower_is_better: whether less of it is better.
+      alpha: the accepted probability of one false label or more.
       baseline: the arm that the others are compared with.
-      rows: of `statistics.summary`, the baseline's first.
-      lacking: workdirs that are done and do not have the metric.
-      others: rows of every other metric that all runs that are done share.
+      rows: of `comparison.summary`, the baseline's first.
+      lacking: workdirs of finished runs without the metric.
+      others: the rows of every other metric that all finished runs share.
       costs: by arm.
-      fronts: by cost, the arms on Pareto's front of the metric.
-      curves: by the name in metrics.jsonl, by arm.
-      curve: the one that stands for the metric; None where no log has one.
-      matched: comparisons of it at matched cost.
-      speed_ups: when each arm reaches what the baseline's ends with.
-      reaches: when runs have the values that were asked for.
-      differences: of each arm's config from the baseline's: field -> (there, here).
-      response: the metric along a field.
-      scaling: the law of sizes and tokens.
-      texts: of generated text, by paired resampling of the examples.
-      timing: None where it is left out.
+      fronts: by cost, the arms on the Pareto front of the metric.
+      curves: learning curves by their name in metrics.jsonl, then by arm.
+      curve: the name of the curve that stands for the metric; None if no log has one.
+      matched: comparisons of that curve at matched cost.
+      speed_ups: when each arm reaches the last value of the baseline.
+      reaches: when runs reach the values that the user asked for.
+      differences: by arm, the fields that differ from the baseline: field -> (baseline's value, arm's value).
+      response: the metric along one field.
+      scaling: the scaling law of model sizes and tokens.
+      texts: comparisons of generated text by resampling the examples.
+      timing: measured times; None if the user omits them.
     """
 
     results: Results
@@ -105,14 +105,14 @@ def report(
 
     Args:
       found: the runs.
-      metric: SPLIT/NAME; None is the first of METRICS that there is.
-      baseline: an arm; None is the first.
+      metric: SPLIT/NAME; None: the first of METRICS that the runs have.
+      baseline: an arm; None: the first.
       alpha: of the labels and the intervals.
-      timing: whether to report what a clock measured.
-      reach: values of metrics.jsonl, NAME=VALUE, of which to report when runs have them.
+      timing: whether to report measured times.
+      reach: NAME=VALUE of metrics.jsonl; the report says when runs reach them.
 
     Raises:
-      UserError: no such metric or arm, an alpha that is no share, or as `learning.reaches`.
+      UserError: an unknown metric or arm, an alpha outside (0, 1), or as `learning.reaches`.
     """
     if not 0 < alpha < 1:
         raise UserError(f'--alpha={alpha} must be between 0 and 1')
@@ -123,41 +123,42 @@ def report(
     lower = metrics.lower_is_better(metric)
     values = found.values(metric)
     rows = comparison.summary(values, baseline, lower, alpha)
-    costs = costs_lib.costs(found, metric)
     means = {row.arm: row.runs.mean for row in rows}
+    costs = costs_lib.costs(found, metric)
     curve = learning.curve_name(found, metric)
-    curve_lower = curve is None or metrics.lower_is_better(curve)
-    drawn = {name: learning.bands(found, name) for name in dict.fromkeys([TRAIN, VALID, curve or VALID])}
-    clock = None
-    if timing:
-        clock = Timing(
-            learning.matched(found, costs, curve, baseline, curve_lower, alpha, ('seconds',)) if curve else [],
-            costs_lib.front({arm: cost.seconds for arm, cost in costs.items()}, means, lower),
-        )
+    bands = {name: learning.bands(found, name) for name in dict.fromkeys([TRAIN, VALID, curve or VALID])}
+
+    def front(cost: str) -> set[str]:
+        return costs_lib.front({arm: getattr(spent, cost) for arm, spent in costs.items()}, means, lower)
+
+    def matched(quantities: Sequence[str]) -> list[Matched]:
+        if curve is None:
+            return []
+        return learning.matched(
+            found, costs, curve, baseline, metrics.lower_is_better(curve), alpha, quantities
+        )  # fmt: skip
+
     return Report(
-        found,
-        metric,
-        lower,
-        alpha,
-        baseline,
-        rows,
-        [run.directory for run in found.runs if run.state == DONE and metric not in run.scores],
-        _others(found, metric, baseline, alpha),
-        costs,
-        {
-            name: costs_lib.front({arm: getattr(cost, name) for arm, cost in costs.items()}, means, lower)
-            for name in costs_lib.AMOUNTS
-        },
-        {name: by_arm for name, by_arm in drawn.items() if by_arm},
-        curve,
-        learning.matched(found, costs, curve, baseline, curve_lower, alpha) if curve else [],
-        learning.speed_ups(drawn[curve], baseline, curve_lower) if curve else [],
-        learning.reaches(found, reach),
-        {arm: results.difference(found, arm, baseline) for arm in found.arms if arm != baseline},
-        scaling_analysis.response(found, values, lower, alpha),
-        scaling_analysis.scaling_law(found, metric, costs, alpha),
-        texts.compared(found, metric.partition('/')[0], baseline, alpha),
-        clock,
+        results=found,
+        metric=metric,
+        lower_is_better=lower,
+        alpha=alpha,
+        baseline=baseline,
+        rows=rows,
+        lacking=[run.directory for run in found.runs if run.state == DONE and metric not in run.scores],
+        others=_others(found, metric, baseline, alpha),
+        costs=costs,
+        fronts={name: front(name) for name in costs_lib.AMOUNTS},
+        curves={name: by_arm for name, by_arm in bands.items() if by_arm},
+        curve=curve,
+        matched=matched(learning.QUANTITIES),
+        speed_ups=learning.speed_ups(bands[curve], baseline, metrics.lower_is_better(curve)) if curve else [],
+        reaches=learning.reaches(found, reach),
+        differences={arm: results.difference(found, arm, baseline) for arm in found.arms if arm != baseline},
+        response=scaling_analysis.response(found, values, lower, alpha),
+        scaling=scaling_analysis.scaling_law(found, metric, costs, alpha),
+        texts=texts.compared(found, metric.partition('/')[0], baseline, alpha),
+        timing=Timing(matched(['seconds']), front('seconds')) if timing else None,
     )
 
 
@@ -171,7 +172,7 @@ def _metric(found: Results, metric: str | None) -> str:
 
 
 def _others(found: Results, metric: str, baseline: str, alpha: float) -> dict[str, list[Row]]:
-    """Returns the rows of every other metric that all runs that are done share."""
+    """Returns the rows of every other metric that all finished runs share."""
     done = [set(run.scores) for run in found.runs if run.state == DONE]
     shared = sorted(set.intersection(*done) - {metric}) if done else []
     made = {}

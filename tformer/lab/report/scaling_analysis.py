@@ -73,36 +73,48 @@ def response(results: Results, values: Values, lower_is_better: bool, alpha: flo
     """
     stated = {arm: _fields(runs[0].stated) for arm, runs in results.arms.items()}
     varied = _independent(list(stated.values()))
-    count = {
-        field: len({fields[field] for fields in stated.values()})
-        for field in varied
-        if all(type(fields[field]) in (int, float) for fields in stated.values())
-    }
-    count = {field: number for field, number in count.items() if number >= LEAST}
-    if not count or len(varied) > 3:
+    field = _swept_field(stated, varied)
+    if field is None:
         return None
-    field = RATE if RATE in count else max(count, key=lambda name: count[name])
     others = [name for name in varied if name != field]
     groups: dict[str, list[str]] = {}
     for arm, fields in stated.items():
         groups.setdefault(repr([fields[name] for name in others]), []).append(arm)
     lines = []
     for arms in groups.values():
-        floors = {arm: noise.noise_floor(values[arm]) for arm in arms}
-        arms = sorted((arm for arm in arms if floors[arm].n), key=lambda arm: stated[arm][field])
-        if len(arms) >= LEAST:
-            mean = np.array([floors[arm].mean for arm in arms])
-            best = int(mean.argmin() if lower_is_better else mean.argmax())
-            rows = comparison.summary({arm: values[arm] for arm in arms}, arms[best], lower_is_better, alpha, 0)
-            lines.append(Line(
-                {name: stated[arms[0]][name] for name in others},
-                np.array([stated[arm][field] for arm in arms], float),
-                mean,
-                np.array([floors[arm].sd for arm in arms]),
-                best,
-                sorted(float(stated[row.arm][field]) for row in rows if row.label == comparison.WITHIN),
-            ))  # fmt: skip
-    return Response(field, lines) if lines else None
+        x = {arm: float(stated[arm][field]) for arm in arms}
+        fixed = {name: stated[arms[0]][name] for name in others}
+        lines.append(_line(fixed, x, values, lower_is_better, alpha))
+    found = [line for line in lines if line is not None]
+    return Response(field, found) if found else None
+
+
+def _swept_field(stated: Mapping[str, Mapping[str, Any]], varied: Sequence[str]) -> str | None:
+    """Returns the field of numbers that the lines run along, None if there is none or too many fields vary."""
+    numbers = {}
+    for field in varied:
+        values = [fields[field] for fields in stated.values()]
+        if all(type(value) in (int, float) for value in values) and len(set(values)) >= LEAST:
+            numbers[field] = len(set(values))
+    if not numbers or len(varied) > 3:
+        return None
+    return RATE if RATE in numbers else max(numbers, key=lambda name: numbers[name])
+
+
+def _line(
+    fixed: Mapping[str, Any], x: Mapping[str, float], values: Values, lower_is_better: bool, alpha: float
+) -> Line | None:
+    """Returns the line through some arms, whose values of the field are `x`; None of fewer than three with a result."""
+    floors = {arm: noise.noise_floor(values[arm]) for arm in x}
+    arms = sorted((arm for arm in x if floors[arm].n), key=lambda arm: x[arm])
+    if len(arms) < LEAST:
+        return None
+    mean = np.array([floors[arm].mean for arm in arms])
+    best = int(mean.argmin() if lower_is_better else mean.argmax())
+    rows = comparison.summary({arm: values[arm] for arm in arms}, arms[best], lower_is_better, alpha, 0)
+    near = sorted(x[row.arm] for row in rows if row.label == comparison.WITHIN)
+    sd = np.array([floors[arm].sd for arm in arms])
+    return Line(fixed, np.array([x[arm] for arm in arms]), mean, sd, best, near)
 
 
 def _independent(stated: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -113,15 +113,14 @@ def compare(arm: Runs, baseline: Runs, alpha: float = 0.05, resamples: int = 999
     paired = len(shared) > 1 and 2 * len(shared) >= min(len(ours), len(theirs))
     sides = [np.array([side[seed] for seed in (shared if paired else side)]) for side in (ours, theirs)]
     groups = [sides[0] - sides[1]] if paired else sides
-    few, many = min(map(len, groups)), max(map(len, groups))
-    test = NONE if not few or many < 2 else PAIRED if paired else WELCH if few > 1 else ONE_RUN
+    test = _test(groups)
     found = Comparison(
         test,
         n=len(sides[0]),
         n_baseline=len(sides[1]),
         failed=len(arm) + len(baseline) - len(ours) - len(theirs),
         unmatched=len(ours) + len(theirs) - 2 * len(shared) if paired else 0,
-        difference=float(sides[0].mean() - sides[1].mean()) if few else math.nan,
+        difference=float(sides[0].mean() - sides[1].mean()) if min(map(len, groups)) else math.nan,
         sd=math.nan if test == NONE else math.sqrt(sum(_variances(groups))),
     )
     rounding = ROUNDING * max((abs(value) for side in sides for value in side), default=0.0)
@@ -132,10 +131,24 @@ def compare(arm: Runs, baseline: Runs, alpha: float = 0.05, resamples: int = 999
         return found
     if abs(found.difference) <= rounding:
         return dataclasses.replace(found, interval=(found.difference, found.difference), p=1.0)
+    return dataclasses.replace(found, test=PERMUTATION, p=_permutation_p(groups))
+
+
+def _test(groups: resampling.Groups) -> str:
+    """Returns the test that groups of so many runs allow: one group holds the differences of pairs."""
+    few, many = min(map(len, groups)), max(map(len, groups))
+    if not few or many < 2:
+        return NONE
+    if len(groups) == 1:
+        return PAIRED
+    return WELCH if few > 1 else ONE_RUN
+
+
+def _permutation_p(groups: resampling.Groups) -> float:
+    """Returns the p-value of runs without spread, of all permutations, or of all signs of pairs' differences."""
     sizes = list(map(len, groups))
     as_far = 2 if len(set(sizes)) == 1 else 1  # the order seen, and of equal groups its mirror image
-    orders = 2.0 ** sizes[0] if paired else math.comb(sum(sizes), sizes[0])
-    return dataclasses.replace(found, test=PERMUTATION, p=as_far / orders)
+    return as_far / (2.0 ** sizes[0] if len(groups) == 1 else math.comb(sum(sizes), sizes[0]))
 
 
 # ---------------------------------------------------------------------------------------------------- a family

@@ -1,8 +1,8 @@
-"""What a sweep would run, before it does."""
+"""The table that `tformer sweep --dry_run` prints: the trials of a sweep, their sizes and how far each has come."""
 
 import pathlib
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from tformer.config import Config
@@ -11,13 +11,19 @@ from tformer.lab.sweep import manifest, matching
 from tformer.lab.sweep.trials import Trial, error_of, is_done
 
 T = TypeVar('T')
+HEAD = ('trial', 'parameters', 'FLOPs at most', 'tokens at most', 'matched', 'state')
 
 
 def plan(trials: Sequence[Trial], directory: str | pathlib.Path | None, parallel: int = 1) -> str:
-    """Returns a table of the trials: parameters, FLOPs and tokens of each, what it is off, and how far it is.
+    """Returns a table of the trials: parameters, FLOPs, tokens, mismatch and state of each.
 
-    The time of one that has not run is that of those that have, by their FLOPs. FLOPs and tokens are of full
-    batches: padding, of which only the data tell, counts.
+    FLOPs and tokens are of full batches, so they count padding, which only the data determine. The time of a trial that
+    has not run is estimated from the FLOPs and times of those that have.
+
+    Args:
+      trials: of the sweep.
+      directory: of the sweep, if it has one yet.
+      parallel: how many processes will run at once.
 
     Raises:
       UserError: as `manifest.check`.
@@ -28,37 +34,48 @@ def plan(trials: Sequence[Trial], directory: str | pathlib.Path | None, parallel
     seconds = {} if home is None else manifest.times(home)
     flops = {trial.directory: _known(matching.num_flops, trial.config) for trial in trials}
     done = {name for name in flops if home is not None and is_done(home / name)}
-    rates = [seconds[name] / (flops[name] or 1.0) for name in done if seconds.get(name)]
-    rows, left = [('trial', 'parameters', 'FLOPs at most', 'tokens at most', 'matched', 'state')], 0.0
-    begun = {name for name in flops if home is not None and (home / name / 'config.json').is_file()}
+    expected = _expected_seconds(flops, seconds, done)
+    rows = [HEAD]
     for trial in trials:
-        name = trial.directory
+        name, parameters = trial.directory, _known(matching.num_parameters, trial.config)
         tokens = _known(matching.num_tokens, trial.config)
-        parameters = _known(matching.num_parameters, trial.config)
-        state = ''
-        if name in done:
-            state = f'done, {seconds[name]:,.0f} s' if seconds.get(name) else 'done'
-        elif rates:
-            left += (expected := statistics.median(rates) * (flops[name] or 1.0))
-            state = f'{"begun; " if name in begun else ""}about {expected:,.0f} s'
-        if home is not None and name not in done and (error := error_of(home / name)) is not None:
-            state = f'failed: {error}'
         rows.append((
             name,
             '-' if parameters is None else f'{parameters:,}',
             '-' if flops[name] is None else f'{flops[name]:.4g}',
             '-' if tokens is None else f'{tokens:,}',
-            ', '.join(f'{quantity} {off:+.3f} %' for quantity, off in trial.mismatch_percent.items()),
-            state,
+            ', '.join(f'{quantity} {percent:+.3f} %' for quantity, percent in trial.mismatch_percent.items()),
+            '' if home is None else _state(home / name, seconds.get(name), expected.get(name)),
         ))  # fmt: skip
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ['  '.join(f'{cell:<{width}}' for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    total = f'; about {left / parallel / 60:,.1f} minutes are left' if rates else ''
-    return '\n'.join([*lines, f'{len(trials)} trials, {len(done)} of them done{total}'])
+    minutes = sum(expected.values()) / parallel / 60
+    left = f'; about {minutes:,.1f} minutes are left' if expected else ''
+    return '\n'.join([*lines, f'{len(trials)} trials, {len(done)} of them done{left}'])
+
+
+def _expected_seconds(
+    flops: Mapping[str, float | None], seconds: Mapping[str, float], done: set[str]
+) -> dict[str, float]:
+    """Returns the seconds that each trial that is not done may take; none if no trial has told."""
+    rates = [seconds[name] / (flops[name] or 1.0) for name in done if seconds.get(name)]
+    return {name: statistics.median(rates) * (flops[name] or 1.0) for name in flops if name not in done and rates}
+
+
+def _state(place: pathlib.Path, seconds: float | None, expected: float | None) -> str:
+    """Returns how far a trial is: done, failed, or how long it may take."""
+    if is_done(place):
+        return f'done, {seconds:,.0f} s' if seconds else 'done'
+    if (error := error_of(place)) is not None:
+        return f'failed: {error}'
+    if expected is None:
+        return ''
+    begun = 'begun; ' if (place / 'config.json').is_file() else ''
+    return f'{begun}about {expected:,.0f} s'
 
 
 def _known(measured: Callable[[Config], T], stated: Config) -> T | None:
-    """Returns an amount, None where only the data tell."""
+    """Returns an amount, or None if only the data determine it."""
     try:
         return measured(stated)
     except UserError:
