@@ -241,7 +241,7 @@ def test_words_of_other_marks():
     ids = suffix.encode('ab a bab')
     assert ids == [2, 5, 4, 3, 2, 5]
     assert suffix.word_starts(np.array(ids)).tolist() == [True, False, True, True, False, False]
-    with pytest.raises(UserError, match='does not say where words begin'):
+    with pytest.raises(UserError, match='needs a tokenizer that shows where words begin'):
         bare.word_starts(np.array(bare.encode('ab a')))
 
 
@@ -319,15 +319,13 @@ def test_a_file_that_is_no_tokenizer_is_one_line(tmp_path):
     refused(Data(tokenizer_path=str(tmp_path / 'tokeniser.json')), 'did you mean')
     for wrong in ('{"model": {"vocab":\n', '[]', '{}', '{"model": {"vocab": {"a": 0}}}', '{"model": 3}', '\udcff'):
         (tmp_path / 'tokenizer.json').write_bytes(wrong.encode(errors='surrogateescape'))
-        refused(Data(tokenizer_path=str(tmp_path)), 'is no tokenizer of the tokenizers library')
+        refused(Data(tokenizer_path=str(tmp_path)), 'is not a tokenizer of the tokenizers library')
 
 
 def test_a_file_without_an_end_is_refused(tmp_path):
     made = library.Tokenizer(models.WordLevel({'a': 0, '[UNK]': 1}, unk_token='[UNK]'))
     made.save(str(tmp_path / 'tokenizer.json'))
-    refused(
-        Data(tokenizer_path=str(tmp_path)), r'no special token that ends a text \(special are: \[UNK\]; valid: </s>'
-    )
+    refused(Data(tokenizer_path=str(tmp_path)), r'no special token that ends a text \(it has \[UNK\]; valid: </s>')
 
 
 def test_the_missing_package_is_one_line(monkeypatch):

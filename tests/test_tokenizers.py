@@ -208,7 +208,7 @@ def test_special_tokens_are_words(subword: tokenizers.Tokenizer) -> None:
 
 def test_a_vocabulary_without_whitespace_has_no_words() -> None:
     char = tokenizers.Char.train(['hello'], Data(byte_fallback=False))
-    with pytest.raises(UserError, match='does not say where words begin'):
+    with pytest.raises(UserError, match='needs a tokenizer that shows where words begin'):
         char.word_starts(np.array(char.encode('hell')))
 
 

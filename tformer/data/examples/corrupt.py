@@ -1,4 +1,4 @@
-"""Corruption of inputs that a model learns to undo."""
+"""Corruptions of texts that a model learns to undo: masking, dropped spans, and BART's noise."""
 
 import dataclasses
 import functools
@@ -13,28 +13,37 @@ from tformer.errors import UserError, choose
 
 @dataclasses.dataclass(frozen=True)
 class Noise:
-    """What the corruption of one example goes by."""
+    """The rates, the tokenizer and the random stream of the corruption of one example.
 
-    data: Data  # the rates
-    tokenizer: Tokenizer  # of the tokens
-    key: tuple[int, ...]  # of its random stream
+    Attributes:
+      data: holds the rates.
+      tokenizer: of the tokens.
+      key: of the random stream, by `noise_key`.
+    """
+
+    data: Data
+    tokenizer: Tokenizer
+    key: tuple[int, ...]
 
     @functools.cached_property
     def rng(self) -> np.random.Generator:
-        """The source of all randomness; made where it is needed, for that takes longer than most examples do."""
+        """The source of all randomness; made on first use, because that takes longer than most examples do."""
         return np.random.default_rng(self.key)
 
 
 def noise_key(
     seed: int, stream: int, part: int, epoch: int, example: int, copies: int | None = None
 ) -> tuple[int, ...]:
-    """The key of the random stream that corrupts one example in one epoch.
+    """Returns the key of the random stream that corrupts one example in one epoch.
 
     Args:
-      seed, stream, part: of the run, its use of randomness, and the data.
-      epoch, example: from 0.
-      copies: how many corruptions of an example there are, which take turns: 1 is static masking, BERT's code makes
-        10; None: a new one in every epoch, dynamic masking (Liu et al. 2019, section 4.1).
+      seed: of the run.
+      stream: the use of the randomness, e.g. `layout.CORRUPT`.
+      part: of the mixture.
+      epoch: from 0.
+      example: from 0.
+      copies: the number of different corruptions of an example, used in turn: 1 is static masking, and BERT's code
+        makes 10; None: a new one in each epoch, dynamic masking (Liu et al. 2019, section 4.1).
     """
     return seed, stream, part, epoch if copies is None else epoch % copies, example
 
@@ -51,18 +60,18 @@ def mask_tokens(
     keep: float = 0.1,
     random: float = 0.1,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """BERT's masking: of the selected tokens 80 % become the mask, 10 % a random token, and 10 % stay.
+    """Applies BERT's masking: of the selected tokens 80 % become the mask, 10 % a random token, and 10 % stay.
 
-    Each token has a fate of its own, in a whole word too. Source: Devlin et al. 2019, section 3.1.
+    This is drawn for each token by itself, also within a whole word. Source: Devlin et al. 2019, section 3.1.
 
     Args:
       tokens: int [T]; special tokens are never selected.
       rng: the source of all randomness.
       tokenizer: of the tokens; random ones are drawn from its ordinary ids.
-      rate: share of the ordinary tokens that is selected: rounded as BERT's code does, at least one.
-      unit: what is selected together, a key of MASK_UNITS.
-      keep: share of the selected that stays.
-      random: share of the selected that becomes random; the rest of them becomes the mask.
+      rate: the share of the ordinary tokens that is selected, rounded as in BERT's code; at least one is.
+      unit: the unit of selection, a key of MASK_UNITS.
+      keep: the share of the selected tokens that stay.
+      random: the share of the selected tokens that become random; the rest become the mask.
 
     Returns:
       inputs: the corrupted tokens, int [T].
@@ -83,16 +92,16 @@ def mask_tokens(
 def _some_tokens(
     tokens: np.ndarray, places: np.ndarray, count: int, rng: np.random.Generator, tokenizer: Tokenizer
 ) -> np.ndarray:
-    """`count` of the places, in any order."""
+    """Returns `count` of the places, in random order."""
     return rng.choice(places, count, replace=False)
 
 
 def _some_words(
     tokens: np.ndarray, places: np.ndarray, count: int, rng: np.random.Generator, tokenizer: Tokenizer
 ) -> np.ndarray:
-    """The places of whole words: in random order until they are `count`, each that would be too much passed over.
+    """Returns the places of whole words, taken in random order; a word that would exceed `count` is passed over.
 
-    Where all words are too long the first one is taken. Source: whole-word masking of BERT's code, May 2019; Cui et
+    If every word is too long, the first one is taken. Source: whole-word masking in BERT's code, May 2019; Cui et
     al. 2021, section 3.1.
     """
     sizes = np.diff(np.flatnonzero(tokenizer.word_starts(tokens)[places]), append=len(places))
@@ -113,14 +122,14 @@ def _some_words(
 
 
 def span_counts(sizes: np.ndarray, rate: float = 0.15, mean_span: float = 3.0) -> tuple[np.ndarray, np.ndarray]:
-    """How many tokens `corrupt_spans` drops of texts of these sizes, and in how many spans; neither falls with size.
+    """Returns how many tokens `corrupt_spans` drops from texts of these sizes, and in how many spans.
 
-    Something is dropped and something kept wherever there are two tokens.
+    Neither number decreases with the size. From two tokens on, at least one is dropped and one kept.
 
     Args:
       sizes: int [...], tokens of each text.
-      rate: share of the tokens that is dropped.
-      mean_span: their number in a span, in the mean of a text.
+      rate: the share of the tokens that is dropped.
+      mean_span: the mean number of tokens in a span of a text.
 
     Returns:
       dropped, spans: int64 [...].
@@ -133,25 +142,25 @@ def span_counts(sizes: np.ndarray, rate: float = 0.15, mean_span: float = 3.0) -
 def corrupt_spans(
     tokens: np.ndarray, rng: np.random.Generator, sentinels: np.ndarray, rate: float = 0.15, mean_span: float = 3.0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """T5's corruption: spans give way to one sentinel each, and are to be said after that sentinel.
+    """Applies T5's corruption: a sentinel replaces each span, and the targets repeat it before the span's tokens.
 
-    Every division of the dropped tokens into spans is as likely, and so are all places at which no two spans meet.
-    (The paper's code ends every text with a dropped span, which leaves nothing to chance where there is one span.)
+    All divisions of the dropped tokens into spans are equally likely, and so are all positions of spans that do not
+    touch. (The paper's code ends every text with a dropped span, so a single span has a fixed position there.)
     Source: Raffel et al. 2020, sections 3.1.4 and 3.3.4.
 
     Args:
       tokens: int [T].
       rng: the source of all randomness.
       sentinels: int, the ids of the first, second ... span.
-      rate: share of the tokens that is dropped.
-      mean_span: tokens of a dropped span, in the mean of a text.
+      rate: the share of the tokens that is dropped.
+      mean_span: the mean number of tokens in a span of a text.
 
     Returns:
-      inputs: int [T - dropped + spans], without an end.
-      targets: int [dropped + spans], likewise.
+      inputs: int [T - dropped + spans], without EOS.
+      targets: int [dropped + spans], without EOS.
 
     Raises:
-      UserError: more spans than sentinels.
+      UserError: there are more spans than sentinels.
     """
     dropped, spans = (int(count) for count in span_counts(np.array(len(tokens)), rate, mean_span))
     check_sentinels(spans, sentinels)
@@ -160,14 +169,14 @@ def corrupt_spans(
     lengths = np.diff(np.sort(rng.choice(dropped - 1, spans - 1, replace=False)) + 1, prepend=0, append=dropped)
     places = np.sort(rng.choice(len(tokens) - dropped + 1, spans, replace=False))
     hidden = _hidden(len(tokens), places, lengths)
-    marks = sentinels[:spans].astype(tokens.dtype)
-    inputs = np.insert(tokens[~hidden], places, marks)
-    targets = np.insert(tokens[hidden], np.cumsum(lengths) - lengths, marks)
+    own = sentinels[:spans].astype(tokens.dtype)
+    inputs = np.insert(tokens[~hidden], places, own)
+    targets = np.insert(tokens[hidden], np.cumsum(lengths) - lengths, own)
     return inputs, targets
 
 
 def check_sentinels(needed: int, sentinels: np.ndarray) -> None:
-    """Raises a `UserError` of one line where there are fewer sentinels than an example takes."""
+    """Raises a `UserError` if an example needs more sentinels than there are."""
     if needed > len(sentinels):
         raise UserError(
             f'train.objective needs {needed} sentinels for one example, and the tokenizer has {len(sentinels)}: '
@@ -176,7 +185,7 @@ def check_sentinels(needed: int, sentinels: np.ndarray) -> None:
 
 
 def _hidden(size: int, places: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """bool [size]: the tokens in spans of these lengths, each before the kept token of its place, from 0."""
+    """Marks the tokens in spans: bool [size]. Span i has lengths[i] tokens, after places[i] kept tokens."""
     hidden = np.zeros(size, bool)
     hidden[np.repeat(places, lengths) + np.arange(lengths.sum())] = True
     return hidden
@@ -190,7 +199,7 @@ def _rounded(numbers: np.ndarray) -> np.ndarray:
 
 
 def infill_counts(sizes: np.ndarray, rate: float = 0.3, mean_span: float = 3.0) -> tuple[np.ndarray, np.ndarray]:
-    """How many tokens `infill` hides of texts of these sizes, and behind how many masks at most: int64 [...]."""
+    """Returns how many tokens `infill` hides in texts of these sizes, and the most masks for them: int64 [...]."""
     hidden = np.minimum(_rounded(rate * sizes), sizes)
     most = np.maximum(2 * _rounded(hidden / mean_span), 1)
     return hidden, np.minimum(np.where(hidden > 0, most, 0), sizes - hidden + 1)
@@ -199,18 +208,18 @@ def infill_counts(sizes: np.ndarray, rate: float = 0.3, mean_span: float = 3.0) 
 def infill(
     tokens: np.ndarray, rng: np.random.Generator, mask: int, rate: float = 0.3, mean_span: float = 3.0
 ) -> np.ndarray:
-    """BART's text infilling: spans of Poisson lengths give way to one mask each, and those of length 0 insert one.
+    """Applies BART's text infilling: one mask replaces each span of Poisson length; a span of length 0 inserts a mask.
 
-    Spans are drawn until they hide their share, the last one cut to it. They are at most twice as many as that takes
-    in the mean, so that a bound of the length is known; where these do not suffice, the last one is longer.
+    Spans are drawn until they hide their share of the tokens; the last one is cut to it. There are at most twice as
+    many as are needed on average, so that the length has a bound; if these hide too little, the last one is longer.
     Source: Lewis et al. 2020, section 2.2.
 
     Args:
       tokens: int [T].
       rng: the source of all randomness.
       mask: the id of the mask.
-      rate: share of the tokens that is hidden.
-      mean_span: the mean of the lengths.
+      rate: the share of the tokens that is hidden.
+      mean_span: the mean length of a span.
 
     Returns:
       int [T - hidden + masks], see `infill_counts`. No two masks are adjacent.
@@ -226,24 +235,24 @@ def infill(
 
 
 def replace_by_mask(tokens: np.ndarray, rng: np.random.Generator, mask: int, rate: float = 0.15) -> np.ndarray:
-    """BART's token masking: a share of int [T] becomes the mask."""
+    """Applies BART's token masking: a share of the tokens [T] becomes the mask."""
     inputs = tokens.copy()
     inputs[rng.choice(len(tokens), round(rate * len(tokens)), replace=False)] = mask
     return inputs
 
 
 def delete_tokens(tokens: np.ndarray, rng: np.random.Generator, rate: float = 0.15) -> np.ndarray:
-    """BART's token deletion: a share of int [T] is left out, and nothing says where."""
+    """Applies BART's token deletion: a share of the tokens [T] is left out, without a mark."""
     return np.delete(tokens, rng.choice(len(tokens), round(rate * len(tokens)), replace=False))
 
 
 def permute_sentences(tokens: np.ndarray, rng: np.random.Generator, ends: np.ndarray) -> np.ndarray:
-    """BART's sentence permutation.
+    """Applies BART's sentence permutation.
 
     Args:
       tokens: int [T].
       rng: the source of all randomness.
-      ends: bool [T], the tokens that end a sentence; of a run of them the last one does.
+      ends: bool [T], the tokens that end a sentence; of adjacent ones, the last does.
     """
     last = ends[:-1] & ~ends[1:]
     sentences = np.split(tokens, np.flatnonzero(last) + 1)
@@ -251,13 +260,13 @@ def permute_sentences(tokens: np.ndarray, rng: np.random.Generator, ends: np.nda
 
 
 def rotate(tokens: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """BART's document rotation: int [T] begins with any of its tokens, and what was before it comes last."""
+    """Applies BART's document rotation: the text [T] starts at a random token, and the tokens before it come last."""
     return np.roll(tokens, -rng.integers(max(len(tokens), 1)))
 
 
 @dataclasses.dataclass(frozen=True)
 class Corruption:
-    """One kind of noise: int [T] -> int [at most `longest` of T], which does not fall with T."""
+    """One kind of noise: int [T] -> int [at most longest(T)]; `longest` does not decrease with T."""
 
     corrupt: Callable[[np.ndarray, Noise], np.ndarray]
     longest: Callable[[np.ndarray, Data], np.ndarray] = lambda sizes, data: sizes

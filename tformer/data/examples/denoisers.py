@@ -1,4 +1,4 @@
-"""UL2's mixture of denoisers: short spans, long or many spans, and the rest of a text.
+"""UL2's mixture of denoisers: short spans, long or frequent spans, and the continuation of a text.
 
 Source: Tay et al. 2023, section 3.1 and table 1.
 """
@@ -12,44 +12,44 @@ import numpy as np
 from tformer.data.examples import corrupt
 from tformer.errors import choose
 
-MODES = ('r', 's', 'x')  # regular, sequential, extreme: the token that an input begins with says which
+MODES = ('r', 's', 'x')  # regular, sequential, extreme; the first token of an input names its mode
 
 
 @dataclasses.dataclass(frozen=True)
 class SpanDenoiser:
-    """T5's corruption at a rate and a length of spans."""
+    """T5's corruption with a rate and a mean length of spans."""
 
     mode: str
-    rate: float  # share of the tokens that is dropped
+    rate: float  # the share of the tokens that is dropped
     mean_span: float  # tokens
 
     def corrupt(
         self, tokens: np.ndarray, rng: np.random.Generator, sentinels: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns what is given of int [T], and what is wanted."""
+        """Returns the given and the wanted tokens of a text, int [T]."""
         return corrupt.corrupt_spans(tokens, rng, sentinels, self.rate, self.mean_span)
 
     def lengths(self, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The tokens given and wanted of texts of these sizes, and the spans, at most: int [...] each."""
+        """Returns the most given tokens, wanted tokens and spans of texts of these sizes: int [...] each."""
         dropped, spans = corrupt.span_counts(sizes, self.rate, self.mean_span)
         return sizes - dropped + spans, dropped + spans, spans
 
 
 @dataclasses.dataclass(frozen=True)
 class SequentialDenoiser:
-    """A prefix LM: the text after a place of which all are as likely, with something on both sides of two tokens."""
+    """A prefix LM: the text after a uniformly random position, with at least one token on both sides."""
 
     mode: str = 's'
 
     def corrupt(
         self, tokens: np.ndarray, rng: np.random.Generator, sentinels: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """As of `SpanDenoiser`."""
+        """As in `SpanDenoiser`."""
         place = rng.integers(1, max(len(tokens), 2))
         return tokens[:place], tokens[place:]
 
     def lengths(self, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """As of `SpanDenoiser`."""
+        """As in `SpanDenoiser`."""
         wanted = np.maximum(sizes - 1, 0)
         return np.maximum(wanted, np.minimum(sizes, 1)), wanted, np.zeros_like(sizes)
 
@@ -61,21 +61,21 @@ def denoise_ul2(
     modes: Mapping[str, int],
     denoisers: Sequence[str],
 ) -> tuple[np.ndarray, np.ndarray]:
-    """One of the denoisers, each as likely, corrupts the text.
+    """Corrupts a text by one of the denoisers, drawn uniformly.
 
     Args:
-      tokens: int [T]; of one token nothing is wanted.
+      tokens: int [T]; of a single token, nothing is wanted.
       rng: the source of all randomness.
       sentinels: int, the ids of the first, second ... span.
       modes: the id of each of MODES.
-      denoisers: keys of DENOISERS; what is named twice is drawn twice as often.
+      denoisers: keys of DENOISERS; a key that occurs twice is drawn twice as often.
 
     Returns:
-      given: int [at most that of `lengths`], the mode and what is left of the text.
-      wanted: int [likewise], without an end.
+      given: int [at most that of `lengths`], the mode and then the rest of the text.
+      wanted: int [at most that of `lengths`], without EOS.
 
     Raises:
-      UserError: more spans than sentinels.
+      UserError: there are more spans than sentinels.
     """
     denoiser = DENOISERS[denoisers[int(rng.integers(len(denoisers)))]]
     given, wanted = denoiser.corrupt(tokens, rng, sentinels)
@@ -83,17 +83,17 @@ def denoise_ul2(
 
 
 def roles(sentinels: np.ndarray) -> tuple[np.ndarray, dict[str, int]]:
-    """Parts the sentinels of a tokenizer: those of spans, and the last three, which stand for MODES.
+    """Splits the sentinels of a tokenizer: the last three stand for MODES, and the others for spans.
 
     Raises:
-      UserError: fewer than three.
+      UserError: there are fewer than three.
     """
     corrupt.check_sentinels(len(MODES), sentinels)
     return sentinels[: -len(MODES)], dict(zip(MODES, sentinels[-len(MODES) :].tolist(), strict=True))
 
 
 def lengths(sizes: np.ndarray, denoisers: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """The lengths that `denoise_ul2` gives texts of these sizes at most, which do not fall with size.
+    """Returns the most tokens that `denoise_ul2` makes of texts of these sizes; they do not decrease with the size.
 
     Args:
       sizes: int [...], tokens of each text.
@@ -107,13 +107,15 @@ def lengths(sizes: np.ndarray, denoisers: Sequence[str]) -> tuple[np.ndarray, np
 
 
 def total(sizes: np.ndarray, denoisers: Sequence[str]) -> np.ndarray:
-    """int [...]: the tokens given and wanted together, mode included, of texts of these sizes at most: fewer than
-    `lengths` says of each. It does not fall with size."""
+    """Returns the most given and wanted tokens together, with the mode, of texts of these sizes: int [...].
+
+    That is less than the sum of `lengths`, and does not decrease with the size.
+    """
     return sizes + 1 + 2 * _most(sizes, denoisers)[2]
 
 
 def num_sentinels(sizes: np.ndarray, denoisers: Sequence[str]) -> np.ndarray:
-    """int [...]: the sentinels that texts of these sizes take at most, modes included; it does not fall with size."""
+    """Returns the most sentinels that texts of these sizes need, modes included: int [...], never decreasing."""
     return _most(sizes, denoisers)[2] + len(MODES)
 
 

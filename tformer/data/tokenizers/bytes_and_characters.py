@@ -1,4 +1,4 @@
-"""Tokens that are bytes, characters, or symbols between whitespace."""
+"""Tokenizers of bytes, of characters, and of symbols between whitespace."""
 
 import abc
 import itertools
@@ -16,7 +16,7 @@ BYTES = 256
 
 
 class Byte(Tokenizer):
-    """The 256 bytes of UTF-8 (ByT5, Xue et al. 2022): lossless, nothing to train."""
+    """The 256 bytes of UTF-8 (ByT5, Xue et al. 2022): lossless, with nothing to train."""
 
     exact = True
     vocab_size = FIRST + BYTES
@@ -44,7 +44,7 @@ class Byte(Tokenizer):
 
 
 class _Listed(Tokenizer):
-    """A sorted list of the units seen in training, after the 256 bytes where they stand in for other units."""
+    """A sorted list of the units of the training split, after the 256 bytes if these encode unknown units."""
 
     separator: ClassVar[str]
 
@@ -60,7 +60,7 @@ class _Listed(Tokenizer):
     @staticmethod
     @abc.abstractmethod
     def split(text: str) -> Sequence[str]:
-        """The units of `text`."""
+        """Returns the units of `text`."""
 
     @classmethod
     def _train(cls, texts: Iterable[str], data: Data, seed: int) -> Self:
@@ -72,7 +72,7 @@ class _Listed(Tokenizer):
         return cls(stored) if isinstance(stored, list) else cls(stored['units'], byte_fallback=True)
 
     def dump(self) -> bytes:
-        # Without bytes a bare list: so were all of them before there were any with bytes.
+        # A bare list without bytes: the form of all files before byte_fallback existed.
         stored = {'units': self._units} if self._byte_fallback else self._units
         return json.dumps(stored, ensure_ascii=False, indent=0).encode()
 
@@ -83,15 +83,15 @@ class _Listed(Tokenizer):
         ids = list(map(self._ids.get, units))
         if None not in ids:
             return ids  # type: ignore[return-value]
-        found: list[int] = []
+        encoded: list[int] = []
         for known, run in itertools.groupby(units, self._ids.__contains__):
             if known:
-                found += [self._ids[unit] for unit in run]
-            elif self._byte_fallback:  # with the separator between them, so that two unknown symbols stay two
-                found += [byte + FIRST for byte in self.separator.join(run).encode()]
+                encoded += [self._ids[unit] for unit in run]
+            elif self._byte_fallback:  # with the separator between them, so that two unknown symbols stay apart
+                encoded += [byte + FIRST for byte in self.separator.join(run).encode()]
             else:
-                found += [UNK for _ in run]
-        return found
+                encoded += [UNK for _ in run]
+        return encoded
 
     def decode(self, ids: Iterable[int]) -> str:
         parts: list[str] = []
@@ -108,7 +108,7 @@ class _Listed(Tokenizer):
 
 
 class Char(_Listed):
-    """The characters of the training split; lossless where bytes stand in for others."""
+    """The characters of the training split; lossless if bytes encode the other characters."""
 
     separator = ''
 
@@ -123,7 +123,7 @@ class Char(_Listed):
 
 
 class Symbol(_Listed):
-    """The whitespace-separated symbols of the training split, e.g. phonemes. Separators have no bytes."""
+    """The whitespace-separated symbols of the training split, e.g. phonemes. Separators count no bytes."""
 
     separator = ' '
 
@@ -132,8 +132,8 @@ class Symbol(_Listed):
         return text.split()
 
     def _encode_with_offsets(self, texts: Sequence[str]) -> list[TokensWithOffsets]:
-        """All bytes of an unknown symbol have its place; the space between two of them has its own."""
-        found: list[TokensWithOffsets] = []
+        """The bytes of an unknown symbol have the symbol's offsets; a space between two unknown symbols has its own."""
+        encoded: list[TokensWithOffsets] = []
         for text in texts:
             ids: list[int] = []
             begins: list[int] = []
@@ -148,8 +148,8 @@ class Symbol(_Listed):
                     begins.append(begin)
                     ends.append(end)
                 stop, in_bytes = symbol.end(), spelt
-            found.append((ids, begins, ends))
-        return found
+            encoded.append((ids, begins, ends))
+        return encoded
 
 
 def _text_of(byte_ids: Iterable[int]) -> str:

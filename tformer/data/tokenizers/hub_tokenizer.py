@@ -16,8 +16,8 @@ from tformer.errors import UserError, nearest
 
 Json = dict[str, Any]
 
-# What special tokens are called; each is the first of its names that a file has. The later names are stand-ins:
-# GPT-2 has one token for all, T5 begins with padding, BERT ends with [SEP].
+# The names of special tokens. Each special token is the first of its names that a file has. The later names are
+# substitutes: GPT-2 has a single token for all uses, T5 begins with padding, and BERT ends with [SEP].
 _END = ('</s>', '<eos>', '[EOS]', '<|end_of_text|>', '<|endoftext|>', '[SEP]', '<sep>')
 _PAD = ('<pad>', '[PAD]', '<|pad|>', *_END)
 _START = ('<s>', '<bos>', '[BOS]', '<|begin_of_text|>', '<|startoftext|>', '[CLS]', '<cls>', '<|endoftext|>', *_PAD)
@@ -31,30 +31,31 @@ NAMES = {
     'sep': ('[SEP]', '<sep>', *_END),
 }
 
-_HIDDEN = '\ufdd0'  # stands before the names of special tokens: a noncharacter, which Unicode keeps out of texts
-_SPACE = '\u2581'  # how Metaspace writes a space
-_BYTE_SPACES = {256 + byte: chr(byte) for byte in range(33)}  # how byte-level vocabularies write the first bytes
-_CHUNK = 10_000  # texts that the library encodes at once: its results are much larger than their ids
+_HIDDEN = '\ufdd0'  # precedes the names of special tokens; a noncharacter of Unicode, so texts do not have it
+_SPACE = '\u2581'  # a space, as Metaspace writes it
+_BYTE_SPACES = {256 + byte: chr(byte) for byte in range(33)}  # the first bytes, as byte-level vocabularies write them
+_CHUNK = 10_000  # texts encoded at once; the library's results are much larger than their ids
 _PROBE = "The quick\n\n\tbrown  fox\u2026 \u00c9 e\u0301 \uff21\u00a0\u2581\r\n12345 don't , \U0001f468\u200d \0 "
 
 
 class HubTokenizer(Tokenizer):
-    """The vocabulary of a hub model, with the ids of its file, so that the model's weights fit.
+    """The vocabulary of a hub model, with the ids of its file, so that they fit the model's weights.
 
-    A text becomes what the `tokenizers` library makes of it without special tokens, truncation, padding and dropout,
-    except that a text which spells a special token is text. (Of a Unigram model a text can still spell the byte
-    pieces, such as <0x0A>; and a special token, by its name after U+FDD0, which is no character.)
+    Texts are encoded by the `tokenizers` library without special tokens, truncation, padding and dropout. Text that
+    spells a special token stays text. (Exceptions: with a Unigram model, text can spell the byte pieces, such as
+    <0x0A>; and U+FDD0, which is not a character, followed by its name is a special token.)
 
-    Lossless is byte-level BPE without a normaliser: GPT-2, RoBERTa, BART, Llama 3. Vocabularies that write spaces as
-    U+2581 (T5, Llama 2) are not: most add one in front, and that character itself becomes a space. `byte_lengths` are
-    exact for byte-level and byte pieces; WordPiece says nothing of the spaces between words, which have no bytes.
+    Byte-level BPE without a normaliser is lossless: GPT-2, RoBERTa, BART, Llama 3. Vocabularies that write spaces as
+    U+2581 (T5, Llama 2) are not: most add a space in front, and the character U+2581 itself becomes a space.
+    `byte_lengths` are exact for byte-level and byte pieces. WordPiece does not record the spaces between words, so they
+    count no bytes.
     """
 
     def __init__(self, stored: bytes, where: str = 'tokenizer.json') -> None:
-        """Reads the content of the file `where`.
+        """Reads the content of the file named `where`.
 
         Raises:
-          UserError: the package is missing, the content is no tokenizer, or it has no special token to end a text.
+          UserError: the package is missing, the content is not a tokenizer, or no special token ends a text.
         """
         self._stored = stored
         self._library, tree = _open(stored, where)
@@ -68,7 +69,7 @@ class HubTokenizer(Tokenizer):
         self._sentinels = [special[name] for name in names]  # T5's
         added = {index: token for index, token in self._library.get_added_tokens_decoder().items() if not token.special}
         byte_level = 'ByteLevel' in {*_types(tree.get('pre_tokenizer')), *_types(tree.get('decoder'))}
-        self._letters = self._pieces.keys() - added.keys() if byte_level else frozenset()  # ids that are written so
+        self._letters = self._pieces.keys() - added.keys() if byte_level else frozenset()  # their ids
         self._model = {name: value for name, value in tree['model'].items() if name not in ('vocab', 'merges')}
         self.byte_lengths = np.zeros(self.vocab_size, np.int64)
         for index, piece in self._pieces.items():
@@ -87,13 +88,13 @@ class HubTokenizer(Tokenizer):
         """Reads data.tokenizer_path; nothing is trained.
 
         Raises:
-          UserError: there is no such file, or as the constructor.
+          UserError: there is no such file, or the constructor refuses it.
         """
         assert data.tokenizer_path is not None, 'config.checks'
         path = Path(data.tokenizer_path)
         file = path / 'tokenizer.json' if path.is_dir() else path
         if not file.is_file():
-            near = nearest(file, file.parent.glob('*.json')) or '; it must be a tokenizer.json, or the directory of one'
+            near = nearest(file, file.parent.glob('*.json')) or '; it must be a tokenizer.json or its directory'
             raise UserError(f'data.tokenizer_path={data.tokenizer_path}: {file} does not exist{near}')
         return cls(file.read_bytes(), f'data.tokenizer_path={data.tokenizer_path}')
 
@@ -108,23 +109,24 @@ class HubTokenizer(Tokenizer):
         ids: list[list[int]] = []
         for start in range(0, len(texts), _CHUNK):
             chunk = list(texts[start : start + _CHUNK])
-            ids += [found.ids for found in self._library.encode_batch_fast(chunk, add_special_tokens=False)]
+            ids += [encoding.ids for encoding in self._library.encode_batch_fast(chunk, add_special_tokens=False)]
         return ids
 
     def _encode_with_offsets(self, texts: Sequence[str]) -> list[TokensWithOffsets]:
-        found: list[TokensWithOffsets] = []
+        encoded: list[TokensWithOffsets] = []
         for start in range(0, len(texts), _CHUNK):
-            for made in self._library.encode_batch(list(texts[start : start + _CHUNK]), add_special_tokens=False):
-                begins, ends = zip(*made.offsets, strict=True) if made.offsets else ((), ())
-                found.append((made.ids, [*begins], [*ends]))
-        return found
+            chunk = list(texts[start : start + _CHUNK])
+            for encoding in self._library.encode_batch(chunk, add_special_tokens=False):
+                begins, ends = zip(*encoding.offsets, strict=True) if encoding.offsets else ((), ())
+                encoded.append((encoding.ids, [*begins], [*ends]))
+        return encoded
 
     def decode(self, ids: Iterable[int]) -> str:
         return self._library.decode(self._ordinary(ids), skip_special_tokens=False)
 
     @property
     def sentinels(self) -> np.ndarray:
-        """int64: the file's own, and those of `extended` after them."""
+        """The ids of the file's own sentinels, then those of `extended`: int64."""
         return np.append(np.array(self._sentinels, np.int64), super().sentinels)
 
     def _piece(self, index: int) -> str:
@@ -135,7 +137,7 @@ class HubTokenizer(Tokenizer):
 
     @functools.cached_property
     def ordinary(self) -> np.ndarray:
-        """bool [vocab_size]: neither special tokens, all that the file has, nor ids that no token has."""
+        """Which ids stand for text: no special token of the file, and no id without a token. bool [vocab_size]."""
         ordinary = np.zeros(self.vocab_size, bool)
         ordinary[list(self._pieces)] = True
         return ordinary
@@ -146,7 +148,7 @@ class HubTokenizer(Tokenizer):
 
 
 def _open(stored: bytes, where: str) -> tuple[Any, Json]:
-    """Returns the library's tokenizer, with hidden special tokens, and the JSON as it is."""
+    """Returns the library's tokenizer, with hidden special tokens, and the file's JSON."""
     try:
         import tokenizers
     except ImportError as error:
@@ -157,17 +159,17 @@ def _open(stored: bytes, where: str) -> tuple[Any, Json]:
         if not isinstance(tree, dict) or 'vocab' not in tree.get('model', ()):
             raise ValueError('it has no model with a vocabulary')
         library = tokenizers.Tokenizer.from_str(json.dumps(_hide_specials(tree), ensure_ascii=False))
-    except Exception as error:  # the library raises nothing narrower
+    except Exception as error:  # the library raises plain Exceptions
         reason = ' '.join(str(error).split())[:200]
-        raise UserError(f'{where} is no tokenizer of the tokenizers library: {reason}') from error
+        raise UserError(f'{where} is not a tokenizer of the tokenizers library: {reason}') from error
     library.encode_special_tokens = True
     return library, tree
 
 
 def _hide_specials(tree: Json) -> Json:
-    """Returns `tree` with other names for its special tokens, under which texts do not find them, and the same ids.
+    """Returns `tree` with other names for its special tokens, which texts do not contain, and the same ids.
 
-    `encode_special_tokens` alone does not suffice: the vocabulary of the model often holds these names as well.
+    `encode_special_tokens` is not enough, because the model's vocabulary often holds these names too.
     """
     model, added = tree['model'], tree.get('added_tokens') or ()
     known = {name for names in NAMES.values() for name in names}
@@ -197,26 +199,24 @@ def _hide_specials(tree: Json) -> Json:
 
 
 def _unknown(model: Json) -> str | None:
-    """The name of the model's unknown token."""
+    """Returns the name of the model's unknown token."""
     if model.get('unk_id') is not None:
         return model['vocab'][model['unk_id']][0]
     return model.get('unk_token') or None
 
 
 def _specials(special: Mapping[str, int], unknown: str | None, where: str) -> Specials:
-    """The ids of our special tokens among the file's, by their names."""
+    """Finds our special tokens among those of the file, by their names."""
     if special.keys().isdisjoint(_END):
-        there = ', '.join(sorted(special)[:10]) or 'none'
-        raise UserError(
-            f'{where} has no special token that ends a text (special are: {there}; valid: {", ".join(_END)})'
-        )
+        own = ', '.join(sorted(special)[:10]) or 'none'
+        raise UserError(f'{where} has no special token that ends a text (it has {own}; valid: {", ".join(_END)})')
     names = NAMES | {'unk': (unknown or '', *NAMES['unk'])}
     ids = {field: next((special[name] for name in names[field] if name in special), None) for field in names}
     return Specials(**ids)  # type: ignore[arg-type]  # all but the mask's names end in _END's
 
 
 def _types(component: Json | None) -> Iterator[str]:
-    """The types of a pre-tokenizer or decoder, and of its parts where it is a sequence."""
+    """Yields the types of a pre-tokenizer or decoder, and of the parts of a sequence."""
     if component:
         yield component['type']
         for part in (*component.get('pretokenizers', ()), *component.get('decoders', ())):
@@ -224,7 +224,7 @@ def _types(component: Json | None) -> Iterator[str]:
 
 
 def _num_bytes(piece: str, model: Json, byte_level: bool) -> int:
-    """UTF-8 bytes of the text that a piece stands for."""
+    """Returns the number of UTF-8 bytes of the text of a piece."""
     if _is_byte(piece, model):
         return 1
     prefix, suffix = model.get('continuing_subword_prefix') or '', model.get('end_of_word_suffix') or ''
@@ -233,7 +233,7 @@ def _num_bytes(piece: str, model: Json, byte_level: bool) -> int:
 
 
 def _spaced(piece: str, model: Json, byte_level: bool) -> str:
-    """The text of a piece as far as whitespace goes, with a space where a mark of the vocabulary means one."""
+    """Returns the text of a piece, with spaces in place of the vocabulary's marks for them."""
     if _is_byte(piece, model):
         return chr(int(piece[3:5], 16))
     text = piece.translate(_BYTE_SPACES) if byte_level else piece.replace(_SPACE, ' ')
@@ -248,7 +248,7 @@ def _is_byte(piece: str, model: Json) -> bool:
 
 
 def _byte_letters() -> Iterable[str]:
-    """The letters by which byte-level vocabularies write the 256 bytes."""
+    """Returns the letters that stand for the 256 bytes in byte-level vocabularies."""
     from tokenizers import pre_tokenizers
 
     return pre_tokenizers.ByteLevel.alphabet()

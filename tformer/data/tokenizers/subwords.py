@@ -1,4 +1,4 @@
-"""SentencePiece, set up to lose nothing."""
+"""Subwords by SentencePiece, set up to be lossless."""
 
 import io
 import itertools
@@ -14,9 +14,9 @@ from tformer.errors import UserError, choose
 
 
 class SentencePiece(Tokenizer):
-    """Subwords (Kudo 2018; Sennrich et al. 2016), lossless where bytes stand in for unknown characters.
+    """Subwords (Kudo 2018; Sennrich et al. 2016), lossless if bytes encode unknown characters.
 
-    A newline is a piece of its own. SentencePiece writes a space as U+2581; a U+2581 of the text becomes its bytes.
+    A newline is its own piece. SentencePiece writes a space as U+2581, so a U+2581 in a text is encoded as its bytes.
     """
 
     _SPACE = '\u2581'
@@ -39,10 +39,10 @@ class SentencePiece(Tokenizer):
 
     @classmethod
     def _train(cls, texts: Iterable[str], data: Data, seed: int) -> Self:
-        """Trains on lines, at most about `_MOST_CHARACTERS` of them, sampled with `seed`.
+        """Trains on lines of at most about `_MOST_CHARACTERS` characters together, sampled with `seed`.
 
         Raises:
-          UserError: what SentencePiece objects to, e.g. a vocab_size below the number of characters.
+          UserError: SentencePiece refuses, e.g. because the vocab_size is below the number of characters.
         """
         choose(dict.fromkeys(('unigram', 'bpe')), data.tokenizer_model, 'data.tokenizer_model')
         trained, lines = io.BytesIO(), sample_lines(texts, seed)
@@ -65,7 +65,7 @@ class SentencePiece(Tokenizer):
                 eos_piece=SPECIALS[EOS], unk_piece=SPECIALS[UNK],
                 control_symbols=list(SPECIALS[MASK:]),
                 max_sentence_length=4 * _LINE,
-                num_threads=4,  # fixed: the sums of the EM steps depend on it
+                num_threads=4,  # fixed, because the sums of the EM steps depend on it
                 minloglevel=2,
             )  # fmt: skip
         except (RuntimeError, OSError) as error:
@@ -83,9 +83,8 @@ class SentencePiece(Tokenizer):
 
     def _encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         encode = self._processor.encode
-        encoded = (
-            encode(list(texts), num_threads=-1) if len(texts) > 1 else list(map(encode, texts))
-        )  # no threads for 1
+        several = len(texts) > 1  # one text needs no threads
+        encoded = encode(list(texts), num_threads=-1) if several else list(map(encode, texts))
         for row, text in enumerate(texts):
             if self._SPACE in text:
                 first, *rest = map(encode, text.split(self._SPACE))
@@ -97,12 +96,12 @@ class SentencePiece(Tokenizer):
 
 
 _LINE = 4000  # characters of a training line; longer ones are cut
-_LONGEST = 100_000  # characters of a line that are trained on: a monstrous one must not be most of the sample
-_MOST_CHARACTERS = 20_000_000  # of a sample to train on
+_LONGEST = 100_000  # characters of a line that are used, so that a huge line does not dominate the sample
+_MOST_CHARACTERS = 20_000_000  # of the training sample
 
 
 def sample_lines(texts: Iterable[str], seed: int, most_characters: int = _MOST_CHARACTERS) -> list[str]:
-    """The lines of `texts`, or an even sample of them of half to all of `most_characters`, in one pass."""
+    """Returns the lines of `texts`, or an even sample with half to all of `most_characters`, in one pass."""
     rng = np.random.default_rng(seed)
     lines: list[str] = []
     size, rate = 0, 1.0

@@ -1,4 +1,4 @@
-"""The tokenizers of a run: which there are, how they are made, and how they are stored."""
+"""The tokenizers of a run: how they are trained, stored and cached; one row of `TOKENIZERS` for each kind."""
 
 import dataclasses
 import hashlib
@@ -41,11 +41,17 @@ _SETTINGS = (
 
 @dataclasses.dataclass(frozen=True)
 class Tokenizers:
-    """The tokenizers of a run."""
+    """The tokenizers of a run.
 
-    source: Tokenizer | None  # of the encoder's text where there are two stacks; `target` itself where they share one
+    Attributes:
+      source: of the encoder's text; `target` itself if both sides share it; None with a single stack.
+      target: of the decoder's, or the only, text.
+      labels: the classes or tags in the order of their ids; () if there are none.
+    """
+
+    source: Tokenizer | None
     target: Tokenizer
-    labels: tuple[str, ...] = ()  # classes in the order of their ids; () where there are none
+    labels: tuple[str, ...] = ()
 
     @property
     def shared(self) -> bool:
@@ -103,10 +109,10 @@ class Tokenizers:
 
 
 def train_tokenizers(config: Config, records: Sequence[Record], pretrained: Tokenizers | None = None) -> Tokenizers:
-    """Returns tokenizers trained on the records of the training split as `config.data` says, or `pretrained` ones.
+    """Returns tokenizers trained on the records of the training split by `config.data`, or the `pretrained` ones.
 
-    A run with one stack lends its tokenizer to both sides of two. Labels are data.labels, or those of the whole split
-    where `records` are a sample of it.
+    A pretrained tokenizer of a run with one stack serves both sides of two stacks. The labels are data.labels, else
+    those of the whole training split, of which `records` may be a sample.
     """
     data, seed, objective = config.data, config.train.seed, config.train.objective
     labels = _labels(config, records)
@@ -129,7 +135,7 @@ def train_tokenizers(config: Config, records: Sequence[Record], pretrained: Toke
 
 
 def _labels(config: Config, records: Sequence[Record]) -> tuple[str, ...]:
-    """The classes, or the tags, in the order of their ids."""
+    """Returns the classes or the tags in the order of their ids."""
     classes = TASKS[config.train.objective].classes
     if not isinstance(classes, str):
         return classes
@@ -140,7 +146,7 @@ def _labels(config: Config, records: Sequence[Record]) -> tuple[str, ...]:
 
 
 def cached_tokenizers(config: Config, records: Sequence[Record], fingerprints: Sequence[str]) -> Tokenizers:
-    """Returns what `train_tokenizers` gives for records of these fingerprints, from the cache where it is there."""
+    """Returns `train_tokenizers` of records with these fingerprints, kept in the cache."""
 
     def write(writer: cache.Writer) -> None:
         with tempfile.TemporaryDirectory() as place:

@@ -1,4 +1,4 @@
-"""What every tokenizer has: special ids, normalisation, and one interface."""
+"""The interface of every tokenizer: special ids, normalisation, encoding and decoding."""
 
 import abc
 import copy
@@ -14,7 +14,7 @@ import numpy as np
 from tformer.config.run import Data
 from tformer.errors import UserError, choose
 
-# The special ids of our own tokenizers. Those of the hub have theirs: read `tokenizer.specials`.
+# The special ids of our own tokenizers. A hub tokenizer has others: read `tokenizer.specials`.
 SPECIALS = ('<pad>', '<bos>', '<eos>', '<unk>', '<mask>', '<cls>', '<sep>')
 PAD, BOS, EOS, UNK, MASK, CLS, SEP = range(len(SPECIALS))
 FIRST = len(SPECIALS)  # the first ordinary id
@@ -25,7 +25,7 @@ TokensWithOffsets = tuple[list[int], list[int], list[int]]  # ids, first charact
 
 @dataclasses.dataclass(frozen=True)
 class Specials:
-    """The ids of the special tokens, which need not differ from each other."""
+    """The ids of the special tokens, some of which may be equal."""
 
     pad: int = PAD
     bos: int = BOS
@@ -37,10 +37,10 @@ class Specials:
 
     @property
     def mask(self) -> int:
-        """The id that hides a token.
+        """The id of the mask token.
 
         Raises:
-          UserError: the vocabulary has none.
+          UserError: the vocabulary has no mask token.
         """
         if self.mask_or_none is None:
             raise UserError(
@@ -54,14 +54,14 @@ class Specials:
 
 
 class Tokenizer(abc.ABC):
-    """One side's vocabulary.
+    """The vocabulary of one side, and its encoding.
 
     Attributes:
-      specials: its special ids.
-      vocab_size: number of ids, specials included.
-      byte_lengths: int64 [vocab_size], UTF-8 bytes of text that each id stands for; 0 for specials.
-      normalization: a key of NORMALIZATIONS: what happens to a text before all else.
-      num_sentinels: ids at the end of the vocabulary that stand for spans of a text (`extended`).
+      specials: the special ids.
+      vocab_size: the number of ids, special ones included.
+      byte_lengths: int64 [vocab_size], the UTF-8 bytes of the text of each id; 0 for special ids.
+      normalization: a key of NORMALIZATIONS, applied to each text first.
+      num_sentinels: the number of ids at the end of the vocabulary that stand for spans of a text (`extended`).
       exact: whether encoding keeps every character of a normalised text.
     """
 
@@ -74,15 +74,15 @@ class Tokenizer(abc.ABC):
 
     @property
     def lossless(self) -> bool:
-        """Whether encoding keeps every character, so that bits per byte mean something.
+        """Whether encoding keeps every character of the text, so that bits per byte are defined.
 
-        Normalised text is another text, often of fewer bytes: its bits per byte cannot be compared.
+        A normalised text often has fewer bytes than the original, so its bits per byte are not comparable.
         """
         return self.exact and self.normalization is None
 
     @classmethod
     def train(cls, texts: Iterable[str], data: Data = Data(), seed: int = 0) -> Self:
-        """Builds the vocabulary from normalised `texts` as `data` says, or without them where it is fixed."""
+        """Returns a tokenizer trained on the normalised `texts` by the settings of `data`; a fixed one ignores them."""
         normalize = choose(NORMALIZATIONS, data.normalization, 'data.normalization')
         made = cls._train(map(normalize, texts), data, seed)
         return made.normalized(data.normalization).extended(data.sentinels)
@@ -98,7 +98,7 @@ class Tokenizer(abc.ABC):
 
     @abc.abstractmethod
     def dump(self) -> bytes:
-        """All of the tokenizer but its normalisation and the sentinels it was given, deterministically."""
+        """Returns the tokenizer as bytes, without its normalisation and `extended` sentinels; deterministic."""
 
     def normalized(self, normalization: str | None) -> Self:
         """Returns the tokenizer with another normalisation."""
@@ -107,7 +107,7 @@ class Tokenizer(abc.ABC):
         return tokenizer
 
     def extended(self, num_sentinels: int) -> Self:
-        """Returns the tokenizer with so many more ids after all others: no text has them, and they decode to none."""
+        """Returns the tokenizer with more ids at the end, which occur in no text and decode to nothing."""
         tokenizer = copy.copy(self)
         tokenizer.num_sentinels = num_sentinels
         tokenizer.vocab_size = self.vocab_size + num_sentinels
@@ -117,44 +117,44 @@ class Tokenizer(abc.ABC):
 
     @property
     def sentinels(self) -> np.ndarray:
-        """int64: the ids that stand for the first, second ... span left out of a text."""
+        """The ids that stand for the first, second ... span left out of a text: int64."""
         return np.arange(self.vocab_size - self.num_sentinels, self.vocab_size)
 
     def encode(self, text: str) -> list[int]:
-        """Ordinary ids; no specials are added, and text that looks like one stays text.
+        """Returns the ids of a text. No special ids are added, and text that spells a special token stays text.
 
-        The unknown token stands for what the vocabulary lacks.
+        The unknown token replaces what the vocabulary lacks.
         """
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """`encode` of each; many at once are faster."""
+        """Returns `encode` of each text; many at once are faster."""
         return self._encode_batch(list(map(self.normalize, texts)))
 
     def normalize(self, text: str) -> str:
-        """What `encode` first makes of a text."""
+        """Returns the normalised text, which `encode` encodes."""
         return NORMALIZATIONS[self.normalization](text)
 
     def encode_with_offsets(self, texts: Sequence[str]) -> list[TokensWithOffsets]:
-        """(`encode`, the first character, the one after the last) of each token, in the normalised text.
+        """Returns for each text its ids, and the first character and the one after the last of each token.
 
-        Tokens of the bytes of one character all have that character.
+        Characters count in the normalised text. All byte tokens of one character have that character.
 
         Raises:
-          UserError: the tokenizer does not say which characters its tokens stand for.
+          UserError: the tokenizer loses characters, so the characters of its tokens are unknown.
         """
         return self._encode_with_offsets(list(map(self.normalize, texts)))
 
     def _encode_with_offsets(self, texts: Sequence[str]) -> list[TokensWithOffsets]:
         if not self.exact:
             raise UserError(
-                'tags and answers are places in a text, which a tokenizer that loses characters does not tell: '
+                'tags and answers are positions in a text, and this tokenizer loses characters: '
                 'set data.byte_fallback=True'
             )
         return [(ids, *self._places(text, ids)) for text, ids in zip(texts, self._encode_batch(texts), strict=True)]
 
     def _places(self, text: str, ids: Sequence[int]) -> tuple[list[int], list[int]]:
-        """The places of tokens that stand for all bytes of the text, in order."""
+        """Returns the first and last characters of tokens that cover all bytes of the text in order."""
         ends = np.cumsum(self.byte_lengths[np.asarray(ids, np.int64)])
         begins = np.concatenate(([0], ends[:-1]))[: len(ids)]
         size = np.array([len(character.encode()) for character in text])
@@ -166,10 +166,10 @@ class Tokenizer(abc.ABC):
 
     @abc.abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of the ordinary ids; specials, and ids beyond the vocabulary, are skipped."""
+        """Returns the text of the ordinary ids; special ids, and ids beyond the vocabulary, are skipped."""
 
     def piece(self, index: int) -> str:
-        """How one id reads."""
+        """Returns one id as readable text."""
         sentinel = index - self.vocab_size + self.num_sentinels
         return f'<sentinel_{sentinel}>' if 0 <= sentinel < self.num_sentinels else self._piece(index)
 
@@ -178,35 +178,37 @@ class Tokenizer(abc.ABC):
 
     @functools.cached_property
     def ordinary(self) -> np.ndarray:
-        """bool [vocab_size]: the ids that stand for text."""
+        """Which ids stand for text: bool [vocab_size]."""
         ordinary = np.ones(self.vocab_size, bool)
         ordinary[list(self.specials.ids)] = False
         return ordinary
 
     @functools.cached_property
     def ordinary_ids(self) -> np.ndarray:
-        """int64: the ids that stand for text."""
+        """The ids that stand for text: int64."""
         return np.flatnonzero(self.ordinary)
 
     @functools.cached_property
     def sentence_ends(self) -> np.ndarray:
-        """bool [vocab_size]: the ordinary ids whose text ends with a full stop, ! or ?, or with a line."""
+        """Which ids have a text that ends with a full stop, !, ? or a line end: bool [vocab_size]."""
         ends = np.zeros(self.vocab_size, bool)
         for index in self.ordinary_ids.tolist():
             ends[index] = self.piece(index).rstrip(' ').endswith(('.', '!', '?', '\n'))
         return ends
 
     def word_starts(self, ids: np.ndarray) -> np.ndarray:
-        """The tokens that begin a word: after whitespace, or with it. Whitespace alone belongs to the word before it.
+        """Marks the tokens that begin a word: those after whitespace, or that begin with it.
+
+        Whitespace alone belongs to the word before it.
 
         Args:
-          ids: int [T]; a special token is a word.
+          ids: int [T]; each special token counts as a word.
 
         Returns:
-          bool [T]; the first token begins one.
+          bool [T]; the first token always begins a word.
 
         Raises:
-          UserError: nothing in the vocabulary says where words begin.
+          UserError: the vocabulary does not show where words begin.
         """
         opens, closes, blank = self._word_edges
         starts = opens[ids]
@@ -218,18 +220,20 @@ class Tokenizer(abc.ABC):
 
     @functools.cached_property
     def _word_edges(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """bool [vocab_size] each: the ids whose text begins with whitespace, ends with it, and is nothing else."""
+        """Which ids have a text that begins with, ends with, or is only whitespace: bool [vocab_size] each."""
         opens, closes, blank = np.zeros((3, self.vocab_size), bool)
         for index in self.ordinary_ids.tolist():
             text = self._spaced(index)
             opens[index], closes[index], blank[index] = text[:1].isspace(), text[-1:].isspace(), text.isspace()
         if not (opens | closes).any():
-            raise UserError('the tokenizer does not say where words begin, as data.mask_unit=word needs; use token')
+            raise UserError(
+                'data.mask_unit=word needs a tokenizer that shows where words begin; use data.mask_unit=token'
+            )
         opens |= ~self.ordinary
         return opens, closes, blank
 
     def _spaced(self, index: int) -> str:
-        """The text of an ordinary id, with whitespace at the edges of words."""
+        """Returns the text of an ordinary id, with whitespace at the edges of words."""
         return self._piece(index)
 
     @property
@@ -244,7 +248,7 @@ class Tokenizer(abc.ABC):
 
 
 def _nfkc_lower(text: str) -> str:
-    # Lower case may undo a composition (capital I with a dot above): composed again.
+    # Lowering may undo a composition (capital I with a dot above), so the text is composed again.
     return unicodedata.normalize('NFKC', unicodedata.normalize('NFKC', text).lower())
 
 
