@@ -125,11 +125,11 @@ KEPT_RJ = np.array([(1, 1), (1, 0), (1, 1), (0, 0), (1, 0), (1, 0)], bool)  # 3 
 
 
 def test_capacity_prefers_first_choices_then_earlier_tokens():
-    plan = moe.capacity(jnp.asarray(EXPERTS_RJ), jnp.asarray(REAL_R), 3, 0.75)
-    place_RJ = np.asarray(plan.place_RJ)
-    np.testing.assert_array_equal(place_RJ < plan.places, KEPT_RJ)
-    assert plan.places == 9 and len(set(place_RJ[KEPT_RJ])) == KEPT_RJ.sum()
-    np.testing.assert_array_equal(plan.expert_P[place_RJ[KEPT_RJ]], EXPERTS_RJ[KEPT_RJ])
+    dispatch = moe.capacity(jnp.asarray(EXPERTS_RJ), jnp.asarray(REAL_R), 3, 0.75)
+    slot_RJ = np.asarray(dispatch.slot_RJ)
+    np.testing.assert_array_equal(slot_RJ < dispatch.num_slots, KEPT_RJ)
+    assert dispatch.num_slots == 9 and len(set(slot_RJ[KEPT_RJ])) == KEPT_RJ.sum()
+    np.testing.assert_array_equal(dispatch.expert_P[slot_RJ[KEPT_RJ]], EXPERTS_RJ[KEPT_RJ])
 
 
 @pytest.mark.parametrize('skew', [0.0, 1.0, 100.0])
@@ -137,11 +137,11 @@ def test_capacity_prefers_first_choices_then_earlier_tokens():
 def test_dropless_gives_every_real_choice_a_place_of_its_own_in_a_block_of_its_expert(tokens, skew):
     logits_RE = np.random.default_rng(tokens).standard_normal((tokens, E)) - skew * np.arange(E)
     expert_RJ, real_R = np.argsort(-logits_RE, axis=1)[:, :2], np.arange(tokens) % 4 != 1
-    plan = moe.dropless(jnp.asarray(expert_RJ), jnp.asarray(real_R), E, 0.1)
-    place_RJ, real_RJ = np.asarray(plan.place_RJ), np.broadcast_to(real_R[:, None], expert_RJ.shape)
-    np.testing.assert_array_equal(place_RJ < plan.places, real_RJ)
-    assert len(set(place_RJ[real_RJ])) == real_RJ.sum() and plan.expert_P.shape == (plan.places,)
-    np.testing.assert_array_equal(plan.expert_P[place_RJ[real_RJ]], expert_RJ[real_RJ])
+    dispatch = moe.dropless(jnp.asarray(expert_RJ), jnp.asarray(real_R), E, 0.1)
+    slot_RJ, real_RJ = np.asarray(dispatch.slot_RJ), np.broadcast_to(real_R[:, None], expert_RJ.shape)
+    np.testing.assert_array_equal(slot_RJ < dispatch.num_slots, real_RJ)
+    assert len(set(slot_RJ[real_RJ])) == real_RJ.sum() and dispatch.expert_P.shape == (dispatch.num_slots,)
+    np.testing.assert_array_equal(dispatch.expert_P[slot_RJ[real_RJ]], expert_RJ[real_RJ])
 
 
 def test_choices_over_the_capacity_add_nothing():

@@ -1,7 +1,7 @@
 """A mixture of feed-forwards: each token goes through its most likely few of E experts (Shazeer et al. 2017).
 
-Shape letters beside the legend's: R token slots (B T; the router takes either), J experts per token, P places that the
-experts compute, C places of each expert.
+Shape letters beside model.py's: R = B T tokens (the router takes either), J experts per token, P slots that the experts
+compute, C slots of each expert (its capacity), M blocks of slots.
 """
 
 import functools
@@ -19,15 +19,15 @@ from tformer.layers.dropout import MaybeScalar, dropout
 from tformer.layers.initializers import Initializer, make_initializer, width_factor
 from tformer.layers.mlp import ACTIVATIONS, Activation
 from tformer.layers.parallel import expert_exchange
-from tformer.layers.parallel.expert_exchange import EXPERT, Kernels, Noise, Plan, Planner, Tokens, Way
+from tformer.layers.parallel.expert_exchange import EXPERT, Dispatch, DispatchFn, DropoutDraw, Exchange, Kernels, Tokens
 
 
 # ------------------------------------------------------------------------------------------------ the router
 def route(logits_RE: jax.Array, choices: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns probs_RE, and of each token's most likely experts, best first, weight_RJ and number expert_RJ.
+    """Returns probs_RE, and the weight_RJ and number expert_RJ of each token's most likely experts, best first.
 
-    Several weights are scaled to sum to 1 (Jiang et al. 2024, 2.1), so that experts all alike are one feed-forward;
-    a single one stays the probability, through which the router learns (Fedus et al. 2022, eq. 2).
+    Several weights are scaled to sum to 1 (Jiang et al. 2024, 2.1), so that identical experts equal one feed-forward. A
+    single weight stays the probability, through which the router learns (Fedus et al. 2022, eq. 2).
     """
     probs_RE = jax.nn.softmax(logits_RE, axis=-1)
     weight_RJ, expert_RJ = largest(probs_RE, choices)
@@ -37,7 +37,7 @@ def route(logits_RE: jax.Array, choices: int) -> tuple[jax.Array, jax.Array, jax
 
 
 def largest(probs_RE: jax.Array, choices: int) -> tuple[jax.Array, jax.Array]:
-    """Returns the largest probabilities and their numbers, as `jax.lax.top_k`; that XLA does on the whole batch."""
+    """Returns the largest probabilities and their indices, as `jax.lax.top_k`, which XLA runs on the gathered batch."""
     left_RE, found = probs_RE, []
     for _ in range(choices):
         expert_R = jnp.argmax(left_RE, axis=-1)
@@ -57,8 +57,8 @@ def mean(x_R: jax.Array, real_R: jax.Array) -> jax.Array:
 def balance_loss(probs_RE: jax.Array, expert_RJ: jax.Array, real_R: jax.Array) -> jax.Array:
     """Returns E sum_e f_e P_e, f the experts' shares of the choices, P their mean probabilities (Fedus et al. 2022, 4).
 
-    1 where the load is even, E / J where the same J experts take everything. Of one batch, not of its parts: the
-    loss over microbatches is not the mean of theirs.
+    It is 1 where the load is even and E / J where the same J experts take every token. It is a loss of the whole batch:
+    the mean over microbatches differs.
     """
     E = probs_RE.shape[-1]
     share_RE = jax.nn.one_hot(expert_RJ, E).mean(axis=-2)
@@ -66,58 +66,71 @@ def balance_loss(probs_RE: jax.Array, expert_RJ: jax.Array, real_R: jax.Array) -
 
 
 def router_z_loss(logits_RE: jax.Array, real_R: jax.Array) -> jax.Array:
-    """Returns the mean of the squared log-sum-exp, which keeps logits small (Zoph et al. 2022, eq. 5)."""
+    """Returns the mean of the squared log-sum-exp, which keeps the logits small (Zoph et al. 2022, eq. 5)."""
     return mean(jax.nn.logsumexp(logits_RE, axis=-1) ** 2, real_R)
 
 
 # ------------------------------------------------------------------------------------------------ dispatch
-def queue(expert_RJ: jax.Array, real_R: jax.Array, num_experts: int) -> tuple[jax.Array, jax.Array]:
-    """Returns each choice's number in its expert's queue, turn_RJ, and the queues' lengths, size_E.
+def position_in_expert(expert_RJ: jax.Array, real_R: jax.Array, num_experts: int) -> tuple[jax.Array, jax.Array]:
+    """Returns the position of each choice among those of its expert, position_RJ, and their number, size_E.
 
-    First choices stand before second ones, then earlier tokens before later ones; padding does not stand in line, nor
-    does who chose an expert that is elsewhere.
+    First choices come before second ones, then earlier tokens before later ones. Padding, and tokens routed to experts
+    on other devices, take no position.
     """
     R, J = expert_RJ.shape
     chosen_JRE = jax.nn.one_hot(expert_RJ.T, num_experts, dtype=jnp.int32) * real_R[None, :, None]
     chosen_QE = chosen_JRE.reshape(J * R, num_experts)
-    turn_Q = ((jnp.cumsum(chosen_QE, axis=0) - 1) * chosen_QE).sum(-1)
-    return turn_Q.reshape(J, R).T, chosen_QE.sum(0)
+    position_Q = ((jnp.cumsum(chosen_QE, axis=0) - 1) * chosen_QE).sum(-1)
+    return position_Q.reshape(J, R).T, chosen_QE.sum(0)
 
 
-def capacity(expert_RJ: jax.Array, real_R: jax.Array, num_experts: int, factor: float) -> Plan:
-    """Every expert has C = factor R J / E places; who finds none is left out (Lepikhin et al. 2021, algorithm 1).
+def reference(expert_RJ: jax.Array, real_R: jax.Array, num_experts: int, factor: float) -> Dispatch:
+    """The definition, written down: every expert has a slot for every token, and computes all of them. Slow."""
+    R, num_slots = len(real_R), num_experts * len(real_R)
 
-    Who is left out depends on all tokens of the call, other rows and later tokens among them: such a model is not
-    causal where places are short, and generates with other places than it was trained with. Where devices share the
-    experts (mesh.expert), the call is each device's own tokens, so that others are left out than on one device.
+    def product(x_PD: jax.Array, kernel_EDF: jax.Array) -> jax.Array:
+        x_ERD = x_PD.reshape(num_experts, R, -1)
+        return jnp.einsum('ERD,EDF->ERF', x_ERD, kernel_EDF).reshape(num_slots, -1)
+
+    here_RJ = real_R[:, None] & (expert_RJ < num_experts)
+    slot_RJ = jnp.where(here_RJ, expert_RJ * R + jnp.arange(R)[:, None], num_slots)
+    return Dispatch(slot_RJ, num_slots, jnp.repeat(jnp.arange(num_experts), R), product)
+
+
+def capacity(expert_RJ: jax.Array, real_R: jax.Array, num_experts: int, factor: float) -> Dispatch:
+    """Every expert has C = factor R J / E slots; choices beyond them are dropped (Lepikhin et al. 2021, algorithm 1).
+
+    Which choices are dropped depends on all tokens of the call, including other rows and later tokens. Such a model is
+    not causal where slots are short, and generates with other slots than it was trained with. Where devices share the
+    experts (mesh.expert), each device drops among its own tokens, so that the result differs from that on one device.
     """
     R, J = expert_RJ.shape
     C = min(R, math.ceil(factor * R * J / num_experts))
-    places = num_experts * C
-    turn_RJ, _ = queue(expert_RJ, real_R, num_experts)
-    inside_RJ = real_R[:, None] & (turn_RJ < C)
+    num_slots = num_experts * C
+    position_RJ, _ = position_in_expert(expert_RJ, real_R, num_experts)
+    inside_RJ = real_R[:, None] & (position_RJ < C)
 
     def product(x_PD: jax.Array, kernel_EDF: jax.Array) -> jax.Array:
         x_ECD = x_PD.reshape(kernel_EDF.shape[0], -1, x_PD.shape[1])
-        return jnp.einsum('ECD,EDF->ECF', x_ECD, kernel_EDF).reshape(places, -1)
+        return jnp.einsum('ECD,EDF->ECF', x_ECD, kernel_EDF).reshape(num_slots, -1)
 
     expert_P = jnp.repeat(jnp.arange(num_experts), C)
-    return Plan(jnp.where(inside_RJ, expert_RJ * C + turn_RJ, places), places, expert_P, product)
+    return Dispatch(jnp.where(inside_RJ, expert_RJ * C + position_RJ, num_slots), num_slots, expert_P, product)
 
 
-def dropless(expert_RJ: jax.Array, real_R: jax.Array, num_experts: int, factor: float) -> Plan:
-    """Every choice is computed: the places are sorted by expert (Gale et al. 2023). The capacity factor has no part.
+def dropless(expert_RJ: jax.Array, real_R: jax.Array, num_experts: int, factor: float) -> Dispatch:
+    """Every choice is computed: the slots are sorted by expert (Gale et al. 2023). The capacity factor is not used.
 
-    Each expert's places are rounded up to whole blocks, so that a block has one expert. The best size of a block on
-    CPU weighs the rounding, computed in vain, against one copy of a kernel a block, which costs as much as 128 places.
+    Each expert's slots are rounded up to whole blocks, so that a block has one expert. On CPU the size of a block
+    balances the slots wasted by rounding against one copy of a kernel per block, which costs as much as 128 slots.
     """
     R, J = expert_RJ.shape
     block = max(1, min(R * J, math.isqrt(128 * R * J // num_experts)))
     most = R * min(J, num_experts)  # choices of these experts
     used = min(num_experts, most)
     blocks = used + (most - used) // block  # more cannot be needed
-    places = blocks * block
-    turn_RJ, size_E = queue(expert_RJ, real_R, num_experts)
+    num_slots = blocks * block
+    position_RJ, size_E = position_in_expert(expert_RJ, real_R, num_experts)
     blocks_E = -(-size_E // block)
     blocks_E = blocks_E.at[-1].add(blocks - blocks_E.sum())  # the rest are zeros
     start_E = (jnp.cumsum(blocks_E) - blocks_E) * block
@@ -128,27 +141,27 @@ def dropless(expert_RJ: jax.Array, real_R: jax.Array, num_experts: int, factor: 
         return jax.lax.platform_dependent(x_PD, kernel_EDF, blocks_E, expert_M, cpu=blocked_product, default=ragged)
 
     here_RJ = real_R[:, None] & (expert_RJ < num_experts)
-    place_RJ = jnp.where(here_RJ, start_E[expert_RJ] + turn_RJ, places)
-    return Plan(place_RJ, places, jnp.repeat(expert_M, block), product)
+    slot_RJ = jnp.where(here_RJ, start_E[expert_RJ] + position_RJ, num_slots)
+    return Dispatch(slot_RJ, num_slots, jnp.repeat(expert_M, block), product)
 
 
 def ragged_product(
     x_PD: jax.Array, kernel_EDF: jax.Array, blocks_E: jax.Array, expert_M: jax.Array, *, block: int
 ) -> jax.Array:
-    """Returns y_PF by the accelerator's own grouped product. On CPU that computes every place by every expert."""
+    """Returns y_PF by the accelerator's grouped matrix product, which on CPU computes every slot by every expert."""
     return jax.lax.ragged_dot(x_PD, kernel_EDF, blocks_E * block, preferred_element_type=x_PD.dtype)
 
 
 @jax.checkpoint  # the backward pass copies the kernels again
 def blocked_product(x_PD: jax.Array, kernel_EDF: jax.Array, blocks_E: jax.Array, expert_M: jax.Array) -> jax.Array:
-    """Returns y_PF as one batched product of the M blocks, each with a copy of its expert's kernel."""
+    """Returns y_PF as one batched product of M blocks, each with a copy of its expert's kernel."""
     x_MRD = x_PD.reshape(expert_M.size, -1, x_PD.shape[1])
     return jnp.einsum('MRD,MDF->MRF', x_MRD, kernel_EDF[expert_M]).reshape(x_PD.shape[0], -1)
 
 
 # ------------------------------------------------------------------------------------------------ the layer
 def _each(init: Initializer) -> Initializer:
-    """Returns the initializer of [D, F] kernels for [E, D, F] ones too: each expert's is drawn as if it were alone."""
+    """Returns an initializer of [D, F] kernels that also makes [E, D, F]: each expert's kernel is drawn on its own."""
 
     def draw(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
         if len(shape) == 2:
@@ -181,32 +194,41 @@ class Weights(nn.Module):
 
 
 def feed_forward(
-    x_PD: jax.Array, plan: Plan, *, kernels: Kernels, activation: Activation, noise: Noise, columns: tuple[str, ...]
+    x_PD: jax.Array,
+    dispatch: Dispatch,
+    *,
+    kernels: Kernels,
+    activation: Activation,
+    dropout_draw: DropoutDraw,
+    columns: tuple[str, ...],
 ) -> jax.Array:
-    """Returns y_PD: each place through its expert.
+    """Returns y_PD: each slot through its expert.
 
     Args:
+      x_PD: tokens in their slots.
+      dispatch: of these slots.
       kernels: `in_0`, ..., `out`, and their biases.
-      noise: dropout's rate and key.
-      columns: the mesh's axes that split F, where this is a device's own part of the experts.
+      activation: of the feed-forward.
+      dropout_draw: dropout's rate and key.
+      columns: the mesh axes that split F, where this is a device's own part of the experts.
     """
 
     def project(x: jax.Array, name: str) -> jax.Array:
         kernel, bias = kernels[name]
-        y = plan.product(x, kernel)
+        y = dispatch.product(x, kernel)
         if name == 'out' and columns:
             y = jax.lax.psum(y, columns)
-        return y if bias is None else y + bias[plan.expert_P]
+        return y if bias is None else y + bias[dispatch.expert_P]
 
     h_PF = activation(*[project(x_PD, name) for name in kernels if name != 'out'])
-    return project(h_PF if noise is None else dropout(h_PF, *noise), 'out')
+    return project(h_PF if dropout_draw is None else dropout(h_PF, *dropout_draw), 'out')
 
 
 class Moe(nn.Module):
-    """The experts, each as `Mlp`, and their router, in float32. Stands where `Mlp` stands.
+    """The experts, each like `Mlp`, and their router, in float32. Takes the place of `Mlp` in a block.
 
-    Sows its weighted losses into the collection 'losses': `balance` and `router_z`. Over microbatches neither the
-    balance loss nor the dispatch by capacity is what it is over the whole batch.
+    Sows its weighted losses into the collection 'losses': `balance` and `router_z`. Over microbatches the balance loss
+    and the dispatch by capacity differ from those over the whole batch.
     """
 
     cfg: Model
@@ -214,7 +236,7 @@ class Moe(nn.Module):
 
     @nn.compact
     def __call__(self, x_BTD: jax.Array, real_BT: jax.Array, dropout_rate: MaybeScalar = None) -> jax.Array:
-        """Returns the experts' weighted sums, [B, T, D]; 0 at padding, where real_BT is False."""
+        """Returns the weighted sums of the experts' outputs, [B, T, D]; 0 at padding, where real_BT is False."""
         cfg = self.cfg
         E = cfg.num_experts
         assert E
@@ -228,27 +250,35 @@ class Moe(nn.Module):
         if cfg.router_z_weight:
             self.sow('losses', 'router_z', cfg.router_z_weight * router_z_loss(logits_BTE, real_BT))
 
-        dispatch = choose(DISPATCHES, cfg.expert_dispatch, 'model.expert_dispatch')
-        planner = functools.partial(dispatch.planner, factor=cfg.expert_capacity)
+        method = choose(DISPATCHES, cfg.expert_dispatch, 'model.expert_dispatch')
+        dispatch_fn = functools.partial(method.dispatch_fn, factor=cfg.expert_capacity)
         activation = choose(ACTIVATIONS, cfg.activation, 'model.activation')[1]
 
-        def mixed(way: Way, kernels: Kernels, tokens: Tokens, noise: Noise, columns: tuple[str, ...] = ()) -> jax.Array:
-            feed = functools.partial(feed_forward, kernels=kernels, activation=activation, noise=noise, columns=columns)
-            y_RD = way(jax.tree.map(expert_exchange.flat, tokens), planner, E, feed)
+        def mixture(
+            exchange: Exchange,
+            kernels: Kernels,
+            tokens: Tokens,
+            dropout_draw: DropoutDraw,
+            columns: tuple[str, ...] = (),
+        ) -> jax.Array:
+            expert_fn = functools.partial(
+                feed_forward, kernels=kernels, activation=activation, dropout_draw=dropout_draw, columns=columns
+            )
+            y_RD = exchange(jax.tree.map(expert_exchange.flat, tokens), dispatch_fn, E, expert_fn)
             return y_RD.reshape(tokens.x_RD.shape).astype(cfg.dtype)
 
-        noise = None
+        dropout_draw = None
         if self.has_rng('dropout') and dropout_rate is not None:
-            noise = dropout_rate, self.make_rng('dropout')
-        arguments = self.kernels(), Tokens(x_BTD.astype(cfg.dtype), weight_BTJ, expert_BTJ, real_BT), noise
-        split, way = expert_exchange.split_over('experts', E), None
+            dropout_draw = dropout_rate, self.make_rng('dropout')
+        arguments = self.kernels(), Tokens(x_BTD.astype(cfg.dtype), weight_BTJ, expert_BTJ, real_BT), dropout_draw
+        split, exchange = expert_exchange.split_over('experts', E), None
         if split == (EXPERT,):
-            way = dispatch.between
+            exchange = method.shared
         elif not split and expert_exchange.tokens_are_split():
-            way = dispatch.apart
-        if way is not None:
-            return expert_exchange.over_devices(functools.partial(mixed, way), *arguments)
-        return mixed(expert_exchange.alone, *arguments)
+            exchange = method.replicated
+        if exchange is not None:
+            return expert_exchange.over_devices(functools.partial(mixture, exchange), *arguments)
+        return mixture(expert_exchange.local, *arguments)
 
     def kernels(self) -> Kernels:
         """Returns the experts' kernels and biases, in the activations' dtype."""
@@ -265,27 +295,27 @@ class Moe(nn.Module):
         return jax.tree.map(lambda x: x.astype(cfg.dtype), found)
 
 
-class Dispatch(NamedTuple):
-    """How tokens find places at their experts.
+class DispatchMethod(NamedTuple):
+    """How tokens reach their experts.
 
     Attributes:
-      planner: gives the places.
-      between: the way of devices that share the experts.
-      apart: that of devices which have all experts and their own tokens; None: one plan for all, left to XLA.
+      dispatch_fn: assigns the slots.
+      shared: exchanges tokens between devices that share the experts.
+      replicated: the same for devices that have all experts and tokens of their own; None: one dispatch for all devices
+        together, left to XLA.
       fields: the fields of `Model` that it reads and others do not.
       whole_batch: what a token gets depends on the other tokens of the batch.
     """
 
-    planner: Planner
-    between: Way
-    apart: Way | None
+    dispatch_fn: DispatchFn
+    shared: Exchange
+    replicated: Exchange | None
     fields: tuple[str, ...] = ()
     whole_batch: bool = False
 
 
 DISPATCHES = {
-    'dropless': Dispatch(
-        dropless, expert_exchange.gathered, expert_exchange.alone
-    ),  # a token's place is nobody else's concern
-    'capacity': Dispatch(capacity, expert_exchange.grouped, None, ('expert_capacity',), whole_batch=True),
+    'dropless': DispatchMethod(dropless, expert_exchange.gathered, expert_exchange.local),
+    'capacity': DispatchMethod(capacity, expert_exchange.grouped, None, ('expert_capacity',), whole_batch=True),
+    'reference': DispatchMethod(reference, expert_exchange.gathered, expert_exchange.local),
 }
