@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from tformer import config
-from tformer.decode import Prompt, beam_search, length_penalty, make_generate, sample
-from tformer.decode.sample import keep_top_k, keep_top_p, temper
+from tformer.decode.beam import beam_search, length_penalty
+from tformer.decode.generate import make_generate
+from tformer.decode.sample import Prompt, keep_top_k, keep_top_p, sample, temper
 from tformer.errors import UserError
 from tformer.model import build
 

@@ -16,7 +16,7 @@ from tformer.checks.applies import RECURRENT
 from tformer.commands import attention, inspect
 from tformer.commands.run import Run
 from tformer.config import Config, Data, Decode, Mesh, Model, Optimizer, Train
-from tformer.decode import make_generate
+from tformer.decode.generate import make_generate
 from tformer.distributed import sharding
 from tformer.errors import UserError
 from tformer.hf import export_params

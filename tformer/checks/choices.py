@@ -15,7 +15,7 @@ from tformer.data.batches import packing
 from tformer.data.examples import corrupt, denoisers, example_formats
 from tformer.data.sources import algorithmic, records, sources
 from tformer.data.tokenizers import tokenizers, vocabulary
-from tformer.decode import STRATEGIES
+from tformer.decode.generate import STRATEGIES
 from tformer.distributed import sharding
 from tformer.evaluation import metrics
 from tformer.layers import (

@@ -3,6 +3,7 @@
 Shapes: B batch, P prompt length, M beams, C = 2M candidates, T new tokens, V vocabulary.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from tformer.decode.sample import PAD, Extend, Prompt, banned_mask, prefill
 
 
 class Hypotheses(NamedTuple):
-    """Some continuations of each prompt, best first. The score -inf marks a free place."""
+    """Some continuations of each prompt, best first. The score -inf marks an unused place."""
 
     tokens_BMT: jax.Array
     scores_BM: jax.Array
@@ -21,7 +22,7 @@ class Hypotheses(NamedTuple):
 
 
 class State(NamedTuple):
-    """Carried from step to step: the alive (score: log-probability) and the finished (score: normalised) apart."""
+    """The loop's state: hypotheses alive, scored by log-probability, and finished ones, by the normalised score."""
 
     step: jax.Array
     alive: Hypotheses
@@ -46,7 +47,7 @@ def take(hypotheses: Hypotheses, index_BM: jax.Array) -> Hypotheses:
 
 
 def best(hypotheses: Hypotheses, number: int) -> tuple[Hypotheses, jax.Array]:
-    """Returns the `number` best hypotheses of each row, sorted, and where they stood."""
+    """Returns the `number` best hypotheses of each row, sorted, and their indices."""
     index_BM = jax.lax.top_k(hypotheses.scores_BM, number)[1]
     return take(hypotheses, index_BM), index_BM
 
@@ -62,80 +63,101 @@ def beam_search(
     eos: int,
     banned: Sequence[int] = (),
 ) -> Hypotheses:
-    """Keeps the M likeliest hypotheses alive at each step, and the M best finished ones apart from them.
+    """Keeps the M likeliest unfinished hypotheses at each step and, separately, the M best finished ones.
 
-    A hypothesis finishes where `eos` is among the M best continuations of its row, so that one beam with alpha 0 is
-    greedy search. A row is settled when no alive hypothesis can still beat its worst finished one: log-probabilities
-    only fall, so an alive one ends at most at its own, divided by the penalty of the greatest length.
+    A hypothesis finishes where `eos` is among the M best continuations of its row, so that one beam with alpha 0 equals
+    greedy search. A row is settled when no unfinished hypothesis can still beat its worst finished one. As
+    log-probabilities only fall, the final score is at most the current one over the penalty of the greatest length.
 
     Args:
       extend: the step function.
       cache: empty, with slots for the prompt and `max_len` tokens; has `repeat(M)` and `take(rows)`.
-      prompt: what stands before.
+      prompt: the tokens before the new ones.
       beams: M.
-      alpha: of the length penalty, 0 or more; the length counts `eos`.
-      max_len: most new tokens, `eos` included.
+      alpha: exponent of the length penalty, 0 or more; the length includes `eos`.
+      max_len: largest number of new tokens, `eos` included.
       eos: the token that ends a hypothesis.
       banned: tokens that are never generated.
 
     Returns:
-      M hypotheses a row with normalised scores; PAD after `eos` and in free places, which score -inf. A row that
-      finished none returns the alive ones.
+      M hypotheses per row with normalised scores; PAD after `eos` and in unused places, which score -inf. A row without
+      finished hypotheses returns the unfinished ones.
     """
-    B, M = prompt.tokens_BP.shape[0], beams
+    step_fn = functools.partial(_advance, extend, prompt.positions_BP[:, -1], alpha=alpha, eos=eos, banned=banned)
     penalty_most = length_penalty(max_len, alpha)
-    first_position_B = prompt.positions_BP[:, -1]
 
     def unsettled(state: State) -> jax.Array:
         bound_B = state.alive.scores_BM[:, 0] / penalty_most
         return (state.step < max_len) & jnp.any(bound_B > state.finished.scores_BM[:, -1])
 
-    def advance(state: State) -> State:
-        step, alive = state.step, state.alive
-        positions_R = jnp.repeat(first_position_B + step, M)
-        logits_R1V, cache = extend(state.last_BM.reshape(B * M, 1), positions_R[:, None], state.cache)
-        logits_BMV = logits_R1V.astype(jnp.float32).reshape(B, M, -1)
-        V = logits_BMV.shape[2]
-        logprobs_BMV = jnp.where(banned_mask(V, banned)[None, None], -jnp.inf, jax.nn.log_softmax(logits_BMV))
+    start = _start(prefill(extend, cache, prompt), prompt, beams, max_len)
+    end = jax.lax.while_loop(unsettled, step_fn, start)
+    alive = end.alive._replace(scores_BM=end.alive.scores_BM / penalty_most)  # they have the greatest length
+    return _result(alive, end.finished)
 
-        totals_BMV = alive.scores_BM[:, :, None] + logprobs_BMV
-        scores_BC, flat_BC = jax.lax.top_k(totals_BMV.reshape(B, M * V), 2 * M)  # at most M of them end
-        parents_BC, chosen_BC = flat_BC // V, flat_BC % V
-        tokens_BCT = take(alive, parents_BC).tokens_BMT
-        tokens_BCT = jax.lax.dynamic_update_slice_in_dim(tokens_BCT, chosen_BC[:, :, None], step, axis=2)
-        grown = Hypotheses(tokens_BCT, scores_BC, jnp.full((B, 2 * M), step + 1))
 
-        ends_BC = chosen_BC == eos
-        alive, kept_BM = best(grown._replace(scores_BM=jnp.where(ends_BC, -jnp.inf, scores_BC)), M)
-        counts_BC = ends_BC & (jnp.arange(2 * M)[None] < M)
-        normalised_BC = jnp.where(counts_BC, scores_BC / length_penalty(step + 1, alpha), -jnp.inf)
-        ended = grown._replace(scores_BM=normalised_BC)
-        joined = Hypotheses(*[jnp.concatenate(pair, 1) for pair in zip(state.finished, ended, strict=True)])
-        finished, _ = best(joined, M)
-
-        parents_BM = jnp.take_along_axis(parents_BC, kept_BM, 1) + M * jnp.arange(B)[:, None]
-        last_BM = jnp.take_along_axis(chosen_BC, kept_BM, 1)
-        return State(step + 1, alive, finished, last_BM, cache.take(parents_BM.reshape(B * M)))
-
+def _start(cache: Any, prompt: Prompt, beams: int, max_len: int) -> State:
+    """Returns the state before the first step; `cache` holds all of the prompt but its last token."""
+    B, M = prompt.tokens_BP.shape[0], beams
     none = Hypotheses(
         jnp.full((B, M, max_len), PAD, jnp.int32), jnp.full((B, M), -jnp.inf), jnp.zeros((B, M), jnp.int32)
     )
-    real_BM = (first_position_B >= 0)[:, None] & (jnp.arange(M) == 0)[None]  # the M beams begin alike: one counts
-    start = State(
+    # All M beams begin with the same prompt: only one counts.
+    real_BM = (prompt.positions_BP[:, -1] >= 0)[:, None] & (jnp.arange(M) == 0)[None]
+    return State(
         step=jnp.zeros((), jnp.int32),
         alive=none._replace(scores_BM=jnp.where(real_BM, 0.0, none.scores_BM)),
         finished=none,
         last_BM=jnp.repeat(prompt.tokens_BP[:, -1:].astype(jnp.int32), M, axis=1),
-        cache=prefill(extend, cache, prompt).repeat(M),
+        cache=cache.repeat(M),
     )
-    end = jax.lax.while_loop(unsettled, advance, start)
 
-    alive = end.alive._replace(scores_BM=end.alive.scores_BM / penalty_most)  # they have the greatest length
-    some_B = jnp.isfinite(end.finished.scores_BM[:, 0])
+
+def _advance(
+    extend: Extend,
+    first_position_B: jax.Array,
+    state: State,
+    *,
+    alpha: float | jax.Array,
+    eos: int,
+    banned: Sequence[int],
+) -> State:
+    """Returns the state one token later."""
+    step, alive = state.step, state.alive
+    B, M = state.last_BM.shape
+    positions_R = jnp.repeat(first_position_B + step, M)
+    logits_R1V, cache = extend(state.last_BM.reshape(B * M, 1), positions_R[:, None], state.cache)
+    logits_BMV = logits_R1V.astype(jnp.float32).reshape(B, M, -1)
+    V = logits_BMV.shape[2]
+    logprobs_BMV = jnp.where(banned_mask(V, banned)[None, None], -jnp.inf, jax.nn.log_softmax(logits_BMV))
+
+    totals_BMV = alive.scores_BM[:, :, None] + logprobs_BMV
+    scores_BC, flat_BC = jax.lax.top_k(totals_BMV.reshape(B, M * V), 2 * M)  # at most M of them end
+    parents_BC, chosen_BC = flat_BC // V, flat_BC % V
+    tokens_BCT = take(alive, parents_BC).tokens_BMT
+    tokens_BCT = jax.lax.dynamic_update_slice_in_dim(tokens_BCT, chosen_BC[:, :, None], step, axis=2)
+    grown = Hypotheses(tokens_BCT, scores_BC, jnp.full((B, 2 * M), step + 1))
+
+    ends_BC = chosen_BC == eos
+    alive, kept_BM = best(grown._replace(scores_BM=jnp.where(ends_BC, -jnp.inf, scores_BC)), M)
+    counts_BC = ends_BC & (jnp.arange(2 * M)[None] < M)
+    normalised_BC = jnp.where(counts_BC, scores_BC / length_penalty(step + 1, alpha), -jnp.inf)
+    ended = grown._replace(scores_BM=normalised_BC)
+    joined = Hypotheses(*[jnp.concatenate(pair, 1) for pair in zip(state.finished, ended, strict=True)])
+    finished, _ = best(joined, M)
+
+    parents_BM = jnp.take_along_axis(parents_BC, kept_BM, 1) + M * jnp.arange(B)[:, None]
+    last_BM = jnp.take_along_axis(chosen_BC, kept_BM, 1)
+    return State(step + 1, alive, finished, last_BM, cache.take(parents_BM.reshape(B * M)))
+
+
+def _result(alive: Hypotheses, finished: Hypotheses) -> Hypotheses:
+    """Returns the finished hypotheses of each row, or the alive ones of a row that finished none."""
+    some_B = jnp.isfinite(finished.scores_BM[:, 0])
     chosen = Hypotheses(
-        jnp.where(some_B[:, None, None], end.finished.tokens_BMT, alive.tokens_BMT),
-        jnp.where(some_B[:, None], end.finished.scores_BM, alive.scores_BM),
-        jnp.where(some_B[:, None], end.finished.lengths_BM, alive.lengths_BM),
+        jnp.where(some_B[:, None, None], finished.tokens_BMT, alive.tokens_BMT),
+        jnp.where(some_B[:, None], finished.scores_BM, alive.scores_BM),
+        jnp.where(some_B[:, None], finished.lengths_BM, alive.lengths_BM),
     )
     real_BM = jnp.isfinite(chosen.scores_BM)
     return chosen._replace(

@@ -1,4 +1,4 @@
-"""From a model and its batch to new tokens, by the strategy that the configuration names."""
+"""Generates tokens with a model, by the strategy that the configuration names."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -22,10 +22,10 @@ _SLOTS = 8  # the cache's slots are a multiple of this
 def make_generate(model: nn.Module, cfg: config.Decode, *, eos: int, banned: Sequence[int] = ()) -> Generate:
     """Returns generate(variables, batch, rng) -> (tokens_BT, scores_B), jitted; T is `cfg.max_len`.
 
-    `batch` is the model's: `inputs` and `positions` [B, P] are the prompt (padded in front; BOS alone where there is
-    an encoder), encoder fields and `prefix` as in training, and optionally `rows` [B], the examples' numbers
-    (sampling draws by them; default: 0 to B - 1). `rng` is for sampling, else None. tokens_BT holds PAD after `eos`;
-    scores_B is the model's log-probability of the new tokens, for beam search divided by the length penalty.
+    `batch` is a model's batch: `inputs` and `positions` [B, P] are the prompt, padded in front (with an encoder, BOS
+    alone); encoder fields and `prefix` are as in training; `rows` [B], optional, are the examples' numbers, by which
+    sampling draws (default: 0 to B - 1). `rng` is the random key for sampling, else None. tokens_BT holds PAD after
+    `eos`. scores_B is the model's log-probability of the new tokens, for beam search divided by the length penalty.
 
     Raises:
       UserError: an unknown strategy; on a call, a prompt that with the new tokens is longer than the model's max_len.
@@ -36,7 +36,7 @@ def make_generate(model: nn.Module, cfg: config.Decode, *, eos: int, banned: Seq
     @jax.jit
     def generate(variables: Any, batch: Mapping[str, Any], rng: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
         B, P = batch['inputs'].shape
-        read = P + cfg.max_len - 1  # nobody reads the last new token
+        read = P + cfg.max_len - 1  # the last new token is not read
         if read > longest:
             raise UserError(
                 f'a prompt of {P} and decode.max_len={cfg.max_len} new tokens need {read} positions, but '
@@ -48,7 +48,7 @@ def make_generate(model: nn.Module, cfg: config.Decode, *, eos: int, banned: Seq
 
         tokens_BP, positions_BP = batch['inputs'], positions_of(batch)
         cache = model.apply(variables, batch, -(-read // _SLOTS) * _SLOTS, method='start')
-        if 'prefix' in batch:  # tokens see those after them: all are read at once, and the last one is read again
+        if 'prefix' in batch:  # bidirectional: read all at once, and the last one again
             read_all: Any = model.apply(variables, tokens_BP, positions_BP, cache, batch['prefix'], method='extend')
             cache, tokens_BP, positions_BP = read_all[1].back(1), tokens_BP[:, -1:], positions_BP[:, -1:]
         prompt = Prompt(tokens_BP, positions_BP, batch.get('rows', jnp.arange(B)))

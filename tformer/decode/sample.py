@@ -1,4 +1,4 @@
-"""One token after another: the likeliest, or one drawn. Everything over a step function; no model is known here.
+"""Greedy decoding and sampling over a step function, without knowledge of the model.
 
 Shapes: B batch, P prompt length, T new tokens, V vocabulary.
 """
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-PAD = 0  # stands after the end of a row, whatever the tokenizer's own is: readers stop at the end
+PAD = 0  # fills rows after their end, whatever the tokenizer's padding is: readers stop at the end
 
 # (tokens_BT, positions_BT, cache) -> (logits_BTV of these tokens, the cache with them)
 Extend = Callable[[jax.Array, jax.Array, Any], tuple[jax.Array, Any]]
@@ -17,12 +17,12 @@ Pick = Callable[[jax.Array, jax.Array], jax.Array]  # (logits_BV, number of the 
 
 
 class Prompt(NamedTuple):
-    """What stands before the new tokens.
+    """The tokens before the new ones.
 
     Attributes:
       tokens_BP: for a model with an encoder, usually BOS alone.
-      positions_BP: -1 is padding, in front (the last token is real; a row of padding alone gets no new token).
-      rows_B: a number for each example; what is drawn for it depends on this, not on its place in the batch.
+      positions_BP: -1 is padding, in front. The last token is real; a row of padding alone gets no new tokens.
+      rows_B: each example's number, on which its random draws depend, instead of its place in the batch.
     """
 
     tokens_BP: jax.Array
@@ -31,7 +31,7 @@ class Prompt(NamedTuple):
 
 
 class State(NamedTuple):
-    """Carried from step to step."""
+    """The loop's state."""
 
     step: jax.Array
     tokens_BT: jax.Array
@@ -44,7 +44,7 @@ class State(NamedTuple):
 def prefill(extend: Extend, cache: Any, prompt: Prompt) -> Any:
     """Returns the cache with all of the prompt but its last token, which the first step reads.
 
-    So every step is the same program, and no logits of the prompt are computed.
+    Every step is then the same program, and no logits of the prompt are computed.
     """
     if prompt.tokens_BP.shape[1] == 1:
         return cache
@@ -52,7 +52,7 @@ def prefill(extend: Extend, cache: Any, prompt: Prompt) -> Any:
 
 
 def banned_mask(vocab_size: int, banned: Sequence[int]) -> jax.Array:
-    """Returns mask_V, True at the tokens that must not be generated."""
+    """Returns mask_V, True at tokens that must not be generated."""
     return jnp.zeros(vocab_size, bool).at[jnp.array(banned, jnp.int32)].set(True)
 
 
@@ -144,8 +144,8 @@ def greedy(
     Args:
       extend: the step function.
       cache: empty, with slots for the prompt and `max_len` tokens.
-      prompt: what stands before.
-      max_len: most new tokens, `eos` included.
+      prompt: the tokens before the new ones.
+      max_len: largest number of new tokens, `eos` included.
       eos: the token that ends a row.
       banned: tokens that are never generated.
 

@@ -1,4 +1,4 @@
-"""From texts to texts: what `generate` and the metrics of generated text go through."""
+"""Generates text from text: shared by `tformer generate` and the metrics of generated text."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,17 +19,17 @@ TextGenerator = Callable[..., list[str]]
 def make_text_generator(model: nn.Module, config: Config, tokenizers: Tokenizers, *, cut: bool) -> TextGenerator:
     """Returns generate(variables, texts, seed=0) -> the best output for each text, in order.
 
-    The texts are given to write from where the model was trained so, with an encoder or without one; else they are
-    prompts to be continued, and the output is the continuation.
+    For objectives that write one text for another, the texts are the sources. Otherwise they are prompts, and the
+    output is their continuation.
 
     Args:
       model: of `config`.
-      config: `decode` says how.
+      config: of the run; its `decode` section names the strategy.
       tokenizers: the run's.
-      cut: texts over the model's length lose what does not fit: sources their end, prompts their beginning.
+      cut: shorten texts that are too long: sources lose their end, prompts their beginning.
 
     Raises:
-      UserError: the model's family does not generate; on a call, a text over the length that may not be cut.
+      UserError: the model's family does not generate; on a call, a text that is too long and may not be cut.
     """
     if config.model.family == 'encoder':
         raise UserError('model.family=encoder does not generate text; valid: decoder, encoder_decoder')
@@ -45,15 +45,7 @@ def make_text_generator(model: nn.Module, config: Config, tokenizers: Tokenizers
     nothing = [*np.flatnonzero(~target.ordinary).tolist(), *range(target.vocab_size, config.model.vocab_size or 0)]
     banned = [index for index in nothing if index != eos]  # which may be the padding or BOS as well
     generate = make_generate(model, decode, eos=eos, banned=banned)
-    room = config.model.max_len + 1 - decode.max_len
-    read_at_most = config.data.encoder_length or config.data.length
-    longest, limit = room, 'model.max_len - decode.max_len'
-    if paired or (given and read_at_most <= room):
-        longest, limit = read_at_most, 'data.encoder_length'
-    if longest < 1:
-        raise UserError(
-            f'decode.max_len={decode.max_len} leaves no room for a prompt in model.max_len={config.model.max_len}'
-        )
+    longest, limit = _longest_input(config, given)
     tokenizer = tokenizers.source if paired else target
     marks = 1 + (given and not paired)  # special tokens beside the text
     assert tokenizer is not None
@@ -86,12 +78,26 @@ def make_text_generator(model: nn.Module, config: Config, tokenizers: Tokenizers
     return generated
 
 
+def _longest_input(config: Config, given: bool) -> tuple[int, str]:
+    """Returns the largest number of tokens that are read, special tokens included, and the fields that limit it."""
+    room = config.model.max_len + 1 - config.decode.max_len
+    read_at_most = config.data.encoder_length or config.data.length
+    if config.model.family == 'encoder_decoder' or (given and read_at_most <= room):
+        return read_at_most, 'data.encoder_length'
+    if room < 1:
+        raise UserError(
+            f'decode.max_len={config.decode.max_len} leaves no room for a prompt in '
+            f'model.max_len={config.model.max_len}'
+        )
+    return room, 'model.max_len - decode.max_len'
+
+
 def _batch(
     inputs: Sequence[Sequence[int]], rows: int, longest: int, pad: int, written: Specials | None
 ) -> dict[str, np.ndarray]:
-    """Prompts padded in front, or where a decoder writes besides, sources padded behind and its BOS as the prompt.
+    """Returns a batch of prompts padded in front; for an encoder-decoder, of sources padded behind with BOS as prompt.
 
-    Lengths are up to a multiple of 16.
+    Lengths are rounded up to a multiple of 16, at most `longest`.
     """
     length = min(-(-max(map(len, inputs)) // 16) * 16, longest)
     tokens = np.full((rows, length), pad, np.int32)
