@@ -1,10 +1,10 @@
 #!/bin/bash
-# A training on a Cloud TPU slice, one process on each of its VMs. The workdir is on a file system that all mount.
+# Trains on a Cloud TPU slice with one process on each of its VMs. The workdir is on a file system that all VMs mount.
 #
 #     NAME=tformer ZONE=us-east5-b TYPE=v6e-16 VERSION=v2-alpha-tpuv6e launch/tpu_vm.sh --config=FILE --workdir=DIR ...
 #
-# The slice is made where there is none of the name (SPOT=1: one that may be preempted), and deleted at the end with
-# DELETE=1. The same command goes on where a training ended, on a new slice too.
+# If no slice has the name, it is created (SPOT=1: a preemptible one); DELETE=1 deletes it at the end. The same command
+# resumes an interrupted training, on a new slice too.
 
 set -euo pipefail
 : "${NAME:?of the slice}" "${ZONE:?}" "${TYPE:?of the accelerators}" "${VERSION:?of the software}"

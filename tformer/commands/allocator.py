@@ -1,4 +1,4 @@
-"""On a CPU the memory allocator can cost more than the arithmetic: keep freed memory instead of returning it."""
+"""Makes the C library keep freed memory: on a CPU, returning it can cost more time than the arithmetic."""
 
 import ctypes
 import sys
@@ -8,9 +8,9 @@ _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX, _ARENA_MAX = -1, -2, -4, -8
 
 
 def keep_memory() -> None:
-    """Tells glibc's malloc to serve large arrays from memory it already has, so that no step pays for page faults.
+    """Tells glibc's malloc to reuse freed memory for large arrays, so that training steps cause no page faults.
 
-    Without glibc it does nothing. An accelerator has an allocator of its own, which this does not touch.
+    Without glibc it does nothing. It does not affect the allocator of an accelerator.
     """
     if not sys.platform.startswith('linux'):
         return

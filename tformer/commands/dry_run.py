@@ -1,7 +1,7 @@
-"""A cluster on one machine: the train step is compiled for a mesh of devices that are not there, and looked at.
+"""Compiles the train step for a mesh of devices that need not exist, and reports what a step needs on each of them.
 
-Nothing is allocated and no data are read. What a device holds and sends is that of XLA's partitioner, which is the same
-for every kind of device; temporaries and fusions are those of its CPU compiler.
+Nothing is allocated and no data are read. Parameters and collectives of a device come from XLA's partitioner, which is
+the same for every kind of device; temporaries and fusions come from its CPU compiler.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from tformer.training.dummy_batch import assumed, random_batch
 from tformer.training.program import make_program
 from tformer.training.state import TrainState
 
-# Machine code that is never run need not be good; what is partitioned and fused, and how, stays the same.
+# The machine code never runs, so it need not be fast; partitioning and fusion stay the same.
 QUICKLY: dict[str, str | bool] = {'xla_backend_optimization_level': '0', 'xla_llvm_disable_expensive_passes': True}
 
 
@@ -35,9 +35,9 @@ class DryRun:
 
     Attributes:
       config: resolved.
-      mesh: of devices, real or not.
+      mesh: of real or pretended devices.
       state: abstract arrays with shardings.
-      batch: likewise.
+      batch: abstract arrays with shardings.
       params: abstract parameters, boxed with their logical names.
       executable: the compiled step.
     """
@@ -51,18 +51,18 @@ class DryRun:
 
 
 def num_devices(mesh: MeshConfig) -> int:
-    """Returns how many devices a mesh names; an axis of -1, all that are left, names one."""
+    """Returns how many devices a mesh names; an axis of -1 (all devices that are left) counts as one."""
     return int(np.prod([max(getattr(mesh, axis), 1) for axis in AXES]))
 
 
 def pretend(count: int) -> None:
-    """Makes JAX see `count` devices, all of them this machine's CPU. Once JAX has begun, the devices are what they are.
+    """Makes JAX see `count` devices, all of them this machine's CPU, unless JAX has already started.
 
-    A count among XLA_FLAGS gives way.
+    It overrides a device count in XLA_FLAGS.
     """
     flags = os.environ.get('XLA_FLAGS', '').split()
     os.environ['XLA_FLAGS'] = ' '.join(flag for flag in flags if 'force_host_platform_device_count' not in flag)
-    with contextlib.suppress(RuntimeError):  # JAX has begun
+    with contextlib.suppress(RuntimeError):  # JAX has already started
         jax.config.update('jax_num_cpu_devices', count)
         jax.config.update('jax_platforms', 'cpu')
 
@@ -86,7 +86,7 @@ def compile_step(config: Config) -> DryRun:
 
 
 def _as_wide(model: Model) -> Model:
-    """Returns `model` with float16 for bfloat16, which the CPU's compiler would widen wherever it stands."""
+    """Returns `model` with float16 in place of bfloat16, which the CPU compiler would widen to float32."""
     instead = {'bfloat16': 'float16'}
     return dataclasses.replace(
         model,
@@ -100,7 +100,7 @@ def _placed(x: jax.ShapeDtypeStruct, place: NamedSharding) -> jax.ShapeDtypeStru
 
 
 def abstract_batch(config: Config, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns a full batch of abstract arrays; the rows are those of training on `mesh`."""
+    """Returns a full batch of abstract arrays, with as many rows as training on `mesh` has."""
     multiple = setup.row_multiple(config, None, mesh)
     rows, place = config.train.batch_size, sharding.batch_sharding(mesh)
     if multiple is not None and config.data.batch_tokens is not None:
@@ -114,20 +114,20 @@ def abstract_batch(config: Config, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct
 
 # ------------------------------------------------------------------------------------------------ in words
 NOTES = """\
-Compiled for this machine's CPU, on which products of bfloat16 are computed in float32: temporaries, and bytes read and
-written, are overstated where they are (bfloat16 is compiled as float16, which is as wide and stays so elsewhere). Other
-compilers fuse more. The CPU's has no reduce-scatter: what FSDP scatters is an all-reduce of twice the bytes here; the
-seconds have it `as reduce-scatters`. Nor does it merge the all-reduces of a sum's parts. Bytes of collectives are what
-a device sends on a ring.
+Compiled for this machine's CPU, which multiplies bfloat16 in float32: temporaries and memory traffic of such products
+are overstated (bfloat16 is compiled as float16, which has the same width). Compilers of accelerators fuse more. The CPU
+compiler has no reduce-scatter: FSDP's is compiled as an all-reduce of twice the bytes, and the times below count it
+`as reduce-scatters`. It also does not merge all-reduces whose results are summed. The bytes of a collective are
+those that a device sends on a ring.
 """
 
 
 def report(config: Config, say: Callable[[str], None]) -> str:
-    """Returns, for one device of the config's mesh: memory, collectives, operations, and the time of a step at best.
+    """Returns the memory, collectives, operations and shortest step time of one device of the config's mesh.
 
     Args:
       config: whose mesh names devices.
-      say: gets a line while the compiler works.
+      say: is called with a line of progress.
     """
     began = time.perf_counter()
     say(f'compiling for {num_devices(config.mesh):,} devices ...')
@@ -137,7 +137,7 @@ def report(config: Config, say: Callable[[str], None]) -> str:
 
 
 def describe(run: DryRun) -> str:
-    """Returns what `report` says of a compiled step."""
+    """Returns the report of a compiled step."""
     text = run.executable.as_text() or ''
     program, collectives = hlo.parse(text), hlo.collectives(text, run.mesh)
     saved = reduce_scatter.savings(program, run.mesh)
@@ -152,7 +152,7 @@ def describe(run: DryRun) -> str:
         '',
         *textwrap.wrap(NOTES, 120),
     ]
-    return '\n'.join(lines + ([f'{unknown} loops of unknown length count once.'] if unknown else []))
+    return '\n'.join(lines + ([f'{unknown} loops have an unknown length and count once.'] if unknown else []))
 
 
 def _headline(run: DryRun) -> list[str]:
@@ -163,9 +163,9 @@ def _headline(run: DryRun) -> list[str]:
 
 
 def needed_bytes(run: DryRun) -> float:
-    """Returns what a device needs in a step: arguments, results that do not take their place, temporaries.
+    """Returns the bytes that a device needs in a step: arguments, results that do not reuse their buffers, temporaries.
 
-    The CPU's compiler has a peak of its own, which leaves temporaries out.
+    The CPU compiler's own peak leaves temporaries out.
     """
     memory: Any = run.executable.memory_analysis()
     new = memory.output_size_in_bytes - memory.alias_size_in_bytes
@@ -198,15 +198,15 @@ def _collectives(found: list[hlo.Collective], saved: list[hlo.Collective]) -> li
 
     lines = [line(row.kind, row.axes, [row]) for row in found]
     less = [line('as reduce-scatters', row.axes, [row]) for row in saved]
-    title = 'collectives of a step: kind, axes of the mesh, how many, bytes that a device sends'
+    title = 'collectives of a step: kind, mesh axes, count, bytes sent by a device'
     return [title, *lines, line('all', (), found), *less]
 
 
 def _operations(count: int, asked: float, done: float, accessed: float) -> list[str]:
     return [
         'operations of a step',
-        f'  {"products of a device":<30} {done:>14.4g}',
-        f'  {"of all, by formula":<30} {asked:>14.4g}  6 N D and attention: {asked / (done * count):.0%} of those done',
+        f'  {"matrix products, one device":<30} {done:>14.4g}',
+        f'  {"model FLOPs, all devices":<30} {asked:>14.4g}  {asked / (done * count):.0%} of the products computed',
         f'  {"bytes read and written":<30} {_gib(accessed):>14}  {done / accessed:.1f} operations a byte',
     ]
 
@@ -219,7 +219,7 @@ def _times(run: DryRun, asked: float, done: float, accessed: float, collectives:
         cells = [f'{seconds:>9.3g}' for seconds in (found.compute, found.memory, found.network)]
         cells += [f'{seconds:>9.3g} {asked / seconds / peak:>6.1%}' for seconds in (found.best, found.worst)]
         lines.append(f'  {name:<20} {" ".join(cells)}')
-    return ['seconds of a step at the published peaks: all at the same time, or one after the other', *lines]
+    return ['seconds of a step at the published peaks: overlapped (step), or one after the other (in turn)', *lines]
 
 
 def _gib(size: float) -> str:

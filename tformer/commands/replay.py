@@ -69,7 +69,7 @@ def replay(workdir: str | pathlib.Path, step: int, overrides: Mapping[str, str] 
     tags = 'tags' in batches.parts[0].examples.columns
     yield f'{home} step {step}, from {f"checkpoint {last}" if last else "the beginning"}'
     yield f'  loss {float(total) / max(float(weight), 1):.6g}  grad_norm {float(numbers["grad_norm"]):.6g}  ' + (
-        'not made' if numbers['skipped'] else f'learning_rate {float(numbers["learning_rate"]):.4g}'
+        'not applied' if numbers['skipped'] else f'learning_rate {float(numbers["learning_rate"]):.4g}'
     )
     for index, loss in enumerate(losses.tolist()):
         yield f'row {index}, loss {loss:.4g} without dropout'
@@ -77,7 +77,7 @@ def replay(workdir: str | pathlib.Path, step: int, overrides: Mapping[str, str] 
 
 
 def row_losses(program: Program, state: TrainState, batch: dict[str, Any]) -> jax.Array:
-    """Returns the loss [B] of each row of a batch alone, without dropout; 0 where nothing of it is scored."""
+    """Returns the loss [B] of each row by itself, without dropout; 0 for a row that has nothing to score."""
     model, objective, config = program.model, program.objective, program.config
     second = objective.weight(config.train.second_loss_weight)
     method = objective.method_for(config.train.loss_chunk)
