@@ -59,14 +59,6 @@ def test_its_header_has_commands_whose_configs_load(file: str) -> None:
             assert word in header, word
 
 
-def test_the_readme_lists_every_recipe() -> None:
-    section = (recipes.FOLDER.parent / 'README.md').read_text().partition('## Recipes')[2].partition('\n## ')[0]
-    listed = re.findall(r'`(\w+)\.py`', section)
-    assert {file for file in recipes.FILES if '/' not in file} == set(listed)
-    for name, argument in re.findall(r'`(\w+)\.py(:\w+)', section):
-        checks.check_here(recipes.load(f'{name}{argument}'))
-
-
 def test_a_recipe_is_what_it_builds_on_with_differences() -> None:
     for name, on in (('bert', 'architectures/bert'), ('squad', 'bert'), ('t5', 'architectures/t5'),
                      ('text_to_text', 't5'), ('bart', 'architectures/bart'), ('cnn_dailymail', 'bart'),

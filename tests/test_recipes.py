@@ -1,4 +1,4 @@
-"""The README's recipes to add something, carried out as they are printed."""
+"""The recipes to add a part, carried out as docs/how-to/extend.md prints them."""
 
 import pathlib
 import re
@@ -15,14 +15,19 @@ from tformer.errors import UserError
 from tformer.layers import mlp, norms, positions
 from tformer.model import build
 
-README = (pathlib.Path(__file__).parent.parent / 'README.md').read_text()
-BLOCKS = re.findall(r'in `tformer/layers/(\w+)\.py`:\n\n```python\n(.*?)```', README, re.DOTALL)
+ROOT = pathlib.Path(__file__).parent.parent
+PAGE = (ROOT / 'docs' / 'how-to' / 'extend.md').read_text()
+BLOCKS = re.findall(r'in `tformer/layers/(\w+)\.py`:\n\n```python\n(.*?)```', PAGE, re.DOTALL)
 MODULES = {'mlp': (mlp, mlp.ACTIVATIONS), 'norms': (norms, norms.NORMS), 'positions': (positions, positions.POSITIONS)}
 FIELDS = {'mlp': {'activation': 'mish'}, 'norms': {'norm': 'prmsnorm'}, 'positions': {'position': 'kerple'}}
 
 
 def test_there_are_three():
     assert [name for name, _ in BLOCKS] == list(MODULES)
+
+
+def test_the_readme_shows_the_first():
+    assert f'```python\n{BLOCKS[0][1]}```' in (ROOT / 'README.md').read_text()
 
 
 @pytest.mark.parametrize('name, code', BLOCKS)

@@ -88,9 +88,7 @@ class Optimizer:
     warmup_steps: int = 100  # linear, from 0; inverse_sqrt stays at the peak for them
     final_fraction: float = 0.0  # linear, cosine, wsd: of the peak, at the last step
     decay_fraction: float = 0.2  # wsd: share of the run, at its end, in which the rate falls (Hu et al. 2024)
-    rate_factors: tuple[
-        str, ...
-    ] = ()  # NAME=FACTOR: of the rate, where NAME (mlp, encoder.input_embedding) is in the path
+    rate_factors: tuple[str, ...] = ()  # NAME=FACTOR: times the rate where NAME (mlp, decoder.mlp) is in the path
     layer_decay: float | None = None  # of the rate, from each layer to the one below (Clark et al. 2020, appendix B)
     frozen: tuple[str, ...] = ()  # names, as in rate_factors, of parameters that stay as they are
     frozen_layers: int = 0  # lowest layers of each stack that stay as they are, and the embeddings with them
