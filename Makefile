@@ -54,7 +54,7 @@ $(VENV)/.docs: $(VENV)/.ready
 
 # The site, in build/site; a broken link is an error.
 docs: docs-setup
-	JAX_PLATFORMS=cpu DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict --quiet
+	JAX_PLATFORMS=cpu NO_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict --quiet
 
 # Runs the tutorial's cells again and stores their outputs in it.
 tutorial: docs-setup

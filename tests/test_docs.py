@@ -206,7 +206,7 @@ def test_every_python_block_is_run_by_a_test() -> None:
     """The sweep and the ten lines here, the parts to add in test_recipes.py."""
     extend = blocks(TEXTS['docs/how-to/extend.md'], 'python')
     for name, code in python_blocks():
-        assert code in extend or 'def get_sweep' in code or 'import tformer' in code, (name, code)
+        assert code in extend or 'def get_sweep' in code or 'tformer.load_config' in code, (name, code)
 
 
 def test_the_same_sweep_is_shown_everywhere() -> None:
@@ -225,7 +225,7 @@ def run(arguments: list[str], folder: pathlib.Path) -> str:
 def test_the_lines_of_python_run(tmp_path: pathlib.Path) -> None:
     shutil.copytree(ROOT / 'configs', tmp_path / 'configs')
     run(['-m', 'tformer', 'train', '--config=configs/g2p.py:smoke', '--workdir=runs/demo'], tmp_path)
-    codes = {code for _, code in python_blocks() if 'import tformer' in code}
+    codes = {code for _, code in python_blocks() if 'tformer.load_config' in code}
     assert codes
     for code in codes:
         run(['-c', code], tmp_path)
@@ -258,7 +258,7 @@ def test_the_site_builds_without_a_broken_link(tmp_path: pathlib.Path) -> None:
     pytest.importorskip('mkdocs')
     pytest.importorskip('mkdocs_jupyter')
     pytest.importorskip('mkdocstrings')
-    env = {**os.environ, 'JAX_PLATFORMS': 'cpu', 'DISABLE_MKDOCS_2_WARNING': 'true'}
+    env = {**os.environ, 'JAX_PLATFORMS': 'cpu', 'NO_MKDOCS_2_WARNING': 'true'}
     command = [sys.executable, '-m', 'mkdocs', 'build', '--strict', '--quiet', f'--site-dir={tmp_path / "site"}']
     ran = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout + ran.stderr
