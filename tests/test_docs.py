@@ -30,6 +30,11 @@ TUTORIAL = ROOT / 'docs' / 'tutorial.ipynb'
 FENCE = re.compile(r'^```(\w*)\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 MISSING = {'configs/sweeps/mine.py'}  # a file that the reader writes
 PLACES = re.findall(r'\| `(\S+?\.py):(\w+)` \|', TEXTS['docs/design.md'])
+TABLES = [
+    (file, name)
+    for names, file in re.findall(r'\| (`[A-Z_`, ]+`) \| `(\S+\.py)` \|', TEXTS['docs/how-to/extend.md'])
+    for name in re.findall(r'`(\w+)`', names)
+]
 
 
 def blocks(text: str, *languages: str) -> list[str]:
@@ -102,7 +107,7 @@ def test_make_has_the_targets_that_are_named() -> None:
                 assert found[1] in targets, (name, code)
 
 
-@pytest.mark.parametrize(('file', 'name'), PLACES)
+@pytest.mark.parametrize(('file', 'name'), [*PLACES, *TABLES])
 def test_the_map_of_the_code_points_at_what_exists(file: str, name: str) -> None:
     defined = set()
     for node in ast.parse((ROOT / file).read_text()).body:
@@ -115,7 +120,7 @@ def test_the_map_of_the_code_points_at_what_exists(file: str, name: str) -> None
 
 
 def test_the_map_of_the_code_is_there() -> None:
-    assert len(PLACES) >= 40
+    assert len(PLACES) >= 40 and len(TABLES) >= 14
 
 
 # -------------------------------------------------------------------------------------------------- commands and fields
