@@ -4,14 +4,15 @@
     tformer sweep --config=configs/sweeps/attention_is_all_you_need.py --workdir=runs/table3
     tformer sweep --config=configs/sweeps/attention_is_all_you_need.py:small --workdir=runs/small3 --parallel=2
 
-Each arm is configs/wmt14_en_de.py (its data: TFDS, or `--config.data.source=files --config.data.path=DIR`) with what
-the row changes. `small`: the same table on configs/g2p.py:demo at an eighth of the widths and half of the depths, which
-a laptop runs. `smoke`: two steps.
+Each arm is configs/wmt14_en_de.py with the changes of one row. The data come from TFDS, or from files:
+`--config.data.source=files --config.data.path=DIR`. `small` is the same table on configs/g2p.py:demo with an eighth of
+the widths and half of the depths, for a laptop. `smoke` takes two steps.
 
-Rows have the paper's millions of parameters beside them, where it prints them. They agree with about 41,100 tokens;
-with the 37,000 of section 5.1, as here, base has 63 and big 214. Its perplexity by piece and its BLEU are of
-newstest2013, here the valid split. Sizes, rates and steps are the paper's; the pieces are SentencePiece's, and a batch
-has 25,000 tokens of the longer side, there of each.
+The comments give the millions of parameters that the paper prints. They agree with a vocabulary of about 41,100 tokens;
+with the 37,000 tokens of section 5.1, which are used here, base has 63 million and big has 214 million. The paper
+scores perplexity per piece and BLEU on newstest2013, which is the valid split here. Sizes, rates and steps are the
+paper's. The pieces are SentencePiece's, and a batch has 25,000 tokens of the longer side; the paper has 25,000 tokens
+of each side.
 
 Machine and time: not run here; in the paper 12 hours for base and 3.5 days for big on 8 P100 (5.2).
 """

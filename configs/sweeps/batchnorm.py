@@ -1,13 +1,14 @@
-"""Batch norm in place of layer norm: a batch's statistics do not hold for the next (Shen et al. 2020, section 3).
+"""Batch norm instead of layer norm: statistics of one batch do not fit the next (Shen et al. 2020, section 3).
 
     tformer sweep --config=configs/sweeps/batchnorm.py --workdir=runs/batchnorm --dry_run
     tformer sweep --config=configs/sweeps/batchnorm.py --workdir=runs/batchnorm --parallel=2
 
-Where training uses a batch's own mean and variance, evaluation has running ones. A small language model of the standard
-library's bytes, the norm before and after each sub-layer; three seeds of each of four arms, on one device, for batch
-norm needs the whole batch. `g2p`: of configs/g2p.py:demo. `smoke`: two steps.
+In training batch norm uses the mean and variance of the batch; in evaluation it uses running averages. The model is a
+small language model of the standard library's bytes, with the norm before or after each sub-layer. Three seeds of each
+of four arms run on one device, because batch norm needs the whole batch. `g2p` is the same on configs/g2p.py:demo.
+`smoke` takes two steps.
 
-Machine and time: two CPU cores that did other work too, 7 minutes.
+Machine and time: 7 minutes on two CPU cores that were shared with other work.
 """
 
 from typing import Literal

@@ -1,17 +1,17 @@
-"""What BERT is pre-trained on: table 5 of Devlin et al. 2019, with the next sentence, without it, and left to right.
+"""The pre-training tasks of BERT (Devlin et al. 2019, table 5): with and without next-sentence, and left to right.
 
     tformer sweep --config=configs/sweeps/bert_tasks.py --workdir=runs/bert_tasks --dry_run
     tformer sweep --config=configs/sweeps/bert_tasks.py --workdir=runs/bert_tasks
     tformer sweep --config=configs/sweeps/bert_tasks.py:small --workdir=runs/small --parallel=2
 
-Each arm is configs/bert.py, its first phase, with another objective. They compare by what is fine-tuned from them, for
-their losses are of different tokens: `tformer train --config=configs/glue.py:mnli
---config.train.init_from=runs/bert_tasks/ARM/seed_0` (of the last arm also `--config.model.family=decoder` and the model
-fields that its trial.json has). The table's fourth row, a BiLSTM on top of the left-to-right model, has no fields here.
-The size is the paper's base; not its own are the data, which lack BooksCorpus, the pieces, SentencePiece's and cased,
-and the steps, 900,000 of 128 tokens without the 100,000 of 512 after them.
+Each arm is the first phase of configs/bert.py with another objective. Their losses are of different tokens, so compare
+what is fine-tuned from them: `tformer train --config=configs/glue.py:mnli
+--config.train.init_from=runs/bert_tasks/ARM/seed_0` (for the last arm add `--config.model.family=decoder` and the model
+fields of its trial.json). The fourth row of the table, a BiLSTM on top of the left-to-right model, is not available
+here. The size is the paper's base. Differences from the paper: the data lack BooksCorpus, the pieces are
+SentencePiece's and cased, and there are 900,000 steps of 128 tokens without the following 100,000 steps of 512 tokens.
 
-`small`: the same on the standard library's bytes, which a laptop runs. `smoke`: two steps.
+`small` is the same on the standard library's bytes, for a laptop. `smoke` takes two steps.
 
 Machine and time: not run here.
 """
@@ -24,7 +24,7 @@ from tformer.lab.sweep import Overrides, Sweep
 def tasks(layers: int) -> list[Overrides]:
     left_to_right = {
         'model.family': 'decoder',
-        'model.num_encoder_layers': 4,  # a field's default, for a decoder has none
+        'model.num_encoder_layers': 4,  # the default of the field, because a decoder has no encoder
         'model.num_decoder_layers': layers,
         'model.num_token_types': None,
         'train.objective': 'causal_lm',

@@ -3,9 +3,10 @@
     tformer sweep --config=configs/sweeps/glu.py --workdir=runs/glu --dry_run
     tformer sweep --config=configs/sweeps/glu.py --workdir=runs/glu --parallel=2
 
-A gate is a third kernel, so that two thirds of the width are left; no kernel has a bias, as in the paper. Its
-`bilinear` has no entry among the activations, and its model and data are T5's. Here there are three seeds of each of
-seven arms; a trial is configs/g2p.py:demo at half its width for a quarter of its steps. `smoke`: two steps.
+A gate adds a third kernel, so a gated feed-forward has two thirds of the width. No kernel has a bias, as in the paper.
+Differences from the paper: its `bilinear` is not among the activations, and its model and data are T5's. There are
+three seeds of each of seven arms; a trial is configs/g2p.py:demo at half its width for a quarter of its steps. `smoke`
+takes two steps.
 
 Machine and time: not run here.
 """

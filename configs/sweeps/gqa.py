@@ -4,13 +4,13 @@
     tformer sweep --config=configs/sweeps/gqa.py --workdir=runs/gqa
     tformer sweep --config=configs/sweeps/gqa.py:small --workdir=runs/small --parallel=2
 
-By itself (`large`) each arm is configs/t5.py:v1_1_large with 16 (all), 8, 4 or 1 key and value heads, from scratch and
-everywhere. The paper's table is another: it goes on from a multi-head checkpoint whose heads are averaged, which
-nothing here does, leaves the encoder as it is, and has fewer heads at the XXL size alone. What fewer heads save is the
-time to write: `tformer benchmark` with the fields of an arm.
+By default (`large`) each arm is configs/t5.py:v1_1_large with 16 (all), 8, 4 or 1 key and value heads in every
+attention, trained from scratch. The paper's table differs: it continues from a multi-head checkpoint with averaged
+heads, which is not available here, keeps all heads in the encoder, and has fewer heads at the XXL size only. Fewer
+heads save time in generation: measure it by `tformer benchmark` with the fields of an arm.
 
-`small`: a language model of the standard library's source with 8, 4, 2 and 1, three seeds each, which a laptop runs.
-`smoke`: two steps.
+`small` is a language model of the standard library's source with 8, 4, 2 and 1 heads, three seeds each, for a laptop.
+`smoke` takes two steps.
 
 Machine and time: not run here.
 """

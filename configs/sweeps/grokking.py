@@ -1,12 +1,12 @@
-"""Grokking: what is known by heart for long is understood at last, with weight decay (Power et al. 2022, figures 1, 2).
+"""Grokking: with weight decay, a memorised task is generalised much later (Power et al. 2022, figures 1 and 2).
 
     tformer sweep --config=configs/sweeps/grokking.py --workdir=runs/grokking --dry_run
     tformer sweep --config=configs/sweeps/grokking.py --workdir=runs/grokking --parallel=2
 
-Division mod 59 by one layer. To compare in metrics.jsonl: the steps at which `train/loss` falls below 0.1 nats and at
-which `valid/accuracy` passes 99 %. Three seeds of each of two arms. `smoke`: two steps.
+One layer learns division modulo 59. Compare the steps at which `train/loss` falls below 0.1 nats and `valid/accuracy`
+passes 99 %: `--reach=train/loss=0.1,valid/accuracy=0.99`. Three seeds of each of two arms. `smoke` takes two steps.
 
-Machine and time: two CPU cores that did other work too, 9 minutes with --together=6.
+Machine and time: 9 minutes with --together=6 on two CPU cores that were shared with other work.
 """
 
 from typing import Literal

@@ -1,12 +1,13 @@
-"""How many heads at the same width (Vaswani et al. 2017, table 3, rows A): one sees less than several.
+"""The number of heads at the same width (Vaswani et al. 2017, table 3, rows A): one head is worse than several.
 
     tformer sweep --config=configs/sweeps/heads.py --workdir=runs/heads --dry_run
     tformer sweep --config=configs/sweeps/heads.py --workdir=runs/heads --parallel=2
 
-Heads share the width, so that parameters and FLOPs are the same. A small language model of the standard library's
-bytes, six seeds of each of four arms: not 0 to 5, of which three and then six had been looked at. `smoke`: two steps.
+The heads share the width, so parameters and FLOPs are equal. The model is a small language model of the standard
+library's bytes, with six seeds of each of four arms. The seeds begin at 6, because results of 0 to 5 had been seen
+before. `smoke` takes two steps.
 
-Machine and time: two CPU cores that did other work too, about 45 minutes (`--together=6 --parallel=2`).
+Machine and time: about 45 minutes (`--together=6 --parallel=2`) on two CPU cores that were shared with other work.
 """
 
 from typing import Literal

@@ -1,12 +1,12 @@
-"""Label smoothing: a worse likelihood, and better words (Szegedy et al. 2016, 7; Vaswani et al. 2017, 5.4).
+"""Label smoothing: worse likelihood and better outputs (Szegedy et al. 2016, section 7; Vaswani et al. 2017, 5.4).
 
     tformer sweep --config=configs/sweeps/label_smoothing.py --workdir=runs/label_smoothing --dry_run
     tformer sweep --config=configs/sweeps/label_smoothing.py --workdir=runs/label_smoothing --parallel=2
 
-To compare: `nll`, which is without smoothing, with `accuracy` and `word_error_rate`. Three seeds of each of three arms;
-a trial is configs/g2p.py:demo at half its width for three tenths of its steps. `smoke`: two steps.
+Compare `nll`, which is without smoothing, with `accuracy` and `word_error_rate`. Three seeds of each of three arms; a
+trial is configs/g2p.py:demo at half its width for three tenths of its steps. `smoke` takes two steps.
 
-Machine and time: two CPU cores that did other work too, 8 minutes.
+Machine and time: 8 minutes on two CPU cores that were shared with other work.
 """
 
 from typing import Literal

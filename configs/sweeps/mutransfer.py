@@ -1,15 +1,15 @@
-"""Does the best learning rate stay where it is as a model widens? Not by itself; with muP (Yang et al. 2022, figure 1).
+"""With muP the best learning rate stays the same as a model widens; without it, it falls (Yang et al. 2022, figure 1).
 
     tformer sweep --config=configs/sweeps/mutransfer.py --workdir=runs/mutransfer --dry_run
     tformer sweep --config=configs/sweeps/mutransfer.py --workdir=runs/mutransfer --together=18 --parallel=2
     tformer sweep --config=configs/sweeps/mutransfer.py:large --workdir=runs/mutransfer
 
-The report draws the loss along the rate, a line for each width. Small language models of the standard library's bytes,
-32, 64 and 128 wide with heads of 16, at six rates, with and without muP, whose base is the smallest; three seeds of
-each. `large`: widths of 128 to 2048 at eleven rates, one seed. `smoke`: two steps. None is the paper's, whose data,
-widths and rates are others.
+The report draws the loss against the learning rate, with a line for each width. The models are small language models of
+the standard library's bytes, 32, 64 and 128 wide with heads of 16, at six rates, with and without muP, whose base is
+the smallest width; three seeds of each. `large` has widths of 128 to 2048 at eleven rates and one seed. `smoke` takes
+two steps. Data, widths and rates differ from those of the paper.
 
-Machine and time: 108 trials in 22 minutes on two CPU cores that had other work as well. README.md quotes the report.
+Machine and time: 108 trials in 22 minutes on two CPU cores that were shared with other work.
 """
 
 from collections.abc import Iterable

@@ -1,10 +1,10 @@
-"""Which norm, and where: layer norm and RMS norm, before, after and around each sub-layer, on the g2p demo's data.
+"""Layer norm and RMS norm, before, after and around each sub-layer, on the data of the g2p demo.
 
     tformer sweep --config=configs/sweeps/norms.py --workdir=runs/norms --dry_run
     tformer sweep --config=configs/sweeps/norms.py --workdir=runs/norms
 
-Xiong et al. 2020 (pre, post), Zhang & Sennrich 2019 (RMS norm), Ding et al. 2021 (sandwich). Three seeds of each of six
-arms; a trial is configs/g2p.py:demo at half its width for a quarter of its steps. `smoke`: two steps.
+Xiong et al. 2020 (pre, post), Zhang & Sennrich 2019 (RMS norm), Ding et al. 2021 (sandwich). There are three seeds of
+each of six arms; a trial is configs/g2p.py:demo at half its width for a quarter of its steps. `smoke` takes two steps.
 
 Machine and time: not run here.
 """

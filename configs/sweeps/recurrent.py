@@ -7,11 +7,11 @@
 An encoder and a decoder of simple RNN cells (Elman 1990), LSTM (Sutskever et al. 2014) and GRU (Cho et al. 2014), an
 encoder that reads both ways, attention (Bahdanau et al. 2015; Luong et al. 2015), and the transformer, the baseline
 (Vaswani et al. 2017). Three seeds of each of seven arms on g2p data; a trial is configs/g2p.py:demo at half its width
-for a quarter of its steps.
-`length`: language models of configs/lm_stdlib.py, an LSTM and a transformer on rows of 64 to 512 tokens, as many tokens
-a step. Loss and seconds against the length. `smoke`: two steps.
+for a quarter of its steps. `length` has language models of configs/lm_stdlib.py, an LSTM and a transformer, on rows of
+64 to 512 tokens with equally many tokens per step: compare loss and seconds against the length. `smoke` takes two
+steps.
 
-Machine and time: 21 trials in 32 minutes on two CPU cores that had other work as well. README.md quotes the report.
+Machine and time: 21 trials in 32 minutes on two CPU cores that were shared with other work.
 """
 
 from typing import Literal
@@ -23,7 +23,7 @@ MATCH = [Match('parameters', 'model.emb_dim', multiple=2)]
 
 
 def without_block(*fields: str) -> Overrides:
-    """Returns the block's fields as a recurrent model leaves them."""
+    """Returns the default values of a block's fields, which a recurrent model does not use."""
     return {f'model.{field}': getattr(Model, field) for field in fields}
 
 

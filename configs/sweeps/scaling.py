@@ -1,15 +1,15 @@
-"""Sizes and amounts of training, for a scaling law and its compute-optimal size (Hoffmann et al. 2022, section 3).
+"""Model sizes and training lengths for a scaling law and its compute-optimal size (Hoffmann et al. 2022, section 3).
 
     tformer sweep --config=configs/sweeps/scaling.py --workdir=runs/scaling --dry_run
     tformer sweep --config=configs/sweeps/scaling.py --workdir=runs/scaling --parallel=2
     tformer sweep --config=configs/sweeps/scaling.py:isoflop --workdir=runs/isoflop --parallel=2
 
-Language models of the standard library's bytes, each rate's schedule as long as its run. By itself a grid of four sizes
-by four numbers of tokens, for a fit of loss = E + A / N^alpha + B / D^beta (their approach 3). `isoflop`: five sizes at
-each of three amounts of FLOPs, whose steps follow, for the least loss of each amount (approach 2). `smoke`: two steps.
+The models are language models of the standard library's bytes; each learning-rate schedule is as long as its run. By
+default there is a grid of four sizes and four numbers of tokens, to fit loss = E + A / N^alpha + B / D^beta (approach 3
+of the paper). `isoflop` has five sizes at each of three budgets of FLOPs, which determine the steps, to find the least
+loss of each budget (approach 2). `smoke` takes two steps.
 
-Machine and time: the grid in 6 minutes, `isoflop` in 12, on two CPU cores that had other work as well. README.md quotes
-the reports.
+Machine and time: 6 minutes for the grid and 12 for `isoflop`, on two CPU cores that were shared with other work.
 """
 
 import pathlib
@@ -38,7 +38,7 @@ def shape(width: int, layers: int) -> Overrides:
 
 
 def steps(arm: Overrides, flops: float) -> Overrides:
-    """Returns the arm with the training steps that come nearest to `flops`."""
+    """Returns the arm with the number of training steps that is nearest to `flops`."""
     one = override(load(LM), {**arm, 'train.num_steps': 1})
     return {**arm, 'train.num_steps': max(1, round(flops / matching.num_flops(one)))}
 

@@ -1,17 +1,17 @@
-"""Architecture and objective: table 2 of Raffel et al. 2020, denoising and language modelling by three families.
+"""Architectures and objectives (Raffel et al. 2020, table 2): denoising and language modelling by three families.
 
     tformer sweep --config=configs/sweeps/t5_architectures.py --workdir=runs/t5_architectures --dry_run
     tformer sweep --config=configs/sweeps/t5_architectures.py --workdir=runs/t5_architectures
     tformer sweep --config=configs/sweeps/t5_architectures.py:small --workdir=runs/small --parallel=2
 
-Each arm is configs/t5.py with another model or objective. They compare by what is fine-tuned from them, e.g.
-`tformer train --config=configs/text_to_text.py:mnli --config.train.init_from=runs/t5_architectures/ARM/seed_0` with the
-model fields of its trial.json.
-Not here: the rows in which encoder and decoder share their parameters, which no field expresses. The table hides tokens
-one by one, of which neighbours are one span; here spans are of 1.18 tokens, the mean of that. The base size, rows and
-steps are the paper's; the pieces are learnt from English alone, there from German, French and Romanian too.
+Each arm is configs/t5.py with another model or objective. Compare what is fine-tuned from them, e.g. `tformer train
+--config=configs/text_to_text.py:mnli --config.train.init_from=runs/t5_architectures/ARM/seed_0` with the model fields
+of its trial.json. The rows in which encoder and decoder share their parameters are missing, because no field expresses
+that. The paper hides single tokens, and neighbours form one span; here spans have the resulting mean length of 1.18
+tokens. The base size, rows and steps are the paper's. The pieces are learnt from English only; the paper also uses
+German, French and Romanian.
 
-`small`: the same on the standard library's bytes, which a laptop runs. `smoke`: two steps.
+`small` is the same on the standard library's bytes, for a laptop. `smoke` takes two steps.
 
 Machine and time: not run here.
 """
@@ -20,16 +20,16 @@ from typing import Literal
 
 from tformer.lab.sweep import Overrides, Sweep
 
-ALONE = 1 / (1 - 0.15)  # mean length of a run of hidden tokens, where 15 % are, each for itself
+ALONE = 1 / (1 - 0.15)  # mean length of a run of hidden tokens when 15 % are hidden independently
 
 
 def table(layers: int, given: int, wanted: int) -> list[Overrides]:
-    """Returns its rows for stacks of so many layers and rows of so many tokens that are given and wanted."""
+    """Returns the rows of the table for stacks of `layers` layers, `given` input tokens and `wanted` target tokens."""
     half = {'model.num_encoder_layers': layers // 2, 'model.num_decoder_layers': layers // 2}
     decoder = {
         'model.family': 'decoder',
         'model.encoder_vocab_size': None,
-        'model.num_encoder_layers': 4,  # a field's default, for a decoder has none
+        'model.num_encoder_layers': 4,  # the default of the field, because a decoder has no encoder
         'model.max_len': given + wanted,
         'data.length': given + wanted,
         'data.encoder_length': None,
@@ -37,7 +37,7 @@ def table(layers: int, given: int, wanted: int) -> list[Overrides]:
     causal = {**decoder, 'data.bidirectional_prefix': False}
     denoising = {'data.mean_span_length': ALONE}
     modelling = {'train.objective': 'prefix_lm'}
-    rest = {**modelling, 'data.length': given}  # half of a text is given on average, at most all but a token
+    rest = {**modelling, 'data.length': given}  # on average half of a text is given, at most all but one token
     return [
         *({**denoising, **each} for each in ({}, half, causal, decoder)),
         *({**rest, **each} for each in ({}, half)),

@@ -1,17 +1,17 @@
-"""How text is corrupted: tables 4 to 7 of Raffel et al. 2020, objectives, corruption rates and lengths of spans.
+"""How text is corrupted (Raffel et al. 2020, tables 4 to 7): objectives, corruption rates and lengths of spans.
 
     tformer sweep --config=configs/sweeps/t5_denoising.py --workdir=runs/t5_denoising --dry_run
     tformer sweep --config=configs/sweeps/t5_denoising.py --workdir=runs/t5_denoising
     tformer sweep --config=configs/sweeps/t5_denoising.py:small --workdir=runs/small --parallel=2
 
-Each arm is configs/t5.py with another corruption. They compare by what is fine-tuned from them: `tformer train
---config=configs/text_to_text.py:mnli --config.train.init_from=runs/t5_denoising/ARM/seed_0`.
-Not here, for no corruption makes them: BERT's (random tokens among the masks), deshuffling of tokens, and dropped
-tokens that are wanted without their places. The tables hide tokens one by one, of which neighbours are one
-span; here spans have the mean length of that, 1 / (1 - rate). The base size, rows and steps are the paper's; the pieces
-are learnt from English alone, there from German, French and Romanian too, and 200 sentinels make the table larger.
+Each arm is configs/t5.py with another corruption. Compare what is fine-tuned from them: `tformer train
+--config=configs/text_to_text.py:mnli --config.train.init_from=runs/t5_denoising/ARM/seed_0`. Three objectives are
+missing, because no corruption makes them: BERT's (random tokens among the masks), deshuffling of tokens, and dropped
+tokens to be predicted without their places. The paper hides single tokens, and neighbours form one span; here spans
+have the resulting mean length of 1 / (1 - rate). The base size, rows and steps are the paper's. The pieces are learnt
+from English only; the paper also uses German, French and Romanian. 200 sentinels enlarge the vocabulary.
 
-`small`: the same on the standard library's bytes, which a laptop runs. `smoke`: two steps.
+`small` is the same on the standard library's bytes, for a laptop. `smoke` takes two steps.
 
 Machine and time: not run here.
 """
@@ -23,7 +23,7 @@ from tformer.lab.sweep import Overrides, Sweep
 
 
 def spans(given: int, rate: float, length: float | None = None) -> Overrides:
-    """Returns span corruption of texts that fill `given` tokens once it is done, with room for what is hidden."""
+    """Returns span corruption of texts that fill `given` tokens after it, with room for the hidden tokens."""
     length = length or 1 / (1 - rate)
     text = (given - 1) / (1 - rate + rate / length)
     wanted = math.ceil(rate * text * (1 + 1 / length)) + 2

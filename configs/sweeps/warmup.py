@@ -1,12 +1,12 @@
-"""Where the norm stands, and whether the rate warms up: post-norm needs it, pre-norm does not (Xiong et al. 2020).
+"""Norm placement and warm-up: post-norm needs a warm-up of the learning rate, pre-norm does not (Xiong et al. 2020).
 
     tformer sweep --config=configs/sweeps/warmup.py --workdir=runs/warmup --dry_run
     tformer sweep --config=configs/sweeps/warmup.py --workdir=runs/warmup --parallel=2
 
-Six layers on each side, 64 wide, on the g2p demo's data, Adam without clipping at a constant rate. Three seeds of each
-of four arms. `smoke`: two steps.
+Encoder and decoder have six layers each, 64 wide, on the data of the g2p demo, with Adam at a constant rate and without
+clipping. Three seeds of each of four arms. `smoke` takes two steps.
 
-Machine and time: two CPU cores, 7 minutes.
+Machine and time: 7 minutes on two CPU cores.
 """
 
 from typing import Literal
