@@ -68,7 +68,7 @@ DAMAGE = {
         'variables/_METADATA is missing',
     ),
     'no digests': (lambda step: (step / 'digests.json').unlink(), 'digests.json is missing'),
-    'digests cut short': (lambda step: os.truncate(step / 'digests.json', 40), 'digests.json does not read'),
+    'digests cut short': (lambda step: os.truncate(step / 'digests.json', 40), 'digests.json cannot be read'),
     'an item is gone': (lambda step: shutil.rmtree(step / 'training'), 'is missing'),
 }
 
@@ -85,12 +85,12 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_it_is_used(whol
     shutil.copytree(whole / 'run', run)
     spoil(checkpoint.directory(run, 6))
     for command in (lambda: Run.load(run, which='latest'), lambda: Run.load(run, average=2)):
-        with pytest.raises(errors.UserError, match=r'checkpoint 6 is damaged|does not read') as error:
+        with pytest.raises(errors.UserError, match=r'checkpoint 6 is damaged|cannot be read') as error:
             command()
         assert '\n' not in str(error.value)
     train_lib.train(wanted(whole), run)
     said = capsys.readouterr().out
-    assert 'checkpoint 6 is damaged, now ' in said and 'resumed at step 4' in said
+    assert 'checkpoint 6 is damaged and was renamed to ' in said and 'resumed at step 4' in said
     assert fault in said
     assert arrays(run, 6) == arrays(whole / 'run', 6) and rows(run) == rows(whole / 'run')
     assert (run / 'checkpoints' / '6.damaged').is_dir()
@@ -102,7 +102,9 @@ def test_where_every_checkpoint_is_damaged_nothing_is_begun_anew(whole, tmp_path
     for step in checkpoint.steps(run):
         flip(checkpoint.directory(run, step))
     for _ in range(2):
-        with pytest.raises(errors.UserError, match=r'no checkpoint of .*run is whole: .*to begin anew take a fresh'):
+        with pytest.raises(
+            errors.UserError, match=r'every checkpoint of .*run is damaged: .*use a fresh --workdir to start anew'
+        ):
             train_lib.train(wanted(whole), run)
     assert checkpoint.steps(run) == [2, 4, 6]
     assert len(rows(run)) == len(rows(whole / 'run'))
@@ -118,7 +120,7 @@ def test_a_lost_config_is_that_of_the_checkpoint_and_what_an_interrupted_save_le
     again = train_lib.train(wanted(whole), run)
     assert again.step == STEPS and not any(path.exists() for path in left)
     assert (run / 'config.json').read_text() == (whole / 'run' / 'config.json').read_text()
-    with pytest.raises(errors.UserError, match=r'of another config: train.num_steps \(6 there, 8 here\)'):
+    with pytest.raises(errors.UserError, match=r'trained with another config: train.num_steps \(6 there, 8 here\)'):
         train_lib.train(test_runs.config.override(wanted(whole), {'train.num_steps': 8}), run)
 
 
@@ -142,7 +144,7 @@ def test_fields_that_are_named_may_differ(whole, tmp_path):
     longer = test_runs.config.override(wanted(whole), {'train.num_steps': 8, 'optimizer.learning_rate': 1e-4})
     with pytest.raises(errors.UserError, match=r"--may_differ='train.num_step' is unknown; did you mean"):
         train_lib.train(longer, run, may_differ=['train.num_step'])
-    with pytest.raises(errors.UserError, match=r'of another config: optimizer.learning_rate'):
+    with pytest.raises(errors.UserError, match=r'trained with another config: optimizer.learning_rate'):
         train_lib.train(longer, run, may_differ=['train.num_steps'])
     assert train_lib.train(longer, run, may_differ=['train.num_steps', 'optimizer.learning_rate']).step == 8
     assert workdir_lib.load_config(run).train.num_steps == 8

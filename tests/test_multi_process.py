@@ -280,7 +280,7 @@ def test_a_signal_while_the_end_is_scored_has_the_job_queued_again(tmp_path, pro
         time.sleep(0.05)
     launched.process.send_signal(signal.SIGTERM)
     assert launched.end(60) == 75, launched.err
-    assert 'SIGTERM: stopped; nothing was to be saved' in launched.err
+    assert 'received SIGTERM: exiting; there is nothing to save' in launched.err
     assert max(checkpoint.steps(tmp_path / 'run')) == STEPS
 
 

@@ -181,7 +181,7 @@ def test_a_signal_saves_and_ends_with_75_and_the_run_goes_on(tmp_path: pathlib.P
     again.signal(number)
     time.sleep(0.1)
     again.signal(signal.SIGCONT)
-    again.wait_for(lambda: f'{number.name}: saves and stops' in again.said)
+    again.wait_for(lambda: f'received {number.name}: saving a checkpoint, then exiting' in again.said)
     again.signal(number)
     assert again.wait() in (75, 128 + number, -number)  # the last: it was about to end
 

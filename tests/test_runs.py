@@ -119,7 +119,9 @@ def test_an_interrupted_run_continues_bit_for_bit(tmp_path: pathlib.Path, monkey
 
     again = train_lib.train(wanted, tmp_path / 'parts')  # nothing is left to do
     assert again.step == 6
-    with pytest.raises(errors.UserError, match=r'of another config: optimizer.learning_rate \(0.002 there, 0.5 here\)'):
+    with pytest.raises(
+        errors.UserError, match=r'trained with another config: optimizer.learning_rate \(0.002 there, 0.5 here\)'
+    ):
         train_lib.train(config.override(wanted, {'optimizer.learning_rate': 0.5}), tmp_path / 'parts')
 
 
@@ -238,7 +240,9 @@ def test_a_run_whose_data_changed_is_refused(tmp_path: pathlib.Path) -> None:
     train_lib.train(wanted, tmp_path / 'run')  # finished: nothing to do
     lines = (data / 'train.tsv').read_text().splitlines()
     (data / 'train.tsv').write_text('\n'.join([lines[1], lines[0], *lines[2:]]) + '\n')
-    with pytest.raises(errors.UserError, match='checkpoint is of other data: fingerprint of the data') as error:
+    with pytest.raises(
+        errors.UserError, match='checkpoint was trained on other data: fingerprint of the data'
+    ) as error:
         train_lib.train(wanted, tmp_path / 'run')
     assert '\n' not in str(error.value)
 

@@ -1,8 +1,11 @@
-"""Checkpoints of a run, written by Orbax beside the training: whole or not there, and damage is found before use.
+"""Checkpoints of a run, written asynchronously by Orbax: complete or absent, and checked for damage before use.
 
-WORKDIR/checkpoints/STEP holds two trees of arrays, `variables`, which are evaluated (`params`, and `statistics` if
-any), and `training`, what else training goes on from; `run`, a JSON object, which is read without a device; and
-`digests.json`, which lists their files.
+WORKDIR/checkpoints/STEP holds two trees of arrays: `variables`, which are evaluated (`params`, and `statistics` if
+any), and `training`, the rest of the state; `run`, a JSON object that is read without a device; and `digests.json`, the
+sizes and checksums of all files.
+
+Retention is our own and not orbax's CheckpointManager, which deletes by metrics that are known at the save; here a
+score may be noted later, a damaged checkpoint is set aside, and a deletion that is killed leaves no half checkpoint.
 """
 
 import json
@@ -35,41 +38,41 @@ def score(metric: str, value: float) -> float:
     return -value if metrics.lower_is_better(metric) else value
 
 
-# ----------------------------------------------------------------------------------------------- what is there
+# ---------------------------------------------------------------------------------------------------- directory
 
 
 def directory(workdir: pathlib.Path, step: int | None = None) -> pathlib.Path:
-    """Returns the directory of a workdir's checkpoints, or of one of them."""
+    """Returns the directory of a workdir's checkpoints, or of the one at `step`."""
     root = workdir.absolute() / 'checkpoints'
     return root if step is None else root / str(step)
 
 
 def steps(workdir: pathlib.Path) -> list[int]:
-    """Returns the steps of all checkpoints, the newest last."""
+    """Returns the steps of all checkpoints, in order."""
     return sorted(int(path.name) for path in directory(workdir).glob('*') if path.name.isdigit() and path.is_dir())
 
 
 def read_metadata(workdir: pathlib.Path, step: int) -> dict[str, Any]:
-    """Returns the `run` of a checkpoint.
+    """Returns the JSON object `run` of a checkpoint.
 
     Raises:
-      UserError: it does not read.
+      UserError: it cannot be read.
     """
     file = directory(workdir, step) / 'run' / 'metadata'
     try:
         return dict(json.loads(file.read_text()))
     except (OSError, ValueError, TypeError) as error:
-        raise UserError(f'{file} does not read: {error}') from error
+        raise UserError(f'{file} cannot be read: {error}') from error
 
 
 def latest_valid_before(workdir: pathlib.Path, before: int) -> int | None:
-    """Returns the newest checkpoint of a step under `before` that is whole; None where there is none."""
+    """Returns the step of the newest undamaged checkpoint before step `before`; None where there is none."""
     found = (step for step in reversed(steps(workdir)) if step < before)
     return next((step for step in found if digests.find_corruption(directory(workdir, step)) is None), None)
 
 
 def scores(workdir: pathlib.Path) -> dict[int, float]:
-    """Returns step -> merit of the checkpoints whose merit is known."""
+    """Returns step -> score of the checkpoints that have been evaluated."""
     found = {}
     for step in steps(workdir):
         later = directory(workdir, step) / 'merit.json'
@@ -80,28 +83,28 @@ def scores(workdir: pathlib.Path) -> dict[int, float]:
 
 
 def delete(workdir: pathlib.Path, step: int) -> None:
-    """Deletes a checkpoint, at once or not at all, whenever it is interrupted."""
+    """Deletes a checkpoint: if it is interrupted, the checkpoint is either complete or gone."""
     aside = directory(workdir, step).with_suffix('.deleted')
-    shutil.rmtree(aside, ignore_errors=True)  # of the same step before
-    if aside.exists():  # NFS keeps files that somebody has open
+    shutil.rmtree(aside, ignore_errors=True)  # an earlier one of the same step
+    if aside.exists():  # NFS keeps files that a process has open
         aside = aside.with_name(f'{step}.{secrets.token_hex(8)}.deleted')
     directory(workdir, step).rename(aside)
-    shutil.rmtree(aside, ignore_errors=True)  # what stays, `latest_valid` deletes
+    shutil.rmtree(aside, ignore_errors=True)  # `latest_valid` deletes what remains
 
 
 def best(workdir: pathlib.Path) -> int | None:
-    """The first step of most merit; where none is known, the latest; None where there is no checkpoint."""
+    """Returns the first step with the highest score, or the latest one where none has a score; None: no checkpoint."""
     known = scores(workdir)
     return max(known, key=lambda step: (known[step], -step)) if known else max(steps(workdir), default=None)
 
 
 def latest_valid(workdir: pathlib.Path, say: Callable[[str], object]) -> int | None:
-    """Returns the newest checkpoint that is whole, read to the last byte; None where there is none at all.
+    """Returns the step of the newest undamaged checkpoint, every byte of which is checked; None where there is none.
 
-    Those that are damaged are renamed, and it is said. What an interrupted save or deletion left behind is deleted.
+    Damaged checkpoints are renamed and reported by `say`. Remains of interrupted saves and deletions are deleted.
 
     Raises:
-      UserError: there are checkpoints, and each is damaged.
+      UserError: there are checkpoints, and all of them are damaged.
     """
     for pattern in ('*.orbax-checkpoint-tmp', '*.deleted'):
         for partial in directory(workdir).glob(pattern):
@@ -114,12 +117,12 @@ def latest_valid(workdir: pathlib.Path, say: Callable[[str], object]) -> int | N
             newest = newest or step
     if damaged and newest is None:
         found = damaged[max(damaged)]
-        raise UserError(f'no checkpoint of {workdir} is whole: {found}; to begin anew take a fresh --workdir')
+        raise UserError(f'every checkpoint of {workdir} is damaged: {found}; use a fresh --workdir to start anew')
     for step, found in damaged.items():
         aside = directory(workdir, step).with_suffix('.damaged')
         shutil.rmtree(aside, ignore_errors=True)
         directory(workdir, step).rename(aside)
-        say(f'checkpoint {step} is damaged, now {aside}: {found}')
+        say(f'checkpoint {step} is damaged and was renamed to {aside}: {found}')
     return newest
 
 
@@ -127,7 +130,7 @@ def latest_valid(workdir: pathlib.Path, say: Callable[[str], object]) -> int | N
 
 
 class _Handler(ocp.CompositeCheckpointHandler):
-    """Adds the digests once all files are written; then the directory gets its name, and is a checkpoint."""
+    """Adds the digests once all files are written; only then does the directory get its final name."""
 
     def finalize(self, directory: Any) -> None:
         super().finalize(directory)
@@ -141,7 +144,7 @@ class _Items(ocp.args.Composite):
 
 
 class Checkpoints:
-    """Writes the checkpoints of a workdir; the newest `keep_last`, the best, and each `keep_every` steps are kept.
+    """Writes the checkpoints of a workdir; keeps the newest `keep_last`, the best, and one every `keep_every` steps.
 
     Raises:
       UserError: the directory cannot be made.
@@ -153,17 +156,17 @@ class Checkpoints:
             directory(workdir).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f'{directory(workdir)}: {error.strerror}') from error
-        # Compressing costs more of a step than it saves of a disk: trained numbers are close to random bits.
+        # Compression costs more time than it saves space: trained numbers are close to random bits.
         handlers = {name: ocp.PyTreeCheckpointHandler(use_compression=False) for name in ARRAYS}
         self._writer = ocp.AsyncCheckpointer(_Handler(run=ocp.JsonCheckpointHandler(), **handlers))
 
     def save(self, state: TrainState, run: Mapping[str, Any], score: float | None) -> None:
-        """Starts writing `state` and the JSON-able `run`; returns once the arrays are copied off the devices.
+        """Starts writing a checkpoint; returns once the arrays are copied off the devices.
 
         Args:
-          state: what to save; its step names the checkpoint.
-          run: what else a resumed run needs.
-          score: what the best has most of; None where this step was not evaluated.
+          state: its step names the checkpoint.
+          run: a JSON object with the rest of what a resumed run needs.
+          score: more is better; None: this step has not been evaluated.
 
         Raises:
           UserError: the previous checkpoint could not be written.
@@ -178,13 +181,13 @@ class Checkpoints:
         )
 
     def note_score(self, step: int, score: float) -> None:
-        """Notes the merit of a checkpoint that was written before its evaluation."""
+        """Notes the score of a checkpoint that was written before its evaluation."""
         self.wait()
         if processes.first():
             atomic.write(directory(self._workdir, step) / 'merit.json', json.dumps(score))
 
     def finish(self) -> None:
-        """Waits until everything is on disk.
+        """Waits until the checkpoint is on disk.
 
         Raises:
           UserError: it could not be written.
@@ -193,11 +196,11 @@ class Checkpoints:
             self._writer.wait_until_finished()
         except (OSError, ValueError, RuntimeError) as error:
             line = str(error).splitlines()[0]
-            kept = f'the newest whole one is of step {max(steps(self._workdir), default=0)}'
-            raise UserError(f'a checkpoint could not be written, and {kept}: {line}') from error
+            kept = f'the newest complete one is of step {max(steps(self._workdir), default=0)}'
+            raise UserError(f'a checkpoint could not be written ({kept}): {line}') from error
 
     def wait(self) -> None:
-        """Waits until everything is on disk, and deletes the checkpoints that are no longer kept.
+        """Waits until the checkpoint is on disk, and deletes those that are no longer kept.
 
         Raises:
           UserError: it could not be written.
@@ -208,11 +211,11 @@ class Checkpoints:
             for step in there[: -self._keep_last]:
                 if step != most and (self._keep_every is None or step % self._keep_every):
                     delete(self._workdir, step)
-        processes.meet('checkpoints')  # none looks for the best among what is being deleted
+        processes.meet('checkpoints')  # no process looks for the best one during a deletion
 
 
 def checkpoint_items(state: TrainState) -> dict[str, Any]:
-    """Returns the arrays of a checkpoint: item -> tree, without parts that would be empty."""
+    """Returns the arrays of a checkpoint, item -> tree, without empty parts."""
     evaluated = evaluation_variables(state)
     training = {'opt_state': state.opt_state, 'guard': state.guard, 'averages': state.averages}
     if evaluated['params'] is not state.params:
@@ -224,12 +227,15 @@ def checkpoint_items(state: TrainState) -> dict[str, Any]:
 
 
 def restore(workdir: pathlib.Path, step: int, state: TrainState) -> TrainState:
-    """Returns the state of a checkpoint, its arrays placed as those of `state`, whatever mesh they were saved from.
+    """Returns the state of a checkpoint, with arrays placed like those of `state`, whatever mesh they were saved from.
 
     Args:
       workdir: of a run.
       step: of a checkpoint.
-      state: of the same shapes, as `make_start` gives it.
+      state: with the same shapes, such as `Program.init` returns.
+
+    Raises:
+      UserError: the checkpoint has arrays of other names or shapes.
     """
     target = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), checkpoint_items(state)
@@ -260,7 +266,7 @@ def _shapes(workdir: pathlib.Path, step: int) -> dict[str, Any]:
 
 
 def _variables(workdir: pathlib.Path, step: int, shardings: Any = None) -> dict[str, Any]:
-    """Returns what is evaluated, of any step and run, on the first device or placed: `params`, and `statistics`."""
+    """Returns the variables of a checkpoint, placed by `shardings`; None: all on the first device."""
     if damage := digests.find_corruption(directory(workdir, step)):
         raise UserError(f'checkpoint {step} is damaged: {damage}')
     shapes = renamed_paths.rename(_shapes(workdir, step), renamed_paths.RENAMED)
@@ -280,7 +286,7 @@ def load_variables(workdir: pathlib.Path, which: str = 'best', shardings: Any = 
       shardings: of each array; None: all on the first device.
 
     Raises:
-      UserError: the workdir holds none, or it is damaged.
+      UserError: the workdir has no checkpoint, or it is damaged.
     """
     step = processes.same_number(lambda: _chosen(workdir, which))
     return _variables(workdir, step, shardings), step
@@ -289,18 +295,18 @@ def load_variables(workdir: pathlib.Path, which: str = 'best', shardings: Any = 
 def load_average(
     workdir: pathlib.Path, count: int, keep_last: int, shardings: Any = None
 ) -> tuple[dict[str, Any], int]:
-    """Returns (the mean of the newest `count` checkpoints' variables, the newest one's step).
+    """Returns (the mean of the variables of the newest `count` checkpoints, the step of the newest).
 
     Vaswani et al. 2017, 6.1.
 
     Args:
       workdir: of a run.
       count: checkpoints.
-      keep_last: newest checkpoints that the run keeps; besides it keeps others, which may be old.
+      keep_last: how many newest checkpoints the run keeps; others that it keeps may be old.
       shardings: of each array; None: all on the first device.
 
     Raises:
-      UserError: fewer are kept, or one is damaged.
+      UserError: fewer are kept, or one of them is damaged.
     """
     last = processes.same_number(lambda: _steps_there(workdir)[-1])
     kept = [step for step in _steps_there(workdir) if step <= last][-keep_last:]
@@ -322,5 +328,5 @@ def _chosen(workdir: pathlib.Path, which: str) -> int:
 def _steps_there(workdir: pathlib.Path) -> list[int]:
     found = steps(workdir)
     if not found:
-        raise UserError(f'{workdir} holds no checkpoints')
+        raise UserError(f'{workdir} has no checkpoints')
     return found

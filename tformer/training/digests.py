@@ -1,6 +1,6 @@
-"""Digests of the files of a directory: what a disk changed after it was written is found before it is read.
+"""Checksums of the files of a directory, which reveal damage on disk before the files are used.
 
-CRC-32 finds every change within 32 bits and all but one in 4e9 others, and costs a step less than other digests.
+CRC-32 finds every change within 32 bits, misses one in 4e9 others, and costs less time than other digests.
 """
 
 import concurrent.futures
@@ -12,7 +12,7 @@ FILE = 'digests.json'
 
 
 def write(directory: pathlib.Path) -> None:
-    """Writes the size and the CRC-32 of each file in the directories of `directory` to a file in it."""
+    """Writes the size and the CRC-32 of every file in the subdirectories of `directory` to digests.json in it."""
     files = sorted(path for path in directory.glob('*/**/*') if path.is_file())
     with concurrent.futures.ThreadPoolExecutor() as threads:
         found = {
@@ -23,18 +23,18 @@ def write(directory: pathlib.Path) -> None:
 
 
 def find_corruption(directory: pathlib.Path, *, contents: bool = True) -> str | None:
-    """Returns what the first file is that is not as `write` found it, and in what; None where all are.
+    """Returns a description of the first file that has changed since `write`; None where no file has.
 
     Args:
-      directory: that `write` was called with.
-      contents: whether to read the files; otherwise it is only seen that they are there, in their size.
+      directory: as given to `write`.
+      contents: whether to read the files; otherwise only their presence and size are checked.
     """
     listing = directory / FILE
     try:
         wanted = json.loads(listing.read_text())
         files = {directory / name: (int(size), str(digest)) for name, (size, digest) in wanted.items()}
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        return f'{listing} {"is missing" if isinstance(error, FileNotFoundError) else "does not read"}'
+        return f'{listing} {"is missing" if isinstance(error, FileNotFoundError) else "cannot be read"}'
     for path, (size, _) in files.items():
         if not path.is_file():
             return f'{path} is missing'

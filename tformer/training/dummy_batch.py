@@ -1,4 +1,4 @@
-"""A config and a batch without data: sizes that only the data would tell are assumed, tokens are random."""
+"""A config and a batch without data: assumed sizes where the data would decide them, and random tokens."""
 
 import numpy as np
 
@@ -10,8 +10,11 @@ from tformer.data.tokenizers.vocabulary import FIRST
 
 
 def assumed(config: Config) -> Config:
-    """Returns `config` resolved without its data: a vocabulary of data.tokenizer_vocab_size (bytes and the hub's have
-    theirs), 10 classes, where the model does not say."""
+    """Returns `config` resolved without its data.
+
+    Where the model does not state them: a vocabulary of data.tokenizer_vocab_size (byte and hub tokenizers have their
+    own), and 10 classes.
+    """
     data, size = config.data, config.data.tokenizer_vocab_size
     if data.tokenizer in ('byte', 'huggingface') and not config.model.vocab_size:
         size = TOKENIZERS[data.tokenizer].train((), data).vocab_size

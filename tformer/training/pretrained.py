@@ -1,4 +1,4 @@
-"""Starting from another run's parameters: what is loaded, what is fresh, what is left, and that all of it is meant."""
+"""Starting from another run's parameters: which are loaded, new here or unused there; unintended ones are refused."""
 
 import pathlib
 from collections.abc import Collection, Sequence
@@ -17,19 +17,19 @@ Names = tuple[str, ...]  # of a variable: its collection, then the names in its 
 
 
 def load(directory: str, initial: Any, shardings: Any, excepted: Sequence[str] = ()) -> Any:
-    """Returns the variables `initial` with those of another workdir's best checkpoint, and prints which are which.
+    """Returns `initial` with the variables of another workdir's best checkpoint in place, and prints which are which.
 
-    A variable is loaded where its path and shape agree. Others may only be those that `excepted` names, the heads of
-    tasks on either side, adapters that are new here, and the vocabulary head that a task's head takes the place of.
+    A variable is loaded where its path and shape agree. The others must be named in `excepted`, or be the heads of
+    tasks on either side, new adapters, or the vocabulary head that a task's head replaces.
 
     Args:
       directory: the workdir.
       initial: `params`, and `statistics` if any.
       shardings: of the same tree.
-      excepted: names in the paths (see `parameters.within`) of what is not loaded.
+      excepted: names in the paths (see `parameters.within`) of variables that are not loaded.
 
     Raises:
-      UserError: other variables are fresh, left or of another shape; none is loaded; an exception that is nowhere.
+      UserError: other variables are fresh, unused or of another shape; none is loaded; an exception matches nothing.
     """
     source, step = checkpoint.load_variables(pathlib.Path(directory))
     ours, theirs = _flat(initial), _flat(source)
@@ -58,7 +58,9 @@ def load(directory: str, initial: Any, shardings: Any, excepted: Sequence[str] =
         names = path_names(path)
         if names not in loaded:
             return mine
-        value = np.asarray(theirs[names].astype(mine.dtype))  # of the host: no device reaches those of other processes
+        value = np.asarray(
+            theirs[names].astype(mine.dtype)
+        )  # on the host: a device cannot reach those of other processes
         return jax.make_array_from_callback(value.shape, placed, lambda at: value[at])
 
     return jax.tree_util.tree_map_with_path(take, initial, shardings)
@@ -67,7 +69,7 @@ def load(directory: str, initial: Any, shardings: Any, excepted: Sequence[str] =
 def _refuse(
     directory: str, ours: dict[Names, Any], theirs: dict[Names, Any], fresh: set[Names], left: set[Names]
 ) -> None:
-    """Raises a `UserError` of one line that names what is fresh or left without being meant to be."""
+    """Raises a `UserError` that names the unintended fresh and unused variables."""
     if not fresh | left:
         return
     every, both = ours.keys() | theirs.keys(), fresh & left
@@ -79,7 +81,7 @@ def _refuse(
         lines[-1] += f' ({".".join(first[1:])} has shape {shapes})'
     raise UserError(
         f'train.init_from={directory} does not fit this model: {"; ".join(lines)}; '
-        'name in train.init_except what is meant to be so'
+        'name the intended ones in train.init_except'
     )
 
 
@@ -88,7 +90,7 @@ def _flat(tree: Any) -> dict[Names, jax.Array]:
 
 
 def _components(part: Collection[Names], every: Collection[Names]) -> list[str]:
-    """Returns the fewest names that hold all variables of `part` and no other of `every`, sorted."""
+    """Returns the fewest path prefixes, sorted, that cover all variables of `part` and no other of `every`."""
     mine, others = ({names[1:] for names in group} for group in (part, set(every) - set(part)))
     foreign = {names[:length] for names in others for length in range(len(names) + 1)}
 

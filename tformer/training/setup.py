@@ -24,10 +24,10 @@ from tformer.training import checkpoint, pretrained, workdir
 from tformer.training.program import Program
 from tformer.training.state import TrainState, variables
 
-Record = Mapping[str, Any]  # the `run` of a checkpoint
+Record = Mapping[str, Any]  # `run`, the metadata of a checkpoint
 
 PACKAGES = ('tformer', 'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'grain', 'numpy')
-# Fields that say where the same data lie on a host.
+# Fields that say where a host has the data, which may differ between hosts.
 PLACES = tuple(f'data.{x}' for x in 'path valid_path test_path mixture tfds_dir tokenizer_path cache_dir'.split())
 
 
@@ -69,17 +69,17 @@ class RunData(NamedTuple):
 def load_data(
     config: Config, home: pathlib.Path, mesh: Mesh, before: Record | None = None, may_differ: Sequence[str] = ()
 ) -> RunData:
-    """Returns the resolved config, the tokenizers, the training and the validation batches of a workdir.
+    """Returns the data of a run and its resolved config; a new run gets its tokenizers.
 
     Args:
       config: as the user states it.
-      home: the workdir; it gets the tokenizers.
-      mesh: that the rows of a batch are split over.
-      before: of the checkpoint that the run goes on from.
-      may_differ: fields that may differ from the checkpoint's, besides those that are free.
+      home: the workdir; the tokenizers of a new run are written there.
+      mesh: splits the rows of a batch.
+      before: metadata of the checkpoint that the run resumes from; None: it is a new run.
+      may_differ: dotted fields that may differ from the checkpoint's, besides those that always may.
 
     Raises:
-      UserError: in the config or the data, or they are not those of the checkpoint.
+      UserError: a mistake in the config or the data, or they are not those of the checkpoint.
     """
     choose(dict.fromkeys(scorer.score_names(config)), config.train.best_metric, 'train.best_metric')
     began = None if before is None else config_lib.from_dict(before['config'])
@@ -98,7 +98,7 @@ def load_data(
         check_same_data(before['data'], data_fingerprint(batches, tokens))
     valid = pipeline.Batches(config, tokens, 'valid', training=False)
     test = None
-    with contextlib.suppress(NoSplitError):  # what is wrong with it is better known before training than after
+    with contextlib.suppress(NoSplitError):  # reports a mistake in the test split before training and not after
         test = pipeline.Batches(config, tokens, 'test', training=False).fingerprint
     processes.agree({
         **data_fingerprint(batches, tokens),
@@ -110,12 +110,12 @@ def load_data(
 
 
 def row_multiple(config: Config, began: Config | None, mesh: Mesh) -> int | None:
-    """Returns what the rows of a data.batch_tokens batch are rounded to; None where train.batch_size says the rows.
+    """Returns the number that the rows of a data.batch_tokens batch are a multiple of; None with train.batch_size.
 
-    It is what the run `began` with, if it did, so that batches stay the same on other devices.
+    A resumed run keeps the number of the config that it `began` with, so its batches are the same on other devices.
 
     Raises:
-      UserError: the rows do not divide by microbatches times the ways that the mesh splits them, and a pipeline.
+      UserError: the rows are not a multiple of microbatches x data-parallel size x microbatches of a pipeline.
     """
     ways, rows = sharding.batch_ways(mesh), config.train.batch_size
     needed = config.train.microbatches * sharding.row_multiple(mesh, config.mesh)
@@ -132,7 +132,7 @@ def row_multiple(config: Config, began: Config | None, mesh: Mesh) -> int | None
 
 
 def data_fingerprint(batches: pipeline.Batches, tokens: Tokenizers) -> dict[str, int | float | str]:
-    """Returns what tells whether a step's batch is the same as in an earlier part of the run."""
+    """Returns the facts that a resumed run must share with its checkpoint, so that every step has the same batch."""
     return {
         'tokenizers': tokens.fingerprint,
         'training examples': batches.num_examples,
@@ -142,10 +142,10 @@ def data_fingerprint(batches: pipeline.Batches, tokens: Tokenizers) -> dict[str,
 
 
 def check_same_data(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raises a `UserError` where the data, or how they become batches, are not those of the checkpoint."""
+    """Raises a `UserError` where the data, or the way they form batches, are not those of the checkpoint."""
     differing = [f'{name} {before.get(name)} there, {now[name]} here' for name in now if before.get(name) != now[name]]
     if differing:
-        raise UserError(f'the checkpoint is of other data: {"; ".join(differing)}')
+        raise UserError(f'the checkpoint was trained on other data: {"; ".join(differing)}')
 
 
 def resolve_config(config: Config, tokens: Tokenizers, steps_per_epoch: float, multiple: int | None = None) -> Config:
@@ -162,7 +162,7 @@ def resolve_config(config: Config, tokens: Tokenizers, steps_per_epoch: float, m
 
 
 def checkpoint_metadata(config: Config, batches: pipeline.Batches, tokens: Tokenizers) -> dict[str, Any]:
-    """Returns what every checkpoint of a run says of it: its config, its data, the versions it was made with."""
+    """Returns the part of every checkpoint's metadata that describes the run: config, data, versions of packages."""
     versions = {name: importlib.metadata.version(name) for name in PACKAGES}
     return {
         'config': config_lib.to_dict(config),

@@ -1,4 +1,4 @@
-"""What training carries from step to step, and how it starts."""
+"""The training state: what a step takes and returns, and how it is initialized and sharded."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,13 +20,15 @@ from tformer.training.skipping import Guard, init_guard
 
 
 class TrainState(flax.struct.PyTreeNode):
-    """Attributes:
-    step: updates made so far, int32.
-    params: the model's parameters.
-    opt_state: the optimizer's, sharded as the parameters are.
-    averages: a moving average of the parameters, float32; None where there is none.
-    statistics: what the model itself keeps of its batches (BatchNorm's means and variances); {} where it keeps nothing.
-    guard: what tells which steps are not made.
+    """The state of training.
+
+    Attributes:
+      step: number of steps made, int32.
+      params: the model's parameters.
+      opt_state: the optimizer's state, sharded like the parameters.
+      averages: a moving average of the parameters, float32; None: off.
+      statistics: running statistics of the model (BatchNorm's means and variances); {} where it has none.
+      guard: decides which steps are skipped.
     """
 
     step: jax.Array
@@ -43,17 +45,17 @@ class TrainState(flax.struct.PyTreeNode):
 
 
 def step_key(seed: Scalar, step: Scalar) -> jax.Array:
-    """Returns the random key of a step: a pure function of the two, whatever the devices."""
+    """Returns the random key of a step, a pure function of seed and step on any devices."""
     return jax.random.fold_in(jax.random.key(seed), step)
 
 
 def variables(params: Any, statistics: Any) -> dict[str, Any]:
-    """Returns what `model.apply` takes: parameters, and statistics where the model keeps some."""
+    """Returns the variables that `model.apply` takes: parameters, and statistics if there are any."""
     return {'params': params, **({'statistics': statistics} if statistics else {})}
 
 
 def evaluation_params(state: TrainState) -> Any:
-    """Returns the parameters to evaluate, decode with and export: averages, where the run keeps some."""
+    """Returns the parameters to evaluate, decode with and export: their averages, where the run has averages."""
     if state.averages is not None:
         return jax.tree.map(lambda mean, x: mean.astype(x.dtype), state.averages, state.params)
 
@@ -73,7 +75,9 @@ def evaluation_variables(state: TrainState) -> dict[str, Any]:
 
 
 def initial_variables(model: nn.Module, objective: Objective, hyper: Hyperparameters, batch: Any) -> dict[str, Any]:
-    """Returns a model's random `params`, boxed with their logical names, and its `statistics`, if any."""
+    """Returns a model's random `params`, boxed with their logical names, and its `statistics`, if any.
+
+    Of the batch only shapes and dtypes are read."""
     row = jax.tree.map(lambda x: jnp.zeros((1, *x.shape[1:]), x.dtype), batch)  # parameters do not depend on it
     found = model.init(step_key(hyper.seed, 0), row, method=objective.method)
 
@@ -91,7 +95,7 @@ def logical_names(model: nn.Module, objective: Objective, batch: Any) -> Any:
 
 
 def variable_shardings(model: nn.Module, objective: Objective, batch: Any, mesh: Mesh, rules: Rules) -> Any:
-    """Returns where the rules place each of a model's `variables`; nothing is computed."""
+    """Returns the shardings of a model's `variables`; nothing is computed."""
     found = abstract_variables(model, objective, batch)
     return tree_shardings(variables(found['params'], found.get('statistics', {})), mesh, rules)
 
@@ -111,7 +115,7 @@ def begin(optimizer: optax.GradientTransformation, hyper: Hyperparameters, param
 
 
 def widened(x: jax.Array) -> jax.Array:
-    """Returns `x` in float32, as it was rounded: XLA skips a rounding whose result is widened in the same program."""
+    """Returns `x` in float32, rounded to its dtype first: XLA drops a rounding that is followed by a widening."""
     wide = jnp.array(x, jnp.float32)
     return wide if x.dtype == jnp.float32 else jax.lax.reduce_precision(wide, 8, 7)
 
@@ -128,13 +132,13 @@ def make_init(model: nn.Module, objective: Objective, optimizer: optax.GradientT
 
 
 def named_as(params: Any, tree: Any) -> Any:
-    """Returns `tree` with the logical names of `params` on its arrays of the same path, from its end, and shape."""
+    """Returns `tree`, where an array whose path ends like a parameter's, and of its shape, gets its logical names."""
 
     def is_box(x: Any) -> bool:
         return isinstance(x, nn.Partitioned)
 
     def keys(path: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The path's last keys, as far as they are of dicts: what parameters are in."""
+        """The last keys of the path that are keys of dicts, as those of parameters are."""
         first = next((i for i in range(len(path), 0, -1) if not hasattr(path[i - 1], 'key')), 0)
         return tuple(key.key for key in path[first:])
 

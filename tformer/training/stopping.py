@@ -1,4 +1,4 @@
-"""Stopping before the end: a signal or a time limit asks for it, the training saves and ends with an exit code."""
+"""Stopping early: on a signal or a time limit the training saves a checkpoint and exits with a code of its own."""
 
 import contextlib
 import os
@@ -19,98 +19,99 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopMonitor:
-    """A context in which SIGTERM, SIGINT and a time limit ask for a stop.
+    """A context in which SIGTERM, SIGINT and a time limit request a stop.
 
-    The first signal is answered by `reason`, which the training asks after every step; before there is a step to save
-    it ends the process with `STOPPED` (`processes.leave`). A second one ends it in any case, with 128 plus its number.
-    Signals that were ignored before stay so. Several processes of one run stop after the same step: jax hands the
-    notice, a SIGTERM to any of them, around.
+    After the first signal `reason` returns it; the training asks after every step. Before the first step there is
+    nothing to save, and the signal ends the process with the code `STOPPED` (`processes.leave`). A second signal ends
+    the process at once, with 128 plus its number. Signals that were ignored before stay ignored. The processes of one
+    run stop after the same step: jax forwards a SIGTERM that any of them receives.
 
     Args:
       max_minutes: the time limit; None: no limit.
-      training: whether steps are made; without any a signal ends this process, of several, too, at once.
+      training: whether steps are made; without them a signal ends this process at once, even if it is one of several.
 
     Attributes:
-      has_step: whether there is a step that a checkpoint could hold; the training sets it.
+      has_step: whether there is a step to save; the training sets it.
     """
 
     def __init__(self, max_minutes: float | None, *, training: bool = True):
         self.has_step = False
-        self._agreed = training and jax.process_count() > 1
+        self._shared = training and jax.process_count() > 1
         self._deadline = None if max_minutes is None else time.monotonic() + 60 * max_minutes
         self._limit = f'train.max_minutes={max_minutes}'
-        self._why: str | None = None
-        self._at_once = False
+        self._reason: str | None = None
+        self._raises = False
 
     def __enter__(self) -> 'StopMonitor':
         self._before: dict[Any, Any] = {}
         if threading.current_thread() is not threading.main_thread():
-            return self  # only the main one gets signals: whoever called from another minds them
-        ours = (signal.SIGINT,) if self._agreed else SIGNALS
+            return self  # only the main thread receives signals: the caller has to handle them
+        ours = (signal.SIGINT,) if self._shared else SIGNALS
         for each in ours:
             if signal.getsignal(each) is not signal.SIG_IGN:
-                self._before[each] = signal.signal(each, self._heard)
-        pipe, self._told = os.pipe()
-        os.set_blocking(self._told, False)
-        self._told_before = signal.set_wakeup_fd(self._told, warn_on_full_buffer=False)
-        if not self._agreed:  # each minds its own signal, and one that another heard before it was here
-            processes.meet('minding signals')
-            if processes.any_of(self._why is not None) and self._why is None:
+                self._before[each] = signal.signal(each, self._on_signal)
+        pipe, self._pipe_end = os.pipe()
+        os.set_blocking(self._pipe_end, False)
+        self._wakeup_before = signal.set_wakeup_fd(self._pipe_end, warn_on_full_buffer=False)
+        if not self._shared:  # each process handles its own signals, and one that another received before this point
+            processes.meet('handling signals')
+            if processes.any_of(self._reason is not None) and self._reason is None:
                 os.kill(os.getpid(), signal.SIGTERM)
         threading.Thread(target=self._watch, args=(pipe,), daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._before:
-            signal.set_wakeup_fd(self._told_before)
+            signal.set_wakeup_fd(self._wakeup_before)
             for each, handler in self._before.items():
                 signal.signal(each, handler)
-            os.close(self._told)
+            os.close(self._pipe_end)
 
     def reason(self, step: int) -> str | None:
-        """Returns why the run is to stop after `step`, None where it is to go on."""
-        if self._deadline is not None and time.monotonic() > self._deadline and self._why is None:
-            self._why = self._limit
-            if self._agreed:
-                os.kill(os.getpid(), signal.SIGTERM)  # as the notice that all processes hear
-        if not self._agreed:
-            return self._why
-        return (self._why or 'SIGTERM') if multihost_utils.reached_preemption_sync_point(step) else None
+        """Returns why the run must stop after `step`; None: it continues."""
+        if self._deadline is not None and time.monotonic() > self._deadline and self._reason is None:
+            self._reason = self._limit
+            if self._shared:
+                os.kill(os.getpid(), signal.SIGTERM)  # forwarded to all processes
+        if not self._shared:
+            return self._reason
+        return (self._reason or 'SIGTERM') if multihost_utils.reached_preemption_sync_point(step) else None
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Gives a block that a request to stop leaves by `Stopped`, wherever it is: what can be done again."""
-        if self._agreed:  # all leave it together, at its end
+        """A stop requested inside the block raises `Stopped` wherever it is: for work that can be repeated."""
+        if self._shared:  # all processes leave the block together, at its end
             yield
             return
-        self._at_once = True
+        self._raises = True
         try:
-            if self._why is not None:
-                raise Stopped(self._why)
+            if self._reason is not None:
+                raise Stopped(self._reason)
             yield
         finally:
-            self._at_once = False
+            self._raises = False
 
-    def _heard(self, number: int, _: object) -> None:
-        self._why = signal.Signals(number).name
-        if self._agreed:
+    def _on_signal(self, number: int, _: object) -> None:
+        self._reason = signal.Signals(number).name
+        if self._shared:
             os.kill(os.getpid(), signal.SIGTERM)
-        if self._at_once:
-            raise Stopped(self._why)
+        if self._raises:
+            raise Stopped(self._reason)
 
     def _watch(self, pipe: int) -> None:
-        """Answers signals at once, whatever the main thread is in: it may be compiling for minutes."""
-        heard = 0
+        """Answers signals at once, even while the main thread compiles for minutes."""
+        received = 0
         with os.fdopen(pipe, 'rb', buffering=0) as numbers:
             while number := numbers.read(1):
                 if number[0] not in self._before:
                     continue
-                heard += 1
+                received += 1
                 name = signal.Signals(number[0]).name
-                if heard > 1:
+                if received > 1:
                     os._exit(128 + number[0])
                 if not self.has_step:
-                    print(f'tformer: {name}: stopped; nothing was to be saved', file=sys.stderr, flush=True)
+                    print(f'tformer: received {name}: exiting; there is nothing to save', file=sys.stderr, flush=True)
                     processes.leave(STOPPED)
                     os._exit(STOPPED)
-                print(f'tformer: {name}: saves and stops; once more stops at once', file=sys.stderr, flush=True)
+                line = 'saving a checkpoint, then exiting; send it again to exit immediately'
+                print(f'tformer: received {name}: {line}', file=sys.stderr, flush=True)

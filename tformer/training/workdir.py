@@ -1,4 +1,7 @@
-"""A run's directory: its resolved config and its tokenizers, made once and checked ever after."""
+"""A run's directory: its resolved config and its tokenizers, which are made once and checked from then on.
+
+The lock is flock's own and not the package filelock's, which waits forever on file systems that refuse locks.
+"""
 
 import contextlib
 import fcntl
@@ -17,7 +20,7 @@ from tformer.data.batches.mixture import Concatenation
 from tformer.data.tokenizers.tokenizers import Tokenizers, cached_tokenizers, train_tokenizers
 from tformer.errors import UserError, choose, nearest
 
-# What may differ between a run and its continuation, and between training and evaluation: sections, and fields.
+# Sections and fields that may differ between a run and its continuation, and between training and evaluation.
 FREE_SECTIONS = ('decode', 'evaluate', 'mesh')
 FREE_FIELDS = (
     'data.path',
@@ -44,11 +47,11 @@ FREE_FIELDS = (
 )
 
 
-LOCK_SECONDS = 3  # a killed run's data workers hold its lock until they have seen that it is gone
+LOCK_SECONDS = 3  # data workers of a killed run hold its lock until they notice that it is gone
 
 
 def is_free(field: str) -> bool:
-    """Returns whether a dotted field may differ: it changes neither the parameters nor the updates."""
+    """Returns whether a dotted field may differ, because it changes neither the parameters nor the updates."""
     return field.split('.')[0] in FREE_SECTIONS or field in FREE_FIELDS
 
 
@@ -56,13 +59,16 @@ def load_config(workdir: pathlib.Path) -> Config:
     """Returns the resolved config of a workdir.
 
     Raises:
-      UserError: it is no workdir, its config.json does not read, or it needs an extension that the user has not named.
+      UserError: the directory is not a workdir, its config.json cannot be read, or it needs an extension that the user
+        has not named.
     """
     file = workdir / 'config.json'
     if not file.is_file():
         parent = workdir.parent
         others = [str(path.parent) for path in parent.glob('*/config.json')] if parent.is_dir() else []
-        raise UserError(f'{workdir} is no workdir: it has no config.json{nearest(workdir, others) if others else ""}')
+        raise UserError(
+            f'{workdir} is not a workdir: it has no config.json{nearest(workdir, others) if others else ""}'
+        )
     try:
         tree = json.loads(file.read_text())
         if not isinstance(tree, dict):
@@ -73,10 +79,10 @@ def load_config(workdir: pathlib.Path) -> Config:
 
 
 def changed_config(workdir: pathlib.Path, overrides: Mapping[str, str]) -> Config:
-    """Returns the resolved config of a workdir, with other values in fields that are free.
+    """Returns the resolved config of a workdir, with other values in fields that may differ.
 
     Raises:
-      UserError: another field, it is no workdir, or its config.json does not read.
+      UserError: another field is overridden, the directory is not a workdir, or its config.json cannot be read.
     """
     for field in overrides:
         if field in config_lib.field_types() and not is_free(field):
@@ -85,13 +91,13 @@ def changed_config(workdir: pathlib.Path, overrides: Mapping[str, str]) -> Confi
 
 
 def check_config(workdir: pathlib.Path, before: Config, config: Config, may_differ: Sequence[str] = ()) -> None:
-    """Raises a `UserError` that names the fields that differ, of those that must not, from the config of a checkpoint.
+    """Raises a `UserError` that names the fields which differ from a checkpoint's config and must not.
 
     Args:
-      workdir: that holds the checkpoint.
+      workdir: holds the checkpoint.
       before: the checkpoint's config.
-      config: of the run that is to go on.
-      may_differ: dotted fields that may, besides those that are free.
+      config: of the run that resumes.
+      may_differ: dotted fields that may differ, besides those that always may.
     """
     fields = config_lib.field_types()
     for name in may_differ:
@@ -104,17 +110,17 @@ def check_config(workdir: pathlib.Path, before: Config, config: Config, may_diff
     ]
     if changed:
         raise UserError(
-            f'{workdir} is of another config: {", ".join(changed)}; use a fresh --workdir, or its values'
-            ' (or name what may differ in --may_differ)'
+            f'{workdir} was trained with another config: {", ".join(changed)}; use a fresh --workdir, or its values'
+            ' (or name the fields that may differ in --may_differ)'
         )
 
 
 @contextlib.contextmanager
 def lock(workdir: pathlib.Path) -> Iterator[None]:
-    """Makes a workdir where there is none, and keeps other processes from training in it; ends with the process.
+    """Makes a workdir where there is none, and keeps other processes out of it; the lock ends with the process.
 
     Raises:
-      UserError: another one does, or the directory cannot be made.
+      UserError: another process has the lock, or the directory cannot be made.
     """
     try:
         workdir.mkdir(parents=True, exist_ok=True)
@@ -131,8 +137,8 @@ def lock(workdir: pathlib.Path) -> Iterator[None]:
                     holder = file.read().strip() or 'another process'
                     raise UserError(f'--workdir={workdir} is in use by {holder}') from error
                 time.sleep(0.1)
-            except OSError as error:  # a file system that has no locks
-                line = f'nothing keeps a second process out of it, for its file system locks no files: {error.strerror}'
+            except OSError as error:  # the file system has no locks
+                line = f'nothing keeps a second process out of it: its file system has no locks ({error.strerror})'
                 print(f'--workdir={workdir}: {line}', file=sys.stderr, flush=True)
                 break
         file.truncate(0)
@@ -142,11 +148,11 @@ def lock(workdir: pathlib.Path) -> Iterator[None]:
             yield
         finally:
             with contextlib.suppress(OSError):
-                fcntl.flock(file, fcntl.LOCK_UN)  # data workers that have not ended hold it, too
+                fcntl.flock(file, fcntl.LOCK_UN)  # data workers that have not ended hold the file, too
 
 
 def is_locked(workdir: pathlib.Path, patience: float = 0.0) -> bool:
-    """Returns whether a process holds a workdir, and goes on to for `patience` seconds; nothing is written."""
+    """Returns whether a process holds the lock of a workdir, for `patience` seconds or longer; nothing is written."""
     end = time.monotonic() + patience
     while True:
         try:
@@ -157,7 +163,7 @@ def is_locked(workdir: pathlib.Path, patience: float = 0.0) -> bool:
             if time.monotonic() >= end:
                 return True
             time.sleep(0.1)
-        except OSError:  # no lock is there, or the file system has none
+        except OSError:  # there is no lock file, or the file system has no locks
             return False
 
 
@@ -167,7 +173,7 @@ def save_config(workdir: pathlib.Path, config: Config) -> None:
 
 
 def tokenizers(workdir: pathlib.Path, config: Config, records: Concatenation, begun: bool) -> Tokenizers:
-    """Returns the tokenizers of a run: its own where it has `begun`, else another run's, else trained ones."""
+    """Returns the tokenizers of a run: its own where it has `begun`, otherwise another run's or newly trained ones."""
     if begun:
         return Tokenizers.load(workdir)
     made = new_tokenizers(config, records)
@@ -176,9 +182,12 @@ def tokenizers(workdir: pathlib.Path, config: Config, records: Concatenation, be
 
 
 def new_tokenizers(config: Config, records: Concatenation) -> Tokenizers:
-    """Returns the tokenizers of a run that begins."""
+    """Returns the tokenizers of a new run."""
     if lender := config.data.tokenizer_from or config.train.init_from:
         return train_tokenizers(config, records, Tokenizers.load(lender))
-    if 'huggingface' in (config.data.tokenizer, config.data.source_tokenizer):  # of a file, whose contents may change
+    if 'huggingface' in (
+        config.data.tokenizer,
+        config.data.source_tokenizer,
+    ):  # read from a file, whose contents may change
         return train_tokenizers(config, records)
     return cached_tokenizers(config, records, [split.fingerprint for split in records.splits])

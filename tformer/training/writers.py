@@ -1,4 +1,4 @@
-"""Where the numbers of a run are written: metrics.jsonl, TensorBoard, the terminal."""
+"""Writers of a run's metrics: metrics.jsonl, TensorBoard and the terminal."""
 
 import contextlib
 import errno
@@ -18,10 +18,10 @@ from tformer.errors import UserError
 
 
 def read(workdir: pathlib.Path) -> list[dict[str, Any]]:
-    """Returns the lines of a workdir's metrics.jsonl, in order; a half-written last line is left out.
+    """Returns the rows of a workdir's metrics.jsonl, in order, without a half-written last line.
 
     Raises:
-      UserError: another line does not read.
+      UserError: another line cannot be read.
     """
     file = workdir / 'metrics.jsonl'
     lines = file.read_text().splitlines() if file.exists() else []
@@ -36,12 +36,12 @@ def read(workdir: pathlib.Path) -> list[dict[str, Any]]:
 
 
 class MetricWriter:
-    """Appends numbers to metrics.jsonl and, where tensorboardX is installed, to TensorBoard files."""
+    """Appends metrics to metrics.jsonl and, where tensorboardX is installed, to TensorBoard files."""
 
     def __init__(self, workdir: pathlib.Path | None, start_step: int, evaluated: int):
-        """Continues after `start_step`, whose last evaluation was after step `evaluated`: what is beyond is cut off.
+        """Resumes after `start_step`, the latest evaluation being that of step `evaluated`: later rows are cut off.
 
-        A workdir of None takes nothing.
+        workdir=None: nothing is written.
         """
         self._file: Any = None
         self._board: Any = None
@@ -72,15 +72,15 @@ class MetricWriter:
 
 
 def _tensorboard(directory: pathlib.Path, purged: int) -> Callable[[int, Mapping[str, float]], None] | None:
-    """Returns what writes the numbers of a step, None where tensorboardX is not installed; what fails is left out.
+    """Returns a function that writes the metrics of a step; None where tensorboardX is missing. Failures are ignored.
 
     Args:
       directory: of the event files.
-      purged: from this step on TensorBoard hides what earlier files hold.
+      purged: TensorBoard hides the data of earlier files from this step on.
     """
     hidden = 'torch' not in sys.modules
     if hidden:
-        sys.modules['torch'] = None  # type: ignore[assignment]  # it would load the torch that is installed
+        sys.modules['torch'] = None  # type: ignore[assignment]  # tensorboardX would import an installed torch
     try:
         from tensorboardX import event_file_writer, summary
         from tensorboardX.proto.event_pb2 import Event, SessionLog
@@ -91,7 +91,7 @@ def _tensorboard(directory: pathlib.Path, purged: int) -> Callable[[int, Mapping
             del sys.modules['torch']
     with contextlib.suppress(OSError):
         directory.mkdir(exist_ok=True)
-        events = event_file_writer.EventsWriter(str(directory / 'events'))  # no thread, none of its queues
+        events = event_file_writer.EventsWriter(str(directory / 'events'))  # without its thread and queue
 
         def write(step: int, numbers: Mapping[str, float]) -> None:
             with contextlib.suppress(OSError):
@@ -107,12 +107,12 @@ def _tensorboard(directory: pathlib.Path, purged: int) -> Callable[[int, Mapping
 
 
 def _rounded(value: float) -> float | None:
-    """To 8 digits; null stands for what is not finite, which JSON cannot say."""
+    """Returns 8 digits; None (null in JSON) where the value is not finite."""
     return float(np.format_float_positional(value, precision=8, fractional=False)) if math.isfinite(value) else None
 
 
 class Progress:
-    """Steps, loss, tokens a second and time left: a live bar on a terminal, a plain line each report elsewhere."""
+    """Shows steps, loss, tokens per second and time left: a live bar in a terminal, one line per report elsewhere."""
 
     def __init__(self, num_steps: int, start_step: int):
         self._num_steps, self._start = num_steps, start_step
@@ -132,7 +132,7 @@ class Progress:
             self._bar.start()
 
     def update(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Shows the numbers of the last steps."""
+        """Shows the metrics of the latest steps."""
         text = '  '.join(f'{name.removeprefix("train/")} {_short(value)}' for name, value in numbers.items())
         if self._bar is not None:
             self._bar.update(self._task, completed=step, numbers=text)
@@ -142,7 +142,7 @@ class Progress:
         print(f'step {step}/{self._num_steps}  {text}  left {_clock(left)}', flush=True)
 
     def message(self, text: str) -> None:
-        """Prints a line that stays."""
+        """Prints a line above the bar."""
         (self._bar.console.print if self._bar is not None else print)(text)
         sys.stdout.flush()
 
@@ -161,7 +161,7 @@ def _clock(seconds: float) -> str:
 
 
 def format_table(rows: Iterable[tuple[str, float | str]]) -> str:
-    """Returns names and values, one pair a line, aligned."""
+    """Returns names and values as aligned lines."""
     rows = [(name, value if isinstance(value, str) else _short(value)) for name, value in rows]
     width = max((len(name) for name, _ in rows), default=0)
     return '\n'.join(f'  {name:<{width}}  {value}' for name, value in rows)
