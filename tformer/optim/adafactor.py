@@ -1,4 +1,4 @@
-"""Adafactor: the second moment of a matrix in the space of one row and one column."""
+"""Adafactor: the second moment of a matrix is kept as one row and one column."""
 
 import functools
 import math
@@ -13,9 +13,11 @@ from tformer.optim.parameters import each, matrix_axes
 
 
 class Factored(NamedTuple):
-    """Attributes:
-    step: updates made.
-    moments: the mean square of each array, as (of its rows, of its columns) where it is factored.
+    """The state of `adafactor`.
+
+    Attributes:
+      step: updates made.
+      moments: the mean squares of each array, as (of rows, of columns) where it is factored.
     """
 
     step: jax.Array
@@ -26,8 +28,8 @@ def adafactor(names: Any, *, smallest: int = 128) -> optax.GradientTransformatio
     """Adafactor without momentum: the second moment of a matrix from the means of its rows and columns.
 
     Shazeer & Stern 2018, algorithms 4 and 5, with their constants: decay 1 - t^-0.8, clipped to an rms of 1, relative
-    to the parameter's rms (or 1e-3). As optax's, but for each layer's and expert's matrix alone, whatever the order
-    and number of its axes.
+    to the parameter's rms (or 1e-3). Unlike optax's, it treats the matrix of each layer and expert separately,
+    whatever the order and number of its axes.
 
     Args:
       names: the logical names of every parameter's axes.

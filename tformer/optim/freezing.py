@@ -1,6 +1,7 @@
-"""What is trained, and what stays as it is: optimizer.frozen and frozen_layers, and what adapters leave alone.
+"""Which parameters are trained: optimizer.frozen, optimizer.frozen_layers, and the base of low-rank adapters.
 
-`trained` is a tree like the parameters: True, False (the whole array is frozen), or an array along its `layers` axis.
+A mask is a tree like the parameters of True, False (the whole array is frozen) or an array along the `layers` axis.
+optax's selective transforms freeze whole arrays only, and their state has another tree than that of older checkpoints.
 """
 
 from typing import Any
@@ -18,19 +19,19 @@ from tformer.optim.parameters import along_layers, check_entries, is_adapter, pa
 
 
 def is_partial(config: Config) -> bool:
-    """Returns whether anything is frozen."""
+    """Returns whether any parameter is frozen."""
     return bool(config.optimizer.frozen or config.optimizer.frozen_layers or config.model.lora_rank)
 
 
 def trainable_mask(config: Config, names: Any) -> Any:
-    """Returns what of each parameter is trained.
+    """Returns the mask of the parameters that are trained.
 
     Args:
-      config: a run; with model.lora_rank only adapters and the heads of tasks are trained, unless frozen themselves.
+      config: a run; with model.lora_rank only adapters and heads of tasks are trained, unless they are frozen too.
       names: the logical names of every parameter's axes.
 
     Raises:
-      UserError: an entry of optimizer.frozen that is in no parameter's path, or nothing is left to train.
+      UserError: an entry of optimizer.frozen matches no parameter's path, or nothing is left to train.
     """
     frozen, lowest, layers = config.optimizer.frozen, config.optimizer.frozen_layers, own_layers(config.model)
     check_entries(
@@ -58,7 +59,7 @@ def trainable_mask(config: Config, names: Any) -> Any:
 
 
 def stop_frozen_gradients(trained: Any, params: Any) -> Any:
-    """Returns `params` through which no gradient reaches what is frozen; trained=None: all is trained."""
+    """Returns `params` with the gradient of frozen parts stopped; trained=None: nothing is frozen."""
 
     def held(part: Any, x: jax.Array) -> jax.Array:
         if part is True:
@@ -70,14 +71,14 @@ def stop_frozen_gradients(trained: Any, params: Any) -> Any:
 
 
 def select_trainable(trained: Any, tree: Any) -> Any:
-    """Returns a tree like the parameters without its wholly frozen arrays; trained=None: all of it."""
+    """Returns `tree` with wholly frozen arrays masked out; trained=None: nothing is frozen."""
     if trained is None:
         return tree
     return jax.tree.map(lambda part, x: optax.MaskedNode() if part is False else x, trained, tree)
 
 
 def count_trainable(trained: Any, params: Any) -> int:
-    """Returns the number of scalars that are trained."""
+    """Returns the number of trained scalars."""
     return sum(jax.tree.leaves(jax.tree.map(lambda part, x: round(x.size * np.mean(part)), trained, params)))
 
 

@@ -1,4 +1,4 @@
-"""The numbers of a run that a sweep may vary: one pytree of scalars that reaches the compiled step as an argument."""
+"""The numbers of a run that a sweep may vary, as one pytree of scalars, an argument of the compiled train step."""
 
 import flax.struct
 import jax
@@ -10,7 +10,7 @@ Scalar = float | int | jax.Array
 
 
 class Hyperparameters(flax.struct.PyTreeNode):
-    """Scalars, traced or not. A field that is None is off, and leaves no trace in the program."""
+    """Scalars, traced or not. A field that is None is off and adds nothing to the program."""
 
     seed: Scalar
     learning_rate: Scalar
@@ -28,7 +28,7 @@ class Hyperparameters(flax.struct.PyTreeNode):
 
     @classmethod
     def of(cls, config: Config) -> 'Hyperparameters':
-        """Returns the numbers that `config` states; label smoothing, z-loss and dropout of 0 are off."""
+        """Returns the hyperparameters of `config`; a label smoothing, z-loss or dropout rate of 0 is off."""
         return cls(
             seed=config.train.seed,
             learning_rate=config.optimizer.learning_rate,
@@ -47,9 +47,9 @@ class Hyperparameters(flax.struct.PyTreeNode):
 
 
 def standard(config: Config) -> Config:
-    """Returns `config` with the numbers of `Hyperparameters` at a standard: equal for runs that one program can train.
+    """Returns `config` with standard hyperparameters: it is equal for runs that one program can train.
 
-    Where there is an average, or a guard against spikes, there stays one: a state has it or has it not.
+    Moving averages and the guard against spikes stay on or off, because the training state has them or does not.
     """
     kept = {name: value for name, value in OPTIONAL.items() if override(config, {name: None}) != config}
     return override(config, STANDARD | kept)

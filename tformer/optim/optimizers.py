@@ -1,8 +1,8 @@
-"""Optimizers: a table of directions of descent over optax, and around each clipping, weight decay and the rate.
+"""Optimizers: a table of descent directions over optax, each with clipping, weight decay and a learning rate.
 
-An update is -rate * factor * (direction + decay * parameter). Rate and decay are arguments of `update`
-(`learning_rate`, `weight_decay`), so that both may be traced. `names` is the tree of the parameters' logical names.
-Arrays that are frozen whole have no part in any of it (freezing.py); frozen layers have the factor 0.
+An update is -learning_rate * factor * (direction + weight_decay * parameter). Learning rate and weight decay are
+arguments of `update`, so that both may be traced. `names` is the tree of the parameters' logical names. Wholly frozen
+arrays have no state and no update (freezing.py); frozen layers have the factor 0.
 """
 
 import math
@@ -40,7 +40,7 @@ MUP_POWERS = {'adafactor': 0.5}  # of base width / width; 1 for the others, but 
 
 
 def make_optimizer(config: Config, names: Any) -> optax.GradientTransformationExtraArgs:
-    """Returns the transformation from gradients to what is added to the parameters.
+    """Returns the transformation from gradients to updates, which are added to the parameters.
 
     Its `update` takes `learning_rate` and `weight_decay` besides gradients, state and parameters.
 
@@ -153,11 +153,13 @@ def descend(factors: Any, decayed: Sequence[str]) -> optax.GradientTransformatio
 
 
 class ScheduleFree(flax.struct.PyTreeNode):
-    """Attributes:
-    z: the sequence that the base optimizer steps.
-    weight: the sum of the squared rates so far.
-    base: the base optimizer's state.
-    beta: how far the parameters y lie from z towards the average x.
+    """The state of `schedule_free`.
+
+    Attributes:
+      z: the sequence that the base optimizer updates.
+      weight: the sum of the squared learning rates so far.
+      base: the base optimizer's state.
+      beta: how far the parameters y lie from z towards the average x.
     """
 
     z: Any
@@ -166,7 +168,7 @@ class ScheduleFree(flax.struct.PyTreeNode):
     beta: float = flax.struct.field(pytree_node=False)
 
     def average(self, params: Any) -> Any:
-        """Returns x, which is what to evaluate, from y = (1 - beta) z + beta x."""
+        """Returns x, the parameters to evaluate, from y = (1 - beta) z + beta x."""
 
         def average(y: jax.Array, z: Any) -> jax.Array:
             return y if isinstance(z, optax.MaskedNode) else (z + (y - z) / self.beta).astype(y.dtype)
@@ -175,10 +177,12 @@ class ScheduleFree(flax.struct.PyTreeNode):
 
 
 def schedule_free(base: optax.GradientTransformationExtraArgs, beta: float) -> optax.GradientTransformationExtraArgs:
-    """Averages what `base` does (Defazio et al. 2024, algorithm 1): the parameters are y, where gradients are taken.
+    """Schedule-free averaging of `base` (Defazio et al. 2024): the parameters are y, where gradients are taken.
 
     z += step;  x = (1 - c) x + c z, c = rate^2 / sum of rate^2;  y = (1 - beta) z + beta x. Without x it reads
-    y += c (z - y) + (1 - beta (1 - c)) step, z before its step.
+    y += c (z - y) + (1 - beta (1 - c)) step, with z before its step. c uses the learning rates alone, as the authors'
+    code does; algorithm 1 of the paper scales them by Adam's bias correction. optax.contrib's takes its learning rate
+    when it is made; here the rate is an argument of `update`, which trials of one program may trace.
     """
 
     def init(params: Any) -> ScheduleFree:
@@ -227,7 +231,7 @@ def _muon(cfg: config_lib.Optimizer, names: Any) -> optax.GradientTransformation
     matrices = each(numbers, names, groups)
 
     def usual(x: jax.Array, sides: optax.contrib.MuonDimensionNumbers) -> jax.Array:
-        """An orthogonal matrix has the rms max(rows, columns)^-0.5."""
+        """Scales to an rms of 0.2; that of an orthogonal matrix is max(rows, columns)^-0.5."""
         return 0.2 * max(math.prod(x.shape[axis] for axis in side) for side in sides) ** 0.5 * x
 
     orthogonal = optax.contrib.scale_by_muon(beta=cfg.momentum, weight_dimension_numbers=matrices)

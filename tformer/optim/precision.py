@@ -1,4 +1,4 @@
-"""Number formats of what training keeps: master copies of narrow parameters, narrow moments."""
+"""Number formats of the training state: master copies of low-precision parameters, and moments in bfloat16."""
 
 import math
 from typing import Any, NamedTuple
@@ -10,9 +10,11 @@ import optax
 
 
 class MasterParams(NamedTuple):
-    """Attributes:
-    params: copies of the parameters, in which updates add up.
-    base: the state of the optimizer that steps them.
+    """The state of `with_master_params`.
+
+    Attributes:
+      params: copies of the parameters, in which updates accumulate.
+      base: the state of the optimizer that updates them.
     """
 
     params: Any
@@ -22,8 +24,10 @@ class MasterParams(NamedTuple):
 def with_master_params(
     base: optax.GradientTransformationExtraArgs, dtype: str
 ) -> optax.GradientTransformationExtraArgs:
-    """Steps copies of the parameters in `dtype`, which see what is too small for the parameters' own (Micikevicius et
-    al. 2018, 3.1). The parameters after an update are `master_params`, rounded."""
+    """Updates copies of the parameters in `dtype`, which keep changes too small for the parameters' own format.
+
+    The parameters after an update are `master_params`, rounded (Micikevicius et al. 2018, 3.1).
+    """
 
     def init(params: Any) -> MasterParams:
         copies = jax.tree.map(lambda x: jnp.array(x, dtype), params)
@@ -37,7 +41,7 @@ def with_master_params(
 
 
 def master_params(params: Any, opt_state: Any) -> Any:
-    """Returns the master copies of the parameters where the optimizer keeps some, and of the others what is given."""
+    """Returns the master copies of the parameters, and those in `params` that the optimizer keeps no copy of."""
 
     def is_master_params(part: Any) -> bool:
         return isinstance(part, MasterParams)
@@ -50,9 +54,11 @@ def master_params(params: Any, opt_state: Any) -> Any:
 
 
 class Bfloat16State(NamedTuple):
-    """Attributes:
-    step: updates made.
-    base: the state of the optimizer, its arrays in bfloat16.
+    """The state of `with_bfloat16_moments`.
+
+    Attributes:
+      step: updates made.
+      base: the state of the optimizer, its arrays in bfloat16.
     """
 
     step: jax.Array
@@ -62,8 +68,8 @@ class Bfloat16State(NamedTuple):
 def with_bfloat16_moments(base: optax.GradientTransformation) -> optax.GradientTransformation:
     """Keeps the moments of `base` in bfloat16 between updates, which are computed in float32.
 
-    They are rounded at random: nearest rounding would lose all changes of less than 1/512, so that with beta2 = 0.999 a
-    second moment that is large once would stay so.
+    Rounding is stochastic: rounding to nearest would lose every change below 1/512, so that with beta2 = 0.999 a second
+    moment that is large once would stay large.
     """
 
     def narrow(step: jax.Array, state: Any) -> Any:
@@ -88,11 +94,11 @@ def with_bfloat16_moments(base: optax.GradientTransformation) -> optax.GradientT
 
 
 def stochastic_round(x: jax.Array, seed: jax.Array) -> jax.Array:
-    """Returns float32 `x` in bfloat16: one of the two nearest, whose mean is x (Gupta et al. 2015, section 2).
+    """Returns float32 `x` rounded stochastically to bfloat16, with mean x (Gupta et al. 2015, section 2).
 
     Args:
-      x: an array; the draw of each number depends on its place alone, on any devices.
-      seed: uint32, of the draws.
+      x: an array; the draw for each element depends only on its index, on any devices.
+      seed: of the draws, uint32.
     """
     places = [jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis) for axis in range(x.ndim)]
     place = sum(place * np.uint32(stride) for place, stride in zip(places, _strides(x.shape), strict=True))
@@ -102,9 +108,9 @@ def stochastic_round(x: jax.Array, seed: jax.Array) -> jax.Array:
 
 
 def mixed(x: jax.Array) -> jax.Array:
-    """Returns uint32 whose every bit depends on every bit of `x`, one to one (the end of Appleby's MurmurHash3).
+    """Returns a bijective hash of uint32 `x`: the finalizer of Appleby's MurmurHash3.
 
-    Few operations, place by place, which the compiler puts into the update's own loop: no array of random numbers.
+    These few elementwise operations fuse with the update, so no array of random numbers is stored.
     """
     x = (x ^ (x >> 16)) * np.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * np.uint32(0xC2B2AE35)

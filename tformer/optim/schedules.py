@@ -1,4 +1,4 @@
-"""Learning rates over time: pure functions of numbers, which may be traced. Updates count from 1: none is lost to 0."""
+"""Learning-rate schedules: pure functions of scalars, traced or not. Updates count from 1, so the first has a rate."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from tformer.optim.hyperparameters import Hyperparameters, Scalar
 
 
 def learning_rate(schedule: str, hyper: Hyperparameters, step: Scalar, *, num_steps: int, emb_dim: int) -> jax.Array:
-    """Returns the rate of update number `step`, counted from 1."""
+    """Returns the learning rate of update number `step`, counted from 1."""
     return choose(SCHEDULES, schedule, 'optimizer.schedule')(
         jnp.asarray(step, jnp.float32),
         hyper.learning_rate,
@@ -31,14 +31,14 @@ def _progress(step: jax.Array, begin: Scalar, num_steps: Scalar) -> jax.Array:
 
 
 def constant(step: jax.Array, peak: Scalar, warmup: Scalar, **_: Scalar) -> jax.Array:
-    """peak, after warm-up."""
+    """The peak, after a linear warm-up."""
     return peak * _warmup(step, warmup)
 
 
 def linear(
     step: jax.Array, peak: Scalar, warmup: Scalar, *, num_steps: Scalar, final: Scalar, **_: Scalar
 ) -> jax.Array:
-    """From the peak to final * peak along a line."""
+    """From the peak to final * peak along a straight line."""
     return peak * _warmup(step, warmup) * (1 - (1 - final) * _progress(step, warmup, num_steps))
 
 
@@ -65,7 +65,7 @@ def inverse_sqrt(step: jax.Array, peak: Scalar, warmup: Scalar, **_: Scalar) -> 
 def wsd(
     step: jax.Array, peak: Scalar, warmup: Scalar, *, num_steps: Scalar, final: Scalar, decay: Scalar, **_: Scalar
 ) -> jax.Array:
-    """Warm-up, the peak, and over the last `decay` of the steps a line to final * peak (Hu et al. 2024, 4)."""
+    """Warm-up, the peak, and a line to final * peak over the last fraction `decay` of the steps (Hu et al. 2024, 4)."""
     begin = jnp.maximum(num_steps * (1 - decay), warmup)
     return peak * _warmup(step, warmup) * (1 - (1 - final) * _progress(step, begin, num_steps))
 
