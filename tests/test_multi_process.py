@@ -134,7 +134,7 @@ def test_a_killed_process_ends_all_and_one_process_goes_on(tmp_path: pathlib.Pat
     launched.until(run, 3)
     assert len(launched.pids) == 2
     assert launched.end(90) == 128 + signal.SIGKILL
-    assert 'another process of the run has ended; the same command goes on' in launched.err
+    assert 'another process of the run has ended; the same command resumes' in launched.err
     assert launched.err.splitlines()[-1] == 'launch/local: process 1 of 2 was the first to fail: SIGKILL'
     assert '2 device(s)' in launched.out and 'Gloo' not in launched.out and 'Traceback' not in launched.err
 
@@ -254,7 +254,7 @@ def test_a_process_with_other_data_or_another_config_ends_all(tmp_path: pathlib.
     launched = Launched(tmp_path, 2, *given, hooked(tmp_path, 1, f'{hook}\n    {other}'))
     assert launched.end() == 2, launched.err
     (told,) = {line.removeprefix('[1] ') for line in launched.err.splitlines() if 'process 1 has not' in line}
-    assert told.startswith('tformer: process 1 has not what process 0 has: ') and 'fingerprint of the data' in told
+    assert told.startswith('tformer: process 1 differs from process 0 in: ') and 'fingerprint of the data' in told
     assert not checkpoint.steps(tmp_path / 'run')
 
 

@@ -1,4 +1,4 @@
-"""Which devices a collective joins, read from its text (HLO), and along which axes of the mesh they lie."""
+"""The groups of devices of a collective, from its text (HLO), and the axes of the mesh that they span."""
 
 import functools
 import re

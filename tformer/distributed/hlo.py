@@ -1,4 +1,4 @@
-"""What one device does in a compiled program, read from the program's text (HLO): loops count as often as they run."""
+"""The work of one device in a compiled program, from the program's text (HLO); loops count as often as they run."""
 
 import dataclasses
 import re

@@ -1,4 +1,4 @@
-"""What a compiled program reads from a device's memory and writes to it, read from the program's text (HLO)."""
+"""The bytes that a compiled program reads from and writes to a device's memory, from the program's text (HLO)."""
 
 from tformer.distributed import hlo
 from tformer.distributed.hlo import Computation, Instruction, Program

@@ -1,4 +1,4 @@
-"""Several processes that train as one: how each joins the others, and what only the first of them does."""
+"""Several processes that train as one: how they join, agree and wait, and what only the first process does."""
 
 import contextlib
 import hashlib
@@ -19,29 +19,29 @@ from tformer.errors import UserError, nearest
 
 T = TypeVar('T')
 
-AUTO = 'auto'  # --coordinator: jax asks the scheduler
-MEETING_SECONDS = 600  # in which all processes must have joined
-HEARTBEAT_SECONDS = 30  # without a sign of life from one process, the others end
+AUTO = 'auto'  # value of --coordinator: jax asks the scheduler
+MEETING_SECONDS = 600  # all processes must join within this time
+HEARTBEAT_SECONDS = 30  # after this time without a heartbeat of one process the others exit
 LEAVING_SECONDS = 2
 
 _number: int | None = None  # of this process, once it has joined
 
 
 def join(coordinator: str, num_processes: int | None, process_id: int | None, preemptible: bool) -> None:
-    """Joins a run of several processes; standard output is then what the first one prints.
+    """Joins a run of several processes, of which only the first one prints to standard output.
 
-    Where they do not all meet in `MEETING_SECONDS` the process ends, with a line on standard error and exit code 2.
+    If they do not all join within `MEETING_SECONDS`, the process exits with a line on standard error and code 2.
 
     Args:
-      coordinator: host:port, on the host of process 0; or `AUTO`: all three are what jax finds in the environment that
-        SLURM, Open MPI, Cloud TPU or Kubernetes (with the package `kubernetes`) make.
+      coordinator: host:port on the host of process 0; or `AUTO`: jax finds all three arguments in the environment that
+        SLURM, Open MPI, Cloud TPU or Kubernetes (with the package `kubernetes`) provide.
       num_processes: of the run.
-      process_id: of this one, from 0.
+      process_id: of this process, from 0.
       preemptible: whether SIGTERM is a notice to all of them, which `stopping.StopMonitor` answers; otherwise it ends
         the process.
 
     Raises:
-      UserError: what is given does not fit together, the port is in use, or there is nothing to be found.
+      UserError: the arguments contradict each other, the port is in use, or jax finds no environment.
     """
     global _number
     where: dict[str, Any] = {}
@@ -63,17 +63,17 @@ def join(coordinator: str, num_processes: int | None, process_id: int | None, pr
             _number = jax.process_index()
     except Exception as error:
         line = str(error).splitlines()[0]
-        if line == 'coordinator_address should be defined.':  # what jax says where it finds none
+        if line == 'coordinator_address should be defined.':  # jax's message where it finds none
             line = 'no SLURM step, Open MPI, Cloud TPU or Kubernetes job has started this process; give HOST:PORT'
         raise UserError(f'--coordinator={coordinator}: {line}') from error
     sys.stdout.flush()
     ours = os.devnull if _number else os.dup(1)
     sys.stdout = open(ours, 'w', buffering=1, encoding=sys.stdout.encoding)  # noqa: SIM115
-    os.dup2(2, 1)  # what Gloo prints is no output of ours
+    os.dup2(2, 1)  # keeps Gloo's messages out of standard output
 
 
 def _port(coordinator: str, num_processes: int | None, process_id: int | None) -> int:
-    """Returns the port, of what fits together; raises a `UserError` otherwise."""
+    """Returns the port; raises a `UserError` where the arguments contradict each other."""
     host, _, port = coordinator.rpartition(':')
     if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
         raise UserError(f'--coordinator={coordinator} is no HOST:PORT{nearest(coordinator, [AUTO])}')
@@ -85,7 +85,7 @@ def _port(coordinator: str, num_processes: int | None, process_id: int | None) -
 
 
 def _check_free(coordinator: str, port: int) -> None:
-    """Raises a `UserError` where the port is taken: jax would crash."""
+    """Raises a `UserError` where the port is in use, with which jax would crash."""
     family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
     try:
         socket.create_server(('', port), family=family, dualstack_ipv6=family == socket.AF_INET6).close()
@@ -96,7 +96,7 @@ def _check_free(coordinator: str, port: int) -> None:
 
 
 def _absent(coordinator: str, num_processes: int | None, process_id: int | None) -> str:
-    """Returns what to tell where the processes did not meet."""
+    """Returns the error for processes that did not all join."""
     flag = f'--coordinator={coordinator}'
     host, _, port = coordinator.rpartition(':')
     if process_id:
@@ -110,7 +110,7 @@ def _absent(coordinator: str, num_processes: int | None, process_id: int | None)
 
 @contextlib.contextmanager
 def _at_most(seconds: float, complaint: Callable[[], str]) -> Iterator[None]:
-    """Gives a block that takes at most so long, or the process ends: it may be in what cannot be interrupted."""
+    """Ends the process where its block takes longer, even in a call that cannot be interrupted."""
 
     def end() -> None:
         print(f'tformer: {complaint()}', file=sys.stderr, flush=True)
@@ -126,9 +126,9 @@ def _at_most(seconds: float, complaint: Callable[[], str]) -> Iterator[None]:
 
 
 def leave(code: int) -> None:
-    """Ends this process where it has joined others, without waiting for them, as jax would at the interpreter's end.
+    """Exits at once if this process has joined others; at the interpreter's exit jax would wait for them.
 
-    The first one, without which the others cannot go on, gives those that fail alike the time to say so.
+    The first process, which the others need, waits a moment so that those that fail alike can print their errors.
     """
     if not jax.distributed.is_initialized():
         return
@@ -141,12 +141,12 @@ def leave(code: int) -> None:
 
 
 def first() -> bool:
-    """Returns whether this is the first process: the one that writes and prints."""
+    """Returns whether this is the first process, the one that writes and prints."""
     return jax.process_index() == 0
 
 
 def after_first(make: Callable[[], T], find: Callable[[], T]) -> T:
-    """Returns make() of the first process; the others return find() once it has made, and write nothing."""
+    """Returns make() in the first process; after it, find() in the others, which write nothing."""
     if first():
         made = make()
         meet('made')
@@ -156,22 +156,22 @@ def after_first(make: Callable[[], T], find: Callable[[], T]) -> T:
 
 
 def same_number(number: Callable[[], int]) -> int:
-    """Returns number() of the first process, which alone calls it."""
+    """Returns the first process's number(); the others do not call it."""
     if jax.process_count() == 1:
         return number()
     return int(multihost_utils.broadcast_one_to_all(np.int32(number() if first() else 0)))
 
 
 def any_of(fact: bool) -> bool:
-    """Returns whether a fact holds in any process; all of them ask."""
+    """Returns whether `fact` is true in any process; all of them must call this."""
     return fact if jax.process_count() == 1 else bool(multihost_utils.process_allgather(np.array(fact)).any())
 
 
 def agree(facts: Mapping[str, object]) -> None:
-    """Sees that facts are the same in every process, by digests of their `repr`.
+    """Checks, by digests of their `repr`, that facts are the same in every process.
 
     Raises:
-      UserError: in all of them, where one has others than the first.
+      UserError: in all processes, where one differs from the first.
     """
     if jax.process_count() == 1:
         return
@@ -181,18 +181,18 @@ def agree(facts: Mapping[str, object]) -> None:
     if process.size:
         names = [list(facts)[i] for i in which[process == process[0]]]
         more = f' and {len(names) - 3} more' if len(names) > 3 else ''
-        raise UserError(f'process {process[0]} has not what process 0 has: {", ".join(names[:3])}{more}')
+        raise UserError(f'process {process[0]} differs from process 0 in: {", ".join(names[:3])}{more}')
 
 
 def lost(error: Exception) -> str | None:
-    """Returns what to tell of an error that comes of another process' end; None where it comes of something else."""
+    """Returns the message for an error that the end of another process has caused; None for other errors."""
     line = str(error).partition('\n')[0]
     if jax.process_count() == 1 or not re.match('[A-Z_]+: .*(peer|Gloo|oordination|heartbeat)', line):
         return None
-    return f'another process of the run has ended; the same command goes on from the newest checkpoint ({line})'
+    return f'another process of the run has ended; the same command resumes from the newest checkpoint ({line})'
 
 
 def meet(name: str) -> None:
-    """Waits until every process is here; `name` tells the places apart."""
+    """Waits until every process has called this with the same `name`."""
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices(name)

@@ -1,5 +1,5 @@
-"""What compilers with a reduce-scatter save where the CPU's has all-reduces: of those of whose results a device reads
-its own part alone."""
+"""What reduce-scatters save: the CPU's compiler has only all-reduces, also where the result is only read as this
+device's shard."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from tformer.distributed.hlo import Collective, Computation, Instruction, Progra
 
 
 def savings(program: Program, mesh: Mesh) -> list[Collective]:
-    """Returns what is not sent then, in bytes below 0: half of such all-reduces, by the axes of the mesh."""
+    """Returns the saved traffic, as negative bytes: half of such all-reduces, by the axes of the mesh."""
     sizes, saved = tuple(mesh.shape.items()), dict[tuple[str, ...], tuple[int, float]]()
     for i, c, times in hlo.executions(program, lambda i, c: hlo.num_bytes(i.shape)):
         if i.opcode.removesuffix('-start') != 'all-reduce':

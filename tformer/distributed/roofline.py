@@ -1,4 +1,4 @@
-"""How long a step takes at best on devices that are not here: published peaks, and what a step asks of them."""
+"""Lower bounds of a step's time on accelerators, from their published peaks and the work of the step."""
 
 import dataclasses
 import math

@@ -1,8 +1,8 @@
-"""Where arrays live: a mesh of devices, logical names at each declaration, one table of rules between them.
+"""Sharding: a mesh of devices, logical names at each declaration, and one table of rules that maps names to the mesh.
 
-Axes of the mesh: `data` (rows of the batch), `fsdp` (rows of the batch, and parameters split), `tensor` (heads, MLP
-columns and vocabulary split), `context` (tokens of a row), `expert` (experts, and rows of the batch), `pipeline`
-(layers). Logical names that no rule knows raise an error.
+Axes of the mesh: `data` splits the rows of a batch, `fsdp` rows and parameters, `tensor` heads, MLP columns and the
+vocabulary, `context` the tokens of a row, `expert` experts and rows, `pipeline` layers. A logical name without a rule
+is an error.
 """
 
 import contextlib
@@ -58,7 +58,7 @@ RULES: dict[str, Rules] = {
 
 
 def make_rules(config: config_lib.Mesh) -> Rules:
-    """Returns the rules of `config`: a preset, and what overrides it.
+    """Returns the rules of `config`: a preset and its overrides.
 
     Raises:
       UserError: an unknown preset, name or axis.
@@ -78,11 +78,10 @@ def make_rules(config: config_lib.Mesh) -> Rules:
 
 
 def make_mesh(config: config_lib.Mesh, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """Returns the mesh of `config` over `devices` (default: all); sizes without a -1 may take the first few of them.
+    """Returns the mesh of `config` over `devices` (None: all of them); without a -1 it may use only the first ones.
 
     Raises:
-      UserError: more devices are asked for than there are, or a -1 cannot take all that are left, or they cannot be
-        laid out so.
+      UserError: there are too few devices, the -1 cannot take all that remain, or they have no such layout.
     """
     devices = jax.devices() if devices is None else devices
     sizes = [getattr(config, axis) for axis in AXES]
@@ -115,21 +114,21 @@ def arrange(sizes: Sequence[int], devices: Sequence[jax.Device], across: int) ->
 
 
 class Schedule(NamedTuple):
-    """How a batch goes through the stages of a pipeline: in how many parts, and how often each part goes round."""
+    """A pipeline's schedule: the number of microbatches, and how often each of them passes through the stages."""
 
     parts: int
     rounds: int
 
 
-_schedule = jax.make_user_context(default_value=None)  # a part of jit's key, as the mesh is
+_schedule = jax.make_user_context(default_value=None)  # part of jit's cache key, like the mesh
 
 
 @contextlib.contextmanager
 def placed(mesh: Mesh, config: config_lib.Mesh) -> Iterator[None]:
-    """Within it arrays are placed as `config` says: on its mesh, by its rules, layers in its pipeline.
+    """A context in which arrays are placed on `mesh`, by the rules and the pipeline of `config`.
 
     Raises:
-      UserError: a rule of `config` that there is not.
+      UserError: `config` has an unknown rule.
     """
     stages = mesh.shape['pipeline']
     schedule = Schedule(config.microbatches or stages, config.rounds) if stages > 1 else None
@@ -138,28 +137,28 @@ def placed(mesh: Mesh, config: config_lib.Mesh) -> Iterator[None]:
 
 
 def unpipelined() -> contextlib.AbstractContextManager[Any]:
-    """Within it every device computes all layers, whatever is around it: for batches of any number of rows."""
+    """A context without a pipeline: every device computes all layers, for batches of any number of rows."""
     return _schedule(None)
 
 
 def schedule() -> Schedule | None:
-    """Returns the schedule of the pipeline that layers are in; None where they are in none."""
+    """Returns the schedule of the current pipeline; None where there is none."""
     return _schedule.value
 
 
 def row_multiple(mesh: Mesh, config: config_lib.Mesh) -> int:
-    """Returns what divides the rows of a batch: the ways that they are split, times the parts of a pipeline."""
+    """Returns the number that divides the rows of a batch: data-parallel size x microbatches of the pipeline."""
     stages = mesh.shape['pipeline']
     return batch_ways(mesh) * ((config.microbatches or stages) if stages > 1 else 1)
 
 
 def batch_ways(mesh: Mesh) -> int:
-    """Returns how many ways the rows of a batch are split."""
+    """Returns how many ways the mesh splits the rows of a batch."""
     return int(np.prod([mesh.shape[axis] for axis in ROWS]))
 
 
 def partitioned(initializer: Callable[..., jax.Array], *names: str) -> Callable[..., Any]:
-    """Returns `initializer` with a logical name for each axis of the parameter it makes."""
+    """Returns `initializer` with a logical name for each axis of its parameter."""
     unknown = [name for name in names if name not in PARAMETER_AXES]
     if unknown:
         raise ValueError(f'unknown logical axis {unknown[0]!r}{errors.nearest(unknown[0], PARAMETER_AXES)}')
@@ -167,7 +166,7 @@ def partitioned(initializer: Callable[..., jax.Array], *names: str) -> Callable[
 
 
 def constrain(x: jax.Array, *names: str | None) -> jax.Array:
-    """Constrains an activation to the sharding that the rules give its logical names; an axis of None is whole.
+    """Constrains an activation to the sharding that the rules give its logical names; an axis of None is not split.
 
     Without a mesh it has no effect.
     """
@@ -178,7 +177,7 @@ def constrain(x: jax.Array, *names: str | None) -> jax.Array:
 
 
 def unboxed(tree: Any) -> Any:
-    """Returns `tree` with its arrays out of the boxes that hold their logical names."""
+    """Returns `tree` without the boxes that hold the logical names of its arrays."""
 
     def boxed(x: Any) -> bool:
         return isinstance(x, nn.Partitioned)
@@ -187,7 +186,7 @@ def unboxed(tree: Any) -> Any:
 
 
 def tree_shardings(abstract: Any, mesh: Mesh, rules: Rules) -> Any:
-    """Returns the shardings of a tree of (boxed) abstract arrays; an axis that does not divide is left whole."""
+    """Returns the shardings of a tree of (boxed) abstract arrays; an axis that does not divide is not split."""
     specs = nn.get_partition_spec(abstract)
     placed = nn.logical_to_mesh_sharding(specs, mesh, rules)
 
@@ -206,7 +205,7 @@ def _ways(mesh: Mesh, axis: str | tuple[str, ...]) -> int:
 
 
 def batch_share(mesh: Mesh) -> tuple[int, int]:
-    """Returns (index, count): which of `count` equal shares of a batch's rows the devices of this process hold."""
+    """Returns (index, count): this process's devices hold share number `index` of `count` equal shares of the rows."""
     ways = batch_ways(mesh)
     places = batch_sharding(mesh).addressable_devices_indices_map((ways,)).values()
     rows = [place[0].indices(ways) for place in places if place is not None]
@@ -215,7 +214,7 @@ def batch_share(mesh: Mesh) -> tuple[int, int]:
 
 
 def place_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-    """Returns a batch on the devices, from the share of its rows that this process has."""
+    """Returns a batch on the devices, made from this process's share of its rows."""
     placed = batch_sharding(mesh)
     return {name: jax.make_array_from_process_local_data(placed, rows) for name, rows in batch.items()}
 
