@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 from flax import linen as nn
+from starting import make_start
 from test_train_step import ROWS, T, Trainer, make_batch, make_config, relative
 
 from tformer import checks, config
@@ -20,7 +21,6 @@ from tformer.errors import UserError
 from tformer.layers import moe
 from tformer.layers.moe import Moe
 from tformer.layers.resolved import resolve_model
-from tformer.training.state import make_start
 
 E, D, F = 4, 16, 32
 MESHES = {

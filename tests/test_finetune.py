@@ -23,7 +23,7 @@ from tformer.objectives import OBJECTIVES
 from tformer.optim import freezing
 from tformer.optim.hyperparameters import Hyperparameters
 from tformer.optim.optimizers import make_optimizer, rate_factors
-from tformer.training import checkpoint, pretrained
+from tformer.training import checkpoint, checkpoint_writer, pretrained
 from tformer.training import loop as train_lib
 from tformer.training.dummy_batch import random_batch
 from tformer.training.state import TrainState, begin, evaluation_params, initial_variables, logical_names
@@ -363,7 +363,7 @@ class Loader:
         workdir = self.place / str(self.count)
         found = Trainer(make_config(objective, **model)).variables()
         state = TrainState(jnp.asarray(7), found['params'], {}, None, found.get('statistics', {}))
-        saved = checkpoint.Checkpoints(workdir)
+        saved = checkpoint_writer.CheckpointWriter(workdir)
         saved.save(state, {}, 0.0)
         saved.wait()
         return str(workdir), found

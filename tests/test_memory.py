@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 from flax import linen as nn
+from starting import make_start
 
 from tformer import checks
 from tformer.config import Config, Data, Decode, Mesh, Model, Optimizer, Train
@@ -24,9 +25,9 @@ from tformer.objectives import OBJECTIVES
 from tformer.optim.hyperparameters import Hyperparameters
 from tformer.optim.optimizers import make_optimizer
 from tformer.optim.precision import master_params, stochastic_round, with_bfloat16_moments
-from tformer.training import checkpoint
+from tformer.training import checkpoint, checkpoint_writer
 from tformer.training.dummy_batch import random_batch
-from tformer.training.state import begin, evaluation_params, logical_names, make_init, make_start
+from tformer.training.state import begin, evaluation_params, logical_names, make_init
 from tformer.training.step import make_train_step
 
 MIB = 2**20
@@ -428,7 +429,7 @@ def test_a_donated_state_is_updated_in_place_and_on_eight_devices_as_on_one():
 def test_masters_and_narrow_moments_are_restored_bit_for_bit(tmp_path):
     trainer, state, step, placed = narrow_run()
     after, _ = step(jax.tree.map(jnp.copy, state), placed, trainer.hyper)
-    saved = checkpoint.Checkpoints(tmp_path)
+    saved = checkpoint_writer.CheckpointWriter(tmp_path)
     saved.save(after, {}, None)
     saved.wait()
     restored = checkpoint.restore(tmp_path, 1, state)

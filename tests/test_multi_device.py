@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+from starting import make_start
 
 from tformer import checks, config
 from tformer.config import Config, Mesh, Model, Train
@@ -17,7 +18,6 @@ from tformer.layers.parallel import ring_attention
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
 from tformer.optim.hyperparameters import Hyperparameters
-from tformer.training.state import make_start
 from tformer.training.step import make_train_step
 
 V, T, S, ROWS, STEPS, RATE = 32, 32, 16, 8, 3, 0.1

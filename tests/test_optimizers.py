@@ -24,7 +24,7 @@ from tformer.optim.adafactor import adafactor
 from tformer.optim.hyperparameters import Hyperparameters
 from tformer.optim.optimizers import OPTIMIZERS, make_optimizer, rate_factors
 from tformer.optim.parameters import is_hidden
-from tformer.training import checkpoint
+from tformer.training import checkpoint, checkpoint_writer
 from tformer.training.dummy_batch import random_batch
 from tformer.training.state import TrainState, begin, evaluation_params, evaluation_variables, logical_names
 from tformer.training.step import make_train_step, moving_average
@@ -405,7 +405,7 @@ def test_statistics_and_sown_losses_are_refused_in_parts(sown):
 @pytest.mark.parametrize(('name', 'ema'), [('sgd', None), ('adamw', 0.9), ('schedule_free', None), ('adafactor', 0.5)])
 def test_a_checkpoint_restores_all_bit_for_bit_and_gives_what_is_evaluated(tmp_path, name, ema):
     step, start, batch, hyper = counting(ema_decay=ema, name=name)
-    saved, states = checkpoint.Checkpoints(tmp_path, keep_last=3), [start]
+    saved, states = checkpoint_writer.CheckpointWriter(tmp_path, keep_last=3), [start]
     for number in range(1, 5):
         states.append(step(states[-1], batch, hyper)[0])
         saved.save(states[-1], {'best': number}, -float(number))

@@ -13,6 +13,7 @@ import optax
 import pytest
 import toy_data
 from jax.sharding import AxisType, PartitionSpec
+from starting import make_start
 from test_train_step import ROWS, T, Trainer, make_batch, make_config, relative
 
 from tformer import checks, config
@@ -25,7 +26,6 @@ from tformer.errors import UserError
 from tformer.layers.dropout import DropoutRates
 from tformer.layers.parallel.pipeline_stages import deal, pipelined
 from tformer.model import build
-from tformer.training.state import make_start
 
 ROOT = pathlib.Path(__file__).parent.parent
 STEPS, LAYERS = 3, 4

@@ -11,7 +11,7 @@ from tformer.model import build
 from tformer.optim import renamed_paths
 from tformer.optim.hyperparameters import Hyperparameters
 from tformer.optim.parameters import within
-from tformer.training import checkpoint
+from tformer.training import checkpoint, checkpoint_writer
 from tformer.training.state import begin
 
 OLD = {new: old for old, new in renamed_paths.RENAMED.items()}
@@ -37,7 +37,7 @@ def test_a_checkpoint_with_the_old_names_restores_under_the_new_ones(state, tmp_
     assert not renamed_paths.names(old) & set(OLD)
     assert set(renamed_paths.RENAMED) <= renamed_paths.names(old.opt_state) & renamed_paths.names(old.averages)
     for name, saved in {'old': old, 'new': state}.items():
-        writer = checkpoint.Checkpoints(tmp_path / name)
+        writer = checkpoint_writer.CheckpointWriter(tmp_path / name)
         writer.save(saved, {}, None)
         writer.finish()
         start = jax.tree.map(jnp.zeros_like, state)

@@ -10,6 +10,7 @@ import optax
 import pytest
 from flax import linen as nn
 from jax.sharding import PartitionSpec
+from starting import make_start
 
 from tformer import checks, config, objectives
 from tformer.config import Config, Model, Train
@@ -22,7 +23,7 @@ from tformer.optim import optimizers, schedules
 from tformer.optim.hyperparameters import Hyperparameters
 from tformer.optim.optimizers import make_optimizer
 from tformer.training.setup import row_multiple
-from tformer.training.state import logical_names, make_init, make_start, step_key
+from tformer.training.state import logical_names, make_init, step_key
 from tformer.training.step import make_train_step
 
 V, T, S, ROWS = 17, 8, 6, 8

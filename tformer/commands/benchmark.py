@@ -28,7 +28,7 @@ from tformer.data.batches import mixture, pipeline
 from tformer.data.tokenizers.tokenizers import train_tokenizers
 from tformer.distributed import sharding
 from tformer.errors import UserError, choose
-from tformer.training import checkpoint
+from tformer.training import checkpoint_writer
 from tformer.training.dummy_batch import assumed, random_batch
 from tformer.training.program import make_program
 from tformer.training.state import TrainState, count_parameters
@@ -122,7 +122,7 @@ def saving(config: Config, steps: int) -> dict[str, Any]:
     blocks: dict[bool, list[float]] = {True: [], False: []}
     blocked = []
     with tempfile.TemporaryDirectory() as place, stepping(config) as (once, state, facts):
-        checkpoints = checkpoint.Checkpoints(pathlib.Path(place))
+        checkpoints = checkpoint_writer.CheckpointWriter(pathlib.Path(place))
         for block in range(2 * max(1, steps // SAVED_EVERY)):
             saves, began = block % 2 == 0, time.perf_counter()
             for number in range(SAVED_EVERY):

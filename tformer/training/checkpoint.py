@@ -1,16 +1,12 @@
-"""Checkpoints of a run, written asynchronously by Orbax: complete or absent, and checked for damage before use.
+"""Checkpoints of a run: their directory, and their arrays read back, on any mesh; damage is found before use.
 
 WORKDIR/checkpoints/STEP holds two trees of arrays: `variables`, which are evaluated (`params`, and `statistics` if
 any), and `training`, the rest of the state; `run`, a JSON object that is read without a device; and `digests.json`, the
 sizes and checksums of all files.
-
-Retention is our own and not orbax's CheckpointManager, which deletes by metrics that are known at the save; here a
-score may be noted later, a damaged checkpoint is set aside, and a deletion that is killed leaves no half checkpoint.
 """
 
 import json
 import math
-import os
 import pathlib
 import secrets
 import shutil
@@ -20,15 +16,12 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
-from tformer import atomic
 from tformer.distributed import processes
 from tformer.errors import UserError
 from tformer.evaluation import metrics
 from tformer.optim import renamed_paths
 from tformer.training import digests
 from tformer.training.state import TrainState, evaluation_variables
-
-ARRAYS = ('variables', 'training')
 
 
 def score(metric: str, value: float) -> float:
@@ -126,92 +119,7 @@ def latest_valid(workdir: pathlib.Path, say: Callable[[str], object]) -> int | N
     return newest
 
 
-# ------------------------------------------------------------------------------------------------------ writing
-
-
-class _Handler(ocp.CompositeCheckpointHandler):
-    """Adds the digests once all files are written; only then does the directory get its final name."""
-
-    def finalize(self, directory: Any) -> None:
-        super().finalize(directory)
-        if processes.first():
-            digests.write(pathlib.Path(os.fspath(directory)))
-
-
-@ocp.args.register_with_handler(_Handler, for_save=True, for_restore=True)
-class _Items(ocp.args.Composite):
-    pass
-
-
-class Checkpoints:
-    """Writes the checkpoints of a workdir; keeps the newest `keep_last`, the best, and one every `keep_every` steps.
-
-    Raises:
-      UserError: the directory cannot be made.
-    """
-
-    def __init__(self, workdir: pathlib.Path, keep_last: int = 2, keep_every: int | None = None):
-        self._workdir, self._keep_last, self._keep_every = workdir, keep_last, keep_every
-        try:
-            directory(workdir).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f'{directory(workdir)}: {error.strerror}') from error
-        # Compression costs more time than it saves space: trained numbers are close to random bits.
-        handlers = {name: ocp.PyTreeCheckpointHandler(use_compression=False) for name in ARRAYS}
-        self._writer = ocp.AsyncCheckpointer(_Handler(run=ocp.JsonCheckpointHandler(), **handlers))
-
-    def save(self, state: TrainState, run: Mapping[str, Any], score: float | None) -> None:
-        """Starts writing a checkpoint; returns once the arrays are copied off the devices.
-
-        Args:
-          state: its step names the checkpoint.
-          run: a JSON object with the rest of what a resumed run needs.
-          score: more is better; None: this step has not been evaluated.
-
-        Raises:
-          UserError: the previous checkpoint could not be written.
-        """
-        self.wait()
-        self._writer.save(
-            directory(self._workdir, int(state.step)),
-            args=_Items(
-                run=ocp.args.JsonSave({**run, 'merit': score}),
-                **{name: ocp.args.PyTreeSave(item) for name, item in checkpoint_items(state).items()},
-            ),
-        )
-
-    def note_score(self, step: int, score: float) -> None:
-        """Notes the score of a checkpoint that was written before its evaluation."""
-        self.wait()
-        if processes.first():
-            atomic.write(directory(self._workdir, step) / 'merit.json', json.dumps(score))
-
-    def finish(self) -> None:
-        """Waits until the checkpoint is on disk.
-
-        Raises:
-          UserError: it could not be written.
-        """
-        try:
-            self._writer.wait_until_finished()
-        except (OSError, ValueError, RuntimeError) as error:
-            line = str(error).splitlines()[0]
-            kept = f'the newest complete one is of step {max(steps(self._workdir), default=0)}'
-            raise UserError(f'a checkpoint could not be written ({kept}): {line}') from error
-
-    def wait(self) -> None:
-        """Waits until the checkpoint is on disk, and deletes those that are no longer kept.
-
-        Raises:
-          UserError: it could not be written.
-        """
-        self.finish()
-        if processes.first():
-            there, most = steps(self._workdir), best(self._workdir)
-            for step in there[: -self._keep_last]:
-                if step != most and (self._keep_every is None or step % self._keep_every):
-                    delete(self._workdir, step)
-        processes.meet('checkpoints')  # no process looks for the best one during a deletion
+# ------------------------------------------------------------------------------------------------------- arrays
 
 
 def checkpoint_items(state: TrainState) -> dict[str, Any]:
@@ -221,9 +129,6 @@ def checkpoint_items(state: TrainState) -> dict[str, Any]:
     if evaluated['params'] is not state.params:
         training['params'] = state.params
     return {'variables': evaluated, 'training': {name: x for name, x in training.items() if jax.tree.leaves(x)}}
-
-
-# ------------------------------------------------------------------------------------------------------ reading
 
 
 def restore(workdir: pathlib.Path, step: int, state: TrainState) -> TrainState:

@@ -16,7 +16,7 @@ from tformer.data.batches import pipeline
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.distributed import processes
 from tformer.evaluation import means, scorer
-from tformer.training import checkpoint, setup, writers
+from tformer.training import checkpoint, checkpoint_writer, setup, writers
 from tformer.training.state import TrainState, evaluation_variables
 
 
@@ -74,7 +74,7 @@ class RunRecorder:
             self.metrics = MetricAccumulator(**previous['interval'])
             self.evaluated = previous['evaluated']
         keep_last = keep_last or data.config.train.keep_last
-        self.checkpoints = checkpoint.Checkpoints(directory, keep_last, data.config.train.keep_every)
+        self.checkpoints = checkpoint_writer.CheckpointWriter(directory, keep_last, data.config.train.keep_every)
         self._writer = writers.MetricWriter(directory if processes.first() else None, self._saved, self.evaluated)
 
     def close(self) -> None:

@@ -1,6 +1,5 @@
 """The training state: what a step takes and returns, and how it is initialized and sharded."""
 
-from collections.abc import Callable
 from typing import Any
 
 import flax.struct
@@ -149,22 +148,6 @@ def named_as(params: Any, tree: Any) -> Any:
         return box.replace(value=x) if is_box(box) and box.value.shape == x.shape else x
 
     return jax.tree_util.tree_map_with_path(name, tree)
-
-
-def make_start(
-    model: nn.Module,
-    objective: Objective,
-    optimizer: optax.GradientTransformation,
-    hyper: Hyperparameters,
-    batch: Any,
-    mesh: Mesh,
-    rules: Rules,
-) -> tuple[Callable[[Hyperparameters], TrainState], TrainState]:
-    """Returns (start(hyper) -> the initial state, placed on the mesh; the shardings of its arrays)."""
-    init = make_init(model, objective, optimizer)
-    shardings = tree_shardings(jax.eval_shape(init, hyper, batch), mesh, rules)
-    start = jax.jit(lambda hyper, batch: unboxed(init(hyper, batch)), out_shardings=shardings)
-    return lambda hyper: start(hyper, batch), shardings
 
 
 def count_parameters(params: Any) -> int:
