@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 import jax
 
-from tformer import checks
 from tformer.config import Config
 from tformer.data.batches import pipeline
 from tformer.data.tokenizers.tokenizers import Tokenizers
@@ -44,7 +43,7 @@ def train(
     """Trains as `config` says, in a workdir; resumes where it holds a checkpoint.
 
     Args:
-      config: a run.
+      config: of a run, checked (`checks.check_here`).
       directory: the workdir, made where it does not exist.
       generated: scores generated text in the evaluations, where config.evaluate.examples_while_training asks for it.
       may_differ: dotted fields that may differ from the checkpoint's, besides those that always may.
@@ -53,7 +52,6 @@ def train(
       UserError: a mistake in the config, the data or the workdir.
       Stopped: a signal or train.max_minutes asked for it, and everything is saved.
     """
-    checks.check(config)
     if config.evaluate.examples_while_training and jax.process_count() > 1:
         raise UserError('evaluate.examples_while_training needs a single process; evaluate the finished run instead')
     directory, mesh = pathlib.Path(directory), sharding.make_mesh(config.mesh)
