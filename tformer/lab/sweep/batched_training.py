@@ -37,18 +37,18 @@ from tformer.training.stopping import StopMonitor
 def train(
     homes: Sequence[pathlib.Path], transform: str | None = None, generated: scorer.GenerationScores | None = None
 ) -> dict[pathlib.Path, Trained]:
-    """Trains the trials that are stated in workdirs, and returns what it leaves of each that did not fail.
+    """Trains the trials that are stated in workdirs; returns the finished training of each that does not fail.
 
-    One that fails leaves its error in its workdir, and the others go on.
+    A trial that fails leaves its error in its workdir, and the others continue.
 
     Args:
       homes: the workdirs of all trials of a group, always in the same order.
-      transform: a key of TRANSFORMS; None: 'map' on a CPU, else 'vmap'.
-      generated: as in `train.train`.
+      transform: a key of TRANSFORMS; None: 'map' on a CPU, 'vmap' elsewhere.
+      generated: as in `loop.train`.
 
     Raises:
-      UserError: they cannot be trained together.
-      Stopped: a signal or train.max_minutes asked for it, and all is saved.
+      UserError: the trials cannot be trained together.
+      Stopped: a signal or train.max_minutes asked for it, and everything is saved.
     """
     stated = {home: config.load(str(home / STATED)) for home in homes}
     for home in homes:
@@ -74,7 +74,7 @@ def train(
 
 @contextlib.contextmanager
 def failing(home: pathlib.Path) -> Iterator[None]:
-    """Makes a `UserError` of its block the error of a trial."""
+    """Writes a `UserError` of its block to the workdir, as the error of a trial."""
     try:
         yield
     except UserError as error:
@@ -129,12 +129,12 @@ def _train(
 
 
 def open_all(stated: Mapping[pathlib.Path, Config], last: int | None) -> dict[pathlib.Path, setup.RunData]:
-    """Returns the data of trials, and their resolved configs, written to their workdirs; those that fail are left out.
+    """Returns the data of the trials that do not fail; their resolved configs are written to their workdirs.
 
-    One fails whose data fail, or have batches of other shapes than the first one's.
+    A trial fails where its data has a mistake, or its batches have other shapes than those of the first trial.
     """
     data: dict[pathlib.Path, setup.RunData] = {}
-    tokenizers: dict[str, Any] = {}  # those that are the same become one, for which one program generates
+    tokenizers: dict[str, Any] = {}  # equal tokenizers become one object, so that they share a program for generation
     for home, each in stated.items():
         with failing(home):
             before = None if last is None else checkpoint.read_metadata(home, last)
@@ -150,15 +150,15 @@ def open_all(stated: Mapping[pathlib.Path, Config], last: int | None) -> dict[pa
 
 
 def shapes(batches: pipeline.Batches) -> Any:
-    """Returns the shapes that the batches of a run have."""
+    """Returns the shapes of the batches of a run."""
     return batches.shapes, batches.widths
 
 
 def cohorts(homes: Sequence[pathlib.Path]) -> list[tuple[int | None, list[pathlib.Path]]]:
-    """Returns the workdirs that go on from the same step, with that step, None where there is no checkpoint.
+    """Returns groups of workdirs that resume from the same step, each with that step (None: no checkpoint).
 
-    One whose newest checkpoint is missing goes on with the others from the one before, and theirs is deleted: it comes
-    again. One that is further behind goes on by itself.
+    If one lacks the newest checkpoint of the others, all resume from the one before, and the newest is deleted, because
+    it will be written again. A workdir that is further behind resumes by itself.
     """
     steps = {
         home: [
@@ -176,7 +176,10 @@ def cohorts(homes: Sequence[pathlib.Path]) -> list[tuple[int | None, list[pathli
         for home in some:
             for step in steps.pop(home):
                 if last is not None and step > last:
-                    print(f'{home}: step {step} comes again, for others have {last}', flush=True)
+                    print(
+                        f'{home}: the checkpoint of step {step} is deleted, because other trials resume from step {last}',
+                        flush=True,
+                    )
                     checkpoint.delete(home, step)
         found.append((last, some))
     return found

@@ -1,4 +1,4 @@
-"""Trials that differ in numbers alone: which they are, and the program of which each is a slice of all arrays."""
+"""Trials that differ only in numbers: how they are grouped, and the program in which each is a slice of all arrays."""
 
 import dataclasses
 import math
@@ -19,11 +19,11 @@ from tformer.optim.hyperparameters import Hyperparameters, standard
 from tformer.training.program import Program
 from tformer.training.step import Step
 
-TRIALS = 'trials'  # the axis of the mesh that they are split over
+TRIALS = 'trials'  # the axis of the mesh that trials are split over
 
 
 def groups(trials: Sequence[Trial], most: int) -> list[list[Trial]]:
-    """Returns the trials in groups of `most` at most that one program can train, in order; some have one trial."""
+    """Returns the trials in groups of at most `most` that one program can train; a group may have a single trial."""
     found: dict[Any, list[Trial]] = {}
     for number, trial in enumerate(trials):
         key = common(trial.config)
@@ -32,10 +32,10 @@ def groups(trials: Sequence[Trial], most: int) -> list[list[Trial]]:
 
 
 def common(stated: Config) -> Config | None:
-    """Returns what is equal in trials that one program can train; None where a trial is trained alone.
+    """Returns a config that is equal for trials that one program can train; None: the trial is trained alone.
 
-    The seed is part of it where it decides the shapes of batches. Alone are trials that may end early, and those with
-    experts, or a mesh that has pipelines or rings.
+    It has the seed where that decides the shapes of batches. Trials that may stop early, that have experts, or whose
+    mesh has a pipeline, context or expert axis are trained alone.
     """
     data, train = stated.data, stated.train
     if train.patience is not None or stated.model.num_experts is not None:
@@ -49,7 +49,7 @@ def common(stated: Config) -> Config | None:
 
 
 def make_mesh(asked: config.Mesh, count: int) -> Mesh:
-    """Returns the mesh of `count` trials: as many of its devices as divide them work on trials of their own."""
+    """Returns the mesh of `count` trials, with an axis of trials as large as divides both them and the devices."""
     devices = jax.devices()
     known = math.prod(size for axis in sharding.AXES if (size := getattr(asked, axis)) != -1)
     apart = math.gcd(count, max(len(devices) // known, 1))
@@ -60,7 +60,7 @@ def make_mesh(asked: config.Mesh, count: int) -> Mesh:
 
 
 def stack_hypers(hypers: Sequence[Hyperparameters]) -> Hyperparameters:
-    """Returns the hypers with a leading axis; what is off in some but not in all of them is 0 there."""
+    """Returns the hyperparameters stacked along a leading axis; a field that is off in only some of them is 0 there."""
 
     def column(*values: Any) -> Any:
         if all(value is None for value in values):
@@ -72,7 +72,7 @@ def stack_hypers(hypers: Sequence[Hyperparameters]) -> Hyperparameters:
 
 
 def make_step(program: Program, mesh: Mesh, transform: str) -> Step:
-    """Returns the compiled step(states, batches, hypers), all with a leading axis of trials."""
+    """Returns the compiled step(states, batches, hypers), all of which have a leading axis of trials."""
     step = choose(TRANSFORMS, transform, '--transform')(program.step)
     if mesh.shape[TRIALS] > 1:
         step = jax.shard_map(step, mesh=mesh, in_specs=P(TRIALS), out_specs=P(TRIALS), axis_names={TRIALS})
@@ -80,7 +80,7 @@ def make_step(program: Program, mesh: Mesh, transform: str) -> Step:
 
 
 def stacked(shardings: Any) -> Any:
-    """Returns the shardings of as many arrays stacked."""
+    """Returns the shardings of arrays that have a leading axis of trials."""
     return jax.tree.map(lambda each: NamedSharding(each.mesh, P(TRIALS, *each.spec)), shardings)
 
 
@@ -88,6 +88,6 @@ def one_after_another(step: Step) -> Step:
     return lambda *args: jax.lax.map(lambda each: step(*each), args)
 
 
-# How one step becomes that of many trials. A map does of each what it does alone, to the bit on one device, and is the
-# faster one on a CPU; vmap makes one product of all trials' products, which fills an accelerator.
+# How the step of one trial becomes that of many. A map computes each trial as if it were alone, to the bit on one
+# device, and is faster on a CPU; vmap merges the matrix products of all trials into one, which fills an accelerator.
 TRANSFORMS: dict[str, Callable[[Step], Step]] = {'vmap': jax.vmap, 'map': one_after_another}
