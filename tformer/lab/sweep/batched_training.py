@@ -177,7 +177,7 @@ def cohorts(homes: Sequence[pathlib.Path]) -> list[tuple[int | None, list[pathli
             for step in steps.pop(home):
                 if last is not None and step > last:
                     print(
-                        f'{home}: the checkpoint of step {step} is deleted, because other trials resume from step {last}',
+                        f'{home}: checkpoint {step} is deleted, because other trials resume from step {last}',
                         flush=True,
                     )
                     checkpoint.delete(home, step)
