@@ -271,6 +271,13 @@ def test_batch_tokens_gives_short_rows_larger_batches() -> None:
     assert make('causal_lm', 'pad', batch_tokens=1, row_multiple=2).batch(0)['inputs'].shape == (2, LENGTH)
 
 
+def test_the_row_multiple_that_is_given_comes_before_that_of_the_config() -> None:
+    one = make('causal_lm', 'bucket', batch_tokens=150, row_multiple=2)
+    tokens = tokenizers.train_tokenizers(one.config, one.records)
+    other = pipeline.Batches(one.config, tokens, 'train', training=True, records=one.records, row_multiple=4)
+    assert {rows % 4 for rows in other.widths} == {0} and {rows % 4 for rows in one.widths} >= {2}
+
+
 @pytest.mark.parametrize('objective', ['seq2seq', 'classification'])
 def test_overlong(objective: str) -> None:
     room = {'length': 12, 'encoder_length': None}

@@ -24,6 +24,9 @@ from tformer.training import digests
 from tformer.training.state import TrainState, evaluation_variables
 
 
+ARRAYS = ('variables', 'training')  # the trees of arrays in a checkpoint
+
+
 def score(metric: str, value: float) -> float:
     """Returns `value`, negated where less of the metric is better, so that more is better; -inf for NaN."""
     if math.isnan(value):

@@ -18,8 +18,6 @@ from tformer.errors import UserError
 from tformer.training import checkpoint, digests
 from tformer.training.state import TrainState
 
-ARRAYS = ('variables', 'training')
-
 
 class _Handler(ocp.CompositeCheckpointHandler):
     """Adds the digests once all files are written; only then does the directory get its final name."""
@@ -49,7 +47,7 @@ class CheckpointWriter:
         except OSError as error:
             raise UserError(f'{checkpoint.directory(workdir)}: {error.strerror}') from error
         # Compression costs more time than it saves space: trained numbers are close to random bits.
-        handlers = {name: ocp.PyTreeCheckpointHandler(use_compression=False) for name in ARRAYS}
+        handlers = {name: ocp.PyTreeCheckpointHandler(use_compression=False) for name in checkpoint.ARRAYS}
         self._writer = ocp.AsyncCheckpointer(_Handler(run=ocp.JsonCheckpointHandler(), **handlers))
 
     def save(self, state: TrainState, run: Mapping[str, Any], score: float | None) -> None:
