@@ -23,7 +23,6 @@ from tformer.optim import renamed_paths
 from tformer.training import digests
 from tformer.training.state import TrainState, evaluation_variables
 
-
 ARRAYS = ('variables', 'training')  # the trees of arrays in a checkpoint
 
 
