@@ -412,7 +412,7 @@ def test_a_trial_of_the_same_name_and_another_config_is_refused_before_anything_
     assert acting(tmp_path, [1.0]) == 0
     before = (tmp_path / 'sweep.json').read_text()
     with pytest.raises(
-        UserError, match=r'seed_0 was trained with another config: optimizer.learning_rate \(1.0 there, 4.0 here'
+        UserError, match=r'seed_0 is of another config: optimizer.learning_rate \(1.0 there, 4.0 here'
     ):
         acting(tmp_path, [4.0, 1.0])
     assert (tmp_path / 'sweep.json').read_text() == before and not list(tmp_path.glob('learning_rate*'))
@@ -423,7 +423,7 @@ def test_a_trial_of_the_same_name_and_another_config_is_refused_before_anything_
     (tmp_path / 'other/config.json').write_text('{}')
     with pytest.raises(UserError, match='other is the workdir of a run'):
         acting(tmp_path / 'other', [2.0])
-    with pytest.raises(UserError, match='seed_0 was trained with another config'):
+    with pytest.raises(UserError, match='seed_0 is of another config'):
         plan.plan(trials.trials(TINY, [{'optimizer.learning_rate': 4.0}]), tmp_path)
     with pytest.raises(UserError, match='--parallel=0'):
         acting(tmp_path, [1.0], parallel=0)
