@@ -10,7 +10,7 @@ import pytest
 from tformer import config
 from tformer.decode.beam import beam_search, length_penalty
 from tformer.decode.generate import make_generate
-from tformer.decode.sample import Prompt, keep_top_k, keep_top_p, sample, temper
+from tformer.decode.sample import Ending, Prompt, Sampling, keep_top_k, keep_top_p, sample, temper
 from tformer.errors import UserError
 from tformer.model import build
 
@@ -213,7 +213,7 @@ def bos_prompt(rows):
 def test_sampling_frequencies_are_the_probabilities():
     logits, rows = jnp.array([-1.0, 3.0, -1e9, 0.0, 0.5, 1.0, 1.5, -0.5]), 4000
     draw = jax.jit(lambda rng, heat: sample(
-        fixed(logits), 0, bos_prompt(rows), rng, max_len=2, eos=EOS, banned=BANNED, temperature=heat, top_k=4
+        fixed(logits), 0, bos_prompt(rows), rng, Ending(2, EOS, BANNED), Sampling(heat, top_k=4)
     ))  # fmt: skip
     tokens = np.asarray(draw(jax.random.key(3), 0.8)[0])
     probs = np.exp(np.array([0.0, 0.5, 1.0, 1.5]) / 0.8)
@@ -312,7 +312,7 @@ def test_enough_beams_find_what_exhaustive_search_finds(family):
 
         cache = model.apply(variables, batch, 8, method='start')
         prompt = Prompt(jnp.array(batch['inputs']), jnp.array(batch['positions']), jnp.arange(B))
-        return beam_search(extend, cache, prompt, beams=beams, alpha=alpha, max_len=longest, eos=EOS, banned=BANNED)
+        return beam_search(extend, cache, prompt, Ending(longest, EOS, BANNED), beams=beams, alpha=alpha)
 
     ended = [
         (*words, EOS, *[PAD] * (longest - 1 - n))

@@ -4,13 +4,12 @@ Shapes: B batch, P prompt length, M beams, C = 2M candidates, T new tokens, V vo
 """
 
 import functools
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from tformer.decode.sample import PAD, Extend, Prompt, banned_mask, prefill
+from tformer.decode.sample import PAD, Ending, Extend, Prompt, banned_mask, prefill
 
 
 class Hypotheses(NamedTuple):
@@ -56,12 +55,10 @@ def beam_search(
     extend: Extend,
     cache: Any,
     prompt: Prompt,
+    ending: Ending,
     *,
     beams: int,
     alpha: float | jax.Array,
-    max_len: int,
-    eos: int,
-    banned: Sequence[int] = (),
 ) -> Hypotheses:
     """Keeps the M likeliest unfinished hypotheses at each step and, separately, the M best finished ones.
 
@@ -73,17 +70,16 @@ def beam_search(
       extend: the step function.
       cache: empty, with slots for the prompt and `max_len` tokens; has `repeat(M)` and `take(rows)`.
       prompt: the tokens before the new ones.
+      ending: when hypotheses end.
       beams: M.
       alpha: exponent of the length penalty, 0 or more; the length includes `eos`.
-      max_len: largest number of new tokens, `eos` included.
-      eos: the token that ends a hypothesis.
-      banned: tokens that are never generated.
 
     Returns:
       M hypotheses per row with normalised scores; PAD after `eos` and in unused places, which score -inf. A row without
       finished hypotheses returns the unfinished ones.
     """
-    step_fn = functools.partial(_advance, extend, prompt.positions_BP[:, -1], alpha=alpha, eos=eos, banned=banned)
+    step_fn = functools.partial(_advance, extend, prompt.positions_BP[:, -1], ending, alpha)
+    max_len = ending.max_len
     penalty_most = length_penalty(max_len, alpha)
 
     def unsettled(state: State) -> jax.Array:
@@ -116,11 +112,9 @@ def _start(cache: Any, prompt: Prompt, beams: int, max_len: int) -> State:
 def _advance(
     extend: Extend,
     first_position_B: jax.Array,
-    state: State,
-    *,
+    ending: Ending,
     alpha: float | jax.Array,
-    eos: int,
-    banned: Sequence[int],
+    state: State,
 ) -> State:
     """Returns the state one token later."""
     step, alive = state.step, state.alive
@@ -129,7 +123,7 @@ def _advance(
     logits_R1V, cache = extend(state.last_BM.reshape(B * M, 1), positions_R[:, None], state.cache)
     logits_BMV = logits_R1V.astype(jnp.float32).reshape(B, M, -1)
     V = logits_BMV.shape[2]
-    logprobs_BMV = jnp.where(banned_mask(V, banned)[None, None], -jnp.inf, jax.nn.log_softmax(logits_BMV))
+    logprobs_BMV = jnp.where(banned_mask(V, ending.banned)[None, None], -jnp.inf, jax.nn.log_softmax(logits_BMV))
 
     totals_BMV = alive.scores_BM[:, :, None] + logprobs_BMV
     scores_BC, flat_BC = jax.lax.top_k(totals_BMV.reshape(B, M * V), 2 * M)  # at most M of them end
@@ -138,7 +132,7 @@ def _advance(
     tokens_BCT = jax.lax.dynamic_update_slice_in_dim(tokens_BCT, chosen_BC[:, :, None], step, axis=2)
     grown = Hypotheses(tokens_BCT, scores_BC, jnp.full((B, 2 * M), step + 1))
 
-    ends_BC = chosen_BC == eos
+    ends_BC = chosen_BC == ending.eos
     alive, kept_BM = best(grown._replace(scores_BM=jnp.where(ends_BC, -jnp.inf, scores_BC)), M)
     counts_BC = ends_BC & (jnp.arange(2 * M)[None] < M)
     normalised_BC = jnp.where(counts_BC, scores_BC / length_penalty(step + 1, alpha), -jnp.inf)

@@ -9,7 +9,7 @@ from flax import linen as nn
 
 from tformer import config
 from tformer.decode.beam import beam_search
-from tformer.decode.sample import Extend, Prompt, greedy, sample
+from tformer.decode.sample import Ending, Extend, Prompt, Sampling, greedy, sample
 from tformer.errors import UserError, choose
 from tformer.model import positions_of
 
@@ -52,29 +52,29 @@ def make_generate(model: nn.Module, cfg: config.Decode, *, eos: int, banned: Seq
             read_all: Any = model.apply(variables, tokens_BP, positions_BP, cache, batch['prefix'], method='extend')
             cache, tokens_BP, positions_BP = read_all[1].back(1), tokens_BP[:, -1:], positions_BP[:, -1:]
         prompt = Prompt(tokens_BP, positions_BP, batch.get('rows', jnp.arange(B)))
-        return strategy(cfg, extend, cache, prompt, rng, max_len=cfg.max_len, eos=eos, banned=tuple(banned))
+        return strategy(cfg, extend, cache, prompt, rng, Ending(cfg.max_len, eos, tuple(banned)))
 
     return generate
 
 
 def _greedy(
-    cfg: config.Decode, extend: Extend, cache: Any, prompt: Prompt, rng: jax.Array | None, **ending: Any
+    cfg: config.Decode, extend: Extend, cache: Any, prompt: Prompt, rng: jax.Array | None, ending: Ending
 ) -> tuple[jax.Array, jax.Array]:
-    return greedy(extend, cache, prompt, **ending)
+    return greedy(extend, cache, prompt, ending)
 
 
 def _sample(
-    cfg: config.Decode, extend: Extend, cache: Any, prompt: Prompt, rng: jax.Array | None, **ending: Any
+    cfg: config.Decode, extend: Extend, cache: Any, prompt: Prompt, rng: jax.Array | None, ending: Ending
 ) -> tuple[jax.Array, jax.Array]:
     if rng is None:
         raise ValueError('sampling needs a random key')
-    return sample(extend, cache, prompt, rng, temperature=cfg.temperature, top_k=cfg.top_k, top_p=cfg.top_p, **ending)
+    return sample(extend, cache, prompt, rng, ending, Sampling(cfg.temperature, cfg.top_k, cfg.top_p))
 
 
 def _beam(
-    cfg: config.Decode, extend: Extend, cache: Any, prompt: Prompt, rng: jax.Array | None, **ending: Any
+    cfg: config.Decode, extend: Extend, cache: Any, prompt: Prompt, rng: jax.Array | None, ending: Ending
 ) -> tuple[jax.Array, jax.Array]:
-    found = beam_search(extend, cache, prompt, beams=cfg.beam_size, alpha=cfg.length_penalty, **ending)
+    found = beam_search(extend, cache, prompt, ending, beams=cfg.beam_size, alpha=cfg.length_penalty)
     return found.tokens_BMT[:, 0], found.scores_BM[:, 0]
 
 

@@ -30,6 +30,34 @@ class Prompt(NamedTuple):
     rows_B: jax.Array
 
 
+class Ending(NamedTuple):
+    """When rows end.
+
+    Attributes:
+      max_len: largest number of new tokens, `eos` included.
+      eos: the token that ends a row.
+      banned: tokens that are never generated.
+    """
+
+    max_len: int
+    eos: int
+    banned: Sequence[int] = ()
+
+
+class Sampling(NamedTuple):
+    """How the distribution of a token is changed before it is drawn; all may be traced.
+
+    Attributes:
+      temperature: divides the logits.
+      top_k: only the likeliest `top_k` tokens; None: all.
+      top_p: only the likeliest tokens up to this mass; None: all.
+    """
+
+    temperature: float | jax.Array = 1.0
+    top_k: int | jax.Array | None = None
+    top_p: float | jax.Array | None = None
+
+
 class State(NamedTuple):
     """The loop's state."""
 
@@ -98,10 +126,9 @@ def _keep_largest(logits_BV: jax.Array, weights_BV: jax.Array, enough: float | j
     return jnp.where(order_BV >= least_B1, logits_BV, -jnp.inf)
 
 
-def _generate(
-    extend: Extend, cache: Any, prompt: Prompt, pick: Pick, max_len: int, eos: int, banned: Sequence[int]
-) -> tuple[jax.Array, jax.Array]:
+def _generate(extend: Extend, cache: Any, prompt: Prompt, pick: Pick, ending: Ending) -> tuple[jax.Array, jax.Array]:
     """The loop of `greedy` and `sample`."""
+    max_len, eos, banned = ending
     first_B, ended_B = prompt.positions_BP[:, -1] + 1, prompt.positions_BP[:, -1] < 0
 
     def unfinished(state: State) -> jax.Array:
@@ -136,23 +163,19 @@ def _generate(
     return end.tokens_BT, end.scores_B
 
 
-def greedy(
-    extend: Extend, cache: Any, prompt: Prompt, *, max_len: int, eos: int, banned: Sequence[int] = ()
-) -> tuple[jax.Array, jax.Array]:
+def greedy(extend: Extend, cache: Any, prompt: Prompt, ending: Ending) -> tuple[jax.Array, jax.Array]:
     """Takes the likeliest token at each step, until every row has ended.
 
     Args:
       extend: the step function.
       cache: empty, with slots for the prompt and `max_len` tokens.
       prompt: the tokens before the new ones.
-      max_len: largest number of new tokens, `eos` included.
-      eos: the token that ends a row.
-      banned: tokens that are never generated.
+      ending: when rows end.
 
     Returns:
       (tokens_BT, int32, PAD after `eos`; scores_B, the sum of the model's log-probabilities of these tokens).
     """
-    return _generate(extend, cache, prompt, lambda logits_BV, _: jnp.argmax(logits_BV, 1), max_len, eos, banned)
+    return _generate(extend, cache, prompt, lambda logits_BV, _: jnp.argmax(logits_BV, 1), ending)
 
 
 def sample(
@@ -160,23 +183,18 @@ def sample(
     cache: Any,
     prompt: Prompt,
     rng: jax.Array,
-    *,
-    max_len: int,
-    eos: int,
-    banned: Sequence[int] = (),
-    temperature: float | jax.Array = 1.0,
-    top_k: int | jax.Array | None = None,
-    top_p: float | jax.Array | None = None,
+    ending: Ending,
+    sampling: Sampling,
 ) -> tuple[jax.Array, jax.Array]:
     """Draws each token from softmax(logits / temperature), cut to `top_k` tokens, then to the mass `top_p` of those.
 
-    The key of a token is `rng` folded with its example's number and its step. Otherwise as `greedy`; scores_B are of
-    the model's own distribution, before temperature and cuts.
+    The key of a token is `rng` folded with its example's number and its step. Otherwise like `greedy`; scores_B are
+    those of the model's own distribution, before temperature and cuts.
     """
     keys_B = jax.vmap(jax.random.fold_in, (None, 0))(rng, prompt.rows_B)
 
     def pick(logits_BV: jax.Array, step: jax.Array) -> jax.Array:
-        logits_BV = keep_top_p(keep_top_k(temper(logits_BV, temperature), top_k), top_p)
+        logits_BV = keep_top_p(keep_top_k(temper(logits_BV, sampling.temperature), sampling.top_k), sampling.top_p)
         return jax.vmap(jax.random.categorical)(jax.vmap(jax.random.fold_in, (0, None))(keys_B, step), logits_BV)
 
-    return _generate(extend, cache, prompt, pick, max_len, eos, banned)
+    return _generate(extend, cache, prompt, pick, ending)

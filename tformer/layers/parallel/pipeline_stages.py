@@ -57,13 +57,7 @@ def pipelined(
       UserError: the layers, the rows or the parts do not divide.
     """
     stages, rows = jax.sharding.get_abstract_mesh().shape[AXIS], len(x_BTD)
-    L = len(jax.tree.leaves(each)[0])
-    if L % (stages * rounds):
-        raise UserError(f'{L} layers do not divide into mesh.pipeline={stages} stages x mesh.rounds={rounds}')
-    if rows % parts:
-        raise UserError(f'a batch of {rows} rows does not divide into mesh.microbatches={parts}')
-    if rounds > 1 and parts % stages:
-        raise UserError(f'mesh.rounds={rounds} needs mesh.microbatches={parts} to be a multiple of {stages} stages')
+    _check_division(len(jax.tree.leaves(each)[0]), rows, stages, parts, rounds)
     group = stages if rounds > 1 else parts  # parts that go all their rounds before the next ones begin
 
     def by_part(a: jax.Array) -> bool:
@@ -85,7 +79,7 @@ def pipelined(
         def tick(received: jax.Array, time: jax.Array) -> tuple[jax.Array, jax.Array]:
             since = time - number
             turn = jnp.clip(since, 0, parts * rounds - 1)
-            round_, part = turn % (group * rounds) // group, turn // (group * rounds) * group + turn % group
+            round_, part = _round_and_part(turn, parts, rounds, group)
             # While idle a stage computes on a part's beginning, not on zeros: no layer makes a NaN of that.
             begins = ((number == 0) & (round_ == 0)) | (since != turn)
             h = jnp.where(begins, x[part], received)
@@ -105,6 +99,21 @@ def pipelined(
     spec = PartitionSpec(AXIS)
     run = jax.shard_map(stage, in_specs=spec, out_specs=spec, axis_names={AXIS}, check_vma=False)
     return jnp.moveaxis(run(each, *copies).sum(0), 0, 1).reshape(x_BTD.shape)
+
+
+def _check_division(L: int, rows: int, stages: int, parts: int, rounds: int) -> None:
+    """Raises a `UserError` where layers, rows or parts do not divide."""
+    if L % (stages * rounds):
+        raise UserError(f'{L} layers do not divide into mesh.pipeline={stages} stages x mesh.rounds={rounds}')
+    if rows % parts:
+        raise UserError(f'a batch of {rows} rows does not divide into mesh.microbatches={parts}')
+    if rounds > 1 and parts % stages:
+        raise UserError(f'mesh.rounds={rounds} needs mesh.microbatches={parts} to be a multiple of {stages} stages')
+
+
+def _round_and_part(turn: jax.Array, parts: int, rounds: int, group: int) -> tuple[jax.Array, jax.Array]:
+    """Returns the round and the part that a stage computes in its turn."""
+    return turn % (group * rounds) // group, turn // (group * rounds) * group + turn % group
 
 
 def deal(each: Any, number: jax.Array, stages: int, rounds: int) -> Any:
