@@ -21,7 +21,7 @@ class KeyValues(flax.struct.PyTreeNode):
 
 
 class Cache(flax.struct.PyTreeNode):
-    """What decoding carries from one call to the next.
+    """The state that decoding carries between calls.
 
     Attributes:
       own: the decoder's keys and values, stacked over layers, S slots.
@@ -50,11 +50,11 @@ class Cache(flax.struct.PyTreeNode):
         )
 
     def back(self, tokens: int) -> 'Cache':
-        """Returns the cache with its last slots free again, to be overwritten by the same tokens."""
+        """Returns the cache with its last `tokens` slots free again."""
         return self.replace(index=self.index - tokens)
 
     def repeat(self, times: int) -> 'Cache':
-        """Returns the cache with each row `times` times over, side by side (beams)."""
+        """Returns the cache with each row repeated `times` times, side by side (beams)."""
 
         def rows(axis: int, tree: object) -> object:
             return jax.tree.map(lambda x: jnp.repeat(x, times, axis=axis), tree)
@@ -68,8 +68,8 @@ class Cache(flax.struct.PyTreeNode):
         )
 
     def take(self, rows_B: jax.Array) -> 'Cache':
-        """Returns the cache with the decoder's rows reordered; rows move among beams of one input only, so what comes
-        from the encoder stays."""
+        """Returns the cache with the decoder's rows reordered. Rows move among the beams of one input only, so that the
+        encoder's part stays."""
         own = jax.tree.map(lambda x: jnp.take(x, rows_B, axis=1), self.own)
         positions_BS, prefix_BS = (jnp.take(x, rows_B, axis=0) for x in (self.positions_BS, self.prefix_BS))
         return self.replace(own=own, positions_BS=positions_BS, prefix_BS=prefix_BS)

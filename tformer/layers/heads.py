@@ -1,4 +1,4 @@
-"""From the residual stream to what is scored: vocabulary logits, or classes."""
+"""Heads: from the residual stream to vocabulary logits, classes or numbers."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -53,13 +53,13 @@ class VocabularyHead(nn.Module):
 
 
 class TokenStatistics(NamedTuple):
-    """What is scored of logits [..., V]: a few numbers in their place, each [...].
+    """All that losses and metrics need of logits [..., V], each [...].
 
     Attributes:
-      normalizer: their log-sum-exp, float32.
-      target: that of the target, float32.
-      mean: over all classes, float32.
-      best: the class of the largest.
+      normalizer: the log-sum-exp of the logits, float32.
+      target: the logit of the target, float32.
+      mean: the mean logit, float32.
+      best: the index of the largest logit.
     """
 
     normalizer: jax.Array
@@ -69,8 +69,8 @@ class TokenStatistics(NamedTuple):
 
 
 def token_statistics(logits: jax.Array, targets: jax.Array) -> TokenStatistics:
-    """Returns the summary of logits [..., V] for targets [...], int. Where V is split over devices XLA makes it of each
-    one's share: no logits are gathered."""
+    """Returns the statistics of logits [..., V] for targets [...], int. Where V is split over devices, XLA computes
+    them from each device's share, without gathering logits."""
     best, logits = jnp.argmax(logits, axis=-1), logits.astype(jnp.float32)
     target = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
     return TokenStatistics(jax.nn.logsumexp(logits, axis=-1), target, jnp.mean(logits, axis=-1), best)
@@ -92,7 +92,7 @@ class Pooler(nn.Module):
 
 
 class LinearHead(nn.Module):
-    """Scores, float32, of vectors [..., D], each alone: [..., C] (Devlin et al. 2019, 3.2)."""
+    """A linear map from vectors [..., D] to scores [..., C], float32 (Devlin et al. 2019, 3.2)."""
 
     cfg: Model
     num_outputs: int

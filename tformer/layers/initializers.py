@@ -13,11 +13,11 @@ Initializer = Callable[..., jax.Array]
 
 
 class Parameter(NamedTuple):
-    """What an initial value may depend on.
+    """The facts about a parameter that its initial value may depend on.
 
     Attributes:
       role: query key value attention_out mlp_in mlp_out dense output; of tables: embedding, position, relative.
-      fan_in: numbers that are added up into one output; of a table, its width.
+      fan_in: inputs that are summed into one output; of a table, its width.
       fan_out: outputs.
       head_dim: of the queries.
       stack: encoder or decoder, where it stands in one.
@@ -35,7 +35,7 @@ class Parameter(NamedTuple):
 
     @property
     def residual_sublayers(self) -> int:
-        """Sub-layers that add to the stream of this stack."""
+        """The number of sub-layers that add to the residual stream of this stack."""
         layers = {'encoder': self.encoder_layers, 'decoder': self.decoder_layers}[self.stack]
         return layers * (3 if self.stack == 'decoder' and self.encoder_layers else 2)
 
@@ -55,7 +55,7 @@ def deepnorm(stack: str, encoder_layers: int, decoder_layers: int) -> tuple[floa
 
 
 def depths(cfg: Model) -> tuple[int, int]:
-    """Returns the numbers of encoder and of decoder layers that the family has."""
+    """Returns the numbers of encoder and decoder layers, 0 for a stack that the family lacks."""
     encoder = cfg.num_encoder_layers if cfg.family != 'decoder' else 0
     return encoder, cfg.num_decoder_layers if cfg.family != 'encoder' else 0
 

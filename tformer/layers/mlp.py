@@ -47,7 +47,7 @@ class Mlp(nn.Module):
     def __call__(
         self, x_BTD: jax.Array, real_BT: jax.Array | None = None, dropout_rate: MaybeScalar = None
     ) -> jax.Array:
-        """Returns out_BTD; `real_BT` is the mixture's (moe.py), and not needed here: tokens don't meet."""
+        """Returns out_BTD. Only the mixture of experts, which may take this module's place, uses `real_BT`."""
         cfg = self.cfg
         inputs, activation = choose(ACTIVATIONS, cfg.activation, 'model.activation')
         shape, names, bias = (cfg.emb_dim, cfg.mlp_dim), ('embed', 'mlp'), cfg.mlp_bias

@@ -37,7 +37,7 @@ def route(logits_RE: jax.Array, choices: int) -> tuple[jax.Array, jax.Array, jax
 
 
 def largest(probs_RE: jax.Array, choices: int) -> tuple[jax.Array, jax.Array]:
-    """Returns the largest probabilities and their indices, as `jax.lax.top_k`, which XLA runs on the gathered batch."""
+    """Returns the largest probabilities and their indices, as `jax.lax.top_k`, for which XLA gathers the batch."""
     left_RE, found = probs_RE, []
     for _ in range(choices):
         expert_R = jnp.argmax(left_RE, axis=-1)

@@ -1,8 +1,8 @@
 """A stack of layers as a circular pipeline (Huang et al. 2019; Narayanan et al. 2021, 2.2).
 
-The devices of the mesh axis `pipeline` are stages. Each has the parameters of its layers alone, and parts of the batch
-go from stage to stage, once round all of them or, each time through fewer layers, several times: of `stages + parts x
-rounds - 1` ticks a stage is idle in `stages - 1`.
+The devices of the mesh axis `pipeline` are stages, each with the parameters of its own layers. Parts of the batch pass
+from stage to stage, in one round through all stages or in several rounds through fewer layers each. Of `stages +
+parts x rounds - 1` ticks a stage is idle in `stages - 1`.
 """
 
 import functools
@@ -22,7 +22,7 @@ MOVES = 'slice dynamic_slice gather squeeze reshape transpose broadcast_in_dim c
 
 
 def computed(primitive: Any, *_: Any, **__: Any) -> bool:
-    """Keeps all that takes arithmetic; what only moves or casts numbers, such as a layer's weights, is made again."""
+    """Keeps results of arithmetic; operations that only move or cast numbers, such as a layer's weights, run again."""
     return primitive.name not in MOVES
 
 
@@ -30,7 +30,7 @@ def pipelined(
     layer: Callable[[Any, jax.Array, Any, jax.Array], jax.Array],
     each: Any,
     x_BTD: jax.Array,
-    side: Any,
+    shared: Any,
     *,
     parts: int,
     rounds: int = 1,
@@ -39,26 +39,26 @@ def pipelined(
 ) -> jax.Array:
     """Returns x_BTD after all layers, on every stage; under a mesh (`jax.set_mesh`) with the axis `pipeline`.
 
-    Row i is in part i % parts, so that devices which split the rows keep them. Layers stay stored in order: where
-    rounds > 1, each call sends every layer to the stage that computes it. A weight's gradient is summed over the parts
-    in the weight's own dtype.
+    Row i is in part i % parts, so that devices which split the rows keep them. Layers are stored in order: with several
+    rounds, each call sends every layer to the stage that computes it. A weight's gradient is summed over the parts in
+    the weight's own dtype.
 
     Args:
-      layer: (a layer's own of `each`, x of a part, `side` of it, the part's number) -> x after it.
+      layer: (a layer's slice of `each`, x of a part, the part's slice of `shared`, number of the part) -> x after it.
       each: arrays [L, ...].
-      x_BTD: rows.
-      side: for all layers; arrays [B, ...] are of the rows, others (scalars, [1, ...]) of them all.
-      parts: that follow each other; with several rounds a multiple of the stages.
-      rounds: how often a part goes round all stages.
-      policy: what of a layer the backward pass finds kept (`jax.checkpoint`).
-      unroll: as of `jax.lax.scan`, over the layers of a stage.
+      x_BTD: all rows.
+      shared: inputs of all layers; arrays [B, ...] hold one entry per row, others (scalars, [1, ...]) serve all rows.
+      parts: number of parts; with several rounds a multiple of the stages.
+      rounds: passes of a part through all stages.
+      policy: what the backward pass keeps of a layer (`jax.checkpoint`).
+      unroll: of `jax.lax.scan` over the layers of a stage.
 
     Raises:
       UserError: the layers, the rows or the parts do not divide.
     """
     stages, rows = jax.sharding.get_abstract_mesh().shape[AXIS], len(x_BTD)
     _check_division(len(jax.tree.leaves(each)[0]), rows, stages, parts, rounds)
-    group = stages if rounds > 1 else parts  # parts that go all their rounds before the next ones begin
+    group = stages if rounds > 1 else parts  # parts that finish all rounds before the next ones begin
 
     def by_part(a: jax.Array) -> bool:
         return jnp.ndim(a) > 0 and len(a) == rows
@@ -67,12 +67,12 @@ def pipelined(
         return jnp.moveaxis(a.reshape(rows // parts, parts, *a.shape[1:]), 1, 0)
 
     @functools.partial(jax.checkpoint, policy=policy, prevent_cse=False)
-    def one(h: jax.Array, own: Any, side: Any, round_: jax.Array, part: jax.Array) -> jax.Array:
-        # Cut out in here, weights are not kept for the backward pass once a tick.
-        return layer(jax.tree.map(lambda a: a[round_], own), h, side, part)
+    def one(h: jax.Array, own: Any, shared: Any, round_: jax.Array, part: jax.Array) -> jax.Array:
+        # Sliced in here, weights are not kept for the backward pass of every tick.
+        return layer(jax.tree.map(lambda a: a[round_], own), h, shared, part)
 
-    def stage(each: Any, x: jax.Array, side: Any) -> jax.Array:
-        x, side = jax.tree.map(lambda a: a[0], (x, side))
+    def stage(each: Any, x: jax.Array, shared: Any) -> jax.Array:
+        x, shared = jax.tree.map(lambda a: a[0], (x, shared))
         number = jax.lax.axis_index(AXIS)
         own = deal(each, number, stages, rounds)
 
@@ -80,10 +80,10 @@ def pipelined(
             since = time - number
             turn = jnp.clip(since, 0, parts * rounds - 1)
             round_, part = _round_and_part(turn, parts, rounds, group)
-            # While idle a stage computes on a part's beginning, not on zeros: no layer makes a NaN of that.
+            # An idle stage computes on the beginning of a part, not on zeros, from which a layer might make a NaN.
             begins = ((number == 0) & (round_ == 0)) | (since != turn)
             h = jnp.where(begins, x[part], received)
-            seen = jax.tree.map(lambda a, whole: a if whole else a[part], side, wholes)
+            seen = jax.tree.map(lambda a, whole: a if whole else a[part], shared, wholes)
             y, _ = jax.lax.scan(lambda h, own: (one(h, own, seen, round_, part), None), h, own, unroll=unroll)
             return jax.lax.ppermute(y, AXIS, ring[: stages if rounds > 1 else -1]), y
 
@@ -92,10 +92,10 @@ def pipelined(
         return jnp.where(number == stages - 1, ended, jnp.zeros_like(ended))[None]
 
     ring = [(i, (i + 1) % stages) for i in range(stages)]
-    wholes = jax.tree.map(lambda a: not by_part(a), side)
-    side = jax.tree.map(lambda a: split(a) if by_part(a) else a, side)
-    # One copy a stage: what they have of a gradient is then summed outside (XLA for CPU fails at that sum in bfloat16).
-    copies = jax.tree.map(lambda a: jnp.broadcast_to(a, (stages, *jnp.shape(a))), (split(x_BTD), side))
+    wholes = jax.tree.map(lambda a: not by_part(a), shared)
+    shared = jax.tree.map(lambda a: split(a) if by_part(a) else a, shared)
+    # One copy per stage: gradients are then summed outside, as XLA for CPU fails at that sum in bfloat16.
+    copies = jax.tree.map(lambda a: jnp.broadcast_to(a, (stages, *jnp.shape(a))), (split(x_BTD), shared))
     spec = PartitionSpec(AXIS)
     run = jax.shard_map(stage, in_specs=spec, out_specs=spec, axis_names={AXIS}, check_vma=False)
     return jnp.moveaxis(run(each, *copies).sum(0), 0, 1).reshape(x_BTD.shape)

@@ -1,9 +1,9 @@
 """Attention over tokens that are split between devices: keys and values go round a ring of them (Liu et al. 2024).
 
 Every device of the mesh axis `context` holds its part of the queries, keys and values of each row. In as many turns as
-there are devices it attends to the keys and values that it has, and passes them on; nobody ever holds them all. Blocks
-that the mask leaves empty are skipped, so that a causal mask costs half where the order of the tokens shares the work
-out (`balance`).
+there are devices, it attends to the keys and values that it holds and passes them on; no device ever holds them all.
+Blocks that the mask leaves empty are skipped, so that a causal mask halves the cost where the order of the tokens
+balances the work (`balance`).
 """
 
 import functools
@@ -23,14 +23,14 @@ HALVES = 2  # blocks of each device's queries and keys
 
 
 def ways() -> int:
-    """Returns how many devices share the tokens of a row, in the mesh that is set."""
+    """Returns the number of devices that share the tokens of a row in the current mesh."""
     return int(jax.sharding.get_abstract_mesh().shape.get(AXIS, 1))
 
 
 def zigzag(length: int, count: int) -> np.ndarray:
     """Returns the order of `length` tokens in which device i of `count` has blocks i and 2 count - 1 - i of 2 count.
 
-    So each has as many keys before its queries as the others (Llama Team 2024, 3.3.2).
+    Each device then has as many keys before its queries as the others (Llama Team 2024, 3.3.2).
     """
     blocks = np.arange(length).reshape(HALVES * count, -1)
     pairs = np.stack([blocks[:count], blocks[::-1][:count]], axis=1)
@@ -38,9 +38,9 @@ def zigzag(length: int, count: int) -> np.ndarray:
 
 
 def balance(batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-    """Returns a batch whose decoder tokens, all that is said of each with it, are in the order that `zigzag` gives.
+    """Returns a batch whose decoder tokens, and all arrays about them, are in the order that `zigzag` gives.
 
-    Nothing but their order changes, as masks come from positions. Lengths that do not divide stay as they are.
+    The result does not depend on the order, as masks come from positions. Lengths that do not divide are unchanged.
     """
     count, length = ways(), batch['inputs'].shape[1]
     if count == 1 or length % (HALVES * count):
@@ -56,7 +56,7 @@ def balance(batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
 
 
 class Inputs(NamedTuple):
-    """What attention reads; padded so that each device has whole blocks. None is off."""
+    """Inputs of attention, padded so that each device has whole blocks. None is off."""
 
     q_BKGTH: Any  # scaled
     k_BKSH: Any
@@ -142,12 +142,12 @@ attention.defvjp(_forward, _backward)
 
 
 def _present(inputs: Inputs) -> Inputs:
-    """Returns how what is there is split."""
+    """Returns the specs of the inputs that are present."""
     return Inputs(*(None if x is None else spec for x, spec in zip(inputs, _SPLIT, strict=True)))
 
 
 def _on_each(function: Any, in_specs: Any, out_specs: Any) -> Any:
-    """Returns `function` of each device's own part."""
+    """Returns `function`, applied to each device's own part."""
     return jax.shard_map(function, in_specs=in_specs, out_specs=out_specs, axis_names={AXIS}, check_vma=False)
 
 
