@@ -23,6 +23,10 @@ SECTIONS = {
     'decode': 'How text is generated.',
     'evaluate': 'How generated text and predictions are scored.',
 }
+EXTENSIONS = (
+    '`extensions` has no section: `--config.extensions=a.py,b.py` names files of your own that add rows to the tables. '
+    '[Add a part of your own](../how-to/extend.md#from-outside-the-package) shows one.'
+)
 
 
 def config_page() -> str:
@@ -35,8 +39,8 @@ def config_page() -> str:
     lines += ['A tuple is written `a,b`. A choice that is off is `None`. This page is generated from the code.']
     sections = itertools.groupby(rows, lambda row: row.lstrip('| `').partition('.')[0])
     for section, rows_of_section in sections:
-        text = SECTIONS.get(section, 'Files of your own that add to the tables.')
-        lines += ['', f'## {section}', '', text, '', head, rule, *rows_of_section]
+        lines += ['', f'## {section}', '', SECTIONS[section], '', head, rule, *rows_of_section]
+    lines += ['', '## extensions', '', EXTENSIONS]
     return '\n'.join(lines) + '\n'
 
 
