@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 
 from tformer import checks, config
 from tformer.config import Config, convert
+from tformer.config.renamed import RENAMED
 from tformer.errors import UserError
 from tformer.layers.resolved import resolve_model
 
@@ -436,3 +437,24 @@ def test_resolve_refuses_one_table_for_two_vocabularies():
 def test_one_tokenizer_for_both_sides_has_one_vocabulary_size():
     cfg = config.override(Config(), {**PAIR, 'model.tied_embeddings': 'all', 'model.vocab_size': 64})
     assert checks.resolve(cfg, vocab_size=40, encoder_vocab_size=40).model.encoder_vocab_size == 64
+
+
+# ------------------------------------------------------------------------------------------------- renamed fields
+def test_old_names_of_fields_are_read_from_files_and_refused_on_the_command_line(tmp_path):
+    tree = json.loads(json.dumps(config.to_dict(Config())))
+    values = {
+        'optimizer.rate_factors': ['mlp=2'],
+        'optimizer.decayed': ['kernel'],
+        'mesh.rounds': 3,
+        'mesh.slices': 'fsdp',
+    }
+    for (old, new), value in zip(RENAMED.items(), values.values(), strict=True):
+        (section, was), (_, now) = old.split('.'), new.split('.')
+        del tree[section][now]
+        tree[section][was] = value
+        with pytest.raises(UserError, match=f'^config.{old} is now config.{new}$'):
+            config.override(Config(), {old: '1'})
+    (tmp_path / 'config.json').write_text(json.dumps(tree))
+    read = config.load(str(tmp_path / 'config.json'))
+    assert read.optimizer.lr_multipliers == ('mlp=2',) and read.optimizer.decayed_roles == ('kernel',)
+    assert (read.mesh.pipeline_repeats, read.mesh.dcn_axis) == (3, 'fsdp')

@@ -22,7 +22,7 @@ from tformer.model import build
 from tformer.objectives import OBJECTIVES
 from tformer.optim import freezing
 from tformer.optim.hyperparameters import Hyperparameters
-from tformer.optim.optimizers import make_optimizer, rate_factors
+from tformer.optim.optimizers import lr_multipliers, make_optimizer
 from tformer.training import checkpoint, checkpoint_writer, pretrained
 from tformer.training import loop as train_lib
 from tformer.training.dummy_batch import random_batch
@@ -90,7 +90,7 @@ def flat(tree):
 
 def factors(objective, model=None, **fields):
     cfg = make_config(objective, dataclasses.replace(STEADY, **fields), **(model or {}))
-    return rate_factors(cfg, Trainer(cfg).names)
+    return lr_multipliers(cfg, Trainer(cfg).names)
 
 
 # ------------------------------------------------------------------------------------------- rates by the depth
@@ -119,7 +119,7 @@ def test_a_shared_block_is_one_layer_and_biases_of_the_whole_stack_stand_at_its_
 def test_the_decay_multiplies_other_factors():
     model = {'parametrization': 'mup', 'base_emb_dim': 4, 'lora_rank': 2}
     found = flat(
-        factors('causal_lm', layer_decay=0.5, rate_factors=('mlp=3', 'decoder.input_embedding=5'), model=model)
+        factors('causal_lm', layer_decay=0.5, lr_multipliers=('mlp=3', 'decoder.input_embedding=5'), model=model)
     )
     assert found['decoder.stack.layers.mlp.out.kernel'].ravel().tolist() == [3 / 8, 3 / 4]
     assert found['decoder.stack.layers.mlp.out.bias'].ravel().tolist() == [3 / 4, 3 / 2]
@@ -152,7 +152,7 @@ def moments(state):
     return {path for path in flat(state.params) if any(name.endswith(f'.{path}') for name in kept)}
 
 
-DECAYED = {'weight_decay': 0.1, 'decayed': ('kernel', 'table', 'bias', 'scale')}
+DECAYED = {'weight_decay': 0.1, 'decayed_roles': ('kernel', 'table', 'bias', 'scale')}
 SURE = {
     'adamw': {'ema_decay': 0.5},
     'schedule_free': {},

@@ -18,11 +18,11 @@ from tformer.errors import UserError
 from tformer.layers.dropout import DropoutRates
 from tformer.layers.resolved import resolve_model
 from tformer.model import build
-from tformer.objectives import OBJECTIVES, Objective, token_scores
+from tformer.objectives import OBJECTIVES, Loss, Objective, token_scores
 from tformer.optim import schedules
 from tformer.optim.adafactor import adafactor
 from tformer.optim.hyperparameters import Hyperparameters
-from tformer.optim.optimizers import OPTIMIZERS, make_optimizer, rate_factors
+from tformer.optim.optimizers import OPTIMIZERS, lr_multipliers, make_optimizer
 from tformer.optim.parameters import is_hidden
 from tformer.training import checkpoint, checkpoint_writer
 from tformer.training.dummy_batch import random_batch
@@ -32,7 +32,7 @@ from tformer.training.step import make_train_step, moving_average
 RATE, DECAY, STEPS = 0.01, 0.1, 5
 NAMES = {'dense': {'kernel': P('embed', 'mlp'), 'bias': P('mlp')}}
 BASE = config.Optimizer(
-    learning_rate=RATE, weight_decay=DECAY, decayed=('kernel', 'bias'), clip_norm=None, epsilon=1e-8
+    learning_rate=RATE, weight_decay=DECAY, decayed_roles=('kernel', 'bias'), clip_norm=None, epsilon=1e-8
 )
 
 
@@ -238,15 +238,15 @@ def test_muon_steps_orthogonally_in_every_layer_and_expert(axes, shape, matrices
 
 def small_factors(**fields):
     names = {'encoder': {'table': P('vocab', 'embed'), 'kernel': P('embed', 'mlp')}, 'decoder': {'bias': P('mlp')}}
-    return rate_factors(Config(optimizer=dataclasses.replace(BASE, **fields)), names)
+    return lr_multipliers(Config(optimizer=dataclasses.replace(BASE, **fields)), names)
 
 
 def test_rate_factors_multiply_and_reach_the_update():
-    found = small_factors(rate_factors=('encoder=0.1', 'table=5e-1', 'bias=3'))
+    found = small_factors(lr_multipliers=('encoder=0.1', 'table=5e-1', 'bias=3'))
     assert found == {'encoder': {'table': pytest.approx(0.05), 'kernel': 0.1}, 'decoder': {'bias': 3.0}}
     params, grads = make_tree(0), make_tree(1)
     plain = ours(dataclasses.replace(BASE, name='sgd'))
-    slow = ours(dataclasses.replace(BASE, name='sgd', rate_factors=('kernel=0.25',)))
+    slow = ours(dataclasses.replace(BASE, name='sgd', lr_multipliers=('kernel=0.25',)))
     steps = [o.update(grads, o.init(params), params, learning_rate=1.0, weight_decay=0.1)[0] for o in (plain, slow)]
     close(steps[1]['dense']['kernel'], 0.25 * steps[0]['dense']['kernel'])
     close(steps[1]['dense']['bias'], steps[0]['dense']['bias'])
@@ -264,12 +264,12 @@ def test_rate_factors_multiply_and_reach_the_update():
 )
 def test_rate_factors_that_fit_nothing_are_refused(entry, message):
     with pytest.raises(UserError, match=message):
-        small_factors(rate_factors=(entry,))
+        small_factors(lr_multipliers=(entry,))
 
 
 @pytest.mark.parametrize('decayed', [('kernel',), ('bias',), ()])
 def test_weight_decay_reaches_the_roles_that_are_named(decayed):
-    optimizer = ours(dataclasses.replace(BASE, decayed=decayed))
+    optimizer = ours(dataclasses.replace(BASE, decayed_roles=decayed))
     params = make_tree(0)
     zeros = jax.tree.map(jnp.zeros_like, params)
     steps, _ = optimizer.update(zeros, optimizer.init(params), params, learning_rate=0.5, weight_decay=0.1)
@@ -289,8 +289,8 @@ def test_mup_divides_the_rate_of_hidden_matrices_by_the_width():
     names = model_names()
     mup = dataclasses.replace(Model(), emb_dim=64, parametrization='mup', base_emb_dim=16)
     for name, factor in (('adamw', 0.25), ('lion', 0.25), ('schedule_free', 0.25), ('adafactor', 0.5)):
-        cfg = Config(model=mup, optimizer=config.Optimizer(name=name, rate_factors=('encoder=2',)))
-        for path, found in jax.tree_util.tree_leaves_with_path(rate_factors(cfg, names)):
+        cfg = Config(model=mup, optimizer=config.Optimizer(name=name, lr_multipliers=('encoder=2',)))
+        for path, found in jax.tree_util.tree_leaves_with_path(lr_multipliers(cfg, names)):
             name = path_name(path)
             hidden = name.endswith('kernel') and 'logits' not in name
             assert found == (factor if hidden else 1) * (2 if name.startswith('encoder.') else 1)
@@ -313,7 +313,7 @@ def weighted(weights, *values):
 
 
 def test_schedule_free_evaluates_the_mean_of_its_steps_weighted_by_the_squared_rate():
-    cfg = dataclasses.replace(BASE, name='schedule_free', decayed=('kernel',))
+    cfg = dataclasses.replace(BASE, name='schedule_free', decayed_roles=('kernel',))
     params, grads = make_tree(0), [make_tree(seed) for seed in range(1, 9)]
     steps = np.asarray([0.01, 0.02, 0.03, 0.04, 0.04, 0.04, 0.02, 0.01])
     found = walk(ours(cfg), params, grads, rates=steps, weight_decay=DECAY)
@@ -359,7 +359,7 @@ class Counting(nn.Module):
 @functools.cache
 def counting(microbatches=1, sown=True, ema_decay=None, name='sgd'):
     """(jitted step, initial state, batch, hyper) of the module above."""
-    model, objective = Counting(sown), Objective('__call__', token_scores)
+    model, objective = Counting(sown), Objective('__call__', Loss(token_scores))
     cfg = dataclasses.replace(BASE, name=name, schedule='constant', warmup_steps=0, weight_decay=0.0)
     train = Train(num_steps=9, microbatches=microbatches)
     run = resolve(Config(optimizer=dataclasses.replace(cfg, ema_decay=ema_decay), train=train), vocab_size=5)

@@ -36,7 +36,7 @@ MORE_PARTS = Mesh(pipeline=2, tensor=2, fsdp=2, data=1, microbatches=4)
 CASES = {  # objective, fields of the model, meshes
     'decoder': ('causal_lm', BIASED, [Mesh(pipeline=4, data=2), MORE_PARTS]),
     'encoder': ('masked_lm', {'position': 'rope', 'remat': 'dots', **WINDOWS}, [Mesh(pipeline=4, data=2)]),
-    'encoder_decoder': ('seq2seq', {'remat': 'full'}, [Mesh(pipeline=2, data=4, rounds=2)]),
+    'encoder_decoder': ('seq2seq', {'remat': 'full'}, [Mesh(pipeline=2, data=4, pipeline_repeats=2)]),
 }
 
 
@@ -233,11 +233,17 @@ def refused(words, mesh, objective='causal_lm', train=None, **model):
 
 def test_what_a_pipeline_cannot_split_is_refused_before_a_run():
     two = {'pipeline': 2, 'data': 1}
-    refused(r'mesh.rounds=2 has no effect here: .* mesh.pipeline', {'rounds': 2})
+    refused(r'mesh.pipeline_repeats=2 has no effect here: .* mesh.pipeline', {'pipeline_repeats': 2})
     refused(r'mesh.microbatches=4 has no effect here', {'microbatches': 4})
     refused(r'model.num_decoder_layers=4 is not a multiple of .* nearest that is: 3$', {'pipeline': 3, 'data': 1})
-    refused(r'model.num_encoder_layers=4 .*=2 stages x mesh.rounds=4; .*: 8$', {**two, 'rounds': 4}, 'masked_lm')
-    refused(r'mesh.microbatches=3 is not a multiple of mesh.pipeline=2', {**two, 'rounds': 2, 'microbatches': 3})
+    refused(
+        r'model.num_encoder_layers=4 .*=2 stages x mesh.pipeline_repeats=4; .*: 8$',
+        {**two, 'pipeline_repeats': 4},
+        'masked_lm',
+    )
+    refused(
+        r'mesh.microbatches=3 is not a multiple of mesh.pipeline=2', {**two, 'pipeline_repeats': 2, 'microbatches': 3}
+    )
     refused(r'train.batch_size=8 is not a multiple of .*microbatches=3 ', {**two, 'microbatches': 3})
     refused(r'train.batch_size=8 .* x 8 ways', {**two, 'data': 4, 'fsdp': 2})
     refused(r'train.batch_size=8 .*train.microbatches=8 ', two, train={'microbatches': 8})
@@ -247,7 +253,12 @@ def test_what_a_pipeline_cannot_split_is_refused_before_a_run():
     dropless = {'num_experts': 2, 'balance_weight': 0.0, 'router_z_weight': 0.0}
     refused('expert_dispatch=capacity', two, **dropless, expert_dispatch='capacity')
     refused('batchnorm', {'pipeline': -1, 'data': 1}, norm='batchnorm')
-    for mesh in (two, {**two, 'rounds': 2}, {**two, 'microbatches': 8}, {'pipeline': -1, 'data': 2, 'rounds': 2}):
+    for mesh in (
+        two,
+        {**two, 'pipeline_repeats': 2},
+        {**two, 'microbatches': 8},
+        {'pipeline': -1, 'data': 2, 'pipeline_repeats': 2},
+    ):
         checks.check(dataclasses.replace(deep('causal_lm', **dropless), mesh=Mesh(**mesh)))
 
 
@@ -262,7 +273,7 @@ def test_what_is_known_with_the_devices_is_refused_then():
     for mesh, rows, words in (
         (Mesh(pipeline=-1, data=1), 8, '4 layers do not divide into mesh.pipeline=8 stages'),
         (Mesh(pipeline=-1, data=2), 6, 'a batch of 6 rows does not divide into mesh.microbatches=4'),
-        (Mesh(pipeline=-1, data=4, rounds=2, microbatches=3), 6, 'mesh.rounds=2 needs'),
+        (Mesh(pipeline=-1, data=4, pipeline_repeats=2, microbatches=3), 6, 'mesh.pipeline_repeats=2 needs'),
     ):
         with pytest.raises(UserError, match=words):
             run(mesh, rows)

@@ -316,7 +316,7 @@ def test_weight_decay_shrinks_kernels_and_tables_only():
         optimizer=dataclasses.replace(STEADY, learning_rate=rate, weight_decay=decay),
     )
     params = jax.tree.map(jnp.ones_like, jax.eval_shape(Trainer(cfg).start).params)
-    update = optimizers.descend(jax.tree.map(lambda _: 1.0, params), cfg.optimizer.decayed).update
+    update = optimizers.descend(jax.tree.map(lambda _: 1.0, params), cfg.optimizer.decayed_roles).update
     zeros = jax.tree.map(jnp.zeros_like, params)
     steps, _ = update(zeros, optax.EmptyState(), params, learning_rate=rate, weight_decay=decay)
     after = optax.apply_updates(params, steps)

@@ -39,7 +39,7 @@ def _check_expert(config: Config) -> None:
 def _check_pipeline(config: Config) -> None:
     model, mesh, stages = config.model, config.mesh, config.mesh.pipeline
     if stages == 1:
-        for name, value in (('microbatches', mesh.microbatches), ('rounds', mesh.rounds)):
+        for name, value in (('microbatches', mesh.microbatches), ('pipeline_repeats', mesh.pipeline_repeats)):
             if value not in (None, 1):
                 raise UserError(f'mesh.{name}={value} has no effect here: it applies where mesh.pipeline is above 1')
         return
@@ -60,11 +60,13 @@ def _check_pipeline(config: Config) -> None:
     depths = {'encoder': model.num_encoder_layers, 'decoder': model.num_decoder_layers}
     for stack, layers in depths.items():
         if stack in model.family:
-            asked = f'mesh.pipeline={stages} stages x mesh.rounds={mesh.rounds}'
-            require_multiple(f'model.num_{stack}_layers', layers, stages * mesh.rounds, asked)
+            asked = f'mesh.pipeline={stages} stages x mesh.pipeline_repeats={mesh.pipeline_repeats}'
+            require_multiple(f'model.num_{stack}_layers', layers, stages * mesh.pipeline_repeats, asked)
     parts = mesh.microbatches or stages
-    if mesh.rounds > 1:
-        require_multiple('mesh.microbatches', parts, stages, f'mesh.pipeline={stages} stages, for mesh.rounds > 1')
+    if mesh.pipeline_repeats > 1:
+        require_multiple(
+            'mesh.microbatches', parts, stages, f'mesh.pipeline={stages} stages, for mesh.pipeline_repeats > 1'
+        )
     if config.data.batch_tokens is None:
         ways = math.prod(size for size in (mesh.data, mesh.fsdp, mesh.expert) if size != -1)
         needed = config.train.microbatches * parts * ways

@@ -17,7 +17,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from tformer import errors
-from tformer.config import extensions
+from tformer.config import extensions, renamed
 from tformer.config.python_files import execute
 from tformer.config.run import Config, Data
 
@@ -37,10 +37,13 @@ def config_dict(config: Config) -> ConfigDict:
 def from_dict(tree: Mapping[str, Any] | ConfigDict) -> Config:
     """Returns the `Config` of nested dicts (a ConfigDict, or JSON's). Fields that are absent take their default.
 
+    Fields may have the names that they had in earlier versions (`renamed.RENAMED`).
+
     Raises:
       UserError: an unknown field or a value of the wrong type.
     """
-    return _from_dict(Config, tree.to_dict() if isinstance(tree, ConfigDict) else tree, '')
+    tree = tree.to_dict() if isinstance(tree, ConfigDict) else tree
+    return _from_dict(Config, renamed.sections(tree) if isinstance(tree, Mapping) else tree, '')
 
 
 def _from_dict(cls: type, tree: Mapping[str, Any], prefix: str) -> Any:
@@ -145,6 +148,8 @@ def override(config: Config, values: Mapping[str, Any] | Iterable[tuple[str, Any
     """
     fields = field_types()
     for name, value in dict(values).items():
+        if name in renamed.RENAMED:
+            raise errors.UserError(f'config.{name} is now config.{renamed.RENAMED[name]}')
         if name not in fields:
             raise errors.UserError(f'config.{name} is no field{errors.nearest(name, fields)}')
         read = parse if isinstance(value, str) else coerce

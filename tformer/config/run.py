@@ -88,16 +88,16 @@ class Optimizer:
     warmup_steps: int = 100  # linear, from 0; inverse_sqrt stays at the peak for them
     final_fraction: float = 0.0  # linear, cosine, wsd: of the peak, at the last step
     decay_fraction: float = 0.2  # wsd: share of the run, at its end, in which the rate falls (Hu et al. 2024)
-    rate_factors: tuple[str, ...] = ()  # NAME=FACTOR: times the rate where NAME (mlp, decoder.mlp) is in the path
+    lr_multipliers: tuple[str, ...] = ()  # NAME=FACTOR: times the rate where NAME (mlp, decoder.mlp) is in the path
     layer_decay: float | None = None  # of the rate, from each layer to the one below (Clark et al. 2020, appendix B)
-    frozen: tuple[str, ...] = ()  # names, as in rate_factors, of parameters that stay as they are
+    frozen: tuple[str, ...] = ()  # names, as in lr_multipliers, of parameters that stay as they are
     frozen_layers: int = 0  # lowest layers of each stack that stay as they are, and the embeddings with them
     momentum: float = 0.95  # sgd, muon: decay of the gradients' sum
     beta1: float = 0.9  # decay of the first moment; schedule_free: from its steps (0) to their average (1)
     beta2: float = 0.98  # decay of the second moment; lion: of its momentum
     epsilon: float = 1e-9  # added to the root of the second moment
     weight_decay: float = 0.0  # decoupled: times the rate
-    decayed: tuple[str, ...] = ('kernel', 'table')  # what weight decay reaches; not norms, not biases
+    decayed_roles: tuple[str, ...] = ('kernel', 'table')  # what weight decay reaches; not norms, not biases
     clip_value: float | None = None  # of each number of the gradient, before clip_norm
     clip_norm: float | None = 1.0  # of the global gradient
     master_dtype: str | None = None  # of copies of bfloat16 parameters that updates add up in; None: no copies
@@ -131,7 +131,7 @@ class Train:
     max_minutes: float | None = None  # of the clock, after which the run saves and stops, to be continued
     patience: int | None = None  # evaluations without a better best_metric before the run stops early
     init_from: str | None = None  # a workdir whose best parameters to start from (fine-tuning)
-    init_except: tuple[str, ...] = ()  # init_from: names, as in rate_factors, of what is not taken from there
+    init_except: tuple[str, ...] = ()  # init_from: names, as in lr_multipliers, of what is not taken from there
 
     __repr__ = differences
 
@@ -146,9 +146,9 @@ class Mesh:
     pipeline: int = 1  # the layers are split into stages
     rules: str = 'fsdp_tp'  # which logical names are split over which axes
     overrides: tuple[str, ...] = ()  # NAME=AXIS, NAME=AXIS+AXIS or NAME=none: what is split otherwise than by the rules
-    slices: str = 'data'  # the axis that crosses slices, where devices are joined by more than one fast network
+    dcn_axis: str = 'data'  # the axis that crosses slices, where devices are joined by more than one fast network
     microbatches: int | None = None  # pipeline: parts of a batch that follow each other; None: as many as stages
-    rounds: int = 1  # pipeline: how often a part goes round all stages, each with fewer layers
+    pipeline_repeats: int = 1  # pipeline: how often a part goes round all stages, each with fewer layers
 
     __repr__ = differences
 

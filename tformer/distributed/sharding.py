@@ -91,7 +91,7 @@ def make_mesh(config: config_lib.Mesh, devices: Sequence[jax.Device] | None = No
         raise errors.UserError(f'{asked} do not fit the {len(devices)} devices there are')
     sizes = [len(devices) // known if size == -1 else size for size in sizes]
     try:
-        laid_out = arrange(sizes, devices[: int(np.prod(sizes))], AXES.index(config.slices))
+        laid_out = arrange(sizes, devices[: int(np.prod(sizes))], AXES.index(config.dcn_axis))
     except (ValueError, NotImplementedError) as error:
         raise errors.UserError(f'{asked}: {str(error).splitlines()[0]}') from error
     return Mesh(laid_out, AXES, axis_types=(jax.sharding.AxisType.Auto,) * len(AXES))
@@ -107,7 +107,7 @@ def arrange(sizes: Sequence[int], devices: Sequence[jax.Device], across: int) ->
     if slices == 1:
         return mesh_utils.create_device_mesh(sizes, devices)
     if sizes[across] % slices:
-        raise ValueError(f'mesh.{AXES[across]}={sizes[across]} does not divide into {slices} slices (mesh.slices)')
+        raise ValueError(f'mesh.{AXES[across]}={sizes[across]} does not divide into {slices} slices (mesh.dcn_axis)')
     between = [slices if axis == across else 1 for axis in range(len(sizes))]
     within = [size // count for size, count in zip(sizes, between, strict=True)]
     return mesh_utils.create_hybrid_device_mesh(within, between, devices)
@@ -131,7 +131,7 @@ def placed(mesh: Mesh, config: config_lib.Mesh) -> Iterator[None]:
       UserError: `config` has an unknown rule.
     """
     stages = mesh.shape['pipeline']
-    schedule = Schedule(config.microbatches or stages, config.rounds) if stages > 1 else None
+    schedule = Schedule(config.microbatches or stages, config.pipeline_repeats) if stages > 1 else None
     with jax.set_mesh(mesh), nn.logical_axis_rules(make_rules(config)), _schedule(schedule):
         yield
 

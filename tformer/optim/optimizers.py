@@ -49,21 +49,21 @@ def make_optimizer(config: Config, names: Any) -> optax.GradientTransformationEx
       names: the logical names of every parameter's axes.
 
     Raises:
-      UserError: an unknown optimizer, or optimizer.rate_factors or optimizer.frozen that fit no parameter.
+      UserError: an unknown optimizer, or optimizer.lr_multipliers or optimizer.frozen that fit no parameter.
     """
     cfg, clipping = config.optimizer, []
     if cfg.clip_value is not None:
         clipping.append(optax.clip(cfg.clip_value))
     if cfg.clip_norm is not None:
         clipping.append(optax.clip_by_global_norm(cfg.clip_norm))
-    trained, factors = freezing.trainable_mask(config, names), rate_factors(config, names)
+    trained, factors = freezing.trainable_mask(config, names), lr_multipliers(config, names)
     factors = jax.tree.map(lambda part, factor: factor if part is True else factor * part, trained, factors)
     names, factors = freezing.select_trainable(trained, names), freezing.select_trainable(trained, factors)
     row = choose(OPTIMIZERS, cfg.name, 'optimizer.name')
     direction = row.direction(cfg, names)
     if cfg.moment_dtype == 'bfloat16':
         direction = with_bfloat16_moments(direction)
-    step = optax.chain(direction, descend(factors, cfg.decayed))
+    step = optax.chain(direction, descend(factors, cfg.decayed_roles))
     if row.averages:
         step = schedule_free(step, cfg.beta1)
     if cfg.master_dtype is not None:
@@ -71,8 +71,8 @@ def make_optimizer(config: Config, names: Any) -> optax.GradientTransformationEx
     return freezing.freeze(optax.chain(*clipping, step), trained)
 
 
-def rate_factors(config: Config, names: Any) -> Any:
-    """Returns what the rate is multiplied by: optimizer.rate_factors times optimizer.layer_decay's times muP's.
+def lr_multipliers(config: Config, names: Any) -> Any:
+    """Returns what the rate is multiplied by: optimizer.lr_multipliers times optimizer.layer_decay's times muP's.
 
     A number for each parameter, or an array along its `layers` axis. Weight decay is times the rate, so a factor is one
     of the decay too.
@@ -83,13 +83,13 @@ def rate_factors(config: Config, names: Any) -> Any:
       UserError: an entry that is no NAME=FACTOR, or whose name is in no parameter's path.
     """
     cfg, model, given = config.optimizer, config.model, []
-    for entry in cfg.rate_factors:
+    for entry in cfg.lr_multipliers:
         written = re.fullmatch(r'([^=]+)=(\d+(?:\.\d*)?(?:e-?\d+)?)', entry)
         if not written:
-            raise UserError(f"optimizer.rate_factors={entry!r} is no NAME=FACTOR, such as 'encoder=0.1'")
+            raise UserError(f"optimizer.lr_multipliers={entry!r} is no NAME=FACTOR, such as 'encoder=0.1'")
         given.append((written[1], float(written[2])))
     paths = [path_names(path) for path, _ in jax.tree_util.tree_leaves_with_path(names)]
-    check_entries((name for name, _ in given), paths, 'optimizer.rate_factors')
+    check_entries((name for name, _ in given), paths, 'optimizer.lr_multipliers')
     shrink = 1.0
     if model.parametrization == 'mup' and model.base_emb_dim:
         shrink = (model.base_emb_dim / model.emb_dim) ** MUP_POWERS.get(cfg.name, 1)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tformer import config
-from tformer.config import Config
+from tformer.config import Config, renamed
 from tformer.errors import UserError
 from tformer.lab.sweep import manifest, trials
 from tformer.lab.sweep.overrides import SEED
@@ -150,12 +150,13 @@ def _listed(home: pathlib.Path) -> list[Run]:
     listed, seconds = config.read_json(file), manifest.times(home)
     try:
         base = config.from_dict(listed['base'])
+        stated = [config.override(base, renamed.fields(entry['overrides'])) for entry in listed['trials']]
         return [
             _run(
-                home, entry['name'], entry['directory'], config.override(base, entry['overrides']), trials.STATED,
+                home, entry['name'], entry['directory'], trial, trials.STATED,
                 entry['off_percent'], seconds.get(entry['directory']),
             )
-            for entry in listed['trials']
+            for entry, trial in zip(listed['trials'], stated, strict=True)
         ]  # fmt: skip
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(f'{file}: not the list of a sweep: {error}') from error

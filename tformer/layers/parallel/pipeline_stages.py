@@ -104,11 +104,13 @@ def pipelined(
 def _check_division(L: int, rows: int, stages: int, parts: int, rounds: int) -> None:
     """Raises a `UserError` where layers, rows or parts do not divide."""
     if L % (stages * rounds):
-        raise UserError(f'{L} layers do not divide into mesh.pipeline={stages} stages x mesh.rounds={rounds}')
+        raise UserError(f'{L} layers do not divide into mesh.pipeline={stages} stages x mesh.pipeline_repeats={rounds}')
     if rows % parts:
         raise UserError(f'a batch of {rows} rows does not divide into mesh.microbatches={parts}')
     if rounds > 1 and parts % stages:
-        raise UserError(f'mesh.rounds={rounds} needs mesh.microbatches={parts} to be a multiple of {stages} stages')
+        raise UserError(
+            f'mesh.pipeline_repeats={rounds} needs mesh.microbatches={parts} to be a multiple of {stages} stages'
+        )
 
 
 def _round_and_part(turn: jax.Array, parts: int, rounds: int, group: int) -> tuple[jax.Array, jax.Array]:
