@@ -1,5 +1,6 @@
 """Heads: from the residual stream to vocabulary logits, classes or numbers."""
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ from tformer.layers.dropout import DropoutRates, drop
 from tformer.layers.embed import embedding_width
 from tformer.layers.initializers import base_width, width_factor
 from tformer.layers.linear import Dense
-from tformer.layers.mlp import ACTIVATIONS
+from tformer.layers.mlp import activated
 from tformer.layers.norms import make_norm
 
 
@@ -30,10 +31,9 @@ class VocabularyHead(nn.Module):
         cfg, width = self.cfg, embedding_width(self.cfg) if tied is not None else self.cfg.emb_dim
         assert cfg.vocab_size
         if cfg.mlm_transform:
-            inputs, activation = choose(ACTIVATIONS, cfg.activation, 'model.activation')
             shape, names = (cfg.emb_dim, width), ('embed', 'mlp')
-            layers = [Dense(cfg, 'BTD,DW->BTW', shape, names, bias=True, name=f'transform_{i}') for i in range(inputs)]
-            x_BTD = make_norm(cfg)(activation(*[layer(x_BTD) for layer in layers]), real_BT)
+            dense = functools.partial(Dense, cfg, 'BTD,DW->BTW', shape, names, bias=True)
+            x_BTD = make_norm(cfg)(activated(cfg, x_BTD, lambda i: dense(name=f'transform_{i}')), real_BT)
         elif width != cfg.emb_dim:
             x_BTD = Dense(cfg, 'BTD,DW->BTW', (cfg.emb_dim, width), ('embed', 'factor'), name='projection')(x_BTD)
         scale = choose(OUTPUT_SCALES, cfg.output_scale, 'model.output_scale')(base_width(cfg))
@@ -116,10 +116,10 @@ class DetectionHead(nn.Module):
     @nn.compact
     def __call__(self, x_BTD: jax.Array) -> jax.Array:
         cfg = self.cfg
-        inputs, activation = choose(ACTIVATIONS, cfg.activation, 'model.activation')
         shape, names = (cfg.emb_dim, cfg.emb_dim), ('embed', 'mlp')
-        layers = [Dense(cfg, 'BTD,DW->BTW', shape, names, bias=True, name=f'dense_{i}') for i in range(inputs)]
-        return LinearHead(cfg, 1, name='score')(activation(*[layer(x_BTD) for layer in layers]), DropoutRates())[..., 0]
+        dense = functools.partial(Dense, cfg, 'BTD,DW->BTW', shape, names, bias=True)
+        x_BTD = activated(cfg, x_BTD, lambda i: dense(name=f'dense_{i}'))
+        return LinearHead(cfg, 1, name='score')(x_BTD, DropoutRates())[..., 0]
 
 
 def first_token(x_BTD: jax.Array, real_BT: jax.Array) -> jax.Array:

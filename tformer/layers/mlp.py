@@ -39,6 +39,12 @@ def gated(activation: Activation) -> Activation:
     return joined
 
 
+def activated(cfg: Model, x: jax.Array, projection: Callable[[int], nn.Module]) -> jax.Array:
+    """Returns the activation of one projection of `x`, or of two where it is gated; `projection` makes number i."""
+    inputs, activation = choose(ACTIVATIONS, cfg.activation, 'model.activation')
+    return activation(*[projection(i)(x) for i in range(inputs)])
+
+
 class Mlp(nn.Module):
     cfg: Model
     stack: str
@@ -49,13 +55,12 @@ class Mlp(nn.Module):
     ) -> jax.Array:
         """Returns out_BTD. Only the mixture of experts, which may take this module's place, uses `real_BT`."""
         cfg = self.cfg
-        inputs, activation = choose(ACTIVATIONS, cfg.activation, 'model.activation')
         shape, names, bias = (cfg.emb_dim, cfg.mlp_dim), ('embed', 'mlp'), cfg.mlp_bias
-        projected = [
-            Dense(cfg, 'BTD,DF->BTF', shape, names, bias, 'mlp_in', self.stack, name=f'in_{i}')(x_BTD)
-            for i in range(inputs)
-        ]
-        h_BTF = constrain(activation(*projected), 'batch', 'length', 'act_mlp')
+
+        def projection(i: int) -> Dense:
+            return Dense(cfg, 'BTD,DF->BTF', shape, names, bias, 'mlp_in', self.stack, name=f'in_{i}')
+
+        h_BTF = constrain(activated(cfg, x_BTD, projection), 'batch', 'length', 'act_mlp')
         h_BTF = drop(self, h_BTF, dropout_rate)
         return Dense(cfg, 'BTF,FD->BTD', shape[::-1], names[::-1], bias, 'mlp_out', self.stack, name='out')(h_BTF)
 

@@ -85,7 +85,7 @@ def position_in_expert(expert_RJ: jax.Array, real_R: jax.Array, num_experts: int
 
 
 def reference(expert_RJ: jax.Array, real_R: jax.Array, num_experts: int, factor: float) -> Dispatch:
-    """The definition, written down: every expert has a slot for every token, and computes all of them. Slow."""
+    """The definition, written down: every expert has a slot for every token, and computes them all."""
     R, num_slots = len(real_R), num_experts * len(real_R)
 
     def product(x_PD: jax.Array, kernel_EDF: jax.Array) -> jax.Array:
@@ -301,8 +301,7 @@ class DispatchMethod(NamedTuple):
     Attributes:
       dispatch_fn: assigns the slots.
       shared: exchanges tokens between devices that share the experts.
-      replicated: the same for devices that have all experts and tokens of their own; None: one dispatch for all devices
-        together, left to XLA.
+      replicated: on devices that have all experts and their own tokens; None: one dispatch for all, left to XLA.
       fields: the fields of `Model` that it reads and others do not.
       whole_batch: what a token gets depends on the other tokens of the batch.
     """
