@@ -12,10 +12,10 @@ from tformer.commands import train as train_command
 from tformer.config import Config, Data
 from tformer.data.batches import pipeline
 from tformer.data.sources import algorithmic, sources
-from tformer.data.tokenizers import tokenizers
+from tformer.data.tokenizers import tokenizers, vocabulary
 from tformer.errors import UserError
 
-EQUATIONS = [name for name, task in algorithmic.TASKS.items() if 'classification' in task.objectives]
+EQUATIONS = [name for name, task in algorithmic.TASKS.items() if 'class' in task.forms]
 RULES = {'copy': list, 'reverse': lambda numbers: numbers[::-1], 'sort': sorted}
 HAND_WORKED = {  # of a = 3, b = 5, then of a = 4, b = 2, mod 7
     'modular_addition': (1, 6),
@@ -117,7 +117,7 @@ def test_a_mistake_is_one_line(message: str) -> None:
 def test_an_equation_is_four_symbols_between_two_marks_and_one_class() -> None:
     cfg = recipes.load('algorithmic', data__modulus=7, train__batch_size=4)
     made = tokenizers.train_tokenizers(cfg, load('train', 'classification', modulus=7))
-    assert made.target.vocab_size - len(tokenizers.SPECIALS) == 7 + 1 and made.labels == tuple('0123456')
+    assert made.target.vocab_size - len(vocabulary.SPECIALS) == 7 + 1 and made.labels == tuple('0123456')
     batches = pipeline.Batches(cfg, made, 'train', training=True)
     batch = batches.batch(0)
     marks = made.target.specials

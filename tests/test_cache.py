@@ -21,7 +21,7 @@ from tformer.data import cache
 from tformer.data.batches import pipeline
 from tformer.data.examples import example_formats
 from tformer.data.sources.records import Split
-from tformer.data.tokenizers import tokenizers
+from tformer.data.tokenizers import bytes_and_characters, tokenizers
 from tformer.errors import UserError
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -34,7 +34,7 @@ def config(place: pathlib.Path, **data: object) -> Config:
 
 
 def batches(cfg: Config, records: object) -> pipeline.Batches:
-    tokens = tokenizers.Tokenizers(tokenizers.Byte(), tokenizers.Byte())
+    tokens = tokenizers.Tokenizers(bytes_and_characters.Byte(), bytes_and_characters.Byte())
     return pipeline.Batches(cfg, tokens, 'train', training=True, records=records)
 
 
@@ -75,7 +75,7 @@ def test_other_data_tokenizers_and_limits_have_other_entries(tmp_path: pathlib.P
         assert counts[-1] - counts[-2] == more, change
     with pytest.raises(AssertionError, match='were read'):
         batches(cfg, Split('two', unreadable))
-    char = tokenizers.Char.train(['ab 0123456789'])
+    char = bytes_and_characters.Char.train(['ab 0123456789'])
     with pytest.raises(AssertionError, match='were read'):
         example_formats.make(cfg, tokenizers.Tokenizers(char, char), Split('one', unreadable), 'train', True)
     assert len(entries(tmp_path)) == counts[-1] and not list(tmp_path.glob('*.partial'))

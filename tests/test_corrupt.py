@@ -18,8 +18,8 @@ from tformer.config.run import Config, Data, Train
 from tformer.data.batches import pipeline
 from tformer.data.examples import corrupt, denoisers
 from tformer.data.examples import spans as spans_lib
-from tformer.data.tokenizers import tokenizers
-from tformer.data.tokenizers.tokenizers import BOS, CLS, EOS, MASK, SEP
+from tformer.data.tokenizers import bytes_and_characters, tokenizers
+from tformer.data.tokenizers.vocabulary import BOS, CLS, EOS, MASK, SEP
 from tformer.errors import UserError
 
 OBJECTIVES = ('span_corruption', 'denoising', 'ul2', 'prefix_lm')
@@ -57,7 +57,7 @@ def stream(*key: int) -> np.random.Generator:
 
 def test_the_spans_of_figure_2_of_t5() -> None:
     """Raffel et al. 2020: Thank you [for inviting] me to your party [last] week, but without the final sentinel."""
-    words = tokenizers.Symbol('Thank you for inviting me to your party last week'.split())
+    words = bytes_and_characters.Symbol('Thank you for inviting me to your party last week'.split())
     text = np.array(words.encode('Thank you for inviting me to your party last week'))
     x, y = 100, 101
     # 3 of 10 tokens in 2 spans of 2 + 1, before the kept tokens 2 and 6
@@ -96,23 +96,25 @@ def test_other_noise_by_hand() -> None:
     assert corrupt.replace_by_mask(text, fixed([1, 4]), MASK).tolist() == [10, MASK, 12, 13, MASK, 15]
     assert corrupt.delete_tokens(text, fixed([1, 4])).tolist() == [10, 12, 13, 15]
     assert corrupt.rotate(text, fixed(2)).tolist() == [12, 13, 14, 15, 10, 11]
-    byte = tokenizers.Byte()
+    byte = bytes_and_characters.Byte()
     text = np.array(byte.encode('Go... No? Yes'))
     permuted = corrupt.permute_sentences(text, fixed([2, 0, 1]), byte.sentence_ends[text])
     assert byte.decode(permuted) == ' YesGo... No?'
 
 
 def framed(text: str) -> np.ndarray:
-    return np.array([CLS, *tokenizers.Byte().encode(text), SEP], np.int32)
+    return np.array([CLS, *bytes_and_characters.Byte().encode(text), SEP], np.int32)
 
 
 def hidden(inputs: np.ndarray) -> str:
-    return ''.join('_' if token == MASK else tokenizers.Byte().piece(token) for token in inputs.tolist()[1:-1])
+    return ''.join(
+        '_' if token == MASK else bytes_and_characters.Byte().piece(token) for token in inputs.tolist()[1:-1]
+    )
 
 
 def test_whole_words_by_hand() -> None:
     """Words of 3, 4, 2 and 4 bytes, 6 of 13 to hide: the second, not the first, which is too much, and the third."""
-    byte, text = tokenizers.Byte(), framed('aa bbb c dddd')
+    byte, text = bytes_and_characters.Byte(), framed('aa bbb c dddd')
     drawn = [ord(letter) for letter in 'uvwxyz']  # places among the ordinary ids, which are the bytes
     draws = [1, 0, 2, 3], [0.79, 0.81, 0.89, 0.91, 0.0, 0.99], drawn
     inputs, selected = corrupt.mask_tokens(text, fixed(*draws), byte, rate=0.5, unit='word')
@@ -131,7 +133,7 @@ def test_whole_words_by_hand() -> None:
 @given(st.text('ab .\n', max_size=80), st.floats(0.01, 0.9), SEEDS)
 @settings(deadline=None)
 def test_words_are_hidden_whole_and_as_many_as_fit(text: str, rate: float, seed: int) -> None:
-    byte, tokens = tokenizers.Byte(), framed(text)
+    byte, tokens = bytes_and_characters.Byte(), framed(text)
     before = tokens.copy()
     inputs, selected = corrupt.mask_tokens(tokens, stream(seed), byte, rate, 'word')
     assert (tokens == before).all() and inputs.dtype == tokens.dtype and (inputs[~selected] == tokens[~selected]).all()
@@ -147,7 +149,7 @@ def test_words_are_hidden_whole_and_as_many_as_fit(text: str, rate: float, seed:
 
 
 def test_rates_of_whole_words_and_fates() -> None:
-    rng, byte = np.random.default_rng(0), tokenizers.Byte()
+    rng, byte = np.random.default_rng(0), bytes_and_characters.Byte()
     text = ' '.join('x' * length for length in rng.integers(1, 8, 20_000))
     tokens = np.array(byte.encode(text))
     inputs, selected = corrupt.mask_tokens(tokens, stream(0), byte, 0.3, 'word', keep=0.2, random=0.3)
@@ -168,7 +170,7 @@ def test_rates_of_whole_words_and_fates() -> None:
 
 @pytest.mark.parametrize('unit', corrupt.MASK_UNITS)
 def test_all_selected_can_meet_one_fate(unit: str) -> None:
-    byte, tokens = tokenizers.Byte(), framed('to be or not to be ' * 9)
+    byte, tokens = bytes_and_characters.Byte(), framed('to be or not to be ' * 9)
     for keep, random in ((1.0, 0.0), (0.0, 0.0), (0.0, 1.0)):
         inputs, selected = corrupt.mask_tokens(tokens, stream(1), byte, 0.5, unit, keep, random)
         assert selected.sum() > 50
@@ -178,7 +180,7 @@ def test_all_selected_can_meet_one_fate(unit: str) -> None:
 
 
 def test_the_same_key_is_the_same_corruption_and_copies_take_turns() -> None:
-    byte, text = tokenizers.Byte(), framed('to be or not to be ' * 5)
+    byte, text = bytes_and_characters.Byte(), framed('to be or not to be ' * 5)
 
     def made(epoch: int, copies: int | None, example: int = 0) -> bytes:
         noise = corrupt.Noise(Data(), byte, corrupt.noise_key(3, 2, 1, epoch, example, copies))
@@ -251,7 +253,7 @@ def test_lengths_never_fall_with_the_size(rate: float, mean: float) -> None:
 @given(SIZES, st.lists(st.sampled_from(list(corrupt.NOISES)), max_size=5), SEEDS)
 @settings(deadline=None)
 def test_any_noise_stays_within_its_bound_and_leaves_the_text_alone(n: int, kinds: list[str], seed: int) -> None:
-    byte, data = tokenizers.Byte(), Data(infill_rate=0.5)
+    byte, data = bytes_and_characters.Byte(), Data(infill_rate=0.5)
     text = np.array(byte.encode('To be. Or not! ' * 20)[:n], np.int32)
     before, noise, longest, found = text.copy(), corrupt.Noise(data, byte, (seed,)), np.array(n), text
     for kind in kinds:
@@ -370,7 +372,9 @@ def test_each_pass_has_every_piece_once_and_corrupts_it_anew(objective: str, fam
     texts = [text for _, (((_, text)),) in sorted(first.items())]
     assert texts == [text for _, (((_, text)),) in sorted(second.items())]
     ends = (objective, family) == ('prefix_lm', 'decoder')
-    whole = [np.append(tokenizers.Byte().encode(r['text']), [EOS] * ends).astype(np.int32) for r in batches.records]
+    whole = [
+        np.append(bytes_and_characters.Byte().encode(r['text']), [EOS] * ends).astype(np.int32) for r in batches.records
+    ]
     assert b''.join(texts) == np.concatenate(whole).tobytes()
     assert np.mean([first[i] == second[i] for i in first]) < 0.3
     assert epoch_of(make(objective, batching, family)) == first

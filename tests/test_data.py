@@ -22,8 +22,8 @@ from tformer.data.batches import packing, pipeline
 from tformer.data.examples import corrupt, spans
 from tformer.data.sources import sources
 from tformer.data.sources.records import Split
-from tformer.data.tokenizers import tokenizers
-from tformer.data.tokenizers.tokenizers import BOS, CLS, EOS, MASK, PAD, SEP
+from tformer.data.tokenizers import bytes_and_characters, tokenizers
+from tformer.data.tokenizers.vocabulary import BOS, CLS, EOS, MASK, PAD, SEP
 from tformer.errors import UserError
 
 # ------------------------------------------------------------------------------------------------ the batch contract
@@ -144,7 +144,7 @@ def test_contract(objective: str, family: str, batching: str) -> None:
 
 def texts_of(batch: dict[str, np.ndarray], objective: str) -> Iterator[str]:
     """The texts that a batch was made from (of the piece, where texts are cut)."""
-    decode = tokenizers.Byte().decode
+    decode = bytes_and_characters.Byte().decode
     name = 'inputs' if objective == 'classification' else 'targets'
     sources_ = list(segments(batch, 'encoder_')) if objective == 'seq2seq' else itertools.repeat((0, []))
     for (row, where), (source_row, source) in zip(segments(batch), sources_, strict=False):
@@ -231,7 +231,7 @@ def test_causal_lm_predicts_every_token_once_with_the_one_before_as_input(batchi
     for batch in passes(batches, 1)[0]:
         scored = batch['weights'] == 1
         pairs += zip(batch['inputs'][scored].tolist(), batch['targets'][scored].tolist(), strict=True)
-    encoded = [[BOS, *tokenizers.Byte().encode(r['text']), EOS] for r in batches.records]
+    encoded = [[BOS, *bytes_and_characters.Byte().encode(r['text']), EOS] for r in batches.records]
     assert sorted(pairs) == sorted(pair for tokens in encoded for pair in itertools.pairwise(tokens))
 
 
@@ -322,7 +322,7 @@ def test_mistakes_of_batches() -> None:
 # --------------------------------------------------------------------------------------------- corruption and plans
 
 
-WORDS = tokenizers.Symbol([str(i) for i in range(993)])  # 1000 ids
+WORDS = bytes_and_characters.Symbol([str(i) for i in range(993)])  # 1000 ids
 
 
 def test_corruption_rates() -> None:
@@ -379,7 +379,7 @@ def test_no_special_token_is_hidden(objective: str) -> None:
     batches = make(objective, 'bucket', mask_rate=0.9)
     for step in range(int(batches.steps_per_epoch)):
         batch = batches.batch(step)
-        ordinary = tokenizers.Byte().ordinary[batch['targets']]
+        ordinary = bytes_and_characters.Byte().ordinary[batch['targets']]
         assert (batch['weights'] > 0).sum() > 0.8 * ordinary.sum() and not batch['weights'][~ordinary].any()
         unhidden = batch['weights'] == 0
         assert (batch['inputs'] == batch['targets'])[unhidden].all()
@@ -397,7 +397,7 @@ def test_what_is_not_next_is_of_another_record_half_of_the_time() -> None:
             first, second = text[real & (types == 0)], text[real & (types == 1)]
             assert (first[0], first[-1], second[-1]) == (CLS, SEP, SEP)
             mine = texts[batches.parts[0].examples.record[example]][:1]
-            first, second = (tokenizers.Byte().decode(part) for part in (first, second))
+            first, second = (bytes_and_characters.Byte().decode(part) for part in (first, second))
             assert set(first) == {mine} and len(set(second)) == 1
             assert (second[0] == mine) == (batch['labels'] == 0) and batch['label_weights'] == 1
             size = batches.parts[0].examples.stop[example] - batches.parts[0].examples.start[example]
@@ -436,7 +436,7 @@ def test_processes_corrupt_as_this_one_does(objective: str) -> None:
 
 def test_a_pair_of_texts_by_hand() -> None:
     made = make('seq2seq', 'pad', 'decoder', records=({'source': 'ab', 'target': 'c'},), length=8)
-    byte = dict(zip('abc', tokenizers.Byte().encode('abc'), strict=True))
+    byte = dict(zip('abc', bytes_and_characters.Byte().encode('abc'), strict=True))
     batch = {name: values[0].tolist() for name, values in made.batch(0).items()}
     assert batch['inputs'] == [BOS, byte['a'], byte['b'], SEP, byte['c'], PAD, PAD, PAD]
     assert batch['targets'] == [byte['a'], byte['b'], SEP, byte['c'], EOS, PAD, PAD, PAD]
@@ -448,7 +448,7 @@ def test_a_pair_of_texts_by_hand() -> None:
 def test_a_decoder_reads_the_source_and_writes_the_target(batching: str) -> None:
     batches = make('seq2seq', batching, 'decoder', length=50)
     causal = make('seq2seq', batching, 'decoder', length=50, bidirectional_prefix=False)
-    found, decode = [], tokenizers.Byte().decode
+    found, decode = [], bytes_and_characters.Byte().decode
     for row in passes(batches, 1)[0]:
         for _, where in segments(row):
             inputs, targets, weights, prefix = (
@@ -469,7 +469,7 @@ def test_a_decoder_reads_the_source_and_writes_the_target(batching: str) -> None
 def test_a_decoder_cuts_the_source_first() -> None:
     records = tuple({'source': 'a' * s, 'target': 'b' * t} for s, t in ((20, 20), (20, 3), (3, 20), (4, 4)))
     batches = make('seq2seq', 'pad', 'decoder', records=records, length=12, overlong='truncate', training=False)
-    batch, decode = batches.batch(0), tokenizers.Byte().decode
+    batch, decode = batches.batch(0), bytes_and_characters.Byte().decode
     for row, (source, target, ended) in enumerate(((5, 6, False), (7, 3, True), (3, 8, False), (4, 4, True))):
         prefix, scored = batch['prefix'][row], batch['weights'][row] > 0
         assert decode(batch['inputs'][row][prefix]) == 'a' * source

@@ -17,21 +17,11 @@ from tformer.config import Config, Data, Model, Train
 from tformer.config.tasks import TASKS
 from tformer.data.batches import mixture, pipeline
 from tformer.data.examples import corrupt, example_arrays, example_formats, special_tokens, tokenized
+from tformer.data.tokenizers.bytes_and_characters import Byte, Char, Symbol
 from tformer.data.tokenizers.hub_tokenizer import HubTokenizer
 from tformer.data.tokenizers.subwords import SentencePiece
-from tformer.data.tokenizers.tokenizers import (
-    BOS,
-    CLS,
-    EOS,
-    SEP,
-    Byte,
-    Char,
-    Symbol,
-    Tokenizer,
-    Tokenizers,
-    train_tokenizers,
-)
-from tformer.data.tokenizers.vocabulary import NORMALIZATIONS, Specials
+from tformer.data.tokenizers.tokenizers import Tokenizers, train_tokenizers
+from tformer.data.tokenizers.vocabulary import BOS, CLS, EOS, NORMALIZATIONS, SEP, Specials, Tokenizer
 from tformer.errors import UserError
 
 TEXTS = ['the quick brown fox jumps over the lazy dog', 'naïve café in Köln costs 12345', 'one two three.'] * 20

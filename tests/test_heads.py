@@ -24,9 +24,10 @@ from tformer.commands import train as train_command
 from tformer.commands.run import Run
 from tformer.config import Config, Data, Model
 from tformer.data.batches import mixture, pipeline
+from tformer.data.tokenizers.bytes_and_characters import Byte, Char, Symbol
 from tformer.data.tokenizers.hub_tokenizer import HubTokenizer
 from tformer.data.tokenizers.subwords import SentencePiece
-from tformer.data.tokenizers.tokenizers import Byte, Char, Symbol, Tokenizers
+from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.distributed import sharding
 from tformer.evaluation import scorer, scores
 from tformer.layers.dropout import DropoutRates

@@ -17,12 +17,12 @@ from tformer.config.run import Config, Data, Evaluate, Train
 from tformer.data.batches import mixture
 from tformer.data.batches.pipeline import Batches
 from tformer.data.inspection import amounts, duplicates, padding, rendering, report
-from tformer.data.tokenizers import tokenizers
-from tformer.data.tokenizers.tokenizers import BOS, CLS, EOS, MASK, PAD, SEP
+from tformer.data.tokenizers import bytes_and_characters, tokenizers
+from tformer.data.tokenizers.vocabulary import BOS, CLS, EOS, MASK, PAD, SEP
 from tformer.training import dummy_batch, workdir
 
 ROOT = pathlib.Path(__file__).parent.parent
-BYTE = tokenizers.Tokenizers(tokenizers.Byte(), tokenizers.Byte(), ('yes', 'n\x1b[2Jo'))
+BYTE = tokenizers.Tokenizers(bytes_and_characters.Byte(), bytes_and_characters.Byte(), ('yes', 'n\x1b[2Jo'))
 
 
 @pytest.fixture(autouse=True)
@@ -231,7 +231,7 @@ def test_duplicates_of_pairs_by_side_and_whole_against_brute_force() -> None:
 
 
 def ids(text: str) -> list[int]:
-    return tokenizers.Byte().encode(text)
+    return bytes_and_characters.Byte().encode(text)
 
 
 def shown(**rows: object) -> list[str]:
@@ -337,7 +337,7 @@ def test_the_command_uses_the_tokenizers_of_a_workdir(tmp_path: pathlib.Path, ca
     config = config_lib.load(arguments[0].removeprefix('--config='), {'data.path': str(path), 'mesh.data': '1'})
     home = tmp_path / 'run'
     home.mkdir()
-    tokenizers.Tokenizers(None, tokenizers.Byte(), ('bird', 'none')).save(home)
+    tokenizers.Tokenizers(None, bytes_and_characters.Byte(), ('bird', 'none')).save(home)
     workdir.save_config(home, dummy_batch.assumed(config))
     said = looked(capsys, f'--workdir={home}', '--config.evaluate.samples=1')
     assert 'vocabulary: 263 (text)' in said and 'label   ' in said

@@ -18,7 +18,7 @@ from tformer.config.tasks import TASKS, named
 from tformer.data.batches import mixture, pipeline
 from tformer.data.sources import fields, prepare, records, sources
 from tformer.data.sources.records import Bad
-from tformer.data.tokenizers import tokenizers
+from tformer.data.tokenizers import tokenizers, vocabulary
 from tformer.errors import UserError
 from tformer.training import workdir
 
@@ -735,7 +735,7 @@ def test_a_tokenizer_learns_from_all_texts_and_nothing_else(objective: str, reco
     assert sorted(set(''.join(records.texts(record, objective)))) == list(letters)
     config = Config(data=Data(tokenizer='char', byte_fallback=False), train=Train(objective=objective))
     made = tokenizers.train_tokenizers(config, [record] * 5).target
-    assert made.vocab_size == len(tokenizers.SPECIALS) + len(letters)
+    assert made.vocab_size == len(vocabulary.SPECIALS) + len(letters)
 
 
 def test_tokenizers_of_another_run(labelled: Config, tmp_path: Path) -> None:

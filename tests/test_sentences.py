@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from tformer.config.tasks import NEXT_SENTENCE, SENTENCE_ORDER
 from tformer.data.examples import sentences
-from tformer.data.tokenizers import tokenizers
+from tformer.data.tokenizers import bytes_and_characters
 from tformer.errors import UserError
 
-BYTE = tokenizers.Byte()
+BYTE = bytes_and_characters.Byte()
 ENDS = BYTE.sentence_ends
 ROOMY = 10_000
 TEXTS = st.text('ab .', min_size=1, max_size=40)

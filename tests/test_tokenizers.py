@@ -10,14 +10,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tformer.config.run import Config, Data, Train
-from tformer.data.tokenizers import subwords, tokenizers, vocabulary
+from tformer.data.tokenizers import bytes_and_characters, subwords, tokenizers, vocabulary
 from tformer.errors import UserError
 
 TEXTS = ['def f(x):\n    return x + 1\n', 'the quick brown fox', 'naïve café costs 12345', 'if x:\n\tpass\n'] * 20
 
 
 @pytest.fixture(scope='module', params=['unigram', 'bpe'])
-def subword(request: pytest.FixtureRequest) -> tokenizers.Tokenizer:
+def subword(request: pytest.FixtureRequest) -> vocabulary.Tokenizer:
     return subwords.SentencePiece.train(TEXTS, sized(300, request.param))
 
 
@@ -25,16 +25,16 @@ def sized(size: int, model: str, **fields: bool) -> Data:
     return Data(tokenizer_vocab_size=size, tokenizer_model=model, **fields)
 
 
-def check_lossless(tokenizer: tokenizers.Tokenizer, text: str) -> None:
+def check_lossless(tokenizer: vocabulary.Tokenizer, text: str) -> None:
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text
-    assert min(ids, default=7) >= len(tokenizers.SPECIALS)
+    assert min(ids, default=7) >= len(vocabulary.SPECIALS)
     assert tokenizer.byte_lengths[ids].sum() == len(text.encode())
 
 
 @given(st.text())
 def test_bytes_are_lossless(text: str) -> None:
-    check_lossless(tokenizers.Byte(), text)
+    check_lossless(bytes_and_characters.Byte(), text)
 
 
 @given(text=st.text() | st.text('ab \n\t\r\u2581\u00a0\u0000'))
@@ -42,13 +42,13 @@ def test_bytes_are_lossless(text: str) -> None:
 @example(text='👩‍👩‍👧 is one family\r\n')
 @example(text='<s></s><pad><unk><mask><0x0A>\u2581')
 @settings(deadline=None)
-def test_sentencepiece_is_lossless(subword: tokenizers.Tokenizer, text: str) -> None:
+def test_sentencepiece_is_lossless(subword: vocabulary.Tokenizer, text: str) -> None:
     check_lossless(subword, text)
 
 
-def test_sentencepiece_has_the_specials_and_is_deterministic(subword: tokenizers.Tokenizer) -> None:
+def test_sentencepiece_has_the_specials_and_is_deterministic(subword: vocabulary.Tokenizer) -> None:
     assert isinstance(subword, subwords.SentencePiece)
-    assert tuple(subword._processor.id_to_piece(list(range(7)))) == tokenizers.SPECIALS
+    assert tuple(subword._processor.id_to_piece(list(range(7)))) == vocabulary.SPECIALS
     for model in ('unigram', 'bpe'):
         once, again = (subwords.SentencePiece.train(iter(TEXTS), sized(300, model), seed=1) for _ in range(2))
         assert once.fingerprint == again.fingerprint
@@ -56,28 +56,28 @@ def test_sentencepiece_has_the_specials_and_is_deterministic(subword: tokenizers
     assert subword.byte_lengths.shape == (subword.vocab_size,)
 
 
-def test_decode_skips_specials_and_unknown_ids(subword: tokenizers.Tokenizer) -> None:
-    for tokenizer in (subword, tokenizers.Byte(), tokenizers.Char('abc def')):
-        ids = np.array([tokenizers.CLS, *tokenizer.encode('abc'), tokenizers.PAD, tokenizer.vocab_size + 5])
+def test_decode_skips_specials_and_unknown_ids(subword: vocabulary.Tokenizer) -> None:
+    for tokenizer in (subword, bytes_and_characters.Byte(), bytes_and_characters.Char('abc def')):
+        ids = np.array([vocabulary.CLS, *tokenizer.encode('abc'), vocabulary.PAD, tokenizer.vocab_size + 5])
         assert tokenizer.decode(ids) == 'abc'
 
 
 def test_char_and_symbol() -> None:
     closed = Data(byte_fallback=False)
-    char = tokenizers.Char.train(['hello', 'world'], closed)
+    char = bytes_and_characters.Char.train(['hello', 'world'], closed)
     assert char.vocab_size == 7 + len(set('helloworld')) and not char.lossless
     assert char.decode(char.encode('lord')) == 'lord'
-    assert char.encode('z') == [tokenizers.UNK]
-    symbol = tokenizers.Symbol.train(['HH AH  L OW', 'W ER L D'], closed)
+    assert char.encode('z') == [vocabulary.UNK]
+    symbol = bytes_and_characters.Symbol.train(['HH AH  L OW', 'W ER L D'], closed)
     assert symbol.vocab_size == 7 + 7
     assert symbol.decode(symbol.encode('L  OW')) == 'L OW'
-    assert symbol.encode('L ZH EY') == [symbol.encode('L')[0], tokenizers.UNK, tokenizers.UNK]
+    assert symbol.encode('L ZH EY') == [symbol.encode('L')[0], vocabulary.UNK, vocabulary.UNK]
 
 
 @given(text=st.text() | st.text('hello wé'))
 @example(text='<pad>hello<unk>')
 def test_bytes_stand_in_for_unknown_characters(text: str) -> None:
-    char = tokenizers.Char.train(['hello world'])
+    char = bytes_and_characters.Char.train(['hello world'])
     assert char.lossless and char.vocab_size == 7 + 256 + len(set('hello world'))
     check_lossless(char, text)
     assert char.encode('lo') == [char.vocab_size - 4, char.vocab_size - 3]  # ' dehlorw': known ones stay one token
@@ -86,16 +86,16 @@ def test_bytes_stand_in_for_unknown_characters(text: str) -> None:
 @given(st.lists(st.sampled_from(['L', 'OW', 'ZH', '語', 'A\u00e9', '<unk>']) | st.text()))
 @example(['L', 'ZH', 'EY', 'OW', 'ZH'])
 def test_bytes_stand_in_for_unknown_symbols(symbols: list[str]) -> None:
-    symbol = tokenizers.Symbol.train(['HH AH L OW'])
+    symbol = bytes_and_characters.Symbol.train(['HH AH L OW'])
     text = ' '.join(symbols)
     ids = symbol.encode(text)
     assert symbol.decode(ids).split() == text.split()
-    assert tokenizers.UNK not in ids and not symbol.lossless
+    assert vocabulary.UNK not in ids and not symbol.lossless
     assert symbol.decode(ids) == ' '.join(text.split())
 
 
 def test_half_a_character_is_not_an_error() -> None:
-    char, symbol = tokenizers.Char.train(['ab']), tokenizers.Symbol.train(['ab'])
+    char, symbol = bytes_and_characters.Char.train(['ab']), bytes_and_characters.Symbol.train(['ab'])
     ids = [*char.encode('é')[:1], *char.encode('a'), *char.encode('é')]
     assert char.decode(ids) == '\ufffdaé'
     assert symbol.decode([*symbol.encode('é')[:1], *symbol.encode('ab')]) == '\ufffd ab'
@@ -105,7 +105,7 @@ def test_sentencepiece_without_bytes_says_unknown() -> None:
     for model in ('unigram', 'bpe'):
         closed = subwords.SentencePiece.train(TEXTS, sized(60, model, byte_fallback=False))
         assert not closed.lossless
-        assert closed.encode('語') == closed.encode('\u2581') == [tokenizers.UNK]
+        assert closed.encode('語') == closed.encode('\u2581') == [vocabulary.UNK]
         assert closed.decode(closed.encode('the fox')) == 'the fox'
 
 
@@ -156,50 +156,50 @@ def test_normalized_text_stays_as_it_is(text: str) -> None:
 
 
 def test_the_vocabulary_is_of_normalised_text() -> None:
-    char = tokenizers.Char.train(['\uff21\uff22'], Data(normalization='nfkc_lower', byte_fallback=False))
+    char = bytes_and_characters.Char.train(['\uff21\uff22'], Data(normalization='nfkc_lower', byte_fallback=False))
     assert char.vocab_size == 9 and char.decode(char.encode('bA')) == 'ba'
 
 
 def test_an_unknown_normalization_names_the_nearest() -> None:
     with pytest.raises(UserError, match=r"data\.normalization='nfkd' is unknown; did you mean 'nfkc'"):
-        tokenizers.Byte.train([], Data(normalization='nfkd'))
+        bytes_and_characters.Byte.train([], Data(normalization='nfkd'))
 
 
 # ------------------------------------------------------------------------------------------- words
 
 
-def words(tokenizer: tokenizers.Tokenizer, text: str) -> list[str]:
+def words(tokenizer: vocabulary.Tokenizer, text: str) -> list[str]:
     ids = np.array(tokenizer.encode(text), np.int32)
     starts = tokenizer.word_starts(ids)
     assert starts.shape == ids.shape and starts.dtype == bool and starts[:1].all()
     return [tokenizer.decode(part) for part in np.split(ids, np.flatnonzero(starts)[1:])]
 
 
-def test_words_by_hand(subword: tokenizers.Tokenizer) -> None:
+def test_words_by_hand(subword: vocabulary.Tokenizer) -> None:
     text = 'to be,  or\n\tnot 語'
-    for tokenizer in (tokenizers.Byte(), tokenizers.Char.train([text[:9]])):
+    for tokenizer in (bytes_and_characters.Byte(), bytes_and_characters.Char.train([text[:9]])):
         assert words(tokenizer, text) == ['to ', 'be,  ', 'or\n\t', 'not ', '語']
         assert words(tokenizer, ' to') == [' ', 'to']
     assert [word.strip() for word in words(subword, 'the fox\nx:  quick')] == ['the', 'fox', 'x:', 'quick']
-    closed = tokenizers.Symbol.train(['HH AH L OW'], Data(byte_fallback=False))
+    closed = bytes_and_characters.Symbol.train(['HH AH L OW'], Data(byte_fallback=False))
     assert words(closed, 'HH L L OW') == ['HH', 'L', 'L', 'OW']
-    symbol = tokenizers.Symbol.train(['HH AH L OW'])  # unknown symbols are their bytes
+    symbol = bytes_and_characters.Symbol.train(['HH AH L OW'])  # unknown symbols are their bytes
     assert [word.strip() for word in words(symbol, 'HH ZH EY1 L OW')] == ['HH', 'ZH', 'EY1', 'L', 'OW']
 
 
 @given(st.text('ab\u00e9 \n\t', max_size=40).map(str.lstrip))
 @example('the quick   brown\n\n  fox costs 12345')
 @settings(deadline=None)
-def test_words_are_what_whitespace_parts(subword: tokenizers.Tokenizer, text: str) -> None:
-    for tokenizer in (subword, tokenizers.Byte(), tokenizers.Char.train(['ab \n\t'])):
+def test_words_are_what_whitespace_parts(subword: vocabulary.Tokenizer, text: str) -> None:
+    for tokenizer in (subword, bytes_and_characters.Byte(), bytes_and_characters.Char.train(['ab \n\t'])):
         found = words(tokenizer, text)
         assert ''.join(found) == text and [word.strip() for word in found if word] == text.split()
 
 
-def test_special_tokens_are_words(subword: tokenizers.Tokenizer) -> None:
-    for tokenizer in (subword, tokenizers.Byte()):
+def test_special_tokens_are_words(subword: vocabulary.Tokenizer) -> None:
+    for tokenizer in (subword, bytes_and_characters.Byte()):
         body = tokenizer.encode('fox')
-        ids = np.array([tokenizers.CLS, *tokenizer.encode(' fox'), tokenizers.MASK, *body, *body, tokenizers.SEP])
+        ids = np.array([vocabulary.CLS, *tokenizer.encode(' fox'), vocabulary.MASK, *body, *body, vocabulary.SEP])
         starts = tokenizer.word_starts(ids)
         special = np.flatnonzero(~tokenizer.ordinary[ids])
         assert starts[special].all() and starts[special[:-1] + 1].all()
@@ -207,7 +207,7 @@ def test_special_tokens_are_words(subword: tokenizers.Tokenizer) -> None:
 
 
 def test_a_vocabulary_without_whitespace_has_no_words() -> None:
-    char = tokenizers.Char.train(['hello'], Data(byte_fallback=False))
+    char = bytes_and_characters.Char.train(['hello'], Data(byte_fallback=False))
     with pytest.raises(UserError, match='needs a tokenizer that shows where words begin'):
         char.word_starts(np.array(char.encode('hell')))
 
@@ -264,8 +264,8 @@ def test_runs_of_before_normalisation_and_byte_fallback_load(tmp_path) -> None:
     (tmp_path / 'tokenizer.target.symbol').write_text('[\n"AH",\n"B"\n]')
     loaded = tokenizers.Tokenizers.load(tmp_path)
     assert loaded.source is not None
-    assert loaded.source.encode('abz') == [7, 8, tokenizers.UNK] and loaded.source.vocab_size == 9
-    assert loaded.target.encode('B AH ZH') == [8, 7, tokenizers.UNK]
+    assert loaded.source.encode('abz') == [7, 8, vocabulary.UNK] and loaded.source.vocab_size == 9
+    assert loaded.target.encode('B AH ZH') == [8, 7, vocabulary.UNK]
     assert loaded.target.dump() == (tmp_path / 'tokenizer.target.symbol').read_bytes()
     assert loaded.target.fingerprint == hashlib.sha256(loaded.target.dump()).hexdigest()[:16]
 

@@ -12,7 +12,8 @@ from tformer import config
 from tformer.config import Config, Model
 from tformer.config.run import Data, Train
 from tformer.data.examples import example_arrays, example_formats
-from tformer.data.tokenizers.tokenizers import Symbol, Tokenizers
+from tformer.data.tokenizers.bytes_and_characters import Symbol
+from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.data.tokenizers.vocabulary import BOS, EOS
 from tformer.layers import block, masks, norms, placements
 from tformer.layers.attention import Attention, AttentionContext

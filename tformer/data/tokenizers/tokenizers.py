@@ -21,12 +21,8 @@ from tformer.data.sources.records import Record, texts
 from tformer.data.tokenizers.bytes_and_characters import Byte, Char, Symbol
 from tformer.data.tokenizers.hub_tokenizer import HubTokenizer
 from tformer.data.tokenizers.subwords import SentencePiece
-from tformer.data.tokenizers.vocabulary import BOS, CLS, EOS, MASK, NORMALIZATIONS, PAD, SEP, SPECIALS, UNK, Tokenizer
+from tformer.data.tokenizers.vocabulary import NORMALIZATIONS, Tokenizer
 from tformer.errors import UserError, choose
-
-__all__ = ['BOS', 'CLS', 'EOS', 'MASK', 'PAD', 'SEP', 'SPECIALS', 'TOKENIZERS', 'UNK', 'Byte', 'Char', 'Symbol']
-__all__ += ['Tokenizer', 'Tokenizers', 'cached_tokenizers', 'train_tokenizers']
-
 
 _SETTINGS = (
     'tokenizer',
