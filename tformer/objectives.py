@@ -1,4 +1,7 @@
-"""What is trained: from a model's outputs and a batch to sums and weights, divided once by whoever adds them up."""
+"""Training losses: a model's outputs and a batch in, (sum, weight) pairs out.
+
+The caller adds the pairs over microbatches and devices and divides once, so that means are exact.
+"""
 
 import functools
 from collections.abc import Callable, Iterator, Mapping

@@ -8,7 +8,7 @@ from tformer.config.printing import differences
 @dataclasses.dataclass(frozen=True)
 class Model:
     family: str = 'decoder'  # encoder (BERT), decoder (GPT), encoder_decoder (the original, T5, BART)
-    recurrence: str | None = None  # a cell where the transformer has its block: what is of the block does not apply
+    recurrence: str | None = None  # a recurrent cell in place of the transformer block, whose fields are then refused
     bidirectional: bool = False  # recurrence: half of each encoder layer reads backwards (Schuster & Paliwal 1997)
     recurrent_attention: str | None = None  # recurrence: scores of the decoder's attention to the encoder's outputs
 
@@ -26,22 +26,22 @@ class Model:
     max_len: int = 512  # longest sequence, in tokens, either side
 
     # Embeddings
-    tied_embeddings: str | None = 'all'  # which share a table: all; inputs: encoder, decoder; output: decoder, output
+    tied_embeddings: str | None = 'all'  # who shares a table: all; inputs: encoder, decoder; output: decoder, logits
     embedding_scale: str | None = 'sqrt_dim'  # sqrt_dim: times the root of the table's width (Vaswani et al. 2017, 3.4)
     embedding_factor_dim: int | None = None  # width of a smaller token table, projected up (Lan et al. 2020, 3.1)
     embedding_norm: bool = False  # a norm of the embeddings, before their dropout (Devlin et al. 2019)
     num_token_types: int | None = None  # vectors added by a batch's token_types: sentence A or B (Devlin et al. 2019)
 
     # Positions
-    position: str | None = 'sinusoidal'  # how the model knows the order of its tokens
-    position_offset: int = 0  # learned: rows of the table before that of position 0 (RoBERTa and BART leave 2)
+    position: str | None = 'sinusoidal'  # the position encoding
+    position_offset: int = 0  # learned: unused rows before position 0's (RoBERTa and BART have 2)
     rope_theta: float = 10_000.0  # rope: base of the frequencies
     rope_fraction: float = 1.0  # rope: share of each head that is turned (Black et al. 2022)
     rope_scaling: str | None = None  # rope: stretches the frequencies to more positions than were trained
     rope_factor: float = 1.0  # rope_scaling: times as many positions
     rope_trained_len: int = 8192  # rope_scaling llama3: positions before the stretch
-    relative_buckets: int = 32  # relative: distances that are told apart (Raffel et al. 2020, 2.1)
-    relative_max_distance: int = 128  # relative: beyond it all are one
+    relative_buckets: int = 32  # relative: number of buckets of distances (Raffel et al. 2020, 2.1)
+    relative_max_distance: int = 128  # relative: all larger distances share one bucket
     relative_per_layer: bool = False  # relative: a table for each layer, not one for the stack
     cross_position: bool = False  # rope, alibi, relative: in cross-attention too, by the positions of both sides
 
@@ -51,7 +51,7 @@ class Model:
     norm_epsilon: float = 1e-6  # added to the variance
     norm_epsilon_in_root: bool = True  # False: added to the standard deviation instead
     final_norm: bool | None = None  # a norm after the last block; None: where the placement leaves the stream as it is
-    attention_bias: tuple[str, ...] = ()  # which projections have one
+    attention_bias: tuple[str, ...] = ()  # projections with a bias
     mlp_bias: bool = True  # on the feed-forward's projections
     layer_sharing: str | None = None  # one block at every depth
 
@@ -102,8 +102,8 @@ class Model:
 
     # Execution: these change speed and memory, not the function
     scan_layers: bool = True  # one compiled block for all layers; False: unrolled (same parameters)
-    remat: str | None = None  # what the backward pass computes again
-    attention_kernel: str = 'reference'  # what computes attention; which choices it serves is checked at the start
+    remat: str | None = None  # activations that the backward pass recomputes instead of storing
+    attention_kernel: str = 'reference'  # implementation of attention; unsupported options are refused before the run
     dtype: str = 'float32'  # of activations; softmax, norms and losses are float32 always
     param_dtype: str = 'float32'  # of kernels and tables
 

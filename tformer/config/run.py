@@ -17,7 +17,7 @@ AXES = (
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    source: str = 'files'  # where the examples come from
+    source: str = 'files'  # the kind of data source
     path: tuple[str, ...] = ()  # files: directories with {train,valid,test}.{txt,tsv,jsonl,conll}[.gz], files, globs
     valid_path: tuple[str, ...] = ()  # files: of the valid split, where `path` is not the place
     test_path: tuple[str, ...] = ()  # files: of the test split, likewise
@@ -71,9 +71,9 @@ class Data:
     bidirectional_prefix: bool = True  # decoder: what is given to write from is seen whole (Raffel et al. 2020, 3.2.1)
     question_length: int = 64  # question_answering: longest question, in tokens
     stride: int = 128  # question_answering: tokens between the windows of a long context (Devlin et al. 2019)
-    row_multiple: int | None = None  # that batch_tokens rounds to; None: parts of a batch times the ways it is split
+    row_multiple: int | None = None  # rows a batch are a multiple of this; None: microbatches x data-parallel size
     prefetch: int = 8  # batches made ahead of the device
-    num_threads: int = 1  # that make batches, in each process
+    num_threads: int = 1  # threads that make batches, in each process
     num_workers: int = 0  # processes that make batches; 0: this one
     cache_dir: str | None = None  # of tokenised splits; None: $TFORMER_CACHE, or ~/.cache/tformer
 
@@ -82,7 +82,7 @@ class Data:
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
-    name: str = 'adamw'  # what turns gradients into a direction
+    name: str = 'adamw'  # the optimization method
     learning_rate: float = 1e-3  # the peak; with schedule noam the factor (1 is the paper's)
     schedule: str = 'cosine'  # of the learning rate, after the warm-up
     warmup_steps: int = 100  # linear, from 0; inverse_sqrt stays at the peak for them
@@ -109,7 +109,7 @@ class Optimizer:
 
 @dataclasses.dataclass(frozen=True)
 class Train:
-    objective: str = 'causal_lm'  # what is trained, and so what a batch holds
+    objective: str = 'causal_lm'  # the training objective, which decides what a batch holds
     num_steps: int | None = None  # the length in optimizer steps; give this or num_epochs
     num_epochs: float | None = None  # the length in passes over the training split
     batch_size: int = 32  # rows a step; microbatches times data-parallel devices must divide them
@@ -126,9 +126,9 @@ class Train:
     keep_last: int = 2  # newest checkpoints kept (the best is kept besides)
     keep_every: int | None = None  # steps: checkpoints of their multiples are kept, too
     best_metric: str = 'valid/loss'  # decides the best checkpoint and early stopping
-    max_skipped: int = 10  # steps in a row that are not made, for what is no number or a spike, before the run stops
+    max_skipped: int = 10  # consecutive skipped updates (NaN, Inf or a spike) before the run stops
     skip_spikes: float | None = None  # standard deviations over the last 128 steps' mean, of loss or gradient norm
-    max_minutes: float | None = None  # of the clock, after which the run saves and stops, to be continued
+    max_minutes: float | None = None  # wall-clock minutes after which the run saves and stops; it can be resumed
     patience: int | None = None  # evaluations without a better best_metric before the run stops early
     init_from: str | None = None  # a workdir whose best parameters to start from (fine-tuning)
     init_except: tuple[str, ...] = ()  # init_from: names, as in lr_multipliers, of what is not taken from there
@@ -155,8 +155,8 @@ class Mesh:
 
 @dataclasses.dataclass(frozen=True)
 class Decode:
-    strategy: str = 'greedy'  # how the next token is chosen
-    max_len: int = 64  # most new tokens
+    strategy: str = 'greedy'  # how the next token is chosen: greedy, sampling or beam search
+    max_len: int = 64  # the largest number of new tokens
     beam_size: int = 4  # beam: hypotheses kept
     length_penalty: float = 0.6  # alpha of ((5 + length) / 6)^alpha (Wu et al. 2016, eq. 14)
     temperature: float = 1.0  # sample: divides the logits
@@ -169,7 +169,7 @@ class Decode:
 
 @dataclasses.dataclass(frozen=True)
 class Evaluate:
-    metrics: tuple[str, ...] = ()  # of generated text
+    metrics: tuple[str, ...] = ()  # metrics of generated text
     language: str | None = None  # of generated text (ISO 639-1): words of bleu in zh, ja, ko, and of bleu_tokenized
     positive_label: str | None = None  # classification, label_f1: the class that the score f1 is of
     max_examples: int | None = None  # of the split, its first ones; None: all
