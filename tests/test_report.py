@@ -213,7 +213,7 @@ def test_workdirs_without_a_list_are_arms_by_what_differs(home: pathlib.Path, tm
     losses = {'baseline': BASE, 'norm=rmsnorm': BETTER, 'activation=swiglu': {0: 0.60, 1: 0.63, 4: math.nan}}
     assert repr(report.rows) == repr(comparison.summary(losses, 'baseline', lower_is_better=True))
     (by_seconds,) = report.timing.matched
-    assert by_seconds.why == 'those of baseline are not known' and report.costs['baseline'].seconds is None
+    assert by_seconds.why == 'those of baseline are unknown' and report.costs['baseline'].seconds is None
     shutil.copytree(place / 'a', place / 'again')
     with pytest.raises(UserError, match=r'a and again are runs of the same config and train\.seed'):
         results.read(place)

@@ -1,4 +1,4 @@
-"""Where a model looks: the attention probabilities of a batch, and a self-contained page that shows them.
+"""The attention probabilities of a batch, and a self-contained HTML page that shows them.
 
 Shapes: L layers, B batch, N heads, T query length, S key length.
 """
@@ -16,7 +16,7 @@ import numpy as np
 from flax import linen as nn
 from markupsafe import Markup
 
-UNIT = 10_000  # weights stand in the page as whole numbers of 1 / UNIT
+UNIT = 10_000  # the page has weights as integers in units of 1 / UNIT
 STEPS = 24  # of the colour scale
 
 # name -> (stack, sub-layer, heading, what a row of the map is)
@@ -51,7 +51,7 @@ def _sown(model: nn.Module, variables: Any, batch: Mapping[str, jax.Array]) -> d
 
 
 def attention_probabilities(model: nn.Module, variables: Any, batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Returns the probabilities of each attention that the family has, float32, by their keys in `MAPS`.
+    """Returns the probabilities of each attention of the family, float32, by their keys in `MAPS`.
 
     `encoder` [L, B, N, S, S], `decoder` [L, B, N, T, T], `cross` [L, B, N, T, S]. A padding key has weight 0; the row
     of a query that sees nothing (padding) is uniform.
@@ -96,7 +96,7 @@ def panels(
 
 
 def page(title: str, panels: Iterable[Panel]) -> str:
-    """Returns one HTML page, all of it inline: for each panel the maps of the mean and all heads of a chosen layer."""
+    """Returns a self-contained HTML page: for each panel, the mean and every head of a chosen layer."""
     data = [
         {
             'name': panel.name,

@@ -1,4 +1,4 @@
-"""What the arms of a report cost, and which of them are worth it."""
+"""What the arms of a report cost, and which of them are on a Pareto front."""
 
 import dataclasses
 import math
@@ -8,21 +8,21 @@ from collections.abc import Iterable, Mapping
 from tformer.lab.report.results import DONE, Results, Run
 from tformer.lab.sweep import matching
 
-AMOUNTS = ('parameters', 'flops')  # the costs that no clock measures
+AMOUNTS = ('parameters', 'flops')  # the costs that do not depend on a clock
 
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """Of one run of an arm, each the mean over its runs; None where that is not known.
+    """The costs of one run of an arm, each the mean over its runs; None if unknown.
 
     Attributes:
       parameters: of the model.
-      tokens: read in the steps made, of both sides, without padding.
-      flops: of those steps, forward and backward, padding among them (`accounting.model_flops`).
-      steps: made.
-      scored: that the checkpoint had made whose scores are compared; None where they are none.
-      seconds: of a run that is done, start, compilation and evaluations among them.
-      tokens_per_second: of training, padding not counted; the median of its reports.
+      tokens: read in all steps, on both sides, without padding.
+      flops: of all steps, forward and backward, with padding (`accounting.model_flops`).
+      steps: the number of training steps.
+      seconds: of a finished run, with its start, compilation and evaluations.
+      scored: the step of the checkpoint whose scores are compared; None if there are none.
+      tokens_per_second: of training, without padding; the median of the reports.
     """
 
     parameters: float | None = None
@@ -34,24 +34,24 @@ class Costs:
     tokens_per_second: float | None = None
 
     def per_step(self, quantity: str) -> float | None:
-        """Returns the amount of one step, of 'tokens', 'flops' or 'seconds'; 1 of 'steps'."""
+        """Returns the 'tokens', 'flops' or 'seconds' of one step; 1 for 'steps'."""
         amount = getattr(self, quantity)
         return amount / self.steps if amount is not None and self.steps else None
 
 
 def costs(results: Results, metric: str) -> dict[str, Costs]:
-    """Returns the costs by arm, of runs that are compared by `metric`."""
+    """Returns the costs by arm, for runs that are compared by `metric`."""
     return {arm: _costs(runs, metric.partition('/')[0]) for arm, runs in results.arms.items()}
 
 
 def _costs(runs: Iterable[Run], split: str) -> Costs:
-    runs = [run for run in runs if run.log]  # what never began, cost nothing
+    runs = [run for run in runs if run.log]  # a run that never began cost nothing
     runs = [run for run in runs if run.state == DONE] or runs
     if not runs:
         return Costs()
     rates = [row['train/tokens_per_second'] for run in runs for row in run.log if row.get('train/tokens_per_second')]
     return Costs(
-        float(matching.num_parameters(runs[0].config)),  # of all seeds
+        float(matching.num_parameters(runs[0].config)),  # the same for all seeds
         _mean(run.last('train/tokens') for run in runs),
         _mean(run.last('train/flops') for run in runs),
         _mean(run.log[-1]['step'] for run in runs),
@@ -67,8 +67,10 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def front(spent: Mapping[str, float | None], means: Mapping[str, float], lower_is_better: bool) -> set[str]:
-    """Returns the arms that no other one beats: none is at most as costly and at least as good, and either less so or
-    better (Pareto's front). Arms without a cost or a finite mean are not on it."""
+    """Returns the arms on the Pareto front: no other arm is at most as costly and at least as good, and better in one.
+
+    Arms without a cost or a finite mean are not on it.
+    """
     sign = 1 if lower_is_better else -1
     points = {
         arm: (cost, sign * means[arm])

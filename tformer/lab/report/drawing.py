@@ -1,6 +1,6 @@
-"""How the drawings of a report look: SVG that stands in a page, its text as text, in the page's colours.
+"""The style of the drawings of a report: SVG inside a page, with its text as text and the colours of the page.
 
-matplotlib is imported where it is needed alone, and may be absent.
+matplotlib may be absent: it is imported only by the functions that need it.
 """
 
 import importlib.util
@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-# Okabe & Ito's colours without yellow and black, by which all people tell arms apart, on paper and in the dark.
+# Okabe & Ito's colours without yellow and black: colour-blind people tell them apart, on light and dark pages.
 COLOURS = ('#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00', '#56b4e9')
 DASHES = ('-', '--', '-.', ':')
 MARKERS = 'osD^vP*X'
-INK, FAINT = '#010203', '#040506'  # stand for the page's own, which differ by day and by night
+INK, FAINT = '#010203', '#040506'  # placeholders for the page's own colours, which differ between light and dark mode
 PAGE = {INK: 'var(--ink)', FAINT: 'var(--line)'}
-FILE_COLOURS = (('#1c1f26', '#dfe2e8'), ('#e9ebf0', '#2c313d'))  # of ink and lines in a file, by day and by night
+FILE_COLOURS = (('#1c1f26', '#dfe2e8'), ('#e9ebf0', '#2c313d'))  # of ink and grid lines in a file: light, dark
 LONGEST = 44  # letters of a label
 WIDTH, HEIGHT = 5.4, 3.3  # inches, without the legend
 LINE = 0.21  # inches of a line of the legend
@@ -47,7 +47,7 @@ STYLE: dict[Any, Any] = {
 
 
 def installed() -> bool:
-    """Returns whether there is what draws."""
+    """Returns whether matplotlib is installed."""
     return importlib.util.find_spec('matplotlib') is not None
 
 
@@ -84,7 +84,7 @@ def _inline(text: str) -> str:
 
 
 def standalone(svg: str) -> str:
-    """Returns an element of a page as an SVG file of its own, dark where the reader's screen is."""
+    """Returns an element of a page as an SVG file, whose colours follow the reader's light or dark mode."""
     names = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
     light, dark = (f':root {{ --ink: {ink}; --line: {line}; }}' for ink, line in FILE_COLOURS)
     style = f'<style>{light} @media (prefers-color-scheme: dark) {{ {dark} }}</style>'
@@ -104,7 +104,7 @@ def look(i: int) -> dict[str, Any]:
 
 
 def short(label: str) -> str:
-    """Returns a label with its middle left out where it is long."""
+    """Returns a label, shortened in the middle if it is long."""
     return label if len(label) <= LONGEST else f'{label[: LONGEST // 2]}…{label[-LONGEST // 2 + 1 :]}'
 
 

@@ -12,19 +12,19 @@ from tformer.lab.report.costs import Costs
 from tformer.lab.report.results import DONE, FAILED, Results, Run
 from tformer.lab.statistics import comparison, curves
 
-POINTS = 150  # of a drawn curve; where a log has more, neighbours are averaged
-QUANTITIES = ('steps', 'tokens', 'flops')  # that no clock measures
+POINTS = 150  # of a drawn curve; neighbours are averaged if a log has more
+QUANTITIES = ('steps', 'tokens', 'flops')  # costs that do not depend on a clock
 
 
 @dataclasses.dataclass(frozen=True)
 class Band:
-    """A number over the steps: the mean of an arm's runs that are done, at the steps that all of them report.
+    """A number over the steps: the mean of an arm's finished runs, at the steps that all of them report.
 
     Attributes:
       steps: [n].
       mean: [n].
-      sd: over the runs, [n]; 0 of a single one.
-      runs: how many.
+      sd: standard deviation over the runs, [n]; 0 for a single run.
+      runs: the number of runs.
     """
 
     steps: np.ndarray
@@ -35,14 +35,14 @@ class Band:
 
 @dataclasses.dataclass(frozen=True)
 class Matched:
-    """The arms where each has spent the same.
+    """The arms compared at an equal cost.
 
     Attributes:
       quantity: 'steps', 'tokens', 'flops' or 'seconds'.
-      same: what comes to the same comparison, for all arms have as much of it a step.
-      at: the amount, the last that all runs reach.
-      rows: of `statistics.summary`.
-      why: there are none.
+      same: quantities that give the same comparison, because all arms spend equally much of them per step.
+      at: the amount: the last one that all runs reach.
+      rows: of `comparison.summary`.
+      why: the reason if there are no rows.
     """
 
     quantity: str
@@ -54,14 +54,14 @@ class Matched:
 
 @dataclasses.dataclass(frozen=True)
 class SpeedUp:
-    """When an arm's mean curve first has what the baseline's ends with.
+    """When the mean curve of an arm first reaches the last value of the baseline.
 
     Attributes:
       arm: its name.
-      value: that the baseline ends with.
-      steps: of the arm, until then.
-      factor: the baseline's steps until it first has it, over the arm's: above 1 the arm is faster.
-      why: it is not known.
+      value: the last value of the baseline.
+      steps: that the arm needs for it.
+      factor: the steps that the baseline needs for it, divided by those of the arm: above 1 the arm is faster.
+      why: the reason if it is unknown.
     """
 
     arm: str
@@ -73,13 +73,13 @@ class SpeedUp:
 
 @dataclasses.dataclass(frozen=True)
 class Reach:
-    """When runs first have a value of a number of metrics.jsonl, or a better one.
+    """When runs first reach a value of a number in metrics.jsonl.
 
     Attributes:
       name: of the number.
       value: the value.
-      steps: by arm, of each run that has ended; None where it never has it.
-      at_once: by arm, how many of them have it in their first report, and perhaps had it before.
+      steps: by arm, the steps of each run that has ended; None if it never reaches the value.
+      at_once: by arm, how many runs have it in their first report, and may have reached it earlier.
     """
 
     name: str
@@ -89,14 +89,14 @@ class Reach:
 
 
 def curve_name(results: Results, metric: str) -> str | None:
-    """Returns what metrics.jsonl has for a metric: its own name, that of the valid split, the valid loss, or None."""
+    """Returns the curve that stands for a metric: of its own name, of the valid split, the valid loss, or None."""
     names = {name for run in results.runs if run.state == DONE for row in run.log for name in row}
     own = [metric, f'valid/{metric.partition("/")[2]}', 'valid/loss']
     return next((name for name in own if name in names), None)
 
 
 def bands(results: Results, name: str) -> dict[str, Band]:
-    """Returns the curves of a number of metrics.jsonl by arm; an arm without a finite point has none."""
+    """Returns the curves of a number in metrics.jsonl by arm, without arms that have no finite point."""
     found = {}
     for arm, runs in results.arms.items():
         done = [run.curve(name) for run in runs if run.state == DONE]
@@ -120,9 +120,9 @@ def matched(
     results: Results, costs: Mapping[str, Costs], name: str, baseline: str, lower_is_better: bool, alpha: float,
     quantities: Sequence[str] = QUANTITIES,
 ) -> list[Matched]:  # fmt: skip
-    """Returns the comparisons at the last amount of each quantity that all runs reach, or why there is none.
+    """Returns the comparison at the last amount of each quantity that all runs reach, or the reason why there is none.
 
-    Quantities of which all arms have the same a step are one comparison.
+    Quantities of which all arms spend equally much per step share one comparison.
     """
     known = {arm for arm, runs in results.arms.items() if any(run.state == DONE and run.curve(name)[0] for run in runs)}
     if baseline not in known or len(known) < 2:
@@ -138,7 +138,7 @@ def matched(
             groups.setdefault(ratios, []).append(quantity)
         else:
             unknown = next(arm for arm, amount in amounts.items() if not amount)
-            found.append(Matched(quantity, why=f'those of {unknown} are not known'))
+            found.append(Matched(quantity, why=f'those of {unknown} are unknown'))
     for quantity, *same in groups.values():
         by_arm = {
             arm: {
@@ -159,13 +159,13 @@ def matched(
 
 
 def _along(run: Run, name: str, quantity: str, amount: float) -> curves.Curve:
-    """Returns a curve of a run over what it had spent by then, where its log says so; else over `amount` a step."""
+    """Returns a curve of a run over what it had spent by its log, or else over `amount` per step."""
     steps, values = run.curve(name)
     return run.spent(quantity, steps) or amount * np.array(steps, float), values
 
 
 def speed_ups(found: Mapping[str, Band], baseline: str, lower_is_better: bool) -> list[SpeedUp]:
-    """Returns for each other arm when its mean curve reaches the baseline's last value."""
+    """Returns when the mean curve of each other arm reaches the last value of the baseline."""
     if baseline not in found:
         return []
     ours = (found[baseline].steps, found[baseline].mean)

@@ -1,4 +1,4 @@
-"""What finished runs left: the directory of a sweep, or one with workdirs in it, read once."""
+"""The files of finished runs, read once: those of a sweep, or of any directory of workdirs."""
 
 import dataclasses
 import math
@@ -17,27 +17,27 @@ from tformer.lab.sweep.overrides import SEED
 from tformer.training import writers
 
 DONE, FAILED, UNFINISHED = 'done', 'failed', 'unfinished'
-FACTS = ('step', 'parameters', 'averaged_checkpoints')  # of a split in result.json, beside its metrics
+FACTS = ('step', 'parameters', 'averaged_checkpoints')  # entries of a split in result.json that are not metrics
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A trial, as far as it came.
+    """A trial and its results so far.
 
     Attributes:
       arm: its name.
       seed: its train.seed.
       directory: its workdir in that of the sweep.
-      file: of its workdir, the config that `tformer train` takes.
-      stated: its config before it is resolved, where that is known.
-      config: resolved, where it got so far.
+      file: the config file in its workdir that `tformer train` takes.
+      stated: its config before it is resolved, if known.
+      config: the resolved config, if it got so far.
       state: 'done', 'failed' or 'unfinished'.
-      error: the line that it failed with.
+      error: the line that says why it failed.
       scores: of the last evaluations, e.g. 'test/loss'; a value may be nan.
-      scored: the step of the checkpoint that they are of, by split.
+      scored: by split, the step of the checkpoint that was scored.
       log: the lines of metrics.jsonl.
       mismatch_percent: by how many percent it misses what it is matched in, by quantity.
-      seconds: that it ran, over all its lives; None where that is not known.
+      seconds: that it ran, over all its starts; None if unknown.
     """
 
     arm: str
@@ -55,17 +55,17 @@ class Run:
     seconds: float | None
 
     def curve(self, name: str) -> tuple[list[int], list[float]]:
-        """Returns (steps, values) of a number in metrics.jsonl; nan where it was not finite."""
+        """Returns (steps, values) of a number in metrics.jsonl; nan if it was not finite."""
         rows = [row for row in self.log if name in row]
         return [row['step'] for row in rows], [math.nan if row[name] is None else row[name] for row in rows]
 
     def spent(self, quantity: str, steps: Sequence[float]) -> list[float] | None:
-        """Returns the 'tokens' or 'flops' spent by some steps, interpolated in the log; None where it has none."""
+        """Returns the 'tokens' or 'flops' spent by some steps, interpolated in the log; None if the log has none."""
         reported, values = self.curve(f'train/{quantity}')
         return np.interp(steps, [0, *reported], [0, *values]).tolist() if reported else None
 
     def last(self, name: str) -> float | None:
-        """Returns the last of a number in metrics.jsonl; None where there is none, or it was not finite."""
+        """Returns the last value of a number in metrics.jsonl; None if there is none or it was not finite."""
         return next((row[name] for row in reversed(self.log) if name in row), None)
 
     def log_file(self, home: pathlib.Path) -> pathlib.Path | None:
@@ -75,7 +75,7 @@ class Run:
 
     @property
     def num_steps(self) -> int | None:
-        """The steps made, where the log says so."""
+        """The number of steps made, if the log says so."""
         return self.log[-1]['step'] if self.log else None
 
 
@@ -86,7 +86,7 @@ class Results:
     Attributes:
       home: the directory.
       arms: the runs by arm, by seed, the baseline first.
-      command: what ran the sweep, where that was kept.
+      command: the command line of the sweep, if it was kept.
     """
 
     home: pathlib.Path
@@ -106,9 +106,9 @@ class Results:
         return sum(run.state == state for run in self.runs)
 
     def values(self, metric: str) -> dict[str, dict[int, float | None]]:
-        """Returns {arm: {seed: value}}, as `statistics.summary` takes it: None of runs that failed.
+        """Returns {arm: {seed: value}} for `comparison.summary`, with None for runs that failed.
 
-        What has not ended is left out, and what ended without that metric.
+        Runs that have not ended, and finished runs without that metric, are left out.
         """
         found: dict[str, dict[int, float | None]] = {arm: {} for arm in self.arms}
         for run in self.runs:
@@ -121,11 +121,11 @@ class Results:
 def read(directory: str | pathlib.Path) -> Results:
     """Returns the runs of a sweep's directory, or of any directory with workdirs in it or one level further down.
 
-    Without the list of a sweep, the arms are named after what differs from the first workdir by name, of those that
-    begin with 'baseline' if there are any.
+    Without the list of a sweep, an arm is named after its differences from the first workdir in alphabetical order;
+    workdirs whose names begin with 'baseline' come first.
 
     Raises:
-      UserError: nothing is there, what is there does not read, or two workdirs are the same arm and seed.
+      UserError: there are no runs, a file is not readable, or two workdirs have the same arm and seed.
     """
     home = pathlib.Path(directory)
     runs = _listed(home) if (home / manifest.LIST).is_file() else _found(home)
@@ -159,7 +159,7 @@ def _listed(home: pathlib.Path) -> list[Run]:
             for entry, trial in zip(listed['trials'], stated, strict=True)
         ]  # fmt: skip
     except (KeyError, TypeError, AttributeError) as error:
-        raise UserError(f'{file}: not the list of a sweep: {error}') from error
+        raise UserError(f'{file} is not the list of a sweep: {error}') from error
 
 
 def _found(home: pathlib.Path) -> list[Run]:
@@ -201,7 +201,7 @@ def _run(
 
 
 def _scored(file: pathlib.Path) -> tuple[dict[str, float], dict[str, int]]:
-    """Returns (the scores of a result.json by split and name, the step that they are of by split)."""
+    """Returns (scores of a result.json by split and name, the scored step by split)."""
     found, steps = {}, {}
     for split, scores in config.read_json(file).items():
         if not isinstance(scores, Mapping):
@@ -215,6 +215,6 @@ def _scored(file: pathlib.Path) -> tuple[dict[str, float], dict[str, int]]:
 
 
 def difference(results: Results, arm: str, baseline: str) -> dict[str, tuple[Any, Any]]:
-    """Returns {field: (of the baseline, of the arm)}, the seed apart."""
+    """Returns the fields in which an arm differs, except the seed: {field: (baseline's value, arm's value)}."""
     found = config.difference(results.arms[baseline][0].stated, results.arms[arm][0].stated)
     return {field: values for field, values in found.items() if field != SEED}

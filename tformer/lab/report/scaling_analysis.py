@@ -1,4 +1,4 @@
-"""What a sweep over numbers shows: the metric along one field, and the scaling law of sizes and tokens."""
+"""The metric of a sweep along one numeric field, and the scaling law of its model sizes and tokens."""
 
 import contextlib
 import dataclasses
@@ -41,7 +41,7 @@ class Line:
       mean: over the seeds, [n].
       sd: likewise, nan of a single run.
       best: the place of the best mean.
-      near: the values whose difference from the best is within noise, of the line's own family.
+      near: the values whose difference from the best is within noise, with p adjusted for this line.
     """
 
     fixed: Mapping[str, Any]
@@ -53,7 +53,7 @@ class Line:
 
     @property
     def at_edge(self) -> bool:
-        """Whether the best may lie beyond the values that were tried."""
+        """Whether a better value may lie beyond those that were tried."""
         return self.best in (0, len(self.x) - 1)
 
 
@@ -68,8 +68,8 @@ class Response:
 def response(results: Results, values: Values, lower_is_better: bool, alpha: float) -> Response | None:
     """Returns the metric along the one field of numbers that varies, in a line for each value of up to two others.
 
-    Of several such fields it is the learning rate, or else the one with the most values; fields that change together
-    count as one. None where no line would have three points.
+    If several such fields vary, it is the learning rate, or else the one with the most values. Fields that change
+    together count as one. None if no line has three points.
     """
     stated = {arm: _fields(runs[0].stated) for arm, runs in results.arms.items()}
     varied = _independent(list(stated.values()))
@@ -118,7 +118,7 @@ def _line(
 
 
 def _independent(stated: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns the fields that vary; of those that tell the same arms apart, the first."""
+    """Returns the fields that vary; of fields that separate the arms in the same way, only the first."""
     found: dict[tuple[int, ...], str] = {}
     for field in stated[0]:
         values = [repr(fields[field]) for fields in stated]
@@ -133,7 +133,7 @@ def _fields(stated: Config) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Scaling:
-    """The law of the runs, or why there is none.
+    """The scaling law of the runs, or the reason why there is none.
 
     Attributes:
       N: parameters of each run, [R].

@@ -1,4 +1,4 @@
-"""Generated text in a report: whether other examples would change which of two runs is better."""
+"""Generated text in a report: whether other examples could change which of two runs is better."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,7 @@ Predicted = tuple[list[str], list[list[str]]]  # predictions, and the references
 
 
 class Corpus(NamedTuple):
-    """A metric of a corpus as one of sums over its examples.
+    """A corpus metric that depends only on sums over its examples.
 
     Attributes:
       statistics: (predictions, references, language) -> the sums' terms, [N, K].
@@ -70,7 +70,7 @@ def compared(results: Results, split: str, baseline: str, alpha: float) -> list[
 
 
 def _statistics(results: Results, run: Run, split: str, corpus: Corpus) -> tuple[np.ndarray, Any] | None:
-    """Returns ([N, K], the references) of a run, None where it kept no predictions."""
+    """Returns ([N, K], the references) of a run, None if it kept no predictions."""
     read = predictions.read(results.home / run.directory, split)
     if read is None or not read[0]:
         return None
@@ -94,7 +94,10 @@ def _share(of_right: bool) -> Corpus:
 
 
 def _signed(name: str) -> Corpus:
-    """Returns a metric of sacrebleu, by the parts of it that its own paired tests use."""
+    """Returns a metric of sacrebleu.
+
+    It is made of the parts that sacrebleu's own PairedTest uses. PairedTest itself gives no interval of the difference.
+    """
 
     def statistics(said: Sequence[str], right: Sequence[Sequence[str]], language: str | None) -> np.ndarray:
         columns = text_scores.columns(right)

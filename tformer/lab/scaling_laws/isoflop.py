@@ -1,4 +1,4 @@
-"""The compute-optimal size straight from the runs, without a formula of the loss: Hoffmann et al. 2022, approaches 1
+"""The compute-optimal size directly from the runs, without a formula of the loss: Hoffmann et al. 2022, approaches 1
 (the envelope of learning curves, section 3.1) and 2 (iso-FLOP profiles, section 3.2).
 
 N parameters, D tokens, loss in nats a token, C training FLOPs.

@@ -1,6 +1,6 @@
-"""What an ablation's difference is worth: its interval, its p-value, its label, and the runs that would decide it.
+"""The statistics of an ablation's difference: interval, p-value, label, and the number of runs that would decide it.
 
-A result is {seed: metric}, as in `noise`. A failed run is left out together with its partner, and counted.
+Runs are {seed: metric}, as in `noise`. A failed run is left out together with its partner, and counted.
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
 """Learning curves at matched cost: the metric at equal steps, tokens, FLOPs or seconds, and what an equal metric costs.
 
-A curve is (x, y): what was spent, which increases, and the metric there, [n] each. Between points it is linear; beyond
-its ends nothing is known. Where y is nan or infinite, the run has failed.
+A curve is (x, y): the increasing cost and the metric at that cost, [n] each. It is interpolated linearly and never
+extrapolated. A run has failed where y is nan or infinite.
 """
 
 import math

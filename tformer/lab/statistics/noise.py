@@ -1,7 +1,7 @@
-"""The noise of one config: what its runs under other seeds say, and what so many of them could resolve.
+"""The noise floor of one config: the spread of its runs over seeds, and the difference that they could detect.
 
-A result is {seed: metric}. A seed is any key that two arms share where they share their noise: a number, or a number
-and a data order. What is None, nan or infinite is a failed run.
+Runs are {seed: metric}. A seed is any key that two arms have in common if they share that source of noise: a number, or
+a number and a data order. A value that is None, nan or infinite is a failed run.
 """
 
 import dataclasses

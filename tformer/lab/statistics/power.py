@@ -1,4 +1,4 @@
-"""How many runs decide: the power of the t test, and what follows from it. By the noncentral t, without a table."""
+"""The power of the t test by the noncentral t distribution, and the number of runs that decide a comparison."""
 
 import bisect
 import functools
@@ -7,7 +7,7 @@ import math
 import numpy as np
 from scipy import optimize, special
 
-MOST = 10_000  # runs; where these do not decide, none are said to
+MOST = 10_000  # runs; a comparison that needs more is reported as undecidable
 
 
 def power(effect: float, n: int, paired: bool = True, alpha: float = 0.05) -> float:

@@ -12,11 +12,11 @@ from tformer.errors import UserError
 from tformer.lab.sweep.trials import STATED, Trial
 
 LIST = 'sweep.json'
-COMMAND = 'command.txt'  # what began it
+COMMAND = 'command.txt'  # the command line that began the sweep
 
 
 def check(trials: Sequence[Trial], home: pathlib.Path) -> None:
-    """Raises a `UserError` where a trial of the same name has another config, or the directory is not of a sweep."""
+    """Raises a `UserError` if a trial of the same name has another config, or the directory is not of a sweep."""
     if (home / 'config.json').is_file():
         raise UserError(f'{home} is the workdir of a run; use a fresh --workdir')
     for trial in trials:
@@ -84,12 +84,12 @@ def write(base: Config, trials: Sequence[Trial], home: pathlib.Path, seconds: Ma
 
 
 def times(home: pathlib.Path) -> dict[str, float]:
-    """Returns the seconds that each trial has run over all its lives, by its directory; those that have not lack."""
+    """Returns the seconds that each trial has run over all its starts, by directory; unstarted trials are absent."""
     file = home / LIST
     try:
         return dict(config.read_json(file)['seconds']) if file.is_file() else {}
     except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f'{file}: not the list of a sweep: {error}') from error
+        raise UserError(f'{file} is not the list of a sweep: {error}') from error
 
 
 def _write(file: pathlib.Path, tree: Mapping[str, Any]) -> None:

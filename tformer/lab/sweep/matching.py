@@ -18,18 +18,18 @@ from tformer.training import flops, setup, workdir
 from tformer.training.dummy_batch import assumed
 from tformer.training.state import abstract_variables, count_parameters
 
-OF_ROWS = 'model.family', 'train.objective'  # what changes the tokens of a row, besides the data's fields
+OF_ROWS = 'model.family', 'train.objective'  # fields besides those of the data that change the tokens of a row
 
 
 @dataclasses.dataclass(frozen=True)
 class Match:
-    """What all arms are to have as much of as one of them, and the whole-numbered field that is adjusted for it.
+    """A quantity that all arms should have as much of as one of them, and the integer field that is adjusted for it.
 
     Attributes:
       quantity: a key of `QUANTITIES`.
-      field: dotted; more of it is more of the quantity.
-      multiple: what its values are multiples of.
-      to: the arm that stays as it is.
+      field: dotted name; the quantity must grow with it.
+      multiple: the field's values are multiples of this.
+      to: the arm that is not adjusted.
     """
 
     quantity: str
@@ -66,7 +66,7 @@ def num_tokens(stated: Config) -> int:
     """Returns the tokens of a run whose batches are full, of both sides: padding counts.
 
     Raises:
-      UserError: the run's length is in epochs, so that only the data tell.
+      UserError: the run's length is given in epochs.
     """
     return _num_steps(stated) * sum(rows * length for rows, length in _shapes(stated).values())
 
@@ -75,7 +75,7 @@ def num_flops(stated: Config) -> float:
     """Returns the operations of a run whose batches are full, forward and backward (`accounting.model_flops`).
 
     Raises:
-      UserError: the run's length is in epochs, so that only the data tell, or as `num_parameters`.
+      UserError: the run's length is given in epochs, or as `num_parameters`.
     """
     resolved, steps = sized(stated), _num_steps(stated)
     batch = {name: jax.ShapeDtypeStruct(shape, 'int32') for name, shape in _shapes(stated).items()}
@@ -149,9 +149,9 @@ def misses(arms: Mapping[str, Config], match: Match) -> dict[str, float]:
 
 
 def _known_to_be_full(to: Config, stated: Config, match: Match) -> None:
-    """Raises a `UserError` where only the data tell how much of their batches is left empty, by each its own share.
+    """Raises a `UserError` if the arms may have different shares of padding, which only the data determine.
 
-    Padding costs FLOPs, but is no token.
+    Padding costs FLOPs, but it does not count as tokens.
     """
     full, known = ['pack', 'pad'], "use 'pad' or 'pack'"
     if match.quantity == 'tokens':

@@ -27,15 +27,15 @@ SEED = 'train.seed'
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """A base config and what its trials change.
+    """A base config and the changes of its trials.
 
     The first of `arms` is the baseline. Those that differ in train.seed alone are one arm. Those that come to the same
     config are one trial.
 
     Attributes:
       base: FILE[:argument], relative to the sweep file; or what a recipe's get_config returns.
-      arms: of each trial, what it changes.
-      match: amounts in which all arms are to equal the baseline: one, several or None.
+      arms: the overrides of each trial.
+      match: quantities in which all arms should equal the baseline: one, several or None.
     """
 
     base: str | ConfigDict
@@ -127,7 +127,7 @@ def choice(values: Iterable[Any]) -> Distribution:
 
 
 def _dicts(overrides: Iterable[Overrides]) -> list[Overrides]:
-    """Returns a list of overrides, which a dict alone is not."""
+    """Returns a list of overrides, and refuses a single dict."""
     listed = list(overrides)
     if isinstance(overrides, Mapping) or not all(isinstance(each, Mapping) for each in listed):
         raise UserError(f'expected a list of dicts, not {overrides!r}')
@@ -135,7 +135,7 @@ def _dicts(overrides: Iterable[Overrides]) -> list[Overrides]:
 
 
 def _listed(field: str, values: Mapping[str, Iterable[Any]]) -> list[Any]:
-    """Returns the values of a field, of which a word alone is no list."""
+    """Returns the values of a field, and refuses a single string."""
     if isinstance(values[field], str) or not isinstance(values[field], Iterable):
         raise UserError(f'{field}: expected a list of values, not {values[field]!r}')
     if not (listed := list(values[field])):

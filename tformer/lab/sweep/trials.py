@@ -18,11 +18,11 @@ from tformer.lab.sweep.overrides import SEED, Match, Overrides, Sweep
 from tformer.training import workdir
 
 BASELINE = 'baseline'
-STATED = 'trial.json'  # of a trial's workdir: its config, before config.json, which has it resolved
+STATED = 'trial.json'  # a trial's config in its workdir, before it is resolved into config.json
 RESULT, ERROR, LOG = 'result.json', 'error.txt', 'log.txt'
-LONGEST = 150  # of a name: file systems take 255
+LONGEST = 150  # characters of a name: file systems take 255
 UNSAFE = re.compile(r'[^\w.+-]+', re.ASCII)
-ROUNDS = 10  # of matches that take turns
+ROUNDS = 10  # in which several matches take turns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,11 +30,11 @@ class Trial:
     """One run of a sweep.
 
     Attributes:
-      name: of its arm: what differs from the baseline, before matching.
+      name: of its arm: the differences from the baseline before matching.
       seed: its train.seed.
-      overrides: of the sweep's base; what matching found is among them.
-      config: as stated, not resolved.
-      mismatch_percent: by how many percent it misses what it is matched in, by quantity.
+      overrides: of the sweep's base, with the adjustments of matching.
+      config: not resolved.
+      mismatch_percent: by quantity, by how many percent it misses the amount that it is matched to.
     """
 
     name: str
@@ -142,9 +142,9 @@ def _matched(found: list[Trial], matches: list[Match]) -> list[Trial]:
 
 @contextlib.contextmanager
 def kept(place: pathlib.Path) -> Iterator[None]:
-    """Writes why its block fails to the workdir, where it is that of a trial that no other run holds.
+    """Writes the error of its block to the workdir, if that is of a trial and no other run holds it.
 
-    Of several processes that run as one, the first that fails says why, not those that fail as it is gone.
+    If several processes run as one, the first failure is written, not those of processes that fail because of it.
     """
     if not (place / STATED).is_file():
         yield
@@ -166,7 +166,7 @@ def kept(place: pathlib.Path) -> Iterator[None]:
 
 
 def clear_error(place: pathlib.Path) -> bool:
-    """Deletes why a trial failed, where no process holds its workdir; returns whether none does."""
+    """Deletes the error of a trial if no process holds its workdir; returns whether it is free."""
     if workdir.is_locked(place):
         return False
     (place / ERROR).unlink(missing_ok=True)
@@ -179,7 +179,7 @@ def write_error(place: pathlib.Path, why: str) -> None:
 
 
 def error_of(place: pathlib.Path) -> str | None:
-    """Returns the line that a trial failed with, None where it did not, or has begun again."""
+    """Returns the line that says why a trial failed; None if it did not fail or has begun again."""
     try:
         return (place / ERROR).read_text(errors='replace').strip()
     except FileNotFoundError:
@@ -187,12 +187,12 @@ def error_of(place: pathlib.Path) -> str | None:
 
 
 def is_done(place: pathlib.Path) -> bool:
-    """Returns whether a trial has come to its end, which its result says."""
+    """Returns whether a trial is finished: it has a result."""
     return (place / RESULT).is_file()
 
 
 def is_done_as(place: pathlib.Path, wanted: Config) -> bool:
-    """Returns whether a workdir is of a trial of this config that has come to its end."""
+    """Returns whether a workdir is of a finished trial of this config."""
     stated = place / STATED
     return is_done(place) and stated.is_file() and config.from_dict(config.read_json(stated)) == wanted
 
