@@ -116,10 +116,7 @@ def report(
     """
     if not 0 < alpha < 1:
         raise UserError(f'--alpha={alpha} must be between 0 and 1')
-    baseline = next(iter(found.arms)) if baseline is None else baseline
-    if baseline not in found.arms:
-        raise UserError(f'--baseline={baseline} is not an arm{nearest(baseline, found.arms)}')
-    metric = _metric(found, metric)
+    baseline, metric = _baseline(found, baseline), _metric(found, metric)
     lower = metrics.lower_is_better(metric)
     values = found.values(metric)
     rows = comparison.summary(values, baseline, lower, alpha)
@@ -134,9 +131,7 @@ def report(
     def matched(quantities: Sequence[str]) -> list[Matched]:
         if curve is None:
             return []
-        return learning.matched(
-            found, costs, curve, baseline, metrics.lower_is_better(curve), alpha, quantities
-        )  # fmt: skip
+        return learning.matched(found, costs, curve, baseline, metrics.lower_is_better(curve), alpha, quantities)
 
     return Report(
         results=found,
@@ -160,6 +155,14 @@ def report(
         texts=texts.compared(found, metric.partition('/')[0], baseline, alpha),
         timing=Timing(matched(['seconds']), front('seconds')) if timing else None,
     )
+
+
+def _baseline(found: Results, baseline: str | None) -> str:
+    if baseline is None:
+        return next(iter(found.arms))
+    if baseline not in found.arms:
+        raise UserError(f'--baseline={baseline} is not an arm{nearest(baseline, found.arms)}')
+    return baseline
 
 
 def _metric(found: Results, metric: str | None) -> str:
