@@ -1,10 +1,10 @@
-"""What a family's table is made of: rules between a hub tensor and a parameter of ours, which read both ways.
+"""Rules between hub tensors and our parameters, which read both ways; each family's table consists of them.
 
 A rule is a pair of names and a layout, 'hub axes -> our axes'. Parentheses join axes into one, so that
 
     '(N H) D -> D N H'
 
-is the kernel of the queries: the hub keeps it as a matrix [heads times head size, emb_dim], we as [D, N, H].
+is the kernel of the queries: a matrix [heads times head size, emb_dim] on the hub, [D, N, H] here.
 """
 
 import math
@@ -19,16 +19,16 @@ from tformer.errors import UserError
 
 
 class Rule(NamedTuple):
-    """One hub tensor, or one for each {layer} and {expert}, which ours stacks along leading axes.
+    """One hub tensor, or one per {layer} and {expert}, which our parameter stacks along leading axes.
 
     Attributes:
       hub: the tensor's name.
       ours: the parameter's path; {part} stands for each of `parts`.
       layout: 'hub axes -> our axes', by the names of `axis_sizes`; with parts the first of ours is `part`.
-      plus: added to the hub's numbers (Gemma keeps its norms' scales less 1).
-      parts: parameters that the hub keeps in one tensor.
-      when: which models have it.
-      head: the output head that it belongs to; a checkpoint has all of a head or nothing. '': the model itself.
+      plus: added to the hub's numbers (Gemma stores its norms' scales minus 1).
+      parts: parameters that the hub stores in one tensor.
+      when: whether a model has this tensor.
+      head: the output head it belongs to, of which a checkpoint has all tensors or none; '': the model itself.
     """
 
     hub: str
@@ -41,26 +41,26 @@ class Rule(NamedTuple):
 
 
 class Fields(dict[str, Any]):
-    """A hub's config.json; a field that it lacks is the user's error."""
+    """A hub's config.json; reading a missing field raises a `UserError`."""
 
     def __missing__(self, name: str) -> Any:
         raise UserError(f'config.json ({self.get("model_type")}) has no field {name}')
 
 
 class Family(NamedTuple):
-    """How the hub keeps one family of models.
+    """How the hub stores one family of models.
 
     Attributes:
-      model: from config.json to ours.
+      model: from the fields of config.json to our `Model`.
       rules: the table.
-      prefix: of the names in a checkpoint with a head, which one without leaves out.
+      prefix: of names in a checkpoint with a head, absent in one without.
       renamed: (old, new) parts of names, of early checkpoints.
-      ignored: patterns of tensors without a part in the model.
-      copies: tensor -> the one whose copy it is.
+      ignored: patterns of tensors that the model does not use.
+      copies: tensor -> the tensor that it must equal.
       zeros: tensors that must be 0.
-      order: from emb_dim to the hub's channels in our order, where they differ; None: they don't.
-      defaults: fields that config.json may leave out, and what that means.
-      fixed: fields that must have this value, if config.json has them: ours can't be another.
+      order: (emb_dim) -> the hub's channels in our order; None: the same order.
+      defaults: values of the fields that config.json may leave out.
+      fixed: fields that must have this value where config.json has them.
     """
 
     model: Callable[[Fields], Model]
@@ -100,7 +100,7 @@ def axis_sizes(model: Model) -> dict[str, int]:
 
 
 def _axes(side: str) -> list[list[str]]:
-    """Returns the axes of one side of a layout, each as those that it joins."""
+    """Returns the axes of one side of a layout, each as the list of axes that it joins."""
     return [(joined or alone).split() for joined, alone in re.findall(r'\(([^)]*)\)|(\S+)', side)]
 
 
@@ -110,7 +110,7 @@ def shape(side: str, sizes: Sizes) -> tuple[int, ...]:
 
 
 def rearrange(x: np.ndarray, layout: str, sizes: Sizes) -> np.ndarray:
-    """Returns `x`, of the layout's left side, as its right side has it."""
+    """Returns `x`, laid out as the left side of `layout`, laid out as its right side."""
     before, after = ([name for joined in _axes(side) for name in joined if name != '1'] for side in layout.split('->'))
     x = x.reshape([sizes[name] for name in before]).transpose([before.index(name) for name in after])
     return x.reshape(shape(layout.split('->')[1], sizes))
