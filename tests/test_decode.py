@@ -168,11 +168,12 @@ def test_scores_of_samples_are_those_of_the_full_forward_pass(case):
 
 def test_samples_depend_on_the_key_and_the_row_number_only(case):
     batch = batch_of(case[0])
-    batch = {name: np.repeat(value[:1], 3, 0) for name, value in batch.items()} | {'rows': np.array([4, 4, 5])}
+    rows = np.array([4, 4, 5, 6, 7, 8])  # several: two rows may well draw the same first token, and it may end them
+    batch = {name: np.repeat(value[:1], len(rows), 0) for name, value in batch.items()} | {'rows': rows}
     tokens, _ = generate(case, 'sample', batch, temperature=3.0)
     other, _ = generate(case, 'sample', batch, temperature=3.0, seed=1)
     assert (tokens[0] == tokens[1]).all()
-    assert (tokens[0] != tokens[2]).any() and (tokens[0] != other[0]).any()
+    assert len(np.unique(tokens[1:], axis=0)) > 1 and (tokens != other).any()
 
 
 @pytest.mark.parametrize('top_k', [None, 1, 3, 50])

@@ -23,6 +23,7 @@ from tformer import config, objectives
 from tformer.commands import train as train_command
 from tformer.commands.run import Run
 from tformer.config import Config, Data, Model
+from tformer.config.tasks import TASKS
 from tformer.data.batches import mixture, pipeline
 from tformer.data.tokenizers.bytes_and_characters import Byte, Char, Symbol
 from tformer.data.tokenizers.hub_tokenizer import HubTokenizer
@@ -447,7 +448,7 @@ def judged(
     for step in range(int(batches.steps_per_epoch)):
         batch = batches.batch(step)
         made.append(scorer.Predicted(step, batch, outputs(step, batch)))
-    return scorer.JUDGES[batches.config.train.objective].scores(made, batches, tokens)
+    return scorer.JUDGES[TASKS[batches.config.train.objective].judge].scores(made, batches, tokens)
 
 
 def test_classes_are_judged_without_rows_of_padding() -> None:

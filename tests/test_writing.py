@@ -87,7 +87,7 @@ def test_what_is_generated_is_what_training_scores_best(objective: str, family: 
 @pytest.mark.parametrize('family', ['decoder', 'encoder_decoder'])
 def test_an_objective_that_does_not_write_does_not_generate(objective: str, family: str) -> None:
     cfg = settings(objective, family)
-    with pytest.raises(UserError, match=f'train.objective={objective} does not write text; valid: seq2seq') as error:
+    with pytest.raises(UserError, match=f'train.objective={objective} does not write text; valid: .*seq2seq') as error:
         make_text_generator(build(cfg.model), cfg, None, cut=True)
     assert '\n' not in str(error.value)
 
