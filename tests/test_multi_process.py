@@ -253,7 +253,7 @@ def test_a_process_with_other_data_or_another_config_ends_all(tmp_path: pathlib.
     other = f'else: config.data.path = ("{tmp_path}/data",); config.train.log_every = 1'
     launched = Launched(tmp_path, 2, *given, hooked(tmp_path, 1, f'{hook}\n    {other}'))
     assert launched.end() == 2, launched.err
-    (told,) = {line.removeprefix('[1] ') for line in launched.err.splitlines() if 'process 1 has not' in line}
+    (told,) = {line.removeprefix('[1] ') for line in launched.err.splitlines() if 'process 1 differs from' in line}
     assert told.startswith('tformer: process 1 differs from process 0 in: ') and 'fingerprint of the data' in told
     assert not checkpoint.steps(tmp_path / 'run')
 

@@ -261,7 +261,7 @@ def get_sweep():
     parts, whole = tmp_path / 'parts', tmp_path / 'whole'
 
     def command(home: pathlib.Path, together: int) -> list[str]:
-        arguments = [f'--config={tmp_path}/sweep.py', f'--workdir={home}', f'--together={batched_training}']
+        arguments = [f'--config={tmp_path}/sweep.py', f'--workdir={home}', f'--together={together}']
         return [sys.executable, '-m', 'tformer', 'sweep', *arguments]
 
     env = {**os.environ, **environment()}
