@@ -270,7 +270,9 @@ SCORING = """import time
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(('processes', 'late', 'sign'), [(1, 0, 'scores'), (2, 0, 'scores'), (2, 5, 'handling signals')])
+@pytest.mark.parametrize(
+    ('processes', 'late', 'sign'), [(1, 0, 'scores'), (2, 0, 'scores'), (2, 5, 'handling signals')]
+)
 def test_a_signal_while_the_end_is_scored_has_the_job_queued_again(tmp_path, processes, late, sign) -> None:
     """The second process ends a second later than the first, and may still be on its way from the training."""
     hook = hooked(tmp_path, -1, SCORING.format(late=late))
