@@ -4,7 +4,7 @@ An entry is a directory whose name is a hash of everything that its arrays depen
 name and then renamed, so it is never half-written. If two processes want the same entry, the second waits for the
 first. Where the file system has no locks, both write it, and the entry of the first to finish is kept.
 
-The locks are flock's own and not the package filelock's, which waits forever on file systems that refuse locks.
+The locks are flock's: the system releases them when their process ends, however it ends.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """A run's directory: its resolved config and its tokenizers, which are made once and checked from then on.
 
-The lock is flock's own and not the package filelock's, which waits forever on file systems that refuse locks.
+The lock is flock's: the system releases it when its process ends, however it ends.
 """
 
 import contextlib
