@@ -1,7 +1,7 @@
 """Compiles the train step for a mesh of devices that need not exist, and reports what a step needs on each of them.
 
-Nothing is allocated and no data are read. Parameters and collectives of a device come from XLA's partitioner, which is
-the same for every kind of device; temporaries and fusions come from its CPU compiler.
+Nothing is allocated and no data are read. XLA's partitioner, which decides the parameters and collectives of a device,
+is the same for every kind of device; temporaries come from its CPU compiler.
 """
 
 import contextlib
@@ -14,12 +14,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from flax import linen as nn
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
-from tformer.config import AXES, Config, Model
+from tformer.config import AXES, Config
 from tformer.config import Mesh as MeshConfig
-from tformer.distributed import hlo, memory_traffic, reduce_scatter, roofline, sharding
+from tformer.distributed import hlo, roofline, sharding
 from tformer.training import flops, setup
 from tformer.training.dummy_batch import assumed, random_batch
 from tformer.training.program import make_program
@@ -71,32 +70,29 @@ def compile_step(config: Config) -> DryRun:
     """Returns the train step of `config`, compiled for as many of JAX's devices as its mesh names.
 
     Raises:
-      UserError: the rows of a batch do not divide by the ways that the mesh splits them.
+      UserError: the mesh does not divide the rows of a batch.
     """
-    asked = dataclasses.replace(config.mesh, **{axis: max(getattr(config.mesh, axis), 1) for axis in AXES})
-    config = dataclasses.replace(assumed(config), mesh=asked)
-    built = dataclasses.replace(config, model=_as_wide(config.model))
+    named = {axis: max(getattr(config.mesh, axis), 1) for axis in AXES}
+    config = dataclasses.replace(assumed(config), mesh=dataclasses.replace(config.mesh, **named))
     mesh = sharding.make_mesh(config.mesh)
     batch = abstract_batch(config, mesh)
-    with jax.set_mesh(mesh), nn.logical_axis_rules(sharding.make_rules(config.mesh)):
-        program = make_program(built, batch, mesh)
-        state = jax.tree.map(_placed, sharding.unboxed(program.abstract), program.shardings)
+    with sharding.placed(mesh, config.mesh):
+        program = make_program(_without_bfloat16(config), batch, mesh)
+        state = jax.tree.map(
+            lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
+            sharding.unboxed(program.abstract),
+            program.shardings,
+        )
         lowered = program.jitted_step.lower(state, batch, program.hyper)
         return DryRun(config, mesh, state, batch, program.abstract.params, lowered.compile(QUICKLY))
 
 
-def _as_wide(model: Model) -> Model:
-    """Returns `model` with float16 in place of bfloat16, which the CPU compiler would widen to float32."""
-    instead = {'bfloat16': 'float16'}
-    return dataclasses.replace(
-        model,
-        dtype=instead.get(model.dtype, model.dtype),
-        param_dtype=instead.get(model.param_dtype, model.param_dtype),
-    )
-
-
-def _placed(x: jax.ShapeDtypeStruct, place: NamedSharding) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
+def _without_bfloat16(config: Config) -> Config:
+    """Returns `config` with float16 in place of bfloat16, which the CPU compiler would widen to float32."""
+    narrow = {'bfloat16': 'float16'}
+    dtypes = {name: getattr(config.model, name) for name in ('dtype', 'param_dtype')}
+    model = dataclasses.replace(config.model, **{name: narrow.get(dtype, dtype) for name, dtype in dtypes.items()})
+    return dataclasses.replace(config, model=model)
 
 
 def abstract_batch(config: Config, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
@@ -114,11 +110,11 @@ def abstract_batch(config: Config, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct
 
 # ------------------------------------------------------------------------------------------------ in words
 NOTES = """\
-Compiled for this machine's CPU, which multiplies bfloat16 in float32: temporaries and memory traffic of such products
-are overstated (bfloat16 is compiled as float16, which has the same width). Compilers of accelerators fuse more. The CPU
-compiler has no reduce-scatter: FSDP's is compiled as an all-reduce of twice the bytes, and the times below count it
-`as reduce-scatters`. It also does not merge all-reduces whose results are summed. The bytes of a collective are
-those that a device sends on a ring.
+Compiled for this machine's CPU, which multiplies bfloat16 in float32 and fuses less than an accelerator: temporaries
+are overstated (bfloat16 is compiled as float16, which has the same width). The CPU compiler has no reduce-scatter: the
+gradients of FSDP appear as all-reduces of twice the bytes. It does not merge all-reduces whose results are summed. The
+bytes of a collective are those that a device sends on a ring. The time of the memory counts the step's arguments and
+results, each once.
 """
 
 
@@ -126,8 +122,8 @@ def report(config: Config, say: Callable[[str], None]) -> str:
     """Returns the memory, collectives, operations and shortest step time of one device of the config's mesh.
 
     Args:
-      config: whose mesh names devices.
-      say: is called with a line of progress.
+      config: its mesh names devices.
+      say: is called with each line of progress.
     """
     began = time.perf_counter()
     say(f'compiling for {num_devices(config.mesh):,} devices ...')
@@ -140,26 +136,24 @@ def describe(run: DryRun) -> str:
     """Returns the report of a compiled step."""
     text = run.executable.as_text() or ''
     program, collectives = hlo.parse(text), hlo.collectives(text, run.mesh)
-    saved = reduce_scatter.savings(program, run.mesh)
-    asked = flops.model_flops(run.config, run.params, run.batch)
-    done, accessed, unknown = hlo.flops(program), memory_traffic.accessed(program), hlo.unknown_loops(program)
-    lines = [
-        *_headline(run),
-        *_memory(run),
-        *_collectives(collectives, saved),
-        *_operations(run.mesh.size, asked, done, accessed),
-        *_times(run, asked, done, accessed, [*collectives, *saved]),
-        '',
-        *textwrap.wrap(NOTES, 120),
-    ]
-    return '\n'.join(lines + ([f'{unknown} loops have an unknown length and count once.'] if unknown else []))
-
-
-def _headline(run: DryRun) -> list[str]:
     axes = ' x '.join(f'{axis} {size}' for axis, size in run.mesh.shape.items() if size > 1)
     rows, length = run.batch['inputs'].shape
     where = f'{run.mesh.size:,} devices ({axes}), rules {run.config.mesh.rules}'
-    return ['', f'dry run on {where}: {rows:,} rows of {length:,} tokens']
+    asked, done = flops.model_flops(run.config, run.params, run.batch), hlo.flops(program)
+    lines = [
+        '',
+        f'dry run on {where}: {rows:,} rows of {length:,} tokens',
+        *_memory(run),
+        *_collectives(collectives),
+        'operations of a step',
+        f'  {"matrix products, one device":<30} {done:>14.4g}',
+        f'  {"model FLOPs, all devices":<30} {asked:>14.4g}  {asked / (done * run.mesh.size):.0%} of those computed',
+        *_times(run, asked, done, collectives),
+        '',
+        *textwrap.wrap(NOTES, 120),
+    ]
+    unknown = hlo.unknown_loops(program)
+    return '\n'.join(lines + [f'{unknown} loops have an unknown length and count once.'] * bool(unknown))
 
 
 def needed_bytes(run: DryRun) -> float:
@@ -187,37 +181,28 @@ def _memory(run: DryRun) -> list[str]:
     lines = [f'  {name:<30} {_gib(size):>14}' for name, size in rows.items() if size]
     for name, device in roofline.DEVICES.items():
         fits = 'fits' if needed <= device.memory else 'does not fit'
-        lines.append(f'  {fits} {name}: needs {_gib(needed)} a device of its {_gib(device.memory)}')
+        lines.append(f'  {fits} {name}: needs {_gib(needed)} per device, which has {_gib(device.memory)}')
     return ['memory of a device', *lines]
 
 
-def _collectives(found: list[hlo.Collective], saved: list[hlo.Collective]) -> list[str]:
+def _collectives(found: list[hlo.Collective]) -> list[str]:
     def line(kind: str, axes: Sequence[str], rows: Sequence[hlo.Collective]) -> str:
         count, sent = sum(row.count for row in rows), sum(row.bytes for row in rows)
         return f'  {kind:<20} {" + ".join(axes):<24} {count:>9,} {_gib(sent):>14}'
 
-    lines = [line(row.kind, row.axes, [row]) for row in found]
-    less = [line('as reduce-scatters', row.axes, [row]) for row in saved]
     title = 'collectives of a step: kind, mesh axes, count, bytes sent by a device'
-    return [title, *lines, line('all', (), found), *less]
+    return [title, *(line(row.kind, row.axes, [row]) for row in found), line('all', (), found)]
 
 
-def _operations(count: int, asked: float, done: float, accessed: float) -> list[str]:
-    return [
-        'operations of a step',
-        f'  {"matrix products, one device":<30} {done:>14.4g}',
-        f'  {"model FLOPs, all devices":<30} {asked:>14.4g}  {asked / (done * count):.0%} of the products computed',
-        f'  {"bytes read and written":<30} {_gib(accessed):>14}  {done / accessed:.1f} operations a byte',
-    ]
-
-
-def _times(run: DryRun, asked: float, done: float, accessed: float, collectives: list[hlo.Collective]) -> list[str]:
+def _times(run: DryRun, asked: float, done: float, collectives: list[hlo.Collective]) -> list[str]:
+    memory: Any = run.executable.memory_analysis()
+    traffic = memory.argument_size_in_bytes + memory.output_size_in_bytes
     lines = [f'  {"":<20} {"products":>9} {"memory":>9} {"network":>9} {"step, MFU":>16} {"in turn, MFU":>16}']
     for name, device in roofline.DEVICES.items():
-        found = roofline.times(device, run.config.model.dtype, done, accessed, collectives, run.mesh.shape)
+        found = roofline.times(device, run.config.model.dtype, done, traffic, collectives, run.mesh.shape)
         peak = run.mesh.size * device.flops[run.config.model.dtype]
-        cells = [f'{seconds:>9.3g}' for seconds in (found.compute, found.memory, found.network)]
-        cells += [f'{seconds:>9.3g} {asked / seconds / peak:>6.1%}' for seconds in (found.best, found.worst)]
+        cells = [f'{seconds:>9.3g}' for seconds in found]
+        cells += [f'{seconds:>9.3g} {asked / seconds / peak:>6.1%}' for seconds in (max(found), sum(found))]
         lines.append(f'  {name:<20} {" ".join(cells)}')
     return ['seconds of a step at the published peaks: overlapped (step), or one after the other (in turn)', *lines]
 

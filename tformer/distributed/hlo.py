@@ -1,4 +1,4 @@
-"""The work of one device in a compiled program, from the program's text (HLO); loops count as often as they run."""
+"""Counts the products and collectives of a compiled program from its text (HLO); loops count as often as they run."""
 
 import dataclasses
 import re
@@ -12,14 +12,14 @@ from tformer.distributed import device_groups
 
 
 class Instruction(NamedTuple):
-    """One line of a computation; `shape` and `attributes` are text."""
+    """One line of a computation, as text; `literal` is the text between its parentheses."""
 
     name: str
     shape: str
     opcode: str
     operands: tuple[str, ...]
     attributes: str
-    literal: str  # what stands between the parentheses
+    literal: str
     root: bool
 
 
@@ -28,7 +28,7 @@ Cost = Callable[[Instruction, Computation], float]
 
 
 class Program(NamedTuple):
-    """Computations by name, and the name of the one that is run."""
+    """Computations by name, and the name of the one that runs first."""
 
     computations: Mapping[str, Computation]
     entry: str
@@ -40,12 +40,10 @@ class Collective:
 
     Attributes:
       kind: all-gather, all-reduce, reduce-scatter, all-to-all, collective-permute ...
-      axes: of the mesh, in its order, along which the devices of a group differ.
-      count: how many are run.
-      bytes: that the device sends, on a ring of the n devices of a group (Chan et al. 2007, 4): of an all-gather
-        (n - 1) / n of the result, of a reduce-scatter or all-to-all (n - 1) / n of the operand, of an all-reduce twice
-        that, of a collective-permute or broadcast the operand. Numbers that were widened just before, as the CPU's
-        compiler does with bfloat16, count as wide as they were.
+      axes: the axes of the mesh along which the devices of a group differ, in the order of the mesh.
+      count: how many collectives run.
+      bytes: the bytes that the device sends, by the table `SENT`. A number that is widened just before it is sent, as
+        the CPU compiler does with bfloat16, counts in its narrow type.
     """
 
     kind: str
@@ -54,9 +52,9 @@ class Collective:
     bytes: float
 
 
-# Kind -> bytes that a device sends, over the bytes of its operands, in a group of n.
+# Kind -> the bytes that a device sends per byte of its operands, on a ring of n devices (Chan et al. 2007, section 4).
 SENT: dict[str, Callable[[int], float]] = {
-    'all-gather': lambda n: n - 1,  # an operand is an n-th of the result
+    'all-gather': lambda n: n - 1,  # the operand is 1/n of the result
     'all-reduce': lambda n: 2 * (n - 1) / n,
     'reduce-scatter': lambda n: (n - 1) / n,
     'all-to-all': lambda n: (n - 1) / n,
@@ -73,7 +71,7 @@ _ARRAY = re.compile(r'([a-z]\w*)\[([\d,<=]*)\]')
 
 
 def parse(text: str) -> Program:
-    """Returns the program that `text`, e.g. of `compiled.as_text()`, prints."""
+    """Returns the program of a text such as that of `compiled.as_text()`."""
     computations: dict[str, dict[str, Instruction]] = {}
     current, entry = '', ''
     for line in text.splitlines():
@@ -98,7 +96,7 @@ def _instruction(name: str, text: str, root: bool) -> Instruction:
 
 
 def _closing(text: str, start: int) -> int:
-    """Returns where the parenthesis that opens at `start` closes."""
+    """Returns the index at which the parenthesis closes that opens at `start`."""
     depth = 0
     for found in re.compile(r'[()]').finditer(text, start):
         depth += 1 if found[0] == '(' else -1
@@ -126,42 +124,42 @@ def num_bytes(shape: str) -> float:
 
 # ------------------------------------------------------------------------------------------------ running
 def executions(
-    program: Program, cost: Cost, fused: bool = True, name: str | None = None, times: int = 1
+    program: Program, cost: Cost, name: str | None = None, times: int = 1
 ) -> Iterator[tuple[Instruction, Computation, int]]:
-    """Yields every instruction that a run reaches, its computation, and how often it is run.
+    """Yields every instruction that a run reaches, its computation, and how often it runs, also inside fusions.
 
-    Of a conditional the branch that costs most is taken. A loop of unknown length counts once.
+    Of a conditional the branch of the highest total `cost` is taken. A loop of unknown length counts once.
 
     Args:
-      program: parsed.
-      cost: of an instruction by itself.
-      fused: whether to look into fusions.
-      name: the computation to begin with; None: the program's.
-      times: how often that one is run.
+      program: a parsed program.
+      cost: the cost of an instruction by itself.
+      name: the computation to begin with; None: the entry.
+      times: how often that computation runs.
     """
     computation = program.computations[name or program.entry]
     for instruction in computation.values():
         yield instruction, computation, times
-        for callee, repeats in _called(program, instruction, cost, fused):
-            yield from executions(program, cost, fused, callee, times * repeats)
+        for callee, repeats in _callees(program, instruction, cost):
+            yield from executions(program, cost, callee, times * repeats)
 
 
-def _called(program: Program, instruction: Instruction, cost: Cost, fused: bool) -> list[tuple[str, int]]:
-    named, opcode = called(instruction.attributes), instruction.opcode
-    if opcode == 'while':
+def _callees(program: Program, instruction: Instruction, cost: Cost) -> list[tuple[str, int]]:
+    """Returns the computations that an instruction runs, and how often it runs each."""
+    named = called(instruction.attributes)
+    if instruction.opcode == 'while':
         repeats = trips(program, instruction) or 1
         return [(named['body'][0], repeats), (named['condition'][0], repeats)]
-    if opcode == 'conditional':
+    if instruction.opcode == 'conditional':
         keys = ('branch_computations', 'true_computation', 'false_computation')
         branches = [branch for key in keys for branch in named.get(key, ())]
-
-        def total(branch: str) -> float:
-            return sum(cost(i, c) * times for i, c, times in executions(program, cost, fused, branch))
-
-        return [(max(branches, key=total), 1)]
-    if opcode in ('call', 'async-start') or (opcode == 'fusion' and fused):
+        return [(max(branches, key=lambda branch: _total(program, cost, branch)), 1)]
+    if instruction.opcode in ('call', 'async-start', 'fusion'):
         return [(callee, 1) for key in ('calls', 'to_apply') for callee in named.get(key, ())]
     return []
+
+
+def _total(program: Program, cost: Cost, name: str | None = None) -> float:
+    return sum(cost(i, c) * times for i, c, times in executions(program, cost, name))
 
 
 def called(attributes: str) -> dict[str, list[str]]:
@@ -171,31 +169,33 @@ def called(attributes: str) -> dict[str, list[str]]:
 
 
 def trips(program: Program, loop: Instruction) -> int | None:
-    """Returns how often a `while` runs its body: as the compiler noted, or the one bound that its condition compares
-    a counter from 0 with; None where neither says."""
+    """Returns how often a `while` runs its body; None where its text does not say.
+
+    Either the compiler has noted the number, or the condition compares a counter from 0 with a single bound.
+    """
     noted = re.search(r'known_trip_count"?[:=]\{"?n"?[:=]"?(\d+)', loop.attributes)
     if noted:
         return int(noted[1])
     condition = called(loop.attributes)['condition'][0]
-    reached = [i for i, _, _ in executions(program, lambda i, c: 0, name=condition)]
+    reached = [i for i, _, _ in executions(program, lambda i, c: 0, condition)]
     bounds = [int(i.literal) for i in reached if i.opcode == 'constant' and i.literal.isdecimal()]
     less = [i for i in reached if i.opcode == 'compare' and 'direction=LT' in i.attributes]
     return bounds[0] if len(bounds) == len(less) == 1 else None
 
 
 def unknown_loops(program: Program) -> int:
-    """Returns how many loops say nowhere how often they run."""
+    """Returns the number of loops whose length the text does not say."""
     loops = (i for i, _, _ in executions(program, lambda i, c: 0) if i.opcode == 'while')
     return sum(trips(program, loop) is None for loop in loops)
 
 
 # ------------------------------------------------------------------------------------------------ counting
 def collectives(compiled_text: str, mesh: Mesh) -> list[Collective]:
-    """Returns what one device sends in one run of a compiled program, by kind and axes, the most bytes first.
+    """Returns the collectives that one device takes part in during one run, the most bytes first.
 
     Args:
       compiled_text: `compiled.as_text()` of a program partitioned over `mesh`.
-      mesh: its axes name the groups.
+      mesh: the mesh whose axes name the groups of devices.
     """
     program, sizes = parse(compiled_text), tuple(mesh.shape.items())
     found: dict[tuple[str, tuple[str, ...]], tuple[int, float]] = {}
@@ -205,7 +205,7 @@ def collectives(compiled_text: str, mesh: Mesh) -> list[Collective]:
         if kind not in SENT:
             return 0
         _, size = device_groups.of(i.attributes, sizes)
-        return sum(sent_bytes(program, c, name) for name in i.operands) * SENT[kind](size)
+        return sum(_sent_bytes(program, c, name) for name in i.operands) * SENT[kind](size)
 
     for i, c, times in executions(program, sent):
         amount = sent(i, c)
@@ -217,10 +217,10 @@ def collectives(compiled_text: str, mesh: Mesh) -> list[Collective]:
     return sorted(rows, key=lambda row: -row.bytes)
 
 
-def sent_bytes(program: Program, c: Computation, name: str) -> float:
-    """Returns the bytes of an operand, as wide as it was before it was widened."""
+def _sent_bytes(program: Program, c: Computation, name: str) -> float:
+    """Returns the bytes of an operand, in the type it had before it was widened."""
     whole, i = num_bytes(c[name].shape), c[name]
-    while i.opcode in ('fusion', 'bitcast', 'copy', 'transpose', 'reshape'):  # the same numbers
+    while i.opcode in ('fusion', 'bitcast', 'copy', 'transpose', 'reshape'):  # these keep the numbers
         if i.opcode == 'fusion':
             c = program.computations[called(i.attributes)['calls'][0]]
             i = next(i for i in c.values() if i.root)
@@ -231,8 +231,8 @@ def sent_bytes(program: Program, c: Computation, name: str) -> float:
 
 
 def flops(program: Program) -> float:
-    """Returns the floating-point operations of a run's matrix products and convolutions: two to a multiply-add."""
-    return sum(_products(i, c) * times for i, c, times in executions(program, _products))
+    """Returns the floating-point operations of a run's matrix products and convolutions: two per multiply-add."""
+    return _total(program, _products)
 
 
 def _products(i: Instruction, c: Computation) -> float:

@@ -1,23 +1,22 @@
 """Lower bounds of a step's time on accelerators, from their published peaks and the work of the step."""
 
-import dataclasses
 import math
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from tformer.distributed.hlo import Collective
 
 
-@dataclasses.dataclass(frozen=True)
-class Device:
-    """Published numbers of one device.
+class Device(NamedTuple):
+    """Published peaks of one device.
 
     Attributes:
       memory: bytes.
-      flops: peak operations a second of matrix products, by the type of their operands.
-      bandwidth: bytes a second of its memory.
-      near: how many devices the fast network joins.
-      near_bytes: that a device sends on it, in one ring, a second.
-      far_bytes: that a device sends beyond it a second.
+      flops: operations per second of matrix products, by the type of their operands.
+      bandwidth: bytes per second of its memory.
+      near: the number of devices that the fast network joins.
+      near_bytes: bytes per second that a device sends on the fast network, in one ring.
+      far_bytes: bytes per second that a device sends beyond it.
     """
 
     memory: float
@@ -28,23 +27,12 @@ class Device:
     far_bytes: float
 
 
-@dataclasses.dataclass(frozen=True)
-class Times:
-    """Seconds that a step keeps the products, the memory and the network of a device busy."""
+class Times(NamedTuple):
+    """Seconds that a step keeps the matrix units, the memory and the network of a device busy at their peaks."""
 
     compute: float
     memory: float
     network: float
-
-    @property
-    def best(self) -> float:
-        """All three at the same time."""
-        return max(self.compute, self.memory, self.network)
-
-    @property
-    def worst(self) -> float:
-        """One after the other."""
-        return self.compute + self.memory + self.network
 
 
 def times(
@@ -52,13 +40,16 @@ def times(
 ) -> Times:
     """Returns how long a step keeps a device busy at its peaks.
 
+    The three overlap at best, so that their maximum bounds the step's time from below; one after the other they take
+    their sum.
+
     Args:
-      device: its peaks.
-      dtype: of the products' operands.
-      flops: operations of a device's products.
-      traffic: bytes that a device reads and writes in its memory.
-      collectives: of a device.
-      mesh: sizes of its axes; devices are numbered along the last one first, and neighbours are near.
+      device: the peaks.
+      dtype: the type of the products' operands.
+      flops: operations of one device's products.
+      traffic: bytes that one device reads from and writes to its memory.
+      collectives: those of one device.
+      mesh: the sizes of the mesh's axes; devices are numbered along the last axis first, and neighbours are near.
     """
     axes, network = list(mesh), 0.0
     for found in collectives:
