@@ -3,12 +3,8 @@
 An entry is a directory whose name is a hash of everything that its arrays depend on. It is written under a temporary
 name and then renamed, so it is never half-written. If two processes want the same entry, the second waits for the
 first. Where the file system has no locks, both write it, and the entry of the first to finish is kept.
-
-The locks are flock's: the system releases them when their process ends, however it ends.
 """
 
-import contextlib
-import errno
 import fcntl
 import hashlib
 import json
@@ -20,7 +16,7 @@ import socket
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -33,40 +29,28 @@ _MANIFEST = 'manifest.json'
 
 
 class Writer:
-    """Writes the arrays of a new entry, piece by piece.
-
-    Attributes:
-      facts: JSON values to store with the arrays.
-    """
+    """Writes the arrays of a new entry, piece by piece; `facts` are JSON values to store with them."""
 
     def __init__(self, place: Path) -> None:
-        self._place = place
-        self._files: dict[str, BinaryIO] = {}
-        self._dtypes: dict[str, str] = {}
         self.facts: dict[str, Any] = {}
+        self._place = place
+        self._dtypes: dict[str, str] = {}
 
     def append(self, name: str, values: np.ndarray) -> None:
-        """Appends `values` [any number] to the array `name`."""
-        if name not in self._files:
-            self._files[name] = open(self._place / name, 'wb')  # noqa: SIM115
-            self._dtypes[name] = values.dtype.str
-        self._files[name].write(np.ascontiguousarray(values, self._dtypes[name]).data)
+        """Appends `values` [any number] to the array `name`, which has the dtype of its first values."""
+        dtype = self._dtypes.setdefault(name, values.dtype.str)
+        with open(self._place / name, 'ab') as file:
+            file.write(np.ascontiguousarray(values, dtype).data)
 
     def close(self) -> None:
         """Flushes all arrays to the disk and writes their manifest."""
-        for file in self._files.values():
-            with file:
-                file.flush()
+        sizes = {}
+        for name in self._dtypes:
+            with open(self._place / name, 'rb+') as file:
                 os.fsync(file.fileno())
-        sizes = {name: (self._place / name).stat().st_size for name in self._files}
+                sizes[name] = os.fstat(file.fileno()).st_size
         manifest = {'dtypes': self._dtypes, 'bytes': sizes, 'facts': self.facts}
         (self._place / _MANIFEST).write_text(json.dumps(manifest, indent=1))
-
-    def abandon(self) -> None:
-        """Closes the files of an entry that cannot be finished."""
-        for file in self._files.values():
-            with contextlib.suppress(OSError):  # the disk may have no room for its last bytes
-                file.close()
 
 
 def directory(data: Data) -> Path:
@@ -82,12 +66,9 @@ def arrays(place: Path, depends_on: Mapping[str, Any], make: Callable[[Writer], 
 
 
 def entry(place: Path, depends_on: Mapping[str, Any], make: Callable[[Writer], None]) -> Path:
-    """Returns the directory of the entry of `depends_on`, which has a file for each array; makes a missing entry.
+    """Returns the directory of the entry of `depends_on` in `place`, with a file for each array; makes a missing entry.
 
-    Args:
-      place: the directory of all entries.
-      depends_on: JSON values; equal values mean equal arrays.
-      make: appends the arrays to the writer that it is given.
+    `depends_on` holds JSON values; equal values mean equal arrays. `make` appends the arrays to the writer.
 
     Raises:
       UserError: the directory cannot be written, e.g. the disk is full. A half-written entry is removed.
@@ -115,6 +96,8 @@ def _whole(entry: Path) -> bool:
 
 
 def _make_alone(entry: Path, make: Callable[[Writer], None]) -> None:
+    """Makes a missing or damaged entry, unless another process makes it meanwhile."""
+    host = socket.gethostname()
     with open(entry.with_suffix('.lock'), 'w') as lock:  # released when the process ends, however it ends
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -123,36 +106,31 @@ def _make_alone(entry: Path, make: Callable[[Writer], None]) -> None:
             fcntl.flock(lock, fcntl.LOCK_EX)
         except OSError:  # the file system has no locks
             pass
-        for left in _left(entry):
-            shutil.rmtree(left, ignore_errors=True)
+        _remove_left(entry, host)
         if _whole(entry):
             return
-        if entry.exists():  # damaged on disk
-            _remove(entry)
-        partial = _partial(entry)
+        shutil.rmtree(entry, ignore_errors=True)  # damaged on disk
+        # The name holds the host and the process, so that no other writer uses it.
+        partial = entry.with_name(f'{entry.name}.{host}.{os.getpid()}.{secrets.token_hex(8)}.partial')
         partial.mkdir()
         writer = Writer(partial)
         try:
             make(writer)
             writer.close()
-            _publish(partial, entry)
-        except BaseException:
-            writer.abandon()
+            partial.rename(entry)
+        except BaseException as error:
             shutil.rmtree(partial, ignore_errors=True)
-            raise
+            if not isinstance(error, OSError) or not _whole(entry):  # else another process has written it meanwhile
+                raise
 
 
-def _partial(entry: Path) -> Path:
-    """Returns a path beside an entry that no other writer uses: its name holds the host and the process."""
-    name = f'{entry.name}.{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(8)}.partial'
-    return entry.with_name(name)
-
-
-def _left(entry: Path) -> list[Path]:
-    """Returns the unfinished directories of an entry that dead processes of this host left behind."""
-    pattern = re.compile(re.escape(f'{entry.name}.{socket.gethostname()}') + r'\.(\d{1,9})\.[0-9a-f]+\.partial')
-    matches = [(path, pattern.fullmatch(path.name)) for path in entry.parent.iterdir()]
-    return [path for path, match in matches if match and not _runs(int(match[1]))]
+def _remove_left(entry: Path, host: str) -> None:
+    """Removes the unfinished directories of an entry that dead processes of this host left behind."""
+    pattern = re.compile(re.escape(f'{entry.name}.{host}') + r'\.(\d{1,9})\.[0-9a-f]+\.partial')
+    for path in list(entry.parent.iterdir()):
+        match = pattern.fullmatch(path.name)
+        if match and not _runs(int(match[1])):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _runs(process: int) -> bool:
@@ -163,21 +141,3 @@ def _runs(process: int) -> bool:
     except PermissionError:  # it runs as another user
         pass
     return True
-
-
-def _remove(entry: Path) -> None:
-    """Removes a damaged entry. It is renamed first, so that no process sees a part of it."""
-    aside = _partial(entry)
-    with contextlib.suppress(FileNotFoundError):  # another host has removed it
-        entry.rename(aside)
-        shutil.rmtree(aside, ignore_errors=True)
-
-
-def _publish(partial: Path, entry: Path) -> None:
-    """Renames a written entry to its final name, unless another process has written it meanwhile."""
-    try:
-        partial.rename(entry)
-    except OSError as error:
-        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY) or not _whole(entry):
-            raise
-        shutil.rmtree(partial, ignore_errors=True)

@@ -10,15 +10,10 @@ _MIX = np.uint64(0x9E3779B97F4A7C15)  # the golden ratio's bits
 
 
 def permuted(index: np.ndarray, size: int, key: tuple[int, ...]) -> np.ndarray:
-    """Returns the image of each `index` under a random permutation of range(size), int64 [N].
+    """Returns the image of each `index`, int [N], under the random permutation of range(size) that `key` has: int64 [N].
 
     A large permutation is never made whole: it is a Feistel network (Luby & Rackoff 1988) over the next power of two,
     applied until the result is below the size (cycle walking; Black & Rogaway 2002, section 4).
-
-    Args:
-      index: int [N], in range(size).
-      size: at least 1.
-      key: integers from 0; each key has its own permutation.
     """
     if size <= _SMALL:
         return _whole(size, key)[index]
@@ -52,7 +47,7 @@ def _hash(x: np.ndarray) -> np.ndarray:
 
 
 def interleave(rates: np.ndarray, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns positions `start` to `start + count` of an endless order that merges C streams in proportion to `rates`.
+    """Returns `count` positions, from `start` on, of an endless order that merges C streams in proportion to `rates`.
 
     Stream c has the share rates[c] / sum(rates). The order is Webster's method of apportionment (Balinski & Young
     1982): item i of stream c has the time (i + 1/2) / rates[c], and items are sorted by time. So every prefix of the
@@ -60,8 +55,6 @@ def interleave(rates: np.ndarray, start: int, count: int) -> tuple[np.ndarray, n
 
     Args:
       rates: float [C], positive.
-      start: the first position.
-      count: the number of positions.
 
     Returns:
       stream, item: int64 [count], the stream of each position and the index of the item in its stream.

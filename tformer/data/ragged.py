@@ -21,12 +21,7 @@ class Ragged:
 
     @classmethod
     def of(cls, rows: Iterable[Iterable[float]], typecode: str = 'i') -> 'Ragged':
-        """Returns `rows` as a `Ragged`. They may be lazy: only one row is held at a time.
-
-        Args:
-          rows: each an iterable of numbers.
-          typecode: 'i' for int32, 'f' for float32.
-        """
+        """Returns lazy `rows`, of which one is held at a time, as int32 (typecode 'i') or float32 ('f')."""
         flat: Any = array.array(typecode)
         offsets = array.array('q', [0])
         for row in rows:

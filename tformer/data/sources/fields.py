@@ -26,7 +26,7 @@ def keys_of(config: Data, objective: str) -> dict[str, str]:
 
 
 def maker(config: Data, objective: str, keys: Mapping[str, str] | None = None) -> Make:
-    """Returns a function from plain values to a record of the objective.
+    """Returns the function that makes a record of the objective from plain values.
 
     It fills the templates, if there are any; else it reads the values of `keys` (None: the fields' own names). It
     raises `BadRecord` if a value is missing or is not valid for its field.
@@ -36,18 +36,17 @@ def maker(config: Data, objective: str, keys: Mapping[str, str] | None = None) -
             field: text(value, f'data.{field}_template') for field, value in templates.written(values, config).items()
         }
     task = TASKS[objective]
-    required, check = task.fields, CHECKS.get(task.records)
-    names = keys or {field: field for field in required + task.optional}
-    wanted = [(field, key, READERS.get(field, text), field in required) for field, key in names.items()]
+    check = CHECKS.get(task.records, lambda record, config: record)
+    names = keys or {field: field for field in task.fields + task.optional}
 
     def make(values: Mapping[str, Any]) -> Record:
         record = {}
-        for field, key, read, needed in wanted:
+        for field, key in names.items():
             if key in values:
-                record[field] = read(values[key], key)
-            elif needed:
+                record[field] = READERS.get(field, text)(values[key], key)
+            elif field in task.fields:
                 raise no_key(key, values)
-        return record if check is None else check(record, config)
+        return check(record, config)
 
     return make
 
@@ -76,22 +75,17 @@ def _texts(value: Any, key: str) -> list[str]:
 
 def _label(value: Any, key: str) -> str | float:
     """A string or a number; `CHECKS` of the record decide which."""
-    if isinstance(value, int | float):
-        return value
-    if not isinstance(value, str):
+    if not isinstance(value, str | int | float):
         raise BadRecord(f'{key!r} is neither a string nor a number: {_short(value)}')
-    return text(value, key)
+    return text(value, key) if isinstance(value, str) else value
 
 
 def _answers(value: Any, key: str) -> list[tuple[int, str]]:
     """Answers in either form of SQuAD: {"text": [...], "answer_start": [...]}, or a list of one object per answer."""
-    problem = f'{key!r} is not {{"text": [...], "answer_start": [...]}}'
-    if isinstance(value, list):
-        if not all(isinstance(answer, dict) for answer in value):
-            raise BadRecord(f'{problem}: {_short(value)}')
+    if isinstance(value, list) and all(isinstance(answer, dict) for answer in value):
         value = {name: [answer.get(name) for answer in value] for name in ('text', 'answer_start')}
     if not isinstance(value, dict) or not all(isinstance(value.get(n), list) for n in ('text', 'answer_start')):
-        raise BadRecord(f'{problem}: {_short(value)}')
+        raise BadRecord(f'{key!r} is not {{"text": [...], "answer_start": [...]}}: {_short(value)}')
     answers, starts = _texts(value['text'], f'{key}.text'), value['answer_start']
     if len(answers) != len(starts):
         raise BadRecord(f'{key!r} has {len(answers)} texts and {len(starts)} starts')
@@ -117,12 +111,11 @@ def _filled(record: Record, *fields: str) -> None:
 def _of_class(record: Record, config: Data) -> Record:
     """The label is one of data.labels."""
     label = str(record['label'])
-    if not label.strip():
-        raise BadRecord('label is empty')
+    record = {**record, 'label': label}
+    _filled(record, 'label', 'text', 'pair')
     if config.labels and label not in config.labels:
         raise BadRecord(f'label {_short(label)} is not in data.labels{nearest(label, config.labels)}')
-    _filled(record, 'text', 'pair')
-    return {**record, 'label': label}
+    return record
 
 
 def _of_number(record: Record, config: Data) -> Record:
@@ -147,8 +140,9 @@ def _of_tags(record: Record, config: Data) -> Record:
     tokens, tags = record['tokens'], record['tags']
     if not tokens:
         raise BadRecord('tokens are empty')
-    if '' in tokens or not all(token.strip() for token in tokens):
-        raise BadRecord(f'token {next(i for i, token in enumerate(tokens, start=1) if not token.strip())} is empty')
+    for place, token in enumerate(tokens, start=1):
+        if not token.strip():
+            raise BadRecord(f'token {place} is empty')
     if len(tokens) != len(tags):
         raise BadRecord(f'{len(tokens)} tokens and {len(tags)} tags')
     for tag in tags:
@@ -191,9 +185,8 @@ def _of_answers(record: Record, config: Data) -> Record:
         if not answer.strip():
             raise BadRecord('an answer is empty')
         if not 0 <= start < len(context):
-            raise BadRecord(
-                f'answer {_short(answer)} starts at {start}, outside its context of {len(context)} characters'
-            )
+            place = f'outside its context of {len(context)} characters'
+            raise BadRecord(f'answer {_short(answer)} starts at {start}, {place}')
         present = context[start : start + len(answer)]
         if present != answer:
             places = [at for at in range(len(context)) if context.startswith(answer, at)]

@@ -1,6 +1,7 @@
 """Records from the lines of a file: a document, tab-separated columns, JSON objects, or one token per line."""
 
 import io
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -15,6 +16,7 @@ from tformer.data.sources.text_reader import Text
 from tformer.errors import UserError, choose, nearest
 
 Reader = Callable[[Text, Data, str], Iterator[Record]]
+Columns = tuple[str, ...]  # their names
 
 
 def ending(path: Path) -> str:
@@ -33,28 +35,18 @@ def _txt(text: Text, config: Data, objective: str) -> Iterator[Record]:
     if TASKS[objective].fields != ('text',):
         raise _unfit(text, objective, 'only text')
     whole = TASKS[objective].running_text
-    written = io.StringIO(newline='')
-    for _, line in text:
-        if whole or line.strip():
-            written.write(line)
-        else:
-            yield from _document(written, '\r\n')
-            written = io.StringIO(newline='')
-    yield from _document(written, '' if whole else '\r\n')
-
-
-def _document(written: io.StringIO, left_out: str) -> Iterator[Record]:
-    document = written.getvalue()
-    document = document.strip(left_out) if left_out else document
-    if document.strip():
-        yield {'text': document}
+    for _, lines in itertools.groupby(text, lambda numbered: whole or bool(numbered[1].strip())):
+        written = io.StringIO(newline='')  # a list of the lines would take several times the memory of a large file
+        written.writelines(line for _, line in lines)
+        document = written.getvalue() if whole else written.getvalue().strip('\r\n')
+        if document.strip():
+            yield {'text': document}
 
 
 def _unfit(text: Text, objective: str, has: str) -> UserError:
-    wanted = ' and '.join(TASKS[objective].fields)
-    use = '.jsonl' if 'answers' in TASKS[objective].fields else '.tsv or .jsonl'
-    use = f'.conll, {use}' if 'tags' in TASKS[objective].fields else use
-    return UserError(f'{text.path} has {has} and {objective} needs {wanted}: use a {use} file')
+    wanted = TASKS[objective].fields
+    use = '.jsonl' if 'answers' in wanted else '.conll, .tsv or .jsonl' if 'tags' in wanted else '.tsv or .jsonl'
+    return UserError(f'{text.path} has {has} and {objective} needs {" and ".join(wanted)}: use a {use} file')
 
 
 def _tsv(text: Text, config: Data, objective: str) -> Iterator[Record]:
@@ -63,13 +55,14 @@ def _tsv(text: Text, config: Data, objective: str) -> Iterator[Record]:
     Without `config.columns`, the first line decides whether there are optional columns, or labels before running text.
     Tokens, and tags, are separated by single spaces.
     """
-    if 'answers' in TASKS[objective].fields and config.source_template is None:
+    own, optional, filled_in = TASKS[objective].fields, TASKS[objective].optional, config.source_template is not None
+    if 'answers' in own and not filled_in:
         raise _unfit(text, objective, 'no lists of answers')
-    own, make = TASKS[objective].fields, fields.maker(config, objective)
-    lists = ('tokens', 'tags') if 'tags' in own and config.source_template is None else ()
-    layouts = [_columns(text, config, objective)] if config.columns or config.source_template else [own]
+    make = fields.maker(config, objective)
+    lists = ('tokens', 'tags') if 'tags' in own and not filled_in else ()
+    layouts = [_columns(text, config, objective)] if config.columns or filled_in else [own]
     if not config.columns:
-        layouts += [own + TASKS[objective].optional] if 'pair' in TASKS[objective].optional else []
+        layouts += [own + optional] if 'pair' in optional else []
         layouts += [('label', 'text')] if own == ('text',) else []
     for number, line in text.filled():
         values = line.split('\t')
@@ -85,7 +78,7 @@ def _tsv(text: Text, config: Data, objective: str) -> Iterator[Record]:
         yield from _made(text, number, by_name, make, objective)
 
 
-def _columns(text: Text, config: Data, objective: str) -> tuple[str, ...]:
+def _columns(text: Text, config: Data, objective: str) -> Columns:
     """Returns the names of a file's columns; raises a `UserError` if the objective or the templates need others."""
     if not config.columns:
         raise UserError(f'{text.path}: data.source_template needs data.columns, the names of the columns')
@@ -102,7 +95,7 @@ def _jsonl(text: Text, config: Data, objective: str) -> Iterator[Record]:
     The first record decides which optional fields all records have.
     """
     keys = {} if config.source_template else fields.keys_of(config, objective)
-    optional = {field: keys[field] for field in TASKS[objective].optional if field in keys}
+    optional = [keys[field] for field in TASKS[objective].optional if field in keys]
     make = fields.maker(config, objective, keys)
     first: dict[str, bool] | None = None
     for number, line in text.filled():
@@ -114,9 +107,9 @@ def _jsonl(text: Text, config: Data, objective: str) -> Iterator[Record]:
         if not isinstance(values, dict):
             text.bad(number, f'not a JSON object: {line[:40]!r}')
             continue
-        present = {key: key in values for key in optional.values()}
+        present = {key: key in values for key in optional}
         if first not in (None, present):
-            key = next(key for key in present if present[key] != first[key])
+            key = next(key for key in optional if present[key] != first[key])
             text.bad(number, f'{"a" if present[key] else "no"} key {key!r}, unlike the lines before')
             continue
         for record in _made(text, number, values, make, objective):
@@ -133,55 +126,46 @@ def _conll(text: Text, config: Data, objective: str) -> Iterator[Record]:
     if TASKS[objective].fields != ('tokens', 'tags') and config.source_template is None:
         raise _unfit(text, objective, 'tokens and tags')
     names = _columns(text, config, objective) if config.columns else ()
+    types = config.labels if TASKS[objective].records == 'tags' else None
     make = fields.maker(config, objective)
-    for lines, whole in _sentences(text):
+    for lines in _sentences(text):
         rows = [(number, line, re.split(r'[ \t]+', line)) for number, line in lines]
         if not names:  # the first line with a token and a tag decides
-            names = next((_conll_names(len(row)) for _, _, row in rows if len(row) > 1), ())
-        if not rows or not whole:
-            continue
-        number, problem = _first_problem(rows, names, config, check_tags=TASKS[objective].records == 'tags')
-        if problem:
-            text.bad(number, problem)
+            count = next((len(row) for _, _, row in rows if len(row) > 1), 0)
+            between = [f'column {place}' for place in range(2, count)]
+            names = ('tokens', *between, 'tags') if count else ()
+        try:
+            for number, line, row in rows:
+                _check_row(row, line, names, types)
+        except BadRecord as error:
+            text.bad(number, error)
             continue
         columns = zip(*(row for _, _, row in rows), strict=True)
         yield from _made(text, rows[0][0], dict(zip(names, map(list, columns), strict=True)), make, objective)
 
 
-def _sentences(text: Text) -> Iterator[tuple[list[tuple[int, str]], bool]]:
-    """Yields the (number, text) of each sentence's lines, and whether all its lines are text: the reader has already
-    reported a line that is not."""
+def _sentences(text: Text) -> Iterator[list[tuple[int, str]]]:
+    """Yields the (number, text) of the lines of each sentence, unless the reader has skipped one of them as bad."""
     lines: list[tuple[int, str]] = []
     skipped = text.skipped
-    for number, line in text:
+    for number, line in itertools.chain(text, [(0, '')]):
         line = line.strip(' \t\r\n')
         if re.split(r'[ \t]', line, maxsplit=1)[0] not in ('', '-DOCSTART-'):
             lines.append((number, line))
             continue
-        yield lines, text.skipped == skipped
+        if lines and text.skipped == skipped:
+            yield lines
         lines, skipped = [], text.skipped
-    yield lines, text.skipped == skipped
 
 
-def _conll_names(count: int) -> tuple[str, ...]:
-    return 'tokens', *(f'column {place}' for place in range(2, count)), 'tags'
-
-
-def _first_problem(
-    rows: list[tuple[int, str, list[str]]], names: tuple[str, ...], config: Data, check_tags: bool
-) -> tuple[int, str]:
-    """Returns the number of the first bad line of a sentence and the reason, '' where no line is bad."""
-    expected = names or RECORDS['tags'].fields
-    for number, line, row in rows:
-        if len(row) != len(names):
-            columns = f'expected {len(expected)} ({", ".join(expected)})'
-            return number, f'{len(row)} columns between spaces, {columns}: {line[:40]!r}'
-        if check_tags:
-            try:
-                fields.check_tag(row[names.index('tags')], config.labels)
-            except BadRecord as error:
-                return number, str(error)
-    return 0, ''
+def _check_row(row: list[str], line: str, names: Columns, types: Columns | None) -> None:
+    """Raises `BadRecord` if a line has other columns than `names`, or (unless None) a tag that is not of `types`."""
+    if len(row) != len(names):
+        expected = names or RECORDS['tags'].fields
+        columns = f'expected {len(expected)} ({", ".join(expected)})'
+        raise BadRecord(f'{len(row)} columns between spaces, {columns}: {line[:40]!r}')
+    if types is not None:
+        fields.check_tag(row[names.index('tags')], types)
 
 
 def _made(text: Text, number: int, values: Mapping[str, Any], make: fields.Make, objective: str) -> list[Record]:

@@ -5,7 +5,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
@@ -31,10 +31,8 @@ _NO_TEXT = ('label', 'tags', 'answers', 'references')
 
 def texts(record: Record, objective: str) -> list[str]:
     """Returns the texts of a record that are tokenised."""
-    task = TASKS[objective]
-    return [
-        text_of(record, field) for field in (*task.fields, *task.optional) if field not in _NO_TEXT and field in record
-    ]
+    named = (*TASKS[objective].fields, *TASKS[objective].optional)
+    return [text_of(record, field) for field in named if field in record and field not in _NO_TEXT]
 
 
 def text_of(record: Record, field: str) -> str:
@@ -53,16 +51,11 @@ def no_key(key: str, values: Mapping[str, Any]) -> BadRecord:
 
 
 class Bad:
-    """The treatment of bad records: a run stops at the first one, or skips and counts them.
-
-    Attributes:
-      skipped: the number of records skipped so far.
-    """
+    """The treatment of bad records by data.bad_lines: `found` stops the run, or counts the record as `skipped`."""
 
     def __init__(self, rule: str) -> None:
-        """Takes a key of BAD_LINES (data.bad_lines)."""
         self.skipped = 0
-        self._treat = BAD_LINES[rule]
+        self._stops = BAD_LINES[rule]
 
     def found(self, where: str, why: object) -> None:
         """Treats the bad record at `where`, e.g. 'train.tsv:7', which the caller leaves out.
@@ -70,7 +63,8 @@ class Bad:
         Raises:
           UserError: the rule is to stop.
         """
-        self._treat(f'{where}: {why}')
+        if self._stops:
+            raise UserError(f'{where}: {why}')
         self.skipped += 1
 
 
@@ -84,24 +78,15 @@ class View(Sequence[Record]):
     def chunks(self) -> Iterator[range]:
         """Yields ranges of indices, each as long as records are read together."""
         for start in range(0, len(self), _AHEAD):
-            yield range(start, min(start + _AHEAD, len(self)))
+            yield range(len(self))[start : start + _AHEAD]
 
     def __iter__(self) -> Iterator[Record]:
         for some in self.chunks():
             yield from self._records(some)
 
-    @overload
-    def __getitem__(self, index: int) -> Record: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Record]: ...
-
-    def __getitem__(self, index: int | slice) -> Record | list[Record]:
-        if isinstance(index, slice):
-            return self._records(range(*index.indices(len(self))))
-        if not -len(self) <= index < len(self):
-            raise IndexError(f'record {index} of {len(self)}')
-        return self._records(range(index % len(self), index % len(self) + 1))[0]
+    def __getitem__(self, index: Any) -> Any:
+        found = range(len(self))[index]  # an index, or the indices of a slice
+        return self._records(found) if isinstance(found, range) else self._records([found])[0]
 
 
 class Subset(View):
@@ -144,7 +129,7 @@ class Split(Sequence[Record]):
         """Returns the first `count` records in the random order of `key`; a larger sample starts with a smaller one.
 
         Raises:
-          UserError: when the records are read: there are fewer.
+          UserError: there are fewer, which shows when they are read.
         """
 
         def read() -> tuple[Sequence[Record], int]:
@@ -158,13 +143,7 @@ class Split(Sequence[Record]):
     def __len__(self) -> int:
         return len(self._contents[0])
 
-    @overload
-    def __getitem__(self, index: int) -> Record: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Record]: ...
-
-    def __getitem__(self, index: int | slice) -> Record | Sequence[Record]:
+    def __getitem__(self, index: Any) -> Any:
         return self._contents[0][index]
 
     def __iter__(self) -> Iterator[Record]:
@@ -187,15 +166,4 @@ def split_of(key: str, valid: float, test: float) -> str:
     return 'valid' if place < valid else 'test' if place < valid + test else 'train'
 
 
-def _stop(line: str) -> None:
-    raise UserError(line)
-
-
-def _skip(line: str) -> None:
-    """Does nothing; the caller counts the record."""
-
-
-BAD_LINES: dict[str, Callable[[str], None]] = {
-    'stop': _stop,
-    'skip': _skip,
-}
+BAD_LINES: dict[str, bool] = {'stop': True, 'skip': False}  # whether a bad record stops the run
