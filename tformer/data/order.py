@@ -10,7 +10,7 @@ _MIX = np.uint64(0x9E3779B97F4A7C15)  # the golden ratio's bits
 
 
 def permuted(index: np.ndarray, size: int, key: tuple[int, ...]) -> np.ndarray:
-    """Returns the image of each `index`, int [N], under the random permutation of range(size) that `key` has: int64 [N].
+    """Returns the image of each `index`, int [N], under the random permutation of range(size) for `key`: int64 [N].
 
     A large permutation is never made whole: it is a Feistel network (Luby & Rackoff 1988) over the next power of two,
     applied until the result is below the size (cycle walking; Black & Rogaway 2002, section 4).

@@ -134,14 +134,15 @@ def _conll(text: Text, config: Data, objective: str) -> Iterator[Record]:
             count = next((len(row) for _, _, row in rows if len(row) > 1), 0)
             between = [f'column {place}' for place in range(2, count)]
             names = ('tokens', *between, 'tags') if count else ()
-        try:
-            for number, line, row in rows:
+        for number, line, row in rows:
+            try:
                 _check_row(row, line, names, types)
-        except BadRecord as error:
-            text.bad(number, error)
-            continue
-        columns = zip(*(row for _, _, row in rows), strict=True)
-        yield from _made(text, rows[0][0], dict(zip(names, map(list, columns), strict=True)), make, objective)
+            except BadRecord as error:
+                text.bad(number, error)
+                break
+        else:
+            columns = zip(*(row for _, _, row in rows), strict=True)
+            yield from _made(text, rows[0][0], dict(zip(names, map(list, columns), strict=True)), make, objective)
 
 
 def _sentences(text: Text) -> Iterator[list[tuple[int, str]]]:
