@@ -1,6 +1,5 @@
 """Tokenizers of bytes, of characters, and of symbols between whitespace."""
 
-import abc
 import itertools
 import json
 import re
@@ -57,14 +56,13 @@ class _Listed(Tokenizer):
         lengths = [0] * FIRST + [1] * BYTES * byte_fallback + [len(unit.encode()) for unit in units]
         self.byte_lengths = np.array(lengths, np.int64)
 
-    @staticmethod
-    @abc.abstractmethod
-    def split(text: str) -> Sequence[str]:
-        """Returns the units of `text`."""
+    @classmethod
+    def _split(cls, text: str) -> Sequence[str]:
+        return text.split() if cls.separator else text
 
     @classmethod
     def _train(cls, texts: Iterable[str], data: Data, seed: int) -> Self:
-        return cls(sorted(set().union(*map(cls.split, texts))), data.byte_fallback)
+        return cls(sorted(set().union(*map(cls._split, texts))), data.byte_fallback)
 
     @classmethod
     def load(cls, data: bytes) -> Self:
@@ -77,7 +75,7 @@ class _Listed(Tokenizer):
         return json.dumps(stored, ensure_ascii=False, indent=0).encode()
 
     def _encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        return [self._encode_units(self.split(text)) for text in texts]
+        return [self._encode_units(self._split(text)) for text in texts]
 
     def _encode_units(self, units: Sequence[str]) -> list[int]:
         ids = list(map(self._ids.get, units))
@@ -112,10 +110,6 @@ class Char(_Listed):
 
     separator = ''
 
-    @staticmethod
-    def split(text: str) -> Sequence[str]:
-        return text
-
     def _encode_with_offsets(self, texts: Sequence[str]) -> list[TokensWithOffsets]:
         if self.exact:
             return super()._encode_with_offsets(texts)
@@ -127,28 +121,20 @@ class Symbol(_Listed):
 
     separator = ' '
 
-    @staticmethod
-    def split(text: str) -> Sequence[str]:
-        return text.split()
-
     def _encode_with_offsets(self, texts: Sequence[str]) -> list[TokensWithOffsets]:
         """The bytes of an unknown symbol have the symbol's offsets; a space between two unknown symbols has its own."""
         encoded: list[TokensWithOffsets] = []
         for text in texts:
-            ids: list[int] = []
-            begins: list[int] = []
-            ends: list[int] = []
+            tokens: list[tuple[int, int, int]] = []
             stop, in_bytes = 0, False
             for symbol in re.finditer(r'\S+', text):
                 spelt = self._byte_fallback and symbol[0] not in self._ids
-                between = [(FIRST + ord(self.separator), stop, symbol.start())] if spelt and in_bytes else []
-                tokens = [(token, *symbol.span()) for token in self._encode_units([symbol[0]])]
-                for token, begin, end in between + tokens:
-                    ids.append(token)
-                    begins.append(begin)
-                    ends.append(end)
+                if spelt and in_bytes:
+                    tokens.append((FIRST + ord(self.separator), stop, symbol.start()))
+                tokens += [(token, *symbol.span()) for token in self._encode_units([symbol[0]])]
                 stop, in_bytes = symbol.end(), spelt
-            encoded.append((ids, begins, ends))
+            ids, begins, ends = zip(*tokens, strict=True) if tokens else ((), (), ())
+            encoded.append(([*ids], [*begins], [*ends]))
         return encoded
 
 

@@ -4,7 +4,7 @@ import functools
 import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -33,6 +33,7 @@ NAMES = {
 
 _HIDDEN = '\ufdd0'  # precedes the names of special tokens; a noncharacter of Unicode, so texts do not have it
 _SPACE = '\u2581'  # a space, as Metaspace writes it
+_MARKS = ('continuing_subword_prefix', 'end_of_word_suffix')  # of pieces inside words and of those that end one
 _BYTE_SPACES = {256 + byte: chr(byte) for byte in range(33)}  # the first bytes, as byte-level vocabularies write them
 _CHUNK = 10_000  # texts encoded at once; the library's results are much larger than their ids
 _PROBE = "The quick\n\n\tbrown  fox\u2026 \u00c9 e\u0301 \uff21\u00a0\u2581\r\n12345 don't , \U0001f468\u200d \0 "
@@ -59,6 +60,8 @@ class HubTokenizer(Tokenizer):
         """
         self._stored = stored
         self._library, tree = _open(stored, where)
+        from tokenizers.pre_tokenizers import ByteLevel  # after `_open`, which says so if the package is missing
+
         vocab: dict[str, int] = self._library.get_vocab()
         special = {name.removeprefix(_HIDDEN): index for name, index in vocab.items() if name.startswith(_HIDDEN)}
         self._special_names = {index: name for name, index in special.items()}
@@ -73,11 +76,11 @@ class HubTokenizer(Tokenizer):
         self._model = {name: value for name, value in tree['model'].items() if name not in ('vocab', 'merges')}
         self.byte_lengths = np.zeros(self.vocab_size, np.int64)
         for index, piece in self._pieces.items():
-            self.byte_lengths[index] = _num_bytes(piece, self._model, index in self._letters)
+            self.byte_lengths[index] = self._num_bytes(index, piece)
         self.exact = (
             byte_level
             and tree.get('normalizer') is None
-            and all(letter in vocab for letter in _byte_letters())
+            and all(letter in vocab for letter in ByteLevel.alphabet())
             and not any(token.lstrip or token.rstrip for token in added.values())
             and self._keeps(_PROBE)
             and self._keeps('  ' + _PROBE)
@@ -85,11 +88,7 @@ class HubTokenizer(Tokenizer):
 
     @classmethod
     def _train(cls, texts: Iterable[str], data: Data, seed: int) -> Self:
-        """Reads data.tokenizer_path; nothing is trained.
-
-        Raises:
-          UserError: there is no such file, or the constructor refuses it.
-        """
+        """Reads data.tokenizer_path; nothing is trained."""
         assert data.tokenizer_path is not None, 'config.checks'
         path = Path(data.tokenizer_path)
         file = path / 'tokenizer.json' if path.is_dir() else path
@@ -106,19 +105,13 @@ class HubTokenizer(Tokenizer):
         return self._stored
 
     def _encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        ids: list[list[int]] = []
-        for start in range(0, len(texts), _CHUNK):
-            chunk = list(texts[start : start + _CHUNK])
-            ids += [encoding.ids for encoding in self._library.encode_batch_fast(chunk, add_special_tokens=False)]
-        return ids
+        return [encoding.ids for encoding in _in_chunks(texts, self._library.encode_batch_fast)]
 
     def _encode_with_offsets(self, texts: Sequence[str]) -> list[TokensWithOffsets]:
         encoded: list[TokensWithOffsets] = []
-        for start in range(0, len(texts), _CHUNK):
-            chunk = list(texts[start : start + _CHUNK])
-            for encoding in self._library.encode_batch(chunk, add_special_tokens=False):
-                begins, ends = zip(*encoding.offsets, strict=True) if encoding.offsets else ((), ())
-                encoded.append((encoding.ids, [*begins], [*ends]))
+        for encoding in _in_chunks(texts, self._library.encode_batch):
+            begins, ends = zip(*encoding.offsets, strict=True) if encoding.offsets else ((), ())
+            encoded.append((encoding.ids, [*begins], [*ends]))
         return encoded
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -132,8 +125,27 @@ class HubTokenizer(Tokenizer):
     def _piece(self, index: int) -> str:
         return self._special_names.get(index) or self.decode([index])
 
+    def _num_bytes(self, index: int, piece: str) -> int:
+        """Returns the number of UTF-8 bytes of the text of a piece."""
+        if self._is_byte(piece):
+            return 1
+        prefix, suffix = (self._model.get(mark) or '' for mark in _MARKS)
+        text = piece.removeprefix(prefix).removesuffix(suffix)
+        return len(text) if index in self._letters else len(text.replace(_SPACE, ' ').encode())
+
     def _spaced(self, index: int) -> str:
-        return _spaced(self._pieces[index], self._model, index in self._letters)
+        """Returns the text of a piece, with spaces in place of the vocabulary's marks for them."""
+        piece = self._pieces[index]
+        if self._is_byte(piece):
+            return chr(int(piece[3:5], 16))
+        text = piece.translate(_BYTE_SPACES) if index in self._letters else piece.replace(_SPACE, ' ')
+        prefix, suffix = (self._model.get(mark) for mark in _MARKS)
+        if prefix or self._model.get('type') == 'WordLevel':
+            text = text.removeprefix(prefix) if prefix and text.startswith(prefix) else f' {text}'
+        return f'{text.removesuffix(suffix)} ' if suffix and text.endswith(suffix) else text
+
+    def _is_byte(self, piece: str) -> bool:
+        return bool(self._model.get('byte_fallback')) and re.fullmatch('<0x[0-9A-F]{2}>', piece) is not None
 
     @functools.cached_property
     def ordinary(self) -> np.ndarray:
@@ -147,13 +159,18 @@ class HubTokenizer(Tokenizer):
         return self.decode(ids) == text and self.byte_lengths[ids].sum() == len(text.encode())
 
 
+def _in_chunks(texts: Sequence[str], encode: Callable[..., Any]) -> Iterator[Any]:
+    for start in range(0, len(texts), _CHUNK):
+        yield from encode(list(texts[start : start + _CHUNK]), add_special_tokens=False)
+
+
 def _open(stored: bytes, where: str) -> tuple[Any, Json]:
     """Returns the library's tokenizer, with hidden special tokens, and the file's JSON."""
     try:
         import tokenizers
     except ImportError as error:
-        line = "data.tokenizer='huggingface' needs the package tokenizers: pip install 'tformer[hub]'"
-        raise UserError(line) from error
+        needed = "the package tokenizers: pip install 'tformer[hub]'"
+        raise UserError(f"data.tokenizer='huggingface' needs {needed}") from error
     try:
         tree = json.loads(stored)
         if not isinstance(tree, dict) or 'vocab' not in tree.get('model', ()):
@@ -221,34 +238,3 @@ def _types(component: Json | None) -> Iterator[str]:
         yield component['type']
         for part in (*component.get('pretokenizers', ()), *component.get('decoders', ())):
             yield from _types(part)
-
-
-def _num_bytes(piece: str, model: Json, byte_level: bool) -> int:
-    """Returns the number of UTF-8 bytes of the text of a piece."""
-    if _is_byte(piece, model):
-        return 1
-    prefix, suffix = model.get('continuing_subword_prefix') or '', model.get('end_of_word_suffix') or ''
-    text = piece.removeprefix(prefix).removesuffix(suffix)
-    return len(text) if byte_level else len(text.replace(_SPACE, ' ').encode())
-
-
-def _spaced(piece: str, model: Json, byte_level: bool) -> str:
-    """Returns the text of a piece, with spaces in place of the vocabulary's marks for them."""
-    if _is_byte(piece, model):
-        return chr(int(piece[3:5], 16))
-    text = piece.translate(_BYTE_SPACES) if byte_level else piece.replace(_SPACE, ' ')
-    prefix, suffix = model.get('continuing_subword_prefix'), model.get('end_of_word_suffix')
-    if prefix or model.get('type') == 'WordLevel':
-        text = text.removeprefix(prefix) if prefix and text.startswith(prefix) else f' {text}'
-    return f'{text.removesuffix(suffix)} ' if suffix and text.endswith(suffix) else text
-
-
-def _is_byte(piece: str, model: Json) -> bool:
-    return bool(model.get('byte_fallback')) and re.fullmatch('<0x[0-9A-F]{2}>', piece) is not None
-
-
-def _byte_letters() -> Iterable[str]:
-    """Returns the letters that stand for the 256 bytes in byte-level vocabularies."""
-    from tokenizers import pre_tokenizers
-
-    return pre_tokenizers.ByteLevel.alphabet()

@@ -28,22 +28,14 @@ class SentencePiece(Tokenizer):
         self.exact = any(map(self._processor.is_byte, range(self.vocab_size)))
         space = [f'<0x{byte:02X}>' for byte in self._SPACE.encode()]
         self._space_ids = self._processor.piece_to_id(space) if self.exact else [UNK]
-        self.byte_lengths = np.array([self._byte_length(i) for i in range(self.vocab_size)], np.int64)
-
-    def _byte_length(self, index: int) -> int:
-        if index < FIRST:
-            return 0
-        if self._processor.is_byte(index):
-            return 1
-        return len(self._processor.id_to_piece(index).replace(self._SPACE, ' ').encode())
+        pieces = self._processor.id_to_piece(list(range(self.vocab_size)))
+        self.byte_lengths = np.array([len(piece.replace(self._SPACE, ' ').encode()) for piece in pieces], np.int64)
+        self.byte_lengths[list(map(self._processor.is_byte, range(self.vocab_size)))] = 1
+        self.byte_lengths[:FIRST] = 0
 
     @classmethod
     def _train(cls, texts: Iterable[str], data: Data, seed: int) -> Self:
-        """Trains on lines of at most about `_MOST_CHARACTERS` characters together, sampled with `seed`.
-
-        Raises:
-          UserError: SentencePiece refuses, e.g. because the vocab_size is below the number of characters.
-        """
+        """Trains on lines of at most about `_MOST_CHARACTERS` characters together, sampled with `seed`."""
         choose(dict.fromkeys(('unigram', 'bpe')), data.tokenizer_model, 'data.tokenizer_model')
         trained, lines = io.BytesIO(), sample_lines(texts, seed)
         try:
@@ -69,8 +61,7 @@ class SentencePiece(Tokenizer):
                 minloglevel=2,
             )  # fmt: skip
         except (RuntimeError, OSError) as error:
-            reason = ' '.join(str(error).split())
-            size = data.tokenizer_vocab_size
+            size, reason = data.tokenizer_vocab_size, ' '.join(str(error).split())
             raise UserError(f'sentencepiece cannot train data.tokenizer_vocab_size={size}: {reason}') from error
         return cls(trained.getvalue())
 

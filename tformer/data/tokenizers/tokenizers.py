@@ -37,17 +37,11 @@ _SETTINGS = (
 
 @dataclasses.dataclass(frozen=True)
 class Tokenizers:
-    """The tokenizers of a run.
+    """The tokenizers of a run."""
 
-    Attributes:
-      source: of the encoder's text; `target` itself if both sides share it; None with a single stack.
-      target: of the decoder's, or the only, text.
-      labels: the classes or tags in the order of their ids; () if there are none.
-    """
-
-    source: Tokenizer | None
-    target: Tokenizer
-    labels: tuple[str, ...] = ()
+    source: Tokenizer | None  # of the encoder's text; `target` itself if both sides share it; None with a single stack
+    target: Tokenizer  # of the decoder's, or the only, text
+    labels: tuple[str, ...] = ()  # the classes or tags in the order of their ids
 
     @property
     def shared(self) -> bool:
@@ -62,7 +56,8 @@ class Tokenizers:
         """Writes `tokenizer.json` (all but the vocabularies) and a vocabulary `tokenizer.SIDE.NAME` for each side."""
         Path(directory).mkdir(parents=True, exist_ok=True)
         sides = {'target': self.target} | ({'source': self.source} if self.source and not self.shared else {})
-        names = {side: _name(tokenizer) for side, tokenizer in sides.items()}
+        kinds = {kind: name for name, kind in TOKENIZERS.items()}
+        names = {side: kinds[type(tokenizer)] for side, tokenizer in sides.items()}
         for side, tokenizer in sides.items():
             atomic.write(Path(directory, f'tokenizer.{side}.{names[side]}'), tokenizer.dump())
         manifest: dict[str, Any] = {'source': 'target' if self.shared else None, **names, 'labels': self.labels}
@@ -71,11 +66,7 @@ class Tokenizers:
 
     @classmethod
     def load(cls, directory: str | os.PathLike[str]) -> 'Tokenizers':
-        """The inverse of `save`.
-
-        Raises:
-          UserError: `directory` holds no tokenizer.
-        """
+        """The inverse of `save`; raises a `UserError` if `directory` holds no tokenizer."""
         path = Path(directory, 'tokenizer.json')
         if not path.is_file():
             raise UserError(f'{path} does not exist: is {directory} the workdir of a run?')
@@ -117,28 +108,26 @@ def train_tokenizers(config: Config, records: Sequence[Record], pretrained: Toke
         lent = (pretrained.source or pretrained.target) if pairs else pretrained.target if two_stacks else None
         return Tokenizers(lent, pretrained.target, labels)
     target = choose(TOKENIZERS, data.tokenizer, 'data.tokenizer')
-    if not pairs:
-        made = target.train((text for record in records for text in texts(record, objective)), data, seed)
-        return Tokenizers(made if two_stacks else None, made, labels)
-    if data.source_tokenizer is None:
-        both = target.train((record[side] for record in records for side in ('source', 'target')), data, seed)
-        return Tokenizers(both, both)
-    source = choose(TOKENIZERS, data.source_tokenizer, 'data.source_tokenizer')
-    return Tokenizers(
-        source.train((record['source'] for record in records), data, seed),
-        target.train((record['target'] for record in records), data, seed),
-    )
+    if pairs and data.source_tokenizer is not None:
+        source = choose(TOKENIZERS, data.source_tokenizer, 'data.source_tokenizer')
+        return Tokenizers(
+            source.train((record['source'] for record in records), data, seed),
+            target.train((record['target'] for record in records), data, seed),
+        )
+    made = target.train((text for record in records for text in texts(record, objective)), data, seed)
+    return Tokenizers(made if pairs or two_stacks else None, made, labels)
 
 
 def _labels(config: Config, records: Sequence[Record]) -> tuple[str, ...]:
     """Returns the classes or the tags in the order of their ids."""
     classes = TASKS[config.train.objective].classes
-    if not isinstance(classes, str):
-        return classes
-    found, whole = config.data.labels, getattr(records, 'whole', records)
+    given, whole = config.data.labels, getattr(records, 'whole', records)
     if classes == 'label':
-        return found or tuple(sorted({record['label'] for record in whole}))
-    return tags_of(found or tuple(sorted({tag[2:] for record in whole for tag in record['tags']} - {''})))
+        return given or tuple(sorted({record['label'] for record in whole}))
+    if classes == 'tags':
+        return tags_of(given or tuple(sorted({tag[2:] for record in whole for tag in record['tags']} - {''})))
+    assert isinstance(classes, tuple)
+    return classes
 
 
 def cached_tokenizers(config: Config, records: Sequence[Record], fingerprints: Sequence[str]) -> Tokenizers:
@@ -159,10 +148,6 @@ def cached_tokenizers(config: Config, records: Sequence[Record], fingerprints: S
         'sentencepiece': sentencepiece.__version__,
     }
     return Tokenizers.load(cache.entry(cache.directory(config.data), depends_on, write))
-
-
-def _name(tokenizer: Tokenizer) -> str:
-    return next(name for name, kind in TOKENIZERS.items() if type(tokenizer) is kind)
 
 
 TOKENIZERS: dict[str, type[Tokenizer]] = {

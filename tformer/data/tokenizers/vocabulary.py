@@ -37,15 +37,10 @@ class Specials:
 
     @property
     def mask(self) -> int:
-        """The id of the mask token.
-
-        Raises:
-          UserError: the vocabulary has no mask token.
-        """
+        """The id of the mask token; raises a `UserError` if the vocabulary has none."""
         if self.mask_or_none is None:
-            raise UserError(
-                'the tokenizer has no mask token, which train.objective needs; valid: one with <mask> or [MASK]'
-            )
+            valid = 'valid: one with <mask> or [MASK]'
+            raise UserError(f'the tokenizer has no mask token, which train.objective needs; {valid}')
         return self.mask_or_none
 
     @property
@@ -74,10 +69,8 @@ class Tokenizer(abc.ABC):
 
     @property
     def lossless(self) -> bool:
-        """Whether encoding keeps every character of the text, so that bits per byte are defined.
-
-        A normalised text often has fewer bytes than the original, so its bits per byte are not comparable.
-        """
+        """Whether encoding keeps every character of the text, so that bits per byte are defined. After a normalisation
+        they are not comparable: the text often has fewer bytes."""
         return self.exact and self.normalization is None
 
     @classmethod
@@ -98,7 +91,7 @@ class Tokenizer(abc.ABC):
 
     @abc.abstractmethod
     def dump(self) -> bytes:
-        """Returns the tokenizer as bytes, without its normalisation and `extended` sentinels; deterministic."""
+        """Returns the tokenizer as bytes, always the same ones, without its normalisation and `extended` sentinels."""
 
     def normalized(self, normalization: str | None) -> Self:
         """Returns the tokenizer with another normalisation."""
@@ -121,9 +114,9 @@ class Tokenizer(abc.ABC):
         return np.arange(self.vocab_size - self.num_sentinels, self.vocab_size)
 
     def encode(self, text: str) -> list[int]:
-        """Returns the ids of a text. No special ids are added, and text that spells a special token stays text.
+        """Returns the ids of a text: no special ids, except the unknown token for parts that the vocabulary lacks.
 
-        The unknown token replaces what the vocabulary lacks.
+        Text that spells a special token stays text.
         """
         return self.encode_batch([text])[0]
 
@@ -138,7 +131,7 @@ class Tokenizer(abc.ABC):
     def encode_with_offsets(self, texts: Sequence[str]) -> list[TokensWithOffsets]:
         """Returns for each text its ids, and the first character and the one after the last of each token.
 
-        Characters count in the normalised text. All byte tokens of one character have that character.
+        Characters are those of the normalised text. All byte tokens of one character have that character.
 
         Raises:
           UserError: the tokenizer loses characters, so the characters of its tokens are unknown.
@@ -147,19 +140,17 @@ class Tokenizer(abc.ABC):
 
     def _encode_with_offsets(self, texts: Sequence[str]) -> list[TokensWithOffsets]:
         if not self.exact:
-            raise UserError(
-                'tags and answers are positions in a text, and this tokenizer loses characters: '
-                'set data.byte_fallback=True'
-            )
+            problem = 'tags and answers are positions in a text, and this tokenizer loses characters'
+            raise UserError(f'{problem}: set data.byte_fallback=True')
         return [(ids, *self._places(text, ids)) for text, ids in zip(texts, self._encode_batch(texts), strict=True)]
 
     def _places(self, text: str, ids: Sequence[int]) -> tuple[list[int], list[int]]:
         """Returns the first and last characters of tokens that cover all bytes of the text in order."""
-        ends = np.cumsum(self.byte_lengths[np.asarray(ids, np.int64)])
-        begins = np.concatenate(([0], ends[:-1]))[: len(ids)]
+        sizes = self.byte_lengths[np.asarray(ids, np.int64)]
+        ends = np.cumsum(sizes)
         size = np.array([len(character.encode()) for character in text])
         first = np.cumsum(size) - size  # byte of each character
-        return (np.searchsorted(first, begins, 'right') - 1).tolist(), np.searchsorted(first, ends).tolist()
+        return (np.searchsorted(first, ends - sizes, 'right') - 1).tolist(), np.searchsorted(first, ends).tolist()
 
     @abc.abstractmethod
     def _encode_batch(self, texts: Sequence[str]) -> list[list[int]]: ...
@@ -197,15 +188,10 @@ class Tokenizer(abc.ABC):
         return ends
 
     def word_starts(self, ids: np.ndarray) -> np.ndarray:
-        """Marks the tokens that begin a word: those after whitespace, or that begin with it.
+        """Marks the tokens of `ids`, int [T], that begin a word, after whitespace or with it: bool [T].
 
-        Whitespace alone belongs to the word before it.
-
-        Args:
-          ids: int [T]; each special token counts as a word.
-
-        Returns:
-          bool [T]; the first token always begins a word.
+        The first token begins a word, and each special token counts as one. Whitespace alone belongs to the word before
+        it.
 
         Raises:
           UserError: the vocabulary does not show where words begin.
@@ -226,9 +212,8 @@ class Tokenizer(abc.ABC):
             text = self._spaced(index)
             opens[index], closes[index], blank[index] = text[:1].isspace(), text[-1:].isspace(), text.isspace()
         if not (opens | closes).any():
-            raise UserError(
-                'data.mask_unit=word needs a tokenizer that shows where words begin; use data.mask_unit=token'
-            )
+            needed = 'a tokenizer that shows where words begin'
+            raise UserError(f'data.mask_unit=word needs {needed}; use data.mask_unit=token')
         opens |= ~self.ordinary
         return opens, closes, blank
 
