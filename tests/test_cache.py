@@ -57,7 +57,7 @@ def test_what_is_in_the_cache_is_what_was_tokenised_and_no_record_is_read_again(
     found = batches(cfg, Split('one', unreadable))
     assert found.summary == made.summary and found.fingerprint == made.fingerprint
     sent = pickle.loads(pickle.dumps(found))
-    assert isinstance(sent.parts[0].examples.tokens.flat.base, np.memmap)
+    assert isinstance(sent.parts[0].examples.columns['tokens'].flat.base, np.memmap)
     for step in (0, 5, 1000):
         for other in (made, found, sent):
             for name, values in plain.batch(step).items():

@@ -89,7 +89,7 @@ def test_the_text_comes_back_and_lengths_are_known_before(n: int, names: list[st
     most = denoisers.total(np.array(n), names)
     assert len(inputs) + len(targets) <= most and (len(set(names)) > 1 or len(inputs) + len(targets) == most)
     taken = (inputs[1:] >= 1000).sum() + len(MODES)
-    most = denoisers.num_sentinels(np.array(n), names)
+    most = denoisers.lengths(np.array(n), names)[2] + len(MODES)
     assert taken <= most and (len(set(names)) > 1 or taken == most)
 
 
@@ -98,7 +98,7 @@ def test_the_text_comes_back_and_lengths_are_known_before(n: int, names: list[st
 def test_bounds_never_fall_with_the_size(names: list[str]) -> None:
     sizes = np.arange(700)
     both = denoisers.total(sizes, names)
-    for bound in (*denoisers.lengths(sizes, names), both, denoisers.num_sentinels(sizes, names)):
+    for bound in (*denoisers.lengths(sizes, names), both):
         assert bound.shape == sizes.shape and (np.diff(bound) >= 0).all()
     each = [denoisers.lengths(sizes, [name]) for name in names]
     together = denoisers.lengths(sizes, names)
@@ -133,7 +133,7 @@ def test_rates_over_many_tokens() -> None:
 def test_sentinels_suffice_when_they_are_as_many_as_it_says() -> None:
     text = np.arange(200)
     for name, spare in itertools.product(NAMES, (0, -1)):
-        needed = int(denoisers.num_sentinels(np.array(200), [name]))
+        needed = int(denoisers.lengths(np.array(200), [name])[2]) + len(MODES)
         marks = np.arange(1000, 1000 + needed + spare)
         if spare == 0:
             spans, modes = denoisers.roles(marks)

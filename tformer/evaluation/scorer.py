@@ -180,7 +180,7 @@ class Row(NamedTuple):
 
 
 def _rows(predicted: Sequence[Predicted], batches: Batches) -> Iterator[Row]:
-    firsts = np.cumsum([0, *(len(part.examples.tokens) for part in batches.parts)])
+    firsts = np.cumsum([0, *(len(part.examples.columns['tokens']) for part in batches.parts)])
     for one in predicted:
         for place, segments in enumerate(batches.segments(one.step)):
             for part, number, example in segments:

@@ -37,16 +37,9 @@ class Rows:
 def lay_out(
     config: Config, part: int, examples: Examples, epochs: float, batching: str, shapes: packing.Shapes, cached: bool
 ) -> Part:
-    """Lays out one part of a mixture; a packed layout, which takes time, is taken from the cache if it is there.
+    """Lays out the examples of the mixture's part number `part`, by a key of packing.BATCHING.
 
-    Args:
-      config: of the run.
-      part: the index of the part.
-      examples: of the part.
-      epochs: passes over the part in one epoch of the mixture.
-      batching: a key of packing.BATCHING.
-      shapes: of the rows.
-      cached: whether the cache may hold the layout.
+    A packed layout takes time: if it may be `cached`, it is taken from the cache or put there.
     """
     limits = np.max(shapes, axis=0)
 

@@ -69,13 +69,9 @@ def load(config: Config, split: str) -> Concatenation:
 def epochs_of_parts(weights: Sequence[float | None], counts: Sequence[int], temperature: float) -> list[float]:
     """Returns the passes over each part in one epoch of the mixture, which has as many examples as all parts together.
 
-    The share of a part is proportional to its weight to the power 1/temperature (Raffel et al. 2020, section 3.5.2;
-    Arivazhagan et al. 2019, section 3.2).
-
-    Args:
-      weights: of each part; None: the number of its examples.
-      counts: the number of examples of each part.
-      temperature: 1 keeps the proportions of the weights; a higher one evens them out.
+    The share of a part is proportional to its weight, or the count of its examples where that is None, to the power
+    1/temperature: 1 keeps the proportions of the weights, and a higher one evens them out (Raffel et al. 2020, section
+    3.5.2; Arivazhagan et al. 2019, section 3.2).
 
     Raises:
       UserError: a part has a share of practically zero.

@@ -27,12 +27,10 @@ def one_shape(lengths: np.ndarray, limits: np.ndarray, num_buckets: int) -> Shap
 def bucket_shapes(lengths: np.ndarray, limits: np.ndarray, num_buckets: int) -> Shapes:
     """Returns at most `num_buckets` shapes that waste few positions, by a greedy tree of the cuts that save most.
 
-    Args:
-      lengths: int [N, stacks], tokens of each example in each stack.
-      limits: int [stacks]; no shape is longer.
-      num_buckets: the most shapes; each is compiled once.
+    `lengths`, int [N, stacks], are the tokens of each example in each stack; no shape exceeds `limits`, int [stacks].
     """
-    rounded = np.minimum(_round_up(lengths), limits)
+    # Long lengths become multiples of 8, which suit accelerators and make fewer shapes.
+    rounded = np.minimum(np.where(lengths < 64, lengths, -(-lengths // 8) * 8), limits)
     codes = np.ravel_multi_index(tuple(rounded.T), tuple(limits + 1))  # one number per example sorts faster
     found, counts = np.unique(codes, return_counts=True)
     distinct = np.stack(np.unravel_index(found, tuple(limits + 1)), axis=1)
@@ -50,11 +48,7 @@ def bucket_shapes(lengths: np.ndarray, limits: np.ndarray, num_buckets: int) -> 
 
 
 def _best_cut(lengths: np.ndarray, counts: np.ndarray) -> tuple[float, np.ndarray]:
-    """Finds the best cut of a bucket in two, by the length in one stack or by the longer of both.
-
-    Returns:
-      The positions that the cut saves, and which of `lengths` are below it.
-    """
+    """Finds the best cut of a bucket in two: the positions that it saves, and which of `lengths` are below it."""
     best = (0.0, np.zeros(len(lengths), bool))
     whole = counts.sum() * lengths.max(axis=0).sum()
     for stack in [*lengths.T, lengths.max(axis=1)]:  # the longer one too, because both sides of a pair are similar
@@ -76,11 +70,6 @@ def bucket_of(lengths: np.ndarray, shapes: Shapes) -> np.ndarray:
     return smallest[tuple(lengths.T)]
 
 
-def _round_up(lengths: np.ndarray) -> np.ndarray:
-    """Rounds long lengths up to multiples of 8, which suit accelerators and make fewer shapes."""
-    return np.where(lengths < 64, lengths, -(-lengths // 8) * 8)
-
-
 # -------------------------------------------------------------------------------------------------------------- rows
 
 
@@ -94,15 +83,7 @@ def pack(lengths: np.ndarray, limits: np.ndarray, rng: np.random.Generator, wind
 
     Rows are filled one by one. The next example is the one whose lengths best match the room left in every stack, by
     the bin-centric dot product of Panigrahy et al. 2011 (section 3). With one stack, it is the longest that fits.
-
-    Args:
-      lengths: int [N, stacks], tokens of each example in each stack, from 1 to the limits.
-      limits: int [stacks], tokens of a row.
-      rng: the source of all randomness.
-      window: the number of examples that may share rows.
-
-    Returns:
-      The examples of each row.
+    `lengths`, int [N, stacks], are from 1 to `limits`, int [stacks].
     """
     order = rng.permutation(len(lengths))
     windows = (order[start : start + window] for start in range(0, len(order), window))

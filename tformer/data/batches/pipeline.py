@@ -64,8 +64,12 @@ class Batches:
           UserError: the data is at fault, or the objective does not allow data.batching.
         """
         data = config.data
+        choose(packing.BATCHING, data.batching, 'data.batching')
         self.config, self.training, self._tokenizer = config, training, tokenizers.target
-        self._format = _format(config)
+        self._format = example_formats.format_of(config)
+        if self._format.labelled and data.batching == 'pack':
+            objective = config.train.objective
+            raise UserError(f"data.batching='pack' is not for {objective}: a row has one label; use 'bucket'")
         self._packed = training and data.batching == 'pack'
         self.records = mixture.load(config, split) if records is None else records
         splits = self.records.splits if isinstance(self.records, mixture.Concatenation) else [self.records]
@@ -78,9 +82,8 @@ class Batches:
         lengths = np.concatenate([part.lengths for part in examples])
         limits = np.array([data.length, data.encoder_length or data.length][: lengths.shape[1]])
         self.shapes = packing.BATCHING[batching].shapes(lengths, limits, data.num_buckets)
-        self.widths = tuple(
-            _width(config, max(shape), row_multiple or config.data.row_multiple or 1) for shape in self.shapes
-        )
+        multiple = row_multiple or data.row_multiple or 1
+        self.widths = tuple(_width(config, max(shape), multiple) for shape in self.shapes)
         self.parts = tuple(
             layout.lay_out(config, index, part, epochs[index], batching, self.shapes, isinstance(records_, Split))
             for index, (part, records_) in enumerate(zip(examples, splits, strict=True))
@@ -92,8 +95,11 @@ class Batches:
         )
         self.steps_per_epoch = self._sampler.steps_per_epoch
 
-        self._sides = ('', 'encoder_')[: lengths.shape[1]]
-        self._dtypes, self._per_row = _arrays(self._fields(0, 0, epoch=0), self._sides)
+        example = {name: np.asarray(value) for name, value in self._fields(0, 0, epoch=0).items()}
+        self._per_row = {name: example.pop(name) for name in _PER_ROW if name in example}
+        self._dtypes: dict[str, dict[str, np.dtype]] = {side: {} for side in ('', 'encoder_')[: lengths.shape[1]]}
+        for name, array in example.items():
+            self._dtypes['encoder_' if name.startswith('encoder_') else ''][name] = array.dtype
         self._positions = np.arange(lengths.max(), dtype=np.int32)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -152,14 +158,8 @@ class Batches:
         return batch
 
     def _fill(self, arrays: Batch, rows: layout.Rows, row: int) -> None:
-        """Writes one row of a batch.
-
-        Args:
-          arrays: views of this row in each array of the batch, all padding before.
-          rows: of the whole batch.
-          row: the index of this one among them.
-        """
-        part, epoch, ends = int(rows.part[row]), int(rows.epoch[row]), dict.fromkeys(self._sides, 0)
+        """Writes row number `row` into `arrays`, the views of this row in each array of a batch of padding."""
+        part, epoch, ends = int(rows.part[row]), int(rows.epoch[row]), dict.fromkeys(self._dtypes, 0)
         for segment, example in enumerate(self.parts[part].rows[rows.row[row]].tolist(), start=1):
             fields = self._fields(part, example, epoch)
             for side, start in ends.items():
@@ -205,18 +205,9 @@ class Batches:
             batch[f'{side}positions'] = np.full((rows, length), -1, np.int32)
             if self._packed:
                 batch[f'{side}segment_ids'] = np.zeros((rows, length), np.int32)
-        for name, (shape_, dtype) in self._per_row.items():
-            batch[name] = np.zeros((rows, *shape_), dtype)
+        for name, value in self._per_row.items():
+            batch[name] = np.zeros((rows, *value.shape), value.dtype)
         return batch
-
-
-def _format(config: Config) -> example_formats.ExampleFormat:
-    """The format of the objective's examples, which data.batching must allow."""
-    choose(packing.BATCHING, config.data.batching, 'data.batching')
-    example_format = example_formats.format_of(config)
-    if example_format.labelled and config.data.batching == 'pack':
-        raise UserError(f"data.batching='pack' is not for {config.train.objective}: a row has one label; use 'bucket'")
-    return example_format
 
 
 def _examples(
@@ -231,22 +222,6 @@ def _examples(
             in_part = f'data.mixture[{index}]: ' if training and len(splits) > 1 else ''
             raise UserError(f'{in_part}{error}') from error
     return examples
-
-
-def _arrays(fields: Fields, sides: Sequence[str]) -> tuple[dict[str, dict[str, Any]], dict[str, tuple[Any, Any]]]:
-    """The arrays of a batch, from those of one example.
-
-    Returns:
-      The dtypes of the arrays [B, length of the side] by side and name, and (shape of a row, dtype) of the other
-      arrays by name.
-    """
-    arrays = {name: np.asarray(value) for name, value in fields.items()}
-    per_row = {name: (arrays[name].shape, arrays[name].dtype) for name in _PER_ROW if name in arrays}
-    dtypes: dict[str, dict[str, Any]] = {side: {} for side in sides}
-    for name, array in arrays.items():
-        if name not in per_row:
-            dtypes['encoder_' if name.startswith('encoder_') else ''][name] = array.dtype
-    return dtypes, per_row
 
 
 def iterate(

@@ -13,17 +13,11 @@ from tformer.errors import UserError, choose
 
 @dataclasses.dataclass(frozen=True)
 class Noise:
-    """The rates, the tokenizer and the random stream of the corruption of one example.
+    """The rates, the tokenizer and the random stream of the corruption of one example."""
 
-    Attributes:
-      data: holds the rates.
-      tokenizer: of the tokens.
-      key: of the random stream, by `noise_key`.
-    """
-
-    data: Data
+    data: Data  # holds the rates
     tokenizer: Tokenizer
-    key: tuple[int, ...]
+    key: tuple[int, ...]  # of the random stream, by `noise_key`
 
     @functools.cached_property
     def rng(self) -> np.random.Generator:
@@ -36,14 +30,9 @@ def noise_key(
 ) -> tuple[int, ...]:
     """Returns the key of the random stream that corrupts one example in one epoch.
 
-    Args:
-      seed: of the run.
-      stream: the use of the randomness, e.g. `layout.CORRUPT`.
-      part: of the mixture.
-      epoch: from 0.
-      example: from 0.
-      copies: the number of different corruptions of an example, used in turn: 1 is static masking, and BERT's code
-        makes 10; None: a new one in each epoch, dynamic masking (Liu et al. 2019, section 4.1).
+    `stream` is the use of the randomness, e.g. `layout.CORRUPT`; `part` is that of the mixture. An example has `copies`
+    different corruptions, used in turn: 1 is static masking, and BERT's code makes 10. None draws a new corruption in
+    each epoch, which is dynamic masking (Liu et al. 2019, section 4.1).
     """
     return seed, stream, part, epoch if copies is None else epoch % copies, example
 
@@ -65,17 +54,13 @@ def mask_tokens(
     This is drawn for each token by itself, also within a whole word. Source: Devlin et al. 2019, section 3.1.
 
     Args:
-      tokens: int [T]; special tokens are never selected.
-      rng: the source of all randomness.
-      tokenizer: of the tokens; random ones are drawn from its ordinary ids.
+      tokens: int [T]; special tokens are never selected, nor drawn as random ones.
       rate: the share of the ordinary tokens that is selected, rounded as in BERT's code; at least one is.
       unit: the unit of selection, a key of MASK_UNITS.
-      keep: the share of the selected tokens that stay.
-      random: the share of the selected tokens that become random; the rest become the mask.
+      keep, random: the shares of the selected tokens that stay and that become random.
 
     Returns:
-      inputs: the corrupted tokens, int [T].
-      selected: where the original is to be predicted, bool [T].
+      The corrupted tokens, int [T], and where the original is to be predicted, bool [T].
     """
     places = np.flatnonzero(tokenizer.ordinary[tokens])
     count = min(len(places), max(1, round(rate * len(places))))
@@ -92,7 +77,6 @@ def mask_tokens(
 def _some_tokens(
     tokens: np.ndarray, places: np.ndarray, count: int, rng: np.random.Generator, tokenizer: Tokenizer
 ) -> np.ndarray:
-    """Returns `count` of the places, in random order."""
     return rng.choice(places, count, replace=False)
 
 
@@ -124,15 +108,7 @@ def _some_words(
 def span_counts(sizes: np.ndarray, rate: float = 0.15, mean_span: float = 3.0) -> tuple[np.ndarray, np.ndarray]:
     """Returns how many tokens `corrupt_spans` drops from texts of these sizes, and in how many spans.
 
-    Neither number decreases with the size. From two tokens on, at least one is dropped and one kept.
-
-    Args:
-      sizes: int [...], tokens of each text.
-      rate: the share of the tokens that is dropped.
-      mean_span: the mean number of tokens in a span of a text.
-
-    Returns:
-      dropped, spans: int64 [...].
+    Both are int64 [...], and neither decreases with the size. From two tokens on, at least one is dropped and one kept.
     """
     dropped = np.minimum(np.maximum(_rounded(rate * sizes), 1), np.maximum(sizes - 1, 0))
     spans = np.maximum(_rounded(dropped / mean_span), 1)
@@ -150,14 +126,12 @@ def corrupt_spans(
 
     Args:
       tokens: int [T].
-      rng: the source of all randomness.
       sentinels: int, the ids of the first, second ... span.
       rate: the share of the tokens that is dropped.
       mean_span: the mean number of tokens in a span of a text.
 
     Returns:
-      inputs: int [T - dropped + spans], without EOS.
-      targets: int [dropped + spans], without EOS.
+      The inputs, int [T - dropped + spans], and the targets, int [dropped + spans], both without EOS.
 
     Raises:
       UserError: there are more spans than sentinels.
@@ -173,6 +147,12 @@ def corrupt_spans(
     inputs = np.insert(tokens[~hidden], places, own)
     targets = np.insert(tokens[hidden], np.cumsum(lengths) - lengths, own)
     return inputs, targets
+
+
+def split_anywhere(tokens: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Cuts a text [T] at a uniformly random position, with at least one token on both sides (T > 1)."""
+    place = rng.integers(1, max(len(tokens), 2))
+    return tokens[:place], tokens[place:]
 
 
 def check_sentinels(needed: int, sentinels: np.ndarray) -> None:
@@ -212,17 +192,9 @@ def infill(
 
     Spans are drawn until they hide their share of the tokens; the last one is cut to it. There are at most twice as
     many as are needed on average, so that the length has a bound; if these hide too little, the last one is longer.
-    Source: Lewis et al. 2020, section 2.2.
 
-    Args:
-      tokens: int [T].
-      rng: the source of all randomness.
-      mask: the id of the mask.
-      rate: the share of the tokens that is hidden.
-      mean_span: the mean length of a span.
-
-    Returns:
-      int [T - hidden + masks], see `infill_counts`. No two masks are adjacent.
+    A text of T tokens becomes int [T - hidden + masks], see `infill_counts`; no two masks are adjacent. `rate` is the
+    share of the tokens that is hidden. Source: Lewis et al. 2020, section 2.2.
     """
     hidden, most = (int(count) for count in infill_counts(np.array(len(tokens)), rate, mean_span))
     if not hidden:
@@ -247,12 +219,9 @@ def delete_tokens(tokens: np.ndarray, rng: np.random.Generator, rate: float = 0.
 
 
 def permute_sentences(tokens: np.ndarray, rng: np.random.Generator, ends: np.ndarray) -> np.ndarray:
-    """Applies BART's sentence permutation.
+    """Applies BART's sentence permutation to a text [T].
 
-    Args:
-      tokens: int [T].
-      rng: the source of all randomness.
-      ends: bool [T], the tokens that end a sentence; of adjacent ones, the last does.
+    `ends`, bool [T], marks the tokens that end a sentence; of adjacent ones, the last does.
     """
     last = ends[:-1] & ~ends[1:]
     sentences = np.split(tokens, np.flatnonzero(last) + 1)

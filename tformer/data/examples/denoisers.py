@@ -16,42 +16,28 @@ MODES = ('r', 's', 'x')  # regular, sequential, extreme; the first token of an i
 
 
 @dataclasses.dataclass(frozen=True)
-class SpanDenoiser:
-    """T5's corruption with a rate and a mean length of spans."""
+class Denoiser:
+    """T5's corruption, or without a rate a prefix LM: the text after a uniformly random position is wanted."""
 
     mode: str
-    rate: float  # the share of the tokens that is dropped
-    mean_span: float  # tokens
+    rate: float | None = None  # the share of the tokens that is dropped
+    mean_span: float = 3  # tokens
 
     def corrupt(
         self, tokens: np.ndarray, rng: np.random.Generator, sentinels: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns the given and the wanted tokens of a text, int [T]."""
+        if self.rate is None:
+            return corrupt.split_anywhere(tokens, rng)
         return corrupt.corrupt_spans(tokens, rng, sentinels, self.rate, self.mean_span)
 
     def lengths(self, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns the most given tokens, wanted tokens and spans of texts of these sizes: int [...] each."""
+        if self.rate is None:
+            wanted = np.maximum(sizes - 1, 0)
+            return np.maximum(wanted, np.minimum(sizes, 1)), wanted, np.zeros_like(sizes)
         dropped, spans = corrupt.span_counts(sizes, self.rate, self.mean_span)
         return sizes - dropped + spans, dropped + spans, spans
-
-
-@dataclasses.dataclass(frozen=True)
-class SequentialDenoiser:
-    """A prefix LM: the text after a uniformly random position, with at least one token on both sides."""
-
-    mode: str = 's'
-
-    def corrupt(
-        self, tokens: np.ndarray, rng: np.random.Generator, sentinels: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """As in `SpanDenoiser`."""
-        place = rng.integers(1, max(len(tokens), 2))
-        return tokens[:place], tokens[place:]
-
-    def lengths(self, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """As in `SpanDenoiser`."""
-        wanted = np.maximum(sizes - 1, 0)
-        return np.maximum(wanted, np.minimum(sizes, 1)), wanted, np.zeros_like(sizes)
 
 
 def denoise_ul2(
@@ -65,14 +51,12 @@ def denoise_ul2(
 
     Args:
       tokens: int [T]; of a single token, nothing is wanted.
-      rng: the source of all randomness.
       sentinels: int, the ids of the first, second ... span.
       modes: the id of each of MODES.
       denoisers: keys of DENOISERS; a key that occurs twice is drawn twice as often.
 
     Returns:
-      given: int [at most that of `lengths`], the mode and then the rest of the text.
-      wanted: int [at most that of `lengths`], without EOS.
+      The given tokens, which begin with the mode, and the wanted ones without EOS: int [at most those of `lengths`].
 
     Raises:
       UserError: there are more spans than sentinels.
@@ -92,18 +76,12 @@ def roles(sentinels: np.ndarray) -> tuple[np.ndarray, dict[str, int]]:
     return sentinels[: -len(MODES)], dict(zip(MODES, sentinels[-len(MODES) :].tolist(), strict=True))
 
 
-def lengths(sizes: np.ndarray, denoisers: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the most tokens that `denoise_ul2` makes of texts of these sizes; they do not decrease with the size.
-
-    Args:
-      sizes: int [...], tokens of each text.
-      denoisers: keys of DENOISERS.
-
-    Returns:
-      given, with the mode, and wanted: int [...].
-    """
-    given, wanted, _ = _most(sizes, denoisers)
-    return given + 1, wanted
+def lengths(sizes: np.ndarray, denoisers: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns the most given tokens, mode included, wanted tokens and spans that `denoise_ul2` makes of texts of these
+    sizes: int [...] each, never decreasing."""
+    each = (choose(DENOISERS, name, 'data.denoisers').lengths(sizes) for name in denoisers)
+    given, wanted, spans = functools.reduce(np.maximum, map(np.stack, each))
+    return given + 1, wanted, spans
 
 
 def total(sizes: np.ndarray, denoisers: Sequence[str]) -> np.ndarray:
@@ -111,25 +89,15 @@ def total(sizes: np.ndarray, denoisers: Sequence[str]) -> np.ndarray:
 
     That is less than the sum of `lengths`, and does not decrease with the size.
     """
-    return sizes + 1 + 2 * _most(sizes, denoisers)[2]
+    return sizes + 1 + 2 * lengths(sizes, denoisers)[2]
 
 
-def num_sentinels(sizes: np.ndarray, denoisers: Sequence[str]) -> np.ndarray:
-    """Returns the most sentinels that texts of these sizes need, modes included: int [...], never decreasing."""
-    return _most(sizes, denoisers)[2] + len(MODES)
-
-
-def _most(sizes: np.ndarray, denoisers: Sequence[str]) -> np.ndarray:
-    each = (choose(DENOISERS, name, 'data.denoisers').lengths(sizes) for name in denoisers)
-    return functools.reduce(np.maximum, map(np.stack, each))
-
-
-DENOISERS: dict[str, SpanDenoiser | SequentialDenoiser] = {  # Tay et al. 2023, table 1
-    'r3': SpanDenoiser('r', rate=0.15, mean_span=3),
-    'r8': SpanDenoiser('r', rate=0.15, mean_span=8),
-    's': SequentialDenoiser(),
-    'x3': SpanDenoiser('x', rate=0.5, mean_span=3),
-    'x8': SpanDenoiser('x', rate=0.5, mean_span=8),
-    'x64': SpanDenoiser('x', rate=0.5, mean_span=64),
-    'x64_low': SpanDenoiser('x', rate=0.15, mean_span=64),
+DENOISERS = {  # Tay et al. 2023, table 1
+    'r3': Denoiser('r', rate=0.15, mean_span=3),
+    'r8': Denoiser('r', rate=0.15, mean_span=8),
+    's': Denoiser('s'),
+    'x3': Denoiser('x', rate=0.5, mean_span=3),
+    'x8': Denoiser('x', rate=0.5, mean_span=8),
+    'x64': Denoiser('x', rate=0.5, mean_span=64),
+    'x64_low': Denoiser('x', rate=0.15, mean_span=64),
 }

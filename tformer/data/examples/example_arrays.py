@@ -19,7 +19,6 @@ class Examples:
 
     Attributes:
       columns: the columns of the format's encoding, with a row for each record.
-      template: of the special tokens.
       record, start, stop: int [N].
       lengths: int [N, stacks], the most positions that an example takes in a row of each stack.
       num_dropped: the number of records left out because they are too long.
@@ -41,11 +40,6 @@ class Examples:
 
     def __len__(self) -> int:
         return len(self.record)
-
-    @property
-    def tokens(self) -> Ragged:
-        """The tokens of each record: of its text, or of its target."""
-        return self.columns['tokens']
 
     def of(self, column: str, index: int) -> np.ndarray:
         """Returns the row of a column that belongs to the record of an example."""
@@ -75,8 +69,7 @@ def translate(examples: Examples, index: int, noise: Noise) -> Fields:
 
 def unmask(examples: Examples, index: int, noise: Noise) -> Fields:
     """A corrupted text -> the original, scored at the selected tokens."""
-    fields = examples.template.read(_piece(examples, index))
-    return _masked(fields, noise)
+    return _masked(examples.template.read(_piece(examples, index)), noise)
 
 
 def unmask_next(examples: Examples, index: int, noise: Noise) -> Fields:
@@ -86,18 +79,15 @@ def unmask_next(examples: Examples, index: int, noise: Noise) -> Fields:
         own = np.searchsorted(examples.record, examples.record[index] + np.arange(2))  # pieces of a text are adjacent
         return _piece(examples, sentences.another(range(*own), len(examples), noise.rng))
 
-    text = _piece(examples, index)
-    ends, room = noise.tokenizer.sentence_ends, max(len(text), 2)
-    first, second, label = sentences.next_sentence(text, ends, room, noise.rng, other)
-    return _masked_pair(examples, first, second, label, noise)
+    text, ends = _piece(examples, index), noise.tokenizer.sentence_ends
+    pair = sentences.next_sentence(text, ends, max(len(text), 2), noise.rng, other)
+    return _masked_pair(examples, *pair, noise)
 
 
 def unmask_order(examples: Examples, index: int, noise: Noise) -> Fields:
     """Two corrupted adjacent sentences -> the originals, and whether they are in order."""
-    text = _piece(examples, index)
-    ends, room = noise.tokenizer.sentence_ends, max(len(text), 2)
-    first, second, label = sentences.sentence_order(text, ends, room, noise.rng)
-    return _masked_pair(examples, first, second, label, noise)
+    text, ends = _piece(examples, index), noise.tokenizer.sentence_ends
+    return _masked_pair(examples, *sentences.sentence_order(text, ends, max(len(text), 2), noise.rng), noise)
 
 
 def classify(examples: Examples, index: int, noise: Noise) -> Fields:
@@ -155,17 +145,14 @@ def continue_prefix(examples: Examples, index: int, noise: Noise) -> Fields:
 
 def continue_text(examples: Examples, index: int, noise: Noise) -> Fields:
     """The rest of a text, given its beginning of random length, from one token to all but one."""
-    denoiser, sentinels = denoisers.SequentialDenoiser(), noise.tokenizer.sentinels
-    return examples.template.write(*denoiser.corrupt(_piece(examples, index), noise.rng, sentinels))
+    return examples.template.write(*corrupt.split_anywhere(_piece(examples, index), noise.rng))
 
 
 def fill_spans(examples: Examples, index: int, noise: Noise) -> Fields:
     """Each sentinel and its span, given the text with sentinels in place of the spans."""
-    data, sentinels = noise.data, noise.tokenizer.sentinels
-    text = _piece(examples, index)
-    return examples.template.write(
-        *corrupt.corrupt_spans(text, noise.rng, sentinels, data.mask_rate, data.mean_span_length)
-    )
+    text, sentinels, data = _piece(examples, index), noise.tokenizer.sentinels, noise.data
+    pair = corrupt.corrupt_spans(text, noise.rng, sentinels, data.mask_rate, data.mean_span_length)
+    return examples.template.write(*pair)
 
 
 def denoise(examples: Examples, index: int, noise: Noise) -> Fields:

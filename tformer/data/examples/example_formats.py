@@ -7,20 +7,10 @@ import numpy as np
 
 from tformer.config.run import Config, Data
 from tformer.config.tasks import TASKS
-from tformer.data.examples import corrupt, denoisers, example_arrays, tokenized
+from tformer.data.examples import corrupt, denoisers, example_arrays, spans, tokenized
 from tformer.data.examples.corrupt import Noise
 from tformer.data.examples.example_arrays import Examples
-from tformer.data.examples.spans import (
-    Columns,
-    Lengths,
-    Spans,
-    beginning,
-    both_sides,
-    in_pieces,
-    in_pieces_to_the_end,
-    windows,
-)
-from tformer.data.examples.special_tokens import TEMPLATES, DecoderTemplate, Fields, SpecialTokenTemplate
+from tformer.data.examples.special_tokens import TEMPLATES, Fields, SpecialTokenTemplate
 from tformer.data.sources.records import Record
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.errors import UserError, choose
@@ -37,24 +27,25 @@ def make(config: Config, tokenizers: Tokenizers, records: Sequence[Record], spli
     """
     data, example_format = config.data, format_of(config)
     columns = tokenized.columns(config, tokenizers, example_format.encoding, records, split)
-    template = template_of(config, tokenizers)
-    spans = example_format.cut(columns.by_name, example_format.lengths, template, data)
+    specials = tokenizers.target.specials, (tokenizers.source or tokenizers.target).specials
+    template = TEMPLATES[config.model.family](*specials, data.bidirectional_prefix)
+    cut = example_format.cut(columns.by_name, example_format.lengths, template, data)
     if example_format.num_sentinels is not None:
-        most = example_format.num_sentinels((spans.stop - spans.start).max(initial=0, keepdims=True), data)
-        corrupt.check_sentinels(int(most.max()), tokenizers.target.sentinels)
+        needed = example_format.num_sentinels((cut.stop - cut.start).max(initial=0, keepdims=True), data)
+        corrupt.check_sentinels(int(needed.max()), tokenizers.target.sentinels)
     drop = training and choose(OVERLONG, data.overlong, 'data.overlong')
-    left_out = spans.overlong.copy() if drop else np.zeros(len(spans.overlong), bool)
+    left_out = cut.overlong & drop
     dropped = int(left_out.sum())
     left_out[columns.bad] = True
-    keep = ~left_out[spans.record]
+    keep = ~left_out[cut.record]
     if not keep.any():
         raise UserError(f'the {split} split has no example within data.length={data.length} tokens')
     return Examples(
         columns.by_name,
         template,
-        spans.record[keep], spans.start[keep], spans.stop[keep], np.stack(spans.lengths, axis=1)[keep],
+        cut.record[keep], cut.start[keep], cut.stop[keep], np.stack(cut.lengths, axis=1)[keep],
         num_dropped=dropped,
-        num_truncated=0 if drop else int(spans.overlong.sum()),
+        num_truncated=0 if drop else int(cut.overlong.sum()),
         num_skipped=columns.skipped + len(columns.bad),
         fingerprint=columns.fingerprint,
     )  # fmt: skip
@@ -65,15 +56,6 @@ def format_of(config: Config) -> 'ExampleFormat':
     task = choose(TASKS, config.train.objective, 'train.objective')
     two_stacks = config.model.family == 'encoder_decoder'
     return FORMATS[(two_stacks and task.two_stack_format) or task.format]
-
-
-def template_of(config: Config, tokenizers: Tokenizers) -> SpecialTokenTemplate:
-    """Returns the template of the special tokens of a run's examples."""
-    template = TEMPLATES[config.model.family]
-    specials = tokenizers.target.specials, (tokenizers.source or tokenizers.target).specials
-    if template is DecoderTemplate:
-        return DecoderTemplate(*specials, config.data.bidirectional_prefix)
-    return template(*specials)
 
 
 # ------------------------------------------------------------------------------------------------------------ lengths
@@ -96,12 +78,8 @@ def _to_continue(sizes: np.ndarray, template: SpecialTokenTemplate, data: Data) 
 
 
 def _lengths_of_spans(sizes: np.ndarray, template: SpecialTokenTemplate, data: Data) -> list[np.ndarray]:
-    dropped, spans = corrupt.span_counts(sizes, data.mask_rate, data.mean_span_length)
-    return template.to_write(sizes - dropped + spans, dropped + spans)
-
-
-def _sentinels_of_spans(sizes: np.ndarray, data: Data) -> np.ndarray:
-    return corrupt.span_counts(sizes, data.mask_rate, data.mean_span_length)[1]
+    dropped, count = corrupt.span_counts(sizes, data.mask_rate, data.mean_span_length)
+    return template.to_write(sizes - dropped + count, dropped + count)
 
 
 def _lengths_of_noise(sizes: np.ndarray, template: SpecialTokenTemplate, data: Data) -> list[np.ndarray]:
@@ -112,14 +90,19 @@ def _lengths_of_noise(sizes: np.ndarray, template: SpecialTokenTemplate, data: D
 
 
 def _lengths_of_ul2(sizes: np.ndarray, template: SpecialTokenTemplate, data: Data) -> list[np.ndarray]:
-    lengths = template.to_write(*denoisers.lengths(sizes, data.denoisers))
+    given, wanted, _ = denoisers.lengths(sizes, data.denoisers)
+    lengths = template.to_write(given, wanted)
     if len(lengths) == 1:  # one stack: a token is either given or wanted
         return template.to_write(denoisers.total(sizes, data.denoisers), np.zeros_like(sizes))
     return lengths
 
 
+def _sentinels_of_spans(sizes: np.ndarray, data: Data) -> np.ndarray:
+    return corrupt.span_counts(sizes, data.mask_rate, data.mean_span_length)[1]
+
+
 def _sentinels_of_ul2(sizes: np.ndarray, data: Data) -> np.ndarray:
-    return denoisers.num_sentinels(sizes, data.denoisers)
+    return denoisers.lengths(sizes, data.denoisers)[2] + len(denoisers.MODES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,24 +122,26 @@ class ExampleFormat:
 
     fields: Callable[[Examples, int, Noise], Fields]
     encoding: tokenized.Encoding = tokenized.TEXT
-    cut: Callable[[Columns, Lengths, SpecialTokenTemplate, Data], Spans] = in_pieces
-    lengths: Lengths = _to_read
+    cut: Callable[[spans.Columns, spans.Lengths, SpecialTokenTemplate, Data], spans.Spans] = spans.in_pieces
+    lengths: spans.Lengths = _to_read
     num_specials: int = 1
     num_sentinels: Callable[[np.ndarray, Data], np.ndarray] | None = None
     labelled: bool = False
 
 
 FORMATS = {
-    'next_token': ExampleFormat(example_arrays.next_token, cut=in_pieces_to_the_end, lengths=_one_stack),
+    'next_token': ExampleFormat(example_arrays.next_token, cut=spans.in_pieces_to_the_end, lengths=_one_stack),
     'unmask': ExampleFormat(example_arrays.unmask, num_specials=2),
     'unmask_next': ExampleFormat(example_arrays.unmask_next, lengths=_to_read_two, num_specials=3, labelled=True),
     'unmask_order': ExampleFormat(example_arrays.unmask_order, lengths=_to_read_two, num_specials=3, labelled=True),
-    'translate': ExampleFormat(example_arrays.translate, tokenized.PAIRS, both_sides),
-    'class': ExampleFormat(example_arrays.classify, tokenized.CLASSES, beginning, num_specials=2, labelled=True),
-    'number': ExampleFormat(example_arrays.classify, tokenized.NUMBERS, beginning, num_specials=2, labelled=True),
-    'tags': ExampleFormat(example_arrays.tag, tokenized.TAGGED, beginning, num_specials=2),
-    'answer': ExampleFormat(example_arrays.find_answer, tokenized.ANSWERS, windows, labelled=True),
-    'continue_prefix': ExampleFormat(example_arrays.continue_prefix, cut=in_pieces_to_the_end, lengths=_one_stack),
+    'translate': ExampleFormat(example_arrays.translate, tokenized.PAIRS, spans.both_sides),
+    'class': ExampleFormat(example_arrays.classify, tokenized.CLASSES, spans.beginning, num_specials=2, labelled=True),
+    'number': ExampleFormat(example_arrays.classify, tokenized.NUMBERS, spans.beginning, num_specials=2, labelled=True),
+    'tags': ExampleFormat(example_arrays.tag, tokenized.TAGGED, spans.beginning, num_specials=2),
+    'answer': ExampleFormat(example_arrays.find_answer, tokenized.ANSWERS, spans.windows, labelled=True),
+    'continue_prefix': ExampleFormat(
+        example_arrays.continue_prefix, cut=spans.in_pieces_to_the_end, lengths=_one_stack
+    ),
     'fill_spans': ExampleFormat(
         example_arrays.fill_spans, lengths=_lengths_of_spans, num_sentinels=_sentinels_of_spans
     ),

@@ -30,12 +30,10 @@ def next_sentence(
       tokens: int [T], the text, at least one token.
       sentence_ends: bool [vocab_size], the ids that end a sentence.
       room: the most tokens of both together, at least 2.
-      rng: the source of all randomness.
       other: returns another text's tokens, int [1 or more]; called only if they are needed.
 
     Returns:
-      A, B: int, both with at least one token.
-      label: an id of NEXT_SENTENCE.
+      A and B, both with at least one token, and the label, an id of NEXT_SENTENCE.
     """
     cut = _cut(tokens, sentence_ends, rng)
     first, second = tokens[:cut], tokens[cut:]
@@ -51,17 +49,8 @@ def sentence_order(
     """Returns a pair for sentence-order prediction: two adjacent parts of a text, swapped half of the time.
 
     A single token is in order, and its B is empty. If a text begins or ends inside a sentence, or is cut to the room,
-    that can give the order away. Source: Lan et al. 2020, section 3.1.
-
-    Args:
-      tokens: int [T], the text.
-      sentence_ends: bool [vocab_size], the ids that end a sentence.
-      room: the most tokens of both together, at least 2.
-      rng: the source of all randomness.
-
-    Returns:
-      A, B: int, both with at least one token if the text has two.
-      label: an id of SENTENCE_ORDER.
+    that can give the order away. The arguments are those of `next_sentence`, and the label is an id of SENTENCE_ORDER.
+    Source: Lan et al. 2020, section 3.1.
     """
     cut = _cut(tokens, sentence_ends, rng)
     first, second = _fit(tokens[:cut], tokens[cut:], room)

@@ -31,13 +31,16 @@ class Spans:
 def chunk(sizes: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Cuts documents of `sizes` tokens into pieces of at most `room`; an empty document has no piece.
 
-    Returns:
-      record, start, stop: int64 [pieces], piece i is tokens start[i]:stop[i] of document record[i].
+    Piece i is tokens start[i]:stop[i] of document record[i]; record, start and stop are int64 [pieces].
     """
-    counts = -(-sizes // room)
-    record = np.repeat(np.arange(len(sizes)), counts)
-    ordinal = np.arange(len(record)) - np.repeat(np.cumsum(counts) - counts, counts)
+    record, ordinal = _pieces(-(-sizes // room))
     return record, ordinal * room, np.minimum((ordinal + 1) * room, sizes[record])
+
+
+def _pieces(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the record and the ordinal of each piece, int [pieces], from the number of pieces of each record."""
+    record = np.repeat(np.arange(len(counts)), counts)
+    return record, np.arange(len(record)) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
 def in_pieces(
@@ -88,9 +91,7 @@ def windows(columns: Columns, lengths: Lengths, template: SpecialTokenTemplate, 
     if room.min(initial=1) < 1:
         raise UserError(f'data.length={data.length} has no room for text beside a question of {question.max()} tokens')
     stride = np.minimum(data.stride, room)
-    count = 1 + np.maximum(-(-(sizes - room) // stride), 0)
-    record = np.repeat(np.arange(len(sizes)), count)
-    ordinal = np.arange(len(record)) - np.repeat(np.cumsum(count) - count, count)
+    record, ordinal = _pieces(1 + np.maximum(-(-(sizes - room) // stride), 0))
     start = ordinal * stride[record]
     stop = np.minimum(start + room[record], sizes[record])
     positions = lengths(question[record] + 1 + stop - start, template, data)

@@ -12,15 +12,11 @@ Fields = dict[str, Any]  # of one example: arrays [its length], and values that 
 
 @dataclasses.dataclass(frozen=True)
 class SpecialTokenTemplate:
-    """The special tokens of one model family. Lengths are listed by stack, the decoder (or the only stack) first.
+    """The special tokens of one model family. Lengths are listed by stack, the decoder (or the only stack) first."""
 
-    Attributes:
-      specials: the special ids of the tokenizer of the predicted tokens.
-      source: those of the tokenizer of the encoder's text, where there are two stacks.
-    """
-
-    specials: Specials
-    source: Specials
+    specials: Specials  # of the tokenizer of the predicted tokens
+    source: Specials  # of the tokenizer of the encoder's text, where there are two stacks
+    bidirectional: bool = True  # a decoder marks the given text as `prefix`, which sees itself whole
 
     def read(self, text: np.ndarray, other: np.ndarray | None = None) -> Fields:
         """Returns the arrays of one or two texts that are read and judged; `inputs` begin with one special token."""
@@ -43,23 +39,17 @@ class EncoderTemplate(SpecialTokenTemplate):
     """CLS a SEP b SEP, with types 0 and 1 (Devlin et al. 2019, figure 2)."""
 
     def read(self, text: np.ndarray, other: np.ndarray | None = None) -> Fields:
-        specials = self.specials
-        first = _joined(specials.cls, text, specials.sep)
+        first = _joined(self.specials.cls, text, self.specials.sep)
         if other is None:
             return {'inputs': first}
-        second = _joined(other, specials.sep) if len(other) else first[:0]
-        return {'inputs': _joined(first, second), 'token_types': _types(len(first), len(second))}
+        second = _joined(other, self.specials.sep) if len(other) else first[:0]
+        types = np.repeat(np.array([0, 1], np.int32), [len(first), len(second)])
+        return {'inputs': _joined(first, second), 'token_types': types}
 
 
-@dataclasses.dataclass(frozen=True)
 class DecoderTemplate(SpecialTokenTemplate):
-    """BOS a SEP b EOS (Radford et al. 2018, figure 1). In generation only b is scored.
-
-    Attributes:
-      bidirectional: whether the given text is marked as `prefix`, which sees itself whole (Raffel et al. 2020, 3.2.1).
-    """
-
-    bidirectional: bool = True
+    """BOS a SEP b EOS (Radford et al. 2018, figure 1). In generation only b is scored, and `prefix` marks the text
+    before it (Raffel et al. 2020, section 3.2.1)."""
 
     def read(self, text: np.ndarray, other: np.ndarray | None = None) -> Fields:
         return {'inputs': _both(self.specials, text, other)}
@@ -67,9 +57,8 @@ class DecoderTemplate(SpecialTokenTemplate):
     def write(self, given: np.ndarray, wanted: np.ndarray, ended: bool = True) -> Fields:
         specials = self.specials
         whole = _joined(specials.bos, given, specials.sep, wanted, *([specials.eos] if ended else []))
-        prefix = np.arange(len(whole) - 1) < len(given) + 2
-        fields = {'inputs': whole[:-1], 'targets': whole[1:], 'weights': _scored_after(len(given) + 1, len(whole) - 1)}
-        return {**fields, 'prefix': prefix} if self.bidirectional else fields
+        fields = _predicted(whole, len(given) + 1)
+        return {**fields, 'prefix': np.arange(len(whole) - 1) < len(given) + 2} if self.bidirectional else fields
 
     def to_write(self, given: np.ndarray, wanted: np.ndarray) -> list[np.ndarray]:
         return [given + 2 + wanted]
@@ -84,10 +73,8 @@ class EncoderDecoderTemplate(SpecialTokenTemplate):
         return {'encoder_inputs': whole[1:], 'inputs': whole}
 
     def write(self, given: np.ndarray, wanted: np.ndarray, ended: bool = True) -> Fields:
-        specials = self.specials
-        whole = _joined(specials.bos, wanted, *([specials.eos] if ended else []))
-        fields = {'inputs': whole[:-1], 'targets': whole[1:], 'weights': np.ones(len(whole) - 1, np.float32)}
-        return {'encoder_inputs': _joined(given, self.source.eos), **fields}
+        whole = _joined(self.specials.bos, wanted, *([self.specials.eos] if ended else []))
+        return {'encoder_inputs': _joined(given, self.source.eos), **_predicted(whole)}
 
     def to_read(self, size: np.ndarray) -> list[np.ndarray]:
         return [size + 2, size + 1]
@@ -102,16 +89,14 @@ def _both(specials: Specials, text: np.ndarray, other: np.ndarray | None) -> np.
     return _joined(specials.bos, text, second, specials.eos)
 
 
+def _predicted(whole: np.ndarray, start: int = 0) -> Fields:
+    """Each token of a text predicts the next one, which is scored from position `start` on."""
+    weights = (np.arange(len(whole) - 1) >= start).astype(np.float32)
+    return {'inputs': whole[:-1], 'targets': whole[1:], 'weights': weights}
+
+
 def _joined(*parts: np.ndarray | int) -> np.ndarray:
     return np.concatenate([np.atleast_1d(part) for part in parts], dtype=np.int32, casting='unsafe')
-
-
-def _types(first: int, second: int) -> np.ndarray:
-    return np.repeat(np.array([0, 1], np.int32), [first, second])
-
-
-def _scored_after(start: int, size: int) -> np.ndarray:
-    return (np.arange(size) >= start).astype(np.float32)
 
 
 TEMPLATES: dict[str, type[SpecialTokenTemplate]] = {

@@ -1,5 +1,6 @@
 """The columns of a split: its texts as tokens and its labels as ids, kept in the cache by their contents."""
 
+import collections
 import dataclasses
 import hashlib
 import itertools
@@ -25,48 +26,29 @@ Rows = Sequence[Sequence[float]]
 
 
 class Encoded(NamedTuple):
-    """Some records as numbers.
+    """Some records as numbers."""
 
-    Attributes:
-      columns: name -> a row for each record.
-      bad: index of a bad record -> the reason; the rows of bad records may hold anything.
-    """
-
-    columns: dict[str, Rows]
-    bad: dict[int, str]
+    columns: dict[str, Rows]  # a row for each record, by the name of the column
+    bad: dict[int, str]  # index of a bad record -> the reason; its rows may hold anything
 
 
 @dataclasses.dataclass(frozen=True)
 class Encoding:
-    """How records of one form become columns.
-
-    Attributes:
-      encode: (records, tokenizers) -> their columns.
-      texts: the columns of token ids, each with the field that it encodes.
-      whole: the other columns of whole numbers.
-      real: the columns of real numbers.
-    """
+    """How records of one form become columns."""
 
     encode: Callable[[Sequence[Record], Tokenizers], Encoded]
-    texts: Mapping[str, str]
-    whole: tuple[str, ...] = ()
-    real: tuple[str, ...] = ()
+    texts: Mapping[str, str]  # the columns of token ids, each with the field that it encodes
+    whole: tuple[str, ...] = ()  # the other columns of whole numbers
+    real: tuple[str, ...] = ()  # the columns of real numbers
 
 
 class Columns(NamedTuple):
-    """The columns of a split.
+    """The columns of a split."""
 
-    Attributes:
-      by_name: each has a row for each record, without special tokens.
-      bad: int, the indices of the records that data.bad_lines skips.
-      skipped: the number of records that the source itself skipped.
-      fingerprint: of all columns.
-    """
-
-    by_name: dict[str, Ragged]
-    bad: np.ndarray
-    skipped: int
-    fingerprint: str
+    by_name: dict[str, Ragged]  # a row for each record, without special tokens
+    bad: np.ndarray  # int, the indices of the records that data.bad_lines skips
+    skipped: int  # records that the source itself skipped
+    fingerprint: str  # of all columns
 
 
 def columns(
@@ -80,52 +62,49 @@ def columns(
     sizes = [side.vocab_size for side in (tokenizers.target, tokenizers.source) if side]
     dtypes: dict[str, Any] = dict.fromkeys(encoding.texts, np.uint16 if max(sizes) <= 2**16 else np.int32)
     dtypes |= dict.fromkeys(encoding.whole, np.int32) | dict.fromkeys(encoding.real, np.float32)
-    names = list(dtypes)
+    bad: list[int] = []
 
-    def chunks() -> Iterator[tuple[Encoded, list[int]]]:
-        bad = Bad(config.data.bad_lines)
+    def pieces() -> Iterator[tuple[str, np.ndarray]]:
+        """Yields the pieces of the flat arrays of all columns, each with the name of its array."""
+        ends, rule = dict.fromkeys(dtypes, 0), Bad(config.data.bad_lines)
+        for name, dtype in dtypes.items():
+            yield f'{name}.ids', np.zeros(0, dtype)
+            yield f'{name}.offsets', np.zeros(1, np.int64)
         for start, some in _some(records):
             encoded = encoding.encode(some, tokenizers)
             for place, why in sorted(encoded.bad.items()):
-                bad.found(some[place].get('where', f'record {start + place + 1} of the {split} split'), why)
-            yield encoded, [start + place for place in sorted(encoded.bad)]
-
-    if not isinstance(records, Split):
-        rows: dict[str, list[Sequence[float]]] = {name: [] for name in names}
-        bad: list[int] = []
-        for encoded, places in chunks():
-            bad += places
-            for name in names:
-                rows[name] += encoded.columns[name]
-        made = {name: Ragged.of(rows[name], 'f' if name in encoding.real else 'i') for name in names}
-        digest = _digest(*(values for column in made.values() for values in (column.flat, column.offsets)))
-        return Columns(made, np.array(bad, np.int64), 0, digest)
-
-    def write(writer: cache.Writer) -> None:
-        ends, bad = dict.fromkeys(names, 0), []
-        for name in names:
-            writer.append(f'{name}.ids', np.zeros(0, dtypes[name]))
-            writer.append(f'{name}.offsets', np.zeros(1, np.int64))
-        for encoded, places in chunks():
-            bad += places
-            for name in names:
+                rule.found(some[place].get('where', f'record {start + place + 1} of the {split} split'), why)
+                bad.append(start + place)
+            for name, dtype in dtypes.items():
                 own = encoded.columns[name]
                 offsets = ends[name] + np.cumsum([len(row) for row in own])
                 ends[name] = int(offsets[-1])
-                writer.append(f'{name}.ids', np.concatenate([np.asarray(row, dtypes[name]) for row in own]))
-                writer.append(f'{name}.offsets', offsets)
-        writer.facts |= {'skipped': records.skipped, 'bad': bad}
+                yield f'{name}.ids', np.concatenate([np.asarray(row, dtype) for row in own])
+                yield f'{name}.offsets', offsets
 
-    depends_on: dict[str, Any] = {
-        'columns': [encoding.encode.__name__, *(_KEY_NAMES.get(name, name) for name in names)],
-        'tokenizers': tokenizers.fingerprint,
-        'split': records.fingerprint,
-        'bad_lines': config.data.bad_lines,
-    }
-    arrays, facts = cache.arrays(cache.directory(config.data), depends_on, write)
-    ragged = {name: Ragged(arrays[f'{name}.ids'], arrays[f'{name}.offsets']) for name in names}
-    digest = _digest(json.dumps(depends_on, sort_keys=True).encode())
-    return Columns(ragged, np.array(facts['bad'], np.int64), facts['skipped'], digest)
+    if isinstance(records, Split):
+
+        def write(writer: cache.Writer) -> None:
+            for name, values in pieces():
+                writer.append(name, values)
+            writer.facts |= {'skipped': records.skipped, 'bad': bad}
+
+        depends_on = {
+            'columns': [encoding.encode.__name__, *(_KEY_NAMES.get(name, name) for name in dtypes)],
+            'tokenizers': tokenizers.fingerprint,
+            'split': records.fingerprint,
+            'bad_lines': config.data.bad_lines,
+        }
+        arrays, facts = cache.arrays(cache.directory(config.data), depends_on, write)
+        digest = _digest(json.dumps(depends_on, sort_keys=True).encode())
+    else:
+        held = collections.defaultdict(list)
+        for name, values in pieces():
+            held[name].append(values)
+        arrays, facts = {name: np.concatenate(values) for name, values in held.items()}, {'skipped': 0, 'bad': bad}
+        digest = _digest(*arrays.values())
+    by_name = {name: Ragged(arrays[f'{name}.ids'], arrays[f'{name}.offsets']) for name in dtypes}
+    return Columns(by_name, np.array(facts['bad'], np.int64), facts['skipped'], digest)
 
 
 def _some(records: Sequence[Record]) -> Iterator[tuple[int, list[Record]]]:
@@ -158,9 +137,8 @@ def pairs(records: Sequence[Record], tokenizers: Tokenizers) -> Encoded:
     """Encodes the target as `tokens` and the source as `sources`."""
     assert tokenizers.source is not None
     targets = tokenizers.target.encode_batch([record['target'] for record in records])
-    return Encoded(
-        {'tokens': targets, 'sources': tokenizers.source.encode_batch([record['source'] for record in records])}, {}
-    )
+    sources = tokenizers.source.encode_batch([record['source'] for record in records])
+    return Encoded({'tokens': targets, 'sources': sources}, {})
 
 
 def _texts(records: Sequence[Record], tokenizers: Tokenizers) -> dict[str, Rows]:
@@ -206,10 +184,7 @@ def tagged(records: Sequence[Record], tokenizers: Tokenizers) -> Encoded:
 def _first_of_words(words: Sequence[str], starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
     """Returns the index of the word that each token is the first of, else -1: int [T].
 
-    Args:
-      words: joined by spaces they are the text of the tokens.
-      starts: int [T], the first character of each token.
-      stops: int [T], the character after its last.
+    `starts` and `stops`, int [T], are the characters of each token in the words joined by spaces.
     """
     spaces = np.cumsum([len(word) + 1 for word in words]) - 1  # after each word
     last = np.maximum(stops - 1, starts)
