@@ -23,14 +23,9 @@ class Texts:
 
 
 def read(records: Iterable[Record], fields: Sequence[str], say: Say) -> Texts:
-    """Reads `records` once and keeps 16 bytes for each field of each record.
+    """Reads the records of a split once and keeps 16 bytes for each of the fields with text of each record.
 
     Where there are several fields, the key 'whole' holds hashes of whole records.
-
-    Args:
-      records: of one split.
-      fields: the fields with text.
-      say: takes lines of progress.
     """
     since = time.monotonic()
     num_bytes = dict.fromkeys(fields, 0)
@@ -40,11 +35,9 @@ def read(records: Iterable[Record], fields: Sequence[str], say: Say) -> Texts:
         for field in fields:
             num_bytes[field] += len(text_of(record, field).encode('utf-8', 'surrogatepass'))
         for alike, normal in ALIKE.items():
-            texts = [normal(text_of(record, field)) for field in fields]
-            for field, text in zip(fields, texts, strict=True):
-                hashes[alike, field].append(_hash(text))
-            if len(fields) > 1:
-                hashes[alike, 'whole'].append(_hash('\0'.join(texts)))
+            texts = [unicodedata.normalize('NFC', normal(text_of(record, field))) for field in fields]
+            for key, text in zip(keys, [*texts, '\0'.join(texts)], strict=False):  # a single field is the whole
+                hashes[alike, key].append(_hash(text))
         if time.monotonic() > since + 5:
             since = time.monotonic()
             say(f'looking for duplicates: {count:,} records read')
@@ -58,23 +51,14 @@ def joined(parts: Sequence[Texts]) -> Texts:
 
 
 def within(hashes: np.ndarray) -> np.ndarray:
-    """Returns the indices of records that occurred before: of equal records, all but the first.
-
-    Args:
-      hashes: uint64 [records].
-    """
+    """Returns the indices of records that occurred before: of equal `hashes`, uint64 [records], all but the first."""
     again = np.ones(len(hashes), bool)
     again[np.unique(hashes, return_index=True)[1]] = False
     return np.flatnonzero(again)
 
 
 def across(hashes: np.ndarray, train: np.ndarray) -> np.ndarray:
-    """Returns the indices of records that are also in `train`.
-
-    Args:
-      hashes: uint64 [records].
-      train: uint64 [training records].
-    """
+    """Returns the indices of `hashes`, uint64 [records], that are also in `train`, uint64 [training records]."""
     return np.flatnonzero(np.isin(hashes, train))
 
 
@@ -84,15 +68,7 @@ def _hash(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), 'little')
 
 
-def _exact(text: str) -> str:
-    return unicodedata.normalize('NFC', text.strip())
-
-
-def _near(text: str) -> str:
-    return unicodedata.normalize('NFC', ' '.join(text.lower().split()))
-
-
-ALIKE: dict[str, Callable[[str], str]] = {  # two texts are alike where these give the same
-    'exact': _exact,
-    'near': _near,
+ALIKE: dict[str, Callable[[str], str]] = {  # two texts are alike where these give the same, in Unicode's form NFC
+    'exact': str.strip,
+    'near': lambda text: ' '.join(text.lower().split()),
 }

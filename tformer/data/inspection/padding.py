@@ -57,14 +57,13 @@ def filled(batches: Batches) -> Filled:
 def laid(
     lengths: Sequence[np.ndarray], epochs: Sequence[float], limits: np.ndarray, batching: str, num_buckets: int
 ) -> Filled:
-    """Counts an epoch of training under another batching.
+    """Counts an epoch of training under another batching, a key of packing.BATCHING.
 
     Args:
       lengths: tokens of the examples of each part, int [N, stacks]; longer ones are cut to the limits.
       epochs: passes over each part in one epoch of the mixture.
       limits: tokens of the longest row of each stack, int [stacks].
-      batching: a key of packing.BATCHING.
-      num_buckets: the most shapes that it may make.
+      num_buckets: the most shapes that the batching may make.
     """
     how = packing.BATCHING[batching]
     shapes = how.shapes(np.minimum(np.concatenate(lengths), limits), limits, num_buckets)
@@ -112,9 +111,7 @@ def compared(config: Config, train: Batches) -> dict[str, Filled]:
 def balanced(lengths: np.ndarray, length: int) -> int:
     """Returns the data.encoder_length with which both stacks of packed rows fill up together.
 
-    Args:
-      lengths: tokens of each example for the decoder and for the encoder, int [N, 2].
-      length: tokens of the decoder's rows.
+    The examples have `lengths` tokens for the decoder and the encoder, int [N, 2]; the decoder's rows have `length`.
     """
     target, source = lengths.mean(axis=0)
     return max(_ENCODER_MULTIPLE, round(length * source / target / _ENCODER_MULTIPLE) * _ENCODER_MULTIPLE)

@@ -3,11 +3,11 @@
 A row is shown from the arrays of the batch contract alone, without regard to the objective.
 """
 
-import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from tformer.data.tokenizers.tokenizers import Tokenizers
@@ -16,6 +16,7 @@ from tformer.data.tokenizers.vocabulary import Tokenizer
 Span = tuple[str, str]  # (text, a key of KINDS)
 Line = list[Span]
 Batch = Mapping[str, np.ndarray]
+Cell = str | int  # of a table
 
 WIDTH = 120  # columns
 _MOST_TOKENS, _MOST_SEGMENTS = 120, 4  # shown of each row
@@ -23,12 +24,12 @@ _INDENT = 12
 _BOUNDARY: Span = ('|', 'faint')
 
 
-@dataclasses.dataclass(frozen=True)
-class Kind:
+class Kind(NamedTuple):
     """The appearance of one kind of text."""
 
     style: str  # of rich, where there is colour
-    plain: str  # a format string, where there is none
+    plain: str = '{}'  # a format string, where there is none
+    meaning: str = ''  # in the legend
 
 
 def plain(line: Line) -> str:
@@ -45,8 +46,8 @@ def legend(lines: Iterable[Line]) -> Line:
     """Returns the meaning of the marks in `lines`."""
     used = {kind for line in lines for _, kind in line}
     meant: Line = [('  tokens between |', 'faint')]
-    for kind, meaning in LEGEND.items():
-        meant += [('  ', 'text'), (meaning, kind)] if kind in used else []
+    for name, kind in KINDS.items():
+        meant += [('  ', 'text'), (kind.meaning, name)] if kind.meaning and name in used else []
     return meant
 
 
@@ -59,20 +60,16 @@ def harmless(text: str, most: int = 60) -> str:
     return ''.join(c if c.isprintable() else c.encode('unicode_escape').decode() for c in cut)
 
 
-def table(rows: Sequence[Sequence[str]]) -> list[str]:
+def table(headings: Sequence[str], rows: Iterable[Sequence[Cell]]) -> list[str]:
     """Returns lines of aligned columns under a row of headings.
 
     The first column is aligned to the left, the others to the right; columns without an entry are left out.
     """
-    columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
-    widths = [max(map(cell_len, column)) for column in columns]
-    return [
-        '  '.join(
-            cell + ' ' * (width - cell_len(cell)) if index == 0 else f'{cell:>{width}}'
-            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in zip(*columns, strict=True)
-    ]
+    cells = [[cell if isinstance(cell, str) else f'{cell:,}' for cell in row] for row in (headings, *rows)]
+    names, *columns = (column for column in zip(*cells, strict=True) if any(column[1:]))
+    aligned = [[set_cell_size(name, max(map(cell_len, names))) for name in names]]
+    aligned += [[cell.rjust(max(map(len, column))) for cell in column] for column in columns]
+    return ['  '.join(row) for row in zip(*aligned, strict=True)]
 
 
 def share(count: float, whole: float) -> str:
@@ -84,11 +81,7 @@ def share(count: float, whole: float) -> str:
 def row(batch: Batch, index: int, tokenizers: Tokenizers, tags: bool = False) -> Iterator[Line]:
     """Yields the lines that show one row of a batch, segment by segment.
 
-    Args:
-      batch: from `Batches.batch`.
-      index: of the row.
-      tokenizers: that made the batch.
-      tags: whether the targets are ids of tokenizers.labels and not tokens.
+    With `tags`, the targets are ids of tokenizers.labels and not of tokens.
     """
     if 'labels' in batch:
         yield from _wrapped('label', [(_label(batch['labels'][index], tokenizers.labels), 'label')])
@@ -192,24 +185,16 @@ def _wrapped(name: str, tokens: Sequence[Span]) -> Iterator[Line]:
     yield line
 
 
-LEGEND = {  # the meaning of the kinds that need explanation
-    'masked': 'replaced by the mask',
-    'replaced': 'random→original',
-    'kept': 'to predict, unchanged',
-    'changed': 'differs from its target',
-    'unscored': 'not scored',
-}
-
-KINDS: dict[str, Kind] = {
-    'text': Kind('', '{}'),
-    'title': Kind('bold', '{}'),
-    'faint': Kind('dim', '{}'),
-    'special': Kind('cyan', '{}'),
-    'context': Kind('dim', '{}'),  # read, but not to be predicted
-    'masked': Kind('bold red', '[mask:{}]'),
-    'replaced': Kind('bold magenta', '{{{}}}'),
-    'kept': Kind('bold green', '[keep:{}]'),
-    'changed': Kind('bold red', '[{}]'),  # an input that differs from its target
-    'unscored': Kind('dim', '({})'),
-    'label': Kind('bold green', '{}'),
+KINDS = {
+    'text': Kind(''),
+    'title': Kind('bold'),
+    'faint': Kind('dim'),
+    'special': Kind('cyan'),
+    'context': Kind('dim'),  # read, but not to be predicted
+    'masked': Kind('bold red', '[mask:{}]', 'replaced by the mask'),
+    'replaced': Kind('bold magenta', '{{{}}}', 'random→original'),
+    'kept': Kind('bold green', '[keep:{}]', 'to predict, unchanged'),
+    'changed': Kind('bold red', '[{}]', 'differs from its target'),
+    'unscored': Kind('dim', '({})', 'not scored'),
+    'label': Kind('bold green'),
 }

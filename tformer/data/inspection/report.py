@@ -17,7 +17,7 @@ from tformer.data.batches.pipeline import Batches
 from tformer.data.examples.example_formats import format_of
 from tformer.data.inspection import amounts, duplicates, padding, rendering
 from tformer.data.inspection.duplicates import Say, Texts
-from tformer.data.inspection.rendering import Line, harmless, share, table
+from tformer.data.inspection.rendering import Cell, Line, harmless, share, table
 from tformer.data.sources.records import Record, text_of
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.errors import NoSplitError
@@ -47,23 +47,18 @@ def report(
     records, absent = {'train': train}, []
     for split in ('valid', 'test'):
         try:
-            evaluated = mixture.load(config, split)
-            len(evaluated)
+            records[split] = mixture.load(config, split)
+            len(records[split])
         except NoSplitError as error:
-            absent.append(f'no {split} split: {error}')
-        else:
-            records[split] = evaluated
+            records.pop(split, None)
+            absent.append(harmless(f'no {split} split: {error}', 110))
     splits = {}
-    for split, concatenation in records.items():
+    for split, own in records.items():
         say(f'tokenising and laying out the {split} split')
         training = split == 'train'
-        splits[split] = Batches(
-            config, tokenizers, split, training=training, records=concatenation, row_multiple=row_multiple
-        )
-    yield from _section(
-        'records', [*amounts.records(config, splits, records), *(harmless(line, 110) for line in absent)]
-    )
-    fields = _fields_with_text(config, splits['train'])
+        splits[split] = Batches(config, tokenizers, split, training=training, records=own, row_multiple=row_multiple)
+    yield from _section('records', [*amounts.records(config, splits, records), *absent])
+    fields = list(amounts.text_columns(config, splits['train']).values())
     texts = {split: [duplicates.read(part, fields, say) for part in parts.splits] for split, parts in records.items()}
     yield from _section('text', amounts.vocabulary(config, tokenizers, splits, texts))
     if tokenizers.labels:
@@ -83,16 +78,6 @@ def report(
     yield from _section('token cache', cached(config, splits))
 
 
-def _fields_with_text(config: Config, train: Batches) -> list[str]:
-    """The fields with text that some training record has."""
-    columns_of_parts = [part.examples.columns for part in train.parts]
-    return [
-        field
-        for column, field in format_of(config).encoding.texts.items()
-        if any(len(columns[column].flat) for columns in columns_of_parts)
-    ]
-
-
 def _section(title: str, lines: Iterable[str]) -> Iterator[Line]:
     yield [('', 'text')]
     yield [(title, 'title')]
@@ -100,37 +85,26 @@ def _section(title: str, lines: Iterable[str]) -> Iterator[Line]:
         yield [(f'  {line}'.rstrip(), 'text')]
 
 
-# ------------------------------------------------------------------------------------------------------------- lengths
-
-
 def lengths(config: Config, splits: Mapping[str, Batches]) -> list[str]:
     """Percentiles of the records' lengths; for the training split also the longest record, which is often a mistake in
     the data, and a histogram."""
-    lines: list[tuple[str, ...]] = [('', 'mean', '50 %', '90 %', '99 %', 'longest', 'limit', 'over limit')]
+    data, num_specials = config.data, format_of(config).num_specials
+    cells: list[tuple[Cell, ...]] = []
     bars: list[str] = []
-    for split, batches in splits.items():
-        for side, field, sizes, limit in _sides(config, batches):
-            percentiles = (f'{value:,.0f}' for value in (*np.percentile(sizes, (50, 90, 99)), sizes.max()))
-            over = share((sizes > limit).sum(), len(sizes))
-            lines.append((f'{split} {side}', f'{sizes.mean():,.1f}', *percentiles, f'{limit:,}', over))
-            if split == 'train':
-                index = int(sizes.argmax())
-                longest = f'longest: record {index + 1:,}: {harmless(text_of(batches.records[index], side))}'
-                bars += ['', f'train {side}, {longest}', *histogram(sizes, limit, field)]
-    return table(lines) + bars
-
-
-def _sides(config: Config, batches: Batches) -> Iterator[tuple[str, str, np.ndarray, int]]:
-    """Yields for each field with text: the field, the config field of its limit, the positions that each record takes
-    uncut (int [records]), and the limit."""
-    example_format, data = format_of(config), config.data
-    columns_of_parts = [part.examples.columns for part in batches.parts]
-    for column, field in example_format.encoding.texts.items():
-        sizes = np.concatenate([columns[column].lengths for columns in columns_of_parts]) + example_format.num_specials
+    fields = amounts.text_columns(config, splits['train'])
+    for (split, batches), (column, field) in itertools.product(splits.items(), fields.items()):
+        option, limit = 'data.length', data.length
         if column == 'sources':
-            yield field, 'data.encoder_length', sizes, data.encoder_length or data.length
-        elif sizes.max() > example_format.num_specials:
-            yield field, 'data.length', sizes, data.length
+            option, limit = 'data.encoder_length', data.encoder_length or data.length
+        sizes = num_specials + np.concatenate([part.examples.columns[column].lengths for part in batches.parts])
+        percentiles = (f'{value:,.0f}' for value in (*np.percentile(sizes, (50, 90, 99)), sizes.max()))
+        over = share((sizes > limit).sum(), len(sizes))
+        cells.append((f'{split} {field}', f'{sizes.mean():,.1f}', *percentiles, limit, over))
+        if split == 'train':
+            index = int(sizes.argmax())
+            longest = f'longest: record {index + 1:,}: {harmless(text_of(batches.records[index], field))}'
+            bars += ['', f'train {field}, {longest}', *histogram(sizes, limit, option)]
+    return table(('', 'mean', '50 %', '90 %', '99 %', 'longest', 'limit', 'over limit'), cells) + bars
 
 
 def histogram(sizes: np.ndarray, limit: int, field: str) -> list[str]:
@@ -155,70 +129,60 @@ def histogram(sizes: np.ndarray, limit: int, field: str) -> list[str]:
     return lines
 
 
-# ------------------------------------------------------------------------------------------------------------- batches
-
-
 def batching(splits: Mapping[str, Batches]) -> list[str]:
     """The padding of each split in one epoch, and the shapes of training batches."""
-    stacks = len(splits['train'].shapes[0])
-    lines: list[tuple[str, ...]] = [('', 'batches', 'slots', 'tokens', 'padding', *_SIDES[stacks])]
-    for split, batches in splits.items():
-        epoch = padding.filled(batches)
-        slots, tokens = (f'{values.sum():,.0f}' for values in (epoch.slots, epoch.tokens))
-        lines.append((split, f'{batches.steps_per_epoch:,.1f}', slots, tokens, *_paddings(epoch)))
-    epoch, train = padding.filled(splits['train']), splits['train']
-    shapes: list[tuple[str, ...]] = [
-        ('target x source' if stacks > 1 else 'length', 'rows per batch', 'batches', 'slots', 'tokens', 'padding')
-    ]
+    epochs = {split: padding.filled(batches) for split, batches in splits.items()}
+    in_splits: list[tuple[Cell, ...]] = []
+    for split, epoch in epochs.items():
+        slots, tokens = round(epoch.slots.sum()), round(epoch.tokens.sum())
+        in_splits.append((split, f'{splits[split].steps_per_epoch:,.1f}', slots, tokens, *_paddings(epoch)))
+    train, epoch = splits['train'], epochs['train']
+    in_shapes: list[tuple[Cell, ...]] = []
     for shape, width, rows, slots, tokens in zip(
         train.shapes, train.widths, epoch.rows, epoch.slots.sum(axis=1), epoch.tokens.sum(axis=1), strict=True
     ):
-        counts = f'{width:,}', f'{rows / width:,.1f}', f'{slots:,.0f}', f'{tokens:,.0f}'
-        shapes.append((' x '.join(map(str, shape)), *counts, share(slots - tokens, slots)))
-    return [*table(lines), '', *table(shapes)]
+        counts = width, f'{rows / width:,.1f}', round(slots), round(tokens)
+        in_shapes.append((' x '.join(map(str, shape)), *counts, share(slots - tokens, slots)))
+    shape_of = 'target x source' if len(train.shapes[0]) > 1 else 'length'
+    return [
+        *table(('', 'batches', 'slots', 'tokens', 'padding', 'of target', 'of source'), in_splits),
+        '',
+        *table((shape_of, 'rows per batch', 'batches', 'slots', 'tokens', 'padding'), in_shapes),
+    ]
 
 
 def compared(epochs: Mapping[str, padding.Filled]) -> list[str]:
     """The padding under each batching, and the number of programs that it compiles."""
-    stacks = len(next(iter(epochs.values())).paddings)
-    rows = [(name, f'{len(epoch.shapes)}', *_paddings(epoch)) for name, epoch in epochs.items()]
-    return table([('', 'programs', 'padding', *_SIDES[stacks]), *rows])
-
-
-_SIDES: dict[int, tuple[str, ...]] = {1: (), 2: ('of target', 'of source')}  # by the number of stacks
+    headings = '', 'programs', 'padding', 'of target', 'of source'
+    return table(headings, [(name, len(epoch.shapes), *_paddings(epoch)) for name, epoch in epochs.items()])
 
 
 def _paddings(epoch: padding.Filled) -> tuple[str, ...]:
-    by_stack = epoch.paddings if len(epoch.paddings) > 1 else ()
-    return tuple(share(max(value, 0), 1) for value in (epoch.padding, *by_stack))
-
-
-# ---------------------------------------------------------------------------------------------- duplicates, rows, cache
+    """The padding of all stacks, and of each where there are two."""
+    whole, *by_stack = (share(max(value, 0), 1) for value in (epoch.padding, *epoch.paddings))
+    return whole, *(by_stack if len(by_stack) == 2 else ('', ''))
 
 
 def repeated(records: Mapping[str, Sequence[Record]], texts: Mapping[str, Sequence[Texts]]) -> list[str]:
     """How many training records occurred before, how many of the other splits' are in train, and two of each."""
     whole = {split: duplicates.joined(parts) for split, parts in texts.items()}
-    lines: list[tuple[str, ...]] = [('', *(cell for alike in duplicates.ALIKE for cell in (alike, 'share')))]
+    cells: list[list[Cell]] = []
     samples: list[str] = []
     keys = list(dict.fromkeys(reversed([key for _, key in whole['train'].hashes])))
     for split, key in itertools.product(whole, keys):
         name = f'{split}: {key} in train' + (' before' if split == 'train' else '')
-        repeats = {alike: _repeats(whole, split, (alike, key)) for alike in duplicates.ALIKE}
-        size = len(whole[split].hashes['exact', key])
-        lines.append((name, *(c for at in repeats.values() for c in (f'{len(at):,}', share(len(at), size)))))
+        cells.append([name])
         fields = whole[split].num_bytes if key == 'whole' else (key,)
-        for index in repeats['exact'][:2].tolist():
-            text = ' → '.join(text_of(records[split][index], field) for field in fields)
-            samples.append(f'{name}: {harmless(text, 60)}')
+        for alike in duplicates.ALIKE:
+            hashes, of_train = (whole[side].hashes[alike, key] for side in (split, 'train'))
+            found = duplicates.within(hashes) if split == 'train' else duplicates.across(hashes, of_train)
+            cells[-1] += [len(found), share(len(found), len(hashes))]
+            for index in found[:2].tolist() if alike == 'exact' else ():
+                text = ' → '.join(text_of(records[split][index], field) for field in fields)
+                samples.append(f'{name}: {harmless(text, 60)}')
+    headings = ['', *itertools.chain.from_iterable((alike, 'share') for alike in duplicates.ALIKE)]
     notes = 'exact ignores outer spaces and Unicode composition; near also ignores case and the amount of space'
-    return [*table(lines), notes, *samples]
-
-
-def _repeats(whole: Mapping[str, Texts], split: str, kind: tuple[str, str]) -> np.ndarray:
-    """The indices of the records of a split that occur earlier in train, or in train at all if it is another split."""
-    hashes = whole[split].hashes[kind]
-    return duplicates.within(hashes) if split == 'train' else duplicates.across(hashes, whole['train'].hashes[kind])
+    return [*table(headings, cells), notes, *samples]
 
 
 def rows(batches: Batches, tokenizers: Tokenizers, count: int) -> Iterator[Line]:
