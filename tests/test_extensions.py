@@ -3,11 +3,13 @@
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 
 import pytest
 
+import tformer as library
 from tformer import checks, config
 from tformer.config import extensions
 from tformer.errors import UserError
@@ -138,6 +140,32 @@ def test_a_workdir_runs_no_code_unless_the_user_names_it(place, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_run_loads_in_python_with_the_extensions_that_it_needs(place):
+    def load(argument):
+        code = f"import tformer; print(tformer.load_run('run'{argument}))"
+        env = {**os.environ, 'PYTHONPATH': str(ROOT), 'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': ''}
+        return subprocess.run([sys.executable, '-c', code], cwd=place, env=env, capture_output=True, text=True)
+
+    assert load(", extensions=['mine.py']").stdout.startswith("Run('run', step=2")
+    assert 'needs the extension mine.py' in load('').stderr
+    assert 'no file gone.py' in load(", extensions=['gone.py']").stderr
+
+
+@pytest.mark.slow
+def test_a_removed_extension_is_named_when_its_run_is_resumed(place, tmp_path):
+    shutil.copytree(place / 'run', tmp_path / 'run')
+    (tmp_path / 'recipe.py').write_text((place / 'recipe.py').read_text())
+    fields = [f'--config.{name}={value}' for name, value in FIELDS.items()]
+    for more, line in (
+        (['--config=recipe.py', '--config.extensions=mine.py', *fields], 'extensions: no file mine.py'),
+        (['--config=run/config.json'], 'needs the extension mine.py: name it with --extensions'),
+        (['--config=run/config.json', '--extensions=mine.py'], 'extensions: no file mine.py'),
+    ):
+        code, _, err = tformer('train', '--workdir=run', *more, cwd=tmp_path)
+        assert code == 2 and len(err.splitlines()) == 1 and line in err
+
+
+@pytest.mark.slow
 def test_an_extension_adds_a_command(place):
     assert tformer('hello', '--extensions=mine.py', '--times=2', cwd=place)[1].split() == ['hello', 'hello']
     assert tformer('hello', cwd=place)[0] == 2
@@ -196,3 +224,34 @@ def test_a_new_objective_is_one_row(monkeypatch):
     checks.check(cfg)
     assert OBJECTIVES['my_masked_lm'] == OBJECTIVES['masked_lm']
     assert set(random_batch(checks.resolve(cfg, vocab_size=40))) == {'inputs', 'positions', 'targets', 'weights'}
+
+
+def test_an_objective_that_a_file_adds_is_trained(tmp_path, monkeypatch):
+    from tformer.config import tasks
+
+    monkeypatch.setitem(tasks.TASKS, 'my_masked_lm', None)  # the row goes with the test
+    (tmp_path / 'mine.py').write_text(
+        "from tformer.config.tasks import TASKS\n\nTASKS['my_masked_lm'] = TASKS['masked_lm']\n"
+    )
+    (tmp_path / 'recipe.py').write_text(
+        'from tformer import config\n\n\ndef get_config(argument):\n    return config.config_dict(config.Config())\n'
+    )
+    fields = {
+        'model.family': 'encoder', 'model.emb_dim': '16', 'model.mlp_dim': '16', 'model.num_encoder_layers': '1',
+        'model.vocab_size': '40', 'data.length': '8', 'train.num_steps': '2', 'train.batch_size': '4', 'mesh.data': '1',
+    }  # fmt: skip
+
+    def losses(objective, **more):
+        overrides = {**fields, 'train.objective': objective, **more}
+        cfg = library.load_config(str(tmp_path / 'recipe.py'), overrides)
+        batch = library.random_batch(cfg)
+        state, step = library.new_state(cfg, batch), library.train_step(cfg)
+        found = []
+        for _ in range(2):
+            state, metrics = step(state, batch)
+            found.append(metrics['loss'])
+        assert int(state.step) == 2
+        return found
+
+    mine = losses('my_masked_lm', extensions=str(tmp_path / 'mine.py'))
+    assert mine == losses('masked_lm') and mine[0] != mine[1]

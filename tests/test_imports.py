@@ -13,7 +13,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 # From the bottom up. A file imports from its own part of the package and from the lines before, nothing else.
 ORDER = [
-    ('atomic', 'errors'),
+    ('atomic', 'errors', 'hashing'),
     ('config',),
     ('data', 'distributed'),
     ('layers',),

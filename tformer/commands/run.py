@@ -12,6 +12,7 @@ from flax import linen as nn
 from tformer import checks
 from tformer.commands import scoring
 from tformer.config import Config
+from tformer.config import extensions as extensions_lib
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.distributed import sharding
 from tformer.errors import UserError
@@ -55,6 +56,7 @@ class Run:
         which: str = 'best',
         average: int | None = None,
         placed: bool = False,
+        extensions: Sequence[str] = (),
     ) -> 'Run':
         """Returns the run of a workdir with its best or latest parameters, or the mean of the newest checkpoints.
 
@@ -64,10 +66,12 @@ class Run:
           which: best or latest.
           average: how many of the newest checkpoints to average.
           placed: whether the parameters go where config.mesh says; otherwise they are whole on the first device.
+          extensions: files that add rows to tables; a workdir made with extensions needs them.
 
         Raises:
-          UserError: the directory is not a workdir, it has no checkpoint, or an override does not fit.
+          UserError: the directory is not a workdir, it has no checkpoint, or an override or an extension does not fit.
         """
+        extensions_lib.import_files(extensions)
         home = pathlib.Path(workdir)
         config = workdir_lib.changed_config(home, overrides or {})
         checks.check_here(config)

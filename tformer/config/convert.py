@@ -2,7 +2,6 @@
 
 import ast
 import dataclasses
-import hashlib
 import json
 import math
 import operator
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from tformer import errors
+from tformer import errors, hashing
 from tformer.config import extensions, renamed
 from tformer.config.python_files import execute
 from tformer.config.run import Config, Data
@@ -269,7 +268,7 @@ def changes(spec: str) -> dict[str, Any]:
 def digest(config: Config) -> str:
     """Returns a digest of all fields, in hexadecimal digits; without extensions it is that of the sections alone."""
     tree = {name: value for name, value in to_dict(config).items() if name != 'extensions' or value}
-    return hashlib.blake2b(json.dumps(tree, sort_keys=True).encode(), digest_size=16).hexdigest()
+    return hashing.digest_json(tree)
 
 
 def difference(a: Config, b: Config) -> dict[str, tuple[Any, Any]]:

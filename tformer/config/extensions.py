@@ -10,12 +10,12 @@ environment variable TFORMER_EXTENSIONS names.
 """
 
 import dataclasses
-import hashlib
 import os
 import pathlib
 import re
 from collections.abc import Iterable
 
+from tformer import hashing
 from tformer.config import python_files
 from tformer.config.run import Config
 from tformer.errors import UserError, nearest
@@ -23,19 +23,21 @@ from tformer.errors import UserError, nearest
 DIRECTORY = 'TFORMER_EXTENSIONS'  # the environment variable that names a trusted directory
 
 _IMPORTED: dict[str, str] = {}  # digest -> path, of the extensions that this process has imported
-_GIVEN: list[str] = []  # entries of those that the command line gave
+_GIVEN: dict[str, None] = {}  # entries of those that the command line gave, in order
 
 
-def give(paths: Iterable[str]) -> None:
-    """Imports the files that the user names on the command line; configs that the user gives then include them.
+def import_files(paths: Iterable[str]) -> list[str]:
+    """Imports extensions, unless this process has; returns their entries in config.extensions.
 
     Raises:
       UserError: a file is missing or does not run.
     """
-    for path in paths:
-        entry = _imported(pathlib.Path(path), path, None)
-        if entry not in _GIVEN:
-            _GIVEN.append(entry)
+    return [_imported(pathlib.Path(path), path, None) for path in paths]
+
+
+def give(paths: Iterable[str]) -> None:
+    """Imports the files that the user names on the command line; configs that the user gives then include them."""
+    _GIVEN.update(dict.fromkeys(import_files(paths)))
 
 
 def load(config: Config, *, trusted: bool, place: str, beside: pathlib.Path | None = None) -> Config:
@@ -77,12 +79,7 @@ class Pickled:
         self._files = files(config)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _reimport, (self._files,)
-
-
-def _reimport(paths: list[str]) -> None:
-    for path in paths:
-        _imported(pathlib.Path(path), path, None)
+        return import_files, (self._files,)
 
 
 def _load(entry: str, trusted: bool, place: str, beside: pathlib.Path | None) -> str:
@@ -100,7 +97,7 @@ def _load(entry: str, trusted: bool, place: str, beside: pathlib.Path | None) ->
         raise _changed(known[name], place)
     file = pathlib.Path(os.environ.get(DIRECTORY, ''), name)
     if DIRECTORY in os.environ and file.is_file():
-        if digest != _digest(file):
+        if digest != hashing.digest_bytes(file.read_bytes()):
             raise _changed(str(file), place)
         _imported(file, str(file), digest)
         return entry
@@ -115,7 +112,7 @@ def _imported(file: pathlib.Path, path: str, digest: str | None) -> str:
     if not file.is_file():
         siblings = [str(other) for other in file.parent.glob('*.py')] if file.parent.is_dir() else []
         raise UserError(f'extensions: no file {file}{nearest(str(file), siblings) if siblings else ""}')
-    found = _digest(file)
+    found = hashing.digest_bytes(file.read_bytes())
     if digest is not None and digest != found:
         raise _changed(str(file), 'the config')
     if found not in _IMPORTED:
@@ -126,10 +123,6 @@ def _imported(file: pathlib.Path, path: str, digest: str | None) -> str:
             del _IMPORTED[found]
             raise
     return f'{path}@{found}'
-
-
-def _digest(file: pathlib.Path) -> str:
-    return hashlib.blake2b(file.read_bytes(), digest_size=16).hexdigest()
 
 
 def _changed(file: str, place: str) -> UserError:

@@ -6,7 +6,6 @@ first. Where the file system has no locks, both write it, and the entry of the f
 """
 
 import fcntl
-import hashlib
 import json
 import os
 import re
@@ -20,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from tformer import hashing
 from tformer.config.run import Data
 from tformer.data.ragged import mapped
 from tformer.errors import UserError
@@ -73,8 +73,7 @@ def entry(place: Path, depends_on: Mapping[str, Any], make: Callable[[Writer], N
     Raises:
       UserError: the directory cannot be written, e.g. the disk is full. A half-written entry is removed.
     """
-    text = json.dumps({'format': _FORMAT, **depends_on}, sort_keys=True)
-    wanted = place / hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    wanted = place / hashing.digest_json({'format': _FORMAT, **depends_on})
     try:
         if not _whole(wanted):
             place.mkdir(parents=True, exist_ok=True)

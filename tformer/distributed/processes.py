@@ -1,7 +1,6 @@
 """Several processes that train as one: how they join, agree and wait, and what only the first process does."""
 
 import contextlib
-import hashlib
 import os
 import re
 import socket
@@ -15,6 +14,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from tformer import hashing
 from tformer.errors import UserError, nearest
 
 T = TypeVar('T')
@@ -175,8 +175,8 @@ def agree(facts: Mapping[str, object]) -> None:
     """
     if jax.process_count() == 1:
         return
-    digests = [hashlib.blake2b(repr(fact).encode(), digest_size=8).digest() for fact in facts.values()]
-    found = multihost_utils.process_allgather(np.frombuffer(b''.join(digests), np.uint32).reshape(-1, 2))
+    digests = ''.join(hashing.digest_bytes(repr(fact).encode(), size=8) for fact in facts.values())
+    found = multihost_utils.process_allgather(np.frombuffer(bytes.fromhex(digests), np.uint32).reshape(-1, 2))
     process, which = np.nonzero((found != found[0]).any(-1))
     if process.size:
         names = [list(facts)[i] for i in which[process == process[0]]]

@@ -1,11 +1,11 @@
 """The rows of a split and their order: parts of a mixture laid out as rows, and the sampler of each batch's rows."""
 
 import dataclasses
-import hashlib
 from collections.abc import Sequence
 
 import numpy as np
 
+from tformer import hashing
 from tformer.config.run import Config
 from tformer.data import cache, order
 from tformer.data.batches import packing
@@ -55,7 +55,7 @@ def lay_out(
     if cached and batching == 'pack':
         depends_on = {
             'layout': packing.WINDOW,
-            'lengths': hashlib.blake2b(np.ascontiguousarray(examples.lengths).data).hexdigest(),
+            'lengths': hashing.digest_bytes(np.ascontiguousarray(examples.lengths), size=64),
             'limits': limits.tolist(),
             'stream': [config.train.seed, part],
         }

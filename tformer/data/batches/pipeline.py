@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import hashlib
 import os
 import signal
 import threading
@@ -14,6 +13,7 @@ import grain
 import numpy as np
 from absl import flags
 
+from tformer import hashing
 from tformer.config import extensions
 from tformer.config.convert import parts
 from tformer.config.run import Config
@@ -132,10 +132,8 @@ class Batches:
     @functools.cached_property
     def fingerprint(self) -> str:
         """A hash of the tokenised records and their positions in the batches."""
-        digest = hashlib.blake2b(repr((self.shapes, self.widths)).encode(), digest_size=8)
-        for part in self.parts:
-            digest.update(f'{part.examples.fingerprint} {part.epochs}'.encode())
-        return digest.hexdigest()
+        parts = (f'{part.examples.fingerprint} {part.epochs}'.encode() for part in self.parts)
+        return hashing.digest_bytes(repr((self.shapes, self.widths)).encode(), *parts, size=8)
 
     def batch(self, step: int, share: tuple[int, int] = (0, 1)) -> Batch:
         """Returns the batch of `step`: `inputs` and `positions` int32 [B, T], and the other arrays of the objective.

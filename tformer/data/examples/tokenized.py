@@ -2,9 +2,7 @@
 
 import collections
 import dataclasses
-import hashlib
 import itertools
-import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tformer import hashing
 from tformer.config.run import Config
 from tformer.data import cache
 from tformer.data.ragged import Ragged
@@ -96,13 +95,13 @@ def columns(
             'bad_lines': config.data.bad_lines,
         }
         arrays, facts = cache.arrays(cache.directory(config.data), depends_on, write)
-        digest = _digest(json.dumps(depends_on, sort_keys=True).encode())
+        digest = hashing.digest_json(depends_on, size=8)
     else:
         held = collections.defaultdict(list)
         for name, values in pieces():
             held[name].append(values)
         arrays, facts = {name: np.concatenate(values) for name, values in held.items()}, {'skipped': 0, 'bad': bad}
-        digest = _digest(*arrays.values())
+        digest = hashing.digest_bytes(*arrays.values(), size=8)
     by_name = {name: Ragged(arrays[f'{name}.ids'], arrays[f'{name}.offsets']) for name in dtypes}
     return Columns(by_name, np.array(facts['bad'], np.int64), facts['skipped'], digest)
 
@@ -116,13 +115,6 @@ def _some(records: Sequence[Record]) -> Iterator[tuple[int, list[Record]]]:
         if time.monotonic() > last_line + 10:
             last_line = time.monotonic()
             print(f'tokenised {done:,} of {len(records):,} records', file=sys.stderr, flush=True)
-
-
-def _digest(*parts: Any) -> str:
-    digest = hashlib.blake2b(digest_size=8)
-    for part in parts:
-        digest.update(part)
-    return digest.hexdigest()
 
 
 # ---------------------------------------------------------------------------------------------------------- encodings

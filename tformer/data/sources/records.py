@@ -3,12 +3,12 @@
 import abc
 import functools
 import hashlib
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from tformer import hashing
 from tformer.config.tasks import TASKS
 from tformer.data.order import permuted
 from tformer.errors import UserError, nearest
@@ -152,7 +152,7 @@ class Split(Sequence[Record]):
 
 def fingerprint(*parts: Any) -> str:
     """Returns a short hash of JSON values, the same on every machine."""
-    return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
+    return hashing.digest_json(parts)
 
 
 def place_of(key: str) -> float:

@@ -2,14 +2,12 @@
 
 import contextlib
 import dataclasses
-import hashlib
-import json
 import pathlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tformer import atomic, checks, config
+from tformer import atomic, checks, config, hashing
 from tformer.config import Config, extensions
 from tformer.distributed import processes
 from tformer.errors import Stopped, UserError, choose
@@ -214,8 +212,7 @@ def arm_name(baseline: Config, stated: Config) -> str:
     text = ','.join(f'{field}={UNSAFE.sub("-", value)}' for field, value in parts)
     if len(text) <= LONGEST and not any(UNSAFE.search(value) for _, value in parts):
         return text
-    digest = hashlib.blake2b(json.dumps(differing, sort_keys=True).encode(), digest_size=4).hexdigest()
-    return f'{text[:LONGEST]}~{digest}'
+    return f'{text[:LONGEST]}~{hashing.digest_json(differing, size=4)}'
 
 
 def _written(value: Any) -> str:
