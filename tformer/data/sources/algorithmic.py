@@ -20,7 +20,7 @@ TEST_SEQUENCES = 1_000
 
 
 class Task(NamedTuple):
-    """What is computed, and the forms of records (`config.tasks.RECORDS`) that it can have."""
+    """A rule that computes the pairs of a split, and the forms of records (`config.tasks.RECORDS`) they can have."""
 
     pairs: Callable[[Data, str], Pairs]
     forms: tuple[str, ...]

@@ -1,5 +1,6 @@
 """Text files as a source: the files of each split, and the splits that are held out of others."""
 
+import collections
 import glob
 import os
 import re
@@ -9,9 +10,9 @@ from pathlib import Path
 from tformer.config.run import Data
 from tformer.config.tasks import RECORDS, TASKS
 from tformer.data.sources.file_formats import READERS, ending
-from tformer.data.sources.records import BAD_LINES, Read, Record, fingerprint, split_of
+from tformer.data.sources.records import Read, Record, fingerprint, split_of, text_of
 from tformer.data.sources.text_reader import File, Text, find
-from tformer.errors import NoSplitError, UserError, choose, nearest
+from tformer.errors import NoSplitError, UserError, nearest
 
 _HELD_OUT = 0.02  # the share of the train files that is held out for a split without files of its own
 
@@ -29,7 +30,6 @@ def load(config: Data, objective: str, split: str) -> tuple[str, Read]:
     Raises:
       UserError: a file is missing; when the records are read: a file is empty or a line is malformed.
     """
-    choose(BAD_LINES, config.bad_lines, 'data.bad_lines')
     own = {'valid': config.valid_path, 'test': config.test_path}
     held_out = tuple(name for name, paths in own.items() if not paths)
     paths = own.get(split) or config.path
@@ -77,12 +77,11 @@ def _of_split(directory: Path, split: str) -> list[Path]:
     endings = ','.join(ending[1:] for ending in READERS)
     pattern = re.compile(rf'{split}(?:([-._])(\d+)(-of-(\d+))?)?\.({endings.replace(",", "|")})(\.gz)?')
     present = sorted(path.name for path in directory.iterdir())
-    kinds: dict[str, list[str]] = {}
+    kinds = collections.defaultdict(list)
     for file in present:
         if match := pattern.fullmatch(file):
             separator, part, total, _, suffix, packed = match.groups(default='')
-            kind = f'{split}{separator}{"*" if part else ""}{total}.{suffix}{packed}'
-            kinds.setdefault(kind, []).append(file)
+            kinds[f'{split}{separator}{"*" if part else ""}{total}.{suffix}{packed}'].append(file)
     if len(kinds) > 1:
         raise UserError(f'{directory} holds {" and ".join(sorted(kinds))}: name one of them in data.path')
     if not kinds:
@@ -102,16 +101,15 @@ def _order(path: Path) -> list[tuple[bool, int, str]]:
 def _read(text: Text, held_out: tuple[str, ...], split: str, config: Data, objective: str) -> Iterator[Record]:
     """Yields the records of a file; if splits are held out of it, only those of `split`."""
     kind, empty = ending(text.path), True
+    is_document = kind == '.txt' and TASKS[objective].running_text
     key, shares = RECORDS[TASKS[objective].records].held_out_by, dict.fromkeys(held_out, _HELD_OUT)
     for record in READERS[kind](text, config, objective):
         empty = False
-        if held_out and kind == '.txt' and TASKS[objective].running_text:
+        if held_out and is_document:
             part = _cut(record['text'], held_out, split)
             if part.strip():
                 yield {'text': part}
-            continue
-        value = record[key] if isinstance(record[key], str) else ' '.join(record[key])
-        if not held_out or split_of(value, shares.get('valid', 0), shares.get('test', 0)) == split:
+        elif not held_out or split_of(text_of(record, key), shares.get('valid', 0), shares.get('test', 0)) == split:
             yield record
     if empty:
         bad = f': {text.skipped} bad lines were skipped' if text.skipped else ''
@@ -119,8 +117,7 @@ def _read(text: Text, held_out: tuple[str, ...], split: str, config: Data, objec
 
 
 def _cut(text: str, held_out: tuple[str, ...], split: str) -> str:
-    """Returns the part of a document that belongs to `split`. Held-out splits are its end, cut at the start of a line
-    if it has lines."""
+    """Returns a split's part of a document. Held-out splits are its end, cut at the start of a line if it has lines."""
     stop, size = len(text), int(_HELD_OUT * len(text))
     for name in reversed(held_out):
         place = stop - size

@@ -29,50 +29,37 @@ Rows = Iterator[tuple[int, Record]]
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """A prepared set.
+    """A prepared set, which is in the directory `place`."""
 
-    Attributes:
-      name: the set's name with its configuration and version.
-      place: its directory.
-      splits: the number of records and of bytes of each split, by its name.
-      skipped: the number of bad lines that were left out of each split, by its name.
-      new: False if it existed before.
-      overrides: the command line's flags with which a run trains from it.
-    """
-
-    name: str
+    name: str  # with the configuration and the version
     place: Path
-    splits: dict[str, tuple[int, int]]
-    skipped: dict[str, int]
-    new: bool
-    overrides: tuple[str, ...]
+    splits: dict[str, tuple[int, int]]  # the number of records and of bytes of each split
+    skipped: dict[str, int]  # the number of bad lines that were left out of each split
+    new: bool  # False if the set existed before
+    overrides: tuple[str, ...]  # the command line's flags with which a run trains from it
 
 
 def write(config: Data, objective: str, say: Say = lambda line: None) -> Prepared:
     """Writes the splits of `config.source` as the set `config.tfds_name` in `config.tfds_dir`, unless it exists.
 
     The set keeps the order of the records, the fields of `objective`, and the optional fields that all records have.
-    With data.source='tfds', the named set's own code downloads and writes it. A set appears when it is complete.
-
-    Args:
-      config: of the data.
-      objective: a key of TASKS.
-      say: takes lines of progress.
+    With data.source='tfds', the named set's own code downloads and writes it. A set appears when it is complete. `say`
+    takes lines of progress.
 
     Raises:
       UserError: there is no name, a split cannot be read, the name belongs to a set of other records, the directory
         cannot be written, or the set's code is unknown or needs TensorFlow.
     """
-    if config.tfds_name is None:
-        raise UserError('data.tfds_name is needed: the name of the set to write, e.g. my_set or my_set/de-en:1.0.0')
-    if not _NAME.fullmatch(config.tfds_name):
-        name = f'data.tfds_name={config.tfds_name!r}'
-        raise UserError(f'{name} is not the name of a set, e.g. my_set or my_set/de-en:1.0.0')
+    name, example = config.tfds_name, 'e.g. my_set or my_set/de-en:1.0.0'
+    if name is None:
+        raise UserError(f'data.tfds_name is needed: the name of the set to write, {example}')
+    if not _NAME.fullmatch(name):
+        raise UserError(f'data.tfds_name={name!r} is not the name of a set, {example}')
     if config.source == 'tfds':
-        return _prepared(config, tfds_download.write(config.tfds_name, config.tfds_dir, say), {}, changed=())
+        return _prepared(config, tfds_download.write(name, config.tfds_dir, say), {}, changed=())
     splits = _splits(config, objective, say)
     new = _write_records(config, objective, splits, say)
-    skipped = {name: split.skipped for name, split in splits.items() if new and split.skipped}
+    skipped = {ours: split.skipped for ours, split in splits.items() if new and split.skipped}
     return _prepared(config, new, skipped, changed=('tfds_splits', 'columns', 'source_template', 'target_template'))
 
 
@@ -94,9 +81,9 @@ def _prepared(config: Data, new: bool, skipped: dict[str, int], changed: tuple[s
     if config.tfds_dir is not None:
         overrides['tfds_dir'] = config.tfds_dir
     for field in changed:
-        if getattr(config, field) != getattr(Data(), field):
-            default = getattr(Data(), field)
-            overrides[field] = str(default) if default is None else ','.join(default)
+        default = getattr(Data(), field)
+        if getattr(config, field) != default:
+            overrides[field] = 'None' if default is None else ','.join(default)
     flags = tuple(f'--config.data.{field}={value}' for field, value in overrides.items())
     return Prepared(builder.info.full_name, Path(builder.data_dir), splits, skipped, new, flags)
 
@@ -118,10 +105,23 @@ def _write_records(config: Data, objective: str, splits: dict[str, Split], say: 
     """Returns whether the set was written: False if a set of the same records exists."""
     import tensorflow_datasets as tfds
 
-    assert config.tfds_name is not None
+    parts = _NAME.fullmatch(config.tfds_name or '')
+    assert parts is not None
+    base, configuration, version = parts[1], parts[2], parts[3] or '1.0.0'
     fingerprints = {name: split.fingerprint for name, split in splits.items()}
     records_fingerprint = fingerprint(sorted(TASKS[objective].fields), fingerprints)
-    base, configuration, version = _parts(config.tfds_name)
+    place = Path(config.tfds_dir or tfds.core.constants.DATA_DIR).expanduser() / base / (configuration or '') / version
+    if place.exists():
+        unversioned = parts[0].partition(':')[0]
+        existing = tfds_lib.prepared(f'{unversioned}:{version}', config.tfds_dir).info
+        if records_fingerprint not in existing.description:
+            major, minor, patch = version.split('.')
+            other = f'{unversioned}:{major}.{minor}.{int(patch) + 1}'
+            raise UserError(f'{existing.full_name} exists and holds other records: delete {place} or write {other}')
+        return False
+    for left in sorted(place.parent.glob(f'incomplete.*_{place.name}')):
+        say(f'{left} belongs to a prepare that is running or was killed; in the latter case delete it')
+    first = splits[_SPLITS['train']][0]
     variants = [tfds.core.BuilderConfig(name=configuration, version=version)] if configuration else []
 
     class Builder(tfds.core.ShardBasedBuilder, skip_registration=True):  # type: ignore[call-arg]
@@ -131,27 +131,15 @@ def _write_records(config: Data, objective: str, splits: dict[str, Split], say: 
 
         def _info(self) -> Any:
             description = f'Written by tformer prepare from data.source={config.source}: {records_fingerprint}'
-            features = tfds.features.FeaturesDict(_features(objective, splits[_SPLITS['train']][0]))
-            return tfds.core.DatasetInfo(
-                builder=self, description=description, features=features, disable_shuffling=True
-            )
+            features = tfds.features.FeaturesDict(_features(objective, first))
+            kept = {'description': description, 'features': features, 'disable_shuffling': True}
+            return tfds.core.DatasetInfo(builder=self, **kept)
 
         def _shard_iterators_per_split(self, _: Any) -> dict[str, list[Callable[[], Rows]]]:
             return {name: _shards(name, split, tuple(self.info.features), say) for name, split in splits.items()}
 
-    place = Path(config.tfds_dir or tfds.core.constants.DATA_DIR).expanduser() / base / (configuration or '') / version
-    if place.exists():
-        existing = tfds_lib.prepared(f'{config.tfds_name.partition(":")[0]}:{version}', config.tfds_dir)
-        if records_fingerprint not in existing.info.description:
-            other = f'{config.tfds_name.partition(":")[0]}:{_next(version)}'
-            raise UserError(
-                f'{existing.info.full_name} exists and holds other records: delete {place} or write {other}'
-            )
-        return False
-    for left in sorted(place.parent.glob(f'incomplete.*_{place.name}')):
-        say(f'{left} belongs to a prepare that is running or was killed; in the latter case delete it')
     for name, split in splits.items():
-        _check_alike(name, split, splits[_SPLITS['train']][0])  # reads the split before TFDS does: its errors are clear
+        _check_alike(name, split, first)  # reads the split before TFDS does: its errors are clear
     with tfds_download.quiet(), tempfile.TemporaryDirectory() as nothing:
         try:
             builder = Builder(data_dir=config.tfds_dir, config=configuration)
@@ -167,24 +155,22 @@ def _check_alike(name: str, records: Sequence[Record], first: Record) -> None:
     for count, record in enumerate(records, start=1):
         for field in wanted ^ (record.keys() - _NOT_STORED):
             where = record.get('where', f'record {count} of {name}')
-            has = 'has' if field in record else 'has no'
-            line = f'{where} {has} {field!r}, unlike the first training record'
-            raise UserError(f'{line}; all records of a set must have the same fields')
+            problem = f'{"has" if field in record else "has no"} {field!r}, unlike the first training record'
+            raise UserError(f'{where} {problem}; all records of a set must have the same fields')
 
 
 def _features(objective: str, record: Record) -> dict[str, Any]:
     """The TFDS feature of each field that `record` has."""
     import tensorflow_datasets as tfds
 
-    text = tfds.features.Text()
+    text, task = tfds.features.Text(), TASKS[objective]
     others = {
         'answers': tfds.features.Sequence({'text': text, 'answer_start': tfds.features.Scalar(np.int64)}),
         **dict.fromkeys(('tokens', 'tags', 'references'), tfds.features.Sequence(text)),
     }
-    if TASKS[objective].records == 'number':
+    if task.records == 'number':
         others['label'] = tfds.features.Scalar(np.float64)
-    fields = [field for field in (*TASKS[objective].fields, *TASKS[objective].optional) if field in record]
-    return {field: others.get(field, text) for field in fields}
+    return {field: others.get(field, text) for field in task.fields + task.optional if field in record}
 
 
 def _stored(value: Any) -> Any:
@@ -192,18 +178,6 @@ def _stored(value: Any) -> Any:
     if isinstance(value, list) and not all(isinstance(item, str) for item in value):  # answers
         return [{'text': text, 'answer_start': start} for start, text in value]
     return value
-
-
-def _next(version: str) -> str:
-    major, minor, patch = version.split('.')
-    return f'{major}.{minor}.{int(patch) + 1}'
-
-
-def _parts(name: str) -> tuple[str, str | None, str]:
-    """Splits a name into set, configuration and version."""
-    match = _NAME.fullmatch(name)
-    assert match is not None
-    return match[1], match[2], match[3] or '1.0.0'
 
 
 def _shards(name: str, records: Sequence[Record], fields: tuple[str, ...], say: Say) -> list[Callable[[], Rows]]:

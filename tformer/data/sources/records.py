@@ -11,7 +11,7 @@ import numpy as np
 from tformer import hashing
 from tformer.config.tasks import TASKS
 from tformer.data.order import permuted
-from tformer.errors import UserError, nearest
+from tformer.errors import UserError, choose, nearest
 
 # The fields of an objective (`config.tasks`) and some of its optional ones: str, but
 #   label of regression: float;
@@ -55,7 +55,7 @@ class Bad:
 
     def __init__(self, rule: str) -> None:
         self.skipped = 0
-        self._stops = BAD_LINES[rule]
+        self._stops = choose(BAD_LINES, rule, 'data.bad_lines')
 
     def found(self, where: str, why: object) -> None:
         """Treats the bad record at `where`, e.g. 'train.tsv:7', which the caller leaves out.

@@ -1,13 +1,12 @@
 """Where records come from: one row of `SOURCES` for each value of data.source."""
 
-import dataclasses
 import functools
 import importlib.util
 import re
 import sysconfig
-import tokenize
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from tformer.config.run import Data
 from tformer.config.tasks import TASKS, with_records
@@ -17,8 +16,7 @@ from tformer.data.sources.text_reader import find
 from tformer.errors import NoSplitError, UserError, choose
 
 
-@dataclasses.dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """One kind of source.
 
     Attributes:
@@ -48,8 +46,6 @@ def check(config: Data, objective: str) -> None:
 
 def load(config: Data, objective: str, split: str) -> Split:
     """Returns the records of `split` (train, valid or test), which are read when the first of them is asked for.
-
-    Each record has the fields of `objective`.
 
     Raises:
       UserError: the source has no such split or does not fit the objective; when its records are read: one of them is
@@ -106,12 +102,9 @@ def _pronunciations(path: Path, stress: bool) -> dict[str, list[str]]:
     for line in path.read_text('utf-8').splitlines():
         word, _, pronunciation = line.lower().partition('#')[0].strip().partition(' ')
         word = re.sub(r'\(\d+\)$', '', word)
-        if not re.search('[a-z]', word):
-            continue
         pronunciation = pronunciation.upper() if stress else re.sub(r'\d', '', pronunciation.upper())
-        known = words.setdefault(word, [])
-        if pronunciation not in known:
-            known.append(pronunciation)
+        if re.search('[a-z]', word) and pronunciation not in words.setdefault(word, []):
+            words[word].append(pronunciation)
     return words
 
 
@@ -127,8 +120,8 @@ def stdlib(config: Data, objective: str, split: str) -> tuple[str, Read]:
     names = [name for name in names if split_of(name, valid=0.05, test=0.05) == split]
 
     def read() -> tuple[list[Record], int]:
-        texts = ((name, _source_text(root / name)) for name in names)
-        return [{'text': text, 'name': name} for name, text in texts if text], 0
+        records = [{'text': _source_text(root / name), 'name': name} for name in names]
+        return [record for record in records if record['text']], 0
 
     return fingerprint('stdlib', [(name, find(root / name).digest) for name in names]), read
 
@@ -136,8 +129,7 @@ def stdlib(config: Data, objective: str, split: str) -> tuple[str, Read]:
 def _source_text(path: Path) -> str:
     """Python source, decoded as the file declares."""
     try:
-        with tokenize.open(path) as file:
-            return file.read()
+        return importlib.util.decode_source(path.read_bytes())
     except (SyntaxError, UnicodeDecodeError):
         return path.read_text('latin-1')
 

@@ -1,8 +1,7 @@
 """Text files line by line: UTF-8, optionally gzipped.
 
 A file is hashed when it is found, and hashed again while its lines are read. So a file that changes in between is an
-error, and the fingerprint of a split is that of the bytes that were really read. The second hash is of the stored
-(compressed) bytes in the same pass, which neither `hashlib.file_digest` nor `gzip.open` offers.
+error, and the fingerprint of a split is that of the bytes that were really read.
 """
 
 import contextlib
@@ -33,9 +32,8 @@ class Text:
     """The lines of a text file, read once from beginning to end."""
 
     def __init__(self, file: File, bad_lines: str) -> None:
-        """Takes a file and a key of BAD_LINES (data.bad_lines)."""
-        self.path = file.path
-        self._file, self._bad = file, Bad(bad_lines)
+        self.path, self._digest = file.path, file.digest
+        self._bad = Bad(bad_lines)
 
     @property
     def skipped(self) -> int:
@@ -70,7 +68,7 @@ class Text:
                     yield number, line.decode()
                 except UnicodeDecodeError as error:
                     self.bad(number, f'not UTF-8: byte 0x{line[error.start]:02x}')
-        if digest.hexdigest() != self._file.digest:
+        if digest.hexdigest() != self._digest:
             raise _changed(self.path)
 
     def filled(self) -> Iterator[tuple[int, str]]:
@@ -81,11 +79,7 @@ class Text:
 
 
 def find(path: Path) -> File:
-    """Returns the file at `path` with its hash.
-
-    Raises:
-      UserError: there is no file, or it cannot be read.
-    """
+    """Returns the file at `path` with its hash; raises a `UserError` if it cannot be read."""
     with _opened(path, unpack=False) as (stored, digest):
         while stored.read(_BUFFER):
             pass
@@ -157,7 +151,7 @@ def _refuse_utf16(path: Path, line: bytes) -> None:
 
 
 class _Hashed(io.RawIOBase):
-    """A file that hashes what is read from it."""
+    """A file that hashes the stored bytes that are read from it, also where `gzip` reads them."""
 
     def __init__(self, file: io.FileIO, digest: hashlib.blake2b) -> None:
         self._file, self._digest = file, digest

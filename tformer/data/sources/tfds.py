@@ -1,5 +1,7 @@
 """Records from TFDS sets that are prepared as ArrayRecord files, read at random and without TensorFlow."""
 
+import functools
+import operator
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -7,18 +9,8 @@ from typing import Any
 from tformer.config.run import Data
 from tformer.config.tasks import TASKS
 from tformer.data.sources import fields, templates
-from tformer.data.sources.records import (
-    BAD_LINES,
-    SPLITS,
-    Bad,
-    BadRecord,
-    Read,
-    Record,
-    Subset,
-    View,
-    fingerprint,
-)
-from tformer.errors import NoSplitError, UserError, choose, nearest
+from tformer.data.sources.records import SPLITS, Bad, BadRecord, Read, Record, Subset, View, fingerprint
+from tformer.errors import NoSplitError, UserError, nearest
 
 _PREPARE = 'prepare it with `tformer prepare`'
 
@@ -43,9 +35,8 @@ def load(config: Data, objective: str, split: str) -> tuple[str, Read]:
     """
     assert config.tfds_name is not None, 'check'
     builder = prepared(config.tfds_name, config.tfds_dir)
-    choose(BAD_LINES, config.bad_lines, 'data.bad_lines')
     info, keys, features = builder.info, *_wanted(builder.info.features, config, objective)
-    name = dict(zip(SPLITS, config.tfds_splits, strict=True))[split]
+    name = config.tfds_splits[SPLITS.index(split)]
     try:
         files = info.splits[name].file_instructions
     except (KeyError, ValueError):
@@ -65,8 +56,10 @@ def load(config: Data, objective: str, split: str) -> tuple[str, Read]:
         source = f'{config.tfds_name} {name}'
         make = fields.maker(config, objective, keys)
         records = Records(builder.as_data_source(name), features, make, source, named=TASKS[objective].labelled)
+        if config.bad_lines == 'stop':
+            return records, 0
         bad = Bad(config.bad_lines)
-        return (records, 0) if config.bad_lines == 'stop' else (Subset(records, records.good(bad)), bad.skipped)
+        return Subset(records, records.good(bad)), bad.skipped
 
     return fingerprint(info.full_name, info.description, sizes, slices, meaning), read
 
@@ -87,9 +80,8 @@ def prepared(name: str, directory: str | None) -> Any:
     except ValueError as error:
         raise UserError(f'{name} cannot be read in {place}: {str(error).splitlines()[0]}') from None
     if builder.info.file_format != tfds.core.FileFormat.ARRAY_RECORD:
-        other = builder.info.file_format.value
-        raise UserError(f'{builder.data_path} is prepared as {other}, which has no random access without TensorFlow: '
-                        f'move it away and {_PREPARE}')  # fmt: skip
+        problem = f'prepared as {builder.info.file_format.value}, which has no random access without TensorFlow'
+        raise UserError(f'{builder.data_path} is {problem}: move it away and {_PREPARE}')
     return builder
 
 
@@ -102,9 +94,8 @@ def _wanted(features: Any, config: Data, objective: str) -> tuple[dict[str, str]
     for field in TASKS[objective].optional:
         if keys[field] == field and (field not in features or hasattr(features[field], 'keys')):
             del keys[field]  # the set has no such feature, or one that is not text
-    by_key = {}
+    by_key = {key: _feature(features, key, config.tfds_name) for key in keys.values()}
     for field, key in keys.items():
-        by_key[key] = _feature(features, key, config.tfds_name)
         if field not in fields.READERS and hasattr(by_key[key], 'keys'):
             names = getattr(by_key[key], 'feature', by_key[key])  # of a sequence
             inside = ', '.join(f'{key}/{name}' for name in sorted(names))
@@ -114,9 +105,9 @@ def _wanted(features: Any, config: Data, objective: str) -> tuple[dict[str, str]
 
 def _feature(features: Any, key: str, name: str) -> Any:
     for part in key.split('/'):
-        if not hasattr(features, 'keys') or part not in features:
-            hint = nearest(part, features) if hasattr(features, 'keys') else ''
-            raise UserError(f'{name} has no feature {key!r} (data.columns){hint}')
+        inside = features if hasattr(features, 'keys') else {}
+        if part not in inside:
+            raise UserError(f'{name} has no feature {key!r} (data.columns){nearest(part, inside)}')
         features = features[part]
     return features
 
@@ -146,28 +137,20 @@ class Records(View):
             raise UserError(f'{self._rows} cannot be read: {str(error).splitlines()[0]}') from error
         for index, row in zip(indices, rows, strict=True):
             where = f'{self._name} record {index + 1}'
+            values = {key: functools.reduce(operator.getitem, key.split('/'), row) for key in self._features}
             try:
-                record = self._make({key: _plain(feature, _at(row, key)) for key, feature in self._features.items()})
-            except UnicodeDecodeError as error:
-                bad.found(where, f'not UTF-8: {bytes(error.object[:40])!r}')
+                record = self._make({key: _plain(feature, values[key]) for key, feature in self._features.items()})
             except BadRecord as error:
                 bad.found(where, error)
             else:
                 yield index, {**record, 'where': where} if self._named else record
 
 
-def _at(row: Any, key: str) -> Any:
-    for part in key.split('/'):
-        row = row[part]
-    return row
-
-
 def _plain(feature: Any, value: Any) -> Any:
     """Returns a value as JSON has it.
 
     Raises:
-      BadRecord: a class id has no name, e.g. -1 in a split without labels.
-      UnicodeDecodeError: a text is not UTF-8.
+      BadRecord: a text is not UTF-8, or a class id has no name, e.g. -1 in a split without labels.
     """
     inner = getattr(feature, 'feature', feature)  # of a sequence
     if isinstance(value, list) or getattr(value, 'ndim', False):
@@ -176,10 +159,12 @@ def _plain(feature: Any, value: Any) -> Any:
         return {key: _plain(inner[key], value[key]) for key in inner}
     if hasattr(inner, 'int2str'):
         if not 0 <= value < inner.num_classes:
-            raise BadRecord(
-                f'class {value} is not among the {inner.num_classes} classes of the set: is it a split without labels?'
-            )
+            known = f'the {inner.num_classes} classes of the set'
+            raise BadRecord(f'class {value} is not among {known}: is it a split without labels?')
         return str(inner.int2str(int(value)))
     if isinstance(value, bytes):
-        return value.decode()
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            raise BadRecord(f'not UTF-8: {value[:40]!r}') from None
     return value.tolist() if hasattr(value, 'tolist') else value

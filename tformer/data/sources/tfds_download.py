@@ -35,15 +35,9 @@ _FILES = SimpleNamespace(
 
 
 def write(name: str, directory: str | None, say: Callable[[str], None]) -> bool:
-    """Writes the set `name` to `directory` as array_record, by the code of TFDS or of an imported module.
+    """Writes the set `name` to `directory` (None: TFDS's default) by the code of TFDS or of an imported module.
 
-    Args:
-      name: of the set, e.g. 'glue/sst2'.
-      directory: of all sets; None: TFDS's default.
-      say: takes lines of progress.
-
-    Returns:
-      Whether it was written: False if it existed.
+    Returns False if the set exists. `say` takes lines of progress.
 
     Raises:
       UserError: there is no such set, or its code fails, e.g. without TensorFlow, the network, or files that must be
@@ -60,8 +54,7 @@ def write(name: str, directory: str | None, say: Callable[[str], None]) -> bool:
     except UserError:
         raise
     except Exception as error:  # the set's own code and the network may raise anything
-        missing = _missing(error)
-        if missing:
+        if missing := _missing(error):
             elsewhere = f'run `{build}` where it is installed, and set data.tfds_dir to what it wrote'
             raise UserError(f'{name} needs {missing} to be written: {elsewhere}') from error
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -83,15 +76,12 @@ def _write(builder: Any) -> None:
 
 
 def _builder(name: str, directory: str | None) -> Any:
-    """Returns the set's own builder. TFDS does not find some older sets if an image or audio module lacks a package, so
-    the modules of text sets are imported one by one."""
+    """Returns the set's own builder."""
     import tensorflow_datasets as tfds
 
-    try:
-        return tfds.builder(name, data_dir=directory)
-    except tfds.core.DatasetNotFoundError:
-        for family in _FAMILIES:
-            importlib.import_module(f'tensorflow_datasets.{family}')
+    # TFDS does not find some older sets if an image or audio module lacks a package.
+    for family in _FAMILIES:
+        importlib.import_module(f'tensorflow_datasets.{family}')
     try:
         return tfds.builder(name, data_dir=directory)
     except tfds.core.DatasetNotFoundError:
