@@ -57,9 +57,6 @@ def check(config: Data) -> None:
             raise UserError(f'data.{field}={ends} must be two numbers, the fewest and the most, from 1')
 
 
-# ----------------------------------------------------------------------------------------------------------- equations
-
-
 def equations(operation: Operation, least: int = 0, prime: bool = False) -> Task:
     """Returns the task of all equations a o b = c mod p with 0 <= a < p and least <= b < p: 'a o b' -> 'c'.
 
@@ -89,9 +86,6 @@ def divided(a: np.ndarray, b: np.ndarray, p: int) -> np.ndarray:
 def divided_or_subtracted(a: np.ndarray, b: np.ndarray, p: int) -> np.ndarray:
     """Returns a / b mod p where b is odd, a - b mod p where it is even."""
     return np.where(b % 2 == 1, divided(a, b, p), (a - b) % p)
-
-
-# ----------------------------------------------------------------------------------------------------------- sequences
 
 
 def sequences(rule: Callable[[list[int]], Sequence[int]]) -> Task:

@@ -51,9 +51,6 @@ def maker(config: Data, objective: str, keys: Mapping[str, str] | None = None) -
     return make
 
 
-# -------------------------------------------------------------------------------------------------- single values
-
-
 def text(value: Any, key: str) -> str:
     """Returns a string that can be encoded as UTF-8."""
     if not isinstance(value, str):
@@ -97,9 +94,6 @@ def _answers(value: Any, key: str) -> list[tuple[int, str]]:
 
 def _short(value: Any) -> str:
     return repr(value)[:_SHOWN] if isinstance(value, str) else str(value)[:_SHOWN].replace('\n', ' ')
-
-
-# -------------------------------------------------------------------------------------------------- whole records
 
 
 def _filled(record: Record, *fields: str) -> None:

@@ -58,11 +58,7 @@ class Bad:
         self._stops = choose(BAD_LINES, rule, 'data.bad_lines')
 
     def found(self, where: str, why: object) -> None:
-        """Treats the bad record at `where`, e.g. 'train.tsv:7', which the caller leaves out.
-
-        Raises:
-          UserError: the rule is to stop.
-        """
+        """Treats the bad record at `where`, e.g. 'train.tsv:7', which the caller leaves out."""
         if self._stops:
             raise UserError(f'{where}: {why}')
         self.skipped += 1
@@ -104,17 +100,11 @@ class Subset(View):
 
 
 class Split(Sequence[Record]):
-    """The records of a split, read on first access.
-
-    Attributes:
-      fingerprint: splits with the same fingerprint have the same records, on every machine.
-      whole: the split that this one is a sample of (data.train_examples), else itself.
-      skipped: the number of bad lines that were skipped (data.bad_lines); reads the records.
-    """
+    """The records of a split, read on first access."""
 
     def __init__(self, fingerprint: str, read: Read, whole: 'Split | None' = None) -> None:
-        self.fingerprint = fingerprint
-        self.whole = self if whole is None else whole
+        self.fingerprint = fingerprint  # splits with the same one have the same records, on every machine
+        self.whole = self if whole is None else whole  # the split that this is a sample of (data.train_examples)
         self._read = read
 
     @functools.cached_property
@@ -123,6 +113,7 @@ class Split(Sequence[Record]):
 
     @property
     def skipped(self) -> int:
+        """The number of bad lines that were skipped (data.bad_lines)."""
         return self._contents[1]
 
     def sample(self, count: int, key: tuple[int, ...]) -> 'Split':

@@ -17,19 +17,12 @@ from tformer.errors import NoSplitError, UserError, choose
 
 
 class Source(NamedTuple):
-    """One kind of source.
+    """One kind of source."""
 
-    Attributes:
-      read: (config.data, objective, split) -> a fingerprint of the split's records, and a function that reads them.
-      fields: the fields of config.data that this source reads and some other sources do not.
-      forms: the forms of records (`config.tasks.RECORDS`) that a source with these settings has; None: every form.
-      check: raises a `UserError` where the values of its `fields` do not fit together.
-    """
-
-    read: Callable[[Data, str, str], tuple[str, Read]]
-    fields: tuple[str, ...] = ()
-    forms: Callable[[Data], tuple[str, ...]] | None = None
-    check: Callable[[Data], None] | None = None
+    read: Callable[[Data, str, str], tuple[str, Read]]  # of data, objective and split: the records' hash, and a reader
+    fields: tuple[str, ...] = ()  # the fields of config.data that this source reads and some other sources do not
+    forms: Callable[[Data], tuple[str, ...]] | None = None  # the forms of its records (`tasks.RECORDS`); None: all
+    check: Callable[[Data], None] | None = None  # raises a `UserError` where its fields do not fit together
 
 
 def check(config: Data, objective: str) -> None:

@@ -18,6 +18,7 @@ from tformer.data.sources.records import Bad
 from tformer.errors import UserError
 
 _BUFFER = 1 << 20  # bytes
+_KINDS = {stat.S_IFDIR: 'a directory', stat.S_IFIFO: 'a pipe', stat.S_IFSOCK: 'a socket'}  # others are devices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,11 +101,10 @@ def _opened(path: Path, unpack: bool) -> Iterator[tuple[io.BufferedIOBase, hashl
     before = _state(path)
     digest, unpacked = hashlib.blake2b(digest_size=16), None
     try:
-        with path.open('rb', buffering=0) as stored:
-            lines: io.BufferedIOBase = io.BufferedReader(_Hashed(stored, digest), _BUFFER)
-            if unpack:
-                lines = unpacked = gzip.GzipFile(fileobj=lines)
-            yield lines, digest
+        with path.open('rb', buffering=0) as file:
+            stored = io.BufferedReader(_Hashed(file, digest), _BUFFER)
+            unpacked = gzip.GzipFile(fileobj=stored) if unpack else None
+            yield unpacked or stored, digest
     except (UserError, OSError, EOFError, zlib.error) as error:
         if _state(path) != before:  # which is also the likelier reason for a bad line
             raise _changed(path) from None
@@ -122,7 +122,7 @@ def _state(path: Path) -> tuple[int, int]:
     except OSError as error:
         raise UserError(f'{path} cannot be read: {error.strerror}') from None
     if not stat.S_ISREG(state.st_mode):
-        kind = _KINDS.get(stat.S_IFMT(state.st_mode), 'not a regular file')
+        kind = _KINDS.get(stat.S_IFMT(state.st_mode), 'a device')
         raise UserError(f'{path} is {kind}, where a file is expected')
     return state.st_size, state.st_mtime_ns
 
@@ -163,12 +163,3 @@ class _Hashed(io.RawIOBase):
         count = self._file.readinto(buffer)
         self._digest.update(memoryview(buffer)[:count])
         return count
-
-
-_KINDS = {
-    stat.S_IFDIR: 'a directory',
-    stat.S_IFIFO: 'a pipe',
-    stat.S_IFSOCK: 'a socket',
-    stat.S_IFCHR: 'a device',
-    stat.S_IFBLK: 'a device',
-}

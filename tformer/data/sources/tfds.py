@@ -124,7 +124,7 @@ class Records(View):
         return len(self._rows)
 
     def good(self, bad: Bad) -> list[int]:
-        """Returns the indices of the valid records; reads all records."""
+        """Returns the indices of the valid records; reads all records and counts the others in `bad`."""
         return [index for some in self.chunks() for index, _ in self._read(some, bad)]
 
     def _records(self, indices: Sequence[int]) -> list[Record]:

@@ -1,8 +1,7 @@
 """TFDS sets by name: their own code downloads and writes them. Nothing else in the project downloads.
 
-TFDS unpacks archives and sorts records through TensorFlow's file API, even when it writes ArrayRecord files. Where
-TensorFlow is not installed, `_local_files` replaces that API, in the two modules that use it, by Python's own files:
-TFDS has no setting for this.
+TFDS unpacks archives and sorts records through TensorFlow's file API, even when it writes ArrayRecord files, and has no
+setting for this. Where TensorFlow is not installed, Python's own files replace that API in the two modules that use it.
 """
 
 import contextlib
@@ -45,7 +44,8 @@ def write(name: str, directory: str | None, say: Callable[[str], None]) -> bool:
     """
     build = f'tfds build {name} --file_format=array_record' + (f' --data_dir={directory}' if directory else '')
     try:
-        with quiet(), _local_files():
+        _use_local_files()
+        with quiet():
             builder = _builder(name, directory)
             if Path(builder.data_dir).exists():
                 return False
@@ -66,13 +66,10 @@ def _write(builder: Any) -> None:
     import tensorflow_datasets as tfds
 
     options = tfds.download.DownloadConfig(try_download_gcs=False)
-    soft, hard = limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= soft < _OPEN_FILES:
         resource.setrlimit(resource.RLIMIT_NOFILE, (_OPEN_FILES if hard < 0 else min(_OPEN_FILES, hard), hard))
-    try:
-        builder.download_and_prepare(file_format='array_record', download_config=options)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    builder.download_and_prepare(file_format='array_record', download_config=options)
 
 
 def _builder(name: str, directory: str | None) -> Any:
@@ -98,23 +95,13 @@ def _missing(error: BaseException | None) -> str | None:
     return None
 
 
-@contextlib.contextmanager
-def _local_files() -> Iterator[None]:
-    """Makes TFDS use Python's own files while TensorFlow is not installed."""
+def _use_local_files() -> None:
+    """Makes TFDS use Python's own files where TensorFlow is not installed."""
     from tensorflow_datasets.core import shuffle
     from tensorflow_datasets.core.download import extractor
 
-    if importlib.util.find_spec('tensorflow') is not None:
-        yield
-        return
-    before = {module: module.tf for module in (shuffle, extractor)}
-    try:
-        for module in before:
-            module.tf = _FILES
-        yield
-    finally:
-        for module, tensorflow in before.items():
-            module.tf = tensorflow
+    if importlib.util.find_spec('tensorflow') is None:
+        shuffle.tf = extractor.tf = _FILES
 
 
 @contextlib.contextmanager

@@ -33,10 +33,7 @@ class Byte(Tokenizer):
         return b'utf-8'
 
     def _encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        parts = [text.encode() for text in texts]
-        flat = (np.frombuffer(b''.join(parts), np.uint8).astype(np.int32) + FIRST).tolist()
-        ends = itertools.accumulate(map(len, parts), initial=0)
-        return [flat[start:stop] for start, stop in itertools.pairwise(ends)]
+        return [(np.frombuffer(text.encode(), np.uint8).astype(int) + FIRST).tolist() for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
         return _text_of(self._ordinary(ids))

@@ -19,7 +19,6 @@ SPECIALS = ('<pad>', '<bos>', '<eos>', '<unk>', '<mask>', '<cls>', '<sep>')
 PAD, BOS, EOS, UNK, MASK, CLS, SEP = range(len(SPECIALS))
 FIRST = len(SPECIALS)  # the first ordinary id
 
-
 TokensWithOffsets = tuple[list[int], list[int], list[int]]  # ids, first characters, characters after the last
 
 
@@ -49,28 +48,18 @@ class Specials:
 
 
 class Tokenizer(abc.ABC):
-    """The vocabulary of one side, and its encoding.
-
-    Attributes:
-      specials: the special ids.
-      vocab_size: the number of ids, special ones included.
-      byte_lengths: int64 [vocab_size], the UTF-8 bytes of the text of each id; 0 for special ids.
-      normalization: a key of NORMALIZATIONS, applied to each text first.
-      num_sentinels: the number of ids at the end of the vocabulary that stand for spans of a text (`extended`).
-      exact: whether encoding keeps every character of a normalised text.
-    """
+    """The vocabulary of one side, and its encoding."""
 
     specials: Specials = Specials()
-    vocab_size: int
-    byte_lengths: np.ndarray
-    normalization: str | None = None
-    num_sentinels: int = 0
-    exact: bool = False
+    vocab_size: int  # special ids included
+    byte_lengths: np.ndarray  # int64 [vocab_size], the UTF-8 bytes of the text of each id; 0 for special ids
+    normalization: str | None = None  # a key of NORMALIZATIONS, applied to each text first
+    num_sentinels: int = 0  # ids at the end of the vocabulary that stand for spans of a text (`extended`)
+    exact: bool = False  # whether encoding keeps every character of a normalised text
 
     @property
     def lossless(self) -> bool:
-        """Whether encoding keeps every character of the text, so that bits per byte are defined. After a normalisation
-        they are not comparable: the text often has fewer bytes."""
+        """Whether bits per byte are defined: encoding keeps every character, and no normalisation changes one."""
         return self.exact and self.normalization is None
 
     @classmethod
@@ -114,7 +103,7 @@ class Tokenizer(abc.ABC):
         return np.arange(self.vocab_size - self.num_sentinels, self.vocab_size)
 
     def encode(self, text: str) -> list[int]:
-        """Returns the ids of a text: no special ids, except the unknown token for parts that the vocabulary lacks.
+        """Returns the ids of a text; the unknown token, for parts that the vocabulary lacks, is the only special one.
 
         Text that spells a special token stays text.
         """
@@ -190,8 +179,7 @@ class Tokenizer(abc.ABC):
     def word_starts(self, ids: np.ndarray) -> np.ndarray:
         """Marks the tokens of `ids`, int [T], that begin a word, after whitespace or with it: bool [T].
 
-        The first token begins a word, and each special token counts as one. Whitespace alone belongs to the word before
-        it.
+        The first token begins a word, and each special token is one. Whitespace alone belongs to the word before it.
 
         Raises:
           UserError: the vocabulary does not show where words begin.
