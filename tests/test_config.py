@@ -121,7 +121,7 @@ def test_an_unknown_field_names_the_nearest(wrong, near):
     with pytest.raises(UserError) as error:
         config.override(Config(), {wrong: '1'})
     message = str(error.value)
-    assert f'config.{wrong} is no field' in message and '\n' not in message
+    assert f'config.{wrong} is not a field' in message and '\n' not in message
     assert f"did you mean '{near}" in message or near not in FIELDS
 
 
@@ -150,7 +150,7 @@ def test_an_unknown_field_in_a_tree_names_its_place_and_the_nearest():
         ({'model': {'nrom': 'rmsnorm'}}, 'config.model.nrom', 'norm'),
         ({'modle': {}}, 'config.modle', 'model'),
     ]:
-        with pytest.raises(UserError, match=f"{place} is no field; did you mean '{near}'"):
+        with pytest.raises(UserError, match=f"{place} is not a field; did you mean '{near}'"):
             config.from_dict(tree)
 
 
@@ -202,7 +202,7 @@ def test_a_recipe_states_its_differences_by_size():
     assert config.recipe(base, 'smoke', **sizes).is_locked
     with pytest.raises(UserError, match="'smal' is unknown; did you mean 'small'"):
         config.recipe(base, 'smal', **sizes)
-    with pytest.raises(UserError, match=r'model\.emb_dm is no field'):
+    with pytest.raises(UserError, match=r'model\.emb_dm is not a field'):
         config.recipe(base, 'small', small={'model.emb_dm': 64})
 
 

@@ -151,7 +151,7 @@ def test_fields_that_are_named_may_differ(whole, tmp_path):
 
 
 def test_a_signal_during_an_evaluation_leaves_it_to_the_next_life(whole, tmp_path, monkeypatch, capfd):
-    run, real, calls = tmp_path / 'run', recorder.evaluate_split, []
+    run, real, calls = tmp_path / 'run', recorder.RunRecorder.evaluate, []
 
     def interrupted(*args):
         calls.append(args)
@@ -161,7 +161,7 @@ def test_a_signal_during_an_evaluation_leaves_it_to_the_next_life(whole, tmp_pat
                 pass
         return real(*args)
 
-    monkeypatch.setattr(recorder, 'evaluate_split', interrupted)
+    monkeypatch.setattr(recorder.RunRecorder, 'evaluate', interrupted)
     with pytest.raises(errors.Stopped, match='SIGTERM: stopped after step 4 of 6, which is saved'):
         train_lib.train(wanted(whole), run)
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL

@@ -143,9 +143,9 @@ def test_a_seed_and_the_data_have_a_fingerprint(place: pathlib.Path, tmp_path: p
 @pytest.mark.parametrize(
     ('parts', 'message'),
     [
-        (('path=a pth=b',), r"data.mixture\[0\]: 'pth=b' is no FIELD=VALUE of a part; did you mean 'path'"),
-        (('path=a', 'path'), r"data.mixture\[1\]: 'path' is no FIELD=VALUE"),
-        (('path=a length=3',), r"'length=3' is no FIELD=VALUE"),
+        (('path=a pth=b',), r"data.mixture\[0\]: 'pth=b' is not FIELD=VALUE of a part; did you mean 'path'"),
+        (('path=a', 'path'), r"data.mixture\[1\]: 'path' is not FIELD=VALUE"),
+        (('path=a length=3',), r"'length=3' is not FIELD=VALUE"),
         (('path=a weight=x',), r'mixture\[0\].weight=.x. is not'),
         (('path=a weight=1', 'path=b'), r'data.mixture\[1\] has no weight'),
         (('path=a weight=inf', 'path=b weight=1'), r'data.mixture\[0\]: weight=inf must be positive'),

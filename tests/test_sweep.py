@@ -124,7 +124,7 @@ MISTAKES = {
         TINY, [{}], [Match('flops', 'model.mlp_dim'), Match('parameters', 'model.mlp_dim')]
     ),
     'the sweep has no arms': lambda: trials.trials(TINY, []),
-    "arm 2 of 2: config.model.nrom is no field; did you mean 'model.norm'": lambda: trials.trials(
+    "arm 2 of 2: config.model.nrom is not a field; did you mean 'model.norm'": lambda: trials.trials(
         TINY, [{}, {'model.nrom': None}]
     ),
     "arm 1 of 1: config.model.emb_dim='wide' is not int": lambda: trials.trials(TINY, [{'model.emb_dim': 'wide'}]),

@@ -178,7 +178,7 @@ def test_a_signal_during_an_evaluation_leaves_the_rest_of_it_to_the_next_life(
     alone, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, made, place = alone
-    homes, real, calls = stated(tmp_path, made[:3]), recorder.evaluate_split, []
+    homes, real, calls = stated(tmp_path, made[:3]), recorder.RunRecorder.evaluate, []
 
     def interrupted(*args: object) -> dict[str, float]:
         calls.append(args)
@@ -188,7 +188,7 @@ def test_a_signal_during_an_evaluation_leaves_the_rest_of_it_to_the_next_life(
                 pass
         return real(*args)
 
-    monkeypatch.setattr(recorder, 'evaluate_split', interrupted)
+    monkeypatch.setattr(recorder.RunRecorder, 'evaluate', interrupted)
     with pytest.raises(errors.Stopped, match='SIGTERM: stopped after step 25 of 50, which is saved'):
         batched_training.train(homes)
     monkeypatch.undo()

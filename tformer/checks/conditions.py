@@ -21,13 +21,6 @@ def require_divisor(name: str, value: int, of_name: str, of: int, more: str = ''
 
 
 def require_multiple(name: str, value: int, of: int, words: str) -> None:
-    """Raises a `UserError` that names the nearest multiple where `value` is not a multiple of `of`.
-
-    Args:
-      name: of the field.
-      value: of the field.
-      of: what it must be a multiple of.
-      words: what `of` consists of.
-    """
+    """Raises a `UserError` that names the nearest multiple where `value` is not one of `of`, which is `words`."""
     near = max(1, round(value / of)) * of
     require(value % of == 0, f'{name}={value} is not a multiple of {words}; nearest that is: {near}')

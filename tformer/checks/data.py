@@ -30,11 +30,6 @@ def check_data(data: Data, model: Model) -> None:
         data.row_multiple is None or data.batch_tokens is not None,
         f'data.row_multiple={data.row_multiple} rounds the rows of data.batch_tokens, which is None',
     )
-    require(data.modulus >= 2, f'data.modulus={data.modulus} must be at least 2')
-    require(
-        data.mean_span_length >= 1,
-        f'data.mean_span_length={data.mean_span_length} must be at least 1',
-    )
     require(
         data.mask_keep + data.mask_random <= 1,
         f'data.mask_keep={data.mask_keep} and data.mask_random={data.mask_random} are shares of the hidden tokens: '

@@ -19,12 +19,8 @@ def resolve(
 ) -> Config:
     """Returns `config` with every derived `None` filled in, once, before building; this is what config.json holds.
 
-    Args:
-      config: as loaded.
-      vocab_size: of the tokenizer (decoder side, or the only one).
-      encoder_vocab_size: of the source tokenizer; None for a single stack.
-      num_classes: labels in the training split; None where there are none.
-      steps_per_epoch: training batches in one pass.
+    `vocab_size` is that of the decoder's tokenizer, or of the only one, and `encoder_vocab_size` that of the source
+    tokenizer, if there is one. `num_classes` is the number of labels in the training split, if it has any.
 
     Raises:
       UserError: a size that is set and too small for the data, or fields that do not fit together.
@@ -33,8 +29,8 @@ def resolve(
     needs = {
         'vocab_size': (vocab_size, 'the tokenizer, which has'),
         'num_classes': (num_classes, 'the labels, which are'),
+        'encoder_vocab_size': (encoder_vocab_size, 'the tokenizer, which has'),
     }
-    needs['encoder_vocab_size'] = (encoder_vocab_size, 'the tokenizer, which has')
     for name, (needed, words) in needs.items():
         value = getattr(model, name)
         if value is not None and needed is not None and value < needed:

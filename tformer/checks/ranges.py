@@ -16,8 +16,7 @@ POSITIVE = (
     'model.init_scale model.generator_fraction '
     'data.tokenizer_vocab_size data.num_buckets data.batch_tokens data.prefetch data.num_threads data.mask_rate '
     'data.delete_rate data.infill_rate data.weight data.mixture_temperature data.row_multiple '
-    'data.question_length data.stride data.mask_copies data.train_examples data.modulus '
-    'data.train_share '
+    'data.question_length data.stride data.mask_copies data.train_examples data.train_share '
     'optimizer.learning_rate optimizer.epsilon optimizer.clip_norm optimizer.clip_value optimizer.layer_decay '
     'train.num_steps train.num_epochs train.batch_size train.microbatches train.log_every train.eval_every '
     'train.eval_batches train.checkpoint_every train.keep_last train.keep_every train.patience '
@@ -40,7 +39,8 @@ BELOW_ONE = (  # from 0
     'optimizer.beta1 optimizer.beta2 optimizer.momentum optimizer.decay_fraction optimizer.ema_decay '
     'train.label_smoothing'
 ).split()
-COUNTED = 'train.seed train.num_steps optimizer.warmup_steps'.split()  # where a program counts, in 32 bits
+COUNTED = 'train.seed train.num_steps optimizer.warmup_steps'.split()  # programs count in 32 bits
+AT_MOST_ONE = 'decode.top_p optimizer.layer_decay'.split()
 
 
 def check_ranges(config: Config) -> None:
@@ -56,4 +56,7 @@ def check_ranges(config: Config) -> None:
     check_each(POSITIVE, lambda value: 0 < value < math.inf, 'be positive')
     check_each(NOT_NEGATIVE, lambda value: 0 <= value < math.inf, 'not be negative')
     check_each(BELOW_ONE, lambda value: 0 <= value < 1, 'be in [0, 1)')
+    check_each(AT_MOST_ONE, lambda value: value <= 1, 'be at most 1')
+    check_each(['data.mean_span_length'], lambda value: value >= 1, 'be at least 1')
+    check_each(['data.modulus'], lambda value: value >= 2, 'be at least 2')
     check_each(COUNTED, lambda value: value < 2**31, f'be below {2**31:,}')

@@ -51,7 +51,6 @@ def check_run(config: Config) -> None:
         language is None or re.fullmatch('[a-z]{2}', language) is not None,
         f'evaluate.language={language} must be a code of two letters (ISO 639-1): en, de, zh',
     )
-    require(decode.top_p is None or decode.top_p <= 1, f'decode.top_p={decode.top_p} must be at most 1')
     lengths = config.evaluate.lengths
     require(
         not lengths or task.running_text,
@@ -123,10 +122,6 @@ def check_optimizer(optimizer: Optimizer, model: Model) -> None:
         optimizer.master_dtype is None or model.param_dtype == 'bfloat16',
         f'optimizer.master_dtype={optimizer.master_dtype} has no effect here: it applies where model.param_dtype is '
         'bfloat16',
-    )
-    require(
-        optimizer.layer_decay is None or optimizer.layer_decay <= 1,
-        f'optimizer.layer_decay={optimizer.layer_decay} must be at most 1',
     )
     for stack, layers in own_layers(model).items():
         require(

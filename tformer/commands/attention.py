@@ -22,22 +22,17 @@ ARGUMENTS = 'TEXT'
 
 
 def run(arguments: list[str], overrides: dict[str, str], flags: absl_flags.FlagValues) -> None:
-    """Runs the command."""
     loaded = Run.load(commands.needed(flags, 'workdir'), overrides, flags.checkpoint)
     print(attention(loaded, texts_lib.given(arguments, flags.input)))
 
 
 def attention(run: Run | str | pathlib.Path, texts: Sequence[str]) -> pathlib.Path:
-    """Writes the attention maps of the first text to attention.html in the run's workdir; returns the file.
+    """Writes the attention maps of the first text to attention.html in the workdir of a run; returns the file.
 
         >>> tformer.attention('runs/demo', ['transformer'])
         PosixPath('runs/demo/attention.html')
 
     The decoder of an encoder-decoder reads the text that the model itself generates.
-
-    Args:
-      run: a run, or its workdir.
-      texts: at least one text.
 
     Raises:
       UserError: there is no text, it is too long, or the model is recurrent.

@@ -44,7 +44,6 @@ ALONE = ('saves',)
 
 
 def run(arguments: list[str], overrides: dict[str, str], flags: absl_flags.FlagValues) -> None:
-    """Runs the command."""
     config = config_lib.load(commands.needed(flags, 'config'), overrides)
     print(
         json.dumps(benchmark(config, flags.steps, 'data' if flags.data else 'saves' if flags.saves else 'train_step'))
@@ -56,10 +55,7 @@ def benchmark(config: Config, steps: int = 10, what: str = 'train_step') -> dict
 
         >>> tformer.benchmark(tformer.load_config('configs/g2p.py:demo'))['step_ms']
 
-    Args:
-      config: as loaded or made in Python.
-      steps: how many steps to time.
-      what: train_step; data: the data pipeline without a model; saves: what saving checkpoints costs.
+    `what` is train_step, data (the data pipeline without a model), or saves (the cost of saving checkpoints).
 
     Raises:
       UserError: the config has a mistake, or `steps` is not positive.

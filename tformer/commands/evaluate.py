@@ -29,7 +29,6 @@ PROCESSES = True
 
 
 def run(arguments: list[str], overrides: dict[str, str], flags: absl_flags.FlagValues) -> None:
-    """Runs the command."""
     workdir = commands.needed(flags, 'workdir')
     loaded = Run.load(workdir, overrides, flags.checkpoint, flags.average, placed=True)
     evaluate(loaded, flags.split, **({} if flags.average is None else {'averaged_checkpoints': flags.average}))
@@ -45,11 +44,8 @@ def evaluate(
     If config.evaluate.metrics score generated text, that text is written to predictions_SPLIT.jsonl for reports.
     `run.evaluate(split)` returns the scores without printing or writing them.
 
-    Args:
-      run: a run, or its workdir.
-      split: train, valid or test.
-      records: of the split, if they are loaded already.
-      **facts: numbers to write beside the scores.
+    `run` may be a workdir. `records` are those of the split (train, valid or test), if they are loaded already. The
+    facts are numbers to write beside the scores.
     """
     run = opened(run)
     found = scoring.score(run.config, run.tokenizers, run.variables, split, records)

@@ -20,23 +20,20 @@ ARGUMENTS = 'TEXT'
 
 
 def run(arguments: list[str], overrides: dict[str, str], flags: absl_flags.FlagValues) -> None:
-    """Runs the command."""
     loaded = Run.load(commands.needed(flags, 'workdir'), overrides, flags.checkpoint)
     for text in generate(loaded, texts_lib.given(arguments, flags.input), flags.seed):
         print(text)
 
 
 def generate(run: Run | str | pathlib.Path, texts: Sequence[str], seed: int = 0, *, cut: bool = False) -> list[str]:
-    """Returns the run's output for each text: the continuation of a prompt, or the text written for a source.
+    """Returns the output of a run, or of the run in a workdir, for each text: the continuation of a prompt, or the text
+    written for a source.
 
         >>> tformer.generate('runs/demo', ['transformer'])
         ['T R AE N S F AO R M ER']
 
-    Args:
-      run: a run, or its workdir.
-      texts: prompts of a language model, or sources of a sequence-to-sequence model.
-      seed: of sampling (config.decode.strategy='sample').
-      cut: whether texts longer than the model takes are shortened.
+    `seed` is that of sampling (config.decode.strategy='sample'). With `cut`, texts longer than the model takes are
+    shortened.
 
     Raises:
       UserError: the family does not generate, or a text is too long and `cut` is False.

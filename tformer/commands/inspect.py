@@ -39,7 +39,6 @@ ENVIRONMENT = {'TF_CPP_MIN_LOG_LEVEL': '2'}  # XLA reads it when JAX is imported
 
 
 def run(arguments: list[str], overrides: dict[str, str], flags: absl_flags.FlagValues) -> None:
-    """Runs the command."""
     if flags.config is not None and flags.workdir is not None:
         raise UserError('inspect takes --config or --workdir, not both')
     if flags.workdir is not None:

@@ -26,7 +26,6 @@ FLAGS: dict[str, commands.Flag] = {}
 
 
 def run(arguments: list[str], overrides: dict[str, str], flags: absl_flags.FlagValues) -> None:
-    """Runs the command."""
     print(prepare(config_lib.load(commands.needed(flags, 'config'), overrides), flags.workdir))
 
 
@@ -35,12 +34,8 @@ def prepare(config: Config, workdir: str | pathlib.Path | None = None) -> str:
 
         >>> print(tformer.prepare(tformer.load_config('configs/g2p.py:demo'), 'runs/demo'))
 
-    Args:
-      config: as loaded or made in Python.
-      workdir: gets the tokenizers and the resolved config; the tokens go to the token cache.
-
-    Returns:
-      what was written and where, in words.
+    The workdir gets the tokenizers and the resolved config; the tokens go to the token cache. Returns a text that names
+    the files.
 
     Raises:
       UserError: the config or the data has a mistake.

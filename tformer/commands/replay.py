@@ -31,7 +31,6 @@ FLAGS = {'step': ('int', None, 'the number of the step, from 1')}
 
 
 def run(arguments: list[str], overrides: dict[str, str], flags: absl_flags.FlagValues) -> None:
-    """Runs the command."""
     for line in replay(commands.needed(flags, 'workdir'), int(commands.needed(flags, 'step')), overrides):
         print(line, flush=True)
 
@@ -41,10 +40,7 @@ def replay(workdir: str | pathlib.Path, step: int, overrides: Mapping[str, str] 
 
         >>> print('\\n'.join(tformer.replay('runs/demo', 40)))
 
-    Args:
-      workdir: the run's directory; nothing in it changes.
-      step: from 1.
-      overrides: config fields to change; only fields that change no update.
+    Steps count from 1. Nothing in the workdir changes. The overrides are config fields that change no update.
 
     Raises:
       UserError: the directory is not a workdir, there is no such step, or a field may not change.

@@ -23,7 +23,6 @@ ARGUMENTS = 'DIR'
 
 
 def run(arguments: list[str], overrides: dict[str, str], flags: absl_flags.FlagValues) -> None:
-    """Runs the command."""
     if overrides:
         raise UserError('report takes no --config')
     if len(arguments) != 1:

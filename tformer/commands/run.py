@@ -37,7 +37,7 @@ class Run:
     Attributes:
       workdir: its directory.
       config: resolved.
-      tokenizers: of the encoder's and the decoder's side.
+      tokenizers: of both sides.
       variables: what `model.apply` takes: `params`, and `statistics` if the model keeps some.
       step: the number of updates behind the parameters.
     """
@@ -61,7 +61,7 @@ class Run:
         """Returns the run of a workdir with its best or latest parameters, or the mean of the newest checkpoints.
 
         Args:
-          workdir: its directory.
+          workdir: the directory.
           overrides: config fields to change, such as {'decode.strategy': 'beam'}.
           which: best or latest.
           average: how many of the newest checkpoints to average.
@@ -110,11 +110,9 @@ class Run:
         return json.loads(file.read_text()) if file.is_file() else {}
 
     def batch(self, texts: Sequence[str], targets: Sequence[str] | None = None) -> dict[str, np.ndarray]:
-        """Returns a batch of texts as the model reads them: tokens and positions, padded to the longest text.
+        """Returns a batch of texts, one a row, as the model reads them: tokens and positions, padded to the longest.
 
-        Args:
-          texts: one a row. An encoder-decoder's encoder reads them.
-          targets: the texts that an encoder-decoder's decoder reads after the first token; None: nothing.
+        An encoder-decoder's encoder reads the texts, and its decoder the `targets` after the first token, if given.
 
         Raises:
           UserError: a text is longer than model.max_len.
@@ -143,11 +141,9 @@ class Run:
         return {name: value.astype(np.int32) for name, value in batch.items()}
 
     def apply(self, batch: Mapping[str, Any], replace: Mapping[str, activations_lib.Replacement] | None = None) -> Any:
-        """Returns what the model computes for its objective, without dropout: logits [B, T, V] of a language model.
+        """Returns the model's outputs for a batch, without dropout: the logits [B, T, V] of a language model.
 
-        Args:
-          batch: of `batch`, or any other with the fields that the objective reads.
-          replace: as in `activations`.
+        The batch has the fields that the objective reads, as those of `batch` do. `replace` is as in `activations`.
         """
         return self.activations(batch, [activations_lib.OUTPUT], replace)[activations_lib.OUTPUT]
 
@@ -168,11 +164,8 @@ class Run:
         `layers` have a leading layer axis, and a number after `layers` names one layer. `output` is what `apply`
         returns. `activation_names` lists all names.
 
-        Args:
-          batch: of `batch`.
-          names: the values to return.
-          replace: by name, an array in the place of the value, or a function of the value. Everything computed
-            after it uses the replacement, and so does the value that is returned under its name.
+        `replace` gives by name an array in the place of the value, or a function of the value. Everything computed
+        after it uses the replacement, and so does the value that is returned under its name.
 
         Raises:
           UserError: a name does not exist, or a replacement has another shape.
@@ -191,10 +184,7 @@ class Run:
     def generate(self, texts: Sequence[str], seed: int = 0, *, cut: bool = False) -> list[str]:
         """Returns the output for each text: the continuation of a prompt, or the text written for a source.
 
-        Args:
-          texts: prompts of a language model, or sources of a sequence-to-sequence model.
-          seed: of sampling.
-          cut: whether texts longer than the model takes are shortened.
+        `seed` is that of sampling. With `cut`, texts longer than the model takes are shortened.
 
         Raises:
           UserError: the family does not generate, or a text is too long and `cut` is False.

@@ -1,4 +1,4 @@
-"""What a trained model scores on a split, and what it generates."""
+"""The scores of a trained model on a split, and the text that it generates."""
 
 import dataclasses
 import functools
@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-from flax import linen as nn
 from jax.experimental import multihost_utils
 
 from tformer.config import Config, Mesh
@@ -48,12 +47,7 @@ def score(
 ) -> Scored:
     """Returns the scores of a model on a split, computed on the devices that config.mesh names.
 
-    Args:
-      config: of the run.
-      tokenizers: of the run.
-      variables: the model's parameters and statistics.
-      split: train, valid or test.
-      records: of the split, if they are loaded already.
+    `records` are those of the split (train, valid or test), if they are loaded already.
     """
     mesh = sharding.make_mesh(config.mesh)
     records = mixture.load(config, split) if records is None else records
@@ -65,7 +59,8 @@ def score(
     )
     with sharding.placed(mesh, config.mesh):
         variables = jax.device_put(variables, shardings(config, mesh))
-        compute = _scorer(standard(config), mesh)
+        plain = standard(config)
+        compute = _scorer(build(plain.model), plain, mesh)
         found = compute(variables, make_batches(config), None, tokenizers)
         for length in config.evaluate.lengths:
             cut = make_batches(windowed(config, length))
@@ -105,7 +100,7 @@ def generate(
       UserError: the family does not generate, or a text is longer than the model takes and may not be `cut`.
     """
     plain = standard(config)  # so that runs that differ in numbers alone share a program
-    return _text_generator(build(plain.model), plain, tokenizers, cut)(variables, texts, seed)
+    return _text_generator(build(plain.model), plain, tokenizers, cut=cut)(variables, texts, seed)
 
 
 def generated_scores(
@@ -141,11 +136,5 @@ def _sources(records: Sequence[Mapping[str, Any]]) -> list[str]:
     return [record['source'] for record in records]
 
 
-@functools.lru_cache(maxsize=8)
-def _text_generator(model: nn.Module, config: Config, tokenizers: Tokenizers, cut: bool) -> Any:
-    return make_text_generator(model, config, tokenizers, cut=cut)
-
-
-@functools.lru_cache(maxsize=8)
-def _scorer(config: Config, mesh: jax.sharding.Mesh) -> scorer.Scorer:
-    return scorer.make_scorer(build(config.model), config, mesh)
+_text_generator = functools.lru_cache(maxsize=8)(make_text_generator)
+_scorer = functools.lru_cache(maxsize=8)(scorer.make_scorer)

@@ -28,7 +28,6 @@ FLAGS = {
 
 
 def run(arguments: list[str], overrides: dict[str, str], flags: absl_flags.FlagValues) -> None:
-    """Runs the command."""
     jax.config.update('jax_platforms', 'cpu')  # of this process, which computes nothing: the devices are the trials'
     spec = commands.needed(flags, 'config')
     if flags.dry_run:
@@ -61,16 +60,15 @@ def sweep(
 
     A trial that fails leaves its error in its workdir, and the others go on.
 
+    Returns 0 if all trials are done, 2 if all that failed were mistakes in the config or the data, otherwise 1.
+
     Args:
       spec: the sweep file, FILE[:argument].
       workdir: of the sweep; each trial's workdir is in it.
       overrides: config fields of the base config to change.
       parallel: how many processes run at once.
       together: how many trials one program trains at most, if they differ in numbers alone.
-      transform: how they share the program, vmap or map; None: what suits the device.
-
-    Returns:
-      0 if all trials are done, 2 if all that failed were mistakes in the config or the data, otherwise 1.
+      transform: how they share the program, vmap or map; None: map on a CPU, else vmap.
 
     Raises:
       UserError: the sweep file or an arm has a mistake, or the workdir holds another sweep.

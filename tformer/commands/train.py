@@ -34,7 +34,6 @@ PROCESSES = True
 
 
 def run(arguments: list[str], overrides: dict[str, str], flags: absl_flags.FlagValues) -> None:
-    """Runs the command."""
     if arguments:
         if overrides or flags.config or flags.workdir or flags.may_differ or flags.coordinator:
             raise UserError('trials that train together have their own configs: the only flag is --transform')
@@ -52,10 +51,7 @@ def train(config: Config, workdir: str | pathlib.Path, may_differ: Sequence[str]
 
     A workdir that holds a checkpoint is continued, and a finished one is only loaded.
 
-    Args:
-      config: as loaded or made in Python.
-      workdir: the directory; made if it does not exist.
-      may_differ: dotted fields that may differ from the checkpoint's.
+    `may_differ` are dotted fields that may differ from the checkpoint's.
 
     Raises:
       UserError: the config, the data or the workdir has a mistake.
@@ -68,10 +64,7 @@ def train(config: Config, workdir: str | pathlib.Path, may_differ: Sequence[str]
 def train_and_evaluate(config: Config, workdir: str | pathlib.Path, may_differ: Sequence[str] = ()) -> dict[str, float]:
     """Trains, scores the best checkpoint on the test split (on valid if there is none), and writes result.json.
 
-    A trial of a sweep that is done stays as it is; if one fails, its workdir keeps the reason.
-
-    Returns:
-      the scores.
+    Returns the scores. A trial of a sweep that is done stays as it is; if one fails, its workdir keeps the reason.
     """
     config = extensions.load(config, trusted=True, place='the config')
     checks.check_here(config)

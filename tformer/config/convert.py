@@ -52,7 +52,7 @@ def _from_dict(cls: type, tree: Mapping[str, Any], prefix: str) -> Any:
         raise errors.UserError(f'config.{prefix[:-1]}={tree!r} is not a section of fields')
     for name, value in tree.items():
         if name not in hints:
-            raise errors.UserError(f'config.{prefix}{name} is no field{errors.nearest(name, hints)}')
+            raise errors.UserError(f'config.{prefix}{name} is not a field{errors.nearest(name, hints)}')
         if dataclasses.is_dataclass(hints[name]):
             values[name] = _from_dict(typing.cast(type, hints[name]), value, f'{prefix}{name}.')
         else:
@@ -61,9 +61,7 @@ def _from_dict(cls: type, tree: Mapping[str, Any], prefix: str) -> Any:
 
 
 def coerce(annotation: Any, value: Any, field: str) -> Any:
-    """Returns `value` as its field's type: lists become tuples and whole numbers floats where those are due.
-
-    A scalar of numpy's is Python's of the same kind.
+    """Returns `value` as its field's type: lists become tuples, whole numbers floats, and numpy's scalars Python's.
 
     Raises:
       UserError: it is not of that type.
@@ -104,12 +102,7 @@ def _parse(option: Any, text: str) -> Any:
         (item, *_) = typing.get_args(option)
         if text[:1] in ('(', '['):
             values = ast.literal_eval(text)
-            values = tuple(values) if isinstance(values, list | tuple) else (values,)
-            if item is float:
-                values = tuple(float(value) if type(value) is int else value for value in values)
-            if not all(isinstance(value, item) and not isinstance(value, bool) for value in values):
-                raise ValueError(text)
-            return values
+            return coerce(option, values if isinstance(values, list | tuple) else (values,), '')
         return tuple(_parse(item, part.strip()) for part in text.split(',') if part.strip())
     if option is bool:
         if text.lower() not in TRUE + FALSE:
@@ -117,9 +110,7 @@ def _parse(option: Any, text: str) -> Any:
         return text.lower() in TRUE
     if option is int and ('e' in text.lower() or '.' in text) and float(text).is_integer():
         return int(float(text))
-    if option is str and text == 'None':
-        raise ValueError(text)
-    if option is type(None):
+    if option is type(None) or (option is str and text == 'None'):
         raise ValueError(text)
     return option(text)
 
@@ -150,7 +141,7 @@ def override(config: Config, values: Mapping[str, Any] | Iterable[tuple[str, Any
         if name in renamed.RENAMED:
             raise errors.UserError(f'config.{name} is now config.{renamed.RENAMED[name]}')
         if name not in fields:
-            raise errors.UserError(f'config.{name} is no field{errors.nearest(name, fields)}')
+            raise errors.UserError(f'config.{name} is not a field{errors.nearest(name, fields)}')
         read = parse if isinstance(value, str) else coerce
         section, _, field = name.rpartition('.')
         changed: Any = {field: read(fields[name], value, name)}
@@ -167,7 +158,7 @@ def parts(data: Data) -> tuple[Data, ...]:
     """Returns the parts of a mixture, each a `Data` of its own; a single one where there is no mixture.
 
     Raises:
-      UserError: a part that does not read, sets what it has not, or has no weight where others have one.
+      UserError: a part cannot be read, sets a field that parts do not have, or lacks a weight where others have one.
     """
     own = [field.name for field in dataclasses.fields(Data)]
     own = own[: own.index('weight') + 1]  # where examples come from
@@ -183,10 +174,8 @@ def parts(data: Data) -> tuple[Data, ...]:
         for word in words:
             name, equals, value = word.partition('=')
             if name not in own or not equals:
-                hint = errors.nearest(name, own)
-                raise errors.UserError(
-                    f'config.data.mixture[{number}]: {word!r} is no FIELD=VALUE of a part{hint}' + _LIST
-                )
+                line = f'{word!r} is not FIELD=VALUE of a part{errors.nearest(name, own)}'
+                raise errors.UserError(f'config.data.mixture[{number}]: {line}{_LIST}')
             values[name] = parse(types_[f'data.{name}'], value, f'data.mixture[{number}].{name}')
         if values.get('weight') is not None and not 0 < values['weight'] < math.inf:
             raise errors.UserError(f'config.data.mixture[{number}]: weight={values["weight"]} must be positive')
@@ -200,10 +189,8 @@ def parts(data: Data) -> tuple[Data, ...]:
 def recipe(base: Config, arguments: str | None, **differences: Mapping[str, Any] | str) -> ConfigDict:
     """Returns the locked ConfigDict of `base` with named differences applied in order, e.g. 'pretrain,small'.
 
-    Args:
-      base: the recipe without an argument.
-      arguments: names, separated by commas.
-      **differences: dotted fields and their values, by name; or FILE:argument of another recipe, whose they are.
+    `base` is the recipe without an argument, and `arguments` are names, separated by commas. Each difference is dotted
+    fields and their values, or FILE:argument of another recipe, for the fields that its argument changes.
 
     Raises:
       UserError: a name that the recipe does not have.

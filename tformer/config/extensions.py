@@ -43,11 +43,8 @@ def give(paths: Iterable[str]) -> None:
 def load(config: Config, *, trusted: bool, place: str, beside: pathlib.Path | None = None) -> Config:
     """Imports the extensions of a config; returns the config with a digest beside each path.
 
-    Args:
-      config: as read.
-      trusted: whether the user gave the config, so that the files that it names may be run.
-      place: where the config comes from, for errors.
-      beside: a directory in which relative paths are looked up too.
+    The files that a `trusted` config names may be run, because the user gave it. Errors name the `place` that the
+    config comes from. Relative paths are also looked up in the directory `beside`.
 
     Raises:
       UserError: a file is missing, has changed, does not run, or may not be run.
@@ -110,7 +107,7 @@ def _load(entry: str, trusted: bool, place: str, beside: pathlib.Path | None) ->
 def _imported(file: pathlib.Path, path: str, digest: str | None) -> str:
     """Imports a file, unless this process has; returns its entry."""
     if not file.is_file():
-        siblings = [str(other) for other in file.parent.glob('*.py')] if file.parent.is_dir() else []
+        siblings = [str(other) for other in file.parent.glob('*.py')]
         raise UserError(f'extensions: no file {file}{nearest(str(file), siblings) if siblings else ""}')
     found = hashing.digest_bytes(file.read_bytes())
     if digest is not None and digest != found:

@@ -56,15 +56,9 @@ def activations(
 ) -> dict[str, Any]:
     """Returns the values that `wanted` names, computed without dropout and with the replacements in place.
 
-    A module that runs several times gives a tuple of its values.
-
-    Args:
-      forward: the model.
-      variables: its parameters and statistics.
-      batch: what the method reads.
-      wanted: names, as this module's docstring describes them.
-      replace: by name, an array in the place of the value (or a number, or what broadcasts to it), or a function of
-        the value. In scanned layers the function gets one layer's value at a time.
+    Names are as this module's docstring describes them. A module that runs several times gives a tuple of its values.
+    `replace` gives by name an array that broadcasts to the value, or a function of the value, which in scanned layers
+    gets one layer's value at a time.
 
     Raises:
       UserError: a name does not exist or cannot be replaced, or a replacement's shape does not fit.

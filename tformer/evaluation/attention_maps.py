@@ -28,15 +28,7 @@ MAPS = {
 
 
 class Panel(NamedTuple):
-    """The maps of one kind of attention for one input.
-
-    Attributes:
-      name: the heading.
-      note: one line below it.
-      weights_LNTS: rows sum to 1.
-      queries: T tokens.
-      keys: S tokens.
-    """
+    """The maps of one kind of attention for one input: T queries and S keys, and a heading with a note below it."""
 
     name: str
     note: str
@@ -73,13 +65,10 @@ def panels(
     tokens: Sequence[str | None],
     encoder_tokens: Sequence[str | None] | None = None,
 ) -> list[Panel]:
-    """Returns the panels of example `row`.
+    """Returns the panels of the example in row number `row` of a batch.
 
-    Args:
-      maps: of `attention_probabilities`.
-      row: the example's place in the batch.
-      tokens: its `inputs` as text; None is padding, which is left out.
-      encoder_tokens: its `encoder_inputs` likewise, where the model has two stacks.
+    `tokens` are its `inputs` as text; None is padding, which is left out. `encoder_tokens` are its `encoder_inputs`
+    likewise, where the model has two stacks.
     """
     encoder_tokens = tokens if encoder_tokens is None else encoder_tokens
     sides = {

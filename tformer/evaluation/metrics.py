@@ -33,29 +33,18 @@ class Metric(NamedTuple):
         return self.names + (self.positive_names if settings.positive_label is not None else ())
 
 
-# Of every score that is not of generated text, whether less of it is better.
-LOWER_IS_BETTER: dict[str, bool] = {
-    **dict.fromkeys(('loss', 'nll', 'perplexity', 'bits_per_byte', 'sentence_loss', 'detection_loss'), True),
-    'aux_loss': True,
-    **dict.fromkeys(('accuracy', 'sentence_accuracy', 'detection_accuracy'), False),
-    'replaced': False,
-    **dict.fromkeys(('f1', 'f1_macro', 'f1_micro', 'matthews', 'sentence_f1_macro'), False),
-    'mean_squared_error': True,
-    **dict.fromkeys(('pearson', 'spearman'), False),
-    **dict.fromkeys(('entity_f1', 'entity_precision', 'entity_recall'), False),
-    **dict.fromkeys(('squad_exact_match', 'squad_f1', 'no_answer_accuracy', 'has_answer_f1'), False),
-}
+# The scores, besides those of generated text, of which less is better; of all others more is better.
+LOWER_IS_BETTER = (
+    *('loss', 'nll', 'perplexity', 'bits_per_byte', 'sentence_loss', 'detection_loss', 'aux_loss'),
+    'mean_squared_error',
+)
 
 
 def lower_is_better(name: str) -> bool:
-    """Returns whether less of a score is better; of a score that no table names, more is.
-
-    Args:
-      name: as in metrics.jsonl: `SPLIT/SCORE`, or `SPLIT/SCORE_at_LENGTH`.
-    """
+    """Returns whether less of a score is better, named as in metrics.jsonl: SPLIT/SCORE, or SPLIT/SCORE_at_LENGTH."""
     score = re.sub(r'_at_\d+$', '', name.rpartition('/')[2])
     generated = (metric.lower_is_better for metric in METRICS.values() if score in metric.names)
-    return LOWER_IS_BETTER.get(score, any(generated))
+    return score in LOWER_IS_BETTER or any(generated)
 
 
 def _g2p(predictions: Texts, references: Options) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""What a run generated for a split, kept in its workdir, for metrics to be taken of it again."""
+"""The text that a run generated for a split, kept in its workdir for reports."""
 
 import json
 import pathlib
@@ -13,17 +13,17 @@ def place(workdir: pathlib.Path, split: str) -> pathlib.Path:
 
 
 def write(workdir: pathlib.Path, split: str, predictions: Sequence[str], references: Sequence[Sequence[str]]) -> None:
-    """Writes the predictions, and all that would have been right, one example a line."""
+    """Writes the predictions and their references, one example a line."""
     pairs = zip(predictions, references, strict=True)
     lines = [json.dumps({'prediction': said, 'references': list(right)}) + '\n' for said, right in pairs]
     atomic.write(place(workdir, split), ''.join(lines))
 
 
 def read(workdir: pathlib.Path, split: str) -> tuple[list[str], list[list[str]]] | None:
-    """Returns (predictions, references of each) of a split; None where none are kept.
+    """Returns (predictions, references of each) of a split; None where there is no file.
 
     Raises:
-      UserError: a line does not read.
+      UserError: the file cannot be read.
     """
     file = place(workdir, split)
     if not file.is_file():

@@ -1,4 +1,4 @@
-"""How good a model is on a split: scores of its probabilities, and of what it predicts."""
+"""The scores of a model on a split: of its probabilities, and of its predictions."""
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,13 +23,7 @@ GenerationScores = Callable[[Config, Any, Tokenizers, Sequence[Mapping[str, Any]
 
 
 class Predicted(NamedTuple):
-    """What a model says of a batch.
-
-    Attributes:
-      step: of the batch.
-      batch: its arrays.
-      outputs: what `Objective.predict` gives.
-    """
+    """The batch of a step, and the model's predictions for it (`Objective.predict`)."""
 
     step: int
     batch: Batch
@@ -40,10 +34,11 @@ def make_scorer(model: nn.Module, config: Config, mesh: Mesh) -> Scorer:
     """Returns score(variables, batches, limit, tokenizers) -> means over a split, or its first `limit` batches.
 
     `loss`, where classes or tokens are predicted `nll` (nats a target), `accuracy` and `perplexity`; `bits_per_byte`
-    for language models with a lossless tokenizer; and what JUDGES say. No dropout, no label smoothing, no z-loss.
+    for language models with a lossless tokenizer; and the metrics of `JUDGES`. There is no dropout, label smoothing or
+    z-loss.
     """
-    task, longest = TASKS[config.train.objective], config.evaluate.answer_length
-    objective = OBJECTIVES[config.train.objective]
+    task, objective = TASKS[config.train.objective], OBJECTIVES[config.train.objective]
+    longest = config.evaluate.answer_length
     weight = objective.weight(config.train.second_loss_weight)
     method = objective.method_for(config.train.loss_chunk)
 
@@ -78,9 +73,7 @@ def make_scorer(model: nn.Module, config: Config, mesh: Mesh) -> Scorer:
         if counts_bytes:
             found['bits_per_byte'] = totals['nll'][0] / np.log(2) / num_bytes
         if task.judge is not None:
-            predicted = [
-                Predicted(n, batch, out) for n, (batch, (_, out)) in enumerate(zip(seen, pending, strict=True))
-            ]
+            predicted = [Predicted(n, batch, pending[n][1]) for n, batch in enumerate(seen)]
             found |= JUDGES[task.judge].scores(predicted, batches, tokenizers)
         return found
 
@@ -88,7 +81,7 @@ def make_scorer(model: nn.Module, config: Config, mesh: Mesh) -> Scorer:
 
 
 def score_names(config: Config) -> tuple[str, ...]:
-    """Returns the names of all scores that evaluations while training have: what train.best_metric may be."""
+    """Returns the names of the scores of evaluations while training, the valid values of train.best_metric."""
     task, positive = TASKS[config.train.objective], config.evaluate.positive_label is not None
     names = [*LOSSES[task.loss].names, *(['bits_per_byte'] if task.running_text else [])]
     if task.judge is not None:
@@ -105,17 +98,12 @@ def score_names(config: Config) -> tuple[str, ...]:
 def judge_classes(
     predicted: Sequence[Predicted], batches: Batches, tokenizers: Tokenizers, prefix: str = ''
 ) -> dict[str, float]:
-    """Scores of the classes of sequences."""
+    """Scores of the classes of sequences, or of sentence pairs."""
     labels = [np.where(one.batch['label_weights'] > 0, one.batch['labels'], -1) for one in predicted]
     outputs = [one.outputs for one in predicted]
     positive = batches.config.evaluate.positive_label if not prefix else None
     found = scores.class_scores(np.concatenate(labels), np.concatenate(outputs), tokenizers.labels, positive)
     return {f'{prefix}{name}': value for name, value in found.items()}
-
-
-def judge_sentences(predicted: Sequence[Predicted], batches: Batches, tokenizers: Tokenizers) -> dict[str, float]:
-    """Scores of the classes of sentence pairs."""
-    return judge_classes(predicted, batches, tokenizers, 'sentence_')
 
 
 def judge_numbers(predicted: Sequence[Predicted], batches: Batches, tokenizers: Tokenizers) -> dict[str, float]:
@@ -127,7 +115,7 @@ def judge_numbers(predicted: Sequence[Predicted], batches: Batches, tokenizers: 
 
 
 def judge_tags(predicted: Sequence[Predicted], batches: Batches, tokenizers: Tokenizers) -> dict[str, float]:
-    """Scores of the entities of sentences; words that are beyond the length, or have no token, are taken for O."""
+    """Scores of the entities of sentences; words beyond the length, or without a token, count as O."""
     gold, said = [], []
     for row in _rows(predicted, batches):
         right = row.record['tags']
@@ -142,9 +130,9 @@ def judge_tags(predicted: Sequence[Predicted], batches: Batches, tokenizers: Tok
 
 
 def judge_answers(predicted: Sequence[Predicted], batches: Batches, tokenizers: Tokenizers) -> dict[str, float]:
-    """Scores of the best answer over the windows of each context; none, where evaluate.null_threshold finds so.
+    """Scores of the best answer over the windows of each context; '' where evaluate.null_threshold prefers none.
 
-    Answers are cut out of the context as it was read, normalised, and compared with right ones of the same form.
+    Answers are cut out of the normalised context, and compared with normalised right answers.
     """
     best: dict[tuple[int, int], tuple[float, str]] = {}
     null: dict[tuple[int, int], float] = {}
@@ -169,7 +157,7 @@ def judge_answers(predicted: Sequence[Predicted], batches: Batches, tokenizers: 
 
 
 class Row(NamedTuple):
-    """A row of a batch that holds an example: what is predicted of it, its length, and where it comes from."""
+    """An example of a batch: the predictions for its row, the row's length, and where the example comes from."""
 
     outputs: Any
     length: int
@@ -209,5 +197,5 @@ JUDGES: dict[str, Judge] = {
     'numbers': Judge(('pearson', 'spearman', 'mean_squared_error'), judge_numbers),
     'tags': Judge(('entity_f1', 'entity_precision', 'entity_recall'), judge_tags),
     'answers': Judge(('squad_exact_match', 'squad_f1'), judge_answers),
-    'sentences': Judge(('sentence_f1_macro',), judge_sentences),
+    'sentences': Judge(('sentence_f1_macro',), functools.partial(judge_classes, prefix='sentence_')),
 }

@@ -1,7 +1,7 @@
 """Scores of predictions, as the literature reports them: of classes, numbers, entities and answers.
 
-Plain values in, plain numbers out: shares in [0, 1], correlations in [-1, 1], errors. What has no value (0 / 0, of no
-examples) is 0.
+Plain values in, plain numbers out: shares in [0, 1], correlations in [-1, 1], errors. A score without a value (0 / 0,
+or of no examples) is 0.
 """
 
 import re
@@ -32,13 +32,8 @@ def class_scores(
 ) -> dict[str, float]:
     """Returns `f1_macro`, `f1_micro`, `matthews` (Gorodkin 2004), and `f1` of the class `positive` where it is given.
 
-    `f1_macro` is the mean over the classes that occur in either; `matthews` is 0 where either is constant.
-
-    Args:
-      labels: [N] int; where it is -1 nothing counts.
-      predicted: [N] int.
-      names: of the classes, by their number.
-      positive: the one of them that `f1` is of, against all others.
+    `f1_macro` is the mean over the classes that occur in either; `matthews` is 0 where either is constant. Labels and
+    predictions are int [N]; where a label is -1 nothing counts. `names` are those of the classes, by their number.
 
     Raises:
       UserError: no class is called `positive`.

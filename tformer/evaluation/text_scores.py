@@ -12,14 +12,7 @@ from typing import Any
 import numpy as np
 
 from tformer.errors import UserError
-from tformer.evaluation.scores import (
-    Options,
-    Texts,
-    agreement,
-    entity_scores,
-    mean_of,
-    regression_scores,
-)
+from tformer.evaluation.scores import Options, Texts, agreement, entity_scores, mean_of, regression_scores
 
 # ---------------------------------------------------------------------------------- labels, numbers, tags as text
 
@@ -34,7 +27,7 @@ def _classes(predictions: Texts, references: Options) -> tuple[list[str], np.nda
 def label_f1(predictions: Texts, references: Options, positive: str | None = None) -> dict[str, float]:
     """Returns `f1_macro` over the classes that the references name, and `f1` of the class `positive`, if given.
 
-    Text that names no class is a miss of the right one, and no class of its own.
+    Text that names no class is a miss of the right class, and does not count as a class.
     """
     from sklearn.metrics import f1_score
 
@@ -66,10 +59,10 @@ def _number(text: str) -> float:
 def correlation(predictions: Texts, references: Options) -> dict[str, float]:
     """Returns `pearson` and `spearman` of numbers in text with the first reference of each.
 
-    A prediction that is no number counts as the mean of the references: it says nothing, and lowers both.
+    A prediction that is not a number counts as the mean of the references, which lowers both.
 
     Raises:
-      UserError: a reference is no number.
+      UserError: a reference is not a number.
     """
     labels = np.array([_number(options[0]) for options in references])
     for (text, *_), label in zip(references, labels, strict=True):
@@ -83,7 +76,7 @@ def correlation(predictions: Texts, references: Options) -> dict[str, float]:
 def entity_f1(predictions: Texts, references: Options) -> dict[str, float]:
     """Returns `entity_scores` of tags with spaces between, by the first reference of each.
 
-    A prediction of another number of tags than that is cut, or filled with O.
+    A prediction with more tags than its reference is cut, and one with fewer is filled with O.
     """
     gold = [options[0].split() for options in references]
     said = [text.split() for text in predictions]

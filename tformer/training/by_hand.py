@@ -20,9 +20,8 @@ def load_config(spec: str, overrides: Mapping[str, Any] | None = None) -> Config
 
         >>> tformer.load_config('configs/g2p.py:demo', {'model.norm': 'rmsnorm'})
 
-    Args:
-      spec: FILE[:argument]: a Python file with `get_config`, or the config.json of a workdir.
-      overrides: dotted fields and their values; text is parsed as on the command line.
+    FILE[:argument] is a Python file with `get_config`, or the config.json of a workdir. The overrides are dotted fields
+    and their values; text is parsed as on the command line.
 
     Raises:
       UserError: the file is missing or fails, or a field or value is not valid.
@@ -47,12 +46,8 @@ def new_state(config: Config, batch: Batch) -> TrainState:
         >>> state
         TrainState(step=0, parameters=3,319,808, optimizer_state=6,639,618)
 
-    Args:
-      config: of a run; sizes that only the data tell, such as the vocabulary, are assumed if the config has none.
-      batch: arrays [B, ...] for the config's objective, of which only names and shapes are read.
-
-    Raises:
-      UserError: the config has a mistake.
+    Sizes that only the data tell, such as the vocabulary, are assumed if the config has none. Of the batch, arrays
+    [B, ...] for the config's objective, only names and shapes are read.
     """
     return _program(config, _rows(batch)).init()
 

@@ -134,12 +134,8 @@ def checkpoint_items(state: TrainState) -> dict[str, Any]:
 
 
 def restore(workdir: pathlib.Path, step: int, state: TrainState) -> TrainState:
-    """Returns the state of a checkpoint, with arrays placed like those of `state`, whatever mesh they were saved from.
-
-    Args:
-      workdir: of a run.
-      step: of a checkpoint.
-      state: with the same shapes, such as `Program.init` returns.
+    """Returns the state of a checkpoint, whatever mesh it was saved from: its arrays are placed like those of `state`,
+    which has the same shapes.
 
     Raises:
       UserError: the checkpoint has arrays of other names or shapes.
@@ -187,15 +183,17 @@ def _variables(workdir: pathlib.Path, step: int, shardings: Any = None) -> dict[
 def load_variables(workdir: pathlib.Path, which: str = 'best', shardings: Any = None) -> tuple[dict[str, Any], int]:
     """Returns (`params`, and `statistics` if any; the step) of a workdir's best or latest checkpoint.
 
-    Args:
-      workdir: of a run.
-      which: best or latest.
-      shardings: of each array; None: all on the first device.
+    `shardings` are those of each array; None: all are on the first device.
 
     Raises:
       UserError: the workdir has no checkpoint, or it is damaged.
     """
-    step = processes.same_number(lambda: _chosen(workdir, which))
+
+    def chosen() -> int:
+        latest, most = _steps_there(workdir)[-1], best(workdir)
+        return latest if which == 'latest' or most is None else most
+
+    step = processes.same_number(chosen)
     return _variables(workdir, step, shardings), step
 
 
@@ -204,13 +202,8 @@ def load_average(
 ) -> tuple[dict[str, Any], int]:
     """Returns (the mean of the variables of the newest `count` checkpoints, the step of the newest).
 
-    Vaswani et al. 2017, 6.1.
-
-    Args:
-      workdir: of a run.
-      count: checkpoints.
-      keep_last: how many newest checkpoints the run keeps; others that it keeps may be old.
-      shardings: of each array; None: all on the first device.
+    Vaswani et al. 2017, 6.1. The run keeps its newest `keep_last` checkpoints; others that it keeps may be old.
+    `shardings` are those of each array; None: all are on the first device.
 
     Raises:
       UserError: fewer are kept, or one of them is damaged.
@@ -225,11 +218,6 @@ def load_average(
     for step in averaged[:-1]:
         total = jax.tree.map(jax.numpy.add, total, _variables(workdir, step, shardings))
     return jax.tree.map(lambda x, like: (x / count).astype(like.dtype), total, newest), averaged[-1]
-
-
-def _chosen(workdir: pathlib.Path, which: str) -> int:
-    latest, most = _steps_there(workdir)[-1], best(workdir)
-    return latest if which == 'latest' or most is None else most
 
 
 def _steps_there(workdir: pathlib.Path) -> list[int]:

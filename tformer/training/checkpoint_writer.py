@@ -53,10 +53,8 @@ class CheckpointWriter:
     def save(self, state: TrainState, run: Mapping[str, Any], score: float | None) -> None:
         """Starts writing a checkpoint; returns once the arrays are copied off the devices.
 
-        Args:
-          state: its step names the checkpoint.
-          run: a JSON object with the rest of what a resumed run needs.
-          score: more is better; None: this step has not been evaluated.
+        `run` is a JSON object that a resumed run needs besides the state. More of `score` is better; None: this step
+        has not been evaluated.
 
         Raises:
           UserError: the previous checkpoint could not be written.
@@ -77,11 +75,7 @@ class CheckpointWriter:
             atomic.write(checkpoint.directory(self._workdir, step) / 'merit.json', json.dumps(score))
 
     def finish(self) -> None:
-        """Waits until the checkpoint is on disk.
-
-        Raises:
-          UserError: it could not be written.
-        """
+        """Waits until the checkpoint is on disk; a `UserError` says that it could not be written."""
         try:
             self._writer.wait_until_finished()
         except (OSError, ValueError, RuntimeError) as error:
@@ -90,11 +84,7 @@ class CheckpointWriter:
             raise UserError(f'a checkpoint could not be written ({kept}): {line}') from error
 
     def wait(self) -> None:
-        """Waits until the checkpoint is on disk, and deletes those that are no longer kept.
-
-        Raises:
-          UserError: it could not be written.
-        """
+        """Does as `finish`, and deletes the checkpoints that are no longer kept."""
         self.finish()
         if processes.first():
             there, most = checkpoint.steps(self._workdir), checkpoint.best(self._workdir)

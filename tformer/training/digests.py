@@ -25,9 +25,7 @@ def write(directory: pathlib.Path) -> None:
 def find_corruption(directory: pathlib.Path, *, contents: bool = True) -> str | None:
     """Returns a description of the first file that has changed since `write`; None where no file has.
 
-    Args:
-      directory: as given to `write`.
-      contents: whether to read the files; otherwise only their presence and size are checked.
+    Without `contents` the files are not read: only their presence and size are checked.
     """
     listing = directory / FILE
     try:

@@ -26,10 +26,8 @@ def model_flops(config: Config, params: Any, batch: Mapping[str, Any]) -> float:
     Nothing that is computed again counts, every pair of a query and a key does, masked or not, and of experts those
     that a token goes to.
 
-    Args:
-      config: resolved.
-      params: (abstract) parameters, boxed with their logical names where they have any.
-      batch: (abstract) arrays, `inputs` [B, T] and, with an encoder of its own, `encoder_inputs` [B, S].
+    The config is resolved. The (abstract) parameters are boxed with their logical names where they have any. The batch
+    has `inputs` [B, T] and, with an encoder of its own, `encoder_inputs` [B, S].
     """
     rows, length = batch['inputs'].shape
     source = batch['encoder_inputs'].shape[1] if config.model.family == 'encoder_decoder' else length
@@ -81,7 +79,7 @@ def _attention(model: Model, length: int, source: int) -> float:
 
 
 class LayerCost(NamedTuple):
-    """How a kind of layer goes with the length n of a row and the width d: leading terms, no constants.
+    """The costs of a kind of layer, as leading terms without constants, by the length n of a row and the width d.
 
     Attributes:
       products: multiplications of two numbers.

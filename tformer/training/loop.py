@@ -16,7 +16,7 @@ from tformer.errors import Stopped, UserError
 from tformer.evaluation import scorer
 from tformer.optim import freezing
 from tformer.training import checkpoint, setup, workdir, writers
-from tformer.training.members import Group, Member, SingleRun
+from tformer.training.members import Group, SingleRun
 from tformer.training.program import Program, make_program
 from tformer.training.recorder import RunRecorder
 from tformer.training.state import count_parameters
@@ -40,16 +40,13 @@ def train(
     generated: scorer.GenerationScores | None = None,
     may_differ: Sequence[str] = (),
 ) -> Trained:
-    """Trains as `config` says, in a workdir; resumes where it holds a checkpoint.
+    """Trains as a checked config (`checks.check_here`) says, in a workdir; resumes where it holds a checkpoint.
 
-    Args:
-      config: of a run, checked (`checks.check_here`).
-      directory: the workdir, made where it does not exist.
-      generated: scores generated text in the evaluations, where config.evaluate.examples_while_training asks for it.
-      may_differ: dotted fields that may differ from the checkpoint's, besides those that always may.
+    `generated` scores generated text in the evaluations, where config.evaluate.examples_while_training asks for it.
+    `may_differ` are dotted fields that may differ from the checkpoint's, besides those that always may.
 
     Raises:
-      UserError: a mistake in the config, the data or the workdir.
+      UserError: the config, the data or the workdir has a mistake.
       Stopped: a signal or train.max_minutes asked for it, and everything is saved.
     """
     if config.evaluate.examples_while_training and jax.process_count() > 1:
@@ -73,11 +70,10 @@ def train(
         # -------------------------------------------------------------------------------------- program and record
         program = make_program(data.config, data.batches.batch(0), mesh)
         score = scorer.make_scorer(program.model, data.config, mesh)
-        recorder = RunRecorder(data, directory, score, generated, last)
-        member = Member(directory, data, recorder)
+        member = RunRecorder(data, directory, score, generated, last)
         progress = writers.Progress(data.config.train.num_steps or 0, last or 0)
         contexts.callback(progress.close)
-        contexts.callback(recorder.close)  # also when the run fails
+        contexts.callback(member.close)  # also when the run fails
         progress.message(headline(program, data.batches, last or 0))
         return train_group(Group([member], SingleRun(program, member, last)), program, last or 0, stop, progress)[0]
 
@@ -89,7 +85,7 @@ def train_group(
 
     Raises:
       UserError: the group's `on_failure` raises it.
-      Stopped: a signal or train.max_minutes asked for it, and everything is saved.
+      Stopped: as `train`.
     """
     # ------------------------------------------------------------------------------------------------- start
     (state, hyper), num_steps = group.arrays.start(), group.num_steps
@@ -121,10 +117,10 @@ def train_group(
 
     # --------------------------------------------------------------------------------------------------- end
     if group.active and step < num_steps:
-        stale, metric = group.active[0].recorder.best.stale, group.active[0].config.train.best_metric
+        stale, metric = group.active[0].stale, group.active[0].config.train.best_metric
         progress.message(f'stopped early: {stale} evaluations without a better {metric}')
     for member in group.active:
-        member.recorder.checkpoints.wait()
+        member.checkpoints.wait()
     size = count_parameters(sharding.unboxed(program.abstract.params))
     return [
         Trained(member.config, member.data.tokenizers, step, checkpoint.best(member.directory) or step, size)

@@ -2,13 +2,11 @@
 
 import contextlib
 import dataclasses
-import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
-from tformer.config import Config
 from tformer.data.batches import pipeline
 from tformer.distributed import sharding
 from tformer.errors import UserError
@@ -19,29 +17,6 @@ from tformer.training.recorder import RunRecorder
 from tformer.training.state import TrainState
 from tformer.training.step import Batch, Step
 from tformer.training.stopping import StopMonitor
-
-
-@dataclasses.dataclass
-class Member:
-    """A run in a training loop.
-
-    Attributes:
-      directory: its workdir.
-      data: its data, and its resolved config.
-      recorder: writes its metrics, evaluations and checkpoints.
-      index: which slice of the program's arrays is its own; None: all of them are.
-      error: why it failed, if it did.
-    """
-
-    directory: pathlib.Path
-    data: setup.RunData
-    recorder: RunRecorder
-    index: int | None = None
-    error: str | None = None
-
-    @property
-    def config(self) -> Config:
-        return self.data.config
 
 
 class Arrays(Protocol):
@@ -57,7 +32,7 @@ class Arrays(Protocol):
     def batches(self, step: int) -> Iterator[Batch]:
         """Yields the placed batches of the steps after step number `step`."""
 
-    def state_of(self, state: TrainState, member: Member) -> TrainState:
+    def state_of(self, state: TrainState, member: RunRecorder) -> TrainState:
         """Returns a member's own state."""
 
 
@@ -66,7 +41,7 @@ class SingleRun:
     """The arrays of one run, which are the program's."""
 
     program: Program
-    member: Member
+    member: RunRecorder
     checkpoint_step: int | None
 
     @property
@@ -82,11 +57,11 @@ class SingleRun:
         made = pipeline.iterate(self.member.data.batches, step, self.member.config, sharding.batch_share(mesh))
         return (sharding.place_batch(batch, mesh) for batch in made)
 
-    def state_of(self, state: TrainState, member: Member) -> TrainState:
+    def state_of(self, state: TrainState, member: RunRecorder) -> TrainState:
         return state
 
 
-def refuse(member: Member, error: str) -> None:
+def refuse(member: RunRecorder, error: str) -> None:
     """Ends the training with the error of its one member."""
     raise UserError(error)
 
@@ -101,12 +76,12 @@ class Group:
       on_failure: called once for each member that has failed, with its error.
     """
 
-    members: Sequence[Member]
+    members: Sequence[RunRecorder]
     arrays: Arrays
-    on_failure: Callable[[Member, str], None] = refuse
+    on_failure: Callable[[RunRecorder, str], None] = refuse
 
     @property
-    def active(self) -> list[Member]:
+    def active(self) -> list[RunRecorder]:
         """The members that have not failed."""
         return [member for member in self.members if member.error is None]
 
@@ -116,15 +91,15 @@ class Group:
 
     def should_evaluate(self, step: int) -> bool:
         """Returns whether an evaluation after `step` is due, and not made, for any member."""
-        return any(member.recorder.should_evaluate(step) for member in self.active)
+        return any(member.should_evaluate(step) for member in self.active)
 
     def is_evaluated(self, step: int) -> bool:
         """Returns whether every member has been evaluated after `step`."""
-        return all(member.recorder.evaluated >= step for member in self.active)
+        return all(member.evaluated >= step for member in self.active)
 
     def is_out_of_patience(self) -> bool:
         """Returns whether train.patience evaluations in a row have found nothing better."""
-        return all(member.recorder.is_out_of_patience() for member in self.active)
+        return all(member.is_out_of_patience() for member in self.active)
 
     def evaluate(self, step: int, state: TrainState, stop: StopMonitor) -> dict[str, str]:
         """Evaluates the members that have not been evaluated after `step`; returns each score, or its range, as text.
@@ -135,36 +110,36 @@ class Group:
         found = []
         with contextlib.ExitStack() as contexts:
             for member in self.active:
-                contexts.enter_context(member.recorder.metrics.paused())
+                contexts.enter_context(member.metrics.paused())
             contexts.enter_context(stop.interruptible())
             for member in self.active:
-                if member.recorder.evaluated < step:
-                    found.append(member.recorder.evaluate(step, self.arrays.state_of(state, member)))
+                if member.evaluated < step:
+                    found.append(member.evaluate(step, self.arrays.state_of(state, member)))
         return {name: _range([scores[name] for scores in found]) for name in found[0]}
 
     def save(self, step: int, state: TrainState, requested: bool) -> None:
         """Saves the members whose checkpoint after `step` is due, or `requested`."""
         for member in self.active:
-            if member.recorder.should_save(step, requested):
-                member.recorder.save(step, self.arrays.state_of(state, member))
+            if member.should_save(step, requested):
+                member.save(step, self.arrays.state_of(state, member))
 
     def add_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Hands the metrics of one more step, still on the devices, to the members' recorders."""
         for member in self.active:
-            member.recorder.metrics.add(metrics, member.index)
+            member.metrics.add(metrics, member.index)
 
     def should_report(self, step: int) -> bool:
-        return self.active[0].recorder.should_report(step)
+        return self.active[0].should_report(step)
 
     def report(self, step: int) -> dict[str, float]:
         """Writes the members' reports after `step`; returns their means. Members with too many skipped steps fail."""
         found = []
         for member in self.active:
-            means, member.error = member.recorder.report(step)
+            means, member.error = member.report(step)
             found.append(means)
         return {name: float(np.mean([means[name] for means in found if name in means])) for name in found[0]}
 
-    def drop_failed(self, before: Sequence[Member]) -> None:
+    def drop_failed(self, before: Sequence[RunRecorder]) -> None:
         """Calls `on_failure` for the members of `before` that have failed since."""
         for member in before:
             if member.error is not None:

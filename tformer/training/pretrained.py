@@ -22,11 +22,8 @@ def load(directory: str, initial: Any, shardings: Any, excepted: Sequence[str] =
     A variable is loaded where its path and shape agree. The others must be named in `excepted`, or be the heads of
     tasks on either side, new adapters, or the vocabulary head that a task's head replaces.
 
-    Args:
-      directory: the workdir.
-      initial: `params`, and `statistics` if any.
-      shardings: of the same tree.
-      excepted: names in the paths (see `parameters.within`) of variables that are not loaded.
+    `initial` are `params`, and `statistics` if any, and `shardings` is of the same tree. Variables with a name of
+    `excepted` in their paths (see `parameters.within`) are not loaded.
 
     Raises:
       UserError: other variables are fresh, unused or of another shape; none is loaded; an exception matches nothing.
@@ -58,9 +55,8 @@ def load(directory: str, initial: Any, shardings: Any, excepted: Sequence[str] =
         names = path_names(path)
         if names not in loaded:
             return mine
-        value = np.asarray(
-            theirs[names].astype(mine.dtype)
-        )  # on the host: a device cannot reach those of other processes
+        # On the host: a device cannot reach those of other processes.
+        value = np.asarray(theirs[names].astype(mine.dtype))
         return jax.make_array_from_callback(value.shape, placed, lambda at: value[at])
 
     return jax.tree_util.tree_map_with_path(take, initial, shardings)

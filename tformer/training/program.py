@@ -92,12 +92,9 @@ class Program:
     def train_step(
         self, state: TrainState, batch: Mapping[str, Any], hyper: Hyperparameters | None = None
     ) -> tuple[TrainState, dict[str, Any]]:
-        """Returns (the state after one step, its metrics); the given state is used up.
+        """Returns (the state after one step, its metrics); the given state is used up. hyper=None: those of the config.
 
-        Args:
-          state: of `init`, or of the step before.
-          batch: numpy arrays [B, ...]; B is a multiple of the ways that the mesh splits rows.
-          hyper: None: those of the config.
+        The batch is numpy arrays [B, ...]; B is a multiple of the ways that the mesh splits rows.
         """
         with self.context():
             placed = sharding.place_batch(batch, self.mesh)
@@ -105,12 +102,10 @@ class Program:
 
 
 def make_program(config: Config, batch: Mapping[str, Any], mesh: Mesh | None = None) -> Program:
-    """Returns the program of a run; nothing is computed.
+    """Returns the program of a run, whose config is resolved (`dummy_batch.assumed` does it without data).
 
-    Args:
-      config: resolved (`dummy_batch.assumed` does it without data).
-      batch: arrays, or abstract ones, of which only names, shapes and dtypes are read.
-      mesh: None: that of config.mesh over all devices.
+    Nothing is computed: of the batch only names, shapes and dtypes are read. mesh=None: that of config.mesh over all
+    devices.
 
     Raises:
       UserError: the optimizer's fields name parameters that the model does not have.

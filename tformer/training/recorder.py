@@ -1,7 +1,6 @@
 """What a run writes while it trains: metrics, evaluations and checkpoints, and how far each of them is."""
 
 import contextlib
-import dataclasses
 import math
 import pathlib
 import time
@@ -12,31 +11,21 @@ import jax
 import numpy as np
 
 from tformer.config import Config
-from tformer.data.batches import pipeline
-from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.distributed import processes
 from tformer.evaluation import means, scorer
 from tformer.training import checkpoint, checkpoint_writer, setup, writers
 from tformer.training.state import TrainState, evaluation_variables
 
 
-@dataclasses.dataclass(frozen=True)
-class BestScore:
-    """The highest score that an evaluation found, and how many evaluations since then have found no higher one."""
-
-    score: float | None = None
-    stale: int = 0
-
-    def update(self, score: float) -> 'BestScore':
-        """Returns the best score after one more evaluation."""
-        return BestScore(score) if self.score is None or score > self.score else BestScore(self.score, self.stale + 1)
-
-
 class RunRecorder:
-    """Writes the metrics, evaluations and checkpoints of a run.
+    """A run in a training loop: writes its metrics, evaluations and checkpoints.
 
     Attributes:
-      best: the best score so far.
+      data: its data, and its resolved config.
+      directory: its workdir.
+      index: which slice of the program's arrays is its own; None: all of them are.
+      error: why it failed, if it did.
+      stale: how many evaluations in a row have found no higher score.
       evaluated: the step of the latest evaluation; 0 before the first.
       metrics: those of the steps since the last report.
       checkpoints: of the workdir.
@@ -49,33 +38,35 @@ class RunRecorder:
         score: scorer.Scorer,
         generated: scorer.GenerationScores | None,
         last: int | None,
-        keep_last: int | None = None,
+        index: int | None = None,
     ):
-        """Resumes from the checkpoint at step `last`, or starts anew.
+        """Resumes from the checkpoint at step `last`; None: starts anew.
 
-        Args:
-          data: of the run.
-          directory: its workdir.
-          score: computes the scores of an evaluation.
-          generated: scores generated text; None: no evaluation generates any.
-          last: the step of a checkpoint, or None.
-          keep_last: newest checkpoints to keep; None: train.keep_last.
+        `score` computes the scores of an evaluation, and `generated` those of generated text; None: none is generated.
         """
-        self._data, self._config, self._directory = data, data.config, directory
+        train = data.config.train
+        self.data, self.directory, self.index = data, directory, index
+        self.error: str | None = None
         self._score, self._generated = score, generated
         self._metadata = setup.checkpoint_metadata(data.config, data.batches, data.tokenizers)
-        self._num_steps = data.config.train.num_steps or 0
+        self._num_steps = train.num_steps or 0
         self._saved = last or 0
         self._unsaved_score: float | None = None
-        self.best, self.metrics, self.evaluated = BestScore(), MetricAccumulator({}, 0, 0.0), 0
+        self._best: float | None = None
+        self.stale, self.metrics, self.evaluated = 0, MetricAccumulator({}, 0, 0.0), 0
         if last is not None:
             previous = checkpoint.read_metadata(directory, last)
-            self.best = BestScore(previous['best']['merit'], previous['best']['stale'])
+            self._best, self.stale = previous['best']['merit'], previous['best']['stale']
             self.metrics = MetricAccumulator(**previous['interval'])
             self.evaluated = previous['evaluated']
-        keep_last = keep_last or data.config.train.keep_last
-        self.checkpoints = checkpoint_writer.CheckpointWriter(directory, keep_last, data.config.train.keep_every)
+        # A process that is killed between the saves of two runs leaves a checkpoint of the same step in both.
+        keep_last = train.keep_last if index is None else max(2, train.keep_last)
+        self.checkpoints = checkpoint_writer.CheckpointWriter(directory, keep_last, train.keep_every)
         self._writer = writers.MetricWriter(directory if processes.first() else None, self._saved, self.evaluated)
+
+    @property
+    def config(self) -> Config:
+        return self.data.config
 
     def close(self) -> None:
         """Waits for the checkpoint that is being written, and closes the files."""
@@ -86,31 +77,37 @@ class RunRecorder:
 
     def should_evaluate(self, step: int) -> bool:
         """Returns whether an evaluation after `step` is due and has not been made."""
-        return self.evaluated < step and is_due(step, self._config.train.eval_every, self._num_steps)
+        return self.evaluated < step and is_due(step, self.config.train.eval_every, self._num_steps)
 
     def evaluate(self, step: int, state: TrainState) -> dict[str, float]:
-        """Returns the scores of the validation split after `step`, and writes them."""
-        found = evaluate_split(
-            self._config, state, self._data.valid, self._data.tokenizers, self._score, self._generated
-        )
+        """Returns the scores of the validation split after `step` by name, `valid/...`, and writes them."""
+        config, valid, tokenizers = self.config, self.data.valid, self.data.tokenizers
+        variables = evaluation_variables(state)
+        scores = self._score(variables, valid, config.train.eval_batches, tokenizers)
+        if config.evaluate.examples_while_training and self._generated is not None:
+            most = min(config.evaluate.examples_while_training, len(valid.records))
+            scores |= self._generated(config, variables, tokenizers, [valid.records[i] for i in range(most)])
+        found = {f'valid/{name}': value for name, value in scores.items()}
         self._writer.write(step, found)
-        score = checkpoint.score(self._config.train.best_metric, found[self._config.train.best_metric])
-        self.best, self.evaluated, self._unsaved_score = self.best.update(score), step, score
+        score = checkpoint.score(config.train.best_metric, found[config.train.best_metric])
+        is_better = self._best is None or score > self._best
+        self._best, self.stale = (score, 0) if is_better else (self._best, self.stale + 1)
+        self.evaluated, self._unsaved_score = step, score
         return found
 
     def is_out_of_patience(self) -> bool:
         """Returns whether train.patience evaluations in a row have found nothing better."""
-        return self._config.train.patience is not None and self.best.stale >= self._config.train.patience
+        return self.config.train.patience is not None and self.stale >= self.config.train.patience
 
     def should_save(self, step: int, requested: bool) -> bool:
         """Returns whether after `step` there is a state to save, or the score of a saved one to note."""
-        due = requested or is_due(step, self._config.train.checkpoint_every, self._num_steps)
+        due = requested or is_due(step, self.config.train.checkpoint_every, self._num_steps)
         return self._unsaved_score is not None or (self._saved < step and due)
 
     def save(self, step: int, state: TrainState) -> None:
         """Saves the state after `step`; where it is saved already, notes its score."""
         if self._saved < step:
-            best = {'merit': self.best.score, 'stale': self.best.stale}
+            best = {'merit': self._best, 'stale': self.stale}
             progress = {'best': best, 'interval': self.metrics.snapshot(), 'evaluated': self.evaluated}
             self.checkpoints.save(state, {**self._metadata, **progress}, self._unsaved_score)
             self._saved = step
@@ -120,51 +117,32 @@ class RunRecorder:
 
     def should_report(self, step: int) -> bool:
         """Returns whether a report after `step` is due."""
-        return step % self._config.train.log_every == 0 or step == self._num_steps
+        return step % self.config.train.log_every == 0 or step == self._num_steps
 
     def report(self, step: int) -> tuple[dict[str, float], str | None]:
         """Returns (the means of the steps since the last report, an error if too many steps in a row were skipped)."""
         found, skipped = self.metrics.summary()
-        epoch = step / self._data.batches.steps_per_epoch
+        epoch = step / self.data.batches.steps_per_epoch
         self._writer.write(step, {**found, **self.metrics.totals, 'epoch': epoch})
-        if skipped < self._config.train.max_skipped:
-            return found, None
-        return found, save_skipped_batch(self._directory, self._data.batches, step, skipped)
+        is_too_many = skipped >= self.config.train.max_skipped
+        return found, self._save_skipped_batch(step, skipped) if is_too_many else None
+
+    def _save_skipped_batch(self, step: int, skipped: int) -> str:
+        """Writes the batch of the first of the last `skipped` steps to the workdir; returns the error to raise."""
+        first = step - skipped + 1
+        file = self.directory / 'skipped' / f'{first}.npz'
+        if processes.first():
+            file.parent.mkdir(exist_ok=True)
+            np.savez(file, **self.data.batches.batch(first - 1))  # type: ignore[arg-type]
+        return (
+            f'steps {first:,} to {step:,} were skipped: their loss or gradient is not finite, or is a spike; the first '
+            f"one's batch is {file}, and `tformer replay --workdir={self.directory} --step={first}` runs it again"
+        )
 
 
 def is_due(step: int, every: int | None, num_steps: int) -> bool:
     """Returns whether what happens each `every` steps, or only at the end where it is None, happens after `step`."""
     return step > 0 and (step % (every or num_steps) == 0 or step == num_steps)
-
-
-def evaluate_split(
-    config: Config,
-    state: TrainState,
-    valid: pipeline.Batches,
-    tokenizers: Tokenizers,
-    score: scorer.Scorer,
-    generated: scorer.GenerationScores | None,
-) -> dict[str, float]:
-    """Returns the scores of the validation split by name, `valid/...`."""
-    evaluated = evaluation_variables(state)
-    found = score(evaluated, valid, config.train.eval_batches, tokenizers)
-    if config.evaluate.examples_while_training and generated is not None:
-        most = min(config.evaluate.examples_while_training, len(valid.records))
-        found |= generated(config, evaluated, tokenizers, [valid.records[i] for i in range(most)])
-    return {f'valid/{name}': value for name, value in found.items()}
-
-
-def save_skipped_batch(directory: pathlib.Path, batches: pipeline.Batches, step: int, skipped: int) -> str:
-    """Writes the batch of the first of the last `skipped` steps to the workdir; returns the error to raise."""
-    first = step - skipped + 1
-    file = directory / 'skipped' / f'{first}.npz'
-    if processes.first():
-        file.parent.mkdir(exist_ok=True)
-        np.savez(file, **batches.batch(first - 1))  # type: ignore[arg-type]
-    return (
-        f'steps {first:,} to {step:,} were skipped: their loss or gradient is not finite, or is a spike; '
-        f"the first one's batch is {file}, and `tformer replay --workdir={directory} --step={first}` runs it again"
-    )
 
 
 class MetricAccumulator:

@@ -36,15 +36,10 @@ def load_state(
 ) -> TrainState:
     """Returns the state of a workdir's checkpoint at step `last`; None: the one that training starts from.
 
-    Args:
-      program: of the run, or of one that differs from it only in its hyperparameters.
-      config: of the run.
-      home: its workdir.
-      last: the step of a checkpoint, or None.
-      hyper: the run's; None: the program's.
+    The program may be of a run that differs only in its hyperparameters; `hyper` are the run's (None: the program's).
 
     Raises:
-      UserError: the checkpoint, or what the run starts from, does not fit the model.
+      UserError: the checkpoint, or the run that train.init_from names, does not fit the model.
     """
     hyper = program.hyper if hyper is None else hyper
     state = program.init(hyper)
@@ -73,19 +68,19 @@ def load_data(
 
     Args:
       config: as the user states it.
-      home: the workdir; the tokenizers of a new run are written there.
+      home: the workdir, where the tokenizers of a new run are written.
       mesh: splits the rows of a batch.
       before: metadata of the checkpoint that the run resumes from; None: it is a new run.
       may_differ: dotted fields that may differ from the checkpoint's, besides those that always may.
 
     Raises:
-      UserError: a mistake in the config or the data, or they are not those of the checkpoint.
+      UserError: the config or the data have a mistake, or they differ from those of the checkpoint.
     """
     choose(dict.fromkeys(scorer.score_names(config)), config.train.best_metric, 'train.best_metric')
     began = None if before is None else config_lib.from_dict(before['config'])
     records = mixture.load(config, 'train')
     tokens = processes.after_first(
-        make=lambda: workdir.tokenizers(home, config, records, begun=before is not None),
+        make=lambda: Tokenizers.load(home) if before is not None else workdir.make_tokenizers(home, config, records),
         find=lambda: Tokenizers.load(home),
     )
     if tokens.labels and config.evaluate.positive_label is not None:

@@ -35,13 +35,8 @@ def update_guard(
 
     A spike is a loss or norm above mean + skip_spikes x standard deviation of the latest `WINDOW` steps. Spikes enter
     the window too, so a lasting new level stops counting as a spike after a while.
-
-    Args:
-      guard: before the step.
-      step: its number, int32.
-      loss: of its batch, a scalar.
-      norm: of its gradient, a scalar.
-      skip_spikes: threshold in standard deviations; None: spikes are applied.
+    With skip_spikes=None spikes are applied. `step` is int32; the loss of its batch and the norm of its gradient are
+    scalars.
     """
     values = jnp.stack([loss, norm]).astype(jnp.float32)
     is_finite = jnp.isfinite(values).all()

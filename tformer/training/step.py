@@ -171,11 +171,7 @@ def update(
 def moving_average(averages: Any, params: Any, decay: Scalar | None, step: jax.Array) -> Any:
     """Returns averages + (1 - d) (params - averages), d = min(decay, (1 + step) / (10 + step)): it starts fast.
 
-    Args:
-      averages: float32; None where decay is None.
-      params: after update number `step`, counted from 1.
-      decay: None is off.
-      step: int32.
+    The averages are float32, or None where the decay is None; `step` counts updates from 1, int32.
     """
     if decay is None:
         return None

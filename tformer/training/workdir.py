@@ -64,17 +64,14 @@ def load_config(workdir: pathlib.Path) -> Config:
     """
     file = workdir / 'config.json'
     if not file.is_file():
-        parent = workdir.parent
-        others = [str(path.parent) for path in parent.glob('*/config.json')] if parent.is_dir() else []
+        others = [str(path.parent) for path in workdir.parent.glob('*/config.json')]
         raise UserError(
             f'{workdir} is not a workdir: it has no config.json{nearest(workdir, others) if others else ""}'
         )
+    tree = config_lib.read_json(file)
     try:
-        tree = json.loads(file.read_text())
-        if not isinstance(tree, dict):
-            raise ValueError('not a JSON object')
         return extensions.load(config_lib.from_dict(tree), trusted=False, place=str(workdir))
-    except ValueError as error:
+    except UserError as error:
         raise UserError(f'{file}: {error}') from error
 
 
@@ -91,13 +88,9 @@ def changed_config(workdir: pathlib.Path, overrides: Mapping[str, str]) -> Confi
 
 
 def check_config(workdir: pathlib.Path, before: Config, config: Config, may_differ: Sequence[str] = ()) -> None:
-    """Raises a `UserError` that names the fields which differ from a checkpoint's config and must not.
+    """Raises a `UserError` that names the fields which differ from a checkpoint's config, `before`, and must not.
 
-    Args:
-      workdir: holds the checkpoint.
-      before: the checkpoint's config.
-      config: of the run that resumes.
-      may_differ: dotted fields that may differ, besides those that always may.
+    `may_differ` are dotted fields that may differ besides those that always may.
     """
     fields = config_lib.field_types()
     for name in may_differ:
@@ -172,22 +165,18 @@ def save_config(workdir: pathlib.Path, config: Config) -> None:
     atomic.write(workdir / 'config.json', json.dumps(config_lib.to_dict(config), indent=2) + '\n')
 
 
-def tokenizers(workdir: pathlib.Path, config: Config, records: Concatenation, begun: bool) -> Tokenizers:
-    """Returns the tokenizers of a run: its own where it has `begun`, otherwise another run's or newly trained ones."""
-    if begun:
-        return Tokenizers.load(workdir)
+def make_tokenizers(workdir: pathlib.Path, config: Config, records: Concatenation) -> Tokenizers:
+    """Returns the tokenizers of a new run, which are written to its workdir."""
     made = new_tokenizers(config, records)
     made.save(workdir)
     return made
 
 
 def new_tokenizers(config: Config, records: Concatenation) -> Tokenizers:
-    """Returns the tokenizers of a new run."""
-    if lender := config.data.tokenizer_from or config.train.init_from:
+    """Returns the tokenizers of a new run: another run's, or newly trained ones."""
+    data = config.data
+    if lender := data.tokenizer_from or config.train.init_from:
         return train_tokenizers(config, records, Tokenizers.load(lender))
-    if 'huggingface' in (
-        config.data.tokenizer,
-        config.data.source_tokenizer,
-    ):  # read from a file, whose contents may change
+    if 'huggingface' in (data.tokenizer, data.source_tokenizer):  # read from a file, whose contents may change
         return train_tokenizers(config, records)
     return cached_tokenizers(config, records, [split.fingerprint for split in records.splits])

@@ -74,9 +74,7 @@ class MetricWriter:
 def _tensorboard(directory: pathlib.Path, purged: int) -> Callable[[int, Mapping[str, float]], None] | None:
     """Returns a function that writes the metrics of a step; None where tensorboardX is missing. Failures are ignored.
 
-    Args:
-      directory: of the event files.
-      purged: TensorBoard hides the data of earlier files from this step on.
+    TensorBoard hides the data of earlier files from step `purged` on.
     """
     hidden = 'torch' not in sys.modules
     if hidden:

@@ -26,7 +26,7 @@ from tformer.lab.sweep.trials import ERROR, STATED, is_done, write_error
 from tformer.optim.hyperparameters import Hyperparameters
 from tformer.training import checkpoint, digests, setup, workdir, writers
 from tformer.training.loop import Trained, train_group
-from tformer.training.members import Group, Member
+from tformer.training.members import Group
 from tformer.training.program import Program, make_program
 from tformer.training.recorder import RunRecorder
 from tformer.training.state import TrainState
@@ -111,12 +111,10 @@ def _train(
         first = next(iter(opened.values()))
         program = make_program(first.config, first.batches.batch(0), mesh)
         score = scorer.make_scorer(program.model, first.config, mesh)
-        members: dict[pathlib.Path, Member] = {}
+        members: dict[pathlib.Path, RunRecorder] = {}
         for home, data in opened.items():
-            # A process that is killed between two trials' saves leaves a checkpoint of the same step in both.
-            recorder = RunRecorder(data, home, score, generated, last, keep_last=max(2, data.config.train.keep_last))
-            members[home] = Member(home, data, recorder, slots.index(home))
-            contexts.callback(recorder.close)
+            members[home] = RunRecorder(data, home, score, generated, last, slots.index(home))
+            contexts.callback(members[home].close)
         filling = next(iter(members.values()))
         arrays = StackedRuns(program, [members.get(home, filling) for home in slots], last, transform)
         group = Group(list(members.values()), arrays, lambda member, error: fail(member.directory, error))
@@ -197,7 +195,7 @@ class StackedRuns:
     """
 
     program: Program
-    slots: list[Member]
+    slots: list[RunRecorder]
     checkpoint_step: int | None
     transform: str
 
@@ -225,7 +223,7 @@ class StackedRuns:
             rows = [made[member.config.train.seed] for member in self.slots]
             yield self._place({name: np.stack([each[name] for each in rows]) for name in rows[0]}, sharding.ROWS)
 
-    def state_of(self, state: TrainState, member: Member) -> TrainState:
+    def state_of(self, state: TrainState, member: RunRecorder) -> TrainState:
         return self._slice(state, member.index)
 
     @functools.cached_property
