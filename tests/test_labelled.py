@@ -608,17 +608,17 @@ def test_prepared_records_come_back(tmp_path: Path, case: str) -> None:
     place = write(tmp_path / 'files', {name.replace('a.', f'{split}.'): content for split in sources.SPLITS})
     config = Data(path=(str(place),), tfds_name='mine', tfds_dir=str(tmp_path), **data)
     done = prepare.write(config, objective)
-    assert [count for count, _ in done.splits.values()] == [len(expected)] * 3
+    assert [line.split()[1:3] for line in done.splitlines()[1:-1]] == [[str(len(expected)), 'records']] * 3
     back = Data(source='tfds', tfds_name='mine', tfds_dir=str(tmp_path))
     for split in sources.SPLITS:
         assert unplaced(sources.load(back, objective, split)) == expected
-    assert not prepare.write(config, objective).new and 'tensorflow' not in sys.modules
+    assert 'is already written' in prepare.write(config, objective) and 'tensorflow' not in sys.modules
 
 
 def test_prepared_templates_are_written_out(tmp_path: Path) -> None:
     place = write(tmp_path / 'files', {'train.jsonl': lines({'premise': 'a', 'hypothesis': 'b', 'label': 'c'})})
     done = prepare.write(Data(path=(str(place),), tfds_name='mine', tfds_dir=str(tmp_path), **MNLI), 'seq2seq')
-    assert {'--config.data.source_template=None', '--config.data.target_template=None'} <= set(done.overrides)
+    assert {'--config.data.source_template=None', '--config.data.target_template=None'} <= set(done.split())
     back = sources.load(Data(source='tfds', tfds_name='mine', tfds_dir=str(tmp_path)), 'seq2seq', 'train')
     assert list(back) == [{'source': 'mnli premise: a hypothesis: b', 'target': 'c'}]
 

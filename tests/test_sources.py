@@ -564,11 +564,13 @@ def test_prepared_files_come_back_in_order(tmp_path, objective: str, monkeypatch
     config = Data(path=(place,), columns=columns[objective], tfds_name='my_set/a-b', tfds_dir=str(tmp_path / 'tfds'))
     said: list[str] = []
     done = prepare.write(config, objective, said.append)
-    assert (done.new, done.name, done.skipped, said) == (True, 'my_set/a-b/1.0.0', {}, [])
-    assert {name: count for name, (count, _) in done.splits.items()} == dict.fromkeys(
-        ('train', 'validation', 'test'), 300
-    )
-    assert len(list(done.place.glob('my_set-train.array_record-*-of-00003'))) == 3
+    first, *parts_written, last = done.splitlines()
+    place = tmp_path / 'tfds' / 'my_set' / 'a-b' / '1.0.0'
+    assert (first, said) == (f'my_set/a-b/1.0.0 is written: {place}', [])
+    assert 'skipped' not in done and {tuple(line.split()[:3]) for line in parts_written} == {
+        (name, '300', 'records') for name in ('train', 'validation', 'test')
+    }
+    assert len(list(place.glob('my_set-train.array_record-*-of-00003'))) == 3
     for split in sources.SPLITS:
         same(split, objective, config, tmp_path / 'tfds')
     slices = ('train[:90%]', 'train[90%:]', 'train[5:8]')
@@ -576,8 +578,9 @@ def test_prepared_files_come_back_in_order(tmp_path, objective: str, monkeypatch
              'tfds_dir': str(tmp_path / 'tfds'), 'tfds_splits': slices})) for s in sources.SPLITS]  # fmt: skip
     ours = [{f: r[f] for f in TASKS[objective].fields} for r in sources.load(config, objective, 'train')]
     assert (parts[0], parts[1], parts[2]) == (ours[:270], ours[270:], ours[5:8])
-    assert done.overrides == ('--config.data.source=tfds', '--config.data.tfds_name=my_set/a-b',
-                              f'--config.data.tfds_dir={tmp_path / "tfds"}', '--config.data.columns=')  # fmt: skip
+    flags = ('--config.data.source=tfds', '--config.data.tfds_name=my_set/a-b',
+             f'--config.data.tfds_dir={tmp_path / "tfds"}', '--config.data.columns=')  # fmt: skip
+    assert last == f'train from it with {" ".join(flags)}'
     assert not list(tmp_path.glob('tfds/downloads')) and 'tensorflow' not in sys.modules
 
 
@@ -598,16 +601,17 @@ def test_preparing_again(tmp_path) -> None:
     config = Data(path=(place,), tfds_name='my_set', tfds_dir=str(tmp_path / 'tfds'), bad_lines='skip')
     said: list[str] = []
     done = prepare.write(config, 'seq2seq', said.append)
-    assert done.skipped == {'train': 1} and '1 bad lines skipped' in prepare.summary(done)
+    assert done.splitlines()[1].startswith('  train ') and done.splitlines()[1].endswith(', 1 bad lines skipped')
+    assert done.count('skipped') == 1
     assert len(said) == 1 and said[0].startswith('no test split: ')
     again = prepare.write(config, 'seq2seq')
-    assert not again.new and 'my_set/1.0.0 is already written' in prepare.summary(again)
-    assert again.splits == done.splits
+    assert again.startswith('my_set/1.0.0 is already written: ')
+    assert again.splitlines()[1:] == done.replace(', 1 bad lines skipped', '').splitlines()[1:]
     (tmp_path / 'files' / 'train.tsv').write_text('a\tc\n')
     with pytest.raises(UserError, match=r'my_set/1.0.0 exists and holds other records: .* or write my_set:1.0.1'):
         prepare.write(config, 'seq2seq')
     newer = dataclasses.replace(config, tfds_name='my_set:1.0.1')
-    assert prepare.write(newer, 'seq2seq').name == 'my_set/1.0.1'
+    assert prepare.write(newer, 'seq2seq').startswith('my_set/1.0.1 is written: ')
     named = {'source': 'tfds', 'tfds_dir': str(tmp_path / 'tfds')}
     marks = [mark(tfds_name=name, **named) for name in ('my_set', 'my_set:1.0.1', 'my_set:1.0.0')]
     assert marks[0] == marks[1] != marks[2] and mark(split='valid', tfds_name='my_set', **named) != marks[0]
@@ -666,7 +670,8 @@ def test_a_killed_prepare_leaves_nothing_that_is_read(tmp_path) -> None:
         load('train', 'seq2seq', source='tfds', tfds_name='my_set', tfds_dir=there)
     said: list[str] = []
     config = Data(path=(place,), tfds_name='my_set', tfds_dir=there)
-    assert prepare.write(config, 'seq2seq', said.append).new and 'in the latter case delete it' in said[0]
+    assert 'my_set/1.0.0 is written' in prepare.write(config, 'seq2seq', said.append)
+    assert 'in the latter case delete it' in said[0]
     same('valid', 'seq2seq', config, tmp_path / 'tfds')
 
 
@@ -715,7 +720,7 @@ class Needy(Wmt):
 
 config = Data(source='tfds', tfds_name=sys.argv[2], tfds_dir=served + '/tfds')
 for _ in range(2):
-    print(prepare.summary(prepare.write(config, 'seq2seq', print)))
+    print(prepare.write(config, 'seq2seq', print))
 assert 'tensorflow' not in sys.modules
 """
 

@@ -43,8 +43,7 @@ def prepare(config: Config, workdir: str | pathlib.Path | None = None) -> str:
     checks.check_here(config)
     said = []
     if workdir is None or config.data.tfds_name is not None:
-        written = tfds_sets.write(config.data, config.train.objective, lambda line: print(line, file=sys.stderr))
-        said.append(tfds_sets.summary(written))
+        said.append(tfds_sets.write(config.data, config.train.objective, lambda line: print(line, file=sys.stderr)))
     if workdir is not None:
         said.append(_fill(pathlib.Path(workdir), config))
     return '\n'.join(said)

@@ -1,6 +1,5 @@
 """Writes a source as a TFDS set of ArrayRecord files, which any number of hosts read at random without TensorFlow."""
 
-import dataclasses
 import functools
 import itertools
 import re
@@ -27,24 +26,12 @@ Say = Callable[[str], None]
 Rows = Iterator[tuple[int, Record]]
 
 
-@dataclasses.dataclass(frozen=True)
-class Prepared:
-    """A prepared set, which is in the directory `place`."""
-
-    name: str  # with the configuration and the version
-    place: Path
-    splits: dict[str, tuple[int, int]]  # the number of records and of bytes of each split
-    skipped: dict[str, int]  # the number of bad lines that were left out of each split
-    new: bool  # False if the set existed before
-    overrides: tuple[str, ...]  # the command line's flags with which a run trains from it
-
-
-def write(config: Data, objective: str, say: Say = lambda line: None) -> Prepared:
+def write(config: Data, objective: str, say: Say = lambda line: None) -> str:
     """Writes the splits of `config.source` as the set `config.tfds_name` in `config.tfds_dir`, unless it exists.
 
     The set keeps the order of the records, the fields of `objective`, and the optional fields that all records have.
     With data.source='tfds', the named set's own code downloads and writes it. A set appears when it is complete. `say`
-    takes lines of progress.
+    takes lines of progress. Returns lines that say what was written, where, and how to train from it.
 
     Raises:
       UserError: there is no name, a split cannot be read, the name belongs to a set of other records, the directory
@@ -56,27 +43,21 @@ def write(config: Data, objective: str, say: Say = lambda line: None) -> Prepare
     if not _NAME.fullmatch(name):
         raise UserError(f'data.tfds_name={name!r} is not the name of a set, {example}')
     if config.source == 'tfds':
-        return _prepared(config, tfds_download.write(name, config.tfds_dir, say), {}, changed=())
+        return _summary(config, tfds_download.write(name, config.tfds_dir, say), {}, changed=())
     splits = _splits(config, objective, say)
     new = _write_records(config, objective, splits, say)
-    skipped = {ours: split.skipped for ours, split in splits.items() if new and split.skipped}
-    return _prepared(config, new, skipped, changed=('tfds_splits', 'columns', 'source_template', 'target_template'))
+    skipped = {part: split.skipped for part, split in splits.items() if new and split.skipped}
+    return _summary(config, new, skipped, changed=('tfds_splits', 'columns', 'source_template', 'target_template'))
 
 
-def summary(prepared: Prepared) -> str:
-    """Returns lines that say what was written, where, and how to train from it."""
-    lines = [f'{prepared.name} is {"written" if prepared.new else "already written"}: {prepared.place}']
-    for name, (records, size) in prepared.splits.items():
-        skipped = f', {prepared.skipped[name]:,} bad lines skipped' if name in prepared.skipped else ''
-        lines.append(f'  {name:<12} {records:>12,} records {size:>16,} bytes{skipped}')
-    return '\n'.join([*lines, f'train from it with {" ".join(prepared.overrides)}'])
-
-
-def _prepared(config: Data, new: bool, skipped: dict[str, int], changed: tuple[str, ...]) -> Prepared:
+def _summary(config: Data, new: bool, skipped: dict[str, int], changed: tuple[str, ...]) -> str:
     """Describes the set in its directory; to train from it, the fields `changed` go back to their defaults."""
     assert config.tfds_name is not None
     builder = tfds_lib.prepared(config.tfds_name, config.tfds_dir)
-    splits = {name: (split.num_examples, split.num_bytes) for name, split in builder.info.splits.items()}
+    lines = [f'{builder.info.full_name} is {"written" if new else "already written"}: {Path(builder.data_dir)}']
+    for name, split in builder.info.splits.items():
+        bad = f', {skipped[name]:,} bad lines skipped' if name in skipped else ''
+        lines.append(f'  {name:<12} {split.num_examples:>12,} records {split.num_bytes:>16,} bytes{bad}')
     overrides = {'source': 'tfds', 'tfds_name': config.tfds_name}
     if config.tfds_dir is not None:
         overrides['tfds_dir'] = config.tfds_dir
@@ -84,8 +65,8 @@ def _prepared(config: Data, new: bool, skipped: dict[str, int], changed: tuple[s
         default = getattr(Data(), field)
         if getattr(config, field) != default:
             overrides[field] = 'None' if default is None else ','.join(default)
-    flags = tuple(f'--config.data.{field}={value}' for field, value in overrides.items())
-    return Prepared(builder.info.full_name, Path(builder.data_dir), splits, skipped, new, flags)
+    flags = [f'--config.data.{field}={value}' for field, value in overrides.items()]
+    return '\n'.join([*lines, f'train from it with {" ".join(flags)}'])
 
 
 def _splits(config: Data, objective: str, say: Say) -> dict[str, Split]:

@@ -5,7 +5,6 @@ error, and the fingerprint of a split is that of the bytes that were really read
 """
 
 import contextlib
-import dataclasses
 import gzip
 import hashlib
 import io
@@ -13,6 +12,7 @@ import stat
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from tformer.data.sources.records import Bad
 from tformer.errors import UserError
@@ -21,8 +21,7 @@ _BUFFER = 1 << 20  # bytes
 _KINDS = {stat.S_IFDIR: 'a directory', stat.S_IFIFO: 'a pipe', stat.S_IFSOCK: 'a socket'}  # others are devices
 
 
-@dataclasses.dataclass(frozen=True)
-class File:
+class File(NamedTuple):
     """A file and the BLAKE2b hash of its stored bytes."""
 
     path: Path
