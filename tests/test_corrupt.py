@@ -48,6 +48,13 @@ def fixed(*draws: object) -> np.random.Generator:
     return Fixed(*arrays)  # type: ignore[return-value]
 
 
+def drawing(rng: np.random.Generator, **rates: object) -> corrupt.Noise:
+    """Noise on bytes that draws from `rng`."""
+    noise = corrupt.Noise(Data(**rates), bytes_and_characters.Byte(), ())
+    vars(noise)['rng'] = rng
+    return noise
+
+
 def stream(*key: int) -> np.random.Generator:
     return np.random.default_rng(key)
 
@@ -82,23 +89,23 @@ def test_infilling_by_hand() -> None:
     """A B C D E, infilled as BART's figure 2 is: A _ . D _ E; a span of no tokens inserts a mask."""
     # 6 tokens of 10 in at most 4 spans: lengths 2, 0, 3, then 5 cut to 1; before the kept tokens 0, 1, 3, and last
     text = np.arange(10, 20)
-    inputs = corrupt.infill(text, fixed([2, 0, 3, 5], [4, 1, 0, 3]), mask=MASK, rate=0.6)
+    inputs = corrupt.infill(text, drawing(fixed([2, 0, 3, 5], [4, 1, 0, 3]), infill_rate=0.6))
     assert inputs.tolist() == [MASK, 12, MASK, 13, 14, MASK, 18, MASK]
     # the first span hides all there is to hide: no others are drawn; and none hides anything but the last
-    assert corrupt.infill(text, fixed([9, 1, 1, 1], [2]), MASK, 0.6).tolist() == [10, 11, MASK, 18, 19]
-    assert corrupt.infill(text, fixed([0, 0, 0, 0], [0, 1, 2, 4]), MASK, 0.6).tolist() == [
-        MASK, 10, MASK, 11, MASK, 12, 13, MASK,
-    ]  # fmt: skip
+    inputs = corrupt.infill(text, drawing(fixed([9, 1, 1, 1], [2]), infill_rate=0.6))
+    assert inputs.tolist() == [10, 11, MASK, 18, 19]
+    inputs = corrupt.infill(text, drawing(fixed([0, 0, 0, 0], [0, 1, 2, 4]), infill_rate=0.6))
+    assert inputs.tolist() == [MASK, 10, MASK, 11, MASK, 12, 13, MASK]
 
 
 def test_other_noise_by_hand() -> None:
     text = np.arange(10, 16)
-    assert corrupt.replace_by_mask(text, fixed([1, 4]), MASK).tolist() == [10, MASK, 12, 13, MASK, 15]
-    assert corrupt.delete_tokens(text, fixed([1, 4])).tolist() == [10, 12, 13, 15]
-    assert corrupt.rotate(text, fixed(2)).tolist() == [12, 13, 14, 15, 10, 11]
+    assert corrupt.replace_by_mask(text, drawing(fixed([1, 4]))).tolist() == [10, MASK, 12, 13, MASK, 15]
+    assert corrupt.delete_tokens(text, drawing(fixed([1, 4]))).tolist() == [10, 12, 13, 15]
+    assert corrupt.rotate(text, drawing(fixed(2))).tolist() == [12, 13, 14, 15, 10, 11]
     byte = bytes_and_characters.Byte()
     text = np.array(byte.encode('Go... No? Yes'))
-    permuted = corrupt.permute_sentences(text, fixed([2, 0, 1]), byte.sentence_ends[text])
+    permuted = corrupt.permute_sentences(text, drawing(fixed([2, 0, 1])))
     assert byte.decode(permuted) == ' YesGo... No?'
 
 
@@ -114,16 +121,17 @@ def hidden(inputs: np.ndarray) -> str:
 
 def test_whole_words_by_hand() -> None:
     """Words of 3, 4, 2 and 4 bytes, 6 of 13 to hide: the second, not the first, which is too much, and the third."""
-    byte, text = bytes_and_characters.Byte(), framed('aa bbb c dddd')
+    text = framed('aa bbb c dddd')
     drawn = [ord(letter) for letter in 'uvwxyz']  # places among the ordinary ids, which are the bytes
     draws = [1, 0, 2, 3], [0.79, 0.81, 0.89, 0.91, 0.0, 0.99], drawn
-    inputs, selected = corrupt.mask_tokens(text, fixed(*draws), byte, rate=0.5, unit='word')
+    inputs, selected = corrupt.mask_tokens(text, drawing(fixed(*draws), mask_rate=0.5, mask_unit='word'))
     assert np.flatnonzero(selected).tolist() == [4, 5, 6, 7, 8, 9]
     assert hidden(inputs) == 'aa _vw _ dddd'
     # 2 of 13: only the third is that short; and where none is the first one comes all the same
-    inputs, _ = corrupt.mask_tokens(text, fixed([1, 0, 2, 3], [0.0, 0.0], [0, 0]), byte, unit='word')
+    inputs, _ = corrupt.mask_tokens(text, drawing(fixed([1, 0, 2, 3], [0.0, 0.0], [0, 0]), mask_unit='word'))
     assert hidden(inputs) == 'aa bbb __dddd'
-    inputs, _ = corrupt.mask_tokens(framed('aaa bbbb'), fixed([1, 0], [0.0] * 4, [0] * 4), byte, unit='word')
+    noise = drawing(fixed([1, 0], [0.0] * 4, [0] * 4), mask_unit='word')
+    inputs, _ = corrupt.mask_tokens(framed('aaa bbbb'), noise)
     assert hidden(inputs) == 'aaa ____'
 
 
@@ -135,7 +143,7 @@ def test_whole_words_by_hand() -> None:
 def test_words_are_hidden_whole_and_as_many_as_fit(text: str, rate: float, seed: int) -> None:
     byte, tokens = bytes_and_characters.Byte(), framed(text)
     before = tokens.copy()
-    inputs, selected = corrupt.mask_tokens(tokens, stream(seed), byte, rate, 'word')
+    inputs, selected = corrupt.mask_tokens(tokens, drawing(stream(seed), mask_rate=rate, mask_unit='word'))
     assert (tokens == before).all() and inputs.dtype == tokens.dtype and (inputs[~selected] == tokens[~selected]).all()
     assert not selected[[0, -1]].any() and byte.ordinary[inputs[1:-1]].sum() + (inputs == MASK).sum() == len(text)
     words = np.split(selected, np.flatnonzero(byte.word_starts(tokens))[1:])[1:-1]
@@ -152,7 +160,8 @@ def test_rates_of_whole_words_and_fates() -> None:
     rng, byte = np.random.default_rng(0), bytes_and_characters.Byte()
     text = ' '.join('x' * length for length in rng.integers(1, 8, 20_000))
     tokens = np.array(byte.encode(text))
-    inputs, selected = corrupt.mask_tokens(tokens, stream(0), byte, 0.3, 'word', keep=0.2, random=0.3)
+    noise = drawing(stream(0), mask_rate=0.3, mask_unit='word', mask_keep=0.2, mask_random=0.3)
+    inputs, selected = corrupt.mask_tokens(tokens, noise)
     count = selected.sum()
     assert len(tokens) > 90_000 and count == round(0.3 * len(tokens))
     sizes = np.diff(np.flatnonzero(byte.word_starts(tokens)), append=len(tokens))
@@ -172,7 +181,8 @@ def test_rates_of_whole_words_and_fates() -> None:
 def test_all_selected_can_meet_one_fate(unit: str) -> None:
     byte, tokens = bytes_and_characters.Byte(), framed('to be or not to be ' * 9)
     for keep, random in ((1.0, 0.0), (0.0, 0.0), (0.0, 1.0)):
-        inputs, selected = corrupt.mask_tokens(tokens, stream(1), byte, 0.5, unit, keep, random)
+        noise = drawing(stream(1), mask_rate=0.5, mask_unit=unit, mask_keep=keep, mask_random=random)
+        inputs, selected = corrupt.mask_tokens(tokens, noise)
         assert selected.sum() > 50
         assert (inputs == tokens).all() == (keep == 1)
         assert ((inputs == MASK) == selected).all() == (not keep and not random)
@@ -184,7 +194,7 @@ def test_the_same_key_is_the_same_corruption_and_copies_take_turns() -> None:
 
     def made(epoch: int, copies: int | None, example: int = 0) -> bytes:
         noise = corrupt.Noise(Data(), byte, corrupt.noise_key(3, 2, 1, epoch, example, copies))
-        return corrupt.mask_tokens(text, noise.rng, byte)[0].tobytes()
+        return corrupt.mask_tokens(text, noise)[0].tobytes()
 
     for copies, different in ((None, 12), (1, 1), (5, 5)):
         epochs = [made(epoch, copies) for epoch in range(12)]
@@ -223,8 +233,9 @@ def test_infilling_keeps_the_rest_in_order_and_stays_within_its_bound(
     n: int, rate: float, mean: float, seed: int
 ) -> None:
     text = np.arange(100, 100 + n)
-    inputs = corrupt.infill(text, stream(seed), MASK, rate, mean)
-    hidden, masks = corrupt.infill_counts(np.array(n), rate, mean)
+    noise = drawing(stream(seed), infill_rate=rate, mean_span_length=mean)
+    inputs = corrupt.infill(text, noise)
+    hidden, masks = corrupt.infill_counts(np.array(n), noise.data)
     kept = inputs[inputs != MASK]
     assert len(kept) == n - hidden and set(kept.tolist()) <= set(text.tolist()) and (np.diff(kept) > 0).all()
     assert (hidden > 0) <= len(inputs) - len(kept) <= masks
@@ -272,14 +283,14 @@ def test_rates_over_many_tokens() -> None:
     assert abs((lengths == 1).mean() - 1 / 3) < 4 * np.sqrt(2 / 9 / 5000)
     hidden = np.setdiff1d(text, inputs)
     assert abs(np.histogram(hidden, 10)[0] / 10_000 - 0.15).max() < 0.03  # evenly over the text
-    infilled = corrupt.infill(text, stream(0), MASK)
+    infilled = corrupt.infill(text, drawing(stream(0)))
     masks = (infilled == MASK).sum()
     assert (infilled != MASK).sum() == 70_000 and abs(masks - 10_000) < 4 * np.sqrt(10_000 / 3)
     inserted = np.flatnonzero(infilled[1:-1] == MASK) + 1
     share = (infilled[inserted + 1] == infilled[inserted - 1] + 1).mean()  # nothing was there
     assert abs(share - np.exp(-3)) < 4 * np.sqrt(np.exp(-3) / 10_000)
-    assert (corrupt.replace_by_mask(text, stream(0), MASK) == MASK).sum() == 15_000
-    assert len(corrupt.delete_tokens(text, stream(0))) == 85_000
+    assert (corrupt.replace_by_mask(text, drawing(stream(0))) == MASK).sum() == 15_000
+    assert len(corrupt.delete_tokens(text, drawing(stream(0)))) == 85_000
 
 
 # ----------------------------------------------------------------------------------------------------------- batches

@@ -328,7 +328,7 @@ WORDS = bytes_and_characters.Symbol([str(i) for i in range(993)])  # 1000 ids
 def test_corruption_rates() -> None:
     tokens = np.random.default_rng(0).integers(7, 1000, (500, 202))
     tokens[:, 0], tokens[:, -1] = CLS, SEP
-    made = [corrupt.mask_tokens(row, np.random.default_rng(i), WORDS) for i, row in enumerate(tokens)]
+    made = [corrupt.mask_tokens(row, corrupt.Noise(Data(), WORDS, (i,))) for i, row in enumerate(tokens)]
     inputs, selected = (np.stack(part) for part in zip(*made, strict=True))
     assert not selected[:, [0, -1]].any() and (inputs[~selected] == tokens[~selected]).all()
     count = selected.sum()
@@ -345,7 +345,7 @@ def test_corruption_rates() -> None:
 def test_corruption_selects_at_least_one(length: int, seed: int) -> None:
     tokens = np.full(length + 2, 9, np.int32)
     tokens[[0, -1]] = CLS, SEP
-    inputs, selected = corrupt.mask_tokens(tokens, np.random.default_rng(seed), WORDS)
+    inputs, selected = corrupt.mask_tokens(tokens, corrupt.Noise(Data(), WORDS, (seed,)))
     assert selected.sum() == min(length, max(1, round(0.15 * length)))
     assert inputs.dtype == tokens.dtype and (tokens[1:-1] == 9).all()
 

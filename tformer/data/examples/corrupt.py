@@ -40,56 +40,41 @@ def noise_key(
 # ---------------------------------------------------------------------------------------------------------- masking
 
 
-def mask_tokens(
-    tokens: np.ndarray,
-    rng: np.random.Generator,
-    tokenizer: Tokenizer,
-    rate: float = 0.15,
-    unit: str = 'token',
-    keep: float = 0.1,
-    random: float = 0.1,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Applies BERT's masking: of the selected tokens 80 % become the mask, 10 % a random token, and 10 % stay.
+def mask_tokens(tokens: np.ndarray, noise: Noise) -> tuple[np.ndarray, np.ndarray]:
+    """Applies BERT's masking to int [T]: of the selected tokens, some become the mask, some a random token, some stay.
 
-    This is drawn for each token by itself, also within a whole word. Source: Devlin et al. 2019, section 3.1.
-
-    Args:
-      tokens: int [T]; special tokens are never selected, nor drawn as random ones.
-      rate: the share of the ordinary tokens that is selected, rounded as in BERT's code; at least one is.
-      unit: the unit of selection, a key of MASK_UNITS.
-      keep, random: the shares of the selected tokens that stay and that become random.
+    This is drawn for each token by itself, also within a whole word. Special tokens are never selected, nor drawn as
+    random ones; data.mask_rate is rounded as in BERT's code, to one token or more. Source: Devlin et al. 2019, section
+    3.1.
 
     Returns:
       The corrupted tokens, int [T], and where the original is to be predicted, bool [T].
     """
+    data, tokenizer, rng = noise.data, noise.tokenizer, noise.rng
     places = np.flatnonzero(tokenizer.ordinary[tokens])
-    count = min(len(places), max(1, round(rate * len(places))))
-    chosen = choose(MASK_UNITS, unit, 'data.mask_unit')(tokens, places, count, rng, tokenizer)
+    count = min(len(places), max(1, round(data.mask_rate * len(places))))
+    chosen = choose(MASK_UNITS, data.mask_unit, 'data.mask_unit')(tokens, places, count, noise)
     fate = rng.random(len(chosen))
     drawn = tokenizer.ordinary_ids[rng.integers(0, len(tokenizer.ordinary_ids), len(chosen))]
     inputs, selected = tokens.copy(), np.zeros(len(tokens), bool)
     selected[chosen] = True
-    changed = np.where(fate < 1 - keep - random, tokenizer.specials.mask, drawn)
-    inputs[chosen] = np.where(fate < 1 - keep, changed, tokens[chosen])
+    changed = np.where(fate < 1 - data.mask_keep - data.mask_random, tokenizer.specials.mask, drawn)
+    inputs[chosen] = np.where(fate < 1 - data.mask_keep, changed, tokens[chosen])
     return inputs, selected
 
 
-def _some_tokens(
-    tokens: np.ndarray, places: np.ndarray, count: int, rng: np.random.Generator, tokenizer: Tokenizer
-) -> np.ndarray:
-    return rng.choice(places, count, replace=False)
+def _some_tokens(tokens: np.ndarray, places: np.ndarray, count: int, noise: Noise) -> np.ndarray:
+    return noise.rng.choice(places, count, replace=False)
 
 
-def _some_words(
-    tokens: np.ndarray, places: np.ndarray, count: int, rng: np.random.Generator, tokenizer: Tokenizer
-) -> np.ndarray:
+def _some_words(tokens: np.ndarray, places: np.ndarray, count: int, noise: Noise) -> np.ndarray:
     """Returns the places of whole words, taken in random order; a word that would exceed `count` is passed over.
 
     If every word is too long, the first one is taken. Source: whole-word masking in BERT's code, May 2019; Cui et
     al. 2021, section 3.1.
     """
-    sizes = np.diff(np.flatnonzero(tokenizer.word_starts(tokens)[places]), append=len(places))
-    order, left = rng.permutation(len(sizes)).tolist(), count
+    sizes = np.diff(np.flatnonzero(noise.tokenizer.word_starts(tokens)[places]), append=len(places))
+    order, left = noise.rng.permutation(len(sizes)).tolist(), count
     taken = []
     for word, size in zip(order, sizes[order].tolist(), strict=True):
         if size <= left:
@@ -178,59 +163,53 @@ def _rounded(numbers: np.ndarray) -> np.ndarray:
 # -------------------------------------------------------------------------------------------------------- denoising
 
 
-def infill_counts(sizes: np.ndarray, rate: float = 0.3, mean_span: float = 3.0) -> tuple[np.ndarray, np.ndarray]:
+def infill_counts(sizes: np.ndarray, data: Data) -> tuple[np.ndarray, np.ndarray]:
     """Returns how many tokens `infill` hides in texts of these sizes, and the most masks for them: int64 [...]."""
-    hidden = np.minimum(_rounded(rate * sizes), sizes)
-    most = np.maximum(2 * _rounded(hidden / mean_span), 1)
+    hidden = np.minimum(_rounded(data.infill_rate * sizes), sizes)
+    most = np.maximum(2 * _rounded(hidden / data.mean_span_length), 1)
     return hidden, np.minimum(np.where(hidden > 0, most, 0), sizes - hidden + 1)
 
 
-def infill(
-    tokens: np.ndarray, rng: np.random.Generator, mask: int, rate: float = 0.3, mean_span: float = 3.0
-) -> np.ndarray:
+def infill(tokens: np.ndarray, noise: Noise) -> np.ndarray:
     """Applies BART's text infilling: one mask replaces each span of Poisson length; a span of length 0 inserts a mask.
 
     Spans are drawn until they hide their share of the tokens; the last one is cut to it. There are at most twice as
     many as are needed on average, so that the length has a bound; if these hide too little, the last one is longer.
-
-    A text of T tokens becomes int [T - hidden + masks], see `infill_counts`; no two masks are adjacent. `rate` is the
-    share of the tokens that is hidden. Source: Lewis et al. 2020, section 2.2.
+    A text of T tokens becomes int [T - hidden + masks], see `infill_counts`; no two masks are adjacent.
     """
-    hidden, most = (int(count) for count in infill_counts(np.array(len(tokens)), rate, mean_span))
+    hidden, most = (int(count) for count in infill_counts(np.array(len(tokens)), noise.data))
     if not hidden:
         return tokens.copy()
-    stops = np.minimum(np.cumsum(rng.poisson(mean_span, most)), hidden)
+    stops = np.minimum(np.cumsum(noise.rng.poisson(noise.data.mean_span_length, most)), hidden)
     stops[-1] = hidden
     lengths = np.diff(stops[: int(np.argmax(stops == hidden)) + 1], prepend=0)
-    places = np.sort(rng.choice(len(tokens) - hidden + 1, len(lengths), replace=False))
-    return np.insert(tokens[~_hidden(len(tokens), places, lengths)], places, mask)
+    places = np.sort(noise.rng.choice(len(tokens) - hidden + 1, len(lengths), replace=False))
+    return np.insert(tokens[~_hidden(len(tokens), places, lengths)], places, noise.tokenizer.specials.mask)
 
 
-def replace_by_mask(tokens: np.ndarray, rng: np.random.Generator, mask: int, rate: float = 0.15) -> np.ndarray:
+def replace_by_mask(tokens: np.ndarray, noise: Noise) -> np.ndarray:
     """Applies BART's token masking: a share of the tokens [T] becomes the mask."""
-    inputs = tokens.copy()
-    inputs[rng.choice(len(tokens), round(rate * len(tokens)), replace=False)] = mask
+    inputs, count = tokens.copy(), round(noise.data.mask_rate * len(tokens))
+    inputs[noise.rng.choice(len(tokens), count, replace=False)] = noise.tokenizer.specials.mask
     return inputs
 
 
-def delete_tokens(tokens: np.ndarray, rng: np.random.Generator, rate: float = 0.15) -> np.ndarray:
+def delete_tokens(tokens: np.ndarray, noise: Noise) -> np.ndarray:
     """Applies BART's token deletion: a share of the tokens [T] is left out, without a mark."""
-    return np.delete(tokens, rng.choice(len(tokens), round(rate * len(tokens)), replace=False))
+    count = round(noise.data.delete_rate * len(tokens))
+    return np.delete(tokens, noise.rng.choice(len(tokens), count, replace=False))
 
 
-def permute_sentences(tokens: np.ndarray, rng: np.random.Generator, ends: np.ndarray) -> np.ndarray:
-    """Applies BART's sentence permutation to a text [T].
-
-    `ends`, bool [T], marks the tokens that end a sentence; of adjacent ones, the last does.
-    """
-    last = ends[:-1] & ~ends[1:]
-    sentences = np.split(tokens, np.flatnonzero(last) + 1)
-    return np.concatenate([sentences[index] for index in rng.permutation(len(sentences))])
+def permute_sentences(tokens: np.ndarray, noise: Noise) -> np.ndarray:
+    """Applies BART's sentence permutation to a text [T]; of adjacent tokens that end a sentence, the last one does."""
+    ends = noise.tokenizer.sentence_ends[tokens]
+    sentences = np.split(tokens, np.flatnonzero(ends[:-1] & ~ends[1:]) + 1)
+    return np.concatenate([sentences[index] for index in noise.rng.permutation(len(sentences))])
 
 
-def rotate(tokens: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def rotate(tokens: np.ndarray, noise: Noise) -> np.ndarray:
     """Applies BART's document rotation: the text [T] starts at a random token, and the tokens before it come last."""
-    return np.roll(tokens, -rng.integers(max(len(tokens), 1)))
+    return np.roll(tokens, -noise.rng.integers(max(len(tokens), 1)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,22 +220,17 @@ class Corruption:
     longest: Callable[[np.ndarray, Data], np.ndarray] = lambda sizes, data: sizes
 
 
-def _infilled(sizes: np.ndarray, data: Data) -> np.ndarray:
-    hidden, masks = infill_counts(sizes, data.infill_rate, data.mean_span_length)
+def _longest_infilled(sizes: np.ndarray, data: Data) -> np.ndarray:
+    hidden, masks = infill_counts(sizes, data)
     return sizes - hidden + masks
 
 
 MASK_UNITS = {'token': _some_tokens, 'word': _some_words}
 
-NOISES: dict[str, Corruption] = {  # Lewis et al. 2020, 2.2
-    'mask': Corruption(lambda t, n: replace_by_mask(t, n.rng, n.tokenizer.specials.mask, n.data.mask_rate)),
-    'delete': Corruption(
-        lambda t, n: delete_tokens(t, n.rng, n.data.delete_rate),
-        lambda sizes, data: sizes - _rounded(data.delete_rate * sizes),
-    ),
-    'infill': Corruption(
-        lambda t, n: infill(t, n.rng, n.tokenizer.specials.mask, n.data.infill_rate, n.data.mean_span_length), _infilled
-    ),
-    'permute': Corruption(lambda t, n: permute_sentences(t, n.rng, n.tokenizer.sentence_ends[t])),
-    'rotate': Corruption(lambda t, n: rotate(t, n.rng)),
+NOISES = {  # Lewis et al. 2020, section 2.2
+    'mask': Corruption(replace_by_mask),
+    'delete': Corruption(delete_tokens, lambda sizes, data: sizes - _rounded(data.delete_rate * sizes)),
+    'infill': Corruption(infill, _longest_infilled),
+    'permute': Corruption(permute_sentences),
+    'rotate': Corruption(rotate),
 }

@@ -175,8 +175,7 @@ def _piece(examples: Examples, index: int) -> np.ndarray:
 
 
 def _masked(fields: Fields, noise: Noise) -> Fields:
-    rates = noise.data.mask_rate, noise.data.mask_unit, noise.data.mask_keep, noise.data.mask_random
-    inputs, selected = corrupt.mask_tokens(fields['inputs'], noise.rng, noise.tokenizer, *rates)
+    inputs, selected = corrupt.mask_tokens(fields['inputs'], noise)
     return {**fields, 'inputs': inputs, 'targets': fields['inputs'], 'weights': selected.astype(np.float32)}
 
 

@@ -14,7 +14,7 @@ from tformer import hashing
 from tformer.config.run import Config
 from tformer.data import cache
 from tformer.data.ragged import Ragged
-from tformer.data.sources.records import Bad, Record, Split
+from tformer.data.sources.records import Bad, Record, Split, text_of
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.errors import nearest
 
@@ -120,24 +120,28 @@ def _some(records: Sequence[Record]) -> Iterator[tuple[int, list[Record]]]:
 # ---------------------------------------------------------------------------------------------------------- encodings
 
 
+_TEXT = {'tokens': 'text'}
+_PAIR = {'sources': 'source', 'tokens': 'target'}
+_TWO_TEXTS = {'tokens': 'text', 'second_text': 'pair'}
+
+
+def _texts(records: Sequence[Record], tokenizers: Tokenizers, fields: Mapping[str, str]) -> dict[str, Rows]:
+    """Encodes the texts of `fields`, column -> field; a field that a record lacks is empty."""
+    sides = {'sources': tokenizers.source or tokenizers.target}
+    return {
+        column: sides.get(column, tokenizers.target).encode_batch([text_of(record, field) for record in records])
+        for column, field in fields.items()
+    }
+
+
 def running_text(records: Sequence[Record], tokenizers: Tokenizers) -> Encoded:
     """Encodes a text as `tokens`."""
-    return Encoded({'tokens': tokenizers.target.encode_batch([record['text'] for record in records])}, {})
+    return Encoded(_texts(records, tokenizers, _TEXT), {})
 
 
 def pairs(records: Sequence[Record], tokenizers: Tokenizers) -> Encoded:
     """Encodes the target as `tokens` and the source as `sources`."""
-    assert tokenizers.source is not None
-    targets = tokenizers.target.encode_batch([record['target'] for record in records])
-    sources = tokenizers.source.encode_batch([record['source'] for record in records])
-    return Encoded({'tokens': targets, 'sources': sources}, {})
-
-
-def _texts(records: Sequence[Record], tokenizers: Tokenizers) -> dict[str, Rows]:
-    """Encodes a text as `tokens` and an optional second one as `second_text`."""
-    encode = tokenizers.target.encode_batch
-    second_texts = encode([record.get('pair', '') for record in records])
-    return {'tokens': encode([record['text'] for record in records]), 'second_text': second_texts}
+    return Encoded(_texts(records, tokenizers, _PAIR), {})
 
 
 def classes(records: Sequence[Record], tokenizers: Tokenizers) -> Encoded:
@@ -145,12 +149,13 @@ def classes(records: Sequence[Record], tokenizers: Tokenizers) -> Encoded:
     ids = {name: index for index, name in enumerate(tokenizers.labels)}
     bad = {place: _unknown(record['label'], ids) for place, record in enumerate(records) if record['label'] not in ids}
     labels = [[ids.get(record['label'], 0)] for record in records]
-    return Encoded({**_texts(records, tokenizers), 'label': labels}, bad)
+    return Encoded({**_texts(records, tokenizers, _TWO_TEXTS), 'label': labels}, bad)
 
 
 def numbers(records: Sequence[Record], tokenizers: Tokenizers) -> Encoded:
     """Encodes one or two texts, and their number as `label`."""
-    return Encoded({**_texts(records, tokenizers), 'label': [[record['label']] for record in records]}, {})
+    labels = [[record['label']] for record in records]
+    return Encoded({**_texts(records, tokenizers, _TWO_TEXTS), 'label': labels}, {})
 
 
 def tagged(records: Sequence[Record], tokenizers: Tokenizers) -> Encoded:
@@ -203,18 +208,15 @@ def answers(records: Sequence[Record], tokenizers: Tokenizers) -> Encoded:
             answer = [int(inside[0]), int(inside[-1])] if len(inside) else []
         for name, row in zip(columns, (tokens, begins, ends, answer), strict=True):
             columns[name].append(row)
-    questions = tokenizers.target.encode_batch([record['question'] for record in records])
-    return Encoded({**columns, 'second_text': questions}, {})
+    return Encoded({**columns, **_texts(records, tokenizers, {'second_text': 'question'})}, {})
 
 
 def _unknown(label: str, known: Iterable[str], what: str = 'label') -> str:
     return f'{what} {label!r} has no training example{nearest(label, list(known))}'
 
 
-_TWO_TEXTS = {'tokens': 'text', 'second_text': 'pair'}
-
-TEXT = Encoding(running_text, {'tokens': 'text'})
-PAIRS = Encoding(pairs, {'sources': 'source', 'tokens': 'target'})
+TEXT = Encoding(running_text, _TEXT)
+PAIRS = Encoding(pairs, _PAIR)
 CLASSES = Encoding(classes, _TWO_TEXTS, whole=('label',))
 NUMBERS = Encoding(numbers, _TWO_TEXTS, real=('label',))
 TAGGED = Encoding(tagged, {'tokens': 'tokens'}, whole=('words', 'tags'))

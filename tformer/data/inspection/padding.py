@@ -1,7 +1,7 @@
 """The share of padding in an epoch, under the batching of a run and under others, counted from the layout."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -42,16 +42,10 @@ class Filled:
 
 def filled(batches: Batches) -> Filled:
     """Counts the batches of one epoch; in evaluation, the empty rows that complete a batch count as padding."""
-    rows, tokens = np.zeros(len(batches.shapes)), np.zeros(np.shape(batches.shapes))
-    for part in batches.parts:
-        epochs = part.epochs if batches.training else 1
-        held = _held(part.rows, part.examples.lengths)
-        for bucket, members in enumerate(part.by_bucket):
-            rows[bucket] += epochs * len(members)
-            tokens[bucket] += epochs * held[members].sum(axis=0)
-    if not batches.training:
-        rows = np.ceil(rows / batches.widths) * batches.widths
-    return Filled(batches.shapes, rows, tokens)
+    if batches.training:
+        return _counted(batches.shapes, [(part.rows, part.examples.lengths, part.epochs) for part in batches.parts])
+    found = _counted(batches.shapes, [(part.rows, part.examples.lengths, 1) for part in batches.parts])
+    return dataclasses.replace(found, rows=np.ceil(found.rows / batches.widths) * batches.widths)
 
 
 def laid(
@@ -65,21 +59,21 @@ def laid(
       limits: tokens of the longest row of each stack, int [stacks].
       num_buckets: the most shapes that the batching may make.
     """
-    how = packing.BATCHING[batching]
-    shapes = how.shapes(np.minimum(np.concatenate(lengths), limits), limits, num_buckets)
-    rows, tokens = np.zeros(len(shapes)), np.zeros((len(shapes), len(limits)))
-    for own, often in zip(lengths, epochs, strict=True):
-        own = np.minimum(own, limits)
-        held = _held(how.rows(own, limits, np.random.default_rng(0)), own)
+    how, cut = packing.BATCHING[batching], [np.minimum(own, limits) for own in lengths]
+    shapes = how.shapes(np.concatenate(cut), limits, num_buckets)
+    rows = [how.rows(own, limits, np.random.default_rng(0)) for own in cut]
+    return _counted(shapes, zip(rows, cut, epochs, strict=True))
+
+
+def _counted(shapes: packing.Shapes, parts: Iterable[tuple[Ragged, np.ndarray, float]]) -> Filled:
+    """Counts (rows, tokens of each example, int [N, stacks], passes over them) of every part of a mixture."""
+    rows, tokens = np.zeros(len(shapes)), np.zeros(np.shape(shapes))
+    for examples, lengths, epochs in parts:
+        held = np.add.reduceat(lengths[examples.flat], examples.offsets[:-1], axis=0)  # by each row
         bucket = packing.bucket_of(held, shapes)
-        rows += often * np.bincount(bucket, minlength=len(shapes))
-        np.add.at(tokens, bucket, often * held)
+        rows += epochs * np.bincount(bucket, minlength=len(shapes))
+        np.add.at(tokens, bucket, epochs * held)
     return Filled(shapes, rows, tokens)
-
-
-def _held(rows: Ragged, lengths: np.ndarray) -> np.ndarray:
-    """Returns the tokens of each row, int [rows, stacks], from those of each example, int [N, stacks]."""
-    return np.add.reduceat(lengths[rows.flat], rows.offsets[:-1], axis=0)
 
 
 def compared(config: Config, train: Batches) -> dict[str, Filled]:

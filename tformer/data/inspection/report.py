@@ -32,14 +32,9 @@ def report(
     say: Say,
     row_multiple: int | None = None,
 ) -> Iterator[Line]:
-    """Yields the lines of the report, each section as soon as it is computed.
+    """Yields the lines of the report, each section as soon as it is computed; `say` takes lines of progress.
 
-    Args:
-      config: of the run.
-      tokenizers: of the run.
-      train: the records of its training split.
-      say: takes lines of progress.
-      row_multiple: what the rows of a batch are rounded to; None: data.row_multiple.
+    The rows of a batch are rounded to `row_multiple` (None: data.row_multiple).
 
     Raises:
       UserError: the data is at fault.
