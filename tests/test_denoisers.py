@@ -1,6 +1,7 @@
 """UL2's denoisers: what is given begins with the mode, and with what is wanted holds the text."""
 
 import itertools
+import types
 
 import numpy as np
 import pytest
@@ -9,11 +10,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tformer.config.run import Data
-from tformer.data.examples import denoisers
+from tformer.data.examples import corrupt, denoisers
 from tformer.errors import UserError
 
 NAMES = list(denoisers.DENOISERS)
-SENTINELS, MODES = denoisers.roles(np.arange(1000, 1303))
+MARKS = np.arange(1000, 1303)
+SENTINELS, MODES = denoisers.roles(MARKS)
 SIZES, SEEDS = st.integers(0, 600), st.integers(0, 2**32)
 SOME = st.lists(st.sampled_from(NAMES), min_size=1, max_size=4)
 
@@ -30,8 +32,11 @@ class Fixed:
     choice = integers = _next
 
 
-def corrupted(text: np.ndarray, rng: object, *names: str) -> tuple[np.ndarray, np.ndarray]:
-    return denoisers.denoise_ul2(text, rng, SENTINELS, MODES, names)  # type: ignore[arg-type]
+def corrupted(text: np.ndarray, rng: object, *names: str, marks: np.ndarray = MARKS) -> tuple[np.ndarray, np.ndarray]:
+    """What becomes of a text under some denoisers and a tokenizer with the sentinels `marks`."""
+    noise = corrupt.Noise(Data(denoisers=names), types.SimpleNamespace(sentinels=marks), ())  # type: ignore[arg-type]
+    vars(noise)['rng'] = rng
+    return denoisers.denoise_ul2(text, noise)
 
 
 def test_the_papers_mixture() -> None:
@@ -122,9 +127,8 @@ def test_denoisers_and_places_are_as_likely() -> None:
 
 def test_rates_over_many_tokens() -> None:
     text, marks = np.arange(100_000), np.arange(1_000_000, 1_020_003)
-    spans, modes = denoisers.roles(marks)
     for name, rate in (('r3', 0.15), ('r8', 0.15), ('x3', 0.5), ('x8', 0.5), ('x64', 0.5), ('x64_low', 0.15)):
-        inputs, targets = denoisers.denoise_ul2(text, np.random.default_rng(1), spans, modes, [name])
+        inputs, targets = corrupted(text, np.random.default_rng(1), name, marks=marks)
         wanted = (targets < 1_000_000).sum()
         assert wanted == round(rate * 100_000) and (inputs < 1_000_000).sum() == 100_000 - wanted
         assert (targets >= 1_000_000).sum() == round(wanted / {'3': 3, '8': 8, '6': 64}[name[1]])
@@ -138,11 +142,10 @@ def test_sentinels_suffice_when_they_are_as_many_as_it_says() -> None:
         if spare == 0:
             spans, modes = denoisers.roles(marks)
             assert list(modes.values()) == marks[-3:].tolist() and len(spans) == needed - 3
-            denoisers.denoise_ul2(text, np.random.default_rng(0), spans, modes, [name])
+            corrupted(text, np.random.default_rng(0), name, marks=marks)
         else:
             with pytest.raises(UserError, match=r'train\.objective needs .* sentinels') as error:
-                spans, modes = denoisers.roles(marks)
-                denoisers.denoise_ul2(text, np.random.default_rng(0), spans, modes, [name])
+                corrupted(text, np.random.default_rng(0), name, marks=marks)
             assert '\n' not in str(error.value)
 
 

@@ -41,14 +41,11 @@ def noise_key(
 
 
 def mask_tokens(tokens: np.ndarray, noise: Noise) -> tuple[np.ndarray, np.ndarray]:
-    """Applies BERT's masking to int [T]: of the selected tokens, some become the mask, some a random token, some stay.
+    """Applies BERT's masking: of the selected tokens 80 % become the mask, 10 % a random token, and 10 % stay.
 
     This is drawn for each token by itself, also within a whole word. Special tokens are never selected, nor drawn as
-    random ones; data.mask_rate is rounded as in BERT's code, to one token or more. Source: Devlin et al. 2019, section
-    3.1.
-
-    Returns:
-      The corrupted tokens, int [T], and where the original is to be predicted, bool [T].
+    random ones; the number of selected tokens is rounded as in BERT's code, and at least one. Returns the corrupted
+    tokens, int [T], and where the original is to be predicted, bool [T]. Source: Devlin et al. 2019, section 3.1.
     """
     data, tokenizer, rng = noise.data, noise.tokenizer, noise.rng
     places = np.flatnonzero(tokenizer.ordinary[tokens])

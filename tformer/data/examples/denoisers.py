@@ -5,7 +5,7 @@ Source: Tay et al. 2023, section 3.1 and table 1.
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -40,29 +40,19 @@ class Denoiser:
         return sizes - dropped + spans, dropped + spans, spans
 
 
-def denoise_ul2(
-    tokens: np.ndarray,
-    rng: np.random.Generator,
-    sentinels: np.ndarray,
-    modes: Mapping[str, int],
-    denoisers: Sequence[str],
-) -> tuple[np.ndarray, np.ndarray]:
-    """Corrupts a text by one of the denoisers, drawn uniformly.
-
-    Args:
-      tokens: int [T]; of a single token, nothing is wanted.
-      sentinels: int, the ids of the first, second ... span.
-      modes: the id of each of MODES.
-      denoisers: keys of DENOISERS; a key that occurs twice is drawn twice as often.
+def denoise_ul2(tokens: np.ndarray, noise: corrupt.Noise) -> tuple[np.ndarray, np.ndarray]:
+    """Corrupts a text, int [T], by one of the entries of data.denoisers, each equally likely.
 
     Returns:
-      The given tokens, which begin with the mode, and the wanted ones without EOS: int [at most those of `lengths`].
+      The given tokens, which begin with the mode, and the wanted ones without EOS: int [at most those of `lengths`]. Of
+      a single token, nothing is wanted.
 
     Raises:
       UserError: there are more spans than sentinels.
     """
-    denoiser = DENOISERS[denoisers[int(rng.integers(len(denoisers)))]]
-    given, wanted = denoiser.corrupt(tokens, rng, sentinels)
+    sentinels, modes = roles(noise.tokenizer.sentinels)
+    denoiser = DENOISERS[noise.data.denoisers[int(noise.rng.integers(len(noise.data.denoisers)))]]
+    given, wanted = denoiser.corrupt(tokens, noise.rng, sentinels)
     return np.insert(given, 0, modes[denoiser.mode]), wanted
 
 

@@ -16,27 +16,18 @@ class Examples:
     """The N examples of a split: example i is tokens `start[i]:stop[i]` of record `record[i]`.
 
     Where the end is predicted, these are positions in the predicted tokens t1..tn EOS.
-
-    Attributes:
-      columns: the columns of the format's encoding, with a row for each record.
-      record, start, stop: int [N].
-      lengths: int [N, stacks], the most positions that an example takes in a row of each stack.
-      num_dropped: the number of records left out because they are too long.
-      num_truncated: the number of records that were cut.
-      num_skipped: the number of bad records left out.
-      fingerprint: of the tokenised records.
     """
 
-    columns: Mapping[str, Ragged]
+    columns: Mapping[str, Ragged]  # the columns of the format's encoding, with a row for each record
     template: SpecialTokenTemplate
-    record: np.ndarray
-    start: np.ndarray
-    stop: np.ndarray
-    lengths: np.ndarray
-    num_dropped: int
-    num_truncated: int
-    num_skipped: int
-    fingerprint: str
+    record: np.ndarray  # int [N]
+    start: np.ndarray  # int [N]
+    stop: np.ndarray  # int [N]
+    lengths: np.ndarray  # int [N, stacks], the most positions that an example takes in a row of each stack
+    num_dropped: int  # records left out because they are too long
+    num_truncated: int  # records that were cut
+    num_skipped: int  # bad records left out
+    fingerprint: str  # of the tokenised records
 
     def __len__(self) -> int:
         return len(self.record)
@@ -79,15 +70,14 @@ def unmask_next(examples: Examples, index: int, noise: Noise) -> Fields:
         own = np.searchsorted(examples.record, examples.record[index] + np.arange(2))  # pieces of a text are adjacent
         return _piece(examples, sentences.another(range(*own), len(examples), noise.rng))
 
-    text, ends = _piece(examples, index), noise.tokenizer.sentence_ends
-    pair = sentences.next_sentence(text, ends, max(len(text), 2), noise.rng, other)
+    pair = sentences.next_sentence(_piece(examples, index), noise.tokenizer.sentence_ends, noise.rng, other)
     return _masked_pair(examples, *pair, noise)
 
 
 def unmask_order(examples: Examples, index: int, noise: Noise) -> Fields:
     """Two corrupted adjacent sentences -> the originals, and whether they are in order."""
-    text, ends = _piece(examples, index), noise.tokenizer.sentence_ends
-    return _masked_pair(examples, *sentences.sentence_order(text, ends, max(len(text), 2), noise.rng), noise)
+    pair = sentences.sentence_order(_piece(examples, index), noise.tokenizer.sentence_ends, noise.rng)
+    return _masked_pair(examples, *pair, noise)
 
 
 def classify(examples: Examples, index: int, noise: Noise) -> Fields:
@@ -165,9 +155,7 @@ def denoise(examples: Examples, index: int, noise: Noise) -> Fields:
 
 def denoise_as_ul2(examples: Examples, index: int, noise: Noise) -> Fields:
     """As `fill_spans` or `continue_text`, by one of data.denoisers; the given text starts with its mode."""
-    sentinels, modes = denoisers.roles(noise.tokenizer.sentinels)
-    text = _piece(examples, index)
-    return examples.template.write(*denoisers.denoise_ul2(text, noise.rng, sentinels, modes, noise.data.denoisers))
+    return examples.template.write(*denoisers.denoise_ul2(_piece(examples, index), noise))
 
 
 def _piece(examples: Examples, index: int) -> np.ndarray:

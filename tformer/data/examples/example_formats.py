@@ -107,26 +107,17 @@ def _sentinels_of_ul2(sizes: np.ndarray, data: Data) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class ExampleFormat:
-    """How records become examples.
+    """How records become examples: the columns of numbers, the tokens of each example, and its arrays."""
 
-    Attributes:
-      fields: (examples, index of one, its noise) -> its arrays. `labels` and `label_weights` belong to its row as a
-        whole; all other arrays have the example's length.
-      encoding: turns records into columns of numbers.
-      cut: chooses the tokens of the examples.
-      lengths: the positions that examples take in each stack.
-      num_specials: the special tokens around a whole text.
-      num_sentinels: the sentinels that examples of so many tokens need; None: none.
-      labelled: a row has one label, and so one example.
-    """
-
+    # (examples, index of one, its noise) -> its arrays; `labels` and `label_weights` belong to its row as a whole, and
+    # all others have the example's length
     fields: Callable[[Examples, int, Noise], Fields]
     encoding: tokenized.Encoding = tokenized.TEXT
     cut: Callable[[spans.Columns, spans.Lengths, SpecialTokenTemplate, Data], spans.Spans] = spans.in_pieces
     lengths: spans.Lengths = _to_read
-    num_specials: int = 1
-    num_sentinels: Callable[[np.ndarray, Data], np.ndarray] | None = None
-    labelled: bool = False
+    num_specials: int = 1  # special tokens around a whole text
+    num_sentinels: Callable[[np.ndarray, Data], np.ndarray] | None = None  # needed by examples of so many tokens
+    labelled: bool = False  # a row has one label, and so one example
 
 
 FORMATS = {

@@ -1,8 +1,7 @@
 """Pairs of sentences, and their labels. A "sentence" is any span of a text, as in BERT.
 
 Both functions cut a text in two at the end of one of its sentences, drawn uniformly, or between any two tokens if no
-sentence ends inside the text. A pair that is too long loses tokens of its longer part until it fits: the first part at
-its beginning and the second at its end, so that the two parts still meet.
+sentence ends inside the text.
 """
 
 from collections.abc import Callable
@@ -13,11 +12,7 @@ from tformer.errors import UserError
 
 
 def next_sentence(
-    tokens: np.ndarray,
-    sentence_ends: np.ndarray,
-    room: int,
-    rng: np.random.Generator,
-    other: Callable[[], np.ndarray],
+    tokens: np.ndarray, sentence_ends: np.ndarray, rng: np.random.Generator, other: Callable[[], np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray, int]:
     """Returns a pair for next-sentence prediction: B follows A, or comes from another text, half of the time each.
 
@@ -29,31 +24,31 @@ def next_sentence(
     Args:
       tokens: int [T], the text, at least one token.
       sentence_ends: bool [vocab_size], the ids that end a sentence.
-      room: the most tokens of both together, at least 2.
       other: returns another text's tokens, int [1 or more]; called only if they are needed.
 
     Returns:
-      A and B, both with at least one token, and the label, an id of NEXT_SENTENCE.
+      A and B, both with at least one token and together with no more than the text (2 of a single token), and the
+      label, an id of NEXT_SENTENCE.
     """
     cut = _cut(tokens, sentence_ends, rng)
     first, second = tokens[:cut], tokens[cut:]
     label = int(rng.integers(2)) if len(second) else 1
     if label:
         second = _like(second, other(), sentence_ends, rng)
-    return *_fit(first, second, room), label
+    return first, second, label
 
 
 def sentence_order(
-    tokens: np.ndarray, sentence_ends: np.ndarray, room: int, rng: np.random.Generator
+    tokens: np.ndarray, sentence_ends: np.ndarray, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray, int]:
     """Returns a pair for sentence-order prediction: two adjacent parts of a text, swapped half of the time.
 
-    A single token is in order, and its B is empty. If a text begins or ends inside a sentence, or is cut to the room,
-    that can give the order away. The arguments are those of `next_sentence`, and the label is an id of SENTENCE_ORDER.
-    Source: Lan et al. 2020, section 3.1.
+    A single token is in order, and its B is empty. If a text begins or ends inside a sentence, that can give the order
+    away. The arguments are those of `next_sentence`; the label is an id of SENTENCE_ORDER. Source: Lan et al. 2020,
+    section 3.1.
     """
     cut = _cut(tokens, sentence_ends, rng)
-    first, second = _fit(tokens[:cut], tokens[cut:], room)
+    first, second = tokens[:cut], tokens[cut:]
     if len(second) and rng.integers(2):
         return second, first, 1
     return first, second, 0
@@ -89,8 +84,3 @@ def _like(wanted: np.ndarray, text: np.ndarray, sentence_ends: np.ndarray, rng: 
     second = text[start : start + size]
     ends = np.flatnonzero(sentence_ends[second])
     return second[: ends[-1] + 1] if len(ends) and sentence_ends[wanted[-1:]].any() else second
-
-
-def _fit(first: np.ndarray, second: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
-    size = min(len(first), max(room - len(second), room - room // 2))
-    return first[len(first) - size :], second[: room - size]
