@@ -795,19 +795,17 @@ def test_a_prepared_set_gives_the_same_batches_as_its_files(tmp_path, batching: 
 
 
 def test_a_row_adds_a_source(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the fields it reads, the objectives it has records for, and the check of its own settings."""
+    """With the fields it reads, and the objectives it has records for."""
 
     def read(config: Data, objective: str, split: str) -> tuple[str, records.Read]:
+        if config.modulus > 9:
+            raise UserError('one digit')
         return records.fingerprint('squares', config.modulus, split), lambda: (
             [{'source': str(i), 'target': str(i * i)} for i in range(config.modulus)],
             0,
         )
 
-    def check(config: Data) -> None:
-        if config.modulus > 9:
-            raise UserError('one digit')
-
-    row = sources.Source(read, ('modulus',), lambda config: ('pair',), check)
+    row = sources.Source(read, ('modulus',), lambda config: ('pair',))
     monkeypatch.setitem(sources.SOURCES, 'squares', row)
     assert load('test', 'seq2seq', source='squares', modulus=3)[2] == {'source': '2', 'target': '4'}
     with pytest.raises(UserError, match='one digit'):

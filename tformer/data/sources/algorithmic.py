@@ -47,16 +47,6 @@ def forms(config: Data) -> tuple[str, ...]:
     return choose(TASKS, config.task, 'data.task').forms
 
 
-def check(config: Data) -> None:
-    """Raises a `UserError` where a number of the task is out of range."""
-    if config.modulus < 2:
-        raise UserError(f'data.modulus={config.modulus} must be at least 2')
-    for field in ('train_lengths', 'test_lengths'):
-        ends = getattr(config, field)
-        if not (len(ends) == 2 and 1 <= ends[0] <= ends[1]):
-            raise UserError(f'data.{field}={ends} must be two numbers, the fewest and the most, from 1')
-
-
 def equations(operation: Operation, least: int = 0, prime: bool = False) -> Task:
     """Returns the task of all equations a o b = c mod p with 0 <= a < p and least <= b < p: 'a o b' -> 'c'.
 

@@ -22,19 +22,6 @@ class Source(NamedTuple):
     read: Callable[[Data, str, str], tuple[str, Read]]  # of data, objective and split: the records' hash, and a reader
     fields: tuple[str, ...] = ()  # the fields of config.data that this source reads and some other sources do not
     forms: Callable[[Data], tuple[str, ...]] | None = None  # the forms of its records (`tasks.RECORDS`); None: all
-    check: Callable[[Data], None] | None = None  # raises a `UserError` where its fields do not fit together
-
-
-def check(config: Data, objective: str) -> None:
-    """Raises a `UserError` where data.source is unknown, its settings are wrong, or it does not fit the objective."""
-    source = choose(SOURCES, config.source, 'data.source')
-    choose(TASKS, objective, 'train.objective')
-    if source.check is not None:
-        source.check(config)
-    valid = list(TASKS) if source.forms is None else with_records(*source.forms(config))
-    if objective not in valid:
-        line = f'data.source={config.source!r} has no records for train.objective={objective!r}, only for '
-        raise UserError(line + ' or '.join(valid))
 
 
 def load(config: Data, objective: str, split: str) -> Split:
@@ -44,9 +31,12 @@ def load(config: Data, objective: str, split: str) -> Split:
       UserError: the source has no such split or does not fit the objective; when its records are read: one of them is
         malformed, or there is none.
     """
-    check(config, objective)
+    source = choose(SOURCES, config.source, 'data.source')
     choose(dict.fromkeys(SPLITS), split, 'split')
-    source = SOURCES[config.source]
+    valid = tuple(TASKS) if source.forms is None else with_records(*source.forms(config))
+    if objective not in valid:
+        problem = f'data.source={config.source!r} has no records for train.objective={objective!r}'
+        raise UserError(f'{problem}, only for {" or ".join(valid)}')
     records_fingerprint, read = source.read(config, objective, split)
 
     def read_some() -> tuple[Sequence[Record], int]:
@@ -142,7 +132,6 @@ SOURCES: dict[str, Source] = {
         algorithmic.load,
         ('task', 'modulus', 'train_share', 'train_lengths', 'test_lengths'),
         algorithmic.forms,
-        algorithmic.check,
     ),
-    'tfds': Source(tfds.load, ('tfds_name', 'tfds_dir', 'tfds_splits', *_COLUMNS), check=tfds.check),
+    'tfds': Source(tfds.load, ('tfds_name', 'tfds_dir', 'tfds_splits', *_COLUMNS)),
 }

@@ -15,14 +15,6 @@ from tformer.errors import NoSplitError, UserError, nearest
 _PREPARE = 'prepare it with `tformer prepare`'
 
 
-def check(config: Data) -> None:
-    """Raises a `UserError` if no set is named, or the names of its splits are not three."""
-    if config.tfds_name is None:
-        raise UserError("data.source='tfds' needs data.tfds_name, e.g. 'imdb_reviews'")
-    if len(config.tfds_splits) != len(SPLITS):
-        raise UserError(f'data.tfds_splits={config.tfds_splits} must name three: train, valid, test')
-
-
 def load(config: Data, objective: str, split: str) -> tuple[str, Read]:
     """Returns the fingerprint of `split` and a function that gives its records, which are converted on access.
 
@@ -31,9 +23,12 @@ def load(config: Data, objective: str, split: str) -> tuple[str, Read]:
     texts. With data.bad_lines=skip, all records are read once to find the bad ones. Nothing is downloaded.
 
     Raises:
-      UserError: the set is not prepared, or not as array_record, or it lacks the split, a file of it or a feature.
+      UserError: no set is named, it is not prepared as array_record, or it lacks the split, a file of it or a feature.
     """
-    assert config.tfds_name is not None, 'check'
+    if config.tfds_name is None:
+        raise UserError("data.source='tfds' needs data.tfds_name, e.g. 'imdb_reviews'")
+    if len(config.tfds_splits) != len(SPLITS):
+        raise UserError(f'data.tfds_splits={config.tfds_splits} must name three: train, valid, test')
     builder = prepared(config.tfds_name, config.tfds_dir)
     info, keys, features = builder.info, *_wanted(builder.info.features, config, objective)
     name = config.tfds_splits[SPLITS.index(split)]
