@@ -9,15 +9,10 @@ def require(condition: bool, message: str) -> None:
         raise UserError(message)
 
 
-def nearest_divisor(number: int, near: int) -> int:
-    """Returns the divisor of `number` that is nearest to `near`."""
-    return min((d for d in range(1, number + 1) if number % d == 0), key=lambda d: abs(d - near))
-
-
 def require_divisor(name: str, value: int, of_name: str, of: int, more: str = '') -> None:
     """Raises a `UserError` that names the nearest divisor where `value` does not divide `of`."""
-    line = f'{name}={value} does not divide {of_name}={of}; nearest that does: {nearest_divisor(of, value)}{more}'
-    require(of % value == 0, line)
+    near = min((d for d in range(1, of + 1) if of % d == 0), key=lambda d: abs(d - value))
+    require(of % value == 0, f'{name}={value} does not divide {of_name}={of}; nearest that does: {near}{more}')
 
 
 def require_multiple(name: str, value: int, of: int, words: str) -> None:

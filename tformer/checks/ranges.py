@@ -33,7 +33,7 @@ NOT_NEGATIVE = (
     'decode.length_penalty '
     'evaluate.examples_while_training evaluate.samples'
 ).split()
-BELOW_ONE = (  # from 0
+BELOW_ONE = (  # and not negative
     'model.dropout_rate model.attention_dropout_rate model.activation_dropout_rate model.head_dropout_rate '
     'data.mask_rate data.delete_rate data.infill_rate data.train_share '
     'optimizer.beta1 optimizer.beta2 optimizer.momentum optimizer.decay_fraction optimizer.ema_decay '

@@ -62,23 +62,14 @@ PROCESSES: dict[str, Flag] = {
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """A command of the command line.
+    """A command of the command line."""
 
-    Attributes:
-      usage: its help; the first line stands in `tformer help`.
-      run: does it, given (arguments, config overrides, flags).
-      flags: its flags by name.
-      arguments: what its positional arguments are called; None if it takes none.
-      processes: whether several processes can run it as one.
-      alone: flags with which only one process runs it.
-    """
-
-    usage: str
-    run: Action
-    flags: dict[str, Flag]
-    arguments: str | None = None
-    processes: bool = False
-    alone: tuple[str, ...] = ()
+    usage: str  # its help; the first line stands in `tformer help`
+    run: Action  # does it, given (arguments, config overrides, flags)
+    flags: dict[str, Flag]  # its flags by name
+    arguments: str | None = None  # what its positional arguments are called; None if it takes none
+    processes: bool = False  # whether several processes can run it as one
+    alone: tuple[str, ...] = ()  # flags with which only one process runs it
 
     @property
     def summary(self) -> str:
@@ -106,11 +97,9 @@ class Command:
 
 
 def declared(file: str | os.PathLike[str], run: Action | None = None) -> Command | None:
-    """Returns the command that a file declares, or None if it declares none. The file is read and not run.
+    """Returns the command that a Python file declares by the assignments that this module's docstring lists, or None.
 
-    Args:
-      file: Python source with the assignments that this module's docstring lists.
-      run: what the command does; None: the function `run` of this package's module of the file's name.
+    The file is read and not run. run=None: the function `run` of this package's module of the file's name.
     """
     path = pathlib.Path(file)
     tree = ast.parse(path.read_text(encoding='utf-8'))
@@ -164,11 +153,7 @@ COMMANDS: dict[str, Command] = _found()
 
 
 def needed(flags: absl_flags.FlagValues, name: str) -> str:
-    """Returns a flag's value.
-
-    Raises:
-      UserError: it is not given.
-    """
+    """Returns a flag's value. Raises a `UserError` if it is not given."""
     if flags[name].value is None:
         raise UserError(f'--{name} is needed')
     return str(flags[name].value)

@@ -79,19 +79,15 @@ def inspect(config: Config) -> str:
         rows.append((f'{name:<58} {leaf.value.size:>12,}', shape))
     total = sum(leaf.size for leaf in jax.tree.leaves(nn.unbox(params)))
     sizes = f'with a vocabulary of {resolved.model.vocab_size:,}'
-    text = json.dumps(config_lib.to_dict(resolved), indent=2)
-    return '\n'.join([text, writers.format_table(rows), f'{total:,} parameters, {sizes}', *_layers(resolved)])
-
-
-def _layers(config: Config) -> list[str]:
-    """Returns the costs of each kind of layer at the length of a row."""
-    n = config.data.length
-    lines = [
-        f'  {kind:<18} {found.products:>16,} {found.sequential:>12,} {found.path:>12,}'
-        for kind, found in flops.layer_costs(config.model, n).items()
-    ]
-    title = f'a layer at {n:,} tokens: products, sequential products, longest path (Vaswani et al. 2017, table 1)'
-    return [title, *lines]
+    n = resolved.data.length
+    costs = flops.layer_costs(resolved.model, n)
+    return '\n'.join([
+        json.dumps(config_lib.to_dict(resolved), indent=2),
+        writers.format_table(rows),
+        f'{total:,} parameters, {sizes}',
+        f'a layer at {n:,} tokens: products, sequential products, longest path (Vaswani et al. 2017, table 1)',
+        *(f'  {kind:<18} {x.products:>16,} {x.sequential:>12,} {x.path:>12,}' for kind, x in costs.items()),
+    ])  # fmt: skip
 
 
 def checkpoints(directory: str) -> str:

@@ -45,15 +45,12 @@ def prepare(config: Config, workdir: str | pathlib.Path | None = None) -> str:
     if workdir is None or config.data.tfds_name is not None:
         said.append(tfds_sets.write(config.data, config.train.objective, lambda line: print(line, file=sys.stderr)))
     if workdir is not None:
-        said.append(_fill(pathlib.Path(workdir), config))
+        home = pathlib.Path(workdir)
+        with workdir_lib.lock(home):
+            last = max(checkpoint.steps(home), default=None)
+            before = None if last is None else checkpoint.read_metadata(home, last)
+            found = setup.load_data(config, home, sharding.make_mesh(config.mesh), before)
+            workdir_lib.save_config(home, found.config)
+        said.append(f'tokens are in {cache.directory(found.config.data)}')
+        said += [f'  train  {found.batches.summary}', f'  valid  {found.valid.summary}']
     return '\n'.join(said)
-
-
-def _fill(home: pathlib.Path, config: Config) -> str:
-    with workdir_lib.lock(home):
-        last = max(checkpoint.steps(home), default=None)
-        before = None if last is None else checkpoint.read_metadata(home, last)
-        config, _, batches, valid = setup.load_data(config, home, sharding.make_mesh(config.mesh), before)
-        workdir_lib.save_config(home, config)
-    place = cache.directory(config.data)
-    return f'tokens are in {place}\n  train  {batches.summary}\n  valid  {valid.summary}'

@@ -21,7 +21,7 @@ from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.distributed import sharding
 from tformer.errors import UserError
 from tformer.layers.dropout import DropoutRates
-from tformer.training import checkpoint, setup
+from tformer.training import checkpoint, digests, setup
 from tformer.training import workdir as workdir_lib
 from tformer.training.program import Program, make_program
 from tformer.training.state import TrainState, evaluation_variables
@@ -53,7 +53,9 @@ def replay(workdir: str | pathlib.Path, step: int, overrides: Mapping[str, str] 
     records = mixture.load(config, 'train')
     batches = pipeline.Batches(config, tokens, 'train', training=True, records=records)
     with sharding.placed(mesh, config.mesh):
-        last = checkpoint.latest_valid_before(home, before=step)
+        before = (number for number in reversed(checkpoint.steps(home)) if number < step)
+        whole = (number for number in before if digests.find_corruption(checkpoint.directory(home, number)) is None)
+        last = next(whole, None)
         program = make_program(config, batches.batch(0), mesh)
         state = setup.load_state(program, config, home, last)
         for number in range(last or 0, step - 1):

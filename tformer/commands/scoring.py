@@ -25,21 +25,13 @@ from tformer.training.state import variable_shardings
 
 
 class Scored(NamedTuple):
-    """The result of scoring a split.
+    """The result of scoring a split."""
 
-    Attributes:
-      scores: the metrics by name.
-      num_records: how many records were scored.
-      outputs: the generated text of each record, if config.evaluate.metrics score generated text.
-      references: the reference texts of each record, likewise.
-      samples: lines that show some records with their generated text.
-    """
-
-    scores: dict[str, float]
-    num_records: int
-    outputs: list[str]
-    references: list[Any]
-    samples: list[str]
+    scores: dict[str, float]  # the metrics by name
+    num_records: int  # how many records were scored
+    outputs: list[str]  # the generated text of each record, if config.evaluate.metrics score generated text
+    references: list[Any]  # the reference texts of each record, likewise
+    samples: list[str]  # lines that show some records with their generated text
 
 
 def score(

@@ -81,11 +81,7 @@ def coerce(annotation: Any, value: Any, field: str) -> Any:
 
 
 def parse(annotation: Any, text: str, field: str) -> Any:
-    """Returns the value that `text`, from the command line, has for a field with this annotation.
-
-    Raises:
-      UserError: `text` does not read as that type.
-    """
+    """Returns the value of a text of the command line for a field. Raises a `UserError` if it is of another type."""
     options = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
     if text == 'None' and type(None) in options:
         return None
@@ -230,11 +226,7 @@ def load(spec: str, overrides: Mapping[str, str] | None = None) -> Config:
 
 
 def read_json(file: pathlib.Path) -> dict[str, Any]:
-    """Returns the object that a JSON file holds.
-
-    Raises:
-      UserError: a missing file, or one that holds no object.
-    """
+    """Returns the object in a JSON file. Raises a `UserError` if there is no such file, or no object in it."""
     if not file.is_file():
         raise errors.UserError(f'no file {file}')
     try:

@@ -36,11 +36,7 @@ def execute(path: str, function: str, *arguments: str) -> Any:
 
 
 def import_as(file: pathlib.Path, name: str) -> types.ModuleType:
-    """Runs a Python file as a module that other code can import by `name`.
-
-    Raises:
-      UserError: it does not run.
-    """
+    """Runs a Python file as a module that other code can import by `name`. Raises a `UserError` if it fails."""
     with one_line(str(file)):
         return _run(file, name, register=True)
 

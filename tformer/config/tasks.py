@@ -10,19 +10,12 @@ EVERY_FAMILY = ('encoder', 'decoder', 'encoder_decoder')
 
 
 class RecordForm(NamedTuple):
-    """The fields of one record of the data.
+    """The fields of one record of the data."""
 
-    Attributes:
-      fields: names of the required fields, in the order of a file's columns.
-      optional: names of further fields that a record may have.
-      labelled: records carry an annotation, so errors cite the file and the line (`where`).
-      held_out_by: the field whose hash decides the split of a record where a source has no splits of its own.
-    """
-
-    fields: tuple[str, ...]
-    optional: tuple[str, ...] = ()
-    labelled: bool = False
-    held_out_by: str = 'text'
+    fields: tuple[str, ...]  # names of the required fields, in the order of a file's columns
+    optional: tuple[str, ...] = ()  # names of further fields that a record may have
+    labelled: bool = False  # records carry an annotation, so errors cite the file and the line (`where`)
+    held_out_by: str = 'text'  # the field whose hash decides a record's split where a source has no splits
 
 
 RECORDS: dict[str, RecordForm] = {
@@ -36,19 +29,12 @@ RECORDS: dict[str, RecordForm] = {
 
 
 class Head(NamedTuple):
-    """The end of a model that an objective scores.
+    """The end of a model that an objective scores."""
 
-    Attributes:
-      method: the model's method, from a batch to the outputs that the loss takes.
-      per_row: names of the parameters that the head adds and that see one vector of each row.
-      per_token: names of the parameters that the head adds and that see every token.
-      vocabulary: whether the outputs include logits over the vocabulary.
-    """
-
-    method: str
-    per_row: tuple[str, ...] = ()
-    per_token: tuple[str, ...] = ()
-    vocabulary: bool = False
+    method: str  # the model's method, from a batch to the outputs that the loss takes
+    per_row: tuple[str, ...] = ()  # names of the parameters that the head adds and that see one vector of each row
+    per_token: tuple[str, ...] = ()  # names of the parameters that the head adds and that see every token
+    vocabulary: bool = False  # whether the outputs include logits over the vocabulary
 
 
 HEADS: dict[str, Head] = {
@@ -63,37 +49,21 @@ HEADS: dict[str, Head] = {
 
 
 class Task(NamedTuple):
-    """A training objective.
+    """A training objective."""
 
-    Attributes:
-      records: what a record of the data holds, a key of `RECORDS`.
-      format: how a record becomes an example, a key of `example_formats.FORMATS`.
-      two_stack_format: the same for the family encoder_decoder, where that differs.
-      families: the model families that can be trained on it.
-      head: what the model ends in, a key of `HEADS`.
-      loss: a key of `objectives.LOSSES`.
-      second_weight: the weight of the second loss, for losses that have one.
-      judge: the metrics that need every prediction of a split, a key of `scorer.JUDGES`; None: there are none.
-      writes: the trained model generates text.
-      given: the generated text follows another text that is given, as a translation follows its source.
-      prefix: the text before the generated one may be seen bidirectionally (data.bidirectional_prefix).
-      running_text: a record is a whole document, and each of its tokens is scored once: bits per byte are defined.
-      classes: the names of the classes: a tuple; 'label' or 'tags' where the data's labels or tags name them.
-    """
-
-    records: str
-    format: str
-    two_stack_format: str | None = None
-    families: tuple[str, ...] = EVERY_FAMILY
-    head: str = 'tokens'
-    loss: str = 'tokens'
-    second_weight: float = 1.0
-    judge: str | None = None
-    writes: bool = False
-    given: bool = False
-    prefix: bool = False
-    running_text: bool = False
-    classes: str | tuple[str, ...] = ()
+    records: str  # what a record of the data holds, a key of `RECORDS`
+    format: str  # how a record becomes an example, a key of `example_formats.FORMATS`
+    two_stack_format: str | None = None  # the same for the family encoder_decoder, where that differs
+    families: tuple[str, ...] = EVERY_FAMILY  # the model families that can be trained on it
+    head: str = 'tokens'  # what the model ends in, a key of `HEADS`
+    loss: str = 'tokens'  # a key of `objectives.LOSSES`
+    second_weight: float = 1.0  # the weight of the second loss, for losses that have one
+    judge: str | None = None  # the metrics that need every prediction of a split, a key of `scorer.JUDGES`
+    writes: bool = False  # the trained model generates text
+    given: bool = False  # the generated text follows another text that is given, as a translation follows its source
+    prefix: bool = False  # the text before the generated one may be seen bidirectionally (data.bidirectional_prefix)
+    running_text: bool = False  # a record is a document, each token of which is scored once, as bits per byte need
+    classes: str | tuple[str, ...] = ()  # names of the classes; 'label' or 'tags': the data's labels or tags
 
     @property
     def fields(self) -> tuple[str, ...]:

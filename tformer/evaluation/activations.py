@@ -76,11 +76,7 @@ def activations(
 
 def names(forward: Forward, variables: Any, batch: Batch) -> dict[str, Any]:
     """Returns the shape of every named value, a tuple of shapes if a module runs several times; nothing is computed."""
-    return {name: _shape(value) for name, value in _shapes(forward, variables, batch).items()}
-
-
-def _shape(value: Any) -> Any:
-    return tuple(map(_shape, value)) if isinstance(value, tuple | list) else value.shape
+    return jax.tree.map(lambda x: x.shape, _shapes(forward, variables, batch))
 
 
 def _shapes(forward: Forward, variables: Any, batch: Batch) -> dict[str, Any]:

@@ -12,21 +12,15 @@ from tformer.evaluation.scores import Options, Texts, squad_scores
 
 
 class Metric(NamedTuple):
-    """A metric of generated text.
+    """A metric of generated text."""
 
-    Attributes:
-      names: of the scores that it gives.
-      scores: (predictions, references of each, config.evaluate) -> scores by name; there may be more than `names`.
-      lower_is_better: whether less of each score is better.
-      positive_names: of the scores that evaluate.positive_label adds.
-      package: the module of a package that it needs and the core installation lacks.
-    """
-
-    names: tuple[str, ...]
-    scores: Callable[[Texts, Options, Evaluate], dict[str, float]]
-    lower_is_better: bool = False
-    positive_names: tuple[str, ...] = ()
-    package: str | None = None
+    names: tuple[str, ...]  # of the scores that it gives
+    scores: Callable[
+        [Texts, Options, Evaluate], dict[str, float]
+    ]  # of predictions and the references of each; may give more than `names`
+    lower_is_better: bool = False  # whether less of each score is better
+    positive_names: tuple[str, ...] = ()  # of the scores that evaluate.positive_label adds
+    package: str | None = None  # the module of a package that it needs and the core installation lacks
 
     def names_for(self, settings: Evaluate) -> tuple[str, ...]:
         """Returns the names of the scores under these settings."""

@@ -179,17 +179,11 @@ def _rows(predicted: Sequence[Predicted], batches: Batches) -> Iterator[Row]:
 
 
 class Judge(NamedTuple):
-    """Metrics that need every prediction of a split.
+    """Metrics that need every prediction of a split."""
 
-    Attributes:
-      names: of the metrics.
-      scores: (predictions, the split's batches, the run's tokenizers) -> metrics by name.
-      positive_names: of the metrics that evaluate.positive_label adds.
-    """
-
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # of the metrics
     scores: Callable[[Sequence[Predicted], Batches, Tokenizers], dict[str, float]]
-    positive_names: tuple[str, ...] = ()
+    positive_names: tuple[str, ...] = ()  # of the metrics that evaluate.positive_label adds
 
 
 JUDGES: dict[str, Judge] = {

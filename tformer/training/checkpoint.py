@@ -48,22 +48,12 @@ def steps(workdir: pathlib.Path) -> list[int]:
 
 
 def read_metadata(workdir: pathlib.Path, step: int) -> dict[str, Any]:
-    """Returns the JSON object `run` of a checkpoint.
-
-    Raises:
-      UserError: it cannot be read.
-    """
+    """Returns the JSON object `run` of a checkpoint. Raises a `UserError` if it cannot be read."""
     file = directory(workdir, step) / 'run' / 'metadata'
     try:
         return dict(json.loads(file.read_text()))
     except (OSError, ValueError, TypeError) as error:
         raise UserError(f'{file} cannot be read: {error}') from error
-
-
-def latest_valid_before(workdir: pathlib.Path, before: int) -> int | None:
-    """Returns the step of the newest undamaged checkpoint before step `before`; None where there is none."""
-    found = (step for step in reversed(steps(workdir)) if step < before)
-    return next((step for step in found if digests.find_corruption(directory(workdir, step)) is None), None)
 
 
 def scores(workdir: pathlib.Path) -> dict[int, float]:

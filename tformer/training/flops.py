@@ -79,17 +79,11 @@ def _attention(model: Model, length: int, source: int) -> float:
 
 
 class LayerCost(NamedTuple):
-    """The costs of a kind of layer, as leading terms without constants, by the length n of a row and the width d.
+    """The costs of a kind of layer, as leading terms without constants, by the length n of a row and the width d."""
 
-    Attributes:
-      products: multiplications of two numbers.
-      sequential: operations that wait for one another.
-      path: operations between the first token and what sees it last.
-    """
-
-    products: int
-    sequential: int
-    path: int
+    products: int  # multiplications of two numbers
+    sequential: int  # operations that wait for one another
+    path: int  # operations between the first token and what sees it last
 
 
 def layer_costs(model: Model, length: int) -> dict[str, LayerCost]:

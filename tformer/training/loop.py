@@ -16,7 +16,7 @@ from tformer.errors import Stopped, UserError
 from tformer.evaluation import scorer
 from tformer.optim import freezing
 from tformer.training import checkpoint, setup, workdir, writers
-from tformer.training.members import Group, SingleRun
+from tformer.training.members import Group
 from tformer.training.program import Program, make_program
 from tformer.training.recorder import RunRecorder
 from tformer.training.state import count_parameters
@@ -75,21 +75,19 @@ def train(
         contexts.callback(progress.close)
         contexts.callback(member.close)  # also when the run fails
         progress.message(headline(program, data.batches, last or 0))
-        return train_group(Group([member], SingleRun(program, member, last)), program, last or 0, stop, progress)[0]
+        return train_group(Group(program, [member], last), stop, progress)[0]
 
 
-def train_group(
-    group: Group, program: Program, step: int, stop: StopMonitor, progress: writers.Progress
-) -> list[Trained]:
-    """Trains the members of a group from step number `step` to their end; returns what is left of those that succeed.
+def train_group(group: Group, stop: StopMonitor, progress: writers.Progress) -> list[Trained]:
+    """Trains the members of a group to their end; returns the finished trainings of those that do not fail.
 
     Raises:
-      UserError: the group's `on_failure` raises it.
+      UserError: the only member fails.
       Stopped: as `train`.
     """
     # ------------------------------------------------------------------------------------------------- start
-    (state, hyper), num_steps = group.arrays.start(), group.num_steps
-    batches = group.arrays.batches(step)
+    (state, hyper), num_steps, step = group.start(), group.num_steps, group.checkpoint_step or 0
+    batches = group.batches(step)
     while active := group.active:
         # ------------------------------------------------------------------------------ evaluate, save, stop
         reason = stop.reason(step)
@@ -108,7 +106,7 @@ def train_group(
             break
 
         # -------------------------------------------------------------------------------------------- a step
-        state, metrics = group.arrays.step(state, next(batches), hyper)
+        state, metrics = group.step(state, next(batches), hyper)
         step, stop.has_step = step + 1, True
         group.add_metrics(metrics)
         if group.should_report(step):
@@ -121,7 +119,7 @@ def train_group(
         progress.message(f'stopped early: {stale} evaluations without a better {metric}')
     for member in group.active:
         member.checkpoints.wait()
-    size = count_parameters(sharding.unboxed(program.abstract.params))
+    size = count_parameters(sharding.unboxed(group.program.abstract.params))
     return [
         Trained(member.config, member.data.tokenizers, step, checkpoint.best(member.directory) or step, size)
         for member in group.active

@@ -1,9 +1,9 @@
-"""The runs that one training loop serves: a single run, or several whose arrays are slices of one program's."""
+"""The runs of one training loop."""
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -19,66 +19,38 @@ from tformer.training.step import Batch, Step
 from tformer.training.stopping import StopMonitor
 
 
-class Arrays(Protocol):
-    """How a program's arrays hold those of its members."""
+@dataclasses.dataclass
+class Group:
+    """The members of a training loop, which agree on all numbers of steps. Here one has all arrays of the program."""
+
+    program: Program  # of any of the members, for they differ only in their hyperparameters
+    members: Sequence[RunRecorder]  # all of them
+    checkpoint_step: int | None  # the step that they resume from; None: they start anew
 
     @property
     def step(self) -> Step:
         """The compiled train step of all members."""
-
-    def start(self) -> tuple[TrainState, Hyperparameters]:
-        """Returns (the state of a checkpoint or of the beginning, the hyperparameters)."""
-
-    def batches(self, step: int) -> Iterator[Batch]:
-        """Yields the placed batches of the steps after step number `step`."""
-
-    def state_of(self, state: TrainState, member: RunRecorder) -> TrainState:
-        """Returns a member's own state."""
-
-
-@dataclasses.dataclass
-class SingleRun:
-    """The arrays of one run, which are the program's."""
-
-    program: Program
-    member: RunRecorder
-    checkpoint_step: int | None
-
-    @property
-    def step(self) -> Step:
         return self.program.jitted_step
 
     def start(self) -> tuple[TrainState, Hyperparameters]:
-        program, member = self.program, self.member
-        return setup.load_state(program, member.config, member.directory, self.checkpoint_step), program.hyper
+        """Returns (the state of the checkpoint or of the beginning, the hyperparameters)."""
+        (member,) = self.members
+        state = setup.load_state(self.program, member.config, member.directory, self.checkpoint_step)
+        return state, self.program.hyper
 
     def batches(self, step: int) -> Iterator[Batch]:
-        mesh = self.program.mesh
-        made = pipeline.iterate(self.member.data.batches, step, self.member.config, sharding.batch_share(mesh))
+        """Yields the placed batches of the steps after step number `step`."""
+        (member,), mesh = self.members, self.program.mesh
+        made = pipeline.iterate(member.data.batches, step, member.config, sharding.batch_share(mesh))
         return (sharding.place_batch(batch, mesh) for batch in made)
 
     def state_of(self, state: TrainState, member: RunRecorder) -> TrainState:
+        """Returns a member's own state."""
         return state
 
-
-def refuse(member: RunRecorder, error: str) -> None:
-    """Ends the training with the error of its one member."""
-    raise UserError(error)
-
-
-@dataclasses.dataclass
-class Group:
-    """The members of one training loop, which agree on every number of steps.
-
-    Attributes:
-      members: all of them.
-      arrays: of the program.
-      on_failure: called once for each member that has failed, with its error.
-    """
-
-    members: Sequence[RunRecorder]
-    arrays: Arrays
-    on_failure: Callable[[RunRecorder, str], None] = refuse
+    def fail(self, member: RunRecorder, error: str) -> None:
+        """Ends a member that has failed; here also the training."""
+        raise UserError(error)
 
     @property
     def active(self) -> list[RunRecorder]:
@@ -114,14 +86,14 @@ class Group:
             contexts.enter_context(stop.interruptible())
             for member in self.active:
                 if member.evaluated < step:
-                    found.append(member.evaluate(step, self.arrays.state_of(state, member)))
+                    found.append(member.evaluate(step, self.state_of(state, member)))
         return {name: _range([scores[name] for scores in found]) for name in found[0]}
 
     def save(self, step: int, state: TrainState, requested: bool) -> None:
         """Saves the members whose checkpoint after `step` is due, or `requested`."""
         for member in self.active:
             if member.should_save(step, requested):
-                member.save(step, self.arrays.state_of(state, member))
+                member.save(step, self.state_of(state, member))
 
     def add_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Hands the metrics of one more step, still on the devices, to the members' recorders."""
@@ -133,17 +105,14 @@ class Group:
 
     def report(self, step: int) -> dict[str, float]:
         """Writes the members' reports after `step`; returns their means. Members with too many skipped steps fail."""
-        found = []
-        for member in self.active:
-            means, member.error = member.report(step)
-            found.append(means)
+        found = [member.report(step) for member in self.active]
         return {name: float(np.mean([means[name] for means in found if name in means])) for name in found[0]}
 
     def drop_failed(self, before: Sequence[RunRecorder]) -> None:
-        """Calls `on_failure` for the members of `before` that have failed since."""
+        """Ends the members of `before` that have failed since."""
         for member in before:
             if member.error is not None:
-                self.on_failure(member, member.error)
+                self.fail(member, member.error)
 
 
 def _range(values: Sequence[float]) -> str:

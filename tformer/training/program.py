@@ -28,27 +28,16 @@ from tformer.training.step import Step, make_train_step
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Program:
-    """What runs that differ only in their `Hyperparameters` share. Nothing is computed until a method is called.
+    """What runs that differ only in their `Hyperparameters` share. Nothing is computed until a method is called."""
 
-    Attributes:
-      config: resolved.
-      mesh: the devices.
-      model: of config.model.
-      objective: of config.train.objective.
-      optimizer: of config.optimizer.
-      names: the logical names of every parameter's axes, a tree of `PartitionSpec`s.
-      abstract: the state's shapes, boxed with the logical names of their axes.
-      step: the train step, a pure function that is not compiled.
-    """
-
-    config: Config
-    mesh: Mesh
-    model: nn.Module
-    objective: Objective
-    optimizer: optax.GradientTransformation
-    names: Any
-    abstract: TrainState
-    step: Step
+    config: Config  # resolved
+    mesh: Mesh  # the devices
+    model: nn.Module  # of config.model
+    objective: Objective  # of config.train.objective
+    optimizer: optax.GradientTransformation  # of config.optimizer
+    names: Any  # the logical names of every parameter's axes, a tree of `PartitionSpec`s
+    abstract: TrainState  # the state's shapes, boxed with the logical names of their axes
+    step: Step  # the train step, a pure function that is not compiled
     _make_state: Any = dataclasses.field(repr=False)
 
     def __repr__(self) -> str:

@@ -119,16 +119,17 @@ class RunRecorder:
         """Returns whether a report after `step` is due."""
         return step % self.config.train.log_every == 0 or step == self._num_steps
 
-    def report(self, step: int) -> tuple[dict[str, float], str | None]:
-        """Returns (the means of the steps since the last report, an error if too many steps in a row were skipped)."""
+    def report(self, step: int) -> dict[str, float]:
+        """Returns the means of the steps since the last report. The run fails if too many in a row were skipped."""
         found, skipped = self.metrics.summary()
         epoch = step / self.data.batches.steps_per_epoch
         self._writer.write(step, {**found, **self.metrics.totals, 'epoch': epoch})
-        is_too_many = skipped >= self.config.train.max_skipped
-        return found, self._save_skipped_batch(step, skipped) if is_too_many else None
+        if skipped >= self.config.train.max_skipped:
+            self.error = self._save_skipped_batch(step, skipped)
+        return found
 
     def _save_skipped_batch(self, step: int, skipped: int) -> str:
-        """Writes the batch of the first of the last `skipped` steps to the workdir; returns the error to raise."""
+        """Writes the batch of the first of the last `skipped` steps to the workdir; returns the error."""
         first = step - skipped + 1
         file = self.directory / 'skipped' / f'{first}.npz'
         if processes.first():
@@ -146,11 +147,7 @@ def is_due(step: int, every: int | None, num_steps: int) -> bool:
 
 
 class MetricAccumulator:
-    """Accumulates metrics over the steps since the last report; they stay on the devices until they are needed.
-
-    Attributes:
-      totals: tokens and operations of all steps of the run that a `snapshot` has read.
-    """
+    """Accumulates metrics over the steps since the last report; they stay on the devices until they are needed."""
 
     def __init__(self, sums: Mapping[str, Sequence[float]], tokens: float = math.nan, flops: float = math.nan):
         """Continues from a `snapshot`; totals that it does not have are nan."""
@@ -162,6 +159,7 @@ class MetricAccumulator:
 
     @property
     def totals(self) -> dict[str, float]:
+        """The tokens and operations of all steps of the run that a `snapshot` has read."""
         return {'train/tokens': self._tokens, 'train/flops': self._flops}
 
     def add(self, metrics: Mapping[str, Any], index: int | None = None) -> None:

@@ -64,14 +64,10 @@ class RunData(NamedTuple):
 def load_data(
     config: Config, home: pathlib.Path, mesh: Mesh, before: Record | None = None, may_differ: Sequence[str] = ()
 ) -> RunData:
-    """Returns the data of a run and its resolved config; a new run gets its tokenizers.
+    """Returns the data of a run and its resolved config; the tokenizers of a new run are written to its workdir.
 
-    Args:
-      config: as the user states it.
-      home: the workdir, where the tokenizers of a new run are written.
-      mesh: splits the rows of a batch.
-      before: metadata of the checkpoint that the run resumes from; None: it is a new run.
-      may_differ: dotted fields that may differ from the checkpoint's, besides those that always may.
+    `before` is the metadata of the checkpoint that the run resumes from; None: it is a new run. `may_differ` are dotted
+    fields that may differ from the checkpoint's, besides those that always may.
 
     Raises:
       UserError: the config or the data have a mistake, or they differ from those of the checkpoint.

@@ -12,15 +12,10 @@ WINDOW = 128  # a spike is measured against this many steps, once half of them h
 
 
 class Guard(flax.struct.PyTreeNode):
-    """The guard's state.
+    """The guard's state."""
 
-    Attributes:
-      skipped: number of consecutive skipped steps, up to and including the latest, int32.
-      recent: losses and gradient norms of the latest steps [2, WINDOW], NaN where unknown; None: spikes are applied.
-    """
-
-    skipped: jax.Array
-    recent: Any = None
+    skipped: jax.Array  # number of consecutive skipped steps, up to and including the latest, int32
+    recent: Any = None  # losses and gradient norms of the latest steps [2, WINDOW], NaN: unknown; None: spikes apply
 
 
 def init_guard(skip_spikes: MaybeScalar) -> Guard:

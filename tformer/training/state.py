@@ -19,23 +19,14 @@ from tformer.training.skipping import Guard, init_guard
 
 
 class TrainState(flax.struct.PyTreeNode):
-    """The state of training.
+    """The state of training."""
 
-    Attributes:
-      step: number of steps made, int32.
-      params: the model's parameters.
-      opt_state: the optimizer's state, sharded like the parameters.
-      averages: a moving average of the parameters, float32; None: off.
-      statistics: running statistics of the model (BatchNorm's means and variances); {} where it has none.
-      guard: decides which steps are skipped.
-    """
-
-    step: jax.Array
-    params: Any
-    opt_state: Any
-    averages: Any = None
-    statistics: Any = flax.struct.field(default_factory=dict)
-    guard: Guard = flax.struct.field(default_factory=lambda: init_guard(None))
+    step: jax.Array  # number of steps made, int32
+    params: Any  # the model's parameters
+    opt_state: Any  # the optimizer's state, sharded like the parameters
+    averages: Any = None  # a moving average of the parameters, float32; None: off
+    statistics: Any = flax.struct.field(default_factory=dict)  # of the model, as BatchNorm's; {}: none
+    guard: Guard = flax.struct.field(default_factory=lambda: init_guard(None))  # decides which steps are skipped
 
     def __repr__(self) -> str:
         sizes = {'parameters': self.params, 'optimizer_state': self.opt_state, 'averages': self.averages}

@@ -24,18 +24,12 @@ class StopMonitor:
     After the first signal `reason` returns it; the training asks after every step. Before the first step there is
     nothing to save, and the signal ends the process with the code `STOPPED` (`processes.leave`). A second signal ends
     the process at once, with 128 plus its number. Signals that were ignored before stay ignored. The processes of one
-    run stop after the same step: jax forwards a SIGTERM that any of them receives.
-
-    Args:
-      max_minutes: the time limit; None: no limit.
-      training: whether steps are made; without them a signal ends this process at once, even if it is one of several.
-
-    Attributes:
-      has_step: whether there is a step to save; the training sets it.
+    run stop after the same step: jax forwards a SIGTERM that any of them receives. Without `training` a signal ends
+    this process at once, even if it is one of several. max_minutes=None: no limit.
     """
 
     def __init__(self, max_minutes: float | None, *, training: bool = True):
-        self.has_step = False
+        self.has_step = False  # whether there is a step to save; the training sets it
         self._shared = training and jax.process_count() > 1
         self._deadline = None if max_minutes is None else time.monotonic() + 60 * max_minutes
         self._limit = f'train.max_minutes={max_minutes}'

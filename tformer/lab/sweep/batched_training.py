@@ -27,7 +27,7 @@ from tformer.optim.hyperparameters import Hyperparameters
 from tformer.training import checkpoint, digests, setup, workdir, writers
 from tformer.training.loop import Trained, train_group
 from tformer.training.members import Group
-from tformer.training.program import Program, make_program
+from tformer.training.program import make_program
 from tformer.training.recorder import RunRecorder
 from tformer.training.state import TrainState
 from tformer.training.step import Batch, Step
@@ -116,13 +116,13 @@ def _train(
             members[home] = RunRecorder(data, home, score, generated, last, slots.index(home))
             contexts.callback(members[home].close)
         filling = next(iter(members.values()))
-        arrays = StackedRuns(program, [members.get(home, filling) for home in slots], last, transform)
-        group = Group(list(members.values()), arrays, lambda member, error: fail(member.directory, error))
+        of_slots = [members.get(home, filling) for home in slots]
+        group = StackedGroup(program, list(members.values()), last, of_slots, transform)
         progress = writers.Progress(group.num_steps, last or 0)
         contexts.callback(progress.close)
         resumed = f', resumed at step {last}' if last else ''
         progress.message(f'{len(members)} trials in one program ({transform}), {mesh.size} device(s){resumed}')
-        trained = train_group(group, program, last or 0, stop, progress)
+        trained = train_group(group, stop, progress)
         return dict(zip((member.directory for member in group.active), trained, strict=True))
 
 
@@ -184,20 +184,11 @@ def cohorts(homes: Sequence[pathlib.Path]) -> list[tuple[int | None, list[pathli
 
 
 @dataclasses.dataclass
-class StackedRuns:
-    """The arrays of several runs: each is a slice of all arrays of the program.
+class StackedGroup(Group):
+    """Several runs, each of which has a slice of all arrays of the program."""
 
-    Attributes:
-      program: of any of the runs, for they differ only in their hyperparameters.
-      slots: for each slice the member whose numbers it has.
-      checkpoint_step: that all members resume from; None: they start anew.
-      transform: a key of TRANSFORMS.
-    """
-
-    program: Program
-    slots: list[RunRecorder]
-    checkpoint_step: int | None
-    transform: str
+    slots: list[RunRecorder]  # for each slice the member whose numbers it has
+    transform: str  # a key of TRANSFORMS
 
     @functools.cached_property
     def step(self) -> Step:
@@ -225,6 +216,9 @@ class StackedRuns:
 
     def state_of(self, state: TrainState, member: RunRecorder) -> TrainState:
         return self._slice(state, member.index)
+
+    def fail(self, member: RunRecorder, error: str) -> None:
+        fail(member.directory, error)
 
     @functools.cached_property
     def _slice(self) -> Any:
