@@ -53,11 +53,8 @@ def interleave(rates: np.ndarray, start: int, count: int) -> tuple[np.ndarray, n
     1982): item i of stream c has the time (i + 1/2) / rates[c], and items are sorted by time. So every prefix of the
     order holds nearly the right share of each stream, and the number of items taken from each stream is known directly.
 
-    Args:
-      rates: float [C], positive.
-
-    Returns:
-      stream, item: int64 [count], the stream of each position and the index of the item in its stream.
+    Takes `rates`, positive float [C]; returns the stream of each position and the index of the item in its stream, both
+    int64 [count].
     """
     num = len(rates)
     if num == 1:

@@ -20,11 +20,7 @@ Columns = tuple[str, ...]  # their names
 
 
 def ending(path: Path) -> str:
-    """Returns the ending that decides how a file is read, e.g. '.tsv' for lines.tsv.gz.
-
-    Raises:
-      UserError: it is not a key of READERS.
-    """
+    """Returns the key of READERS that decides how a file is read, e.g. '.tsv' for lines.tsv.gz."""
     suffix = Path(path.name.removesuffix('.gz')).suffix
     choose(READERS, suffix, f'the ending of {path}')
     return suffix

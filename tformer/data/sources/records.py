@@ -117,11 +117,7 @@ class Split(Sequence[Record]):
         return self._contents[1]
 
     def sample(self, count: int, key: tuple[int, ...]) -> 'Split':
-        """Returns the first `count` records in the random order of `key`; a larger sample starts with a smaller one.
-
-        Raises:
-          UserError: there are fewer, which shows when they are read.
-        """
+        """Returns the first `count` records in the random order of `key`; a larger sample starts with a smaller one."""
 
         def read() -> tuple[Sequence[Record], int]:
             records, skipped = self._contents

@@ -16,11 +16,7 @@ def names(config: Data) -> tuple[str, ...]:
 
 
 def written(values: Mapping[str, Any], config: Data) -> dict[str, str]:
-    """Returns the source and target that the templates write from plain values.
-
-    Raises:
-      BadRecord: a template names a value that is missing.
-    """
+    """Returns the source and target that the templates write from plain values; a missing value is a `BadRecord`."""
     texts = {}
     for field, template in {'source': config.source_template, 'target': config.target_template}.items():
         try:

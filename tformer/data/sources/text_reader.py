@@ -49,9 +49,7 @@ class Text:
         self._bad.found(self.where(number), why)
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
-        """Yields the number and text of each line, with its end, and without a byte order mark.
-
-        Only a line feed ends a line; a carriage return does not.
+        """Yields the number and text of each line, with its line feed, and without a byte order mark.
 
         Raises:
           UserError: the file cannot be read to its end, is not UTF-8, or has changed since it was found.
@@ -93,10 +91,7 @@ def read_text(path: Path) -> str:
 
 @contextlib.contextmanager
 def _opened(path: Path, unpack: bool) -> Iterator[tuple[io.BufferedIOBase, hashlib.blake2b]]:
-    """Yields the bytes of a file, unpacked if asked, and the hash of the stored bytes that were read so far.
-
-    Errors while the file is read become a `UserError`, and so does a change of the file in that time.
-    """
+    """Yields the bytes of a file, unpacked if asked, and the hash of the stored bytes that were read so far."""
     before = _state(path)
     digest, unpacked = hashlib.blake2b(digest_size=16), None
     try:

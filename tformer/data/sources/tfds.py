@@ -60,11 +60,7 @@ def load(config: Data, objective: str, split: str) -> tuple[str, Read]:
 
 
 def prepared(name: str, directory: str | None) -> Any:
-    """Returns the TFDS builder of a set, read from the set's files: the code that made them might need TensorFlow.
-
-    Raises:
-      UserError: the set is not prepared in `directory`, or not as array_record.
-    """
+    """Returns the TFDS builder of a set in array_record files, made from these: the set's code may need TensorFlow."""
     import tensorflow_datasets as tfds  # imported here: it takes half a second, and most runs do not need it
 
     place = directory or tfds.core.constants.DATA_DIR
@@ -142,18 +138,14 @@ class Records(View):
 
 
 def _plain(feature: Any, value: Any) -> Any:
-    """Returns a value as JSON has it.
-
-    Raises:
-      BadRecord: a text is not UTF-8, or a class id has no name, e.g. -1 in a split without labels.
-    """
+    """Returns a value as JSON has it."""
     inner = getattr(feature, 'feature', feature)  # of a sequence
     if isinstance(value, list) or getattr(value, 'ndim', False):
         return [_plain(inner, item) for item in value]
     if hasattr(inner, 'keys'):
         return {key: _plain(inner[key], value[key]) for key in inner}
     if hasattr(inner, 'int2str'):
-        if not 0 <= value < inner.num_classes:
+        if not 0 <= value < inner.num_classes:  # often -1
             known = f'the {inner.num_classes} classes of the set'
             raise BadRecord(f'class {value} is not among {known}: is it a split without labels?')
         return str(inner.int2str(int(value)))

@@ -34,9 +34,7 @@ _FILES = SimpleNamespace(
 
 
 def write(name: str, directory: str | None, say: Callable[[str], None]) -> bool:
-    """Writes the set `name` to `directory` (None: TFDS's default) by the code of TFDS or of an imported module.
-
-    Returns False if the set exists. `say` takes lines of progress.
+    """Writes the set `name` to `directory` (None: TFDS's default) by its own code; returns False if the set exists.
 
     Raises:
       UserError: there is no such set, or its code fails, e.g. without TensorFlow, the network, or files that must be

@@ -53,11 +53,7 @@ class HubTokenizer(Tokenizer):
     """
 
     def __init__(self, stored: bytes, where: str = 'tokenizer.json') -> None:
-        """Reads the content of the file named `where`.
-
-        Raises:
-          UserError: the package is missing, the content is not a tokenizer, or no special token ends a text.
-        """
+        """Reads the content of the file named `where`; raises a `UserError` if no tokenizer can be made of it."""
         self._stored = stored
         self._library, tree = _open(stored, where)
         from tokenizers.pre_tokenizers import ByteLevel  # after `_open`, which says so if the package is missing

@@ -120,10 +120,8 @@ class Tokenizer(abc.ABC):
     def encode_with_offsets(self, texts: Sequence[str]) -> list[TokensWithOffsets]:
         """Returns for each text its ids, and the first character and the one after the last of each token.
 
-        Characters are those of the normalised text. All byte tokens of one character have that character.
-
-        Raises:
-          UserError: the tokenizer loses characters, so the characters of its tokens are unknown.
+        Characters are those of the normalised text. All byte tokens of one character have that character. A tokenizer
+        that loses characters is a `UserError`.
         """
         return self._encode_with_offsets(list(map(self.normalize, texts)))
 
@@ -179,10 +177,8 @@ class Tokenizer(abc.ABC):
     def word_starts(self, ids: np.ndarray) -> np.ndarray:
         """Marks the tokens of `ids`, int [T], that begin a word, after whitespace or with it: bool [T].
 
-        The first token begins a word, and each special token is one. Whitespace alone belongs to the word before it.
-
-        Raises:
-          UserError: the vocabulary does not show where words begin.
+        The first token begins a word, and each special token is one. Whitespace alone belongs to the word before it. A
+        vocabulary that does not show where words begin is a `UserError`.
         """
         opens, closes, blank = self._word_edges
         starts = opens[ids]
