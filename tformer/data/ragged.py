@@ -20,9 +20,9 @@ class Ragged:
     offsets: np.ndarray  # int64 [rows + 1]
 
     @classmethod
-    def of(cls, rows: Iterable[Iterable[float]], typecode: str = 'i') -> 'Ragged':
-        """Returns lazy `rows`, of which one is held at a time, as int32 (typecode 'i') or float32 ('f')."""
-        flat: Any = array.array(typecode)
+    def of(cls, rows: Iterable[Iterable[int]]) -> 'Ragged':
+        """Returns lazy `rows`, of which one is held at a time, as int32."""
+        flat: Any = array.array('i')
         offsets = array.array('q', [0])
         for row in rows:
             flat.extend(row)

@@ -29,14 +29,9 @@ class Concatenation(View):
         return sum(map(len, self.splits))
 
     def _records(self, indices: Sequence[int]) -> list[Record]:
-        return list(map(self._record, indices))
-
-    def _record(self, index: int) -> Record:
-        for split in self.splits:
-            if index < len(split):
-                return split[index]
-            index -= len(split)
-        raise IndexError(f'{index} records beyond the end')
+        starts = np.cumsum([0, *map(len, self.splits)])
+        owners = np.searchsorted(starts, indices, side='right') - 1
+        return [self.splits[owner][int(index - starts[owner])] for owner, index in zip(owners, indices, strict=True)]
 
     def __iter__(self) -> Iterator[Record]:
         return itertools.chain.from_iterable(self.splits)

@@ -2,13 +2,13 @@
 
 import array
 import dataclasses
-import hashlib
 import time
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
+from tformer import hashing
 from tformer.data.sources.records import Record, text_of
 
 Say = Callable[[str], None]  # takes a line of progress
@@ -64,8 +64,7 @@ def across(hashes: np.ndarray, train: np.ndarray) -> np.ndarray:
 
 def _hash(text: str) -> int:
     # 64 bits: among ten million different texts, any two have the same hash with a probability of 3 in a million.
-    data = text.encode('utf-8', 'surrogatepass')
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), 'little')
+    return int(hashing.digest_bytes(text.encode('utf-8', 'surrogatepass'), size=8), 16)
 
 
 ALIKE: dict[str, Callable[[str], str]] = {  # two texts are alike where these give the same, in Unicode's form NFC

@@ -66,7 +66,7 @@ def laid(
 
 
 def _counted(shapes: packing.Shapes, parts: Iterable[tuple[Ragged, np.ndarray, float]]) -> Filled:
-    """Counts (rows, tokens of each example, int [N, stacks], passes over them) of every part of a mixture."""
+    """Counts an epoch of parts, each given as (its rows, the tokens of its examples, int [N, stacks], its passes)."""
     rows, tokens = np.zeros(len(shapes)), np.zeros(np.shape(shapes))
     for examples, lengths, epochs in parts:
         held = np.add.reduceat(lengths[examples.flat], examples.offsets[:-1], axis=0)  # by each row

@@ -167,14 +167,15 @@ def repeated(records: Mapping[str, Sequence[Record]], texts: Mapping[str, Sequen
     for split, key in itertools.product(whole, keys):
         name = f'{split}: {key} in train' + (' before' if split == 'train' else '')
         cells.append([name])
-        fields = whole[split].num_bytes if key == 'whole' else (key,)
+        found = {}
         for alike in duplicates.ALIKE:
             hashes, of_train = (whole[side].hashes[alike, key] for side in (split, 'train'))
-            found = duplicates.within(hashes) if split == 'train' else duplicates.across(hashes, of_train)
-            cells[-1] += [len(found), share(len(found), len(hashes))]
-            for index in found[:2].tolist() if alike == 'exact' else ():
-                text = ' → '.join(text_of(records[split][index], field) for field in fields)
-                samples.append(f'{name}: {harmless(text, 60)}')
+            found[alike] = duplicates.within(hashes) if split == 'train' else duplicates.across(hashes, of_train)
+            cells[-1] += [len(found[alike]), share(len(found[alike]), len(hashes))]
+        fields = whole[split].num_bytes if key == 'whole' else (key,)
+        for index in found['exact'][:2].tolist():
+            text = ' → '.join(text_of(records[split][index], field) for field in fields)
+            samples.append(f'{name}: {harmless(text, 60)}')
     headings = ['', *itertools.chain.from_iterable((alike, 'share') for alike in duplicates.ALIKE)]
     notes = 'exact ignores outer spaces and Unicode composition; near also ignores case and the amount of space'
     return [*table(headings, cells), notes, *samples]
