@@ -21,16 +21,12 @@ class Byte(Tokenizer):
     vocab_size = FIRST + BYTES
     byte_lengths = np.repeat([0, 1], [FIRST, BYTES])
 
+    def __init__(self, stored: bytes = b'utf-8') -> None:
+        super().__init__(stored)
+
     @classmethod
     def _train(cls, texts: Iterable[str], data: Data, seed: int) -> Self:
         return cls()
-
-    @classmethod
-    def load(cls, data: bytes) -> Self:
-        return cls()
-
-    def dump(self) -> bytes:
-        return b'utf-8'
 
     def _encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         return [(np.frombuffer(text.encode(), np.uint8).astype(int) + FIRST).tolist() for text in texts]
@@ -46,6 +42,9 @@ class _Listed(Tokenizer):
 
     def __init__(self, units: Sequence[str], byte_fallback: bool = False) -> None:
         self._units, self._byte_fallback = tuple(units), byte_fallback
+        # A bare list without bytes: the form of all files before byte_fallback existed.
+        kept = {'units': self._units} if byte_fallback else self._units
+        super().__init__(json.dumps(kept, ensure_ascii=False, indent=0).encode())
         self._first = FIRST + BYTES * byte_fallback  # the id of the first unit
         self._ids = {unit: index for index, unit in enumerate(units, self._first)}
         self.vocab_size = self._first + len(units)
@@ -62,14 +61,9 @@ class _Listed(Tokenizer):
         return cls(sorted(set().union(*map(cls._split, texts))), data.byte_fallback)
 
     @classmethod
-    def load(cls, data: bytes) -> Self:
-        stored = json.loads(data)
-        return cls(stored) if isinstance(stored, list) else cls(stored['units'], byte_fallback=True)
-
-    def dump(self) -> bytes:
-        # A bare list without bytes: the form of all files before byte_fallback existed.
-        stored = {'units': self._units} if self._byte_fallback else self._units
-        return json.dumps(stored, ensure_ascii=False, indent=0).encode()
+    def load(cls, stored: bytes) -> Self:
+        kept = json.loads(stored)
+        return cls(kept) if isinstance(kept, list) else cls(kept['units'], byte_fallback=True)
 
     def _encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         return [self._encode_units(self._split(text)) for text in texts]

@@ -54,7 +54,7 @@ class HubTokenizer(Tokenizer):
 
     def __init__(self, stored: bytes, where: str = 'tokenizer.json') -> None:
         """Reads the content of the file named `where`; raises a `UserError` if no tokenizer can be made of it."""
-        self._stored = stored
+        super().__init__(stored)
         self._library, tree = _open(stored, where)
         from tokenizers.pre_tokenizers import ByteLevel  # after `_open`, which says so if the package is missing
 
@@ -92,13 +92,6 @@ class HubTokenizer(Tokenizer):
             near = nearest(file, file.parent.glob('*.json')) or '; it must be a tokenizer.json or its directory'
             raise UserError(f'data.tokenizer_path={data.tokenizer_path}: {file} does not exist{near}')
         return cls(file.read_bytes(), f'data.tokenizer_path={data.tokenizer_path}')
-
-    @classmethod
-    def load(cls, data: bytes) -> Self:
-        return cls(data)
-
-    def dump(self) -> bytes:
-        return self._stored
 
     def _encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         return [encoding.ids for encoding in _in_chunks(texts, self._library.encode_batch_fast)]

@@ -21,9 +21,9 @@ class SentencePiece(Tokenizer):
 
     _SPACE = '\u2581'
 
-    def __init__(self, model: bytes) -> None:
-        self._model = model
-        self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+    def __init__(self, stored: bytes) -> None:
+        super().__init__(stored)
+        self._processor = sentencepiece.SentencePieceProcessor(model_proto=stored)
         self.vocab_size = self._processor.vocab_size()
         self.exact = any(map(self._processor.is_byte, range(self.vocab_size)))
         space = [f'<0x{byte:02X}>' for byte in self._SPACE.encode()]
@@ -64,13 +64,6 @@ class SentencePiece(Tokenizer):
             size, reason = data.tokenizer_vocab_size, ' '.join(str(error).split())
             raise UserError(f'sentencepiece cannot train data.tokenizer_vocab_size={size}: {reason}') from error
         return cls(trained.getvalue())
-
-    @classmethod
-    def load(cls, data: bytes) -> Self:
-        return cls(data)
-
-    def dump(self) -> bytes:
-        return self._model
 
     def _encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         encode = self._processor.encode
