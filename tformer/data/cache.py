@@ -135,8 +135,6 @@ def _remove_left(entry: Path, host: str) -> None:
 def _runs(process: int) -> bool:
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # it runs as another user
-        pass
+    except OSError as error:
+        return isinstance(error, PermissionError)  # it runs as another user
     return True

@@ -145,7 +145,7 @@ def _sentences(text: Text) -> Iterator[list[tuple[int, str]]]:
     """Yields the (number, text) of the lines of each sentence, unless the reader has skipped one of them as bad."""
     lines: list[tuple[int, str]] = []
     skipped = text.skipped
-    for number, line in itertools.chain(text, [(0, '')]):
+    for number, line in itertools.chain(text, [(0, '')]):  # a blank line ends the last sentence, too
         line = line.strip(' \t\r\n')
         if re.split(r'[ \t]', line, maxsplit=1)[0] not in ('', '-DOCSTART-'):
             lines.append((number, line))

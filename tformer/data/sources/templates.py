@@ -52,6 +52,3 @@ class _Items(list[Any]):
 
     def __str__(self) -> str:
         return ' '.join(map(str, self))
-
-    def __format__(self, spec: str) -> str:
-        return format(str(self), spec)

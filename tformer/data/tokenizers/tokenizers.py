@@ -25,13 +25,7 @@ from tformer.data.tokenizers.vocabulary import NORMALIZATIONS, Tokenizer
 from tformer.errors import UserError, choose
 
 _SETTINGS = (
-    'tokenizer',
-    'source_tokenizer',
-    'tokenizer_vocab_size',
-    'tokenizer_model',
-    'byte_fallback',
-    'normalization',
-    'sentinels',
+    'tokenizer source_tokenizer tokenizer_vocab_size tokenizer_model byte_fallback normalization sentinels'.split()
 )
 
 
