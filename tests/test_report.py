@@ -28,7 +28,6 @@ from tformer.evaluation import metrics, predictions
 from tformer.lab.report import (
     costs,
     drawing,
-    findings,
     learning,
     plots,
     prose,
@@ -118,12 +117,16 @@ def computed_of(home: pathlib.Path, **options: Any) -> report_data.Report:
     return report_data.report(results.read(home), **options)
 
 
+def written(home: pathlib.Path, figures: pathlib.Path | None = None, **options: Any) -> str:
+    return write.write(computed_of(home, **options), figures)
+
+
 @pytest.fixture(scope='module')
 def home(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """A sweep of three arms, with its report."""
     place = built(tmp_path_factory.mktemp('report') / 'x', ARMS)
     manifest.keep_command(place, ['--config=a b.py'])
-    write.write(place)
+    written(place)
     return place
 
 
@@ -146,13 +149,15 @@ def test_the_statistics_are_those_of_the_runs(home: pathlib.Path) -> None:
 def test_the_findings_are_plain_sentences(home: pathlib.Path, tmp_path: pathlib.Path) -> None:
     report = computed_of(built(tmp_path / 'x', ARMS[:2]))
     assert prose.scale(report.rows).decimals == 3 and prose.scale(report.rows[:1]).spread(0.5, 0.02) == '0.500 ± 0.020'
-    assert findings.headline(report) == '1 arm against `baseline`, by test loss (lower is better). 6 trials: 6 done.'
+    assert render.sentences(report, 'headline') == [
+        '1 arm against `baseline`, by test loss (lower is better). 6 trials: 6 done.'
+    ]
     better = '`norm=rmsnorm`: test loss 0.490 ± 0.010, 0.030 lower than the baseline (95 % interval -0.055 to -0.005, '
-    assert findings.arms(report) == [
+    assert render.sentences(report, 'arms') == [
         '`baseline`: test loss 0.520 ± 0.020, 3 seeds: the baseline', f'{better}p = 0.035 by Holm): better',
     ]  # fmt: skip
     near = computed_of(tmp_path / 'x', alpha=0.01)
-    (_, line) = findings.arms(near)
+    (_, line) = render.sentences(near, 'arms')
     assert '(99 % interval -0.087 to +0.027, p = 0.035 by Holm): within noise; about ' in line
     assert line.endswith(f'about {near.rows[1].seeds} fresh seeds would decide')
     text = (home / 'report.md').read_text()  # of two comparisons, whose smaller p is 0.0303
@@ -172,18 +177,20 @@ def test_the_findings_are_plain_sentences(home: pathlib.Path, tmp_path: pathlib.
 def test_what_a_label_supposes_is_said(tmp_path: pathlib.Path) -> None:
     alone, twin = ({'model.activation': 'swiglu'}, {7: 0.9}), ({'model.norm': 'rmsnorm'}, BASE)
     report = computed_of(built(tmp_path / 'x', [({}, {**BASE, 3: FAILED}), alone, twin]))
-    told = {line.partition(':')[0]: line for line in findings.arms(report)}
+    told = {line.partition(':')[0]: line for line in render.sentences(report, 'arms')}
     assert told['`baseline`'].endswith(', 3 seeds: the baseline; 1 run failed')
     assert told['`activation=swiglu`'].endswith(': worse if its noise equals that of the baseline: it is a single run')
     assert told['`norm=rmsnorm`'] == '`norm=rmsnorm`: test loss 0.520 ± 0.020: the same as the baseline in every run'
-    assert findings.limited(report) is None
+    assert render.sentences(report, 'limited') == []
     all_right, all_wrong = dict.fromkeys(range(4), 0.0), dict.fromkeys(range(4), 1.0)
     few = dataclasses.replace(TINY, evaluate=Evaluate(samples=0, max_examples=4))
     report = computed_of(built(tmp_path / 'y', [({}, all_wrong), ({'model.norm': 'rmsnorm'}, all_right)], few))
-    assert findings.arms(report)[1].endswith(
+    assert render.sentences(report, 'arms')[1].endswith(
         ': noise unknown; all runs of each side are equal, and more seeds would tell'
     )
-    assert findings.limited(report) == 'Only the first 4 records of the test split are scored (evaluate.max_examples).'
+    assert render.sentences(report, 'limited') == [
+        'Only the first 4 records of the test split are scored (evaluate.max_examples).'
+    ]
 
 
 @pytest.mark.parametrize('metric, label', [('test/word_error_rate', 'better'), ('test/bleu', 'worse')])
@@ -221,7 +228,7 @@ def test_workdirs_without_a_list_are_arms_by_what_differs(home: pathlib.Path, tm
 
 def test_one_arm_is_its_noise_alone(tmp_path: pathlib.Path) -> None:
     place = built(tmp_path / 'x', ARMS[:1])
-    write.write(place)
+    written(place)
     text = (place / 'report.md').read_text()
     assert '`baseline` alone: its noise, by test loss' in text
     assert 'Noise floor of `baseline`: standard deviation 0.020' in text and 'Holm)' in text and 'forest' not in text
@@ -229,7 +236,7 @@ def test_one_arm_is_its_noise_alone(tmp_path: pathlib.Path) -> None:
 
 def test_where_nothing_is_done_the_report_says_why(tmp_path: pathlib.Path) -> None:
     place = built(tmp_path / 'x', [({}, {0: 'no data\nmore'}), ({'model.norm': 'rmsnorm'}, {0: UNFINISHED})])
-    write.write(place)
+    written(place)
     text = (place / 'report.md').read_text()
     assert '2 trials: 0 done, 1 failed and 1 unfinished' in text
     assert f'| `baseline/seed_0` | failed | `ValueError: no data` | `{place}/baseline/seed_0/log.txt` |' in text
@@ -261,7 +268,7 @@ def test_the_command_takes_its_flags(home: pathlib.Path, capsys) -> None:
     command_line.main(['tformer', 'report', str(home), '--baseline=norm=rmsnorm', '--alpha=0.1', '--timing=false'])
     said = capsys.readouterr().out.splitlines()
     text = (home / 'report.md').read_text()
-    write.write(home)
+    written(home)
     assert said[0].startswith('norm=rmsnorm: test loss 0.490') and said[-1] == str(home / 'report.html')
     assert '## Time' not in text and '90 % interval' in text
     assert f'tformer report {home} --metric=test/loss --baseline=norm=rmsnorm --alpha=0.1 --timing=false' in text
@@ -314,7 +321,7 @@ def test_amounts_are_those_that_the_logs_tell(tmp_path: pathlib.Path) -> None:
 
 def test_when_a_value_is_reached_is_told_of_each_arm(home: pathlib.Path) -> None:
     """A run that ends with L has L + 1 - s / 40 after s steps; the one that is no number reaches nothing."""
-    told = findings.reached(computed_of(home, reach=['train/loss=0.75', 'train/loss=0.55']))
+    told = render.sentences(computed_of(home, reach=['train/loss=0.75', 'train/loss=0.55']), 'reached')
     assert told == [
         '`baseline`: train loss reaches 0.75 after 31 ± 1 steps in 3 of 3 runs',
         '`norm=rmsnorm`: train loss reaches 0.75 after 30 ± 0 steps in 3 of 3 runs',
@@ -323,7 +330,7 @@ def test_when_a_value_is_reached_is_told_of_each_arm(home: pathlib.Path) -> None
         '`norm=rmsnorm`: train loss reaches 0.55 after 38 ± 0 steps in 3 of 3 runs',
         '`activation=swiglu`: train loss reaches 0.55 in 0 of 4 runs',
     ]
-    told = findings.reached(computed_of(home, reach=['train/loss=1.26']))  # after 10 steps they have 1.25, 1.27, 1.29
+    told = render.sentences(computed_of(home, reach=['train/loss=1.26']), 'reached')  # 1.25, 1.27, 1.29 after 10 steps
     assert (
         told[0]
         == '`baseline`: train loss reaches 1.26 after 11 ± 1 steps in 3 of 3 runs, 1 of them by the first report'
@@ -344,11 +351,9 @@ def test_which_checkpoints_are_scored_is_told_where_it_is_not_the_last(tmp_path:
     assert [report.costs[arm].scored for arm in report.arms] == [40.0, 25.0][
         :: 1 if report.arms[0] != 'baseline' else -1
     ]
-    told = findings.scored(report)
-    assert told is not None and told.startswith(
-        'The scores are those of the checkpoints best by `valid/loss`, after 25'
-    )
-    assert findings.scored(computed_of(built(tmp_path / 'y', ARMS))) is None
+    (told,) = render.sentences(report, 'scored')
+    assert told.startswith('The scores are those of the checkpoints best by `valid/loss`, after 25')
+    assert render.sentences(computed_of(built(tmp_path / 'y', ARMS)), 'scored') == []
 
 
 def test_a_mean_is_of_the_steps_that_all_runs_report(tmp_path: pathlib.Path) -> None:
@@ -362,7 +367,7 @@ def test_a_mean_is_of_the_steps_that_all_runs_report(tmp_path: pathlib.Path) -> 
 def test_curves_that_share_nothing_are_not_compared(tmp_path: pathlib.Path) -> None:
     arms = [({}, BASE), ({'train.batch_size': 32, 'optimizer.learning_rate': 1e-4}, BETTER)]
     home = built(tmp_path / 'x', arms)
-    write.write(home)
+    written(home)
     text = (home / 'report.md').read_text()
     assert 'valid loss at matched steps, after 40:' in text
     assert 'Not compared at matched tokens: no amount lies within the curves of all runs.' in text
@@ -395,7 +400,7 @@ def test_a_field_of_numbers_is_drawn_in_lines_with_the_best_of_each(tmp_path: pa
     noisy = computed_of(built(tmp_path / 'z', [({'model.emb_dim': width}, runs) for width, runs in widths.items()]))
     assert noisy.response.lines[0].near == [24.0]
     assert '| within noise of it: `24`' in render.markdown(noisy)
-    write.write(home)
+    written(home)
     note = 'at the edge of the values tried: a better one may lie beyond'
     row = f'| `model.emb_dim=32` | `0.0001` | 0.5050 ± 0.0071 | {note} |'
     assert row in (home / 'report.md').read_text()
@@ -449,7 +454,7 @@ def test_the_scaling_law_is_of_the_best_arms_and_of_the_tokens_that_their_losses
     found = computed_of(home).scaling
     assert_exact(found.law)
     assert (found.left_out, found.early, found.pooled, len(found.N)) == (16, 4, [], 16)
-    write.write(home)
+    written(home)
     text = (home / 'report.md').read_text()
     assert (
         'only the best counts; 16 are left out.' in text and '4 runs had the scored loss before the last step' in text
@@ -523,7 +528,7 @@ def test_texts_of_the_same_seed_are_compared(tmp_path: pathlib.Path) -> None:
         [0],
     )
     assert (found.seeds[0].arm, found.seeds[0].baseline) == (0.1, 0.25) and found.seeds[0].p < 0.02
-    write.write(home)
+    written(home)
     text = (home / 'report.md').read_text()
     assert '| `norm=rmsnorm` | `test/word_error_rate` | 40 | 0 | -0.1500 (' in text
     predictions.write(home / 'baseline/seed_0', 'test', said, right[::-1])
@@ -540,15 +545,15 @@ def test_the_same_runs_give_the_same_bytes(tmp_path: pathlib.Path, monkeypatch) 
         monkeypatch.chdir(tmp_path / place)
         home = built(pathlib.Path('x'), ARMS, backwards=backwards)
         for _ in range(2):
-            write.write(home)
+            written(home)
             made.append([(home / name).read_bytes() for name in ('report.md', 'report.html')])
     assert all(each == made[0] for each in made)
-    write.write('x', timing=False)
+    written(pathlib.Path('x'), timing=False)
     untimed = pathlib.Path('x/report.html').read_bytes()
     listed = json.loads(pathlib.Path('x/sweep.json').read_text())
     listed['seconds'][listed['trials'][0]['directory']] *= 7
     pathlib.Path('x/sweep.json').write_text(json.dumps(listed))
-    write.write('x', timing=False)
+    written(pathlib.Path('x'), timing=False)
     assert pathlib.Path('x/report.html').read_bytes() == untimed != made[0][1]
     assert not [*pathlib.Path('x').glob('*.tmp')]
 
@@ -569,10 +574,10 @@ def test_the_commands_are_of_the_trials(home: pathlib.Path) -> None:
 def test_without_matplotlib_all_but_the_drawings_is_there(home: pathlib.Path, monkeypatch) -> None:
     before = (home / 'report.html').read_text()
     monkeypatch.setattr(drawing, 'installed', lambda: False)
-    said = write.write(home)
+    said = written(home)
     shown, text = (home / 'report.html').read_text(), (home / 'report.md').read_text()
     monkeypatch.undo()
-    write.write(home)
+    written(home)
     assert (home / 'report.html').read_text() == before
     assert before.count('<svg') == 6 and '<svg' not in shown  # the forest, two curves, three fronts
     assert "matplotlib is not installed: pip install 'tformer[report]'" in said
@@ -582,7 +587,7 @@ def test_without_matplotlib_all_but_the_drawings_is_there(home: pathlib.Path, mo
 
 
 def test_the_drawings_are_files_of_their_own_too(home: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    said = write.write(home, figures=tmp_path / 'figures').splitlines()
+    said = written(home, figures=tmp_path / 'figures').splitlines()
     files = sorted((tmp_path / 'figures').iterdir())
     assert [file.stem for file in files] == [
         'curves-train-loss', 'curves-valid-loss', 'forest', 'pareto-flops', 'pareto-parameters', 'pareto-seconds',
@@ -642,7 +647,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
         entry['name'], entry['off_percent'] = f'$\\sum$ {HOSTILE}', {HOSTILE: 0.5}
     (place / 'sweep.json').write_text(json.dumps(listed))
     (place / 'command.txt').write_text(f'tformer sweep {HOSTILE}\n')
-    write.write(place)
+    written(place)
     return place
 
 

@@ -163,11 +163,6 @@ def test_what_is_held_out_is_not_seen():
     assert N.argmin() in given.runs and N.argmax() not in given.runs
 
 
-def test_residuals_by_hand():
-    loss = np.array([1.0, np.e, np.e**2])
-    np.testing.assert_allclose(power_law.residuals(loss, [1.0, 1.0, 1.0]), [0, 1, 2])
-
-
 # ------------------------------------------------------------------------------------------------- approaches 1, 2
 def test_the_three_approaches_agree_on_the_exponent():
     runs = profiled(noise=0.001)

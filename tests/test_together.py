@@ -17,8 +17,8 @@ import toy_data
 from test_sweep import TINY, environment, numbers
 
 from tformer import config, errors
+from tformer.commands.report import report as write_report
 from tformer.config import Config, Mesh
-from tformer.lab.report import write
 from tformer.lab.sweep import batched_training, batched_trials, grid, manifest, one_at_a_time, product, seeds, trials
 from tformer.optim import hyperparameters
 from tformer.training import checkpoint, digests, members, recorder
@@ -281,7 +281,7 @@ def get_sweep():
         assert (home / 'result.json').read_text() == (other / 'result.json').read_text()
         assert numbers(home) == numbers(other)
     for home in (whole, parts):
-        write.write(home, timing=False)
+        write_report(home, timing=False)
     for name in ('report.md', 'report.html'):
         texts = [(home / name).read_text().replace('parts', 'whole') for home in (whole, parts)]  # their names
         assert texts[0] == texts[1]

@@ -15,7 +15,7 @@ from absl import flags as absl_flags
 
 from tformer import commands
 from tformer.errors import UserError
-from tformer.lab.report import write
+from tformer.lab.report import report_data, results, write
 
 SHARED_FLAGS = ('metric', 'baseline', 'alpha', 'reach', 'timing')
 FLAGS: dict[str, commands.Flag] = {'figures': ('string', None, 'a directory for the plots as SVG files')}
@@ -56,4 +56,5 @@ def report(
     Raises:
       UserError: there is nothing to report, or an argument names what does not exist.
     """
-    return write.write(directory, metric, baseline, alpha, timing, reach, figures)
+    found = report_data.report(results.read(directory), metric, baseline, alpha, timing, reach)
+    return write.write(found, figures)

@@ -13,25 +13,20 @@ AMOUNTS = ('parameters', 'flops')  # the costs that do not depend on a clock
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """The costs of one run of an arm, each the mean over its runs; None if unknown.
-
-    Attributes:
-      parameters: of the model.
-      tokens: read in all steps, on both sides, without padding.
-      flops: of all steps, forward and backward, with padding (`accounting.model_flops`).
-      steps: the number of training steps.
-      seconds: of a finished run, with its start, compilation and evaluations.
-      scored: the step of the checkpoint whose scores are compared; None if there are none.
-      tokens_per_second: of training, without padding; the median of the reports.
-    """
+    """The costs of one run of an arm, each the mean over its runs; None if unknown."""
 
     parameters: float | None = None
-    tokens: float | None = None
-    flops: float | None = None
+    tokens: float | None = None  # read in all steps, on both sides, without padding
+    flops: float | None = None  # of all steps, forward and backward, with padding (`accounting.model_flops`)
     steps: float | None = None
-    seconds: float | None = None
-    scored: float | None = None
-    tokens_per_second: float | None = None
+    seconds: float | None = None  # of a finished run, with its start, compilation and evaluations
+    scored: float | None = None  # the step of the checkpoint whose scores are compared; None if there are none
+    tokens_per_second: float | None = None  # of training, without padding; the median of the reports
+
+    @property
+    def scored_early(self) -> bool:
+        """Whether the scored checkpoint is not that of the last step."""
+        return self.scored not in (None, self.steps)
 
     def per_step(self, quantity: str) -> float | None:
         """Returns the 'tokens', 'flops' or 'seconds' of one step; 1 for 'steps'."""

@@ -18,74 +18,44 @@ QUANTITIES = ('steps', 'tokens', 'flops')  # costs that do not depend on a clock
 
 @dataclasses.dataclass(frozen=True)
 class Band:
-    """A number over the steps: the mean of an arm's finished runs, at the steps that all of them report.
+    """A number over the steps: the mean of an arm's finished runs, at the steps that all of them report."""
 
-    Attributes:
-      steps: [n].
-      mean: [n].
-      sd: standard deviation over the runs, [n]; 0 for a single run.
-      runs: the number of runs.
-    """
-
-    steps: np.ndarray
-    mean: np.ndarray
-    sd: np.ndarray
+    steps: np.ndarray  # [n]
+    mean: np.ndarray  # [n]
+    sd: np.ndarray  # standard deviation over the runs, [n]; 0 for a single run
     runs: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Matched:
-    """The arms compared at an equal cost.
+    """The arms compared at an equal cost."""
 
-    Attributes:
-      quantity: 'steps', 'tokens', 'flops' or 'seconds'.
-      same: quantities that give the same comparison, because all arms spend equally much of them per step.
-      at: the amount: the last one that all runs reach.
-      rows: of `comparison.summary`.
-      why: the reason if there are no rows.
-    """
-
-    quantity: str
-    same: tuple[str, ...] = ()
-    at: float = math.nan
-    rows: Sequence[comparison.Row] = ()
-    why: str | None = None
+    quantity: str  # 'steps', 'tokens', 'flops' or 'seconds'
+    same: tuple[str, ...] = ()  # quantities with the same comparison: all arms spend equally much of them per step
+    at: float = math.nan  # the amount: the last one that all runs reach
+    rows: Sequence[comparison.Row] = ()  # of `comparison.summary`
+    why: str | None = None  # the reason if there are no rows
 
 
 @dataclasses.dataclass(frozen=True)
 class SpeedUp:
-    """When the mean curve of an arm first reaches the last value of the baseline.
-
-    Attributes:
-      arm: its name.
-      value: the last value of the baseline.
-      steps: that the arm needs for it.
-      factor: the steps that the baseline needs for it, divided by those of the arm: above 1 the arm is faster.
-      why: the reason if it is unknown.
-    """
+    """When the mean curve of an arm first reaches the last value of the baseline."""
 
     arm: str
-    value: float
-    steps: float = math.nan
-    factor: float = math.nan
-    why: str | None = None
+    value: float  # the last value of the baseline
+    steps: float = math.nan  # that the arm needs for it
+    factor: float = math.nan  # the steps that the baseline needs for it / those of the arm: above 1 the arm is faster
+    why: str | None = None  # the reason if it is unknown
 
 
 @dataclasses.dataclass(frozen=True)
 class Reach:
-    """When runs first reach a value of a number in metrics.jsonl.
-
-    Attributes:
-      name: of the number.
-      value: the value.
-      steps: by arm, the steps of each run that has ended; None if it never reaches the value.
-      at_once: by arm, how many runs have it in their first report, and may have reached it earlier.
-    """
+    """When runs first reach a value of a number in metrics.jsonl."""
 
     name: str
     value: float
-    steps: Mapping[str, Sequence[float | None]]
-    at_once: Mapping[str, int]
+    steps: Mapping[str, Sequence[float | None]]  # by arm, of each run that has ended; None if it never reaches it
+    at_once: Mapping[str, int]  # by arm, how many runs have it in their first report, and may have reached it earlier
 
 
 def curve_name(results: Results, metric: str) -> str | None:
@@ -127,14 +97,12 @@ def matched(
     known = {arm for arm, runs in results.arms.items() if any(run.state == DONE and run.curve(name)[0] for run in runs)}
     if baseline not in known or len(known) < 2:
         return []
-    per_step = {q: {arm: costs[arm].per_step(q) for arm in results.arms if arm in known} for q in quantities}
+    per_step = {q: {arm: costs[arm].per_step(q) or 0.0 for arm in results.arms if arm in known} for q in quantities}
     groups: dict[tuple[float, ...], list[str]] = {}
     found: list[Matched] = []
     for quantity, amounts in per_step.items():
         if all(amounts.values()):
-            first = amounts[baseline]
-            assert first
-            ratios = tuple(round((amount or 0.0) / first, 6) for amount in amounts.values())
+            ratios = tuple(round(amount / amounts[baseline], 6) for amount in amounts.values())
             groups.setdefault(ratios, []).append(quantity)
         else:
             unknown = next(arm for arm, amount in amounts.items() if not amount)
@@ -142,9 +110,8 @@ def matched(
     for quantity, *same in groups.values():
         by_arm = {
             arm: {
-                run.seed: _along(run, name, quantity, amount or 0.0) if run.state == DONE else None
-                for run in results.arms[arm]
-                if run.state == FAILED or (run.state == DONE and run.curve(name)[0])
+                run.seed: _along(run, name, quantity, amount) if run.state == DONE else None
+                for run in _ended(results.arms[arm], name)
             }
             for arm, amount in per_step[quantity].items()
         }
@@ -158,6 +125,11 @@ def matched(
     return found
 
 
+def _ended(runs: Sequence[Run], name: str) -> list[Run]:
+    """Returns the runs that failed, and the finished ones that report a number."""
+    return [run for run in runs if run.state == FAILED or (run.state == DONE and run.curve(name)[0])]
+
+
 def _along(run: Run, name: str, quantity: str, amount: float) -> curves.Curve:
     """Returns a curve of a run over what it had spent by its log, or else over `amount` per step."""
     steps, values = run.curve(name)
@@ -168,18 +140,16 @@ def speed_ups(found: Mapping[str, Band], baseline: str, lower_is_better: bool) -
     """Returns when the mean curve of each other arm reaches the last value of the baseline."""
     if baseline not in found:
         return []
-    ours = (found[baseline].steps, found[baseline].mean)
+    means = {arm: (band.steps, band.mean) for arm, band in found.items()}
+    ours = means.pop(baseline)
     value = float(ours[1][-1])
     made = []
-    for arm, band in found.items():
-        if arm != baseline:
-            curve = (band.steps, band.mean)
-            try:
-                steps = curves.first_reach(curve, value, lower_is_better)
-                factor = curves.speed_up(curve, ours, value, lower_is_better)
-                made.append(SpeedUp(arm, value, steps, factor))
-            except UserError as error:
-                made.append(SpeedUp(arm, value, why=str(error)))
+    for arm, curve in means.items():
+        try:
+            steps = curves.first_reach(curve, value, lower_is_better)
+            made.append(SpeedUp(arm, value, steps, curves.speed_up(curve, ours, value, lower_is_better)))
+        except UserError as error:
+            made.append(SpeedUp(arm, value, why=str(error)))
     return made
 
 
@@ -202,10 +172,7 @@ def reaches(results: Results, wanted: Sequence[str]) -> list[Reach]:
         if name not in known:
             raise UserError(f'--reach={text}: no metrics.jsonl has {name}{nearest(name, sorted(known))}')
         lower = metrics.lower_is_better(name)
-        ended = {
-            arm: [run.curve(name) for run in runs if run.state == FAILED or (run.state == DONE and run.curve(name)[0])]
-            for arm, runs in results.arms.items()
-        }
+        ended = {arm: [run.curve(name) for run in _ended(runs, name)] for arm, runs in results.arms.items()}
         steps = {arm: [_first(curve, value, lower) for curve in found] for arm, found in ended.items()}
         at_once = {arm: sum(_begins(curve, value, lower) for curve in found) for arm, found in ended.items()}
         made.append(Reach(name, value, steps, at_once))

@@ -1,4 +1,4 @@
-"""The numbers and the findings of a report, in prose."""
+"""How a report writes its numbers and names, and the captions of its figures."""
 
 import dataclasses
 import math
@@ -9,9 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from tformer.lab.report.report_data import Report
-from tformer.lab.report.scaling_analysis import Line, Scaling
-from tformer.lab.report.texts import Compared
-from tformer.lab.scaling_laws import power_law
+from tformer.lab.report.results import FAILED, UNFINISHED, Run
 from tformer.lab.statistics.comparison import Row
 from tformer.lab.statistics.noise import Interval
 
@@ -43,7 +41,6 @@ class Scale:
         return NONE if ends is None else f'{self.signed(ends[0])} to {self.signed(ends[1])}'
 
     def spread(self, mean: float, sd: float) -> str:
-        """Returns mean ± standard deviation."""
         return self(mean) + (f' ± {self(sd)}' if math.isfinite(sd) else '')
 
 
@@ -102,9 +99,20 @@ def amount(value: float | None) -> str:
     return f'{value:,.0f}' if abs(value) < 1e10 and abs(value) >= 100 else f'{value:.4g}'
 
 
+def coefficient(value: float) -> str:
+    return f'{value:.4g}' if value > NOTHING else '0'
+
+
 def rounded(value: float) -> str:
     """Returns three digits."""
     return f'{float(f"{value:.3g}"):,.0f}' if 100 <= abs(value) < 1e7 else f'{value:.3g}'
+
+
+def mean_sd(values: Sequence[float], decimals: int) -> str:
+    """Returns mean ± standard deviation."""
+    if not values:
+        return NONE
+    return Scale(decimals).spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else math.nan)
 
 
 def drawn(report: Report) -> str:
@@ -126,12 +134,10 @@ def joined(parts: Sequence[str]) -> str:
     return f'{", ".join(most)} and {last}' if most else last
 
 
-# ------------------------------------------------------------------------------------------- parts of the template
-
-
-def tests(report: Report) -> str:
-    """Returns the names of the tests that the comparisons rest on."""
-    return ', '.join(sorted({row.comparison.test for row in report.rows if row.comparison and row.runs.n}))
+def states(runs: Sequence[Run]) -> list[str]:
+    """Returns how many runs failed and how many have not ended, without zeros."""
+    counts = {state: sum(run.state == state for run in runs) for state in (FAILED, UNFINISHED)}
+    return [f'{number} {state}' for state, number in counts.items() if number]
 
 
 def mismatches(report: Report) -> list[str]:
@@ -141,23 +147,6 @@ def mismatches(report: Report) -> list[str]:
         for name, percent in report.results.arms[arm][0].mismatch_percent.items():
             missed.setdefault(name, []).append(f'{code(arm)} {percent:+.3f} %')
     return [f'Matched in {quantity(name)}, with these errors: {", ".join(arms)}.' for name, arms in missed.items()]
-
-
-def short(rows: Sequence[Row], arm: str) -> str:
-    """Returns an arm's mean, its difference from the baseline and its label in one cell."""
-    digits, row = scale(rows), next(row for row in rows if row.arm == arm)
-    text = digits.spread(row.runs.mean, row.runs.sd)
-    if row.comparison is None or math.isnan(row.comparison.difference):
-        return text
-    return f'{text}, {digits.signed(row.comparison.difference)} {row.label}'
-
-
-def by_seed(found: Compared) -> str:
-    """Returns the differences of generated text, seed by seed, and their intervals."""
-    digits = Scale(4 if max(abs(each.baseline) for each in found.seeds.values()) < 2 else 2)
-    return '; '.join(
-        f'{digits.signed(each.difference)} ({digits.interval(each.interval)})' for each in found.seeds.values()
-    )
 
 
 def curve_figures(report: Report) -> list[Figure]:
@@ -183,74 +172,5 @@ def pareto_figures(report: Report, fronts: Mapping[str, Collection[str]]) -> lis
     return figures
 
 
-def fronts(report: Report, arm: str) -> str:
-    """Returns the costs on whose Pareto front an arm is."""
-    return ', '.join(quantity(name) for name, arms in report.fronts.items() if arm in arms) or NONE
-
-
-def timed(report: Report) -> bool:
-    """Returns whether a clock measured anything."""
-    spent = report.costs.values()
-    return any(each.seconds is not None or each.tokens_per_second is not None for each in spent)
-
-
-def seconds(report: Report, arm: str) -> str:
-    """Returns the seconds that a run of an arm took, mean ± standard deviation."""
-    mean = report.costs[arm].seconds
-    if mean is None:
-        return NONE
-    each = [run.seconds for run in report.results.arms[arm] if run.seconds and run.scores]
-    return f'{mean:,.1f}' + (f' ± {statistics.stdev(each):,.1f}' if len(each) > 1 else '')
-
-
-def fixed(line: Line) -> str:
-    """Returns the fields that are fixed along a line, in a cell."""
-    return ', '.join(code(f'{field}={value}') for field, value in line.fixed.items()).replace('|', r'\|') or 'all'
-
-
-def note(line: Line) -> str:
-    """Returns what qualifies the best value of a line."""
-    near = f'within noise of it: {joined([code(f"{x:g}") for x in line.near])}' if line.near else ''
-    edge = 'at the edge of the values tried: a better one may lie beyond' if line.at_edge else ''
-    return '; '.join(filter(None, (near, edge)))
-
-
-def law_items(found: Scaling) -> list[str]:
-    """Returns one line for each number of the law, with its interval."""
-    assert found.law is not None
-    names = {'E': 'E', 'A': 'A', 'B': 'B', 'alpha': 'a', 'beta': 'b', 'size_exponent': 'exponent of N_opt in C'}
-
-    def written(value: float) -> str:
-        return f'{value:.4g}' if value > NOTHING else '0'
-
-    lines = []
-    for name, symbol in names.items():
-        ends = (found.bounds or {}).get(name)
-        spread = '' if ends is None else f' ({written(ends[0])} to {written(ends[1])})'
-        lines.append(f'{symbol} = {written(getattr(found.law, name))}{spread}')
-    return lines
-
-
-def optimal_rows(found: Scaling) -> list[list[str]]:
-    """Returns the compute-optimal sizes at each budget: FLOPs, parameters, tokens and the loss by the law."""
-    assert found.law is not None
-    optimal = dict(zip('ND', found.law.optimal(found.budgets), strict=True))
-    predicted = found.law.predict(**optimal)
-    rows = []
-    for i, budget in enumerate(found.budgets):
-        cells = [f'{budget:.3g}']
-        for name, values in optimal.items():
-            ends = (found.bounds or {}).get(name)
-            spread = '' if ends is None else f' ({" to ".join(rounded(np.asarray(end)[i]) for end in ends)})'
-            cells.append(rounded(values[i]) + spread)
-        rows.append([*cells, f'{predicted[i]:.4g}'])
-    return rows
-
-
 def between(ends: Interval) -> str:
     return ' to '.join(map(rounded, ends)) if np.isfinite(ends).all() else 'unbounded'
-
-
-def exponent(report: Report, law: power_law.PowerLaw) -> str:
-    low, high = law.exponent_interval
-    return f'N_opt ~ C^{law.exponent:.3f} ({level(report.alpha)} interval {low:.3f} to {high:.3f})'

@@ -1,10 +1,11 @@
 """A report as Markdown and as one self-contained HTML page, both from the template report.md.jinja.
 
-In a value that the template prints, what stands between backquotes is code. What others wrote (names, values, errors)
-is printed by `code` alone, which leaves no backquote in it.
+In a value that the template prints, text between backquotes is code. Names, values and errors that others wrote are
+printed only by `code`, which leaves no backquote in them.
 """
 
 import json
+import math
 import pathlib
 import re
 from collections.abc import Callable, Sequence
@@ -13,30 +14,21 @@ import jinja2
 from markdown_it import MarkdownIt
 from markupsafe import Markup
 
-from tformer.lab.report import findings, prose, provenance
+from tformer.lab.report import prose, provenance
 from tformer.lab.report.prose import Figure
 from tformer.lab.report.report_data import Report
+from tformer.lab.statistics import power
 
 Draw = Callable[[str, str], str]  # (kind, which of it) -> an SVG element
 MISSING = "The report has no drawings because matplotlib is not installed: `pip install 'tformer[report]'`"
-FIGURES = 'figures'  # of a fenced block in the page's Markdown that holds [kind, which, caption] of each
+FIGURES = 'figures'  # names a fenced block of the page's Markdown that holds [kind, which, caption] of each figure
+LOADER = jinja2.FileSystemLoader(pathlib.Path(__file__).parent)
 
 
-def markdown(report: Report, drawn: bool = True, page: bool = False) -> str:
-    """Returns the report as Markdown.
-
-    Args:
-      report: what is written.
-      drawn: whether drawings can be made; if not, a line says so.
-      page: for the HTML page, with figures and aligned columns.
-    """
-
-    def figures(listed: Sequence[Figure]) -> Markup:
-        return Markup(f'~~~{FIGURES}\n{json.dumps(listed)}\n~~~' if page and drawn and listed else '')
-
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(pathlib.Path(__file__).parent),
-        autoescape=True, finalize=escaped, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined,
+def _environment(escape: bool) -> jinja2.Environment:
+    made = jinja2.Environment(
+        loader=LOADER, autoescape=escape, finalize=escaped if escape else None,
+        trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined,
     )  # fmt: skip
     filters: dict[str, Callable[..., str]] = {
         'code': prose.code,
@@ -44,14 +36,42 @@ def markdown(report: Report, drawn: bool = True, page: bool = False) -> str:
         'typed': lambda value: Markup(prose.plain(value)),
         'quantity': prose.quantity,
         'probability': prose.probability,
+        'number': prose.number,
+        'coefficient': prose.coefficient,
+        'rounded': prose.rounded,
     }
-    environment.filters |= filters
-    text = environment.get_template('report.md.jinja').render(
-        report=report, findings=findings, prose=prose, provenance=provenance, figures=figures,
-        missing=None if drawn else MISSING, right='---:' if page else '---',
-    )  # fmt: skip
+    made.filters |= filters
+    made.tests['finite'] = math.isfinite
+    made.globals |= {'prose': prose, 'provenance': provenance, 'most_seeds': f'{power.MOST:,}'}
+    return made
+
+
+def _joined(text: str) -> str:
+    """Returns Markdown with the lines of a paragraph joined, and empty lines in a row made one."""
     text = re.sub(r'(?<=\S)\n(?=[^\s|#~[-])', ' ', text)
     return re.sub(r'\n{3,}', '\n\n', text).strip() + '\n'
+
+
+def sentences(report: Report, name: str) -> list[str]:
+    """Returns the lines of one macro of findings.md.jinja, e.g. 'arms', with names between backquotes."""
+    text = getattr(_environment(escape=False).get_template('findings.md.jinja').module, name)(report)
+    return [line.removeprefix('- ') for line in _joined(text).splitlines() if line]
+
+
+def markdown(report: Report, drawn: bool = True, page: bool = False) -> str:
+    """Returns the report as Markdown.
+
+    Args:
+      drawn: whether drawings can be made; if not, a line says so.
+      page: for the HTML page, with figures and aligned columns.
+    """
+
+    def figures(listed: Sequence[Figure]) -> Markup:
+        return Markup(f'~~~{FIGURES}\n{json.dumps(listed)}\n~~~' if page and drawn and listed else '')
+
+    template = _environment(escape=True).get_template('report.md.jinja')
+    missing, right = None if drawn else MISSING, '---:' if page else '---'
+    return _joined(template.render(report=report, figures=figures, missing=missing, right=right))
 
 
 def escaped(value: object) -> Markup:
@@ -64,12 +84,7 @@ def escaped(value: object) -> Markup:
 
 
 def page(text: str, draw: Draw) -> str:
-    """Returns the HTML page of a report in Markdown: all of it is inline, and nothing in it runs.
-
-    Args:
-      text: of `markdown` for a page.
-      draw: makes the figures.
-    """
+    """Returns the HTML page of a report: all of it is inline, and nothing in it runs. `text` is that of `markdown`."""
     parser = MarkdownIt('commonmark', {'html': False}).enable('table')
 
     def figures(renderer: object, tokens: Sequence, i: int, *_: object) -> str:
@@ -89,17 +104,14 @@ def page(text: str, draw: Draw) -> str:
         parser.add_render_rule(name, rule)
     title, *sections = re.split(r'^##? ', text, flags=re.MULTILINE)[1:]
     parts = [section.partition('\n') for section in sections]
-    template = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(pathlib.Path(__file__).parent), autoescape=True, trim_blocks=True
-    ).get_template('page.html.jinja')
-    return template.render(
+    return jinja2.Environment(loader=LOADER, autoescape=True, trim_blocks=True).get_template('page.html.jinja').render(
         title=title.strip().replace('`', ''),
         heading=Markup(parser.renderInline(title.strip())),
         sections=[
             {'key': re.sub(r'\W+', '-', name.lower()), 'title': name, 'body': Markup(parser.render(body))}
             for name, _, body in parts
         ],
-    )
+    )  # fmt: skip
 
 
 def _breakable(text: str) -> str:

@@ -8,10 +8,10 @@ from typing import Any
 from tformer.errors import UserError, nearest
 from tformer.evaluation import metrics
 from tformer.lab.report import costs as costs_lib
-from tformer.lab.report import learning, results, scaling_analysis, texts
+from tformer.lab.report import learning, scaling_analysis, texts
 from tformer.lab.report.costs import Costs
 from tformer.lab.report.learning import Band, Matched, Reach, SpeedUp
-from tformer.lab.report.results import DONE, Results
+from tformer.lab.report.results import Results
 from tformer.lab.report.scaling_analysis import Response, Scaling
 from tformer.lab.report.texts import Compared
 from tformer.lab.statistics import comparison
@@ -23,64 +23,36 @@ TRAIN, VALID = 'train/loss', 'valid/loss'  # curves of metrics.jsonl that are al
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """Measured times, which differ between executions of the same runs.
+    """Measured times, which differ between executions of the same runs."""
 
-    Attributes:
-      matched: the arms compared at equal seconds.
-      front: the arms on the Pareto front of the metric against seconds.
-    """
-
-    matched: Sequence[Matched]
-    front: set[str]
+    matched: Sequence[Matched]  # the arms compared at equal seconds
+    front: set[str]  # the arms on the Pareto front of the metric against seconds
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """The contents of a report on a directory of runs.
-
-    Attributes:
-      results: the runs.
-      metric: the metric that decides, e.g. 'test/loss'.
-      lower_is_better: whether less of it is better.
-      alpha: the accepted probability of one false label or more.
-      baseline: the arm that the others are compared with.
-      rows: of `comparison.summary`, the baseline's first.
-      lacking: workdirs of finished runs without the metric.
-      others: the rows of every other metric that all finished runs share.
-      costs: by arm.
-      fronts: by cost, the arms on the Pareto front of the metric.
-      curves: learning curves by their name in metrics.jsonl, then by arm.
-      curve: the name of the curve that stands for the metric; None if no log has one.
-      matched: comparisons of that curve at matched cost.
-      speed_ups: when each arm reaches the last value of the baseline.
-      reaches: when runs reach the values that the user asked for.
-      differences: by arm, the fields that differ from the baseline: field -> (baseline's value, arm's value).
-      response: the metric along one field.
-      scaling: the scaling law of model sizes and tokens.
-      texts: comparisons of generated text by resampling the examples.
-      timing: measured times; None if the user omits them.
-    """
+    """The contents of a report on a directory of runs."""
 
     results: Results
-    metric: str
+    metric: str  # the metric that decides, e.g. 'test/loss'
     lower_is_better: bool
-    alpha: float
-    baseline: str
-    rows: Sequence[Row]
-    lacking: Sequence[str]
-    others: Mapping[str, Sequence[Row]]
-    costs: Mapping[str, Costs]
-    fronts: Mapping[str, set[str]]
-    curves: Mapping[str, Mapping[str, Band]]
-    curve: str | None
-    matched: Sequence[Matched]
-    speed_ups: Sequence[SpeedUp]
-    reaches: Sequence[Reach]
-    differences: Mapping[str, Mapping[str, tuple[Any, Any]]]
-    response: Response | None
-    scaling: Scaling | None
-    texts: Sequence[Compared]
-    timing: Timing | None
+    alpha: float  # the accepted probability of one false label or more
+    baseline: str  # the arm that the others are compared with
+    rows: Sequence[Row]  # of `comparison.summary`, the baseline's first
+    lacking: Sequence[str]  # workdirs of finished runs without the metric
+    others: Mapping[str, Sequence[Row]]  # the rows of every other metric that all finished runs share
+    costs: Mapping[str, Costs]  # by arm
+    fronts: Mapping[str, set[str]]  # by cost, the arms on the Pareto front of the metric
+    curves: Mapping[str, Mapping[str, Band]]  # learning curves by their name in metrics.jsonl, then by arm
+    curve: str | None  # the curve that stands for the metric; None if no log has one
+    matched: Sequence[Matched]  # comparisons of that curve at matched cost
+    speed_ups: Sequence[SpeedUp]  # when each arm reaches the last value of the baseline
+    reaches: Sequence[Reach]  # when runs reach the values that the user asked for
+    differences: Mapping[str, Mapping[str, tuple[Any, Any]]]  # arm -> field -> (baseline's value, arm's value)
+    response: Response | None  # the metric along one field
+    scaling: Scaling | None  # the scaling law of model sizes and tokens
+    texts: Sequence[Compared]  # comparisons of generated text by resampling the examples
+    timing: Timing | None  # measured times; None if the user omits them
 
     @property
     def arms(self) -> list[str]:
@@ -103,13 +75,8 @@ def report(
 ) -> Report:  # fmt: skip
     """Returns the report of what `results.read` found.
 
-    Args:
-      found: the runs.
-      metric: SPLIT/NAME; None: the first of METRICS that the runs have.
-      baseline: an arm; None: the first.
-      alpha: of the labels and the intervals.
-      timing: whether to report measured times.
-      reach: NAME=VALUE of metrics.jsonl; the report says when runs reach them.
+    The arguments are those of `tformer.report`: without a metric it is the first of METRICS that the runs have, without
+    a baseline the first arm.
 
     Raises:
       UserError: an unknown metric or arm, an alpha outside (0, 1), or as `learning.reaches`.
@@ -140,7 +107,7 @@ def report(
         alpha=alpha,
         baseline=baseline,
         rows=rows,
-        lacking=[run.directory for run in found.runs if run.state == DONE and metric not in run.scores],
+        lacking=[run.directory for run in found.done if metric not in run.scores],
         others=_others(found, metric, baseline, alpha),
         costs=costs,
         fronts={name: front(name) for name in costs_lib.AMOUNTS},
@@ -149,7 +116,7 @@ def report(
         matched=matched(learning.QUANTITIES),
         speed_ups=learning.speed_ups(bands[curve], baseline, metrics.lower_is_better(curve)) if curve else [],
         reaches=learning.reaches(found, reach),
-        differences={arm: results.difference(found, arm, baseline) for arm in found.arms if arm != baseline},
+        differences={arm: found.difference(arm, baseline) for arm in found.arms if arm != baseline},
         response=scaling_analysis.response(found, values, lower, alpha),
         scaling=scaling_analysis.scaling_law(found, metric, costs, alpha),
         texts=texts.compared(found, metric.partition('/')[0], baseline, alpha),
@@ -176,10 +143,8 @@ def _metric(found: Results, metric: str | None) -> str:
 
 def _others(found: Results, metric: str, baseline: str, alpha: float) -> dict[str, list[Row]]:
     """Returns the rows of every other metric that all finished runs share."""
-    done = [set(run.scores) for run in found.runs if run.state == DONE]
-    shared = sorted(set.intersection(*done) - {metric}) if done else []
-    made = {}
-    for name in shared:
-        values = found.values(name)
-        made[name] = comparison.summary(values, baseline, metrics.lower_is_better(name), alpha, resamples=0)
-    return made
+    shared = sorted(set.intersection(*(set(run.scores) for run in found.done)) - {metric}) if found.done else []
+    return {
+        name: comparison.summary(found.values(name), baseline, metrics.lower_is_better(name), alpha, resamples=0)
+        for name in shared
+    }

@@ -22,37 +22,21 @@ FACTS = ('step', 'parameters', 'averaged_checkpoints')  # entries of a split in 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A trial and its results so far.
-
-    Attributes:
-      arm: its name.
-      seed: its train.seed.
-      directory: its workdir in that of the sweep.
-      file: the config file in its workdir that `tformer train` takes.
-      stated: its config before it is resolved, if known.
-      config: the resolved config, if it got so far.
-      state: 'done', 'failed' or 'unfinished'.
-      error: the line that says why it failed.
-      scores: of the last evaluations, e.g. 'test/loss'; a value may be nan.
-      scored: by split, the step of the checkpoint that was scored.
-      log: the lines of metrics.jsonl.
-      mismatch_percent: by how many percent it misses what it is matched in, by quantity.
-      seconds: that it ran, over all its starts; None if unknown.
-    """
+    """A trial and its results so far."""
 
     arm: str
-    seed: int
-    directory: str
-    file: str
-    stated: Config
-    config: Config
-    state: str
-    error: str | None
-    scores: Mapping[str, float]
-    scored: Mapping[str, int]
-    log: Sequence[Mapping[str, Any]]
-    mismatch_percent: Mapping[str, float]
-    seconds: float | None
+    seed: int  # train.seed
+    directory: str  # its workdir in that of the sweep
+    file: str  # the config file in its workdir that `tformer train` takes
+    stated: Config  # its config before it is resolved, if known
+    config: Config  # the resolved config, if it exists
+    state: str  # 'done', 'failed' or 'unfinished'
+    error: str | None  # the line that says why it failed
+    scores: Mapping[str, float]  # of the last evaluations, e.g. 'test/loss'; a value may be nan
+    scored: Mapping[str, int]  # by split, the step of the checkpoint that was scored
+    log: Sequence[Mapping[str, Any]]  # the lines of metrics.jsonl
+    mismatch_percent: Mapping[str, float]  # by quantity, how far it is from the amount that it is matched to
+    seconds: float | None  # that it ran, over all its starts; None if unknown
 
     def curve(self, name: str) -> tuple[list[int], list[float]]:
         """Returns (steps, values) of a number in metrics.jsonl; nan if it was not finite."""
@@ -65,7 +49,7 @@ class Run:
         return np.interp(steps, [0, *reported], [0, *values]).tolist() if reported else None
 
     def last(self, name: str) -> float | None:
-        """Returns the last value of a number in metrics.jsonl; None if there is none or it was not finite."""
+        """Returns the last value of a number in metrics.jsonl; None if there is none or it is not finite."""
         return next((row[name] for row in reversed(self.log) if name in row), None)
 
     def log_file(self, home: pathlib.Path) -> pathlib.Path | None:
@@ -81,21 +65,19 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Results:
-    """All runs of a directory, arm by arm.
-
-    Attributes:
-      home: the directory.
-      arms: the runs by arm, by seed, the baseline first.
-      command: the command line of the sweep, if it was kept.
-    """
+    """All runs of a directory, arm by arm."""
 
     home: pathlib.Path
-    arms: Mapping[str, Sequence[Run]]
-    command: str | None
+    arms: Mapping[str, Sequence[Run]]  # the runs by arm, by seed, the baseline first
+    command: str | None  # the command line of the sweep, if it was kept
 
     @property
     def runs(self) -> list[Run]:
         return [run for runs in self.arms.values() for run in runs]
+
+    @property
+    def done(self) -> list[Run]:
+        return [run for run in self.runs if run.state == DONE]
 
     @property
     def without_result(self) -> list[Run]:
@@ -104,6 +86,11 @@ class Results:
 
     def count(self, state: str) -> int:
         return sum(run.state == state for run in self.runs)
+
+    def difference(self, arm: str, baseline: str) -> dict[str, tuple[Any, Any]]:
+        """Returns the fields in which an arm differs, except the seed: {field: (baseline's value, arm's value)}."""
+        found = config.difference(self.arms[baseline][0].stated, self.arms[arm][0].stated)
+        return {field: values for field, values in found.items() if field != SEED}
 
     def values(self, metric: str) -> dict[str, dict[int, float | None]]:
         """Returns {arm: {seed: value}} for `comparison.summary`, with None for runs that failed.
@@ -122,7 +109,7 @@ def read(directory: str | pathlib.Path) -> Results:
     """Returns the runs of a sweep's directory, or of any directory with workdirs in it or one level further down.
 
     Without the list of a sweep, an arm is named after its differences from the first workdir in alphabetical order;
-    workdirs whose names begin with 'baseline' come first.
+    names that begin with 'baseline' come first.
 
     Raises:
       UserError: there are no runs, a file is not readable, or two workdirs have the same arm and seed.
@@ -212,9 +199,3 @@ def _scored(file: pathlib.Path) -> tuple[dict[str, float], dict[str, int]]:
             if name not in FACTS and (value is None or isinstance(value, int | float)):
                 found[f'{split}/{name}'] = math.nan if value is None else float(value)
     return found, steps
-
-
-def difference(results: Results, arm: str, baseline: str) -> dict[str, tuple[Any, Any]]:
-    """Returns the fields in which an arm differs, except the seed: {field: (baseline's value, arm's value)}."""
-    found = config.difference(results.arms[baseline][0].stated, results.arms[arm][0].stated)
-    return {field: values for field, values in found.items() if field != SEED}

@@ -1,10 +1,9 @@
 """The metric of a sweep along one numeric field, and the scaling law of its model sizes and tokens."""
 
-import contextlib
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import NoneType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -27,29 +26,21 @@ AMOUNTS = tuple(  # of the data of one task
     'prefetch num_threads num_workers cache_dir'.split()
 )
 
+T = TypeVar('T')
 Values = Mapping[str, Mapping[int, float | None]]
 Curve = tuple[float, np.ndarray, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """The metric along a field, the other fields fixed.
+    """The metric along a field, the other fields fixed."""
 
-    Attributes:
-      fixed: the other fields that vary, and their values here.
-      x: rising, [n].
-      mean: over the seeds, [n].
-      sd: likewise, nan of a single run.
-      best: the place of the best mean.
-      near: the values whose difference from the best is within noise, with p adjusted for this line.
-    """
-
-    fixed: Mapping[str, Any]
-    x: np.ndarray
-    mean: np.ndarray
-    sd: np.ndarray
-    best: int
-    near: Sequence[float] = ()
+    fixed: Mapping[str, Any]  # the other fields that vary, and their values here
+    x: np.ndarray  # rising, [n]
+    mean: np.ndarray  # over the seeds, [n]
+    sd: np.ndarray  # likewise, nan of a single run
+    best: int  # the index of the best mean
+    near: Sequence[float]  # the values whose difference from the best is within noise, with p adjusted for this line
 
     @property
     def at_edge(self) -> bool:
@@ -85,7 +76,7 @@ def response(results: Results, values: Values, lower_is_better: bool, alpha: flo
         x = {arm: float(stated[arm][field]) for arm in arms}
         fixed = {name: stated[arms[0]][name] for name in others}
         lines.append(_line(fixed, x, values, lower_is_better, alpha))
-    found = [line for line in lines if line is not None]
+    found = [line for line in lines if line]
     return Response(field, found) if found else None
 
 
@@ -98,7 +89,7 @@ def _swept_field(stated: Mapping[str, Mapping[str, Any]], varied: Sequence[str])
             numbers[field] = len(set(values))
     if not numbers or len(varied) > 3:
         return None
-    return RATE if RATE in numbers else max(numbers, key=lambda name: numbers[name])
+    return RATE if RATE in numbers else max(numbers, key=numbers.__getitem__)
 
 
 def _line(
@@ -131,51 +122,32 @@ def _fields(stated: Config) -> dict[str, Any]:
     return {field: value for field, value in config.values(stated).items() if field != SEED}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Scaling:
-    """The scaling law of the runs, or the reason why there is none.
+    """R runs and their scaling laws, or the reason why there is none."""
 
-    Attributes:
-      N: parameters of each run, [R].
-      D: the tokens that it had read when its loss was scored, [R].
-      loss: [R].
-      C: FLOPs of the whole run as counted, by which iso-FLOP designs have their budgets, [R].
-      curves: of training, each with its N, its FLOPs so far and its loss there.
-      left_out: arms that are not the best of their size and tokens.
-      pooled: fields besides numbers in which the arms differ.
-      early: runs whose loss is not that of their last step.
-      law: the fit; None where `why` says why not.
-      bounds: of `scaling.intervals`, the optimal sizes those at `budgets`; None where `no_bounds` says why not.
-      budgets: FLOPs as 6 N D: the least, the most, and ten times that.
-      held_out_error: relative error of the law of the other runs on the largest budget; None where these are too few.
-      profiles: of iso-FLOP designs.
-      no_profiles: why there are none.
-      envelope: of the curves.
-      no_envelope: why there is none.
-    """
-
-    N: np.ndarray
-    D: np.ndarray
-    loss: np.ndarray
-    C: np.ndarray
-    curves: Sequence[Curve] = ()
-    left_out: int = 0
-    pooled: Sequence[str] = ()
-    early: int = 0
-    law: scaling.Law | None = None
+    N: np.ndarray  # parameters of each run, [R]
+    D: np.ndarray  # the tokens that it had read when its loss was scored, [R]
+    loss: np.ndarray  # [R]
+    C: np.ndarray  # FLOPs of the whole run as counted, by which iso-FLOP designs have their budgets, [R]
+    curves: Sequence[Curve] = ()  # of training, each with its N, its FLOPs so far and its loss there
+    left_out: int = 0  # arms that are not the best of their size and tokens
+    pooled: Sequence[str] = ()  # fields besides numbers in which the arms differ
+    early: int = 0  # runs whose loss is not that of their last step
+    law: scaling.Law | None = None  # the fit; None where `why` says why not
     why: str | None = None
-    bounds: Mapping[str, tuple[Any, Any]] | None = None
-    no_bounds: str | None = None
-    budgets: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))
-    held_out_error: float | None = None
-    profiles: isoflop.Profiles | None = None
-    no_profiles: str | None = None
-    envelope: isoflop.Envelope | None = None
-    no_envelope: str | None = None
+    bounds: Mapping[str, tuple[Any, Any]] | None = None  # of `scaling.intervals`, with the optimal sizes at `budgets`
+    no_bounds: str | None = None  # why there are none
+    budgets: Sequence[float] = ()  # FLOPs as 6 N D: the least, the most, and ten times that
+    held_out_error: float | None = None  # relative, of a law without the largest budget on it; None: too few runs
+    profiles: isoflop.Profiles | None = None  # of iso-FLOP designs
+    no_profiles: str | None = None  # why there are none
+    envelope: isoflop.Envelope | None = None  # of the curves
+    no_envelope: str | None = None  # why there is none
 
 
-def training(results: Results, costs: Mapping[str, Costs], arms: Collection[str]) -> list[Curve]:
-    """Returns the training curves of the runs of some arms: parameters, FLOPs so far, means of the loss up to there."""
+def _training(results: Results, costs: Mapping[str, Costs], arms: Collection[str]) -> list[Curve]:
+    """Returns the training curves of the runs of some arms: parameters, FLOPs so far, and the reported mean losses."""
     curves = []
     for run in (run for run in results.runs if run.arm in arms):
         rows = [(row.get('train/flops'), row.get('train/loss')) for row in run.log]
@@ -197,7 +169,8 @@ def scaling_law(results: Results, metric: str, costs: Mapping[str, Costs], alpha
     counts = [len({each[i] for each in sizes.values()}) for i in range(2)]
     if metric.rpartition('/')[2] not in LOSSES or min(counts) < LEAST:
         return None
-    if tasks := [field for field in _varied(results, arms) if _is_of_the_task(field)]:
+    varied = _varied(results, arms)
+    if tasks := [name for name in varied if name in TASK or (name.startswith('data.') and name not in AMOUNTS)]:
         nothing = np.zeros(0)
         why = f'runs that differ in {", ".join(tasks)} have no law in common'
         return Scaling(nothing, nothing, nothing, nothing, why=why)
@@ -207,7 +180,7 @@ def scaling_law(results: Results, metric: str, costs: Mapping[str, Costs], alpha
     split = metric.partition('/')[0]
     N, D, loss, C = np.array([_point(run, finite[run.arm][run.seed], split, costs[run.arm]) for run in runs]).T
     found = Scaling(
-        N, D, loss, C, training(results, costs, chosen),
+        N, D, loss, C, _training(results, costs, chosen),
         left_out=len(arms) - len(best),
         pooled=[
             field for field, values in _varied(results, best.values()).items()
@@ -225,11 +198,6 @@ def _varied(results: Results, arms: Iterable[str]) -> dict[str, list[Any]]:
     return {field: each for field, each in values.items() if any(value != each[0] for value in each)}
 
 
-def _is_of_the_task(field: str) -> bool:
-    """Returns whether losses of other values of a field are of another task."""
-    return field in TASK or (field.startswith('data.') and field not in AMOUNTS)
-
-
 def _point(run: Run, loss: float, split: str, spent: Costs) -> tuple[float, ...]:
     """Returns a run's N, D, loss and C: D where its loss was scored, C of the whole run, which is its budget."""
     steps = [step for step in (run.scored.get(split), run.num_steps) if step is not None]
@@ -238,26 +206,25 @@ def _point(run: Run, loss: float, split: str, spent: Costs) -> tuple[float, ...]
 
 
 def fitted(found: Scaling, level: float) -> Scaling:
-    """Returns the runs with the law, the parabolas and the envelope that they have."""
+    """Adds the law, the parabolas and the envelope that the runs have."""
     N, D, loss = found.N, found.D, found.loss
-    try:
-        found = dataclasses.replace(found, profiles=isoflop.profiles(N, D, loss, found.C, level))
-    except UserError as error:
-        found = dataclasses.replace(found, no_profiles=str(error))
-    try:
-        found = dataclasses.replace(found, envelope=isoflop.envelope(found.curves, level))
-    except UserError as error:
-        found = dataclasses.replace(found, no_envelope=str(error))
-    try:
-        law = scaling.fit(N, D, loss)
-    except UserError as error:
-        return dataclasses.replace(found, why=str(error))
+    found.profiles, found.no_profiles = _attempt(lambda: isoflop.profiles(N, D, loss, found.C, level))
+    found.envelope, found.no_envelope = _attempt(lambda: isoflop.envelope(found.curves, level))
+    law, found.why = _attempt(lambda: scaling.fit(N, D, loss))
+    if law is None:
+        return found
     least, most = (isoflop.PER_TOKEN * end(N * D) for end in (np.min, np.max))
-    found = dataclasses.replace(found, law=law, budgets=np.array([least, most, 10 * most]))
-    with contextlib.suppress(UserError):
-        found = dataclasses.replace(found, held_out_error=scaling.held_out(N, D, loss).error)
+    found.law, found.budgets = law, (least, most, 10 * most)
+    found.held_out_error, _ = _attempt(lambda: scaling.held_out(N, D, loss).error)
+    found.bounds, found.no_bounds = _attempt(
+        lambda: scaling.intervals(scaling.bootstrap(N, D, loss, law), found.budgets, level)
+    )
+    return found
+
+
+def _attempt(call: Callable[[], T]) -> tuple[T | None, str | None]:
+    """Returns (what `call` returns, None), or (None, the reason why it fails)."""
     try:
-        bounds = scaling.intervals(scaling.bootstrap(N, D, loss, law), found.budgets, level)
-        return dataclasses.replace(found, bounds=bounds)
+        return call(), None
     except UserError as error:
-        return dataclasses.replace(found, no_bounds=str(error))
+        return None, str(error)

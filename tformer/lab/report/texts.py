@@ -15,32 +15,21 @@ Predicted = tuple[list[str], list[list[str]]]  # predictions, and the references
 
 
 class Corpus(NamedTuple):
-    """A corpus metric that depends only on sums over its examples.
+    """A corpus metric that depends only on sums over its examples."""
 
-    Attributes:
-      statistics: (predictions, references, language) -> the sums' terms, [N, K].
-      metric: language -> totals [..., K] -> values [...].
-    """
-
+    # (N predictions, their references, language) -> the terms of the sums, [N, K]
     statistics: Callable[[Sequence[str], Sequence[Sequence[str]], str | None], np.ndarray]
-    metric: Callable[[str | None], Callable[[np.ndarray], np.ndarray]]
+    metric: Callable[[str | None], Callable[[np.ndarray], np.ndarray]]  # language -> totals [..., K] -> values [...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Compared:
-    """The text of an arm against that of the baseline, seed by seed.
-
-    Attributes:
-      arm: its name.
-      metric: SPLIT/NAME.
-      examples: how many.
-      seeds: the paired bootstrap of each seed that both have.
-    """
+    """The text of an arm against that of the baseline, seed by seed."""
 
     arm: str
-    metric: str
+    metric: str  # SPLIT/NAME
     examples: int
-    seeds: Mapping[int, resampling.CorpusComparison]
+    seeds: Mapping[int, resampling.CorpusComparison]  # the paired bootstrap of each seed that both have
 
 
 def compared(results: Results, split: str, baseline: str, alpha: float) -> list[Compared]:

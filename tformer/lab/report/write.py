@@ -1,39 +1,22 @@
-"""Writes the report of a directory into it."""
+"""Writes a report into the directory of its runs."""
 
 import pathlib
 import re
-from collections.abc import Sequence
 
 from tformer import atomic
-from tformer.lab.report import drawing, findings, plots, render, report_data, results
+from tformer.lab.report import drawing, plots, render
+from tformer.lab.report.report_data import Report
 
 MARKDOWN, PAGE = 'report.md', 'report.html'
 
 
-def write(
-    directory: str | pathlib.Path,
-    metric: str | None = None,
-    baseline: str | None = None,
-    alpha: float = 0.05,
-    timing: bool = True,
-    reach: Sequence[str] = (),
-    figures: str | pathlib.Path | None = None,
-) -> str:
-    """Writes DIRECTORY/report.md and report.html; returns the findings in words, and the names of the files.
+def write(report: Report, figures: str | pathlib.Path | None = None) -> str:
+    """Writes report.md and report.html; returns the findings in words, and the names of the files.
 
-    The same runs give the same bytes if `timing` is off or no run was repeated. All arguments but the first and the
-    last are those of `report_data.report`.
-
-    Args:
-      directory: of a sweep, or of any workdirs.
-      figures: a directory that the drawings are also written to, each as an SVG file.
-
-    Raises:
-      UserError: as `results.read` and `report_data.report`.
+    The same runs give the same bytes if the report has no times or no run was repeated. `figures` is a directory that
+    the drawings are also written to, each as an SVG file.
     """
-    found = results.read(directory)
-    report = report_data.report(found, metric, baseline, alpha, timing, reach)
-    drawn = drawing.installed()
+    home, drawn = report.results.home, drawing.installed()
     drawings: dict[str, str] = {}
 
     def draw(kind: str, which: str) -> str:
@@ -41,13 +24,13 @@ def write(
         return svg
 
     files = {
-        found.home / MARKDOWN: render.markdown(report, drawn),
-        found.home / PAGE: render.page(render.markdown(report, drawn, page=True), draw),
+        home / MARKDOWN: render.markdown(report, drawn),
+        home / PAGE: render.page(render.markdown(report, drawn, page=True), draw),
     }
     if figures is not None:
         pathlib.Path(figures).mkdir(parents=True, exist_ok=True)
         files |= {pathlib.Path(figures, f'{name}.svg'): drawing.standalone(svg) for name, svg in drawings.items()}
     for file, text in files.items():
         atomic.write(file, text)
-    lines = [*findings.arms(report), *findings.reached(report), *([] if drawn else [render.MISSING])]
+    lines = render.sentences(report, 'arms') + render.sentences(report, 'reached') + ([] if drawn else [render.MISSING])
     return '\n'.join([*(line.replace('`', '') for line in lines), *map(str, files)])

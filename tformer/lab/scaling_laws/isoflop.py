@@ -1,7 +1,7 @@
-"""The compute-optimal size directly from the runs, without a formula of the loss: Hoffmann et al. 2022, approaches 1
-(the envelope of learning curves, section 3.1) and 2 (iso-FLOP profiles, section 3.2).
+"""The compute-optimal size without a formula of the loss: Hoffmann et al. 2022, approach 1 (envelope of learning
+curves, section 3.1) and approach 2 (iso-FLOP profiles, section 3.2).
 
-N parameters, D tokens, loss in nats a token, C training FLOPs.
+N parameters, D tokens, loss in nats per token, C training FLOPs.
 """
 
 import dataclasses
@@ -14,22 +14,24 @@ from scipy import stats
 from tformer.errors import UserError
 from tformer.lab.scaling_laws import power_law
 
-PER_TOKEN = 6.0  # training FLOPs a parameter and token
+PER_TOKEN = 6.0  # training FLOPs per parameter and token
 BUDGETS = 1500  # at which the envelope is read
 
 
 def checked(least: int, N: Any, D: Any, loss: Any, flops: Any) -> list[np.ndarray]:
-    """Returns N, D, C and loss, float64 [R]; C is `flops`, or where that is None 6 N D."""
+    """Returns N, D, C and loss, float64 [R]; C is `flops`, or 6 N D where that is None."""
     N, D, loss = power_law.checked(least, N=N, D=D, loss=loss)
     _, C = power_law.checked(least, N=N, flops=PER_TOKEN * N * D if flops is None else flops)
     return [N, D, C, loss]
 
 
 def budgets(flops: np.ndarray, within: float = 1.1) -> np.ndarray:
-    """Returns each run's budget as a number from 0, rising; neighbours by FLOPs share one if less than `within` apart.
+    """Returns the index of each run's budget, in rising order of FLOPs.
+
+    Runs that are neighbours in FLOPs share a budget if they differ by a factor below `within`.
 
     Raises:
-      UserError: a chain of neighbours spans more than `within` squared.
+      UserError: the runs of a budget span a factor above `within` squared.
     """
     order = np.argsort(flops, kind='stable')
     budget = np.empty(len(flops), int)
@@ -46,7 +48,7 @@ def budgets(flops: np.ndarray, within: float = 1.1) -> np.ndarray:
 # ------------------------------------------------------------------------------------------- approach 2: profiles
 @dataclasses.dataclass(frozen=True)
 class Minimum:
-    """The bottom of one budget's parabola, with the interval of N; it is (0, inf) where the curve is lost in noise."""
+    """The bottom of one budget's parabola; the interval of N is (0, inf) where noise hides the curvature."""
 
     flops: float
     N: float
@@ -56,7 +58,7 @@ class Minimum:
 
 @dataclasses.dataclass(frozen=True)
 class Profiles:
-    """The minima, by budget, and N_opt = k C^exponent through them."""
+    """The minima by budget, and N_opt = k C^exponent through them."""
 
     minima: tuple[Minimum, ...]
     law: power_law.PowerLaw
@@ -66,7 +68,7 @@ def profiles(N: Any, D: Any, loss: Any, flops: Any = None, level: float = 0.95) 
     """Fits each budget's loss by a parabola in log N, and the optimal sizes by a power law of the budget.
 
     Raises:
-      UserError: fewer than three budgets or four sizes in one, or a minimum outside the sizes run at its budget.
+      UserError: fewer than three budgets, fewer than four sizes in one, or a minimum outside the sizes of its budget.
     """
     N, _, C, loss = checked(12, N, D, loss, flops)
     budget = budgets(C)
@@ -88,10 +90,9 @@ def _minimum(flops: float, N: np.ndarray, loss: np.ndarray, level: float) -> Min
     inverse = np.linalg.inv(powers.T @ powers)
     height, slope, bend = inverse @ powers.T @ loss
     place = -slope / (2 * bend) if bend > 0 else -np.sign(slope) * np.inf
-    sizes = f'the sizes run, {N.min():.3g} to {N.max():.3g}'
     if not powers[:, 1].min() <= place <= powers[:, 1].max():
-        more = 'larger' if place > 0 else 'smaller'
-        raise UserError(f'budget {flops:.3g}: the least loss lies outside {sizes}; run {more} ones')
+        sizes, more = f'{N.min():.3g} to {N.max():.3g}', 'larger' if place > 0 else 'smaller'
+        raise UserError(f'budget {flops:.3g}: the least loss lies outside the sizes run, {sizes}; run {more} ones')
     left = loss - powers @ (height, slope, bend)
     covariance = inverse * (left @ left) / (len(N) - 3)
     low, high = _root_interval(slope, 2 * bend, covariance[1:, 1:] * [[1, 2], [2, 4]], len(N) - 3, level)
@@ -104,8 +105,7 @@ def _minimum(flops: float, N: np.ndarray, loss: np.ndarray, level: float) -> Min
 
 
 def _root_interval(slope: float, bend: float, covariance: np.ndarray, free: int, level: float) -> tuple[float, float]:
-    """Returns the interval of the m where slope + bend m = 0, by Fieller's theorem: those m where that sum is within
-    its own error of 0. Unbounded where `bend` is within its error of 0."""
+    """Returns the interval of the root of slope + bend m by Fieller's theorem; unbounded if `bend` may be 0."""
     t2 = stats.t.ppf((1 + level) / 2, free) ** 2
     a = bend**2 - t2 * covariance[1, 1]
     b = bend * slope - t2 * covariance[0, 1]
@@ -119,7 +119,7 @@ def _root_interval(slope: float, bend: float, covariance: np.ndarray, free: int,
 # ------------------------------------------------------------------------------------------- approach 1: envelope
 @dataclasses.dataclass(frozen=True)
 class Envelope:
-    """At each budget the least loss of any curve and the size that has it, each [budgets], and N_opt = k C^exponent."""
+    """The least loss of any curve at each of several FLOPs, the size that has it, all [K], and N_opt = k C^exponent."""
 
     flops: np.ndarray
     loss: np.ndarray
@@ -128,14 +128,14 @@ class Envelope:
 
 
 def envelope(curves: Iterable[tuple[float, Any, Any]], level: float = 0.95) -> Envelope:
-    """Returns the lower envelope of learning curves, and the power law of the size that it shows best.
+    """Returns the lower envelope of learning curves, and the power law of the best size.
 
-    The law goes through the budgets where one size overtakes another, where their geometric mean is best: neither the
-    smallest nor the largest size, best only for want of a better, pulls at it, and the interval counts each overtaking
-    once, not each budget. A curve that ends was not overtaken.
+    The law is fitted to the points where one size overtakes another: there the geometric mean of both is the best size.
+    So the smallest and the largest size, which are best only because no others were run, do not bias it, and its
+    interval counts overtakings, not points of the envelope. A curve that ends was not overtaken.
 
     Args:
-      curves: (N, FLOPs so far, rising, and the loss there); sizes may have several. Smooth them before.
+      curves: (N, rising FLOPs so far, the smoothed loss there); several may have the same size.
 
     Raises:
       UserError: fewer than three overtakings, FLOPs that do not rise, or a value that is not positive and finite.

@@ -1,6 +1,6 @@
-"""Power laws of one variable, and the robust fit of a floor plus power laws that every scaling law here rests on.
+"""Power laws of one variable, and the robust fit of a floor plus power laws that every scaling law here uses.
 
-A fit is of log loss: floor and terms are added as exp(a - p log x), so that none can become negative. Shapes: R runs,
+Log loss is fitted; the floor and the terms are sums of exp(a - p log x), so none can become negative. Shapes: R runs,
 T terms, P = 1 + 2 T parameters (log floor, log coefficients a, exponents p), M resamples.
 """
 
@@ -15,18 +15,18 @@ from scipy import optimize, stats
 
 from tformer.errors import UserError
 
-DELTA = 1e-3  # of Huber's loss on log loss: what lies further off counts as an outlier (Hoffmann et al. 2022, eq. 3)
-EXPONENTS = (0.1, 0.3, 0.6, 1.0, 2.0)  # of the starts
-HUGE = 700.0  # a log coefficient whose exp overflows float64
-ONE_THREAD = threadpoolctl.threadpool_limits.wrap(1, 'blas')  # at 5 x 5, more of them wait 80 times what they work
-AGAIN = (0.7, 1.4)  # times the fitted exponents: the starts of a resample beside the fit itself
+DELTA = 1e-3  # of Huber's loss on log loss: larger residuals count as outliers (Hoffmann et al. 2022, equation 3)
+EXPONENTS = (0.1, 0.3, 0.6, 1.0, 2.0)  # each start of a fit has some of these
+HUGE = 700.0  # exp of a larger log coefficient overflows float64
+ONE_THREAD = threadpoolctl.threadpool_limits.wrap(1, 'blas')  # on 5 x 5 matrices, more threads are 80 times slower
+AGAIN = (0.7, 1.4)  # a resample also starts from the fitted exponents times these
 
 
 def checked(least: int, **columns: Any) -> list[np.ndarray]:
     """Returns the columns, float64 [R].
 
     Raises:
-      UserError: they differ in length, are fewer than `least`, or hold what is no positive finite number.
+      UserError: their lengths differ, R < `least`, or a value is not a positive finite number.
     """
     arrays = {name: np.asarray(values, np.float64).reshape(-1) for name, values in columns.items()}
     if len({len(values) for values in arrays.values()}) > 1:
@@ -50,18 +50,6 @@ def differing(least: int, **columns: np.ndarray) -> None:
         if len(found) < least:
             listed = ', '.join(f'{value:.4g}' for value in found)
             raise UserError(f'{name} takes too few values ({listed}), this needs {least} or more')
-
-
-# ------------------------------------------------------------------------------------------------------ goodness
-def residuals(loss: Any, predicted: Any) -> np.ndarray:
-    """Returns log loss less log prediction [R]."""
-    return np.log(np.asarray(loss, np.float64)) - np.log(np.asarray(predicted, np.float64))
-
-
-def interval(samples: np.ndarray, level: float = 0.95) -> tuple[Any, Any]:
-    """Returns the two percentiles that hold the middle `level` of samples [..., M], each [...]."""
-    low, high = np.quantile(samples, [(1 - level) / 2, (1 + level) / 2], axis=-1)
-    return low, high
 
 
 # ------------------------------------------------------------------------------------------------- y = k x^exponent
@@ -99,7 +87,7 @@ def regress(x: Any, y: Any, level: float = 0.95) -> PowerLaw:
 
 # ------------------------------------------------------------------------------------------ floor + sum of k_t x_t^-p_t
 def _terms(theta_P: np.ndarray, logs_TR: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the log of the sum [R] and its derivatives [P, R]."""
+    """Returns the log of the sum [R] and its derivatives [P, R] at parameters [P] and log x [T, R]."""
     T = len(logs_TR)
     power_TR = theta_P[1 : T + 1, None] - theta_P[T + 1 :, None] * logs_TR
     terms = np.concatenate([np.full_like(logs_TR[:1], theta_P[0]), power_TR])
@@ -113,8 +101,8 @@ def huber(
 ) -> tuple[float, np.ndarray]:
     """Returns the sum of Huber's losses of the log residuals and its gradient [P], in units of DELTA^2.
 
-    The sum, in units that make it large: tolerances are absolute below 1, and stop a mean too soon (Besiroglu et al.
-    2024, section 3). A `delta` of infinity is least squares.
+    It is a sum in small units, so that it is large: the optimizer's tolerances are absolute below 1 and would stop too
+    soon at a mean (Besiroglu et al. 2024, section 3). A `delta` of infinity gives least squares.
     """
     log_sum_R, derivatives_PR = _terms(theta_P, logs_TR)
     off = log_sum_R - log_loss_R
@@ -125,8 +113,9 @@ def huber(
 def _descend(
     theta_P: np.ndarray, logs_TR: np.ndarray, log_loss_R: np.ndarray, delta: float
 ) -> tuple[float, np.ndarray]:
-    """L-BFGS from `theta_P`, in coordinates where the Gauss-Newton Hessian there is the identity: floor, coefficients
-    and exponents are so correlated that it would creep in theirs. Returns the minimum and where it is."""
+    """Returns (the minimum, its parameters [P]) that L-BFGS finds from `theta_P`."""
+    # In coordinates where the Gauss-Newton Hessian at the start is the identity: floor, coefficients and exponents are
+    # so correlated that L-BFGS would take tiny steps in their own.
     _, derivatives_PR = _terms(theta_P, logs_TR)
     hessian = derivatives_PR @ derivatives_PR.T / DELTA**2
     ridge = 1e-9 * np.trace(hessian) * np.eye(len(hessian))
@@ -137,13 +126,13 @@ def _descend(
         return value, axes.T @ gradient
 
     options = {'maxiter': 5000, 'maxfun': 10000, 'ftol': 1e-14, 'gtol': 1e-8, 'maxcor': 20}
-    with np.errstate(all='ignore'):  # a line search may try what overflows; it then steps back
+    with np.errstate(all='ignore'):  # a line search may try a point that overflows; it then steps back
         found = optimize.minimize(objective, np.zeros_like(theta_P), jac=True, method='L-BFGS-B', options=options)
     return float(found.fun), theta_P + axes @ found.x
 
 
 def _start(exponents: Iterable[float], logs_TR: np.ndarray, log_loss_R: np.ndarray) -> np.ndarray:
-    """Returns [P] with these exponents; the best floor and coefficients are then linear non-negative least squares."""
+    """Returns [P] with these exponents and, by linear non-negative least squares, the best floor and coefficients."""
     p_T = np.array(list(exponents))
     terms = np.concatenate([np.ones_like(logs_TR[:1]), np.exp(-p_T[:, None] * logs_TR)])
     coefficients, _ = optimize.nnls((terms / np.exp(log_loss_R)).T, np.ones_like(log_loss_R))
@@ -156,7 +145,7 @@ def _best(starts: Iterable[np.ndarray], logs_TR: np.ndarray, log_loss_R: np.ndar
 
 @ONE_THREAD
 def fit_sum(logs_TR: np.ndarray, log_loss_R: np.ndarray, delta: float = DELTA) -> np.ndarray:
-    """Returns the parameters [P] of the least sum of Huber's losses, over a grid of starts."""
+    """Returns the parameters [P] with the least sum of Huber's losses, from a grid of starts."""
     T, centre_T = len(logs_TR), logs_TR.mean(1)
     centred = logs_TR - centre_T[:, None]
     grid = itertools.product(EXPONENTS, repeat=T)
@@ -169,10 +158,10 @@ def fit_sum(logs_TR: np.ndarray, log_loss_R: np.ndarray, delta: float = DELTA) -
 def resample_sum(
     theta_P: np.ndarray, logs_TR: np.ndarray, log_loss_R: np.ndarray, resamples: int, seed: int, delta: float = DELTA
 ) -> np.ndarray:
-    """Returns the fits of resampled runs, [P, M], each from the full fit `theta_P` and a few starts around it.
+    """Returns the fits of resampled runs, [P, M], each from the full fit `theta_P` and a few starts near it.
 
     Raises:
-      UserError: some resamples have no law: an exponent at or below zero, or a number beyond float64.
+      UserError: some resamples have no law: an exponent is at or below zero, or a coefficient overflows float64.
     """
     T, centre_T = len(logs_TR), logs_TR.mean(1)
     centred, here = logs_TR - centre_T[:, None], theta_P.copy()

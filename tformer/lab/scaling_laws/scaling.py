@@ -1,7 +1,7 @@
 """Scaling laws of finished runs: loss = E + A / N^alpha + B / D^beta, and the compute-optimal size that follows.
 
 Hoffmann et al. 2022, approach 3 (section 3.3), as corrected by Besiroglu et al. 2024. N parameters, D tokens, loss in
-nats a token, C training FLOPs. Approaches 1 and 2 stand in `isoflop`.
+nats per token, C training FLOPs. Approaches 1 and 2 are in `isoflop`.
 """
 
 import dataclasses
@@ -12,23 +12,15 @@ import numpy as np
 from tformer.errors import UserError
 from tformer.lab.scaling_laws import isoflop, power_law
 
-RUNS = 6  # one more than the numbers fitted
-VALUES = 3  # different ones of N, and of D: two of one do not tell its term from the floor
+RUNS = 6  # one more than the fitted numbers
+VALUES = 3  # of N and of D: with two, the term cannot be told from the floor
 
 
 @dataclasses.dataclass(frozen=True)
 class Law:
-    """loss = E + A / N^alpha + B / D^beta; of a bootstrap, each number is an array [M].
+    """loss = E + A / N^alpha + B / D^beta; of a bootstrap, each number is an array [M]."""
 
-    Attributes:
-      E: the irreducible loss, nats: what is left with endless parameters and tokens.
-      A: of the term of the parameters.
-      B: of the term of the tokens.
-      alpha: of the parameters.
-      beta: of the tokens.
-    """
-
-    E: Any
+    E: Any  # the irreducible loss, nats: the limit of infinite parameters and tokens
     A: Any
     B: Any
     alpha: Any
@@ -54,22 +46,18 @@ def _checked(N: Any, D: Any, loss: Any) -> tuple[np.ndarray, np.ndarray, np.ndar
     N, D, loss = power_law.checked(RUNS, N=N, D=D, loss=loss)
     power_law.differing(VALUES, N=N, D=D, loss=loss)
     if abs(np.corrcoef(np.log(N), np.log(D))[0, 1]) > 0.9999:
-        raise UserError('D is a power of N in all runs, so that their terms cannot be told apart; vary one alone')
+        raise UserError('D is a power of N in all runs, so their terms cannot be told apart; vary one alone')
     return N, D, loss
 
 
 def fit(N: Any, D: Any, loss: Any, delta: float = power_law.DELTA) -> Law:
-    """Returns the law of the least sum of Huber's losses on log loss.
+    """Returns the law with the least sum of Huber's losses on log loss; an infinite `delta` gives least squares.
 
-    Args:
-      N: [R].
-      D: [R], the tokens trained on when `loss` was taken.
-      loss: [R].
-      delta: of Huber's loss; infinity is least squares.
+    N, D and loss are [R], with the D trained on when the loss was measured.
 
     Raises:
-      UserError: fewer than six runs or three values of N or of D, a value that is not positive and finite, D tied to
-        N, or a loss that does not fall with one of them.
+      UserError: fewer than six runs, fewer than three values of N or of D, a value that is not positive and finite, D
+        that is a power of N, or a loss that does not fall with one of them.
     """
     N, D, loss = _checked(N, D, loss)
     e, a, b, alpha, beta = power_law.fit_sum(np.log([N, D]), np.log(loss), delta).tolist()
@@ -94,47 +82,38 @@ def bootstrap(
 
 
 def intervals(laws: Law, flops: Any = (), level: float = 0.95) -> dict[str, tuple[Any, Any]]:
-    """Returns (low, high) of the five numbers, of `size_exponent`, and of the optimal `N` and `D` at each budget.
+    """Returns percentiles (low, high) of the numbers in the laws of `bootstrap`, by name.
 
-    Args:
-      laws: of `bootstrap`.
-      flops: budgets [K]; the bounds of `N` and `D` are [K] each.
-      level: of confidence.
+    They are the five numbers of a law, `size_exponent`, and the optimal `N` and `D` at budgets `flops` [K], [K] each.
     """
     samples = {field.name: getattr(laws, field.name) for field in dataclasses.fields(laws)}
     sizes, tokens = laws.optimal(np.asarray(flops, np.float64).reshape(-1, 1))
     samples |= {'size_exponent': laws.size_exponent, 'N': sizes, 'D': tokens}
-    return {name: power_law.interval(values, level) for name, values in samples.items()}
+    ends = [(1 - level) / 2, (1 + level) / 2]
+    return {name: tuple(np.quantile(values, ends, axis=-1)) for name, values in samples.items()}
 
 
 @dataclasses.dataclass(frozen=True)
 class HeldOut:
-    """What the fit without the largest budget says of it.
+    """How a law of the smaller budgets predicts the runs of the largest."""
 
-    Attributes:
-      law: of the smaller budgets.
-      runs: the places of the runs held out, [held].
-      predicted: their losses by the law, [held].
-      error: root mean square of log loss less log prediction; 0.01 is about 1 %.
-    """
-
-    law: Law
-    runs: np.ndarray
-    predicted: np.ndarray
-    error: float
+    law: Law  # of the smaller budgets
+    runs: np.ndarray  # indices of the runs held out, [held]
+    predicted: np.ndarray  # their losses by the law, [held]
+    error: float  # root mean square of log loss - log prediction; 0.01 is about 1 %
 
 
 def held_out(N: Any, D: Any, loss: Any, flops: Any = None, within: float = 1.5) -> HeldOut:
-    """Fits without the runs of the largest budget and predicts them: extrapolation, measured.
+    """Fits a law without the runs of the largest budget and predicts them, which measures extrapolation.
 
-    A run is held out where its C (`flops`, or 6 N D) times `within` exceeds the largest.
+    A run is held out if its C (`flops`, or 6 N D) times `within` exceeds the largest C.
 
     Raises:
-      UserError: as `fit`, of the runs that are left.
+      UserError: as `fit`, for the other runs.
     """
     N, D, C, loss = isoflop.checked(RUNS, N, D, loss, flops)
     largest = C * within > C.max()
     law = fit(N[~largest], D[~largest], loss[~largest])
     predicted = law.predict(N[largest], D[largest])
-    error = float(np.sqrt(np.mean(power_law.residuals(loss[largest], predicted) ** 2)))
+    error = float(np.sqrt(np.mean((np.log(loss[largest]) - np.log(predicted)) ** 2)))
     return HeldOut(law, np.flatnonzero(largest), predicted, error)

@@ -27,34 +27,19 @@ PAIRED, WELCH, ONE_RUN, PERMUTATION, NONE = 'paired t', 'Welch t', 'one-run t', 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """An arm against the baseline, in the metric's units. What the runs are too few for is nan or None.
+    """An arm against the baseline, in the metric's units; nan or None where the runs are too few."""
 
-    Attributes:
-      test: 'paired t', 'Welch t', 'one-run t', of runs without spread 'permutation', or 'none' where no two runs show
-        noise.
-      n: runs of the arm that count; pairs, if paired.
-      n_baseline: runs of the baseline that count; the same pairs.
-      failed: runs of either side without a finite value.
-      unmatched: finite runs of either side that a paired test leaves out, for want of a partner.
-      difference: the mean of arm - baseline.
-      sd: standard deviation of the difference of two runs, one of each side.
-      interval: of the difference, by t, at 1 - alpha.
-      bootstrap: the same by percentile-t.
-      effect: the difference in standard deviations, of pairs' differences (d_z) or of runs (g), made unbiased.
-      p: two-sided.
-    """
-
-    test: str
-    n: int
-    n_baseline: int
-    failed: int
-    unmatched: int
-    difference: float = math.nan
-    sd: float = math.nan
-    interval: Interval | None = None
-    bootstrap: Interval | None = None
-    effect: float = math.nan
-    p: float = math.nan
+    test: str  # its name; 'permutation' for runs without spread, 'none' where no two runs show noise
+    n: int  # runs of the arm that count; pairs, if paired
+    n_baseline: int  # runs of the baseline that count; the same pairs
+    failed: int  # runs of either side without a finite value
+    unmatched: int  # finite runs of either side that a paired test leaves out because they have no partner
+    difference: float = math.nan  # the mean of arm - baseline
+    sd: float = math.nan  # standard deviation of the difference of two runs, one of each side
+    interval: Interval | None = None  # of the difference, by t, at 1 - alpha
+    bootstrap: Interval | None = None  # the same by percentile-t
+    effect: float = math.nan  # difference in standard deviations of pairs' differences (d_z) or runs (g), unbiased
+    p: float = math.nan  # two-sided
 
 
 def unbiased(df: float) -> float:
@@ -65,7 +50,7 @@ def unbiased(df: float) -> float:
 
 
 def _variances(groups: resampling.Groups) -> list[np.ndarray]:
-    """Returns [...] of each of one or two groups [..., n]; one of a single run has the other's."""
+    """Returns the variance [...] of each of one or two groups [..., n]; a group of one run takes the other's."""
     several = max(groups, key=lambda group: group.shape[-1])
     return [(group if group.shape[-1] > 1 else several).var(-1, ddof=1) for group in groups]
 
@@ -78,7 +63,7 @@ def _estimate(groups: resampling.Groups) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _t_test(groups: resampling.Groups, alpha: float) -> dict[str, Any]:
-    """Returns sd, interval, effect and p of groups [n] that have spread: Student's of one group, Welch's of two."""
+    """Returns interval, effect and p of groups [n] that have spread: Student's test of one group, Welch's of two."""
     freedom = np.array([len(group) - 1 for group in groups])
     variances = np.array(_variances(groups))
     difference, error = map(float, _estimate(groups))
@@ -96,14 +81,15 @@ def _t_test(groups: resampling.Groups, alpha: float) -> dict[str, Any]:
 def compare(arm: Runs, baseline: Runs, alpha: float = 0.05, resamples: int = 9999, seed: int = 0) -> Comparison:
     """Returns the comparison of an arm with the baseline: {seed: metric}, or [n] each, aligned.
 
-    Two seeds or more in common, and half of those of the side that has fewer: Student's t of their differences. Else
-    Welch's (1947). Else, where one side is a single run, the t that gives it the other side's variance (Crawford &
-    Howell 1998). All suppose normal runs. Runs without spread beyond float32's: p is 1 if they are equal, else that of
-    all permutations or signs (Fisher 1935, 21), which few runs leave above any alpha. The effect is Hedges' (1981), of
-    pairs Lakens' (2013, eq. 6) with the same factor. An arm that fails often looks better than it is: see `failed`.
+    Student's t of paired differences, if the sides share two seeds or more, and half of the seeds of the smaller side.
+    Otherwise Welch's t (1947), or where one side is a single run, the t that gives it the other side's variance
+    (Crawford & Howell 1998). All assume normal runs. Runs that spread no more than float32 rounds have p = 1 if they
+    are equal, otherwise the p of all permutations or signs (Fisher 1935, 21), which exceeds any usual alpha for few
+    runs. The effect is Hedges' (1981), for pairs Lakens' (2013, eq. 6) with the same factor. An arm that often fails
+    looks better than it is: see `failed`.
 
     Raises:
-      UserError: arrays of unequal lengths, or an array against a mapping: which runs are pairs is not said.
+      UserError: arrays of unequal lengths, or an array against a mapping, which do not tell which runs are pairs.
     """
     aligned = [not isinstance(side, Mapping) for side in (arm, baseline)]
     if any(aligned) and not (all(aligned) and len(arm) == len(baseline)):
@@ -145,9 +131,9 @@ def _test(groups: resampling.Groups) -> str:
 
 
 def _permutation_p(groups: resampling.Groups) -> float:
-    """Returns the p-value of runs without spread, of all permutations, or of all signs of pairs' differences."""
+    """Returns the p-value of runs without spread over all permutations, or over all signs of pairs' differences."""
     sizes = list(map(len, groups))
-    as_far = 2 if len(set(sizes)) == 1 else 1  # the order seen, and of equal groups its mirror image
+    as_far = 2 if len(set(sizes)) == 1 else 1  # the observed order, and for equal groups its mirror image
     return as_far / (2.0 ** sizes[0] if len(groups) == 1 else math.comb(sum(sizes), sizes[0]))
 
 
@@ -155,7 +141,7 @@ def _permutation_p(groups: resampling.Groups) -> float:
 
 
 def holm(p: Sequence[float] | np.ndarray) -> np.ndarray:
-    """Returns the adjusted p-values [m] of a family [m] (Holm 1979). nan stays nan, and counts as one of the family."""
+    """Returns the adjusted p-values [m] of a family [m] (Holm 1979). nan stays nan and counts as a member."""
     p = np.asarray(p, np.float64)
     order = np.argsort(p)  # nan last
     adjusted = np.empty_like(p)
@@ -166,9 +152,9 @@ def holm(p: Sequence[float] | np.ndarray) -> np.ndarray:
 def label(difference: float, p: float, lower_is_better: bool, alpha: float = 0.05, test: str = '') -> str:
     """Returns 'better' or 'worse' where p <= alpha, else 'within noise'; 'noise unknown' where no run shows any.
 
-    With `p` by Holm, any arm that equals the baseline is called better or worse in at most a share `alpha` of families.
-    The noise floor is no second condition: it would change that share by an unknown amount, and it knows nothing of
-    pairs, whose differences may be far below the floor and yet certain.
+    With `p` by Holm, an arm that equals the baseline is called better or worse in at most a share `alpha` of families.
+    The noise floor is not a second condition: it would change that share by an unknown amount, and it ignores pairs,
+    whose differences may be far below the floor and still be certain.
     """
     if math.isnan(p) or (test == PERMUTATION and p > alpha):
         return UNKNOWN
@@ -177,23 +163,14 @@ def label(difference: float, p: float, lower_is_better: bool, alpha: float = 0.0
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """An arm in a report.
+    """An arm in a report."""
 
-    Attributes:
-      arm: its name.
-      runs: the arm's own mean, noise and failures.
-      comparison: with the baseline; None of the baseline itself.
-      p_holm: the comparison's p, adjusted for all arms; nan of the baseline.
-      label: 'baseline', 'no result' where no run has any, or that of `label`.
-      seeds: runs a side that would decide the observed difference with chance 0.8, at alpha / arms; None if unknown.
-    """
-
-    arm: str
-    runs: Floor
-    comparison: Comparison | None = None
-    p_holm: float = math.nan
-    label: str = BASELINE
-    seeds: int | None = None
+    arm: str  # its name
+    runs: Floor  # the arm's own mean, noise and failures
+    comparison: Comparison | None = None  # with the baseline; None of the baseline itself
+    p_holm: float = math.nan  # the comparison's p, adjusted for all arms; nan of the baseline
+    label: str = BASELINE  # 'baseline', 'no result' where no run has any, or that of `label`
+    seeds: int | None = None  # a side, that would decide the observed difference with chance 0.8 at alpha / arms
 
 
 def _seeds(found: Comparison, alpha: float) -> int | None:
@@ -205,10 +182,10 @@ def _seeds(found: Comparison, alpha: float) -> int | None:
 def summary(
     arms: Mapping[str, Runs], baseline: str, lower_is_better: bool, alpha: float = 0.05, resamples: int = 9999
 ) -> list[Row]:
-    """Returns the baseline's row, then the others', the best mean first and those without one last.
+    """Returns the baseline's row, then the others', the best mean first and arms without a mean last.
 
-    The intervals are of one comparison each; the labels are of the family, so an interval may leave out 0 and its arm
-    still be within noise.
+    Each interval is of one comparison, each label of the family, so an arm may be within noise though its interval
+    excludes 0.
 
     Raises:
       UserError: no arm is called `baseline`, or as `compare`.

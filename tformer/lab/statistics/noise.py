@@ -1,7 +1,7 @@
 """The noise floor of one config: the spread of its runs over seeds, and the difference that they could detect.
 
 Runs are {seed: metric}. A seed is any key that two arms have in common if they share that source of noise: a number, or
-a number and a data order. A value that is None, nan or infinite is a failed run.
+a number and a data order. A run whose value is None, nan or infinite has failed.
 """
 
 import dataclasses
@@ -26,29 +26,19 @@ def finite(runs: Runs) -> dict[Hashable, float]:
 
 @dataclasses.dataclass(frozen=True)
 class Floor:
-    """The noise of one config under other seeds, in the metric's units; nan or None below two finite runs.
+    """The noise of one config under other seeds, in the metric's units; nan or None below two finite runs."""
 
-    Attributes:
-      n: finite runs.
-      failed: the others.
-      mean: of the runs.
-      interval: of the mean, by t, at 1 - alpha.
-      sd: standard deviation of a run.
-      sd_interval: of it, by chi-square of normal runs (Snedecor & Cochran 1989, 5.11).
-      detectable: least difference of two arms of `n` unpaired runs each that a t test sees with chance 0.8.
-    """
-
-    n: int
-    failed: int
-    mean: float = math.nan
-    interval: Interval | None = None
-    sd: float = math.nan
-    sd_interval: Interval | None = None
-    detectable: float = math.nan
+    n: int  # finite runs
+    failed: int  # the others
+    mean: float = math.nan  # of the runs
+    interval: Interval | None = None  # of the mean, by t, at 1 - alpha
+    sd: float = math.nan  # standard deviation of a run
+    sd_interval: Interval | None = None  # of it, by chi-square of normal runs (Snedecor & Cochran 1989, 5.11)
+    detectable: float = math.nan  # least difference of two arms of `n` unpaired runs that a t test sees, chance 0.8
 
 
 def noise_floor(runs: Runs, seeds: int | None = None, alpha: float = 0.05) -> Floor:
-    """Returns the floor that repeated runs {seed: metric} or [n] show; `seeds` is the n of `detectable`, if another."""
+    """Returns the noise floor of repeated runs {seed: metric} or [n]; `seeds` replaces the n of `detectable`."""
     values = np.array(list(finite(runs).values()))
     n, failed = len(values), len(runs) - len(values)
     if n < 2:

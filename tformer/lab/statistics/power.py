@@ -11,11 +11,9 @@ MOST = 10_000  # runs; a comparison that needs more is reported as undecidable
 
 
 def power(effect: float, n: int, paired: bool = True, alpha: float = 0.05) -> float:
-    """Returns the chance that a two-sided t test of n pairs, or of n runs a side, sees a true effect (Cohen 1988, 2).
+    """Returns the chance that a two-sided t test of n >= 2 pairs, or of n runs a side, sees a true effect.
 
-    Args:
-      effect: the difference in standard deviations, of a pair's difference (d_z) or of a run (d).
-      n: 2 or more.
+    The effect is the difference in standard deviations of a pair's difference (d_z) or of a run (d) (Cohen 1988, 2).
     """
     effect = abs(effect)
     df, noncentral = (n - 1, effect * math.sqrt(n)) if paired else (2 * n - 2, effect * math.sqrt(n / 2))
@@ -29,8 +27,8 @@ def power(effect: float, n: int, paired: bool = True, alpha: float = 0.05) -> fl
 def seeds_needed(effect: float, paired: bool = True, alpha: float = 0.05, chance: float = 0.8) -> int | None:
     """Returns the least n >= 2 with `power(effect, n) >= chance`; None where that is above `MOST` or `effect` is nan.
 
-    Of an observed effect it says what would decide a true one of that size. It is too few where the effect was picked
-    for being large, or is of few runs (Gelman & Carlin 2014).
+    For an observed effect this is what would decide a true effect of that size. It is too few where the effect was
+    selected because it is large, or comes from few runs (Gelman & Carlin 2014).
     """
     effect = min(abs(effect), 1e3)  # where two are enough already
     n = 2 + bisect.bisect_left(range(2, MOST + 1), True, key=lambda n: power(effect, n, paired, alpha) >= chance)

@@ -1,4 +1,4 @@
-"""Bootstrap intervals, which suppose no normal distribution: runs or examples are drawn again, with a fixed seed."""
+"""Bootstrap intervals, which do not assume a normal distribution: runs or examples are resampled with a fixed seed."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -20,9 +20,9 @@ def percentile_t(
 ) -> tuple[float, float] | None:
     """Returns the bootstrap-t interval at 1 - alpha (Efron & Tibshirani 1993, 12.5), in the units of the estimate.
 
-    None below three runs, and where so many resamples are constant, with an infinite t, that an end would be infinite:
-    of three pairs at 0.05, and of ties. Means of resamples stay within what was seen, so the percentiles of the means
-    themselves would be too short for few runs.
+    It is None below three runs, and where so many resamples are constant, with an infinite t, that an end would be
+    infinite: three pairs at alpha 0.05, or ties. The means of resamples stay within the range of the runs, so an
+    interval of their percentiles would be too narrow for few runs.
 
     Args:
       groups: [n] each, drawn independently.
@@ -42,23 +42,14 @@ def percentile_t(
 
 @dataclasses.dataclass(frozen=True)
 class CorpusComparison:
-    """Two systems on the same examples, in the metric's units.
+    """Two systems on the same examples, in the metric's units."""
 
-    Attributes:
-      arm: its metric on all examples.
-      baseline: likewise.
-      difference: arm - baseline.
-      interval: of the difference, between percentiles of the resamples, at 1 - alpha.
-      wins: share of the resamples where the arm's metric is the higher one, ties as half (Koehn 2004, 4).
-      p: two-sided, of the resamples on the rarer side of 0, the seen one counted in.
-    """
-
-    arm: float
-    baseline: float
-    difference: float
-    interval: tuple[float, float]
-    wins: float
-    p: float
+    arm: float  # the metric on all examples
+    baseline: float  # likewise
+    difference: float  # arm - baseline
+    interval: tuple[float, float]  # of the difference, between percentiles of the resamples, at 1 - alpha
+    wins: float  # share of the resamples where the arm's metric is the higher one, ties as half (Koehn 2004, 4)
+    p: float  # two-sided, from the resamples on the rarer side of 0, counting the observed one
 
 
 def compare_corpora(
@@ -71,12 +62,12 @@ def compare_corpora(
 ) -> CorpusComparison:
     """Returns the paired bootstrap over N examples of a corpus metric of K sums (Koehn 2004, 4).
 
-    It says whether other examples would change the order of two sets of predictions; other seeds are not in it.
+    It says whether other examples could change the order of two sets of predictions; it does not cover other seeds.
 
     Args:
-      arm_NK: statistics of each example whose totals the metric is of, as BLEU's matches, counts and lengths.
-      baseline_NK: of the same examples, in the same order.
-      metric: of totals [..., K], values [...].
+      arm_NK: terms of the K sums for each example, e.g. BLEU's matches, counts and lengths.
+      baseline_NK: those of the same examples, in the same order.
+      metric: totals [..., K] -> values [...].
 
     Raises:
       UserError: the shapes differ, or there are no examples.

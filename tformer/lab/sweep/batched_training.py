@@ -187,7 +187,7 @@ def cohorts(homes: Sequence[pathlib.Path]) -> list[tuple[int | None, list[pathli
 class StackedGroup(Group):
     """Several runs, each of which has a slice of all arrays of the program."""
 
-    slots: list[RunRecorder]  # for each slice the member whose numbers it has
+    slots: list[RunRecorder]  # for each slice the run whose numbers it has
     transform: str  # a key of TRANSFORMS
 
     @functools.cached_property

@@ -23,19 +23,12 @@ OF_ROWS = 'model.family', 'train.objective'  # fields besides those of the data 
 
 @dataclasses.dataclass(frozen=True)
 class Match:
-    """A quantity that all arms should have as much of as one of them, and the integer field that is adjusted for it.
+    """A quantity that all arms should have as much of as one of them, and the integer field that is adjusted for it."""
 
-    Attributes:
-      quantity: a key of `QUANTITIES`.
-      field: dotted name; the quantity must grow with it.
-      multiple: the field's values are multiples of this.
-      to: the arm that is not adjusted.
-    """
-
-    quantity: str
-    field: str
-    multiple: int = 1
-    to: str = 'baseline'
+    quantity: str  # a key of `QUANTITIES`
+    field: str  # dotted name; the quantity must grow with it
+    multiple: int = 1  # the field's values are multiples of this
+    to: str = 'baseline'  # the arm that is not adjusted
 
 
 def sized(stated: Config) -> Config:

@@ -31,15 +31,11 @@ class Sweep:
 
     The first of `arms` is the baseline. Those that differ in train.seed alone are one arm. Those that come to the same
     config are one trial.
-
-    Attributes:
-      base: FILE[:argument], relative to the sweep file; or what a recipe's get_config returns.
-      arms: the overrides of each trial.
-      match: quantities in which all arms should equal the baseline: one, several or None.
     """
 
-    base: str | ConfigDict
-    arms: Sequence[Overrides]
+    base: str | ConfigDict  # FILE[:argument], relative to the sweep file; or what a recipe's get_config returns
+    arms: Sequence[Overrides]  # the overrides of each trial
+    # quantities in which all arms should equal the baseline: one, several or None
     match: Sequence[Match] | Match | None = ()
 
 

@@ -51,21 +51,13 @@ class Outcome(NamedTuple):
 
 @dataclasses.dataclass
 class TrialProcess:
-    """A process that trains one trial, or several together.
+    """A process that trains one trial, or several together."""
 
-    Attributes:
-      trials: those that were not done when it began.
-      process: the process.
-      began: when, on the monotonic clock.
-      log: the file of what it prints.
-      log_start: the length of the log before it, in bytes.
-    """
-
-    trials: list[Trial]
-    process: subprocess.Popen[bytes]
-    began: float
-    log: pathlib.Path
-    log_start: int
+    trials: list[Trial]  # those that were not done when it began
+    process: subprocess.Popen[bytes]  # the process
+    began: float  # when, on the monotonic clock
+    log: pathlib.Path  # the file of what it prints
+    log_start: int  # the length of the log before it, in bytes
 
     def outcome(self, trial: Trial, home: pathlib.Path, code: int, asked: bool) -> Outcome:
         """Returns how one of the trials ended; the error of one that failed is written to its workdir, if it is free.

@@ -25,21 +25,13 @@ ROUNDS = 10  # in which several matches take turns
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """One run of a sweep.
+    """One run of a sweep."""
 
-    Attributes:
-      name: of its arm: the differences from the baseline before matching.
-      seed: its train.seed.
-      overrides: of the sweep's base, with the adjustments of matching.
-      config: not resolved.
-      mismatch_percent: by quantity, by how many percent it misses the amount that it is matched to.
-    """
-
-    name: str
-    seed: int
-    overrides: Overrides
-    config: Config
-    mismatch_percent: dict[str, float]
+    name: str  # of its arm: the differences from the baseline before matching
+    seed: int  # its train.seed
+    overrides: Overrides  # of the sweep's base, with the adjustments of matching
+    config: Config  # not resolved
+    mismatch_percent: dict[str, float]  # by quantity, by how many percent it misses the amount that it is matched to
 
     @property
     def directory(self) -> str:
