@@ -1,4 +1,4 @@
-"""Training several trials that differ only in numbers, together, by one compiled program.
+"""Training several trials that differ only in numbers together, by one compiled program.
 
 Each trial has its own workdir, as if it were trained alone: its own data order, metrics, evaluations and checkpoints.
 """
@@ -44,7 +44,6 @@ def train(
     Args:
       homes: the workdirs of all trials of a group, always in the same order.
       transform: a key of TRANSFORMS; None: 'map' on a CPU, 'vmap' elsewhere.
-      generated: as in `loop.train`.
 
     Raises:
       UserError: the trials cannot be trained together.
@@ -98,7 +97,7 @@ def _train(
     """Trains the trials of a cohort.
 
     With 'map' on one device the arrays hold only these trials. Elsewhere every trial of the group keeps its slice, so
-    that the numbers of each stay the same to the bit; the slice of a trial that is not trained repeats another's.
+    that its numbers stay the same to the bit; the slice of a trial that is not trained repeats another's.
     """
     slots = homes if transform == 'map' and jax.device_count() == 1 else list(stated)
     asked = stated[homes[0]].mesh
@@ -140,15 +139,14 @@ def open_all(stated: Mapping[pathlib.Path, Config], last: int | None) -> dict[pa
             shared = tokenizers.setdefault(found.tokenizers.fingerprint, found.tokenizers)
             found = found._replace(tokenizers=shared)
             first, other = next(iter(data.items()), (home, found))
-            if common(found.config) != common(other.config) or shapes(found.batches) != shapes(other.batches):
+            if common(found.config) != common(other.config) or _shapes(found.batches) != _shapes(other.batches):
                 raise UserError(f'its batches have other shapes than those of {first}: --together=1 trains it')
             workdir.save_config(home, found.config)
             data[home] = found
     return data
 
 
-def shapes(batches: pipeline.Batches) -> Any:
-    """Returns the shapes of the batches of a run."""
+def _shapes(batches: pipeline.Batches) -> Any:
     return batches.shapes, batches.widths
 
 
@@ -156,7 +154,7 @@ def cohorts(homes: Sequence[pathlib.Path]) -> list[tuple[int | None, list[pathli
     """Returns groups of workdirs that resume from the same step, each with that step (None: no checkpoint).
 
     If one lacks the newest checkpoint of the others, all resume from the one before, and the newest is deleted, because
-    it will be written again. A workdir that is further behind resumes by itself.
+    it will be written again. A workdir that is further behind resumes alone.
     """
     steps = {
         home: [
@@ -174,10 +172,8 @@ def cohorts(homes: Sequence[pathlib.Path]) -> list[tuple[int | None, list[pathli
         for home in some:
             for step in steps.pop(home):
                 if last is not None and step > last:
-                    print(
-                        f'{home}: checkpoint {step} is deleted, because other trials resume from step {last}',
-                        flush=True,
-                    )
+                    why = f'because other trials resume from step {last}'
+                    print(f'{home}: checkpoint {step} is deleted, {why}', flush=True)
                     checkpoint.delete(home, step)
         found.append((last, some))
     return found

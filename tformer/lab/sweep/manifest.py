@@ -26,9 +26,8 @@ def check(trials: Sequence[Trial], home: pathlib.Path) -> None:
             if changed := config.difference(before, trial.config):
                 field, (old, new) = next(iter(changed.items()))
                 more = f' and {len(changed) - 1} more fields' if len(changed) > 1 else ''
-                raise UserError(
-                    f'{place} is of another config: {field} ({old!r} there, {new!r} here){more}; use a fresh --workdir'
-                )
+                fields = f'{field} ({old!r} there, {new!r} here){more}'
+                raise UserError(f'{place} holds a trial with another config: {fields}; use a fresh --workdir')
         elif (place / 'config.json').is_file():
             raise UserError(f'{place} holds a run that is not of a sweep; use a fresh --workdir')
 
@@ -38,11 +37,7 @@ def claim(
 ) -> dict[str, float]:
     """Writes the list of trials, and the config of each to its workdir; returns the seconds that each has run.
 
-    Args:
-      base: what the trials change.
-      trials: of a sweep.
-      home: the sweep's directory, which this process holds.
-      arguments: of the command, if a command began it, for reports to repeat it.
+    This process holds `home`, the sweep's directory. `arguments` are those of `keep_command`, if a command began it.
 
     Raises:
       UserError: as `check`; nothing is written.
@@ -62,12 +57,12 @@ def claim(
 
 
 def keep_command(home: pathlib.Path, arguments: Sequence[str]) -> None:
-    """Writes what runs a sweep, its --workdir apart, into its directory."""
+    """Writes the command line of a sweep, without --workdir, into its directory."""
     atomic.write(home / COMMAND, shlex.join(['tformer', 'sweep', *arguments]) + '\n')
 
 
 def write(base: Config, trials: Sequence[Trial], home: pathlib.Path, seconds: Mapping[str, float]) -> None:
-    """Writes the list of a sweep, for reports to be made without the sweep file."""
+    """Writes the list of a sweep, from which reports are made without the sweep file."""
     entries = [
         {
             'name': trial.name,

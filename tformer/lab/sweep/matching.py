@@ -23,7 +23,7 @@ OF_ROWS = 'model.family', 'train.objective'  # fields besides those of the data 
 
 @dataclasses.dataclass(frozen=True)
 class Match:
-    """A quantity that all arms should have as much of as one of them, and the integer field that is adjusted for it."""
+    """A quantity in which all arms should equal one of them, and the integer field that is adjusted for it."""
 
     quantity: str  # a key of `QUANTITIES`
     field: str  # dotted name; the quantity must grow with it
@@ -49,14 +49,14 @@ def num_parameters(stated: Config) -> int:
     """Returns how many parameters the model of a config has.
 
     Raises:
-      UserError: its vocabulary is that of data which do not load.
+      UserError: its vocabulary depends on data that do not load.
     """
     resolved = sized(stated)
     return count_parameters(_parameters(resolved.model, resolved.train.objective))
 
 
 def num_tokens(stated: Config) -> int:
-    """Returns the tokens of a run whose batches are full, of both sides: padding counts.
+    """Returns the tokens of a run whose batches are full, on both sides, with padding.
 
     Raises:
       UserError: the run's length is given in epochs.
@@ -96,7 +96,7 @@ def _shapes(stated: Config) -> dict[str, tuple[int, int]]:
 def _num_steps(stated: Config) -> int:
     if stated.train.num_steps is None:
         raise UserError(
-            'its length is given by train.num_epochs, whose steps only the data can tell: set train.num_steps'
+            'its length is given by train.num_epochs, whose number of steps depends on the data: set train.num_steps'
         )
     return stated.train.num_steps
 
@@ -135,17 +135,15 @@ def match_all(arms: Mapping[str, Config], match: Match) -> dict[str, Config]:
 
 
 def misses(arms: Mapping[str, Config], match: Match) -> dict[str, float]:
-    """Returns by how many percent each arm misses the quantity of the one that it is to equal."""
+    """Returns by how many percent each arm is above or below the quantity of the arm `match.to`."""
     measured = QUANTITIES[match.quantity]
     target = measured(arms[match.to])
     return {name: 100 * (measured(stated) / target - 1) for name, stated in arms.items()}
 
 
 def _known_to_be_full(to: Config, stated: Config, match: Match) -> None:
-    """Raises a `UserError` if the arms may have different shares of padding, which only the data determine.
-
-    Padding costs FLOPs, but it does not count as tokens.
-    """
+    """Raises a `UserError` if the arms may have different shares of padding, which depend on the data."""
+    # Padding costs FLOPs, but it does not count as tokens.
     full, known = ['pack', 'pad'], "use 'pad' or 'pack'"
     if match.quantity == 'tokens':
         full, known = ['pack'], "use 'pack', which fills its rows"
@@ -161,7 +159,7 @@ def _known_to_be_full(to: Config, stated: Config, match: Match) -> None:
 def nearest(measured: Callable[[int], float], target: float, start: int = 1) -> int:
     """Returns the positive number at which a rising function is nearest to `target`.
 
-    Between two numbers on either side a straight line and bisection say in turn where to look.
+    It searches between two numbers on either side, in turn by linear interpolation and by bisection.
 
     Raises:
       UserError: the function is flat.
@@ -177,7 +175,7 @@ def nearest(measured: Callable[[int], float], target: float, start: int = 1) -> 
     line = True
     while above - below > 1:
         middle = (below + above) // 2
-        if line and below > 0:  # most amounts rise along one
+        if line and below > 0:  # most quantities are nearly linear
             share = (target - measured(below)) / (measured(above) - measured(below))
             middle = min(max(int(below + share * (above - below)), below + 1), above - 1)
         below, above = (middle, above) if measured(middle) < target else (below, middle)

@@ -29,14 +29,13 @@ SEED = 'train.seed'
 class Sweep:
     """A base config and the changes of its trials.
 
-    The first of `arms` is the baseline. Those that differ in train.seed alone are one arm. Those that come to the same
+    The first of `arms` is the baseline. Those that differ only in train.seed are one arm; those that make the same
     config are one trial.
     """
 
     base: str | ConfigDict  # FILE[:argument], relative to the sweep file; or what a recipe's get_config returns
     arms: Sequence[Overrides]  # the overrides of each trial
-    # quantities in which all arms should equal the baseline: one, several or None
-    match: Sequence[Match] | Match | None = ()
+    match: Sequence[Match] | Match | None = ()  # quantities in which all arms should equal the baseline
 
 
 # ------------------------------------------------------------------------------------------------- lists of overrides
@@ -94,7 +93,7 @@ def seeds(count: int, first: int = 0) -> list[Overrides]:
 def sample(distributions: Mapping[str, Distribution], count: int, seed: int = 0) -> list[Overrides]:
     """Returns `count` draws of each field's value, independent of each other (Bergstra & Bengio 2012).
 
-    A draw depends on the seed, its field and its number alone: more draws, or another field, leave it as it is.
+    A draw depends only on the seed, its field and its number: more draws, or another field, do not change it.
     """
     return [
         {field: of(random.Random(f'{seed} {field} {number}').random()) for field, of in distributions.items()}
@@ -117,7 +116,7 @@ def log_uniform(low: float, high: float) -> Distribution:
 
 
 def choice(values: Iterable[Any]) -> Distribution:
-    """Returns the distribution in which all of `values` are as likely."""
+    """Returns the distribution in which all of `values` are equally likely."""
     options = _listed('choice', {'choice': values})
     return lambda share: options[int(share * len(options))]
 

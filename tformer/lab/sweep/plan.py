@@ -17,13 +17,8 @@ HEAD = ('trial', 'parameters', 'FLOPs at most', 'tokens at most', 'matched', 'st
 def plan(trials: Sequence[Trial], directory: str | pathlib.Path | None, parallel: int = 1) -> str:
     """Returns a table of the trials: parameters, FLOPs, tokens, mismatch and state of each.
 
-    FLOPs and tokens are of full batches, so they count padding, which only the data determine. The time of a trial that
-    has not run is estimated from the FLOPs and times of those that have.
-
-    Args:
-      trials: of the sweep.
-      directory: of the sweep, if it has one yet.
-      parallel: how many processes will run at once.
+    FLOPs and tokens are of full batches: how much of them is padding depends on the data. The time of a trial that has
+    not run is estimated from the FLOPs and times of those that have; `parallel` processes will run at once.
 
     Raises:
       UserError: as `manifest.check`.
@@ -57,7 +52,7 @@ def plan(trials: Sequence[Trial], directory: str | pathlib.Path | None, parallel
 def _expected_seconds(
     flops: Mapping[str, float | None], seconds: Mapping[str, float], done: set[str]
 ) -> dict[str, float]:
-    """Returns the seconds that each trial that is not done may take; none if no trial has told."""
+    """Returns the estimated seconds of each trial that is not done; nothing if no finished trial has its time."""
     rates = [seconds[name] / (flops[name] or 1.0) for name in done if seconds.get(name)]
     return {name: statistics.median(rates) * (flops[name] or 1.0) for name in flops if name not in done and rates}
 
@@ -75,7 +70,7 @@ def _state(place: pathlib.Path, seconds: float | None, expected: float | None) -
 
 
 def _known(measured: Callable[[Config], T], stated: Config) -> T | None:
-    """Returns an amount, or None if only the data determine it."""
+    """Returns an amount, or None if it depends on the data."""
     try:
         return measured(stated)
     except UserError:

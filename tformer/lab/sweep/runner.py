@@ -31,19 +31,8 @@ def sweep(
 ) -> int:
     """Runs the trials that are not done, each in DIRECTORY/ARM/seed_N.
 
-    A trial that fails leaves its error there in error.txt, and the others go on.
-
-    Args:
-      base: the config that the trials change.
-      trials: of a sweep.
-      directory: of the sweep.
-      parallel: how many processes run at once.
-      together: how many trials one process trains in one program at most, if they differ in numbers alone.
-      transform: how they share the program, a key of `batched_trials.TRANSFORMS`; None: what suits the device.
-      arguments: of the command line that began the sweep, if one did, for reports to repeat it.
-
-    Returns:
-      The exit code: 0 if all trials are done, 2 if all that failed were the user's mistakes, otherwise 1.
+    A trial that fails leaves its error there in error.txt, and the others go on. `arguments` are those of the command
+    line, for reports to repeat it; the exit code and the other arguments are those of `tformer.sweep`.
 
     Raises:
       UserError: the directory holds a trial of the same name with another config.
@@ -66,22 +55,15 @@ def sweep(
 
 
 class _Runner:
-    """The state of a sweep that runs.
-
-    Attributes:
-      seconds: that each trial had run when its last process ended, by its directory.
-      waiting: the groups that have not begun, with their numbers.
-      running: the processes, by their slot from 0 to `parallel` - 1.
-      failed: the exit codes of trials that failed, by their directories.
-      stopped: the trials that saved their state and stopped.
-    """
+    """The state of a sweep that runs."""
 
     def __init__(self, base: Config, trials: Sequence[Trial], home: pathlib.Path, seconds: Mapping[str, float]):
-        self.base, self.trials, self.home, self.seconds = base, trials, home, seconds
-        self.waiting: list[tuple[int, list[Trial]]] = []
-        self.running: dict[int, TrialProcess] = {}
-        self.failed: dict[str, int] = {}
-        self.stopped: list[Trial] = []
+        self.base, self.trials, self.home = base, trials, home
+        self.seconds = seconds  # that each trial had run when its last process ended, by its directory
+        self.waiting: list[tuple[int, list[Trial]]] = []  # the groups that have not begun, with their numbers
+        self.running: dict[int, TrialProcess] = {}  # by their slot from 0 to `parallel` - 1
+        self.failed: dict[str, int] = {}  # the exit codes of trials that failed, by their directories
+        self.stopped: list[Trial] = []  # those that saved their state and stopped
         self.num_ended = self.count_done()
 
     def count_done(self) -> int:
@@ -167,8 +149,7 @@ def array(
 ) -> str:
     """Writes what trains the trials to DIRECTORY/trials.txt, a process a line; returns how to run those not done.
 
-    Tasks that wait take their lines by number: a list that is there stays as it is, and another one has another name.
-    The arguments are those of `sweep`.
+    Tasks that wait take their lines by number, so an existing list is never changed: another list has another name.
 
     Raises:
       UserError: as `sweep`.
@@ -181,21 +162,16 @@ def array(
         left = [number for number, group in enumerate(every, 1) if not _all_done(group, home)]
         if not left:
             return 'all trials are done'
-        file = _listed(
-            home, ''.join(f'{shlex.join(trial_process.train_arguments(group, home, transform))}\n' for group in every)
-        )
+        lines = [shlex.join(trial_process.train_arguments(group, home, transform)) for group in every]
+        file = _listed(home, ''.join(f'{line}\n' for line in lines))
     return f'sbatch --array={array_ranges(left)} launch/slurm_array.sbatch {shlex.quote(str(file))}'
 
 
 def array_ranges(numbers: Sequence[int]) -> str:
     """Returns ascending numbers as Slurm takes them: '2,5-7'."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ','.join(f'{run[0]}-{run[-1]}' if len(run) > 1 else str(run[0]) for run in runs)
+    starts = [number for number in numbers if number - 1 not in numbers]
+    ends = [number for number in numbers if number + 1 not in numbers]
+    return ','.join(f'{a}-{b}' if a < b else str(a) for a, b in zip(starts, ends, strict=True))
 
 
 def _listed(home: pathlib.Path, text: str) -> pathlib.Path:

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from tformer import config
 from tformer.config import extensions
@@ -21,8 +20,8 @@ from tformer.training import workdir
 
 TRAIN = (sys.executable, '-m', 'tformer', 'train')
 
-# What a process runs before it becomes the training. Linux kills it when its parent ends (1 is PR_SET_PDEATHSIG): a
-# trial that nobody waits for would keep its workdir locked when the sweep is started again.
+# What a process runs before it becomes the training. Linux kills it when its parent ends (1 is PR_SET_PDEATHSIG):
+# otherwise an orphaned trial would keep its workdir locked when the sweep is started again.
 BOUND = """
 import ctypes, os, signal, sys
 if sys.platform.startswith('linux'):
@@ -42,28 +41,20 @@ class End(enum.Enum):
     STOPPED = 'stopped'
 
 
-class Outcome(NamedTuple):
-    """How a trial ended, and a line that says it."""
-
-    end: End
-    text: str
-
-
 @dataclasses.dataclass
 class TrialProcess:
     """A process that trains one trial, or several together."""
 
     trials: list[Trial]  # those that were not done when it began
-    process: subprocess.Popen[bytes]  # the process
+    process: subprocess.Popen[bytes]
     began: float  # when, on the monotonic clock
     log: pathlib.Path  # the file of what it prints
     log_start: int  # the length of the log before it, in bytes
 
-    def outcome(self, trial: Trial, home: pathlib.Path, code: int, asked: bool) -> Outcome:
-        """Returns how one of the trials ended; the error of one that failed is written to its workdir, if it is free.
+    def outcome(self, trial: Trial, home: pathlib.Path, code: int, asked: bool) -> tuple[End, str]:
+        """Returns how one of the trials ended and a line about it; writes an error to its workdir, if that is free.
 
         Args:
-          trial: the trial.
           home: the sweep's directory.
           code: the exit code of the process.
           asked: whether the process was asked to stop.
@@ -72,16 +63,16 @@ class TrialProcess:
         if is_done(place):
             results = config.read_json(place / RESULT).items()
             losses = [f'{split} loss {scores["loss"]:.4g}' for split, scores in results if 'loss' in scores]
-            return Outcome(End.DONE, ', '.join(['done', *losses]))
+            return End.DONE, ', '.join(['done', *losses])
         if code == STOPPED or (asked and code in (-signal.SIGTERM, 128 + signal.SIGTERM)):
-            return Outcome(End.STOPPED, 'stopped')
+            return End.STOPPED, 'stopped'
         free = not workdir.is_locked(place, workdir.LOCK_SECONDS)
         error = error_of(place) if free else None
         if error is None:
             error = f'ended by {signal.Signals(-code).name}' if code < 0 else self._last_error(code)
             if free:
                 write_error(place, error)
-        return Outcome(End.FAILED, f'failed: {error} ({self.log})')
+        return End.FAILED, f'failed: {error} ({self.log})'
 
     def _last_error(self, code: int) -> str:
         """Returns the last line of the log that looks like an error, or else the last line."""
@@ -95,14 +86,9 @@ class TrialProcess:
 def start(
     group: Sequence[Trial], home: pathlib.Path, number: int, transform: str | None, cores: set[int]
 ) -> TrialProcess:
-    """Starts the process of a group of trials; those that are done are left out, and those that failed run again.
+    """Starts the process that trains a group; trials that are done are left out, and those that failed run again.
 
-    Args:
-      group: the trials that one process trains.
-      home: the sweep's directory.
-      number: of the group, which names the log of several trials.
-      transform: how they share a program, a key of `batched_trials.TRANSFORMS`, or None.
-      cores: the cores that it may use; none: all.
+    The number of the group names the log of several trials. An empty set of cores is all of them.
     """
     left = [trial for trial in group if not is_done(home / trial.directory)]
     for trial in left:

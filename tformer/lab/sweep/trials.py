@@ -28,10 +28,10 @@ class Trial:
     """One run of a sweep."""
 
     name: str  # of its arm: the differences from the baseline before matching
-    seed: int  # its train.seed
+    seed: int  # train.seed
     overrides: Overrides  # of the sweep's base, with the adjustments of matching
     config: Config  # not resolved
-    mismatch_percent: dict[str, float]  # by quantity, by how many percent it misses the amount that it is matched to
+    mismatch_percent: dict[str, float]  # by quantity, how far it is from the amount that it is matched to
 
     @property
     def directory(self) -> str:
@@ -66,10 +66,10 @@ def load(spec: str, overrides: Mapping[str, str] | None = None) -> tuple[Config,
 
 
 def trials(base: Config, arms: Sequence[Overrides], match: Sequence[Match] | Match | None = ()) -> list[Trial]:
-    """Returns the trials of a sweep in the order of its arms; those that come to the same config are one.
+    """Returns the trials of a sweep in the order of its arms; arms that make the same config are one trial.
 
     Raises:
-      UserError: no arm, a field or a value that is none, or fields that do not fit together; the arm is named.
+      UserError: there are no arms, or an arm, which is named, has an unknown field or value or fields that conflict.
     """
     if not arms:
         raise UserError('the sweep has no arms')
@@ -92,7 +92,7 @@ def trials(base: Config, arms: Sequence[Overrides], match: Sequence[Match] | Mat
 
 
 def _listed(match: Sequence[Match] | Match | None) -> list[Match]:
-    """Returns the matches of a sweep, which has none, one or several."""
+    """Returns the matches of a sweep as a list."""
     if match is None:
         return []
     listed: Sequence[Any] = match if isinstance(match, list | tuple) else [match]
@@ -105,7 +105,8 @@ def _listed(match: Sequence[Match] | Match | None) -> list[Match]:
 def _matched(found: list[Trial], matches: list[Match]) -> list[Trial]:
     """Returns the trials with the fields of `matches` adjusted, the same for all seeds of an arm.
 
-    What one match adjusts may move what another has matched: they take turns until no field changes, or for `ROUNDS`.
+    An adjustment for one match may change the quantity of another, so they take turns until no field changes, or for
+    `ROUNDS`.
     """
     arms = {trial.name: trial.config for trial in found}
     for number, match in enumerate(matches):
@@ -132,9 +133,9 @@ def _matched(found: list[Trial], matches: list[Match]) -> list[Trial]:
 
 @contextlib.contextmanager
 def kept(place: pathlib.Path) -> Iterator[None]:
-    """Writes the error of its block to the workdir, if that is of a trial and no other run holds it.
+    """Writes an error of its block to the workdir, if that is of a trial and no other run holds it.
 
-    If several processes run as one, the first failure is written, not those of processes that fail because of it.
+    If several processes run as one, only the first failure is written, not the failures that it causes in others.
     """
     if not (place / STATED).is_file():
         yield
@@ -188,19 +189,17 @@ def is_done_as(place: pathlib.Path, wanted: Config) -> bool:
 
 
 def arm_name(baseline: Config, stated: Config) -> str:
-    """Returns what an arm is called: the fields that differ from the baseline's, e.g. 'norm=rmsnorm,num_heads=8'.
+    """Returns the name of an arm: the fields that differ from the baseline's, e.g. 'norm=rmsnorm,num_heads=8'.
 
-    A section stands before a field whose name another section has too. Where the name would be too long, or a value
-    has letters that a directory should not have, a digest of the values ends it.
+    A field whose name is also in another section has its section. A name that would be too long, or has a value with
+    characters that are unsafe in a directory, ends with a digest of the values.
     """
     differing = {name: new for name, (_, new) in config.difference(baseline, stated).items() if name != SEED}
     if not differing:
         return BASELINE
     every = [name.partition('.')[2] for name in config.field_types()]
-    parts = []
-    for name, value in differing.items():
-        field = name.partition('.')[2]
-        parts.append((field if every.count(field) == 1 else name, _written(value)))
+    short = {name: field if every.count(field := name.partition('.')[2]) == 1 else name for name in differing}
+    parts = [(short[name], _written(value)) for name, value in differing.items()]
     text = ','.join(f'{field}={UNSAFE.sub("-", value)}' for field, value in parts)
     if len(text) <= LONGEST and not any(UNSAFE.search(value) for _, value in parts):
         return text
