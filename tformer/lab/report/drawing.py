@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-# Okabe & Ito's colours without yellow and black: colour-blind people tell them apart, on light and dark pages.
+# Okabe & Ito's colours without yellow and black: colour-blind readers can tell them apart, on light and dark pages.
 COLOURS = ('#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00', '#56b4e9')
 DASHES = ('-', '--', '-.', ':')
 MARKERS = 'osD^vP*X'
@@ -52,11 +52,9 @@ def installed() -> bool:
 
 
 def rendered(draw: Callable[[Any], None], salt: str) -> str:
-    """Returns what `draw` does to a figure, as an element of a page: the same bytes for the same drawing.
+    """Returns the figure, WIDTH by HEIGHT inches, that `draw` fills, as an element of a page.
 
-    Args:
-      draw: takes a matplotlib figure, WIDTH by HEIGHT inches.
-      salt: of the names of its parts; drawings of one page must differ in it.
+    The same drawing gives the same bytes. The ids of its parts depend on `salt`, which must differ within a page.
     """
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -72,7 +70,7 @@ def rendered(draw: Callable[[Any], None], salt: str) -> str:
 
 
 def _inline(text: str) -> str:
-    """Returns an SVG file as an element of a page: without what names an address, and with the page's colours."""
+    """Returns an SVG file as an element of a page: without metadata and addresses, and in the page's colours."""
     text = text[text.index('<svg') :]
     text = re.sub(r'<metadata>.*?</metadata>\s*', '', text, flags=re.DOTALL)
     text = re.sub(r' xmlns(:\w+)?="[^"]*"', '', text)
@@ -108,16 +106,27 @@ def short(label: str) -> str:
     return label if len(label) <= LONGEST else f'{label[: LONGEST // 2]}…{label[-LONGEST // 2 + 1 :]}'
 
 
-def legend(figure: Any, axes: Any) -> None:
-    """Adds the legend below the axes, and room for it."""
+def ring(axes: Any, x: float, y: float, colour: str) -> None:
+    axes.plot([x], [y], 'o', markersize=12, fillstyle='none', color=colour)
+
+
+def finish(
+    figure: Any, axes: Any, xlabel: str, ylabel: str, x: Sequence[float] | np.ndarray = (),
+    y: Sequence[float] | np.ndarray = (),
+) -> None:  # fmt: skip
+    """Labels the axes, of which `x` and `y` are the values as in `plainly`, and adds the legend and room for it."""
+    axes.set_xlabel(xlabel)
+    axes.set_ylabel(ylabel)
+    plainly(axes.xaxis, x)
+    plainly(axes.yaxis, y)
     handles, labels = axes.get_legend_handles_labels()
     columns = 1 if max(map(len, labels), default=0) > LONGEST // 2 else 2
     figure.set_size_inches(WIDTH, figure.get_size_inches()[1] + LINE * math.ceil(len(labels) / columns))
     figure.legend(handles, labels, loc='outside lower center', ncols=columns)
 
 
-def plainly(axis: Any, values: Sequence[float] | np.ndarray) -> bool:
-    """Labels an axis, logarithmic where positive values span a decade, in plain numbers; returns whether it is."""
+def plainly(axis: Any, values: Sequence[float] | np.ndarray = ()) -> None:
+    """Labels an axis in plain numbers, and makes it logarithmic where positive values span a decade."""
     from matplotlib import ticker
 
     finite = np.array([value for value in values if math.isfinite(value)])
@@ -128,7 +137,6 @@ def plainly(axis: Any, values: Sequence[float] | np.ndarray) -> bool:
     axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: _tick(value)))
     if not spans:
         axis.set_major_locator(ticker.MaxNLocator(6))
-    return spans
 
 
 def _tick(value: float) -> str:

@@ -57,6 +57,9 @@ class Reach:
     steps: Mapping[str, Sequence[float | None]]  # by arm, of each run that has ended; None if it never reaches it
     at_once: Mapping[str, int]  # by arm, how many runs have it in their first report, and may have reached it earlier
 
+    def __str__(self) -> str:
+        return f'{self.name}={self.value:g}'
+
 
 def curve_name(results: Results, metric: str) -> str | None:
     """Returns the curve that stands for a metric: of its own name, of the valid split, the valid loss, or None."""

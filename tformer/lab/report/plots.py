@@ -7,21 +7,15 @@ from typing import Any
 import numpy as np
 
 from tformer.lab.report import drawing, prose
-from tformer.lab.report.drawing import INK, WIDTH, legend, plainly, short
+from tformer.lab.report.drawing import INK, WIDTH, finish, plainly, ring, short
 from tformer.lab.report.report_data import Report
 from tformer.lab.scaling_laws import isoflop
 
-TICKS = 8  # values of a field, at most, that are all marked
+TICKS = 8  # an axis has a tick at every value of a field, if there are at most so many
 
 
 def svg(report: Report, kind: str, of: str) -> str:
-    """Returns a drawing of a report as an element of a page.
-
-    Args:
-      report: what is drawn.
-      kind: a key of DRAWINGS.
-      of: which one of its kind.
-    """
+    """Returns a drawing of a report as an element of a page: `kind` is a key of DRAWINGS, `of` one of its kind."""
     return drawing.rendered(lambda figure: DRAWINGS[kind](report, figure, of), f'{kind} {of}')
 
 
@@ -33,7 +27,7 @@ def _look(report: Report, arm: str) -> dict[str, Any]:
 
 
 def forest(report: Report, figure: Any, of: str) -> None:
-    """Draws the differences from the baseline and their intervals, an arm a line."""
+    """Draws the differences from the baseline and their intervals, one line for each arm."""
     rows = [row for row in report.rows if row.comparison and math.isfinite(row.comparison.difference)]
     figure.set_size_inches(WIDTH, 0.9 + 0.45 * max(len(rows), 1))
     axes = figure.subplots()
@@ -53,7 +47,7 @@ def forest(report: Report, figure: Any, of: str) -> None:
     axes.spines['left'].set_visible(False)
     axes.grid(axis='y', visible=False)
     axes.set_xlabel(f'difference of {prose.named(report.metric)}')
-    plainly(axes.xaxis, [])
+    plainly(axes.xaxis)
 
 
 def curves(report: Report, figure: Any, of: str) -> None:
@@ -70,15 +64,11 @@ def curves(report: Report, figure: Any, of: str) -> None:
             low, high = band.mean - band.sd, band.mean + band.sd
             axes.fill_between(band.steps, low, high, color=look['color'], alpha=0.15, linewidth=0)
     axes.set_ylim(*_around(np.concatenate([bands[arm].mean[len(bands[arm].mean) // 10 :] for arm in drawn])))
-    axes.set_xlabel('steps')
-    axes.set_ylabel(prose.named(of))
-    plainly(axes.xaxis, [])
-    plainly(axes.yaxis, [])
-    legend(figure, axes)
+    finish(figure, axes, 'steps', prose.named(of))
 
 
 def _around(means: np.ndarray) -> tuple[float, float]:
-    """Returns limits that neither a wide band of few seeds nor the first steps stretch."""
+    """Returns the limits of an axis for some means, whatever the width of their bands."""
     room = 0.08 * (means.max() - means.min()) or abs(means.max()) * 0.01 or 1.0
     return float(means.min() - room), float(means.max() + room)
 
@@ -95,15 +85,12 @@ def pareto(report: Report, figure: Any, of: str) -> None:
         axes.errorbar(cost, runs.mean, yerr=error, label=short(arm), markersize=7, elinewidth=1, **look)
     line = sorted((points[arm][0], points[arm][1].mean) for arm in front)
     axes.plot(*zip(*line, strict=True), color=INK, linewidth=1, linestyle=':', label='front')
-    axes.set_xlabel(prose.quantity(of))
-    axes.set_ylabel(f'{prose.named(report.metric)}, mean ± sd')
-    plainly(axes.xaxis, [cost for cost, _ in points.values()])
-    plainly(axes.yaxis, [])
-    legend(figure, axes)
+    costs = [cost for cost, _ in points.values()]
+    finish(figure, axes, prose.quantity(of), f'{prose.named(report.metric)}, mean ± sd', costs)
 
 
 def response(report: Report, figure: Any, of: str) -> None:
-    """Draws the metric along a field, in lines."""
+    """Draws the metric along a field, one curve for each line."""
     assert report.response is not None
     axes, found = figure.subplots(), report.response
     for i, line in enumerate(found.lines):
@@ -111,16 +98,13 @@ def response(report: Report, figure: Any, of: str) -> None:
         label = ', '.join(f'{field.partition(".")[2]}={value}' for field, value in line.fixed.items()) or found.field
         error = np.nan_to_num(line.sd)
         axes.errorbar(line.x, line.mean, yerr=error, label=short(label), markersize=4, elinewidth=1, **look)
-        axes.plot([line.x[best]], [line.mean[best]], 'o', markersize=12, fillstyle='none', color=look['color'])
-    axes.set_xlabel(found.field)
-    axes.set_ylabel(prose.named(report.metric))
+        ring(axes, line.x[best], line.mean[best], look['color'])
     tried = np.unique(np.concatenate([line.x for line in found.lines]))
-    plainly(axes.xaxis, tried)
+    means = np.concatenate([line.mean for line in found.lines])
+    finish(figure, axes, found.field, prose.named(report.metric), tried, means)
     if len(tried) <= TICKS:
         axes.set_xticks(tried, [f'{x:.3g}' if abs(x) < 1 else f'{x:g}' for x in tried])
-        axes.minorticks_off()
-    plainly(axes.yaxis, np.concatenate([line.mean for line in found.lines]))
-    legend(figure, axes)
+        axes.set_xticks([], minor=True)
 
 
 def scaling(report: Report, figure: Any, of: str) -> None:
@@ -135,11 +119,7 @@ def scaling(report: Report, figure: Any, of: str) -> None:
                   **{**look, 'linestyle': 'none'})  # fmt: skip
         D = np.geomspace(found.D[of_size].min(), found.D[of_size].max(), 60)
         axes.plot(isoflop.PER_TOKEN * N * D, law.predict(N, D), color=look['color'], linewidth=1)
-    axes.set_xlabel('FLOPs, 6 N D')
-    axes.set_ylabel(prose.named(report.metric))
-    plainly(axes.xaxis, C)
-    plainly(axes.yaxis, found.loss)
-    legend(figure, axes)
+    finish(figure, axes, 'FLOPs, 6 N D', prose.named(report.metric), C, found.loss)
 
 
 def profiles(report: Report, figure: Any, of: str) -> None:
@@ -154,12 +134,8 @@ def profiles(report: Report, figure: Any, of: str) -> None:
         x = np.geomspace(N.min(), N.max(), 60)
         parabola = np.polynomial.Polynomial.fit(np.log(N), loss, 2)
         axes.plot(x, parabola(np.log(x)), color=look['color'], linewidth=1)
-        axes.plot([minimum.N], [minimum.loss], 'o', markersize=12, fillstyle='none', color=look['color'])
-    axes.set_xlabel('parameters')
-    axes.set_ylabel(prose.named(report.metric))
-    plainly(axes.xaxis, found.N)
-    plainly(axes.yaxis, found.loss)
-    legend(figure, axes)
+        ring(axes, minimum.N, minimum.loss, look['color'])
+    finish(figure, axes, 'parameters', prose.named(report.metric), found.N, found.loss)
 
 
 def envelope(report: Report, figure: Any, of: str) -> None:
@@ -173,11 +149,7 @@ def envelope(report: Report, figure: Any, of: str) -> None:
     for i, N in enumerate(sizes):
         axes.plot([], [], label=f'N = {prose.amount(N)}', **{**drawing.look(i), 'marker': None})
     axes.plot(found.flops, found.loss, color=INK, linewidth=2, linestyle=':', label='envelope')
-    axes.set_xlabel('FLOPs so far')
-    axes.set_ylabel('train loss')
-    plainly(axes.xaxis, found.flops)
-    plainly(axes.yaxis, found.loss)
-    legend(figure, axes)
+    finish(figure, axes, 'FLOPs so far', 'train loss', found.flops, found.loss)
 
 
 DRAWINGS: dict[str, Callable[[Report, Any, str], None]] = {

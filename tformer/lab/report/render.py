@@ -8,13 +8,14 @@ import json
 import math
 import pathlib
 import re
+import shlex
 from collections.abc import Callable, Sequence
 
 import jinja2
 from markdown_it import MarkdownIt
 from markupsafe import Markup
 
-from tformer.lab.report import prose, provenance
+from tformer.lab.report import prose
 from tformer.lab.report.prose import Figure
 from tformer.lab.report.report_data import Report
 from tformer.lab.statistics import power
@@ -34,6 +35,7 @@ def _environment(escape: bool) -> jinja2.Environment:
         'code': prose.code,
         'cell': lambda value: prose.code(value).replace('|', r'\|'),
         'typed': lambda value: Markup(prose.plain(value)),
+        'command': shlex.join,
         'quantity': prose.quantity,
         'probability': prose.probability,
         'number': prose.number,
@@ -42,7 +44,7 @@ def _environment(escape: bool) -> jinja2.Environment:
     }
     made.filters |= filters
     made.tests['finite'] = math.isfinite
-    made.globals |= {'prose': prose, 'provenance': provenance, 'most_seeds': f'{power.MOST:,}'}
+    made.globals |= {'prose': prose, 'most_seeds': f'{power.MOST:,}'}
     return made
 
 

@@ -1,5 +1,6 @@
 """The files of finished runs, read once: those of a sweep, or of any directory of workdirs."""
 
+import contextlib
 import dataclasses
 import math
 import pathlib
@@ -14,7 +15,7 @@ from tformer.config import Config, renamed
 from tformer.errors import UserError
 from tformer.lab.sweep import manifest, trials
 from tformer.lab.sweep.overrides import SEED
-from tformer.training import writers
+from tformer.training import checkpoint, writers
 
 DONE, FAILED, UNFINISHED = 'done', 'failed', 'unfinished'
 FACTS = ('step', 'parameters', 'averaged_checkpoints')  # entries of a split in result.json that are not metrics
@@ -74,6 +75,17 @@ class Results:
     @property
     def runs(self) -> list[Run]:
         return [run for runs in self.arms.values() for run in runs]
+
+    def versions(self) -> dict[str, list[str]]:
+        """Returns the versions of each package in the checkpoints that still exist."""
+        found: dict[str, set[str]] = {}
+        for run in self.runs:
+            with contextlib.suppress(UserError, KeyError):
+                workdir = self.home / run.directory
+                for step in checkpoint.steps(workdir)[-1:]:
+                    for name, version in checkpoint.read_metadata(workdir, step)['versions'].items():
+                        found.setdefault(name, set()).add(str(version))
+        return {name: sorted(versions) for name, versions in sorted(found.items())}
 
     @property
     def done(self) -> list[Run]:
@@ -139,12 +151,9 @@ def _listed(home: pathlib.Path) -> list[Run]:
         base = config.from_dict(listed['base'])
         stated = [config.override(base, renamed.fields(entry['overrides'])) for entry in listed['trials']]
         return [
-            _run(
-                home, entry['name'], entry['directory'], trial, trials.STATED,
-                entry['off_percent'], seconds.get(entry['directory']),
-            )
+            _run(home / entry['directory'], home, entry['name'], trial, entry['off_percent'], seconds)
             for entry, trial in zip(listed['trials'], stated, strict=True)
-        ]  # fmt: skip
+        ]
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(f'{file} is not the list of a sweep: {error}') from error
 
@@ -155,35 +164,32 @@ def _found(home: pathlib.Path) -> list[Run]:
     files = sorted(found, key=lambda file: not file.relative_to(home).as_posix().startswith(trials.BASELINE))
     configs = [config.from_dict(config.read_json(file)) for file in files]
     return [
-        _run(
-            home, trials.arm_name(configs[0], stated), file.parent.relative_to(home).as_posix(), stated, file.name, {},
-            None,
-        )
+        _run(file.parent, home, trials.arm_name(configs[0], stated), stated)
         for file, stated in zip(files, configs, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def _run(
-    home: pathlib.Path, arm: str, directory: str, stated: Config, file: str, mismatch_percent: Mapping[str, float],
-    seconds: float | None,
+    place: pathlib.Path, home: pathlib.Path, arm: str, stated: Config,
+    mismatch_percent: Mapping[str, float] | None = None, seconds: Mapping[str, float] | None = None,
 ) -> Run:  # fmt: skip
-    place = home / directory
-    resolved = place / 'config.json'
+    """Returns a run in `place`; a trial that a sweep's list names has its mismatch and the seconds of all."""
+    directory, resolved = place.relative_to(home).as_posix(), place / 'config.json'
     done = trials.is_done(place)
     error = None if done else trials.error_of(place)
     return Run(
         arm,
         stated.train.seed,
         directory,
-        file,
+        resolved.name if mismatch_percent is None else trials.STATED,
         stated,
         config.from_dict(config.read_json(resolved)) if resolved.is_file() else stated,
         DONE if done else UNFINISHED if error is None else FAILED,
         error,
         *(_scored(place / trials.RESULT) if done else ({}, {})),
         writers.read(place),
-        mismatch_percent,
-        seconds,
+        mismatch_percent or {},
+        (seconds or {}).get(directory),
     )
 
 
