@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import tformer as library
 from tformer import checks, config
 from tformer.config import extensions
 from tformer.errors import UserError
+from tformer.lab.sweep import grid, runner, trials
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -173,16 +175,31 @@ def test_an_extension_adds_a_command(place):
 
 @pytest.mark.slow
 def test_a_sweep_passes_its_extensions_on(place):
-    base = {**FIELDS, 'extensions': 'mine.py'}
+    """Both to a trial that is trained alone and to trials that are trained together."""
+    base = {**FIELDS, 'model.norm': 'maxnorm', 'extensions': 'mine.py'}
     (place / 'sweep.py').write_text(
         'from tformer import config\nfrom tformer.lab.sweep import Sweep\n\n\n'
         'def get_sweep():\n'
         f'    base = config.override(config.Config(), {base!r})\n'
-        "    return Sweep(config.config_dict(base), [{'model.norm': 'maxnorm'}, {'model.norm': 'rmsnorm'}])\n"
+        "    arms = [{}, {'optimizer.learning_rate': 1e-4}, {'model.norm': 'rmsnorm'}]\n"
+        '    return Sweep(config.config_dict(base), arms)\n'
     )
-    code, out, err = tformer('sweep', '--config=sweep.py', '--workdir=swept', cwd=place)
+    code, out, err = tformer('sweep', '--config=sweep.py', '--workdir=swept', '--together=2', cwd=place)
     assert code == 0, out + err
-    assert len(list((place / 'swept').glob('*/seed_*/result.json'))) == 2
+    assert len(list((place / 'swept').glob('*/seed_*/result.json'))) == 3
+    assert '2 trials in one program' in (place / 'swept/together_0.txt').read_text()
+
+
+@pytest.mark.parametrize('together', [1, 2])
+def test_each_line_of_a_slurm_list_names_the_extensions(tmp_path, together):
+    (tmp_path / 'mine.py').write_text('')
+    fields = {'extensions': str(tmp_path / 'mine.py'), 'data.tokenizer': 'symbol', 'data.num_buckets': 1}
+    base = config.override(config.Config(), fields)
+    made = trials.trials(base, grid({'optimizer.learning_rate': [1e-3, 1e-4]}))
+    runner.array(base, made, tmp_path / 'swept', together)
+    lines = (tmp_path / 'swept/trials.txt').read_text().splitlines()
+    assert len(lines) == 2 // together
+    assert all(shlex.split(line)[-1] == f'--extensions={tmp_path / "mine.py"}' for line in lines)
 
 
 def test_an_extension_is_loaded_once_and_refused_if_it_changes(tmp_path, monkeypatch):

@@ -160,7 +160,7 @@ def reaches(results: Results, wanted: Sequence[str]) -> list[Reach]:
     """Returns when the runs reach each of `wanted`, NAME=VALUE.
 
     Raises:
-      UserError: it is not NAME=VALUE, or no run has that number.
+      UserError: one is not NAME=VALUE, or no run has that number.
     """
     known = {name for run in results.runs if run.state == DONE for row in run.log for name in row} - {'step'}
     made = []
@@ -176,21 +176,19 @@ def reaches(results: Results, wanted: Sequence[str]) -> list[Reach]:
             raise UserError(f'--reach={text}: no metrics.jsonl has {name}{nearest(name, sorted(known))}')
         lower = metrics.lower_is_better(name)
         ended = {arm: [run.curve(name) for run in _ended(runs, name)] for arm, runs in results.arms.items()}
-        steps = {arm: [_first(curve, value, lower) for curve in found] for arm, found in ended.items()}
-        at_once = {arm: sum(_begins(curve, value, lower) for curve in found) for arm, found in ended.items()}
+        steps = {arm: [_first(*curve, value, lower) for curve in found] for arm, found in ended.items()}
+        at_once = {
+            arm: sum(first in reported[:1] for first, (reported, _) in zip(steps[arm], found, strict=True))
+            for arm, found in ended.items()
+        }
         made.append(Reach(name, value, steps, at_once))
     return made
 
 
-def _begins(curve: curves.Curve, value: float, lower_is_better: bool) -> bool:
-    _, values = curve
-    return bool(len(values)) and (values[0] <= value if lower_is_better else values[0] >= value)
-
-
-def _first(curve: curves.Curve, value: float, lower_is_better: bool) -> float | None:
-    if _begins(curve, value, lower_is_better):
-        return float(curve[0][0])
+def _first(steps: Sequence[float], values: Sequence[float], value: float, lower_is_better: bool) -> float | None:
+    if values and (values[0] <= value if lower_is_better else values[0] >= value):
+        return steps[0]
     try:
-        return curves.first_reach(curve, value, lower_is_better) if len(curve[0]) else None
+        return curves.first_reach((steps, values), value, lower_is_better) if values else None
     except UserError:
         return None

@@ -8,7 +8,7 @@ import numpy as np
 
 from tformer.evaluation import predictions, text_scores
 from tformer.evaluation.metrics import SIGNED
-from tformer.lab.report.results import DONE, Results, Run
+from tformer.lab.report.results import Results, Run
 from tformer.lab.statistics import resampling
 
 Predicted = tuple[list[str], list[list[str]]]  # predictions, and the references of each
@@ -40,31 +40,25 @@ def compared(results: Results, split: str, baseline: str, alpha: float) -> list[
     made = []
     for name, corpus in CORPORA.items():
         metric = f'{split}/{name}'
-        ours = {run.seed: run for run in results.arms[baseline] if metric in run.scores}
-        found = {run.seed: _statistics(results, run, split, corpus) for run in ours.values()}
+        scored = [run for run in results.done if metric in run.scores]
+        found = {(run.arm, run.seed): _statistics(results, run, split, corpus) for run in scored}
         for arm in [arm for arm in results.arms if arm != baseline]:
             seeds, examples = {}, 0
             for run in results.arms[arm]:
-                theirs = found.get(run.seed)
-                if run.state != DONE or metric not in run.scores or theirs is None:
-                    continue
-                here = _statistics(results, run, split, corpus)
-                if here is not None and here[1] == theirs[1]:
+                ours, theirs = found.get((arm, run.seed)), found.get((baseline, run.seed))
+                if ours and theirs and ours[1] == theirs[1]:
                     totals = corpus.metric(run.config.evaluate.language)
-                    seeds[run.seed] = resampling.compare_corpora(here[0], theirs[0], totals, alpha)
-                    examples = len(here[1])
+                    seeds[run.seed] = resampling.compare_corpora(ours[0], theirs[0], totals, alpha)
+                    examples = len(ours[1])
             if seeds:
                 made.append(Compared(arm, metric, examples, seeds))
     return made
 
 
 def _statistics(results: Results, run: Run, split: str, corpus: Corpus) -> tuple[np.ndarray, Any] | None:
-    """Returns ([N, K], the references) of a run, None if it kept no predictions."""
-    read = predictions.read(results.home / run.directory, split)
-    if read is None or not read[0]:
-        return None
-    said, right = read
-    return corpus.statistics(said, right, run.config.evaluate.language), right
+    """Returns ([N, K], the references) of a run; None if it kept no predictions."""
+    said, right = predictions.read(results.home / run.directory, split) or ([], [])
+    return (corpus.statistics(said, right, run.config.evaluate.language), right) if said else None
 
 
 def _ratio(totals: np.ndarray) -> np.ndarray:
@@ -83,10 +77,7 @@ def _share(of_right: bool) -> Corpus:
 
 
 def _signed(name: str) -> Corpus:
-    """Returns a metric of sacrebleu.
-
-    It is made of the parts that sacrebleu's own PairedTest uses. PairedTest itself gives no interval of the difference.
-    """
+    """Returns a metric of sacrebleu, from the parts that its PairedTest uses, which gives no interval itself."""
 
     def statistics(said: Sequence[str], right: Sequence[Sequence[str]], language: str | None) -> np.ndarray:
         columns = text_scores.columns(right)

@@ -146,12 +146,17 @@ def _best(starts: Iterable[np.ndarray], logs_TR: np.ndarray, log_loss_R: np.ndar
 @ONE_THREAD
 def fit_sum(logs_TR: np.ndarray, log_loss_R: np.ndarray, delta: float = DELTA) -> np.ndarray:
     """Returns the parameters [P] with the least sum of Huber's losses, from a grid of starts."""
-    T, centre_T = len(logs_TR), logs_TR.mean(1)
-    centred = logs_TR - centre_T[:, None]
-    grid = itertools.product(EXPONENTS, repeat=T)
+    centre_T1 = logs_TR.mean(1, keepdims=True)
+    centred = logs_TR - centre_T1
+    grid = itertools.product(EXPONENTS, repeat=len(logs_TR))
     theta_P = _best([_start(p, centred, log_loss_R) for p in grid], centred, log_loss_R, delta)
-    theta_P[1 : T + 1] += theta_P[T + 1 :] * centre_T
-    return theta_P
+    return _shifted(theta_P[:, None], centre_T1)[:, 0]
+
+
+def _shifted(theta_PM: np.ndarray, by_T1: np.ndarray) -> np.ndarray:
+    """Returns the parameters of the same laws for log x + `by_T1`."""
+    floor, coefficients, exponents = np.split(theta_PM, [1, 1 + len(by_T1)])
+    return np.concatenate([floor, coefficients + exponents * by_T1, exponents])
 
 
 @ONE_THREAD
@@ -163,16 +168,14 @@ def resample_sum(
     Raises:
       UserError: some resamples have no law: an exponent is at or below zero, or a coefficient overflows float64.
     """
-    T, centre_T = len(logs_TR), logs_TR.mean(1)
-    centred, here = logs_TR - centre_T[:, None], theta_P.copy()
-    here[1 : T + 1] -= here[T + 1 :] * centre_T
+    T, centre_T1 = len(logs_TR), logs_TR.mean(1, keepdims=True)
+    centred, here = logs_TR - centre_T1, _shifted(theta_P[:, None], -centre_T1)[:, 0]
     rng, fits = np.random.default_rng(seed), []
     for _ in range(resamples):
         rows = rng.integers(len(log_loss_R), size=len(log_loss_R))
         sample = centred[:, rows], log_loss_R[rows]
         fits.append(_best([here, *(_start(times * here[T + 1 :], *sample) for times in AGAIN)], *sample, delta))
-    found_PM = np.array(fits).T
-    found_PM[1 : T + 1] += found_PM[T + 1 :] * centre_T[:, None]
+    found_PM = _shifted(np.array(fits).T, centre_T1)
     lawless = int((~((found_PM[T + 1 :] > 0) & (np.abs(found_PM[1 : T + 1]) < HUGE)).all(0)).sum())
     if lawless:
         raise UserError(

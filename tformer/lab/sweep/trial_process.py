@@ -33,12 +33,7 @@ os.execv(sys.argv[2], sys.argv[2:])
 ERROR_LINE = re.compile(r'tformer: .*|[\w.]*(Error|Exception|Interrupt)\b.*')
 
 
-class End(enum.Enum):
-    """How a trial ended."""
-
-    DONE = 'done'
-    FAILED = 'failed'
-    STOPPED = 'stopped'
+End = enum.Enum('End', 'DONE FAILED STOPPED')  # how a trial ended
 
 
 @dataclasses.dataclass
