@@ -19,9 +19,9 @@ MARKERS = 'osD^vP*X'
 INK, FAINT = '#010203', '#040506'  # placeholders for the page's own colours, which differ between light and dark mode
 PAGE = {INK: 'var(--ink)', FAINT: 'var(--line)'}
 FILE_COLOURS = (('#1c1f26', '#dfe2e8'), ('#e9ebf0', '#2c313d'))  # of ink and grid lines in a file: light, dark
-LONGEST = 44  # letters of a label
+LONGEST = 44  # characters of a label
 WIDTH, HEIGHT = 5.4, 3.3  # inches, without the legend
-LINE = 0.21  # inches of a line of the legend
+LINE = 0.21  # inches per line of the legend
 
 STYLE: dict[Any, Any] = {
     'svg.fonttype': 'none',

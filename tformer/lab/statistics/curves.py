@@ -1,4 +1,4 @@
-"""Learning curves at matched cost: the metric at equal steps, tokens, FLOPs or seconds, and what an equal metric costs.
+"""Learning curves at matched cost: the metric at equal steps, tokens, FLOPs or seconds, and the cost of equal metrics.
 
 A curve is (x, y): the increasing cost and the metric at that cost, [n] each. It is interpolated linearly and never
 extrapolated. A run has failed where y is nan or infinite.
@@ -31,7 +31,7 @@ def shared_range(curves: Iterable[Curve]) -> tuple[float, float]:
     """Returns the first and last x, in its own units, that every curve reaches.
 
     Raises:
-      UserError: there is none, or a curve's x do not increase.
+      UserError: they share no x, or the x of a curve do not increase.
     """
     ends = [_points(curve)[0][[0, -1]] for curve in curves]
     low, high = (max(first for first, _ in ends), min(last for _, last in ends)) if ends else (0.0, -1.0)
@@ -56,12 +56,12 @@ def at(curve: Curve, x: float) -> float:
 def matched(
     arms: Mapping[str, Mapping[Any, Curve | None]], x: float | None = None
 ) -> tuple[float, dict[str, dict[Hashable, float]]]:
-    """Returns (x, {arm: {seed: y at x}}), which `statistics.summary` takes; without x, at the last that all reach.
+    """Returns (x, {arm: {seed: y at x}}) for `comparison.summary`; the default x is the last that all curves reach.
 
     A run that is None has failed, and has nan at x.
 
     Raises:
-      UserError: x is not in all curves (it names one and what all share), or as `shared_range`.
+      UserError: x is not in all curves, or as `shared_range`.
     """
     curves = {(arm, seed): curve for arm, runs in arms.items() for seed, curve in runs.items() if curve is not None}
     low, high = shared_range(curves.values())
@@ -79,7 +79,7 @@ def first_reach(curve: Curve, y: float, lower_is_better: bool) -> float:
     """Returns the first x, in its units, at which the curve is y or better.
 
     Raises:
-      UserError: it never is, has failed before, or is from its first point on, so that where is not known.
+      UserError: it never is, it failed before, or its first point is already better, so that x is unknown.
     """
     xs, ys = _points(curve)
     met = ys <= y if lower_is_better else ys >= y

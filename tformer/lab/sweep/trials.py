@@ -85,25 +85,23 @@ def trials(base: Config, arms: Sequence[Overrides], match: Sequence[Match] | Mat
             raise UserError(f'arm {number} of {len(arms)}: {error}') from error
         baseline = baseline or stated
         name = arm_name(baseline, stated)
-        made.setdefault(stated, Trial(name, stated.train.seed, dict(arm), stated, {}))
-    found = _matched(list(made.values()), _listed(match))
-    differing = [{field: new for field, (_, new) in config.difference(base, trial.config).items()} for trial in found]
-    return [dataclasses.replace(trial, overrides=values) for trial, values in zip(found, differing, strict=True)]
+        made.setdefault(stated, Trial(name, stated.train.seed, {}, stated, {}))
+    return _matched(base, list(made.values()), _listed(match))
 
 
 def _listed(match: Sequence[Match] | Match | None) -> list[Match]:
     """Returns the matches of a sweep as a list."""
     if match is None:
         return []
-    listed: Sequence[Any] = match if isinstance(match, list | tuple) else [match]
+    listed: list[Any] = list(match) if isinstance(match, list | tuple) else [match]
     for each in listed:
         if not isinstance(each, Match):
             raise UserError(f'match: {each!r} is not a Match')
-    return list(listed)
+    return listed
 
 
-def _matched(found: list[Trial], matches: list[Match]) -> list[Trial]:
-    """Returns the trials with the fields of `matches` adjusted, the same for all seeds of an arm.
+def _matched(base: Config, found: list[Trial], matches: list[Match]) -> list[Trial]:
+    """Returns the trials with the fields of `matches` adjusted, the same for all seeds of an arm, and their overrides.
 
     An adjustment for one match may change the quantity of another, so they take turns until no field changes, or for
     `ROUNDS`.
@@ -127,7 +125,8 @@ def _matched(found: list[Trial], matches: list[Match]) -> list[Trial]:
         stated = config.override(arms[trial.name], {SEED: trial.seed})
         checks.check(stated)
         missed = {quantity: percent[trial.name] for quantity, percent in off.items()}
-        adjusted.append(dataclasses.replace(trial, config=stated, mismatch_percent=missed))
+        overrides = {field: new for field, (_, new) in config.difference(base, stated).items()}
+        adjusted.append(Trial(trial.name, trial.seed, overrides, stated, missed))
     return adjusted
 
 
