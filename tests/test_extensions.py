@@ -192,8 +192,8 @@ def test_a_sweep_passes_its_extensions_on(place):
 
 @pytest.mark.parametrize('together', [1, 2])
 def test_each_line_of_a_slurm_list_names_the_extensions(tmp_path, together):
-    (tmp_path / 'mine.py').write_text('')
-    fields = {'extensions': str(tmp_path / 'mine.py'), 'data.tokenizer': 'symbol', 'data.num_buckets': 1}
+    (tmp_path / 'mine.py').write_text(f'TOGETHER = {together}\n')  # a file is known by its content
+    fields = {'extensions': str(tmp_path / 'mine.py'), 'train.num_steps': 2, 'data.num_buckets': 1}
     base = config.override(config.Config(), fields)
     made = trials.trials(base, grid({'optimizer.learning_rate': [1e-3, 1e-4]}))
     runner.array(base, made, tmp_path / 'swept', together)
