@@ -5,14 +5,8 @@ import dataclasses
 from tformer.config.model import Model
 from tformer.config.printing import differences
 
-AXES = (
-    'pipeline',
-    'data',
-    'fsdp',
-    'expert',
-    'context',
-    'tensor',
-)  # of the mesh; the more is sent, the nearer the devices
+# The axes of the mesh: the later an axis, the more is sent along it, and the nearer are its devices.
+AXES = ('pipeline', 'data', 'fsdp', 'expert', 'context', 'tensor')
 
 
 @dataclasses.dataclass(frozen=True)

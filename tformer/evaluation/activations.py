@@ -1,9 +1,8 @@
 """Named values inside a model: read them, and replace them by others.
 
 A name is a module's path, as in the parameters: 'decoder.stack.layers.attention' is the output of the attention of
-every layer, with a leading layer axis whether layers are scanned or unrolled, and 'decoder.stack.layers.3.attention'
-that of one layer. 'decoder.stack.layers.attention.probabilities' are the attention probabilities, and 'output' is what
-the model returns.
+every layer, with a leading layer axis, 'decoder.stack.layers.3.attention' that of one layer, and
+'decoder.stack.layers.attention.probabilities' its probabilities. 'output' is what the model returns.
 """
 
 import functools

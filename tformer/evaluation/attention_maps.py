@@ -14,7 +14,6 @@ import jax
 import jinja2
 import numpy as np
 from flax import linen as nn
-from markupsafe import Markup
 
 UNIT = 10_000  # the page has weights as integers in units of 1 / UNIT
 STEPS = 24  # of the colour scale
@@ -99,23 +98,16 @@ def page(title: str, panels: Iterable[Panel]) -> str:
     environment = jinja2.Environment(autoescape=True)
     environment.policies['json.dumps_kwargs'] = {'separators': (',', ':')}  # a page has many weights
     template = environment.from_string(pathlib.Path(__file__).with_suffix('.html.jinja').read_text(encoding='utf-8'))
-    return template.render(title=title, panels=data, scale=Markup(_scale()), steps=STEPS, unit=UNIT)
+    light, dark = ([_colour(i / STEPS, night) for i in range(STEPS + 1)] for night in (False, True))
+    return template.render(title=title, panels=data, light=light, dark=dark, steps=STEPS, unit=UNIT)
 
 
-def _scale() -> str:
-    """CSS of the colours: even steps of lightness in OKLCH (Ottosson 2020), so that neither hue vision nor colour is
-    needed to rank them; from paper to ink by day, from night to light in the dark."""
+def _colour(amount: float, dark: bool) -> str:
+    """Returns the CSS colour of a share of the scale: from paper to ink by day, from night to light in the dark.
 
-    def colour(amount: float, dark: bool) -> str:
-        lightness = 0.25 + 0.70 * amount if dark else 0.965 - 0.69 * amount
-        chroma = 0.015 + 0.125 * math.sin(math.pi * min(amount * 0.8 + 0.1 * (amount > 0), 0.8))
-        hue = 285 - 190 * amount if dark else 100 + 185 * amount
-        return f'oklch({lightness:.3f} {chroma:.3f} {hue:.0f})'
-
-    def rules(dark: bool) -> str:
-        return ''.join(f'--c{i}:{colour(i / STEPS, dark)};' for i in range(STEPS + 1))
-
-    classes = ''.join(f'.c{i}{{fill:var(--c{i})}}' for i in range(STEPS + 1))
-    return (
-        f':root{{{rules(False)}}}\n@media screen and (prefers-color-scheme:dark){{:root{{{rules(True)}}}}}\n{classes}'
-    )
+    Lightness has even steps in OKLCH (Ottosson 2020), so that neither hue vision nor colour is needed to rank them.
+    """
+    lightness = 0.25 + 0.70 * amount if dark else 0.965 - 0.69 * amount
+    chroma = 0.015 + 0.125 * math.sin(math.pi * min(amount * 0.8 + 0.1 * (amount > 0), 0.8))
+    hue = 285 - 190 * amount if dark else 100 + 185 * amount
+    return f'oklch({lightness:.3f} {chroma:.3f} {hue:.0f})'

@@ -5,6 +5,7 @@ Plain values in, plain numbers out: shares in [0, 1], correlations in [-1, 1], a
 
 import functools
 import importlib.metadata
+import itertools
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -178,5 +179,4 @@ def corpus_score(metric: Any, predictions: Texts, references: Options) -> float:
 
 def columns(references: Options) -> list[list[str | None]]:
     """Returns the first reference of each, the second, and so on, as sacrebleu takes them; None where one has fewer."""
-    most = max(map(len, references))
-    return [[options[i] if i < len(options) else None for options in references] for i in range(most)]
+    return list(map(list, itertools.zip_longest(*references)))

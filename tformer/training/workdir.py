@@ -23,30 +23,12 @@ from tformer.errors import UserError, choose, nearest
 # Sections and fields that may differ between a run and its continuation, and between training and evaluation.
 FREE_SECTIONS = ('decode', 'evaluate', 'mesh')
 FREE_FIELDS = (
-    'data.path',
-    'data.valid_path',
-    'data.test_path',
-    'data.mixture',  # its weights are in the fingerprint of the data
-    'data.tfds_dir',
-    'data.tokenizer_path',
-    'data.prefetch',
-    'data.num_threads',
-    'data.num_workers',
-    'data.cache_dir',
-    'train.log_every',
-    'train.keep_last',
-    'train.keep_every',
-    'train.max_skipped',
-    'train.max_minutes',
-    'train.eval_batches',
-    'train.loss_chunk',
-    'train.checkpoint_every',
-    'model.scan_layers',
-    'model.remat',
-    'model.attention_kernel',
-)
-
-
+    'data.path data.valid_path data.test_path data.tfds_dir data.tokenizer_path data.cache_dir '
+    'data.mixture '  # its weights are in the fingerprint of the data
+    'data.prefetch data.num_threads data.num_workers '
+    'train.log_every train.keep_last train.keep_every train.max_skipped train.max_minutes train.eval_batches '
+    'train.loss_chunk train.checkpoint_every model.scan_layers model.remat model.attention_kernel'
+).split()
 LOCK_SECONDS = 3  # data workers of a killed run hold its lock until they notice that it is gone
 
 
