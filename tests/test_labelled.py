@@ -420,7 +420,7 @@ PAIRS = {'model.family': 'encoder_decoder', 'train.objective': 'seq2seq', 'train
 TEMPLATES = {'data.source_template': '{a}', 'data.target_template': '{b}'}
 CLASSES = {**ENCODER, 'train.objective': 'classification'}
 CONFIGS = [
-    ({**CLASSES, **TEMPLATES}, 'make text of text: not for train.objective=classification'),
+    ({**CLASSES, **TEMPLATES}, 'write text pairs: not for train.objective=classification'),
     ({**PAIRS, 'data.source_template': '{a}'}, 'go together: set both or neither'),
     ({**PAIRS, **TEMPLATES, 'data.target_template': '{b'}, "data.target_template='{b': expected '}'"),
     ({**PAIRS, **TEMPLATES, 'data.target_template': '{}'}, r'data.target_template: {} must name a column or key'),
@@ -431,7 +431,7 @@ CONFIGS = [
     ({**CLASSES, 'data.mixture': ('path=a', 'path=b'), 'data.train_examples': 5}, 'not of a mixture'),
     ({**CLASSES, 'data.train_examples': 0}, 'data.train_examples=0 must be positive'),
     ({**ENCODER, 'train.objective': 'masked_lm', 'data.labels': ('a',)}, 'not of train.objective=masked_lm'),
-    ({**CLASSES, 'data.labels': ('a', 'a')}, 'names one twice'),
+    ({**CLASSES, 'data.labels': ('a', 'a')}, 'names a label twice'),
     ({**CLASSES, 'data.label_range': (0.0, 1.0)}, 'only for regression'),
     ({**CLASSES, 'data.tokenizer_from': 'runs/a', 'train.init_from': 'runs/b'},
      'data.tokenizer_from=runs/a differs from train.init_from=runs/b'),

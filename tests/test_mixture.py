@@ -184,7 +184,7 @@ def test_an_error_names_its_part(place: pathlib.Path, tmp_path: pathlib.Path) ->
 
 
 def test_a_weight_is_of_a_part() -> None:
-    with pytest.raises(UserError, match=r'data.weight=2.0 is of a part of a mixture'):
+    with pytest.raises(UserError, match=r'data.weight=2.0 belongs to a part of a mixture'):
         checks.check_here(config.override(Config(train=Train(num_steps=1)), {'data.weight': '2'}))
 
 

@@ -1,4 +1,4 @@
-"""Where a field of the model means something. Elsewhere it keeps its default: a knob that does nothing is an error."""
+"""The conditions under which a field of the model has an effect. Elsewhere any value but its default is an error."""
 
 import dataclasses
 from collections.abc import Callable, Mapping

@@ -24,7 +24,7 @@ def check_data(data: Data, model: Model) -> None:
     )
     require(
         data.weight is None,
-        f'data.weight={data.weight} is of a part of a mixture: data.mixture="path=... weight={data.weight}"',
+        f'data.weight={data.weight} belongs to a part of a mixture: data.mixture="path=... weight={data.weight}"',
     )
     require(
         data.row_multiple is None or data.batch_tokens is not None,
@@ -52,7 +52,7 @@ def check_records(config: Config) -> None:
         templates = {'source_template': part.source_template, 'target_template': part.target_template}
         require(
             task.in_pairs or not any(templates.values()),
-            f'data.source_template and data.target_template make text of text: not for train.objective={objective}',
+            f'data.source_template and data.target_template write text pairs: not for train.objective={objective}',
         )
         require(
             len([text for text in templates.values() if text is not None]) != 1,
@@ -62,13 +62,13 @@ def check_records(config: Config) -> None:
             _check_template(f'data.{name}', text)
     require(
         data.train_examples is None or not data.mixture,
-        f'data.train_examples={data.train_examples} is of one training split, not of a mixture',
+        f'data.train_examples={data.train_examples} is the size of one training split, not of a mixture',
     )
     require(
         not data.labels or task.classes_from_data,
         f'data.labels are those of {" or ".join(named("classes_from_data"))}, not of train.objective={objective}',
     )
-    require(len(set(data.labels)) == len(data.labels), f'data.labels={data.labels} names one twice')
+    require(len(set(data.labels)) == len(data.labels), f'data.labels={data.labels} names a label twice')
     tags = [label for label in data.labels if label == 'O' or label[:2] in ('B-', 'I-')]
     require(
         task.classes != 'tags' or not tags,

@@ -1,4 +1,4 @@
-"""What fits a mesh: sizes of its axes, and what they divide."""
+"""The rules of a mesh: the sizes of its axes, and the numbers that they divide."""
 
 import math
 

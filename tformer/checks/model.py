@@ -1,4 +1,4 @@
-"""What must hold between the fields of a model."""
+"""Rules between the fields of a model."""
 
 from tformer.checks.conditions import require, require_divisor
 from tformer.config import Model

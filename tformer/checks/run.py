@@ -43,7 +43,7 @@ def check_run(config: Config) -> None:
     )
     require(
         task.in_pairs or not (config.evaluate.metrics or config.evaluate.examples_while_training),
-        'evaluate.metrics and evaluate.examples_while_training are of generated text: only for '
+        'evaluate.metrics and evaluate.examples_while_training score generated text: only for '
         f'train.objective={" or ".join(named("in_pairs"))}',
     )
     language = config.evaluate.language
@@ -54,7 +54,7 @@ def check_run(config: Config) -> None:
     lengths = config.evaluate.lengths
     require(
         not lengths or task.running_text,
-        f'evaluate.lengths={lengths} are of windows of running text: only for '
+        f'evaluate.lengths={lengths} are lengths of windows of running text: only for '
         f'train.objective={" or ".join(named("running_text"))}',
     )
     require(
@@ -66,7 +66,7 @@ def check_run(config: Config) -> None:
 
 
 def _check_in_order(config: Config) -> None:
-    """What a recurrent model, which reads a row in its order, cannot do."""
+    """Refuses fields that do not fit a recurrent model, which reads a row in its order."""
     model, task = config.model, TASKS[config.train.objective]
     if model.recurrence is None:
         return

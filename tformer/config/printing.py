@@ -1,4 +1,4 @@
-"""How configs print: as their differences from the defaults."""
+"""The printed form of configs: their differences from the defaults."""
 
 import dataclasses
 from typing import Any

@@ -92,7 +92,7 @@ def references_of(record: Mapping[str, Any]) -> list[str]:
 
 
 def signature(name: str, settings: Evaluate, references: Options) -> str:
-    """Returns sacrebleu's signature of a metric, '' for others: what another score must share to be compared."""
+    """Returns sacrebleu's signature of a metric, which comparable scores share; '' for other metrics."""
     if name not in SIGNED:
         return ''
     metric, counts = SIGNED[name](settings.language), sorted({len(options) for options in references})

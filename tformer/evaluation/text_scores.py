@@ -171,7 +171,7 @@ def chrf(language: str | None) -> Any:
 
 
 def corpus_score(metric: Any, predictions: Texts, references: Options) -> float:
-    """Returns what a metric of sacrebleu, in percent, gives texts of which each has its own number of references."""
+    """Returns the score, in percent, of a metric of sacrebleu; each text has its own number of references."""
     if not predictions:
         return 0.0
     return float(metric.corpus_score(list(predictions), columns(references)).score)

@@ -28,7 +28,7 @@ from tformer.training.step import Step, make_train_step
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Program:
-    """What runs that differ only in their `Hyperparameters` share. Nothing is computed until a method is called."""
+    """The program of runs that differ only in their `Hyperparameters`. Nothing is computed until a method is called."""
 
     config: Config  # resolved
     mesh: Mesh  # the devices

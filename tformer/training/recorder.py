@@ -1,4 +1,4 @@
-"""What a run writes while it trains: metrics, evaluations and checkpoints, and how far each of them is."""
+"""The output of a run while it trains: metrics, evaluations and checkpoints, and the last step of each."""
 
 import contextlib
 import math

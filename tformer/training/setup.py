@@ -1,4 +1,4 @@
-"""What a run starts or resumes from: its data, its resolved config and its first state."""
+"""The start of a run, or its resumption: its data, its resolved config and its first state."""
 
 import contextlib
 import dataclasses
