@@ -152,6 +152,8 @@ def test_a_seed_and_the_data_have_a_fingerprint(place: pathlib.Path, tmp_path: p
         (('path=a weight=1', 'path=b weight=nan'), r'data.mixture\[1\]: weight=nan must be positive'),
         (('path=a weight=0', 'path=b weight=1'), r'data.mixture\[0\]: weight=0.0 must be positive'),
         (("path='a",), r'data.mixture\[0\]: No closing quotation'),
+        (('source=algorithmic modulus=1',), r'data.mixture\[0\]: modulus=1 must be at least 2'),
+        (('path=a', 'source=algorithmic train_share=1.5'), r'data.mixture\[1\]: train_share=1.5 must be in \[0, 1\)'),
         (('source=fils',), r"data.mixture\[0\]: .*did you mean 'files'"),
     ],
 )

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 
-from tformer.config import Config
+from tformer.config import Config, parts
 from tformer.errors import UserError
 
 POSITIVE = (
@@ -44,14 +44,19 @@ AT_MOST_ONE = 'decode.top_p optimizer.layer_decay'.split()
 
 
 def check_ranges(config: Config) -> None:
-    """Raises a `UserError` of one line where a field is out of range."""
+    """Raises a `UserError` of one line where a field is out of range, in a part of a mixture too."""
 
     def check_each(names: list[str], in_range: Callable[[float], bool], words: str) -> None:
         for name in names:
             section, field = name.split('.')
-            value = getattr(getattr(config, section), field)
-            if value is not None and not in_range(value):
-                raise UserError(f'{name}={value} must {words}')
+            values = {name: getattr(getattr(config, section), field)}
+            if section == 'data' and config.data.mixture:
+                values |= {f'data.mixture[{i}]: {field}': getattr(part, field) for i, part in enumerate(mixed)}
+            for where, value in values.items():
+                if value is not None and not in_range(value):
+                    raise UserError(f'{where}={value} must {words}')
+
+    mixed = parts(config.data)
 
     check_each(POSITIVE, lambda value: 0 < value < math.inf, 'be positive')
     check_each(NOT_NEGATIVE, lambda value: 0 <= value < math.inf, 'not be negative')

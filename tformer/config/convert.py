@@ -3,7 +3,6 @@
 import ast
 import dataclasses
 import json
-import math
 import operator
 import pathlib
 import shlex
@@ -15,8 +14,8 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from tformer import errors, hashing
-from tformer.config import extensions, renamed
+from tformer import errors
+from tformer.config import extensions, hashing, renamed
 from tformer.config.python_files import execute
 from tformer.config.run import Config, Data
 
@@ -173,8 +172,6 @@ def parts(data: Data) -> tuple[Data, ...]:
                 line = f'{word!r} is not FIELD=VALUE of a part{errors.nearest(name, own)}'
                 raise errors.UserError(f'config.data.mixture[{number}]: {line}{_LIST}')
             values[name] = parse(types_[f'data.{name}'], value, f'data.mixture[{number}].{name}')
-        if values.get('weight') is not None and not 0 < values['weight'] < math.inf:
-            raise errors.UserError(f'config.data.mixture[{number}]: weight={values["weight"]} must be positive')
         made.append(dataclasses.replace(data, **values, mixture=()))
     weighted = [part.weight is not None for part in made]
     if any(weighted) and not all(weighted):

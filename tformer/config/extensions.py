@@ -15,8 +15,7 @@ import pathlib
 import re
 from collections.abc import Iterable
 
-from tformer import hashing
-from tformer.config import python_files
+from tformer.config import hashing, python_files
 from tformer.config.run import Config
 from tformer.errors import UserError, nearest
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from tformer import hashing
+from tformer.config import hashing
 from tformer.config.run import Data
 from tformer.data.ragged import mapped
 from tformer.errors import UserError

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from tformer import hashing
+from tformer.config import hashing
 from tformer.errors import UserError, nearest
 
 T = TypeVar('T')

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tformer import hashing
+from tformer.config import hashing
 from tformer.config.run import Config
 from tformer.data import cache, order
 from tformer.data.batches import packing

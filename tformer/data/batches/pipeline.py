@@ -13,8 +13,7 @@ import grain
 import numpy as np
 from absl import flags
 
-from tformer import hashing
-from tformer.config import extensions
+from tformer.config import extensions, hashing
 from tformer.config.convert import parts
 from tformer.config.run import Config
 from tformer.data.batches import layout, mixture, packing

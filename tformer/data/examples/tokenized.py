@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tformer import hashing
+from tformer.config import hashing
 from tformer.config.run import Config
 from tformer.data import cache
 from tformer.data.ragged import Ragged

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from tformer import hashing
+from tformer.config import hashing
 from tformer.data.sources.records import Record, text_of
 
 Say = Callable[[str], None]  # takes a line of progress

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tformer import hashing
+from tformer.config import hashing
 from tformer.config.tasks import TASKS
 from tformer.data.order import permuted
 from tformer.errors import UserError, choose, nearest

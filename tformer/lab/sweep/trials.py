@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tformer import atomic, checks, config, hashing
-from tformer.config import Config, extensions
+from tformer import atomic, checks, config
+from tformer.config import Config, extensions, hashing
 from tformer.distributed import processes
 from tformer.errors import Stopped, UserError, choose
 from tformer.lab.sweep import matching
