@@ -130,8 +130,7 @@ def test_one_layer_is_named_by_its_number(case: Case) -> None:
 
 
 def test_an_identity_replacement_changes_nothing(case: Case) -> None:
-    names = [name for name in case.run.activation_names(case.batch) if name not in ('output',)]
-    names = [name for name in names if not name.endswith('probabilities')]
+    names = [name for name in case.run.activation_names(case.batch) if name != 'output']
     same = case.run.apply(case.batch, replace={name: lambda x: x for name in names})
     close(same, case.logits)
     values = case.run.activations(case.batch, names)
@@ -157,6 +156,43 @@ def test_replacing_an_attention_by_zero_is_the_model_without_it(case: Case) -> N
         close(changed['output'], without_attention(case, layers))
         assert [bool(jnp.any(x)) for x in changed[f'{LAYERS}.attention']] == [layer not in layers for layer in range(3)]
         assert float(jnp.abs(changed['output'] - case.logits).max()) > 0.01
+
+
+def test_replacing_attention_probabilities_mixes_the_values_by_others(case: Case) -> None:
+    """Where each query of the second layer looks at itself alone, its attention is its own values, projected out."""
+    name, norm = f'{LAYERS}.1.attention.probabilities', f'{LAYERS}.1.attention_norm'
+    itself = np.broadcast_to(np.eye(6), case.run.activation_names(case.batch)[f'{LAYERS}.attention.probabilities'][1:])
+    for replacement in (itself, lambda probs: jnp.broadcast_to(jnp.eye(6), probs.shape)):
+        wanted = ['output', name, norm, f'{LAYERS}.1.attention']
+        found = case.run.activations(case.batch, wanted, {name: replacement})
+        params = jax.tree.map(operator.itemgetter(1), case.run.params['decoder']['stack']['layers']['attention'])
+        values = np.einsum('BTD,DKV->BKTV', found[norm], params['value']['kernel'])
+        close(found[f'{LAYERS}.1.attention'], np.einsum('BNTV,NVD->BTD', values, params['out']['kernel']))
+        close(found[name], itself)
+        assert float(jnp.abs(found['output'] - case.logits).max()) > 0.01
+
+
+@pytest.mark.parametrize('recurrence', ['lstm', 'gru'])
+def test_recurrent_layers_have_names(recurrence: str) -> None:
+    """The outputs of the layers, and what the decoder attends to, can be read and replaced."""
+    model = tformer.Model(
+        family='encoder_decoder', recurrence=recurrence, recurrent_attention='additive', vocab_size=31, emb_dim=16,
+        num_encoder_layers=2, num_decoder_layers=2, max_len=16, encoder_vocab_size=31,
+    )  # fmt: skip
+    data, decode = tformer.Data(length=6, source='files'), tformer.Decode(max_len=8)
+    train = tformer.Train(num_steps=3, batch_size=2, objective='seq2seq')
+    config = dummy_batch.assumed(tformer.Config(model=model, data=data, train=train, decode=decode))
+    batch = tformer.random_batch(config)
+    run = tformer.Run(pathlib.Path('none'), config, None, {'params': tformer.new_state(config, batch).params}, 0)  # type: ignore[arg-type]
+    output, weights = f'{LAYERS}.output', 'decoder.stack.cross_attention.probabilities'
+    names = run.activation_names(batch)
+    assert names[output] == (2, 2, 6, 16) and names['encoder.stack.layers.output'] == (2, 2, 6, 16)
+    found = run.activations(batch, [output, f'{LAYERS}.1.output', weights, 'output'])
+    np.testing.assert_array_equal(found[output][1], found[f'{LAYERS}.1.output'])
+    close(found[weights].sum(-1), np.ones((2, 6)))
+    for name in (output, f'{LAYERS}.0.output', 'encoder.stack.layers.1.output', weights):
+        close(run.apply(batch, replace={name: lambda x: x}), found['output'])
+        assert float(jnp.abs(run.apply(batch, replace={name: 0.0}) - found['output']).max()) > 1e-4, name
 
 
 def test_what_cannot_be_named_or_replaced_is_refused_in_a_line(case: Case) -> None:

@@ -48,7 +48,7 @@ def tokens(rows=8, length=6):
 @functools.cache
 def boxed():
     """The layer's parameters, their biases drawn too, with their logical names."""
-    tree = jax.jit(Moe(LAYER, 'decoder').init)(jax.random.key(1), *tokens())['params']
+    tree = jax.jit(Moe(LAYER, 'decoder', E).init)(jax.random.key(1), *tokens())['params']
     return jax.tree.map(lambda x: x + 0.1 * jax.random.normal(jax.random.key(x.size), x.shape), tree)
 
 
@@ -65,7 +65,7 @@ def everything(apply, params, x_BTD, real_BT):
 
 
 def alone(cfg):
-    return lambda params, *args: Moe(cfg, 'decoder').apply({'params': params}, *args, mutable=['losses'])
+    return lambda params, *args: Moe(cfg, 'decoder', E).apply({'params': params}, *args, mutable=['losses'])
 
 
 @functools.cache
@@ -103,7 +103,7 @@ def test_without_drops_tokens_stay_where_they_are_if_every_device_has_all_expert
     with sharding.placed(mesh, sizes):
         params = jax.device_put(sharding.unboxed(boxed()), sharding.tree_shardings(boxed(), mesh, rules))
         rows = jax.device_put(tokens(), sharding.batch_sharding(mesh))
-        forward = jax.jit(lambda *arguments: Moe(cfg, 'decoder').apply({'params': arguments[0]}, *arguments[1:]))
+        forward = jax.jit(lambda *arguments: Moe(cfg, 'decoder', E).apply({'params': arguments[0]}, *arguments[1:]))
         text = forward.lower(params, *rows).compile().as_text()
     sent = {(row.kind, row.axes): row.bytes for row in hlo.collectives(text, mesh)}
     assert sent.pop(('all-gather', ('fsdp',))) and sent.pop(('all-reduce', ('tensor',)))  # kernels; sums of columns
@@ -149,7 +149,7 @@ def test_no_two_devices_draw_the_same_dropout(dispatch):
     @jax.jit
     def run(rate):
         rngs, params = {'dropout': jax.random.key(5)}, sharding.unboxed(boxed())
-        return Moe(cfg, 'decoder').apply({'params': params}, x_BTD, jnp.ones((8, 6), bool), rate, rngs=rngs)
+        return Moe(cfg, 'decoder', E).apply({'params': params}, x_BTD, jnp.ones((8, 6), bool), rate, rngs=rngs)
 
     with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
         whole, dropped = run(0.0), run(0.5)

@@ -36,14 +36,14 @@ def initial(module, *args):
 
 def parameters(cfg):
     """Returns the layer's parameters, their biases drawn too."""
-    params = jax.eval_shape(lambda: initial(Moe(cfg, 'decoder'), inputs(), REAL_BT))
+    params = jax.eval_shape(lambda: initial(Moe(cfg, 'decoder', cfg.num_experts), inputs(), REAL_BT))
     leaves, tree = jax.tree.flatten(params)
     keys = jax.random.split(jax.random.key(2), len(leaves))
     return tree.unflatten([0.5 * jax.random.normal(key, leaf.shape) for key, leaf in zip(keys, leaves, strict=True)])
 
 
 def layer(cfg):
-    return jax.jit(lambda params, x_BTD: Moe(cfg, 'decoder').apply({'params': params}, x_BTD, REAL_BT))
+    return jax.jit(lambda params, x_BTD: Moe(cfg, 'decoder', cfg.num_experts).apply({'params': params}, x_BTD, REAL_BT))
 
 
 def every_expert(cfg, keep_BTE=REAL_BT[..., None]):
@@ -150,10 +150,10 @@ def test_choices_over_the_capacity_add_nothing():
     for r, (first, second) in enumerate(EXPERTS_RJ):
         x_RD[r, first], x_RD[r, second] = 2, 1
         keep_RE[r, EXPERTS_RJ[r]] = KEPT_RJ[r]
-    shapes = jax.eval_shape(lambda: initial(Moe(cfg, 'decoder'), x_RD[None], REAL_R[None]))
+    shapes = jax.eval_shape(lambda: initial(Moe(cfg, 'decoder', cfg.num_experts), x_RD[None], REAL_R[None]))
     params = jax.tree.map(lambda leaf: jax.random.normal(jax.random.key(leaf.size), leaf.shape), shapes)
     params['router']['kernel'] = jnp.eye(3)
-    out_BTD = jax.jit(Moe(cfg, 'decoder').apply)({'params': params}, x_RD[None], REAL_R[None])
+    out_BTD = jax.jit(Moe(cfg, 'decoder', cfg.num_experts).apply)({'params': params}, x_RD[None], REAL_R[None])
     expected_BTD = jax.jit(every_expert(cfg, keep_RE[None].astype(np.float32)))(params, x_RD[None])
     np.testing.assert_allclose(out_BTD, expected_BTD, atol=1e-5)
 
@@ -166,7 +166,7 @@ def test_padding_takes_no_place_and_changes_nothing(dispatch):
 
     @jax.jit
     def run(x_BTD):
-        return Moe(cfg, 'decoder').apply({'params': params}, x_BTD, REAL_BT, mutable=['losses'])
+        return Moe(cfg, 'decoder', cfg.num_experts).apply({'params': params}, x_BTD, REAL_BT, mutable=['losses'])
 
     out_BTD, losses = run(x_BTD)
     assert not np.any(out_BTD[~REAL_BT])
@@ -180,7 +180,7 @@ def test_padding_takes_no_place_and_changes_nothing(dispatch):
 
 @pytest.mark.parametrize('dispatch', DISPATCHES)
 def test_nothing_but_padding(dispatch):
-    module = Moe(dataclasses.replace(CFG, expert_dispatch=dispatch), 'decoder')
+    module = Moe(dataclasses.replace(CFG, expert_dispatch=dispatch), 'decoder', E)
     apply = jax.jit(functools.partial(module.apply, mutable=['losses']))
     out, losses = apply({'params': parameters(module.cfg)}, inputs(), jnp.zeros_like(REAL_BT))
     assert not np.any(out) and len(losses['losses']) == 2 and not any(np.any(leaf) for leaf in jax.tree.leaves(losses))
@@ -216,7 +216,9 @@ def test_losses_are_means_over_real_tokens():
 
 def sown(cfg, params):
     apply = jax.jit(
-        lambda params: Moe(cfg, 'decoder').apply({'params': params}, inputs(), REAL_BT, mutable=['losses'])[1]
+        lambda params: Moe(cfg, 'decoder', cfg.num_experts).apply(
+            {'params': params}, inputs(), REAL_BT, mutable=['losses']
+        )[1]
     )
     return apply(params).get('losses', {})
 
@@ -251,7 +253,7 @@ def test_each_expert_starts_as_a_layer_of_its_own(initializer):
     """The spread is that of fan-in D or F, whatever the number of experts, and no two experts are alike."""
     cfg = resolve_model(Model(emb_dim=64, mlp_dim=256, num_experts=E, initializer=initializer))
     x_BTD = jnp.zeros((1, 2, 64))
-    params = initial(Moe(cfg, 'decoder'), x_BTD, jnp.ones((1, 2), bool))
+    params = initial(Moe(cfg, 'decoder', cfg.num_experts), x_BTD, jnp.ones((1, 2), bool))
     alone = initial(Mlp(cfg, 'decoder'), x_BTD)
     for name in ('in_0', 'out'):
         for expert in params[name]['kernel']:
@@ -306,7 +308,7 @@ def test_dropout_acts_inside_the_experts():
     @jax.jit
     def run(rate):
         rngs = {'dropout': jax.random.key(5)}
-        return Moe(CFG, 'decoder').apply({'params': params}, x_BTD, REAL_BT, rate, rngs=rngs)
+        return Moe(CFG, 'decoder', E).apply({'params': params}, x_BTD, REAL_BT, rate, rngs=rngs)
 
     np.testing.assert_allclose(run(0.0), layer(CFG)(params, x_BTD), atol=1e-5)
     assert np.any(run(0.5) != run(0.0)) and not np.any(run(0.5)[~REAL_BT])
@@ -317,7 +319,7 @@ class Step(nn.Module):
 
     @nn.compact
     def __call__(self, x_BTD, real_BT):
-        return x_BTD + Moe(self.cfg, 'decoder', name='moe')(x_BTD, real_BT), None
+        return x_BTD + Moe(self.cfg, 'decoder', E, name='moe')(x_BTD, real_BT), None
 
 
 @pytest.mark.parametrize('dispatch', DISPATCHES)
@@ -366,10 +368,10 @@ def test_eight_devices_equal_one(dispatch, experts_over):
     rules = [('experts', experts_over), *sharding.RULES['fsdp_tp']]  # earlier rules take an axis first
     x_BTD = jax.random.normal(jax.random.key(0), (8, T, D))
     real_BT = jnp.asarray(np.arange(T) < np.array([7, 3, 5, 0, 7, 1, 6, 2])[:, None])
-    boxed = jax.jit(Moe(cfg, 'decoder').init)(jax.random.key(1), x_BTD, real_BT)['params']
+    boxed = jax.jit(Moe(cfg, 'decoder', cfg.num_experts).init)(jax.random.key(1), x_BTD, real_BT)['params']
 
     def loss(params, x_BTD, real_BT):
-        out, sown = Moe(cfg, 'decoder').apply({'params': params}, x_BTD, real_BT, mutable=['losses'])
+        out, sown = Moe(cfg, 'decoder', cfg.num_experts).apply({'params': params}, x_BTD, real_BT, mutable=['losses'])
         return (out**2).sum() + sum(jax.tree.leaves(sown)), (out, sown)
 
     step = jax.grad(loss, has_aux=True)

@@ -145,7 +145,7 @@ def test_the_backward_pass_keeps_no_weights_of_a_tick():
         return x + (jnp.tanh(x.astype(jnp.bfloat16) @ own['in']) @ own['out']).astype(jnp.float32)
 
     def total(rounds, each, x_BTD):
-        return pipelined(layer, each, x_BTD, (), parts=4, rounds=rounds).sum()
+        return pipelined(layer, each, x_BTD, (), sharding.Schedule(4, rounds)).sum()
 
     for rounds in (1, 2):
         ticks = 2 + 4 * rounds - 1
@@ -177,7 +177,7 @@ def test_a_stage_that_waits_makes_no_nan():
     expected = loss(loop)
     for parts, rounds in ((2, 1), (8, 2)):
         with jax.set_mesh(mesh):
-            found = loss(lambda *args: pipelined(layer, *args, weights, parts=parts, rounds=rounds))  # noqa: B023
+            found = loss(lambda *args: pipelined(layer, *args, weights, sharding.Schedule(parts, rounds)))  # noqa: B023
         assert relative(found, expected) < 1e-5
 
 

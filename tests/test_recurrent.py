@@ -22,6 +22,7 @@ from tformer.errors import UserError
 from tformer.hf import export_params
 from tformer.layers import recurrent
 from tformer.layers.dropout import DropoutRates
+from tformer.layers.layer_stack import PerLayer
 from tformer.layers.recurrent import CELLS
 from tformer.layers.recurrent_attention import SCORES, CrossAttention, Source, attention_weights
 from tformer.layers.resolved import resolve_model
@@ -85,12 +86,14 @@ def by_hand(cell, p, x_TD):
 def one_layer(cfg, stack, **variables):
     @jax.jit
     def apply(variables, *args):
-        return recurrent.Layer(resolve_model(cfg), stack).apply(variables, *args, DropoutRates())
+        return recurrent.Layer(resolve_model(cfg), stack).apply(variables, *args, DropoutRates(), PerLayer())
 
     x = np.random.default_rng(0).standard_normal((2, 5, D)).astype(np.float32)
     tokens = x, None, np.ones((2, 5), bool), None
     shapes = jax.eval_shape(
-        lambda: recurrent.Layer(resolve_model(cfg), stack).init(jax.random.key(0), *tokens, DropoutRates())['params']
+        lambda: recurrent.Layer(resolve_model(cfg), stack).init(jax.random.key(0), *tokens, DropoutRates(), PerLayer())[
+            'params'
+        ]
     )
     return apply, x, {'params': random_params(sharding.unboxed(shapes))}
 

@@ -31,7 +31,7 @@ from tformer.layers.dropout import DropoutRates
 from tformer.layers.embed import Embedding, embedding_width
 from tformer.layers.heads import DetectionHead, LinearHead, Pooler, TokenStatistics, VocabularyHead, token_statistics
 from tformer.layers.recurrent import RecurrentTower
-from tformer.layers.resolved import resolve_model
+from tformer.layers.resolved import ResolvedModel, resolve_model
 from tformer.layers.tower import Batch, Tower, positions_of, real_tokens
 
 
@@ -39,7 +39,7 @@ class Family(nn.Module):
     """What all families share: heads on the residual stream after the last stack. A head that is never called has no
     parameters."""
 
-    cfg: Model
+    cfg: ResolvedModel
 
     def add_heads(self) -> None:
         """Adds the heads; called in `setup`."""
@@ -118,7 +118,7 @@ def in_float32(tree: Any) -> Any:
     return jax.tree.map(lambda x: x.astype(jnp.float32), tree)
 
 
-def make_tower(cfg: Model, stack: str, cross: bool = False) -> Any:
+def make_tower(cfg: ResolvedModel, stack: str, cross: bool = False) -> Any:
     """Returns a stack of blocks, or of recurrent cells."""
     return (Tower if cfg.recurrence is None else RecurrentTower)(cfg, stack, cross)
 
@@ -128,7 +128,6 @@ class EncoderOnly(Family):
 
     def setup(self) -> None:
         cfg = self.cfg
-        assert cfg.vocab_size
         self.embed = Embedding(cfg, cfg.vocab_size)
         self.encoder = make_tower(cfg, 'encoder')
         self.add_heads()
@@ -166,7 +165,7 @@ class EncoderOnly(Family):
 class Generator(nn.Module):
     """ELECTRA's small masked language model, on the token embeddings of the large one (Clark et al. 2020, 3.2)."""
 
-    cfg: Model
+    cfg: ResolvedModel
 
     def setup(self) -> None:
         self.encoder = Tower(self.cfg, 'encoder')
@@ -183,7 +182,7 @@ class Generator(nn.Module):
         return self.head(self.encoder(x_BTW, batch, dropout_rates), real_tokens(batch), tied)
 
 
-def narrowed(cfg: Model) -> Model:
+def narrowed(cfg: ResolvedModel) -> ResolvedModel:
     """Returns the generator's configuration: fewer heads of the same size, widths in proportion, equal token table."""
     heads = max(1, round(cfg.num_heads * cfg.generator_fraction))
     share = heads / cfg.num_heads
@@ -214,7 +213,6 @@ class DecoderOnly(DecoderFamily):
 
     def setup(self) -> None:
         cfg = self.cfg
-        assert cfg.vocab_size
         self.embed = Embedding(cfg, cfg.vocab_size)
         self.decoder = make_tower(cfg, 'decoder')
         self.add_heads()
@@ -232,7 +230,6 @@ class EncoderDecoder(DecoderFamily):
 
     def setup(self) -> None:
         cfg = self.cfg
-        assert cfg.vocab_size and cfg.encoder_vocab_size
         self.embed = Embedding(cfg, cfg.vocab_size)
         if cfg.tied_embeddings not in ('all', 'inputs'):
             self.encoder_embed = Embedding(cfg, cfg.encoder_vocab_size)
@@ -264,8 +261,6 @@ FAMILIES: dict[str, type[nn.Module]] = {
 }
 
 TIED_EMBEDDINGS = ('all', 'inputs', 'output', None)
-
-PARAMETRIZATIONS = ('mup', None)  # muP: the best learning rate does not depend on the width (Yang et al. 2022)
 
 
 def build(cfg: Model) -> nn.Module:

@@ -64,7 +64,7 @@ def _check_positions(model: Model, head_dim: int) -> None:
     widths = {model.embedding_factor_dim or model.emb_dim, *([model.emb_dim] if coordinates else [])}
     odd = sorted(width for width in widths if width % 2)
     require(
-        not odd or not (position.even_width or coordinates),
+        not odd or not (position.sinusoids or coordinates),
         f'model.position={model.position} (model.layer_sharing=universal too) needs an even model.emb_dim '
         f'(or model.embedding_factor_dim), not {odd}',
     )

@@ -17,7 +17,7 @@ import numpy as np
 from flax import linen as nn
 
 from tformer.errors import UserError, nearest
-from tformer.layers.block import Block
+from tformer.layers.layer_stack import PerLayer
 
 OUTPUT = 'output'
 _CALL = '__call__'
@@ -67,7 +67,7 @@ def activations(
         _check(name, shapes)
     arrays = {name: _array(name, value, shapes) for name, value in replace.items() if not callable(value)}
     for name in replace:
-        if name == OUTPUT or name.endswith('.probabilities'):
+        if name == OUTPUT:
             raise UserError(f'{name} can be read and not replaced; replace the output of a module instead')
     functions = tuple((name, value) for name, value in replace.items() if callable(value))
     return dict(_computed(forward, tuple(wanted), functions, variables, dict(batch), arrays))
@@ -164,16 +164,15 @@ class _Interceptor:
             return each.replace(number=jnp.arange(module.num_layers))
         if method != _CALL or not module.path:
             return function(*args, **kwargs)
-        in_layer = isinstance(module, Block)
+        numbers = [x.number for x in args if isinstance(x, PerLayer)]  # one of a layer, none of another module
         self._running.append([module.path, False])
-        if in_layer:
-            self._layers.append(args[3].number)
+        self._layers += numbers
         number = self._layers[-1] if self._layers else None
         try:
             value = function(*args, **kwargs)
         finally:
             _, inside = self._running.pop()
-            if in_layer:
+            if numbers:
                 self._layers.pop()
         for outer in self._running:
             outer[1] = outer[1] or outer[0] == module.path

@@ -3,17 +3,16 @@
 Shapes: L layers, B batch, N heads, T query length, S key length.
 """
 
-import functools
 import math
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import flax
-import jax
 import jinja2
 import numpy as np
 from flax import linen as nn
+
+from tformer.evaluation import activations
 
 UNIT = 10_000  # the page has weights as integers in units of 1 / UNIT
 STEPS = 24  # of the colour scale
@@ -36,25 +35,21 @@ class Panel(NamedTuple):
     keys: Sequence[str]
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _sown(model: nn.Module, variables: Any, batch: Mapping[str, jax.Array]) -> dict[str, Any]:
-    return model.apply(variables, batch, mutable=['intermediates'])[1]['intermediates']
-
-
 def attention_probabilities(model: nn.Module, variables: Any, batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Returns the probabilities of each attention of the family, float32, by their keys in `MAPS`.
 
     `encoder` [L, B, N, S, S], `decoder` [L, B, N, T, T], `cross` [L, B, N, T, S]. A padding key has weight 0; the row
     of a query that sees nothing (padding) is uniform.
     """
-    sown = flax.traverse_util.flatten_dict(_sown(model, variables, batch))
+    forward = activations.Forward(model, '__call__')
+    paths = {name: f'{stack}.stack.layers.{part}.probabilities' for name, (stack, part, _, _) in MAPS.items()}
+    wanted = paths.values() & activations.names(forward, variables, batch).keys()
+    found = activations.activations(forward, variables, batch, sorted(wanted))
     maps = {}
-    for name, (stack, sublayer, _, _) in MAPS.items():
-        found = sown.get((stack, 'stack', 'layers', sublayer, 'probabilities'))
-        if found is not None:
-            (probs_LBKGTS,) = found
-            L, B, K, G, T, S = probs_LBKGTS.shape
-            maps[name] = np.asarray(probs_LBKGTS.reshape(L, B, K * G, T, S))
+    for name, path in paths.items():
+        if path in found:
+            L, B, K, G, T, S = found[path].shape
+            maps[name] = np.asarray(found[path].reshape(L, B, K * G, T, S))
     return maps
 
 

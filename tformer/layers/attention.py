@@ -7,16 +7,17 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from tformer.config import Model
 from tformer.distributed.sharding import constrain, partitioned
 from tformer.errors import choose
 from tformer.layers import kernels
 from tformer.layers.dropout import MaybeScalar
+from tformer.layers.layer_stack import NamedValue
 from tformer.layers.linear import Dense
 from tformer.layers.masks import within_window
 from tformer.layers.norms import HEAD_NORMS
 from tformer.layers.parallel import ring_attention
-from tformer.layers.positions import POSITIONS, Angles, rotate
+from tformer.layers.positions import Angles, make_bias, rotate
+from tformer.layers.resolved import ResolvedModel
 
 
 class AttentionContext(flax.struct.PyTreeNode):
@@ -42,13 +43,12 @@ class AttentionContext(flax.struct.PyTreeNode):
 class Attention(nn.Module):
     """Keys and values come from `keys_values`, so that a cache can stand between."""
 
-    cfg: Model
+    cfg: ResolvedModel
     stack: str
     cross: bool = False
 
     def setup(self) -> None:
         cfg, stack = self.cfg, self.stack
-        assert cfg.num_kv_heads and cfg.head_dim and cfg.value_dim
         D, N, K, H, U = cfg.emb_dim, cfg.num_heads, cfg.num_kv_heads, cfg.head_dim, cfg.value_dim
 
         def project(role: str, equation: str, heads: int, size: int, axis: str) -> Dense:
@@ -64,8 +64,8 @@ class Attention(nn.Module):
         norm = choose(HEAD_NORMS, cfg.qk_norm, 'model.qk_norm')
         self.query_norm, self.key_norm = norm(cfg), norm(cfg)
         self.sink = choose(SINKS, cfg.attention_sink, 'model.attention_sink')(cfg)
-        biased = (not self.cross or cfg.cross_position) and cfg.relative_per_layer
-        self.bias = POSITIONS[cfg.position].bias(cfg, self.stack == 'encoder' or self.cross) if biased else None  # type: ignore[misc]
+        self.probabilities = NamedValue()
+        self.bias = make_bias(cfg, stack, cross=self.cross, per_layer=True)
 
     def keys_values(self, x_BSD: jax.Array, angles: Angles | None) -> tuple[jax.Array, jax.Array]:
         """Returns (k_BKSH, v_BKSU), the keys turned by their positions' angles."""
@@ -92,7 +92,6 @@ class Attention(nn.Module):
             mask_BTS &= within_window(context.query_positions_BT, context.key_positions_BS, window)
         if self.bias is not None:
             bias_BNTS = self.bias(context.query_positions_BT, context.key_positions_BS)
-        assert cfg.head_dim
         training = self.has_rng('dropout') and dropout_rate is not None
         options = kernels.ScoreOptions(
             scale=choose(SCALES, cfg.attention_scale, 'model.attention_scale')(cfg.head_dim, cfg.emb_dim),
@@ -102,12 +101,13 @@ class Attention(nn.Module):
             dropout_rate=dropout_rate if training else None,
             dropout_key=self.make_rng('dropout') if training else None,
         )
-        if self.is_mutable_collection('intermediates'):  # attention maps; no kernel but the reference has them
-            self.sow('intermediates', 'probabilities', kernels.probabilities(q_BNTH, k_BKSH, mask_BTS, options))
-        kernel = choose(kernels.KERNELS, cfg.attention_kernel, 'model.attention_kernel').function
-        if ring_attention.ways() > 1 and q_BNTH.shape[2] > 1:
-            kernel = ring_attention.ring
-        out_BNTU = kernel(q_BNTH, k_BKSH, v_BKSU, mask_BTS, options)
+        if self.is_mutable_collection('intermediates'):  # `reference` in steps: evaluation.activations comes between
+            probs_BKGTS = self.probabilities(kernels.probabilities(q_BNTH, k_BKSH, mask_BTS, options))
+            out_BNTU = kernels.seen(kernels.attend(options.drop(probs_BKGTS), v_BKSU), mask_BTS)
+        else:
+            kernel = choose(kernels.KERNELS, cfg.attention_kernel, 'model.attention_kernel').function
+            split = ring_attention.ways() > 1 and q_BNTH.shape[2] > 1
+            out_BNTU = (ring_attention.ring if split else kernel)(q_BNTH, k_BKSH, v_BKSU, mask_BTS, options)
         return self.out(out_BNTU) if cfg.attention_projections else join_heads(out_BNTU)
 
 
@@ -124,21 +124,21 @@ def join_heads(x_BNTH: jax.Array) -> jax.Array:
 
 
 class NoSink(nn.Module):
-    cfg: Model
+    cfg: ResolvedModel
 
     def __call__(self) -> None:
         return None
 
 
 class ZeroSink(nn.Module):
-    cfg: Model
+    cfg: ResolvedModel
 
     def __call__(self) -> jax.Array:
         return jnp.zeros(self.cfg.num_heads)
 
 
 class LearnedSink(nn.Module):
-    cfg: Model
+    cfg: ResolvedModel
 
     @nn.compact
     def __call__(self) -> jax.Array:

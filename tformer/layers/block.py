@@ -9,19 +9,20 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from tformer.config import Model
 from tformer.distributed.sharding import Schedule, constrain, partitioned, schedule
 from tformer.errors import choose
 from tformer.layers.attention import Attention, AttentionContext
 from tformer.layers.cache import KeyValues
 from tformer.layers.dropout import DropoutRates, drop
 from tformer.layers.initializers import deepnorm, depths
+from tformer.layers.layer_stack import LayerStack, PerLayer
 from tformer.layers.mlp import Mlp
 from tformer.layers.moe import Moe
 from tformer.layers.norms import Norm, make_norm
 from tformer.layers.parallel.pipeline_stages import computed, pipelined
 from tformer.layers.placements import PLACEMENTS, Function, Sublayer
-from tformer.layers.positions import sinusoidal
+from tformer.layers.positions import POSITIONS, sinusoidal
+from tformer.layers.resolved import ResolvedModel
 
 
 class StackInputs(flax.struct.PyTreeNode):
@@ -42,23 +43,10 @@ class StackInputs(flax.struct.PyTreeNode):
     encoded_BSD: jax.Array | None = None
 
 
-class PerLayer(flax.struct.PyTreeNode):
-    """What differs from layer to layer besides the parameters; None where no layer differs.
-
-    Attributes:
-      window: positions that local self-attention sees.
-      depth: the layer's number, from 1.
-    """
-
-    window: jax.Array | None = None
-    depth: jax.Array | None = None
-    number: jax.Array | None = None  # from 0, where evaluation.activations names single layers
-
-
 class Block(nn.Module):
     """Self-attention, cross-attention where there is an encoder, feed-forward; each with its residual and norm."""
 
-    cfg: Model
+    cfg: ResolvedModel
     stack: str
     cross: bool = False
 
@@ -69,7 +57,7 @@ class Block(nn.Module):
         if self.cross:
             self.cross_attention = remat(Attention, cfg)(cfg, stack, cross=True)
             self.cross_norm, self.cross_out_norm, self.cross_gain = make_norm(cfg), make_norm(cfg), Gain()
-        self.mlp = Moe(cfg, stack) if cfg.num_experts else Mlp(cfg, stack)
+        self.mlp = Moe(cfg, stack, cfg.num_experts) if cfg.num_experts else Mlp(cfg, stack)
         self.mlp_norm, self.mlp_out_norm, self.mlp_gain = make_norm(cfg), make_norm(cfg), Gain()
 
     def __call__(
@@ -115,8 +103,7 @@ class Block(nn.Module):
     ) -> tuple[jax.Array, KeyValues | None]:
         """Returns (the output of self-attention, the cache extended by its keys and values)."""
         keys_values = KeyValues(*self.attention.keys_values(h_BTD, inputs.own.query_angles))
-        if cache is not None:
-            assert inputs.index is not None
+        if cache is not None and inputs.index is not None:
             cache = keys_values = cache.extend(keys_values.k, keys_values.v, inputs.index)
         rate = inputs.dropout_rates.attention
         return self.attention(h_BTD, keys_values.k, keys_values.v, inputs.own, window, rate), cache
@@ -152,47 +139,33 @@ class Gain(nn.Module):
         return self.param('gain', partitioned(nn.initializers.zeros), (), jnp.float32)
 
 
-def coordinates(cfg: Model, positions_BT: jax.Array, depth: jax.Array) -> jax.Array:
+def coordinates(cfg: ResolvedModel, positions_BT: jax.Array, depth: jax.Array) -> jax.Array:
     """Returns what the Universal Transformer adds before each layer: the sinusoids of its depth and, with sinusoidal
     positions, of the positions (Dehghani et al. 2019, eq. 4 and 5)."""
     x_BTD = sinusoidal(depth.reshape(1, 1), cfg.emb_dim)
-    if cfg.position == 'sinusoidal':
+    if POSITIONS[cfg.position].sinusoids:
         x_BTD += sinusoidal(positions_BT, cfg.emb_dim)
     return x_BTD.astype(cfg.dtype)
 
 
-class Stack(nn.Module):
-    """`num_layers` blocks under one scan; unrolled, it is the same scan without a loop, on the same parameters."""
-
-    cfg: Model
-    stack: str
-    num_layers: int
-    cross: bool = False
+class Stack(LayerStack):
+    """Blocks, and the norm after the last of them."""
 
     def setup(self) -> None:
         cfg = self.cfg
-        each = {'intermediates': 0, 'losses': 0, 'statistics': 0}
-        shared = choose(LAYER_SHARING, cfg.layer_sharing, 'model.layer_sharing').shared
-        lift: dict[str, Any] = {
-            'variable_axes': each if shared else {'params': 0, **each},
-            'variable_broadcast': 'params' if shared else False,
-            'split_rngs': {'params': not shared, 'dropout': True},
-            'length': self.num_layers,
-            'unroll': 1 if cfg.scan_layers else self.num_layers,
-            'metadata_params': {nn.PARTITION_NAME: 'layers'},
-        }
-        methods = {'__call__': {'in_axes': (0, 0, 0, nn.broadcast), **lift}}
+        in_axes: dict[str, tuple[Any, ...]] = {'__call__': (0, 0, 0, nn.broadcast)}
         if self.cross:
-            methods['cross_keys_values'] = {'in_axes': (nn.broadcast, nn.broadcast), **lift}
-        self.layers = nn.scan(remat(Block, cfg), methods=methods)(cfg, self.stack, self.cross)
+            in_axes['cross_keys_values'] = nn.broadcast, nn.broadcast
+        shared = choose(LAYER_SHARING, cfg.layer_sharing, 'model.layer_sharing').shared
+        self.layers = self.scan(remat(Block, cfg), in_axes, shared=shared)(cfg, self.stack, self.cross)
         self.norm = make_norm(cfg) if cfg.final_norm else None
 
     def each_layer(self) -> PerLayer:
         """Returns what differs from layer to layer, stacked."""
-        cfg, layer = self.cfg, PerLayer()
-        kinds = [cfg.attention_pattern[i % len(cfg.attention_pattern)] for i in range(self.num_layers)]
-        if 'local' in kinds:
-            widths = [cfg.window if kind == 'local' else np.iinfo(np.int32).max for kind in kinds]
+        cfg, layer, pattern = self.cfg, PerLayer(), self.cfg.attention_pattern
+        windowed = [ATTENTION_PATTERNS[pattern[i % len(pattern)]] for i in range(self.num_layers)]
+        if any(windowed):
+            widths = [cfg.window if narrow else np.iinfo(np.int32).max for narrow in windowed]
             layer = layer.replace(window=jnp.asarray(widths, jnp.int32))
         if LAYER_SHARING[cfg.layer_sharing].coordinates:
             layer = layer.replace(depth=jnp.arange(1, self.num_layers + 1))
@@ -231,8 +204,7 @@ class Stack(nn.Module):
             (self.layers.variables['params'], self.each_layer(), jnp.arange(self.num_layers)),
             x_BTD,
             (inputs, self.make_rng('dropout') if self.has_rng('dropout') else None),
-            parts=stages.parts,
-            rounds=stages.rounds,
+            stages,
             policy=choose(REMAT, cfg.remat, 'model.remat').get(Block, computed),
             unroll=1 if cfg.scan_layers else True,
         )
@@ -242,7 +214,7 @@ class Stack(nn.Module):
         return self.layers.cross_keys_values(None, encoded_BSD, angles)[1]
 
 
-ATTENTION_PATTERNS = ('global', 'local')  # every position, or those within the window
+ATTENTION_PATTERNS = {'global': False, 'local': True}  # whether a layer sees only the positions within the window
 
 
 class LayerSharing(NamedTuple):
@@ -264,7 +236,7 @@ LAYER_SHARING: dict[str | None, LayerSharing] = {
 }
 
 
-def remat(module: type[nn.Module], cfg: Model) -> Any:
+def remat(module: type[nn.Module], cfg: ResolvedModel) -> Any:
     """Returns a class of modules whose backward pass computes again what model.remat does not keep of the forward."""
     policy = choose(REMAT, cfg.remat, 'model.remat').get(module)
     return module if policy is None else nn.remat(module, policy=policy, prevent_cse=not cfg.scan_layers)

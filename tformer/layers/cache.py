@@ -4,7 +4,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from tformer.config import Model
+from tformer.layers.resolved import ResolvedModel
 
 
 class KeyValues(flax.struct.PyTreeNode):
@@ -75,9 +75,8 @@ class Cache(flax.struct.PyTreeNode):
         return self.replace(own=own, positions_BS=positions_BS, prefix_BS=prefix_BS)
 
 
-def empty_cache(cfg: Model, batch: int, slots: int) -> Cache:
+def empty_cache(cfg: ResolvedModel, batch: int, slots: int) -> Cache:
     """Returns a cache of `slots` free slots for `batch` rows of a decoder stack."""
-    assert cfg.num_kv_heads and cfg.head_dim and cfg.value_dim
     shape = (cfg.num_decoder_layers, batch, cfg.num_kv_heads, slots)
     own = KeyValues(jnp.zeros((*shape, cfg.head_dim), cfg.dtype), jnp.zeros((*shape, cfg.value_dim), cfg.dtype))
     positions_BS, prefix_BS = jnp.full((batch, slots), -1, jnp.int32), jnp.zeros((batch, slots), bool)

@@ -8,28 +8,27 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from tformer.config import Model
 from tformer.distributed.sharding import constrain, partitioned
 from tformer.errors import choose
 from tformer.layers.dropout import DropoutRates, drop
 from tformer.layers.embed import embedding_width
-from tformer.layers.initializers import base_width, width_factor
 from tformer.layers.linear import Dense
 from tformer.layers.mlp import activated
 from tformer.layers.norms import make_norm
+from tformer.layers.parametrization import base_width, width_factor
+from tformer.layers.resolved import ResolvedModel
 
 
 class VocabularyHead(nn.Module):
     """logits_BTV, float32, from x_BTD: by `tied` where given (an `Embedding.logits`), else by a kernel of its own."""
 
-    cfg: Model
+    cfg: ResolvedModel
 
     @nn.compact
     def __call__(
         self, x_BTD: jax.Array, real_BT: jax.Array, tied: Callable[[jax.Array], jax.Array] | None = None
     ) -> jax.Array:
         cfg, width = self.cfg, embedding_width(self.cfg) if tied is not None else self.cfg.emb_dim
-        assert cfg.vocab_size
         if cfg.mlm_transform:
             shape, names = (cfg.emb_dim, width), ('embed', 'mlp')
             dense = functools.partial(Dense, cfg, 'BTD,DW->BTW', shape, names, bias=True)
@@ -79,7 +78,7 @@ def token_statistics(logits: jax.Array, targets: jax.Array) -> TokenStatistics:
 class Pooler(nn.Module):
     """One vector x_BD of a sequence (Devlin et al. 2019, 3.2)."""
 
-    cfg: Model
+    cfg: ResolvedModel
 
     @nn.compact
     def __call__(self, x_BTD: jax.Array, real_BT: jax.Array) -> jax.Array:
@@ -94,7 +93,7 @@ class Pooler(nn.Module):
 class LinearHead(nn.Module):
     """A linear map from vectors [..., D] to scores [..., C], float32 (Devlin et al. 2019, 3.2)."""
 
-    cfg: Model
+    cfg: ResolvedModel
     num_outputs: int
 
     @nn.compact
@@ -111,7 +110,7 @@ class LinearHead(nn.Module):
 class DetectionHead(nn.Module):
     """One number for each token, float32 [B, T], by a layer of its own (Clark et al. 2020, as its code does)."""
 
-    cfg: Model
+    cfg: ResolvedModel
 
     @nn.compact
     def __call__(self, x_BTD: jax.Array) -> jax.Array:

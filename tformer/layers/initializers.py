@@ -6,8 +6,9 @@ from typing import NamedTuple
 import jax
 from jax.nn import initializers
 
-from tformer.config import Model
 from tformer.errors import choose
+from tformer.layers.parametrization import width_factor
+from tformer.layers.resolved import ResolvedModel
 
 Initializer = Callable[..., jax.Array]
 
@@ -54,29 +55,18 @@ def deepnorm(stack: str, encoder_layers: int, decoder_layers: int) -> tuple[floa
     return 0.81 * mixed, 0.87 / mixed
 
 
-def depths(cfg: Model) -> tuple[int, int]:
+def depths(cfg: ResolvedModel) -> tuple[int, int]:
     """Returns the numbers of encoder and decoder layers, 0 for a stack that the family lacks."""
     encoder = cfg.num_encoder_layers if cfg.family != 'decoder' else 0
     return encoder, cfg.num_decoder_layers if cfg.family != 'encoder' else 0
 
 
-def width_factor(cfg: Model) -> float:
-    """Returns how many times wider the model is than the one that muP takes its values from; 1 without muP."""
-    return cfg.emb_dim / cfg.base_emb_dim if cfg.parametrization == 'mup' and cfg.base_emb_dim else 1.0
-
-
-def base_width(cfg: Model) -> int:
-    """Returns the width that constants are made from: under muP the base's."""
-    return round(cfg.emb_dim / width_factor(cfg))
-
-
-def make_initializer(cfg: Model, role: str, fan_in: int, fan_out: int, stack: str = '') -> Initializer:
+def make_initializer(cfg: ResolvedModel, role: str, fan_in: int, fan_out: int, stack: str = '') -> Initializer:
     """Returns the initializer of one parameter (see `Parameter`).
 
     Under muP tables and outputs start as at base_emb_dim, and kernels inside as there over the square root of the
     factor in width (Yang et al. 2022, table 8).
     """
-    assert cfg.head_dim
     width = width_factor(cfg)
     base_in, base_out = round(fan_in / width), fan_out if role in (*TABLES, 'output') else round(fan_out / width)
     parameter = Parameter(role, base_in, base_out, cfg.head_dim, stack, *depths(cfg))

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from tformer.config import Model
 from tformer.distributed.sharding import partitioned
 from tformer.layers.initializers import Initializer, make_initializer
+from tformer.layers.resolved import ResolvedModel
 
 
 class Dense(nn.Module):
@@ -21,7 +21,7 @@ class Dense(nn.Module):
     has the axes of the kernel that the output keeps.
     """
 
-    cfg: Model
+    cfg: ResolvedModel
     equation: str
     shape: tuple[int, ...]
     names: tuple[str, ...]
@@ -63,7 +63,7 @@ class Dense(nn.Module):
 
         def kernel(name: str, letters: str, init: Initializer) -> jax.Array:
             shape, names = tuple(sizes[letter] for letter in letters), tuple(axes[letter] for letter in letters)
-            return Kernel(self.cfg, shape, names, init, name=name)().astype(x.dtype)
+            return Kernel(self.cfg, shape, names, init, name=name)()[0].astype(x.dtype)
 
         a = kernel('lora_a', f'{shared}r', make_initializer(self.cfg, 'dense', fan_in, rank, self.stack))
         b = kernel('lora_b', f'r{kept}', nn.initializers.zeros)
@@ -72,17 +72,22 @@ class Dense(nn.Module):
 
 
 class Kernel(nn.Module):
-    """Owns one kernel."""
+    """Owns a kernel [..., in, out] and, where asked for, its bias [..., out]."""
 
-    cfg: Model
+    cfg: ResolvedModel
     shape: tuple[int, ...]
     names: tuple[str, ...]
     initializer: Initializer
+    bias: bool = False
 
     @nn.compact
-    def __call__(self) -> jax.Array:
-        init = partitioned(self.initializer, *self.names)
-        return self.param('kernel', init, self.shape, jnp.dtype(self.cfg.param_dtype))
+    def __call__(self) -> tuple[jax.Array, jax.Array | None]:
+        dtype = jnp.dtype(self.cfg.param_dtype)
+        kernel = self.param('kernel', partitioned(self.initializer, *self.names), self.shape, dtype)
+        if not self.bias:
+            return kernel, None
+        zeros = partitioned(nn.initializers.zeros, *self.names[:-2], self.names[-1])
+        return kernel, self.param('bias', zeros, (*self.shape[:-2], self.shape[-1]), dtype)
 
 
 def merge_lora(params: Mapping[str, Any], alpha: float) -> dict[str, Any]:

@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from tformer.config import Model
 from tformer.distributed.sharding import constrain
 from tformer.errors import choose
 from tformer.layers.dropout import MaybeScalar, drop
 from tformer.layers.linear import Dense
+from tformer.layers.resolved import ResolvedModel
 
 Activation = Callable[..., jax.Array]
 
@@ -39,14 +39,14 @@ def gated(activation: Activation) -> Activation:
     return joined
 
 
-def activated(cfg: Model, x: jax.Array, projection: Callable[[int], nn.Module]) -> jax.Array:
+def activated(cfg: ResolvedModel, x: jax.Array, projection: Callable[[int], nn.Module]) -> jax.Array:
     """Returns the activation of one projection of `x`, or of two where it is gated; `projection` makes number i."""
     inputs, activation = choose(ACTIVATIONS, cfg.activation, 'model.activation')
     return activation(*[projection(i)(x) for i in range(inputs)])
 
 
 class Mlp(nn.Module):
-    cfg: Model
+    cfg: ResolvedModel
     stack: str
 
     @nn.compact

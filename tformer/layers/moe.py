@@ -6,20 +6,21 @@ compute, C slots of each expert (its capacity), M blocks of slots.
 
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from tformer.config import Model
-from tformer.distributed.sharding import partitioned
 from tformer.errors import choose
 from tformer.layers.dropout import MaybeScalar, dropout
-from tformer.layers.initializers import Initializer, make_initializer, width_factor
+from tformer.layers.initializers import Initializer, make_initializer
+from tformer.layers.linear import Kernel
 from tformer.layers.mlp import ACTIVATIONS, Activation
 from tformer.layers.parallel import expert_exchange
 from tformer.layers.parallel.expert_exchange import EXPERT, Dispatch, DispatchFn, DropoutDraw, Exchange, Kernels, Tokens
+from tformer.layers.parametrization import width_factor
+from tformer.layers.resolved import ResolvedModel
 
 
 # ------------------------------------------------------------------------------------------------ the router
@@ -161,36 +162,12 @@ def blocked_product(x_PD: jax.Array, kernel_EDF: jax.Array, blocks_E: jax.Array,
 
 # ------------------------------------------------------------------------------------------------ the layer
 def _each(init: Initializer) -> Initializer:
-    """Returns an initializer of [D, F] kernels that also makes [E, D, F]: each expert's kernel is drawn on its own."""
+    """Returns an initializer of [E, D, F] kernels that draws each expert's kernel on its own."""
 
     def draw(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
-        if len(shape) == 2:
-            return init(key, shape, dtype)
         return jax.vmap(lambda key: init(key, shape[1:], dtype))(jax.random.split(key, shape[0]))
 
     return draw
-
-
-class Weights(nn.Module):
-    """Owns a kernel [..., in, out] and its bias [..., out]."""
-
-    cfg: Model
-    shape: tuple[int, ...]
-    names: tuple[str, ...]
-    bias: bool = False
-    role: str = 'dense'  # of layers.initializers.Parameter
-    stack: str = ''
-
-    @nn.compact
-    def __call__(self) -> tuple[jax.Array, jax.Array | None]:
-        dtype = jnp.dtype(self.cfg.param_dtype)
-        fan_in, fan_out = self.shape[-2:]
-        init = _each(make_initializer(self.cfg, self.role, fan_in, fan_out, self.stack))
-        kernel = self.param('kernel', partitioned(init, *self.names), self.shape, dtype)
-        if not self.bias:
-            return kernel, None
-        zeros = partitioned(nn.initializers.zeros, *self.names[:-2], self.names[-1])
-        return kernel, self.param('bias', zeros, (*self.shape[:-2], self.shape[-1]), dtype)
 
 
 def feed_forward(
@@ -231,17 +208,16 @@ class Moe(nn.Module):
     and the dispatch by capacity differ from those over the whole batch.
     """
 
-    cfg: Model
+    cfg: ResolvedModel
     stack: str
+    num_experts: int
 
     @nn.compact
     def __call__(self, x_BTD: jax.Array, real_BT: jax.Array, dropout_rate: MaybeScalar = None) -> jax.Array:
         """Returns the weighted sums of the experts' outputs, [B, T, D]; 0 at padding, where real_BT is False."""
-        cfg = self.cfg
-        E = cfg.num_experts
-        assert E
-        shape, names = (cfg.emb_dim, E), ('embed', 'experts')
-        router_DE, _ = Weights(cfg, shape, names, role='output', name='router')()
+        cfg, D, E = self.cfg, self.cfg.emb_dim, self.num_experts
+        init = make_initializer(cfg, 'output', D, E)
+        router_DE, _ = Kernel(cfg, (D, E), ('embed', 'experts'), init, name='router')()
         x32_BTD, router_DE = x_BTD.astype(jnp.float32) / width_factor(cfg), router_DE.astype(jnp.float32)
         logits_BTE = jnp.matmul(x32_BTD, router_DE, precision=jax.lax.Precision.HIGHEST)
         probs_BTE, weight_BTJ, expert_BTJ = route(logits_BTE, cfg.experts_per_token)
@@ -282,17 +258,16 @@ class Moe(nn.Module):
 
     def kernels(self) -> Kernels:
         """Returns the experts' kernels and biases, in the activations' dtype."""
-        cfg = self.cfg
-        E, D, F = cfg.num_experts, cfg.emb_dim, cfg.mlp_dim
-        assert E
+        cfg, E, D, F = self.cfg, self.num_experts, self.cfg.emb_dim, self.cfg.mlp_dim
+
+        def kernel(name: str, role: str, shape: tuple[int, ...], names: tuple[str, ...]) -> Any:
+            init = _each(make_initializer(cfg, role, shape[1], shape[2], self.stack))
+            return Kernel(cfg, shape, names, init, cfg.mlp_bias, name=name)()
+
         count = choose(ACTIVATIONS, cfg.activation, 'model.activation')[0]
-        parts = {f'in_{i}': ('mlp_in', (E, D, F), ('experts', 'embed', 'mlp')) for i in range(count)}
-        parts['out'] = 'mlp_out', (E, F, D), ('experts', 'mlp', 'embed')
-        found = {
-            name: Weights(cfg, shape, names, cfg.mlp_bias, role, self.stack, name=name)()
-            for name, (role, shape, names) in parts.items()
-        }
-        return jax.tree.map(lambda x: x.astype(cfg.dtype), found)
+        kernels = {f'in_{i}': kernel(f'in_{i}', 'mlp_in', (E, D, F), ('experts', 'embed', 'mlp')) for i in range(count)}
+        kernels['out'] = kernel('out', 'mlp_out', (E, F, D), ('experts', 'mlp', 'embed'))
+        return jax.tree.map(lambda x: x.astype(cfg.dtype), kernels)
 
 
 class DispatchMethod(NamedTuple):

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from tformer.config import Model
 from tformer.distributed.sharding import partitioned
 from tformer.errors import choose
+from tformer.layers.resolved import ResolvedModel
 
 MOMENTUM = 0.9  # of BatchNorm's running statistics, a step (Ioffe & Szegedy 2015)
 
@@ -62,7 +62,7 @@ class Norm(nn.Module):
       whole_batch: its result depends on the other rows of the batch.
     """
 
-    cfg: Model
+    cfg: ResolvedModel
 
     fields: ClassVar[tuple[str, ...]] = ('norm_epsilon', 'norm_epsilon_in_root')
     whole_batch: ClassVar[bool] = False
@@ -143,7 +143,7 @@ class Identity(Norm):
         return x
 
 
-def make_norm(cfg: Model) -> Norm:
+def make_norm(cfg: ResolvedModel) -> Norm:
     """Returns the norm of the stream that `cfg.norm` names."""
     return choose(NORMS, cfg.norm, 'model.norm')(cfg)
 

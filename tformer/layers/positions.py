@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from tformer.config import Model
 from tformer.distributed.sharding import constrain, partitioned
 from tformer.errors import choose
 from tformer.layers.initializers import make_initializer
+from tformer.layers.resolved import ResolvedModel
 
 Angles = tuple[jax.Array, jax.Array]
 
@@ -62,9 +62,8 @@ def llama3_scaling(frequencies: np.ndarray, factor: float, trained_len: int) -> 
     return share * frequencies + (1 - share) * frequencies / factor
 
 
-def rope_angles(cfg: Model, positions_BT: jax.Array) -> Angles:
+def rope_angles(cfg: ResolvedModel, positions_BT: jax.Array) -> Angles:
     """Returns the angles of rotary embeddings with the frequencies that `cfg` asks for."""
-    assert cfg.head_dim
     frequencies = rotary_frequencies(round(cfg.head_dim * cfg.rope_fraction), cfg.rope_theta)
     scaling = choose(ROPE_SCALINGS, cfg.rope_scaling, 'model.rope_scaling').function
     return rotary_angles(positions_BT, scaling(frequencies, cfg.rope_factor, cfg.rope_trained_len))
@@ -97,7 +96,7 @@ def relative_bucket(distance: jax.Array, buckets: int, max_distance: int, bidire
 
 
 class Sinusoidal(nn.Module):
-    cfg: Model
+    cfg: ResolvedModel
     width: int
 
     def __call__(self, positions_BT: jax.Array) -> jax.Array:
@@ -107,7 +106,7 @@ class Sinusoidal(nn.Module):
 class Learned(nn.Module):
     """One trained vector for each position (Gehring et al. 2017; Devlin et al. 2019)."""
 
-    cfg: Model
+    cfg: ResolvedModel
     width: int
 
     @nn.compact
@@ -122,7 +121,7 @@ class Learned(nn.Module):
 class Alibi(nn.Module):
     """A penalty that grows linearly with the distance, with one slope per head (Press et al. 2022); symmetric."""
 
-    cfg: Model
+    cfg: ResolvedModel
     bidirectional: bool
 
     def __call__(self, query_positions_BT: jax.Array, key_positions_BS: jax.Array) -> jax.Array:
@@ -134,7 +133,7 @@ class Alibi(nn.Module):
 class Relative(nn.Module):
     """One trained scalar per bucket of distances and head (Raffel et al. 2020, 2.1)."""
 
-    cfg: Model
+    cfg: ResolvedModel
     bidirectional: bool
 
     @nn.compact
@@ -167,20 +166,30 @@ class Position(NamedTuple):
       added: module (cfg, width) from positions_BT to vectors that are added to the embeddings.
       angles: function (cfg, positions_BT) -> the angles by which queries and keys at these positions are rotated.
       bias: module (cfg, bidirectional) from query and key positions to bias_BNTS, float32, added to the scores.
+      sinusoids: its vectors are `sinusoidal`: the width is even, and layers that add coordinates add them.
       fields: the fields of `Model` that this encoding reads and others do not.
-      even_width: its vectors need an even width.
     """
 
     added: Callable[..., nn.Module] | None = None
-    angles: Callable[[Model, jax.Array], Angles] | None = None
+    angles: Callable[[ResolvedModel, jax.Array], Angles] | None = None
     bias: Callable[..., nn.Module] | None = None
+    sinusoids: bool = False
     fields: tuple[str, ...] = ()
-    even_width: bool = False
 
     @property
     def pairwise(self) -> bool:
         """Whether the encoding acts on pairs of a query and a key, and so applies to cross-attention too."""
         return self.angles is not None or self.bias is not None
+
+
+def make_bias(cfg: ResolvedModel, stack: str, *, cross: bool, per_layer: bool) -> nn.Module | None:
+    """Returns the position bias that all layers of a stack share, or with `per_layer` that of one layer; None where
+    `cfg` has none there. A tower owns the shared one, attention the one of its layer.
+    """
+    bias = choose(POSITIONS, cfg.position, 'model.position').bias
+    if bias is None or per_layer != cfg.relative_per_layer or (cross and not cfg.cross_position):
+        return None
+    return bias(cfg, cross or stack == 'encoder')
 
 
 ROPE_SCALINGS: dict[str | None, RopeScaling] = {
@@ -193,7 +202,7 @@ ROPE_FIELDS = ('rope_theta', 'rope_fraction', 'rope_scaling')
 RELATIVE_FIELDS = ('relative_buckets', 'relative_max_distance', 'relative_per_layer')
 
 POSITIONS: dict[str | None, Position] = {
-    'sinusoidal': Position(added=Sinusoidal, even_width=True),  # Vaswani et al. 2017
+    'sinusoidal': Position(added=Sinusoidal, sinusoids=True),  # Vaswani et al. 2017
     'learned': Position(added=Learned, fields=('position_offset',)),  # Devlin et al. 2019
     'rope': Position(angles=rope_angles, fields=ROPE_FIELDS),  # Su et al. 2021
     'alibi': Position(bias=Alibi),  # Press et al. 2022

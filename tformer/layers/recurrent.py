@@ -8,7 +8,6 @@ The decoder's first state is the encoder's last, layer by layer (Sutskever et al
 without input feeding). Dropout acts between layers, not between tokens (Zaremba et al. 2014).
 """
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -17,14 +16,15 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from tformer.config import Model
 from tformer.distributed.sharding import constrain, partitioned
 from tformer.errors import choose
 from tformer.layers.dropout import DropoutRates, drop
 from tformer.layers.embed import InputEmbedding
 from tformer.layers.initializers import make_initializer
+from tformer.layers.layer_stack import LayerStack, NamedValue, PerLayer
 from tformer.layers.recurrent_attention import CrossAttention, Source
-from tformer.layers.tower import Batch, positions_of
+from tformer.layers.resolved import ResolvedModel
+from tformer.layers.tower import AnyTower, Batch, positions_of
 
 State = Any  # an array, or a tuple of them
 
@@ -60,7 +60,7 @@ class StateCache(flax.struct.PyTreeNode):
 # ------------------------------------------------------------------------------------------------------------- layers
 
 
-def make_cell(cfg: Model, stack: str, width: int) -> nn.RNNCellBase:
+def make_cell(cfg: ResolvedModel, stack: str, width: int) -> nn.RNNCellBase:
     """Returns the cell. Each gate's recurrent kernel starts orthogonal (Saxe et al. 2014)."""
     return choose(CELLS, cfg.recurrence, 'model.recurrence')(
         width,
@@ -77,7 +77,7 @@ def orthogonal(key: jax.Array, shape: tuple[int, ...], dtype: jax.typing.DTypeLi
     return nn.initializers.orthogonal()(key, shape, jnp.float32).astype(dtype)
 
 
-def zero_state(cfg: Model, rows: int, width: int) -> State:
+def zero_state(cfg: ResolvedModel, rows: int, width: int) -> State:
     """Returns the state before the first token."""
     cell = choose(CELLS, cfg.recurrence, 'model.recurrence')(width, param_dtype=jnp.dtype(cfg.dtype), parent=None)
     return cell.initialize_carry(jax.random.key(0), (rows, width))
@@ -126,7 +126,7 @@ def read(
 class Layer(nn.Module):
     """A cell that reads rows in order; or two of half the width, one in each direction, with outputs concatenated."""
 
-    cfg: Model
+    cfg: ResolvedModel
     stack: str
 
     def setup(self) -> None:
@@ -135,6 +135,7 @@ class Layer(nn.Module):
             self.forward_cell, self.backward_cell = (make_cell(cfg, stack, cfg.emb_dim // 2) for _ in range(2))
         else:
             self.cell = make_cell(cfg, stack, cfg.emb_dim)
+        self.output = NamedValue()
 
     def __call__(
         self,
@@ -143,6 +144,7 @@ class Layer(nn.Module):
         real_BT: jax.Array,
         segments_BT: jax.Array | None,
         dropout_rates: DropoutRates,
+        layer: PerLayer,
     ) -> tuple[jax.Array, State]:
         """Returns (the outputs, the state after the last real token)."""
         cfg, tokens = self.cfg, (x_BTD, real_BT, segments_BT)
@@ -153,31 +155,18 @@ class Layer(nn.Module):
         else:
             zero = zero_state(cfg, x_BTD.shape[0], cfg.emb_dim)
             state, x_BTD = read(self.cell, zero if state is None else state, *tokens)
-        x_BTD = drop(self, x_BTD, dropout_rates.residual)
+        x_BTD = drop(self, self.output(x_BTD), dropout_rates.residual)
         return constrain(x_BTD, 'batch', 'length', 'act_embed'), state
 
 
-class RecurrentStack(nn.Module):
-    """`num_layers` layers in one scan (without scan_layers unrolled), and attention on top of them."""
-
-    cfg: Model
-    stack: str
-    num_layers: int
-    cross: bool = False
+class RecurrentStack(LayerStack):
+    """Recurrent layers, and attention on top of them."""
 
     def setup(self) -> None:
-        cfg = self.cfg
-        self.layers = nn.scan(
-            Layer,
-            in_axes=(0, nn.broadcast, nn.broadcast, nn.broadcast),
-            variable_axes={'params': 0},
-            split_rngs={'params': True, 'dropout': True},
-            length=self.num_layers,
-            unroll=1 if cfg.scan_layers else self.num_layers,
-            metadata_params={nn.PARTITION_NAME: 'layers'},
-        )(cfg, self.stack)
-        attends = self.cross and cfg.recurrent_attention is not None
-        self.cross_attention = CrossAttention(cfg, self.stack) if attends else None
+        in_axes = 0, nn.broadcast, nn.broadcast, nn.broadcast, 0
+        self.layers = self.scan(Layer, {'__call__': in_axes})(self.cfg, self.stack)
+        attends = self.cross and self.cfg.recurrent_attention is not None
+        self.cross_attention = CrossAttention(self.cfg, self.stack) if attends else None
 
     def source(self, encoded: Encoded, positions_BS: jax.Array) -> Source | None:
         """Returns what the attention attends to; None without attention."""
@@ -195,24 +184,18 @@ class RecurrentStack(nn.Module):
         dropout_rates: DropoutRates,
     ) -> tuple[jax.Array, State]:
         """Returns (x_BTD, the state of each layer after the last real token)."""
-        x_BTD, state = self.layers(x_BTD, state, real_BT, segments_BT, dropout_rates)
+        x_BTD, state = self.layers(x_BTD, state, real_BT, segments_BT, dropout_rates, self.each_layer())
         if source is not None and self.cross_attention is not None:
             x_BTD = self.cross_attention(x_BTD, source)
         return x_BTD, state
 
 
-class RecurrentTower(nn.Module):
-    """The recurrent counterpart of `layers.tower.Tower`."""
-
-    cfg: Model
-    stack_name: str  # encoder or decoder
-    cross: bool = False
+class RecurrentTower(AnyTower):
+    """A tower of recurrent layers."""
 
     def setup(self) -> None:
-        cfg, encoder = self.cfg, self.stack_name == 'encoder'
-        self.input_embedding = InputEmbedding(dataclasses.replace(cfg, position=None))
-        num_layers = cfg.num_encoder_layers if encoder else cfg.num_decoder_layers
-        self.stack = RecurrentStack(cfg, self.stack_name, num_layers, self.cross)
+        self.input_embedding = InputEmbedding(self.cfg, position=None)
+        self.stack = RecurrentStack(self.cfg, self.stack_name, self.num_layers, self.cross)
 
     def run(
         self, x_BTW: jax.Array, batch: Batch, dropout_rates: DropoutRates | None = None, encoded: Encoded | None = None
@@ -223,12 +206,10 @@ class RecurrentTower(nn.Module):
             raise ValueError('a recurrent model reads tokens in order: a bidirectional prefix is not supported')
         if encoded is not None and 'segment_ids' in batch:
             raise ValueError('a recurrent decoder takes one source per row: segment_ids are not supported')
-        prefix = 'encoder_' if self.stack_name == 'encoder' and 'encoder_inputs' in batch else ''
-        positions_BT, state, source = positions_of(batch, prefix), None, None
+        (positions_BT, segments_BT), state, source = self.tokens(batch), None, None
         if encoded is not None:
             state, source = encoded.state, self.stack.source(encoded, positions_of(batch, 'encoder_'))
         x_BTD = self.input_embedding(x_BTW, positions_BT, rates, batch.get('token_types'))
-        segments_BT = batch.get(f'{prefix}segment_ids')
         return Encoded(*self.stack(x_BTD, state, source, positions_BT >= 0, segments_BT, rates))
 
     def __call__(

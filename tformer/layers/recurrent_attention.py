@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from tformer.config import Model
 from tformer.errors import choose
+from tformer.layers.layer_stack import NamedValue
 from tformer.layers.linear import Dense
+from tformer.layers.resolved import ResolvedModel
 
 
 class Source(flax.struct.PyTreeNode):
@@ -30,12 +31,13 @@ class Source(flax.struct.PyTreeNode):
 class CrossAttention(nn.Module):
     """tanh(W [c; h]), c the encoder's outputs under the weights of their scores with h (Luong et al. 2015, eq. 5)."""
 
-    cfg: Model
+    cfg: ResolvedModel
     stack: str
 
     def setup(self) -> None:
         cfg, D = self.cfg, self.cfg.emb_dim
         self.score = choose(SCORES, cfg.recurrent_attention, 'model.recurrent_attention')(cfg, self.stack)
+        self.probabilities = NamedValue()
         self.out = Dense(cfg, 'BTC,CD->BTD', (2 * D, D), ('cell', 'embed'), stack=self.stack)
 
     def keys(self, x_BSD: jax.Array) -> jax.Array:
@@ -44,7 +46,8 @@ class CrossAttention(nn.Module):
 
     def __call__(self, x_BTD: jax.Array, source: Source) -> jax.Array:
         """Returns x_BTD."""
-        weights_BTS = attention_weights(self.score(x_BTD, source.keys_BSE), source.positions_BS >= 0)
+        scores_BTS, real_BS = self.score(x_BTD, source.keys_BSE), source.positions_BS >= 0
+        weights_BTS = self.probabilities(attention_weights(scores_BTS, real_BS))
         context_BTD = jnp.einsum('BTS,BSD->BTD', weights_BTS.astype(x_BTD.dtype), source.values_BSD)
         return jnp.tanh(self.out(jnp.concatenate([context_BTD, x_BTD], -1)))
 
@@ -59,7 +62,7 @@ def attention_weights(scores_BTS: jax.Array, real_BS: jax.Array) -> jax.Array:
 class DotScore(nn.Module):
     """h . k (Luong et al. 2015, eq. 8)."""
 
-    cfg: Model
+    cfg: ResolvedModel
     stack: str
 
     def keys(self, x_BSD: jax.Array) -> jax.Array:
@@ -74,7 +77,7 @@ class DotScore(nn.Module):
 class AdditiveScore(nn.Module):
     """v . tanh(W h + U k) (Bahdanau et al. 2015, A.1.2)."""
 
-    cfg: Model
+    cfg: ResolvedModel
     stack: str
 
     def setup(self) -> None:

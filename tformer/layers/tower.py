@@ -6,15 +6,14 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from tformer.config import Model
-from tformer.errors import choose
 from tformer.layers.attention import AttentionContext
-from tformer.layers.block import Stack, StackInputs
+from tformer.layers.block import LAYER_SHARING, Stack, StackInputs
 from tformer.layers.cache import Cache, empty_cache
 from tformer.layers.dropout import DropoutRates
 from tformer.layers.embed import InputEmbedding
 from tformer.layers.masks import attention_mask
-from tformer.layers.positions import POSITIONS, Angles
+from tformer.layers.positions import POSITIONS, Angles, make_bias
+from tformer.layers.resolved import ResolvedModel
 
 Batch = Mapping[str, jax.Array]
 
@@ -31,22 +30,33 @@ def real_tokens(batch: Batch) -> jax.Array:
     return positions_of(batch) >= 0
 
 
-class Tower(nn.Module):
-    """The input embedding and the stack of blocks: token embeddings in, residual stream out."""
+class AnyTower(nn.Module):
+    """The input embedding and a stack: token embeddings in, residual stream out."""
 
-    cfg: Model
+    cfg: ResolvedModel
     stack_name: str  # encoder or decoder
     cross: bool = False
 
+    @property
+    def num_layers(self) -> int:
+        return self.cfg.num_encoder_layers if self.stack_name == 'encoder' else self.cfg.num_decoder_layers
+
+    def tokens(self, batch: Batch) -> tuple[jax.Array, jax.Array | None]:
+        """Returns positions_BT and segments_BT of the tokens that this stack reads."""
+        prefix = 'encoder_' if self.stack_name == 'encoder' and 'encoder_inputs' in batch else ''
+        return positions_of(batch, prefix), batch.get(f'{prefix}segment_ids')
+
+
+class Tower(AnyTower):
+    """A tower of blocks."""
+
     def setup(self) -> None:
-        cfg, encoder = self.cfg, self.stack_name == 'encoder'
-        self.input_embedding = InputEmbedding(cfg)
-        num_layers = cfg.num_encoder_layers if encoder else cfg.num_decoder_layers
-        self.stack = Stack(cfg, self.stack_name, num_layers, self.cross)
-        position = choose(POSITIONS, cfg.position, 'model.position')
-        shared = position.bias is not None and not cfg.relative_per_layer
-        self.bias = position.bias(cfg, encoder) if position.bias and shared else None
-        self.cross_bias = position.bias(cfg, True) if position.bias and shared and cfg.cross_position else None
+        cfg = self.cfg
+        in_blocks = LAYER_SHARING[cfg.layer_sharing].coordinates and POSITIONS[cfg.position].sinusoids
+        self.input_embedding = InputEmbedding(cfg, None if in_blocks else cfg.position)
+        self.stack = Stack(cfg, self.stack_name, self.num_layers, self.cross)
+        self.bias = make_bias(cfg, self.stack_name, cross=False, per_layer=False)
+        self.cross_bias = make_bias(cfg, self.stack_name, cross=True, per_layer=False)
 
     def angles(self, positions_BT: jax.Array) -> Angles | None:
         """Returns the angles of a rotary encoding at these positions; None where the encoding rotates nothing."""
@@ -99,9 +109,7 @@ class Tower(nn.Module):
         encoded_BSD: jax.Array | None = None,
     ) -> jax.Array:
         """Returns x_BTD after the stack, all positions at once."""
-        rates = DropoutRates.of(self.cfg, dropout_rates)
-        prefix = 'encoder_' if self.stack_name == 'encoder' and 'encoder_inputs' in batch else ''
-        positions_BT, segments_BT = positions_of(batch, prefix), batch.get(f'{prefix}segment_ids')
+        rates, (positions_BT, segments_BT) = DropoutRates.of(self.cfg, dropout_rates), self.tokens(batch)
         seen_early = batch.get('prefix') if self.stack_name == 'decoder' else None
         inputs = StackInputs(self.own_context(positions_BT, positions_BT, segments_BT, seen_early), rates)
         if encoded_BSD is not None:

@@ -9,8 +9,8 @@ import optax
 from flax import linen as nn
 
 from tformer.config import Config
-from tformer.layers.initializers import base_width
 from tformer.layers.parallel import ring_attention
+from tformer.layers.parametrization import base_width
 from tformer.objectives import Objective
 from tformer.optim import freezing, precision, schedules
 from tformer.optim.hyperparameters import Hyperparameters, Scalar

@@ -8,13 +8,14 @@ parts x rounds - 1` ticks a stage is idle in `stages - 1`.
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from tformer.distributed.sharding import Schedule
 from tformer.errors import UserError
 
 AXIS = 'pipeline'
@@ -26,14 +27,49 @@ def computed(primitive: Any, *_: Any, **__: Any) -> bool:
     return primitive.name not in MOVES
 
 
+class Timetable(NamedTuple):
+    """Which part of the batch a stage computes at which tick, and in which round."""
+
+    stages: int
+    parts: int
+    rounds: int
+
+    @property
+    def turns(self) -> int:
+        """The number of ticks in which a stage computes."""
+        return self.parts * self.rounds
+
+    @property
+    def group(self) -> int:
+        """The number of parts that finish all rounds before the next ones begin."""
+        return self.stages if self.rounds > 1 else self.parts
+
+    def at(self, time: jax.Array, stage: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Returns (the round, the part, whether the stage takes the part's first values and not received ones)."""
+        since = time - stage
+        turn = jnp.clip(since, 0, self.turns - 1)
+        round_ = turn % (self.group * self.rounds) // self.group
+        part = turn // (self.group * self.rounds) * self.group + turn % self.group
+        # An idle stage computes on the beginning of a part, not on zeros, from which a layer might make a NaN.
+        return round_, part, ((stage == 0) & (round_ == 0)) | (since != turn)
+
+    def pass_on(self, y: jax.Array) -> jax.Array:
+        """Returns what the stage before sent; the last stage sends to the first one if there are several rounds."""
+        ring = [(i, (i + 1) % self.stages) for i in range(self.stages)]
+        return jax.lax.ppermute(y, AXIS, ring if self.rounds > 1 else ring[:-1])
+
+    def ended(self, ys: jax.Array) -> jax.Array:
+        """Returns the last stage's results of every part's last round, [parts, ...], from those of all ticks."""
+        by_round = ys[self.stages - 1 :].reshape(-1, self.rounds, self.group, *ys.shape[1:])
+        return by_round[:, -1].reshape(self.parts, *ys.shape[1:])
+
+
 def pipelined(
     layer: Callable[[Any, jax.Array, Any, jax.Array], jax.Array],
     each: Any,
     x_BTD: jax.Array,
     shared: Any,
-    *,
-    parts: int,
-    rounds: int = 1,
+    schedule: Schedule,
     policy: Callable[..., bool] = computed,
     unroll: int | bool = 1,
 ) -> jax.Array:
@@ -48,20 +84,16 @@ def pipelined(
       each: arrays [L, ...].
       x_BTD: all rows.
       shared: inputs of all layers; arrays [B, ...] hold one entry per row, others (scalars, [1, ...]) serve all rows.
-      parts: number of parts; with several rounds a multiple of the stages.
-      rounds: passes of a part through all stages.
+      schedule: with several rounds, the parts are a multiple of the stages.
       policy: what the backward pass keeps of a layer (`jax.checkpoint`).
       unroll: of `jax.lax.scan` over the layers of a stage.
 
     Raises:
       UserError: the layers, the rows or the parts do not divide.
     """
-    stages, rows = jax.sharding.get_abstract_mesh().shape[AXIS], len(x_BTD)
-    _check_division(len(jax.tree.leaves(each)[0]), rows, stages, parts, rounds)
-    group = stages if rounds > 1 else parts  # parts that finish all rounds before the next ones begin
-
-    def by_part(a: jax.Array) -> bool:
-        return jnp.ndim(a) > 0 and len(a) == rows
+    rows, (parts, rounds) = len(x_BTD), schedule
+    table = Timetable(jax.sharding.get_abstract_mesh().shape[AXIS], parts, rounds)
+    _check_division(len(jax.tree.leaves(each)[0]), rows, table)
 
     def split(a: jax.Array) -> jax.Array:
         return jnp.moveaxis(a.reshape(rows // parts, parts, *a.shape[1:]), 1, 0)
@@ -74,35 +106,30 @@ def pipelined(
     def stage(each: Any, x: jax.Array, shared: Any) -> jax.Array:
         x, shared = jax.tree.map(lambda a: a[0], (x, shared))
         number = jax.lax.axis_index(AXIS)
-        own = deal(each, number, stages, rounds)
+        own = deal(each, number, table.stages, rounds)
 
         def tick(received: jax.Array, time: jax.Array) -> tuple[jax.Array, jax.Array]:
-            since = time - number
-            turn = jnp.clip(since, 0, parts * rounds - 1)
-            round_, part = _round_and_part(turn, parts, rounds, group)
-            # An idle stage computes on the beginning of a part, not on zeros, from which a layer might make a NaN.
-            begins = ((number == 0) & (round_ == 0)) | (since != turn)
+            round_, part, begins = table.at(time, number)
             h = jnp.where(begins, x[part], received)
             seen = jax.tree.map(lambda a, whole: a if whole else a[part], shared, wholes)
             y, _ = jax.lax.scan(lambda h, own: (one(h, own, seen, round_, part), None), h, own, unroll=unroll)
-            return jax.lax.ppermute(y, AXIS, ring[: stages if rounds > 1 else -1]), y
+            return table.pass_on(y), y
 
-        _, ys = jax.lax.scan(tick, jnp.zeros_like(x[0]), jnp.arange(stages + parts * rounds - 1))
-        ended = ys[stages - 1 :].reshape(parts // group, rounds, group, *x.shape[1:])[:, -1].reshape(x.shape)
-        return jnp.where(number == stages - 1, ended, jnp.zeros_like(ended))[None]
+        _, ys = jax.lax.scan(tick, jnp.zeros_like(x[0]), jnp.arange(table.stages + table.turns - 1))
+        ended = table.ended(ys)
+        return jnp.where(number == table.stages - 1, ended, jnp.zeros_like(ended))[None]
 
-    ring = [(i, (i + 1) % stages) for i in range(stages)]
-    wholes = jax.tree.map(lambda a: not by_part(a), shared)
-    shared = jax.tree.map(lambda a: split(a) if by_part(a) else a, shared)
+    wholes = jax.tree.map(lambda a: jnp.ndim(a) == 0 or len(a) != rows, shared)
+    shared = jax.tree.map(lambda a, whole: a if whole else split(a), shared, wholes)
     # One copy per stage: gradients are then summed outside, as XLA for CPU fails at that sum in bfloat16.
-    copies = jax.tree.map(lambda a: jnp.broadcast_to(a, (stages, *jnp.shape(a))), (split(x_BTD), shared))
+    copies = jax.tree.map(lambda a: jnp.broadcast_to(a, (table.stages, *jnp.shape(a))), (split(x_BTD), shared))
     spec = PartitionSpec(AXIS)
     run = jax.shard_map(stage, in_specs=spec, out_specs=spec, axis_names={AXIS}, check_vma=False)
     return jnp.moveaxis(run(each, *copies).sum(0), 0, 1).reshape(x_BTD.shape)
 
 
-def _check_division(L: int, rows: int, stages: int, parts: int, rounds: int) -> None:
-    """Raises a `UserError` where layers, rows or parts do not divide."""
+def _check_division(L: int, rows: int, table: Timetable) -> None:
+    stages, parts, rounds = table
     if L % (stages * rounds):
         raise UserError(f'{L} layers do not divide into mesh.pipeline={stages} stages x mesh.pipeline_repeats={rounds}')
     if rows % parts:
@@ -111,11 +138,6 @@ def _check_division(L: int, rows: int, stages: int, parts: int, rounds: int) -> 
         raise UserError(
             f'mesh.pipeline_repeats={rounds} needs mesh.microbatches={parts} to be a multiple of {stages} stages'
         )
-
-
-def _round_and_part(turn: jax.Array, parts: int, rounds: int, group: int) -> tuple[jax.Array, jax.Array]:
-    """Returns the round and the part that a stage computes in its turn."""
-    return turn % (group * rounds) // group, turn // (group * rounds) * group + turn % group
 
 
 def deal(each: Any, number: jax.Array, stages: int, rounds: int) -> Any:
@@ -136,14 +158,10 @@ def deal(each: Any, number: jax.Array, stages: int, rounds: int) -> Any:
     arrives = turn.reshape(rounds, stages)  # in which turn a stage receives its block of a round
 
     def exchange(a: jax.Array) -> jax.Array:
-        received = [
-            jax.lax.ppermute(
-                a[jnp.asarray(sent[now])[number]],
-                AXIS,
-                [(int(holder[b]), int(user[b])) for b in block if turn[b] == now],
-            )
-            for now in range(rounds)
-        ]
+        received = []
+        for now in range(rounds):
+            moves = [(int(holder[b]), int(user[b])) for b in block if turn[b] == now]
+            received.append(jax.lax.ppermute(a[jnp.asarray(sent[now])[number]], AXIS, moves))
         return jnp.stack(received)[jnp.asarray(arrives)[:, number]].swapaxes(0, 1)
 
     return jax.tree.map(exchange, blocks)

@@ -1,0 +1,63 @@
+"""Layers of a stack under one scan, and what differs from layer to layer."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import flax.struct
+import jax
+from flax import linen as nn
+
+from tformer.layers.resolved import ResolvedModel
+
+
+class PerLayer(flax.struct.PyTreeNode):
+    """What differs from layer to layer besides the parameters; None where no layer differs.
+
+    Attributes:
+      window: positions that local self-attention sees.
+      depth: the layer's number, from 1.
+      number: from 0, where evaluation.activations names single layers.
+    """
+
+    window: jax.Array | None = None
+    depth: jax.Array | None = None
+    number: jax.Array | None = None
+
+
+class LayerStack(nn.Module):
+    """`num_layers` layers under one scan; unrolled, it is the same scan without a loop, on the same parameters."""
+
+    cfg: ResolvedModel
+    stack: str  # encoder or decoder
+    num_layers: int
+    cross: bool = False
+
+    def each_layer(self) -> PerLayer:
+        """Returns what differs from layer to layer, stacked."""
+        return PerLayer()
+
+    def scan(self, layer: Any, in_axes: Mapping[str, tuple[Any, ...]], *, shared: bool = False) -> Any:
+        """Returns a class of modules like `layer` whose methods run all layers.
+
+        Args:
+          layer: a class of modules.
+          in_axes: for each method those of its arguments after the first, which is carried (flax.linen.scan).
+          shared: all layers have the same parameters.
+        """
+        each = {'intermediates': 0, 'losses': 0, 'statistics': 0}
+        lift = {
+            'variable_axes': each if shared else {'params': 0, **each},
+            'variable_broadcast': 'params' if shared else False,
+            'split_rngs': {'params': not shared, 'dropout': True},
+            'length': self.num_layers,
+            'unroll': 1 if self.cfg.scan_layers else self.num_layers,
+            'metadata_params': {nn.PARTITION_NAME: 'layers'},
+        }
+        return nn.scan(layer, methods={name: {'in_axes': axes, **lift} for name, axes in in_axes.items()})
+
+
+class NamedValue(nn.Module):
+    """The identity, under whose name evaluation.activations reads and replaces a value."""
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return x
