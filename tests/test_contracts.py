@@ -16,7 +16,8 @@ import pytest
 from flax import linen as nn
 
 from tformer import checks, config
-from tformer.config import Config, Model
+from tformer import model as model_lib
+from tformer.config import Config, Model, tasks
 from tformer.distributed import sharding
 from tformer.layers import dropout as dropout_lib
 from tformer.layers.dropout import DropoutRates
@@ -33,13 +34,13 @@ METHODS = {
     'encoder': '__call__',
     'decoder': '__call__',
     'encoder_decoder': '__call__',
-    'classifier': 'classify',
+    'classifier': model_lib.HEADS['class'].method,
     'prefix_decoder': '__call__',
 }
-HEADS = {  # methods that read the same stream; each family's in one program
-    'encoder': ('classify', 'regress', 'tag', 'find_spans', 'unmask_pairs', 'detect'),
-    'decoder': ('classify', 'regress', 'tag', 'find_spans'),
-    'encoder_decoder': ('classify', 'regress', 'tag', 'find_spans'),
+HEADS = {  # of the same stream; each family's in one program
+    'encoder': ('class', 'number', 'tags', 'spans', 'sentences', 'detection'),
+    'decoder': ('class', 'number', 'tags', 'spans'),
+    'encoder_decoder': ('class', 'number', 'tags', 'spans'),
 }
 ROWS = covering.cover()
 NAMES = [f'{list(METHODS)[row["task"]]}-{number}' for number, row in enumerate(ROWS)]
@@ -202,8 +203,10 @@ def test_the_cases_carry_every_legal_pair_of_every_entry_of_every_table():
     elsewhere |= {'family', 'initializer', 'dtype', 'param_dtype', 'remat', 'rope_scaling', 'expert_dispatch'}
     assert tables - elsewhere <= {field for levels in covering.FACTORS.values() for level in levels for field in level}
     assert {row['family'] for row in covering.FACTORS['task']} == set(FAMILIES)
-    methods = {objective.method for objective in OBJECTIVES.values()}
-    assert methods == set(METHODS.values()) | {method for some in HEADS.values() for method in some}
+    assert {'tokens'}.union(*HEADS.values()) == model_lib.HEADS.keys() == tasks.HEADS.keys()
+    for name, head in model_lib.HEADS.items():
+        facts = tasks.HEADS[name]
+        assert head.modules.keys() == ({'head'} if name == 'tokens' else {*facts.per_row, *facts.per_token})
 
 
 # ------------------------------------------------------------------------------------------------- contracts
@@ -415,8 +418,8 @@ class Heads:
         self.outputs, self.grads = jax.device_get(self.run(self.params, self.batch))
 
     def every(self, model, batch):
-        outputs = {name: getattr(model, name)(batch, DropoutRates()) for name in HEADS[self.family]}
-        for name, parts in {'unmask_pairs': ('unmask', 'pairs'), 'detect': ('unmask_small', 'drawn', 'detect')}.items():
+        outputs = {name: model_lib.HEADS[name].method(model, batch, DropoutRates()) for name in HEADS[self.family]}
+        for name, parts in {'sentences': ('unmask', 'pairs'), 'detection': ('unmask_small', 'drawn', 'detect')}.items():
             outputs |= dict(zip(parts, outputs.pop(name), strict=True)) if name in outputs else {}
         return outputs
 
@@ -445,7 +448,7 @@ def heads(family):
 @pytest.mark.parametrize('family', HEADS)
 def test_heads_have_their_shapes_and_gradients_reach_them(family):
     made = heads(family)
-    wanted = {'classify': (2, 5), 'regress': (2,), 'tag': (2, T, 5), 'find_spans': (2, T, 2)}
+    wanted = {'class': (2, 5), 'number': (2,), 'tags': (2, T, 5), 'spans': (2, T, 2)}
     if family == 'encoder':
         wanted |= {'unmask': (2, T, V), 'pairs': (2, 2), 'unmask_small': (2, T, V), 'drawn': (2, T), 'detect': (2, T)}
     assert {name: x.shape for name, x in made.outputs.items()} == wanted
@@ -467,7 +470,7 @@ def test_heads_see_what_their_stack_sees_and_no_padding(family):
             assert not seen[1].any()
             if name == 'drawn':  # what is not hidden stays, and what is drawn may
                 assert seen[0, t] or made.batch['weights'][0, t]
-            elif name in ('classify', 'regress', 'pairs'):
+            elif name in ('class', 'number', 'pairs'):
                 assert seen[0].any()
             elif family == 'encoder':
                 assert seen[0].all()

@@ -31,6 +31,7 @@ from tformer.data.tokenizers.subwords import SentencePiece
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.distributed import sharding
 from tformer.evaluation import scorer, scores
+from tformer.layers import heads
 from tformer.layers.dropout import DropoutRates
 from tformer.layers.heads import POOLINGS
 from tformer.model import build
@@ -338,7 +339,7 @@ def small(family: str, **changes: Any) -> tuple[nn.Module, dict[str, np.ndarray]
 
 
 def every_head(model: Any, batch: dict[str, np.ndarray]) -> list[jax.Array]:
-    return [getattr(model, objectives.OBJECTIVES[name].method)(batch) for name in HEADS]
+    return [objectives.OBJECTIVES[name].method(model, batch) for name in HEADS]
 
 
 @pytest.mark.parametrize('family', STACKS)
@@ -384,7 +385,7 @@ def test_the_last_vector_of_a_decoder_is_the_last_tokens_whatever_the_padding() 
         found = POOLINGS['last'](x_BTD, jnp.array(real, bool))
         np.testing.assert_array_equal(found, x_BTD[jnp.arange(2), jnp.array(places)])
     model, batch = small('decoder', pooling='last', pooler=False)
-    params = model.init(jax.random.key(0), batch, method='classify')
+    params = model.init(jax.random.key(0), batch, method=heads.classify)
 
     @jax.jit
     def pool(inputs: np.ndarray, positions: np.ndarray) -> tuple[jax.Array, jax.Array]:

@@ -215,11 +215,8 @@ def test_losses_are_means_over_real_tokens():
 
 
 def sown(cfg, params):
-    apply = jax.jit(
-        lambda params: Moe(cfg, 'decoder', cfg.num_experts).apply(
-            {'params': params}, inputs(), REAL_BT, mutable=['losses']
-        )[1]
-    )
+    module = Moe(cfg, 'decoder', cfg.num_experts)
+    apply = jax.jit(lambda params: module.apply({'params': params}, inputs(), REAL_BT, mutable=['losses'])[1])
     return apply(params).get('losses', {})
 
 

@@ -14,6 +14,7 @@ from tformer import checks, config
 from tformer.config import Config, Model, Train
 from tformer.distributed.sharding import unboxed
 from tformer.layers.dropout import DropoutRates
+from tformer.layers.heads import classify
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
 from tformer.optim.hyperparameters import Hyperparameters
@@ -110,7 +111,7 @@ def test_the_logits_of_classes_do_not_grow_with_the_width():
     def spread(width):
         cfg = Model(family='encoder', vocab_size=64, num_classes=5, emb_dim=width, num_encoder_layers=1, **MUP)
         model, batch = build(cfg), {'inputs': jnp.arange(64).reshape(8, 8)}
-        init = jax.jit(lambda: model.init_with_output(jax.random.key(0), batch, DropoutRates(), method='classify')[0])
+        init = jax.jit(lambda: model.init_with_output(jax.random.key(0), batch, DropoutRates(), method=classify)[0])
         return float(jnp.std(init()))
 
     assert spread(512) < spread(128) < spread(32)

@@ -17,7 +17,9 @@ from tformer.data.tokenizers import tokenizers
 from tformer.distributed import sharding
 from tformer.evaluation import scorer
 from tformer.layers.dropout import DropoutRates
-from tformer.model import build, narrowed
+from tformer.layers.replaced_tokens import detect, narrowed
+from tformer.layers.resolved import resolve_model
+from tformer.model import build
 from tformer.objectives import (
     OBJECTIVES,
     best_spans,
@@ -271,13 +273,13 @@ def electra():
     """(parameters, a batch, run(key) -> detect's outputs, the gradients of the detector's loss and of both)."""
     model, objective = build(WIDE), OBJECTIVES['replaced_token']
     batch = jax.tree.map(jnp.asarray, masked_batch())
-    params = sharding.unboxed(jax.jit(functools.partial(model.init, method='detect'))(jax.random.key(0), batch))
+    params = sharding.unboxed(jax.jit(functools.partial(model.init, method=detect))(jax.random.key(0), batch))
 
     @jax.jit
     def run(params, key):
         def losses(params):
             rngs = {'sample': key}
-            outputs = model.apply(params, batch, DropoutRates(), rngs=rngs, method='detect')
+            outputs = model.apply(params, batch, DropoutRates(), rngs=rngs, method=detect)
             scores = objective.scores(outputs, objective.weigh(batch, 50.0))
             return (scores['detection_loss'][0], scores['loss'][0]), outputs
 
@@ -322,7 +324,7 @@ def test_the_generator_is_as_narrow_as_it_says_and_reads_the_same_embeddings():
     'fraction, sizes', [(0.25, (1, 8, 12)), (0.5, (2, 16, 24)), (0.1, (1, 8, 12)), (1, (4, 32, 48))]
 )
 def test_the_generators_sizes(fraction, sizes):
-    small = narrowed(dataclasses.replace(WIDE, generator_fraction=fraction))
+    small = narrowed(resolve_model(dataclasses.replace(WIDE, generator_fraction=fraction)))
     assert (small.num_heads, small.emb_dim, small.mlp_dim) == sizes
     assert small.embedding_factor_dim == 32 and small.num_encoder_layers == 2
 
@@ -331,7 +333,7 @@ def test_heads_of_any_generator_share_keys_evenly():
     for heads, fraction in itertools.product((1, 2, 4, 6, 8, 12), (0.1, 0.25, 0.375, 0.5, 0.8, 1.0)):
         for kv_heads in (k for k in range(1, heads + 1) if heads % k == 0):
             wide = Model('encoder', num_heads=heads, num_kv_heads=kv_heads, emb_dim=24, generator_fraction=fraction)
-            small = narrowed(wide)
+            small = narrowed(resolve_model(wide))
             assert small.num_heads % small.num_kv_heads == 0 and small.num_kv_heads <= kv_heads
             assert small.emb_dim * heads == 24 * small.num_heads and small.num_heads / small.num_kv_heads >= 1
 
@@ -349,8 +351,8 @@ def test_what_is_drawn_follows_the_generators_probabilities():
     model = build(WIDE)
     batch = jax.tree.map(lambda x: jnp.repeat(jnp.asarray(x[:1]), 3000, 0), masked_batch(seed=3))
     place = int(np.flatnonzero(np.asarray(batch['weights'][0]))[0])
-    variables = jax.jit(functools.partial(model.init, method='detect'))(jax.random.key(0), batch)
-    apply = jax.jit(lambda v, b: model.apply(v, b, DropoutRates(), rngs={'sample': jax.random.key(5)}, method='detect'))
+    variables = jax.jit(functools.partial(model.init, method=detect))(jax.random.key(0), batch)
+    apply = jax.jit(lambda v, b: model.apply(v, b, DropoutRates(), rngs={'sample': jax.random.key(5)}, method=detect))
     logits, tokens, _ = apply(sharding.unboxed(variables), batch)
     wanted = 3000 * scipy.special.softmax(np.asarray(logits[0, place], np.float64))
     seen = np.bincount(np.asarray(tokens[:, place]), minlength=V)

@@ -208,7 +208,7 @@ def test_dropout_is_drawn_anew_for_each_part_and_each_layer_and_always_alike():
     @jax.jit
     def encode(key):
         return model.apply(
-            {'params': params}, batch, DropoutRates(residual=0.5), rngs={'dropout': key}, method='encode'
+            {'params': params}, batch, DropoutRates(residual=0.5), rngs={'dropout': key}, method='features'
         )
 
     mesh_config = Mesh(pipeline=2, data=1)

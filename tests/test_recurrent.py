@@ -26,7 +26,7 @@ from tformer.layers.layer_stack import PerLayer
 from tformer.layers.recurrent import CELLS
 from tformer.layers.recurrent_attention import SCORES, CrossAttention, Source, attention_weights
 from tformer.layers.resolved import resolve_model
-from tformer.model import build
+from tformer.model import HEADS, build
 from tformer.objectives import OBJECTIVES
 from tformer.optim.hyperparameters import Hyperparameters
 from tformer.optim.optimizers import OPTIMIZERS, make_optimizer
@@ -89,12 +89,8 @@ def one_layer(cfg, stack, **variables):
         return recurrent.Layer(resolve_model(cfg), stack).apply(variables, *args, DropoutRates(), PerLayer())
 
     x = np.random.default_rng(0).standard_normal((2, 5, D)).astype(np.float32)
-    tokens = x, None, np.ones((2, 5), bool), None
-    shapes = jax.eval_shape(
-        lambda: recurrent.Layer(resolve_model(cfg), stack).init(jax.random.key(0), *tokens, DropoutRates(), PerLayer())[
-            'params'
-        ]
-    )
+    tokens, layer = (x, None, np.ones((2, 5), bool), None), recurrent.Layer(resolve_model(cfg), stack)
+    shapes = jax.eval_shape(lambda: layer.init(jax.random.key(0), *tokens, DropoutRates(), PerLayer())['params'])
     return apply, x, {'params': random_params(sharding.unboxed(shapes))}
 
 
@@ -380,15 +376,15 @@ def test_the_heads_of_tasks_read_the_stream():
     model, batch = build(cfg), {'inputs': np.ones((2, T), np.int32), 'targets': np.ones((2, T), np.int32)}
 
     def every(model, batch):
-        outputs = {name: getattr(model, name)(batch) for name in ('classify', 'regress', 'tag', 'find_spans')}
+        outputs = {name: HEADS[name].method(model, batch) for name in ('class', 'number', 'tags', 'spans')}
         return {
             **outputs,
-            'pairs': model.unmask_pairs(batch)[1],
+            'pairs': HEADS['sentences'].method(model, batch)[1],
             'statistics': model.token_statistics(batch, chunk=3).target,
         }
 
     shapes = jax.eval_shape(lambda: model.init_with_output(jax.random.key(0), batch, method=every)[0])
-    wanted = {'classify': (2, 5), 'regress': (2,), 'tag': (2, T, 5), 'find_spans': (2, T, 2), 'pairs': (2, 2)}
+    wanted = {'class': (2, 5), 'number': (2,), 'tags': (2, T, 5), 'spans': (2, T, 2), 'pairs': (2, 2)}
     assert {name: x.shape for name, x in shapes.items()} == {**wanted, 'statistics': (2, T)}
 
 

@@ -15,9 +15,7 @@ There are no modes. A model trains where a dropout rng is given, decodes where a
 statistics where their collection is mutable. `dropout_rates=None` stands for the rates of the configuration.
 """
 
-import dataclasses
-import math
-from collections.abc import Callable
+import functools
 from typing import Any
 
 import jax
@@ -27,29 +25,29 @@ from flax import linen as nn
 from tformer.config import Model
 from tformer.distributed.sharding import unpipelined
 from tformer.errors import choose
+from tformer.layers import heads, replaced_tokens
 from tformer.layers.dropout import DropoutRates
-from tformer.layers.embed import Embedding, embedding_width
-from tformer.layers.heads import DetectionHead, LinearHead, Pooler, TokenStatistics, VocabularyHead, token_statistics
+from tformer.layers.embed import Embedding
+from tformer.layers.heads import Head, LinearHead, Pooler, TokenStatistics, VocabularyHead, token_statistics
 from tformer.layers.recurrent import RecurrentTower
+from tformer.layers.replaced_tokens import DetectionHead, Generator
 from tformer.layers.resolved import ResolvedModel, resolve_model
 from tformer.layers.tower import Batch, Tower, positions_of, real_tokens
 
 
 class Family(nn.Module):
-    """What all families share: heads on the residual stream after the last stack. A head that is never called has no
-    parameters."""
+    """What all families share: token embeddings below the stacks, and heads on the residual stream after the last one.
+
+    A head that is never called has no parameters.
+    """
 
     cfg: ResolvedModel
 
-    def add_heads(self) -> None:
-        """Adds the heads; called in `setup`."""
-        cfg = self.cfg
-        self.head = VocabularyHead(cfg)
-        self.pooler = Pooler(cfg)
-        self.class_head = LinearHead(cfg, cfg.num_classes or 0)
-        self.number_head = LinearHead(cfg, 1)
-        self.tag_head = LinearHead(cfg, cfg.num_classes or 0)
-        self.span_head = LinearHead(cfg, 2)
+    def setup(self) -> None:
+        self.embed = Embedding(self.cfg, self.cfg.vocab_size)
+        modules = {name: make for head in HEADS.values() for name, make in head.modules.items()}
+        for name, make in modules.items():
+            setattr(self, name, make(self.cfg))
 
     def features(self, batch: Batch, dropout_rates: DropoutRates | None = None) -> jax.Array:
         """Returns x_BTD, the residual stream after the last stack."""
@@ -96,22 +94,6 @@ class Family(nn.Module):
         """Returns x_BD, one vector for each sequence."""
         return self.pooler(self.features(batch, dropout_rates), real_tokens(batch))
 
-    def classify(self, batch: Batch, dropout_rates: DropoutRates | None = None) -> jax.Array:
-        """Returns logits_BC, float32, of the pooled sequence."""
-        return self.class_head(self.pool(batch, dropout_rates), dropout_rates)
-
-    def regress(self, batch: Batch, dropout_rates: DropoutRates | None = None) -> jax.Array:
-        """Returns a number for each pooled sequence, float32 [B]."""
-        return self.number_head(self.pool(batch, dropout_rates), dropout_rates)[:, 0]
-
-    def tag(self, batch: Batch, dropout_rates: DropoutRates | None = None) -> jax.Array:
-        """Returns logits_BTC, float32, of each token."""
-        return self.tag_head(self.features(batch, dropout_rates), dropout_rates)
-
-    def find_spans(self, batch: Batch, dropout_rates: DropoutRates | None = None) -> jax.Array:
-        """Returns logits_BT2, float32: each token's as the first of an answer, and as the last."""
-        return self.span_head(self.features(batch, dropout_rates), dropout_rates)
-
 
 def in_float32(tree: Any) -> Any:
     """Returns `tree` with its arrays in float32."""
@@ -127,74 +109,11 @@ class EncoderOnly(Family):
     """BERT: every token attends to all others (Devlin et al. 2019)."""
 
     def setup(self) -> None:
-        cfg = self.cfg
-        self.embed = Embedding(cfg, cfg.vocab_size)
-        self.encoder = make_tower(cfg, 'encoder')
-        self.add_heads()
-        self.sentence_head = LinearHead(cfg, 2)
-        self.generator = Generator(narrowed(cfg))
-        self.detection_head = DetectionHead(cfg)
+        super().setup()
+        self.encoder = make_tower(self.cfg, 'encoder')
 
     def features(self, batch: Batch, dropout_rates: DropoutRates | None = None) -> jax.Array:
         return self.encoder(self.embed(batch['inputs']), batch, dropout_rates)
-
-    def encode(self, batch: Batch, dropout_rates: DropoutRates | None = None) -> jax.Array:
-        """Returns x_BTD, the residual stream after the encoder."""
-        return self.features(batch, dropout_rates)
-
-    def unmask_pairs(self, batch: Batch, dropout_rates: DropoutRates | None = None) -> tuple[jax.Array, jax.Array]:
-        """Returns (logits_BTV of the tokens, logits_BC of two sentences), float32."""
-        x_BTD, real_BT = self.encode(batch, dropout_rates), real_tokens(batch)
-        return self.logits(x_BTD, real_BT), self.sentence_head(self.pooler(x_BTD, real_BT), DropoutRates())
-
-    def detect(self, batch: Batch, dropout_rates: DropoutRates | None = None) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Returns (the generator's logits_BTV, tokens_BT with its samples, for each token the logit of being replaced).
-
-        The generator samples tokens where `weights` is positive, with the random key `sample`; without one it always
-        draws the same. No gradient passes through the samples (Clark et al. 2020, section 2). Generator and encoder
-        share the token embeddings.
-        """
-        tied = self.embed.logits if self.cfg.tied_embeddings else None
-        logits_BTV = self.generator(self.embed(batch['inputs']), batch, dropout_rates, tied)
-        key = self.make_rng('sample') if self.has_rng('sample') else jax.random.key(0)
-        drawn_BT = jax.random.categorical(key, jax.lax.stop_gradient(logits_BTV)).astype(batch['inputs'].dtype)
-        tokens_BT = jnp.where(batch['weights'] > 0, drawn_BT, batch['inputs'])
-        return logits_BTV, tokens_BT, self.detection_head(self.encode({**batch, 'inputs': tokens_BT}, dropout_rates))
-
-
-class Generator(nn.Module):
-    """ELECTRA's small masked language model, on the token embeddings of the large one (Clark et al. 2020, 3.2)."""
-
-    cfg: ResolvedModel
-
-    def setup(self) -> None:
-        self.encoder = Tower(self.cfg, 'encoder')
-        self.head = VocabularyHead(self.cfg)
-
-    def __call__(
-        self,
-        x_BTW: jax.Array,
-        batch: Batch,
-        dropout_rates: DropoutRates | None,
-        tied: Callable[[jax.Array], jax.Array] | None,
-    ) -> jax.Array:
-        """Returns logits_BTV, float32."""
-        return self.head(self.encoder(x_BTW, batch, dropout_rates), real_tokens(batch), tied)
-
-
-def narrowed(cfg: ResolvedModel) -> ResolvedModel:
-    """Returns the generator's configuration: fewer heads of the same size, widths in proportion, equal token table."""
-    heads = max(1, round(cfg.num_heads * cfg.generator_fraction))
-    share = heads / cfg.num_heads
-    return dataclasses.replace(
-        cfg,
-        num_heads=heads,
-        num_kv_heads=math.gcd(heads, max(1, round((cfg.num_kv_heads or cfg.num_heads) * share))),
-        emb_dim=round(cfg.emb_dim * share),
-        mlp_dim=max(1, round(cfg.mlp_dim * share)),
-        base_emb_dim=cfg.base_emb_dim and round(cfg.base_emb_dim * share),
-        embedding_factor_dim=embedding_width(cfg),
-    )
 
 
 class DecoderFamily(Family):
@@ -212,10 +131,8 @@ class DecoderOnly(DecoderFamily):
     """GPT: every token attends to those before it (Radford et al. 2018)."""
 
     def setup(self) -> None:
-        cfg = self.cfg
-        self.embed = Embedding(cfg, cfg.vocab_size)
-        self.decoder = make_tower(cfg, 'decoder')
-        self.add_heads()
+        super().setup()
+        self.decoder = make_tower(self.cfg, 'decoder')
 
     def features(self, batch: Batch, dropout_rates: DropoutRates | None = None) -> jax.Array:
         return self.decoder(self.embed(batch['inputs']), batch, dropout_rates)
@@ -229,13 +146,12 @@ class EncoderDecoder(DecoderFamily):
     """The original (Vaswani et al. 2017), T5, BART: a decoder that also attends to an encoder's output."""
 
     def setup(self) -> None:
+        super().setup()
         cfg = self.cfg
-        self.embed = Embedding(cfg, cfg.vocab_size)
         if cfg.tied_embeddings not in ('all', 'inputs'):
             self.encoder_embed = Embedding(cfg, cfg.encoder_vocab_size)
         self.encoder = make_tower(cfg, 'encoder')
         self.decoder = make_tower(cfg, 'decoder', cross=True)
-        self.add_heads()
 
     def encode(self, batch: Batch, dropout_rates: DropoutRates | None = None) -> Any:
         """Returns the encoder's output [B, S, D]; of a recurrent one `recurrent.Encoded`."""
@@ -258,6 +174,18 @@ FAMILIES: dict[str, type[nn.Module]] = {
     'encoder': EncoderOnly,
     'decoder': DecoderOnly,
     'encoder_decoder': EncoderDecoder,
+}
+
+HEADS: dict[str, Head] = {  # config.tasks.HEADS has the facts about them that need no jax
+    'tokens': Head('__call__', {'head': VocabularyHead}),
+    'class': Head(heads.classify, {'pooler': Pooler, 'class_head': LinearHead}),
+    'number': Head(heads.regress, {'pooler': Pooler, 'number_head': functools.partial(LinearHead, num_outputs=1)}),
+    'tags': Head(heads.tag, {'tag_head': LinearHead}),
+    'spans': Head(heads.find_spans, {'span_head': functools.partial(LinearHead, num_outputs=2)}),
+    'sentences': Head(
+        heads.unmask_pairs, {'pooler': Pooler, 'sentence_head': functools.partial(LinearHead, num_outputs=2)}
+    ),
+    'detection': Head(replaced_tokens.detect, {'generator': Generator, 'detection_head': DetectionHead}),
 }
 
 TIED_EMBEDDINGS = ('all', 'inputs', 'output', None)

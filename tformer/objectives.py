@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from tformer.config.tasks import HEADS, TASKS
+from tformer.config.tasks import TASKS
 from tformer.layers.dropout import MaybeScalar
 from tformer.layers.heads import TokenStatistics, token_statistics
+from tformer.model import HEADS
 
 Batch = Mapping[str, jax.Array]
 Scalar = float | jax.Array
@@ -265,12 +266,12 @@ class Objective(NamedTuple):
     """A training objective, put together from its row in `config.tasks.TASKS` and the loss that the row names.
 
     Attributes:
-      method: the model's method, from a batch to its outputs.
+      method: (model, batch, dropout rates) -> outputs, or the name of the model's method.
       loss: from the outputs to sums and weights.
       second_weight: the weight of the second loss, unless train.second_loss_weight says otherwise.
     """
 
-    method: str
+    method: str | Callable[..., Any]
     loss: Loss
     second_weight: float = 1.0
 

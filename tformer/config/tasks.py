@@ -29,22 +29,21 @@ RECORDS: dict[str, RecordForm] = {
 
 
 class Head(NamedTuple):
-    """The end of a model that an objective scores."""
+    """Facts about the end of a model that an objective scores. `layers.outputs.HEADS` has its modules."""
 
-    method: str  # the model's method, from a batch to the outputs that the loss takes
     per_row: tuple[str, ...] = ()  # names of the parameters that the head adds and that see one vector of each row
     per_token: tuple[str, ...] = ()  # names of the parameters that the head adds and that see every token
     vocabulary: bool = False  # whether the outputs include logits over the vocabulary
 
 
 HEADS: dict[str, Head] = {
-    'tokens': Head('__call__', vocabulary=True),
-    'class': Head('classify', per_row=('pooler', 'class_head')),
-    'number': Head('regress', per_row=('pooler', 'number_head')),
-    'tags': Head('tag', per_token=('tag_head',)),
-    'spans': Head('find_spans', per_token=('span_head',)),
-    'sentences': Head('unmask_pairs', per_row=('pooler', 'sentence_head'), vocabulary=True),
-    'detection': Head('detect', per_token=('generator', 'detection_head'), vocabulary=True),
+    'tokens': Head(vocabulary=True),
+    'class': Head(per_row=('pooler', 'class_head')),
+    'number': Head(per_row=('pooler', 'number_head')),
+    'tags': Head(per_token=('tag_head',)),
+    'spans': Head(per_token=('span_head',)),
+    'sentences': Head(per_row=('pooler', 'sentence_head'), vocabulary=True),
+    'detection': Head(per_token=('generator', 'detection_head'), vocabulary=True),
 }
 
 

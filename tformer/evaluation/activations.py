@@ -1,8 +1,9 @@
 """Named values inside a model: read them, and replace them by others.
 
 A name is a module's path, as in the parameters: 'decoder.stack.layers.attention' is the output of the attention of
-every layer, with a leading layer axis, 'decoder.stack.layers.3.attention' that of one layer, and
-'decoder.stack.layers.attention.probabilities' its probabilities. 'output' is what the model returns.
+every layer, with a leading layer axis, 'decoder.stack.layers.3.attention' that of one layer,
+'decoder.stack.layers.attention.probabilities' its probabilities, computed by the reference kernel, and
+'decoder.stack.layers.output' the output of recurrent layers. 'output' is what the model returns.
 """
 
 import functools
@@ -28,10 +29,10 @@ Batch = Mapping[str, Any]
 
 
 class Forward(NamedTuple):
-    """A model, and the name of its method that maps a batch to outputs."""
+    """A model, and what maps it and a batch to outputs: the name of a method, or a function."""
 
     model: nn.Module
-    method: str
+    method: str | Callable[..., Any]
 
 
 class _Place(NamedTuple):

@@ -1,8 +1,8 @@
 """Heads: from the residual stream to vocabulary logits, classes or numbers."""
 
 import functools
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from tformer.layers.mlp import activated
 from tformer.layers.norms import make_norm
 from tformer.layers.parametrization import base_width, width_factor
 from tformer.layers.resolved import ResolvedModel
+from tformer.layers.tower import Batch, real_tokens
 
 
 class VocabularyHead(nn.Module):
@@ -94,33 +95,59 @@ class LinearHead(nn.Module):
     """A linear map from vectors [..., D] to scores [..., C], float32 (Devlin et al. 2019, 3.2)."""
 
     cfg: ResolvedModel
-    num_outputs: int
+    num_outputs: int | None = None  # None: the number of classes
 
     @nn.compact
     def __call__(self, x: jax.Array, dropout_rates: DropoutRates | None = None) -> jax.Array:
         cfg = self.cfg
         x = drop(self, x, DropoutRates.of(cfg, dropout_rates).head)
         equation = 'BD,DC->BC' if x.ndim == 2 else 'BTD,DC->BTC'
-        shape, names = (cfg.emb_dim, self.num_outputs), ('embed', 'classes')
+        shape, names = (cfg.emb_dim, self.num_outputs or cfg.num_classes or 0), ('embed', 'classes')
         return Dense(cfg, equation, shape, names, True, 'output', output='float32', name='classes')(
             x * (1 / width_factor(cfg))
         )
 
 
-class DetectionHead(nn.Module):
-    """One number for each token, float32 [B, T], by a layer of its own (Clark et al. 2020, as its code does)."""
-
-    cfg: ResolvedModel
-
-    @nn.compact
-    def __call__(self, x_BTD: jax.Array) -> jax.Array:
-        cfg = self.cfg
-        shape, names = (cfg.emb_dim, cfg.emb_dim), ('embed', 'mlp')
-        dense = functools.partial(Dense, cfg, 'BTD,DW->BTW', shape, names, bias=True)
-        x_BTD = activated(cfg, x_BTD, lambda i: dense(name=f'dense_{i}'))
-        return LinearHead(cfg, 1, name='score')(x_BTD, DropoutRates())[..., 0]
+# ------------------------------------------------------------------------------------------------ outputs of a model
+def classify(model: Any, batch: Batch, dropout_rates: DropoutRates | None = None) -> jax.Array:
+    """Returns logits_BC, float32, of the pooled sequence."""
+    return model.class_head(model.pool(batch, dropout_rates), dropout_rates)
 
 
+def regress(model: Any, batch: Batch, dropout_rates: DropoutRates | None = None) -> jax.Array:
+    """Returns a number for each pooled sequence, float32 [B]."""
+    return model.number_head(model.pool(batch, dropout_rates), dropout_rates)[:, 0]
+
+
+def tag(model: Any, batch: Batch, dropout_rates: DropoutRates | None = None) -> jax.Array:
+    """Returns logits_BTC, float32, of each token."""
+    return model.tag_head(model.features(batch, dropout_rates), dropout_rates)
+
+
+def find_spans(model: Any, batch: Batch, dropout_rates: DropoutRates | None = None) -> jax.Array:
+    """Returns logits_BT2, float32: each token's as the first of an answer, and as the last."""
+    return model.span_head(model.features(batch, dropout_rates), dropout_rates)
+
+
+def unmask_pairs(model: Any, batch: Batch, dropout_rates: DropoutRates | None = None) -> tuple[jax.Array, jax.Array]:
+    """Returns (logits_BTV of the tokens, logits_BC of two sentences), float32."""
+    x_BTD, real_BT = model.features(batch, dropout_rates), real_tokens(batch)
+    return model.logits(x_BTD, real_BT), model.sentence_head(model.pooler(x_BTD, real_BT), DropoutRates())
+
+
+class Head(NamedTuple):
+    """An end of a model.
+
+    Attributes:
+      method: (model, batch, dropout rates) -> the outputs that a loss takes; or the name of the model's method.
+      modules: by the first name of their parameters, (configuration) -> a module.
+    """
+
+    method: str | Callable[..., Any]
+    modules: Mapping[str, Callable[[ResolvedModel], nn.Module]]
+
+
+# ------------------------------------------------------------------------------------------------ poolings
 def first_token(x_BTD: jax.Array, real_BT: jax.Array) -> jax.Array:
     """The vector of the first token, [CLS] (Devlin et al. 2019)."""
     return x_BTD[:, 0]
