@@ -16,10 +16,10 @@ import pytest
 from flax import linen as nn
 
 from tformer import checks, config
-from tformer import model as model_lib
 from tformer.config import Config, Model, tasks
 from tformer.distributed import sharding
 from tformer.layers import dropout as dropout_lib
+from tformer.layers import outputs as outputs_lib
 from tformer.layers.dropout import DropoutRates
 from tformer.layers.initializers import INITIALIZERS
 from tformer.layers.kernels import ScoreOptions, probabilities
@@ -34,7 +34,7 @@ METHODS = {
     'encoder': '__call__',
     'decoder': '__call__',
     'encoder_decoder': '__call__',
-    'classifier': model_lib.HEADS['class'].method,
+    'classifier': outputs_lib.HEADS['class'].method,
     'prefix_decoder': '__call__',
 }
 HEADS = {  # of the same stream; each family's in one program
@@ -203,8 +203,8 @@ def test_the_cases_carry_every_legal_pair_of_every_entry_of_every_table():
     elsewhere |= {'family', 'initializer', 'dtype', 'param_dtype', 'remat', 'rope_scaling', 'expert_dispatch'}
     assert tables - elsewhere <= {field for levels in covering.FACTORS.values() for level in levels for field in level}
     assert {row['family'] for row in covering.FACTORS['task']} == set(FAMILIES)
-    assert {'tokens'}.union(*HEADS.values()) == model_lib.HEADS.keys() == tasks.HEADS.keys()
-    for name, head in model_lib.HEADS.items():
+    assert {'tokens'}.union(*HEADS.values()) == outputs_lib.HEADS.keys() == tasks.HEADS.keys()
+    for name, head in outputs_lib.HEADS.items():
         facts = tasks.HEADS[name]
         assert head.modules.keys() == ({'head'} if name == 'tokens' else {*facts.per_row, *facts.per_token})
 
@@ -418,7 +418,7 @@ class Heads:
         self.outputs, self.grads = jax.device_get(self.run(self.params, self.batch))
 
     def every(self, model, batch):
-        outputs = {name: model_lib.HEADS[name].method(model, batch, DropoutRates()) for name in HEADS[self.family]}
+        outputs = {name: outputs_lib.HEADS[name].method(model, batch, DropoutRates()) for name in HEADS[self.family]}
         for name, parts in {'sentences': ('unmask', 'pairs'), 'detection': ('unmask_small', 'drawn', 'detect')}.items():
             outputs |= dict(zip(parts, outputs.pop(name), strict=True)) if name in outputs else {}
         return outputs

@@ -31,9 +31,9 @@ from tformer.data.tokenizers.subwords import SentencePiece
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.distributed import sharding
 from tformer.evaluation import scorer, scores
-from tformer.layers import heads
 from tformer.layers.dropout import DropoutRates
 from tformer.layers.heads import POOLINGS
+from tformer.layers.outputs import classify
 from tformer.model import build
 
 Row = dict[str, Any]
@@ -385,7 +385,7 @@ def test_the_last_vector_of_a_decoder_is_the_last_tokens_whatever_the_padding() 
         found = POOLINGS['last'](x_BTD, jnp.array(real, bool))
         np.testing.assert_array_equal(found, x_BTD[jnp.arange(2), jnp.array(places)])
     model, batch = small('decoder', pooling='last', pooler=False)
-    params = model.init(jax.random.key(0), batch, method=heads.classify)
+    params = model.init(jax.random.key(0), batch, method=classify)
 
     @jax.jit
     def pool(inputs: np.ndarray, positions: np.ndarray) -> tuple[jax.Array, jax.Array]:

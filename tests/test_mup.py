@@ -14,7 +14,7 @@ from tformer import checks, config
 from tformer.config import Config, Model, Train
 from tformer.distributed.sharding import unboxed
 from tformer.layers.dropout import DropoutRates
-from tformer.layers.heads import classify
+from tformer.layers.outputs import classify
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
 from tformer.optim.hyperparameters import Hyperparameters

@@ -23,10 +23,11 @@ from tformer.hf import export_params
 from tformer.layers import recurrent
 from tformer.layers.dropout import DropoutRates
 from tformer.layers.layer_stack import PerLayer
+from tformer.layers.outputs import HEADS
 from tformer.layers.recurrent import CELLS
 from tformer.layers.recurrent_attention import SCORES, CrossAttention, Source, attention_weights
 from tformer.layers.resolved import resolve_model
-from tformer.model import HEADS, build
+from tformer.model import build
 from tformer.objectives import OBJECTIVES
 from tformer.optim.hyperparameters import Hyperparameters
 from tformer.optim.optimizers import OPTIMIZERS, make_optimizer

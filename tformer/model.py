@@ -15,7 +15,6 @@ There are no modes. A model trains where a dropout rng is given, decodes where a
 statistics where their collection is mutable. `dropout_rates=None` stands for the rates of the configuration.
 """
 
-import functools
 from typing import Any
 
 import jax
@@ -25,12 +24,11 @@ from flax import linen as nn
 from tformer.config import Model
 from tformer.distributed.sharding import unpipelined
 from tformer.errors import choose
-from tformer.layers import heads, replaced_tokens
 from tformer.layers.dropout import DropoutRates
 from tformer.layers.embed import Embedding
-from tformer.layers.heads import Head, LinearHead, Pooler, TokenStatistics, VocabularyHead, token_statistics
+from tformer.layers.heads import TokenStatistics, token_statistics
+from tformer.layers.outputs import HEADS
 from tformer.layers.recurrent import RecurrentTower
-from tformer.layers.replaced_tokens import DetectionHead, Generator
 from tformer.layers.resolved import ResolvedModel, resolve_model
 from tformer.layers.tower import Batch, Tower, positions_of, real_tokens
 
@@ -174,18 +172,6 @@ FAMILIES: dict[str, type[nn.Module]] = {
     'encoder': EncoderOnly,
     'decoder': DecoderOnly,
     'encoder_decoder': EncoderDecoder,
-}
-
-HEADS: dict[str, Head] = {  # config.tasks.HEADS has the facts about them that need no jax
-    'tokens': Head('__call__', {'head': VocabularyHead}),
-    'class': Head(heads.classify, {'pooler': Pooler, 'class_head': LinearHead}),
-    'number': Head(heads.regress, {'pooler': Pooler, 'number_head': functools.partial(LinearHead, num_outputs=1)}),
-    'tags': Head(heads.tag, {'tag_head': LinearHead}),
-    'spans': Head(heads.find_spans, {'span_head': functools.partial(LinearHead, num_outputs=2)}),
-    'sentences': Head(
-        heads.unmask_pairs, {'pooler': Pooler, 'sentence_head': functools.partial(LinearHead, num_outputs=2)}
-    ),
-    'detection': Head(replaced_tokens.detect, {'generator': Generator, 'detection_head': DetectionHead}),
 }
 
 TIED_EMBEDDINGS = ('all', 'inputs', 'output', None)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from tformer.config.tasks import TASKS
 from tformer.layers.dropout import MaybeScalar
 from tformer.layers.heads import TokenStatistics, token_statistics
-from tformer.model import HEADS
+from tformer.layers.outputs import HEADS
 
 Batch = Mapping[str, jax.Array]
 Scalar = float | jax.Array

@@ -88,6 +88,8 @@ def _check(name: str, shapes: Mapping[str, Any]) -> None:
     if place.name not in shapes:
         hint = nearest(place.name, shapes, listed=20)
         raise UserError(f'the model has no activation {name!r}{hint}; run.activation_names(batch) lists all')
+    if place.layer is not None and isinstance(shapes[place.name], tuple):
+        raise UserError(f'the model has no activation {name!r}: {place.name} has several values, and no layer axis')
     if place.layer is not None and place.layer >= shapes[place.name].shape[0]:
         raise UserError(f'the model has no activation {name!r}: it has {shapes[place.name].shape[0]} layers')
 

@@ -1,8 +1,8 @@
 """Heads: from the residual stream to vocabulary logits, classes or numbers."""
 
 import functools
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,6 @@ from tformer.layers.mlp import activated
 from tformer.layers.norms import make_norm
 from tformer.layers.parametrization import base_width, width_factor
 from tformer.layers.resolved import ResolvedModel
-from tformer.layers.tower import Batch, real_tokens
 
 
 class VocabularyHead(nn.Module):
@@ -108,46 +107,6 @@ class LinearHead(nn.Module):
         )
 
 
-# ------------------------------------------------------------------------------------------------ outputs of a model
-def classify(model: Any, batch: Batch, dropout_rates: DropoutRates | None = None) -> jax.Array:
-    """Returns logits_BC, float32, of the pooled sequence."""
-    return model.class_head(model.pool(batch, dropout_rates), dropout_rates)
-
-
-def regress(model: Any, batch: Batch, dropout_rates: DropoutRates | None = None) -> jax.Array:
-    """Returns a number for each pooled sequence, float32 [B]."""
-    return model.number_head(model.pool(batch, dropout_rates), dropout_rates)[:, 0]
-
-
-def tag(model: Any, batch: Batch, dropout_rates: DropoutRates | None = None) -> jax.Array:
-    """Returns logits_BTC, float32, of each token."""
-    return model.tag_head(model.features(batch, dropout_rates), dropout_rates)
-
-
-def find_spans(model: Any, batch: Batch, dropout_rates: DropoutRates | None = None) -> jax.Array:
-    """Returns logits_BT2, float32: each token's as the first of an answer, and as the last."""
-    return model.span_head(model.features(batch, dropout_rates), dropout_rates)
-
-
-def unmask_pairs(model: Any, batch: Batch, dropout_rates: DropoutRates | None = None) -> tuple[jax.Array, jax.Array]:
-    """Returns (logits_BTV of the tokens, logits_BC of two sentences), float32."""
-    x_BTD, real_BT = model.features(batch, dropout_rates), real_tokens(batch)
-    return model.logits(x_BTD, real_BT), model.sentence_head(model.pooler(x_BTD, real_BT), DropoutRates())
-
-
-class Head(NamedTuple):
-    """An end of a model.
-
-    Attributes:
-      method: (model, batch, dropout rates) -> the outputs that a loss takes; or the name of the model's method.
-      modules: by the first name of their parameters, (configuration) -> a module.
-    """
-
-    method: str | Callable[..., Any]
-    modules: Mapping[str, Callable[[ResolvedModel], nn.Module]]
-
-
-# ------------------------------------------------------------------------------------------------ poolings
 def first_token(x_BTD: jax.Array, real_BT: jax.Array) -> jax.Array:
     """The vector of the first token, [CLS] (Devlin et al. 2019)."""
     return x_BTD[:, 0]

@@ -1,0 +1,63 @@
+"""What objectives score: outputs of a model, and the modules that make them of its residual stream."""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+from flax import linen as nn
+
+from tformer.layers.dropout import DropoutRates
+from tformer.layers.heads import LinearHead, Pooler, VocabularyHead
+from tformer.layers.replaced_tokens import DetectionHead, Generator, detect
+from tformer.layers.resolved import ResolvedModel
+from tformer.layers.tower import Batch, real_tokens
+
+
+def classify(model: Any, batch: Batch, dropout_rates: DropoutRates | None = None) -> jax.Array:
+    """Returns logits_BC, float32, of the pooled sequence."""
+    return model.class_head(model.pool(batch, dropout_rates), dropout_rates)
+
+
+def regress(model: Any, batch: Batch, dropout_rates: DropoutRates | None = None) -> jax.Array:
+    """Returns a number for each pooled sequence, float32 [B]."""
+    return model.number_head(model.pool(batch, dropout_rates), dropout_rates)[:, 0]
+
+
+def tag(model: Any, batch: Batch, dropout_rates: DropoutRates | None = None) -> jax.Array:
+    """Returns logits_BTC, float32, of each token."""
+    return model.tag_head(model.features(batch, dropout_rates), dropout_rates)
+
+
+def find_spans(model: Any, batch: Batch, dropout_rates: DropoutRates | None = None) -> jax.Array:
+    """Returns logits_BT2, float32: each token's as the first of an answer, and as the last."""
+    return model.span_head(model.features(batch, dropout_rates), dropout_rates)
+
+
+def unmask_pairs(model: Any, batch: Batch, dropout_rates: DropoutRates | None = None) -> tuple[jax.Array, jax.Array]:
+    """Returns (logits_BTV of the tokens, logits_BC of two sentences), float32."""
+    x_BTD, real_BT = model.features(batch, dropout_rates), real_tokens(batch)
+    return model.logits(x_BTD, real_BT), model.sentence_head(model.pooler(x_BTD, real_BT), DropoutRates())
+
+
+class Head(NamedTuple):
+    """An end of a model.
+
+    Attributes:
+      method: (model, batch, dropout rates) -> the outputs that a loss takes; or the name of the model's method.
+      modules: by the first name of their parameters, (configuration) -> a module.
+    """
+
+    method: str | Callable[..., Any]
+    modules: Mapping[str, Callable[[ResolvedModel], nn.Module]]
+
+
+HEADS: dict[str, Head] = {  # config.tasks.HEADS has the facts about them that need no jax
+    'tokens': Head('__call__', {'head': VocabularyHead}),
+    'class': Head(classify, {'pooler': Pooler, 'class_head': LinearHead}),
+    'number': Head(regress, {'pooler': Pooler, 'number_head': functools.partial(LinearHead, num_outputs=1)}),
+    'tags': Head(tag, {'tag_head': LinearHead}),
+    'spans': Head(find_spans, {'span_head': functools.partial(LinearHead, num_outputs=2)}),
+    'sentences': Head(unmask_pairs, {'pooler': Pooler, 'sentence_head': functools.partial(LinearHead, num_outputs=2)}),
+    'detection': Head(detect, {'generator': Generator, 'detection_head': DetectionHead}),
+}
