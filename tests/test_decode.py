@@ -10,7 +10,7 @@ import pytest
 from tformer import config
 from tformer.decode.beam import beam_search, length_penalty
 from tformer.decode.generate import make_generate
-from tformer.decode.sample import Ending, Prompt, Sampling, keep_top_k, keep_top_p, sample, temper
+from tformer.decode.sample import Ending, Prompt, Sampling, keep_top_k, keep_top_p, sample
 from tformer.errors import UserError
 from tformer.model import build
 
@@ -181,7 +181,7 @@ def test_samples_depend_on_the_key_and_the_row_number_only(case):
 def test_cuts_equal_a_plain_reference(top_k, top_p):
     logits = np.random.default_rng(2).normal(size=(5, 20)).astype(np.float32) * 2
     logits[:, 4] = -np.inf
-    got = np.asarray(keep_top_p(keep_top_k(temper(jnp.array(logits), jnp.float32(0.7)), top_k), top_p))
+    got = np.asarray(keep_top_p(keep_top_k(jnp.array(logits) / jnp.float32(0.7), top_k), top_p))
     for row_logits, kept in zip(logits, got, strict=True):
         order = np.argsort(-row_logits)[: top_k or None]
         probs = np.exp(row_logits[order] / 0.7)
@@ -214,7 +214,7 @@ def bos_prompt(rows):
 def test_sampling_frequencies_are_the_probabilities():
     logits, rows = jnp.array([-1.0, 3.0, -1e9, 0.0, 0.5, 1.0, 1.5, -0.5]), 4000
     draw = jax.jit(lambda rng, heat: sample(
-        fixed(logits), 0, bos_prompt(rows), rng, Ending(2, EOS, BANNED), Sampling(heat, top_k=4)
+        fixed(logits), 0, bos_prompt(rows), Ending(2, EOS, BANNED), rng, Sampling(heat, top_k=4)
     ))  # fmt: skip
     tokens = np.asarray(draw(jax.random.key(3), 0.8)[0])
     probs = np.exp(np.array([0.0, 0.5, 1.0, 1.5]) / 0.8)

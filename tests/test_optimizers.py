@@ -18,7 +18,7 @@ from tformer.errors import UserError
 from tformer.layers.dropout import DropoutRates
 from tformer.layers.resolved import resolve_model
 from tformer.model import build
-from tformer.objectives import OBJECTIVES, Loss, Objective, token_scores
+from tformer.objectives import OBJECTIVES, Objective, token_scores
 from tformer.optim import schedules
 from tformer.optim.adafactor import adafactor
 from tformer.optim.hyperparameters import Hyperparameters
@@ -359,7 +359,7 @@ class Counting(nn.Module):
 @functools.cache
 def counting(microbatches=1, sown=True, ema_decay=None, name='sgd'):
     """(jitted step, initial state, batch, hyper) of the module above."""
-    model, objective = Counting(sown), Objective('__call__', Loss(token_scores))
+    model, objective = Counting(sown), Objective(token_scores)
     cfg = dataclasses.replace(BASE, name=name, schedule='constant', warmup_steps=0, weight_decay=0.0)
     train = Train(num_steps=9, microbatches=microbatches)
     run = resolve(Config(optimizer=dataclasses.replace(cfg, ema_decay=ema_decay), train=train), vocab_size=5)

@@ -3,9 +3,9 @@
 The caller adds the pairs over microbatches and devices and divides once, so that means are exact.
 """
 
-import functools
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -112,7 +112,7 @@ _IMPOSSIBLE = -1e9  # a logit whose square is a number
 
 
 def candidates(batch: Batch) -> jax.Array:
-    """Returns mask_BT, True at what may be the first or the last token of an answer."""
+    """Returns mask_BT, True where a token may be the first or the last of an answer."""
     return batch['weights'] > 0
 
 
@@ -159,13 +159,6 @@ def detection_scores(
 
 
 # ------------------------------------------------------------------------------------- two losses, one division
-
-
-def one_loss(batch: Batch, weight: Scalar) -> Batch:
-    """Returns the batch as it is."""
-    return batch
-
-
 def with_sentences(batch: Batch, weight: Scalar) -> Batch:
     """Returns the batch with `second_weights` [B] that add up to `weight` times what `weights` do.
 
@@ -185,16 +178,9 @@ def _scaled(weights: jax.Array, batch: Batch, weight: Scalar) -> jax.Array:
 
 
 # --------------------------------------------------------------------------------------------------- predictions
-
-
 def most_likely(logits: jax.Array, batch: Batch, longest: int) -> jax.Array:
     """Returns the class of each sequence, or of each token."""
     return jnp.argmax(logits, axis=-1)
-
-
-def as_it_is(numbers_B: jax.Array, batch: Batch, longest: int) -> jax.Array:
-    """Returns the number of each sequence."""
-    return numbers_B
 
 
 def sentence_classes(outputs: tuple[jax.Array, jax.Array], batch: Batch, longest: int) -> jax.Array:
@@ -223,7 +209,8 @@ def best_spans(logits_BT2: jax.Array, batch: Batch, longest: int) -> tuple[jax.A
 _TOKEN_MEANS = ('loss', 'nll', 'accuracy', 'perplexity')
 
 
-class Loss(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Loss:
     """A loss on the batch contract.
 
     Attributes:
@@ -239,7 +226,7 @@ class Loss(NamedTuple):
     scores: Callable[..., Scores]
     names: tuple[str, ...] = _TOKEN_MEANS
     predict: Callable[[Any, Batch, int], Any] | None = None
-    weigh: Callable[[Batch, Scalar], Batch] = one_loss
+    weigh: Callable[[Batch, Scalar], Batch] = lambda batch, weight: batch
     second: str | None = None
     smoothing: bool = True
     z_loss: bool = True
@@ -249,7 +236,7 @@ LOSSES: dict[str, Loss] = {
     'tokens': Loss(token_scores),
     'tags': Loss(token_scores, predict=most_likely),
     'labels': Loss(label_scores, predict=most_likely),
-    'numbers': Loss(number_scores, ('loss',), as_it_is, smoothing=False, z_loss=False),
+    'numbers': Loss(number_scores, ('loss',), lambda numbers_B, *_: numbers_B, smoothing=False, z_loss=False),
     'spans': Loss(span_scores, predict=best_spans, smoothing=False),
     'sentences': Loss(
         sentence_scores, (*_TOKEN_MEANS, 'sentence_loss', 'sentence_accuracy'), sentence_classes, with_sentences,
@@ -262,46 +249,25 @@ LOSSES: dict[str, Loss] = {
 }  # fmt: skip
 
 
-class Objective(NamedTuple):
-    """A training objective, put together from its row in `config.tasks.TASKS` and the loss that the row names.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Objective(Loss):
+    """A training objective: its row in `config.tasks.TASKS`, with the loss and the head that the row names.
 
     Attributes:
       method: (model, batch, dropout rates) -> outputs, or the name of the model's method.
-      loss: from the outputs to sums and weights.
       second_weight: the weight of the second loss, unless train.second_loss_weight says otherwise.
     """
 
-    method: str | Callable[..., Any]
-    loss: Loss
+    method: str | Callable[..., Any] = '__call__'
     second_weight: float = 1.0
-
-    @property
-    def scores(self) -> Callable[..., Scores]:
-        return self.loss.scores
-
-    @property
-    def predict(self) -> Callable[[Any, Batch, int], Any] | None:
-        return self.loss.predict
-
-    @property
-    def weigh(self) -> Callable[[Batch, Scalar], Batch]:
-        return self.loss.weigh
-
-    @property
-    def second(self) -> str | None:
-        return self.loss.second
 
     def method_for(self, chunk: int | None) -> str | Callable[..., Any]:
         """Returns the method; with `chunk` one that gives the statistics of that many positions' logits at a time."""
-        return self.method if chunk is None else functools.partial(_token_statistics, chunk=chunk)
+        return self.method if chunk is None else lambda model, *args: model.token_statistics(*args, chunk=chunk)
 
     def weight(self, given: MaybeScalar) -> Scalar:
         """Returns the weight of the second loss: `given`, or where that is None the objective's own."""
         return self.second_weight if given is None else given
-
-
-def _token_statistics(model: Any, *args: Any, chunk: int) -> TokenStatistics:
-    return model.token_statistics(*args, chunk=chunk)
 
 
 class _Objectives(Mapping[str, Objective]):
@@ -309,7 +275,7 @@ class _Objectives(Mapping[str, Objective]):
 
     def __getitem__(self, name: str) -> Objective:
         task = TASKS[name]
-        return Objective(HEADS[task.head].method, LOSSES[task.loss], task.second_weight)
+        return Objective(**vars(LOSSES[task.loss]), method=HEADS[task.head].method, second_weight=task.second_weight)
 
     def __iter__(self) -> Iterator[str]:
         return iter(TASKS)

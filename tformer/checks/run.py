@@ -130,7 +130,7 @@ def check_optimizer(optimizer: Optimizer, model: Model) -> None:
             + (f', shared (model.layer_sharing={model.layer_sharing})' if model.layer_sharing else ''),
         )
     require(
-        model.parametrization != 'mup' or method.mup,
+        model.parametrization != 'mup' or method.mup is not None,
         f'model.parametrization=mup has no rates for optimizer.name={optimizer.name}; '
         f'valid: {", ".join(key for key, row in OPTIMIZERS.items() if row.mup)}',
     )

@@ -37,12 +37,7 @@ def length_penalty(length: float | jax.Array, alpha: float | jax.Array) -> jax.A
 
 def take(hypotheses: Hypotheses, index_BM: jax.Array) -> Hypotheses:
     """Returns the hypotheses at `index_BM` of each row."""
-    tokens, scores, lengths = hypotheses
-    return Hypotheses(
-        jnp.take_along_axis(tokens, index_BM[:, :, None], 1),
-        jnp.take_along_axis(scores, index_BM, 1),
-        jnp.take_along_axis(lengths, index_BM, 1),
-    )
+    return jax.tree.map(lambda x: jax.vmap(lambda row, index_M: row[index_M])(x, index_BM), hypotheses)
 
 
 def best(hypotheses: Hypotheses, number: int) -> tuple[Hypotheses, jax.Array]:
@@ -52,13 +47,7 @@ def best(hypotheses: Hypotheses, number: int) -> tuple[Hypotheses, jax.Array]:
 
 
 def beam_search(
-    extend: Extend,
-    cache: Any,
-    prompt: Prompt,
-    ending: Ending,
-    *,
-    beams: int,
-    alpha: float | jax.Array,
+    extend: Extend, cache: Any, prompt: Prompt, ending: Ending, *, beams: int, alpha: float | jax.Array
 ) -> Hypotheses:
     """Keeps the M likeliest unfinished hypotheses at each step and, separately, the M best finished ones.
 
@@ -79,8 +68,7 @@ def beam_search(
       finished hypotheses returns the unfinished ones.
     """
     step_fn = functools.partial(_advance, extend, prompt.positions_BP[:, -1], ending, alpha)
-    max_len = ending.max_len
-    penalty_most = length_penalty(max_len, alpha)
+    max_len, penalty_most = ending.max_len, length_penalty(ending.max_len, alpha)
 
     def unsettled(state: State) -> jax.Array:
         bound_B = state.alive.scores_BM[:, 0] / penalty_most
@@ -110,11 +98,7 @@ def _start(cache: Any, prompt: Prompt, beams: int, max_len: int) -> State:
 
 
 def _advance(
-    extend: Extend,
-    first_position_B: jax.Array,
-    ending: Ending,
-    alpha: float | jax.Array,
-    state: State,
+    extend: Extend, first_position_B: jax.Array, ending: Ending, alpha: float | jax.Array, state: State
 ) -> State:
     """Returns the state one token later."""
     step, alive = state.step, state.alive
@@ -148,11 +132,7 @@ def _advance(
 def _result(alive: Hypotheses, finished: Hypotheses) -> Hypotheses:
     """Returns the finished hypotheses of each row, or the alive ones of a row that finished none."""
     some_B = jnp.isfinite(finished.scores_BM[:, 0])
-    chosen = Hypotheses(
-        jnp.where(some_B[:, None, None], finished.tokens_BMT, alive.tokens_BMT),
-        jnp.where(some_B[:, None], finished.scores_BM, alive.scores_BM),
-        jnp.where(some_B[:, None], finished.lengths_BM, alive.lengths_BM),
-    )
+    chosen = jax.tree.map(lambda *both: jax.vmap(jnp.where)(some_B, *both), finished, alive)
     real_BM = jnp.isfinite(chosen.scores_BM)
     return chosen._replace(
         tokens_BMT=jnp.where(real_BM[:, :, None], chosen.tokens_BMT, PAD),

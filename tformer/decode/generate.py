@@ -14,7 +14,7 @@ from tformer.errors import UserError, choose
 from tformer.model import positions_of
 
 Generate = Callable[[Any, Mapping[str, Any], jax.Array | None], tuple[jax.Array, jax.Array]]
-Strategy = Callable[..., tuple[jax.Array, jax.Array]]
+Search = tuple[Extend, Any, Prompt, Ending]  # the step function, the cache, ...
 
 _SLOTS = 8  # the cache's slots are a multiple of this
 
@@ -52,34 +52,25 @@ def make_generate(model: nn.Module, cfg: config.Decode, *, eos: int, banned: Seq
             read_all: Any = model.apply(variables, tokens_BP, positions_BP, cache, batch['prefix'], method='extend')
             cache, tokens_BP, positions_BP = read_all[1].back(1), tokens_BP[:, -1:], positions_BP[:, -1:]
         prompt = Prompt(tokens_BP, positions_BP, batch.get('rows', jnp.arange(B)))
-        return strategy(cfg, extend, cache, prompt, rng, Ending(cfg.max_len, eos, tuple(banned)))
+        return strategy(cfg, rng, (extend, cache, prompt, Ending(cfg.max_len, eos, tuple(banned))))
 
     return generate
 
 
-def _greedy(
-    cfg: config.Decode, extend: Extend, cache: Any, prompt: Prompt, rng: jax.Array | None, ending: Ending
-) -> tuple[jax.Array, jax.Array]:
-    return greedy(extend, cache, prompt, ending)
-
-
-def _sample(
-    cfg: config.Decode, extend: Extend, cache: Any, prompt: Prompt, rng: jax.Array | None, ending: Ending
-) -> tuple[jax.Array, jax.Array]:
+def _sampled(cfg: config.Decode, rng: jax.Array | None, search: Search) -> tuple[jax.Array, jax.Array]:
     if rng is None:
         raise ValueError('sampling needs a random key')
-    return sample(extend, cache, prompt, rng, ending, Sampling(cfg.temperature, cfg.top_k, cfg.top_p))
+    return sample(*search, rng, Sampling(cfg.temperature, cfg.top_k, cfg.top_p))
 
 
-def _beam(
-    cfg: config.Decode, extend: Extend, cache: Any, prompt: Prompt, rng: jax.Array | None, ending: Ending
-) -> tuple[jax.Array, jax.Array]:
-    found = beam_search(extend, cache, prompt, ending, beams=cfg.beam_size, alpha=cfg.length_penalty)
+def _best_of_beam(cfg: config.Decode, rng: jax.Array | None, search: Search) -> tuple[jax.Array, jax.Array]:
+    found = beam_search(*search, beams=cfg.beam_size, alpha=cfg.length_penalty)
     return found.tokens_BMT[:, 0], found.scores_BM[:, 0]
 
 
-STRATEGIES: dict[str, Strategy] = {
-    'greedy': _greedy,
-    'sample': _sample,
-    'beam': _beam,
+# (decode section, random key, what to search) -> (tokens_BT, scores_B)
+STRATEGIES: dict[str, Callable[..., tuple[jax.Array, jax.Array]]] = {
+    'greedy': lambda cfg, rng, search: greedy(*search),
+    'sample': _sampled,
+    'beam': _best_of_beam,
 }

@@ -48,7 +48,7 @@ class Sampling(NamedTuple):
     """How the distribution of a token is changed before it is drawn; all may be traced.
 
     Attributes:
-      temperature: divides the logits.
+      temperature: divides the logits; positive.
       top_k: only the likeliest `top_k` tokens; None: all.
       top_p: only the likeliest tokens up to this mass; None: all.
     """
@@ -82,11 +82,6 @@ def prefill(extend: Extend, cache: Any, prompt: Prompt) -> Any:
 def banned_mask(vocab_size: int, banned: Sequence[int]) -> jax.Array:
     """Returns mask_V, True at tokens that must not be generated."""
     return jnp.zeros(vocab_size, bool).at[jnp.array(banned, jnp.int32)].set(True)
-
-
-def temper(logits_BV: jax.Array, temperature: float | jax.Array) -> jax.Array:
-    """Divides by the temperature, which is positive and may be traced."""
-    return logits_BV / temperature
 
 
 def keep_top_k(logits_BV: jax.Array, top_k: int | jax.Array | None) -> jax.Array:
@@ -126,7 +121,7 @@ def _keep_largest(logits_BV: jax.Array, weights_BV: jax.Array, enough: float | j
     return jnp.where(order_BV >= least_B1, logits_BV, -jnp.inf)
 
 
-def _generate(extend: Extend, cache: Any, prompt: Prompt, pick: Pick, ending: Ending) -> tuple[jax.Array, jax.Array]:
+def _generate(extend: Extend, cache: Any, prompt: Prompt, ending: Ending, pick: Pick) -> tuple[jax.Array, jax.Array]:
     """The loop of `greedy` and `sample`."""
     max_len, eos, banned = ending
     first_B, ended_B = prompt.positions_BP[:, -1] + 1, prompt.positions_BP[:, -1] < 0
@@ -166,25 +161,14 @@ def _generate(extend: Extend, cache: Any, prompt: Prompt, pick: Pick, ending: En
 def greedy(extend: Extend, cache: Any, prompt: Prompt, ending: Ending) -> tuple[jax.Array, jax.Array]:
     """Takes the likeliest token at each step, until every row has ended.
 
-    Args:
-      extend: the step function.
-      cache: empty, with slots for the prompt and `max_len` tokens.
-      prompt: the tokens before the new ones.
-      ending: when rows end.
-
-    Returns:
-      (tokens_BT, int32, PAD after `eos`; scores_B, the sum of the model's log-probabilities of these tokens).
+    The cache is empty, with slots for the prompt and `max_len` tokens. Returns (tokens_BT, int32, PAD after `eos`;
+    scores_B, the sum of the model's log-probabilities of these tokens).
     """
-    return _generate(extend, cache, prompt, lambda logits_BV, _: jnp.argmax(logits_BV, 1), ending)
+    return _generate(extend, cache, prompt, ending, lambda logits_BV, _: jnp.argmax(logits_BV, 1))
 
 
 def sample(
-    extend: Extend,
-    cache: Any,
-    prompt: Prompt,
-    rng: jax.Array,
-    ending: Ending,
-    sampling: Sampling,
+    extend: Extend, cache: Any, prompt: Prompt, ending: Ending, rng: jax.Array, sampling: Sampling
 ) -> tuple[jax.Array, jax.Array]:
     """Draws each token from softmax(logits / temperature), cut to `top_k` tokens, then to the mass `top_p` of those.
 
@@ -194,7 +178,7 @@ def sample(
     keys_B = jax.vmap(jax.random.fold_in, (None, 0))(rng, prompt.rows_B)
 
     def pick(logits_BV: jax.Array, step: jax.Array) -> jax.Array:
-        logits_BV = keep_top_p(keep_top_k(temper(logits_BV, sampling.temperature), sampling.top_k), sampling.top_p)
+        logits_BV = keep_top_p(keep_top_k(logits_BV / sampling.temperature, sampling.top_k), sampling.top_p)
         return jax.vmap(jax.random.categorical)(jax.vmap(jax.random.fold_in, (0, None))(keys_B, step), logits_BV)
 
-    return _generate(extend, cache, prompt, pick, ending)
+    return _generate(extend, cache, prompt, ending, pick)

@@ -13,15 +13,10 @@ from tformer.optim.parameters import each, matrix_axes
 
 
 class Factored(NamedTuple):
-    """The state of `adafactor`.
+    """The state of `adafactor`."""
 
-    Attributes:
-      step: updates made.
-      moments: the mean squares of each array, as (of rows, of columns) where it is factored.
-    """
-
-    step: jax.Array
-    moments: Any
+    step: jax.Array  # updates made
+    moments: Any  # the mean squares of each array, as (of rows, of columns) where it is factored
 
 
 def adafactor(names: Any, *, smallest: int = 128) -> optax.GradientTransformation:
@@ -29,11 +24,8 @@ def adafactor(names: Any, *, smallest: int = 128) -> optax.GradientTransformatio
 
     Shazeer & Stern 2018, algorithms 4 and 5, with their constants: decay 1 - t^-0.8, clipped to an rms of 1, relative
     to the parameter's rms (or 1e-3). Unlike optax's, it treats the matrix of each layer and expert separately,
-    whatever the order and number of its axes.
-
-    Args:
-      names: the logical names of every parameter's axes.
-      smallest: a matrix with fewer rows or columns is not factored.
+    whatever the order and number of its axes. `names` are the logical names of every parameter's axes. A matrix with
+    fewer than `smallest` rows or columns is not factored.
     """
 
     def matrices(role: str, axes: PartitionSpec, x: jax.Array) -> jax.Array:

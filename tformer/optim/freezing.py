@@ -24,11 +24,9 @@ def is_partial(config: Config) -> bool:
 
 
 def trainable_mask(config: Config, names: Any) -> Any:
-    """Returns the mask of the parameters that are trained.
+    """Returns the mask of the parameters whose axes have these logical `names`.
 
-    Args:
-      config: a run; with model.lora_rank only adapters and heads of tasks are trained, unless they are frozen too.
-      names: the logical names of every parameter's axes.
+    With model.lora_rank only adapters and heads of tasks are trained, unless they are frozen too.
 
     Raises:
       UserError: an entry of optimizer.frozen matches no parameter's path, or nothing is left to train.

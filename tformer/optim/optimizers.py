@@ -21,6 +21,7 @@ from jax.sharding import PartitionSpec
 from tformer import config as config_lib
 from tformer.config import Config, own_layers
 from tformer.errors import UserError, choose
+from tformer.layers.parametrization import width_factor
 from tformer.optim import freezing
 from tformer.optim.adafactor import adafactor
 from tformer.optim.hyperparameters import Scalar
@@ -36,17 +37,11 @@ from tformer.optim.parameters import (
 )
 from tformer.optim.precision import with_bfloat16_moments, with_master_params
 
-MUP_POWERS = {'adafactor': 0.5}  # of base width / width; 1 for the others, but adafactor's steps shrink as kernels do
-
 
 def make_optimizer(config: Config, names: Any) -> optax.GradientTransformationExtraArgs:
     """Returns the transformation from gradients to updates, which are added to the parameters.
 
     Its `update` takes `learning_rate` and `weight_decay` besides gradients, state and parameters.
-
-    Args:
-      config: a resolved run.
-      names: the logical names of every parameter's axes.
 
     Raises:
       UserError: an unknown optimizer, or optimizer.lr_multipliers or optimizer.frozen that fit no parameter.
@@ -74,13 +69,13 @@ def make_optimizer(config: Config, names: Any) -> optax.GradientTransformationEx
 def lr_multipliers(config: Config, names: Any) -> Any:
     """Returns what the rate is multiplied by: optimizer.lr_multipliers times optimizer.layer_decay's times muP's.
 
-    A number for each parameter, or an array along its `layers` axis. Weight decay is times the rate, so a factor is one
-    of the decay too.
+    A number for each parameter, or an array along its `layers` axis. The rate multiplies the weight decay, and so does
+    a factor.
     muP: hidden matrices by base width / width (Yang et al. 2022, table 8), with parameter-scaled steps by its root
     (Everett et al. 2024, table 1); not an adapter's second kernel, whose inputs stay few (Hayou et al. 2024).
 
     Raises:
-      UserError: an entry that is no NAME=FACTOR, or whose name is in no parameter's path.
+      UserError: an entry is not NAME=FACTOR, or its name is in no parameter's path.
     """
     cfg, model, given = config.optimizer, config.model, []
     for entry in cfg.lr_multipliers:
@@ -90,9 +85,7 @@ def lr_multipliers(config: Config, names: Any) -> Any:
         given.append((written[1], float(written[2])))
     paths = [path_names(path) for path, _ in jax.tree_util.tree_leaves_with_path(names)]
     check_entries((name for name, _ in given), paths, 'optimizer.lr_multipliers')
-    shrink = 1.0
-    if model.parametrization == 'mup' and model.base_emb_dim:
-        shrink = (model.base_emb_dim / model.emb_dim) ** MUP_POWERS.get(cfg.name, 1)
+    shrink = (1 / width_factor(model)) ** (choose(OPTIMIZERS, cfg.name, 'optimizer.name').mup or 0)
 
     def factor_of(path: tuple[Any, ...], axes: PartitionSpec) -> Any:
         widens = is_hidden(path[-1].key, axes) and 'lora' not in tuple(axes)[:-1]
@@ -128,8 +121,6 @@ def layer_factors(config: Config, names: Any) -> Any:
 
 
 # ------------------------------------------------------------------------------------------------ the update
-
-
 def descend(factors: Any, decayed: Sequence[str]) -> optax.GradientTransformationExtraArgs:
     """Returns -learning_rate * factor * (direction + weight_decay * parameter), decay on the roles `decayed` only.
 
@@ -200,12 +191,6 @@ def schedule_free(base: optax.GradientTransformationExtraArgs, beta: float) -> o
 
 
 # -------------------------------------------------------------------------------------------------- directions
-
-
-def _sgd(cfg: config_lib.Optimizer, names: Any) -> optax.GradientTransformation:
-    return optax.trace(cfg.momentum)
-
-
 def _adam(cfg: config_lib.Optimizer, names: Any) -> optax.GradientTransformation:
     return optax.scale_by_adam(cfg.beta1, cfg.beta2, cfg.epsilon)
 
@@ -213,10 +198,6 @@ def _adam(cfg: config_lib.Optimizer, names: Any) -> optax.GradientTransformation
 def _rms(cfg: config_lib.Optimizer, names: Any) -> optax.GradientTransformation:
     """Adam without a first moment."""
     return optax.scale_by_rms(cfg.beta2, cfg.epsilon, eps_in_sqrt=False, bias_correction=True)
-
-
-def _lion(cfg: config_lib.Optimizer, names: Any) -> optax.GradientTransformation:
-    return optax.scale_by_lion(cfg.beta1, cfg.beta2)
 
 
 def _muon(cfg: config_lib.Optimizer, names: Any) -> optax.GradientTransformation:
@@ -239,32 +220,29 @@ def _muon(cfg: config_lib.Optimizer, names: Any) -> optax.GradientTransformation
     return optax.partition({'muon': optax.chain(orthogonal, scaled), 'adam': _adam(cfg, names)}, groups)
 
 
-def _adafactor(cfg: config_lib.Optimizer, names: Any) -> optax.GradientTransformation:
-    return adafactor(names)
-
-
 class Method(NamedTuple):
     """An optimization method.
 
     Attributes:
       direction: (config.optimizer, logical names of the parameters) -> from gradients to the direction of a step.
       weight_decay: decoupled weight decay applies.
-      mup: the learning-rate factors of muP are known for it (model.parametrization).
+      mup: hidden matrices learn at (width / base width)^-mup of the rate under muP; None: that is not known.
       averages: the parameters are averaged by schedule-free steps, which replaces optimizer.ema_decay.
     """
 
     direction: Callable[[config_lib.Optimizer, Any], optax.GradientTransformation]
     weight_decay: bool = True
-    mup: bool = False
+    mup: float | None = None
     averages: bool = False
 
 
 OPTIMIZERS: dict[str, Method] = {
-    'sgd': Method(_sgd),  # Robbins & Monro 1951; momentum: Polyak 1964
-    'adam': Method(_adam, weight_decay=False, mup=True),  # Kingma & Ba 2015
-    'adamw': Method(_adam, mup=True),  # Loshchilov & Hutter 2019
-    'adafactor': Method(_adafactor, mup=True),  # Shazeer & Stern 2018
-    'lion': Method(_lion, mup=True),  # Chen et al. 2023
+    'sgd': Method(lambda cfg, names: optax.trace(cfg.momentum)),  # Robbins & Monro 1951; momentum: Polyak 1964
+    'adam': Method(_adam, weight_decay=False, mup=1),  # Kingma & Ba 2015
+    'adamw': Method(_adam, mup=1),  # Loshchilov & Hutter 2019
+    # Shazeer & Stern 2018; its steps shrink as the kernels do
+    'adafactor': Method(lambda cfg, names: adafactor(names), mup=0.5),
+    'lion': Method(lambda cfg, names: optax.scale_by_lion(cfg.beta1, cfg.beta2), mup=1),  # Chen et al. 2023
     'muon': Method(_muon),  # Jordan et al. 2024; Liu et al. 2025
-    'schedule_free': Method(_rms, mup=True, averages=True),  # Defazio et al. 2024, with AdamW
+    'schedule_free': Method(_rms, mup=1, averages=True),  # Defazio et al. 2024, with AdamW
 }

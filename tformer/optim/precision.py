@@ -10,15 +10,10 @@ import optax
 
 
 class MasterParams(NamedTuple):
-    """The state of `with_master_params`.
+    """The state of `with_master_params`."""
 
-    Attributes:
-      params: copies of the parameters, in which updates accumulate.
-      base: the state of the optimizer that updates them.
-    """
-
-    params: Any
-    base: Any
+    params: Any  # copies of the parameters, in which updates accumulate
+    base: Any  # the state of the optimizer that updates them
 
 
 def with_master_params(
@@ -54,15 +49,10 @@ def master_params(params: Any, opt_state: Any) -> Any:
 
 
 class Bfloat16State(NamedTuple):
-    """The state of `with_bfloat16_moments`.
+    """The state of `with_bfloat16_moments`."""
 
-    Attributes:
-      step: updates made.
-      base: the state of the optimizer, its arrays in bfloat16.
-    """
-
-    step: jax.Array
-    base: Any
+    step: jax.Array  # updates made
+    base: Any  # the state of the optimizer, its arrays in bfloat16
 
 
 def with_bfloat16_moments(base: optax.GradientTransformation) -> optax.GradientTransformation:
@@ -96,12 +86,10 @@ def with_bfloat16_moments(base: optax.GradientTransformation) -> optax.GradientT
 def stochastic_round(x: jax.Array, seed: jax.Array) -> jax.Array:
     """Returns float32 `x` rounded stochastically to bfloat16, with mean x (Gupta et al. 2015, section 2).
 
-    Args:
-      x: an array; the draw for each element depends only on its index, on any devices.
-      seed: of the draws, uint32.
+    The draw for each element depends only on its index and on `seed`, uint32, on any devices.
     """
-    places = [jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis) for axis in range(x.ndim)]
-    place = sum(place * np.uint32(stride) for place, stride in zip(places, _strides(x.shape), strict=True))
+    strides = [np.uint32(math.prod(x.shape[axis + 1 :]) % 2**32) for axis in range(x.ndim)]
+    place = sum(jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis) * stride for axis, stride in enumerate(strides))
     noise = mixed(place + mixed(seed)) >> 16
     bits = jax.lax.bitcast_convert_type(x, jnp.uint32) + noise  # bfloat16 is the upper half of float32
     return jax.lax.bitcast_convert_type((bits >> 16).astype(jnp.uint16), jnp.bfloat16)
@@ -115,7 +103,3 @@ def mixed(x: jax.Array) -> jax.Array:
     x = (x ^ (x >> 16)) * np.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * np.uint32(0xC2B2AE35)
     return x ^ (x >> 16)
-
-
-def _strides(shape: tuple[int, ...]) -> list[int]:
-    return [math.prod(shape[axis + 1 :]) % 2**32 for axis in range(len(shape))]

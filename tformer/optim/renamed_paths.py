@@ -5,22 +5,15 @@ from typing import Any
 
 import jax
 
-RENAMED = {  # old name of a part of a parameter's path -> its name now
+RENAMED = {  # old name of a part of a parameter's path -> its name today
     'foot': 'input_embedding',
 }
 
 
 def names(tree: Any) -> set[str]:
     """Returns every key of the dictionaries in a tree, at any depth."""
-    found: set[str] = set()
-
-    def add(part: Any) -> None:
-        if isinstance(part, Mapping):
-            found.update(part)
-            found.update(*[names(value) for value in part.values()])
-
-    jax.tree.map(add, tree, is_leaf=_is_mapping)
-    return found
+    paths = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: x is None)
+    return {key.key for path, _ in paths for key in path if isinstance(key, jax.tree_util.DictKey)}
 
 
 def rename(tree: Any, table: Mapping[str, str]) -> Any:
@@ -31,22 +24,14 @@ def rename(tree: Any, table: Mapping[str, str]) -> Any:
             return part
         return {table.get(name, name): rename(value, table) for name, value in part.items()}
 
-    return jax.tree.map(one, tree, is_leaf=_is_mapping)
+    return jax.tree.map(one, tree, is_leaf=lambda part: isinstance(part, Mapping))
 
 
 def to_stored(stored: Set[str]) -> dict[str, str]:
-    """Returns the table from names of now to the names that a checkpoint has.
-
-    Args:
-      stored: all names in the checkpoint's tree.
-    """
+    """Returns the table from today's names to those of a checkpoint whose tree has the names `stored`."""
     return {new: old for old, new in RENAMED.items() if old in stored}
 
 
 def current(entry: str) -> str:
-    """Returns a dotted path, or a part of one, with the names of now."""
+    """Returns a dotted path, or a part of one, with today's names."""
     return '.'.join(RENAMED.get(name, name) for name in entry.split('.'))
-
-
-def _is_mapping(part: Any) -> bool:
-    return isinstance(part, Mapping)
