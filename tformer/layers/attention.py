@@ -1,5 +1,6 @@
 """Multi-head attention: projections around a kernel, for self, causal and cross attention alike."""
 
+import functools
 from collections.abc import Callable
 
 import flax.struct
@@ -63,7 +64,8 @@ class Attention(nn.Module):
             self.out = Dense(cfg, 'BNTU,NUD->BTD', (N, U, D), names, out, 'attention_out', stack)
         norm = choose(HEAD_NORMS, cfg.qk_norm, 'model.qk_norm')
         self.query_norm, self.key_norm = norm(cfg), norm(cfg)
-        self.sink = choose(SINKS, cfg.attention_sink, 'model.attention_sink')(cfg)
+        sink = choose(SINKS, cfg.attention_sink, 'model.attention_sink')
+        self.sink = sink and sink(cfg)
         self.probabilities = NamedValue()
         self.bias = make_bias(cfg, stack, cross=self.cross, per_layer=True)
 
@@ -97,7 +99,7 @@ class Attention(nn.Module):
             scale=choose(SCALES, cfg.attention_scale, 'model.attention_scale')(cfg.head_dim, cfg.emb_dim),
             bias=bias_BNTS,
             softcap=cfg.attention_softcap,
-            sink_N=self.sink(),
+            sink_N=None if self.sink is None else self.sink(),
             dropout_rate=dropout_rate if training else None,
             dropout_key=self.make_rng('dropout') if training else None,
         )
@@ -123,33 +125,23 @@ def join_heads(x_BNTH: jax.Array) -> jax.Array:
     return jnp.moveaxis(x_BNTH, 1, 2).reshape(B, T, N * H)
 
 
-class NoSink(nn.Module):
+class Sink(nn.Module):
+    """The score, for each head, of a key whose value is 0."""
+
     cfg: ResolvedModel
-
-    def __call__(self) -> None:
-        return None
-
-
-class ZeroSink(nn.Module):
-    cfg: ResolvedModel
-
-    def __call__(self) -> jax.Array:
-        return jnp.zeros(self.cfg.num_heads)
-
-
-class LearnedSink(nn.Module):
-    cfg: ResolvedModel
+    trained: bool
 
     @nn.compact
     def __call__(self) -> jax.Array:
+        N = self.cfg.num_heads
         init = partitioned(nn.initializers.zeros, 'heads')
-        return self.param('sink', init, (self.cfg.num_heads,), jnp.float32)
+        return self.param('sink', init, (N,), jnp.float32) if self.trained else jnp.zeros(N)
 
 
-SINKS: dict[str | None, type[nn.Module]] = {  # the score, for each head, of a key whose value is 0
-    'zero': ZeroSink,  # 1 is added to softmax's denominator (Miller 2023)
-    'learned': LearnedSink,  # Agarwal et al. 2025 (gpt-oss)
-    None: NoSink,
+SINKS: dict[str | None, Callable[[ResolvedModel], nn.Module] | None] = {
+    'zero': functools.partial(Sink, trained=False),  # 1 is added to softmax's denominator (Miller 2023)
+    'learned': functools.partial(Sink, trained=True),  # Agarwal et al. 2025 (gpt-oss)
+    None: None,
 }
 
 SCALES: dict[str, Callable[[int, int], float]] = {  # of (head_dim, emb_dim)

@@ -76,28 +76,29 @@ def make_initializer(cfg: ResolvedModel, role: str, fan_in: int, fan_out: int, s
 
 
 def _uniform(deviation: float) -> Initializer:
-    def init(key: jax.Array, shape: tuple[int, ...], dtype: jax.typing.DTypeLike) -> jax.Array:
-        bound = 3**0.5 * deviation
-        return jax.random.uniform(key, shape, dtype, -bound, bound)
-
-    return init
+    bound = 3**0.5 * deviation
+    return lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, -bound, bound)
 
 
-def _truncated(deviation: float) -> Initializer:
-    """Of this standard deviation after the cut at two of the uncut normal."""
-    return initializers.truncated_normal(deviation / 0.87962566103423978)
+def _tables_by_width(kernels: Callable[[Parameter], Initializer]) -> Callable[[Parameter], Initializer]:
+    """Returns the initializers `kernels`, but for tables a normal of the deviation width^-0.5."""
+
+    def choice(parameter: Parameter) -> Initializer:
+        table = parameter.role in TABLES
+        return initializers.normal(parameter.fan_in**-0.5) if table else kernels(parameter)
+
+    return choice
 
 
+@_tables_by_width
 def xavier(parameter: Parameter) -> Initializer:
-    if parameter.role in TABLES:
-        return initializers.normal(parameter.fan_in**-0.5)
     return _uniform((2 / (parameter.fan_in + parameter.fan_out)) ** 0.5)
 
 
+@_tables_by_width
 def lecun(parameter: Parameter) -> Initializer:
-    if parameter.role in TABLES:
-        return initializers.normal(parameter.fan_in**-0.5)
-    return _truncated(parameter.fan_in**-0.5)
+    # The standard deviation is that after the cut at two of the uncut normal.
+    return initializers.truncated_normal(parameter.fan_in**-0.5 / 0.87962566103423978)
 
 
 def truncated_normal(parameter: Parameter) -> Initializer:
@@ -114,9 +115,8 @@ def t5(parameter: Parameter) -> Initializer:
     return initializers.normal(deviations.get(parameter.role, parameter.fan_in**-0.5))
 
 
+@_tables_by_width
 def deepnorm_xavier(parameter: Parameter) -> Initializer:
-    if parameter.role in TABLES:
-        return initializers.normal(parameter.fan_in**-0.5)
     small = parameter.role in ('value', 'attention_out', 'mlp_in', 'mlp_out')
     gain = deepnorm(parameter.stack, parameter.encoder_layers, parameter.decoder_layers)[1] if small else 1.0
     return initializers.normal(gain * (2 / (parameter.fan_in + parameter.fan_out)) ** 0.5)

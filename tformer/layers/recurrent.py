@@ -30,15 +30,10 @@ State = Any  # an array, or a tuple of them
 
 
 class Encoded(flax.struct.PyTreeNode):
-    """An encoder's output, as a decoder reads it.
+    """An encoder's output, as a decoder reads it."""
 
-    Attributes:
-      x_BSD: outputs of the top layer.
-      state: of each layer after the last token, both directions concatenated, [L, B, D].
-    """
-
-    x_BSD: jax.Array
-    state: State
+    x_BSD: jax.Array  # outputs of the top layer
+    state: State  # of each layer after the last token, both directions concatenated, [L, B, D]
 
 
 class StateCache(flax.struct.PyTreeNode):
@@ -147,14 +142,13 @@ class Layer(nn.Module):
         layer: PerLayer,
     ) -> tuple[jax.Array, State]:
         """Returns (the outputs, the state after the last real token)."""
-        cfg, tokens = self.cfg, (x_BTD, real_BT, segments_BT)
-        if cfg.bidirectional and self.stack == 'encoder':
-            zero = zero_state(cfg, x_BTD.shape[0], cfg.emb_dim // 2)
+        (B, _, D), tokens = x_BTD.shape, (x_BTD, real_BT, segments_BT)
+        if self.cfg.bidirectional and self.stack == 'encoder':
+            zero = zero_state(self.cfg, B, D // 2)
             ways = read(self.forward_cell, zero, *tokens), read(self.backward_cell, zero, *tokens, backwards=True)
             state, x_BTD = jax.tree.map(lambda a, b: jnp.concatenate([a, b], -1), *ways)
         else:
-            zero = zero_state(cfg, x_BTD.shape[0], cfg.emb_dim)
-            state, x_BTD = read(self.cell, zero if state is None else state, *tokens)
+            state, x_BTD = read(self.cell, zero_state(self.cfg, B, D) if state is None else state, *tokens)
         x_BTD = drop(self, self.output(x_BTD), dropout_rates.residual)
         return constrain(x_BTD, 'batch', 'length', 'act_embed'), state
 
@@ -197,10 +191,10 @@ class RecurrentTower(AnyTower):
         self.input_embedding = InputEmbedding(self.cfg, position=None)
         self.stack = RecurrentStack(self.cfg, self.stack_name, self.num_layers, self.cross)
 
-    def run(
+    def encode(
         self, x_BTW: jax.Array, batch: Batch, dropout_rates: DropoutRates | None = None, encoded: Encoded | None = None
     ) -> Encoded:
-        """Returns outputs and last states, all positions at once."""
+        """Returns outputs and last states, all positions at once; a decoder starts from those of the encoder."""
         rates = DropoutRates.of(self.cfg, dropout_rates)
         if 'prefix' in batch:
             raise ValueError('a recurrent model reads tokens in order: a bidirectional prefix is not supported')
@@ -216,11 +210,7 @@ class RecurrentTower(AnyTower):
         self, x_BTW: jax.Array, batch: Batch, dropout_rates: DropoutRates | None = None, encoded: Encoded | None = None
     ) -> jax.Array:
         """Returns x_BTD."""
-        return self.run(x_BTW, batch, dropout_rates, encoded).x_BSD
-
-    def encode(self, x_BTW: jax.Array, batch: Batch, dropout_rates: DropoutRates | None = None) -> Encoded:
-        """Returns what a decoder reads of this stack."""
-        return self.run(x_BTW, batch, dropout_rates)
+        return self.encode(x_BTW, batch, dropout_rates, encoded).x_BSD
 
     def start(self, rows: int, slots: int, encoded: Encoded | None, positions_BS: jax.Array | None) -> StateCache:
         """Returns the cache before the first token. It holds one state whatever the number of `slots`."""

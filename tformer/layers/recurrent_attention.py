@@ -15,17 +15,11 @@ from tformer.layers.resolved import ResolvedModel
 
 
 class Source(flax.struct.PyTreeNode):
-    """What attention looks at.
+    """What attention looks at."""
 
-    Attributes:
-      keys_BSE: of the encoder's outputs, as the score takes them.
-      values_BSD: the outputs themselves.
-      positions_BS: -1 is padding, which has weight 0.
-    """
-
-    keys_BSE: jax.Array
-    values_BSD: jax.Array
-    positions_BS: jax.Array
+    keys_BSE: jax.Array  # of the encoder's outputs, as the score takes them
+    values_BSD: jax.Array  # the outputs themselves
+    positions_BS: jax.Array  # -1 is padding, which has weight 0
 
 
 class CrossAttention(nn.Module):
