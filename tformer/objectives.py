@@ -69,10 +69,7 @@ def class_scores(
 
 
 def token_scores(
-    logits_BTV: jax.Array | TokenStatistics,
-    batch: Batch,
-    smoothing: MaybeScalar = None,
-    z_loss: MaybeScalar = None,
+    logits_BTV: jax.Array | TokenStatistics, batch: Batch, smoothing: MaybeScalar = None, z_loss: MaybeScalar = None
 ) -> Scores:
     """Scores of every token whose `weights` is not 0."""
     return class_scores(logits_BTV, batch['targets'], batch['weights'], smoothing, z_loss)
@@ -211,25 +208,17 @@ _TOKEN_MEANS = ('loss', 'nll', 'accuracy', 'perplexity')
 
 @dataclasses.dataclass(frozen=True)
 class Loss:
-    """A loss on the batch contract.
+    """A loss on the batch contract."""
 
-    Attributes:
-      scores: (outputs, batch, label smoothing, z-loss) -> sums and weights by name.
-      names: of the means that evaluation reports of them.
-      predict: (outputs, batch, longest answer) -> predictions, for metrics that no sums give; None: there are none.
-      weigh: (whole batch, weight of the second loss) -> the batch with weights that make both losses add up.
-      second: the name of the second loss among the scores; None: there is one loss.
-      smoothing: whether label smoothing applies.
-      z_loss: whether the z-loss applies.
-    """
-
-    scores: Callable[..., Scores]
-    names: tuple[str, ...] = _TOKEN_MEANS
+    scores: Callable[..., Scores]  # (outputs, batch, label smoothing, z-loss) -> sums and weights by name
+    names: tuple[str, ...] = _TOKEN_MEANS  # of the means that evaluation reports of them
+    # (outputs, batch, longest answer) -> predictions, for metrics that no sums give; None: there are none
     predict: Callable[[Any, Batch, int], Any] | None = None
+    # (whole batch, weight of the second loss) -> the batch with weights that make both losses add up
     weigh: Callable[[Batch, Scalar], Batch] = lambda batch, weight: batch
-    second: str | None = None
-    smoothing: bool = True
-    z_loss: bool = True
+    second: str | None = None  # the name of the second loss among the scores; None: there is one loss
+    smoothing: bool = True  # whether label smoothing applies
+    z_loss: bool = True  # whether the z-loss applies
 
 
 LOSSES: dict[str, Loss] = {
@@ -251,15 +240,11 @@ LOSSES: dict[str, Loss] = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Objective(Loss):
-    """A training objective: its row in `config.tasks.TASKS`, with the loss and the head that the row names.
+    """A training objective: its row in `config.tasks.TASKS`, with the loss and the head that the row names."""
 
-    Attributes:
-      method: (model, batch, dropout rates) -> outputs, or the name of the model's method.
-      second_weight: the weight of the second loss, unless train.second_loss_weight says otherwise.
-    """
-
+    # (model, batch, dropout rates) -> outputs, or the name of the model's method
     method: str | Callable[..., Any] = '__call__'
-    second_weight: float = 1.0
+    second_weight: float = 1.0  # the weight of the second loss, unless train.second_loss_weight says otherwise
 
     def method_for(self, chunk: int | None) -> str | Callable[..., Any]:
         """Returns the method; with `chunk` one that gives the statistics of that many positions' logits at a time."""

@@ -17,45 +17,28 @@ Pick = Callable[[jax.Array, jax.Array], jax.Array]  # (logits_BV, number of the 
 
 
 class Prompt(NamedTuple):
-    """The tokens before the new ones.
+    """The tokens before the new ones."""
 
-    Attributes:
-      tokens_BP: for a model with an encoder, usually BOS alone.
-      positions_BP: -1 is padding, in front. The last token is real; a row of padding alone gets no new tokens.
-      rows_B: each example's number, on which its random draws depend, instead of its place in the batch.
-    """
-
-    tokens_BP: jax.Array
+    tokens_BP: jax.Array  # for a model with an encoder, usually BOS alone
+    # -1 is padding, in front. The last token is real; a row of padding alone gets no new tokens
     positions_BP: jax.Array
-    rows_B: jax.Array
+    rows_B: jax.Array  # each example's number, on which its random draws depend, instead of its place in the batch
 
 
 class Ending(NamedTuple):
-    """When rows end.
+    """When rows end."""
 
-    Attributes:
-      max_len: largest number of new tokens, `eos` included.
-      eos: the token that ends a row.
-      banned: tokens that are never generated.
-    """
-
-    max_len: int
-    eos: int
-    banned: Sequence[int] = ()
+    max_len: int  # largest number of new tokens, `eos` included
+    eos: int  # the token that ends a row
+    banned: Sequence[int] = ()  # tokens that are never generated
 
 
 class Sampling(NamedTuple):
-    """How the distribution of a token is changed before it is drawn; all may be traced.
+    """How the distribution of a token is changed before it is drawn; all may be traced."""
 
-    Attributes:
-      temperature: divides the logits; positive.
-      top_k: only the likeliest `top_k` tokens; None: all.
-      top_p: only the likeliest tokens up to this mass; None: all.
-    """
-
-    temperature: float | jax.Array = 1.0
-    top_k: int | jax.Array | None = None
-    top_p: float | jax.Array | None = None
+    temperature: float | jax.Array = 1.0  # divides the logits; positive
+    top_k: int | jax.Array | None = None  # only the likeliest `top_k` tokens; None: all
+    top_p: float | jax.Array | None = None  # only the likeliest tokens up to this mass; None: all
 
 
 class State(NamedTuple):

@@ -22,23 +22,15 @@ from tformer.layers.resolved import ResolvedModel
 
 
 class AttentionContext(flax.struct.PyTreeNode):
-    """What the queries of a stack see in self-attention, or in cross-attention: the same in every layer.
+    """What the queries of a stack see in self-attention, or in cross-attention: the same in every layer."""
 
-    Attributes:
-      query_positions_BT: -1 is padding.
-      key_positions_BS: likewise.
-      mask_BTS: True where query t may see key s.
-      bias_BNTS: added to the scores; None where the position encoding has none, or one for each layer.
-      query_angles: rotary; None where nothing is turned.
-      key_angles: likewise.
-    """
-
-    query_positions_BT: jax.Array
-    key_positions_BS: jax.Array
-    mask_BTS: jax.Array
+    query_positions_BT: jax.Array  # -1 is padding
+    key_positions_BS: jax.Array  # likewise
+    mask_BTS: jax.Array  # True where query t may see key s
+    # added to the scores; None where the position encoding has none, or one for each layer
     bias_BNTS: jax.Array | None = None
-    query_angles: Angles | None = None
-    key_angles: Angles | None = None
+    query_angles: Angles | None = None  # rotary; None where nothing is turned
+    key_angles: Angles | None = None  # likewise
 
 
 class Attention(nn.Module):

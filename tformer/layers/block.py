@@ -26,20 +26,13 @@ from tformer.layers.resolved import ResolvedModel
 
 
 class StackInputs(flax.struct.PyTreeNode):
-    """What every layer of a stack reads besides the residual stream; built once per call.
+    """What every layer of a stack reads besides the residual stream; built once per call."""
 
-    Attributes:
-      own: of self-attention.
-      dropout_rates: of this call.
-      index: first free slot of the cache; None without a cache.
-      cross: of cross-attention; None without an encoder.
-      encoded_BSD: the encoder's output; None without an encoder, or where its keys and values are cached.
-    """
-
-    own: AttentionContext
-    dropout_rates: DropoutRates
-    index: jax.Array | None = None
-    cross: AttentionContext | None = None
+    own: AttentionContext  # of self-attention
+    dropout_rates: DropoutRates  # of this call
+    index: jax.Array | None = None  # first free slot of the cache; None without a cache
+    cross: AttentionContext | None = None  # of cross-attention; None without an encoder
+    # the encoder's output; None without an encoder, or where its keys and values are cached
     encoded_BSD: jax.Array | None = None
 
 
@@ -218,14 +211,10 @@ ATTENTION_PATTERNS = {'global': False, 'local': True}  # whether a layer sees on
 
 
 class LayerSharing(NamedTuple):
-    """How layers share parameters.
+    """How layers share parameters."""
 
-    Attributes:
-      shared: all layers have the same parameters.
-      coordinates: every layer adds the sinusoids of its depth, and of the positions where those are sinusoidal.
-    """
-
-    shared: bool
+    shared: bool  # all layers have the same parameters
+    # every layer adds the sinusoids of its depth, and of the positions where those are sinusoidal
     coordinates: bool = False
 
 

@@ -21,23 +21,14 @@ class KeyValues(flax.struct.PyTreeNode):
 
 
 class Cache(flax.struct.PyTreeNode):
-    """The state that decoding carries between calls.
+    """The state that decoding carries between calls."""
 
-    Attributes:
-      own: the decoder's keys and values, stacked over layers, S slots.
-      positions_BS: position held in each slot; -1 is empty or padding, which the mask hides.
-      index: slots written so far, the same for all rows.
-      prefix_BS: slots that earlier tokens of the same call see too (prefix LM).
-      cross: the encoder's keys and values for each decoder layer; None without an encoder.
-      encoder_positions_BS: of the encoder's tokens; None without an encoder.
-    """
-
-    own: KeyValues
-    positions_BS: jax.Array
-    index: jax.Array
-    prefix_BS: jax.Array
-    cross: KeyValues | None = None
-    encoder_positions_BS: jax.Array | None = None
+    own: KeyValues  # the decoder's keys and values, stacked over layers, S slots
+    positions_BS: jax.Array  # position held in each slot; -1 is empty or padding, which the mask hides
+    index: jax.Array  # slots written so far, the same for all rows
+    prefix_BS: jax.Array  # slots that earlier tokens of the same call see too (prefix LM)
+    cross: KeyValues | None = None  # the encoder's keys and values for each decoder layer; None without an encoder
+    encoder_positions_BS: jax.Array | None = None  # of the encoder's tokens; None without an encoder
 
     def place(self, positions_BT: jax.Array, prefix_BT: jax.Array | None = None) -> 'Cache':
         """Returns the cache with the positions of T new tokens in the next slots, and the index moved past them."""

@@ -11,19 +11,12 @@ MaybeScalar = float | jax.Array | None  # traced or not; None is off
 
 
 class DropoutRates(flax.struct.PyTreeNode):
-    """Dropout rates, scalars. None is off, and leaves no trace in the program.
+    """Dropout rates, scalars. None is off, and leaves no trace in the program."""
 
-    Attributes:
-      residual: on the embeddings and on the output of each sub-layer.
-      attention: on the attention probabilities.
-      activation: inside the feed-forward.
-      head: before the heads of fine-tuning.
-    """
-
-    residual: MaybeScalar = None
-    attention: MaybeScalar = None
-    activation: MaybeScalar = None
-    head: MaybeScalar = None
+    residual: MaybeScalar = None  # on the embeddings and on the output of each sub-layer
+    attention: MaybeScalar = None  # on the attention probabilities
+    activation: MaybeScalar = None  # inside the feed-forward
+    head: MaybeScalar = None  # before the heads of fine-tuning
 
     @classmethod
     def of(cls, cfg: Model, given: 'DropoutRates | None' = None) -> 'DropoutRates':

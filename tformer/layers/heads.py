@@ -52,19 +52,12 @@ class VocabularyHead(nn.Module):
 
 
 class TokenStatistics(NamedTuple):
-    """All that losses and metrics need of logits [..., V], each [...].
+    """All that losses and metrics need of logits [..., V], each [...]."""
 
-    Attributes:
-      normalizer: the log-sum-exp of the logits, float32.
-      target: the logit of the target, float32.
-      mean: the mean logit, float32.
-      best: the index of the largest logit.
-    """
-
-    normalizer: jax.Array
-    target: jax.Array
-    mean: jax.Array
-    best: jax.Array
+    normalizer: jax.Array  # the log-sum-exp of the logits, float32
+    target: jax.Array  # the logit of the target, float32
+    mean: jax.Array  # the mean logit, float32
+    best: jax.Array  # the index of the largest logit
 
 
 def token_statistics(logits: jax.Array, targets: jax.Array) -> TokenStatistics:

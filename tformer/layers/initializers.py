@@ -14,25 +14,15 @@ Initializer = Callable[..., jax.Array]
 
 
 class Parameter(NamedTuple):
-    """The facts about a parameter that its initial value may depend on.
+    """The facts about a parameter that its initial value may depend on."""
 
-    Attributes:
-      role: query key value attention_out mlp_in mlp_out dense output; of tables: embedding, position, relative.
-      fan_in: inputs that are summed into one output; of a table, its width.
-      fan_out: outputs.
-      head_dim: of the queries.
-      stack: encoder or decoder, where it stands in one.
-      encoder_layers: 0 without an encoder.
-      decoder_layers: likewise.
-    """
-
-    role: str
-    fan_in: int
-    fan_out: int
-    head_dim: int
-    stack: str
-    encoder_layers: int
-    decoder_layers: int
+    role: str  # query key value attention_out mlp_in mlp_out dense output; of tables: embedding, position, relative
+    fan_in: int  # inputs that are summed into one output; of a table, its width
+    fan_out: int  # outputs
+    head_dim: int  # of the queries
+    stack: str  # encoder or decoder, where it stands in one
+    encoder_layers: int  # 0 without an encoder
+    decoder_layers: int  # likewise
 
     @property
     def residual_sublayers(self) -> int:

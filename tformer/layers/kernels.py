@@ -32,22 +32,16 @@ Part = tuple[jax.Array, jax.Array, jax.Array | None]  # keys, mask and bias of a
 class ScoreOptions(NamedTuple):
     """What happens to the scores of queries and keys. Another such choice is one more field here and, where it acts on
     single scores, one more line in `masked_logits`.
-
-    Attributes:
-      scale: factor on the scores, usually H^-0.5 (Vaswani et al. 2017, eq. 1).
-      bias: float32, [B or 1, N, T, S], added to the scaled, capped scores; for `masked_logits` by groups, BKGTS.
-      softcap: bounds the scores by +-softcap (Gemma Team 2024).
-      sink_N: float32, the score of one more key whose value is zero (gpt-oss, OpenAI 2025; zeros: Miller 2023).
-      dropout_rate: dropout of the probabilities, off where it or the key is None.
-      dropout_key: a random key.
     """
 
-    scale: float
+    scale: float  # factor on the scores, usually H^-0.5 (Vaswani et al. 2017, eq. 1)
+    # float32, [B or 1, N, T, S], added to the scaled, capped scores; for `masked_logits` by groups, BKGTS
     bias: jax.Array | None = None
-    softcap: float | None = None
+    softcap: float | None = None  # bounds the scores by +-softcap (Gemma Team 2024)
+    # float32, the score of one more key whose value is zero (gpt-oss, OpenAI 2025; zeros: Miller 2023)
     sink_N: jax.Array | None = None
-    dropout_rate: MaybeScalar = None
-    dropout_key: jax.Array | None = None
+    dropout_rate: MaybeScalar = None  # dropout of the probabilities, off where it or the key is None
+    dropout_key: jax.Array | None = None  # a random key
 
     def grouped(self, kv_heads: int) -> 'ScoreOptions':
         """Returns the options with the bias by the key head that its query heads use, BKGTS."""

@@ -11,17 +11,11 @@ from tformer.layers.resolved import ResolvedModel
 
 
 class PerLayer(flax.struct.PyTreeNode):
-    """What differs from layer to layer besides the parameters; None where no layer differs.
+    """What differs from layer to layer besides the parameters; None where no layer differs."""
 
-    Attributes:
-      window: positions that local self-attention sees.
-      depth: the layer's number, from 1.
-      number: from 0, where evaluation.activations names single layers.
-    """
-
-    window: jax.Array | None = None
-    depth: jax.Array | None = None
-    number: jax.Array | None = None
+    window: jax.Array | None = None  # positions that local self-attention sees
+    depth: jax.Array | None = None  # the layer's number, from 1
+    number: jax.Array | None = None  # from 0, where evaluation.activations names single layers
 
 
 class LayerStack(nn.Module):

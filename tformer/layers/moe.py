@@ -271,21 +271,14 @@ class Moe(nn.Module):
 
 
 class DispatchMethod(NamedTuple):
-    """How tokens reach their experts.
+    """How tokens reach their experts."""
 
-    Attributes:
-      dispatch_fn: assigns the slots.
-      shared: exchanges tokens between devices that share the experts.
-      replicated: on devices that have all experts and their own tokens; None: one dispatch for all, left to XLA.
-      fields: the fields of `Model` that it reads and others do not.
-      whole_batch: what a token gets depends on the other tokens of the batch.
-    """
-
-    dispatch_fn: DispatchFn
-    shared: Exchange
+    dispatch_fn: DispatchFn  # assigns the slots
+    shared: Exchange  # exchanges tokens between devices that share the experts
+    # on devices that have all experts and their own tokens; None: one dispatch for all, left to XLA
     replicated: Exchange | None
-    fields: tuple[str, ...] = ()
-    whole_batch: bool = False
+    fields: tuple[str, ...] = ()  # the fields of `Model` that it reads and others do not
+    whole_batch: bool = False  # what a token gets depends on the other tokens of the batch
 
 
 DISPATCHES = {

@@ -55,17 +55,12 @@ def wide(vector_D: jax.Array, x: jax.Array) -> jax.Array:
 
 
 class Norm(nn.Module):
-    """A norm of the stream.
-
-    Attributes:
-      fields: the fields of `Model` that it reads.
-      whole_batch: its result depends on the other rows of the batch.
-    """
+    """A norm of the stream."""
 
     cfg: ResolvedModel
 
-    fields: ClassVar[tuple[str, ...]] = ('norm_epsilon', 'norm_epsilon_in_root')
-    whole_batch: ClassVar[bool] = False
+    fields: ClassVar[tuple[str, ...]] = ('norm_epsilon', 'norm_epsilon_in_root')  # the fields of `Model` that it reads
+    whole_batch: ClassVar[bool] = False  # its result depends on the other rows of the batch
 
     def vector(self, name: str, value: float, *shape: int) -> jax.Array:
         init = partitioned(nn.initializers.constant(value), *['norm'] * len(shape))

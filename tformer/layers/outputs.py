@@ -41,14 +41,11 @@ def unmask_pairs(model: Any, batch: Batch, dropout_rates: DropoutRates | None = 
 
 
 class Head(NamedTuple):
-    """An end of a model.
+    """An end of a model."""
 
-    Attributes:
-      method: (model, batch, dropout rates) -> the outputs that a loss takes; or the name of the model's method.
-      modules: by the first name of their parameters, (configuration) -> a module.
-    """
-
+    # (model, batch, dropout rates) -> the outputs that a loss takes; or the name of the model's method
     method: str | Callable[..., Any]
+    # by the first name of their parameters, (configuration) -> a module
     modules: Mapping[str, Callable[[ResolvedModel], nn.Module]]
 
 

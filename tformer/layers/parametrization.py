@@ -7,15 +7,10 @@ from tformer.errors import choose
 
 
 class Parametrization(NamedTuple):
-    """A rule for all widths.
+    """A rule for all widths."""
 
-    Attributes:
-      from_base: values are those of a model of width `model.base_emb_dim`, carried over to `model.emb_dim`.
-      attention_scale: the key of `attention.SCALES` that `model.attention_scale=None` stands for.
-    """
-
-    from_base: bool
-    attention_scale: str
+    from_base: bool  # values are those of a model of width `model.base_emb_dim`, carried over to `model.emb_dim`
+    attention_scale: str  # the key of `attention.SCALES` that `model.attention_scale=None` stands for
 
 
 def parametrization(cfg: Model) -> Parametrization:

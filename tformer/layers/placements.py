@@ -68,19 +68,12 @@ def parallel(x: jax.Array, sublayers: Sequence[Sublayer], alpha: float) -> jax.A
 
 
 class Placement(NamedTuple):
-    """How a block arranges its sub-layers.
+    """How a block arranges its sub-layers."""
 
-    Attributes:
-      block: (x, sub-layers, DeepNorm's alpha) -> x after the block.
-      final_norm: the stream leaves the last block as a bare sum, so that the stack ends with one more norm.
-      has_norm: the block has norms at all.
-      initializer: what `model.initializer=None` stands for, a key of `initializers.INITIALIZERS`.
-    """
-
-    block: Block
-    final_norm: bool
-    has_norm: bool = True
-    initializer: str = 'xavier'
+    block: Block  # (x, sub-layers, DeepNorm's alpha) -> x after the block
+    final_norm: bool  # the stream leaves the last block as a bare sum, so that the stack ends with one more norm
+    has_norm: bool = True  # the block has norms at all
+    initializer: str = 'xavier'  # what `model.initializer=None` stands for, a key of `initializers.INITIALIZERS`
 
 
 PLACEMENTS: dict[str, Placement] = {

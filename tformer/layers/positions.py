@@ -148,33 +148,23 @@ class Relative(nn.Module):
 
 
 class RopeScaling(NamedTuple):
-    """How rotary frequencies are changed for longer contexts.
+    """How rotary frequencies are changed for longer contexts."""
 
-    Attributes:
-      function: (frequencies, factor, trained_len) -> frequencies.
-      fields: the fields of `Model` that it reads.
-    """
-
-    function: Callable[[np.ndarray, float, int], np.ndarray]
-    fields: tuple[str, ...] = ()
+    function: Callable[[np.ndarray, float, int], np.ndarray]  # (frequencies, factor, trained_len) -> frequencies
+    fields: tuple[str, ...] = ()  # the fields of `Model` that it reads
 
 
 class Position(NamedTuple):
-    """A position encoding.
+    """A position encoding."""
 
-    Attributes:
-      added: module (cfg, width) from positions_BT to vectors that are added to the embeddings.
-      angles: function (cfg, positions_BT) -> the angles by which queries and keys at these positions are rotated.
-      bias: module (cfg, bidirectional) from query and key positions to bias_BNTS, float32, added to the scores.
-      sinusoids: its vectors are `sinusoidal`: the width is even, and layers that add coordinates add them.
-      fields: the fields of `Model` that this encoding reads and others do not.
-    """
-
+    # module (cfg, width) from positions_BT to vectors that are added to the embeddings
     added: Callable[..., nn.Module] | None = None
+    # function (cfg, positions_BT) -> the angles by which queries and keys at these positions are rotated
     angles: Callable[[ResolvedModel, jax.Array], Angles] | None = None
+    # module (cfg, bidirectional) from query and key positions to bias_BNTS, float32, added to the scores
     bias: Callable[..., nn.Module] | None = None
-    sinusoids: bool = False
-    fields: tuple[str, ...] = ()
+    sinusoids: bool = False  # its vectors are `sinusoidal`: the width is even, and layers that add coordinates add them
+    fields: tuple[str, ...] = ()  # the fields of `Model` that this encoding reads and others do not
 
     @property
     def pairwise(self) -> bool:

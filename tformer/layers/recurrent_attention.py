@@ -89,7 +89,4 @@ class AdditiveScore(nn.Module):
         return self.vector(jnp.tanh(self.query(x_BTD)[:, :, None] + keys_BSE[:, None]))
 
 
-SCORES: dict[str, type[nn.Module]] = {
-    'dot': DotScore,
-    'additive': AdditiveScore,
-}
+SCORES: dict[str, type[nn.Module]] = {'dot': DotScore, 'additive': AdditiveScore}

@@ -144,19 +144,12 @@ def descend(factors: Any, decayed: Sequence[str]) -> optax.GradientTransformatio
 
 
 class ScheduleFree(flax.struct.PyTreeNode):
-    """The state of `schedule_free`.
+    """The state of `schedule_free`."""
 
-    Attributes:
-      z: the sequence that the base optimizer updates.
-      weight: the sum of the squared learning rates so far.
-      base: the base optimizer's state.
-      beta: how far the parameters y lie from z towards the average x.
-    """
-
-    z: Any
-    weight: jax.Array
-    base: Any
-    beta: float = flax.struct.field(pytree_node=False)
+    z: Any  # the sequence that the base optimizer updates
+    weight: jax.Array  # the sum of the squared learning rates so far
+    base: Any  # the base optimizer's state
+    beta: float = flax.struct.field(pytree_node=False)  # how far the parameters y lie from z towards the average x
 
     def average(self, params: Any) -> Any:
         """Returns x, the parameters to evaluate, from y = (1 - beta) z + beta x."""
@@ -221,19 +214,14 @@ def _muon(cfg: config_lib.Optimizer, names: Any) -> optax.GradientTransformation
 
 
 class Method(NamedTuple):
-    """An optimization method.
+    """An optimization method."""
 
-    Attributes:
-      direction: (config.optimizer, logical names of the parameters) -> from gradients to the direction of a step.
-      weight_decay: decoupled weight decay applies.
-      mup: hidden matrices learn at (width / base width)^-mup of the rate under muP; None: that is not known.
-      averages: the parameters are averaged by schedule-free steps, which replaces optimizer.ema_decay.
-    """
-
+    # (config.optimizer, logical names of the parameters) -> from gradients to the direction of a step
     direction: Callable[[config_lib.Optimizer, Any], optax.GradientTransformation]
-    weight_decay: bool = True
+    weight_decay: bool = True  # decoupled weight decay applies
+    # hidden matrices learn at (width / base width)^-mup of the rate under muP; None: that is not known
     mup: float | None = None
-    averages: bool = False
+    averages: bool = False  # the parameters are averaged by schedule-free steps, which replaces optimizer.ema_decay
 
 
 OPTIMIZERS: dict[str, Method] = {

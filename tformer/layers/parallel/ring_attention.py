@@ -77,11 +77,7 @@ _ROWS = P(None, None, None, AXIS)  # of a number or a vector for each query, [B,
 
 
 def ring(
-    q_BNTH: jax.Array,
-    k_BKSH: jax.Array,
-    v_BKSU: jax.Array,
-    mask_BTS: jax.Array,
-    options: ScoreOptions,
+    q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSU: jax.Array, mask_BTS: jax.Array, options: ScoreOptions
 ) -> jax.Array:
     """Attention as kernels.py defines it, under a mesh whose axis `context` splits T and S.
 
