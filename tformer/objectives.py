@@ -22,13 +22,10 @@ Scores = dict[str, Pair]
 
 
 def cross_entropy(logits: jax.Array, targets: jax.Array, label_smoothing: MaybeScalar = None) -> jax.Array:
-    """Returns -sum_v p_v log softmax(logits)_v for each target, in nats, float32.
+    """Returns -sum_v p_v log softmax(logits)_v of logits [..., V] for targets [...], int, in nats, float32.
 
-    Args:
-      logits: `[..., V]`.
-      targets: `[...]`, int.
-      label_smoothing: p is 1 - epsilon on the target plus epsilon / V on every class (Szegedy et al. 2016, 7);
-        None is p = 1 on the target.
+    With label smoothing epsilon, p is 1 - epsilon on the target plus epsilon / V on every class (Szegedy et al. 2016,
+    7); None is p = 1 on the target.
     """
     return _cross_entropy(token_statistics(logits, targets), label_smoothing)
 
@@ -48,13 +45,9 @@ def class_scores(
 ) -> Scores:
     """Returns (sum, weight) of `loss`, which is trained, of `nll` without smoothing, and of `accuracy`.
 
-    Args:
-      logits: `[..., V]`, or their summary for these targets.
-      targets: `[...]`, int.
-      weights: `[...]`.
-      smoothing: as in `cross_entropy`.
-      z_loss: times the squared log-sum-exp of the logits, which keeps them from drifting, is part of the loss
-        (Chowdhery et al. 2022, section 5).
+    Logits are [..., V], or their summary for these targets; targets [...], int, and weights [...]. `z_loss` times the
+    squared log-sum-exp of the logits, which keeps them from drifting, is part of the loss (Chowdhery et al. 2022,
+    section 5).
     """
     found = logits if isinstance(logits, TokenStatistics) else token_statistics(logits, targets)
     weight, nll = jnp.sum(weights), _cross_entropy(found, None)

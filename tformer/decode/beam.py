@@ -55,17 +55,10 @@ def beam_search(
     greedy search. A row is settled when no unfinished hypothesis can still beat its worst finished one. As
     log-probabilities only fall, the final score is at most the current one over the penalty of the greatest length.
 
-    Args:
-      extend: the step function.
-      cache: empty, with slots for the prompt and `max_len` tokens; has `repeat(M)` and `take(rows)`.
-      prompt: the tokens before the new ones.
-      ending: when hypotheses end.
-      beams: M.
-      alpha: exponent of the length penalty, 0 or more; the length includes `eos`.
-
-    Returns:
-      M hypotheses per row with normalised scores; PAD after `eos` and in unused places, which score -inf. A row without
-      finished hypotheses returns the unfinished ones.
+    The cache is empty, with slots for the prompt and `max_len` tokens; it has `repeat(M)` and `take(rows)`. `alpha`, 0
+    or more, is the exponent of the length penalty; the length includes `eos`. Returns M = `beams` hypotheses per row
+    with normalised scores; PAD after `eos` and in unused places, which score -inf. A row without finished hypotheses
+    returns the unfinished ones.
     """
     step_fn = functools.partial(_advance, extend, prompt.positions_BP[:, -1], ending, alpha)
     max_len, penalty_most = ending.max_len, length_penalty(ending.max_len, alpha)

@@ -22,11 +22,7 @@ def make_text_generator(model: nn.Module, config: Config, tokenizers: Tokenizers
     For objectives that write one text for another, the texts are the sources. Otherwise they are prompts, and the
     output is their continuation.
 
-    Args:
-      model: of `config`.
-      config: of the run; its `decode` section names the strategy.
-      tokenizers: the run's.
-      cut: shorten texts that are too long: sources lose their end, prompts their beginning.
+    With `cut`, texts that are too long are shortened: sources lose their end, prompts their beginning.
 
     Raises:
       UserError: the model's family does not generate; on a call, a text that is too long and may not be cut.
@@ -37,18 +33,15 @@ def make_text_generator(model: nn.Module, config: Config, tokenizers: Tokenizers
     if not task.writes:
         valid = ', '.join(tasks.named('writes'))
         raise UserError(f'train.objective={config.train.objective} does not write text; valid: {valid}')
-    decode, paired = config.decode, config.model.family == 'encoder_decoder'
-    given = task.given
+    decode, paired, given = config.decode, config.model.family == 'encoder_decoder', task.given
     whole = task.prefix and config.data.bidirectional_prefix and not paired
-    target = tokenizers.target
-    eos = target.specials.eos
+    target, eos = tokenizers.target, tokenizers.target.specials.eos
     nothing = [*np.flatnonzero(~target.ordinary).tolist(), *range(target.vocab_size, config.model.vocab_size or 0)]
     banned = [index for index in nothing if index != eos]  # which may be the padding or BOS as well
     generate = make_generate(model, decode, eos=eos, banned=banned)
     longest, limit = _longest_input(config, given)
-    tokenizer = tokenizers.source if paired else target
+    tokenizer = (tokenizers.source if paired else None) or target
     marks = 1 + (given and not paired)  # special tokens beside the text
-    assert tokenizer is not None
     read = tokenizer.specials
 
     def framed(text: str, tokens: list[int]) -> list[int]:

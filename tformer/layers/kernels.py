@@ -273,13 +273,8 @@ FEATURES = {  # what a model may need of its kernel, and the field that needs it
 
 
 def unserved(name: str, needs: Set[str], platform: str) -> str | None:
-    """Returns one line that says why kernel `name` cannot serve `needs` on `platform`, and which can; None if it can.
-
-    Args:
-      name: a key of `KERNELS`.
-      needs: keys of `FEATURES`.
-      platform: `jax.default_backend()`.
-    """
+    """Returns one line that says why kernel `name` cannot serve `needs`, keys of `FEATURES`, on `platform`, a jax
+    backend, and which kernels can; None if it can."""
 
     def missing(kernel: Kernel) -> list[str]:
         lacks = [words for feature, words in FEATURES.items() if feature in needs - kernel.serves]

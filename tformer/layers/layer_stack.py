@@ -31,12 +31,9 @@ class LayerStack(nn.Module):
         return PerLayer()
 
     def scan(self, layer: Any, in_axes: Mapping[str, tuple[Any, ...]], *, shared: bool = False) -> Any:
-        """Returns a class of modules like `layer` whose methods run all layers.
+        """Returns a class of modules like `layer` whose methods run all layers, on the same parameters if `shared`.
 
-        Args:
-          layer: a class of modules.
-          in_axes: for each method those of its arguments after the first, which is carried (flax.linen.scan).
-          shared: all layers have the same parameters.
+        `in_axes` are for each method those of its arguments after the first, which is carried (flax.linen.scan).
         """
         each = {'intermediates': 0, 'losses': 0, 'statistics': 0}
         lift = {

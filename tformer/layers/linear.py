@@ -92,11 +92,7 @@ class Kernel(nn.Module):
 
 def merge_lora(params: Mapping[str, Any], alpha: float) -> dict[str, Any]:
     """Returns the parameters of the same model without adapters: each is added to its kernel (Hu et al. 2022, 4.1).
-
-    Args:
-      params: of a model with model.lora_rank.
-      alpha: its model.lora_alpha.
-    """
+    `alpha` is model.lora_alpha."""
     merged = {
         name: merge_lora(part, alpha) if isinstance(part, Mapping) else part
         for name, part in params.items()

@@ -179,15 +179,9 @@ def feed_forward(
     dropout_draw: DropoutDraw,
     columns: tuple[str, ...],
 ) -> jax.Array:
-    """Returns y_PD: each slot through its expert.
+    """Returns y_PD: each token x_PD in its slot through the slot's expert.
 
-    Args:
-      x_PD: tokens in their slots.
-      dispatch: of these slots.
-      kernels: `in_0`, ..., `out`, and their biases.
-      activation: of the feed-forward.
-      dropout_draw: dropout's rate and key.
-      columns: the mesh axes that split F, where this is a device's own part of the experts.
+    `columns` are the mesh axes that split F, where the kernels are a device's own part of the experts.
     """
 
     def project(x: jax.Array, name: str) -> jax.Array:

@@ -112,11 +112,8 @@ def over_devices(
 
     Every mesh axis is manual inside; XLA gathers the parts of the kernels that `fsdp` splits on the way in.
 
-    Args:
-      function: `columns` are the mesh axes that split F, over which the outputs are to be summed.
-      kernels: of all experts.
-      tokens: of axes [B, T, ...], which are padded to sizes that the mesh divides.
-      dropout_draw: each device folds its place in the mesh into the key.
+    `columns` are the mesh axes that split F, over which `function` sums its outputs. The axes [B, T, ...] of `tokens`
+    are padded to sizes that the mesh divides. Each device folds its place in the mesh into dropout's key.
     """
     mesh = jax.sharding.get_abstract_mesh()
     columns = split_over('mlp', kernels['out'][0].shape[1])
