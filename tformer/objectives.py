@@ -149,22 +149,19 @@ def detection_scores(
 
 
 # ------------------------------------------------------------------------------------- two losses, one division
-def with_sentences(batch: Batch, weight: Scalar) -> Batch:
-    """Returns the batch with `second_weights` [B] that add up to `weight` times what `weights` do.
+def second_weights(weights_of: Callable[[Batch], jax.Array]) -> Callable[[Batch, Scalar], Batch]:
+    """Returns a function that adds `second_weights`: those of a batch, scaled to add up to `weight` times `weights`.
 
     So the sum of both losses over the sum of `weights` is the mean of one plus `weight` times the mean of the other,
     in whatever parts a batch is computed.
     """
-    return {**batch, 'second_weights': _scaled(batch['label_weights'], batch, weight)}
 
+    def weigh(batch: Batch, weight: Scalar) -> Batch:
+        weights = weights_of(batch)
+        scale = weight * jnp.sum(batch['weights']) / jnp.maximum(jnp.sum(weights), 1.0)
+        return {**batch, 'second_weights': weights * scale}
 
-def with_detection(batch: Batch, weight: Scalar) -> Batch:
-    """Returns the batch with `second_weights` [B, T] of every token, likewise."""
-    return {**batch, 'second_weights': _scaled((batch['positions'] >= 0).astype(jnp.float32), batch, weight)}
-
-
-def _scaled(weights: jax.Array, batch: Batch, weight: Scalar) -> jax.Array:
-    return weights * (weight * jnp.sum(batch['weights']) / jnp.maximum(jnp.sum(weights), 1.0))
+    return weigh
 
 
 # --------------------------------------------------------------------------------------------------- predictions
@@ -221,12 +218,12 @@ LOSSES: dict[str, Loss] = {
     'numbers': Loss(number_scores, ('loss',), lambda numbers_B, *_: numbers_B, smoothing=False, z_loss=False),
     'spans': Loss(span_scores, predict=best_spans, smoothing=False),
     'sentences': Loss(
-        sentence_scores, (*_TOKEN_MEANS, 'sentence_loss', 'sentence_accuracy'), sentence_classes, with_sentences,
-        'sentence_loss',
+        sentence_scores, (*_TOKEN_MEANS, 'sentence_loss', 'sentence_accuracy'), sentence_classes,
+        second_weights(lambda batch: batch['label_weights']), 'sentence_loss',
     ),
     'detection': Loss(
-        detection_scores, (*_TOKEN_MEANS, 'detection_loss', 'detection_accuracy', 'replaced'), None, with_detection,
-        'detection_loss',
+        detection_scores, (*_TOKEN_MEANS, 'detection_loss', 'detection_accuracy', 'replaced'), None,
+        second_weights(lambda batch: (batch['positions'] >= 0).astype(jnp.float32)), 'detection_loss',
     ),
 }  # fmt: skip
 

@@ -6,8 +6,10 @@ from typing import Any
 
 from tformer.config import Model
 from tformer.errors import UserError
+from tformer.layers.block import ATTENTION_PATTERNS
 from tformer.layers.moe import DISPATCHES
 from tformer.layers.norms import HEAD_NORMS, NORMS
+from tformer.layers.parametrization import parametrization
 from tformer.layers.placements import PLACEMENTS
 from tformer.layers.positions import POSITIONS, ROPE_SCALINGS
 from tformer.layers.resolved import resolve_model
@@ -89,7 +91,10 @@ APPLIES: dict[str, Rule] = {
     ),
     'norm': (_has_norms, 'model.norm_placement has norms: not rezero (or another field asks for a norm)'),
     'final_norm': _NORM,
-    'window': (lambda m: 'local' in m.attention_pattern, 'model.attention_pattern has a local layer'),
+    'window': (
+        lambda m: any(map(ATTENTION_PATTERNS.get, m.attention_pattern)),
+        'model.attention_pattern has a local layer',
+    ),
     'experts_per_token': _EXPERTS,
     'expert_dispatch': _EXPERTS,
     'balance_weight': _EXPERTS,
@@ -97,7 +102,7 @@ APPLIES: dict[str, Rule] = {
     'generator_fraction': _ENCODER_ONLY,
     'lora_alpha': _LORA,
     'lora_targets': _LORA,
-    'base_emb_dim': (lambda m: m.parametrization == 'mup', 'model.parametrization is mup'),
+    'base_emb_dim': (lambda m: parametrization(m).from_base, 'model.parametrization is mup'),
 }
 # The fields of a recurrent model. All others are the block's.
 RECURRENT = (

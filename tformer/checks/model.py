@@ -2,8 +2,9 @@
 
 from tformer.checks.conditions import require, require_divisor
 from tformer.config import Model
-from tformer.layers.block import LAYER_SHARING
+from tformer.layers.block import ATTENTION_PATTERNS, LAYER_SHARING
 from tformer.layers.norms import NORMS
+from tformer.layers.parametrization import parametrization
 from tformer.layers.positions import POSITIONS
 
 
@@ -90,7 +91,7 @@ def _check_layers(model: Model) -> None:
         f'model.attention_pattern has {len(model.attention_pattern)} layers, the model {deepest}',
     )
     require(
-        'local' not in model.attention_pattern or model.window is not None,
+        model.window is not None or not any(map(ATTENTION_PATTERNS.get, model.attention_pattern)),
         'model.attention_pattern has a local layer: model.window must say how far it sees',
     )
     require(
@@ -103,12 +104,12 @@ def _check_layers(model: Model) -> None:
         f'model.experts_per_token={model.experts_per_token} is more than model.num_experts={model.num_experts}',
     )
     require(
-        model.parametrization != 'mup' or model.embedding_factor_dim is None,
-        'model.parametrization=mup has no rule for a smaller token table: model.embedding_factor_dim must be None',
+        model.embedding_factor_dim is None or not parametrization(model).from_base,
+        f'model.parametrization={model.parametrization} has no rule for a smaller token table: model.embedding_factor_dim must be None',
     )
     require(
-        model.parametrization != 'mup' or model.base_emb_dim is not None,
-        'model.parametrization=mup needs model.base_emb_dim, the width whose learning rate is known',
+        model.base_emb_dim is not None or not parametrization(model).from_base,
+        f'model.parametrization={model.parametrization} needs model.base_emb_dim, the width whose learning rate is known',
     )
 
 

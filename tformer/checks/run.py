@@ -7,6 +7,7 @@ from tformer.config import Config, Model, Optimizer, own_layers
 from tformer.config.tasks import TASKS, named
 from tformer.layers.moe import DISPATCHES
 from tformer.layers.norms import NORMS
+from tformer.layers.parametrization import parametrization
 from tformer.objectives import LOSSES
 from tformer.optim.optimizers import OPTIMIZERS
 
@@ -130,7 +131,7 @@ def check_optimizer(optimizer: Optimizer, model: Model) -> None:
             + (f', shared (model.layer_sharing={model.layer_sharing})' if model.layer_sharing else ''),
         )
     require(
-        model.parametrization != 'mup' or method.mup is not None,
-        f'model.parametrization=mup has no rates for optimizer.name={optimizer.name}; '
+        method.mup is not None or not parametrization(model).from_base,
+        f'model.parametrization={model.parametrization} has no rates for optimizer.name={optimizer.name}; '
         f'valid: {", ".join(key for key, row in OPTIMIZERS.items() if row.mup)}',
     )

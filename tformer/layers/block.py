@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from tformer.config import Model
 from tformer.distributed.sharding import Schedule, constrain, partitioned, schedule
 from tformer.errors import choose
 from tformer.layers.attention import Attention, AttentionContext
@@ -208,6 +209,11 @@ class Stack(LayerStack):
 
 
 ATTENTION_PATTERNS = {'global': False, 'local': True}  # whether a layer sees only the positions within the window
+
+
+def has_window(cfg: Model) -> bool:
+    """Returns whether a layer sees only the positions within the window."""
+    return any(ATTENTION_PATTERNS[kind] for kind in cfg.attention_pattern)
 
 
 class LayerSharing(NamedTuple):
