@@ -6,7 +6,7 @@ from typing import Any
 
 from tformer.config import Model
 from tformer.errors import UserError
-from tformer.layers.block import ATTENTION_PATTERNS
+from tformer.layers.block import has_window
 from tformer.layers.moe import DISPATCHES
 from tformer.layers.norms import HEAD_NORMS, NORMS
 from tformer.layers.parametrization import parametrization
@@ -91,10 +91,7 @@ APPLIES: dict[str, Rule] = {
     ),
     'norm': (_has_norms, 'model.norm_placement has norms: not rezero (or another field asks for a norm)'),
     'final_norm': _NORM,
-    'window': (
-        lambda m: any(map(ATTENTION_PATTERNS.get, m.attention_pattern)),
-        'model.attention_pattern has a local layer',
-    ),
+    'window': (has_window, 'model.attention_pattern has a local layer'),
     'experts_per_token': _EXPERTS,
     'expert_dispatch': _EXPERTS,
     'balance_weight': _EXPERTS,

@@ -2,7 +2,7 @@
 
 from tformer.checks.conditions import require, require_divisor
 from tformer.config import Model
-from tformer.layers.block import ATTENTION_PATTERNS, LAYER_SHARING
+from tformer.layers.block import LAYER_SHARING, has_window
 from tformer.layers.norms import NORMS
 from tformer.layers.parametrization import parametrization
 from tformer.layers.positions import POSITIONS
@@ -91,7 +91,7 @@ def _check_layers(model: Model) -> None:
         f'model.attention_pattern has {len(model.attention_pattern)} layers, the model {deepest}',
     )
     require(
-        model.window is not None or not any(map(ATTENTION_PATTERNS.get, model.attention_pattern)),
+        model.window is not None or not has_window(model),
         'model.attention_pattern has a local layer: model.window must say how far it sees',
     )
     require(
@@ -105,11 +105,13 @@ def _check_layers(model: Model) -> None:
     )
     require(
         model.embedding_factor_dim is None or not parametrization(model).from_base,
-        f'model.parametrization={model.parametrization} has no rule for a smaller token table: model.embedding_factor_dim must be None',
+        f'model.parametrization={model.parametrization} has no rule for a smaller token table: '
+        'model.embedding_factor_dim must be None',
     )
     require(
         model.base_emb_dim is not None or not parametrization(model).from_base,
-        f'model.parametrization={model.parametrization} needs model.base_emb_dim, the width whose learning rate is known',
+        f'model.parametrization={model.parametrization} needs model.base_emb_dim, the width whose learning rate is '
+        'known',
     )
 
 
