@@ -176,7 +176,7 @@ def make_bias(cfg: ResolvedModel, stack: str, *, cross: bool, per_layer: bool) -
     """Returns the position bias that all layers of a stack share, or with `per_layer` that of one layer; None where
     `cfg` has none there. A tower owns the shared one, attention the one of its layer.
     """
-    bias = choose(POSITIONS, cfg.position, 'model.position').bias
+    bias = POSITIONS[cfg.position].bias
     if bias is None or per_layer != cfg.relative_per_layer or (cross and not cfg.cross_position):
         return None
     return bias(cfg, cross or stack == 'encoder')

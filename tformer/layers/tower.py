@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from tformer.errors import choose
 from tformer.layers.attention import AttentionContext
 from tformer.layers.block import LAYER_SHARING, Stack, StackInputs
 from tformer.layers.cache import Cache, empty_cache
@@ -52,7 +53,9 @@ class Tower(AnyTower):
 
     def setup(self) -> None:
         cfg = self.cfg
-        in_blocks = LAYER_SHARING[cfg.layer_sharing].coordinates and POSITIONS[cfg.position].sinusoids
+        sharing = choose(LAYER_SHARING, cfg.layer_sharing, 'model.layer_sharing')
+        position = choose(POSITIONS, cfg.position, 'model.position')
+        in_blocks = sharing.coordinates and position.sinusoids
         self.input_embedding = InputEmbedding(cfg, None if in_blocks else cfg.position)
         self.stack = Stack(cfg, self.stack_name, self.num_layers, self.cross)
         self.bias = make_bias(cfg, self.stack_name, cross=False, per_layer=False)
@@ -63,42 +66,26 @@ class Tower(AnyTower):
         angles = POSITIONS[self.cfg.position].angles
         return None if angles is None else angles(self.cfg, positions_BT)
 
-    def own_context(
-        self,
-        query_BT: jax.Array,
-        key_BS: jax.Array,
-        segments_BT: jax.Array | None = None,
-        prefix_BS: jax.Array | None = None,
-    ) -> AttentionContext:
-        """Returns the context of this stack's self-attention."""
-        causal = self.stack_name == 'decoder'
-        return AttentionContext(
-            query_BT,
-            key_BS,
-            mask_BTS=attention_mask(query_BT, key_BS, segments_BT, segments_BT, prefix_BS, causal=causal),
-            bias_BNTS=None if self.bias is None else self.bias(query_BT, key_BS),
-            query_angles=self.angles(query_BT),
-        )
-
-    def cross_context(
+    def context(
         self,
         query_BT: jax.Array,
         key_BS: jax.Array,
         query_segments_BT: jax.Array | None = None,
         key_segments_BS: jax.Array | None = None,
+        prefix_BS: jax.Array | None = None,
+        *,
+        cross: bool = False,
     ) -> AttentionContext:
-        """Returns the context of this stack's cross-attention."""
-        context = AttentionContext(
+        """Returns the context of this stack's self-attention, or cross-attention; arguments as of `attention_mask`."""
+        segments, causal = (query_segments_BT, key_segments_BS), self.stack_name == 'decoder' and not cross
+        bias, placed = (self.cross_bias, self.cfg.cross_position) if cross else (self.bias, True)
+        return AttentionContext(
             query_BT,
             key_BS,
-            mask_BTS=attention_mask(query_BT, key_BS, query_segments_BT, key_segments_BS, causal=False),
-        )
-        if not self.cfg.cross_position:
-            return context
-        return context.replace(
-            bias_BNTS=None if self.cross_bias is None else self.cross_bias(query_BT, key_BS),
-            query_angles=self.angles(query_BT),
-            key_angles=self.angles(key_BS),
+            mask_BTS=attention_mask(query_BT, key_BS, *segments, prefix_BS, causal=causal),
+            bias_BNTS=None if bias is None else bias(query_BT, key_BS),
+            query_angles=self.angles(query_BT) if placed else None,
+            key_angles=self.angles(key_BS) if placed and cross else None,
         )
 
     def __call__(
@@ -111,10 +98,10 @@ class Tower(AnyTower):
         """Returns x_BTD after the stack, all positions at once."""
         rates, (positions_BT, segments_BT) = DropoutRates.of(self.cfg, dropout_rates), self.tokens(batch)
         seen_early = batch.get('prefix') if self.stack_name == 'decoder' else None
-        inputs = StackInputs(self.own_context(positions_BT, positions_BT, segments_BT, seen_early), rates)
+        inputs = StackInputs(self.context(positions_BT, positions_BT, segments_BT, segments_BT, seen_early), rates)
         if encoded_BSD is not None:
             encoder = positions_of(batch, 'encoder_'), segments_BT, batch.get('encoder_segment_ids')
-            inputs = inputs.replace(cross=self.cross_context(positions_BT, *encoder), encoded_BSD=encoded_BSD)
+            inputs = inputs.replace(cross=self.context(positions_BT, *encoder, cross=True), encoded_BSD=encoded_BSD)
         return self.stack(self.input_embedding(x_BTW, positions_BT, rates, batch.get('token_types')), inputs)[0]
 
     def encode(self, x_BTW: jax.Array, batch: Batch, dropout_rates: DropoutRates | None = None) -> jax.Array:
@@ -135,10 +122,10 @@ class Tower(AnyTower):
     ) -> tuple[jax.Array, Cache]:
         """Returns (x_BTD of the new tokens, the cache with them)."""
         placed = cache.place(positions_BT, prefix_BT)
-        own = self.own_context(positions_BT, placed.positions_BS, None, placed.prefix_BS)
+        own = self.context(positions_BT, placed.positions_BS, prefix_BS=placed.prefix_BS)
         inputs = StackInputs(own, DropoutRates(), cache.index)
         if cache.encoder_positions_BS is not None:
-            inputs = inputs.replace(cross=self.cross_context(positions_BT, cache.encoder_positions_BS))
+            inputs = inputs.replace(cross=self.context(positions_BT, cache.encoder_positions_BS, cross=True))
         x_BTD, keys_values = self.stack(
             self.input_embedding(x_BTW, positions_BT, DropoutRates()), inputs, cache.own, cache.cross
         )
