@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec
+from jax.sharding import PartitionSpec as P
 
 from tformer.distributed.sharding import Schedule
 from tformer.errors import UserError
@@ -82,7 +82,6 @@ def pipelined(
     Args:
       layer: (a layer's slice of `each`, x of a part, the part's slice of `shared`, number of the part) -> x after it.
       each: arrays [L, ...].
-      x_BTD: all rows.
       shared: inputs of all layers; arrays [B, ...] hold one entry per row, others (scalars, [1, ...]) serve all rows.
       schedule: with several rounds, the parts are a multiple of the stages.
       policy: what the backward pass keeps of a layer (`jax.checkpoint`).
@@ -123,8 +122,7 @@ def pipelined(
     shared = jax.tree.map(lambda a, whole: a if whole else split(a), shared, wholes)
     # One copy per stage: gradients are then summed outside, as XLA for CPU fails at that sum in bfloat16.
     copies = jax.tree.map(lambda a: jnp.broadcast_to(a, (table.stages, *jnp.shape(a))), (split(x_BTD), shared))
-    spec = PartitionSpec(AXIS)
-    run = jax.shard_map(stage, in_specs=spec, out_specs=spec, axis_names={AXIS}, check_vma=False)
+    run = jax.shard_map(stage, in_specs=P(AXIS), out_specs=P(AXIS), axis_names={AXIS}, check_vma=False)
     return jnp.moveaxis(run(each, *copies).sum(0), 0, 1).reshape(x_BTD.shape)
 
 
