@@ -244,9 +244,12 @@ def test_no_gradient_is_computed_through_what_is_frozen_whole():
 @pytest.mark.parametrize(
     ('fields', 'message'),
     [
-        ({'frozen': ('encodr',)}, "optimizer.frozen: 'encodr' is in no parameter; did you mean 'encoder'"),
-        ({'frozen': ('mlp.in_9',)}, "optimizer.frozen: 'mlp.in_9' is in no parameter"),
-        ({'frozen': ('mlp.in',)}, "optimizer.frozen: 'mlp.in' is in no parameter"),
+        (
+            {'frozen': ('encodr',)},
+            "optimizer.frozen: 'encodr' is not in the path of any parameter; did you mean 'encoder'",
+        ),
+        ({'frozen': ('mlp.in_9',)}, "optimizer.frozen: 'mlp.in_9' is not in the path of any parameter"),
+        ({'frozen': ('mlp.in',)}, "optimizer.frozen: 'mlp.in' is not in the path of any parameter"),
         ({'frozen': ('encoder', 'embed', 'pooler', 'class_head')}, 'leave nothing to train'),
         ({'frozen_layers': 4}, 'optimizer.frozen_layers=4 is more than the encoder has: 3'),
         ({'frozen_layers': -1}, 'optimizer.frozen_layers=-1 must not be negative'),
@@ -447,7 +450,9 @@ def test_a_vocabulary_head_is_expected_to_go_only_where_a_tasks_head_comes(loade
 
 def test_an_exception_that_is_nowhere_and_a_source_that_has_nothing_are_refused(loader):
     source, _ = loader.save('masked_lm')
-    with pytest.raises(UserError, match=r"train.init_except: 'postions' is in no parameter; did you mean 'positions'"):
+    with pytest.raises(
+        UserError, match=r"train.init_except: 'postions' is not in the path of any parameter; did you mean 'positions'"
+    ):
         loader.load(source, 'classification', ('postions',))
     with pytest.raises(UserError, match='none of its parameters belong to this model'):
         loader.load(source, 'causal_lm', vocab_size=13)

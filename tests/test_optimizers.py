@@ -255,11 +255,11 @@ def test_rate_factors_multiply_and_reach_the_update():
 @pytest.mark.parametrize(
     ('entry', 'message'),
     [
-        ('encodr=0.1', "'encodr' is in no parameter; did you mean 'encoder'"),
-        ('encoder', "'encoder' is no NAME=FACTOR"),
-        ('encoder=slow', 'is no NAME=FACTOR'),
-        ('encoder=-1', 'is no NAME=FACTOR'),
-        ('=1', 'is no NAME=FACTOR'),
+        ('encodr=0.1', "'encodr' is not in the path of any parameter; did you mean 'encoder'"),
+        ('encoder', "'encoder' is not NAME=FACTOR"),
+        ('encoder=slow', 'is not NAME=FACTOR'),
+        ('encoder=-1', 'is not NAME=FACTOR'),
+        ('=1', 'is not NAME=FACTOR'),
     ],
 )
 def test_rate_factors_that_fit_nothing_are_refused(entry, message):

@@ -88,7 +88,7 @@ def span_scores(
 ) -> Scores:
     """Scores of the first and the last token of an answer, among the tokens whose `weights` is not 0.
 
-    The mean of both losses; right is an answer of which both are (Devlin et al. 2019, 4.2).
+    The loss is the mean of both. An answer is right where both tokens are (Devlin et al. 2019, 4.2).
     """
     logits_BT2 = jnp.where(candidates(batch)[..., None], logits_BT2, _IMPOSSIBLE)
     logits_B2T = jnp.moveaxis(logits_BT2, 2, 1)

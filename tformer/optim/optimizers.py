@@ -81,7 +81,7 @@ def lr_multipliers(config: Config, names: Any) -> Any:
     for entry in cfg.lr_multipliers:
         written = re.fullmatch(r'([^=]+)=(\d+(?:\.\d*)?(?:e-?\d+)?)', entry)
         if not written:
-            raise UserError(f"optimizer.lr_multipliers={entry!r} is no NAME=FACTOR, such as 'encoder=0.1'")
+            raise UserError(f"optimizer.lr_multipliers={entry!r} is not NAME=FACTOR, such as 'encoder=0.1'")
         given.append((written[1], float(written[2])))
     paths = [path_names(path) for path, _ in jax.tree_util.tree_leaves_with_path(names)]
     check_entries((name for name, _ in given), paths, 'optimizer.lr_multipliers')

@@ -39,7 +39,7 @@ def check_entries(entries: Iterable[str], paths: Iterable[Sequence[str]], field:
     for entry in entries:
         if not any(within(names, entry) for names in paths):
             known = sorted({name for names in paths for name in names} | {'.'.join(names) for names in paths})
-            raise UserError(f'{field}: {entry!r} is in no parameter{nearest(entry, known)}')
+            raise UserError(f'{field}: {entry!r} is not in the path of any parameter{nearest(entry, known)}')
 
 
 def is_adapter(names: Sequence[str]) -> bool:

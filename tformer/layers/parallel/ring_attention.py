@@ -64,7 +64,7 @@ class Inputs(NamedTuple):
     bias_BKGTS: Any = None
     sink_KG: Any = None
     mask_BTS: Any = None
-    busy_QR: Any = None  # which blocks of queries see any of which blocks of keys
+    busy_QR: Any = None  # whether any query of a block sees any key of a block
     rate: Any = None
     key: Any = None
 
