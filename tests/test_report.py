@@ -125,7 +125,7 @@ def written(home: pathlib.Path, figures: pathlib.Path | None = None, **options: 
 def home(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """A sweep of three arms, with its report."""
     place = built(tmp_path_factory.mktemp('report') / 'x', ARMS)
-    manifest.keep_command(place, ['--config=a b.py'])
+    (place / manifest.COMMAND).write_text("tformer sweep '--config=a b.py'\n")
     written(place)
     return place
 
@@ -141,7 +141,7 @@ def test_the_statistics_are_those_of_the_runs(home: pathlib.Path) -> None:
     assert report.rows[1].comparison.interval == pytest.approx((-0.03 - 0.024841, -0.03 + 0.024841), abs=1e-6)
     assert report.rows[2].runs.failed == 2 and report.rows[2].runs.n == 2
     found = report.results
-    assert [found.count(state) for state in ('done', 'failed', 'unfinished')] == [9, 1, 1]
+    assert [sum(run.state == state for run in found.runs) for state in ('done', 'failed', 'unfinished')] == [9, 1, 1]
     other = computed_of(home, baseline='norm=rmsnorm', alpha=0.2)
     assert repr(other.rows) == repr(comparison.summary(losses, 'norm=rmsnorm', True, alpha=0.2))
 

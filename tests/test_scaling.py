@@ -153,14 +153,11 @@ def test_what_is_held_out_is_not_seen():
     N, D, loss = made(noise=0.001)
     largest = np.flatnonzero((N * D).max() / 1.5 < N * D)
     assert 0 < len(largest) < 20
-    held, doubled = scaling.held_out(N, D, loss), loss.copy()
-    doubled[largest] *= 2
-    again = scaling.held_out(N, D, doubled)
-    assert held.runs.tolist() == largest.tolist() and held.law == again.law
-    np.testing.assert_allclose(held.predicted, TRUE.predict(N, D)[largest], rtol=0.01)
-    assert held.error < 0.01 and again.error == pytest.approx(np.log(2), abs=0.01)
-    given = scaling.held_out(N, D, loss, flops=1 / N)
-    assert N.argmin() in given.runs and N.argmax() not in given.runs
+    doubled = np.where((N * D).max() / 1.5 < N * D, 2 * loss, loss)
+    law = scaling.fit(*(np.delete(values, largest) for values in (N, D, loss)))
+    error = np.sqrt(np.mean(np.log(loss / law.predict(N, D))[largest] ** 2))
+    assert scaling.held_out_error(N, D, loss) == pytest.approx(error) and error < 0.01
+    assert scaling.held_out_error(N, D, doubled) == pytest.approx(np.log(2), abs=0.01)
 
 
 # ------------------------------------------------------------------------------------------------- approaches 1, 2
@@ -293,7 +290,7 @@ REFUSED = {
     'flat': (lambda: scaling.fit(*SQUARE[:2], 3 * ONE), 'loss takes too few'),
     'rising': (lambda: scaling.fit(*SQUARE[:2], SQUARE[0] ** 0.1), 'does not fall with N'),
     'lawless resamples': (lambda: scaling.bootstrap(*made(20, noise=0.5), TRUE, 20), 'of 20 resamples have no law'),
-    'nothing left': (lambda: scaling.held_out(*SQUARE, flops=ONE), '0 runs are too few'),
+    'nothing left': (lambda: scaling.held_out_error(SQUARE[0], 1 / SQUARE[0], SQUARE[2]), '0 runs are too few'),
     'few points': (lambda: power_law.regress([1, 2], [1, 2]), 'x, y: 2 runs are too few'),
     'two budgets': (lambda: isoflop.profiles(*profiled(budgets=(1e19, 1e20))), '2 budgets are too few'),
     'no budgets': (lambda: isoflop.profiles(*made(240)), 'do not form separate budgets'),

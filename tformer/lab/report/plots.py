@@ -63,14 +63,10 @@ def curves(report: Report, figure: Any, of: str) -> None:
         if band.sd.any():
             low, high = band.mean - band.sd, band.mean + band.sd
             axes.fill_between(band.steps, low, high, color=look['color'], alpha=0.15, linewidth=0)
-    axes.set_ylim(*_around(np.concatenate([bands[arm].mean[len(bands[arm].mean) // 10 :] for arm in drawn])))
-    finish(figure, axes, 'steps', prose.named(of))
-
-
-def _around(means: np.ndarray) -> tuple[float, float]:
-    """Returns the limits of an axis for some means, whatever the width of their bands."""
+    means = np.concatenate([bands[arm].mean[len(bands[arm].mean) // 10 :] for arm in drawn])
     room = 0.08 * (means.max() - means.min()) or abs(means.max()) * 0.01 or 1.0
-    return float(means.min() - room), float(means.max() + room)
+    axes.set_ylim(means.min() - room, means.max() + room)  # whatever the width of the bands
+    finish(figure, axes, 'steps', prose.named(of))
 
 
 def pareto(report: Report, figure: Any, of: str) -> None:

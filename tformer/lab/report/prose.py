@@ -1,14 +1,13 @@
-"""How a report writes its numbers and names, and the captions of its figures."""
+"""How a report writes its numbers and names."""
 
 import dataclasses
 import math
 import re
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from tformer.lab.report.report_data import Report
 from tformer.lab.report.results import FAILED, UNFINISHED, Run
 from tformer.lab.statistics.comparison import Row
 from tformer.lab.statistics.noise import Interval
@@ -19,8 +18,6 @@ DIGITS = 7  # of a mean, at most
 NOTHING = 1e-9  # nats: a loss below it is none
 CODE = re.compile(r'`([^`]*)`')
 CONTROL = re.compile(r'[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]+')
-
-Figure = tuple[str, str, str]  # a key of `plots.DRAWINGS`, which one of its kind, and its caption
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,11 +112,6 @@ def mean_sd(values: Sequence[float], decimals: int) -> str:
     return Scale(decimals).spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else math.nan)
 
 
-def drawn(report: Report) -> str:
-    """Returns what a caption adds where not all arms are drawn."""
-    return f' Only the baseline and the {DRAWN - 1} best other arms are drawn.' if len(report.rows) > DRAWN else ''
-
-
 def level(alpha: float) -> str:
     return f'{100 * (1 - alpha):g} %'
 
@@ -138,38 +130,6 @@ def states(runs: Sequence[Run]) -> list[str]:
     """Returns how many runs failed and how many have not ended, without zeros."""
     counts = {state: sum(run.state == state for run in runs) for state in (FAILED, UNFINISHED)}
     return [f'{number} {state}' for state, number in counts.items() if number]
-
-
-def mismatches(report: Report) -> list[str]:
-    """Returns one line for each quantity that the arms are matched in."""
-    missed: dict[str, list[str]] = {}
-    for arm in report.arms:
-        for name, percent in report.results.arms[arm][0].mismatch_percent.items():
-            missed.setdefault(name, []).append(f'{code(arm)} {percent:+.3f} %')
-    return [f'Matched in {quantity(name)}, with these errors: {", ".join(arms)}.' for name, arms in missed.items()]
-
-
-def curve_figures(report: Report) -> list[Figure]:
-    """Returns the learning curves, each with its caption."""
-    figures = []
-    for name, by_arm in report.curves.items():
-        several = any(band.runs > 1 for band in by_arm.values())
-        bands = '; bands are one standard deviation each way' if several else ''
-        caption = f'{named(name)}: the mean over the finished runs of each arm{bands}. '
-        caption += 'The first tenth of the steps may lie outside the frame.'
-        figures.append(('curves', name, caption + drawn(report)))
-    return figures
-
-
-def pareto_figures(report: Report, fronts: Mapping[str, Collection[str]]) -> list[Figure]:
-    """Returns the metric against each cost in which the arms differ, with its front."""
-    better = 'lower' if report.lower_is_better else 'higher'
-    figures = []
-    for cost, arms in fronts.items():
-        if arms and len({getattr(report.costs[arm], cost) for arm in report.arms} - {None}) > 1:
-            caption = f'{named(report.metric)} ({better} is better) against {quantity(cost)}'
-            figures.append(('pareto', cost, f'{caption}; the dotted line is the Pareto front.{drawn(report)}'))
-    return figures
 
 
 def between(ends: Interval) -> str:

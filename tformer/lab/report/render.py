@@ -16,10 +16,10 @@ from markdown_it import MarkdownIt
 from markupsafe import Markup
 
 from tformer.lab.report import prose
-from tformer.lab.report.prose import Figure
 from tformer.lab.report.report_data import Report
 from tformer.lab.statistics import power
 
+Figure = tuple[str, str, str]  # a key of `plots.DRAWINGS`, which one of its kind, and its caption
 Draw = Callable[[str, str], str]  # (kind, which of it) -> an SVG element
 MISSING = "The report has no drawings because matplotlib is not installed: `pip install 'tformer[report]'`"
 FIGURES = 'figures'  # names a fenced block of the page's Markdown that holds [kind, which, caption] of each figure

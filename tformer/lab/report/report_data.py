@@ -1,7 +1,6 @@
 """A report of finished runs as plain data: the comparisons, their statistics and the costs. Nothing is drawn here."""
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -58,11 +57,6 @@ class Report:
     def arms(self) -> list[str]:
         """The arms in the order of the table."""
         return [row.arm for row in self.rows]
-
-    @property
-    def has_differences(self) -> bool:
-        """Whether any arm is compared with the baseline, so that there is something to draw."""
-        return any(row.comparison is not None and math.isfinite(row.comparison.difference) for row in self.rows)
 
     @property
     def num_comparisons(self) -> int:

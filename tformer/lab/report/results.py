@@ -91,14 +91,6 @@ class Results:
     def done(self) -> list[Run]:
         return [run for run in self.runs if run.state == DONE]
 
-    @property
-    def without_result(self) -> list[Run]:
-        """The runs that failed or have not ended."""
-        return [run for run in self.runs if run.state in (FAILED, UNFINISHED)]
-
-    def count(self, state: str) -> int:
-        return sum(run.state == state for run in self.runs)
-
     def difference(self, arm: str, baseline: str) -> dict[str, tuple[Any, Any]]:
         """Returns the fields in which an arm differs, except the seed: {field: (baseline's value, arm's value)}."""
         found = config.difference(self.arms[baseline][0].stated, self.arms[arm][0].stated)

@@ -215,7 +215,7 @@ def fitted(found: Scaling, level: float) -> Scaling:
         return found
     least, most = (isoflop.PER_TOKEN * end(N * D) for end in (np.min, np.max))
     found.law, found.budgets = law, (least, most, 10 * most)
-    found.held_out_error, _ = _attempt(lambda: scaling.held_out(N, D, loss).error)
+    found.held_out_error, _ = _attempt(lambda: scaling.held_out_error(N, D, loss))
     found.bounds, found.no_bounds = _attempt(
         lambda: scaling.intervals(scaling.bootstrap(N, D, loss, law), found.budgets, level)
     )

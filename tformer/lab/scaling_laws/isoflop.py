@@ -18,13 +18,6 @@ PER_TOKEN = 6.0  # training FLOPs per parameter and token
 BUDGETS = 1500  # at which the envelope is read
 
 
-def checked(least: int, N: Any, D: Any, loss: Any, flops: Any) -> list[np.ndarray]:
-    """Returns N, D, C and loss, float64 [R]; C is `flops`, or 6 N D where that is None."""
-    N, D, loss = power_law.checked(least, N=N, D=D, loss=loss)
-    _, C = power_law.checked(least, N=N, flops=PER_TOKEN * N * D if flops is None else flops)
-    return [N, D, C, loss]
-
-
 def budgets(flops: np.ndarray, within: float = 1.1) -> np.ndarray:
     """Returns the index of each run's budget, in rising order of FLOPs.
 
@@ -67,10 +60,13 @@ class Profiles:
 def profiles(N: Any, D: Any, loss: Any, flops: Any = None, level: float = 0.95) -> Profiles:
     """Fits each budget's loss by a parabola in log N, and the optimal sizes by a power law of the budget.
 
+    The budgets are `flops`, or 6 N D where that is None.
+
     Raises:
       UserError: fewer than three budgets, fewer than four sizes in one, or a minimum outside the sizes of its budget.
     """
-    N, _, C, loss = checked(12, N, D, loss, flops)
+    N, D, loss = power_law.checked(12, N=N, D=D, loss=loss)
+    _, C = power_law.checked(12, N=N, flops=PER_TOKEN * N * D if flops is None else flops)
     budget = budgets(C)
     if budget.max() < 2:
         raise UserError(f'flops: {budget.max() + 1} budgets are too few for a power law, this needs 3 or more')

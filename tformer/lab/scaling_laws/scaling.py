@@ -14,6 +14,7 @@ from tformer.lab.scaling_laws import isoflop, power_law
 
 RUNS = 6  # one more than the fitted numbers
 VALUES = 3  # of N and of D: with two, the term cannot be told from the floor
+BUDGET = 1.5  # runs whose C differ by a smaller factor count as one budget
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,27 +94,17 @@ def intervals(laws: Law, flops: Any = (), level: float = 0.95) -> dict[str, tupl
     return {name: tuple(np.quantile(values, ends, axis=-1)) for name, values in samples.items()}
 
 
-@dataclasses.dataclass(frozen=True)
-class HeldOut:
-    """How a law of the smaller budgets predicts the runs of the largest."""
+def held_out_error(N: Any, D: Any, loss: Any) -> float:
+    """Returns how far a law without the runs of the largest budget misses them, which measures extrapolation.
 
-    law: Law  # of the smaller budgets
-    runs: np.ndarray  # indices of the runs held out, [held]
-    predicted: np.ndarray  # their losses by the law, [held]
-    error: float  # root mean square of log loss - log prediction; 0.01 is about 1 %
-
-
-def held_out(N: Any, D: Any, loss: Any, flops: Any = None, within: float = 1.5) -> HeldOut:
-    """Fits a law without the runs of the largest budget and predicts them, which measures extrapolation.
-
-    A run is held out if its C (`flops`, or 6 N D) times `within` exceeds the largest C.
+    It is the root mean square of log loss - log prediction; 0.01 is about 1 %. A run is held out if its C = 6 N D times
+    `BUDGET` exceeds the largest C.
 
     Raises:
       UserError: as `fit`, for the other runs.
     """
-    N, D, C, loss = isoflop.checked(RUNS, N, D, loss, flops)
-    largest = C * within > C.max()
-    law = fit(N[~largest], D[~largest], loss[~largest])
-    predicted = law.predict(N[largest], D[largest])
-    error = float(np.sqrt(np.mean((np.log(loss[largest]) - np.log(predicted)) ** 2)))
-    return HeldOut(law, np.flatnonzero(largest), predicted, error)
+    N, D, loss = power_law.checked(RUNS, N=N, D=D, loss=loss)
+    C = isoflop.PER_TOKEN * N * D
+    largest = C.max() < BUDGET * C
+    predicted = fit(N[~largest], D[~largest], loss[~largest]).predict(N[largest], D[largest])
+    return float(np.sqrt(np.mean((np.log(loss[largest]) - np.log(predicted)) ** 2)))

@@ -53,22 +53,12 @@ def at(curve: Curve, x: float) -> float:
     return float(ys[i] if xs[i] == x else np.interp(x, xs[i - 1 : i + 1], ys[i - 1 : i + 1]))
 
 
-def matched(
-    arms: Mapping[str, Mapping[Any, Curve | None]], x: float | None = None
-) -> tuple[float, dict[str, dict[Hashable, float]]]:
-    """Returns (x, {arm: {seed: y at x}}) for `comparison.summary`; the default x is the last that all curves reach.
+def matched(arms: Mapping[str, Mapping[Any, Curve | None]]) -> tuple[float, dict[str, dict[Hashable, float]]]:
+    """Returns (x, {arm: {seed: y at x}}) for `comparison.summary`, where x is the last that all curves reach.
 
-    A run that is None has failed, and has nan at x.
-
-    Raises:
-      UserError: x is not in all curves, or as `shared_range`.
+    A run that is None has failed, and has nan at x. Curves that share no x are a `UserError`.
     """
-    curves = {(arm, seed): curve for arm, runs in arms.items() for seed, curve in runs.items() if curve is not None}
-    low, high = shared_range(curves.values())
-    x = high if x is None else x
-    if not low <= x <= high:
-        (arm, seed), (xs, _) = next(item for item in curves.items() if not item[1][0][0] <= x <= item[1][0][-1])
-        raise UserError(f'x={x:g}: {arm!r}, seed {seed}, has {xs[0]:g} to {xs[-1]:g}; all share {low:g} to {high:g}')
+    _, x = shared_range(curve for runs in arms.values() for curve in runs.values() if curve is not None)
     values = {
         arm: {seed: math.nan if c is None else at(c, x) for seed, c in runs.items()} for arm, runs in arms.items()
     }

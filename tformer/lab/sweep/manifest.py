@@ -37,7 +37,8 @@ def claim(
 ) -> dict[str, float]:
     """Writes the list of trials, and the config of each to its workdir; returns the seconds that each has run.
 
-    This process holds `home`, the sweep's directory. `arguments` are those of `keep_command`, if a command began it.
+    This process holds `home`, the sweep's directory. If a command began it, `arguments` are that command's, without
+    --workdir; they are kept for reports.
 
     Raises:
       UserError: as `check`; nothing is written.
@@ -52,13 +53,8 @@ def claim(
         _write(home / trial.directory / STATED, config.to_dict(trial.config))
     write(base, trials, home, seconds)
     if arguments is not None:
-        keep_command(home, arguments)
+        atomic.write(home / COMMAND, shlex.join(['tformer', 'sweep', *arguments]) + '\n')
     return seconds
-
-
-def keep_command(home: pathlib.Path, arguments: Sequence[str]) -> None:
-    """Writes the command line of a sweep, without --workdir, into its directory."""
-    atomic.write(home / COMMAND, shlex.join(['tformer', 'sweep', *arguments]) + '\n')
 
 
 def write(base: Config, trials: Sequence[Trial], home: pathlib.Path, seconds: Mapping[str, float]) -> None:
