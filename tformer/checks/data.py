@@ -36,13 +36,13 @@ def check_data(data: Data, model: Model) -> None:
         'their sum must be at most 1',
     )
     require(bool(data.denoisers), 'data.denoisers is empty: it must name one or more')
-    require(len(data.tfds_splits) == 3, f'data.tfds_splits={data.tfds_splits} must name three: train, valid, test')
 
 
 def check_records(config: Config) -> None:
     data, objective = config.data, config.train.objective
     task = TASKS[objective]
     for part in parts(data):
+        require(len(part.tfds_splits) == 3, f'data.tfds_splits={part.tfds_splits} must name three: train, valid, test')
         for name in ('train_lengths', 'test_lengths'):
             ends = getattr(part, name)
             require(

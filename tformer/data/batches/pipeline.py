@@ -21,7 +21,7 @@ from tformer.data.examples import corrupt, example_arrays, example_formats
 from tformer.data.examples.special_tokens import Fields
 from tformer.data.sources.records import Record, Split
 from tformer.data.tokenizers.tokenizers import Tokenizers
-from tformer.errors import UserError, choose
+from tformer.errors import UserError
 
 _ENDLESS = 1 << 40  # steps
 _PADDING: dict[str, Any] = {'weights': 0, 'prefix': False, 'token_types': 0}  # other arrays: the pad token
@@ -63,7 +63,6 @@ class Batches:
           UserError: the data is at fault, or the objective does not allow data.batching.
         """
         data = config.data
-        choose(packing.BATCHING, data.batching, 'data.batching')
         self.config, self.training, self._tokenizer = config, training, tokenizers.target
         self._format = example_formats.format_of(config)
         if self._format.labelled and data.batching == 'pack':
@@ -81,8 +80,9 @@ class Batches:
         lengths = np.concatenate([part.lengths for part in examples])
         limits = np.array([data.length, data.encoder_length or data.length][: lengths.shape[1]])
         self.shapes = packing.BATCHING[batching].shapes(lengths, limits, data.num_buckets)
-        multiple = row_multiple or data.row_multiple or 1
-        self.widths = tuple(_width(config, max(shape), multiple) for shape in self.shapes)
+        tokens, multiple = data.batch_tokens, row_multiple or data.row_multiple or 1
+        rows = [config.train.batch_size if tokens is None else tokens // max(shape) for shape in self.shapes]
+        self.widths = tuple(max(count // multiple, 1) * multiple for count in rows)
         self.parts = tuple(
             layout.lay_out(config, index, part, epochs[index], batching, self.shapes, isinstance(records_, Split))
             for index, (part, records_) in enumerate(zip(examples, splits, strict=True))
@@ -257,9 +257,3 @@ def _follow(index: int, count: int) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-def _width(config: Config, length: int, multiple: int) -> int:
-    tokens = config.data.batch_tokens
-    rows = config.train.batch_size if tokens is None else tokens // length
-    return max(rows // multiple, 1) * multiple

@@ -60,10 +60,6 @@ def mask_tokens(tokens: np.ndarray, noise: Noise) -> tuple[np.ndarray, np.ndarra
     return inputs, selected
 
 
-def _some_tokens(tokens: np.ndarray, places: np.ndarray, count: int, noise: Noise) -> np.ndarray:
-    return noise.rng.choice(places, count, replace=False)
-
-
 def _some_words(tokens: np.ndarray, places: np.ndarray, count: int, noise: Noise) -> np.ndarray:
     """Returns the places of whole words, taken in random order; a word that would exceed `count` is passed over.
 
@@ -222,7 +218,10 @@ def _longest_infilled(sizes: np.ndarray, data: Data) -> np.ndarray:
     return sizes - hidden + masks
 
 
-MASK_UNITS = {'token': _some_tokens, 'word': _some_words}
+MASK_UNITS: dict[str, Callable[[np.ndarray, np.ndarray, int, Noise], np.ndarray]] = {
+    'token': lambda tokens, places, count, noise: noise.rng.choice(places, count, replace=False),
+    'word': _some_words,
+}
 
 NOISES = {  # Lewis et al. 2020, section 2.2
     'mask': Corruption(replace_by_mask),

@@ -35,10 +35,22 @@ class Encoded(NamedTuple):
 class Encoding:
     """How records of one form become columns."""
 
-    encode: Callable[[Sequence[Record], Tokenizers], Encoded]
+    name: str  # in the cache's key
     texts: Mapping[str, str]  # the columns of token ids, each with the field that it encodes
+    others: Callable[[Sequence[Record], Tokenizers], Encoded] | None = None  # makes columns that `texts` alone do not
     whole: tuple[str, ...] = ()  # the other columns of whole numbers
     real: tuple[str, ...] = ()  # the columns of real numbers
+
+    def encode(self, records: Sequence[Record], tokenizers: Tokenizers) -> Encoded:
+        """Returns the columns of some records; a text that a record lacks is empty."""
+        columns, bad = self.others(records, tokenizers) if self.others else Encoded({}, {})
+        for column, field in self.texts.items():
+            if column not in columns:
+                side = tokenizers.source if column == 'sources' else None
+                columns[column] = (side or tokenizers.target).encode_batch(
+                    [text_of(record, field) for record in records]
+                )
+        return Encoded(columns, bad)
 
 
 class Columns(NamedTuple):
@@ -89,7 +101,7 @@ def columns(
             writer.facts |= {'skipped': records.skipped, 'bad': bad}
 
         depends_on = {
-            'columns': [encoding.encode.__name__, *(_KEY_NAMES.get(name, name) for name in dtypes)],
+            'columns': [encoding.name, *(_KEY_NAMES.get(name, name) for name in dtypes)],
             'tokenizers': tokenizers.fingerprint,
             'split': records.fingerprint,
             'bad_lines': config.data.bad_lines,
@@ -120,42 +132,17 @@ def _some(records: Sequence[Record]) -> Iterator[tuple[int, list[Record]]]:
 # ---------------------------------------------------------------------------------------------------------- encodings
 
 
-_TEXT = {'tokens': 'text'}
-_PAIR = {'sources': 'source', 'tokens': 'target'}
-_TWO_TEXTS = {'tokens': 'text', 'second_text': 'pair'}
-
-
-def _texts(records: Sequence[Record], tokenizers: Tokenizers, fields: Mapping[str, str]) -> dict[str, Rows]:
-    """Encodes the texts of `fields`, column -> field; a field that a record lacks is empty."""
-    sides = {'sources': tokenizers.source or tokenizers.target}
-    return {
-        column: sides.get(column, tokenizers.target).encode_batch([text_of(record, field) for record in records])
-        for column, field in fields.items()
-    }
-
-
-def running_text(records: Sequence[Record], tokenizers: Tokenizers) -> Encoded:
-    """Encodes a text as `tokens`."""
-    return Encoded(_texts(records, tokenizers, _TEXT), {})
-
-
-def pairs(records: Sequence[Record], tokenizers: Tokenizers) -> Encoded:
-    """Encodes the target as `tokens` and the source as `sources`."""
-    return Encoded(_texts(records, tokenizers, _PAIR), {})
-
-
 def classes(records: Sequence[Record], tokenizers: Tokenizers) -> Encoded:
-    """Encodes one or two texts, and their class as the id `label`."""
+    """Encodes the class of one or two texts as the id `label`."""
     ids = {name: index for index, name in enumerate(tokenizers.labels)}
     bad = {place: _unknown(record['label'], ids) for place, record in enumerate(records) if record['label'] not in ids}
     labels = [[ids.get(record['label'], 0)] for record in records]
-    return Encoded({**_texts(records, tokenizers, _TWO_TEXTS), 'label': labels}, bad)
+    return Encoded({'label': labels}, bad)
 
 
 def numbers(records: Sequence[Record], tokenizers: Tokenizers) -> Encoded:
-    """Encodes one or two texts, and their number as `label`."""
-    labels = [[record['label']] for record in records]
-    return Encoded({**_texts(records, tokenizers, _TWO_TEXTS), 'label': labels}, {})
+    """Returns the number of one or two texts as `label`."""
+    return Encoded({'label': [[record['label']] for record in records]}, {})
 
 
 def tagged(records: Sequence[Record], tokenizers: Tokenizers) -> Encoded:
@@ -194,8 +181,8 @@ def _first_of_words(words: Sequence[str], starts: np.ndarray, stops: np.ndarray)
 
 
 def answers(records: Sequence[Record], tokenizers: Tokenizers) -> Encoded:
-    """Encodes the context as `tokens`, the question as `second_text`, and the first and last token of the first answer,
-    if there is one, as `answer`. `begins` and `ends` are the characters of each token in the normalised context."""
+    """Encodes the context as `tokens`, and the first and last token of the first answer, if there is one, as `answer`.
+    `begins` and `ends` are the characters of each token in the normalised context."""
     columns: dict[str, list[Sequence[float]]] = {'tokens': [], 'begins': [], 'ends': [], 'answer': []}
     contexts = tokenizers.target.encode_with_offsets([record['context'] for record in records])
     for record, (tokens, begins, ends) in zip(records, contexts, strict=True):
@@ -208,16 +195,19 @@ def answers(records: Sequence[Record], tokenizers: Tokenizers) -> Encoded:
             answer = [int(inside[0]), int(inside[-1])] if len(inside) else []
         for name, row in zip(columns, (tokens, begins, ends, answer), strict=True):
             columns[name].append(row)
-    return Encoded({**columns, **_texts(records, tokenizers, {'second_text': 'question'})}, {})
+    return Encoded(dict(columns), {})
 
 
 def _unknown(label: str, known: Iterable[str], what: str = 'label') -> str:
     return f'{what} {label!r} has no training example{nearest(label, list(known))}'
 
 
-TEXT = Encoding(running_text, _TEXT)
-PAIRS = Encoding(pairs, _PAIR)
-CLASSES = Encoding(classes, _TWO_TEXTS, whole=('label',))
-NUMBERS = Encoding(numbers, _TWO_TEXTS, real=('label',))
-TAGGED = Encoding(tagged, {'tokens': 'tokens'}, whole=('words', 'tags'))
-ANSWERS = Encoding(answers, {'second_text': 'question', 'tokens': 'context'}, whole=('begins', 'ends', 'answer'))
+_TWO_TEXTS = {'tokens': 'text', 'second_text': 'pair'}
+_QUESTION = {'second_text': 'question', 'tokens': 'context'}
+
+TEXT = Encoding('running_text', {'tokens': 'text'})
+PAIRS = Encoding('pairs', {'sources': 'source', 'tokens': 'target'})
+CLASSES = Encoding('classes', _TWO_TEXTS, classes, whole=('label',))
+NUMBERS = Encoding('numbers', _TWO_TEXTS, numbers, real=('label',))
+TAGGED = Encoding('tagged', {'tokens': 'tokens'}, tagged, whole=('words', 'tags'))
+ANSWERS = Encoding('answers', _QUESTION, answers, whole=('begins', 'ends', 'answer'))

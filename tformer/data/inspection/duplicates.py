@@ -37,7 +37,9 @@ def read(records: Iterable[Record], fields: Sequence[str], say: Say) -> Texts:
         for alike, normal in ALIKE.items():
             texts = [unicodedata.normalize('NFC', normal(text_of(record, field))) for field in fields]
             for key, text in zip(keys, [*texts, '\0'.join(texts)], strict=False):  # a single field is the whole
-                hashes[alike, key].append(_hash(text))
+                # 64 bits: any two of ten million different texts share theirs with a probability of 3 in a million.
+                hashed = hashing.digest_bytes(text.encode('utf-8', 'surrogatepass'), size=8)
+                hashes[alike, key].append(int(hashed, 16))
         if time.monotonic() > since + 5:
             since = time.monotonic()
             say(f'looking for duplicates: {count:,} records read')
@@ -60,11 +62,6 @@ def within(hashes: np.ndarray) -> np.ndarray:
 def across(hashes: np.ndarray, train: np.ndarray) -> np.ndarray:
     """Returns the indices of `hashes`, uint64 [records], that are also in `train`, uint64 [training records]."""
     return np.flatnonzero(np.isin(hashes, train))
-
-
-def _hash(text: str) -> int:
-    # 64 bits: among ten million different texts, any two have the same hash with a probability of 3 in a million.
-    return int(hashing.digest_bytes(text.encode('utf-8', 'surrogatepass'), size=8), 16)
 
 
 ALIKE: dict[str, Callable[[str], str]] = {  # two texts are alike where these give the same, in Unicode's form NFC

@@ -42,7 +42,6 @@ def write(name: str, directory: str | None, say: Callable[[str], None]) -> bool:
     """
     build = f'tfds build {name} --file_format=array_record' + (f' --data_dir={directory}' if directory else '')
     try:
-        _use_local_files()
         with quiet():
             builder = _builder(name, directory)
             if Path(builder.data_dir).exists():
@@ -61,8 +60,13 @@ def write(name: str, directory: str | None, say: Callable[[str], None]) -> bool:
 
 
 def _write(builder: Any) -> None:
+    """Downloads and writes a set, by Python's own files where TensorFlow is not installed."""
     import tensorflow_datasets as tfds
+    from tensorflow_datasets.core import shuffle
+    from tensorflow_datasets.core.download import extractor
 
+    if importlib.util.find_spec('tensorflow') is None:
+        shuffle.tf = extractor.tf = _FILES
     options = tfds.download.DownloadConfig(try_download_gcs=False)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= soft < _OPEN_FILES:
@@ -91,15 +95,6 @@ def _missing(error: BaseException | None) -> str | None:
             return 'TensorFlow' if error.name == 'tensorflow' else error.name
         error = error.__cause__ or error.__context__
     return None
-
-
-def _use_local_files() -> None:
-    """Makes TFDS use Python's own files where TensorFlow is not installed."""
-    from tensorflow_datasets.core import shuffle
-    from tensorflow_datasets.core.download import extractor
-
-    if importlib.util.find_spec('tensorflow') is None:
-        shuffle.tf = extractor.tf = _FILES
 
 
 @contextlib.contextmanager

@@ -49,8 +49,7 @@ def at(curve: Curve, x: float) -> float:
     xs, ys = _points(curve)
     if not xs[0] <= x <= xs[-1]:
         raise UserError(f'x={x:g} is outside the curve, which has {xs[0]:g} to {xs[-1]:g}')
-    i = int(np.searchsorted(xs, x))
-    return float(ys[i] if xs[i] == x else np.interp(x, xs[i - 1 : i + 1], ys[i - 1 : i + 1]))
+    return float(np.interp(x, xs, ys))
 
 
 def matched(arms: Mapping[str, Mapping[Any, Curve | None]]) -> tuple[float, dict[str, dict[Hashable, float]]]:
