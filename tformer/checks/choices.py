@@ -1,10 +1,11 @@
 """Every table of choices, by the config field that picks from it."""
 
+import collections
 import dataclasses
 import inspect
 import re
 import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from tformer import config as config_lib
@@ -40,21 +41,15 @@ from tformer.optim import optimizers, parameters, schedules
 DTYPES = ('float32', 'bfloat16')
 
 
-class _OrNone:
-    """The keys of a table, also of rows that are added later, and None."""
-
-    def __init__(self, table: Iterable[Any]):
-        self._table = table
-
-    def __iter__(self) -> Iterator[Any]:
-        yield from self._table
-        yield None
+def _or_none(table: dict[Any, Any]) -> Iterable[Any]:
+    """Returns the keys of a table, also of rows that are added later, and None."""
+    return collections.ChainMap({None: None}, table)
 
 
 TABLES: dict[str, Iterable[Any]] = {
     'model.family': model.FAMILIES,
-    'model.recurrence': _OrNone(recurrent.CELLS),
-    'model.recurrent_attention': _OrNone(recurrent_attention.SCORES),
+    'model.recurrence': _or_none(recurrent.CELLS),
+    'model.recurrent_attention': _or_none(recurrent_attention.SCORES),
     'model.tied_embeddings': model.TIED_EMBEDDINGS,
     'model.embedding_scale': embed.EMBEDDING_SCALES,
     'model.position': positions.POSITIONS,
@@ -63,7 +58,7 @@ TABLES: dict[str, Iterable[Any]] = {
     'model.norm_placement': placements.PLACEMENTS,
     'model.attention_bias': attention.PROJECTIONS,
     'model.layer_sharing': block.LAYER_SHARING,
-    'model.attention_scale': _OrNone(attention.SCALES),
+    'model.attention_scale': _or_none(attention.SCALES),
     'model.attention_pattern': block.ATTENTION_PATTERNS,
     'model.attention_sink': attention.SINKS,
     'model.qk_norm': norms.HEAD_NORMS,
@@ -73,7 +68,7 @@ TABLES: dict[str, Iterable[Any]] = {
     'model.output_scale': heads.OUTPUT_SCALES,
     'model.pooling': heads.POOLINGS,
     'model.lora_targets': linear.LORA_TARGETS,
-    'model.initializer': _OrNone(initializers.INITIALIZERS),
+    'model.initializer': _or_none(initializers.INITIALIZERS),
     'model.parametrization': parametrization.PARAMETRIZATIONS,
     'model.remat': block.REMAT,
     'model.dtype': DTYPES,
@@ -81,7 +76,7 @@ TABLES: dict[str, Iterable[Any]] = {
     'data.source': sources.SOURCES,
     'data.bad_lines': records.BAD_LINES,
     'data.tokenizer': tokenizers.TOKENIZERS,
-    'data.source_tokenizer': _OrNone(tokenizers.TOKENIZERS),
+    'data.source_tokenizer': _or_none(tokenizers.TOKENIZERS),
     'data.tokenizer_model': ('unigram', 'bpe'),
     'data.normalization': vocabulary.NORMALIZATIONS,
     'data.batching': packing.BATCHING,

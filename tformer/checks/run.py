@@ -72,7 +72,7 @@ def _check_in_order(config: Config) -> None:
     if model.recurrence is None:
         return
     line = f'model.recurrence={model.recurrence} '
-    require(not task.has_generator, line + f'has no generator: not for train.objective={config.train.objective}')
+    require(task.head != 'detection', line + f'has no generator: not for train.objective={config.train.objective}')
     ahead = model.family == 'decoder' and task.prefix and config.data.bidirectional_prefix
     require(not ahead, line + 'sees no token before its turn: data.bidirectional_prefix must be False')
     require(
@@ -87,7 +87,7 @@ def _check_losses(config: Config) -> None:
     nowhere = {
         'label_smoothing': train.label_smoothing and not loss.smoothing,
         'z_loss': train.z_loss and not loss.z_loss,
-        'loss_chunk': train.loss_chunk is not None and not task.only_tokens,
+        'loss_chunk': train.loss_chunk is not None and task.head != 'tokens',
         'second_loss_weight': train.second_loss_weight is not None and loss.second is None,
     }
     for name, holds in nowhere.items():

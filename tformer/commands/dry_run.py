@@ -30,23 +30,14 @@ QUICKLY: dict[str, str | bool] = {'xla_backend_optimization_level': '0', 'xla_ll
 
 @dataclasses.dataclass(frozen=True)
 class DryRun:
-    """A train step compiled for a mesh.
+    """A train step compiled for a mesh."""
 
-    Attributes:
-      config: resolved.
-      mesh: of real or pretended devices.
-      state: abstract arrays with shardings.
-      batch: abstract arrays with shardings.
-      params: abstract parameters, boxed with their logical names.
-      executable: the compiled step.
-    """
-
-    config: Config
-    mesh: Mesh
-    state: TrainState
-    batch: dict[str, jax.ShapeDtypeStruct]
-    params: Any
-    executable: jax.stages.Compiled
+    config: Config  # resolved
+    mesh: Mesh  # of real or pretended devices
+    state: TrainState  # abstract arrays with shardings
+    batch: dict[str, jax.ShapeDtypeStruct]  # abstract arrays with shardings
+    params: Any  # abstract parameters, boxed with their logical names
+    executable: jax.stages.Compiled  # the compiled step
 
 
 def num_devices(mesh: MeshConfig) -> int:
@@ -119,12 +110,7 @@ results, each once.
 
 
 def report(config: Config, say: Callable[[str], None]) -> str:
-    """Returns the memory, collectives, operations and shortest step time of one device of the config's mesh.
-
-    Args:
-      config: its mesh names devices.
-      say: is called with each line of progress.
-    """
+    """Returns the report of the train step of a config; `say` is called with each line of progress."""
     began = time.perf_counter()
     say(f'compiling for {num_devices(config.mesh):,} devices ...')
     run = compile_step(config)
@@ -133,7 +119,7 @@ def report(config: Config, say: Callable[[str], None]) -> str:
 
 
 def describe(run: DryRun) -> str:
-    """Returns the report of a compiled step."""
+    """Returns the memory, collectives, operations and shortest step time of one device of a mesh."""
     text = run.executable.as_text() or ''
     program, collectives = hlo.parse(text), hlo.collectives(text, run.mesh)
     axes = ' x '.join(f'{axis} {size}' for axis, size in run.mesh.shape.items() if size > 1)

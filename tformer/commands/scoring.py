@@ -21,7 +21,8 @@ from tformer.model import build
 from tformer.objectives import OBJECTIVES
 from tformer.optim.hyperparameters import standard
 from tformer.training.dummy_batch import random_batch
-from tformer.training.state import variable_shardings
+from tformer.training.state import abstract_variables
+from tformer.training.state import variables as variables_of
 
 
 class Scored(NamedTuple):
@@ -71,9 +72,11 @@ def score(
 
 
 def shardings(config: Config, mesh: jax.sharding.Mesh) -> Any:
-    """Returns where each of a run's variables is placed on a mesh."""
-    model, objective = build(config.model), OBJECTIVES[config.train.objective]
-    return variable_shardings(model, objective, random_batch(config), mesh, sharding.make_rules(config.mesh))
+    """Returns where each of a run's variables is placed on a mesh; nothing is computed."""
+    objective = OBJECTIVES[config.train.objective]
+    found = abstract_variables(build(config.model), objective, random_batch(config))
+    wanted = variables_of(found['params'], found.get('statistics', {}))
+    return sharding.tree_shardings(wanted, mesh, sharding.make_rules(config.mesh))
 
 
 def windowed(config: Config, length: int) -> Config:

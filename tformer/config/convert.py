@@ -41,7 +41,7 @@ def from_dict(tree: Mapping[str, Any] | ConfigDict) -> Config:
       UserError: an unknown field or a value of the wrong type.
     """
     tree = tree.to_dict() if isinstance(tree, ConfigDict) else tree
-    return _from_dict(Config, renamed.sections(tree) if isinstance(tree, Mapping) else tree, '')
+    return _from_dict(Config, tree, '')
 
 
 def _from_dict(cls: type, tree: Mapping[str, Any], prefix: str) -> Any:
@@ -49,7 +49,8 @@ def _from_dict(cls: type, tree: Mapping[str, Any], prefix: str) -> Any:
     values = {}
     if not isinstance(tree, Mapping):
         raise errors.UserError(f'config.{prefix[:-1]}={tree!r} is not a section of fields')
-    for name, value in tree.items():
+    for given, value in tree.items():
+        name = renamed.current(f'{prefix}{given}').removeprefix(prefix)
         if name not in hints:
             raise errors.UserError(f'config.{prefix}{name} is not a field{errors.nearest(name, hints)}')
         if dataclasses.is_dataclass(hints[name]):

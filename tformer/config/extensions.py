@@ -106,8 +106,7 @@ def _load(entry: str, trusted: bool, place: str, beside: pathlib.Path | None) ->
 def _imported(file: pathlib.Path, path: str, digest: str | None) -> str:
     """Imports a file, unless this process has; returns its entry."""
     if not file.is_file():
-        siblings = [str(other) for other in file.parent.glob('*.py')]
-        raise UserError(f'extensions: no file {file}{nearest(str(file), siblings) if siblings else ""}')
+        raise UserError(f'extensions: no file {file}{nearest(file, file.parent.glob("*.py"))}')
     found = hashing.digest_bytes(file.read_bytes())
     if digest is not None and digest != found:
         raise _changed(str(file), 'the config')

@@ -2,11 +2,11 @@
 
 import dataclasses
 
-from tformer.config.printing import differences
+from tformer.config.printing import Section
 
 
-@dataclasses.dataclass(frozen=True)
-class Model:
+@dataclasses.dataclass(frozen=True, repr=False)
+class Model(Section):
     family: str = 'decoder'  # encoder (BERT), decoder (GPT), encoder_decoder (the original, T5, BART)
     recurrence: str | None = None  # a recurrent cell in place of the transformer block, whose fields are then refused
     bidirectional: bool = False  # recurrence: half of each encoder layer reads backwards (Schuster & Paliwal 1997)
@@ -106,8 +106,6 @@ class Model:
     attention_kernel: str = 'reference'  # implementation of attention; unsupported options are refused before the run
     dtype: str = 'float32'  # of activations; softmax, norms and losses are float32 always
     param_dtype: str = 'float32'  # of kernels and tables
-
-    __repr__ = differences
 
 
 def own_layers(model: Model) -> dict[str, int]:

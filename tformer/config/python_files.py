@@ -22,8 +22,7 @@ def execute(path: str, function: str, *arguments: str) -> Any:
     """
     file = pathlib.Path(path)
     if not file.is_file():
-        siblings = [str(other) for other in file.parent.glob('*.py')]
-        raise errors.UserError(f'--config: no file {path}{errors.nearest(path, siblings) if siblings else ""}')
+        raise errors.UserError(f'--config: no file {path}{errors.nearest(path, file.parent.glob("*.py"))}')
     with one_line(path):
         module = _run(file, f'tformer_config_{file.stem}', register=False)
         if not hasattr(module, function):

@@ -3,14 +3,14 @@
 import dataclasses
 
 from tformer.config.model import Model
-from tformer.config.printing import differences
+from tformer.config.printing import Section
 
 # The axes of the mesh: the later an axis, the more is sent along it, and the nearer are its devices.
 AXES = ('pipeline', 'data', 'fsdp', 'expert', 'context', 'tensor')
 
 
-@dataclasses.dataclass(frozen=True)
-class Data:
+@dataclasses.dataclass(frozen=True, repr=False)
+class Data(Section):
     source: str = 'files'  # the kind of data source
     path: tuple[str, ...] = ()  # files: directories with {train,valid,test}.{txt,tsv,jsonl,conll}[.gz], files, globs
     valid_path: tuple[str, ...] = ()  # files: of the valid split, where `path` is not the place
@@ -71,11 +71,9 @@ class Data:
     num_workers: int = 0  # processes that make batches; 0: this one
     cache_dir: str | None = None  # of tokenised splits; None: $TFORMER_CACHE, or ~/.cache/tformer
 
-    __repr__ = differences
 
-
-@dataclasses.dataclass(frozen=True)
-class Optimizer:
+@dataclasses.dataclass(frozen=True, repr=False)
+class Optimizer(Section):
     name: str = 'adamw'  # the optimization method
     learning_rate: float = 1e-3  # the peak; with schedule noam the factor (1 is the paper's)
     schedule: str = 'cosine'  # of the learning rate, after the warm-up
@@ -98,11 +96,9 @@ class Optimizer:
     moment_dtype: str = 'float32'  # of moments between steps; bfloat16 is rounded at random, so that they do decay
     ema_decay: float | None = None  # of a moving average of the parameters, which is what is evaluated and exported
 
-    __repr__ = differences
 
-
-@dataclasses.dataclass(frozen=True)
-class Train:
+@dataclasses.dataclass(frozen=True, repr=False)
+class Train(Section):
     objective: str = 'causal_lm'  # the training objective, which decides what a batch holds
     num_steps: int | None = None  # the length in optimizer steps; give this or num_epochs
     num_epochs: float | None = None  # the length in passes over the training split
@@ -127,11 +123,9 @@ class Train:
     init_from: str | None = None  # a workdir whose best parameters to start from (fine-tuning)
     init_except: tuple[str, ...] = ()  # init_from: names, as in lr_multipliers, of what is not taken from there
 
-    __repr__ = differences
 
-
-@dataclasses.dataclass(frozen=True)
-class Mesh:
+@dataclasses.dataclass(frozen=True, repr=False)
+class Mesh(Section):
     data: int = -1  # devices, each with its rows of the batch; one axis may be -1: all that are left
     fsdp: int = 1  # the parameters are split, and the rows of the batch too
     tensor: int = 1  # heads, MLP columns and vocabulary are split
@@ -144,11 +138,9 @@ class Mesh:
     microbatches: int | None = None  # pipeline: parts of a batch that follow each other; None: as many as stages
     pipeline_repeats: int = 1  # pipeline: how often a part goes round all stages, each with fewer layers
 
-    __repr__ = differences
 
-
-@dataclasses.dataclass(frozen=True)
-class Decode:
+@dataclasses.dataclass(frozen=True, repr=False)
+class Decode(Section):
     strategy: str = 'greedy'  # how the next token is chosen: greedy, sampling or beam search
     max_len: int = 64  # the largest number of new tokens
     beam_size: int = 4  # beam: hypotheses kept
@@ -158,11 +150,9 @@ class Decode:
     top_p: float | None = None  # sample: among the likeliest tokens that make up p (Holtzman et al. 2020)
     batch_size: int = 64  # sequences decoded together
 
-    __repr__ = differences
 
-
-@dataclasses.dataclass(frozen=True)
-class Evaluate:
+@dataclasses.dataclass(frozen=True, repr=False)
+class Evaluate(Section):
     metrics: tuple[str, ...] = ()  # metrics of generated text
     language: str | None = None  # of generated text (ISO 639-1): words of bleu in zh, ja, ko, and of bleu_tokenized
     positive_label: str | None = None  # classification, label_f1: the class that the score f1 is of
@@ -173,11 +163,9 @@ class Evaluate:
     answer_length: int = 30  # question_answering: longest answer, in tokens
     null_threshold: float | None = None  # question_answering: how much better no answer must be; None: always one
 
-    __repr__ = differences
 
-
-@dataclasses.dataclass(frozen=True)
-class Config:
+@dataclasses.dataclass(frozen=True, repr=False)
+class Config(Section):
     """All of a run: a tree of frozen dataclasses, equal to the locked ConfigDict that `configs/*.py` return."""
 
     model: Model = Model()
@@ -188,5 +176,3 @@ class Config:
     decode: Decode = Decode()
     evaluate: Evaluate = Evaluate()
     extensions: tuple[str, ...] = ()  # Python files that add rows to tables: PATH, resolved to PATH@DIGEST
-
-    __repr__ = differences

@@ -89,16 +89,6 @@ class Task(NamedTuple):
         """Whether the data decide how many classes there are."""
         return isinstance(self.classes, str)
 
-    @property
-    def only_tokens(self) -> bool:
-        """Whether the loss needs the logits of single tokens and nothing else, so that it can be computed in chunks."""
-        return self.head == 'tokens'
-
-    @property
-    def has_generator(self) -> bool:
-        """Whether a second, smaller transformer is trained beside the model."""
-        return 'generator' in HEADS[self.head].per_token
-
 
 _ENCODER = ('encoder',)
 
@@ -161,8 +151,3 @@ def with_records(*forms: str) -> tuple[str, ...]:
 def head_parameters() -> tuple[str, ...]:
     """Returns the first names of the parameters that heads add to a model; its other parts are the same for all."""
     return tuple(dict.fromkeys(name for head in HEADS.values() for name in (*head.per_row, *head.per_token)))
-
-
-def row_parameters() -> tuple[str, ...]:
-    """Returns the first names of the parameters of heads that see one vector of each row."""
-    return tuple(dict.fromkeys(name for head in HEADS.values() for name in head.per_row))

@@ -35,16 +35,10 @@ class Forward(NamedTuple):
     method: str | Callable[..., Any]
 
 
-class _Place(NamedTuple):
-    """A value's name without a layer's number, and that number; None if it means all layers."""
-
-    name: str
-    layer: int | None
-
-    @classmethod
-    def of(cls, name: str) -> '_Place':
-        found = _ONE_LAYER.search(name)
-        return cls(_ONE_LAYER.sub('', name, count=1), int(found[1]) if found else None)
+def _place(name: str) -> tuple[str, int | None]:
+    """Returns a value's name without a layer's number, and that number; None if it means all layers."""
+    found = _ONE_LAYER.search(name)
+    return _ONE_LAYER.sub('', name, count=1), int(found[1]) if found else None
 
 
 def activations(
@@ -84,22 +78,22 @@ def _shapes(forward: Forward, variables: Any, batch: Batch) -> dict[str, Any]:
 
 
 def _check(name: str, shapes: Mapping[str, Any]) -> None:
-    place = _Place.of(name)
-    if place.name not in shapes:
-        hint = nearest(place.name, shapes, listed=20)
+    path, layer = _place(name)
+    if path not in shapes:
+        hint = nearest(path, shapes, listed=20)
         raise UserError(f'the model has no activation {name!r}{hint}; run.activation_names(batch) lists all')
-    if place.layer is not None and isinstance(shapes[place.name], tuple):
-        raise UserError(f'the model has no activation {name!r}: {place.name} has several values, and no layer axis')
-    if place.layer is not None and place.layer >= shapes[place.name].shape[0]:
-        raise UserError(f'the model has no activation {name!r}: it has {shapes[place.name].shape[0]} layers')
+    if layer is not None and isinstance(shapes[path], tuple):
+        raise UserError(f'the model has no activation {name!r}: {path} has several values, and no layer axis')
+    if layer is not None and layer >= shapes[path].shape[0]:
+        raise UserError(f'the model has no activation {name!r}: it has {shapes[path].shape[0]} layers')
 
 
 def _array(name: str, value: Any, shapes: Mapping[str, Any]) -> jax.Array:
-    place = _Place.of(name)
-    shape = shapes[place.name]
+    path, layer = _place(name)
+    shape = shapes[path]
     if isinstance(shape, tuple):
         raise UserError(f'{name} has several values: replace it by a function')
-    due = shape.shape if place.layer is None else shape.shape[1:]
+    due = shape.shape if layer is None else shape.shape[1:]
     try:
         return jnp.broadcast_to(jnp.asarray(value, shape.dtype), due)
     except ValueError as error:
@@ -116,19 +110,16 @@ def _computed(
     arrays: Mapping[str, jax.Array],
 ) -> dict[str, Any]:
     values = _values(forward, variables, batch, {**dict(functions), **arrays})
-    places = {name: _Place.of(name) for name in wanted}
-    return {
-        name: values[place.name] if place.layer is None else values[place.name][place.layer]
-        for name, place in places.items()
-    }
+    places = {name: _place(name) for name in wanted}
+    return {name: values[path] if layer is None else values[path][layer] for name, (path, layer) in places.items()}
 
 
 def _values(forward: Forward, variables: Any, batch: Batch, replace: Mapping[str, Any]) -> dict[str, Any]:
     """Returns every named value."""
     replaced: dict[str, list[tuple[int | None, Any]]] = {}
     for name, value in replace.items():
-        place = _Place.of(name)
-        replaced.setdefault(place.name, []).append((place.layer, value))
+        path, layer = _place(name)
+        replaced.setdefault(path, []).append((layer, value))
     with nn.intercept_methods(_Interceptor(replaced)):
         output, found = forward.model.apply(variables, batch, method=forward.method, mutable=['intermediates'])
     values: dict[str, Any] = {}

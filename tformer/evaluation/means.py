@@ -19,12 +19,11 @@ def add(
 
 
 def means(totals: Mapping[str, tuple[float, float]]) -> dict[str, float]:
-    """Returns sum / weight of each pair; a weight of 0 gives nan."""
-    return {name: value / weight if weight else math.nan for name, (value, weight) in totals.items()}
+    """Returns sum / weight of each pair, nan for a weight of 0; beside `nll` also `perplexity`, its exp.
 
-
-def derived(averages: Mapping[str, float]) -> dict[str, float]:
-    """Returns `averages` with the perplexity exp(nll), where there is one, at most `MAX_PERPLEXITY`."""
-    if 'nll' not in averages:
-        return dict(averages)
-    return {**averages, 'perplexity': math.exp(min(averages['nll'], math.log(MAX_PERPLEXITY)))}
+    The perplexity is at most `MAX_PERPLEXITY`.
+    """
+    found = {name: value / weight if weight else math.nan for name, (value, weight) in totals.items()}
+    if 'nll' in found:
+        found['perplexity'] = math.exp(min(found['nll'], math.log(MAX_PERPLEXITY)))
+    return found

@@ -12,12 +12,10 @@ from tformer.evaluation.scores import Options, Texts, squad_scores
 
 
 class Metric(NamedTuple):
-    """A metric of generated text."""
+    """A metric, or several that are computed together: of generated text, or of predictions (`scorer.JUDGES`)."""
 
     names: tuple[str, ...]  # of the scores that it gives
-    scores: Callable[
-        [Texts, Options, Evaluate], dict[str, float]
-    ]  # of predictions and the references of each; may give more than `names`
+    scores: Callable[..., dict[str, float]]  # of (texts, the references of each, evaluate); may give more than `names`
     lower_is_better: bool = False  # whether less of each score is better
     positive_names: tuple[str, ...] = ()  # of the scores that evaluate.positive_label adds
     package: str | None = None  # the module of a package that it needs and the core installation lacks

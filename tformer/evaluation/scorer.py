@@ -15,6 +15,7 @@ from tformer.data.batches.pipeline import Batch, Batches
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.distributed import sharding
 from tformer.evaluation import means, metrics, scores
+from tformer.evaluation.metrics import Metric
 from tformer.layers.dropout import DropoutRates
 from tformer.objectives import LOSSES, OBJECTIVES
 
@@ -67,7 +68,7 @@ def make_scorer(model: nn.Module, config: Config, mesh: Mesh) -> Scorer:
         pending = jax.device_get(pending)
         for sums, _ in pending:
             totals = means.add(totals, sums)
-        found = means.derived(means.means(totals))
+        found = means.means(totals)
         if objective.second is not None:  # the sums are of each batch, whose weights differ
             found['loss'] = found['nll'] + float(weight) * found[objective.second]
         if counts_bytes:
@@ -82,13 +83,12 @@ def make_scorer(model: nn.Module, config: Config, mesh: Mesh) -> Scorer:
 
 def score_names(config: Config) -> tuple[str, ...]:
     """Returns the names of the scores of evaluations while training, the valid values of train.best_metric."""
-    task, positive = TASKS[config.train.objective], config.evaluate.positive_label is not None
+    task = TASKS[config.train.objective]
     names = [*LOSSES[task.loss].names, *(['bits_per_byte'] if task.running_text else [])]
-    if task.judge is not None:
-        judge = JUDGES[task.judge]
-        names += [*judge.names, *(judge.positive_names if positive else ())]
+    found = [] if task.judge is None else [JUDGES[task.judge]]
     if config.evaluate.examples_while_training:
-        names += [name for key in config.evaluate.metrics for name in metrics.METRICS[key].names_for(config.evaluate)]
+        found += [metrics.METRICS[key] for key in config.evaluate.metrics]
+    names += [name for metric in found for name in metric.names_for(config.evaluate)]
     return tuple(f'valid/{name}' for name in names)
 
 
@@ -178,18 +178,11 @@ def _rows(predicted: Sequence[Predicted], batches: Batches) -> Iterator[Row]:
                 yield Row(outputs, length, part, number, example, record)
 
 
-class Judge(NamedTuple):
-    """Metrics that need every prediction of a split."""
-
-    names: tuple[str, ...]  # of the metrics
-    scores: Callable[[Sequence[Predicted], Batches, Tokenizers], dict[str, float]]
-    positive_names: tuple[str, ...] = ()  # of the metrics that evaluate.positive_label adds
-
-
-JUDGES: dict[str, Judge] = {
-    'classes': Judge(('f1_macro', 'f1_micro', 'matthews'), judge_classes, ('f1',)),
-    'numbers': Judge(('pearson', 'spearman', 'mean_squared_error'), judge_numbers),
-    'tags': Judge(('entity_f1', 'entity_precision', 'entity_recall'), judge_tags),
-    'answers': Judge(('squad_exact_match', 'squad_f1'), judge_answers),
-    'sentences': Judge(('sentence_f1_macro',), functools.partial(judge_classes, prefix='sentence_')),
+# Metrics that need every prediction of a split; their `scores` take (predicted, batches, tokenizers).
+JUDGES: dict[str, Metric] = {
+    'classes': Metric(('f1_macro', 'f1_micro', 'matthews'), judge_classes, positive_names=('f1',)),
+    'numbers': Metric(('pearson', 'spearman', 'mean_squared_error'), judge_numbers),
+    'tags': Metric(('entity_f1', 'entity_precision', 'entity_recall'), judge_tags),
+    'answers': Metric(('squad_exact_match', 'squad_f1'), judge_answers),
+    'sentences': Metric(('sentence_f1_macro',), functools.partial(judge_classes, prefix='sentence_')),
 }

@@ -11,8 +11,7 @@ from tformer import config as config_lib
 from tformer.config import Config
 from tformer.training import dummy_batch, program
 from tformer.training.state import TrainState
-
-Batch = Mapping[str, Any]
+from tformer.training.step import Batch
 
 
 def load_config(spec: str, overrides: Mapping[str, Any] | None = None) -> Config:

@@ -8,7 +8,7 @@ import jax
 from flax import linen as nn
 
 from tformer.config import Config, Model
-from tformer.config.tasks import HEADS, TASKS, row_parameters
+from tformer.config.tasks import HEADS, TASKS
 from tformer.optim.parameters import path_names
 
 
@@ -43,7 +43,7 @@ def model_flops(config: Config, params: Any, batch: Mapping[str, Any]) -> float:
 
 def _tokens(names: tuple[str, ...], length: int, source: int) -> int:
     """Returns how many vectors of a row a kernel multiplies."""
-    if names[0] in row_parameters():
+    if any(names[0] in head.per_row for head in HEADS.values()):
         return 1
     if names[-3:] == ('score', 'vector', 'kernel'):  # of additive attention: each pair of target and source
         return length * source

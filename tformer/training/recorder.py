@@ -18,18 +18,7 @@ from tformer.training.state import TrainState, evaluation_variables
 
 
 class RunRecorder:
-    """A run in a training loop: writes its metrics, evaluations and checkpoints.
-
-    Attributes:
-      data: its data, and its resolved config.
-      directory: its workdir.
-      index: which slice of the program's arrays is its own; None: all of them are.
-      error: why it failed, if it did.
-      stale: how many evaluations in a row have found no higher score.
-      evaluated: the step of the latest evaluation; 0 before the first.
-      metrics: those of the steps since the last report.
-      checkpoints: of the workdir.
-    """
+    """A run in a training loop: writes its metrics, evaluations and checkpoints to its workdir, `directory`."""
 
     def __init__(
         self,
@@ -43,17 +32,20 @@ class RunRecorder:
         """Resumes from the checkpoint at step `last`; None: starts anew.
 
         `score` computes the scores of an evaluation, and `generated` those of generated text; None: none is generated.
+        `index` is the slice of the program's arrays that is the run's own; None: all of them are.
         """
         train = data.config.train
         self.data, self.directory, self.index = data, directory, index
-        self.error: str | None = None
+        self.error: str | None = None  # why the run failed, if it did
         self._score, self._generated = score, generated
         self._metadata = setup.checkpoint_metadata(data.config, data.batches, data.tokenizers)
         self._num_steps = train.num_steps or 0
         self._saved = last or 0
         self._unsaved_score: float | None = None
         self._best: float | None = None
-        self.stale, self.metrics, self.evaluated = 0, MetricAccumulator({}, 0, 0.0), 0
+        self.stale = 0  # how many evaluations in a row have found no higher score
+        self.metrics = MetricAccumulator({}, 0, 0.0)  # of the steps since the last report
+        self.evaluated = 0  # the step of the latest evaluation
         if last is not None:
             previous = checkpoint.read_metadata(directory, last)
             self._best, self.stale = previous['best']['merit'], previous['best']['stale']

@@ -7,9 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import linen as nn
-from jax.sharding import Mesh
 
-from tformer.distributed.sharding import Rules, tree_shardings, unboxed
+from tformer.distributed.sharding import unboxed
 from tformer.objectives import Objective
 from tformer.optim.hyperparameters import Hyperparameters, Scalar
 from tformer.optim.optimizers import ScheduleFree
@@ -82,12 +81,6 @@ def initial_variables(model: nn.Module, objective: Objective, hyper: Hyperparame
 def logical_names(model: nn.Module, objective: Objective, batch: Any) -> Any:
     """Returns the logical names of every parameter's axes, a tree of `PartitionSpec`s; nothing is computed."""
     return nn.get_partition_spec(abstract_variables(model, objective, batch)['params'])
-
-
-def variable_shardings(model: nn.Module, objective: Objective, batch: Any, mesh: Mesh, rules: Rules) -> Any:
-    """Returns the shardings of a model's `variables`; nothing is computed."""
-    found = abstract_variables(model, objective, batch)
-    return tree_shardings(variables(found['params'], found.get('statistics', {})), mesh, rules)
 
 
 def abstract_variables(model: nn.Module, objective: Objective, batch: Any) -> Any:

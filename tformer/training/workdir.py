@@ -46,10 +46,8 @@ def load_config(workdir: pathlib.Path) -> Config:
     """
     file = workdir / 'config.json'
     if not file.is_file():
-        others = [str(path.parent) for path in workdir.parent.glob('*/config.json')]
-        raise UserError(
-            f'{workdir} is not a workdir: it has no config.json{nearest(workdir, others) if others else ""}'
-        )
+        others = [path.parent for path in workdir.parent.glob('*/config.json')]
+        raise UserError(f'{workdir} is not a workdir: it has no config.json{nearest(workdir, others)}')
     tree = config_lib.read_json(file)
     try:
         return extensions.load(config_lib.from_dict(tree), trusted=False, place=str(workdir))

@@ -141,7 +141,10 @@ def _listed(home: pathlib.Path) -> list[Run]:
     listed, seconds = config.read_json(file), manifest.times(home)
     try:
         base = config.from_dict(listed['base'])
-        stated = [config.override(base, renamed.fields(entry['overrides'])) for entry in listed['trials']]
+        stated = [
+            config.override(base, {renamed.current(name): value for name, value in entry['overrides'].items()})
+            for entry in listed['trials']
+        ]
         return [
             _run(home / entry['directory'], home, entry['name'], trial, entry['off_percent'], seconds)
             for entry, trial in zip(listed['trials'], stated, strict=True)
