@@ -114,7 +114,7 @@ def test_page_holds_the_weights_and_the_tokens():
     data = json.loads(Page(page('A title', want)).scripts[0])
     for got, panel in zip(data, want, strict=True):
         assert got['name'] == panel.name and got['queries'] == panel.queries and got['keys'] == panel.keys
-        np.testing.assert_allclose(np.array(got['weights']) / UNIT, panel.weights_LNTS, atol=0.5001 / UNIT)
+        np.testing.assert_allclose(np.array(got['weights_LNTS']) / UNIT, panel.weights_LNTS, atol=0.5001 / UNIT)
 
 
 @pytest.mark.skipif(shutil.which('chromium') is None, reason='chromium is not installed')

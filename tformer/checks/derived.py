@@ -3,7 +3,7 @@
 import dataclasses
 
 from tformer.checks.check import check
-from tformer.config import Config
+from tformer.config import Config, override
 from tformer.config.tasks import TASKS
 from tformer.errors import UserError
 from tformer.layers.resolved import resolve_model
@@ -39,22 +39,19 @@ def resolve(
     if model.family == 'encoder_decoder':  # one tokenizer for both sides has one size
         encoder_size = model.vocab_size if encoder_vocab_size == vocab_size else None
         encoder_size = encoder_size or encoder_vocab_size
-    model = dataclasses.replace(
-        model,
-        vocab_size=model.vocab_size or vocab_size,
-        encoder_vocab_size=model.encoder_vocab_size or encoder_size,
-        num_classes=model.num_classes or (num_classes if TASKS[train.objective].classes_from_data else None),
-    )
     num_steps = train.num_steps or max(1, round((train.num_epochs or 0) * steps_per_epoch))
     eval_every = train.eval_every or num_steps
-    train = dataclasses.replace(
-        train,
-        num_steps=num_steps,
-        num_epochs=None,
-        eval_every=eval_every,
-        checkpoint_every=train.checkpoint_every or eval_every,
-    )
-    data = dataclasses.replace(config.data, encoder_length=config.data.encoder_length or config.data.length)
-    config = dataclasses.replace(config, model=resolve_model(model), train=train, data=data)
+    derived = {
+        'model.vocab_size': model.vocab_size or vocab_size,
+        'model.encoder_vocab_size': model.encoder_vocab_size or encoder_size,
+        'model.num_classes': model.num_classes or (num_classes if TASKS[train.objective].classes_from_data else None),
+        'train.num_steps': num_steps,
+        'train.num_epochs': None,
+        'train.eval_every': eval_every,
+        'train.checkpoint_every': train.checkpoint_every or eval_every,
+        'data.encoder_length': config.data.encoder_length or config.data.length,
+    }
+    config = override(config, derived)
+    config = dataclasses.replace(config, model=resolve_model(config.model))
     check(config)
     return config

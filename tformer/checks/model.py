@@ -3,6 +3,7 @@
 from tformer.checks.conditions import require, require_divisor
 from tformer.config import Model
 from tformer.layers.block import LAYER_SHARING, has_window
+from tformer.layers.moe import DISPATCHES
 from tformer.layers.norms import NORMS
 from tformer.layers.parametrization import parametrization
 from tformer.layers.positions import POSITIONS
@@ -27,6 +28,16 @@ def check_model(model: Model) -> None:
             f'model.tied_embeddings=inputs ties encoder and decoder; the family {model.family} has one stack: '
             'valid here: all, output, None',
         )
+
+
+def whole_batch(model: Model) -> str | None:
+    """Returns which choice of a model depends on the whole batch, so that parts of a batch are not exact; or None."""
+    choices = {f'model.norm={model.norm}': NORMS[model.norm].whole_batch}
+    if model.num_experts:
+        weights = bool(model.balance_weight or model.router_z_weight)
+        choices[f'model.expert_dispatch={model.expert_dispatch}'] = DISPATCHES[model.expert_dispatch].whole_batch
+        choices['model.num_experts with a balance_weight or router_z_weight'] = weights
+    return next((f'{name} depends on the whole batch' for name, holds in choices.items() if holds), None)
 
 
 def _check_recurrence(model: Model) -> None:

@@ -3,9 +3,9 @@
 import re
 
 from tformer.checks.conditions import require, require_divisor
+from tformer.checks.model import whole_batch
 from tformer.config import Config, Model, Optimizer, own_layers
 from tformer.config.tasks import TASKS, named
-from tformer.layers.moe import DISPATCHES
 from tformer.layers.norms import NORMS
 from tformer.layers.parametrization import parametrization
 from tformer.objectives import LOSSES
@@ -28,16 +28,11 @@ def check_run(config: Config) -> None:
         train.init_from is not None or not train.init_except,
         f'train.init_except={train.init_except} has no effect here: it applies where train.init_from is set',
     )
-    if train.microbatches > 1:
-        dispatch, weights = DISPATCHES[model.expert_dispatch], model.balance_weight or model.router_z_weight
-        inexact = {
-            f'model.norm={model.norm}': NORMS[model.norm].whole_batch,
-            f'model.expert_dispatch={model.expert_dispatch}': model.num_experts and dispatch.whole_batch,
-            'model.num_experts with a balance_weight or router_z_weight': model.num_experts and weights,
-        }
-        for name, holds in inexact.items():
-            line = f'{name} depends on the whole batch: train.microbatches={train.microbatches} is not exact; use 1'
-            require(not holds, line)
+    words = whole_batch(model)
+    require(
+        words is None or train.microbatches == 1,
+        f'{words}: train.microbatches={train.microbatches} is not exact; use 1',
+    )
     require(
         model.family != 'encoder_decoder' or decode.max_len <= model.max_len,
         f'decode.max_len={decode.max_len} is longer than model.max_len={model.max_len}',

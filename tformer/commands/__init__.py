@@ -29,7 +29,8 @@ from absl import flags as absl_flags
 from tformer.errors import UserError
 
 Flag = tuple[Any, Any, str]  # kind, default, help
-Action = Callable[[list[str], dict[str, str], absl_flags.FlagValues], None]
+Flags = absl_flags.FlagValues
+Action = Callable[[list[str], dict[str, str], Flags], None]
 
 KINDS: dict[str, Callable[..., Any]] = {
     'string': absl_flags.DEFINE_string,
@@ -85,9 +86,9 @@ class Command:
             lines.append(f'  --{name + value:<27} {text}{known}')
         return '\n'.join([self.usage, '', *lines])
 
-    def flag_values(self) -> absl_flags.FlagValues:
+    def flag_values(self) -> Flags:
         """Returns fresh absl flags of this command alone."""
-        values = absl_flags.FlagValues()
+        values = Flags()
         for name, (kind, default, text) in self.flags.items():
             if isinstance(kind, tuple):
                 absl_flags.DEFINE_enum(name, default, kind, text, flag_values=values)
@@ -132,7 +133,7 @@ def _run(
     environment: Mapping[str, str],
     arguments: list[str],
     overrides: dict[str, str],
-    flags: absl_flags.FlagValues,
+    flags: Flags,
 ) -> None:
     for variable, value in environment.items():
         os.environ.setdefault(variable, value)
@@ -152,7 +153,7 @@ def _found() -> dict[str, Command]:
 COMMANDS: dict[str, Command] = _found()
 
 
-def needed(flags: absl_flags.FlagValues, name: str) -> str:
+def needed(flags: Flags, name: str) -> str:
     """Returns a flag's value. Raises a `UserError` if it is not given."""
     if flags[name].value is None:
         raise UserError(f'--{name} is needed')

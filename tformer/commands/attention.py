@@ -8,8 +8,6 @@ The page is WORKDIR/attention.html and needs no other file.
 import pathlib
 from collections.abc import Sequence
 
-from absl import flags as absl_flags
-
 from tformer import atomic, commands
 from tformer.commands import texts as texts_lib
 from tformer.commands.run import Run, opened
@@ -21,7 +19,7 @@ FLAGS: dict[str, commands.Flag] = {}
 ARGUMENTS = 'TEXT'
 
 
-def run(arguments: list[str], overrides: dict[str, str], flags: absl_flags.FlagValues) -> None:
+def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) -> None:
     loaded = Run.load(commands.needed(flags, 'workdir'), overrides, flags.checkpoint)
     print(attention(loaded, texts_lib.given(arguments, flags.input)))
 

@@ -7,7 +7,6 @@ and --saves compares steps that save a checkpoint with steps that do not.
 """
 
 import contextlib
-import dataclasses
 import itertools
 import json
 import pathlib
@@ -19,7 +18,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from absl import flags as absl_flags
 
 from tformer import checks, commands
 from tformer import config as config_lib
@@ -43,7 +41,7 @@ PROCESSES = True
 ALONE = ('saves',)
 
 
-def run(arguments: list[str], overrides: dict[str, str], flags: absl_flags.FlagValues) -> None:
+def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) -> None:
     config = config_lib.load(commands.needed(flags, 'config'), overrides)
     print(
         json.dumps(benchmark(config, flags.steps, 'data' if flags.data else 'saves' if flags.saves else 'train_step'))
@@ -146,7 +144,7 @@ def feed(config: Config, steps: int) -> dict[str, Any]:
     trained before that, and its time does not count.
     """
     with tempfile.TemporaryDirectory() as place:
-        config = dataclasses.replace(config, data=dataclasses.replace(config.data, cache_dir=place))
+        config = config_lib.override(config, {'data.cache_dir': place})
         tokenizers = train_tokenizers(config, mixture.load(config, 'train'))
 
         def start() -> tuple[pipeline.Batches, float]:
@@ -159,8 +157,7 @@ def feed(config: Config, steps: int) -> dict[str, Any]:
         found = sum(int(part.examples.lengths.sum()) for part in batches.parts)
         rates, shares = {}, []
         for name, workers in (('tokens_per_s', 0), ('worker_tokens_per_s', 1)):
-            data = dataclasses.replace(config.data, num_workers=workers)
-            made = pipeline.iterate(batches, 0, dataclasses.replace(config, data=data))
+            made = pipeline.iterate(batches, 0, config_lib.override(config, {'data.num_workers': workers}))
             next(made)
             began, tokens = time.perf_counter(), 0
             for batch in itertools.islice(made, steps):

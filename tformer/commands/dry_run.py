@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from tformer.config import AXES, Config
+from tformer.config import AXES, Config, override
 from tformer.config import Mesh as MeshConfig
 from tformer.distributed import hlo, roofline, sharding
 from tformer.training import flops, setup
@@ -63,8 +63,7 @@ def compile_step(config: Config) -> DryRun:
     Raises:
       UserError: the mesh does not divide the rows of a batch.
     """
-    named = {axis: max(getattr(config.mesh, axis), 1) for axis in AXES}
-    config = dataclasses.replace(assumed(config), mesh=dataclasses.replace(config.mesh, **named))
+    config = override(assumed(config), {f'mesh.{axis}': max(getattr(config.mesh, axis), 1) for axis in AXES})
     mesh = sharding.make_mesh(config.mesh)
     batch = abstract_batch(config, mesh)
     with sharding.placed(mesh, config.mesh):
@@ -80,10 +79,8 @@ def compile_step(config: Config) -> DryRun:
 
 def _without_bfloat16(config: Config) -> Config:
     """Returns `config` with float16 in place of bfloat16, which the CPU compiler would widen to float32."""
-    narrow = {'bfloat16': 'float16'}
-    dtypes = {name: getattr(config.model, name) for name in ('dtype', 'param_dtype')}
-    model = dataclasses.replace(config.model, **{name: narrow.get(dtype, dtype) for name, dtype in dtypes.items()})
-    return dataclasses.replace(config, model=model)
+    dtypes = {'model.dtype': config.model.dtype, 'model.param_dtype': config.model.param_dtype}
+    return override(config, {name: dtype.replace('bfloat16', 'float16') for name, dtype in dtypes.items()})
 
 
 def abstract_batch(config: Config, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
@@ -92,11 +89,8 @@ def abstract_batch(config: Config, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct
     rows, place = config.train.batch_size, sharding.batch_sharding(mesh)
     if multiple is not None and config.data.batch_tokens is not None:
         rows = max(config.data.batch_tokens // config.data.length // multiple, 1) * multiple
-    one = dataclasses.replace(config, train=dataclasses.replace(config.train, batch_size=1))
-    return {
-        name: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype, sharding=place)
-        for name, x in random_batch(one).items()
-    }
+    one = random_batch(override(config, {'train.batch_size': 1}))
+    return {name: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype, sharding=place) for name, x in one.items()}
 
 
 # ------------------------------------------------------------------------------------------------ in words

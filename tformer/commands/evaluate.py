@@ -9,8 +9,6 @@ import json
 import pathlib
 from collections.abc import Sequence
 
-from absl import flags as absl_flags
-
 from tformer import atomic, commands
 from tformer.commands import scoring
 from tformer.commands.run import Run, opened
@@ -28,7 +26,7 @@ FLAGS = {
 PROCESSES = True
 
 
-def run(arguments: list[str], overrides: dict[str, str], flags: absl_flags.FlagValues) -> None:
+def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) -> None:
     workdir = commands.needed(flags, 'workdir')
     loaded = Run.load(workdir, overrides, flags.checkpoint, flags.average, placed=True)
     evaluate(loaded, flags.split, **({} if flags.average is None else {'averaged_checkpoints': flags.average}))

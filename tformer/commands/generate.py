@@ -8,8 +8,6 @@ The texts are the arguments, else the lines of --input, else those of standard i
 import pathlib
 from collections.abc import Sequence
 
-from absl import flags as absl_flags
-
 from tformer import commands
 from tformer.commands import texts as texts_lib
 from tformer.commands.run import Run, opened
@@ -19,7 +17,7 @@ FLAGS = {'seed': ('int', 0, 'the seed of sampling')}
 ARGUMENTS = 'TEXT'
 
 
-def run(arguments: list[str], overrides: dict[str, str], flags: absl_flags.FlagValues) -> None:
+def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) -> None:
     loaded = Run.load(commands.needed(flags, 'workdir'), overrides, flags.checkpoint)
     for text in generate(loaded, texts_lib.given(arguments, flags.input), flags.seed):
         print(text)

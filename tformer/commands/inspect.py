@@ -14,7 +14,6 @@ import pathlib
 import sys
 
 import jax
-from absl import flags as absl_flags
 from flax import linen as nn
 from rich.console import Console
 
@@ -38,7 +37,7 @@ FLAGS = {'data': ('bool', False, 'show the data instead of the model')}
 ENVIRONMENT = {'TF_CPP_MIN_LOG_LEVEL': '2'}  # XLA reads it when JAX is imported
 
 
-def run(arguments: list[str], overrides: dict[str, str], flags: absl_flags.FlagValues) -> None:
+def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) -> None:
     if flags.config is not None and flags.workdir is not None:
         raise UserError('inspect takes --config or --workdir, not both')
     if flags.workdir is not None:

@@ -10,8 +10,6 @@ before its first step. With --workdir and data.tfds_name it does both.
 import pathlib
 import sys
 
-from absl import flags as absl_flags
-
 from tformer import checks, commands
 from tformer import config as config_lib
 from tformer.config import Config
@@ -25,7 +23,7 @@ SHARED_FLAGS = ('config', 'workdir')
 FLAGS: dict[str, commands.Flag] = {}
 
 
-def run(arguments: list[str], overrides: dict[str, str], flags: absl_flags.FlagValues) -> None:
+def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) -> None:
     print(prepare(config_lib.load(commands.needed(flags, 'config'), overrides), flags.workdir))
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from absl import flags as absl_flags
 
 from tformer import commands
 from tformer.data.batches import mixture, pipeline
@@ -30,7 +29,7 @@ SHARED_FLAGS = ('workdir',)
 FLAGS = {'step': ('int', None, 'the number of the step, from 1')}
 
 
-def run(arguments: list[str], overrides: dict[str, str], flags: absl_flags.FlagValues) -> None:
+def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) -> None:
     for line in replay(commands.needed(flags, 'workdir'), int(commands.needed(flags, 'step')), overrides):
         print(line, flush=True)
 

@@ -11,7 +11,6 @@ import pathlib
 from collections.abc import Sequence
 
 import jax
-from absl import flags as absl_flags
 
 from tformer import commands
 from tformer.errors import UserError
@@ -22,7 +21,7 @@ FLAGS: dict[str, commands.Flag] = {'figures': ('string', None, 'a directory for 
 ARGUMENTS = 'DIR'
 
 
-def run(arguments: list[str], overrides: dict[str, str], flags: absl_flags.FlagValues) -> None:
+def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) -> None:
     if overrides:
         raise UserError('report takes no --config')
     if len(arguments) != 1:

@@ -10,6 +10,7 @@ import numpy as np
 from flax import linen as nn
 
 from tformer import checks
+from tformer import config as config_lib
 from tformer.commands import scoring
 from tformer.config import Config
 from tformer.config import extensions as extensions_lib
@@ -193,9 +194,8 @@ class Run:
 
     def evaluate(self, split: str = 'test') -> dict[str, float]:
         """Returns the scores on a split. `tformer.evaluate` also prints them and writes result.json."""
-        quiet = dataclasses.replace(self.config.evaluate, samples=0)
-        config = dataclasses.replace(self.config, evaluate=quiet)
-        return scoring.score(config, self.tokenizers, self.variables, split).scores
+        quiet = config_lib.override(self.config, {'evaluate.samples': 0})
+        return scoring.score(quiet, self.tokenizers, self.variables, split).scores
 
 
 def opened(run: Run | str | pathlib.Path) -> Run:

@@ -1,6 +1,5 @@
 """The scores of a trained model on a split, and the text that it generates."""
 
-import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -8,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.experimental import multihost_utils
 
+from tformer import config as config_lib
 from tformer.config import Config, Mesh
 from tformer.config.tasks import TASKS
 from tformer.data.batches import mixture, pipeline
@@ -82,8 +82,7 @@ def shardings(config: Config, mesh: jax.sharding.Mesh) -> Any:
 def windowed(config: Config, length: int) -> Config:
     """Returns the config with rows of `length` tokens, and as many tokens a batch as before, or one row a device."""
     tokens = config.data.batch_tokens or config.train.batch_size * config.data.length
-    changed = dataclasses.replace(config.data, length=length, batching='pad', batch_tokens=tokens)
-    return dataclasses.replace(config, data=changed)
+    return config_lib.override(config, {'data.length': length, 'data.batching': 'pad', 'data.batch_tokens': tokens})
 
 
 def generate(

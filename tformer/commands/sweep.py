@@ -12,7 +12,6 @@ import sys
 from collections.abc import Mapping, Sequence
 
 import jax
-from absl import flags as absl_flags
 
 from tformer import commands
 from tformer.commands import report
@@ -27,7 +26,7 @@ FLAGS = {
 }
 
 
-def run(arguments: list[str], overrides: dict[str, str], flags: absl_flags.FlagValues) -> None:
+def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) -> None:
     jax.config.update('jax_platforms', 'cpu')  # of this process, which computes nothing: the devices are the trials'
     spec = commands.needed(flags, 'config')
     if flags.dry_run:
@@ -58,17 +57,12 @@ def sweep(
         >>> tformer.sweep('configs/sweeps/norms.py', 'runs/norms', parallel=2)
         >>> print(tformer.report('runs/norms'))
 
-    A trial that fails leaves its error in its workdir, and the others go on.
+    The sweep file is FILE[:argument], and the overrides are fields of its base config. `parallel` processes run at
+    once; one program trains at most `together` trials, if they differ in numbers alone, which share it by `transform`,
+    vmap or map (None: map on a CPU, else vmap). A trial that fails leaves its error in its workdir, and the others go
+    on.
 
     Returns 0 if all trials are done, 2 if all that failed were mistakes in the config or the data, otherwise 1.
-
-    Args:
-      spec: the sweep file, FILE[:argument].
-      workdir: of the sweep; each trial's workdir is in it.
-      overrides: config fields of the base config to change.
-      parallel: how many processes run at once.
-      together: how many trials one program trains at most, if they differ in numbers alone.
-      transform: how they share the program, vmap or map; None: map on a CPU, else vmap.
 
     Raises:
       UserError: the sweep file or an arm has a mistake, or the workdir holds another sweep.

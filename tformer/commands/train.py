@@ -10,8 +10,6 @@ import dataclasses
 import pathlib
 from collections.abc import Sequence
 
-from absl import flags as absl_flags
-
 from tformer import checks, commands
 from tformer import config as config_lib
 from tformer.commands import evaluate, scoring
@@ -33,7 +31,7 @@ ARGUMENTS = 'WORKDIR'
 PROCESSES = True
 
 
-def run(arguments: list[str], overrides: dict[str, str], flags: absl_flags.FlagValues) -> None:
+def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) -> None:
     if arguments:
         if overrides or flags.config or flags.workdir or flags.may_differ or flags.coordinator:
             raise UserError('trials that train together have their own configs: the only flag is --transform')

@@ -115,7 +115,6 @@ def _computed(
 
 
 def _values(forward: Forward, variables: Any, batch: Batch, replace: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns every named value."""
     replaced: dict[str, list[tuple[int | None, Any]]] = {}
     for name, value in replace.items():
         path, layer = _place(name)

@@ -80,16 +80,10 @@ def panels(
 
 def page(title: str, panels: Iterable[Panel]) -> str:
     """Returns a self-contained HTML page: for each panel, the mean and every head of a chosen layer."""
-    data = [
-        {
-            'name': panel.name,
-            'note': panel.note,
-            'queries': list(panel.queries),
-            'keys': list(panel.keys),
-            'weights': np.rint(np.asarray(panel.weights_LNTS, np.float64) * UNIT).astype(int).tolist(),
-        }
-        for panel in panels
-    ]
+    data = []
+    for panel in panels:
+        weights = np.rint(np.asarray(panel.weights_LNTS, np.float64) * UNIT).astype(int).tolist()
+        data.append(panel._replace(weights_LNTS=weights)._asdict())
     environment = jinja2.Environment(autoescape=True)
     environment.policies['json.dumps_kwargs'] = {'separators': (',', ':')}  # a page has many weights
     template = environment.from_string(pathlib.Path(__file__).with_suffix('.html.jinja').read_text(encoding='utf-8'))

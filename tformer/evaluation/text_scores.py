@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tformer.errors import UserError
-from tformer.evaluation.scores import Options, Texts, agreement, entity_scores, mean_of, regression_scores
+from tformer.evaluation.scores import Options, Texts, agreement, class_scores, entity_scores, mean_of, regression_scores
 
 # ---------------------------------------------------------------------------------- labels, numbers, tags as text
 
@@ -43,9 +43,8 @@ def label_f1(predictions: Texts, references: Options, positive: str | None = Non
 
 def matthews(predictions: Texts, references: Options) -> float:
     """Matthews' correlation of label strings, each of which is a class (Matthews 1975; Gorodkin 2004)."""
-    from sklearn.metrics import matthews_corrcoef
-
-    return agreement(matthews_corrcoef, *_classes(predictions, references)[1:])
+    _, labels, predicted = _classes(predictions, references)
+    return class_scores(labels, predicted)['matthews']
 
 
 def _number(text: str) -> float:

@@ -78,16 +78,14 @@ class Program:
         with self.context():
             return start(hyper, params, statistics)
 
-    def train_step(
-        self, state: TrainState, batch: Mapping[str, Any], hyper: Hyperparameters | None = None
-    ) -> tuple[TrainState, dict[str, Any]]:
-        """Returns (the state after one step, its metrics); the given state is used up. hyper=None: those of the config.
+    def train_step(self, state: TrainState, batch: Mapping[str, Any]) -> tuple[TrainState, dict[str, Any]]:
+        """Returns (the state after one step, its metrics); the given state is used up.
 
         The batch is numpy arrays [B, ...]; B is a multiple of the ways that the mesh splits rows.
         """
         with self.context():
             placed = sharding.place_batch(batch, self.mesh)
-            return self.jitted_step(state, placed, self.hyper if hyper is None else hyper)
+            return self.jitted_step(state, placed, self.hyper)
 
 
 def make_program(config: Config, batch: Mapping[str, Any], mesh: Mesh | None = None) -> Program:

@@ -1,7 +1,6 @@
 """The start of a run, or its resumption: its data, its resolved config and its first state."""
 
 import contextlib
-import dataclasses
 import importlib.metadata
 import pathlib
 import platform
@@ -142,9 +141,7 @@ def check_same_data(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
 def resolve_config(config: Config, tokens: Tokenizers, steps_per_epoch: float, multiple: int | None = None) -> Config:
     """Returns `config` with the fields that the tokenizers, the data and the mesh (`row_multiple`) decide filled in."""
     return checks.resolve(
-        dataclasses.replace(
-            config, data=dataclasses.replace(config.data, row_multiple=multiple or config.data.row_multiple)
-        ),
+        config_lib.override(config, {'data.row_multiple': multiple or config.data.row_multiple}),
         vocab_size=tokens.target.vocab_size,
         encoder_vocab_size=tokens.source.vocab_size if tokens.source is not None else None,
         num_classes=len(tokens.labels) or None,

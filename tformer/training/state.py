@@ -45,16 +45,12 @@ def variables(params: Any, statistics: Any) -> dict[str, Any]:
 
 def evaluation_params(state: TrainState) -> Any:
     """Returns the parameters to evaluate, decode with and export: their averages, where the run has averages."""
-    if state.averages is not None:
-        return jax.tree.map(lambda mean, x: mean.astype(x.dtype), state.averages, state.params)
-
-    def found(part: Any) -> bool:
-        return isinstance(part, ScheduleFree)
-
-    parts = [part for part in jax.tree.leaves(state.opt_state, is_leaf=found) if found(part)]
-    if not parts:
+    averages = state.averages
+    for part in jax.tree.leaves(state.opt_state, is_leaf=lambda x: isinstance(x, ScheduleFree)):
+        if isinstance(part, ScheduleFree):
+            averages = part.average(master_params(state.params, state.opt_state))
+    if averages is None:
         return state.params
-    averages = parts[0].average(master_params(state.params, state.opt_state))
     return jax.tree.map(lambda mean, x: mean.astype(x.dtype), averages, state.params)
 
 
