@@ -7,9 +7,10 @@ is the same for every kind of device; temporaries come from its CPU compiler.
 import contextlib
 import dataclasses
 import os
+import sys
 import textwrap
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -103,12 +104,12 @@ results, each once.
 """
 
 
-def report(config: Config, say: Callable[[str], None]) -> str:
-    """Returns the report of the train step of a config; `say` is called with each line of progress."""
+def report(config: Config) -> str:
+    """Returns the report of the train step of a config, and prints progress to standard error."""
     began = time.perf_counter()
-    say(f'compiling for {num_devices(config.mesh):,} devices ...')
+    print(f'compiling for {num_devices(config.mesh):,} devices ...', file=sys.stderr, flush=True)
     run = compile_step(config)
-    say(f'compiled in {time.perf_counter() - began:.0f} s')
+    print(f'compiled in {time.perf_counter() - began:.0f} s', file=sys.stderr, flush=True)
     return describe(run)
 
 

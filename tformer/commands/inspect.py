@@ -56,7 +56,7 @@ def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) 
     if flags.workdir is not None:
         print(checkpoints(flags.workdir))
     if devices > 1:
-        print(dry_run.report(config, lambda line: print(line, file=sys.stderr, flush=True)))
+        print(dry_run.report(config))
 
 
 def inspect(config: Config) -> str:

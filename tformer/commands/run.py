@@ -61,13 +61,10 @@ class Run:
     ) -> 'Run':
         """Returns the run of a workdir with its best or latest parameters, or the mean of the newest checkpoints.
 
-        Args:
-          workdir: the directory.
-          overrides: config fields to change, such as {'decode.strategy': 'beam'}.
-          which: best or latest.
-          average: how many of the newest checkpoints to average.
-          placed: whether the parameters go where config.mesh says; otherwise they are whole on the first device.
-          extensions: files that add rows to tables; a workdir made with extensions needs them.
+        `overrides` are config fields to change, such as {'decode.strategy': 'beam'}. `which` is best or latest, and
+        `average` the number of checkpoints to average. If `placed`, the parameters go where config.mesh says; otherwise
+        they are whole on the first device. `extensions` are files that add rows to tables; a workdir made with
+        extensions needs them.
 
         Raises:
           UserError: the directory is not a workdir, it has no checkpoint, or an override or an extension does not fit.

@@ -114,8 +114,8 @@ class RunRecorder:
     def report(self, step: int) -> dict[str, float]:
         """Returns the means of the steps since the last report. The run fails if too many in a row were skipped."""
         found, skipped = self.metrics.summary()
-        epoch = step / self.data.batches.steps_per_epoch
-        self._writer.write(step, {**found, **self.metrics.totals, 'epoch': epoch})
+        spent = {'train/tokens': self.metrics.tokens, 'train/flops': self.metrics.flops}
+        self._writer.write(step, {**found, **spent, 'epoch': step / self.data.batches.steps_per_epoch})
         if skipped >= self.config.train.max_skipped:
             self.error = self._save_skipped_batch(step, skipped)
         return found
@@ -144,15 +144,10 @@ class MetricAccumulator:
     def __init__(self, sums: Mapping[str, Sequence[float]], tokens: float = math.nan, flops: float = math.nan):
         """Continues from a `snapshot`; totals that it does not have are nan."""
         self._sums = {name: (pair[0], pair[1]) for name, pair in sums.items()}
-        self._tokens, self._flops = tokens, flops
+        self.tokens, self.flops = tokens, flops  # of all steps of the run that a `snapshot` has read
         self._learning_rate, self._skipped = 0.0, 0
         self._pending: list[tuple[Mapping[str, Any], int | None]] = []
         self._tokens_since, self._since = 0, time.monotonic()
-
-    @property
-    def totals(self) -> dict[str, float]:
-        """The tokens and operations of all steps of the run that a `snapshot` has read."""
-        return {'train/tokens': self._tokens, 'train/flops': self._flops}
 
     def add(self, metrics: Mapping[str, Any], index: int | None = None) -> None:
         """Counts one more step, of whose metrics only the slice `index` is read, if it is given."""
@@ -173,15 +168,15 @@ class MetricAccumulator:
             step = metrics if index is None else jax.tree.map(lambda x, index=index: x[index], metrics)
             self._learning_rate, self._skipped = float(step['learning_rate']), int(step['skipped'])
             self._tokens_since += int(step['tokens'])
-            self._tokens += int(step['tokens'])
-            self._flops += float(step['flops'])
+            self.tokens += int(step['tokens'])
+            self.flops += float(step['flops'])
             found = {'skipped': (float(self._skipped > 0), 0.0)}
             if not self._skipped:
                 scores = {name: pair for name, pair in step['scores'].items() if name in ('loss', 'aux_loss')}
                 found |= scores | {'grad_norm': (step['grad_norm'], 1.0)}
             self._sums = means.add(self._sums, found)
         self._pending = []
-        return {'sums': self._sums, 'tokens': self._tokens, 'flops': self._flops}
+        return {'sums': self._sums, 'tokens': self.tokens, 'flops': self.flops}
 
     def summary(self) -> tuple[dict[str, float], int]:
         """Returns (means over the steps, how many steps in a row were skipped last), and starts anew.
