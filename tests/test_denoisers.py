@@ -2,6 +2,7 @@
 
 import itertools
 import types
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tformer.config.run import Data
-from tformer.data.examples import corrupt, denoisers
+from tformer.data.examples import corrupt, denoisers, example_formats, special_tokens
+from tformer.data.tokenizers.vocabulary import Specials
 from tformer.errors import UserError
 
 NAMES = list(denoisers.DENOISERS)
@@ -37,6 +39,13 @@ def corrupted(text: np.ndarray, rng: object, *names: str, marks: np.ndarray = MA
     noise = corrupt.Noise(Data(denoisers=names), types.SimpleNamespace(sentinels=marks), ())  # type: ignore[arg-type]
     vars(noise)['rng'] = rng
     return denoisers.denoise_ul2(text, noise)
+
+
+def in_one_stack(sizes: np.ndarray, names: Sequence[str]) -> np.ndarray:
+    """The most given and wanted tokens together, with the mode, without BOS and SEP."""
+    template = special_tokens.DecoderTemplate(Specials(), Specials())
+    (lengths,) = example_formats.FORMATS['ul2'].lengths(sizes, template, Data(denoisers=tuple(names)))
+    return lengths - 2
 
 
 def test_the_papers_mixture() -> None:
@@ -91,7 +100,7 @@ def test_the_text_comes_back_and_lengths_are_known_before(n: int, names: list[st
     assert n < 2 or (len(inputs) > 1 and len(targets))
     longest = denoisers.lengths(np.array(n), names)
     assert len(inputs) <= longest[0] and len(targets) <= longest[1]
-    most = denoisers.total(np.array(n), names)
+    most = in_one_stack(np.array(n), names)
     assert len(inputs) + len(targets) <= most and (len(set(names)) > 1 or len(inputs) + len(targets) == most)
     taken = (inputs[1:] >= 1000).sum() + len(MODES)
     most = denoisers.lengths(np.array(n), names)[2] + len(MODES)
@@ -102,7 +111,7 @@ def test_the_text_comes_back_and_lengths_are_known_before(n: int, names: list[st
 @settings(deadline=None)
 def test_bounds_never_fall_with_the_size(names: list[str]) -> None:
     sizes = np.arange(700)
-    both = denoisers.total(sizes, names)
+    both = in_one_stack(sizes, names)
     for bound in (*denoisers.lengths(sizes, names), both):
         assert bound.shape == sizes.shape and (np.diff(bound) >= 0).all()
     each = [denoisers.lengths(sizes, [name]) for name in names]

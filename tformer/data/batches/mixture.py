@@ -42,9 +42,6 @@ def load(config: Config, split: str) -> Concatenation:
 
     In evaluation, records that parts share count once, and parts without the split are left out. If
     data.train_examples is set, the training split is a sample of that size, drawn by train.seed.
-
-    Raises:
-      UserError: as `sources.load` does.
     """
     splits: dict[Any, Split] = {}
     missing: list[NoSplitError] = []

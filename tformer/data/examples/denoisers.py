@@ -43,12 +43,8 @@ class Denoiser:
 def denoise_ul2(tokens: np.ndarray, noise: corrupt.Noise) -> tuple[np.ndarray, np.ndarray]:
     """Corrupts a text, int [T], by one of the entries of data.denoisers, each equally likely.
 
-    Returns:
-      The given tokens, which begin with the mode, and the wanted ones without EOS: int [at most those of `lengths`]. Of
-      a single token, nothing is wanted.
-
-    Raises:
-      UserError: there are more spans than sentinels.
+    Returns the given tokens, which begin with the mode, and the wanted ones without EOS: int [at most those of
+    `lengths`]. Of a single token, nothing is wanted. More spans than sentinels are a `UserError`.
     """
     sentinels, modes = roles(noise.tokenizer.sentinels)
     denoiser = DENOISERS[noise.data.denoisers[int(noise.rng.integers(len(noise.data.denoisers)))]]
@@ -57,11 +53,7 @@ def denoise_ul2(tokens: np.ndarray, noise: corrupt.Noise) -> tuple[np.ndarray, n
 
 
 def roles(sentinels: np.ndarray) -> tuple[np.ndarray, dict[str, int]]:
-    """Splits the sentinels of a tokenizer: the last three stand for MODES, and the others for spans.
-
-    Raises:
-      UserError: there are fewer than three.
-    """
+    """Splits three or more sentinels of a tokenizer: the last three stand for MODES, and the others for spans."""
     corrupt.check_sentinels(len(MODES), sentinels)
     return sentinels[: -len(MODES)], dict(zip(MODES, sentinels[-len(MODES) :].tolist(), strict=True))
 
@@ -72,14 +64,6 @@ def lengths(sizes: np.ndarray, denoisers: Sequence[str]) -> tuple[np.ndarray, np
     each = (choose(DENOISERS, name, 'data.denoisers').lengths(sizes) for name in denoisers)
     given, wanted, spans = functools.reduce(np.maximum, map(np.stack, each))
     return given + 1, wanted, spans
-
-
-def total(sizes: np.ndarray, denoisers: Sequence[str]) -> np.ndarray:
-    """Returns the most given and wanted tokens together, with the mode, of texts of these sizes: int [...].
-
-    That is less than the sum of `lengths`, and does not decrease with the size.
-    """
-    return sizes + 1 + 2 * lengths(sizes, denoisers)[2]
 
 
 DENOISERS = {  # Tay et al. 2023, table 1

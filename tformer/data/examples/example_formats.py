@@ -90,10 +90,10 @@ def _lengths_of_noise(sizes: np.ndarray, template: SpecialTokenTemplate, data: D
 
 
 def _lengths_of_ul2(sizes: np.ndarray, template: SpecialTokenTemplate, data: Data) -> list[np.ndarray]:
-    given, wanted, _ = denoisers.lengths(sizes, data.denoisers)
+    given, wanted, spans = denoisers.lengths(sizes, data.denoisers)
     lengths = template.to_write(given, wanted)
-    if len(lengths) == 1:  # one stack: a token is either given or wanted
-        return template.to_write(denoisers.total(sizes, data.denoisers), np.zeros_like(sizes))
+    if len(lengths) == 1:  # one stack: a token is either given or wanted, with the mode and each sentinel twice
+        return template.to_write(sizes + 1 + 2 * spans, np.zeros_like(sizes))
     return lengths
 
 

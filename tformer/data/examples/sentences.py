@@ -55,11 +55,7 @@ def sentence_order(
 
 
 def another(own: range, count: int, rng: np.random.Generator) -> int:
-    """Returns the index of a random one of `count` texts that is not in `own`.
-
-    Raises:
-      UserError: there is no other text.
-    """
+    """Returns the index of a random one of `count` texts that is not in `own`; there must be one."""
     if count == len(own):
         raise UserError('next-sentence prediction needs two texts or more, and the split has one')
     return int(own.stop + rng.integers(count - len(own))) % count

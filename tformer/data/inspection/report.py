@@ -35,9 +35,6 @@ def report(
     """Yields the lines of the report, each section as soon as it is computed; `say` takes lines of progress.
 
     The rows of a batch are rounded to `row_multiple` (None: data.row_multiple).
-
-    Raises:
-      UserError: the data is at fault.
     """
     records, absent = {'train': train}, []
     for split in ('valid', 'test'):

@@ -55,15 +55,11 @@ def differing(least: int, **columns: np.ndarray) -> None:
 # ------------------------------------------------------------------------------------------------- y = k x^exponent
 @dataclasses.dataclass(frozen=True)
 class PowerLaw:
-    """y = k x^exponent, with Student's intervals of both."""
+    """y = k x^exponent."""
 
     k: float
     exponent: float
-    k_interval: tuple[float, float]
-    exponent_interval: tuple[float, float]
-
-    def predict(self, x: Any) -> Any:
-        return self.k * np.asarray(x, np.float64) ** self.exponent
+    exponent_interval: tuple[float, float]  # Student's
 
 
 def regress(x: Any, y: Any, level: float = 0.95) -> PowerLaw:
@@ -75,13 +71,11 @@ def regress(x: Any, y: Any, level: float = 0.95) -> PowerLaw:
     x, y = checked(3, x=x, y=y)
     differing(2, x=x)
     line = stats.linregress(np.log(x), np.log(y))
-    t = stats.t.ppf((1 + level) / 2, len(x) - 2)
-    half_k, half_exponent = t * line.intercept_stderr, t * line.stderr
+    half = stats.t.ppf((1 + level) / 2, len(x) - 2) * line.stderr
     return PowerLaw(
         k=float(np.exp(line.intercept)),
         exponent=float(line.slope),
-        k_interval=(float(np.exp(line.intercept - half_k)), float(np.exp(line.intercept + half_k))),
-        exponent_interval=(float(line.slope - half_exponent), float(line.slope + half_exponent)),
+        exponent_interval=(float(line.slope - half), float(line.slope + half)),
     )
 
 

@@ -99,9 +99,6 @@ def held_out_error(N: Any, D: Any, loss: Any) -> float:
 
     It is the root mean square of log loss - log prediction; 0.01 is about 1 %. A run is held out if its C = 6 N D times
     `BUDGET` exceeds the largest C.
-
-    Raises:
-      UserError: as `fit`, for the other runs.
     """
     N, D, loss = power_law.checked(RUNS, N=N, D=D, loss=loss)
     C = isoflop.PER_TOKEN * N * D

@@ -28,11 +28,7 @@ def _points(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
 
 
 def shared_range(curves: Iterable[Curve]) -> tuple[float, float]:
-    """Returns the first and last x, in its own units, that every curve reaches.
-
-    Raises:
-      UserError: they share no x, or the x of a curve do not increase.
-    """
+    """Returns the first and last x, in its own units, that every curve reaches; without any it is a `UserError`."""
     ends = [_points(curve)[0][[0, -1]] for curve in curves]
     low, high = (max(first for first, _ in ends), min(last for _, last in ends)) if ends else (0.0, -1.0)
     if low > high:
@@ -41,11 +37,7 @@ def shared_range(curves: Iterable[Curve]) -> tuple[float, float]:
 
 
 def at(curve: Curve, x: float) -> float:
-    """Returns y at x, in the metric's units; not finite where the run has failed by then.
-
-    Raises:
-      UserError: x is outside the curve.
-    """
+    """Returns y at x, in the metric's units; not finite where the run has failed by then. x must be on the curve."""
     xs, ys = _points(curve)
     if not xs[0] <= x <= xs[-1]:
         raise UserError(f'x={x:g} is outside the curve, which has {xs[0]:g} to {xs[-1]:g}')
@@ -87,11 +79,7 @@ def first_reach(curve: Curve, y: float, lower_is_better: bool) -> float:
 
 
 def speed_up(arm: Curve, baseline: Curve, y: float, lower_is_better: bool) -> float:
-    """Returns how many times the arm's x the baseline needs for y: above 1 the arm is faster.
-
-    Raises:
-      UserError: as `first_reach` of either.
-    """
+    """Returns how many times the arm's x the baseline needs for y (`first_reach`): above 1 the arm is faster."""
     spent = first_reach(arm, y, lower_is_better)
     if spent <= 0:
         raise UserError(f'the arm has y={y:g} at x={spent:g}: no factor says how much faster that is')

@@ -46,21 +46,13 @@ def _tokenizers(family: str, data: Data, objective: str) -> Tokenizers:
 
 
 def num_parameters(stated: Config) -> int:
-    """Returns how many parameters the model of a config has.
-
-    Raises:
-      UserError: its vocabulary depends on data that do not load.
-    """
+    """Returns how many parameters the model of a config has; a vocabulary of data that do not load is a `UserError`."""
     resolved = sized(stated)
     return count_parameters(_parameters(resolved.model, resolved.train.objective))
 
 
 def num_tokens(stated: Config) -> int:
-    """Returns the tokens of a run whose batches are full, on both sides, with padding.
-
-    Raises:
-      UserError: the run's length is given in epochs.
-    """
+    """Returns the tokens of a run whose batches are full, on both sides, with padding; `UserError` as `num_flops`."""
     return _num_steps(stated) * sum(rows * length for rows, length in _shapes(stated).values())
 
 
@@ -159,10 +151,8 @@ def _known_to_be_full(to: Config, stated: Config, match: Match) -> None:
 def nearest(measured: Callable[[int], float], target: float, start: int = 1) -> int:
     """Returns the positive number at which a rising function is nearest to `target`.
 
-    It searches between two numbers on either side, in turn by linear interpolation and by bisection.
-
-    Raises:
-      UserError: the function is flat.
+    It searches between two numbers on either side, in turn by linear interpolation and by bisection. A flat function is
+    a `UserError`.
     """
     measured = functools.cache(measured)
     if measured(start) == measured(2 * start):

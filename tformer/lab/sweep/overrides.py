@@ -47,11 +47,7 @@ def grid(values: Mapping[str, Iterable[Any]]) -> list[Overrides]:
 
 
 def zipped(values: Mapping[str, Iterable[Any]]) -> list[Overrides]:
-    """Returns the fields' first values, their second ones, and so on.
-
-    Raises:
-      UserError: one field has more values than another.
-    """
+    """Returns the fields' first values, their second ones, and so on; all fields must have equally many."""
     columns = {field: _listed(field, values) for field in values}
     if len({len(column) for column in columns.values()}) > 1:
         counts = ', '.join(f'{len(column)} of {field}' for field, column in columns.items())
@@ -65,11 +61,7 @@ def chain(*lists: Iterable[Overrides]) -> list[Overrides]:
 
 
 def product(*lists: Iterable[Overrides]) -> list[Overrides]:
-    """Returns every choice of one of each list, joined; the last list varies fastest.
-
-    Raises:
-      UserError: two lists set the same field.
-    """
+    """Returns every choice of one of each list, joined; the last list varies fastest. No two may set the same field."""
     joined = []
     for parts in itertools.product(*map(_dicts, lists)):
         fields = [field for part in parts for field in part]

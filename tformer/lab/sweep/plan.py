@@ -19,9 +19,6 @@ def plan(trials: Sequence[Trial], directory: str | pathlib.Path | None, parallel
 
     FLOPs and tokens are of full batches: how much of them is padding depends on the data. The time of a trial that has
     not run is estimated from the FLOPs and times of those that have; `parallel` processes will run at once.
-
-    Raises:
-      UserError: as `manifest.check`.
     """
     home = None if directory is None else pathlib.Path(directory)
     if home is not None:

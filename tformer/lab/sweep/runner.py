@@ -150,9 +150,6 @@ def array(
     """Writes what trains the trials to DIRECTORY/trials.txt, a process a line; returns how to run those not done.
 
     Tasks that wait take their lines by number, so an existing list is never changed: another list has another name.
-
-    Raises:
-      UserError: as `sweep`.
     """
     home = pathlib.Path(directory)
     _check(1, together, transform)
