@@ -21,7 +21,7 @@ from tformer.data.examples import corrupt, example_arrays, example_formats
 from tformer.data.examples.special_tokens import Fields
 from tformer.data.sources.records import Record, Split
 from tformer.data.tokenizers.tokenizers import Tokenizers
-from tformer.errors import UserError
+from tformer.errors import UserError, choose
 
 _ENDLESS = 1 << 40  # steps
 _PADDING: dict[str, Any] = {'weights': 0, 'prefix': False, 'token_types': 0}  # other arrays: the pad token
@@ -79,7 +79,7 @@ class Batches:
         batching = 'bucket' if data.batching == 'pack' and not training else data.batching
         lengths = np.concatenate([part.lengths for part in examples])
         limits = np.array([data.length, data.encoder_length or data.length][: lengths.shape[1]])
-        self.shapes = packing.BATCHING[batching].shapes(lengths, limits, data.num_buckets)
+        self.shapes = choose(packing.BATCHING, batching, 'data.batching').shapes(lengths, limits, data.num_buckets)
         tokens, multiple = data.batch_tokens, row_multiple or data.row_multiple or 1
         rows = [config.train.batch_size if tokens is None else tokens // max(shape) for shape in self.shapes]
         self.widths = tuple(max(count // multiple, 1) * multiple for count in rows)
