@@ -98,21 +98,11 @@ def corrupt_spans(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Applies T5's corruption: a sentinel replaces each span, and the targets repeat it before the span's tokens.
 
-    All divisions of the dropped tokens into spans are equally likely, and so are all positions of spans that do not
-    touch. (The paper's code ends every text with a dropped span, so a single span has a fixed position there.)
-    Source: Raffel et al. 2020, sections 3.1.4 and 3.3.4.
-
-    Args:
-      tokens: int [T].
-      sentinels: int, the ids of the first, second ... span.
-      rate: the share of the tokens that is dropped.
-      mean_span: the mean number of tokens in a span of a text.
-
-    Returns:
-      The inputs, int [T - dropped + spans], and the targets, int [dropped + spans], both without EOS.
-
-    Raises:
-      UserError: there are more spans than sentinels.
+    A share `rate` of the tokens, int [T], is dropped in spans of `mean_span` tokens on average. All divisions of the
+    dropped tokens into spans are equally likely, and so are all positions of spans that do not touch. (The paper's code
+    ends every text with a dropped span, so a single span has a fixed position there.) Returns the inputs,
+    int [T - dropped + spans], and the targets, int [dropped + spans], both without EOS. More spans than sentinels are a
+    `UserError`. Source: Raffel et al. 2020, sections 3.1.4 and 3.3.4.
     """
     dropped, spans = (int(count) for count in span_counts(np.array(len(tokens)), rate, mean_span))
     check_sentinels(spans, sentinels)

@@ -51,13 +51,9 @@ def filled(batches: Batches) -> Filled:
 def laid(
     lengths: Sequence[np.ndarray], epochs: Sequence[float], limits: np.ndarray, batching: str, num_buckets: int
 ) -> Filled:
-    """Counts an epoch of training under another batching, a key of packing.BATCHING.
+    """Counts an epoch of training, which passes `epochs` times over each part, under a key of packing.BATCHING.
 
-    Args:
-      lengths: tokens of the examples of each part, int [N, stacks]; longer ones are cut to the limits.
-      epochs: passes over each part in one epoch of the mixture.
-      limits: tokens of the longest row of each stack, int [stacks].
-      num_buckets: the most shapes that the batching may make.
+    The examples of each part have `lengths`, int [N, stacks], which are cut to `limits`, int [stacks].
     """
     how, cut = packing.BATCHING[batching], [np.minimum(own, limits) for own in lengths]
     shapes = how.shapes(np.concatenate(cut), limits, num_buckets)

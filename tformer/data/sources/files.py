@@ -93,9 +93,9 @@ def _of_split(directory: Path, split: str) -> list[Path]:
     return sorted((directory / file for file in files), key=_order)
 
 
-def _order(path: Path) -> list[tuple[bool, int, str]]:
-    """A sort key that puts part 10 after part 9."""
-    return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in re.split(r'(\d+)', str(path))]
+def _order(path: Path) -> list[int | str]:
+    """A sort key that puts part 10 after part 9: text and numbers take turns in it."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r'(\d+)', str(path))]
 
 
 def _read(text: Text, held_out: tuple[str, ...], split: str, config: Data, objective: str) -> Iterator[Record]:

@@ -10,7 +10,7 @@ import sentencepiece
 
 from tformer.config.run import Data
 from tformer.data.tokenizers.vocabulary import BOS, EOS, FIRST, MASK, PAD, SPECIALS, UNK, Tokenizer
-from tformer.errors import UserError
+from tformer.errors import UserError, choose
 
 
 class SentencePiece(Tokenizer):
@@ -36,6 +36,7 @@ class SentencePiece(Tokenizer):
     @classmethod
     def _train(cls, texts: Iterable[str], data: Data, seed: int) -> Self:
         """Trains on lines of at most about `_MOST_CHARACTERS` characters together, sampled with `seed`."""
+        choose(dict.fromkeys(('unigram', 'bpe')), data.tokenizer_model, 'data.tokenizer_model')
         trained, lines = io.BytesIO(), sample_lines(texts, seed)
         try:
             sentencepiece.SentencePieceTrainer.train(

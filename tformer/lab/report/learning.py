@@ -63,7 +63,7 @@ class Reach:
 
 def curve_name(results: Results, metric: str) -> str | None:
     """Returns the curve that stands for a metric: of its own name, of the valid split, the valid loss, or None."""
-    names = {name for run in results.runs if run.state == DONE for row in run.log for name in row}
+    names = {name for run in results.done for row in run.log for name in row}
     own = [metric, f'valid/{metric.partition("/")[2]}', 'valid/loss']
     return next((name for name in own if name in names), None)
 
@@ -162,7 +162,7 @@ def reaches(results: Results, wanted: Sequence[str]) -> list[Reach]:
     Raises:
       UserError: one is not NAME=VALUE, or no run has that number.
     """
-    known = {name for run in results.runs if run.state == DONE for row in run.log for name in row} - {'step'}
+    known = {name for run in results.done for row in run.log for name in row} - {'step'}
     made = []
     for text in wanted:
         name, _, number = text.partition('=')

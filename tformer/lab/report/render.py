@@ -61,12 +61,7 @@ def sentences(report: Report, name: str) -> list[str]:
 
 
 def markdown(report: Report, drawn: bool = True, page: bool = False) -> str:
-    """Returns the report as Markdown.
-
-    Args:
-      drawn: whether drawings can be made; if not, a line says so.
-      page: for the HTML page, with figures and aligned columns.
-    """
+    """Returns the report as Markdown, for a `page` with figures and aligned columns; it says if none can be `drawn`."""
 
     def figures(listed: Sequence[Figure]) -> Markup:
         return Markup(f'~~~{FIGURES}\n{json.dumps(listed)}\n~~~' if page and drawn and listed else '')

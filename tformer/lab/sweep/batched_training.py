@@ -39,11 +39,8 @@ def train(
 ) -> dict[pathlib.Path, Trained]:
     """Trains the trials that are stated in workdirs; returns the finished training of each that does not fail.
 
-    A trial that fails leaves its error in its workdir, and the others continue.
-
-    Args:
-      homes: the workdirs of all trials of a group, always in the same order.
-      transform: a key of TRANSFORMS; None: 'map' on a CPU, 'vmap' elsewhere.
+    A trial that fails leaves its error in its workdir, and the others continue. `homes` are the workdirs of all trials
+    of a group, always in the same order. Without a `transform` it is 'map' on a CPU, 'vmap' elsewhere.
 
     Raises:
       UserError: the trials cannot be trained together.

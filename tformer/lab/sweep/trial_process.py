@@ -49,10 +49,7 @@ class TrialProcess:
     def outcome(self, trial: Trial, home: pathlib.Path, code: int, asked: bool) -> tuple[End, str]:
         """Returns how one of the trials ended and a line about it; writes an error to its workdir, if that is free.
 
-        Args:
-          home: the sweep's directory.
-          code: the exit code of the process.
-          asked: whether the process was asked to stop.
+        `code` is the exit code of the process, and `asked` says whether it was asked to stop.
         """
         place = home / trial.directory
         if is_done(place):
