@@ -135,7 +135,7 @@ def test_a_checkpoint_is_deleted_again_whatever_stayed_of_it(tmp_path, monkeypat
             checkpoint.delete(tmp_path, 3)
         left = [*checkpoint.directory(tmp_path).iterdir()]
         assert checkpoint.steps(tmp_path) == [] and bool(left) == stays
-    assert checkpoint.latest_valid(tmp_path, print) is None and not [*checkpoint.directory(tmp_path).iterdir()]
+    assert checkpoint.latest_valid(tmp_path) is None and not [*checkpoint.directory(tmp_path).iterdir()]
 
 
 def test_fields_that_are_named_may_differ(whole, tmp_path):
@@ -254,7 +254,7 @@ def test_a_stored_run_still_loads_and_goes_on(tmp_path):
     data = toy_data.parallel(tmp_path / 'data')
     found = evaluate.evaluate(Run.load(run, {'data.path': str(data)}), 'test')
     assert found == pytest.approx(json.loads((stored / 'scores.json').read_text()), rel=1e-5)
-    assert '* 3' in inspect.checkpoints(str(run)) and checkpoint.latest_valid(run, print) == 3
+    assert '* 3' in inspect.checkpoints(str(run)) and checkpoint.latest_valid(run) == 3
     fields = {**make_stored_run.FIELDS, 'train__num_steps': '4', 'data__path': str(data)}
     longer = test_runs.load('translate.py:smoke', tmp_path, **fields)
     assert train_lib.train(longer, run, may_differ=['train.num_steps']).step == 4

@@ -21,14 +21,6 @@ _EVERYWHERE = (lambda m: True, '')
 _BLOCK = (lambda m: m.recurrence is None, 'model.recurrence is None')
 _ENCODER = (lambda m: m.family != 'decoder', 'model.family is encoder or encoder_decoder')
 _DECODER = (lambda m: m.family != 'encoder', 'model.family is decoder or encoder_decoder')
-_RECURRENT_ENCODER = (
-    lambda m: m.recurrence is not None and m.family != 'decoder',
-    'model.recurrence is set and model.family is encoder or encoder_decoder',
-)
-_RECURRENT_BOTH = (
-    lambda m: m.recurrence is not None and m.family == 'encoder_decoder',
-    'model.recurrence is set and model.family is encoder_decoder',
-)
 _ENCODER_ONLY = (lambda m: m.family == 'encoder', 'model.family is encoder')
 _PROJECTIONS = (lambda m: m.attention_projections, 'model.attention_projections is True')
 _NORM = (lambda m: m.norm is not None, 'model.norm is not None')
@@ -74,8 +66,14 @@ def rules() -> dict[str, Rule]:
 
 
 APPLIES: dict[str, Rule] = {
-    'bidirectional': _RECURRENT_ENCODER,
-    'recurrent_attention': _RECURRENT_BOTH,
+    'bidirectional': (
+        lambda m: m.recurrence is not None and m.family != 'decoder',
+        'model.recurrence is set and model.family is encoder or encoder_decoder',
+    ),
+    'recurrent_attention': (
+        lambda m: m.recurrence is not None and m.family == 'encoder_decoder',
+        'model.recurrence is set and model.family is encoder_decoder',
+    ),
     'encoder_vocab_size': (lambda m: m.family == 'encoder_decoder', 'model.family is encoder_decoder'),
     'num_encoder_layers': _ENCODER,
     'num_decoder_layers': _DECODER,

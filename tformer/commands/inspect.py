@@ -30,7 +30,8 @@ from tformer.model import build
 from tformer.objectives import OBJECTIVES
 from tformer.training import checkpoint, flops, setup, writers
 from tformer.training import workdir as workdir_lib
-from tformer.training.dummy_batch import assumed
+from tformer.training.dummy_batch import assumed, random_batch
+from tformer.training.state import abstract_variables
 
 SHARED_FLAGS = ('config', 'workdir')
 FLAGS = {'data': ('bool', False, 'show the data instead of the model')}
@@ -67,10 +68,8 @@ def inspect(config: Config) -> str:
     Sizes that only the data tell, such as the vocabulary, are assumed. Nothing is computed.
     """
     resolved = assumed(config)
-    model, objective = build(resolved.model), OBJECTIVES[resolved.train.objective]
-    tokens = jax.ShapeDtypeStruct((1, 8), 'int32')
-    batch = {'inputs': tokens, 'encoder_inputs': tokens, 'weights': tokens}
-    params = jax.eval_shape(lambda b: model.init(jax.random.key(0), b, method=objective.method), batch)['params']
+    objective = OBJECTIVES[resolved.train.objective]
+    params = abstract_variables(build(resolved.model), objective, random_batch(resolved))['params']
     rows = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(params, is_leaf=lambda x: isinstance(x, nn.Partitioned)):
         name = '.'.join(key.key for key in path)

@@ -10,7 +10,7 @@ import math
 import pathlib
 import secrets
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -83,10 +83,10 @@ def best(workdir: pathlib.Path) -> int | None:
     return max(known, key=lambda step: (known[step], -step)) if known else max(steps(workdir), default=None)
 
 
-def latest_valid(workdir: pathlib.Path, say: Callable[[str], object]) -> int | None:
+def latest_valid(workdir: pathlib.Path) -> int | None:
     """Returns the step of the newest undamaged checkpoint, every byte of which is checked; None where there is none.
 
-    Damaged checkpoints are renamed and reported by `say`. Remains of interrupted saves and deletions are deleted.
+    Damaged checkpoints are renamed and reported. Remains of interrupted saves and deletions are deleted.
 
     Raises:
       UserError: there are checkpoints, and all of them are damaged.
@@ -107,7 +107,7 @@ def latest_valid(workdir: pathlib.Path, say: Callable[[str], object]) -> int | N
         aside = directory(workdir, step).with_suffix('.damaged')
         shutil.rmtree(aside, ignore_errors=True)
         directory(workdir, step).rename(aside)
-        say(f'checkpoint {step} is damaged and was renamed to {aside}: {found}')
+        print(f'checkpoint {step} is damaged and was renamed to {aside}: {found}', flush=True)
     return newest
 
 

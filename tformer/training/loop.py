@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import pathlib
 from collections.abc import Sequence
 
@@ -60,8 +59,7 @@ def train(
         stop = contexts.enter_context(StopMonitor(config.train.max_minutes))
 
         # ------------------------------------------------------------------------------------- checkpoint and data
-        say = functools.partial(print, flush=True)
-        last = processes.same_number(lambda: checkpoint.latest_valid(directory, say) or 0) or None
+        last = processes.same_number(lambda: checkpoint.latest_valid(directory) or 0) or None
         previous = None if last is None else checkpoint.read_metadata(directory, last)
         data = setup.load_data(config, directory, mesh, previous, may_differ)
         if processes.first():
@@ -109,7 +107,7 @@ def train_group(group: Group, stop: StopMonitor, progress: writers.Progress) -> 
         state, metrics = group.step(state, next(batches), hyper)
         step, stop.has_step = step + 1, True
         group.add_metrics(metrics)
-        if group.should_report(step):
+        if active[0].should_report(step):
             progress.update(step, group.report(step))
             group.drop_failed(active)
 

@@ -100,9 +100,6 @@ class Group:
         for member in self.active:
             member.metrics.add(metrics, member.index)
 
-    def should_report(self, step: int) -> bool:
-        return self.active[0].should_report(step)
-
     def report(self, step: int) -> dict[str, float]:
         """Writes the members' reports after `step`; returns their means. Members with too many skipped steps fail."""
         found = [member.report(step) for member in self.active]

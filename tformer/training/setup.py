@@ -30,17 +30,15 @@ PACKAGES = ('tformer', 'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'gr
 PLACES = tuple(f'data.{x}' for x in 'path valid_path test_path mixture tfds_dir tokenizer_path cache_dir'.split())
 
 
-def load_state(
-    program: Program, config: Config, home: pathlib.Path, last: int | None, hyper: Hyperparameters | None = None
-) -> TrainState:
+def load_state(program: Program, config: Config, home: pathlib.Path, last: int | None) -> TrainState:
     """Returns the state of a workdir's checkpoint at step `last`; None: the one that training starts from.
 
-    The program may be of a run that differs only in its hyperparameters; `hyper` are the run's (None: the program's).
+    The program may be of another run, whose config differs only in its hyperparameters.
 
     Raises:
       UserError: the checkpoint, or the run that train.init_from names, does not fit the model.
     """
-    hyper = program.hyper if hyper is None else hyper
+    hyper = Hyperparameters.of(config)
     state = program.init(hyper)
     if last is not None:
         return checkpoint.restore(home, last, state)

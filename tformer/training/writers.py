@@ -1,6 +1,7 @@
 """Writers of a run's metrics: metrics.jsonl, TensorBoard and the terminal."""
 
 import contextlib
+import datetime
 import errno
 import json
 import math
@@ -137,7 +138,7 @@ class Progress:
             return
         done = step - self._start
         left = (time.monotonic() - self._since) / max(done, 1) * (self._num_steps - step)
-        print(f'step {step}/{self._num_steps}  {text}  left {_clock(left)}', flush=True)
+        print(f'step {step}/{self._num_steps}  {text}  left {datetime.timedelta(seconds=int(left))}', flush=True)
 
     def message(self, text: str) -> None:
         """Prints a line above the bar."""
@@ -151,11 +152,6 @@ class Progress:
 
 def _short(value: float) -> str:
     return f'{value:,.0f}' if abs(value) >= 1000 else f'{value:.4g}'
-
-
-def _clock(seconds: float) -> str:
-    minutes, seconds = divmod(int(seconds), 60)
-    return f'{minutes // 60}:{minutes % 60:02}:{seconds:02}'
 
 
 def format_table(rows: Iterable[tuple[str, float | str]]) -> str:

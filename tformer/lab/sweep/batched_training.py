@@ -60,7 +60,7 @@ def train(
                 (home / ERROR).unlink(missing_ok=True)
                 with failing(home):
                     checks.check_here(stated[home])
-                    checkpoint.latest_valid(home, print)
+                    checkpoint.latest_valid(home)
                     live.append(home)
         stop = contexts.enter_context(StopMonitor(stated[homes[0]].train.max_minutes))
         for last, some in cohorts(live):
@@ -191,8 +191,7 @@ class StackedGroup(Group):
         """Returns (the states of all slices, their hyperparameters)."""
         of = {}  # in the host's memory: a device has room for its own trials
         for member in {member.index: member for member in self.slots}.values():
-            hyper = Hyperparameters.of(member.config)
-            state = setup.load_state(self.program, member.config, member.directory, self.checkpoint_step, hyper)
+            state = setup.load_state(self.program, member.config, member.directory, self.checkpoint_step)
             of[member.index] = jax.device_get(state)
         states = jax.tree.map(lambda *x: np.stack(x), *(of[member.index] for member in self.slots))
         states = jax.device_put(states, stacked(self.program.shardings))
