@@ -531,7 +531,8 @@ def test_any_bytes_are_records_or_one_line(tmp_path, data: bytes, ending: str, m
     try:
         records = load(path=('x',), split='valid', valid_path=(str(tmp_path / f'a{ending}'),),
                        bad_lines='skip' if mode else 'stop')  # fmt: skip
-        assert all(record['text'].encode() for record in records) or ending == '.jsonl'
+        for record in records:
+            record['text'].encode()  # it is text without half a surrogate pair; a column may be empty
     except UserError as error:
         assert '\n' not in str(error)
 
