@@ -301,10 +301,9 @@ def test_a_mistake_is_told_once_and_an_exception_ends_all(tmp_path: pathlib.Path
     while 'ZeroDivisionError' not in launched.err and time.monotonic() - began < 200:
         time.sleep(0.05)
     assert launched.end(60) == 1, launched.err
-    assert launched.err.splitlines()[-2:] == [
-        '[1] ZeroDivisionError: division by zero',
-        'launch/local: process 1 of 2 was the first to fail: exit code 1',
-    ]
+    *lines, last = launched.err.splitlines()  # the other process may still say that this one has ended
+    assert '[1] ZeroDivisionError: division by zero' in lines
+    assert last == 'launch/local: process 1 of 2 was the first to fail: exit code 1'
     assert (tmp_path / 'run/error.txt').read_text() == 'ZeroDivisionError: division by zero\n'
 
 

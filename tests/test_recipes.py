@@ -20,6 +20,8 @@ PAGE = (ROOT / 'docs' / 'how-to' / 'extend.md').read_text()
 BLOCKS = re.findall(r'in `tformer/layers/(\w+)\.py`:\n\n```python\n(.*?)```', PAGE, re.DOTALL)
 MODULES = {'mlp': (mlp, mlp.ACTIVATIONS), 'norms': (norms, norms.NORMS), 'positions': (positions, positions.POSITIONS)}
 FIELDS = {'mlp': {'activation': 'mish'}, 'norms': {'norm': 'prmsnorm'}, 'positions': {'position': 'kerple'}}
+ROTARY = re.findall(r'```python\n(def halved_angles.*?)```', PAGE, re.DOTALL)
+RECIPES = [*((name, code, FIELDS[name]) for name, code in BLOCKS), ('positions', *ROTARY, {'position': 'halved_rope'})]
 
 
 def test_there_are_three():
@@ -30,10 +32,10 @@ def test_the_readme_shows_the_first():
     assert f'```python\n{BLOCKS[0][1]}```' in (ROOT / 'README.md').read_text()
 
 
-@pytest.mark.parametrize('name, code', BLOCKS)
-def test_a_recipe_makes_a_key_that_is_valid_causal_and_trained(name, code):
+@pytest.mark.parametrize('name, code, choice', RECIPES)
+def test_a_recipe_makes_a_key_that_is_valid_causal_and_trained(name, code, choice):
     module, table = MODULES[name]
-    fields = {'vocab_size': 17, 'emb_dim': 16, 'mlp_dim': 24, 'num_decoder_layers': 2, 'max_len': 16, **FIELDS[name]}
+    fields = {'vocab_size': 17, 'emb_dim': 16, 'mlp_dim': 24, 'num_decoder_layers': 2, 'max_len': 16, **choice}
     cfg = Config(model=Model(**fields), train=config.Train(num_steps=1), data=config.Data(length=8))
     with pytest.raises(UserError, match='is unknown'):
         checks.check_here(cfg)
@@ -47,6 +49,14 @@ def test_a_recipe_makes_a_key_that_is_valid_causal_and_trained(name, code):
             del table[key]
         for key in set(vars(module)) - before[1]:
             delattr(module, key)
+
+
+def test_a_rotary_scaling_that_reads_no_factor_needs_none(monkeypatch):
+    halved = positions.RopeScaling(lambda frequencies, factor, trained_len: frequencies / 2)
+    monkeypatch.setitem(positions.ROPE_SCALINGS, 'halved', halved)
+    fields = {'vocab_size': 17, 'emb_dim': 16, 'mlp_dim': 24, 'num_decoder_layers': 2, 'max_len': 16}
+    model = Model(**fields, position='rope', rope_scaling='halved')
+    checks.check_here(Config(model=model, train=config.Train(num_steps=1), data=config.Data(length=8)))
 
 
 def check(cfg):

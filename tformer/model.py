@@ -70,7 +70,7 @@ class Family(nn.Module):
         count = -(-T // chunk)
 
         def split(x: jax.Array) -> jax.Array:
-            """Chunk i has the positions i, i + count, ..., so that devices which split the length share each chunk."""
+            """Chunk i has the positions i, i + count, ..., so devices that split the length share each chunk."""
             x = jnp.pad(x, [(0, 0), (0, -T % count), *[(0, 0)] * (x.ndim - 2)])
             return jnp.moveaxis(x.reshape(x.shape[0], -1, count, *x.shape[2:]), 2, 0)
 
@@ -178,7 +178,7 @@ TIED_EMBEDDINGS = ('all', 'inputs', 'output', None)
 
 
 def build(cfg: Model) -> nn.Module:
-    """Returns the model of `cfg`, derived sizes filled in.
+    """Returns the model that `cfg` describes, with derived sizes filled in.
 
     Raises:
       UserError: an unknown family.

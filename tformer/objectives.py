@@ -198,7 +198,7 @@ _TOKEN_MEANS = ('loss', 'nll', 'accuracy', 'perplexity')
 
 @dataclasses.dataclass(frozen=True)
 class Loss:
-    """A loss on the batch contract."""
+    """A loss of a model's outputs and a batch."""
 
     scores: Callable[..., Scores]  # (outputs, batch, label smoothing, z-loss) -> sums and weights by name
     names: tuple[str, ...] = _TOKEN_MEANS  # of the means that evaluation reports of them

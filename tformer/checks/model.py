@@ -6,7 +6,7 @@ from tformer.layers.block import LAYER_SHARING, has_window
 from tformer.layers.moe import DISPATCHES
 from tformer.layers.norms import NORMS
 from tformer.layers.parametrization import parametrization
-from tformer.layers.positions import POSITIONS
+from tformer.layers.positions import POSITIONS, ROPE_SCALINGS
 
 
 def check_model(model: Model) -> None:
@@ -81,7 +81,7 @@ def _check_positions(model: Model, head_dim: int) -> None:
         f'(or model.embedding_factor_dim), not {odd}',
     )
     require(
-        model.rope_scaling is None or model.rope_factor > 1,
+        'rope_factor' not in ROPE_SCALINGS[model.rope_scaling].fields or model.rope_factor > 1,
         f'model.rope_scaling={model.rope_scaling} needs a model.rope_factor above 1, not {model.rope_factor}',
     )
     buckets = model.relative_buckets

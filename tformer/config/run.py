@@ -112,7 +112,7 @@ class Train(Section):
     log_every: int = 50  # steps between reports
     eval_every: int | None = None  # steps; None: at the end only
     eval_batches: int | None = None  # of the valid split while training; None: all
-    checkpoint_every: int | None = None  # steps; None: with each evaluation
+    checkpoint_every: int | None = None  # steps; besides one at each evaluation; None: only those
     keep_last: int = 2  # newest checkpoints kept (the best is kept besides)
     keep_every: int | None = None  # steps: checkpoints of their multiples are kept, too
     best_metric: str = 'valid/loss'  # decides the best checkpoint and early stopping

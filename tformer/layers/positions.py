@@ -159,12 +159,13 @@ class Position(NamedTuple):
 
     # module (cfg, width) from positions_BT to vectors that are added to the embeddings
     added: Callable[..., nn.Module] | None = None
-    # function (cfg, positions_BT) -> the angles by which queries and keys at these positions are rotated
+    # function (cfg, positions_BT) -> (cosines, sines), [B, 1, T, R/2] each, float32, by which the pairs (i, i + R/2) of
+    # queries and keys are rotated; cached keys are stored rotated, so an angle depends on its own position alone
     angles: Callable[[ResolvedModel, jax.Array], Angles] | None = None
     # module (cfg, bidirectional) from query and key positions to bias_BNTS, float32, added to the scores
     bias: Callable[..., nn.Module] | None = None
     sinusoids: bool = False  # its vectors are `sinusoidal`: the width is even, and layers that add coordinates add them
-    fields: tuple[str, ...] = ()  # the fields of `Model` that this encoding reads and others do not
+    fields: tuple[str, ...] = ()  # the fields of `Model` that it reads; one that no chosen row reads is refused
 
     @property
     def pairwise(self) -> bool:

@@ -24,7 +24,7 @@ def is_partial(config: Config) -> bool:
 
 
 def trainable_mask(config: Config, names: Any) -> Any:
-    """Returns the mask of the parameters whose axes have these logical `names`.
+    """Returns which parameters are trained; `names` has the logical axis names of each.
 
     With model.lora_rank only adapters and heads of tasks are trained, unless they are frozen too.
 

@@ -58,8 +58,8 @@ class Bfloat16State(NamedTuple):
 def with_bfloat16_moments(base: optax.GradientTransformation) -> optax.GradientTransformation:
     """Keeps the moments of `base` in bfloat16 between updates, which are computed in float32.
 
-    Rounding is stochastic: rounding to nearest would lose every change below 1/512, so that with beta2 = 0.999 a second
-    moment that is large once would stay large.
+    Rounding is stochastic: rounding to nearest would lose every relative change below 1/512, so that with beta2 = 0.999
+    a second moment that is large once would stay large.
     """
 
     def narrow(step: jax.Array, state: Any) -> Any:

@@ -21,7 +21,7 @@ from tformer.training.stopping import StopMonitor
 
 @dataclasses.dataclass
 class Group:
-    """The members of a training loop, which agree on all numbers of steps. Here one has all arrays of the program."""
+    """The members of a training loop, which agree on all numbers of steps. This class holds a single run."""
 
     program: Program  # of any of the members, for they differ only in their hyperparameters
     members: Sequence[RunRecorder]  # all of them
@@ -49,7 +49,7 @@ class Group:
         return state
 
     def fail(self, member: RunRecorder, error: str) -> None:
-        """Ends a member that has failed; here also the training."""
+        """Handles a failed member. A plain run has only one, so training ends."""
         raise UserError(error)
 
     @property
@@ -62,7 +62,7 @@ class Group:
         return self.members[0].config.train.num_steps or 0
 
     def should_evaluate(self, step: int) -> bool:
-        """Returns whether an evaluation after `step` is due, and not made, for any member."""
+        """Returns whether any member is due for an evaluation after `step` and has not had it."""
         return any(member.should_evaluate(step) for member in self.active)
 
     def is_evaluated(self, step: int) -> bool:
@@ -70,7 +70,7 @@ class Group:
         return all(member.evaluated >= step for member in self.active)
 
     def is_out_of_patience(self) -> bool:
-        """Returns whether train.patience evaluations in a row have found nothing better."""
+        """Returns whether every member has gone train.patience evaluations without a better score."""
         return all(member.is_out_of_patience() for member in self.active)
 
     def evaluate(self, step: int, state: TrainState, stop: StopMonitor) -> dict[str, str]:

@@ -60,7 +60,7 @@ class Tokenizers:
 
     @classmethod
     def load(cls, directory: str | os.PathLike[str]) -> 'Tokenizers':
-        """The inverse of `save`; raises a `UserError` if `directory` holds no tokenizer."""
+        """Loads what `save` wrote; raises a `UserError` if it is missing or damaged."""
         path = Path(directory, 'tokenizer.json')
         if not path.is_file():
             raise UserError(f'{path} does not exist: is {directory} the workdir of a run?')

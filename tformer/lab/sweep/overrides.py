@@ -56,7 +56,7 @@ def zipped(values: Mapping[str, Iterable[Any]]) -> list[Overrides]:
 
 
 def chain(*lists: Iterable[Overrides]) -> list[Overrides]:
-    """Returns the lists one after another."""
+    """Concatenates the lists."""
     return [dict(overrides) for each in lists for overrides in _dicts(each)]
 
 
