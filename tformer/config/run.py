@@ -21,7 +21,7 @@ class Data(Section):
     columns: tuple[str, ...] = ()  # names (jsonl, tfds) or order (tsv, conll) of the fields; (): the objective's own
     source_template: str | None = None  # seq2seq: of the source, e.g. 'premise: {premise} hypothesis: {hypothesis}'
     target_template: str | None = None  # seq2seq: of the target, e.g. '{label}', '{tags}', '{answers[text][0]}'
-    bad_lines: str = 'stop'  # at a line or record that is not as it should be stop, or skip it and count it
+    bad_lines: str = 'stop'  # a malformed line or record: stop, or skip and count it
     stress: bool = False  # cmudict: keep the stress digits of the vowels
     split_by: str = 'word'  # cmudict: word, as the literature does, or family (inflections stay together)
     task: str = 'modular_division'  # algorithmic: what is computed
@@ -62,10 +62,10 @@ class Data(Section):
     infill_rate: float = 0.3  # denoising with infill: share of the tokens that spans hide
     delete_rate: float = 0.15  # denoising with delete: share of the tokens that are left out
     denoisers: tuple[str, ...] = ('r3', 'r8', 's', 'x3', 'x8', 'x64', 'x64_low')  # ul2: one is drawn for each text
-    bidirectional_prefix: bool = True  # decoder: what is given to write from is seen whole (Raffel et al. 2020, 3.2.1)
+    bidirectional_prefix: bool = True  # decoder: attend bidirectionally to the prompt (Raffel et al. 2020, 3.2.1)
     question_length: int = 64  # question_answering: longest question, in tokens
     stride: int = 128  # question_answering: tokens between the windows of a long context (Devlin et al. 2019)
-    row_multiple: int | None = None  # rows a batch are a multiple of this; None: microbatches x data-parallel size
+    row_multiple: int | None = None  # rows per batch are a multiple of this; None: microbatches x data-parallel size
     prefetch: int = 8  # batches made ahead of the device
     num_threads: int = 1  # threads that make batches, in each process
     num_workers: int = 0  # processes that make batches; 0: this one

@@ -44,8 +44,8 @@ class AnyTower(nn.Module):
 
     def tokens(self, batch: Batch) -> tuple[jax.Array, jax.Array | None]:
         """Returns positions_BT and segments_BT of the tokens that this stack reads."""
-        prefix = 'encoder_' if self.stack_name == 'encoder' and 'encoder_inputs' in batch else ''
-        return positions_of(batch, prefix), batch.get(f'{prefix}segment_ids')
+        side = 'encoder_' if self.stack_name == 'encoder' and 'encoder_inputs' in batch else ''
+        return positions_of(batch, side), batch.get(f'{side}segment_ids')
 
 
 class Tower(AnyTower):
@@ -97,8 +97,8 @@ class Tower(AnyTower):
     ) -> jax.Array:
         """Returns x_BTD after the stack, all positions at once."""
         rates, (positions_BT, segments_BT) = DropoutRates.of(self.cfg, dropout_rates), self.tokens(batch)
-        seen_early = batch.get('prefix') if self.stack_name == 'decoder' else None
-        inputs = StackInputs(self.context(positions_BT, positions_BT, segments_BT, segments_BT, seen_early), rates)
+        prefix_BT = batch.get('prefix') if self.stack_name == 'decoder' else None
+        inputs = StackInputs(self.context(positions_BT, positions_BT, segments_BT, segments_BT, prefix_BT), rates)
         if encoded_BSD is not None:
             encoder = positions_of(batch, 'encoder_'), segments_BT, batch.get('encoder_segment_ids')
             inputs = inputs.replace(cross=self.context(positions_BT, *encoder, cross=True), encoded_BSD=encoded_BSD)
