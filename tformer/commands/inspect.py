@@ -91,11 +91,11 @@ def inspect(config: Config) -> str:
 def checkpoints(directory: str) -> str:
     """Returns a table of a workdir's checkpoints, read without a device; * marks the best one."""
     home = pathlib.Path(directory)
-    merits, best, rows = checkpoint.scores(home), checkpoint.best(home), []
+    scores, best, rows = checkpoint.scores(home), checkpoint.best(home), []
     for step in checkpoint.steps(home):
         run = checkpoint.read_metadata(home, step)
-        merit = f'{merits[step]:.6g}' if step in merits else 'not evaluated'
-        cells = f'merit {merit:<14} jax {run["versions"]["jax"]}  config {run["config_digest"]}'
+        score = f'{scores[step]:.6g}' if step in scores else 'not evaluated'
+        cells = f'score {score:<14} jax {run["versions"]["jax"]}  config {run["config_digest"]}'
         rows.append((f'{"*" if step == best else " "} {step:,}', cells))
     return writers.format_table([('checkpoints', f'in {checkpoint.directory(home)}'), *rows])
 
