@@ -2,8 +2,11 @@
 
 import dataclasses
 import importlib.util
+import itertools
+import json
 import math
 import pathlib
+import re
 from collections.abc import Callable
 
 import jax
@@ -17,6 +20,7 @@ from tformer.config import Config, Data, Decode, Model, Train
 from tformer.config.tasks import TASKS
 from tformer.distributed.sharding import unboxed
 from tformer.errors import UserError
+from tformer.hf import convert
 from tformer.layers.resolved import resolve_model
 from tformer.model import build
 
@@ -254,3 +258,146 @@ def test_rotary_fields_of_earlier_files_are_those_of_later_ones() -> None:
     earlier |= {'rope_theta': rope.pop('rope_theta'), 'rope_scaling': rope}
     assert hf.model_of(earlier) == hf.model_of(later)
     assert math.isclose(hf.model_of(later).rope_factor, 4)
+
+
+# ------------------------------------------------------------------------------------------------ both ways
+@pytest.mark.parametrize('name', CASES)
+def test_the_config_of_a_model_gives_the_model_back(name: str) -> None:
+    cfg = hf.model_of(references.load(name).config)
+    written = hf.config_of(families()[name], cfg)
+    assert resolve_model(hf.model_of(written)) == resolve_model(cfg)
+    json.dumps(written)
+
+
+def others(cfg: Model, field: str) -> list:
+    """Returns other values of a field of `Model`: of its table, or near the value it has."""
+    value, table = getattr(cfg, field), checks.TABLES.get(f'model.{field}')
+    if table is not None:
+        options = (
+            [None, *table]
+            if not isinstance(value, tuple)
+            else [(), *((key,) for key in table)][field == 'attention_pattern' :]
+        )
+    elif isinstance(value, bool):
+        options = [not value]
+    else:
+        options = [(value or 1) * 2, (value or 1) * 1.5, None] if isinstance(value, float) else [(value or 1) * 2, None]
+    return [option for option in options if option != value and is_of_type(field, option)]
+
+
+def is_of_type(field: str, value: object) -> bool:
+    try:
+        config.coerce(config.field_types(Model)[field], value, field)
+    except UserError:
+        return False
+    return True
+
+
+COMPARED = [field.name for field in dataclasses.fields(Model) if field.name not in convert.NOT_COMPARED]
+
+
+@pytest.mark.parametrize('name', CASES)
+@pytest.mark.filterwarnings('error')
+def test_a_model_is_exported_as_itself_or_refused_by_a_field(name: str) -> None:
+    """Whatever field is changed to whatever value: either config.json gives the changed model back, or one line."""
+    cfg, family, refused = hf.model_of(references.load(name).config), families()[name], set()
+    for field in COMPARED:
+        for value in others(cfg, field):
+            changed = dataclasses.replace(cfg, **{field: value})
+            try:
+                expected = resolve_model(changed)
+            except UserError:
+                continue
+            try:
+                written = hf.config_of(family, changed)
+            except UserError as error:
+                assert '\n' not in str(error) and str(error).startswith(f'{family}: ')
+                refused.add(field)
+            else:
+                found = resolve_model(hf.model_of(written))
+                assert all(getattr(found, key) == getattr(expected, key) for key in COMPARED), (field, value)
+    never = {'position', 'norm', 'norm_placement', 'norm_epsilon_in_root', 'qk_norm', 'attention_sink', 'output_scale'}
+    never |= {'parametrization', 'recurrence', 'layer_sharing', 'rope_fraction', 'lora_rank', 'relative_per_layer'}
+    assert never <= refused
+
+
+@pytest.mark.parametrize('change', [{'attention_softcap': 5.0}, {'norm_placement': 'parallel'},
+                                    {'embedding_scale': 'sqrt_dim'}, {'window': 4, 'attention_pattern': ('local',)},
+                                    {'activation': 'reglu', 'qk_norm': 'rmsnorm'}])  # fmt: skip
+def test_parameters_of_a_model_that_the_family_lacks_are_not_exported(change: dict) -> None:
+    reference = references.load('llama')
+    cfg = hf.model_of(reference.config)
+    params = hf.import_params('llama', reference.tensors, cfg)
+    with pytest.raises(UserError) as error:
+        hf.export_params('llama', params, dataclasses.replace(cfg, **change))
+    assert re.match(rf'llama: model\.({"|".join(change)})=', str(error.value))
+
+
+def test_fields_that_are_not_compared_leave_the_logits_as_they_are() -> None:
+    reference = references.load('mixtral')
+    cfg = hf.model_of(reference.config)
+    params = hf.import_params('mixtral', reference.tensors, cfg)
+    expected = our_outputs(cfg, params, reference.batch, ('logits',))['logits']
+    for field in convert.NOT_COMPARED:
+        for value in others(cfg, field)[:1]:
+            if field in ('dtype', 'param_dtype', 'attention_kernel', 'lora_targets') or value is None:
+                continue  # rounding; where kernels are not here
+            found = our_outputs(dataclasses.replace(cfg, **{field: value}), params, reference.batch, ('logits',))
+            np.testing.assert_allclose(found['logits'], expected, atol=1e-5, err_msg=f'{field}={value}')
+
+
+# ------------------------------------------------------------------------------------------------ odd files
+ODD = [None, -1, 0, 1, 2.5, True, 'abc', [], ['abc'], {}, {'abc': 1}, math.inf]
+
+
+@pytest.mark.parametrize('name', CASES)
+def test_a_field_with_an_odd_value_is_refused_in_one_line_or_makes_a_model(name: str) -> None:
+    """Every field of config.json with every value; what makes a model is checked with the run it is put in."""
+    for field, value in itertools.product(references.load(name).config, ODD):
+        changed = {**references.load(name).config, field: value}
+        try:
+            checks.check(run_of(hf.model_of(changed, lambda line: None)))
+        except UserError as error:
+            assert '\n' not in str(error)
+
+
+@pytest.mark.parametrize(
+    ('name', 'fields', 'words'),
+    [
+        ('mixtral', {'num_experts_per_tok': 1}, 'num_experts_per_tok=1 has no counterpart'),
+        ('gemma2', {'layer_types': ['chunked_attention'] * 3}, "layer_types='chunked_attention' is unknown"),
+        ('t5', {'is_encoder_decoder': False}, 'is_encoder_decoder=False has no counterpart'),
+        ('roberta', {'pad_token_id': None}, 'pad_token_id is null'),
+        ('marian', {'d_model': None}, 'd_model is null'),
+        ('llama', {'quantization_config': {'bits': 4}}, 'quantization_config='),
+        ('llama', {'hidden_size': '16'}, "emb_dim='16' is not int"),
+        ('llama', {'rope_parameters': ['yarn']}, 'rope_parameters='),
+        ('bert', {'is_decoder': True}, 'is_decoder=True has no counterpart'),
+    ],
+)
+def test_an_option_that_would_change_the_numbers_is_refused(name: str, fields: dict, words: str) -> None:
+    with pytest.raises(UserError) as error:
+        hf.model_of({**references.load(name).config, **fields})
+    assert words in str(error.value) and '\n' not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ('name', 'fields'),
+    [
+        ('gpt2', {'embd_pdrop': 0.3}),
+        ('bart', {'encoder_layerdrop': 0.1}),
+        ('mixtral', {'router_jitter_noise': 0.1}),
+        ('t5', {'classifier_dropout': 0.1}),
+        ('llama', {'a_field_of_tomorrow': 'on'}),
+        ('llama', {'a_switch_of_tomorrow': False}),
+        ('mixtral', {'attention_bias': True}),
+    ],
+)
+def test_an_option_that_is_not_read_is_named(name: str, fields: dict) -> None:
+    said: list[str] = []
+    hf.model_of({**references.load(name).config, **fields}, said.append)
+    ((field, value),) = fields.items()
+    assert said == [f'config.json ({families()[name]}): not read: {field}={value!r}']
+    said.clear()
+    hf.model_of(references.load(name).config, said.append)
+    assert said == []

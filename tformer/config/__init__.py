@@ -1,6 +1,7 @@
 """The configuration tree: frozen dataclasses, their ConfigDict form, overrides, and the table of objectives."""
 
 from tformer.config.convert import changes as changes
+from tformer.config.convert import coerce as coerce
 from tformer.config.convert import config_dict as config_dict
 from tformer.config.convert import difference as difference
 from tformer.config.convert import digest as digest

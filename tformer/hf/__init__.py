@@ -1,6 +1,7 @@
 """Weights of the hub's checkpoints: one rule table a family, in numpy alone."""
 
 from tformer.hf.convert import FAMILIES as FAMILIES
+from tformer.hf.convert import config_of as config_of
 from tformer.hf.convert import export_params as export_params
 from tformer.hf.convert import import_params as import_params
 from tformer.hf.convert import model_of as model_of

@@ -1,15 +1,18 @@
 """Hub checkpoints to our parameters and back, by the tables of the families. Pure numpy."""
 
 import fnmatch
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
+from tformer import config
 from tformer.config import Model
 from tformer.errors import UserError, choose, nearest
 from tformer.hf import decoders, encoder_decoders, encoders
-from tformer.hf.rules import Family, Fields, Rule, axis_sizes, rearrange, reverse, shape
+from tformer.hf.fields import FIXED, HubConfig
+from tformer.hf.rules import Family, Rule, axis_sizes, rearrange, reverse, shape
 from tformer.layers.resolved import resolve_model
 
 FAMILIES: dict[str, Family] = {**encoders.FAMILIES, **decoders.FAMILIES, **encoder_decoders.FAMILIES}
@@ -17,17 +20,60 @@ FAMILIES: dict[str, Family] = {**encoders.FAMILIES, **decoders.FAMILIES, **encod
 Params = dict[str, Any]
 
 
-def model_of(hub_config: Mapping[str, Any]) -> Model:
+def model_of(hub_config: Mapping[str, Any], say: Callable[[str], None] = warnings.warn) -> Model:
     """Returns our model of a hub's config.json.
 
+    Args:
+      hub_config: its fields.
+      say: is called with a line about fields that are not read and may change training.
+
     Raises:
-      UserError: an unknown family, a field that is missing, or one whose value ours can't express.
+      UserError: an unknown family, a field that is missing or null, or one whose value ours can't express.
     """
-    family = choose(FAMILIES, hub_config.get('model_type'), 'config.json: model_type')
-    for name, value in family.fixed.items():
-        if name in hub_config and hub_config[name] != value:
+    kind = hub_config.get('model_type')
+    family = choose(FAMILIES, str(kind), 'config.json: model_type')
+    hub = HubConfig(hub_config, family.defaults)
+    for name, value in {**FIXED, **family.fixed}.items():
+        if name in hub_config and hub.nullable(name) != value:
             raise UserError(f'config.json: {name}={hub_config[name]!r} has no counterpart here; valid: {value!r}')
-    return family.model(Fields({**family.defaults, **hub_config}))
+    values, types = dict(family.model), config.field_types(Model)
+    for field in family.fields:
+        values |= field.read(hub)
+    model = Model(**{name: config.coerce(types[name], value, f'model.{name}') for name, value in values.items()})
+    if unread := hub.unread():
+        say(f'config.json ({kind}): not read: {", ".join(f"{name}={value!r}" for name, value in unread.items())}')
+    return model
+
+
+# Fields of `Model` that change training or execution alone, or belong to heads whose tensors are accounted for by name.
+NOT_COMPARED = (
+    *('dropout_rate', 'attention_dropout_rate', 'activation_dropout_rate', 'head_dropout_rate'),
+    *('initializer', 'init_scale', 'balance_weight', 'router_z_weight', 'expert_capacity', 'generator_fraction'),
+    *('scan_layers', 'remat', 'attention_kernel', 'dtype', 'param_dtype'),
+    *('num_classes', 'pooling', 'pooler', 'lora_alpha', 'lora_targets'),
+)
+
+
+def config_of(family: str, model: Model) -> dict[str, Any]:
+    """Returns the config.json of a model, the inverse of `model_of`.
+
+    Raises:
+      UserError: the family cannot express the model, by the first field in which what it can express differs.
+    """
+    table, model = choose(FAMILIES, family, 'family'), resolve_model(model)
+    found: dict[str, Any] = {'model_type': family, **table.fixed}
+    try:
+        for field in table.fields:
+            found |= field.write(model)
+        expressed = resolve_model(model_of(found))
+    except UserError as error:
+        raise UserError(f'{family}: {error}') from error
+    for name, value in vars(model).items():
+        if value != getattr(expressed, name) and name not in NOT_COMPARED:
+            raise UserError(
+                f'{family}: model.{name}={value!r} has no counterpart in the hub; valid: {getattr(expressed, name)!r}'
+            )
+    return found
 
 
 def import_params(family: str, tensors: Mapping[str, np.ndarray], cfg: Model) -> Params:
@@ -60,10 +106,10 @@ def export_params(family: str, params: Params, cfg: Model) -> dict[str, np.ndarr
     """Returns the hub's tensors of our parameters, the inverse of `import_params`.
 
     Raises:
-      UserError: a parameter that is missing or that no rule reads, by its path; a recurrent model.
+      UserError: a model that the family cannot express, by its field; a parameter that is missing or that no rule
+        reads, by its path.
     """
-    if cfg.recurrence is not None:
-        raise UserError(f'{family}: model.recurrence={cfg.recurrence} has no counterpart in the hub; valid: None')
+    config_of(family, cfg)
     table, cfg = choose(FAMILIES, family, 'family'), resolve_model(cfg)
     ours = dict(_flat(params))
     heads = {rule.head for rule in table.rules if all(path in ours for path in _paths(rule))}

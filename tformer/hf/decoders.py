@@ -1,15 +1,13 @@
 """GPT-2, Llama, Gemma 2 and Mixtral on the hub: fields of config.json, names and layouts of tensors."""
 
-import dataclasses
 from typing import Any
 
 from tformer.config import Model
 from tformer.errors import UserError, choose
+from tformer.hf.fields import ACTIVATIONS, GATED_ACTIVATIONS, Field, HubConfig, field, fields
 from tformer.hf.rules import (
-    ACTIVATIONS,
     ALL_BIASES,
     DOWN,
-    GATED_ACTIVATIONS,
     HEAD,
     IN,
     KEY,
@@ -19,104 +17,137 @@ from tformer.hf.rules import (
     TABLE,
     VALUE,
     Family,
-    Fields,
     Rule,
     linear,
     norm,
     untied,
 )
 
-
 # ---------------------------------------------------------------------------------------------------- config.json
-def gpt2(hub: Fields) -> Model:
-    return Model(
-        family='decoder',
-        vocab_size=hub['vocab_size'],
-        emb_dim=hub['n_embd'],
-        mlp_dim=hub['n_inner'] or 4 * hub['n_embd'],
-        num_decoder_layers=hub['n_layer'],
-        num_heads=hub['n_head'],
-        max_len=hub['n_positions'],
-        embedding_scale=None,
-        position='learned',
-        norm_epsilon=hub['layer_norm_epsilon'],
-        attention_bias=ALL_BIASES,
-        activation=choose(ACTIVATIONS, hub['activation_function'], 'config.json: activation_function'),
-        dropout_rate=hub['resid_pdrop'],
-        attention_dropout_rate=hub['attn_pdrop'],
-        initializer='gpt2',
-    )
+GPT2: dict[str, Any] = {
+    'family': 'decoder',
+    'embedding_scale': None,
+    'position': 'learned',
+    'attention_bias': ALL_BIASES,
+    'initializer': 'gpt2',
+}
 
 
-def llama(hub: Fields) -> Model:
-    return Model(
-        family='decoder',
-        vocab_size=hub['vocab_size'],
-        emb_dim=hub['hidden_size'],
-        mlp_dim=hub['intermediate_size'],
-        num_decoder_layers=hub['num_hidden_layers'],
-        num_heads=hub['num_attention_heads'],
-        num_kv_heads=hub['num_key_value_heads'],
-        head_dim=hub['head_dim'],
-        max_len=hub['max_position_embeddings'],
-        tied_embeddings='all' if hub['tie_word_embeddings'] else None,
-        embedding_scale=None,
-        position='rope',
-        **rotary(hub),
-        norm='rmsnorm',
-        norm_epsilon=hub['rms_norm_eps'],
-        attention_bias=ALL_BIASES if hub['attention_bias'] else (),
-        mlp_bias=hub['mlp_bias'],
-        activation=choose(GATED_ACTIVATIONS, hub['hidden_act'], 'config.json: hidden_act'),
-        dropout_rate=0.0,
-        attention_dropout_rate=hub['attention_dropout'],
-        initializer='truncated_normal',
-    )
+def _read_gpt2(hub: HubConfig) -> dict[str, Any]:
+    if hub.get('embd_pdrop') == hub['resid_pdrop']:  # one rate for both here
+        hub.was_read.add('embd_pdrop')
+    return {'mlp_dim': hub.nullable('n_inner') or 4 * hub.size('n_embd'), 'dropout_rate': hub['resid_pdrop']}
 
 
-def gemma2(hub: Fields) -> Model:
-    kinds = ['local' if kind == 'sliding_attention' else 'global' for kind in hub['layer_types'] or ()]
-    pattern = kinds or ['local', 'global']
-    period = next(n for n in range(1, len(pattern) + 1) if all(k == pattern[i % n] for i, k in enumerate(pattern)))
-    scales = {hub['hidden_size']: 'sqrt_emb_dim', hub['head_dim']: None}
-    return dataclasses.replace(
-        llama(Fields({**hub, 'hidden_act': hub['hidden_activation']})),
-        embedding_scale='sqrt_dim',
-        norm_placement='sandwich',
-        attention_scale=choose(scales, hub['query_pre_attn_scalar'], 'config.json: query_pre_attn_scalar'),
-        attention_pattern=tuple(pattern[:period]),
-        window=hub['sliding_window'] if 'local' in pattern else None,
-        attention_softcap=hub['attn_logit_softcapping'],
-        output_softcap=hub['final_logit_softcapping'],
-    )
+def _write_gpt2(model: Model) -> dict[str, Any]:
+    return {'n_inner': model.mlp_dim, 'resid_pdrop': model.dropout_rate, 'embd_pdrop': model.dropout_rate}
 
 
-def mixtral(hub: Fields) -> Model:
-    return dataclasses.replace(
-        llama(hub),
-        attention_pattern=('local',) if hub['sliding_window'] else ('global',),
-        window=hub['sliding_window'],
-        num_experts=hub['num_local_experts'],
-        experts_per_token=hub['num_experts_per_tok'],
-        # The hub's loss adds up the choices and averages over layers; ours averages over choices, and layers add up.
-        balance_weight=hub['router_aux_loss_coef'] * hub['num_experts_per_tok'] / hub['num_hidden_layers'],
-        router_z_weight=0.0,
-    )
+LLAMA: dict[str, Any] = {
+    'family': 'decoder',
+    'embedding_scale': None,
+    'position': 'rope',
+    'norm': 'rmsnorm',
+    'dropout_rate': 0.0,
+    'initializer': 'truncated_normal',
+}
 
 
-def rotary(hub: Fields) -> dict[str, Any]:
-    """Returns the rotary fields: those of `rope_parameters`, in earlier files `rope_theta` and `rope_scaling`."""
-    rope = Fields(hub.get('rope_parameters') or {'rope_theta': hub['rope_theta'], **(hub.get('rope_scaling') or {})})
+def _read_rotary(hub: HubConfig) -> dict[str, Any]:
+    """Reads `rope_parameters`, or the `rope_theta` and `rope_scaling` of earlier files."""
+    rope = hub.section('rope_parameters')
+    if rope is None:
+        rope = HubConfig({'rope_theta': hub['rope_theta'], **(hub.section('rope_scaling') or {})}, {})
     kind = rope.get('rope_type', rope.get('type', 'default'))
-    scaling = choose({'default': None, 'linear': 'linear', 'llama3': 'llama3'}, kind, 'config.json: rope_type')
-    fields = {'rope_theta': float(rope['rope_theta']), 'rope_scaling': scaling}
+    scaling = choose({'default': None, 'linear': 'linear', 'llama3': 'llama3'}, str(kind), 'config.json: rope_type')
+    found = {'rope_theta': rope['rope_theta'], 'rope_scaling': scaling}
     if scaling is not None:
-        fields['rope_factor'] = float(rope['factor'])
+        found['rope_factor'] = rope['factor']
     if scaling == 'llama3':
-        fields['rope_trained_len'] = rope['original_max_position_embeddings']
+        found['rope_trained_len'] = rope['original_max_position_embeddings']
         if (rope['low_freq_factor'], rope['high_freq_factor']) != (1, 4):
             raise UserError('config.json: low_freq_factor and high_freq_factor other than 1 and 4 have no counterpart')
-    return fields
+    return found
+
+
+def _write_rotary(model: Model) -> dict[str, Any]:
+    rope: dict[str, Any] = {'rope_type': model.rope_scaling or 'default', 'rope_theta': model.rope_theta}
+    if model.rope_scaling is not None:
+        rope['factor'] = model.rope_factor
+    if model.rope_scaling == 'llama3':
+        rope['original_max_position_embeddings'] = model.rope_trained_len
+        rope |= {'low_freq_factor': 1.0, 'high_freq_factor': 4.0}
+    return {'rope_parameters': rope}
+
+
+OF_LLAMA = (
+    *fields(
+        vocab_size='vocab_size',
+        emb_dim='hidden_size',
+        mlp_dim='intermediate_size',
+        num_decoder_layers='num_hidden_layers',
+        num_heads='num_attention_heads',
+        max_len='max_position_embeddings',
+        norm_epsilon='rms_norm_eps',
+        attention_dropout_rate='attention_dropout',
+    ),
+    field('num_kv_heads', 'num_key_value_heads', null=True),
+    field('head_dim', 'head_dim', null=True),
+    field('tied_embeddings', 'tie_word_embeddings', values={True: 'all', False: None}),
+    Field(_read_rotary, _write_rotary),
+)
+
+ATTENTION_BIAS = field('attention_bias', 'attention_bias', values={True: ALL_BIASES, False: ()})
+LAYER_TYPES = {'sliding_attention': 'local', 'full_attention': 'global'}
+
+
+def _read_gemma2(hub: HubConfig) -> dict[str, Any]:
+    kinds = hub.nullable('layer_types') or ['sliding_attention', 'full_attention']
+    if not isinstance(kinds, list):
+        raise UserError(f'config.json: layer_types={kinds!r} is not a list')
+    pattern = [choose(LAYER_TYPES, str(kind), 'config.json: layer_types') for kind in kinds]
+    period = next(n for n in range(1, len(pattern) + 1) if all(k == pattern[i % n] for i, k in enumerate(pattern)))
+    scales = {hub.size('hidden_size'): 'sqrt_emb_dim', hub.size('head_dim'): None}
+    return {
+        'attention_pattern': tuple(pattern[:period]),
+        'window': hub['sliding_window'] if 'local' in pattern else None,
+        'attention_scale': choose(scales, hub.number('query_pre_attn_scalar'), 'config.json: query_pre_attn_scalar'),
+    }
+
+
+def _write_gemma2(model: Model) -> dict[str, Any]:
+    names = {ours: theirs for theirs, ours in LAYER_TYPES.items()}
+    pattern = model.attention_pattern
+    return {
+        'layer_types': [names[pattern[i % len(pattern)]] for i in range(model.num_decoder_layers)],
+        'sliding_window': model.window if 'local' in pattern else None,
+        'query_pre_attn_scalar': model.emb_dim if model.attention_scale == 'sqrt_emb_dim' else model.head_dim,
+    }
+
+
+def _read_mixtral(hub: HubConfig) -> dict[str, Any]:
+    window, chosen = hub.nullable('sliding_window'), hub.size('num_experts_per_tok')
+    if chosen == 1:
+        raise UserError(
+            'config.json: num_experts_per_tok=1 has no counterpart: a single expert counts as its probability here '
+            '(Fedus et al. 2022, eq. 2) and as 1 there; valid: 2 or more'
+        )
+    return {
+        'attention_pattern': ('local',) if window else ('global',),
+        'window': window or None,
+        'experts_per_token': chosen,
+        # The hub's loss adds up the choices of a token; ours averages over them, and adds up over layers. It is still
+        # another loss: a sum over layers of products of means here, a product of means over all layers there.
+        'balance_weight': hub.number('router_aux_loss_coef') * chosen / hub.size('num_hidden_layers'),
+    }
+
+
+def _write_mixtral(model: Model) -> dict[str, Any]:
+    return {
+        'sliding_window': model.window,
+        'num_experts_per_tok': model.experts_per_token,
+        'router_aux_loss_coef': model.balance_weight * model.num_decoder_layers / model.experts_per_token,
+    }
 
 
 # ---------------------------------------------------------------------------------------------------- tensors
@@ -158,7 +189,7 @@ def scales(plus: float = 0.0, **names: str) -> tuple[Rule, ...]:
 PARTS = ('query', 'key', 'value')
 BLOCK = 'transformer.h.{layer}'
 EXPERT = f'{LAYER}.block_sparse_moe.experts.{{expert}}'
-OF_LLAMA: dict[str, Any] = {
+NAMES: dict[str, Any] = {
     'prefix': 'model.',
     'ignored': ('model.layers.*.self_attn.rotary_emb.inv_freq',),
     'copies': {'lm_head.weight': 'model.embed_tokens.weight'},
@@ -175,7 +206,20 @@ DEFAULTS = {
 
 FAMILIES = {
     'gpt2': Family(  # Radford et al. 2019; its kernels are [in, out]
-        model=gpt2,
+        model=GPT2,
+        fields=(
+            *fields(
+                vocab_size='vocab_size',
+                emb_dim='n_embd',
+                num_decoder_layers='n_layer',
+                num_heads='n_head',
+                max_len='n_positions',
+                norm_epsilon='layer_norm_epsilon',
+                attention_dropout_rate='attn_pdrop',
+            ),
+            field('activation', 'activation_function', values=ACTIVATIONS),
+            Field(_read_gpt2, _write_gpt2),
+        ),
         rules=(
             Rule('transformer.wte.weight', 'embed/table', TABLE),
             Rule('transformer.wpe.weight', 'decoder/input_embedding/positions/table', POSITIONS),
@@ -203,22 +247,36 @@ FAMILIES = {
         fixed={
             'scale_attn_weights': True,
             'scale_attn_by_inverse_layer_idx': False,
-            'add_cross_attention': False,
+            'is_encoder_decoder': False,
             'tie_word_embeddings': True,
         },
     ),
     'llama': Family(  # Touvron et al. 2023, Llama Team 2024
-        model=llama,
+        model=LLAMA,
+        fields=(
+            *OF_LLAMA,
+            ATTENTION_BIAS,
+            *fields(mlp_bias='mlp_bias'),
+            field('activation', 'hidden_act', values=GATED_ACTIVATIONS),
+        ),
         rules=(
             *attention(),
             *gated_mlp(),
             *scales(attention_norm='input_layernorm', mlp_norm='post_attention_layernorm'),
         ),
-        **OF_LLAMA,
+        **NAMES,
         defaults=DEFAULTS,
     ),
     'gemma2': Family(  # Gemma Team 2024
-        model=gemma2,
+        model=LLAMA | {'embedding_scale': 'sqrt_dim', 'norm_placement': 'sandwich', 'mlp_bias': False},
+        fields=(
+            *OF_LLAMA,
+            ATTENTION_BIAS,
+            field('activation', 'hidden_activation', values=GATED_ACTIVATIONS),
+            field('attention_softcap', 'attn_logit_softcapping', null=True),
+            field('output_softcap', 'final_logit_softcapping', null=True),
+            Field(_read_gemma2, _write_gemma2),
+        ),
         rules=(
             *attention(),
             *gated_mlp(),
@@ -230,7 +288,7 @@ FAMILIES = {
                 mlp_out_norm='post_feedforward_layernorm',
             ),
         ),
-        **OF_LLAMA,
+        **NAMES,
         defaults={
             **DEFAULTS,
             'tie_word_embeddings': True,
@@ -240,7 +298,13 @@ FAMILIES = {
         fixed={'use_bidirectional_attention': None},
     ),
     'mixtral': Family(  # Jiang et al. 2024
-        model=mixtral,
+        model=LLAMA | {'mlp_bias': False, 'router_z_weight': 0.0},
+        fields=(
+            *OF_LLAMA,
+            field('activation', 'hidden_act', values=GATED_ACTIVATIONS),
+            *fields(num_experts='num_local_experts'),
+            Field(_read_mixtral, _write_mixtral),
+        ),
         rules=(
             *attention(),
             Rule(f'{LAYER}.block_sparse_moe.gate.weight', f'{OURS}/mlp/router/kernel', 'experts D -> D experts'),
@@ -249,7 +313,7 @@ FAMILIES = {
             Rule(f'{EXPERT}.w2.weight', f'{OURS}/mlp/out/kernel', DOWN),
             *scales(attention_norm='input_layernorm', mlp_norm='post_attention_layernorm'),
         ),
-        **OF_LLAMA,
+        **NAMES,
         defaults={**DEFAULTS, 'rope_theta': 1_000_000.0, 'sliding_window': None, 'router_aux_loss_coef': 0.001},
     ),
 }

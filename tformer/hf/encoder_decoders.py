@@ -1,13 +1,13 @@
 """T5, BART and Marian on the hub: fields of config.json, names and layouts of tensors."""
 
-import dataclasses
+from typing import Any
 
 import numpy as np
 
 from tformer.config import Model
-from tformer.errors import UserError, choose
+from tformer.errors import UserError
+from tformer.hf.fields import ACTIVATIONS, Field, HubConfig, field, fields
 from tformer.hf.rules import (
-    ACTIVATIONS,
     ALL_BIASES,
     DOWN,
     HEAD,
@@ -19,7 +19,6 @@ from tformer.hf.rules import (
     TABLE,
     VALUE,
     Family,
-    Fields,
     Rule,
     gated,
     linear,
@@ -27,6 +26,16 @@ from tformer.hf.rules import (
     untied,
 )
 
+# ---------------------------------------------------------------------------------------------------- config.json
+T5: dict[str, Any] = {
+    'family': 'encoder_decoder',
+    'embedding_scale': None,
+    'position': 'relative',
+    'norm': 'rmsnorm',
+    'attention_scale': 'unscaled',
+    'mlp_bias': False,
+    'initializer': 't5',
+}
 T5_ACTIVATIONS = {  # feed_forward_proj
     'relu': 'relu',
     'gelu': 'gelu',
@@ -35,77 +44,69 @@ T5_ACTIVATIONS = {  # feed_forward_proj
     'gated-gelu': 'geglu_tanh',
     'gated-silu': 'swiglu',
 }
+VOCABULARY = Field(
+    lambda hub: {'vocab_size': hub['vocab_size'], 'encoder_vocab_size': hub['vocab_size']},
+    lambda model: {'vocab_size': model.vocab_size},
+)
 
 
-# ---------------------------------------------------------------------------------------------------- config.json
-def t5(hub: Fields) -> Model:
+def _read_t5(hub: HubConfig) -> dict[str, Any]:
     """T5 1.0 scales its tied output; 1.1 has an output of its own, which `tie_word_embeddings` says, or after version 5
     of the hub's library `scale_decoder_outputs`."""
-    tied = hub.get('scale_decoder_outputs', hub['tie_word_embeddings'])
-    return Model(
-        family='encoder_decoder',
-        vocab_size=hub['vocab_size'],
-        encoder_vocab_size=hub['vocab_size'],
-        emb_dim=hub['d_model'],
-        mlp_dim=hub['d_ff'],
-        num_encoder_layers=hub['num_layers'],
-        num_decoder_layers=hub['num_decoder_layers'] or hub['num_layers'],
-        num_heads=hub['num_heads'],
-        head_dim=hub['d_kv'],
-        max_len=hub['n_positions'],
-        tied_embeddings='all' if tied else 'inputs',
-        embedding_scale=None,
-        position='relative',
-        relative_buckets=hub['relative_attention_num_buckets'],
-        relative_max_distance=hub['relative_attention_max_distance'],
-        norm='rmsnorm',
-        norm_epsilon=hub['layer_norm_epsilon'],
-        attention_scale='unscaled',
-        mlp_bias=False,
-        activation=choose(T5_ACTIVATIONS, hub['feed_forward_proj'], 'config.json: feed_forward_proj'),
-        output_scale='rsqrt_dim' if tied else None,
-        dropout_rate=hub['dropout_rate'],
-        attention_dropout_rate=hub['dropout_rate'],
-        activation_dropout_rate=hub['dropout_rate'],
-        initializer='t5',
-    )
+    tied = hub['tie_word_embeddings']
+    if 'scale_decoder_outputs' in hub:
+        tied = hub['scale_decoder_outputs']
+    return {
+        'tied_embeddings': 'all' if tied else 'inputs',
+        'output_scale': 'rsqrt_dim' if tied else None,
+        'num_decoder_layers': hub.nullable('num_decoder_layers') or hub['num_layers'],
+        'attention_dropout_rate': hub['dropout_rate'],
+        'activation_dropout_rate': hub['dropout_rate'],
+    }
 
 
-def bart(hub: Fields) -> Model:
-    for name in ('attention_heads', 'ffn_dim'):
-        if hub[f'encoder_{name}'] != hub[f'decoder_{name}']:
-            raise UserError(f'config.json: encoder_{name} and decoder_{name} differ, which has no counterpart')
-    return Model(
-        family='encoder_decoder',
-        vocab_size=hub['vocab_size'],
-        encoder_vocab_size=hub['vocab_size'],
-        emb_dim=hub['d_model'],
-        mlp_dim=hub['encoder_ffn_dim'],
-        num_encoder_layers=hub['encoder_layers'],
-        num_decoder_layers=hub['decoder_layers'],
-        num_heads=hub['encoder_attention_heads'],
-        max_len=hub['max_position_embeddings'],
-        embedding_scale='sqrt_dim' if hub['scale_embedding'] else None,
-        embedding_norm=True,
-        position='learned',
-        position_offset=2,
-        norm_placement='post',
-        norm_epsilon=1e-5,
-        attention_bias=ALL_BIASES,
-        activation=choose(ACTIVATIONS, hub['activation_function'], 'config.json: activation_function'),
-        dropout_rate=hub['dropout'],
-        attention_dropout_rate=hub['attention_dropout'],
-        activation_dropout_rate=hub['activation_dropout'],
-        initializer='truncated_normal',
-    )
+def _write_t5(model: Model) -> dict[str, Any]:
+    tied = model.tied_embeddings == 'all'
+    return {
+        'tie_word_embeddings': tied,
+        'scale_decoder_outputs': tied,
+        'num_decoder_layers': model.num_decoder_layers,
+    }
 
 
-def marian(hub: Fields) -> Model:
-    """BART with sinusoids, an output bias, and no norm of the embeddings."""
-    if hub.get('decoder_vocab_size') not in (None, hub['vocab_size']):
+BART: dict[str, Any] = {
+    'family': 'encoder_decoder',
+    'embedding_norm': True,
+    'position': 'learned',
+    'position_offset': 2,
+    'norm_placement': 'post',
+    'norm_epsilon': 1e-5,
+    'attention_bias': ALL_BIASES,
+    'initializer': 'truncated_normal',
+}
+# Marian is BART with sinusoids, an output bias, and no norm of the embeddings.
+MARIAN = BART | {'position': 'sinusoidal', 'position_offset': 0, 'embedding_norm': False, 'output_bias': True}
+BART_FIELDS = (
+    *fields(
+        emb_dim='d_model',
+        num_encoder_layers='encoder_layers',
+        num_decoder_layers='decoder_layers',
+        max_len='max_position_embeddings',
+        dropout_rate='dropout',
+        attention_dropout_rate='attention_dropout',
+        activation_dropout_rate='activation_dropout',
+    ),
+    field('num_heads', 'encoder_attention_heads', 'decoder_attention_heads'),
+    field('mlp_dim', 'encoder_ffn_dim', 'decoder_ffn_dim'),
+    field('embedding_scale', 'scale_embedding', values={True: 'sqrt_dim', False: None}),
+    field('activation', 'activation_function', values=ACTIVATIONS),
+)
+
+
+def _read_marian(hub: HubConfig) -> dict[str, Any]:
+    if hub.nullable('decoder_vocab_size') not in (None, hub['vocab_size']):
         raise UserError('config.json: decoder_vocab_size differs from vocab_size, which has no counterpart')
-    differences = {'position': 'sinusoidal', 'position_offset': 0, 'embedding_norm': False, 'output_bias': True}
-    return dataclasses.replace(bart(hub), **differences)  # type: ignore[arg-type]
+    return {}
 
 
 def halves(emb_dim: int) -> np.ndarray:
@@ -178,6 +179,7 @@ BART_DEFAULTS = {
     'activation_dropout': 0.0,
 }
 BART_FIXED = {
+    'is_encoder_decoder': True,
     'normalize_before': False,
     'add_final_layer_norm': False,
     'add_bias_logits': False,
@@ -186,7 +188,24 @@ BART_FIXED = {
 
 FAMILIES = {
     't5': Family(  # Raffel et al. 2020; 1.1: Shazeer 2020
-        model=t5,
+        model=T5,
+        fields=(
+            VOCABULARY,
+            *fields(
+                emb_dim='d_model',
+                mlp_dim='d_ff',
+                num_encoder_layers='num_layers',
+                num_heads='num_heads',
+                head_dim='d_kv',
+                max_len='n_positions',
+                relative_buckets='relative_attention_num_buckets',
+                relative_max_distance='relative_attention_max_distance',
+                norm_epsilon='layer_norm_epsilon',
+                dropout_rate='dropout_rate',
+            ),
+            field('activation', 'feed_forward_proj', values=T5_ACTIVATIONS),
+            Field(_read_t5, _write_t5),
+        ),
         rules=(
             Rule('shared.weight', 'embed/table', TABLE),
             *t5_stack('encoder'),
@@ -206,9 +225,11 @@ FAMILIES = {
             'feed_forward_proj': 'relu',
             'relative_attention_max_distance': 128,
         },
+        fixed={'is_encoder_decoder': True},
     ),
     'bart': Family(  # Lewis et al. 2020
-        model=bart,
+        model=BART,
+        fields=(VOCABULARY, *BART_FIELDS),
         rules=(
             Rule('model.shared.weight', 'embed/table', TABLE),
             *bart_input_embedding('encoder'),
@@ -223,7 +244,8 @@ FAMILIES = {
         fixed={**BART_FIXED, 'static_position_embeddings': False, 'normalize_embedding': True},
     ),
     'marian': Family(  # Junczys-Dowmunt et al. 2018
-        model=marian,
+        model=MARIAN,
+        fields=(VOCABULARY, *BART_FIELDS, Field(_read_marian, lambda model: {})),
         rules=(
             Rule('model.shared.weight', 'embed/table', TABLE),
             *bart_stack('encoder'),
@@ -234,7 +256,7 @@ FAMILIES = {
         ignored=('model.encoder.embed_positions.weight', 'model.decoder.embed_positions.weight'),
         copies=BART_COPIES,
         order=halves,
-        defaults=BART_DEFAULTS,
+        defaults={**BART_DEFAULTS, 'decoder_vocab_size': None},
         fixed={
             **BART_FIXED,
             'static_position_embeddings': True,

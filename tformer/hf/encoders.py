@@ -1,11 +1,10 @@
 """BERT and RoBERTa on the hub: fields of config.json, names and layouts of tensors."""
 
-import dataclasses
+from typing import Any
 
 from tformer.config import Model
-from tformer.errors import choose
+from tformer.hf.fields import ACTIVATIONS, Field, HubConfig, field, fields
 from tformer.hf.rules import (
-    ACTIVATIONS,
     ALL_BIASES,
     DOWN,
     IN,
@@ -17,46 +16,52 @@ from tformer.hf.rules import (
     TABLE,
     VALUE,
     Family,
-    Fields,
     Rule,
     linear,
     norm,
 )
 
-
-def bert(hub: Fields) -> Model:
-    return Model(
-        family='encoder',
-        vocab_size=hub['vocab_size'],
-        emb_dim=hub['hidden_size'],
-        mlp_dim=hub['intermediate_size'],
-        num_encoder_layers=hub['num_hidden_layers'],
-        num_heads=hub['num_attention_heads'],
-        max_len=hub['max_position_embeddings'],
-        embedding_scale=None,
-        embedding_norm=True,
-        num_token_types=hub['type_vocab_size'],
-        position='learned',
-        norm_placement='post',
-        norm_epsilon=hub['layer_norm_eps'],
-        attention_bias=ALL_BIASES,
-        activation=choose(ACTIVATIONS, hub['hidden_act'], 'config.json: hidden_act'),
-        output_bias=True,
-        mlm_transform=True,
-        pooling='cls',
-        pooler=True,
-        dropout_rate=hub['hidden_dropout_prob'],
-        attention_dropout_rate=hub['attention_probs_dropout_prob'],
-        initializer='truncated_normal',
-    )
-
-
-def roberta(hub: Fields) -> Model:
-    """BERT, with positions that count from padding's token plus 1."""
-    model, offset = bert(hub), hub['pad_token_id'] + 1
-    return dataclasses.replace(model, position_offset=offset, max_len=model.max_len - offset)
+# ---------------------------------------------------------------------------------------------------- config.json
+BERT: dict[str, Any] = {
+    'family': 'encoder',
+    'embedding_scale': None,
+    'embedding_norm': True,
+    'position': 'learned',
+    'norm_placement': 'post',
+    'attention_bias': ALL_BIASES,
+    'output_bias': True,
+    'mlm_transform': True,
+    'pooling': 'cls',
+    'pooler': True,
+    'initializer': 'truncated_normal',
+}
+FIELDS = (
+    *fields(
+        vocab_size='vocab_size',
+        emb_dim='hidden_size',
+        mlp_dim='intermediate_size',
+        num_encoder_layers='num_hidden_layers',
+        num_heads='num_attention_heads',
+        num_token_types='type_vocab_size',
+        norm_epsilon='layer_norm_eps',
+        dropout_rate='hidden_dropout_prob',
+        attention_dropout_rate='attention_probs_dropout_prob',
+    ),
+    field('activation', 'hidden_act', values=ACTIVATIONS),
+)
 
 
+def _read_positions(hub: HubConfig) -> dict[str, Any]:
+    offset = hub.size('pad_token_id', least=0) + 1
+    return {'position_offset': offset, 'max_len': hub.size('max_position_embeddings') - offset}
+
+
+def _write_positions(model: Model) -> dict[str, Any]:
+    rows = model.max_len + model.position_offset
+    return {'pad_token_id': model.position_offset - 1, 'max_position_embeddings': rows}
+
+
+# ---------------------------------------------------------------------------------------------------- tensors
 def trunk(name: str) -> tuple[Rule, ...]:
     """Returns the rules of all but the masked-LM head; the hub's names begin with `name`."""
     theirs, ours = f'{name}.encoder.layer.{{layer}}', 'encoder/stack/layers'
@@ -83,14 +88,14 @@ def trunk(name: str) -> tuple[Rule, ...]:
 
 FIXED = {
     'position_embedding_type': 'absolute',
-    'is_decoder': False,
-    'add_cross_attention': False,
+    'is_encoder_decoder': False,
     'tie_word_embeddings': True,
 }
 
 FAMILIES = {
     'bert': Family(  # Devlin et al. 2019
-        model=bert,
+        model=BERT,
+        fields=(*FIELDS, *fields(max_len='max_position_embeddings')),
         rules=(
             *trunk('bert'),
             *linear('cls.predictions.transform.dense', 'head/transform_0', SQUARE, head='masked_lm'),
@@ -108,7 +113,8 @@ FAMILIES = {
         fixed=FIXED,
     ),
     'roberta': Family(  # Liu et al. 2019
-        model=roberta,
+        model=BERT,
+        fields=(*FIELDS, Field(_read_positions, _write_positions)),  # positions count from the padding's id plus 1
         rules=(
             *trunk('roberta'),
             *linear('lm_head.dense', 'head/transform_0', SQUARE, head='masked_lm'),

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tformer.config import Model
-from tformer.errors import UserError
+from tformer.hf.fields import Field
 
 
 class Rule(NamedTuple):
@@ -40,19 +40,13 @@ class Rule(NamedTuple):
     head: str = ''
 
 
-class Fields(dict[str, Any]):
-    """A hub's config.json; reading a missing field raises a `UserError`."""
-
-    def __missing__(self, name: str) -> Any:
-        raise UserError(f'config.json ({self.get("model_type")}) has no field {name}')
-
-
 class Family(NamedTuple):
     """How the hub stores one family of models.
 
     Attributes:
-      model: from the fields of config.json to our `Model`.
-      rules: the table.
+      model: the fields of `Model` that are the same throughout the family.
+      fields: the correspondences of the other fields with those of config.json.
+      rules: the correspondences of tensors.
       prefix: of names in a checkpoint with a head, absent in one without.
       renamed: (old, new) parts of names, of early checkpoints.
       ignored: patterns of tensors that the model does not use.
@@ -63,7 +57,8 @@ class Family(NamedTuple):
       fixed: fields that must have this value where config.json has them.
     """
 
-    model: Callable[[Fields], Model]
+    model: Mapping[str, Any]
+    fields: tuple[Field, ...]
     rules: tuple[Rule, ...]
     prefix: str = ''
     renamed: tuple[tuple[str, str], ...] = ()
@@ -150,19 +145,3 @@ def norm(hub: str, ours: str, **more: Any) -> tuple[Rule, Rule]:
 
 
 ALL_BIASES = ('query', 'key', 'value', 'out')
-
-ACTIVATIONS = {  # of the hub's fields
-    'relu': 'relu',
-    'gelu': 'gelu',
-    'gelu_new': 'gelu_tanh',
-    'gelu_pytorch_tanh': 'gelu_tanh',
-    'silu': 'silu',
-    'swish': 'silu',
-}
-GATED_ACTIVATIONS = {
-    'relu': 'reglu',
-    'gelu': 'geglu',
-    'gelu_new': 'geglu_tanh',
-    'gelu_pytorch_tanh': 'geglu_tanh',
-    'silu': 'swiglu',
-}
