@@ -101,10 +101,11 @@ FAMILIES = {
             *linear('cls.predictions.transform.dense', 'head/transform_0', SQUARE, head='masked_lm'),
             *norm('cls.predictions.transform.LayerNorm', 'head/LayerNorm_0', head='masked_lm'),
             Rule('cls.predictions.bias', 'head/bias', 'vocab -> vocab', head='masked_lm'),
+            *linear('cls.seq_relationship', 'sentence_head/classes', 'sentences W -> W sentences', head='sentences'),
         ),
         prefix='bert.',
         renamed=(('LayerNorm.gamma', 'LayerNorm.weight'), ('LayerNorm.beta', 'LayerNorm.bias')),
-        ignored=('bert.embeddings.position_ids', 'cls.seq_relationship.*'),  # the latter: the next sentence's head
+        ignored=('bert.embeddings.position_ids',),
         copies={
             'cls.predictions.decoder.weight': 'bert.embeddings.word_embeddings.weight',
             'cls.predictions.decoder.bias': 'cls.predictions.bias',

@@ -89,6 +89,7 @@ def axis_sizes(model: Model) -> dict[str, int]:
         'types': model.num_token_types,
         'buckets': model.relative_buckets,
         'experts': model.num_experts,
+        'sentences': 2,  # the classes of next-sentence prediction, in the same order on the hub
         '1': 1,
     }
     return {name: size for name, size in sizes.items() if size is not None}
