@@ -5,23 +5,7 @@ from typing import Any
 from tformer.config import Model
 from tformer.errors import UserError, choose
 from tformer.hf.fields import ACTIVATIONS, GATED_ACTIVATIONS, Field, HubConfig, field, fields
-from tformer.hf.rules import (
-    ALL_BIASES,
-    DOWN,
-    HEAD,
-    IN,
-    KEY,
-    OUT,
-    POSITIONS,
-    QUERY,
-    TABLE,
-    VALUE,
-    Family,
-    Rule,
-    linear,
-    norm,
-    untied,
-)
+from tformer.hf.rules import ALL_BIASES, Family, Rule, linear, norm, tensor, untied
 
 # ---------------------------------------------------------------------------------------------------- config.json
 GPT2: dict[str, Any] = {
@@ -160,30 +144,29 @@ def bias_of(role: str) -> dict[str, Any]:
 
 def attention() -> tuple[Rule, ...]:
     """Returns the rules of embeddings, attention and output that Llama's relatives share; biases where there are."""
-    layouts = {'query': ('q', QUERY), 'key': ('k', KEY), 'value': ('v', VALUE), 'out': ('o', OUT)}
     rules = [
-        Rule('model.embed_tokens.weight', 'embed/table', TABLE),
-        Rule('lm_head.weight', 'head/logits/kernel', HEAD, when=untied),
+        tensor('model.embed_tokens.weight', 'embed/table'),
+        tensor('lm_head.weight', 'head/logits/kernel', when=untied),
     ]
-    for role, (letter, layout) in layouts.items():
-        kernel, bias = linear(f'{LAYER}.self_attn.{letter}_proj', f'{OURS}/attention/{role}', layout)
+    for role in ALL_BIASES:
+        kernel, bias = linear(f'{LAYER}.self_attn.{role[0]}_proj', f'{OURS}/attention/{role}')
         rules += [kernel, bias._replace(**bias_of(role))]
     return tuple(rules)
 
 
 def gated_mlp() -> tuple[Rule, ...]:
     rules = (
-        *linear(f'{LAYER}.mlp.gate_proj', f'{OURS}/mlp/in_0', IN),
-        *linear(f'{LAYER}.mlp.up_proj', f'{OURS}/mlp/in_1', IN),
-        *linear(f'{LAYER}.mlp.down_proj', f'{OURS}/mlp/out', DOWN),
+        *linear(f'{LAYER}.mlp.gate_proj', f'{OURS}/mlp/in_0'),
+        *linear(f'{LAYER}.mlp.up_proj', f'{OURS}/mlp/in_1'),
+        *linear(f'{LAYER}.mlp.down_proj', f'{OURS}/mlp/out'),
     )
     return tuple(r._replace(when=lambda model: model.mlp_bias) if r.hub.endswith('bias') else r for r in rules)
 
 
 def scales(plus: float = 0.0, **names: str) -> tuple[Rule, ...]:
     """Returns the rules of RMSNorms, our name = theirs."""
-    layers = [Rule(f'{LAYER}.{hub}.weight', f'{OURS}/{ours}/scale', 'D -> D', plus) for ours, hub in names.items()]
-    return (*layers, Rule('model.norm.weight', 'decoder/stack/norm/scale', 'D -> D', plus))
+    layers = [tensor(f'{LAYER}.{hub}.weight', f'{OURS}/{ours}/scale', plus=plus) for ours, hub in names.items()]
+    return (*layers, tensor('model.norm.weight', 'decoder/stack/norm/scale', plus=plus))
 
 
 PARTS = ('query', 'key', 'value')
@@ -221,8 +204,8 @@ FAMILIES = {
             Field(_read_gpt2, _write_gpt2),
         ),
         rules=(
-            Rule('transformer.wte.weight', 'embed/table', TABLE),
-            Rule('transformer.wpe.weight', 'decoder/input_embedding/positions/table', POSITIONS),
+            tensor('transformer.wte.weight', 'embed/table'),
+            tensor('transformer.wpe.weight', 'decoder/input_embedding/positions/table'),
             *norm(f'{BLOCK}.ln_1', f'{OURS}/attention_norm'),
             Rule(
                 f'{BLOCK}.attn.c_attn.weight',
@@ -232,12 +215,12 @@ FAMILIES = {
             ),
             Rule(f'{BLOCK}.attn.c_attn.bias', f'{OURS}/attention/{{part}}/bias', '(part N H) -> part N H', parts=PARTS),
             Rule(f'{BLOCK}.attn.c_proj.weight', f'{OURS}/attention/out/kernel', '(N V) D -> N V D'),
-            Rule(f'{BLOCK}.attn.c_proj.bias', f'{OURS}/attention/out/bias', 'D -> D'),
+            tensor(f'{BLOCK}.attn.c_proj.bias', f'{OURS}/attention/out/bias'),
             *norm(f'{BLOCK}.ln_2', f'{OURS}/mlp_norm'),
             Rule(f'{BLOCK}.mlp.c_fc.weight', f'{OURS}/mlp/in_0/kernel', 'D F -> D F'),
-            Rule(f'{BLOCK}.mlp.c_fc.bias', f'{OURS}/mlp/in_0/bias', 'F -> F'),
+            tensor(f'{BLOCK}.mlp.c_fc.bias', f'{OURS}/mlp/in_0/bias'),
             Rule(f'{BLOCK}.mlp.c_proj.weight', f'{OURS}/mlp/out/kernel', 'F D -> F D'),
-            Rule(f'{BLOCK}.mlp.c_proj.bias', f'{OURS}/mlp/out/bias', 'D -> D'),
+            tensor(f'{BLOCK}.mlp.c_proj.bias', f'{OURS}/mlp/out/bias'),
             *norm('transformer.ln_f', 'decoder/stack/norm'),
         ),
         prefix='transformer.',
@@ -307,10 +290,10 @@ FAMILIES = {
         ),
         rules=(
             *attention(),
-            Rule(f'{LAYER}.block_sparse_moe.gate.weight', f'{OURS}/mlp/router/kernel', 'experts D -> D experts'),
-            Rule(f'{EXPERT}.w1.weight', f'{OURS}/mlp/in_0/kernel', IN),
-            Rule(f'{EXPERT}.w3.weight', f'{OURS}/mlp/in_1/kernel', IN),
-            Rule(f'{EXPERT}.w2.weight', f'{OURS}/mlp/out/kernel', DOWN),
+            tensor(f'{LAYER}.block_sparse_moe.gate.weight', f'{OURS}/mlp/router/kernel'),
+            tensor(f'{EXPERT}.w1.weight', f'{OURS}/mlp/in_0/kernel'),
+            tensor(f'{EXPERT}.w3.weight', f'{OURS}/mlp/in_1/kernel'),
+            tensor(f'{EXPERT}.w2.weight', f'{OURS}/mlp/out/kernel'),
             *scales(attention_norm='input_layernorm', mlp_norm='post_attention_layernorm'),
         ),
         **NAMES,

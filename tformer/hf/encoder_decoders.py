@@ -7,24 +7,7 @@ import numpy as np
 from tformer.config import Model
 from tformer.errors import UserError
 from tformer.hf.fields import ACTIVATIONS, Field, HubConfig, field, fields
-from tformer.hf.rules import (
-    ALL_BIASES,
-    DOWN,
-    HEAD,
-    IN,
-    KEY,
-    OUT,
-    POSITIONS,
-    QUERY,
-    TABLE,
-    VALUE,
-    Family,
-    Rule,
-    gated,
-    linear,
-    norm,
-    untied,
-)
+from tformer.hf.rules import ALL_BIASES, Family, Rule, gated, linear, norm, tensor, untied
 
 # ---------------------------------------------------------------------------------------------------- config.json
 T5: dict[str, Any] = {
@@ -120,24 +103,20 @@ def t5_stack(stack: str) -> tuple[Rule, ...]:
     mlp = f'{theirs}.{2 if stack == "decoder" else 1}'
     attentions = [('0.SelfAttention', 'attention')] + [('1.EncDecAttention', 'cross_attention')] * (stack == 'decoder')
     kernels = [
-        Rule(f'{theirs}.{hub}.{letter}.weight', f'{ours}/{name}/{role}/kernel', layout)
+        tensor(f'{theirs}.{hub}.{role[0]}.weight', f'{ours}/{name}/{role}/kernel')
         for hub, name in attentions
-        for letter, role, layout in (('q', 'query', QUERY), ('k', 'key', KEY), ('v', 'value', VALUE), ('o', 'out', OUT))
+        for role in ALL_BIASES
     ]
     norms = ['attention_norm', *(['cross_norm'] if stack == 'decoder' else []), 'mlp_norm']
     return (
-        Rule(
-            f'{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight',
-            f'{stack}/bias/table',
-            'buckets N -> buckets N',
-        ),
+        tensor(f'{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight', f'{stack}/bias/table'),
         *kernels,
-        *[Rule(f'{theirs}.{i}.layer_norm.weight', f'{ours}/{name}/scale', 'D -> D') for i, name in enumerate(norms)],
-        Rule(f'{mlp}.DenseReluDense.wi.weight', f'{ours}/mlp/in_0/kernel', IN, when=lambda model: not gated(model)),
-        Rule(f'{mlp}.DenseReluDense.wi_0.weight', f'{ours}/mlp/in_0/kernel', IN, when=gated),
-        Rule(f'{mlp}.DenseReluDense.wi_1.weight', f'{ours}/mlp/in_1/kernel', IN, when=gated),
-        Rule(f'{mlp}.DenseReluDense.wo.weight', f'{ours}/mlp/out/kernel', DOWN),
-        Rule(f'{stack}.final_layer_norm.weight', f'{stack}/stack/norm/scale', 'D -> D'),
+        *[tensor(f'{theirs}.{i}.layer_norm.weight', f'{ours}/{name}/scale') for i, name in enumerate(norms)],
+        tensor(f'{mlp}.DenseReluDense.wi.weight', f'{ours}/mlp/in_0/kernel', when=lambda model: not gated(model)),
+        tensor(f'{mlp}.DenseReluDense.wi_0.weight', f'{ours}/mlp/in_0/kernel', when=gated),
+        tensor(f'{mlp}.DenseReluDense.wi_1.weight', f'{ours}/mlp/in_1/kernel', when=gated),
+        tensor(f'{mlp}.DenseReluDense.wo.weight', f'{ours}/mlp/out/kernel'),
+        tensor(f'{stack}.final_layer_norm.weight', f'{stack}/stack/norm/scale'),
     )
 
 
@@ -147,22 +126,22 @@ def bart_stack(stack: str) -> tuple[Rule, ...]:
     attentions += [('encoder_attn', 'cross_attention', 'cross_norm')] * (stack == 'decoder')
     rules: list[Rule] = []
     for hub, name, norm_name in attentions:
-        rules += linear(f'{theirs}.{hub}.q_proj', f'{ours}/{name}/query', QUERY)
-        rules += linear(f'{theirs}.{hub}.k_proj', f'{ours}/{name}/key', KEY)
-        rules += linear(f'{theirs}.{hub}.v_proj', f'{ours}/{name}/value', VALUE)
-        rules += linear(f'{theirs}.{hub}.out_proj', f'{ours}/{name}/out', OUT)
+        rules += linear(f'{theirs}.{hub}.q_proj', f'{ours}/{name}/query')
+        rules += linear(f'{theirs}.{hub}.k_proj', f'{ours}/{name}/key')
+        rules += linear(f'{theirs}.{hub}.v_proj', f'{ours}/{name}/value')
+        rules += linear(f'{theirs}.{hub}.out_proj', f'{ours}/{name}/out')
         rules += norm(f'{theirs}.{hub}_layer_norm', f'{ours}/{norm_name}')
     return (
         *rules,
-        *linear(f'{theirs}.fc1', f'{ours}/mlp/in_0', IN),
-        *linear(f'{theirs}.fc2', f'{ours}/mlp/out', DOWN),
+        *linear(f'{theirs}.fc1', f'{ours}/mlp/in_0'),
+        *linear(f'{theirs}.fc2', f'{ours}/mlp/out'),
         *norm(f'{theirs}.final_layer_norm', f'{ours}/mlp_norm'),
     )
 
 
 def bart_input_embedding(stack: str) -> tuple[Rule, ...]:
     return (
-        Rule(f'model.{stack}.embed_positions.weight', f'{stack}/input_embedding/positions/table', POSITIONS),
+        tensor(f'model.{stack}.embed_positions.weight', f'{stack}/input_embedding/positions/table'),
         *norm(f'model.{stack}.layernorm_embedding', f'{stack}/input_embedding/LayerNorm_0'),
     )
 
@@ -207,10 +186,10 @@ FAMILIES = {
             Field(_read_t5, _write_t5),
         ),
         rules=(
-            Rule('shared.weight', 'embed/table', TABLE),
+            tensor('shared.weight', 'embed/table'),
             *t5_stack('encoder'),
             *t5_stack('decoder'),
-            Rule('lm_head.weight', 'head/logits/kernel', HEAD, when=untied),
+            tensor('lm_head.weight', 'head/logits/kernel', when=untied),
         ),
         ignored=('decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight',),  # early, and never read
         copies={
@@ -231,7 +210,7 @@ FAMILIES = {
         model=BART,
         fields=(VOCABULARY, *BART_FIELDS),
         rules=(
-            Rule('model.shared.weight', 'embed/table', TABLE),
+            tensor('model.shared.weight', 'embed/table'),
             *bart_input_embedding('encoder'),
             *bart_stack('encoder'),
             *bart_input_embedding('decoder'),
@@ -247,7 +226,7 @@ FAMILIES = {
         model=MARIAN,
         fields=(VOCABULARY, *BART_FIELDS, Field(_read_marian, lambda model: {})),
         rules=(
-            Rule('model.shared.weight', 'embed/table', TABLE),
+            tensor('model.shared.weight', 'embed/table'),
             *bart_stack('encoder'),
             *bart_stack('decoder'),
             Rule('final_logits_bias', 'head/bias', '1 vocab -> vocab'),

@@ -4,22 +4,7 @@ from typing import Any
 
 from tformer.config import Model
 from tformer.hf.fields import ACTIVATIONS, Field, HubConfig, field, fields
-from tformer.hf.rules import (
-    ALL_BIASES,
-    DOWN,
-    IN,
-    KEY,
-    OUT,
-    POSITIONS,
-    QUERY,
-    SQUARE,
-    TABLE,
-    VALUE,
-    Family,
-    Rule,
-    linear,
-    norm,
-)
+from tformer.hf.rules import ALL_BIASES, Family, Rule, linear, norm, tensor
 
 # ---------------------------------------------------------------------------------------------------- config.json
 BERT: dict[str, Any] = {
@@ -66,23 +51,19 @@ def trunk(name: str) -> tuple[Rule, ...]:
     """Returns the rules of all but the masked-LM head; the hub's names begin with `name`."""
     theirs, ours = f'{name}.encoder.layer.{{layer}}', 'encoder/stack/layers'
     return (
-        Rule(f'{name}.embeddings.word_embeddings.weight', 'embed/table', TABLE),
-        Rule(f'{name}.embeddings.position_embeddings.weight', 'encoder/input_embedding/positions/table', POSITIONS),
-        Rule(
-            f'{name}.embeddings.token_type_embeddings.weight',
-            'encoder/input_embedding/token_types/table',
-            'types D -> types D',
-        ),
+        tensor(f'{name}.embeddings.word_embeddings.weight', 'embed/table'),
+        tensor(f'{name}.embeddings.position_embeddings.weight', 'encoder/input_embedding/positions/table'),
+        tensor(f'{name}.embeddings.token_type_embeddings.weight', 'encoder/input_embedding/token_types/table'),
         *norm(f'{name}.embeddings.LayerNorm', 'encoder/input_embedding/LayerNorm_0'),
-        *linear(f'{theirs}.attention.self.query', f'{ours}/attention/query', QUERY),
-        *linear(f'{theirs}.attention.self.key', f'{ours}/attention/key', KEY),
-        *linear(f'{theirs}.attention.self.value', f'{ours}/attention/value', VALUE),
-        *linear(f'{theirs}.attention.output.dense', f'{ours}/attention/out', OUT),
+        *linear(f'{theirs}.attention.self.query', f'{ours}/attention/query'),
+        *linear(f'{theirs}.attention.self.key', f'{ours}/attention/key'),
+        *linear(f'{theirs}.attention.self.value', f'{ours}/attention/value'),
+        *linear(f'{theirs}.attention.output.dense', f'{ours}/attention/out'),
         *norm(f'{theirs}.attention.output.LayerNorm', f'{ours}/attention_norm'),
-        *linear(f'{theirs}.intermediate.dense', f'{ours}/mlp/in_0', IN),
-        *linear(f'{theirs}.output.dense', f'{ours}/mlp/out', DOWN),
+        *linear(f'{theirs}.intermediate.dense', f'{ours}/mlp/in_0'),
+        *linear(f'{theirs}.output.dense', f'{ours}/mlp/out'),
         *norm(f'{theirs}.output.LayerNorm', f'{ours}/mlp_norm'),
-        *linear(f'{name}.pooler.dense', 'pooler/dense', SQUARE, head='pooler'),
+        *linear(f'{name}.pooler.dense', 'pooler/dense', head='pooler'),
     )
 
 
@@ -98,10 +79,10 @@ FAMILIES = {
         fields=(*FIELDS, *fields(max_len='max_position_embeddings')),
         rules=(
             *trunk('bert'),
-            *linear('cls.predictions.transform.dense', 'head/transform_0', SQUARE, head='masked_lm'),
+            *linear('cls.predictions.transform.dense', 'head/transform_0', head='masked_lm'),
             *norm('cls.predictions.transform.LayerNorm', 'head/LayerNorm_0', head='masked_lm'),
-            Rule('cls.predictions.bias', 'head/bias', 'vocab -> vocab', head='masked_lm'),
-            *linear('cls.seq_relationship', 'sentence_head/classes', 'sentences W -> W sentences', head='sentences'),
+            tensor('cls.predictions.bias', 'head/bias', head='masked_lm'),
+            *linear('cls.seq_relationship', 'sentence_head/classes', head='sentences'),
         ),
         prefix='bert.',
         renamed=(('LayerNorm.gamma', 'LayerNorm.weight'), ('LayerNorm.beta', 'LayerNorm.bias')),
@@ -118,9 +99,9 @@ FAMILIES = {
         fields=(*FIELDS, Field(_read_positions, _write_positions)),  # positions count from the padding's id plus 1
         rules=(
             *trunk('roberta'),
-            *linear('lm_head.dense', 'head/transform_0', SQUARE, head='masked_lm'),
+            *linear('lm_head.dense', 'head/transform_0', head='masked_lm'),
             *norm('lm_head.layer_norm', 'head/LayerNorm_0', head='masked_lm'),
-            Rule('lm_head.bias', 'head/bias', 'vocab -> vocab', head='masked_lm'),
+            tensor('lm_head.bias', 'head/bias', head='masked_lm'),
         ),
         prefix='roberta.',
         ignored=('roberta.embeddings.position_ids',),

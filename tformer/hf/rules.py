@@ -119,9 +119,33 @@ def reverse(layout: str) -> str:
 
 
 # ---------------------------------------------------------------------------------------------- what tables repeat
-QUERY, KEY, VALUE, OUT = '(N H) D -> D N H', '(K H) D -> D K H', '(K V) D -> D K V', 'D (N V) -> N V D'
-IN, DOWN, HEAD, SQUARE = 'F D -> D F', 'D F -> F D', 'vocab D -> D vocab', 'W D -> D W'
-TABLE, POSITIONS = 'vocab D -> vocab D', 'positions D -> positions D'
+# The end of our path -> 'hub axes -> our axes'. PyTorch keeps kernels as [out, in].
+LAYOUTS = {
+    'embed/table': 'vocab D -> vocab D',
+    'positions/table': 'positions D -> positions D',
+    'token_types/table': 'types D -> types D',
+    'bias/table': 'buckets N -> buckets N',
+    'query/kernel': '(N H) D -> D N H',
+    'query/bias': '(N H) -> N H',
+    'key/kernel': '(K H) D -> D K H',
+    'key/bias': '(K H) -> K H',
+    'value/kernel': '(K V) D -> D K V',
+    'value/bias': '(K V) -> K V',
+    'attention/out/kernel': 'D (N V) -> N V D',
+    'in_0/kernel': 'F D -> D F',
+    'in_0/bias': 'F -> F',
+    'in_1/kernel': 'F D -> D F',
+    'in_1/bias': 'F -> F',
+    'mlp/out/kernel': 'D F -> F D',
+    'router/kernel': 'experts D -> D experts',
+    'logits/kernel': 'vocab D -> D vocab',
+    'head/bias': 'vocab -> vocab',
+    'classes/kernel': 'sentences W -> W sentences',
+    'classes/bias': 'sentences -> sentences',
+    '/kernel': 'W D -> D W',  # any other dense layer
+    '': 'D -> D',  # scales of norms, and any other bias
+}
+ALL_BIASES = ('query', 'key', 'value', 'out')
 
 
 def gated(model: Model) -> bool:
@@ -132,17 +156,17 @@ def untied(model: Model) -> bool:
     return model.tied_embeddings in (None, 'inputs')
 
 
-def linear(hub: str, ours: str, layout: str, **more: Any) -> tuple[Rule, Rule]:
-    """Returns the rules of a kernel and its bias. PyTorch keeps kernels as [out, in]."""
-    out = layout.split(')')[0] + ')' if layout[0] == '(' else layout.split()[0]
-    bias = f'{out} -> {out.strip("()")}'
-    return Rule(f'{hub}.weight', f'{ours}/kernel', layout, **more), Rule(f'{hub}.bias', f'{ours}/bias', bias, **more)
+def tensor(hub: str, ours: str, **more: Any) -> Rule:
+    """Returns the rule of one tensor, with the layout of `LAYOUTS` unless another is given."""
+    layout = next(layout for end, layout in LAYOUTS.items() if ours.endswith(end))
+    return Rule(hub, ours, **{'layout': layout, **more})
+
+
+def linear(hub: str, ours: str, **more: Any) -> tuple[Rule, Rule]:
+    """Returns the rules of a kernel and its bias."""
+    return tensor(f'{hub}.weight', f'{ours}/kernel', **more), tensor(f'{hub}.bias', f'{ours}/bias', **more)
 
 
 def norm(hub: str, ours: str, **more: Any) -> tuple[Rule, Rule]:
     """Returns the rules of a LayerNorm."""
-    scale, bias = Rule(f'{hub}.weight', f'{ours}/scale', 'D -> D'), Rule(f'{hub}.bias', f'{ours}/bias', 'D -> D')
-    return scale._replace(**more), bias._replace(**more)
-
-
-ALL_BIASES = ('query', 'key', 'value', 'out')
+    return tensor(f'{hub}.weight', f'{ours}/scale', **more), tensor(f'{hub}.bias', f'{ours}/bias', **more)
