@@ -8,6 +8,7 @@ import math
 import pathlib
 import re
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,7 @@ from tformer.config.tasks import TASKS
 from tformer.distributed.sharding import unboxed
 from tformer.errors import UserError
 from tformer.hf import convert
+from tformer.layers import outputs
 from tformer.layers.resolved import resolve_model
 from tformer.model import build
 
@@ -93,11 +95,11 @@ def test_imported_parameters_are_those_that_the_model_initialises(name: str) -> 
     params = hf.import_params(reference.config['model_type'], reference.tensors, cfg)
     batch = {key: jnp.asarray(value) for key, value in reference.batch.items()}
 
-    def shapes(method: str) -> dict:
+    def shapes(method: Any) -> dict:
         made = jax.eval_shape(lambda: build(cfg).init(jax.random.key(0), batch, method=method))['params']
         return flat(unboxed(made))
 
-    methods = ['pool'] * ('pooler' in params) + ['unmask_pairs'] * ('sentence_head' in params)
+    methods = ['pool'] * ('pooler' in params) + [outputs.unmask_pairs] * ('sentence_head' in params)
     expected = {path: shape for method in ['__call__', *methods] for path, shape in shapes(method).items()}
     assert flat(params) == expected
 
@@ -113,7 +115,7 @@ def test_the_next_sentence_head_comes_along() -> None:
     cfg, tensors = hf.model_of(reference.config), reference.tensors
     batch = {name: jnp.asarray(value) for name, value in reference.batch.items()}
     params = hf.import_params('bert', tensors, cfg)
-    _, found = build(cfg).apply({'params': params}, batch, method='unmask_pairs')
+    _, found = build(cfg).apply({'params': params}, batch, method=outputs.unmask_pairs)
     kernel, bias = tensors['cls.seq_relationship.weight'], tensors['cls.seq_relationship.bias']
     np.testing.assert_allclose(found, reference.outputs['pooled'] @ kernel.T + bias, atol=1e-5)
 
