@@ -19,6 +19,7 @@ from tformer import checks, config
 from tformer.config import Config, Model, tasks
 from tformer.distributed import sharding
 from tformer.layers import dropout as dropout_lib
+from tformer.layers import masks
 from tformer.layers import outputs as outputs_lib
 from tformer.layers.dropout import DropoutRates
 from tformer.layers.initializers import INITIALIZERS
@@ -514,6 +515,14 @@ def test_a_window_is_as_wide_as_it_says_on_both_sides():
             where[0, 3] = True
             seen = differs(case.logits(changed(case.batch, 'inputs', where)), case.both[0])[0]
             assert seen.tolist() == [3 - left <= t <= 3 + 2 * (window - 1) for t in range(T)]
+
+
+def test_a_window_of_w_shows_w_positions_to_a_decoder_and_one_less_to_each_side_in_an_encoder():
+    positions = jnp.arange(20)[None]
+    for window, causal in itertools.product((1, 2, 5), (False, True)):
+        mask = masks.attention_mask(positions, positions, causal=causal)
+        seen = np.flatnonzero((mask & masks.within_window(positions, positions, window))[0, 10]) - 10
+        assert seen.tolist() == list(range(1 - window, 1 if causal else window))
 
 
 # ------------------------------------------------------------------------------------------------- execution

@@ -57,7 +57,7 @@ def test_the_papers_mixture() -> None:
     assert found == {
         'r3': ('r', 77, 26),
         'r8': ('r', 77, 10),
-        's': ('s', 511, 0),
+        's': ('s', 255, 0),  # at most: L / 4 on average
         'x3': ('x', 256, 85),
         'x8': ('x', 256, 32),
         'x64': ('x', 256, 4),
@@ -70,7 +70,7 @@ def test_denoisers_by_hand() -> None:
     text = np.arange(10, 20, dtype=np.int32)
     first, second = SENTINELS[:2].tolist()
     inputs, targets = corrupted(text, Fixed(1, 4), 'r3', 's')
-    assert inputs.tolist() == [MODES['s'], 10, 11, 12, 13] and targets.tolist() == [14, 15, 16, 17, 18, 19]
+    assert inputs.tolist() == [MODES['s'], 10, 11, 12, 13, 14, 15] and targets.tolist() == [16, 17, 18, 19]
     # 2 of 10 tokens in one span before the kept token 3; 5 of 10 in two of 4 + 1, before the kept tokens 0 and 5
     draws = Fixed(0, np.array([], int), np.array([3]), 1, np.array([3]), np.array([5, 0]))
     inputs, targets = corrupted(text, draws, 'r3', 'x3')
@@ -121,15 +121,23 @@ def test_bounds_never_fall_with_the_size(names: list[str]) -> None:
     )
 
 
-def test_denoisers_and_places_are_as_likely() -> None:
+@pytest.mark.parametrize('size', [2, 3, 4, 16, 101, 512])
+def test_a_quarter_of_a_text_is_its_end_on_average(size: int) -> None:
+    """Tay et al. 2023, table 1: mu = L / 4, r = 0.25, one span. It is uniform, from one token on."""
+    rng, text, count = np.random.default_rng(0), np.arange(size), 4000
+    ends = np.array([len(corrupted(text, rng, 's')[1]) for _ in range(count)])
+    most = max(round(size / 2) - 1, 1)
+    assert ends.min() == 1 and ends.max() == most and (size % 4 or size < 8 or (1 + most) / 2 == size / 4)
+    assert abs(ends.mean() - (1 + most) / 2) <= 4 * np.sqrt((most**2 - 1) / 12 / count)
+    assert abs(ends.std() - np.sqrt((most**2 - 1) / 12)) <= 0.03 * most
+
+
+def test_denoisers_are_as_likely() -> None:
     rng, text, count = np.random.default_rng(0), np.arange(101), 7000
     made = [corrupted(text, rng, *NAMES) for _ in range(count)]
     modes = np.array([inputs[0] for inputs, _ in made])
     for mode, share in (('r', 2 / 7), ('s', 1 / 7), ('x', 4 / 7)):
         assert abs((modes == MODES[mode]).mean() - share) < 4 * np.sqrt(share * (1 - share) / count), mode
-    places = np.array([len(inputs) - 1 for inputs, _ in made if inputs[0] == MODES['s']])
-    assert places.min() >= 1 and places.max() <= 100
-    assert abs(places.mean() - 50.5) < 4 * 28.9 / np.sqrt(len(places)) and 27 < places.std() < 31
     twice = np.mean([corrupted(text, rng, 's', 's', 'r3')[0][0] == MODES['s'] for _ in range(2000)])
     assert abs(twice - 2 / 3) < 4 * np.sqrt(2 / 9 / 2000)
 

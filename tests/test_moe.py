@@ -201,6 +201,15 @@ def test_balance_loss_is_one_where_even_and_experts_over_choices_at_collapse():
     assert float(moe.balance_loss(probs_RE, expert_RJ, real_R)) == pytest.approx(experts)
 
 
+def test_balance_loss_is_of_one_layer():
+    """Two layers that send all tokens to one expert each, with 3/4: 2 * 3/4 each. As one: 2 * (1/2 1/2 + 1/2 1/2)."""
+    real_R, probs_RE = jnp.ones(5, bool), jnp.tile(jnp.asarray([0.75, 0.25]), (5, 1))
+    layers = [(probs_RE, jnp.zeros((5, 1), int)), (probs_RE[:, ::-1], jnp.ones((5, 1), int))]
+    assert [float(moe.balance_loss(*one, real_R)) for one in layers] == [1.5, 1.5]
+    probs_RE, expert_RJ = (jnp.concatenate(parts) for parts in zip(*layers, strict=True))
+    assert float(moe.balance_loss(probs_RE, expert_RJ, jnp.ones(10, bool))) == 1.0  # the hub's Mixtral
+
+
 def test_losses_are_means_over_real_tokens():
     logits_RE = jnp.asarray([[1.0, 1.0], [2.0, 2.0], [50.0, 0.0]])
     real_R = jnp.asarray([True, True, False])

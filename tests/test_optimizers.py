@@ -79,7 +79,10 @@ OPTAX = {
     'lion': lambda cfg: optax.lion(RATE, cfg.beta1, cfg.beta2, weight_decay=DECAY),
     'muon': lambda cfg: optax.partition(
         {
-            'kernel': optax.contrib.muon(RATE, beta=cfg.momentum, weight_decay=DECAY, consistent_rms=0.2),
+            'kernel': optax.chain(
+                optax.trace(cfg.momentum, nesterov=True),  # 1 / (1 - momentum) times as long, in the same direction
+                optax.contrib.muon(RATE, beta=0.0, nesterov=False, weight_decay=DECAY, consistent_rms=0.2),
+            ),
             'bias': optax.adamw(RATE, cfg.beta1, cfg.beta2, cfg.epsilon, weight_decay=DECAY),
         },
         {'dense': {'kernel': 'kernel', 'bias': 'bias'}},
@@ -236,6 +239,23 @@ def test_muon_steps_orthogonally_in_every_layer_and_expert(axes, shape, matrices
     assert np.all(before.max(-1) / before.min(-1) > 4)
 
 
+def test_muon_by_hand():
+    """Of a diagonal matrix the iteration changes each singular value by itself."""
+    cfg = dataclasses.replace(BASE, name='muon', momentum=0.5, decayed_roles=())
+    grads = [{'kernel': jnp.diag(jnp.asarray(g))} for g in ([3.0, 4.0], [-3.0, 4.0])]
+    (first, _), (second, _) = walk(
+        ours(cfg, {'kernel': P('embed', 'mlp')}), {'kernel': jnp.zeros((2, 2))}, grads, learning_rate=1, weight_decay=0
+    )
+    # m = (1.5, 2), then (-0.75, 3); (g + m) / 2 = (2.25, 3) = 3.75 (0.6, 0.8), then (-1.875, 3.5)
+    for step, direction in (
+        (first['kernel'], np.array([0.6, 0.8])),
+        (second['kernel'] - first['kernel'], np.array([-1.875, 3.5]) / np.hypot(1.875, 3.5)),
+    ):
+        for _ in range(5):  # Jordan et al. 2024
+            direction = 3.4445 * direction - 4.7750 * direction**3 + 2.0315 * direction**5
+        close(step, -0.2 * 2**0.5 * np.diag(direction), 1e-5)
+
+
 def small_factors(**fields):
     names = {'encoder': {'table': P('vocab', 'embed'), 'kernel': P('embed', 'mlp')}, 'decoder': {'bias': P('mlp')}}
     return lr_multipliers(Config(optimizer=dataclasses.replace(BASE, **fields)), names)
@@ -325,6 +345,20 @@ def test_schedule_free_evaluates_the_mean_of_its_steps_weighted_by_the_squared_r
         x = evaluation_params(TrainState(jnp.asarray(number), y, opt_state))
         close(x, mean, 1e-5)
         close(y, jax.tree.map(lambda x, z: 0.9 * x + 0.1 * z, mean, free.z), 1e-5)
+
+
+def test_schedule_free_by_hand():
+    """With gradients of 1 and -1 every step is the rate; c is 1, then 4 / 5, then 4 / 9, whatever beta2 is."""
+    cfg = dataclasses.replace(BASE, name='schedule_free', beta1=0.9, beta2=0.98, epsilon=0.0, decayed_roles=())
+    grads = [{'kernel': jnp.asarray([[g]])} for g in (1.0, 1.0, -1.0)]
+    optimizer = ours(cfg, {'kernel': P('embed', 'mlp')})
+    found = walk(optimizer, {'kernel': jnp.zeros((1, 1))}, grads, rates=[0.1, 0.2, 0.2], weight_decay=0.0)
+    z = [-0.1, -0.3, -0.1]
+    x = [-0.1, 0.2 * -0.1 + 0.8 * -0.3, 5 / 9 * -0.26 + 4 / 9 * -0.1]
+    for number, (y, state) in enumerate(found):
+        average = evaluation_params(TrainState(jnp.asarray(number + 1), y, state))
+        assert float(y['kernel'][0, 0]) == pytest.approx(0.1 * z[number] + 0.9 * x[number], abs=1e-6)
+        assert float(average['kernel'][0, 0]) == pytest.approx(x[number], abs=1e-6)
 
 
 def test_the_moving_average_is_numpys_and_starts_from_what_it_has_seen():

@@ -59,7 +59,7 @@ class Model(Section):
     attention_projections: bool = True  # False: queries, keys and values are the stream itself, cut into heads
     attention_scale: str | None = None  # factor on the scores; None: sqrt_head_dim, with muP head_dim
     attention_pattern: tuple[str, ...] = ('global',)  # of the layers' self-attention, repeated over the depth
-    window: int | None = None  # local layers: positions seen, the query's own among them (Beltagy et al. 2020)
+    window: int | None = None  # local layers: distances below w are seen: w keys in a decoder, 2w - 1 in an encoder
     attention_softcap: float | None = None  # c tanh(scores / c) (Gemma Team 2024)
     attention_sink: str | None = None  # a share of the attention that goes to no key
     qk_norm: str | None = None  # of each head's queries and keys, before rotation (Henry et al. 2020)

@@ -34,6 +34,10 @@ def attention_mask(
 
 
 def within_window(query_positions_BT: jax.Array, key_positions_BS: jax.Array, window: jax.Array) -> jax.Array:
-    """Returns mask_BTS, True where query and key are fewer than `window` positions apart (Beltagy et al. 2020)."""
+    """Returns mask_BTS, True where query and key are fewer than `window` positions apart.
+
+    With a causal mask a query sees `window` positions, its own included; in an encoder window - 1 to each side besides
+    its own. (The window w of Beltagy et al. 2020, 3.1, has w / 2 to each side: it is 2 (window - 1).)
+    """
     distance_BTS = query_positions_BT[:, :, None] - key_positions_BS[:, None, :]
     return jnp.abs(distance_BTS) < window

@@ -58,8 +58,9 @@ def mean(x_R: jax.Array, real_R: jax.Array) -> jax.Array:
 def balance_loss(probs_RE: jax.Array, expert_RJ: jax.Array, real_R: jax.Array) -> jax.Array:
     """Returns E sum_e f_e P_e, f the experts' shares of the choices, P their mean probabilities (Fedus et al. 2022, 4).
 
-    It is 1 where the load is even and E / J where the same J experts take every token. It is a loss of the whole batch:
-    the mean over microbatches differs.
+    It is 1 where the load is even and E / J where the same J experts take every token. It is a loss of one layer, and
+    the layers' losses are added. (The hub's Mixtral takes f and P over the tokens of all layers at once.) It is also a
+    loss of the whole batch: the mean over microbatches differs.
     """
     E = probs_RE.shape[-1]
     share_RE = jax.nn.one_hot(expert_RJ, E).mean(axis=-2)
@@ -99,8 +100,9 @@ def reference(expert_RJ: jax.Array, real_R: jax.Array, num_experts: int, factor:
 
 
 def capacity(expert_RJ: jax.Array, real_R: jax.Array, num_experts: int, factor: float) -> Dispatch:
-    """Every expert has C = factor R J / E slots; choices beyond them are dropped (Lepikhin et al. 2021, algorithm 1).
+    """Every expert has C slots; choices beyond them are dropped (Lepikhin et al. 2021, algorithm 1).
 
+    C is factor R J / E, rounded up, and at most R. R counts padding too, which takes no slot.
     Which choices are dropped depends on all tokens of the call, including other rows and later tokens. Such a model is
     not causal where slots are short, and generates with other slots than it was trained with. Where devices share the
     experts (mesh.expert), each device drops among its own tokens, so that the result differs from that on one device.

@@ -124,8 +124,9 @@ def layer_factors(config: Config, names: Any) -> Any:
 def descend(factors: Any, decayed: Sequence[str]) -> optax.GradientTransformationExtraArgs:
     """Returns -learning_rate * factor * (direction + weight_decay * parameter), decay on the roles `decayed` only.
 
-    Decoupled weight decay: Loshchilov & Hutter 2019, algorithm 2. `factors` is a tree of numbers, or of arrays with as
-    many axes as the parameter: where they are 0 nothing moves.
+    Decoupled weight decay: Loshchilov & Hutter 2019, algorithm 2, but with the whole learning rate as factor of the
+    decay, where they have the schedule's share of it alone. `factors` is a tree of numbers, or of arrays with as many
+    axes as the parameter: where they are 0 nothing moves.
     """
 
     def update(
@@ -164,9 +165,11 @@ def schedule_free(base: optax.GradientTransformationExtraArgs, beta: float) -> o
     """Schedule-free averaging of `base` (Defazio et al. 2024): the parameters are y, where gradients are taken.
 
     z += step;  x = (1 - c) x + c z, c = rate^2 / sum of rate^2;  y = (1 - beta) z + beta x. Without x it reads
-    y += c (z - y) + (1 - beta (1 - c)) step, with z before its step. c uses the learning rates alone, as the authors'
-    code does; algorithm 1 of the paper scales them by Adam's bias correction. optax.contrib's takes its learning rate
-    when it is made; here the rate is an argument of `update`, which trials of one program may trace.
+    y += c (z - y) + (1 - beta (1 - c)) step, with z before its step. `rate` is the learning rate of the update, warm-up
+    and schedule included. This is not algorithm 1 of the paper, where it is times sqrt(1 - beta2^t) in c, in the step
+    and in the weight decay: here this factor stands in the direction alone, as Adam's bias correction. The authors'
+    code does the same, but takes the largest rate so far in c. optax.contrib's takes its learning rate when it is made;
+    here the rate is an argument of `update`, which trials of one program may trace.
     """
 
     def init(params: Any) -> ScheduleFree:
@@ -194,7 +197,11 @@ def _rms(cfg: config_lib.Optimizer, names: Any) -> optax.GradientTransformation:
 
 
 def _muon(cfg: config_lib.Optimizer, names: Any) -> optax.GradientTransformation:
-    """The nearest orthogonal matrix to each hidden kernel's momentum, at AdamW's usual rms of 0.2; Adam elsewhere."""
+    """Orthogonal steps for hidden kernels (Jordan et al. 2024) at AdamW's rms of 0.2 (Liu et al. 2025); Adam elsewhere.
+
+    m = b m + (1 - b) g, and five steps of the quintic Newton-Schulz iteration bring (1 - b) g + b m near the nearest
+    orthogonal matrix. No momentum is bias-corrected, as in the author's code; optax's is.
+    """
     groups = each(lambda role, axes: 'muon' if is_hidden(role, axes) else 'adam', names)
 
     def numbers(role: str, axes: PartitionSpec, group: str) -> Any:
@@ -208,9 +215,24 @@ def _muon(cfg: config_lib.Optimizer, names: Any) -> optax.GradientTransformation
         """Scales to an rms of 0.2; that of an orthogonal matrix is max(rows, columns)^-0.5."""
         return 0.2 * max(math.prod(x.shape[axis] for axis in side) for side in sides) ** 0.5 * x
 
-    orthogonal = optax.contrib.scale_by_muon(beta=cfg.momentum, weight_dimension_numbers=matrices)
+    orthogonal = optax.contrib.scale_by_muon(beta=0.0, nesterov=False, weight_dimension_numbers=matrices)
+
+    def follow(grads: Any, moments: Any) -> Any:
+        return jax.tree.map(lambda g, m: (1 - cfg.momentum) * g + cfg.momentum * m, grads, moments)
+
+    def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        moments = follow(grads, state.mu)
+        steps, state = orthogonal.update(follow(grads, moments), state, params)
+        return steps, state._replace(mu=moments)
+
     scaled = optax.stateless(lambda updates, params: jax.tree.map(usual, updates, matrices))
-    return optax.partition({'muon': optax.chain(orthogonal, scaled), 'adam': _adam(cfg, names)}, groups)
+    return optax.partition(
+        {
+            'muon': optax.chain(optax.GradientTransformation(orthogonal.init, update), scaled),
+            'adam': _adam(cfg, names),
+        },
+        groups,
+    )
 
 
 class Method(NamedTuple):

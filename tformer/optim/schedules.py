@@ -65,7 +65,10 @@ def inverse_sqrt(step: jax.Array, peak: Scalar, warmup: Scalar, **_: Scalar) -> 
 def wsd(
     step: jax.Array, peak: Scalar, warmup: Scalar, *, num_steps: Scalar, final: Scalar, decay: Scalar, **_: Scalar
 ) -> jax.Array:
-    """Warm-up, the peak, and a line to final * peak over the last fraction `decay` of the steps (Hu et al. 2024, 4)."""
+    """Warm-up, the peak, and a line to final * peak over the last fraction `decay` of the steps.
+
+    Hu et al. 2024, section 4.2, leave the shape of the decay open, and theirs is exponential.
+    """
     begin = jnp.maximum(num_steps * (1 - decay), warmup)
     return peak * _warmup(step, warmup) * (1 - (1 - final) * _progress(step, begin, num_steps))
 

@@ -123,6 +123,18 @@ def split_anywhere(tokens: np.ndarray, rng: np.random.Generator) -> tuple[np.nda
     return tokens[:place], tokens[place:]
 
 
+def split_end(tokens: np.ndarray, rng: np.random.Generator, rate: float) -> tuple[np.ndarray, np.ndarray]:
+    """Cuts off the end of a text [T], of uniformly random length from 1 to `longest_end`: rate * T on average."""
+    most = int(longest_end(np.array(len(tokens)), rate))
+    place = len(tokens) - int(rng.integers(1, most + 1)) if most else len(tokens)
+    return tokens[:place], tokens[place:]
+
+
+def longest_end(sizes: np.ndarray, rate: float) -> np.ndarray:
+    """Returns the most tokens that `split_end` cuts off texts of these sizes, which keep one at least: int64 [...]."""
+    return np.minimum(np.maximum(_rounded(2 * rate * sizes) - 1, 1), np.maximum(sizes - 1, 0))
+
+
 def check_sentinels(needed: int, sentinels: np.ndarray) -> None:
     """Raises a `UserError` if an example needs more sentinels than there are."""
     if needed > len(sentinels):

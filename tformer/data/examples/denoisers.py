@@ -17,25 +17,25 @@ MODES = ('r', 's', 'x')  # regular, sequential, extreme; the first token of an i
 
 @dataclasses.dataclass(frozen=True)
 class Denoiser:
-    """T5's corruption, or without a rate a prefix LM: the text after a uniformly random position is wanted."""
+    """T5's corruption, or without a mean span a prefix LM: one span, which ends the text, is wanted."""
 
     mode: str
-    rate: float | None = None  # the share of the tokens that is dropped
-    mean_span: float = 3  # tokens
+    rate: float  # the share of the tokens that is dropped; of a prefix LM on average
+    mean_span: float | None = None  # tokens
 
     def corrupt(
         self, tokens: np.ndarray, rng: np.random.Generator, sentinels: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns the given and the wanted tokens of a text, int [T]."""
-        if self.rate is None:
-            return corrupt.split_anywhere(tokens, rng)
+        if self.mean_span is None:
+            return corrupt.split_end(tokens, rng, self.rate)
         return corrupt.corrupt_spans(tokens, rng, sentinels, self.rate, self.mean_span)
 
     def lengths(self, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns the most given tokens, wanted tokens and spans of texts of these sizes: int [...] each."""
-        if self.rate is None:
-            wanted = np.maximum(sizes - 1, 0)
-            return np.maximum(wanted, np.minimum(sizes, 1)), wanted, np.zeros_like(sizes)
+        if self.mean_span is None:
+            wanted = corrupt.longest_end(sizes, self.rate)
+            return np.maximum(sizes - 1, np.minimum(sizes, 1)), wanted, np.zeros_like(sizes)
         dropped, spans = corrupt.span_counts(sizes, self.rate, self.mean_span)
         return sizes - dropped + spans, dropped + spans, spans
 
@@ -69,7 +69,7 @@ def lengths(sizes: np.ndarray, denoisers: Sequence[str]) -> tuple[np.ndarray, np
 DENOISERS = {  # Tay et al. 2023, table 1
     'r3': Denoiser('r', rate=0.15, mean_span=3),
     'r8': Denoiser('r', rate=0.15, mean_span=8),
-    's': Denoiser('s'),
+    's': Denoiser('s', rate=0.25),
     'x3': Denoiser('x', rate=0.5, mean_span=3),
     'x8': Denoiser('x', rate=0.5, mean_span=8),
     'x64': Denoiser('x', rate=0.5, mean_span=64),

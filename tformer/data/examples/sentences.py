@@ -16,26 +16,24 @@ def next_sentence(
 ) -> tuple[np.ndarray, np.ndarray, int]:
     """Returns a pair for next-sentence prediction: B follows A, or comes from another text, half of the time each.
 
-    A B from another text also starts at one of its cuts, is as long as this text's B would be (if a cut leaves so
-    much), and ends a sentence if that would (and a sentence ends in it): so neither its start nor its length gives the
-    label away. Nothing follows a single token, so its B is from another text.
-    Source: Devlin et al. 2019, section 3.1.
+    Both texts are cut, and B begins the rest of one of them. It is as long as the shorter rest, whichever it is from.
+    So neither A nor B by itself, nor their lengths, give the label away. But nothing follows a single token, so its B
+    is from another text. Source: Devlin et al. 2019, section 3.1.
 
     Args:
       tokens: int [T], the text, at least one token.
       sentence_ends: bool [vocab_size], the ids that end a sentence.
-      other: returns another text's tokens, int [1 or more]; called only if they are needed.
+      other: returns another text's tokens, int [1 or more].
 
     Returns:
       A and B, both with at least one token and together with no more than the text (2 of a single token), and the
       label, an id of NEXT_SENTENCE.
     """
     cut = _cut(tokens, sentence_ends, rng)
-    first, second = tokens[:cut], tokens[cut:]
-    label = int(rng.integers(2)) if len(second) else 1
-    if label:
-        second = _like(second, other(), sentence_ends, rng)
-    return first, second, label
+    text = other()
+    rests = tokens[cut:], text[_cut(text, sentence_ends, rng) if len(text) > 1 else 0 :]
+    label = int(rng.integers(2)) if len(rests[0]) else 1
+    return tokens[:cut], rests[label][: max(min(map(len, rests)), 1)], label
 
 
 def sentence_order(
@@ -61,22 +59,12 @@ def another(own: range, count: int, rng: np.random.Generator) -> int:
     return int(own.stop + rng.integers(count - len(own))) % count
 
 
-def _cut(tokens: np.ndarray, sentence_ends: np.ndarray, rng: np.random.Generator, least: int = 1) -> int:
-    """Returns a random cut of int [T] that leaves `least` tokens, else the one that leaves most; T below two tokens."""
+def _cut(tokens: np.ndarray, sentence_ends: np.ndarray, rng: np.random.Generator) -> int:
+    """Returns a random cut of int [T], from 1 to T - 1; T below two tokens."""
     if len(tokens) < 2:
         return len(tokens)
     ends = sentence_ends[tokens]
     cuts = np.flatnonzero(ends[:-1] & ~ends[1:]) + 1  # of adjacent ends, after the last one
     if not len(cuts):
         cuts = np.arange(1, len(tokens))
-    allowed = cuts[: max(int(np.searchsorted(cuts, len(tokens) - least, side='right')), 1)]
-    return int(allowed[rng.integers(len(allowed))])
-
-
-def _like(wanted: np.ndarray, text: np.ndarray, sentence_ends: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Returns tokens of `text` in place of `wanted`: at most as many, at least one, ending a sentence if that does."""
-    size = max(len(wanted), 1)
-    start = _cut(text, sentence_ends, rng, size) if len(text) > 1 else 0
-    second = text[start : start + size]
-    ends = np.flatnonzero(sentence_ends[second])
-    return second[: ends[-1] + 1] if len(ends) and sentence_ends[wanted[-1:]].any() else second
+    return int(cuts[rng.integers(len(cuts))])
