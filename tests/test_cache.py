@@ -2,10 +2,12 @@
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import pathlib
 import pickle
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,8 +18,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from tformer.config import Config, Data, Model, Train
-from tformer.data import cache
+from tformer.config import Config, Data, Model, Train, hashing
+from tformer.data import cache, ragged
 from tformer.data.batches import pipeline
 from tformer.data.examples import example_formats
 from tformer.data.sources.records import Split
@@ -81,18 +83,142 @@ def test_other_data_tokenizers_and_limits_have_other_entries(tmp_path: pathlib.P
     assert len(entries(tmp_path)) == counts[-1] and not list(tmp_path.glob('*.partial'))
 
 
-@pytest.mark.parametrize('damage', ['cut', 'removed', 'manifest'])
-def test_a_damaged_entry_is_made_again(tmp_path: pathlib.Path, damage: str) -> None:
-    cfg, split = config(tmp_path, batching='pad'), Split('one', lambda: (RECORDS, 0))
-    expected = batches(cfg, split).batch(0)
-    (entry,) = (tmp_path / name for name in entries(tmp_path))
-    if damage == 'manifest':
-        (entry / 'manifest.json').write_text('{')
-    elif damage == 'cut':
-        os.truncate(entry / 'tokens.ids', 10)
-    else:
-        (entry / 'tokens.ids').unlink()
-    np.testing.assert_array_equal(batches(cfg, split).batch(0)['inputs'], expected['inputs'])
+def flip(file: pathlib.Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+def extend(file: pathlib.Path) -> None:
+    file.write_bytes(file.read_bytes() + bytes(8))
+
+
+def swap(file: pathlib.Path) -> None:
+    others = sorted({*file.parent.iterdir()} - {file, file.with_name('manifest.json')})
+    other = next((each for each in others if each.stat().st_size == file.stat().st_size), others[0])
+    mine, theirs = file.read_bytes(), other.read_bytes()
+    file.write_bytes(theirs)
+    other.write_bytes(mine)
+
+
+def directory(file: pathlib.Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+FILES = {
+    'flipped': flip, 'extended': extend, 'swapped': swap, 'removed': os.unlink, 'a directory': directory,
+    'cut': lambda file: os.truncate(file, file.stat().st_size - 8), 'emptied': lambda file: os.truncate(file, 0),
+}  # fmt: skip
+VALUES = [None, -8, 8, 1e308, 1 << 70, '', '|O8', '<u8', [], [-1, 'x'], {'a': 1}]
+
+
+def places(tree: object, at: tuple = ()) -> Iterator[tuple]:
+    """The path of every value of a JSON tree."""
+    if at:
+        yield at
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            yield from places(value, (*at, key))
+
+
+def mutations(manifest: dict) -> Iterator[tuple[str, dict]]:
+    """Manifests with a value replaced or removed, which have their old digest or, as a forger's, one that fits."""
+    for place, value in itertools.product(places(manifest), (KeyError, *VALUES)):
+        tree = changed = json.loads(json.dumps(manifest))
+        for key in place[:-1]:
+            tree = tree[key]
+        if value is KeyError:
+            del tree[place[-1]]
+        else:
+            tree[place[-1]] = value
+        if value in (KeyError, 8, '|O8') or place == ('digest',):
+            yield f'{place}={value}', changed
+        if place[0] not in ('digest', 'facts'):  # numbers of records that fit are as good as ours
+            signed = {key: value for key, value in changed.items() if key != 'digest'}
+            yield f'{place}={value}, signed', {**signed, 'digest': hashing.digest_json(signed)}
+
+
+@pytest.fixture(scope='module')
+def cached(tmp_path_factory):
+    """A cache with one entry of columns and one of packed rows, and the function that opens it, which are arrays."""
+    home = tmp_path_factory.mktemp('cached')
+    cfg = config(home)
+
+    def opened() -> list[np.ndarray]:
+        made = batches(cfg, Split('one', lambda: (RECORDS[:12], 3)))
+        part = made.parts[0]
+        ragged = (*part.examples.columns.values(), part.rows)
+        return [*(array for each in ragged for array in (each.flat, each.offsets)), np.array(part.examples.num_skipped)]
+
+    expected = [array.copy() for array in opened()]
+    return home, opened, expected
+
+
+def assert_made_again(cached, entry: pathlib.Path, what: str, capsys, allowed: bool = False) -> None:
+    _, opened, expected = cached
+    found = opened()
+    for mine, right in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(mine, right, err_msg=what)
+    said = capsys.readouterr().err.splitlines()
+    lines = [line for line in said if line.startswith(f'the token cache makes a damaged entry again: {entry}: ')]
+    assert said == lines and len(lines) == (0 if allowed and not lines else 1), (what, said)
+
+
+def test_a_file_of_an_entry_that_changed_is_found_said_and_made_again(cached, capsys) -> None:
+    home, opened, _ = cached
+    opened()
+    files = [path for name in entries(home) for path in sorted((home / name).iterdir())]
+    assert len(files) == 8
+    for file in files:
+        for name, damage in FILES.items():
+            if name == 'cut' and file.stat().st_size < 8:
+                continue
+            damage(file)
+            assert_made_again(cached, file.parent, f'{file.name} {name}', capsys)
+
+
+def test_an_entry_that_is_no_directory_is_made_again(cached, capsys) -> None:
+    home, opened, _ = cached
+    opened()
+    for entry in (home / name for name in entries(home)):
+        for replace in (lambda path: path.write_text('x'), lambda path: path.symlink_to('nowhere'), os.mkdir):
+            shutil.rmtree(entry)
+            replace(entry)
+            assert_made_again(cached, entry, 'another kind of file', capsys)
+
+
+def test_a_manifest_with_any_value_changed_never_gives_other_data_and_never_a_crash(
+    cached, capsys, monkeypatch
+) -> None:
+    home, opened, _ = cached
+    opened()
+    monkeypatch.setattr(os, 'fsync', lambda file: None)  # hundreds of entries are made
+    count = 0
+    for name in entries(home):
+        file = home / name / 'manifest.json'
+        original = file.read_text()
+        assert set(json.loads(original)) == {'dtypes', 'bytes', 'crc32', 'facts', 'digest'}
+        for what, changed in mutations(json.loads(original)):
+            file.write_text(json.dumps(changed))
+            assert_made_again(cached, file.parent, what, capsys, allowed='signed' in what)
+            file.write_text(original)
+            count += 1
+        for text in ('', 'null', '[]', '3', '"x"', '[' * 100_000, '\0', '{' + original, original[:-20]):
+            file.write_text(text)
+            assert_made_again(cached, file.parent, text[:20], capsys)
+    assert count > 300
+
+
+def test_offsets_of_any_values_are_refused_before_they_are_used() -> None:
+    flat = np.arange(5, dtype=np.int32)
+    ragged.check(flat, np.array([0, 2, 2, 5]), np.int32)
+    for offsets in ([], [0], [1, 5], [0, 6], [0, 4], [0, 3, 2, 5], [0, -1, 5], [0, 1 << 62, 5], [0, -(1 << 63), 5]):
+        with pytest.raises(ValueError, match='do not divide 5 numbers into rows'):
+            ragged.check(flat, np.array(offsets, np.int64), np.int32)
+    for other in (flat.astype(np.uint16), flat.astype(np.float32)):
+        with pytest.raises(ValueError, match='not int32 and int64'):
+            ragged.check(other, np.array([0, 5]), np.int32)
 
 
 def test_a_mistake_in_the_data_leaves_nothing(tmp_path: pathlib.Path) -> None:
@@ -204,7 +330,7 @@ def test_where_locks_reach_no_other_process_each_writes_its_own_and_one_is_kept(
     assert [json.loads(out.splitlines()[-1]) for out, _ in ended] == [[1, list(range(1000))]] * 2
     assert [err for _, err in ended] == ['', '']
     (entry,) = entries(tmp_path)
-    assert cache._whole(tmp_path / entry)
+    assert cache._fault(tmp_path / entry, lambda *_: None) is None
     assert json.loads(process(tmp_path, 0).communicate(timeout=60)[0]) == [0, list(range(1000))]
 
 

@@ -52,6 +52,15 @@ class Ragged:
         return np.diff(self.offsets)
 
 
+def check(flat: np.ndarray, offsets: np.ndarray, dtype: Any) -> None:
+    """Raises a `ValueError` unless numbers [total] of `dtype` and int64 offsets [rows + 1] form a `Ragged`."""
+    if flat.dtype != dtype or offsets.dtype != np.int64:
+        raise ValueError(f'numbers and offsets are {flat.dtype} and {offsets.dtype}, not {np.dtype(dtype)} and int64')
+    whole = len(offsets) > 0 and offsets[0] == 0 and offsets[-1] == len(flat)
+    if not whole or (offsets[1:] < offsets[:-1]).any():
+        raise ValueError(f'the offsets do not divide {len(flat)} numbers into rows')
+
+
 def mapped(file: str, dtype: str) -> np.ndarray:
     """Returns the array in a file of raw numbers as a memory map, which reads them when they are needed."""
     if not os.path.getsize(file):  # an empty file cannot be mapped

@@ -7,7 +7,7 @@ import numpy as np
 
 from tformer.config import hashing
 from tformer.config.run import Config
-from tformer.data import cache, order
+from tformer.data import cache, order, ragged
 from tformer.data.batches import packing
 from tformer.data.examples.example_arrays import Examples
 from tformer.data.ragged import Ragged
@@ -59,7 +59,13 @@ def lay_out(
             'limits': limits.tolist(),
             'stream': [config.train.seed, part],
         }
-        arrays, _ = cache.arrays(cache.directory(config.data), depends_on, write)
+
+        def check(arrays: cache.Arrays, facts: cache.Facts) -> None:
+            ragged.check(arrays['examples'], arrays['offsets'], np.int32)
+            if not np.array_equal(np.sort(arrays['examples']), np.arange(len(examples))):
+                raise ValueError(f'its rows do not hold each of {len(examples)} examples once')
+
+        arrays, _ = cache.arrays(cache.directory(config.data), depends_on, write, check)
         laid = Ragged(arrays['examples'], arrays['offsets'])
     else:
         laid = rows()

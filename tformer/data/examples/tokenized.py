@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 import itertools
 import sys
 import time
@@ -12,7 +13,7 @@ import numpy as np
 
 from tformer.config import hashing
 from tformer.config.run import Config
-from tformer.data import cache
+from tformer.data import cache, ragged
 from tformer.data.ragged import Ragged
 from tformer.data.sources.records import Bad, Record, Split, text_of
 from tformer.data.tokenizers.tokenizers import Tokenizers
@@ -106,7 +107,8 @@ def columns(
             'split': records.fingerprint,
             'bad_lines': config.data.bad_lines,
         }
-        arrays, facts = cache.arrays(cache.directory(config.data), depends_on, write)
+        check = functools.partial(_check, dtypes)
+        arrays, facts = cache.arrays(cache.directory(config.data), depends_on, write, check)
         digest = hashing.digest_json(depends_on, size=8)
     else:
         held = collections.defaultdict(list)
@@ -116,6 +118,16 @@ def columns(
         digest = hashing.digest_bytes(*arrays.values(), size=8)
     by_name = {name: Ragged(arrays[f'{name}.ids'], arrays[f'{name}.offsets']) for name in dtypes}
     return Columns(by_name, np.array(facts['bad'], np.int64), facts['skipped'], digest)
+
+
+def _check(dtypes: Mapping[str, Any], arrays: cache.Arrays, facts: cache.Facts) -> None:
+    """Raises a `ValueError` unless an entry of the cache holds columns of these dtypes, a row for each record."""
+    for name, dtype in dtypes.items():
+        ragged.check(arrays[f'{name}.ids'], arrays[f'{name}.offsets'], dtype)
+    rows = {len(arrays[f'{name}.offsets']) - 1 for name in dtypes}
+    counted = all(type(number) is int and number >= 0 for number in (facts['skipped'], *facts['bad']))
+    if len(rows) > 1 or not counted or max(facts['bad'], default=-1) >= min(rows):
+        raise ValueError('its columns and facts do not describe the same records')
 
 
 def _some(records: Sequence[Record]) -> Iterator[tuple[int, list[Record]]]:
