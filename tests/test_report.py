@@ -246,8 +246,6 @@ def test_where_nothing_is_done_the_report_says_why(tmp_path: pathlib.Path) -> No
 def test_mistakes_are_one_line(home: pathlib.Path, tmp_path: pathlib.Path) -> None:
     (tmp_path / 'sweep.json').write_text('{"trials": []}')
     (tmp_path / 'empty').mkdir()
-    shutil.copytree(home / 'baseline', tmp_path / 'bad/baseline')
-    (tmp_path / 'bad/baseline/seed_0/result.json').write_text('{"test": 3}')
     for message, act in {
         "--metric=test/los is in no result; did you mean 'test/loss'": lambda: computed_of(home, metric='test/los'),
         "--baseline=norm=rms is not an arm; did you mean 'norm=rmsnorm'": lambda: computed_of(
@@ -256,12 +254,48 @@ def test_mistakes_are_one_line(home: pathlib.Path, tmp_path: pathlib.Path) -> No
         '--alpha=5 must be between 0 and 1': lambda: computed_of(home, alpha=5),
         'not the list of a sweep': lambda: results.read(tmp_path),
         'no runs are here': lambda: results.read(tmp_path / 'empty'),
-        "result.json: 'test' holds no scores": lambda: results.read(tmp_path / 'bad'),
         'report takes one directory, not 0': lambda: command_line.main(['tformer', 'report']),
     }.items():
         with pytest.raises(UserError, match=re.escape(message)) as error:
             act()
         assert '\n' not in str(error.value)
+
+
+DAMAGES = {
+    'cut': lambda contents: contents[: len(contents) // 2] + b'\n',
+    'empty': lambda contents: b'\n',
+    'not an object': lambda contents: b'[1, 2]\n',
+    'other values': lambda contents: re.sub(rb': [^,}]+', b': "x"', contents),
+    'a key twice': lambda contents: re.sub(rb'{\s*("\w+":)', rb'{\1 0, \1', contents, count=1),
+    'nested': lambda contents: b'[' * 100_000 + b'\n',
+    'huge number': lambda contents: re.sub(rb'(?<=": )\d+', b'9' * 400, contents, count=1),
+    'binary': lambda contents: b'\x80\xff\0' + contents,
+    'a directory': None,
+}
+
+
+@pytest.mark.parametrize('damage', DAMAGES)
+@pytest.mark.parametrize('name', ['result.json', 'metrics.jsonl', 'config.json', 'predictions_test.jsonl'])
+@pytest.mark.parametrize('listed', [True, False])
+def test_a_damaged_file_ends_no_report_and_is_named_in_it(
+    home: pathlib.Path, tmp_path: pathlib.Path, name: str, damage: str, listed: bool
+) -> None:
+    place = shutil.copytree(home, tmp_path / 'x')
+    if not listed:
+        (place / 'sweep.json').unlink()
+    predictions.write(place / 'baseline/seed_0', 'test', ['a', 'b'], [['a'], ['b', 'c']])
+    file, change = place / 'baseline/seed_0' / name, DAMAGES[damage]
+    contents = file.read_bytes()
+    file.unlink()
+    if change is None:
+        file.mkdir()
+    elif (changed := change(contents)) != contents:
+        file.write_bytes(changed)
+    else:
+        pytest.skip('there is nothing to damage')
+    whole, left = results.read(home), results.read(place)
+    written(place)
+    assert len(left.done) == len(whole.done) - 1 and f'{file}' in (place / 'report.md').read_text()
 
 
 def test_the_command_takes_its_flags(home: pathlib.Path, capsys) -> None:

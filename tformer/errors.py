@@ -8,7 +8,10 @@ T = TypeVar('T')
 
 
 class UserError(ValueError):
-    """A mistake in the input. The command line prints its message as one line and exits with code 2."""
+    """A mistake in the input, in one line. The command line prints its message and exits with code 2."""
+
+    def __init__(self, message: object) -> None:
+        super().__init__(' '.join(line.strip() for line in str(message).splitlines()))
 
 
 class NoSplitError(UserError):

@@ -46,6 +46,7 @@ def evaluate(
     facts are numbers to write beside the scores.
     """
     run = opened(run)
+    before = run.results
     found = scoring.score(run.config, run.tokenizers, run.variables, split, records)
     print(f'{run.workdir} step {run.step}, {split}: {found.num_records:,} records')
     print(writers.format_table(found.scores.items()))
@@ -60,5 +61,5 @@ def evaluate(
         if run.config.evaluate.metrics:
             predictions.write(run.workdir, split, found.outputs, found.references)
         scores = {'step': run.step, **facts, **found.scores}
-        atomic.write(run.workdir / 'result.json', json.dumps({**run.results, split: scores}, indent=2) + '\n')
+        atomic.write(run.workdir / 'result.json', json.dumps({**before, split: scores}, indent=2) + '\n')
     return found.scores

@@ -1,7 +1,6 @@
 """A trained run: load it, apply its model, generate, evaluate, and read or replace its activations."""
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,7 +19,7 @@ from tformer.errors import UserError
 from tformer.evaluation import activations as activations_lib
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
-from tformer.training import checkpoint
+from tformer.training import checkpoint, writers
 from tformer.training import workdir as workdir_lib
 from tformer.training.state import count_parameters
 
@@ -104,8 +103,7 @@ class Run:
     @property
     def results(self) -> dict[str, dict[str, float]]:
         """The content of result.json: the scores of each split that was evaluated; {} before any was."""
-        file = self.workdir / 'result.json'
-        return json.loads(file.read_text()) if file.is_file() else {}
+        return writers.results(self.workdir)
 
     def batch(self, texts: Sequence[str], targets: Sequence[str] | None = None) -> dict[str, np.ndarray]:
         """Returns a batch of texts, one a row, as the model reads them: tokens and positions, padded to the longest.

@@ -20,7 +20,7 @@ from tformer.data.sources.records import Record
 from tformer.distributed import processes
 from tformer.errors import NoSplitError, UserError
 from tformer.lab.sweep import batched_training, trials
-from tformer.training import loop
+from tformer.training import loop, writers
 from tformer.training.stopping import StopMonitor
 
 SHARED_FLAGS = ('config', 'workdir', 'transform')
@@ -69,7 +69,7 @@ def train_and_evaluate(config: Config, workdir: str | pathlib.Path, may_differ: 
     home = pathlib.Path(workdir)
     if processes.same_number(lambda: trials.is_done_as(home, config)):
         print(f'{home} is done')
-        return dict(next(iter(config_lib.read_json(home / trials.RESULT).values()), {}))
+        return dict(next(iter(writers.results(home).values()), {}))
     with trials.kept(home):
         trained = loop.train(config, home, scoring.generated_scores, may_differ)
         with StopMonitor(None, training=False):

@@ -7,10 +7,10 @@ from tformer.config.convert import difference as difference
 from tformer.config.convert import digest as digest
 from tformer.config.convert import field_types as field_types
 from tformer.config.convert import from_dict as from_dict
+from tformer.config.convert import from_json as from_json
 from tformer.config.convert import load as load
 from tformer.config.convert import override as override
 from tformer.config.convert import parts as parts
-from tformer.config.convert import read_json as read_json
 from tformer.config.convert import recipe as recipe
 from tformer.config.convert import split as split
 from tformer.config.convert import to_dict as to_dict

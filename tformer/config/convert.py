@@ -2,7 +2,6 @@
 
 import ast
 import dataclasses
-import json
 import operator
 import pathlib
 import shlex
@@ -15,7 +14,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from tformer import errors
-from tformer.config import extensions, hashing, renamed
+from tformer.config import extensions, hashing, json_files, python_files, renamed
 from tformer.config.python_files import execute
 from tformer.config.run import Config, Data
 
@@ -67,6 +66,10 @@ def coerce(annotation: Any, value: Any, field: str) -> Any:
       UserError: it is not of that type.
     """
     value = value.item() if isinstance(value, np.generic) else value
+    if type(value) is int and abs(value) >= 2**63:
+        raise errors.UserError(f'config.{field} is a number of more than 64 bits')
+    if isinstance(value, str) and '\0' in value:
+        raise errors.UserError(f'config.{field}={value!r} has a NUL character')
     options = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
     for option in options:
         if typing.get_origin(option) is tuple and isinstance(value, list | tuple):
@@ -87,9 +90,10 @@ def parse(annotation: Any, text: str, field: str) -> Any:
         return None
     for option in options:
         try:
-            return _parse(option, text)
-        except (ValueError, SyntaxError):
+            value = _parse(option, text)
+        except (ValueError, SyntaxError, RecursionError, MemoryError, OverflowError):
             continue
+        return coerce(option, value, field)
     raise errors.UserError(f'config.{field}={text!r} is not {_name(annotation)}')
 
 
@@ -214,26 +218,24 @@ def load(spec: str, overrides: Mapping[str, str] | None = None) -> Config:
     path, argument = split(spec)
     trusted = not path.endswith('.json') or 'extensions' in (overrides or {})
     if path.endswith('.json'):
-        made: Any = read_json(pathlib.Path(path))
+        config = from_json(pathlib.Path(path))
     else:
         made = execute(path, 'get_config', argument)
         if not isinstance(made, ConfigDict | Mapping):
             raise errors.UserError(f'{path}: get_config returns {type(made).__name__}, not a ConfigDict')
-    config = override(from_dict(made), overrides or {})
+        with python_files.one_line(path):
+            config = from_dict(made)
+    config = override(config, overrides or {})
     return extensions.load(config, trusted=trusted, place=path, beside=pathlib.Path(path).parent)
 
 
-def read_json(file: pathlib.Path) -> dict[str, Any]:
-    """Returns the object in a JSON file. Raises a `UserError` if there is no such file, or no object in it."""
-    if not file.is_file():
-        raise errors.UserError(f'no file {file}')
+def from_json(file: pathlib.Path) -> Config:
+    """Returns the config in a JSON file. Raises a `UserError` that names the file if there is none in it."""
+    tree = json_files.read(file)
     try:
-        tree = json.loads(file.read_text())
-        if not isinstance(tree, dict):
-            raise ValueError('not a JSON object')
-    except ValueError as error:
+        return from_dict(tree)
+    except errors.UserError as error:
         raise errors.UserError(f'{file}: {error}') from error
-    return tree
 
 
 def changes(spec: str) -> dict[str, Any]:

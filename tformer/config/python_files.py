@@ -26,11 +26,11 @@ def execute(path: str, function: str, *arguments: str) -> Any:
     with one_line(path):
         module = _run(file, f'tformer_config_{file.stem}', register=False)
         if not hasattr(module, function):
-            raise errors.UserError(f'{path} defines no {function}({"argument" if arguments else ""})')
+            raise errors.UserError(f'it defines no {function}({"argument" if arguments else ""})')
         called = getattr(module, function)
         for argument, (name, hint) in zip(arguments, typing.get_type_hints(called).items(), strict=False):
             if typing.get_origin(hint) is typing.Literal:
-                errors.choose(dict.fromkeys(typing.get_args(hint)), argument, f'{path}: {name}')
+                errors.choose(dict.fromkeys(typing.get_args(hint)), argument, name)
         return called(*arguments)
 
 
@@ -58,12 +58,13 @@ def one_line(path: str) -> Iterator[None]:
     """Makes an exception of the code in the file at `path` a `UserError` that names the file and the line."""
     try:
         yield
-    except SyntaxError as error:
-        raise errors.UserError(f'{path}:{error.lineno}: {error.msg}') from error
-    except errors.UserError:
-        raise
-    except Exception as error:
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
-        where = f'{path}:{lines[-1]}' if lines else path
-        named = '' if isinstance(error, ImportError | TypeError) else f'{type(error).__name__}: '
-        raise errors.UserError(f'{where}: {named}{error}') from error
+    except (Exception, SystemExit) as error:
+        file = str(pathlib.Path(path))
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+        why = str(error)
+        if isinstance(error, SyntaxError):
+            lines, why = lines + [error.lineno] * (error.filename == file), error.msg
+        elif not isinstance(error, errors.UserError | ImportError | TypeError):
+            why = f'{type(error).__name__}: {error}'
+        where = f'{path}:{lines[-1]}' if lines and lines[-1] else path
+        raise errors.UserError(f'{where}: {why}') from error

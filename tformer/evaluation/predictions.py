@@ -5,6 +5,7 @@ import pathlib
 from collections.abc import Sequence
 
 from tformer import atomic
+from tformer.config import json_files
 from tformer.errors import UserError
 
 
@@ -26,10 +27,11 @@ def read(workdir: pathlib.Path, split: str) -> tuple[list[str], list[list[str]]]
       UserError: the file cannot be read.
     """
     file = place(workdir, split)
-    if not file.is_file():
+    if not file.exists():
         return None
-    try:
-        rows = [json.loads(line) for line in file.read_text(encoding='utf-8').splitlines()]
-        return [row['prediction'] for row in rows], [row['references'] for row in rows]
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f'{file}: {error}') from error
+    rows = json_files.read_rows(file)
+    for number, row in enumerate(rows, start=1):
+        texts = row.get('references')
+        if not isinstance(texts, list) or not all(isinstance(text, str) for text in [row.get('prediction'), *texts]):
+            raise UserError(f'{file}:{number}: it holds no prediction with its references')
+    return [row['prediction'] for row in rows], [row['references'] for row in rows]

@@ -58,12 +58,14 @@ def read_metadata(workdir: pathlib.Path, step: int) -> dict[str, Any]:
 
 def scores(workdir: pathlib.Path) -> dict[int, float]:
     """Returns step -> score of the checkpoints that have been evaluated."""
-    found = {}
+    found: dict[int, float] = {}
     for step in steps(workdir):
         later = directory(workdir, step) / 'merit.json'
-        value = json.loads(later.read_text()) if later.is_file() else read_metadata(workdir, step).get('merit')
-        if value is not None:
-            found[step] = float(value)
+        try:
+            value = json.loads(later.read_text()) if later.is_file() else read_metadata(workdir, step).get('merit')
+            found |= {} if value is None else {step: float(value)}
+        except (ValueError, TypeError, OSError) as error:
+            raise UserError(f'{later} cannot be read: {error}') from error
     return found
 
 

@@ -48,9 +48,9 @@ def load_config(workdir: pathlib.Path) -> Config:
     if not file.is_file():
         others = [path.parent for path in workdir.parent.glob('*/config.json')]
         raise UserError(f'{workdir} is not a workdir: it has no config.json{nearest(workdir, others)}')
-    tree = config_lib.read_json(file)
+    config = config_lib.from_json(file)
     try:
-        return extensions.load(config_lib.from_dict(tree), trusted=False, place=str(workdir))
+        return extensions.load(config, trusted=False, place=str(workdir))
     except UserError as error:
         raise UserError(f'{file}: {error}') from error
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from tformer import atomic
+from tformer.config import json_files
 from tformer.errors import UserError
 
 
@@ -22,18 +23,36 @@ def read(workdir: pathlib.Path) -> list[dict[str, Any]]:
     """Returns the rows of a workdir's metrics.jsonl, in order, without a half-written last line.
 
     Raises:
-      UserError: another line cannot be read.
+      UserError: another line cannot be read, has no step, or has a value that is not a number.
     """
     file = workdir / 'metrics.jsonl'
-    lines = file.read_text().splitlines() if file.exists() else []
-    rows = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            rows.append(json.loads(line))
-        except ValueError as error:
-            if number < len(lines):
-                raise UserError(f'{file}:{number}: {error}') from error
+    rows = json_files.read_rows(file, unfinished=True) if file.exists() else []
+    for number, row in enumerate(rows, start=1):
+        if type(row.get('step')) is not int:
+            raise UserError(f'{file}:{number}: it has no step')
+        _check_numbers(row, f'{file}:{number}')
     return rows
+
+
+def results(workdir: pathlib.Path) -> dict[str, dict[str, Any]]:
+    """Returns the content of a workdir's result.json: the scores of each evaluated split; {} where there is no file.
+
+    Raises:
+      UserError: the file holds something else.
+    """
+    file = workdir / 'result.json'
+    found = json_files.read(file) if file.exists() else {}
+    for split, scores in found.items():
+        if not isinstance(scores, dict):
+            raise UserError(f'{file}: {split!r} holds no scores')
+        _check_numbers(scores, f'{file}: {split}')
+    return found
+
+
+def _check_numbers(values: Mapping[str, Any], where: str) -> None:
+    for name, value in values.items():
+        if value is not None and type(value) is not float and not (type(value) is int and abs(value) < 2**63):
+            raise UserError(f'{where}: {name!r} is not a number: {str(value)[:40]!r}')
 
 
 class MetricWriter:

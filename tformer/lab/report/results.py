@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 
 from tformer import config
-from tformer.config import Config, renamed
+from tformer.config import Config, json_files, renamed
 from tformer.errors import UserError
+from tformer.evaluation import predictions
 from tformer.lab.sweep import manifest, trials
 from tformer.lab.sweep.overrides import SEED
 from tformer.training import checkpoint, writers
 
-DONE, FAILED, UNFINISHED = 'done', 'failed', 'unfinished'
+DONE, FAILED, UNFINISHED, UNREADABLE = 'done', 'failed', 'unfinished', 'unreadable'
 FACTS = ('step', 'parameters', 'averaged_checkpoints')  # entries of a split in result.json that are not metrics
 
 
@@ -31,8 +32,8 @@ class Run:
     file: str  # the config file in its workdir that `tformer train` takes
     stated: Config  # its config before it is resolved, if known
     config: Config  # the resolved config, if it exists
-    state: str  # 'done', 'failed' or 'unfinished'
-    error: str | None  # the line that says why it failed
+    state: str  # 'done', 'failed', 'unfinished' or, if a file of it is damaged, 'unreadable'
+    error: str | None  # the line that says why it failed, or which file cannot be read
     scores: Mapping[str, float]  # of the last evaluations, e.g. 'test/loss'; a value may be nan
     scored: Mapping[str, int]  # by split, the step of the checkpoint that was scored
     log: Sequence[Mapping[str, Any]]  # the lines of metrics.jsonl
@@ -71,6 +72,7 @@ class Results:
     home: pathlib.Path
     arms: Mapping[str, Sequence[Run]]  # the runs by arm, by seed, the baseline first
     command: str | None  # the command line of the sweep, if it was kept
+    damaged: Sequence[str] = ()  # lines on the workdirs that are left out because their config cannot be read
 
     @property
     def runs(self) -> list[Run]:
@@ -80,7 +82,7 @@ class Results:
         """Returns the versions of each package in the checkpoints that still exist."""
         found: dict[str, set[str]] = {}
         for run in self.runs:
-            with contextlib.suppress(UserError, KeyError):
+            with contextlib.suppress(UserError, LookupError, TypeError, AttributeError):
                 workdir = self.home / run.directory
                 for step in checkpoint.steps(workdir)[-1:]:
                     for name, version in checkpoint.read_metadata(workdir, step)['versions'].items():
@@ -115,30 +117,35 @@ def read(directory: str | pathlib.Path) -> Results:
     Without the list of a sweep, an arm is named after its differences from the first workdir in alphabetical order;
     names that begin with 'baseline' come first.
 
+    A run with a damaged file is `UNREADABLE`, and a workdir without a config is left out; the report lists both.
+
     Raises:
-      UserError: there are no runs, a file is not readable, or two workdirs have the same arm and seed.
+      UserError: there are no runs, the list is not readable, or two workdirs have the same arm and seed.
     """
     home = pathlib.Path(directory)
-    runs = _listed(home) if (home / manifest.LIST).is_file() else _found(home)
+    runs, damaged = (_listed(home), []) if (home / manifest.LIST).is_file() else _found(home)
     if not runs:
-        raise UserError(f'{home}: no runs are here: neither {manifest.LIST} nor */config.json')
+        here = damaged[0] if damaged else f'neither {manifest.LIST} nor */config.json'
+        raise UserError(f'{home}: no runs are here: {here}')
     arms: dict[str, dict[int, Run]] = {}
     for run in runs:
         twin = arms.setdefault(run.arm, {}).setdefault(run.seed, run)
         if twin is not run:
             raise UserError(f'{home}: {twin.directory} and {run.directory} are runs of the same config and train.seed')
     command = home / manifest.COMMAND
+    began = command.read_text(errors='replace').strip() if command.is_file() else None
     return Results(
         home,
         {arm: [runs[seed] for seed in sorted(runs)] for arm, runs in arms.items()},
-        f'{command.read_text().strip()} {shlex.quote(f"--workdir={home}")}' if command.is_file() else None,
+        f'{began} {shlex.quote(f"--workdir={home}")}' if began else None,
+        damaged,
     )
 
 
 def _listed(home: pathlib.Path) -> list[Run]:
     """Returns the trials that a sweep's list names."""
     file = home / manifest.LIST
-    listed, seconds = config.read_json(file), manifest.times(home)
+    listed, seconds = json_files.read(file), manifest.times(home)
     try:
         base = config.from_dict(listed['base'])
         stated = [
@@ -149,19 +156,23 @@ def _listed(home: pathlib.Path) -> list[Run]:
             _run(home / entry['directory'], home, entry['name'], trial, entry['off_percent'], seconds)
             for entry, trial in zip(listed['trials'], stated, strict=True)
         ]
-    except (KeyError, TypeError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f'{file} is not the list of a sweep: {error}') from error
 
 
-def _found(home: pathlib.Path) -> list[Run]:
-    """Returns the workdirs in a directory, or one level further down."""
+def _found(home: pathlib.Path) -> tuple[list[Run], list[str]]:
+    """Returns (the workdirs in a directory, or one level further down; a line for each that cannot be read)."""
     found = sorted({*home.glob('*/config.json'), *home.glob('*/*/config.json')})
     files = sorted(found, key=lambda file: not file.relative_to(home).as_posix().startswith(trials.BASELINE))
-    configs = [config.from_dict(config.read_json(file)) for file in files]
-    return [
-        _run(file.parent, home, trials.arm_name(configs[0], stated), stated)
-        for file, stated in zip(files, configs, strict=True)
-    ]
+    configs: dict[pathlib.Path, Config] = {}
+    damaged = []
+    for file in files:
+        try:
+            configs[file] = config.from_json(file)
+        except UserError as error:
+            damaged.append(str(error))
+    first = next(iter(configs.values()), Config())
+    return [_run(file.parent, home, trials.arm_name(first, own), own) for file, own in configs.items()], damaged
 
 
 def _run(
@@ -170,33 +181,41 @@ def _run(
 ) -> Run:  # fmt: skip
     """Returns a run in `place`; a trial that a sweep's list names has its mismatch and the seconds of all."""
     directory, resolved = place.relative_to(home).as_posix(), place / 'config.json'
-    done = trials.is_done(place)
-    error = None if done else trials.error_of(place)
+    done, final, log = trials.is_done(place), stated, list[dict[str, Any]]()
+    scored: tuple[dict[str, float], dict[str, int]] = {}, {}
+    try:
+        error = None if done else trials.error_of(place)
+        state = DONE if done else UNFINISHED if error is None else FAILED
+        final = config.from_json(resolved) if resolved.exists() else stated
+        found, log = _scored(place), writers.read(place)
+        for split in found[1]:
+            predictions.read(place, split)
+        scored = found
+    except (UserError, OSError) as damage:
+        state, error = UNREADABLE, str(damage)
     return Run(
         arm,
         stated.train.seed,
         directory,
         resolved.name if mismatch_percent is None else trials.STATED,
         stated,
-        config.from_dict(config.read_json(resolved)) if resolved.is_file() else stated,
-        DONE if done else UNFINISHED if error is None else FAILED,
+        final,
+        state,
         error,
-        *(_scored(place / trials.RESULT) if done else ({}, {})),
-        writers.read(place),
+        *scored,
+        log,
         mismatch_percent or {},
         (seconds or {}).get(directory),
     )
 
 
-def _scored(file: pathlib.Path) -> tuple[dict[str, float], dict[str, int]]:
-    """Returns (scores of a result.json by split and name, the scored step by split)."""
+def _scored(place: pathlib.Path) -> tuple[dict[str, float], dict[str, int]]:
+    """Returns (scores of a run's result.json by split and name, the scored step by split)."""
     found, steps = {}, {}
-    for split, scores in config.read_json(file).items():
-        if not isinstance(scores, Mapping):
-            raise UserError(f'{file}: {split!r} holds no scores')
+    for split, scores in writers.results(place).items():
         if 'step' in scores:
             steps[split] = scores['step']
         for name, value in scores.items():
-            if name not in FACTS and (value is None or isinstance(value, int | float)):
+            if name not in FACTS:
                 found[f'{split}/{name}'] = math.nan if value is None else float(value)
     return found, steps

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tformer import atomic, config
-from tformer.config import Config
+from tformer.config import Config, json_files
 from tformer.errors import UserError
 from tformer.lab.sweep.trials import STATED, Trial
 
@@ -22,7 +22,7 @@ def check(trials: Sequence[Trial], home: pathlib.Path) -> None:
     for trial in trials:
         place = home / trial.directory
         if (place / STATED).is_file():
-            before = config.from_dict(config.read_json(place / STATED))
+            before = config.from_json(place / STATED)
             if changed := config.difference(before, trial.config):
                 field, (old, new) = next(iter(changed.items()))
                 more = f' and {len(changed) - 1} more fields' if len(changed) > 1 else ''
@@ -78,8 +78,9 @@ def times(home: pathlib.Path) -> dict[str, float]:
     """Returns the seconds that each trial has run over all its starts, by directory; unstarted trials are absent."""
     file = home / LIST
     try:
-        return dict(config.read_json(file)['seconds']) if file.is_file() else {}
-    except (KeyError, TypeError, ValueError) as error:
+        found = json_files.read(file)['seconds'] if file.is_file() else {}
+        return {directory: float(spent) for directory, spent in found.items()}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f'{file} is not the list of a sweep: {error}') from error
 
 

@@ -10,6 +10,7 @@ A sweep file defines `get_sweep()`:
 
 import dataclasses
 import itertools
+import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -23,6 +24,7 @@ Overrides = dict[str, Any]  # dotted fields and their values
 Distribution = Callable[[float], Any]  # its quantiles: a number in [0, 1) -> a value
 
 SEED = 'train.seed'
+MOST = 100_000  # trials of a sweep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +38,11 @@ class Sweep:
     base: str | ConfigDict  # FILE[:argument], relative to the sweep file; or what a recipe's get_config returns
     arms: Sequence[Overrides]  # the overrides of each trial
     match: Sequence[Match] | Match | None = ()  # quantities in which all arms should equal the baseline
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.base, str | ConfigDict | Mapping):
+            raise UserError(f'Sweep: the base is neither FILE[:argument] nor a config, but {self.base!r}')
+        object.__setattr__(self, 'arms', _dicts(self.arms))
 
 
 # ------------------------------------------------------------------------------------------------- lists of overrides
@@ -63,7 +70,9 @@ def chain(*lists: Iterable[Overrides]) -> list[Overrides]:
 def product(*lists: Iterable[Overrides]) -> list[Overrides]:
     """Returns every choice of one of each list, joined; the last list varies fastest. No two may set the same field."""
     joined = []
-    for parts in itertools.product(*map(_dicts, lists)):
+    listed = [_dicts(each) for each in lists]
+    _few('product', math.prod(map(len, listed)))
+    for parts in itertools.product(*listed):
         fields = [field for part in parts for field in part]
         if twice := [field for field in fields if fields.count(field) > 1]:
             raise UserError(f'product: {twice[0]} is set by two of its lists')
@@ -79,6 +88,7 @@ def one_at_a_time(baseline: Overrides, values: Mapping[str, Iterable[Any]]) -> l
 
 def seeds(count: int, first: int = 0) -> list[Overrides]:
     """Returns `count` values of train.seed. By `product` every arm gets the same, so that arms compare pairwise."""
+    _few('seeds', count)
     return [{SEED: seed} for seed in range(first, first + count)]
 
 
@@ -87,6 +97,7 @@ def sample(distributions: Mapping[str, Distribution], count: int, seed: int = 0)
 
     A draw depends only on the seed, its field and its number: more draws, or another field, do not change it.
     """
+    _few('sample', count)
     return [
         {field: of(random.Random(f'{seed} {field} {number}').random()) for field, of in distributions.items()}
         for number in range(count)
@@ -115,7 +126,7 @@ def choice(values: Iterable[Any]) -> Distribution:
 
 def _dicts(overrides: Iterable[Overrides]) -> list[Overrides]:
     """Returns a list of overrides, and refuses a single dict."""
-    listed = list(overrides)
+    listed = list(overrides) if isinstance(overrides, Iterable) else [None]
     if isinstance(overrides, Mapping) or not all(isinstance(each, Mapping) for each in listed):
         raise UserError(f'expected a list of dicts, not {overrides!r}')
     return listed
@@ -128,6 +139,11 @@ def _listed(field: str, values: Mapping[str, Iterable[Any]]) -> list[Any]:
     if not (listed := list(values[field])):
         raise UserError(f'{field}: its list of values is empty')
     return listed
+
+
+def _few(name: str, count: int) -> None:
+    if count > MOST:
+        raise UserError(f'{name}: {count:,} trials are more than a sweep can have: {MOST:,}')
 
 
 def _ordered(name: str, low: float, high: float) -> None:

@@ -12,11 +12,10 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 
-from tformer import config
 from tformer.config import extensions
 from tformer.errors import STOPPED
-from tformer.lab.sweep.trials import LOG, RESULT, STATED, Trial, clear_error, error_of, is_done, write_error
-from tformer.training import workdir
+from tformer.lab.sweep.trials import LOG, STATED, Trial, clear_error, error_of, is_done, write_error
+from tformer.training import workdir, writers
 
 TRAIN = (sys.executable, '-m', 'tformer', 'train')
 
@@ -53,7 +52,7 @@ class TrialProcess:
         """
         place = home / trial.directory
         if is_done(place):
-            results = config.read_json(place / RESULT).items()
+            results = writers.results(place).items()
             losses = [f'{split} loss {scores["loss"]:.4g}' for split, scores in results if 'loss' in scores]
             return End.DONE, ', '.join(['done', *losses])
         if code == STOPPED or (asked and code in (-signal.SIGTERM, 128 + signal.SIGTERM)):

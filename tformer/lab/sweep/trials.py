@@ -178,13 +178,13 @@ def error_of(place: pathlib.Path) -> str | None:
 
 def is_done(place: pathlib.Path) -> bool:
     """Returns whether a trial is finished: it has a result."""
-    return (place / RESULT).is_file()
+    return (place / RESULT).exists()
 
 
 def is_done_as(place: pathlib.Path, wanted: Config) -> bool:
     """Returns whether a workdir is of a finished trial of this config."""
     stated = place / STATED
-    return is_done(place) and stated.is_file() and config.from_dict(config.read_json(stated)) == wanted
+    return is_done(place) and stated.is_file() and config.from_json(stated) == wanted
 
 
 def arm_name(baseline: Config, stated: Config) -> str:
