@@ -14,6 +14,7 @@ from tformer.lab.statistics import comparison, curves
 
 POINTS = 150  # of a drawn curve; neighbours are averaged if a log has more
 QUANTITIES = ('steps', 'tokens', 'flops')  # costs that do not depend on a clock
+MEASURED = ('seconds',)  # those that do
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +96,8 @@ def matched(
 ) -> list[Matched]:  # fmt: skip
     """Returns the comparison at the last amount of each quantity that all runs reach, or the reason why there is none.
 
-    Quantities of which all arms spend equally much per step share one comparison.
+    Quantities of which all arms spend equally much per step share one comparison. At matched seconds there is no test:
+    a clock's noise is of the machine and its load, which change from arm to arm, and no seed repeats them.
     """
     known = {arm for arm, runs in results.arms.items() if any(run.state == DONE and run.curve(name)[0] for run in runs)}
     if baseline not in known or len(known) < 2:
@@ -123,7 +125,9 @@ def matched(
         except UserError:
             found.append(Matched(quantity, why='no amount lies within the curves of all runs'))
             continue
-        rows = comparison.summary(values, baseline, lower_is_better, alpha, resamples=0)
+        rows = comparison.summary(values, baseline, lower_is_better, alpha, 0, results.ended)
+        if quantity in MEASURED:
+            rows = [comparison.untested(row) for row in rows]
         found.append(Matched(quantity, tuple(same), at, rows))
     return found
 
@@ -134,8 +138,10 @@ def _ended(runs: Sequence[Run], name: str) -> list[Run]:
 
 
 def _along(run: Run, name: str, quantity: str, amount: float) -> curves.Curve:
-    """Returns a curve of a run over what it had spent by its log, or else over `amount` per step."""
+    """Returns a curve of a run over what it had spent by its log or its clock, or else over `amount` per step."""
     steps, values = run.curve(name)
+    if quantity in MEASURED and run.seconds and run.num_steps:
+        amount = run.seconds / run.num_steps
     return run.spent(quantity, steps) or amount * np.array(steps, float), values
 
 

@@ -28,15 +28,14 @@ def _look(report: Report, arm: str) -> dict[str, Any]:
 
 def forest(report: Report, figure: Any, of: str) -> None:
     """Draws the differences from the baseline and their intervals, one line for each arm."""
-    rows = [row for row in report.rows if row.comparison and math.isfinite(row.comparison.difference)]
+    rows = [row for row in report.rows if row.comparison and math.isfinite(row.difference)]
     figure.set_size_inches(WIDTH, 0.9 + 0.45 * max(len(rows), 1))
     axes = figure.subplots()
     for place, row in enumerate(rows):
-        assert row.comparison is not None
         look = {**_look(report, row.arm), 'linestyle': 'none'}
-        axes.plot([row.comparison.difference], [place], markersize=7, **look)
-        if row.comparison.interval is not None:
-            axes.hlines(place, *row.comparison.interval, color=look['color'], linewidth=2)
+        axes.plot([row.difference], [place], markersize=7, **look)
+        if row.verdict.interval is not None:
+            axes.hlines(place, *row.verdict.interval, color=look['color'], linewidth=2)
         axes.annotate(
             f'{short(row.arm)}: {row.label}', (0.0, place), (4, 9), xycoords=('axes fraction', 'data'),
             textcoords='offset points', fontsize=9,

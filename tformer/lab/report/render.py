@@ -17,7 +17,7 @@ from markupsafe import Markup
 
 from tformer.lab.report import prose
 from tformer.lab.report.report_data import Report
-from tformer.lab.statistics import power
+from tformer.lab.statistics import family, power
 
 Figure = tuple[str, str, str]  # a key of `plots.DRAWINGS`, which one of its kind, and its caption
 Draw = Callable[[str, str], str]  # (kind, which of it) -> an SVG element
@@ -44,7 +44,7 @@ def _environment(escape: bool) -> jinja2.Environment:
     }
     made.filters |= filters
     made.tests['finite'] = math.isfinite
-    made.globals |= {'prose': prose, 'most_seeds': f'{power.MOST:,}'}
+    made.globals |= {'prose': prose, 'most_seeds': f'{power.MOST:,}', 'least': family.LEAST}
     return made
 
 

@@ -80,7 +80,7 @@ def report(
     baseline, metric = _baseline(found, baseline), _metric(found, metric)
     lower = metrics.lower_is_better(metric)
     values = found.values(metric)
-    rows = comparison.summary(values, baseline, lower, alpha)
+    rows = comparison.summary(values, baseline, lower, alpha, ended=found.ended)
     means = {row.arm: row.runs.mean for row in rows}
     costs = costs_lib.costs(found, metric)
     curve = learning.curve_name(found, metric)
@@ -139,6 +139,6 @@ def _others(found: Results, metric: str, baseline: str, alpha: float) -> dict[st
     """Returns the rows of every other metric that all finished runs share."""
     shared = sorted(set.intersection(*(set(run.scores) for run in found.done)) - {metric}) if found.done else []
     return {
-        name: comparison.summary(found.values(name), baseline, metrics.lower_is_better(name), alpha, resamples=0)
+        name: comparison.summary(found.values(name), baseline, metrics.lower_is_better(name), alpha, 0, found.ended)
         for name in shared
     }

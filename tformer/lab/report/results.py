@@ -93,6 +93,11 @@ class Results:
     def done(self) -> list[Run]:
         return [run for run in self.runs if run.state == DONE]
 
+    @property
+    def ended(self) -> bool:
+        """Whether every declared run has ended, so that the number of seeds does not depend on results."""
+        return not any(run.state == UNFINISHED for run in self.runs)
+
     def difference(self, arm: str, baseline: str) -> dict[str, tuple[Any, Any]]:
         """Returns the fields in which an arm differs, except the seed: {field: (baseline's value, arm's value)}."""
         found = config.difference(self.arms[baseline][0].stated, self.arms[arm][0].stated)

@@ -13,7 +13,7 @@ from tformer.errors import UserError
 from tformer.lab.report.costs import Costs
 from tformer.lab.report.results import Results, Run
 from tformer.lab.scaling_laws import isoflop, scaling
-from tformer.lab.statistics import comparison, noise
+from tformer.lab.statistics import family, noise
 from tformer.lab.sweep.overrides import SEED
 
 LEAST = 3  # points of a line, and values of N and of D
@@ -40,7 +40,8 @@ class Line:
     mean: np.ndarray  # over the seeds, [n]
     sd: np.ndarray  # likewise, nan of a single run
     best: int  # the index of the best mean
-    near: Sequence[float]  # the values whose difference from the best is within noise, with p adjusted for this line
+    near: Sequence[float]  # the values that are not told apart from the best (`family.near_best`)
+    failed: int  # runs of the best without a finite result
 
     @property
     def at_edge(self) -> bool:
@@ -75,7 +76,7 @@ def response(results: Results, values: Values, lower_is_better: bool, alpha: flo
     for arms in groups.values():
         x = {arm: float(stated[arm][field]) for arm in arms}
         fixed = {name: stated[arms[0]][name] for name in others}
-        lines.append(_line(fixed, x, values, lower_is_better, alpha))
+        lines.append(_line(fixed, x, values, lower_is_better, alpha, results.ended))
     found = [line for line in lines if line]
     return Response(field, found) if found else None
 
@@ -93,7 +94,7 @@ def _swept_field(stated: Mapping[str, Mapping[str, Any]], varied: Sequence[str])
 
 
 def _line(
-    fixed: Mapping[str, Any], x: Mapping[str, float], values: Values, lower_is_better: bool, alpha: float
+    fixed: Mapping[str, Any], x: Mapping[str, float], values: Values, lower_is_better: bool, alpha: float, ended: bool
 ) -> Line | None:
     """Returns the line through some arms, whose values of the field are `x`; None of fewer than three with a result."""
     floors = {arm: noise.noise_floor(values[arm]) for arm in x}
@@ -102,10 +103,10 @@ def _line(
         return None
     mean = np.array([floors[arm].mean for arm in arms])
     best = int(mean.argmin() if lower_is_better else mean.argmax())
-    rows = comparison.summary({arm: values[arm] for arm in arms}, arms[best], lower_is_better, alpha, 0)
-    near = sorted(x[row.arm] for row in rows if row.label == comparison.WITHIN)
+    near = family.near_best({arm: values[arm] for arm in arms}, arms[best], alpha) if ended else []
     sd = np.array([floors[arm].sd for arm in arms])
-    return Line(fixed, np.array([x[arm] for arm in arms]), mean, sd, best, near)
+    tried = np.array([x[arm] for arm in arms])
+    return Line(fixed, tried, mean, sd, best, sorted(x[arm] for arm in near), floors[arms[best]].failed)
 
 
 def _independent(stated: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -1,24 +1,22 @@
-"""The statistics of an ablation's difference: interval, p-value, label, and the number of runs that would decide it.
+"""The rows of a report: an arm against the baseline by their own runs alone, and its verdict in the family.
 
 Runs are {seed: metric}, as in `noise`. A failed run is left out together with its partner, and counted.
 """
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from scipy import special
 
 from tformer.errors import UserError, nearest
-from tformer.lab.statistics import power, resampling
+from tformer.lab.statistics import family, resampling
+from tformer.lab.statistics.family import ROUNDING, Verdict
 from tformer.lab.statistics.noise import Floor, Interval, Runs, finite, noise_floor
 
-ROUNDING = 2 * float(np.finfo(np.float32).eps)  # a spread below this share of the values is float32's, not the runs'
-
-BASELINE, WITHIN, UNKNOWN, BETTER, WORSE = 'baseline', 'within noise', 'noise unknown', 'better', 'worse'
-NO_RESULT = 'no result'
+BASELINE = 'baseline'  # the label of its row
 PAIRED, WELCH, ONE_RUN, PERMUTATION, NONE = 'paired t', 'Welch t', 'one-run t', 'permutation', 'none'
 
 
@@ -137,28 +135,7 @@ def _permutation_p(groups: resampling.Groups) -> float:
     return as_far / (2.0 ** sizes[0] if len(groups) == 1 else math.comb(sum(sizes), sizes[0]))
 
 
-# ---------------------------------------------------------------------------------------------------- a family
-
-
-def holm(p: Sequence[float] | np.ndarray) -> np.ndarray:
-    """Returns the adjusted p-values [m] of a family [m] (Holm 1979). nan stays nan and counts as a member."""
-    p = np.asarray(p, np.float64)
-    order = np.argsort(p)  # nan last
-    adjusted = np.empty_like(p)
-    adjusted[order] = np.minimum(np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1)), 1)
-    return adjusted
-
-
-def label(difference: float, p: float, lower_is_better: bool, alpha: float = 0.05, test: str = '') -> str:
-    """Returns 'better' or 'worse' where p <= alpha, else 'within noise'; 'noise unknown' where no run shows any.
-
-    With `p` by Holm, an arm that equals the baseline is called better or worse in at most a share `alpha` of families.
-    The noise floor is not a second condition: it would change that share by an unknown amount, and it ignores pairs,
-    whose differences may be far below the floor and still be certain.
-    """
-    if math.isnan(p) or (test == PERMUTATION and p > alpha):
-        return UNKNOWN
-    return WITHIN if p > alpha else BETTER if (difference < 0) == lower_is_better else WORSE
+# ---------------------------------------------------------------------------------------------------- a table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,45 +144,45 @@ class Row:
 
     arm: str  # its name
     runs: Floor  # the arm's own mean, noise and failures
-    comparison: Comparison | None = None  # with the baseline; None of the baseline itself
-    p_holm: float = math.nan  # the comparison's p, adjusted for all arms; nan of the baseline
-    label: str = BASELINE  # 'baseline', 'no result' where no run has any, or that of `label`
-    seeds: int | None = None  # a side, that would decide the observed difference with chance 0.8 at alpha / arms
+    comparison: Comparison | None = None  # with the baseline, by the two arms' runs alone; None of the baseline itself
+    verdict: Verdict = Verdict(BASELINE)  # by all arms' runs
+
+    @property
+    def label(self) -> str:
+        return self.verdict.label
+
+    @property
+    def difference(self) -> float:
+        """The arm's mean - the baseline's: within seeds where the test is; nan where one has no finite run."""
+        if math.isfinite(self.verdict.difference):
+            return self.verdict.difference
+        return self.comparison.difference if self.comparison else math.nan
 
 
-def _seeds(found: Comparison, alpha: float) -> int | None:
-    paired = found.test == PAIRED
-    sd = found.sd if paired else found.sd / math.sqrt(2)
-    return power.seeds_needed(found.difference / sd, paired, alpha) if sd > 0 else None
+def untested(row: Row) -> Row:
+    """Returns a row without interval, p and label."""
+    return Row(row.arm, row.runs, None, Verdict('', difference=row.difference))
 
 
 def summary(
-    arms: Mapping[str, Runs], baseline: str, lower_is_better: bool, alpha: float = 0.05, resamples: int = 9999
-) -> list[Row]:
+    arms: Mapping[str, Runs], baseline: str, lower_is_better: bool, alpha: float = 0.05, resamples: int = 9999,
+    ended: bool = True,
+) -> list[Row]:  # fmt: skip
     """Returns the baseline's row, then the others', the best mean first and arms without a mean last.
 
-    Each interval is of one comparison, each label of the family, so an arm may be within noise though its interval
-    excludes 0.
+    Each comparison is of two arms alone, each verdict of the whole table (`family`). Without `ended`, declared runs
+    have not ended, and no arm has a label.
 
     Raises:
       UserError: no arm is called `baseline`, or as `compare`.
     """
     if baseline not in arms:
         raise UserError(f'baseline={baseline!r} is not an arm{nearest(baseline, arms)}')
-    others = [name for name in arms if name != baseline]
     floors = {name: noise_floor(runs, alpha=alpha) for name, runs in arms.items()}
-    found = [compare(arms[name], arms[baseline], alpha, resamples) for name in others]
-    adjusted = holm([each.p for each in found]).tolist()
+    decided = family.verdicts(arms, baseline, lower_is_better, alpha, ended)
     rows = [
-        Row(
-            name,
-            floors[name],
-            each,
-            p,
-            label(each.difference, p, lower_is_better, alpha, each.test) if floors[name].n else NO_RESULT,
-            _seeds(each, alpha / len(found)),
-        )
-        for name, each, p in zip(others, found, adjusted, strict=True)
+        Row(name, floors[name], compare(arms[name], arms[baseline], alpha, resamples), verdict)
+        for name, verdict in decided.items()
     ]
     sign = 1 if lower_is_better else -1
     rows.sort(key=lambda row: (not row.runs.n, sign * row.runs.mean))
