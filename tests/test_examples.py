@@ -270,9 +270,20 @@ def test_frames_to_write_by_hand() -> None:
         special_tokens.EncoderTemplate(MARKS, SOURCE).write(A, B)
 
 
-@given(first=st.integers(0, 9), second=st.integers(0, 9), family=st.sampled_from(list(special_tokens.TEMPLATES)))
-def test_frames_are_as_long_as_they_say(first: int, second: int, family: str) -> None:
-    template = special_tokens.TEMPLATES[family](MARKS, SOURCE)
+# what may stand before a text: data.start and data.source_start
+STARTS = {
+    'encoder': [(('bos',), ())],
+    'decoder': [(('bos',), ()), ((), ()), (('eos',), ())],
+    'encoder_decoder': [(('bos',), ()), (('eos', 'bos'), ('bos',)), (('pad',), ('bos', 'cls'))],
+}
+
+
+@given(
+    first=st.integers(0, 9), second=st.integers(0, 9), family=st.sampled_from(list(special_tokens.TEMPLATES)),
+    data=st.data(),
+)  # fmt: skip
+def test_frames_are_as_long_as_they_say(first: int, second: int, family: str, data: st.DataObject) -> None:
+    template = special_tokens.TEMPLATES[family](MARKS, SOURCE, True, *data.draw(st.sampled_from(STARTS[family])))
 
     def sizes(fields: special_tokens.Fields) -> list[int]:
         return [len(fields[name]) for name in ('inputs', 'encoder_inputs') if name in fields]
@@ -327,18 +338,20 @@ def made_of(config: Config, records: Sequence[dict[str, Any]], training: bool = 
 @given(
     length=st.integers(3, 40), encoder_length=st.none() | st.integers(3, 40), longest=st.integers(1, 60),
     seed=st.integers(0, 2**32), pairs=st.booleans(), training=st.booleans(),
-    overlong=st.sampled_from(['drop', 'truncate']),
+    overlong=st.sampled_from(['drop', 'truncate']), start=st.integers(0, 2),
 )  # fmt: skip
 @settings(deadline=None, max_examples=25)
 def test_an_example_fits_and_is_as_long_as_was_said(
     objective: str, family: str, length: int, encoder_length: int | None, longest: int, seed: int, pairs: bool,
-    training: bool, overlong: str,
+    training: bool, overlong: str, start: int,
 ) -> None:  # fmt: skip
     rng = np.random.default_rng(seed)
     records = [record(objective, rng, pairs, longest) for _ in range(5)]
+    starts = dict(zip(('start', 'source_start'), STARTS[family][start % len(STARTS[family])], strict=True))
     config = config_of(
-        objective, family, length=length, encoder_length=encoder_length, overlong=overlong, question_length=3, stride=4
-    )
+        objective, family, length=length, encoder_length=encoder_length, overlong=overlong, question_length=3, stride=4,
+        **starts,
+    )  # fmt: skip
     try:
         made = made_of(config, records, training)
     except UserError as error:

@@ -79,6 +79,8 @@ TABLES: dict[str, Iterable[Any]] = {
     'data.source_tokenizer': _or_none(tokenizers.TOKENIZERS),
     'data.tokenizer_model': ('unigram', 'bpe'),
     'data.normalization': vocabulary.NORMALIZATIONS,
+    'data.start': vocabulary.NAMES,
+    'data.source_start': vocabulary.NAMES,
     'data.batching': packing.BATCHING,
     'data.overlong': example_formats.OVERLONG,
     'data.mask_unit': corrupt.MASK_UNITS,

@@ -13,7 +13,7 @@ from tformer.optim.optimizers import OPTIMIZERS
 
 
 def check_run(config: Config) -> None:
-    model, train, decode = config.model, config.train, config.decode
+    model, train, decode, start = config.model, config.train, config.decode, config.data.start
     task = TASKS[train.objective]
     require(
         model.family in task.families,
@@ -34,8 +34,8 @@ def check_run(config: Config) -> None:
         f'{words}: train.microbatches={train.microbatches} is not exact; use 1',
     )
     require(
-        model.family != 'encoder_decoder' or decode.max_len <= model.max_len,
-        f'decode.max_len={decode.max_len} is longer than model.max_len={model.max_len}',
+        model.family != 'encoder_decoder' or len(start) - 1 + decode.max_len <= model.max_len,
+        f'decode.max_len={decode.max_len} after data.start={start} is longer than model.max_len={model.max_len}',
     )
     require(
         task.in_pairs or not (config.evaluate.metrics or config.evaluate.examples_while_training),

@@ -13,6 +13,7 @@ from tformer import config as config_lib
 from tformer.commands import scoring
 from tformer.config import Config
 from tformer.config import extensions as extensions_lib
+from tformer.data.examples import special_tokens
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.distributed import sharding
 from tformer.errors import UserError
@@ -108,23 +109,22 @@ class Run:
     def batch(self, texts: Sequence[str], targets: Sequence[str] | None = None) -> dict[str, np.ndarray]:
         """Returns a batch of texts, one a row, as the model reads them: tokens and positions, padded to the longest.
 
-        An encoder-decoder's encoder reads the texts, and its decoder the `targets` after the first token, if given.
+        An encoder-decoder's encoder reads the texts, and its decoder data.start and the `targets`, if given.
 
         Raises:
           UserError: a text is longer than model.max_len.
         """
         family, target = self.config.model.family, self.tokenizers.target
-        specials = target.specials
+        template = special_tokens.template_of(self.config, self.tokenizers)
         if family == 'encoder_decoder':
             source = self.tokenizers.source or target
             written = [''] * len(texts) if targets is None else targets
-            encoder = self._padded([[*tokens, source.specials.eos] for tokens in source.encode_batch(texts)])
-            decoder = self._padded([[specials.bos, *tokens] for tokens in target.encode_batch(written)])
+            encoder = self._padded(list(map(template.given, source.encode_batch(texts))))
+            decoder = self._padded(list(map(template.prompt, target.encode_batch(written))))
             return {**decoder, **{f'encoder_{name}': value for name, value in encoder.items()}}
         if targets is not None:
             raise UserError(f'targets are for model.family=encoder_decoder, not {family}')
-        first, last = ([specials.cls], [specials.sep]) if family == 'encoder' else ([specials.bos], [])
-        return self._padded([[*first, *tokens, *last] for tokens in target.encode_batch(texts)])
+        return self._padded(list(map(template.prompt, target.encode_batch(texts))))
 
     def _padded(self, rows: Sequence[Sequence[int]]) -> dict[str, np.ndarray]:
         length, longest = max(map(len, rows)), self.config.model.max_len

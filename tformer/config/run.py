@@ -46,6 +46,9 @@ class Data(Section):
     normalization: str | None = None  # of every text, before the tokenizer (Unicode Annex 15)
     sentinels: int = 0  # ids after all others that stand for spans (span_corruption), besides those of a hub tokenizer
 
+    start: tuple[str, ...] = ('bos',)  # special tokens before a decoder's text, never scored; BART: eos, bos; GPT-2: ()
+    source_start: tuple[str, ...] = ()  # encoder_decoder: special tokens before an encoder's text; BART: bos
+
     batching: str = 'bucket'  # rows of like length, all of one length, or several examples a row
     length: int = 256  # longest row, in tokens (decoder side, or the only one)
     encoder_length: int | None = None  # longest encoder row; None: length
@@ -144,6 +147,7 @@ class Decode(Section):
     strategy: str = 'greedy'  # how the next token is chosen: greedy, sampling or beam search
     max_len: int = 64  # the largest number of new tokens
     beam_size: int = 4  # beam: hypotheses kept
+    forced_end: bool = False  # the last of max_len new tokens is EOS, with probability 1 (BART, Marian)
     length_penalty: float = 0.6  # alpha of ((5 + length) / 6)^alpha (Wu et al. 2016, eq. 14)
     temperature: float = 1.0  # sample: divides the logits
     top_k: int | None = None  # sample: among the k likeliest tokens

@@ -98,7 +98,7 @@ def _advance(
     B, M = state.last_BM.shape
     positions_R = jnp.repeat(first_position_B + step, M)
     logits_R1V, cache = extend(state.last_BM.reshape(B * M, 1), positions_R[:, None], state.cache)
-    logits_BMV = logits_R1V.astype(jnp.float32).reshape(B, M, -1)
+    logits_BMV = ending.force(logits_R1V.astype(jnp.float32), step).reshape(B, M, -1)
     V = logits_BMV.shape[2]
     logprobs_BMV = jnp.where(banned_mask(V, ending.banned)[None, None], -jnp.inf, jax.nn.log_softmax(logits_BMV))
 

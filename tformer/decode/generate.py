@@ -22,10 +22,11 @@ _SLOTS = 8  # the cache's slots are a multiple of this
 def make_generate(model: nn.Module, cfg: config.Decode, *, eos: int, banned: Sequence[int] = ()) -> Generate:
     """Returns generate(variables, batch, rng) -> (tokens_BT, scores_B), jitted; T is `cfg.max_len`.
 
-    `batch` is a model's batch: `inputs` and `positions` [B, P] are the prompt, padded in front (with an encoder, BOS
-    alone); encoder fields and `prefix` are as in training; `rows` [B], optional, are the examples' numbers, by which
-    sampling draws (default: 0 to B - 1). `rng` is the random key for sampling, else None. tokens_BT holds PAD after
-    `eos`. scores_B is the model's log-probability of the new tokens, for beam search divided by the length penalty.
+    `batch` is a model's batch: `inputs` and `positions` [B, P] are the prompt, padded in front (with an encoder,
+    data.start); encoder fields and `prefix` are as in training; `rows` [B], optional, are the examples' numbers, by
+    which sampling draws (default: 0 to B - 1). `rng` is the random key for sampling, else None. tokens_BT holds PAD
+    after `eos`. scores_B is the model's log-probability of the new tokens, for beam search divided by the length
+    penalty; a forced end has the probability 1.
 
     Raises:
       UserError: an unknown strategy; on a call, a prompt that with the new tokens is longer than the model's max_len.
@@ -52,7 +53,7 @@ def make_generate(model: nn.Module, cfg: config.Decode, *, eos: int, banned: Seq
             read_all: Any = model.apply(variables, tokens_BP, positions_BP, cache, batch['prefix'], method='extend')
             cache, tokens_BP, positions_BP = read_all[1].back(1), tokens_BP[:, -1:], positions_BP[:, -1:]
         prompt = Prompt(tokens_BP, positions_BP, batch.get('rows', jnp.arange(B)))
-        return strategy(cfg, rng, (extend, cache, prompt, Ending(cfg.max_len, eos, tuple(banned))))
+        return strategy(cfg, rng, (extend, cache, prompt, Ending(cfg.max_len, eos, tuple(banned), cfg.forced_end)))
 
     return generate
 

@@ -19,7 +19,7 @@ Pick = Callable[[jax.Array, jax.Array], jax.Array]  # (logits_BV, number of the 
 class Prompt(NamedTuple):
     """The tokens before the new ones."""
 
-    tokens_BP: jax.Array  # for a model with an encoder, usually BOS alone
+    tokens_BP: jax.Array  # for a model with an encoder, data.start
     # -1 is padding, in front. The last token is real; a row of padding alone gets no new tokens
     positions_BP: jax.Array
     rows_B: jax.Array  # each example's number, on which its random draws depend, instead of its place in the batch
@@ -31,6 +31,14 @@ class Ending(NamedTuple):
     max_len: int  # largest number of new tokens, `eos` included
     eos: int  # the token that ends a row
     banned: Sequence[int] = ()  # tokens that are never generated
+    forced: bool = False  # the last of `max_len` tokens is `eos`, with probability 1
+
+    def force(self, logits_BV: jax.Array, step: jax.Array) -> jax.Array:
+        """Returns the logits of token number `step`, counted from 0."""
+        if not self.forced:
+            return logits_BV
+        only_V = jnp.where(jnp.arange(logits_BV.shape[-1]) == self.eos, 0.0, -jnp.inf)
+        return jnp.where(step == self.max_len - 1, only_V, logits_BV)
 
 
 class Sampling(NamedTuple):
@@ -106,7 +114,7 @@ def _keep_largest(logits_BV: jax.Array, weights_BV: jax.Array, enough: float | j
 
 def _generate(extend: Extend, cache: Any, prompt: Prompt, ending: Ending, pick: Pick) -> tuple[jax.Array, jax.Array]:
     """The loop of `greedy` and `sample`."""
-    max_len, eos, banned = ending
+    max_len, eos, banned, _ = ending
     first_B, ended_B = prompt.positions_BP[:, -1] + 1, prompt.positions_BP[:, -1] < 0
 
     def unfinished(state: State) -> jax.Array:
@@ -115,7 +123,7 @@ def _generate(extend: Extend, cache: Any, prompt: Prompt, ending: Ending, pick: 
     def advance(state: State) -> State:
         positions_B = first_B - 1 + state.step
         logits_B1V, cache = extend(state.last_B[:, None], positions_B[:, None], state.cache)
-        logits_BV = logits_B1V[:, 0].astype(jnp.float32)
+        logits_BV = ending.force(logits_B1V[:, 0].astype(jnp.float32), state.step)
         mask_1V = banned_mask(logits_BV.shape[1], banned)[None]
         chosen_B = pick(jnp.where(mask_1V, -jnp.inf, logits_BV), state.step).astype(jnp.int32)
         logprobs_B = jnp.take_along_axis(jax.nn.log_softmax(logits_BV), chosen_B[:, None], 1)[:, 0]

@@ -8,8 +8,8 @@ import numpy as np
 from flax import linen as nn
 
 from tformer.config import Config, tasks
+from tformer.data.examples import special_tokens
 from tformer.data.tokenizers.tokenizers import Tokenizers
-from tformer.data.tokenizers.vocabulary import Specials
 from tformer.decode.generate import make_generate
 from tformer.errors import UserError
 
@@ -41,15 +41,14 @@ def make_text_generator(model: nn.Module, config: Config, tokenizers: Tokenizers
     generate = make_generate(model, decode, eos=eos, banned=banned)
     longest, limit = _longest_input(config, given)
     tokenizer = (tokenizers.source if paired else None) or target
-    marks = 1 + (given and not paired)  # special tokens beside the text
-    read = tokenizer.specials
+    template = special_tokens.template_of(config, tokenizers)
+    around = template.given if paired or given else template.prompt
+    room = longest - (len(around([0])) - 1)
 
     def framed(text: str, tokens: list[int]) -> list[int]:
-        if len(tokens) > longest - marks and not cut:
-            raise UserError(f'{text[:40]!r}... has {len(tokens)} tokens, the model takes {longest - marks} ({limit})')
-        if paired:
-            return [*tokens[: longest - 1], read.eos]
-        return [read.bos, *tokens[: longest - 2], read.sep] if given else [read.bos, *tokens][-longest:]
+        if len(tokens) > room and not cut:
+            raise UserError(f'{text[:40]!r}... has {len(tokens)} tokens, the model takes {room} ({limit})')
+        return around(tokens[:room]) if paired or given else around(tokens)[-longest:]
 
     def generated(variables: Any, texts: Sequence[str], seed: int = 0) -> list[str]:
         inputs = list(map(framed, texts, tokenizer.encode_batch(texts)))
@@ -58,7 +57,9 @@ def make_text_generator(model: nn.Module, config: Config, tokenizers: Tokenizers
         size = min(decode.batch_size, max(len(inputs), 1))
         for start in range(0, len(order), size):
             rows = order[start : start + size]
-            batch = _batch([inputs[i] for i in rows], size, longest, read.pad, target.specials if paired else None)
+            batch = _batch([inputs[i] for i in rows], size, longest, tokenizer.specials.pad, paired)
+            if paired:
+                batch |= _decoder_prompt(template.front, batch['encoder_positions'], target.specials.pad)
             if whole:
                 batch['prefix'] = batch['positions'] >= 0
             batch['rows'] = np.array([*rows, *[-1] * (size - len(rows))], np.int32)
@@ -85,10 +86,8 @@ def _longest_input(config: Config, given: bool) -> tuple[int, str]:
     return room, 'model.max_len - decode.max_len'
 
 
-def _batch(
-    inputs: Sequence[Sequence[int]], rows: int, longest: int, pad: int, written: Specials | None
-) -> dict[str, np.ndarray]:
-    """Returns a batch of prompts padded in front; for an encoder-decoder, of sources padded behind with BOS as prompt.
+def _batch(inputs: Sequence[Sequence[int]], rows: int, longest: int, pad: int, paired: bool) -> dict[str, np.ndarray]:
+    """Returns a batch of prompts padded in front; for an encoder-decoder, of sources padded behind.
 
     Lengths are rounded up to a multiple of 16, at most `longest`.
     """
@@ -96,15 +95,17 @@ def _batch(
     tokens = np.full((rows, length), pad, np.int32)
     positions = np.full((rows, length), -1, np.int32)
     for row, sequence in enumerate(inputs):
-        where = slice(0, len(sequence)) if written else slice(length - len(sequence), length)
+        where = slice(0, len(sequence)) if paired else slice(length - len(sequence), length)
         tokens[row, where] = sequence
         positions[row, where] = np.arange(len(sequence))
-    if written is None:
-        return {'inputs': tokens, 'positions': positions}
-    used = np.arange(rows)[:, None] < len(inputs)
+    stack = 'encoder_' if paired else ''
+    return {f'{stack}inputs': tokens, f'{stack}positions': positions}
+
+
+def _decoder_prompt(front: Sequence[int], encoder_positions_BT: np.ndarray, pad: int) -> dict[str, np.ndarray]:
+    """Returns the tokens that a decoder starts from in each row that has a source, [B, len(front)]."""
+    used = encoder_positions_BT[:, :1] >= 0
     return {
-        'inputs': np.where(used, written.bos, written.pad).astype(np.int32),
-        'positions': np.where(used, 0, -1).astype(np.int32),
-        'encoder_inputs': tokens,
-        'encoder_positions': positions,
+        'inputs': np.where(used, front, pad).astype(np.int32),
+        'positions': np.where(used, np.arange(len(front)), -1).astype(np.int32),
     }

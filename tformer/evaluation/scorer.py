@@ -120,10 +120,11 @@ def judge_tags(predicted: Sequence[Predicted], batches: Batches, tokenizers: Tok
     for row in _rows(predicted, batches):
         right = row.record['tags']
         tags = ['O'] * len(right)
-        words = batches.parts[row.part].examples.of('words', row.example)
+        examples = batches.parts[row.part].examples
+        words, front = examples.of('words', row.example), len(examples.template.front)
         for token, word in enumerate(words.tolist()):
-            if word >= 0 and token + 1 < row.length - 1:
-                tags[word] = tokenizers.labels[int(row.outputs[token + 1])]
+            if word >= 0 and token + front < row.length - 1:
+                tags[word] = tokenizers.labels[int(row.outputs[token + front])]
         gold.append(right)
         said.append(tags)
     return scores.entity_scores(gold, said)
@@ -142,7 +143,8 @@ def judge_answers(predicted: Sequence[Predicted], batches: Batches, tokenizers: 
         examples, key = batches.parts[row.part].examples, (row.part, row.number)
         first, last, score, none = (np.asarray(value).item() for value in row.outputs)
         question = min(len(examples.of('second_text', row.example)), batches.config.data.question_length)
-        begin, end = (token - question - 2 + int(examples.start[row.example]) for token in (first, last))
+        context = len(examples.template.front) + question + 1 - int(examples.start[row.example])
+        begin, end = first - context, last - context
         answers[key] = [normalize(text) for _, text in row.record['answers']]
         null[key] = min(none, null.get(key, np.inf))
         best.setdefault(key, (-np.inf, ''))

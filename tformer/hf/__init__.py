@@ -5,3 +5,4 @@ from tformer.hf.convert import config_of as config_of
 from tformer.hf.convert import export_params as export_params
 from tformer.hf.convert import import_params as import_params
 from tformer.hf.convert import model_of as model_of
+from tformer.hf.special_tokens import special_tokens_of as special_tokens_of

@@ -227,6 +227,7 @@ FAMILIES = {
         ignored=('transformer.h.*.attn.bias', 'transformer.h.*.attn.masked_bias'),  # causal masks
         copies={'lm_head.weight': 'transformer.wte.weight'},
         defaults={'n_inner': None, 'activation_function': 'gelu_new'},
+        start={},
         fixed={
             'scale_attn_weights': True,
             'scale_attn_by_inverse_layer_idx': False,

@@ -205,6 +205,7 @@ FAMILIES = {
             'relative_attention_max_distance': 128,
         },
         fixed={'is_encoder_decoder': True},
+        start={'decoder_start_token_id': 'pad', 'forced_bos_token_id': ''},
     ),
     'bart': Family(  # Lewis et al. 2020
         model=BART,
@@ -221,6 +222,8 @@ FAMILIES = {
         zeros=('final_logits_bias',),
         defaults=BART_DEFAULTS,
         fixed={**BART_FIXED, 'static_position_embeddings': False, 'normalize_embedding': True},
+        start={'decoder_start_token_id': 'eos', 'forced_bos_token_id': 'bos'},
+        source_start={'bos_token_id': 'bos'},
     ),
     'marian': Family(  # Junczys-Dowmunt et al. 2018
         model=MARIAN,
@@ -242,5 +245,6 @@ FAMILIES = {
             'normalize_embedding': False,
             'share_encoder_decoder_embeddings': True,
         },
+        start={'decoder_start_token_id': 'pad', 'forced_bos_token_id': ''},
     ),
 }

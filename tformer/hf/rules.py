@@ -55,6 +55,9 @@ class Family(NamedTuple):
       order: (emb_dim) -> the hub's channels in our order; None: the same order.
       defaults: values of the fields that config.json may leave out.
       fixed: fields that must have this value where config.json has them.
+      start: fields with the ids of the special tokens before a decoder's text -> the token, by its name in
+        `vocabulary.NAMES`, where config.json does not say it; '': none.
+      source_start: likewise of those before an encoder's text, where there are two stacks.
     """
 
     model: Mapping[str, Any]
@@ -68,6 +71,8 @@ class Family(NamedTuple):
     order: Callable[[int], np.ndarray] | None = None
     defaults: Mapping[str, Any] = {}
     fixed: Mapping[str, Any] = {}
+    start: Mapping[str, str] = {'bos_token_id': 'bos'}
+    source_start: Mapping[str, str] = {}
 
 
 # ---------------------------------------------------------------------------------------------------- layouts

@@ -38,13 +38,16 @@ class Examples:
 
 
 def next_token(examples: Examples, index: int, noise: Noise) -> Fields:
-    """BOS t1..tn -> t1..tn EOS, or a piece of it; a later piece starts with the last target of the piece before."""
+    """BOS t1..tn -> t1..tn EOS, or a piece of it; a later piece starts with the last target of the piece before.
+
+    With data.start=() it is t1..tn -> t2..tn EOS: no token stands before the first one, which is not predicted.
+    """
     tokens, start, stop = examples.of('tokens', index), examples.start[index], examples.stop[index]
     piece = tokens[max(start - 1, 0) : stop]
     whole = np.empty(stop - start + 1, np.int32)
     whole[int(start == 0) :][: len(piece)] = piece
     if start == 0:
-        whole[0] = examples.template.specials.bos
+        (whole[0],) = examples.template.front
     if stop > len(tokens):
         whole[-1] = examples.template.specials.eos
     return {'inputs': whole[:-1], 'targets': whole[1:], 'weights': np.ones(stop - start, np.float32)}
@@ -54,7 +57,8 @@ def translate(examples: Examples, index: int, noise: Noise) -> Fields:
     """The target, given the source. A truncated target has no EOS, so that the model does not learn to stop there."""
     tokens, stop = examples.of('tokens', index), int(examples.stop[index])
     wanted, lengths = tokens[:stop], examples.lengths[index]
-    given = lengths[0] - 1 - stop if len(lengths) == 1 else lengths[1] - 1
+    beside = examples.template.beside()
+    given = lengths[0] - beside[0] - stop if len(lengths) == 1 else lengths[1] - beside[1]
     return examples.template.write(examples.of('sources', index)[:given], wanted, ended=stop > len(tokens))
 
 
@@ -95,7 +99,8 @@ def tag(examples: Examples, index: int, noise: Noise) -> Fields:
     words, tags = examples.of('words', index)[:stop], examples.of('tags', index)
     targets, weights = np.zeros(len(fields['inputs']), np.int32), np.zeros(len(fields['inputs']), np.float32)
     places = np.flatnonzero(words >= 0)
-    targets[places + 1], weights[places + 1] = tags[words[places]], 1
+    first = len(examples.template.front)
+    targets[places + first], weights[places + first] = tags[words[places]], 1
     return {**fields, 'targets': targets, 'weights': weights}
 
 
@@ -108,7 +113,7 @@ def find_answer(examples: Examples, index: int, noise: Noise) -> Fields:
     start, stop = examples.start[index], examples.stop[index]
     question = examples.of('second_text', index)[: noise.data.question_length]
     fields = examples.template.read(question, examples.of('tokens', index)[start:stop])
-    first = len(question) + 2
+    first = len(examples.template.front) + len(question) + 1
     place = np.arange(len(fields['inputs']))
     answer = examples.of('answer', index)
     inside = len(answer) > 0 and start <= answer[0] and answer[1] < stop

@@ -7,10 +7,10 @@ import numpy as np
 
 from tformer.config.run import Config, Data
 from tformer.config.tasks import TASKS
-from tformer.data.examples import corrupt, denoisers, example_arrays, spans, tokenized
+from tformer.data.examples import corrupt, denoisers, example_arrays, spans, special_tokens, tokenized
 from tformer.data.examples.corrupt import Noise
 from tformer.data.examples.example_arrays import Examples
-from tformer.data.examples.special_tokens import TEMPLATES, Fields, SpecialTokenTemplate
+from tformer.data.examples.special_tokens import Fields, SpecialTokenTemplate
 from tformer.data.sources.records import Record
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.errors import UserError, choose
@@ -27,8 +27,7 @@ def make(config: Config, tokenizers: Tokenizers, records: Sequence[Record], spli
     """
     data, example_format = config.data, format_of(config)
     columns = tokenized.columns(config, tokenizers, example_format.encoding, records, split)
-    specials = tokenizers.target.specials, (tokenizers.source or tokenizers.target).specials
-    template = TEMPLATES[config.model.family](*specials, data.bidirectional_prefix)
+    template = special_tokens.template_of(config, tokenizers)
     cut = example_format.cut(columns.by_name, example_format.lengths, template, data)
     if example_format.num_sentinels is not None:
         needed = example_format.num_sentinels((cut.stop - cut.start).max(initial=0, keepdims=True), data)
@@ -74,7 +73,7 @@ def _to_read_two(sizes: np.ndarray, template: SpecialTokenTemplate, data: Data) 
 
 
 def _to_continue(sizes: np.ndarray, template: SpecialTokenTemplate, data: Data) -> list[np.ndarray]:
-    return [sizes, np.maximum(sizes, 2)]  # at least one token is on the other side
+    return template.to_write(np.maximum(sizes - 1, 1), sizes - 1)  # at least one token is on the other side
 
 
 def _lengths_of_spans(sizes: np.ndarray, template: SpecialTokenTemplate, data: Data) -> list[np.ndarray]:
@@ -115,7 +114,7 @@ class ExampleFormat:
     encoding: tokenized.Encoding = tokenized.TEXT
     cut: Callable[[spans.Columns, spans.Lengths, SpecialTokenTemplate, Data], spans.Spans] = spans.in_pieces
     lengths: spans.Lengths = _to_read
-    num_specials: int = 1  # special tokens around a whole text
+    num_specials: int = 1  # special tokens around a whole text, of which data.start is one
     num_sentinels: Callable[[np.ndarray, Data], np.ndarray] | None = None  # needed by examples of so many tokens
     labelled: bool = False  # a row has one label, and so one example
 

@@ -46,10 +46,12 @@ def _pieces(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def in_pieces(
     columns: Columns, lengths: Lengths, template: SpecialTokenTemplate, data: Data, ends: bool = False
 ) -> Spans:
-    """The whole text, in pieces; with `ends`, its end is one more token."""
-    sizes = columns['tokens'].lengths + ends
+    """The whole text, in pieces; with `ends`, its end is one more token, and its first one needs one before it."""
+    unseen = int(ends and not template.front)
+    sizes = columns['tokens'].lengths + ends - unseen
     record, start, stop = chunk(sizes, _room(lengths, template, data))
-    return Spans(record, start, stop, lengths(stop - start, template, data), np.zeros(len(sizes), bool))
+    positions = lengths(stop - start, template, data)
+    return Spans(record, start + unseen, stop + unseen, positions, np.zeros(len(sizes), bool))
 
 
 def beginning(columns: Columns, lengths: Lengths, template: SpecialTokenTemplate, data: Data) -> Spans:
@@ -65,15 +67,16 @@ def beginning(columns: Columns, lengths: Lengths, template: SpecialTokenTemplate
 def both_sides(columns: Columns, lengths: Lengths, template: SpecialTokenTemplate, data: Data) -> Spans:
     """A target with its end, and its source before it.
 
-    The source has at most data.encoder_length - 1 tokens; in one row with the target it leaves half of the row to it.
+    The source has at most data.encoder_length tokens, special ones included; in one row with the target it leaves half
+    of the row to it.
     """
     sources, targets = columns['sources'].lengths, columns['tokens'].lengths + 1
-    most = data.encoder_length or data.length
-    given = np.minimum(sources, most - 1)
-    own = data.length
-    if len(template.to_write(given, targets)) == 1:
-        given = np.minimum(given, np.maximum(own - 1 - targets, own // 2 - 1))
-        own = own - 1 - given
+    beside, *encoder = template.beside()
+    given = np.minimum(sources, (data.encoder_length or data.length) - sum(encoder or [1]))
+    own = data.length - beside
+    if not encoder:
+        given = np.minimum(given, np.maximum(own - targets, data.length // 2 - 1))
+        own = own - given
     stop = np.minimum(targets, own)
     whole = np.arange(len(targets)), np.zeros(len(targets), np.int64)
     return Spans(*whole, stop, template.to_write(given, stop - 1), (sources > given) | (targets > stop))

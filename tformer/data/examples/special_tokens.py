@@ -1,10 +1,13 @@
 """The special tokens around the texts of each model family, and the stack that reads each text."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from tformer.config.run import Config, Data
+from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.data.tokenizers.vocabulary import Specials
 
 Fields = dict[str, Any]  # of one example: arrays [its length], and values that belong to the whole row
@@ -17,10 +20,30 @@ class SpecialTokenTemplate:
     specials: Specials  # of the tokenizer of the predicted tokens
     source: Specials  # of the tokenizer of the encoder's text, where there are two stacks
     bidirectional: bool = True  # a decoder marks the given text as `prefix`, which sees itself whole
+    start: tuple[str, ...] = Data.start  # the names of the special tokens before a decoder's text
+    source_start: tuple[str, ...] = Data.source_start  # likewise before an encoder's text, where there are two stacks
+
+    @property
+    def front(self) -> list[int]:
+        """The special tokens with which `inputs` begin."""
+        return self.specials.of(self.start)
+
+    def prompt(self, text: Sequence[int]) -> list[int]:
+        """Returns a text as a decoder continues it: with the tokens that stand in front, and BOS if it is empty."""
+        return [*self.front, *text] or [self.specials.bos]
+
+    def given(self, text: Sequence[int]) -> list[int]:
+        """Returns a text as it is read before another is written."""
+        raise NotImplementedError
 
     def read(self, text: np.ndarray, other: np.ndarray | None = None) -> Fields:
-        """Returns the arrays of one or two texts that are read and judged; `inputs` begin with one special token."""
+        """Returns the arrays of one or two texts that are read and judged; `inputs` begin with `front`."""
         raise NotImplementedError
+
+    def _both(self, before: Sequence[int], text: np.ndarray, other: np.ndarray | None) -> np.ndarray:
+        """before a EOS, or before a SEP b EOS."""
+        second = _joined(self.specials.sep, other) if other is not None and len(other) else text[:0]
+        return _joined(before, text, second, self.specials.eos)
 
     def write(self, given: np.ndarray, wanted: np.ndarray, ended: bool = True) -> Fields:
         """Returns the arrays of a text that is to be generated, given another; `ended` adds the end of the text."""
@@ -28,18 +51,29 @@ class SpecialTokenTemplate:
 
     def to_read(self, size: np.ndarray) -> list[np.ndarray]:
         """Returns the lengths in each stack of `read` for texts of `size` tokens; count one more for a second text."""
-        return [size + 2]
+        return [size + len(self.front) + 1]
 
     def to_write(self, given: np.ndarray, wanted: np.ndarray) -> list[np.ndarray]:
         """Returns the lengths in each stack of `write` for these numbers of tokens, the end included."""
         raise NotImplementedError
 
+    def beside(self) -> list[int]:
+        """Returns how many tokens of each stack `write` adds to a given text and to a wanted one with its end."""
+        return [int(length) for length in self.to_write(np.array(0), np.array(-1))]
+
 
 class EncoderTemplate(SpecialTokenTemplate):
     """CLS a SEP b SEP, with types 0 and 1 (Devlin et al. 2019, figure 2)."""
 
+    @property
+    def front(self) -> list[int]:
+        return [self.specials.cls]
+
+    def prompt(self, text: Sequence[int]) -> list[int]:
+        return [*self.front, *text, self.specials.sep]
+
     def read(self, text: np.ndarray, other: np.ndarray | None = None) -> Fields:
-        first = _joined(self.specials.cls, text, self.specials.sep)
+        first = _joined(*self.front, text, self.specials.sep)
         if other is None:
             return {'inputs': first}
         second = _joined(other, self.specials.sep) if len(other) else first[:0]
@@ -49,44 +83,45 @@ class EncoderTemplate(SpecialTokenTemplate):
 
 class DecoderTemplate(SpecialTokenTemplate):
     """BOS a SEP b EOS (Radford et al. 2018, figure 1). In generation only b is scored, and `prefix` marks the text
-    before it (Raffel et al. 2020, section 3.2.1)."""
+    before it (Raffel et al. 2020, section 3.2.1). data.start are the tokens in place of BOS."""
+
+    def given(self, text: Sequence[int]) -> list[int]:
+        return [*self.front, *text, self.specials.sep]
 
     def read(self, text: np.ndarray, other: np.ndarray | None = None) -> Fields:
-        return {'inputs': _both(self.specials, text, other)}
+        return {'inputs': self._both(self.front, text, other)}
 
     def write(self, given: np.ndarray, wanted: np.ndarray, ended: bool = True) -> Fields:
-        specials = self.specials
-        whole = _joined(specials.bos, given, specials.sep, wanted, *([specials.eos] if ended else []))
-        fields = _predicted(whole, len(given) + 1)
-        return {**fields, 'prefix': np.arange(len(whole) - 1) < len(given) + 2} if self.bidirectional else fields
+        before = self.given(given.tolist())
+        whole = _joined(before, wanted, *([self.specials.eos] if ended else []))
+        fields = _predicted(whole, len(before) - 1)
+        return {**fields, 'prefix': np.arange(len(whole) - 1) < len(before)} if self.bidirectional else fields
 
     def to_write(self, given: np.ndarray, wanted: np.ndarray) -> list[np.ndarray]:
-        return [given + 2 + wanted]
+        return [len(self.front) + given + 1 + wanted]
 
 
 class EncoderDecoderTemplate(SpecialTokenTemplate):
     """given EOS in the encoder; BOS wanted -> wanted EOS in the decoder. Both stacks read a text that is judged (Lewis
-    et al. 2020, section 3.1)."""
+    et al. 2020, section 3.1). data.start are the tokens in place of BOS, and data.source_start stand before `given`.
+    If there are two or more of the former, the decoder is given all of them, and none is scored."""
+
+    def given(self, text: Sequence[int]) -> list[int]:
+        return [*self.source.of(self.source_start), *text, self.source.eos]
 
     def read(self, text: np.ndarray, other: np.ndarray | None = None) -> Fields:
-        whole = _both(self.specials, text, other)
-        return {'encoder_inputs': whole[1:], 'inputs': whole}
+        before = self.specials.of(self.source_start)
+        return {'encoder_inputs': self._both(before, text, other), 'inputs': self._both(self.front, text, other)}
 
     def write(self, given: np.ndarray, wanted: np.ndarray, ended: bool = True) -> Fields:
-        whole = _joined(self.specials.bos, wanted, *([self.specials.eos] if ended else []))
-        return {'encoder_inputs': _joined(given, self.source.eos), **_predicted(whole)}
+        whole = _joined(self.front, wanted, *([self.specials.eos] if ended else []))
+        return {'encoder_inputs': _joined(self.given(given.tolist())), **_predicted(whole, len(self.front) - 1)}
 
     def to_read(self, size: np.ndarray) -> list[np.ndarray]:
-        return [size + 2, size + 1]
+        return [size + len(self.front) + 1, size + len(self.source_start) + 1]
 
     def to_write(self, given: np.ndarray, wanted: np.ndarray) -> list[np.ndarray]:
-        return [wanted + 1, given + 1]
-
-
-def _both(specials: Specials, text: np.ndarray, other: np.ndarray | None) -> np.ndarray:
-    """BOS a EOS, or BOS a SEP b EOS."""
-    second = _joined(specials.sep, other) if other is not None and len(other) else text[:0]
-    return _joined(specials.bos, text, second, specials.eos)
+        return [len(self.front) + wanted, len(self.source_start) + given + 1]
 
 
 def _predicted(whole: np.ndarray, start: int = 0) -> Fields:
@@ -95,7 +130,7 @@ def _predicted(whole: np.ndarray, start: int = 0) -> Fields:
     return {'inputs': whole[:-1], 'targets': whole[1:], 'weights': weights}
 
 
-def _joined(*parts: np.ndarray | int) -> np.ndarray:
+def _joined(*parts: np.ndarray | Sequence[int] | int) -> np.ndarray:
     return np.concatenate([np.atleast_1d(part) for part in parts], dtype=np.int32, casting='unsafe')
 
 
@@ -104,3 +139,11 @@ TEMPLATES: dict[str, type[SpecialTokenTemplate]] = {
     'decoder': DecoderTemplate,
     'encoder_decoder': EncoderDecoderTemplate,
 }
+
+
+def template_of(config: Config, tokenizers: Tokenizers) -> SpecialTokenTemplate:
+    """Returns the template of a run, which its examples, its prompts and its batches of texts share."""
+    data, specials = config.data, tokenizers.target.specials
+    source = (tokenizers.source or tokenizers.target).specials
+    family = TEMPLATES[config.model.family]
+    return family(specials, source, data.bidirectional_prefix, data.start, data.source_start)

@@ -88,7 +88,8 @@ def lengths(config: Config, splits: Mapping[str, Batches]) -> list[str]:
         option, limit = 'data.length', data.length
         if column == 'sources':
             option, limit = 'data.encoder_length', data.encoder_length or data.length
-        sizes = num_specials + np.concatenate([part.examples.columns[column].lengths for part in batches.parts])
+        beside = num_specials + (len(data.source_start) if column == 'sources' else len(data.start) - 1)
+        sizes = beside + np.concatenate([part.examples.columns[column].lengths for part in batches.parts])
         percentiles = (f'{value:,.0f}' for value in (*np.percentile(sizes, (50, 90, 99)), sizes.max()))
         over = share((sizes > limit).sum(), len(sizes))
         cells.append((f'{split} {field}', f'{sizes.mean():,.1f}', *percentiles, limit, over))

@@ -42,9 +42,16 @@ class Specials:
             raise UserError(f'the tokenizer has no mask token, which train.objective needs; {valid}')
         return self.mask_or_none
 
+    def of(self, names: Iterable[str]) -> list[int]:
+        """Returns the ids of special tokens by their names, keys of `NAMES`."""
+        return [getattr(self, name) for name in names]
+
     @property
     def ids(self) -> frozenset[int]:
         return frozenset(index for index in dataclasses.astuple(self) if index is not None)
+
+
+NAMES = ('bos', 'eos', 'pad', 'cls', 'sep', 'unk')  # of the special tokens that every tokenizer has
 
 
 class Tokenizer(abc.ABC):
