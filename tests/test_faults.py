@@ -17,11 +17,12 @@ import toy_data
 from lives import Life
 from test_resume import arrays, rows
 
-from tformer import errors
-from tformer.commands import evaluate, inspect
+from tformer import atomic, errors
+from tformer.commands import evaluate, inspect, replay
 from tformer.commands import train as train_command
 from tformer.commands.run import Run
-from tformer.training import checkpoint, recorder
+from tformer.distributed import sharding
+from tformer.training import checkpoint, digests, recorder, setup, writers
 from tformer.training import loop as train_lib
 from tformer.training import workdir as workdir_lib
 
@@ -258,3 +259,279 @@ def test_a_stored_run_still_loads_and_goes_on(tmp_path):
     fields = {**make_stored_run.FIELDS, 'train__num_steps': '4', 'data__path': str(data)}
     longer = test_runs.load('translate.py:smoke', tmp_path, **fields)
     assert train_lib.train(longer, run, may_differ=['train.num_steps']).step == 4
+
+
+# ----------------------------------------------------------------------------------- files that changed unnoticed
+
+
+# Files of a workdir that `Run.load` does not need, and why a change of them changes no result of it.
+WITHOUT_EFFECT = {
+    'lock': 'names the process that holds the workdir',
+    'metrics.jsonl': 'the history, which a continued run compares with its checkpoint',
+    'result.json': 'scores, which are written and not read',
+    'predictions_test.jsonl': 'generated text, which is written and not read',
+    'tensorboard/': 'another form of the history',
+    'digests.json': 'without it config.json is compared with the checkpoint',
+    'checkpoints/*/_CHECKPOINT_METADATA': "Orbax's own, which is not read",
+    'checkpoints/*/commit_success.txt': "Orbax's own, which is not read",
+    'checkpoints/{other}/variables/': 'parameters of a checkpoint that is not loaded',
+    'checkpoints/{other}/training/': 'not evaluated',
+    'checkpoints/{other}/run/commit_success.txt': 'of a checkpoint that is not loaded',
+}
+
+
+def has_effect(name: str, best: int) -> bool:
+    step = name.split('/')[1] if name.startswith('checkpoints/') else ''
+    general = name.replace(f'checkpoints/{step}/', 'checkpoints/*/' if step == str(best) else 'checkpoints/{other}/')
+    return not any(
+        general.replace('{other}', '*').startswith(each) or general.startswith(each) for each in WITHOUT_EFFECT
+    )
+
+
+def value_flip(file: pathlib.Path) -> None:
+    """Changes a digit or, where there is none, a letter; JSON and text still parse."""
+    data = bytearray(file.read_bytes())
+    digits = [at for at, byte in enumerate(data) if chr(byte) in '12345678'] or [len(data) // 2]
+    data[digits[-1]] ^= 1
+    file.write_bytes(data)
+
+
+def middle_flip(file: pathlib.Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+FILE_DAMAGE = {
+    'a digit': value_flip,
+    'a bit': middle_flip,
+    'cut in half': lambda file: os.truncate(file, file.stat().st_size // 2),
+    'emptied': lambda file: os.truncate(file, 0),
+    'removed': os.unlink,
+}
+
+
+@pytest.fixture
+def gate(monkeypatch):
+    """Loads a run as every command does, up to its arrays: (config, tokenizers, step), or the line of its error."""
+    monkeypatch.setattr(checkpoint, '_shapes', lambda workdir, step: {})
+    monkeypatch.setattr(checkpoint, '_read', lambda workdir, step, target: {'variables': {}})
+
+    def load(run):
+        try:
+            found = Run.load(run)
+        except errors.UserError as error:
+            assert '\n' not in str(error)
+            return str(error)
+        return found.config, found.tokenizers.fingerprint, found.step
+
+    return load
+
+
+def test_a_file_that_changed_gives_an_equal_run_or_one_line(whole, tmp_path, gate, capsys):
+    run = tmp_path / 'run'
+    shutil.copytree(whole / 'run', run)
+    best = checkpoint.best(run)
+    other = next(step for step in checkpoint.steps(run) if step != best)
+    expected = gate(run)
+    assert expected[2] == best and capsys.readouterr().err == ''
+    shutil.rmtree(
+        next(checkpoint.directory(run, step) for step in checkpoint.steps(run) if step not in (best, other, 6))
+    )
+    every = [path for path in sorted(run.rglob('*')) if path.is_file()]
+    arrays_there = {
+        path.parent: path for path in every if len(path.relative_to(run).parts) > 4
+    }  # one of each directory
+    files = [path for path in every if arrays_there.get(path.parent, path) == path]
+    for step in (best, other):
+        assert any(path.is_relative_to(checkpoint.directory(run, step)) for path in files)
+    for file in files:
+        kept, name = file.read_bytes(), file.relative_to(run).as_posix()
+        for what, damage in FILE_DAMAGE.items():
+            if not kept and what != 'removed':
+                continue
+            damage(file)
+            found, said = gate(run), capsys.readouterr().err
+            file.write_bytes(kept)
+            if not has_effect(name, best):
+                assert found == expected and said == '', (name, what, found, said)
+            elif not isinstance(found, str):
+                assert found[1:] == expected[1:], (name, what)
+                assert found == expected or 'config.json differs from the config of checkpoint 6: ' in said, (
+                    name,
+                    what,
+                )
+            if name.startswith(f'checkpoints/{best}/') and has_effect(name, best):
+                assert isinstance(found, str), (name, what, found)
+
+
+OTHER = {bool: lambda x: not x, int: lambda x: x + 10**9, float: lambda x: x + 0.5, str: lambda x: x + 'x'}
+
+
+def changed_value(value):
+    """Another value that a field of JSON could have."""
+    if isinstance(value, list):
+        return [*value, *(value[-1:] or ['x'])]
+    return OTHER[type(value)](value) if value is not None else 3
+
+
+@pytest.mark.parametrize('listed', [True, False])
+def test_each_field_of_config_json_that_changed_is_refused_or_said(whole, tmp_path, capsys, listed):
+    """Also where no digests.json says that the file is as it was written, as in runs of earlier versions."""
+    run = tmp_path / 'run'
+    run.mkdir()
+    for name in ('config.json', *(['digests.json'] if listed else [])):
+        shutil.copy(whole / 'run' / name, run)
+    (run / 'checkpoints').symlink_to(whole / 'run' / 'checkpoints')
+    tree, expected = json.loads((run / 'config.json').read_text()), workdir_lib.read_config(run)
+    assert capsys.readouterr().err == ''
+    for section, fields in tree.items():
+        for field, value in fields.items() if isinstance(fields, dict) else ():
+            name, other = f'{section}.{field}', changed_value(value)
+            (run / 'config.json').write_text(json.dumps({**tree, section: {**fields, field: other}}))
+            try:
+                found = workdir_lib.read_config(run)
+            except errors.UserError as error:
+                assert name in str(error) and '\n' not in str(error)
+                refused = True
+            else:
+                assert found != expected
+                line = f'{run}/config.json differs from the config of checkpoint 6: {name} ('
+                assert capsys.readouterr().err.startswith(line), name
+                refused = False
+            types = [type(other)] if value is not None else []
+            assert refused or workdir_lib.is_free(name), (name, types)
+
+
+TOKENIZER_VALUES = {
+    'source': [None, 5, [], 'char'], 'target': [None, 'char', 'byte', 'x', 3],
+    'labels': ['ab', ['a'], [1], None, {'a': 1}],
+    'normalization': ['nfkc_lower', 'x', 3, []], 'sentinels': [1, 10**9, -1, 1.5, '1', True, None, [], 1 << 70],
+}  # fmt: skip
+
+
+def test_each_value_of_tokenizer_json_that_changed_is_one_line(whole, tmp_path, gate):
+    run = tmp_path / 'run'
+    shutil.copytree(whole / 'run', run)
+    file = run / 'tokenizer.json'
+    tree, expected = json.loads(file.read_text()), gate(run)
+    assert {*tree} == {*TOKENIZER_VALUES}
+    for name, values in TOKENIZER_VALUES.items():
+        for value in values:
+            file.write_text(json.dumps({**tree, name: value}))
+            assert isinstance(gate(run), str), (name, value)
+        file.write_text(json.dumps({key: value for key, value in tree.items() if key != name}))
+        found = gate(run)
+        assert isinstance(found, str) or found == expected, name
+    file.write_text(json.dumps(tree))
+    (vocabulary,) = run.glob('tokenizer.target.*')
+    units = json.loads(vocabulary.read_text())
+    units['units'] = units['units'][1::-1] + units['units'][2:]
+    vocabulary.write_text(json.dumps(units))
+    assert f'{vocabulary.name}: these tokenizers are not those of checkpoint 6' in gate(run)
+    longer = test_runs.config.override(wanted(whole), {'data.tokenizer_from': str(run)})
+    for command in (
+        lambda: list(replay.replay(run, 3)),
+        lambda: train_lib.train(wanted(whole), run),
+        lambda: train_lib.train(longer, tmp_path / 'other'),
+    ):
+        with pytest.raises(errors.UserError, match='these tokenizers are not those of checkpoint 6'):
+            command()
+
+
+def test_scores_noted_after_a_save_are_checked_and_a_best_checkpoint_that_is_gone_is_said(
+    whole, tmp_path, gate, capsys
+):
+    run = tmp_path / 'run'
+    shutil.copytree(whole / 'run', run)
+    writer = checkpoint.directory(run, 2)
+    atomic.write(writer / 'merit.json', json.dumps(5.0))
+    assert gate(run)[2] == 2  # as a run of an earlier version left it
+    for text in ('x', '[1]', '{}', ''):
+        (writer / 'merit.json').write_text(text)
+        assert 'merit.json cannot be read' in gate(run)
+    atomic.write(writer / 'merit.json', json.dumps(5.0))
+    digests.add(writer, 'merit.json')
+    assert gate(run)[2] == 2 and capsys.readouterr().err == ''
+    for damage in FILE_DAMAGE.values():
+        damage(writer / 'merit.json')
+        assert 'checkpoint 2 is damaged' in gate(run)
+        atomic.write(writer / 'merit.json', json.dumps(5.0))
+    (writer / 'merit.json').unlink()
+    listing = json.loads((writer / 'digests.json').read_text())
+    del listing['merit.json']
+    (writer / 'digests.json').write_text(json.dumps(listing))
+    best = checkpoint.best(run)
+    if best != 6:
+        shutil.rmtree(checkpoint.directory(run, best))
+        left = gate(run)[2]
+        assert (
+            f'its best checkpoint, of score {checkpoint.scores(whole / "run")[best]:.6g}, is gone'
+            in (capsys.readouterr().err)
+            and left != best
+        )
+
+
+def test_a_life_with_other_validation_data_or_fewer_steps_than_made_is_refused(whole, tmp_path, capsys):
+    run, data, mesh = tmp_path / 'run', tmp_path / 'data', sharding.make_mesh(wanted(whole).mesh)
+    shutil.copytree(whole / 'run', run)
+    shutil.copytree(whole / 'data', data)
+    moved = test_runs.config.override(wanted(whole), {'data.path': (str(data),)})
+    shorter, record = test_runs.config.override(moved, {'train.num_steps': 4}), checkpoint.read_metadata(run, 6)
+    setup.load_data(moved, run, mesh, record)
+    with pytest.raises(errors.UserError, match=r'train.num_steps=4: .*run has made 6 steps already'):
+        setup.load_data(shorter, run, mesh, record, ['train.num_steps'])
+    (file,) = data.glob('valid*')
+    file.write_text(''.join(file.read_text().splitlines(keepends=True)[1:]))
+    line = r'fingerprint of the validation data \w+ there, \w+ here'
+    with pytest.raises(errors.UserError, match=f'other data: {line}; --may_differ=data.valid_path accepts it$'):
+        setup.load_data(moved, run, mesh, record)
+    assert capsys.readouterr().err == ''
+    setup.load_data(moved, run, mesh, record, ['data.valid_path'])
+    assert 'are of other validation data: fingerprint' in capsys.readouterr().err
+    earlier = {name: value for name, value in record['data'].items() if 'validation' not in name}
+    setup.load_data(moved, run, mesh, {**record, 'data': earlier})
+
+
+def test_rows_of_the_history_that_are_gone_or_changed_are_said(whole, tmp_path, capsys):
+    record, kept = checkpoint.read_metadata(whole / 'run', 6), (whole / 'run' / 'metrics.jsonl').read_text()
+    lines = kept.splitlines(keepends=True)
+    timed = json.dumps({**json.loads(lines[0]), 'train/tokens_per_second': 7}) + '\n'
+
+    def said(text: str) -> str:
+        (tmp_path / 'metrics.jsonl').write_text(text)
+        writers.MetricWriter(tmp_path, 6, 6, record['history']).close()
+        return capsys.readouterr().err
+
+    assert len(lines) > 3 and said(kept) == '' and said(kept + '{"step": 7}\n{"st') == ''
+    assert 'train/tokens_per_second' not in lines[0] or said(timed + ''.join(lines[1:])) == ''
+    other = lines[0].replace('1', '2')
+    for left in ([], lines[1:], lines[:-1], [*lines, lines[-1]], [other, *lines[1:]], [*lines[1:], lines[0]]):
+        line = f'{tmp_path}/metrics.jsonl has {len(left)} rows, which are not the {len(lines)} rows that the run wrote'
+        assert said(''.join(left)) == f'{line} up to step 6; the run goes on\n'
+
+
+def test_a_config_that_the_run_itself_wrote_since_the_checkpoint_is_read_as_it_is(whole, tmp_path, capsys):
+    """Fields that a later life may change are in config.json before its first checkpoint, or without any."""
+    run = tmp_path / 'run'
+    shutil.copytree(whole / 'run', run)
+    changed = {'train.patience': 3, 'decode.beam_size': 2}
+    again = test_runs.config.override(workdir_lib.load_config(run), changed)
+    workdir_lib.save_config(run, again)
+    assert workdir_lib.load_config(run) == again and capsys.readouterr().err == ''
+    trained = workdir_lib.as_trained(again, checkpoint.read_metadata(run, 6))
+    assert (trained.train.patience, trained.decode.beam_size) == (None, 2)
+
+
+def test_a_run_of_which_every_step_was_skipped_fails(whole, tmp_path):
+    run, config = tmp_path / 'run', workdir_lib.load_config(whole / 'run')
+    data = setup.load_data(
+        config, whole / 'run', sharding.make_mesh(config.mesh), checkpoint.read_metadata(whole / 'run', 6)
+    )
+    member = recorder.RunRecorder(data, run, None, None, None)
+    for step, skipped, fails in ((6, 0, False), (6, 5, False), (0, 0, False), (6, 6, True), (1, 1, True)):
+        member.error = None
+        member.end(step, skipped)
+        assert (member.error is not None) == fails
+    assert 'no step changed the parameters: steps 1 to 1 were skipped' in member.error
+    member.close()

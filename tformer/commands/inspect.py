@@ -23,7 +23,6 @@ from tformer.commands import dry_run
 from tformer.config import Config
 from tformer.data.batches import mixture
 from tformer.data.inspection import rendering, report
-from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.distributed import sharding
 from tformer.errors import UserError
 from tformer.model import build
@@ -111,7 +110,7 @@ def show_data(config: Config, directory: str | None) -> None:
     say = functools.partial(print, file=sys.stderr, flush=True)
     records, multiple = mixture.load(config, 'train'), None
     if directory is not None:
-        tokenizers = Tokenizers.load(directory)
+        tokenizers = workdir_lib.load_tokenizers(pathlib.Path(directory))
     else:
         say('training the tokenizers on the train split')
         tokenizers = workdir_lib.new_tokenizers(config, records)

@@ -16,7 +16,6 @@ import jax.numpy as jnp
 from tformer import commands
 from tformer.data.batches import mixture, pipeline
 from tformer.data.inspection import rendering
-from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.distributed import sharding
 from tformer.errors import UserError
 from tformer.layers.dropout import DropoutRates
@@ -48,9 +47,14 @@ def replay(workdir: str | pathlib.Path, step: int, overrides: Mapping[str, str] 
     config = workdir_lib.changed_config(home, overrides or {})
     if not 1 <= step <= (config.train.num_steps or 0):
         raise UserError(f'--step={step}: the run has steps 1 to {config.train.num_steps}')
-    tokens, mesh = Tokenizers.load(home), sharding.make_mesh(config.mesh)
+    recorded = next((each for each in checkpoint.steps(home) if each >= step), None)
+    if recorded is not None:
+        config = workdir_lib.as_trained(config, checkpoint.read_metadata(home, recorded))
+    tokens, mesh = workdir_lib.load_tokenizers(home), sharding.make_mesh(config.mesh)
     records = mixture.load(config, 'train')
     batches = pipeline.Batches(config, tokens, 'train', training=True, records=records)
+    if newest := checkpoint.newest_metadata(home):
+        setup.check_same_data(newest[1]['data'], setup.data_fingerprint(batches, tokens))
     with sharding.placed(mesh, config.mesh):
         before = (number for number in reversed(checkpoint.steps(home)) if number < step)
         whole = (number for number in before if digests.find_corruption(checkpoint.directory(home, number)) is None)

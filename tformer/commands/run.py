@@ -73,6 +73,7 @@ class Run:
         home = pathlib.Path(workdir)
         config = workdir_lib.changed_config(home, overrides or {})
         checks.check_here(config)
+        tokens = workdir_lib.load_tokenizers(home)
         if average is not None and config.model.norm == 'batchnorm':
             raise UserError(f'--average={average}: the statistics of model.norm=batchnorm belong to one checkpoint')
         places = scoring.shardings(config, sharding.make_mesh(config.mesh)) if placed else None
@@ -80,7 +81,7 @@ class Run:
             variables, step = checkpoint.load_variables(home, which, places)
         else:
             variables, step = checkpoint.load_average(home, average, config.train.keep_last, places)
-        return cls(home, config, Tokenizers.load(home), variables, step)
+        return cls(home, config, tokens, variables, step)
 
     def __repr__(self) -> str:
         family, size = self.config.model.family, self.num_parameters

@@ -10,6 +10,7 @@ import math
 import pathlib
 import secrets
 import shutil
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -48,7 +49,9 @@ def steps(workdir: pathlib.Path) -> list[int]:
 
 
 def read_metadata(workdir: pathlib.Path, step: int) -> dict[str, Any]:
-    """Returns the JSON object `run` of a checkpoint. Raises a `UserError` if it cannot be read."""
+    """Returns the JSON object `run` of a checkpoint. Raises a `UserError` if it has changed or cannot be read."""
+    if damage := digests.find_corruption(directory(workdir, step), arrays=False):
+        raise UserError(f'checkpoint {step} is damaged: {damage}')
     file = directory(workdir, step) / 'run' / 'metadata'
     try:
         return dict(json.loads(file.read_text()))
@@ -56,13 +59,19 @@ def read_metadata(workdir: pathlib.Path, step: int) -> dict[str, Any]:
         raise UserError(f'{file} cannot be read: {error}') from error
 
 
+def newest_metadata(workdir: pathlib.Path) -> tuple[int, dict[str, Any]] | None:
+    """Returns (step, `read_metadata`) of the newest checkpoint; None where there is none."""
+    newest = max(steps(workdir), default=None)
+    return None if newest is None else (newest, read_metadata(workdir, newest))
+
+
 def scores(workdir: pathlib.Path) -> dict[int, float]:
     """Returns step -> score of the checkpoints that have been evaluated."""
     found: dict[int, float] = {}
     for step in steps(workdir):
-        later = directory(workdir, step) / 'merit.json'
+        later, value = directory(workdir, step) / 'merit.json', read_metadata(workdir, step).get('merit')
         try:
-            value = json.loads(later.read_text()) if later.is_file() else read_metadata(workdir, step).get('merit')
+            value = json.loads(later.read_text()) if later.is_file() else value
             found |= {} if value is None else {step: float(value)}
         except (ValueError, TypeError, OSError) as error:
             raise UserError(f'{later} cannot be read: {error}') from error
@@ -183,7 +192,13 @@ def load_variables(workdir: pathlib.Path, which: str = 'best', shardings: Any = 
 
     def chosen() -> int:
         latest, most = _steps_there(workdir)[-1], best(workdir)
-        return latest if which == 'latest' or most is None else most
+        if which == 'latest' or most is None:
+            return latest
+        recorded = read_metadata(workdir, latest).get('best', {}).get('merit')
+        if recorded is not None and recorded > max(scores(workdir).values(), default=-math.inf):
+            line = f'its best checkpoint, of score {recorded:.6g}, is gone; the best one left is that of step {most}'
+            print(f'{workdir}: {line}', file=sys.stderr, flush=True)
+        return most
 
     step = processes.same_number(chosen)
     return _variables(workdir, step, shardings), step

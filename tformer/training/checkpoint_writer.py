@@ -73,6 +73,7 @@ class CheckpointWriter:
         self.wait()
         if processes.first():
             atomic.write(checkpoint.directory(self._workdir, step) / 'merit.json', json.dumps(score))
+            digests.add(checkpoint.directory(self._workdir, step), 'merit.json')
 
     def finish(self) -> None:
         """Waits until the checkpoint is on disk; a `UserError` says that it could not be written."""

@@ -115,8 +115,9 @@ def train_group(group: Group, stop: StopMonitor, progress: writers.Progress) -> 
     if group.active and step < num_steps:
         stale, metric = group.active[0].stale, group.active[0].config.train.best_metric
         progress.message(f'stopped early: {stale} evaluations without a better {metric}')
-    for member in group.active:
-        member.checkpoints.wait()
+    for member in (ended := group.active):
+        member.end(step, int(jax.device_get(group.state_of(state, member).guard.skipped)))
+    group.drop_failed(ended)
     size = count_parameters(sharding.unboxed(group.program.abstract.params))
     return [
         Trained(member.config, member.data.tokenizers, step, checkpoint.best(member.directory) or step, size)

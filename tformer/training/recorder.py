@@ -38,7 +38,7 @@ class RunRecorder:
         self.data, self.directory, self.index = data, directory, index
         self.error: str | None = None  # why the run failed, if it did
         self._score, self._generated = score, generated
-        self._metadata = setup.checkpoint_metadata(data.config, data.batches, data.tokenizers)
+        self._metadata = setup.checkpoint_metadata(data)
         self._num_steps = train.num_steps or 0
         self._saved = last or 0
         self._unsaved_score: float | None = None
@@ -46,15 +46,18 @@ class RunRecorder:
         self.stale = 0  # how many evaluations in a row have found no higher score
         self.metrics = MetricAccumulator({}, 0, 0.0)  # of the steps since the last report
         self.evaluated = 0  # the step of the latest evaluation
+        history = None
         if last is not None:
             previous = checkpoint.read_metadata(directory, last)
             self._best, self.stale = previous['best']['merit'], previous['best']['stale']
             self.metrics = MetricAccumulator(**previous['interval'])
             self.evaluated = previous['evaluated']
+            history = previous.get('history')
         # A process that is killed between the saves of two runs leaves a checkpoint of the same step in both.
         keep_last = train.keep_last if index is None else max(2, train.keep_last)
         self.checkpoints = checkpoint_writer.CheckpointWriter(directory, keep_last, train.keep_every)
-        self._writer = writers.MetricWriter(directory if processes.first() else None, self._saved, self.evaluated)
+        written = directory if processes.first() else None
+        self._writer = writers.MetricWriter(written, self._saved, self.evaluated, history)
 
     @property
     def config(self) -> Config:
@@ -100,7 +103,12 @@ class RunRecorder:
         """Saves the state after `step`; where it is saved already, notes its score."""
         if self._saved < step:
             best = {'merit': self._best, 'stale': self.stale}
-            progress = {'best': best, 'interval': self.metrics.snapshot(), 'evaluated': self.evaluated}
+            progress = {
+                'best': best,
+                'interval': self.metrics.snapshot(),
+                'evaluated': self.evaluated,
+                'history': self._writer.history(),
+            }
             self.checkpoints.save(state, {**self._metadata, **progress}, self._unsaved_score)
             self._saved = step
         elif self._unsaved_score is not None:
@@ -119,6 +127,12 @@ class RunRecorder:
         if skipped >= self.config.train.max_skipped:
             self.error = self._save_skipped_batch(step, skipped)
         return found
+
+    def end(self, step: int, skipped: int) -> None:
+        """Ends the run after `step`. It has failed if all its steps are among the last ones, which were `skipped`."""
+        self.checkpoints.wait()
+        if 0 < step <= skipped:
+            self.error = f'no step changed the parameters: {self._save_skipped_batch(step, skipped)}'
 
     def _save_skipped_batch(self, step: int, skipped: int) -> str:
         """Writes the batch of the first of the last `skipped` steps to the workdir; returns the error."""

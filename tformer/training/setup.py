@@ -4,6 +4,7 @@ import contextlib
 import importlib.metadata
 import pathlib
 import platform
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ from tformer.training.state import TrainState, variables
 
 Record = Mapping[str, Any]  # `run`, the metadata of a checkpoint
 
+VALIDATION = 'fingerprint of the validation data'
 PACKAGES = ('tformer', 'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'grain', 'numpy')
 # Fields that say where a host has the data, which may differ between hosts.
 PLACES = tuple(f'data.{x}' for x in 'path valid_path test_path mixture tfds_dir tokenizer_path cache_dir'.split())
@@ -57,6 +59,11 @@ class RunData(NamedTuple):
     batches: pipeline.Batches
     valid: pipeline.Batches
 
+    @property
+    def fingerprint(self) -> dict[str, int | float | str]:
+        """The facts that the data of all lives of a run must share."""
+        return {**data_fingerprint(self.batches, self.tokenizers), VALIDATION: self.valid.fingerprint}
+
 
 def load_data(
     config: Config, home: pathlib.Path, mesh: Mesh, before: Record | None = None, may_differ: Sequence[str] = ()
@@ -73,8 +80,10 @@ def load_data(
     began = None if before is None else config_lib.from_dict(before['config'])
     records = mixture.load(config, 'train')
     tokens = processes.after_first(
-        make=lambda: Tokenizers.load(home) if before is not None else workdir.make_tokenizers(home, config, records),
-        find=lambda: Tokenizers.load(home),
+        make=lambda: (
+            workdir.load_tokenizers(home) if before is not None else workdir.make_tokenizers(home, config, records)
+        ),
+        find=lambda: workdir.load_tokenizers(home),
     )
     if tokens.labels and config.evaluate.positive_label is not None:
         choose(dict.fromkeys(tokens.labels), config.evaluate.positive_label, 'evaluate.positive_label')
@@ -83,18 +92,18 @@ def load_data(
     config = resolve_config(config, tokens, batches.steps_per_epoch, multiple)
     if before is not None and began is not None:
         workdir.check_config(home, began, config, may_differ)
-        check_same_data(before['data'], data_fingerprint(batches, tokens))
-    valid = pipeline.Batches(config, tokens, 'valid', training=False)
+    made = RunData(config, tokens, batches, pipeline.Batches(config, tokens, 'valid', training=False))
+    if before is not None:
+        check_same_data(before['data'], made.fingerprint, may_differ)
     test = None
     with contextlib.suppress(NoSplitError):  # reports a mistake in the test split before training and not after
         test = pipeline.Batches(config, tokens, 'test', training=False).fingerprint
     processes.agree({
-        **data_fingerprint(batches, tokens),
-        'fingerprint of the validation data': valid.fingerprint,
+        **made.fingerprint,
         'fingerprint of the test data': test,
         **{name: value for name, value in config_lib.values(config).items() if name not in PLACES},
     })  # fmt: skip
-    return RunData(config, tokens, batches, valid)
+    return made
 
 
 def row_multiple(config: Config, began: Config | None, mesh: Mesh) -> int | None:
@@ -129,11 +138,21 @@ def data_fingerprint(batches: pipeline.Batches, tokens: Tokenizers) -> dict[str,
     }
 
 
-def check_same_data(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raises a `UserError` where the data, or the way they form batches, are not those of the checkpoint."""
-    differing = [f'{name} {before.get(name)} there, {now[name]} here' for name in now if before.get(name) != now[name]]
+def check_same_data(before: Mapping[str, Any], now: Mapping[str, Any], may_differ: Sequence[str] = ()) -> None:
+    """Raises a `UserError` where the data, or the way they form batches, are not those of the checkpoint.
+
+    Where data.valid_path `may_differ`, a line says that the validation data do. Facts that the checkpoint of an earlier
+    version lacks are not compared.
+    """
+    shared = [name for name in now if name in before]
+    differing = {name: f'{name} {before[name]} there, {now[name]} here' for name in shared if before[name] != now[name]}
+    if VALIDATION in differing and 'data.valid_path' in may_differ:
+        line = 'earlier scores, and the best checkpoint so far, are of other validation data'
+        if processes.first():
+            print(f'{line}: {differing.pop(VALIDATION)}', file=sys.stderr, flush=True)
     if differing:
-        raise UserError(f'the checkpoint was trained on other data: {"; ".join(differing)}')
+        hint = '; --may_differ=data.valid_path accepts it' if [*differing] == [VALIDATION] else ''
+        raise UserError(f'the checkpoint was trained on other data: {"; ".join(differing.values())}{hint}')
 
 
 def resolve_config(config: Config, tokens: Tokenizers, steps_per_epoch: float, multiple: int | None = None) -> Config:
@@ -147,12 +166,12 @@ def resolve_config(config: Config, tokens: Tokenizers, steps_per_epoch: float, m
     )
 
 
-def checkpoint_metadata(config: Config, batches: pipeline.Batches, tokens: Tokenizers) -> dict[str, Any]:
+def checkpoint_metadata(data: RunData) -> dict[str, Any]:
     """Returns the part of every checkpoint's metadata that describes the run: config, data, versions of packages."""
     versions = {name: importlib.metadata.version(name) for name in PACKAGES}
     return {
-        'config': config_lib.to_dict(config),
-        'config_digest': config_lib.digest(config),
-        'data': data_fingerprint(batches, tokens),
+        'config': config_lib.to_dict(data.config),
+        'config_digest': config_lib.digest(data.config),
+        'data': data.fingerprint,
         'versions': {'python': platform.python_version(), **versions},
     }

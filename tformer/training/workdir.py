@@ -12,6 +12,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from tformer import atomic
 from tformer import config as config_lib
@@ -19,6 +20,7 @@ from tformer.config import Config, extensions
 from tformer.data.batches.mixture import Concatenation
 from tformer.data.tokenizers.tokenizers import Tokenizers, cached_tokenizers, train_tokenizers
 from tformer.errors import UserError, choose, nearest
+from tformer.training import checkpoint, digests
 
 # Sections and fields that may differ between a run and its continuation, and between training and evaluation.
 FREE_SECTIONS = ('decode', 'evaluate', 'mesh')
@@ -41,18 +43,68 @@ def load_config(workdir: pathlib.Path) -> Config:
     """Returns the resolved config of a workdir.
 
     Raises:
-      UserError: the directory is not a workdir, its config.json cannot be read, or it needs an extension that the user
-        has not named.
+      UserError: as `read_config`, or it needs an extension that the user has not named.
+    """
+    config = read_config(workdir)
+    try:
+        return extensions.load(config, trusted=False, place=str(workdir))
+    except UserError as error:
+        raise UserError(f'{workdir / "config.json"}: {error}') from error
+
+
+def read_config(workdir: pathlib.Path) -> Config:
+    """Returns the resolved config of a workdir, without its extensions.
+
+    A config.json that is not as the run wrote it is compared with the newest checkpoint. A line says which fields
+    differ that may.
+
+    Raises:
+      UserError: the directory is not a workdir, its config.json cannot be read, or it differs from the checkpoint in
+        other fields.
     """
     file = workdir / 'config.json'
     if not file.is_file():
         others = [path.parent for path in workdir.parent.glob('*/config.json')]
         raise UserError(f'{workdir} is not a workdir: it has no config.json{nearest(workdir, others)}')
     config = config_lib.from_json(file)
-    try:
-        return extensions.load(config, trusted=False, place=str(workdir))
-    except UserError as error:
-        raise UserError(f'{file}: {error}') from error
+    if digests.has_changed(workdir, file.name) and (newest := checkpoint.newest_metadata(workdir)):
+        step, before = newest[0], config_lib.from_dict(newest[1].get('config', config_lib.to_dict(config)))
+        if changed := _differing(before, config, bound=True):
+            raise UserError(f'{file} has changed since checkpoint {step} was written: {changed}; restore the values')
+        if changed := _differing(before, config):
+            print(f'{file} differs from the config of checkpoint {step}: {changed}', file=sys.stderr, flush=True)
+    return config
+
+
+def _differing(before: Config, config: Config, bound: bool = False, named: Sequence[str] = ()) -> str:
+    """Returns the fields that differ and are not `named`, as text; with `bound` those that must not differ."""
+    return ', '.join(
+        f'{name} ({old!r} there, {new!r} here)'
+        for name, (old, new) in config_lib.difference(before, config).items()
+        if name not in named and not (bound and is_free(name))
+    )
+
+
+def load_tokenizers(workdir: pathlib.Path) -> Tokenizers:
+    """Returns the tokenizers of a workdir.
+
+    Raises:
+      UserError: they are missing or damaged, or not those that the newest checkpoint was trained with.
+    """
+    made, newest = Tokenizers.load(workdir), checkpoint.newest_metadata(workdir)
+    step, record = newest or (0, {})
+    wanted = record.get('data', {}).get('tokenizers', made.fingerprint)
+    if made.fingerprint != wanted:
+        names = sorted(path.name for path in workdir.glob('tokenizer.*') if digests.has_changed(workdir, path.name))
+        what = f'{", ".join(names)}: these tokenizers are not those of checkpoint {step}'
+        raise UserError(f'{workdir}: {what} ({wanted} there, {made.fingerprint} here); restore the files')
+    return made
+
+
+def as_trained(config: Config, record: Mapping[str, Any]) -> Config:
+    """Returns `config` with the fields that may not differ as a checkpoint's metadata has them."""
+    differing = config_lib.difference(config_lib.from_dict(record['config']), config)
+    return config_lib.override(config, {name: old for name, (old, _) in differing.items() if not is_free(name)})
 
 
 def changed_config(workdir: pathlib.Path, overrides: Mapping[str, str]) -> Config:
@@ -75,17 +127,14 @@ def check_config(workdir: pathlib.Path, before: Config, config: Config, may_diff
     fields = config_lib.field_types()
     for name in may_differ:
         choose(dict.fromkeys(fields), name, '--may_differ')
-    differing = config_lib.difference(before, config)
-    changed = [
-        f'{name} ({old!r} there, {new!r} here)'
-        for name, (old, new) in differing.items()
-        if not is_free(name) and name not in may_differ
-    ]
-    if changed:
+    if changed := _differing(before, config, bound=True, named=may_differ):
         raise UserError(
-            f'{workdir} was trained with another config: {", ".join(changed)}; use a fresh --workdir, or its values'
+            f'{workdir} was trained with another config: {changed}; use a fresh --workdir, or its values'
             ' (or name the fields that may differ in --may_differ)'
         )
+    made, wanted = max(checkpoint.steps(workdir), default=0), config.train.num_steps
+    if wanted is not None and made > wanted:
+        raise UserError(f'train.num_steps={wanted}: {workdir} has made {made} steps already; use a fresh --workdir')
 
 
 @contextlib.contextmanager
@@ -141,8 +190,9 @@ def is_locked(workdir: pathlib.Path, patience: float = 0.0) -> bool:
 
 
 def save_config(workdir: pathlib.Path, config: Config) -> None:
-    """Writes the resolved config."""
+    """Writes the resolved config, and the digests of it and the tokenizers."""
     atomic.write(workdir / 'config.json', json.dumps(config_lib.to_dict(config), indent=2) + '\n')
+    digests.write(workdir, [workdir / 'config.json', *workdir.glob('tokenizer.*')])
 
 
 def make_tokenizers(workdir: pathlib.Path, config: Config, records: Concatenation) -> Tokenizers:
@@ -156,7 +206,7 @@ def new_tokenizers(config: Config, records: Concatenation) -> Tokenizers:
     """Returns the tokenizers of a new run: another run's, or newly trained ones."""
     data = config.data
     if lender := data.tokenizer_from or config.train.init_from:
-        return train_tokenizers(config, records, Tokenizers.load(lender))
+        return train_tokenizers(config, records, load_tokenizers(pathlib.Path(lender)))
     if 'huggingface' in (data.tokenizer, data.source_tokenizer):  # read from a file, whose contents may change
         return train_tokenizers(config, records)
     return cached_tokenizers(config, records, [split.fingerprint for split in records.splits])

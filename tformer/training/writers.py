@@ -9,6 +9,7 @@ import os
 import pathlib
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -58,11 +59,18 @@ def _check_numbers(values: Mapping[str, Any], where: str) -> None:
 class MetricWriter:
     """Appends metrics to metrics.jsonl and, where tensorboardX is installed, to TensorBoard files."""
 
-    def __init__(self, workdir: pathlib.Path | None, start_step: int, evaluated: int):
+    def __init__(
+        self,
+        workdir: pathlib.Path | None,
+        start_step: int,
+        evaluated: int,
+        history: Mapping[str, Any] | None = None,
+    ):
         """Resumes after `start_step`, the latest evaluation being that of step `evaluated`: later rows are cut off.
 
-        workdir=None: nothing is written.
+        A line says where the others are not those of the checkpoint's `history`. workdir=None: nothing is written.
         """
+        self._rows, self._digest = 0, 0
         self._file: Any = None
         self._board: Any = None
         if workdir is None:
@@ -70,6 +78,11 @@ class MetricWriter:
         rows = [row for row in read(workdir) if row['step'] <= start_step]
         kept = [row for row in rows if row['step'] <= evaluated or not any(name.startswith('valid/') for name in row)]
         file = workdir / 'metrics.jsonl'
+        for row in kept:
+            self._count(row)
+        if history is not None and history != self.history():
+            wrote = f'the {history.get("rows")} rows that the run wrote up to step {start_step}'
+            print(f'{file} has {self._rows} rows, which are not {wrote}; the run goes on', file=sys.stderr, flush=True)
         atomic.write(file, ''.join(json.dumps(row) + '\n' for row in kept))
         self._file = file.open('ab', buffering=0)
         self._board = _tensorboard(workdir / 'tensorboard', start_step + 1)
@@ -77,14 +90,24 @@ class MetricWriter:
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
         if self._file is None:
             return
-        line = json.dumps({'step': step, **{k: _rounded(v) for k, v in numbers.items()}}) + '\n'
+        row = {'step': step, **{k: _rounded(v) for k, v in numbers.items()}}
+        line = json.dumps(row) + '\n'
         try:
             if self._file.write(line.encode()) < len(line.encode()):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             raise UserError(f'{self._file.name}: {error.strerror}') from error
+        self._count(row)
         if self._board is not None:
             self._board(step, numbers)
+
+    def history(self) -> dict[str, Any]:
+        """Returns the number of rows and their digest, without measured times, as JSON values."""
+        return {'rows': self._rows, 'crc32': f'{self._digest:08x}'}
+
+    def _count(self, row: Mapping[str, Any]) -> None:
+        lasting = {name: value for name, value in row.items() if not name.endswith('per_second')}
+        self._rows, self._digest = self._rows + 1, zlib.crc32(json.dumps(lasting).encode(), self._digest)
 
     def close(self) -> None:
         if self._file is not None:

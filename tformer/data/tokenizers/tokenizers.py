@@ -27,6 +27,7 @@ from tformer.errors import UserError, choose
 _SETTINGS = (
     'tokenizer source_tokenizer tokenizer_vocab_size tokenizer_model byte_fallback normalization sentinels'.split()
 )
+_MOST_SENTINELS = 1 << 24  # each takes memory when tokenizers are loaded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,16 +78,21 @@ class Tokenizers:
         manifest = json.loads(path.read_bytes())
         normalization = manifest.get('normalization')  # older runs have none
         choose(NORMALIZATIONS, normalization, f'{path}: normalization')
+        sentinels, labels = manifest.get('sentinels', 0), tuple(manifest['labels'])
+        if type(sentinels) is not int or not 0 <= sentinels <= _MOST_SENTINELS:
+            raise UserError(f'{path}: sentinels={sentinels!r} is not from 0 to {_MOST_SENTINELS:,}')
+        if not all(isinstance(label, str) for label in labels):
+            raise UserError(f'{path}: labels={manifest["labels"]!r} are not texts')
 
         def read(side: str) -> Tokenizer:
             kind = choose(TOKENIZERS, manifest[side], f'{path}: {side}')
             stored = path.with_name(f'tokenizer.{side}.{manifest[side]}').read_bytes()
-            return kind.load(stored).normalized(normalization).extended(manifest.get('sentinels', 0))
+            return kind.load(stored).normalized(normalization).extended(sentinels)
 
         target = read('target')
         if manifest['source'] in (None, 'target'):
-            return cls(manifest['source'] and target, target, tuple(manifest['labels']))
-        return cls(read('source'), target, tuple(manifest['labels']))
+            return cls(manifest['source'] and target, target, labels)
+        return cls(read('source'), target, labels)
 
 
 def train_tokenizers(config: Config, records: Sequence[Record], pretrained: Tokenizers | None = None) -> Tokenizers:
