@@ -11,7 +11,7 @@ from scipy import stats
 
 from tformer.lab.statistics import family, power
 
-FAMILIES = 2000
+FAMILIES = 1000
 SHAPES = {
     'normal': lambda rng, size: rng.normal(size=size),
     'heavy': lambda rng, size: rng.standard_t(3, size=size),
@@ -37,9 +37,9 @@ def rate(values, arm, seed, of=slice(None)):
     return (family.decide(values, arm, seed).p[:, of].min(-1) <= 0.05).mean()
 
 
-def margin(level, families=FAMILIES):
-    """Returns a level plus three standard errors of a share counted over so many families."""
-    return level + 3 * math.sqrt(level * (1 - level) / families)
+def margin(level):
+    """Returns a level plus three standard errors of a share counted over FAMILIES."""
+    return level + 3 * math.sqrt(level * (1 - level) / FAMILIES)
 
 
 LAYOUTS = {
@@ -64,31 +64,29 @@ LAYOUTS = {
 @pytest.mark.parametrize('shape', SHAPES)
 def test_equal_noise_of_any_shape_holds_the_level(shape, case):
     arm, seed = LAYOUTS[case]
-    families = FAMILIES if len(arm) < 300 else FAMILIES // 2
-    assert rate(noise(shape, (families, len(arm))), arm, seed) <= margin(0.06, families)
+    assert rate(noise(shape, (FAMILIES, len(arm))), arm, seed) <= margin(0.06)
 
 
 @pytest.mark.parametrize('case', LAYOUTS)
 @pytest.mark.parametrize('stuck', [0.1, 0.2, 0.5])
 def test_runs_in_two_clusters_hold_their_level(stuck, case):
     arm, seed = LAYOUTS[case]
-    families = FAMILIES if len(arm) < 300 else FAMILIES // 2
     rng = np.random.default_rng(3)
-    clusters = rng.random((families, len(arm))) < stuck
-    level = margin(0.11 if case == '100 arms' else 0.08, families)
+    clusters = rng.random((FAMILIES, len(arm))) < stuck
+    level = margin(0.11 if case == '100 arms' else 0.08)
     assert rate(10 * clusters + 0.1 * rng.normal(size=clusters.shape), arm, seed) <= level
     if case != '100 arms':
         assert rate(1.0 * clusters, arm, seed) <= level
 
 
-LEVELS = {3: 0.2, 5: 0.14, 10: 0.09}
+LEVELS = {3: 0.2, 5: 0.15, 10: 0.1}
 
 
-def unequal(n, K, seeds, larger, ratio, families):
+def unequal(n, K, seeds, larger, ratio):
     arm, seed = layout([n] * (K + 1), seeds == 'other')
-    values = noise('normal', (families, len(arm))) * np.where(np.isin(arm, larger), ratio, 1)
+    values = noise('normal', (FAMILIES, len(arm))) * np.where(np.isin(arm, larger), ratio, 1)
     if seeds == 'correlated':
-        values += 3 * np.random.default_rng(1).normal(size=(families, n))[:, seed]
+        values += 3 * np.random.default_rng(1).normal(size=(FAMILIES, n))[:, seed]
     return rate(values, arm, seed)
 
 
@@ -96,8 +94,8 @@ def unequal(n, K, seeds, larger, ratio, families):
 @pytest.mark.parametrize('larger', [0, 1])
 def test_unequal_noise_holds_its_level(larger, n):
     for K in (2, 5, 20):
-        for ratio in (2, 3, 10):
-            assert unequal(n, K, 'shared', [larger], ratio, 1000) <= margin(LEVELS[n], 1000), (K, ratio)
+        for ratio in (2, 5):
+            assert unequal(n, K, 'shared', [larger], ratio) <= margin(LEVELS[n]), (K, ratio)
 
 
 @pytest.mark.slow
@@ -107,31 +105,30 @@ def test_every_pattern_of_unequal_noise_holds_its_level(n, seeds):
     for K in (1, 2, 5, 20):
         for larger in ([0], [1], [1, 2], range(K // 2 + 1)):
             for ratio in (2, 3, 5, 10):
-                found = unequal(n, K, seeds, larger, ratio, FAMILIES)
-                assert found <= margin(LEVELS[n]), (K, larger, ratio)
+                assert unequal(n, K, seeds, larger, ratio) <= margin(LEVELS[n]), (K, larger, ratio)
 
 
 @pytest.mark.parametrize('correlation', [0.0, 0.5, 0.9])
 @pytest.mark.parametrize('n', [3, 5])
 @pytest.mark.parametrize('K', [1, 2, 5, 20])
 def test_power_is_near_that_of_dunnetts_test_with_seeds_as_blocks(K, n, correlation):
-    """Its p is computed here anew, from two-way residuals of complete tables and SciPy's quantiles for one arm."""
+    """Which is computed here anew, from the two-way residuals of complete tables."""
     arm, seed = layout([n] * (K + 1))
     own = noise('normal', (FAMILIES, K + 1, n)) * math.sqrt(1 - correlation)
     values = own + math.sqrt(correlation) * np.random.default_rng(2).normal(size=(FAMILIES, 1, n))
     assert rate(values.reshape(FAMILIES, -1), arm, seed) <= margin(0.05)
+    df = K * (n - 1)
+    rng = np.random.default_rng(5)
+    drawn = rng.normal(size=(50_000, K + 1))
+    largest = abs(drawn[:, 1:] - drawn[:, :1]).max(1) / math.sqrt(2)
+    critical = np.quantile(largest / np.sqrt(rng.chisquare(df, 50_000) / df), 0.95)
     for shift in (2, 3, 4):
         table = values.copy()
         table[:, 1] += shift * math.sqrt(1 - correlation)
         residuals = table - table.mean(-1, keepdims=True) - table.mean(-2, keepdims=True)
         residuals += table.mean((-1, -2), keepdims=True)
-        df = K * (n - 1)
         error = np.sqrt((residuals**2).sum((-1, -2)) / df * 2 / n)
         t = abs(table[:, 1].mean(-1) - table[:, 0].mean(-1)) / error
-        rng = np.random.default_rng(5)
-        drawn = rng.normal(size=(200_000, K + 1))
-        largest = abs(drawn[:, 1:] - drawn[:, :1]).max(1) / math.sqrt(2)
-        critical = np.quantile(largest / np.sqrt(rng.chisquare(df, 200_000) / df), 0.95)
         found = rate(table.reshape(FAMILIES, -1), arm, seed, slice(0, 1))
         assert found >= (t >= critical).mean() - 0.03, shift
 
@@ -152,7 +149,7 @@ def test_power_under_unequal_noise_is_near_that_of_welchs_test_with_holms_correc
 
 @pytest.mark.parametrize('shape', SHAPES)
 def test_none_of_equal_arms_is_excluded_from_the_best_more_often_than_stated(shape):
-    for n, arms in ((3, 3), (3, 6), (5, 6), (3, 12)):
+    for n, arms in ((3, 3), (3, 6), (5, 12)):
         values = noise(shape, (FAMILIES, arms, n))
         order = values.mean(-1).argsort(-1)
         values = np.take_along_axis(values, order[..., None], 1).reshape(FAMILIES, -1)

@@ -33,6 +33,7 @@ from tformer.lab.report import (
     prose,
     render,
     report_data,
+    response,
     results,
     scaling_analysis,
     texts,
@@ -460,6 +461,64 @@ def test_a_field_of_numbers_is_drawn_in_lines_with_the_best_of_each(tmp_path: pa
     assert computed_of(built(tmp_path / 'y', ARMS)).response is None
 
 
+def searched(place: pathlib.Path, loss: Any, count: int = 16) -> report_data.Report:
+    """A random search of three fields, with the loss as a function of their shares of the searched ranges."""
+    ranges = {'optimizer.learning_rate': 1.0, 'model.dropout_rate': 0.5, 'optimizer.weight_decay': 0.2}
+    rng = np.random.default_rng(5)
+    arms = []
+    for _ in range(count):
+        shares = rng.random(len(ranges))
+        changed = {field: round(most * share, 4) for (field, most), share in zip(ranges.items(), shares, strict=True)}
+        arms.append((changed, {seed: loss(*shares) + 0.01 * rng.normal() for seed in (0, 1)}))
+    return computed_of(built(place, arms))
+
+
+@pytest.mark.parametrize('cause', range(3))
+def test_a_random_search_credits_the_field_that_the_loss_depends_on(tmp_path: pathlib.Path, cause: int) -> None:
+    report = searched(tmp_path / 'x', lambda *shares: 1 + abs(shares[cause] - 0.4))
+    names = ['optimizer.learning_rate', 'model.dropout_rate', 'optimizer.weight_decay']
+    found = report.response
+    assert found.field == names[cause] and len(found.lines) == 1
+    assert [name for name in names if found.search.p[name] <= 0.05] == [names[cause]]
+    (told,) = render.sentences(report, 'searched')
+    assert f'The test loss depends on `{names[cause]}` (p ' in told
+    assert 'No effect is seen of ' in told and told.endswith('Along the line, the other fields vary too.')
+
+
+def test_a_random_search_credits_no_field_that_it_does_not_tell_apart(tmp_path: pathlib.Path) -> None:
+    nothing = searched(tmp_path / 'x', lambda *shares: 1.0)
+    assert (nothing.response.field, nothing.response.lines) == ('', ())
+    assert render.sentences(nothing, 'searched')[0].endswith('No effect of any of them is seen.')
+    few = searched(tmp_path / 'y', lambda rate, *_: 1 + rate, count=6)
+    assert few.response.field == '' and '[["response"' not in render.markdown(few, page=True)
+    assert 'They are too few to tell the fields apart.' in render.markdown(few)
+
+
+def test_fields_that_change_together_are_named_together(tmp_path: pathlib.Path) -> None:
+    arms = [({'model.emb_dim': 8 * heads, 'model.num_heads': heads}, {0: 1.0 / heads}) for heads in (1, 2, 4)]
+    report = computed_of(built(tmp_path / 'x', arms))
+    assert (report.response.field, report.response.together) == ('model.emb_dim', ['model.num_heads'])
+    assert '`model.emb_dim` changes together with `model.num_heads`: these runs do not' in render.markdown(report)
+
+
+@pytest.mark.parametrize('arms', [12, 30])
+@pytest.mark.parametrize('correlation', [0.0, 0.8])
+@pytest.mark.parametrize('shape', ['valley', 'slope', 'cliff'])
+def test_a_field_that_goes_along_with_the_cause_is_not_credited(shape: str, correlation: float, arms: int) -> None:
+    """With independent fields and such that are correlated, of a loss with a best value, a slope, or divergence."""
+    shapes = {'valley': lambda z: abs(z - 0.5), 'slope': lambda z: z, 'cliff': lambda z: np.where(z > 1, np.inf, -z)}
+    rng, credited = np.random.default_rng(0), []
+    for _ in range(200):
+        cause, other = rng.normal(size=(2, arms))
+        other = correlation * cause + math.sqrt(1 - correlation**2) * other
+        loss = shapes[shape](cause) + 0.1 * rng.normal(size=arms)
+        p = response.search({'cause': cause.tolist(), 'other': other.tolist()}, loss.tolist()).p
+        credited.append([p['cause'] <= 0.05, p['other'] <= 0.05])
+    cause, other = np.mean(credited, 0)
+    assert other <= 0.07 + 3 * math.sqrt(0.07 * 0.93 / 200)
+    assert cause >= (0.9 if arms == 30 and shape != 'cliff' else 0.2)
+
+
 def test_the_law_of_exact_losses_is_found() -> None:
     """E 1.7, A 40, a 0.4, B 60, b 0.5, of one run each without noise."""
     N, D = (each.ravel() for each in np.meshgrid([1e4, 3e4, 1e5, 3e5], [1e5, 3e5, 1e6, 3e6]))
@@ -580,11 +639,18 @@ def test_texts_of_the_same_seed_are_compared(tmp_path: pathlib.Path) -> None:
         [0],
     )
     assert (found.seeds[0].arm, found.seeds[0].baseline) == (0.1, 0.25) and found.seeds[0].p < 0.02
+    assert found.left_out == [1]  # the seed of which one side has no predictions
     written(home)
     text = (home / 'report.md').read_text()
     assert '| `norm=rmsnorm` | `test/word_error_rate` | 40 | 0 | -0.1500 (' in text
-    predictions.write(home / 'baseline/seed_0', 'test', said, right[::-1])
-    assert computed_of(home).texts == []
+    kept = 'kept no predictions, or predictions of other examples'
+    assert f'Left out of `norm=rmsnorm`, `test/word_error_rate`, is seed 1: a run of it {kept}.' in text
+    for change in (lambda texts: texts[::-1], lambda texts: texts[:-1], lambda texts: []):
+        predictions.write(home / 'baseline/seed_0', 'test', change(said), change(right))
+        (found,) = computed_of(home).texts
+        assert (found.seeds, found.left_out) == ({}, [0, 1])
+        text = render.markdown(computed_of(home))
+        assert f'are seeds 0 and 1: a run of each {kept}.' in text and '| `norm=rmsnorm` | `test/word_e' not in text
 
 
 # ------------------------------------------------------------------------------------------------------------ the files

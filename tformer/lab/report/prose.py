@@ -89,6 +89,12 @@ def probability(p: float) -> str:
     return NONE if math.isnan(p) else '< 0.001' if p < 0.001 else f'{p:.3f}'
 
 
+def equals(p: float) -> str:
+    """Returns a probability with its sign, e.g. '= 0.012'."""
+    text = probability(p)
+    return text if text.startswith('<') else f'= {text}'
+
+
 def amount(value: float | None) -> str:
     """Returns a count or an amount: whole below 10 ** 10."""
     if value is None or not math.isfinite(value):

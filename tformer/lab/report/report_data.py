@@ -8,10 +8,12 @@ from tformer.errors import UserError, nearest
 from tformer.evaluation import metrics
 from tformer.lab.report import costs as costs_lib
 from tformer.lab.report import learning, scaling_analysis, texts
+from tformer.lab.report import response as response_lib
 from tformer.lab.report.costs import Costs
 from tformer.lab.report.learning import Band, Matched, Reach, SpeedUp
+from tformer.lab.report.response import Response
 from tformer.lab.report.results import Results
-from tformer.lab.report.scaling_analysis import Response, Scaling
+from tformer.lab.report.scaling_analysis import Scaling
 from tformer.lab.report.texts import Compared
 from tformer.lab.statistics import comparison
 from tformer.lab.statistics.comparison import Row
@@ -111,7 +113,7 @@ def report(
         speed_ups=learning.speed_ups(bands[curve], baseline, metrics.lower_is_better(curve)) if curve else [],
         reaches=learning.reaches(found, reach),
         differences={arm: found.difference(arm, baseline) for arm in found.arms if arm != baseline},
-        response=scaling_analysis.response(found, values, lower, alpha),
+        response=response_lib.response(found, values, lower, alpha),
         scaling=scaling_analysis.scaling_law(found, metric, costs, alpha),
         texts=texts.compared(found, metric.partition('/')[0], baseline, alpha),
         timing=Timing(matched(['seconds']), front('seconds')) if timing else None,

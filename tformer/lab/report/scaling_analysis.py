@@ -1,4 +1,4 @@
-"""The metric of a sweep along one numeric field, and the scaling law of its model sizes and tokens."""
+"""The scaling law of the model sizes and tokens of a sweep."""
 
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -7,17 +7,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tformer import config
-from tformer.config import Config
 from tformer.errors import UserError
+from tformer.lab.report import response
 from tformer.lab.report.costs import Costs
 from tformer.lab.report.results import Results, Run
 from tformer.lab.scaling_laws import isoflop, scaling
-from tformer.lab.statistics import family, noise
-from tformer.lab.sweep.overrides import SEED
+from tformer.lab.statistics import noise
 
-LEAST = 3  # points of a line, and values of N and of D
-RATE = 'optimizer.learning_rate'
+LEAST = 3  # values of N and of D
 LOSSES = ('loss', 'nll')  # in nats a token, as the laws take them
 TASK = ('train.objective', 'model.family')
 AMOUNTS = tuple(  # of the data of one task
@@ -27,100 +24,7 @@ AMOUNTS = tuple(  # of the data of one task
 )
 
 T = TypeVar('T')
-Values = Mapping[str, Mapping[int, float | None]]
 Curve = tuple[float, np.ndarray, np.ndarray]
-
-
-@dataclasses.dataclass(frozen=True)
-class Line:
-    """The metric along a field, the other fields fixed."""
-
-    fixed: Mapping[str, Any]  # the other fields that vary, and their values here
-    x: np.ndarray  # rising, [n]
-    mean: np.ndarray  # over the seeds, [n]
-    sd: np.ndarray  # likewise, nan of a single run
-    best: int  # the index of the best mean
-    near: Sequence[float]  # the values that are not told apart from the best (`family.near_best`)
-    failed: int  # runs of the best without a finite result
-
-    @property
-    def at_edge(self) -> bool:
-        """Whether a better value may lie beyond those that were tried."""
-        return self.best in (0, len(self.x) - 1)
-
-
-@dataclasses.dataclass(frozen=True)
-class Response:
-    """The lines along one field."""
-
-    field: str
-    lines: Sequence[Line]
-
-
-def response(results: Results, values: Values, lower_is_better: bool, alpha: float) -> Response | None:
-    """Returns the metric along the one field of numbers that varies, in a line for each value of up to two others.
-
-    If several such fields vary, it is the learning rate, or else the one with the most values. Fields that change
-    together count as one. None if no line has three points.
-    """
-    stated = {arm: _fields(runs[0].stated) for arm, runs in results.arms.items()}
-    varied = _independent(list(stated.values()))
-    field = _swept_field(stated, varied)
-    if field is None:
-        return None
-    others = [name for name in varied if name != field]
-    groups: dict[str, list[str]] = {}
-    for arm, fields in stated.items():
-        groups.setdefault(repr([fields[name] for name in others]), []).append(arm)
-    lines = []
-    for arms in groups.values():
-        x = {arm: float(stated[arm][field]) for arm in arms}
-        fixed = {name: stated[arms[0]][name] for name in others}
-        lines.append(_line(fixed, x, values, lower_is_better, alpha, results.ended))
-    found = [line for line in lines if line]
-    return Response(field, found) if found else None
-
-
-def _swept_field(stated: Mapping[str, Mapping[str, Any]], varied: Sequence[str]) -> str | None:
-    """Returns the field of numbers that the lines run along, None if there is none or too many fields vary."""
-    numbers = {}
-    for field in varied:
-        values = [fields[field] for fields in stated.values()]
-        if all(type(value) in (int, float) for value in values) and len(set(values)) >= LEAST:
-            numbers[field] = len(set(values))
-    if not numbers or len(varied) > 3:
-        return None
-    return RATE if RATE in numbers else max(numbers, key=numbers.__getitem__)
-
-
-def _line(
-    fixed: Mapping[str, Any], x: Mapping[str, float], values: Values, lower_is_better: bool, alpha: float, ended: bool
-) -> Line | None:
-    """Returns the line through some arms, whose values of the field are `x`; None of fewer than three with a result."""
-    floors = {arm: noise.noise_floor(values[arm]) for arm in x}
-    arms = sorted((arm for arm in x if floors[arm].n), key=lambda arm: x[arm])
-    if len(arms) < LEAST:
-        return None
-    mean = np.array([floors[arm].mean for arm in arms])
-    best = int(mean.argmin() if lower_is_better else mean.argmax())
-    near = family.near_best({arm: values[arm] for arm in arms}, arms[best], alpha) if ended else []
-    sd = np.array([floors[arm].sd for arm in arms])
-    tried = np.array([x[arm] for arm in arms])
-    return Line(fixed, tried, mean, sd, best, sorted(x[arm] for arm in near), floors[arms[best]].failed)
-
-
-def _independent(stated: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns the fields that vary; of fields that separate the arms in the same way, only the first."""
-    found: dict[tuple[int, ...], str] = {}
-    for field in stated[0]:
-        values = [repr(fields[field]) for fields in stated]
-        found.setdefault(tuple(map(values.index, values)), field)
-    found.pop((0,) * len(stated), None)
-    return list(found.values())
-
-
-def _fields(stated: Config) -> dict[str, Any]:
-    return {field: value for field, value in config.values(stated).items() if field != SEED}
 
 
 @dataclasses.dataclass
@@ -194,7 +98,7 @@ def scaling_law(results: Results, metric: str, costs: Mapping[str, Costs], alpha
 
 def _varied(results: Results, arms: Iterable[str]) -> dict[str, list[Any]]:
     """Returns the fields that vary over some arms, and their values."""
-    stated = [_fields(results.arms[arm][0].stated) for arm in arms]
+    stated = [response.fields(results.arms[arm][0].stated) for arm in arms]
     values = {field: [fields[field] for fields in stated] for field in stated[0]}
     return {field: each for field, each in values.items() if any(value != each[0] for value in each)}
 

@@ -30,12 +30,14 @@ class Compared:
     metric: str  # SPLIT/NAME
     examples: int
     seeds: Mapping[int, resampling.CorpusComparison]  # the paired bootstrap of each seed that both have
+    left_out: Sequence[int]  # seeds that both were scored by, without predictions of the same examples
 
 
 def compared(results: Results, split: str, baseline: str, alpha: float) -> list[Compared]:
     """Returns the comparisons of every arm by each metric in CORPORA that the runs were scored by.
 
-    Only runs of the same seed are compared, with predictions for the same references.
+    Only runs of the same seed are compared, with predictions for the same references. Nothing is returned for a metric
+    of which no run kept predictions.
     """
     made = []
     for name, corpus in CORPORA.items():
@@ -43,15 +45,19 @@ def compared(results: Results, split: str, baseline: str, alpha: float) -> list[
         scored = [run for run in results.done if metric in run.scores]
         found = {(run.arm, run.seed): _statistics(results, run, split, corpus) for run in scored}
         for arm in [arm for arm in results.arms if arm != baseline]:
-            seeds, examples = {}, 0
+            seeds, left_out, examples = {}, [], 0
             for run in results.arms[arm]:
-                ours, theirs = found.get((arm, run.seed)), found.get((baseline, run.seed))
+                if (arm, run.seed) not in found or (baseline, run.seed) not in found:
+                    continue
+                ours, theirs = found[arm, run.seed], found[baseline, run.seed]
                 if ours and theirs and ours[1] == theirs[1]:
                     totals = corpus.metric(run.config.evaluate.language)
                     seeds[run.seed] = resampling.compare_corpora(ours[0], theirs[0], totals, alpha)
                     examples = len(ours[1])
-            if seeds:
-                made.append(Compared(arm, metric, examples, seeds))
+                else:
+                    left_out.append(run.seed)
+            if (seeds or left_out) and any(found.values()):
+                made.append(Compared(arm, metric, examples, seeds, left_out))
     return made
 
 
