@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.util
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,7 @@ from tformer.decode import text as text_lib
 from tformer.decode.generate import make_generate
 from tformer.errors import UserError
 from tformer.model import build
+from tformer.training import setup, workdir
 
 BYTE = Byte()
 TORCH = all(importlib.util.find_spec(name) for name in ('torch', 'transformers'))
@@ -216,6 +218,17 @@ def test_an_empty_prompt_is_a_token_though_none_stands_in_front(monkeypatch: pyt
         [BOS],
         BYTE.encode('ab'),
     ]
+
+
+def test_other_tokens_than_the_pretrained_parameters_know_are_said(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = config.override(Config(model=Model(family='encoder_decoder')), BART)
+    workdir.save_config(tmp_path, there)
+    setup._say_other_start(there, str(tmp_path))
+    assert capsys.readouterr().err == ''
+    setup._say_other_start(config.override(there, {'data.start': ('bos',)}), str(tmp_path))
+    assert capsys.readouterr().err == f"data.start=('bos',), but {tmp_path} was trained with ('eos', 'bos')\n"
 
 
 # ------------------------------------------------------------------------------------------------ searches

@@ -48,7 +48,17 @@ def load_state(program: Program, config: Config, home: pathlib.Path, last: int |
         return state
     fresh, where = (variables(tree.params, tree.statistics) for tree in (state, program.shardings))
     loaded = pretrained.load(config.train.init_from, fresh, where, config.train.init_except)
+    if processes.first():
+        _say_other_start(config, config.train.init_from)
     return program.init_from(hyper, loaded['params'], loaded.get('statistics', {}))
+
+
+def _say_other_start(config: Config, pretrained: str) -> None:
+    """Prints which special tokens stood before texts where the parameters come from, if others do here."""
+    differing = config_lib.difference(workdir.read_config(pathlib.Path(pretrained)), config)
+    for name in differing.keys() & {'data.start', 'data.source_start'}:
+        old, new = differing[name]
+        print(f'{name}={new!r}, but {pretrained} was trained with {old!r}', file=sys.stderr, flush=True)
 
 
 class RunData(NamedTuple):
