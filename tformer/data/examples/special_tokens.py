@@ -32,9 +32,15 @@ class SpecialTokenTemplate:
         """Returns a text as a decoder continues it: with the tokens that stand in front, and BOS if it is empty."""
         return [*self.front, *text] or [self.specials.bos]
 
+    @property
+    def around(self) -> tuple[list[int], list[int]]:
+        """The special tokens before and after a given text."""
+        raise NotImplementedError
+
     def given(self, text: Sequence[int]) -> list[int]:
         """Returns a text as it is read before another is written."""
-        raise NotImplementedError
+        before, after = self.around
+        return [*before, *text, *after]
 
     def read(self, text: np.ndarray, other: np.ndarray | None = None) -> Fields:
         """Returns the arrays of one or two texts that are read and judged; `inputs` begin with `front`."""
@@ -85,17 +91,19 @@ class DecoderTemplate(SpecialTokenTemplate):
     """BOS a SEP b EOS (Radford et al. 2018, figure 1). In generation only b is scored, and `prefix` marks the text
     before it (Raffel et al. 2020, section 3.2.1). data.start are the tokens in place of BOS."""
 
-    def given(self, text: Sequence[int]) -> list[int]:
-        return [*self.front, *text, self.specials.sep]
+    @property
+    def around(self) -> tuple[list[int], list[int]]:
+        return self.front, [self.specials.sep]
 
     def read(self, text: np.ndarray, other: np.ndarray | None = None) -> Fields:
         return {'inputs': self._both(self.front, text, other)}
 
     def write(self, given: np.ndarray, wanted: np.ndarray, ended: bool = True) -> Fields:
-        before = self.given(given.tolist())
-        whole = _joined(before, wanted, *([self.specials.eos] if ended else []))
-        fields = _predicted(whole, len(before) - 1)
-        return {**fields, 'prefix': np.arange(len(whole) - 1) < len(before)} if self.bidirectional else fields
+        before, after = self.around
+        whole = _joined(before, given, after, wanted, *([self.specials.eos] if ended else []))
+        first = len(before) + len(given) + len(after)
+        fields = _predicted(whole, first - 1)
+        return {**fields, 'prefix': np.arange(len(whole) - 1) < first} if self.bidirectional else fields
 
     def to_write(self, given: np.ndarray, wanted: np.ndarray) -> list[np.ndarray]:
         return [len(self.front) + given + 1 + wanted]
@@ -106,16 +114,18 @@ class EncoderDecoderTemplate(SpecialTokenTemplate):
     et al. 2020, section 3.1). data.start are the tokens in place of BOS, and data.source_start stand before `given`.
     If there are two or more of the former, the decoder is given all of them, and none is scored."""
 
-    def given(self, text: Sequence[int]) -> list[int]:
-        return [*self.source.of(self.source_start), *text, self.source.eos]
+    @property
+    def around(self) -> tuple[list[int], list[int]]:
+        return self.source.of(self.source_start), [self.source.eos]
 
     def read(self, text: np.ndarray, other: np.ndarray | None = None) -> Fields:
         before = self.specials.of(self.source_start)
         return {'encoder_inputs': self._both(before, text, other), 'inputs': self._both(self.front, text, other)}
 
     def write(self, given: np.ndarray, wanted: np.ndarray, ended: bool = True) -> Fields:
+        before, after = self.around
         whole = _joined(self.front, wanted, *([self.specials.eos] if ended else []))
-        return {'encoder_inputs': _joined(self.given(given.tolist())), **_predicted(whole, len(self.front) - 1)}
+        return {'encoder_inputs': _joined(before, given, after), **_predicted(whole, len(self.front) - 1)}
 
     def to_read(self, size: np.ndarray) -> list[np.ndarray]:
         return [size + len(self.front) + 1, size + len(self.source_start) + 1]
