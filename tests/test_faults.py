@@ -22,6 +22,7 @@ from tformer.commands import evaluate, inspect, replay
 from tformer.commands import train as train_command
 from tformer.commands.run import Run
 from tformer.distributed import sharding
+from tformer.lab.report import results
 from tformer.training import checkpoint, digests, recorder, setup, writers
 from tformer.training import loop as train_lib
 from tformer.training import workdir as workdir_lib
@@ -447,8 +448,8 @@ def test_scores_noted_after_a_save_are_checked_and_a_best_checkpoint_that_is_gon
     for text in ('x', '[1]', '{}', ''):
         (writer / 'merit.json').write_text(text)
         assert 'merit.json cannot be read' in gate(run)
-    atomic.write(writer / 'merit.json', json.dumps(5.0))
-    digests.add(writer, 'merit.json')
+    with digests.recording(writer, 'merit.json'):
+        atomic.write(writer / 'merit.json', json.dumps(5.0))
     assert gate(run)[2] == 2 and capsys.readouterr().err == ''
     for damage in FILE_DAMAGE.values():
         damage(writer / 'merit.json')
@@ -540,3 +541,30 @@ def test_a_training_of_which_every_step_is_skipped_fails_whenever_it_is_tried(wh
     for _ in range(2):
         with pytest.raises(errors.UserError, match='no step changed the parameters'):
             train_lib.train(test_runs.config.override(wanted(whole), never), tmp_path / 'run')
+
+
+def test_a_result_that_changed_is_no_result_of_a_report_and_is_evaluated_again_after_it_is_gone(whole, tmp_path):
+    run = tmp_path / 'runs' / 'one'
+    shutil.copytree(whole / 'run', run)
+    expected = results.read(run.parent).runs[0]
+    assert expected.state == results.DONE and (run / 'predictions_test.jsonl').is_file()
+    for name in ('result.json', 'predictions_test.jsonl'):
+        file = run / name
+        kept = file.read_bytes()
+        for what, damage in FILE_DAMAGE.items():
+            damage(file)
+            found = results.read(run.parent).runs[0]
+            lost = results.UNFINISHED if (name, what) == ('result.json', 'removed') else results.UNREADABLE
+            assert found.state == lost and not found.scores, (name, what)
+            if name == 'result.json' and what != 'removed':
+                with pytest.raises(errors.UserError, match='has changed since it was written'):
+                    evaluate.evaluate(run, 'valid')
+            file.write_bytes(kept)
+    (run / 'result.json').unlink()
+    with digests.recording(run, 'result.json'):
+        (run / 'result.json').write_text('{"valid": {"loss": 1.5}}')
+    assert writers.results(run) == {'valid': {'loss': 1.5}}
+    with pytest.raises(ConnectionError), digests.recording(run, 'result.json'):
+        (run / 'result.json').write_text('{"valid": {"loss": 2.5}}')
+        raise ConnectionError  # what is half done is not listed, and is no false alarm
+    assert writers.results(run) == {'valid': {'loss': 2.5}}

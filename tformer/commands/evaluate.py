@@ -16,7 +16,7 @@ from tformer.data.sources.records import Record
 from tformer.distributed import processes
 from tformer.evaluation import metrics, predictions
 from tformer.lab.sweep import trials
-from tformer.training import writers
+from tformer.training import digests, writers
 
 SHARED_FLAGS = ('workdir', 'checkpoint')
 FLAGS = {
@@ -58,8 +58,9 @@ def evaluate(
     if (run.workdir / trials.STATED).is_file() and 'parameters' not in facts:
         print(f'{run.workdir} is a trial of a sweep: its result.json keeps the scores of the end of its training')
     elif processes.first():
-        if run.config.evaluate.metrics:
-            predictions.write(run.workdir, split, found.outputs, found.references)
         scores = {'step': run.step, **facts, **found.scores}
-        atomic.write(run.workdir / 'result.json', json.dumps({**before, split: scores}, indent=2) + '\n')
+        with digests.recording(run.workdir, 'result.json', predictions.place(run.workdir, split).name):
+            if run.config.evaluate.metrics:
+                predictions.write(run.workdir, split, found.outputs, found.references)
+            atomic.write(run.workdir / 'result.json', json.dumps({**before, split: scores}, indent=2) + '\n')
     return found.scores

@@ -72,8 +72,8 @@ class CheckpointWriter:
         """Notes the score of a checkpoint that was written before its evaluation."""
         self.wait()
         if processes.first():
-            atomic.write(checkpoint.directory(self._workdir, step) / 'merit.json', json.dumps(score))
-            digests.add(checkpoint.directory(self._workdir, step), 'merit.json')
+            with digests.recording(checkpoint.directory(self._workdir, step), 'merit.json'):
+                atomic.write(checkpoint.directory(self._workdir, step) / 'merit.json', json.dumps(score))
 
     def finish(self) -> None:
         """Waits until the checkpoint is on disk; a `UserError` says that it could not be written."""

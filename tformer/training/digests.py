@@ -4,44 +4,61 @@ import concurrent.futures
 import contextlib
 import json
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Iterator, Mapping
 
 from tformer import atomic
 from tformer.config import hashing
+from tformer.errors import UserError
+
+Entry = tuple[int, str]  # the size and the CRC-32 of a file
 
 FILE = 'digests.json'
 RECORDS = ('run/metadata', 'merit.json')  # files of a checkpoint that are read without its arrays
 
 
-def write(directory: pathlib.Path, files: Iterable[pathlib.Path] | None = None) -> None:
-    """Writes the size and the CRC-32 of files of a directory to digests.json in it.
-
-    files=None: every file in its subdirectories.
-    """
-    files = sorted(path for path in files or directory.glob('*/**/*') if path.is_file())
+def write(directory: pathlib.Path) -> None:
+    """Writes the size and the CRC-32 of every file in the subdirectories of `directory` to digests.json in it."""
+    files = sorted(path for path in directory.glob('*/**/*') if path.is_file())
     with concurrent.futures.ThreadPoolExecutor() as threads:
-        found = {
-            str(path.relative_to(directory)): [path.stat().st_size, digest]
-            for path, digest in zip(files, threads.map(hashing.crc32_file, files), strict=True)
-        }
-    atomic.write(directory / FILE, json.dumps(found, indent=2) + '\n')
+        entries = zip(files, threads.map(_entry, files), strict=True)
+        _save(directory, {str(path.relative_to(directory)): entry for path, entry in entries})
 
 
-def add(directory: pathlib.Path, name: str) -> None:
-    """Adds a file that was written after the others. An unreadable digests.json stays as it is."""
-    with contextlib.suppress(ValueError):
-        wanted = _listed(directory)
-        wanted[name] = ((directory / name).stat().st_size, hashing.crc32_file(directory / name))
-        atomic.write(directory / FILE, json.dumps(wanted, indent=2) + '\n')
+@contextlib.contextmanager
+def recording(directory: pathlib.Path, *names: str, anew: bool = False) -> Iterator[None]:
+    """Lists the files of these names after its block, which writes them.
 
-
-def has_changed(directory: pathlib.Path, name: str) -> bool:
-    """Returns whether a file is not as digests.json lists it, or is not listed."""
+    Meanwhile they are not listed, so that a kill leaves no false alarm. If digests.json cannot be read, it stays as it
+    is, or with `anew` is written anew.
+    """
     try:
-        size, digest = _listed(directory)[name]
-        return (directory / name).stat().st_size != size or hashing.crc32_file(directory / name) != digest
-    except (OSError, ValueError, LookupError):
-        return True
+        listed: dict[str, Entry] | None = _listed(directory)
+    except ValueError:
+        listed = {} if anew else None
+    if listed is not None and not listed.keys().isdisjoint(names):
+        listed = {name: entry for name, entry in listed.items() if name not in names}
+        _save(directory, listed)
+    yield
+    if listed is not None:
+        written = [name for name in names if (directory / name).is_file()]
+        _save(directory, listed | {name: _entry(directory / name) for name in written})
+
+
+def matches(directory: pathlib.Path, name: str) -> bool | None:
+    """Returns whether a file is as digests.json lists it; None where it is not listed."""
+    try:
+        entry = _listed(directory).get(name)
+        return None if entry is None else entry == _entry(directory / name)
+    except OSError:
+        return False
+    except ValueError:
+        return None
+
+
+def expect(directory: pathlib.Path, name: str) -> None:
+    """Raises a `UserError` if a file that digests.json lists has changed or is missing."""
+    if matches(directory, name) is False:
+        raise UserError(f'{directory / name} has changed since it was written; `tformer evaluate` makes it again')
 
 
 def find_corruption(directory: pathlib.Path, *, contents: bool = True, arrays: bool = True) -> str | None:
@@ -54,21 +71,29 @@ def find_corruption(directory: pathlib.Path, *, contents: bool = True, arrays: b
         listed = _listed(directory)
     except ValueError as error:
         return str(error)
-    files = {directory / name: entry for name, entry in listed.items() if arrays or name in RECORDS}
-    for path, (size, _) in files.items():
+    files = {name: directory / name for name in listed if arrays or name in RECORDS}
+    for name, path in files.items():
         if not path.is_file():
             return f'{path} is missing'
-        if path.stat().st_size != size:
-            return f'{path} has {path.stat().st_size:,} bytes, not {size:,}'
-    read = [directory / name for name in listed if directory / name in files and (contents or name in RECORDS)]
+        if path.stat().st_size != listed[name][0]:
+            return f'{path} has {path.stat().st_size:,} bytes, not {listed[name][0]:,}'
+    read = [name for name in files if contents or name in RECORDS]
     with concurrent.futures.ThreadPoolExecutor() as threads:
-        for path, digest in zip(read, threads.map(hashing.crc32_file, read), strict=True):
-            if digest != files[path][1]:
-                return f'{path} has changed since it was written'
+        for name, entry in zip(read, threads.map(_entry, [files[name] for name in read]), strict=True):
+            if entry != listed[name]:
+                return f'{files[name]} has changed since it was written'
     return None
 
 
-def _listed(directory: pathlib.Path) -> dict[str, tuple[int, str]]:
+def _entry(file: pathlib.Path) -> Entry:
+    return file.stat().st_size, hashing.crc32_file(file)
+
+
+def _save(directory: pathlib.Path, entries: Mapping[str, Entry]) -> None:
+    atomic.write(directory / FILE, json.dumps(entries, indent=2) + '\n')
+
+
+def _listed(directory: pathlib.Path) -> dict[str, Entry]:
     """Returns (size, digest) by the name of each listed file. Raises a `ValueError` if digests.json cannot be read."""
     file = directory / FILE
     try:

@@ -63,11 +63,11 @@ def read_config(workdir: pathlib.Path) -> Config:
         other fields.
     """
     file = workdir / 'config.json'
-    if not file.is_file():
+    if not file.exists():
         others = [path.parent for path in workdir.parent.glob('*/config.json')]
         raise UserError(f'{workdir} is not a workdir: it has no config.json{nearest(workdir, others)}')
     config = config_lib.from_json(file)
-    if digests.has_changed(workdir, file.name) and (newest := checkpoint.newest_metadata(workdir)):
+    if not digests.matches(workdir, file.name) and (newest := checkpoint.newest_metadata(workdir)):
         step, before = newest[0], config_lib.from_dict(newest[1].get('config', config_lib.to_dict(config)))
         if changed := _differing(before, config, bound=True):
             raise UserError(f'{file} has changed since checkpoint {step} was written: {changed}; restore the values')
@@ -95,7 +95,7 @@ def load_tokenizers(workdir: pathlib.Path) -> Tokenizers:
     step, record = newest or (0, {})
     wanted = record.get('data', {}).get('tokenizers', made.fingerprint)
     if made.fingerprint != wanted:
-        names = sorted(path.name for path in workdir.glob('tokenizer.*') if digests.has_changed(workdir, path.name))
+        names = sorted(path.name for path in workdir.glob('tokenizer.*') if not digests.matches(workdir, path.name))
         what = f'{", ".join(names)}: these tokenizers are not those of checkpoint {step}'
         raise UserError(f'{workdir}: {what} ({wanted} there, {made.fingerprint} here); restore the files')
     return made
@@ -191,8 +191,9 @@ def is_locked(workdir: pathlib.Path, patience: float = 0.0) -> bool:
 
 def save_config(workdir: pathlib.Path, config: Config) -> None:
     """Writes the resolved config, and the digests of it and the tokenizers."""
-    atomic.write(workdir / 'config.json', json.dumps(config_lib.to_dict(config), indent=2) + '\n')
-    digests.write(workdir, [workdir / 'config.json', *workdir.glob('tokenizer.*')])
+    names = [path.name for path in workdir.glob('tokenizer.*')]
+    with digests.recording(workdir, 'config.json', *names, anew=True):
+        atomic.write(workdir / 'config.json', json.dumps(config_lib.to_dict(config), indent=2) + '\n')
 
 
 def make_tokenizers(workdir: pathlib.Path, config: Config, records: Concatenation) -> Tokenizers:

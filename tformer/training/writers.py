@@ -18,6 +18,7 @@ import numpy as np
 from tformer import atomic
 from tformer.config import json_files
 from tformer.errors import UserError
+from tformer.training import digests
 
 
 def read(workdir: pathlib.Path) -> list[dict[str, Any]]:
@@ -42,7 +43,10 @@ def results(workdir: pathlib.Path) -> dict[str, dict[str, Any]]:
       UserError: the file holds something else.
     """
     file = workdir / 'result.json'
-    found = json_files.read(file) if file.exists() else {}
+    if not file.exists():
+        return {}
+    digests.expect(workdir, file.name)
+    found = json_files.read(file)
     for split, scores in found.items():
         if not isinstance(scores, dict):
             raise UserError(f'{file}: {split!r} holds no scores')

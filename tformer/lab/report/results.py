@@ -16,7 +16,7 @@ from tformer.errors import UserError
 from tformer.evaluation import predictions
 from tformer.lab.sweep import manifest, trials
 from tformer.lab.sweep.overrides import SEED
-from tformer.training import checkpoint, writers
+from tformer.training import checkpoint, digests, workdir, writers
 
 DONE, FAILED, UNFINISHED, UNREADABLE = 'done', 'failed', 'unfinished', 'unreadable'
 FACTS = ('step', 'parameters', 'averaged_checkpoints')  # entries of a split in result.json that are not metrics
@@ -173,7 +173,7 @@ def _found(home: pathlib.Path) -> tuple[list[Run], list[str]]:
     damaged = []
     for file in files:
         try:
-            configs[file] = config.from_json(file)
+            configs[file] = workdir.read_config(file.parent)
         except UserError as error:
             damaged.append(str(error))
     first = next(iter(configs.values()), Config())
@@ -191,9 +191,10 @@ def _run(
     try:
         error = None if done else trials.error_of(place)
         state = DONE if done else UNFINISHED if error is None else FAILED
-        final = config.from_json(resolved) if resolved.exists() else stated
+        final = workdir.read_config(place) if resolved.exists() else stated
         found, log = _scored(place), writers.read(place)
         for split in found[1]:
+            digests.expect(place, predictions.place(place, split).name)
             predictions.read(place, split)
         scored = found
     except (UserError, OSError) as damage:
