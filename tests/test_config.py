@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import math
 import operator
+import re
 import types
 import typing
 
@@ -15,6 +17,7 @@ from tformer.config import Config, convert
 from tformer.config.renamed import RENAMED
 from tformer.errors import UserError
 from tformer.layers.resolved import resolve_model
+from tformer.training import dummy_batch
 
 SIZES = {'vocab_size': 40, 'encoder_vocab_size': 30, 'num_classes': 3, 'steps_per_epoch': 7}
 SECTIONS = [field.name for field in dataclasses.fields(Config)]
@@ -123,6 +126,32 @@ def test_an_unknown_field_names_the_nearest(wrong, near):
     message = str(error.value)
     assert f'config.{wrong} is not a field' in message and '\n' not in message
     assert f"did you mean '{near}" in message or near not in FIELDS
+
+
+TRAINABLE = Config(train=config.Train(num_steps=1), data=config.Data(path=('x',)))
+HOSTILE = [
+    *(0, -1, 0.5, 1e30, -1e30, 10**12, 2**31, 10**30, 10**400, -(10**400), math.nan, math.inf, -math.inf, 1e-300),
+    *('', 'None', 'x', 'x\ny', 'x\0y', '1e30', 'nan', '9' * 5000, '(' * 300, '1' + ',1' * 50, b'x', object()),
+    *(None, True, [], [1], ['x'], [10**30], [math.nan], [-1, -1], ['x\0'], {}, {1: 2}, [[1]]),
+]
+
+
+@pytest.mark.parametrize('name', FIELDS)
+def test_no_value_of_a_field_is_more_than_a_line_or_a_config_that_resolves(name):
+    for value in HOSTILE:
+        try:
+            stated = config.override(TRAINABLE, {name: value})
+            if name != 'extensions':
+                checks.check(stated)
+                dummy_batch.assumed(stated)
+        except UserError as error:
+            line = str(error)
+            assert name.rpartition('.')[2] in line and '\n' not in line and len(line) < 20_000
+        else:
+            numbers = value_of(stated, name)
+            numbers = numbers if isinstance(numbers, tuple) else (numbers,)
+            assert all(math.isfinite(x) and abs(x) < 2**31 for x in numbers if type(x) is int)
+            assert all(math.isfinite(x) for x in numbers if isinstance(x, float))
 
 
 def test_scalars_of_numpy_are_those_of_python():
@@ -236,6 +265,30 @@ def test_load_of_what_is_no_config_file_is_one_line(tmp_path):
         'broken.py': 'broken.py:1: ',
         '.': 'no file',
     }
+    mistakes = {  # the bodies of get_config, and what is said of them
+        'return None': 'get_config returns NoneType',
+        'return 5': 'get_config returns int',
+        'return {"model": 3}': 'config.model=3 is not a section',
+        'return {"model": {"nrom": 1}}': "config.model.nrom is not a field; did you mean 'norm'",
+        'return {5: {}}': 'config.5 is not a field',
+        'return {"train": {"seed": 10**5000}}': 'config.train.seed is a number of more than 64 bits',
+        'raise ValueError("two\\nlines")': ':2: ValueError: two lines',
+        'raise SystemExit(7)': ':2: SystemExit: 7',
+        'import sys; sys.exit()': ':2: SystemExit:',
+        'return get_config(_)': ':2: RecursionError: ',
+        'return eval("1 +")': ':2: invalid syntax',
+        'return open("/no/such")': ':2: FileNotFoundError: ',
+        'from tformer.lab.sweep import overrides; overrides.seeds(10**9)': ':2: seeds: 1,000,000,000 trials are more',
+    }
+    for number, (body, message) in enumerate(mistakes.items()):
+        (tmp_path / f'mistake_{number}.py').write_text(f'def get_config(_):\n    {body}\n')
+        expected[f'mistake_{number}.py'] = f'mistake_{number}.py{":" * (message[0] != ":")}.*{re.escape(message)}'
+    for name, contents in {'nul.py': b'\0', 'binary.py': b'\xff\xfe\x80', 'latin.py': b'x = "\xe9"'}.items():
+        (tmp_path / name).write_bytes(contents)
+        expected[name] = f'{name}(:1)?: '
+    for name, contents in {'nul.json': b'\0', 'a.json': b'[]', 'b.json': b'{"model": ', 'c.json': b'[' * 10**5}.items():
+        (tmp_path / name).write_bytes(contents)
+        expected[name] = f'{name}: '
     for name, message in expected.items():
         with pytest.raises(UserError, match=message) as error:
             config.load(str(tmp_path / name))
@@ -310,7 +363,7 @@ BAD = [  # overrides that do not fit together, and what the message must name
     ({'optimizer.learning_rate': float('nan')}, ('optimizer.learning_rate=nan',)),
     ({'optimizer.warmup_steps': -1}, ('optimizer.warmup_steps=-1',)),
     ({'optimizer.ema_decay': 1.0}, ('optimizer.ema_decay=1.0 must be in [0, 1)',)),
-    ({'train.seed': 2**31}, ('train.seed=2147483648 must be below 2,147,483,648',)),
+    ({'train.seed': 2**31}, ('train.seed=2147483648 must be at most 2,147,483,647',)),
     ({'optimizer.clip_value': 0.0}, ('optimizer.clip_value=0.0',)),
     ({'decode.beam_size': 0}, ('decode.beam_size=0',)),
     ({'decode.temperature': 0.0}, ('decode.temperature=0.0',)),

@@ -148,7 +148,7 @@ def test_a_seed_and_the_data_have_a_fingerprint(place: pathlib.Path, tmp_path: p
         (('path=a length=3',), r"'length=3' is not FIELD=VALUE"),
         (('path=a weight=x',), r'mixture\[0\].weight=.x. is not'),
         (('path=a weight=1', 'path=b'), r'data.mixture\[1\] has no weight'),
-        (('path=a weight=inf', 'path=b weight=1'), r'data.mixture\[0\]: weight=inf must be positive'),
+        (('path=a weight=inf', 'path=b weight=1'), r'data.mixture\[0\]: weight=inf must be finite'),
         (('path=a weight=1', 'path=b weight=nan'), r'data.mixture\[1\]: weight=nan must be positive'),
         (('path=a weight=0', 'path=b weight=1'), r'data.mixture\[0\]: weight=0.0 must be positive'),
         (("path='a",), r'data.mixture\[0\]: No closing quotation'),

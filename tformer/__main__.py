@@ -1,5 +1,7 @@
 """The command line: `tformer COMMAND [FLAG ...] [--config.section.field=value ...]`."""
 
+import io
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -115,6 +117,11 @@ def run() -> None:
     """The installed script: a user's mistake is one line on standard error and exit code 2."""
     # Failures in Orbax's threads also reach the main thread, which reports them once.
     logging.set_verbosity(logging.FATAL)
+    for name, mode in (('stdin', 'r'), ('stdout', 'w'), ('stderr', 'w')):
+        if getattr(sys, name) is None:  # the caller has closed it
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors='backslashreplace')  # what the terminal's encoding lacks
     sys.unraisablehook = lambda fault: None if fault.object is None else sys.__unraisablehook__(fault)
     try:
         main(sys.argv)
@@ -131,7 +138,11 @@ def run() -> None:
     except OSError as error:  # a full disk, or a directory that cannot be written
         where = f'{error.filename}: ' if error.filename else ''
         _end(2, f'{where}{error.strerror or error}')
+    except MemoryError as error:
+        _end(2, f'there is not enough memory: {error}'.removesuffix(': '))
     except Exception as error:
+        if 'RESOURCE_EXHAUSTED' in str(error):  # XLA's
+            _end(2, f'there is not enough memory on the device: {" ".join(str(error).split())[:200]}')
         processes = sys.modules.get('tformer.distributed.processes')
         line = processes.lost(error) if processes else None
         if line is None:

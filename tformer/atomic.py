@@ -18,7 +18,9 @@ def write(file: pathlib.Path, contents: str | bytes) -> None:
     try:
         partial.write_bytes(contents.encode() if isinstance(contents, str) else contents)
         os.replace(partial, file)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             partial.unlink()
+        if isinstance(error, OSError):
+            error.filename = str(file)  # a full disk has no name of its own
         raise

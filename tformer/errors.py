@@ -1,6 +1,7 @@
 """Errors that are the user's to mend: one line that says what, where and the nearest valid thing."""
 
 import difflib
+import os
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -46,3 +47,10 @@ def choose(table: Mapping[Any, T], key: object, field: str) -> T:
     close = difflib.get_close_matches(str(key), [str(name) for name in table], n=1, cutoff=0.5)
     hint = f'; did you mean {close[0]!r}?' if close else ''
     raise UserError(f'{field}={key!r} is unknown{hint} (valid: {valid})')
+
+
+def check_memory(what: str, size: float) -> None:
+    """Raises a `UserError` where `size` bytes are more than the memory of this machine; `what` needs them."""
+    memory = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+    if size > memory:
+        raise UserError(f'{what} need {size / 2**30:,.1f} GiB of memory, and this machine has {memory / 2**30:,.1f}')

@@ -3,13 +3,13 @@
 import math
 from collections.abc import Callable
 
-from tformer.config import Config, parts
+from tformer.config import AXES, Config, parts
 from tformer.errors import UserError
 
 POSITIVE = (
     'model.vocab_size model.encoder_vocab_size model.emb_dim model.mlp_dim model.num_encoder_layers '
     'model.num_decoder_layers model.num_heads model.num_kv_heads model.head_dim model.value_dim model.max_len '
-    'model.embedding_factor_dim model.num_token_types model.rope_theta model.rope_fraction model.rope_factor '
+    'model.embedding_factor_dim model.num_token_types model.rope_theta model.rope_fraction '
     'model.rope_trained_len model.relative_buckets model.relative_max_distance model.norm_epsilon model.window '
     'model.attention_softcap model.output_softcap model.num_experts model.experts_per_token '
     'model.expert_capacity model.base_emb_dim model.lora_rank model.lora_alpha model.num_classes '
@@ -18,6 +18,7 @@ POSITIVE = (
     'data.delete_rate data.infill_rate data.weight data.mixture_temperature data.row_multiple '
     'data.question_length data.stride data.mask_copies data.train_examples data.train_share '
     'optimizer.learning_rate optimizer.epsilon optimizer.clip_norm optimizer.clip_value optimizer.layer_decay '
+    'optimizer.decay_fraction '
     'train.num_steps train.num_epochs train.batch_size train.microbatches train.log_every train.eval_every '
     'train.eval_batches train.checkpoint_every train.keep_last train.keep_every train.patience '
     'train.max_skipped train.skip_spikes train.max_minutes train.loss_chunk '
@@ -39,29 +40,56 @@ BELOW_ONE = (  # and not negative
     'optimizer.beta1 optimizer.beta2 optimizer.momentum optimizer.decay_fraction optimizer.ema_decay '
     'train.label_smoothing'
 ).split()
-COUNTED = 'train.seed train.num_steps optimizer.warmup_steps'.split()  # programs count in 32 bits
-AT_MOST_ONE = 'decode.top_p optimizer.layer_decay'.split()
+
+# The largest values. Sizes have limits beyond any model, corpus or machine, so that a slip is refused at once.
+AT_MOST: dict[int, list[str]] = {
+    1: 'decode.top_p optimizer.layer_decay optimizer.final_fraction model.rope_fraction'.split(),
+    2**8: 'data.num_threads data.num_workers'.split(),
+    2**10: 'model.num_encoder_layers model.num_decoder_layers data.prefetch decode.beam_size'.split(),
+    2**11: 'data.modulus data.train_lengths data.test_lengths'.split(),
+    2**16: [f'mesh.{axis}' for axis in AXES],
+    2**20: (
+        'model.emb_dim model.mlp_dim model.num_heads model.num_kv_heads model.head_dim model.value_dim '
+        'model.embedding_factor_dim model.num_token_types model.relative_buckets model.num_experts '
+        'model.base_emb_dim model.lora_rank model.num_classes '
+        'data.sentinels data.tokenizer_vocab_size data.num_buckets data.row_multiple '
+        'train.batch_size mesh.microbatches mesh.pipeline_repeats decode.batch_size'
+    ).split(),
+    2**24: (
+        'model.vocab_size model.encoder_vocab_size model.max_len model.position_offset '
+        'data.length data.encoder_length data.question_length data.stride decode.max_len evaluate.answer_length'
+    ).split(),
+    2**31 - 1: 'train.num_epochs data.mean_span_length'.split(),  # and every whole number: programs count in 32 bits
+}
+
+RULES: list[tuple[list[str], Callable[[float], bool], str]] = [
+    (POSITIVE, lambda value: value > 0, 'be positive'),
+    (NOT_NEGATIVE, lambda value: value >= 0, 'not be negative'),
+    (BELOW_ONE, lambda value: 0 <= value < 1, 'be in [0, 1)'),
+    (['data.mean_span_length'], lambda value: value >= 1, 'be at least 1'),
+    (['data.modulus'], lambda value: value >= 2, 'be at least 2'),
+]
+LIMITS = {name: limit for limit, names in AT_MOST.items() for name in names}
 
 
 def check_ranges(config: Config) -> None:
     """Raises a `UserError` of one line where a field is out of range, in a part of a mixture too."""
+    sections = [(name, f'{name}.', vars(section)) for name, section in vars(config).items() if name != 'extensions']
+    if config.data.mixture:
+        sections += [('data', f'data.mixture[{i}]: ', vars(part)) for i, part in enumerate(parts(config.data))]
+    for section, place, values in sections:
+        for field, value in values.items():
+            for number in value if isinstance(value, tuple) else (value,):
+                if type(number) in (int, float):
+                    _check(f'{section}.{field}', f'{place}{field}={value}', number)
 
-    def check_each(names: list[str], in_range: Callable[[float], bool], words: str) -> None:
-        for name in names:
-            section, field = name.split('.')
-            values = {name: getattr(getattr(config, section), field)}
-            if section == 'data' and config.data.mixture:
-                values |= {f'data.mixture[{i}]: {field}': getattr(part, field) for i, part in enumerate(mixed)}
-            for where, value in values.items():
-                if value is not None and not in_range(value):
-                    raise UserError(f'{where}={value} must {words}')
 
-    mixed = parts(config.data)
-
-    check_each(POSITIVE, lambda value: 0 < value < math.inf, 'be positive')
-    check_each(NOT_NEGATIVE, lambda value: 0 <= value < math.inf, 'not be negative')
-    check_each(BELOW_ONE, lambda value: 0 <= value < 1, 'be in [0, 1)')
-    check_each(AT_MOST_ONE, lambda value: value <= 1, 'be at most 1')
-    check_each(['data.mean_span_length'], lambda value: value >= 1, 'be at least 1')
-    check_each(['data.modulus'], lambda value: value >= 2, 'be at least 2')
-    check_each(COUNTED, lambda value: value < 2**31, f'be below {2**31:,}')
+def _check(name: str, where: str, number: float) -> None:
+    for names, in_range, words in RULES:
+        if name in names and not in_range(number):
+            raise UserError(f'{where} must {words}')
+    if not math.isfinite(number):
+        raise UserError(f'{where} must be finite')
+    limit = LIMITS.get(name, 2**31 - 1 if isinstance(number, int) else math.inf)
+    if number > limit:
+        raise UserError(f'{where} must be at most {limit:,}')

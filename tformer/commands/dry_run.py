@@ -6,6 +6,7 @@ is the same for every kind of device; temporaries come from its CPU compiler.
 
 import contextlib
 import dataclasses
+import math
 import os
 import sys
 import textwrap
@@ -14,16 +15,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 
 from tformer.config import AXES, Config, override
 from tformer.config import Mesh as MeshConfig
 from tformer.distributed import hlo, roofline, sharding
+from tformer.errors import UserError
 from tformer.training import flops, setup
-from tformer.training.dummy_batch import assumed, random_batch
+from tformer.training.dummy_batch import assumed, one_row
 from tformer.training.program import make_program
 from tformer.training.state import TrainState
+
+MOST_DEVICES = 4096  # JAX takes five seconds to start with them, and minutes with four times as many
 
 # The machine code never runs, so it need not be fast; partitioning and fusion stay the same.
 QUICKLY: dict[str, str | bool] = {'xla_backend_optimization_level': '0', 'xla_llvm_disable_expensive_passes': True}
@@ -43,7 +46,7 @@ class DryRun:
 
 def num_devices(mesh: MeshConfig) -> int:
     """Returns how many devices a mesh names; an axis of -1 (all devices that are left) counts as one."""
-    return int(np.prod([max(getattr(mesh, axis), 1) for axis in AXES]))
+    return math.prod(max(getattr(mesh, axis), 1) for axis in AXES)
 
 
 def pretend(count: int) -> None:
@@ -53,6 +56,8 @@ def pretend(count: int) -> None:
     """
     flags = os.environ.get('XLA_FLAGS', '').split()
     os.environ['XLA_FLAGS'] = ' '.join(flag for flag in flags if 'force_host_platform_device_count' not in flag)
+    if count > MOST_DEVICES:
+        raise UserError(f'mesh: {count:,} devices are more than this machine can pretend to have: {MOST_DEVICES:,}')
     with contextlib.suppress(RuntimeError):  # JAX has already started
         jax.config.update('jax_num_cpu_devices', count)
         jax.config.update('jax_platforms', 'cpu')
@@ -90,7 +95,7 @@ def abstract_batch(config: Config, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct
     rows, place = config.train.batch_size, sharding.batch_sharding(mesh)
     if multiple is not None and config.data.batch_tokens is not None:
         rows = max(config.data.batch_tokens // config.data.length // multiple, 1) * multiple
-    one = random_batch(override(config, {'train.batch_size': 1}))
+    one = one_row(config)
     return {name: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype, sharding=place) for name, x in one.items()}
 
 

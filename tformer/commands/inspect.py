@@ -29,7 +29,7 @@ from tformer.model import build
 from tformer.objectives import OBJECTIVES
 from tformer.training import checkpoint, flops, setup, writers
 from tformer.training import workdir as workdir_lib
-from tformer.training.dummy_batch import assumed, random_batch
+from tformer.training.dummy_batch import assumed, one_row
 from tformer.training.state import abstract_variables
 
 SHARED_FLAGS = ('config', 'workdir')
@@ -68,7 +68,7 @@ def inspect(config: Config) -> str:
     """
     resolved = assumed(config)
     objective = OBJECTIVES[resolved.train.objective]
-    params = abstract_variables(build(resolved.model), objective, random_batch(resolved))['params']
+    params = abstract_variables(build(resolved.model), objective, one_row(resolved))['params']
     rows = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(params, is_leaf=lambda x: isinstance(x, nn.Partitioned)):
         name = '.'.join(key.key for key in path)

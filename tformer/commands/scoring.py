@@ -20,7 +20,7 @@ from tformer.evaluation import metrics, scorer
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
 from tformer.optim.hyperparameters import standard
-from tformer.training.dummy_batch import random_batch
+from tformer.training.dummy_batch import one_row
 from tformer.training.state import abstract_variables
 from tformer.training.state import variables as variables_of
 
@@ -74,7 +74,7 @@ def score(
 def shardings(config: Config, mesh: jax.sharding.Mesh) -> Any:
     """Returns where each of a run's variables is placed on a mesh; nothing is computed."""
     objective = OBJECTIVES[config.train.objective]
-    found = abstract_variables(build(config.model), objective, random_batch(config))
+    found = abstract_variables(build(config.model), objective, one_row(config))
     wanted = variables_of(found['params'], found.get('statistics', {}))
     return sharding.tree_shardings(wanted, mesh, sharding.make_rules(config.mesh))
 

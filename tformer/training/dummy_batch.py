@@ -3,7 +3,7 @@
 import numpy as np
 
 from tformer.checks import resolve
-from tformer.config import Config
+from tformer.config import Config, override
 from tformer.config.tasks import TASKS
 from tformer.data.tokenizers.tokenizers import TOKENIZERS
 from tformer.data.tokenizers.vocabulary import FIRST
@@ -19,6 +19,11 @@ def assumed(config: Config) -> Config:
     if data.tokenizer in ('byte', 'huggingface') and not config.model.vocab_size:
         size = TOKENIZERS[data.tokenizer].train((), data).vocab_size
     return resolve(config, vocab_size=config.model.vocab_size or size, num_classes=config.model.num_classes or 10)
+
+
+def one_row(config: Config) -> dict[str, np.ndarray]:
+    """Returns a `random_batch` of one row, for all that reads shapes of rows only."""
+    return random_batch(override(config, {'train.batch_size': 1, 'train.microbatches': 1}))
 
 
 def random_batch(config: Config, seed: int = 0) -> dict[str, np.ndarray]:

@@ -16,7 +16,7 @@ from tformer.evaluation import scorer
 from tformer.optim import freezing
 from tformer.training import checkpoint, setup, workdir, writers
 from tformer.training.members import Group
-from tformer.training.program import Program, make_program
+from tformer.training.program import Program, check_memory, make_program
 from tformer.training.recorder import RunRecorder
 from tformer.training.state import count_parameters
 from tformer.training.stopping import StopMonitor
@@ -66,7 +66,9 @@ def train(
             workdir.save_config(directory, data.config)
 
         # -------------------------------------------------------------------------------------- program and record
-        program = make_program(data.config, data.batches.batch(0), mesh)
+        batch = data.batches.batch(0)
+        program = make_program(data.config, batch, mesh)
+        check_memory(program, batch)
         score = scorer.make_scorer(program.model, data.config, mesh)
         member = RunRecorder(data, directory, score, generated, last)
         progress = writers.Progress(data.config.train.num_steps or 0, last or 0)

@@ -8,6 +8,7 @@ state, metrics = program.train_step(state, batch)
 import contextlib
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +17,9 @@ import optax
 from flax import linen as nn
 from jax.sharding import Mesh
 
+from tformer import errors
 from tformer.config import Config
+from tformer.config.tasks import HEADS, TASKS
 from tformer.distributed import sharding
 from tformer.model import build
 from tformer.objectives import OBJECTIVES, Objective
@@ -86,6 +89,24 @@ class Program:
         with self.context():
             placed = sharding.place_batch(batch, self.mesh)
             return self.jitted_step(state, placed, self.hyper)
+
+
+def check_memory(program: Program, batch: Mapping[str, Any]) -> None:
+    """Raises a `UserError` where a step surely needs more than the memory of a machine without an accelerator.
+
+    It holds at least the state, the gradients and, unless train.loss_chunk cuts them, the logits of a microbatch. The
+    system would kill the process; an accelerator refuses by itself.
+    """
+    config, shape = program.config, batch['inputs'].shape
+    if jax.default_backend() != 'cpu' or jax.process_count() > 1:
+        return
+    leaves = jax.tree.leaves(sharding.unboxed((program.abstract, program.abstract.params)))
+    state = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
+    errors.check_memory('the parameters, their gradients and the state of the optimizer', state)
+    if HEADS[TASKS[config.train.objective].head].vocabulary and config.train.loss_chunk is None:
+        width = jax.numpy.dtype(config.model.dtype).itemsize * (config.model.vocab_size or 0)
+        logits = width * math.prod(shape) // config.train.microbatches
+        errors.check_memory('the logits of a step (train.loss_chunk cuts them) and its state', state + logits)
 
 
 def make_program(config: Config, batch: Mapping[str, Any], mesh: Mesh | None = None) -> Program:

@@ -21,7 +21,7 @@ from tformer.data.examples import corrupt, example_arrays, example_formats
 from tformer.data.examples.special_tokens import Fields
 from tformer.data.sources.records import Record, Split
 from tformer.data.tokenizers.tokenizers import Tokenizers
-from tformer.errors import UserError, choose
+from tformer.errors import UserError, check_memory, choose
 
 _ENDLESS = 1 << 40  # steps
 _PADDING: dict[str, Any] = {'weights': 0, 'prefix': False, 'token_types': 0}  # other arrays: the pad token
@@ -83,6 +83,9 @@ class Batches:
         tokens, multiple = data.batch_tokens, row_multiple or data.row_multiple or 1
         rows = [config.train.batch_size if tokens is None else tokens // max(shape) for shape in self.shapes]
         self.widths = tuple(max(count // multiple, 1) * multiple for count in rows)
+        most, shape = max(zip(self.widths, self.shapes, strict=True), key=lambda each: each[0] * sum(each[1]))
+        # The tokens, positions, targets and weights have 4 bytes each.
+        check_memory(f'batches of {most:,} rows of {" + ".join(map(str, shape))} tokens', 16 * most * sum(shape))
         self.parts = tuple(
             layout.lay_out(config, index, part, epochs[index], batching, self.shapes, isinstance(records_, Split))
             for index, (part, records_) in enumerate(zip(examples, splits, strict=True))
@@ -235,6 +238,9 @@ def iterate(
     steps = grain.MapDataset.range(start_step, stop).map(functools.partial(batches.batch, share=share))
     dataset = steps.to_iter_dataset(ahead)
     if data.num_workers:
+        most = max(8, 4 * (os.cpu_count() or 1))
+        if batches.training and data.num_workers > most:
+            raise UserError(f'data.num_workers={data.num_workers} must be at most {most}, 4 for each core of this machine')
         if not flags.FLAGS.is_parsed():
             flags.FLAGS.mark_as_parsed()  # grain passes absl's flags on to its processes, and fails if none were parsed
         per_worker = -(-data.prefetch // data.num_workers)

@@ -27,7 +27,7 @@ from tformer.optim.hyperparameters import Hyperparameters
 from tformer.training import checkpoint, digests, setup, workdir, writers
 from tformer.training.loop import Trained, train_group
 from tformer.training.members import Group
-from tformer.training.program import make_program
+from tformer.training.program import check_memory, make_program
 from tformer.training.recorder import RunRecorder
 from tformer.training.state import TrainState
 from tformer.training.step import Batch, Step
@@ -105,7 +105,9 @@ def _train(
         if not opened:
             return {}
         first = next(iter(opened.values()))
-        program = make_program(first.config, first.batches.batch(0), mesh)
+        batch = first.batches.batch(0)
+        program = make_program(first.config, batch, mesh)
+        check_memory(program, batch)
         score = scorer.make_scorer(program.model, first.config, mesh)
         members: dict[pathlib.Path, RunRecorder] = {}
         for home, data in opened.items():
