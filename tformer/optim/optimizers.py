@@ -124,9 +124,9 @@ def layer_factors(config: Config, names: Any) -> Any:
 def descend(factors: Any, decayed: Sequence[str]) -> optax.GradientTransformationExtraArgs:
     """Returns -learning_rate * factor * (direction + weight_decay * parameter), decay on the roles `decayed` only.
 
-    Decoupled weight decay: Loshchilov & Hutter 2019, algorithm 2, except that the learning rate multiplies the decay; in
-    the paper only the schedule does. `factors` is a tree of numbers, or of arrays with as many axes as the parameter:
-    where they are 0 nothing moves.
+    Decoupled weight decay: Loshchilov & Hutter 2019, algorithm 2, except that the learning rate multiplies the decay,
+    and in the paper only the schedule does. `factors` is a tree of numbers, or of arrays with as many axes as the
+    parameter: where they are 0 nothing moves.
     """
 
     def update(
