@@ -272,6 +272,29 @@ def test_one_more_seed_of_one_arm_does_not_change_how_seeds_are_used():
     assert not family.shares_seeds(np.array([0, 0, 0, 1, 1, 1]), np.array([0, 1, 2, 1, 2, 3]))
 
 
+@pytest.mark.parametrize('scale', [1e-300, 1e-30, 1.0, 1e30, 1e200, 1e300])
+@pytest.mark.parametrize('disjoint', [False, True])
+def test_verdicts_do_not_depend_on_the_unit(scale, disjoint):
+    arms = arms_of(K=3, n=5, disjoint=disjoint)
+    arms['2'] = {seed: value + 9 for seed, value in arms['2'].items()}
+    found = family.verdicts(arms, '0', True)
+    arms = {name: {seed: scale * value for seed, value in each.items()} for name, each in arms.items()}
+    scaled = family.verdicts(arms, '0', True)
+    assert [each.label for each in scaled.values()] == ['within noise', 'worse', 'within noise']
+    assert [each.p for each in scaled.values()] == pytest.approx([each.p for each in found.values()], rel=1e-3)
+    assert scaled['2'].difference == pytest.approx(scale * found['2'].difference)
+
+
+@pytest.mark.parametrize('huge', [1e3, 1e12, 1e30])
+@pytest.mark.parametrize('n', [3, 5])
+def test_a_run_that_diverged_to_a_finite_value_hides_no_other_arm(n, huge):
+    arms = arms_of(seed=1, K=3, n=n)
+    arms['2'] = {seed: value + 30 for seed, value in arms['2'].items()}
+    arms['3'][1] = huge
+    labels = [each.label for each in family.verdicts(arms, '0', True).values()]
+    assert labels == ['within noise', 'worse', 'within noise']
+
+
 def test_near_the_best():
     arms = {'a': runs([1.0, 1.1, 1.2]), 'b': runs([1.05, 1.1, 1.16]), 'c': runs([2.0, 2.1, 2.2]), 'd': {0: 1.0}}
     assert family.near_best(arms, 'a') == ['b']

@@ -224,6 +224,7 @@ def test_a_run_without_the_metric_is_named_and_has_not_failed(tmp_path: pathlib.
     report = computed_of(built(tmp_path / 'x', [({}, ends)]), metric='test/bleu')
     assert report.lacking == ['baseline/seed_1'] and (report.rows[0].runs.n, report.rows[0].runs.failed) == (1, 1)
     assert '\n\nDone, but without test bleu: `baseline/seed_1`.\n\n' in render.markdown(report)
+    assert render.sentences(report, 'arms')[0].endswith('1 run failed; 1 seed without a result left out')
     assert list(report.others) == ['test/loss']
 
 

@@ -92,16 +92,14 @@ def verdicts(
 
 
 def _untested(arm: Floor, baseline: Floor) -> Verdict:
-    if arm.n:
-        return Verdict(FEW)
-    return Verdict(WORSE if arm.failed and baseline.n else NO_RESULT)
+    return Verdict(FEW if arm.n else WORSE if arm.failed and baseline.n else NO_RESULT)
 
 
 def label(
     difference: float, p: float, lower_is_better: bool, alpha: float, arm: Floor, baseline: Floor, orders: bool = False
 ) -> str:
     """Returns the label of an arm that was tested; `orders`: no run shows any noise."""
-    if p > alpha:
+    if not p <= alpha:
         return UNKNOWN if orders and p < 1 else WITHIN
     failed, baseline_failed = (side.failed / (side.n + side.failed) for side in (arm, baseline))
     if (difference < 0) == lower_is_better:
@@ -162,32 +160,35 @@ def decide(
     """
     groups, size = np.eye(arm.max() + 1)[arm], np.bincount(arm)
     K = len(size) - 1
-    tiny = ROUNDING * abs(values).max(-1, keepdims=True) + 1e-150  # not 0, also squared
-    values = values - values.mean(-1, keepdims=True)
+    scale = np.maximum(abs(values).max(-1, keepdims=True), 1e-300)
+    values = values / scale  # so that no square overflows
+    largest = np.stack([abs(values[..., arm == i]).max(-1) for i in range(K + 1)], -1)
+    tiny = ROUNDING * np.maximum(largest[..., 1:], largest[..., :1]) + 1e-150  # not 0, also squared
     blocked = shares_seeds(arm, seed)
     plain = _fit(values, groups, K + 1)
     fit = _fit(values, np.concatenate([groups, np.eye(seed.max() + 1)[seed]], 1), K + 1) if blocked else plain
     df = round(fit.freedom.sum())
     noise = np.sqrt(fit.squares.sum(-1, keepdims=True) / df)
-    error = np.maximum(noise, tiny) * np.sqrt(np.diag(fit.covariance))
+    error = np.maximum(noise, ROUNDING) * np.sqrt(np.diag(fit.covariance))
     comparisons = K * (K + 1) / 2 if any_pair else K
     p, critical = _largest(abs(fit.difference) / error, alpha, comparisons, _simulated(*_design(fit, any_pair), df), df)
     least, most = np.minimum(size[1:], size[0]), size[1:] + size[0]
     orders = np.where(size[1:] == size[0], 2, 1) / special.comb(most, least)
     own = _own(plain, size, tiny, alpha / comparisons, orders)
+    own_seeds = _seeds_matter(plain, fit) if blocked else np.zeros_like(noise, bool)
     if blocked:
-        matter = _seeds_matter(plain, fit, tiny)
         within = _own(fit, size, tiny, alpha / comparisons, 2.0 ** (1 - least))
-        own = tuple(np.where(matter, *each) for each in zip(within, own, strict=True))
+        own = tuple(np.where(own_seeds, *each) for each in zip(within, own, strict=True))
     own_p, own_half, own_sd = own
     if K > 1 or not blocked:  # a single arm's pairs are its own test already
         p = np.where(own_p > OWN, np.maximum(p, own_p), p)
     alone = np.minimum(own_p * comparisons, 1) if any_pair else holm(own_p)
-    pooled = (noise > tiny)[..., 0] & _equal_noise(plain, fit, blocked)
+    pooled = (noise > ROUNDING)[..., 0] & _equal_noise(plain, fit, blocked)
     mask = pooled[..., None]
     return Decision(
-        fit.difference, np.where(mask, critical * error, own_half), np.where(mask, p, alone),
-        np.where(mask, noise, own_sd), pooled, blocked,
+        np.where(mask | own_seeds, fit.difference, plain.difference) * scale,
+        np.where(mask, critical * error, own_half) * scale, np.where(mask, p, alone),
+        np.where(mask, noise, own_sd) * scale, pooled, blocked,
     )  # fmt: skip
 
 
@@ -208,7 +209,11 @@ class _Fit(NamedTuple):
 
 def _fit(values: np.ndarray, design: np.ndarray, arms: int) -> _Fit:
     """Returns the fit of values [..., N] by a design [N, P], whose first columns are those of the arms."""
-    inverse = np.linalg.pinv(design.T @ design)
+    products = design.T @ design
+    if arms == design.shape[1]:  # exact, so that an arm does not see rounding of another that diverged
+        inverse = np.diag(1 / np.diag(products))
+    else:
+        inverse = np.linalg.pinv(products)
     effects = values @ design @ inverse
     residuals = values - effects @ design.T
     leverage = np.einsum('np,pq,nq->n', design, inverse, design)
@@ -240,10 +245,10 @@ def _equal_noise(plain: _Fit, fit: _Fit, blocked: bool) -> np.ndarray:
     return (least[..., 0] > baseline) & (least[..., 1:].min(-1) > arms / K)
 
 
-def _seeds_matter(plain: _Fit, fit: _Fit, tiny: np.ndarray) -> np.ndarray:
+def _seeds_matter(plain: _Fit, fit: _Fit) -> np.ndarray:
     """Returns whether an F test sees effects of seeds that all arms share, [..., 1]."""
     df, removed = fit.freedom.sum(), plain.freedom.sum() - fit.freedom.sum()
-    left = np.maximum(fit.squares.sum(-1, keepdims=True), tiny**2)
+    left = np.maximum(fit.squares.sum(-1, keepdims=True), ROUNDING**2)
     F = np.maximum(plain.squares.sum(-1, keepdims=True) / left - 1, 0) * df / removed
     return special.fdtrc(removed, df, F) < SEEDS_MATTER
 
