@@ -240,7 +240,7 @@ def iterate(
     if data.num_workers:
         most = max(8, 4 * (os.cpu_count() or 1))
         if batches.training and data.num_workers > most:
-            raise UserError(f'data.num_workers={data.num_workers} must be at most {most}, 4 for each core of this machine')
+            raise UserError(f'data.num_workers={data.num_workers} must be at most {most}: 4 for each core')
         if not flags.FLAGS.is_parsed():
             flags.FLAGS.mark_as_parsed()  # grain passes absl's flags on to its processes, and fails if none were parsed
         per_worker = -(-data.prefetch // data.num_workers)
