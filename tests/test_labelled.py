@@ -203,7 +203,13 @@ MISTAKES = [  # (objective, ending, the bad line, data fields, what is said afte
     ('regression', 'tsv', '-1\ta\n', RANGE, 'label -1 is outside data.label_range, from 0 to 5'),
     ('regression', 'tsv', '1\t\n', {}, 'text is empty'),
     ('regression', 'jsonl', '{"label": NaN, "text": "a"}\n', {}, 'label nan is not finite'),
-    ('regression', 'jsonl', '{"label": true, "text": "a"}\n', {}, 'label True is not a number'),
+    ('regression', 'jsonl', '{"label": true, "text": "a"}\n', {},
+     "'label' is neither a string nor a number: True"),
+    ('classification', 'jsonl', '{"label": true, "text": "a"}\n', {},
+     "'label' is neither a string nor a number: True"),
+    ('classification', 'tsv', 'A \ta\n', {}, "label 'A ' begins or ends with white space"),
+    ('classification', 'jsonl', '{"label": "A", "text": "a", "text": "b"}\n', {},
+     "not JSON: the key 'text' is given twice: '{\"label\": \"A\", \"text\": \"a\", \"text\": \"b\"}'"),
     ('regression', 'jsonl', '{"label": 1' + '0' * 400 + ', "text": "a"}\n', {}, 'label 1' + '0' * 39 +
      ' is not a number'),
     ('token_classification', 'tsv', 'a b\tO\n', {}, '2 tokens and 1 tags'),
@@ -455,7 +461,7 @@ def test_fields_that_fit() -> None:
         checks.check_here(config_lib.override(Config(), changes))
     for objective, changes, message in (
         ('regression', {'label_range': (5.0, 1.0)}, 'must be two numbers, the smallest label and the largest'),
-        ('regression', {'label_range': (0.0, float('inf'))}, 'must be two numbers'),
+        ('regression', {'label_range': (0.0, float('inf'))}, 'must be finite'),
         ('token_classification', {'labels': ('O', 'B-PER', 'LOC')}, 'and not O: O, B-PER'),
     ):
         train = Train(objective=objective, num_steps=1)

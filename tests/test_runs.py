@@ -383,6 +383,8 @@ def test_text_to_generate_from_is_utf8_and_only_a_line_feed_ends_a_line(tmp_path
     assert texts.given(['', 'a\nb'], None) == ['', 'a\nb']
     with pytest.raises(errors.UserError, match='the arguments: not UTF-8: byte 0xff at 1'):
         texts.given(['a\udcff'], None)
+    with pytest.raises(errors.UserError, match='the arguments: it has a NUL byte'):
+        texts.given(['a\0b'], None)
 
 
 def test_a_disk_that_cannot_be_written_is_one_line(tmp_path: pathlib.Path) -> None:

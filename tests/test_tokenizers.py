@@ -94,6 +94,21 @@ def test_bytes_stand_in_for_unknown_symbols(symbols: list[str]) -> None:
     assert symbol.decode(ids) == ' '.join(text.split())
 
 
+@pytest.mark.parametrize('fallback', [True, False])
+def test_what_training_had_none_of_is_told(fallback: bool) -> None:
+    data = Data(byte_fallback=fallback, tokenizer_vocab_size=300)
+    for cls, known, unknown in (
+        (bytes_and_characters.Char, ['abc ', 'cab'], ['A', 'd', '\U0001f600']),
+        (bytes_and_characters.Symbol, ['AA B', 'B AA'], ['A', 'BB', '\U0001f600']),
+        (subwords.SentencePiece, ['abc ab', 'cab'], ['A', 'd', '\U0001f600']),
+    ):
+        tokenizer = cls.train(known * 20, data)
+        assert tokenizer.unknown(known) == [] and tokenizer.unknown([*known, *unknown]) == sorted(unknown)
+    lower = bytes_and_characters.Char.train(['ab'], Data(normalization='nfkc_lower', byte_fallback=fallback))
+    assert lower.unknown(['AB']) == []
+    assert bytes_and_characters.Byte().unknown(['a\U0001f600']) == []
+
+
 def test_half_a_character_is_not_an_error() -> None:
     char, symbol = bytes_and_characters.Char.train(['ab']), bytes_and_characters.Symbol.train(['ab'])
     ids = [*char.encode('é')[:1], *char.encode('a'), *char.encode('é')]

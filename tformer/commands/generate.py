@@ -6,6 +6,7 @@ The texts are the arguments, else the lines of --input, else those of standard i
 """
 
 import pathlib
+import sys
 from collections.abc import Sequence
 
 from tformer import commands
@@ -19,7 +20,12 @@ ARGUMENTS = 'TEXT'
 
 def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) -> None:
     loaded = Run.load(commands.needed(flags, 'workdir'), overrides, flags.checkpoint)
-    for text in generate(loaded, texts_lib.given(arguments, flags.input), flags.seed):
+    texts = texts_lib.given(arguments, flags.input)
+    reader = loaded.tokenizers.target if loaded.config.model.family == 'decoder' else loaded.tokenizers.source
+    if unknown := (reader or loaded.tokenizers.target).unknown(texts):
+        shown = ' '.join(map(repr, unknown[:10])) + ' ...' * (len(unknown) > 10)
+        print(f'training had none of these, so the output means little: {shown}', file=sys.stderr, flush=True)
+    for text in generate(loaded, texts, flags.seed):
         print(text)
 
 

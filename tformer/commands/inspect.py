@@ -94,7 +94,7 @@ def checkpoints(directory: str) -> str:
     for step in checkpoint.steps(home):
         run = checkpoint.read_metadata(home, step)
         score = f'{scores[step]:.6g}' if step in scores else 'not evaluated'
-        cells = f'score {score:<14} jax {run["versions"]["jax"]}  config {run["config_digest"]}'
+        cells = f'score {score:<14} jax {dict(run.get("versions", {})).get("jax")}  config {run.get("config_digest")}'
         rows.append((f'{"*" if step == best else " "} {step:,}', cells))
     return writers.format_table([('checkpoints', f'in {checkpoint.directory(home)}'), *rows])
 

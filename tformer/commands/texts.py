@@ -12,7 +12,7 @@ def given(arguments: list[str], file: str | None) -> list[str]:
     """Returns the arguments, else the lines of `file`, else those of standard input.
 
     Raises:
-      UserError: there is no text, or it is not UTF-8.
+      UserError: there is no text, it is not UTF-8, or it has a NUL byte.
     """
     if arguments:
         return [_utf8(os.fsencode(text), 'the arguments') for text in arguments]
@@ -25,6 +25,8 @@ def given(arguments: list[str], file: str | None) -> list[str]:
 
 
 def _utf8(data: bytes, where: str) -> str:
+    if b'\0' in data:
+        raise UserError(f'{where}: it has a NUL byte, so it is not text')
     try:
         return data.decode()
     except UnicodeDecodeError as error:

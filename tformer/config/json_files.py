@@ -14,7 +14,7 @@ def parse(text: str) -> dict[str, Any]:
       ValueError: it is not JSON, is nested too deeply, is not an object, or gives a key twice.
     """
     try:
-        tree = json.loads(text, object_pairs_hook=_unique)
+        tree = json.loads(text, object_pairs_hook=unique)
     except RecursionError:
         raise ValueError('it is nested too deeply') from None
     if not isinstance(tree, dict):
@@ -60,7 +60,8 @@ def _text(file: pathlib.Path) -> str:
         raise UserError(f'{file}: {error.strerror}') from error
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns the object of JSON's pairs. Raises a `ValueError` if it gives a key twice."""
     tree = dict(pairs)
     if len(tree) < len(pairs):
         names = [name for name, _ in pairs]

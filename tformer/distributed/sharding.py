@@ -67,7 +67,9 @@ def make_rules(config: config_lib.Mesh) -> Rules:
     for override in config.overrides:
         name, equals, axes = override.partition('=')
         where = f'mesh.overrides: {override!r}: '
-        if not equals or name not in NAMES:
+        if not equals:
+            raise errors.UserError(f'{where}write NAME=AXIS, e.g. {name or "vocab"}=tensor')
+        if name not in NAMES:
             raise errors.UserError(f'{where}no logical name {name!r}{errors.nearest(name, NAMES)}')
         chosen = () if axes == 'none' else tuple(axes.split('+'))
         for axis in chosen:

@@ -81,7 +81,8 @@ class CheckpointWriter:
             self._writer.wait_until_finished()
         except (OSError, ValueError, RuntimeError) as error:
             line = str(error).splitlines()[0]
-            kept = f'the newest complete one is of step {max(checkpoint.steps(self._workdir), default=0)}'
+            last = max(checkpoint.steps(self._workdir), default=None)
+            kept = f'the newest complete one is of step {last}' if last else 'there is no complete one yet'
             raise UserError(f'a checkpoint could not be written ({kept}): {line}') from error
 
     def wait(self) -> None:

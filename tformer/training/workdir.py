@@ -199,6 +199,11 @@ def save_config(workdir: pathlib.Path, config: Config) -> None:
 def make_tokenizers(workdir: pathlib.Path, config: Config, records: Concatenation) -> Tokenizers:
     """Returns the tokenizers of a new run, which are written to its workdir."""
     made = new_tokenizers(config, records)
+    asked, found = config.data.tokenizer_vocab_size, made.target.vocab_size - config.data.sentinels
+    trains = config.data.tokenizer == 'sentencepiece' and not (config.data.tokenizer_from or config.train.init_from)
+    if trains and found < asked:
+        line = f'the training split has only {found:,} pieces for data.tokenizer_vocab_size={asked:,}'
+        print(line, file=sys.stderr, flush=True)
     made.save(workdir)
     return made
 

@@ -72,7 +72,7 @@ def _texts(value: Any, key: str) -> list[str]:
 
 def _label(value: Any, key: str) -> str | float:
     """A string or a number; `CHECKS` of the record decide which."""
-    if not isinstance(value, str | int | float):
+    if not isinstance(value, str | int | float) or isinstance(value, bool):
         raise BadRecord(f'{key!r} is neither a string nor a number: {_short(value)}')
     return text(value, key) if isinstance(value, str) else value
 
@@ -107,6 +107,8 @@ def _of_class(record: Record, config: Data) -> Record:
     label = str(record['label'])
     record = {**record, 'label': label}
     _filled(record, 'label', 'text', 'pair')
+    if label != label.strip():
+        raise BadRecord(f'label {_short(label)} begins or ends with white space')
     if config.labels and label not in config.labels:
         raise BadRecord(f'label {_short(label)} is not in data.labels{nearest(label, config.labels)}')
     return record
@@ -148,7 +150,7 @@ def check_tag(tag: str, types: tuple[str, ...]) -> None:
     """Raises `BadRecord` if a tag is not O, B-TYPE or I-TYPE, or its type is not in `types` (if there are any)."""
     if tag == 'O':
         return
-    if tag[:2] not in ('B-', 'I-') or not tag[2:].strip():
+    if tag[:2] not in ('B-', 'I-') or not tag[2:] or tag != tag.strip():
         hint = nearest(tag, tags_of(types)) if types else ''
         raise BadRecord(f'tag {_short(tag)} is neither O nor B-TYPE nor I-TYPE{hint}')
     if types and tag[2:] not in types:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from tformer.config import json_files
 from tformer.config.run import Data
 from tformer.config.tasks import RECORDS, TASKS
 from tformer.data.sources import fields, templates
@@ -96,7 +97,7 @@ def _jsonl(text: Text, config: Data, objective: str) -> Iterator[Record]:
     first: dict[str, bool] | None = None
     for number, line in text.filled():
         try:
-            values = json.loads(line)
+            values = json.loads(line, object_pairs_hook=json_files.unique)
         except (ValueError, RecursionError) as error:
             text.bad(number, f'not JSON: {error}: {line[:40]!r}')
             continue

@@ -46,6 +46,7 @@ class _Listed(Tokenizer):
         kept = {'units': self._units} if byte_fallback else self._units
         super().__init__(json.dumps(kept, ensure_ascii=False, indent=0).encode())
         self._first = FIRST + BYTES * byte_fallback  # the id of the first unit
+        self.fallback = range(FIRST, self._first)
         self._ids = {unit: index for index, unit in enumerate(units, self._first)}
         self.vocab_size = self._first + len(units)
         self.exact = byte_fallback and not self.separator  # a separator may have been any whitespace

@@ -25,7 +25,8 @@ class SentencePiece(Tokenizer):
         super().__init__(stored)
         self._processor = sentencepiece.SentencePieceProcessor(model_proto=stored)
         self.vocab_size = self._processor.vocab_size()
-        self.exact = any(map(self._processor.is_byte, range(self.vocab_size)))
+        self.fallback = list(filter(self._processor.is_byte, range(self.vocab_size)))
+        self.exact = bool(self.fallback)
         space = [f'<0x{byte:02X}>' for byte in self._SPACE.encode()]
         self._space_ids = self._processor.piece_to_id(space) if self.exact else [UNK]
         pieces = self._processor.id_to_piece(list(range(self.vocab_size)))

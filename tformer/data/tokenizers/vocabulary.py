@@ -61,6 +61,7 @@ class Tokenizer(abc.ABC):
     vocab_size: int  # special ids included
     byte_lengths: np.ndarray  # int64 [vocab_size], the UTF-8 bytes of the text of each id; 0 for special ids
     normalization: str | None = None  # a key of NORMALIZATIONS, applied to each text first
+    fallback: Sequence[int] = ()  # ids of bytes that spell what the vocabulary lacks
     num_sentinels: int = 0  # ids at the end of the vocabulary that stand for spans of a text (`extended`)
     exact: bool = False  # whether encoding keeps every character of a normalised text
 
@@ -122,6 +123,16 @@ class Tokenizer(abc.ABC):
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Returns `encode` of each text; many at once are faster."""
         return self._encode_batch(list(map(self.normalize, texts)))
+
+    def unknown(self, texts: Iterable[str]) -> list[str]:
+        """Returns the characters or symbols of texts that the vocabulary lacks: unknown, or only spelt as bytes."""
+        units = sorted({unit for text in texts for unit in self._split(self.normalize(text))})
+        lacking = {self.specials.unk, *self.fallback}
+        return [unit for unit, ids in zip(units, self._encode_batch(units), strict=True) if lacking & {*ids}]
+
+    @classmethod
+    def _split(cls, text: str) -> Sequence[str]:
+        return text
 
     def normalize(self, text: str) -> str:
         """Returns the normalised text, which `encode` encodes."""
