@@ -43,6 +43,7 @@ def get_config(arguments: str = '') -> ConfigDict:
         evaluate=Evaluate(samples=0),
     )  # fmt: skip
     writing = {
+        'model.pooling': 'mean',  # nothing is pooled
         'data.modulus': 10,
         'data.length': 48,  # of 20 numbers given, 20 written, two marks
         'data.batching': 'bucket',
@@ -71,7 +72,6 @@ def get_config(arguments: str = '') -> ConfigDict:
             'model.emb_dim': 32,
             'model.mlp_dim': 64,
             'data.modulus': 11,
-            'decode.max_len': 8,
             'train.num_steps': 2,
             'train.batch_size': 16,
             'train.eval_every': 2,

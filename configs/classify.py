@@ -39,6 +39,7 @@ def get_config(arguments: str = '') -> ConfigDict:
         arguments,
         pretrain={
             'train.objective': 'masked_lm',
+            'data.overlong': 'drop',
             'train.num_epochs': 6,
             'train.batch_size': 64,
             'train.best_metric': 'valid/loss',

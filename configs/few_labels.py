@@ -58,6 +58,7 @@ def get_config(arguments: str = '') -> ConfigDict:
             'optimizer.schedule': 'cosine',
             'optimizer.warmup_steps': 300,
             'train.objective': 'masked_lm',
+            'data.overlong': 'drop',
             'train.num_steps': 4400,
             'train.batch_size': 64,
             'train.eval_every': 550,

@@ -11,6 +11,9 @@ from ml_collections import ConfigDict
 
 from tformer.config import Config, Data, Decode, Model, Optimizer, Train, recipe
 
+# the fields of a tokenizer without training
+BYTES = {'data.tokenizer': 'byte', 'data.tokenizer_vocab_size': 8000, 'data.tokenizer_model': 'unigram'}
+
 
 def get_config(size: str = '') -> ConfigDict:
     base = Config(
@@ -44,9 +47,8 @@ def get_config(size: str = '') -> ConfigDict:
             'model.mlp_dim': 256,
             'model.num_decoder_layers': 2,
             'model.max_len': 64,
-            'data.tokenizer': 'byte',
+            **BYTES,
             'data.length': 64,
-            'data.num_buckets': 1,
             'train.num_steps': 400,
             'train.batch_size': 32,
             'train.eval_every': 400,
@@ -59,7 +61,7 @@ def get_config(size: str = '') -> ConfigDict:
             'model.emb_dim': 32,
             'model.mlp_dim': 64,
             'model.num_decoder_layers': 2,
-            'data.tokenizer': 'byte',
+            **BYTES,
             'data.length': 32,
             'decode.max_len': 8,
             'train.num_steps': 2,

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tformer import config
+from tformer import checks, config
 from tformer.errors import UserError
 
 FOLDER = pathlib.Path(__file__).parents[1] / 'configs'
@@ -16,10 +16,15 @@ FILES = [file for file in EVERY if file not in SWEEPS]
 
 
 def load(recipe: str, **fields: object) -> config.Config:
-    """Returns the config of e.g. 'glue:sst2,smoke', with fields changed: data__path='...'."""
-    file, _, arguments = recipe.partition(':')
+    """Returns the config of e.g. 'glue:sst2,smoke', with fields changed: data__path='...', as a command loads it."""
     changed = {name.replace('__', '.'): value for name, value in fields.items()}
-    return config.override(config.load(f'{FOLDER}/{file}.py:{arguments}'), changed)
+    return checks.settle(config.override(stated(recipe), changed), changed, say=lambda line: None)
+
+
+def stated(recipe: str) -> config.Config:
+    """Returns the config of a recipe with the fields that have no effect in it."""
+    file, _, arguments = recipe.partition(':')
+    return config.load(f'{FOLDER}/{file}.py:{arguments}')
 
 
 def arguments(file: str) -> tuple[str, ...]:

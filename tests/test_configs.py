@@ -65,13 +65,13 @@ def test_a_recipe_is_what_it_builds_on_with_differences() -> None:
                      ('gpt2', 'architectures/gpt2'), ('wmt14_en_de', 'architectures/original')):  # fmt: skip
         sizes = {'large', 'big', 'v1_1_base', 'smoke'} & set(recipes.arguments(name)) & set(recipes.arguments(on))
         for size in {'', *sizes} - ({'smoke'} if name == 't5' else set()):  # whose sentinels are more tokens
-            ours, theirs = recipes.load(f'{name}:{size}').model, recipes.load(f'{on}:{size}').model
+            ours, theirs = recipes.stated(f'{name}:{size}').model, recipes.stated(f'{on}:{size}').model
             assert ours == theirs, (name, size)
     for file in ('bert', 'text_to_text'):
         every = config.changes(f'{recipes.FOLDER}/{file}.py:smoke')
         assert every['train.num_steps'] == 2 and every['model.emb_dim'] == 32
-        smoke = config.override(recipes.load(file), every)
-        assert config.to_dict(smoke) == config.to_dict(recipes.load(f'{file}:smoke'))
+        smoke = config.override(recipes.stated(file), every)
+        assert config.to_dict(smoke) == config.to_dict(recipes.stated(f'{file}:smoke'))
 
 
 def test_the_numbers_of_the_papers() -> None:

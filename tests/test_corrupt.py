@@ -458,10 +458,13 @@ def test_mistakes() -> None:
         ({'data.mask_copies': 0}, 'data.mask_copies=0 must be positive'),
         ({'data.denoisers': ()}, 'data.denoisers is empty'),
         ({'data.denoisers': ('s', 'x32')}, "data.denoisers='x32' is unknown; did you mean 'x3'"),
-        ({'train.objective': 'prefix_lm', 'evaluate.examples_while_training': 2}, 'only for train.objective=seq2seq'),
+        (
+            {'train.objective': 'prefix_lm', 'evaluate.examples_while_training': 2},
+            'it applies where .* is seq2seq',
+        ),
     ):
         with pytest.raises(UserError, match=line):
-            checks.check_here(config.override(Config(), {**steps, **changes}))
+            checks.check_here(checks.settle(config.override(Config(), {**steps, **changes}), changes))
 
 
 TINY = {

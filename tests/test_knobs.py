@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tformer import checks
-from tformer.checks.applies import rules
+from tformer.checks.model_fields import rules
 from tformer.config import Config, Data, Decode, Model, Train
 from tformer.distributed.sharding import unboxed
 from tformer.errors import UserError

@@ -426,7 +426,7 @@ PAIRS = {'model.family': 'encoder_decoder', 'train.objective': 'seq2seq', 'train
 TEMPLATES = {'data.source_template': '{a}', 'data.target_template': '{b}'}
 CLASSES = {**ENCODER, 'train.objective': 'classification'}
 CONFIGS = [
-    ({**CLASSES, **TEMPLATES}, 'write text pairs: not for train.objective=classification'),
+    ({**CLASSES, **TEMPLATES}, 'no effect here: it applies where train.objective is seq2seq'),
     ({**PAIRS, 'data.source_template': '{a}'}, 'go together: set both or neither'),
     ({**PAIRS, **TEMPLATES, 'data.target_template': '{b'}, "data.target_template='{b': expected '}'"),
     ({**PAIRS, **TEMPLATES, 'data.target_template': '{}'}, r'data.target_template: {} must name a column or key'),
@@ -436,9 +436,10 @@ CONFIGS = [
     ({**PAIRS, 'data.mixture': ("path=a 'source_template={a}'",)}, 'go together: set both or neither'),
     ({**CLASSES, 'data.mixture': ('path=a', 'path=b'), 'data.train_examples': 5}, 'not of a mixture'),
     ({**CLASSES, 'data.train_examples': 0}, 'data.train_examples=0 must be positive'),
-    ({**ENCODER, 'train.objective': 'masked_lm', 'data.labels': ('a',)}, 'not of train.objective=masked_lm'),
+    ({**ENCODER, 'train.objective': 'masked_lm', 'data.labels': ('a',)},
+     'it applies where train.objective is classification'),
     ({**CLASSES, 'data.labels': ('a', 'a')}, 'names a label twice'),
-    ({**CLASSES, 'data.label_range': (0.0, 1.0)}, 'only for regression'),
+    ({**CLASSES, 'data.label_range': (0.0, 1.0)}, 'it applies where train.objective is regression'),
     ({**CLASSES, 'data.tokenizer_from': 'runs/a', 'train.init_from': 'runs/b'},
      'data.tokenizer_from=runs/a differs from train.init_from=runs/b'),
 ]  # fmt: skip
@@ -447,7 +448,7 @@ CONFIGS = [
 @pytest.mark.parametrize(('changes', 'message'), CONFIGS)
 def test_fields_that_do_not_fit(changes: dict, message: str) -> None:
     with pytest.raises(UserError) as error:
-        checks.check(config_lib.override(Config(), changes))
+        checks.check(checks.settle(config_lib.override(Config(), changes), changes))
     assert message in str(error.value) and '\n' not in str(error.value)
 
 

@@ -51,7 +51,7 @@ def test_a_batch_has_as_many_tokens_at_every_length(trained: str) -> None:
 @pytest.mark.parametrize('fields, message', [
     ({'evaluate__lengths': (16, 65)}, r'evaluate.lengths=\(16, 65\) must be from 3 to model.max_len=64$'),
     ({'evaluate__lengths': (2,)}, r'evaluate.lengths=\(2,\) must be from 3'),
-    ({'evaluate__lengths': (8,), 'train__objective': 'prefix_lm'}, 'only for train.objective=causal_lm'),
+    ({'evaluate__lengths': (8,), 'train__objective': 'prefix_lm'}, 'it applies where train.objective is causal_lm'),
 ])  # fmt: skip
 def test_a_mistake_is_one_line(fields: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message) as error:

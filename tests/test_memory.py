@@ -145,8 +145,8 @@ def test_chunks_are_refused_where_logits_are_not_all_that_is_scored(objective):
     if OBJECTIVES[objective].method == '__call__':
         checks.check_here(run)
         return
-    with pytest.raises(UserError, match=f'train.loss_chunk=4 has no effect here: .* train.objective={objective}$'):
-        checks.check_here(run)
+    with pytest.raises(UserError, match=r'train\.loss_chunk=4 has no effect here'):
+        checks.settle(run, ['train.loss_chunk'])
 
 
 def test_chunks_are_refused_where_the_head_has_statistics_of_the_whole_batch():
@@ -338,7 +338,7 @@ def test_masters_are_of_what_is_trained_alone():
 
 def test_master_copies_of_wide_parameters_are_refused():
     with pytest.raises(UserError, match=r'optimizer.master_dtype=float32 has no effect here: .*model.param_dtype'):
-        make_config(optimizer={'master_dtype': 'float32'})
+        checks.settle(make_config(optimizer={'master_dtype': 'float32'}), ['optimizer.master_dtype'])
 
 
 def test_rounding_at_random_keeps_the_mean_and_what_is_exact():

@@ -233,8 +233,10 @@ def refused(words, mesh, objective='causal_lm', train=None, **model):
 
 def test_what_a_pipeline_cannot_split_is_refused_before_a_run():
     two = {'pipeline': 2, 'data': 1}
-    refused(r'mesh.pipeline_repeats=2 has no effect here: .* mesh.pipeline', {'pipeline_repeats': 2})
-    refused(r'mesh.microbatches=4 has no effect here', {'microbatches': 4})
+    for fields in ({'pipeline_repeats': 2}, {'microbatches': 4}):
+        with pytest.raises(UserError, match=r'it applies where mesh\.pipeline is above 1'):
+            stated = [f'mesh.{name}' for name in fields]
+            checks.settle(dataclasses.replace(deep('causal_lm'), mesh=Mesh(**fields)), stated)
     refused(r'model.num_decoder_layers=4 is not a multiple of .* nearest that is: 3$', {'pipeline': 3, 'data': 1})
     refused(
         r'model.num_encoder_layers=4 .*=2 stages x mesh.pipeline_repeats=4; .*: 8$',

@@ -12,7 +12,7 @@ import test_knobs
 from flax import linen as nn
 
 from tformer import checks
-from tformer.checks.applies import RECURRENT
+from tformer.checks.model_fields import RECURRENT
 from tformer.commands import attention, inspect
 from tformer.commands.run import Run
 from tformer.config import Config, Data, Decode, Mesh, Model, Optimizer, Train

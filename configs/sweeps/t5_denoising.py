@@ -33,8 +33,8 @@ def spans(given: int, rate: float, length: float | None = None) -> Overrides:
 def tables(given: int) -> list[Overrides]:
     return [
         spans(given, 0.15),
-        {**spans(given, 0.15), 'train.objective': 'prefix_lm', 'data.length': given},
-        {**spans(given, 0.15), 'train.objective': 'denoising', 'data.noise': ('mask',), 'data.length': given},
+        {'train.objective': 'prefix_lm', 'data.length': given},
+        {'train.objective': 'denoising', 'data.noise': ('mask',), 'data.mask_rate': 0.15, 'data.length': given},
         *(spans(given, rate) for rate in (0.1, 0.25, 0.5)),
         *(spans(given, 0.15, length) for length in (2.0, 3.0, 5.0, 10.0)),
     ]

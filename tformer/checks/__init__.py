@@ -1,5 +1,9 @@
 """Whether a config is valid: keys, ranges, fields without effect and rules between fields; and its derived values."""
 
+from tformer.checks.applies import load as load
+from tformer.checks.applies import settle as settle
+from tformer.checks.applies import settled as settled
+from tformer.checks.applies import with_effect as with_effect
 from tformer.checks.check import check as check
 from tformer.checks.check import check_here as check_here
 from tformer.checks.choices import TABLES as TABLES

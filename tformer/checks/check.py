@@ -2,11 +2,11 @@
 
 import jax
 
-from tformer.checks.applies import check_applies
 from tformer.checks.choices import check_choices
 from tformer.checks.data import check_data, check_records
 from tformer.checks.mesh import check_mesh
 from tformer.checks.model import check_model
+from tformer.checks.model_fields import check_applies
 from tformer.checks.ranges import check_ranges
 from tformer.checks.run import check_optimizer, check_run
 from tformer.config import Config, Model

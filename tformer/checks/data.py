@@ -6,7 +6,7 @@ import string
 
 from tformer.checks.conditions import require
 from tformer.config import Config, Data, Model, parts
-from tformer.config.tasks import TASKS, named, with_records
+from tformer.config.tasks import TASKS
 from tformer.errors import UserError
 
 
@@ -25,10 +25,6 @@ def check_data(data: Data, model: Model) -> None:
     require(
         data.weight is None,
         f'data.weight={data.weight} belongs to a part of a mixture: data.mixture="path=... weight={data.weight}"',
-    )
-    require(
-        data.row_multiple is None or data.batch_tokens is not None,
-        f'data.row_multiple={data.row_multiple} rounds the rows of data.batch_tokens, which is None',
     )
     require(
         data.mask_keep + data.mask_random <= 1,
@@ -61,10 +57,6 @@ def check_records(config: Config) -> None:
             )
         templates = {'source_template': part.source_template, 'target_template': part.target_template}
         require(
-            task.in_pairs or not any(templates.values()),
-            f'data.source_template and data.target_template write text pairs: not for train.objective={objective}',
-        )
-        require(
             len([text for text in templates.values() if text is not None]) != 1,
             'data.source_template and data.target_template go together: set both or neither',
         )
@@ -74,10 +66,6 @@ def check_records(config: Config) -> None:
         data.train_examples is None or not data.mixture,
         f'data.train_examples={data.train_examples} is the size of one training split, not of a mixture',
     )
-    require(
-        not data.labels or task.classes_from_data,
-        f'data.labels are those of {" or ".join(named("classes_from_data"))}, not of train.objective={objective}',
-    )
     require(len(set(data.labels)) == len(data.labels), f'data.labels={data.labels} names a label twice')
     tags = [label for label in data.labels if label == 'O' or label[:2] in ('B-', 'I-')]
     require(
@@ -85,8 +73,6 @@ def check_records(config: Config) -> None:
         f'data.labels names types of tags, e.g. PER for B-PER and I-PER, and not O: {", ".join(tags)}',
     )
     low_high = data.label_range
-    numbers = with_records('number')
-    require(not low_high or objective in numbers, f'data.label_range={low_high} is only for {" or ".join(numbers)}')
     require(
         not low_high or (len(low_high) == 2 and -math.inf < low_high[0] < low_high[1] < math.inf),
         f'data.label_range={low_high} must be two numbers, the smallest label and the largest',

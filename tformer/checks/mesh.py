@@ -5,7 +5,6 @@ import math
 from tformer.checks.conditions import require, require_divisor, require_multiple
 from tformer.checks.model import whole_batch
 from tformer.config import AXES, Config
-from tformer.errors import UserError
 
 
 def check_mesh(config: Config) -> None:
@@ -34,9 +33,6 @@ def check_mesh(config: Config) -> None:
 def _check_pipeline(config: Config) -> None:
     model, mesh, stages = config.model, config.mesh, config.mesh.pipeline
     if stages == 1:
-        for name, value in (('microbatches', mesh.microbatches), ('pipeline_repeats', mesh.pipeline_repeats)):
-            if value not in (None, 1):
-                raise UserError(f'mesh.{name}={value} has no effect here: it applies where mesh.pipeline is above 1')
         return
     words = whole_batch(model)
     if model.layer_sharing is not None:

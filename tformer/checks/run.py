@@ -5,10 +5,9 @@ import re
 from tformer.checks.conditions import require, require_divisor
 from tformer.checks.model import whole_batch
 from tformer.config import Config, Model, Optimizer, own_layers
-from tformer.config.tasks import TASKS, named
+from tformer.config.tasks import TASKS
 from tformer.layers.norms import NORMS
 from tformer.layers.parametrization import parametrization
-from tformer.objectives import LOSSES
 from tformer.optim.optimizers import OPTIMIZERS
 
 
@@ -24,10 +23,6 @@ def check_run(config: Config) -> None:
         f'exactly one of train.num_steps={train.num_steps} and train.num_epochs={train.num_epochs} must be set',
     )
     require_divisor('train.microbatches', train.microbatches, 'train.batch_size', train.batch_size)
-    require(
-        train.init_from is not None or not train.init_except,
-        f'train.init_except={train.init_except} has no effect here: it applies where train.init_from is set',
-    )
     words = whole_batch(model)
     require(
         words is None or train.microbatches == 1,
@@ -37,11 +32,6 @@ def check_run(config: Config) -> None:
         model.family != 'encoder_decoder' or len(start) - 1 + decode.max_len <= model.max_len,
         f'decode.max_len={decode.max_len} after data.start={start} is longer than model.max_len={model.max_len}',
     )
-    require(
-        task.in_pairs or not (config.evaluate.metrics or config.evaluate.examples_while_training),
-        'evaluate.metrics and evaluate.examples_while_training score generated text: only for '
-        f'train.objective={" or ".join(named("in_pairs"))}',
-    )
     language = config.evaluate.language
     require(
         language is None or re.fullmatch('[a-z]{2}', language) is not None,
@@ -49,15 +39,14 @@ def check_run(config: Config) -> None:
     )
     lengths = config.evaluate.lengths
     require(
-        not lengths or task.running_text,
-        f'evaluate.lengths={lengths} are lengths of windows of running text: only for '
-        f'train.objective={" or ".join(named("running_text"))}',
-    )
-    require(
         all(3 <= length <= model.max_len for length in lengths),
         f'evaluate.lengths={lengths} must be from 3 to model.max_len={model.max_len}',
     )
-    _check_losses(config)
+    require(
+        train.loss_chunk is None or not (model.mlm_transform and NORMS[model.norm].whole_batch),
+        f'train.loss_chunk={train.loss_chunk}: model.norm={model.norm}, here in the head (model.mlm_transform), '
+        'needs the whole batch',
+    )
     _check_in_order(config)
 
 
@@ -76,34 +65,8 @@ def _check_in_order(config: Config) -> None:
     )
 
 
-def _check_losses(config: Config) -> None:
-    train, task = config.train, TASKS[config.train.objective]
-    loss = LOSSES[task.loss]
-    nowhere = {
-        'label_smoothing': train.label_smoothing and not loss.smoothing,
-        'z_loss': train.z_loss and not loss.z_loss,
-        'loss_chunk': train.loss_chunk is not None and task.head != 'tokens',
-        'second_loss_weight': train.second_loss_weight is not None and loss.second is None,
-    }
-    for name, holds in nowhere.items():
-        require(
-            not holds,
-            f'train.{name}={getattr(train, name)} has no effect here: it does not apply where '
-            f'train.objective={train.objective}',
-        )
-    require(
-        train.loss_chunk is None or not (config.model.mlm_transform and NORMS[config.model.norm].whole_batch),
-        f'train.loss_chunk={train.loss_chunk}: model.norm={config.model.norm}, here in the head (model.mlm_transform), '
-        'needs the whole batch',
-    )
-
-
 def check_optimizer(optimizer: Optimizer, model: Model) -> None:
     method, name = OPTIMIZERS[optimizer.name], f'optimizer.name={optimizer.name}'
-    require(
-        method.weight_decay or optimizer.weight_decay == 0,
-        f'{name} has no weight decay, but optimizer.weight_decay={optimizer.weight_decay}; valid: adamw',
-    )
     require(
         not method.averages or (optimizer.beta1 > 0 and optimizer.ema_decay is None),
         f'{name} averages by itself: it needs optimizer.beta1={optimizer.beta1} '
@@ -113,11 +76,6 @@ def check_optimizer(optimizer: Optimizer, model: Model) -> None:
         not NORMS[model.norm].whole_batch or (not method.averages and optimizer.ema_decay is None),
         f'model.norm={model.norm} has statistics of the parameters that were trained, not of their averages: '
         'optimizer.ema_decay must be None and optimizer.name not schedule_free',
-    )
-    require(
-        optimizer.master_dtype is None or model.param_dtype == 'bfloat16',
-        f'optimizer.master_dtype={optimizer.master_dtype} has no effect here: it applies where model.param_dtype is '
-        'bfloat16',
     )
     for stack, layers in own_layers(model).items():
         require(

@@ -42,7 +42,7 @@ ALONE = ('saves',)
 
 
 def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) -> None:
-    config = config_lib.load(commands.needed(flags, 'config'), overrides)
+    config = checks.load(commands.needed(flags, 'config'), overrides)
     print(
         json.dumps(benchmark(config, flags.steps, 'data' if flags.data else 'saves' if flags.saves else 'train_step'))
     )

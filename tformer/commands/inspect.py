@@ -42,8 +42,9 @@ def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) 
         raise UserError('inspect takes --config or --workdir, not both')
     if flags.workdir is not None:
         config = config_lib.override(workdir_lib.load_config(pathlib.Path(flags.workdir)), overrides)
+        config = checks.settle(config, overrides)
     else:
-        config = config_lib.load(commands.needed(flags, 'config'), overrides)
+        config = checks.load(commands.needed(flags, 'config'), overrides)
     asks_for_mesh = flags.workdir is None or any(name.startswith('mesh.') for name in overrides)
     devices = dry_run.num_devices(config.mesh) if asks_for_mesh and not flags.data else 1
     if devices > 1:

@@ -11,7 +11,6 @@ import pathlib
 import sys
 
 from tformer import checks, commands
-from tformer import config as config_lib
 from tformer.config import Config
 from tformer.data import cache
 from tformer.data.sources import prepare as tfds_sets
@@ -24,7 +23,7 @@ FLAGS: dict[str, commands.Flag] = {}
 
 
 def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) -> None:
-    print(prepare(config_lib.load(commands.needed(flags, 'config'), overrides), flags.workdir))
+    print(prepare(checks.load(commands.needed(flags, 'config'), overrides), flags.workdir))
 
 
 def prepare(config: Config, workdir: str | pathlib.Path | None = None) -> str:

@@ -11,7 +11,6 @@ import pathlib
 from collections.abc import Sequence
 
 from tformer import checks, commands
-from tformer import config as config_lib
 from tformer.commands import evaluate, scoring
 from tformer.commands.run import Run
 from tformer.config import Config, extensions
@@ -37,7 +36,7 @@ def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) 
             raise UserError('trials that train together have their own configs: the only flag is --transform')
         train_together(arguments, flags.transform)
         return
-    config = config_lib.load(commands.needed(flags, 'config'), overrides)
+    config = checks.load(commands.needed(flags, 'config'), overrides)
     train_and_evaluate(config, commands.needed(flags, 'workdir'), flags.may_differ)
 
 
@@ -64,7 +63,7 @@ def train_and_evaluate(config: Config, workdir: str | pathlib.Path, may_differ: 
 
     Returns the scores. A trial of a sweep that is done stays as it is; if one fails, its workdir keeps the reason.
     """
-    config = extensions.load(config, trusted=True, place='the config')
+    config = checks.settle(extensions.load(config, trusted=True, place='the config'))
     checks.check_here(config)
     home = pathlib.Path(workdir)
     if processes.same_number(lambda: trials.is_done_as(home, config)):

@@ -13,6 +13,7 @@ from tformer.config.convert import override as override
 from tformer.config.convert import parts as parts
 from tformer.config.convert import recipe as recipe
 from tformer.config.convert import split as split
+from tformer.config.convert import stated_in_parts as stated_in_parts
 from tformer.config.convert import to_dict as to_dict
 from tformer.config.convert import values as values
 from tformer.config.model import Model as Model

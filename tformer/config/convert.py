@@ -160,6 +160,12 @@ def parts(data: Data) -> tuple[Data, ...]:
     Raises:
       UserError: a part cannot be read, sets a field that parts do not have, or lacks a weight where others have one.
     """
+    stated: Iterable[Any] = stated_in_parts(data)
+    return tuple(dataclasses.replace(data, **values, mixture=()) for values in stated) or (data,)
+
+
+def stated_in_parts(data: Data) -> list[dict[str, Any]]:
+    """Returns the fields that each part of a mixture sets. Raises a `UserError` as `parts`."""
     own = [field.name for field in dataclasses.fields(Data)]
     own = own[: own.index('weight') + 1]  # where examples come from
     own.remove('mixture')
@@ -177,11 +183,11 @@ def parts(data: Data) -> tuple[Data, ...]:
                 line = f'{word!r} is not FIELD=VALUE of a part{errors.nearest(name, own)}'
                 raise errors.UserError(f'config.data.mixture[{number}]: {line}{_LIST}')
             values[name] = parse(types_[f'data.{name}'], value, f'data.mixture[{number}].{name}')
-        made.append(dataclasses.replace(data, **values, mixture=()))
-    weighted = [part.weight is not None for part in made]
+        made.append(values)
+    weighted = [values.get('weight') is not None for values in made]
     if any(weighted) and not all(weighted):
         raise errors.UserError(f'config.data.mixture[{weighted.index(False)}] has no weight, but others have one')
-    return tuple(made) or (data,)
+    return made
 
 
 def recipe(base: Config, arguments: str | None, **differences: Mapping[str, Any] | str) -> ConfigDict:

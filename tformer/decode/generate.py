@@ -1,7 +1,7 @@
 """Generates tokens with a model, by the strategy that the configuration names."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -53,7 +53,9 @@ def make_generate(model: nn.Module, cfg: config.Decode, *, eos: int, banned: Seq
             read_all: Any = model.apply(variables, tokens_BP, positions_BP, cache, batch['prefix'], method='extend')
             cache, tokens_BP, positions_BP = read_all[1].back(1), tokens_BP[:, -1:], positions_BP[:, -1:]
         prompt = Prompt(tokens_BP, positions_BP, batch.get('rows', jnp.arange(B)))
-        return strategy(cfg, rng, (extend, cache, prompt, Ending(cfg.max_len, eos, tuple(banned), cfg.forced_end)))
+        return strategy.search(
+            cfg, rng, (extend, cache, prompt, Ending(cfg.max_len, eos, tuple(banned), cfg.forced_end))
+        )
 
     return generate
 
@@ -69,9 +71,15 @@ def _best_of_beam(cfg: config.Decode, rng: jax.Array | None, search: Search) -> 
     return found.tokens_BMT[:, 0], found.scores_BM[:, 0]
 
 
-# (decode section, random key, what to search) -> (tokens_BT, scores_B)
-STRATEGIES: dict[str, Callable[..., tuple[jax.Array, jax.Array]]] = {
-    'greedy': lambda cfg, rng, search: greedy(*search),
-    'sample': _sampled,
-    'beam': _best_of_beam,
+class Strategy(NamedTuple):
+    """A way to choose the next token."""
+
+    search: Callable[..., tuple[jax.Array, jax.Array]]  # (decode section, random key, Search) -> (tokens_BT, scores_B)
+    fields: tuple[str, ...] = ()  # the fields of config.decode that it reads and some others do not
+
+
+STRATEGIES: dict[str, Strategy] = {
+    'greedy': Strategy(lambda cfg, rng, search: greedy(*search)),
+    'sample': Strategy(_sampled, ('temperature', 'top_k', 'top_p')),
+    'beam': Strategy(_best_of_beam, ('beam_size', 'length_penalty')),
 }

@@ -19,6 +19,7 @@ class Metric(NamedTuple):
     lower_is_better: bool = False  # whether less of each score is better
     positive_names: tuple[str, ...] = ()  # of the scores that evaluate.positive_label adds
     package: str | None = None  # the module of a package that it needs and the core installation lacks
+    fields: tuple[str, ...] = ()  # the fields of config.evaluate that it reads
 
     def names_for(self, settings: Evaluate) -> tuple[str, ...]:
         """Returns the names of the scores under these settings."""
@@ -58,7 +59,7 @@ def _signed(name: str, package: str | None = None) -> Metric:
     def scores(predictions: Texts, references: Options, settings: Evaluate) -> dict[str, float]:
         return {name: text_scores.corpus_score(SIGNED[name](settings.language), predictions, references)}
 
-    return Metric((name,), scores, package=package)
+    return Metric((name,), scores, package=package, fields=('language',))
 
 
 def check(settings: Evaluate) -> None:
@@ -125,13 +126,16 @@ METRICS: dict[str, Metric] = {
     'g2p': Metric(('word_error_rate', 'phoneme_error_rate'), lambda p, r, _: _g2p(p, r), lower_is_better=True),
     'bleu': _signed('bleu'),
     'bleu_tokenized': _signed('bleu_tokenized', 'sacremoses'),
-    'chrf': _signed('chrf'),
+    'chrf': _signed('chrf')._replace(fields=()),
     'rouge': Metric(
         ('rouge1', 'rouge2', 'rougeL', 'rougeLsum'), lambda p, r, _: text_scores.rouge(p, r), package='rouge_score'
     ),
     'squad': Metric(('squad_exact_match', 'squad_f1'), lambda p, r, _: squad_scores(p, r)),
     'label_f1': Metric(
-        ('f1_macro',), lambda p, r, e: text_scores.label_f1(p, r, e.positive_label), positive_names=('f1',)
+        ('f1_macro',),
+        lambda p, r, e: text_scores.label_f1(p, r, e.positive_label),
+        positive_names=('f1',),
+        fields=('positive_label',),
     ),
     'matthews': _single('matthews', text_scores.matthews),
     'correlation': Metric(('pearson', 'spearman'), lambda p, r, _: text_scores.correlation(p, r)),

@@ -182,9 +182,11 @@ def _rows(predicted: Sequence[Predicted], batches: Batches) -> Iterator[Row]:
 
 # Metrics that need every prediction of a split; their `scores` take (predicted, batches, tokenizers).
 JUDGES: dict[str, Metric] = {
-    'classes': Metric(('f1_macro', 'f1_micro', 'matthews'), judge_classes, positive_names=('f1',)),
+    'classes': Metric(
+        ('f1_macro', 'f1_micro', 'matthews'), judge_classes, positive_names=('f1',), fields=('positive_label',)
+    ),
     'numbers': Metric(('pearson', 'spearman', 'mean_squared_error'), judge_numbers),
     'tags': Metric(('entity_f1', 'entity_precision', 'entity_recall'), judge_tags),
-    'answers': Metric(('squad_exact_match', 'squad_f1'), judge_answers),
+    'answers': Metric(('squad_exact_match', 'squad_f1'), judge_answers, fields=('answer_length', 'null_threshold')),
     'sentences': Metric(('sentence_f1_macro',), functools.partial(judge_classes, prefix='sentence_')),
 }

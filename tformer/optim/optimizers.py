@@ -240,19 +240,26 @@ class Method(NamedTuple):
 
     # (config.optimizer, logical names of the parameters) -> from gradients to the direction of a step
     direction: Callable[[config_lib.Optimizer, Any], optax.GradientTransformation]
-    weight_decay: bool = True  # decoupled weight decay applies
+    fields: tuple[str, ...] | None = None  # the fields of config.optimizer that it reads of METHOD_FIELDS; None: all
     # hidden matrices learn at (width / base width)^-mup of the rate under muP; None: that is not known
     mup: float | None = None
     averages: bool = False  # the parameters are averaged by schedule-free steps, which replaces optimizer.ema_decay
 
 
+_ADAM = ('beta1', 'beta2', 'epsilon')
+
 OPTIMIZERS: dict[str, Method] = {
-    'sgd': Method(lambda cfg, names: optax.trace(cfg.momentum)),  # Robbins & Monro 1951; momentum: Polyak 1964
-    'adam': Method(_adam, weight_decay=False, mup=1),  # Kingma & Ba 2015
-    'adamw': Method(_adam, mup=1),  # Loshchilov & Hutter 2019
+    # Robbins & Monro 1951; momentum: Polyak 1964
+    'sgd': Method(lambda cfg, names: optax.trace(cfg.momentum), ('momentum', 'weight_decay')),
+    'adam': Method(_adam, _ADAM, mup=1),  # Kingma & Ba 2015
+    'adamw': Method(_adam, (*_ADAM, 'weight_decay'), mup=1),  # Loshchilov & Hutter 2019
     # Shazeer & Stern 2018; its steps shrink as the kernels do
-    'adafactor': Method(lambda cfg, names: adafactor(names), mup=0.5),
-    'lion': Method(lambda cfg, names: optax.scale_by_lion(cfg.beta1, cfg.beta2), mup=1),  # Chen et al. 2023
-    'muon': Method(_muon),  # Jordan et al. 2024; Liu et al. 2025
-    'schedule_free': Method(_rms, mup=1, averages=True),  # Defazio et al. 2024, with AdamW
+    'adafactor': Method(lambda cfg, names: adafactor(names), ('weight_decay',), mup=0.5),
+    # Chen et al. 2023
+    'lion': Method(
+        lambda cfg, names: optax.scale_by_lion(cfg.beta1, cfg.beta2), ('beta1', 'beta2', 'weight_decay'), mup=1
+    ),
+    'muon': Method(_muon, (*_ADAM, 'momentum', 'weight_decay')),  # Jordan et al. 2024; Liu et al. 2025
+    # Defazio et al. 2024, with AdamW
+    'schedule_free': Method(_rms, (*_ADAM, 'weight_decay'), mup=1, averages=True),
 }

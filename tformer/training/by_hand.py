@@ -7,7 +7,6 @@ from typing import Any
 import jax
 
 from tformer import checks
-from tformer import config as config_lib
 from tformer.config import Config
 from tformer.training import dummy_batch, program
 from tformer.training.state import TrainState
@@ -25,7 +24,7 @@ def load_config(spec: str, overrides: Mapping[str, Any] | None = None) -> Config
     Raises:
       UserError: the file is missing or fails, or a field or value is not valid.
     """
-    config = config_lib.load(spec, overrides)
+    config = checks.load(spec, overrides)
     checks.check(config)
     return config
 

@@ -111,10 +111,11 @@ class Batching:
 
     shapes: Callable[[np.ndarray, np.ndarray, int], Shapes]  # lengths, limits, num_buckets
     rows: Callable[[np.ndarray, np.ndarray, np.random.Generator], Ragged]  # lengths, limits, rng
+    fields: tuple[str, ...] = ()  # the fields of config.data that it reads
 
 
 BATCHING: dict[str, Batching] = {
     'pad': Batching(one_shape, alone),
-    'bucket': Batching(bucket_shapes, alone),
+    'bucket': Batching(bucket_shapes, alone, ('num_buckets',)),
     'pack': Batching(one_shape, pack),
 }

@@ -213,6 +213,7 @@ class Corruption:
 
     corrupt: Callable[[np.ndarray, Noise], np.ndarray]
     longest: Callable[[np.ndarray, Data], np.ndarray] = lambda sizes, data: sizes
+    fields: tuple[str, ...] = ()  # the fields of config.data that it reads
 
 
 def _longest_infilled(sizes: np.ndarray, data: Data) -> np.ndarray:
@@ -226,9 +227,11 @@ MASK_UNITS: dict[str, Callable[[np.ndarray, np.ndarray, int, Noise], np.ndarray]
 }
 
 NOISES = {  # Lewis et al. 2020, section 2.2
-    'mask': Corruption(replace_by_mask),
-    'delete': Corruption(delete_tokens, lambda sizes, data: sizes - _rounded(data.delete_rate * sizes)),
-    'infill': Corruption(infill, _longest_infilled),
+    'mask': Corruption(replace_by_mask, fields=('mask_rate',)),
+    'delete': Corruption(
+        delete_tokens, lambda sizes, data: sizes - _rounded(data.delete_rate * sizes), ('delete_rate',)
+    ),
+    'infill': Corruption(infill, _longest_infilled, ('infill_rate', 'mean_span_length')),
     'permute': Corruption(permute_sentences),
     'rotate': Corruption(rotate),
 }

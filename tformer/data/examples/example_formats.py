@@ -117,27 +117,47 @@ class ExampleFormat:
     num_specials: int = 1  # special tokens around a whole text, of which data.start is one
     num_sentinels: Callable[[np.ndarray, Data], np.ndarray] | None = None  # needed by examples of so many tokens
     labelled: bool = False  # a row has one label, and so one example
+    reads: tuple[str, ...] = ()  # the fields of config.data that it reads and some other formats do not
 
+
+_MASKS = ('mask_rate', 'mask_unit', 'mask_keep', 'mask_random', 'mask_copies')
 
 FORMATS = {
     'next_token': ExampleFormat(example_arrays.next_token, cut=spans.in_pieces_to_the_end, lengths=_one_stack),
-    'unmask': ExampleFormat(example_arrays.unmask, num_specials=2),
-    'unmask_next': ExampleFormat(example_arrays.unmask_next, lengths=_to_read_two, num_specials=3, labelled=True),
-    'unmask_order': ExampleFormat(example_arrays.unmask_order, lengths=_to_read_two, num_specials=3, labelled=True),
-    'translate': ExampleFormat(example_arrays.translate, tokenized.PAIRS, spans.both_sides),
-    'class': ExampleFormat(example_arrays.classify, tokenized.CLASSES, spans.beginning, num_specials=2, labelled=True),
-    'number': ExampleFormat(example_arrays.classify, tokenized.NUMBERS, spans.beginning, num_specials=2, labelled=True),
-    'tags': ExampleFormat(example_arrays.tag, tokenized.TAGGED, spans.beginning, num_specials=2),
-    'answer': ExampleFormat(example_arrays.find_answer, tokenized.ANSWERS, spans.windows, labelled=True),
+    'unmask': ExampleFormat(example_arrays.unmask, num_specials=2, reads=_MASKS),
+    'unmask_next': ExampleFormat(
+        example_arrays.unmask_next, lengths=_to_read_two, num_specials=3, labelled=True, reads=_MASKS
+    ),
+    'unmask_order': ExampleFormat(
+        example_arrays.unmask_order, lengths=_to_read_two, num_specials=3, labelled=True, reads=_MASKS
+    ),
+    'translate': ExampleFormat(example_arrays.translate, tokenized.PAIRS, spans.both_sides, reads=('overlong',)),
+    'class': ExampleFormat(
+        example_arrays.classify, tokenized.CLASSES, spans.beginning, num_specials=2, labelled=True, reads=('overlong',)
+    ),
+    'number': ExampleFormat(
+        example_arrays.classify, tokenized.NUMBERS, spans.beginning, num_specials=2, labelled=True, reads=('overlong',)
+    ),
+    'tags': ExampleFormat(
+        example_arrays.tag, tokenized.TAGGED, spans.beginning, num_specials=2, reads=('overlong',)
+    ),
+    'answer': ExampleFormat(
+        example_arrays.find_answer, tokenized.ANSWERS, spans.windows, labelled=True,
+        reads=('overlong', 'question_length', 'stride'),
+    ),
     'continue_prefix': ExampleFormat(
-        example_arrays.continue_prefix, cut=spans.in_pieces_to_the_end, lengths=_one_stack
+        example_arrays.continue_prefix, cut=spans.in_pieces_to_the_end, lengths=_one_stack, reads=('mask_copies',)
     ),
     'fill_spans': ExampleFormat(
-        example_arrays.fill_spans, lengths=_lengths_of_spans, num_sentinels=_sentinels_of_spans
+        example_arrays.fill_spans, lengths=_lengths_of_spans, num_sentinels=_sentinels_of_spans,
+        reads=('mask_rate', 'mean_span_length', 'mask_copies'),
     ),
-    'denoise': ExampleFormat(example_arrays.denoise, lengths=_lengths_of_noise),
-    'ul2': ExampleFormat(example_arrays.denoise_as_ul2, lengths=_lengths_of_ul2, num_sentinels=_sentinels_of_ul2),
-    'continue_text': ExampleFormat(example_arrays.continue_text, lengths=_to_continue),
-}
+    'denoise': ExampleFormat(example_arrays.denoise, lengths=_lengths_of_noise, reads=('noise', 'mask_copies')),
+    'ul2': ExampleFormat(
+        example_arrays.denoise_as_ul2, lengths=_lengths_of_ul2, num_sentinels=_sentinels_of_ul2,
+        reads=('denoisers', 'mask_copies'),
+    ),
+    'continue_text': ExampleFormat(example_arrays.continue_text, lengths=_to_continue, reads=('mask_copies',)),
+}  # fmt: skip
 
 OVERLONG = {'drop': True, 'truncate': False}  # whether a training example that is too long is left out

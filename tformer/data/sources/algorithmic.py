@@ -24,6 +24,7 @@ class Task(NamedTuple):
 
     pairs: Callable[[Data, str], Pairs]
     forms: tuple[str, ...]
+    fields: tuple[str, ...]  # the fields of config.data that it reads
 
 
 def load(config: Data, objective: str, split: str) -> tuple[str, Read]:
@@ -64,7 +65,7 @@ def equations(operation: Operation, least: int = 0, prime: bool = False) -> Task
             if split_of(source, valid=held_out, test=held_out) == split:
                 yield source, str(c)
 
-    return Task(pairs, ('pair', 'class'))
+    return Task(pairs, ('pair', 'class'), ('modulus', 'train_share'))
 
 
 def divided(a: np.ndarray, b: np.ndarray, p: int) -> np.ndarray:
@@ -95,7 +96,7 @@ def sequences(rule: Callable[[list[int]], Sequence[int]]) -> Task:
                 yield source, ' '.join(map(str, rule(numbers)))
             seen.add(source)
 
-    return Task(pairs, ('pair',))
+    return Task(pairs, ('pair',), ('modulus', 'train_lengths', 'test_lengths'))
 
 
 TASKS: dict[str, Task] = {

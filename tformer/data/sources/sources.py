@@ -122,7 +122,7 @@ SPLITS_BY: dict[str, Callable[[str], str]] = {  # word -> its group; all words o
     'family': lambda word: re.sub('[^a-z]', '', word)[:6],
 }
 
-_COLUMNS = ('columns', 'source_template', 'target_template')
+_COLUMNS = ('columns', 'source_template', 'target_template', 'bad_lines')
 
 SOURCES: dict[str, Source] = {
     'files': Source(files.load, ('path', 'valid_path', 'test_path', *_COLUMNS)),
@@ -130,7 +130,7 @@ SOURCES: dict[str, Source] = {
     'stdlib': Source(stdlib, (), lambda config: ('text',)),
     'algorithmic': Source(
         algorithmic.load,
-        ('task', 'modulus', 'train_share', 'train_lengths', 'test_lengths'),
+        ('task',),
         algorithmic.forms,
     ),
     'tfds': Source(tfds.load, ('tfds_name', 'tfds_dir', 'tfds_splits', *_COLUMNS)),

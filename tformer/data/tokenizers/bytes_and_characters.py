@@ -38,6 +38,7 @@ class Byte(Tokenizer):
 class _Listed(Tokenizer):
     """A sorted list of the units of the training split, after the 256 bytes if these encode unknown units."""
 
+    fields = ('byte_fallback',)
     separator: ClassVar[str]
 
     def __init__(self, units: Sequence[str], byte_fallback: bool = False) -> None:

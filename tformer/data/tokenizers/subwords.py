@@ -19,6 +19,7 @@ class SentencePiece(Tokenizer):
     A newline is its own piece. SentencePiece writes a space as U+2581, so a U+2581 in a text is encoded as its bytes.
     """
 
+    fields = ('tokenizer_vocab_size', 'tokenizer_model', 'byte_fallback')
     _SPACE = '\u2581'
 
     def __init__(self, stored: bytes) -> None:

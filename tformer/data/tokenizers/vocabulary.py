@@ -64,6 +64,7 @@ class Tokenizer(abc.ABC):
     fallback: Sequence[int] = ()  # ids of bytes that spell what the vocabulary lacks
     num_sentinels: int = 0  # ids at the end of the vocabulary that stand for spans of a text (`extended`)
     exact: bool = False  # whether encoding keeps every character of a normalised text
+    fields: tuple[str, ...] = ()  # the fields of config.data that its training reads and some others' do not
 
     def __init__(self, stored: bytes) -> None:
         self._stored = stored

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tformer import atomic, config
+from tformer import atomic, checks, config
 from tformer.config import Config, json_files
 from tformer.errors import UserError
 from tformer.lab.sweep.trials import STATED, Trial
@@ -22,7 +22,7 @@ def check(trials: Sequence[Trial], home: pathlib.Path) -> None:
     for trial in trials:
         place = home / trial.directory
         if (place / STATED).is_file():
-            before = config.from_json(place / STATED)
+            before = checks.settled(config.from_json(place / STATED))
             if changed := config.difference(before, trial.config):
                 field, (old, new) = next(iter(changed.items()))
                 more = f' and {len(changed) - 1} more fields' if len(changed) > 1 else ''

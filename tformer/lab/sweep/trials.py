@@ -2,8 +2,10 @@
 
 import contextlib
 import dataclasses
+import functools
 import pathlib
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -60,7 +62,12 @@ def load(spec: str, overrides: Mapping[str, str] | None = None) -> tuple[Config,
         for field in overrides or {}:
             if any(field in arm for arm in sweep.arms) or any(field == match.field for match in _listed(sweep.match)):
                 raise UserError(f'--config.{field}: the sweep varies this field itself')
-        return base, trials(base, sweep.arms, sweep.match)
+        found = trials(base, sweep.arms, sweep.match)
+        for field in overrides or {}:
+            stated = config.values(base)[field]
+            if all(config.values(trial.config)[field] != stated for trial in found):
+                raise UserError(f'--config.{field}={stated} has no effect in any arm')
+        return base, found
     except UserError as error:
         raise UserError(f'{path}: {error}') from error
 
@@ -74,19 +81,31 @@ def trials(base: Config, arms: Sequence[Overrides], match: Sequence[Match] | Mat
     if not arms:
         raise UserError('the sweep has no arms')
     made: dict[Config, Trial] = {}
+    told: set[str] = set()
     baseline: Config | None = None
     for number, arm in enumerate(arms, start=1):
         try:
             if not isinstance(arm, Mapping):
                 raise UserError(f'{arm!r} is not a dict of fields')
             stated = extensions.load(config.override(base, arm), trusted=True, place='the sweep')
-            checks.check(stated)
+            name = arm_name(baseline := baseline or stated, stated)
+            settled = checks.settle(stated, arm, functools.partial(_tell, told, name))
+            checks.check(settled)
         except UserError as error:
             raise UserError(f'arm {number} of {len(arms)}: {error}') from error
-        baseline = baseline or stated
-        name = arm_name(baseline, stated)
-        made.setdefault(stated, Trial(name, stated.train.seed, {}, stated, {}))
+        made.setdefault(settled, Trial(name, stated.train.seed, _changes(base, stated), settled, {}))
     return _matched(base, list(made.values()), _listed(match))
+
+
+def _tell(told: set[str], name: str, line: str) -> None:
+    """Prints a line about an arm, once for all arms that it fits."""
+    if line not in told:
+        told.add(line)
+        print(f'{name}: {line}', file=sys.stderr, flush=True)
+
+
+def _changes(base: Config, stated: Config) -> Overrides:
+    return {field: new for field, (_, new) in config.difference(base, stated).items()}
 
 
 def _listed(match: Sequence[Match] | Match | None) -> list[Match]:
@@ -125,7 +144,8 @@ def _matched(base: Config, found: list[Trial], matches: list[Match]) -> list[Tri
         stated = config.override(arms[trial.name], {SEED: trial.seed})
         checks.check(stated)
         missed = {quantity: percent[trial.name] for quantity, percent in off.items()}
-        overrides = {field: new for field, (_, new) in config.difference(base, stated).items()}
+        matched = {match.field: config.values(stated)[match.field] for match in matches}
+        overrides = _changes(base, config.override(base, {**trial.overrides, **matched}))
         adjusted.append(Trial(trial.name, trial.seed, overrides, stated, missed))
     return adjusted
 
@@ -190,10 +210,12 @@ def is_done_as(place: pathlib.Path, wanted: Config) -> bool:
 def arm_name(baseline: Config, stated: Config) -> str:
     """Returns the name of an arm: the fields that differ from the baseline's, e.g. 'norm=rmsnorm,num_heads=8'.
 
-    A field whose name is also in another section has its section. A name that would be too long, or has a value with
-    characters that are unsafe in a directory, ends with a digest of the values.
+    A field that has no effect in the arm is left out. A field whose name is also in another section has its section. A
+    name that would be too long, or has a value with characters that are unsafe in a directory, ends with a digest of
+    the values.
     """
     differing = {name: new for name, (_, new) in config.difference(baseline, stated).items() if name != SEED}
+    differing = {name: differing[name] for name in checks.with_effect(stated, differing)}
     if not differing:
         return BASELINE
     every = [name.partition('.')[2] for name in config.field_types()]
