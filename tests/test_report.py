@@ -486,6 +486,21 @@ def test_a_random_search_credits_the_field_that_the_loss_depends_on(tmp_path: pa
     assert 'No effect is seen of ' in told and told.endswith('Along the line, the other fields vary too.')
 
 
+@pytest.mark.parametrize('cause', ['optimizer.learning_rate', 'model.dropout_rate', 'model.norm'])
+def test_a_search_among_few_values_is_tested_too(tmp_path: pathlib.Path, cause: str) -> None:
+    rng, arms = np.random.default_rng(1), []
+    for number in range(24):
+        rate, rest, kind = float(np.round(rng.random(), 4)), 0.1 * (number % 3), number % 2
+        loss = {'optimizer.learning_rate': rate, 'model.dropout_rate': rest, 'model.norm': kind}[cause]
+        changed = {'optimizer.learning_rate': rate, 'model.dropout_rate': rest}
+        arms.append((changed | {'model.norm': ('layernorm', 'rmsnorm')[kind]}, {0: loss + 0.02 * rng.normal()}))
+    found = computed_of(built(tmp_path / 'x', arms)).response
+    assert [name for name, p in found.search.p.items() if p <= 0.05] == [cause]
+    ablation = [({}, {0: 1.0}), *(({'optimizer.learning_rate': x}, {0: x}) for x in (0.1, 0.2, 0.3))]
+    one_at_a_time = computed_of(built(tmp_path / 'y', [*ablation, ({'model.norm': 'rmsnorm'}, {0: 1.0})])).response
+    assert one_at_a_time.search is None and len(one_at_a_time.lines) == 1
+
+
 def test_a_random_search_credits_no_field_that_it_does_not_tell_apart(tmp_path: pathlib.Path) -> None:
     nothing = searched(tmp_path / 'x', lambda *shares: 1.0)
     assert (nothing.response.field, nothing.response.lines) == ('', ())

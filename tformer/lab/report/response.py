@@ -52,14 +52,14 @@ class Response:
     field: str  # '' if no field of a search is seen to matter, or none alone
     lines: Sequence[Line] = ()
     together: Sequence[str] = ()  # fields that change with it, so that these runs do not tell them apart from it
-    search: Search | None = None  # of arms that share no values; then the line is not at fixed other fields
+    search: Search | None = None  # of arms whose numbers are drawn at random
 
 
 def response(results: Results, values: Values, lower_is_better: bool, alpha: float) -> Response | None:
     """Returns the metric along the one field of numbers that varies, in a line for each value of up to two others.
 
     If several such fields vary, it is the learning rate, or else the one with the most values. None if no line has
-    three points. In a random search no two arms share the other fields; there the line is along the field that the
+    three points. Where no arms share the other fields, as in a random search, the line is along the field that the
     metric is seen to depend on.
     """
     stated = {arm: fields(runs[0].stated) for arm, runs in results.arms.items()}
@@ -75,31 +75,31 @@ def response(results: Results, values: Values, lower_is_better: bool, alpha: flo
         fixed = {name: stated[arms[0]][name] for name in others}
         lines.append(_line(fixed, x, values, lower_is_better, alpha, results.ended))
     found = [line for line in lines if line]
+    several = sum(len(arms) > 1 for arms in groups.values()) != 1  # one group is a sweep of one field at a time
+    searched = _search(stated, varied, values, lower_is_better) if several and results.ended else None
     if found:
-        return Response(field, found, varied[field])
-    return _searched(results, stated, varied, values, lower_is_better, alpha)
-
-
-def _searched(
-    results: Results, stated: Mapping[str, Mapping[str, Any]], varied: Mapping[str, Sequence[str]], values: Values,
-    lower_is_better: bool, alpha: float,
-) -> Response | None:  # fmt: skip
-    """Returns the response of a random search; None if the arms are not one: two fields of mostly different numbers."""
-    means = {arm: noise.noise_floor(values[arm]) for arm in stated}
-    worst = np.inf if lower_is_better else -np.inf
-    y = {arm: floor.mean if floor.n else worst for arm, floor in means.items() if floor.n or floor.failed}
-    drawn = [
-        name for name in _numbers(stated, list(varied)) if 2 * len({own[name] for own in stated.values()}) > len(y)
-    ]
-    if len(drawn) < 2 or not results.ended:
+        return Response(field, found, varied[field], searched)
+    if searched is None:
         return None
-    found = search({name: [stated[arm][name] for arm in y] for name in varied}, list(y.values()))
-    field = min(drawn, key=lambda name: found.p[name])
-    if not found.p[field] <= alpha:
-        return Response('', search=found)
-    x = {arm: float(stated[arm][field]) for arm in stated}
+    field = min(_numbers(stated, list(varied)), key=lambda name: searched.p[name])
+    if not searched.p[field] <= alpha:
+        return Response('', search=searched)
+    x = {arm: float(own[field]) for arm, own in stated.items()}
     line = _line({}, x, values, lower_is_better, alpha, ended=True)
-    return Response(field, [line] if line else [], varied[field], found)
+    return Response(field, [line] if line else [], varied[field], searched)
+
+
+def _search(
+    stated: Mapping[str, Mapping[str, Any]], varied: Mapping[str, Sequence[str]], values: Values, lower_is_better: bool
+) -> Search | None:
+    """Returns the search that the arms are; None if they vary in one field, or in no number that most arms draw."""
+    floors = {arm: noise.noise_floor(values[arm]) for arm in stated}
+    worst = np.inf if lower_is_better else -np.inf
+    y = {arm: floor.mean if floor.n else worst for arm, floor in floors.items() if floor.n or floor.failed}
+    drawn = max(_numbers(stated, list(varied)).values(), default=0)
+    if len(varied) < 2 or 2 * drawn <= len(stated) or not y:
+        return None
+    return search({name: [stated[arm][name] for arm in y] for name in varied}, list(y.values()))
 
 
 def search(columns: Mapping[str, Sequence[Any]], y: Sequence[float]) -> Search:
