@@ -359,6 +359,37 @@ def get_config(argument):
     assert trials.trials(config.from_dict(of_dict.base), of_dict.arms)[0].config == TINY
 
 
+@pytest.mark.parametrize(
+    'sweep, message',
+    {
+        'Sweep(BASE, 5)': 'expected a list of dicts, not 5',
+        'Sweep(BASE, None)': 'expected a list of dicts, not None',
+        'Sweep(BASE, [5])': 'expected a list of dicts',
+        'Sweep(BASE, {"train.seed": 1})': 'expected a list of dicts',
+        'Sweep(5, seeds(2))': 'neither FILE',
+        'Sweep({"model": 5}, seeds(2))': 'config.model=5 is not a section',
+        'Sweep(BASE, seeds(2), 5)': '5 is not a Match',
+        'Sweep(BASE, seeds("2"))': 'not supported between',
+        'Sweep(BASE, seeds(10**9))': '1,000,000,000 trials are more than a sweep can have',
+        'Sweep(BASE, sample({}, 10**9))': '1,000,000,000 trials are more than a sweep can have',
+        'Sweep(BASE, product(seeds(10**4), seeds(10**4, 10**5)))': '100,000,000 trials are more',
+        'Sweep(BASE, grid({"model.emb_dim": 8}))': 'expected a list of values, not 8',
+        'Sweep(BASE, zipped({"a": [1], "b": [1, 2]}))': 'equally many values',
+        'Sweep(BASE, grid({"optimizer.learning_rate": [10**400]}))': 'more than 64 bits',
+        'Sweep()': 'missing 2 required positional arguments',
+        '5': 'returns int, not a Sweep',
+        'exit(7)': 'SystemExit: 7',
+    }.items(),
+)
+def test_a_mistake_in_a_sweep_file_is_a_line_that_names_it(tmp_path, sweep: str, message: str):
+    (tmp_path / 'base.py').write_text('def get_config(_): return {"train": {"num_steps": 1}}\n')
+    text = f'from tformer.lab.sweep import *\nBASE = "base.py"\ndef get_sweep():\n    return {sweep}\n'
+    (tmp_path / 'mine.py').write_text(text)
+    with pytest.raises(UserError) as error:
+        trials.load(f'{tmp_path}/mine.py')
+    assert 'mine.py' in str(error.value) and message in str(error.value) and '\n' not in str(error.value)
+
+
 # ---------------------------------------------------------------------------------- the runner, of trainings that act
 
 ACTOR = """

@@ -61,6 +61,9 @@ def parse(argv: Sequence[str]) -> Parsed:
         positional = flags(rest)[1:]
     except absl_flags.Error as error:
         raise errors.UserError(str(error).splitlines()[0]) from error
+    for flag in command.flags:
+        if isinstance(flags[flag].value, int) and abs(flags[flag].value) >= 2**63:
+            raise errors.UserError(f'--{flag} is a number of more than 64 bits')
     if positional and command.arguments is None:
         raise errors.UserError(f'{name} takes no argument {positional[0]!r}')
     _check_processes(name, command, flags)

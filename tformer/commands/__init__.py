@@ -155,6 +155,6 @@ COMMANDS: dict[str, Command] = _found()
 
 def needed(flags: Flags, name: str) -> str:
     """Returns a flag's value. Raises a `UserError` if it is not given."""
-    if flags[name].value is None:
+    if flags[name].value in (None, ''):
         raise UserError(f'--{name} is needed')
     return str(flags[name].value)

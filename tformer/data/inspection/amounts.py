@@ -12,6 +12,7 @@ from tformer.data.examples.example_formats import format_of
 from tformer.data.inspection.duplicates import Texts
 from tformer.data.inspection.rendering import Cell, harmless, share, table
 from tformer.data.tokenizers.tokenizers import Tokenizers
+from tformer.errors import UserError
 
 _MOST_LABELS = 10
 
@@ -54,7 +55,8 @@ def vocabulary(
     """
     rows: list[tuple[Cell, ...]] = []
     target, source = tokenizers.target, tokenizers.source or tokenizers.target
-    fields = text_columns(config, splits['train'])
+    if not (fields := text_columns(config, splits['train'])):
+        raise UserError('every text of the training split is empty')
     for split, batches in splits.items():
         for column, field in fields.items():
             unknown = (source if column == 'sources' else target).specials.unk

@@ -20,6 +20,8 @@ def plan(trials: Sequence[Trial], directory: str | pathlib.Path | None, parallel
     FLOPs and tokens are of full batches: how much of them is padding depends on the data. The time of a trial that has
     not run is estimated from the FLOPs and times of those that have; `parallel` processes will run at once.
     """
+    if parallel < 1:
+        raise UserError(f'--parallel={parallel} must be positive')
     home = None if directory is None else pathlib.Path(directory)
     if home is not None:
         manifest.check(trials, home)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tformer import atomic, checks, config
-from tformer.config import Config, extensions, hashing
+from tformer.config import Config, extensions, hashing, python_files
 from tformer.distributed import processes
 from tformer.errors import Stopped, UserError, choose
 from tformer.lab.sweep import matching
@@ -54,7 +54,8 @@ def load(spec: str, overrides: Mapping[str, str] | None = None) -> tuple[Config,
     if isinstance(sweep.base, str):
         base = config.load(str(pathlib.Path(path).parent / sweep.base))
     else:
-        base = config.from_dict(sweep.base)
+        with python_files.one_line(path):
+            base = config.from_dict(sweep.base)
     beside = pathlib.Path(path).parent
     base = config.override(base, overrides or {})
     base = extensions.load(base, trusted=True, place=path, beside=beside)
