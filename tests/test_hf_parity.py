@@ -17,11 +17,10 @@ import numpy as np
 import pytest
 
 from tformer import checks, config, hf
-from tformer.config import Config, Data, Decode, Model, Train
+from tformer.config import OUTSIDE_THE_FUNCTION, Config, Data, Decode, Model, Train
 from tformer.config.tasks import TASKS
 from tformer.distributed.sharding import unboxed
 from tformer.errors import UserError
-from tformer.hf import convert
 from tformer.layers import outputs
 from tformer.layers.resolved import resolve_model
 from tformer.model import build
@@ -306,7 +305,7 @@ def is_of_type(field: str, value: object) -> bool:
     return True
 
 
-COMPARED = [field.name for field in dataclasses.fields(Model) if field.name not in convert.NOT_COMPARED]
+COMPARED = [field.name for field in dataclasses.fields(Model) if field.name not in OUTSIDE_THE_FUNCTION]
 
 
 @pytest.mark.parametrize('name', CASES)
@@ -346,12 +345,12 @@ def test_parameters_of_a_model_that_the_family_lacks_are_not_exported(change: di
     assert re.match(rf'llama: model\.({"|".join(change)})=', str(error.value))
 
 
-def test_fields_that_are_not_compared_leave_the_logits_as_they_are() -> None:
+def test_fields_outside_the_function_leave_the_logits_as_they_are() -> None:
     reference = references.load('mixtral')
     cfg = hf.model_of(reference.config)
     params = hf.import_params('mixtral', reference.tensors, cfg)
     expected = our_outputs(cfg, params, reference.batch, ('logits',))['logits']
-    for field in convert.NOT_COMPARED:
+    for field in OUTSIDE_THE_FUNCTION:
         for value in others(cfg, field)[:1]:
             if field in ('dtype', 'param_dtype', 'attention_kernel', 'lora_targets') or value is None:
                 continue  # rounding; where kernels are not here

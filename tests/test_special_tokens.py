@@ -137,7 +137,7 @@ def test_ids_that_are_not_the_tokenizers_are_refused_in_a_line(family: str, ids:
 @pytest.mark.parametrize(('family', 'fields', 'words'), [
     ('decoder', {'data.start': ('bos', 'eos')}, 'one token or none with model.family=decoder'),
     ('encoder_decoder', {'data.start': ()}, 'one or more with encoder_decoder'),
-    ('encoder', {'data.start': ()}, 'no effect with encoder'),
+    ('encoder', {'data.start': ()}, 'it applies where model.family is decoder or encoder_decoder'),
     ('decoder', {'data.source_start': ('bos',)}, 'it applies where model.family is encoder_decoder'),
     ('encoder_decoder', {'data.start': ('boss',)}, "data.start='boss' is unknown; did you mean 'bos'"),
     ('encoder_decoder', {**BART, 'decode.max_len': 512}, "after data.start=('eos', 'bos') is longer than"),
@@ -146,7 +146,7 @@ def test_starts_that_do_not_fit_are_refused(family: str, fields: dict[str, Any],
     objective = {'encoder': 'masked_lm', 'decoder': 'causal_lm', 'encoder_decoder': 'seq2seq'}[family]
     run = Config(model=Model(family=family), train=Train(objective=objective, num_steps=1))
     with pytest.raises(UserError) as error:
-        checks.check(config.override(run, fields))
+        checks.check(checks.settle(config.override(run, fields), fields))
     assert words in str(error.value) and '\n' not in str(error.value)
 
 
@@ -220,15 +220,22 @@ def test_an_empty_prompt_is_a_token_though_none_stands_in_front(monkeypatch: pyt
     ]
 
 
-def test_other_tokens_than_the_pretrained_parameters_know_are_said(
-    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(('changes', 'said'), [
+    ({}, ''),
+    ({'model.dropout_rate': 0.3, 'model.remat': 'block', 'train.seed': 5, 'model.max_len': 99}, ''),
+    ({'data.start': ('bos',)}, "data.start=('bos',) (('eos', 'bos') there)"),
+    ({'model.activation': 'gelu', 'model.norm_epsilon': 1e-3},
+     f"model.norm_epsilon=0.001 ({Model().norm_epsilon} there), model.activation='gelu' ('relu' there)"),
+    ({'model.attention_softcap': 5.0}, 'model.attention_softcap=5.0 (None there)'),
+])  # fmt: skip
+def test_another_function_than_the_pretrained_parameters_know_is_said(
+    changes: dict[str, object], said: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     there = config.override(Config(model=Model(family='encoder_decoder')), BART)
     workdir.save_config(tmp_path, there)
-    setup._say_other_start(there, str(tmp_path))
-    assert capsys.readouterr().err == ''
-    setup._say_other_start(config.override(there, {'data.start': ('bos',)}), str(tmp_path))
-    assert capsys.readouterr().err == f"data.start=('bos',), but {tmp_path} was trained with ('eos', 'bos')\n"
+    setup._say_other_function(config.override(there, changes), str(tmp_path))
+    line = f'train.init_from={tmp_path} was trained otherwise: {said}\n' if said else ''
+    assert capsys.readouterr().err == line
 
 
 # ------------------------------------------------------------------------------------------------ searches

@@ -36,11 +36,7 @@ def check_data(data: Data, model: Model) -> None:
     require(
         least <= len(data.start) <= most and (model.family != 'encoder' or data.start == Data.start),
         f'data.start={data.start} stands before the text of a decoder: one token or none with model.family=decoder, '
-        'one or more with encoder_decoder; it has no effect with encoder',
-    )
-    require(
-        model.family == 'encoder_decoder' or not data.source_start,
-        f'data.source_start={data.source_start} has no effect here: it applies where model.family is encoder_decoder',
+        'one or more with encoder_decoder',
     )
 
 

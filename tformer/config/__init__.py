@@ -16,6 +16,7 @@ from tformer.config.convert import split as split
 from tformer.config.convert import stated_in_parts as stated_in_parts
 from tformer.config.convert import to_dict as to_dict
 from tformer.config.convert import values as values
+from tformer.config.model import OUTSIDE_THE_FUNCTION as OUTSIDE_THE_FUNCTION
 from tformer.config.model import Model as Model
 from tformer.config.model import own_layers as own_layers
 from tformer.config.python_files import execute as execute

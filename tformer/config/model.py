@@ -108,6 +108,15 @@ class Model(Section):
     param_dtype: str = 'float32'  # of kernels and tables
 
 
+# Fields that change training or execution alone, or belong to the heads of tasks.
+OUTSIDE_THE_FUNCTION = (
+    *('dropout_rate', 'attention_dropout_rate', 'activation_dropout_rate', 'head_dropout_rate'),
+    *('initializer', 'init_scale', 'balance_weight', 'router_z_weight', 'expert_capacity', 'generator_fraction'),
+    *('scan_layers', 'remat', 'attention_kernel', 'dtype', 'param_dtype'),
+    *('num_classes', 'pooling', 'pooler', 'lora_alpha', 'lora_targets'),
+)
+
+
 def own_layers(model: Model) -> dict[str, int]:
     """Returns how many layers with parameters of their own each stack of the family has: one where all share them."""
     layers = {'encoder': model.num_encoder_layers, 'decoder': model.num_decoder_layers}

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tformer import config
-from tformer.config import Model
+from tformer.config import OUTSIDE_THE_FUNCTION, Model
 from tformer.errors import UserError, choose, nearest
 from tformer.hf import decoders, encoder_decoders, encoders
 from tformer.hf.fields import FIXED, HubConfig
@@ -45,15 +45,6 @@ def model_of(hub_config: Mapping[str, Any], say: Callable[[str], None] = warning
     return model
 
 
-# Fields of `Model` that change training or execution alone, or belong to heads whose tensors are accounted for by name.
-NOT_COMPARED = (
-    *('dropout_rate', 'attention_dropout_rate', 'activation_dropout_rate', 'head_dropout_rate'),
-    *('initializer', 'init_scale', 'balance_weight', 'router_z_weight', 'expert_capacity', 'generator_fraction'),
-    *('scan_layers', 'remat', 'attention_kernel', 'dtype', 'param_dtype'),
-    *('num_classes', 'pooling', 'pooler', 'lora_alpha', 'lora_targets'),
-)
-
-
 def config_of(family: str, model: Model) -> dict[str, Any]:
     """Returns the config.json of a model, the inverse of `model_of`.
 
@@ -69,7 +60,7 @@ def config_of(family: str, model: Model) -> dict[str, Any]:
     except UserError as error:
         raise UserError(f'{family}: {error}') from error
     for name, value in vars(model).items():
-        if value != getattr(expressed, name) and name not in NOT_COMPARED:
+        if value != getattr(expressed, name) and name not in OUTSIDE_THE_FUNCTION:
             raise UserError(
                 f'{family}: model.{name}={value!r} has no counterpart in the hub; valid: {getattr(expressed, name)!r}'
             )

@@ -1,6 +1,7 @@
 """The start of a run, or its resumption: its data, its resolved config and its first state."""
 
 import contextlib
+import dataclasses
 import importlib.metadata
 import pathlib
 import platform
@@ -13,7 +14,7 @@ from jax.sharding import Mesh
 from tformer import checks
 from tformer import config as config_lib
 from tformer.checks.conditions import require_multiple
-from tformer.config import Config
+from tformer.config import OUTSIDE_THE_FUNCTION, Config, Model
 from tformer.data.batches import mixture, pipeline
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.distributed import processes, sharding
@@ -49,16 +50,19 @@ def load_state(program: Program, config: Config, home: pathlib.Path, last: int |
     fresh, where = (variables(tree.params, tree.statistics) for tree in (state, program.shardings))
     loaded = pretrained.load(config.train.init_from, fresh, where, config.train.init_except)
     if processes.first():
-        _say_other_start(config, config.train.init_from)
+        _say_other_function(config, config.train.init_from)
     return program.init_from(hyper, loaded['params'], loaded.get('statistics', {}))
 
 
-def _say_other_start(config: Config, pretrained: str) -> None:
-    """Prints which special tokens stood before texts where the parameters come from, if others do here."""
+def _say_other_function(config: Config, pretrained: str) -> None:
+    """Prints which fields make the model, or the tokens before its texts, others than those of the parameters."""
     differing = config_lib.difference(workdir.read_config(pathlib.Path(pretrained)), config)
-    for name in differing.keys() & {'data.start', 'data.source_start'}:
-        old, new = differing[name]
-        print(f'{name}={new!r}, but {pretrained} was trained with {old!r}', file=sys.stderr, flush=True)
+    inside = [f'model.{field.name}' for field in dataclasses.fields(Model) if field.name not in OUTSIDE_THE_FUNCTION]
+    sizes = ('model.vocab_size', 'model.encoder_vocab_size', 'model.max_len', 'model.lora_rank')
+    inside = [name for name in inside if name not in sizes] + ['data.start', 'data.source_start']
+    said = [f'{name}={differing[name][1]!r} ({differing[name][0]!r} there)' for name in inside if name in differing]
+    if said:
+        print(f'train.init_from={pretrained} was trained otherwise: {", ".join(said)}', file=sys.stderr, flush=True)
 
 
 class RunData(NamedTuple):

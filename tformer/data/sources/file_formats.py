@@ -31,6 +31,8 @@ def _txt(text: Text, config: Data, objective: str) -> Iterator[Record]:
     """The whole file for objectives on running text, else one record per paragraph between blank lines."""
     if TASKS[objective].fields != ('text',):
         raise _unfit(text, objective, 'only text')
+    if config.columns:
+        raise UserError(f'{text.path}: data.columns={config.columns} has no effect on a .txt file')
     whole = TASKS[objective].running_text
     for _, lines in itertools.groupby(text, lambda numbered: whole or bool(numbered[1].strip())):
         written = io.StringIO(newline='')  # a list of the lines would take several times the memory of a large file
