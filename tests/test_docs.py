@@ -266,7 +266,7 @@ def test_the_first_sweep_that_is_shown_runs_to_its_report(tmp_path: pathlib.Path
     run(['-m', 'tformer', 'sweep', '--config=sweeps/mine.py', '--workdir=runs/mine', '--parallel=2'], tmp_path)
     report = (tmp_path / 'runs' / 'mine' / 'report.md').read_text()
     assert '1 arm against `baseline`, by test loss (lower is better). 6 trials: 6 done.' in report
-    assert '- `norm=rmsnorm`: test loss ' in report and ' by Holm): ' in report
+    assert '- `norm=rmsnorm`: test loss ' in report and ' by Dunnett): ' in report
 
 
 @pytest.mark.slow
