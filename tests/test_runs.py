@@ -15,7 +15,7 @@ import toy_data
 from test_launch import alive
 
 from tformer import __main__ as command_line
-from tformer import config, errors
+from tformer import checks, config, errors
 from tformer.commands import texts
 from tformer.commands import train as train_command
 from tformer.commands.run import Run
@@ -40,7 +40,7 @@ def overrides(recipe: str, place: pathlib.Path) -> dict[str, str]:
 
 def load(recipe: str, place: pathlib.Path, **more: str) -> config.Config:
     changed = {**overrides(recipe, place), **{name.replace('__', '.'): value for name, value in more.items()}}
-    return config.load(f'{ROOT}/configs/{recipe}', changed)
+    return checks.settled(config.load(f'{ROOT}/configs/{recipe}', changed))
 
 
 @pytest.mark.slow
