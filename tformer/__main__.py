@@ -62,7 +62,8 @@ def parse(argv: Sequence[str]) -> Parsed:
     except absl_flags.Error as error:
         raise errors.UserError(str(error).splitlines()[0]) from error
     for flag in command.flags:
-        if isinstance(flags[flag].value, int) and abs(flags[flag].value) >= 2**63:
+        value = flags[flag].value
+        if isinstance(value, int) and abs(value) >= 2**63:
             raise errors.UserError(f'--{flag} is a number of more than 64 bits')
     if positional and command.arguments is None:
         raise errors.UserError(f'{name} takes no argument {positional[0]!r}')
