@@ -62,8 +62,8 @@ def parse(argv: Sequence[str]) -> Parsed:
     except absl_flags.Error as error:
         raise errors.UserError(str(error).splitlines()[0]) from error
     for flag in command.flags:
-        value = flags[flag].value
-        if isinstance(value, int) and abs(value) >= 2**63:
+        number = flags[flag].value
+        if isinstance(number, int) and abs(number) >= 2**63:
             raise errors.UserError(f'--{flag} is a number of more than 64 bits')
     if positional and command.arguments is None:
         raise errors.UserError(f'{name} takes no argument {positional[0]!r}')
