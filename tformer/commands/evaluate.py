@@ -14,7 +14,6 @@ from tformer.commands import scoring
 from tformer.commands.run import Run, opened
 from tformer.data.sources.records import Record
 from tformer.distributed import processes
-from tformer.errors import UserError
 from tformer.evaluation import metrics, predictions
 from tformer.lab.sweep import trials
 from tformer.training import digests, writers
@@ -47,11 +46,7 @@ def evaluate(
     facts are numbers to write beside the scores.
     """
     run = opened(run)
-    file, damaged = run.workdir / 'result.json', None
-    try:
-        before = run.results
-    except UserError as error:
-        before, damaged = {}, error
+    before = run.results
     found = scoring.score(run.config, run.tokenizers, run.variables, split, records)
     print(f'{run.workdir} step {run.step}, {split}: {found.num_records:,} records')
     print(writers.format_table(found.scores.items()))
@@ -67,8 +62,5 @@ def evaluate(
         with digests.recording(run.workdir, 'result.json', predictions.place(run.workdir, split).name):
             if run.config.evaluate.metrics:
                 predictions.write(run.workdir, split, found.outputs, found.references)
-            if damaged is not None:
-                file.rename(aside := file.with_name('result.json.damaged'))
-                print(f'{damaged}: it was renamed to {aside}, and the scores of other splits are in it alone')
-            atomic.write(file, json.dumps({**before, split: scores}, indent=2) + '\n')
+            atomic.write(run.workdir / 'result.json', json.dumps({**before, split: scores}, indent=2) + '\n')
     return found.scores
