@@ -58,7 +58,8 @@ def matches(directory: pathlib.Path, name: str) -> bool | None:
 def expect(directory: pathlib.Path, name: str) -> None:
     """Raises a `UserError` if a file that digests.json lists has changed or is missing."""
     if matches(directory, name) is False:
-        raise UserError(f'{directory / name} has changed since it was written; `tformer evaluate` makes it again')
+        line = 'has changed since it was written: delete it, and `tformer evaluate` makes it again'
+        raise UserError(f'{directory / name} {line}')
 
 
 def find_corruption(directory: pathlib.Path, *, contents: bool = True, arrays: bool = True) -> str | None:
