@@ -23,7 +23,7 @@ def parse(text: str) -> dict[str, Any]:
 
 
 def read(file: pathlib.Path) -> dict[str, Any]:
-    """Returns the object in a file. Raises a `UserError` if there is no such file, or no object in it."""
+    """Returns the object that a JSON file holds. Raises a `UserError` if the file is missing or holds no object."""
     text = _text(file)
     try:
         return parse(text)

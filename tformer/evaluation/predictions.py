@@ -21,7 +21,7 @@ def write(workdir: pathlib.Path, split: str, predictions: Sequence[str], referen
 
 
 def read(workdir: pathlib.Path, split: str) -> tuple[list[str], list[list[str]]] | None:
-    """Returns (predictions, references of each) of a split; None where there is no file.
+    """Returns the predictions of a split and the references of each, or None if no file holds them.
 
     Raises:
       UserError: the file cannot be read.

@@ -34,9 +34,9 @@ class Predicted(NamedTuple):
 def make_scorer(model: nn.Module, config: Config, mesh: Mesh) -> Scorer:
     """Returns score(variables, batches, limit, tokenizers) -> means over a split, or its first `limit` batches.
 
-    `loss`, where classes or tokens are predicted `nll` (nats a target), `accuracy` and `perplexity`; `bits_per_byte`
-    for language models with a lossless tokenizer; and the metrics of `JUDGES`. There is no dropout, label smoothing or
-    z-loss.
+    The means are `loss`; `nll` (nats per target), `accuracy` and `perplexity` where classes or tokens are predicted;
+    `bits_per_byte` of language models with a lossless tokenizer; and the metrics of the objective's row of `JUDGES`.
+    Dropout, label smoothing and the z-loss are off.
     """
     task, objective = TASKS[config.train.objective], OBJECTIVES[config.train.objective]
     longest = config.evaluate.answer_length

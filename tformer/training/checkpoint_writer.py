@@ -86,7 +86,7 @@ class CheckpointWriter:
             raise UserError(f'a checkpoint could not be written ({kept}): {line}') from error
 
     def wait(self) -> None:
-        """Does as `finish`, and deletes the checkpoints that are no longer kept."""
+        """Waits until everything is written, as `finish`, then deletes the checkpoints that are no longer kept."""
         self.finish()
         if processes.first():
             there, most = checkpoint.steps(self._workdir), checkpoint.best(self._workdir)

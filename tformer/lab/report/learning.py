@@ -35,7 +35,7 @@ class Matched:
     same: tuple[str, ...] = ()  # quantities with the same comparison: all arms spend equally much of them per step
     at: float = math.nan  # the amount: the last one that all runs reach
     rows: Sequence[comparison.Row] = ()  # of `comparison.summary`
-    why: str | None = None  # the reason if there are no rows
+    why: str | None = None  # why there are no rows; None: there are some
 
 
 @dataclasses.dataclass(frozen=True)

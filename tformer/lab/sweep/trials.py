@@ -45,7 +45,7 @@ def load(spec: str, overrides: Mapping[str, str] | None = None) -> tuple[Config,
     """Returns (the base config, the trials) of a sweep file, `FILE[:argument]`; overrides change the base.
 
     Raises:
-      UserError: in the file, in the base, or in an arm, which is named.
+      UserError: the file or the base has a mistake, or an arm, whose number the message gives.
     """
     path, argument = config.split(spec)
     sweep = config.execute(path, 'get_sweep', *filter(None, [argument]))
@@ -77,7 +77,7 @@ def trials(base: Config, arms: Sequence[Overrides], match: Sequence[Match] | Mat
     """Returns the trials of a sweep in the order of its arms; arms that make the same config are one trial.
 
     Raises:
-      UserError: there are no arms, or an arm, which is named, has an unknown field or value or fields that conflict.
+      UserError: there are no arms, or an arm has an unknown field or value, or fields that conflict or have no effect.
     """
     if not arms:
         raise UserError('the sweep has no arms')
