@@ -1,5 +1,6 @@
 """The position-wise feed-forward: out(activation(in(x))), or gated."""
 
+import math
 from collections.abc import Callable
 
 import jax
@@ -15,9 +16,21 @@ from tformer.layers.resolved import ResolvedModel
 Activation = Callable[..., jax.Array]
 
 
+@jax.custom_jvp
+def _erfc(x: jax.Array) -> jax.Array:
+    """The complementary error function. jax's own derivative, which is the same, fails in `shard_map` of jax 0.12."""
+    return jax.lax.erfc(x)
+
+
+@_erfc.defjvp
+def _erfc_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
+    (x,), (dx,) = primals, tangents
+    return _erfc(x), jnp.asarray(-2 / math.sqrt(math.pi), x.dtype) * (dx * jnp.exp(-jnp.square(x)))
+
+
 def gelu(x: jax.Array) -> jax.Array:
     """x Phi(x), exactly (Hendrycks & Gimpel 2016)."""
-    return jax.nn.gelu(x, approximate=False)
+    return 0.5 * x * _erfc(-x * jnp.asarray(math.sqrt(0.5), x.dtype))
 
 
 def gelu_tanh(x: jax.Array) -> jax.Array:
