@@ -1,6 +1,7 @@
 """Real processes that run the command line, to be killed; forked from one that has imported everything but a device."""
 
 import contextlib
+import inspect
 import multiprocessing
 import os
 import pathlib
@@ -77,9 +78,14 @@ def compile_soon() -> None:
     )
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)
     load = compilation_cache.get_executable_and_time
+    signature = inspect.signature(load)
+    if 'executable_devices' not in signature.parameters:  # a jax that is not known: it may wait for ever, too
+        jax.config.update('jax_enable_compilation_cache', False)
+        return
 
-    def load_for_one(key, options, backend, devices):
-        return load(key, options, backend, devices) if len(devices) == 1 else (None, None)
+    def load_for_one(*args, **kwargs):
+        devices = signature.bind(*args, **kwargs).arguments['executable_devices']
+        return load(*args, **kwargs) if len(devices) == 1 else (None, None)
 
     compilation_cache.get_executable_and_time = load_for_one
 
