@@ -23,7 +23,7 @@ $(VENV)/.parity: $(VENV)/.ready
 
 demo: setup
 	rm -rf $(DEMO)
-	$(BIN)/tformer train --config=configs/g2p.py:demo --workdir=$(DEMO)
+	$(BIN)/tformer train --config=configs/g2p.py:demo --config.train.num_steps=1500 --workdir=$(DEMO)
 	$(BIN)/tformer attention --workdir=$(DEMO) transformer
 
 test: setup parity
