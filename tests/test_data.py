@@ -401,9 +401,8 @@ def test_what_is_not_next_is_of_another_record_half_of_the_time() -> None:
             assert set(first) == {mine} and len(set(second)) == 1
             assert (second[0] == mine) == (batch['labels'] == 0) and batch['label_weights'] == 1
             size = batches.parts[0].examples.stop[example] - batches.parts[0].examples.start[example]
-            if batch['labels'] == 0:
-                assert len(first + second) == size
-            else:
+            assert len(first + second) <= max(size, 2)
+            if batch['labels']:
                 others.add((mine, second[0]))
             labels += [batch['labels']] if size > 1 else []  # nothing follows a single token
     assert abs(np.mean(labels) - 0.5) < 4 * np.sqrt(0.25 / len(labels))

@@ -84,8 +84,9 @@ def _of_rows(tables: Iterable[Rows], field: str) -> Rule:
 
 def _objectives(fact: Callable[[Task], Any]) -> Rule:
     """Returns the rule that a field applies to the objectives of which `fact` is true."""
-    names = [name for name, task in TASKS.items() if fact(task)]
-    return lambda c: bool(fact(TASKS[c.train.objective])), f'train.objective is {" or ".join(names)}'
+    names, others = ([name for name, task in TASKS.items() if bool(fact(task)) is holds] for holds in (True, False))
+    words = ' or '.join(names) if len(names) <= len(others) else f'not {" or ".join(others)}'
+    return lambda c: bool(fact(TASKS[c.train.objective])), f'train.objective is {words}'
 
 
 def _single_rules() -> dict[str, Rule]:
