@@ -95,6 +95,9 @@ def _fill_rows(members: np.ndarray, lengths: np.ndarray, limits: np.ndarray) -> 
     kinds, kind = np.unique(lengths, axis=0, return_inverse=True)
     waiting = [members[kind == index].tolist() for index in range(len(kinds))]
     left, shares = np.bincount(kind), kinds / limits
+    for full in np.flatnonzero((kinds == limits).all(axis=1)):  # the best for an empty row, and nothing else fits
+        yield from ([member] for member in reversed(waiting[full]))
+        left[full] = 0
     while left.any():
         free, row = limits.copy(), []
         while (fits := (left > 0) & (kinds <= free).all(axis=1)).any():
