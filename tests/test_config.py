@@ -338,7 +338,10 @@ BAD = [  # overrides that do not fit together, and what the message must name
     ),
     ({'train.objective': 'question_answering', 'train.label_smoothing': 0.1}, ('train.label_smoothing=0.1',)),
     ({'train.objective': 'regression', 'train.z_loss': 0.1}, ('train.z_loss=0.1 has no effect', 'regression')),
-    ({'train.second_loss_weight': 0.0}, ('train.second_loss_weight=0.0 has no effect', 'train.objective is masked_lm_nsp')),
+    (
+        {'train.second_loss_weight': 0.0},
+        ('train.second_loss_weight=0.0 has no effect', 'train.objective is masked_lm_nsp'),
+    ),
     ({'model.family': 'encoder'}, ('train.objective=causal_lm', 'decoder', 'not encoder')),
     ({'train.num_steps': None}, ('train.num_steps=None', 'train.num_epochs=None', 'exactly one')),
     ({'train.num_epochs': 1.0}, ('train.num_steps=10', 'train.num_epochs=1.0', 'exactly one')),

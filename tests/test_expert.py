@@ -16,7 +16,7 @@ from test_train_step import ROWS, T, Trainer, make_batch, make_config, relative
 
 from tformer import checks, config
 from tformer.config import Model
-from tformer.distributed import hlo, sharding
+from tformer.distributed import device_groups, hlo, sharding
 from tformer.errors import UserError
 from tformer.layers import moe
 from tformer.layers.moe import Moe
@@ -205,18 +205,13 @@ def trained(objective, choices):
     return train(experts(objective, 'dropless', choices), config.Mesh(data=1), 1)[0]
 
 
-def collectives(text, name):
-    """[(bytes of the result, groups of devices)] of a compiled program's instructions."""
-    found = re.findall(rf'= (.*?) {name}(?:-start)?\(.*replica_groups=(\S+?),? ', text)
-    shapes = [[dims.split(',') for dims in re.findall(r'f32\[([\d,]+)\]', result)] for result, _ in found]
-    sizes = [4 * sum(math.prod(map(int, dims)) for dims in result) for result in shapes]
-    return [(size, groups) for size, (_, groups) in zip(sizes, found, strict=True)]
-
-
-def groups_along(mesh, axis):
-    """The groups of devices that differ along one axis of the mesh, as a compiled program writes them."""
-    numbers = np.moveaxis(np.arange(mesh.size).reshape(mesh.devices.shape), mesh.axis_names.index(axis), -1)
-    return '{' + ','.join('{' + ','.join(map(str, row)) + '}' for row in numbers.reshape(-1, mesh.shape[axis])) + '}'
+def collectives(text, mesh, kind):
+    """[(float32 bytes of the result, axes of the mesh)] of a compiled program's instructions."""
+    found = [i for each in hlo.parse(text).computations.values() for i in each.values()]
+    found = [i for i in found if i.opcode.removesuffix('-start') == kind]
+    sizes = [sum(map(hlo.num_bytes, re.findall(r'f32\[[\d,]*\]', i.shape))) for i in found]
+    axes = [device_groups.of(i.attributes, tuple(mesh.shape.items()))[0] for i in found]
+    return list(zip(sizes, axes, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -247,18 +242,17 @@ def test_training_over_devices_equals_one_device(objective, dispatch, choices, m
         held = {shard.data.shape for shard in layers[name]['kernel'].addressable_shards}
         assert held == {(2, E // sizes.expert, wide // split[0], high // split[1])}
 
-    gathers = collectives(text, 'all-gather')
+    gathers = collectives(text, made, 'all-gather')
     assert max(size for size, _ in gathers) < 4 * E * D * F // sizes.tensor  # no kernels of all experts
     if objective == 'causal_lm':  # one loop over the layers forwards, one backwards: there and back in each
-        along = groups_along(made, 'expert')
         r = ROWS * T // (sizes.data * sizes.fsdp * sizes.expert)
         if dispatch == 'capacity':
             places = E * math.ceil(cfg.model.expert_capacity * r * choices / E)
-            sent = [size for size, groups in collectives(text, 'all-to-all') if groups == along]
+            sent = [size for size, axes in collectives(text, made, 'all-to-all') if axes == ('expert',)]
             assert sent == [4 * places * D] * 4
         else:
-            sums = [size for size, groups in collectives(text, 'reduce-scatter') if groups == along]
-            assert gathers.count((4 * sizes.expert * r * D, along)) == sums.count(4 * r * D) == 2
+            sums = [size for size, axes in collectives(text, made, 'reduce-scatter') if axes == ('expert',)]
+            assert gathers.count((4 * sizes.expert * r * D, ('expert',))) == sums.count(4 * r * D) == 2
 
 
 # ------------------------------------------------------------------------------------------------ refusals
