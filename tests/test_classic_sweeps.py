@@ -138,11 +138,8 @@ STATED = {  # what each arm changes of its recipe, besides the seed
     ],
     't5_denoising': [
         {**ROOM, 'data.length': 148, 'data.mean_span_length': 1 / 0.85},
-        {**ROOM, 'data.length': 512, 'data.mean_span_length': 1 / 0.85, 'train.objective': 'prefix_lm'},
-        {
-            **ROOM, 'data.length': 512, 'data.mean_span_length': 1 / 0.85, 'train.objective': 'denoising',
-            'data.noise': ('mask',),
-        },
+        {**ROOM, 'data.length': 512, 'train.objective': 'prefix_lm'},
+        {**ROOM, 'data.length': 512, 'train.objective': 'denoising', 'data.noise': ('mask',)},
         {**ROOM, 'data.length': 101, 'data.mask_rate': 0.1, 'data.mean_span_length': 1 / 0.9},
         {**ROOM, 'data.length': 241, 'data.mask_rate': 0.25, 'data.mean_span_length': 1 / 0.75},
         {**ROOM, 'data.length': 513, 'data.mask_rate': 0.5, 'data.mean_span_length': 2.0},

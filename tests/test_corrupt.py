@@ -464,7 +464,9 @@ def test_mistakes() -> None:
         ),
     ):
         with pytest.raises(UserError, match=line):
-            checks.check_here(checks.settle(config.override(Config(), {**steps, **changes}), changes))
+            stated = config.override(Config(), {**steps, **changes})
+            checks.check_here(stated)
+            checks.settle(stated, changes)
 
 
 TINY = {

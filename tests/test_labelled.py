@@ -426,7 +426,7 @@ PAIRS = {'model.family': 'encoder_decoder', 'train.objective': 'seq2seq', 'train
 TEMPLATES = {'data.source_template': '{a}', 'data.target_template': '{b}'}
 CLASSES = {**ENCODER, 'train.objective': 'classification'}
 CONFIGS = [
-    ({**CLASSES, **TEMPLATES}, 'no effect here: it applies where train.objective is seq2seq'),
+    ({**CLASSES, **TEMPLATES}, 'train.objective is seq2seq'),
     ({**PAIRS, 'data.source_template': '{a}'}, 'go together: set both or neither'),
     ({**PAIRS, **TEMPLATES, 'data.target_template': '{b'}, "data.target_template='{b': expected '}'"),
     ({**PAIRS, **TEMPLATES, 'data.target_template': '{}'}, r'data.target_template: {} must name a column or key'),

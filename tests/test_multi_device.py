@@ -376,7 +376,7 @@ def test_one_axis_crosses_slices_and_no_other():
 @pytest.mark.parametrize('override, message', [
     ('mpl=tensor', "no logical name 'mpl'; did you mean 'mlp'"),
     ('mlp=tenser', "no axis 'tenser'; did you mean 'tensor'"),
-    ('mlp', "no logical name 'mlp'"),
+    ('mlp', "mesh.overrides: 'mlp': write NAME=AXIS"),
 ])  # fmt: skip
 def test_an_override_that_names_nothing_is_refused(override, message):
     with pytest.raises(UserError, match=message):

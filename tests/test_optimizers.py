@@ -442,12 +442,12 @@ def test_a_checkpoint_restores_all_bit_for_bit_and_gives_what_is_evaluated(tmp_p
     saved, states = checkpoint_writer.CheckpointWriter(tmp_path, keep_last=3), [start]
     for number in range(1, 5):
         states.append(step(states[-1], batch, hyper)[0])
-        saved.save(states[-1], {'best': number}, -float(number))
+        saved.save(states[-1], {'number': number}, -float(number))
     end = states[-1]
     saved.wait()
     assert checkpoint.steps(tmp_path) == [1, 2, 3, 4] and checkpoint.latest_valid(tmp_path) == 4
     restored, run = checkpoint.restore(tmp_path, 4, start), checkpoint.read_metadata(tmp_path, 4)
-    assert run['best'] == 4 and jax.tree.structure(restored) == jax.tree.structure(end)
+    assert run['number'] == 4 and jax.tree.structure(restored) == jax.tree.structure(end)
     jax.tree.map(np.testing.assert_array_equal, restored, end)
     latest, step = checkpoint.load_variables(tmp_path, 'latest')
     params = latest['params']

@@ -528,7 +528,7 @@ def test_what_reads_no_further_than_its_turn_is_taken():
 
 
 def test_no_hub_and_no_attention_maps():
-    with pytest.raises(UserError, match=r'model\.recurrence=gru has no counterpart in the hub'):
+    with pytest.raises(UserError, match=r"model\.recurrence='gru' has no counterpart in the hub"):
         export_params('gpt2', {}, make_model())
     run = Run(None, make_config(make_model()), None, {}, 0)
     with pytest.raises(UserError, match=r'model\.recurrence=gru has no attention maps'):

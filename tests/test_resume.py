@@ -44,7 +44,6 @@ def arguments(place: pathlib.Path, family: str, *more: str) -> list[str]:
     return [
         'train', f'--config={ROOT}/configs/lm_stdlib.py:smoke', f'--config.model.family={family}',
         *(f'--config.{field}' for field in FAMILIES[family]), '--config.data.source=files',
-        f'--config.data.path={place}/a',
         f'--config.data.mixture={parts}', '--config.data.tokenizer=symbol', '--config.data.length=32',
         f'--config.train.num_steps={STEPS}', '--config.train.eval_every=4', '--config.train.checkpoint_every=1',
         '--config.train.log_every=3', '--config.train.batch_size=16', '--config.evaluate.samples=0', *more,

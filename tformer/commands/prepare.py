@@ -11,6 +11,7 @@ import pathlib
 import sys
 
 from tformer import checks, commands
+from tformer import config as config_lib
 from tformer.config import Config
 from tformer.data import cache
 from tformer.data.sources import prepare as tfds_sets
@@ -20,10 +21,14 @@ from tformer.training import workdir as workdir_lib
 
 SHARED_FLAGS = ('config', 'workdir')
 FLAGS: dict[str, commands.Flag] = {}
+WRITTEN = ('data.tfds_name', 'data.tfds_dir')  # the set that is written, whatever data.source is read
 
 
 def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) -> None:
-    print(prepare(checks.load(commands.needed(flags, 'config'), overrides), flags.workdir))
+    config = config_lib.load(commands.needed(flags, 'config'), overrides)
+    named = {name: config_lib.values(config)[name] for name in WRITTEN}
+    settled = checks.settle(config_lib.override(config, dict.fromkeys(WRITTEN)), overrides)
+    print(prepare(config_lib.override(settled, named), flags.workdir))
 
 
 def prepare(config: Config, workdir: str | pathlib.Path | None = None) -> str:
