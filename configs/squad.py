@@ -44,6 +44,7 @@ def get_config(arguments: str = '') -> ConfigDict:
             'optimizer.final_fraction': 0.0,
             'train.objective': 'question_answering',
             'model.pooling': 'mean',  # nothing is pooled
+            'model.pooler': False,
             'train.num_steps': None,
             'train.num_epochs': 3,
             'train.batch_size': 32,

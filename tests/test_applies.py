@@ -23,6 +23,8 @@ from tformer.optim.schedules import SCHEDULES, learning_rate
 RULES = sorted(run_fields.rules(Config()))
 OTHER: dict[str, Any] = {  # a value besides the default, where none follows from its type
     'data.source_tokenizer': 'char',
+    'data.tokenizer': 'byte',
+    'data.normalization': 'nfc',
     'data.bad_lines': 'skip',
     'data.overlong': 'truncate',
     'data.tokenizer_model': 'bpe',
@@ -60,7 +62,14 @@ def other(field: str) -> Any:
     return ('other',) if isinstance(default, tuple) else 7 if default is None and field not in TEXTS else 'other'
 
 
-TEXTS = ('data.tfds_name', 'data.tfds_dir', 'data.source_template', 'data.target_template', 'train.init_from')
+TEXTS = (
+    'data.tokenizer_path',
+    'data.tfds_name',
+    'data.tfds_dir',
+    'data.source_template',
+    'data.target_template',
+    'train.init_from',
+)
 
 
 def somewhere(field: str, applies: bool) -> Config:
@@ -136,11 +145,27 @@ def test_a_recipe_is_changed_by_one_field() -> None:
     ]
 
 
+def test_tokenizers_of_another_run_leave_nothing_to_the_fields_of_new_ones() -> None:
+    config = override(Config(), {'train.init_from': 'runs/a', 'data.sentinels': 3, 'data.tokenizer': 'huggingface'})
+    said: list[str] = []
+    assert checks.settle(config, say=said.append) == override(Config(), {'train.init_from': 'runs/a'})
+    with pytest.raises(UserError, match=r'data\.tokenizer=char has no effect here: .* train\.init_from are None'):
+        checks.settle(override(config, {'data.tokenizer': 'char'}), ['data.tokenizer'])
+
+
+def test_a_field_of_a_part_is_set_once() -> None:
+    with pytest.raises(UserError, match=r'data\.mixture\[0\] sets path twice'):
+        checks.settle(override(Config(), {'data.mixture': ('path=a path=b',)}))
+
+
 def test_a_field_that_each_part_of_a_mixture_sets_itself_has_no_effect() -> None:
     parts = ('path=a', 'path=b')
     config = override(Config(), {'data.mixture': parts, 'data.path': ('c',), 'train.num_steps': 1})
     with pytest.raises(UserError, match=r'a part of data\.mixture does not set it'):
         checks.settle(config, ['data.path'])
+    mixed = override(config, {'data.mixture': ('path=a', 'source=cmudict')})
+    with pytest.raises(UserError, match=r'a part of data\.mixture does not set it'):
+        checks.settle(mixed, ['data.path'])
     inherited = override(config, {'data.mixture': ('path=a', 'columns=x')})
     assert checks.settle(inherited, ['data.path']) == inherited
     with pytest.raises(UserError, match=r'data.mixture\[1\]: modulus=7 has no effect here'):

@@ -358,6 +358,16 @@ def test_fields_outside_the_function_leave_the_logits_as_they_are() -> None:
             np.testing.assert_allclose(found['logits'], expected, atol=1e-5, err_msg=f'{field}={value}')
 
 
+def test_a_sentence_head_is_exported_where_the_hub_pools_alike() -> None:
+    reference = references.load('bert')
+    cfg = hf.model_of(reference.config)
+    params = hf.import_params('bert', reference.tensors, cfg)
+    assert 'sentence_head' in params and hf.export_params('bert', params, cfg)
+    for change in ({'pooling': 'mean'}, {'pooler': False}):
+        with pytest.raises(UserError, match=r'reads model\.pooling=cls with model\.pooler=True'):
+            hf.export_params('bert', params, dataclasses.replace(cfg, **change))
+
+
 # ------------------------------------------------------------------------------------------------ odd files
 ODD = [None, -1, 0, 1, 2.5, True, 'abc', [], ['abc'], {}, {'abc': 1}, math.inf]
 
@@ -385,6 +395,11 @@ def test_a_field_with_an_odd_value_is_refused_in_one_line_or_makes_a_model(name:
         ('llama', {'hidden_size': '16'}, "emb_dim='16' is not int"),
         ('llama', {'rope_parameters': ['yarn']}, 'rope_parameters='),
         ('bert', {'is_decoder': True}, 'is_decoder=True has no counterpart'),
+        ('bert', {'num_hidden_layers': 0}, 'must be positive'),
+        ('t5', {'dense_act_fn': 'gelu'}, "dense_act_fn='gelu' is not that of feed_forward_proj: 'relu'"),
+        ('t5', {'feed_forward_proj': 'silu', 'dense_act_fn': 'relu'}, "is not that of feed_forward_proj: 'silu'"),
+        ('llama', {'rope_scaling': {'rope_type': 'linear', 'factor': 2.0}}, 'are both given'),
+        ('llama', {'rope_parameters': {'rope_theta': 1e4, 'partial_rotary_factor': 0.5}}, 'partial_rotary_factor'),
     ],
 )
 def test_an_option_that_would_change_the_numbers_is_refused(name: str, fields: dict, words: str) -> None:

@@ -202,7 +202,7 @@ def test_what_keeps_a_label_back_is_said(tmp_path: pathlib.Path) -> None:
     few = dataclasses.replace(TINY, evaluate=Evaluate(samples=0, max_examples=4))
     report = computed_of(built(tmp_path / 'y', [({}, all_wrong), ({'model.norm': 'rmsnorm'}, all_right)], few))
     assert render.sentences(report, 'arms')[1].endswith(
-        ': noise unknown; all runs of each side are equal, and more seeds would tell'
+        ': noise unknown; the differences show no noise, and more seeds would tell'
     )
     assert render.sentences(report, 'limited') == [
         'Only the first 4 records of the test split are scored (evaluate.max_examples).'

@@ -33,6 +33,7 @@ def get_sweep(size: Literal['large', 'small', 'smoke'] = 'large') -> Sweep:
         'model.max_len': 128,
         'data.tokenizer': 'byte',
         'data.length': 128,
+        'data.num_buckets': 1,
         'train.num_steps': 300,
         'train.eval_every': 300,
         'train.eval_batches': 20,

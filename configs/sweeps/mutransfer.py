@@ -46,6 +46,7 @@ def get_sweep(size: Literal['small', 'large', 'smoke'] = 'small') -> Sweep:
         'model.num_decoder_layers': 2,
         'model.max_len': 64,
         'data.length': 64,
+        'data.num_buckets': 1,
         'train.num_steps': 200,
         'train.eval_every': 200,
         'train.eval_batches': 20,

@@ -24,6 +24,7 @@ TINY = {
     'model.num_heads': 2,
     'data.tokenizer': 'byte',
     'data.length': 64,
+    'data.num_buckets': 1,
     'optimizer.warmup_steps': 20,
     'train.eval_batches': 20,
     'train.batch_size': 16,

@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from tformer.config import Config, Decode, parts, stated_in_parts
+from tformer.config import Config, Data, Decode, parts, stated_in_parts
 from tformer.config.tasks import HEADS, TASKS, Task
 from tformer.data.batches.packing import BATCHING
 from tformer.data.examples.corrupt import NOISES
@@ -93,12 +93,13 @@ def _single_rules() -> dict[str, Rule]:
     """Returns the rules of fields that no row of a table reads."""
     pairs, writes = _objectives(lambda task: task.in_pairs), _objectives(lambda task: task.writes)
     from_data = _objectives(lambda task: task.classes_from_data)
-    heads = _objectives(lambda task: HEADS[task.head].per_row or HEADS[task.head].per_token)
+    given = _objectives(lambda task: task.given)
     prefixed = _objectives(lambda task: task.prefix)
     return {
         'model.num_classes': from_data,
         'model.pooling': _objectives(lambda task: 'pooler' in HEADS[task.head].per_row),
-        'model.head_dropout_rate': heads,
+        'model.pooler': _objectives(lambda task: 'pooler' in HEADS[task.head].per_row),
+        'model.head_dropout_rate': _objectives(lambda task: not HEADS[task.head].vocabulary),
         'model.generator_fraction': _objectives(lambda task: 'generator' in HEADS[task.head].per_token),
         'data.source_template': pairs,
         'data.target_template': pairs,
@@ -107,8 +108,8 @@ def _single_rules() -> dict[str, Rule]:
         'data.label_range': _objectives(lambda task: task.records == 'number'),
         'data.source_tokenizer': pairs,
         'data.encoder_length': (
-            lambda c: c.model.family == 'encoder_decoder' or pairs[0](c),
-            f'model.family is encoder_decoder, or {pairs[1]}',
+            lambda c: c.model.family == 'encoder_decoder' or given[0](c),
+            f'model.family is encoder_decoder, or {given[1]}',
         ),
         'data.start': (lambda c: c.model.family != 'encoder', 'model.family is decoder or encoder_decoder'),
         'data.source_start': (lambda c: c.model.family == 'encoder_decoder', 'model.family is encoder_decoder'),
@@ -133,11 +134,31 @@ def _single_rules() -> dict[str, Rule]:
     }
 
 
+def _read_by(part: Data) -> set[str]:
+    """Returns the fields that say where a part's examples come from."""
+    own = {'source', *SOURCES[part.source].fields}
+    return own | set(ALGORITHMIC[part.task].fields if 'task' in own else ())
+
+
+# The fields of tokenizers that a run makes for itself.
+TOKENIZER = (
+    *('tokenizer', 'source_tokenizer', 'tokenizer_path', 'tokenizer_vocab_size', 'tokenizer_model'),
+    *('byte_fallback', 'normalization', 'sentinels'),
+)
+_OWN_TOKENIZERS: Rule = (
+    lambda c: c.data.tokenizer_from is None and c.train.init_from is None,
+    'data.tokenizer_from and train.init_from are None',
+)
+
+
 def _of_parts(config: Config) -> dict[str, Rule]:
-    """Returns the rules of fields that each part of a mixture states for itself."""
+    """Returns the rules of fields that each part of a mixture which reads them states for itself."""
     stated = stated_in_parts(config.data)
-    names = set.intersection(*map(set, stated)) if stated else set()
-    return {f'data.{name}': (lambda c: False, 'a part of data.mixture does not set it') for name in names - {'weight'}}
+    readers = [_read_by(part) for part in parts(config.data)]
+    names = {name for own in stated for name in own} - {'weight'}
+    pairs = list(zip(stated, readers, strict=False))
+    vain = [name for name in names if all(name in own for own, read in pairs if name in read)]
+    return {f'data.{name}': (lambda c: False, 'a part of data.mixture does not set it') for name in vain}
 
 
 def rules(config: Config) -> dict[str, Rule]:
@@ -147,7 +168,7 @@ def rules(config: Config) -> dict[str, Rule]:
     found = {
         field: _of_rows([t for t in tables if t.section == field.split('.')[0]], field.split('.')[1]) for field in read
     }
-    for extra in (_single_rules(), _of_parts(config)):
+    for extra in (_single_rules(), {f'data.{name}': _OWN_TOKENIZERS for name in TOKENIZER}, _of_parts(config)):
         for field, rule in extra.items():
             found[field] = _both(found[field], rule) if field in found else rule
     return found

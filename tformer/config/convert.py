@@ -182,6 +182,8 @@ def stated_in_parts(data: Data) -> list[dict[str, Any]]:
             if name not in own or not equals:
                 line = f'{word!r} is not FIELD=VALUE of a part{errors.nearest(name, own)}'
                 raise errors.UserError(f'config.data.mixture[{number}]: {line}{_LIST}')
+            if name in values:
+                raise errors.UserError(f'config.data.mixture[{number}] sets {name} twice{_LIST}')
             values[name] = parse(types_[f'data.{name}'], value, f'data.mixture[{number}].{name}')
         made.append(values)
     weighted = [values.get('weight') is not None for values in made]

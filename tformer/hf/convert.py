@@ -40,6 +40,9 @@ def model_of(hub_config: Mapping[str, Any], say: Callable[[str], None] = warning
     for field in family.fields:
         values |= field.read(hub)
     model = Model(**{name: config.coerce(types[name], value, f'model.{name}') for name, value in values.items()})
+    for name, value in vars(model).items():
+        if name.startswith('num_') and value is not None and value < 1:
+            raise UserError(f'config.json: model.{name}={value} must be positive')
     if unread := hub.unread():
         say(f'config.json ({kind}): not read: {", ".join(f"{name}={value!r}" for name, value in unread.items())}')
     return model
@@ -103,6 +106,8 @@ def export_params(family: str, params: Params, cfg: Model) -> dict[str, np.ndarr
     config_of(family, cfg)
     table, cfg = choose(FAMILIES, family, 'family'), resolve_model(cfg)
     ours = dict(_flat(params))
+    if 'sentence_head' in params and (cfg.pooling != 'cls' or not cfg.pooler):
+        raise UserError(f'{family}: a sentence_head of the hub reads model.pooling=cls with model.pooler=True')
     heads = {rule.head for rule in table.rules if all(path in ours for path in _paths(rule))}
     tensors: dict[str, np.ndarray] = {}
     taken: set[str] = set()

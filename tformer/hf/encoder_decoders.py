@@ -36,6 +36,11 @@ VOCABULARY = Field(
 def _read_t5(hub: HubConfig) -> dict[str, Any]:
     """T5 1.0 scales its tied output; 1.1 has an output of its own, which `tie_word_embeddings` says, or after version 5
     of the hub's library `scale_decoder_outputs`."""
+    gate, _, activation = str(hub['feed_forward_proj']).rpartition('-')
+    named = {'dense_act_fn': 'gelu_new' if gate and activation == 'gelu' else activation, 'is_gated_act': bool(gate)}
+    for name, implied in named.items():  # the hub's library reads these two where a file has them
+        if name in hub and hub[name] != implied:
+            raise UserError(f'config.json: {name}={hub[name]!r} is not that of feed_forward_proj: {implied!r}')
     tied = hub['tie_word_embeddings']
     if 'scale_decoder_outputs' in hub:
         tied = hub['scale_decoder_outputs']

@@ -81,8 +81,6 @@ NEUTRAL = (
     *(
         'n_ctx',
         'num_hidden_layers',
-        'dense_act_fn',
-        'is_gated_act',
         'classif_dropout',
         'tf_legacy_loss',
         'use_bfloat16',

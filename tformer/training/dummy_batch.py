@@ -1,11 +1,13 @@
 """A config and a batch without data: assumed sizes where the data would decide them, and random tokens."""
 
+import pathlib
+
 import numpy as np
 
 from tformer.checks import resolve
 from tformer.config import Config, override
 from tformer.config.tasks import TASKS
-from tformer.data.tokenizers.tokenizers import TOKENIZERS
+from tformer.data.tokenizers.tokenizers import TOKENIZERS, Tokenizers
 from tformer.data.tokenizers.vocabulary import FIRST
 
 
@@ -13,10 +15,13 @@ def assumed(config: Config) -> Config:
     """Returns `config` resolved without its data.
 
     Where the model does not state them: a vocabulary of data.tokenizer_vocab_size (byte and hub tokenizers have their
-    own), and 10 classes.
+    own, and so has a workdir that lends its tokenizers), and 10 classes.
     """
     data, size = config.data, config.data.tokenizer_vocab_size
-    if data.tokenizer in ('byte', 'huggingface') and not config.model.vocab_size:
+    lender = pathlib.Path(data.tokenizer_from or config.train.init_from or '', 'tokenizer.json')
+    if lender.is_file() and lender.parent.name:
+        size = Tokenizers.load(lender.parent).target.vocab_size
+    elif data.tokenizer in ('byte', 'huggingface') and not config.model.vocab_size:
         size = TOKENIZERS[data.tokenizer].train((), data).vocab_size
     return resolve(config, vocab_size=config.model.vocab_size or size, num_classes=config.model.num_classes or 10)
 

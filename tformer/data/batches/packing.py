@@ -120,5 +120,5 @@ class Batching:
 BATCHING: dict[str, Batching] = {
     'pad': Batching(one_shape, alone),
     'bucket': Batching(bucket_shapes, alone, ('num_buckets',)),
-    'pack': Batching(one_shape, pack),
+    'pack': Batching(one_shape, pack, ('num_buckets',)),  # evaluation pads to buckets
 }

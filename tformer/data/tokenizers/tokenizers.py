@@ -123,7 +123,10 @@ def _labels(config: Config, records: Sequence[Record]) -> tuple[str, ...]:
     classes = TASKS[config.train.objective].classes
     given, whole = config.data.labels, getattr(records, 'whole', records)
     if classes == 'label':
-        return given or tuple(sorted({record['label'] for record in whole}))
+        found = {record['label'] for record in whole}
+        if given and (others := sorted(found - set(given))):
+            raise UserError(f'data.labels={given} lacks the label {others[0]!r} of the training split')
+        return given or tuple(sorted(found))
     if classes == 'tags':
         return tags_of(given or tuple(sorted({tag[2:] for record in whole for tag in record['tags']} - {''})))
     assert isinstance(classes, tuple)
@@ -142,6 +145,7 @@ def cached_tokenizers(config: Config, records: Sequence[Record], fingerprints: S
     depends_on = {
         'tokenizers of': list(fingerprints),
         'settings': {name: getattr(config.data, name) for name in _SETTINGS},
+        'labels': config.data.labels,
         'objective': config.train.objective,
         'stacks': 2 if config.model.family == 'encoder_decoder' else 1,
         'seed': config.train.seed,
