@@ -105,7 +105,7 @@ def load_data(
     batches = pipeline.Batches(config, tokens, 'train', training=True, records=records, row_multiple=multiple)
     config = resolve_config(config, tokens, batches.steps_per_epoch, multiple)
     if before is not None and began is not None:
-        workdir.check_config(home, checks.settled(began), config, may_differ)
+        workdir.check_config(home, checks.settled(began), checks.settled(config), may_differ)
     made = RunData(config, tokens, batches, pipeline.Batches(config, tokens, 'valid', training=False))
     if before is not None:
         check_same_data(before['data'], made.fingerprint, may_differ)
