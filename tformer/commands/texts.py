@@ -12,7 +12,7 @@ def given(arguments: list[str], file: str | None) -> list[str]:
     """Returns the arguments, else the lines of `file`, else those of standard input.
 
     Raises:
-      UserError: there is no text, it is not UTF-8, or it has a NUL byte.
+      UserError: no text is given, or it is not UTF-8, or it has a NUL byte.
     """
     if arguments:
         return [_utf8(os.fsencode(text), 'the arguments') for text in arguments]

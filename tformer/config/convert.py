@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import functools
 import operator
 import pathlib
 import shlex
@@ -119,7 +120,8 @@ def _name(annotation: Any) -> str:
     return annotation.__name__ if isinstance(annotation, type) else str(annotation).replace('NoneType', 'None')
 
 
-def field_types(cls: type = Config, prefix: str = '') -> dict[str, Any]:
+@functools.cache
+def field_types(cls: type = Config, prefix: str = '') -> Mapping[str, Any]:
     """Returns the annotation of every field by its dotted name, e.g. 'model.norm'."""
     fields: dict[str, Any] = {}
     for name, annotation in typing.get_type_hints(cls).items():
@@ -127,7 +129,7 @@ def field_types(cls: type = Config, prefix: str = '') -> dict[str, Any]:
             fields |= field_types(typing.cast(type, annotation), f'{prefix}{name}.')
         else:
             fields[f'{prefix}{name}'] = annotation
-    return fields
+    return types.MappingProxyType(fields)
 
 
 def override(config: Config, values: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> Config:

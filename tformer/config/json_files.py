@@ -35,7 +35,7 @@ def read_rows(file: pathlib.Path, *, unfinished: bool = False) -> list[dict[str,
     """Returns the objects of a file, one a line; if `unfinished`, without a last line that does not end.
 
     Raises:
-      UserError: there is no such file, or a line of it holds no object.
+      UserError: the file is missing, or one of its lines holds no object.
     """
     *lines, rest = _text(file).split('\n')
     if rest and not unfinished:

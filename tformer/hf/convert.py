@@ -106,8 +106,8 @@ def export_params(family: str, params: Params, cfg: Model) -> dict[str, np.ndarr
     config_of(family, cfg)
     table, cfg = choose(FAMILIES, family, 'family'), resolve_model(cfg)
     ours = dict(_flat(params))
-    if 'sentence_head' in params and (cfg.pooling != 'cls' or not cfg.pooler):
-        raise UserError(f'{family}: a sentence_head of the hub reads model.pooling=cls with model.pooler=True')
+    if params.keys() & {'pooler', 'sentence_head'} and (cfg.pooling != 'cls' or not cfg.pooler):
+        raise UserError(f'{family}: the pooler of the hub reads model.pooling=cls with model.pooler=True')
     heads = {rule.head for rule in table.rules if all(path in ours for path in _paths(rule))}
     tensors: dict[str, np.ndarray] = {}
     taken: set[str] = set()

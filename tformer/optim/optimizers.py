@@ -240,7 +240,7 @@ class Method(NamedTuple):
 
     # (config.optimizer, logical names of the parameters) -> from gradients to the direction of a step
     direction: Callable[[config_lib.Optimizer, Any], optax.GradientTransformation]
-    fields: tuple[str, ...] | None = None  # the fields of config.optimizer that it reads of METHOD_FIELDS; None: all
+    fields: tuple[str, ...] | None = None  # those of config.optimizer that it reads and some others do not; None: all
     # hidden matrices learn at (width / base width)^-mup of the rate under muP; None: that is not known
     mup: float | None = None
     averages: bool = False  # the parameters are averaged by schedule-free steps, which replaces optimizer.ema_decay

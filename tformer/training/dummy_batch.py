@@ -1,6 +1,6 @@
 """A config and a batch without data: assumed sizes where the data would decide them, and random tokens."""
 
-import pathlib
+import os
 
 import numpy as np
 
@@ -18,9 +18,9 @@ def assumed(config: Config) -> Config:
     own, and so has a workdir that lends its tokenizers), and 10 classes.
     """
     data, size = config.data, config.data.tokenizer_vocab_size
-    lender = pathlib.Path(data.tokenizer_from or config.train.init_from or '', 'tokenizer.json')
-    if lender.is_file() and lender.parent.name:
-        size = Tokenizers.load(lender.parent).target.vocab_size
+    lender = data.tokenizer_from or config.train.init_from
+    if lender and os.path.isfile(os.path.join(lender, 'tokenizer.json')):
+        size = Tokenizers.load(lender).target.vocab_size
     elif data.tokenizer in ('byte', 'huggingface') and not config.model.vocab_size:
         size = TOKENIZERS[data.tokenizer].train((), data).vocab_size
     return resolve(config, vocab_size=config.model.vocab_size or size, num_classes=config.model.num_classes or 10)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tformer import atomic
+from tformer import atomic, checks
 from tformer import config as config_lib
 from tformer.config import Config, extensions
 from tformer.data.batches.mixture import Concatenation
@@ -111,12 +111,13 @@ def changed_config(workdir: pathlib.Path, overrides: Mapping[str, str]) -> Confi
     """Returns the resolved config of a workdir, with other values in fields that may differ.
 
     Raises:
-      UserError: another field is overridden, the directory is not a workdir, or its config.json cannot be read.
+      UserError: another field is overridden, or one without effect, the directory is not a workdir, or its config.json
+        cannot be read.
     """
     for field in overrides:
         if field in config_lib.field_types() and not is_free(field):
             raise UserError(f'config.{field} is part of what was trained in {workdir} and cannot be changed')
-    return config_lib.override(load_config(workdir), overrides)
+    return checks.settle(config_lib.override(load_config(workdir), overrides), overrides)
 
 
 def check_config(workdir: pathlib.Path, before: Config, config: Config, may_differ: Sequence[str] = ()) -> None:

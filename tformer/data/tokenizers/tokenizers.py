@@ -63,7 +63,7 @@ class Tokenizers:
     def load(cls, directory: str | os.PathLike[str]) -> 'Tokenizers':
         """Loads what `save` wrote; raises a `UserError` if it is missing or damaged."""
         path = Path(directory, 'tokenizer.json')
-        if not path.is_file():
+        if not os.path.isfile(path):  # a name that is too long is none either
             raise UserError(f'{path} does not exist: is {directory} the workdir of a run?')
         try:
             return cls._load(path)

@@ -35,7 +35,7 @@ class Matched:
     same: tuple[str, ...] = ()  # quantities with the same comparison: all arms spend equally much of them per step
     at: float = math.nan  # the amount: the last one that all runs reach
     rows: Sequence[comparison.Row] = ()  # of `comparison.summary`
-    why: str | None = None  # why there are no rows; None: there are some
+    why: str | None = None  # the reason where no rows could be made
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,8 +96,8 @@ def matched(
 ) -> list[Matched]:  # fmt: skip
     """Returns the comparison at the last amount of each quantity that all runs reach, or the reason why there is none.
 
-    Quantities of which all arms spend equally much per step share one comparison. At matched seconds there is no test:
-    a clock's noise is of the machine and its load, which change from arm to arm, and no seed repeats them.
+    Quantities of which all arms spend equally much per step share one comparison. Arms are not tested at matched
+    seconds: a clock's noise is of the machine and its load, which change from arm to arm, and no seed repeats them.
     """
     known = {arm for arm, runs in results.arms.items() if any(run.state == DONE and run.curve(name)[0] for run in runs)}
     if baseline not in known or len(known) < 2:

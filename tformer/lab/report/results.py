@@ -125,7 +125,7 @@ def read(directory: str | pathlib.Path) -> Results:
     A run with a damaged file is `UNREADABLE`, and a workdir without a config is left out; the report lists both.
 
     Raises:
-      UserError: there are no runs, the list is not readable, or two workdirs have the same arm and seed.
+      UserError: no run is found, the list cannot be read, or two workdirs have the same arm and seed.
     """
     home = pathlib.Path(directory)
     runs, damaged = (_listed(home), []) if (home / manifest.LIST).is_file() else _found(home)

@@ -6,8 +6,8 @@
    added are false more often.
 2. An arm all of whose runs failed is worse. Otherwise both sides need LEAST finite runs.
 3. Noise is pooled over all arms, and seeds that the arms share with the baseline are blocks: what a seed adds to every
-   arm is no noise. Each difference is a t in pooled standard errors; its p is the probability that the largest |t| of
-   equal arms is as large (Dunnett 1955, in one step), simulated for the counts and seeds at hand.
+   arm does not count as noise. Each difference is a t in pooled standard errors; its p is the probability that the
+   largest |t| of equal arms is as large (Dunnett 1955, in one step), simulated for the counts and seeds at hand.
 4. Pooling needs equal noise. If the baseline or an arm has too large a share of the squared residuals, every arm has
    its own t test (Welch 1947), with p corrected by Holm (1979).
 5. An arm's own runs must agree with the pooled noise: an arm whose own test has p > OWN keeps at least that p. This
