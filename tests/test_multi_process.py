@@ -42,6 +42,8 @@ def flags(place: pathlib.Path, workdir: str, **changed: object) -> list[str]:
         'model.dropout_rate': 0.1, 'train.num_steps': STEPS, 'train.batch_size': 16, 'train.log_every': 1,
         'train.eval_every': STEPS // 2, 'train.checkpoint_every': 1, 'evaluate.samples': 0,
     } | {name.replace('__', '.'): value for name, value in changed.items()}  # fmt: skip
+    if 'train.init_from' in fields:
+        del fields['data.tokenizer']  # the other run's
     fields_given = [f'--config.{name}={value}' for name, value in fields.items()]
     return [f'--config={ROOT}/configs/lm_stdlib.py:smoke', *fields_given, f'--workdir={place / workdir}']
 
