@@ -12,13 +12,13 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-import recipes
 
+import recipes
+from places import ROOT
 from tformer import checks, commands, config, errors
 
-ROOT = pathlib.Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / 'docs'))
-import generated_pages  # noqa: E402
+import generated_pages
 
 WRITTEN = sorted(
     [*ROOT.glob('*.md'), *(path for path in (ROOT / 'docs').rglob('*.md') if 'build' not in path.parts)],

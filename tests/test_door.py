@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import tformer
+from places import ROOT
 from tformer.errors import UserError
 from tformer.training import dummy_batch
 
-ROOT = pathlib.Path(__file__).parents[1]
 LAYERS = 'decoder.stack.layers'
 
 

@@ -3,13 +3,12 @@
 import ast
 import graphlib
 import os
-import pathlib
 import subprocess
 import sys
 
 import pytest
 
-ROOT = pathlib.Path(__file__).parents[1]
+from places import ROOT
 
 # From the bottom up. A file imports from its own part of the package and from the lines before, nothing else.
 ORDER = [

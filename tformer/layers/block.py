@@ -241,7 +241,7 @@ _PRODUCTS = jax.checkpoint_policies.dots_with_no_batch_dims_saveable  # products
 _OFFLOADED = jax.checkpoint_policies.offload_dot_with_no_batch_dims('device', 'pinned_host')
 
 REMAT: dict[str | None, dict[type[nn.Module], Callable[..., Any]]] = {
-    # The modules, and what their forward pass keeps; MiB of a step's temporaries in tests/test_memory.py.
+    # The modules, and what their forward pass keeps; MiB of a step's temporaries in tests/training/test_memory.py.
     None: {},  # all: 127
     'attention': {Attention: _PRODUCTS},  # all but scores and probabilities (Korthikanti et al. 2023, section 5): 74
     'dots': {Block: _PRODUCTS},  # products with parameters: 55

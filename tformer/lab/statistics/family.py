@@ -15,7 +15,7 @@
 6. Runs without spread show no noise; they are judged by all orders of the runs (Fisher 1935, 21).
 7. A side that fails more often than the other looks better than it is, so no label favours it.
 
-How often a family of arms that all equal the baseline gets a label, at alpha 0.05 (counted by tests/test_family.py):
+How often a family of arms that all equal the baseline gets a label, at alpha 0.05 (tests/lab/test_family.py):
 
 - Noise of equal spread that is normal, heavy-tailed or skewed: at most 0.06, for any number of arms, counts or seeds.
 - Equal noise in two clusters, such as runs that get stuck: at most 0.08 to 20 arms, 0.11 to 100.

@@ -1,0 +1,78 @@
+"""The recipes to add a part, carried out as docs/how-to/extend.md prints them."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from places import ROOT
+from tformer import checks, config
+from tformer.config import Config, Model
+from tformer.distributed.sharding import unboxed
+from tformer.errors import UserError
+from tformer.layers import mlp, norms, positions
+from tformer.model import build
+
+PAGE = (ROOT / 'docs' / 'how-to' / 'extend.md').read_text()
+BLOCKS = re.findall(r'in `tformer/layers/(\w+)\.py`:\n\n```python\n(.*?)```', PAGE, re.DOTALL)
+MODULES = {'mlp': (mlp, mlp.ACTIVATIONS), 'norms': (norms, norms.NORMS), 'positions': (positions, positions.POSITIONS)}
+FIELDS = {'mlp': {'activation': 'mish'}, 'norms': {'norm': 'prmsnorm'}, 'positions': {'position': 'kerple'}}
+ROTARY = re.findall(r'```python\n(def halved_angles.*?)```', PAGE, re.DOTALL)
+RECIPES = [*((name, code, FIELDS[name]) for name, code in BLOCKS), ('positions', *ROTARY, {'position': 'halved_rope'})]
+
+
+def test_there_are_three():
+    assert [name for name, _ in BLOCKS] == list(MODULES)
+
+
+def test_the_readme_shows_the_first():
+    assert f'```python\n{BLOCKS[0][1]}```' in (ROOT / 'README.md').read_text()
+
+
+@pytest.mark.parametrize('name, code, choice', RECIPES)
+def test_a_recipe_makes_a_key_that_is_valid_causal_and_trained(name, code, choice):
+    module, table = MODULES[name]
+    fields = {'vocab_size': 17, 'emb_dim': 16, 'mlp_dim': 24, 'num_decoder_layers': 2, 'max_len': 16, **choice}
+    cfg = Config(model=Model(**fields), train=config.Train(num_steps=1), data=config.Data(length=8))
+    with pytest.raises(UserError, match='is unknown'):
+        checks.check_here(cfg)
+    before = dict(table), set(vars(module))
+    try:
+        exec(code, vars(module))
+        checks.check_here(cfg)
+        check(cfg.model)
+    finally:
+        for key in set(table) - set(before[0]):
+            del table[key]
+        for key in set(vars(module)) - before[1]:
+            delattr(module, key)
+
+
+def test_a_rotary_scaling_that_reads_no_factor_needs_none(monkeypatch):
+    halved = positions.RopeScaling(lambda frequencies, factor, trained_len: frequencies / 2)
+    monkeypatch.setitem(positions.ROPE_SCALINGS, 'halved', halved)
+    fields = {'vocab_size': 17, 'emb_dim': 16, 'mlp_dim': 24, 'num_decoder_layers': 2, 'max_len': 16}
+    model = Model(**fields, position='rope', rope_scaling='halved')
+    checks.check_here(Config(model=model, train=config.Train(num_steps=1), data=config.Data(length=8)))
+
+
+def check(cfg):
+    model = build(cfg)
+    tokens = jnp.asarray(np.random.default_rng(0).integers(1, 17, (1, 8)))
+    params = unboxed(model.init(jax.random.key(0), {'inputs': tokens}))
+
+    @jax.jit
+    def logits_and_gradient(params, tokens):
+        def loss(params):
+            logits = model.apply(params, {'inputs': tokens})
+            return jnp.sum(jax.nn.log_softmax(logits)[..., 3]), logits
+
+        grads, logits = jax.grad(loss, has_aux=True)(params)
+        return logits, grads
+
+    logits, grads = logits_and_gradient(params, tokens)
+    assert all(np.abs(grad).max() > 0 for grad in jax.tree.leaves(grads))
+    moved = np.any(logits_and_gradient(params, tokens.at[0, 4].set(0))[0] != logits, -1)[0]
+    assert moved.tolist() == [False] * 4 + [True] * 4

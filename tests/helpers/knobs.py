@@ -1,0 +1,234 @@
+"""For each field of the model, a config in which it applies and a value that changes the program."""
+
+import dataclasses
+import functools
+import re
+
+import jax
+import numpy as np
+
+from tformer.config import Config, Data, Model, Train
+from tformer.distributed.sharding import unboxed
+from tformer.layers.resolved import resolve_model
+from tformer.model import build
+from tformer.objectives import OBJECTIVES
+from tformer.optim.hyperparameters import Hyperparameters
+from tformer.training.dummy_batch import random_batch
+from tformer.training.state import initial_variables
+
+TINY = {'vocab_size': 11, 'emb_dim': 16, 'mlp_dim': 24, 'max_len': 16}
+
+
+DECODER = Model(family='decoder', num_decoder_layers=2, **TINY)
+
+
+ENCODER = Model(family='encoder', num_encoder_layers=2, **TINY)
+
+
+BOTH = Model(
+    family='encoder_decoder',
+    num_encoder_layers=2,
+    num_decoder_layers=2,
+    tied_embeddings='output',
+    encoder_vocab_size=9,
+    **TINY,
+)
+
+
+def decoder(**fields):
+    return dataclasses.replace(DECODER, **fields)
+
+
+LEARNED, ROPE, RELATIVE = decoder(position='learned'), decoder(position='rope'), decoder(position='relative')
+
+
+SCALED, LLAMA3 = (decoder(position='rope', rope_scaling=key, rope_factor=2.0) for key in ('linear', 'llama3'))
+
+
+EXPERTS = decoder(num_experts=4)
+
+
+CAPACITY = decoder(num_experts=4, expert_dispatch='capacity')
+
+
+LOCAL = decoder(attention_pattern=('local',), window=3)
+
+
+MUP = decoder(parametrization='mup', base_emb_dim=8)
+
+
+LORA = decoder(lora_rank=2)
+
+
+RECURRENT = Model(family='decoder', recurrence='gru', vocab_size=11, emb_dim=16, num_decoder_layers=2, max_len=16)
+
+
+RECURRENT_BOTH = Model(
+    family='encoder_decoder',
+    recurrence='gru',
+    recurrent_attention='dot',
+    vocab_size=11,
+    emb_dim=16,
+    num_encoder_layers=2,
+    num_decoder_layers=2,
+    max_len=16,
+)
+
+
+# Field -> the objective and the model in which it applies, and another value.
+KNOBS = {
+    'family': ('causal_lm', DECODER, 'encoder'),
+    'recurrence': ('causal_lm', RECURRENT, 'lstm'),
+    'bidirectional': ('seq2seq', RECURRENT_BOTH, True),
+    'recurrent_attention': ('seq2seq', RECURRENT_BOTH, 'additive'),
+    'vocab_size': ('causal_lm', DECODER, 13),
+    'encoder_vocab_size': ('seq2seq', BOTH, 13),
+    'emb_dim': ('causal_lm', DECODER, 32),
+    'mlp_dim': ('causal_lm', DECODER, 32),
+    'num_encoder_layers': ('seq2seq', BOTH, 3),
+    'num_decoder_layers': ('seq2seq', BOTH, 3),
+    'num_heads': ('causal_lm', DECODER, 2),
+    'num_kv_heads': ('causal_lm', DECODER, 2),
+    'head_dim': ('causal_lm', DECODER, 8),
+    'value_dim': ('causal_lm', DECODER, 6),
+    'max_len': ('causal_lm', LEARNED, 12),
+    'tied_embeddings': ('causal_lm', DECODER, None),
+    'embedding_scale': ('causal_lm', DECODER, None),
+    'embedding_factor_dim': ('causal_lm', DECODER, 8),
+    'embedding_norm': ('causal_lm', DECODER, True),
+    'num_token_types': ('masked_lm', ENCODER, 2),
+    'position': ('causal_lm', DECODER, 'rope'),
+    'position_offset': ('causal_lm', LEARNED, 2),
+    'rope_theta': ('causal_lm', ROPE, 500.0),
+    'rope_fraction': ('causal_lm', ROPE, 0.5),
+    'rope_scaling': ('causal_lm', SCALED, 'llama3'),
+    'rope_factor': ('causal_lm', SCALED, 4.0),
+    'rope_trained_len': ('causal_lm', LLAMA3, 16),
+    'relative_buckets': ('causal_lm', RELATIVE, 8),
+    'relative_max_distance': ('causal_lm', RELATIVE, 64),
+    'relative_per_layer': ('causal_lm', RELATIVE, True),
+    'cross_position': ('seq2seq', dataclasses.replace(BOTH, position='rope'), True),
+    'norm': ('causal_lm', DECODER, 'rmsnorm'),
+    'norm_placement': ('causal_lm', DECODER, 'post'),
+    'norm_epsilon': ('causal_lm', DECODER, 1e-5),
+    'norm_epsilon_in_root': ('causal_lm', DECODER, False),
+    'final_norm': ('causal_lm', DECODER, False),
+    'attention_bias': ('causal_lm', DECODER, ('query',)),
+    'mlp_bias': ('causal_lm', DECODER, False),
+    'layer_sharing': ('causal_lm', DECODER, 'all'),
+    'attention_projections': ('causal_lm', DECODER, False),
+    'attention_scale': ('causal_lm', decoder(head_dim=8), 'unscaled'),
+    'attention_pattern': ('causal_lm', LOCAL, ('local', 'global')),
+    'window': ('causal_lm', LOCAL, 4),
+    'attention_softcap': ('causal_lm', DECODER, 5.0),
+    'attention_sink': ('causal_lm', DECODER, 'learned'),
+    'qk_norm': ('causal_lm', DECODER, 'rmsnorm'),
+    'activation': ('causal_lm', DECODER, 'gelu'),
+    'num_experts': ('causal_lm', DECODER, 4),
+    'experts_per_token': ('causal_lm', EXPERTS, 1),
+    'expert_dispatch': ('causal_lm', EXPERTS, 'capacity'),
+    'expert_capacity': ('causal_lm', CAPACITY, 0.5),
+    'balance_weight': ('causal_lm', EXPERTS, 0.1),
+    'router_z_weight': ('causal_lm', EXPERTS, 0.1),
+    'output_bias': ('causal_lm', DECODER, True),
+    'output_scale': ('causal_lm', DECODER, 'rsqrt_dim'),
+    'output_softcap': ('causal_lm', DECODER, 5.0),
+    'mlm_transform': ('masked_lm', ENCODER, True),
+    'num_classes': ('classification', ENCODER, 4),
+    'pooling': ('classification', ENCODER, 'cls'),
+    'pooler': ('classification', ENCODER, True),
+    'generator_fraction': ('replaced_token', ENCODER, 0.5),
+    'lora_rank': ('causal_lm', DECODER, 2),
+    'lora_alpha': ('causal_lm', LORA, 8.0),
+    'lora_targets': ('causal_lm', LORA, ('key', 'mlp_out')),
+    'dropout_rate': ('causal_lm', DECODER, 0.3),
+    'attention_dropout_rate': ('causal_lm', DECODER, 0.3),
+    'activation_dropout_rate': ('causal_lm', DECODER, 0.3),
+    'head_dropout_rate': ('classification', ENCODER, 0.3),
+    'initializer': ('causal_lm', DECODER, 'lecun'),
+    'init_scale': ('causal_lm', DECODER, 0.5),
+    'parametrization': ('causal_lm', DECODER, 'mup'),
+    'base_emb_dim': ('causal_lm', MUP, 4),
+    'scan_layers': ('causal_lm', DECODER, False),
+    'remat': ('causal_lm', DECODER, 'full'),
+    'attention_kernel': ('causal_lm', DECODER, 'chunked'),
+    'dtype': ('causal_lm', DECODER, 'bfloat16'),
+    'param_dtype': ('causal_lm', DECODER, 'bfloat16'),
+}
+
+
+WITH = {'parametrization': {'base_emb_dim': 8}}  # what a value needs besides
+
+
+FURTHER = [  # places where the same field is read by other code
+    ('norm_epsilon', 'causal_lm', decoder(norm='rmsnorm'), 1e-5),
+    ('norm_epsilon_in_root', 'causal_lm', decoder(norm='scalenorm'), False),
+    ('norm_epsilon', 'causal_lm', decoder(norm='dyt', qk_norm='rmsnorm'), 1e-5),
+    ('tied_embeddings', 'masked_lm', ENCODER, None),
+    ('max_len', 'seq2seq', dataclasses.replace(BOTH, position='learned'), 12),
+    ('final_norm', 'causal_lm', decoder(norm_placement='post'), True),
+    ('dropout_rate', 'classification', ENCODER, 0.3),
+    ('attention_dropout_rate', 'seq2seq', BOTH, 0.3),
+    ('relative_per_layer', 'seq2seq', dataclasses.replace(BOTH, position='relative', cross_position=True), True),
+    ('attention_sink', 'causal_lm', DECODER, 'zero'),
+    ('layer_sharing', 'causal_lm', DECODER, 'universal'),
+    ('lora_rank', 'seq2seq', BOTH, 3),
+    ('lora_rank', 'classification', ENCODER, 3),
+    ('num_classes', 'token_classification', BOTH, 4),
+    ('num_classes', 'classification', DECODER, 4),
+    ('pooling', 'regression', DECODER, 'last'),
+    ('pooler', 'classification', BOTH, True),
+    ('pooler', 'masked_lm_sop', ENCODER, True),
+    ('head_dropout_rate', 'regression', DECODER, 0.3),
+    ('head_dropout_rate', 'token_classification', ENCODER, 0.3),
+    ('head_dropout_rate', 'question_answering', BOTH, 0.3),
+    ('num_kv_heads', 'replaced_token', ENCODER, 2),
+    ('activation', 'replaced_token', ENCODER, 'gelu'),
+]
+
+
+def classes(cfg):
+    return dataclasses.replace(cfg, num_classes=cfg.num_classes or 3)
+
+
+def changed(field, cfg, value):
+    return dataclasses.replace(cfg, **{field: value}, **WITH.get(field, {}) if value is not None else {})
+
+
+@functools.cache
+def trace(objective_name, cfg):
+    """Returns (parameter shapes, the program of initialisation, that of the loss's gradient) of a model."""
+    config = Config(
+        model=resolve_model(classes(cfg)),
+        data=Data(length=8),
+        train=Train(objective=objective_name, batch_size=2),
+    )
+    model, objective, hyper = build(config.model), OBJECTIVES[objective_name], Hyperparameters.of(config)
+    batch = random_batch(dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=9)))
+
+    def start():
+        return unboxed(initial_variables(model, objective, hyper, batch)['params'])
+
+    def loss(params):
+        rngs = {'dropout': jax.random.key(0), 'sample': jax.random.key(0)}
+        weighed = objective.weigh(batch, 1.0)
+        logits, aside = model.apply(
+            {'params': params},
+            weighed,
+            hyper.dropout_rates,
+            rngs=rngs,
+            method=objective.method,
+            mutable=['losses', 'statistics'],
+        )
+        return objective.scores(logits, weighed, None)['loss'][0] + sum(x.sum() for x in jax.tree.leaves(aside))
+
+    params = jax.eval_shape(start)
+    shapes = {jax.tree_util.keystr(path): str(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
+    return shapes, text(start), text(jax.grad(loss), params)
+
+
+def text(function, *args):
+    """The program of a function and the arrays it holds; addresses of objects, which differ from one trace to the next,
+    are taken out."""
+    program = jax.make_jaxpr(function)(*args)
+    return re.sub(r'0x[0-9a-f]+', '0x', str(program)), [(x.shape, np.asarray(x).tobytes()) for x in program.consts]

@@ -1,0 +1,220 @@
+"""Tiny models of the hub's own library, with random weights: their tensors, inputs and logits for test_hf_parity.
+
+    python tests/helpers/make_hf_reference.py  # writes tests/reference/*.npz; needs torch and transformers, not JAX
+
+Made with torch 2.13.0 and transformers 5.23.0. Every parameter is random, those of biases and norms among them.
+"""
+
+import json
+import pathlib
+import tempfile
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+FOLDER = pathlib.Path(__file__).parents[1] / 'reference'
+VOCAB = 61
+
+
+class Reference(NamedTuple):
+    """What a model of the hub is and computes.
+
+    Attributes:
+      config: config.json.
+      tensors: as saved, by name.
+      batch: of our contract; positions are -1 at padding.
+      outputs: 'logits' [B, T, V], and 'pooled' [B, D] where there is a pooler.
+    """
+
+    config: dict[str, Any]
+    tensors: dict[str, np.ndarray]
+    batch: dict[str, np.ndarray]
+    outputs: dict[str, np.ndarray]
+
+
+def encoder(width: int) -> dict[str, Any]:
+    return {
+        'vocab_size': VOCAB,
+        'hidden_size': width,
+        'num_hidden_layers': 3,
+        'num_attention_heads': 4,
+        'intermediate_size': 2 * width,
+        'max_position_embeddings': 24,
+    }
+
+
+def bert(width: int) -> Any:
+    from transformers import BertConfig, BertForPreTraining
+
+    return BertForPreTraining(BertConfig(**encoder(width), layer_norm_eps=1e-3))
+
+
+def roberta(width: int) -> Any:
+    from transformers import RobertaConfig, RobertaForMaskedLM
+
+    return RobertaForMaskedLM(RobertaConfig(**encoder(width), type_vocab_size=1, pad_token_id=1))
+
+
+def gpt2(width: int) -> Any:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    return GPT2LMHeadModel(GPT2Config(vocab_size=VOCAB, n_embd=width, n_layer=3, n_head=4, n_positions=24))
+
+
+def t5(width: int, **more: Any) -> Any:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    sizes = {'d_model': width, 'd_kv': 6, 'd_ff': 2 * width, 'num_heads': 4, 'num_layers': 2, 'num_decoder_layers': 3}
+    buckets = {'relative_attention_num_buckets': 8, 'relative_attention_max_distance': 10}
+    return T5ForConditionalGeneration(T5Config(vocab_size=VOCAB, **sizes, **buckets, **more))
+
+
+def t5_v1_1(width: int) -> Any:
+    import torch
+
+    model = t5(width, feed_forward_proj='gated-gelu', tie_word_embeddings=False)
+    model.lm_head.weight = torch.nn.Parameter(torch.zeros(VOCAB, width))  # the library ties it unless a file does not
+    return model
+
+
+def two_stacks(width: int) -> dict[str, Any]:
+    return {
+        'vocab_size': VOCAB,
+        'd_model': width,
+        'encoder_layers': 2,
+        'decoder_layers': 3,
+        'encoder_attention_heads': 4,
+        'decoder_attention_heads': 4,
+        'encoder_ffn_dim': 2 * width,
+        'decoder_ffn_dim': 2 * width,
+        'max_position_embeddings': 24,
+        'pad_token_id': 1,
+    }
+
+
+def bart(width: int) -> Any:
+    from transformers import BartConfig, BartForConditionalGeneration
+
+    return BartForConditionalGeneration(BartConfig(**two_stacks(width)))
+
+
+def marian(width: int) -> Any:
+    from transformers import MarianConfig, MarianMTModel
+
+    fields = {'activation_function': 'swish', 'scale_embedding': True, 'static_position_embeddings': True}
+    return MarianMTModel(MarianConfig(**two_stacks(width), **fields))
+
+
+def grouped(width: int) -> dict[str, Any]:
+    return {**encoder(width), 'num_key_value_heads': 2}
+
+
+def llama(width: int, **more: Any) -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return LlamaForCausalLM(LlamaConfig(**{**grouped(width), 'head_dim': 8, **more}))
+
+
+def llama3(width: int) -> Any:
+    """With rotary pairs of all three kinds, fast, mixed and slow; tied output, biases."""
+    rope = {'rope_type': 'llama3', 'rope_theta': 500.0, 'factor': 4.0, 'low_freq_factor': 1.0, 'high_freq_factor': 4.0}
+    rope['original_max_position_embeddings'] = 64
+    biases = {'attention_bias': True, 'mlp_bias': True}
+    return llama(width, max_position_embeddings=128, rope_parameters=rope, tie_word_embeddings=True, **biases)
+
+
+def gemma2(width: int) -> Any:
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+
+    fields = {'head_dim': 8, 'query_pre_attn_scalar': 8, 'sliding_window': 4, 'attn_logit_softcapping': 2.0}
+    return Gemma2ForCausalLM(Gemma2Config(**grouped(width), **fields, final_logit_softcapping=3.0))
+
+
+def mixtral(width: int) -> Any:
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    return MixtralForCausalLM(MixtralConfig(**grouped(width), num_local_experts=4))
+
+
+CASES: dict[str, Callable[[int], Any]] = {
+    'bert': bert,
+    'roberta': roberta,
+    'gpt2': gpt2,
+    't5': t5,
+    't5_v1_1': t5_v1_1,
+    'bart': bart,
+    'marian': marian,
+    'llama': llama,
+    'llama3': llama3,
+    'gemma2': gemma2,
+    'mixtral': mixtral,
+}
+
+
+def padded(rng: np.random.Generator, lengths: tuple[int, ...], padding: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns random tokens [B, T] and their positions."""
+    positions = np.arange(max(lengths))[None]
+    positions = np.where(positions < np.array(lengths)[:, None], positions, -1)
+    return np.where(positions >= 0, rng.integers(5, VOCAB, positions.shape), padding), positions
+
+
+def make(name: str, width: int, seed: int = 0) -> Reference:
+    """Returns the reference of one case, computed by torch in float32."""
+    import torch
+    from safetensors.numpy import load_file
+
+    torch.manual_seed(seed)
+    model = CASES[name](width).float().eval()
+    model.set_attn_implementation('eager')
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            if name != 'marian' or 'embed_positions' not in key:  # sinusoids
+                parameter.add_(0.2 * torch.randn_like(parameter))
+        if name == 'marian':
+            model.final_logits_bias.normal_()
+    rng, padding = np.random.default_rng(seed), model.config.pad_token_id or 0
+    tokens, positions = padded(rng, (11, 7, 4), padding)
+    batch = {'inputs': tokens, 'positions': positions}
+    asked = {'input_ids': tokens, 'attention_mask': (positions >= 0).astype(np.int64)}
+    if name == 'bert':
+        asked['token_type_ids'] = batch['token_types'] = rng.integers(0, 2, tokens.shape)
+    if model.config.is_encoder_decoder:
+        sources, source_positions = padded(rng, (9, 13, 3), padding)
+        batch |= {'encoder_inputs': sources, 'encoder_positions': source_positions}
+        asked = {'input_ids': sources, 'attention_mask': (source_positions >= 0).astype(np.int64)}
+        asked |= {'decoder_input_ids': tokens}
+    with torch.no_grad():
+        given = {key: torch.from_numpy(value) for key, value in asked.items()}
+        answer = model(**given)
+        outputs = {'logits': answer.prediction_logits if name == 'bert' else answer.logits}
+        if name == 'bert':
+            outputs['pooled'] = model.bert(**given).pooler_output
+    with tempfile.TemporaryDirectory() as place:
+        model.save_pretrained(place)
+        config = json.loads((pathlib.Path(place) / 'config.json').read_text())
+        tensors = load_file(f'{place}/model.safetensors')
+    return Reference(config, tensors, batch, {key: value.numpy() for key, value in outputs.items()})
+
+
+def save(name: str, reference: Reference) -> None:
+    groups = {'tensor': reference.tensors, 'batch': reference.batch, 'output': reference.outputs}
+    arrays = {f'{group}/{key}': value for group, values in groups.items() for key, value in values.items()}
+    np.savez_compressed(FOLDER / f'{name}.npz', config=np.array(json.dumps(reference.config)), **arrays)
+
+
+def load(name: str) -> Reference:
+    """Returns the committed reference of one case."""
+    with np.load(FOLDER / f'{name}.npz') as file:
+        arrays = dict(file)
+
+    def group(prefix: str) -> dict[str, np.ndarray]:
+        return {key.removeprefix(f'{prefix}/'): arrays[key] for key in arrays if key.startswith(f'{prefix}/')}
+
+    return Reference(json.loads(str(arrays['config'])), group('tensor'), group('batch'), group('output'))
+
+
+if __name__ == '__main__':
+    FOLDER.mkdir(exist_ok=True)
+    for case in CASES:
+        save(case, make(case, width=16))

@@ -1,0 +1,30 @@
+"""Recipes at their smoke size on small data, and the numbers that a workdir records."""
+
+import json
+import os
+import pathlib
+
+import toy_data
+from places import ROOT
+from tformer import checks, config
+
+DATA = {'classify': toy_data.labelled, 'translate': toy_data.parallel}
+
+
+ENVIRONMENT = {**os.environ, 'XLA_FLAGS': '', 'JAX_PLATFORMS': 'cpu'}
+
+
+def overrides(recipe: str, place: pathlib.Path) -> dict[str, str]:
+    name = recipe.split('.')[0]
+    made = {'data.path': str(DATA[name](place / 'data'))} if name in DATA else {}
+    return {'mesh.data': '1', 'decode.max_len': '8', **made}
+
+
+def load(recipe: str, place: pathlib.Path, **more: str) -> config.Config:
+    changed = {**overrides(recipe, place), **{name.replace('__', '.'): value for name, value in more.items()}}
+    return checks.settled(config.load(f'{ROOT}/configs/{recipe}', changed))
+
+
+def numbers(workdir: pathlib.Path) -> list[dict[str, float]]:
+    rows = [json.loads(line) for line in (workdir / 'metrics.jsonl').read_text().splitlines()]
+    return [{k: v for k, v in row.items() if 'per_second' not in k} for row in rows]

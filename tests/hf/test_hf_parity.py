@@ -1,0 +1,430 @@
+"""Weights of the hub give the hub's own numbers: against committed references, and against torch where it is there."""
+
+import dataclasses
+import importlib.util
+import itertools
+import json
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import make_hf_reference as references
+from places import ROOT
+from tformer import checks, config, hf
+from tformer.config import OUTSIDE_THE_FUNCTION, Config, Data, Decode, Model, Train
+from tformer.config.tasks import TASKS
+from tformer.distributed.sharding import unboxed
+from tformer.errors import UserError
+from tformer.layers import outputs
+from tformer.layers.resolved import resolve_model
+from tformer.model import build
+
+ARCHITECTURES = ROOT / 'configs' / 'architectures'
+TOLERANCE = 1e-4  # float32
+CASES = sorted(references.CASES)
+TORCH = all(importlib.util.find_spec(name) for name in ('torch', 'transformers'))
+
+
+def families() -> dict[str, str]:
+    return {name: references.load(name).config['model_type'] for name in CASES}
+
+
+def our_outputs(cfg: Model, params: dict, batch: dict, names: tuple[str, ...]) -> dict[str, np.ndarray]:
+    methods = {'logits': '__call__', 'pooled': 'pool'}
+    model, batch = build(cfg), {name: jnp.asarray(value) for name, value in batch.items()}
+    return {name: np.asarray(model.apply({'params': params}, batch, method=methods[name])) for name in names}
+
+
+def compare(reference: references.Reference) -> dict[str, float]:
+    """Returns the largest difference of each output at real tokens."""
+    cfg = hf.model_of(reference.config)
+    checks.check_here(run_of(cfg))
+    params = hf.import_params(reference.config['model_type'], reference.tensors, cfg)
+    found = our_outputs(cfg, params, reference.batch, tuple(reference.outputs))
+    differences = {}
+    for name, expected in reference.outputs.items():
+        assert expected.shape == found[name].shape and np.std(expected) > 0.1
+        real = reference.batch['positions'] >= 0 if name == 'logits' else ...
+        differences[name] = float(np.abs(found[name] - expected)[real].max())
+    return differences
+
+
+def run_of(cfg: Model) -> Config:
+    """Returns a run of this model that fits together if the model does."""
+    objective = next(name for name, task in TASKS.items() if cfg.family in task.families)
+    return Config(cfg, Data(length=8), train=Train(objective=objective, num_steps=1), decode=Decode(max_len=8))
+
+
+# ------------------------------------------------------------------------------------------------ the same numbers
+@pytest.mark.parametrize('name', CASES)
+def test_hub_weights_give_the_committed_logits(name: str) -> None:
+    differences = compare(references.load(name))
+    assert max(differences.values()) < TOLERANCE, differences
+
+
+@pytest.mark.skipif(not TORCH, reason='needs torch and transformers')
+@pytest.mark.parametrize('name', CASES)
+def test_hub_weights_give_the_logits_of_torch(name: str) -> None:
+    differences = compare(references.make(name, width=32, seed=1))
+    assert max(differences.values()) < TOLERANCE, differences
+
+
+@pytest.mark.parametrize('name', CASES)
+def test_exported_tensors_are_those_that_were_imported(name: str) -> None:
+    reference = references.load(name)
+    cfg, family = hf.model_of(reference.config), reference.config['model_type']
+    found = hf.export_params(family, hf.import_params(family, reference.tensors, cfg), cfg)
+    table = hf.FAMILIES[family]
+    left = {key for key in reference.tensors if key not in found}
+    assert left <= {*table.copies, *table.zeros}
+    for key, tensor in found.items():
+        np.testing.assert_allclose(tensor, reference.tensors[key], rtol=0, atol=3e-7 if family == 'gemma2' else 0)
+
+
+@pytest.mark.parametrize('name', CASES)
+def test_imported_parameters_are_those_that_the_model_initialises(name: str) -> None:
+    reference = references.load(name)
+    cfg = hf.model_of(reference.config)
+    params = hf.import_params(reference.config['model_type'], reference.tensors, cfg)
+    batch = {key: jnp.asarray(value) for key, value in reference.batch.items()}
+
+    def shapes(method: Any) -> dict:
+        made = jax.eval_shape(lambda: build(cfg).init(jax.random.key(0), batch, method=method))['params']
+        return flat(unboxed(made))
+
+    methods = ['pool'] * ('pooler' in params) + [outputs.unmask_pairs] * ('sentence_head' in params)
+    expected = {path: shape for method in ['__call__', *methods] for path, shape in shapes(method).items()}
+    assert flat(params) == expected
+
+
+def flat(params: dict) -> dict[str, tuple[int, ...]]:
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    return {jax.tree_util.keystr(path, simple=True, separator='/'): leaf.shape for path, leaf in leaves}
+
+
+def test_the_next_sentence_head_comes_along() -> None:
+    """Its logits are the product of the pooled vector of torch with the checkpoint's own kernel."""
+    reference = references.load('bert')
+    cfg, tensors = hf.model_of(reference.config), reference.tensors
+    batch = {name: jnp.asarray(value) for name, value in reference.batch.items()}
+    params = hf.import_params('bert', tensors, cfg)
+    _, found = build(cfg).apply({'params': params}, batch, method=outputs.unmask_pairs)
+    kernel, bias = tensors['cls.seq_relationship.weight'], tensors['cls.seq_relationship.bias']
+    np.testing.assert_allclose(found, reference.outputs['pooled'] @ kernel.T + bias, atol=1e-5)
+
+
+# ------------------------------------------------------------------------------------------------ published sizes
+LLAMA = {'hidden_size': 4096, 'num_hidden_layers': 32, 'num_attention_heads': 32, 'hidden_act': 'silu'}
+LLAMA |= {'rms_norm_eps': 1e-5, 'tie_word_embeddings': False}
+LLAMA3_ROPE = {'factor': 8.0, 'low_freq_factor': 1.0, 'high_freq_factor': 4.0, 'rope_type': 'llama3'}
+LLAMA3_ROPE |= {'original_max_position_embeddings': 8192}
+BERT = {'hidden_size': 768, 'intermediate_size': 3072, 'num_hidden_layers': 12, 'num_attention_heads': 12}
+BERT |= {'hidden_act': 'gelu', 'hidden_dropout_prob': 0.1, 'attention_probs_dropout_prob': 0.1}
+T5 = {'model_type': 't5', 'vocab_size': 32_128, 'd_model': 768, 'd_kv': 64, 'num_layers': 12, 'num_heads': 12}
+T5 |= {'relative_attention_num_buckets': 32, 'layer_norm_epsilon': 1e-6, 'dropout_rate': 0.1, 'n_positions': 512}
+
+# What the published config.json hold, of the fields that make the model.
+PUBLISHED = {
+    'bert': {**BERT, 'model_type': 'bert', 'vocab_size': 30_522, 'max_position_embeddings': 512,
+             'type_vocab_size': 2, 'layer_norm_eps': 1e-12},
+    'roberta': {**BERT, 'model_type': 'roberta', 'vocab_size': 50_265, 'max_position_embeddings': 514,
+                'type_vocab_size': 1, 'layer_norm_eps': 1e-5, 'pad_token_id': 1},
+    'gpt2': {'model_type': 'gpt2', 'vocab_size': 50_257, 'n_embd': 768, 'n_layer': 12, 'n_head': 12, 'n_ctx': 1024,
+             'n_positions': 1024, 'activation_function': 'gelu_new', 'layer_norm_epsilon': 1e-5, 'resid_pdrop': 0.1,
+             'attn_pdrop': 0.1},
+    't5': {**T5, 'd_ff': 3072},
+    't5:v1_1_base': {**T5, 'd_ff': 2048, 'feed_forward_proj': 'gated-gelu', 'tie_word_embeddings': False,
+                     'num_decoder_layers': 12},
+    'bart:large': {'model_type': 'bart', 'vocab_size': 50_265, 'd_model': 1024, 'encoder_layers': 12,
+                   'decoder_layers': 12, 'encoder_attention_heads': 16, 'decoder_attention_heads': 16,
+                   'encoder_ffn_dim': 4096, 'decoder_ffn_dim': 4096, 'max_position_embeddings': 1024,
+                   'activation_function': 'gelu', 'scale_embedding': False, 'dropout': 0.1, 'attention_dropout': 0.1},
+    'llama': {**LLAMA, 'model_type': 'llama', 'vocab_size': 32_000, 'intermediate_size': 11_008,
+              'max_position_embeddings': 4096, 'num_key_value_heads': 32, 'rope_scaling': None},
+    'llama:llama3_1_8b': {**LLAMA, 'model_type': 'llama', 'vocab_size': 128_256, 'intermediate_size': 14_336,
+                          'num_key_value_heads': 8, 'max_position_embeddings': 131_072, 'rope_theta': 500_000.0,
+                          'rope_scaling': LLAMA3_ROPE},
+    'mixtral': {**LLAMA, 'model_type': 'mixtral', 'vocab_size': 32_000, 'intermediate_size': 14_336,
+                'num_key_value_heads': 8, 'max_position_embeddings': 32_768, 'rope_theta': 1e6, 'sliding_window': None,
+                'num_local_experts': 8, 'num_experts_per_tok': 2, 'router_aux_loss_coef': 0.02},
+    'gemma': {'model_type': 'gemma2', 'vocab_size': 256_000, 'hidden_size': 2304, 'intermediate_size': 9216,
+              'num_hidden_layers': 26, 'num_attention_heads': 8, 'num_key_value_heads': 4, 'head_dim': 256,
+              'max_position_embeddings': 8192, 'hidden_activation': 'gelu_pytorch_tanh', 'query_pre_attn_scalar': 256,
+              'rms_norm_eps': 1e-6, 'rope_theta': 10_000.0, 'sliding_window': 4096, 'attn_logit_softcapping': 50.0,
+              'final_logit_softcapping': 30.0},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('name', PUBLISHED)
+def test_a_published_config_is_the_architecture_of_our_recipe(name: str) -> None:
+    """But for dropout, which the hub's files have as of fine-tuning."""
+    file, _, argument = name.partition(':')
+    recipe = config.load(f'{ARCHITECTURES}/{file}.py:{argument}').model
+    rates = [field.name for field in dataclasses.fields(Model) if field.name.endswith('dropout_rate')]
+    found = dataclasses.replace(hf.model_of(PUBLISHED[name]), **{rate: getattr(recipe, rate) for rate in rates})
+    assert resolve_model(found) == resolve_model(recipe)
+
+
+# ------------------------------------------------------------------------------------------------ names
+def test_checkpoints_without_the_prefix_and_with_early_names_are_read() -> None:
+    for name, old in (
+        ('gpt2', {}),
+        ('bert', {'LayerNorm.weight': 'LayerNorm.gamma', 'LayerNorm.bias': 'LayerNorm.beta'}),
+    ):
+        reference = references.load(name)
+        cfg, prefix = hf.model_of(reference.config), hf.FAMILIES[name].prefix
+        base = {key: value for key, value in reference.tensors.items() if key.startswith(prefix)}
+        expected = flat(hf.import_params(name, base, cfg))
+        early = {}
+        for key, value in base.items():
+            for new, former in old.items():
+                key = key.replace(new, former)
+            early[key.removeprefix(prefix)] = value
+        params = hf.import_params(name, early, cfg)
+        assert flat(params) == expected and ('head' in params) is False
+        table = reference.tensors[f'{prefix}{"wte" if name == "gpt2" else "embeddings.word_embeddings"}.weight']
+        assert np.array_equal(params['embed']['table'], table)
+
+
+def test_tensors_without_a_part_in_the_model_are_left_out() -> None:
+    for name in CASES:
+        reference = references.load(name)
+        family = reference.config['model_type']
+        cfg, table = hf.model_of(reference.config), hf.FAMILIES[family]
+        expected = flat(hf.import_params(family, reference.tensors, cfg))
+        more = {pattern.replace('*', '1'): np.ones(3) for pattern in table.ignored}
+        more |= {
+            copy: reference.tensors[source] for copy, source in table.copies.items() if source in reference.tensors
+        }
+        assert flat(hf.import_params(family, {**more, **reference.tensors}, cfg)) == expected
+
+
+# ------------------------------------------------------------------------------------------------ errors
+def broken(name: str, change: Callable[[dict], object]) -> str:
+    """Returns the one line about a checkpoint after `change`."""
+    reference = references.load(name)
+    tensors = dict(reference.tensors)
+    change(tensors)
+    with pytest.raises(UserError) as error:
+        hf.import_params(reference.config['model_type'], tensors, hf.model_of(reference.config))
+    assert '\n' not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize('name', CASES)
+def test_a_tensor_that_is_missing_unmapped_or_of_the_wrong_shape_is_named(name: str) -> None:
+    tensors = references.load(name).tensors
+    table = hf.FAMILIES[families()[name]]
+    for key in [key for key in tensors if not key.startswith(table.zeros)][:: max(1, len(tensors) // 8)]:
+        assert f'no tensor {key}' in broken(name, lambda tensors, key=key: tensors.pop(key))
+        shape = (*tensors[key].shape[:-1], tensors[key].shape[-1] + 1)
+        line = broken(name, lambda tensors, key=key, shape=shape: tensors.update({key: np.zeros(shape)}))
+        assert f'tensor {key} has shape {shape}' in line and str(tensors[key].shape) in line
+    assert 'no rule reads the tensor adapter.weight' in broken(name, lambda t: t.update({'adapter.weight': np.ones(1)}))
+    layer = next(key for key in tensors if '.2.' in key)
+    deeper = layer.replace('.2.', '.7.')
+    assert f'no rule reads the tensor {deeper}' in broken(name, lambda t: t.update({deeper: np.ones(1)}))
+
+
+def test_a_copy_that_differs_and_a_bias_that_is_not_zero_are_refused() -> None:
+    line = broken('gpt2', lambda tensors: tensors.update({'lm_head.weight': tensors['transformer.wte.weight'] + 1}))
+    assert 'lm_head.weight is not the copy of transformer.wte.weight' in line
+    line = broken('bart', lambda tensors: tensors.update({'final_logits_bias': np.ones((1, references.VOCAB))}))
+    assert 'final_logits_bias is not 0' in line
+
+
+@pytest.mark.parametrize(
+    ('name', 'fields', 'words'),
+    [
+        ('gpt2', {'model_type': 'gpt3'}, "did you mean 'gpt2'"),
+        ('gpt2', {'activation_function': 'gelu_fast'}, 'activation_function'),
+        ('gpt2', {'scale_attn_by_inverse_layer_idx': True}, 'scale_attn_by_inverse_layer_idx=True'),
+        ('bert', {'position_embedding_type': 'relative_key'}, "valid: 'absolute'"),
+        ('bart', {'decoder_attention_heads': 2}, 'encoder_attention_heads and decoder_attention_heads differ'),
+        ('gemma2', {'query_pre_attn_scalar': 3}, 'query_pre_attn_scalar'),
+        ('llama', {'rope_parameters': {'rope_type': 'yarn', 'rope_theta': 1.0}}, 'rope_type'),
+        ('marian', {'decoder_vocab_size': 7}, 'decoder_vocab_size'),
+    ],
+)
+def test_a_config_that_has_no_counterpart_is_refused_in_one_line(name: str, fields: dict, words: str) -> None:
+    with pytest.raises(UserError) as error:
+        hf.model_of({**references.load(name).config, **fields})
+    assert words in str(error.value) and '\n' not in str(error.value)
+
+
+def test_a_config_without_a_size_names_the_field() -> None:
+    with pytest.raises(UserError, match='has no field n_layer'):
+        hf.model_of({'model_type': 'gpt2', 'vocab_size': 7, 'n_embd': 8})
+
+
+def test_rotary_fields_of_earlier_files_are_those_of_later_ones() -> None:
+    later = references.load('llama3').config
+    rope = dict(later['rope_parameters'])
+    earlier = {key: value for key, value in later.items() if key != 'rope_parameters'}
+    earlier |= {'rope_theta': rope.pop('rope_theta'), 'rope_scaling': rope}
+    assert hf.model_of(earlier) == hf.model_of(later)
+    assert math.isclose(hf.model_of(later).rope_factor, 4)
+
+
+# ------------------------------------------------------------------------------------------------ both ways
+@pytest.mark.parametrize('name', CASES)
+def test_the_config_of_a_model_gives_the_model_back(name: str) -> None:
+    cfg = hf.model_of(references.load(name).config)
+    written = hf.config_of(families()[name], cfg)
+    assert resolve_model(hf.model_of(written)) == resolve_model(cfg)
+    json.dumps(written)
+
+
+def others(cfg: Model, field: str) -> list:
+    """Returns other values of a field of `Model`: of its table, or near the value it has."""
+    value, table = getattr(cfg, field), checks.TABLES.get(f'model.{field}')
+    if table is not None:
+        options = (
+            [None, *table]
+            if not isinstance(value, tuple)
+            else [(), *((key,) for key in table)][field == 'attention_pattern' :]
+        )
+    elif isinstance(value, bool):
+        options = [not value]
+    else:
+        options = [(value or 1) * 2, (value or 1) * 1.5, None] if isinstance(value, float) else [(value or 1) * 2, None]
+    return [option for option in options if option != value and is_of_type(field, option)]
+
+
+def is_of_type(field: str, value: object) -> bool:
+    try:
+        config.coerce(config.field_types(Model)[field], value, field)
+    except UserError:
+        return False
+    return True
+
+
+COMPARED = [field.name for field in dataclasses.fields(Model) if field.name not in OUTSIDE_THE_FUNCTION]
+
+
+@pytest.mark.parametrize('name', CASES)
+@pytest.mark.filterwarnings('error')
+def test_a_model_is_exported_as_itself_or_refused_by_a_field(name: str) -> None:
+    """Whatever field is changed to whatever value: either config.json gives the changed model back, or one line."""
+    cfg, family, refused = hf.model_of(references.load(name).config), families()[name], set()
+    for field in COMPARED:
+        for value in others(cfg, field):
+            changed = dataclasses.replace(cfg, **{field: value})
+            try:
+                expected = resolve_model(changed)
+            except UserError:
+                continue
+            try:
+                written = hf.config_of(family, changed)
+            except UserError as error:
+                assert '\n' not in str(error) and str(error).startswith(f'{family}: ')
+                refused.add(field)
+            else:
+                found = resolve_model(hf.model_of(written))
+                assert all(getattr(found, key) == getattr(expected, key) for key in COMPARED), (field, value)
+    never = {'position', 'norm', 'norm_placement', 'norm_epsilon_in_root', 'qk_norm', 'attention_sink', 'output_scale'}
+    never |= {'parametrization', 'recurrence', 'layer_sharing', 'rope_fraction', 'lora_rank', 'relative_per_layer'}
+    assert never <= refused
+
+
+@pytest.mark.parametrize('change', [{'attention_softcap': 5.0}, {'norm_placement': 'parallel'},
+                                    {'embedding_scale': 'sqrt_dim'}, {'window': 4, 'attention_pattern': ('local',)},
+                                    {'activation': 'reglu', 'qk_norm': 'rmsnorm'}])  # fmt: skip
+def test_parameters_of_a_model_that_the_family_lacks_are_not_exported(change: dict) -> None:
+    reference = references.load('llama')
+    cfg = hf.model_of(reference.config)
+    params = hf.import_params('llama', reference.tensors, cfg)
+    with pytest.raises(UserError) as error:
+        hf.export_params('llama', params, dataclasses.replace(cfg, **change))
+    assert re.match(rf'llama: model\.({"|".join(change)})=', str(error.value))
+
+
+def test_fields_outside_the_function_leave_the_logits_as_they_are() -> None:
+    reference = references.load('mixtral')
+    cfg = hf.model_of(reference.config)
+    params = hf.import_params('mixtral', reference.tensors, cfg)
+    expected = our_outputs(cfg, params, reference.batch, ('logits',))['logits']
+    for field in OUTSIDE_THE_FUNCTION:
+        for value in others(cfg, field)[:1]:
+            if field in ('dtype', 'param_dtype', 'attention_kernel', 'lora_targets') or value is None:
+                continue  # rounding; where kernels are not here
+            found = our_outputs(dataclasses.replace(cfg, **{field: value}), params, reference.batch, ('logits',))
+            np.testing.assert_allclose(found['logits'], expected, atol=1e-5, err_msg=f'{field}={value}')
+
+
+def test_a_sentence_head_is_exported_where_the_hub_pools_alike() -> None:
+    reference = references.load('bert')
+    cfg = hf.model_of(reference.config)
+    params = hf.import_params('bert', reference.tensors, cfg)
+    assert 'sentence_head' in params and hf.export_params('bert', params, cfg)
+    for change in ({'pooling': 'mean'}, {'pooler': False}):
+        with pytest.raises(UserError, match=r'reads model\.pooling=cls with model\.pooler=True'):
+            hf.export_params('bert', params, dataclasses.replace(cfg, **change))
+
+
+# ------------------------------------------------------------------------------------------------ odd files
+ODD = [None, -1, 0, 1, 2.5, True, 'abc', [], ['abc'], {}, {'abc': 1}, math.inf]
+
+
+@pytest.mark.parametrize('name', CASES)
+def test_a_field_with_an_odd_value_is_refused_in_one_line_or_makes_a_model(name: str) -> None:
+    """Every field of config.json with every value; what makes a model is checked with the run it is put in."""
+    for field, value in itertools.product(references.load(name).config, ODD):
+        changed = {**references.load(name).config, field: value}
+        try:
+            checks.check(run_of(hf.model_of(changed, lambda line: None)))
+        except UserError as error:
+            assert '\n' not in str(error)
+
+
+@pytest.mark.parametrize(
+    ('name', 'fields', 'words'),
+    [
+        ('mixtral', {'num_experts_per_tok': 1}, 'num_experts_per_tok=1 has no counterpart'),
+        ('gemma2', {'layer_types': ['chunked_attention'] * 3}, "layer_types='chunked_attention' is unknown"),
+        ('t5', {'is_encoder_decoder': False}, 'is_encoder_decoder=False has no counterpart'),
+        ('roberta', {'pad_token_id': None}, 'pad_token_id is null'),
+        ('marian', {'d_model': None}, 'd_model is null'),
+        ('llama', {'quantization_config': {'bits': 4}}, 'quantization_config='),
+        ('llama', {'hidden_size': '16'}, "emb_dim='16' is not int"),
+        ('llama', {'rope_parameters': ['yarn']}, 'rope_parameters='),
+        ('bert', {'is_decoder': True}, 'is_decoder=True has no counterpart'),
+        ('bert', {'num_hidden_layers': 0}, 'must be positive'),
+        ('t5', {'dense_act_fn': 'gelu'}, "dense_act_fn='gelu' is not that of feed_forward_proj: 'relu'"),
+        ('t5', {'feed_forward_proj': 'silu', 'dense_act_fn': 'relu'}, "is not that of feed_forward_proj: 'silu'"),
+        ('llama', {'rope_scaling': {'rope_type': 'linear', 'factor': 2.0}}, 'are both given'),
+        ('llama', {'rope_parameters': {'rope_theta': 1e4, 'partial_rotary_factor': 0.5}}, 'partial_rotary_factor'),
+    ],
+)
+def test_an_option_that_would_change_the_numbers_is_refused(name: str, fields: dict, words: str) -> None:
+    with pytest.raises(UserError) as error:
+        hf.model_of({**references.load(name).config, **fields})
+    assert words in str(error.value) and '\n' not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ('name', 'fields'),
+    [
+        ('gpt2', {'embd_pdrop': 0.3}),
+        ('bart', {'encoder_layerdrop': 0.1}),
+        ('mixtral', {'router_jitter_noise': 0.1}),
+        ('t5', {'classifier_dropout': 0.1}),
+        ('llama', {'a_field_of_tomorrow': 'on'}),
+        ('llama', {'a_switch_of_tomorrow': False}),
+        ('mixtral', {'attention_bias': True}),
+    ],
+)
+def test_an_option_that_is_not_read_is_named(name: str, fields: dict) -> None:
+    said: list[str] = []
+    hf.model_of({**references.load(name).config, **fields}, said.append)
+    ((field, value),) = fields.items()
+    assert said == [f'config.json ({families()[name]}): not read: {field}={value!r}']
+    said.clear()
+    hf.model_of(references.load(name).config, said.append)
+    assert said == []

@@ -1,0 +1,288 @@
+"""Trials in one program: each is what it is alone, whatever becomes of the others."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+
+import toy_data
+from small_sweeps import TINY, environment
+from tformer import config, errors
+from tformer.commands.report import report as write_report
+from tformer.config import Config, Mesh
+from tformer.lab.sweep import batched_training, batched_trials, grid, manifest, one_at_a_time, product, seeds, trials
+from tformer.optim import hyperparameters
+from tformer.training import checkpoint, digests, members, recorder
+from tformer.training import loop as train_lib
+from whole_runs import numbers
+
+STEPS = 50
+VARIED = {
+    'optimizer.learning_rate': [1e-4, 3e-3],
+    'optimizer.warmup_steps': [10],
+    'optimizer.weight_decay': [0.1],
+    'optimizer.final_fraction': [0.5],
+    'model.dropout_rate': [0.1],
+    'model.init_scale': [0.5],
+    'train.label_smoothing': [0.1],
+    'train.z_loss': [1e-3],
+    'train.seed': [1],
+}
+
+
+def base(place: pathlib.Path, **fields: object) -> Config:
+    path = (str(toy_data.running(place / 'data')),)
+    wanted = {
+        'data.path': path,
+        'data.byte_fallback': False,
+        'optimizer.learning_rate': 1e-3,
+        'model.dropout_rate': 0.0,
+        'train.num_steps': STEPS,
+        'train.checkpoint_every': None,
+        'train.eval_every': 25,
+        'train.keep_last': 2,
+        **fields,
+    }
+    return config.override(TINY, wanted)
+
+
+def stated(home: pathlib.Path, made: list[trials.Trial]) -> list[pathlib.Path]:
+    """Returns the workdirs of trials, with what they are in them."""
+    manifest.claim(made[0].config, made, home)
+    return [home / trial.directory for trial in made]
+
+
+def losses(place: pathlib.Path) -> np.ndarray:
+    return np.array([row['train/loss'] for row in numbers(place) if 'train/loss' in row])
+
+
+@pytest.fixture(scope='module')
+def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, list[trials.Trial], pathlib.Path]:
+    """(what trials change, the trials, where each was trained alone): each number that may vary, one at a time."""
+    place = tmp_path_factory.mktemp('alone')
+    shared = base(place)
+    made = trials.trials(shared, one_at_a_time({}, VARIED))
+    for trial in made:
+        train_lib.train(trial.config, place / trial.directory)
+    return shared, made, place
+
+
+@pytest.mark.parametrize('transform', batched_trials.TRANSFORMS)
+def test_a_trial_among_others_is_what_it_is_alone(alone, transform: str, tmp_path: pathlib.Path) -> None:
+    _, made, place = alone
+    assert batched_trials.groups(made, 99) == [made]
+    trained = batched_training.train(stated(tmp_path, made), transform)
+    assert list(trained) == [tmp_path / trial.directory for trial in made]
+    curves = []
+    for trial in made:
+        mine, theirs = tmp_path / trial.directory, place / trial.directory
+        assert [sorted(row) for row in numbers(mine)] == [sorted(row) for row in numbers(theirs)]
+        curves.append(losses(mine))
+        assert len(curves[-1]) == STEPS
+        np.testing.assert_allclose(curves[-1], losses(theirs), rtol=1e-6, err_msg=trial.name)
+        if transform == 'map':
+            assert numbers(mine) == numbers(theirs)
+        assert checkpoint.steps(mine) == checkpoint.steps(theirs) and trained[mine].step == STEPS
+        assert checkpoint.read_metadata(mine, STEPS)['config'] == checkpoint.read_metadata(theirs, STEPS)['config']
+    apart = [np.abs(one - other).max() for i, one in enumerate(curves) for other in curves[:i]]
+    assert min(apart) > 1e-4  # every number that varies makes another curve
+
+
+@pytest.mark.parametrize('transform', ['map', pytest.param('vmap', marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    'mesh',
+    [
+        Mesh(data=1, fsdp=2),
+        pytest.param(Mesh(data=-1), marks=pytest.mark.slow),
+        pytest.param(Mesh(data=1, tensor=2), marks=pytest.mark.slow),
+    ],
+    ids=['fsdp', 'data', 'tensor'],
+)
+def test_trials_are_split_over_a_mesh(alone, transform: str, mesh: Mesh, tmp_path: pathlib.Path) -> None:
+    """Eight devices: four trials beside each other, on two devices each."""
+    _, made, place = alone
+    made = [dataclasses.replace(trial, config=dataclasses.replace(trial.config, mesh=mesh)) for trial in made[:4]]
+    homes = stated(tmp_path, made)
+    found = batched_trials.make_mesh(mesh, len(made))
+    assert found.shape['trials'] == 4 and found.size == 8
+    batched_training.train(homes, transform)
+    for home, trial in zip(homes, made, strict=True):
+        np.testing.assert_allclose(losses(home), losses(place / trial.directory), rtol=1e-5)
+
+
+def test_one_that_fails_leaves_the_others_as_they_are(alone, tmp_path: pathlib.Path) -> None:
+    shared, made, place = alone
+    shared = config.override(shared, {'train.max_skipped': 3})
+    arms = trials.trials(shared, [{}, {'optimizer.learning_rate': 1e38}, {'optimizer.learning_rate': 3e-3}])
+    homes = stated(tmp_path, arms)
+    trained = batched_training.train(homes)
+    assert list(trained) == [homes[0], homes[2]]
+    assert 'were skipped: their loss or gradient is not finite' in (homes[1] / 'error.txt').read_text()
+    assert list((homes[1] / 'skipped').iterdir()) and not numbers(homes[1])[-1].keys() & {'valid/loss'}
+    assert numbers(homes[0]) == numbers(place / made[0].directory)
+    assert numbers(homes[2]) == numbers(place / 'learning_rate=0.003/seed_0')
+
+
+def test_after_an_interruption_all_go_on_from_the_newest_common_step_to_the_bit(
+    alone, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One's newest checkpoint was not written, and one had failed before."""
+    shared, _, _ = alone
+    shared = config.override(shared, {'train.checkpoint_every': 10})
+    made = trials.trials(shared, product(grid({'model.dropout_rate': [0.1, 0.2]}), seeds(2)))
+    whole, parts = stated(tmp_path / 'whole', made), stated(tmp_path / 'parts', made)
+    batched_training.train(whole)
+
+    report = members.Group.report
+
+    def interrupted(group: members.Group, step: int) -> dict[str, float]:
+        if step == 33:
+            raise KeyboardInterrupt
+        return report(group, step)
+
+    monkeypatch.setattr(members.Group, 'report', interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        batched_training.train(parts)
+    monkeypatch.undo()
+    assert all(checkpoint.steps(home)[-2:] == [25, 30] for home in parts)
+    shutil.rmtree(checkpoint.directory(parts[1], 30))
+    (parts[2] / 'error.txt').write_text('ended\n')
+    assert list(batched_training.train(parts)) == parts and not (parts[2] / 'error.txt').exists()
+    for mine, theirs in zip(parts, whole, strict=True):
+        assert numbers(mine) == numbers(theirs) and leaves(mine) == leaves(theirs)
+    assert list(batched_training.train(parts)) == parts  # nothing is left to do
+    assert numbers(parts[0]) == numbers(whole[0])
+
+
+def test_no_one_waits_for_those_that_are_far_behind(tmp_path: pathlib.Path) -> None:
+    """Of checkpoints that are none: who goes on with whom, from where, and what is deleted."""
+    homes = [tmp_path / name for name in 'abcdef']
+    for home, steps in zip(homes, ([10, 20], [20, 30], [20, 30], [], [10, 5000], [20]), strict=True):
+        for step in steps:
+            checkpoint.directory(home, step).mkdir(parents=True)
+            digests.write(checkpoint.directory(home, step))
+    a, b, c, d, e, f = homes
+    assert batched_training.cohorts(homes) == [(20, [a, b, c, f]), (5000, [e]), (None, [d])]
+    assert [checkpoint.steps(home) for home in homes] == [[10, 20], [20], [20], [], [10, 5000], [20]]
+
+
+def test_a_signal_during_an_evaluation_leaves_the_rest_of_it_to_the_next_life(
+    alone, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, made, place = alone
+    homes, real, calls = stated(tmp_path, made[:3]), recorder.RunRecorder.evaluate, []
+
+    def interrupted(*args: object) -> dict[str, float]:
+        calls.append(args)
+        if len(calls) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+            while True:  # an evaluation that would never end
+                pass
+        return real(*args)
+
+    monkeypatch.setattr(recorder.RunRecorder, 'evaluate', interrupted)
+    with pytest.raises(errors.Stopped, match='SIGTERM: stopped after step 25 of 50, which is saved'):
+        batched_training.train(homes)
+    monkeypatch.undo()
+    assert [checkpoint.read_metadata(home, 25)['evaluated'] for home in homes] == [25, 0, 0]
+    batched_training.train(homes)
+    for home, trial in zip(homes, made[:3], strict=True):
+        assert numbers(home) == numbers(place / trial.directory)
+
+
+def leaves(home: pathlib.Path) -> list[bytes]:
+    variables, _ = checkpoint.load_variables(home, 'latest')
+    return [bytes(np.asarray(x)) for x in jax.tree.leaves(variables)]
+
+
+def test_groups_are_of_trials_that_differ_in_numbers_alone() -> None:
+    def sizes(arms: list[dict[str, object]], most: int = 99, **fields: object) -> list[list[int]]:
+        made = trials.trials(config.override(TINY, fields), arms)
+        return [[made.index(trial) for trial in group] for group in batched_trials.groups(made, most)]
+
+    rates = grid({'optimizer.learning_rate': [0.1, 0.2]})
+    assert sizes(product(rates, seeds(2))) == [[0, 1, 2, 3]]
+    assert sizes(product(rates, seeds(2)), most=3) == [[0, 1, 2], [3]]
+    assert sizes(product(rates, seeds(2)), most=1) == [[0], [1], [2], [3]]
+    assert sizes(product(grid({'model.norm': ['layernorm', 'rmsnorm']}), rates)) == [[0, 1], [2, 3]]
+    assert sizes(product(rates, seeds(2)), **{'data.batching': 'bucket'}) == [[0, 2], [1, 3]]
+    assert sizes(product(rates, seeds(2)), **{'data.batching': 'bucket', 'data.num_buckets': 1}) == [[0, 1, 2, 3]]
+    assert sizes(product(rates, seeds(2)), **{'data.train_examples': 9}) == [[0, 2], [1, 3]]
+    assert sizes(rates, **{'train.patience': 2}) == [[0], [1]]
+    assert sizes(rates, **{'mesh.pipeline': 2}) == [[0], [1]]
+    assert sizes(grid({'optimizer.ema_decay': [None, 0.9, 0.99]})) == [[0], [1, 2]]
+    assert sizes(grid({'optimizer.beta1': [0.8, 0.9]})) == [[0], [1]]
+
+
+def test_what_may_vary_is_what_reaches_the_step_as_a_number() -> None:
+    """Every field of `Hyperparameters` follows a field that the standard sets, but one, which evaluations depend on."""
+    plain = hyperparameters.Hyperparameters.of(
+        config.override(TINY, {'train.label_smoothing': 0.1, 'train.z_loss': 0.1})
+    )
+    moved = set()
+    for field in hyperparameters.STANDARD | hyperparameters.OPTIONAL:
+        value = {'train.seed': 7, 'optimizer.warmup_steps': 7}.get(field, 0.77)
+        changed = config.override(TINY, {'train.label_smoothing': 0.1, 'train.z_loss': 0.1, field: value})
+        assert hyperparameters.standard(changed) == hyperparameters.standard(TINY) or field in hyperparameters.OPTIONAL
+        other = hyperparameters.Hyperparameters.of(changed)
+        names = [
+            each.name for each in dataclasses.fields(plain) if getattr(plain, each.name) != getattr(other, each.name)
+        ]
+        assert len(names) == 1, field
+        moved |= set(names)
+    assert moved == {each.name for each in dataclasses.fields(plain)} - {'second_loss_weight'}
+
+
+def test_those_that_do_not_go_together_are_refused(tmp_path: pathlib.Path) -> None:
+    made = trials.trials(base(tmp_path), grid({'model.norm': ['layernorm', 'rmsnorm']}))
+    with pytest.raises(errors.UserError, match='cannot be trained together: they differ in more than numbers'):
+        batched_training.train(stated(tmp_path, made))
+
+
+@pytest.mark.slow
+def test_a_sweep_together_is_killed_and_goes_on_to_the_same_results(tmp_path: pathlib.Path) -> None:
+    """Of processes: four trials in one program, which is killed with its sweep."""
+    shared = base(tmp_path, **{'train.num_steps': 12, 'train.checkpoint_every': 2, 'train.eval_every': 6})
+    (tmp_path / 'base.json').write_text(json.dumps(config.to_dict(shared)))
+    (tmp_path / 'sweep.py').write_text("""
+from tformer.lab.sweep import Sweep, grid, product, seeds
+
+def get_sweep():
+    return Sweep('base.json', product(grid({'optimizer.learning_rate': [1e-3, 3e-3]}), seeds(2)))
+""")
+    parts, whole = tmp_path / 'parts', tmp_path / 'whole'
+
+    def command(home: pathlib.Path, together: int) -> list[str]:
+        arguments = [f'--config={tmp_path}/sweep.py', f'--workdir={home}', f'--together={together}']
+        return [sys.executable, '-m', 'tformer', 'sweep', *arguments]
+
+    env = {**os.environ, **environment()}
+    subprocess.run(command(whole, 1), env=env, check=True, capture_output=True)
+    first = parts / 'baseline/seed_0'
+    life = subprocess.Popen(command(parts, 4), env=env, stdout=subprocess.DEVNULL)
+    while len(checkpoint.steps(first)) < 2 and life.poll() is None:
+        time.sleep(0.05)
+    life.send_signal(signal.SIGKILL)
+    life.wait()
+    assert not (first / 'result.json').exists()
+    done = subprocess.run(command(parts, 4), env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert 'resumed at step' in (parts / 'together_0.txt').read_text()
+    for home in sorted(path.parent for path in whole.rglob('result.json')):
+        other = parts / home.relative_to(whole)
+        assert (home / 'result.json').read_text() == (other / 'result.json').read_text()
+        assert numbers(home) == numbers(other)
+    for home in (whole, parts):
+        write_report(home, timing=False)
+    for name in ('report.md', 'report.html'):
+        texts = [(home / name).read_text().replace('parts', 'whole') for home in (whole, parts)]  # their names
+        assert texts[0] == texts[1]
