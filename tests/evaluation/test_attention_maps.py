@@ -10,7 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 
+import plain_transformer
 from tformer import config
 from tformer.evaluation.attention_maps import UNIT, Panel, attention_probabilities, page, panels
 from tformer.model import build
@@ -32,11 +34,11 @@ def maps(request):
     if request.param != 'encoder_decoder':
         batch = {name: batch[name] for name in ('inputs', 'positions')}
     variables = jax.jit(model.init)(jax.random.key(0), batch)
-    return request.param, batch, attention_probabilities(model, variables, batch)
+    return request.param, batch, attention_probabilities(model, variables, batch), (model.cfg, variables['params'])
 
 
 def test_maps_are_those_of_the_family(maps):
-    family, _, found = maps
+    family, _, found, _ = maps
     shapes = {'encoder': {'encoder': (T, T)}, 'decoder': {'decoder': (T, T)}}
     shapes['encoder_decoder'] = {'encoder': (S, S), 'decoder': (T, T), 'cross': (T, S)}
     assert {name: probs.shape for name, probs in found.items()} == {
@@ -44,8 +46,22 @@ def test_maps_are_those_of_the_family(maps):
     }
 
 
+def test_every_map_is_that_of_its_head_in_its_layer(maps):
+    """Against a transformer in numpy: heads or layers in another order, or even weights, would not do."""
+    _, batch, found, (cfg, params) = maps
+    wide = jax.tree.map(lambda x: np.asarray(x, np.float64), nn.unbox(params))
+    _, expected = plain_transformer.transformer(cfg, wide, jax.tree.map(np.asarray, batch))
+    assert set(found) == set(expected)
+    for name, probs in found.items():
+        side = 'encoder_positions' if name == 'encoder' and 'encoder_positions' in batch else 'positions'
+        for row, real in enumerate(np.asarray(batch[side]) >= 0):
+            mine, theirs = probs[:, row][:, :, real], expected[name][:, row][:, :, real]
+            np.testing.assert_allclose(mine, theirs, atol=1e-5)
+            assert np.ptp(theirs, axis=0).max() > 0.02 and np.ptp(theirs, axis=1).max() > 0.02
+
+
 def test_rows_sum_to_one_padding_and_the_future_weigh_nothing(maps):
-    family, batch, found = maps
+    family, batch, found, _ = maps
     for name, probs in found.items():
         np.testing.assert_allclose(probs.sum(-1), 1.0, atol=1e-5)
         encoder_keys = family == 'encoder_decoder' and name != 'decoder'
@@ -59,7 +75,7 @@ def test_rows_sum_to_one_padding_and_the_future_weigh_nothing(maps):
 
 
 def test_panels_leave_padding_out(maps):
-    family, _, found = maps
+    family, _, found, _ = maps
     tokens = [None, None, 'a', 'b', 'c']
     made = panels(found, 1, tokens, list('uvwxyz') if family == 'encoder_decoder' else None)
     assert len(made) == len(found)

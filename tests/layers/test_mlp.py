@@ -1,0 +1,87 @@
+"""Activations by value, and what a gated feed-forward multiplies."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tformer.config import Model
+from tformer.layers.mlp import ACTIVATIONS, Mlp
+from tformer.layers.resolved import resolve_model
+
+POINTS = (-4.0, -1.0, -0.3, 0.0, 0.7, 2.0, 5.0)
+
+
+def logistic(x):
+    return 1 / (1 + math.exp(-x))
+
+
+def normal(x):
+    """The normal distribution function Phi."""
+    return math.erfc(-x / math.sqrt(2)) / 2
+
+
+def tanh_of_cubic(x):
+    """Hendrycks & Gimpel 2016, 2."""
+    return 0.5 * x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+ALONE = {
+    'relu': lambda x: max(x, 0),
+    'relu_squared': lambda x: max(x, 0) ** 2,
+    'gelu': lambda x: x * normal(x),
+    'gelu_tanh': tanh_of_cubic,
+    'silu': lambda x: x * logistic(x),
+}
+GATES = {
+    'glu': logistic,
+    'reglu': ALONE['relu'],
+    'geglu': ALONE['gelu'],
+    'geglu_tanh': ALONE['gelu_tanh'],
+    'swiglu': ALONE['silu'],
+}
+
+
+@pytest.mark.parametrize('name', ACTIVATIONS)
+def test_an_activation_has_the_values_of_its_paper(name):
+    inputs, activation = ACTIVATIONS[name]
+    up = np.asarray([2.0, -3.0, 0.5, 1.0, -1.0, 3.0, -2.0])
+    if inputs == 1:
+        expected, given = [ALONE[name](x) for x in POINTS], [POINTS]
+    else:
+        expected, given = [GATES[name](x) * y for x, y in zip(POINTS, up, strict=True)], [POINTS, up]
+    np.testing.assert_allclose(activation(*map(jnp.float32, given)), expected, atol=2e-6)
+
+
+def test_the_two_gelus_are_apart_where_they_are_apart():
+    """At 2 the exact one is 2 * 0.9772499 = 1.9544997, the approximation 1.9545977."""
+    exact, near = (float(ACTIVATIONS[name][1](jnp.float32(2))) for name in ('gelu', 'gelu_tanh'))
+    assert exact == pytest.approx(1.9544997, abs=1e-6) and near == pytest.approx(1.9545977, abs=1e-6)
+
+
+def test_the_slope_of_the_exact_gelu_is_its_own():
+    """(x Phi(x))' = Phi(x) + x phi(x)."""
+    slope = jax.vmap(jax.grad(ACTIVATIONS['gelu'][1]))(jnp.asarray(POINTS))
+    expected = [normal(x) + x * math.exp(-x * x / 2) / math.sqrt(2 * math.pi) for x in POINTS]
+    np.testing.assert_allclose(slope, expected, atol=2e-6)
+
+
+@pytest.mark.parametrize('bias', [True, False])
+def test_the_first_projection_is_the_gate(bias):
+    """Shazeer 2020, eq. 6: out(silu(x W) * (x V)), W in_0 and V in_1; each with its bias where there are biases."""
+    cfg = resolve_model(Model(emb_dim=3, mlp_dim=4, activation='swiglu', mlp_bias=bias))
+    rng, x = np.random.default_rng(0), np.random.default_rng(1).standard_normal((1, 2, 3))
+    shapes = {'in_0': (3, 4), 'in_1': (3, 4), 'out': (4, 3)}
+    params = {name: {'kernel': rng.standard_normal(shape)} for name, shape in shapes.items()}
+    if bias:
+        params = {name: {**part, 'bias': rng.standard_normal(shapes[name][1])} for name, part in params.items()}
+
+    def dense(name, x):
+        return x @ params[name]['kernel'] + params[name].get('bias', 0)
+
+    gate = dense('in_0', x)
+    expected = dense('out', gate / (1 + np.exp(-gate)) * dense('in_1', x))
+    found = Mlp(cfg, 'decoder').apply({'params': jax.tree.map(jnp.float32, params)}, jnp.float32(x))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)

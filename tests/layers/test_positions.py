@@ -1,0 +1,141 @@
+"""Position encodings by value, on positions that do not count from 0."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tformer.config import Model
+from tformer.layers import positions
+from tformer.layers.resolved import resolve_model
+
+
+def config(**fields):
+    return resolve_model(Model(emb_dim=16, num_heads=2, max_len=16, **fields))
+
+
+def turned(x, at, **fields):
+    """One head x [8] at a position."""
+    angles = positions.rope_angles(config(position='rope', **fields), jnp.full((1, 1), at))
+    return np.asarray(positions.rotate(jnp.asarray(x, jnp.float32)[None, None, None], angles))[0, 0, 0]
+
+
+def unit(i):
+    return np.eye(8)[i]
+
+
+# --------------------------------------------------------------------------------------------------- rotary
+def test_a_part_of_a_head_rotates_its_first_entries_at_the_frequencies_of_a_head_of_that_size():
+    """Black et al. 2022: of 8 entries the first 4 are two pairs, (0, 2) and (1, 3), at 1 and 100^-(2/4) = 0.1."""
+    partly = functools.partial(turned, at=3, rope_fraction=0.5, rope_theta=100.0)
+    cos, sin = np.cos([3, 0.3]), np.sin([3, 0.3])
+    np.testing.assert_allclose(partly(unit(0)), [cos[0], 0, sin[0], 0, 0, 0, 0, 0], atol=1e-6)
+    np.testing.assert_allclose(partly(unit(1)), [0, cos[1], 0, sin[1], 0, 0, 0, 0], atol=1e-6)
+    np.testing.assert_allclose(partly(unit(2)), [-sin[0], 0, cos[0], 0, 0, 0, 0, 0], atol=1e-6)
+    np.testing.assert_allclose(partly(unit(3)), [0, -sin[1], 0, cos[1], 0, 0, 0, 0], atol=1e-6)
+    for i in range(4, 8):
+        np.testing.assert_array_equal(partly(unit(i)), unit(i))
+
+
+def test_a_whole_head_has_the_frequencies_of_the_paper():
+    """Su et al. 2021, eq. 15: theta^(-2i/8) is 1, 0.1, 0.01 and 0.001 at theta = 10,000."""
+    for i, angle in enumerate((5.0, 0.5, 0.05, 0.005)):
+        expected = np.cos(angle) * unit(i) + np.sin(angle) * unit(i + 4)
+        np.testing.assert_allclose(turned(unit(i), 5), expected, atol=1e-6)
+
+
+def test_linear_scaling_brings_positions_closer_together():
+    """Chen et al. 2023: position 12 of a context of three times the length turns as position 4 did."""
+    x = np.arange(1.0, 9.0)
+    found = turned(x, 12, rope_scaling='linear', rope_factor=3.0)
+    np.testing.assert_allclose(found, turned(x, 4), atol=1e-5)
+
+
+def test_llama3_scaling_keeps_fast_pairs_and_brings_the_positions_of_slow_ones_closer_together():
+    """Turns in 64 positions at theta = 10^6: 10.2, 0.32, 0.01, ...: the first pair stays, the others turn a fourth."""
+    x = np.arange(1.0, 9.0)
+    fields = {'rope_theta': 1e6, 'rope_trained_len': 64}
+    found = turned(x, 12, rope_scaling='llama3', rope_factor=4.0, **fields)
+    far, near = turned(x, 12, **fields), turned(x, 3, **fields)
+    np.testing.assert_allclose(found, [far[0], *near[1:4], far[4], *near[5:]], atol=1e-5)
+    assert np.abs(far - near).max() > 1
+
+
+# ---------------------------------------------------------------------------------------------------- biases
+@pytest.mark.parametrize('bidirectional', [False, True])
+def test_alibi_takes_the_slope_times_the_distance_from_the_score(bidirectional):
+    """Press et al. 2022, figure 3: of eight heads the first takes 1/2, 1, 3/2, ... and the last 1/256, 2/256, ..."""
+    cfg = resolve_model(Model(emb_dim=16, num_heads=8))
+    queries, keys = jnp.asarray([[7, 9]]), jnp.asarray([[4, 7, 8]])
+    found = positions.Alibi(cfg, bidirectional).apply({}, queries, keys)
+    assert found.shape == (1, 8, 2, 3)
+    np.testing.assert_array_equal(found[0, 0], [[-1.5, 0, -0.5], [-2.5, -1, -0.5]])
+    np.testing.assert_array_equal(found[0, 7] * 256, [[-3, 0, -1], [-5, -2, -1]])
+    np.testing.assert_array_equal(found[0], [found[0, 0] * 2.0**-n for n in range(8)])
+
+
+def test_alibi_slopes_of_twelve_heads_are_eight_of_eight_and_four_of_sixteen():
+    """Press et al. 2022, as their code does: every other slope of sixteen heads, from the first."""
+    between = [2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5]
+    np.testing.assert_allclose(positions.alibi_slopes(12), [2.0**-n for n in range(1, 9)] + between)
+    np.testing.assert_allclose(positions.alibi_slopes(1), [2.0**-8])
+
+
+def test_relative_buckets_of_one_direction_begin_where_the_formula_says():
+    """Raffel et al. 2020: 16 exact ones, then 16 whose first distances are 16 * 8^(i/16), rounded up."""
+    first = [16, 19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113]
+    expected = list(range(16)) + [16 + i for i, (a, b) in enumerate(zip(first, [*first[1:], 129], strict=True))
+                                  for _ in range(b - a)]  # fmt: skip
+    found = positions.relative_bucket(jnp.arange(-2, 200), 32, 128, bidirectional=False)
+    assert found.tolist() == [0, 0, *expected, *[31] * (200 - 129)]
+
+
+def test_relative_buckets_of_both_directions_keep_the_upper_half_for_keys_to_the_right():
+    """Of 32, 8 are exact on each side, then 8 whose first distances are 8 * 16^(i/8), rounded up."""
+    first = [8, 12, 16, 23, 32, 46, 64, 91]
+    left = list(range(8)) + [8 + i for i, (a, b) in enumerate(zip(first, [*first[1:], 129], strict=True))
+                             for _ in range(b - a)]  # fmt: skip
+    found = positions.relative_bucket(jnp.arange(-128, 129), 32, 128, bidirectional=True).tolist()
+    assert found[128:] == left and found[:128] == [16 + x for x in left[:0:-1]]
+
+
+def test_the_bias_of_a_relative_position_is_the_buckets_number_for_the_head():
+    cfg = config(position='relative', relative_buckets=4, relative_max_distance=8)
+    table = jnp.arange(8.0).reshape(4, 2)  # bucket b of head n has 2 b + n
+    queries, keys = jnp.asarray([[5]]), jnp.asarray([[5, 4, 2, 6, 20]])
+    one_way = positions.Relative(cfg, False).apply({'params': {'table': table}}, queries, keys)
+    np.testing.assert_array_equal(one_way[0, :, 0], [[0, 2, 4, 0, 0], [1, 3, 5, 1, 1]])
+    both = positions.Relative(cfg, True).apply({'params': {'table': table}}, queries, keys)
+    np.testing.assert_array_equal(both[0, 0, 0], [0, 2, 2, 6, 6])
+
+
+@pytest.mark.parametrize(
+    ('stack', 'cross', 'both'), [('encoder', False, True), ('decoder', False, False), ('decoder', True, True)]
+)
+def test_a_bias_looks_both_ways_but_in_a_decoder_at_itself(stack, cross, both):
+    cfg = config(position='relative', cross_position=True)
+    assert positions.make_bias(cfg, stack, cross=cross, per_layer=False).bidirectional == both
+    assert positions.make_bias(cfg, stack, cross=cross, per_layer=True) is None
+    alone = config(position='relative')
+    assert (positions.make_bias(alone, stack, cross=cross, per_layer=False) is None) == cross
+
+
+# ------------------------------------------------------------------------------------------- added vectors
+def test_a_learned_position_is_the_row_behind_the_offset():
+    table = jnp.arange(18 * 3.0).reshape(18, 3)
+    layer = positions.Learned(config(position='learned', position_offset=2), 3)
+    found = layer.apply({'params': {'table': table}}, jnp.asarray([[0, 5, -1]]))
+    np.testing.assert_array_equal(found[0], table[np.array([2, 7, 2])])  # padding has the row of position 0
+    shapes = jax.eval_shape(layer.init, jax.random.key(0), jnp.zeros((1, 1), int))
+    assert jax.tree.leaves(shapes)[0].shape == (18, 3)
+
+
+def test_sinusoids_are_those_of_the_position_and_not_of_the_place():
+    """Vaswani et al. 2017, 3.5, at positions 7 and 3 of width 6: frequencies 1, 10,000^-(1/3) and 10,000^-(2/3)."""
+    found = positions.Sinusoidal(config(), 6).apply({}, jnp.asarray([[7, 3]]))[0]
+    for row, position in zip(found, (7, 3), strict=True):
+        angles = [position * 10_000 ** (-i / 3) for i in range(3)]
+        expected = [f(angle) for angle in angles for f in (np.sin, np.cos)]
+        np.testing.assert_allclose(row, expected, atol=1e-6)
