@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec
 from comparing import relative
 from small_training import BY_SEQUENCE, FAMILY, Trainer, make_batch, make_config
 from starting import make_start
-from tformer import config, objectives
+from tformer import checks, config, objectives
 from tformer.config import Config, Train
 from tformer.distributed import sharding
 from tformer.errors import UserError
@@ -23,7 +23,8 @@ from tformer.optim import optimizers, schedules
 from tformer.optim.hyperparameters import Hyperparameters
 from tformer.optim.optimizers import make_optimizer
 from tformer.training.setup import row_multiple
-from tformer.training.state import make_init, step_key
+from tformer.training.state import begin, make_init, step_key
+from tformer.training.step import in_microbatches, make_loss, make_train_step
 
 ONE_OF_EACH_FAMILY = [
     pytest.param(name, marks=() if name in ('causal_lm', 'masked_lm', 'seq2seq') else pytest.mark.slow)
@@ -119,6 +120,77 @@ def test_a_batch_of_padding_alone_moves_nothing():
     after, numbers = step(state, batch, trainer.hyper)
     assert all(np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, (after.params, state.params)), strict=True))
     assert numbers['grad_norm'] == 0
+
+
+# --------------------------------------------------------------------------------------------- one step by hand
+class Table(nn.Module):
+    """Logits of a token are its row of a kernel."""
+
+    @nn.compact
+    def __call__(self, batch, rates=None):
+        return self.param('kernel', nn.initializers.zeros, (3, 4))[batch['inputs']]
+
+
+def test_step_n_learns_at_the_rate_of_n_and_averages_with_the_share_of_n():
+    """A warm-up of 2 to 0.4 and a line to 0 at 4; the average keeps min(0.3, (1 + n) / (10 + n)) of itself."""
+    fields = {'name': 'sgd', 'momentum': 0.0, 'clip_norm': None, 'weight_decay': 0.0, 'ema_decay': 0.3}
+    schedule = {'schedule': 'linear', 'learning_rate': 0.4, 'warmup_steps': 2, 'final_fraction': 0.0}
+    run = checks.resolve(
+        Config(optimizer=config.Optimizer(**fields, **schedule), train=Train(num_steps=4)), vocab_size=4
+    )
+    batch = {'inputs': np.array([[0, 1, 1]]), 'targets': np.array([[3, 0, 2]]), 'weights': np.array([[1.0, 2.0, 0.0]])}
+    batch['positions'] = np.arange(3)[None]
+    hyper = Hyperparameters.of(run).replace(dropout_rates=DropoutRates())
+    optimizer = make_optimizer(run, {'kernel': PartitionSpec('embed', 'mlp')})
+    step = jax.jit(make_train_step(Table(), objectives.Objective(objectives.token_scores), optimizer, run))
+    kernel = np.random.default_rng(0).standard_normal((3, 4))
+    state, average = begin(optimizer, hyper, {'kernel': jnp.float32(kernel)}, {}), kernel.copy()
+    for rate, share in ((0.2, 2 / 11), (0.4, 3 / 12), (0.2, 0.3), (0.0, 0.3)):
+        gradient = np.zeros((3, 4))
+        for token, target, weight in ((0, 3, 1 / 3), (1, 0, 2 / 3)):
+            odds = np.exp(kernel[token]) / np.exp(kernel[token]).sum()
+            gradient[token] = weight * (odds - np.eye(4)[target])
+        kernel = kernel - rate * gradient
+        average = share * average + (1 - share) * kernel
+        state, numbers = step(state, batch, hyper)
+        assert float(numbers['learning_rate']) == pytest.approx(rate, abs=1e-7)
+        assert float(numbers['grad_norm']) == pytest.approx(np.linalg.norm(gradient), rel=1e-5)
+        np.testing.assert_allclose(state.params['kernel'], kernel, atol=1e-6)
+        np.testing.assert_allclose(state.averages['kernel'], average, atol=1e-6)
+
+
+@pytest.mark.parametrize('count', [2, 3])
+def test_every_microbatch_draws_by_a_key_of_its_own_and_has_every_nth_row(count):
+    def gradient(params, statistics, batch, hyper, key):
+        """A gradient that says for each row what its microbatch draws."""
+        drawn = jnp.zeros(6).at[batch['row']].set(jax.random.uniform(key))
+        return drawn, ({'loss': (jnp.float32(len(batch['row'])), jnp.float32(1))}, {})
+
+    step = in_microbatches(gradient, count)
+    drawn, (scores, _) = step(None, None, {'row': jnp.arange(6)}, None, jax.random.key(0))
+    assert len(set(np.asarray(drawn).tolist())) == count and (drawn > 0).all()
+    np.testing.assert_array_equal(drawn, np.tile(drawn[:count], 6 // count))
+    assert scores['loss'] == (6, count)
+    other, _ = step(None, None, {'row': jnp.arange(6)}, None, jax.random.key(1))
+    assert not set(np.asarray(other).tolist()) & set(np.asarray(drawn).tolist())
+
+
+class Draws(nn.Module):
+    """Outputs are one draw of dropout, and one of what a model samples."""
+
+    @nn.compact
+    def __call__(self, batch, rates=None):
+        return jnp.stack([jax.random.uniform(self.make_rng(name)) for name in ('dropout', 'sample')])
+
+
+def test_dropout_and_samples_of_a_model_draw_by_keys_of_their_own():
+    def scores(outputs, batch, smoothing=None, z_loss=None):
+        return {'loss': (jnp.sum(outputs), jnp.float32(1)), 'draws': (outputs, jnp.float32(1))}
+
+    loss = make_loss(Draws(), objectives.Objective(scores), None)
+    hyper = Hyperparameters.of(make_config('causal_lm'))
+    _, (found, _) = loss({}, {}, {}, hyper, jax.random.key(0))
+    assert found['draws'][0][0] != found['draws'][0][1]
 
 
 # ---------------------------------------------------------------------------------------------------- meshes

@@ -1,0 +1,62 @@
+"""What evaluation makes of a model's probabilities, on three tokens and by hand."""
+
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from tformer import checks
+from tformer import config as config_lib
+from tformer.config import Config, Train
+from tformer.distributed import sharding
+from tformer.evaluation import scorer
+
+BYTES = np.array([0, 1, 2, 4])  # of the tokens; their bits are 1, 2, 3, 3
+
+
+class Halves(nn.Module):
+    """Every token has the probabilities 1/2, 1/4, 1/8, 1/8."""
+
+    def __call__(self, batch, rates=None):
+        logits = jnp.log(jnp.asarray([0.5, 0.25, 0.125, 0.125]))
+        return jnp.broadcast_to(logits[None, None], (*batch['inputs'].shape, 4))
+
+
+class Batches:
+    """Two batches of unequal weight."""
+
+    steps_per_epoch = 2
+
+    def batch(self, number):
+        targets, weights = (([[1, 3, 2], [0, 0, 3]], [[1, 1, 0], [0, 0, 0]]), ([[0, 2, 2]], [[1, 1, 0]]))[number]
+        found = {'targets': np.array(targets, np.int32), 'weights': np.array(weights, np.float32)}
+        return {**found, 'inputs': found['targets']}
+
+
+def score(limit=None, lossless=True, **train):
+    cfg = checks.resolve(Config(train=Train(num_steps=1, **train)), vocab_size=4)
+    mesh = sharding.make_mesh(config_lib.Mesh(data=1), jax.devices()[:1])
+    tokenizers = types.SimpleNamespace(target=types.SimpleNamespace(lossless=lossless, byte_lengths=BYTES))
+    return scorer.make_scorer(Halves(), cfg, mesh)({}, Batches(), limit, tokenizers)
+
+
+def test_bits_per_byte_are_the_bits_of_all_targets_over_their_bytes():
+    """Targets that count: 1 and 3 with 2 + 3 bits and 1 + 4 bytes; then 0 and 2 with 1 + 3 bits and 0 + 2 bytes."""
+    found = score()
+    assert found['bits_per_byte'] == pytest.approx(9 / 7, rel=1e-6)
+    assert found['nll'] == pytest.approx(9 / 4 * np.log(2), rel=1e-6)
+    assert found['perplexity'] == pytest.approx(2 ** (9 / 4), rel=1e-5)
+    assert found['accuracy'] == 1 / 4
+    assert score(limit=1)['bits_per_byte'] == pytest.approx(5 / 5, rel=1e-6)
+
+
+def test_evaluation_is_without_label_smoothing_and_z_loss():
+    found = score(label_smoothing=0.3, z_loss=0.5)
+    assert found['loss'] == found['nll'] == pytest.approx(9 / 4 * np.log(2), rel=1e-6)
+
+
+def test_a_tokenizer_that_loses_text_has_no_bits_per_byte():
+    assert 'bits_per_byte' not in score(lossless=False)
