@@ -2,6 +2,7 @@
 
 import itertools
 import pathlib
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 import restoring
 import toy_data
+from fixed_draws import Fixed
 from tformer import checks, config
 from tformer.commands import train as train_command
 from tformer.commands.run import Run
@@ -31,24 +33,7 @@ SEEDS = st.integers(0, 2**32)
 MARKS = np.arange(1000, 1200)  # sentinels
 
 
-class Fixed:
-    """A random generator of given draws."""
-
-    def __init__(self, *draws: object) -> None:
-        self._draws = iter(draws)
-
-    def _next(self, *_: object, **__: object) -> object:
-        return next(self._draws)
-
-    choice = poisson = permutation = integers = random = _next
-
-
-def fixed(*draws: object) -> np.random.Generator:
-    arrays = (np.array(draw) if isinstance(draw, list) else draw for draw in draws)
-    return Fixed(*arrays)  # type: ignore[return-value]
-
-
-def drawing(rng: np.random.Generator, **rates: object) -> corrupt.Noise:
+def drawing(rng: Any, **rates: object) -> corrupt.Noise:
     """Noise on bytes that draws from `rng`."""
     noise = corrupt.Noise(Data(**rates), bytes_and_characters.Byte(), ())
     vars(noise)['rng'] = rng
@@ -68,7 +53,7 @@ def test_the_spans_of_figure_2_of_t5() -> None:
     text = np.array(words.encode('Thank you for inviting me to your party last week'))
     x, y = 100, 101
     # 3 of 10 tokens in 2 spans of 2 + 1, before the kept tokens 2 and 6
-    inputs, targets = corrupt.corrupt_spans(text, fixed([1], [6, 2]), np.array([x, y]), rate=0.3, mean_span=1.5)
+    inputs, targets = corrupt.corrupt_spans(text, Fixed([1], [6, 2]), np.array([x, y]), rate=0.3, mean_span=1.5)
     assert inputs.tolist() == [
         *words.encode('Thank you'),
         x,
@@ -89,23 +74,23 @@ def test_infilling_by_hand() -> None:
     """A B C D E, infilled as BART's figure 2 is: A _ . D _ E; a span of no tokens inserts a mask."""
     # 6 tokens of 10 in at most 4 spans: lengths 2, 0, 3, then 5 cut to 1; before the kept tokens 0, 1, 3, and last
     text = np.arange(10, 20)
-    inputs = corrupt.infill(text, drawing(fixed([2, 0, 3, 5], [4, 1, 0, 3]), infill_rate=0.6))
+    inputs = corrupt.infill(text, drawing(Fixed([2, 0, 3, 5], [4, 1, 0, 3], mean=3.0), infill_rate=0.6))
     assert inputs.tolist() == [MASK, 12, MASK, 13, 14, MASK, 18, MASK]
     # the first span hides all there is to hide: no others are drawn; and none hides anything but the last
-    inputs = corrupt.infill(text, drawing(fixed([9, 1, 1, 1], [2]), infill_rate=0.6))
+    inputs = corrupt.infill(text, drawing(Fixed([9, 1, 1, 1], [2], mean=3.0), infill_rate=0.6))
     assert inputs.tolist() == [10, 11, MASK, 18, 19]
-    inputs = corrupt.infill(text, drawing(fixed([0, 0, 0, 0], [0, 1, 2, 4]), infill_rate=0.6))
+    inputs = corrupt.infill(text, drawing(Fixed([0, 0, 0, 0], [0, 1, 2, 4], mean=3.0), infill_rate=0.6))
     assert inputs.tolist() == [MASK, 10, MASK, 11, MASK, 12, 13, MASK]
 
 
 def test_other_noise_by_hand() -> None:
     text = np.arange(10, 16)
-    assert corrupt.replace_by_mask(text, drawing(fixed([1, 4]))).tolist() == [10, MASK, 12, 13, MASK, 15]
-    assert corrupt.delete_tokens(text, drawing(fixed([1, 4]))).tolist() == [10, 12, 13, 15]
-    assert corrupt.rotate(text, drawing(fixed(2))).tolist() == [12, 13, 14, 15, 10, 11]
+    assert corrupt.replace_by_mask(text, drawing(Fixed([1, 4]), mask_rate=0.3)).tolist() == [10, MASK, 12, 13, MASK, 15]
+    assert corrupt.delete_tokens(text, drawing(Fixed([1, 4]), delete_rate=0.3)).tolist() == [10, 12, 13, 15]
+    assert corrupt.rotate(text, drawing(Fixed(2))).tolist() == [12, 13, 14, 15, 10, 11]
     byte = bytes_and_characters.Byte()
     text = np.array(byte.encode('Go... No? Yes'))
-    permuted = corrupt.permute_sentences(text, drawing(fixed([2, 0, 1])))
+    permuted = corrupt.permute_sentences(text, drawing(Fixed([2, 0, 1])))
     assert byte.decode(permuted) == ' YesGo... No?'
 
 
@@ -124,13 +109,13 @@ def test_whole_words_by_hand() -> None:
     text = framed('aa bbb c dddd')
     drawn = [ord(letter) for letter in 'uvwxyz']  # places among the ordinary ids, which are the bytes
     draws = [1, 0, 2, 3], [0.79, 0.81, 0.89, 0.91, 0.0, 0.99], drawn
-    inputs, selected = corrupt.mask_tokens(text, drawing(fixed(*draws), mask_rate=0.5, mask_unit='word'))
+    inputs, selected = corrupt.mask_tokens(text, drawing(Fixed(*draws), mask_rate=0.5, mask_unit='word'))
     assert np.flatnonzero(selected).tolist() == [4, 5, 6, 7, 8, 9]
     assert hidden(inputs) == 'aa _vw _ dddd'
     # 2 of 13: only the third is that short; and where none is the first one comes all the same
-    inputs, _ = corrupt.mask_tokens(text, drawing(fixed([1, 0, 2, 3], [0.0, 0.0], [0, 0]), mask_unit='word'))
+    inputs, _ = corrupt.mask_tokens(text, drawing(Fixed([1, 0, 2, 3], [0.0, 0.0], [0, 0]), mask_unit='word'))
     assert hidden(inputs) == 'aa bbb __dddd'
-    noise = drawing(fixed([1, 0], [0.0] * 4, [0] * 4), mask_unit='word')
+    noise = drawing(Fixed([1, 0], [0.0] * 4, [0] * 4), mask_unit='word')
     inputs, _ = corrupt.mask_tokens(framed('aaa bbbb'), noise)
     assert hidden(inputs) == 'aaa ____'
 

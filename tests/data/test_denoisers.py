@@ -10,6 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import restoring
+from fixed_draws import Fixed
 from tformer.config.run import Data
 from tformer.data.examples import corrupt, denoisers, example_formats, special_tokens
 from tformer.data.tokenizers.vocabulary import Specials
@@ -20,18 +21,6 @@ MARKS = np.arange(1000, 1303)
 SENTINELS, MODES = denoisers.roles(MARKS)
 SIZES, SEEDS = st.integers(0, 600), st.integers(0, 2**32)
 SOME = st.lists(st.sampled_from(NAMES), min_size=1, max_size=4)
-
-
-class Fixed:
-    """A random generator of given draws."""
-
-    def __init__(self, *draws: object) -> None:
-        self._draws = iter(draws)
-
-    def _next(self, *_: object, **__: object) -> object:
-        return next(self._draws)
-
-    choice = integers = _next
 
 
 def corrupted(text: np.ndarray, rng: object, *names: str, marks: np.ndarray = MARKS) -> tuple[np.ndarray, np.ndarray]:

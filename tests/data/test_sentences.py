@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fixed_draws import Fixed
 from tformer.config.tasks import NEXT_SENTENCE, SENTENCE_ORDER
 from tformer.data.examples import sentences
 from tformer.data.tokenizers import bytes_and_characters
@@ -19,19 +20,6 @@ ENDS = BYTE.sentence_ends
 TEXTS = st.text('ab .', min_size=1, max_size=40)
 OTHERS = TEXTS.map(str.upper)  # of other letters
 SEEDS = st.integers(0, 2**32)
-
-
-class Fixed:
-    """A random generator of given draws."""
-
-    def __init__(self, *draws: int) -> None:
-        self._draws = iter(draws)
-
-    def integers(self, low: int, high: int | None = None) -> int:
-        """The next one, which must be in the range that is asked for."""
-        draw = next(self._draws)
-        assert (0 if high is None else low) <= draw < (low if high is None else high)
-        return draw
 
 
 def tokens(text: str) -> np.ndarray:

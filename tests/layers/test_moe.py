@@ -124,12 +124,66 @@ REAL_R = np.array([True, True, True, False, True, True])
 KEPT_RJ = np.array([(1, 1), (1, 0), (1, 1), (0, 0), (1, 0), (1, 0)], bool)  # 3 places an expert, first choices first
 
 
+def test_a_router_takes_the_likeliest_experts_and_scales_several_weights_to_one():
+    """Odds 4 : 3 : 2 : 1: of two experts 4/7 and 3/7 (Jiang et al. 2024); of one 4/10 (Fedus et al. 2022, eq. 2)."""
+    logits = jnp.log(jnp.asarray([[1.0, 4.0, 3.0, 2.0], [2.0, 1.0, 3.0, 4.0]]))
+    probs, weights, experts = moe.route(logits, 2)
+    np.testing.assert_allclose(probs, [[0.1, 0.4, 0.3, 0.2], [0.2, 0.1, 0.3, 0.4]], rtol=1e-5)
+    np.testing.assert_array_equal(experts, [[1, 2], [3, 2]])
+    np.testing.assert_allclose(weights, [[4 / 7, 3 / 7]] * 2, rtol=1e-5)
+    _, weights, experts = moe.route(logits, 1)
+    np.testing.assert_array_equal(experts, [[1], [3]])
+    np.testing.assert_allclose(weights, [[0.4]] * 2, rtol=1e-5)
+
+
 def test_capacity_prefers_first_choices_then_earlier_tokens():
     dispatch = moe.capacity(jnp.asarray(EXPERTS_RJ), jnp.asarray(REAL_R), 3, 0.75)
     slot_RJ = np.asarray(dispatch.slot_RJ)
     np.testing.assert_array_equal(slot_RJ < dispatch.num_slots, KEPT_RJ)
     assert dispatch.num_slots == 9 and len(set(slot_RJ[KEPT_RJ])) == KEPT_RJ.sum()
     np.testing.assert_array_equal(dispatch.expert_P[slot_RJ[KEPT_RJ]], EXPERTS_RJ[KEPT_RJ])
+
+
+def queued(expert_RJ, real_R, places):
+    """Which choices find a place: a plain queue before each expert, of all first choices, then of all second ones."""
+    queues, kept = {}, np.zeros(expert_RJ.shape, bool)
+    for j in range(expert_RJ.shape[1]):
+        for r in np.flatnonzero(real_R):
+            queue = queues.setdefault(expert_RJ[r, j], [])
+            kept[r, j] = len(queue) < places
+            queue.append(r)
+    return kept
+
+
+# of R tokens with J choices among E experts, the factor, and places by hand: factor R J / E rounded up, at most R
+@pytest.mark.parametrize(
+    ('tokens', 'choices', 'experts', 'factor', 'places'),
+    [
+        (7, 2, 3, 0.9, 5),  # 4.2
+        (7, 2, 3, 1.0, 5),  # 4.67
+        (6, 2, 3, 0.5, 2),  # 2
+        (9, 1, 4, 1.0, 3),  # 2.25
+        (9, 1, 4, 0.1, 1),  # 0.225
+        (7, 3, 4, 1.0, 6),  # 5.25
+        (7, 3, 4, 1.25, 7),  # 6.56
+        (7, 4, 4, 2.0, 7),  # 14
+        (8, 4, 5, 0.51, 4),  # 3.26
+    ],
+)
+def test_capacity_is_rounded_up_and_whoever_finds_the_queue_full_is_dropped(tokens, choices, experts, factor, places):
+    short = False
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        odds = rng.random((tokens, experts)) + np.arange(experts) / 3  # the last experts are liked best
+        expert_RJ, real_R = np.argsort(-odds, axis=1)[:, :choices], rng.random(tokens) < 0.9
+        dispatch = moe.capacity(jnp.asarray(expert_RJ), jnp.asarray(real_R), experts, factor)
+        assert dispatch.num_slots == experts * places == len(dispatch.expert_P)
+        slot_RJ, kept_RJ = np.asarray(dispatch.slot_RJ), queued(expert_RJ, real_R, places)
+        np.testing.assert_array_equal(slot_RJ < dispatch.num_slots, kept_RJ)
+        assert len(set(slot_RJ[kept_RJ])) == kept_RJ.sum()
+        np.testing.assert_array_equal(dispatch.expert_P[slot_RJ[kept_RJ]], expert_RJ[kept_RJ])
+        short |= bool((~kept_RJ[real_R]).any())
+    assert short == (places < tokens)
 
 
 @pytest.mark.parametrize('skew', [0.0, 1.0, 100.0])
