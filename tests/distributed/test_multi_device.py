@@ -182,7 +182,8 @@ def test_what_is_sent_is_what_the_closed_formula_says(name):
     }
     for key, wanted in expected_traffic(name, num_params).items():
         assert found.pop(key) == pytest.approx(wanted, rel=0.05), key
-    assert 'data' in name or sum(rest for key, rest in found.items() if key[1] != 'data') < 0.05 * wanted
+    others = sum(rest for (_, axes), rest in found.items() if axes != 'data')
+    assert 'data' in name or others < 0.05 * max(expected_traffic(name, num_params).values())
 
 
 EXPECTED = {  # strategy -> the collectives that it is made of
@@ -304,7 +305,8 @@ def test_a_balanced_batch_holds_the_same_tokens_in_another_order():
 
 def test_dropout_in_the_ring_is_one_draw_forward_and_backward():
     """The output is linear in the values, so that <cotangent, out> = <values, their gradient> where both passes draw
-    alike; its mean over draws is the output without dropout."""
+    alike. Its mean over draws is the output without dropout, and its variance at a rate of a half the sum of the
+    squared p v."""
     inputs, cotangent = attention_inputs(2, 16, 16)
     mask, mesh = np.tril(np.ones((2, 16, 16), bool)), Mesh(data=2, context=4)
 
@@ -319,7 +321,10 @@ def test_dropout_in_the_ring_is_one_draw_forward_and_backward():
     for value, gradient in draws[:3]:
         assert float((value * cotangent).sum()) == pytest.approx(float((inputs['v'] * gradient).sum()), rel=1e-4)
     assert not np.array_equal(draws[0][0], draws[1][0])
-    assert np.abs(np.mean([value for value, _ in draws], 0) - whole).mean() < 0.1
+    grouped = kernels.probabilities(inputs['q'], inputs['k'], mask, kernels.ScoreOptions(0.3))
+    variance = np.einsum('bkgts,bksu->bkgtu', np.square(grouped), np.square(inputs['v'])).reshape(whole.shape)
+    error = (np.mean([value for value, _ in draws], 0) - whole) / np.sqrt(variance / len(draws))
+    assert np.abs(error).max() < 6 and np.mean(np.square(error)) == pytest.approx(1, abs=0.25)
 
 
 @pytest.mark.parametrize('name, model', [
