@@ -73,9 +73,8 @@ def compile_soon() -> None:
     from jax._src import compilation_cache
 
     jax.config.update('jax_disable_most_optimizations', True)  # tests spend their time in compiling, not in running
-    jax.config.update(
-        'jax_compilation_cache_dir', str(pathlib.Path(tempfile.gettempdir()) / 'tformer-test-compilations')
-    )
+    shared = pathlib.Path(tempfile.gettempdir()) / 'tformer-test-compilations'
+    jax.config.update('jax_compilation_cache_dir', os.environ.get('TFORMER_TEST_COMPILATIONS', str(shared)))
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)
     load = compilation_cache.get_executable_and_time
     signature = inspect.signature(load)

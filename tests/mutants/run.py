@@ -1,0 +1,167 @@
+"""Runs every mutant: a small wrong edit to the library, against the tests that should notice it.
+
+    python tests/mutants/run.py [--only=TEXT ...] [--jobs=2] [--write]
+
+The mutants are the tables in tests/mutants/*.toml. Each one is applied in its own copy of the repository, and its tests
+run there in a process of their own, with a compilation cache of their own; first, all tests must pass on the code as it
+is. The last lines are a table of what caught each mutant. The exit code is 1 where one survives, unless its row says
+why (`survives`). `--only` takes mutants with this text in their name or file, `--write` writes docs/mutants.md.
+"""
+
+import argparse
+import contextlib
+import importlib
+import os
+import pathlib
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterator
+from typing import Any
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PARTS = ('tformer', 'tests', 'configs', 'launch', 'docs', 'README.md', 'CHANGELOG.md', 'pyproject.toml', 'mkdocs.yml')
+# Imported once, so that each process starts with them; the library itself is imported by each process alone.
+HEAVY = 'pytest hypothesis jax flax.linen optax.contrib orbax.checkpoint grain sklearn.metrics scipy.stats sentencepiece'
+SURVIVED, BROKEN, LATE = 'SURVIVED', 'no test ran', 'the time limit'
+
+Mutant = dict[str, Any]  # name, file, old, new, tests; survives: the reason why it may; seconds: its time limit
+
+
+def load() -> list[Mutant]:
+    """Returns the rows of all tables, each with the `folder` that its table is named after."""
+    tables = sorted(pathlib.Path(__file__).parent.glob('*.toml'))
+    return [{**row, 'folder': t.stem} for t in tables for row in tomllib.loads(t.read_text())['mutant']]
+
+
+def apply(mutant: Mutant, root: pathlib.Path) -> None:
+    """Makes the edit in a copy of the repository."""
+    file = root / mutant['file']
+    text = file.read_text()
+    assert text.count(mutant['old']) == 1, f'{mutant["name"]}: its text is not once in {mutant["file"]}'
+    file.unlink()
+    file.write_text(text.replace(mutant['old'], mutant['new']))
+
+
+def start(tests: list[str], mutant: Mutant | None, place: pathlib.Path) -> int:
+    """Starts the tests in a copy of the repository, with the mutant in it; returns the process's id."""
+    for part in (ROOT / name for name in PARTS):
+        copy = shutil.copytree if part.is_dir() else shutil.copy2
+        copy(part, place / part.name, **({'ignore': shutil.ignore_patterns('__pycache__')} if part.is_dir() else {}))
+    if mutant is not None:
+        apply(mutant, place)
+    process = os.fork()
+    if process:
+        return process
+    os.setsid()
+    output = os.open(place / 'output.txt', os.O_CREAT | os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(output, stream)
+    os.chdir(place)
+    sys.path[:] = [str(place), *(x for x in sys.path if pathlib.Path(x or '.').resolve() not in (ROOT, ROOT / 'tests'))]
+    os.environ |= {'PYTHONPATH': str(place), 'TFORMER_TEST_COMPILATIONS': str(place / 'compilations')}
+    found = importlib.import_module('tformer').__file__ or ''
+    code = 99
+    if found.startswith(str(place)):  # not the code that is installed
+        code = int(importlib.import_module('pytest').main(['-x', '-q', '-p', 'no:cacheprovider', *tests]))
+    sys.stdout.flush()
+    os._exit(code)
+
+
+def verdict(code: int | None, output: str) -> str:
+    """Returns what caught a mutant, from the exit code of its tests (None: they took too long) and their output."""
+    failed = re.findall(r'^(?:FAILED|ERROR) (\S+)', output, re.M)
+    if code == 1 and failed:
+        return failed[0]
+    return {0: SURVIVED, None: LATE}.get(code, BROKEN)
+
+
+def run(mutants: list[Mutant | None], tests_of: dict[str, list[str]], jobs: int) -> Iterator[tuple[str, str, str]]:
+    """Yields (name, verdict, output) of each mutant as its tests end; None and '' stand for the code as it is."""
+    running: dict[int, tuple[Mutant | None, tempfile.TemporaryDirectory, float]] = {}
+    waiting = list(mutants)
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                mutant, place = waiting.pop(0), tempfile.TemporaryDirectory(prefix='mutant-', ignore_cleanup_errors=True)
+                limit = time.monotonic() + (mutant.get('seconds', 300) if mutant else 3600)
+                tests = tests_of[mutant['name'] if mutant else '']
+                running[start(tests, mutant, pathlib.Path(place.name))] = mutant, place, limit
+            time.sleep(0.05)
+            for process, (mutant, place, limit) in list(running.items()):
+                late = time.monotonic() > limit
+                ended, status = os.waitpid(process, os.WNOHANG)
+                if not ended and not late:
+                    continue
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process, signal.SIGKILL)
+                if not ended:
+                    os.waitpid(process, 0)
+                del running[process]
+                output = (pathlib.Path(place.name) / 'output.txt').read_text(errors='replace')
+                place.cleanup()
+                name = mutant['name'] if mutant else ''
+                yield name, verdict(os.waitstatus_to_exitcode(status) if ended else None, output), output
+    finally:
+        for process in running:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process, signal.SIGKILL)
+
+
+def page(mutants: list[Mutant], found: dict[str, str]) -> str:
+    """Returns docs/mutants.md: what was tried, and the test that caught it."""
+    intro = (
+        f'# Mutants\n\n`make mutants` applies {len(mutants)} small wrong edits to the library, one at a time, and runs the '
+        'tests that should notice. The tables are in `tests/mutants/`; this page is written by '
+        '`python tests/mutants/run.py --write`.\n'
+    )
+    lines = [intro]
+    for folder in dict.fromkeys(m['folder'] for m in mutants):
+        lines += [f'\n## {folder.capitalize()}\n', '| wrong edit | file | caught by |', '| --- | --- | --- |']
+        for m in (m for m in mutants if m['folder'] == folder):
+            by = re.sub(r'^tests/(\S+?)::([^\[]*).*', r'`\2` in `\1`', found[m['name']])
+            lines.append(f'| {m["name"]} | `{m["file"].removeprefix("tformer/")}` | {m.get("survives", by)} |')
+    return '\n'.join(lines) + '\n'
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--only', nargs='*', help='mutants with one of these texts in their name or file')
+    parser.add_argument('--jobs', type=int, default=2, help='how many run at a time')
+    parser.add_argument('--write', action='store_true', help='write docs/mutants.md')
+    parser.add_argument('--trust', action='store_true', help='do not run the tests on the code as it is first')
+    flags = parser.parse_args()
+    mutants = [m for m in load() if not flags.only or any(text in f'{m["name"]} {m["file"]}' for text in flags.only)]
+    os.environ['JAX_PLATFORMS'] = 'cpu'
+    for module in HEAVY.split():
+        importlib.import_module(module)
+    tests_of = {m['name']: m['tests'] for m in mutants}
+    tests_of[''] = list(dict.fromkeys(test for m in mutants for test in m['tests']))
+    if not flags.trust:
+        print(f'the code as it is: {len(tests_of[""])} tests and files of tests', flush=True)
+        for _, by, output in run([None], tests_of, 1):
+            if by != SURVIVED:
+                print(output[-3000:], f'the tests fail on the code as it is: {by}', sep='\n')
+                return 1
+    found: dict[str, str] = {}
+    began, end = time.monotonic(), '\r\033[K' if sys.stdout.isatty() else '\n'
+    for name, by, output in run(list(mutants), tests_of, flags.jobs):
+        found[name] = by
+        print(f'{len(found)}/{len(mutants)}  {time.monotonic() - began:.0f} s  {name}: {by}', end=end, flush=True)
+        if by == BROKEN:
+            print(output[-2000:], flush=True)
+    for mutant in mutants:
+        print(f'{mutant["file"]:<50}  {mutant["name"]:<60}  {found[mutant["name"]]}')
+    survivors = [m['name'] for m in mutants if found[m['name']] in (SURVIVED, BROKEN) and 'survives' not in m]
+    print(f'{len(mutants) - len(survivors)} of {len(mutants)} mutants are caught or explained')
+    if flags.write and not survivors and not flags.only:
+        (ROOT / 'docs' / 'mutants.md').write_text(page(mutants, found))
+    return 1 if survivors else 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())
