@@ -26,7 +26,9 @@ from typing import Any
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PARTS = ('tformer', 'tests', 'configs', 'launch', 'docs', 'README.md', 'CHANGELOG.md', 'pyproject.toml', 'mkdocs.yml')
 # Imported once, so that each process starts with them; the library itself is imported by each process alone.
-HEAVY = 'pytest hypothesis jax flax.linen optax.contrib orbax.checkpoint grain sklearn.metrics scipy.stats sentencepiece'
+HEAVY = (
+    'pytest hypothesis jax flax.linen optax.contrib orbax.checkpoint grain sklearn.metrics scipy.stats sentencepiece'
+)
 SURVIVED, BROKEN, LATE = 'SURVIVED', 'no test ran', 'the time limit'
 
 Mutant = dict[str, Any]  # name, file, old, new, tests; survives: the reason why it may; seconds: its time limit
@@ -87,7 +89,10 @@ def run(mutants: list[Mutant | None], tests_of: dict[str, list[str]], jobs: int)
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
-                mutant, place = waiting.pop(0), tempfile.TemporaryDirectory(prefix='mutant-', ignore_cleanup_errors=True)
+                mutant, place = (
+                    waiting.pop(0),
+                    tempfile.TemporaryDirectory(prefix='mutant-', ignore_cleanup_errors=True),
+                )
                 limit = time.monotonic() + (mutant.get('seconds', 300) if mutant else 3600)
                 tests = tests_of[mutant['name'] if mutant else '']
                 running[start(tests, mutant, pathlib.Path(place.name))] = mutant, place, limit
@@ -115,8 +120,8 @@ def run(mutants: list[Mutant | None], tests_of: dict[str, list[str]], jobs: int)
 def page(mutants: list[Mutant], found: dict[str, str]) -> str:
     """Returns docs/mutants.md: what was tried, and the test that caught it."""
     intro = (
-        f'# Mutants\n\n`make mutants` applies {len(mutants)} small wrong edits to the library, one at a time, and runs the '
-        'tests that should notice. The tables are in `tests/mutants/`; this page is written by '
+        f'# Mutants\n\n`make mutants` applies {len(mutants)} small wrong edits to the library, one at a time, and runs '
+        'the tests that should notice. The tables are in `tests/mutants/`; this page is written by '
         '`python tests/mutants/run.py --write`.\n'
     )
     lines = [intro]

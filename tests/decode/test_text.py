@@ -1,0 +1,60 @@
+"""Texts in, texts out: the order of the outputs, and what is cut off, with a model that repeats what it reads."""
+
+import numpy as np
+import pytest
+
+from tformer.config import Config, Data, Decode, Model, Train
+from tformer.data.tokenizers.bytes_and_characters import Byte
+from tformer.data.tokenizers.tokenizers import Tokenizers
+from tformer.data.tokenizers.vocabulary import EOS
+from tformer.decode import text
+from tformer.errors import UserError
+
+BYTE = Byte()
+
+
+@pytest.fixture
+def echo(monkeypatch):
+    """Returns make(config, cut) -> a generator whose model writes the text that it is given."""
+
+    def generate(variables, batch, rng):
+        name = 'encoder_inputs' if 'encoder_inputs' in batch else 'inputs'
+        rows = [[t for t in row if BYTE.ordinary[t]] for row in np.asarray(batch[name]).tolist()]
+        return np.array([[*row, EOS, *[0] * (32 - len(row))] for row in rows]), None
+
+    monkeypatch.setattr(text, 'make_generate', lambda *_, **__: generate)
+
+    def make(family: str, cut: bool = False, **data):
+        task = 'seq2seq' if family == 'encoder_decoder' else 'causal_lm'
+        model = Model(family=family, vocab_size=BYTE.vocab_size, max_len=11)
+        run = Config(model, Data(tokenizer='byte', length=8, **data), train=Train(objective=task, num_steps=1))
+        run = Config(run.model, run.data, train=run.train, decode=Decode(max_len=4, batch_size=2))
+        return text.make_text_generator(None, run, Tokenizers(BYTE, BYTE), cut=cut)
+
+    return make
+
+
+@pytest.mark.parametrize('family', ['decoder', 'encoder_decoder'])
+def test_outputs_come_in_the_order_of_the_texts(echo, family):
+    texts = ['ccc', 'a', 'dddd', 'bb', 'e']
+    assert echo(family)({}, texts) == texts
+
+
+def test_a_source_that_is_too_long_loses_its_end_and_a_prompt_its_beginning(echo):
+    """Rows of eight tokens: seven of a source and EOS; 11 + 1 - 4 = 8 tokens of a prompt."""
+    long = 'abcdefghijkl'
+    assert echo('encoder_decoder', cut=True)({}, [long]) == ['abcdefg']
+    assert echo('decoder', cut=True)({}, [long]) == ['efghijkl']
+    for family in ('encoder_decoder', 'decoder'):
+        with pytest.raises(UserError, match=r"'abcdefghijkl'\.\.\. has 12 tokens, the model takes 7"):
+            echo(family)({}, [long])
+
+
+def test_prompts_are_padded_in_front_and_sources_behind():
+    rows = [[11, 12, 13], [14]]
+    prompts = text._batch(rows, 2, 16, 0, paired=False)
+    sources = text._batch(rows, 3, 16, 0, paired=True)
+    assert prompts['inputs'][:, -3:].tolist() == [[11, 12, 13], [0, 0, 14]]
+    assert prompts['positions'][:, -3:].tolist() == [[0, 1, 2], [-1, -1, 0]]
+    assert sources['encoder_inputs'][:, :3].tolist() == [[11, 12, 13], [14, 0, 0], [0, 0, 0]]
+    assert sources['encoder_positions'][:, :3].tolist() == [[0, 1, 2], [0, -1, -1], [-1, -1, -1]]

@@ -1,0 +1,33 @@
+"""One vector of a sequence, on three tokens and by hand."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tformer.layers.heads import OUTPUT_SCALES, POOLINGS
+
+X = jnp.array([[[1.0, -9.0], [3.0, -7.0], [8.0, -2.0]]])
+
+
+@pytest.mark.parametrize(
+    ('name', 'front', 'behind'),
+    [
+        ('cls', [1, -9], [1, -9]),
+        ('mean', [5.5, -4.5], [2, -8]),  # of the last two tokens, and of the first two
+        ('max', [8, -2], [3, -7]),
+        ('last', [8, -2], [3, -7]),
+    ],
+)
+def test_padding_on_either_side_is_no_token(name, front, behind):
+    np.testing.assert_allclose(POOLINGS[name](X, jnp.array([[False, True, True]]))[0], front)
+    np.testing.assert_allclose(POOLINGS[name](X, jnp.array([[True, True, False]]))[0], behind)
+
+
+@pytest.mark.parametrize('name', ['mean', 'max'])
+def test_a_row_of_padding_alone_has_the_vector_0(name):
+    np.testing.assert_array_equal(POOLINGS[name](X, jnp.zeros((1, 3), bool)), [[0.0, 0.0]])
+
+
+def test_tied_logits_of_t5_are_divided_by_the_root_of_the_width():
+    assert OUTPUT_SCALES['rsqrt_dim'](64) == 1 / 8
+    assert OUTPUT_SCALES[None](64) == 1

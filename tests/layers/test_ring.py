@@ -1,0 +1,32 @@
+"""What the ring leaves out: blocks of keys that no query of a block sees."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tformer.config import Mesh
+from tformer.distributed import sharding
+from tformer.layers.kernels import ScoreOptions
+from tformer.layers.parallel import ring_attention
+
+
+def test_a_block_is_busy_where_a_query_sees_a_key(monkeypatch):
+    """Two devices have four blocks of two tokens. In a causal mask the blocks above the diagonal are empty; padding in
+    the last block and a packed row empty others, but only where they are empty in every row."""
+    given = []
+
+    def stop(options, inputs):
+        given.append(inputs.busy_QR)
+        return jnp.zeros((*inputs.q_BKGTH.shape[:-1], inputs.v_BKSU.shape[-1]))
+
+    monkeypatch.setattr(ring_attention, 'attention', stop)
+    places = np.arange(8)
+    causal = places[:, None] >= places
+    apart = causal & ((places[:, None] < 4) == (places < 4))
+    x = jnp.ones((2, 1, 8, 4))
+    with jax.set_mesh(sharding.make_mesh(Mesh(context=2), jax.devices()[:2])):
+        for mask in ([causal, causal], [apart, apart], [apart, causal]):
+            ring_attention.ring(x, x, x, jnp.asarray(np.stack(mask)), ScoreOptions(1.0))
+    lower = [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]
+    halves = [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]]
+    np.testing.assert_array_equal(np.stack(given), np.array([lower, halves, lower], bool))

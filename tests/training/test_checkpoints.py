@@ -1,0 +1,77 @@
+"""Which checkpoints are the best, are kept and are averaged: on directories without arrays."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from tformer.distributed import processes
+from tformer.errors import UserError
+from tformer.training import checkpoint, checkpoint_writer, digests
+
+
+def made(workdir, merits):
+    """Writes checkpoints without arrays, {step: score or None}."""
+    for step, merit in merits.items():
+        file = checkpoint.directory(workdir, step) / 'run' / 'metadata'
+        file.parent.mkdir(parents=True)
+        file.write_text(json.dumps({'merit': merit}))
+        digests.write(checkpoint.directory(workdir, step))
+
+
+def writer(workdir, monkeypatch, keep_last, keep_every=None):
+    """Returns a writer that has nothing to write."""
+    monkeypatch.setattr(checkpoint_writer.CheckpointWriter, 'finish', lambda self: None)
+    return checkpoint_writer.CheckpointWriter(workdir, keep_last, keep_every)
+
+
+def test_more_of_a_score_is_better_whatever_the_metric():
+    assert checkpoint.score('valid/loss', 2.0) == -2
+    assert checkpoint.score('valid/accuracy', 0.5) == 0.5
+    assert checkpoint.score('valid/loss', math.nan) == checkpoint.score('valid/accuracy', math.nan) == -math.inf
+
+
+def test_the_best_is_the_first_of_the_highest_score_and_without_scores_the_latest(tmp_path):
+    made(tmp_path / 'a', {10: -3.0, 20: -1.0, 30: -1.0, 40: None})
+    made(tmp_path / 'b', {10: None, 20: None})
+    assert checkpoint.best(tmp_path / 'a') == 20
+    assert checkpoint.best(tmp_path / 'b') == 20
+    assert checkpoint.best(tmp_path / 'c') is None
+
+
+def test_a_score_that_is_noted_later_counts(tmp_path, monkeypatch):
+    made(tmp_path, {10: -3.0, 20: None})
+    writer(tmp_path, monkeypatch, 2).note_score(20, -2.0)
+    assert checkpoint.scores(tmp_path) == {10: -3, 20: -2}
+    assert checkpoint.best(tmp_path) == 20
+
+
+@pytest.mark.parametrize(
+    ('keep_last', 'keep_every', 'kept'),
+    [
+        (1, None, [20, 60]),
+        (2, None, [20, 50, 60]),
+        (3, None, [20, 40, 50, 60]),
+        (2, 30, [20, 30, 50, 60]),
+        (1, 20, [20, 40, 60]),
+    ],
+)
+def test_the_last_the_best_and_each_so_many_steps_are_kept(tmp_path, monkeypatch, keep_last, keep_every, kept):
+    made(tmp_path, {10: -5.0, 20: -1.0, 30: -4.0, 40: -3.0, 50: -2.0, 60: -2.5})
+    writer(tmp_path, monkeypatch, keep_last, keep_every).wait()
+    assert checkpoint.steps(tmp_path) == kept
+
+
+def test_an_average_is_of_the_newest_checkpoints_that_are_kept_in_order(tmp_path, monkeypatch):
+    made(tmp_path, {10: None, 30: None, 40: None, 50: None})
+    weights = {step: {'w': np.array([float(step), 2.0 * step], np.float32)} for step in (10, 30, 40, 50)}
+    monkeypatch.setattr(checkpoint, '_variables', lambda workdir, step, shardings=None: weights[step])
+    monkeypatch.setattr(processes, 'same_number', lambda number: number())
+    mean, newest = checkpoint.load_average(tmp_path, 2, keep_last=3)
+    assert newest == 50
+    np.testing.assert_array_equal(mean['w'], [45, 90])
+    mean, _ = checkpoint.load_average(tmp_path, 3, keep_last=3)
+    np.testing.assert_array_equal(mean['w'], [40, 80])
+    with pytest.raises(UserError, match=r'--average=4: the newest 3 checkpoints are kept'):
+        checkpoint.load_average(tmp_path, 4, keep_last=3)

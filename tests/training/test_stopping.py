@@ -1,0 +1,81 @@
+"""How a run stops, within this process: what a second signal, a limit and a block that can be repeated do."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from tformer.distributed import processes
+from tformer.errors import STOPPED, Stopped
+from tformer.training import stopping
+from tformer.training.stopping import StopMonitor
+
+
+class Left(Exception):
+    """The process would have ended with this code."""
+
+
+@pytest.fixture
+def watched(monkeypatch):
+    """Returns the code with which the process ends after these signals."""
+
+    def end(code):
+        raise Left(code)
+
+    monkeypatch.setattr(stopping.os, '_exit', end)
+    monkeypatch.setattr(processes, 'leave', lambda code: None)
+
+    def watch(*numbers: signal.Signals, has_step: bool):
+        monitor = StopMonitor(None)
+        monitor.has_step, monitor._before = has_step, dict.fromkeys(stopping.SIGNALS)
+        pipe, there = os.pipe()
+        os.write(there, bytes(numbers))
+        os.close(there)
+        try:
+            monitor._watch(pipe)
+        except Left as left:
+            return left.args[0]
+        return None
+
+    return watch
+
+
+def test_a_second_signal_ends_the_process_at_once_with_its_number(watched):
+    assert watched(signal.SIGTERM, has_step=True) is None
+    assert watched(signal.SIGTERM, signal.SIGTERM, has_step=True) == 128 + signal.SIGTERM
+    assert watched(signal.SIGTERM, signal.SIGINT, has_step=True) == 130
+    assert watched(signal.SIGINT, signal.SIGUSR1, has_step=True) is None  # not one of ours
+
+
+def test_before_the_first_step_one_signal_ends_the_process_as_stopped(watched):
+    assert watched(signal.SIGTERM, has_step=False) == STOPPED == 75
+
+
+def test_a_limit_is_in_minutes(monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(time, 'monotonic', lambda: now[0])
+    monitor = StopMonitor(0.5)
+    now[0] += 30
+    assert monitor.reason(1) is None
+    now[0] += 1
+    assert monitor.reason(2) == 'train.max_minutes=0.5'
+    assert StopMonitor(None).reason(1) is None
+
+
+def test_a_signal_is_a_reason_and_ends_only_a_block_that_can_be_repeated():
+    before = signal.getsignal(signal.SIGINT)
+    with StopMonitor(None) as monitor:
+        monitor.has_step = True
+        assert monitor.reason(1) is None
+        with pytest.raises(Stopped, match='SIGINT'), monitor.interruptible():
+            signal.raise_signal(signal.SIGINT)
+            pytest.fail('the block goes on')
+        assert monitor.reason(1) == 'SIGINT'
+        with pytest.raises(Stopped), monitor.interruptible():
+            pytest.fail('a block begins after the signal')
+    with StopMonitor(None, training=False) as monitor:
+        monitor.has_step = True
+        signal.raise_signal(signal.SIGTERM)
+        assert monitor.reason(1) == 'SIGTERM'
+    assert signal.getsignal(signal.SIGINT) is before

@@ -1,0 +1,31 @@
+"""Which fields may differ between a run and its continuation."""
+
+import re
+
+import pytest
+
+from tformer import config as config_lib
+from tformer.config import Config
+from tformer.errors import UserError
+from tformer.training import workdir
+
+
+def test_what_changes_parameters_or_updates_is_bound():
+    free = {name for name in config_lib.field_types() if workdir.is_free(name)}
+    assert {'decode.beam_size', 'mesh.fsdp', 'data.path', 'train.log_every', 'model.remat', 'train.loss_chunk'} <= free
+    sections = ('decode.', 'evaluate.', 'mesh.')
+    assert {name for name in free if not name.startswith(sections)} == set(workdir.FREE_FIELDS)
+    bound = {'optimizer.learning_rate', 'optimizer.beta2', 'train.seed', 'train.batch_size', 'train.num_steps'}
+    assert not free & (bound | {'model.emb_dim', 'model.dropout_rate', 'data.length', 'train.microbatches'})
+    assert not [name for name in free if name.startswith('optimizer.')]
+
+
+def test_a_bound_field_is_refused_unless_it_is_named(tmp_path):
+    before = Config()
+    free = config_lib.override(before, {'train.log_every': 7, 'mesh.fsdp': 2})
+    workdir.check_config(tmp_path, before, free)
+    other = config_lib.override(free, {'optimizer.learning_rate': 0.5})
+    line = f'optimizer.learning_rate ({before.optimizer.learning_rate!r} there, 0.5 here); use a fresh'
+    with pytest.raises(UserError, match=re.escape(f'was trained with another config: {line}')):
+        workdir.check_config(tmp_path, before, other)
+    workdir.check_config(tmp_path, before, other, may_differ=['optimizer.learning_rate'])
