@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := runs/demo
 
-.PHONY: setup docs-setup parity demo test proofs check lint format docs tutorial bench clean
+.PHONY: setup docs-setup parity demo test proofs mutants check lint format docs tutorial bench clean
 
 setup: $(VENV)/.ready
 
@@ -32,6 +32,10 @@ test: setup parity
 # The same proofs over every family, mesh and fault: half an hour more.
 proofs: setup parity
 	$(BIN)/python -m pytest -n 2 -m slow
+
+# Hundreds of small wrong edits to the library, each against the tests that should notice: less than an hour.
+mutants: setup
+	$(BIN)/python tests/mutants/run.py
 
 # Everything: lint, types, the site, then the tests and the proofs in one run of pytest, whose closing line comes last.
 check: lint docs parity

@@ -28,7 +28,9 @@ def arrays(function, examples: Examples, **data) -> dict:
 
 
 def test_a_tag_is_at_the_first_token_of_its_word_behind_cls():
-    found = arrays(example_arrays.tag, example(ENCODER, stop=4, tokens=[51, 52, 53, 54], words=[0, -1, 1, -1], tags=[3, 4]))
+    found = arrays(
+        example_arrays.tag, example(ENCODER, stop=4, tokens=[51, 52, 53, 54], words=[0, -1, 1, -1], tags=[3, 4])
+    )
     assert found['inputs'] == [CLS, 51, 52, 53, 54, SEP]
     assert found['targets'] == [0, 3, 0, 4, 0, 0]
     assert found['weights'] == [0, 1, 0, 1, 0, 0]
@@ -85,6 +87,8 @@ def test_the_tokens_behind_a_prefix_are_scored_and_it_sees_itself():
 
 def test_a_piece_begins_with_the_last_target_of_the_piece_before():
     tokens = [51, 52, 53, 54]
-    pieces = [arrays(example_arrays.next_token, example(DECODER, i, j, tokens=tokens)) for i, j in ((0, 2), (2, 4), (4, 5))]
+    pieces = [
+        arrays(example_arrays.next_token, example(DECODER, i, j, tokens=tokens)) for i, j in ((0, 2), (2, 4), (4, 5))
+    ]
     assert [piece['inputs'] for piece in pieces] == [[BOS, 51], [52, 53], [54]]
     assert [piece['targets'] for piece in pieces] == [[51, 52], [53, 54], [EOS]]

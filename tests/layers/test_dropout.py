@@ -1,0 +1,42 @@
+"""Dropout: what it keeps, how it scales, and that no two places of a block share a mask."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tformer.config import Model
+from tformer.layers import dropout
+from tformer.layers.attention import AttentionContext
+from tformer.layers.block import Block, StackInputs
+from tformer.layers.dropout import DropoutRates
+from tformer.layers.layer_stack import PerLayer
+from tformer.layers.resolved import resolve_model
+
+
+def test_a_tenth_is_dropped_and_the_rest_divided_by_nine_tenths():
+    x = jnp.full((100, 1001), 2.0)
+    found = np.asarray(dropout.dropout(x, 0.1, jax.random.key(0)))
+    kept = found != 0
+    np.testing.assert_allclose(found[kept], 2 / 0.9, rtol=1e-4)
+    assert abs(kept.mean() - 0.9) < 4 * (0.09 / x.size) ** 0.5
+    np.testing.assert_array_equal(dropout.dropout(x, None, jax.random.key(0)), x)
+    assert (np.asarray(dropout.dropout(x, 0.0, jax.random.key(0))) == 2).all()
+
+
+def test_each_place_of_a_block_has_a_rate_and_a_mask_of_its_own(monkeypatch):
+    """The calls of dropout in one block: behind the attention, inside the feed-forward and behind it."""
+    calls = []
+
+    def noted(x, rate, key):
+        calls.append((rate, tuple(np.asarray(jax.random.key_data(key)).tolist())))
+        return x
+
+    monkeypatch.setattr(dropout, 'dropout', noted)
+    cfg = resolve_model(Model(family='decoder', emb_dim=4, mlp_dim=8, num_heads=1, num_decoder_layers=1))
+    places, x = jnp.arange(2)[None], jnp.ones((1, 2, 4))
+    own = AttentionContext(places, places, jnp.ones((1, 2, 2), bool))
+    one, inputs = Block(cfg, 'decoder'), StackInputs(own, DropoutRates(0.1, None, 0.3))
+    params = one.init(jax.random.key(0), x, None, None, PerLayer(), inputs)
+    one.apply(params, x, None, None, PerLayer(), inputs, rngs={'dropout': jax.random.key(1)})
+    assert [rate for rate, _ in calls] == [0.1, 0.3, 0.1]
+    assert len({key for _, key in calls}) == 3
