@@ -40,6 +40,15 @@ def test_whole_numbers_in_any_notation(text, value):
         convert.parse(int, '2.5', 'f')
 
 
+def test_a_number_is_neither_yes_nor_no():
+    assert convert.coerce(float, 2, 'f') == 2.0
+    for kind in (int, float):
+        with pytest.raises(UserError, match=r'config\.f=True is not'):
+            convert.coerce(kind, True, 'f')
+    with pytest.raises(UserError, match=r'config\.f=1 is not bool'):
+        convert.coerce(bool, 1, 'f')
+
+
 def test_a_key_that_is_given_twice_is_named():
     assert json_files.parse('{"a": 1, "b": {"a": 2}}') == {'a': 1, 'b': {'a': 2}}
     with pytest.raises(ValueError, match="the key 'b' is given twice"):

@@ -4,7 +4,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tformer.layers.heads import OUTPUT_SCALES, POOLINGS
+from tformer.config import Model
+from tformer.layers.heads import OUTPUT_SCALES, POOLINGS, Pooler
+from tformer.layers.resolved import resolve_model
 
 X = jnp.array([[[1.0, -9.0], [3.0, -7.0], [8.0, -2.0]]])
 
@@ -31,3 +33,12 @@ def test_a_row_of_padding_alone_has_the_vector_0(name):
 def test_tied_logits_of_t5_are_divided_by_the_root_of_the_width():
     assert OUTPUT_SCALES['rsqrt_dim'](64) == 1 / 8
     assert OUTPUT_SCALES[None](64) == 1
+
+
+def test_a_pooled_vector_is_the_tanh_of_a_dense_layer():
+    """Devlin et al. 2019, 3.2, and its code."""
+    kernel, bias = jnp.array([[1.0, 2.0], [0.0, 0.5]]), jnp.array([0.1, -0.2])
+    params = {'params': {'dense': {'kernel': kernel, 'bias': bias}}}
+    cfg = resolve_model(Model(emb_dim=2, num_heads=1, pooling='cls', pooler=True))
+    found = Pooler(cfg).apply(params, X, jnp.ones((1, 3), bool))
+    np.testing.assert_allclose(found, np.tanh([[1 + 0.1, 2 - 4.5 - 0.2]]), rtol=1e-5)
