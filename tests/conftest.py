@@ -1,11 +1,13 @@
 """What every test runs under: eight CPU devices, strict ranks, a compilation cache shared by the workers."""
 
 import atexit
+import collections
 import os
 import shutil
 import tempfile
 
 import lives
+import shares
 
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 os.environ['XLA_FLAGS'] = ' '.join(
@@ -16,8 +18,44 @@ atexit.register(shutil.rmtree, os.environ['TFORMER_CACHE'], ignore_errors=True)
 
 import hypothesis  # noqa: E402
 import jax  # noqa: E402
+import pytest  # noqa: E402
 
 hypothesis.settings.register_profile('tests', deadline=None)  # cores are shared
 hypothesis.settings.load_profile('tests')
 lives.compile_soon()
 jax.config.update('jax_numpy_rank_promotion', 'raise')
+
+SECONDS = collections.defaultdict(lambda: collections.defaultdict(float))
+
+
+def pytest_addoption(parser):
+    parser.addoption('--store-shares', action='store_true', help='store the share of the time that each file takes')
+
+
+def pytest_collection_modifyitems(items):
+    """The longest files come first, so that no worker ends alone; the tests of one case stand together."""
+    allowed = shares.load()
+    longest = collections.Counter()
+    for files in allowed.values():
+        longest.update(files)
+    places = {}
+
+    def place(item):
+        file = item.location[0]
+        case = item.callspec.params.get('case') if hasattr(item, 'callspec') else None
+        first = places.setdefault((file, case if isinstance(case, str) else id(item)), len(places))
+        return -longest[file], file, first
+
+    items.sort(key=place)
+
+
+def pytest_runtest_logreport(report):
+    SECONDS['slow' if 'slow' in report.keywords else 'quick'][report.location[0]] += report.duration
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    if config.getoption('--store-shares'):
+        shares.store(SECONDS)
+    elif sum(len(files) for files in SECONDS.values()) > len(shares.load()['quick']) // 2:  # not of a few files alone
+        for line in shares.outgrown(SECONDS, shares.load()):
+            terminalreporter.write_line(f'tests: {line}')

@@ -1,11 +1,16 @@
 """The designs that the contracts are held to: an array of configurations that covers every legal pair of choices.
 
 A factor is a choice and its levels; a level is a set of fields. `cover` picks few rows so that every two levels that
-may stand together do so in one of them (the covering arrays of Cohen et al. 1997).
+may stand together do so in one of them (the covering arrays of Cohen et al. 1997). The rows are stored; a change of the
+factors makes them anew:
+
+    python tests/helpers/covering.py
 """
 
 import functools
 import itertools
+import json
+import pathlib
 import random
 
 from tformer import checks
@@ -38,9 +43,6 @@ FACTORS = {
     ],
     'position': [
         *table('position'),
-        {'position': 'learned', 'position_offset': 2},
-        {**ROPE, 'rope_fraction': 0.5, 'rope_scaling': 'linear', 'rope_factor': 2.0},
-        {**ROPE, 'rope_scaling': 'llama3', 'rope_factor': 4.0, 'rope_trained_len': 16},
         {'position': 'relative', 'relative_per_layer': True, 'relative_buckets': 8, 'relative_max_distance': 9},
         *({'position': position, 'cross_position': True} for position in ('rope', 'alibi', 'relative')),
     ],
@@ -62,7 +64,7 @@ FACTORS = {
     'attention_sink': table('attention_sink'),
     'qk_norm': table('qk_norm'),
     'attention_kernel': table('attention_kernel', 'cudnn', 'flash'),
-    'activation': table('activation'),
+    'activation': each('activation', 'relu', 'gelu', 'swiglu'),  # tests/layers/test_mlp.py has the values of all
     'mlp_bias': each('mlp_bias', True, False),
     'experts': [
         {},
@@ -87,6 +89,13 @@ FACTORS = {
     ],
     'execution': [{}, {'remat': 'full'}, {'scan_layers': False}],
 }
+# Levels whose arithmetic is of single positions: each in one case of its own, on the first level of all other factors.
+ALONE = [
+    {'position': 'learned', 'position_offset': 2},
+    {**ROPE, 'rope_fraction': 0.5, 'rope_scaling': 'linear', 'rope_factor': 2.0},
+    {**ROPE, 'rope_scaling': 'llama3', 'rope_factor': 4.0, 'rope_trained_len': 16},
+]
+STORED = pathlib.Path(__file__).with_suffix('.json')
 NAMES = [(factor, level) for factor, levels in FACTORS.items() for level in range(len(levels))]
 ORDER = {name: place for place, name in enumerate(NAMES)}
 
@@ -131,23 +140,38 @@ def legal_pairs():
     return {pair for pair in pairs if pair[0][0] != pair[1][0] and legal(dict(pair))}
 
 
-def cover():
-    """Rows, a level for each factor, that hold every legal pair; greedy, the same in every process."""
+def cover(candidates=30):
+    """Returns rows, a level for each factor, that hold every legal pair: each is the best of some greedy ones."""
     rng, left, rows = random.Random(0), legal_pairs(), []
     while left:
-        row = dict(min(left, key=lambda pair: (ORDER[pair[0]], ORDER[pair[1]])))
-        if 'task' not in row:
-            tasks = [task for task in range(len(FACTORS['task'])) if legal({**row, 'task': task})]
-            row['task'] = max(tasks, key=lambda task: (gained(row, 'task', task, left), rng.random()))
-        for factor in rng.sample([name for name in FACTORS if name not in row], len(FACTORS) - len(row)):
-            options = [level for level in range(len(FACTORS[factor])) if legal({**row, factor: level})]
-            cheap = factor == 'execution'  # unrolled layers compile for longer
-            row[factor] = max(
-                options, key=lambda level: (gained(row, factor, level, left), cheap and level == 0, rng.random())
-            )
-        rows.append({factor: row[factor] for factor in FACTORS})
-        left -= set(itertools.combinations(rows[-1].items(), 2))
+        found = [fill(rng, left) for _ in range(candidates)]
+        rows.append(max(found, key=lambda row: len(left & set(pairs_of(row)))))
+        left -= set(pairs_of(rows[-1]))
     return rows
+
+
+def fill(rng, left):
+    """Returns a row that begins with a pair that is left; each other level is one that makes most of those left."""
+    row = dict(rng.choice(sorted(left, key=lambda pair: (ORDER[pair[0]], ORDER[pair[1]]))))
+    if 'task' not in row:
+        tasks = [task for task in range(len(FACTORS['task'])) if legal({**row, 'task': task})]
+        row['task'] = max(tasks, key=lambda task: (gained(row, 'task', task, left), rng.random()))
+    for factor in rng.sample([name for name in FACTORS if name not in row], len(FACTORS) - len(row)):
+        options = [level for level in range(len(FACTORS[factor])) if legal({**row, factor: level})]
+        cheap = factor == 'execution'  # unrolled layers compile for longer
+        row[factor] = max(
+            options, key=lambda level: (gained(row, factor, level, left), cheap and level == 0, rng.random())
+        )
+    return {factor: row[factor] for factor in FACTORS}
+
+
+def pairs_of(row):
+    return itertools.combinations(row.items(), 2)
+
+
+def load():
+    """Returns the stored rows."""
+    return [dict(zip(FACTORS, levels, strict=True)) for levels in json.loads(STORED.read_text())]
 
 
 def cover_once(rows):
@@ -164,3 +188,7 @@ def gained(row, factor, level, left):
     """How many pairs that are left the level makes with those of a row."""
     pairs = ([(name, other), (factor, level)] for name, other in row.items())
     return sum(tuple(sorted(pair, key=ORDER.get)) in left for pair in pairs)
+
+
+if __name__ == '__main__':
+    STORED.write_text('[\n' + ',\n'.join(f'  {list(row.values())}' for row in cover()) + '\n]\n')

@@ -17,14 +17,8 @@ from tformer.training.dummy_batch import random_batch
 from tformer.training.state import initial_variables
 
 TINY = {'vocab_size': 11, 'emb_dim': 16, 'mlp_dim': 24, 'max_len': 16}
-
-
 DECODER = Model(family='decoder', num_decoder_layers=2, **TINY)
-
-
 ENCODER = Model(family='encoder', num_encoder_layers=2, **TINY)
-
-
 BOTH = Model(
     family='encoder_decoder',
     num_encoder_layers=2,
@@ -40,29 +34,13 @@ def decoder(**fields):
 
 
 LEARNED, ROPE, RELATIVE = decoder(position='learned'), decoder(position='rope'), decoder(position='relative')
-
-
 SCALED, LLAMA3 = (decoder(position='rope', rope_scaling=key, rope_factor=2.0) for key in ('linear', 'llama3'))
-
-
 EXPERTS = decoder(num_experts=4)
-
-
 CAPACITY = decoder(num_experts=4, expert_dispatch='capacity')
-
-
 LOCAL = decoder(attention_pattern=('local',), window=3)
-
-
 MUP = decoder(parametrization='mup', base_emb_dim=8)
-
-
 LORA = decoder(lora_rank=2)
-
-
 RECURRENT = Model(family='decoder', recurrence='gru', vocab_size=11, emb_dim=16, num_decoder_layers=2, max_len=16)
-
-
 RECURRENT_BOTH = Model(
     family='encoder_decoder',
     recurrence='gru',
@@ -155,11 +133,7 @@ KNOBS = {
     'dtype': ('causal_lm', DECODER, 'bfloat16'),
     'param_dtype': ('causal_lm', DECODER, 'bfloat16'),
 }
-
-
 WITH = {'parametrization': {'base_emb_dim': 8}}  # what a value needs besides
-
-
 FURTHER = [  # places where the same field is read by other code
     ('norm_epsilon', 'causal_lm', decoder(norm='rmsnorm'), 1e-5),
     ('norm_epsilon_in_root', 'causal_lm', decoder(norm='scalenorm'), False),
@@ -195,40 +169,58 @@ def changed(field, cfg, value):
     return dataclasses.replace(cfg, **{field: value}, **WITH.get(field, {}) if value is not None else {})
 
 
-@functools.cache
-def trace(objective_name, cfg):
-    """Returns (parameter shapes, the program of initialisation, that of the loss's gradient) of a model."""
-    config = Config(
-        model=resolve_model(classes(cfg)),
-        data=Data(length=8),
-        train=Train(objective=objective_name, batch_size=2),
-    )
-    model, objective, hyper = build(config.model), OBJECTIVES[objective_name], Hyperparameters.of(config)
-    batch = random_batch(dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=9)))
+class Trace:
+    """What a model compiles to for an objective; each part is traced when it is first compared."""
 
-    def start():
-        return unboxed(initial_variables(model, objective, hyper, batch)['params'])
+    def __init__(self, objective_name, cfg):
+        config = Config(
+            model=resolve_model(classes(cfg)), data=Data(length=8), train=Train(objective=objective_name, batch_size=2)
+        )
+        self._model, self._objective = build(config.model), OBJECTIVES[objective_name]
+        self._hyper = Hyperparameters.of(config)
+        self._batch = random_batch(dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=9)))
 
-    def loss(params):
-        rngs = {'dropout': jax.random.key(0), 'sample': jax.random.key(0)}
-        weighed = objective.weigh(batch, 1.0)
-        logits, aside = model.apply(
+    def _start(self):
+        return unboxed(initial_variables(self._model, self._objective, self._hyper, self._batch)['params'])
+
+    def _loss(self, params):
+        weighed = self._objective.weigh(self._batch, 1.0)
+        logits, aside = self._model.apply(
             {'params': params},
             weighed,
-            hyper.dropout_rates,
-            rngs=rngs,
-            method=objective.method,
+            self._hyper.dropout_rates,
+            rngs={'dropout': jax.random.key(0), 'sample': jax.random.key(0)},
+            method=self._objective.method,
             mutable=['losses', 'statistics'],
         )
-        return objective.scores(logits, weighed, None)['loss'][0] + sum(x.sum() for x in jax.tree.leaves(aside))
+        return self._objective.scores(logits, weighed, None)['loss'][0] + sum(x.sum() for x in jax.tree.leaves(aside))
 
-    params = jax.eval_shape(start)
-    shapes = {jax.tree_util.keystr(path): str(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
-    return shapes, text(start), text(jax.grad(loss), params)
+    @functools.cached_property
+    def initialisation(self):
+        return text(self._start)
+
+    @functools.cached_property
+    def gradient(self):
+        return text(jax.grad(self._loss), jax.eval_shape(self._start))
+
+    def __eq__(self, other):
+        """Initialisation, which names and shapes the parameters, tells most designs apart; the gradient takes long."""
+        return self.initialisation == other.initialisation and self.gradient == other.gradient
+
+    __hash__ = None
+
+
+@functools.cache
+def trace(objective_name, cfg):
+    return Trace(objective_name, cfg)
 
 
 def text(function, *args):
-    """The program of a function and the arrays it holds; addresses of objects, which differ from one trace to the next,
-    are taken out."""
-    program = jax.make_jaxpr(function)(*args)
-    return re.sub(r'0x[0-9a-f]+', '0x', str(program)), [(x.shape, np.asarray(x).tobytes()) for x in program.consts]
+    """Returns (the program of a function, the arrays it holds, its outputs' names and shapes).
+
+    Addresses of objects, which differ from one trace to the next, are taken out.
+    """
+    program, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
+    named = [(jax.tree_util.keystr(path), str(leaf)) for path, leaf in jax.tree_util.tree_leaves_with_path(shapes)]
+    held = [(x.shape, np.asarray(x).tobytes()) for x in program.consts]
+    return re.sub(r'0x[0-9a-f]+', '0x', str(program)), held, named

@@ -44,11 +44,22 @@ HEADS = {  # of the same stream; each family's in one program
     'decoder': ('class', 'number', 'tags', 'spans'),
     'encoder_decoder': ('class', 'number', 'tags', 'spans'),
 }
-ROWS = covering.cover()
-NAMES = [f'{list(METHODS)[row["task"]]}-{number}' for number, row in enumerate(ROWS)]
-ONCE = [NAMES[number] for number in covering.cover_once(ROWS)]  # each entry in at least one
-CASES = [pytest.param(name, marks=() if name in ONCE else pytest.mark.slow, id=name) for name in NAMES]
-DECODERS = [name for name in NAMES if 'decoder' in name]
+ROWS = covering.load()
+FIELDS = [covering.fields(row) for row in ROWS]
+FIELDS += [{**covering.fields({'task': list(METHODS).index('decoder')}), **level} for level in covering.ALONE]
+TASKS = [list(METHODS)[row['task']] for row in ROWS] + ['decoder'] * len(covering.ALONE)
+NAMES = [f'{task}-{number}' for number, task in enumerate(TASKS)]
+ONCE = [*(NAMES[number] for number in covering.cover_once(ROWS)), *NAMES[len(ROWS) :]]  # each level in at least one
+FEW = [next(name for name in ONCE if name.startswith(f'{task}-')) for task in METHODS]
+SEQUENCES = [name for name in NAMES if not name.startswith('classifier')]
+
+
+def cases(names, quick=ONCE):
+    """Runs a test on these cases; all tests of a case run in one process, so its programs are compiled once."""
+    marks = {name: [pytest.mark.xdist_group(name), *([] if name in quick else [pytest.mark.slow])] for name in names}
+    return pytest.mark.parametrize(
+        'case', [pytest.param(name, marks=marks[name], id=name) for name in names], indirect=True
+    )
 
 
 def make_config(task, **fields):
@@ -159,24 +170,14 @@ def make_case(task, **fields):
     return Case(task, make_config(task, **fields))
 
 
+@functools.lru_cache(maxsize=10)  # a process has room for some hundreds of programs
 def numbered(name, **fields):
-    task, number = name.split('-')
-    case = Case(task, Model(**{**covering.fields(ROWS[int(number)]), **fields}))
-    case.name = name
-    return case
+    return Case(name.split('-')[0], Model(**{**FIELDS[NAMES.index(name)], **fields}))
 
 
-@pytest.fixture(scope='module', params=CASES)
+@pytest.fixture
 def case(request):
-    """Each of the covering array in turn. A process has room for some hundreds of programs: old ones are let go."""
-    yield numbered(request.param)
-    if NAMES.index(request.param) % 10 == 9:
-        jax.clear_caches()
-
-
-def chosen(case):
-    """Whether a case is of the few that carry each entry once, for what takes long."""
-    return case.name in ONCE
+    return numbered(request.param)
 
 
 # Sums in another order differ by 2^-23 or so each; a design without residuals carries that through a dozen of them.
@@ -205,6 +206,7 @@ def faint(case):
     return case.cfg.norm_placement in ('no_residual', 'rezero') or case.cfg.norm in (None, 'batchnorm', 'dyt')
 
 
+@cases(NAMES)
 def test_logits_are_finite_float32(case):
     logits = case.both[0]
     last = {'classifier': (3, 5)}.get(case.task, (3, T, V))
@@ -237,12 +239,14 @@ def unseen(case, path):
     return key_bias or router or length
 
 
+@cases(NAMES)
 def test_gradients_reach_every_parameter(case):
     for path, grad in jax.tree_util.tree_leaves_with_path(case.both[1]):
         assert np.isfinite(grad).all()
         assert np.max(np.abs(grad)) > floor(case) or unseen(case, path), jax.tree_util.keystr(path)
 
 
+@cases(NAMES)
 def test_gradients_reach_every_layer(case):
     for path, grad in jax.tree_util.tree_leaves_with_path(case.both[1]):
         if 'layers' in [key.key for key in path] and path[-1].key == 'kernel' and case.cfg.layer_sharing is None:
@@ -250,6 +254,7 @@ def test_gradients_reach_every_layer(case):
             assert every or unseen(case, path), jax.tree_util.keystr(path)
 
 
+@cases(NAMES)
 def test_a_token_is_seen_by_those_who_may_and_no_other(case):
     for t in (0, 3, T - 1):
         where = np.zeros((3, T), bool)
@@ -264,15 +269,16 @@ def test_a_token_is_seen_by_those_who_may_and_no_other(case):
             assert not seen[0, :t].any() and reached(case, seen[0, t:])
 
 
+@cases([name for name in NAMES if name.startswith('encoder_decoder')])
 def test_an_encoder_token_is_seen_by_the_whole_decoder(case):
-    if case.task == 'encoder_decoder':
-        for s in (0, S - 1):
-            where = np.zeros((3, S), bool)
-            where[0, s] = True
-            seen = differs(case.logits(changed(case.batch, 'encoder_inputs', where)), case.both[0])
-            assert reached(case, seen[0]) and not seen[1:].any()
+    for s in (0, S - 1):
+        where = np.zeros((3, S), bool)
+        where[0, s] = True
+        seen = differs(case.logits(changed(case.batch, 'encoder_inputs', where)), case.both[0])
+        assert reached(case, seen[0]) and not seen[1:].any()
 
 
+@cases(NAMES)
 def test_tokens_of_padding_change_nothing(case):
     """With segments, and without, where the position alone tells padding."""
     real = case.batch['positions'] >= 0
@@ -286,16 +292,14 @@ def test_tokens_of_padding_change_nothing(case):
             assert not (moved if case.task == 'classifier' else moved[real]).any()
 
 
+@cases(SEQUENCES)
 def test_padding_at_another_place_changes_nothing(case):
-    if case.task == 'classifier':  # [CLS] stands first
-        return
     batch = {name: np.concatenate([x[:1], np.roll(x[1:2], 3, axis=1), x[2:]]) for name, x in case.batch.items()}
     assert_near(case.logits(batch)[1, 3:], case.both[0][1, :-3], ANOTHER_ORDER)
 
 
+@cases(SEQUENCES)
 def test_packed_examples_are_each_as_alone(case):
-    if case.task == 'classifier':
-        return
     empty = {'inputs': 0, 'positions': -1, 'segment_ids': 0, 'prefix': False, 'token_types': 0}
     for segment in (1, 2):
         batch = dict(case.batch)
@@ -310,9 +314,8 @@ def test_packed_examples_are_each_as_alone(case):
         assert_near(case.both[0][2, place], alone, ANOTHER_ORDER)
 
 
+@cases(SEQUENCES)
 def test_packed_examples_do_not_see_each_other(case):
-    if case.task == 'classifier':
-        return
     segments = case.batch['segment_ids'][2]
     for prefix in sides(case.task):
         for segment in (1, 2):
@@ -322,10 +325,9 @@ def test_packed_examples_do_not_see_each_other(case):
             assert reached(case, seen[2, segments == segment]) and not seen[2, segments == 3 - segment].any()
 
 
+@cases(ONCE, FEW)
 def test_eager_is_jit_and_what_a_batch_leaves_out_is_derived(case):
     """Row 1 without its padding, its positions and its segments, in eager mode, against the compiled full row."""
-    if not chosen(case):
-        return
     short = {}
     for prefix, length in sides(case.task).items():
         short[f'{prefix}inputs'] = case.batch[f'{prefix}inputs'][1:2, : length - 3]
@@ -336,9 +338,8 @@ def test_eager_is_jit_and_what_a_batch_leaves_out_is_derived(case):
     assert_near(found, case.both[0][1] if case.task == 'classifier' else case.both[0][1, :-3], 1e-5)
 
 
+@cases([name for name in NAMES if 'decoder' in name])
 def test_decoding_in_chunks_is_the_full_forward(case):
-    if case.name not in DECODERS:
-        return
     batch = {key: x for key, x in case.batch.items() if 'segment' not in key}
     batch['positions'] = batch['positions'].copy()
     batch['positions'][2] = [-1, -1, 0, 1, 2, 3, 4, 5]
@@ -365,10 +366,9 @@ def test_decoding_in_chunks_is_the_full_forward(case):
     assert cache.index == T and (cache.positions_BS[:, T:] == -1).all()
 
 
+@cases(ONCE, FEW)
 def test_every_choice_has_its_bfloat16(case):
-    if not chosen(case):
-        return
-    rounded = numbered(case.name, dtype='bfloat16')
+    rounded = Case(case.task, dataclasses.replace(case.cfg, dtype='bfloat16'))
     logits, grads = jax.device_get(rounded.probe(case.params, case.batch, case.cotangent))
     assert np.isfinite(logits).all() and all(np.isfinite(grad).all() for grad in jax.tree.leaves(grads))
     errors = np.max(np.abs(logits - case.both[0]), -1) / np.max(np.abs(case.both[0]))
@@ -376,10 +376,9 @@ def test_every_choice_has_its_bfloat16(case):
     assert np.sum(errors >= 0.1) <= (case.cfg.num_experts is not None)
 
 
+@cases(ONCE, FEW)
 def test_every_choice_is_the_same_on_eight_devices(case):
     """Two ways each of data, of parameters, and of heads and columns; a fourth row that does not count."""
-    if not chosen(case):
-        return
     mesh, rules = sharding.make_mesh(config.Mesh(data=2, fsdp=2, tensor=2)), sharding.RULES['fsdp_tp']
     batch = {name: np.concatenate([x, x[:1]]) for name, x in case.batch.items()}
     cotangent = np.concatenate([case.cotangent, 0 * case.cotangent[:1]])
