@@ -11,14 +11,13 @@ import shares
 
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 os.environ['XLA_FLAGS'] = ' '.join(
-    [os.environ.get('XLA_FLAGS', ''), '--xla_force_host_platform_device_count=8', lives.SHARED_CORES]
+    [os.environ.get('XLA_FLAGS', ''), '--xla_force_host_platform_device_count=8', lives.XLA_FLAGS]
 )
 os.environ['TFORMER_CACHE'] = tempfile.mkdtemp(prefix='tformer-test-cache-')
 atexit.register(shutil.rmtree, os.environ['TFORMER_CACHE'], ignore_errors=True)
 
 import hypothesis  # noqa: E402
 import jax  # noqa: E402
-import pytest  # noqa: E402
 
 hypothesis.settings.register_profile('tests', deadline=None)  # cores are shared
 hypothesis.settings.load_profile('tests')

@@ -15,7 +15,7 @@ import pytest
 
 import toy_data
 from launching import Stubs, alive
-from lives import SHARED_CORES, free_port
+from lives import XLA_FLAGS, free_port
 from places import LAUNCH, ROOT
 from tformer.config import Config, Data, Train
 from tformer.distributed import processes, sharding
@@ -29,7 +29,7 @@ ENVIRONMENT = {
     **{name: value for name, value in os.environ.items() if not name.startswith(SCHEDULERS)},
     'PYTHONPATH': str(ROOT),
     'JAX_PLATFORMS': 'cpu',
-    'XLA_FLAGS': SHARED_CORES,
+    'XLA_FLAGS': XLA_FLAGS,
     'JAX_DISABLE_MOST_OPTIMIZATIONS': '1',
 }
 

@@ -12,7 +12,12 @@ import sys
 import tempfile
 import time
 
-SHARED_CORES = '--xla_cpu_collective_call_terminate_timeout_seconds=600'  # several devices share a few busy cores
+import jaxlib
+
+# Several devices share a few busy cores.
+XLA_FLAGS = '--xla_cpu_collective_call_terminate_timeout_seconds=600'
+if jaxlib.__version__.startswith('0.10.'):  # compiles in a third of the time; later versions do not know it
+    XLA_FLAGS += ' --xla_cpu_use_fusion_emitters=false'
 CONTEXT = multiprocessing.get_context('forkserver')
 CONTEXT.set_forkserver_preload(
     ['lives', 'tformer.__main__', 'tformer.commands.replay', 'orbax.checkpoint', 'rich.console']
@@ -94,7 +99,7 @@ def _live(arguments: list[str], log: str, devices: int) -> None:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     sys.stdout, sys.stderr = (os.fdopen(number, 'w', buffering=1) for number in (1, 2))
-    os.environ['XLA_FLAGS'] = f'--xla_force_host_platform_device_count={devices} {SHARED_CORES}'
+    os.environ['XLA_FLAGS'] = f'--xla_force_host_platform_device_count={devices} {XLA_FLAGS}'
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     import jax

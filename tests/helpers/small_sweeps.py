@@ -6,6 +6,7 @@ import sys
 import tempfile
 from unittest import mock
 
+from lives import XLA_FLAGS
 from places import ROOT
 from tformer.config import Config, Data, Evaluate, Mesh, Model, Optimizer, Train
 from tformer.lab.sweep import (
@@ -52,7 +53,7 @@ def acting(directory: pathlib.Path, rates: list[float], parallel: int = 1) -> in
 def environment() -> dict[str, str]:
     cache = pathlib.Path(tempfile.gettempdir()) / 'tformer-test-compilations'
     return {
-        **os.environ, 'PYTHONPATH': str(ROOT), 'XLA_FLAGS': '', 'JAX_PLATFORMS': 'cpu',
+        **os.environ, 'PYTHONPATH': str(ROOT), 'XLA_FLAGS': XLA_FLAGS, 'JAX_PLATFORMS': 'cpu',
         'JAX_COMPILATION_CACHE_DIR': str(cache), 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0.5',
         'JAX_DISABLE_MOST_OPTIMIZATIONS': '1',
     }  # fmt: skip
