@@ -187,6 +187,18 @@ def test_operations_of_products_and_convolutions():
 MESH_OF_CLUSTER = {'pipeline': 1, 'data': 4, 'fsdp': 64, 'expert': 1, 'context': 1, 'tensor': 8}
 
 
+def test_published_peaks_are_those_of_the_data_sheets():
+    """Of dense products: half of what the H100's sheet says of sparse ones, 1,979 and 989 teraflops."""
+    found = roofline.DEVICES['H100 SXM (80 GB)']
+    assert found.flops['bfloat16'] == pytest.approx(1979e12 / 2, rel=1e-3)
+    assert found.flops['float32'] == pytest.approx(989e12 / 2, rel=2e-3)
+    assert (found.memory, found.bandwidth) == (80e9, 3.35e12)
+    assert (found.near, found.near_bytes, found.far_bytes) == (8, 900e9 / 2, 400e9 / 8)
+    found = roofline.DEVICES['TPU v5p (95 GiB)']
+    assert found.flops['bfloat16'] == 459e12 and (found.memory, found.bandwidth) == (95 * 2**30, 2.765e12)
+    assert (found.near, found.near_bytes, found.far_bytes) == (8960, 1200e9 / 2 / 3, 50e9 / 8)
+
+
 def test_times_at_the_peaks():
     device = roofline.Device(8e9, {'bfloat16': 100.0}, bandwidth=10.0, near=8, near_bytes=4.0, far_bytes=1.0)
     sent = [hlo.Collective('all-reduce', ('tensor',), 1, 8.0), hlo.Collective('all-gather', ('fsdp',), 1, 5.0)]

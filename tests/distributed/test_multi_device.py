@@ -201,11 +201,19 @@ EXPECTED = {  # strategy -> the collectives that it is made of
 
 @pytest.mark.parametrize('family, name', [param for param in EVERY if param.values[1] in EXPECTED])
 def test_a_strategy_is_made_of_its_collectives(family, name):
-    text = trained(family, name)[3]
-    found = {(row.kind, '+'.join(row.axes)) for row in hlo.collectives(text, sharding.make_mesh(MESHES[name]))}
-    assert found >= EXPECTED[name]
+    """Besides them, gradients are summed over the axes that split rows and lengths, and little else is sent."""
+    _, _, params, text = trained(family, name)
+    found = {
+        (row.kind, '+'.join(row.axes)): row.bytes for row in hlo.collectives(text, sharding.make_mesh(MESHES[name]))
+    }
+    assert found.keys() >= EXPECTED[name]
     if name == 'data':
         assert {kind for kind, _ in found} == {'all-reduce'}
+    rest = {key: found[key] for key in found.keys() - EXPECTED[name]}
+    sums = sum(size for (kind, _), size in rest.items() if kind == 'all-reduce')
+    if (family, name) in QUICK:
+        assert sums <= 2 * FLOAT * sum(x.size for x in jax.tree.leaves(params))
+        assert sum(rest.values()) - sums <= 0.01 * sum(found.values())
 
 
 def largest_gather(text):
@@ -288,6 +296,24 @@ def test_a_zigzag_gives_every_device_as_many_blocks():
         blocks = mask.reshape(2 * count, length // (2 * count), 2 * count, -1).any((1, 3))
         busy[name] = blocks.reshape(count, -1).sum(1).tolist()
     assert busy == {'in order': [3, 7, 11, 15], 'zigzag': [9, 9, 9, 9]}  # of 16 each
+
+
+def test_the_ring_computes_no_block_that_the_mask_leaves_empty(monkeypatch):
+    """Each of four devices has two of the 8 x 8 blocks' rows; of a causal mask in zigzag order 9 of its 16 are busy."""
+    order, mesh = ring_attention.zigzag(32, 4), Mesh(data=2, context=4)
+    mask = (order[:, None] >= order[None, :])[None]
+    x_BNTH, given = np.ones((1, 1, 32, 1), np.float32), []
+    monkeypatch.setattr(ring_attention, 'attention', lambda options, inputs: given.append(inputs) or inputs.q_BKGTH)
+
+    def computed(mask):
+        ring_attention.ring(x_BNTH, x_BNTH, x_BNTH, mask, kernels.ScoreOptions(1.0))
+        return given[-1].busy_QR
+
+    with sharding.placed(sharding.make_mesh(mesh), mesh):
+        busy = np.asarray(jax.jit(computed)(mask))
+    assert busy.shape == (8, 8) and busy.reshape(4, 16).sum(1).tolist() == [9, 9, 9, 9]
+    blocks = [[mask[0, 4 * q : 4 * q + 4, 4 * r : 4 * r + 4].any() for r in range(8)] for q in range(8)]
+    np.testing.assert_array_equal(busy, blocks)
 
 
 def test_a_balanced_batch_holds_the_same_tokens_in_another_order():

@@ -115,11 +115,10 @@ CASES = {  # every entry of a table that acts on the function of a model stands 
         'tied_embeddings': None,
         'output_scale': 'rsqrt_dim',
     },
-    'decoder: experts, muP, no residual': {
+    'decoder: experts, muP': {
         'family': 'decoder',
         'num_experts': 4,
         'experts_per_token': 2,
-        'norm_placement': 'no_residual',
         'activation': 'silu',
         'position': None,
         'parametrization': 'mup',
@@ -136,8 +135,9 @@ CASES = {  # every entry of a table that acts on the function of a model stands 
         'embedding_scale': None,
         'attention_softcap': 4.0,
     },
-    'encoder: a table of relative positions in each layer': {
+    'encoder: a table of relative positions in each layer, no residual': {
         'family': 'encoder',
+        'norm_placement': 'no_residual',
         'position': 'relative',
         'relative_per_layer': True,
         'relative_buckets': 8,
