@@ -108,6 +108,14 @@ def test_every_pattern_of_unequal_noise_holds_its_level(n, seeds):
                 assert unequal(n, K, seeds, larger, ratio) <= margin(LEVELS[n]), (K, larger, ratio)
 
 
+@pytest.mark.parametrize(('arms', 'n'), [(1, 3), (5, 3), (5, 10)])
+def test_of_twenty_thousand_families_of_equal_arms_one_in_twenty_gets_a_label(arms, n):
+    """Three standard errors are half a percent here."""
+    arm, seed = layout([n] * (arms + 1))
+    found = rate(np.random.default_rng(3).normal(size=(20_000, len(arm))), arm, seed)
+    assert found == pytest.approx(0.05, abs=3 * math.sqrt(0.05 * 0.95 / 20_000))
+
+
 @pytest.mark.parametrize('correlation', [0.0, 0.5, 0.9])
 @pytest.mark.parametrize('n', [3, 5])
 @pytest.mark.parametrize('K', [1, 2, 5, 20])

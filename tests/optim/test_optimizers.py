@@ -121,6 +121,22 @@ def test_factored_adafactor_is_optaxs_for_each_matrix_of_a_stack_whatever_its_ax
             close(matrix(stacked, layer), single, 1e-5)
 
 
+def test_adafactor_by_hand():
+    """Shazeer & Stern 2018, algorithm 4: moments decay by 1 - t^-0.8, steps are clipped to an rms of 1 and scaled by
+    the parameter's rms, at least 1e-3; of a parameter of zeros the first step is 1e-3 of the gradient's signs."""
+    grads = [np.array([[3.0, -0.1], [0.02, 1.0]]), np.array([[3.0, 8.0], [-0.5, 1.0]])]
+    names, zeros = {'kernel': P('embed', 'mlp')}, {'kernel': jnp.zeros((2, 2))}
+    optimizer = adafactor(names)
+    first, state = optimizer.update({'kernel': jnp.float32(grads[0])}, optimizer.init(zeros), zeros)
+    np.testing.assert_allclose(first['kernel'], 1e-3 * np.sign(grads[0]), rtol=1e-5)
+    second, _ = optimizer.update({'kernel': jnp.float32(grads[1])}, state, {'kernel': jnp.full((2, 2), 0.5)})
+    decay = 1 - 2**-0.8
+    direction = grads[1] / np.sqrt(decay * grads[0] ** 2 + (1 - decay) * grads[1] ** 2)
+    rms = np.sqrt(np.mean(direction**2))
+    assert rms > 1
+    np.testing.assert_allclose(second['kernel'], 0.5 * direction / rms, rtol=1e-5)
+
+
 def test_adafactor_keeps_rows_and_columns_where_both_are_many():
     names = {'kernel': P('embed', 'mlp'), 'table': P('vocab', 'embed'), 'scale': P('layers', 'norm')}
     shapes = {'kernel': (128, 256), 'table': (200, 64), 'scale': (200, 300)}
