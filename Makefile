@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := runs/demo
 
-.PHONY: setup docs-setup parity demo test proofs mutants check lint format docs tutorial bench clean
+.PHONY: setup docs-setup parity demo test proofs steady mutants check lint format docs tutorial bench clean
 
 setup: $(VENV)/.ready
 
@@ -32,6 +32,11 @@ test: setup parity
 # The same proofs over every family, mesh and fault: half an hour more.
 proofs: setup parity
 	$(BIN)/python -m pytest -n 2 -m slow
+
+# Every test that sends a signal or kills, TIMES times, beside processes that keep the cores busy.
+TIMES ?= 30
+steady: setup
+	$(BIN)/python tests/helpers/steady.py $(TIMES)
 
 # Hundreds of small wrong edits to the library, each against the tests that should notice: less than an hour.
 mutants: setup

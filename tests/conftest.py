@@ -19,7 +19,7 @@ atexit.register(shutil.rmtree, os.environ['TFORMER_CACHE'], ignore_errors=True)
 import hypothesis  # noqa: E402
 import jax  # noqa: E402
 
-hypothesis.settings.register_profile('tests', deadline=None)  # cores are shared
+hypothesis.settings.register_profile('tests', deadline=None, derandomize=True)  # cores are shared
 hypothesis.settings.load_profile('tests')
 lives.compile_soon()
 jax.config.update('jax_numpy_rank_promotion', 'raise')

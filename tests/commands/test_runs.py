@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 import toy_data
-from launching import alive
+from launching import outlives
+from lives import HANG
 from tformer import __main__ as command_line
 from tformer import config, errors
 from tformer.commands import texts
@@ -349,11 +350,8 @@ def test_workers_end_with_their_run(tmp_path: pathlib.Path, ending: signal.Signa
         os.killpg(run.pid, ending)  # as a terminal does
     else:
         run.kill()
-    _, said = run.communicate(timeout=60)
-    deadline = time.monotonic() + 20
-    while any(map(alive, workers)) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert not any(map(alive, workers))
+    _, said = run.communicate(timeout=HANG)
+    assert not any(map(outlives, workers))
     assert 'Traceback' not in said
 
 

@@ -9,13 +9,14 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 import toy_data
-from launching import Stubs, alive
-from lives import XLA_FLAGS, free_port
+from launching import Stubs, outlives
+from lives import HANG, XLA_FLAGS, reserve_port
 from places import LAUNCH, ROOT
 from tformer.config import Config, Data, Train
 from tformer.distributed import processes, sharding
@@ -58,7 +59,11 @@ class Launched:
             self.process = subprocess.Popen(
                 [sys.executable, LAUNCH / 'local', *options, *arguments], env=ENVIRONMENT, stdout=out, stderr=err
             )
+        listed = pathlib.Path(f'/proc/{self.process.pid}/task/{self.process.pid}/children')
         self.pids: list[int] = []
+        while len(self.pids) < processes and self.process.poll() is None:
+            self.pids = [int(pid) for pid in listed.read_text().split()]
+            time.sleep(0.01)
 
     @property
     def out(self) -> str:
@@ -68,24 +73,22 @@ class Launched:
     def err(self) -> str:
         return self._files[1].read_text()
 
-    def until(self, workdir: pathlib.Path, step: int) -> None:
-        """Waits until a step is saved; notes who runs."""
-        end = time.monotonic() + 200
-        while max(checkpoint.steps(workdir), default=0) < step and self.process.poll() is None:
+    def until(self, sign: Callable[[], object]) -> None:
+        """Waits until sign() holds; fails where all end before."""
+        end = time.monotonic() + HANG
+        while not sign():
             if time.monotonic() > end:
                 self.process.kill()  # and those that it started
+            assert self.process.poll() is None, self.out + self.err
             time.sleep(0.01)
-        assert self.process.poll() is None, self.out + self.err
-        children = pathlib.Path(f'/proc/{self.process.pid}/task/{self.process.pid}/children').read_text()
-        self.pids = [int(pid) for pid in children.split()]
 
-    def end(self, seconds: float = 200) -> int:
-        """Returns the exit code; sees that it comes in time and that nobody is left."""
+    def end(self) -> int:
+        """Returns the exit code; sees that nobody is left."""
         try:
-            code = self.process.wait(seconds)
+            code = self.process.wait(HANG)
         finally:
             self.process.kill()
-        assert not any(map(alive, self.pids)), self.err
+        assert not any(map(outlives, self.pids)), self.err
         return code
 
 
@@ -122,20 +125,31 @@ DIES = """import os, pathlib, signal, time
             if len(counted) == 5:
                 while not pathlib.Path("{run}/checkpoints/3").is_dir():
                     time.sleep(0.01)
-                time.sleep(3)
                 os.kill(os.getpid(), signal.SIGKILL)
         recorder.MetricAccumulator.add = last"""
 
 
+# After a step all processes wait for the notice of a signal; jax counts how often each has asked, not the steps.
+HOLDS = """import time
+        from tformer.training import stopping
+        reason = stopping.StopMonitor.reason
+        def held(self, step):
+            asked = step
+            while (found := reason(self, asked)) is None and step == {step}:
+                asked += 1
+                time.sleep(0.01)
+            return found
+        stopping.StopMonitor.reason = held"""
+
+
+@pytest.mark.signals
 def test_a_killed_process_ends_all_and_one_process_goes_on(tmp_path: pathlib.Path, alone: pathlib.Path) -> None:
     """It is killed while the other is in a step, with its last save behind it. Of one device each: the devices of one
     process wait for each other, and it does not hear of the end before the heartbeats fail."""
     run = tmp_path / 'run'
     given = flags(tmp_path, 'run', train__checkpoint_every=3)
     launched = Launched(tmp_path, 2, *given, hooked(tmp_path, 1, DIES.format(run=run)))
-    launched.until(run, 3)
-    assert len(launched.pids) == 2
-    assert launched.end(90) == 128 + signal.SIGKILL
+    assert launched.end() == 128 + signal.SIGKILL
     assert 'another process of the run has ended; the same command resumes' in launched.err
     assert launched.err.splitlines()[-1] == 'launch/local: process 1 of 2 was the first to fail: SIGKILL'
     assert '2 device(s)' in launched.out and 'Gloo' not in launched.out and 'Traceback' not in launched.err
@@ -148,15 +162,15 @@ def test_a_killed_process_ends_all_and_one_process_goes_on(tmp_path: pathlib.Pat
 
 
 @pytest.mark.slow
+@pytest.mark.signals
 def test_sigterm_saves_and_slurm_tasks_go_on(tmp_path: pathlib.Path, alone: pathlib.Path) -> None:
     """What launch/local was asked to stop, launch/slurm.sbatch finishes: its tasks find each other by themselves."""
-    run = tmp_path / 'run'
-    launched = Launched(tmp_path, 2, *flags(tmp_path, 'run'))
-    launched.until(run, 2)
+    run, kept = tmp_path / 'run', 6
+    launched = Launched(tmp_path, 2, *flags(tmp_path, 'run'), hooked(tmp_path, -1, HOLDS.format(step=kept)))
+    launched.until(lambda: kept in checkpoint.steps(run))
     launched.process.send_signal(signal.SIGTERM)
-    assert launched.end(60) == 75, launched.err
-    kept = max(checkpoint.steps(run))
-    assert f'SIGTERM: stopped after step {kept} of {STEPS}, which is saved' in launched.err and kept < STEPS
+    assert launched.end() == 75, launched.err
+    assert f'SIGTERM: stopped after step {kept} of {STEPS}, which is saved' in launched.err
     assert 'fail' not in launched.err
 
     stubs = Stubs(tmp_path)
@@ -164,7 +178,7 @@ def test_sigterm_saves_and_slurm_tasks_go_on(tmp_path: pathlib.Path, alone: path
     task = {**ENVIRONMENT, 'TASKS': '2', 'PATH': stubs.environment['PATH'], 'CALLS': stubs.environment['CALLS']}
     ran = subprocess.run(
         ['sbatch', LAUNCH / 'slurm.sbatch', *flags(tmp_path, 'run')],
-        env=task, capture_output=True, text=True, timeout=200,
+        env=task, capture_output=True, text=True, timeout=HANG,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     assert f'2 device(s), resumed at step {kept}' in ran.stdout
@@ -182,12 +196,11 @@ def test_sigterm_saves_and_slurm_tasks_go_on(tmp_path: pathlib.Path, alone: path
 
 
 @pytest.mark.slow
+@pytest.mark.signals
 def test_four_processes_and_then_two(tmp_path: pathlib.Path, alone: pathlib.Path) -> None:
     run = tmp_path / 'run'
-    launched = Launched(tmp_path, 4, *flags(tmp_path, 'run'))
-    launched.until(run, 2)
-    os.kill(launched.pids[0], signal.SIGKILL)
-    assert launched.end(60) == 128 + signal.SIGKILL
+    launched = Launched(tmp_path, 4, *flags(tmp_path, 'run'), hooked(tmp_path, 0, DIES.format(run=run)))
+    assert launched.end() == 128 + signal.SIGKILL
     assert launched.err.splitlines()[-1] == 'launch/local: process 0 of 4 was the first to fail: SIGKILL'
     launched = Launched(tmp_path, 2, *flags(tmp_path, 'run'))
     assert launched.end() == 0, launched.err
@@ -267,11 +280,12 @@ SCORING = """import time
     later, train, meet = 1 - processes.first(), train_command.loop.train, processes.meet
     train_command.loop.train = lambda *given: (train(*given), time.sleep({late} * later))[0]
     processes.meet = lambda name: (print(name), meet(name))
-    train_command.finish = lambda *_: (print("scores"), time.sleep(99))
+    train_command.finish = lambda *_: (print("scores"), time.sleep(3600))
     stopping.print = lambda *words, **how: (time.sleep(later), print(*words, **how))"""
 
 
 @pytest.mark.slow
+@pytest.mark.signals
 @pytest.mark.parametrize(
     ('processes', 'late', 'sign'), [(1, 0, 'scores'), (2, 0, 'scores'), (2, 5, 'handling signals')]
 )
@@ -279,18 +293,16 @@ def test_a_signal_while_the_end_is_scored_has_the_job_queued_again(tmp_path, pro
     """The second process ends a second later than the first, and may still be on its way from the training."""
     hook = hooked(tmp_path, -1, SCORING.format(late=late))
     launched = Launched(tmp_path, processes, *flags(tmp_path, 'run'), hook)
-    end = time.monotonic() + 200
-    while sign not in launched.out and time.monotonic() < end:
-        time.sleep(0.05)
+    launched.until(lambda: sign in launched.out)
     launched.process.send_signal(signal.SIGTERM)
-    assert launched.end(60) == 75, launched.err
+    assert launched.end() == 75, launched.err
     assert 'received SIGTERM: exiting; there is nothing to save' in launched.err
     assert max(checkpoint.steps(tmp_path / 'run')) == STEPS
 
 
 def test_a_mistake_is_told_once_and_an_exception_ends_all(tmp_path: pathlib.Path) -> None:
     launched = Launched(tmp_path, 2, *flags(tmp_path, 'run', model__norm='rmsnrom'))
-    assert launched.end(60) == 2
+    assert launched.end() == 2
     assert launched.err.count("tformer: model.norm='rmsnrom' is unknown; did you mean 'rmsnorm'?") == 1
     assert launched.err.splitlines()[-1].endswith('exit code 2') and 'Traceback' not in launched.err
 
@@ -299,10 +311,7 @@ def test_a_mistake_is_told_once_and_an_exception_ends_all(tmp_path: pathlib.Path
     (tmp_path / 'run').mkdir(exist_ok=True)
     (tmp_path / 'run/trial.json').write_text('{}')  # a trial keeps the cause, not what the first process saw of it
     launched = Launched(tmp_path, 2, *faulty)
-    began = time.monotonic()
-    while 'ZeroDivisionError' not in launched.err and time.monotonic() - began < 200:
-        time.sleep(0.05)
-    assert launched.end(60) == 1, launched.err
+    assert launched.end() == 1, launched.err
     *lines, last = launched.err.splitlines()  # the other process may still say that this one has ended
     assert '[1] ZeroDivisionError: division by zero' in lines
     assert last == 'launch/local: process 1 of 2 was the first to fail: exit code 1'
@@ -354,13 +363,13 @@ __main__.run()"""
 @pytest.mark.parametrize('case', ABSENT)
 def test_who_cannot_join_says_so_in_one_line(case: str) -> None:
     given, said = ABSENT[case]
-    with socket.create_server(('', 0)) as taken:
+    with socket.create_server(('', 0)) as taken, reserve_port() as free:
         given = given.replace('TAKEN', f'127.0.0.1:{taken.getsockname()[1]}').replace(
-            'FREE', f'127.0.0.1:{free_port()}'
+            'FREE', f'127.0.0.1:{free.getsockname()[1]}'
         )
         command = given.split() if case == 'for one' else ['train', *given.split()]
         command = [sys.executable, '-c', HASTY, *command, '--config=x', '--workdir=y']
-        ran = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
+        ran = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=HANG)
     assert ran.returncode == 2, ran.stderr
     (line,) = ran.stderr.splitlines()
     assert line.startswith('tformer: ') and said in line

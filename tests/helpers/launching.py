@@ -89,9 +89,9 @@ class Stubs:
         return [call[1:] for call in calls if call[0] == name]
 
 
-def alive(pid: int) -> bool:
-    """Whether a process runs; one that has ended and is not waited for does not."""
-    for _ in range(20):
+def outlives(pid: int) -> bool:
+    """Whether a process that is to end still runs after a minute; one that is not waited for has ended."""
+    for _ in range(1200):
         try:
             state = pathlib.Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0]
         except OSError:

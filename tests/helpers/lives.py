@@ -1,23 +1,24 @@
 """Real processes that run the command line, to be killed; forked from one that has imported everything but a device."""
 
-import contextlib
 import inspect
 import multiprocessing
 import os
 import pathlib
-import random
 import signal
 import socket
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 
 import jaxlib
 
 # Several devices share a few busy cores.
-XLA_FLAGS = '--xla_cpu_collective_call_terminate_timeout_seconds=600'
+SHARED_CORES = '--xla_cpu_collective_call_terminate_timeout_seconds=600'
+XLA_FLAGS = SHARED_CORES
 if jaxlib.__version__.startswith('0.10.'):  # compiles in a third of the time; later versions do not know it
     XLA_FLAGS += ' --xla_cpu_use_fusion_emitters=false'
+HANG = 600  # seconds after which a process that should have ended or come is taken for one that never will
 CONTEXT = multiprocessing.get_context('forkserver')
 CONTEXT.set_forkserver_preload(
     ['lives', 'tformer.__main__', 'tformer.commands.replay', 'orbax.checkpoint', 'rich.console']
@@ -25,28 +26,40 @@ CONTEXT.set_forkserver_preload(
 
 
 class Life:
-    """A process that runs `tformer ARGUMENTS`; what it prints, on either stream, is in `said`."""
+    """A process that runs `tformer ARGUMENTS`; what it prints, on either stream, is in `said`.
 
-    def __init__(self, place: pathlib.Path, *arguments: object, devices: int = 1):
+    It first calls `before`, a function of tests/helpers/halting.py. With `optimised` XLA compiles as for users.
+    """
+
+    def __init__(
+        self,
+        place: pathlib.Path,
+        *arguments: object,
+        devices: int = 1,
+        before: Callable[[], None] | None = None,
+        optimised: bool = False,
+    ):
         self.log = place / f'life_{time.monotonic_ns()}.log'
         place.mkdir(parents=True, exist_ok=True)
-        self._process = CONTEXT.Process(target=_live, args=([str(x) for x in arguments], str(self.log), devices))
+        given = [str(x) for x in arguments], str(self.log), devices, before, optimised
+        self._process = CONTEXT.Process(target=_live, args=given)
         self._process.start()
         self.pid = self._process.pid or 0
+        self.port: socket.socket | None = None  # that of the run, held while this object lives
 
     @property
     def said(self) -> str:
         return self.log.read_text() if self.log.exists() else ''
 
-    def wait(self, timeout: float = 240) -> int:
+    def wait(self) -> int:
         """Returns its exit code; negative where a signal ended it."""
-        self._process.join(timeout)
+        self._process.join(HANG)
         assert self._process.exitcode is not None, f'still running: {self.said[-2000:]}'
         return self._process.exitcode
 
-    def wait_for(self, sign, timeout: float = 240) -> None:
+    def wait_for(self, sign: Callable[[], object]) -> None:
         """Waits until sign() holds, or the process has ended."""
-        end = time.monotonic() + timeout
+        end = time.monotonic() + HANG
         while not sign() and self._process.is_alive():
             assert time.monotonic() < end, self.said[-2000:]
             time.sleep(0.01)
@@ -60,24 +73,26 @@ class Life:
         return self.wait()
 
 
-def free_port() -> int:
-    """Returns a port that is free, and that no socket gets by itself."""
-    while True:
-        port = random.SystemRandom().randrange(10_000, 32_000)
-        with socket.socket() as bound, contextlib.suppress(OSError):
-            bound.bind(('127.0.0.1', port))
-            return port
+def reserve_port() -> socket.socket:
+    """Returns a socket that holds a free port of this host while it is open: only a server that reuses addresses, as
+    process 0 of a run does, can have the port too."""
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(('127.0.0.1', 0))
+    return held
 
 
-def compile_soon() -> None:
+def compile_soon(optimised: bool = False) -> None:
     """Has jax compile without what takes long, and keep what it compiled for one device where other tests find it.
+
+    With `optimised` it compiles as for users.
 
     What jax 0.10.2 loads for several CPU devices does not keep the order of its collectives, and may wait for ever.
     """
     import jax
     from jax._src import compilation_cache
 
-    jax.config.update('jax_disable_most_optimizations', True)  # tests spend their time in compiling, not in running
+    jax.config.update('jax_disable_most_optimizations', not optimised)  # most tests compile for longer than they run
     shared = pathlib.Path(tempfile.gettempdir()) / 'tformer-test-compilations'
     jax.config.update('jax_compilation_cache_dir', os.environ.get('TFORMER_TEST_COMPILATIONS', str(shared)))
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)
@@ -94,19 +109,22 @@ def compile_soon() -> None:
     compilation_cache.get_executable_and_time = load_for_one
 
 
-def _live(arguments: list[str], log: str, devices: int) -> None:
+def _live(arguments: list[str], log: str, devices: int, before: Callable[[], None] | None, optimised: bool) -> None:
     with open(log, 'ab', buffering=0) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     sys.stdout, sys.stderr = (os.fdopen(number, 'w', buffering=1) for number in (1, 2))
-    os.environ['XLA_FLAGS'] = f'--xla_force_host_platform_device_count={devices} {XLA_FLAGS}'
+    flags = SHARED_CORES if optimised else XLA_FLAGS
+    os.environ['XLA_FLAGS'] = f'--xla_force_host_platform_device_count={devices} {flags}'
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     import jax
 
     jax.config.update('jax_platforms', 'cpu')
-    compile_soon()
+    compile_soon(optimised)
     from tformer import __main__ as command_line
 
+    if before is not None:
+        before()
     sys.argv = ['tformer', *arguments]
     command_line.run()

@@ -1,13 +1,14 @@
 """A training that carries all that a run can carry, as one process or several, and every array that it saves."""
 
 import pathlib
+from collections.abc import Callable
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
 import toy_data
-from lives import Life, free_port
+from lives import Life, reserve_port
 from places import ROOT
 from tformer.training import checkpoint
 
@@ -22,10 +23,13 @@ LOADED = (
 
 
 FAMILIES = {
-    'encoder': ['train.objective=masked_lm', 'model.num_decoder_layers=4', 'model.num_encoder_layers=2'],
+    'encoder': ['train.objective=masked_lm', 'model.num_encoder_layers=1'],
     'decoder': ['train.objective=causal_lm'],
-    'encoder_decoder': ['train.objective=span_corruption', 'data.sentinels=8'],
-}
+    'encoder_decoder': [
+        'train.objective=span_corruption', 'data.sentinels=8', 'model.num_encoder_layers=1',
+        'model.num_decoder_layers=1',
+    ],
+}  # fmt: skip
 
 
 def arguments(place: pathlib.Path, family: str, *more: str) -> list[str]:
@@ -42,15 +46,29 @@ def arguments(place: pathlib.Path, family: str, *more: str) -> list[str]:
     ]  # fmt: skip
 
 
-def begin(place: pathlib.Path, command: list[str], workdir: pathlib.Path, processes: int, devices: int) -> list[Life]:
-    together = f'--coordinator=127.0.0.1:{free_port()}', f'--num_processes={processes}'
-    return [
+def begin(
+    place: pathlib.Path,
+    command: list[str],
+    workdir: pathlib.Path,
+    processes: int = 1,
+    devices: int = 1,
+    before: Callable[[], None] | None = None,
+    victim: int | None = 0,
+    optimised: bool = False,
+) -> list[Life]:
+    """Starts a run as so many processes, of which the `victim`, None: each, first calls `before`."""
+    port = reserve_port()
+    together = f'--coordinator=127.0.0.1:{port.getsockname()[1]}', f'--num_processes={processes}'
+    lives = [
         Life(
             place, *command, f'--workdir={workdir}',
-            *((*together, f'--process_id={number}') if processes > 1 else ()), devices=devices,
+            *((*together, f'--process_id={number}') if processes > 1 else ()),
+            devices=devices, before=before if victim in (None, number) else None, optimised=optimised,
         )
         for number in range(processes)
     ]  # fmt: skip
+    lives[0].port = port  # held as long as the life is
+    return lives
 
 
 def end(lives: list[Life]) -> None:

@@ -1,24 +1,37 @@
 """Train N = train k, die at any instant, resume, train the rest: bit for bit; and what a run says when it stops."""
 
+import functools
 import pathlib
-import random
 import signal
-import time
+from collections.abc import Callable
 
 import jax
 import numpy as np
 import pytest
 
-from lives import Life
-from resuming import FAMILIES, LOADED, STEPS, arguments, arrays, begin, end
+import halting
+import soak
+from resuming import LOADED, STEPS, arguments, arrays, begin, end
 from tformer.data.batches import mixture, pipeline
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.training import checkpoint, digests
 from tformer.training import workdir as workdir_lib
 from whole_runs import numbers
 
-MESHES = {'one device': (1, 1, ()), 'fsdp': (1, 8, ('--config.mesh.fsdp=8', '--config.mesh.data=1')), 'two': (2, 2, ())}
+MESHES = {'one device': (1, 1, ()), 'fsdp': (1, 8, ('--config.mesh.fsdp=8', '--config.mesh.data=1')), 'two': (2, 1, ())}
 
+# family, mesh -> which process dies at which of `halting.MOMENTS`, when it comes for which time
+CELLS = {
+    ('encoder', 'one device'): (0, 'an evaluation', 1),
+    ('encoder', 'fsdp'): (0, 'a save', 5),
+    ('encoder', 'two'): (1, 'a step', 5),
+    ('decoder', 'one device'): (0, 'a line', 3),
+    ('decoder', 'fsdp'): (0, 'a step', 5),
+    ('decoder', 'two'): (0, 'a save', 5),
+    ('encoder_decoder', 'one device'): (0, 'a save', 6),
+    ('encoder_decoder', 'fsdp'): (0, 'a deletion', 2),
+    ('encoder_decoder', 'two'): (1, 'the copy of the arrays', 6),
+}
 QUICK = ('decoder', 'fsdp'), ('encoder_decoder', 'one device')
 
 
@@ -38,123 +51,151 @@ def assert_same(one: pathlib.Path, other: pathlib.Path) -> None:
     facts = [checkpoint.read_metadata(workdir, STEPS) for workdir in (one, other)]
     assert facts[0] == facts[1] and facts[0]['versions']['jax'] == jax.__version__
     assert next_batch(one) == next_batch(other)
+    assert (one / 'result.json').read_text() == (other / 'result.json').read_text()
 
 
+@pytest.fixture(scope='module')
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], tuple[list[str], pathlib.Path]]:
+    """Returns, for a family and a mesh, (the command of a run, the workdir of one that was left in peace)."""
+
+    @functools.cache
+    def made(family: str, mesh: str) -> tuple[list[str], pathlib.Path]:
+        processes, devices, fields = MESHES[mesh]
+        place = tmp_path_factory.mktemp('whole')
+        command = arguments(place, family, *LOADED, *fields)
+        end(begin(place, command, place / 'run', processes, devices))
+        return command, place / 'run'
+
+    return made
+
+
+@pytest.mark.signals
 @pytest.mark.parametrize(
     ('family', 'mesh'),
-    [
-        pytest.param(family, mesh, marks=() if (family, mesh) in QUICK else pytest.mark.slow, id=f'{family}-{mesh}')
-        for family in FAMILIES
-        for mesh in MESHES
-    ],
+    [pytest.param(*cell, marks=() if cell in QUICK else pytest.mark.slow, id=f'{cell[0]}-{cell[1]}') for cell in CELLS],
 )
-def test_resume(tmp_path: pathlib.Path, family: str, mesh: str) -> None:
-    processes, devices, fields = MESHES[mesh]
-    if mesh == 'one device' and family != 'decoder':
-        pytest.skip('in the other meshes')
-    command = arguments(tmp_path, family, *LOADED, *fields)
-    end(begin(tmp_path, command, tmp_path / 'whole', processes, devices))
-
-    instants, parts = random.Random(f'{family} {mesh}'), tmp_path / 'parts'
-    for _ in range(2 if processes * devices == 1 else 1):
-        begun = max(checkpoint.steps(parts), default=0)
-        lives = begin(tmp_path, command, parts, processes, devices)
-        lives[0].wait_for(lambda: max(checkpoint.steps(parts), default=0) > begun)  # noqa: B023
-        time.sleep(instants.uniform(0, 0.2))
-        victim = instants.choice(lives)
-        victim.kill()
-        for life in lives:
-            assert life.wait(90) != 0  # the others end by themselves
-            assert life is victim or 'another process of the run' in life.said or 'another task died' in life.said
+def test_a_run_that_is_killed_and_resumed_is_the_unbroken_one(tmp_path, whole, family: str, mesh: str) -> None:
+    (processes, devices, _), (victim, moment, call) = MESHES[mesh], CELLS[family, mesh]
+    (command, unbroken), parts = whole(family, mesh), tmp_path / 'parts'
+    before = functools.partial(halting.die_at, moment, call)
+    lives = begin(tmp_path, command, parts, processes, devices, before, victim)
+    assert lives[victim].wait() == -signal.SIGKILL, lives[victim].said[-3000:]
+    assert 0 < max(checkpoint.steps(parts)) < STEPS
+    for life in lives:  # the others end by themselves
+        assert life.wait() != 0
+        assert life is lives[victim] or 'another process of the run' in life.said or 'another task died' in life.said
     end(begin(tmp_path, command, parts, processes, devices))
-    assert_same(tmp_path / 'whole', parts)
+    assert_same(unbroken, parts)
 
 
 @pytest.mark.slow
+@pytest.mark.signals
 def test_on_other_devices_the_rows_are_the_same_and_the_loss_is_near(tmp_path: pathlib.Path) -> None:
-    """Four steps on one device, the rest on eight, and the other way round; without the optimizer's state it is far."""
+    """Some steps on one device, the rest on eight, and the other way round; without the optimizer's state it is far."""
     command = [*arguments(tmp_path, 'decoder', *LOADED, '--config.train.log_every=1'), '--config.mesh.data=-1']
-    end(begin(tmp_path, command, tmp_path / 'whole', 1, 1))
+    end(begin(tmp_path, command, tmp_path / 'whole'))
     losses = {}
     for name, devices in (('wide', (1, 8)), ('narrow', (8, 1))):
         workdir = tmp_path / name
-        (life,) = begin(tmp_path, command, workdir, 1, devices[0])
-        life.wait_for(lambda: max(checkpoint.steps(workdir), default=0) >= 2)  # noqa: B023
-        life.kill()
+        (life,) = begin(tmp_path, command, workdir, 1, devices[0], functools.partial(halting.die_at, 'a step', 5))
+        assert life.wait() == -signal.SIGKILL
         kept = max(checkpoint.steps(workdir))
         (life,) = begin(tmp_path, command, workdir, 1, devices[1])
         end([life])
-        assert kept == STEPS or f'resumed at step {kept}' in life.said
+        assert f'resumed at step {kept}' in life.said
         losses[name] = [row['train/loss'] for row in numbers(workdir) if 'train/loss' in row]
         assert next_batch(workdir) == next_batch(tmp_path / 'whole')
-    whole = [row['train/loss'] for row in numbers(tmp_path / 'whole') if 'train/loss' in row]
-    assert len(whole) == STEPS
+    unbroken = [row['train/loss'] for row in numbers(tmp_path / 'whole') if 'train/loss' in row]
+    assert len(unbroken) == STEPS
     for found in losses.values():
-        np.testing.assert_allclose(found, whole, rtol=1e-5)
+        np.testing.assert_allclose(found, unbroken, rtol=1e-5)
 
 
-@pytest.mark.parametrize(('number', 'every'), [(signal.SIGTERM, 1000), (signal.SIGINT, 1)])
-def test_a_signal_saves_and_ends_with_75_and_the_run_goes_on(tmp_path: pathlib.Path, number, every) -> None:
-    command = arguments(tmp_path, 'decoder', f'--config.train.checkpoint_every={every}')
-    command = [x.replace('eval_every=4', 'eval_every=1000') for x in command]
-    command = [x.replace(f'num_steps={STEPS}', 'num_steps=100000') for x in command]
-    workdir = tmp_path / 'run'
-    (life,) = begin(tmp_path, command, workdir, 1, 1)
+def endless(place: pathlib.Path, *fields: str) -> list[str]:
+    """The command of a run that only a signal or a limit ends."""
+    command = arguments(place, 'decoder', *fields)
+    command = [x.replace('eval_every=4', 'eval_every=1000000') for x in command]
+    return [x.replace(f'num_steps={STEPS}', 'num_steps=1000000') for x in command]
+
+
+@pytest.mark.signals
+@pytest.mark.parametrize(('number', 'every'), [(signal.SIGTERM, 1_000_000), (signal.SIGINT, 1)])
+def test_a_signal_saves_and_ends_with_75_and_a_second_one_ends_at_once(tmp_path: pathlib.Path, number, every) -> None:
+    command, workdir = endless(tmp_path, f'--config.train.checkpoint_every={every}'), tmp_path / 'run'
+    (life,) = begin(tmp_path, command, workdir)
     life.wait_for(lambda: 'step 6/' in life.said)
     life.signal(number)
-    asked = time.monotonic()
-    assert life.wait() == 75 and time.monotonic() - asked < 30
+    assert life.wait() == 75, life.said[-2000:]
     step = max(checkpoint.steps(workdir))
     assert every == 1 or checkpoint.steps(workdir) == [step]
-    assert f'{number.name}: stopped after step {step:,} of 100,000, which is saved' in life.said
+    assert f'{number.name}: stopped after step {step:,} of 1,000,000, which is saved' in life.said
     assert 'Traceback' not in life.said and step >= 6
 
-    (again,) = begin(tmp_path, command, workdir, 1, 1)
-    again.wait_for(lambda: f'resumed at step {step}' in again.said)
-    refused = Life(tmp_path, *command, f'--workdir={workdir}')
-    assert refused.wait() == 2 and f'{workdir} is in use by process {again.pid} on ' in refused.said
-    again.wait_for(lambda: f'step {step - step % 3 + 6}/' in again.said)
-    again.signal(signal.SIGSTOP)  # so that it hears both at once
+    asked = tmp_path / 'asked'  # the save that the signal asks for would never end
+    (again,) = begin(tmp_path, command, workdir, before=functools.partial(halting.halt_requested_save, asked))
+    again.wait_for(lambda: f'step {step - step % 3 + 6:,}/' in again.said)
+    assert f'resumed at step {step}' in again.said
     again.signal(number)
-    time.sleep(0.1)
-    again.signal(signal.SIGCONT)
-    again.wait_for(lambda: f'received {number.name}: saving a checkpoint, then exiting' in again.said)
+    again.wait_for(asked.exists)
     again.signal(number)
-    assert again.wait() in (75, 128 + number, -number)  # the last: it was about to end
+    assert again.wait() == 128 + number and 'send it again to exit immediately' in again.said
+    assert max(checkpoint.steps(workdir)) >= step
 
 
-def test_before_the_first_step_a_signal_ends_at_once_and_a_time_limit_saves(tmp_path: pathlib.Path) -> None:
-    command = arguments(tmp_path, 'decoder')
-    (life,) = begin(tmp_path, command, tmp_path / 'run', 1, 1)
-    life.wait_for(lambda: (tmp_path / 'run' / 'lock').exists())
-    time.sleep(0.05)
+def test_a_second_run_in_a_workdir_is_told_who_is_in_it(tmp_path: pathlib.Path) -> None:
+    command, loads = arguments(tmp_path, 'decoder'), tmp_path / 'loads'
+    before = functools.partial(halting.halt, loads, 'training.setup', 'load_data')
+    (life,) = begin(tmp_path, command, tmp_path / 'run', before=before)
+    life.wait_for(loads.exists)
+    (refused,) = begin(tmp_path, command, tmp_path / 'run')
+    assert refused.wait() == 2 and f'{tmp_path}/run is in use by process {life.pid} on ' in refused.said
+    life.kill()
+
+
+@pytest.mark.signals
+def test_before_the_first_step_a_signal_ends_the_run_with_nothing_saved(tmp_path: pathlib.Path) -> None:
+    command, loads = arguments(tmp_path, 'decoder'), tmp_path / 'loads'
+    before = functools.partial(halting.halt, loads, 'training.setup', 'load_data')
+    (life,) = begin(tmp_path, command, tmp_path / 'run', before=before)
+    life.wait_for(loads.exists)
     life.signal(signal.SIGTERM)
-    assert life.wait(20) in (75, -signal.SIGTERM) and checkpoint.steps(tmp_path / 'run') == []
-    command = [x.replace(f'num_steps={STEPS}', 'num_steps=1000000') for x in command]
-    (life,) = begin(tmp_path, [*command, '--config.train.max_minutes=0.05'], tmp_path / 'run', 1, 1)
-    assert life.wait() == 75 and 'train.max_minutes=0.05: stopped after step' in life.said
-    assert (
-        digests.find_corruption(checkpoint.directory(tmp_path / 'run', max(checkpoint.steps(tmp_path / 'run')))) is None
-    )
+    assert life.wait() == 75 and checkpoint.steps(tmp_path / 'run') == []
+    assert 'received SIGTERM: exiting; there is nothing to save' in life.said and 'Traceback' not in life.said
 
 
+def test_a_time_limit_saves_and_ends_with_75(tmp_path: pathlib.Path) -> None:
+    command, run = endless(tmp_path, '--config.train.max_minutes=1'), tmp_path / 'run'
+    (life,) = begin(tmp_path, command, run, before=functools.partial(halting.late_after, 2))
+    assert life.wait() == 75, life.said[-2000:]
+    assert 'train.max_minutes=1.0: stopped after step 2 of 1,000,000, which is saved' in life.said
+    assert max(checkpoint.steps(run)) == 2 and digests.find_corruption(checkpoint.directory(run, 2)) is None
+
+
+@pytest.mark.signals
 def test_several_processes_stop_after_the_same_step(tmp_path: pathlib.Path) -> None:
     """A notice to one of them reaches all; what they save together a single process goes on from."""
-    command = arguments(tmp_path, 'decoder', '--config.train.checkpoint_every=1000', '--config.train.eval_every=1000')
-    command = [x.replace(f'num_steps={STEPS}', 'num_steps=100000') for x in command]
-    lives = begin(tmp_path, command, tmp_path / 'run', 2, 2)
+    command, run = endless(tmp_path, '--config.train.checkpoint_every=1000000'), tmp_path / 'run'
+    lives = begin(tmp_path, command, run, 2)
     lives[0].wait_for(lambda: 'step 6/' in lives[0].said)
     lives[1].signal(signal.SIGTERM)
     assert [life.wait() for life in lives] == [75, 75], [life.said[-1500:] for life in lives]
-    (step,) = checkpoint.steps(tmp_path / 'run')
+    (step,) = checkpoint.steps(run)
     assert all(f'SIGTERM: stopped after step {step:,} of' in life.said for life in lives)
-    (alone,) = begin(tmp_path, command, tmp_path / 'run', 1, 4)
-    alone.wait_for(lambda: f'resumed at step {step}' in alone.said)
-    assert alone.kill() and f'resumed at step {step}' in alone.said
+    (alone,) = begin(tmp_path, command, run, before=functools.partial(halting.die_at, 'a step', 1))
+    assert alone.wait() == -signal.SIGKILL and f'resumed at step {step}' in alone.said
 
 
 @pytest.mark.slow
-def test_a_few_kills_at_random_instants(tmp_path: pathlib.Path) -> None:
-    from soak import soak
+@pytest.mark.signals
+def test_a_process_that_stands_still_ends_the_others(tmp_path: pathlib.Path) -> None:
+    command, run = endless(tmp_path), tmp_path / 'run'
+    lives = begin(tmp_path, command, run, 2, before=functools.partial(halting.stall_at, 1, 4), victim=None)
+    assert lives[0].wait() not in (0, 75)
+    assert 'another process of the run' in lives[0].said or 'heartbeat' in lives[0].said, lives[0].said[-2000:]
+    assert lives[1].kill() == -signal.SIGKILL and max(checkpoint.steps(run)) in (2, 3)
 
-    assert 'bit for bit' in soak(tmp_path, kills=2, seed=int(time.time()))
+
+@pytest.mark.slow
+@pytest.mark.signals
+def test_a_few_kills_at_random_instants(tmp_path: pathlib.Path) -> None:
+    assert 'bit for bit' in soak.soak(tmp_path, kills=2, seed=0)

@@ -1,0 +1,101 @@
+"""Where a process dies or halts: by what it has done, never by a clock. Each is given to a `Life` as `before`."""
+
+import importlib
+import os
+import pathlib
+import signal
+import time
+import types
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from tformer.distributed import processes
+from tformer.training import checkpoint, checkpoint_writer, digests, members, recorder, stopping, writers
+
+
+def once(owner: Any, name: str, call: int, act: Callable[..., None]) -> None:
+    """Has the `call`-th call of a function, counted from 1, begin with act(*its arguments)."""
+    real, calls = getattr(owner, name), []
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        calls.append(name)
+        if len(calls) == call:
+            act(*args)
+        return real(*args, **kwargs)
+
+    setattr(owner, name, counted)
+
+
+def die(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+    while True:
+        time.sleep(1)
+
+
+def write_half(writer: Any, step: int, numbers: Any) -> None:
+    """Dies while a line of metrics.jsonl is written."""
+    writer._file.write(f'{{"step": {step}, "trai'.encode())
+    die()
+
+
+MOMENTS: dict[str, tuple[Any, str, Callable[..., None]]] = {
+    'a step': (members.Group, 'add_metrics', die),  # the devices may still compute it
+    'the copy of the arrays': (checkpoint_writer.CheckpointWriter, 'save', die),
+    'a save': (digests, 'write', die),  # all arrays are on disk, under a name that does not count
+    'a deletion': (checkpoint, 'delete', die),  # a newer checkpoint is complete
+    'a line': (writers.MetricWriter, 'write', write_half),
+    'an evaluation': (recorder.RunRecorder, 'evaluate', die),
+}
+
+
+def die_at(moment: str, call: int) -> None:
+    """Dies at one of `MOMENTS`, when it comes for the `call`-th time."""
+    owner, name, act = MOMENTS[moment]
+    once(owner, name, call, act)
+
+
+def halt(sign: pathlib.Path, module: str, name: str) -> None:
+    """Calls of tformer.MODULE:NAME, or of a class's method, make the file `sign` and never return."""
+    owner: Any = importlib.import_module(f'tformer.{module}')
+    for part in name.split('.')[:-1]:
+        owner = getattr(owner, part)
+
+    def stay(*_: object, **__: object) -> None:
+        sign.touch()
+        while True:
+            time.sleep(0.01)
+
+    setattr(owner, name.split('.')[-1], stay)
+
+
+def halt_requested_save(sign: pathlib.Path) -> None:
+    """The save that a signal asks for makes the file `sign` and never returns."""
+    save = members.Group.save
+
+    def stay(group: Any, step: int, state: Any, requested: bool) -> None:
+        while requested:
+            sign.touch()
+            time.sleep(0.01)
+        save(group, step, state, requested)
+
+    members.Group.save = stay  # type: ignore[method-assign]
+
+
+def stall_at(number: int, call: int) -> None:
+    """Process `number` stands still at the `call`-th step; a missing process is told soon."""
+    processes.HEARTBEAT_SECONDS = 10
+
+    def stop(*_: object) -> None:
+        if jax.process_index() == number:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    once(members.Group, 'add_metrics', call, stop)
+
+
+def late_after(steps: int) -> None:
+    """An hour passes, for train.max_minutes, after so many steps; before that none."""
+    clock = {'now': 0.0}
+    stopping.time = types.SimpleNamespace(monotonic=lambda: clock['now'])  # type: ignore[assignment]
+    once(members.Group, 'add_metrics', steps, lambda *_: clock.update(now=3600.0))
