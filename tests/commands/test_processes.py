@@ -1,0 +1,105 @@
+"""Commands as the processes that users start, on one small run that all of them share."""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+import make_stored_run
+from lives import HANG
+from places import LAUNCH, ROOT
+from tformer.commands import attention, scoring
+from tformer.commands.generate import generate
+from tformer.commands.run import Run
+from tformer.training import checkpoint, checkpoint_writer
+from tformer.training import loop as train_lib
+from whole_runs import load
+
+TEXTS = ['the small bird', 'a green tree sees the river']
+SAMPLED = {'decode.strategy': 'sample', 'decode.temperature': '2.0'}
+FLAGS = [f'--config.{name}={value}' for name, value in SAMPLED.items()]
+ENVIRONMENT = {
+    **os.environ, 'PYTHONPATH': str(ROOT), 'XLA_FLAGS': '', 'JAX_PLATFORMS': 'cpu',
+    'JAX_DISABLE_MOST_OPTIMIZATIONS': '1',  # as in this process, which computes the same
+}  # fmt: skip
+
+
+@pytest.fixture(scope='module')
+def trained(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """The workdir of a run with checkpoints 2 and 4, of which the first is the best."""
+    place = tmp_path_factory.mktemp('trained')
+    fields = {**make_stored_run.FIELDS, 'train__num_steps': '4', 'train__keep_last': '2', 'train__eval_every': '2'}
+    train_lib.train(load('translate.py:smoke', place, **fields, optimizer__learning_rate='10.0'), place / 'run')
+    checkpoint_writer.CheckpointWriter(place / 'run').note_score(2, 5.0)
+    assert checkpoint.steps(place / 'run') == [2, 4] and checkpoint.best(place / 'run') == 2
+    return place / 'run'
+
+
+def tformer(*arguments: object, given: str | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, '-m', 'tformer', *map(str, arguments)]
+    return subprocess.run(command, env=ENVIRONMENT, input=given, capture_output=True, text=True, timeout=HANG)
+
+
+def test_generate_answers_each_line_of_standard_input_with_the_seed_of_its_flag(trained) -> None:
+    flags = ['--seed=3', '--checkpoint=latest', *FLAGS]
+    ran = tformer('generate', f'--workdir={trained}', *flags, given='\n'.join(TEXTS) + '\n')
+    assert ran.returncode == 0 and ran.stderr == '', ran.stderr
+    run = Run.load(trained, SAMPLED, 'latest')
+    assert ran.stdout.splitlines() == generate(run, TEXTS, 3) != generate(run, TEXTS, 4)
+
+
+@pytest.mark.slow
+def test_attention_writes_the_page_of_a_line_of_a_file(trained, tmp_path) -> None:
+    (tmp_path / 'lines.txt').write_text(TEXTS[0] + '\n')
+    ran = tformer('attention', f'--workdir={trained}', f'--input={tmp_path}/lines.txt', '--checkpoint=latest')
+    assert (ran.returncode, ran.stdout) == (0, f'{trained}/attention.html\n'), ran.stderr
+    page = (trained / 'attention.html').read_text()
+    assert attention.attention(Run.load(trained, which='latest'), TEXTS[:1]).read_text() == page
+    assert attention.attention(Run.load(trained, which='best'), TEXTS[:1]).read_text() != page
+
+
+@pytest.mark.slow
+def test_evaluate_scores_the_mean_of_the_newest_checkpoints(trained, tmp_path) -> None:
+    run = tmp_path / 'run'
+    shutil.copytree(trained, run)
+    ran = tformer('evaluate', f'--workdir={run}', '--split=valid', '--average=2')
+    assert ran.returncode == 0 and f'{run} step 4, valid: 12 records' in ran.stdout, ran.stderr
+    found = json.loads((run / 'result.json').read_text())['valid']
+    assert (found['step'], found['averaged_checkpoints']) == (4, 2)
+    one, other = (Run.load(run, which=which) for which in ('best', 'latest'))
+    mean = jax.tree.map(lambda x, y: (np.asarray(x) + np.asarray(y)) / 2, one.variables, other.variables)
+    scores = scoring.score(one.config, one.tokenizers, mean, 'valid').scores
+    assert found['loss'] == pytest.approx(scores['loss'], rel=1e-6)
+    assert found['loss'] != pytest.approx(
+        scoring.score(one.config, one.tokenizers, one.variables, 'valid').scores['loss']
+    )
+
+
+MODES = {
+    'a step': ((), {'device', 'devices', 'params', 'tokens_per_s', 'step_ms', 'loss'}),
+    'saves': (('--saves',), {'device', 'devices', 'params', 'tokens', 'ratio', 'step_ms', 'blocked_ms'}),
+    'two processes': (None, {'device', 'devices', 'params', 'tokens_per_s', 'step_ms', 'loss'}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('mode', MODES)
+def test_benchmark_prints_one_line_of_json(mode: str) -> None:
+    flags, keys = MODES[mode]
+    arguments = ['benchmark', f'--config={ROOT}/configs/lm_stdlib.py:smoke', '--steps=2', *(flags or ())]
+    if flags is None:
+        command = [sys.executable, str(LAUNCH / 'local'), '--processes=2', '--devices=1', *arguments]
+        ran = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=HANG)
+    else:
+        ran = tformer(*arguments)
+    assert ran.returncode == 0, ran.stderr
+    (line,) = ran.stdout.splitlines()
+    found = json.loads(line)
+    assert found.keys() == keys and found['devices'] == (2 if flags is None else 1)
+    assert min(value for name, value in found.items() if name not in ('device', 'loss')) > 0

@@ -1,0 +1,61 @@
+"""Metrics as files: what TensorBoard reads is what was written, also after a resume."""
+
+import pathlib
+import struct
+import types
+from typing import Any
+
+import pytest
+
+from tformer.training import writers
+
+event_pb2 = pytest.importorskip('tensorboardX.proto.event_pb2')
+event_file_writer = pytest.importorskip('tensorboardX.event_file_writer')
+
+
+def events(workdir: pathlib.Path) -> list[list[Any]]:
+    """The events of each file, as TensorBoard orders them; a record: length, its checksum, event, its checksum."""
+    found = []
+    for file in sorted((workdir / 'tensorboard').iterdir()):
+        data, at, read = file.read_bytes(), 0, []
+        while at < len(data):
+            (length,) = struct.unpack('<Q', data[at : at + 8])
+            read.append(event_pb2.Event.FromString(data[at + 12 : at + 12 + length]))
+            at += 16 + length
+        assert at == len(data)
+        found.append(read)
+    return found
+
+
+def values(read: list[Any]) -> list[tuple[int, str, float]]:
+    return [(event.step, value.tag, value.simple_value) for event in read for value in event.summary.value]
+
+
+def test_tensorboard_reads_each_number_under_its_name_and_step(tmp_path: pathlib.Path) -> None:
+    writer = writers.MetricWriter(tmp_path, 0, 0)
+    writer.write(3, {'train/loss': 2.5, 'train/grad_norm': 0.125})
+    writer.write(4, {'valid/loss': -1.75})
+    writer.close()
+    (read,) = events(tmp_path)
+    assert values(read) == [(3, 'train/loss', 2.5), (3, 'train/grad_norm', 0.125), (4, 'valid/loss', -1.75)]
+    assert read[0].file_version == 'brain.Event:2' and all(event.wall_time > 1.7e9 for event in read)
+
+
+def test_a_resumed_run_begins_a_file_and_hides_what_came_after_its_checkpoint(tmp_path, monkeypatch) -> None:
+    seconds = iter(range(1_700_000_000, 1_700_001_000))  # a file is named by the second in which it is begun
+    monkeypatch.setattr(event_file_writer, 'time', types.SimpleNamespace(time=lambda: next(seconds)))
+    for resumed, loss in ((0, 8.0), (4, 2.0)):
+        writer = writers.MetricWriter(tmp_path, resumed, resumed)
+        for step in range(resumed + 1, 7):
+            writer.write(step, {'train/loss': loss})
+        writer.close()
+    first, second = events(tmp_path)
+    starts = [[event.step for event in read if event.HasField('session_log')] for read in (first, second)]
+    assert starts == [[1], [5]]  # the step from which TensorBoard forgets what earlier files say
+    assert values(first) == [(step, 'train/loss', 8.0) for step in range(1, 7)]
+    assert values(second) == [(5, 'train/loss', 2.0), (6, 'train/loss', 2.0)]
+    assert [(row['step'], row['train/loss']) for row in writers.read(tmp_path)] == [
+        *((step, 8.0) for step in range(1, 5)),
+        (5, 2.0),
+        (6, 2.0),
+    ]
