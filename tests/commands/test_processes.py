@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import make_stored_run
-from lives import HANG
+from lives import HANG, XLA_FLAGS
 from places import LAUNCH, ROOT
 from tformer.commands import attention, scoring
 from tformer.commands.generate import generate
@@ -25,7 +25,7 @@ TEXTS = ['the small bird', 'a green tree sees the river']
 SAMPLED = {'decode.strategy': 'sample', 'decode.temperature': '2.0'}
 FLAGS = [f'--config.{name}={value}' for name, value in SAMPLED.items()]
 ENVIRONMENT = {
-    **os.environ, 'PYTHONPATH': str(ROOT), 'XLA_FLAGS': '', 'JAX_PLATFORMS': 'cpu',
+    **os.environ, 'PYTHONPATH': str(ROOT), 'XLA_FLAGS': XLA_FLAGS, 'JAX_PLATFORMS': 'cpu',
     'JAX_DISABLE_MOST_OPTIMIZATIONS': '1',  # as in this process, which computes the same
 }  # fmt: skip
 

@@ -7,17 +7,18 @@ import json
 import os
 import pathlib
 import pickle
+import resource
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
+from lives import HANG
 from places import ROOT
 from tformer.config import Config, Data, Model, Train, hashing
 from tformer.data import cache, ragged
@@ -260,6 +261,22 @@ def test_a_full_disk_is_one_line_and_the_cache_works_when_there_is_room(tmp_path
         assert len(entries(place)) == 2
 
 
+def test_a_file_that_may_not_grow_is_one_line_and_the_cache_works_when_it_may(tmp_path: pathlib.Path) -> None:
+    """As a full disk, by the system's limit of a file's size, which needs no rights."""
+    many = [{'source': 'x' * 30, 'target': 'y' * 30}] * 5000
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (65_536, before[1]))
+    try:
+        with pytest.raises(UserError, match='File too large') as error:
+            batches(config(tmp_path), Split('many', lambda: (many, 0)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert str(tmp_path) in str(error.value) and '\n' not in str(error.value)
+    assert not entries(tmp_path)
+    batches(config(tmp_path), Split('many', lambda: (many, 0)))
+    assert len(entries(tmp_path)) == 2
+
+
 def test_a_write_that_fails_is_one_line(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(self: cache.Writer, name: str, values: np.ndarray) -> None:
         raise OSError(28, 'No space left on device')
@@ -271,47 +288,53 @@ def test_a_write_that_fails_is_one_line(tmp_path: pathlib.Path, monkeypatch: pyt
 
 
 SCRIPT = """
-import json, sys, time
+import json, sys
 from pathlib import Path
 import numpy as np
 from tformer.data import cache
-place, seconds = Path(sys.argv[1]), float(sys.argv[2])
 made = []
 
 def make(writer):
     made.append(1)
     for number in range(10):
         writer.append('numbers', np.arange(number * 100, number * 100 + 100))
-        print('wrote', flush=True)
-        time.sleep(seconds / 10)
+        if number == 4:
+            print('wrote', flush=True)
+            sys.stdin.readline()
 
-found, _ = cache.arrays(place, {'key': 1}, make)
+found, _ = cache.arrays(Path(sys.argv[1]), {'key': 1}, make)
 print(json.dumps([len(made), found['numbers'].tolist()]))
 """
 
 
-def process(place: pathlib.Path, seconds: float, before: str = '') -> subprocess.Popen[str]:
-    command = [sys.executable, '-c', before + SCRIPT, str(place), str(seconds)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+def process(place: pathlib.Path, before: str = '') -> subprocess.Popen[str]:
+    """Writes an entry; half-way it says so, and waits for a line or the end of its input."""
+    command = [sys.executable, '-c', before + SCRIPT, str(place)]
+    pipes = dict.fromkeys(('stdin', 'stdout', 'stderr'), subprocess.PIPE)
+    return subprocess.Popen(command, text=True, cwd=ROOT, **pipes)
+
+
+def half_way(place: pathlib.Path, before: str = '') -> subprocess.Popen[str]:
+    begun = process(place, before)
+    assert begun.stdout is not None and begun.stdout.readline() == 'wrote\n', begun.communicate()
+    return begun
 
 
 def test_of_two_processes_one_writes_and_the_other_waits(tmp_path: pathlib.Path) -> None:
-    both = [process(tmp_path, 2), process(tmp_path, 2)]
-    ended = [one.communicate(timeout=60) for one in both]
-    made = [json.loads(out.splitlines()[-1]) for out, _ in ended]
-    assert sorted(count for count, _ in made) == [0, 1]
-    assert all(numbers == list(range(1000)) for _, numbers in made)
-    assert sum('another process is writing' in err for _, err in ended) == 1
+    first, second = half_way(tmp_path), process(tmp_path)
+    assert second.stderr is not None and 'another process is writing' in second.stderr.readline()
+    ended = [one.communicate(timeout=HANG) for one in (first, second)]
+    assert [json.loads(out.splitlines()[-1]) for out, _ in ended] == [[1, list(range(1000))], [0, list(range(1000))]]
+    assert [err for _, err in ended] == ['', '']
 
 
+@pytest.mark.signals
 def test_a_killed_process_leaves_nothing_that_is_taken_for_whole(tmp_path: pathlib.Path) -> None:
-    killed = process(tmp_path, 60)
-    assert killed.stdout is not None and killed.stdout.readline() == 'wrote\n'
-    time.sleep(0.1)
+    killed = half_way(tmp_path)
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
     assert any(path.suffix == '.partial' for path in tmp_path.iterdir())
-    out, err = process(tmp_path, 0).communicate(timeout=60)
+    out, err = process(tmp_path).communicate(timeout=HANG)
     assert json.loads(out.splitlines()[-1]) == [1, list(range(1000))] and err == ''
     assert not list(tmp_path.glob('*.partial'))
 
@@ -324,14 +347,13 @@ UNLOCKED = {
 
 @pytest.mark.parametrize('locks', UNLOCKED)
 def test_where_locks_reach_no_other_process_each_writes_its_own_and_one_is_kept(tmp_path, locks: str) -> None:
-    slow = process(tmp_path, 4, UNLOCKED[locks])
-    assert slow.stdout is not None and slow.stdout.readline() == 'wrote\n'
-    ended = [one.communicate(timeout=60) for one in (process(tmp_path, 1, UNLOCKED[locks]), slow)]
+    slow = half_way(tmp_path, UNLOCKED[locks])
+    ended = [one.communicate(timeout=HANG) for one in (process(tmp_path, UNLOCKED[locks]), slow)]
     assert [json.loads(out.splitlines()[-1]) for out, _ in ended] == [[1, list(range(1000))]] * 2
     assert [err for _, err in ended] == ['', '']
     (entry,) = entries(tmp_path)
     assert cache._fault(tmp_path / entry, lambda *_: None) is None
-    assert json.loads(process(tmp_path, 0).communicate(timeout=60)[0]) == [0, list(range(1000))]
+    assert json.loads(process(tmp_path).communicate(timeout=HANG)[0]) == [0, list(range(1000))]
 
 
 def test_what_another_host_or_a_process_that_runs_is_writing_stays(tmp_path: pathlib.Path) -> None:

@@ -674,6 +674,7 @@ prepare.write(Data(path=(sys.argv[1],), tfds_name='my_set', tfds_dir=sys.argv[2]
 """
 
 
+@pytest.mark.signals
 def test_a_killed_prepare_leaves_nothing_that_is_read(tmp_path) -> None:
     place = write(tmp_path / 'files', dict.fromkeys(('train.tsv', 'valid.tsv', 'test.tsv'), 'a\tb\n'))
     there = str(tmp_path / 'tfds')

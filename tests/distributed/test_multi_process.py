@@ -167,7 +167,7 @@ def test_sigterm_saves_and_slurm_tasks_go_on(tmp_path: pathlib.Path, alone: path
     """What launch/local was asked to stop, launch/slurm.sbatch finishes: its tasks find each other by themselves."""
     run, kept = tmp_path / 'run', 6
     launched = Launched(tmp_path, 2, *flags(tmp_path, 'run'), hooked(tmp_path, -1, HOLDS.format(step=kept)))
-    launched.until(lambda: kept in checkpoint.steps(run))
+    launched.until(lambda: kept - 1 in checkpoint.steps(run))
     launched.process.send_signal(signal.SIGTERM)
     assert launched.end() == 75, launched.err
     assert f'SIGTERM: stopped after step {kept} of {STEPS}, which is saved' in launched.err

@@ -3,6 +3,7 @@
 import importlib
 import os
 import pathlib
+import resource
 import signal
 import time
 import types
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import orbax.checkpoint as ocp
 
 from tformer.distributed import processes
 from tformer.training import checkpoint, checkpoint_writer, digests, members, recorder, stopping, writers
@@ -92,6 +94,12 @@ def stall_at(number: int, call: int) -> None:
             os.kill(os.getpid(), signal.SIGSTOP)
 
     once(members.Group, 'add_metrics', call, stop)
+
+
+def limit_files(save: int, size: int) -> None:
+    """From a save on, counted from 1, no file may grow beyond `size` bytes; those before it are complete."""
+    limit = size, resource.RLIM_INFINITY
+    once(ocp.AsyncCheckpointer, 'save', save, lambda *_: resource.setrlimit(resource.RLIMIT_FSIZE, limit))
 
 
 def late_after(steps: int) -> None:

@@ -4,9 +4,12 @@ import os
 import pathlib
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 from unittest import mock
 
-from lives import XLA_FLAGS
+from lives import HANG, XLA_FLAGS
+from places import ROOT
 from places import ROOT
 from tformer.config import Config, Data, Evaluate, Mesh, Model, Optimizer, Train
 from tformer.lab.sweep import (
@@ -48,6 +51,36 @@ def acting(directory: pathlib.Path, rates: list[float], parallel: int = 1) -> in
     made = trials.trials(TINY, grid({'optimizer.learning_rate': rates}))
     with mock.patch.object(trial_process, 'TRAIN', [sys.executable, '-c', ACTOR]):
         return runner.sweep(TINY, made, directory, parallel)
+
+
+HALT = """
+import pathlib, time
+from tformer.training import members
+add, calls = members.Group.add_metrics, []
+
+def waiting(self, metrics):
+    calls.append(metrics)
+    while len(calls) == {step} and not pathlib.Path({go!r}).exists():
+        time.sleep(0.01)
+    add(self, metrics)
+
+members.Group.add_metrics = waiting
+"""
+
+
+def waiting(place: pathlib.Path, go: pathlib.Path, step: int) -> dict[str, str]:
+    """An environment in which a training waits, after so many steps, for the file `go`."""
+    (place / 'site').mkdir()
+    (place / 'site' / 'sitecustomize.py').write_text(HALT.format(step=step, go=str(go)))
+    found = environment()
+    return {**found, 'PYTHONPATH': os.pathsep.join([str(place / 'site'), found['PYTHONPATH']])}
+
+
+def wait_for(sign: Callable[[], object]) -> None:
+    end = time.monotonic() + HANG
+    while not sign():
+        assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 def environment() -> dict[str, str]:

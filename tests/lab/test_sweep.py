@@ -10,7 +10,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from unittest import mock
 
@@ -18,8 +17,9 @@ import pytest
 
 import recipes
 import toy_data
+from lives import HANG
 from places import ROOT, TESTS
-from small_sweeps import ACTOR, TINY, acting, environment
+from small_sweeps import ACTOR, TINY, acting, environment, wait_for, waiting
 from tformer import __main__ as command_line
 from tformer import checks, config
 from tformer.commands import train as train_command
@@ -594,13 +594,7 @@ def in_a_process(directory: pathlib.Path, rates: list[float], parallel: int) -> 
     return subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE, text=True, env=environment())
 
 
-def wait_for(sign, timeout: float = 120) -> None:
-    end = time.monotonic() + timeout
-    while not sign():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
+@pytest.mark.signals
 @pytest.mark.parametrize('ending', [signal.SIGTERM, signal.SIGKILL])
 def test_a_sweep_that_is_ended_leaves_no_process_and_goes_on(ending: signal.Signals, tmp_path: pathlib.Path) -> None:
     """Two at once: one waits to be let go, the other has ended, the third has begun and waits."""
@@ -610,11 +604,11 @@ def test_a_sweep_that_is_ended_leaves_no_process_and_goes_on(ending: signal.Sign
     life = in_a_process(tmp_path, rates, 2)
     wait_for(lambda: (tmp_path / 'learning_rate=4.0/seed_0/result.json').exists() and (waiting / 'began').exists())
     life.send_signal(ending)
-    said, _ = life.communicate(timeout=60)
+    said, _ = life.communicate(timeout=HANG)
     if ending == signal.SIGTERM:
         assert life.returncode == 75 and 'learning_rate=5.0/seed_0' in said and 'stopped\n' in said
         assert 'SIGTERM: 2 of 3 trials are done; run the same command again to resume' in said
-    wait_for(lambda: not trainings(tmp_path), timeout=5)
+    wait_for(lambda: not trainings(tmp_path))
     assert not (waiting / 'error.txt').exists() and not (waiting / 'result.json').exists()
     (waiting / 'let go').touch()
     assert acting(tmp_path, rates, 2) == 0
@@ -651,6 +645,7 @@ def real(place: pathlib.Path) -> tuple[Config, list[trials.Trial]]:
     return base, trials.trials(base, product([{}, {'optimizer.learning_rate': 1e38}], seeds(2)))
 
 
+@pytest.mark.signals
 def test_trainings_end_fail_and_after_a_kill_end_as_if_there_was_none(tmp_path: pathlib.Path, monkeypatch) -> None:
     for name, value in environment().items():
         monkeypatch.setenv(name, value)
@@ -669,14 +664,16 @@ from tformer.lab.sweep import Sweep, seeds
 def get_sweep():
     return Sweep('base.json', seeds(2))
 """)
+    go = tmp_path / 'go'
     (tmp_path / 'base.json').write_text(json.dumps(config.to_dict(base)))
     parts = tmp_path / 'parts'
     command = [sys.executable, '-m', 'tformer', 'sweep', f'--config={tmp_path}/again.py', f'--workdir={parts}']
     first = parts / 'baseline/seed_0'
-    life = subprocess.Popen([*command, '--parallel=2'], stdout=subprocess.DEVNULL)
+    life = subprocess.Popen([*command, '--parallel=2'], stdout=subprocess.DEVNULL, env=waiting(tmp_path, go, 3))
     wait_for(lambda: checkpoint.steps(first) or life.poll() is not None)
     life.kill()
     life.wait()
+    go.touch()
     assert not (first / 'result.json').exists()
     done = subprocess.run([*command, '--parallel=2'], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -722,10 +719,11 @@ def test_numbers_of_tasks_are_written_as_slurm_takes_them() -> None:
     assert runner.array_ranges([1]) == '1' and runner.array_ranges([1, 2, 4]) == '1-2,4'
 
 
+@pytest.mark.signals
 def test_a_signal_in_this_process_is_a_stop(tmp_path: pathlib.Path, monkeypatch) -> None:
     handler = signal.getsignal(signal.SIGTERM)
     made = trials.trials(TINY, [{}, {'optimizer.learning_rate': 5.0}])
-    actor = ACTOR.replace('rate = ', 'import os; os.kill(os.getppid(), signal.SIGTERM); time.sleep(9); rate = ')
+    actor = ACTOR.replace('rate = ', 'import os; os.kill(os.getppid(), signal.SIGTERM); time.sleep(3600); rate = ')
     monkeypatch.setattr(trial_process, 'TRAIN', [sys.executable, '-c', actor])
     with pytest.raises(Stopped, match='SIGTERM: 0 of 2'):
         runner.sweep(TINY, made, tmp_path)

@@ -8,14 +8,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import jax
 import numpy as np
 import pytest
 
 import toy_data
-from small_sweeps import TINY, environment
+from small_sweeps import TINY, wait_for, waiting
 from tformer import config, errors
 from tformer.commands.report import report as write_report
 from tformer.config import Config, Mesh
@@ -178,6 +177,7 @@ def test_no_one_waits_for_those_that_are_far_behind(tmp_path: pathlib.Path) -> N
     assert [checkpoint.steps(home) for home in homes] == [[10, 20], [20], [20], [], [10, 5000], [20]]
 
 
+@pytest.mark.signals
 def test_a_signal_during_an_evaluation_leaves_the_rest_of_it_to_the_next_life(
     alone, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,9 +252,12 @@ def test_those_that_do_not_go_together_are_refused(tmp_path: pathlib.Path) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.signals
 def test_a_sweep_together_is_killed_and_goes_on_to_the_same_results(tmp_path: pathlib.Path) -> None:
     """Of processes: four trials in one program, which is killed with its sweep."""
-    shared = base(tmp_path, **{'train.num_steps': 12, 'train.checkpoint_every': 2, 'train.eval_every': 6})
+    go = tmp_path / 'go'
+    fields = {'train.num_steps': 12, 'train.checkpoint_every': 2, 'train.eval_every': 6}
+    shared = base(tmp_path, **fields)
     (tmp_path / 'base.json').write_text(json.dumps(config.to_dict(shared)))
     (tmp_path / 'sweep.py').write_text("""
 from tformer.lab.sweep import Sweep, grid, product, seeds
@@ -268,14 +271,16 @@ def get_sweep():
         arguments = [f'--config={tmp_path}/sweep.py', f'--workdir={home}', f'--together={together}']
         return [sys.executable, '-m', 'tformer', 'sweep', *arguments]
 
-    env = {**os.environ, **environment()}
+    env = waiting(tmp_path, go, 6)
+    go.touch()
     subprocess.run(command(whole, 1), env=env, check=True, capture_output=True)
+    go.unlink()
     first = parts / 'baseline/seed_0'
     life = subprocess.Popen(command(parts, 4), env=env, stdout=subprocess.DEVNULL)
-    while len(checkpoint.steps(first)) < 2 and life.poll() is None:
-        time.sleep(0.05)
+    wait_for(lambda: len(checkpoint.steps(first)) > 1 or life.poll() is not None)
     life.send_signal(signal.SIGKILL)
     life.wait()
+    go.touch()
     assert not (first / 'result.json').exists()
     done = subprocess.run(command(parts, 4), env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

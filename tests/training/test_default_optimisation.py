@@ -1,11 +1,13 @@
 """Promises of equal numbers at XLA's default level of optimisation, as users run it; other tests compile without it.
 
-Each holds in processes of its own: the level is one of a process, and programs of both levels never share a cache entry.
+Each holds in processes of its own, for the level is that of a process.
 """
 
 import functools
+import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -13,8 +15,9 @@ import sys
 import pytest
 
 import halting
+import toy_data
 from lives import HANG, Life
-from places import ROOT, TESTS
+from places import ROOT
 from resuming import LOADED, STEPS, arguments, arrays, begin, end
 from small_sweeps import TINY
 from tformer import config
@@ -48,8 +51,6 @@ VARIED = {
 
 def test_each_trial_of_a_mapped_program_is_the_trial_alone(tmp_path: pathlib.Path) -> None:
     """Two programs: one computes a trial, the other all of them one after another."""
-    import toy_data
-
     fields = {
         'data.path': (str(toy_data.running(tmp_path / 'data')),), 'data.byte_fallback': False, 'train.num_steps': 12,
         'train.checkpoint_every': None, 'train.eval_every': 6, 'model.dropout_rate': 0.0,
@@ -65,3 +66,36 @@ def test_each_trial_of_a_mapped_program_is_the_trial_alone(tmp_path: pathlib.Pat
     for mine, theirs in zip(homes['together'], homes['alone'], strict=True):
         end([Life(tmp_path, 'train', f'--config={theirs}/trial.json', f'--workdir={theirs}', optimised=True)])
         assert numbers(mine) == numbers(theirs) and arrays(mine, 12) == arrays(theirs, 12)
+
+
+PEAKS = """
+import json
+from tformer.config import Config, Data, Mesh, Model, Optimizer, Train
+from tformer.distributed import sharding
+from tformer.training import dummy_batch, program
+found = []
+for chunk in (None, 64):
+    config = dummy_batch.assumed(Config(
+        model=Model(family='decoder', emb_dim=16, mlp_dim=32, num_heads=1, num_decoder_layers=1, dropout_rate=0.0,
+                    max_len=512, vocab_size=32_000),
+        data=Data(length=512), mesh=Mesh(data=1), optimizer=Optimizer(warmup_steps=0, schedule='constant'),
+        train=Train(objective='causal_lm', num_steps=100, batch_size=8, loss_chunk=chunk),
+    ))
+    batch = dummy_batch.random_batch(config)
+    made = program.make_program(config, batch)
+    with made.context():
+        step = made.jitted_step.lower(sharding.unboxed(made.abstract), batch, made.hyper).compile()
+    found.append(step.memory_analysis().temp_size_in_bytes / 2**20)
+print(json.dumps(found))
+"""
+
+
+def test_a_row_of_the_table_of_memory_is_what_the_compiler_says() -> None:
+    """In docs/results.md, in MiB; all logits are 500."""
+    environment = {**os.environ, 'XLA_FLAGS': '', 'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(ROOT)}
+    ran = subprocess.run(
+        [sys.executable, '-c', PEAKS], env=environment, capture_output=True, text=True, timeout=HANG, check=True
+    )
+    row = next(line for line in (ROOT / 'docs/results.md').read_text().splitlines() if '`train.loss_chunk=64`' in line)
+    stated = re.search(r'(\d+) -> (\d+) MiB', row)
+    assert stated and json.loads(ran.stdout) == pytest.approx([float(stated[1]), float(stated[2])], rel=0.01)

@@ -1,6 +1,7 @@
 """What disks, users and schedulers do to a run: nothing older is lost, it is said what happened, the rerun goes on."""
 
 import contextlib
+import functools
 import json
 import os
 import pathlib
@@ -13,11 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import halting
 import make_stored_run
+import resuming
 import toy_data
 from comparing import relative
 from lives import Life
-from resuming import arrays
+from resuming import arguments, arrays
 from tformer import atomic, config, errors
 from tformer.commands import evaluate, inspect, replay
 from tformer.commands import train as train_command
@@ -154,6 +157,7 @@ def test_fields_that_are_named_may_differ(whole, tmp_path):
     assert workdir_lib.load_config(run).train.num_steps == 8
 
 
+@pytest.mark.signals
 def test_a_signal_during_an_evaluation_leaves_it_to_the_next_life(whole, tmp_path, monkeypatch, capfd):
     run, real, calls = tmp_path / 'run', recorder.RunRecorder.evaluate, []
 
@@ -229,6 +233,20 @@ def test_what_cannot_be_written_is_one_line(tmp_path):
     assert f'tformer: {tmp_path}/run/checkpoints: ' in life.said and 'Traceback' not in life.said
 
 
+def test_a_save_that_may_not_grow_loses_nothing_older(tmp_path):
+    """As a full disk, by the system's limit of a file's size, which needs no rights."""
+    command, run = [*arguments(tmp_path, 'decoder'), f'--workdir={tmp_path}/run'], tmp_path / 'run'
+    life = Life(tmp_path, *command, before=functools.partial(halting.limit_files, 4, 4096))
+    assert life.wait() == 2 and 'Traceback' not in life.said, life.said[-2000:]
+    last = life.said.splitlines()[-1]
+    assert 'a checkpoint could not be written (the newest complete one is of step 3): ' in last, last
+    assert checkpoint.steps(run)[-1] == 3
+    again = Life(tmp_path, *command)
+    assert again.wait() == 0 and 'resumed at step 3' in again.said and 'damaged' not in again.said
+    assert max(checkpoint.steps(run)) == resuming.STEPS
+
+
+@pytest.mark.signals
 def test_a_full_disk_while_saving_loses_nothing_older(tmp_path):
     disk = tmp_path / 'disk'
     disk.mkdir()
