@@ -10,7 +10,6 @@ from unittest import mock
 
 from lives import HANG, XLA_FLAGS
 from places import ROOT
-from places import ROOT
 from tformer.config import Config, Data, Evaluate, Mesh, Model, Optimizer, Train
 from tformer.lab.sweep import (
     grid,
