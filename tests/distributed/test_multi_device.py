@@ -298,24 +298,6 @@ def test_a_zigzag_gives_every_device_as_many_blocks():
     assert busy == {'in order': [3, 7, 11, 15], 'zigzag': [9, 9, 9, 9]}  # of 16 each
 
 
-def test_the_ring_computes_no_block_that_the_mask_leaves_empty(monkeypatch):
-    """Each of four devices has two of the 8 x 8 blocks' rows; of a causal mask in zigzag order 9 of its 16 are busy."""
-    order, mesh = ring_attention.zigzag(32, 4), Mesh(data=2, context=4)
-    mask = (order[:, None] >= order[None, :])[None]
-    x_BNTH, given = np.ones((1, 1, 32, 1), np.float32), []
-    monkeypatch.setattr(ring_attention, 'attention', lambda options, inputs: given.append(inputs) or inputs.q_BKGTH)
-
-    def computed(mask):
-        ring_attention.ring(x_BNTH, x_BNTH, x_BNTH, mask, kernels.ScoreOptions(1.0))
-        return given[-1].busy_QR
-
-    with sharding.placed(sharding.make_mesh(mesh), mesh):
-        busy = np.asarray(jax.jit(computed)(mask))
-    assert busy.shape == (8, 8) and busy.reshape(4, 16).sum(1).tolist() == [9, 9, 9, 9]
-    blocks = [[mask[0, 4 * q : 4 * q + 4, 4 * r : 4 * r + 4].any() for r in range(8)] for q in range(8)]
-    np.testing.assert_array_equal(busy, blocks)
-
-
 def test_a_balanced_batch_holds_the_same_tokens_in_another_order():
     mesh = Mesh(data=2, context=4)
     batch = make_batch('encoder_decoder', 0)

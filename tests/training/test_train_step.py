@@ -138,7 +138,7 @@ def test_step_n_learns_at_the_rate_of_n_and_averages_with_the_share_of_n():
     run = checks.resolve(
         Config(optimizer=config.Optimizer(**fields, **schedule), train=Train(num_steps=4)), vocab_size=4
     )
-    batch = {'inputs': np.array([[0, 1, 1]]), 'targets': np.array([[3, 0, 2]]), 'weights': np.array([[1.0, 2.0, 0.0]])}
+    batch = {'inputs': np.array([[0, 1, 1]]), 'targets': np.array([[3, 0, 2]]), 'weights': np.array([[0.5, 1.0, 0.0]])}
     batch['positions'] = np.arange(3)[None]
     hyper = Hyperparameters.of(run).replace(dropout_rates=DropoutRates())
     optimizer = make_optimizer(run, {'kernel': PartitionSpec('embed', 'mlp')})
@@ -341,6 +341,14 @@ def test_the_key_of_a_step_is_a_function_of_seed_and_step():
     assert len(set(data.values())) == 9
     traced = jax.jit(step_key)(7, 2)
     assert tuple(np.asarray(jax.random.key_data(traced)).tolist()) == data[7, 2]
+
+
+def test_initial_values_are_those_of_the_seed():
+    trainer, state, _ = steady()
+    start = jax.jit(trainer.start)
+    for seed, same in ((trainer.hyper.seed, True), (trainer.hyper.seed + 1, False)):
+        kernel = start(trainer.hyper.replace(seed=seed)).params['embed']['table']
+        assert np.array_equal(kernel, state.params['embed']['table']) == same
 
 
 def test_a_step_depends_on_its_number_and_seed_only_through_the_key():
