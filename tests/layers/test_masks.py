@@ -1,9 +1,53 @@
-"""Who sees whom, on four tokens and by hand."""
+"""Who sees whom: on four tokens by hand, and on random rows against a plain loop over rows, queries and keys."""
 
 import jax.numpy as jnp
 import numpy as np
+from hypothesis import example, given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
 
 from tformer.layers.masks import attention_mask, within_window
+
+B, T, S = 2, 3, 5  # few shapes, so that few programs are compiled
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+def loop(rule) -> list[list[list[bool]]]:
+    return [[[bool(rule(b, t, s)) for s in range(S)] for t in range(T)] for b in range(B)]
+
+
+@given(seed=SEEDS, causal=st.booleans(), packed=st.booleans(), prefixed=st.booleans())
+@example(seed=0, causal=True, packed=True, prefixed=True)
+def test_a_mask_is_its_rule_for_each_query_and_key(seed: int, causal: bool, packed: bool, prefixed: bool) -> None:
+    """A key is seen if it is no padding, not later unless of the prefix, and of the query's own segment."""
+    rng = np.random.default_rng(seed)
+    queries, keys = rng.integers(-1, 5, (B, T)), rng.integers(-1, 5, (B, S))
+    query_segments, key_segments = rng.integers(0, 3, (B, T)), rng.integers(0, 3, (B, S))
+    prefix = rng.random((B, S)) < 0.4
+
+    def seen(b: int, t: int, s: int) -> bool:
+        if keys[b, s] < 0 or (packed and query_segments[b, t] != key_segments[b, s]):
+            return False
+        return not causal or keys[b, s] <= queries[b, t] or (prefixed and prefix[b, s])
+
+    segments = (query_segments, key_segments) if packed else (None, None)
+    found = attention_mask(queries, keys, *segments, prefix if prefixed else None, causal=causal)
+    assert found.tolist() == loop(seen)
+
+
+POSITIONS = arrays.arrays(np.int32, (B, T), elements=st.integers(0, 9))
+
+
+@given(POSITIONS, arrays.arrays(np.int32, (B, S), elements=st.integers(0, 9)), st.integers(1, 6))
+def test_a_window_reaches_as_far_back_as_ahead(queries: np.ndarray, keys: np.ndarray, window: int) -> None:
+    """The query itself and `window` - 1 positions on either side."""
+    found = within_window(queries, keys, np.int32(window))
+    near = [[range(position - window + 1, position + window) for position in row] for row in queries.tolist()]
+    assert found.tolist() == loop(lambda b, t, s: keys[b, s] in near[b][t])
+
+
+# ------------------------------------------------------------------------------------------------------- by hand
+
 
 PLACES = jnp.array([[0, 1, 2, 3]])
 
