@@ -18,6 +18,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import textwrap
 import time
 import tomllib
 from collections.abc import Iterator
@@ -35,9 +36,9 @@ Mutant = dict[str, Any]  # name, file, old, new, tests; survives: the reason why
 
 
 def load() -> list[Mutant]:
-    """Returns the rows of all tables, each with the `folder` that its table is named after."""
+    """Returns the rows of all tables."""
     tables = sorted(pathlib.Path(__file__).parent.glob('*.toml'))
-    return [{**row, 'folder': t.stem} for t in tables for row in tomllib.loads(t.read_text())['mutant']]
+    return [row for table in tables for row in tomllib.loads(table.read_text())['mutant']]
 
 
 def apply(mutant: Mutant, root: pathlib.Path) -> None:
@@ -119,17 +120,18 @@ def run(mutants: list[Mutant | None], tests_of: dict[str, list[str]], jobs: int)
 
 def page(mutants: list[Mutant], found: dict[str, str]) -> str:
     """Returns docs/mutants.md: what was tried, and the test that caught it."""
-    intro = (
-        f'# Mutants\n\n`make mutants` applies {len(mutants)} small wrong edits to the library, one at a time, and runs '
-        'the tests that should notice. The tables are in `tests/mutants/`; this page is written by '
-        '`python tests/mutants/run.py --write`.\n'
-    )
-    lines = [intro]
-    for folder in dict.fromkeys(m['folder'] for m in mutants):
-        lines += [f'\n## {folder.capitalize()}\n', '| wrong edit | file | caught by |', '| --- | --- | --- |']
-        for m in (m for m in mutants if m['folder'] == folder):
-            by = re.sub(r'^tests/(\S+?)::([^\[]*).*', r'`\2` in `\1`', found[m['name']])
-            lines.append(f'| {m["name"]} | `{m["file"].removeprefix("tformer/")}` | {m.get("survives", by)} |')
+    lines = [
+        '# Mutants\n',
+        f'`make mutants` applies {len(mutants)} small wrong edits to the library, one at a time, and runs the tests that',
+        'should notice. The edits are in `tests/mutants/`; `python tests/mutants/run.py --write` writes this page. Each',
+        'line says what the edit makes wrong, and the test that fails.',
+    ]
+    for file in dict.fromkeys(mutant['file'] for mutant in mutants):
+        lines.append(f'\n## `{file}`\n')
+        for mutant in (mutant for mutant in mutants if mutant['file'] == file):
+            by = re.sub(r'.*::([^\[]*).*', r'`\1`', found[mutant['name']])
+            line = f'- {mutant["name"]}: {mutant.get("survives", by)}'
+            lines += textwrap.wrap(line, 120, subsequent_indent='  ', break_long_words=False, break_on_hyphens=False)
     return '\n'.join(lines) + '\n'
 
 
