@@ -70,6 +70,24 @@ def test_counts_of_spans_by_hand() -> None:
     assert dropped.tolist() == [0, 0, 1, 1, 2, 3, 77] and spans.tolist() == [0, 0, 1, 1, 1, 1, 26]
 
 
+def test_a_span_may_stand_anywhere_also_at_either_end() -> None:
+    """Of five tokens one is dropped: each of them in a fifth of the texts."""
+    text, sentinels = np.arange(10, 15), np.array([90])
+    drawn = [corrupt.corrupt_spans(text, np.random.default_rng(seed), sentinels, 0.2) for seed in range(300)]
+    dropped = np.bincount([int(wanted[1]) - 10 for _, wanted in drawn], minlength=5)
+    assert dropped.min() > 60 - 4 * (300 * 0.2 * 0.8) ** 0.5
+    for given, wanted in drawn:
+        place = wanted[1] - 10
+        assert given.tolist() == [*text[:place], 90, *text[place + 1 :]]
+
+
+def test_a_text_is_cut_at_any_place_but_its_ends() -> None:
+    cuts = [corrupt.split_anywhere(np.arange(5), np.random.default_rng(seed)) for seed in range(200)]
+    assert {len(first) for first, _ in cuts} == {1, 2, 3, 4}
+    assert all([*first, *second] == [0, 1, 2, 3, 4] for first, second in cuts)
+    assert [len(part) for part in corrupt.split_anywhere(np.arange(1), np.random.default_rng(0))] == [1, 0]
+
+
 def test_infilling_by_hand() -> None:
     """A B C D E, infilled as BART's figure 2 is: A _ . D _ E; a span of no tokens inserts a mask."""
     # 6 tokens of 10 in at most 4 spans: lengths 2, 0, 3, then 5 cut to 1; before the kept tokens 0, 1, 3, and last

@@ -1,0 +1,31 @@
+"""One batch, number by number."""
+
+import numpy as np
+
+from tformer.config import Config, Data, Train
+from tformer.data.batches.pipeline import Batches
+from tformer.data.tokenizers.bytes_and_characters import Byte
+from tformer.data.tokenizers.tokenizers import Tokenizers
+from tformer.data.tokenizers.vocabulary import BOS, EOS, FIRST, PAD
+
+A, B, C = (FIRST + ord(letter) for letter in 'abc')
+
+
+def test_packed_texts_stand_side_by_side_and_padding_is_apart():
+    """BOS a b -> a b EOS and BOS c -> c EOS in a row of seven places."""
+    data = Data(tokenizer='byte', length=7, batching='pack')
+    run = Config(data=data, train=Train(objective='causal_lm', batch_size=1, num_steps=1))
+    records = [{'text': 'ab'}, {'text': 'c'}]
+    batch = Batches(run, Tokenizers(None, Byte()), 'train', training=True, records=records).batch(0)
+    wanted = {
+        'inputs': [BOS, A, B, BOS, C, PAD, PAD],
+        'targets': [A, B, EOS, C, EOS, PAD, PAD],
+        'weights': [1, 1, 1, 1, 1, 0, 0],
+        'positions': [0, 1, 2, 0, 1, -1, -1],
+        'segment_ids': [1, 1, 1, 2, 2, 0, 0],
+    }
+    assert {name: row[0].tolist() for name, row in batch.items()} == wanted
+    assert {name: row.dtype for name, row in batch.items()} == {
+        **dict.fromkeys(wanted, np.int32),
+        'weights': np.float32,
+    }
