@@ -76,9 +76,9 @@ def test_a_span_may_stand_anywhere_also_at_either_end() -> None:
     drawn = [corrupt.corrupt_spans(text, np.random.default_rng(seed), sentinels, 0.2) for seed in range(300)]
     dropped = np.bincount([int(wanted[1]) - 10 for _, wanted in drawn], minlength=5)
     assert dropped.min() > 60 - 4 * (300 * 0.2 * 0.8) ** 0.5
-    for given, wanted in drawn:
+    for inputs, wanted in drawn:
         place = wanted[1] - 10
-        assert given.tolist() == [*text[:place], 90, *text[place + 1 :]]
+        assert inputs.tolist() == [*text[:place], 90, *text[place + 1 :]]
 
 
 def test_a_text_is_cut_at_any_place_but_its_ends() -> None:

@@ -122,9 +122,9 @@ def page(mutants: list[Mutant], found: dict[str, str]) -> str:
     """Returns docs/mutants.md: what was tried, and the test that caught it."""
     lines = [
         '# Mutants\n',
-        f'`make mutants` applies {len(mutants)} small wrong edits to the library, one at a time, and runs the tests that',
-        'should notice. The edits are in `tests/mutants/`; `python tests/mutants/run.py --write` writes this page. Each',
-        'line says what the edit makes wrong, and the test that fails.',
+        f'`make mutants` applies {len(mutants)} small wrong edits to the library, one at a time, and runs the tests',
+        'that should notice. The edits are in `tests/mutants/`; `python tests/mutants/run.py --write` makes this page.',
+        'Each line says what the edit makes wrong, and which test fails.',
     ]
     for file in dict.fromkeys(mutant['file'] for mutant in mutants):
         lines.append(f'\n## `{file}`\n')
