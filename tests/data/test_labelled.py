@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from places import ROOT
 from tformer import checks
 from tformer import config as config_lib
 from tformer.config.run import Config, Data, Model, Train
@@ -773,4 +774,4 @@ def test_a_few_labels_train_and_all_are_judged(labelled: Config) -> None:
 def test_the_recipe_of_few_labels_loads() -> None:
     for size in ('', ':smoke', ':pretrain', ':pretrain,smoke'):
         changed = {} if 'pretrain' in size else {'data.train_examples': '50', 'data.tokenizer_from': 'runs/x'}
-        checks.check_here(config_lib.load(f'configs/few_labels.py{size}', changed))
+        checks.check_here(config_lib.load(f'{ROOT}/configs/few_labels.py{size}', changed))
