@@ -50,3 +50,15 @@ def test_the_last_token_is_forced_to_be_the_end_with_probability_1():
     assert tokens.tolist() == [[0, 0, EOS]]
     np.testing.assert_allclose(scores, [-2 * np.log(V - 1)], rtol=1e-5)
     assert greedy(flat, 0, prompt([0]), Ending(3, EOS))[0].tolist() == [[0, 0, 0]]
+
+
+def test_a_row_that_has_ended_is_padded_and_adds_nothing_to_its_score():
+    """The first row ends at once with probability 3/4; the second one never does, and its tokens have 1/2 each."""
+
+    def extend(tokens_BT, positions_BT, cache):
+        odds = jnp.asarray([[1.0, 6.0, 1.0], [1.0, 1.0, 2.0]])  # of padding, the end and a word
+        return jnp.log(odds)[:, None], cache
+
+    tokens, scores = greedy(extend, 0, prompt([0, 1]), Ending(4, EOS))
+    assert tokens.tolist() == [[EOS, 0, 0, 0], [2, 2, 2, 2]]
+    np.testing.assert_allclose(scores, [np.log(3 / 4), 4 * np.log(1 / 2)], rtol=1e-5)
