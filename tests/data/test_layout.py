@@ -1,52 +1,113 @@
-"""The rows of batches: every row once a pass, in another order each time, and the bucket of each example."""
+"""Samplers over random layouts: every row once a pass, in parts and buckets of any size, and shares of mixtures."""
+
+import itertools
 
 import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from tformer.data.batches import layout, mixture, packing
-from tformer.data.ragged import Ragged
+from tformer.data.batches import layout, mixture
+from tformer.errors import UserError
 
-
-def part(count: int, epochs: float = 1.0) -> layout.Part:
-    """Returns a part of `count` rows of one shape."""
-    rows = Ragged(np.arange(count, dtype=np.int32), np.arange(count + 1))
-    return layout.Part(None, rows, (np.arange(count),), epochs)  # type: ignore[arg-type]
-
-
-def passes(seed: int, count: int = 12, width: int = 4) -> list[list[int]]:
-    """Returns the rows of the first three passes."""
-    sampler = layout.TrainSampler([part(count)], [width], seed)
-    rows = [sampler.find(step)[1].row.tolist() for step in range(3 * count // width)]
-    flat = [row for batch in rows for row in batch]
-    return [flat[i : i + count] for i in range(0, len(flat), count)]
+FEW = settings(max_examples=15)
+COUNTS = st.lists(st.lists(st.integers(0, 7), min_size=2, max_size=2), min_size=1, max_size=3).filter(
+    lambda parts: all(map(sum, parts)) and all(np.sum(parts, axis=0))
+)
+WIDTHS = st.lists(st.integers(1, 5), min_size=2, max_size=2)
 
 
-def test_each_pass_has_every_row_once_in_an_order_of_its_own():
-    found = passes(seed=0)
-    assert all(sorted(each) == list(range(12)) for each in found)
-    assert len({tuple(each) for each in found}) == 3
+def parts_of(counts: list[list[int]], epochs: list[float], seed: int = 0) -> list[layout.Part]:
+    """Parts whose rows are dealt to two buckets at random; samplers read nothing of the examples."""
+    rng, parts = np.random.default_rng(seed), []
+    for sizes, passes in zip(counts, epochs, strict=True):
+        bucket = rng.permutation(np.repeat(np.arange(2), sizes))
+        by_bucket = tuple(np.flatnonzero(bucket == index) for index in range(2))
+        parts.append(layout.Part(None, np.arange(sum(sizes)), by_bucket, passes))  # type: ignore[arg-type]
+    return parts
 
 
-def test_the_order_is_that_of_the_seed():
-    assert passes(seed=0) == passes(seed=0)
-    assert passes(seed=0) != passes(seed=1)
+def steps(sampler, count: int):
+    """(bucket, part, epoch, row) of every row of the first `count` batches, in order."""
+    for step in range(count):
+        bucket, rows = sampler.find(step)
+        yield from zip(itertools.repeat(bucket), rows.part.tolist(), rows.epoch.tolist(), rows.row.tolist())
 
 
-def test_an_evaluation_has_every_row_in_order_and_fills_its_last_batch_with_empty_ones():
-    sampler = layout.EvalSampler([part(3), part(2)], [2])
-    assert sampler.steps_per_epoch == 3
-    found = [sampler.find(step)[1] for step in range(3)]
-    assert np.concatenate([rows.part for rows in found]).tolist() == [0, 0, 0, 1, 1, -1]
-    assert np.concatenate([rows.row for rows in found]).tolist() == [0, 1, 2, 0, 1, -1]
+@FEW
+@given(COUNTS, WIDTHS, st.integers(0, 99))
+def test_training_takes_every_row_once_before_any_a_second_time(counts, widths: list[int], seed: int) -> None:
+    parts = parts_of(counts, [1.0] * len(counts), seed)
+    sampler = layout.TrainSampler(parts, widths, seed)
+    totals = np.sum(counts, axis=0)
+    assert sampler.steps_per_epoch == pytest.approx((totals / widths).sum())
+    seen: dict = {}
+    for bucket, part, epoch, row in steps(sampler, int(3 * sampler.steps_per_epoch) + 2):
+        assert row in parts[part].by_bucket[bucket]
+        so_far = seen.setdefault((bucket, part), [])
+        assert epoch == len(so_far) // counts[part][bucket]
+        assert row not in so_far[epoch * counts[part][bucket] :]
+        so_far.append(row)
+    passes = {len(rows) / counts[part][bucket] for (bucket, part), rows in seen.items()}
+    assert min(passes) > 1
 
 
-def test_an_example_is_in_the_smallest_shape_that_holds_it():
-    lengths = np.array([[3, 3], [4, 3], [3, 5], [8, 8], [1, 8]])
-    assert packing.bucket_of(lengths, ((4, 4), (4, 8), (8, 8))).tolist() == [0, 0, 1, 2, 1]
-    assert packing.bucket_of(lengths, ((4, 8), (4, 4))).tolist() == [1, 1, 0, -1, 0]
+@FEW
+@given(COUNTS, WIDTHS, st.integers(0, 99))
+def test_each_pass_has_an_order_of_its_own_that_the_seed_decides(counts, widths: list[int], seed: int) -> None:
+    parts = parts_of([[100, 60], *counts], [1.0] * (1 + len(counts)))
+    one, again, other = (layout.TrainSampler(parts, widths, number) for number in (seed, seed, seed + 1))
+    count = int(2.5 * one.steps_per_epoch)
+    rows = list(steps(one, count))
+    assert rows == list(steps(again, count)) != list(steps(other, count))
+    passes = [[row for b, part, epoch, row in rows if (b, part, epoch) == (0, 0, number)] for number in (0, 1)]
+    assert sorted(passes[0]) == sorted(passes[1]) and passes[0] != passes[1] != sorted(passes[1])
 
 
-def test_shares_are_of_weights_to_the_power_of_one_over_the_temperature():
-    """Parts of 100 and 400 examples: shares 1/5 and 4/5; 1/3 and 2/3 at temperature 2."""
-    np.testing.assert_allclose(mixture.epochs_of_parts([None, None], [100, 400], 1.0), [1, 1])
-    np.testing.assert_allclose(mixture.epochs_of_parts([None, None], [100, 400], 2.0), [500 / 3 / 100, 1000 / 3 / 400])
-    np.testing.assert_allclose(mixture.epochs_of_parts([3.0, 1.0], [100, 400], 1.0), [3.75, 125 / 400])
+@FEW
+@given(COUNTS, WIDTHS, st.lists(st.floats(0.2, 5), min_size=3, max_size=3))
+def test_parts_are_seen_in_proportion_to_their_rows_and_passes(counts, widths: list[int], epochs) -> None:
+    """Within a row of a batch for each bucket and part, after a whole number of mixture's epochs."""
+    parts = parts_of(counts, epochs[: len(counts)])
+    sampler = layout.TrainSampler(parts, widths, 0)
+    rows = list(steps(sampler, round(20 * sampler.steps_per_epoch)))
+    for part, each in enumerate(parts):
+        found = sum(1 for _, index, _, _ in rows if index == part)
+        assert found == pytest.approx(20 * len(each.rows) * each.epochs, abs=2 * sum(widths) + 4)
+
+
+@FEW
+@given(COUNTS, WIDTHS)
+def test_evaluation_takes_every_row_once_and_completes_batches_with_empty_rows(counts, widths: list[int]) -> None:
+    parts = parts_of(counts, [1.0] * len(counts))
+    sampler = layout.EvalSampler(parts, widths)
+    found = [(bucket, part, row) for bucket, part, _, row in steps(sampler, sampler.steps_per_epoch)]
+    expected = {(b, p, row) for p, part in enumerate(parts) for b in range(2) for row in part.by_bucket[b].tolist()}
+    taken = [each for each in found if each[1] >= 0]
+    assert len(taken) == len(expected) and set(taken) == expected
+    assert all(row == -1 for _, part, row in found if part < 0)
+    batches = [sampler.find(step) for step in range(sampler.steps_per_epoch)]
+    assert all(len(rows.part) == widths[bucket] and rows.part[0] >= 0 for bucket, rows in batches)
+    firsts = [(rows.part[0], rows.row[0]) for _, rows in batches]
+    assert firsts == sorted(firsts)
+
+
+SHARES = st.lists(st.tuples(st.integers(1, 1000), st.none() | st.floats(0.01, 100)), min_size=1, max_size=5)
+
+
+@given(SHARES, st.floats(1, 10), st.floats(0.1, 10))
+def test_shares_of_a_mixture_follow_its_weights_in_any_unit(parts, temperature: float, factor: float) -> None:
+    """The share of a part is (its weight / all)^(1 / T), normalised; an epoch has as many examples as all parts."""
+    counts, weights = [count for count, _ in parts], [count if weight is None else weight for count, weight in parts]
+    epochs = mixture.epochs_of_parts([weight for _, weight in parts], counts, temperature)
+    amounts = np.array(epochs) * counts
+    expected = np.array([(weight / sum(weights)) ** (1 / temperature) for weight in weights])
+    np.testing.assert_allclose(amounts / sum(counts), expected / expected.sum(), rtol=1e-9)
+    scaled = mixture.epochs_of_parts([factor * weight for weight in weights], counts, temperature)
+    assert scaled == pytest.approx(epochs)
+    assert mixture.epochs_of_parts([None] * len(counts), counts, 1.0) == pytest.approx([1.0] * len(counts))
+
+
+def test_a_part_with_no_share_is_named() -> None:
+    with pytest.raises(UserError, match=r'data\.mixture\[1\] is never seen: its share of the examples is 1e-20'):
+        mixture.epochs_of_parts([1.0, 1e-20], [5, 5], 1.0)
