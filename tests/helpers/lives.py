@@ -95,7 +95,7 @@ def compile_soon(optimised: bool = False) -> None:
     jax.config.update('jax_disable_most_optimizations', not optimised)  # most tests compile for longer than they run
     shared = pathlib.Path(tempfile.gettempdir()) / 'tformer-test-compilations'
     jax.config.update('jax_compilation_cache_dir', os.environ.get('TFORMER_TEST_COMPILATIONS', str(shared)))
-    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)
+    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
     load = compilation_cache.get_executable_and_time
     signature = inspect.signature(load)
     if 'executable_devices' not in signature.parameters:  # a jax that is not known: it may wait for ever, too

@@ -86,6 +86,6 @@ def environment() -> dict[str, str]:
     cache = pathlib.Path(tempfile.gettempdir()) / 'tformer-test-compilations'
     return {
         **os.environ, 'PYTHONPATH': str(ROOT), 'XLA_FLAGS': XLA_FLAGS, 'JAX_PLATFORMS': 'cpu',
-        'JAX_COMPILATION_CACHE_DIR': str(cache), 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0.5',
+        'JAX_COMPILATION_CACHE_DIR': str(cache), 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0.1',
         'JAX_DISABLE_MOST_OPTIMIZATIONS': '1',
     }  # fmt: skip
