@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := runs/demo
 
-.PHONY: setup docs-setup parity demo test proofs steady mutants check lint format docs tutorial bench clean
+.PHONY: setup docs-setup parity demo test proofs steady mutants newest stack check lint format docs tutorial bench clean
 
 setup: $(VENV)/.ready
 
@@ -42,8 +42,17 @@ steady: setup
 mutants: setup
 	$(BIN)/python tests/mutants/run.py
 
-# Everything: lint, types, the site, then the tests and the proofs in one run of pytest, whose closing line comes last.
-check: lint docs parity
+# Chosen tests on the newest Python of this machine: a program of each strategy, family and command.
+newest:
+	@newest=$$($(PYTHON) tests/helpers/newest_python.py) && if [ -z "$$newest" ]; then \
+	  echo 'newest: no newer Python here'; else $(MAKE) --no-print-directory stack PYTHON="$$newest" VENV=.venv-newest; fi
+
+stack: setup
+	$(BIN)/python -m pytest -n 2 -m stack
+
+# Everything: lint, types, the site, the newest Python, then the tests and the proofs in one run of pytest, whose closing
+# line comes last.
+check: lint docs newest parity
 	$(BIN)/python -m pytest -n 2
 
 lint: setup
@@ -74,4 +83,4 @@ bench: setup
 	$(BIN)/tformer benchmark --config=configs/g2p.py
 
 clean:
-	rm -rf $(VENV) build runs
+	rm -rf $(VENV) .venv-newest build runs

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
+import lives
 import recipes
 from places import ROOT
 from tformer import checks, commands, config, errors
@@ -224,7 +225,7 @@ def test_the_same_sweep_is_shown_everywhere() -> None:
 
 def run(arguments: list[str], folder: pathlib.Path) -> str:
     """Runs Python in a folder, as a user does; returns what it printed."""
-    env = {**os.environ, 'PYTHONPATH': str(ROOT), 'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': '', 'MPLBACKEND': 'agg'}
+    env = lives.environment() | {'MPLBACKEND': 'agg'}
     ran = subprocess.run([sys.executable, *arguments], cwd=folder, env=env, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return ran.stdout
@@ -247,6 +248,7 @@ def test_the_file_from_outside_the_package_adds_its_row(tmp_path: pathlib.Path) 
     assert 'star_relu' in shown
 
 
+@pytest.mark.slow
 def test_the_tutorial_runs(tmp_path: pathlib.Path) -> None:
     cells = json.loads(TUTORIAL.read_text())['cells']
     code = '\n\n'.join(''.join(cell['source']) for cell in cells if cell['cell_type'] == 'code')

@@ -1,6 +1,8 @@
 """No field is set in vain: one that the user states is refused where nothing reads it, one of a recipe is dropped."""
 
 import dataclasses
+import functools
+import itertools
 from typing import Any
 
 import jax.numpy as jnp
@@ -17,6 +19,7 @@ from tformer.data.examples.corrupt import NOISES, Noise
 from tformer.data.sources import algorithmic
 from tformer.data.tokenizers.bytes_and_characters import Byte
 from tformer.errors import UserError
+from tformer.model import FAMILIES
 from tformer.optim.optimizers import OPTIMIZERS
 from tformer.optim.schedules import SCHEDULES, learning_rate
 
@@ -72,19 +75,26 @@ TEXTS = (
 )
 
 
+@functools.cache
+def settled_configs() -> list[tuple[Config, Any, frozenset[str]]]:
+    """Returns each config in which all that is stated has an effect, its rules, and the fields that it states."""
+    made = []
+    for objective, family, changes in itertools.product(TASKS, FAMILIES, SURROUNDINGS):
+        if family in TASKS[objective].families:
+            stated = {'train.objective': objective, 'train.num_steps': 1, **changes}
+            config = override(Config(model=Model(family=family)), stated)
+            if checks.settled(config) == config:
+                made.append((config, run_fields.rules(config), frozenset(changes)))
+    return made
+
+
 def somewhere(field: str, applies: bool) -> Config:
     """Returns a config in which a field has an effect, or has none."""
-    for objective in TASKS:
-        for family in ('decoder', 'encoder', 'encoder_decoder'):
-            base = Config(model=Model(family=family))
-            base = override(base, {'train.objective': objective, 'train.num_steps': 1})
-            for changes in SURROUNDINGS:
-                config = override(base, {name: value for name, value in changes.items() if name != field})
-                rule = run_fields.rules(config).get(field)
-                fits = rule is not None and rule[0](config) == applies and family in TASKS[objective].families
-                if fits and checks.settled(config) == config:
-                    return config
-    raise AssertionError(field)
+    return next(
+        config
+        for config, rules, stated in settled_configs()
+        if field not in stated and field in rules and rules[field][0](config) == applies
+    )
 
 
 SURROUNDINGS: list[dict[str, Any]] = [

@@ -46,7 +46,7 @@ def test_a_field_changes_the_program_wherever_it_applies(field, objective, cfg, 
     assert trace(objective, changed(field, cfg, value)) != trace(objective, cfg)
 
 
-@pytest.mark.parametrize('objective, cfg', dict.fromkeys(knob[:2] for knob in KNOBS.values()))
+@pytest.mark.parametrize('objective, cfg', [('causal_lm', DECODER), ('masked_lm', ENCODER), ('seq2seq', BOTH)])
 def test_the_same_configuration_gives_the_same_program(objective, cfg):
     assert trace.__wrapped__(objective, cfg) == trace(objective, cfg)
 

@@ -335,7 +335,7 @@ def test_every_recipe_is_trained() -> None:
     assert {name.partition(':')[0] for name in trained} == {name for name in recipes.FILES if '/' not in name}
 
 
-@pytest.mark.parametrize('recipe', WHOLE)
+@pytest.mark.parametrize('recipe', [WHOLE[0], *(pytest.param(recipe, marks=pytest.mark.slow) for recipe in WHOLE[1:])])
 def test_a_recipe_trains_evaluates_and_generates(recipe: str, tmp_path: pathlib.Path, capsys) -> None:
     found = train_command.train_and_evaluate(plain(recipe, tmp_path), str(tmp_path / 'run'))
     assert np.isfinite(found['loss']) and found['loss'] > 0

@@ -501,7 +501,10 @@ def run(directory: pathlib.Path, path: pathlib.Path, **changes: object) -> dict[
 RUNS = {'span_corruption': 'encoder_decoder', 'denoising': 'decoder', 'ul2': 'decoder', 'prefix_lm': 'encoder_decoder'}
 
 
-@pytest.mark.parametrize(('objective', 'family'), RUNS.items())
+@pytest.mark.parametrize(
+    ('objective', 'family'),
+    [pytest.param(*run, marks=() if run[0] == 'denoising' else pytest.mark.slow) for run in RUNS.items()],
+)
 def test_a_run_trains_and_is_evaluated(objective: str, family: str, tmp_path: pathlib.Path) -> None:
     text = toy_data.running(tmp_path / 'text')
     found = run(tmp_path / 'run', text, train__objective=objective, model__family=family)

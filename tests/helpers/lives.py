@@ -13,11 +13,15 @@ from collections.abc import Callable
 
 import jaxlib
 
+from places import ROOT
+
 # Several devices share a few busy cores.
 SHARED_CORES = '--xla_cpu_collective_call_terminate_timeout_seconds=600'
 XLA_FLAGS = SHARED_CORES
 if jaxlib.__version__.startswith('0.10.'):  # compiles in a third of the time; later versions do not know it
     XLA_FLAGS += ' --xla_cpu_use_fusion_emitters=false'
+SHARED = pathlib.Path(tempfile.gettempdir()) / 'tformer-test-compilations'
+CACHE = os.environ.get('TFORMER_TEST_COMPILATIONS', str(SHARED))
 HANG = 600  # seconds after which a process that should have ended or come is taken for one that never will
 CONTEXT = multiprocessing.get_context('forkserver')
 CONTEXT.set_forkserver_preload(
@@ -82,6 +86,15 @@ def reserve_port() -> socket.socket:
     return held
 
 
+def environment() -> dict[str, str]:
+    """The environment of a process with one device that compiles as these tests do."""
+    return {
+        **os.environ, 'PYTHONPATH': str(ROOT), 'XLA_FLAGS': XLA_FLAGS, 'JAX_PLATFORMS': 'cpu',
+        'JAX_COMPILATION_CACHE_DIR': CACHE, 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0.1',
+        'JAX_DISABLE_MOST_OPTIMIZATIONS': '1',
+    }  # fmt: skip
+
+
 def compile_soon(optimised: bool = False) -> None:
     """Has jax compile without what takes long, and keep what it compiled for one device where other tests find it.
 
@@ -93,8 +106,7 @@ def compile_soon(optimised: bool = False) -> None:
     from jax._src import compilation_cache
 
     jax.config.update('jax_disable_most_optimizations', not optimised)  # most tests compile for longer than they run
-    shared = pathlib.Path(tempfile.gettempdir()) / 'tformer-test-compilations'
-    jax.config.update('jax_compilation_cache_dir', os.environ.get('TFORMER_TEST_COMPILATIONS', str(shared)))
+    jax.config.update('jax_compilation_cache_dir', CACHE)
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
     load = compilation_cache.get_executable_and_time
     signature = inspect.signature(load)

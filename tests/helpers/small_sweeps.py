@@ -3,13 +3,11 @@
 import os
 import pathlib
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from unittest import mock
 
-from lives import HANG, XLA_FLAGS
-from places import ROOT
+from lives import HANG
 from tformer.config import Config, Data, Evaluate, Mesh, Model, Optimizer, Train
 from tformer.lab.sweep import (
     grid,
@@ -80,12 +78,3 @@ def wait_for(sign: Callable[[], object]) -> None:
     while not sign():
         assert time.monotonic() < end
         time.sleep(0.02)
-
-
-def environment() -> dict[str, str]:
-    cache = pathlib.Path(tempfile.gettempdir()) / 'tformer-test-compilations'
-    return {
-        **os.environ, 'PYTHONPATH': str(ROOT), 'XLA_FLAGS': XLA_FLAGS, 'JAX_PLATFORMS': 'cpu',
-        'JAX_COMPILATION_CACHE_DIR': str(cache), 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0.1',
-        'JAX_DISABLE_MOST_OPTIMIZATIONS': '1',
-    }  # fmt: skip

@@ -646,6 +646,7 @@ def real(place: pathlib.Path) -> tuple[Config, list[trials.Trial]]:
 
 
 @pytest.mark.signals
+@pytest.mark.slow
 def test_trainings_end_fail_and_after_a_kill_end_as_if_there_was_none(tmp_path: pathlib.Path, monkeypatch) -> None:
     for name, value in environment().items():
         monkeypatch.setenv(name, value)

@@ -19,6 +19,7 @@ from sklearn.pipeline import make_pipeline
 
 import toy_data
 from hub_files import FILES
+from places import ROOT
 from tformer import config, objectives
 from tformer.commands import train as train_command
 from tformer.commands.run import Run
@@ -202,6 +203,7 @@ def test_an_encoder_compares_two_texts(tmp_path: pathlib.Path) -> None:
     beats_a_bag_of_words(made, margin=0.3)
 
 
+@pytest.mark.slow
 def test_an_encoder_decoder_weighs_words_by_their_places(tmp_path: pathlib.Path) -> None:
     made = run(
         tmp_path, leaning, 'tsv', 1500, 'encoder_decoder', train__objective='regression', train__num_steps=200,
@@ -246,6 +248,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Made:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_an_encoder_finds_answers_in_windows(reader: Made) -> None:
     contexts, asked = reader.column('test', 'context'), reader.column('test', 'question')
     gold = [[answer['text'] for answer in answers] for answers in reader.column('test', 'answers')]
@@ -275,7 +278,11 @@ def loaded(made: Made, batch_size: int, **changes: Any) -> tuple[Run, pipeline.B
 
 
 @pytest.mark.parametrize(
-    ('name', 'changes'), [('tagger', {}), ('reader', {'data__batching': 'bucket', 'data__num_buckets': 2})]
+    ('name', 'changes'),
+    [
+        ('tagger', {}),
+        pytest.param('reader', {'data__batching': 'bucket', 'data__num_buckets': 2}, marks=pytest.mark.slow),
+    ],
 )
 def test_scores_do_not_depend_on_the_batches(
     name: str, changes: dict[str, Any], request: pytest.FixtureRequest
@@ -291,7 +298,7 @@ def test_scores_do_not_depend_on_the_batches(
     assert set(found) >= {key.removeprefix('valid/') for key in scorer.score_names(trained.config)}
 
 
-DATA = pathlib.Path(__file__).parent.parent.parent / 'shared' / 'data'  # real sets, where they are
+DATA = ROOT.parent / 'shared' / 'data'  # real sets, where they are
 
 
 @pytest.mark.slow

@@ -230,6 +230,7 @@ def test_logits_stay_on_the_devices_that_have_their_part_of_the_vocabulary():
 
 
 # --------------------------------------------------------------------------------------------- rematerialisation
+@pytest.mark.slow
 def test_what_the_backward_pass_computes_again_is_not_held():
     """Six layers of width 128 on 4 x 256 tokens: a step needs 127 MiB and by model.remat 74, 55 and 37. Its scores
     and gradients are the same."""
