@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from unittest import mock
 
-from lives import HANG
+from lives import HANG, environment
 from tformer.config import Config, Data, Evaluate, Mesh, Model, Optimizer, Train
 from tformer.lab.sweep import (
     grid,

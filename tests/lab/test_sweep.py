@@ -17,9 +17,9 @@ import pytest
 
 import recipes
 import toy_data
-from lives import HANG
+from lives import HANG, environment
 from places import ROOT, TESTS
-from small_sweeps import ACTOR, TINY, acting, environment, wait_for, waiting
+from small_sweeps import ACTOR, TINY, acting, wait_for, waiting
 from tformer import __main__ as command_line
 from tformer import checks, config
 from tformer.commands import train as train_command
