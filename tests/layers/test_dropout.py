@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tformer.config import Model
-from tformer.layers import dropout
+from tformer.layers import dropout, kernels
 from tformer.layers.attention import AttentionContext
 from tformer.layers.block import Block, StackInputs
 from tformer.layers.dropout import DropoutRates
@@ -24,7 +24,8 @@ def test_a_tenth_is_dropped_and_the_rest_divided_by_nine_tenths():
 
 
 def test_each_place_of_a_block_has_a_rate_and_a_mask_of_its_own(monkeypatch):
-    """The calls of dropout in one block: behind the attention, inside the feed-forward and behind it."""
+    """The calls of dropout in one block: on the probabilities of both attentions and behind them, inside the
+    feed-forward and behind it."""
     calls = []
 
     def noted(x, rate, key):
@@ -32,11 +33,14 @@ def test_each_place_of_a_block_has_a_rate_and_a_mask_of_its_own(monkeypatch):
         return x
 
     monkeypatch.setattr(dropout, 'dropout', noted)
-    cfg = resolve_model(Model(family='decoder', emb_dim=4, mlp_dim=8, num_heads=1, num_decoder_layers=1))
+    monkeypatch.setattr(kernels, 'dropout', noted)
+    cfg = resolve_model(Model(family='encoder_decoder', emb_dim=4, mlp_dim=8, num_heads=1, num_decoder_layers=1))
     places, x = jnp.arange(2)[None], jnp.ones((1, 2, 4))
     own = AttentionContext(places, places, jnp.ones((1, 2, 2), bool))
-    one, inputs = Block(cfg, 'decoder'), StackInputs(own, DropoutRates(0.1, None, 0.3))
-    params = one.init(jax.random.key(0), x, None, None, PerLayer(), inputs)
-    one.apply(params, x, None, None, PerLayer(), inputs, rngs={'dropout': jax.random.key(1)})
-    assert [rate for rate, _ in calls] == [0.1, 0.3, 0.1]
-    assert len({key for _, key in calls}) == 3
+    inputs = StackInputs(own, DropoutRates(0.1, 0.2, 0.3), cross=own, encoded_BSD=x)
+    one, arguments = Block(cfg, 'decoder', cross=True), (x, None, None, PerLayer(), inputs)
+    shapes = jax.eval_shape(one.init, jax.random.key(0), *arguments)
+    params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), shapes)
+    one.apply(params, *arguments, rngs={'dropout': jax.random.key(1)})
+    assert [rate for rate, _ in calls] == [0.2, 0.1, 0.2, 0.1, 0.3, 0.1]
+    assert len({key for _, key in calls}) == 6

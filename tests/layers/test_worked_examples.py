@@ -294,27 +294,6 @@ def test_a_block_is_its_sublayers_in_their_placement(placement):
     assert np.allclose(parts(x, *args)[0], expected, atol=1e-6)
 
 
-def test_each_part_of_a_block_drops_out_by_a_mask_of_its_own():
-    """Each of three parts adds 1 to a stream of zeros: 0 to 3 of them remain, in 1, 3, 3, 1 of 8 cases."""
-    cfg = resolve_model(
-        Model(family='encoder_decoder', vocab_size=7, emb_dim=64, mlp_dim=8, num_heads=2, norm=None,
-              attention_bias=('out',))
-    )  # fmt: skip
-    x, positions = jnp.zeros((1, 50, 64)), jnp.arange(50)[None]
-    context = AttentionContext(positions, positions, jnp.ones((1, 50, 50), bool))
-    inputs = block.StackInputs(context, dropout_rates=block.DropoutRates(residual=0.5), cross=context, encoded_BSD=x)
-    layer, args = block.Block(cfg, 'decoder', cross=True), (None, None, block.PerLayer(), inputs)
-    params = jax.tree.map(
-        lambda x: jnp.zeros(x.shape), nn.unbox(jax.eval_shape(layer.init, jax.random.key(0), x, *args))
-    )
-    for name, out in (('attention', 'out'), ('cross_attention', 'out'), ('mlp', 'out')):
-        params['params'][name][out]['bias'] += 1
-    apply = jax.jit(lambda key: layer.apply(params, x, *args, rngs={'dropout': key})[0])
-    values, counts = np.unique(apply(jax.random.key(0)), return_counts=True)
-    assert values.tolist() == [0, 2, 4, 6]
-    assert np.allclose(counts / 3200, np.array([1, 3, 3, 1]) / 8, atol=4 * (0.25 / 3200) ** 0.5)
-
-
 def test_deepnorm_factors_are_those_of_the_table():
     """Wang et al. 2022, table 1, for an encoder of 18 layers, a decoder of 18, and both."""
     assert deepnorm('encoder', 18, 0) == deepnorm('decoder', 0, 18) == (36**0.25, 144**-0.25)
