@@ -1,20 +1,21 @@
 """Whole runs: interrupted, killed and refused ones, and what a user gets wrong."""
 
+import functools
 import json
 import os
 import pathlib
 import signal
 import subprocess
 import sys
-import time
 
 import jax
 import numpy as np
 import pytest
 
+import halting
 import toy_data
 from launching import outlives
-from lives import HANG
+from lives import HANG, Life
 from tformer import __main__ as command_line
 from tformer import config, errors
 from tformer.commands import texts
@@ -133,29 +134,16 @@ def tformer(*arguments: object) -> list[str]:
     return [sys.executable, '-m', 'tformer', *map(str, arguments)]
 
 
-@pytest.mark.slow
-def test_a_killed_process_resumes_by_itself(tmp_path: pathlib.Path) -> None:
+@pytest.mark.signals
+def test_an_interrupt_outside_of_training_ends_with_130(tmp_path: pathlib.Path) -> None:
     data = toy_data.parallel(tmp_path / 'data')
-    command = tformer(
-        'train', f'--config={ROOT}/configs/translate.py:smoke', f'--config.data.path={data}',
-        f'--workdir={tmp_path}/run', '--config.train.num_steps=4000', '--config.train.checkpoint_every=5',
-        '--config.data.tokenizer=symbol', '--config.evaluate.samples=0',
-    )  # fmt: skip
-    first = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 300
-    while not saved_steps(tmp_path / 'run') and time.monotonic() < deadline:
-        time.sleep(0.1)
-    first.send_signal(signal.SIGKILL)
-    first.communicate()
-    assert 0 < max(saved_steps(tmp_path / 'run')) < 4000
-    # Its length is part of the config: a shorter one is another run.
-    refused = subprocess.run([*command, '--config.train.num_steps=8'], env=ENVIRONMENT, capture_output=True, text=True)
-    assert refused.returncode == 2 and 'train.num_steps (4000 there, 8 here)' in refused.stderr
-    second = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
-    assert second.stdout is not None
-    assert 'resumed at step' in next(line for line in second.stdout if 'parameters' in line)
-    second.kill()
-    second.communicate()
+    command = [f'--config={ROOT}/configs/translate.py:smoke', f'--config.data.path={data}', f'--workdir={tmp_path}/run']
+    reads = tmp_path / 'reads'
+    before = functools.partial(halting.halt, reads, 'training.setup', 'load_data')
+    life = Life(tmp_path, 'prepare', *command, before=before)
+    life.wait_for(reads.exists)
+    life.signal(signal.SIGINT)
+    assert life.wait() == 130 and life.said == ''
 
 
 def mistakes(place: pathlib.Path) -> dict[str, tuple[list[str], str]]:
@@ -321,6 +309,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 
 
 @pytest.mark.slow
+@pytest.mark.signals
 @pytest.mark.parametrize('ending', [signal.SIGINT, signal.SIGKILL])
 def test_workers_end_with_their_run(tmp_path: pathlib.Path, ending: signal.Signals) -> None:
     if subprocess.run(['which', 'ps'], capture_output=True).returncode:

@@ -14,7 +14,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from tformer.distributed import processes
-from tformer.training import checkpoint, checkpoint_writer, digests, members, recorder, stopping, writers
+from tformer.training import checkpoint, checkpoint_writer, digests, members, recorder, setup, stopping, writers
 
 
 def once(owner: Any, name: str, call: int, act: Callable[..., None]) -> None:
@@ -106,4 +106,5 @@ def late_after(steps: int) -> None:
     """An hour passes, for train.max_minutes, after so many steps; before that none."""
     clock = {'now': 0.0}
     stopping.time = types.SimpleNamespace(monotonic=lambda: clock['now'])  # type: ignore[assignment]
-    once(members.Group, 'add_metrics', steps, lambda *_: clock.update(now=3600.0))
+    owner, name = (members.Group, 'add_metrics') if steps else (setup, 'load_state')
+    once(owner, name, max(steps, 1), lambda *_: clock.update(now=3600.0))

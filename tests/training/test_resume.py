@@ -165,10 +165,12 @@ def test_before_the_first_step_a_signal_ends_the_run_with_nothing_saved(tmp_path
 
 def test_a_time_limit_saves_and_ends_with_75(tmp_path: pathlib.Path) -> None:
     command, run = endless(tmp_path, '--config.train.max_minutes=1'), tmp_path / 'run'
-    (life,) = begin(tmp_path, command, run, before=functools.partial(halting.late_after, 2))
-    assert life.wait() == 75, life.said[-2000:]
-    assert 'train.max_minutes=1.0: stopped after step 2 of 1,000,000, which is saved' in life.said
-    assert max(checkpoint.steps(run)) == 2 and digests.find_corruption(checkpoint.directory(run, 2)) is None
+    for steps, said in ((0, 'before the first step'), (2, 'after step 2 of 1,000,000, which is saved')):
+        (life,) = begin(tmp_path, command, run, before=functools.partial(halting.late_after, steps))
+        assert life.wait() == 75, life.said[-2000:]
+        assert f'train.max_minutes=1.0: stopped {said}\n' in life.said
+        assert max(checkpoint.steps(run), default=0) == steps
+    assert digests.find_corruption(checkpoint.directory(run, 2)) is None
 
 
 @pytest.mark.signals

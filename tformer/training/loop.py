@@ -101,7 +101,8 @@ def train_group(group: Group, stop: StopMonitor, progress: writers.Progress) -> 
                 progress.message(f'step {step} valid  ' + '  '.join(shown))
         group.save(step, state, requested=reason is not None)
         if reason is not None and (step < num_steps or not group.is_evaluated(step)):
-            raise Stopped(f'{reason}: stopped after step {step:,} of {num_steps:,}, which is saved')
+            saved = f'after step {step:,} of {num_steps:,}, which is saved' if step else 'before the first step'
+            raise Stopped(f'{reason}: stopped {saved}')
         if step >= num_steps or group.is_out_of_patience():
             break
 
