@@ -241,6 +241,8 @@ def test_operations_by_the_formula():
     assert experts - once == 6 * tokens * (2 * D * F + D * 8)  # another feed-forward, and the router
     shared = asked(small(layer_sharing='all'))
     assert shared == asked(small())
+    uneven = {'num_encoder_layers': 1, 'num_decoder_layers': 3}  # each stack shares a block, as often as it has layers
+    assert asked(small('encoder_decoder', layer_sharing='all', **uneven)) == asked(small('encoder_decoder', **uneven))
     both = asked(small('encoder_decoder', num_encoder_layers=1, num_decoder_layers=1))
     source, rows = 32, 16
     weights = rows * (source * (LAYER + 2 * D * D) + T * (LAYER + 2 * D * D + D * V))

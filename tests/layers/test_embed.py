@@ -1,0 +1,41 @@
+"""What is done to token embeddings before the first block, by value."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tformer.config import Model
+from tformer.layers.dropout import DropoutRates
+from tformer.layers.embed import InputEmbedding
+from tformer.layers.resolved import resolve_model
+
+X, TYPES = np.array([[[1.0, -2.0, 3.0, 4.0]] * 3]), np.array([[0.5, 0, 0, 0], [0, 7.0, 0, 0]])
+
+
+@pytest.mark.parametrize(('given', 'rows'), [(None, [0, 0, 0]), ([[1, 0, 1]], [1, 0, 1])])
+def test_tokens_have_the_first_type_unless_a_batch_says_otherwise(given, rows):
+    """The table's rows times the root of their width, 2, and a vector for the type (Devlin et al. 2019)."""
+    layer = InputEmbedding(resolve_model(Model(emb_dim=4, num_heads=1, num_token_types=2)), None)
+    params = {'token_types': {'table': jnp.float32(TYPES)}}
+    types = None if given is None else jnp.asarray(given)
+    found = layer.apply({'params': params}, jnp.float32(X), jnp.arange(3)[None], DropoutRates(), types)
+    np.testing.assert_allclose(found[0], 2 * X[0] + TYPES[rows], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ('fields', 'scale'),
+    [
+        ({}, 2.0),
+        ({'embedding_scale': None}, 1.0),
+        ({'parametrization': 'mup', 'base_emb_dim': 1}, 1.0),  # the root of the base width
+        ({'emb_dim': 16, 'embedding_factor_dim': 4}, 2.0),  # of the table's width, before the projection
+    ],
+)
+def test_the_scale_is_the_root_of_the_width_of_the_table(fields, scale):
+    """Vaswani et al. 2017, 3.4; Lan et al. 2020, 3.1."""
+    layer = InputEmbedding(resolve_model(Model(**{'emb_dim': 4, 'num_heads': 1, **fields})), None)
+    kernel = np.random.default_rng(0).standard_normal((4, 16)).astype(np.float32)
+    params = {'projection': {'kernel': kernel, 'bias': np.ones(16, np.float32)}} if 'emb_dim' in fields else {}
+    found = layer.apply({'params': params}, jnp.float32(X), jnp.arange(3)[None], DropoutRates())
+    expected = scale * X[0] @ kernel + 1 if params else scale * X[0]
+    np.testing.assert_allclose(found[0], expected, rtol=1e-5)
