@@ -83,7 +83,7 @@ CASES = {  # every entry of a table that acts on the function of a model stands 
         'head_dim': 4,
         'norm_epsilon': 0.3,
     },
-    'encoder-decoder: relative positions of each side, not across; a table of the output': {
+    'encoder-decoder, packed: relative positions of each side, not across; a table of the output': {
         'family': 'encoder_decoder',
         'position': 'relative',
         'relative_buckets': 4,
@@ -169,6 +169,9 @@ def make_batch(case, cfg):
     if 'packed' in case:
         batch['positions'] = np.array([[0, 1, 2, 3, 0, 1], [0, 1, 2, 0, 1, -1]])
         batch['segment_ids'] = np.array([[1, 1, 1, 1, 2, 2], [1, 1, 1, 2, 2, 0]])
+        if 'encoder_inputs' in batch:
+            batch['encoder_positions'] = np.array([[0, 1, 2, 0, 1], [0, 1, 0, -1, -1]])
+            batch['encoder_segment_ids'] = np.array([[1, 1, 1, 2, 2], [1, 1, 2, 0, 0]])
     if 'prefix' in case:
         batch['prefix'] = np.array([[1, 1, 1, 0, 0, 0], [0, 1, 1, 0, 0, 0]], bool)
     if cfg.num_token_types:
