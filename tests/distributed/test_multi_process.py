@@ -14,6 +14,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+import slurm
 import toy_data
 from launching import Stubs, outlives
 from lives import HANG, XLA_FLAGS, reserve_port
@@ -129,17 +130,19 @@ DIES = """import os, pathlib, signal, time
         recorder.MetricAccumulator.add = last"""
 
 
-# After a step all processes wait for the notice of a signal; jax counts how often each has asked, not the steps.
-HOLDS = """import time
+# After a step all processes wait for the notice of a signal, unless the job was queued again; jax counts how often each
+# has asked, not the steps.
+HOLDS = """import os, time
         from tformer.training import stopping
         reason = stopping.StopMonitor.reason
-        def held(self, step):
+        def waiting(self, step):
             asked = step
-            while (found := reason(self, asked)) is None and step == {step}:
+            held = step == {step} and not os.environ.get("SLURM_RESTART_COUNT")
+            while (found := reason(self, asked)) is None and held:
                 asked += 1
                 time.sleep(0.01)
             return found
-        stopping.StopMonitor.reason = held"""
+        stopping.StopMonitor.reason = waiting"""
 
 
 @pytest.mark.signals
@@ -193,6 +196,37 @@ def test_sigterm_saves_and_slurm_tasks_go_on(tmp_path: pathlib.Path, alone: path
     scored = results(run)['test']
     assert scored == pytest.approx({name: results(alone)['test'][name] for name in scored}, rel=1e-5)
     assert len(scored) >= 4 and launched.out.count(', test: ') == 1
+
+
+@pytest.mark.slow
+@pytest.mark.signals
+@pytest.mark.skipif(slurm.missing() is not None, reason=str(slurm.missing()))
+def test_slurm_signals_a_job_before_its_limit_queues_it_again_and_it_ends_as_if_alone(tmp_path, alone) -> None:
+    """On a real SLURM of two nodes, without its GPUs; the limit is moved close when the job has made some steps."""
+    run, kept = tmp_path / 'run', 6
+    lines = (LAUNCH / 'slurm.sbatch').read_text().splitlines(keepends=True)
+    (tmp_path / 'job.sbatch').write_text(''.join(line for line in lines if '--gpus-per-node' not in line))
+    (tmp_path / 'bin').mkdir()
+    (tmp_path / 'bin' / 'tformer').write_text(f'#!/bin/sh\nexec {sys.executable} -m tformer "$@"\n')
+    (tmp_path / 'bin' / 'tformer').chmod(0o755)
+    given = [*flags(tmp_path, 'run'), hooked(tmp_path, -1, HOLDS.format(step=kept))]
+    options = ['--nodes=2', '--ntasks-per-node=1', '--cpus-per-task=1', '--time=60', f'--output={tmp_path}/out']
+    with slurm.running(tmp_path / 'slurm') as real:
+        environment = {**ENVIRONMENT, 'PATH': f'{tmp_path}/bin:{os.environ["PATH"]}'}
+        submitted = real.run('sbatch', '--parsable', *options, tmp_path / 'job.sbatch', *given, **environment)
+        job = submitted.strip()
+        real.until(lambda: kept - 1 in checkpoint.steps(run) or real.job(job)['JobState'] != 'RUNNING')
+        real.run('scontrol', 'update', f'JobId={job}', 'TimeLimit=5')  # the signal is due five minutes before
+        real.until(lambda: real.job(job)['Restarts'] == '1')
+        assert max(checkpoint.steps(run)) == kept
+        real.run('scontrol', 'update', f'JobId={job}', 'TimeLimit=60')
+        real.until(lambda: real.job(job)['JobState'] in ('COMPLETED', 'FAILED', 'TIMEOUT'))
+        found = real.job(job)
+    said = (tmp_path / 'out').read_text()
+    assert (found['JobState'], found['ExitCode']) == ('COMPLETED', '0:0'), said
+    assert f'SIGTERM: stopped after step {kept} of {STEPS}, which is saved' in said
+    assert f'2 device(s), resumed at step {kept}' in said
+    assert_near(run, alone)
 
 
 @pytest.mark.slow

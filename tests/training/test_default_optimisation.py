@@ -21,7 +21,7 @@ from places import ROOT
 from resuming import LOADED, STEPS, arguments, arrays, begin, end
 from small_sweeps import TINY
 from tformer import config
-from tformer.lab.sweep import manifest, one_at_a_time, trials
+from tformer.lab.sweep import manifest, trials
 from tformer.training import checkpoint
 from whole_runs import numbers
 
@@ -43,26 +43,28 @@ def test_a_run_that_is_killed_and_resumed_is_the_unbroken_one(tmp_path: pathlib.
     assert arrays(parts, STEPS) == arrays(whole, STEPS) and numbers(parts) == numbers(whole)
 
 
-VARIED = {
-    'optimizer.learning_rate': [3e-3], 'optimizer.weight_decay': [0.1], 'model.dropout_rate': [0.1],
-    'model.init_scale': [0.5], 'train.label_smoothing': [0.1], 'train.z_loss': [1e-3], 'train.seed': [1],
-}  # fmt: skip
+ON = {'model.dropout_rate': 0.1, 'train.label_smoothing': 0.1, 'train.z_loss': 1e-4}
+ARMS = [
+    {},
+    {'optimizer.learning_rate': 3e-3, 'optimizer.weight_decay': 0.1, 'optimizer.warmup_steps': 5},
+    {'model.dropout_rate': 0.2, 'train.label_smoothing': 0.2, 'train.z_loss': 1e-3},
+    {'train.seed': 1, 'model.init_scale': 0.5},
+]
 
 
 def test_each_trial_of_a_mapped_program_is_the_trial_alone(tmp_path: pathlib.Path) -> None:
-    """Two programs: one computes a trial, the other all of them one after another."""
+    """Two programs: one computes a trial, the other all of them one after another; what is on, is on in all."""
     fields = {
         'data.path': (str(toy_data.running(tmp_path / 'data')),), 'data.byte_fallback': False, 'train.num_steps': 12,
-        'train.checkpoint_every': None, 'train.eval_every': 6, 'model.dropout_rate': 0.0,
+        'train.checkpoint_every': None, 'train.eval_every': 6,
     }  # fmt: skip
-    shared = config.override(TINY, fields)
-    made = trials.trials(shared, one_at_a_time({}, VARIED))
+    shared = config.override(TINY, fields | ON)
+    made = trials.trials(shared, ARMS)
     homes = {}
     for name in ('alone', 'together'):
         manifest.claim(shared, made, tmp_path / name)
         homes[name] = [tmp_path / name / trial.directory for trial in made]
-    lives = [Life(tmp_path, 'train', *homes['together'], '--transform=map', optimised=True)]
-    end(lives)
+    end([Life(tmp_path, 'train', *homes['together'], '--transform=map', optimised=True)])
     for mine, theirs in zip(homes['together'], homes['alone'], strict=True):
         end([Life(tmp_path, 'train', f'--config={theirs}/trial.json', f'--workdir={theirs}', optimised=True)])
         assert numbers(mine) == numbers(theirs) and arrays(mine, 12) == arrays(theirs, 12)

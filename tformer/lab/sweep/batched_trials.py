@@ -89,5 +89,6 @@ def one_after_another(step: Step) -> Step:
 
 
 # How the step of one trial becomes that of many. A map computes each trial as if it were alone, to the bit on one
-# device, and is faster on a CPU; vmap merges the matrix products of all trials into one, which fills an accelerator.
+# device if the same terms are on in all of them, and is faster on a CPU. vmap merges the matrix products of all trials
+# into one, which fills an accelerator.
 TRANSFORMS: dict[str, Callable[[Step], Step]] = {'vmap': jax.vmap, 'map': one_after_another}
