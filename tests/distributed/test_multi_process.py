@@ -211,7 +211,7 @@ def test_slurm_signals_a_job_before_its_limit_queues_it_again_and_it_ends_as_if_
     (tmp_path / 'bin' / 'tformer').chmod(0o755)
     given = [*flags(tmp_path, 'run'), hooked(tmp_path, -1, HOLDS.format(step=kept))]
     options = ['--nodes=2', '--ntasks-per-node=1', '--cpus-per-task=1', '--time=60', f'--output={tmp_path}/out']
-    with slurm.running(tmp_path / 'slurm') as real:
+    with slurm.running() as real:
         environment = {**ENVIRONMENT, 'PATH': f'{tmp_path}/bin:{os.environ["PATH"]}'}
         submitted = real.run('sbatch', '--parsable', *options, tmp_path / 'job.sbatch', *given, **environment)
         job = submitted.strip()

@@ -10,6 +10,7 @@ import secrets
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 
@@ -81,9 +82,13 @@ class Slurm:
 
 
 @contextlib.contextmanager
-def running(place: pathlib.Path) -> Iterator[Slurm]:
-    """Starts a SLURM in an empty directory, and ends it."""
-    place.mkdir()
+def running() -> Iterator[Slurm]:
+    """Starts a SLURM in a directory of its own, whose path is short enough for a socket, and ends it."""
+    with tempfile.TemporaryDirectory(prefix='slurm-', ignore_cleanup_errors=True) as place:
+        yield from _started(pathlib.Path(place))
+
+
+def _started(place: pathlib.Path) -> Iterator[Slurm]:
     place.chmod(0o755)
     (place / 'state').mkdir()
     (place / 'munge.key').write_bytes(secrets.token_bytes(128))

@@ -263,9 +263,9 @@ class Local:
         self._wait_for(files)
         return [int(file.read_text()) for file in files]
 
-    def asked(self) -> None:
-        """Waits until every process has noted that it was asked to end."""
-        self._wait_for([self._pids / f'asked{number}' for number in range(self.processes)])
+    def asked_long_ago(self) -> None:
+        """Waits until every process has noted that it was asked to end, and still runs after more than all patience."""
+        self._wait_for([self._pids / f'asked{number}_long_ago' for number in range(self.processes)])
 
     def _wait_for(self, files: list[pathlib.Path]) -> None:
         end = time.monotonic() + HANG
@@ -379,7 +379,10 @@ WAITS = (
     'hear = lambda *_: (say(f"asked {me}"), open(asked, "w").close(), sys.exit(75) if STOPS else None)\n'
     'signal.signal(signal.SIGTERM, hear)\n'
     'meet()\n'
-    'while True: time.sleep(0.1)'
+    'count = 0\n'
+    'while True:\n'
+    '    time.sleep(0.1); count += os.path.exists(asked)\n'
+    '    if count == 15: open(asked + "_long_ago", "w").close()'
 )
 
 
@@ -398,8 +401,7 @@ def test_local_ends_all_at_the_second_signal(tmp_path: pathlib.Path) -> None:
     local = Local(tmp_path, f'STOPS = False\n{WAITS}', HASTE='20')
     local.pids()
     local.signal(signal.SIGTERM)
-    local.asked()
-    time.sleep(1.5)  # longer than all patience: a signal alone ends none
+    local.asked_long_ago()  # a signal alone ends none
     local.signal(signal.SIGINT)
     code, _, err = local.end()
     assert code == 128 + signal.SIGINT and len(re.findall('asked', err)) == 3
