@@ -486,8 +486,10 @@ def test_long_lines_take_linear_time(tmp_path, monkeypatch: pytest.MonkeyPatch) 
         long, read, calls = 'word ' * (size * 200_000), [], itertools.count()
         place = write(tmp_path, {'train.tsv': f'{long}\tb\n' * 2, 'valid.jsonl': json.dumps({'text': long})})
         sys.setprofile(lambda *_, calls=calls: next(calls))
-        found, other = load('train', 'seq2seq', path=(place,)), texts('valid', path=(place,))
-        sys.setprofile(None)
+        try:
+            found, other = load('train', 'seq2seq', path=(place,)), texts('valid', path=(place,))
+        finally:
+            sys.setprofile(None)
         assert found[1] == {'source': long, 'target': 'b'} and other == [long]
         stored = sum(path.stat().st_size for path in tmp_path.iterdir())
         assert sum(read) == 2 * stored  # once to find a file's hash, and once for its lines
@@ -507,7 +509,7 @@ def test_a_big_file_is_held_once_and_twice_only_where_its_lines_are_joined(tmp_p
         held, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert size <= held < 1.01 * size and peak < 2.1 * size
+    assert size <= held < 1.01 * size and peak < 2.4 * size
 
 
 PLAIN = st.text(st.characters(exclude_categories=('Cs',), exclude_characters='\0\n\t\r'), max_size=20)

@@ -38,7 +38,7 @@ def _txt(text: Text, config: Data, objective: str) -> Iterator[Record]:
         written = io.StringIO(newline='')  # a list of the lines would take several times the memory of a large file
         written.writelines(line for _, line in lines)
         document = written.getvalue() if whole else written.getvalue().strip('\r\n')
-        if document.strip():
+        if document and not document.isspace():
             yield {'text': document}
 
 
