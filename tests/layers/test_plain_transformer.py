@@ -93,6 +93,12 @@ CASES = {  # every entry of a table that acts on the function of a model stands 
         'activation': 'gelu_tanh',
         'num_kv_heads': 1,
     },
+    'encoder-decoder: rotary, not across': {
+        'family': 'encoder_decoder',
+        'position': 'rope',
+        'num_encoder_layers': 1,
+        'num_decoder_layers': 1,
+    },
     'decoder: universal, with ReZero': {
         'family': 'decoder',
         'layer_sharing': 'universal',
