@@ -339,6 +339,7 @@ def inspect(*flags):
     return ran.stdout, ran.stderr
 
 
+@pytest.mark.stack
 def test_the_command_on_64_devices():
     """There are eight here (conftest.py). All that a step holds is split as the mesh says; the products are shared."""
     mesh = {'data': 4, 'fsdp': 4, 'tensor': 4}

@@ -46,6 +46,7 @@ def tformer(*arguments: object, given: str | None = None) -> subprocess.Complete
     return subprocess.run(command, env=ENVIRONMENT, input=given, capture_output=True, text=True, timeout=HANG)
 
 
+@pytest.mark.stack
 def test_generate_answers_each_line_of_standard_input_with_the_seed_of_its_flag(trained) -> None:
     flags = ['--seed=3', '--checkpoint=latest', *FLAGS]
     ran = tformer('generate', f'--workdir={trained}', *flags, given='\n'.join(TEXTS) + '\n')
@@ -54,6 +55,7 @@ def test_generate_answers_each_line_of_standard_input_with_the_seed_of_its_flag(
     assert ran.stdout.splitlines() == generate(run, TEXTS, 3) != generate(run, TEXTS, 4)
 
 
+@pytest.mark.stack
 @pytest.mark.slow
 def test_attention_writes_the_page_of_a_line_of_a_file(trained, tmp_path) -> None:
     (tmp_path / 'lines.txt').write_text(TEXTS[0] + '\n')
@@ -64,6 +66,7 @@ def test_attention_writes_the_page_of_a_line_of_a_file(trained, tmp_path) -> Non
     assert attention.attention(Run.load(trained, which='best'), TEXTS[:1]).read_text() != page
 
 
+@pytest.mark.stack
 @pytest.mark.slow
 def test_evaluate_scores_the_mean_of_the_newest_checkpoints(trained, tmp_path) -> None:
     run = tmp_path / 'run'

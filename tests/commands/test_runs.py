@@ -217,6 +217,7 @@ def test_a_run_whose_data_changed_is_refused(tmp_path: pathlib.Path) -> None:
     assert '\n' not in str(error.value)
 
 
+@pytest.mark.stack
 def test_prepare_makes_what_training_needs(tmp_path: pathlib.Path, monkeypatch, capsys) -> None:
     monkeypatch.setenv('TFORMER_CACHE', str(tmp_path / 'cache'))
     data = toy_data.parallel(tmp_path / 'data')
@@ -242,6 +243,7 @@ def test_a_mixture_trains_and_bad_lines_are_counted(tmp_path: pathlib.Path, caps
     assert '128 examples of 2 parts (passes per epoch: 0.5, 1.5) (2 skipped as bad)' in said
 
 
+@pytest.mark.stack
 def test_benchmark_of_the_data_is_one_json_line(tmp_path: pathlib.Path, capsys) -> None:
     data = toy_data.parallel(tmp_path / 'data')
     start = ['benchmark', f'--config={ROOT}/configs/translate.py:smoke', f'--config.data.path={data}', '--data']

@@ -105,7 +105,7 @@ QUICK = {  # every axis in some mesh, each family; the others are proofs that ta
     ('encoder_decoder', 'fsdp x context'),
 }
 EVERY = [
-    pytest.param(family, name, marks=() if (family, name) in QUICK else pytest.mark.slow)
+    pytest.param(family, name, marks=pytest.mark.stack if (family, name) in QUICK else pytest.mark.slow)
     for family in FAMILIES
     for name in MESHES
 ]

@@ -145,6 +145,7 @@ HOLDS = """import os, time
         stopping.StopMonitor.reason = waiting"""
 
 
+@pytest.mark.stack
 @pytest.mark.signals
 def test_a_killed_process_ends_all_and_one_process_goes_on(tmp_path: pathlib.Path, alone: pathlib.Path) -> None:
     """It is killed while the other is in a step, with its last save behind it. Of one device each: the devices of one

@@ -61,6 +61,7 @@ def run_of(cfg: Model) -> Config:
     return Config(cfg, Data(length=8), train=Train(objective=objective, num_steps=1), decode=Decode(max_len=8))
 
 
+@pytest.mark.stack
 # ------------------------------------------------------------------------------------------------ the same numbers
 @pytest.mark.parametrize('name', CASES)
 def test_hub_weights_give_the_committed_logits(name: str) -> None:

@@ -315,6 +315,7 @@ def test_a_damaged_file_ends_no_report_and_is_named_in_it(
     assert len(left.done) == len(whole.done) - 1 and f'{file}' in (place / 'report.md').read_text()
 
 
+@pytest.mark.stack
 def test_the_command_takes_its_flags(home: pathlib.Path, capsys) -> None:
     command_line.main(['tformer', 'report', str(home), '--baseline=norm=rmsnorm', '--alpha=0.1', '--timing=false'])
     said = capsys.readouterr().out.splitlines()

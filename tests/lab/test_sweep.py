@@ -391,6 +391,7 @@ def begun(directory: pathlib.Path) -> dict[str, int]:
     return {file.parts[-3]: len(file.read_text()) for file in sorted(directory.glob('*/seed_0/began'))}
 
 
+@pytest.mark.stack
 def test_failures_are_told_and_kept_and_stop_nothing(tmp_path: pathlib.Path, capsys) -> None:
     assert acting(tmp_path, [2.0, 1.0, 4.0]) == 2
     said = capsys.readouterr().out

@@ -77,6 +77,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, list[trials
     return shared, made, place
 
 
+@pytest.mark.stack
 @pytest.mark.parametrize('transform', batched_trials.TRANSFORMS)
 def test_a_trial_among_others_is_what_it_is_alone(alone, transform: str, tmp_path: pathlib.Path) -> None:
     """A map gives equal bits. `vmap` sums in another order: two to four roundings of 2^-23 after 50 smooth steps."""

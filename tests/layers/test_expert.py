@@ -209,7 +209,7 @@ def collectives(text, mesh, kind):
 @pytest.mark.parametrize(
     ('objective', 'dispatch', 'choices', 'mesh'),
     [
-        ('causal_lm', 'dropless', 1, 'data'),
+        pytest.param('causal_lm', 'dropless', 1, 'data', marks=pytest.mark.stack),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (

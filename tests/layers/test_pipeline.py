@@ -90,7 +90,7 @@ def trained(case, number):
 @pytest.mark.parametrize(
     ('case', 'number'),
     [
-        pytest.param(case, number, marks=() if case == 'decoder' and number == 0 else pytest.mark.slow)
+        pytest.param(case, number, marks=pytest.mark.stack if case == 'decoder' and number == 0 else pytest.mark.slow)
         for case, (_, _, meshes) in CASES.items()
         for number in range(len(meshes))
     ],

@@ -101,6 +101,7 @@ def random_params(shapes):
     return jax.tree.map(lambda x: jnp.asarray(rng.standard_normal(x.shape) * D**-0.5, x.dtype), shapes)
 
 
+@pytest.mark.stack
 @pytest.mark.parametrize('cell', CELLS)
 def test_a_layer_is_its_cell_by_hand(cell):
     apply, x, variables = one_layer(make_model(cell=cell), 'decoder')
