@@ -170,6 +170,12 @@ def test_normalized_text_stays_as_it_is(text: str) -> None:
         assert normalize(normalize(text)) == normalize(text), form
 
 
+def test_signs_that_stand_for_capitals_become_small_letters() -> None:
+    """U+2121 is TEL, U+1D400 a mathematical A; a capital I with a dot is decomposed by lowering."""
+    lower = vocabulary.NORMALIZATIONS['nfkc_lower']
+    assert lower('\u2121 \U0001d400 \u0130') == 'tel a i\u0307'
+
+
 def test_the_vocabulary_is_of_normalised_text() -> None:
     char = bytes_and_characters.Char.train(['\uff21\uff22'], Data(normalization='nfkc_lower', byte_fallback=False))
     assert char.vocab_size == 9 and char.decode(char.encode('bA')) == 'ba'
