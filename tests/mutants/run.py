@@ -48,13 +48,14 @@ def apply(mutant: Mutant, root: pathlib.Path) -> None:
     assert text.count(mutant['old']) == 1, f'{mutant["name"]}: its text is not once in {mutant["file"]}'
     file.unlink()
     file.write_text(text.replace(mutant['old'], mutant['new']))
+    for compiled in (file.parent / '__pycache__').glob(f'{file.stem}.*'):
+        compiled.unlink()
 
 
 def start(tests: list[str], mutant: Mutant | None, place: pathlib.Path) -> int:
     """Starts the tests in a copy of the repository, with the mutant in it; returns the process's id."""
     for part in (ROOT / name for name in PARTS):
-        copy = shutil.copytree if part.is_dir() else shutil.copy2
-        copy(part, place / part.name, **({'ignore': shutil.ignore_patterns('__pycache__')} if part.is_dir() else {}))
+        (shutil.copytree if part.is_dir() else shutil.copy2)(part, place / part.name)
     if mutant is not None:
         apply(mutant, place)
     process = os.fork()
