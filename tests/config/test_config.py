@@ -10,6 +10,8 @@ import typing
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from ml_collections import ConfigDict
 
 from tformer import checks, config
@@ -199,20 +201,42 @@ def test_the_config_dict_is_locked_and_holds_every_field():
         tree.model.num_heads = 'four'
 
 
-@pytest.mark.parametrize(
-    'changes',
-    [
-        {},
-        {'model.norm': None, 'model.num_kv_heads': 2, 'model.final_norm': True, 'optimizer.clip_norm': None},
-        {'data.path': ('a', 'b'), 'train.num_epochs': 1.5, 'data.tfds_splits': ('train[:9%]', 'v', 't')},
-    ],
-)
-def test_a_config_survives_dicts_config_dicts_and_json(changes):
-    cfg = config.override(Config(), changes)
-    assert config.from_dict(config.to_dict(cfg)) == cfg
-    assert config.from_dict(config.config_dict(cfg)) == cfg
+WHOLE = st.integers(-(2**63) + 1, 2**63 - 1)
+REAL = st.floats(allow_nan=False, allow_infinity=False)
+WORD = st.text('ab/_.-=é 1', min_size=1, max_size=6).map(str.strip).filter(bool)
+DRAWN = {
+    bool: st.booleans(),
+    int: WHOLE,
+    float: REAL,
+    str: st.text(st.characters(codec='utf-8', exclude_characters='\0'), max_size=6).filter(lambda text: text != 'None'),
+    tuple[str, ...]: st.lists(WORD, max_size=3).map(tuple),
+    tuple[float, ...]: st.lists(REAL, max_size=3).map(tuple),
+    tuple[int, ...]: st.lists(WHOLE, max_size=3).map(tuple),
+    types.NoneType: st.none(),
+}
+
+
+@st.composite
+def stated(draw):
+    """Up to six fields, each with a value of its type."""
+    names = draw(st.lists(st.sampled_from(sorted(FIELDS)), max_size=6, unique=True))
+    return {name: draw(st.one_of(*map(DRAWN.__getitem__, options(FIELDS[name])))) for name in names}
+
+
+@settings(max_examples=40)
+@given(stated())
+def test_any_config_survives_its_text_its_json_and_its_printed_form(values):
+    cfg = config.override(Config(), values)
+    assert all(value_of(cfg, name) == value for name, value in values.items())
+    texts = {name: repr(value) if isinstance(value, tuple) else str(value) for name, value in values.items()}
+    assert config.override(Config(), texts) == cfg
     assert config.from_dict(json.loads(json.dumps(config.to_dict(cfg)))) == cfg
-    assert config.from_dict({}) == Config()
+    assert config.from_dict(config.config_dict(cfg)) == cfg
+    assert eval(repr(cfg), vars(config)) == cfg and config.from_dict({}) == Config()
+    differs = {name for name, value in values.items() if value != value_of(Config(), name)}
+    changes = config.difference(Config(), cfg)
+    assert changes == {name: (value_of(Config(), name), values[name]) for name in differs}
+    assert config.override(cfg, {name: before for name, (before, _) in changes.items()}) == Config()
 
 
 def test_difference_names_exactly_what_differs():
