@@ -100,7 +100,8 @@ def compile_soon(optimised: bool = False) -> None:
 
     With `optimised` it compiles as for users.
 
-    What jax 0.10.2 loads for several CPU devices does not keep the order of its collectives, and may wait for ever.
+    What jax 0.10.2 loads for several CPU devices does not keep the order of its collectives, and may wait for ever. No
+    public option of jax bars such programs alone, so a private function is wrapped if its signature is known.
     """
     import jax
     from jax._src import compilation_cache
