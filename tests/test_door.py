@@ -2,7 +2,6 @@
 
 import dataclasses
 import operator
-import os
 import pathlib
 import subprocess
 import sys
@@ -66,6 +65,7 @@ def test_objects_print_what_they_are(run: tformer.Run) -> None:
     assert repr(state).startswith(f'TrainState(step=0, parameters={run.num_parameters:,}, optimizer_state=')
 
 
+@pytest.mark.slow
 def test_the_commands_are_functions(run: tformer.Run, capsys) -> None:
     found = tformer.evaluate(run, 'valid')
     assert run.results.keys() == {'test', 'valid'} and run.evaluate('valid') == found
@@ -172,7 +172,7 @@ def test_replacing_attention_probabilities_mixes_the_values_by_others(case: Case
         assert float(jnp.abs(found['output'] - case.logits).max()) > 0.01
 
 
-@pytest.mark.parametrize('recurrence', ['lstm', 'gru'])
+@pytest.mark.parametrize('recurrence', [pytest.param('lstm', marks=pytest.mark.slow), 'gru'])
 def test_recurrent_layers_have_names(recurrence: str) -> None:
     """The outputs of the layers, and what the decoder attends to, can be read and replaced."""
     model = tformer.Model(
@@ -224,6 +224,6 @@ def test_help_is_printed_without_jax() -> None:
     for arguments in (['help'], ['evaluate', '--help']):
         code = f'import sys; from tformer import __main__ as m; sys.argv[1:] = {arguments}\ntry: m.run()\nfinally: '
         code += "assert 'jax' not in sys.modules"
-        ran = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True, env=os.environ)
+        ran = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True)
         assert ran.returncode == 0, ran.stderr
         assert 'Scores a checkpoint, or the mean of several, on a split.' in ran.stdout

@@ -253,6 +253,7 @@ def test_benchmark_of_the_data_is_one_json_line(tmp_path: pathlib.Path, capsys) 
     assert min(line[name] for name in ('cold_tokens_per_s', 'tokens_per_s', 'worker_tokens_per_s')) > 100
 
 
+@pytest.mark.slow
 def test_without_a_test_split_the_valid_one_is_scored_and_a_bad_one_is_found_before_training(tmp_path, capsys) -> None:
     data = toy_data.parallel(tmp_path / 'data')
     wanted = load('translate.py:smoke', tmp_path, data__path=str(data), data__tokenizer='symbol')

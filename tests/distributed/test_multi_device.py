@@ -99,13 +99,14 @@ def trained(family, name, packed=False, **model):
     return losses, first, state.params, compiled.as_text()
 
 
-QUICK = {  # every axis in some mesh, each family; the others are proofs that take minutes
+QUICK = {  # every axis in some mesh; the others are proofs that take minutes
     *(('encoder', name) for name in ('data', 'sequence')),
     *(('decoder', name) for name in ('fsdp x tensor', 'context x sequence')),
-    ('encoder_decoder', 'fsdp x context'),
 }
+STACK = {*QUICK, ('encoder_decoder', 'fsdp x context')}
+MARKS = {'stack': STACK, 'slow': {(family, name) for family in FAMILIES for name in MESHES} - QUICK}
 EVERY = [
-    pytest.param(family, name, marks=pytest.mark.stack if (family, name) in QUICK else pytest.mark.slow)
+    pytest.param(family, name, marks=[getattr(pytest.mark, mark) for mark in MARKS if (family, name) in MARKS[mark]])
     for family in FAMILIES
     for name in MESHES
 ]

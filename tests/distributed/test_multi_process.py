@@ -147,6 +147,7 @@ HOLDS = """import os, time
 
 @pytest.mark.stack
 @pytest.mark.signals
+@pytest.mark.slow
 def test_a_killed_process_ends_all_and_one_process_goes_on(tmp_path: pathlib.Path, alone: pathlib.Path) -> None:
     """It is killed while the other is in a step, with its last save behind it. Of one device each: the devices of one
     process wait for each other, and it does not hear of the end before the heartbeats fail."""

@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import importlib.util
-import pathlib
 import warnings
 
 import numpy as np
@@ -12,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import toy_data
+from places import ROOT
 from tformer import checks
 from tformer import config as config_lib
 from tformer.commands import train as train_command
@@ -427,7 +427,7 @@ def test_a_language_that_does_not_do_is_said_before_the_run():
 def test_a_run_has_the_scores_of_its_positive_class(tmp_path):
     changes = {'data.path': str(toy_data.labelled(tmp_path / 'data')), 'mesh.data': '1', 'evaluate.samples': '0'}
     changes |= {'train.best_metric': 'valid/f1', 'evaluate.positive_label': 'bird'}
-    recipe = f'{pathlib.Path(__file__).parent.parent}/configs/classify.py:smoke'
+    recipe = f'{ROOT}/configs/classify.py:smoke'
     chosen = config_lib.load(recipe, changes)
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')

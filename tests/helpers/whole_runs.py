@@ -1,17 +1,17 @@
 """Recipes at their smoke size on small data, and the numbers that a workdir records."""
 
 import json
-import os
 import pathlib
 
 import toy_data
+from lives import environment
 from places import ROOT
 from tformer import checks, config
 
 DATA = {'classify': toy_data.labelled, 'translate': toy_data.parallel}
 
 
-ENVIRONMENT = {**os.environ, 'XLA_FLAGS': '', 'JAX_PLATFORMS': 'cpu'}
+ENVIRONMENT = environment()
 
 
 def overrides(recipe: str, place: pathlib.Path) -> dict[str, str]:

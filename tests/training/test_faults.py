@@ -158,6 +158,7 @@ def test_fields_that_are_named_may_differ(whole, tmp_path):
 
 
 @pytest.mark.signals
+@pytest.mark.slow
 def test_a_signal_during_an_evaluation_leaves_it_to_the_next_life(whole, tmp_path, monkeypatch, capfd):
     run, real, calls = tmp_path / 'run', recorder.RunRecorder.evaluate, []
 

@@ -70,6 +70,7 @@ def test_spikes_are_those_of_a_plain_computation():
 
 
 @pytest.mark.stack
+@pytest.mark.slow
 def test_a_run_of_steps_that_cannot_be_made_stops_and_is_replayed(tmp_path, monkeypatch, capsys):
     """From the third step on the rate is infinite: no loss is a number from the fourth on."""
     wanted = load(
