@@ -62,6 +62,14 @@ def stated(home: pathlib.Path, made: list[trials.Trial]) -> list[pathlib.Path]:
     return [home / trial.directory for trial in made]
 
 
+def assert_near(mine: pathlib.Path, theirs: pathlib.Path) -> None:
+    """The same is recorded at the same steps, within roundings that 50 steps may amplify."""
+    rows = [numbers(place) for place in (mine, theirs)]
+    assert [row.keys() for row in rows[0]] == [row.keys() for row in rows[1]]
+    for row, other in zip(*rows, strict=True):
+        assert row == pytest.approx(other, rel=1e-5), row['step']
+
+
 def losses(place: pathlib.Path) -> np.ndarray:
     return np.array([row['train/loss'] for row in numbers(place) if 'train/loss' in row])
 
@@ -80,7 +88,10 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, list[trials
 @pytest.mark.stack
 @pytest.mark.parametrize('transform', batched_trials.TRANSFORMS)
 def test_a_trial_among_others_is_what_it_is_alone(alone, transform: str, tmp_path: pathlib.Path) -> None:
-    """A map gives equal bits. `vmap` sums in another order: two to four roundings of 2^-23 after 50 smooth steps."""
+    """Either sums in another order here: two to four roundings of 2^-23 after 50 smooth steps.
+
+    As users compile, a map gives equal bits (tests/training/test_default_optimisation.py).
+    """
     _, made, place = alone
     assert batched_trials.groups(made, 99) == [made]
     trained = batched_training.train(stated(tmp_path, made), transform)
@@ -88,12 +99,10 @@ def test_a_trial_among_others_is_what_it_is_alone(alone, transform: str, tmp_pat
     curves = []
     for trial in made:
         mine, theirs = tmp_path / trial.directory, place / trial.directory
-        assert [sorted(row) for row in numbers(mine)] == [sorted(row) for row in numbers(theirs)]
         curves.append(losses(mine))
         assert len(curves[-1]) == STEPS
         np.testing.assert_allclose(curves[-1], losses(theirs), rtol=1e-6, err_msg=trial.name)
-        if transform == 'map':
-            assert numbers(mine) == numbers(theirs)
+        assert_near(mine, theirs)
         assert checkpoint.steps(mine) == checkpoint.steps(theirs) and trained[mine].step == STEPS
         assert checkpoint.read_metadata(mine, STEPS)['config'] == checkpoint.read_metadata(theirs, STEPS)['config']
     apart = [np.abs(one - other).max() for i, one in enumerate(curves) for other in curves[:i]]
@@ -131,8 +140,8 @@ def test_one_that_fails_leaves_the_others_as_they_are(alone, tmp_path: pathlib.P
     assert list(trained) == [homes[0], homes[2]]
     assert 'were skipped: their loss or gradient is not finite' in (homes[1] / 'error.txt').read_text()
     assert list((homes[1] / 'skipped').iterdir()) and not numbers(homes[1])[-1].keys() & {'valid/loss'}
-    assert numbers(homes[0]) == numbers(place / made[0].directory)
-    assert numbers(homes[2]) == numbers(place / 'learning_rate=0.003/seed_0')
+    assert_near(homes[0], place / made[0].directory)
+    assert_near(homes[2], place / 'learning_rate=0.003/seed_0')
 
 
 def test_after_an_interruption_all_go_on_from_the_newest_common_step_to_the_bit(
@@ -200,7 +209,7 @@ def test_a_signal_during_an_evaluation_leaves_the_rest_of_it_to_the_next_life(
     assert [checkpoint.read_metadata(home, 25)['evaluated'] for home in homes] == [25, 0, 0]
     batched_training.train(homes)
     for home, trial in zip(homes, made[:3], strict=True):
-        assert numbers(home) == numbers(place / trial.directory)
+        assert_near(home, place / trial.directory)
 
 
 def leaves(home: pathlib.Path) -> list[bytes]:

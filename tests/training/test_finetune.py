@@ -141,7 +141,8 @@ def test_the_decay_reaches_the_update_of_each_layer(name):
     for path, update in decayed.items():
         factor = np.asarray([0.25, 0.5]).reshape(2, *[1] * (update.ndim - 1)) if '.layers.' in path else 1 / 8
         factor = 1 if path.startswith('decoder.stack.norm') else factor
-        np.testing.assert_allclose(update, factor * plain[path], rtol=1e-6, err_msg=path)
+        largest = np.max(np.abs(plain[path]))  # small numbers are sums of large ones
+        np.testing.assert_allclose(update, factor * plain[path], rtol=1e-6, atol=1e-7 * largest, err_msg=path)
 
 
 # ---------------------------------------------------------------------------------------------------- freezing
