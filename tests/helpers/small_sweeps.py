@@ -65,11 +65,11 @@ members.Group.add_metrics = waiting
 """
 
 
-def waiting(place: pathlib.Path, go: pathlib.Path, step: int) -> dict[str, str]:
+def waiting(place: pathlib.Path, go: pathlib.Path, step: int, optimised: bool = False) -> dict[str, str]:
     """An environment in which a training waits, after so many steps, for the file `go`."""
     (place / 'site').mkdir()
     (place / 'site' / 'sitecustomize.py').write_text(HALT.format(step=step, go=str(go)))
-    found = environment()
+    found = environment(optimised)
     return {**found, 'PYTHONPATH': os.pathsep.join([str(place / 'site'), found['PYTHONPATH']])}
 
 

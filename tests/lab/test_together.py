@@ -273,7 +273,7 @@ def test_those_that_do_not_go_together_are_refused(tmp_path: pathlib.Path) -> No
 @pytest.mark.slow
 @pytest.mark.signals
 def test_a_sweep_together_is_killed_and_goes_on_to_the_same_results(tmp_path: pathlib.Path) -> None:
-    """Of processes: four trials in one program, which is killed with its sweep."""
+    """Of processes that compile as for users: four trials in one program, which is killed with its sweep."""
     go = tmp_path / 'go'
     fields = {'train.num_steps': 12, 'train.checkpoint_every': 2, 'train.eval_every': 6}
     shared = base(tmp_path, **fields)
@@ -290,7 +290,7 @@ def get_sweep():
         arguments = [f'--config={tmp_path}/sweep.py', f'--workdir={home}', f'--together={together}']
         return [sys.executable, '-m', 'tformer', 'sweep', *arguments]
 
-    env = waiting(tmp_path, go, 6)
+    env = waiting(tmp_path, go, 6, optimised=True)
     go.touch()
     subprocess.run(command(whole, 1), env=env, check=True, capture_output=True)
     go.unlink()
