@@ -3,6 +3,7 @@
 import atexit
 import collections
 import os
+import pathlib
 import shutil
 import tempfile
 
@@ -18,6 +19,7 @@ atexit.register(shutil.rmtree, os.environ['TFORMER_CACHE'], ignore_errors=True)
 
 import hypothesis  # noqa: E402
 import jax  # noqa: E402
+import pytest  # noqa: E402
 
 hypothesis.settings.register_profile('tests', deadline=None, derandomize=True)  # cores are shared
 hypothesis.settings.load_profile('tests')
@@ -25,6 +27,15 @@ lives.compile_soon()
 jax.config.update('jax_numpy_rank_promotion', 'raise')
 
 SECONDS = collections.defaultdict(lambda: collections.defaultdict(float))
+
+
+@pytest.fixture(scope='module', autouse=True)
+def room():
+    """A process that holds many programs lets them go before the next file."""
+    yield
+    pages = int(pathlib.Path('/proc/self/statm').read_text().split()[1])
+    if pages * os.sysconf('SC_PAGE_SIZE') > 3e9:
+        jax.clear_caches()
 
 
 def pytest_addoption(parser):
