@@ -236,6 +236,10 @@ def unseen(case, path):
     length = cfg.norm == 'scalenorm' and cfg.qk_norm is not None and names[-2:] == ['cross_norm', 'gain']
     if cfg.norm_placement == 'sandwich' and not cfg.attention_projections:
         length |= cfg.norm == 'scalenorm' and names[-1] == 'gain'
+    # A feed-forward layer of ReLUs without biases passes a length on, and a norm behind it takes the length away.
+    before = {'sandwich': ['mlp_norm'], 'post': ['cross_norm' if 'decoder' in names else 'attention_norm']}
+    if cfg.norm == 'scalenorm' and cfg.activation == 'relu' and not cfg.mlp_bias and names[-1] == 'gain':
+        length |= names[-2] in before.get(cfg.norm_placement, [])
     return key_bias or router or length
 
 
