@@ -29,7 +29,7 @@ demo: setup
 test: setup parity
 	$(BIN)/python -m pytest -n 2 -m 'not slow'
 
-# The same proofs over every family, mesh and fault: half an hour more.
+# The same proofs over every family, mesh and fault: more than twenty minutes.
 proofs: setup parity
 	$(BIN)/python -m pytest -n 2 -m slow
 

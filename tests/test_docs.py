@@ -231,6 +231,7 @@ def run(arguments: list[str], folder: pathlib.Path) -> str:
     return ran.stdout
 
 
+@pytest.mark.slow
 def test_the_lines_of_python_run(tmp_path: pathlib.Path) -> None:
     shutil.copytree(ROOT / 'configs', tmp_path / 'configs')
     run(['-m', 'tformer', 'train', '--config=configs/g2p.py:smoke', '--workdir=runs/demo'], tmp_path)

@@ -172,7 +172,8 @@ def test_replacing_attention_probabilities_mixes_the_values_by_others(case: Case
         assert float(jnp.abs(found['output'] - case.logits).max()) > 0.01
 
 
-@pytest.mark.parametrize('recurrence', [pytest.param('lstm', marks=pytest.mark.slow), 'gru'])
+@pytest.mark.slow
+@pytest.mark.parametrize('recurrence', ['lstm', 'gru'])
 def test_recurrent_layers_have_names(recurrence: str) -> None:
     """The outputs of the layers, and what the decoder attends to, can be read and replaced."""
     model = tformer.Model(

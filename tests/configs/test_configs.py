@@ -406,6 +406,7 @@ def test_a_recipe_fine_tunes_what_its_header_names(recipe, sets, pretrained, tmp
     assert f'--config.train.init_from=runs/{start}' in recipes.header(file)
 
 
+@pytest.mark.slow
 def test_translation_by_the_name_of_its_set(sets: str, tmp_path: pathlib.Path, capsys) -> None:
     cfg = recipes.load('wmt14_en_de:smoke', data__tfds_dir=sets, mesh__data='1', train__checkpoint_every='1')
     found = train_command.train_and_evaluate(cfg, str(tmp_path / 'run'))

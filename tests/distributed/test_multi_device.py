@@ -339,7 +339,7 @@ def test_dropout_in_the_ring_is_one_draw_forward_and_backward():
 @pytest.mark.parametrize('name, model', [
     ('context', {'position': 'relative'}),
     ('context', {'position': 'alibi', 'attention_pattern': ('local', 'global'), 'window': 4}),
-    ('fsdp x context', {'attention_sink': 'learned', 'attention_softcap': 10.0}),
+    pytest.param('fsdp x context', {'attention_sink': 'learned', 'attention_softcap': 10.0}, marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_packed_rows_and_every_bias_go_round(name, model):
     losses, gradients, _, _ = trained('decoder', 'one', packed=True, **model)

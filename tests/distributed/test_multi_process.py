@@ -336,6 +336,7 @@ def test_a_signal_while_the_end_is_scored_has_the_job_queued_again(tmp_path, pro
     assert max(checkpoint.steps(tmp_path / 'run')) == STEPS
 
 
+@pytest.mark.slow
 def test_a_mistake_is_told_once_and_an_exception_ends_all(tmp_path: pathlib.Path) -> None:
     launched = Launched(tmp_path, 2, *flags(tmp_path, 'run', model__norm='rmsnrom'))
     assert launched.end() == 2

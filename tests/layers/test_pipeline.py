@@ -281,6 +281,7 @@ def test_generation_of_any_number_of_rows_is_in_no_pipeline():
 
 
 # ------------------------------------------------------------------------------------------------- a whole run
+@pytest.mark.slow
 def test_a_run_in_stages_is_saved_and_scored_and_one_device_scores_it_alike(tmp_path, capsys):
     fields = {
         'data.source': 'files', 'data.path': str(toy_data.running(tmp_path / 'data')), 'data.tokenizer': 'symbol',

@@ -401,6 +401,7 @@ def copies(rng, rows):
     }
 
 
+@pytest.mark.slow
 def test_copying_is_learned_and_every_strategy_writes_the_copy():
     cfg = make_model(
         'encoder_decoder', 'gru', emb_dim=32, bidirectional=True, recurrent_attention='dot', num_encoder_layers=1,

@@ -247,6 +247,7 @@ def test_a_save_that_may_not_grow_loses_nothing_older(tmp_path):
     assert max(checkpoint.steps(run)) == resuming.STEPS
 
 
+@pytest.mark.slow
 @pytest.mark.signals
 def test_a_full_disk_while_saving_loses_nothing_older(tmp_path):
     disk = tmp_path / 'disk'

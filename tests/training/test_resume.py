@@ -32,7 +32,7 @@ CELLS = {
     ('encoder_decoder', 'fsdp'): (0, 'a deletion', 2),
     ('encoder_decoder', 'two'): (1, 'the copy of the arrays', 6),
 }
-QUICK = ('decoder', 'fsdp'), ('encoder_decoder', 'one device')
+QUICK = {('decoder', 'fsdp')}
 
 
 def next_batch(workdir: pathlib.Path) -> dict[str, bytes]:
