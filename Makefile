@@ -38,7 +38,7 @@ TIMES ?= 30
 steady: setup
 	$(BIN)/python tests/helpers/steady.py $(TIMES)
 
-# Hundreds of small wrong edits to the library, each against the tests that should notice: less than an hour.
+# Hundreds of small wrong edits to the library, each against the tests that should notice.
 mutants: setup
 	$(BIN)/python tests/mutants/run.py
 

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from lives import HANG
 from places import ROOT
 
 # From the bottom up. A file imports from its own part of the package and from the lines before, nothing else.
@@ -114,7 +115,7 @@ def python(code, *args, **environment):
         env={**os.environ, 'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': '', **environment},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=HANG,
     )
     assert ran.returncode == 0, ran.stderr
     return ran.stdout.splitlines()[-1]

@@ -1,10 +1,10 @@
 """The tables of mutants: each row still says what it edits, and which tests should notice."""
 
 import ast
-import pathlib
 import tomllib
 
-ROOT = pathlib.Path(__file__).parents[1]
+from places import ROOT
+
 TABLES = sorted((ROOT / 'tests' / 'mutants').glob('*.toml'))
 ROWS = [row for table in TABLES for row in tomllib.loads(table.read_text(encoding='utf-8'))['mutant']]
 FIELDS = {'name', 'file', 'old', 'new', 'tests'}

@@ -1,8 +1,7 @@
 """A test file that outgrows its share of the time is named."""
 
-import pathlib
-
 import shares
+from places import ROOT
 
 
 def test_a_file_that_takes_more_than_its_share_is_named_whatever_the_speed_of_the_machine() -> None:
@@ -18,7 +17,6 @@ def test_a_file_that_takes_more_than_its_share_is_named_whatever_the_speed_of_th
 
 
 def test_the_stored_shares_are_of_files_that_are_there_and_each_is_a_part_of_the_whole() -> None:
-    root = pathlib.Path(__file__).parents[1]
     for files in shares.load().values():
-        assert all((root / file).is_file() for file in files)
+        assert all((ROOT / file).is_file() for file in files)
         assert abs(sum(files.values()) - 100) < 2

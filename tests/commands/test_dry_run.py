@@ -10,6 +10,7 @@ import types
 import jax
 import pytest
 
+from lives import HANG
 from places import ROOT
 from tformer import config, errors
 from tformer.commands import dry_run
@@ -333,7 +334,7 @@ def inspect(*flags):
         env={name: value for name, value in os.environ.items() if name != 'TF_CPP_MIN_LOG_LEVEL'},  # as JAX set it
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=HANG,
     )
     assert ran.returncode == 0, ran.stderr
     return ran.stdout, ran.stderr

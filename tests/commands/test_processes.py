@@ -1,7 +1,6 @@
 """Commands as the processes that users start, on one small run that all of them share."""
 
 import json
-import os
 import pathlib
 import shutil
 import subprocess
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 
 import make_stored_run
-from lives import HANG, XLA_FLAGS
+from lives import HANG, environment
 from places import LAUNCH, ROOT
 from tformer.commands import attention, scoring
 from tformer.commands.generate import generate
@@ -24,10 +23,7 @@ from whole_runs import load
 TEXTS = ['the small bird', 'a green tree sees the river']
 SAMPLED = {'decode.strategy': 'sample', 'decode.temperature': '2.0'}
 FLAGS = [f'--config.{name}={value}' for name, value in SAMPLED.items()]
-ENVIRONMENT = {
-    **os.environ, 'PYTHONPATH': str(ROOT), 'XLA_FLAGS': XLA_FLAGS, 'JAX_PLATFORMS': 'cpu',
-    'JAX_DISABLE_MOST_OPTIMIZATIONS': '1',  # as in this process, which computes the same
-}  # fmt: skip
+ENVIRONMENT = environment(cached=False)  # as in this process, which computes the same
 
 
 @pytest.fixture(scope='module')

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 import tformer as library
+from lives import HANG
 from places import ROOT
 from tformer import checks, config
 from tformer.config import extensions
@@ -93,7 +94,7 @@ def tformer(*arguments, cwd, **environment):
     env['TFORMER_CACHE'] = str(cwd / 'cache')
     ran = subprocess.run(
         [sys.executable, '-m', 'tformer', *map(str, arguments)],
-        cwd=cwd, env=env, capture_output=True, text=True, timeout=300,
+        cwd=cwd, env=env, capture_output=True, text=True, timeout=HANG,
     )  # fmt: skip
     return ran.returncode, ran.stdout, ran.stderr
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 import toy_data
+from lives import HANG
 from tformer.config import Model
 from tformer.config.run import Config, Data, Train
 from tformer.config.tasks import TASKS
@@ -606,5 +607,5 @@ next(iterator)
 print([name for name in ('tensorflow', 'torch') if name in sys.modules], own)
 """
     command = [sys.executable, '-W', 'error', '-c', script]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=HANG)
     assert (done.stdout, done.stderr) == ('[] []\n', '')

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from lives import HANG
 from places import ROOT
 from tformer.config import Model
 from tformer.config.run import Config, Data, Train
@@ -681,7 +682,7 @@ prepare.write(Data(path=(sys.argv[1],), tfds_name='my_set', tfds_dir=sys.argv[2]
 def test_a_killed_prepare_leaves_nothing_that_is_read(tmp_path) -> None:
     place = write(tmp_path / 'files', dict.fromkeys(('train.tsv', 'valid.tsv', 'test.tsv'), 'a\tb\n'))
     there = str(tmp_path / 'tfds')
-    done = subprocess.run([sys.executable, '-c', KILLED, place, there], capture_output=True, timeout=600)
+    done = subprocess.run([sys.executable, '-c', KILLED, place, there], capture_output=True, timeout=HANG)
     assert done.returncode == -signal.SIGKILL
     with pytest.raises(UserError, match=r'my_set is not prepared in .*: prepare it with `tformer prepare`'):
         load('train', 'seq2seq', source='tfds', tfds_name='my_set', tfds_dir=there)
@@ -751,7 +752,7 @@ def test_a_set_that_writes_itself(tmp_path) -> None:
 
     def run(name: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, str(script), str(tmp_path), name]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANG)
 
     done = run('wmt/de-en')
     assert done.returncode == 0, done.stderr
@@ -777,7 +778,7 @@ def test_prepare_on_the_command_line(tmp_path, capsys: pytest.CaptureFixture[str
     place = write(tmp_path / 'files', dict.fromkeys(('train.tsv', 'valid.tsv', 'test.tsv'), rows))
     command = [sys.executable, '-m', 'tformer', 'prepare', f'--config={ROOT}/configs/translate.py',
                '--config.data.source=files', f'--config.data.path={place}']  # fmt: skip
-    run = lambda *more: subprocess.run([*command, *more], capture_output=True, text=True, timeout=600)  # noqa: E731
+    run = lambda *more: subprocess.run([*command, *more], capture_output=True, text=True, timeout=HANG)  # noqa: E731
     lacking = run()
     assert lacking.returncode == 2 and lacking.stderr.startswith('tformer: data.tfds_name is needed')
     done = run('--config.data.tfds_name=nine', f'--config.data.tfds_dir={tmp_path / "tfds"}')

@@ -104,9 +104,14 @@ QUICK = {  # every axis in some mesh; the others are proofs that take minutes
     *(('decoder', name) for name in ('fsdp x tensor', 'context x sequence')),
 }
 STACK = {*QUICK, ('encoder_decoder', 'fsdp x context')}
-MARKS = {'stack': STACK, 'slow': {(family, name) for family in FAMILIES for name in MESHES} - QUICK}
 EVERY = [
-    pytest.param(family, name, marks=[getattr(pytest.mark, mark) for mark in MARKS if (family, name) in MARKS[mark]])
+    pytest.param(
+        *(family, name),
+        marks=[
+            *([pytest.mark.stack] if (family, name) in STACK else []),
+            *([] if (family, name) in QUICK else [pytest.mark.slow]),
+        ],
+    )
     for family in FAMILIES
     for name in MESHES
 ]

@@ -17,7 +17,7 @@ import pytest
 import slurm
 import toy_data
 from launching import Stubs, outlives
-from lives import HANG, XLA_FLAGS, reserve_port
+from lives import HANG, environment, reserve_port
 from places import LAUNCH, ROOT
 from tformer.config import Config, Data, Train
 from tformer.distributed import processes, sharding
@@ -27,13 +27,7 @@ from whole_runs import numbers
 
 STEPS = 18
 SCHEDULERS = ('KUBERNETES_', 'SLURM_', 'OMPI_', 'PMI', 'TPU_', 'CLOUD_TPU')  # of the machine that tests
-ENVIRONMENT = {
-    **{name: value for name, value in os.environ.items() if not name.startswith(SCHEDULERS)},
-    'PYTHONPATH': str(ROOT),
-    'JAX_PLATFORMS': 'cpu',
-    'XLA_FLAGS': XLA_FLAGS,
-    'JAX_DISABLE_MOST_OPTIMIZATIONS': '1',
-}
+ENVIRONMENT = {name: value for name, value in environment(cached=False).items() if not name.startswith(SCHEDULERS)}
 
 
 def flags(place: pathlib.Path, workdir: str, **changed: object) -> list[str]:

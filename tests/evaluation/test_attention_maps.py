@@ -13,6 +13,7 @@ import pytest
 from flax import linen as nn
 
 import plain_transformer
+from lives import HANG
 from tformer import config
 from tformer.evaluation.attention_maps import UNIT, Panel, attention_probabilities, page, panels
 from tformer.model import build
@@ -140,7 +141,7 @@ def test_page_draws_every_map_without_an_error(tmp_path):
     flags = 'headless no-sandbox disable-gpu disable-background-networking disable-component-update disable-sync'
     flags += f' no-first-run user-data-dir={tmp_path} enable-logging=stderr virtual-time-budget=3000 dump-dom'
     command = ['chromium', *[f'--{flag}' for flag in flags.split()], file.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG, check=True)
     assert 'CONSOLE' not in done.stderr
     assert done.stdout.count('<figcaption>') == 3 * (1 + 3)  # panels x (mean, heads), of the last layer
     assert done.stdout.count('aria-pressed="true"') == 3

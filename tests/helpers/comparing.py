@@ -1,4 +1,4 @@
-"""How far arrays are from each other, and the optimizer that shows gradients."""
+"""How far arrays are from each other, and how their gradients are seen."""
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,20 @@ def assert_near(found, expected, tolerance):
 def differs(a, b):
     """Which vectors of the last axis are not bit for bit the same."""
     return np.any(a != b, axis=-1)
+
+
+def with_gradients(apply):
+    """Returns (params, batch, cotangent) -> (logits, the gradients of their product with the cotangent)."""
+
+    def probe(params, batch, cotangent):
+        def scored(params):
+            logits = apply(params, batch)
+            return jnp.sum(logits * cotangent), logits
+
+        grads, logits = jax.grad(scored, has_aux=True)(params)
+        return logits, grads
+
+    return probe
 
 
 def descent(rate):

@@ -36,6 +36,13 @@ def die(*_: object) -> None:
         time.sleep(1)
 
 
+def signal_itself(*_: object) -> None:
+    """Sends SIGTERM to its own process, and would never end."""
+    os.kill(os.getpid(), signal.SIGTERM)
+    while True:
+        pass
+
+
 def write_half(writer: Any, step: int, numbers: Any) -> None:
     """Dies while a line of metrics.jsonl is written."""
     writer._file.write(f'{{"step": {step}, "trai'.encode())

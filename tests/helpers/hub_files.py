@@ -7,7 +7,6 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 TEXTS = ['def f(x):\n    return x + 1\n', 'the quick <brown> fox </s> and [MASK]', 'naïve café costs <s> 12345'] * 20
 
-
 BYTES = [f'<0x{byte:02X}>' for byte in range(256)]
 
 

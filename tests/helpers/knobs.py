@@ -207,8 +207,6 @@ class Trace:
         """Initialisation, which names and shapes the parameters, tells most designs apart; the gradient takes long."""
         return self.initialisation == other.initialisation and self.gradient == other.gradient
 
-    __hash__ = None
-
 
 @functools.cache
 def trace(objective_name, cfg):

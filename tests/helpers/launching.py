@@ -7,6 +7,8 @@ import subprocess
 import sys
 import time
 
+from lives import HANG
+
 STUB = f"""#!{sys.executable} -IS
 import json, os, signal, subprocess, sys
 name, arguments = os.path.basename(sys.argv[0]), sys.argv[1:]
@@ -81,7 +83,7 @@ class Stubs:
         """Runs a command among the stubs."""
         words = [str(word) for word in command]
         env = self.environment | environment
-        return subprocess.run(words, env=env, cwd=self.place.parent, capture_output=True, text=True, timeout=60)
+        return subprocess.run(words, env=env, cwd=self.place.parent, capture_output=True, text=True, timeout=HANG)
 
     def calls(self, name: str) -> list[list[str]]:
         """The arguments of every call of a program, in turn."""

@@ -86,12 +86,16 @@ def reserve_port() -> socket.socket:
     return held
 
 
-def environment(optimised: bool = False) -> dict[str, str]:
-    """The environment of a process with one device that compiles as these tests do; with `optimised`, as for users."""
+def environment(optimised: bool = False, cached: bool = True) -> dict[str, str]:
+    """The environment of a process that compiles as these tests do; with `optimised`, as for users.
+
+    Only a process with one device may be `cached`: see `compile_soon`.
+    """
+    cache = {'JAX_COMPILATION_CACHE_DIR': CACHE, 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0.1'}
     return {
         **os.environ, 'PYTHONPATH': str(ROOT), 'XLA_FLAGS': SHARED_CORES if optimised else XLA_FLAGS,
         'JAX_PLATFORMS': 'cpu', 'JAX_DISABLE_MOST_OPTIMIZATIONS': '0' if optimised else '1',
-        'JAX_COMPILATION_CACHE_DIR': CACHE, 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0.1',
+        **(cache if cached else {}),
     }  # fmt: skip
 
 

@@ -21,7 +21,6 @@ LOADED = (
     '--config.data.batching=pack --config.train.skip_spikes=6'
 ).split()
 
-
 FAMILIES = {
     'encoder': ['train.objective=masked_lm', 'model.num_encoder_layers=1'],
     'decoder': ['train.objective=causal_lm'],

@@ -9,7 +9,6 @@ import pathlib
 from collections.abc import Mapping
 
 STORED = pathlib.Path(__file__).with_suffix('.json')
-KINDS = ('quick', 'slow')
 Seconds = Mapping[str, Mapping[str, float]]  # by kind and file
 
 

@@ -25,7 +25,6 @@ TINY = Config(
     evaluate=Evaluate(samples=0),
 )
 
-
 ACTOR = """
 import json, pathlib, signal, sys, time
 stated, home = (pathlib.Path(argument.partition('=')[2]) for argument in sys.argv[1:])

@@ -16,7 +16,6 @@ from tformer.training.step import make_train_step
 
 V, T, S, ROWS = 17, 8, 6, 8
 
-
 FAMILY = {
     'causal_lm': 'decoder',
     'masked_lm': 'encoder',
@@ -29,12 +28,9 @@ FAMILY = {
     'question_answering': 'encoder',
 }
 
-
 BY_SEQUENCE = ('classification', 'regression', 'question_answering')  # a row is one example, and weighs 1
 
-
 TINY = Model(vocab_size=V, emb_dim=16, mlp_dim=32, num_heads=2, max_len=16)
-
 
 LAYERS = {
     'encoder': {'num_encoder_layers': 2, 'num_classes': 3, 'output_bias': True},

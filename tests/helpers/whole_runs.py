@@ -10,7 +10,6 @@ from tformer import checks, config
 
 DATA = {'classify': toy_data.labelled, 'translate': toy_data.parallel}
 
-
 ENVIRONMENT = environment()
 
 

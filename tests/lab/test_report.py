@@ -20,9 +20,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lives import HANG
+from small_sweeps import TINY
 from tformer import __main__ as command_line
 from tformer import checks, config
-from tformer.config import Config, Data, Evaluate, Mesh, Model, Optimizer, Train
+from tformer.config import Config, Evaluate, Train
 from tformer.errors import UserError
 from tformer.evaluation import metrics, predictions
 from tformer.lab.report import (
@@ -43,14 +45,7 @@ from tformer.lab.scaling_laws import scaling
 from tformer.lab.statistics import comparison
 from tformer.lab.sweep import manifest, matching, trials
 
-TINY = Config(
-    model=Model(emb_dim=16, mlp_dim=64, num_heads=4, num_decoder_layers=2, max_len=16, vocab_size=64, norm='layernorm'),
-    data=Data(tokenizer='symbol', length=16, batching='pack'),
-    optimizer=Optimizer(warmup_steps=1),
-    train=Train(num_steps=40, batch_size=8, log_every=10, eval_every=20),
-    mesh=Mesh(data=1),
-    evaluate=Evaluate(samples=0),
-)
+LOGGED = dataclasses.replace(TINY, train=Train(num_steps=40, batch_size=8, log_every=10, eval_every=20))
 FAILED, UNFINISHED = 'failed', None
 FULL = 0.75  # of what their batches could hold, the runs have read
 
@@ -58,7 +53,7 @@ FULL = 0.75  # of what their batches could hold, the runs have read
 def built(
     home: pathlib.Path,
     arms: Sequence[tuple[Mapping[str, Any], Mapping[int, Any]]],
-    base: Config = TINY,
+    base: Config = LOGGED,
     listed: bool = True,
     backwards: bool = False,
 ) -> pathlib.Path:
@@ -199,7 +194,7 @@ def test_what_keeps_a_label_back_is_said(tmp_path: pathlib.Path) -> None:
     assert told['`emb_dim=32`'] == '`emb_dim=32`: no finite test loss (3 failed): worse'
     assert render.sentences(report, 'limited') == []
     all_right, all_wrong = dict.fromkeys(range(3), 0.0), dict.fromkeys(range(3), 1.0)
-    few = dataclasses.replace(TINY, evaluate=Evaluate(samples=0, max_examples=4))
+    few = dataclasses.replace(LOGGED, evaluate=Evaluate(samples=0, max_examples=4))
     report = computed_of(built(tmp_path / 'y', [({}, all_wrong), ({'model.norm': 'rmsnorm'}, all_right)], few))
     assert render.sentences(report, 'arms')[1].endswith(
         ': noise unknown; the differences show no noise, and more seeds would tell'
@@ -559,7 +554,7 @@ def sized(place: pathlib.Path, field: str, values: Sequence[Any], number: int = 
     for width, steps in itertools.product((16, 32, 64, 128)[:number], (20, 40, 80, 160)[:number]):
         for value, factor in zip(values, (1.0, 1.1), strict=True):
             changed = {'model.emb_dim': width, 'train.num_steps': steps, field: value}
-            made, scored = config.override(TINY, changed), min(steps, 80)
+            made, scored = config.override(LOGGED, changed), min(steps, 80)
             N, D = matching.num_parameters(made), FULL * matching.num_tokens(made) * scored / steps
             loss = factor * (1.7 + 40 * N**-0.4 + 60 * D**-0.5)
             arms.append((changed, {0: {'loss': loss, 'step': scored}}))
@@ -828,7 +823,7 @@ def test_a_browser_shows_the_page_without_a_complaint_and_on_a_phone(
     flags = 'headless no-sandbox disable-gpu disable-background-networking disable-component-update disable-sync'
     flags += f' no-first-run user-data-dir={tmp_path} enable-logging=stderr virtual-time-budget=5000 dump-dom'
     command = ['chromium', *[f'--{flag}' for flag in flags.split()], (tmp_path / 'frames.html').as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG, check=True)
     assert 'CONSOLE' not in done.stderr
     title = re.search('<title>(.*?)</title>', done.stdout)
     assert title

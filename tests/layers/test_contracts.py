@@ -15,7 +15,7 @@ import pytest
 from flax import linen as nn
 
 import covering
-from comparing import assert_near, differs
+from comparing import assert_near, differs, with_gradients
 from tformer import checks, config
 from tformer.config import Config, Model, tasks
 from tformer.distributed import sharding
@@ -55,11 +55,9 @@ SEQUENCES = [name for name in NAMES if not name.startswith('classifier')]
 
 
 def cases(names, quick=ONCE):
-    """Runs a test on these cases; all tests of a case run in one process, so its programs are compiled once."""
-    marks = {name: [pytest.mark.xdist_group(name), *([] if name in quick else [pytest.mark.slow])] for name in names}
-    return pytest.mark.parametrize(
-        'case', [pytest.param(name, marks=marks[name], id=name) for name in names], indirect=True
-    )
+    """Runs a test on these cases; conftest.py puts the tests of a case together, so its programs are compiled once."""
+    params = [pytest.param(name, marks=() if name in quick else pytest.mark.slow, id=name) for name in names]
+    return pytest.mark.parametrize('case', params, indirect=True)
 
 
 def make_config(task, **fields):
@@ -137,7 +135,7 @@ class Case:
         shapes = {name: shapes[name] for name in ('params', 'statistics') if name in shapes}
         variables = make_variables(shapes, self.cfg)
         self.params, self.statistics = variables.pop('params'), variables
-        self.forward, self.probe = jax.jit(self.apply), jax.jit(self._probe)
+        self.forward, self.probe = jax.jit(self.apply), jax.jit(with_gradients(self.apply))
         shape = jax.eval_shape(self.apply, self.params, self.batch)
         real = self.batch['positions'] >= 0 if len(shape.shape) == 3 else np.ones((3, 1), bool)[:, 0]
         noise = np.random.default_rng(2).standard_normal(shape.shape)
@@ -148,14 +146,6 @@ class Case:
 
     def apply(self, params, batch):
         return self.model.apply(self.variables(params), batch, DropoutRates(), method=self.method)
-
-    def _probe(self, params, batch, cotangent):
-        def scored(params):
-            logits = self.apply(params, batch)
-            return jnp.sum(logits * cotangent), logits
-
-        grads, logits = jax.grad(scored, has_aux=True)(params)
-        return logits, grads
 
     def logits(self, batch):
         return np.asarray(self.probe(self.params, batch, self.cotangent)[0])
@@ -171,8 +161,8 @@ def make_case(task, **fields):
 
 
 @functools.lru_cache(maxsize=10)  # a process has room for some hundreds of programs
-def numbered(name, **fields):
-    return Case(name.split('-')[0], Model(**{**FIELDS[NAMES.index(name)], **fields}))
+def numbered(name):
+    return Case(name.split('-')[0], Model(**FIELDS[NAMES.index(name)]))
 
 
 @pytest.fixture
@@ -390,7 +380,7 @@ def test_every_choice_is_the_same_on_eight_devices(case):
     params = jax.device_put(case.params, sharding.tree_shardings(boxed['params'], mesh, rules))
     with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
         placed = jax.device_put((batch, cotangent), sharding.batch_sharding(mesh))
-        logits, grads = jax.device_get(jax.jit(case._probe)(params, *placed))
+        logits, grads = jax.device_get(jax.jit(with_gradients(case.apply))(params, *placed))
     assert_near(logits[:3], case.both[0], ANOTHER_ORDER)
     jax.tree.map(lambda a, b: assert_near(a, b, ANOTHER_ORDER), grads, case.both[1])
 

@@ -11,7 +11,7 @@ import pytest
 from flax import linen as nn
 
 import knobs
-from comparing import assert_near, differs
+from comparing import assert_near, differs, with_gradients
 from tformer import checks
 from tformer.checks.model_fields import RECURRENT
 from tformer.commands import attention, inspect
@@ -206,18 +206,10 @@ class Case:
         self.params = random_params(sharding.unboxed(self.boxed))
         real = self.batch['positions'] >= 0
         self.cotangent = np.where(real[..., None], np.random.default_rng(2).standard_normal((4, T, V)), 0).astype('f')
-        self.probe, self.forward = jax.jit(self._probe), jax.jit(self.apply)
+        self.probe, self.forward = jax.jit(with_gradients(self.apply)), jax.jit(self.apply)
 
     def apply(self, params, batch):
         return self.model.apply({'params': params}, batch, DropoutRates())
-
-    def _probe(self, params, batch, cotangent):
-        def scored(params):
-            logits = self.apply(params, batch)
-            return jnp.sum(logits * cotangent), logits
-
-        grads, logits = jax.grad(scored, has_aux=True)(params)
-        return logits, grads
 
     def logits(self, batch):
         return np.asarray(self.forward(self.params, batch))
@@ -350,7 +342,7 @@ def test_eight_devices_are_one(case):
     assert not all(split)
     with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
         placed = jax.device_put((case.batch, case.cotangent), sharding.batch_sharding(mesh))
-        logits, grads = jax.device_get(jax.jit(case._probe)(params, *placed))
+        logits, grads = jax.device_get(jax.jit(with_gradients(case.apply))(params, *placed))
     assert_near(logits, case.both[0], 1e-5)
     jax.tree.map(lambda a, b: assert_near(a, b, 1e-5), grads, case.both[1])
 

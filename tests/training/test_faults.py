@@ -160,17 +160,9 @@ def test_fields_that_are_named_may_differ(whole, tmp_path):
 @pytest.mark.signals
 @pytest.mark.slow
 def test_a_signal_during_an_evaluation_leaves_it_to_the_next_life(whole, tmp_path, monkeypatch, capfd):
-    run, real, calls = tmp_path / 'run', recorder.RunRecorder.evaluate, []
-
-    def interrupted(*args):
-        calls.append(args)
-        if len(calls) == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
-            while True:  # an evaluation that would never end
-                pass
-        return real(*args)
-
-    monkeypatch.setattr(recorder.RunRecorder, 'evaluate', interrupted)
+    run = tmp_path / 'run'
+    monkeypatch.setattr(recorder.RunRecorder, 'evaluate', recorder.RunRecorder.evaluate)  # to be undone
+    halting.once(recorder.RunRecorder, 'evaluate', 2, halting.signal_itself)
     with pytest.raises(errors.Stopped, match='SIGTERM: stopped after step 4 of 6, which is saved'):
         train_lib.train(wanted(whole), run)
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL

@@ -130,19 +130,20 @@ def test_the_decay_multiplies_other_factors():
 
 @pytest.mark.parametrize('name', ['adamw', 'adafactor', 'muon', 'schedule_free'])
 def test_the_decay_reaches_the_update_of_each_layer(name):
+    """One operation after another: two programs may fuse them otherwise."""
     updates = []
     for decay in (None, 0.5):
         run = Trainer(make_config('causal_lm', dataclasses.replace(STEADY, name=name, layer_decay=decay)))
         params = run.variables()['params']
         grads = jax.tree.map(jnp.cos, params)
-        update = jax.jit(functools.partial(run.optimizer.update, learning_rate=1.0, weight_decay=0.1))
-        updates.append(flat(update(grads, run.optimizer.init(params), params)[0]))
+        state = run.optimizer.init(params)
+        update, _ = run.optimizer.update(grads, state, params, learning_rate=1.0, weight_decay=0.1)
+        updates.append(flat(update))
     plain, decayed = updates
     for path, update in decayed.items():
         factor = np.asarray([0.25, 0.5]).reshape(2, *[1] * (update.ndim - 1)) if '.layers.' in path else 1 / 8
         factor = 1 if path.startswith('decoder.stack.norm') else factor
-        largest = np.max(np.abs(plain[path]))  # small numbers are sums of large ones
-        np.testing.assert_allclose(update, factor * plain[path], rtol=1e-6, atol=1e-7 * largest, err_msg=path)
+        np.testing.assert_allclose(update, factor * plain[path], rtol=1e-6, err_msg=path)
 
 
 # ---------------------------------------------------------------------------------------------------- freezing
