@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := runs/demo
 
-.PHONY: setup docs-setup parity demo test proofs steady mutants newest stack check lint format docs tutorial bench clean
+.PHONY: setup docs-setup parity demo test coverage proofs steady mutants newest stack compilers check lint format docs tutorial bench clean
 
 setup: $(VENV)/.ready
 
@@ -29,11 +29,19 @@ demo: setup
 test: setup parity
 	$(BIN)/python -m pytest -n 2 -m 'not slow'
 
+# The quick tests, with a list of the lines and branches of tformer that they do not run in their own processes.
+coverage: parity $(VENV)/.coverage
+	$(BIN)/python -m pytest -n 2 -m 'not slow' --cov --cov-report=term-missing:skip-covered
+
+$(VENV)/.coverage: $(VENV)/.ready
+	$(BIN)/pip install --quiet --disable-pip-version-check 'pytest-cov>=7'
+	touch $@
+
 # The same proofs over every family, mesh and fault: more than twenty minutes.
 proofs: setup parity
 	$(BIN)/python -m pytest -n 2 -m slow
 
-# Every test that sends a signal or kills, TIMES times, beside processes that keep the cores busy.
+# Every quick test that sends a signal or kills, TIMES times, and such proofs a tenth as often, on busy cores.
 TIMES ?= 30
 steady: setup
 	$(BIN)/python tests/helpers/steady.py $(TIMES)
@@ -54,6 +62,13 @@ stack: setup
 # line comes last.
 check: lint docs newest parity
 	$(BIN)/python -m pytest -n 2
+
+# The compilers of TPUs and GPUs, which need none of them, in a folder that `tformer inspect --device` and `plan` know.
+COMPILERS := build/compilers
+compilers: setup
+	for platform in tpu cuda cudnn; do \
+	  $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target=$(COMPILERS)/$$platform --upgrade \
+	    $$($(BIN)/python -c "from tformer.distributed import devices; print(*devices.requirements('$$platform'))"); done
 
 lint: setup
 	$(BIN)/ruff format --check .
@@ -83,4 +98,4 @@ bench: setup
 	$(BIN)/tformer benchmark --config=configs/g2p.py
 
 clean:
-	rm -rf $(VENV) .venv-newest build runs
+	rm -rf $(VENV) .venv-newest .coverage build runs

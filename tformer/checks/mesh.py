@@ -52,6 +52,6 @@ def _check_pipeline(config: Config) -> None:
         )
     if config.data.batch_tokens is None:
         ways = math.prod(size for size in (mesh.data, mesh.fsdp, mesh.expert) if size != -1)
-        needed = config.train.microbatches * parts * ways
+        needed = config.train.microbatches * math.lcm(parts, stages) * ways
         asked = f'train.microbatches={config.train.microbatches} x mesh.microbatches={parts} x {ways} ways of the rows'
         require_multiple('train.batch_size', config.train.batch_size, needed, asked)

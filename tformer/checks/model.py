@@ -2,7 +2,8 @@
 
 from tformer.checks.conditions import require, require_divisor
 from tformer.config import Model
-from tformer.layers.block import LAYER_SHARING, has_window
+from tformer.layers.attention import has_window
+from tformer.layers.block import LAYER_SHARING
 from tformer.layers.moe import DISPATCHES
 from tformer.layers.norms import NORMS
 from tformer.layers.parametrization import parametrization

@@ -6,7 +6,7 @@ from typing import Any
 
 from tformer.config import Model
 from tformer.errors import UserError
-from tformer.layers.block import has_window
+from tformer.layers.attention import has_window
 from tformer.layers.moe import DISPATCHES
 from tformer.layers.norms import HEAD_NORMS, NORMS
 from tformer.layers.parametrization import parametrization
@@ -132,7 +132,9 @@ def elsewhere(model: Model, name: str) -> str | None:
 
 
 def as_derived(model: Model, name: str) -> bool:
-    """Returns whether the field has the value that `None` stands for."""
+    """Returns whether the field has the value that `None` stands for, or `auto` stood for in earlier versions."""
+    if name == 'attention_kernel':
+        return model.attention_kernel == 'reference'
     if name not in _DERIVED:
         return False
     cleared: dict[str, Any] = {name: None}

@@ -8,6 +8,7 @@ from tformer.config import Config, Model, Optimizer, own_layers
 from tformer.config.tasks import TASKS
 from tformer.layers.norms import NORMS
 from tformer.layers.parametrization import parametrization
+from tformer.objectives import whole_batch_head
 from tformer.optim.optimizers import OPTIMIZERS
 
 
@@ -43,7 +44,7 @@ def check_run(config: Config) -> None:
         f'evaluate.lengths={lengths} must be from 3 to model.max_len={model.max_len}',
     )
     require(
-        train.loss_chunk is None or not (model.mlm_transform and NORMS[model.norm].whole_batch),
+        not isinstance(train.loss_chunk, int) or not whole_batch_head(model),
         f'train.loss_chunk={train.loss_chunk}: model.norm={model.norm}, here in the head (model.mlm_transform), '
         'needs the whole batch',
     )

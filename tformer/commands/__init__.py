@@ -21,6 +21,7 @@ import functools
 import importlib
 import os
 import pathlib
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -45,6 +46,7 @@ SHARED: dict[str, Flag] = {
     'workdir': ('string', None, "the run's directory"),
     'checkpoint': (('best', 'latest'), 'best', 'which checkpoint to load'),
     'input': ('string', None, 'a file of texts, one a line; default: the arguments, else standard input'),
+    'profile': ('string', None, 'FIRST:LAST, steps whose trace goes to DIR/profile, for xprof and Perfetto'),
     'transform': ('string', None, 'how trials share one program: vmap or map; default: map on a CPU, else vmap'),
     'metric': ('string', None, 'the metric that decides, SPLIT/NAME; default: test/loss, or valid/loss'),
     'baseline': ('string', None, 'the arm that the others are compared with; default: the first'),
@@ -137,6 +139,8 @@ def _run(
 ) -> None:
     for variable, value in environment.items():
         os.environ.setdefault(variable, value)
+    if 'device' in flags and flags.device:  # JAX looks for its plugin of GPUs when it is imported
+        sys.path.append(os.path.join(os.environ.get('TFORMER_COMPILERS', 'build/compilers'), 'cuda'))
     if flags.extensions:
         from tformer.config import extensions
 

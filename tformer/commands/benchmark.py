@@ -1,12 +1,14 @@
 """Times a config's train step, its data pipeline, or what saving costs; prints one JSON line.
 
     tformer benchmark --config=FILE[:argument] [--steps=10] [--data | --saves] [--config.section.field=value ...]
+                      [--profile=FIRST:LAST --workdir=DIR]
 
 A train step is timed on full random batches. --data times the reading, tokenising and batching of the data instead,
 and --saves compares steps that save a checkpoint with steps that do not.
 """
 
 import contextlib
+import functools
 import itertools
 import json
 import pathlib
@@ -24,14 +26,15 @@ from tformer import config as config_lib
 from tformer.config import Config
 from tformer.data.batches import mixture, pipeline
 from tformer.data.tokenizers.tokenizers import train_tokenizers
-from tformer.distributed import sharding
+from tformer.distributed import devices, sharding
 from tformer.errors import UserError, choose
 from tformer.training import checkpoint_writer
 from tformer.training.dummy_batch import assumed, random_batch
 from tformer.training.program import make_program
 from tformer.training.state import TrainState, count_parameters
+from tformer.training.step_trace import StepTrace
 
-SHARED_FLAGS = ('config',)
+SHARED_FLAGS = ('config', 'workdir', 'profile')
 FLAGS = {
     'steps': ('int', 10, 'how many steps to time'),
     'data': ('bool', False, 'time the data pipeline'),
@@ -43,17 +46,26 @@ ALONE = ('saves',)
 
 def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) -> None:
     config = checks.load(commands.needed(flags, 'config'), overrides)
-    print(
-        json.dumps(benchmark(config, flags.steps, 'data' if flags.data else 'saves' if flags.saves else 'train_step'))
-    )
+    what = 'data' if flags.data else 'saves' if flags.saves else 'train_step'
+    trace = None
+    if flags.profile is not None:
+        if what != 'train_step':
+            raise UserError(f'--profile is of train steps; leave out --{what}')
+        trace = StepTrace(flags.profile, pathlib.Path(commands.needed(flags, 'workdir')))
+    elif flags.workdir is not None:
+        raise UserError('--workdir is where --profile writes its trace; benchmark writes nothing else')
+    print(json.dumps(benchmark(config, flags.steps, what, trace)))
 
 
-def benchmark(config: Config, steps: int = 10, what: str = 'train_step') -> dict[str, Any]:
+def benchmark(
+    config: Config, steps: int = 10, what: str = 'train_step', trace: StepTrace | None = None
+) -> dict[str, Any]:
     """Returns the time of a config's train step on full random batches, and facts of the model.
 
         >>> tformer.benchmark(tformer.load_config('configs/g2p.py:demo'))['step_ms']
 
     `what` is train_step, data (the data pipeline without a model), or saves (the cost of saving checkpoints).
+    `trace` writes a trace of some of the timed train steps.
 
     Raises:
       UserError: the config has a mistake, or `steps` is not positive.
@@ -61,7 +73,11 @@ def benchmark(config: Config, steps: int = 10, what: str = 'train_step') -> dict
     checks.check_here(config)
     if steps < 1:
         raise UserError(f'--steps={steps} must be positive')
-    return choose({'train_step': train_step, 'data': feed, 'saves': saving}, what, 'what')(config, steps)
+    if trace is not None:
+        trace.check(0, steps)
+    timed = functools.partial(train_step, trace=trace)
+    ways: dict[str, Callable[[Config, int], dict[str, Any]]] = {'train_step': timed, 'data': feed, 'saves': saving}
+    return choose(ways, what, 'what')(config, steps)
 
 
 @contextlib.contextmanager
@@ -83,6 +99,7 @@ def stepping(config: Config) -> Iterator[tuple[Callable[[], float], Callable[[],
         def once() -> float:
             nonlocal state
             state, numbers = program.jitted_step(state, placed, program.hyper)
+            facts['flops'] = float(jax.device_get(numbers['flops']))
             total, weight = jax.device_get(numbers['scores']['loss'])
             return float(total / weight)
 
@@ -91,17 +108,26 @@ def stepping(config: Config) -> Iterator[tuple[Callable[[], float], Callable[[],
         yield once, lambda: state, facts
 
 
-def train_step(config: Config, steps: int) -> dict[str, Any]:
+def train_step(config: Config, steps: int, trace: StepTrace | None = None) -> dict[str, Any]:
     """Returns the median time of `steps` train steps on full random batches, after two unmeasured."""
     times, loss = [], 0.0
-    with stepping(config) as (once, _, facts):
-        for _ in range(steps):
+    with stepping(config) as (once, _, facts), contextlib.ExitStack() as contexts:
+        if trace is not None:
+            contexts.callback(trace.close)
+        for step in range(1, steps + 1):
+            if trace is not None:
+                trace.begin(step)
             began = time.perf_counter()
-            loss = once()
+            with jax.profiler.StepTraceAnnotation('train', step_num=step):
+                loss = once()
             times.append(time.perf_counter() - began)
+            if trace is not None:
+                trace.end(step, loss)
     median = statistics.median(times)
     rate = {'tokens_per_s': round(facts.pop('tokens') / median, 1), 'step_ms': round(median * 1e3, 2)}
-    return {**facts, **rate, 'loss': round(loss, 4)}
+    flops, peak = facts.pop('flops'), devices.peak_flops(facts['device'], config.model.dtype)
+    utilization = {} if peak is None else {'mfu': round(flops / (median * peak * facts['devices']), 4)}
+    return {**facts, **rate, **utilization, 'loss': round(loss, 4)}
 
 
 SAVED_EVERY = 10

@@ -1,49 +1,87 @@
-"""Compiles the train step for a mesh of devices that need not exist, and reports what a step needs on each of them.
+"""Compiles a config's programs for devices that need not be here.
 
-Nothing is allocated and no data are read. XLA's partitioner, which decides the parameters and collectives of a device,
-is the same for every kind of device; temporaries come from its CPU compiler.
+Nothing is allocated and no data are read. Each kind of device has its own compiler, which decides everything that is
+reported: memory, collectives, kernels, fusions.
 """
 
 import contextlib
 import dataclasses
+import functools
 import math
 import os
-import sys
-import textwrap
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.extend
 from jax.sharding import Mesh
 
-from tformer.config import AXES, Config, override
+from tformer.config import AXES, Config
 from tformer.config import Mesh as MeshConfig
-from tformer.distributed import hlo, roofline, sharding
+from tformer.distributed import costs, devices, hlo, sharding, traffic
+from tformer.distributed.devices import Target, Times, times
 from tformer.errors import UserError
+from tformer.layers import masks
+from tformer.objectives import loss_chunk
 from tformer.training import flops, setup
 from tformer.training.dummy_batch import assumed, one_row
-from tformer.training.program import make_program
-from tformer.training.state import TrainState
+from tformer.training.program import Program, make_program
 
-MOST_DEVICES = 4096  # JAX takes five seconds to start with them, and minutes with four times as many
+MOST_CPUS = 4096  # JAX takes five seconds to start with them, and minutes with four times as many
 
-# The machine code never runs, so it need not be fast; partitioning and fusion stay the same.
+# The CPU's machine code never runs, so it need not be fast; partitioning and fusion stay the same.
 QUICKLY: dict[str, str | bool] = {'xla_backend_optimization_level': '0', 'xla_llvm_disable_expensive_passes': True}
 
 
 @dataclasses.dataclass(frozen=True)
 class DryRun:
-    """A train step compiled for a mesh."""
+    """A program of a config, compiled for devices."""
 
+    name: str  # train step, prefill or decode step
     config: Config  # resolved
-    mesh: Mesh  # of real or pretended devices
-    state: TrainState  # abstract arrays with shardings
-    batch: dict[str, jax.ShapeDtypeStruct]  # abstract arrays with shardings
-    params: Any  # abstract parameters, boxed with their logical names
-    executable: jax.stages.Compiled  # the compiled step
+    target: Target
+    mesh: Mesh  # of the devices
+    held: dict[str, float]  # the bytes of the arguments on one device, by what they are
+    asked: float  # the operations that the model needs of all devices; 0 if not counted
+    executable: jax.stages.Compiled
+    seconds: float  # of the compilation
+
+    @functools.cached_property
+    def program(self) -> hlo.Program:
+        """The compiled program, as its text says."""
+        return hlo.parse(self.executable.as_text() or '')
+
+    @functools.cached_property
+    def works(self) -> list[costs.Work]:
+        """The work of its instructions on one device."""
+        return costs.works(self.program)
+
+    @functools.cached_property
+    def collectives(self) -> list[costs.Collective]:
+        """The collectives that one device takes part in."""
+        return costs.collectives(self.program, self.mesh)
+
+    @property
+    def peak(self) -> float:
+        """The bytes that one device needs: arguments, results that do not reuse their buffers, temporaries."""
+        memory: Any = self.executable.memory_analysis()
+        if self.target.device.platform == 'cpu':  # whose own peak leaves temporaries out
+            new = memory.output_size_in_bytes - memory.alias_size_in_bytes
+            return float(memory.argument_size_in_bytes + new + memory.temp_size_in_bytes)
+        return float(memory.peak_memory_in_bytes)
+
+    def mfu(self, seconds: float) -> float:
+        """Returns the share of the devices' peak that the model's operations take in this time."""
+        return self.asked / seconds / self.mesh.size / self.target.device.flops[self.config.model.dtype]
+
+    def times(self) -> Times:
+        """The seconds of a run at the published peaks; not of a CPU, which has none."""
+        return times(self.target.device, self.config.model.dtype, self.works, self.collectives, self.mesh.shape)
 
 
+# ------------------------------------------------------------------------------------------------ targets
 def num_devices(mesh: MeshConfig) -> int:
     """Returns how many devices a mesh names; an axis of -1 (all devices that are left) counts as one."""
     return math.prod(max(getattr(mesh, axis), 1) for axis in AXES)
@@ -56,37 +94,104 @@ def pretend(count: int) -> None:
     """
     flags = os.environ.get('XLA_FLAGS', '').split()
     os.environ['XLA_FLAGS'] = ' '.join(flag for flag in flags if 'force_host_platform_device_count' not in flag)
-    if count > MOST_DEVICES:
-        raise UserError(f'mesh: {count:,} devices are more than this machine can pretend to have: {MOST_DEVICES:,}')
+    if count > MOST_CPUS:
+        raise UserError(f'mesh: {count:,} devices are more than this machine can pretend to have: {MOST_CPUS:,}')
     with contextlib.suppress(RuntimeError):  # JAX has already started
         jax.config.update('jax_num_cpu_devices', count)
         jax.config.update('jax_platforms', 'cpu')
 
 
-def compile_step(config: Config) -> DryRun:
-    """Returns the train step of `config`, compiled for as many of JAX's devices as its mesh names.
+def make_mesh(config: Config, target: Target) -> Mesh:
+    """Returns the mesh of `config` over the devices of a target, all of them.
 
     Raises:
-      UserError: the mesh does not divide the rows of a batch.
+      UserError: the mesh names more or fewer devices than there are.
     """
-    config = override(assumed(config), {f'mesh.{axis}': max(getattr(config.mesh, axis), 1) for axis in AXES})
-    mesh = sharding.make_mesh(config.mesh)
+    mesh = sharding.make_mesh(config.mesh, target.devices())
+    if mesh.size < target.count:
+        raise UserError(
+            f'{target} has {target.count:,} devices, the mesh names {mesh.size:,}: an axis of -1, e.g. mesh.data=-1, '
+            'takes all that are left'
+        )
+    return mesh
+
+
+# ------------------------------------------------------------------------------------------------ programs
+def compile_program(name: str, config: Config, target: Target) -> DryRun:
+    """Returns the program `name`, a key of PROGRAMS, of a config, compiled for a target.
+
+    Raises:
+      UserError: the mesh does not divide the rows of a batch, or a device has too little memory.
+    """
+    config = assumed(config)
+    mesh = make_mesh(config, target)
     batch = abstract_batch(config, mesh)
     with sharding.placed(mesh, config.mesh):
-        program = make_program(_without_bfloat16(config), batch, mesh)
+        program = make_program(config, batch, mesh)
+        if target.device.platform == 'cuda' and program.attention_kernel == 'cudnn':
+            devices.find_cudnn()
         state = jax.tree.map(
             lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
             sharding.unboxed(program.abstract),
             program.shardings,
         )
-        lowered = program.jitted_step.lower(state, batch, program.hyper)
-        return DryRun(config, mesh, state, batch, program.abstract.params, lowered.compile(QUICKLY))
+        traced, held = PROGRAMS[name](program, state, batch)
+        began = time.perf_counter()
+        try:
+            executable = traced.lower().compile(QUICKLY if target.device.platform == 'cpu' else None)
+        except jax.errors.JaxRuntimeError as error:
+            raise too_large(config, target, str(error), traced.jaxpr) from error
+    asked = flops.model_flops(config, program.abstract.params, batch) if name == 'train step' else 0.0
+    held = {kind: float(flops.device_bytes(tree)) for kind, tree in held.items()}
+    return DryRun(name, config, target, mesh, held, asked, executable, time.perf_counter() - began)
 
 
-def _without_bfloat16(config: Config) -> Config:
-    """Returns `config` with float16 in place of bfloat16, which the CPU compiler would widen to float32."""
-    dtypes = {'model.dtype': config.model.dtype, 'model.param_dtype': config.model.param_dtype}
-    return override(config, {name: dtype.replace('bfloat16', 'float16') for name, dtype in dtypes.items()})
+def _train_step(program: Program, state: Any, batch: Any) -> tuple[jax.stages.Traced, dict[str, Any]]:
+    held = {
+        'parameters': state.params,
+        'optimizer state': state.opt_state,
+        'averages': state.averages,
+        'batch': batch,
+    }
+    return program.jitted_step.trace(state, batch, program.hyper), held
+
+
+def _prefill(program: Program, state: Any, batch: Any) -> tuple[jax.stages.Traced, dict[str, Any]]:
+    return jax.jit(functools.partial(_read_prompt, program)).trace(state.params, batch), {'parameters': state.params}
+
+
+def _read_prompt(program: Program, params: Any, batch: Any) -> tuple[jax.Array, Any]:
+    """Returns (the logits after a prompt, its cache, with room for the new tokens)."""
+    slots = batch['inputs'].shape[1] + program.config.decode.max_len
+    with masks.ordered('front'):
+        cache = program.model.apply({'params': params}, batch, slots, method='start')
+    with masks.ordered('front'):
+        found: Any = program.model.apply(
+            {'params': params}, batch['inputs'], batch['positions'], cache, method='extend'
+        )
+    return found[0][:, -1], found[1]
+
+
+def _decode_step(program: Program, state: Any, batch: Any) -> tuple[jax.stages.Traced, dict[str, Any]]:
+    cache = jax.eval_shape(functools.partial(_read_prompt, program), state.params, batch)[1]
+    one = {
+        name: jax.ShapeDtypeStruct((len(x), 1), x.dtype, sharding=x.sharding)
+        for name, x in batch.items()
+        if name in ('inputs', 'positions')
+    }
+
+    def step(params: Any, tokens: jax.Array, positions: jax.Array, cache: Any) -> Any:
+        return program.model.apply({'params': params}, tokens, positions, cache, method='extend')
+
+    traced = jax.jit(step, donate_argnums=3).trace(state.params, one['inputs'], one['positions'], cache)
+    return traced, {'parameters': state.params}
+
+
+PROGRAMS: dict[str, Callable[[Program, Any, Any], tuple[jax.stages.Traced, dict[str, Any]]]] = {
+    'train step': _train_step,
+    'prefill': _prefill,
+    'decode step': _decode_step,
+}
 
 
 def abstract_batch(config: Config, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
@@ -96,102 +201,87 @@ def abstract_batch(config: Config, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct
     if multiple is not None and config.data.batch_tokens is not None:
         rows = max(config.data.batch_tokens // config.data.length // multiple, 1) * multiple
     one = one_row(config)
+    if config.data.batching == 'pack':
+        one |= {name.replace('positions', 'segment_ids'): x for name, x in one.items() if name.endswith('positions')}
     return {name: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype, sharding=place) for name, x in one.items()}
 
 
-# ------------------------------------------------------------------------------------------------ in words
-NOTES = """\
-Compiled for this machine's CPU, which multiplies bfloat16 in float32 and fuses less than an accelerator: temporaries
-are overstated (bfloat16 is compiled as float16, which has the same width). The CPU compiler has no reduce-scatter: the
-gradients of FSDP appear as all-reduces of twice the bytes. It does not merge all-reduces whose results are summed. The
-bytes of a collective are those that a device sends on a ring. The time of the memory counts the step's arguments and
-results, each once.
-"""
+# ------------------------------------------------------------------------------------------------ too large
+def too_large(config: Config, target: Target, said: str, jaxpr: Any) -> UserError:
+    """Returns one line of what a compiler says that refuses a program for its memory; else what it says.
 
-
-def report(config: Config) -> str:
-    """Returns the report of the train step of a config, and prints progress to standard error."""
-    began = time.perf_counter()
-    print(f'compiling for {num_devices(config.mesh):,} devices ...', file=sys.stderr, flush=True)
-    run = compile_step(config)
-    print(f'compiled in {time.perf_counter() - began:.0f} s', file=sys.stderr, flush=True)
-    return describe(run)
-
-
-def describe(run: DryRun) -> str:
-    """Returns the memory, collectives, operations and shortest step time of one device of a mesh."""
-    text = run.executable.as_text() or ''
-    program, collectives = hlo.parse(text), hlo.collectives(text, run.mesh)
-    axes = ' x '.join(f'{axis} {size}' for axis, size in run.mesh.shape.items() if size > 1)
-    rows, length = run.batch['inputs'].shape
-    where = f'{run.mesh.size:,} devices ({axes}), rules {run.config.mesh.rules}'
-    asked, done = flops.model_flops(run.config, run.params, run.batch), hlo.flops(program)
-    lines = [
-        '',
-        f'dry run on {where}: {rows:,} rows of {length:,} tokens',
-        *_memory(run),
-        *_collectives(collectives),
-        'operations of a step',
-        f'  {"matrix products, one device":<30} {done:>14.4g}',
-        f'  {"model FLOPs, all devices":<30} {asked:>14.4g}  {asked / (done * run.mesh.size):.0%} of those computed',
-        *_times(run, asked, done, collectives),
-        '',
-        *textwrap.wrap(NOTES, 120),
-    ]
-    unknown = hlo.unknown_loops(program)
-    return '\n'.join(lines + [f'{unknown} loops have an unknown length and count once.'] * bool(unknown))
-
-
-def needed_bytes(run: DryRun) -> float:
-    """Returns the bytes that a device needs in a step: arguments, results that do not reuse their buffers, temporaries.
-
-    The CPU compiler's own peak leaves temporaries out.
+    The largest arrays are those that the compiler names, else those of all devices together in the traced program.
     """
-    memory: Any = run.executable.memory_analysis()
-    new = memory.output_size_in_bytes - memory.alias_size_in_bytes
-    return float(memory.argument_size_in_bytes + new + memory.temp_size_in_bytes)
+    found = re.search(r'Used ([\d.]+[KMGT]) of ([\d.]+[KMGT]) hbm', said) or re.search(
+        r'HLO temporaries \(([\d.]+[KMGT])\) exceeds available HBM \(([\d.]+[KMGT])\)', said
+    )
+    if 'RESOURCE_EXHAUSTED' not in said or not found:
+        return UserError(f'{target}: the compiler failed: {" ".join(said.split())[:300]}')
+    listed = re.findall(r'Size: ([\d.]+[KMGT])\s+(?:Operator: op_name="([^"]*)")?\s*.*?Shape: (\S+?)\{', said)
+    arrays = [(f'{size} {shape}', hlo.place(operation), hlo.dims(shape)) for size, operation, shape in listed]
+    whole = '' if arrays else ' of all devices together'
+    arrays = arrays or [(f'{_size(x)} {x.str_short()}', place, x.shape) for x, place in _largest(jaxpr)]
+    return UserError(_in_a_line(config, target, found[1], found[2], whole, arrays[:3]))
 
 
-def _memory(run: DryRun) -> list[str]:
-    memory: Any = run.executable.memory_analysis()
-    state, needed = run.state, needed_bytes(run)
-    rows = {
-        'parameters': flops.device_bytes(state.params),
-        'optimizer state': flops.device_bytes(state.opt_state),
-        'averages': flops.device_bytes(state.averages),
-        'batch': flops.device_bytes(run.batch),
-        'arguments, as compiled': memory.argument_size_in_bytes,
-        'activations and temporaries': memory.temp_size_in_bytes,
-        'needed': needed,
-    }
-    lines = [f'  {name:<30} {_gib(size):>14}' for name, size in rows.items() if size]
-    for name, device in roofline.DEVICES.items():
-        fits = 'fits' if needed <= device.memory else 'does not fit'
-        lines.append(f'  {fits} {name}: needs {_gib(needed)} per device, which has {_gib(device.memory)}')
-    return ['memory of a device', *lines]
+def check_fits(run: DryRun) -> None:
+    """Raises a `UserError` where a compiled program needs more memory than a device has."""
+    limit = run.target.device.memory
+    if run.peak > limit:
+        arrays = [
+            (f'{size / 2**30:.2f}G {shape}', place, hlo.dims(shape))
+            for shape, place, size in traffic.largest(run.program, 3)
+        ]
+        needed, there = (f'{size / 2**30:.2f}G' for size in (run.peak, limit))
+        raise UserError(_in_a_line(run.config, run.target, needed, there, '', arrays))
 
 
-def _collectives(found: list[hlo.Collective]) -> list[str]:
-    def line(kind: str, axes: Sequence[str], rows: Sequence[hlo.Collective]) -> str:
-        count, sent = sum(row.count for row in rows), sum(row.bytes for row in rows)
-        return f'  {kind:<20} {" + ".join(axes):<24} {count:>9,} {_gib(sent):>14}'
-
-    title = 'collectives of a step: kind, mesh axes, count, bytes sent by a device'
-    return [title, *(line(row.kind, row.axes, [row]) for row in found), line('all', (), found)]
-
-
-def _times(run: DryRun, asked: float, done: float, collectives: list[hlo.Collective]) -> list[str]:
-    memory: Any = run.executable.memory_analysis()
-    traffic = memory.argument_size_in_bytes + memory.output_size_in_bytes
-    lines = [f'  {"":<20} {"products":>9} {"memory":>9} {"network":>9} {"step, MFU":>16} {"in turn, MFU":>16}']
-    for name, device in roofline.DEVICES.items():
-        found = roofline.times(device, run.config.model.dtype, done, traffic, collectives, run.mesh.shape)
-        peak = run.mesh.size * device.flops[run.config.model.dtype]
-        cells = [f'{seconds:>9.3g}' for seconds in found]
-        cells += [f'{seconds:>9.3g} {asked / seconds / peak:>6.1%}' for seconds in (max(found), sum(found))]
-        lines.append(f'  {name:<20} {" ".join(cells)}')
-    return ['seconds of a step at the published peaks: overlapped (step), or one after the other (in turn)', *lines]
+def _in_a_line(
+    config: Config, target: Target, needed: str, limit: str, whole: str, arrays: list[tuple[str, str, tuple[int, ...]]]
+) -> str:
+    named = ', '.join(f'{array} ({place})' for array, place, _ in arrays)
+    cures = advice(config, [sizes for _, _, sizes in arrays])
+    return (
+        f'{target}: the program needs {needed} of the {limit} that a device has; the largest{whole}: {named}; {cures}'
+    )
 
 
-def _gib(size: float) -> str:
-    return f'{size / 2**30:,.3f} GiB' if abs(size) >= 2**20 else f'{size:,.0f} B'
+def _size(x: Any) -> str:
+    return f'{math.prod(x.shape) * x.dtype.itemsize / 2**30:.2f}G'
+
+
+def _largest(jaxpr: Any) -> list[tuple[Any, str]]:
+    """Returns the largest arrays that a traced program computes, each from another place, and these places."""
+    found: dict[str, Any] = {}
+
+    def bytes_of(x: Any) -> int:
+        return math.prod(x.shape) * x.dtype.itemsize if hasattr(x, 'shape') and hasattr(x.dtype, 'itemsize') else 0
+
+    def walk(jaxpr: Any) -> None:
+        for equation in jaxpr.eqns:
+            place = hlo.place(f'{equation.source_info.name_stack}/{equation.primitive}')
+            for x in (variable.aval for variable in equation.outvars):
+                if bytes_of(x) > bytes_of(found.get(place)):
+                    found[place] = x
+            for inner in jax.extend.core.jaxprs_in_params(equation.params):
+                walk(inner)
+
+    walk(jaxpr.jaxpr)
+    once = {str(x): (x, place) for place, x in found.items()}
+    return sorted(once.values(), key=lambda row: -bytes_of(row[0]))[:3]
+
+
+def advice(config: Config, sizes: list[tuple[int, ...]]) -> str:
+    """Returns the fields that would lower a step's memory, those that cut the arrays of these sizes first."""
+    model = config.model
+    layers = model.num_decoder_layers if model.family != 'encoder' else model.num_encoder_layers
+    cures = []
+    for each in sizes:
+        if each.count(config.data.length) > 1 and model.attention_kernel in ('auto', 'reference', 'xla'):
+            cures.append('model.attention_kernel')
+        if each[:1] == (layers,) and model.remat is None:
+            cures.append('model.remat')
+        if model.vocab_size in each and loss_chunk(config) is None:
+            cures.append('train.loss_chunk')
+    fields = dict.fromkeys([*cures, 'train.microbatches', 'mesh.fsdp', 'mesh.tensor'])
+    return f'lower it by {", ".join(fields)}'

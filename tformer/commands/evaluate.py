@@ -17,6 +17,7 @@ from tformer.distributed import processes
 from tformer.evaluation import metrics, predictions
 from tformer.lab.sweep import trials
 from tformer.training import digests, writers
+from tformer.training.wall_time import WALL_TIME, Account
 
 SHARED_FLAGS = ('workdir', 'checkpoint')
 FLAGS = {
@@ -33,7 +34,11 @@ def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) 
 
 
 def evaluate(
-    run: Run | str | pathlib.Path, split: str = 'test', records: Sequence[Record] | None = None, **facts: float
+    run: Run | str | pathlib.Path,
+    split: str = 'test',
+    records: Sequence[Record] | None = None,
+    account: Account | None = None,
+    **facts: float,
 ) -> dict[str, float]:
     """Scores a run on a split, prints the scores with some samples, and adds them to result.json in the workdir.
 
@@ -42,8 +47,8 @@ def evaluate(
     If config.evaluate.metrics score generated text, that text is written to predictions_SPLIT.jsonl for reports.
     `run.evaluate(split)` returns the scores without printing or writing them.
 
-    `run` may be a workdir. `records` are those of the split (train, valid or test), if they are loaded already. The
-    facts are numbers to write beside the scores.
+    `run` may be a workdir. `records` are those of the split (train, valid or test), if they are loaded already. At the
+    end of a training its `account` is written as `wall_time`. The facts are numbers to write beside the scores.
     """
     run = opened(run)
     before = run.results
@@ -62,5 +67,7 @@ def evaluate(
         with digests.recording(run.workdir, 'result.json', predictions.place(run.workdir, split).name):
             if run.config.evaluate.metrics:
                 predictions.write(run.workdir, split, found.outputs, found.references)
-            atomic.write(run.workdir / 'result.json', json.dumps({**before, split: scores}, indent=2) + '\n')
+            spent = account.seconds() if account is not None else writers.seconds(run.workdir)
+            found_all = {**before, split: scores, **({WALL_TIME: spent} if spent else {})}
+            atomic.write(run.workdir / 'result.json', json.dumps(found_all, indent=2) + '\n')
     return found.scores

@@ -1,11 +1,14 @@
 """Shows a config without running it: its parameters, its data, or a step on a mesh of devices.
 
     tformer inspect --config=FILE[:argument] | --workdir=DIR [--config.section.field=value ...]
+    tformer inspect --device=v5e:2x4 | v5p:4x4x4 | v6e:4x4 | h100:8 | h200:16 | cpu:8 [--decode] --config=FILE ...
     tformer inspect --data --config=FILE[:argument] | --workdir=DIR
 
-The first form prints the resolved config and the table of parameters, and of a workdir its checkpoints. If the mesh
-names several devices, present or not, it also prints what a step needs and sends on each of them. --data prints the
-amounts, lengths, padding and duplicates of the data, and rows as the model reads them.
+The first form prints the resolved config and the table of parameters, and of a workdir its checkpoints. --device adds
+the train step, compiled by the compiler of those devices, which need not be here: memory, collectives, kernels, and a
+lower bound of its seconds; --decode takes the programs of generation instead. A mesh of several devices without
+--device is compiled for as many CPUs. --data prints the amounts, lengths, padding and duplicates of the data, and rows
+as the model reads them.
 """
 
 import functools
@@ -19,11 +22,12 @@ from rich.console import Console
 
 from tformer import checks, commands
 from tformer import config as config_lib
-from tformer.commands import dry_run
+from tformer.commands import dry_run, dry_run_report
 from tformer.config import Config
 from tformer.data.batches import mixture
 from tformer.data.inspection import rendering, report
-from tformer.distributed import sharding
+from tformer.distributed import devices, sharding
+from tformer.distributed.devices import Target
 from tformer.errors import UserError
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
@@ -33,7 +37,12 @@ from tformer.training.dummy_batch import assumed, one_row
 from tformer.training.state import abstract_variables
 
 SHARED_FLAGS = ('config', 'workdir')
-FLAGS = {'data': ('bool', False, 'show the data instead of the model')}
+FLAGS = {
+    'data': ('bool', False, 'show the data instead of the model'),
+    'device': ('string', None, 'devices to compile for: v5e:2x4, v5p:4x4x4, v6e:4x4, h100:8, h200:16, cpu:8 ...'),
+    'decode': ('bool', False, 'compile the prefill and the decode step instead of the train step'),
+    'json': ('bool', False, 'print the compiled programs alone, one JSON object a line'),
+}
 ENVIRONMENT = {'TF_CPP_MIN_LOG_LEVEL': '2'}  # XLA reads it when JAX is imported
 
 
@@ -46,18 +55,36 @@ def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) 
     else:
         config = checks.load(commands.needed(flags, 'config'), overrides)
     asks_for_mesh = flags.workdir is None or any(name.startswith('mesh.') for name in overrides)
-    devices = dry_run.num_devices(config.mesh) if asks_for_mesh and not flags.data else 1
-    if devices > 1:
-        dry_run.pretend(devices)
-    checks.check_here(config)
+    target = _target(flags, config, asks_for_mesh)
+    checks.check_here(config, None if target is None else target.jax_platform)
     if flags.data:
         show_data(config, flags.workdir)
         return
-    print(inspect(config))
-    if flags.workdir is not None:
-        print(checkpoints(flags.workdir))
-    if devices > 1:
-        print(dry_run.report(config))
+    programs = ('prefill', 'decode step') if flags.decode else ('train step',)
+    if not flags.json:
+        print(inspect(config))
+        if flags.workdir is not None:
+            print(checkpoints(flags.workdir))
+    if target is not None:
+        for name in programs:
+            run = dry_run_report.compiled(name, config, target)
+            print(json.dumps(dry_run_report.figures(run)) if flags.json else dry_run_report.describe(run))
+            dry_run.check_fits(run)
+
+
+def _target(flags: commands.Flags, config: Config, asks_for_mesh: bool) -> Target | None:
+    """Returns the devices to compile for, of which JAX is told; None where nothing is compiled."""
+    if flags.data and (flags.device or flags.decode or flags.json):
+        raise UserError('inspect takes --data or --device, not both')
+    target = Target.parse(flags.device) if flags.device else None
+    if target is None and asks_for_mesh and not flags.data and dry_run.num_devices(config.mesh) > 1:
+        target = Target('cpu', (dry_run.num_devices(config.mesh),))
+    if target is None and (flags.decode or flags.json):
+        raise UserError('inspect --decode and --json need --device, or a mesh of several devices')
+    if target is not None:
+        dry_run.pretend(target.count if target.device.platform == 'cpu' else 1)
+        devices.prepare(target.device.platform)
+    return target
 
 
 def inspect(config: Config) -> str:

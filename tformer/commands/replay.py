@@ -18,7 +18,9 @@ from tformer.data.batches import mixture, pipeline
 from tformer.data.inspection import rendering
 from tformer.distributed import sharding
 from tformer.errors import UserError
+from tformer.layers import masks
 from tformer.layers.dropout import DropoutRates
+from tformer.objectives import loss_chunk
 from tformer.training import checkpoint, digests, setup
 from tformer.training import workdir as workdir_lib
 from tformer.training.program import Program, make_program
@@ -81,15 +83,20 @@ def row_losses(program: Program, state: TrainState, batch: dict[str, Any]) -> ja
     """Returns the loss [B] of each row by itself, without dropout; 0 for a row that has nothing to score."""
     model, objective, config = program.model, program.objective, program.config
     second = objective.weight(config.train.second_loss_weight)
-    method = objective.method_for(config.train.loss_chunk)
-    weights = [name for name in batch if name in ('weights', 'label_weights')]
+    method = objective.method_for(loss_chunk(config))
+    nothing = {'weights': 0, 'label_weights': 0, 'positions': -1}  # what scores of other rows count by
 
     @jax.jit
     def losses(variables: Any, batch: dict[str, jax.Array]) -> jax.Array:
-        outputs = model.apply(variables, batch, DropoutRates(), method=method)
+        with masks.ordered('behind'):
+            outputs = model.apply(variables, batch, DropoutRates(), method=method)
 
         def of_row(index: jax.Array) -> jax.Array:
-            kept = {name: jnp.zeros_like(batch[name]).at[index].set(batch[name][index]) for name in weights}
+            kept = {
+                name: jnp.full_like(batch[name], value).at[index].set(batch[name][index])
+                for name, value in nothing.items()
+                if name in batch
+            }
             alone = objective.weigh(batch | kept, second)
             total, weight = objective.scores(outputs, alone)['loss']
             return total / jnp.maximum(weight, 1e-9)

@@ -1,6 +1,7 @@
 """Trains a model, resumes by itself, and scores the best checkpoint at the end.
 
     tformer train --config=FILE[:argument] --workdir=DIR [--config.section.field=value ...] [--may_differ=FIELD,FIELD]
+                  [--profile=FIRST:LAST]
     tformer train WORKDIR WORKDIR ... [--transform=vmap]
 
 The second form trains trials of a sweep together in one program; `tformer sweep --together=N` uses it.
@@ -20,9 +21,10 @@ from tformer.distributed import processes
 from tformer.errors import NoSplitError, UserError
 from tformer.lab.sweep import batched_training, trials
 from tformer.training import loop, writers
+from tformer.training.step_trace import StepTrace
 from tformer.training.stopping import StopMonitor
 
-SHARED_FLAGS = ('config', 'workdir', 'transform')
+SHARED_FLAGS = ('config', 'workdir', 'transform', 'profile')
 FLAGS: dict[str, commands.Flag] = {
     'may_differ': ('list', [], "fields that may differ from those of the workdir's checkpoint")
 }
@@ -32,12 +34,14 @@ PROCESSES = True
 
 def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) -> None:
     if arguments:
-        if overrides or flags.config or flags.workdir or flags.may_differ or flags.coordinator:
+        if overrides or flags.config or flags.workdir or flags.may_differ or flags.coordinator or flags.profile:
             raise UserError('trials that train together have their own configs: the only flag is --transform')
         train_together(arguments, flags.transform)
         return
     config = checks.load(commands.needed(flags, 'config'), overrides)
-    train_and_evaluate(config, commands.needed(flags, 'workdir'), flags.may_differ)
+    home = pathlib.Path(commands.needed(flags, 'workdir'))
+    trace = None if flags.profile is None else StepTrace(flags.profile, home)
+    train_and_evaluate(config, home, flags.may_differ, trace)
 
 
 def train(config: Config, workdir: str | pathlib.Path, may_differ: Sequence[str] = ()) -> Run:
@@ -58,7 +62,9 @@ def train(config: Config, workdir: str | pathlib.Path, may_differ: Sequence[str]
     return Run.load(workdir)
 
 
-def train_and_evaluate(config: Config, workdir: str | pathlib.Path, may_differ: Sequence[str] = ()) -> dict[str, float]:
+def train_and_evaluate(
+    config: Config, workdir: str | pathlib.Path, may_differ: Sequence[str] = (), trace: StepTrace | None = None
+) -> dict[str, float]:
     """Trains, scores the best checkpoint on the test split (on valid if there is none), and writes result.json.
 
     Returns the scores. A trial of a sweep that is done stays as it is; if one fails, its workdir keeps the reason.
@@ -70,7 +76,7 @@ def train_and_evaluate(config: Config, workdir: str | pathlib.Path, may_differ: 
         print(f'{home} is done')
         return dict(next(iter(writers.results(home).values()), {}))
     with trials.kept(home):
-        trained = loop.train(config, home, scoring.generated_scores, may_differ)
+        trained = loop.train(config, home, scoring.generated_scores, may_differ, trace)
         with StopMonitor(None, training=False):
             return finish(home, trained)
 
@@ -93,6 +99,11 @@ def train_together(workdirs: Sequence[str], transform: str | None = None) -> Non
 
 def finish(workdir: pathlib.Path, trained: loop.Trained) -> dict[str, float]:
     """Scores the best checkpoint of a trained run on the test split, or on valid if there is none."""
+    with trained.account.clock as clock, clock.spending('evaluating'):
+        return _score(workdir, trained)
+
+
+def _score(workdir: pathlib.Path, trained: loop.Trained) -> dict[str, float]:
     split = 'test'
     records: Sequence[Record] | None = None
     try:
@@ -102,4 +113,4 @@ def finish(workdir: pathlib.Path, trained: loop.Trained) -> dict[str, float]:
         print(f'there is no test split, so the run is scored on valid: {error}')
         split, records = 'valid', None
     loaded = dataclasses.replace(Run.load(workdir, placed=True), tokenizers=trained.tokenizers)
-    return evaluate.evaluate(loaded, split, records, parameters=trained.num_parameters)
+    return evaluate.evaluate(loaded, split, records, trained.account, parameters=trained.num_parameters)

@@ -1,14 +1,10 @@
-"""Counts the products and collectives of a compiled program from its text (HLO); loops count as often as they run."""
+"""Reads the text of a compiled program (HLO), and says how often each of its instructions runs."""
 
-import dataclasses
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
-from jax.sharding import Mesh
-
-from tformer.distributed import device_groups
 
 
 class Instruction(NamedTuple):
@@ -34,36 +30,6 @@ class Program(NamedTuple):
     entry: str
 
 
-@dataclasses.dataclass(frozen=True)
-class Collective:
-    """All collectives of one kind over the same axes of the mesh, in one run of a program on one device.
-
-    Attributes:
-      kind: all-gather, all-reduce, reduce-scatter, all-to-all, collective-permute ...
-      axes: the axes of the mesh along which the devices of a group differ, in the order of the mesh.
-      count: how many collectives run.
-      bytes: the bytes that the device sends, by the table `SENT`. A number that is widened just before it is sent, as
-        the CPU compiler does with bfloat16, counts in its narrow type.
-    """
-
-    kind: str
-    axes: tuple[str, ...]
-    count: int
-    bytes: float
-
-
-# Kind -> the bytes that a device sends per byte of its operands, on a ring of n devices (Chan et al. 2007, section 4).
-SENT: dict[str, Callable[[int], float]] = {
-    'all-gather': lambda n: n - 1,  # the operand is 1/n of the result
-    'all-reduce': lambda n: 2 * (n - 1) / n,
-    'reduce-scatter': lambda n: (n - 1) / n,
-    'all-to-all': lambda n: (n - 1) / n,
-    'ragged-all-to-all': lambda n: (n - 1) / n,
-    'collective-permute': lambda n: 1,
-    'collective-broadcast': lambda n: 1,
-}
-
-
 # ------------------------------------------------------------------------------------------------ reading
 _HEADER = re.compile(r'(ENTRY )?%?([\w.\-]+) .*\{$')
 _LINE = re.compile(r'\s+(ROOT )?%?([\w.\-]+) = (.*)')
@@ -74,6 +40,9 @@ def parse(text: str) -> Program:
     """Returns the program of a text such as that of `compiled.as_text()`."""
     computations: dict[str, dict[str, Instruction]] = {}
     current, entry = '', ''
+    text = re.sub(
+        r'kernel_metadata=\{\n(.*)\n\}\}', r'kernel_metadata={\1}}', text
+    )  # the one attribute of several lines
     for line in text.splitlines():
         if line[:1] in ('%', 'E') and (header := _HEADER.match(line)):
             current = header[2]
@@ -122,11 +91,29 @@ def num_bytes(shape: str) -> float:
     return total
 
 
+def source(i: Instruction) -> str:
+    """Returns where in the model an instruction comes from; '' if its text does not say."""
+    named = re.search(r'op_name="([^"]*)"', i.attributes)
+    return place(named[1]) if named else ''
+
+
+def place(operation: str) -> str:
+    """Returns the last names of an operation's path, without those that JAX's transformations put around them."""
+    around = r'\b(?:jit|jvp|transpose|vmap|checkpoint|rematted_computation)\b|closed_call|body|while'
+    names = [name.strip('()') for name in re.sub(around, '', operation).split('/')]
+    return '/'.join([name for name in names if name][-4:])
+
+
 # ------------------------------------------------------------------------------------------------ running
+def nothing(i: Instruction, c: Computation) -> float:
+    """The cost of instructions in a walk that needs none."""
+    return 0.0
+
+
 def executions(
-    program: Program, cost: Cost, name: str | None = None, times: int = 1
+    program: Program, cost: Cost, name: str | None = None, times: int = 1, into_fusions: bool = True
 ) -> Iterator[tuple[Instruction, Computation, int]]:
-    """Yields every instruction that a run reaches, its computation, and how often it runs, also inside fusions.
+    """Yields every instruction that a run reaches, its computation, and how often it runs.
 
     Of a conditional the branch of the highest total `cost` is taken. A loop of unknown length counts once.
 
@@ -135,12 +122,15 @@ def executions(
       cost: the cost of an instruction by itself.
       name: the computation to begin with; None: the entry.
       times: how often that computation runs.
+      into_fusions: also yield the instructions of fusions; else a fusion is one instruction.
     """
     computation = program.computations[name or program.entry]
     for instruction in computation.values():
         yield instruction, computation, times
+        if instruction.opcode == 'fusion' and not into_fusions:
+            continue
         for callee, repeats in _callees(program, instruction, cost):
-            yield from executions(program, cost, callee, times * repeats)
+            yield from executions(program, cost, callee, times * repeats, into_fusions)
 
 
 def _callees(program: Program, instruction: Instruction, cost: Cost) -> list[tuple[str, int]]:
@@ -176,73 +166,29 @@ def trips(program: Program, loop: Instruction) -> int | None:
     noted = re.search(r'known_trip_count"?[:=]\{"?n"?[:=]"?(\d+)', loop.attributes)
     if noted:
         return int(noted[1])
-    condition = called(loop.attributes)['condition'][0]
-    reached = [i for i, _, _ in executions(program, lambda i, c: 0, condition)]
+    named = called(loop.attributes)
+    reached = [i for i, _, _ in executions(program, nothing, named['condition'][0])]
     bounds = [int(i.literal) for i in reached if i.opcode == 'constant' and i.literal.isdecimal()]
     less = [i for i in reached if i.opcode == 'compare' and 'direction=LT' in i.attributes]
-    return bounds[0] if len(bounds) == len(less) == 1 else None
+    if not len(bounds) == len(less) == 1:
+        return None
+    counters = [i for i in reached if i.opcode == 'get-tuple-element']
+    step = _step(program.computations[named['body'][0]], counters[0].attributes) if len(counters) == 1 else 1
+    return -(-bounds[0] // step)
+
+
+def _step(body: Computation, place: str) -> int:
+    """Returns the constant that a loop adds to the counter at `index=` of its tuple; 1 where it adds none."""
+    (root,) = (i for i in body.values() if i.root)
+    index = re.search(r'index=(\d+)', place)
+    if root.opcode != 'tuple' or index is None:
+        return 1
+    added = body[root.operands[int(index[1])]]
+    constants = [body[name] for name in added.operands if body[name].opcode == 'constant']
+    return int(constants[0].literal) if added.opcode == 'add' and len(constants) == 1 else 1
 
 
 def unknown_loops(program: Program) -> int:
     """Returns the number of loops whose length the text does not say."""
-    loops = (i for i, _, _ in executions(program, lambda i, c: 0) if i.opcode == 'while')
+    loops = (i for i, _, _ in executions(program, nothing) if i.opcode == 'while')
     return sum(trips(program, loop) is None for loop in loops)
-
-
-# ------------------------------------------------------------------------------------------------ counting
-def collectives(compiled_text: str, mesh: Mesh) -> list[Collective]:
-    """Returns the collectives that one device takes part in during one run, the most bytes first.
-
-    Args:
-      compiled_text: `compiled.as_text()` of a program partitioned over `mesh`.
-      mesh: the mesh whose axes name the groups of devices.
-    """
-    program, sizes = parse(compiled_text), tuple(mesh.shape.items())
-    found: dict[tuple[str, tuple[str, ...]], tuple[int, float]] = {}
-
-    def sent(i: Instruction, c: Computation) -> float:
-        kind = i.opcode.removesuffix('-start')
-        if kind not in SENT:
-            return 0
-        _, size = device_groups.of(i.attributes, sizes)
-        return sum(_sent_bytes(program, c, name) for name in i.operands) * SENT[kind](size)
-
-    for i, c, times in executions(program, sent):
-        amount = sent(i, c)
-        if amount:
-            key = i.opcode.removesuffix('-start'), device_groups.of(i.attributes, sizes)[0]
-            count, total = found.get(key, (0, 0.0))
-            found[key] = count + times, total + amount * times
-    rows = [Collective(*key, *value) for key, value in found.items()]
-    return sorted(rows, key=lambda row: -row.bytes)
-
-
-def _sent_bytes(program: Program, c: Computation, name: str) -> float:
-    """Returns the bytes of an operand, in the type it had before it was widened."""
-    whole, i = num_bytes(c[name].shape), c[name]
-    while i.opcode in ('fusion', 'bitcast', 'copy', 'transpose', 'reshape'):  # these keep the numbers
-        if i.opcode == 'fusion':
-            c = program.computations[called(i.attributes)['calls'][0]]
-            i = next(i for i in c.values() if i.root)
-        else:
-            i = c[i.operands[0]]
-    before = num_bytes(c[i.operands[0]].shape) if i.opcode == 'convert' else whole
-    return min(whole, before)
-
-
-def flops(program: Program) -> float:
-    """Returns the floating-point operations of a run's matrix products and convolutions: two per multiply-add."""
-    return _total(program, _products)
-
-
-def _products(i: Instruction, c: Computation) -> float:
-    if i.opcode in ('dot', 'ragged-dot'):
-        left = dims(c[i.operands[0]].shape)
-        contracted = re.findall(r'\d+', i.attributes.partition('lhs_contracting_dims={')[2].partition('}')[0])
-        return 2.0 * float(np.prod(dims(i.shape)) * np.prod([left[int(axis)] for axis in contracted]))
-    if i.opcode == 'convolution':
-        kernel, labels = dims(c[i.operands[1]].shape), re.search(r'dim_labels=\w+_(\w+)->', i.attributes)
-        assert labels
-        window = [size for size, label in zip(kernel, labels[1], strict=True) if label != 'o']
-        return 2.0 * float(np.prod(dims(i.shape)) * np.prod(window))
-    return 0.0

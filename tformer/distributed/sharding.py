@@ -1,12 +1,13 @@
 """Sharding: a mesh of devices, logical names at each declaration, and one table of rules that maps names to the mesh.
 
 Axes of the mesh: `data` splits the rows of a batch, `fsdp` rows and parameters, `tensor` heads, MLP columns and the
-vocabulary, `context` the tokens of a row, `expert` experts and rows, `pipeline` layers. A logical name without a rule
-is an error.
+vocabulary, `context` the tokens of a row, `expert` experts and rows, `pipeline` layers, and rows outside its stages. A
+logical name without a rule is an error.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +20,7 @@ from tformer import config as config_lib
 from tformer import errors
 
 AXES = config_lib.AXES
-ROWS = ('data', 'fsdp', 'expert')  # the axes that split the rows of a batch
+ROWS = ('data', 'fsdp', 'expert', 'pipeline')  # the axes that split the rows of a batch; in a pipeline its own does not
 
 # Logical axis names. Parameters and activations have separate ones, because FSDP shards the parameter's `embed`.
 PARAMETER_AXES = (
@@ -35,7 +36,7 @@ NAMES = PARAMETER_AXES + ACTIVATION_AXES
 Rules = Sequence[tuple[str, str | tuple[str, ...] | None]]
 
 _ALWAYS = {'batch': ROWS, 'length': 'context', 'stream_length': 'context', 'experts': 'expert', 'layers': 'pipeline'}
-_FSDP = {'embed': 'fsdp'}  # Rajbhandari et al. 2020, ZeRO-3
+_FSDP = {'embed': ('fsdp', 'pipeline')}  # Rajbhandari et al. 2020, ZeRO-3; stages split what is not of their layers
 _SPLIT = ('vocab', 'mlp', 'heads', 'kv_heads', 'act_mlp', 'act_heads', 'act_vocab')
 _TENSOR = dict.fromkeys(_SPLIT, 'tensor')  # Shoeybi et al. 2019: columns, then rows
 _SEQUENCE = {'stream_length': ('context', 'tensor')}  # Korthikanti et al. 2023, 4.2.2
@@ -116,12 +117,25 @@ def arrange(sizes: Sequence[int], devices: Sequence[jax.Device], across: int) ->
 
 
 class Schedule(NamedTuple):
-    """A pipeline's schedule: the number of microbatches, and how often each of them passes through the stages."""
+    """A pipeline's schedule: the number of microbatches, and how often each of them passes through the stages.
 
-    parts: int
+    Without a number there are up to 4 for each stage, as many as divide the rows: the more there are, the less time and
+    memory idle stages take (Huang et al. 2019, 2.3).
+    """
+
+    parts: int | None
     rounds: int
 
+    def parts_of(self, rows: int, mesh: Any) -> int:
+        """Returns the number of microbatches of a batch."""
+        stages = mesh.shape['pipeline']
+        if self.parts is not None:
+            return self.parts
+        each = rows // (batch_ways(mesh) // stages)
+        return max((parts for parts in range(stages, 4 * stages + 1, stages) if each % parts == 0), default=stages)
 
+
+_platform = jax.make_user_context(default_value=None)
 _schedule = jax.make_user_context(default_value=None)  # part of jit's cache key, like the mesh
 
 
@@ -133,9 +147,21 @@ def placed(mesh: Mesh, config: config_lib.Mesh) -> Iterator[None]:
       UserError: `config` has an unknown rule.
     """
     stages = mesh.shape['pipeline']
-    schedule = Schedule(config.microbatches or stages, config.pipeline_repeats) if stages > 1 else None
-    with jax.set_mesh(mesh), nn.logical_axis_rules(make_rules(config)), _schedule(schedule):
+    schedule = Schedule(config.microbatches, config.pipeline_repeats) if stages > 1 else None
+    rules, backend = nn.logical_axis_rules(make_rules(config)), _platform(jax_platform(mesh))
+    with jax.set_mesh(mesh), rules, _schedule(schedule), backend:
         yield
+
+
+def platform() -> str:
+    """Returns the JAX backend of the current mesh's devices; without a mesh that of this process."""
+    return str(_platform.value or jax.default_backend())
+
+
+def jax_platform(mesh: Mesh) -> str:
+    """Returns the JAX backend of a mesh's devices."""
+    platform: str = mesh.devices.flat[0].platform
+    return {'cuda': 'gpu'}.get(platform, platform)
 
 
 def unpipelined() -> contextlib.AbstractContextManager[Any]:
@@ -148,10 +174,20 @@ def schedule() -> Schedule | None:
     return _schedule.value
 
 
+def without_axis(axis: str) -> contextlib.AbstractContextManager[Any]:
+    """A context whose rules split nothing over an axis of the mesh, for what each of its devices computes by itself."""
+
+    def rest(axes: str | tuple[str, ...] | None) -> tuple[str, ...]:
+        return tuple(each for each in ((axes,) if isinstance(axes, str) else axes or ()) if each != axis)
+
+    return nn.logical_axis_rules([(name, rest(axes) or None) for name, axes in nn.get_logical_axis_rules()])
+
+
 def row_multiple(mesh: Mesh, config: config_lib.Mesh) -> int:
-    """Returns the number that divides the rows of a batch: data-parallel size x microbatches of the pipeline."""
+    """Returns the number that divides the rows of a batch: data-parallel size x microbatches of the pipeline, whose
+    stages divide the rows, too."""
     stages = mesh.shape['pipeline']
-    return batch_ways(mesh) * ((config.microbatches or stages) if stages > 1 else 1)
+    return batch_ways(mesh) // stages * math.lcm(stages, (config.microbatches or stages) if stages > 1 else 1)
 
 
 def batch_ways(mesh: Mesh) -> int:
@@ -188,22 +224,26 @@ def unboxed(tree: Any) -> Any:
 
 
 def tree_shardings(abstract: Any, mesh: Mesh, rules: Rules) -> Any:
-    """Returns the shardings of a tree of (boxed) abstract arrays; an axis that does not divide is not split."""
-    specs = nn.get_partition_spec(abstract)
-    placed = nn.logical_to_mesh_sharding(specs, mesh, rules)
+    """Returns the shardings of a tree of (boxed) abstract arrays."""
 
-    def fit(sharding: NamedSharding, leaf: jax.ShapeDtypeStruct) -> NamedSharding:
-        axes = [
-            None if axis is None or _ways(mesh, axis) == 1 or size % _ways(mesh, axis) else axis
-            for size, axis in zip(leaf.shape, sharding.spec, strict=False)
-        ]
-        return NamedSharding(mesh, PartitionSpec(*axes))
+    def place(names: PartitionSpec, leaf: jax.ShapeDtypeStruct) -> NamedSharding:
+        return NamedSharding(mesh, _spec(leaf.shape, names, rules, mesh))
 
-    return jax.tree.map(fit, placed, unboxed(abstract))
+    return jax.tree.map(place, nn.get_partition_spec(abstract), unboxed(abstract))
 
 
-def _ways(mesh: Mesh, axis: str | tuple[str, ...]) -> int:
-    return int(np.prod([mesh.shape[name] for name in ((axis,) if isinstance(axis, str) else axis)]))
+def _spec(shape: Sequence[int], names: Iterable[str | None], rules: Rules, mesh: Mesh) -> PartitionSpec:
+    """Returns the axes of the mesh that split an array. Each splits the first axis whose size it divides."""
+    spec: list[tuple[str, ...]] = []
+    for size, name in zip(shape, names, strict=False):
+        axes = next(axes for ruled, axes in rules if ruled == name) if name is not None else None
+        kept: tuple[str, ...] = ()
+        for axis in (axes,) if isinstance(axes, str) else axes or ():
+            free = mesh.shape[axis] > 1 and not any(axis in taken for taken in spec)
+            if free and size % math.prod(mesh.shape[each] for each in (*kept, axis)) == 0:
+                kept += (axis,)
+        spec.append(kept)
+    return PartitionSpec(*(axes if len(axes) > 1 else axes[0] if axes else None for axes in spec))
 
 
 def batch_share(mesh: Mesh) -> tuple[int, int]:
@@ -222,5 +262,5 @@ def place_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Ar
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Returns the sharding of a batch array `[B, ...]`: rows over `data`, `fsdp` and `expert`."""
+    """Returns the sharding of a batch array `[B, ...]`: rows over `data`, `fsdp`, `expert` and `pipeline`."""
     return NamedSharding(mesh, PartitionSpec(ROWS))

@@ -1,0 +1,123 @@
+"""Says in words what a program that is compiled for some devices needs on each of them."""
+
+import dataclasses
+import math
+import sys
+from typing import Any
+
+from tformer.commands.dry_run import DryRun, compile_program
+from tformer.config import Config
+from tformer.distributed import costs, hlo, traffic
+from tformer.distributed.devices import Target, times
+from tformer.layers import kernel_choice
+
+SHOWN = 5  # arrays and instructions that a report names
+
+
+def compiled(name: str, config: Config, target: Target) -> DryRun:
+    """Returns the program `name` of a config, compiled for a target, and prints progress to standard error."""
+    print(f'compiling the {name} for {target.count:,} x {target.device.name} ...', file=sys.stderr, flush=True)
+    run = compile_program(name, config, target)
+    print(f'compiled in {run.seconds:.0f} s', file=sys.stderr, flush=True)
+    return run
+
+
+def describe(run: DryRun) -> str:
+    """Returns the memory, collectives, operations and shortest time of a program on one device of a mesh."""
+    axes = ' x '.join(f'{axis} {size}' for axis, size in run.mesh.shape.items() if size > 1) or 'one device'
+    unknown = hlo.unknown_loops(run.program)
+    sections = [
+        '',
+        f'{run.name} on {run.target} ({axes}), rules {run.config.mesh.rules}, compiled in {run.seconds:.0f} s',
+        *_memory(run),
+        *_collectives(run.collectives),
+        *_kernels(run),
+        *_operations(run),
+        *(_times(run) if run.target.device.flops else []),
+    ]
+    return '\n'.join(sections + [f'{unknown} loops have an unknown length and count once'] * bool(unknown))
+
+
+def _memory(run: DryRun) -> list[str]:
+    memory: Any = run.executable.memory_analysis()
+    arguments = memory.argument_size_in_bytes
+    rows = {**run.held, 'other arguments': arguments - sum(run.held.values())}
+    rows |= {'results and temporaries': run.peak - arguments, 'peak': run.peak}
+    lines = [f'  {name:<30} {_gib(size):>14}' for name, size in rows.items() if size >= 2**20 or name == 'peak']
+    if not math.isinf(limit := run.target.device.memory):
+        lines[-1] += f'  {run.peak / limit:.0%} of {_gib(limit)}' + ('' if run.peak <= limit else ': it does not fit')
+    lines.append('the largest arrays that it computes')
+    found = traffic.largest(run.program, SHOWN)
+    return ['memory of a device', *lines, *(f'  {_gib(size):>14}  {shape}  {place}' for shape, place, size in found)]
+
+
+def _collectives(found: list[costs.Collective]) -> list[str]:
+    title = 'collectives: kind, mesh axes, count, bytes sent by a device on a ring, of these beside other work'
+    total = costs.Collective(
+        'all', (), sum(x.count for x in found), sum(x.bytes for x in found), sum(x.hidden for x in found)
+    )
+    lines = [f'  {x.kind:<20} {" + ".join(x.axes):<24} {x.count:>9,} {_gib(x.bytes):>14}' for x in [*found, total]]
+    shares = [f' {x.hidden / (x.bytes or 1):>6.0%}' for x in [*found, total]]
+    return [title, *map(str.__add__, lines, shares)]
+
+
+def _kernels(run: DryRun) -> list[str]:
+    found, model = costs.kernels(run.program), run.config.model
+    picked = kernel_choice.pick(model, run.target.jax_platform)
+    attention = [] if model.recurrence else [f'attention by {picked}']
+    listed = ['kernels', *(f'  {name:<50} {count:>9,}' for name, count in found.items())] if found else []
+    return attention + listed
+
+
+def _operations(run: DryRun) -> list[str]:
+    done = sum(work.flops * work.times for work in run.works)
+    lines = ['operations', f'  {"products, one device":<30} {done:>14.4g}']
+    if run.asked:
+        share = f'  {run.asked / (done * run.mesh.size):.0%} of those computed' if done else ''
+        lines.append(f'  {"model FLOPs, all devices":<30} {run.asked:>14.4g}{share}')
+    return lines
+
+
+def _times(run: DryRun) -> list[str]:
+    device, found = run.target.device, run.times()
+
+    def mfu(seconds: float) -> str:
+        return f'  MFU {run.mfu(seconds):.1%}' if run.asked else ''
+
+    by = 'as its compiler estimates' if device.clock else 'at the peaks'
+    lines = [
+        'seconds',
+        f'  at the peaks: products {found.compute:.3g}, memory {found.memory:.3g}, network {found.network:.3g}',
+        f'  {"no less than":<30} {found.least:>14.3g}{mfu(found.least)}',
+        f'  {f"one after the other, {by}":<30} {found.step:>14.3g}{mfu(found.step)}',
+        'what takes the longest',
+    ]
+
+    def seconds(work: costs.Work) -> float:
+        return times(device, run.config.model.dtype, [work], (), run.mesh.shape).step
+
+    slowest = sorted(run.works, key=seconds, reverse=True)[:SHOWN]
+    return lines + [f'  {seconds(work):>14.3g}  {work.times} x {work.source or work.name}' for work in slowest]
+
+
+def _gib(size: float) -> str:
+    return f'{size / 2**30:,.3f} GiB' if abs(size) >= 2**20 else f'{size:,.0f} B'
+
+
+def figures(run: DryRun) -> dict[str, Any]:
+    """Returns the report's figures for another program to read, as `inspect --json` prints them."""
+    found = run.times() if run.target.device.flops else None
+    return {
+        'program': run.name,
+        'device': str(run.target),
+        'mesh': {axis: size for axis, size in run.mesh.shape.items() if size > 1},
+        'compile_seconds': round(run.seconds, 1),
+        'peak_bytes': run.peak,
+        'memory_bytes': None if math.isinf(run.target.device.memory) else run.target.device.memory,
+        'flops': sum(work.flops * work.times for work in run.works),
+        'model_flops': run.asked,
+        'collectives': [dataclasses.asdict(row) for row in run.collectives],
+        'kernels': costs.kernels(run.program),
+        'seconds': found and {**found._asdict(), 'least': found.least},
+        'mfu': found and run.mfu(found.step),
+    }

@@ -1,0 +1,220 @@
+"""Finds the fastest mesh of some devices, which need not be here, for a config.
+
+    tformer plan --device=v5p:4x4x4 --config=FILE[:argument] [--config.section.field=value ...]
+
+Meshes that fit the model, the batch and the devices are compared by the bytes that they keep and send; the best are
+compiled by the devices' own compiler, some at a time. One that does not fit is compiled again with less to keep:
+model.remat=full, then more train.microbatches. The table is sorted by the estimated seconds of a step, and its last
+line gives the flags of the fastest. The fields of config.mesh that are given on the command line stay as they are.
+"""
+
+import concurrent.futures
+import dataclasses
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from tformer import checks, commands
+from tformer import config as config_lib
+from tformer.config import AXES, Config
+from tformer.distributed import devices
+from tformer.distributed.devices import Target
+from tformer.errors import UserError
+
+SHARED_FLAGS = ('config',)
+FLAGS = {
+    'device': ('string', None, 'the devices: v5e:2x4, v5p:4x4x4, v6e:4x4, h100:8, h200:16, cpu:8 ...'),
+    'most': ('int', 8, 'how many meshes to compile'),
+    'jobs': ('int', None, 'how many are compiled at a time; default: one for each core'),
+}
+ENVIRONMENT = {'TF_CPP_MIN_LOG_LEVEL': '2'}
+
+MOST_TENSOR = 8  # more devices share a layer's products too finely, and reach beyond a node
+LONG = 8192  # tokens of a row from which it may be split
+
+
+@dataclasses.dataclass(frozen=True)
+class Attempt:
+    """A config that was compiled: its overrides, and the figures of `inspect --json`, or why there are none."""
+
+    overrides: dict[str, str]
+    figures: dict[str, Any]
+    refused: str = ''
+
+    @property
+    def fits(self) -> bool:
+        """Whether a device has the memory that it needs."""
+        limit = self.figures.get('memory_bytes')
+        return bool(self.figures) and (limit is None or self.figures['peak_bytes'] <= limit)
+
+    @property
+    def seconds(self) -> float:
+        """The estimated seconds of a step; infinite if it does not fit."""
+        found = self.figures.get('seconds')
+        return found['step'] if found and self.fits else float('inf')
+
+
+def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) -> None:
+    spec, target = commands.needed(flags, 'config'), Target.parse(commands.needed(flags, 'device'))
+    if not target.device.flops:
+        raise UserError(f'--device={target}: no peaks of a {target.device.name} are known; inspect shows its memory')
+    devices.prepare(target.device.platform)
+    config = checks.load(spec, overrides)
+    fixed = {axis for axis in AXES if f'mesh.{axis}' in overrides}
+    meshes = sorted(candidates(config, target, fixed), key=lambda mesh: expected(config, target, mesh))
+    if not meshes:
+        raise UserError(f'no mesh of {target.count:,} devices divides the rows and the heads of this config')
+    chosen = meshes[: flags.most]
+    print(f'{len(meshes)} meshes fit; compiling {len(chosen)} for {target} ...', file=sys.stderr, flush=True)
+    jobs = flags.jobs or os.cpu_count() or 1
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        tried = list(pool.map(lambda mesh: lowered(spec, overrides, target, config, mesh), chosen))
+    print(table([attempt for attempts in tried for attempt in attempts]))
+
+
+# ------------------------------------------------------------------------------------------------ which meshes
+def candidates(config: Config, target: Target, fixed: set[str]) -> Iterator[dict[str, int]]:
+    """Yields the sizes of meshes over all devices that the config allows; axes in `fixed` keep their sizes."""
+    model, count = config.model, target.count
+    splits = {
+        'pipeline': [1] if model.recurrence or model.layer_sharing else [1, 2, 4, 8],
+        'tensor': [size for size in (1, 2, 4, 8) if size <= MOST_TENSOR and model.num_heads % size == 0],
+        'context': [1, 2, 4, 8] if config.data.length >= LONG and not model.recurrence else [1],
+        'expert': [size for size in (1, 2, 4, 8, 16, 32) if model.num_experts and model.num_experts % size == 0] or [1],
+    }
+    splits |= {axis: [getattr(config.mesh, axis)] for axis in fixed & splits.keys()}
+    for sizes in itertools.product(*splits.values()):
+        mesh = dict(zip(splits, sizes, strict=True))
+        left, odd = divmod(count, int(_product(sizes)))
+        if odd or not left:
+            continue
+        for fsdp in (size for size in range(1, left + 1) if left % size == 0):
+            mesh |= {'fsdp': fsdp, 'data': left // fsdp}
+            kept = all(getattr(config.mesh, axis) in (mesh[axis], -1) for axis in fixed)
+            if kept and _allowed(config, mesh):
+                yield dict(mesh)
+
+
+def _product(sizes: Any) -> float:
+    total = 1.0
+    for size in sizes:
+        total *= size
+    return total
+
+
+def _allowed(config: Config, mesh: dict[str, int]) -> bool:
+    try:
+        checks.check(config_lib.override(config, {f'mesh.{axis}': size for axis, size in mesh.items()}))
+    except UserError:
+        return False
+    ways = mesh['data'] * mesh['fsdp'] * mesh['expert'] * mesh['pipeline'] * config.train.microbatches
+    return config.data.batch_tokens is not None or config.train.batch_size % ways == 0
+
+
+def expected(config: Config, target: Target, mesh: dict[str, int]) -> float:
+    """Returns a mesh's expected seconds beside the products that all meshes share: what it sends, its idle stages, and
+    what of its state would not fit.
+
+    Bytes are those of a ring, by the parameters and activations that an axis splits (Rajbhandari et al. 2020, section
+    7; Shoeybi et al. 2019, section 3; Narayanan et al. 2021, 2.2).
+    """
+    model, device = config.model, target.device
+    width, layers = model.emb_dim, model.num_encoder_layers * (model.family != 'decoder')
+    layers += model.num_decoder_layers * (model.family != 'encoder')
+    weights = layers * (4 * width * width + 3 * width * model.mlp_dim * (model.num_experts or 1))
+    own = weights / (mesh['tensor'] * mesh['pipeline'] * mesh['expert'])
+    rows = config.train.batch_size / (mesh['data'] * mesh['fsdp'] * mesh['expert'])
+    tokens = rows * config.data.length / mesh['context']
+    near, sent = 1, 0.0
+    costs = {  # from the axis whose devices are nearest; bytes that a device sends in a step, times n / (n - 1)
+        'tensor': 8 * 2 * tokens * width * layers / mesh['pipeline'],
+        'context': 6 * 2 * tokens * width * layers / mesh['pipeline'],
+        'expert': 4 * 2 * tokens * width * layers / mesh['pipeline'] * model.experts_per_token,
+        'fsdp': 3 * 4 * own,
+        'data': 2 * 4 * own / mesh['fsdp'],
+        'pipeline': 4 * tokens * width,
+    }
+    for axis, amount in costs.items():
+        near *= mesh[axis]
+        speed = device.near_bytes if near <= device.near else device.far_bytes
+        sent += amount * (1 - 1 / mesh[axis]) / speed
+    products = 6 * weights * config.train.batch_size * config.data.length / target.count
+    idle = (mesh['pipeline'] - 1) / mesh['pipeline']
+    state = 16 * own / mesh['fsdp']
+    return sent + products / device.flops['bfloat16'] * idle + max(state / device.memory - 0.8, 0) * 1e6
+
+
+# ------------------------------------------------------------------------------------------------ how fast they are
+def lowered(
+    spec: str, overrides: dict[str, str], target: Target, config: Config, mesh: dict[str, int]
+) -> list[Attempt]:
+    """Returns the attempts at a mesh, each of which keeps less than the one before; the last one fits, if any does."""
+    given = overrides | {f'mesh.{axis}': str(size) for axis, size in mesh.items()}
+    steps: list[dict[str, str]] = [{}]
+    if config.model.remat is None:
+        steps.append({'model.remat': 'full'})
+    rows = config.train.batch_size // int(_product(mesh[axis] for axis in ('data', 'fsdp', 'expert')))
+    parts = config.train.microbatches
+    if config.data.batch_tokens is None:
+        more = [number for number in (2, 4, 8) if rows % (parts * number * mesh['pipeline']) == 0]
+        steps += [steps[-1] | {'train.microbatches': str(parts * number)} for number in more]
+    attempts: list[Attempt] = []
+    for step in steps:
+        attempts.append(compiled(spec, given | step, target))
+        if attempts[-1].fits:
+            break
+    return attempts
+
+
+def compiled(spec: str, overrides: dict[str, str], target: Target) -> Attempt:
+    """Returns the figures of a config's train step, compiled in a process of its own."""
+    command = [sys.executable, '-m', 'tformer', 'inspect', '--json', f'--device={target}', f'--config={spec}']
+    command += [f'--config.{name}={value}' for name, value in overrides.items()]
+    ran = subprocess.run(command, capture_output=True, text=True)
+    if ran.stdout.startswith('{'):  # also where it does not fit
+        attempt = Attempt(overrides, json.loads(ran.stdout.splitlines()[-1]))
+    else:
+        attempt = Attempt(overrides, {}, (ran.stderr.strip().splitlines() or [f'exit code {ran.returncode}'])[-1])
+    print(f'  {row(attempt)}', file=sys.stderr, flush=True)
+    return attempt
+
+
+# ------------------------------------------------------------------------------------------------ in words
+def table(attempts: list[Attempt]) -> str:
+    """Returns the attempts, the fastest first, and the flags of the first.
+
+    Raises:
+      UserError: none fits.
+    """
+    ranked = sorted(attempts, key=lambda attempt: (attempt.seconds, attempt.figures.get('peak_bytes', float('inf'))))
+    lines = [f'{"step, s":>9} {"MFU":>6} {"peak, GiB":>10}  {"sent, GiB":>9}  mesh and what else differs']
+    lines += [row(attempt) for attempt in ranked]
+    if not ranked[0].fits:
+        print('\n'.join(lines))
+        raise UserError('no mesh fits these devices; the table above says by how much')
+    flags = ' '.join(f'--config.{name}={value}' for name, value in ranked[0].overrides.items() if value != '1')
+    return '\n'.join([*lines, '', f'the fastest: {flags}'])
+
+
+def row(attempt: Attempt) -> str:
+    """Returns an attempt in a line."""
+    given = attempt.overrides
+    named = [f'{axis} {given[f"mesh.{axis}"]}' for axis in AXES if given.get(f'mesh.{axis}', '1') != '1']
+    named += [f'{name.partition(".")[2]} {value}' for name, value in given.items() if not name.startswith('mesh.')]
+    words = ', '.join(named) or 'one device'
+    if not attempt.figures:
+        needs = re.search(r'needs (\S+) of the (\S+)', attempt.refused)
+        why = f'does not fit: {needs[1]} of {needs[2]}' if needs else attempt.refused
+        return f'{"":>9} {"":>6} {"":>10}  {"":>9}  {words}: {why}'
+    figures = attempt.figures
+    step = figures['seconds']['step']
+    sent = sum(found['bytes'] for found in figures['collectives']) / 2**30
+    peak = f'{figures["peak_bytes"] / 2**30:.2f}' + ('' if attempt.fits else '!')
+    return f'{step:>9.3g} {figures["mfu"]:>6.1%} {peak:>10}  {sent:>9.2f}  {words}' + (
+        '' if attempt.fits else ': does not fit'
+    )
