@@ -1,5 +1,6 @@
 """The command line: `tformer COMMAND [FLAG ...] [--config.section.field=value ...]`."""
 
+import contextlib
 import io
 import os
 import sys
@@ -10,6 +11,7 @@ from absl import flags as absl_flags
 from absl import logging
 
 from tformer import commands, errors
+from tformer.data import stores
 
 Parsed = tuple[commands.Command, list[str], dict[str, str], absl_flags.FlagValues]
 
@@ -108,13 +110,27 @@ def main(argv: Sequence[str]) -> None:
 
     command, arguments, overrides, flags = parse(argv)
     absl_flags.FLAGS.mark_as_parsed()
+    remote = 'workdir' in command.flags and stores.is_url(flags.workdir)
+    if remote and command.processes and flags.coordinator is not None:
+        raise errors.UserError(f'--workdir={flags.workdir}: several processes need a directory that all share')
     allocator.keep_memory()
     if command.processes and flags.coordinator is not None:
         from tformer.distributed import processes
 
         preemptible = command is commands.COMMANDS['train']
         processes.join(flags.coordinator, flags.num_processes, flags.process_id, preemptible=preemptible)
-    command.run(arguments, overrides, flags)
+    with contextlib.ExitStack() as contexts:
+        if command.arguments in ('DIR', 'WORKDIR'):
+            arguments = [_local(contexts, command, argument) for argument in arguments]
+        if remote:
+            flags['workdir'].value = _local(contexts, command, flags.workdir)
+        command.run(arguments, overrides, flags)
+
+
+def _local(contexts: contextlib.ExitStack, command: commands.Command, path: str) -> str:
+    """Returns a path, and of a workdir on an object store that of its local copy."""
+    owns = command in (commands.COMMANDS['train'], commands.COMMANDS['sweep'])
+    return contexts.enter_context(stores.local(path, owns)) if stores.is_url(path) else path
 
 
 def run() -> None:

@@ -10,15 +10,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from tformer.config import Config, Model
 from tformer.config.tasks import TASKS
 from tformer.layers.dropout import MaybeScalar
 from tformer.layers.heads import TokenStatistics, token_statistics
+from tformer.layers.norms import NORMS
 from tformer.layers.outputs import HEADS
 
 Batch = Mapping[str, jax.Array]
 Scalar = float | jax.Array
 Pair = tuple[jax.Array, jax.Array]  # (sum, weight)
 Scores = dict[str, Pair]
+
+AUTO_LOGITS = 2**24  # of a row, held at once with train.loss_chunk=auto: 64 MiB
 
 
 def cross_entropy(logits: jax.Array, targets: jax.Array, label_smoothing: MaybeScalar = None) -> jax.Array:
@@ -243,6 +247,24 @@ class Objective(Loss):
     def weight(self, given: MaybeScalar) -> Scalar:
         """Returns the weight of the second loss: `given`, or where that is None the objective's own."""
         return self.second_weight if given is None else given
+
+
+def loss_chunk(config: Config) -> int | None:
+    """Returns the number of positions of each row whose logits are held at once; None: all.
+
+    With `auto` it is a power of two, where the logits of whole rows are many and the head may be computed in parts.
+    """
+    given, model = config.train.loss_chunk, config.model
+    if not isinstance(given, str):
+        return given
+    in_parts = TASKS[config.train.objective].head == 'tokens' and not whole_batch_head(model)
+    most = AUTO_LOGITS // (model.vocab_size or 1)
+    return 1 << max(most.bit_length() - 1, 0) if in_parts and most < config.data.length else None
+
+
+def whole_batch_head(model: Model) -> bool:
+    """Returns whether the vocabulary's logits of a token depend on the other tokens of the batch."""
+    return model.mlm_transform and NORMS[model.norm].whole_batch
 
 
 class _Objectives(Mapping[str, Objective]):

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, FieldReference
 
 from tformer import errors
 from tformer.config import extensions, hashing, json_files, python_files, renamed
@@ -20,6 +20,7 @@ from tformer.config.python_files import execute
 from tformer.config.run import Config, Data
 
 TRUE, FALSE = ('true', '1', 'yes'), ('false', '0', 'no')
+UNIONS = types.UnionType, typing.Union
 
 
 def to_dict(config: Config) -> dict[str, Any]:
@@ -29,7 +30,12 @@ def to_dict(config: Config) -> dict[str, Any]:
 
 def config_dict(config: Config) -> ConfigDict:
     """Returns the locked ConfigDict of `config`."""
-    return ConfigDict(to_dict(config)).lock()
+    tree = to_dict(config)
+    for name, annotation in field_types().items():
+        if any(typing.get_origin(option) is typing.Literal for option in _options(annotation)):
+            section, field = name.split('.')
+            tree[section][field] = FieldReference(tree[section][field], field_type=object)  # a number or a word
+    return ConfigDict(tree).lock()
 
 
 def from_dict(tree: Mapping[str, Any] | ConfigDict) -> Config:
@@ -71,7 +77,7 @@ def coerce(annotation: Any, value: Any, field: str) -> Any:
         raise errors.UserError(f'config.{field} is a number of more than 64 bits')
     if isinstance(value, str) and '\0' in value:
         raise errors.UserError(f'config.{field}={value!r} has a NUL character')
-    options = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
+    options = _options(annotation)
     for option in options:
         if typing.get_origin(option) is tuple and isinstance(value, list | tuple):
             return tuple(coerce(typing.get_args(option)[0], item, field) for item in value)
@@ -79,6 +85,8 @@ def coerce(annotation: Any, value: Any, field: str) -> Any:
             return float(value)
         if option is type(None) and value is None:
             return None
+        if typing.get_origin(option) is typing.Literal and value in typing.get_args(option):
+            return value
         if isinstance(option, type) and isinstance(value, option) and (option is bool or not isinstance(value, bool)):
             return value
     raise errors.UserError(f'config.{field}={value!r} is not {_name(annotation)}')
@@ -86,7 +94,7 @@ def coerce(annotation: Any, value: Any, field: str) -> Any:
 
 def parse(annotation: Any, text: str, field: str) -> Any:
     """Returns the value of a text of the command line for a field. Raises a `UserError` if it is of another type."""
-    options = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
+    options = _options(annotation)
     if text == 'None' and type(None) in options:
         return None
     for option in options:
@@ -98,6 +106,10 @@ def parse(annotation: Any, text: str, field: str) -> Any:
     raise errors.UserError(f'config.{field}={text!r} is not {_name(annotation)}')
 
 
+def _options(annotation: Any) -> tuple[Any, ...]:
+    return typing.get_args(annotation) if typing.get_origin(annotation) in UNIONS else (annotation,)
+
+
 def _parse(option: Any, text: str) -> Any:
     if typing.get_origin(option) is tuple:
         (item, *_) = typing.get_args(option)
@@ -105,19 +117,27 @@ def _parse(option: Any, text: str) -> Any:
             values = ast.literal_eval(text)
             return coerce(option, values if isinstance(values, list | tuple) else (values,), '')
         return tuple(_parse(item, part.strip()) for part in text.split(',') if part.strip())
+    if typing.get_origin(option) is typing.Literal and text in typing.get_args(option):
+        return text
     if option is bool:
         if text.lower() not in TRUE + FALSE:
             raise ValueError(text)
         return text.lower() in TRUE
     if option is int and ('e' in text.lower() or '.' in text) and float(text).is_integer():
         return int(float(text))
-    if option is type(None) or (option is str and text == 'None'):
+    if option is type(None) or typing.get_origin(option) is typing.Literal or (option is str and text == 'None'):
         raise ValueError(text)
     return option(text)
 
 
 def _name(annotation: Any) -> str:
-    return annotation.__name__ if isinstance(annotation, type) else str(annotation).replace('NoneType', 'None')
+    def one(option: Any) -> str:
+        if typing.get_origin(option) is typing.Literal:
+            return ' | '.join(map(repr, typing.get_args(option)))
+        plain = isinstance(option, type) and not typing.get_args(option)
+        return option.__name__.replace('NoneType', 'None') if plain else str(option)
+
+    return ' | '.join(map(one, _options(annotation)))
 
 
 @functools.cache

@@ -103,7 +103,7 @@ class Model(Section):
     # Execution: these change speed and memory, not the function
     scan_layers: bool = True  # one compiled block for all layers; False: unrolled (same parameters)
     remat: str | None = None  # activations that the backward pass recomputes instead of storing
-    attention_kernel: str = 'reference'  # implementation of attention; unsupported options are refused before the run
+    attention_kernel: str = 'auto'  # implementation of attention; auto: the best that serves the model on the platform
     dtype: str = 'float32'  # of activations; softmax, norms and losses are float32 always
     param_dtype: str = 'float32'  # of kernels and tables
 

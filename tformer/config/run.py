@@ -1,6 +1,7 @@
 """The configuration of a run: one frozen dataclass per concern, and `Config`, which holds them."""
 
 import dataclasses
+from typing import Literal
 
 from tformer.config.model import Model
 from tformer.config.printing import Section
@@ -107,7 +108,7 @@ class Train(Section):
     num_epochs: float | None = None  # the length in passes over the training split
     batch_size: int = 32  # rows a step; microbatches times data-parallel devices must divide them
     microbatches: int = 1  # gradient accumulation: parts that a batch is computed in
-    loss_chunk: int | None = None  # positions of each row whose logits are held at once; None: all
+    loss_chunk: int | Literal['auto'] | None = 'auto'  # positions of logits held at once; None: all; auto: 64 MiB a row
     label_smoothing: float = 0.0  # epsilon / V over all classes (Szegedy et al. 2016)
     z_loss: float = 0.0  # of the squared log-sum-exp of the logits (Chowdhery et al. 2022, 5)
     second_loss_weight: float | None = None  # masked_lm_nsp, masked_lm_sop: None is 1; replaced_token: None is 50
@@ -138,7 +139,7 @@ class Mesh(Section):
     rules: str = 'fsdp_tp'  # which logical names are split over which axes
     overrides: tuple[str, ...] = ()  # NAME=AXIS, NAME=AXIS+AXIS or NAME=none: what is split otherwise than by the rules
     dcn_axis: str = 'data'  # the axis that crosses slices, where devices are joined by more than one fast network
-    microbatches: int | None = None  # pipeline: parts of a batch that follow each other; None: as many as stages
+    microbatches: int | None = None  # pipeline: parts of a batch that follow each other; None: up to 4 a stage
     pipeline_repeats: int = 1  # pipeline: how often a part goes round all stages, each with fewer layers
 
 

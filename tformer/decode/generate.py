@@ -11,6 +11,7 @@ from tformer import config
 from tformer.decode.beam import beam_search
 from tformer.decode.sample import Ending, Extend, Prompt, Sampling, greedy, sample
 from tformer.errors import UserError, choose
+from tformer.layers import masks
 from tformer.model import positions_of
 
 Generate = Callable[[Any, Mapping[str, Any], jax.Array | None], tuple[jax.Array, jax.Array]]
@@ -48,9 +49,11 @@ def make_generate(model: nn.Module, cfg: config.Decode, *, eos: int, banned: Seq
             return model.apply(variables, tokens_BT, positions_BT, cache, method='extend')
 
         tokens_BP, positions_BP = batch['inputs'], positions_of(batch)
-        cache = model.apply(variables, batch, -(-read // _SLOTS) * _SLOTS, method='start')
+        with masks.ordered('front'):
+            cache = model.apply(variables, batch, -(-read // _SLOTS) * _SLOTS, method='start')
         if 'prefix' in batch:  # bidirectional: read all at once, and the last one again
-            read_all: Any = model.apply(variables, tokens_BP, positions_BP, cache, batch['prefix'], method='extend')
+            with masks.ordered('front'):
+                read_all: Any = model.apply(variables, tokens_BP, positions_BP, cache, batch['prefix'], method='extend')
             cache, tokens_BP, positions_BP = read_all[1].back(1), tokens_BP[:, -1:], positions_BP[:, -1:]
         prompt = Prompt(tokens_BP, positions_BP, batch.get('rows', jnp.arange(B)))
         return strategy.search(

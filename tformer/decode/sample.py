@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from tformer.layers import masks
+
 PAD = 0  # fills rows after their end, whatever the tokenizer's padding is: readers stop at the end
 
 # (tokens_BT, positions_BT, cache) -> (logits_BTV of these tokens, the cache with them)
@@ -67,7 +69,8 @@ def prefill(extend: Extend, cache: Any, prompt: Prompt) -> Any:
     """
     if prompt.tokens_BP.shape[1] == 1:
         return cache
-    return extend(prompt.tokens_BP[:, :-1], prompt.positions_BP[:, :-1], cache)[1]
+    with masks.ordered('front'):
+        return extend(prompt.tokens_BP[:, :-1], prompt.positions_BP[:, :-1], cache)[1]
 
 
 def banned_mask(vocab_size: int, banned: Sequence[int]) -> jax.Array:

@@ -16,8 +16,9 @@ from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.distributed import sharding
 from tformer.evaluation import means, metrics, scores
 from tformer.evaluation.metrics import Metric
+from tformer.layers import masks
 from tformer.layers.dropout import DropoutRates
-from tformer.objectives import LOSSES, OBJECTIVES
+from tformer.objectives import LOSSES, OBJECTIVES, loss_chunk
 
 Scorer = Callable[[Any, Batches, int | None, Tokenizers], dict[str, float]]
 GenerationScores = Callable[[Config, Any, Tokenizers, Sequence[Mapping[str, Any]]], dict[str, float]]
@@ -41,14 +42,15 @@ def make_scorer(model: nn.Module, config: Config, mesh: Mesh) -> Scorer:
     task, objective = TASKS[config.train.objective], OBJECTIVES[config.train.objective]
     longest = config.evaluate.answer_length
     weight = objective.weight(config.train.second_loss_weight)
-    method = objective.method_for(config.train.loss_chunk)
+    method = objective.method_for(loss_chunk(config))
 
     everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
 
     @functools.partial(jax.jit, out_shardings=everywhere)  # each process has the outputs of all rows
     def step(variables: Any, batch: Mapping[str, jax.Array]) -> tuple[Any, Any]:
         batch = objective.weigh(batch, weight)
-        outputs: Any = model.apply(variables, batch, DropoutRates(), method=method)
+        with masks.ordered('behind'):
+            outputs: Any = model.apply(variables, batch, DropoutRates(), method=method)
         predicted = None if objective.predict is None else objective.predict(outputs, batch, longest)
         return objective.scores(outputs, batch), predicted
 

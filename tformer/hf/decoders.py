@@ -194,8 +194,6 @@ DEFAULTS = {
     'num_key_value_heads': None,
     'tie_word_embeddings': False,
     'rope_theta': 10_000.0,
-    'attention_bias': False,
-    'mlp_bias': False,
     'attention_dropout': 0.0,
 }
 
@@ -261,7 +259,7 @@ FAMILIES = {
             *scales(attention_norm='input_layernorm', mlp_norm='post_attention_layernorm'),
         ),
         **NAMES,
-        defaults=DEFAULTS,
+        defaults={**DEFAULTS, 'attention_bias': False, 'mlp_bias': False},
     ),
     'gemma2': Family(  # Gemma Team 2024
         model=LLAMA | {'embedding_scale': 'sqrt_dim', 'norm_placement': 'sandwich', 'mlp_bias': False},
@@ -287,6 +285,9 @@ FAMILIES = {
         **NAMES,
         defaults={
             **DEFAULTS,
+            'num_key_value_heads': 4,
+            'head_dim': 256,
+            'attention_bias': False,
             'tie_word_embeddings': True,
             'hidden_activation': 'gelu_pytorch_tanh',
             'layer_types': None,
@@ -310,6 +311,12 @@ FAMILIES = {
             *scales(attention_norm='input_layernorm', mlp_norm='post_attention_layernorm'),
         ),
         **NAMES,
-        defaults={**DEFAULTS, 'rope_theta': 1_000_000.0, 'sliding_window': None, 'router_aux_loss_coef': 0.001},
+        defaults={
+            **DEFAULTS,
+            'num_key_value_heads': 8,
+            'rope_theta': 1_000_000.0,
+            'sliding_window': None,
+            'router_aux_loss_coef': 0.001,
+        },
     ),
 }

@@ -8,29 +8,46 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from tformer.distributed.sharding import constrain, partitioned
+from tformer.config import Model
+from tformer.distributed.sharding import constrain, partitioned, platform
 from tformer.errors import choose
-from tformer.layers import kernels
+from tformer.layers import kernel_choice, kernels
 from tformer.layers.dropout import MaybeScalar
 from tformer.layers.layer_stack import NamedValue
 from tformer.layers.linear import Dense
-from tformer.layers.masks import within_window
+from tformer.layers.masks import AttentionMask
 from tformer.layers.norms import HEAD_NORMS
-from tformer.layers.parallel import ring_attention
+from tformer.layers.parallel import ring_attention, ring_kernels
 from tformer.layers.positions import Angles, make_bias, rotate
 from tformer.layers.resolved import ResolvedModel
+
+ATTENTION_PATTERNS = {'global': False, 'local': True}  # whether a layer sees only the positions within the window
+
+
+def widths(cfg: Model) -> tuple[int | None, ...]:
+    """Returns the windows of a model's layers, None where one has none."""
+    kinds = (cfg.window if ATTENTION_PATTERNS[kind] else None for kind in cfg.attention_pattern)
+    return tuple(dict.fromkeys(kinds))
+
+
+def has_window(cfg: Model) -> bool:
+    """Returns whether a layer sees only the positions within the window."""
+    return any(ATTENTION_PATTERNS[kind] for kind in cfg.attention_pattern)
 
 
 class AttentionContext(flax.struct.PyTreeNode):
     """What the queries of a stack see in self-attention, or in cross-attention: the same in every layer."""
 
-    query_positions_BT: jax.Array  # -1 is padding
-    key_positions_BS: jax.Array  # likewise
-    mask_BTS: jax.Array  # True where query t may see key s
+    mask: AttentionMask
     # added to the scores; None where the position encoding has none, or one for each layer
     bias_BNTS: jax.Array | None = None
     query_angles: Angles | None = None  # rotary; None where nothing is turned
     key_angles: Angles | None = None  # likewise
+
+    @property
+    def positions(self) -> tuple[jax.Array, jax.Array]:
+        """The positions of the queries [B, T] and of the keys [B, S]; -1 is padding."""
+        return self.mask.query_positions_BT, self.mask.key_positions_BS
 
 
 class Attention(nn.Module):
@@ -81,11 +98,11 @@ class Attention(nn.Module):
         q_BNTH = self.query(x_BTD) if cfg.attention_projections else split_heads(x_BTD, cfg.num_heads)
         q_BNTH = rotate(self.query_norm(q_BNTH), context.query_angles)
         q_BNTH = constrain(q_BNTH, 'batch', 'act_heads', 'length', 'act_head_dim')
-        mask_BTS, bias_BNTS = context.mask_BTS, context.bias_BNTS
+        mask, bias_BNTS = context.mask, context.bias_BNTS
         if window is not None:
-            mask_BTS &= within_window(context.query_positions_BT, context.key_positions_BS, window)
+            mask = mask.replace(window=window, widths=widths(cfg))
         if self.bias is not None:
-            bias_BNTS = self.bias(context.query_positions_BT, context.key_positions_BS)
+            bias_BNTS = self.bias(*context.positions)
         training = self.has_rng('dropout') and dropout_rate is not None
         options = kernels.ScoreOptions(
             scale=choose(SCALES, cfg.attention_scale, 'model.attention_scale')(cfg.head_dim, cfg.emb_dim),
@@ -96,12 +113,17 @@ class Attention(nn.Module):
             dropout_key=self.make_rng('dropout') if training else None,
         )
         if self.is_mutable_collection('intermediates'):  # `reference` in steps: evaluation.activations comes between
+            mask_BTS = mask.array()
             probs_BKGTS = self.probabilities(kernels.probabilities(q_BNTH, k_BKSH, mask_BTS, options))
             out_BNTU = kernels.seen(kernels.attend(options.drop(probs_BKGTS), v_BKSU), mask_BTS)
         else:
-            kernel = choose(kernels.KERNELS, cfg.attention_kernel, 'model.attention_kernel').function
-            split = ring_attention.ways() > 1 and q_BNTH.shape[2] > 1
-            out_BNTU = (ring_attention.ring if split else kernel)(q_BNTH, k_BKSH, v_BKSU, mask_BTS, options)
+            name = kernel_choice.pick(cfg, platform())
+            kernel = kernel_choice.KERNELS[name].function
+            if ring_attention.ways() > 1 and q_BNTH.shape[2] > 1:
+                by_kernel = ring_kernels.serves(name, q_BNTH, k_BKSH, mask, options)
+                plain = kernel_choice.on_arrays(ring_attention.ring)
+                kernel = functools.partial(ring_kernels.ring, name) if by_kernel else plain
+            out_BNTU = kernel(q_BNTH, k_BKSH, v_BKSU, mask, options)
         return self.out(out_BNTU) if cfg.attention_projections else join_heads(out_BNTU)
 
 

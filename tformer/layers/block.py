@@ -9,10 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from tformer.config import Model
 from tformer.distributed.sharding import Schedule, constrain, partitioned, schedule
 from tformer.errors import choose
-from tformer.layers.attention import Attention, AttentionContext
+from tformer.layers.attention import ATTENTION_PATTERNS, Attention, AttentionContext
 from tformer.layers.cache import KeyValues
 from tformer.layers.dropout import DropoutRates, drop
 from tformer.layers.initializers import deepnorm, depths
@@ -61,7 +60,7 @@ class Block(nn.Module):
 
         The placement says where norms and residual sums stand. With `pre`, each sub-layer F in turn: x + F(norm(x)).
         """
-        cfg, real_BT, rates = self.cfg, inputs.own.query_positions_BT >= 0, inputs.dropout_rates
+        cfg, real_BT, rates = self.cfg, inputs.own.positions[0] >= 0, inputs.dropout_rates
 
         def attention(h_BTD: jax.Array) -> jax.Array:
             nonlocal own
@@ -87,7 +86,7 @@ class Block(nn.Module):
         sublayers += [sublayer(mlp, self.mlp_norm, self.mlp_out_norm, self.mlp_gain)]
 
         if layer.depth is not None:
-            x_BTD += coordinates(cfg, inputs.own.query_positions_BT, layer.depth)
+            x_BTD += coordinates(cfg, inputs.own.positions[0], layer.depth)
         alpha = deepnorm(self.stack, *depths(cfg))[0]
         placement = choose(PLACEMENTS, cfg.norm_placement, 'model.norm_placement')
         return stream(placement.block(x_BTD, sublayers, alpha)), own
@@ -175,7 +174,7 @@ class Stack(LayerStack):
         else:
             x_BTD, own = self.layers(x_BTD, own, cross, self.each_layer(), inputs)
         if self.norm is not None:
-            x_BTD = self.norm(x_BTD, inputs.own.query_positions_BT >= 0)
+            x_BTD = self.norm(x_BTD, inputs.own.positions[0] >= 0)
         return whole(x_BTD), own
 
     def in_stages(self, x_BTD: jax.Array, inputs: StackInputs, stages: Schedule) -> jax.Array:
@@ -206,14 +205,6 @@ class Stack(LayerStack):
     def cross_keys_values(self, encoded_BSD: jax.Array, angles: Any) -> KeyValues:
         """Returns keys and values of the encoder's output for every layer `[L, B, K, S, H]`."""
         return self.layers.cross_keys_values(None, encoded_BSD, angles)[1]
-
-
-ATTENTION_PATTERNS = {'global': False, 'local': True}  # whether a layer sees only the positions within the window
-
-
-def has_window(cfg: Model) -> bool:
-    """Returns whether a layer sees only the positions within the window."""
-    return any(ATTENTION_PATTERNS[kind] for kind in cfg.attention_pattern)
 
 
 class LayerSharing(NamedTuple):

@@ -1,6 +1,6 @@
-"""What computes attention: one signature, one result, and a table of implementations that differ in speed and memory.
+"""What attention is, and how XLA computes it; kernel_choice.py has the table of all implementations.
 
-Every kernel(q_BNTH, k_BKSH, v_BKSU, mask_BTS, options) returns out_BNTU, in the values' dtype, of
+Each kernel(q_BNTH, k_BKSH, v_BKSU, mask_BTS, options) returns out_BNTU, in the values' dtype, of
 
     logits = scale q k^T;  softcap tanh(logits / softcap);  + bias;  masked;  softmax in float32;  dropout;  v
 
@@ -12,17 +12,15 @@ Every kernel(q_BNTH, k_BKSH, v_BKSU, mask_BTS, options) returns out_BNTU, in the
 """
 
 import functools
-from collections.abc import Callable, Set
-from typing import Literal, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from tformer.errors import choose
 from tformer.layers.dropout import MaybeScalar, dropout
 
 CHUNK = 128  # keys that `chunked` takes at a time, at most
-BLOCK = 128  # queries and keys of a tile of `flash`
 
 MIN = float(jnp.finfo(jnp.float32).min)
 
@@ -55,7 +53,30 @@ class ScoreOptions(NamedTuple):
         return dropout(weights, self.dropout_rate, key)
 
 
+class Pair(NamedTuple):
+    """A kernel of one block of queries with one of keys, of which others are elsewhere."""
+
+    forward: Callable[..., Any]  # -> (outputs, log-sum-exps of the scores)
+    backward: Callable[..., Any]  # from both of all keys -> gradients of queries, keys and values
+    multiple: int  # of the lengths of blocks
+    any_order: bool = False  # it reads the positions
+
+
 # ------------------------------------------------------------------------------------------------ shared parts
+def with_sink(out_BNTU: jax.Array, lse_BNT: jax.Array, sink_N: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+    """Returns outputs and the log-sum-exps of their scores with one more key, of value 0."""
+    if sink_N is None:
+        return out_BNTU, lse_BNT
+    sink_1N1 = sink_N[None, :, None]
+    share_BNT = jax.nn.sigmoid(lse_BNT - sink_1N1)
+    return out_BNTU * share_BNT[..., None].astype(out_BNTU.dtype), jnp.logaddexp(lse_BNT, sink_1N1)
+
+
+def sink_gradient(lse_BNT: jax.Array, delta_BNT: jax.Array, sink_N: jax.Array | None) -> jax.Array | None:
+    """Returns the gradient of the sink, from what `with_sink` gave and each output times its gradient, summed."""
+    return None if sink_N is None else -jnp.sum(jnp.exp(sink_N[None, :, None] - lse_BNT) * delta_BNT, (0, 2))
+
+
 def grouped(x_BNTX: jax.Array, kv_heads: int) -> jax.Array:
     """Returns x_BKGTX: the query heads, or their biases, by the key head that they use."""
     B, N, T, X = x_BNTX.shape
@@ -77,17 +98,17 @@ def seen(out_BNTU: jax.Array, mask_BTS: jax.Array) -> jax.Array:
     return jnp.where(mask_BTS.any(-1)[:, None, :, None], out_BNTU, jnp.zeros_like(out_BNTU))
 
 
-def _never_blind(mask_BTS: jax.Array) -> jax.Array:
+def never_blind(mask_BTS: jax.Array) -> jax.Array:
     """Returns `mask_BTS` with the first key for queries that see none, for kernels that would divide by zero."""
     first_S = jnp.arange(mask_BTS.shape[-1]) == 0
     return mask_BTS | (~mask_BTS.any(-1, keepdims=True) & first_S[None, None])
 
 
-def pad(x: jax.Array, axis: int, multiple: int) -> jax.Array:
-    """Returns `x` with zeros after the end of `axis`, up to a multiple."""
+def pad(x: jax.Array, axis: int, multiple: int, value: int = 0) -> jax.Array:
+    """Returns `x` with a value after the end of `axis`, up to a multiple."""
     widths = [(0, 0)] * x.ndim
     widths[axis] = (0, -x.shape[axis] % multiple)
-    return jnp.pad(x, widths)
+    return jnp.pad(x, widths, constant_values=value)
 
 
 # ------------------------------------------------------------------------------------------------ reference
@@ -178,7 +199,7 @@ def chunked(
 
 
 # ------------------------------------------------------------------------------------------------ jax's own
-def _refuse(kernel: str, options: ScoreOptions, *fields: str) -> None:
+def refuse(kernel: str, options: ScoreOptions, *fields: str) -> None:
     """Raises a `ValueError` where `options` sets a field that the kernel does not serve; users see `unserved`."""
     given = options if options.dropout_key is not None else options._replace(dropout_rate=None)
     for name in fields:
@@ -186,114 +207,21 @@ def _refuse(kernel: str, options: ScoreOptions, *fields: str) -> None:
             raise ValueError(f'the attention kernel {kernel} does not serve {name}')
 
 
-def fused(
-    q_BNTH: jax.Array,
-    k_BKSH: jax.Array,
-    v_BKSH: jax.Array,
-    mask_BTS: jax.Array,
-    options: ScoreOptions,
-    *,
-    implementation: Literal['xla', 'cudnn'],
+def xla(
+    q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSH: jax.Array, mask_BTS: jax.Array, options: ScoreOptions
 ) -> jax.Array:
-    """`jax.nn.dot_product_attention`, in its own layout BTNH: what XLA makes of it, or cuDNN's flash attention.
-
-    cuDNN takes head sizes that are multiples of 8 up to 128 (Hopper: 256), and the mask as a bias [B, 1 or N, T, S] of
-    the queries' dtype: memory is O(T S) of that. It trains on even lengths only: odd ones are padded here. Untested,
-    for want of a GPU.
-    """
-    _refuse(implementation, options, 'softcap', 'sink_N', 'dropout_rate')
-    T = q_BNTH.shape[2]
-    multiple, bias_dtype = (2, q_BNTH.dtype) if implementation == 'cudnn' else (1, jnp.float32)
-    q_BTNH, k_BSKH, v_BSKH = (pad(x, 2, multiple).swapaxes(1, 2) for x in (q_BNTH, k_BKSH, v_BKSH))
-    padded_BTS = _never_blind(pad(pad(mask_BTS, 1, multiple), 2, multiple))
-    bias_BNTS = options.bias
-    if bias_BNTS is not None:
-        bias_BNTS = pad(pad(bias_BNTS.astype(bias_dtype), 2, multiple), 3, multiple)
+    """`jax.nn.dot_product_attention`, in its own layout BTNH, as XLA makes it. Memory O(T S)."""
+    refuse('xla', options, 'softcap', 'sink_N', 'dropout_rate')
+    q_BTNH, k_BSKH, v_BSKH = (x.swapaxes(1, 2) for x in (q_BNTH, k_BKSH, v_BKSH))
+    masked_BNTS = never_blind(mask_BTS)[:, None]
     out_BTNH = jax.nn.dot_product_attention(
-        q_BTNH, k_BSKH, v_BSKH, bias_BNTS, padded_BTS[:, None], scale=options.scale, implementation=implementation
+        q_BTNH, k_BSKH, v_BSKH, options.bias, masked_BNTS, scale=options.scale, implementation='xla'
     )
-    return seen(out_BTNH.swapaxes(1, 2)[:, :, :T], mask_BTS)
+    return seen(out_BTNH.swapaxes(1, 2), mask_BTS)
 
 
-xla = functools.partial(fused, implementation='xla')
-cudnn = functools.partial(fused, implementation='cudnn')
-
-
-def flash(
-    q_BNTH: jax.Array,
-    k_BKSH: jax.Array,
-    v_BKSU: jax.Array,
-    mask_BTS: jax.Array,
-    options: ScoreOptions,
-    *,
-    interpret: bool = False,
+def plain(
+    q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSU: jax.Array, mask_BTS: jax.Array, options: ScoreOptions
 ) -> jax.Array:
-    """The Pallas TPU kernel that ships with jax, "splash attention": skips blocks that the mask leaves empty.
-
-    Tested on CPU in `interpret` mode only, never on a TPU. The partitioner of a mesh cannot split it: one device, or
-    inside `shard_map`. It reads the mask at run time, [B, T, S] bytes, one example after the other.
-    """
-    _refuse('flash', options, 'bias', 'dropout_rate')
-    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash  # slow to import
-
-    T = q_BNTH.shape[2]
-
-    def one(q_NTH: jax.Array, k_KSH: jax.Array, v_KSU: jax.Array, mask_TS: jax.Array) -> jax.Array:
-        kernel = splash.make_splash_mha(
-            mask_TS[None], head_shards=1, q_seq_shards=1, attn_logits_soft_cap=options.softcap, interpret=interpret
-        )
-        # jax 0.10.2 makes an array of this bool and then branches on it, which fails under jit.
-        kernel.fwd_mask_info = kernel.fwd_mask_info._replace(is_dynamic_mask=True)
-        return kernel(q_NTH, k_KSH, v_KSU, sinks=options.sink_N)
-
-    q_BNTH, k_BKSH, v_BKSU = (pad(x, 2, BLOCK) for x in (q_BNTH * options.scale, k_BKSH, v_BKSU))
-    padded_BTS = _never_blind(pad(pad(mask_BTS, 1, BLOCK), 2, BLOCK))
-    out_BNTU = jax.vmap(one)(q_BNTH, k_BKSH, v_BKSU, padded_BTS)
-    return seen(out_BNTU[:, :, :T].astype(v_BKSU.dtype), mask_BTS)
-
-
-# ------------------------------------------------------------------------------------------------ the table
-class Kernel(NamedTuple):
-    """An implementation, the `FEATURES` it serves, and the jax backends it runs on (none named: all)."""
-
-    function: Callable[..., jax.Array]
-    serves: frozenset[str]
-    platforms: tuple[str, ...] = ()
-
-
-FEATURES = {  # what a model may need of its kernel, and the field that needs it
-    'bias': 'a position bias (model.position)',
-    'softcap': 'model.attention_softcap',
-    'sink': 'model.attention_sink',
-    'dropout': 'model.attention_dropout_rate',
-    'value_dim': 'a model.value_dim other than head_dim',
-    'float32': 'model.dtype=float32',
-    'bfloat16': 'model.dtype=bfloat16',
-}
-
-
-def unserved(name: str, needs: Set[str], platform: str) -> str | None:
-    """Returns one line that says why kernel `name` cannot serve `needs`, keys of `FEATURES`, on `platform`, a jax
-    backend, and which kernels can; None if it can."""
-
-    def missing(kernel: Kernel) -> list[str]:
-        lacks = [words for feature, words in FEATURES.items() if feature in needs - kernel.serves]
-        elsewhere = kernel.platforms and platform not in kernel.platforms
-        return lacks + ([f'platform {platform}'] if elsewhere else [])
-
-    unknown = needs - FEATURES.keys()
-    assert not unknown, f'unknown features {sorted(unknown)}'
-    lacks = missing(choose(KERNELS, name, 'model.attention_kernel'))
-    if not lacks:
-        return None
-    able = [other for other, kernel in KERNELS.items() if not missing(kernel)]
-    return f'model.attention_kernel={name} does not serve {", ".join(lacks)}; {", ".join(able)} do'
-
-
-KERNELS: dict[str, Kernel] = {
-    'reference': Kernel(reference, frozenset(FEATURES)),
-    'chunked': Kernel(chunked, frozenset(FEATURES)),
-    'xla': Kernel(xla, frozenset({'bias', 'float32', 'bfloat16'})),
-    'cudnn': Kernel(cudnn, frozenset({'bias', 'bfloat16'}), ('gpu',)),
-    'flash': Kernel(flash, frozenset({'softcap', 'sink', 'value_dim', 'float32', 'bfloat16'}), ('tpu',)),
-}
+    """The kernel for what an accelerator's own does not serve: any mask, and memory O(T)."""
+    return (reference if q_BNTH.shape[2] == 1 else chunked)(q_BNTH, k_BKSH, v_BKSU, mask_BTS, options)

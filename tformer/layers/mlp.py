@@ -53,9 +53,12 @@ def gated(activation: Activation) -> Activation:
 
 
 def activated(cfg: ResolvedModel, x: jax.Array, projection: Callable[[int], nn.Module]) -> jax.Array:
-    """Returns the activation of one projection of `x`, or of two where it is gated; `projection` makes number i."""
+    """Returns the activation of one projection of `x`, or of two where it is gated; `projection` makes number i.
+
+    Of the activation itself the backward pass keeps its inputs alone.
+    """
     inputs, activation = choose(ACTIVATIONS, cfg.activation, 'model.activation')
-    return activation(*[projection(i)(x) for i in range(inputs)])
+    return jax.checkpoint(activation, prevent_cse=False)(*[projection(i)(x) for i in range(inputs)])
 
 
 class Mlp(nn.Module):

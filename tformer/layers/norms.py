@@ -3,6 +3,7 @@
 Every norm is called with the stream x_BTD and real_BT, False at padding; only BatchNorm reads the second.
 """
 
+import functools
 from typing import ClassVar
 
 import jax
@@ -27,6 +28,8 @@ def _root(square: jax.Array) -> jax.Array:
     return jnp.where(positive, jnp.sqrt(jnp.where(positive, square, 1.0)), 0.0)
 
 
+# The backward pass computes a norm again from its input, which may be narrower than float32, and keeps nothing else.
+@functools.partial(jax.checkpoint, static_argnums=(3, 4), prevent_cse=False)
 def layer_norm(x: jax.Array, scale_D: jax.Array, bias_D: jax.Array, epsilon: float, in_root: bool) -> jax.Array:
     """(x - mean) / sqrt(variance + epsilon) * scale + bias over the last axis, float32 (Ba et al. 2016, eq. 4)."""
     x = x.astype(jnp.float32)
@@ -35,6 +38,7 @@ def layer_norm(x: jax.Array, scale_D: jax.Array, bias_D: jax.Array, epsilon: flo
     return x * wide(scale_D, x) + wide(bias_D, x)
 
 
+@functools.partial(jax.checkpoint, static_argnums=(2, 3), prevent_cse=False)
 def rms_norm(x: jax.Array, scale_D: jax.Array, epsilon: float, in_root: bool) -> jax.Array:
     """x / sqrt(mean(x^2) + epsilon) * scale over the last axis, float32 (Zhang & Sennrich 2019, eq. 4)."""
     x = x.astype(jnp.float32)

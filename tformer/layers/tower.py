@@ -12,7 +12,7 @@ from tformer.layers.block import LAYER_SHARING, Stack, StackInputs
 from tformer.layers.cache import Cache, empty_cache
 from tformer.layers.dropout import DropoutRates
 from tformer.layers.embed import InputEmbedding
-from tformer.layers.masks import attention_mask
+from tformer.layers.masks import AttentionMask, known_order
 from tformer.layers.positions import POSITIONS, Angles, make_bias
 from tformer.layers.resolved import ResolvedModel
 
@@ -76,13 +76,14 @@ class Tower(AnyTower):
         *,
         cross: bool = False,
     ) -> AttentionContext:
-        """Returns the context of this stack's self-attention, or cross-attention; arguments as of `attention_mask`."""
+        """Returns the context of this stack's self-attention, or cross-attention; arguments as of `AttentionMask`."""
         segments, causal = (query_segments_BT, key_segments_BS), self.stack_name == 'decoder' and not cross
+        order = known_order()
+        if order is not None and (cross or self.stack_name == 'encoder'):
+            order = 'behind'  # so are the keys, and where all are seen the queries' order is nothing
         bias, placed = (self.cross_bias, self.cfg.cross_position) if cross else (self.bias, True)
         return AttentionContext(
-            query_BT,
-            key_BS,
-            mask_BTS=attention_mask(query_BT, key_BS, *segments, prefix_BS, causal=causal),
+            AttentionMask(query_BT, key_BS, *segments, prefix_BS, causal=causal, order=order),
             bias_BNTS=None if bias is None else bias(query_BT, key_BS),
             query_angles=self.angles(query_BT) if placed else None,
             key_angles=self.angles(key_BS) if placed and cross else None,

@@ -19,7 +19,9 @@ from tformer.training.members import Group
 from tformer.training.program import Program, check_memory, make_program
 from tformer.training.recorder import RunRecorder
 from tformer.training.state import count_parameters
+from tformer.training.step_trace import StepTrace
 from tformer.training.stopping import StopMonitor
+from tformer.training.wall_time import Account, Clock
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +33,7 @@ class Trained:
     step: int
     best_step: int
     num_parameters: int
+    account: Account  # where the wall time went
 
 
 def train(
@@ -38,11 +41,13 @@ def train(
     directory: str | pathlib.Path,
     generated: scorer.GenerationScores | None = None,
     may_differ: Sequence[str] = (),
+    trace: StepTrace | None = None,
 ) -> Trained:
     """Trains as a checked config (`checks.check_here`) says, in a workdir; resumes where it holds a checkpoint.
 
     `generated` scores generated text in the evaluations, where config.evaluate.examples_while_training asks for it.
-    `may_differ` are dotted fields that may differ from the checkpoint's, besides those that always may.
+    `may_differ` are dotted fields that may differ from the checkpoint's, besides those that always may. `trace` writes
+    a trace of some of the steps.
 
     Raises:
       UserError: the config, the data or the workdir has a mistake.
@@ -57,6 +62,7 @@ def train(
         if processes.first():
             contexts.enter_context(workdir.lock(directory))
         stop = contexts.enter_context(StopMonitor(config.train.max_minutes))
+        clock = contexts.enter_context(Clock())
 
         # ------------------------------------------------------------------------------------- checkpoint and data
         last = processes.same_number(lambda: checkpoint.latest_valid(directory) or 0) or None
@@ -70,15 +76,20 @@ def train(
         program = make_program(data.config, batch, mesh)
         check_memory(program, batch)
         score = scorer.make_scorer(program.model, data.config, mesh)
-        member = RunRecorder(data, directory, score, generated, last)
+        member = RunRecorder(data, directory, score, generated, last, clock=clock)
         progress = writers.Progress(data.config.train.num_steps or 0, last or 0)
         contexts.callback(progress.close)
         contexts.callback(member.close)  # also when the run fails
         progress.message(headline(program, data.batches, last or 0))
-        return train_group(Group(program, [member], last), stop, progress)[0]
+        if trace is not None:
+            trace.check(last or 0, data.config.train.num_steps or 0)
+            contexts.callback(trace.close)
+        return train_group(Group(program, [member], last), stop, progress, trace)[0]
 
 
-def train_group(group: Group, stop: StopMonitor, progress: writers.Progress) -> list[Trained]:
+def train_group(
+    group: Group, stop: StopMonitor, progress: writers.Progress, trace: StepTrace | None = None
+) -> list[Trained]:
     """Trains the members of a group to their end; returns the finished trainings of those that do not fail.
 
     Raises:
@@ -107,7 +118,14 @@ def train_group(group: Group, stop: StopMonitor, progress: writers.Progress) -> 
             break
 
         # -------------------------------------------------------------------------------------------- a step
-        state, metrics = group.step(state, next(batches), hyper)
+        if trace is not None:
+            trace.begin(step + 1)
+        with group.clock.spending('waiting_for_data', unless=group.is_computing):
+            batch = next(batches)
+        with group.clock.spending('steps'), jax.profiler.StepTraceAnnotation('train', step_num=step + 1):
+            state, metrics = group.step(state, batch, hyper)
+        if trace is not None:
+            trace.end(step + 1, metrics)
         step, stop.has_step = step + 1, True
         group.add_metrics(metrics)
         if active[0].should_report(step):
@@ -119,12 +137,13 @@ def train_group(group: Group, stop: StopMonitor, progress: writers.Progress) -> 
         stale, metric = group.active[0].stale, group.active[0].config.train.best_metric
         progress.message(f'stopped early: {stale} evaluations without a better {metric}')
     for member in (ended := group.active):
-        member.end(step, int(jax.device_get(group.state_of(state, member).guard.skipped)))
+        with group.clock.spending('saving'):
+            member.end(step, int(jax.device_get(group.state_of(state, member).guard.skipped)))
     group.drop_failed(ended)
     size = count_parameters(sharding.unboxed(group.program.abstract.params))
     return [
-        Trained(member.config, member.data.tokenizers, step, checkpoint.best(member.directory) or step, size)
-        for member in group.active
+        Trained(run.config, run.data.tokenizers, step, checkpoint.best(run.directory) or step, size, run.account)
+        for run in group.active
     ]
 
 
@@ -135,4 +154,6 @@ def headline(program: Program, batches: pipeline.Batches, step: int) -> str:
     trainable = freezing.count_trainable(freezing.trainable_mask(program.config, program.names), params)
     parameters = f'{number:,} parameters' + (f' ({trainable:,} trainable)' if trainable < number else '')
     resumed = f', resumed at step {step}' if step else ''
-    return f'{parameters}, {batches.summary}, {program.mesh.size} device(s){resumed}'
+    model = program.config.model
+    attention = f', attention by {program.attention_kernel}' if model.recurrence is None else ''
+    return f'{parameters}, {batches.summary}, {program.mesh.size} device(s){attention}{resumed}'

@@ -5,6 +5,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from tformer.data.batches import pipeline
@@ -17,6 +18,7 @@ from tformer.training.recorder import RunRecorder
 from tformer.training.state import TrainState
 from tformer.training.step import Batch, Step
 from tformer.training.stopping import StopMonitor
+from tformer.training.wall_time import Clock
 
 
 @dataclasses.dataclass
@@ -53,6 +55,15 @@ class Group:
         raise UserError(error)
 
     @property
+    def clock(self) -> Clock:
+        """The clock of the training."""
+        return self.members[0].account.clock
+
+    def is_computing(self) -> bool:
+        """Returns whether the devices still compute the last step."""
+        return self.members[0].metrics.is_pending()
+
+    @property
     def active(self) -> list[RunRecorder]:
         """The members that have not failed."""
         return [member for member in self.members if member.error is None]
@@ -84,6 +95,8 @@ class Group:
             for member in self.active:
                 contexts.enter_context(member.metrics.paused())
             contexts.enter_context(stop.interruptible())
+            self._finish_steps(state)
+            contexts.enter_context(self.clock.spending('evaluating'))
             for member in self.active:
                 if member.evaluated < step:
                     found.append(member.evaluate(step, self.state_of(state, member)))
@@ -93,7 +106,14 @@ class Group:
         """Saves the members whose checkpoint after `step` is due, or `requested`."""
         for member in self.active:
             if member.should_save(step, requested):
-                member.save(step, self.state_of(state, member))
+                self._finish_steps(state)
+                with self.clock.spending('saving'):
+                    member.save(step, self.state_of(state, member))
+
+    def _finish_steps(self, state: TrainState) -> None:
+        """Waits for the steps that the devices still compute, so that their time counts as that of steps."""
+        with self.clock.spending('steps'):
+            jax.block_until_ready(state)
 
     def add_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Hands the metrics of one more step, still on the devices, to the members' recorders."""
@@ -102,7 +122,8 @@ class Group:
 
     def report(self, step: int) -> dict[str, float]:
         """Writes the members' reports after `step`; returns their means. Members with too many skipped steps fail."""
-        found = [member.report(step) for member in self.active]
+        with self.clock.spending('steps'):
+            found = [member.report(step) for member in self.active]
         return {name: float(np.mean([means[name] for means in found if name in means])) for name in found[0]}
 
     def drop_failed(self, before: Sequence[RunRecorder]) -> None:

@@ -21,8 +21,9 @@ from tformer import errors
 from tformer.config import Config
 from tformer.config.tasks import HEADS, TASKS
 from tformer.distributed import sharding
+from tformer.layers import kernel_choice, masks
 from tformer.model import build
-from tformer.objectives import OBJECTIVES, Objective
+from tformer.objectives import OBJECTIVES, Objective, loss_chunk
 from tformer.optim.hyperparameters import Hyperparameters
 from tformer.optim.optimizers import make_optimizer
 from tformer.training.state import TrainState, begin, logical_names, make_init
@@ -62,6 +63,11 @@ class Program:
         """The compiled train step, for use inside `context()`; it takes the place of the state it is given."""
         return jax.jit(self.step, donate_argnums=0, out_shardings=(self.shardings, None))
 
+    @property
+    def attention_kernel(self) -> str:
+        """The key of `KERNELS` that computes attention on the program's devices."""
+        return kernel_choice.pick(self.config.model, sharding.jax_platform(self.mesh))
+
     @functools.cached_property
     def _jitted_init(self) -> Any:
         return jax.jit(lambda hyper: sharding.unboxed(self._make_state(hyper)), out_shardings=self.shardings)
@@ -85,7 +91,12 @@ class Program:
         """Returns (the state after one step, its metrics); the given state is used up.
 
         The batch is numpy arrays [B, ...]; B is a multiple of the ways that the mesh splits rows.
+
+        Raises:
+          UserError: the attention kernel relies on the order of the tokens, and they have another.
         """
+        if kernel_choice.KERNELS[self.attention_kernel].ordered:
+            masks.check_order(batch)
         with self.context():
             placed = sharding.place_batch(batch, self.mesh)
             return self.jitted_step(state, placed, self.hyper)
@@ -103,7 +114,7 @@ def check_memory(program: Program, batch: Mapping[str, Any]) -> None:
     leaves = jax.tree.leaves(sharding.unboxed((program.abstract, program.abstract.params)))
     state = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
     errors.check_memory('the parameters, their gradients and the state of the optimizer', state)
-    if HEADS[TASKS[config.train.objective].head].vocabulary and config.train.loss_chunk is None:
+    if HEADS[TASKS[config.train.objective].head].vocabulary and loss_chunk(config) is None:
         width = jax.numpy.dtype(config.model.dtype).itemsize * (config.model.vocab_size or 0)
         logits = width * math.prod(shape) // config.train.microbatches
         errors.check_memory('the logits of a step (train.loss_chunk cuts them) and its state', state + logits)

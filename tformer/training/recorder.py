@@ -13,7 +13,7 @@ import numpy as np
 from tformer.config import Config
 from tformer.distributed import processes
 from tformer.evaluation import means, scorer
-from tformer.training import checkpoint, checkpoint_writer, setup, writers
+from tformer.training import checkpoint, checkpoint_writer, setup, wall_time, writers
 from tformer.training.state import TrainState, evaluation_variables
 
 
@@ -28,17 +28,20 @@ class RunRecorder:
         generated: scorer.GenerationScores | None,
         last: int | None,
         index: int | None = None,
+        clock: wall_time.Clock | None = None,
     ):
         """Resumes from the checkpoint at step `last`; None: starts anew.
 
         `score` computes the scores of an evaluation, and `generated` those of generated text; None: none is generated.
-        `index` is the slice of the program's arrays that is the run's own; None: all of them are.
+        `index` is the slice of the program's arrays that is the run's own; None: all of them are. `clock` is that of
+        the training.
         """
         train = data.config.train
         self.data, self.directory, self.index = data, directory, index
         self.error: str | None = None  # why the run failed, if it did
         self._score, self._generated = score, generated
         self._metadata = setup.checkpoint_metadata(data)
+        self._peak = setup.peak_flops(data.config)
         self._num_steps = train.num_steps or 0
         self._saved = last or 0
         self._unsaved_score: float | None = None
@@ -46,18 +49,19 @@ class RunRecorder:
         self.stale = 0  # how many evaluations in a row have found no higher score
         self.metrics = MetricAccumulator({}, 0, 0.0)  # of the steps since the last report
         self.evaluated = 0  # the step of the latest evaluation
-        history = None
+        history = saved = None
         if last is not None:
             previous = checkpoint.read_metadata(directory, last)
             self._best, self.stale = previous['best']['merit'], previous['best']['stale']
             self.metrics = MetricAccumulator(**previous['interval'])
             self.evaluated = previous['evaluated']
-            history = previous.get('history')
+            history, saved = previous.get('history'), previous.get('wall_time')
         # A process that is killed between the saves of two runs leaves a checkpoint of the same step in both.
         keep_last = train.keep_last if index is None else max(2, train.keep_last)
         self.checkpoints = checkpoint_writer.CheckpointWriter(directory, keep_last, train.keep_every)
         written = directory if processes.first() else None
         self._writer = writers.MetricWriter(written, self._saved, self.evaluated, history)
+        self.account = wall_time.Account(clock or wall_time.Clock(), written, saved)
 
     @property
     def config(self) -> Config:
@@ -88,6 +92,7 @@ class RunRecorder:
         is_better = self._best is None or score > self._best
         self._best, self.stale = (score, 0) if is_better else (self._best, self.stale + 1)
         self.evaluated, self._unsaved_score = step, score
+        self.account.write()
         return found
 
     def is_out_of_patience(self) -> bool:
@@ -108,12 +113,14 @@ class RunRecorder:
                 'interval': self.metrics.snapshot(),
                 'evaluated': self.evaluated,
                 'history': self._writer.history(),
+                'wall_time': self.account.seconds(),
             }
             self.checkpoints.save(state, {**self._metadata, **progress}, self._unsaved_score)
             self._saved = step
         elif self._unsaved_score is not None:
             self.checkpoints.note_score(step, self._unsaved_score)
         self._unsaved_score = None
+        self.account.write()
 
     def should_report(self, step: int) -> bool:
         """Returns whether a report after `step` is due."""
@@ -121,9 +128,10 @@ class RunRecorder:
 
     def report(self, step: int) -> dict[str, float]:
         """Returns the means of the steps since the last report. The run fails if too many in a row were skipped."""
-        found, skipped = self.metrics.summary()
+        found, skipped = self.metrics.summary(self._peak)
         spent = {'train/tokens': self.metrics.tokens, 'train/flops': self.metrics.flops}
         self._writer.write(step, {**found, **spent, 'epoch': step / self.data.batches.steps_per_epoch})
+        self.account.write()
         if skipped >= self.config.train.max_skipped:
             self.error = self._save_skipped_batch(step, skipped)
         return found
@@ -161,11 +169,15 @@ class MetricAccumulator:
         self.tokens, self.flops = tokens, flops  # of all steps of the run that a `snapshot` has read
         self._learning_rate, self._skipped = 0.0, 0
         self._pending: list[tuple[Mapping[str, Any], int | None]] = []
-        self._tokens_since, self._since = 0, time.monotonic()
+        self._tokens_since, self._flops_since, self._since = 0, 0.0, time.monotonic()
 
     def add(self, metrics: Mapping[str, Any], index: int | None = None) -> None:
         """Counts one more step, of whose metrics only the slice `index` is read, if it is given."""
         self._pending.append((metrics, index))
+
+    def is_pending(self) -> bool:
+        """Returns whether the devices still compute the last step."""
+        return bool(self._pending) and not all(x.is_ready() for x in jax.tree.leaves(self._pending[-1][0]))
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -183,6 +195,7 @@ class MetricAccumulator:
             self._learning_rate, self._skipped = float(step['learning_rate']), int(step['skipped'])
             self._tokens_since += int(step['tokens'])
             self.tokens += int(step['tokens'])
+            self._flops_since += float(step['flops'])
             self.flops += float(step['flops'])
             found = {'skipped': (float(self._skipped > 0), 0.0)}
             if not self._skipped:
@@ -192,10 +205,12 @@ class MetricAccumulator:
         self._pending = []
         return {'sums': self._sums, 'tokens': self.tokens, 'flops': self.flops}
 
-    def summary(self) -> tuple[dict[str, float], int]:
+    def summary(self, peak: float | None = None) -> tuple[dict[str, float], int]:
         """Returns (means over the steps, how many steps in a row were skipped last), and starts anew.
 
         Skipped steps are counted, where there are any, and enter no mean. The learning rate is that of the last step.
+        With the `peak` of the run's devices, in operations per second, `train/mfu` is the share of it that the model's
+        operations need (model FLOPs utilization; Chowdhery et al. 2022, 4.1).
         """
         self.snapshot()
         skipped, _ = self._sums.pop('skipped')
@@ -204,7 +219,8 @@ class MetricAccumulator:
             **{f'train/{name}': value for name, value in found_means.items()},
             **({'train/skipped': skipped} if skipped else {}),
             'train/learning_rate': self._learning_rate,
-            'train/tokens_per_second': self._tokens_since / (time.monotonic() - self._since),
+            'train/tokens_per_second': self._tokens_since / (seconds := time.monotonic() - self._since),
+            **({} if peak is None else {'train/mfu': self._flops_since / (seconds * peak)}),
         }
-        self._sums, self._tokens_since, self._since = {}, 0, time.monotonic()
+        self._sums, self._tokens_since, self._flops_since, self._since = {}, 0, 0.0, time.monotonic()
         return found, self._skipped

@@ -17,9 +17,10 @@ from tformer.checks.conditions import require_multiple
 from tformer.config import OUTSIDE_THE_FUNCTION, Config, Model
 from tformer.data.batches import mixture, pipeline
 from tformer.data.tokenizers.tokenizers import Tokenizers
-from tformer.distributed import processes, sharding
+from tformer.distributed import devices, processes, sharding
 from tformer.errors import NoSplitError, UserError, choose
 from tformer.evaluation import scorer
+from tformer.layers import kernel_choice
 from tformer.optim.hyperparameters import Hyperparameters
 from tformer.training import checkpoint, pretrained, workdir
 from tformer.training.program import Program
@@ -131,8 +132,8 @@ def row_multiple(config: Config, began: Config | None, mesh: Mesh) -> int | None
     ways, rows = sharding.batch_ways(mesh), config.train.batch_size
     needed = config.train.microbatches * sharding.row_multiple(mesh, config.mesh)
     asked = f'train.microbatches={config.train.microbatches} x the {ways} ways that the mesh splits it'
-    if (parts := sharding.row_multiple(mesh, config.mesh) // ways) > 1:
-        asked += f' x the {parts} parts of a pipeline (mesh.microbatches)'
+    if needed > config.train.microbatches * ways:
+        asked += f', and the {config.mesh.microbatches} parts of a pipeline (mesh.microbatches)'
     if config.data.batch_tokens is None:
         require_multiple('train.batch_size', rows, needed, asked)
         return None
@@ -161,9 +162,11 @@ def check_same_data(before: Mapping[str, Any], now: Mapping[str, Any], may_diffe
     shared = [name for name in now if name in before]
     differing = {name: f'{name} {before[name]} there, {now[name]} here' for name in shared if before[name] != now[name]}
     if VALIDATION in differing and 'data.valid_path' in may_differ:
-        line = 'earlier scores, and the best checkpoint so far, are of other validation data'
+        line = (
+            f'earlier scores, and the best checkpoint so far, are of other validation data: {differing.pop(VALIDATION)}'
+        )
         if processes.first():
-            print(f'{line}: {differing.pop(VALIDATION)}', file=sys.stderr, flush=True)
+            print(line, file=sys.stderr, flush=True)
     if differing:
         hint = '; --may_differ=data.valid_path accepts it' if [*differing] == [VALIDATION] else ''
         raise UserError(f'the checkpoint was trained on other data: {"; ".join(differing.values())}{hint}')
@@ -180,12 +183,20 @@ def resolve_config(config: Config, tokens: Tokenizers, steps_per_epoch: float, m
     )
 
 
+def peak_flops(config: Config) -> float | None:
+    """Returns the peak of the devices of a run together, in operations per second; None where it is not known."""
+    mesh = sharding.make_mesh(config.mesh)
+    each = devices.peak_flops(mesh.devices.flat[0].device_kind, config.model.dtype)
+    return None if each is None else each * mesh.size
+
+
 def checkpoint_metadata(data: RunData) -> dict[str, Any]:
     """Returns the part of every checkpoint's metadata that describes the run: config, data, versions of packages."""
-    versions = {name: importlib.metadata.version(name) for name in PACKAGES}
+    model, versions = data.config.model, {name: importlib.metadata.version(name) for name in PACKAGES}
     return {
         'config': config_lib.to_dict(data.config),
         'config_digest': config_lib.digest(data.config),
         'data': data.fingerprint,
+        'attention_kernel': None if model.recurrence else kernel_choice.pick(model, sharding.platform()),
         'versions': {'python': platform.python_version(), **versions},
     }

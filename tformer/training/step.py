@@ -9,9 +9,10 @@ import optax
 from flax import linen as nn
 
 from tformer.config import Config
+from tformer.layers import masks
 from tformer.layers.parallel import ring_attention
 from tformer.layers.parametrization import base_width
-from tformer.objectives import Objective
+from tformer.objectives import Objective, loss_chunk
 from tformer.optim import freezing, precision, schedules
 from tformer.optim.hyperparameters import Hyperparameters, Scalar
 from tformer.training import flops, skipping
@@ -29,6 +30,8 @@ def make_train_step(
     model: nn.Module, objective: Objective, optimizer: optax.GradientTransformation, config: Config
 ) -> Step:
     """Returns the pure step(state, batch, hyper) -> (state, metrics), to be jitted by the caller.
+
+    Rows are as `Batches` makes them: padded behind, with positions that count up (`masks.check_order`).
 
     The gradient is that of the loss summed over the batch, divided once by its weight, so that any number of
     microbatches gives the same. A step that the guard rejects (skipping.py) changes only its number and the guard.
@@ -48,10 +51,12 @@ def make_train_step(
             'flops': jnp.float32(flops.model_flops(config, abstract, batch)),
         }
         batch = objective.weigh(batch, objective.weight(hyper.second_loss_weight))
+        order: masks.Order = 'behind'
         if objective.predict is None and config.model.family != 'encoder':
-            batch = ring_attention.balance(batch)  # the order of tokens enters no loss
+            batch, order = ring_attention.balance(batch)  # the order of tokens enters no loss
 
-        grads, (scores, statistics) = gradient(state.params, state.statistics, batch, hyper, key)
+        with masks.ordered(order):
+            grads, (scores, statistics) = gradient(state.params, state.statistics, batch, hyper, key)
         weight = jnp.maximum(scores['loss'][1], 1.0)
         grads = jax.tree.map(lambda g: g / weight, grads)
         learning_rate = schedules.learning_rate(
@@ -76,7 +81,7 @@ def make_train_step(
     return step
 
 
-def make_loss(model: nn.Module, objective: Objective, loss_chunk: int | None) -> Loss:
+def make_loss(model: nn.Module, objective: Objective, chunk: int | None) -> Loss:
     """Returns loss(params, statistics, batch, hyper, key) -> (the loss's sum over the batch, (scores, statistics)).
 
     What layers sow in the collection `losses` (means over tokens) is multiplied by the batch's weight and added.
@@ -90,7 +95,7 @@ def make_loss(model: nn.Module, objective: Objective, loss_chunk: int | None) ->
             batch,
             hyper.dropout_rates,
             rngs=rngs,
-            method=objective.method_for(loss_chunk),
+            method=objective.method_for(chunk),
             mutable=['statistics', 'losses'],
         )
         scores = objective.scores(outputs, batch, hyper.label_smoothing, hyper.z_loss)
@@ -109,7 +114,7 @@ def make_gradient(model: nn.Module, objective: Objective, config: Config) -> Los
 
     Wholly frozen parameters (freezing.py) have no gradient, and so no part in its norm.
     """
-    loss = make_loss(model, objective, config.train.loss_chunk)
+    loss = make_loss(model, objective, loss_chunk(config))
 
     def gradient(params: Any, statistics: Any, batch: Batch, hyper: Hyperparameters, key: jax.Array) -> Any:
         trainable = None  # all parameters

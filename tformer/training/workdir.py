@@ -17,6 +17,7 @@ from typing import Any
 from tformer import atomic, checks
 from tformer import config as config_lib
 from tformer.config import Config, extensions
+from tformer.data import stores
 from tformer.data.batches.mixture import Concatenation
 from tformer.data.tokenizers.tokenizers import Tokenizers, cached_tokenizers, train_tokenizers
 from tformer.errors import UserError, choose, nearest
@@ -62,6 +63,7 @@ def read_config(workdir: pathlib.Path) -> Config:
       UserError: the directory is not a workdir, its config.json cannot be read, or it differs from the checkpoint in
         other fields.
     """
+    stores.require_local(workdir)
     file = workdir / 'config.json'
     if not file.exists():
         others = [path.parent for path in workdir.parent.glob('*/config.json')]
@@ -145,6 +147,7 @@ def lock(workdir: pathlib.Path) -> Iterator[None]:
     Raises:
       UserError: another process has the lock, or the directory cannot be made.
     """
+    stores.require_local(workdir)
     try:
         workdir.mkdir(parents=True, exist_ok=True)
     except OSError as error:

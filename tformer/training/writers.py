@@ -19,6 +19,7 @@ from tformer import atomic
 from tformer.config import json_files
 from tformer.errors import UserError
 from tformer.training import digests
+from tformer.training.wall_time import WALL_TIME
 
 
 def read(workdir: pathlib.Path) -> list[dict[str, Any]]:
@@ -37,11 +38,20 @@ def read(workdir: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def results(workdir: pathlib.Path) -> dict[str, dict[str, Any]]:
-    """Returns the content of a workdir's result.json: the scores of each evaluated split; {} where there is no file.
+    """Returns the scores of each evaluated split in a workdir's result.json; {} where there is no file.
 
     Raises:
       UserError: the file holds something else.
     """
+    return {split: scores for split, scores in _result(workdir).items() if split != WALL_TIME}
+
+
+def seconds(workdir: pathlib.Path) -> dict[str, float]:
+    """Returns the seconds that training took by part, `wall_time` in result.json; {} where it is not known."""
+    return _result(workdir).get(WALL_TIME, {})
+
+
+def _result(workdir: pathlib.Path) -> dict[str, dict[str, Any]]:
     file = workdir / 'result.json'
     if not file.exists():
         return {}
@@ -110,7 +120,7 @@ class MetricWriter:
         return {'rows': self._rows, 'crc32': f'{self._digest:08x}'}
 
     def _count(self, row: Mapping[str, Any]) -> None:
-        lasting = {name: value for name, value in row.items() if not name.endswith('per_second')}
+        lasting = {name: value for name, value in row.items() if not name.endswith(('per_second', 'mfu'))}
         self._rows, self._digest = self._rows + 1, zlib.crc32(json.dumps(lasting).encode(), self._digest)
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tformer.config.run import Data
 from tformer.config.tasks import RECORDS, TASKS
+from tformer.data import stores
 from tformer.data.sources.file_formats import READERS, ending
 from tformer.data.sources.records import Read, Record, fingerprint, split_of, text_of
 from tformer.data.sources.text_reader import File, Text, find
@@ -36,7 +37,7 @@ def load(config: Data, objective: str, split: str) -> tuple[str, Read]:
     if not paths:
         raise UserError("data.source='files' needs data.path: directories, or the train files")
     located: list[tuple[File, tuple[str, ...]]] = []  # each file, and the splits that are held out of it
-    for name in paths:
+    for name in map(stores.fetched, paths):
         parts = () if own.get(split) or os.path.isdir(name) else held_out
         located += [(find(path), parts) for path in _located(name, split) if ending(path)]
     how: list[object] = [config.columns, config.bad_lines, objective]

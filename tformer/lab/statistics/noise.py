@@ -43,7 +43,10 @@ def noise_floor(runs: Runs, seeds: int | None = None, alpha: float = 0.05) -> Fl
     n, failed = len(values), len(runs) - len(values)
     if n < 2:
         return Floor(n, failed, float(values[0]) if n else math.nan)
-    mean, sd = float(values.mean()), float(values.std(ddof=1))
+    _, exponent = np.frexp(abs(values).max())
+    scaled = np.ldexp(values, -exponent)  # exactly, so that no square overflows
+    with np.errstate(over='ignore'):
+        mean, sd = np.ldexp([scaled.mean(), scaled.std(ddof=1)], exponent).tolist()
     half = float(special.stdtrit(n - 1, 1 - alpha / 2)) * sd / math.sqrt(n)
     low, high = (sd * math.sqrt((n - 1) / special.chdtri(n - 1, tail)) for tail in (alpha / 2, 1 - alpha / 2))
     detectable = sd * power.detectable_effect(seeds or n, paired=False, alpha=alpha)

@@ -32,6 +32,7 @@ from tformer.training.recorder import RunRecorder
 from tformer.training.state import TrainState
 from tformer.training.step import Batch, Step
 from tformer.training.stopping import StopMonitor
+from tformer.training.wall_time import Clock
 
 
 def train(
@@ -101,6 +102,7 @@ def _train(
     mesh = make_mesh(asked, len(slots))
     with contextlib.ExitStack() as contexts:
         contexts.enter_context(sharding.placed(mesh, asked))
+        clock = contexts.enter_context(Clock())
         opened = open_all({home: stated[home] for home in homes}, last)
         if not opened:
             return {}
@@ -111,7 +113,7 @@ def _train(
         score = scorer.make_scorer(program.model, first.config, mesh)
         members: dict[pathlib.Path, RunRecorder] = {}
         for home, data in opened.items():
-            members[home] = RunRecorder(data, home, score, generated, last, slots.index(home))
+            members[home] = RunRecorder(data, home, score, generated, last, slots.index(home), clock)
             contexts.callback(members[home].close)
         filling = next(iter(members.values()))
         of_slots = [members.get(home, filling) for home in slots]

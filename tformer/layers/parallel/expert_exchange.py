@@ -121,12 +121,13 @@ def over_devices(
         columns = ()
     wide = (PartitionSpec(EXPERT, None, columns), PartitionSpec(EXPERT, columns))  # kernel_EDF, bias_EF
     narrow = (PartitionSpec(EXPERT, columns), PartitionSpec(EXPERT))  # kernel_EFD, bias_ED
-    placed = PartitionSpec(ROWS, 'context')
+    rows = tuple(axis for axis in ROWS if axis not in mesh.manual_axes)
+    placed = PartitionSpec(rows, 'context')
 
     def part(kernels: Kernels, tokens: Tokens, dropout_draw: DropoutDraw) -> jax.Array:
         if dropout_draw is not None:
             rate, key = dropout_draw
-            dropout_draw = rate, jax.random.fold_in(key, jax.lax.axis_index((*ROWS, 'context', *columns)))
+            dropout_draw = rate, jax.random.fold_in(key, jax.lax.axis_index((*rows, 'context', *columns)))
         return function(kernels, tokens, dropout_draw, columns)
 
     run = jax.shard_map(
@@ -136,7 +137,7 @@ def over_devices(
         axis_names=set(mesh.axis_names) - set(mesh.manual_axes),
     )
     B, T = tokens.real_R.shape
-    short = -B % math.prod(mesh.shape[axis] for axis in ROWS), -T % mesh.shape['context']
+    short = -B % math.prod(mesh.shape[axis] for axis in rows), -T % mesh.shape['context']
     padded = jax.tree.map(lambda x: jnp.pad(x, [(0, n) for n in short] + [(0, 0)] * (x.ndim - 2)), tokens)
     return run(kernels, padded, dropout_draw)[:B, :T]
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from tformer.distributed.sharding import Schedule
+from tformer.distributed.sharding import Schedule, constrain, without_axis
 from tformer.errors import UserError
 
 AXIS = 'pipeline'
@@ -73,7 +73,7 @@ def pipelined(
     policy: Callable[..., bool] = computed,
     unroll: int | bool = 1,
 ) -> jax.Array:
-    """Returns x_BTD after all layers, on every stage; under a mesh (`jax.set_mesh`) with the axis `pipeline`.
+    """Returns x_BTD after all layers; under a mesh (`jax.set_mesh`) with the axis `pipeline`.
 
     Row i is in part i % parts, so that devices which split the rows keep them. Layers are stored in order: with several
     rounds, each call sends every layer to the stage that computes it. A weight's gradient is summed over the parts in
@@ -90,12 +90,10 @@ def pipelined(
     Raises:
       UserError: the layers, the rows or the parts do not divide.
     """
-    rows, (parts, rounds) = len(x_BTD), schedule
-    table = Timetable(jax.sharding.get_abstract_mesh().shape[AXIS], parts, rounds)
-    _check_division(len(jax.tree.leaves(each)[0]), rows, table)
+    rows, table = len(x_BTD), _timetable(len(jax.tree.leaves(each)[0]), len(x_BTD), schedule)
 
     def split(a: jax.Array) -> jax.Array:
-        return jnp.moveaxis(a.reshape(rows // parts, parts, *a.shape[1:]), 1, 0)
+        return jnp.moveaxis(a.reshape(rows // table.parts, table.parts, *a.shape[1:]), 1, 0)
 
     @functools.partial(jax.checkpoint, policy=policy, prevent_cse=False)
     def one(h: jax.Array, own: Any, shared: Any, round_: jax.Array, part: jax.Array) -> jax.Array:
@@ -105,29 +103,35 @@ def pipelined(
     def stage(each: Any, x: jax.Array, shared: Any) -> jax.Array:
         x, shared = jax.tree.map(lambda a: a[0], (x, shared))
         number = jax.lax.axis_index(AXIS)
-        own = deal(each, number, table.stages, rounds)
+        own = deal(each, number, table.stages, table.rounds)
 
         def tick(received: jax.Array, time: jax.Array) -> tuple[jax.Array, jax.Array]:
             round_, part, begins = table.at(time, number)
             h = jnp.where(begins, x[part], received)
             seen = jax.tree.map(lambda a, whole: a if whole else a[part], shared, wholes)
-            y, _ = jax.lax.scan(lambda h, own: (one(h, own, seen, round_, part), None), h, own, unroll=unroll)
+            with without_axis(AXIS):
+                y, _ = jax.lax.scan(lambda h, own: (one(h, own, seen, round_, part), None), h, own, unroll=unroll)
             return table.pass_on(y), y
 
         _, ys = jax.lax.scan(tick, jnp.zeros_like(x[0]), jnp.arange(table.stages + table.turns - 1))
         ended = table.ended(ys)
         return jnp.where(number == table.stages - 1, ended, jnp.zeros_like(ended))[None]
 
+    with without_axis(AXIS):  # before and after, its stages split the rows: embeddings and logits are computed once
+        x_BTD = constrain(x_BTD, 'batch', 'stream_length', 'act_embed')
     wholes = jax.tree.map(lambda a: jnp.ndim(a) == 0 or len(a) != rows, shared)
     shared = jax.tree.map(lambda a, whole: a if whole else split(a), shared, wholes)
     # One copy per stage: gradients are then summed outside, as XLA for CPU fails at that sum in bfloat16.
     copies = jax.tree.map(lambda a: jnp.broadcast_to(a, (table.stages, *jnp.shape(a))), (split(x_BTD), shared))
     run = jax.shard_map(stage, in_specs=P(AXIS), out_specs=P(AXIS), axis_names={AXIS}, check_vma=False)
-    return jnp.moveaxis(run(each, *copies).sum(0), 0, 1).reshape(x_BTD.shape)
+    y_BTD = jnp.moveaxis(run(each, *copies).sum(0), 0, 1).reshape(x_BTD.shape)
+    return constrain(y_BTD, 'batch', 'stream_length', 'act_embed')
 
 
-def _check_division(L: int, rows: int, table: Timetable) -> None:
-    stages, parts, rounds = table
+def _timetable(L: int, rows: int, schedule: Schedule) -> Timetable:
+    """Returns the timetable of L layers and a batch. Raises a `UserError` where they do not divide."""
+    mesh = jax.sharding.get_abstract_mesh()
+    stages, parts, rounds = table = Timetable(mesh.shape[AXIS], schedule.parts_of(rows, mesh), schedule.rounds)
     if L % (stages * rounds):
         raise UserError(f'{L} layers do not divide into mesh.pipeline={stages} stages x mesh.pipeline_repeats={rounds}')
     if rows % parts:
@@ -136,6 +140,7 @@ def _check_division(L: int, rows: int, table: Timetable) -> None:
         raise UserError(
             f'mesh.pipeline_repeats={rounds} needs mesh.microbatches={parts} to be a multiple of {stages} stages'
         )
+    return table
 
 
 def deal(each: Any, number: jax.Array, stages: int, rounds: int) -> Any:

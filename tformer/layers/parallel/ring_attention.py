@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from tformer.layers.dropout import MaybeScalar, dropout
 from tformer.layers.kernels import MIN, ScoreOptions, grouped, masked_logits, pad, seen
+from tformer.layers.masks import Order
 
 AXIS = 'context'
 HALVES = 2  # blocks of each device's queries and keys
@@ -37,14 +38,15 @@ def zigzag(length: int, count: int) -> np.ndarray:
     return pairs.reshape(-1)
 
 
-def balance(batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-    """Returns a batch whose decoder tokens, and all arrays about them, are in the order that `zigzag` gives.
+def balance(batch: Mapping[str, jax.Array]) -> tuple[dict[str, jax.Array], Order]:
+    """Returns (a batch whose decoder tokens, and all arrays about them, are in the order that `zigzag` gives, that
+    order) of one that is padded behind.
 
     The result does not depend on the order, as masks come from positions. Lengths that do not divide are unchanged.
     """
     count, length = ways(), batch['inputs'].shape[1]
     if count == 1 or length % (HALVES * count):
-        return dict(batch)
+        return dict(batch), 'behind'
     order = zigzag(length, count)
 
     def moved(name: str, x: jax.Array) -> jax.Array:
@@ -52,7 +54,7 @@ def balance(batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         return jnp.take(x, order, axis=1) if ours else x
 
     counted = jnp.broadcast_to(jnp.arange(length), batch['inputs'].shape)
-    return {name: moved(name, x) for name, x in {'positions': counted, **batch}.items()}
+    return {name: moved(name, x) for name, x in {'positions': counted, **batch}.items()}, 'zigzag'
 
 
 class Inputs(NamedTuple):
@@ -148,12 +150,14 @@ def _on_each(function: Any, in_specs: Any, out_specs: Any) -> Any:
 
 
 # --------------------------------------------------------------------------------------------- on each device
-def _half(x: jax.Array, number: int | jax.Array, axis: int, of: int = HALVES) -> jax.Array:
+def half(x: jax.Array, number: int | jax.Array, axis: int, of: int = HALVES) -> jax.Array:
+    """Returns block `number` of the blocks along an axis."""
     size = x.shape[axis] // of
     return jax.lax.dynamic_slice_in_dim(x, number * size, size, axis)
 
 
-def _pass_on(tree: Any) -> Any:
+def pass_on(tree: Any) -> Any:
+    """Returns what the device before holds."""
     count = jax.lax.axis_size(AXIS)
     return jax.lax.ppermute(tree, AXIS, [(i, (i + 1) % count) for i in range(count)])
 
@@ -184,14 +188,14 @@ def _blocks(inputs: Inputs, k_BKSH: jax.Array, v_BKSU: jax.Array, turn: jax.Arra
         for b in range(HALVES):
             number = owner * HALVES + b
             bias, key = inputs.bias_BKGTS, inputs.key
-            rows = None if bias is None else _half(bias, a, 3)
+            rows = None if bias is None else half(bias, a, 3)
             block = (
-                _half(inputs.q_BKGTH, a, 3),
-                _half(k_BKSH, b, 2),
-                _half(v_BKSU, b, 2),
-                None if rows is None else _half(rows, number, 4, HALVES * count),
+                half(inputs.q_BKGTH, a, 3),
+                half(k_BKSH, b, 2),
+                half(v_BKSU, b, 2),
+                None if rows is None else half(rows, number, 4, HALVES * count),
             )
-            mask_BTS = _half(_half(inputs.mask_BTS, a, 1), number, 2, HALVES * count)
+            mask_BTS = half(half(inputs.mask_BTS, a, 1), number, 2, HALVES * count)
             if key is not None:
                 key = jax.random.fold_in(key, (index * HALVES + a) * HALVES * count + number)
             yield a, b, number, inputs.busy_QR[a, number], block, mask_BTS, key
@@ -207,7 +211,7 @@ def _attend(inputs: Inputs, options: ScoreOptions) -> tuple[jax.Array, jax.Array
 
     def turn(carry: Any, number: jax.Array) -> tuple[Any, None]:
         k_BKSH, v_BKSU, *sums = carry
-        halves = [[_half(x, a, 3) for x in sums] for a in range(HALVES)]
+        halves = [[half(x, a, 3) for x in sums] for a in range(HALVES)]
         for a, _, _, busy, block, mask_BTS, key in _blocks(inputs, k_BKSH, v_BKSU, number):
 
             def add(sums: Any, block: Any = block, mask_BTS: jax.Array = mask_BTS, key: Any = key) -> Any:
@@ -220,7 +224,7 @@ def _attend(inputs: Inputs, options: ScoreOptions) -> tuple[jax.Array, jax.Array
 
             halves[a] = jax.lax.cond(busy, add, lambda sums: sums, halves[a])
         sums = [jnp.concatenate(parts, axis=3) for parts in zip(*halves, strict=True)]
-        return (*_pass_on((k_BKSH, v_BKSU)), *sums), None
+        return (*pass_on((k_BKSH, v_BKSU)), *sums), None
 
     start = inputs.k_BKSH, inputs.v_BKSU, top, total, out
     (_, _, top, total, out), _ = jax.lax.scan(turn, start, jnp.arange(jax.lax.axis_size(AXIS)))
@@ -236,7 +240,7 @@ def _differentiate(
     def turn(carry: Any, number: jax.Array) -> tuple[Any, None]:
         k_BKSH, v_BKSU, dk, dv, dq, dbias = carry
         for a, b, place, busy, block, mask_BTS, key in _blocks(inputs, k_BKSH, v_BKSU, number):
-            lse, given = _half(lse_BKGT, a, 3), (_half(dout_BKGTU, a, 3), -_half(delta_BKGT, a, 3))
+            lse, given = half(lse_BKGT, a, 3), (half(dout_BKGTU, a, 3), -half(delta_BKGT, a, 3))
 
             def gradient(
                 block: Any, mask_BTS: Any = mask_BTS, key: Any = key, lse: Any = lse, given: Any = given
@@ -254,9 +258,9 @@ def _differentiate(
                 for x, part, number, axis in ((dq, dq_a, a, 3), (dk, dk_b, b, 2), (dv, dv_b, b, 2))
             )
             if dbias is not None:
-                rows = _added(_half(dbias, a, 3), dbias_ab, place, 4)
+                rows = _added(half(dbias, a, 3), dbias_ab, place, 4)
                 dbias = jax.lax.dynamic_update_slice_in_dim(dbias, rows, a * rows.shape[3], 3)
-        return (*_pass_on((k_BKSH, v_BKSU, dk, dv)), dq, dbias), None
+        return (*pass_on((k_BKSH, v_BKSU, dk, dv)), dq, dbias), None
 
     wide = [jnp.zeros(x.shape, jnp.float32) for x in (inputs.k_BKSH, inputs.v_BKSU, inputs.q_BKGTH)]
     bias = None if inputs.bias_BKGTS is None else jnp.zeros_like(inputs.bias_BKGTS)

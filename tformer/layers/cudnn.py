@@ -1,0 +1,71 @@
+"""Attention on NVIDIA's GPUs: cuDNN's flash attention, and for masks that it does not know the kernel of triton.py."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from tformer.layers.kernels import ScoreOptions, never_blind, pad, refuse
+from tformer.layers.masks import AttentionMask, Sight
+from tformer.layers.parallel.each_device import on_each_device
+from tformer.layers.triton import triton
+
+
+def cudnn(
+    q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSH: jax.Array, mask: AttentionMask, options: ScoreOptions
+) -> jax.Array:
+    """`jax.nn.dot_product_attention` by cuDNN, in its own layout BTNH, on each device's own rows and heads.
+
+    cuDNN knows causal masks, their windows, and lengths of keys: rows that are padded behind. For all others, such as
+    packed rows, a prefix, or a window to both sides, `triton` reads positions and segments; where there is a bias, the
+    mask is added to it. Queries of padding get zeros.
+    """
+    refuse('cudnn', options, 'softcap', 'sink_N', 'dropout_rate')
+    if options.bias is not None:  # the partitioner knows how to split it
+        return _attend(q_BNTH, k_BKSH, v_BKSH, mask, options)
+    if not knows(mask):
+        return triton(q_BNTH, k_BKSH, v_BKSH, mask, options)
+
+    def attend(q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSH: jax.Array, mask: AttentionMask, none: None) -> jax.Array:
+        return _attend(q_BNTH, k_BKSH, v_BKSH, mask, options)
+
+    return on_each_device(attend, q_BNTH, k_BKSH, v_BKSH, mask, None)
+
+
+def knows(mask: AttentionMask) -> bool:
+    """Returns whether cuDNN computes a mask by itself."""
+    tokens, keys = mask.query_positions_BT.shape[1], mask.key_positions_BS.shape[1]
+    plain = mask.key_segments_BS is None and mask.prefix_BS is None and mask.order == 'behind'
+    return plain and (tokens == keys if mask.causal else mask.window is None)
+
+
+def arguments(mask: AttentionMask, sight: Sight, rows: int) -> dict[str, Any]:
+    """Returns the arguments of `jax.nn.dot_product_attention` that mean a mask that cuDNN knows."""
+    if mask.causal:  # a token does not see the padding behind it
+        return {'is_causal': True, 'local_window_size': None if sight.before is None else (sight.before, 0)}
+    lengths_B = jnp.sum(mask.key_positions_BS >= 0, 1, dtype=jnp.int32)
+    return {'key_value_seq_lengths': jnp.broadcast_to(jnp.maximum(lengths_B, 1), (rows,))}
+
+
+def _attend(
+    q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSH: jax.Array, mask: AttentionMask, options: ScoreOptions
+) -> jax.Array:
+    B, _, T, _ = q_BNTH.shape
+    q_BTNH, k_BSKH, v_BSKH = (pad(x, 2, 2).swapaxes(1, 2) for x in (q_BNTH, k_BKSH, v_BKSH))  # it trains on even ones
+    bias_BNTS = options.bias
+    if bias_BNTS is not None:
+        bias_BNTS = pad(pad(bias_BNTS.astype(q_BNTH.dtype), 2, 2), 3, 2)
+
+    def attend(**means: Any) -> jax.Array:
+        return jax.nn.dot_product_attention(
+            q_BTNH, k_BSKH, v_BSKH, bias_BNTS, scale=options.scale, implementation='cudnn', **means
+        )
+
+    if knows(mask):
+        out_BTNH, sees_BT = mask.by_width(lambda sight: attend(**arguments(mask, sight, B))), mask.sees()
+    else:
+        mask_BTS = mask.array()
+        padded_BTS = never_blind(pad(pad(mask_BTS, 1, 2), 2, 2))
+        out_BTNH, sees_BT = attend(mask=padded_BTS[:, None]), mask_BTS.any(-1)
+    out_BNTH = out_BTNH.swapaxes(1, 2)[:, :, :T]
+    return jnp.where(sees_BT[:, None, :, None], out_BNTH, jnp.zeros_like(out_BNTH))

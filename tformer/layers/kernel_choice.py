@@ -1,0 +1,117 @@
+"""Which kernel computes attention: the table of implementations, and `auto`, which picks the best that serves."""
+
+from collections.abc import Callable, Set
+from typing import NamedTuple
+
+import jax
+
+from tformer.config import Model
+from tformer.errors import UserError, choose
+from tformer.layers import kernels
+from tformer.layers.cudnn import cudnn
+from tformer.layers.kernels import ScoreOptions
+from tformer.layers.masks import AttentionMask
+from tformer.layers.positions import POSITIONS
+from tformer.layers.splash import flash
+from tformer.layers.triton import triton
+
+AUTO = 'auto'
+
+
+def on_arrays(kernel: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """Returns a kernel of an array mask_BTS as one of an `AttentionMask`."""
+
+    def function(
+        q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSU: jax.Array, mask: AttentionMask, options: ScoreOptions
+    ) -> jax.Array:
+        return kernel(q_BNTH, k_BKSH, v_BKSU, mask.array(), options)
+
+    return function
+
+
+class Kernel(NamedTuple):
+    """An implementation of an `AttentionMask`, the `FEATURES` it serves, and the jax backends it runs on (none named:
+    all)."""
+
+    function: Callable[..., jax.Array]
+    serves: frozenset[str]
+    platforms: tuple[str, ...] = ()
+    ordered: bool = False  # relies on the order that `masks.ordered` vouches for
+
+
+FEATURES = {  # what a model may need of its kernel, and the field that needs it
+    'bias': 'a position bias (model.position)',
+    'softcap': 'model.attention_softcap',
+    'sink': 'model.attention_sink',
+    'dropout': 'model.attention_dropout_rate',
+    'value_dim': 'a model.value_dim other than head_dim',
+    'odd_heads': 'a model.head_dim that is no multiple of 8 up to 256',
+    'float32': 'model.dtype=float32',
+    'bfloat16': 'model.dtype=bfloat16',
+}
+
+
+def needs(cfg: Model) -> set[str]:
+    """Returns what a model needs of its kernel, keys of `FEATURES`."""
+    head_dim = cfg.head_dim or cfg.emb_dim // cfg.num_heads
+    asked = {
+        'bias': POSITIONS[cfg.position].bias is not None,
+        'softcap': cfg.attention_softcap is not None,
+        'sink': cfg.attention_sink is not None,
+        'dropout': cfg.attention_dropout_rate > 0,
+        'value_dim': cfg.value_dim not in (None, head_dim),
+        'odd_heads': head_dim % 8 > 0 or head_dim > 256,
+        cfg.dtype: True,
+    }
+    return {name for name, needed in asked.items() if needed}
+
+
+def pick(cfg: Model, platform: str) -> str:
+    """Returns the key of `KERNELS` that computes a model's attention on `platform`, a jax backend.
+
+    Raises:
+      UserError: the model names a kernel that does not serve it there.
+    """
+    asked = needs(cfg)
+    if cfg.attention_kernel != AUTO:
+        line = unserved(cfg.attention_kernel, asked, platform)
+        if line is not None:
+            raise UserError(line)
+        return cfg.attention_kernel
+    return next(name for name in BEST.get(platform, ('reference',)) if unserved(name, asked, platform) is None)
+
+
+def unserved(name: str, needs: Set[str], platform: str) -> str | None:
+    """Returns one line that says why kernel `name` cannot serve `needs`, keys of `FEATURES`, on `platform`, a jax
+    backend, and which kernels can; None if it can."""
+
+    def missing(kernel: Kernel) -> list[str]:
+        lacks = [words for feature, words in FEATURES.items() if feature in needs - kernel.serves]
+        elsewhere = kernel.platforms and platform not in kernel.platforms
+        return lacks + ([f'platform {platform}'] if elsewhere else [])
+
+    unknown = needs - FEATURES.keys()
+    assert not unknown, f'unknown features {sorted(unknown)}'
+    lacks = missing(choose(KERNELS, name, 'model.attention_kernel'))
+    if not lacks:
+        return None
+    able = [other for other, kernel in KERNELS.items() if not missing(kernel)]
+    return f'model.attention_kernel={name} does not serve {", ".join(lacks)}; {", ".join(able)} do'
+
+
+BEST = {
+    'tpu': ('flash', 'chunked'),
+    'gpu': ('cudnn', 'triton', 'chunked'),
+}  # the first that serves; elsewhere `reference`
+
+# What kernels of Pallas serve.
+SHARED = frozenset({'softcap', 'sink', 'value_dim', 'odd_heads', 'float32', 'bfloat16'})
+
+KERNELS: dict[str, Kernel] = {
+    'reference': Kernel(on_arrays(kernels.reference), frozenset(FEATURES)),
+    'chunked': Kernel(on_arrays(kernels.chunked), frozenset(FEATURES)),
+    'xla': Kernel(on_arrays(kernels.xla), frozenset({'bias', 'odd_heads', 'float32', 'bfloat16'})),
+    'cudnn': Kernel(cudnn, frozenset({'bias', 'bfloat16'}), ('gpu',), ordered=True),
+    'triton': Kernel(triton, SHARED, ('gpu',), ordered=True),
+    'flash': Kernel(flash, SHARED, ('tpu',), ordered=True),
+}

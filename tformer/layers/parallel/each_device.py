@@ -1,0 +1,65 @@
+"""Kernels that a compiler cannot split between devices: each device computes the rows and heads that it holds."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+# (q_BNTH, k_BKSH, v_BKSU, a pytree by row, a pytree by head) -> a pytree of arrays [B, N, ...]
+Attend = Callable[[jax.Array, jax.Array, jax.Array, Any, Any], Any]
+
+
+def on_each_device(
+    attend: Attend, q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSU: jax.Array, by_row: Any, by_head: Any
+) -> Any:
+    """Returns attend(...), each device with its own rows and heads, as the rules of the mesh split them.
+
+    Args:
+      attend: the kernel; its results begin with rows and heads.
+      q_BNTH: queries; what the mesh does not divide is whole on every device.
+      k_BKSH: keys.
+      v_BKSU: values.
+      by_row: arrays [B, ...], others are whole everywhere.
+      by_head: arrays [N].
+    """
+    mesh, free = jax.sharding.get_abstract_mesh(), free_axes()
+    if mesh.size == 1 or not free:
+        return attend(q_BNTH, k_BKSH, v_BKSU, by_row, by_head)
+    rows, heads = split('batch', len(q_BNTH)), split('act_heads', q_BNTH.shape[1])
+    k_BKSH, v_BKSU = (enough_heads(x, q_BNTH.shape[1]) for x in (k_BKSH, v_BKSU))
+    each = P(rows, heads)
+    specs = jax.tree.map(lambda x: P(rows) if jnp.ndim(x) and len(x) == len(q_BNTH) else P(), by_row)
+    run = jax.shard_map(
+        attend, in_specs=(each, each, each, specs, P(heads)), out_specs=each, axis_names=free, check_vma=False
+    )
+    return run(q_BNTH, k_BKSH, v_BKSU, by_row, by_head)
+
+
+def free_axes() -> set[str]:
+    """Returns the axes of the current mesh that XLA splits arrays over."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return {axis for axis, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == AxisType.Auto}
+
+
+def split(name: str, size: int) -> tuple[str, ...] | None:
+    """Returns the free axes that the rules split an axis over, by its logical name; None where it does not divide."""
+    (found,) = nn.logical_to_mesh_axes((name,)) or (None,)
+    named, free = (found,) if isinstance(found, str) else found or (), free_axes()
+    axes = tuple(axis for axis in named if axis in free)
+    return axes if size % _ways(axes) == 0 else None
+
+
+def enough_heads(x_BKSX: jax.Array, num_heads: int) -> jax.Array:
+    """Returns keys or values of which each device has those that its own query heads use."""
+    K = x_BKSX.shape[1]
+    return jnp.repeat(x_BKSX, num_heads // K, axis=1) if K % _ways(split('act_heads', num_heads) or ()) else x_BKSX
+
+
+def _ways(axes: tuple[str, ...]) -> int:
+    shape = jax.sharding.get_abstract_mesh().shape
+    return math.prod(shape[axis] for axis in axes)

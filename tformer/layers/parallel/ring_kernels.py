@@ -1,0 +1,211 @@
+"""Ring attention by the kernels of accelerators: each pair of blocks is one call, merged by log-sum-exp.
+
+As in ring_attention.py, keys and values go round the devices of the mesh axis `context`, forward and once more
+backward, with their gradients (Liu et al. 2024). Nothing is made of [T, S]: memory is linear in the length. The
+backward pass gives the kernels the log-sum-exp of all blocks, so that each adds its own part of the gradient.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+from tformer.layers import splash, triton
+from tformer.layers.kernels import MIN, ScoreOptions, sink_gradient, with_sink
+from tformer.layers.masks import AttentionMask, Sight
+from tformer.layers.parallel import each_device
+from tformer.layers.parallel.ring_attention import AXIS, HALVES, half, pass_on, ways, zigzag
+
+KERNELS = {'flash': splash.PAIR, 'cudnn': triton.PAIR, 'triton': triton.PAIR}
+
+
+class Plan(NamedTuple):
+    """What is static of a ring."""
+
+    kernel: str
+    options: ScoreOptions  # without arrays
+    interpret: bool = False
+
+
+def serves(kernel: str, q_BNTH: jax.Array, k_BKSH: jax.Array, mask: AttentionMask, options: ScoreOptions) -> bool:
+    """Returns whether `ring` computes this attention by a kernel."""
+    pair = KERNELS.get(kernel)
+    if pair is None or options.bias is not None or options.dropout_key is not None:
+        return False
+    whole = all(length % (HALVES * ways() * pair.multiple) == 0 for length in (q_BNTH.shape[2], k_BKSH.shape[2]))
+    return whole and (pair.any_order or (mask.static and (mask.prefix_BS is None or not mask.causal)))
+
+
+def ring(
+    kernel: str,
+    q_BNTH: jax.Array,
+    k_BKSH: jax.Array,
+    v_BKSU: jax.Array,
+    mask: AttentionMask,
+    options: ScoreOptions,
+    *,
+    interpret: bool = False,
+) -> jax.Array:
+    """Attention as kernels.py defines it, under a mesh whose axis `context` splits T and S; zeros at padding."""
+    k_BKSH, v_BKSU = (each_device.enough_heads(x, q_BNTH.shape[1]) for x in (k_BKSH, v_BKSU))
+    sink_N, plan = options.sink_N, Plan(kernel, ScoreOptions(1.0, softcap=options.softcap), interpret)
+    rows = len(q_BNTH)
+    arrays = jax.tree.map(lambda x: jnp.broadcast_to(x, (rows, x.shape[1])) if x.ndim else x, mask)
+    out_BNTU = attention(plan, q_BNTH * options.scale, k_BKSH, v_BKSU, arrays, sink_N)
+    sees_BT = mask.sees() if mask.static else mask.query_positions_BT >= 0
+    return jnp.where(sees_BT[:, None, :, None], out_BNTU, 0).astype(v_BKSU.dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def attention(
+    plan: Plan, q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSU: jax.Array, mask: AttentionMask, sink_N: jax.Array | None
+) -> jax.Array:
+    """Returns out_BNTU of scaled queries."""
+    return _forward(plan, q_BNTH, k_BKSH, v_BKSU, mask, sink_N)[0]
+
+
+def _forward(
+    plan: Plan, q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSU: jax.Array, mask: AttentionMask, sink_N: jax.Array | None
+) -> tuple[jax.Array, Any]:
+    spec, masks = _specs(q_BNTH, mask)
+    local = functools.partial(_attend, plan)
+    out_BNTU, lse_BNT = _on_each(local, (spec, spec, spec, masks), (spec, spec))(q_BNTH, k_BKSH, v_BKSU, mask)
+    out_BNTU, lse_BNT = with_sink(out_BNTU, lse_BNT, sink_N)
+    out_BNTU = out_BNTU.astype(v_BKSU.dtype)
+    return out_BNTU, (q_BNTH, k_BKSH, v_BKSU, mask, sink_N, out_BNTU, lse_BNT)
+
+
+def _backward(plan: Plan, kept: Any, dout_BNTU: jax.Array) -> tuple[Any, ...]:
+    q_BNTH, k_BKSH, v_BKSU, mask, sink_N, out_BNTU, lse_BNT = kept
+    spec, masks = _specs(q_BNTH, mask)
+    run = _on_each(functools.partial(_differentiate, plan), (*[spec] * 3, masks, *[spec] * 3), (spec, spec, spec))
+    grads = run(q_BNTH, k_BKSH, v_BKSU, mask, out_BNTU, lse_BNT, dout_BNTU)
+    delta_BNT = jnp.sum(dout_BNTU.astype(jnp.float32) * out_BNTU.astype(jnp.float32), -1)
+    return (*grads, None, sink_gradient(lse_BNT, delta_BNT, sink_N))
+
+
+attention.defvjp(_forward, _backward)
+
+
+def _specs(q_BNTH: jax.Array, mask: AttentionMask) -> tuple[P, Any]:
+    """Returns the specs of arrays [B, N, T, ...] and of a mask's arrays."""
+    rows, heads = each_device.split('batch', len(q_BNTH)), each_device.split('act_heads', q_BNTH.shape[1])
+    return P(rows, heads, AXIS), jax.tree.map(lambda x: P(rows, AXIS) if x.ndim else P(), mask)
+
+
+def _on_each(function: Any, in_specs: Any, out_specs: Any) -> Any:
+    axes = each_device.free_axes()
+    return jax.shard_map(function, in_specs=in_specs, out_specs=out_specs, axis_names=axes, check_vma=False)
+
+
+# --------------------------------------------------------------------------------------------- on each device
+def _pairs(q_BNTH: jax.Array, keys: Any, mask: AttentionMask, turn: jax.Array) -> Any:
+    """Yields (a, b, whether a query may see a key, the place of the first query less that of the first key, the mask)
+    of the queries' half a with half b of the keys that are here at `turn`."""
+    k_BKSH, _, key_arrays = keys
+    count, index = ways(), jax.lax.axis_index(AXIS)
+    T, S = q_BNTH.shape[2] // HALVES, k_BKSH.shape[2] // HALVES
+    order = zigzag(HALVES * count, count) if mask.order == 'zigzag' else np.arange(HALVES * count)
+    widest = None if None in mask.widths else max(width or 0 for width in mask.widths) - 1
+    sight = Sight(None if mask.window is None else widest, 0 if mask.causal else widest)
+    bounded = mask.static and mask.prefix_BS is None
+    for a in range(HALVES):
+        for b in range(HALVES):
+            first = jnp.asarray(order)[index * HALVES + a] * T
+            offset = first - jnp.asarray(order)[(index - turn) % count * HALVES + b] * S
+            busy = jnp.bool_(True)
+            if bounded and sight.after is not None:
+                busy &= -offset - (T - 1) <= sight.after
+            if bounded and sight.before is not None:
+                busy &= offset - (S - 1) <= sight.before
+            queries = (None if x is None else half(x, a, 1) for x in (mask.query_positions_BT, mask.query_segments_BT))
+            places_BT, segments_BT = queries
+            key_halves = [None if x is None else half(x, b, 1) for x in key_arrays]
+            yield (
+                a,
+                b,
+                busy,
+                offset,
+                mask.replace(
+                    query_positions_BT=places_BT,
+                    query_segments_BT=segments_BT,
+                    key_positions_BS=key_halves[0],
+                    key_segments_BS=key_halves[1],
+                    prefix_BS=key_halves[2],
+                ),
+            )
+
+
+def _keys(k_BKSH: jax.Array, v_BKSU: jax.Array, mask: AttentionMask) -> Any:
+    """Returns what goes round."""
+    return k_BKSH, v_BKSU, (mask.key_positions_BS, mask.key_segments_BS, mask.prefix_BS)
+
+
+def _attend(
+    plan: Plan, q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSU: jax.Array, mask: AttentionMask
+) -> tuple[jax.Array, jax.Array]:
+    """Returns (out_BNTU, float32, the log-sum-exp of the scores lse_BNT) of this device's queries."""
+    pair, shape = KERNELS[plan.kernel], q_BNTH.shape[:3]
+
+    def turn(carry: Any, number: jax.Array) -> tuple[Any, None]:
+        keys, halves = carry
+        halves = list(halves)
+        for a, b, busy, offset, part in _pairs(q_BNTH, keys, mask, number):
+
+            def add(sums: Any, a: int = a, b: int = b, offset: Any = offset, part: AttentionMask = part) -> Any:
+                out, lse = sums
+                q, k, v = half(q_BNTH, a, 2), half(keys[0], b, 2), half(keys[1], b, 2)
+                more, more_lse = pair.forward(q, k, v, part, offset, plan.options, plan.interpret)
+                whole = jnp.logaddexp(lse, more_lse)
+                fade, share = jnp.exp(lse - whole), jnp.exp(more_lse - whole)
+                return out * fade[..., None] + more.astype(jnp.float32) * share[..., None], whole
+
+            halves[a] = jax.lax.cond(busy, add, lambda sums: sums, halves[a])
+        return (pass_on(keys), tuple(halves)), None
+
+    start = jnp.zeros((*shape, v_BKSU.shape[-1]), jnp.float32), jnp.full(shape, MIN)
+    halves = tuple(tuple(half(x, a, 2) for x in start) for a in range(HALVES))
+    (_, halves), _ = jax.lax.scan(turn, (_keys(k_BKSH, v_BKSU, mask), halves), jnp.arange(ways()))
+    out_BNTU, lse_BNT = (jnp.concatenate(parts, axis=2) for parts in zip(*halves, strict=True))
+    return out_BNTU, lse_BNT
+
+
+def _differentiate(
+    plan: Plan,
+    q_BNTH: jax.Array,
+    k_BKSH: jax.Array,
+    v_BKSU: jax.Array,
+    mask: AttentionMask,
+    out_BNTU: jax.Array,
+    lse_BNT: jax.Array,
+    dout_BNTU: jax.Array,
+) -> tuple[jax.Array, ...]:
+    """Returns the gradients of this device's queries, keys and values."""
+    pair = KERNELS[plan.kernel]
+
+    def turn(carry: Any, number: jax.Array) -> tuple[Any, None]:
+        keys, dkeys, dqueries = carry
+        dkeys, dqueries = list(dkeys), list(dqueries)
+        for a, b, busy, offset, part in _pairs(q_BNTH, keys, mask, number):
+
+            def add(sums: Any, a: int = a, b: int = b, offset: Any = offset, part: AttentionMask = part) -> Any:
+                q, k, v = half(q_BNTH, a, 2), half(keys[0], b, 2), half(keys[1], b, 2)
+                kept = tuple(half(x, a, 2) for x in (out_BNTU, lse_BNT, dout_BNTU))
+                more = pair.backward(q, k, v, part, offset, plan.options, plan.interpret, *kept)
+                return tuple(x + g.astype(jnp.float32) for x, g in zip(sums, more, strict=True))
+
+            dqueries[a], *dkeys[b] = jax.lax.cond(busy, add, lambda sums: sums, (dqueries[a], *dkeys[b]))
+        dkeys = tuple(map(tuple, dkeys))
+        return (*pass_on((keys, dkeys)), tuple(dqueries)), None
+
+    wide = [jnp.zeros(x.shape, jnp.float32) for x in (q_BNTH, k_BKSH, v_BKSU)]
+    dq, dk, dv = ([half(x, a, 2) for a in range(HALVES)] for x in wide)
+    start = _keys(k_BKSH, v_BKSU, mask), tuple(zip(dk, dv, strict=True)), tuple(dq)
+    (_, dkeys, dqueries), _ = jax.lax.scan(turn, start, jnp.arange(ways()))
+    found = dqueries, *zip(*dkeys, strict=True)
+    return tuple(
+        jnp.concatenate(parts, axis=2).astype(x.dtype) for parts, x in zip(found, (q_BNTH, k_BKSH, v_BKSU), strict=True)
+    )

@@ -1,0 +1,314 @@
+"""Attention on GPUs for any mask: flash attention in Triton, as three Pallas kernels (Dao et al. 2022; Dao 2023).
+
+A tile reads the positions and segments of its queries and keys, 4 bytes a token each, and makes its part of the mask.
+Where the order of the tokens is known, tiles of which no query sees a key are skipped. Memory is linear in the length.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from tformer.layers.kernels import MIN, Pair, ScoreOptions, pad, refuse, sink_gradient, with_sink
+from tformer.layers.masks import AttentionMask
+from tformer.layers.parallel.each_device import on_each_device
+
+BLOCK = 64  # queries and keys of a tile
+NO_WINDOW = 2**30
+
+
+class Tokens(NamedTuple):
+    """What tiles read of their tokens."""
+
+    queries_B2T: jax.Array  # positions, segments
+    keys_B3S: jax.Array  # positions, segments, 1 in the prefix
+    window_1: jax.Array
+
+
+class Tiles(NamedTuple):
+    """What the kernels are told besides arrays."""
+
+    softcap: float | None = None
+    causal: bool = False
+    in_order: bool = False  # no query sees a key whose place is after its own, or a window before
+    interpret: bool = False
+
+
+def triton(
+    q_BNTH: jax.Array,
+    k_BKSH: jax.Array,
+    v_BKSU: jax.Array,
+    mask: AttentionMask,
+    options: ScoreOptions,
+    *,
+    interpret: bool = False,
+) -> jax.Array:
+    """Attention as kernels.py defines it, on each device's own rows and heads."""
+    refuse('triton', options, 'bias', 'dropout_rate')
+    in_order = mask.order in ('behind', 'front') and mask.causal and mask.prefix_BS is None
+    tiles = Tiles(options.softcap, mask.causal, in_order, interpret)
+
+    def attend(q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSU: jax.Array, mask: AttentionMask, sink_N: Any) -> jax.Array:
+        (T, H), S, U = q_BNTH.shape[2:], k_BKSH.shape[2], v_BKSU.shape[-1]
+        width, value_width = pl.next_power_of_2(max(H, 16)), pl.next_power_of_2(max(U, 16))
+        q_BNTH, k_BKSH = (pad(pad(x, 2, BLOCK), 3, width) for x in (q_BNTH * options.scale, k_BKSH))
+        v_BKSU = pad(pad(v_BKSU, 2, BLOCK), 3, value_width)
+        return attention(tiles, q_BNTH, k_BKSH, v_BKSU, tokens(mask, len(q_BNTH), T, S), sink_N)[:, :, :T, :U]
+
+    return on_each_device(attend, q_BNTH, k_BKSH, v_BKSU, mask, options.sink_N)
+
+
+def tokens(mask: AttentionMask, rows: int, T: int, S: int) -> Tokens:
+    """Returns the tokens of a mask, padded to whole tiles by keys that nobody sees."""
+    segments = mask.segments()
+    prefix_BS = jnp.zeros_like(mask.key_positions_BS) if mask.prefix_BS is None else mask.prefix_BS
+
+    def stacked(*arrays: jax.Array, length: int) -> jax.Array:
+        wide = [jnp.broadcast_to(x.astype(jnp.int32), (rows, length)) for x in arrays]
+        return pad(jnp.stack(wide, 1), 2, BLOCK, -1)
+
+    return Tokens(
+        stacked(mask.query_positions_BT, segments[0], length=T),
+        stacked(mask.key_positions_BS, segments[1], prefix_BS, length=S),
+        jnp.full((1,), NO_WINDOW) if mask.window is None else jnp.minimum(mask.window, NO_WINDOW).reshape(1),
+    )
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def attention(
+    tiles: Tiles, q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSU: jax.Array, tokens: Tokens, sink_N: jax.Array | None
+) -> jax.Array:
+    """Returns out_BNTU, of scaled queries; lengths are whole tiles, head sizes powers of 2."""
+    return _attention_forward(tiles, q_BNTH, k_BKSH, v_BKSU, tokens, sink_N)[0]
+
+
+def _attention_forward(
+    tiles: Tiles, q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSU: jax.Array, tokens: Tokens, sink_N: jax.Array | None
+) -> tuple[jax.Array, Any]:
+    out_BNTU, lse_BNT = with_sink(*forward(tiles, q_BNTH, k_BKSH, v_BKSU, tokens), sink_N)
+    return out_BNTU, (q_BNTH, k_BKSH, v_BKSU, tokens, sink_N, out_BNTU, lse_BNT)
+
+
+def _attention_backward(tiles: Tiles, kept: Any, dout_BNTU: jax.Array) -> tuple[Any, ...]:
+    q_BNTH, k_BKSH, v_BKSU, tokens, sink_N, out_BNTU, lse_BNT = kept
+    delta_BNT = jnp.sum(dout_BNTU.astype(jnp.float32) * out_BNTU.astype(jnp.float32), -1)
+    grads = backward(tiles, q_BNTH, k_BKSH, v_BKSU, tokens, lse_BNT, delta_BNT, dout_BNTU)
+    dsink_N = sink_gradient(lse_BNT, delta_BNT, sink_N)
+    return (*(g.astype(x.dtype) for g, x in zip(grads, (q_BNTH, k_BKSH, v_BKSU), strict=True)), None, dsink_N)
+
+
+attention.defvjp(_attention_forward, _attention_backward)
+
+
+def forward(
+    tiles: Tiles, q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSU: jax.Array, tokens: Tokens
+) -> tuple[jax.Array, jax.Array]:
+    """Returns (out_BNTU, the log-sum-exp of the scores lse_BNT, float32; `MIN` where a query sees nothing)."""
+    B, N, T, _ = q_BNTH.shape
+    out = jax.ShapeDtypeStruct((B, N, T, v_BKSU.shape[-1]), v_BKSU.dtype)
+    found = _call(_forward, tiles, (B, N, T // BLOCK), (q_BNTH, k_BKSH, v_BKSU), tokens, (), 'queries')
+    return tuple(found((out, jax.ShapeDtypeStruct((B, N, T), jnp.float32))))
+
+
+def backward(
+    tiles: Tiles,
+    q_BNTH: jax.Array,
+    k_BKSH: jax.Array,
+    v_BKSU: jax.Array,
+    tokens: Tokens,
+    lse_BNT: jax.Array,
+    delta_BNT: jax.Array,
+    dout_BNTU: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns the gradients of queries, keys and values, of attention whose weights are exp(scores - lse)."""
+    (B, N, T, _), (K, S), shape = q_BNTH.shape, k_BKSH.shape[1:3], jax.ShapeDtypeStruct
+    inputs, kept = (q_BNTH, k_BKSH, v_BKSU), (lse_BNT, delta_BNT, dout_BNTU)
+    dq_BNTH = _call(_backward_queries, tiles, (B, N, T // BLOCK), inputs, tokens, kept, 'queries')(
+        shape(q_BNTH.shape, q_BNTH.dtype)
+    )
+    dtype = k_BKSH.dtype if N == K else jnp.float32
+    outs = shape((B, N, *k_BKSH.shape[2:]), dtype), shape((B, N, *v_BKSU.shape[2:]), dtype)
+    grads = _call(_backward_keys, tiles, (B, N, S // BLOCK), inputs, tokens, kept, 'keys')(outs)
+    dk_BKSH, dv_BKSU = (x.reshape(B, K, N // K, *x.shape[2:]).sum(2) if N != K else x for x in grads)
+    return dq_BNTH, dk_BKSH, dv_BKSU
+
+
+def _call(
+    kernel: Callable[..., None], tiles: Tiles, grid: tuple[int, ...], inputs: Any, tokens: Tokens, kept: Any, by: str
+) -> Callable[[Any], Any]:
+    """Returns the call of a kernel whose programs each hold one tile of the queries or keys, `by`, and all the rest."""
+    from jax.experimental.pallas import triton as gpu  # slow to import
+
+    N, K = inputs[0].shape[1], inputs[1].shape[1]
+
+    def spec(x: Any, own: str) -> pl.BlockSpec:
+        """Heads are axis 1 of all but the tokens' arrays, and places the axis after them."""
+        length = BLOCK if own == by else x.shape[2]
+        heads = x.shape[1]
+
+        def index(b: Any, n: Any, tile: Any) -> tuple[Any, ...]:
+            head = n // (N // K) if heads == K else n
+            return (b, head, tile if own == by else 0, *(0,) * (x.ndim - 3))
+
+        return pl.BlockSpec((None, None, length, *x.shape[3:]), index)
+
+    def token_spec(x: jax.Array, own: str) -> pl.BlockSpec:
+        length = BLOCK if own == by else x.shape[2]
+        return pl.BlockSpec((None, x.shape[1], length), lambda b, n, tile: (b, 0, tile if own == by else 0))
+
+    in_specs = [spec(x, own) for x, own in zip(inputs, ('queries', 'keys', 'keys'), strict=True)]
+    in_specs += [token_spec(tokens.queries_B2T, 'queries'), token_spec(tokens.keys_B3S, 'keys')]
+    in_specs += [pl.BlockSpec((1,), lambda b, n, tile: (0,)), *(spec(x, 'queries') for x in kept)]
+
+    def run(out_shape: Any) -> Any:
+        out_specs = jax.tree.map(lambda x: spec(x, by), out_shape)
+        call = pl.pallas_call(
+            functools.partial(kernel, tiles),
+            grid=grid,
+            in_specs=in_specs,
+            out_specs=out_specs,
+            out_shape=out_shape,
+            compiler_params=gpu.CompilerParams(num_warps=4 if inputs[0].shape[-1] <= 64 else 8, num_stages=2),
+            interpret=tiles.interpret,
+        )
+        T, S = inputs[0].shape[2], inputs[1].shape[2]
+        visited = T * min(T + BLOCK, 2 * S) // 2 if tiles.in_order else T * S  # for distributed.costs
+        with jax.named_scope(f'pairs_{visited}'), jax.named_scope(f'attention_{PHASES[kernel]}_tiles'):
+            return call(*inputs, *tokens, *kept)
+
+    return run
+
+
+def pair_forward(
+    q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSU: jax.Array, mask: AttentionMask, offset: jax.Array,
+    options: ScoreOptions, interpret: bool,
+) -> tuple[jax.Array, jax.Array]:  # fmt: skip
+    """Returns (out_BNTU, lse_BNT) of scaled queries and some of their keys, a part of a ring."""
+    own, U = tokens(mask, len(q_BNTH), q_BNTH.shape[2], k_BKSH.shape[2]), v_BKSU.shape[-1]
+    q, k, v = (pad(x, 3, pl.next_power_of_2(max(x.shape[3], 16))) for x in (q_BNTH, k_BKSH, v_BKSU))
+    out_BNTU, lse_BNT = forward(Tiles(options.softcap, mask.causal, False, interpret), q, k, v, own)
+    return out_BNTU[..., :U], lse_BNT
+
+
+def pair_backward(
+    q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSU: jax.Array, mask: AttentionMask, offset: jax.Array,
+    options: ScoreOptions, interpret: bool, out_BNTU: jax.Array, lse_BNT: jax.Array, dout_BNTU: jax.Array,
+) -> list[jax.Array]:  # fmt: skip
+    """Returns the gradients of queries, keys and values, from the outputs and log-sum-exps of the whole ring."""
+    own = tokens(mask, len(q_BNTH), q_BNTH.shape[2], k_BKSH.shape[2])
+    delta_BNT = jnp.sum(dout_BNTU.astype(jnp.float32) * out_BNTU.astype(jnp.float32), -1)
+    q, k, v, dout = (pad(x, 3, pl.next_power_of_2(max(x.shape[3], 16))) for x in (q_BNTH, k_BKSH, v_BKSU, dout_BNTU))
+    found = backward(Tiles(options.softcap, mask.causal, False, interpret), q, k, v, own, lse_BNT, delta_BNT, dout)
+    return [g[..., : x.shape[3]] for g, x in zip(found, (q_BNTH, k_BKSH, v_BKSU), strict=True)]
+
+
+PAIR = Pair(pair_forward, pair_backward, BLOCK, any_order=True)
+
+
+# ------------------------------------------------------------------------------------------------ in a tile
+def _dot(x: jax.Array, y: jax.Array) -> jax.Array:
+    return jax.lax.dot(x, y, preferred_element_type=jnp.float32)
+
+
+def _scores(
+    tiles: Tiles, q: jax.Array, k: jax.Array, queries: Any, keys: Any, window: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns (scores, whether they are seen, the derivative of the soft cap), each [queries, keys]."""
+    scores = _dot(q, k.T)
+    slope = jnp.ones_like(scores)
+    if tiles.softcap is not None:
+        tanh = 1 - 2 / (jnp.exp(2 * scores / tiles.softcap) + 1)
+        scores, slope = tiles.softcap * tanh, 1 - tanh * tanh
+    (at, own), (places, segments, prefix) = (x[:, None] for x in queries), (x[None] for x in keys)
+    seen = (places >= 0) & (own == segments) & (jnp.abs(at - places) < window)
+    if tiles.causal:
+        seen &= (at >= places) | (prefix > 0)
+    return jnp.where(seen, scores, MIN), seen, slope
+
+
+def _forward(tiles: Tiles, q: Any, k: Any, v: Any, queries: Any, keys: Any, window: Any, out: Any, lse: Any) -> None:
+    q_tile, own, width = q[...], (queries[0, :], queries[1, :]), window[0]
+
+    def body(j: Any, carry: Any) -> Any:
+        top, total, sums = carry
+        at = pl.ds(j * BLOCK, BLOCK)
+        scores, seen, _ = _scores(tiles, q_tile, k[at, :], own, (keys[0, at], keys[1, at], keys[2, at]), width)
+        higher = jnp.maximum(top, scores.max(1))
+        weights, fade = jnp.where(seen, jnp.exp(scores - higher[:, None]), 0.0), jnp.exp(top - higher)
+        values = v[at, :]
+        sums = sums * fade[:, None] + _dot(weights.astype(values.dtype), values)
+        return higher, total * fade + weights.sum(1), sums
+
+    first, last = _keys_seen(tiles, pl.program_id(2), k.shape[0] // BLOCK, width)
+    start = jnp.full((BLOCK,), MIN), jnp.zeros(BLOCK), jnp.zeros((BLOCK, v.shape[1]))
+    top, total, sums = jax.lax.fori_loop(first, last, body, start)
+    found = jnp.where(total > 0, total, 1.0)
+    out[...] = (sums / found[:, None]).astype(out.dtype)
+    lse[...] = jnp.where(total > 0, top + jnp.log(found), MIN)
+
+
+def _keys_seen(tiles: Tiles, tile: Any, count: int, width: Any) -> tuple[Any, Any]:
+    """Returns the first tile of keys that a tile of queries sees, and the one after the last."""
+    if not tiles.in_order:
+        return 0, count
+    return jnp.maximum(tile * BLOCK - width + 1, 0) // BLOCK, jnp.minimum(tile + 1, count)
+
+
+def _backward_queries(
+    tiles: Tiles, q: Any, k: Any, v: Any, queries: Any, keys: Any, window: Any, lse: Any, delta: Any, dout: Any, dq: Any
+) -> None:
+    q_tile, own, width = q[...], (queries[0, :], queries[1, :]), window[0]
+    lse_tile, delta_tile, dout_tile = lse[...], delta[...], dout[...]
+
+    def body(j: Any, sums: Any) -> Any:
+        at = pl.ds(j * BLOCK, BLOCK)
+        k_tile = k[at, :]
+        scores, seen, slope = _scores(tiles, q_tile, k_tile, own, (keys[0, at], keys[1, at], keys[2, at]), width)
+        weights = jnp.where(seen, jnp.exp(scores - lse_tile[:, None]), 0.0)
+        dscores = weights * (_dot(dout_tile, v[at, :].T) - delta_tile[:, None]) * slope
+        return sums + _dot(dscores.astype(k_tile.dtype), k_tile)
+
+    first, last = _keys_seen(tiles, pl.program_id(2), k.shape[0] // BLOCK, width)
+    sums = jax.lax.fori_loop(first, last, body, jnp.zeros(q_tile.shape))
+    dq[...] = sums.astype(dq.dtype)
+
+
+def _backward_keys(
+    tiles: Tiles,
+    q: Any,
+    k: Any,
+    v: Any,
+    queries: Any,
+    keys: Any,
+    window: Any,
+    lse: Any,
+    delta: Any,
+    dout: Any,
+    *out: Any,
+) -> None:
+    k_tile, v_tile, width = k[...], v[...], window[0]
+    own = keys[0, :], keys[1, :], keys[2, :]
+
+    def body(i: Any, sums: Any) -> Any:
+        at = pl.ds(i * BLOCK, BLOCK)
+        q_tile, dout_tile = q[at, :], dout[at, :]
+        scores, seen, slope = _scores(tiles, q_tile, k_tile, (queries[0, at], queries[1, at]), own, width)
+        weights = jnp.where(seen, jnp.exp(scores - lse[at][:, None]), 0.0)
+        dscores = weights * (_dot(dout_tile, v_tile.T) - delta[at][:, None]) * slope
+        dk, dv = sums
+        return dk + _dot(dscores.astype(q_tile.dtype).T, q_tile), dv + _dot(weights.astype(v_tile.dtype).T, dout_tile)
+
+    tile, count = pl.program_id(2), q.shape[0] // BLOCK
+    first, last = jnp.int32(0), jnp.int32(count)
+    if tiles.in_order:  # the queries from a key's own place to where it leaves the window
+        first = jnp.minimum(tile, count)
+        last = jnp.minimum((tile * BLOCK + 2 * BLOCK - 2 + width) // BLOCK, count)
+    sums = jax.lax.fori_loop(first, last, body, (jnp.zeros(k_tile.shape), jnp.zeros(v_tile.shape)))
+    for ref, x in zip(out, sums, strict=True):
+        ref[...] = x.astype(ref.dtype)
+
+
+PHASES: dict[Any, str] = {_forward: 'fwd', _backward_queries: 'dq', _backward_keys: 'dkv'}
