@@ -32,8 +32,9 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: pathlib.Path, monkey
         raise OSError(28, 'No space left on device')
 
     monkeypatch.setattr(os, 'replace', full)
-    with pytest.raises(OSError, match='No space left'):
+    with pytest.raises(OSError, match='No space left') as error:
         atomic.write(file, 'new')
+    assert error.value.filename == str(file)
     with pytest.raises(UnicodeEncodeError):
         atomic.write(file, '\ud800')
     assert [*tmp_path.iterdir()] == [file] and file.read_text() == 'old'

@@ -25,6 +25,7 @@ from tformer.optim.schedules import SCHEDULES, learning_rate
 
 RULES = sorted(run_fields.rules(Config()))
 OTHER: dict[str, Any] = {  # a value besides the default, where none follows from its type
+    'train.loss_chunk': 7,
     'data.source_tokenizer': 'char',
     'data.tokenizer': 'byte',
     'data.normalization': 'nfc',
@@ -246,3 +247,41 @@ def test_a_noise_reads_the_fields_that_its_row_names(name: str) -> None:
     NOISES[name].corrupt(np.arange(10, 40), Noise(recorder, Byte.train([]), (0,)))
     NOISES[name].longest(np.array([9]), recorder)
     assert recorder.read == set(NOISES[name].fields)
+
+
+HERE = {
+    'the head size of cudnn': (
+        {'model.attention_kernel': 'cudnn', 'model.emb_dim': 24, 'model.num_heads': 2},
+        'model.attention_kernel=cudnn does not serve a model.head_dim that is no multiple of 8 up to 256, '
+        'model.dtype=float32, platform cpu; reference, chunked, xla do',
+    ),
+    'flash on a CPU': (
+        {'model.attention_kernel': 'flash'},
+        'model.attention_kernel=flash does not serve platform cpu; reference, chunked, xla do',
+    ),
+}
+
+
+@pytest.mark.parametrize('case', HERE)
+def test_a_kernel_that_does_not_serve_the_model_here_is_refused(case: str) -> None:
+    changes, line = HERE[case]
+    with pytest.raises(UserError) as error:
+        checks.check_here(override(Config(), {'train.num_steps': 1, **changes}))
+    assert str(error.value) == line
+
+
+def test_rows_of_a_pipeline_are_parted_whole_where_a_batch_has_a_number_of_rows() -> None:
+    """A batch of a number of tokens has as many rows as the parts need."""
+    stated = {
+        'model.num_decoder_layers': 2,
+        'mesh.pipeline': 2,
+        'mesh.microbatches': 3,
+        'train.batch_size': 8,
+        'train.num_steps': 1,
+    }
+    with pytest.raises(UserError, match=r'train.batch_size=8 .*mesh.microbatches=3 x 1 ways of the rows'):
+        checks.check(override(Config(), stated))
+    with pytest.raises(UserError, match=r'train.batch_size=9 is not a multiple of .*nearest that is: 12'):
+        checks.check(override(Config(), {**stated, 'train.batch_size': 9}))  # 3 parts, and 2 stages split the rows
+    checks.check(override(Config(), {**stated, 'train.batch_size': 12}))
+    checks.check(override(Config(), {**stated, 'data.batch_tokens': 4096}))

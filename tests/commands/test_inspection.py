@@ -1,5 +1,6 @@
 """What `inspect --data` says: its numbers against counts by hand, its rows against rows made by hand."""
 
+import dataclasses
 import itertools
 import pathlib
 import re
@@ -159,6 +160,20 @@ def test_amounts_are_those_of_the_records(tmp_path: pathlib.Path) -> None:
     assert f'train text, longest: record 3: {"a" * 50}' in lines
 
 
+def test_amounts_of_a_mixture_are_those_of_its_parts_together(tmp_path: pathlib.Path) -> None:
+    toy_data.write(tmp_path / 'a' / 'train.tsv', ['abc\tx', 'abcde\tyz'])
+    toy_data.write(tmp_path / 'b' / 'train.tsv', ['ab\txyz'])
+    config = made(tmp_path, batching='pad', mixture=(f'path={tmp_path}/a weight=1', f'path={tmp_path}/b weight=3'))
+    train, tokens, batches = opened(config)
+    read = {'train': [duplicates.read(part, ('source', 'target'), print) for part in train.splits]}
+    lines = amounts.vocabulary(config, tokens, {'train': batches}, read)
+    assert cells(lines, 'train source')[:5] == ['train source', '10', '10', '1.00', '3.3']
+    assert cells(lines, 'train target')[:5] == ['train target', '6', '6', '1.00', '2.0']
+    assert cells(lines, '- target of')[1:5] == ['3', '3', '1.00', '1.5']  # of the first part
+    lines = amounts.records(config, {'train': batches}, {'train': train})
+    assert cells(lines, 'train')[:3] == ['train', '3', '3']
+
+
 def test_labels_beyond_the_most_frequent_are_added_up(tmp_path: pathlib.Path) -> None:
     rows = [f'label{i:02d}\ttext' for i in range(14) for _ in range(i + 1)]
     toy_data.write(tmp_path / 'train.tsv', rows)
@@ -289,6 +304,25 @@ def test_a_label_and_a_hostile_text_cannot_reach_the_terminal() -> None:
     assert rendering.harmless('x' * 100) == 'x' * 60 + '…'
     markup = rendering.coloured([('[red]x[/red]', 'text'), ('y', 'masked')])
     assert markup.plain == '[red]x[/red]y' and str(markup.spans[-1].style) == 'bold red'
+
+
+def test_tags_stand_behind_the_words_that_are_scored_and_numbers_and_places_are_labels() -> None:
+    rows = {'inputs': [CLS, *ids('abc'), SEP], 'targets': [0, 1, 0, 0, 0], 'weights': [0, 1, 0, 1, 0]}
+    batch = {name: np.array([values]) for name, values in {**rows, 'positions': range(5)}.items()}
+    (line,) = map(rendering.plain, rendering.row(batch, 0, BYTE, tags=True))
+    assert line == '    tags    <cls>|a|/n\\x1b[2Jo|b|c|/yes|<sep>'
+    for label, told in ((0.25, '0.25'), ([3, 5], '3 to 5')):
+        assert shown(inputs=[CLS, SEP], labels=label)[0] == f'    label   {told}'
+
+
+def test_text_without_a_token_is_refused(tmp_path: pathlib.Path) -> None:
+    config = made(toy_data.parallel(tmp_path))
+    _, tokens, batches = opened(config)
+    for part in batches.parts:
+        for name, column in part.examples.columns.items():
+            part.examples.columns[name] = dataclasses.replace(column, flat=column.flat[:0])
+    with pytest.raises(errors.UserError, match=r'^every text of the training split is empty$'):
+        amounts.vocabulary(config, tokens, {'train': batches}, {})
 
 
 def test_long_rows_are_wrapped_and_cut() -> None:

@@ -13,6 +13,7 @@ import pytest
 import make_stored_run
 from lives import HANG, environment
 from places import LAUNCH, ROOT
+from tformer import checks
 from tformer.commands import attention, scoring
 from tformer.commands.generate import generate
 from tformer.commands.run import Run
@@ -101,4 +102,6 @@ def test_benchmark_prints_one_line_of_json(mode: str) -> None:
     (line,) = ran.stdout.splitlines()
     found = json.loads(line)
     assert found.keys() == keys and found['devices'] == (2 if flags is None else 1)
+    config = checks.load(f'{ROOT}/configs/lm_stdlib.py:smoke')
+    assert found.get('tokens') in (None, config.train.batch_size * config.data.length)
     assert min(value for name, value in found.items() if name not in ('device', 'loss')) > 0

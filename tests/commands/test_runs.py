@@ -7,6 +7,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import types
 
 import jax
 import numpy as np
@@ -18,17 +19,20 @@ from launching import outlives
 from lives import HANG, Life
 from tformer import __main__ as command_line
 from tformer import config, errors
+from tformer.commands import generate as generate_command
 from tformer.commands import texts
 from tformer.commands import train as train_command
 from tformer.commands.run import Run
 from tformer.data.batches import pipeline
+from tformer.data.tokenizers.bytes_and_characters import Char
+from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
 from tformer.training import checkpoint
 from tformer.training import flops as flops_lib
 from tformer.training import loop as train_lib
 from tformer.training.state import abstract_variables
-from whole_runs import ENVIRONMENT, ROOT, load, numbers
+from whole_runs import ENVIRONMENT, ROOT, load, numbers, scores
 
 
 @pytest.mark.slow
@@ -181,6 +185,20 @@ def mistakes(place: pathlib.Path) -> dict[str, tuple[list[str], str]]:
             ['train', f'--config={wrong}', start[1]],
             'wrong.py:2: ZeroDivisionError: ',
         ),
+        'alone': (
+            ['benchmark', start[0], '--saves', '--coordinator=host:1'],
+            '--coordinator: benchmark --saves cannot run as several processes',
+        ),
+        'a count without an address': (
+            ['train', *good, '--num_processes=2'],
+            '--num_processes and --process_id go with --coordinator',
+        ),
+        'no steps': (['benchmark', *start[:1], '--steps=0'], '--steps=0 must be positive'),
+        'a config of a report': (['report', f'{place}', '--config.train.seed=1'], 'report takes no --config'),
+        'a config of trials': (
+            ['train', f'{place}/a', f'{place}/b', '--config.train.seed=1'],
+            'trials that train together have their own configs: the only flag is --transform',
+        ),
         'no workdir': (['evaluate', f'--workdir={place}/nowhere'], 'nowhere'),
     }
 
@@ -264,7 +282,7 @@ def test_without_a_test_split_the_valid_one_is_scored_and_a_bad_one_is_found_bef
     (data / 'test.tsv').unlink()
     train_command.train_and_evaluate(wanted, str(tmp_path / 'run'))
     assert 'there is no test split, so the run is scored on valid' in capsys.readouterr().out
-    assert json.loads((tmp_path / 'run' / 'result.json').read_text()).keys() == {'valid'}
+    assert scores(tmp_path / 'run').keys() == {'valid'}
 
 
 def test_a_refused_run_leaves_its_config(tmp_path: pathlib.Path) -> None:
@@ -356,6 +374,21 @@ def test_text_to_generate_from_is_utf8_and_only_a_line_feed_ends_a_line(tmp_path
         texts.given(['a\udcff'], None)
     with pytest.raises(errors.UserError, match='the arguments: it has a NUL byte'):
         texts.given(['a\0b'], None)
+    file.write_text('')
+    with pytest.raises(errors.UserError, match='no text is given: pass it as arguments, with --input=FILE, or on'):
+        texts.given([], str(file))
+
+
+def test_what_training_had_none_of_is_told_before_text_is_generated(monkeypatch, capsys) -> None:
+    read = Char.train(['abc'], config.Data(byte_fallback=False))
+    tokens = Tokenizers(None, read)
+    run = types.SimpleNamespace(tokenizers=tokens, config=config.Config())
+    monkeypatch.setattr(generate_command.Run, 'load', lambda *_: run)
+    monkeypatch.setattr(generate_command, 'generate', lambda loaded, texts, seed: [f'{texts} {seed}'])
+    command_line.main(['tformer', 'generate', '--workdir=x', '--seed=7', 'ab', 'cxya'])
+    said = capsys.readouterr()
+    assert said.out == "['ab', 'cxya'] 7\n"
+    assert said.err == "training had none of these, so the output means little: 'x' 'y'\n"
 
 
 def test_a_disk_that_cannot_be_written_is_one_line(tmp_path: pathlib.Path) -> None:

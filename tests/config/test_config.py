@@ -59,7 +59,15 @@ REFUSED = {
 
 
 def options(annotation):
-    return typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
+    return (
+        typing.get_args(annotation)
+        if typing.get_origin(annotation) in (types.UnionType, typing.Union)
+        else (annotation,)
+    )
+
+
+def is_word(option):
+    return typing.get_origin(option) is typing.Literal
 
 
 def value_of(tree, name):
@@ -70,14 +78,15 @@ def value_of(tree, name):
 def test_every_field_reads_every_text_of_its_type(name):
     annotation = FIELDS[name]
     for option in options(annotation):
-        for text, expected in TEXTS[option].items():
+        words = {word: word for word in typing.get_args(option)} if is_word(option) else TEXTS[option]
+        for text, expected in words.items():
             value = value_of(config.override(Config(), {name: text}), name)
             assert value == expected and type(value) is type(expected)
 
 
 @pytest.mark.parametrize('name', FIELDS)
 def test_every_field_refuses_text_of_another_type_in_one_line(name):
-    kinds = [option for option in options(FIELDS[name]) if option is not types.NoneType]
+    kinds = [option for option in options(FIELDS[name]) if option is not types.NoneType and not is_word(option)]
     assert len(kinds) == 1
     for text in REFUSED[kinds[0]]:
         if text == 'None' and types.NoneType in options(FIELDS[name]):
@@ -199,6 +208,9 @@ def test_the_config_dict_is_locked_and_holds_every_field():
         tree.model.nrom = 'rmsnorm'
     with pytest.raises(TypeError):
         tree.model.num_heads = 'four'
+    for chunk in (128, 'auto', None):
+        tree.train.loss_chunk = chunk
+        assert config.from_dict(tree).train.loss_chunk == chunk
 
 
 WHOLE = st.integers(-(2**63) + 1, 2**63 - 1)
@@ -220,7 +232,11 @@ DRAWN = {
 def stated(draw):
     """Up to six fields, each with a value of its type."""
     names = draw(st.lists(st.sampled_from(sorted(FIELDS)), max_size=6, unique=True))
-    return {name: draw(st.one_of(*map(DRAWN.__getitem__, options(FIELDS[name])))) for name in names}
+    return {name: draw(st.one_of(*map(drawn, options(FIELDS[name])))) for name in names}
+
+
+def drawn(option):
+    return st.sampled_from(typing.get_args(option)) if is_word(option) else DRAWN[option]
 
 
 @settings(max_examples=40)
@@ -420,6 +436,12 @@ def test_fields_that_do_not_fit_are_one_line_that_names_them(changes, fragments)
         {**STEPS, 'model.num_heads': 3, 'model.emb_dim': 16, 'model.head_dim': 8},
         {**STEPS, 'model.num_heads': 4, 'model.num_kv_heads': 1},
         {**STEPS, 'data.length': 512},
+        {**STEPS, 'data.length': 3, 'evaluate.lengths': (3, 512)},
+        {**STEPS, 'model.num_experts': 2, 'model.experts_per_token': 2},
+        {**STEPS, 'model.num_decoder_layers': 2, 'model.attention_pattern': ('local', 'global'), 'model.window': 8},
+        {**STEPS, 'model.num_decoder_layers': 2, 'optimizer.frozen_layers': 2},
+        {**PAIR, 'decode.max_len': 512},
+        {**PAIR, 'decode.max_len': 511, 'data.start': ('eos', 'bos')},
         {**PAIR, 'model.tied_embeddings': 'output', 'model.vocab_size': 9, 'model.encoder_vocab_size': 8},
         {**PAIR, 'model.tied_embeddings': 'inputs'},
         {**STEPS, 'mesh.data': 2, 'mesh.tensor': -1},
@@ -478,6 +500,8 @@ def test_resolve_fills_every_derived_none_and_is_idempotent(changes):
     assert (once.model.num_kv_heads, once.model.head_dim, once.model.final_norm) == (4, 64, True)
     assert once.train.num_steps == (10 if 'train.num_steps' in changes else round(2.5 * 7))
     assert once.train.eval_every == once.train.checkpoint_every == once.train.num_steps
+    often = checks.resolve(config.override(once, {'train.eval_every': 1, 'train.checkpoint_every': None}), **SIZES)
+    assert often.train.checkpoint_every == 1
     assert once.train.num_epochs is None and once.data.encoder_length == once.data.length
     derived_none = {'model.num_kv_heads', 'model.head_dim', 'model.final_norm', 'model.vocab_size', 'train.num_steps'}
     left = {name for name in FIELDS if value_of(once, name) is None and value_of(Config(), name) is None}

@@ -1,5 +1,9 @@
 """The names of config files, and the words of the command line."""
 
+import errno
+import os
+import pathlib
+
 import pytest
 
 from tformer.config import convert, json_files
@@ -70,3 +74,14 @@ def test_a_digest_does_not_depend_on_the_order_of_keys():
     assert digest_json({'a': 1, 'b': {'c': 2, 'd': 3}}) == digest_json({'b': {'d': 3, 'c': 2}, 'a': 1})
     assert digest_json({'a': 1}) != digest_json({'a': 2})
     assert len(digest_json({}, size=4)) == 8
+
+
+def test_a_file_that_the_system_cannot_read_is_named(tmp_path, monkeypatch):
+    def fail(path):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    (tmp_path / 'a.json').write_text('{}')
+    assert json_files.read(tmp_path / 'a.json') == {}
+    monkeypatch.setattr(pathlib.Path, 'read_bytes', fail)
+    with pytest.raises(UserError, match=rf'^{tmp_path}/a\.json: Input/output error$'):
+        json_files.read(tmp_path / 'a.json')

@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from tformer.config import Config, Data, Train
+from tformer.config import Config, Data, Model, Train
 from tformer.data.batches.pipeline import Batches
 from tformer.data.tokenizers.bytes_and_characters import Byte
 from tformer.data.tokenizers.tokenizers import Tokenizers
-from tformer.data.tokenizers.vocabulary import BOS, EOS, FIRST, PAD
+from tformer.data.tokenizers.vocabulary import BOS, EOS, FIRST, PAD, Specials
 
 A, B, C = (FIRST + ord(letter) for letter in 'abc')
 
@@ -29,3 +29,13 @@ def test_packed_texts_stand_side_by_side_and_padding_is_apart():
         **dict.fromkeys(wanted, np.int32),
         'weights': np.float32,
     }
+
+
+def test_each_side_is_padded_by_its_own_tokenizer():
+    data, source = Data(tokenizer='byte', length=5, batching='pad'), Byte()
+    source.specials = Specials(pad=FIRST - 1)
+    run = Config(Model(family='encoder_decoder'), data, train=Train(objective='seq2seq', batch_size=1, num_steps=1))
+    records = [{'source': 'a', 'target': 'bc'}]
+    batch = Batches(run, Tokenizers(source, Byte()), 'train', training=True, records=records).batch(0)
+    assert batch['encoder_inputs'].tolist() == [[A, EOS, FIRST - 1, FIRST - 1, FIRST - 1]]
+    assert (batch['inputs'].tolist(), batch['targets'].tolist()) == ([[BOS, B, C, PAD, PAD]], [[B, C, EOS, PAD, PAD]])

@@ -192,6 +192,14 @@ def test_all_selected_can_meet_one_fate(unit: str) -> None:
         assert byte.ordinary[inputs[1:-1]].all() == (keep == 1 or random == 1)
 
 
+def test_a_random_token_is_any_ordinary_one_of_the_vocabulary() -> None:
+    """256 bytes, each of them 40 times on average, none a special token."""
+    noise, text = drawing(stream(2), mask_rate=0.999, mask_keep=0.0, mask_random=1.0), np.full(10_240, EOS + 9)
+    counts = np.bincount(corrupt.mask_tokens(text, noise)[0], minlength=noise.tokenizer.vocab_size)
+    assert not counts[~noise.tokenizer.ordinary].any()
+    assert counts[noise.tokenizer.ordinary].min() > 10 and counts[noise.tokenizer.ordinary].max() < 80
+
+
 def test_the_same_key_is_the_same_corruption_and_copies_take_turns() -> None:
     byte, text = bytes_and_characters.Byte(), framed('to be or not to be ' * 5)
 

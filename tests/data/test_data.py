@@ -270,6 +270,9 @@ def test_batch_tokens_gives_short_rows_larger_batches() -> None:
         rows, length = batches.batch(step)['inputs'].shape
         assert rows == 150 // length // 2 * 2
     assert make('causal_lm', 'pad', batch_tokens=1, row_multiple=2).batch(0)['inputs'].shape == (2, LENGTH)
+    for sides in ((24, 48), (48, 24)):  # the longer side counts
+        (width,) = make('seq2seq', 'pad', batch_tokens=480, length=sides[0], encoder_length=sides[1]).widths
+        assert width == 10
 
 
 def test_the_row_multiple_that_is_given_comes_before_that_of_the_config() -> None:
@@ -431,6 +434,14 @@ def test_processes_corrupt_as_this_one_does(objective: str) -> None:
     made.close()
 
 
+def test_more_worker_processes_than_the_cores_can_use_are_refused(monkeypatch) -> None:
+    monkeypatch.setattr(pipeline.os, 'cpu_count', lambda: 3)
+    batches = make('causal_lm', 'pad')
+    data = dataclasses.replace(batches.config.data, num_workers=13)
+    with pytest.raises(UserError, match=r'^data\.num_workers=13 must be at most 12: 4 for each core$'):
+        next(pipeline.iterate(batches, 0, dataclasses.replace(batches.config, data=data)))
+
+
 # ---------------------------------------------------------------------------------- decoders that write from a source
 
 
@@ -487,6 +498,15 @@ def test_packing_places_each_once_within_the_limits(lengths: np.ndarray, window:
     rows = packing.pack(lengths, limits, np.random.default_rng(seed), window)
     assert sorted(rows.flat.tolist()) == list(range(len(lengths)))
     assert all((lengths[row].sum(axis=0) <= limits).all() for row in rows)
+
+
+def test_packing_takes_the_example_that_fills_the_largest_shares_of_the_room_that_is_left() -> None:
+    """Panigrahy et al. 2011, section 3: of rows of 10 and 100 tokens (6, 20) fills 0.6 + 0.2, and (2, 50) 0.2 + 0.5;
+    beside it (1, 30) fills 0.1 * 0.4 + 0.3 * 0.8, and (4, 1) fills 0.4 * 0.4 + 0.01 * 0.8."""
+    lengths, limits = np.array([[2, 50], [6, 20]]), np.array([10, 100])
+    assert [row.tolist() for row in packing.pack(lengths, limits, np.random.default_rng(0))] == [[1, 0]]
+    lengths = np.array([[6, 20], [4, 1], [1, 30]])
+    assert [row.tolist() for row in packing.pack(lengths, limits, np.random.default_rng(0))] == [[0, 2], [1]]
 
 
 def test_packing_wastes_little() -> None:

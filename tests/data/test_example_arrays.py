@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tformer.config.run import Data
-from tformer.data.examples import example_arrays
+from tformer.data.examples import example_arrays, spans
 from tformer.data.examples.corrupt import Noise
 from tformer.data.examples.example_arrays import Examples
 from tformer.data.examples.special_tokens import DecoderTemplate, EncoderTemplate
@@ -92,3 +92,14 @@ def test_a_piece_begins_with_the_last_target_of_the_piece_before():
     ]
     assert [piece['inputs'] for piece in pieces] == [[BOS, 51], [52, 53], [54]]
     assert [piece['targets'] for piece in pieces] == [[51, 52], [53, 54], [EOS]]
+
+
+def test_two_texts_and_what_separates_them_are_taken_whole_where_they_fit_and_cut_to_the_length():
+    """CLS a SEP b SEP: of nine places six are for the texts, the separator between them and a single text alike."""
+    columns = {
+        'tokens': Ragged.of([[1] * 3, [1] * 4, [1] * 7, [1] * 8]),
+        'second_text': Ragged.of([[2] * 3, [2] * 3, [], []]),
+    }
+    found = spans.beginning(columns, lambda sizes, template, data: template.to_read(sizes), ENCODER, Data(length=9))
+    assert found.stop.tolist() == [7, 7, 7, 7]
+    assert found.overlong.tolist() == [False, True, False, True]

@@ -720,6 +720,9 @@ def test_labels_are_those_of_the_whole_split(labelled: Config) -> None:
         labelled, data=dataclasses.replace(labelled.data, train_examples=3)), few).labels == classes  # fmt: skip
     declared = dataclasses.replace(labelled, data=dataclasses.replace(labelled.data, labels=classes[::-1]))
     assert tokenizers.train_tokenizers(declared, few).labels == classes[::-1]
+    lacking = dataclasses.replace(labelled, data=dataclasses.replace(labelled.data, labels=classes[:7]))
+    with pytest.raises(UserError, match=r"lacks the label 'class 7' of the training split$"):
+        tokenizers.train_tokenizers(lacking, few)
 
 
 def test_labels_of_tags_are_all_tags_of_their_types() -> None:

@@ -1,12 +1,14 @@
 """Samplers over random layouts: every row once a pass, in parts and buckets of any size, and shares of mixtures."""
 
 import itertools
+import types
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tformer.config import Config, Train
 from tformer.data.batches import layout, mixture
 from tformer.errors import UserError
 
@@ -62,6 +64,28 @@ def test_each_pass_has_an_order_of_its_own_that_the_seed_decides(counts, widths:
     assert rows == list(steps(again, count)) != list(steps(other, count))
     passes = [[row for b, part, epoch, row in rows if (b, part, epoch) == (0, 0, number)] for number in (0, 1)]
     assert sorted(passes[0]) == sorted(passes[1]) and passes[0] != passes[1] != sorted(passes[1])
+
+
+def test_every_part_and_every_shape_has_an_order_of_its_own() -> None:
+    """Two parts, alike, with twenty rows of each of two shapes."""
+    shapes = np.arange(20), np.arange(20, 40)
+    parts = [layout.Part(None, np.arange(40), shapes, 1.0) for _ in range(2)]  # type: ignore[arg-type]
+    orders: dict = {}
+    for bucket, part, _, row in steps(layout.TrainSampler(parts, [5, 5], 0), 16):
+        orders.setdefault((bucket, part), []).append(row - 20 * bucket)
+    assert all(sorted(order) == list(range(20)) for order in orders.values())
+    assert len(orders) == len(set(map(tuple, orders.values()))) == 4
+
+
+def test_every_part_is_packed_in_an_order_of_its_own_that_the_seed_decides() -> None:
+    examples = types.SimpleNamespace(lengths=np.full((40, 1), 3))
+
+    def packed(part: int, seed: int) -> tuple[int, ...]:
+        config = Config(train=Train(seed=seed))
+        laid = layout.lay_out(config, part, examples, 1.0, 'pack', ((9,),), cached=False)  # type: ignore[arg-type]
+        return tuple(laid.rows.flat.tolist())
+
+    assert packed(0, 0) == packed(0, 0) and len({packed(part, seed) for part in (0, 1) for seed in (0, 1)}) == 4
 
 
 @FEW

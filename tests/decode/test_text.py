@@ -58,3 +58,11 @@ def test_prompts_are_padded_in_front_and_sources_behind():
     assert prompts['positions'][:, -3:].tolist() == [[0, 1, 2], [-1, -1, 0]]
     assert sources['encoder_inputs'][:, :3].tolist() == [[11, 12, 13], [14, 0, 0], [0, 0, 0]]
     assert sources['encoder_positions'][:, :3].tolist() == [[0, 1, 2], [0, -1, -1], [-1, -1, -1]]
+
+
+def test_new_tokens_that_leave_no_room_for_a_prompt_are_refused():
+    run = Config(Model(max_len=8), decode=Decode(max_len=8))
+    assert text._longest_input(run, given=False) == (1, 'model.max_len - decode.max_len')
+    run = Config(Model(max_len=8), decode=Decode(max_len=9))
+    with pytest.raises(UserError, match=r'^decode\.max_len=9 leaves no room for a prompt in model\.max_len=8$'):
+        text._longest_input(run, given=False)

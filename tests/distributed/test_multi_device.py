@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 
 import jax
 import numpy as np
@@ -11,7 +12,7 @@ from comparing import descent, relative
 from starting import make_start
 from tformer import checks, config
 from tformer.config import Config, Mesh, Model, Train
-from tformer.distributed import hlo, sharding
+from tformer.distributed import costs, hlo, sharding
 from tformer.errors import UserError
 from tformer.layers import kernels
 from tformer.layers.parallel import ring_attention
@@ -184,7 +185,8 @@ def test_what_is_sent_is_what_the_closed_formula_says(name):
     _, _, params, text = trained('encoder', name)
     num_params = sum(x.size for x in jax.tree.leaves(params))
     found = {
-        (row.kind, '+'.join(row.axes)): row.bytes for row in hlo.collectives(text, sharding.make_mesh(MESHES[name]))
+        (row.kind, '+'.join(row.axes)): row.bytes
+        for row in costs.collectives(hlo.parse(text), sharding.make_mesh(MESHES[name]))
     }
     for key, wanted in expected_traffic(name, num_params).items():
         assert found.pop(key) == pytest.approx(wanted, rel=0.05), key
@@ -210,7 +212,8 @@ def test_a_strategy_is_made_of_its_collectives(family, name):
     """Besides them, gradients are summed over the axes that split rows and lengths, and little else is sent."""
     _, _, params, text = trained(family, name)
     found = {
-        (row.kind, '+'.join(row.axes)): row.bytes for row in hlo.collectives(text, sharding.make_mesh(MESHES[name]))
+        (row.kind, '+'.join(row.axes)): row.bytes
+        for row in costs.collectives(hlo.parse(text), sharding.make_mesh(MESHES[name]))
     }
     assert found.keys() >= EXPECTED[name]
     if name == 'data':
@@ -225,7 +228,7 @@ def test_a_strategy_is_made_of_its_collectives(family, name):
 def largest_gather(text):
     """The most numbers that one all-gather of a program makes."""
     program = hlo.parse(text)
-    reached = [i for i, _, _ in hlo.executions(program, lambda i, c: 0) if i.opcode.startswith('all-gather')]
+    reached = [i for i, _, _ in hlo.executions(program, hlo.nothing) if i.opcode.startswith('all-gather')]
     return max(hlo.num_bytes(i.shape) / FLOAT for i in reached)
 
 
@@ -307,8 +310,9 @@ def test_a_zigzag_gives_every_device_as_many_blocks():
 def test_a_balanced_batch_holds_the_same_tokens_in_another_order():
     mesh = Mesh(data=2, context=4)
     batch = make_batch('encoder_decoder', 0)
+    batch |= {f'encoder_{name}': batch[name] for name in ('inputs', 'positions')}  # a source as long as its target
     with sharding.placed(sharding.make_mesh(mesh), mesh):
-        moved = jax.device_get(ring_attention.balance({name: x for name, x in batch.items() if name != 'positions'}))
+        moved = jax.device_get(ring_attention.balance({name: x for name, x in batch.items() if name != 'positions'})[0])
     assert np.array_equal(moved['positions'][0], ring_attention.zigzag(T, 4))
     for name, x in batch.items():
         if name.startswith('encoder_'):
@@ -332,9 +336,16 @@ def test_dropout_in_the_ring_is_one_draw_forward_and_backward():
         pull = jax.jit(lambda v, key: (out(v, key), jax.grad(lambda v: (out(v, key) * cotangent).sum())(v)))
         draws = [jax.device_get(pull(inputs['v'], key)) for key in jax.random.split(jax.random.key(1), 100)]
         whole = jax.device_get(jax.jit(functools.partial(out, rate=None))(inputs['v'], None))
+        ones = np.broadcast_to(np.eye(16, dtype=np.float32)[:, None, None, :, None], (16, *np.shape(inputs['v'])))
+        kept = np.stack([jax.device_get(pull(one, jax.random.key(2))[0])[..., 0] != 0 for one in ones], -1)  # BNTS
     for value, gradient in draws[:3]:
         assert float((value * cotangent).sum()) == pytest.approx(float((inputs['v'] * gradient).sum()), rel=1e-4)
     assert not np.array_equal(draws[0][0], draws[1][0])
+    for t, later in itertools.combinations(range(4, 16), 2):
+        assert not np.array_equal(kept[:, :, t, : t + 1], kept[:, :, later, : t + 1]), (t, later)
+    blocks = np.moveaxis(kept.reshape(*kept.shape[:2], 8, 2, 8, 2), (2, 4), (0, 1))  # of two queries and two keys
+    seen = [blocks[queries, keys].tobytes() for queries, keys in zip(*np.tril_indices(8, -1), strict=True)]
+    assert len(set(seen)) == len(seen)
     grouped = kernels.probabilities(inputs['q'], inputs['k'], mask, kernels.ScoreOptions(0.3))
     variance = np.einsum('bkgts,bksu->bkgtu', np.square(grouped), np.square(inputs['v'])).reshape(whole.shape)
     error = (np.mean([value for value, _ in draws], 0) - whole) / np.sqrt(variance / len(draws))

@@ -180,7 +180,7 @@ def test_sigterm_saves_and_slurm_tasks_go_on(tmp_path: pathlib.Path, alone: path
         env=task, capture_output=True, text=True, timeout=HANG,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
-    assert f'2 device(s), resumed at step {kept}' in ran.stdout
+    assert f'2 device(s), attention by reference, resumed at step {kept}' in ran.stdout
     assert ran.stdout.count(f'step {STEPS} valid') == 1  # the first one's
     assert_near(run, alone)
 
@@ -211,7 +211,8 @@ def test_slurm_signals_a_job_before_its_limit_queues_it_again_and_it_ends_as_if_
         environment = {**ENVIRONMENT, 'PATH': f'{tmp_path}/bin:{os.environ["PATH"]}'}
         submitted = real.run('sbatch', '--parsable', *options, tmp_path / 'job.sbatch', *given, **environment)
         job = submitted.strip()
-        real.until(lambda: kept - 1 in checkpoint.steps(run) or real.job(job)['JobState'] != 'RUNNING')
+        begun = 'PENDING', 'CONFIGURING', 'RUNNING'
+        real.until(lambda: kept - 1 in checkpoint.steps(run) or real.job(job)['JobState'] not in begun)
         real.run('scontrol', 'update', f'JobId={job}', 'TimeLimit=5')  # the signal is due five minutes before
         real.until(lambda: real.job(job)['Restarts'] == '1')
         assert max(checkpoint.steps(run)) == kept
@@ -221,7 +222,7 @@ def test_slurm_signals_a_job_before_its_limit_queues_it_again_and_it_ends_as_if_
     said = (tmp_path / 'out').read_text()
     assert (found['JobState'], found['ExitCode']) == ('COMPLETED', '0:0'), said
     assert f'SIGTERM: stopped after step {kept} of {STEPS}, which is saved' in said
-    assert f'2 device(s), resumed at step {kept}' in said
+    assert f'2 device(s), attention by reference, resumed at step {kept}' in said
     assert_near(run, alone)
 
 
@@ -337,7 +338,7 @@ def test_a_mistake_is_told_once_and_an_exception_ends_all(tmp_path: pathlib.Path
     assert launched.err.count("tformer: model.norm='rmsnrom' is unknown; did you mean 'rmsnorm'?") == 1
     assert launched.err.splitlines()[-1].endswith('exit code 2') and 'Traceback' not in launched.err
 
-    hook = 'from tformer.training import recorder; recorder.MetricAccumulator.summary = lambda self: 1 / 0'
+    hook = 'from tformer.training import recorder; recorder.MetricAccumulator.summary = lambda *_: 1 / 0'
     faulty = [*flags(tmp_path, 'run'), hooked(tmp_path, 1, hook)]
     (tmp_path / 'run').mkdir(exist_ok=True)
     (tmp_path / 'run/trial.json').write_text('{}')  # a trial keeps the cause, not what the first process saw of it

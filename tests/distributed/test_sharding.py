@@ -8,24 +8,36 @@ from jax.sharding import PartitionSpec as P
 
 from tformer.config import Mesh
 from tformer.distributed import sharding
-from tformer.distributed.hlo import Collective
-from tformer.distributed.roofline import Device, times
+from tformer.errors import UserError
 
 
 @pytest.mark.parametrize(
-    ('mesh', 'ways', 'rows'),
+    ('mesh', 'ways', 'rows', 'parts'),
     [
-        (Mesh(data=2, fsdp=2, tensor=2), 4, 4),
-        (Mesh(expert=2, context=4), 2, 2),
-        (Mesh(pipeline=2, data=4), 4, 8),  # as many parts as stages
-        (Mesh(pipeline=2, data=2, microbatches=6), 2, 12),
-        (Mesh(data=2, microbatches=6), 2, 2),  # no pipeline, so no parts of it
+        (Mesh(data=2, fsdp=2, tensor=2), 4, 4, None),
+        (Mesh(expert=2, context=4), 2, 2, None),
+        (Mesh(pipeline=2, data=4), 8, 8, None),  # parts that divide what there is; stages split the rows outside
+        (Mesh(pipeline=2, data=2, microbatches=3), 4, 12, 3),  # 3 parts and 2 stages
+        (Mesh(pipeline=2, data=2, microbatches=6), 4, 12, 6),
+        (Mesh(data=2, microbatches=6), 2, 2, None),  # no pipeline, so no parts of it
     ],
 )
-def test_rows_are_split_by_data_fsdp_and_expert_and_into_the_parts_of_a_pipeline(mesh, ways, rows):
+def test_rows_are_split_by_data_fsdp_expert_and_stages_and_into_the_parts_of_a_pipeline(mesh, ways, rows, parts):
     made = sharding.make_mesh(mesh)
     assert sharding.batch_ways(made) == ways
     assert sharding.row_multiple(made, mesh) == rows
+    with sharding.placed(made, mesh):
+        assert sharding.schedule() == (sharding.Schedule(parts, 1) if mesh.pipeline > 1 else None)
+
+
+@pytest.mark.parametrize(
+    ('rows', 'parts'),
+    [(32, 16), (64, 16), (8, 4), (24, 12), (20, 4)],  # of two groups of devices: 16, 32, 4, 12, 10 rows each
+)
+def test_a_pipeline_has_up_to_four_parts_a_stage_that_divide_the_rows(rows, parts):
+    mesh = sharding.make_mesh(Mesh(pipeline=4, data=2))
+    assert sharding.Schedule(None, 1).parts_of(rows, mesh) == parts
+    assert sharding.Schedule(2, 1).parts_of(rows, mesh) == 2
 
 
 def test_a_minus_one_takes_what_the_others_leave():
@@ -49,9 +61,24 @@ def test_a_parameter_is_split_by_its_names_where_its_sizes_divide():
     }
 
 
-def test_devices_that_a_fast_network_just_joins_are_near():
-    device = Device(1.0, {'bfloat16': 1.0}, 1.0, near=4, near_bytes=10.0, far_bytes=1.0)
-    mesh = {'data': 2, 'tensor': 4}
-    near, far = (Collective('all-reduce', (axis,), 1, 20.0) for axis in ('tensor', 'data'))
-    assert times(device, 'bfloat16', 0.0, 0.0, [near], mesh).network == 2
-    assert times(device, 'bfloat16', 0.0, 0.0, [far], mesh).network == 20
+def test_stages_split_what_is_not_of_their_layers():
+    """An axis of the mesh splits one axis of a parameter; four columns are not split eight ways."""
+    config = Mesh(fsdp=4, pipeline=2)
+    mesh, rules = sharding.make_mesh(config), sharding.make_rules(config)
+    shapes = {
+        'table': ((100, 16), ('vocab', 'embed'), P(None, ('fsdp', 'pipeline'))),
+        'narrow': ((100, 4), ('vocab', 'embed'), P(None, 'fsdp')),
+        'layered': ((6, 16, 32), ('layers', 'embed', 'mlp'), P('pipeline', 'fsdp', None)),
+    }
+    for name, (shape, names, spec) in shapes.items():
+        box = nn.Partitioned(jax.ShapeDtypeStruct(shape, jnp.float32), names)
+        assert sharding.tree_shardings(box, mesh, rules).spec == spec, name
+
+
+def test_devices_without_such_a_layout_are_refused_in_a_line(monkeypatch):
+    def arrange(sizes, devices, axis):
+        raise NotImplementedError('no axes of a 2x2 torus have 4 devices\nof 8')
+
+    monkeypatch.setattr(sharding, 'arrange', arrange)
+    with pytest.raises(UserError, match=r'^mesh\.data=2, mesh\.tensor=4: no axes of a 2x2 torus have 4 devices$'):
+        sharding.make_mesh(Mesh(data=2, tensor=4))

@@ -1,5 +1,6 @@
 """Replaced values of one layer and of all."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -36,3 +37,16 @@ def test_a_replacement_of_all_layers_is_of_each_its_own():
 )
 def test_the_number_of_a_layer_is_read_from_its_name(name, place):
     assert activations._place(name) == place
+
+
+def test_what_has_several_values_is_replaced_by_a_function_alone():
+    """A module that runs twice, or gives two arrays, has no layer axis and no one shape."""
+    shapes = {'decoder.layers': (jax.ShapeDtypeStruct((2,), 'float32'),) * 2}
+    with pytest.raises(
+        UserError, match=r"no activation 'decoder\.layers\.1': decoder\.layers has several values, and no"
+    ):
+        activations._check('decoder.layers.1', shapes)
+    with pytest.raises(UserError, match=r'^decoder\.layers has several values: replace it by a function$'):
+        activations._array('decoder.layers', 0.0, shapes)
+    with pytest.raises(UserError, match=r'one output array can be replaced, and this one has 2$'):
+        activations._changed((X, X), lambda x: x, None, None)

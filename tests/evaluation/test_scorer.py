@@ -60,3 +60,12 @@ def test_evaluation_is_without_label_smoothing_and_z_loss():
 
 def test_a_tokenizer_that_loses_text_has_no_bits_per_byte():
     assert 'bits_per_byte' not in score(lossless=False)
+
+
+def test_scores_while_training_name_those_of_generated_text_where_it_is_generated():
+    stated = Config(train=Train(objective='causal_lm', num_steps=1))
+    stated = config_lib.override(stated, {'evaluate.metrics': ('chrf', 'exact_match')})
+    names = scorer.score_names(stated)
+    assert {'valid/loss', 'valid/bits_per_byte'} <= {*names}
+    more = scorer.score_names(config_lib.override(stated, {'evaluate.examples_while_training': 2}))
+    assert more == (*names, 'valid/chrf', 'valid/exact_match')

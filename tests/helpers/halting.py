@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
+from tformer.data import stores
 from tformer.distributed import processes
 from tformer.training import checkpoint, checkpoint_writer, digests, members, recorder, setup, stopping, writers
 
@@ -115,3 +116,20 @@ def late_after(steps: int) -> None:
     stopping.time = types.SimpleNamespace(monotonic=lambda: clock['now'])  # type: ignore[assignment]
     owner, name = (members.Group, 'add_metrics') if steps else (setup, 'load_state')
     once(owner, name, max(steps, 1), lambda *_: clock.update(now=3600.0))
+
+
+def store_soon(environment: dict[str, str], step: int | None = None) -> None:
+    """Uses a store by an environment, quickly; dies at a step once all that was saved before is on the store."""
+    os.environ |= environment
+    stores.PUSH_SECONDS = stores.BEAT_SECONDS = stores.SETTLE_SECONDS = 0.1
+    stores.LEASE_SECONDS = 5.0
+    copies: list[stores.Copy] = []
+    once(stores.Copy, '_files', 1, copies.append)
+
+    def die_pushed(*_: object) -> None:
+        while not any(name.endswith(stores.DIGESTS) and '/' in name for name in copies[0]._known):
+            time.sleep(0.1)
+        die()
+
+    if step is not None:
+        once(members.Group, 'add_metrics', step, die_pushed)

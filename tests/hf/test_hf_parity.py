@@ -172,6 +172,38 @@ def test_a_published_config_is_the_architecture_of_our_recipe(name: str) -> None
     assert resolve_model(found) == resolve_model(recipe)
 
 
+# What the configuration classes of the hub's library set where a file says nothing.
+OF_BERT = {'hidden_act': 'gelu', 'layer_norm_eps': 1e-12}
+OF_BART = {'activation_function': 'gelu', 'scale_embedding': False, 'attention_dropout': 0.0, 'activation_dropout': 0.0}
+OF_LLAMA = {'head_dim': None, 'num_key_value_heads': None, 'tie_word_embeddings': False, 'rope_theta': 10_000.0,
+            'attention_dropout': 0.0}  # fmt: skip
+DEFAULTS = {
+    'bert': OF_BERT,
+    'roberta': {**OF_BERT, 'pad_token_id': 1},
+    'gpt2': {'n_inner': None, 'activation_function': 'gelu_new'},
+    't5': {'num_decoder_layers': None, 'n_positions': 512, 'tie_word_embeddings': True, 'feed_forward_proj': 'relu',
+           'relative_attention_max_distance': 128},
+    'bart': OF_BART,
+    'marian': {**OF_BART, 'decoder_vocab_size': None},
+    'llama': {**OF_LLAMA, 'attention_bias': False, 'mlp_bias': False},
+    'gemma2': {**OF_LLAMA, 'num_key_value_heads': 4, 'head_dim': 256, 'attention_bias': False,
+               'tie_word_embeddings': True, 'hidden_activation': 'gelu_pytorch_tanh',
+               'layer_types': 13 * ['sliding_attention', 'full_attention']},
+    'mixtral': {**OF_LLAMA, 'num_key_value_heads': 8, 'rope_theta': 1e6, 'sliding_window': None,
+                'router_aux_loss_coef': 0.001},
+}  # fmt: skip
+FILES = {'bart': 'bart:large', 'marian': 'bart:large', 'gemma2': 'gemma'}
+
+
+@pytest.mark.parametrize('family', hf.FAMILIES)
+def test_a_field_that_a_file_leaves_out_has_the_value_of_the_hubs_library(family: str) -> None:
+    published = {**PUBLISHED[FILES.get(family, family)], 'model_type': family}
+    assert DEFAULTS[family].keys() == hf.FAMILIES[family].defaults.keys()
+    for field, value in DEFAULTS[family].items():
+        without = {name: given for name, given in published.items() if name != field}
+        assert hf.model_of(without) == hf.model_of({**without, field: value}), field
+
+
 # ------------------------------------------------------------------------------------------------ names
 def test_checkpoints_without_the_prefix_and_with_early_names_are_read() -> None:
     for name, old in (
@@ -346,6 +378,17 @@ def test_parameters_of_a_model_that_the_family_lacks_are_not_exported(change: di
     assert re.match(rf'llama: model\.({"|".join(change)})=', str(error.value))
 
 
+def test_a_parameter_that_is_missing_or_that_no_rule_reads_is_not_exported() -> None:
+    reference = references.load('llama')
+    cfg = hf.model_of(reference.config)
+    params = hf.import_params('llama', reference.tensors, cfg)
+    with pytest.raises(UserError, match=r'^llama: no rule reads the parameter adapter/kernel$'):
+        hf.export_params('llama', {**params, 'adapter': {'kernel': np.ones(1)}}, cfg)
+    embed = {name: value for name, value in params['embed'].items() if name != 'table'}
+    with pytest.raises(UserError, match=r'^llama: there is no parameter embed/table'):
+        hf.export_params('llama', {**params, 'embed': embed}, cfg)
+
+
 def test_fields_outside_the_function_leave_the_logits_as_they_are() -> None:
     reference = references.load('mixtral')
     cfg = hf.model_of(reference.config)
@@ -401,6 +444,12 @@ def test_a_field_with_an_odd_value_is_refused_in_one_line_or_makes_a_model(name:
         ('t5', {'feed_forward_proj': 'silu', 'dense_act_fn': 'relu'}, "is not that of feed_forward_proj: 'silu'"),
         ('llama', {'rope_scaling': {'rope_type': 'linear', 'factor': 2.0}}, 'are both given'),
         ('llama', {'rope_parameters': {'rope_theta': 1e4, 'partial_rotary_factor': 0.5}}, 'partial_rotary_factor'),
+        ('llama3', {'original_max_position_embeddings': 7}, 'original_max_position_embeddings is given twice; valid: '),
+        (
+            'llama',
+            {'rope_parameters': {**LLAMA3_ROPE, 'rope_theta': 5e5, 'low_freq_factor': 2.0}},
+            'low_freq_factor and high_freq_factor other than 1 and 4 have no counterpart',
+        ),
     ],
 )
 def test_an_option_that_would_change_the_numbers_is_refused(name: str, fields: dict, words: str) -> None:

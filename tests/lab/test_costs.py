@@ -1,10 +1,13 @@
-"""The Pareto front of arms."""
+"""The costs of an arm and the Pareto front of arms."""
 
 import math
+import types
 
 import pytest
 
+from tformer.lab.report import costs
 from tformer.lab.report.costs import front
+from tformer.lab.report.results import DONE, UNFINISHED, Run
 
 
 @pytest.mark.parametrize('lower', [True, False])
@@ -14,3 +17,21 @@ def test_an_arm_that_another_beats_in_one_and_equals_in_the_other_is_not_on_the_
     means = {'cheap': 5.0, 'same cost': 6.0, 'dear': 3.0, 'same mean': 3.0, 'twin': 3.0, 'unknown': 0.0}
     means = {arm: sign * mean for arm, mean in means.items()} | {'failed': math.nan}
     assert front(spent, means, lower) == {'cheap', 'dear', 'twin'}
+
+
+def test_a_cost_is_the_mean_of_finished_runs_and_of_others_only_where_none_is_finished(monkeypatch):
+    monkeypatch.setattr(costs.matching, 'num_parameters', lambda config: 7)
+
+    def run(state: str, *steps: tuple[int, float], seconds: float | None = None) -> Run:
+        log = [{'step': step, 'train/tokens': 10 * step, 'train/tokens_per_second': rate} for step, rate in steps]
+        fields = dict.fromkeys(Run.__dataclass_fields__) | {'state': state, 'log': log, 'scored': {'test': 4}}
+        return Run(**fields | {'seconds': seconds})
+
+    done = run(DONE, (4, 100.0), (8, 300.0), seconds=6.0), run(DONE, (4, 200.0), (12, 900.0), seconds=0.0)
+    begun, never = run(UNFINISHED, (4, 1e6), seconds=99.0), run(UNFINISHED)
+    results = types.SimpleNamespace(arms={'a': [*done, begun, never], 'b': [begun, never], 'c': [never]})
+    found = costs.costs(results, 'test/loss')
+    assert found['a'] == costs.Costs(7, tokens=100, flops=None, steps=10, seconds=6, scored=4, tokens_per_second=250)
+    assert found['a'].scored_early and found['a'].per_step('tokens') == 10 and found['a'].per_step('flops') is None
+    assert (found['b'].tokens, found['b'].steps, found['b'].seconds) == (40, 4, None)
+    assert found['c'] == costs.Costs()

@@ -200,6 +200,18 @@ def test_a_single_arm_with_common_seeds_is_tested_by_pairs():
     assert found.seeds == power.seeds_needed(effect, True, 0.05)
 
 
+def test_runs_that_would_decide_are_of_a_test_that_allows_for_all_arms():
+    """Bonferroni's share of alpha, by the pooled deviation of a run."""
+    arms = arms_of(K=4, n=6, disjoint=True)
+    found = family.verdicts(arms, '0', True)
+    noise = math.sqrt(np.mean([np.var(list(each.values()), ddof=1) for each in arms.values()]))
+    for each in found.values():
+        assert each.method == 'Dunnett'
+        needed = power.seeds_needed(each.difference / noise, False, 0.05 / 4)
+        assert each.seeds == (needed and max(needed, family.LEAST))
+    assert any(each.seeds for each in found.values())
+
+
 def test_noise_that_differs_gives_welch_and_holm():
     arms = arms_of(K=3, n=10, disjoint=True)
     arms['3'] = {seed: 50 * value for seed, value in arms['3'].items()}

@@ -312,13 +312,15 @@ def test_a_damaged_file_ends_no_report_and_is_named_in_it(
 
 @pytest.mark.stack
 def test_the_command_takes_its_flags(home: pathlib.Path, capsys) -> None:
-    command_line.main(['tformer', 'report', str(home), '--baseline=norm=rmsnorm', '--alpha=0.1', '--timing=false'])
+    flags = ['--baseline=norm=rmsnorm', '--alpha=0.1', '--timing=false', '--reach=train/loss=0.75']
+    command_line.main(['tformer', 'report', str(home), *flags])
     said = capsys.readouterr().out.splitlines()
     text = (home / 'report.md').read_text()
     written(home)
     assert said[0].startswith('norm=rmsnorm: test loss 0.490') and said[-1] == str(home / 'report.html')
     assert '## Time' not in text and '90 % interval' in text
-    assert f'tformer report {home} --metric=test/loss --baseline=norm=rmsnorm --alpha=0.1 --timing=false' in text
+    flags.insert(2, flags.pop())
+    assert f'tformer report {home} --metric=test/loss {" ".join(flags)}' in text
 
 
 # ------------------------------------------------------------------------------------------------ curves, costs, fields
@@ -412,6 +414,13 @@ def test_a_mean_is_of_the_steps_that_all_runs_report(tmp_path: pathlib.Path) -> 
     log.write_text(''.join(line for line in log.read_text().splitlines(keepends=True) if '"step": 10' not in line))
     band = computed_of(home).curves['train/loss']['baseline']
     assert band.steps.tolist() == [20, 30, 40] and band.mean[-1] == pytest.approx(0.52)
+
+
+def test_without_a_curve_of_the_baseline_no_arm_reaches_its_last_value() -> None:
+    band = learning.Band(np.array([10, 20]), np.array([2.0, 1.0]), np.zeros(2), 1)
+    assert learning.speed_ups({'arm': band}, 'baseline', True) == []
+    (found,) = learning.speed_ups({'arm': band, 'baseline': band}, 'baseline', True)
+    assert (found.arm, found.value, found.steps, found.factor) == ('arm', 1.0, 20.0, 1.0)
 
 
 def test_curves_that_share_nothing_are_not_compared(tmp_path: pathlib.Path) -> None:

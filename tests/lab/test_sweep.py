@@ -1,6 +1,7 @@
 """Sweeps: what their lists compose to, what is matched, and trials that end, fail, stop and go on."""
 
 import contextlib
+import dataclasses
 import fcntl
 import json
 import os
@@ -34,6 +35,7 @@ from tformer.lab.sweep import (
     choice,
     grid,
     log_uniform,
+    manifest,
     matching,
     one_at_a_time,
     plan,
@@ -47,7 +49,7 @@ from tformer.lab.sweep import (
     zipped,
 )  # fmt: skip
 from tformer.training import checkpoint, workdir
-from whole_runs import numbers
+from whole_runs import numbers, scores
 
 NORMS, HEADS = {'model.norm': ['layernorm', 'rmsnorm']}, {'model.num_heads': [4, 2, 1]}
 
@@ -125,6 +127,7 @@ MISTAKES = {
     "model.norm='rmsnrm' is unknown; did you mean 'rmsnorm'": lambda: trials.trials(TINY, [{'model.norm': 'rmsnrm'}]),
     "Match.quantity='weights' is unknown": lambda: matched(Match('weights', 'model.mlp_dim')),
     "Match.field='model.norm' is unknown": lambda: matched(Match('parameters', 'model.norm')),
+    'Match.multiple=0 must be positive': lambda: matched(Match('parameters', 'model.mlp_dim', multiple=0)),
     "Match.to='base' is unknown": lambda: matched(Match('parameters', 'model.mlp_dim', to='base')),
     'changing the field does not change the quantity': lambda: matched(Match('tokens', 'model.mlp_dim')),
     'both varied and adjusted': lambda: matched(Match('parameters', 'model.emb_dim')),
@@ -262,6 +265,9 @@ def test_hand_worked_amounts() -> None:
     stated = config.override(TINY, {'train.num_steps': 10})
     assert matching.num_parameters(stated) == 2 * layer + 64 * 16 + 2 * 16
     assert matching.num_tokens(stated) == 10 * 8 * 16
+    two_stacks = {'model.family': 'encoder_decoder', 'train.objective': 'seq2seq', 'data.encoder_length': 24}
+    assert matching.num_tokens(config.override(stated, two_stacks)) == 10 * 8 * (16 + 24)
+    assert matching.num_tokens(config.override(stated, {**two_stacks, 'data.batch_tokens': 100})) == 10 * 4 * (16 + 24)
     kernels, pairs = 2 * (4 * 16**2 + 2 * 16 * 64) + 64 * 16, 2 * 16**2
     assert matching.num_flops(stated) == 10 * (6 * 8 * 16 * kernels + 8 * 12 * 16 * pairs)
 
@@ -579,6 +585,7 @@ def test_the_plan_tells_what_is_done_and_what_time_is_left(tmp_path: pathlib.Pat
     assert f'{matching.num_parameters(TINY):,}' in rows[0] and '512' in rows[0] and 'parameters +0.000 %' in rows[0]
     assert rows[1].endswith('failed: tformer: it is two') and rows[2].endswith('about 90 s')
     assert last.startswith('3 trials, 1 of them done; about 2.0 minutes are left')
+    assert plan.plan(made, tmp_path, parallel=2).endswith('about 1.0 minutes are left')
     assert not list(tmp_path.glob('num_steps*'))
     del listed['seconds']['baseline/seed_0']  # as a task of an array leaves it
     (tmp_path / 'sweep.json').write_text(json.dumps(listed))
@@ -684,7 +691,7 @@ def get_sweep():
     assert f'tformer sweep --config={tmp_path}/again.py --workdir={parts}\n' in (parts / 'report.md').read_text()
     for trial in made[:2]:
         one, other = (place / trial.directory for place in (tmp_path / 'whole', parts))
-        assert (one / 'result.json').read_text() == (other / 'result.json').read_text()
+        assert scores(one) == scores(other)
         assert numbers(one) == numbers(other) and len(numbers(one)) >= 4
     assert numbers(tmp_path / 'whole' / made[0].directory) != numbers(tmp_path / 'whole' / made[1].directory)
 
@@ -730,3 +737,30 @@ def test_a_signal_in_this_process_is_a_stop(tmp_path: pathlib.Path, monkeypatch)
     with pytest.raises(Stopped, match='SIGTERM: 0 of 2'):
         runner.sweep(TINY, made, tmp_path)
     assert begun(tmp_path) == {} and signal.getsignal(signal.SIGTERM) == handler
+
+
+def test_a_trial_that_is_no_longer_listed_and_one_that_misses_its_match_are_told(tmp_path, capsys) -> None:
+    made = trials.trials(TINY, grid({'optimizer.learning_rate': [1.0, 4.0]}))
+    manifest.claim(TINY, made, tmp_path)
+    manifest.write(TINY, made, tmp_path, {trial.directory: 1.0 for trial in made})
+    manifest.claim(TINY, made[:1], tmp_path)
+    assert capsys.readouterr().out == f'no longer in the sweep, but still in {tmp_path}: {made[1].directory}\n'
+    off = dataclasses.replace(made[1], mismatch_percent={'flops': 0.99, 'tokens': -12.34})
+    runner._print_mismatches([off, off])
+    assert capsys.readouterr().out == f'{off.name}: misses the tokens that it should match by -12.3 %\n'
+
+
+def test_what_no_trial_can_be_run_with_is_refused(tmp_path) -> None:
+    made = trials.trials(TINY, [{}])
+    with pytest.raises(UserError, match=r'^--parallel=0 must be positive$'):
+        plan.plan(made, None, parallel=0)
+    with pytest.raises(UserError, match=r"^--transform='mpa' is unknown; did you mean 'map'\?"):
+        runner.sweep(TINY, made, tmp_path / 'x', transform='mpa')
+    assert not (tmp_path / 'x').exists()
+    (tmp_path / 'base.py').write_text("def get_config(argument): return {'train': {'num_steps': 2}}")
+    (tmp_path / 'all.py').write_text(
+        'from tformer.lab.sweep import Sweep\n\n'
+        "def get_sweep():\n    return Sweep('base.py', [{'model.position': 'alibi'}])\n"
+    )
+    with pytest.raises(UserError, match=r'all\.py: --config\.model\.rope_theta=5\.0 has no effect in any arm$'):
+        trials.load(f'{tmp_path}/all.py', {'model.rope_theta': '5'})

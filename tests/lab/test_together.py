@@ -22,7 +22,7 @@ from tformer.lab.sweep import batched_training, batched_trials, grid, manifest, 
 from tformer.optim import hyperparameters
 from tformer.training import checkpoint, digests, members, recorder
 from tformer.training import loop as train_lib
-from whole_runs import numbers
+from whole_runs import numbers, scores
 
 STEPS = 50
 VARIED = {
@@ -260,6 +260,20 @@ def test_what_may_vary_is_what_reaches_the_step_as_a_number() -> None:
     assert moved == {each.name for each in dataclasses.fields(plain)} - {'second_loss_weight'}
 
 
+def test_what_is_off_in_some_trials_is_0_there_and_what_is_off_in_all_stays_off() -> None:
+    made = [
+        hyperparameters.Hyperparameters.of(config.override(TINY, {'train.seed': seed, **fields}))
+        for seed, fields in (
+            (3, {'train.label_smoothing': 0.25, 'model.dropout_rate': 0.0}),
+            (4, {'train.label_smoothing': 0.0, 'model.dropout_rate': 0.5}),
+        )
+    ]
+    found = batched_trials.stack_hypers(made)
+    assert found.label_smoothing.tolist() == [0.25, 0] and found.dropout_rates.residual.tolist() == [0, 0.5]
+    assert found.seed.tolist() == [3, 4] and found.seed.dtype == np.int32
+    assert found.z_loss is None and found.dropout_rates.attention is None
+
+
 def test_those_that_do_not_go_together_are_refused(tmp_path: pathlib.Path) -> None:
     made = trials.trials(base(tmp_path), grid({'model.norm': ['layernorm', 'rmsnorm']}))
     with pytest.raises(errors.UserError, match='cannot be trained together: they differ in more than numbers'):
@@ -302,7 +316,7 @@ def get_sweep():
     assert 'resumed at step' in (parts / 'together_0.txt').read_text()
     for home in sorted(path.parent for path in whole.rglob('result.json')):
         other = parts / home.relative_to(whole)
-        assert (home / 'result.json').read_text() == (other / 'result.json').read_text()
+        assert scores(home) == scores(other)
         assert numbers(home) == numbers(other)
     for home in (whole, parts):
         write_report(home, timing=False)

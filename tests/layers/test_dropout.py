@@ -10,6 +10,7 @@ from tformer.layers.attention import AttentionContext
 from tformer.layers.block import Block, StackInputs
 from tformer.layers.dropout import DropoutRates
 from tformer.layers.layer_stack import PerLayer
+from tformer.layers.masks import AttentionMask
 from tformer.layers.resolved import resolve_model
 
 
@@ -36,7 +37,7 @@ def test_each_place_of_a_block_has_a_rate_and_a_mask_of_its_own(monkeypatch):
     monkeypatch.setattr(kernels, 'dropout', noted)
     cfg = resolve_model(Model(family='encoder_decoder', emb_dim=4, mlp_dim=8, num_heads=1, num_decoder_layers=1))
     places, x = jnp.arange(2)[None], jnp.ones((1, 2, 4))
-    own = AttentionContext(places, places, jnp.ones((1, 2, 2), bool))
+    own = AttentionContext(AttentionMask(places, places))
     inputs = StackInputs(own, DropoutRates(0.1, 0.2, 0.3), cross=own, encoded_BSD=x)
     one, arguments = Block(cfg, 'decoder', cross=True), (x, None, None, PerLayer(), inputs)
     shapes = jax.eval_shape(one.init, jax.random.key(0), *arguments)

@@ -16,7 +16,7 @@ from small_training import ROWS, T, Trainer, make_batch, make_config
 from starting import make_start
 from tformer import checks, config
 from tformer.config import Model
-from tformer.distributed import device_groups, hlo, sharding
+from tformer.distributed import costs, device_groups, hlo, sharding
 from tformer.errors import UserError
 from tformer.layers import moe
 from tformer.layers.moe import Moe
@@ -105,7 +105,7 @@ def test_without_drops_tokens_stay_where_they_are_if_every_device_has_all_expert
         rows = jax.device_put(tokens(), sharding.batch_sharding(mesh))
         forward = jax.jit(lambda *arguments: Moe(cfg, 'decoder', E).apply({'params': arguments[0]}, *arguments[1:]))
         text = forward.lower(params, *rows).compile().as_text()
-    sent = {(row.kind, row.axes): row.bytes for row in hlo.collectives(text, mesh)}
+    sent = {(row.kind, row.axes): row.bytes for row in costs.collectives(hlo.parse(text), mesh)}
     assert sent.pop(('all-gather', ('fsdp',))) and sent.pop(('all-reduce', ('tensor',)))  # kernels; sums of columns
     assert sum(sent.values()) <= 2 * D * E * 4  # nothing but the router's kernel
 
@@ -140,15 +140,15 @@ def test_bfloat16_is_near_float32(dispatch):
     assert all(relative(actual[name], expected(2)[name]) < 2**-5 for name in ('out', 'params', 'x'))
 
 
-@pytest.mark.parametrize('dispatch', ['dropless', 'capacity'])
-def test_no_two_devices_draw_the_same_dropout(dispatch):
-    cfg, sizes = layer(expert_dispatch=dispatch, expert_capacity=2.0), config.Mesh(data=1, expert=2, fsdp=2, tensor=2)
+@pytest.mark.parametrize(('dispatch', 'mesh'), [('dropless', 'fsdp and tensor'), ('capacity', 'context')])
+def test_no_two_devices_draw_the_same_dropout(dispatch, mesh):
+    cfg, sizes = layer(expert_dispatch=dispatch, expert_capacity=2.0), MESHES[mesh]
     x_BTD = jnp.broadcast_to(tokens()[0][:1, :1], (8, 6, D))
-    mesh, rules = sharding.make_mesh(sizes), sharding.make_rules(sizes)
+    mesh, rules, params = sharding.make_mesh(sizes), sharding.make_rules(sizes), sharding.unboxed(boxed())
 
     @jax.jit
     def run(rate):
-        rngs, params = {'dropout': jax.random.key(5)}, sharding.unboxed(boxed())
+        rngs = {'dropout': jax.random.key(5)}
         return Moe(cfg, 'decoder', E).apply({'params': params}, x_BTD, jnp.ones((8, 6), bool), rate, rngs=rngs)
 
     with jax.set_mesh(mesh), nn.logical_axis_rules(rules):

@@ -10,13 +10,14 @@ import pytest
 
 from tformer.errors import UserError
 from tformer.layers import kernels
-from tformer.layers.kernels import FEATURES, KERNELS, ScoreOptions, unserved
+from tformer.layers.kernel_choice import FEATURES, KERNELS, unserved
+from tformer.layers.kernels import ScoreOptions
+from tformer.layers.masks import AttentionMask
 
 B = 2
-ON_CPU = {  # as they run here: small chunks, so that there are several and the last is padded; Pallas interpreted
+ON_CPU = {  # as they run here: small chunks, so that there are several and the last is padded
     'chunked': functools.partial(kernels.chunked, chunk=4),
     'xla': kernels.xla,
-    'flash': functools.partial(kernels.flash, interpret=True),
 }
 
 
@@ -216,27 +217,15 @@ def test_memory_of_chunked_grows_with_the_length_and_that_of_the_reference_with_
     assert large < 2.5 * small
 
 
-def test_flash_lowers_for_a_tpu():
-    """As far as it goes without one: the Pallas kernels of forward and backward become Mosaic."""
-    q = jax.ShapeDtypeStruct((2, 4, 300, 64), jnp.bfloat16)
-    k, v = (jax.ShapeDtypeStruct((2, 2, 260, size), jnp.bfloat16) for size in (64, 128))
-
-    def loss(q, k, v, mask):
-        return kernels.flash(q, k, v, mask, ScoreOptions(0.1, softcap=30.0, sink_N=jnp.zeros(4))).sum()
-
-    traced = jax.jit(jax.grad(loss, (0, 1, 2))).trace(q, k, v, jax.ShapeDtypeStruct((2, 300, 260), jnp.bool_))
-    assert traced.lower(lowering_platforms=('tpu',)).as_text().count('tpu_custom_call') == 3
-
-
 def test_the_table_says_what_a_kernel_cannot_do():
     for name in ('reference', 'chunked'):
         assert unserved(name, set(FEATURES), 'cpu') is None
     assert unserved('xla', {'bias', 'float32'}, 'tpu') is None
     assert unserved('cudnn', {'softcap', 'bfloat16'}, 'gpu') == (
-        'model.attention_kernel=cudnn does not serve model.attention_softcap; reference, chunked do'
+        'model.attention_kernel=cudnn does not serve model.attention_softcap; reference, chunked, triton do'
     )
     assert unserved('flash', {'bfloat16'}, 'gpu') == (
-        'model.attention_kernel=flash does not serve platform gpu; reference, chunked, xla, cudnn do'
+        'model.attention_kernel=flash does not serve platform gpu; reference, chunked, xla, cudnn, triton do'
     )
     with pytest.raises(UserError, match=r"model.attention_kernel='flsh' is unknown; did you mean 'flash'"):
         unserved('flsh', set(), 'cpu')
@@ -245,11 +234,12 @@ def test_the_table_says_what_a_kernel_cannot_do():
 
 
 @pytest.mark.parametrize(
-    'name, feature', [('xla', 'softcap'), ('xla', 'sink_N'), ('xla', 'dropout_rate'), ('flash', 'bias')]
+    'name, feature',
+    [('xla', 'softcap'), ('xla', 'sink_N'), ('xla', 'dropout_rate'), ('flash', 'bias'), ('cudnn', 'softcap')],
 )
 def test_a_kernel_given_what_it_does_not_serve_raises(name, feature):
-    x, mask = jnp.ones((1, 2, 4, 8)), jnp.ones((1, 4, 4), bool)
+    x, places = jnp.ones((1, 2, 4, 8)), jnp.arange(4)[None]
     given = {'softcap': 2.0, 'sink_N': jnp.zeros(2), 'dropout_rate': 0.5, 'bias': jnp.zeros((1, 2, 4, 4))}[feature]
     more = {'dropout_key': jax.random.key(0)} if feature == 'dropout_rate' else {}
     with pytest.raises(ValueError, match='does not serve'):
-        KERNELS[name].function(x, x, x, mask, ScoreOptions(1.0, **{feature: given}, **more))
+        KERNELS[name].function(x, x, x, AttentionMask(places, places), ScoreOptions(1.0, **{feature: given}, **more))

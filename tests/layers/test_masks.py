@@ -2,11 +2,13 @@
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from tformer.layers.masks import attention_mask, within_window
+from tformer.errors import UserError
+from tformer.layers.masks import AttentionMask, attention_mask, check_order, within_window
 
 B, T, S = 2, 3, 5  # few shapes, so that few programs are compiled
 SEEDS = st.integers(0, 2**32 - 1)
@@ -74,3 +76,41 @@ def test_two_packed_examples_and_padding_see_their_own_past():
     np.testing.assert_array_equal(mask[:, :3], rows('x... xx.. ..x.'))
     mask = attention_mask(positions, positions, segments, segments, causal=False)
     np.testing.assert_array_equal(mask[:, :3], rows('xx.. xx.. ..x.'))
+
+
+# ------------------------------------------------------------------------------------------------------- the order
+
+
+GOOD = {'positions': [[0, 1, 2, 0, 1, -1]], 'segment_ids': [[1, 1, 1, 2, 2, 0]], 'prefix': [[1, 1, 0, 1, 0, 0]]}
+BAD = {
+    'a token is left out': {'positions': [[0, 2, 3, 0, 1, -1]]},
+    'positions fall': {'positions': [[2, 1, 0, 0, 1, -1]]},
+    'segments take turns': {'segment_ids': [[1, 1, 2, 1, 2, 0]]},
+    'padding in front': {'positions': [[-1, 0, 1, 0, 1, 2]], 'segment_ids': [[0, 1, 1, 2, 2, 2]]},
+    'a later token is of the prefix': {'prefix': [[0, 1, 0, 1, 0, 0]]},
+    'a source': {'encoder_positions': [[0, 0, 1, 2, 3, 4]]},
+}
+
+
+def batch_of(changes):
+    return {name: np.array(x, bool if name == 'prefix' else np.int32) for name, x in {**GOOD, **changes}.items()}
+
+
+@pytest.mark.parametrize('case', [None, *BAD])
+def test_rows_in_another_order_than_vouched_for_are_refused(case):
+    if case is None:
+        check_order(batch_of({}))
+        check_order({'inputs': np.zeros((1, 3))})
+    else:
+        with pytest.raises(UserError, match='must count up in each row or segment'):
+            check_order(batch_of(BAD[case]))
+
+
+def test_a_query_reaches_the_end_of_the_prefix_of_its_own_segment():
+    batch = {name: jnp.asarray(x) for name, x in batch_of({}).items()}
+    places, segments = batch['positions'], batch['segment_ids']
+    mask = AttentionMask(places, places, segments, segments, batch['prefix'], causal=True)
+    assert mask.reach().tolist() == [[1, 1, 2, 3, 4, 5]]
+    assert mask.replace(prefix_BS=batch['prefix'].at[0, 4].set(True)).reach().tolist() == [[1, 1, 2, 4, 4, 5]]
+    assert mask.replace(prefix_BS=jnp.array([[True] * 4 + [False] * 2])).reach().tolist() == [[2, 2, 2, 3, 4, 5]]
+    assert mask.replace(causal=False).reach() is None

@@ -62,3 +62,29 @@ def test_half_precision_is_normalised_in_float32():
     found = norms.layer_norm(x, jnp.ones(2), jnp.zeros(2), 0.0, True)
     assert found.dtype == jnp.float32
     np.testing.assert_allclose(found[0, 0], [-1, 1], atol=1e-6)
+
+
+@pytest.mark.parametrize('name', norms.NORMS)
+def test_every_norm_of_half_precision_is_computed_in_float32(name):
+    x, cfg = jnp.asarray(X[None, None], jnp.bfloat16), resolve_model(Model(norm=name, norm_epsilon=EPSILON))
+    found = np.asarray(apply(norms.make_norm(cfg), x)[0, 0], np.float32)
+    np.testing.assert_allclose(found, EXPECTED[name][0], rtol=1e-5)
+
+
+def test_running_statistics_move_a_tenth_of_the_way_to_a_batch_and_stay_where_it_is_all_padding():
+    """Ioffe & Szegedy 2015, with a momentum of 0.9."""
+    layer, x = norms.BatchNorm(resolve_model(Model())), jnp.float32(np.stack([X, X + 4]))[None]
+    given = {'statistics': {'mean': jnp.zeros(4), 'variance': jnp.ones(4)}}
+    given['params'] = {'scale': jnp.ones(4), 'bias': jnp.zeros(4)}
+    for real, mean, variance in ((True, 0.1 * (X + 2), 0.9 + 0.1 * 4), (False, 0.0, 1.0)):
+        _, found = layer.apply(given, x, jnp.full((1, 2), real), mutable=['statistics'])
+        np.testing.assert_allclose(found['statistics']['mean'], np.broadcast_to(mean, 4), rtol=1e-6)
+        np.testing.assert_allclose(found['statistics']['variance'], np.broadcast_to(variance, 4), rtol=1e-6)
+
+
+@pytest.mark.parametrize('in_root', [True, False])
+def test_a_vector_of_zeros_stays_one_and_has_a_gradient(in_root):
+    """Of x / (|x| + epsilon) at 0 it is 1 / epsilon; the root itself has none there."""
+    found, gradient = jax.value_and_grad(lambda x: norms.rms_norm(x, jnp.ones(4), 0.25, in_root).sum())(jnp.zeros(4))
+    assert found == 0
+    np.testing.assert_allclose(gradient, np.full(4, 0.25**-0.5 if in_root else 0.25**-1), rtol=1e-6)

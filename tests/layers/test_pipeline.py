@@ -21,7 +21,7 @@ from tformer.commands import evaluate
 from tformer.commands import train as train_command
 from tformer.commands.run import Run
 from tformer.config import Mesh
-from tformer.distributed import sharding
+from tformer.distributed import hlo, sharding
 from tformer.errors import UserError
 from tformer.layers.dropout import DropoutRates
 from tformer.layers.parallel.pipeline_stages import deal, pipelined
@@ -120,7 +120,10 @@ def test_activations_go_to_the_next_stage_and_parameters_stay_where_they_are():
     text, stages = step.as_text(), sharding.make_mesh(Mesh(pipeline=4, data=2)).devices.reshape(4, 2)
     ahead = {(stages[i, j].id, stages[i + 1, j].id) for i in range(3) for j in range(2)}
     assert sends(text) == {frozenset(ahead), frozenset((target, source) for source, target in ahead)}
-    assert 'all-gather' not in text and 'all-to-all' not in text
+    program = hlo.parse(text)
+    gathered = [i for i, _, _ in hlo.executions(program, hlo.nothing) if i.opcode.startswith('all-gather')]
+    assert gathered and max(hlo.num_bytes(i.shape) for i in gathered) == 4 * ROWS * T * 16, [i.shape for i in gathered]
+    assert 'all-to-all' not in text
     layers = jax.tree.leaves(state.params['decoder']['stack']['layers'])
     assert layers and all(x.sharding.shard_shape(x.shape) == (1, *x.shape[1:]) for x in layers)
 

@@ -561,3 +561,25 @@ def test_costs_by_the_length_of_a_row():
     assert found == {'lstm': (100 * 16 * 16, 100, 100), 'attention': (100 * 100 * 16, 1, 1)}
     said = inspect.inspect(make_config(make_model(cell='lstm')))
     assert said.splitlines()[-1].split() == ['lstm', f'{T * D * D:,}', str(T), str(T)]
+
+
+def test_a_prefix_that_is_read_in_both_directions_is_refused_before_anything_is_computed():
+    model = build(make_model())
+    tokens = np.ones((1, 2), np.int32)
+    prefix = np.ones((1, 2), bool)
+    with pytest.raises(ValueError, match='a bidirectional prefix is not supported'):
+        jax.eval_shape(model.init, jax.random.key(0), {'inputs': tokens, 'prefix': prefix})
+    batch = {'inputs': tokens, 'prefix': prefix, 'positions': np.arange(2)[None]}
+
+    def extended(key):
+        return model.init(key, tokens, batch['positions'], None, prefix, method='extend')
+
+    with pytest.raises(ValueError, match='a bidirectional prefix is not supported'):
+        jax.eval_shape(extended, jax.random.key(0))
+
+
+def test_decoding_takes_one_source_a_row():
+    batch = {'inputs': np.ones((1, 1), np.int32), 'encoder_segment_ids': np.ones((1, S), np.int32)}
+    transformer = Model(family='encoder_decoder', vocab_size=V, emb_dim=D, max_len=64)
+    with pytest.raises(ValueError, match='decoding takes one source per row: encoder_segment_ids are not supported'):
+        build(transformer).apply({}, batch, 8, method='start')

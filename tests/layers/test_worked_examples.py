@@ -19,6 +19,7 @@ from tformer.layers import block, masks, norms, placements
 from tformer.layers.attention import Attention, AttentionContext
 from tformer.layers.initializers import deepnorm
 from tformer.layers.kernels import ScoreOptions, attend, probabilities
+from tformer.layers.masks import AttentionMask
 from tformer.layers.positions import (
     alibi_slopes,
     llama3_scaling,
@@ -254,7 +255,7 @@ def test_a_deepnorm_block_has_the_factor_of_its_stack(stack):
     )
     x = jnp.asarray(np.random.default_rng(0).standard_normal((1, 3, 8)), jnp.float32)
     positions = jnp.arange(3)[None]
-    context = AttentionContext(positions, positions, jnp.ones((1, 3, 3), bool))
+    context = AttentionContext(AttentionMask(positions, positions))
     inputs = block.StackInputs(context, dropout_rates=block.DropoutRates(), cross=context, encoded_BSD=x)
     layer = block.Block(cfg, stack, cross=stack == 'decoder')
     args = (None, None, block.PerLayer(), inputs)
@@ -275,7 +276,7 @@ def test_a_block_is_its_sublayers_in_their_placement(placement):
     x = jnp.asarray(np.random.default_rng(0).standard_normal((1, 3, 8)), jnp.float32)
     positions = jnp.arange(3)[None]
     inputs = block.StackInputs(
-        AttentionContext(positions, positions, jnp.ones((1, 3, 3), bool)), dropout_rates=block.DropoutRates()
+        AttentionContext(AttentionMask(positions, positions)), dropout_rates=block.DropoutRates()
     )
     layer = block.Block(cfg, 'decoder')
     args = (None, None, block.PerLayer(), inputs)
@@ -398,7 +399,7 @@ def test_one_attention_of_width_512_has_a_million_parameters():
     x, positions = jax.ShapeDtypeStruct((1, 4, 512), jnp.float32), jnp.zeros((1, 4), int)
 
     def forward(attention, x):
-        context = AttentionContext(positions, positions, jnp.ones((1, 4, 4), bool))
+        context = AttentionContext(AttentionMask(positions, positions))
         return attention(x, *attention.keys_values(x, None), context)
 
     init = nn.init(forward, Attention(cfg, 'decoder'))

@@ -21,6 +21,7 @@ import tempfile
 import textwrap
 import time
 import tomllib
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,6 +31,8 @@ PARTS = ('tformer', 'tests', 'configs', 'launch', 'docs', 'README.md', 'CHANGELO
 HEAVY = (
     'pytest hypothesis jax flax.linen optax.contrib orbax.checkpoint grain sklearn.metrics scipy.stats sentencepiece'
 )
+# What is imported already cannot be rewritten for longer messages.
+OPTIONS = ('-x', '-q', '-p', 'no:cacheprovider', '-W', 'ignore::pytest.PytestAssertRewriteWarning')
 SURVIVED, BROKEN, LATE = 'SURVIVED', 'no test ran', 'the time limit'
 
 Mutant = dict[str, Any]  # name, file, old, new, tests; survives: the reason why it may; seconds: its time limit
@@ -68,10 +71,13 @@ def start(tests: list[str], mutant: Mutant | None, place: pathlib.Path) -> int:
     os.chdir(place)
     sys.path[:] = [str(place), *(x for x in sys.path if pathlib.Path(x or '.').resolve() not in (ROOT, ROOT / 'tests'))]
     os.environ |= {'PYTHONPATH': str(place), 'TFORMER_TEST_COMPILATIONS': str(place / 'compilations')}
-    found = importlib.import_module('tformer').__file__ or ''
     code = 99
-    if found.startswith(str(place)):  # not the code that is installed
-        code = int(importlib.import_module('pytest').main(['-x', '-q', '-p', 'no:cacheprovider', *tests]))
+    try:
+        found = importlib.import_module('tformer').__file__ or ''
+        if found.startswith(str(place)):  # not the code that is installed
+            code = int(importlib.import_module('pytest').main([*OPTIONS, *tests]))
+    except BaseException:  # this process must not go on as the one that started it
+        traceback.print_exc()
     sys.stdout.flush()
     os._exit(code)
 

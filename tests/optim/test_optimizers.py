@@ -360,6 +360,11 @@ def test_mup_divides_the_rate_of_hidden_matrices_by_the_width():
             name = path_name(path)
             hidden = name.endswith('kernel') and 'logits' not in name
             assert found == (factor if hidden else 1) * (2 if name.startswith('encoder.') else 1)
+    adapter = {
+        'query': {'lora_a': {'kernel': P('embed', 'lora')}, 'lora_b': {'kernel': P('lora', 'heads', 'head_dim')}}
+    }
+    found = lr_multipliers(Config(model=mup, optimizer=config.Optimizer(name='adamw')), adapter)['query']
+    assert found == {'lora_a': {'kernel': 0.25}, 'lora_b': {'kernel': 1}}  # the rank does not grow with the width
     for name in ('sgd', 'muon'):
         cfg = Config(model=mup, optimizer=config.Optimizer(name=name), train=Train(num_steps=1))
         with pytest.raises(UserError, match=f'no rates for optimizer.name={name}; valid: adam, adamw'):

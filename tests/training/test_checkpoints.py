@@ -3,11 +3,13 @@
 import json
 import math
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from tformer.distributed import processes
 from tformer.errors import UserError
+from tformer.evaluation import metrics
 from tformer.training import checkpoint, checkpoint_writer, digests
 
 
@@ -75,3 +77,49 @@ def test_an_average_is_of_the_newest_checkpoints_that_are_kept_in_order(tmp_path
     np.testing.assert_array_equal(mean['w'], [40, 80])
     with pytest.raises(UserError, match=r'--average=4: the newest 3 checkpoints are kept'):
         checkpoint.load_average(tmp_path, 4, keep_last=3)
+    for step, value in {30: 256, 40: 1, 50: 1}.items():  # to bfloat16, 256 + 1 is 256
+        weights[step] = {'w': jnp.array([value], jnp.bfloat16)}
+    mean, _ = checkpoint.load_average(tmp_path, 3, keep_last=3)
+    assert mean['w'].tolist() == [86] and mean['w'].dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize(
+    ('name', 'lower'),
+    [
+        ('test/loss', True), ('test/loss_at_64', True), ('valid/bits_per_byte', True), ('test/perplexity', True),
+        ('train/aux_loss', True), ('test/word_error_rate', True), ('test/mean_squared_error', True),
+        ('valid/accuracy', False), ('test/bleu', False), ('test/pearson', False), ('valid/f1_macro', False),
+        ('valid/accuracy_at_64', False), ('test/exact_match', False),
+    ],
+)  # fmt: skip
+def test_less_of_losses_and_errors_is_better_at_any_length_and_more_of_all_else(name, lower):
+    assert metrics.lower_is_better(name) is lower
+
+
+def test_a_workdir_without_checkpoints_has_no_parameters(tmp_path):
+    with pytest.raises(UserError, match=rf'^{tmp_path} has no checkpoints$'):
+        checkpoint.load_variables(tmp_path)
+
+
+def test_where_the_best_checkpoint_is_gone_the_best_one_left_is_told(tmp_path, monkeypatch, capsys):
+    made(tmp_path, {10: -3.0, 20: -2.0, 30: -4.0})
+    monkeypatch.setattr(checkpoint, '_variables', lambda workdir, step, shardings: {'step': step})
+    said = f'{tmp_path}: its best checkpoint, of score -1, is gone; the best one left is that of step 20\n'
+    for best, line in ((-1.0, said), (-2.0, ''), (None, '')):
+        newest = checkpoint.directory(tmp_path, 30) / 'run' / 'metadata'
+        newest.write_text(json.dumps({'merit': -4.0, 'best': {'merit': best}}))
+        digests.write(checkpoint.directory(tmp_path, 30))
+        assert checkpoint.load_variables(tmp_path) == ({'step': 20}, 20)
+        assert capsys.readouterr().err == line
+        assert checkpoint.load_variables(tmp_path, 'latest') == ({'step': 30}, 30)
+        assert capsys.readouterr().err == ''
+
+
+def test_metadata_that_are_no_object_are_named(tmp_path):
+    made(tmp_path, {10: None})
+    file = checkpoint.directory(tmp_path, 10) / 'run' / 'metadata'
+    for content in ('{"merit"', '7'):
+        file.write_text(content)
+        digests.write(checkpoint.directory(tmp_path, 10))
+        with pytest.raises(UserError, match=rf'^{file} cannot be read: '):
+            checkpoint.read_metadata(tmp_path, 10)

@@ -295,6 +295,7 @@ WITHOUT_EFFECT = {
     'result.json': 'scores, which are written and not read',
     'predictions_test.jsonl': 'generated text, which is written and not read',
     'tensorboard/': 'another form of the history',
+    'wall_time.json': 'seconds, which are measured and enter no result but themselves',
     'digests.json': 'without it config.json is compared with the checkpoint',
     'checkpoints/*/_CHECKPOINT_METADATA': "Orbax's own, which is not read",
     'checkpoints/*/commit_success.txt': "Orbax's own, which is not read",

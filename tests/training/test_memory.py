@@ -14,21 +14,21 @@ from flax import linen as nn
 
 from starting import make_start
 from tformer import checks
-from tformer.config import Config, Data, Decode, Mesh, Model, Optimizer, Train
+from tformer.config import Config, Data, Decode, Mesh, Model, Optimizer, Train, override
 from tformer.config.tasks import TASKS
 from tformer.distributed import sharding
 from tformer.errors import UserError
 from tformer.evaluation import scorer
 from tformer.layers.heads import token_statistics
 from tformer.model import Family, build
-from tformer.objectives import OBJECTIVES
+from tformer.objectives import OBJECTIVES, loss_chunk
 from tformer.optim.hyperparameters import Hyperparameters
 from tformer.optim.optimizers import make_optimizer
-from tformer.optim.precision import master_params, stochastic_round, with_bfloat16_moments
+from tformer.optim.precision import master_params, stochastic_round, with_bfloat16_moments, with_master_params
 from tformer.training import checkpoint, checkpoint_writer
 from tformer.training.dummy_batch import random_batch
 from tformer.training.state import begin, evaluation_params, logical_names, make_init
-from tformer.training.step import make_train_step
+from tformer.training.step import make_gradient, make_train_step
 
 MIB = 2**20
 FAMILY = {'masked_lm': 'encoder', 'seq2seq': 'encoder_decoder', 'span_corruption': 'encoder_decoder'}
@@ -155,6 +155,34 @@ def test_chunks_are_refused_where_the_head_has_statistics_of_the_whole_batch():
     make_config('masked_lm', model={'norm': 'batchnorm'}, loss_chunk=4)
 
 
+@pytest.mark.parametrize(
+    ('vocab_size', 'length', 'chunk'),
+    [
+        (50_257, 1024, 256),  # GPT-2: 333 positions are 64 MiB
+        (32_000, 4096, 512),  # Llama 2
+        (128_256, 8192, 128),  # Llama 3
+        (32_128, 512, None),  # T5: 62.75 MiB
+        (2**14, 1024, None),
+        (2**14, 1025, 1024),
+        (2**25, 2, 1),
+    ],
+)
+def test_without_a_number_the_logits_of_a_row_are_held_up_to_64_mib(vocab_size, length, chunk):
+    run = Config(model=Model(vocab_size=vocab_size), data=Data(length=length))
+    assert loss_chunk(run) == chunk
+    assert loss_chunk(dataclasses.replace(run, train=Train(loss_chunk=None))) is None
+    assert loss_chunk(dataclasses.replace(run, train=Train(loss_chunk=7))) == 7
+    assert loss_chunk(dataclasses.replace(run, train=Train(objective='classification'))) is None
+    for norm, found in (('batchnorm', None), ('layernorm', chunk)):
+        model = Model(family='encoder', vocab_size=vocab_size, norm=norm, mlm_transform=True)
+        assert loss_chunk(dataclasses.replace(run, model=model, train=Train(objective='masked_lm'))) == found
+
+
+def test_a_word_for_the_chunk_is_refused():
+    with pytest.raises(UserError, match=r"^config\.train\.loss_chunk='all' is not int \| 'auto' \| None$"):
+        override(Config(), {'train.loss_chunk': 'all'})
+
+
 class OneBatch:
     """As much of a split as scores need."""
 
@@ -232,7 +260,7 @@ def test_logits_stay_on_the_devices_that_have_their_part_of_the_vocabulary():
 # --------------------------------------------------------------------------------------------- rematerialisation
 @pytest.mark.slow
 def test_what_the_backward_pass_computes_again_is_not_held():
-    """Six layers of width 128 on 4 x 256 tokens: a step needs 127 MiB and by model.remat 74, 55 and 37. Its scores
+    """Six layers of width 128 on 4 x 256 tokens: a step needs 122 MiB and by model.remat 68, 53 and 35. Its scores
     and gradients are the same."""
     sizes = {'emb_dim': 128, 'mlp_dim': 512, 'num_heads': 4, 'num_decoder_layers': 6}
     found, grads, start = {}, {}, None
@@ -245,7 +273,7 @@ def test_what_the_backward_pass_computes_again_is_not_held():
         after, numbers = compiled(jax.tree.map(jnp.copy, start), trainer.batch, trainer.hyper)
         grads[remat] = [numbers['scores'], numbers['grad_norm'], after.opt_state]
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6), grads[remat], grads[None])
-    assert found['attention'] < 0.62 * found[None] and found['dots'] < 0.77 * found['attention']
+    assert found['attention'] < 0.57 * found[None] and found['dots'] < 0.45 * found[None]
     assert found['full'] < 0.72 * found['dots']
 
 
@@ -371,6 +399,37 @@ def test_moments_in_bfloat16_decay():
     mean = float(jnp.mean(jax.tree.leaves(found.base)[-1].astype(jnp.float32)))
     assert mean == pytest.approx(0.999**500, rel=0.01)
     assert jnp.bfloat16(0.999) * jnp.bfloat16(1) == jnp.bfloat16(1)
+
+
+def test_no_two_moments_and_no_two_steps_are_rounded_by_the_same_draws():
+    x = jnp.full((8, 8), 1 + 2.0**-8)  # half way from 1 to the next number
+    wide = optax.GradientTransformation(lambda params: params, lambda grads, state, params=None: (grads, grads))
+    narrow, given = with_bfloat16_moments(wide), dict.fromkeys('abc', x)
+    state, seen = narrow.init(given), []
+    for _ in range(4):
+        seen += [np.asarray(moment).tobytes() for moment in state.base.values()]
+        _, state = narrow.update(given, state)
+    assert len(set(seen)) == len(seen) == 12
+
+
+def test_the_gradient_of_narrow_parameters_is_wide_so_that_parts_of_a_batch_add_up():
+    trainer = Trainer(make_config(model=NARROW))
+    start = jax.eval_shape(trainer.start)
+    gradient = make_gradient(trainer.model, trainer.objective, trainer.run)
+    grads, _ = jax.eval_shape(gradient, start.params, {}, trainer.batch, trainer.hyper, jax.random.key(0))
+    assert jnp.dtype('bfloat16') in {x.dtype for x in jax.tree.leaves(start.params)}
+    assert {x.dtype for x in jax.tree.leaves(grads)} == {jnp.dtype('float32')}
+
+
+def test_a_decay_is_of_the_master_copy():
+    """Of 1 + 2^-9, which bfloat16 rounds to 1, half is left."""
+    update = optax.GradientTransformationExtraArgs(
+        lambda params: (), lambda grads, state, params, **_: (jax.tree.map(lambda x: -0.5 * x, params), state)
+    )
+    optimizer, wide = with_master_params(update, 'float32'), {'kernel': jnp.array([1 + 2.0**-9])}
+    narrow = {'kernel': wide['kernel'].astype(jnp.bfloat16)}
+    _, state = optimizer.update(narrow, optimizer.init(wide), narrow)
+    assert narrow['kernel'] == 1 and state.params['kernel'] == 0.5 + 2.0**-10
 
 
 # ----------------------------------------------------------------------------------------- the state on a mesh

@@ -1,11 +1,15 @@
 """The program of a run: made from a config and a batch, it starts and takes steps without files."""
 
+import dataclasses
+
 import jax
 import numpy as np
+import pytest
 
-from tformer.config import Config, Data, Model, Train
+from tformer import errors
+from tformer.config import Config, Data, Model, Train, override
 from tformer.training import dummy_batch
-from tformer.training.program import make_program
+from tformer.training.program import Program, check_memory, make_program
 
 CONFIG = dummy_batch.assumed(
     Config(
@@ -16,9 +20,13 @@ CONFIG = dummy_batch.assumed(
 )
 
 
-def test_a_program_starts_and_takes_a_step_without_files() -> None:
+@pytest.fixture(scope='module')
+def program() -> Program:
+    return make_program(CONFIG, dummy_batch.random_batch(CONFIG))
+
+
+def test_a_program_starts_and_takes_a_step_without_files(program: Program) -> None:
     batch = dummy_batch.random_batch(CONFIG)
-    program = make_program(CONFIG, batch)
     state = program.init()
     before = jax.device_get(state.params)
     assert jax.tree.map(lambda x: (x.shape, x.dtype), before) == jax.tree.map(
@@ -33,8 +41,25 @@ def test_a_program_starts_and_takes_a_step_without_files() -> None:
     assert repr(program).startswith('Program(causal_lm of a decoder, ')
 
 
-def test_only_the_shapes_of_a_batch_are_read() -> None:
+def test_only_the_shapes_of_a_batch_are_read(program: Program) -> None:
     batch = dummy_batch.random_batch(CONFIG)
     abstract = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in batch.items()}
-    one, other = make_program(CONFIG, batch), make_program(CONFIG, abstract)
-    assert jax.tree.all(jax.tree.map(np.array_equal, one.init().params, other.init().params))
+    other = make_program(CONFIG, abstract)
+    assert jax.tree.all(jax.tree.map(np.array_equal, program.init().params, other.init().params))
+
+
+def test_what_a_machine_cannot_hold_is_refused_before_a_step(monkeypatch, program: Program) -> None:
+    """The state, a gradient of each parameter, and logits: 8 rows of 8 tokens with 64 numbers of 4 bytes, or a part."""
+    batch, state = dummy_batch.random_batch(CONFIG), program.init()
+    held, logits = sum(x.nbytes for x in jax.tree.leaves((state, state.params))), 8 * 8 * 64 * 4
+
+    def check(size: int, **train: object) -> None:
+        monkeypatch.setattr(errors.os, 'sysconf', {'SC_PAGE_SIZE': 2, 'SC_PHYS_PAGES': size // 2}.__getitem__)
+        changed = override(CONFIG, {f'train.{name}': value for name, value in train.items()})
+        check_memory(dataclasses.replace(program, config=changed), batch)
+
+    for size, train in ((held + logits, {}), (held + logits // 4, {'microbatches': 4}), (held, {'loss_chunk': 4})):
+        check(size, **train)
+        what = 'the parameters, their gradients and the state' if 'loss_chunk' in train else r'logits of a step \(.*\)'
+        with pytest.raises(errors.UserError, match=rf'{what}.* need 0.0 GiB of memory, and this machine has 0.0'):
+            check(size - 2, **train)

@@ -1,8 +1,14 @@
 """Data that a resumed run must share with its checkpoint."""
 
+import dataclasses
+
 import pytest
 
+from tformer.config import Config, Data, Train
+from tformer.data.tokenizers.bytes_and_characters import Char
+from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.errors import UserError
+from tformer.training import dummy_batch, setup
 from tformer.training.setup import VALIDATION, check_same_data
 
 FACTS = {'tokenizers': 'a', 'training examples': 10, VALIDATION: 'b'}
@@ -15,9 +21,21 @@ def test_other_training_data_are_refused_and_facts_that_are_not_recorded_are_not
         check_same_data(FACTS, {**FACTS, 'training examples': 11}, ['data.valid_path'])
 
 
-def test_other_validation_data_are_said_where_they_may_differ(capsys):
+def test_other_validation_data_are_said_where_they_may_differ_by_the_first_process(capsys, monkeypatch):
     other = {**FACTS, VALIDATION: 'c'}
     with pytest.raises(UserError, match=r'--may_differ=data\.valid_path accepts it$'):
         check_same_data(FACTS, other)
     check_same_data(FACTS, other, ['data.valid_path'])
     assert f'{VALIDATION} b there, c here' in capsys.readouterr().err
+    monkeypatch.setattr(setup.processes, 'first', lambda: False)
+    check_same_data(FACTS, other, ['data.valid_path'])
+    assert not capsys.readouterr().err
+
+
+def test_without_data_the_vocabulary_is_that_of_the_workdir_that_lends_its_tokenizers(tmp_path):
+    read = Char.train(['abc'], Data(byte_fallback=False))
+    Tokenizers(None, read).save(tmp_path)
+    stated = Config(data=Data(tokenizer_from=str(tmp_path), tokenizer_vocab_size=77), train=Train(num_steps=1))
+    assert dummy_batch.assumed(stated).model.vocab_size == read.vocab_size != 77
+    nowhere = dataclasses.replace(stated, data=dataclasses.replace(stated.data, tokenizer_from=None))
+    assert dummy_batch.assumed(nowhere).model.vocab_size == 77

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import optax
 
 from tformer.optim.optimizers import ScheduleFree
+from tformer.optim.precision import MasterParams
 from tformer.training.state import TrainState, evaluation_params
 
 
@@ -21,3 +22,11 @@ def test_a_schedule_free_run_evaluates_the_average_that_its_parameters_lie_towar
     free = ScheduleFree({'w': jnp.array(2.0), 'b': frozen}, jnp.array(1.0), (), 0.75)
     found = evaluation_params(TrainState(jnp.array(1), params, (optax.EmptyState(), free)))
     assert (float(found['w']), float(found['b'])) == (6, 1)
+
+
+def test_the_average_of_a_schedule_free_run_is_of_the_master_copies():
+    """z = 1, y = 1 + 3/512, which bfloat16 rounds to 1 + 4/512, and beta = 1/4: x = 1 + 12/512."""
+    narrow = {'w': jnp.array(1 + 4 / 512, jnp.bfloat16)}
+    free = ScheduleFree({'w': jnp.array(1.0)}, jnp.array(1.0), (), 0.25)
+    found = evaluation_params(TrainState(jnp.array(1), narrow, (MasterParams({'w': jnp.array(1 + 3 / 512)}, free),)))
+    assert float(found['w']) == 1 + 12 / 512 and found['w'].dtype == jnp.bfloat16

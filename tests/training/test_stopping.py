@@ -1,5 +1,6 @@
 """How a run stops, within this process: what a second signal, a limit and a block that can be repeated do."""
 
+import concurrent.futures
 import os
 import signal
 import time
@@ -79,3 +80,27 @@ def test_a_signal_is_a_reason_and_ends_only_a_block_that_can_be_repeated():
         signal.raise_signal(signal.SIGTERM)
         assert monitor.reason(1) == 'SIGTERM'
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_signals_that_the_caller_ignores_stay_ignored(monkeypatch):
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell does for a command in the background
+    try:
+        with StopMonitor(None) as monitor:
+            monitor.has_step = True
+            signal.raise_signal(signal.SIGINT)
+            assert monitor.reason(1) is None and signal.getsignal(signal.SIGTERM) == monitor._on_signal
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_beside_the_main_thread_signals_are_left_to_the_caller():
+    """Python lets no other thread handle them, and a run within one still stops by its limit."""
+    before = {each: signal.getsignal(each) for each in stopping.SIGNALS}
+
+    def run():
+        with StopMonitor(-1) as monitor:
+            return monitor.reason(1), {each: signal.getsignal(each) for each in stopping.SIGNALS}
+
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        assert threads.submit(run).result() == ('train.max_minutes=-1', before)

@@ -29,3 +29,10 @@ def test_a_bound_field_is_refused_unless_it_is_named(tmp_path):
     with pytest.raises(UserError, match=re.escape(f'was trained with another config: {line}')):
         workdir.check_config(tmp_path, before, other)
     workdir.check_config(tmp_path, before, other, may_differ=['optimizer.learning_rate'])
+
+
+def test_what_was_trained_cannot_be_changed_later(tmp_path):
+    (tmp_path / 'config.json').write_text('{}')
+    line = f'config.model.emb_dim is part of what was trained in {tmp_path} and cannot be changed'
+    with pytest.raises(UserError, match=f'^{re.escape(line)}$'):
+        workdir.changed_config(tmp_path, {'decode.max_len': '9', 'model.emb_dim': '8'})

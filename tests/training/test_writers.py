@@ -1,8 +1,14 @@
 """metrics.jsonl: what a resumed run keeps of it, and numbers that JSON does not have."""
 
+import io
 import json
 import math
+import re
+import sys
 
+import pytest
+
+from tformer.errors import UserError
 from tformer.training import writers
 
 
@@ -35,3 +41,34 @@ def test_the_history_is_of_the_rows_without_measured_times(tmp_path):
         histories.append(writer.history())
         writer.close()
     assert histories[0] == histories[1]
+
+
+def test_a_result_that_holds_no_scores_is_named(tmp_path):
+    (tmp_path / 'result.json').write_text('{"test": {"loss": 1.5}, "valid": [2.5]}')
+    with pytest.raises(UserError, match=r"result\.json: 'valid' holds no scores$"):
+        writers.results(tmp_path)
+
+
+def test_without_tensorboard_the_numbers_are_still_written(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'tensorboardX', None)
+    writer = writers.MetricWriter(tmp_path, 0, 0)
+    writer.write(1, {'train/loss': 2.0})
+    writer.close()
+    assert writers.read(tmp_path) == [{'step': 1, 'train/loss': 2.0}] and not (tmp_path / 'tensorboard').exists()
+
+
+def test_a_terminal_shows_a_bar_below_the_messages(monkeypatch):
+    pytest.importorskip('rich')
+    screen = io.StringIO()
+    screen.isatty = lambda: True  # type: ignore[method-assign]
+    for name, value in {'TERM': 'xterm', 'COLUMNS': '100', 'NO_COLOR': '1', 'TTY_COMPATIBLE': '1'}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, 'stdout', screen)
+    shown = writers.Progress(1000, 250)
+    shown.message('resumed at step 250')
+    shown.update(500, {'train/loss': 2.5, 'train/tokens_per_second': 12345.6})
+    shown.close()
+    text = re.sub(r'\x1b\[[0-9;?]*[A-Za-z]', '', screen.getvalue())
+    assert 'resumed at step 250\n' in text
+    last = text.rstrip().splitlines()[-1]
+    assert last.startswith('training ') and ' 500/1000 ' in last and 'loss 2.5  tokens_per_second 12,346' in last

@@ -1,0 +1,63 @@
+"""Which attention kernels serve a model on this machine."""
+
+import pytest
+
+from tformer.config import Model
+from tformer.errors import UserError
+from tformer.layers.kernel_choice import pick
+from tformer.layers.resolved import resolve_model
+
+
+@pytest.mark.parametrize(
+    ('fields', 'lacks'),
+    [
+        ({}, None),
+        ({'head_dim': 24}, None),
+        ({'head_dim': 24, 'value_dim': 24}, None),
+        ({'value_dim': 64}, None),  # as wide as a head of 256 / 4
+        ({'value_dim': 24}, 'a model.value_dim other than head_dim'),
+        ({'head_dim': 24, 'value_dim': 64}, 'a model.value_dim other than head_dim'),
+        ({'attention_dropout_rate': 0.1}, 'model.attention_dropout_rate'),
+        ({'attention_sink': 'zero'}, 'model.attention_sink'),
+        ({'attention_softcap': 5.0}, 'model.attention_softcap'),
+    ],
+)
+@pytest.mark.parametrize('resolve', [lambda model: model, resolve_model], ids=['stated', 'resolved'])
+def test_a_kernel_is_refused_for_what_it_lacks_alone_before_and_after_sizes_are_filled_in(fields, lacks, resolve):
+    model = resolve(Model(attention_kernel='xla', **fields))
+    if lacks is None:
+        pick(model, 'cpu')
+    else:
+        with pytest.raises(
+            UserError, match=f'model.attention_kernel=xla does not serve {lacks}; reference, chunked do'
+        ):
+            pick(model, 'cpu')
+
+
+@pytest.mark.parametrize(('head_dim', 'taken'), [(8, True), (256, True), (264, False), (20, False)])
+def test_cudnn_takes_heads_of_multiples_of_8_up_to_256(head_dim, taken):
+    model = Model(attention_kernel='cudnn', dtype='bfloat16', head_dim=head_dim)
+    if taken:
+        assert pick(model, 'gpu') == 'cudnn'
+    else:
+        with pytest.raises(UserError, match=r'cudnn does not serve a model.head_dim that is no multiple of 8'):
+            pick(model, 'gpu')
+
+
+@pytest.mark.parametrize(
+    ('platform', 'fields', 'picked'),
+    [
+        ('cpu', {}, 'reference'),
+        ('tpu', {}, 'flash'),
+        ('tpu', {'attention_softcap': 5.0, 'attention_sink': 'zero', 'head_dim': 20, 'value_dim': 8}, 'flash'),
+        ('tpu', {'position': 'alibi'}, 'chunked'),
+        ('tpu', {'attention_dropout_rate': 0.1}, 'chunked'),
+        ('gpu', {'dtype': 'bfloat16'}, 'cudnn'),
+        ('gpu', {'dtype': 'bfloat16', 'position': 'relative'}, 'cudnn'),
+        ('gpu', {}, 'triton'),
+        ('gpu', {'dtype': 'bfloat16', 'attention_sink': 'learned'}, 'triton'),
+        ('gpu', {'attention_dropout_rate': 0.1}, 'chunked'),
+    ],
+)
+def test_auto_is_the_first_that_serves_the_model_on_the_platform(platform, fields, picked):
+    assert pick(Model(**fields), platform) == picked == pick(resolve_model(Model(**fields)), platform)

@@ -1,0 +1,106 @@
+"""The plan of a mesh: which ones there are, which are compiled, and how they are compared."""
+
+import math
+
+import pytest
+
+from tformer import config, errors
+from tformer.commands import plan
+from tformer.distributed.devices import Target
+
+TPUS, NODES = Target('v5e', (4, 4)), Target('h100', (16,))
+
+
+def model(family='decoder', rows=64, length=1024, **fields):
+    sizes = {'vocab_size': 32000, 'emb_dim': 1024, 'mlp_dim': 4096, 'num_heads': 16, 'max_len': length}
+    layers = {'num_decoder_layers': 24, 'dtype': 'bfloat16', 'position': 'rope'}
+    return config.Config(
+        model=config.Model(family=family, **sizes | layers | fields),
+        data=config.Data(length=length),
+        train=config.Train(objective='causal_lm', batch_size=rows, num_steps=10),
+    )
+
+
+def sizes(cfg, target=TPUS, fixed=frozenset()):
+    return list(plan.candidates(cfg, target, set(fixed)))
+
+
+def test_every_candidate_uses_all_devices_and_divides_the_rows_heads_layers_and_experts():
+    found = sizes(model(num_experts=8))
+    assert len(found) == len({tuple(sorted(mesh.items())) for mesh in found}) > 20
+    for mesh in found:
+        assert math.prod(mesh.values()) == 16
+        assert 64 % (mesh['data'] * mesh['fsdp'] * mesh['expert'] * mesh['pipeline']) == 0
+        assert 16 % mesh['tensor'] == 24 % mesh['pipeline'] == 8 % mesh['expert'] == 0
+        assert mesh['context'] == 1  # rows of 1,024 tokens are not worth splitting
+    assert {mesh['expert'] for mesh in found} == {1, 2, 4, 8}
+    assert {mesh['expert'] for mesh in sizes(model())} == {1}
+    assert {mesh['context'] for mesh in sizes(model(length=8192))} == {1, 2, 4, 8}
+    assert {mesh['tensor'] for mesh in sizes(model(num_heads=6, emb_dim=768))} == {1, 2}
+    assert {mesh['data'] * mesh['fsdp'] for mesh in sizes(model(rows=8))} == {1, 2, 4, 8}
+
+
+def test_axes_that_are_given_keep_their_sizes():
+    cfg = config.override(model(), {'mesh.tensor': 4, 'mesh.fsdp': 2})
+    assert sizes(cfg, fixed={'tensor', 'fsdp'}) == [
+        {'pipeline': 1, 'tensor': 4, 'context': 1, 'expert': 1, 'fsdp': 2, 'data': 2},
+        {'pipeline': 2, 'tensor': 4, 'context': 1, 'expert': 1, 'fsdp': 2, 'data': 1},
+    ]
+    assert sizes(config.override(model(), {'mesh.tensor': 3}), fixed={'tensor'}) == []
+
+
+def best(cfg, target):
+    return min(sizes(cfg, target), key=lambda mesh: plan.expected(cfg, target, mesh))
+
+
+def test_what_is_compiled_first():
+    """A small model's gradients cost little beside its activations: rows alone are split. A state that fits no device
+    is split. Between nodes less is sent by splitting parameters within them."""
+    small = best(model(num_decoder_layers=2), TPUS)
+    assert small['data'] * small['fsdp'] == 16
+    large = best(model(num_decoder_layers=64, emb_dim=8192, mlp_dim=32768, num_heads=64), NODES)
+    assert large['fsdp'] * large['tensor'] * large['pipeline'] >= 8
+    one = dict.fromkeys(('pipeline', 'context', 'expert', 'data'), 1)
+    within, between = (one | {'tensor': tensor, 'fsdp': 16 // tensor} for tensor in (8, 16))
+    assert plan.expected(model(), NODES, within) < plan.expected(model(), NODES, between)
+
+
+def figures(seconds, peak, limit=100.0):
+    return {
+        'peak_bytes': peak, 'memory_bytes': limit, 'seconds': {'step': seconds}, 'mfu': 0.5, 'collectives': [],
+    }  # fmt: skip
+
+
+def test_a_mesh_that_does_not_fit_is_tried_with_less_to_keep(monkeypatch):
+    tried = []
+
+    def compiled(spec, overrides, target):
+        tried.append(overrides)
+        peak = {None: 300.0, '1': 150.0, '2': 90.0}[
+            overrides.get('train.microbatches', '1') if 'model.remat' in overrides else None
+        ]
+        return plan.Attempt(overrides, figures(1.0, peak))
+
+    monkeypatch.setattr(plan, 'compiled', compiled)
+    mesh = {'pipeline': 1, 'tensor': 1, 'context': 1, 'expert': 1, 'fsdp': 16, 'data': 1}
+    attempts = plan.lowered('spec', {'train.seed': '1'}, TPUS, model(), mesh)
+    assert [attempt.fits for attempt in attempts] == [False, False, True]
+    assert [given.get('model.remat') for given in tried] == [None, 'full', 'full']
+    assert [given.get('train.microbatches') for given in tried] == [None, None, '2']
+    assert all(given['mesh.fsdp'] == '16' and given['train.seed'] == '1' for given in tried)
+
+
+def test_the_table_begins_with_the_fastest_that_fits_and_ends_with_its_flags():
+    large = plan.Attempt({'mesh.data': '16', 'mesh.fsdp': '1'}, figures(0.5, 120.0))
+    slow = plan.Attempt({'mesh.data': '1', 'mesh.fsdp': '16'}, figures(2.0, 80.0))
+    fast = plan.Attempt({'mesh.data': '4', 'mesh.fsdp': '4', 'model.remat': 'full'}, figures(1.0, 90.0))
+    refused = plan.Attempt(
+        {'mesh.tensor': '2'}, {}, 'tformer: v5e:4x4: the program needs 21.30G of the 15.75G that ...'
+    )
+    lines = plan.table([large, refused, slow, fast]).splitlines()
+    assert [line.split()[0] for line in lines[1:3]] == ['1', '2']
+    assert 'data 4, fsdp 4, remat full' in lines[1] and 'does not fit' in lines[3]
+    assert lines[4].endswith('tensor 2: does not fit: 21.30G of 15.75G')
+    assert lines[-1] == 'the fastest: --config.mesh.data=4 --config.mesh.fsdp=4 --config.model.remat=full'
+    with pytest.raises(errors.UserError, match='no mesh fits'):
+        plan.table([large, refused])

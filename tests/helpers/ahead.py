@@ -1,0 +1,55 @@
+"""Compiles tiny train steps for the devices of an accelerator, one process for them all; prints a line of JSON each.
+
+python tests/helpers/ahead.py v5e:2x4 | h100:8
+"""
+
+import json
+import sys
+
+from tformer.commands import dry_run, dry_run_report
+from tformer.config import Config, Data, Mesh, Model, Optimizer, Train
+from tformer.distributed import devices
+
+MESHES = {
+    'data': Mesh(data=8),
+    'fsdp': Mesh(data=1, fsdp=8),
+    'tensor': Mesh(data=2, tensor=4),
+    'sequence': Mesh(data=2, tensor=4, rules='fsdp_tp_sp'),
+    'context': Mesh(data=2, context=4),
+    'pipeline': Mesh(data=2, pipeline=4),
+    'expert': Mesh(data=2, expert=4),
+}
+OBJECTIVES = {'encoder': 'masked_lm', 'decoder': 'causal_lm', 'encoder_decoder': 'seq2seq'}
+
+
+def case(family: str, mesh: str) -> Config:
+    """Returns the config of a model of a million parameters, in bfloat16, on a mesh of eight devices."""
+    experts = {'num_experts': 8, 'experts_per_token': 2} if mesh == 'expert' else {}
+    return Config(
+        model=Model(
+            family=family, vocab_size=512, emb_dim=256, mlp_dim=512, num_heads=4, num_encoder_layers=4,
+            num_decoder_layers=4, max_len=256, position='rope', norm='rmsnorm', dropout_rate=0.0, dtype='bfloat16',
+            **experts,
+        ),
+        data=Data(length=256, encoder_length=256 if family == 'encoder_decoder' else None),
+        train=Train(objective=OBJECTIVES[family], batch_size=16, num_steps=10),
+        optimizer=Optimizer(),
+        mesh=MESHES[mesh],
+    )  # fmt: skip
+
+
+def main(device: str) -> None:
+    target = devices.Target.parse(device)
+    dry_run.pretend(1)
+    devices.prepare(target.device.platform)
+    for mesh in MESHES:
+        for family in OBJECTIVES:
+            run = dry_run.compile_program('train step', case(family, mesh), target)
+            print(
+                json.dumps({'family': family, 'case': mesh, **dry_run_report.figures(run), 'held': run.held}),
+                flush=True,
+            )
+
+
+if __name__ == '__main__':
+    main(sys.argv[1])

@@ -1,0 +1,56 @@
+"""Compiles attention by an accelerator's own kernels on long rows, one process for all; prints a line of JSON each.
+
+python tests/helpers/ahead_attention.py v5e:2x4 | h100:8
+"""
+
+import json
+import re
+import sys
+
+from tformer.commands import dry_run
+from tformer.config import Config, Data, Mesh, Model, Train
+from tformer.distributed import costs, devices, hlo
+
+MESHES = {
+    'data': Mesh(data=8),
+    'fsdp': Mesh(data=1, fsdp=8),
+    'tensor': Mesh(data=2, tensor=4),
+    'context': Mesh(data=2, context=4),
+}
+CASES = [(mesh, 8192, batching) for mesh in MESHES for batching in ('pad', 'pack')] + [('data', 32768, 'pack')]
+
+
+def case(mesh: str, length: int, batching: str) -> Config:
+    """Returns the config of a small decoder without any axis of its own that is as long as a block of a row."""
+    return Config(
+        model=Model(
+            vocab_size=512, emb_dim=256, mlp_dim=512, num_heads=4, head_dim=64, num_decoder_layers=2, max_len=length,
+            position='rope', norm='rmsnorm', dropout_rate=0.0, dtype='bfloat16',
+        ),
+        data=Data(length=length, batching=batching),
+        train=Train(batch_size=8, num_steps=10, loss_chunk=512),
+        mesh=MESHES[mesh],
+    )  # fmt: skip
+
+
+def squares(program: hlo.Program, length: int) -> list[str]:
+    """Returns the shapes that a device computes of which two axes are as long as `length`."""
+    shapes = {i.shape for i, _, _ in hlo.executions(program, hlo.nothing, into_fusions=False)}
+    arrays = {array for shape in shapes for array in re.findall(r'\w+\[[\d,]+\]', shape)}
+    return sorted(array for array in arrays if sum(size >= length for size in hlo.dims(array)) > 1)
+
+
+def main(device: str) -> None:
+    target = devices.Target.parse(device)
+    dry_run.pretend(1)
+    devices.prepare(target.device.platform)
+    for mesh, length, batching in CASES:
+        run = dry_run.compile_program('train step', case(mesh, length, batching), target)
+        held, block = sum(run.held.values()), length // (2 * run.mesh.shape['context'])
+        found = {'kernels': costs.kernels(run.program), 'peak': run.peak, 'held': held}
+        row = {'case': [mesh, length, batching], 'squares': squares(run.program, block), **found}
+        print(json.dumps(row), flush=True)
+
+
+if __name__ == '__main__':
+    main(sys.argv[1])

@@ -1,0 +1,229 @@
+"""The kernels of accelerators, interpreted on a CPU: they see whom the mask's array says, alone and split by a mesh."""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tformer.config import Mesh
+from tformer.distributed import sharding
+from tformer.layers import cudnn, kernels, splash, triton
+from tformer.layers.kernels import ScoreOptions
+from tformer.layers.masks import AttentionMask
+from tformer.layers.parallel import ring_attention, ring_kernels
+
+B = 2
+KERNELS = {
+    'flash': functools.partial(splash.flash, interpret=True),
+    'triton': functools.partial(triton.triton, interpret=True),
+}
+
+
+class Case(NamedTuple):
+    """What differs from causal attention of eight heads, in rows of which the second is padded."""
+
+    causal: bool = True
+    order: str | None = 'behind'
+    lengths: tuple[int, int] = (140, 140)  # T, S; keys beyond the queries are free slots of a cache
+    heads: tuple[int, int] = (8, 8)  # N, K
+    sizes: tuple[int, int] = (16, 16)  # H, U
+    packed: bool = False
+    prefix: bool = False
+    across: bool = False  # the keys are another sequence's
+    widths: tuple[int | None, ...] = (None,)
+    window: int | None = None
+    softcap: float | None = None
+    sink: bool = False
+
+
+CASES = {
+    'causal': Case(),
+    'several blocks': Case(lengths=(1100, 1100), heads=(2, 1)),
+    'a window in several blocks': Case(lengths=(1100, 1100), heads=(2, 1), widths=(300,), window=300),
+    'padded in front': Case(order='front'),
+    'a prompt and free slots': Case(order='front', lengths=(140, 300)),
+    'groups': Case(heads=(8, 4), sizes=(8, 24)),
+    'fewer key heads than devices': Case(heads=(8, 2)),
+    'packed': Case(packed=True),
+    'full': Case(causal=False, order=None),
+    'full and packed': Case(causal=False, order=None, packed=True, heads=(4, 2)),
+    'across': Case(causal=False, order=None, across=True, lengths=(140, 260)),
+    'across and packed': Case(causal=False, order=None, across=True, packed=True),
+    'prefix': Case(prefix=True),
+    'prefix and packed': Case(prefix=True, packed=True, heads=(8, 4), softcap=3.0),
+    'window': Case(widths=(5,), window=5),
+    'window, here none': Case(widths=(5, None), window=2**31 - 1),
+    'window in some layers': Case(widths=(5, None), window=5, packed=True),
+    'window to both sides': Case(causal=False, widths=(5,), window=5),
+    'window and prefix': Case(prefix=True, widths=(5,), window=5),
+    'unknown order': Case(order=None),
+    'softcap and sink': Case(softcap=2.0, sink=True, packed=True),
+}
+
+
+def make_mask(case):
+    """Returns the mask, and mask_BT, True at queries that are no padding. The second row has fewer tokens."""
+    T, S = case.lengths
+    own = min(T, S)
+
+    def side(length, full):
+        real = np.array([full, full - 40])[:, None]
+        place = np.arange(length)[None]
+        if case.order == 'front':
+            place = np.where(place < full, place - (full - real), length)
+        positions = np.where((place >= 0) & (place < real), place, -1)
+        cuts = np.array([[0, 50, 90], [0, 20, 60]])
+        which = (positions[:, :, None] >= cuts[:, None, :]).sum(-1)
+        if case.packed:
+            positions = np.where(positions >= 0, positions - np.take_along_axis(cuts, np.maximum(which - 1, 0), 1), -1)
+        return positions, which
+
+    (queries, query_segments), (keys, key_segments) = side(T, own), side(S, S if case.across else own)
+    if case.across and case.packed:
+        key_segments = np.where(key_segments == 3, 2, key_segments)  # the third target has no source
+    if case.order is None and case.causal:
+        queries = keys = np.where(queries >= 0, 200 - queries, -1)
+    prefix = None
+    if case.prefix:
+        prefix = (keys >= 0) & (keys < np.array([[30], [7]]))
+    arrays = [queries, keys, *((query_segments, key_segments) if case.packed else (None, None)), prefix]
+    arrays = [None if x is None else jnp.asarray(x, bool if x.dtype == bool else jnp.int32) for x in arrays]
+    window = None if case.window is None else jnp.int32(case.window)
+    return AttentionMask(*arrays, window, causal=case.causal, widths=case.widths, order=case.order), queries >= 0
+
+
+def make(case, dtype=jnp.float32):
+    draw = np.random.default_rng(0).standard_normal
+    (N, K), (T, S), (H, U) = case.heads, case.lengths, case.sizes
+    arrays = {'q': draw((B, N, T, H)), 'k': draw((B, K, S, H)), 'v': draw((B, K, S, U))}
+    arrays = {name: jnp.asarray(x, dtype) for name, x in arrays.items()}
+    return arrays | ({'sink_N': jnp.asarray(draw(N), jnp.float32)} if case.sink else {})
+
+
+def run(kernel, case, arrays=None):
+    """Returns the outputs at tokens, zeros at padding, and the gradients of a fixed weighting of them."""
+    arrays = make(case) if arrays is None else arrays
+    mask, real = make_mask(case)
+
+    @jax.jit
+    def program(arrays, mask):
+        def loss(arrays):
+            options = ScoreOptions(0.25, softcap=case.softcap, sink_N=arrays.get('sink_N'))
+            out = kernel(arrays['q'], arrays['k'], arrays['v'], mask, options)
+            out = jnp.where(real[:, None, :, None], out, 0).astype(jnp.float32)
+            return (out * np.random.default_rng(1).standard_normal(out.shape)).sum(), out
+
+        return jax.grad(loss, has_aux=True)(arrays)
+
+    grads, out = program(arrays, mask)
+    return out, grads
+
+
+def by_array(q, k, v, mask, options):
+    return kernels.reference(q, k, v, mask.array(), options)
+
+
+@functools.cache
+def reference(name):
+    return run(by_array, CASES[name])
+
+
+def assert_near(found, expected):
+    np.testing.assert_allclose(found[0], expected[0], atol=1e-5)
+    for name, grad in found[1].items():
+        np.testing.assert_allclose(grad, expected[1][name], atol=2e-5, err_msg=name)
+
+
+@pytest.mark.parametrize('name', CASES)
+@pytest.mark.parametrize('kernel', KERNELS)
+def test_a_kernel_sees_whom_the_array_says(kernel, name):
+    assert_near(run(KERNELS[kernel], CASES[name]), reference(name))
+
+
+@pytest.mark.parametrize('name', ['groups', 'fewer key heads than devices', 'prefix and packed', 'softcap and sink'])
+@pytest.mark.parametrize('kernel', KERNELS)
+def test_each_device_computes_its_own_rows_and_heads(kernel, name):
+    mesh = Mesh(data=2, tensor=4, rules='fsdp_tp')
+    with sharding.placed(sharding.make_mesh(mesh), mesh):
+        found = jax.device_get(run(KERNELS[kernel], CASES[name], jax.device_get(make(CASES[name]))))
+    assert_near(found, reference(name))
+
+
+KNOWN = {'causal', 'several blocks', 'full', 'across', 'groups', 'fewer key heads than devices', 'window'}
+KNOWN |= {'a window in several blocks', 'window, here none'}
+
+
+@pytest.mark.parametrize('name', CASES)
+def test_the_arguments_of_cudnn_mean_the_mask_at_every_token(name):
+    """By the words of `jax.nn.dot_product_attention`; other masks go to `triton`."""
+    mask, real = make_mask(CASES[name])
+    if name in ('full', 'across'):
+        mask = mask.replace(order='behind')
+    assert cudnn.knows(mask) == (name in KNOWN)
+    if name not in KNOWN:
+        return
+    found = []
+    mask.by_width(lambda sight: found.append(cudnn.arguments(mask, sight, B)) or jnp.zeros(()))
+    words = found[0] if name != 'window, here none' else found[1]
+    t, s = np.indices(mask.array().shape[1:])
+    means = np.ones_like(mask.array())
+    if words.get('is_causal'):
+        means &= t >= s
+    if words.get('local_window_size') is not None:
+        before, after = words['local_window_size']
+        means &= (t - s <= before) & (s - t <= after)
+    if 'key_value_seq_lengths' in words:
+        means &= s[None] < np.asarray(words['key_value_seq_lengths'])[:, None, None]
+    np.testing.assert_array_equal(means[real], np.asarray(mask.array())[real])
+    np.testing.assert_array_equal(mask.sees(), np.asarray(mask.array()).any(-1) & real)
+
+
+# ------------------------------------------------------------------------------------------------------- the ring
+LENGTH = 1024  # eight blocks of 128, which splash attention takes at least
+LONG = {'lengths': (LENGTH, LENGTH), 'heads': (2, 1), 'sizes': (8, 8)}
+RINGS = {
+    'zigzag': Case(order='zigzag', **LONG),
+    'zigzag, packed, softcap, sink': Case(order='zigzag', packed=True, softcap=2.0, sink=True, **LONG),
+    'zigzag, window in some layers': Case(order='zigzag', widths=(200, None), window=200, **LONG),
+    'in order, no window here': Case(widths=(200, None), window=2**31 - 1, **LONG),
+    'window to both sides': Case(causal=False, widths=(200,), window=200, **LONG),
+    'across, packed': Case(causal=False, order=None, across=True, packed=True, **LONG),
+}
+RINGS_BY_POSITION = {'prefix, zigzag': Case(order='zigzag', prefix=True, **LONG), 'unknown': Case(order=None, **LONG)}
+RUNS = [(kernel, name) for kernel in KERNELS for name in RINGS] + [('triton', name) for name in RINGS_BY_POSITION]
+QUICK = 'zigzag, packed, softcap, sink'
+RUNS = [pytest.param(*each, marks=[] if each[1] == QUICK else pytest.mark.slow) for each in RUNS]
+
+
+def in_zigzag(arrays, mask, real):
+    order = ring_attention.zigzag(LENGTH, 4)
+    arrays = {name: x if x.ndim == 1 else jnp.take(x, order, 2) for name, x in arrays.items()}
+    return arrays, jax.tree.map(lambda x: jnp.take(x, order, 1) if x.ndim else x, mask), real[:, order]
+
+
+@pytest.mark.parametrize(('kernel', 'name'), RUNS)
+def test_a_ring_of_kernels_is_the_reference(kernel, name):
+    case = (RINGS | RINGS_BY_POSITION)[name]
+    arrays, (mask, real) = make(case), make_mask(case)
+    if case.order == 'zigzag':
+        arrays, mask, real = in_zigzag(arrays, mask, real)
+    options = ScoreOptions(0.25, softcap=case.softcap)
+    weights = np.random.default_rng(1).standard_normal(arrays['q'].shape)
+
+    def value(attend, arrays, mask):
+        own = options._replace(sink_N=arrays.get('sink_N'))
+        out = jnp.where(real[:, None, :, None], attend(arrays['q'], arrays['k'], arrays['v'], mask, own), 0)
+        return (out * weights).sum(), out
+
+    def both(attend):
+        return jax.jit(jax.grad(functools.partial(value, attend), has_aux=True))(arrays, mask)
+
+    wanted = both(by_array)
+    mesh = Mesh(data=2, context=4)
+    with sharding.placed(sharding.make_mesh(mesh), mesh):
+        assert ring_kernels.serves(kernel, arrays['q'], arrays['k'], mask, options)
+        found = jax.device_get(both(functools.partial(ring_kernels.ring, kernel, interpret=True)))
+    assert_near(found[::-1], wanted[::-1])

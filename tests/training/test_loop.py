@@ -1,0 +1,58 @@
+"""When a training that is asked to stop has anything left to do."""
+
+import types
+
+import jax.numpy as jnp
+import pytest
+
+from tformer.errors import Stopped
+from tformer.training import loop, skipping
+from tformer.training.wall_time import Clock
+
+
+def outcome(step: int, evaluated: bool) -> str:
+    """What comes of a group that goes on from `step` of 4 and is asked to stop at once."""
+    done: list[object] = []
+    state = types.SimpleNamespace(guard=skipping.init_guard(None))
+    params = {'kernel': jnp.zeros((2, 3))}
+    member = types.SimpleNamespace(
+        config='config', directory=types.SimpleNamespace(), data=None, end=lambda *of: done.append(of)
+    )
+    member.data, member.account = types.SimpleNamespace(tokenizers='tokens'), None
+    group = types.SimpleNamespace(
+        active=[member],
+        num_steps=4,
+        checkpoint_step=step or None,
+        program=types.SimpleNamespace(abstract=types.SimpleNamespace(params=params)),
+        start=lambda: (state, None),
+        batches=lambda step: iter(()),
+        is_evaluated=lambda step: evaluated,
+        is_out_of_patience=lambda: False,
+        save=lambda step, state, requested: done.append((step, requested)),
+        state_of=lambda state, member: state,
+        clock=Clock(),
+        drop_failed=lambda members: None,
+    )
+    try:
+        (trained,) = loop.train_group(group, types.SimpleNamespace(reason=lambda step: 'SIGTERM'), None)
+    except Stopped as stopped:
+        assert done == [(step, True)]
+        return str(stopped)
+    assert done == [(step, True), (4, 0)] and (trained.step, trained.num_parameters) == (4, 6)
+    return 'finished'
+
+
+@pytest.mark.parametrize(
+    ('step', 'evaluated', 'wanted'),
+    [
+        (0, False, 'SIGTERM: stopped before the first step'),
+        (3, True, 'SIGTERM: stopped after step 3 of 4, which is saved'),
+        (4, False, 'SIGTERM: stopped after step 4 of 4, which is saved'),
+        (4, True, 'finished'),
+    ],
+)
+def test_a_run_that_has_made_and_evaluated_its_last_step_is_finished_and_any_other_stops(
+    monkeypatch, step, evaluated, wanted
+):
+    monkeypatch.setattr(loop.checkpoint, 'best', lambda directory: 2)
+    assert outcome(step, evaluated) == wanted

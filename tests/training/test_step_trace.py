@@ -1,0 +1,84 @@
+"""`--profile`: ranges that cannot be traced are refused, and the trace of the others can be read."""
+
+import gzip
+import json
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from tformer import __main__ as command_line
+from tformer.commands import benchmark
+from tformer.errors import UserError
+from tformer.training import loop
+from tformer.training.step_trace import StepTrace
+from whole_runs import ROOT, load
+
+
+@pytest.mark.parametrize('text', ['', '3', '3:', ':3', '0:2', '4:3', '1:2:3', '-1:2', '1.5:2', 'a:b', '1:2 '])
+def test_a_range_is_two_steps_in_order(tmp_path, text):
+    with pytest.raises(UserError, match=r'^--profile=.* is not FIRST:LAST, two steps from 1 on, in order; write e\.g'):
+        StepTrace(text, tmp_path)
+
+
+def test_steps_that_are_made_already_or_never_will_be_are_refused(tmp_path):
+    trace = StepTrace('4:6', tmp_path)
+    trace.check(3, 6)
+    for made, num_steps, why in ((4, 6, 'the next step is 5'), (0, 5, 'the last step is 5')):
+        with pytest.raises(UserError, match=f'^--profile=4:6: {why}$'):
+            trace.check(made, num_steps)
+
+
+def events(workdir) -> list[dict]:
+    (place,) = (workdir / 'profile' / 'plugins' / 'profile').iterdir()
+    (protocol,) = place.glob('*.xplane.pb')
+    assert jax.profiler.ProfileData.from_file(str(protocol)).planes is not None
+    with gzip.open(place / 'perfetto_trace.json.gz') as file:
+        return json.load(file)['traceEvents']
+
+
+def steps(workdir) -> list[int]:
+    """The numbers of the traced train steps."""
+    named = [event for event in events(workdir) if event.get('name') == 'train']
+    return sorted(int(event['args']['step_num']) for event in named)
+
+
+def test_a_trace_holds_its_steps_and_one_that_is_cut_short_those_that_were_made(tmp_path, capsys):
+    double = jax.jit(lambda x: 2 * x)
+    for name, stop in (('whole', 5), ('cut', 3)):
+        trace = StepTrace('2:4', tmp_path / name)
+        for step in range(1, stop + 1):
+            trace.begin(step)
+            with jax.profiler.StepTraceAnnotation('train', step_num=step):
+                found = double(jnp.ones(3))
+            trace.end(step, found)
+        trace.close()
+        assert steps(tmp_path / name) == [*range(2, min(stop, 4) + 1)]
+    assert capsys.readouterr().out == f'a trace of steps 2 to 4 is in {tmp_path}/whole/profile\n'
+
+
+def test_a_run_and_a_benchmark_write_a_trace(tmp_path):
+    recipe = 'translate.py:smoke'
+    wanted = load(recipe, tmp_path, train__num_steps='4', train__eval_every='4', data__tokenizer='symbol')
+    with pytest.raises(UserError, match=r'^--profile=4:5: the last step is 4$'):
+        loop.train(wanted, tmp_path / 'run', trace=StepTrace('4:5', tmp_path / 'run'))
+    loop.train(wanted, tmp_path / 'run', trace=StepTrace('2:3', tmp_path / 'run'))
+    assert steps(tmp_path / 'run') == [2, 3]
+    with pytest.raises(UserError, match=r'^--profile=2:3: the last step is 2$'):
+        benchmark.benchmark(wanted, 2, trace=StepTrace('2:3', tmp_path / 'timed'))
+    found = benchmark.benchmark(wanted, 2, trace=StepTrace('2:2', tmp_path / 'timed'))
+    assert steps(tmp_path / 'timed') == [2]
+    assert 'mfu' not in found and found['step_ms'] > 0  # the peak of a CPU is not known
+
+
+@pytest.mark.parametrize(
+    ('flags', 'why'),
+    [
+        (('--profile=1:2',), '--workdir is needed'),
+        (('--workdir=here',), '--workdir is where --profile writes its trace'),
+        (('--profile=1:2', '--data', '--workdir=here'), '--profile is of train steps; leave out --data'),
+    ],
+)
+def test_a_benchmark_writes_nothing_but_its_trace(flags, why):
+    with pytest.raises(UserError, match=f'^{why}'):
+        command_line.main(['tformer', 'benchmark', f'--config={ROOT}/configs/lm_stdlib.py:smoke', *flags])
