@@ -81,8 +81,10 @@ def benchmark(
 
 
 @contextlib.contextmanager
-def stepping(config: Config) -> Iterator[tuple[Callable[[], float], Callable[[], TrainState], dict[str, Any]]]:
-    """Gives (a function that makes one step and returns its loss, one that returns the state, facts of the model)."""
+def stepping(
+    config: Config,
+) -> Iterator[tuple[Callable[[], dict[str, float]], Callable[[], TrainState], dict[str, Any]]]:
+    """Gives (a function that makes a step and returns its loss and flops, one that returns the state, model facts)."""
     config = assumed(config)
     batch = random_batch(config)
     program = make_program(config, batch)
@@ -96,12 +98,11 @@ def stepping(config: Config) -> Iterator[tuple[Callable[[], float], Callable[[],
             'tokens': sum(value.size for name, value in batch.items() if name.endswith('inputs')),
         }
 
-        def once() -> float:
+        def once() -> dict[str, float]:
             nonlocal state
             state, numbers = program.jitted_step(state, placed, program.hyper)
-            facts['flops'] = float(jax.device_get(numbers['flops']))
-            total, weight = jax.device_get(numbers['scores']['loss'])
-            return float(total / weight)
+            (total, weight), flops = jax.device_get((numbers['scores']['loss'], numbers['flops']))
+            return {'loss': float(total / weight), 'flops': float(flops)}
 
         for _ in range(2):
             once()
@@ -110,7 +111,8 @@ def stepping(config: Config) -> Iterator[tuple[Callable[[], float], Callable[[],
 
 def train_step(config: Config, steps: int, trace: StepTrace | None = None) -> dict[str, Any]:
     """Returns the median time of `steps` train steps on full random batches, after two unmeasured."""
-    times, loss = [], 0.0
+    times: list[float] = []
+    step_numbers: dict[str, float] = {}
     with stepping(config) as (once, _, facts), contextlib.ExitStack() as contexts:
         if trace is not None:
             contexts.callback(trace.close)
@@ -119,15 +121,15 @@ def train_step(config: Config, steps: int, trace: StepTrace | None = None) -> di
                 trace.begin(step)
             began = time.perf_counter()
             with jax.profiler.StepTraceAnnotation('train', step_num=step):
-                loss = once()
+                step_numbers = once()
             times.append(time.perf_counter() - began)
             if trace is not None:
-                trace.end(step, loss)
+                trace.end(step, step_numbers['loss'])
     median = statistics.median(times)
     rate = {'tokens_per_s': round(facts.pop('tokens') / median, 1), 'step_ms': round(median * 1e3, 2)}
-    flops, peak = facts.pop('flops'), devices.peak_flops(facts['device'], config.model.dtype)
+    flops, peak = step_numbers['flops'], devices.peak_flops(facts['device'], config.model.dtype)
     utilization = {} if peak is None else {'mfu': round(flops / (median * peak * facts['devices']), 4)}
-    return {**facts, **rate, **utilization, 'loss': round(loss, 4)}
+    return {**facts, **rate, **utilization, 'loss': round(step_numbers['loss'], 4)}
 
 
 SAVED_EVERY = 10
