@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := runs/demo
 
-.PHONY: setup docs-setup parity demo test coverage proofs steady mutants newest stack compilers check lint format docs tutorial bench clean
+.PHONY: setup docs-setup parity demo test coverage proofs steady mutants newest stack compilers accelerator check lint format docs tutorial bench clean
 
 setup: $(VENV)/.ready
 
@@ -69,6 +69,21 @@ compilers: setup
 	for platform in tpu cuda cudnn; do \
 	  $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target=$(COMPILERS)/$$platform --upgrade \
 	    $$($(BIN)/python -c "from tformer.distributed import devices; print(*devices.requirements('$$platform'))"); done
+
+# For whoever has a TPU or a GPU: the tests marked `accelerator`, then the timings, by an interpreter whose JAX has its
+# plugin. Nothing is installed. TFORMER_ACCELERATOR=cpu rehearses it on a CPU.
+TFORMER_ACCELERATOR ?= chip
+accelerator: export TFORMER_ACCELERATOR := $(TFORMER_ACCELERATOR)
+accelerator: export PYTHONPATH := .
+accelerator:
+	$(PYTHON) tests/helpers/accelerator.py
+	@failed=0; \
+	$(PYTHON) -m pytest -o addopts= -q -rs --strict-markers --import-mode=importlib -W default -p no:cacheprovider \
+	  --durations=10 -m accelerator tests/accelerator || failed=1; \
+	JAX_PLATFORMS=$(if $(filter cpu,$(TFORMER_ACCELERATOR)),cpu,$(JAX_PLATFORMS)) \
+	  $(PYTHON) tests/accelerator/timings.py --table=build/accelerator.md \
+	  $(if $(filter cpu,$(TFORMER_ACCELERATOR)),--tiny) || failed=1; \
+	exit $$failed
 
 lint: setup
 	$(BIN)/ruff format --check .

@@ -1,29 +1,40 @@
-"""What every test runs under: eight CPU devices, strict ranks, a compilation cache shared by the workers."""
+"""What every test runs under: eight CPU devices, strict ranks, a compilation cache shared by the workers.
+
+`make accelerator` runs the tests marked `accelerator` on the devices that JAX finds, compiled as for users.
+"""
 
 import atexit
 import collections
+import contextlib
 import os
 import pathlib
 import shutil
 import tempfile
 
+import accelerator
 import lives
 import shares
 
-os.environ.setdefault('JAX_PLATFORMS', 'cpu')
-os.environ['XLA_FLAGS'] = ' '.join(
-    [os.environ.get('XLA_FLAGS', ''), '--xla_force_host_platform_device_count=8', lives.XLA_FLAGS]
-)
+if accelerator.MODE == 'chip':
+    accelerator.share()
+else:
+    os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+    os.environ['XLA_FLAGS'] = ' '.join(
+        [os.environ.get('XLA_FLAGS', ''), '--xla_force_host_platform_device_count=8', lives.XLA_FLAGS]
+    )
 os.environ['TFORMER_CACHE'] = tempfile.mkdtemp(prefix='tformer-test-cache-')
 atexit.register(shutil.rmtree, os.environ['TFORMER_CACHE'], ignore_errors=True)
 
-import hypothesis  # noqa: E402
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
-hypothesis.settings.register_profile('tests', deadline=None, derandomize=True)  # cores are shared
-hypothesis.settings.load_profile('tests')
-lives.compile_soon()
+with contextlib.suppress(ModuleNotFoundError):  # an interpreter for `make accelerator` need not have it
+    import hypothesis
+
+    hypothesis.settings.register_profile('tests', deadline=None, derandomize=True)  # cores are shared
+    hypothesis.settings.load_profile('tests')
+if accelerator.MODE != 'chip':
+    lives.compile_soon()
 jax.config.update('jax_numpy_rank_promotion', 'raise')
 
 SECONDS = collections.defaultdict(lambda: collections.defaultdict(float))
@@ -44,6 +55,9 @@ def pytest_addoption(parser):
 
 def pytest_collection_modifyitems(items):
     """The longest files come first, so that no worker ends alone; the tests of one case stand together."""
+    for item in items if accelerator.MODE is None else ():
+        if item.get_closest_marker('accelerator'):
+            item.add_marker(pytest.mark.skip(reason='no accelerator: make accelerator runs these'))
     allowed = shares.load()
     longest = collections.Counter()
     for files in allowed.values():

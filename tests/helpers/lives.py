@@ -1,5 +1,6 @@
 """Real processes that run the command line, to be killed; forked from one that has imported everything but a device."""
 
+import concurrent.futures
 import inspect
 import multiprocessing
 import os
@@ -10,9 +11,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from typing import Any
 
 import jaxlib
 
+import accelerator
 from places import ROOT
 
 # Several devices share a few busy cores.
@@ -32,7 +35,8 @@ CONTEXT.set_forkserver_preload(
 class Life:
     """A process that runs `tformer ARGUMENTS`; what it prints, on either stream, is in `said`.
 
-    It first calls `before`, a function of tests/helpers/halting.py. With `optimised` XLA compiles as for users.
+    It first calls `before`, a function of tests/helpers/halting.py. With `optimised` XLA compiles as for users. With
+    `on_chip` it runs on the accelerator of tests/helpers/accelerator.py.
     """
 
     def __init__(
@@ -42,10 +46,11 @@ class Life:
         devices: int = 1,
         before: Callable[[], None] | None = None,
         optimised: bool = False,
+        on_chip: bool = False,
     ):
         self.log = place / f'life_{time.monotonic_ns()}.log'
         place.mkdir(parents=True, exist_ok=True)
-        given = [str(x) for x in arguments], str(self.log), devices, before, optimised
+        given = [str(x) for x in arguments], str(self.log), None if on_chip else devices, before, optimised
         self._process = CONTEXT.Process(target=_live, args=given)
         self._process.start()
         self.pid = self._process.pid or 0
@@ -126,19 +131,36 @@ def compile_soon(optimised: bool = False) -> None:
     compilation_cache.get_executable_and_time = load_for_one
 
 
-def _live(arguments: list[str], log: str, devices: int, before: Callable[[], None] | None, optimised: bool) -> None:
+def on_cpu(function: Callable[..., Any], *args: Any) -> Any:
+    """Returns what a function returns in a process that leaves the accelerator alone."""
+    with concurrent.futures.ProcessPoolExecutor(1, CONTEXT, _keep_to_cpu) as pool:
+        return pool.submit(function, *args).result()
+
+
+def _keep_to_cpu() -> None:
+    import jax
+
+    jax.config.update('jax_platforms', 'cpu')
+
+
+def _live(
+    arguments: list[str], log: str, devices: int | None, before: Callable[[], None] | None, optimised: bool
+) -> None:
     with open(log, 'ab', buffering=0) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     sys.stdout, sys.stderr = (os.fdopen(number, 'w', buffering=1) for number in (1, 2))
-    flags = SHARED_CORES if optimised else XLA_FLAGS
-    os.environ['XLA_FLAGS'] = f'--xla_force_host_platform_device_count={devices} {flags}'
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-    import jax
+    if devices is None:
+        accelerator.begin_as_users()
+    else:
+        import jax
 
-    jax.config.update('jax_platforms', 'cpu')
-    compile_soon(optimised)
+        flags = SHARED_CORES if optimised else XLA_FLAGS
+        os.environ['XLA_FLAGS'] = f'--xla_force_host_platform_device_count={devices} {flags}'
+        jax.config.update('jax_platforms', 'cpu')
+        compile_soon(optimised)
     from tformer import __main__ as command_line
 
     if before is not None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import pytest
 
 from tformer.config import Config, Data, Train
@@ -39,3 +40,8 @@ def test_without_data_the_vocabulary_is_that_of_the_workdir_that_lends_its_token
     assert dummy_batch.assumed(stated).model.vocab_size == read.vocab_size != 77
     nowhere = dataclasses.replace(stated, data=dataclasses.replace(stated.data, tokenizer_from=None))
     assert dummy_batch.assumed(nowhere).model.vocab_size == 77
+
+
+def test_the_version_of_a_package_that_is_not_installed_is_said_so():
+    assert setup._version('jax') == jax.__version__
+    assert setup._version('tformer-that-is-a-source-tree') == 'not installed'

@@ -192,7 +192,7 @@ def peak_flops(config: Config) -> float | None:
 
 def checkpoint_metadata(data: RunData) -> dict[str, Any]:
     """Returns the part of every checkpoint's metadata that describes the run: config, data, versions of packages."""
-    model, versions = data.config.model, {name: importlib.metadata.version(name) for name in PACKAGES}
+    model, versions = data.config.model, {name: _version(name) for name in PACKAGES}
     return {
         'config': config_lib.to_dict(data.config),
         'config_digest': config_lib.digest(data.config),
@@ -200,3 +200,11 @@ def checkpoint_metadata(data: RunData) -> dict[str, Any]:
         'attention_kernel': None if model.recurrence else kernel_choice.pick(model, sharding.platform()),
         'versions': {'python': platform.python_version(), **versions},
     }
+
+
+def _version(package: str) -> str:
+    """Returns the version of a package; tformer may run from its source tree."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return 'not installed'

@@ -1,0 +1,115 @@
+"""Attention kernels on the chip, against float64: about as near to it as the `reference` of the same type.
+
+The rehearsal interprets the kernels of Pallas on a CPU.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import accelerator
+from attention_cases import CASES, Case, by_hand, make, make_mask
+from tformer.layers import cudnn, splash, triton
+from tformer.layers.kernel_choice import KERNELS, unserved
+from tformer.layers.kernels import ScoreOptions
+
+pytestmark = pytest.mark.accelerator
+
+# A kernel rounds other sums than `reference` and as many of them: its error is another draw of the same size.
+FACTOR = 3
+ROUNDOFF = {'float32': 2.0**-24, 'bfloat16': 2.0**-9}
+INTERPRETED = {
+    'flash': functools.partial(splash.flash, interpret=True),
+    'triton': functools.partial(triton.triton, interpret=True),
+}
+ODD = {
+    'odd length': Case(lengths=(141, 141)),
+    'odd, across': Case(causal=False, order=None, across=True, lengths=(97, 141), heads=(8, 4)),
+    'odd, packed, groups': Case(lengths=(141, 141), packed=True, heads=(8, 2)),
+}
+ALL = {
+    name: case._replace(sizes=tuple(4 * size for size in case.sizes))  # heads of 64
+    for name, case in (CASES | ODD).items()
+}
+FEW = (
+    *('causal', 'groups', 'across and packed', 'prefix and packed', 'window', 'softcap and sink'),
+    'odd, packed, groups',
+)
+RUNS = [
+    *((kernel, name, 'bfloat16') for kernel in ('cudnn', 'triton', 'flash') for name in ALL),
+    *((kernel, name, 'float32') for kernel in ('triton', 'flash') for name in FEW),
+    *((kernel, name, dtype) for kernel in ('chunked', 'xla') for name in FEW[:3] for dtype in ROUNDOFF),
+]
+
+
+def needs(case, dtype):
+    asked = {'softcap': case.softcap, 'sink': case.sink, 'value_dim': case.sizes[0] != case.sizes[1]}
+    return {dtype} | {feature for feature, asks in asked.items() if asks}
+
+
+def function(kernel, case, dtype):
+    """Returns the kernel; skips where the chip or the kernel does not serve the case."""
+    if accelerator.MODE == 'cpu' and kernel in INTERPRETED:
+        return INTERPRETED[kernel]
+    if line := unserved(kernel, needs(case, dtype), jax.default_backend()):
+        pytest.skip(line.partition(';')[0])
+    if kernel == 'cudnn' and not cudnn.knows(make_mask(case)[0]):
+        pytest.skip('cudnn leaves this mask to triton')
+    return KERNELS[kernel].function
+
+
+def cotangent(case, dtype):
+    """Zero at padding, whose outputs nobody reads."""
+    real_BT = make_mask(case)[1]
+    shape = (len(real_BT), case.heads[0], case.lengths[0], case.sizes[1])
+    drawn = np.where(real_BT[:, None, :, None], np.random.default_rng(1).standard_normal(shape), 0)
+    return jnp.asarray(drawn, dtype)
+
+
+def run(kernel, case, dtype):
+    """Returns the outputs at tokens and the gradients, by name."""
+    dout_BNTU, (mask, real_BT) = cotangent(case, dtype), make_mask(case)
+
+    @jax.jit
+    def program(arrays, mask, dout_BNTU):
+        def attend(arrays):
+            options = ScoreOptions(case.sizes[0] ** -0.5, softcap=case.softcap, sink_N=arrays.get('sink_N'))
+            return kernel(arrays['q'], arrays['k'], arrays['v'], mask, options)
+
+        out_BNTU, pull = jax.vjp(attend, arrays)
+        return jnp.where(real_BT[:, None, :, None], out_BNTU, 0), *pull(dout_BNTU)
+
+    with jax.default_matmul_precision('highest'):
+        out_BNTU, grads = jax.device_get(program(make(case, dtype), mask, dout_BNTU))
+    return {'out': out_BNTU, **grads}
+
+
+@functools.cache
+def exact(name, dtype):
+    case = ALL[name]
+    mask, real_BT = make_mask(case)
+    options = ScoreOptions(case.sizes[0] ** -0.5, softcap=case.softcap)
+    out, grads = by_hand(make(case, dtype), np.asarray(mask.array()), options, cotangent(case, dtype))
+    return {'out': np.where(real_BT[:, None, :, None], out, 0), **grads}
+
+
+def errors(found, wanted):
+    """Returns the norm of each array's error over its own norm."""
+    return {
+        name: np.linalg.norm(np.asarray(found[name], np.float64) - x) / np.linalg.norm(x) for name, x in wanted.items()
+    }
+
+
+@functools.cache
+def own_errors(name, dtype):
+    return errors(run(KERNELS['reference'].function, ALL[name], dtype), exact(name, dtype))
+
+
+@pytest.mark.parametrize(('kernel', 'name', 'dtype'), RUNS)
+def test_a_kernel_is_as_near_to_float64_as_the_reference(kernel, name, dtype):
+    found = errors(run(function(kernel, ALL[name], dtype), ALL[name], dtype), exact(name, dtype))
+    bounds = {key: FACTOR * max(own, ROUNDOFF[dtype]) for key, own in own_errors(name, dtype).items()}
+    assert {key: (error, bounds[key]) for key, error in found.items() if not error <= bounds[key]} == {}

@@ -1,0 +1,68 @@
+"""The accelerator of the tests marked `accelerator`; as a script it names the accelerator, or says that there is none.
+
+$TFORMER_ACCELERATOR is `chip` in `make accelerator`, and `cpu` in its rehearsal, where the CPU stands for the chip.
+"""
+
+import importlib.util
+import os
+import platform
+import sys
+from collections.abc import Callable
+
+MODE = os.environ.get('TFORMER_ACCELERATOR')  # chip, cpu, or None: there is none
+assert MODE in (None, 'chip', 'cpu'), f'TFORMER_ACCELERATOR={MODE} is neither chip nor cpu'
+DETERMINISTIC = '--xla_gpu_deterministic_ops=true'  # docs/how-to/reliability.md
+
+
+def share() -> None:
+    """Lets several processes use the accelerator, and the CPU beside it; called before JAX is imported."""
+    os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')
+    asked = os.environ.get('JAX_PLATFORMS')
+    if asked and 'cpu' not in asked.split(','):
+        os.environ['JAX_PLATFORMS'] = f'{asked},cpu'
+
+
+def begin_as_users() -> None:
+    """Prepares a process of a run: on a chip, operations with the same bits every time; else as the other tests."""
+    import jax
+
+    import lives
+
+    if MODE == 'chip':
+        os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {DETERMINISTIC}'
+        return
+    jax.config.update('jax_platforms', 'cpu')
+    os.environ['XLA_FLAGS'] = lives.XLA_FLAGS
+    lives.compile_soon()
+
+
+def highest_precision(then: Callable[[], None] | None = None) -> None:
+    """Multiplies float32 as float32, where accelerators round the factors by default; then calls `then`."""
+    import jax
+
+    jax.config.update('jax_default_matmul_precision', 'highest')
+    if then is not None:
+        then()
+
+
+def main() -> str | None:
+    """Prints a line on the devices that JAX finds; returns one on what is missing."""
+    share()
+    missing = [name for name in ('jax', 'flax', 'optax', 'orbax', 'pytest') if importlib.util.find_spec(name) is None]
+    if missing:
+        return f'accelerator: {sys.executable} lacks {", ".join(missing)}; give another interpreter as PYTHON='
+    import jax
+
+    if MODE == 'chip' and jax.default_backend() == 'cpu':
+        return f'accelerator: the JAX of {sys.executable} finds none; give an interpreter with its plugin as PYTHON='
+    kinds = ', '.join(sorted({device.device_kind for device in jax.devices()}))
+    versions = f'jax {jax.__version__}, Python {platform.python_version()}'
+    print(f'accelerator: {jax.device_count()} x {kinds}, {versions}', flush=True)
+    return None
+
+
+if __name__ == '__main__':
+    line = main()
+    if line is not None:
+        print(line, file=sys.stderr)
+        sys.exit(2)
