@@ -80,8 +80,7 @@ accelerator:
 	@failed=0; \
 	$(PYTHON) -m pytest -o addopts= -q -rs --strict-markers --import-mode=importlib -W default -p no:cacheprovider \
 	  --durations=10 -m accelerator tests/accelerator || failed=1; \
-	JAX_PLATFORMS=$(if $(filter cpu,$(TFORMER_ACCELERATOR)),cpu,$(JAX_PLATFORMS)) \
-	  $(PYTHON) tests/accelerator/timings.py --table=build/accelerator.md \
+	$(PYTHON) tests/accelerator/timings.py --table=build/accelerator.md \
 	  $(if $(filter cpu,$(TFORMER_ACCELERATOR)),--tiny) || failed=1; \
 	exit $$failed
 

@@ -42,6 +42,7 @@ def make_config(name: str, workload: Workload, **fields: Any) -> Config:
             'model.num_heads': workload.heads,
             'model.vocab_size': workload.vocabulary,
             **({'model.encoder_vocab_size': workload.vocabulary} if len(stacks) == 2 else {}),
+            'model.max_len': workload.length + workload.new_tokens,
             'model.dtype': 'bfloat16',
             'model.dropout_rate': 0.0,
             'model.attention_dropout_rate': 0.0,
@@ -75,10 +76,7 @@ def train(name: str, workload: Workload) -> None:
 
 def generator(name: str, workload: Workload) -> tuple[Callable[[int], Any], dict[str, int]]:
     """Returns (call(number of new tokens), the bytes of the parameters and of the cache that a step reads)."""
-    longest = workload.length + workload.new_tokens
-    cfg = dummy_batch.assumed(
-        make_config(name, workload, **{'model.max_len': longest, 'model.param_dtype': 'bfloat16'})
-    )
+    cfg = dummy_batch.assumed(make_config(name, workload, **{'model.param_dtype': 'bfloat16'}))
     batch = dummy_batch.random_batch(cfg)
     if workload.family == 'encoder_decoder':  # what it writes begins with one token
         batch |= {field: batch[field][:, :1] for field in ('inputs', 'positions')}
@@ -112,7 +110,7 @@ def generate(name: str, workload: Workload) -> None:
 def trials(name: str, workload: Workload) -> None:
     """Steps of several trials of modular division under vmap, and as many steps of a trial alone."""
     spec = 'configs/algorithmic.py' + (':smoke' if workload is TINY[name] else '')
-    cfg = dummy_batch.assumed(checks.load(spec, {'mesh.data': 1, 'data.tokenizer_vocab_size': 128}))
+    cfg = dummy_batch.assumed(checks.load(spec, {'mesh.data': 1, 'model.vocab_size': 128}))
     batch = dummy_batch.random_batch(cfg)
     alone = program.make_program(cfg, batch)
     mesh = batched_trials.make_mesh(cfg.mesh, TRIALS)
@@ -143,13 +141,11 @@ def trials(name: str, workload: Workload) -> None:
 
 def data(name: str, workload: Workload) -> None:
     """The pipeline on the standard library's source as bytes, in rows of the workload's length."""
-    fields = {
-        'model.max_len': workload.length, 'data.length': workload.length, 'train.batch_size': workload.rows,
-        'mesh.data': 1, 'data.tokenizer': 'byte',
-    }  # fmt: skip
-    if workload is TINY[name]:
-        fields |= {'data.train_examples': 16}
-    serve(benchmark.benchmark(checks.load('configs/lm_stdlib.py', fields), 20, 'data'), {})
+    spec, fields = 'configs/algorithmic.py:reverse,smoke', {}
+    if workload is WORKLOADS[name]:
+        spec, fields = 'configs/lm_stdlib.py', {'data.tokenizer': 'byte', 'model.max_len': workload.length}
+        fields |= {'data.length': workload.length, 'train.batch_size': workload.rows}
+    serve(benchmark.benchmark(checks.load(spec, {'mesh.data': 1, **fields}), 20, 'data'), {})
 
 
 KINDS: dict[str, Callable[[str, Workload], None]] = {

@@ -64,6 +64,8 @@ class Side:
     def __init__(self, script: str, *arguments: str):
         paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get('PYTHONPATH')]))
         environment = {**os.environ, 'PYTHONPATH': paths, 'XLA_PYTHON_CLIENT_PREALLOCATE': 'false'}
+        if arguments[-1:] == REHEARSAL.flags:
+            environment |= {'JAX_PLATFORMS': 'cpu', 'JAX_DISABLE_MOST_OPTIMIZATIONS': '1'}
         command = [sys.executable, str(HERE / f'{script}.py'), *arguments]
         self.name = f'{script} {" ".join(arguments)}'
         self._process = subprocess.Popen(

@@ -86,8 +86,8 @@ class Transformer(nn.Module):
         self.family, self.width = workload.family, workload.width
         width, post = workload.width, workload.family != 'decoder'
         bias, paired = workload.family != 'encoder_decoder', workload.family == 'encoder_decoder'
-        gelu = {'decoder': lambda x: F.gelu(x, approximate='tanh'), 'encoder': F.gelu, 'encoder_decoder': F.relu}
-        activation = gelu[workload.family]
+        activations = {'decoder': lambda x: F.gelu(x, approximate='tanh'), 'encoder': F.gelu, 'encoder_decoder': F.relu}
+        activation = activations[workload.family]
         self.table = nn.Embedding(workload.vocabulary, width)
         nn.init.normal_(self.table.weight, std=0.02)
         longest = workload.length + workload.new_tokens
@@ -95,7 +95,7 @@ class Transformer(nn.Module):
             angles = torch.arange(longest)[:, None] * 10_000 ** (-torch.arange(0, width, 2) / width)
             self.register_buffer('places', torch.cat([angles.sin(), angles.cos()], -1))
         else:
-            self.places = nn.Parameter(torch.randn(max(longest, workload.length), width) * 0.02)
+            self.places = nn.Parameter(torch.randn(longest, width) * 0.02)
         stacks = ['encoder', 'decoder'] if paired else [workload.family]
         self.stacks = nn.ModuleDict(
             {
@@ -161,9 +161,12 @@ def train(workload: Workload, device: str) -> None:
     serve({'torch': torch.__version__, 'params': params}, {'steps': lambda times: [step() for _ in range(times)]})
 
 
-def generator(workload: Workload, device: str) -> Callable[[int], Any]:
-    """Returns call(number of new tokens) -> the new tokens [rows, beams, new tokens]; no row ends before."""
-    model = Transformer(workload).to(device, torch.bfloat16).eval()
+def generator(workload: Workload, device: str, dtype: Any) -> tuple[Callable[[int], Any], Transformer, Any]:
+    """Returns (call(number of new tokens) -> the new tokens [rows, beams, new tokens], the model, what it is given).
+
+    No row ends before.
+    """
+    model = Transformer(workload).to(device, dtype).eval()
     paired, rows, beams = workload.family == 'encoder_decoder', workload.rows, workload.beams
     given = draw(workload, device)
     prompt = given[:, :1] if paired else given
@@ -203,7 +206,7 @@ def generator(workload: Workload, device: str) -> Callable[[int], Any]:
             written = torch.cat([written, tokens], 1)
         return written.view(rows, beams, -1).cpu()
 
-    return call
+    return call, model, given
 
 
 def choose(logits: Any, scores: Any) -> tuple[Any, Any, Any]:
@@ -218,7 +221,7 @@ def choose(logits: Any, scores: Any) -> tuple[Any, Any, Any]:
 
 
 def generate(workload: Workload, device: str) -> None:
-    call = generator(workload, device)
+    call, _, _ = generator(workload, device, torch.bfloat16)
     for _ in range(2):
         call(workload.new_tokens)
     facts = {'torch': torch.__version__, 'first_token_s': median_seconds(lambda: call(1))}

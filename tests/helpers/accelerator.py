@@ -47,6 +47,8 @@ def highest_precision(then: Callable[[], None] | None = None) -> None:
 
 def main() -> str | None:
     """Prints a line on the devices that JAX finds; returns one on what is missing."""
+    if MODE == 'cpu':
+        os.environ['JAX_PLATFORMS'] = 'cpu'
     share()
     missing = [name for name in ('jax', 'flax', 'optax', 'orbax', 'pytest') if importlib.util.find_spec(name) is None]
     if missing:
