@@ -104,3 +104,31 @@ def test_the_tokens_of_a_step_are_those_of_both_sides() -> None:
     counted = {name: workloads.tokens(each, 'train') for name, each in workloads.WORKLOADS.items()}
     assert counted == {'gpt2_124m': 32_768, 'bert_base': 32_768, 'mt_base': 32_768}
     assert workloads.tokens(workloads.WORKLOADS['mt_base'], 'generate') == 16_384
+
+
+class Answering:
+    """A process by its name: one is absent, one broken, the others answer."""
+
+    def __init__(self, name):
+        self.name, self.closed = name, False
+
+    def answer(self):
+        if self.name == 'broken':
+            raise ChildProcessError('broken ended with 1')
+        return {'absent': 'it is not installed'} if self.name == 'absent' else {'fact': self.name}
+
+    def close(self):
+        self.closed = True
+
+
+def test_a_second_side_that_is_absent_or_fails_is_left_out_with_a_line(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(timings, 'Side', Answering)
+    with timings.sides(('own',), ('other',), ('absent',), ('broken',)) as found:
+        assert [facts for _, facts in found] == [{'fact': 'own'}, {'fact': 'other'}]
+    assert all(side.closed for side, _ in found)
+    assert capsys.readouterr().err.splitlines() == [
+        'timings: absent is left out: it is not installed',
+        'timings: broken is left out: broken ended with 1',
+    ]
+    with pytest.raises(ChildProcessError), timings.sides(('broken',)):
+        raise AssertionError('it has no first side')

@@ -86,8 +86,12 @@ class Side:
         return float(self.answer())
 
     def close(self) -> None:
-        self._process.kill()
-        self._process.communicate()
+        """Ends the process, which ends by itself where it has nothing more to read."""
+        try:
+            self._process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.communicate()
 
 
 def say(line: str) -> None:
@@ -96,16 +100,28 @@ def say(line: str) -> None:
 
 @contextlib.contextmanager
 def sides(*commands: tuple[str, ...], flags: tuple[str, ...] = ()) -> Iterator[list[tuple[Side, dict[str, Any]]]]:
-    """Gives processes with their facts; one that is absent says why and is left out. They compile beside each other."""
+    """Gives processes with their facts, that compile beside each other.
+
+    All but the first may be absent, or fail: a line says why.
+
+    Raises:
+      ChildProcessError: the first has failed.
+    """
     with contextlib.ExitStack() as contexts:
         opened = [Side(*command, *flags) for command in commands]
         for side in opened:
             contexts.callback(side.close)
-        found = [(side, side.answer()) for side in opened]
-        for side, facts in found:
+        found = [(opened[0], opened[0].answer())]
+        for side in opened[1:]:
+            try:
+                facts = side.answer()
+            except ChildProcessError as error:
+                facts = {'absent': str(error)}
             if 'absent' in facts:
                 say(f'{side.name} is left out: {facts["absent"]}')
-        yield [(side, facts) for side, facts in found if 'absent' not in facts]
+            else:
+                found.append((side, facts))
+        yield found
 
 
 def alternate(asked: Sequence[tuple[Side, str, int]], pairs: int) -> list[list[float]]:
@@ -182,7 +198,7 @@ def measure(amount: Amount) -> tuple[dict[str, Any], list[Row], list[str]]:
         say(what)
         try:
             return run()
-        except ChildProcessError as error:
+        except (ChildProcessError, BrokenPipeError) as error:
             say(str(error))
             failed.append(what)
 
