@@ -43,7 +43,7 @@ class DryRun:
     config: Config  # resolved
     target: Target
     mesh: Mesh  # of the devices
-    held: dict[str, float]  # the bytes of the arguments on one device, by what they are
+    held: dict[str, float]  # the bytes of one device's arguments, by what they are; those on the host are among them
     asked: float  # the operations that the model needs of all devices; 0 if not counted
     executable: jax.stages.Compiled
     seconds: float  # of the compilation
@@ -71,6 +71,12 @@ class DryRun:
             new = memory.output_size_in_bytes - memory.alias_size_in_bytes
             return float(memory.argument_size_in_bytes + new + memory.temp_size_in_bytes)
         return float(memory.peak_memory_in_bytes)
+
+    @property
+    def on_host(self) -> float:
+        """The bytes of one device's arguments that wait in the host's memory."""
+        memory: Any = self.executable.memory_analysis()
+        return float(memory.host_argument_size_in_bytes)
 
     def mfu(self, seconds: float) -> float:
         """Returns the share of the devices' peak that the model's operations take in this time."""

@@ -41,11 +41,17 @@ def describe(run: DryRun) -> str:
 def _memory(run: DryRun) -> list[str]:
     memory: Any = run.executable.memory_analysis()
     arguments = memory.argument_size_in_bytes
-    rows = {**run.held, 'other arguments': arguments - sum(run.held.values())}
-    rows |= {'results and temporaries': run.peak - arguments, 'peak': run.peak}
+    rows = {**run.held, 'other arguments': arguments + run.on_host - sum(run.held.values())}
+    rows |= {
+        "of these in the host's memory": run.on_host,
+        'results and temporaries': run.peak - arguments,
+        'peak': run.peak,
+    }
     lines = [f'  {name:<30} {_gib(size):>14}' for name, size in rows.items() if size >= 2**20 or name == 'peak']
     if not math.isinf(limit := run.target.device.memory):
         lines[-1] += f'  {run.peak / limit:.0%} of {_gib(limit)}' + ('' if run.peak <= limit else ': it does not fit')
+    if run.config.optimizer.offload and not run.on_host:
+        lines.append('  this compiler leaves optimizer.offload out: what would be on the host counts as on the device')
     lines.append('the largest arrays that it computes')
     found = traffic.largest(run.program, SHOWN)
     return ['memory of a device', *lines, *(f'  {_gib(size):>14}  {shape}  {place}' for shape, place, size in found)]
@@ -113,6 +119,7 @@ def figures(run: DryRun) -> dict[str, Any]:
         'mesh': {axis: size for axis, size in run.mesh.shape.items() if size > 1},
         'compile_seconds': round(run.seconds, 1),
         'peak_bytes': run.peak,
+        'host_bytes': run.on_host,
         'memory_bytes': None if math.isinf(run.target.device.memory) else run.target.device.memory,
         'flops': sum(work.flops * work.times for work in run.works),
         'model_flops': run.asked,

@@ -98,6 +98,7 @@ class Optimizer(Section):
     clip_norm: float | None = 1.0  # of the global gradient
     master_dtype: str | None = None  # of copies of bfloat16 parameters that updates add up in; None: no copies
     moment_dtype: str = 'float32'  # of moments between steps; bfloat16 is rounded at random, so that they do decay
+    offload: bool = False  # its state and the averages wait in the host's memory, and are on the devices for updates
     ema_decay: float | None = None  # of a moving average of the parameters, which is what is evaluated and exported
 
 

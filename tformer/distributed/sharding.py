@@ -232,6 +232,15 @@ def tree_shardings(abstract: Any, mesh: Mesh, rules: Rules) -> Any:
     return jax.tree.map(place, nn.get_partition_spec(abstract), unboxed(abstract))
 
 
+def on_host(shardings: Any, abstract: Any) -> Any:
+    """Returns the shardings of a tree of (boxed) abstract arrays, those of more than one number in the host's memory."""
+
+    def place(where: NamedSharding, leaf: jax.ShapeDtypeStruct) -> NamedSharding:
+        return where.with_memory_kind('pinned_host') if leaf.size > 1 else where
+
+    return jax.tree.map(place, shardings, unboxed(abstract))
+
+
 def _spec(shape: Sequence[int], names: Iterable[str | None], rules: Rules, mesh: Mesh) -> PartitionSpec:
     """Returns the axes of the mesh that split an array. Each splits the first axis whose size it divides."""
     spec: list[tuple[str, ...]] = []

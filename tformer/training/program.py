@@ -26,7 +26,7 @@ from tformer.model import build
 from tformer.objectives import OBJECTIVES, Objective, loss_chunk
 from tformer.optim.hyperparameters import Hyperparameters
 from tformer.optim.optimizers import make_optimizer
-from tformer.training.state import TrainState, begin, logical_names, make_init
+from tformer.training.state import OFFLOADED, TrainState, begin, logical_names, make_init
 from tformer.training.step import Step, make_train_step
 
 
@@ -56,7 +56,11 @@ class Program:
     @functools.cached_property
     def shardings(self) -> TrainState:
         """The shardings of a state's arrays."""
-        return sharding.tree_shardings(self.abstract, self.mesh, sharding.make_rules(self.config.mesh))
+        found: TrainState = sharding.tree_shardings(self.abstract, self.mesh, sharding.make_rules(self.config.mesh))
+        if self.config.optimizer.offload:
+            parts = {name: getattr(self.abstract, name) for name in OFFLOADED}
+            found = found.replace(**{name: sharding.on_host(getattr(found, name), x) for name, x in parts.items()})
+        return found
 
     @functools.cached_property
     def jitted_step(self) -> Any:

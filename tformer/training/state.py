@@ -33,6 +33,9 @@ class TrainState(flax.struct.PyTreeNode):
         return f'TrainState(step={self.step}, {", ".join(f"{name}={n:,}" for name, n in counts.items() if n)})'
 
 
+OFFLOADED = ('opt_state', 'averages')  # what optimizer.offload keeps in the host's memory
+
+
 def step_key(seed: Scalar, step: Scalar) -> jax.Array:
     """Returns the random key of a step, a pure function of seed and step on any devices."""
     return jax.random.fold_in(jax.random.key(seed), step)
@@ -45,10 +48,10 @@ def variables(params: Any, statistics: Any) -> dict[str, Any]:
 
 def evaluation_params(state: TrainState) -> Any:
     """Returns the parameters to evaluate, decode with and export: their averages, where the run has averages."""
-    averages = state.averages
-    for part in jax.tree.leaves(state.opt_state, is_leaf=lambda x: isinstance(x, ScheduleFree)):
+    averages, opt_state = jax.device_put((state.averages, state.opt_state), jax.memory.Space.Device)
+    for part in jax.tree.leaves(opt_state, is_leaf=lambda x: isinstance(x, ScheduleFree)):
         if isinstance(part, ScheduleFree):
-            averages = part.average(master_params(state.params, state.opt_state))
+            averages = part.average(master_params(state.params, opt_state))
     if averages is None:
         return state.params
     return jax.tree.map(lambda mean, x: mean.astype(x.dtype), averages, state.params)

@@ -16,7 +16,7 @@ from tformer.objectives import Objective, loss_chunk
 from tformer.optim import freezing, precision, schedules
 from tformer.optim.hyperparameters import Hyperparameters, Scalar
 from tformer.training import flops, skipping
-from tformer.training.state import TrainState, abstract_variables, logical_names, step_key, variables
+from tformer.training.state import OFFLOADED, TrainState, abstract_variables, logical_names, step_key, variables
 
 Batch = Mapping[str, Any]
 Step = Callable[[TrainState, Batch, Hyperparameters], tuple[TrainState, dict[str, Any]]]
@@ -66,6 +66,8 @@ def make_train_step(
             num_steps=config.train.num_steps or 1,
             emb_dim=base_width(config.model),
         )
+        if config.optimizer.offload:
+            state, grads = fetched(state, grads)
         updated_state = update(optimizer, state, grads, hyper, learning_rate).replace(statistics=statistics)
 
         norm = optax.tree.norm(grads)
@@ -171,6 +173,14 @@ def update(
     params = jax.tree.map(lambda x, old: x.astype(old.dtype), master, state.params)
     averages = moving_average(state.averages, master, hyper.ema_decay, state.step + 1)
     return state.replace(step=state.step + 1, params=params, opt_state=opt_state, averages=averages)
+
+
+def fetched(state: TrainState, grads: Any) -> tuple[TrainState, Any]:
+    """Returns `state` with what waits in the host's memory on the devices, and the gradients, before which it does not
+    come."""
+    waiting = {name: getattr(state, name) for name in OFFLOADED}
+    waiting, grads = jax.lax.optimization_barrier((waiting, grads))
+    return state.replace(**jax.device_put(waiting, jax.memory.Space.Device)), grads
 
 
 def moving_average(averages: Any, params: Any, decay: Scalar | None, step: jax.Array) -> Any:

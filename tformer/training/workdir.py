@@ -30,7 +30,7 @@ FREE_FIELDS = (
     'data.mixture '  # its weights are in the fingerprint of the data
     'data.prefetch data.num_threads data.num_workers '
     'train.log_every train.keep_last train.keep_every train.max_skipped train.max_minutes train.eval_batches '
-    'train.loss_chunk train.checkpoint_every model.scan_layers model.remat model.attention_kernel'
+    'train.loss_chunk train.checkpoint_every model.scan_layers model.remat model.attention_kernel optimizer.offload'
 ).split()
 LOCK_SECONDS = 3  # data workers of a killed run hold its lock until they notice that it is gone
 

@@ -34,11 +34,11 @@ def groups(trials: Sequence[Trial], most: int) -> list[list[Trial]]:
 def common(stated: Config) -> Config | None:
     """Returns a config that is equal for trials that one program can train; None: the trial is trained alone.
 
-    It has the seed where that decides the shapes of batches. Trials that may stop early, that have experts, or whose
-    mesh has a pipeline, context or expert axis are trained alone.
+    It has the seed where that decides the shapes of batches. Trials that may stop early, that have experts or
+    optimizer.offload, or whose mesh has a pipeline, context or expert axis are trained alone.
     """
     data, train = stated.data, stated.train
-    if train.patience is not None or stated.model.num_experts is not None:
+    if train.patience is not None or stated.model.num_experts is not None or stated.optimizer.offload:
         return None
     if any(getattr(stated.mesh, axis) != 1 for axis in ('pipeline', 'context', 'expert')):
         return None
