@@ -3,22 +3,22 @@
 `make compilers` installs them.
 """
 
-import json
-import os
 import subprocess
 import sys
 
+import jax
 import pytest
 
 import ahead
 import ahead_attention
+import compiling
+import fingerprints
 from lives import HANG
-from places import HELPERS, ROOT
+from places import ROOT
 from tformer.distributed import devices
 
 pytestmark = pytest.mark.slow
 
-TARGETS = ['v5e:2x4', 'h100:8']
 CASES = [(mesh, family) for mesh in ahead.MESHES for family in ahead.OBJECTIVES]
 
 # mesh -> what devices along which axes exchange, whatever else they do
@@ -30,33 +30,31 @@ EXPECTED = {
     'context': {('collective-permute', 'context'), ('all-reduce', 'data+context')},
     'pipeline': {('collective-permute', 'pipeline'), ('all-reduce', 'data')},
     'expert': {('all-gather', 'expert'), ('reduce-scatter', 'expert'), ('all-reduce', 'data+expert')},
+    'capacity': {('all-to-all', 'expert'), ('all-reduce', 'data+expert')},
 }
 
 
 def compiled(device, helper):
     """Returns what a helper's process, which sees the compiler of a device, prints: a row for each case."""
-    target = devices.Target.parse(device)
-    parts = ('cuda', 'cudnn') if target.device.platform == 'cuda' else ('tpu',)
-    folders = [devices.folder(part) for part in parts]
-    if not all(folder.is_dir() for folder in folders):
-        pytest.skip(f'the compiler of {target} is not installed: make compilers')
-    path = os.pathsep.join(map(str, [ROOT, folders[0]]))  # JAX looks for its plugin of GPUs when it is imported
-    ran = subprocess.run(
-        [sys.executable, str(HELPERS / helper), device],
-        cwd=ROOT,
-        env={**os.environ, 'PYTHONPATH': path, 'XLA_FLAGS': ''},
-        capture_output=True,
-        text=True,
-        timeout=4 * HANG,
-    )
-    assert ran.returncode == 0, ran.stderr[-3000:]
-    return list(map(json.loads, ran.stdout.splitlines()))
+    if not compiling.installed(device):
+        pytest.skip(f'the compiler of {device} is not installed: make compilers')
+    return compiling.rows(device, helper)
 
 
-@pytest.fixture(scope='module', params=TARGETS)
+@pytest.fixture(scope='module', params=compiling.TARGETS)
 def programs(request):
     """The figures of every case, by mesh and family, from one process that sees the compiler."""
     return {(row['case'], row['family']): row for row in compiled(request.param, 'ahead.py')}
+
+
+@pytest.mark.parametrize(('mesh', 'family'), CASES)
+def test_a_program_is_what_it_was(programs, mesh, family):
+    """A change that is meant is stored: python tests/helpers/fingerprints.py."""
+    row = programs[mesh, family]
+    stored = fingerprints.load().get(row['device'])
+    if stored is None:
+        pytest.skip(f'no fingerprints of programs by the compiler of {row["device"]} that jax {jax.__version__} names')
+    assert fingerprints.changes(stored[f'{mesh} {family}'], fingerprints.fingerprint(row)) == []
 
 
 @pytest.mark.parametrize(('mesh', 'family'), CASES)
@@ -71,12 +69,28 @@ def test_a_strategy_exchanges_what_its_papers_say_along_its_own_axes(programs, m
 @pytest.mark.parametrize(('mesh', 'family'), CASES)
 def test_a_device_holds_its_share_and_nothing_gathers_all_parameters(programs, mesh, family):
     row, alone = programs[mesh, family], programs['data', family]
-    assert row['peak_bytes'] < (3 if mesh == 'expert' else 2) * alone['peak_bytes']  # eight feed-forwards for one
+    experts = mesh in ahead.EXPERTS
+    assert row['peak_bytes'] < (3 if experts else 2) * alone['peak_bytes']  # eight feed-forwards for one
     ways = {'fsdp': 8, 'tensor': 4, 'sequence': 4}.get(mesh, 1)
-    assert row['held']['parameters'] <= 1.1 * alone['held']['parameters'] / ways or mesh == 'expert'
+    assert row['held']['parameters'] <= 1.1 * alone['held']['parameters'] / ways or experts
     gathered = sum(each['bytes'] for each in row['collectives'] if each['kind'] == 'all-gather')
-    if mesh not in ('fsdp', 'sequence', 'expert'):  # these gather layers, tokens, and choices
+    if mesh not in ('fsdp', 'sequence', 'expert'):  # these gather layers, tokens, and tokens
         assert gathered < 0.1 * alone['held']['parameters']
+
+
+@pytest.fixture(scope='module')
+def slices():
+    """The figures of two slices, by family."""
+    return {row['family']: row for row in compiled('v5e:2x4:2', 'ahead.py')}
+
+
+@pytest.mark.parametrize('family', ahead.OBJECTIVES)
+def test_between_slices_go_the_sums_of_what_a_slice_holds_and_nothing_else(slices, family):
+    """Of two slices that hold an eighth of the gradients each on a device, each sends these once: 2 (n - 1) / n."""
+    row = slices[family]
+    across = {each['kind']: each['bytes'] for each in row['collectives'] if 'data' in each['axes']}
+    assert across.keys() == {'all-reduce'}
+    assert across['all-reduce'] == pytest.approx(row['held']['parameters'], rel=0.1)
 
 
 def test_a_layout_that_a_compiler_does_not_know_is_a_line(programs):
@@ -99,7 +113,7 @@ KERNELS = {  # by whether rows are packed, and on the axis `context`
 }
 
 
-@pytest.fixture(scope='module', params=TARGETS)
+@pytest.fixture(scope='module', params=compiling.TARGETS)
 def attention(request):
     """The device, and the figures of attention on long rows by mesh, length and batching."""
     rows = compiled(request.param, 'ahead_attention.py')

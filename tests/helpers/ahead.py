@@ -1,11 +1,12 @@
 """Compiles tiny train steps for the devices of an accelerator, one process for them all; prints a line of JSON each.
 
-python tests/helpers/ahead.py v5e:2x4 | h100:8
+python tests/helpers/ahead.py v5e:2x4 | v5e:2x4:2 | h100:8
 """
 
 import json
 import sys
 
+import fingerprints
 from tformer.commands import dry_run, dry_run_report
 from tformer.config import Config, Data, Mesh, Model, Optimizer, Train
 from tformer.distributed import devices
@@ -18,23 +19,28 @@ MESHES = {
     'context': Mesh(data=2, context=4),
     'pipeline': Mesh(data=2, pipeline=4),
     'expert': Mesh(data=2, expert=4),
+    'capacity': Mesh(data=2, expert=4),
+}
+SLICES = {'slices': Mesh(data=2, fsdp=8)}  # of two slices, which the data center network joins
+EXPERTS = {
+    'expert': {'num_experts': 8, 'experts_per_token': 2},
+    'capacity': {'num_experts': 8, 'experts_per_token': 2, 'expert_dispatch': 'capacity'},
 }
 OBJECTIVES = {'encoder': 'masked_lm', 'decoder': 'causal_lm', 'encoder_decoder': 'seq2seq'}
 
 
 def case(family: str, mesh: str) -> Config:
-    """Returns the config of a model of a million parameters, in bfloat16, on a mesh of eight devices."""
-    experts = {'num_experts': 8, 'experts_per_token': 2} if mesh == 'expert' else {}
+    """Returns the config of a model of a million parameters, in bfloat16, on a mesh of eight devices or two slices."""
     return Config(
         model=Model(
             family=family, vocab_size=512, emb_dim=256, mlp_dim=512, num_heads=4, num_encoder_layers=4,
             num_decoder_layers=4, max_len=256, position='rope', norm='rmsnorm', dropout_rate=0.0, dtype='bfloat16',
-            **experts,
+            **EXPERTS.get(mesh, {}),
         ),
         data=Data(length=256, encoder_length=256 if family == 'encoder_decoder' else None),
         train=Train(objective=OBJECTIVES[family], batch_size=16, num_steps=10),
         optimizer=Optimizer(),
-        mesh=MESHES[mesh],
+        mesh={**MESHES, **SLICES}[mesh],
     )  # fmt: skip
 
 
@@ -42,13 +48,11 @@ def main(device: str) -> None:
     target = devices.Target.parse(device)
     dry_run.pretend(1)
     devices.prepare(target.device.platform)
-    for mesh in MESHES:
+    for mesh in MESHES if target.slices == 1 else SLICES:
         for family in OBJECTIVES:
             run = dry_run.compile_program('train step', case(family, mesh), target)
-            print(
-                json.dumps({'family': family, 'case': mesh, **dry_run_report.figures(run), 'held': run.held}),
-                flush=True,
-            )
+            found = {'held': run.held, 'instructions': fingerprints.instructions(run.program)}
+            print(json.dumps({'family': family, 'case': mesh, **dry_run_report.figures(run), **found}), flush=True)
 
 
 if __name__ == '__main__':

@@ -233,7 +233,7 @@ def tree_shardings(abstract: Any, mesh: Mesh, rules: Rules) -> Any:
 
 
 def on_host(shardings: Any, abstract: Any) -> Any:
-    """Returns the shardings of a tree of (boxed) abstract arrays, those of more than one number in the host's memory."""
+    """Returns the shardings of a tree of (boxed) abstract arrays; those of more than one number go to the host."""
 
     def place(where: NamedSharding, leaf: jax.ShapeDtypeStruct) -> NamedSharding:
         return where.with_memory_kind('pinned_host') if leaf.size > 1 else where
