@@ -2,6 +2,7 @@
 
 import types
 
+import numpy as np
 import pytest
 
 from tformer.distributed import costs, hlo, traffic
@@ -143,6 +144,28 @@ def test_what_starts_and_ends_counts_once_and_is_hidden_by_work_between():
     for lines, hidden in (((start, work, done), 384.0), ((start, done, work), 0.0)):
         (found,) = costs.collectives(hlo.parse(main(*lines)), MESH)
         assert (found.bytes, found.hidden) == (384.0, hidden)
+
+
+BETWEEN_SLICES = 'is_host_transfer=true, frontend_attributes={_xla_host_transfer_rendezvous="all-reduce.1_0",{}}'
+KINDS_BETWEEN = {'ALL_REDUCE': ('all-reduce', 2 * 3 / 4), 'ONE_TO_ONE': ('collective-permute', 1)}
+
+
+@pytest.mark.parametrize('said', KINDS_BETWEEN)
+def test_what_goes_through_the_hosts_to_other_slices_is_a_collective_of_its_axis(said):
+    """Of four slices along `data`, in a mesh of 4 x 2; an operand of 128 bytes."""
+    places = [[types.SimpleNamespace(slice_index=number)] * 2 for number in range(4)]
+    mesh = types.SimpleNamespace(
+        shape={'data': 4, 'fsdp': 2}, axis_names=('data', 'fsdp'), devices=np.array(places, dtype=object)
+    )
+    attributes = BETWEEN_SLICES.replace('{}', f'_xla_megascale_transfer_type="{said}"')
+    send = f'%s = (f32[4,8]{{1,0}}, u32[], token[]) send(%x, %t), channel_id=1, {attributes}'
+    receive = f'%r = (f32[4,8]{{1,0}}, u32[], token[]) recv(%t), channel_id=2, {attributes}'
+    done = 'ROOT %d = (f32[4,8]{1,0}, token[]) recv-done(%r), channel_id=2'
+    work = '%k = f32[8]{0} custom-call(%x), custom_call_target="tpu_custom_call"'
+    kind, share = KINDS_BETWEEN[said]
+    for lines, hidden in (((send, receive, work, done), 1), ((send, receive, done, work), 0)):
+        (found,) = costs.collectives(hlo.parse(main('%t = token[] after-all()', *lines)), mesh)
+        assert found == costs.Collective(kind, ('data',), 1, share * 128, hidden * share * 128, far=True)
 
 
 def test_of_a_conditional_the_dearest_branch_counts():

@@ -1,5 +1,6 @@
 """Accelerators by name: their peaks, the layouts of their devices, and their compilers where these are installed."""
 
+import dataclasses
 import math
 
 import pytest
@@ -55,6 +56,8 @@ def test_devices_that_a_fast_network_just_joins_are_near():
     near, far = (costs.Collective('all-reduce', (axis,), 1, 20.0) for axis in ('tensor', 'data'))
     assert devices.times(device, 'bfloat16', (), [near], mesh).network == 2
     assert devices.times(device, 'bfloat16', (), [far], mesh).network == 20
+    between = dataclasses.replace(near, far=True)
+    assert devices.times(device, 'bfloat16', (), [between], mesh).network == 20  # slices are far, however small
 
 
 LAYOUTS = {

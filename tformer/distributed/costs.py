@@ -43,6 +43,7 @@ class Collective:
       count: how many collectives run.
       bytes: the bytes that the device sends, by the table `SENT`.
       hidden: the bytes of those between whose start and end other work runs.
+      far: whether they cross slices of TPUs, which only the data center network joins.
     """
 
     kind: str
@@ -50,6 +51,7 @@ class Collective:
     count: int
     bytes: float
     hidden: float = 0.0
+    far: bool = False
 
 
 # Kind -> the bytes that a device sends per byte of its operands, on a ring of n devices (Chan et al. 2007, section 4).
@@ -78,31 +80,60 @@ def collectives(program: Program, mesh: Mesh) -> list[Collective]:
       mesh: the mesh whose axes name the groups of devices.
     """
     sizes = tuple(mesh.shape.items())
-    found: dict[tuple[str, tuple[str, ...]], np.ndarray] = {}
+    found: dict[tuple[str, tuple[str, ...], bool], np.ndarray] = {}
     scattered, overlapped = _scattered(program), _overlapped(program)
 
     def sent(i: Instruction, c: Computation) -> float:
-        kind = i.opcode.removesuffix('-start')
+        kind = _kind(i, c, scattered)
         if kind not in SENT:
             return 0
-        kind = 'reduce-scatter' if id(c) in scattered else kind
-        _, size = device_groups.of(i.attributes, sizes)
+        size = len(_slices(mesh)) if _transfer(i) else device_groups.of(i.attributes, sizes)[1]
         return sum(hlo.num_bytes(c[name].shape) for name in i.operands) * SENT[kind](size)
 
     for i, c, times in hlo.executions(program, sent):
         amount = sent(i, c)
         if amount:
-            kind = 'reduce-scatter' if id(c) in scattered else i.opcode.removesuffix('-start')
-            key = kind, device_groups.of(i.attributes, sizes)[0]
+            axes = _axes_between_slices(mesh) if _transfer(i) else device_groups.of(i.attributes, sizes)[0]
+            key = _kind(i, c, scattered), axes, bool(_transfer(i))
             hidden = amount * times if (id(c), i.name) in overlapped else 0
             found[key] = found.get(key, np.zeros(3)) + np.array([times, amount * times, hidden])
-    rows = [Collective(*key, int(count), float(sent), float(late)) for key, (count, sent, late) in found.items()]
+    rows = [
+        Collective(kind, axes, int(count), float(sent), float(late), far)
+        for (kind, axes, far), (count, sent, late) in found.items()
+    ]
     return sorted(rows, key=lambda row: -row.bytes)
+
+
+def _kind(i: Instruction, c: Computation, scattered: set[int]) -> str:
+    """Returns the kind of a collective; another word for what is none."""
+    if id(c) in scattered and i.opcode.startswith('all-reduce'):
+        return 'reduce-scatter'
+    return _transfer(i) or i.opcode.removesuffix('-start')
+
+
+def _transfer(i: Instruction) -> str:
+    """Returns the kind of the collective whose part between slices this is, through the hosts; '' of what is none."""
+    said = re.search(r'_xla_megascale_transfer_type="(\w+)"', i.attributes) if i.opcode == 'send' else None
+    kind = said[1].lower().replace('_', '-') if said else ''
+    return {'one-to-one': 'collective-permute'}.get(kind, kind)
+
+
+def _slices(mesh: Mesh) -> set[int]:
+    return {getattr(device, 'slice_index', 0) for device in mesh.devices.flat}
+
+
+def _axes_between_slices(mesh: Mesh) -> tuple[str, ...]:
+    """Returns the axes of a mesh along which devices are of different slices."""
+    slices = np.vectorize(lambda device: getattr(device, 'slice_index', 0))(mesh.devices)
+    return tuple(axis for number, axis in enumerate(mesh.axis_names) if (np.diff(slices, axis=number) != 0).any())
 
 
 def _scattered(program: Program) -> set[int]:
     """Returns the identities of the computations in which a TPU scatters the sums of an all-reduce."""
     return {id(c) for name, c in program.computations.items() if name.startswith('all-reduce-scatter')}
+
+
+_RENDEZVOUS = r'_xla_host_transfer_rendezvous="[^"]*"'
 
 
 def _overlapped(program: Program) -> set[tuple[int, str]]:
@@ -114,7 +145,7 @@ def _overlapped(program: Program) -> set[tuple[int, str]]:
     for computation in program.computations.values():
         begun: dict[str, bool] = {}  # a start -> whether work has run since
         for i in computation.values():
-            if i.opcode.endswith('-start') and i.opcode.removesuffix('-start') in {*SENT, 'async'}:
+            if (i.opcode.endswith('-start') and i.opcode.removesuffix('-start') in {*SENT, 'async'}) or _transfer(i):
                 begun[i.name] = False
             elif i.opcode.endswith('-done'):
                 starts = [name for name in _starts(computation, i) if begun.pop(name, False)]
@@ -125,7 +156,13 @@ def _overlapped(program: Program) -> set[tuple[int, str]]:
 
 
 def _starts(computation: Computation, i: Instruction) -> list[str]:
-    """Returns the start of an instruction that ends what another has started; updates may stand between."""
+    """Returns the start of an instruction that ends what another has started; updates may stand between.
+
+    What was sent to another slice has come back when what it is exchanged for has been received.
+    """
+    if i.opcode == 'recv-done':
+        meets = re.search(_RENDEZVOUS, computation[i.operands[0]].attributes)
+        return [each.name for each in computation.values() if _transfer(each) and meets and meets[0] in each.attributes]
     while i.opcode.endswith(('-done', '-update')) and i.operands:
         i = computation[i.operands[0]]
     return [i.name]

@@ -90,7 +90,8 @@ def times(
     network = hidden = 0.0
     for found in collectives:
         inner = [mesh[axis] for axis in axes[axes.index(found.axes[0]) :]] if found.axes else []
-        speed = device.near_bytes if math.prod(inner) <= device.near else device.far_bytes
+        near = math.prod(inner) <= device.near and not found.far
+        speed = device.near_bytes if near else device.far_bytes
         network += found.bytes / speed
         hidden += found.hidden / speed
     return Times(compute, memory, network, max(busy, hidden) + network - hidden)
