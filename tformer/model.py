@@ -15,6 +15,7 @@ There are no modes. A model trains where a dropout rng is given, decodes where a
 statistics where their collection is mutable. `dropout_rates=None` stands for the rates of the configuration.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -28,6 +29,7 @@ from tformer.layers.dropout import DropoutRates
 from tformer.layers.embed import Embedding
 from tformer.layers.heads import TokenStatistics, token_statistics
 from tformer.layers.outputs import HEADS
+from tformer.layers.parallel.each_device import on_own_tokens
 from tformer.layers.recurrent import RecurrentTower
 from tformer.layers.resolved import ResolvedModel, resolve_model
 from tformer.layers.tower import Batch, Tower, positions_of, real_tokens
@@ -64,38 +66,34 @@ class Family(nn.Module):
     ) -> TokenStatistics:
         """Returns the statistics [B, T] of each token's logits, of which only [B, chunk, V] are in memory at once.
 
-        The backward pass computes the logits again, chunk by chunk.
+        The backward pass computes the logits again, chunk by chunk. Each device adds up the gradients of its own tokens
+        over all chunks, in float32, before devices exchange the sums.
         """
         x_BTD, T = self.features(batch, dropout_rates), batch['targets'].shape[1]
-        count = -(-T // chunk)
+        count, alone = -(-T // chunk), self.clone(parent=None, name=None)
 
         def split(x: jax.Array) -> jax.Array:
             """Chunk i has the positions i, i + count, ..., so devices that split the length share each chunk."""
-            x = jnp.pad(x, [(0, 0), (0, -T % count), *[(0, 0)] * (x.ndim - 2)])
+            x = jnp.pad(x, [(0, 0), (0, -x.shape[1] % count), *[(0, 0)] * (x.ndim - 2)])
             return jnp.moveaxis(x.reshape(x.shape[0], -1, count, *x.shape[2:]), 2, 0)
 
-        def join(x: jax.Array) -> jax.Array:
-            return jnp.moveaxis(x, 0, 2).reshape(x.shape[1], -1)[:, :T]
+        def in_chunks(params: Any, tokens: tuple[jax.Array, jax.Array, jax.Array]) -> TokenStatistics:
+            @functools.partial(jax.checkpoint, prevent_cse=False)
+            def one(part: tuple[jax.Array, jax.Array, jax.Array]) -> TokenStatistics:
+                x_BTD, real_BT, targets_BT = part
+                logits: Any = alone.apply({'params': params}, x_BTD, real_BT, method='logits')
+                return token_statistics(logits, targets_BT)
 
-        def one(
-            family: Family, carry: None, part: tuple[jax.Array, jax.Array, jax.Array]
-        ) -> tuple[None, TokenStatistics]:
-            x_BTD, real_BT, targets_BT = part
-            return carry, token_statistics(family.logits(x_BTD, real_BT), targets_BT)
+            found = jax.lax.map(one, jax.tree.map(split, tokens))
+            return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 2).reshape(x.shape[1], -1)[:, : tokens[1].shape[1]], found)
 
-        each = nn.scan(nn.remat(one, prevent_cse=False), variable_broadcast='params', split_rngs={'params': False})
-        each = nn.map_variables(each, 'params', in_float32)  # so that the gradients of all chunks add up in float32
-        parts = jax.tree.map(split, (x_BTD, real_tokens(batch), batch['targets']))
-        return jax.tree.map(join, each(self, None, parts)[1])
+        ends = {name: tree for name, tree in self.variables['params'].items() if name in ('embed', 'head')}
+        wide = jax.tree.map(lambda x: x.astype(jnp.float32), ends)
+        return on_own_tokens(in_chunks, wide, (x_BTD, real_tokens(batch), batch['targets']))
 
     def pool(self, batch: Batch, dropout_rates: DropoutRates | None = None) -> jax.Array:
         """Returns x_BD, one vector for each sequence."""
         return self.pooler(self.features(batch, dropout_rates), real_tokens(batch))
-
-
-def in_float32(tree: Any) -> Any:
-    """Returns `tree` with its arrays in float32."""
-    return jax.tree.map(lambda x: x.astype(jnp.float32), tree)
 
 
 def make_tower(cfg: ResolvedModel, stack: str, cross: bool = False) -> Any:

@@ -238,3 +238,15 @@ def test_flags_that_do_not_go_together_are_refused():
     assert 'not both' in inspect('--data', '--device=cpu:8', code=2)[1]
     assert 'need --device' in inspect('--decode', code=2)[1]
     assert "'v5e:8' is no layout of TPU v5e" in inspect('--device=v5e:8', code=2)[1]
+
+
+@pytest.mark.parametrize('tied', ['all', None])
+def test_more_chunks_of_the_loss_exchange_no_more_between_devices(tied):
+    """Each device adds up the gradient of its own rows over all chunks, and exchanges the sum."""
+    cfg = small(mesh={'data': 1, 'fsdp': 8}, vocab_size=512, num_decoder_layers=1, tied_embeddings=tied)
+    runs = [
+        dry_run.compile_program('train step', config.override(cfg, {'train.loss_chunk': chunk}), CPUS)
+        for chunk in (8, 2)
+    ]
+    few, many = (sum(row.bytes for row in run.collectives) for run in runs)
+    assert 512 * D * 4 < many < 1.02 * few

@@ -58,11 +58,14 @@ def _memory(run: DryRun) -> list[str]:
 
 
 def _collectives(found: list[costs.Collective]) -> list[str]:
-    title = 'collectives: kind, mesh axes, count, bytes sent by a device on a ring, of these beside other work'
+    title = 'collectives: kind, mesh axes (far: between slices), count, bytes that a device sends, beside other work'
     total = costs.Collective(
         'all', (), sum(x.count for x in found), sum(x.bytes for x in found), sum(x.hidden for x in found)
     )
-    lines = [f'  {x.kind:<20} {" + ".join(x.axes):<24} {x.count:>9,} {_gib(x.bytes):>14}' for x in [*found, total]]
+    lines = [
+        f'  {x.kind:<20} {" + ".join(x.axes) + " (far)" * x.far:<24} {x.count:>9,} {_gib(x.bytes):>14}'
+        for x in [*found, total]
+    ]
     shares = [f' {x.hidden / (x.bytes or 1):>6.0%}' for x in [*found, total]]
     return [title, *map(str.__add__, lines, shares)]
 

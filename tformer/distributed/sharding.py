@@ -7,7 +7,7 @@ logical name without a rule is an error.
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -174,11 +174,11 @@ def schedule() -> Schedule | None:
     return _schedule.value
 
 
-def without_axis(axis: str) -> contextlib.AbstractContextManager[Any]:
-    """A context whose rules split nothing over an axis of the mesh, for what each of its devices computes by itself."""
+def without_axes(without: Collection[str]) -> contextlib.AbstractContextManager[Any]:
+    """A context whose rules split nothing over these axes of the mesh, for what each device computes by itself."""
 
     def rest(axes: str | tuple[str, ...] | None) -> tuple[str, ...]:
-        return tuple(each for each in ((axes,) if isinstance(axes, str) else axes or ()) if each != axis)
+        return tuple(each for each in ((axes,) if isinstance(axes, str) else axes or ()) if each not in without)
 
     return nn.logical_axis_rules([(name, rest(axes) or None) for name, axes in nn.get_logical_axis_rules()])
 

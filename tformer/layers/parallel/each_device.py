@@ -10,6 +10,8 @@ from flax import linen as nn
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
+from tformer.distributed import sharding
+
 # (q_BNTH, k_BKSH, v_BKSU, a pytree by row, a pytree by head) -> a pytree of arrays [B, N, ...]
 Attend = Callable[[jax.Array, jax.Array, jax.Array, Any, Any], Any]
 
@@ -38,6 +40,26 @@ def on_each_device(
         attend, in_specs=(each, each, each, specs, P(heads)), out_specs=each, axis_names=free, check_vma=False
     )
     return run(q_BNTH, k_BKSH, v_BKSU, by_row, by_head)
+
+
+def on_own_tokens(function: Callable[[Any, Any], Any], shared: Any, tokens: Any) -> Any:
+    """Returns function(shared, tokens), each device with its own tokens, as the rules of the mesh split them.
+
+    Args:
+      function: returns a pytree of arrays [B, T].
+      shared: a pytree that is the same for all tokens; its gradient is summed over the devices once.
+      tokens: a pytree of arrays [B, T, ...].
+    """
+    mesh, (B, T) = jax.sharding.get_abstract_mesh(), jax.tree.leaves(tokens)[0].shape[:2]
+    rows, length = (split('batch', B), split('length', T)) if mesh.size > 1 else (None, None)
+    if rows is None or length is None or _ways(rows + length) == 1:
+        return function(shared, tokens)
+    whole = all(mesh.shape[axis] == 1 for axis in free_axes() - {*rows, *length})
+    manual, own = free_axes() if whole else {*rows, *length}, P(rows, length)
+    with sharding.without_axes(manual):
+        return jax.shard_map(function, in_specs=(P(), own), out_specs=own, axis_names=manual, check_vma=False)(
+            shared, tokens
+        )
 
 
 def free_axes() -> set[str]:

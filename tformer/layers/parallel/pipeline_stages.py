@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from tformer.distributed.sharding import Schedule, constrain, without_axis
+from tformer.distributed.sharding import Schedule, constrain, without_axes
 from tformer.errors import UserError
 
 AXIS = 'pipeline'
@@ -109,7 +109,7 @@ def pipelined(
             round_, part, begins = table.at(time, number)
             h = jnp.where(begins, x[part], received)
             seen = jax.tree.map(lambda a, whole: a if whole else a[part], shared, wholes)
-            with without_axis(AXIS):
+            with without_axes({AXIS}):
                 y, _ = jax.lax.scan(lambda h, own: (one(h, own, seen, round_, part), None), h, own, unroll=unroll)
             return table.pass_on(y), y
 
@@ -117,7 +117,7 @@ def pipelined(
         ended = table.ended(ys)
         return jnp.where(number == table.stages - 1, ended, jnp.zeros_like(ended))[None]
 
-    with without_axis(AXIS):  # before and after, its stages split the rows: embeddings and logits are computed once
+    with without_axes({AXIS}):  # before and after, its stages split the rows: embeddings and logits are computed once
         x_BTD = constrain(x_BTD, 'batch', 'stream_length', 'act_embed')
     wholes = jax.tree.map(lambda a: jnp.ndim(a) == 0 or len(a) != rows, shared)
     shared = jax.tree.map(lambda a, whole: a if whole else split(a), shared, wholes)
