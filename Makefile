@@ -78,8 +78,8 @@ accelerator: export PYTHONPATH := .
 accelerator:
 	$(PYTHON) tests/helpers/accelerator.py
 	@failed=0; \
-	$(PYTHON) -m pytest -o addopts= -q -rs --strict-markers --import-mode=importlib -W default -p no:cacheprovider \
-	  --durations=10 -m accelerator tests/accelerator || failed=1; \
+	$(PYTHON) -m pytest -o addopts= -q -rs --strict-markers --import-mode=importlib -W default -W ignore::ResourceWarning \
+	  -p no:cacheprovider --durations=10 -m accelerator tests/accelerator || failed=1; \
 	$(PYTHON) tests/accelerator/timings.py --table=build/accelerator.md \
 	  $(if $(filter cpu,$(TFORMER_ACCELERATOR)),--tiny) || failed=1; \
 	exit $$failed
