@@ -75,7 +75,8 @@ def test_a_device_holds_its_share_and_nothing_gathers_all_parameters(programs, m
     assert row['held']['parameters'] <= 1.1 * alone['held']['parameters'] / ways or experts
     gathered = sum(each['bytes'] for each in row['collectives'] if each['kind'] == 'all-gather')
     if mesh not in ('fsdp', 'sequence', 'expert'):  # these gather layers, tokens, and tokens
-        assert gathered < 0.1 * alone['held']['parameters']
+        tables = 0.3 if mesh == 'pipeline' else 0  # its stages share the tables
+        assert gathered < (0.1 + tables) * alone['held']['parameters']
 
 
 @pytest.fixture(scope='module')
