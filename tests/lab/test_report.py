@@ -677,6 +677,7 @@ def test_texts_of_the_same_seed_are_compared(tmp_path: pathlib.Path) -> None:
 # ------------------------------------------------------------------------------------------------------------ the files
 
 
+@pytest.mark.slow
 def test_the_same_runs_give_the_same_bytes(tmp_path: pathlib.Path, monkeypatch) -> None:
     made = []
     for place, backwards in (('a', False), ('b', True)):

@@ -301,8 +301,11 @@ def nearest_width(trial, baseline, field: str, step: int) -> bool:
     return min(misses, key=misses.get) == width
 
 
+TAKE_LONG = {'sweeps/recurrent', 'sweeps/glu'}
+
+
 @pytest.mark.parametrize(
-    'file', [pytest.param(file, marks=pytest.mark.slow if 'recurrent' in file else ()) for file in recipes.SWEEPS]
+    'file', [pytest.param(file, marks=pytest.mark.slow if file in TAKE_LONG else ()) for file in recipes.SWEEPS]
 )
 def test_every_sweep_loads_and_its_header_says_how_to_run_it(file: str, monkeypatch, tmp_path: pathlib.Path) -> None:
     monkeypatch.chdir(tmp_path)

@@ -138,6 +138,7 @@ def test_trials_are_split_over_a_mesh(alone, transform: str, mesh: Mesh, tmp_pat
         np.testing.assert_allclose(losses(home), losses(trained_alone(alone[1][index], place)), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_one_that_fails_leaves_the_others_as_they_are(alone, tmp_path: pathlib.Path) -> None:
     shared, made, place = alone
     shared = config.override(shared, {'train.max_skipped': 3})

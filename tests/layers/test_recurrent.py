@@ -307,7 +307,7 @@ def test_decoding_in_chunks_is_the_full_forward(case):
     assert_near(jax.jit(decode)(case.params, batch)[real], case.plain[:3][real], 2e-5)
 
 
-@pytest.mark.parametrize('name', ['decoder', 'additive'])
+@pytest.mark.parametrize('name', ['decoder', pytest.param('additive', marks=pytest.mark.slow)])
 def test_beams_carry_their_states_along(name):
     """A row that is repeated and then reordered goes on as the row that it is a copy of."""
     case, first, then = made(name), np.array([[3], [3], [8], [1], [8], [4]]), np.array([[5], [6], [7], [8], [9], [5]])

@@ -198,6 +198,7 @@ def test_what_a_lost_optimizer_would_change_is_seen(whole, tmp_path, monkeypatch
     assert distance(run, whole / 'run') > 1e-3
 
 
+@pytest.mark.slow
 def test_layers_that_were_unrolled_go_on_scanned(whole, tmp_path):
     run = tmp_path / 'run'
     shutil.copytree(whole / 'run', run)

@@ -105,6 +105,7 @@ def test_a_run_of_steps_that_cannot_be_made_stops_and_is_replayed(tmp_path, monk
         assert batch['inputs'].shape[0] == 8
 
 
+@pytest.mark.slow
 def test_a_replayed_step_has_the_numbers_that_training_had(tmp_path, capsys):
     wanted = load(
         'translate.py:smoke', tmp_path, train__num_steps='7', train__log_every='1', train__checkpoint_every='3',

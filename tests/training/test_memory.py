@@ -325,7 +325,8 @@ def test_master_copies_add_up_what_bfloat16_does_not_see():
     assert float(moved.averages['kernel'][0, 0]) == pytest.approx(1 - 63 * 2.0**-10, abs=1e-6)
 
 
-@pytest.mark.parametrize('name', [pytest.param('adamw', marks=pytest.mark.slow), 'schedule_free'])
+@pytest.mark.parametrize('name', ['adamw', 'schedule_free'])
+@pytest.mark.slow
 def test_narrow_parameters_with_master_copies_go_where_wide_ones_do(name):
     """In 40 steps, at a rate at which most updates are too small for bfloat16 alone."""
     fields = {'name': name, 'learning_rate': 2e-4}

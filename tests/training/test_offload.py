@@ -1,5 +1,7 @@
 """What waits in the host's memory between updates, and that it changes no number."""
 
+import functools
+
 import jax
 import numpy as np
 import pytest
@@ -21,9 +23,11 @@ CONFIG = dummy_batch.assumed(
 BATCH = dummy_batch.random_batch(CONFIG)
 
 
-def trained(offload, fields=None):
+@functools.cache
+def trained(offload, **optimizer):
     """Returns a program, and its state after three steps."""
-    program = make_program(override(CONFIG, {'optimizer.offload': offload, **(fields or {})}), BATCH)
+    fields = {f'optimizer.{name}': value for name, value in {'offload': offload, **optimizer}.items()}
+    program = make_program(override(CONFIG, fields), BATCH)
     state = program.init()
     for _ in range(3):
         state, _ = program.train_step(state, BATCH)
@@ -35,29 +39,26 @@ def kinds(tree):
     return {x.sharding.memory_kind for x in jax.tree.leaves(tree) if x.size > 1}
 
 
-@pytest.fixture(scope='module')
-def offloaded():
-    return trained(True)
-
-
-def test_moments_and_averages_wait_on_the_host_and_parameters_stay_on_the_devices(offloaded):
-    _, state = offloaded
+def test_moments_and_averages_wait_on_the_host_and_parameters_stay_on_the_devices():
+    _, state = trained(True)
     assert [kinds(getattr(state, name)) for name in OFFLOADED] == [{'pinned_host'}] * 2
     assert kinds(state.params) == kinds(evaluation_params(state)) == {'device'}
     assert {x.sharding.shard_shape(x.shape) == x.shape for x in jax.tree.leaves(state.averages)} == {True, False}
 
 
-@pytest.mark.parametrize('fields', [{}, {'optimizer.name': 'schedule_free', 'optimizer.ema_decay': None}])
+@pytest.mark.parametrize(
+    'fields', [{}, pytest.param({'name': 'schedule_free', 'ema_decay': None}, marks=pytest.mark.slow)]
+)
 def test_where_the_state_waits_changes_no_number(fields):
-    (_, one), (_, other) = (trained(offload, fields) for offload in (True, False))
+    (_, one), (_, other) = (trained(offload, **fields) for offload in (True, False))
     for got, wanted in zip(*(jax.tree.leaves(jax.device_get(state)) for state in (one, other)), strict=True):
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-7)
     best = [jax.device_get(evaluation_params(state)) for state in (one, other)]
     jax.tree.map(lambda got, wanted: np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-7), *best)
 
 
-def test_a_checkpoint_comes_back_to_where_its_reader_keeps_the_state(offloaded, tmp_path):
-    program, state = offloaded
+def test_a_checkpoint_comes_back_to_where_its_reader_keeps_the_state(tmp_path):
+    program, state = trained(True)
     writer = checkpoint_writer.CheckpointWriter(tmp_path)
     writer.save(state, {}, None)
     writer.wait()

@@ -19,6 +19,7 @@ from tformer.distributed.sharding import Schedule, constrain, without_axes
 from tformer.errors import UserError
 
 AXIS = 'pipeline'
+ROWS = 'data'  # splits rows and no parameters, so its devices need exchange nothing before all gradients are summed
 MOVES = 'slice dynamic_slice gather squeeze reshape transpose broadcast_in_dim convert_element_type'.split()
 
 
@@ -80,7 +81,8 @@ def pipelined(
     the weight's own dtype.
 
     Args:
-      layer: (a layer's slice of `each`, x of a part, the part's slice of `shared`, number of the part) -> x after it.
+      layer: (a layer's slice of `each`, x of a part, the part's slice of `shared`, a number of the part and of the
+        device along `data`, for random numbers) -> x after it.
       each: arrays [L, ...].
       shared: inputs of all layers; arrays [B, ...] hold one entry per row, others (scalars, [1, ...]) serve all rows.
       schedule: with several rounds, the parts are a multiple of the stages.
@@ -91,6 +93,9 @@ def pipelined(
       UserError: the layers, the rows or the parts do not divide.
     """
     rows, table = len(x_BTD), _timetable(len(jax.tree.leaves(each)[0]), len(x_BTD), schedule)
+    ways = jax.sharding.get_abstract_mesh().shape.get(ROWS, 1)
+    ways = ways if (rows // table.parts) % ways == 0 else 1
+    manual = {AXIS, ROWS} if ways > 1 else {AXIS}
 
     def split(a: jax.Array) -> jax.Array:
         return jnp.moveaxis(a.reshape(rows // table.parts, table.parts, *a.shape[1:]), 1, 0)
@@ -101,16 +106,18 @@ def pipelined(
         return layer(jax.tree.map(lambda a: a[round_], own), h, shared, part)
 
     def stage(each: Any, x: jax.Array, shared: Any) -> jax.Array:
-        x, shared = jax.tree.map(lambda a: a[0], (x, shared))
-        number = jax.lax.axis_index(AXIS)
+        each, x, shared = jax.tree.map(lambda a: a[0], (each, x, shared))
+        number, first = jax.lax.axis_index(AXIS), table.parts * (jax.lax.axis_index(ROWS) if ways > 1 else 0)
         own = deal(each, number, table.stages, table.rounds)
 
         def tick(received: jax.Array, time: jax.Array) -> tuple[jax.Array, jax.Array]:
             round_, part, begins = table.at(time, number)
             h = jnp.where(begins, x[part], received)
             seen = jax.tree.map(lambda a, whole: a if whole else a[part], shared, wholes)
-            with without_axes({AXIS}):
-                y, _ = jax.lax.scan(lambda h, own: (one(h, own, seen, round_, part), None), h, own, unroll=unroll)
+            with without_axes(manual):
+                y, _ = jax.lax.scan(
+                    lambda h, own: (one(h, own, seen, round_, first + part), None), h, own, unroll=unroll
+                )
             return table.pass_on(y), y
 
         _, ys = jax.lax.scan(tick, jnp.zeros_like(x[0]), jnp.arange(table.stages + table.turns - 1))
@@ -121,9 +128,12 @@ def pipelined(
         x_BTD = constrain(x_BTD, 'batch', 'stream_length', 'act_embed')
     wholes = jax.tree.map(lambda a: jnp.ndim(a) == 0 or len(a) != rows, shared)
     shared = jax.tree.map(lambda a, whole: a if whole else split(a), shared, wholes)
-    # One copy per stage: gradients are then summed outside, as XLA for CPU fails at that sum in bfloat16.
+    # Copies: their gradients are then summed outside, as XLA for CPU fails at that sum in bfloat16.
+    each = jax.tree.map(lambda a: jnp.broadcast_to(a, (ways, *a.shape)), each)
     copies = jax.tree.map(lambda a: jnp.broadcast_to(a, (table.stages, *jnp.shape(a))), (split(x_BTD), shared))
-    run = jax.shard_map(stage, in_specs=P(AXIS), out_specs=P(AXIS), axis_names={AXIS}, check_vma=False)
+    by_row = P(AXIS, None, ROWS) if ways > 1 else P(AXIS)
+    places = P(ROWS if ways > 1 else None, AXIS), by_row, jax.tree.map(lambda one: P(AXIS) if one else by_row, wholes)
+    run = jax.shard_map(stage, in_specs=places, out_specs=by_row, axis_names=manual, check_vma=False)
     y_BTD = jnp.moveaxis(run(each, *copies).sum(0), 0, 1).reshape(x_BTD.shape)
     return constrain(y_BTD, 'batch', 'stream_length', 'act_embed')
 
