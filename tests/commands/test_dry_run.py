@@ -125,10 +125,11 @@ def test_tensor_parallel_layers_reduce_activations():
 
 def test_a_pipeline_is_compiled_as_a_pipeline():
     """Microbatches pass from stage to stage, no device holds the layers of another stage, and stages share the tables;
-    the last norm is whole."""
+    the last norm is whole. Gradients of a stage's layers are summed over `data` once, and not at every tick."""
     run, sent = compiled(mesh={'data': 2, 'pipeline': 4}, num_decoder_layers=4)
     assert ('collective-permute', ('pipeline',)) in sent
     assert run.held['parameters'] == 4 * ((parameters(run) - D) / 4 + D)
+    assert 4 * LAYER < sent['all-reduce', ('data',)] < 1.1 * run.held['parameters']
 
 
 def test_generation_is_compiled_as_two_programs():

@@ -190,7 +190,8 @@ def test_every_layer_is_dealt_to_the_stage_that_computes_it(stages, rounds):
 
 
 # --------------------------------------------------------------------------------------------------- dropout
-def test_dropout_is_drawn_anew_for_each_part_and_each_layer_and_always_alike():
+@pytest.mark.parametrize('ways', [1, 2])
+def test_dropout_is_drawn_anew_for_each_part_each_layer_and_each_device_and_always_alike(ways):
     """Each layer adds 2 or, where it is dropped, nothing: after 4 layers there are 0 to 4 of them."""
     cfg = deep('masked_lm', dropout_rate=0.5, position=None, final_norm=False).model
     model, batch = build(cfg), {'inputs': np.ones((4, T), np.int32)}
@@ -204,7 +205,7 @@ def test_dropout_is_drawn_anew_for_each_part_and_each_layer_and_always_alike():
             {'params': params}, batch, DropoutRates(residual=0.5), rngs={'dropout': key}, method='features'
         )
 
-    mesh_config = Mesh(pipeline=2, data=1)
+    mesh_config = Mesh(pipeline=2, data=ways)
     with sharding.placed(sharding.make_mesh(mesh_config), mesh_config):
         x, same, other = (np.asarray(encode(jax.random.key(seed))) for seed in (0, 0, 1))
     assert np.array_equal(x, same) and not np.array_equal(x, other)

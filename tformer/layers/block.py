@@ -180,8 +180,8 @@ class Stack(LayerStack):
     def in_stages(self, x_BTD: jax.Array, inputs: StackInputs, stages: Schedule) -> jax.Array:
         """Returns x_BTD after all layers, which are split over the mesh axis `pipeline`.
 
-        Dropout draws other numbers than on one stage, for each part its own: always the same ones of a key and a
-        number of parts.
+        Dropout draws other numbers than on one stage, for each part and each device along `data` its own: always the
+        same ones of a key and these numbers.
         """
         cfg, block = self.cfg, Block(self.cfg, self.stack, self.cross, parent=None)
 
