@@ -130,6 +130,10 @@ def test_attention_is_the_platforms_kernel_and_makes_nothing_of_two_lengths(atte
 
 
 def test_memory_of_attention_is_linear_in_the_length(attention):
-    _, rows = attention
+    """Four times the length takes four times the memory; a TPU keeps arrays of up to some megabytes on the chip, where
+    they do not count, so there the short rows take less than a fourth."""
+    device, rows = attention
     short, long = (rows['data', length, 'pack'] for length in (8192, 32768))
-    assert long['peak'] - long['held'] < 1.1 * 4 * (short['peak'] - short['held'])
+    assert long['largest'] <= 4 * short['largest']
+    on_chip = 2 if device.startswith('v5e') else 1
+    assert long['peak'] - long['held'] < 1.1 * 4 * on_chip * (short['peak'] - short['held'])

@@ -9,7 +9,7 @@ import sys
 
 from tformer.commands import dry_run
 from tformer.config import Config, Data, Mesh, Model, Train
-from tformer.distributed import costs, devices, hlo
+from tformer.distributed import costs, devices, hlo, traffic
 
 MESHES = {
     'data': Mesh(data=8),
@@ -48,6 +48,7 @@ def main(device: str) -> None:
         run = dry_run.compile_program('train step', case(mesh, length, batching), target)
         held, block = sum(run.held.values()), length // (2 * run.mesh.shape['context'])
         found = {'kernels': costs.kernels(run.program), 'peak': run.peak, 'held': held}
+        found['largest'] = max(size for _, _, size in traffic.largest(run.program, 1))
         row = {'case': [mesh, length, batching], 'squares': squares(run.program, block), **found}
         print(json.dumps(row), flush=True)
 
