@@ -252,7 +252,7 @@ def test_a_noise_reads_the_fields_that_its_row_names(name: str) -> None:
 HERE = {
     'the head size of cudnn': (
         {'model.attention_kernel': 'cudnn', 'model.emb_dim': 24, 'model.num_heads': 2},
-        'model.attention_kernel=cudnn does not serve a model.head_dim that is no multiple of 8 up to 256, '
+        'model.attention_kernel=cudnn does not serve a model.head_dim that is not a multiple of 8, or above 256, '
         'model.dtype=float32, platform cpu; reference, chunked, xla do',
     ),
     'flash on a CPU': (

@@ -40,7 +40,7 @@ def test_cudnn_takes_heads_of_multiples_of_8_up_to_256(head_dim, taken):
     if taken:
         assert pick(model, 'gpu') == 'cudnn'
     else:
-        with pytest.raises(UserError, match=r'cudnn does not serve a model.head_dim that is no multiple of 8'):
+        with pytest.raises(UserError, match=r'cudnn does not serve a model.head_dim that is not a multiple of 8'):
             pick(model, 'gpu')
 
 

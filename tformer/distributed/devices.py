@@ -121,7 +121,7 @@ class Target:
         sizes = tuple(int(size) for size in found[1].split('x')) if found else ()
         slices = int(found[2] or 1) if found else 1
         if not found or len(sizes) != axes or 0 in (*sizes, slices) or (found[2] and not device.axes):
-            raise UserError(f'--device={text!r} is no layout of {device.name}; write e.g. {example}')
+            raise UserError(f'--device={text!r} is not a layout of {device.name}; write e.g. {example}')
         if device.platform == 'cuda' and sizes[0] > device.near and sizes[0] % device.near:
             raise UserError(
                 f'--device={text!r}: more than {device.near} {device.name} are whole nodes of {device.near}'

@@ -36,11 +36,9 @@ LLAMA: dict[str, Any] = {
     'initializer': 'truncated_normal',
 }
 
-
 ROPE_FIELDS = (
-    *('rope_type', 'type', 'rope_theta', 'factor', 'original_max_position_embeddings', 'model_type'),
-    *('low_freq_factor', 'high_freq_factor'),
-)
+    'rope_type type rope_theta factor original_max_position_embeddings model_type low_freq_factor high_freq_factor'
+).split()
 
 
 def _read_rotary(hub: HubConfig) -> dict[str, Any]:

@@ -45,7 +45,7 @@ FEATURES = {  # what a model may need of its kernel, and the field that needs it
     'sink': 'model.attention_sink',
     'dropout': 'model.attention_dropout_rate',
     'value_dim': 'a model.value_dim other than head_dim',
-    'odd_heads': 'a model.head_dim that is no multiple of 8 up to 256',
+    'odd_heads': 'a model.head_dim that is not a multiple of 8, or above 256',
     'float32': 'model.dtype=float32',
     'bfloat16': 'model.dtype=bfloat16',
 }

@@ -115,7 +115,7 @@ class AttentionMask(flax.struct.PyTreeNode):
         return queries_BT, jnp.where(self.key_positions_BS >= 0, keys_BS, HIDDEN)
 
     def sees(self) -> jax.Array:
-        """Returns mask_BT of a static mask, True where a query is no padding and sees a key."""
+        """Returns mask_BT of a static mask, True where a query is not padding and sees a key."""
         real_BT = self.query_positions_BT >= 0
         if self.causal or self.window is not None:  # of self-attention: it sees itself
             return real_BT

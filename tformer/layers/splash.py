@@ -75,7 +75,7 @@ def _attend(
 def settings(
     sight: Sight, q_NTH: jax.Array, k_KSH: jax.Array, options: ScoreOptions, interpret: bool
 ) -> dict[str, Any]:
-    """Returns the arguments of splash attention that are no arrays, for lengths that are multiples of `LANES`."""
+    """Returns the arguments of splash attention that are not arrays, for lengths that are multiples of `LANES`."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 
     q, k = block(q_NTH.shape[1]), block(k_KSH.shape[1])

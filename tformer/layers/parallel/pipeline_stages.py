@@ -81,8 +81,7 @@ def pipelined(
     the weight's own dtype.
 
     Args:
-      layer: (a layer's slice of `each`, x of a part, the part's slice of `shared`, a number of the part and of the
-        device along `data`, for random numbers) -> x after it.
+      layer: (a layer's slice of `each`, x of a part's rows, their slice of `shared`, their number) -> x after it.
       each: arrays [L, ...].
       shared: inputs of all layers; arrays [B, ...] hold one entry per row, others (scalars, [1, ...]) serve all rows.
       schedule: with several rounds, the parts are a multiple of the stages.
@@ -93,31 +92,27 @@ def pipelined(
       UserError: the layers, the rows or the parts do not divide.
     """
     rows, table = len(x_BTD), _timetable(len(jax.tree.leaves(each)[0]), len(x_BTD), schedule)
-    ways = jax.sharding.get_abstract_mesh().shape.get(ROWS, 1)
-    ways = ways if (rows // table.parts) % ways == 0 else 1
-    manual = {AXIS, ROWS} if ways > 1 else {AXIS}
+    own_axes = _own_axes(rows // table.parts)
 
     def split(a: jax.Array) -> jax.Array:
         return jnp.moveaxis(a.reshape(rows // table.parts, table.parts, *a.shape[1:]), 1, 0)
 
     @functools.partial(jax.checkpoint, policy=policy, prevent_cse=False)
-    def one(h: jax.Array, own: Any, shared: Any, round_: jax.Array, part: jax.Array) -> jax.Array:
+    def one(h: jax.Array, own: Any, shared: Any, round_: jax.Array, part: jax.Array) -> tuple[jax.Array, None]:
         # Sliced in here, weights are not kept for the backward pass of every tick.
-        return layer(jax.tree.map(lambda a: a[round_], own), h, shared, part)
+        return layer(jax.tree.map(lambda a: a[round_], own), h, shared, part), None
 
     def stage(each: Any, x: jax.Array, shared: Any) -> jax.Array:
         each, x, shared = jax.tree.map(lambda a: a[0], (each, x, shared))
-        number, first = jax.lax.axis_index(AXIS), table.parts * (jax.lax.axis_index(ROWS) if ways > 1 else 0)
+        number, first = jax.lax.axis_index(AXIS), table.parts * (jax.lax.axis_index(ROWS) if ROWS in own_axes else 0)
         own = deal(each, number, table.stages, table.rounds)
 
         def tick(received: jax.Array, time: jax.Array) -> tuple[jax.Array, jax.Array]:
             round_, part, begins = table.at(time, number)
             h = jnp.where(begins, x[part], received)
             seen = jax.tree.map(lambda a, whole: a if whole else a[part], shared, wholes)
-            with without_axes(manual):
-                y, _ = jax.lax.scan(
-                    lambda h, own: (one(h, own, seen, round_, first + part), None), h, own, unroll=unroll
-                )
+            with without_axes(own_axes):
+                y, _ = jax.lax.scan(lambda h, own: one(h, own, seen, round_, first + part), h, own, unroll=unroll)
             return table.pass_on(y), y
 
         _, ys = jax.lax.scan(tick, jnp.zeros_like(x[0]), jnp.arange(table.stages + table.turns - 1))
@@ -128,14 +123,30 @@ def pipelined(
         x_BTD = constrain(x_BTD, 'batch', 'stream_length', 'act_embed')
     wholes = jax.tree.map(lambda a: jnp.ndim(a) == 0 or len(a) != rows, shared)
     shared = jax.tree.map(lambda a, whole: a if whole else split(a), shared, wholes)
-    # Copies: their gradients are then summed outside, as XLA for CPU fails at that sum in bfloat16.
-    each = jax.tree.map(lambda a: jnp.broadcast_to(a, (ways, *a.shape)), each)
-    copies = jax.tree.map(lambda a: jnp.broadcast_to(a, (table.stages, *jnp.shape(a))), (split(x_BTD), shared))
-    by_row = P(AXIS, None, ROWS) if ways > 1 else P(AXIS)
-    places = P(ROWS if ways > 1 else None, AXIS), by_row, jax.tree.map(lambda one: P(AXIS) if one else by_row, wholes)
-    run = jax.shard_map(stage, in_specs=places, out_specs=by_row, axis_names=manual, check_vma=False)
-    y_BTD = jnp.moveaxis(run(each, *copies).sum(0), 0, 1).reshape(x_BTD.shape)
-    return constrain(y_BTD, 'batch', 'stream_length', 'act_embed')
+    y_BTD = jnp.moveaxis(_on_devices(stage, own_axes, each, split(x_BTD), shared, wholes).sum(0), 0, 1)
+    return constrain(y_BTD.reshape(x_BTD.shape), 'batch', 'stream_length', 'act_embed')
+
+
+def _own_axes(rows: int) -> set[str]:
+    """Returns the mesh axes whose devices compute a part's rows by themselves: `ROWS` where it divides them."""
+    ways = jax.sharding.get_abstract_mesh().shape.get(ROWS, 1)
+    return {AXIS, ROWS} if ways > 1 and rows % ways == 0 else {AXIS}
+
+
+def _on_devices(
+    stage: Callable[[Any, jax.Array, Any], jax.Array], axes: set[str], each: Any, x: jax.Array, shared: Any, wholes: Any
+) -> jax.Array:
+    """Returns stage(each, x, shared) of every stage, [stages, parts, rows, ...], each device with its own rows.
+
+    Every stage gets a copy of x and of `shared`, and every device along `ROWS` one of the layers: gradients are then
+    summed outside, once, as XLA for CPU fails at that sum in bfloat16. `wholes` says which of `shared` have no rows.
+    """
+    mesh, rows = jax.sharding.get_abstract_mesh().shape, ROWS if ROWS in axes else None
+    by_row = P(AXIS, None, rows)
+    each = jax.tree.map(lambda a: jnp.broadcast_to(a, (mesh[rows] if rows else 1, *a.shape)), each)
+    x, shared = jax.tree.map(lambda a: jnp.broadcast_to(a, (mesh[AXIS], *jnp.shape(a))), (x, shared))
+    places = P(rows, AXIS), by_row, jax.tree.map(lambda whole: P(AXIS) if whole else by_row, wholes)
+    return jax.shard_map(stage, in_specs=places, out_specs=by_row, axis_names=axes, check_vma=False)(each, x, shared)
 
 
 def _timetable(L: int, rows: int, schedule: Schedule) -> Timetable:
