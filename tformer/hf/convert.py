@@ -1,8 +1,10 @@
 """Hub checkpoints to our parameters and back, by the tables of the families. Pure numpy."""
 
+import dataclasses
 import fnmatch
+import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,55 @@ from tformer.layers.resolved import resolve_model
 FAMILIES: dict[str, Family] = {**encoders.FAMILIES, **decoders.FAMILIES, **encoder_decoders.FAMILIES}
 
 Params = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Stacked:
+    """A parameter of ours that stacks tensors of the hub along its leading axes; nothing is read until it is asked for.
+
+    Attributes:
+      family: a hub's model_type.
+      rule: the correspondence.
+      part: its number, where the hub keeps several parameters in one tensor.
+      grid: the sizes of the leading axes; (): it is one tensor.
+      names: the checkpoint's names of the tensors, in the order of the grid.
+      tensors: the checkpoint.
+      cfg: the model, resolved.
+    """
+
+    family: str
+    rule: Rule
+    part: int
+    grid: tuple[int, ...]
+    names: tuple[str, ...]
+    tensors: Mapping[str, np.ndarray]
+    cfg: Model
+
+    @property
+    def rest(self) -> tuple[int, ...]:
+        """The shape of each tensor in our layout."""
+        sizes = shape(self.rule.layout.split('->')[1], _sizes(self.rule, self.cfg))
+        return sizes[1:] if self.rule.parts else sizes
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.grid + self.rest
+
+    def read(self, number: int) -> np.ndarray:
+        """Returns one tensor in our layout. Raises a `UserError` if it has another shape than the model needs."""
+        rule, name, sizes = self.rule, self.names[number], _sizes(self.rule, self.cfg)
+        array = np.asarray(self.tensors[name])
+        needed = shape(rule.layout.split('->')[0], sizes)
+        if array.shape != needed:
+            which = f'{self.family}: tensor {name}'
+            raise UserError(f'{which} has shape {array.shape}, the model needs {needed} ({rule.ours})')
+        array = array.astype(np.float32) + np.float32(rule.plus) if rule.plus else array
+        array = _ordered(FAMILIES[self.family], rule, rearrange(array, rule.layout, sizes), self.cfg)
+        return array[self.part] if rule.parts else array
+
+    def whole(self) -> np.ndarray:
+        """Returns the parameter, in its tensors' dtype."""
+        return np.stack([self.read(number) for number in range(len(self.names))]).reshape(self.shape)
 
 
 def model_of(hub_config: Mapping[str, Any], say: Callable[[str], None] = warnings.warn) -> Model:
@@ -81,19 +132,30 @@ def import_params(family: str, tensors: Mapping[str, np.ndarray], cfg: Model) ->
     Raises:
       UserError: a tensor that is missing, is not mapped, or has the wrong shape, by its name.
     """
+    return nested({path: parameter.whole() for path, parameter in stacked_params(family, tensors, cfg).items()})
+
+
+def stacked_params(family: str, tensors: Mapping[str, np.ndarray], cfg: Model) -> dict[str, Stacked]:
+    """Returns the parameters of `import_params` by path, unread; only tensors that none of them holds are compared.
+
+    Raises:
+      UserError: as `import_params`; a wrong shape is found when the tensor is read.
+    """
     table, cfg = choose(FAMILIES, family, 'family'), resolve_model(cfg)
-    tensors = _renamed(table, tensors)
-    params: Params = {}
+    names = _renamed(table, tensors)
+    found: dict[str, Stacked] = {}
     taken: set[str] = set()
-    for rule in _rules(table, cfg, tensors):
-        names, grid = _names(rule, cfg)
-        taken.update(names)
-        arrays = [_read(family, rule, name, tensors, cfg) for name in names]
-        stacked = np.stack(arrays).reshape(*grid, *arrays[0].shape)
-        for path, array in _parts(rule, stacked, len(grid)):
-            _insert(params, path, array)
-    _account_for(family, table, tensors, taken)
-    return params
+    for rule in _rules(table, cfg, names):
+        theirs, grid = _names(rule, cfg)
+        for name in theirs:
+            if name not in names:
+                raise UserError(f'{family}: the checkpoint has no tensor {name}{nearest(name, names, listed=0)}')
+        taken.update(theirs)
+        originals = tuple(names[name] for name in theirs)
+        for part, path in enumerate(_paths(rule)):
+            found[path] = Stacked(family, rule, part, grid, originals, tensors, cfg)
+    _account_for(family, table, tensors, names, taken)
+    return found
 
 
 def export_params(family: str, params: Params, cfg: Model) -> dict[str, np.ndarray]:
@@ -132,18 +194,19 @@ def export_params(family: str, params: Params, cfg: Model) -> dict[str, np.ndarr
     return tensors
 
 
-def _renamed(table: Family, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns the tensors by the names that the table has."""
+def _renamed(table: Family, tensors: Mapping[str, np.ndarray]) -> dict[str, str]:
+    """Returns the checkpoint's names of the tensors by the names that the table has."""
     prefix = '' if any(name.startswith(table.prefix) for name in tensors) else table.prefix
     renamed = {}
-    for name, tensor in tensors.items():
+    for original in tensors:
+        name = original
         for old, new in table.renamed:
             name = name.replace(old, new)
-        renamed[prefix + name] = tensor
+        renamed[prefix + name] = original
     return renamed
 
 
-def _rules(table: Family, cfg: Model, tensors: Mapping[str, np.ndarray]) -> list[Rule]:
+def _rules(table: Family, cfg: Model, tensors: Collection[str]) -> list[Rule]:
     """Returns the rules of this model; of a head only where the checkpoint has any of it."""
     rules = [rule for rule in table.rules if rule.when(cfg)]
     heads = {'', *(rule.head for rule in rules if rule.hub in tensors)}
@@ -163,18 +226,6 @@ def _sizes(rule: Rule, cfg: Model) -> dict[str, int]:
     return {**axis_sizes(cfg), 'part': len(rule.parts)}
 
 
-def _read(family: str, rule: Rule, name: str, tensors: Mapping[str, np.ndarray], cfg: Model) -> np.ndarray:
-    """Returns one tensor in our layout."""
-    if name not in tensors:
-        raise UserError(f'{family}: the checkpoint has no tensor {name}{nearest(name, tensors, listed=0)}')
-    array, sizes = np.asarray(tensors[name]), _sizes(rule, cfg)
-    expected = shape(rule.layout.split('->')[0], sizes)
-    if array.shape != expected:
-        raise UserError(f'{family}: tensor {name} has shape {array.shape}, the model needs {expected} ({rule.ours})')
-    array = array.astype(np.float32) + np.float32(rule.plus) if rule.plus else array
-    return _ordered(FAMILIES[family], rule, rearrange(array, rule.layout, sizes), cfg)
-
-
 def _ordered(table: Family, rule: Rule, array: np.ndarray, cfg: Model, back: bool = False) -> np.ndarray:
     """Returns an array of ours with the channels of the residual stream in our order, or back in the hub's."""
     axes = rule.layout.split(' -> ')[1].split()
@@ -188,16 +239,16 @@ def _paths(rule: Rule) -> list[str]:
     return [rule.ours.format(part=part) for part in rule.parts] or [rule.ours]
 
 
-def _parts(rule: Rule, array: np.ndarray, axis: int) -> Iterator[tuple[str, np.ndarray]]:
-    arrays = np.moveaxis(array, axis, 0) if rule.parts else [array]
-    return zip(_paths(rule), arrays, strict=True)
-
-
-def _insert(params: Params, path: str, array: np.ndarray) -> None:
-    *parents, name = path.split('/')
-    for parent in parents:
-        params = params.setdefault(parent, {})
-    params[name] = array
+def nested(flat: Mapping[str, Any]) -> Params:
+    """Returns the tree of values whose paths are joined by '/'."""
+    tree: Params = {}
+    for path, value in flat.items():
+        *parents, name = path.split('/')
+        place = tree
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[name] = value
+    return tree
 
 
 def _flat(params: Params, prefix: str = '') -> Iterator[tuple[str, Any]]:
@@ -208,17 +259,33 @@ def _flat(params: Params, prefix: str = '') -> Iterator[tuple[str, Any]]:
             yield f'{prefix}{name}', value
 
 
-def _account_for(family: str, table: Family, tensors: Mapping[str, np.ndarray], taken: set[str]) -> None:
-    """Raises a `UserError` for the first tensor that no rule read and that may not be left out."""
-    for name, tensor in tensors.items():
+def _account_for(
+    family: str, table: Family, tensors: Mapping[str, np.ndarray], names: Mapping[str, str], taken: set[str]
+) -> None:
+    """Raises a `UserError` for the first tensor that no rule read and that may not be left out.
+
+    `names` are those of the checkpoint by those of the table.
+    """
+    for name, original in names.items():
         if name in taken or any(fnmatch.fnmatchcase(name, pattern) for pattern in table.ignored):
             continue
         source = table.copies.get(name)
         if source is not None:
-            if source not in tensors or not np.array_equal(tensor, tensors[source]):
+            if source not in names or not _equal(tensors[original], tensors[names[source]]):
                 raise UserError(f'{family}: tensor {name} is not the copy of {source} that config.json says it is')
         elif name in table.zeros:
-            if np.any(tensor):
+            if np.any(tensors[original]):
                 raise UserError(f'{family}: tensor {name} is not 0, and the model has no place for it')
         else:
             raise UserError(f'{family}: no rule reads the tensor {name}')
+
+
+def _equal(a: np.ndarray, b: np.ndarray) -> bool:
+    """Returns whether two arrays are equal; they are compared in parts, so that no third array is as large."""
+    rows = max(1, _COMPARED // max(1, math.prod(a.shape[1:])))
+    a, b = np.atleast_1d(a), np.atleast_1d(b)
+    starts = range(0, len(a), rows)
+    return a.shape == b.shape and all(np.array_equal(a[i : i + rows], b[i : i + rows]) for i in starts)
+
+
+_COMPARED = 1 << 20  # numbers at once
