@@ -33,6 +33,8 @@ def table(name, *left_out):
 
 EXPERTS = {'num_experts': 3, 'balance_weight': 0.0, 'router_z_weight': 0.0}
 ROPE = {'position': 'rope'}
+# Rows that act as another row of their table does, with other numbers: in `ALONE`.
+ROWS_ALONE = {'norm': ('rmsnorm_offset',), 'qk_norm': ('rmsnorm_offset',)}
 FACTORS = {
     'task': [
         {'family': 'encoder', 'num_encoder_layers': 2},
@@ -46,7 +48,7 @@ FACTORS = {
         {'position': 'relative', 'relative_per_layer': True, 'relative_buckets': 8, 'relative_max_distance': 9},
         *({'position': position, 'cross_position': True} for position in ('rope', 'alibi', 'relative')),
     ],
-    'norm': [*table('norm'), {'norm': 'layernorm', 'norm_epsilon_in_root': False}],
+    'norm': [*table('norm', *ROWS_ALONE['norm']), {'norm': 'layernorm', 'norm_epsilon_in_root': False}],
     'norm_placement': table('norm_placement'),
     'final_norm': each('final_norm', None, True, False),
     'embedding_norm': each('embedding_norm', False, True),
@@ -62,7 +64,7 @@ FACTORS = {
     'attention_pattern': [{}, {'attention_pattern': ('local', 'global'), 'window': 3}],
     'attention_softcap': each('attention_softcap', None, 2.0),
     'attention_sink': table('attention_sink'),
-    'qk_norm': table('qk_norm'),
+    'qk_norm': table('qk_norm', *ROWS_ALONE['qk_norm']),
     'attention_kernel': table('attention_kernel', 'auto', 'cudnn', 'triton', 'flash'),
     'activation': each('activation', 'relu', 'gelu', 'swiglu'),  # tests/layers/test_mlp.py has the values of all
     'mlp_bias': each('mlp_bias', True, False),
@@ -94,6 +96,7 @@ ALONE = [
     {'position': 'learned', 'position_offset': 2},
     {**ROPE, 'rope_fraction': 0.5, 'rope_scaling': 'linear', 'rope_factor': 2.0},
     {**ROPE, 'rope_scaling': 'llama3', 'rope_factor': 4.0, 'rope_trained_len': 16},
+    {'norm': 'rmsnorm_offset', 'qk_norm': 'rmsnorm_offset'},
 ]
 STORED = pathlib.Path(__file__).with_suffix('.json')
 NAMES = [(factor, level) for factor, levels in FACTORS.items() for level in range(len(levels))]

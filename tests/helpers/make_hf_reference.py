@@ -1,12 +1,13 @@
 """Tiny models of the hub's own library, with random weights: their tensors, inputs and logits for test_hf_parity.
 
-    python tests/helpers/make_hf_reference.py  # writes tests/reference/*.npz; needs torch and transformers, not JAX
+    python tests/helpers/make_hf_reference.py [CASE ...]  # writes tests/reference/*.npz; needs torch, not JAX
 
 Made with torch 2.13.0 and transformers 5.23.0. Every parameter is random, those of biases and norms among them.
 """
 
 import json
 import pathlib
+import sys
 import tempfile
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -24,7 +25,7 @@ class Reference(NamedTuple):
       config: config.json.
       tensors: as saved, by name.
       batch: of our contract; positions are -1 at padding.
-      outputs: 'logits' [B, T, V], and 'pooled' [B, D] where there is a pooler.
+      outputs: 'logits' [B, T, V]; 'pooled' [B, D] where there is a pooler; of ELECTRA's detector 'detection' [B, T].
     """
 
     config: dict[str, Any]
@@ -56,6 +57,32 @@ def roberta(width: int) -> Any:
     return RobertaForMaskedLM(RobertaConfig(**encoder(width), type_vocab_size=1, pad_token_id=1))
 
 
+def distilbert(width: int) -> Any:
+    from transformers import DistilBertConfig, DistilBertForMaskedLM
+
+    sizes = {'dim': width, 'hidden_dim': 2 * width, 'n_layers': 3, 'n_heads': 4, 'max_position_embeddings': 24}
+    return DistilBertForMaskedLM(DistilBertConfig(vocab_size=VOCAB, **sizes))
+
+
+def electra(width: int) -> Any:
+    """The generator, with a table as wide as the stream."""
+    from transformers import ElectraConfig, ElectraForMaskedLM
+
+    return ElectraForMaskedLM(ElectraConfig(**encoder(width), embedding_size=width))
+
+
+def electra_detector(width: int) -> Any:
+    from transformers import ElectraConfig, ElectraForPreTraining
+
+    return ElectraForPreTraining(ElectraConfig(**encoder(width), embedding_size=10))
+
+
+def albert(width: int) -> Any:
+    from transformers import AlbertConfig, AlbertForPreTraining
+
+    return AlbertForPreTraining(AlbertConfig(**encoder(width), embedding_size=10))
+
+
 def gpt2(width: int) -> Any:
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -78,6 +105,13 @@ def t5_v1_1(width: int) -> Any:
     return model
 
 
+def mt5(width: int) -> Any:
+    from transformers import MT5Config, MT5ForConditionalGeneration
+
+    sizes = {'d_model': width, 'd_kv': 6, 'd_ff': 2 * width, 'num_heads': 4, 'num_layers': 3}
+    return MT5ForConditionalGeneration(MT5Config(vocab_size=VOCAB, **sizes, initializer_factor=0.2))
+
+
 def two_stacks(width: int) -> dict[str, Any]:
     return {
         'vocab_size': VOCAB,
@@ -97,6 +131,12 @@ def bart(width: int) -> Any:
     from transformers import BartConfig, BartForConditionalGeneration
 
     return BartForConditionalGeneration(BartConfig(**two_stacks(width)))
+
+
+def mbart(width: int) -> Any:
+    from transformers import MBartConfig, MBartForConditionalGeneration
+
+    return MBartForConditionalGeneration(MBartConfig(**two_stacks(width), scale_embedding=True))
 
 
 def marian(width: int) -> Any:
@@ -124,6 +164,26 @@ def llama3(width: int) -> Any:
     return llama(width, max_position_embeddings=128, rope_parameters=rope, tie_word_embeddings=True, **biases)
 
 
+def mistral(width: int) -> Any:
+    from transformers import MistralConfig, MistralForCausalLM
+
+    return MistralForCausalLM(MistralConfig(**grouped(width), sliding_window=4))
+
+
+def qwen2(width: int) -> Any:
+    """With a window from the second layer on."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    windows = {'use_sliding_window': True, 'sliding_window': 3, 'max_window_layers': 1}
+    return Qwen2ForCausalLM(Qwen2Config(**grouped(width), **windows, tie_word_embeddings=True))
+
+
+def gemma(width: int) -> Any:
+    from transformers import GemmaConfig, GemmaForCausalLM
+
+    return GemmaForCausalLM(GemmaConfig(**grouped(width), head_dim=6))
+
+
 def gemma2(width: int) -> Any:
     from transformers import Gemma2Config, Gemma2ForCausalLM
 
@@ -140,22 +200,35 @@ def mixtral(width: int) -> Any:
 CASES: dict[str, Callable[[int], Any]] = {
     'bert': bert,
     'roberta': roberta,
+    'distilbert': distilbert,
+    'electra': electra,
+    'electra_detector': electra_detector,
+    'albert': albert,
     'gpt2': gpt2,
     't5': t5,
     't5_v1_1': t5_v1_1,
+    'mt5': mt5,
     'bart': bart,
+    'mbart': mbart,
     'marian': marian,
     'llama': llama,
     'llama3': llama3,
+    'mistral': mistral,
+    'qwen2': qwen2,
+    'gemma': gemma,
     'gemma2': gemma2,
     'mixtral': mixtral,
 }
 
 
-def padded(rng: np.random.Generator, lengths: tuple[int, ...], padding: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns random tokens [B, T] and their positions."""
+def padded(
+    rng: np.random.Generator, lengths: tuple[int, ...], padding: int, front: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns random tokens [B, T] and their positions; with `front` the second row is padded in front."""
     positions = np.arange(max(lengths))[None]
     positions = np.where(positions < np.array(lengths)[:, None], positions, -1)
+    if front:
+        positions[1] = np.roll(positions[1], max(lengths) - lengths[1])
     return np.where(positions >= 0, rng.integers(5, VOCAB, positions.shape), padding), positions
 
 
@@ -173,28 +246,40 @@ def make(name: str, width: int, seed: int = 0) -> Reference:
                 parameter.add_(0.2 * torch.randn_like(parameter))
         if name == 'marian':
             model.final_logits_bias.normal_()
-    rng, padding = np.random.default_rng(seed), model.config.pad_token_id or 0
-    tokens, positions = padded(rng, (11, 7, 4), padding)
-    batch = {'inputs': tokens, 'positions': positions}
-    asked = {'input_ids': tokens, 'attention_mask': (positions >= 0).astype(np.int64)}
-    if name == 'bert':
-        asked['token_type_ids'] = batch['token_types'] = rng.integers(0, 2, tokens.shape)
-    if model.config.is_encoder_decoder:
-        sources, source_positions = padded(rng, (9, 13, 3), padding)
-        batch |= {'encoder_inputs': sources, 'encoder_positions': source_positions}
-        asked = {'input_ids': sources, 'attention_mask': (source_positions >= 0).astype(np.int64)}
-        asked |= {'decoder_input_ids': tokens}
+    batch, asked = inputs_of(model, np.random.default_rng(seed))
     with torch.no_grad():
         given = {key: torch.from_numpy(value) for key, value in asked.items()}
         answer = model(**given)
-        outputs = {'logits': answer.prediction_logits if name == 'bert' else answer.logits}
-        if name == 'bert':
-            outputs['pooled'] = model.bert(**given).pooler_output
+        if name == 'electra_detector':
+            outputs = {'detection': answer.logits}
+        else:
+            outputs = {'logits': answer.prediction_logits if name in ('bert', 'albert') else answer.logits}
+        if name in ('bert', 'albert'):
+            outputs['pooled'] = model.base_model(**given).pooler_output
     with tempfile.TemporaryDirectory() as place:
         model.save_pretrained(place)
         config = json.loads((pathlib.Path(place) / 'config.json').read_text())
         tensors = load_file(f'{place}/model.safetensors')
     return Reference(config, tensors, batch, {key: value.numpy() for key, value in outputs.items()})
+
+
+def inputs_of(model: Any, rng: np.random.Generator) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Returns a batch of our contract, and the same as the hub's library takes it."""
+    config, padding = model.config, model.config.pad_token_id or 0
+    decodes = type(model).__name__.endswith(('ForCausalLM', 'LMHeadModel'))
+    tokens, positions = padded(rng, (11, 7, 4), padding, front=decodes)
+    batch = {'inputs': tokens, 'positions': positions}
+    asked = {'input_ids': tokens, 'attention_mask': (positions >= 0).astype(np.int64)}
+    if decodes:
+        asked['position_ids'] = np.maximum(positions, 0)
+    if config.model_type in ('bert', 'electra', 'albert'):
+        asked['token_type_ids'] = batch['token_types'] = rng.integers(0, 2, tokens.shape)
+    if config.is_encoder_decoder:
+        sources, source_positions = padded(rng, (9, 13, 3), padding)
+        batch |= {'encoder_inputs': sources, 'encoder_positions': source_positions}
+        asked = {'input_ids': sources, 'attention_mask': (source_positions >= 0).astype(np.int64)}
+        asked |= {'decoder_input_ids': tokens}
+    return batch, asked
 
 
 def save(name: str, reference: Reference) -> None:
@@ -216,5 +301,5 @@ def load(name: str) -> Reference:
 
 if __name__ == '__main__':
     FOLDER.mkdir(exist_ok=True)
-    for case in CASES:
+    for case in sys.argv[1:] or CASES:
         save(case, make(case, width=16))

@@ -59,6 +59,8 @@ def normalised(cfg, kind, params, x):
         return over(centred, (centred**2).sum() / size) * params['scale'] + params['bias']
     if kind == 'rmsnorm':
         return over(x, (x**2).sum() / size) * params['scale']
+    if kind == 'rmsnorm_offset':
+        return over(x, (x**2).sum() / size) * (1 + params['scale'])
     if kind == 'scalenorm':
         return params['gain'] * over(x, (x**2).sum())
     if kind == 'dyt':

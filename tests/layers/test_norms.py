@@ -14,6 +14,7 @@ SCALE, BIAS, EPSILON = np.array([1.0, -2.0, 0.5, 3.0]), np.array([0.0, 1.0, -1.0
 EXPECTED = {  # (epsilon in the root, outside of it)
     'layernorm': (SCALE * (X - 3) / 3.75**0.5 + BIAS, SCALE * (X - 3) / (3.5**0.5 + 0.25) + BIAS),
     'rmsnorm': (SCALE * X / 12.75**0.5, SCALE * X / (12.5**0.5 + 0.25)),
+    'rmsnorm_offset': ((1 + SCALE) * X / 12.75**0.5, (1 + SCALE) * X / (12.5**0.5 + 0.25)),
     'scalenorm': (1.5 * X / 50.25**0.5, 1.5 * X / (50**0.5 + 0.25)),
     'dyt': (SCALE * np.tanh(1.5 * X) + BIAS,) * 2,
     # by the running statistics, mean 2 and variance 4 of every feature

@@ -93,9 +93,11 @@ CASES = {  # every entry of a table that acts on the function of a model stands 
         'activation': 'gelu_tanh',
         'num_kv_heads': 1,
     },
-    'encoder-decoder: rotary, not across': {
+    'encoder-decoder: rotary, not across; norms whose scale is 1 more': {
         'family': 'encoder_decoder',
         'position': 'rope',
+        'norm': 'rmsnorm_offset',
+        'qk_norm': 'rmsnorm_offset',
         'num_encoder_layers': 1,
         'num_decoder_layers': 1,
     },

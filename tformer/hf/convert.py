@@ -12,12 +12,16 @@ import numpy as np
 from tformer import config
 from tformer.config import OUTSIDE_THE_FUNCTION, Model
 from tformer.errors import UserError, choose, nearest
-from tformer.hf import decoders, encoder_decoders, encoders
-from tformer.hf.fields import FIXED, HubConfig
+from tformer.hf import bart, decoders, encoders, llama, mixtures, t5
+from tformer.hf.fields import FIXED, OF_TRAINING, HubConfig, matches
 from tformer.hf.rules import Family, Rule, axis_sizes, rearrange, reverse, shape
 from tformer.layers.resolved import resolve_model
 
-FAMILIES: dict[str, Family] = {**encoders.FAMILIES, **decoders.FAMILIES, **encoder_decoders.FAMILIES}
+FAMILIES: dict[str, Family] = {
+    name: family
+    for module in (encoders, decoders, llama, mixtures, t5, bart)
+    for name, family in module.FAMILIES.items()
+}
 
 Params = dict[str, Any]
 
@@ -62,7 +66,6 @@ class Stacked:
         if array.shape != needed:
             which = f'{self.family}: tensor {name}'
             raise UserError(f'{which} has shape {array.shape}, the model needs {needed} ({rule.ours})')
-        array = array.astype(np.float32) + np.float32(rule.plus) if rule.plus else array
         array = _ordered(FAMILIES[self.family], rule, rearrange(array, rule.layout, sizes), self.cfg)
         return array[self.part] if rule.parts else array
 
@@ -79,7 +82,8 @@ def model_of(hub_config: Mapping[str, Any], say: Callable[[str], None] = warning
       say: is called with a line about fields that are not read and may change training.
 
     Raises:
-      UserError: an unknown family, a field that is missing or null, or one whose value ours can't express.
+      UserError: an unknown family, a field that is missing or null, or one whose value ours can't express or that
+        nothing here reads.
     """
     kind = hub_config.get('model_type')
     family = choose(FAMILIES, str(kind), 'config.json: model_type')
@@ -94,7 +98,11 @@ def model_of(hub_config: Mapping[str, Any], say: Callable[[str], None] = warning
     for name, value in vars(model).items():
         if name.startswith('num_') and value is not None and value < 1:
             raise UserError(f'config.json: model.{name}={value} must be positive')
-    if unread := hub.unread():
+    unread = hub.unread(family.neutral)
+    for name, value in unread.items():
+        if value is not False and not matches(name, OF_TRAINING):
+            raise UserError(f'config.json ({kind}): {name}={value!r} is not known here, and may change the numbers')
+    if unread:
         say(f'config.json ({kind}): not read: {", ".join(f"{name}={value!r}" for name, value in unread.items())}')
     return model
 
@@ -185,9 +193,7 @@ def export_params(family: str, params: Params, cfg: Model) -> dict[str, np.ndarr
         stacked = np.stack(arrays, len(grid)) if rule.parts else arrays[0]
         for name, array in zip(names, stacked.reshape(-1, *stacked.shape[len(grid) :]), strict=True):
             array = _ordered(table, rule, array, cfg, back=True)
-            tensors[name] = rearrange(
-                array - rule.plus if rule.plus else array, reverse(rule.layout), _sizes(rule, cfg)
-            )
+            tensors[name] = rearrange(array, reverse(rule.layout), _sizes(rule, cfg))
     for path in ours:
         if path not in taken:
             raise UserError(f'{family}: no rule reads the parameter {path}')
@@ -229,10 +235,11 @@ def _sizes(rule: Rule, cfg: Model) -> dict[str, int]:
 def _ordered(table: Family, rule: Rule, array: np.ndarray, cfg: Model, back: bool = False) -> np.ndarray:
     """Returns an array of ours with the channels of the residual stream in our order, or back in the hub's."""
     axes = rule.layout.split(' -> ')[1].split()
-    if table.order is None or 'D' not in axes:
+    stream = [axis for axis, name in enumerate(axes) if name in ('D', 'E')]
+    if table.order is None or not stream:
         return array
     order = table.order(cfg.emb_dim)
-    return np.take(array, np.argsort(order) if back else order, axes.index('D'))
+    return np.take(array, np.argsort(order) if back else order, stream[0])
 
 
 def _paths(rule: Rule) -> list[str]:

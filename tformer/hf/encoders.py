@@ -1,4 +1,4 @@
-"""BERT and RoBERTa on the hub: fields of config.json, names and layouts of tensors."""
+"""BERT and its relatives on the hub: fields of config.json, names and layouts of tensors."""
 
 from typing import Any
 
@@ -36,6 +36,14 @@ FIELDS = (
 )
 
 
+TABLE_WIDTH = Field(  # ELECTRA projects its token table up where it is narrower
+    lambda hub: {
+        'embedding_factor_dim': None if hub['embedding_size'] == hub['hidden_size'] else hub['embedding_size']
+    },
+    lambda model: {'embedding_size': model.embedding_factor_dim or model.emb_dim},
+)
+
+
 def _read_positions(hub: HubConfig) -> dict[str, Any]:
     offset = hub.size('pad_token_id', least=0) + 1
     return {'position_offset': offset, 'max_len': hub.size('max_position_embeddings') - offset}
@@ -47,14 +55,12 @@ def _write_positions(model: Model) -> dict[str, Any]:
 
 
 # ---------------------------------------------------------------------------------------------------- tensors
-def trunk(name: str) -> tuple[Rule, ...]:
-    """Returns the rules of all but the masked-LM head; the hub's names begin with `name`."""
-    theirs, ours = f'{name}.encoder.layer.{{layer}}', 'encoder/stack/layers'
+OURS = 'encoder/stack/layers'
+
+
+def layers(theirs: str, ours: str) -> tuple[Rule, ...]:
+    """Returns the rules of BERT's layers; `theirs` names one on the hub, with {layer}."""
     return (
-        tensor(f'{name}.embeddings.word_embeddings.weight', 'embed/table'),
-        tensor(f'{name}.embeddings.position_embeddings.weight', 'encoder/input_embedding/positions/table'),
-        tensor(f'{name}.embeddings.token_type_embeddings.weight', 'encoder/input_embedding/token_types/table'),
-        *norm(f'{name}.embeddings.LayerNorm', 'encoder/input_embedding/LayerNorm_0'),
         *linear(f'{theirs}.attention.self.query', f'{ours}/attention/query'),
         *linear(f'{theirs}.attention.self.key', f'{ours}/attention/key'),
         *linear(f'{theirs}.attention.self.value', f'{ours}/attention/value'),
@@ -63,7 +69,38 @@ def trunk(name: str) -> tuple[Rule, ...]:
         *linear(f'{theirs}.intermediate.dense', f'{ours}/mlp/in_0'),
         *linear(f'{theirs}.output.dense', f'{ours}/mlp/out'),
         *norm(f'{theirs}.output.LayerNorm', f'{ours}/mlp_norm'),
+    )
+
+
+def embeddings(name: str) -> tuple[Rule, ...]:
+    """Returns the rules of the tables of tokens, positions and types, and of the norm of their sum."""
+    return (
+        tensor(f'{name}.embeddings.word_embeddings.weight', 'embed/table'),
+        tensor(f'{name}.embeddings.position_embeddings.weight', 'encoder/input_embedding/positions/table'),
+        tensor(
+            f'{name}.embeddings.token_type_embeddings.weight',
+            'encoder/input_embedding/token_types/table',
+            when=lambda model: bool(model.num_token_types),
+        ),
+        *norm(f'{name}.embeddings.LayerNorm', 'encoder/input_embedding/LayerNorm_0'),
+    )
+
+
+def trunk(name: str) -> tuple[Rule, ...]:
+    """Returns the rules of all but the heads; the hub's names begin with `name`."""
+    return (
+        *embeddings(name),
+        *layers(f'{name}.encoder.layer.{{layer}}', OURS),
         *linear(f'{name}.pooler.dense', 'pooler/dense', head='pooler'),
+    )
+
+
+def masked_lm(dense: str, layer_norm: str, bias: str) -> tuple[Rule, ...]:
+    """Returns the rules of the masked-LM head, by the hub's names of its parts."""
+    return (
+        *linear(dense, 'head/transform_0', head='masked_lm'),
+        *norm(layer_norm, 'head/LayerNorm_0', head='masked_lm'),
+        tensor(bias, 'head/bias', head='masked_lm'),
     )
 
 
@@ -72,6 +109,23 @@ FIXED = {
     'is_encoder_decoder': False,
     'tie_word_embeddings': True,
 }
+DEFAULTS = {'hidden_act': 'gelu', 'layer_norm_eps': 1e-12}
+DISTIL = 'distilbert.transformer.layer.{layer}'
+SHARED = 'albert.encoder.albert_layer_groups.0.albert_layers.0'
+
+ROBERTA = Family(  # Liu et al. 2019
+    model=BERT,
+    fields=(*FIELDS, Field(_read_positions, _write_positions)),  # positions count from the padding's id plus 1
+    rules=(*trunk('roberta'), *masked_lm('lm_head.dense', 'lm_head.layer_norm', 'lm_head.bias')),
+    prefix='roberta.',
+    ignored=('roberta.embeddings.position_ids',),
+    copies={
+        'lm_head.decoder.weight': 'roberta.embeddings.word_embeddings.weight',
+        'lm_head.decoder.bias': 'lm_head.bias',
+    },
+    defaults={**DEFAULTS, 'pad_token_id': 1},
+    fixed={**FIXED, 'hidden_act': 'gelu'},  # its masked-LM head has gelu whatever the layers have
+)
 
 FAMILIES = {
     'bert': Family(  # Devlin et al. 2019
@@ -79,9 +133,9 @@ FAMILIES = {
         fields=(*FIELDS, *fields(max_len='max_position_embeddings')),
         rules=(
             *trunk('bert'),
-            *linear('cls.predictions.transform.dense', 'head/transform_0', head='masked_lm'),
-            *norm('cls.predictions.transform.LayerNorm', 'head/LayerNorm_0', head='masked_lm'),
-            tensor('cls.predictions.bias', 'head/bias', head='masked_lm'),
+            *masked_lm(
+                'cls.predictions.transform.dense', 'cls.predictions.transform.LayerNorm', 'cls.predictions.bias'
+            ),
             *linear('cls.seq_relationship', 'sentence_head/classes', head='sentences'),
         ),
         prefix='bert.',
@@ -91,25 +145,95 @@ FAMILIES = {
             'cls.predictions.decoder.weight': 'bert.embeddings.word_embeddings.weight',
             'cls.predictions.decoder.bias': 'cls.predictions.bias',
         },
-        defaults={'hidden_act': 'gelu', 'layer_norm_eps': 1e-12},
+        defaults=DEFAULTS,
         fixed=FIXED,
     ),
-    'roberta': Family(  # Liu et al. 2019
-        model=BERT,
-        fields=(*FIELDS, Field(_read_positions, _write_positions)),  # positions count from the padding's id plus 1
-        rules=(
-            *trunk('roberta'),
-            *linear('lm_head.dense', 'head/transform_0', head='masked_lm'),
-            *norm('lm_head.layer_norm', 'head/LayerNorm_0', head='masked_lm'),
-            tensor('lm_head.bias', 'head/bias', head='masked_lm'),
+    'roberta': ROBERTA,
+    'xlm-roberta': ROBERTA,  # Conneau et al. 2020
+    'camembert': ROBERTA,  # Martin et al. 2020
+    'distilbert': Family(  # Sanh et al. 2019
+        model=BERT | {'norm_epsilon': 1e-12},
+        fields=(
+            *fields(
+                vocab_size='vocab_size',
+                emb_dim='dim',
+                mlp_dim='hidden_dim',
+                num_encoder_layers='n_layers',
+                num_heads='n_heads',
+                max_len='max_position_embeddings',
+                dropout_rate='dropout',
+                attention_dropout_rate='attention_dropout',
+            ),
+            field('activation', 'activation', values=ACTIVATIONS),
         ),
-        prefix='roberta.',
-        ignored=('roberta.embeddings.position_ids',),
+        rules=(
+            *embeddings('distilbert'),
+            *linear(f'{DISTIL}.attention.q_lin', f'{OURS}/attention/query'),
+            *linear(f'{DISTIL}.attention.k_lin', f'{OURS}/attention/key'),
+            *linear(f'{DISTIL}.attention.v_lin', f'{OURS}/attention/value'),
+            *linear(f'{DISTIL}.attention.out_lin', f'{OURS}/attention/out'),
+            *norm(f'{DISTIL}.sa_layer_norm', f'{OURS}/attention_norm'),
+            *linear(f'{DISTIL}.ffn.lin1', f'{OURS}/mlp/in_0'),
+            *linear(f'{DISTIL}.ffn.lin2', f'{OURS}/mlp/out'),
+            *norm(f'{DISTIL}.output_layer_norm', f'{OURS}/mlp_norm'),
+            *masked_lm('vocab_transform', 'vocab_layer_norm', 'vocab_projector.bias'),
+        ),
+        prefix='distilbert.',
+        ignored=('distilbert.embeddings.position_ids',),
+        copies={'vocab_projector.weight': 'distilbert.embeddings.word_embeddings.weight'},
+        defaults={'activation': 'gelu'},
+        fixed={'sinusoidal_pos_embds': False, 'tie_word_embeddings': True},
+        neutral=('qa_dropout', 'seq_classif_dropout'),
+    ),
+    'electra': Family(  # Clark et al. 2020: a discriminator, or a generator alone
+        model=BERT,
+        fields=(*FIELDS, *fields(max_len='max_position_embeddings'), TABLE_WIDTH),
+        rules=(
+            *embeddings('electra'),
+            *[
+                rule._replace(when=lambda model: model.embedding_factor_dim is not None)
+                for rule in linear('electra.embeddings_project', 'encoder/input_embedding/projection')
+            ],
+            *layers('electra.encoder.layer.{layer}', OURS),
+            *masked_lm('generator_predictions.dense', 'generator_predictions.LayerNorm', 'generator_lm_head.bias'),
+            *linear('discriminator_predictions.dense', 'detection_head/dense_0', head='detection'),
+            *linear('discriminator_predictions.dense_prediction', 'detection_head/score/classes', head='detection'),
+        ),
+        prefix='electra.',
+        ignored=('electra.embeddings.position_ids',),
+        copies={'generator_lm_head.weight': 'electra.embeddings.word_embeddings.weight'},
+        defaults=DEFAULTS,
+        fixed={**FIXED, 'hidden_act': 'gelu'},  # the generator's head has gelu whatever the layers have
+    ),
+    'albert': Family(  # Lan et al. 2020: one layer at every depth, and a narrow token table
+        model=BERT | {'layer_sharing': 'all'},
+        fields=(
+            *FIELDS,
+            *fields(max_len='max_position_embeddings', embedding_factor_dim='embedding_size'),
+        ),
+        rules=(
+            *embeddings('albert'),
+            *linear('albert.encoder.embedding_hidden_mapping_in', 'encoder/input_embedding/projection'),
+            *linear(f'{SHARED}.attention.query', f'{OURS}/attention/query'),
+            *linear(f'{SHARED}.attention.key', f'{OURS}/attention/key'),
+            *linear(f'{SHARED}.attention.value', f'{OURS}/attention/value'),
+            *linear(f'{SHARED}.attention.dense', f'{OURS}/attention/out'),
+            *norm(f'{SHARED}.attention.LayerNorm', f'{OURS}/attention_norm'),
+            *linear(f'{SHARED}.ffn', f'{OURS}/mlp/in_0'),
+            *linear(f'{SHARED}.ffn_output', f'{OURS}/mlp/out'),
+            *norm(f'{SHARED}.full_layer_layer_norm', f'{OURS}/mlp_norm'),
+            *linear('albert.pooler', 'pooler/dense', head='pooler'),
+            *masked_lm('predictions.dense', 'predictions.LayerNorm', 'predictions.bias'),
+            *linear('sop_classifier.classifier', 'sentence_head/classes', head='sentences'),
+        ),
+        prefix='albert.',
+        ignored=('albert.embeddings.position_ids',),
         copies={
-            'lm_head.decoder.weight': 'roberta.embeddings.word_embeddings.weight',
-            'lm_head.decoder.bias': 'lm_head.bias',
+            'predictions.decoder.weight': 'albert.embeddings.word_embeddings.weight',
+            'predictions.decoder.bias': 'predictions.bias',
         },
-        defaults={'hidden_act': 'gelu', 'layer_norm_eps': 1e-12, 'pad_token_id': 1},
-        fixed={**FIXED, 'hidden_act': 'gelu'},  # its masked-LM head has gelu whatever the layers have
+        defaults={**DEFAULTS, 'hidden_act': 'gelu_new', 'embedding_size': 128},
+        fixed={**FIXED, 'num_hidden_groups': 1, 'inner_group_num': 1},
+        neutral=('classifier_dropout_prob', 'down_scale_factor', 'net_structure_type', 'gap_size', 'num_memory_blocks'),
     ),
 }

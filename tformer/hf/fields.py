@@ -5,7 +5,7 @@ A field is a pair of functions. `read` takes config.json to fields of `Model`, `
 
 import fnmatch
 import math
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from typing import Any, NamedTuple
 
 from tformer.config import Model
@@ -56,16 +56,27 @@ class HubConfig(dict[str, Any]):
             raise UserError(f'config.json: {name}={value!r} is not an object with fields')
         return value if value is None else HubConfig(value, {'model_type': name})
 
-    def unread(self) -> dict[str, Any]:
-        """Returns the given fields that were not read, without those that are off or never change a number."""
+    def unread(self, neutral: Collection[str] = ()) -> dict[str, Any]:
+        """Returns the given fields that were not read, without those that are off or never change a number.
+
+        Args:
+          neutral: more fields that never change one.
+        """
         return {
             name: value
             for name, value in self.given.items()
             if name not in self.was_read
-            and not any(fnmatch.fnmatchcase(name, pattern) for pattern in NEUTRAL)
+            and not matches(name, (*NEUTRAL, *neutral))
             and (value is False or value not in (None, 0, [], {}, ''))
         }
 
+
+def matches(name: str, patterns: Collection[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+# Fields that act in training alone.
+OF_TRAINING = ('*dropout*', '*_pdrop', '*layerdrop*', 'router_jitter_noise', 'input_jitter_noise')
 
 # Fields about files, outputs, initial values and generation; the last line's are computed from others, or old names.
 NEUTRAL = (
@@ -80,6 +91,10 @@ NEUTRAL = (
     *('begin_suppress_tokens', 'suppress_tokens', 'exponential_decay_length_penalty', 'remove_invalid_values'),
     *(
         'n_ctx',
+        'output_past',
+        'extra_pos_embeddings',
+        'force_bos_token_to_be_generated',
+        'tie_weights_',
         'num_hidden_layers',
         'classif_dropout',
         'tf_legacy_loss',
@@ -166,3 +181,9 @@ GATED_ACTIVATIONS = {
     'silu': 'swiglu',
     'swish': 'swiglu',
 }
+
+# Two stacks of one vocabulary.
+VOCABULARY = Field(
+    lambda hub: {'vocab_size': hub['vocab_size'], 'encoder_vocab_size': hub['vocab_size']},
+    lambda model: {'vocab_size': model.vocab_size},
+)

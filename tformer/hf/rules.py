@@ -25,7 +25,6 @@ class Rule(NamedTuple):
       hub: the tensor's name.
       ours: the parameter's path; {part} stands for each of `parts`.
       layout: 'hub axes -> our axes', by the names of `axis_sizes`; with parts the first of ours is `part`.
-      plus: added to the hub's numbers (Gemma stores its norms' scales minus 1).
       parts: parameters that the hub stores in one tensor.
       when: whether a model has this tensor.
       head: the output head it belongs to, of which a checkpoint has all tensors or none; '': the model itself.
@@ -34,7 +33,6 @@ class Rule(NamedTuple):
     hub: str
     ours: str
     layout: str
-    plus: float = 0.0
     parts: tuple[str, ...] = ()
     when: Callable[[Model], bool] = lambda model: True
     head: str = ''
@@ -55,6 +53,7 @@ class Family(NamedTuple):
       order: (emb_dim) -> the hub's channels in our order; None: the same order.
       defaults: values of the fields that config.json may leave out.
       fixed: fields that must have this value where config.json has them.
+      neutral: fields that the hub's library does not read of this family, though its files have them.
       start: fields with the ids of the special tokens before a decoder's text -> the token, by its name in
         `vocabulary.NAMES`, where config.json does not say it; '': none.
       source_start: likewise of those before an encoder's text, where there are two stacks.
@@ -71,6 +70,7 @@ class Family(NamedTuple):
     order: Callable[[int], np.ndarray] | None = None
     defaults: Mapping[str, Any] = {}
     fixed: Mapping[str, Any] = {}
+    neutral: tuple[str, ...] = ()
     start: Mapping[str, str] = {'bos_token_id': 'bos'}
     source_start: Mapping[str, str] = {}
 
@@ -84,6 +84,7 @@ def axis_sizes(model: Model) -> dict[str, int]:
     sizes = {
         'D': model.emb_dim,  # of the residual stream
         'W': model.emb_dim,  # as wide, but not of the stream
+        'E': model.embedding_factor_dim or model.emb_dim,  # of the token table
         'F': model.mlp_dim,
         'N': model.num_heads,
         'K': model.num_kv_heads,
@@ -126,10 +127,17 @@ def reverse(layout: str) -> str:
 # ---------------------------------------------------------------------------------------------- what tables repeat
 # The end of our path -> 'hub axes -> our axes'. PyTorch keeps kernels as [out, in].
 LAYOUTS = {
-    'embed/table': 'vocab D -> vocab D',
-    'positions/table': 'positions D -> positions D',
-    'token_types/table': 'types D -> types D',
+    'embed/table': 'vocab E -> vocab E',
+    'positions/table': 'positions E -> positions E',
+    'token_types/table': 'types E -> types E',
     'bias/table': 'buckets N -> buckets N',
+    'input_embedding/LayerNorm_0/scale': 'E -> E',
+    'input_embedding/LayerNorm_0/bias': 'E -> E',
+    'input_embedding/projection/kernel': 'D E -> E D',
+    'head/transform_0/kernel': 'E D -> D E',
+    'head/transform_0/bias': 'E -> E',
+    'head/LayerNorm_0/scale': 'E -> E',
+    'head/LayerNorm_0/bias': 'E -> E',
     'query/kernel': '(N H) D -> D N H',
     'query/bias': '(N H) -> N H',
     'key/kernel': '(K H) D -> D K H',
@@ -145,6 +153,8 @@ LAYOUTS = {
     'router/kernel': 'experts D -> D experts',
     'logits/kernel': 'vocab D -> D vocab',
     'head/bias': 'vocab -> vocab',
+    'score/classes/kernel': '1 W -> W 1',
+    'score/classes/bias': '1 -> 1',
     'classes/kernel': 'sentences W -> W sentences',
     'classes/bias': 'sentences -> sentences',
     '/kernel': 'W D -> D W',  # any other dense layer

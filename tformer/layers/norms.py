@@ -86,6 +86,15 @@ class RMSNorm(Norm):
         return rms_norm(x, scale, cfg.norm_epsilon, cfg.norm_epsilon_in_root).astype(cfg.dtype)
 
 
+class OffsetRMSNorm(Norm):
+    """RMSNorm whose scale is 1 + a parameter, 0 at first, so that weight decay pulls it to 1 (Gemma's code)."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array, real_BT: jax.Array | None = None) -> jax.Array:
+        cfg, scale = self.cfg, self.vector('scale', 0.0, x.shape[-1])
+        return rms_norm(x, 1 + scale, cfg.norm_epsilon, cfg.norm_epsilon_in_root).astype(cfg.dtype)
+
+
 class ScaleNorm(Norm):
     """gain x / |x|: one number for the whole vector, at first sqrt(D) (Nguyen & Salazar 2019, eq. 5)."""
 
@@ -150,6 +159,7 @@ def make_norm(cfg: ResolvedModel) -> Norm:
 NORMS: dict[str | None, type[Norm]] = {
     'layernorm': LayerNorm,  # Ba et al. 2016
     'rmsnorm': RMSNorm,  # Zhang & Sennrich 2019
+    'rmsnorm_offset': OffsetRMSNorm,  # Gemma Team 2024
     'scalenorm': ScaleNorm,  # Nguyen & Salazar 2019
     'batchnorm': BatchNorm,  # Ioffe & Szegedy 2015; Shen et al. 2020 on why not
     'dyt': DyT,  # Zhu et al. 2025
@@ -159,5 +169,6 @@ NORMS: dict[str | None, type[Norm]] = {
 HEAD_NORMS: dict[str | None, type[Norm]] = {  # of queries and keys, over the head
     'layernorm': LayerNorm,  # Dehghani et al. 2023
     'rmsnorm': RMSNorm,
+    'rmsnorm_offset': OffsetRMSNorm,
     None: Identity,
 }

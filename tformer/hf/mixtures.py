@@ -1,0 +1,59 @@
+"""Decoders with a mixture of experts on the hub: fields of config.json, names and layouts of tensors."""
+
+from typing import Any
+
+from tformer.config import Model
+from tformer.errors import UserError
+from tformer.hf.fields import Field, HubConfig, fields
+from tformer.hf.llama import ACTIVATION, DEFAULTS, LAYER, LLAMA, NAMES, OF_LLAMA, OURS, SILU, WINDOW, attention, scales
+from tformer.hf.rules import Family, tensor
+
+
+def _read_choices(hub: HubConfig) -> dict[str, Any]:
+    chosen = hub.size('num_experts_per_tok')
+    if chosen == 1:
+        raise UserError(
+            'config.json: num_experts_per_tok=1 has no counterpart: a single expert counts as its probability here '
+            '(Fedus et al. 2022, eq. 2) and as 1 there; valid: 2 or more'
+        )
+    return {
+        'experts_per_token': chosen,
+        # The hub's loss adds up the choices of a token; ours averages over them, and adds up over layers. It is still
+        # another loss: a sum over layers of products of means here, a product of means over all layers there.
+        'balance_weight': hub.number('router_aux_loss_coef') * chosen / hub.size('num_hidden_layers'),
+    }
+
+
+def _write_choices(model: Model) -> dict[str, Any]:
+    return {
+        'num_experts_per_tok': model.experts_per_token,
+        'router_aux_loss_coef': model.balance_weight * model.num_decoder_layers / model.experts_per_token,
+    }
+
+
+CHOICES = Field(_read_choices, _write_choices)
+EXPERT = f'{LAYER}.block_sparse_moe.experts.{{expert}}'
+
+FAMILIES = {
+    'mixtral': Family(  # Jiang et al. 2024
+        model=LLAMA | {'router_z_weight': 0.0},
+        fields=(*OF_LLAMA, ACTIVATION, *fields(num_experts='num_local_experts'), WINDOW, CHOICES),
+        rules=(
+            *attention(),
+            tensor(f'{LAYER}.block_sparse_moe.gate.weight', f'{OURS}/mlp/router/kernel'),
+            tensor(f'{EXPERT}.w1.weight', f'{OURS}/mlp/in_0/kernel'),
+            tensor(f'{EXPERT}.w3.weight', f'{OURS}/mlp/in_1/kernel'),
+            tensor(f'{EXPERT}.w2.weight', f'{OURS}/mlp/out/kernel'),
+            *scales(attention_norm='input_layernorm', mlp_norm='post_attention_layernorm'),
+        ),
+        **NAMES,
+        defaults={
+            **DEFAULTS,
+            **SILU,
+            'num_key_value_heads': 8,
+            'rope_theta': 1_000_000.0,
+            'sliding_window': None,
+            'router_aux_loss_coef': 0.001,
+        },
+    ),
+}
