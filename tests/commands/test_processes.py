@@ -81,10 +81,11 @@ def test_evaluate_scores_the_mean_of_the_newest_checkpoints(trained, tmp_path) -
     )
 
 
+PRODUCT = ('product_gflops', 'product_share')
 MODES = {
-    'a step': ((), {'device', 'devices', 'params', 'tokens_per_s', 'step_ms', 'loss'}),
+    'a step': ((), {'device', 'devices', 'params', 'tokens_per_s', 'step_ms', *PRODUCT, 'loss'}),
     'saves': (('--saves',), {'device', 'devices', 'params', 'tokens', 'ratio', 'step_ms', 'blocked_ms'}),
-    'two processes': (None, {'device', 'devices', 'params', 'tokens_per_s', 'step_ms', 'loss'}),
+    'two processes': (None, {'device', 'devices', 'params', 'tokens_per_s', 'step_ms', *PRODUCT, 'loss'}),
 }
 
 

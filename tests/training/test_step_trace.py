@@ -10,7 +10,9 @@ import pytest
 from tformer import __main__ as command_line
 from tformer.commands import benchmark
 from tformer.errors import UserError
+from tformer.lab.sweep import matching
 from tformer.training import loop
+from tformer.training.dummy_batch import assumed
 from tformer.training.step_trace import StepTrace
 from whole_runs import ROOT, load
 
@@ -69,6 +71,8 @@ def test_a_run_and_a_benchmark_write_a_trace(tmp_path):
     found = benchmark.benchmark(wanted, 2, trace=StepTrace('2:2', tmp_path / 'timed'))
     assert steps(tmp_path / 'timed') == [2]
     assert 'mfu' not in found and found['step_ms'] > 0  # the peak of a CPU is not known
+    rate = matching.num_flops(assumed(wanted)) / wanted.train.num_steps / (found['step_ms'] / 1e3)
+    assert found['product_share'] == pytest.approx(rate / (found['product_gflops'] * 1e9), rel=0.01, abs=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@
     tformer benchmark --config=FILE[:argument] [--steps=10] [--data | --saves] [--config.section.field=value ...]
                       [--profile=FIRST:LAST --workdir=DIR]
 
-A train step is timed on full random batches. --data times the reading, tokenising and batching of the data instead,
+A train step is timed on full random batches. Where the device's peak is not known, as on a CPU, a product of two square
+matrices is timed between the steps, and `product_share` is the rate of the steps as a share of its. --data times the reading, tokenising and batching of the data instead,
 and --saves compares steps that save a checkpoint with steps that do not.
 """
 
@@ -19,6 +20,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from tformer import checks, commands
@@ -112,8 +114,11 @@ def stepping(
 def train_step(config: Config, steps: int, trace: StepTrace | None = None) -> dict[str, Any]:
     """Returns the median time of `steps` train steps on full random batches, after two unmeasured."""
     times: list[float] = []
+    products: list[float] = []
     step_numbers: dict[str, float] = {}
     with stepping(config) as (once, _, facts), contextlib.ExitStack() as contexts:
+        peak = devices.peak_flops(facts['device'], config.model.dtype)
+        multiply = matrix_product(config.model.dtype) if peak is None else None
         if trace is not None:
             contexts.callback(trace.close)
         for step in range(1, steps + 1):
@@ -125,11 +130,34 @@ def train_step(config: Config, steps: int, trace: StepTrace | None = None) -> di
             times.append(time.perf_counter() - began)
             if trace is not None:
                 trace.end(step, step_numbers['loss'])
+            if multiply is not None:
+                products.append(multiply())
     median = statistics.median(times)
     rate = {'tokens_per_s': round(facts.pop('tokens') / median, 1), 'step_ms': round(median * 1e3, 2)}
-    flops, peak = step_numbers['flops'], devices.peak_flops(facts['device'], config.model.dtype)
-    utilization = {} if peak is None else {'mfu': round(flops / (median * peak * facts['devices']), 4)}
-    return {**facts, **rate, **utilization, 'loss': round(step_numbers['loss'], 4)}
+    flops_per_s = step_numbers['flops'] / median
+    if peak is not None:
+        share = {'mfu': round(flops_per_s / (peak * facts['devices']), 4)}
+    else:
+        product = statistics.median(products) * jax.process_count()
+        share = {'product_gflops': round(product / 1e9, 1), 'product_share': round(flops_per_s / product, 4)}
+    return {**facts, **rate, **share, 'loss': round(step_numbers['loss'], 4)}
+
+
+PRODUCT_SIZE = 2048  # rows and columns of each matrix
+
+
+def matrix_product(dtype: str) -> Callable[[], float]:
+    """Returns a function that multiplies two square matrices in this process and returns its operations per second."""
+    multiply = jax.jit(jnp.matmul)
+    square = jnp.ones((PRODUCT_SIZE, PRODUCT_SIZE), dtype)
+
+    def timed() -> float:
+        began = time.perf_counter()
+        multiply(square, square).block_until_ready()
+        return 2 * PRODUCT_SIZE**3 / (time.perf_counter() - began)
+
+    timed()
+    return timed
 
 
 SAVED_EVERY = 10
