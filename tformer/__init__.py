@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tformer.commands.benchmark import benchmark as benchmark
     from tformer.commands.evaluate import evaluate as evaluate
     from tformer.commands.generate import generate as generate
+    from tformer.commands.import_ import import_hub as import_hub
     from tformer.commands.inspect import inspect as inspect
     from tformer.commands.prepare import prepare as prepare
     from tformer.commands.replay import replay as replay
@@ -53,6 +54,7 @@ _NAMES = {
     'tformer.commands.benchmark': ('benchmark',),
     'tformer.commands.evaluate': ('evaluate',),
     'tformer.commands.generate': ('generate',),
+    'tformer.commands.import_': ('import_hub',),
     'tformer.commands.inspect': ('inspect',),
     'tformer.commands.prepare': ('prepare',),
     'tformer.commands.replay': ('replay',),

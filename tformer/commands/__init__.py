@@ -10,7 +10,8 @@ A file is a command if it assigns `FLAGS`. Its docstring is its help, and the do
     ALONE         flags with which one process runs it all the same
     ENVIRONMENT   environment variables to set, if they are unset, before the file is imported
 
-They are literals and are read without importing the file, so that `tformer help` does not load JAX.
+They are literals and are read without importing the file, so that `tformer help` does not load JAX. The command's name
+is the file's, without the last underscore of a name that is a word of Python.
 A new command is one new file here. A command of another file joins the table with
 `commands.COMMANDS['name'] = commands.declared(file, run)`.
 """
@@ -150,7 +151,7 @@ def _run(
 
 def _found() -> dict[str, Command]:
     files = sorted(pathlib.Path(__file__).parent.glob('*.py'))
-    commands = {file.stem: declared(file) for file in files if file.stem != '__init__'}
+    commands = {file.stem.removesuffix('_'): declared(file) for file in files if file.stem != '__init__'}
     return {name: command for name, command in commands.items() if command is not None}
 
 

@@ -5,6 +5,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from flax import linen as nn
 
@@ -20,6 +21,7 @@ from tformer.errors import UserError
 from tformer.evaluation import activations as activations_lib
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
+from tformer.optim.parameters import path_names
 from tformer.training import checkpoint, writers
 from tformer.training import workdir as workdir_lib
 from tformer.training.state import count_parameters
@@ -81,6 +83,8 @@ class Run:
             variables, step = checkpoint.load_variables(home, which, places)
         else:
             variables, step = checkpoint.load_average(home, average, config.train.keep_last, places)
+        if step == 0:  # of the hub, where checkpoints without a head are common
+            _check_complete(home, config, variables)
         return cls(home, config, tokens, variables, step)
 
     def __repr__(self) -> str:
@@ -192,6 +196,17 @@ class Run:
         """Returns the scores on a split. `tformer.evaluate` also prints them and writes result.json."""
         quiet = config_lib.override(self.config, {'evaluate.samples': 0})
         return scoring.score(quiet, self.tokenizers, self.variables, split).scores
+
+
+def _check_complete(home: pathlib.Path, config: Config, variables: Any) -> None:
+    """Raises a `UserError` that names the parameters which the run's objective needs and a checkpoint does not have."""
+    there, needed = (
+        {path_names(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)}
+        for tree in (variables, sharding.unboxed(scoring.abstract(config)))
+    )
+    if lacking := sorted({names[1] for names in needed - there}):
+        needs = f'train.objective={config.train.objective} needs'
+        raise UserError(f'{home} was imported without {", ".join(lacking)}, which {needs}: use train.init_from={home}')
 
 
 def opened(run: Run | str | pathlib.Path) -> Run:

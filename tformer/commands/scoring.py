@@ -73,10 +73,13 @@ def score(
 
 def shardings(config: Config, mesh: jax.sharding.Mesh) -> Any:
     """Returns where each of a run's variables is placed on a mesh; nothing is computed."""
-    objective = OBJECTIVES[config.train.objective]
-    found = abstract_variables(build(config.model), objective, one_row(config))
-    wanted = variables_of(found['params'], found.get('statistics', {}))
-    return sharding.tree_shardings(wanted, mesh, sharding.make_rules(config.mesh))
+    return sharding.tree_shardings(abstract(config), mesh, sharding.make_rules(config.mesh))
+
+
+def abstract(config: Config) -> Any:
+    """Returns the shapes and dtypes of a run's variables, boxed with their logical names; nothing is computed."""
+    found = abstract_variables(build(config.model), OBJECTIVES[config.train.objective], one_row(config))
+    return variables_of(found['params'], found.get('statistics', {}))
 
 
 def windowed(config: Config, length: int) -> Config:

@@ -170,14 +170,15 @@ def _shapes(workdir: pathlib.Path, step: int) -> dict[str, Any]:
 
 
 def _variables(workdir: pathlib.Path, step: int, shardings: Any = None) -> dict[str, Any]:
-    """Returns the variables of a checkpoint, placed by `shardings`; None: all on the first device."""
+    """Returns the variables of a checkpoint, placed by `shardings`, or where those lack it on the first device."""
     if damage := digests.find_corruption(directory(workdir, step)):
         raise UserError(f'checkpoint {step} is damaged: {damage}')
     shapes = renamed_paths.rename(_shapes(workdir, step), renamed_paths.RENAMED)
-    if shardings is None:
-        here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-        shardings = jax.tree.map(lambda x: here, shapes)
-    target = jax.tree.map(lambda x, to: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to), shapes, shardings)
+    here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    places = dict(jax.tree_util.tree_leaves_with_path(shardings))
+    target = jax.tree_util.tree_map_with_path(
+        lambda path, x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=places.get(path, here)), shapes
+    )
     return dict(_read(workdir, step, {'variables': target})['variables'])
 
 

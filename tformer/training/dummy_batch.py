@@ -7,20 +7,21 @@ import numpy as np
 from tformer.checks import resolve
 from tformer.config import Config, override
 from tformer.config.tasks import TASKS
-from tformer.data.tokenizers.tokenizers import TOKENIZERS, Tokenizers
+from tformer.data.tokenizers.tokenizers import TOKENIZERS
 from tformer.data.tokenizers.vocabulary import FIRST
+from tformer.training import workdir
 
 
 def assumed(config: Config) -> Config:
     """Returns `config` resolved without its data.
 
     Where the model does not state them: a vocabulary of data.tokenizer_vocab_size (byte and hub tokenizers have their
-    own, and so has a workdir that lends its tokenizers), and 10 classes.
+    own, and so has a directory that lends its tokenizers), and 10 classes.
     """
     data, size = config.data, config.data.tokenizer_vocab_size
     lender = data.tokenizer_from or config.train.init_from
-    if lender and os.path.isfile(os.path.join(lender, 'tokenizer.json')):
-        size = Tokenizers.load(lender).target.vocab_size
+    if lender and any(os.path.isfile(os.path.join(lender, name)) for name in ('tokenizer.json', 'config.json')):
+        size = workdir.lent_tokenizers(lender).target.vocab_size
     elif data.tokenizer in ('byte', 'huggingface') and not config.model.vocab_size:
         size = TOKENIZERS[data.tokenizer].train((), data).vocab_size
     return resolve(config, vocab_size=config.model.vocab_size or size, num_classes=config.model.num_classes or 10)

@@ -1,4 +1,7 @@
-"""Starting from another run's parameters: which are loaded, new here or unused there; unintended ones are refused."""
+"""Starting from the parameters of another run or of the hub: which are loaded, new here or unused there.
+
+Unintended ones are refused. Those of the hub go tensor by tensor to where the mesh holds them.
+"""
 
 import pathlib
 from collections.abc import Collection, Sequence
@@ -10,6 +13,8 @@ import numpy as np
 from tformer.config.tasks import head_parameters
 from tformer.distributed import processes
 from tformer.errors import UserError
+from tformer.hf import directory as hub_directory
+from tformer.hf.convert import Stacked
 from tformer.optim.parameters import VOCABULARY_HEAD, check_entries, is_adapter, path_names, within
 from tformer.training import checkpoint
 
@@ -17,10 +22,10 @@ Names = tuple[str, ...]  # of a variable: its collection, then the names in its 
 
 
 def load(directory: str, initial: Any, shardings: Any, excepted: Sequence[str] = ()) -> Any:
-    """Returns `initial` with the variables of another workdir's best checkpoint in place, and prints which are which.
+    """Returns `initial` with the variables of another workdir's best checkpoint, or of a hub directory, in place.
 
     A variable is loaded where its path and shape agree. The others must be named in `excepted`, or be the heads of
-    tasks on either side, new adapters, or the vocabulary head that a task's head replaces.
+    tasks on either side, new adapters, or the vocabulary head that a task's head replaces. Which are which is printed.
 
     `initial` are `params`, and `statistics` if any, and `shardings` is of the same tree. Variables with a name of
     `excepted` in their paths (see `parameters.within`) are not loaded.
@@ -28,8 +33,8 @@ def load(directory: str, initial: Any, shardings: Any, excepted: Sequence[str] =
     Raises:
       UserError: other variables are fresh, unused or of another shape; none is loaded; an exception matches nothing.
     """
-    source, step = checkpoint.load_variables(pathlib.Path(directory))
-    ours, theirs = _flat(initial), _flat(source)
+    theirs, title = _source(directory)
+    ours = _flat(initial)
     check_entries(excepted, [names[1:] for names in (*ours, *theirs)], 'train.init_except')
 
     def named(names: Names) -> bool:
@@ -41,7 +46,7 @@ def load(directory: str, initial: Any, shardings: Any, excepted: Sequence[str] =
     if not loaded:
         raise UserError(f'train.init_from={directory}: none of its parameters belong to this model')
     if processes.first():
-        print(f'{directory} step {step}: {len(loaded)} arrays')
+        print(f'{title}: {len(loaded)} arrays')
         for title, part in (('loaded', loaded), ('fresh', fresh), ('left', left)):
             print(f'  {title}: {", ".join(_components(part, ours.keys() | theirs.keys())) or "none"}')
 
@@ -55,11 +60,50 @@ def load(directory: str, initial: Any, shardings: Any, excepted: Sequence[str] =
         names = path_names(path)
         if names not in loaded:
             return mine
+        found = theirs[names]
+        if isinstance(found, Stacked):
+            return place(found, placed, mine.dtype)
         # On the host: a device cannot reach those of other processes.
-        value = np.asarray(theirs[names].astype(mine.dtype))
+        value = np.asarray(found.astype(mine.dtype))
         return jax.make_array_from_callback(value.shape, placed, lambda at: value[at])
 
     return jax.tree_util.tree_map_with_path(take, initial, shardings)
+
+
+def _source(directory: str) -> tuple[dict[Names, Any], str]:
+    """Returns the variables of a workdir or a hub directory, those of the latter unread, and what they are of."""
+    path = pathlib.Path(directory)
+    if hub_directory.is_hub(path):
+        hub = hub_directory.open_hub(directory)
+        found = hub.parameters(hub.run_config().model)
+        return {('params', *name.split('/')): parameter for name, parameter in found.items()}, directory
+    source, step = checkpoint.load_variables(path)
+    return _flat(source), f'{directory} step {step}'
+
+
+def place(parameter: Stacked, sharding: jax.sharding.Sharding, dtype: Any) -> jax.Array:
+    """Returns a parameter where `sharding` holds it, on this process's devices, in `dtype`.
+
+    Besides the parameter itself one tensor of the hub is in memory at a time: each device's share is filled from all
+    tensors in turn, and is never whole on the host where the mesh splits it.
+    """
+    places = sharding.addressable_devices_indices_map(parameter.shape)
+    bounds = {
+        device: tuple(each.indices(size)[:2] for each, size in zip(index or (), parameter.shape, strict=True))
+        for device, index in places.items()
+    }
+    shares = {
+        share: np.empty([stop - start for start, stop in share], jax.numpy.dtype(dtype)) for share in bounds.values()
+    }
+    axes = len(parameter.grid)
+    for number, at in enumerate(np.ndindex(*parameter.grid)):
+        array = parameter.read(number)
+        for share, buffer in shares.items():
+            if all(start <= i < stop for i, (start, stop) in zip(at, share, strict=False)):
+                slot = tuple(i - start for i, (start, _) in zip(at, share, strict=False))
+                buffer[slot] = array[tuple(slice(*each) for each in share[axes:])]
+    held = [jax.device_put(shares[share], device) for device, share in bounds.items()]
+    return jax.make_array_from_single_device_arrays(parameter.shape, sharding, held)
 
 
 def _refuse(

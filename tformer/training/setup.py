@@ -46,18 +46,19 @@ def load_state(program: Program, config: Config, home: pathlib.Path, last: int |
     state = program.init(hyper)
     if last is not None:
         return checkpoint.restore(home, last, state)
-    if config.train.init_from is None:
+    source = workdir.lender(config, home)
+    if source is None:
         return state
     fresh, where = (variables(tree.params, tree.statistics) for tree in (state, program.shardings))
-    loaded = pretrained.load(config.train.init_from, fresh, where, config.train.init_except)
+    loaded = pretrained.load(source, fresh, where, config.train.init_except)
     if processes.first():
-        _say_other_function(config, config.train.init_from)
+        _say_other_function(config, source)
     return program.init_from(hyper, loaded['params'], loaded.get('statistics', {}))
 
 
 def _say_other_function(config: Config, pretrained: str) -> None:
     """Prints which fields make the model, or the tokens before its texts, others than those of the parameters."""
-    differing = config_lib.difference(workdir.read_config(pathlib.Path(pretrained)), config)
+    differing = config_lib.difference(checks.settled(workdir.lent_config(pretrained)), config)
     inside = [f'model.{field.name}' for field in dataclasses.fields(Model) if field.name not in OUTSIDE_THE_FUNCTION]
     sizes = ('model.vocab_size', 'model.encoder_vocab_size', 'model.max_len', 'model.lora_rank')
     inside = [name for name in inside if name not in sizes] + ['data.start', 'data.source_start']
@@ -192,13 +193,21 @@ def peak_flops(config: Config) -> float | None:
 
 def checkpoint_metadata(data: RunData) -> dict[str, Any]:
     """Returns the part of every checkpoint's metadata that describes the run: config, data, versions of packages."""
-    model, versions = data.config.model, {name: _version(name) for name in PACKAGES}
+    return _metadata(data.config, data.fingerprint)
+
+
+def imported_metadata(config: Config, tokens: Tokenizers) -> dict[str, Any]:
+    """Returns the same of a checkpoint that no data made, as of a hub's parameters."""
+    return _metadata(config, {'tokenizers': tokens.fingerprint})
+
+
+def _metadata(config: Config, fingerprints: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        'config': config_lib.to_dict(data.config),
-        'config_digest': config_lib.digest(data.config),
-        'data': data.fingerprint,
-        'attention_kernel': None if model.recurrence else kernel_choice.pick(model, sharding.platform()),
-        'versions': {'python': platform.python_version(), **versions},
+        'config': config_lib.to_dict(config),
+        'config_digest': config_lib.digest(config),
+        'data': fingerprints,
+        'attention_kernel': None if config.model.recurrence else kernel_choice.pick(config.model, sharding.platform()),
+        'versions': {'python': platform.python_version(), **{name: _version(name) for name in PACKAGES}},
     }
 
 

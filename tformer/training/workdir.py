@@ -21,6 +21,7 @@ from tformer.data import stores
 from tformer.data.batches.mixture import Concatenation
 from tformer.data.tokenizers.tokenizers import Tokenizers, cached_tokenizers, train_tokenizers
 from tformer.errors import UserError, choose, nearest
+from tformer.hf import directory as hub_directory
 from tformer.training import checkpoint, digests
 
 # Sections and fields that may differ between a run and its continuation, and between training and evaluation.
@@ -202,9 +203,9 @@ def save_config(workdir: pathlib.Path, config: Config) -> None:
 
 def make_tokenizers(workdir: pathlib.Path, config: Config, records: Concatenation) -> Tokenizers:
     """Returns the tokenizers of a new run, which are written to its workdir."""
-    made = new_tokenizers(config, records)
+    made = new_tokenizers(config, records, workdir)
     asked, found = config.data.tokenizer_vocab_size, made.target.vocab_size - config.data.sentinels
-    trains = config.data.tokenizer == 'sentencepiece' and not (config.data.tokenizer_from or config.train.init_from)
+    trains = config.data.tokenizer == 'sentencepiece' and not (config.data.tokenizer_from or lender(config, workdir))
     if trains and found < asked:
         line = f'the training split has only {found:,} pieces for data.tokenizer_vocab_size={asked:,}'
         print(line, file=sys.stderr, flush=True)
@@ -212,11 +213,32 @@ def make_tokenizers(workdir: pathlib.Path, config: Config, records: Concatenatio
     return made
 
 
-def new_tokenizers(config: Config, records: Concatenation) -> Tokenizers:
-    """Returns the tokenizers of a new run: another run's, or newly trained ones."""
+def new_tokenizers(config: Config, records: Concatenation, workdir: pathlib.Path | None = None) -> Tokenizers:
+    """Returns the tokenizers of a new run: another run's, the hub's, its own imported ones, or newly trained ones."""
     data = config.data
-    if lender := data.tokenizer_from or config.train.init_from:
-        return train_tokenizers(config, records, load_tokenizers(pathlib.Path(lender)))
+    if source := data.tokenizer_from or lender(config, workdir):
+        return train_tokenizers(config, records, lent_tokenizers(source))
     if 'huggingface' in (data.tokenizer, data.source_tokenizer):  # read from a file, whose contents may change
         return train_tokenizers(config, records)
     return cached_tokenizers(config, records, [split.fingerprint for split in records.splits])
+
+
+def lender(config: Config, workdir: pathlib.Path | None) -> str | None:
+    """Returns the directory whose model a new run starts from: train.init_from, or its own if `tformer import` made it.
+
+    An imported workdir has a checkpoint of step 0, which training never writes.
+    """
+    imported = workdir is not None and 0 in checkpoint.steps(workdir)
+    return config.train.init_from or (str(workdir) if imported else None)
+
+
+def lent_tokenizers(source: str) -> Tokenizers:
+    """Returns the tokenizers of a workdir or a hub directory. Raises a `UserError` as `load_tokenizers`."""
+    path = pathlib.Path(source)
+    return hub_directory.open_hub(source).tokenizers if hub_directory.is_hub(path) else load_tokenizers(path)
+
+
+def lent_config(source: str) -> Config:
+    """Returns the config of a workdir, as `read_config`, or of the model of a hub directory."""
+    path = pathlib.Path(source)
+    return hub_directory.open_hub(source).run_config() if hub_directory.is_hub(path) else read_config(path)

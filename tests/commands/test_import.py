@@ -1,0 +1,243 @@
+"""A hub directory becomes a workdir that computes the hub's numbers, and trains on; what is wrong is said in a line."""
+
+import importlib
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import types
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+import hub_directories
+import make_hf_reference as references
+from lives import HANG, environment
+from tformer import checks, config
+from tformer.commands.import_ import import_hub
+from tformer.commands.run import Run
+from tformer.commands.train import train
+from tformer.distributed import sharding
+from tformer.errors import UserError
+from tformer.hf import directory, safetensors
+from tformer.hf.convert import Stacked
+from tformer.model import build
+from tformer.training import checkpoint, pretrained
+
+FRAMED = {  # (data.start, data.source_start, decode.forced_end)
+    'gpt2': ((), (), False),
+    'llama': (('bos',), (), False),
+    't5': (('bos',), (), False),  # T5's <pad>
+    'bart': (('eos', 'bos'), ('bos',), True),
+}
+
+
+@pytest.fixture(scope='module')
+def texts(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    place = tmp_path_factory.mktemp('texts')
+    for split in ('train', 'valid', 'test'):
+        (place / f'{split}.txt').write_text('a b cc d e\n\nb c d\n' * 4)
+    return place
+
+
+@pytest.mark.parametrize('name', ['gpt2', 'llama', 't5', 'bart', 'bert'])
+def test_the_workdir_computes_what_the_hubs_library_does(tmp_path: pathlib.Path, name: str) -> None:
+    reference = hub_directories.write(tmp_path / 'hub', name, shard_bytes=4000)
+    assert (tmp_path / 'hub' / safetensors.INDEX).exists()
+    said = import_hub(str(tmp_path / 'hub'), tmp_path / 'run')
+    run = Run.load(tmp_path / 'run')
+    assert f'{run.num_parameters:,} parameters, train.objective={run.config.train.objective}' in said
+    batch = {key: jnp.asarray(value) for key, value in reference.batch.items()}
+    found = build(run.config.model).apply({'params': run.params}, batch)
+    real = reference.batch['positions'] >= 0
+    np.testing.assert_allclose(np.asarray(found)[real], reference.outputs['logits'][real], atol=1e-4)
+    if name in FRAMED:
+        data, decode = run.config.data, run.config.decode
+        assert (data.start, data.source_start, decode.forced_end) == FRAMED[name]
+        assert len(run.generate(['a b c'])) == 1
+
+
+def first_loss(workdir: pathlib.Path) -> float:
+    lines = map(json.loads, (workdir / 'metrics.jsonl').read_text().splitlines())
+    return next(line['train/loss'] for line in lines if 'train/loss' in line)
+
+
+FIELDS = {'train.num_steps': 2, 'train.batch_size': 4, 'train.log_every': 1, 'evaluate.samples': 0, 'mesh.data': 1}
+
+
+@pytest.mark.slow
+def test_training_in_place_is_training_from_the_workdir_or_from_the_hub(tmp_path: pathlib.Path, texts) -> None:
+    hub_directories.write(tmp_path / 'hub', 'gpt2')
+    for name in ('own', 'lender'):
+        import_hub(str(tmp_path / 'hub'), tmp_path / name, {'data.path': str(texts), 'data.length': 16})
+    chosen = checks.load(f'{tmp_path}/own/config.json', FIELDS)
+    for lender in ('lender', 'hub'):
+        train(config.override(chosen, {'train.init_from': str(tmp_path / lender)}), tmp_path / f'of_{lender}')
+    assert train(chosen, tmp_path / 'own').step == 2 and checkpoint.steps(tmp_path / 'own') == [0, 2]
+    assert first_loss(tmp_path / 'own') == first_loss(tmp_path / 'of_lender') == first_loss(tmp_path / 'of_hub')
+    train(chosen, tmp_path / 'fresh')
+    assert first_loss(tmp_path / 'fresh') != first_loss(tmp_path / 'own')
+
+
+def test_a_run_starts_from_its_own_imported_workdir(tmp_path: pathlib.Path, texts: pathlib.Path) -> None:
+    """Before the first update its parameters are the hub's, and so are its tokenizers."""
+    reference = hub_directories.write(tmp_path / 'hub', 'gpt2')
+    import_hub(str(tmp_path / 'hub'), tmp_path / 'run', {'data.path': str(texts), 'data.length': 16})
+    stopped = checks.load(f'{tmp_path}/run/config.json', {**FIELDS, 'optimizer.learning_rate': 1e-30})
+    run = train(stopped, tmp_path / 'run')
+    assert run.step == 2 and run.tokenizers.target.dump() == (tmp_path / 'hub' / 'tokenizer.json').read_bytes()
+    table = reference.tensors['transformer.wte.weight']
+    np.testing.assert_array_equal(run.params['embed']['table'], table)
+
+
+asked: list[int] = []
+
+
+class Counted(Stacked):
+    """A parameter that notes which of its tensors are read."""
+
+    def read(self, number: int) -> np.ndarray:
+        asked.append(number)
+        return super().read(number)
+
+
+def test_a_parameter_is_placed_in_shares_by_any_mesh() -> None:
+    """Each tensor is read once for each parameter, and each device holds its share of it, bit for bit."""
+    reference = references.load('mixtral')
+    hub = directory.HubDirectory(pathlib.Path(), reference.config)
+    cfg = directory.convert.model_of(reference.config)
+    parameters = directory.convert.stacked_params(hub.family, reference.tensors, cfg)
+    mesh = sharding.make_mesh(config.Mesh(data=2, fsdp=2, tensor=2))
+    for parameter in parameters.values():
+        counted = Counted(**vars(parameter))
+        split = iter(('data', 'fsdp', 'tensor', *[None] * 9))
+        axes = jax.sharding.PartitionSpec(*(next(split) if size % 2 == 0 else None for size in parameter.shape))
+        asked.clear()
+        placed = pretrained.place(counted, jax.sharding.NamedSharding(mesh, axes), 'float32')
+        np.testing.assert_array_equal(np.asarray(placed), parameter.whole())
+        assert asked == list(range(len(parameter.names))) and len(placed.addressable_shards) == 8
+
+
+def test_a_checkpoint_in_bfloat16_stays_so_and_one_in_float16_is_widened(tmp_path: pathlib.Path) -> None:
+    for dtype, expected in ((ml_dtypes.bfloat16, 'bfloat16'), (np.float16, 'float32')):
+        place = tmp_path / expected
+        reference = hub_directories.write(place / 'hub', 'gpt2', dtype=dtype)
+        import_hub(str(place / 'hub'), place / 'run')
+        run = Run.load(place / 'run')
+        table = run.params['embed']['table']
+        assert run.config.model.param_dtype == str(table.dtype) == expected
+        wanted = reference.tensors['transformer.wte.weight'].astype(np.float32)
+        np.testing.assert_array_equal(np.asarray(table, np.float32), wanted)
+
+
+def test_a_checkpoint_without_a_head_is_fine_tuned_and_not_scored(tmp_path: pathlib.Path) -> None:
+    tensors = references.load('bert').tensors
+    base = {name: value for name, value in tensors.items() if name.startswith('bert.')}
+    hub_directories.write(tmp_path / 'hub', 'bert', tensors=base, architectures=['BertModel'])
+    import_hub(str(tmp_path / 'hub'), tmp_path / 'run')
+    with pytest.raises(UserError, match=r'was imported without head, which train\.objective=masked_lm needs'):
+        Run.load(tmp_path / 'run')
+
+
+# -------------------------------------------------------------------------------------------------------- mistakes
+def _changed(place: pathlib.Path, **fields: object) -> None:
+    file = place / 'config.json'
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+
+WRONG: dict[str, tuple[Callable[[pathlib.Path], object], str]] = {
+    'no config.json': (lambda p: (p / 'config.json').unlink(), 'no file'),
+    'a config.json of ours': (lambda p: (p / 'config.json').write_text('{}'), 'is not that of a hub'),
+    'an unknown family': (lambda p: _changed(p, model_type='lama'), "did you mean 'llama'"),
+    'a field without a counterpart': (lambda p: _changed(p, scale_attn_weights=False), 'scale_attn_weights=False'),
+    'a head of another family': (lambda p: _changed(p, architectures=['GPT2ForMaskedLM']), 'architectures=GPT2For'),
+    'no tensors': (lambda p: (p / 'model.safetensors').unlink(), 'has no tensors; valid: model.safetensors'),
+    'truncated tensors': (lambda p: (p / 'model.safetensors').write_bytes(b'\x08'), 'is truncated'),
+    'a missing tensor': (lambda p: _changed(p, n_layer=4), 'the checkpoint has no tensor transformer.h.3'),
+    'another shape': (lambda p: _changed(p, n_positions=99), 'has shape (24, 16), the model needs (99, 16)'),
+    'no vocabulary': (lambda p: (p / 'tokenizer.json').unlink(), 'has no vocabulary; valid: tokenizer.json'),
+    'a broken vocabulary': (lambda p: (p / 'tokenizer.json').write_text('[]'), 'is not a tokenizer of'),
+    'another end': (lambda p: _changed(p, eos_token_id=5), 'eos_token_id=5, but the tokenizer ends a text with 0'),
+    'a broken generation_config.json': (lambda p: (p / 'generation_config.json').write_text('{'), 'generation_config'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('case', WRONG)
+def test_a_mistake_is_one_line_and_leaves_nothing(tmp_path: pathlib.Path, case: str) -> None:
+    hub_directories.write(tmp_path / 'hub', 'gpt2')
+    change, words = WRONG[case]
+    change(tmp_path / 'hub')
+    with pytest.raises(UserError, match=re.escape(words)) as error:
+        import_hub(str(tmp_path / 'hub'), tmp_path / 'run')
+    assert '\n' not in str(error.value) and [path.name for path in tmp_path.iterdir()] == ['hub']
+
+
+def test_a_workdir_in_use_is_not_written_over(tmp_path: pathlib.Path) -> None:
+    hub_directories.write(tmp_path / 'hub', 'gpt2')
+    (tmp_path / 'run').mkdir()
+    (tmp_path / 'run' / 'notes').touch()
+    with pytest.raises(UserError, match='exists and is not empty'):
+        import_hub(str(tmp_path / 'hub'), tmp_path / 'run')
+    assert [path.name for path in (tmp_path / 'run').iterdir()] == ['notes']
+
+
+# ------------------------------------------------------------------------------------- repositories and pickles
+def test_a_repositorys_name_is_downloaded_by_the_hubs_package(tmp_path: pathlib.Path, monkeypatch) -> None:
+    hub_directories.write(tmp_path / 'hub', 'gpt2')
+    asked = []
+
+    def download(name: str, allow_patterns: list[str]) -> str:
+        asked.append((name, tuple(allow_patterns)))
+        return str(tmp_path / 'hub')
+
+    monkeypatch.setitem(sys.modules, 'huggingface_hub', types.SimpleNamespace(snapshot_download=download))
+    assert directory.open_hub('org/name').family == 'gpt2'
+    assert asked == [('org/name', directory.DOWNLOADED)] and not any('bin' in each for each in directory.DOWNLOADED)
+    monkeypatch.setitem(sys.modules, 'huggingface_hub', None)
+    with pytest.raises(UserError, match=r"org/name is not a directory, and .* pip install 'tformer\[hub\]'"):
+        directory.open_hub('org/name')
+    with pytest.raises(UserError, match=r'/nowhere/at/all is not a directory$'):
+        directory.open_hub('/nowhere/at/all')
+
+
+def test_a_pickle_is_refused_where_torch_is_not_installed(tmp_path: pathlib.Path, monkeypatch) -> None:
+    (tmp_path / 'pytorch_model.bin').write_bytes(b'\x80\x02cos\nsystem\n.')
+    monkeypatch.setitem(sys.modules, 'torch', None)
+    with pytest.raises(UserError, match=r'pytorch_model\.bin is a pickle, which only torch reads'):
+        _ = directory.HubDirectory(tmp_path, {'model_type': 'gpt2'}).tensors
+
+
+@pytest.mark.skipif(not importlib.util.find_spec('torch'), reason='needs torch')
+def test_a_pickle_is_read_weights_only_where_torch_is_installed(tmp_path: pathlib.Path) -> None:
+    torch = importlib.import_module('torch')
+    tensors = references.load('gpt2').tensors
+    torch.save({name: torch.tensor(array) for name, array in tensors.items()}, tmp_path / 'pytorch_model.bin')
+    found = directory.HubDirectory(tmp_path, {'model_type': 'gpt2'}).tensors
+    assert {*found} == {*tensors} and all(np.array_equal(found[name], tensors[name]) for name in tensors)
+    torch.save({'x': torch.ones(2, dtype=torch.bfloat16)}, tmp_path / 'pytorch_model.bin')
+    assert directory.HubDirectory(tmp_path, {'model_type': 'gpt2'}).tensors['x'].dtype == ml_dtypes.bfloat16
+    for held, words in (({'x': pathlib.PurePosixPath('a')}, 'cannot be read weights-only'), ([], 'other things than')):
+        torch.save(held, tmp_path / 'pytorch_model.bin')
+        with pytest.raises(UserError, match=words) as error:
+            _ = directory.HubDirectory(tmp_path, {'model_type': 'gpt2'}).tensors
+        assert '\n' not in str(error.value)
+
+
+def test_the_command_is_a_process_that_ends_in_a_line(tmp_path: pathlib.Path) -> None:
+    hub_directories.write(tmp_path / 'hub', 'gpt2')
+
+    def tformer(*arguments: object) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, '-m', 'tformer', *map(str, arguments)]
+        return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=HANG)
+
+    ran = tformer('import', tmp_path / 'hub', f'--workdir={tmp_path}/run', '--config.decode.max_len=3')
+    assert (ran.returncode, ran.stderr) == (0, ''), ran.stderr
+    assert re.fullmatch(rf'{tmp_path}/run: gpt2, [\d,]+ parameters, train\.objective=causal_lm\n', ran.stdout)
+    assert Run.load(tmp_path / 'run').config.decode.max_len == 3
+    again = tformer('import', tmp_path / 'hub', f'--workdir={tmp_path}/run')
+    assert (again.returncode, again.stdout, again.stderr.count('\n')) == (2, '', 1)

@@ -1,0 +1,66 @@
+"""Small hub directories, of the committed references of tests/reference: tensors, config.json, a vocabulary."""
+
+import json
+import pathlib
+from typing import Any
+
+import numpy as np
+
+import make_hf_reference as references
+from tformer.hf import safetensors
+
+LETTERS = 'abcdefghijklmnopqrstuvwxyz'
+PLAIN = ('<s>', '<pad>', '</s>', '<unk>', '<mask>')
+SPECIALS = {  # the first ids, as the families' config.json have them
+    'bert': ('[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]'),
+    'gpt2': ('<|endoftext|>',),
+    't5': ('<pad>', '</s>', '<unk>'),
+    'llama': ('<unk>', '<s>', '</s>'),
+    'gemma2': ('<pad>', '<eos>', '<bos>', '<unk>'),
+    'mixtral': ('<unk>', '<s>', '</s>'),
+}
+# What the references' config.json say of special tokens is the library's defaults, which are of larger vocabularies.
+IDS = {
+    'gpt2': {'bos_token_id': 0, 'eos_token_id': 0},
+    'bart': {'forced_eos_token_id': 2},
+    'marian': {'pad_token_id': 1, 'decoder_start_token_id': 1, 'eos_token_id': 2, 'forced_eos_token_id': 2},
+}
+
+
+def tokenizer(family: str) -> str:
+    """Returns a tokenizer.json of words of one letter or two."""
+    import tokenizers as library
+
+    names = SPECIALS.get(family, PLAIN)
+    words = [*LETTERS, *(letter + letter for letter in LETTERS)][: references.VOCAB - len(names)]
+    vocabulary = {word: index for index, word in enumerate([*names, *words])}
+    unknown = next((name for name in names if 'unk' in name.lower()), names[0])
+    made = library.Tokenizer(library.models.WordLevel(vocabulary, unknown))
+    made.pre_tokenizer = library.pre_tokenizers.WhitespaceSplit()
+    made.add_special_tokens(list(names))
+    if '<s>' in names:  # as these families' own do
+        template = library.processors.TemplateProcessing
+        made.post_processor = template('<s> $A', special_tokens=[('<s>', vocabulary['<s>'])])
+    return str(made.to_str())
+
+
+def write(
+    place: pathlib.Path,
+    name: str,
+    shard_bytes: int = 1 << 40,
+    dtype: Any = None,
+    tensors: dict[str, np.ndarray] | None = None,
+    **fields: Any,
+) -> references.Reference:
+    """Writes the directory of a committed reference; `fields` go into its config.json."""
+    reference = references.load(name)
+    family = reference.config['model_type']
+    place.mkdir(parents=True, exist_ok=True)
+    chosen = reference.tensors if tensors is None else tensors
+    chosen = {key: value if dtype is None else value.astype(dtype) for key, value in chosen.items()}
+    shapes = {key: (value.dtype, value.shape) for key, value in chosen.items()}
+    safetensors.write_directory(place, shapes, chosen.__getitem__, shard_bytes)
+    config = {**reference.config, **IDS.get(family, {}), **fields}
+    (place / 'config.json').write_text(json.dumps(config))
+    (place / 'tokenizer.json').write_text(tokenizer(family))
+    return reference._replace(config=config, tensors=chosen)

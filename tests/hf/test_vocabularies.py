@@ -1,0 +1,154 @@
+"""The older vocabularies of the hub give the ids of the programs that they were made for."""
+
+import io
+import json
+import pathlib
+import re
+from typing import Any
+
+import pytest
+
+import hub_files
+from tformer.data.tokenizers.hub_tokenizer import HubTokenizer
+from tformer.errors import UserError
+from tformer.hf import vocabularies
+
+sentencepiece = pytest.importorskip('sentencepiece')
+
+TEXTS = [
+    *('the quick <brown> fox  jumps', 'naïve café costs 12345 ①ﬁ', 'hello   world \n new', '日本語 xx'),
+    *(' lead and trail ', '', ' ', 'def f(x):\n    return x + 1\n', 'The QUICK Fox'),
+]  # fmt: skip
+CORPUS = [line for text in hub_files.TEXTS for line in text.split('\n')] + [
+    f'hello world {i} times' for i in range(200)
+]
+
+
+def trained(place: pathlib.Path, name: str, **settings: Any) -> Any:
+    """Writes a SentencePiece model and returns its processor."""
+    model = io.BytesIO()
+    fields = {'vocab_size': 380, 'pad_id': 3, 'hard_vocab_limit': False, 'minloglevel': 2} | settings
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(CORPUS), model_writer=model, **fields)
+    (place / name).write_bytes(model.getvalue())
+    return sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+
+
+def tokenizer(place: pathlib.Path) -> HubTokenizer:
+    target, source = vocabularies.tokenizer_files(place) or (b'', None)
+    assert source is None
+    return HubTokenizer(target)
+
+
+@pytest.mark.parametrize('bytes_', [True, False])
+@pytest.mark.parametrize('normalization', ['nmt_nfkc', 'identity'])
+@pytest.mark.parametrize('kind', ['unigram', 'bpe'])
+def test_a_sentencepiece_model_gives_sentencepieces_ids(
+    tmp_path: pathlib.Path, kind: str, normalization: str, bytes_: bool
+) -> None:
+    fields = {'model_type': kind, 'normalization_rule_name': normalization, 'byte_fallback': bytes_}
+    theirs = trained(tmp_path, 'tokenizer.model', **fields)
+    ours = tokenizer(tmp_path)
+    assert ours.vocab_size == theirs.vocab_size()
+    for text in TEXTS:
+        ids = theirs.encode(text)
+        assert ours.encode(text) == ids, text
+        if theirs.unk_id() not in ids:
+            assert ours.decode(ids) == theirs.decode(ids)
+
+
+def test_spaces_that_a_model_keeps_are_kept(tmp_path: pathlib.Path) -> None:
+    fields = {'add_dummy_prefix': False, 'remove_extra_whitespaces': False, 'normalization_rule_name': 'identity'}
+    theirs = trained(tmp_path, 'tokenizer.model', byte_fallback=True, user_defined_symbols=['\n'], **fields)
+    ours = tokenizer(tmp_path)
+    for text in TEXTS:
+        assert ours.encode(text) == theirs.encode(text), text
+        assert ours.decode(ours.encode(text)) == text
+
+
+def test_t5_has_its_sentinels_behind_the_pieces_in_reverse(tmp_path: pathlib.Path) -> None:
+    theirs = trained(tmp_path, 'spiece.model', pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
+    (tmp_path / 'tokenizer_config.json').write_text('{"extra_ids": 3, "tokenizer_class": "T5Tokenizer"}')
+    ours = tokenizer(tmp_path)
+    size = theirs.vocab_size()
+    assert ours.vocab_size == size + 3 and ours.sentinels.tolist() == [size + 2, size + 1, size]
+    assert (ours.specials.pad, ours.specials.eos, ours.specials.unk) == (0, 1, 2)
+    (tmp_path / 'tokenizer_config.json').write_text('{"extra_ids": -1}')
+    with pytest.raises(UserError, match='extra_ids=-1 is not from 0 to 10,000'):
+        tokenizer(tmp_path)
+
+
+def test_xlm_roberta_has_other_ids_than_its_model(tmp_path: pathlib.Path) -> None:
+    theirs = trained(tmp_path, 'sentencepiece.bpe.model', pad_id=-1)  # <unk>, <s>, </s>, as the hub's files have
+    ours, specials = tokenizer(tmp_path), tokenizer(tmp_path).specials
+    assert (specials.bos, specials.pad, specials.eos, specials.unk) == (0, 1, 2, 3)
+    assert specials.mask == ours.vocab_size - 1 == theirs.vocab_size() + 1
+    ids = theirs.encode('the quick fox')
+    assert theirs.unk_id() not in ids and ours.encode('the quick fox') == [index + 1 for index in ids]
+
+
+def test_marians_two_models_share_the_ids_of_a_file(tmp_path: pathlib.Path) -> None:
+    sides = {
+        'source': trained(tmp_path, 'source.spm', pad_id=-1, bos_id=-1, eos_id=0, unk_id=1),
+        'target': trained(tmp_path, 'target.spm', pad_id=-1, bos_id=-1, eos_id=0, unk_id=1, vocab_size=200),
+    }
+    pieces = {p.id_to_piece(i) for p in sides.values() for i in range(p.vocab_size())} - {'</s>', '<unk>'}
+    ids = {name: index for index, name in enumerate(['</s>', '<unk>', *sorted(pieces), '<pad>'])}
+    (tmp_path / 'vocab.json').write_text(json.dumps(ids))
+    found = vocabularies.tokenizer_files(tmp_path)
+    assert found is not None and found[1] is not None
+    for side, stored in zip(('target', 'source'), found, strict=True):
+        ours = HubTokenizer(stored or b'')
+        for text in ('the quick fox', 'hello world 17 times'):
+            assert ours.encode(text) == [ids[piece] for piece in sides[side].encode(text, out_type=str)], side
+        assert (ours.specials.eos, ours.specials.pad) == (0, len(ids) - 1)
+
+
+def test_berts_list_of_pieces(tmp_path: pathlib.Path) -> None:
+    made = hub_files.bert()
+    pieces = sorted(made.get_vocab(), key=made.get_vocab().__getitem__)
+    (tmp_path / 'vocab.txt').write_text(''.join(f'{piece}\n' for piece in pieces))
+    ours = tokenizer(tmp_path)
+    assert ours.specials.cls == pieces.index('[CLS]') and ours.specials.mask == pieces.index('[MASK]')
+    assert [ours.piece(i) for i in ours.encode('The QUICK <fox')] == ['the', 'quick', '<', 'fox']
+    (tmp_path / 'tokenizer_config.json').write_text('{"do_lower_case": false}')
+    assert tokenizer(tmp_path).encode('QUICK') == [ours.specials.unk]
+
+
+def test_gpt2s_list_of_merges(tmp_path: pathlib.Path) -> None:
+    made = hub_files.gpt2()
+    model = json.loads(made.to_str())['model']
+    (tmp_path / 'vocab.json').write_text(json.dumps(made.get_vocab()))
+    merges = [' '.join(pair) if isinstance(pair, list) else pair for pair in model['merges']]
+    (tmp_path / 'merges.txt').write_text('\n'.join(['#version: 0.2', *merges, '']))
+    ours, whole = tokenizer(tmp_path), HubTokenizer(made.to_str().encode())
+    for text in TEXTS:
+        assert ours.encode(text) == whole.encode(text) and ours.decode(ours.encode(text)) == text
+    assert ours.specials == whole.specials and ours.exact
+    (tmp_path / 'tokenizer_config.json').write_text('{"add_prefix_space": true}')
+    assert tokenizer(tmp_path).encode('the') == ours.encode(' the')
+
+
+WRONG = {
+    ('tokenizer.model', b'no model'): 'is not a SentencePiece model',
+    ('tokenizer.model', b''): 'is not a SentencePiece model of type unigram or BPE',
+    ('spiece.model', b'\x0a\xff\xff\xff\xff\x0f'): 'is not a SentencePiece model',
+    ('vocab.txt', b'\xff\xfe'): "can't decode byte",
+    ('vocab.json', b'{"a": 0, "b": 2}'): 'the ids are not 0 to 1',
+    ('vocab.json', b'{"a": "0"}'): 'the ids are not 0 to 0',
+    ('merges.txt', b'a b\n'): "'a b' does not merge into a piece of vocab.json",
+}
+
+
+@pytest.mark.parametrize(('name', 'content'), WRONG)
+def test_a_malformed_vocabulary_is_refused_in_one_line(tmp_path: pathlib.Path, name: str, content: bytes) -> None:
+    if name in ('vocab.json', 'merges.txt'):
+        (tmp_path / 'vocab.json').write_text('{"a": 0, "<|endoftext|>": 1}')
+        (tmp_path / 'merges.txt').write_text('')
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=re.escape(WRONG[name, content])) as error:
+        vocabularies.tokenizer_files(tmp_path)
+    assert '\n' not in str(error.value)
+
+
+def test_a_directory_without_a_vocabulary_has_none(tmp_path: pathlib.Path) -> None:
+    assert vocabularies.tokenizer_files(tmp_path) is None

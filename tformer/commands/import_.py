@@ -1,0 +1,132 @@
+"""Makes a workdir of a hub directory: config.json, safetensors and a vocabulary.
+
+    tformer import PATH --workdir=DIR [--config.section.field=value ...]
+
+PATH is a directory, or the name of a repository (org/name), which `huggingface_hub` downloads. The workdir evaluates,
+generates, trains and exports like any other, and lends its model to fine-tuning (train.init_from=DIR).
+"""
+
+import contextlib
+import pathlib
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+
+from tformer import checks, commands
+from tformer import config as config_lib
+from tformer.commands import scoring
+from tformer.config import Config
+from tformer.data.tokenizers.tokenizers import Tokenizers
+from tformer.distributed import sharding
+from tformer.errors import UserError
+from tformer.hf.convert import Stacked, nested
+from tformer.hf.directory import HubDirectory, open_hub
+from tformer.optim.parameters import path_names
+from tformer.training import checkpoint_writer, pretrained, setup
+from tformer.training import workdir as workdir_lib
+from tformer.training.skipping import init_guard
+from tformer.training.state import TrainState
+
+SHARED_FLAGS = ('workdir',)
+FLAGS: dict[str, commands.Flag] = {}
+ARGUMENTS = 'PATH'
+
+
+def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) -> None:
+    if len(arguments) != 1:
+        raise UserError(f'import takes one PATH, not {len(arguments)}')
+    print(import_hub(arguments[0], commands.needed(flags, 'workdir'), overrides))
+
+
+def import_hub(path: str, workdir: str | pathlib.Path, overrides: Mapping[str, Any] | None = None) -> str:
+    """Makes a workdir of a hub directory and returns a text that says what it holds.
+
+        >>> print(tformer.import_hub('downloads/bert-base-uncased', 'runs/bert'))
+
+    The parameters go tensor by tensor to where config.mesh says. `overrides` are fields to change, such as
+    {'data.path': 'my_texts', 'mesh.fsdp': 8}.
+
+    Raises:
+      UserError: the directory is no hub's, a part of it is malformed or has no counterpart, or the workdir is in use.
+    """
+    hub, home = open_hub(path), pathlib.Path(workdir)
+    config, tokens = settled(hub, overrides or {})
+    with new_directory(home) as place:
+        params = load(hub, config)
+        tokens.save(place)
+        save_parameters(place, config, tokens, params)
+        workdir_lib.save_config(place, config)
+    number = sum(x.size for x in jax.tree.leaves(params))
+    return f'{home}: {hub.family}, {number:,} parameters, train.objective={config.train.objective}'
+
+
+def settled(hub: HubDirectory, overrides: Mapping[str, Any]) -> tuple[Config, Tokenizers]:
+    """Returns the resolved config of a run of a hub's model, and its tokenizers."""
+    config = checks.settle(config_lib.override(hub.run_config(), overrides), overrides, say=lambda line: None)
+    tokens = hub.tokenizers
+    config = checks.resolve(
+        config,
+        vocab_size=tokens.target.vocab_size,
+        encoder_vocab_size=None if tokens.source is None else config.model.vocab_size,
+        num_classes=len(tokens.labels) or None,
+    )
+    checks.check_here(config)
+    return config, tokens
+
+
+def load(hub: HubDirectory, config: Config) -> dict[str, Any]:
+    """Returns a hub's parameters, a tree of arrays that are where config.mesh places them."""
+    mesh = sharding.make_mesh(config.mesh)
+    places, dtypes = _places(config, mesh)
+    everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+
+    def placed(path: str, parameter: Stacked) -> jax.Array:
+        dtype = dtypes.get(path, config.model.param_dtype)
+        return pretrained.place(parameter, places.get(path, everywhere), dtype)
+
+    return nested({path: placed(path, parameter) for path, parameter in hub.parameters(config.model).items()})
+
+
+def _places(config: Config, mesh: jax.sharding.Mesh) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the shardings and the dtypes of the parameters of a run's objective by path."""
+    abstract = scoring.abstract(config)
+    shardings = sharding.tree_shardings(abstract, mesh, sharding.make_rules(config.mesh))['params']
+
+    def by_path(tree: Any) -> dict[str, Any]:
+        return {'/'.join(path_names(path)): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+    dtypes = {path: leaf.dtype for path, leaf in by_path(sharding.unboxed(abstract)['params']).items()}
+    return by_path(shardings), dtypes
+
+
+def save_parameters(place: pathlib.Path, config: Config, tokens: Tokenizers, params: dict[str, Any]) -> None:
+    """Writes the parameters as the checkpoint of step 0, from which training in the workdir starts."""
+    state = TrainState(jax.numpy.zeros((), jax.numpy.int32), params, (), guard=init_guard(None))
+    writer = checkpoint_writer.CheckpointWriter(place)
+    writer.save(state, setup.imported_metadata(config, tokens), None)
+    writer.wait()
+
+
+@contextlib.contextmanager
+def new_directory(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yields a directory beside `path` that takes its name when the block has ended, and is deleted if it fails.
+
+    Raises:
+      UserError: there is something at `path` already, or it cannot be written.
+    """
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise UserError(f'{path} exists and is not empty; use a fresh directory')
+    partial = path.with_name(f'{path.name}.{secrets.token_hex(4)}.tmp')
+    try:
+        partial.mkdir(parents=True)
+    except OSError as error:
+        raise UserError(f'{path}: {error.strerror}') from error
+    try:
+        yield partial
+        partial.replace(path)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise

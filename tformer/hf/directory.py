@@ -1,0 +1,280 @@
+"""A hub directory as the parts of a run: config, tokenizers, parameters, each read when it is asked for.
+
+It holds config.json, tensors (safetensors files, or a torch pickle, which is read weights-only by torch), a vocabulary
+and often generation_config.json. No code of a directory is run.
+"""
+
+import dataclasses
+import functools
+import importlib
+import pathlib
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from tformer import config as config_lib
+from tformer.config import Config, Data, json_files
+from tformer.config.tasks import TASKS
+from tformer.data.tokenizers.hub_tokenizer import HubTokenizer
+from tformer.data.tokenizers.tokenizers import Tokenizers
+from tformer.data.tokenizers.vocabulary import NAMES
+from tformer.errors import UserError, choose, nearest
+from tformer.hf import convert, safetensors, vocabularies
+from tformer.hf.special_tokens import special_tokens_of
+
+# The end of an architecture's name -> the objective of its head. A name without such an end has no head.
+OBJECTIVES = {
+    'ForCausalLM': 'causal_lm',
+    'LMHeadModel': 'causal_lm',
+    'ForMaskedLM': 'masked_lm',
+    'ForPreTraining': 'masked_lm',
+    'ForNextSentencePrediction': 'masked_lm_nsp',
+    'ForConditionalGeneration': 'seq2seq',
+    'MTModel': 'seq2seq',
+    'ForSequenceClassification': 'classification',
+    'ForTokenClassification': 'token_classification',
+    'ForQuestionAnswering': 'question_answering',
+}
+HEADLESS = {'encoder': 'masked_lm', 'decoder': 'causal_lm', 'encoder_decoder': 'seq2seq'}  # by family
+DOWNLOADED = ('*.json', '*.safetensors', '*.model', '*.spm', '*.txt')
+
+
+@dataclasses.dataclass(frozen=True)
+class HubDirectory:
+    """A directory in the hub's form.
+
+    Attributes:
+      path: where it is.
+      hub_config: the fields of its config.json.
+    """
+
+    path: pathlib.Path
+    hub_config: Mapping[str, Any]
+
+    @property
+    def family(self) -> str:
+        return str(self.hub_config.get('model_type'))
+
+    @functools.cached_property
+    def generation(self) -> dict[str, Any]:
+        """The fields of generation_config.json; {} where there is none."""
+        file = self.path / 'generation_config.json'
+        return json_files.read(file) if file.is_file() else {}
+
+    @functools.cached_property
+    def tensors(self) -> Mapping[str, np.ndarray]:
+        """The tensors by the checkpoint's names; each is read when it is asked for."""
+        found = safetensors.open_directory(self.path) or _open_pickles(self.path)
+        if found is None:
+            raise UserError(
+                f'{self.path} has no tensors; valid: {safetensors.WHOLE}, {safetensors.INDEX}, *.safetensors'
+            )
+        return found
+
+    @functools.cached_property
+    def labels(self) -> tuple[str, ...]:
+        """The names of the classes in the order of their ids, where the model has a head with classes."""
+        if not TASKS[self.objective].classes_from_data or not TASKS[self.objective].classes:
+            return ()
+        given = self.hub_config.get('id2label')
+        if not isinstance(given, Mapping) or sorted(given) != sorted(map(str, range(len(given)))):
+            number = self.hub_config.get('num_labels', 2)
+            if type(number) is not int or not 0 < number < 1_000_000:
+                raise UserError(f'config.json: num_labels={number!r} is not a number of classes')
+            return tuple(f'LABEL_{index}' for index in range(number))
+        return tuple(str(given[str(index)]) for index in range(len(given)))
+
+    @property
+    def objective(self) -> str:
+        """The objective of the head that config.json names."""
+        family = str(choose(convert.FAMILIES, self.family, 'config.json: model_type').model['family'])
+        architectures = self.hub_config.get('architectures')
+        name = str(architectures[0]) if isinstance(architectures, list) and architectures else ''
+        found = next((objective for end, objective in OBJECTIVES.items() if name.endswith(end)), HEADLESS[family])
+        if found == 'masked_lm' and any('seq_relationship' in tensor for tensor in self.tensors):
+            found = 'masked_lm_nsp'
+        if found == 'classification' and self.hub_config.get('problem_type') == 'regression':
+            found = 'regression'
+        if family not in TASKS[found].families:
+            raise UserError(f'config.json: architectures={name} has no counterpart in {self.family}')
+        return found
+
+    @functools.cached_property
+    def tokenizers(self) -> Tokenizers:
+        """The tokenizers of both sides, and the names of the classes."""
+        found = vocabularies.tokenizer_files(self.path)
+        if found is None:
+            raise UserError(f'{self.path} has no vocabulary; valid: {vocabularies.VALID}')
+        target, source = (stored and HubTokenizer(stored, str(self.path)) for stored in found)
+        assert isinstance(target, HubTokenizer)
+        if convert.FAMILIES[self.family].model['family'] != 'encoder_decoder':
+            return Tokenizers(None, target, self.labels)
+        return Tokenizers(source or target, target, self.labels)
+
+    def run_config(self) -> Config:
+        """Returns the config of a run of this model: its sizes, its special tokens, the objective of its head.
+
+        Raises:
+          UserError: config.json has a field that has no counterpart, by its name; or as the other parts.
+        """
+        model = convert.model_of(self.hub_config, lambda line: print(line, file=sys.stderr, flush=True))
+        wide = [tensor for tensor in self.tensors if len(self._shape(tensor)[1]) > 1]
+        narrow = all(self._shape(tensor)[0].name == 'bfloat16' for tensor in wide)
+        length = min(Data.length, model.max_len)
+        fields = {
+            'data.tokenizer': 'huggingface',
+            'data.tokenizer_path': str(self.path.absolute()),
+            'data.length': length,
+            'data.encoder_length': length if model.family == 'encoder_decoder' else None,
+            'data.bidirectional_prefix': False,
+            'train.objective': self.objective,
+            'train.num_steps': 1000,
+            'optimizer.learning_rate': 5e-5,  # of fine-tuning
+            'decode.max_len': min(config_lib.Decode.max_len, max(1, model.max_len // 2)),
+            'model.param_dtype': 'bfloat16' if narrow and wide else 'float32',
+            'model.num_classes': len(self.labels) or None,
+            **self._special_tokens(model.family),
+        }
+        if TASKS[self.objective].classes == 'label':
+            fields['data.labels'] = self.labels
+        return config_lib.override(Config(model=model), fields)
+
+    def _shape(self, name: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
+        """Returns the dtype and the shape of a tensor, unread."""
+        tensor: Any = (
+            self.tensors.entries[name] if isinstance(self.tensors, safetensors.Tensors) else self.tensors[name]
+        )
+        return tensor.dtype, tuple(tensor.shape)
+
+    def _special_tokens(self, family: str) -> dict[str, Any]:
+        """Returns the fields of the special tokens around texts: config.json's and generation_config.json's, with those
+        that tokenizer.json puts in front of a text."""
+        generation = {name: value for name, value in self.generation.items() if value is not None}
+        read = (self.tokenizers.source or self.tokenizers.target).specials
+        fields = special_tokens_of({**self.hub_config, **generation}, self.tokenizers.target.specials)
+        front = self._front(read.bos)
+        if front is None or family == 'encoder':
+            return fields
+        names = {getattr(read, name): name for name in reversed(NAMES)}
+        if any(index not in names for index in front):
+            print(
+                f'{self.path}: the tokens that its tokenizer puts in front of a text are left out: {front}',
+                file=sys.stderr,
+            )
+            return fields
+        field = 'data.source_start' if family == 'encoder_decoder' else 'data.start'
+        return {**fields, field: tuple(names[index] for index in front)}
+
+    def _front(self, bos: int) -> list[int] | None:
+        """Returns the ids that the tokenizer puts in front of a text, as tokenizer_config.json says or tokenizer.json
+        does; None where there is neither."""
+        settings, file = self.path / 'tokenizer_config.json', self.path / 'tokenizer.json'
+        added = json_files.read(settings).get('add_bos_token') if settings.is_file() else None
+        if isinstance(added, bool):
+            return [bos] if added else []
+        if not file.is_file():
+            return None
+        import tokenizers
+
+        made = tokenizers.Tokenizer.from_str(file.read_text(encoding='utf-8'))
+        made.no_truncation()
+        made.no_padding()
+        whole, plain = (made.encode('a', add_special_tokens=added).ids for added in (True, False))
+        places = range(len(whole) - len(plain) + 1)
+        return next((whole[:i] for i in places if whole[i : i + len(plain)] == plain), [])
+
+    def parameters(self, model: config_lib.Model) -> dict[str, convert.Stacked]:
+        """Returns the parameters by path, unread. Raises a `UserError` as `convert.stacked_params`."""
+        return convert.stacked_params(self.family, self.tensors, model)
+
+
+def is_hub(path: pathlib.Path) -> bool:
+    """Returns whether a directory has the config.json of a hub's model."""
+    file = path / 'config.json'
+    return file.is_file() and 'model_type' in json_files.read(file)
+
+
+def open_hub(name: str) -> HubDirectory:
+    """Returns a hub directory: a path, or the name of a repository, which `huggingface_hub` downloads.
+
+    Raises:
+      UserError: there is no such directory, it has no config.json of a hub, or the download fails.
+    """
+    path = pathlib.Path(name)
+    if not path.is_dir():
+        if not re.fullmatch(r'[\w-][\w.-]*/[\w.-]+', name):
+            raise UserError(f'{name} is not a directory{nearest(path, path.parent.glob("*/"), listed=0)}')
+        path = _downloaded(name)
+    hub_config = json_files.read(path / 'config.json')
+    if 'model_type' not in hub_config:
+        raise UserError(f'{path / "config.json"} is not that of a hub: it has no model_type')
+    return HubDirectory(path, hub_config)
+
+
+def _downloaded(name: str) -> pathlib.Path:
+    try:
+        hub = importlib.import_module('huggingface_hub')
+    except ImportError as error:
+        needed = "the package huggingface_hub: pip install 'tformer[hub]'"
+        raise UserError(f'{name} is not a directory, and to download it needs {needed}') from error
+    try:
+        return pathlib.Path(hub.snapshot_download(name, allow_patterns=list(DOWNLOADED)))
+    except Exception as error:  # of its network, of its own and of the system
+        raise UserError(f'{name} is not a directory and cannot be downloaded: {str(error)[:200]}') from error
+
+
+# ------------------------------------------------------------------------------------------------- torch's pickles
+class _Pickled(Mapping[str, np.ndarray]):
+    """The tensors of torch's files by name, which torch maps into memory."""
+
+    def __init__(self, tensors: Mapping[str, Any]):
+        self._tensors = tensors
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        tensor = self._tensors[name]
+        if str(tensor.dtype) != 'torch.bfloat16':
+            return np.asarray(tensor.numpy())
+        torch = importlib.import_module('torch')
+        return np.asarray(tensor.view(torch.int16).numpy()).view(safetensors.DTYPES['BF16'])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+def _open_pickles(path: pathlib.Path) -> _Pickled | None:
+    """Returns the tensors of pytorch_model.bin, or of the files of its index; None where there is none.
+
+    torch reads them with weights_only, which runs nothing that is in them.
+
+    Raises:
+      UserError: torch is not installed, or a file holds anything else than tensors.
+    """
+    whole, index = path / 'pytorch_model.bin', path / 'pytorch_model.bin.index.json'
+    if whole.is_file():
+        files = [whole]
+    elif index.is_file():
+        files = [path / name for name in sorted(set(safetensors.read_index(index).values()))]
+    else:
+        return None
+    try:
+        torch = importlib.import_module('torch')
+    except ImportError as error:
+        raise UserError(f'{files[0]} is a pickle, which only torch reads: install torch, or use safetensors') from error
+    found: dict[str, Any] = {}
+    for file in files:
+        try:
+            tensors = torch.load(file, map_location='cpu', weights_only=True, mmap=True)
+        except Exception as error:  # pickle's, torch's and the system's
+            raise UserError(f'{file} cannot be read weights-only: {" ".join(str(error).split())[:160]}') from error
+        if not isinstance(tensors, Mapping) or not all(isinstance(each, torch.Tensor) for each in tensors.values()):
+            raise UserError(f'{file} holds other things than tensors by name')
+        if twice := found.keys() & tensors.keys():
+            raise UserError(f'{file}: tensor {min(twice)} is in another file as well')
+        found |= {str(name): tensor.detach() for name, tensor in tensors.items()}
+    return _Pickled(found)
