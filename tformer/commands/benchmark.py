@@ -4,8 +4,9 @@
                       [--profile=FIRST:LAST --workdir=DIR]
 
 A train step is timed on full random batches. Where the device's peak is not known, as on a CPU, a product of two square
-matrices is timed between the steps, and `product_share` is the rate of the steps as a share of its. --data times the reading, tokenising and batching of the data instead,
-and --saves compares steps that save a checkpoint with steps that do not.
+matrices is timed between the steps, and `product_share` is the rate of the steps as a share of its. --data times the
+reading, tokenising and batching of the data instead, and --saves compares steps that save a checkpoint with steps that
+do not.
 """
 
 import contextlib
