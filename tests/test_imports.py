@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+import lives
 from lives import HANG
 from places import ROOT
 
@@ -112,7 +113,7 @@ def python(code, *args, **environment):
     ran = subprocess.run(
         [sys.executable, '-c', code, *map(str, args)],
         cwd=ROOT,
-        env={**os.environ, 'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': '', **environment},
+        env={**lives.environment(), **environment},
         capture_output=True,
         text=True,
         timeout=HANG,

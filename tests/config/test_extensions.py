@@ -1,7 +1,6 @@
 """A user's file adds rows to tables from outside the package, and runs only where the user names it."""
 
 import json
-import os
 import shlex
 import shutil
 import subprocess
@@ -9,9 +8,9 @@ import sys
 
 import pytest
 
+import lives
 import tformer as library
 from lives import HANG
-from places import ROOT
 from tformer import checks, config
 from tformer.config import extensions
 from tformer.errors import UserError
@@ -90,8 +89,7 @@ FIELDS = {
 
 def tformer(*arguments, cwd, **environment):
     """Runs the command line and returns (exit code, output, errors)."""
-    env = {**os.environ, 'PYTHONPATH': str(ROOT), 'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': '', **environment}
-    env['TFORMER_CACHE'] = str(cwd / 'cache')
+    env = {**lives.environment(), 'TFORMER_CACHE': str(cwd / 'cache'), **environment}
     ran = subprocess.run(
         [sys.executable, '-m', 'tformer', *map(str, arguments)],
         cwd=cwd, env=env, capture_output=True, text=True, timeout=HANG,
@@ -144,8 +142,8 @@ def test_a_workdir_runs_no_code_unless_the_user_names_it(place, tmp_path):
 def test_a_run_loads_in_python_with_the_extensions_that_it_needs(place):
     def load(argument):
         code = f"import tformer; print(tformer.load_run('run'{argument}))"
-        env = {**os.environ, 'PYTHONPATH': str(ROOT), 'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': ''}
-        return subprocess.run([sys.executable, '-c', code], cwd=place, env=env, capture_output=True, text=True)
+        command = [sys.executable, '-c', code]
+        return subprocess.run(command, cwd=place, env=lives.environment(), capture_output=True, text=True)
 
     assert load(", extensions=['mine.py']").stdout.startswith("Run('run', step=2")
     assert 'needs the extension mine.py' in load('').stderr
