@@ -1,4 +1,4 @@
-"""Gemma 2 (Gemma Team 2024, table 1): 2B and 9B. Local and global layers alternate; norms on both sides; soft-caps.
+"""Gemma 2 (Gemma Team 2024, table 1): 2B, 9B and 27B. Local and global layers alternate; soft-caps.
 
     tformer train --config=configs/architectures/gemma.py --config.data.path=DIR --workdir=runs/gemma
 
@@ -6,9 +6,7 @@
 | --- | --- |
 | (gemma2_2b) | 2,614,341,888 |
 | gemma2_9b | 9,241,705,984 |
-
-Gemma 2 27B is missing: it divides scores by sqrt(emb_dim / num_heads) although its heads are smaller, and no
-`model.attention_scale` does that.
+| gemma2_27b | 27,227,128,320 |
 """
 
 from ml_collections import ConfigDict
@@ -54,6 +52,16 @@ def get_config(size: str = '') -> ConfigDict:
             'model.num_decoder_layers': 42,
             'model.num_heads': 16,
             'model.num_kv_heads': 8,
+        },
+        gemma2_27b={
+            'model.emb_dim': 4608,
+            'model.mlp_dim': 36_864,
+            'model.num_decoder_layers': 46,
+            'model.num_heads': 32,
+            'model.num_kv_heads': 16,
+            'model.head_dim': 128,
+            'model.attention_scale': 'sqrt_scale_dim',
+            'model.attention_scale_dim': 144.0,  # emb_dim / num_heads
         },
         smoke={
             'model.vocab_size': 400,

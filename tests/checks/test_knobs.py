@@ -16,6 +16,7 @@ from knobs import (
     FURTHER,
     KNOBS,
     LEARNED,
+    LONG,
     RECURRENT,
     ROPE,
     SCALED,
@@ -60,7 +61,8 @@ def test_every_key_of_a_table_is_a_program_of_its_own(field):
     if name == 'attention_kernel':  # flash and cudnn don't trace on every machine, and auto is one of the others
         keys = [key for key in keys if key in KERNELS and not KERNELS[key].platforms]
     if name == 'rope_scaling':
-        keys, cfg = [key for key in keys if key is not None], SCALED
+        keys = [key for key in keys if key is not None]
+        cfg = dataclasses.replace(LONG, rope_factor=2.0)
     if name in ('initializer', 'attention_scale'):  # None stands for another key
         keys.pop(None)
     if name in ('attention_bias', 'attention_pattern', 'lora_targets'):
@@ -101,8 +103,17 @@ ELSEWHERE = {
     'rope_theta': (DECODER, 'model.position is rope'),
     'rope_fraction': (LEARNED, 'model.position is rope'),
     'rope_scaling': (DECODER, 'model.position is rope'),
-    'rope_factor': (ROPE, 'linear or llama3'),
-    'rope_trained_len': (SCALED, 'llama3'),
+    'rope_factor': (ROPE, 'linear or llama3 or yarn or dynamic'),
+    'rope_trained_len': (SCALED, 'llama3 or yarn or dynamic or longrope'),
+    'rope_fast_turns': (SCALED, 'model.rope_scaling is yarn'),
+    'rope_slow_turns': (SCALED, 'model.rope_scaling is yarn'),
+    'rope_round_ramp': (SCALED, 'model.rope_scaling is yarn'),
+    'rope_attention_factor': (SCALED, 'yarn or longrope'),
+    'rope_short_factors': (SCALED, 'model.rope_scaling is longrope'),
+    'rope_long_factors': (SCALED, 'model.rope_scaling is longrope'),
+    'local_rope_theta': (ROPE, 'has a local layer'),
+    'attention_scale_dim': (DECODER, 'model.attention_scale is sqrt_scale_dim'),
+    'router_bias': (DECODER, 'model.num_experts is set'),
     'relative_buckets': (DECODER, 'model.position is relative'),
     'relative_max_distance': (ROPE, 'model.position is relative'),
     'relative_per_layer': (LEARNED, 'model.position is relative'),

@@ -12,7 +12,7 @@ from tformer import checks, config
 from tformer.config import Config, Model
 from tformer.distributed.sharding import unboxed
 from tformer.errors import UserError
-from tformer.layers import mlp, norms, positions
+from tformer.layers import mlp, norms, positions, rope_scalings
 from tformer.model import build
 
 PAGE = (ROOT / 'docs' / 'how-to' / 'extend.md').read_text()
@@ -51,8 +51,8 @@ def test_a_recipe_makes_a_key_that_is_valid_causal_and_trained(name, code, choic
 
 
 def test_a_rotary_scaling_that_reads_no_factor_needs_none(monkeypatch):
-    halved = positions.RopeScaling(lambda frequencies, factor, trained_len: frequencies / 2)
-    monkeypatch.setitem(positions.ROPE_SCALINGS, 'halved', halved)
+    halved = rope_scalings.RopeScaling(lambda frequencies: frequencies / 2)
+    monkeypatch.setitem(rope_scalings.ROPE_SCALINGS, 'halved', halved)
     fields = {'vocab_size': 17, 'emb_dim': 16, 'mlp_dim': 24, 'num_decoder_layers': 2, 'max_len': 16}
     model = Model(**fields, position='rope', rope_scaling='halved')
     checks.check_here(Config(model=model, train=config.Train(num_steps=1), data=config.Data(length=8)))

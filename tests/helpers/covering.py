@@ -34,7 +34,13 @@ def table(name, *left_out):
 EXPERTS = {'num_experts': 3, 'balance_weight': 0.0, 'router_z_weight': 0.0}
 ROPE = {'position': 'rope'}
 # Rows that act as another row of their table does, with other numbers: in `ALONE`.
-ROWS_ALONE = {'norm': ('rmsnorm_offset',), 'qk_norm': ('rmsnorm_offset',)}
+ROWS_ALONE = {
+    'norm': ('rmsnorm_offset',),
+    'qk_norm': ('rmsnorm_offset', 'rmsnorm_joint'),
+    'norm_placement': ('res_post', 'parallel_norms'),
+    'position': ('timing_signal',),
+    'attention_scale': ('sqrt_scale_dim',),
+}
 FACTORS = {
     'task': [
         {'family': 'encoder', 'num_encoder_layers': 2},
@@ -44,12 +50,12 @@ FACTORS = {
         {'family': 'decoder', 'num_decoder_layers': 2, 'prefix': True},
     ],
     'position': [
-        *table('position'),
+        *table('position', *ROWS_ALONE['position']),
         {'position': 'relative', 'relative_per_layer': True, 'relative_buckets': 8, 'relative_max_distance': 9},
         *({'position': position, 'cross_position': True} for position in ('rope', 'alibi', 'relative')),
     ],
     'norm': [*table('norm', *ROWS_ALONE['norm']), {'norm': 'layernorm', 'norm_epsilon_in_root': False}],
-    'norm_placement': table('norm_placement'),
+    'norm_placement': table('norm_placement', *ROWS_ALONE['norm_placement']),
     'final_norm': each('final_norm', None, True, False),
     'embedding_norm': each('embedding_norm', False, True),
     'heads': [
@@ -60,7 +66,7 @@ FACTORS = {
         {'attention_projections': False},
     ],
     'attention_bias': each('attention_bias', (), checks.TABLES['model.attention_bias'], ('query', 'value')),
-    'attention_scale': table('attention_scale', None),
+    'attention_scale': table('attention_scale', None, *ROWS_ALONE['attention_scale']),
     'attention_pattern': [{}, {'attention_pattern': ('local', 'global'), 'window': 3}],
     'attention_softcap': each('attention_softcap', None, 2.0),
     'attention_sink': table('attention_sink'),
@@ -92,12 +98,29 @@ FACTORS = {
     'execution': [{}, {'remat': 'full'}, {'scan_layers': False}],
 }
 # Levels whose arithmetic is of single positions: each in one case of its own, on the first level of all other factors.
+# fmt: off
 ALONE = [
     {'position': 'learned', 'position_offset': 2},
     {**ROPE, 'rope_fraction': 0.5, 'rope_scaling': 'linear', 'rope_factor': 2.0},
     {**ROPE, 'rope_scaling': 'llama3', 'rope_factor': 4.0, 'rope_trained_len': 16},
-    {'norm': 'rmsnorm_offset', 'qk_norm': 'rmsnorm_offset'},
+    {
+        **ROPE, 'norm': 'rmsnorm_offset', 'qk_norm': 'rmsnorm_offset', 'rope_scaling': 'yarn', 'rope_factor': 4.0,
+        'rope_trained_len': 16, 'attention_pattern': ('local', 'global'), 'window': 3, 'local_rope_theta': 50.0,
+    },
+    {
+        **ROPE, 'norm': 'rmsnorm', 'qk_norm': 'rmsnorm_joint', 'norm_placement': 'res_post',
+        'rope_scaling': 'dynamic', 'rope_factor': 2.0, 'rope_trained_len': 16,
+    },
+    {
+        **ROPE, 'norm_placement': 'parallel_norms', 'rope_fraction': 0.5, 'rope_scaling': 'longrope',
+        'rope_short_factors': (1.5,), 'rope_long_factors': (4.0,), 'rope_trained_len': 16,
+    },
+    {
+        'position': 'timing_signal', 'position_offset': 2, 'attention_scale': 'sqrt_scale_dim',
+        'attention_scale_dim': 3.0, **EXPERTS, 'router_bias': True, 'activation': 'swiglu_clamped',
+    },
 ]
+# fmt: on
 STORED = pathlib.Path(__file__).with_suffix('.json')
 NAMES = [(factor, level) for factor, levels in FACTORS.items() for level in range(len(levels))]
 ORDER = {name: place for place, name in enumerate(NAMES)}

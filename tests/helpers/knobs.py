@@ -35,6 +35,9 @@ def decoder(**fields):
 
 LEARNED, ROPE, RELATIVE = decoder(position='learned'), decoder(position='rope'), decoder(position='relative')
 SCALED, LLAMA3 = (decoder(position='rope', rope_scaling=key, rope_factor=2.0) for key in ('linear', 'llama3'))
+YARN = decoder(position='rope', rope_scaling='yarn', rope_factor=2.0, rope_trained_len=4096, head_dim=64)
+LONG = decoder(position='rope', rope_scaling='longrope', rope_short_factors=(1.0, 2.0), rope_long_factors=(2.0, 3.0))
+NEAR = decoder(position='rope', attention_pattern=('local', 'global'), window=3)
 EXPERTS = decoder(num_experts=4)
 CAPACITY = decoder(num_experts=4, expert_dispatch='capacity')
 LOCAL = decoder(attention_pattern=('local',), window=3)
@@ -82,6 +85,13 @@ KNOBS = {
     'rope_scaling': ('causal_lm', SCALED, 'llama3'),
     'rope_factor': ('causal_lm', SCALED, 4.0),
     'rope_trained_len': ('causal_lm', LLAMA3, 16),
+    'rope_fast_turns': ('causal_lm', YARN, 8.0),
+    'rope_slow_turns': ('causal_lm', YARN, 4.0),
+    'rope_round_ramp': ('causal_lm', YARN, False),
+    'rope_attention_factor': ('causal_lm', YARN, 1.5),
+    'rope_short_factors': ('causal_lm', LONG, (1.0, 1.0)),
+    'rope_long_factors': ('causal_lm', LONG, (1.0, 1.0)),
+    'local_rope_theta': ('causal_lm', NEAR, 100.0),
     'relative_buckets': ('causal_lm', RELATIVE, 8),
     'relative_max_distance': ('causal_lm', RELATIVE, 64),
     'relative_per_layer': ('causal_lm', RELATIVE, True),
@@ -95,7 +105,8 @@ KNOBS = {
     'mlp_bias': ('causal_lm', DECODER, False),
     'layer_sharing': ('causal_lm', DECODER, 'all'),
     'attention_projections': ('causal_lm', DECODER, False),
-    'attention_scale': ('causal_lm', decoder(head_dim=8), 'unscaled'),
+    'attention_scale': ('causal_lm', decoder(head_dim=6), 'unscaled'),
+    'attention_scale_dim': ('causal_lm', decoder(attention_scale='sqrt_scale_dim'), 8.0),
     'attention_pattern': ('causal_lm', LOCAL, ('local', 'global')),
     'window': ('causal_lm', LOCAL, 4),
     'attention_softcap': ('causal_lm', DECODER, 5.0),
@@ -104,6 +115,7 @@ KNOBS = {
     'activation': ('causal_lm', DECODER, 'gelu'),
     'num_experts': ('causal_lm', DECODER, 4),
     'experts_per_token': ('causal_lm', EXPERTS, 1),
+    'router_bias': ('causal_lm', EXPERTS, True),
     'expert_dispatch': ('causal_lm', EXPERTS, 'capacity'),
     'expert_capacity': ('causal_lm', CAPACITY, 0.5),
     'balance_weight': ('causal_lm', EXPERTS, 0.1),
@@ -139,6 +151,10 @@ FURTHER = [  # places where the same field is read by other code
     ('norm_epsilon_in_root', 'causal_lm', decoder(norm='scalenorm'), False),
     ('norm_epsilon', 'causal_lm', decoder(norm='dyt', qk_norm='rmsnorm'), 1e-5),
     ('tied_embeddings', 'masked_lm', ENCODER, None),
+    ('position_offset', 'causal_lm', decoder(position='timing_signal'), 2),
+    ('rope_trained_len', 'causal_lm', LONG, 6),
+    ('rope_attention_factor', 'causal_lm', LONG, 1.5),
+    ('max_len', 'causal_lm', dataclasses.replace(LONG, max_len=16_384), 32_768),
     ('max_len', 'seq2seq', dataclasses.replace(BOTH, position='learned'), 12),
     ('final_norm', 'causal_lm', decoder(norm_placement='post'), True),
     ('dropout_rate', 'classification', ENCODER, 0.3),

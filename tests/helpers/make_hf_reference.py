@@ -139,6 +139,13 @@ def mbart(width: int) -> Any:
     return MBartForConditionalGeneration(MBartConfig(**two_stacks(width), scale_embedding=True))
 
 
+def m2m_100(width: int) -> Any:
+    from transformers import M2M100Config, M2M100ForConditionalGeneration
+
+    dropped = {'encoder_layerdrop': 0.0, 'decoder_layerdrop': 0.0}
+    return M2M100ForConditionalGeneration(M2M100Config(**two_stacks(width), **dropped))
+
+
 def marian(width: int) -> Any:
     from transformers import MarianConfig, MarianMTModel
 
@@ -178,6 +185,72 @@ def qwen2(width: int) -> Any:
     return Qwen2ForCausalLM(Qwen2Config(**grouped(width), **windows, tie_word_embeddings=True))
 
 
+def yarn(width: int) -> Any:
+    """With pairs of all three kinds and a ramp that does not end at whole ones; a factor on queries and keys."""
+    rope = {'rope_type': 'yarn', 'rope_theta': 300.0, 'factor': 4.0, 'original_max_position_embeddings': 40}
+    rope |= {'beta_fast': 5.0, 'beta_slow': 0.5, 'truncate': False}
+    return llama(width, max_position_embeddings=160, rope_parameters=rope, head_dim=12)
+
+
+def dynamic(width: int) -> Any:
+    rope = {'rope_type': 'dynamic', 'rope_theta': 300.0, 'factor': 2.0}
+    return llama(width, max_position_embeddings=8, rope_parameters=rope)
+
+
+def qwen3(width: int) -> Any:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    return Qwen3ForCausalLM(Qwen3Config(**grouped(width), head_dim=6))
+
+
+def olmo2(width: int) -> Any:
+    from transformers import Olmo2Config, Olmo2ForCausalLM
+
+    return Olmo2ForCausalLM(Olmo2Config(**grouped(width)))
+
+
+def phi3(width: int) -> Any:
+    """Beyond the length that its short factors are for; the half of each head turns."""
+    from transformers import Phi3Config, Phi3ForCausalLM
+
+    half = width // 8 // 2
+    rope = {'rope_type': 'longrope', 'rope_theta': 300.0, 'partial_rotary_factor': 0.5}
+    rope |= {'short_factor': [1.5] * half, 'long_factor': [2.5 + i for i in range(half)]}
+    lengths = {'max_position_embeddings': 32, 'original_max_position_embeddings': 8}
+    sizes = {**grouped(width), 'num_attention_heads': 4}
+    return Phi3ForCausalLM(Phi3Config(**{**sizes, **lengths}, rope_parameters=rope, sliding_window=5, pad_token_id=0))
+
+
+def gpt_neox(width: int) -> Any:
+    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+
+    return GPTNeoXForCausalLM(GPTNeoXConfig(**encoder(width), rope_parameters={'partial_rotary_factor': 0.5}))
+
+
+def gemma3(width: int) -> Any:
+    """With a base of its own in every other layer, and a stretch in the others."""
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+    near, wide = (
+        {'rope_type': 'default', 'rope_theta': 50.0},
+        {'rope_type': 'linear', 'rope_theta': 900.0, 'factor': 2.0},
+    )
+    rope = {'sliding_attention': near, 'full_attention': wide}
+    fields = {'head_dim': 8, 'query_pre_attn_scalar': 5, 'sliding_window': 4, 'final_logit_softcapping': 3.0}
+    return Gemma3ForCausalLM(
+        Gemma3TextConfig(**grouped(width), **fields, sliding_window_pattern=2, rope_parameters=rope)
+    )
+
+
+def gpt_oss(width: int) -> Any:
+    from transformers import GptOssConfig, GptOssForCausalLM
+
+    rope = {'rope_type': 'yarn', 'rope_theta': 300.0, 'factor': 4.0, 'truncate': False}
+    rope |= {'original_max_position_embeddings': 6}
+    fields = {'head_dim': 8, 'sliding_window': 4, 'num_local_experts': 4, 'num_experts_per_tok': 2}
+    return GptOssForCausalLM(GptOssConfig(**grouped(width), **fields, rope_parameters=rope))
+
+
 def gemma(width: int) -> Any:
     from transformers import GemmaConfig, GemmaForCausalLM
 
@@ -210,14 +283,23 @@ CASES: dict[str, Callable[[int], Any]] = {
     'mt5': mt5,
     'bart': bart,
     'mbart': mbart,
+    'm2m_100': m2m_100,
     'marian': marian,
     'llama': llama,
     'llama3': llama3,
+    'yarn': yarn,
+    'dynamic': dynamic,
     'mistral': mistral,
     'qwen2': qwen2,
+    'qwen3': qwen3,
+    'olmo2': olmo2,
+    'phi3': phi3,
+    'gpt_neox': gpt_neox,
     'gemma': gemma,
     'gemma2': gemma2,
+    'gemma3': gemma3,
     'mixtral': mixtral,
+    'gpt_oss': gpt_oss,
 }
 
 

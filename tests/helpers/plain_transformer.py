@@ -24,7 +24,14 @@ def relu(x):
     return np.where(x > 0, x, 0)
 
 
+def clamped(gate):
+    """gpt-oss: the other projection is bounded, too, and counts 1 more."""
+    gate = np.minimum(gate, 7)
+    return gate * sigmoid(1.702 * gate)
+
+
 GATES = {'glu': sigmoid, 'reglu': relu, 'geglu': gelu, 'geglu_tanh': gelu_tanh, 'swiglu': lambda x: x * sigmoid(x)}
+GATES['swiglu_clamped'] = clamped
 PLAIN = {
     'relu': relu,
     'relu_squared': lambda x: relu(x) ** 2,
@@ -43,6 +50,13 @@ def sinusoids(position, width):
     """Vaswani et al. 2017, 3.5."""
     angles = [position / 10_000 ** (2 * i / width) for i in range(width // 2)]
     return np.array([f(angle) for angle in angles for f in (math.sin, math.cos)])
+
+
+def timing_signal(position, width):
+    """Vaswani et al. 2018: the code of the paper has all sines first, and ends at exactly 10,000."""
+    half = width // 2
+    angles = [position / 10_000 ** (i / (half - 1)) for i in range(half)]
+    return np.array([math.sin(a) for a in angles] + [math.cos(a) for a in angles] + [0.0] * (width % 2))
 
 
 def normalised(cfg, kind, params, x):
@@ -84,9 +98,29 @@ def dense(params, x):
     return y + params.get('bias', 0.0)
 
 
-def frequency(cfg, pair, size):
-    """Radians per position of a rotary pair (Su et al. 2021, eq. 15), for longer contexts where the config says so."""
+def frequency(cfg, pair, size, length, local=False):
+    """Radians per position of a rotary pair (Su et al. 2021, eq. 15), for longer contexts where the config says so.
+
+    `length` counts the positions of the longest row.
+    """
+    if local and cfg.local_rope_theta is not None:
+        return cfg.local_rope_theta ** (-2 * pair / size)
     turn = cfg.rope_theta ** (-2 * pair / size)
+    if cfg.rope_scaling == 'yarn':  # Peng et al. 2023: pair R ln(L / (2 pi r)) / (2 ln theta) turns r times
+        ends = [
+            size * math.log(cfg.rope_trained_len / (2 * math.pi * turns)) / (2 * math.log(cfg.rope_theta))
+            for turns in (cfg.rope_fast_turns, cfg.rope_slow_turns)
+        ]
+        if cfg.rope_round_ramp:
+            ends = [math.floor(ends[0]), math.ceil(ends[1])]
+        low, high = max(ends[0], 0), min(ends[1], size - 1)
+        share = min(max((pair - low) / (high - low or 0.001), 0), 1)
+        return (1 - share) * turn + share * turn / cfg.rope_factor
+    if cfg.rope_scaling == 'dynamic':
+        stretch = cfg.rope_factor * max(length, cfg.rope_trained_len) / cfg.rope_trained_len - (cfg.rope_factor - 1)
+        return (cfg.rope_theta * stretch ** (size / (size - 2))) ** (-2 * pair / size)
+    if cfg.rope_scaling == 'longrope':
+        return turn / (cfg.rope_long_factors if length > cfg.rope_trained_len else cfg.rope_short_factors)[pair]
     if cfg.rope_scaling == 'linear':
         return turn / cfg.rope_factor
     if cfg.rope_scaling == 'llama3':
@@ -100,12 +134,24 @@ def frequency(cfg, pair, size):
     return turn
 
 
-def rotated(cfg, x, position):
+def temperature(cfg, local):
+    """The factor on queries and keys (Peng et al. 2023, eq. 22; Ding et al. 2024)."""
+    if cfg.rope_scaling not in ('yarn', 'longrope') or (local and cfg.local_rope_theta is not None):
+        return 1.0
+    if cfg.rope_attention_factor is not None:
+        return cfg.rope_attention_factor
+    if cfg.rope_scaling == 'yarn':
+        return 1 + math.log(cfg.rope_factor) / 10
+    return math.sqrt(1 + math.log(cfg.max_len / cfg.rope_trained_len) / math.log(cfg.rope_trained_len))
+
+
+def rotated(cfg, x, position, length, local):
     """One head of one query or key: its first entries are complex numbers (i, i + half), turned by the position."""
     size = round(x.size * cfg.rope_fraction)
     half, turned = size // 2, np.array(x)
     for i in range(half):
-        number = complex(x[i], x[i + half]) * np.exp(1j * position * frequency(cfg, i, size))
+        number = complex(x[i], x[i + half]) * np.exp(1j * position * frequency(cfg, i, size, length, local))
+        number *= temperature(cfg, local)
         turned[i], turned[i + half] = number.real, number.imag
     return turned
 
@@ -135,7 +181,8 @@ def bias(cfg, tables, head, distance, bidirectional):
 class Attention:
     """One attention of one layer; `cross` reads an encoder. `tables` are those of a bias."""
 
-    def __init__(self, cfg, params, tables, *, cross, causal, window=None):
+    def __init__(self, cfg, params, tables, *, cross, causal, window=None, length=None):
+        self.length = length
         self.cfg, self.params, self.tables = cfg, params, tables
         self.cross, self.causal, self.window = cross, causal, window
         self.maps = None
@@ -154,28 +201,39 @@ class Attention:
         return {
             'sqrt_head_dim': 1 / math.sqrt(cfg.head_dim),
             'sqrt_emb_dim': 1 / math.sqrt(cfg.emb_dim),
+            'sqrt_scale_dim': 1 / math.sqrt(cfg.attention_scale_dim),
             'head_dim': 1 / cfg.head_dim,
             'unscaled': 1.0,
         }[named.get(cfg.attention_scale, cfg.attention_scale)]
+
+    def normed(self, name, x):
+        """Queries or keys [T, heads, size]; each head has the norm, or all of a token together."""
+        cfg, own = self.cfg, self.params.get(name)
+        if cfg.qk_norm == 'rmsnorm_joint':
+            flat = {'scale': own['scale'].reshape(-1)}
+            return np.stack([normalised(cfg, 'rmsnorm', flat, token.reshape(-1)).reshape(token.shape) for token in x])
+        return np.stack([[normalised(cfg, cfg.qk_norm, own, head) for head in token] for token in x])
 
     def __call__(self, x, queries, source, keys):
         """Streams [T, D] and [S, D], and who their tokens are."""
         cfg, params = self.cfg, self.params
         placed = cfg.cross_position or not self.cross
-        rotary = (lambda x, at: rotated(cfg, x, at)) if cfg.position == 'rope' and placed else lambda x, at: x
+        local, length = self.window is not None, self.length
+        rotary = lambda x, at: rotated(cfg, x, at, length, local) if cfg.position == 'rope' and placed else x  # noqa: E731
         if cfg.attention_projections:
             q, k, v = dense(params['query'], x), dense(params['key'], source), dense(params['value'], source)
         else:
             q, k, v = (y.reshape(len(y), cfg.num_heads, -1) for y in (x, source, source))
+        q, k = self.normed('query_norm', q), self.normed('key_norm', k)
         sink = {'learned': lambda n: math.exp(params['sink']['sink'][n]), 'zero': lambda n: 1.0, None: lambda n: 0.0}
         heads, self.maps = [], np.zeros((cfg.num_heads, len(queries), len(keys)))
         for n, (t, query) in ((n, pair) for n in range(cfg.num_heads) for pair in enumerate(queries)):
             group = n * k.shape[1] // cfg.num_heads
-            mine = rotary(normalised(cfg, cfg.qk_norm, params.get('query_norm'), q[t, n]), query[0])
+            mine = rotary(q[t, n], query[0])
             seen = [s for s, key in enumerate(keys) if self.may(query, key)]
             scores = []
             for s in seen:
-                theirs = rotary(normalised(cfg, cfg.qk_norm, params.get('key_norm'), k[s, group]), keys[s][0])
+                theirs = rotary(k[s, group], keys[s][0])
                 score = mine @ theirs * self.scale()
                 if cfg.attention_softcap is not None:
                     score = cfg.attention_softcap * math.tanh(score / cfg.attention_softcap)
@@ -192,7 +250,9 @@ def feed_forward(cfg, params, x):
     """One expert, or the only one."""
     first = dense(params['in_0'], x)
     if cfg.activation in GATES:
-        hidden = GATES[cfg.activation](first) * dense(params['in_1'], x)
+        second = dense(params['in_1'], x)
+        second = np.clip(second, -7, 7) + 1 if cfg.activation == 'swiglu_clamped' else second
+        hidden = GATES[cfg.activation](first) * second
     else:
         hidden = PLAIN[cfg.activation](first)
     return dense(params['out'], hidden)
@@ -202,7 +262,7 @@ def mixture(cfg, params, x):
     """Each token by the experts that its router likes best."""
     outputs = []
     for vector in x:
-        odds = softmax(vector @ params['router']['kernel'] / widening(cfg))
+        odds = softmax(vector @ params['router']['kernel'] / widening(cfg) + params['router'].get('bias', 0.0))
         chosen = np.argsort(-odds)[: cfg.experts_per_token]
         share = odds[chosen] / (odds[chosen].sum() if len(chosen) > 1 else 1)
         total = 0.0
@@ -231,6 +291,8 @@ def block(cfg, params, x, parts, decoder):
     if cfg.norm_placement == 'parallel':
         h = norm_of(cfg, params, f'{parts[0][0]}_')(x)
         return x + sum(function(h) for _, function in parts)
+    if cfg.norm_placement == 'parallel_norms':
+        return x + sum(function(norm_of(cfg, params, f'{name}_')(x)) for name, function in parts)
     for name, function in parts:
         norm, out_norm = norm_of(cfg, params, f'{name}_'), norm_of(cfg, params, f'{name}_out_')
         if cfg.norm_placement == 'pre':
@@ -239,6 +301,8 @@ def block(cfg, params, x, parts, decoder):
             x = norm(x + function(x))
         elif cfg.norm_placement == 'sandwich':
             x = x + out_norm(function(norm(x)))
+        elif cfg.norm_placement == 'res_post':
+            x = x + norm(function(x))
         elif cfg.norm_placement == 'deepnorm':
             x = norm(alpha(cfg, decoder) * x + function(x))
         elif cfg.norm_placement == 'rezero':
@@ -256,6 +320,8 @@ def embedded(cfg, params, table, tokens, positions, types):
         x = x * math.sqrt(width / (1 if cfg.embedding_factor_dim else widening(cfg)))
     if cfg.position == 'sinusoidal' and cfg.layer_sharing != 'universal':
         x = x + np.stack([sinusoids(at, width) for at in positions])
+    elif cfg.position == 'timing_signal':
+        x = x + np.stack([timing_signal(at + cfg.position_offset, width) for at in positions])
     elif cfg.position == 'learned':
         x = x + params['positions']['table'][np.maximum(positions, 0) + cfg.position_offset]
     if cfg.num_token_types:
@@ -269,7 +335,7 @@ def layer(tree, number):
     return {name: layer(part, number) if isinstance(part, dict) else part[number] for name, part in tree.items()}
 
 
-def tower(cfg, params, x, tokens, encoded=None, encoder_tokens=None, *, decoder):
+def tower(cfg, params, x, tokens, encoded=None, encoder_tokens=None, *, decoder, length=None):
     """Returns the stream after a stack, and the maps of its self- and cross-attention, [L, N, T, S] each."""
     maps, crossed = [], []
     for i in range(cfg.num_decoder_layers if decoder else cfg.num_encoder_layers):
@@ -281,7 +347,13 @@ def tower(cfg, params, x, tokens, encoded=None, encoder_tokens=None, *, decoder)
         local = cfg.attention_pattern[i % len(cfg.attention_pattern)] == 'local'
         tables = own.get('attention', {}).get('bias') if cfg.relative_per_layer else params.get('bias')
         itself = Attention(
-            cfg, own.get('attention', {}), tables, cross=False, causal=decoder, window=cfg.window if local else None
+            cfg,
+            own.get('attention', {}),
+            tables,
+            cross=False,
+            causal=decoder,
+            window=cfg.window if local else None,
+            length=length,
         )
         parts = [('attention', lambda h, itself=itself: itself(h, tokens, h, tokens))]
         if encoded is not None:
@@ -343,7 +415,16 @@ def transformer(cfg, params, batch):
         if cfg.family != 'encoder':
             tokens, positions, types, who = sides['']
             x = embedded(cfg, params['decoder'].get('input_embedding', {}), shared, tokens, positions, types)
-            x, maps['decoder'], crossed = tower(cfg, params['decoder'], x, who, encoded, encoder_who, decoder=True)
+            x, maps['decoder'], crossed = tower(
+                cfg,
+                params['decoder'],
+                x,
+                who,
+                encoded,
+                encoder_who,
+                decoder=True,
+                length=1 + int(np.max(batch.get('positions', len(tokens) - 1))),
+            )
             if crossed is not None:
                 maps['cross'] = crossed
         tied = shared if cfg.tied_embeddings in ('all', 'output') else None

@@ -44,7 +44,14 @@ GATES = {
 }
 
 
-@pytest.mark.parametrize('name', ACTIVATIONS)
+def test_a_clamped_swiglu_bounds_both_projections():
+    """gpt-oss: the gate is at most 7, the other projection between -7 and 7, and 1 is added to it."""
+    activation = ACTIVATIONS['swiglu_clamped'][1]
+    for gate, up, expected in ((100, 100, 7 * 8), (2, -100, -6 * 2 / (1 + math.exp(-3.404))), (-40, 3, 0), (0, 5, 0)):
+        assert float(activation(jnp.float32(gate), jnp.float32(up))) == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize('name', [name for name in ACTIVATIONS if name != 'swiglu_clamped'])
 def test_an_activation_has_the_values_of_its_paper(name):
     inputs, activation = ACTIVATIONS[name]
     up = np.asarray([2.0, -3.0, 0.5, 1.0, -1.0, 3.0, -2.0])

@@ -1,6 +1,7 @@
 """Position encodings by value, on positions that do not count from 0."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from tformer.config import Model
-from tformer.layers import positions
+from tformer.layers import positions, rope_scalings
 from tformer.layers.resolved import resolve_model
 
 
@@ -61,6 +62,48 @@ def test_llama3_scaling_keeps_fast_pairs_and_brings_the_positions_of_slow_ones_c
     far, near = turned(x, 12, **fields), turned(x, 3, **fields)
     np.testing.assert_allclose(found, [far[0], *near[1:4], far[4], *near[5:]], atol=1e-5)
     assert np.abs(far - near).max() > 1
+
+
+def test_yarn_keeps_fast_pairs_stretches_slow_ones_and_ramps_by_their_numbers():
+    """Peng et al. 2023, 3.2: at theta = 10^4 the pairs of a head of 8 turn 100, 10, 1 and 0.1 times in 2 pi 100
+    positions; with 10 and 1 for the ends, pair 1 stays and pairs 2 and 3 are divided. Half way lies the mean."""
+    frequencies, trained = positions.rotary_frequencies(8, 10_000.0), 2 * math.pi * 100
+    numbers = {'factor': 4.0, 'trained_len': trained, 'round_ramp': False}
+    found = rope_scalings.yarn_scaling(frequencies, fast_turns=10.0, slow_turns=1.0, **numbers)
+    np.testing.assert_allclose(found, [1, 0.1, 0.01 / 4, 0.001 / 4], rtol=1e-9)
+    found = rope_scalings.yarn_scaling(frequencies, fast_turns=10.0, slow_turns=0.1, **numbers)
+    np.testing.assert_allclose(found, [1, 0.1, 0.01 * (1 + 1 / 4) / 2, 0.001 / 4], rtol=1e-9)
+    numbers['round_ramp'] = True  # to pairs 0 and 3, where the ends are 0.5 and 2.5
+    found = rope_scalings.yarn_scaling(frequencies, fast_turns=100 * 10**-0.5, slow_turns=10**-0.5, **numbers)
+    np.testing.assert_allclose(found, [1, 0.1 * (2 / 3 + 1 / 12), 0.01 * (1 / 3 + 2 / 12), 0.001 / 4], rtol=1e-9)
+
+
+def test_yarn_scales_queries_and_keys_by_a_tenth_of_the_logarithm_and_one():
+    """Peng et al. 2023, eq. 22; the hub's files may say another factor."""
+    x, fields = np.arange(1.0, 9.0), {'rope_scaling': 'yarn', 'rope_factor': math.e**2, 'rope_trained_len': 64}
+    for given, factor in ((None, 1.2), (3.0, 3.0)):
+        found = turned(x, 7, **fields, rope_attention_factor=given)
+        np.testing.assert_allclose(np.linalg.norm(found), factor * np.linalg.norm(x), rtol=1e-5)
+
+
+def test_dynamic_scaling_is_none_up_to_the_trained_length_and_stretches_the_slowest_pair_beyond():
+    """Peng et al. 2023, B.1: at twice the trained length and a factor of 3 the slowest of the pairs slows down by
+    3 * 2 - 2 = 4, as linear scaling by 4 would, and the fastest stays."""
+    frequencies = positions.rotary_frequencies(8, 10_000.0)
+    found = rope_scalings.dynamic_scaling(frequencies, 3.0, 64, jnp.asarray(64))
+    np.testing.assert_allclose(found, frequencies, rtol=1e-6)
+    found = rope_scalings.dynamic_scaling(frequencies, 3.0, 64, jnp.asarray(128))
+    np.testing.assert_allclose(found, frequencies * 4 ** -np.array([0, 1 / 3, 2 / 3, 1]), rtol=1e-6)
+
+
+def test_longrope_divides_by_the_short_list_up_to_the_trained_length_and_by_the_long_one_beyond():
+    """Ding et al. 2024; and sqrt(1 + ln s / ln L) of a context s times as long as L."""
+    frequencies, lists = np.array([1.0, 0.1]), {'short_factors': (1.0, 2.0), 'long_factors': (4.0, 5.0)}
+    for length, expected in ((64, [1.0, 0.05]), (65, [0.25, 0.02])):
+        found = rope_scalings.longrope_scaling(frequencies, 64, **lists, length=jnp.asarray(length))
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert math.isclose(rope_scalings.longrope_attention(64**2, 1.0, 64), 2**0.5)
+    assert rope_scalings.longrope_attention(64, 1.0, 64) == 1
 
 
 # ---------------------------------------------------------------------------------------------------- biases

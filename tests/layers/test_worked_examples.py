@@ -22,7 +22,6 @@ from tformer.layers.kernels import ScoreOptions, attend, probabilities
 from tformer.layers.masks import AttentionMask
 from tformer.layers.positions import (
     alibi_slopes,
-    llama3_scaling,
     relative_bucket,
     rotary_angles,
     rotary_frequencies,
@@ -30,6 +29,7 @@ from tformer.layers.positions import (
     sinusoidal,
 )
 from tformer.layers.resolved import resolve_model
+from tformer.layers.rope_scalings import llama3_scaling
 from tformer.model import build
 from tformer.objectives import cross_entropy
 from tformer.optim import schedules

@@ -35,6 +35,7 @@ from tformer.layers import (
     positions,
     recurrent,
     recurrent_attention,
+    rope_scalings,
 )
 from tformer.optim import optimizers, parameters, schedules
 
@@ -53,7 +54,7 @@ TABLES: dict[str, Iterable[Any]] = {
     'model.tied_embeddings': model.TIED_EMBEDDINGS,
     'model.embedding_scale': embed.EMBEDDING_SCALES,
     'model.position': positions.POSITIONS,
-    'model.rope_scaling': positions.ROPE_SCALINGS,
+    'model.rope_scaling': rope_scalings.ROPE_SCALINGS,
     'model.norm': norms.NORMS,
     'model.norm_placement': placements.PLACEMENTS,
     'model.attention_bias': attention.PROJECTIONS,

@@ -7,7 +7,8 @@ from tformer.layers.block import LAYER_SHARING
 from tformer.layers.moe import DISPATCHES
 from tformer.layers.norms import NORMS
 from tformer.layers.parametrization import parametrization
-from tformer.layers.positions import POSITIONS, ROPE_SCALINGS
+from tformer.layers.positions import POSITIONS
+from tformer.layers.rope_scalings import LISTS, ROPE_SCALINGS
 
 
 def check_model(model: Model) -> None:
@@ -33,7 +34,10 @@ def check_model(model: Model) -> None:
 
 def whole_batch(model: Model) -> str | None:
     """Returns which choice of a model depends on the whole batch, so that parts of a batch are not exact; or None."""
-    choices = {f'model.norm={model.norm}': NORMS[model.norm].whole_batch}
+    choices = {
+        f'model.norm={model.norm}': NORMS[model.norm].whole_batch,
+        f'model.rope_scaling={model.rope_scaling}': ROPE_SCALINGS[model.rope_scaling].by_length,
+    }
     if model.num_experts:
         weights = bool(model.balance_weight or model.router_z_weight)
         choices[f'model.expert_dispatch={model.expert_dispatch}'] = DISPATCHES[model.expert_dispatch].whole_batch
@@ -84,6 +88,17 @@ def _check_positions(model: Model, head_dim: int) -> None:
     require(
         'rope_factor' not in ROPE_SCALINGS[model.rope_scaling].fields or model.rope_factor > 1,
         f'model.rope_scaling={model.rope_scaling} needs a model.rope_factor above 1, not {model.rope_factor}',
+    )
+    for name in LISTS if LISTS[0] in ROPE_SCALINGS[model.rope_scaling].fields else ():
+        factors = getattr(model, name)
+        require(
+            len(factors) == rotary // 2 and all(factor > 0 for factor in factors),
+            f'model.{name} needs {rotary // 2} positive numbers, one for each pair that rotates, not {list(factors)}',
+        )
+    require(
+        'rope_fast_turns' not in ROPE_SCALINGS[model.rope_scaling].fields
+        or model.rope_fast_turns > model.rope_slow_turns,
+        f'model.rope_fast_turns={model.rope_fast_turns} must be above model.rope_slow_turns={model.rope_slow_turns}',
     )
     buckets = model.relative_buckets
     require(

@@ -11,8 +11,9 @@ from tformer.layers.moe import DISPATCHES
 from tformer.layers.norms import HEAD_NORMS, NORMS
 from tformer.layers.parametrization import parametrization
 from tformer.layers.placements import PLACEMENTS
-from tformer.layers.positions import POSITIONS, ROPE_SCALINGS
+from tformer.layers.positions import POSITIONS
 from tformer.layers.resolved import resolve_model
+from tformer.layers.rope_scalings import ROPE_SCALINGS
 
 Condition = Callable[[Model], bool]
 Rule = tuple[Condition, str]  # where a field applies, and the same in words
@@ -87,10 +88,19 @@ APPLIES: dict[str, Rule] = {
         lambda m: m.family == 'encoder_decoder' and POSITIONS[m.position].pairwise,
         'model.family is encoder_decoder and model.position turns or biases, as rope, alibi and relative do',
     ),
+    'local_rope_theta': (
+        lambda m: 'rope_theta' in POSITIONS[m.position].fields and has_window(m),
+        'model.position is rope and model.attention_pattern has a local layer',
+    ),
+    'attention_scale_dim': (
+        lambda m: m.attention_scale == 'sqrt_scale_dim',
+        'model.attention_scale is sqrt_scale_dim',
+    ),
     'norm': (_has_norms, 'model.norm_placement has norms: not rezero (or another field asks for a norm)'),
     'final_norm': _NORM,
     'window': (has_window, 'model.attention_pattern has a local layer'),
     'experts_per_token': _EXPERTS,
+    'router_bias': _EXPERTS,
     'expert_dispatch': _EXPERTS,
     'balance_weight': _EXPERTS,
     'router_z_weight': _EXPERTS,

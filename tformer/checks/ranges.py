@@ -10,6 +10,8 @@ POSITIVE = (
     'model.vocab_size model.encoder_vocab_size model.emb_dim model.mlp_dim model.num_encoder_layers '
     'model.num_decoder_layers model.num_heads model.num_kv_heads model.head_dim model.value_dim model.max_len '
     'model.embedding_factor_dim model.num_token_types model.rope_theta model.rope_fraction '
+    'model.rope_fast_turns model.rope_slow_turns model.rope_attention_factor model.local_rope_theta '
+    'model.attention_scale_dim '
     'model.rope_trained_len model.relative_buckets model.relative_max_distance model.norm_epsilon model.window '
     'model.attention_softcap model.output_softcap model.num_experts model.experts_per_token '
     'model.expert_capacity model.base_emb_dim model.lora_rank model.lora_alpha model.num_classes '

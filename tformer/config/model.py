@@ -34,12 +34,19 @@ class Model(Section):
 
     # Positions
     position: str | None = 'sinusoidal'  # the position encoding
-    position_offset: int = 0  # learned: unused rows before position 0's (RoBERTa and BART have 2)
+    position_offset: int = 0  # learned, timing_signal: the row of position 0 (RoBERTa, BART and M2M100 have 2)
     rope_theta: float = 10_000.0  # rope: base of the frequencies
     rope_fraction: float = 1.0  # rope: share of each head that is turned (Black et al. 2022)
     rope_scaling: str | None = None  # rope: stretches the frequencies to more positions than were trained
     rope_factor: float = 1.0  # rope_scaling: times as many positions
-    rope_trained_len: int = 8192  # rope_scaling llama3: positions before the stretch
+    rope_trained_len: int = 8192  # rope_scaling but linear: positions before the stretch
+    rope_fast_turns: float = 32.0  # rope_scaling yarn: pairs that turn more often in rope_trained_len stay as they are
+    rope_slow_turns: float = 1.0  # rope_scaling yarn: pairs that turn less often are divided by rope_factor
+    rope_round_ramp: bool = True  # rope_scaling yarn: the ends of the ramp between both are whole pairs
+    rope_attention_factor: float | None = None  # yarn, longrope: factor on queries and keys; None: the papers'
+    rope_short_factors: tuple[float, ...] = ()  # rope_scaling longrope: a divisor for each pair, up to rope_trained_len
+    rope_long_factors: tuple[float, ...] = ()  # rope_scaling longrope: the divisors beyond
+    local_rope_theta: float | None = None  # rope: base in local layers, unscaled (Gemma Team 2025); None: as in others
     relative_buckets: int = 32  # relative: number of buckets of distances (Raffel et al. 2020, 2.1)
     relative_max_distance: int = 128  # relative: all larger distances share one bucket
     relative_per_layer: bool = False  # relative: a table for each layer, not one for the stack
@@ -58,16 +65,18 @@ class Model(Section):
     # Attention
     attention_projections: bool = True  # False: queries, keys and values are the stream itself, cut into heads
     attention_scale: str | None = None  # factor on the scores; None: sqrt_head_dim, with muP head_dim
+    attention_scale_dim: float = 64.0  # attention_scale sqrt_scale_dim: scores are divided by its root
     attention_pattern: tuple[str, ...] = ('global',)  # of the layers' self-attention, repeated over the depth
     window: int | None = None  # local layers: distances below w are seen: w keys in a decoder, 2w - 1 in an encoder
     attention_softcap: float | None = None  # c tanh(scores / c) (Gemma Team 2024)
     attention_sink: str | None = None  # a share of the attention that goes to no key
-    qk_norm: str | None = None  # of each head's queries and keys, before rotation (Henry et al. 2020)
+    qk_norm: str | None = None  # of queries and keys, before rotation (Henry et al. 2020)
 
     # Feed-forward
     activation: str = 'relu'  # of the feed-forward
     num_experts: int | None = None  # a mixture of feed-forwards; None: one, for all tokens
     experts_per_token: int = 2  # mixture: of the most likely experts
+    router_bias: bool = False  # mixture: on the router's logits (gpt-oss, Agarwal et al. 2025)
     expert_dispatch: str = 'dropless'  # mixture: how tokens reach their experts
     expert_capacity: float = 1.25  # capacity: slots over the mean load (Fedus et al. 2022, eq. 3)
     balance_weight: float = 0.01  # mixture: of the load-balancing loss (Fedus et al. 2022, eq. 4)

@@ -44,6 +44,12 @@ def _read_marian(hub: HubConfig) -> dict[str, Any]:
     return {}
 
 
+FIRST_POSITION = Field(  # positions count from the padding's id plus 1
+    lambda hub: {'position_offset': hub.size('pad_token_id', least=0) + 1},
+    lambda model: {'pad_token_id': model.position_offset - 1},
+)
+
+
 def halves(emb_dim: int) -> np.ndarray:
     """Returns the hub's channel of each of ours: its sinusoids have all sines first, ours sine and cosine in turn."""
     return np.arange(emb_dim).reshape(2, emb_dim // 2).T.reshape(-1)
@@ -122,6 +128,27 @@ FAMILIES = {
         zeros=('final_logits_bias',),
         defaults=BART_DEFAULTS,
         fixed={**PRE_NORM, 'static_position_embeddings': False, 'normalize_embedding': True},
+        start={'decoder_start_token_id': 'eos', 'forced_bos_token_id': ''},
+    ),
+    'm2m_100': Family(  # Fan et al. 2021; NLLB: NLLB Team 2022
+        model=BART | {'norm_placement': 'pre', 'position': 'timing_signal', 'embedding_norm': False},
+        fields=(VOCABULARY, *BART_FIELDS, FIRST_POSITION),
+        rules=(
+            tensor('model.shared.weight', 'embed/table'),
+            *bart_stack('encoder'),
+            *bart_stack('decoder'),
+        ),
+        prefix='model.',
+        ignored=('model.encoder.embed_positions.weights', 'model.decoder.embed_positions.weights'),
+        copies=BART_COPIES,
+        defaults={
+            **BART_DEFAULTS,
+            'activation_function': 'relu',
+            'scale_embedding': True,
+            'attention_dropout': 0.1,
+            'pad_token_id': 1,
+        },
+        fixed={**PRE_NORM, 'static_position_embeddings': True, 'normalize_embedding': False},
         start={'decoder_start_token_id': 'eos', 'forced_bos_token_id': ''},
     ),
     'marian': Family(  # Junczys-Dowmunt et al. 2018

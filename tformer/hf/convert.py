@@ -12,14 +12,14 @@ import numpy as np
 from tformer import config
 from tformer.config import OUTSIDE_THE_FUNCTION, Model
 from tformer.errors import UserError, choose, nearest
-from tformer.hf import bart, decoders, encoders, llama, mixtures, t5
+from tformer.hf import bart, decoders, encoders, gemma, llama, mixtures, t5
 from tformer.hf.fields import FIXED, OF_TRAINING, HubConfig, matches
 from tformer.hf.rules import Family, Rule, axis_sizes, rearrange, reverse, shape
 from tformer.layers.resolved import resolve_model
 
 FAMILIES: dict[str, Family] = {
     name: family
-    for module in (encoders, decoders, llama, mixtures, t5, bart)
+    for module in (encoders, decoders, llama, gemma, mixtures, t5, bart)
     for name, family in module.FAMILIES.items()
 }
 
@@ -51,8 +51,11 @@ class Stacked:
     @property
     def rest(self) -> tuple[int, ...]:
         """The shape of each tensor in our layout."""
-        sizes = shape(self.rule.layout.split('->')[1], _sizes(self.rule, self.cfg))
-        return sizes[1:] if self.rule.parts else sizes
+        rule, sizes = self.rule, _sizes(self.rule, self.cfg)
+        if rule.shares:
+            sizes['part'] = sizes[rule.shares[self.part]]
+        whole = shape(rule.layout.split('->')[1], sizes)
+        return whole[1:] if rule.parts and not rule.shares else whole
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -67,6 +70,9 @@ class Stacked:
             which = f'{self.family}: tensor {name}'
             raise UserError(f'{which} has shape {array.shape}, the model needs {needed} ({rule.ours})')
         array = _ordered(FAMILIES[self.family], rule, rearrange(array, rule.layout, sizes), self.cfg)
+        if rule.shares:
+            ends = np.cumsum([sizes[share] for share in rule.shares])
+            return np.split(array, ends[:-1], _part_axis(rule))[self.part]
         return array[self.part] if rule.parts else array
 
     def whole(self) -> np.ndarray:
@@ -89,7 +95,7 @@ def model_of(hub_config: Mapping[str, Any], say: Callable[[str], None] = warning
     family = choose(FAMILIES, str(kind), 'config.json: model_type')
     hub = HubConfig(hub_config, family.defaults)
     for name, value in {**FIXED, **family.fixed}.items():
-        if name in hub_config and hub.nullable(name) != value:
+        if name in hub_config and (hub.nullable(name) or None) != (value or None):
             raise UserError(f'config.json: {name}={hub_config[name]!r} has no counterpart here; valid: {value!r}')
     values, types = dict(family.model), config.field_types(Model)
     for field in family.fields:
@@ -190,7 +196,10 @@ def export_params(family: str, params: Params, cfg: Model) -> dict[str, np.ndarr
         taken.update(_paths(rule))
         names, grid = _names(rule, cfg)
         arrays = [np.asarray(ours[path]) for path in _paths(rule)]
-        stacked = np.stack(arrays, len(grid)) if rule.parts else arrays[0]
+        if rule.shares:
+            stacked = np.concatenate(arrays, len(grid) + _part_axis(rule))
+        else:
+            stacked = np.stack(arrays, len(grid)) if rule.parts else arrays[0]
         for name, array in zip(names, stacked.reshape(-1, *stacked.shape[len(grid) :]), strict=True):
             array = _ordered(table, rule, array, cfg, back=True)
             tensors[name] = rearrange(array, reverse(rule.layout), _sizes(rule, cfg))
@@ -229,7 +238,13 @@ def _names(rule: Rule, cfg: Model) -> tuple[list[str], tuple[int, ...]]:
 
 
 def _sizes(rule: Rule, cfg: Model) -> dict[str, int]:
-    return {**axis_sizes(cfg), 'part': len(rule.parts)}
+    sizes = axis_sizes(cfg)
+    return {**sizes, 'part': sum(sizes[share] for share in rule.shares) if rule.shares else len(rule.parts)}
+
+
+def _part_axis(rule: Rule) -> int:
+    """Returns the axis of an array of ours along which parts with shares lie."""
+    return rule.layout.split(' -> ')[1].split().index('part')
 
 
 def _ordered(table: Family, rule: Rule, array: np.ndarray, cfg: Model, back: bool = False) -> np.ndarray:

@@ -1,10 +1,11 @@
-"""GPT-2 on the hub: fields of config.json, names and layouts of tensors."""
+"""GPT-2 and GPT-NeoX on the hub: fields of config.json, names and layouts of tensors."""
 
 from typing import Any
 
 from tformer.config import Model
 from tformer.hf.fields import ACTIVATIONS, Field, HubConfig, field, fields
-from tformer.hf.rules import ALL_BIASES, Family, Rule, norm, tensor
+from tformer.hf.rotary import rotary
+from tformer.hf.rules import ALL_BIASES, Family, Rule, linear, norm, tensor, untied
 
 # ---------------------------------------------------------------------------------------------------- config.json
 GPT2: dict[str, Any] = {
@@ -28,7 +29,13 @@ def _write_gpt2(model: Model) -> dict[str, Any]:
 
 # ---------------------------------------------------------------------------------------------------- tensors
 PARTS = ('query', 'key', 'value')
+NEOX = 'gpt_neox.layers.{layer}'
 BLOCK, OURS = 'transformer.h.{layer}', 'decoder/stack/layers'
+
+
+def has_biases(model: Model) -> bool:
+    return bool(model.attention_bias)
+
 
 FAMILIES = {
     'gpt2': Family(  # Radford et al. 2019; its kernels are [in, out]
@@ -77,5 +84,75 @@ FAMILIES = {
             'is_encoder_decoder': False,
             'tie_word_embeddings': True,
         },
+    ),
+    'gpt_neox': Family(  # Black et al. 2022; Pythia: Biderman et al. 2023
+        model={
+            'family': 'decoder',
+            'embedding_scale': None,
+            'position': 'rope',
+            'initializer': 'truncated_normal',
+        },
+        fields=(
+            *fields(
+                vocab_size='vocab_size',
+                emb_dim='hidden_size',
+                mlp_dim='intermediate_size',
+                num_decoder_layers='num_hidden_layers',
+                num_heads='num_attention_heads',
+                max_len='max_position_embeddings',
+                norm_epsilon='layer_norm_eps',
+                dropout_rate='hidden_dropout',
+                attention_dropout_rate='attention_dropout',
+            ),
+            field('activation', 'hidden_act', values={**ACTIVATIONS, 'gelu_fast': 'gelu_tanh'}),
+            field('norm_placement', 'use_parallel_residual', values={True: 'parallel_norms', False: 'pre'}),
+            field('attention_bias', 'attention_bias', values={True: ALL_BIASES, False: ()}),
+            field('tied_embeddings', 'tie_word_embeddings', values={True: 'all', False: None}),
+            rotary('rotary_emb_base', 'rotary_pct'),
+        ),
+        rules=(
+            tensor('gpt_neox.embed_in.weight', 'embed/table'),
+            *norm(f'{NEOX}.input_layernorm', f'{OURS}/attention_norm'),
+            Rule(
+                f'{NEOX}.attention.query_key_value.weight',
+                f'{OURS}/attention/{{part}}/kernel',
+                '(N part H) D -> part D N H',
+                parts=PARTS,
+            ),
+            Rule(
+                f'{NEOX}.attention.query_key_value.bias',
+                f'{OURS}/attention/{{part}}/bias',
+                '(N part H) -> part N H',
+                parts=PARTS,
+                when=has_biases,
+            ),
+            tensor(f'{NEOX}.attention.dense.weight', f'{OURS}/attention/out/kernel'),
+            tensor(f'{NEOX}.attention.dense.bias', f'{OURS}/attention/out/bias', when=has_biases),
+            *norm(f'{NEOX}.post_attention_layernorm', f'{OURS}/mlp_norm'),
+            *linear(f'{NEOX}.mlp.dense_h_to_4h', f'{OURS}/mlp/in_0'),
+            *linear(f'{NEOX}.mlp.dense_4h_to_h', f'{OURS}/mlp/out'),
+            *norm('gpt_neox.final_layer_norm', 'decoder/stack/norm'),
+            tensor('embed_out.weight', 'head/logits/kernel', when=untied),
+        ),
+        prefix='gpt_neox.',
+        ignored=(
+            'gpt_neox.layers.*.attention.bias',
+            'gpt_neox.layers.*.attention.masked_bias',
+            'gpt_neox.layers.*.attention.rotary_emb.inv_freq',
+        ),
+        copies={'embed_out.weight': 'gpt_neox.embed_in.weight'},
+        defaults={
+            'hidden_act': 'gelu',
+            'hidden_dropout': 0.0,
+            'attention_dropout': 0.0,
+            'layer_norm_eps': 1e-5,
+            'use_parallel_residual': True,
+            'attention_bias': True,
+            'tie_word_embeddings': False,
+            'rotary_emb_base': 10_000.0,
+            'rotary_pct': 0.25,
+        },
+        neutral=('classifier_dropout',),
+        start={},
     ),
 }

@@ -1,4 +1,4 @@
-"""Llama and its dense relatives on the hub: fields of config.json, names and layouts of tensors."""
+"""Llama and its dense relatives but Gemma on the hub: fields of config.json, names and layouts of tensors."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from tformer.config import Model
 from tformer.errors import UserError, choose
 from tformer.hf.fields import GATED_ACTIVATIONS, Field, HubConfig, field, fields
-from tformer.hf.rotary import ROTARY
+from tformer.hf.rotary import ROTARY, rotary
 from tformer.hf.rules import ALL_BIASES, Family, Rule, linear, tensor, untied
 
 # ---------------------------------------------------------------------------------------------------- config.json
@@ -19,7 +19,7 @@ LLAMA: dict[str, Any] = {
     'dropout_rate': 0.0,
     'initializer': 'truncated_normal',
 }
-OF_LLAMA = (
+WITHOUT_ROTARY = (
     *fields(
         vocab_size='vocab_size',
         emb_dim='hidden_size',
@@ -33,8 +33,8 @@ OF_LLAMA = (
     field('num_kv_heads', 'num_key_value_heads', null=True),
     field('head_dim', 'head_dim', null=True),
     field('tied_embeddings', 'tie_word_embeddings', values={True: 'all', False: None}),
-    ROTARY,
 )
+OF_LLAMA = (*WITHOUT_ROTARY, ROTARY)
 ACTIVATION = field('activation', 'hidden_act', values=GATED_ACTIVATIONS)
 ATTENTION_BIAS = field('attention_bias', 'attention_bias', values={True: ALL_BIASES, False: ()})
 LAYER_TYPES = {'sliding_attention': 'local', 'full_attention': 'global'}
@@ -100,16 +100,6 @@ QWEN_WINDOWS = (
 )
 
 
-def _read_scale(hub: HubConfig) -> dict[str, Any]:
-    scales = {hub.size('hidden_size'): 'sqrt_emb_dim', hub.size('head_dim'): None}
-    size = hub.number('query_pre_attn_scalar')
-    return {'attention_scale': choose(scales, size, 'config.json: query_pre_attn_scalar')}
-
-
-def _write_scale(model: Model) -> dict[str, Any]:
-    return {'query_pre_attn_scalar': model.emb_dim if model.attention_scale == 'sqrt_emb_dim' else model.head_dim}
-
-
 # ---------------------------------------------------------------------------------------------------- tensors
 LAYER, OURS = 'model.layers.{layer}', 'decoder/stack/layers'
 
@@ -128,6 +118,14 @@ def attention() -> tuple[Rule, ...]:
         kernel, bias = linear(f'{LAYER}.self_attn.{role[0]}_proj', f'{OURS}/attention/{role}')
         rules += [kernel, bias._replace(**bias_of(role))]
     return tuple(rules)
+
+
+def head_norms(layout: str, key_layout: str) -> tuple[Rule, ...]:
+    """Returns the rules of the norms of queries and keys, with these layouts of their scales."""
+    return (
+        Rule(f'{LAYER}.self_attn.q_norm.weight', f'{OURS}/attention/query_norm/scale', layout),
+        Rule(f'{LAYER}.self_attn.k_norm.weight', f'{OURS}/attention/key_norm/scale', key_layout),
+    )
 
 
 def gated_mlp() -> tuple[Rule, ...]:
@@ -150,16 +148,6 @@ RULES = (
     *gated_mlp(),
     *scales(attention_norm='input_layernorm', mlp_norm='post_attention_layernorm'),
 )
-SANDWICH = (
-    *attention(),
-    *gated_mlp(),
-    *scales(
-        attention_norm='input_layernorm',
-        attention_out_norm='post_attention_layernorm',
-        mlp_norm='pre_feedforward_layernorm',
-        mlp_out_norm='post_feedforward_layernorm',
-    ),
-)
 NAMES: dict[str, Any] = {
     'prefix': 'model.',
     'ignored': ('model.layers.*.self_attn.rotary_emb.inv_freq',),
@@ -181,14 +169,6 @@ OF_QWEN = {
     'use_sliding_window': False,
     'sliding_window': 4096,
     'max_window_layers': 28,
-}
-GEMMA = LLAMA | {'embedding_scale': 'sqrt_dim', 'norm': 'rmsnorm_offset'}
-OF_GEMMA = {**DEFAULTS, 'head_dim': 256, 'attention_bias': False, 'tie_word_embeddings': True}
-OF_GEMMA2 = {
-    **OF_GEMMA,
-    'num_key_value_heads': 4,
-    'hidden_activation': 'gelu_pytorch_tanh',
-    'layer_types': None,
 }
 
 FAMILIES = {
@@ -214,33 +194,58 @@ FAMILIES = {
         defaults=OF_QWEN,
         start={},
     ),
-    'gemma': Family(  # Gemma Team 2024; 'gelu' of its early files is the approximation, too
-        model=GEMMA,
-        fields=(
-            *OF_LLAMA,
-            ATTENTION_BIAS,
-            field('activation', 'hidden_act', values={**GATED_ACTIVATIONS, 'gelu': 'geglu_tanh'}),
-        ),
-        rules=RULES,
+    'qwen3': Family(  # Qwen Team 2025
+        model=LLAMA | {'qk_norm': 'rmsnorm'},
+        fields=(*OF_LLAMA, ATTENTION_BIAS, ACTIVATION, *QWEN_WINDOWS),
+        rules=(*RULES, *head_norms('H -> H', 'H -> H')),
         **NAMES,
-        defaults={**OF_GEMMA, 'num_key_value_heads': 16, 'hidden_act': 'gelu_pytorch_tanh'},
-        fixed={'use_bidirectional_attention': None},
+        defaults={**OF_QWEN, 'head_dim': 128, 'attention_bias': False},
+        start={},
     ),
-    'gemma2': Family(  # Gemma Team 2024
-        model=GEMMA | {'norm_placement': 'sandwich'},
-        fields=(
-            *OF_LLAMA,
-            ATTENTION_BIAS,
-            field('activation', 'hidden_activation', values=GATED_ACTIVATIONS),
-            field('attention_softcap', 'attn_logit_softcapping', null=True),
-            field('output_softcap', 'final_logit_softcapping', null=True),
-            windows(lambda hub: ('sliding_attention', 'full_attention')),
-            Field(_read_scale, _write_scale),
+    'olmo2': Family(  # OLMo Team 2025
+        model=LLAMA | {'norm_placement': 'res_post', 'qk_norm': 'rmsnorm_joint'},
+        fields=(*OF_LLAMA, ATTENTION_BIAS, ACTIVATION),
+        rules=(
+            *attention(),
+            *gated_mlp(),
+            *scales(attention_norm='post_attention_layernorm', mlp_norm='post_feedforward_layernorm'),
+            *head_norms('(N H) -> N H', '(K H) -> K H'),
         ),
-        rules=SANDWICH,
         **NAMES,
-        defaults=OF_GEMMA2,
-        fixed={'use_bidirectional_attention': None},
-        neutral=('hidden_act',),
+        defaults={**DEFAULTS, **SILU, 'attention_bias': False},
+        start={},
+    ),
+    'phi3': Family(  # Abdin et al. 2024
+        model=LLAMA,
+        fields=(*WITHOUT_ROTARY, rotary(partial='partial_rotary_factor'), ACTIVATION, WINDOW),
+        rules=(
+            tensor('model.embed_tokens.weight', 'embed/table'),
+            tensor('lm_head.weight', 'head/logits/kernel', when=untied),
+            Rule(
+                f'{LAYER}.self_attn.qkv_proj.weight',
+                f'{OURS}/attention/{{part}}/kernel',
+                '(part H) D -> D part H',
+                parts=('query', 'key', 'value'),
+                shares=('N', 'K', 'K'),
+            ),
+            tensor(f'{LAYER}.self_attn.o_proj.weight', f'{OURS}/attention/out/kernel'),
+            Rule(
+                f'{LAYER}.mlp.gate_up_proj.weight',
+                f'{OURS}/mlp/{{part}}/kernel',
+                '(part F) D -> part D F',
+                parts=('in_0', 'in_1'),
+            ),
+            tensor(f'{LAYER}.mlp.down_proj.weight', f'{OURS}/mlp/out/kernel'),
+            *scales(attention_norm='input_layernorm', mlp_norm='post_attention_layernorm'),
+        ),
+        **NAMES,
+        defaults={
+            **DEFAULTS,
+            **SILU,
+            'sliding_window': None,
+            'partial_rotary_factor': 1.0,
+        },
+        neutral=('interpolate_factor', 'full_attn_mod', 'original_max_position_embeddings'),
+        start={},
     ),
 }

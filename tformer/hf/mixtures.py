@@ -5,8 +5,24 @@ from typing import Any
 from tformer.config import Model
 from tformer.errors import UserError
 from tformer.hf.fields import Field, HubConfig, fields
-from tformer.hf.llama import ACTIVATION, DEFAULTS, LAYER, LLAMA, NAMES, OF_LLAMA, OURS, SILU, WINDOW, attention, scales
-from tformer.hf.rules import Family, tensor
+from tformer.hf.llama import (
+    ACTIVATION,
+    ATTENTION_BIAS,
+    DEFAULTS,
+    LAYER,
+    LLAMA,
+    NAMES,
+    OF_LLAMA,
+    OURS,
+    SILU,
+    WINDOW,
+    WITHOUT_ROTARY,
+    attention,
+    scales,
+    windows,
+)
+from tformer.hf.rotary import rotary
+from tformer.hf.rules import Family, Rule, linear, tensor
 
 
 def _read_choices(hub: HubConfig) -> dict[str, Any]:
@@ -32,6 +48,15 @@ def _write_choices(model: Model) -> dict[str, Any]:
 
 
 CHOICES = Field(_read_choices, _write_choices)
+GPT_OSS_ROPE = {
+    'rope_type': 'yarn',
+    'factor': 32.0,
+    'beta_fast': 32.0,
+    'beta_slow': 1.0,
+    'truncate': False,
+    'original_max_position_embeddings': 4096,
+}
+EXPERTS = f'{LAYER}.mlp.experts'
 EXPERT = f'{LAYER}.block_sparse_moe.experts.{{expert}}'
 
 FAMILIES = {
@@ -55,5 +80,57 @@ FAMILIES = {
             'sliding_window': None,
             'router_aux_loss_coef': 0.001,
         },
+    ),
+    'gpt_oss': Family(  # Agarwal et al. 2025
+        model=LLAMA
+        | {
+            'activation': 'swiglu_clamped',
+            'attention_sink': 'learned',
+            'mlp_bias': True,
+            'router_bias': True,
+            'router_z_weight': 0.0,
+        },
+        fields=(
+            *WITHOUT_ROTARY,
+            rotary(default=GPT_OSS_ROPE),
+            ATTENTION_BIAS,
+            *fields(num_experts='num_local_experts'),
+            windows(lambda hub: ('sliding_attention', 'full_attention')),
+            CHOICES,
+        ),
+        rules=(
+            *attention(),
+            tensor(f'{LAYER}.self_attn.sinks', f'{OURS}/attention/sink/sink'),
+            *linear(f'{LAYER}.mlp.router', f'{OURS}/mlp/router'),
+            Rule(
+                f'{EXPERTS}.gate_up_proj',
+                f'{OURS}/mlp/{{part}}/kernel',
+                'experts D (F part) -> part experts D F',
+                parts=('in_0', 'in_1'),
+            ),
+            Rule(
+                f'{EXPERTS}.gate_up_proj_bias',
+                f'{OURS}/mlp/{{part}}/bias',
+                'experts (F part) -> part experts F',
+                parts=('in_0', 'in_1'),
+            ),
+            Rule(f'{EXPERTS}.down_proj', f'{OURS}/mlp/out/kernel', 'experts F D -> experts F D'),
+            Rule(f'{EXPERTS}.down_proj_bias', f'{OURS}/mlp/out/bias', 'experts D -> experts D'),
+            *scales(attention_norm='input_layernorm', mlp_norm='post_attention_layernorm'),
+        ),
+        **NAMES,
+        defaults={
+            **DEFAULTS,
+            'num_key_value_heads': 8,
+            'head_dim': 64,
+            'rope_theta': 150_000.0,
+            'sliding_window': 128,
+            'layer_types': None,
+            'attention_bias': True,
+            'router_aux_loss_coef': 0.001,
+        },
+        fixed={'hidden_act': 'silu', 'swiglu_alpha': 1.702, 'swiglu_limit': 7.0},
+        neutral=('experts_per_token', 'initial_context_length'),
+        start={},
     ),
 }

@@ -24,8 +24,10 @@ class Rule(NamedTuple):
     Attributes:
       hub: the tensor's name.
       ours: the parameter's path; {part} stands for each of `parts`.
-      layout: 'hub axes -> our axes', by the names of `axis_sizes`; with parts the first of ours is `part`.
+      layout: 'hub axes -> our axes', by the names of `axis_sizes`; with parts the first of ours is `part`,
+        unless they have shares of it.
       parts: parameters that the hub stores in one tensor.
+      shares: the axis that each part takes of the axis `part`, where they do not lie side by side along it.
       when: whether a model has this tensor.
       head: the output head it belongs to, of which a checkpoint has all tensors or none; '': the model itself.
     """
@@ -34,6 +36,7 @@ class Rule(NamedTuple):
     ours: str
     layout: str
     parts: tuple[str, ...] = ()
+    shares: tuple[str, ...] = ()
     when: Callable[[Model], bool] = lambda model: True
     head: str = ''
 
@@ -138,6 +141,8 @@ LAYOUTS = {
     'head/transform_0/bias': 'E -> E',
     'head/LayerNorm_0/scale': 'E -> E',
     'head/LayerNorm_0/bias': 'E -> E',
+    'attention/sink/sink': 'N -> N',
+    'router/bias': 'experts -> experts',
     'query/kernel': '(N H) D -> D N H',
     'query/bias': '(N H) -> N H',
     'key/kernel': '(K H) D -> D K H',

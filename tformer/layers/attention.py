@@ -43,6 +43,14 @@ class AttentionContext(flax.struct.PyTreeNode):
     bias_BNTS: jax.Array | None = None
     query_angles: Angles | None = None  # rotary; None where nothing is turned
     key_angles: Angles | None = None  # likewise
+    local_angles: Angles | None = None  # of queries and keys in local layers; None: those of all layers
+
+    def of_layer(self, local: jax.Array | None) -> 'AttentionContext':
+        """Returns the context of one layer; `local` says whether it is a local one, None where that is no matter."""
+        if local is None or self.query_angles is None or self.local_angles is None:
+            return self
+        (a, b), (c, d) = self.local_angles, self.query_angles
+        return self.replace(query_angles=(jnp.where(local, a, c), jnp.where(local, b, d)))
 
     @property
     def positions(self) -> tuple[jax.Array, jax.Array]:
@@ -104,8 +112,9 @@ class Attention(nn.Module):
         if self.bias is not None:
             bias_BNTS = self.bias(*context.positions)
         training = self.has_rng('dropout') and dropout_rate is not None
+        scale = choose(SCALES, cfg.attention_scale, 'model.attention_scale')
         options = kernels.ScoreOptions(
-            scale=choose(SCALES, cfg.attention_scale, 'model.attention_scale')(cfg.head_dim, cfg.emb_dim),
+            scale=scale(cfg.head_dim, cfg.emb_dim, cfg.attention_scale_dim),
             bias=bias_BNTS,
             softcap=cfg.attention_softcap,
             sink_N=None if self.sink is None else self.sink(),
@@ -158,11 +167,12 @@ SINKS: dict[str | None, Callable[[ResolvedModel], nn.Module] | None] = {
     None: None,
 }
 
-SCALES: dict[str, Callable[[int, int], float]] = {  # of (head_dim, emb_dim)
-    'sqrt_head_dim': lambda head_dim, emb_dim: head_dim**-0.5,  # Vaswani et al. 2017, eq. 1
-    'sqrt_emb_dim': lambda head_dim, emb_dim: emb_dim**-0.5,
-    'head_dim': lambda head_dim, emb_dim: 1 / head_dim,  # Yang et al. 2022, definition 4.1
-    'unscaled': lambda head_dim, emb_dim: 1.0,  # Raffel et al. 2020: the initial queries are small instead
+SCALES: dict[str, Callable[[int, int, float], float]] = {  # of (head_dim, emb_dim, attention_scale_dim)
+    'sqrt_head_dim': lambda head_dim, emb_dim, scale_dim: head_dim**-0.5,  # Vaswani et al. 2017, eq. 1
+    'sqrt_emb_dim': lambda head_dim, emb_dim, scale_dim: emb_dim**-0.5,
+    'sqrt_scale_dim': lambda head_dim, emb_dim, scale_dim: scale_dim**-0.5,  # Gemma Team 2024, whose 27B has 144
+    'head_dim': lambda head_dim, emb_dim, scale_dim: 1 / head_dim,  # Yang et al. 2022, definition 4.1
+    'unscaled': lambda head_dim, emb_dim, scale_dim: 1.0,  # Raffel et al. 2020: the initial queries are small instead
 }
 
 PROJECTIONS = ('query', 'key', 'value', 'out')

@@ -64,7 +64,7 @@ class Block(nn.Module):
 
         def attention(h_BTD: jax.Array) -> jax.Array:
             nonlocal own
-            h_BTD, own = self.attend_self(h_BTD, own, layer.window, inputs)
+            h_BTD, own = self.attend_self(h_BTD, own, layer, inputs)
             return h_BTD
 
         def cross_attention(h_BTD: jax.Array) -> jax.Array:
@@ -92,14 +92,15 @@ class Block(nn.Module):
         return stream(placement.block(x_BTD, sublayers, alpha)), own
 
     def attend_self(
-        self, h_BTD: jax.Array, cache: KeyValues | None, window: jax.Array | None, inputs: StackInputs
+        self, h_BTD: jax.Array, cache: KeyValues | None, layer: PerLayer, inputs: StackInputs
     ) -> tuple[jax.Array, KeyValues | None]:
         """Returns (the output of self-attention, the cache extended by its keys and values)."""
-        keys_values = KeyValues(*self.attention.keys_values(h_BTD, inputs.own.query_angles))
+        context = inputs.own.of_layer(layer.local)
+        keys_values = KeyValues(*self.attention.keys_values(h_BTD, context.query_angles))
         if cache is not None and inputs.index is not None:
             cache = keys_values = cache.extend(keys_values.k, keys_values.v, inputs.index)
         rate = inputs.dropout_rates.attention
-        return self.attention(h_BTD, keys_values.k, keys_values.v, inputs.own, window, rate), cache
+        return self.attention(h_BTD, keys_values.k, keys_values.v, context, layer.window, rate), cache
 
     def attend_encoder(self, h_BTD: jax.Array, cached: KeyValues | None, inputs: StackInputs) -> jax.Array:
         """Returns the output of cross-attention."""
@@ -160,6 +161,8 @@ class Stack(LayerStack):
         if any(windowed):
             widths = [cfg.window if narrow else np.iinfo(np.int32).max for narrow in windowed]
             layer = layer.replace(window=jnp.asarray(widths, jnp.int32))
+        if cfg.local_rope_theta is not None:
+            layer = layer.replace(local=jnp.asarray(windowed))
         if LAYER_SHARING[cfg.layer_sharing].coordinates:
             layer = layer.replace(depth=jnp.arange(1, self.num_layers + 1))
         return layer

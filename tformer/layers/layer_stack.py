@@ -14,6 +14,7 @@ class PerLayer(flax.struct.PyTreeNode):
     """What differs from layer to layer besides the parameters; None where no layer differs."""
 
     window: jax.Array | None = None  # positions that local self-attention sees
+    local: jax.Array | None = None  # whether self-attention is local, where that changes its angles too
     depth: jax.Array | None = None  # the layer's number, from 1
     number: jax.Array | None = None  # from 0, where evaluation.activations names single layers
 

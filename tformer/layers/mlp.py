@@ -52,6 +52,12 @@ def gated(activation: Activation) -> Activation:
     return joined
 
 
+def swiglu_clamped(gate: jax.Array, up: jax.Array) -> jax.Array:
+    """gate sigmoid(1.702 gate) (up + 1), with gate at most 7 and up in [-7, 7] (gpt-oss, Agarwal et al. 2025)."""
+    gate, up = jnp.minimum(gate, 7.0), jnp.clip(up, -7.0, 7.0)
+    return gate * jax.nn.sigmoid(1.702 * gate) * (up + 1)
+
+
 def activated(cfg: ResolvedModel, x: jax.Array, projection: Callable[[int], nn.Module]) -> jax.Array:
     """Returns the activation of one projection of `x`, or of two where it is gated; `projection` makes number i.
 
@@ -92,4 +98,5 @@ ACTIVATIONS: dict[str, tuple[int, Activation]] = {  # how many projections in, a
     'geglu': (2, gated(gelu)),
     'geglu_tanh': (2, gated(gelu_tanh)),  # T5 1.1, Gemma
     'swiglu': (2, gated(jax.nn.silu)),
+    'swiglu_clamped': (2, swiglu_clamped),
 }

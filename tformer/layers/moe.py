@@ -213,9 +213,11 @@ class Moe(nn.Module):
         """Returns the weighted sums of the experts' outputs, [B, T, D]; 0 at padding, where real_BT is False."""
         cfg, D, E = self.cfg, self.cfg.emb_dim, self.num_experts
         init = make_initializer(cfg, 'output', D, E)
-        router_DE, _ = Kernel(cfg, (D, E), ('embed', 'experts'), init, name='router')()
+        router_DE, bias_E = Kernel(cfg, (D, E), ('embed', 'experts'), init, cfg.router_bias, name='router')()
         x32_BTD, router_DE = x_BTD.astype(jnp.float32) / width_factor(cfg), router_DE.astype(jnp.float32)
         logits_BTE = jnp.matmul(x32_BTD, router_DE, precision=jax.lax.Precision.HIGHEST)
+        if bias_E is not None:
+            logits_BTE += bias_E.astype(jnp.float32)[None, None]
         probs_BTE, weight_BTJ, expert_BTJ = route(logits_BTE, cfg.experts_per_token)
         if cfg.balance_weight:
             self.sow('losses', 'balance', cfg.balance_weight * balance_loss(probs_BTE, expert_BTJ, real_BT))

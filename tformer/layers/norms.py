@@ -95,6 +95,17 @@ class OffsetRMSNorm(Norm):
         return rms_norm(x, 1 + scale, cfg.norm_epsilon, cfg.norm_epsilon_in_root).astype(cfg.dtype)
 
 
+class JointRMSNorm(Norm):
+    """RMSNorm of x_BNTH over all heads of a token together (OLMo Team 2025)."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array, real_BT: jax.Array | None = None) -> jax.Array:
+        cfg, scale_NH = self.cfg, self.vector('scale', 1.0, x.shape[1], x.shape[3])
+        square = jnp.mean(jnp.square(x.astype(jnp.float32)), (1, 3), keepdims=True)
+        x = normalise(x.astype(jnp.float32), square, cfg.norm_epsilon, cfg.norm_epsilon_in_root)
+        return (x * scale_NH[None, :, None]).astype(cfg.dtype)
+
+
 class ScaleNorm(Norm):
     """gain x / |x|: one number for the whole vector, at first sqrt(D) (Nguyen & Salazar 2019, eq. 5)."""
 
@@ -166,9 +177,10 @@ NORMS: dict[str | None, type[Norm]] = {
     None: Identity,
 }
 
-HEAD_NORMS: dict[str | None, type[Norm]] = {  # of queries and keys, over the head
+HEAD_NORMS: dict[str | None, type[Norm]] = {  # of queries and keys, over each head unless they say so
     'layernorm': LayerNorm,  # Dehghani et al. 2023
     'rmsnorm': RMSNorm,
     'rmsnorm_offset': OffsetRMSNorm,
+    'rmsnorm_joint': JointRMSNorm,
     None: Identity,
 }

@@ -35,6 +35,11 @@ def sandwich(x: jax.Array, sub: Sublayer, alpha: float) -> jax.Array:
     return x + sub.out_norm(sub.function(sub.norm(x)))
 
 
+def res_post_norm(x: jax.Array, sub: Sublayer, alpha: float) -> jax.Array:
+    """x + norm(F(x)) (Liu et al. 2022, 3.2; OLMo Team 2025)."""
+    return x + sub.norm(sub.function(x))
+
+
 def deep_norm(x: jax.Array, sub: Sublayer, alpha: float) -> jax.Array:
     """norm(alpha x + F(x)) (Wang et al. 2022)."""
     return sub.norm(alpha * x + sub.function(x))
@@ -67,6 +72,11 @@ def parallel(x: jax.Array, sublayers: Sequence[Sublayer], alpha: float) -> jax.A
     return x + sum(sublayer.function(h) for sublayer in sublayers)
 
 
+def parallel_norms(x: jax.Array, sublayers: Sequence[Sublayer], alpha: float) -> jax.Array:
+    """x + F_1(norm_1(x)) + F_2(norm_2(x)) + ...: all sub-layers at once, each with its norm (Black et al. 2022)."""
+    return x + sum(sublayer.function(sublayer.norm(x)) for sublayer in sublayers)
+
+
 class Placement(NamedTuple):
     """How a block arranges its sub-layers."""
 
@@ -80,8 +90,10 @@ PLACEMENTS: dict[str, Placement] = {
     'pre': Placement(in_turn(pre_norm), final_norm=True),
     'post': Placement(in_turn(post_norm), final_norm=False),
     'sandwich': Placement(in_turn(sandwich), final_norm=True),
+    'res_post': Placement(in_turn(res_post_norm), final_norm=True),
     'deepnorm': Placement(in_turn(deep_norm), final_norm=False, initializer='deepnorm'),
     'parallel': Placement(parallel, final_norm=True),
+    'parallel_norms': Placement(parallel_norms, final_norm=True),
     'rezero': Placement(in_turn(rezero), final_norm=False, has_norm=False),
     'no_residual': Placement(in_turn(no_residual), final_norm=True),
 }

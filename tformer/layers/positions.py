@@ -13,6 +13,7 @@ from tformer.distributed.sharding import constrain, partitioned
 from tformer.errors import choose
 from tformer.layers.initializers import make_initializer
 from tformer.layers.resolved import ResolvedModel
+from tformer.layers.rope_scalings import ROPE_SCALINGS, Frequencies, scaled
 
 Angles = tuple[jax.Array, jax.Array]
 
@@ -24,7 +25,16 @@ def sinusoidal(positions_BT: jax.Array, emb_dim: int) -> jax.Array:
     return jnp.stack([jnp.sin(angles), jnp.cos(angles)], -1).reshape(*positions_BT.shape, emb_dim)
 
 
-def rotary_angles(positions_BT: jax.Array, frequencies: np.ndarray) -> Angles:
+def timing_signal(positions_BT: jax.Array, emb_dim: int) -> jax.Array:
+    """Returns PE_BTD as the paper's code makes it: all sines before all cosines, and frequencies from 1 to exactly
+    1 / 10,000 (Vaswani et al. 2018); the last column of an odd width is 0."""
+    half = emb_dim // 2
+    frequencies = 10_000.0 ** (-jnp.arange(half) / max(half - 1, 1))
+    angles = positions_BT[..., None].astype(jnp.float32) * frequencies[None, None]
+    return jnp.pad(jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], -1), ((0, 0), (0, 0), (0, emb_dim % 2)))
+
+
+def rotary_angles(positions_BT: jax.Array, frequencies: Frequencies) -> Angles:
     """Returns (cos, sin), each `[B, 1, T, R/2]`, float32, of the rotary embedding (Su et al. 2021, eq. 15)."""
     angles = (
         positions_BT[:, None, :, None].astype(jnp.float32) * jnp.asarray(frequencies, jnp.float32)[None, None, None]
@@ -47,26 +57,16 @@ def rotate(x_BNTH: jax.Array, angles: Angles | None) -> jax.Array:
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin, rest], -1).astype(x_BNTH.dtype)
 
 
-def linear_scaling(frequencies: np.ndarray, factor: float, trained_len: int) -> np.ndarray:
-    """Divides all frequencies by `factor`: positions move closer together (Chen et al. 2023)."""
-    return frequencies / factor
-
-
-def llama3_scaling(frequencies: np.ndarray, factor: float, trained_len: int) -> np.ndarray:
-    """Divides slow frequencies by `factor`, keeps fast ones, interpolates between (Llama Team 2024, as its code does).
-
-    Slow is less than one turn in `trained_len` positions, fast is more than four.
-    """
-    turns = frequencies * trained_len / (2 * math.pi)
-    share = np.clip((turns - 1) / (4 - 1), 0, 1)
-    return share * frequencies + (1 - share) * frequencies / factor
-
-
 def rope_angles(cfg: ResolvedModel, positions_BT: jax.Array) -> Angles:
-    """Returns the angles of rotary embeddings with the frequencies that `cfg` asks for."""
+    """Returns the angles of rotary embeddings with the frequencies that `cfg` asks for, times the factor on queries and
+    keys that some scalings have."""
     frequencies = rotary_frequencies(round(cfg.head_dim * cfg.rope_fraction), cfg.rope_theta)
-    scaling = choose(ROPE_SCALINGS, cfg.rope_scaling, 'model.rope_scaling').function
-    return rotary_angles(positions_BT, scaling(frequencies, cfg.rope_factor, cfg.rope_trained_len))
+    row = choose(ROPE_SCALINGS, cfg.rope_scaling, 'model.rope_scaling')
+    numbers = {name: getattr(cfg, name) for name in row.fields}
+    length = jnp.max(positions_BT) + 1 if row.by_length else None
+    found, factor = scaled(row, frequencies, numbers, cfg.max_len, length)
+    cos, sin = rotary_angles(positions_BT, found)
+    return (cos, sin) if factor == 1 else (cos * factor, sin * factor)
 
 
 def alibi_slopes(num_heads: int) -> np.ndarray:
@@ -101,6 +101,14 @@ class Sinusoidal(nn.Module):
 
     def __call__(self, positions_BT: jax.Array) -> jax.Array:
         return sinusoidal(positions_BT, self.width).astype(self.cfg.dtype)
+
+
+class TimingSignal(nn.Module):
+    cfg: ResolvedModel
+    width: int
+
+    def __call__(self, positions_BT: jax.Array) -> jax.Array:
+        return timing_signal(positions_BT + self.cfg.position_offset, self.width).astype(self.cfg.dtype)
 
 
 class Learned(nn.Module):
@@ -147,13 +155,6 @@ class Relative(nn.Module):
         return jnp.moveaxis(table[bucket_BTS], -1, 1)
 
 
-class RopeScaling(NamedTuple):
-    """How rotary frequencies are changed for longer contexts."""
-
-    function: Callable[[np.ndarray, float, int], np.ndarray]  # (frequencies, factor, trained_len) -> frequencies
-    fields: tuple[str, ...] = ()  # the fields of `Model` that it reads
-
-
 class Position(NamedTuple):
     """A position encoding."""
 
@@ -183,18 +184,13 @@ def make_bias(cfg: ResolvedModel, stack: str, *, cross: bool, per_layer: bool) -
     return bias(cfg, cross or stack == 'encoder')
 
 
-ROPE_SCALINGS: dict[str | None, RopeScaling] = {
-    None: RopeScaling(lambda frequencies, factor, trained_len: frequencies),
-    'linear': RopeScaling(linear_scaling, ('rope_factor',)),
-    'llama3': RopeScaling(llama3_scaling, ('rope_factor', 'rope_trained_len')),
-}
-
 ROPE_FIELDS = ('rope_theta', 'rope_fraction', 'rope_scaling')
 RELATIVE_FIELDS = ('relative_buckets', 'relative_max_distance', 'relative_per_layer')
 
 POSITIONS: dict[str | None, Position] = {
     'sinusoidal': Position(added=Sinusoidal, sinusoids=True),  # Vaswani et al. 2017
     'learned': Position(added=Learned, fields=('position_offset',)),  # Devlin et al. 2019
+    'timing_signal': Position(added=TimingSignal, fields=('position_offset',)),  # Vaswani et al. 2018
     'rope': Position(angles=rope_angles, fields=ROPE_FIELDS),  # Su et al. 2021
     'alibi': Position(bias=Alibi),  # Press et al. 2022
     'relative': Position(bias=Relative, fields=RELATIVE_FIELDS),  # Raffel et al. 2020

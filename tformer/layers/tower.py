@@ -1,5 +1,6 @@
 """A tower: one stack applied to a batch, from token embeddings to the residual stream."""
 
+import dataclasses
 from collections.abc import Mapping
 
 import jax
@@ -13,7 +14,7 @@ from tformer.layers.cache import Cache, empty_cache
 from tformer.layers.dropout import DropoutRates
 from tformer.layers.embed import InputEmbedding
 from tformer.layers.masks import AttentionMask, known_order
-from tformer.layers.positions import POSITIONS, Angles, make_bias
+from tformer.layers.positions import POSITIONS, Angles, make_bias, rope_angles
 from tformer.layers.resolved import ResolvedModel
 
 Batch = Mapping[str, jax.Array]
@@ -66,6 +67,13 @@ class Tower(AnyTower):
         angles = POSITIONS[self.cfg.position].angles
         return None if angles is None else angles(self.cfg, positions_BT)
 
+    def local_angles(self, positions_BT: jax.Array) -> Angles | None:
+        """Returns the angles of local layers, which turn by a base of their own and unscaled; None where none do."""
+        theta = self.cfg.local_rope_theta
+        if theta is None:
+            return None
+        return rope_angles(dataclasses.replace(self.cfg, rope_theta=theta, rope_scaling=None), positions_BT)
+
     def context(
         self,
         query_BT: jax.Array,
@@ -87,6 +95,7 @@ class Tower(AnyTower):
             bias_BNTS=None if bias is None else bias(query_BT, key_BS),
             query_angles=self.angles(query_BT) if placed else None,
             key_angles=self.angles(key_BS) if placed and cross else None,
+            local_angles=None if cross else self.local_angles(query_BT),
         )
 
     def __call__(
