@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tformer.commands.attention import attention as attention
     from tformer.commands.benchmark import benchmark as benchmark
+    from tformer.commands.embed import embed as embed
     from tformer.commands.evaluate import evaluate as evaluate
     from tformer.commands.generate import generate as generate
     from tformer.commands.import_ import import_hub as import_hub
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 _NAMES = {
     'tformer.commands.attention': ('attention',),
     'tformer.commands.benchmark': ('benchmark',),
+    'tformer.commands.embed': ('embed',),
     'tformer.commands.evaluate': ('evaluate',),
     'tformer.commands.generate': ('generate',),
     'tformer.commands.import_': ('import_hub',),

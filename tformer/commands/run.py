@@ -60,13 +60,15 @@ class Run:
         average: int | None = None,
         placed: bool = False,
         extensions: Sequence[str] = (),
+        headless: bool = False,
     ) -> 'Run':
         """Returns the run of a workdir with its best or latest parameters, or the mean of the newest checkpoints.
 
         `overrides` are config fields to change, such as {'decode.strategy': 'beam'}. `which` is best or latest, and
         `average` the number of checkpoints to average. If `placed`, the parameters go where config.mesh says; otherwise
         they are whole on the first device. `extensions` are files that add rows to tables; a workdir made with
-        extensions needs them.
+        extensions needs them. With `headless`, an imported checkpoint may lack the head of its objective, as encoders
+        that only embed texts do.
 
         Raises:
           UserError: the directory is not a workdir, it has no checkpoint, or an override or an extension does not fit.
@@ -83,7 +85,7 @@ class Run:
             variables, step = checkpoint.load_variables(home, which, places)
         else:
             variables, step = checkpoint.load_average(home, average, config.train.keep_last, places)
-        if step == 0:  # of the hub, where checkpoints without a head are common
+        if step == 0 and not headless:  # of the hub, where checkpoints without a head are common
             _check_complete(home, config, variables)
         return cls(home, config, tokens, variables, step)
 
@@ -209,6 +211,6 @@ def _check_complete(home: pathlib.Path, config: Config, variables: Any) -> None:
         raise UserError(f'{home} was imported without {", ".join(lacking)}, which {needs}: use train.init_from={home}')
 
 
-def opened(run: Run | str | pathlib.Path) -> Run:
-    """Returns a run, loaded with its best parameters if it is given by its workdir."""
-    return run if isinstance(run, Run) else Run.load(run)
+def opened(run: Run | str | pathlib.Path, headless: bool = False) -> Run:
+    """Returns a run, loaded with its best parameters if it is given by its workdir; `headless` is as of `Run.load`."""
+    return run if isinstance(run, Run) else Run.load(run, headless=headless)

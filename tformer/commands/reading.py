@@ -1,0 +1,61 @@
+"""The outputs of a run's model for many rows, in their order."""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from tformer.commands import scoring
+from tformer.commands.run import Run
+from tformer.data.examples.special_tokens import Fields
+from tformer.distributed import sharding
+from tformer.evaluation import many_rows
+from tformer.model import build
+from tformer.optim.hyperparameters import standard
+
+BATCH_SIZE = 64  # rows computed at once
+
+
+def outputs(run: Run, rows: Sequence[Fields], method: many_rows.Method, batch_size: int = BATCH_SIZE) -> list[Any]:
+    """Returns the outputs of a method of the model for each row, numpy arrays, computed where config.mesh says.
+
+    A terminal shows the progress. `method` is a function of a module, the same object at each call, so that it is
+    compiled once.
+    """
+    config, found = standard(run.config), [None] * len(rows)
+    mesh = sharding.make_mesh(config.mesh)
+    multiple = sharding.row_multiple(mesh, config.mesh)
+    width = -(-max(min(batch_size, len(rows)), 1) // multiple) * multiple
+    specials, longest = run.tokenizers.target.specials, config.model.max_len
+    with sharding.placed(mesh, config.mesh), _progress(len(rows)) as done:
+        variables = jax.device_put(run.variables, _places(run.variables, scoring.shardings(config, mesh), mesh))
+        program = many_rows.make_program(build(config.model), method, mesh)
+        for chosen, batch in many_rows.batches(rows, specials.pad, width, longest):
+            values = jax.device_get(program(variables, jax.device_put(batch, sharding.batch_sharding(mesh))))
+            for place, index in enumerate(chosen):
+                found[index] = jax.tree.map(lambda array, place=place: array[place], values)
+            done(len(chosen))
+    return found
+
+
+def _places(variables: Any, shardings: Any, mesh: jax.sharding.Mesh) -> Any:
+    """Returns the shardings of a tree of variables, which may lack a head and have one that the objective does not.
+    Every device has the latter whole."""
+    if isinstance(variables, Mapping):
+        return {name: _places(below, (shardings or {}).get(name), mesh) for name, below in variables.items()}
+    return shardings or jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+
+
+@contextlib.contextmanager
+def _progress(total: int) -> Iterator[Callable[[int], None]]:
+    """Yields a function that is told how many more rows are done; on a terminal (standard error) a bar shows them."""
+    if not sys.stderr.isatty():
+        yield lambda count: None
+        return
+    from rich import console, progress
+
+    with progress.Progress(*progress.Progress.get_default_columns(), console=console.Console(stderr=True)) as bar:
+        task = bar.add_task('texts', total=total)
+        yield lambda count: bar.update(task, advance=count)
