@@ -21,11 +21,8 @@ from places import ROOT
 # Several devices share a few busy cores.
 SHARED_CORES = '--xla_cpu_collective_call_terminate_timeout_seconds=600'
 XLA_FLAGS = SHARED_CORES
-if jaxlib.__version__.startswith('0.10.'):  # compiles in a fifth of the time; later versions know not all of them
-    XLA_FLAGS += (
-        ' --xla_cpu_use_fusion_emitters=false --xla_cpu_experimental_ynn_fusion_type='
-        ' --xla_cpu_parallel_codegen_split_count=1'
-    )
+if jaxlib.__version__.startswith('0.10.'):  # compiles in a quarter of the time; later versions do not know the first
+    XLA_FLAGS += ' --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1'
 SHARED = pathlib.Path(tempfile.gettempdir()) / 'tformer-test-compilations'
 CACHE = os.environ.get('TFORMER_TEST_COMPILATIONS', str(SHARED))
 HANG = 600  # seconds after which a process that should have ended or come is taken for one that never will
