@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tformer.commands.benchmark import benchmark as benchmark
     from tformer.commands.embed import embed as embed
     from tformer.commands.evaluate import evaluate as evaluate
+    from tformer.commands.export import export as export
     from tformer.commands.generate import generate as generate
     from tformer.commands.import_ import import_hub as import_hub
     from tformer.commands.inspect import inspect as inspect
@@ -55,6 +56,7 @@ _NAMES = {
     'tformer.commands.benchmark': ('benchmark',),
     'tformer.commands.embed': ('embed',),
     'tformer.commands.evaluate': ('evaluate',),
+    'tformer.commands.export': ('export',),
     'tformer.commands.generate': ('generate',),
     'tformer.commands.import_': ('import_hub',),
     'tformer.commands.inspect': ('inspect',),

@@ -160,7 +160,7 @@ WRONG: dict[str, tuple[Callable[[pathlib.Path], object], str]] = {
     'truncated tensors': (lambda p: (p / 'model.safetensors').write_bytes(b'\x08'), 'is truncated'),
     'a missing tensor': (lambda p: _changed(p, n_layer=4), 'the checkpoint has no tensor transformer.h.3'),
     'another shape': (lambda p: _changed(p, n_positions=99), 'has shape (24, 16), the model needs (99, 16)'),
-    'no vocabulary': (lambda p: (p / 'tokenizer.json').unlink(), 'has no vocabulary; valid: tokenizer.json'),
+    'no vocabulary': (lambda p: (p / 'tokenizer.json').unlink(), 'has no vocabulary of gpt2; valid: tokenizer.json'),
     'a broken vocabulary': (lambda p: (p / 'tokenizer.json').write_text('[]'), 'is not a tokenizer of'),
     'another end': (lambda p: _changed(p, eos_token_id=5), 'eos_token_id=5, but the tokenizer ends a text with 0'),
     'a broken generation_config.json': (lambda p: (p / 'generation_config.json').write_text('{'), 'generation_config'),

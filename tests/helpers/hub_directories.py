@@ -11,20 +11,28 @@ from tformer.hf import safetensors
 
 LETTERS = 'abcdefghijklmnopqrstuvwxyz'
 PLAIN = ('<s>', '<pad>', '</s>', '<unk>', '<mask>')
+BERT = ('[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]')
+T5 = ('<pad>', '</s>', '<unk>')
+LLAMA = ('<unk>', '<s>', '</s>')
+GEMMA = ('<pad>', '<eos>', '<bos>', '<unk>')
 SPECIALS = {  # the first ids, as the families' config.json have them
-    'bert': ('[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]'),
+    **dict.fromkeys(('bert', 'distilbert', 'electra'), BERT),
+    'albert': ('<pad>', '<unk>', '[CLS]', '[SEP]', '[MASK]'),
     'gpt2': ('<|endoftext|>',),
-    't5': ('<pad>', '</s>', '<unk>'),
-    'llama': ('<unk>', '<s>', '</s>'),
-    'gemma2': ('<pad>', '<eos>', '<bos>', '<unk>'),
-    'mixtral': ('<unk>', '<s>', '</s>'),
+    **dict.fromkeys(('t5', 'mt5'), T5),
+    **dict.fromkeys(('llama', 'mistral', 'mixtral'), LLAMA),
+    **dict.fromkeys(('gemma', 'gemma2', 'gemma3_text'), GEMMA),
 }
-# What the references' config.json say of special tokens is the library's defaults, which are of larger vocabularies.
-IDS = {
-    'gpt2': {'bos_token_id': 0, 'eos_token_id': 0},
-    'bart': {'forced_eos_token_id': 2},
-    'marian': {'pad_token_id': 1, 'decoder_start_token_id': 1, 'eos_token_id': 2, 'forced_eos_token_id': 2},
-}
+ROLES = {'bos': ('<s>', '<bos>', '[CLS]', '<|endoftext|>'), 'eos': ('</s>', '<eos>', '[SEP]', '<|endoftext|>')}
+
+
+def ids(family: str) -> dict[str, int]:
+    """Returns the ids in place of the library's defaults, which are of larger vocabularies."""
+    names = SPECIALS.get(family, PLAIN)
+    found = {f'{role}_token_id': next((names.index(x) for x in of if x in names), -1) for role, of in ROLES.items()}
+    forced = {'forced_eos_token_id': found['eos_token_id']} if family in ('bart', 'marian') else {}
+    start = {'decoder_start_token_id': 1} if family == 'marian' else {}
+    return {name: index for name, index in {**found, **forced, **start}.items() if index >= 0}
 
 
 def tokenizer(family: str) -> str:
@@ -60,7 +68,8 @@ def write(
     chosen = {key: value if dtype is None else value.astype(dtype) for key, value in chosen.items()}
     shapes = {key: (value.dtype, value.shape) for key, value in chosen.items()}
     safetensors.write_directory(place, shapes, chosen.__getitem__, shard_bytes)
-    config = {**reference.config, **IDS.get(family, {}), **fields}
+    given = {name: index for name, index in ids(family).items() if reference.config.get(name) is not None}
+    config = {**reference.config, **given, **fields}
     (place / 'config.json').write_text(json.dumps(config))
     (place / 'tokenizer.json').write_text(tokenizer(family))
     return reference._replace(config=config, tensors=chosen)

@@ -33,8 +33,8 @@ def trained(place: pathlib.Path, name: str, **settings: Any) -> Any:
     return sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
 
 
-def tokenizer(place: pathlib.Path) -> HubTokenizer:
-    target, source = vocabularies.tokenizer_files(place) or (b'', None)
+def tokenizer(place: pathlib.Path, family: str) -> HubTokenizer:
+    target, source = vocabularies.tokenizer_files(place, family)
     assert source is None
     return HubTokenizer(target)
 
@@ -47,7 +47,7 @@ def test_a_sentencepiece_model_gives_sentencepieces_ids(
 ) -> None:
     fields = {'model_type': kind, 'normalization_rule_name': normalization, 'byte_fallback': bytes_}
     theirs = trained(tmp_path, 'tokenizer.model', **fields)
-    ours = tokenizer(tmp_path)
+    ours = tokenizer(tmp_path, 'llama')
     assert ours.vocab_size == theirs.vocab_size()
     for text in TEXTS:
         ids = theirs.encode(text)
@@ -59,7 +59,7 @@ def test_a_sentencepiece_model_gives_sentencepieces_ids(
 def test_spaces_that_a_model_keeps_are_kept(tmp_path: pathlib.Path) -> None:
     fields = {'add_dummy_prefix': False, 'remove_extra_whitespaces': False, 'normalization_rule_name': 'identity'}
     theirs = trained(tmp_path, 'tokenizer.model', byte_fallback=True, user_defined_symbols=['\n'], **fields)
-    ours = tokenizer(tmp_path)
+    ours = tokenizer(tmp_path, 'llama')
     for text in TEXTS:
         assert ours.encode(text) == theirs.encode(text), text
         assert ours.decode(ours.encode(text)) == text
@@ -68,18 +68,18 @@ def test_spaces_that_a_model_keeps_are_kept(tmp_path: pathlib.Path) -> None:
 def test_t5_has_its_sentinels_behind_the_pieces_in_reverse(tmp_path: pathlib.Path) -> None:
     theirs = trained(tmp_path, 'spiece.model', pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
     (tmp_path / 'tokenizer_config.json').write_text('{"extra_ids": 3, "tokenizer_class": "T5Tokenizer"}')
-    ours = tokenizer(tmp_path)
+    ours = tokenizer(tmp_path, 't5')
     size = theirs.vocab_size()
     assert ours.vocab_size == size + 3 and ours.sentinels.tolist() == [size + 2, size + 1, size]
     assert (ours.specials.pad, ours.specials.eos, ours.specials.unk) == (0, 1, 2)
     (tmp_path / 'tokenizer_config.json').write_text('{"extra_ids": -1}')
     with pytest.raises(UserError, match='extra_ids=-1 is not from 0 to 10,000'):
-        tokenizer(tmp_path)
+        tokenizer(tmp_path, 't5')
 
 
 def test_xlm_roberta_has_other_ids_than_its_model(tmp_path: pathlib.Path) -> None:
     theirs = trained(tmp_path, 'sentencepiece.bpe.model', pad_id=-1)  # <unk>, <s>, </s>, as the hub's files have
-    ours, specials = tokenizer(tmp_path), tokenizer(tmp_path).specials
+    ours, specials = tokenizer(tmp_path, 'xlm-roberta'), tokenizer(tmp_path, 'xlm-roberta').specials
     assert (specials.bos, specials.pad, specials.eos, specials.unk) == (0, 1, 2, 3)
     assert specials.mask == ours.vocab_size - 1 == theirs.vocab_size() + 1
     ids = theirs.encode('the quick fox')
@@ -94,8 +94,8 @@ def test_marians_two_models_share_the_ids_of_a_file(tmp_path: pathlib.Path) -> N
     pieces = {p.id_to_piece(i) for p in sides.values() for i in range(p.vocab_size())} - {'</s>', '<unk>'}
     ids = {name: index for index, name in enumerate(['</s>', '<unk>', *sorted(pieces), '<pad>'])}
     (tmp_path / 'vocab.json').write_text(json.dumps(ids))
-    found = vocabularies.tokenizer_files(tmp_path)
-    assert found is not None and found[1] is not None
+    found = vocabularies.tokenizer_files(tmp_path, 'marian')
+    assert found[1] is not None
     for side, stored in zip(('target', 'source'), found, strict=True):
         ours = HubTokenizer(stored or b'')
         for text in ('the quick fox', 'hello world 17 times'):
@@ -107,11 +107,11 @@ def test_berts_list_of_pieces(tmp_path: pathlib.Path) -> None:
     made = hub_files.bert()
     pieces = sorted(made.get_vocab(), key=made.get_vocab().__getitem__)
     (tmp_path / 'vocab.txt').write_text(''.join(f'{piece}\n' for piece in pieces))
-    ours = tokenizer(tmp_path)
+    ours = tokenizer(tmp_path, 'bert')
     assert ours.specials.cls == pieces.index('[CLS]') and ours.specials.mask == pieces.index('[MASK]')
     assert [ours.piece(i) for i in ours.encode('The QUICK <fox')] == ['the', 'quick', '<', 'fox']
     (tmp_path / 'tokenizer_config.json').write_text('{"do_lower_case": false}')
-    assert tokenizer(tmp_path).encode('QUICK') == [ours.specials.unk]
+    assert tokenizer(tmp_path, 'bert').encode('QUICK') == [ours.specials.unk]
 
 
 def test_gpt2s_list_of_merges(tmp_path: pathlib.Path) -> None:
@@ -120,12 +120,12 @@ def test_gpt2s_list_of_merges(tmp_path: pathlib.Path) -> None:
     (tmp_path / 'vocab.json').write_text(json.dumps(made.get_vocab()))
     merges = [' '.join(pair) if isinstance(pair, list) else pair for pair in model['merges']]
     (tmp_path / 'merges.txt').write_text('\n'.join(['#version: 0.2', *merges, '']))
-    ours, whole = tokenizer(tmp_path), HubTokenizer(made.to_str().encode())
+    ours, whole = tokenizer(tmp_path, 'gpt2'), HubTokenizer(made.to_str().encode())
     for text in TEXTS:
         assert ours.encode(text) == whole.encode(text) and ours.decode(ours.encode(text)) == text
     assert ours.specials == whole.specials and ours.exact
     (tmp_path / 'tokenizer_config.json').write_text('{"add_prefix_space": true}')
-    assert tokenizer(tmp_path).encode('the') == ours.encode(' the')
+    assert tokenizer(tmp_path, 'gpt2').encode('the') == ours.encode(' the')
 
 
 WRONG = {
@@ -139,6 +139,9 @@ WRONG = {
 }
 
 
+FAMILY = {'tokenizer.model': 'llama', 'spiece.model': 't5', 'vocab.txt': 'bert'}
+
+
 @pytest.mark.parametrize(('name', 'content'), WRONG)
 def test_a_malformed_vocabulary_is_refused_in_one_line(tmp_path: pathlib.Path, name: str, content: bytes) -> None:
     if name in ('vocab.json', 'merges.txt'):
@@ -146,9 +149,13 @@ def test_a_malformed_vocabulary_is_refused_in_one_line(tmp_path: pathlib.Path, n
         (tmp_path / 'merges.txt').write_text('')
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=re.escape(WRONG[name, content])) as error:
-        vocabularies.tokenizer_files(tmp_path)
+        vocabularies.tokenizer_files(tmp_path, FAMILY.get(name, 'gpt2'))
     assert '\n' not in str(error.value)
 
 
-def test_a_directory_without_a_vocabulary_has_none(tmp_path: pathlib.Path) -> None:
-    assert vocabularies.tokenizer_files(tmp_path) is None
+def test_a_vocabulary_of_another_family_is_not_read(tmp_path: pathlib.Path) -> None:
+    """M2M-100's and mBART's files of this name have other ids than XLM-R's."""
+    trained(tmp_path, 'sentencepiece.bpe.model', pad_id=-1)
+    for family, valid in (('mbart', 'tokenizer.json'), ('bert', 'tokenizer.json, vocab.txt')):
+        with pytest.raises(UserError, match=f'has no vocabulary of {family}; valid: {re.escape(valid)}$'):
+            vocabularies.tokenizer_files(tmp_path, family)

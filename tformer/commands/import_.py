@@ -7,6 +7,7 @@ generates, trains and exports like any other, and lends its model to fine-tuning
 """
 
 import contextlib
+import json
 import pathlib
 import secrets
 import shutil
@@ -33,6 +34,7 @@ from tformer.training.state import TrainState
 SHARED_FLAGS = ('workdir',)
 FLAGS: dict[str, commands.Flag] = {}
 ARGUMENTS = 'PATH'
+HUB = 'hub.json'  # in an imported workdir: the family that it is of, and its origin
 
 
 def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) -> None:
@@ -59,6 +61,7 @@ def import_hub(path: str, workdir: str | pathlib.Path, overrides: Mapping[str, A
         tokens.save(place)
         save_parameters(place, config, tokens, params)
         workdir_lib.save_config(place, config)
+        (place / HUB).write_text(json.dumps({'model_type': hub.family, 'path': str(hub.path.absolute())}) + '\n')
     number = sum(x.size for x in jax.tree.leaves(params))
     return f'{home}: {hub.family}, {number:,} parameters, train.objective={config.train.objective}'
 
@@ -80,19 +83,20 @@ def settled(hub: HubDirectory, overrides: Mapping[str, Any]) -> tuple[Config, To
 def load(hub: HubDirectory, config: Config) -> dict[str, Any]:
     """Returns a hub's parameters, a tree of arrays that are where config.mesh places them."""
     mesh = sharding.make_mesh(config.mesh)
-    places, dtypes = _places(config, mesh)
+    shardings, dtypes = places(config)
     everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
 
     def placed(path: str, parameter: Stacked) -> jax.Array:
         dtype = dtypes.get(path, config.model.param_dtype)
-        return pretrained.place(parameter, places.get(path, everywhere), dtype)
+        return pretrained.place(parameter, shardings.get(path, everywhere), dtype)
 
     return nested({path: placed(path, parameter) for path, parameter in hub.parameters(config.model).items()})
 
 
-def _places(config: Config, mesh: jax.sharding.Mesh) -> tuple[dict[str, Any], dict[str, Any]]:
+def places(config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the shardings and the dtypes of the parameters of a run's objective by path."""
     abstract = scoring.abstract(config)
+    mesh = sharding.make_mesh(config.mesh)
     shardings = sharding.tree_shardings(abstract, mesh, sharding.make_rules(config.mesh))['params']
 
     def by_path(tree: Any) -> dict[str, Any]:

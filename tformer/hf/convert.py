@@ -4,7 +4,7 @@ import dataclasses
 import fnmatch
 import math
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -157,9 +157,22 @@ def stacked_params(family: str, tensors: Mapping[str, np.ndarray], cfg: Model) -
     """
     table, cfg = choose(FAMILIES, family, 'family'), resolve_model(cfg)
     names = _renamed(table, tensors)
+    found, taken = stacked(family, _rules(table, cfg, names), (tensors, names), cfg)
+    _account_for(family, table, tensors, names, taken)
+    return found
+
+
+def stacked(
+    family: str, rules: Iterable[Rule], source: tuple[Mapping[str, np.ndarray], Mapping[str, str]], cfg: Model
+) -> tuple[dict[str, Stacked], set[str]]:
+    """Returns (the parameters of some rules by path, unread; the names of their tensors).
+
+    `source` are the tensors, and their names by those of the rules. Raises a `UserError` if one is missing.
+    """
+    tensors, names = source
     found: dict[str, Stacked] = {}
     taken: set[str] = set()
-    for rule in _rules(table, cfg, names):
+    for rule in rules:
         theirs, grid = _names(rule, cfg)
         for name in theirs:
             if name not in names:
@@ -168,8 +181,7 @@ def stacked_params(family: str, tensors: Mapping[str, np.ndarray], cfg: Model) -
         originals = tuple(names[name] for name in theirs)
         for part, path in enumerate(_paths(rule)):
             found[path] = Stacked(family, rule, part, grid, originals, tensors, cfg)
-    _account_for(family, table, tensors, names, taken)
-    return found
+    return found, taken
 
 
 def export_params(family: str, params: Params, cfg: Model) -> dict[str, np.ndarray]:
@@ -181,15 +193,29 @@ def export_params(family: str, params: Params, cfg: Model) -> dict[str, np.ndarr
     """
     config_of(family, cfg)
     table, cfg = choose(FAMILIES, family, 'family'), resolve_model(cfg)
-    ours = dict(_flat(params))
+    ours = dict(flat(params))
     if params.keys() & {'pooler', 'sentence_head'} and (cfg.pooling != 'cls' or not cfg.pooler):
         raise UserError(f'{family}: the pooler of the hub reads model.pooling=cls with model.pooler=True')
     heads = {rule.head for rule in table.rules if all(path in ours for path in _paths(rule))}
+    rules = [rule for rule in table.rules if rule.when(cfg) and rule.head in {'', *heads}]
+    tensors, taken = exported(family, rules, ours, cfg)
+    for path in ours:
+        if path not in taken:
+            raise UserError(f'{family}: no rule reads the parameter {path}')
+    return tensors
+
+
+def exported(
+    family: str, rules: Iterable[Rule], ours: Mapping[str, Any], cfg: Model
+) -> tuple[dict[str, np.ndarray], set[str]]:
+    """Returns (the hub's tensors of some rules, the paths of their parameters).
+
+    Raises:
+      UserError: a parameter is missing.
+    """
     tensors: dict[str, np.ndarray] = {}
     taken: set[str] = set()
-    for rule in table.rules:
-        if not rule.when(cfg) or rule.head not in {'', *heads}:
-            continue
+    for rule in rules:
         for path in _paths(rule):
             if path not in ours:
                 raise UserError(f'{family}: there is no parameter {path}{nearest(path, ours, listed=0)}')
@@ -201,12 +227,9 @@ def export_params(family: str, params: Params, cfg: Model) -> dict[str, np.ndarr
         else:
             stacked = np.stack(arrays, len(grid)) if rule.parts else arrays[0]
         for name, array in zip(names, stacked.reshape(-1, *stacked.shape[len(grid) :]), strict=True):
-            array = _ordered(table, rule, array, cfg, back=True)
+            array = _ordered(FAMILIES[family], rule, array, cfg, back=True)
             tensors[name] = rearrange(array, reverse(rule.layout), _sizes(rule, cfg))
-    for path in ours:
-        if path not in taken:
-            raise UserError(f'{family}: no rule reads the parameter {path}')
-    return tensors
+    return tensors, taken
 
 
 def _renamed(table: Family, tensors: Mapping[str, np.ndarray]) -> dict[str, str]:
@@ -273,10 +296,11 @@ def nested(flat: Mapping[str, Any]) -> Params:
     return tree
 
 
-def _flat(params: Params, prefix: str = '') -> Iterator[tuple[str, Any]]:
+def flat(params: Params, prefix: str = '') -> Iterator[tuple[str, Any]]:
+    """Yields (path, value) of each parameter of a tree, the inverse of `nested`."""
     for name, value in params.items():
         if isinstance(value, Mapping):
-            yield from _flat(dict(value), f'{prefix}{name}/')
+            yield from flat(dict(value), f'{prefix}{name}/')
         else:
             yield f'{prefix}{name}', value
 

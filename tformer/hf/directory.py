@@ -22,8 +22,9 @@ from tformer.data.tokenizers.hub_tokenizer import HubTokenizer
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.data.tokenizers.vocabulary import NAMES
 from tformer.errors import UserError, choose, nearest
-from tformer.hf import convert, safetensors, vocabularies
+from tformer.hf import adapters, convert, safetensors, vocabularies
 from tformer.hf.special_tokens import special_tokens_of
+from tformer.layers.resolved import resolve_model
 
 # The end of an architecture's name -> the objective of its head. A name without such an end has no head.
 OBJECTIVES = {
@@ -38,6 +39,7 @@ OBJECTIVES = {
     'ForTokenClassification': 'token_classification',
     'ForQuestionAnswering': 'question_answering',
 }
+SENTENCES = {'seq_relationship': 'masked_lm_nsp', 'sop_classifier': 'masked_lm_sop'}  # by a part of a tensor's name
 HEADLESS = {'encoder': 'masked_lm', 'decoder': 'causal_lm', 'encoder_decoder': 'seq2seq'}  # by family
 DOWNLOADED = ('*.json', '*.safetensors', '*.model', '*.spm', '*.txt')
 
@@ -49,10 +51,12 @@ class HubDirectory:
     Attributes:
       path: where it is.
       hub_config: the fields of its config.json.
+      adapter: the directory of low-rank adapters for it; None: there are none.
     """
 
     path: pathlib.Path
     hub_config: Mapping[str, Any]
+    adapter: pathlib.Path | None = None
 
     @property
     def family(self) -> str:
@@ -94,8 +98,8 @@ class HubDirectory:
         architectures = self.hub_config.get('architectures')
         name = str(architectures[0]) if isinstance(architectures, list) and architectures else ''
         found = next((objective for end, objective in OBJECTIVES.items() if name.endswith(end)), HEADLESS[family])
-        if found == 'masked_lm' and any('seq_relationship' in tensor for tensor in self.tensors):
-            found = 'masked_lm_nsp'
+        if found == 'masked_lm':
+            found = next((SENTENCES[x] for x in SENTENCES if any(x in tensor for tensor in self.tensors)), found)
         if found == 'classification' and self.hub_config.get('problem_type') == 'regression':
             found = 'regression'
         if family not in TASKS[found].families:
@@ -105,9 +109,7 @@ class HubDirectory:
     @functools.cached_property
     def tokenizers(self) -> Tokenizers:
         """The tokenizers of both sides, and the names of the classes."""
-        found = vocabularies.tokenizer_files(self.path)
-        if found is None:
-            raise UserError(f'{self.path} has no vocabulary; valid: {vocabularies.VALID}')
+        found = vocabularies.tokenizer_files(self.path, self.family)
         target, source = (stored and HubTokenizer(stored, str(self.path)) for stored in found)
         assert isinstance(target, HubTokenizer)
         if convert.FAMILIES[self.family].model['family'] != 'encoder_decoder':
@@ -124,6 +126,8 @@ class HubDirectory:
         wide = [tensor for tensor in self.tensors if len(self._shape(tensor)[1]) > 1]
         narrow = all(self._shape(tensor)[0].name == 'bfloat16' for tensor in wide)
         length = min(Data.length, model.max_len)
+        if self.adapter is not None:
+            model, _ = adapters.with_adapters(self.adapter, self.family, resolve_model(model))
         fields = {
             'data.tokenizer': 'huggingface',
             'data.tokenizer_path': str(self.path.absolute()),
@@ -188,17 +192,22 @@ class HubDirectory:
 
     def parameters(self, model: config_lib.Model) -> dict[str, convert.Stacked]:
         """Returns the parameters by path, unread. Raises a `UserError` as `convert.stacked_params`."""
-        return convert.stacked_params(self.family, self.tensors, model)
+        found = convert.stacked_params(self.family, self.tensors, dataclasses.replace(model, lora_rank=None))
+        if self.adapter is not None:
+            found |= adapters.with_adapters(self.adapter, self.family, resolve_model(model))[1]
+        return found
 
 
 def is_hub(path: pathlib.Path) -> bool:
-    """Returns whether a directory has the config.json of a hub's model."""
+    """Returns whether a directory has the config.json of a hub's model, or adapters for one."""
     file = path / 'config.json'
-    return file.is_file() and 'model_type' in json_files.read(file)
+    return (path / adapters.CONFIG).is_file() or (file.is_file() and 'model_type' in json_files.read(file))
 
 
 def open_hub(name: str) -> HubDirectory:
     """Returns a hub directory: a path, or the name of a repository, which `huggingface_hub` downloads.
+
+    One with adapter_config.json is that of the adapters' base model, with the adapters.
 
     Raises:
       UserError: there is no such directory, it has no config.json of a hub, or the download fails.
@@ -208,6 +217,11 @@ def open_hub(name: str) -> HubDirectory:
         if not re.fullmatch(r'[\w-][\w.-]*/[\w.-]+', name):
             raise UserError(f'{name} is not a directory{nearest(path, path.parent.glob("*/"), listed=0)}')
         path = _downloaded(name)
+    if (path / adapters.CONFIG).is_file():
+        base = adapters.read_config(path).get('base_model_name_or_path')
+        if not isinstance(base, str):
+            raise UserError(f'{path / adapters.CONFIG} has no base_model_name_or_path')
+        return dataclasses.replace(open_hub(base), adapter=path)
     hub_config = json_files.read(path / 'config.json')
     if 'model_type' not in hub_config:
         raise UserError(f'{path / "config.json"} is not that of a hub: it has no model_type')

@@ -86,6 +86,7 @@ def axis_sizes(model: Model) -> dict[str, int]:
     """Returns the size of every axis that a layout names, of a resolved model."""
     sizes = {
         'D': model.emb_dim,  # of the residual stream
+        'rank': model.lora_rank,
         'W': model.emb_dim,  # as wide, but not of the stream
         'E': model.embedding_factor_dim or model.emb_dim,  # of the token table
         'F': model.mlp_dim,

@@ -192,11 +192,8 @@ def write(file: pathlib.Path, shapes: Shapes, read: Callable[[str], np.ndarray])
         os.fsync(opened.fileno())
 
 
-def write_directory(
-    directory: pathlib.Path, shapes: Shapes, read: Callable[[str], np.ndarray], most_bytes: int
-) -> list[str]:
-    """Writes tensors in files of at most `most_bytes`, or of one tensor, and the index of several files; returns the
-    files' names."""
+def split(shapes: Shapes, most_bytes: int) -> list[Shapes]:
+    """Returns the tensors of each file of at most `most_bytes`, or of one tensor, in their order."""
     shards: list[dict[str, Any]] = [{}]
     room = most_bytes
     for name, (dtype, shape) in shapes.items():
@@ -205,6 +202,15 @@ def write_directory(
             room = most_bytes
         shards[-1][name] = dtype, shape
         room -= _size(dtype, shape)
+    return list(shards)
+
+
+def write_directory(
+    directory: pathlib.Path, shapes: Shapes, read: Callable[[str], np.ndarray], most_bytes: int
+) -> list[str]:
+    """Writes tensors in files of at most `most_bytes`, or of one tensor, and the index of several files; returns the
+    files' names."""
+    shards = split(shapes, most_bytes)
     if len(shards) == 1:
         write(directory / WHOLE, shapes, read)
         return [WHOLE]

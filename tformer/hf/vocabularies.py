@@ -7,7 +7,7 @@ models (T5, Llama, XLM-R, Marian), whose format is that of the package `sentence
 import importlib
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from tformer.config import json_files
 from tformer.data.tokenizers.hub_tokenizer import NAMES
@@ -76,15 +76,17 @@ def byte_pairs(directory: pathlib.Path, settings: Json) -> str:
     )
 
 
-def sentence_pieces(file: pathlib.Path, arrange: Callable[[list[Piece]], list[Piece]] = lambda pieces: pieces) -> str:
+def sentence_pieces(
+    stored: bytes, file: object, arrange: Callable[[list[Piece]], list[Piece]] = lambda pieces: pieces
+) -> str:
     """A SentencePiece model, unigram or BPE (Kudo & Richardson 2018); `arrange` puts its pieces into the hub's order.
 
     Raises:
-      UserError: the file is no such model.
+      UserError: what is stored in `file` is no such model.
     """
     library, model = _library(), importlib.import_module('sentencepiece.sentencepiece_model_pb2').ModelProto()
     try:
-        model.ParseFromString(file.read_bytes())
+        model.ParseFromString(stored)
     except Exception as error:  # the package protobuf has several of its own
         raise UserError(f'{file} is not a SentencePiece model: {" ".join(str(error).split())[:120]}') from error
     if not model.pieces or model.trainer_spec.model_type not in (1, 2):
@@ -170,13 +172,13 @@ def in_order_of(ids: Mapping[str, int]) -> Callable[[list[Piece]], list[Piece]]:
 
 
 # ------------------------------------------------------------------------------------------------- of a directory
-def tokenizer_files(directory: pathlib.Path) -> tuple[bytes, bytes | None] | None:
+def tokenizer_files(directory: pathlib.Path, family: str) -> tuple[bytes, bytes | None]:
     """Returns (the tokenizer.json of what the decoder or the only stack reads, that of the encoder where it differs).
 
-    None: the directory has no vocabulary.
+    `family` is the hub's model_type: families put other ids, or other texts, into files of the same name.
 
     Raises:
-      UserError: a vocabulary is malformed.
+      UserError: there is no vocabulary that is read for the family, or it is malformed.
     """
 
     def there(*names: str) -> bool:
@@ -185,40 +187,59 @@ def tokenizer_files(directory: pathlib.Path) -> tuple[bytes, bytes | None] | Non
     settings = json_files.read(directory / 'tokenizer_config.json') if there('tokenizer_config.json') else {}
     if there('tokenizer.json'):
         return (directory / 'tokenizer.json').read_bytes(), None
-    if there('source.spm', 'target.spm', 'vocab.json'):
-        ids = _ids(directory / 'vocab.json')
-        source, target = (sentence_pieces(directory / f'{side}.spm', in_order_of(ids)) for side in ('source', 'target'))
-        return target.encode(), source.encode()
     try:
-        for names, read in _READERS.items():
-            if there(*names):
-                return read(directory, settings).encode(), None
+        for reader in _READERS:
+            if there(*reader.files) and family in reader.families:
+                target, *source = reader.read(directory, settings)
+                return target.encode(), source[0].encode() if source else None
     except UserError:
         raise
     except Exception as error:  # the library raises plain Exceptions
         raise UserError(f'{directory}: its vocabulary cannot be read: {" ".join(str(error).split())[:200]}') from error
-    return None
+    own = [' with '.join(reader.files) for reader in _READERS if family in reader.families]
+    raise UserError(f'{directory} has no vocabulary of {family}; valid: {", ".join(["tokenizer.json", *own])}')
 
 
-def _t5(directory: pathlib.Path, settings: Json) -> str:
+class _Reader(NamedTuple):
+    """How the vocabularies of some families are read."""
+
+    files: tuple[str, ...]
+    families: tuple[str, ...]
+    read: Callable[[pathlib.Path, Json], Sequence[str]]  # (directory, settings) -> tokenizer.json of target, source
+
+
+def _t5(directory: pathlib.Path, settings: Json) -> tuple[str]:
     extra = settings.get('extra_ids', 100)
     if type(extra) is not int or not 0 <= extra <= 10_000:
         raise UserError(f'{directory / "tokenizer_config.json"}: extra_ids={extra!r} is not from 0 to 10,000')
-    is_t5 = str(settings.get('tokenizer_class', 'T5Tokenizer')).startswith('T5')
-    return sentence_pieces(directory / 'spiece.model', with_sentinels(extra if is_t5 else 0))
+    return (_model(directory / 'spiece.model', with_sentinels(extra)),)
 
 
-_READERS: dict[tuple[str, ...], Callable[[pathlib.Path, Json], str]] = {
-    ('vocab.txt',): word_pieces,
-    ('vocab.json', 'merges.txt'): byte_pairs,
-    ('spiece.model',): _t5,
-    ('sentencepiece.bpe.model',): lambda place, settings: sentence_pieces(
-        place / 'sentencepiece.bpe.model', as_xlm_roberta
+def _marian(directory: pathlib.Path, settings: Json) -> tuple[str, str]:
+    order = in_order_of(_ids(directory / 'vocab.json'))
+    return _model(directory / 'target.spm', order), _model(directory / 'source.spm', order)
+
+
+def _model(file: pathlib.Path, *arrange: Callable[[list[Piece]], list[Piece]]) -> str:
+    return sentence_pieces(file.read_bytes(), file, *arrange)
+
+
+_READERS = (
+    _Reader(('vocab.txt',), ('bert', 'distilbert', 'electra'), lambda *given: (word_pieces(*given),)),
+    _Reader(('vocab.json', 'merges.txt'), ('gpt2', 'roberta', 'bart'), lambda *given: (byte_pairs(*given),)),
+    _Reader(('spiece.model',), ('t5',), _t5),
+    _Reader(('spiece.model',), ('mt5',), lambda place, settings: (_model(place / 'spiece.model'),)),
+    _Reader(
+        ('sentencepiece.bpe.model',),
+        ('xlm-roberta',),
+        lambda place, settings: (_model(place / 'sentencepiece.bpe.model', as_xlm_roberta),),
     ),
-    ('tokenizer.model',): lambda place, settings: sentence_pieces(place / 'tokenizer.model'),
-}
-VALID = 'tokenizer.json, source.spm with target.spm and vocab.json, ' + ', '.join(
-    ' with '.join(names) for names in _READERS
+    _Reader(
+        ('tokenizer.model',),
+        ('llama', 'mistral', 'mixtral', 'gemma', 'gemma2'),
+        lambda place, settings: (_model(place / 'tokenizer.model'),),
+    ),
+    _Reader(('source.spm', 'target.spm', 'vocab.json'), ('marian',), _marian),
 )
 
 

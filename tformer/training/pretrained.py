@@ -3,6 +3,7 @@
 Unintended ones are refused. Those of the hub go tensor by tensor to where the mesh holds them.
 """
 
+import math
 import pathlib
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -92,9 +93,7 @@ def place(parameter: Stacked, sharding: jax.sharding.Sharding, dtype: Any) -> ja
         device: tuple(each.indices(size)[:2] for each, size in zip(index or (), parameter.shape, strict=True))
         for device, index in places.items()
     }
-    shares = {
-        share: np.empty([stop - start for start, stop in share], jax.numpy.dtype(dtype)) for share in bounds.values()
-    }
+    shares = {share: _aligned([stop - start for start, stop in share], dtype) for share in bounds.values()}
     axes = len(parameter.grid)
     for number, at in enumerate(np.ndindex(*parameter.grid)):
         array = parameter.read(number)
@@ -102,8 +101,23 @@ def place(parameter: Stacked, sharding: jax.sharding.Sharding, dtype: Any) -> ja
             if all(start <= i < stop for i, (start, stop) in zip(at, share, strict=False)):
                 slot = tuple(i - start for i, (start, _) in zip(at, share, strict=False))
                 buffer[slot] = array[tuple(slice(*each) for each in share[axes:])]
-    held = [jax.device_put(shares[share], device) for device, share in bounds.items()]
+    held = []
+    for share, buffer in shares.items():
+        on = [device for device, each in bounds.items() if each == share]
+        held += [jax.block_until_ready(jax.device_put(buffer, device, may_alias=True)) for device in on]
     return jax.make_array_from_single_device_arrays(parameter.shape, sharding, held)
+
+
+def _aligned(shape: Sequence[int], dtype: Any) -> np.ndarray:
+    """Returns an array at an address that a CPU device takes over without a copy."""
+    kind = jax.numpy.dtype(dtype)
+    size = math.prod(shape) * kind.itemsize
+    raw = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % _ALIGNMENT
+    return raw[start : start + size].view(kind).reshape(shape)
+
+
+_ALIGNMENT = 64  # bytes
 
 
 def _refuse(

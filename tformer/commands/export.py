@@ -1,0 +1,155 @@
+"""Writes a trained model as a hub directory: safetensors, config.json, tokenizer, model card.
+
+    tformer export --workdir=DIR PATH [--family=NAME] [--merge] [--checkpoint=latest]
+
+The hub's library loads PATH with from_pretrained. Low-rank adapters are written as PEFT keeps them, or with --merge
+added to their kernels.
+"""
+
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+import jax
+import numpy as np
+
+from tformer import commands
+from tformer.commands.import_ import HUB, new_directory
+from tformer.commands.run import Run, opened
+from tformer.config import Model, json_files
+from tformer.config.tasks import HEADS, TASKS
+from tformer.errors import UserError, choose
+from tformer.hf import adapters, card, convert, safetensors
+from tformer.hf.directory import is_hub
+from tformer.layers.linear import merge_lora
+from tformer.training import checkpoint
+
+SHARED_FLAGS = ('workdir', 'checkpoint')
+FLAGS: dict[str, commands.Flag] = {
+    'family': ('string', None, "the hub's model_type, such as llama; default: the first that expresses the model"),
+    'merge': ('bool', False, 'add low-rank adapters to their kernels'),
+    'shard_bytes': ('int', 5_000_000_000, 'the largest size of a file of tensors'),
+}
+ARGUMENTS = 'PATH'
+
+
+def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) -> None:
+    if len(arguments) != 1:
+        raise UserError(f'export takes one PATH, not {len(arguments)}')
+    loaded = Run.load(commands.needed(flags, 'workdir'), overrides, flags.checkpoint, headless=True)
+    print(export(loaded, arguments[0], flags.family, merge=flags.merge, shard_bytes=flags.shard_bytes))
+
+
+def export(
+    run: Run | str | pathlib.Path,
+    path: str | pathlib.Path,
+    family: str | None = None,
+    *,
+    merge: bool = False,
+    shard_bytes: int = 5_000_000_000,
+) -> str:
+    """Writes a run as a hub directory, whole or not at all, and returns a text that says what it holds.
+
+        >>> print(tformer.export('runs/bert', 'uploads/bert'))
+
+    `family` is the hub's model_type; None: that of the imported model, or the first that expresses the model. `merge`
+    adds low-rank adapters to their kernels; without it only they and the heads are written, as PEFT keeps them. Files
+    of tensors have at most `shard_bytes`, or one tensor.
+
+    Raises:
+      UserError: no family expresses the model, by its first field in which they differ; or the directory is in use.
+    """
+    if shard_bytes < 1:
+        raise UserError(f'--shard_bytes={shard_bytes} must be positive')
+    run, place = opened(run, headless=True), pathlib.Path(path)
+    model, params = run.config.model, run.params
+    if model.lora_rank is not None and merge:
+        model, params = dataclasses.replace(model, lora_rank=None), merge_lora(params, model.lora_alpha)
+    elif merge:
+        raise UserError('--merge: the model has no adapters')
+    family = family or _family(run, dataclasses.replace(model, lora_rank=None))
+    table = choose(convert.FAMILIES, family, '--family').model
+    if not HEADS[TASKS[run.config.train.objective].head].per_row:  # then the config has nothing about the pooler
+        model = dataclasses.replace(model, **{name: table[name] for name in ('pooling', 'pooler') if name in table})
+    plain = dataclasses.replace(model, lora_rank=None)
+    fields = convert.config_of(family, plain)
+    host = jax.tree.map(np.asarray, params)
+    with new_directory(place) as partial:
+        if model.lora_rank is None:
+            said = _write_model(partial, family, run, (fields, model, host), shard_bytes)
+        else:
+            base = _origin(run)
+            settings = adapters.write(partial, family, dict(convert.flat(host)), model, base)
+            _write(partial / adapters.CONFIG, settings)
+            said = f'adapters of rank {model.lora_rank} for {base}'
+        _write_beside(partial, place.name, family, run)
+    return f'{place}: {family}, {said}'
+
+
+def _write_model(
+    place: pathlib.Path, family: str, run: Run, made: tuple[dict[str, Any], Model, Any], shard_bytes: int
+) -> str:
+    """Writes config.json and the tensors; returns what they are."""
+    fields, model, params = made
+    tensors = convert.export_params(family, params, model)
+    for name in convert.FAMILIES[family].zeros:
+        tensors[name] = np.zeros((1, model.vocab_size or 0), np.float32)
+    shapes = {name: (array.dtype, array.shape) for name, array in tensors.items()}
+    files = safetensors.write_directory(place, shapes, tensors.__getitem__, shard_bytes)
+    _write(place / 'config.json', {**card.hub_config(family, run.config, run.tokenizers, params), **fields})
+    return f'{sum(array.size for array in tensors.values()):,} numbers in {len(files)} file(s)'
+
+
+def _write_beside(place: pathlib.Path, title: str, family: str, run: Run) -> None:
+    """Writes the tokenizer, generation_config.json and the model card."""
+    tokenizer = card.tokenizer_files(run.config, run.tokenizers)
+    if tokenizer is None:
+        kind = run.config.data.tokenizer
+        print(
+            f'the tokenizer ({kind}) has no counterpart in the hub and is left out; valid: huggingface, sentencepiece'
+        )
+    for name, stored in (tokenizer or {}).items():
+        (place / name).write_bytes(stored)
+    if generation := card.generation_config(run.config, run.tokenizers):
+        _write(place / 'generation_config.json', generation)
+    newest = checkpoint.newest_metadata(run.workdir)
+    text = card.card(title, family, run.config, run.results, newest[1] if newest else {})
+    (place / 'README.md').write_text(text, encoding='utf-8')
+
+
+def _write(file: pathlib.Path, tree: Any) -> None:
+    file.write_text(json.dumps(tree, indent=2, ensure_ascii=False) + '\n', encoding='utf-8')
+
+
+def _begun_from(run: Run) -> dict[str, Any]:
+    """Returns the family and the path of the hub's model that a run began from; {} where it began from none."""
+    lender = run.config.train.init_from
+    for home in (run.workdir, *([pathlib.Path(lender)] if lender else [])):
+        if (home / HUB).is_file():
+            return json_files.read(home / HUB)
+        if is_hub(home):
+            return {'path': str(home.absolute()), **json_files.read(home / 'config.json')}
+    return {}
+
+
+def _origin(run: Run) -> str | None:
+    """Returns where the model is that a run's adapters are for: on the hub, else the workdir that it began from."""
+    return _begun_from(run).get('path') or run.config.train.init_from
+
+
+def _family(run: Run, model: Model) -> str:
+    """Returns the family that a run's model came from, or the first of the hub's that expresses it."""
+    if (known := _begun_from(run).get('model_type')) in convert.FAMILIES:
+        return str(known)
+    reasons = []
+    for name, family in convert.FAMILIES.items():
+        if family.model['family'] != model.family:
+            continue
+        try:
+            convert.config_of(name, model)
+        except UserError as error:
+            reasons.append(str(error))
+        else:
+            return name
+    raise UserError(f'no family of the hub expresses the model: {"; ".join(reasons)[:1000]}')

@@ -1,0 +1,154 @@
+"""What stands beside the weights of an exported model: its card, its tokenizer files, generation_config.json."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from tformer import config as config_lib
+from tformer.config import Config
+from tformer.config.tasks import TASKS
+from tformer.data.tokenizers.hub_tokenizer import HubTokenizer
+from tformer.data.tokenizers.subwords import SentencePiece
+from tformer.data.tokenizers.tokenizers import Tokenizers
+from tformer.data.tokenizers.vocabulary import Tokenizer
+from tformer.errors import UserError
+from tformer.hf import vocabularies
+
+# model_type -> how the names of the hub's classes begin, and end for a language model where that differs by family
+CLASSES = {
+    'albert': 'Albert', 'bart': 'Bart', 'bert': 'Bert', 'camembert': 'Camembert', 'distilbert': 'DistilBert',
+    'electra': 'Electra', 'gemma': 'Gemma', 'gemma2': 'Gemma2', 'gemma3_text': 'Gemma3', 'gpt2': 'GPT2',
+    'gpt_neox': 'GPTNeoX', 'gpt_oss': 'GptOss', 'llama': 'Llama', 'm2m_100': 'M2M100', 'marian': 'Marian',
+    'mbart': 'MBart', 'mistral': 'Mistral', 'mixtral': 'Mixtral', 'modernbert': 'ModernBert', 'mt5': 'MT5',
+    'olmo2': 'Olmo2', 'phi3': 'Phi3', 'qwen2': 'Qwen2', 'qwen3': 'Qwen3', 'roberta': 'Roberta', 't5': 'T5',
+    'xlm-roberta': 'XLMRoberta',
+}  # fmt: skip
+LANGUAGE_MODELS = {'encoder': 'ForMaskedLM', 'decoder': 'ForCausalLM', 'encoder_decoder': 'ForConditionalGeneration'}
+OTHER_NAMES = {'gpt2': 'LMHeadModel', 'marian': 'MTModel'}
+HEADS = {  # by the first name of a head's parameters
+    'class_head': 'ForSequenceClassification',
+    'number_head': 'ForSequenceClassification',
+    'tag_head': 'ForTokenClassification',
+    'span_head': 'ForQuestionAnswering',
+    'sentence_head': 'ForPreTraining',
+    'detection_head': 'ForPreTraining',
+}
+TOKENS = {'pad': 'pad', 'bos': 'bos', 'eos': 'eos', 'unk': 'unk', 'mask': 'mask_or_none', 'cls': 'cls', 'sep': 'sep'}
+
+
+def hub_config(family: str, config: Config, tokenizers: Tokenizers, params: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields of config.json beside those of the model: class, labels, special tokens, dtype."""
+    model = config.model
+    heads = [end for name, end in HEADS.items() if name in params]
+    vocabulary = 'head' in params or model.family != 'encoder'
+    end = heads[0] if heads else OTHER_NAMES.get(family, LANGUAGE_MODELS[model.family]) if vocabulary else 'Model'
+    found: dict[str, Any] = {'dtype': model.param_dtype, 'torch_dtype': model.param_dtype, **tokens(config, tokenizers)}
+    if family in CLASSES:
+        found['architectures'] = [CLASSES[family] + end]
+    if 'number_head' in params:
+        found |= {'num_labels': 1, 'problem_type': 'regression'}
+    elif tokenizers.labels and not {'class_head', 'tag_head'}.isdisjoint(params):
+        found['id2label'] = {str(index): label for index, label in enumerate(tokenizers.labels)}
+        found['label2id'] = {label: index for index, label in enumerate(tokenizers.labels)}
+    return found
+
+
+def tokens(config: Config, tokenizers: Tokenizers) -> dict[str, Any]:
+    """Returns the ids of the special tokens that start, pad and end a text, as config.json has them.
+
+    Raises:
+      UserError: data.start has more tokens than the hub can put in front of a decoder's text.
+    """
+    specials, start = tokenizers.target.specials, config.data.start
+    found: dict[str, Any] = {name: getattr(specials, name.partition('_')[0]) for name in ID_FIELDS}
+    if config.model.family != 'encoder_decoder':
+        return found
+    if not 1 <= len(start) <= 2:
+        raise UserError(f'data.start={start} has no counterpart in the hub; valid: one token or two')
+    first, forced = (*specials.of(start), None)[:2]
+    return {
+        **found,
+        'decoder_start_token_id': first,
+        'forced_bos_token_id': forced,
+        'forced_eos_token_id': specials.eos if config.decode.forced_end else None,
+    }
+
+
+ID_FIELDS = ('pad_token_id', 'bos_token_id', 'eos_token_id')
+
+
+def generation_config(config: Config, tokenizers: Tokenizers) -> dict[str, Any] | None:
+    """Returns the fields of generation_config.json; None for a model that does not write."""
+    decode = config.decode
+    if not TASKS[config.train.objective].writes or config.model.family == 'encoder':
+        return None
+    fields = {**tokens(config, tokenizers), 'max_new_tokens': decode.max_len, 'do_sample': decode.strategy == 'sample'}
+    if decode.strategy == 'sample':
+        fields |= {'temperature': decode.temperature, 'top_k': decode.top_k or 0, 'top_p': decode.top_p or 1.0}
+    if decode.strategy == 'beam':
+        fields['num_beams'] = decode.beam_size  # its length penalty is another formula than the hub's
+    return fields
+
+
+def tokenizer_files(config: Config, tokenizers: Tokenizers) -> dict[str, bytes] | None:
+    """Returns tokenizer.json and tokenizer_config.json; None for a tokenizer that the hub has no form for."""
+    read = tokenizers.source or tokenizers.target
+    if isinstance(read, HubTokenizer):
+        stored = read.dump()
+    elif isinstance(read, SentencePiece) and read.normalization is None:
+        stored = _framed(vocabularies.sentence_pieces(read.dump(), 'the tokenizer'), config, read).encode()
+    else:
+        return None
+    ids = {f'{name}_token': getattr(read.specials, field) for name, field in TOKENS.items()}
+    names = {name: read.piece(index) for name, index in ids.items() if index is not None}
+    settings = {'tokenizer_class': 'PreTrainedTokenizerFast', 'model_max_length': config.model.max_len, **names}
+    settings['clean_up_tokenization_spaces'] = False
+    return {'tokenizer.json': stored, 'tokenizer_config.json': _json(settings)}
+
+
+def _framed(stored: str, config: Config, tokenizer: Tokenizer) -> str:
+    """Returns a tokenizer.json that puts the run's special tokens around a text."""
+    import tokenizers as library
+
+    specials, data = tokenizer.specials, config.data
+    before, after = {
+        'encoder': ([specials.cls], [specials.sep]),
+        'decoder': (specials.of(data.start), []),
+        'encoder_decoder': (specials.of(data.source_start), [specials.eos]),
+    }[config.model.family]
+    made = library.Tokenizer.from_str(stored)
+    template = [*map(tokenizer.piece, before), '$A', *map(tokenizer.piece, after)]
+    known = [(tokenizer.piece(index), index) for index in {*before, *after}]
+    made.post_processor = library.processors.TemplateProcessing(' '.join(template), special_tokens=known)
+    return str(made.to_str())
+
+
+def _json(tree: Any) -> bytes:
+    return (json.dumps(tree, indent=2, ensure_ascii=False) + '\n').encode()
+
+
+def card(
+    title: str, family: str, config: Config, results: Mapping[str, Mapping[str, float]], record: Mapping[str, Any]
+) -> str:
+    """Returns README.md: what the model is, its scores, what it was trained on, and the whole config.
+
+    Args:
+      title: the model's name.
+      family: a hub's model_type.
+      config: of the run.
+      results: the content of result.json.
+      record: the metadata of the checkpoint.
+    """
+    lines = ['---', 'library_name: transformers', f'tags: [{family}, jax, tformer]', '---', '', f'# {title}', '']
+    lines += [f'A model of the family `{family}`, trained with tformer: `train.objective={config.train.objective}`.']
+    for split, scores in results.items():
+        if split != 'wall_time':
+            lines += ['', f'## Scores on {split}', '', '| metric | value |', '| --- | --- |']
+            lines += [f'| {name} | {value:.6g} |' for name, value in scores.items()]
+    facts = {**record.get('data', {}), **{f'version of {name}': x for name, x in record.get('versions', {}).items()}}
+    lines += ['', '## Data and versions', '', '| fact | value |', '| --- | --- |']
+    lines += [f'| {name} | `{value}` |' for name, value in facts.items()]
+    changed = config_lib.difference(Config(), config)
+    lines += ['', '## Config', '', 'Fields that are not at their defaults:', '', '```']
+    lines += [f'{name}={value!r}' for name, (_, value) in changed.items()]
+    return '\n'.join([*lines, '```', ''])
