@@ -228,7 +228,7 @@ def test_a_pickle_is_read_weights_only_where_torch_is_installed(tmp_path: pathli
         assert '\n' not in str(error.value)
 
 
-def test_the_command_is_a_process_that_ends_in_a_line(tmp_path: pathlib.Path) -> None:
+def test_the_commands_are_processes_that_end_in_a_line(tmp_path: pathlib.Path) -> None:
     hub_directories.write(tmp_path / 'hub', 'gpt2')
 
     def tformer(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -241,3 +241,7 @@ def test_the_command_is_a_process_that_ends_in_a_line(tmp_path: pathlib.Path) ->
     assert Run.load(tmp_path / 'run').config.decode.max_len == 3
     again = tformer('import', tmp_path / 'hub', f'--workdir={tmp_path}/run')
     assert (again.returncode, again.stdout, again.stderr.count('\n')) == (2, '', 1)
+    ran = tformer('export', tmp_path / 'out', f'--workdir={tmp_path}/run', '--shard_bytes=9000')
+    assert (ran.returncode, ran.stderr) == (0, ''), ran.stderr
+    assert re.fullmatch(rf'{tmp_path}/out: gpt2, [\d,]+ numbers in \d+ file\(s\)\n', ran.stdout)
+    assert directory.open_hub(str(tmp_path / 'out')).family == 'gpt2'
