@@ -56,6 +56,17 @@ def test_a_sentencepiece_model_gives_sentencepieces_ids(
             assert ours.decode(ids) == theirs.decode(ids)
 
 
+def test_the_pieces_that_were_merged_first_are_merged_first(tmp_path: pathlib.Path) -> None:
+    """In these words every pair of letters is a piece, so that the order of the merges decides."""
+    model, words = io.BytesIO(), ['abababab abcbcab bcabc cabca', 'bacab acbac bcbcbc', 'abc cab bac acb'] * 30
+    fields = {'vocab_size': 60, 'model_type': 'bpe', 'hard_vocab_limit': False, 'minloglevel': 2}
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(words), model_writer=model, **fields)
+    (tmp_path / 'tokenizer.model').write_bytes(model.getvalue())
+    theirs, ours = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue()), tokenizer(tmp_path, 'llama')
+    for text in ('abcabcab', 'bcabcacbab', 'cabcabbacab acbabc'):
+        assert ours.encode(text) == theirs.encode(text), text
+
+
 def test_spaces_that_a_model_keeps_are_kept(tmp_path: pathlib.Path) -> None:
     fields = {'add_dummy_prefix': False, 'remove_extra_whitespaces': False, 'normalization_rule_name': 'identity'}
     theirs = trained(tmp_path, 'tokenizer.model', byte_fallback=True, user_defined_symbols=['\n'], **fields)
