@@ -25,7 +25,8 @@ class Reference(NamedTuple):
       config: config.json.
       tensors: as saved, by name.
       batch: of our contract; positions are -1 at padding.
-      outputs: 'logits' [B, T, V]; 'pooled' [B, D] where there is a pooler; of ELECTRA's detector 'detection' [B, T].
+      outputs: 'logits' [B, T, V]; 'pooled' [B, D] where there is a pooler; of ELECTRA's detector 'detection' [B, T];
+        of a head of `HEADS` its name alone.
     """
 
     config: dict[str, Any]
@@ -270,6 +271,22 @@ def mixtral(width: int) -> Any:
     return MixtralForCausalLM(MixtralConfig(**grouped(width), num_local_experts=4))
 
 
+def with_head(name: str, architecture: str) -> Callable[[int], Any]:
+    """Returns what makes a case's model with the head of a task, of three classes where it has classes."""
+
+    def make_model(width: int) -> Any:
+        import transformers
+
+        config = CASES[name](width).config
+        if not architecture.endswith('ForQuestionAnswering'):
+            config.num_labels = 3
+        if config.pad_token_id is None:
+            config.pad_token_id = 0
+        return getattr(transformers, architecture)(config)
+
+    return make_model
+
+
 CASES: dict[str, Callable[[int], Any]] = {
     'bert': bert,
     'roberta': roberta,
@@ -303,6 +320,26 @@ CASES: dict[str, Callable[[int], Any]] = {
 }
 
 
+HEADS = {'SequenceClassification': 'class', 'TokenClassification': 'tags', 'QuestionAnswering': 'spans'}
+HEADED = (
+    *(('bert', 'Bert'), ('roberta', 'Roberta'), ('distilbert', 'DistilBert'), ('electra', 'Electra')),
+    *(('albert', 'Albert'), ('gpt2', 'GPT2'), ('gpt_neox', 'GPTNeoX'), ('llama', 'Llama'), ('mistral', 'Mistral')),
+    *(('qwen3', 'Qwen3'), ('gemma2', 'Gemma2'), ('phi3', 'Phi3'), ('olmo2', 'Olmo2'), ('gpt_oss', 'GptOss')),
+    *(('bart', 'Bart'), ('mbart', 'MBart')),
+)
+LACKING = (  # by the hub's library
+    *('Gemma2ForQuestionAnswering', 'Phi3ForQuestionAnswering', 'BartForTokenClassification'),
+    *('MBartForTokenClassification', 'Olmo2ForTokenClassification', 'Olmo2ForQuestionAnswering'),
+    'GptOssForQuestionAnswering',
+)
+# Stored are one head with a pooler, one of tokens, one without a bias, and one of two stacks.
+STORED_HEADS = ('distilbert_class', 'roberta_tags', 'gpt2_class', 'bart_spans')
+for case_, prefix in HEADED:
+    for end, head in HEADS.items():
+        if f'{prefix}For{end}' not in LACKING:
+            CASES[f'{case_}_{head}'] = with_head(case_, f'{prefix}For{end}')
+
+
 def padded(
     rng: np.random.Generator, lengths: tuple[int, ...], padding: int, front: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -332,11 +369,16 @@ def make(name: str, width: int, seed: int = 0) -> Reference:
     with torch.no_grad():
         given = {key: torch.from_numpy(value) for key, value in asked.items()}
         answer = model(**given)
-        if name == 'electra_detector':
+        head = next((key for end, key in HEADS.items() if type(model).__name__.endswith(end)), None)
+        if head == 'spans':
+            outputs = {'spans': torch.stack([answer.start_logits, answer.end_logits], -1)}
+        elif head is not None:
+            outputs = {head: answer.logits}
+        elif name == 'electra_detector':
             outputs = {'detection': answer.logits}
         else:
             outputs = {'logits': answer.prediction_logits if name in ('bert', 'albert') else answer.logits}
-        if name in ('bert', 'albert'):
+        if name in ('bert', 'albert'):  # with all that they were trained with
             outputs['pooled'] = model.base_model(**given).pooler_output
     with tempfile.TemporaryDirectory() as place:
         model.save_pretrained(place)
@@ -358,6 +400,9 @@ def inputs_of(model: Any, rng: np.random.Generator) -> tuple[dict[str, np.ndarra
         asked['token_type_ids'] = batch['token_types'] = rng.integers(0, 2, tokens.shape)
     if config.is_encoder_decoder:
         sources, source_positions = padded(rng, (9, 13, 3), padding)
+        if type(model).__name__.endswith('SequenceClassification'):  # it reads where the source ends
+            sources, source_positions = np.where(tokens == config.eos_token_id, 3, tokens), positions
+            sources[np.arange(3), (positions >= 0).sum(1) - 1] = config.eos_token_id
         batch |= {'encoder_inputs': sources, 'encoder_positions': source_positions}
         asked = {'input_ids': sources, 'attention_mask': (source_positions >= 0).astype(np.int64)}
         asked |= {'decoder_input_ids': tokens}
@@ -383,5 +428,6 @@ def load(name: str) -> Reference:
 
 if __name__ == '__main__':
     FOLDER.mkdir(exist_ok=True)
-    for case in sys.argv[1:] or CASES:
+    stored = [name for name in CASES if name in STORED_HEADS or not name.endswith(tuple(HEADS.values()))]
+    for case in sys.argv[1:] or stored:
         save(case, make(case, width=16))

@@ -42,3 +42,13 @@ def test_a_pooled_vector_is_the_tanh_of_a_dense_layer():
     cfg = resolve_model(Model(emb_dim=2, num_heads=1, pooling='cls', pooler=True))
     found = Pooler(cfg).apply(params, X, jnp.ones((1, 3), bool))
     np.testing.assert_allclose(found, np.tanh([[1 + 0.1, 2 - 4.5 - 0.2]]), rtol=1e-5)
+
+
+def test_the_pooler_has_the_activation_that_its_field_names():
+    """DistilBERT has relu in place of the tanh, ELECTRA gelu: of 2 and -1 tanh makes 0.9640 and -0.7616, relu 2 and 0,
+    gelu 1.9545 and -0.1587."""
+    x, real = jnp.asarray([[[2.0, -1.0]]]), jnp.ones((1, 1), bool)
+    params = {'dense': {'kernel': jnp.eye(2), 'bias': jnp.zeros(2)}}
+    for name, expected in (('tanh', [0.9640, -0.7616]), ('relu', [2, 0]), ('gelu', [1.9545, -0.1587])):
+        cfg = resolve_model(Model(emb_dim=2, num_heads=1, pooling='cls', pooler=True, pooler_activation=name))
+        np.testing.assert_allclose(Pooler(cfg).apply({'params': params}, x, real)[0], expected, atol=1e-4)

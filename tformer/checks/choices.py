@@ -68,6 +68,7 @@ TABLES: dict[str, Iterable[Any]] = {
     'model.expert_dispatch': moe.DISPATCHES,
     'model.output_scale': heads.OUTPUT_SCALES,
     'model.pooling': heads.POOLINGS,
+    'model.pooler_activation': heads.POOLER_ACTIVATIONS,
     'model.lora_targets': linear.LORA_TARGETS,
     'model.initializer': _or_none(initializers.INITIALIZERS),
     'model.parametrization': parametrization.PARAMETRIZATIONS,

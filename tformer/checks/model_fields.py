@@ -114,7 +114,17 @@ RECURRENT = (
     *('family', 'recurrence', 'bidirectional', 'recurrent_attention', 'vocab_size', 'encoder_vocab_size', 'emb_dim'),
     *('num_encoder_layers', 'num_decoder_layers', 'max_len', 'tied_embeddings', 'embedding_scale'),
     *('embedding_factor_dim', 'num_token_types', 'output_bias', 'output_scale', 'output_softcap', 'num_classes'),
-    *('pooling', 'pooler', 'dropout_rate', 'head_dropout_rate', 'initializer', 'init_scale', 'scan_layers'),
+    *(
+        'pooling',
+        'pooler',
+        'pooler_activation',
+        'class_bias',
+        'dropout_rate',
+        'head_dropout_rate',
+        'initializer',
+        'init_scale',
+        'scan_layers',
+    ),
     *('dtype', 'param_dtype'),
 )
 

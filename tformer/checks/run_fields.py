@@ -100,6 +100,8 @@ def _single_rules() -> dict[str, Rule]:
         'model.num_classes': from_data,
         'model.pooling': pooled,
         'model.pooler': pooled,
+        'model.pooler_activation': _both((lambda c: c.model.pooler, 'model.pooler is True'), pooled),
+        'model.class_bias': _objectives(lambda task: task.head in ('class', 'number')),
         'model.head_dropout_rate': _objectives(lambda task: not HEADS[task.head].vocabulary),
         'model.generator_fraction': _objectives(lambda task: 'generator' in HEADS[task.head].per_token),
         'data.source_template': pairs,

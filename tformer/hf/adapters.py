@@ -13,7 +13,7 @@ from tformer import config as config_lib
 from tformer.config import Model, json_files
 from tformer.config.tasks import head_parameters
 from tformer.errors import UserError, choose
-from tformer.hf import safetensors
+from tformer.hf import heads, safetensors
 from tformer.hf.convert import FAMILIES, Stacked, exported, stacked
 from tformer.hf.rules import Rule
 
@@ -30,6 +30,8 @@ TARGETS = {
     'mlp/out': 'mlp_out',
 }
 # What changes the numbers of an adapter and has no counterpart here, with the value that leaves them as they are.
+# Heads by their names in adapter_config.json.
+TASK_TYPES = {'SEQ_CLS': 'class', 'TOKEN_CLS': 'tags', 'QUESTION_ANS': 'spans'}
 FIXED: dict[str, Any] = {
     'use_rslora': False, 'use_dora': False, 'use_qalora': False, 'bias': 'none', 'rank_pattern': {},
     'alpha_pattern': {}, 'lora_bias': False, 'layers_to_transform': None, 'layer_replication': None,
@@ -100,13 +102,14 @@ def write(
     """
     rules = list(adapter_rules(family, model))
     tensors, taken = exported(family, rules, params, model)
-    saved = [
-        rule for rule in FAMILIES[family].rules if rule.ours in params and rule.ours.split('/')[0] in head_parameters()
-    ]
-    heads, _ = exported(family, saved, params, model)
+    table = FAMILIES[family]
+    chosen = heads.exported(table, model, params)
+    among = [rule for rule in table.rules if rule.ours in params and rule.head in chosen]
+    saved = [rule for rule in among if rule.ours.split('/')[0] in head_parameters()]
+    others, _ = exported(family, saved, params, model)
     if lost := [path for path in params if '/lora_' in path and path not in taken]:
         raise UserError(f'{family}: the adapter {lost[0]} has no counterpart; --merge adds it to its kernel')
-    tensors = {PREFIX + name: np.ascontiguousarray(array) for name, array in {**tensors, **heads}.items()}
+    tensors = {PREFIX + name: np.ascontiguousarray(array) for name, array in {**tensors, **others}.items()}
     shapes = {name: (array.dtype, array.shape) for name, array in tensors.items()}
     safetensors.write(directory / WEIGHTS, shapes, tensors.__getitem__)
     modules = {rule.hub.removesuffix('.lora_A.weight').rpartition('.')[2] for rule in rules if '.lora_A.' in rule.hub}
@@ -121,7 +124,7 @@ def write(
         'bias': 'none',
         'fan_in_fan_out': family == 'gpt2',
         'inference_mode': True,
-        'task_type': None,
+        'task_type': next((kind for kind, head in TASK_TYPES.items() if head in chosen), None),
     }
 
 
@@ -157,8 +160,9 @@ def with_adapters(directory: pathlib.Path, family: str, model: Model) -> tuple[M
         config_lib.Config(model=model),
         {'model.lora_rank': fields['r'], 'model.lora_alpha': alpha, 'model.lora_targets': tuple(targets)},
     ).model
-    heads = [rule for rule in FAMILIES[family].rules if rule.hub in names]
-    found, taken = stacked(family, [*adapter_rules(family, model), *heads], (tensors, names), model)
+    head = TASK_TYPES.get(str(fields.get('task_type')), 'class')
+    saved = [rule for rule in heads.imported(FAMILIES[family], model, names, head) if rule.hub in names]
+    found, taken = stacked(family, [*adapter_rules(family, model), *saved], (tensors, names), model)
     if others := [name for name in names if name not in taken]:
         raise UserError(f'{directory / WEIGHTS}: no rule reads the tensor {others[0]}')
     return model, found

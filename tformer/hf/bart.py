@@ -6,6 +6,7 @@ import numpy as np
 
 from tformer.errors import UserError
 from tformer.hf.fields import ACTIVATIONS, VOCABULARY, Field, HubConfig, field, fields
+from tformer.hf.heads import task_heads
 from tformer.hf.rules import ALL_BIASES, Family, Rule, linear, norm, tensor
 
 # ---------------------------------------------------------------------------------------------------- config.json
@@ -18,6 +19,8 @@ BART: dict[str, Any] = {
     'norm_epsilon': 1e-5,
     'attention_bias': ALL_BIASES,
     'initializer': 'truncated_normal',
+    'pooling': 'last',
+    'pooler': True,
 }
 # Marian is BART with sinusoids, an output bias, and no norm of the embeddings.
 MARIAN = BART | {'position': 'sinusoidal', 'position_offset': 0, 'embedding_norm': False, 'output_bias': True}
@@ -104,6 +107,7 @@ BART_RULES = (
     *bart_stack('encoder'),
     *bart_input_embedding('decoder'),
     *bart_stack('decoder'),
+    *task_heads('classification_head.out_proj', spans='qa_outputs', pooler='classification_head.dense'),
 )
 
 FAMILIES = {

@@ -4,7 +4,7 @@ import dataclasses
 import fnmatch
 import math
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from tformer import config
 from tformer.config import OUTSIDE_THE_FUNCTION, Model
 from tformer.errors import UserError, choose, nearest
-from tformer.hf import bart, decoders, encoders, gemma, llama, mixtures, t5
+from tformer.hf import bart, decoders, encoders, gemma, heads, llama, mixtures, t5
 from tformer.hf.fields import FIXED, OF_TRAINING, HubConfig, matches
 from tformer.hf.rules import Family, Rule, axis_sizes, rearrange, reverse, shape
 from tformer.layers.resolved import resolve_model
@@ -135,21 +135,24 @@ def config_of(family: str, model: Model) -> dict[str, Any]:
     return found
 
 
-def import_params(family: str, tensors: Mapping[str, np.ndarray], cfg: Model) -> Params:
+def import_params(family: str, tensors: Mapping[str, np.ndarray], cfg: Model, head: str | None = None) -> Params:
     """Returns the tree of our parameters, in the tensors' own dtypes.
 
     Args:
       family: a hub's model_type.
       tensors: by name, as in the checkpoint's safetensors files.
       cfg: the model they are for, as `model_of` makes it.
+      head: the head that the checkpoint has, a key of `outputs.HEADS`; None: the tensors tell.
 
     Raises:
       UserError: a tensor that is missing, is not mapped, or has the wrong shape, by its name.
     """
-    return nested({path: parameter.whole() for path, parameter in stacked_params(family, tensors, cfg).items()})
+    return nested({path: parameter.whole() for path, parameter in stacked_params(family, tensors, cfg, head).items()})
 
 
-def stacked_params(family: str, tensors: Mapping[str, np.ndarray], cfg: Model) -> dict[str, Stacked]:
+def stacked_params(
+    family: str, tensors: Mapping[str, np.ndarray], cfg: Model, head: str | None = None
+) -> dict[str, Stacked]:
     """Returns the parameters of `import_params` by path, unread; only tensors that none of them holds are compared.
 
     Raises:
@@ -157,7 +160,11 @@ def stacked_params(family: str, tensors: Mapping[str, np.ndarray], cfg: Model) -
     """
     table, cfg = choose(FAMILIES, family, 'family'), resolve_model(cfg)
     names = _renamed(table, tensors)
-    found, taken = stacked(family, _rules(table, cfg, names), (tensors, names), cfg)
+    rules = heads.imported(table, cfg, names, head)
+    if cfg.num_classes is None:
+        scores = {rule.ours: rule.hub for rule in rules if rule.ours in heads.CLASSES and rule.hub in names}
+        cfg = heads.with_classes(cfg, {path: len(tensors[names[name]]) for path, name in scores.items()})
+    found, taken = stacked(family, rules, (tensors, names), cfg)
     _account_for(family, table, tensors, names, taken)
     return found
 
@@ -179,7 +186,7 @@ def stacked(
                 raise UserError(f'{family}: the checkpoint has no tensor {name}{nearest(name, names, listed=0)}')
         taken.update(theirs)
         originals = tuple(names[name] for name in theirs)
-        for part, path in enumerate(_paths(rule)):
+        for part, path in enumerate(rule.paths):
             found[path] = Stacked(family, rule, part, grid, originals, tensors, cfg)
     return found, taken
 
@@ -194,15 +201,15 @@ def export_params(family: str, params: Params, cfg: Model) -> dict[str, np.ndarr
     config_of(family, cfg)
     table, cfg = choose(FAMILIES, family, 'family'), resolve_model(cfg)
     ours = dict(flat(params))
-    if params.keys() & {'pooler', 'sentence_head'} and (cfg.pooling != 'cls' or not cfg.pooler):
-        raise UserError(f'{family}: the pooler of the hub reads model.pooling=cls with model.pooler=True')
-    heads = {rule.head for rule in table.rules if all(path in ours for path in _paths(rule))}
-    rules = [rule for rule in table.rules if rule.when(cfg) and rule.head in {'', *heads}]
+    chosen = heads.exported(table, cfg, ours)
+    heads.check_pooling(family, table, cfg, params.keys())
+    cfg = heads.with_classes(cfg, {path: np.shape(array)[-1] for path, array in ours.items() if np.ndim(array)})
+    rules = [rule for rule in table.rules if rule.when(cfg) and rule.head in chosen]
     tensors, taken = exported(family, rules, ours, cfg)
     for path in ours:
         if path not in taken:
             raise UserError(f'{family}: no rule reads the parameter {path}')
-    return tensors
+    return {heads.exported_name(table, chosen, name): tensor for name, tensor in tensors.items()}
 
 
 def exported(
@@ -216,12 +223,12 @@ def exported(
     tensors: dict[str, np.ndarray] = {}
     taken: set[str] = set()
     for rule in rules:
-        for path in _paths(rule):
+        for path in rule.paths:
             if path not in ours:
                 raise UserError(f'{family}: there is no parameter {path}{nearest(path, ours, listed=0)}')
-        taken.update(_paths(rule))
+        taken.update(rule.paths)
         names, grid = _names(rule, cfg)
-        arrays = [np.asarray(ours[path]) for path in _paths(rule)]
+        arrays = [np.asarray(ours[path]) for path in rule.paths]
         if rule.shares:
             stacked = np.concatenate(arrays, len(grid) + _part_axis(rule))
         else:
@@ -234,21 +241,17 @@ def exported(
 
 def _renamed(table: Family, tensors: Mapping[str, np.ndarray]) -> dict[str, str]:
     """Returns the checkpoint's names of the tensors by the names that the table has."""
-    prefix = '' if any(name.startswith(table.prefix) for name in tensors) else table.prefix
+    known = (table.prefix, table.spans_prefix or table.prefix)
+    prefix = '' if any(name.startswith(known) for name in tensors) else table.prefix
     renamed = {}
     for original in tensors:
         name = original
+        if table.spans_prefix and name.startswith(table.spans_prefix):
+            name = table.prefix + name.removeprefix(table.spans_prefix)
         for old, new in table.renamed:
             name = name.replace(old, new)
         renamed[prefix + name] = original
     return renamed
-
-
-def _rules(table: Family, cfg: Model, tensors: Collection[str]) -> list[Rule]:
-    """Returns the rules of this model; of a head only where the checkpoint has any of it."""
-    rules = [rule for rule in table.rules if rule.when(cfg)]
-    heads = {'', *(rule.head for rule in rules if rule.hub in tensors)}
-    return [rule for rule in rules if rule.head in heads]
 
 
 def _names(rule: Rule, cfg: Model) -> tuple[list[str], tuple[int, ...]]:
@@ -278,10 +281,6 @@ def _ordered(table: Family, rule: Rule, array: np.ndarray, cfg: Model, back: boo
         return array
     order = table.order(cfg.emb_dim)
     return np.take(array, np.argsort(order) if back else order, stream[0])
-
-
-def _paths(rule: Rule) -> list[str]:
-    return [rule.ours.format(part=part) for part in rule.parts] or [rule.ours]
 
 
 def nested(flat: Mapping[str, Any]) -> Params:

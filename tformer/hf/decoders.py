@@ -4,6 +4,7 @@ from typing import Any
 
 from tformer.config import Model
 from tformer.hf.fields import ACTIVATIONS, Field, HubConfig, field, fields
+from tformer.hf.heads import task_heads
 from tformer.hf.rotary import rotary
 from tformer.hf.rules import ALL_BIASES, Family, Rule, linear, norm, tensor, untied
 
@@ -14,6 +15,8 @@ GPT2: dict[str, Any] = {
     'position': 'learned',
     'attention_bias': ALL_BIASES,
     'initializer': 'gpt2',
+    'pooling': 'last',
+    'class_bias': False,
 }
 
 
@@ -72,6 +75,7 @@ FAMILIES = {
             Rule(f'{BLOCK}.mlp.c_proj.weight', f'{OURS}/mlp/out/kernel', 'F D -> F D'),
             tensor(f'{BLOCK}.mlp.c_proj.bias', f'{OURS}/mlp/out/bias'),
             *norm('transformer.ln_f', 'decoder/stack/norm'),
+            *task_heads('score', 'classifier', 'qa_outputs', bias=False),
         ),
         prefix='transformer.',
         ignored=('transformer.h.*.attn.bias', 'transformer.h.*.attn.masked_bias'),  # causal masks
@@ -91,6 +95,8 @@ FAMILIES = {
             'embedding_scale': None,
             'position': 'rope',
             'initializer': 'truncated_normal',
+            'pooling': 'last',
+            'class_bias': False,
         },
         fields=(
             *fields(
@@ -132,7 +138,8 @@ FAMILIES = {
             *linear(f'{NEOX}.mlp.dense_h_to_4h', f'{OURS}/mlp/in_0'),
             *linear(f'{NEOX}.mlp.dense_4h_to_h', f'{OURS}/mlp/out'),
             *norm('gpt_neox.final_layer_norm', 'decoder/stack/norm'),
-            tensor('embed_out.weight', 'head/logits/kernel', when=untied),
+            tensor('embed_out.weight', 'head/logits/kernel', when=untied, head='tokens'),
+            *task_heads('score', 'classifier', 'qa_outputs', bias=False),
         ),
         prefix='gpt_neox.',
         ignored=(

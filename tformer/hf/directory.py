@@ -192,7 +192,8 @@ class HubDirectory:
 
     def parameters(self, model: config_lib.Model) -> dict[str, convert.Stacked]:
         """Returns the parameters by path, unread. Raises a `UserError` as `convert.stacked_params`."""
-        found = convert.stacked_params(self.family, self.tensors, dataclasses.replace(model, lora_rank=None))
+        plain, head = dataclasses.replace(model, lora_rank=None), TASKS[self.objective].head
+        found = convert.stacked_params(self.family, self.tensors, plain, head)
         if self.adapter is not None:
             found |= adapters.with_adapters(self.adapter, self.family, resolve_model(model))[1]
         return found

@@ -4,6 +4,7 @@ from typing import Any
 
 from tformer.config import Model
 from tformer.hf.fields import ACTIVATIONS, Field, HubConfig, field, fields
+from tformer.hf.heads import task_heads
 from tformer.hf.rules import ALL_BIASES, Family, Rule, linear, norm, tensor
 
 # ---------------------------------------------------------------------------------------------------- config.json
@@ -116,7 +117,11 @@ SHARED = 'albert.encoder.albert_layer_groups.0.albert_layers.0'
 ROBERTA = Family(  # Liu et al. 2019
     model=BERT,
     fields=(*FIELDS, Field(_read_positions, _write_positions)),  # positions count from the padding's id plus 1
-    rules=(*trunk('roberta'), *masked_lm('lm_head.dense', 'lm_head.layer_norm', 'lm_head.bias')),
+    rules=(
+        *trunk('roberta'),
+        *masked_lm('lm_head.dense', 'lm_head.layer_norm', 'lm_head.bias'),
+        *task_heads('classifier.out_proj', 'classifier', 'qa_outputs', pooler='classifier.dense'),
+    ),
     prefix='roberta.',
     ignored=('roberta.embeddings.position_ids',),
     copies={
@@ -137,6 +142,7 @@ FAMILIES = {
                 'cls.predictions.transform.dense', 'cls.predictions.transform.LayerNorm', 'cls.predictions.bias'
             ),
             *linear('cls.seq_relationship', 'sentence_head/classes', head='sentences'),
+            *task_heads('classifier', 'classifier', 'qa_outputs', pooler='bert.pooler.dense'),
         ),
         prefix='bert.',
         renamed=(('LayerNorm.gamma', 'LayerNorm.weight'), ('LayerNorm.beta', 'LayerNorm.bias')),
@@ -152,7 +158,7 @@ FAMILIES = {
     'xlm-roberta': ROBERTA,  # Conneau et al. 2020
     'camembert': ROBERTA,  # Martin et al. 2020
     'distilbert': Family(  # Sanh et al. 2019
-        model=BERT | {'norm_epsilon': 1e-12},
+        model=BERT | {'norm_epsilon': 1e-12, 'pooler_activation': 'relu'},
         fields=(
             *fields(
                 vocab_size='vocab_size',
@@ -177,6 +183,7 @@ FAMILIES = {
             *linear(f'{DISTIL}.ffn.lin2', f'{OURS}/mlp/out'),
             *norm(f'{DISTIL}.output_layer_norm', f'{OURS}/mlp_norm'),
             *masked_lm('vocab_transform', 'vocab_layer_norm', 'vocab_projector.bias'),
+            *task_heads('classifier', 'classifier', 'qa_outputs', pooler='pre_classifier'),
         ),
         prefix='distilbert.',
         ignored=('distilbert.embeddings.position_ids',),
@@ -186,7 +193,7 @@ FAMILIES = {
         neutral=('qa_dropout', 'seq_classif_dropout'),
     ),
     'electra': Family(  # Clark et al. 2020: a discriminator, or a generator alone
-        model=BERT,
+        model=BERT | {'pooler_activation': 'gelu'},
         fields=(*FIELDS, *fields(max_len='max_position_embeddings'), TABLE_WIDTH),
         rules=(
             *embeddings('electra'),
@@ -198,6 +205,7 @@ FAMILIES = {
             *masked_lm('generator_predictions.dense', 'generator_predictions.LayerNorm', 'generator_lm_head.bias'),
             *linear('discriminator_predictions.dense', 'detection_head/dense_0', head='detection'),
             *linear('discriminator_predictions.dense_prediction', 'detection_head/score/classes', head='detection'),
+            *task_heads('classifier.out_proj', 'classifier', 'qa_outputs', pooler='classifier.dense'),
         ),
         prefix='electra.',
         ignored=('electra.embeddings.position_ids',),
@@ -225,6 +233,7 @@ FAMILIES = {
             *linear('albert.pooler', 'pooler/dense', head='pooler'),
             *masked_lm('predictions.dense', 'predictions.LayerNorm', 'predictions.bias'),
             *linear('sop_classifier.classifier', 'sentence_head/classes', head='sentences'),
+            *task_heads('classifier', 'classifier', 'qa_outputs', pooler='albert.pooler'),
         ),
         prefix='albert.',
         ignored=('albert.embeddings.position_ids',),

@@ -6,6 +6,7 @@ from typing import Any
 from tformer.config import Model
 from tformer.errors import UserError, choose
 from tformer.hf.fields import GATED_ACTIVATIONS, Field, HubConfig, field, fields
+from tformer.hf.heads import task_heads
 from tformer.hf.rotary import ROTARY, rotary
 from tformer.hf.rules import ALL_BIASES, Family, Rule, linear, tensor, untied
 
@@ -18,6 +19,8 @@ LLAMA: dict[str, Any] = {
     'mlp_bias': False,
     'dropout_rate': 0.0,
     'initializer': 'truncated_normal',
+    'pooling': 'last',
+    'class_bias': False,
 }
 WITHOUT_ROTARY = (
     *fields(
@@ -101,6 +104,7 @@ QWEN_WINDOWS = (
 
 
 # ---------------------------------------------------------------------------------------------------- tensors
+TASK_HEADS = task_heads('score', 'score', 'qa_outputs', bias=False)  # of tags the bias tells them apart
 LAYER, OURS = 'model.layers.{layer}', 'decoder/stack/layers'
 
 
@@ -112,7 +116,8 @@ def attention() -> tuple[Rule, ...]:
     """Returns the rules of embeddings, attention and output that Llama's relatives share; biases where there are."""
     rules = [
         tensor('model.embed_tokens.weight', 'embed/table'),
-        tensor('lm_head.weight', 'head/logits/kernel', when=untied),
+        tensor('lm_head.weight', 'head/logits/kernel', when=untied, head='tokens'),
+        *TASK_HEADS,
     ]
     for role in ALL_BIASES:
         kernel, bias = linear(f'{LAYER}.self_attn.{role[0]}_proj', f'{OURS}/attention/{role}')
@@ -177,6 +182,7 @@ FAMILIES = {
         fields=(*OF_LLAMA, ATTENTION_BIAS, *fields(mlp_bias='mlp_bias'), ACTIVATION),
         rules=RULES,
         **NAMES,
+        spans_prefix='transformer.',
         defaults={**DEFAULTS, **SILU, 'attention_bias': False, 'mlp_bias': False},
     ),
     'mistral': Family(  # Jiang et al. 2023
@@ -191,6 +197,7 @@ FAMILIES = {
         fields=(*OF_LLAMA, ACTIVATION, *QWEN_WINDOWS),
         rules=RULES,
         **NAMES,
+        spans_prefix='transformer.',
         defaults=OF_QWEN,
         start={},
     ),
@@ -199,6 +206,7 @@ FAMILIES = {
         fields=(*OF_LLAMA, ATTENTION_BIAS, ACTIVATION, *QWEN_WINDOWS),
         rules=(*RULES, *head_norms('H -> H', 'H -> H')),
         **NAMES,
+        spans_prefix='transformer.',
         defaults={**OF_QWEN, 'head_dim': 128, 'attention_bias': False},
         start={},
     ),
@@ -220,7 +228,8 @@ FAMILIES = {
         fields=(*WITHOUT_ROTARY, rotary(partial='partial_rotary_factor'), ACTIVATION, WINDOW),
         rules=(
             tensor('model.embed_tokens.weight', 'embed/table'),
-            tensor('lm_head.weight', 'head/logits/kernel', when=untied),
+            tensor('lm_head.weight', 'head/logits/kernel', when=untied, head='tokens'),
+            *TASK_HEADS,
             Rule(
                 f'{LAYER}.self_attn.qkv_proj.weight',
                 f'{OURS}/attention/{{part}}/kernel',

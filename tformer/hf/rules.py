@@ -29,7 +29,8 @@ class Rule(NamedTuple):
       parts: parameters that the hub stores in one tensor.
       shares: the axis that each part takes of the axis `part`, where they do not lie side by side along it.
       when: whether a model has this tensor.
-      head: the output head it belongs to, of which a checkpoint has all tensors or none; '': the model itself.
+      head: the output head it belongs to, of which a checkpoint has all tensors or none; '': the model itself. The
+        heads of tasks (`heads.TASK_HEADS`) exclude one another and 'tokens'.
     """
 
     hub: str
@@ -40,6 +41,11 @@ class Rule(NamedTuple):
     when: Callable[[Model], bool] = lambda model: True
     head: str = ''
 
+    @property
+    def paths(self) -> list[str]:
+        """The paths of our parameters."""
+        return [self.ours.format(part=part) for part in self.parts] or [self.ours]
+
 
 class Family(NamedTuple):
     """How the hub stores one family of models.
@@ -49,6 +55,7 @@ class Family(NamedTuple):
       fields: the correspondences of the other fields with those of config.json.
       rules: the correspondences of tensors.
       prefix: of names in a checkpoint with a head, absent in one without.
+      spans_prefix: stands for `prefix` in a checkpoint with the head of answers; '': it does not.
       renamed: (old, new) parts of names, of early checkpoints.
       ignored: patterns of tensors that the model does not use.
       copies: tensor -> the tensor that it must equal.
@@ -66,6 +73,7 @@ class Family(NamedTuple):
     fields: tuple[Field, ...]
     rules: tuple[Rule, ...]
     prefix: str = ''
+    spans_prefix: str = ''
     renamed: tuple[tuple[str, str], ...] = ()
     ignored: tuple[str, ...] = ()
     copies: Mapping[str, str] = {}
@@ -99,6 +107,7 @@ def axis_sizes(model: Model) -> dict[str, int]:
         'types': model.num_token_types,
         'buckets': model.relative_buckets,
         'experts': model.num_experts,
+        'classes': model.num_classes,
         'sentences': 2,  # the classes of next-sentence prediction, in the same order on the hub
         '1': 1,
     }
@@ -159,6 +168,12 @@ LAYOUTS = {
     'router/kernel': 'experts D -> D experts',
     'logits/kernel': 'vocab D -> D vocab',
     'head/bias': 'vocab -> vocab',
+    'class_head/classes/kernel': 'classes W -> W classes',
+    'class_head/classes/bias': 'classes -> classes',
+    'tag_head/classes/kernel': 'classes W -> W classes',
+    'tag_head/classes/bias': 'classes -> classes',
+    'number_head/classes/kernel': '1 W -> W 1',
+    'number_head/classes/bias': '1 -> 1',
     'score/classes/kernel': '1 W -> W 1',
     'score/classes/bias': '1 -> 1',
     'classes/kernel': 'sentences W -> W sentences',

@@ -13,7 +13,7 @@ from tformer.errors import choose
 from tformer.layers.dropout import DropoutRates, drop
 from tformer.layers.embed import embedding_width
 from tformer.layers.linear import Dense
-from tformer.layers.mlp import activated
+from tformer.layers.mlp import activated, gelu
 from tformer.layers.norms import make_norm
 from tformer.layers.parametrization import base_width, width_factor
 from tformer.layers.resolved import ResolvedModel
@@ -79,7 +79,8 @@ class Pooler(nn.Module):
         x_BD = choose(POOLINGS, cfg.pooling, 'model.pooling')(x_BTD, real_BT)
         if cfg.pooler:
             shape = (cfg.emb_dim, cfg.emb_dim)
-            x_BD = jnp.tanh(Dense(cfg, 'BD,DF->BF', shape, ('embed', 'mlp'), bias=True, name='dense')(x_BD))
+            activation = choose(POOLER_ACTIVATIONS, cfg.pooler_activation, 'model.pooler_activation')
+            x_BD = activation(Dense(cfg, 'BD,DF->BF', shape, ('embed', 'mlp'), bias=True, name='dense')(x_BD))
         return x_BD
 
 
@@ -88,6 +89,7 @@ class LinearHead(nn.Module):
 
     cfg: ResolvedModel
     num_outputs: int | None = None  # None: the number of classes
+    bias: bool = True
 
     @nn.compact
     def __call__(self, x: jax.Array, dropout_rates: DropoutRates | None = None) -> jax.Array:
@@ -95,7 +97,7 @@ class LinearHead(nn.Module):
         x = drop(self, x, DropoutRates.of(cfg, dropout_rates).head)
         equation = 'BD,DC->BC' if x.ndim == 2 else 'BTD,DC->BTC'
         shape, names = (cfg.emb_dim, self.num_outputs or cfg.num_classes or 0), ('embed', 'classes')
-        return Dense(cfg, equation, shape, names, True, 'output', output='float32', name='classes')(
+        return Dense(cfg, equation, shape, names, self.bias, 'output', output='float32', name='classes')(
             x * (1 / width_factor(cfg))
         )
 
@@ -125,6 +127,12 @@ def last_token(x_BTD: jax.Array, real_BT: jax.Array) -> jax.Array:
 
 
 POOLINGS = {'cls': first_token, 'last': last_token, 'mean': mean_token, 'max': max_token}
+
+POOLER_ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    'tanh': jnp.tanh,  # Devlin et al. 2019
+    'relu': jax.nn.relu,
+    'gelu': gelu,
+}
 
 OUTPUT_SCALES: dict[str | None, Callable[[int], float]] = {
     'rsqrt_dim': lambda emb_dim: emb_dim**-0.5,  # Raffel et al. 2020, where tied

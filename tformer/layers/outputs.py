@@ -49,10 +49,15 @@ class Head(NamedTuple):
     modules: Mapping[str, Callable[[ResolvedModel], nn.Module]]
 
 
+def of_rows(cfg: ResolvedModel, num_outputs: int | None = None) -> nn.Module:
+    """Returns the head of the classes, or of the number, of sequences."""
+    return LinearHead(cfg, num_outputs, cfg.class_bias)
+
+
 HEADS: dict[str, Head] = {  # config.tasks.HEADS has the facts about them that need no jax
     'tokens': Head('__call__', {'head': VocabularyHead}),
-    'class': Head(classify, {'pooler': Pooler, 'class_head': LinearHead}),
-    'number': Head(regress, {'pooler': Pooler, 'number_head': functools.partial(LinearHead, num_outputs=1)}),
+    'class': Head(classify, {'pooler': Pooler, 'class_head': of_rows}),
+    'number': Head(regress, {'pooler': Pooler, 'number_head': functools.partial(of_rows, num_outputs=1)}),
     'tags': Head(tag, {'tag_head': LinearHead}),
     'spans': Head(find_spans, {'span_head': functools.partial(LinearHead, num_outputs=2)}),
     'sentences': Head(unmask_pairs, {'pooler': Pooler, 'sentence_head': functools.partial(LinearHead, num_outputs=2)}),

@@ -1,0 +1,86 @@
+"""The heads of a checkpoint: their rules, and which of them a checkpoint or a model has."""
+
+import dataclasses
+from collections.abc import Collection, Mapping
+
+from tformer.config import Model
+from tformer.errors import UserError
+from tformer.hf.rules import Family, Rule, linear
+
+# Heads of which a checkpoint has at most one, whose tensors may have the same names.
+TASK_HEADS = ('class', 'number', 'tags', 'spans')
+
+
+def task_heads(rows: str, tags: str = '', spans: str = '', pooler: str = '', bias: bool = True) -> tuple[Rule, ...]:
+    """Returns the rules of the heads of tasks, by the hub's names of their linear layers; '': there is none.
+
+    Args:
+      rows: of the classes of sequences, or of their number.
+      tags: of the classes of tokens.
+      spans: of the ends of answers.
+      pooler: of the layer before `rows`.
+      bias: whether `rows` has one.
+    """
+    rules: list[Rule] = []
+    for head in ('class', 'number'):
+        rules += linear(pooler, 'pooler/dense', head=head) if pooler else ()
+        rules += linear(rows, f'{head}_head/classes', head=head)[: 1 + bias]
+    rules += linear(tags, 'tag_head/classes', head='tags') if tags else ()
+    rules += linear(spans, 'span_head/classes', head='spans') if spans else ()
+    return tuple(rules)
+
+
+CLASSES = ('class_head/classes/kernel', 'tag_head/classes/kernel')  # the kernels that have one column for each class
+POOLED = ('pooling', 'pooler', 'pooler_activation', 'class_bias')  # fields of `Model` that heads of sequences read
+
+
+def imported(table: Family, cfg: Model, tensors: Collection[str], head: str | None) -> list[Rule]:
+    """Returns the rules of a checkpoint; of a head only where the checkpoint has any of it.
+
+    Args:
+      tensors: the checkpoint's names.
+      head: the head of a task that it is known to have; None: the one with most tensors of those that are whole.
+    """
+    rules = [rule for rule in table.rules if rule.when(cfg)]
+    heads = {rule.head for rule in rules if rule.hub in tensors}
+    own = {rule.head for rule in rules if rule.hub in tensors and not rule.ours.startswith('pooler/')}
+    names = {each: [rule.hub for rule in rules if rule.head == each] for each in TASK_HEADS if each in own}
+    whole = [each for each, wanted in names.items() if all(name in tensors for name in wanted)]
+    task = head if head in names else max(whole or names, key=lambda each: len(names[each]), default='tokens')
+    return [rule for rule in rules if rule.head in {'', *(heads - {*TASK_HEADS, 'tokens'}), task}]
+
+
+def exported(table: Family, cfg: Model, paths: Collection[str]) -> set[str]:
+    """Returns the heads whose parameters are all there, of those of tasks one; without one, the vocabulary's too.
+
+    Args:
+      paths: those of a model's parameters.
+    """
+    rules = [rule for rule in table.rules if rule.when(cfg)]
+    lacking = {rule.head for rule in rules if any(path not in paths for path in rule.paths)}
+    whole = {rule.head for rule in rules} - lacking
+    task = next((head for head in TASK_HEADS if head in whole), 'tokens')
+    inside = {'pooler'} if task in ('class', 'number') else set()  # which those heads have in them
+    return {'', *(whole - {*TASK_HEADS, 'tokens'} - inside), task}
+
+
+def exported_name(table: Family, heads: Collection[str], name: str) -> str:
+    """Returns the name of a tensor in a checkpoint with these heads."""
+    if 'spans' in heads and table.spans_prefix and name.startswith(table.prefix):
+        return table.spans_prefix + name.removeprefix(table.prefix)
+    return name
+
+
+def with_classes(cfg: Model, sizes: Mapping[str, int]) -> Model:
+    """Returns the model with its number of classes, which where it is None is that of the kernels of `sizes`."""
+    found = [size for path, size in sizes.items() if path in CLASSES]
+    return cfg if cfg.num_classes is not None or not found else dataclasses.replace(cfg, num_classes=found[0])
+
+
+def check_pooling(family: str, table: Family, cfg: Model, parameters: Collection[str]) -> None:
+    """Raises a `UserError` where the hub pools otherwise than the model whose heads are exported."""
+    wanted = {name: table.model.get(name, getattr(Model, name)) for name in POOLED}
+    pools = not {'pooler', 'sentence_head', 'class_head', 'number_head'}.isdisjoint(parameters)
+    if pools and any(getattr(cfg, name) != value for name, value in wanted.items()):
+        words = ' with '.join(f'model.{name}={value}' for name, value in wanted.items())
+        raise UserError(f'{family}: the pooler of the hub reads {words}')
