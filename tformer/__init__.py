@@ -25,9 +25,11 @@ if TYPE_CHECKING:
     from tformer.commands.embed import embed as embed
     from tformer.commands.evaluate import evaluate as evaluate
     from tformer.commands.export import export as export
+    from tformer.commands.fill import fill as fill
     from tformer.commands.generate import generate as generate
     from tformer.commands.import_ import import_hub as import_hub
     from tformer.commands.inspect import inspect as inspect
+    from tformer.commands.predict import predict as predict
     from tformer.commands.prepare import prepare as prepare
     from tformer.commands.replay import replay as replay
     from tformer.commands.report import report as report
@@ -57,9 +59,11 @@ _NAMES = {
     'tformer.commands.embed': ('embed',),
     'tformer.commands.evaluate': ('evaluate',),
     'tformer.commands.export': ('export',),
+    'tformer.commands.fill': ('fill',),
     'tformer.commands.generate': ('generate',),
     'tformer.commands.import_': ('import_hub',),
     'tformer.commands.inspect': ('inspect',),
+    'tformer.commands.predict': ('predict',),
     'tformer.commands.prepare': ('prepare',),
     'tformer.commands.replay': ('replay',),
     'tformer.commands.report': ('report',),

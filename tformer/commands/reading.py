@@ -1,12 +1,15 @@
-"""The outputs of a run's model for many rows, in their order."""
+"""The outputs of a run's model for many rows, in their order, and lines of JSON of them."""
 
 import contextlib
+import json
+import pathlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 
+from tformer import atomic
 from tformer.commands import scoring
 from tformer.commands.run import Run
 from tformer.data.examples.special_tokens import Fields
@@ -34,10 +37,24 @@ def outputs(run: Run, rows: Sequence[Fields], method: many_rows.Method, batch_si
         program = many_rows.make_program(build(config.model), method, mesh)
         for chosen, batch in many_rows.batches(rows, specials.pad, width, longest):
             values = jax.device_get(program(variables, jax.device_put(batch, sharding.batch_sharding(mesh))))
-            for place, index in enumerate(chosen):
-                found[index] = jax.tree.map(lambda array, place=place: array[place], values)
+            for row, index in enumerate(chosen):
+                found[index] = jax.tree.map(lambda array, row=row: array[row], values)
             done(len(chosen))
     return found
+
+
+def write_lines(rows: Sequence[Mapping[str, Any]], file: str | None) -> None:
+    """Writes each row as a line of JSON to a file, or prints it where that is None."""
+    lines = [json.dumps(row, ensure_ascii=False) + '\n' for row in rows]
+    if file is None:
+        sys.stdout.writelines(lines)
+    else:
+        atomic.write(pathlib.Path(file), ''.join(lines))
+
+
+def place(index: int, source: str | None) -> str:
+    """Returns the name of text number `index` in messages: FILE:LINE, or its number where it comes from no file."""
+    return f'text {index + 1}' if source is None else f'{source}:{index + 1}'
 
 
 def _places(variables: Any, shardings: Any, mesh: jax.sharding.Mesh) -> Any:

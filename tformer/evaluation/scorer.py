@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from tformer.config import Config
 from tformer.config.tasks import TASKS
 from tformer.data.batches.pipeline import Batch, Batches
+from tformer.data.examples.example_arrays import Examples
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.distributed import sharding
 from tformer.evaluation import means, metrics, scores
@@ -122,11 +123,8 @@ def judge_tags(predicted: Sequence[Predicted], batches: Batches, tokenizers: Tok
     for row in _rows(predicted, batches):
         right = row.record['tags']
         tags = ['O'] * len(right)
-        examples = batches.parts[row.part].examples
-        words, front = examples.of('words', row.example), len(examples.template.front)
-        for token, word in enumerate(words.tolist()):
-            if word >= 0 and token + front < row.length - 1:
-                tags[word] = tokenizers.labels[int(row.outputs[token + front])]
+        for word, place in word_places(batches.parts[row.part].examples, row.example, row.length):
+            tags[word] = tokenizers.labels[int(row.outputs[place])]
         gold.append(right)
         said.append(tags)
     return scores.entity_scores(gold, said)
@@ -144,20 +142,31 @@ def judge_answers(predicted: Sequence[Predicted], batches: Batches, tokenizers: 
     for row in _rows(predicted, batches):
         examples, key = batches.parts[row.part].examples, (row.part, row.number)
         first, last, score, none = (np.asarray(value).item() for value in row.outputs)
-        question = min(len(examples.of('second_text', row.example)), batches.config.data.question_length)
-        context = len(examples.template.front) + question + 1 - int(examples.start[row.example])
-        begin, end = first - context, last - context
         answers[key] = [normalize(text) for _, text in row.record['answers']]
         null[key] = min(none, null.get(key, np.inf))
         best.setdefault(key, (-np.inf, ''))
         if score > best[key][0] and first > 0:
-            begins, ends = examples.of('begins', row.example), examples.of('ends', row.example)
-            text = normalize(row.record['context'])[begins[begin] : ends[end]]
-            best[key] = score, text.strip()
+            begin, end = answer_place(examples, row.example, first, last, batches.config.data.question_length)
+            best[key] = score, normalize(row.record['context'])[begin:end].strip()
     said = [
         '' if threshold is not None and null[key] - score > threshold else text for key, (score, text) in best.items()
     ]
     return scores.squad_scores(said, [answers[key] for key in best])
+
+
+def word_places(examples: Examples, index: int, length: int) -> Iterator[tuple[int, int]]:
+    """Yields (word, position of its first token) for the words that begin in an example's row of `length` tokens."""
+    front = len(examples.template.front)
+    for token, word in enumerate(examples.of('words', index).tolist()):
+        if word >= 0 and token + front < length - 1:
+            yield word, token + front
+
+
+def answer_place(examples: Examples, index: int, first: int, last: int, question_length: int) -> tuple[int, int]:
+    """Returns the characters of the normalised context, first and after the last, of an answer's tokens in a row."""
+    question = min(len(examples.of('second_text', index)), question_length)
+    context = len(examples.template.front) + question + 1 - int(examples.start[index])
+    return int(examples.of('begins', index)[first - context]), int(examples.of('ends', index)[last - context])
 
 
 class Row(NamedTuple):

@@ -223,6 +223,11 @@ class Tokenizer(abc.ABC):
         opens |= ~self.ordinary
         return opens, closes, blank
 
+    @functools.cached_property
+    def space_leads(self) -> bool:
+        """Whether a space belongs to the token after it, so that a mask of that token stands for the space, too."""
+        return any(len(text) > 1 and text[0] == ' ' for text in map(self._spaced, self.ordinary_ids.tolist()))
+
     def _spaced(self, index: int) -> str:
         """Returns the text of an ordinary id, with whitespace at the edges of words."""
         return self._piece(index)
