@@ -22,7 +22,7 @@ def test_a_sandwich_normalises_before_and_after_each_function():
 
 def test_a_stack_ends_in_a_norm_where_its_blocks_end_in_a_sum():
     ending = {name for name, row in PLACEMENTS.items() if row.final_norm}
-    assert ending == {'pre', 'sandwich', 'parallel', 'no_residual'}
+    assert ending == {'pre', 'sandwich', 'res_post', 'parallel', 'parallel_norms', 'no_residual'}
     assert [name for name, row in PLACEMENTS.items() if not row.has_norm] == ['rezero']
     assert {name: row.initializer for name, row in PLACEMENTS.items() if row.initializer != 'xavier'} == {
         'deepnorm': 'deepnorm'

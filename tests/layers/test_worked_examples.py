@@ -205,7 +205,7 @@ def test_llama3_scaling_leaves_fast_pairs_and_stretches_slow_ones():
 
 
 def test_placements_are_their_formulas():
-    """Of two sub-layers F and G, alpha 3 and gain 0.5; the papers are named where the placements are."""
+    """Of two sub-layers F and G with norms of their own, alpha 3 and gain 0.5; papers stand where the placements do."""
     x = jnp.asarray([[[1.0, 2.0, 3.0, 6.0]]])
 
     def F(x):
@@ -217,22 +217,27 @@ def test_placements_are_their_formulas():
     def LN(x):
         return norms.layer_norm(x, jnp.ones(4), jnp.zeros(4), 0.0, True)
 
+    def LN2(x):
+        return 2 * LN(x) + 1
+
     def out(x):
         return x / 7
 
-    subs = [placements.Sublayer(function, LN, out, lambda: jnp.asarray(0.5)) for function in (F, G)]
+    subs = [placements.Sublayer(f, norm, out, lambda: jnp.asarray(0.5)) for f, norm in ((F, LN), (G, LN2))]
 
     def then(first, second):
         return second(first(x))
 
     expected = {
-        'pre': then(lambda x: x + F(LN(x)), lambda x: x + G(LN(x))),
-        'post': then(lambda x: LN(x + F(x)), lambda x: LN(x + G(x))),
-        'sandwich': then(lambda x: x + out(F(LN(x))), lambda x: x + out(G(LN(x)))),
-        'deepnorm': then(lambda x: LN(3 * x + F(x)), lambda x: LN(3 * x + G(x))),
+        'pre': then(lambda x: x + F(LN(x)), lambda x: x + G(LN2(x))),
+        'post': then(lambda x: LN(x + F(x)), lambda x: LN2(x + G(x))),
+        'sandwich': then(lambda x: x + out(F(LN(x))), lambda x: x + out(G(LN2(x)))),
+        'res_post': then(lambda x: x + LN(F(x)), lambda x: x + LN2(G(x))),
+        'deepnorm': then(lambda x: LN(3 * x + F(x)), lambda x: LN2(3 * x + G(x))),
         'parallel': x + F(LN(x)) + G(LN(x)),
+        'parallel_norms': x + F(LN(x)) + G(LN2(x)),
         'rezero': then(lambda x: x + 0.5 * F(x), lambda x: x + 0.5 * G(x)),
-        'no_residual': then(lambda x: F(LN(x)), lambda x: G(LN(x))),
+        'no_residual': then(lambda x: F(LN(x)), lambda x: G(LN2(x))),
     }
     assert set(expected) == set(placements.PLACEMENTS)
     for placement, row in placements.PLACEMENTS.items():
