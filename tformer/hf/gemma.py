@@ -42,9 +42,10 @@ def _read_scale(hub: HubConfig) -> dict[str, Any]:
 
 
 def _write_scale(model: Model) -> dict[str, Any]:
-    sizes = {'sqrt_emb_dim': model.emb_dim, 'sqrt_scale_dim': model.attention_scale_dim}
-    size = sizes.get(str(model.attention_scale), model.head_dim)
-    return {'query_pre_attn_scalar': int(size) if float(size).is_integer() else size}  # the hub's are whole numbers
+    scale_dim = model.attention_scale_dim
+    whole = int(scale_dim) if scale_dim.is_integer() else scale_dim  # as the hub writes it
+    sizes = {'sqrt_emb_dim': model.emb_dim, 'sqrt_scale_dim': whole}
+    return {'query_pre_attn_scalar': sizes.get(str(model.attention_scale), model.head_dim)}
 
 
 # ---------------------------------------------------------------------------------------------------- tensors
