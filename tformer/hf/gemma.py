@@ -42,7 +42,7 @@ def _read_scale(hub: HubConfig) -> dict[str, Any]:
 
 
 def _write_scale(model: Model) -> dict[str, Any]:
-    scale_dim = model.attention_scale_dim
+    scale_dim = float(model.attention_scale_dim)
     whole = int(scale_dim) if scale_dim.is_integer() else scale_dim  # as the hub writes it
     sizes = {'sqrt_emb_dim': model.emb_dim, 'sqrt_scale_dim': whole}
     return {'query_pre_attn_scalar': sizes.get(str(model.attention_scale), model.head_dim)}
