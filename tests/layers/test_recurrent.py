@@ -466,9 +466,8 @@ def test_a_field_of_a_recurrent_model_changes_it(field):
     family = {'masked_lm': 'encoder', 'classification': 'encoder', 'seq2seq': 'encoder_decoder'}.get(
         objective, 'decoder'
     )
-    cfg = make_model(
-        family, dropout_rate=0.1, **({'tied_embeddings': 'output'} if field == 'encoder_vocab_size' else {})
-    )
+    needed = {'encoder_vocab_size': {'tied_embeddings': 'output'}, 'pooler_activation': {'pooler': True}}
+    cfg = make_model(family, dropout_rate=0.1, **needed.get(field, {}))
     if field == 'num_classes':
         cfg = dataclasses.replace(cfg, num_classes=3)
     other = dataclasses.replace(cfg, **{field: value})
