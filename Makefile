@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := runs/demo
 
-.PHONY: setup docs-setup parity demo test coverage proofs steady mutants newest stack compilers accelerator check here lint format docs tutorial bench clean
+.PHONY: setup docs-setup parity demo test coverage proofs steady mutants newest stack compilers accelerator check lint format docs tutorial bench clean
 
 setup: $(VENV)/.ready
 
@@ -60,12 +60,8 @@ stack: setup
 
 # Everything: lint, types, the site, the newest Python, then the tests and the proofs in one run of pytest, whose closing
 # line comes last.
-check:
-	$(MAKE) --no-print-directory --jobs=2 --output-sync=recurse newest here
+check: lint docs newest parity
 	$(BIN)/python -m pytest -n 2
-
-here:
-	for part in parity lint docs; do $(MAKE) --no-print-directory $$part || exit 1; done
 
 # The compilers of TPUs and GPUs, which need none of them, in a folder that `tformer inspect --device` and `plan` know.
 COMPILERS := build/compilers

@@ -110,7 +110,7 @@ def test_a_parameter_is_placed_in_shares_by_any_mesh() -> None:
     """Each tensor is read once for each parameter, and each device holds its share of it, bit for bit."""
     reference = references.load('mixtral')
     hub = directory.HubDirectory(pathlib.Path(), reference.config)
-    cfg = directory.convert.model_of(reference.config)
+    cfg = directory.models.model_of(reference.config)
     parameters = directory.convert.stacked_params(hub.family, reference.tensors, cfg)
     mesh = sharding.make_mesh(config.Mesh(data=2, fsdp=2, tensor=2))
     for parameter in parameters.values():

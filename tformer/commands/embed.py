@@ -76,7 +76,7 @@ def embed(
     says how many.
 
     Raises:
-      UserError: there is no such pooling, `batch_size` is not positive, or a recurrent model has two stacks.
+      UserError: `pooling` is unknown, `batch_size` is not positive, or a recurrent model has two stacks.
     """
     run = opened(run, headless=True)
     model = run.config.model
@@ -102,10 +102,8 @@ def _pools(run: Run) -> bool:
 
 def _rows(run: Run, texts: Sequence[str]) -> list[Fields]:
     """Returns the model's inputs for each text, at most model.max_len tokens with the special ones around them."""
-    template, two_stacks = (
-        special_tokens.template_of(run.config, run.tokenizers),
-        run.config.model.family == 'encoder_decoder',
-    )
+    template = special_tokens.template_of(run.config, run.tokenizers)
+    two_stacks = run.config.model.family == 'encoder_decoder'
 
     def around(tokens: Sequence[int]) -> Sequence[int]:
         if _pools(run):

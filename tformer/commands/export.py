@@ -20,7 +20,7 @@ from tformer.commands.run import Run, opened
 from tformer.config import Model, json_files
 from tformer.config.tasks import HEADS, TASKS
 from tformer.errors import UserError, choose
-from tformer.hf import adapters, card, convert, safetensors
+from tformer.hf import adapters, card, convert, models, safetensors
 from tformer.hf.directory import is_hub
 from tformer.layers.linear import merge_lora
 from tformer.training import checkpoint
@@ -69,15 +69,15 @@ def export(
     elif merge:
         raise UserError('--merge: the model has no adapters')
     family = family or _family(run, dataclasses.replace(model, lora_rank=None))
-    table = choose(convert.FAMILIES, family, '--family').model
+    table = choose(models.FAMILIES, family, '--family').model
     if not HEADS[TASKS[run.config.train.objective].head].per_row:  # then the config has nothing about the pooler
         model = dataclasses.replace(model, **{name: table[name] for name in ('pooling', 'pooler') if name in table})
     plain = dataclasses.replace(model, lora_rank=None)
-    fields = convert.config_of(family, plain)
+    fields = models.config_of(family, plain)
     host = jax.tree.map(np.asarray, params)
     with new_directory(place) as partial:
         if model.lora_rank is None:
-            said = _write_model(partial, family, run, (fields, model, host), shard_bytes)
+            said = _write_model(partial, family, run, fields, model, host, shard_bytes)
         else:
             base = _origin(run)
             settings = adapters.write(partial, family, dict(convert.flat(host)), model, base)
@@ -88,12 +88,11 @@ def export(
 
 
 def _write_model(
-    place: pathlib.Path, family: str, run: Run, made: tuple[dict[str, Any], Model, Any], shard_bytes: int
+    place: pathlib.Path, family: str, run: Run, fields: dict[str, Any], model: Model, params: Any, shard_bytes: int
 ) -> str:
-    """Writes config.json and the tensors; returns what they are."""
-    fields, model, params = made
+    """Writes config.json, whose fields of the model are `fields`, and the tensors; returns what they are."""
     tensors = convert.export_params(family, params, model)
-    for name in convert.FAMILIES[family].zeros:
+    for name in models.FAMILIES[family].zeros:
         tensors[name] = np.zeros((1, model.vocab_size or 0), np.float32)
     shapes = {name: (array.dtype, array.shape) for name, array in tensors.items()}
     files = safetensors.write_directory(place, shapes, tensors.__getitem__, shard_bytes)
@@ -140,14 +139,14 @@ def _origin(run: Run) -> str | None:
 
 def _family(run: Run, model: Model) -> str:
     """Returns the family that a run's model came from, or the first of the hub's that expresses it."""
-    if (known := _begun_from(run).get('model_type')) in convert.FAMILIES:
+    if (known := _begun_from(run).get('model_type')) in models.FAMILIES:
         return str(known)
     reasons = []
-    for name, family in convert.FAMILIES.items():
+    for name, family in models.FAMILIES.items():
         if family.model['family'] != model.family:
             continue
         try:
-            convert.config_of(name, model)
+            models.config_of(name, model)
         except UserError as error:
             reasons.append(str(error))
         else:

@@ -52,7 +52,8 @@ def import_hub(path: str, workdir: str | pathlib.Path, overrides: Mapping[str, A
     {'data.path': 'my_texts', 'mesh.fsdp': 8}.
 
     Raises:
-      UserError: the directory is no hub's, a part of it is malformed or has no counterpart, or the workdir is in use.
+      UserError: the directory does not hold a hub's model, a part of it is malformed or has no counterpart, or the
+        workdir is in use.
     """
     hub, home = open_hub(path), pathlib.Path(workdir)
     config, tokens = settled(hub, overrides or {})

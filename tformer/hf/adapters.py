@@ -14,7 +14,8 @@ from tformer.config import Model, json_files
 from tformer.config.tasks import head_parameters
 from tformer.errors import UserError, choose
 from tformer.hf import heads, safetensors
-from tformer.hf.convert import FAMILIES, Stacked, exported, stacked
+from tformer.hf.convert import Stacked, exported, stacked
+from tformer.hf.models import FAMILIES
 from tformer.hf.rules import Rule
 
 CONFIG, WEIGHTS = 'adapter_config.json', 'adapter_model.safetensors'
@@ -29,9 +30,9 @@ TARGETS = {
     'mlp/in_1': 'mlp_in',
     'mlp/out': 'mlp_out',
 }
-# What changes the numbers of an adapter and has no counterpart here, with the value that leaves them as they are.
-# Heads by their names in adapter_config.json.
+# The names of heads in adapter_config.json.
 TASK_TYPES = {'SEQ_CLS': 'class', 'TOKEN_CLS': 'tags', 'QUESTION_ANS': 'spans'}
+# What changes the numbers of an adapter and has no counterpart here, with the value that leaves them as they are.
 FIXED: dict[str, Any] = {
     'use_rslora': False, 'use_dora': False, 'use_qalora': False, 'bias': 'none', 'rank_pattern': {},
     'alpha_pattern': {}, 'lora_bias': False, 'layers_to_transform': None, 'layer_replication': None,

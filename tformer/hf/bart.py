@@ -110,29 +110,26 @@ BART_RULES = (
     *task_heads('classification_head.out_proj', spans='qa_outputs', pooler='classification_head.dense'),
 )
 
+BART_FAMILY = Family(  # Lewis et al. 2020
+    model=BART,
+    fields=(VOCABULARY, *BART_FIELDS),
+    rules=BART_RULES,
+    prefix='model.',
+    copies=BART_COPIES,
+    zeros=('final_logits_bias',),
+    defaults=BART_DEFAULTS,
+    fixed={**POST_NORM, 'static_position_embeddings': False, 'normalize_embedding': True},
+    start={'decoder_start_token_id': 'eos', 'forced_bos_token_id': 'bos'},
+    source_start={'bos_token_id': 'bos'},
+)
+
 FAMILIES = {
-    'bart': Family(  # Lewis et al. 2020
-        model=BART,
-        fields=(VOCABULARY, *BART_FIELDS),
-        rules=BART_RULES,
-        prefix='model.',
-        copies=BART_COPIES,
-        zeros=('final_logits_bias',),
-        defaults=BART_DEFAULTS,
-        fixed={**POST_NORM, 'static_position_embeddings': False, 'normalize_embedding': True},
-        start={'decoder_start_token_id': 'eos', 'forced_bos_token_id': 'bos'},
-        source_start={'bos_token_id': 'bos'},
-    ),
-    'mbart': Family(  # Liu et al. 2020
+    'bart': BART_FAMILY,
+    'mbart': BART_FAMILY._replace(  # Liu et al. 2020
         model=BART | {'norm_placement': 'pre'},
-        fields=(VOCABULARY, *BART_FIELDS),
-        rules=BART_RULES,
-        prefix='model.',
-        copies=BART_COPIES,
-        zeros=('final_logits_bias',),
-        defaults=BART_DEFAULTS,
         fixed={**PRE_NORM, 'static_position_embeddings': False, 'normalize_embedding': True},
         start={'decoder_start_token_id': 'eos', 'forced_bos_token_id': ''},
+        source_start={},
     ),
     'm2m_100': Family(  # Fan et al. 2021; NLLB: NLLB Team 2022
         model=BART | {'norm_placement': 'pre', 'position': 'timing_signal', 'embedding_norm': False},

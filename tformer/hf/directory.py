@@ -22,7 +22,7 @@ from tformer.data.tokenizers.hub_tokenizer import HubTokenizer
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.data.tokenizers.vocabulary import NAMES
 from tformer.errors import UserError, choose, nearest
-from tformer.hf import adapters, convert, safetensors, vocabularies
+from tformer.hf import adapters, convert, models, safetensors, vocabularies
 from tformer.hf.special_tokens import special_tokens_of
 from tformer.layers.resolved import resolve_model
 
@@ -94,7 +94,7 @@ class HubDirectory:
     @property
     def objective(self) -> str:
         """The objective of the head that config.json names."""
-        family = str(choose(convert.FAMILIES, self.family, 'config.json: model_type').model['family'])
+        family = str(choose(models.FAMILIES, self.family, 'config.json: model_type').model['family'])
         architectures = self.hub_config.get('architectures')
         name = str(architectures[0]) if isinstance(architectures, list) and architectures else ''
         found = next((objective for end, objective in OBJECTIVES.items() if name.endswith(end)), HEADLESS[family])
@@ -112,7 +112,7 @@ class HubDirectory:
         found = vocabularies.tokenizer_files(self.path, self.family)
         target, source = (stored and HubTokenizer(stored, str(self.path)) for stored in found)
         assert isinstance(target, HubTokenizer)
-        if convert.FAMILIES[self.family].model['family'] != 'encoder_decoder':
+        if models.FAMILIES[self.family].model['family'] != 'encoder_decoder':
             return Tokenizers(None, target, self.labels)
         return Tokenizers(source or target, target, self.labels)
 
@@ -122,7 +122,7 @@ class HubDirectory:
         Raises:
           UserError: config.json has a field that has no counterpart, by its name; or as the other parts.
         """
-        model = convert.model_of(self.hub_config, lambda line: print(line, file=sys.stderr, flush=True))
+        model = models.model_of(self.hub_config, lambda line: print(line, file=sys.stderr, flush=True))
         wide = [tensor for tensor in self.tensors if len(self._shape(tensor)[1]) > 1]
         narrow = all(self._shape(tensor)[0].name == 'bfloat16' for tensor in wide)
         length = min(Data.length, model.max_len)

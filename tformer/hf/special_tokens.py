@@ -5,7 +5,7 @@ from typing import Any
 
 from tformer.data.tokenizers.vocabulary import NAMES, Specials
 from tformer.errors import UserError, choose
-from tformer.hf.convert import FAMILIES
+from tformer.hf.models import FAMILIES
 
 
 def special_tokens_of(hub_config: Mapping[str, Any], specials: Specials) -> dict[str, Any]:

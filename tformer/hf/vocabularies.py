@@ -82,7 +82,7 @@ def sentence_pieces(
     """A SentencePiece model, unigram or BPE (Kudo & Richardson 2018); `arrange` puts its pieces into the hub's order.
 
     Raises:
-      UserError: what is stored in `file` is no such model.
+      UserError: `file` does not hold a SentencePiece model.
     """
     library, model = _library(), importlib.import_module('sentencepiece.sentencepiece_model_pb2').ModelProto()
     try:
@@ -178,7 +178,7 @@ def tokenizer_files(directory: pathlib.Path, family: str) -> tuple[bytes, bytes 
     `family` is the hub's model_type: families put other ids, or other texts, into files of the same name.
 
     Raises:
-      UserError: there is no vocabulary that is read for the family, or it is malformed.
+      UserError: the directory has no vocabulary that the family reads, or it is malformed.
     """
 
     def there(*names: str) -> bool:

@@ -46,7 +46,7 @@ class AttentionContext(flax.struct.PyTreeNode):
     local_angles: Angles | None = None  # of queries and keys in local layers; None: those of all layers
 
     def of_layer(self, local: jax.Array | None) -> 'AttentionContext':
-        """Returns the context of one layer; `local` says whether it is a local one, None where that is no matter."""
+        """Returns the context of one layer; `local` says whether it is a local one; None: all have the same angles."""
         if local is None or self.query_angles is None or self.local_angles is None:
             return self
         (a, b), (c, d) = self.local_angles, self.query_angles
