@@ -93,18 +93,27 @@ def test_between_slices_go_the_sums_of_what_a_slice_holds_and_nothing_else(slice
     assert 0.5 < across['bytes'] / row['held']['parameters'] < 1.1
 
 
-def test_a_layout_that_a_compiler_does_not_know_is_a_line(programs):
+def made(*layouts):
+    """Returns how many devices each layout has by the compiler of TPUs, or the line that refuses it."""
     code = (
         'import sys\nfrom tformer.distributed import devices\nfrom tformer.commands import dry_run\n'
-        'from tformer.errors import UserError\ntarget = devices.Target.parse(sys.argv[1])\ndry_run.pretend(1)\n'
-        'devices.prepare("tpu")\ntry:\n    target.devices()\nexcept UserError as error:\n    print(error)\n'
+        'from tformer.errors import UserError\ndry_run.pretend(1)\ndevices.prepare("tpu")\n'
+        'for layout in sys.argv[1:]:\n    try:\n        print(len(devices.Target.parse(layout).devices()))\n'
+        '    except UserError as error:\n        print(error)\n'
     )
     if not devices.folder('tpu').is_dir():
         pytest.skip('the compiler of TPUs is not installed: make compilers')
-    ran = subprocess.run(
-        [sys.executable, '-c', code, 'v5e:3x5'], cwd=ROOT, capture_output=True, text=True, timeout=HANG
-    )
-    assert ran.stdout.startswith('--device=v5e:3x5: ') and ran.stdout.count('\n') == 1, ran.stderr
+    ran = subprocess.run([sys.executable, '-c', code, *layouts], cwd=ROOT, capture_output=True, text=True, timeout=HANG)
+    return ran.stdout.splitlines()
+
+
+def test_a_layout_that_a_compiler_does_not_know_is_a_line(programs):
+    (line,) = made('v5e:3x5')
+    assert line.startswith('--device=v5e:3x5: ')
+
+
+def test_a_layout_may_be_a_single_chip(programs):
+    assert made('v5e:1x1', 'v6e:1x1', 'v5p:1x1x1', 'v5p:2x2x4') == ['1', '1', '1', '16']
 
 
 KERNELS = {  # by whether rows are packed, and on the axis `context`

@@ -86,6 +86,7 @@ WRONG = {
     'h100:12': 'whole nodes of 8',
     'h100:8:2': 'write e.g. h100:8',
     'cpu:eight': 'write e.g. cpu:8',
+    'v5e:16x32': 'a slice has at most 256 .*; for more slices write e.g. v5e:4x4:2',
 }
 
 

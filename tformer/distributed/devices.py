@@ -126,6 +126,11 @@ class Target:
             raise UserError(
                 f'--device={text!r}: more than {device.near} {device.name} are whole nodes of {device.near}'
             )
+        if device.axes and math.prod(sizes) > device.near:
+            raise UserError(
+                f'--device={text!r}: a slice has at most {device.near:,} {device.name}; for more slices write e.g. '
+                f'{example}:2'
+            )
         return cls(kind, sizes, slices)
 
     @property
@@ -165,8 +170,10 @@ class Target:
 
     def _describe(self, describe: Any) -> Any:
         if self.device.platform == 'tpu':
-            slices = {'num_slices': self.slices} if self.slices > 1 else {}
-            return describe(platform='tpu', topology_name=f'{self.kind}:{"x".join(map(str, self.sizes))}', **slices)
+            layout: dict[str, Any] = {'num_slices': self.slices} if self.slices > 1 else {}
+            if set(self.sizes) == {1}:  # other hosts have 2 x 2 chips
+                layout['chips_per_host_bounds'] = [1, 1, 1]
+            return describe(platform='tpu', topology_name=f'{self.kind}:{"x".join(map(str, self.sizes))}', **layout)
         nodes, each = max(self.count // self.device.near, 1), min(self.count, self.device.near)
         return describe(self.kind, platform='cuda', target_config=GPUS[self.kind], topology=f'1 x {nodes} x {each}')
 
