@@ -3,8 +3,11 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
 
 from tformer.config import Model
+from tformer.distributed import sharding
 from tformer.layers import dropout, kernels
 from tformer.layers.attention import AttentionContext
 from tformer.layers.block import Block, StackInputs
@@ -22,6 +25,21 @@ def test_a_tenth_is_dropped_and_the_rest_divided_by_nine_tenths():
     assert abs(kept.mean() - 0.9) < 4 * (0.09 / x.size) ** 0.5
     np.testing.assert_array_equal(dropout.dropout(x, None, jax.random.key(0)), x)
     assert (np.asarray(dropout.dropout(x, 0.0, jax.random.key(0))) == 2).all()
+
+
+@pytest.mark.parametrize('shape', [(6,), (2, 3, 7), (3, 4, 5, 8)], ids=str)
+def test_a_tpu_drops_what_every_other_device_drops(monkeypatch, shape):
+    """On one device and split over several, and for each of many keys."""
+    drop = jax.vmap(lambda key: dropout.dropout(jnp.ones(shape), 0.3, key))
+    keys = jax.random.split(jax.random.key(5), 4)
+    expected = drop(keys)
+    monkeypatch.setattr(sharding, 'platform', lambda: 'tpu')
+    np.testing.assert_array_equal(drop(keys), expected)
+    mesh = jax.make_mesh((4,), ('data',), axis_types=(jax.sharding.AxisType.Auto,))
+    alone = jax.shard_map(drop, mesh=mesh, in_specs=P('data'), out_specs=P('data'))
+    np.testing.assert_array_equal(jax.jit(alone)(keys), expected)
+    whole = jax.jit(drop, out_shardings=jax.NamedSharding(mesh, P(None, *[None] * (len(shape) - 1))))
+    np.testing.assert_array_equal(whole(keys), expected)
 
 
 def test_each_place_of_a_block_has_a_rate_and_a_mask_of_its_own(monkeypatch):

@@ -1,11 +1,15 @@
 """Dropout whose rate may be a traced number, so that one program serves a sweep over rates."""
 
+from collections.abc import Sequence
+
 import flax.struct
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.extend.random import threefry2x32_p
 
 from tformer.config import Model
+from tformer.distributed import sharding
 
 MaybeScalar = float | jax.Array | None  # traced or not; None is off
 
@@ -34,13 +38,34 @@ def dropout(x: jax.Array, rate: MaybeScalar, key: jax.Array) -> jax.Array:
     """
     if rate is None:
         return x
-    *lead, last = x.shape
-    words = jax.random.bits(key, (*lead, (last + 1) // 2), jnp.uint32)
-    bits = jax.lax.bitcast_convert_type(words, jnp.uint16).reshape(*lead, -1)[..., :last]
+    counted = str(jax.random.key_impl(key)) == 'threefry2x32' and x.size < 2**32
+    bits = (_bits_of_elements if counted and sharding.platform() == 'tpu' else _bits_of_words)(key, x.shape)
     threshold = jnp.round(jnp.asarray(rate, jnp.float32) * 2**16)
     keep = bits >= threshold.astype(jnp.uint32)
     scale = (2**16 / (2**16 - threshold)).astype(x.dtype)
     return jnp.where(keep, x * scale, jnp.zeros_like(x))
+
+
+def _bits_of_words(key: jax.Array, shape: Sequence[int]) -> jax.Array:
+    """Returns 16 random bits for each element, two elements to a word of 32."""
+    *lead, last = shape
+    words = jax.random.bits(key, (*lead, (last + 1) // 2), jnp.uint32)
+    return jax.lax.bitcast_convert_type(words, jnp.uint16).reshape(*lead, -1)[..., :last]
+
+
+def _bits_of_elements(key: jax.Array, shape: Sequence[int]) -> jax.Array:
+    """Returns the same bits, each word computed for both of its elements: Threefry of the word's number.
+
+    On a TPU that is one fused operation in half the time, for there the halves of words are far apart.
+    """
+    *lead, last = shape
+    column = jax.lax.broadcasted_iota(jnp.uint32, shape, len(lead))
+    word, words_below = column // 2, (last + 1) // 2
+    for axis in reversed(range(len(lead))):
+        word += jnp.uint32(words_below) * jax.lax.broadcasted_iota(jnp.uint32, shape, axis)
+        words_below *= shape[axis]
+    first, second = threefry2x32_p.bind(*jax.random.key_data(key), jnp.zeros_like(word), word)
+    return ((first ^ second) >> (16 * (column % 2))) & 0xFFFF
 
 
 def drop(module: nn.Module, x: jax.Array, rate: MaybeScalar) -> jax.Array:
