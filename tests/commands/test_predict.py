@@ -58,9 +58,9 @@ def test_tags_have_the_characters_of_their_words_in_the_line(capsys) -> None:
 
 def test_answers_are_the_best_spans_of_all_windows() -> None:
     run = fresh_run('question_answering', stride=4)
-    asked = [('ab', 'c d e a b c'), ('e', 'abcde' * 7 + ' ' + 'edcba' * 5)]
+    asked = [('ab', 'c d e a b c'), ('e', 'edcba' * 5 + ' ' + 'abcde' * 7)]
     found = predict(run, [json.dumps({'question': q, 'context': c}) for q, c in asked])
-    windows = 0
+    found_in = []
     for one, (question, context) in zip(found, asked, strict=True):
         room, best = 24 - 3 - len(question), []
         starts = range(0, max(len(context) - room, 0) + 4, 4)
@@ -72,13 +72,13 @@ def test_answers_are_the_best_spans_of_all_windows() -> None:
                 for i in range(len(part)) for j in range(i, min(len(part), i + run.config.evaluate.answer_length))
             ]  # fmt: skip
             best.append((*max(spans), scores[0].sum()))
-            windows += 1
+        found_in.append(best.index(max(best)))
         score, start, end, _ = max(best)
         text = context[start:end]
         assert one['answer'] == context[one['start'] : one['end']] == text.strip()
         assert one['score'] == pytest.approx(score, abs=1e-4)
         assert one['no_answer_score'] == pytest.approx(min(each[3] for each in best), abs=1e-4)
-    assert windows > 5
+    assert max(found_in) > 0
 
 
 @pytest.mark.parametrize(

@@ -120,6 +120,7 @@ def test_a_directory_is_owned_by_one_process_that_lives(store, monkeypatch):
             first.beat()
 
     monkeypatch.setattr(stores.time, 'sleep', sleep)
+    monkeypatch.setattr(stores.os, '_exit', lambda code: pytest.fail(f'exit {code}'))
     alive = True
     first = stores.Lease(store)
     assert now == [stores.SETTLE_SECONDS]
@@ -127,7 +128,6 @@ def test_a_directory_is_owned_by_one_process_that_lives(store, monkeypatch):
         stores.Lease(store)
     alive = False
     second = stores.Lease(store)
-    monkeypatch.setattr(stores.os, '_exit', lambda code: pytest.fail(f'exit {code}'))
     second.beat()
     with pytest.raises(pytest.fail.Exception, match='exit 1'):
         first.beat()

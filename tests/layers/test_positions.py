@@ -90,8 +90,9 @@ def test_dynamic_scaling_is_none_up_to_the_trained_length_and_stretches_the_slow
     """Peng et al. 2023, B.1: at twice the trained length and a factor of 3 the slowest of the pairs slows down by
     3 * 2 - 2 = 4, as linear scaling by 4 would, and the fastest stays."""
     frequencies = positions.rotary_frequencies(8, 10_000.0)
-    found = rope_scalings.dynamic_scaling(frequencies, 3.0, 64, jnp.asarray(64))
-    np.testing.assert_allclose(found, frequencies, rtol=1e-6)
+    for length in (32, 64):
+        found = rope_scalings.dynamic_scaling(frequencies, 3.0, 64, jnp.asarray(length))
+        np.testing.assert_allclose(found, frequencies, rtol=1e-6)
     found = rope_scalings.dynamic_scaling(frequencies, 3.0, 64, jnp.asarray(128))
     np.testing.assert_allclose(found, frequencies * 4 ** -np.array([0, 1 / 3, 2 / 3, 1]), rtol=1e-6)
 
