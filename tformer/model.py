@@ -32,7 +32,7 @@ from tformer.layers.outputs import HEADS
 from tformer.layers.parallel.each_device import on_own_tokens
 from tformer.layers.recurrent import RecurrentTower
 from tformer.layers.resolved import ResolvedModel, resolve_model
-from tformer.layers.tower import Batch, Tower, positions_of, real_tokens
+from tformer.layers.tower import Batch, Tower, positions_of, real_tokens, tokens_of_texts
 
 
 class Family(nn.Module):
@@ -92,8 +92,9 @@ class Family(nn.Module):
         return on_own_tokens(in_chunks, wide, (x_BTD, real_tokens(batch), batch['targets']))
 
     def pool(self, batch: Batch, dropout_rates: DropoutRates | None = None) -> jax.Array:
-        """Returns x_BD, one vector for each sequence."""
-        return self.pooler(self.features(batch, dropout_rates), real_tokens(batch))
+        """Returns x_BD, one vector for each sequence, or x_BKD, one for each of the texts that share a row."""
+        several = 'segment_weights' in batch
+        return self.pooler(self.features(batch, dropout_rates), (tokens_of_texts if several else real_tokens)(batch))
 
 
 def make_tower(cfg: ResolvedModel, stack: str, cross: bool = False) -> Any:

@@ -87,6 +87,35 @@ def number_scores(
     return {'loss': (jnp.sum(errors), jnp.sum(batch['label_weights']))}
 
 
+def contrastive_scores(
+    outputs: tuple[jax.Array, jax.Array], batch: Batch, smoothing: MaybeScalar = None, z_loss: MaybeScalar = None
+) -> Scores:
+    """Scores of the second text of every row whose `label_weights` is not 0, among all but the first texts of the batch
+    (Henderson et al. 2017, section 4.4; hard negatives: Karpukhin et al. 2020, section 3.2).
+
+    Texts that are the same tokens (`segment_keys`) as the row's first or second are no candidates.
+    """
+    _, logits_BC = outputs
+    keys_BKX, others = batch['segment_keys'], batch['segment_weights'].shape[1] - 1
+    keys_CX, real_C = keys_BKX[:, 1:].reshape(-1, 2), batch['segment_weights'][:, 1:].reshape(-1) > 0
+    right_B = others * jnp.arange(len(keys_BKX))
+    same_BC = (keys_BKX[:, None, :2] == keys_CX[None, :, None]).all(-1).any(-1)
+    is_right_BC = right_B[:, None] == jnp.arange(len(keys_CX))[None]
+    logits_BC = jnp.where(is_right_BC | (real_C[None] & ~same_BC), logits_BC, _IMPOSSIBLE)
+    found = class_scores(logits_BC, right_B, batch['label_weights'])
+    return {'loss': found['loss'], 'accuracy': found['accuracy']}
+
+
+def cosine_scores(v_BKD: jax.Array, batch: Batch, smoothing: MaybeScalar = None, z_loss: MaybeScalar = None) -> Scores:
+    """The squared error of the cosine of each row's two texts (Reimers & Gurevych 2019, section 3)."""
+    return number_scores(cosines(v_BKD), batch)
+
+
+def cosines(v_BKD: jax.Array, *_: Any) -> jax.Array:
+    """Returns the cosine of the first two texts of each row, [B]."""
+    return jnp.sum(v_BKD[:, 0] * v_BKD[:, 1], axis=-1)
+
+
 def span_scores(
     logits_BT2: jax.Array, batch: Batch, smoothing: MaybeScalar = None, z_loss: MaybeScalar = None
 ) -> Scores:
@@ -213,6 +242,7 @@ class Loss:
     second: str | None = None  # the name of the second loss among the scores; None: there is one loss
     smoothing: bool = True  # whether label smoothing applies
     z_loss: bool = True  # whether the z-loss applies
+    whole_batch: bool = False  # whether the loss of a row depends on the other rows
 
 
 LOSSES: dict[str, Loss] = {
@@ -220,6 +250,11 @@ LOSSES: dict[str, Loss] = {
     'tags': Loss(token_scores, predict=most_likely),
     'labels': Loss(label_scores, predict=most_likely),
     'numbers': Loss(number_scores, ('loss',), lambda numbers_B, *_: numbers_B, smoothing=False, z_loss=False),
+    'contrastive': Loss(
+        contrastive_scores, ('loss', 'accuracy'), lambda outputs, *_: outputs[0], smoothing=False, z_loss=False,
+        whole_batch=True,
+    ),
+    'cosines': Loss(cosine_scores, ('loss',), cosines, smoothing=False, z_loss=False),
     'spans': Loss(span_scores, predict=best_spans, smoothing=False),
     'sentences': Loss(
         sentence_scores, (*_TOKEN_MEANS, 'sentence_loss', 'sentence_accuracy'), sentence_classes,

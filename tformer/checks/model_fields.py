@@ -119,6 +119,7 @@ RECURRENT = (
         'pooler',
         'pooler_activation',
         'class_bias',
+        'similarity_temperature',
         'dropout_rate',
         'head_dropout_rate',
         'initializer',

@@ -15,7 +15,7 @@ POSITIVE = (
     'model.rope_trained_len model.relative_buckets model.relative_max_distance model.norm_epsilon model.window '
     'model.attention_softcap model.output_softcap model.num_experts model.experts_per_token '
     'model.expert_capacity model.base_emb_dim model.lora_rank model.lora_alpha model.num_classes '
-    'model.init_scale model.generator_fraction '
+    'model.init_scale model.generator_fraction model.similarity_temperature '
     'data.tokenizer_vocab_size data.num_buckets data.batch_tokens data.prefetch data.num_threads data.mask_rate '
     'data.delete_rate data.infill_rate data.weight data.mixture_temperature data.row_multiple '
     'data.question_length data.stride data.mask_copies data.train_examples data.train_share '

@@ -8,7 +8,7 @@ from tformer.config import Config, Model, Optimizer, own_layers
 from tformer.config.tasks import TASKS
 from tformer.layers.norms import NORMS
 from tformer.layers.parametrization import parametrization
-from tformer.objectives import whole_batch_head
+from tformer.objectives import LOSSES, whole_batch_head
 from tformer.optim.optimizers import OPTIMIZERS
 
 
@@ -25,6 +25,8 @@ def check_run(config: Config) -> None:
     )
     require_divisor('train.microbatches', train.microbatches, 'train.batch_size', train.batch_size)
     words = whole_batch(model)
+    if LOSSES[task.loss].whole_batch:
+        words = f'train.objective={train.objective} compares each row with the whole batch'
     require(
         words is None or train.microbatches == 1,
         f'{words}: train.microbatches={train.microbatches} is not exact; use 1',
@@ -47,6 +49,12 @@ def check_run(config: Config) -> None:
         not isinstance(train.loss_chunk, int) or not whole_batch_head(model),
         f'train.loss_chunk={train.loss_chunk}: model.norm={model.norm}, here in the head (model.mlm_transform), '
         'needs the whole batch',
+    )
+    drops = model.dropout_rate, model.attention_dropout_rate, model.activation_dropout_rate
+    require(
+        train.objective != 'simcse' or any(drops),
+        'train.objective=simcse compares two vectors of the same text, which only dropout tells apart: '
+        f'model.dropout_rate={model.dropout_rate} must be above 0',
     )
     _check_in_order(config)
 

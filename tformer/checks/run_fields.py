@@ -94,21 +94,23 @@ def _single_rules() -> dict[str, Rule]:
     pairs, writes = _objectives(lambda task: task.in_pairs), _objectives(lambda task: task.writes)
     from_data = _objectives(lambda task: task.classes_from_data)
     given = _objectives(lambda task: task.given)
-    pooled = _objectives(lambda task: 'pooler' in HEADS[task.head].per_row)
+    pooled = _objectives(lambda task: HEADS[task.head].pools)
+    pooler = _objectives(lambda task: 'pooler' in HEADS[task.head].per_row)
     prefixed = _objectives(lambda task: task.prefix)
     return {
         'model.num_classes': from_data,
         'model.pooling': pooled,
-        'model.pooler': pooled,
-        'model.pooler_activation': _both((lambda c: c.model.pooler, 'model.pooler is True'), pooled),
+        'model.pooler': pooler,
+        'model.pooler_activation': _both((lambda c: c.model.pooler, 'model.pooler is True'), pooler),
+        'model.similarity_temperature': _objectives(lambda task: task.head == 'comparison'),
         'model.class_bias': _objectives(lambda task: task.head in ('class', 'number')),
-        'model.head_dropout_rate': _objectives(lambda task: not HEADS[task.head].vocabulary),
+        'model.head_dropout_rate': _objectives(lambda task: HEADS[task.head].drops),
         'model.generator_fraction': _objectives(lambda task: 'generator' in HEADS[task.head].per_token),
         'data.source_template': pairs,
         'data.target_template': pairs,
         'data.mixture_temperature': (lambda c: bool(c.data.mixture), 'data.mixture has parts'),
         'data.labels': from_data,
-        'data.label_range': _objectives(lambda task: task.records == 'number'),
+        'data.label_range': _objectives(lambda task: task.records in ('number', 'similarity')),
         'data.source_tokenizer': pairs,
         'data.encoder_length': (
             lambda c: c.model.family == 'encoder_decoder' or given[0](c),

@@ -71,7 +71,7 @@ def embed(
 
     `pooling` is a key of `layers.heads.POOLINGS`: `mean` (over the tokens that are not padding, special ones
     included), `cls`, `last` or `max`. None is model.pooling where the run was trained on whole texts (classes,
-    numbers), else mean. With `normalize` each vector is scaled to length 1, so that products are cosines. An
+    numbers, vectors), else mean. With `normalize` each vector is scaled to length 1, so that products are cosines. An
     encoder-decoder's vectors are its encoder's. Texts longer than model.max_len are cut, and a line on standard error
     says how many.
 
@@ -97,7 +97,7 @@ def embed(
 def _pools(run: Run) -> bool:
     """Returns whether the run was trained on one vector of each text, from the stack that `embed` reads."""
     head = HEADS[TASKS[run.config.train.objective].head]
-    return 'pooler' in head.per_row and not head.vocabulary and run.config.model.family != 'encoder_decoder'
+    return head.pools and not head.vocabulary and run.config.model.family != 'encoder_decoder'
 
 
 def _rows(run: Run, texts: Sequence[str]) -> list[Fields]:

@@ -92,6 +92,7 @@ class Model(Section):
     pooler: bool = False  # BERT's dense + tanh after the pooling
     pooler_activation: str = 'tanh'  # pooler: what stands in place of the tanh (DistilBERT's relu, ELECTRA's gelu)
     class_bias: bool = True  # on the classes, or the number, of a sequence
+    similarity_temperature: float = 0.05  # contrastive, simcse: divides the cosines of two texts (Gao et al. 2021)
     generator_fraction: float = 0.25  # replaced_token: width of the generator, by that of the model (Clark et al. 2020)
 
     # Low-rank adapters (Hu et al. 2022): with them only they and the heads of tasks are trained
@@ -124,7 +125,8 @@ OUTSIDE_THE_FUNCTION = (
     *('dropout_rate', 'attention_dropout_rate', 'activation_dropout_rate', 'head_dropout_rate'),
     *('initializer', 'init_scale', 'balance_weight', 'router_z_weight', 'expert_capacity', 'generator_fraction'),
     *('scan_layers', 'remat', 'attention_kernel', 'dtype', 'param_dtype'),
-    *('num_classes', 'pooling', 'pooler', 'pooler_activation', 'class_bias', 'lora_alpha', 'lora_targets'),
+    *('num_classes', 'pooling', 'pooler', 'pooler_activation', 'class_bias', 'similarity_temperature'),
+    *('lora_alpha', 'lora_targets'),
 )
 
 

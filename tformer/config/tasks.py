@@ -23,6 +23,8 @@ RECORDS: dict[str, RecordForm] = {
     'pair': RecordForm(('source', 'target'), ('references',), held_out_by='source'),
     'class': RecordForm(('label', 'text'), ('pair',), labelled=True),
     'number': RecordForm(('label', 'text'), ('pair',), labelled=True),
+    'positive': RecordForm(('text', 'positive'), ('negative',), labelled=True),
+    'similarity': RecordForm(('label', 'text', 'pair'), labelled=True),
     'tags': RecordForm(('tokens', 'tags'), labelled=True, held_out_by='tokens'),
     'answers': RecordForm(('question', 'context', 'answers'), labelled=True, held_out_by='context'),
 }
@@ -34,15 +36,23 @@ class Head(NamedTuple):
     per_row: tuple[str, ...] = ()  # names of the parameters that the head adds and that see one vector of each row
     per_token: tuple[str, ...] = ()  # names of the parameters that the head adds and that see every token
     vocabulary: bool = False  # whether the outputs include logits over the vocabulary
+    pools: bool = False  # whether the vectors of texts are their tokens', pooled
+
+    @property
+    def drops(self) -> bool:
+        """Whether model.head_dropout_rate has layers that it stands before."""
+        return bool(self.per_row or self.per_token) and not self.vocabulary
 
 
 HEADS: dict[str, Head] = {
     'tokens': Head(vocabulary=True),
-    'class': Head(per_row=('pooler', 'class_head')),
-    'number': Head(per_row=('pooler', 'number_head')),
+    'class': Head(per_row=('pooler', 'class_head'), pools=True),
+    'number': Head(per_row=('pooler', 'number_head'), pools=True),
     'tags': Head(per_token=('tag_head',)),
     'spans': Head(per_token=('span_head',)),
-    'sentences': Head(per_row=('pooler', 'sentence_head'), vocabulary=True),
+    'sentences': Head(per_row=('pooler', 'sentence_head'), vocabulary=True, pools=True),
+    'vectors': Head(pools=True),
+    'comparison': Head(pools=True),
     'detection': Head(per_token=('generator', 'detection_head'), vocabulary=True),
 }
 
@@ -91,6 +101,7 @@ class Task(NamedTuple):
 
 
 _ENCODER = ('encoder',)
+_ONE_STACK = ('encoder', 'decoder')
 
 
 def _text_to_text(records: str, format: str) -> Task:
@@ -125,6 +136,14 @@ TASKS: dict[str, Task] = {
     'regression': Task('number', 'number', head='number', loss='numbers', judge='numbers'),
     'token_classification': Task('tags', 'tags', head='tags', loss='tags', judge='tags', classes='tags'),
     'question_answering': Task('answers', 'answer', head='spans', loss='spans', judge='answers'),
+    # Henderson et al. 2017, section 4.4; Gao et al. 2021, section 3; Reimers & Gurevych 2019, section 3
+    'contrastive': Task(
+        'positive', 'texts', families=_ONE_STACK, head='comparison', loss='contrastive', judge='retrieval'
+    ),
+    'simcse': Task('text', 'text_twice', families=_ONE_STACK, head='comparison', loss='contrastive'),
+    'cosine_similarity': Task(
+        'similarity', 'scored_texts', families=_ONE_STACK, head='vectors', loss='cosines', judge='numbers'
+    ),
     # Raffel et al. 2020, section 3.2.1
     'prefix_lm': Task(
         'text', 'continue_prefix', 'continue_text', ('decoder', 'encoder_decoder'), writes=True, prefix=True

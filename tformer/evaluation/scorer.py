@@ -117,6 +117,20 @@ def judge_numbers(predicted: Sequence[Predicted], batches: Batches, tokenizers: 
     return scores.regression_scores(np.concatenate(labels), np.concatenate(outputs))
 
 
+def judge_retrieval(predicted: Sequence[Predicted], batches: Batches, tokenizers: Tokenizers) -> dict[str, float]:
+    """Scores of each row's second text among all different texts of the split but the first ones of its rows."""
+    vectors_NKD = np.concatenate([one.outputs for one in predicted])
+    keys_NK = np.concatenate([one.batch['segment_keys'] for one in predicted]).view(np.int64)[..., 0]
+    real_NK = np.concatenate([one.batch['segment_weights'] for one in predicted]) > 0
+    kept_N = real_NK.any(axis=1)
+    vectors_NKD, keys_NK, real_NK = vectors_NKD[kept_N], keys_NK[kept_N], real_NK[kept_N]
+    known, first = np.unique(keys_NK[:, 1:][real_NK[:, 1:]], return_index=True)
+    texts_MD = vectors_NKD[:, 1:][real_NK[:, 1:]][first]
+    place_N2 = np.searchsorted(known, keys_NK[:, :2]).clip(max=len(known) - 1)
+    itself_N = np.where(known[place_N2[:, 0]] == keys_NK[:, 0], place_N2[:, 0], -1)
+    return scores.retrieval_scores(scores.ranks(vectors_NKD[:, 0], texts_MD, place_N2[:, 1], itself_N))
+
+
 def judge_tags(predicted: Sequence[Predicted], batches: Batches, tokenizers: Tokenizers) -> dict[str, float]:
     """Scores of the entities of sentences; words beyond the length, or without a token, count as O."""
     gold, said = [], []
@@ -197,6 +211,9 @@ JUDGES: dict[str, Metric] = {
         ('f1_macro', 'f1_micro', 'matthews'), judge_classes, positive_names=('f1',), fields=('positive_label',)
     ),
     'numbers': Metric(('pearson', 'spearman', 'mean_squared_error'), judge_numbers),
+    'retrieval': Metric(
+        ('recall_at_1', 'recall_at_5', 'recall_at_10', 'mean_reciprocal_rank', 'ndcg_at_10'), judge_retrieval
+    ),
     'tags': Metric(('entity_f1', 'entity_precision', 'entity_recall'), judge_tags),
     'answers': Metric(('squad_exact_match', 'squad_f1'), judge_answers, fields=('answer_length', 'null_threshold')),
     'sentences': Metric(('sentence_f1_macro',), functools.partial(judge_classes, prefix='sentence_')),

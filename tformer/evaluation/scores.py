@@ -73,6 +73,36 @@ def regression_scores(labels: np.ndarray, predicted: np.ndarray) -> dict[str, fl
         return found | {'mean_squared_error': mean_of(np.square(labels - predicted))}
 
 
+# --------------------------------------------------------------------------------------------------- retrieval
+
+_QUERIES_AT_ONCE = 1024
+
+
+def ranks(queries_ND: np.ndarray, texts_MD: np.ndarray, right_N: np.ndarray, itself_N: np.ndarray) -> np.ndarray:
+    """Returns the rank, from 1, of each query's right text among M texts by the product of their vectors, int [N].
+
+    A text as near as the right one comes before it. `right_N` and `itself_N` are numbers of texts, int; the latter is
+    the query's own text, which has no rank (-1: it is not among them).
+    """
+    found = [np.zeros(0, np.int64)]
+    for start in range(0, len(queries_ND), _QUERIES_AT_ONCE):
+        some = slice(start, start + _QUERIES_AT_ONCE)
+        scores_NM, row_N = queries_ND[some] @ texts_MD.T, np.arange(len(right_N[some]))
+        before_NM = scores_NM >= scores_NM[row_N, right_N[some]][:, None]
+        before_NM &= np.arange(len(texts_MD)) != itself_N[some, None]
+        before_NM[row_N, right_N[some]] = False
+        found.append(1 + before_NM.sum(axis=1))
+    return np.concatenate(found)
+
+
+def retrieval_scores(ranks_N: np.ndarray) -> dict[str, float]:
+    """Returns `recall_at_1`, `_5` and `_10`, `mean_reciprocal_rank` and `ndcg_at_10` (Järvelin & Kekäläinen 2002) of
+    queries with one right text each, from its rank."""
+    gains_N = np.where(ranks_N <= 10, 1 / np.log2(1 + ranks_N), 0.0)
+    recalls = {f'recall_at_{k}': mean_of(ranks_N <= k) for k in (1, 5, 10)}
+    return {**recalls, 'mean_reciprocal_rank': mean_of(1 / ranks_N), 'ndcg_at_10': mean_of(gains_N)}
+
+
 # ---------------------------------------------------------------------------------------------------- entities
 
 

@@ -69,19 +69,22 @@ def token_statistics(logits: jax.Array, targets: jax.Array) -> TokenStatistics:
 
 
 class Pooler(nn.Module):
-    """One vector x_BD of a sequence (Devlin et al. 2019, 3.2)."""
+    """One vector x_BD of a sequence (Devlin et al. 2019, 3.2), or x_BKD of the K texts that share a row."""
 
     cfg: ResolvedModel
 
     @nn.compact
-    def __call__(self, x_BTD: jax.Array, real_BT: jax.Array) -> jax.Array:
+    def __call__(self, x_BTD: jax.Array, real: jax.Array) -> jax.Array:
+        """Takes real_BT, True at the tokens of the sequence, or real_BKT, True at those of each text."""
         cfg = self.cfg
-        x_BD = choose(POOLINGS, cfg.pooling, 'model.pooling')(x_BTD, real_BT)
+        pool, several = choose(POOLINGS, cfg.pooling, 'model.pooling'), real.ndim == 3
+        x = jax.vmap(pool, (None, 1), 1)(x_BTD, real) if several else pool(x_BTD, real)
         if cfg.pooler:
             shape = (cfg.emb_dim, cfg.emb_dim)
             activation = choose(POOLER_ACTIVATIONS, cfg.pooler_activation, 'model.pooler_activation')
-            x_BD = activation(Dense(cfg, 'BD,DF->BF', shape, ('embed', 'mlp'), bias=True, name='dense')(x_BD))
-        return x_BD
+            equation = 'BKD,DF->BKF' if several else 'BD,DF->BF'
+            x = activation(Dense(cfg, equation, shape, ('embed', 'mlp'), bias=True, name='dense')(x))
+        return x
 
 
 class LinearHead(nn.Module):
@@ -103,8 +106,8 @@ class LinearHead(nn.Module):
 
 
 def first_token(x_BTD: jax.Array, real_BT: jax.Array) -> jax.Array:
-    """The vector of the first token, [CLS] (Devlin et al. 2019)."""
-    return x_BTD[:, 0]
+    """The vector of the first token that is not padding, [CLS] (Devlin et al. 2019)."""
+    return jnp.take_along_axis(x_BTD, jnp.argmax(real_BT, 1)[:, None, None], 1)[:, 0]
 
 
 def mean_token(x_BTD: jax.Array, real_BT: jax.Array) -> jax.Array:

@@ -32,6 +32,12 @@ def real_tokens(batch: Batch) -> jax.Array:
     return positions_of(batch) >= 0
 
 
+def tokens_of_texts(batch: Batch) -> jax.Array:
+    """Returns mask_BKT, True at the tokens of each of the K texts that share a row (`segment_weights` [B, K])."""
+    numbers_K = 1 + jnp.arange(batch['segment_weights'].shape[1])
+    return batch['segment_ids'][:, None, :] == numbers_K[None, :, None]
+
+
 class AnyTower(nn.Module):
     """The input embedding and a stack: token embeddings in, residual stream out."""
 

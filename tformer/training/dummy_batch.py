@@ -7,6 +7,7 @@ import numpy as np
 from tformer.checks import resolve
 from tformer.config import Config, override
 from tformer.config.tasks import TASKS
+from tformer.data.examples.example_formats import format_of
 from tformer.data.tokenizers.tokenizers import TOKENIZERS
 from tformer.data.tokenizers.vocabulary import FIRST
 from tformer.training import workdir
@@ -52,10 +53,26 @@ def random_batch(config: Config, seed: int = 0) -> dict[str, np.ndarray]:
         'number': rng.random(rows, np.float32),
         'spans': rng.integers(0, data.length, (rows, 2), np.int32),
         'sentences': rng.integers(0, 2, rows, np.int32),
+        'vectors': rng.random(rows, np.float32),
+        'comparison': np.zeros(rows, np.int32),
     }
     head = TASKS[config.train.objective].head
     if head in labels:
         batch |= {'labels': labels[head], 'label_weights': np.ones(rows, np.float32)}
+    if format_of(config).several:
+        batch |= _two_texts(batch['positions'])
     first, stop = (0, classes) if head == 'tags' else (FIRST, model.vocab_size)
     targets = rng.integers(first, stop, (rows, data.length), np.int32)
     return batch | {'targets': targets, 'weights': np.ones((rows, data.length), np.float32)}
+
+
+def _two_texts(positions_BT: np.ndarray) -> dict[str, np.ndarray]:
+    """Returns the arrays that make each row two texts of half its length."""
+    rows, length = positions_BT.shape
+    second_BT = positions_BT >= length // 2
+    return {
+        'positions': positions_BT - second_BT * np.int32(length // 2),
+        'segment_ids': 1 + second_BT.astype(np.int32),
+        'segment_weights': np.ones((rows, 2), np.float32),
+        'segment_keys': np.arange(4 * rows, dtype=np.int32).reshape(rows, 2, 2),
+    }

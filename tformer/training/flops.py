@@ -31,20 +31,21 @@ def model_flops(config: Config, params: Any, batch: Mapping[str, Any]) -> float:
     """
     rows, length = batch['inputs'].shape
     source = batch['encoder_inputs'].shape[1] if config.model.family == 'encoder_decoder' else length
+    texts = batch['segment_weights'].shape[1] if 'segment_weights' in batch else 1
     vocabulary = HEADS[TASKS[config.train.objective].head].vocabulary
     tied = config.model.tied_embeddings in ('all', 'output') and vocabulary
     total = 0.0
     for path, box in jax.tree_util.tree_leaves_with_path(params, is_leaf=lambda x: isinstance(x, nn.Partitioned)):
         names = path_names(path)
         if names[-1] == 'kernel' or (tied and names == ('embed', 'table')):
-            total += 6 * rows * _tokens(names, length, source) * _weights(config.model, names, box)
+            total += 6 * rows * _vectors(names, length, source, texts) * _weights(config.model, names, box)
     return total + rows * _attention(config.model, length, source)
 
 
-def _tokens(names: tuple[str, ...], length: int, source: int) -> int:
+def _vectors(names: tuple[str, ...], length: int, source: int, texts: int) -> int:
     """Returns how many vectors of a row a kernel multiplies."""
     if any(names[0] in head.per_row for head in HEADS.values()):
-        return 1
+        return texts
     if names[-3:] == ('score', 'vector', 'kernel'):  # of additive attention: each pair of target and source
         return length * source
     of_source = 'cross_attention' in names and names[-2] in ('key', 'value')

@@ -24,8 +24,13 @@ from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.errors import UserError, check_memory, choose
 
 _ENDLESS = 1 << 40  # steps
-_PADDING: dict[str, Any] = {'weights': 0, 'prefix': False, 'token_types': 0}  # other arrays: the pad token
-_PER_ROW = ('labels', 'label_weights')
+_PADDING: dict[str, Any] = {  # other arrays: the pad token
+    'weights': 0,
+    'prefix': False,
+    'token_types': 0,
+    'positions': -1,
+    'segment_ids': 0,
+}
 
 Batch = dict[str, np.ndarray]
 
@@ -97,8 +102,10 @@ class Batches:
         )
         self.steps_per_epoch = self._sampler.steps_per_epoch
 
-        example = {name: np.asarray(value) for name, value in self._fields(0, 0, epoch=0).items()}
-        self._per_row = {name: example.pop(name) for name in _PER_ROW if name in example}
+        fullest = max(range(len(examples)), key=lambda part: examples[part].num_texts.max())
+        fields = self._fields(fullest, int(examples[fullest].num_texts.argmax()), epoch=0)
+        example = {name: np.asarray(value) for name, value in fields.items()}
+        self._per_row = {name: example.pop(name) for name in example_arrays.OF_ROWS if name in example}
         self._dtypes: dict[str, dict[str, np.dtype]] = {side: {} for side in ('', 'encoder_')[: lengths.shape[1]]}
         for name, array in example.items():
             self._dtypes['encoder_' if name.startswith('encoder_') else ''][name] = array.dtype
@@ -170,7 +177,7 @@ class Batches:
                 for name in self._dtypes[side]:
                     arrays[name][start:stop] = fields[name]
             for name in self._per_row:
-                arrays[name][...] = fields[name]
+                arrays[name][tuple(map(slice, np.shape(fields[name])))] = fields[name]
 
     def segments(self, step: int) -> list[list[tuple[int, int, int]]]:
         """Returns (part, record of the part, example of the part) of each segment of each row of `batch(step)`."""

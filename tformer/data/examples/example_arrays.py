@@ -1,7 +1,8 @@
 """The examples of a split, and the arrays of one example under each format: model inputs, targets and weights."""
 
 import dataclasses
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -9,6 +10,8 @@ from tformer.data.examples import corrupt, denoisers, sentences
 from tformer.data.examples.corrupt import Noise
 from tformer.data.examples.special_tokens import Fields, SpecialTokenTemplate
 from tformer.data.ragged import Ragged
+
+OF_ROWS = ('labels', 'label_weights', 'segment_weights', 'segment_keys')  # arrays that belong to whole rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +34,17 @@ class Examples:
 
     def __len__(self) -> int:
         return len(self.record)
+
+    @property
+    def num_texts(self) -> np.ndarray:
+        """The texts that each example keeps apart in its row, int64 [N]."""
+        several = 'ends' in self.columns
+        return self.columns['ends'].lengths[self.record] if several else np.ones(len(self), np.int64)
+
+    def texts(self, index: int) -> list[np.ndarray]:
+        """Returns the tokens of each of an example's texts, cut to its `stop`."""
+        texts = np.split(self.of('tokens', index), self.of('ends', index)[:-1])
+        return [text[: self.stop[index]] for text in texts]
 
     def of(self, column: str, index: int) -> np.ndarray:
         """Returns the row of a column that belongs to the record of an example."""
@@ -90,6 +104,49 @@ def classify(examples: Examples, index: int, noise: Noise) -> Fields:
     texts = examples.of('tokens', index), examples.of('second_text', index)
     first, second = _shortened(*texts, int(examples.stop[index]))
     return {**examples.template.read(first, second), 'labels': label, 'label_weights': np.float32(1)}
+
+
+def compare(examples: Examples, index: int, noise: Noise) -> Fields:
+    """Several texts, and for each a `segment_keys`, 64 bits, which only texts of the same tokens share."""
+    return _compared(examples, examples.texts(index))
+
+
+def compare_twice(examples: Examples, index: int, noise: Noise) -> Fields:
+    """As `compare`, of a text and itself (Gao et al. 2021, section 3)."""
+    return _compared(examples, examples.texts(index) * 2)
+
+
+def _compared(examples: Examples, texts: Sequence[np.ndarray]) -> Fields:
+    keys = [hashlib.blake2b(text.tobytes(), digest_size=8).digest() for text in texts]
+    return {
+        **side_by_side(map(examples.template.read, texts)),
+        'segment_keys': np.frombuffer(b''.join(keys), np.int32).reshape(-1, 2),
+        'label_weights': np.float32(1),
+    }
+
+
+def compare_scored(examples: Examples, index: int, noise: Noise) -> Fields:
+    """Two texts, and the cosine that they should have: data.label_range as [0, 1], or where it has numbers below 0 as
+    [-1, 1]."""
+    (label,) = examples.of('label', index)
+    low, high = noise.data.label_range or (-1.0, 1.0)
+    least = -1 if low < 0 else 0
+    cosine = least + (1 - least) * (label - low) / (high - low)
+    texts = side_by_side(map(examples.template.read, examples.texts(index)))
+    return {**texts, 'labels': np.float32(cosine), 'label_weights': np.float32(1)}
+
+
+def side_by_side(texts: Iterable[Fields]) -> Fields:
+    """Returns the arrays of a row of K texts that do not see each other: `segment_ids` count them from 1, and positions
+    start at 0 in each. `segment_weights` [K] are 1, and 0 where a row of the batch has fewer texts than another."""
+    parts = list(texts)
+    sizes = [len(part['inputs']) for part in parts]
+    return {
+        **{name: np.concatenate([part[name] for part in parts]) for name in parts[0]},
+        'positions': np.concatenate(list(map(np.arange, sizes)), dtype=np.int32),
+        'segment_ids': np.repeat(np.arange(1, len(parts) + 1, dtype=np.int32), sizes),
+        'segment_weights': np.ones(len(parts), np.float32),
+    }
 
 
 def tag(examples: Examples, index: int, noise: Noise) -> Fields:

@@ -108,16 +108,21 @@ def _sentinels_of_ul2(sizes: np.ndarray, data: Data) -> np.ndarray:
 class ExampleFormat:
     """How records become examples: the columns of numbers, the tokens of each example, and its arrays."""
 
-    # (examples, index of one, its noise) -> its arrays; `labels` and `label_weights` belong to its row as a whole, and
-    # all others have the example's length
+    # (examples, index of one, its noise) -> its arrays; those of `example_arrays.OF_ROWS` belong to its row as a whole,
+    # and all others have the example's length
     fields: Callable[[Examples, int, Noise], Fields]
     encoding: tokenized.Encoding = tokenized.TEXT
     cut: Callable[[spans.Columns, spans.Lengths, SpecialTokenTemplate, Data], spans.Spans] = spans.in_pieces
     lengths: spans.Lengths = _to_read
     num_specials: int = 1  # special tokens around a whole text, of which data.start is one
     num_sentinels: Callable[[np.ndarray, Data], np.ndarray] | None = None  # needed by examples of so many tokens
-    labelled: bool = False  # a row has one label, and so one example
+    labelled: bool = False  # arrays of whole rows belong to one example, and so a row is one
     reads: tuple[str, ...] = ()  # the fields of config.data that it reads and some other formats do not
+
+    @property
+    def several(self) -> bool:
+        """Whether an example is several texts that do not see each other."""
+        return 'ends' in self.encoding.whole
 
 
 _MASKS = ('mask_rate', 'mask_unit', 'mask_keep', 'mask_random', 'mask_copies')
@@ -137,6 +142,17 @@ FORMATS = {
     ),
     'number': ExampleFormat(
         example_arrays.classify, tokenized.NUMBERS, spans.beginning, num_specials=2, labelled=True, reads=('overlong',)
+    ),
+    'texts': ExampleFormat(
+        example_arrays.compare, tokenized.TEXTS, spans.several, num_specials=2, labelled=True, reads=('overlong',)
+    ),
+    'text_twice': ExampleFormat(
+        example_arrays.compare_twice, tokenized.SINGLE, spans.twice, num_specials=2, labelled=True,
+        reads=('overlong',),
+    ),
+    'scored_texts': ExampleFormat(
+        example_arrays.compare_scored, tokenized.SCORED, spans.several, num_specials=2, labelled=True,
+        reads=('overlong',),
     ),
     'tags': ExampleFormat(
         example_arrays.tag, tokenized.TAGGED, spans.beginning, num_specials=2, reads=('overlong',)

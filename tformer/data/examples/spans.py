@@ -64,6 +64,26 @@ def beginning(columns: Columns, lengths: Lengths, template: SpecialTokenTemplate
     return Spans(*whole, stop, lengths(stop, template, data), sizes > stop)
 
 
+def several(columns: Columns, lengths: Lengths, template: SpecialTokenTemplate, data: Data, copies: int = 1) -> Spans:
+    """All texts of a record, or copies of them, in one row: each is cut to `stop` tokens, as many as let the row hold
+    all."""
+    ends, records = columns['ends'], np.arange(len(columns['ends']))
+    record = np.repeat(records, ends.lengths)
+    sizes = np.concatenate([np.diff(own, prepend=0) for own in ends])
+
+    def positions(stop: np.ndarray) -> np.ndarray:
+        (own,) = lengths(np.minimum(sizes, stop[record]), template, data)
+        return copies * np.bincount(record, own, len(records)).astype(np.int64)
+
+    stop = np.zeros(len(records), np.int64)
+    for bit in reversed(range(data.length.bit_length())):  # the largest that fits, from its highest bit on
+        stop += (positions(stop + (1 << bit)) <= data.length) << bit
+    if stop.min(initial=1) < 1:
+        most = copies * int(ends.lengths[stop.argmin()])
+        raise UserError(f'data.length={data.length} has no room for text beside the special tokens of {most} texts')
+    return Spans(records, np.zeros_like(stop), stop, [positions(stop)], np.bincount(record, sizes > stop[record]) > 0)
+
+
 def both_sides(columns: Columns, lengths: Lengths, template: SpecialTokenTemplate, data: Data) -> Spans:
     """A target with its end, and its source before it.
 
@@ -118,4 +138,5 @@ def _room(lengths: Lengths, template: SpecialTokenTemplate, data: Data) -> int:
     return room
 
 
+twice = functools.partial(several, copies=2)
 in_pieces_to_the_end = functools.partial(in_pieces, ends=True)

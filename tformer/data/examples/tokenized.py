@@ -210,6 +210,17 @@ def answers(records: Sequence[Record], tokenizers: Tokenizers) -> Encoded:
     return Encoded(dict(columns), {})
 
 
+def several(field: str, records: Sequence[Record], tokenizers: Tokenizers) -> Encoded:
+    """Encodes the texts in a field of each record as `tokens`, one after the other, and where each of them stops as
+    `ends`. The `label` of records that have one is a number."""
+    texts = [[text] if isinstance(text := record[field], str) else text for record in records]
+    encoded = iter(tokenizers.target.encode_batch(list(itertools.chain(*texts))))
+    rows = [list(itertools.islice(encoded, len(own))) for own in texts]
+    ends = [list(itertools.accumulate(map(len, row))) for row in rows]
+    labels = [[record['label']] if 'label' in record else [] for record in records]
+    return Encoded({'tokens': [list(itertools.chain(*row)) for row in rows], 'ends': ends, 'label': labels}, {})
+
+
 def _unknown(label: str, known: Iterable[str], what: str = 'label') -> str:
     return f'{what} {label!r} has no training example{nearest(label, list(known))}'
 
@@ -222,4 +233,7 @@ PAIRS = Encoding('pairs', {'sources': 'source', 'tokens': 'target'})
 CLASSES = Encoding('classes', _TWO_TEXTS, classes, whole=('label',))
 NUMBERS = Encoding('numbers', _TWO_TEXTS, numbers, real=('label',))
 TAGGED = Encoding('tagged', {'tokens': 'tokens'}, tagged, whole=('words', 'tags'))
+TEXTS = Encoding('texts', {'tokens': 'texts'}, functools.partial(several, 'texts'), whole=('ends',))
+SCORED = Encoding('scored', {'tokens': 'texts'}, functools.partial(several, 'texts'), whole=('ends',), real=('label',))
+SINGLE = Encoding('single', {'tokens': 'text'}, functools.partial(several, 'text'), whole=('ends',))
 ANSWERS = Encoding('answers', _QUESTION, answers, whole=('begins', 'ends', 'answer'))

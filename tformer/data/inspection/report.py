@@ -18,6 +18,7 @@ from tformer.data.examples.example_formats import format_of
 from tformer.data.inspection import amounts, duplicates, padding, rendering
 from tformer.data.inspection.duplicates import Say, Texts
 from tformer.data.inspection.rendering import Cell, Line, harmless, share, table
+from tformer.data.ragged import Ragged
 from tformer.data.sources.records import Record, text_of
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.errors import NoSplitError
@@ -89,7 +90,7 @@ def lengths(config: Config, splits: Mapping[str, Batches]) -> list[str]:
         if column == 'sources':
             option, limit = 'data.encoder_length', data.encoder_length or data.length
         beside = num_specials + (len(data.source_start) if column == 'sources' else len(data.start) - 1)
-        sizes = beside + np.concatenate([part.examples.columns[column].lengths for part in batches.parts])
+        sizes = np.concatenate([_sizes(part.examples.columns, column, beside) for part in batches.parts])
         percentiles = (f'{value:,.0f}' for value in (*np.percentile(sizes, (50, 90, 99)), sizes.max()))
         over = share((sizes > limit).sum(), len(sizes))
         cells.append((f'{split} {field}', f'{sizes.mean():,.1f}', *percentiles, limit, over))
@@ -98,6 +99,12 @@ def lengths(config: Config, splits: Mapping[str, Batches]) -> list[str]:
             longest = f'longest: record {index + 1:,}: {harmless(text_of(batches.records[index], field))}'
             bars += ['', f'train {field}, {longest}', *histogram(sizes, limit, option)]
     return table(('', 'mean', '50 %', '90 %', '99 %', 'longest', 'limit', 'over limit'), cells) + bars
+
+
+def _sizes(columns: Mapping[str, Ragged], column: str, beside: int) -> np.ndarray:
+    """Returns the tokens of each record in a column, with `beside` special ones around each of its texts."""
+    texts = columns['ends'].lengths if column == 'tokens' and 'ends' in columns else 1
+    return columns[column].lengths + beside * texts
 
 
 def histogram(sizes: np.ndarray, limit: int, field: str) -> list[str]:

@@ -70,6 +70,10 @@ def _texts(value: Any, key: str) -> list[str]:
     return [text(item, f'{key}[{place}]') for place, item in enumerate(value)]
 
 
+def _one_or_more(value: Any, key: str) -> list[str]:
+    return [value] if isinstance(value, str) else _texts(value, key)
+
+
 def _label(value: Any, key: str) -> str | float:
     """A string or a number; `CHECKS` of the record decide which."""
     if not isinstance(value, str | int | float) or isinstance(value, bool):
@@ -98,8 +102,14 @@ def _short(value: Any) -> str:
 
 def _filled(record: Record, *fields: str) -> None:
     for field in fields:
-        if field in record and not record[field].strip():
+        texts = record.get(field, [])
+        if not all(text.strip() for text in ([texts] if isinstance(texts, str) else texts)):
             raise BadRecord(f'{field} is empty')
+
+
+def _of_positive(record: Record, config: Data) -> Record:
+    _filled(record, 'text', 'positive', 'negative')
+    return {**record, 'texts': [record['text'], record['positive'], *record.get('negative', [])]}
 
 
 def _of_class(record: Record, config: Data) -> Record:
@@ -129,6 +139,14 @@ def _of_number(record: Record, config: Data) -> Record:
         raise BadRecord(f'label {label:g} is outside data.label_range, from {low:g} to {high:g}')
     _filled(record, 'text', 'pair')
     return {**record, 'label': label}
+
+
+def _of_similarity(record: Record, config: Data) -> Record:
+    """As `_of_number`; without data.label_range the label is a cosine."""
+    record = _of_number(record, config)
+    if not config.label_range and abs(record['label']) > 1:
+        raise BadRecord(f'label {record["label"]:g} is no cosine: data.label_range is not set, e.g. to 0,5')
+    return {**record, 'texts': [record['text'], record['pair']]}
 
 
 def _of_tags(record: Record, config: Data) -> Record:
@@ -196,12 +214,15 @@ READERS: dict[str, Callable[[Any, str], Any]] = {  # of fields that are not text
     'tokens': _texts,
     'tags': _texts,
     'references': _texts,
+    'negative': _one_or_more,
     'answers': _answers,
 }
 
 CHECKS: dict[str, Callable[[Record, Data], Record]] = {  # by the form of the record, `config.tasks.RECORDS`
     'class': _of_class,
     'number': _of_number,
+    'positive': _of_positive,
+    'similarity': _of_similarity,
     'tags': _of_tags,
     'answers': _of_answers,
 }

@@ -61,7 +61,7 @@ def _tsv(text: Text, config: Data, objective: str) -> Iterator[Record]:
     lists = ('tokens', 'tags') if 'tags' in own and not filled_in else ()
     layouts = [_columns(text, config, objective)] if config.columns or filled_in else [own]
     if not config.columns:
-        layouts += [own + optional] if 'pair' in optional else []
+        layouts += [own + optional] if optional and 'references' not in optional else []
         layouts += [('label', 'text')] if own == ('text',) else []
     for number, line in text.filled():
         values = line.split('\t')

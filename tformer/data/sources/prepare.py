@@ -147,9 +147,9 @@ def _features(objective: str, record: Record) -> dict[str, Any]:
     text, task = tfds.features.Text(), TASKS[objective]
     others = {
         'answers': tfds.features.Sequence({'text': text, 'answer_start': tfds.features.Scalar(np.int64)}),
-        **dict.fromkeys(('tokens', 'tags', 'references'), tfds.features.Sequence(text)),
+        **dict.fromkeys(('tokens', 'tags', 'references', 'negative'), tfds.features.Sequence(text)),
     }
-    if task.records == 'number':
+    if task.records in ('number', 'similarity'):
         others['label'] = tfds.features.Scalar(np.float64)
     return {field: others.get(field, text) for field in task.fields + task.optional if field in record}
 
@@ -180,4 +180,4 @@ def _shards(name: str, records: Sequence[Record], fields: tuple[str, ...], say: 
     return [functools.partial(rows, start, stop) for start, stop in itertools.pairwise(stops)]
 
 
-_NOT_STORED = {'where', 'name'}  # fields that only say where a record comes from
+_NOT_STORED = {'where', 'name', 'texts'}  # fields that say where a record comes from, or are made of others
