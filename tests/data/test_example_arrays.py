@@ -27,6 +27,34 @@ def arrays(function, examples: Examples, **data) -> dict:
     return {name: np.asarray(value).tolist() for name, value in function(examples, 0, noise).items()}
 
 
+@pytest.mark.parametrize(('template', 'first', 'last'), [(ENCODER, CLS, SEP), (DECODER, BOS, EOS)])
+def test_texts_stand_side_by_side_each_counted_from_its_beginning(template, first, last):
+    found = arrays(example_arrays.compare, example(template, stop=2, tokens=[51, 52, 53, 61, 51, 52], ends=[3, 4, 6]))
+    assert found['inputs'] == [first, 51, 52, last, first, 61, last, first, 51, 52, last]
+    assert found['positions'] == [0, 1, 2, 3, 0, 1, 2, 0, 1, 2, 3]
+    assert found['segment_ids'] == [1, 1, 1, 1, 2, 2, 2, 3, 3, 3, 3]
+    assert (found['segment_weights'], found['label_weights']) == ([1, 1, 1], 1)
+    one, other, same = found['segment_keys']
+    assert one == same != other  # both are 51 52 where the model reads them
+
+
+def test_a_text_twice_is_two_texts():
+    found = arrays(example_arrays.compare_twice, example(ENCODER, stop=9, tokens=[51, 52], ends=[2]))
+    assert found['inputs'] == [CLS, 51, 52, SEP] * 2 and found['segment_ids'] == [1] * 4 + [2] * 4
+    assert found['segment_keys'][0] == found['segment_keys'][1]
+
+
+@pytest.mark.parametrize(
+    ('label', 'limits', 'cosine'),
+    [(5, (0.0, 5.0), 1), (1, (0.0, 5.0), 0.2), (3, (1.0, 5.0), 0.5), (-2, (-2.0, 2.0), -1), (-0.25, (), -0.25)],
+)
+def test_a_label_becomes_a_cosine_by_the_range_of_the_labels(label, limits, cosine):
+    """STS-B's labels from 0 to 5 are cosines from 0 to 1; a range that begins below 0 is that from -1 to 1."""
+    examples = example(ENCODER, stop=9, tokens=[51, 52], ends=[1, 2], label=[])
+    examples.columns['label'] = Ragged(np.array([label], np.float32), np.array([0, 1]))
+    assert arrays(example_arrays.compare_scored, examples, label_range=limits)['labels'] == pytest.approx(cosine)
+
+
 def test_a_tag_is_at_the_first_token_of_its_word_behind_cls():
     found = arrays(
         example_arrays.tag, example(ENCODER, stop=4, tokens=[51, 52, 53, 54], words=[0, -1, 1, -1], tags=[3, 4])

@@ -310,6 +310,10 @@ def record(objective: str, rng: np.random.Generator, pairs: bool, longest: int) 
     made: dict[str, Any] = {field: text() for field in TASKS[objective].fields}
     if objective in ('classification', 'regression'):
         made |= {'label': 'x' if objective == 'classification' else 0.5} | ({'pair': text()} if pairs else {})
+    if 'positive' in made:
+        made['texts'] = [text() for _ in range(int(rng.integers(2, 5)))]
+    if objective == 'cosine_similarity':
+        made |= {'label': 0.5, 'texts': [made['text'], made['pair']]}
     if objective == 'token_classification':
         words = text().split() or ['a']
         made = {'tokens': words, 'tags': list(rng.choice(['O', 'B-X'], len(words)))}
@@ -367,9 +371,10 @@ def test_an_example_fits_and_is_as_long_as_was_said(
         assert all(0 < size <= most <= limit for size, most, limit in zip(sizes, said, limits, strict=False))
         exact = objective not in LOOSE and not (objective == 'prefix_lm' and family == 'encoder_decoder')
         assert sizes == said or not exact or made.num_truncated
-        own = ('inputs', 'targets', 'weights', 'prefix', 'token_types')
+        own = ('inputs', 'targets', 'weights', 'prefix', 'token_types', 'segment_ids')
         assert {len(fields[name]) for name in own if name in fields} == {sizes[0]}
-        assert ('labels' in fields) == ('label_weights' in fields) == example_formats.format_of(config).labelled
+        assert ('label_weights' in fields) == example_formats.format_of(config).labelled
+        assert ('labels' in fields) == ('label_weights' in fields and 'segment_keys' not in fields)
 
 
 # ---------------------------------------------------------------------------------------------------------- windows

@@ -54,6 +54,10 @@ SQUAD = {'text': ['the mat', 'mat'], 'answer_start': [11, 15]}
 ASKED = {'question': 'Where?', 'context': 'It sits on the mat.', 'answers': [(11, 'the mat'), (15, 'mat')]}
 UNANSWERED = {'question': 'Why?', 'context': 'It sits.', 'answers': []}
 PAIRED = [{'label': 'yes', 'text': 'a b', 'pair': 'c'}, {'label': 'no', 'text': 'd', 'pair': 'e f'}]
+NEGATIVES = [
+    {'text': 'a', 'positive': 'b', 'negative': ['c'], 'texts': ['a', 'b', 'c']},
+    {'text': 'd', 'positive': 'e', 'negative': ['f', 'g'], 'texts': ['d', 'e', 'f', 'g']},
+]
 TAGGED = [
     {'tokens': ['Ada', 'Byron', 'met', 'Ann'], 'tags': ['B-PER', 'I-PER', 'O', 'B-PER']},
     {'tokens': ['#', 'York'], 'tags': ['O', 'B-LOC']},
@@ -78,6 +82,14 @@ KINDS = {  # (objective, name of the file, its content, data fields, the records
                         [{'label': 5.0, 'text': 'a', 'pair': 'b'}]),
     'number jsonl': ('regression', 'a.jsonl', lines({'label': 2, 'text': 'a'}, {'label': '0.25', 'text': 'b'}), {},
                      [{'label': 2.0, 'text': 'a'}, {'label': 0.25, 'text': 'b'}]),
+    'positives tsv': ('contrastive', 'a.tsv', 'a\tb\nc\td\n', {},
+                      [{'text': 'a', 'positive': 'b', 'texts': ['a', 'b']},
+                       {'text': 'c', 'positive': 'd', 'texts': ['c', 'd']}]),
+    'negative tsv': ('contrastive', 'a.tsv', 'a\tb\tc\n', {}, NEGATIVES[:1]),
+    'negatives jsonl': ('contrastive', 'a.jsonl', lines({'q': 'a', 'd+': 'b', 'd-': 'c'},
+                        {'q': 'd', 'd+': 'e', 'd-': ['f', 'g']}), {'columns': ('q', 'd+', 'd-')}, NEGATIVES),
+    'similarity tsv': ('cosine_similarity', 'a.tsv', '5\ta\tb\n', {'label_range': (0.0, 5.0)},
+                       [{'label': 5.0, 'text': 'a', 'pair': 'b', 'texts': ['a', 'b']}]),
     'tags tsv': ('token_classification', 'a.tsv',
                  'Ada Byron met Ann\tB-PER I-PER O B-PER\n# York\tO B-LOC\n', {}, TAGGED),
     'tags jsonl': ('token_classification', 'a.jsonl', lines(*TAGGED), {'labels': ('LOC', 'PER')}, TAGGED),
@@ -164,6 +176,9 @@ GOOD = {  # a good line of each
     ('token_classification', 'jsonl'): lines({'tokens': ['a'], 'tags': ['O']}),
     ('token_classification', 'conll'): 'a x O\nb y B-PER\n\n',
     ('question_answering', 'jsonl'): lines(CONTEXT),
+    ('contrastive', 'tsv'): 'a\tb\n',
+    ('contrastive', 'jsonl'): lines({'text': 'a', 'positive': 'b', 'negative': ['c']}),
+    ('cosine_similarity', 'tsv'): '1\ta\tb\n',
     ('seq2seq', 'jsonl'): lines({'source': 'a', 'target': 'b'}),
 }
 
@@ -203,6 +218,14 @@ MISTAKES = [  # (objective, ending, the bad line, data fields, what is said afte
     ('regression', 'tsv', '5.5\ta\n', RANGE, 'label 5.5 is outside data.label_range, from 0 to 5'),
     ('regression', 'tsv', '-1\ta\n', RANGE, 'label -1 is outside data.label_range, from 0 to 5'),
     ('regression', 'tsv', '1\t\n', {}, 'text is empty'),
+    ('contrastive', 'tsv', 'a\t \n', {}, 'positive is empty'),
+    ('contrastive', 'tsv', 'a\n', {}, '1 tab-separated columns, expected 2 (text, positive)'),
+    ('contrastive', 'jsonl', lines({'text': 'a', 'positive': 'b', 'negative': ['c', ' ']}), {}, 'negative is empty'),
+    ('contrastive', 'jsonl', lines({'text': 'a', 'positive': 'b', 'negative': [1]}), {},
+     "'negative[0]' is not a string: 1"),
+    ('contrastive', 'jsonl', lines({'text': 'a', 'positve': 'b', 'negative': 'c'}), {},
+     "no key 'positive'; did you mean 'positve'?"),
+    ('cosine_similarity', 'tsv', '5\ta\tb\n', {}, 'label 5 is no cosine: data.label_range is not set, e.g. to 0,5'),
     ('regression', 'jsonl', '{"label": NaN, "text": "a"}\n', {}, 'label nan is not finite'),
     ('regression', 'jsonl', '{"label": true, "text": "a"}\n', {},
      "'label' is neither a string nor a number: True"),

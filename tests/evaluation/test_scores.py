@@ -122,6 +122,29 @@ def test_correlations_by_hand():
     assert scores.regression_scores(nothing, nothing) == near(pearson=0, spearman=0, mean_squared_error=0)
 
 
+# --------------------------------------------------------------------------------------------------- retrieval
+def test_ranks_count_nearer_texts_and_ties_but_not_the_query_itself():
+    texts = np.array([[1.0, 0], [0, 1], [0.6, 0.8], [0.6, -0.8]])
+    queries = np.array([[1.0, 0], [1, 0], [0, 1], [1, 0]])  # products 1 0 .6 .6, and 0 1 .8 -.8
+    right, itself = np.array([2, 2, 0, 0]), np.array([-1, 0, -1, 0])
+    assert scores.ranks(queries, texts, right, itself).tolist() == [3, 2, 3, 1]
+    many = np.tile(queries, (600, 1)), texts, np.tile(right, 600), np.tile(itself, 600)
+    assert scores.ranks(*many).tolist() == [3, 2, 3, 1] * 600
+
+
+def test_retrieval_by_hand():
+    """Ranks 1, 3, 10 and 12: gains 1, 1/log2(4), 1/log2(11) and none."""
+    found = scores.retrieval_scores(np.array([1, 3, 10, 12]))
+    assert found == near(
+        recall_at_1=1 / 4,
+        recall_at_5=2 / 4,
+        recall_at_10=3 / 4,
+        mean_reciprocal_rank=(1 + 1 / 3 + 1 / 10 + 1 / 12) / 4,
+        ndcg_at_10=(1 + 1 / 2 + 1 / np.log2(11)) / 4,
+    )
+    assert set(scores.retrieval_scores(np.zeros(0, int)).values()) == {0}
+
+
 # ---------------------------------------------------------------------------------------------------- entities
 TAG = st.sampled_from(['O', 'O', 'B-X', 'I-X', 'B-Y', 'I-Y', 'E-X', 'S-Y', 'I-Y-Z', 'B', 'I'])
 SENTENCES = st.lists(st.lists(st.tuples(TAG, TAG), max_size=8), min_size=1, max_size=5)

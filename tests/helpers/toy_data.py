@@ -34,6 +34,15 @@ def labelled(directory: pathlib.Path, train: int = 64) -> pathlib.Path:
     return directory
 
 
+def scored(directory: pathlib.Path, train: int = 64) -> pathlib.Path:
+    """score<TAB>text<TAB>text, the score, from 0 to 5, is the share of the first text's words that the second has."""
+    for split, count, seed in (('train', train, 0), ('valid', 16, 1), ('test', 16, 2)):
+        rows = zip(sentences(count, seed), sentences(count, seed + 3), strict=True)
+        shares = ((len({*one.split()} & {*other.split()}) / len({*one.split()}), one, other) for one, other in rows)
+        write(directory / f'{split}.tsv', (f'{5 * share:.2f}\t{one}\t{other}' for share, one, other in shares))
+    return directory
+
+
 def running(directory: pathlib.Path) -> pathlib.Path:
     """Running text, one document a split."""
     for split, count, seed in (('train', 200, 0), ('valid', 20, 1), ('test', 20, 2)):

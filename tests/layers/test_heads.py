@@ -483,6 +483,28 @@ def test_numbers_are_judged_without_rows_of_padding() -> None:
     assert found == pytest.approx(expected) and found['mean_squared_error'] == 1 and found['spearman'] < 1
 
 
+def test_texts_are_ranked_among_the_different_ones_of_the_split() -> None:
+    """Rows a b, a c with the negative a, d b with d: of the texts a b c d, a is nearest to the query b.
+
+    The query a is itself no candidate: b is its nearest, and c, on the other side, its last of three. Of d, for which
+    all are alike, b comes last: three, as d is left out, too.
+    """
+    texts = [['a', 'b'], ['a', 'c', 'a'], ['d', 'b', 'd']]
+    records = [{'text': own[0], 'positive': own[1], 'texts': own} for own in texts]
+    vectors = {'a': [1, 0, 0], 'b': [0.8, 0.6, 0], 'c': [-1, 0, 0], 'd': [0, 0, 1]}
+    batches = split_of('contrastive', records, Tokenizers(None, Byte()), data__batching='pad')
+
+    def outputs(step: int, batch: dict[str, np.ndarray]) -> np.ndarray:
+        found = np.full((2, 3, 3), 9.0, np.float32)  # of the padding: nearest to all
+        for row, own in enumerate(texts[2 * step : 2 * step + 2]):
+            found[row, : len(own)] = [vectors[text] for text in own]
+        return found
+
+    found = judged(batches, Tokenizers(None, Byte()), outputs)
+    assert found['recall_at_1'] == pytest.approx(1 / 3) and found['recall_at_5'] == 1
+    assert found['mean_reciprocal_rank'] == pytest.approx((1 + 1 / 3 + 1 / 3) / 3)
+
+
 @pytest.mark.parametrize('family', STACKS)
 @pytest.mark.parametrize(('length', 'seen'), [(10, 4), (9, 4), (8, 3), (6, 3), (5, 2), (4, 2), (3, 2)])
 def test_tags_of_words_beyond_the_length_are_o(length: int, seen: int, family: str) -> None:

@@ -14,7 +14,7 @@ X = jnp.array([[[1.0, -9.0], [3.0, -7.0], [8.0, -2.0]]])
 @pytest.mark.parametrize(
     ('name', 'front', 'behind'),
     [
-        ('cls', [1, -9], [1, -9]),
+        ('cls', [3, -7], [1, -9]),
         ('mean', [5.5, -4.5], [2, -8]),  # of the last two tokens, and of the first two
         ('max', [8, -2], [3, -7]),
         ('last', [8, -2], [3, -7]),
