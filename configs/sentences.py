@@ -73,6 +73,7 @@ def get_config(arguments: str = '') -> ConfigDict:
         smoke={
             'model.emb_dim': 32,
             'model.mlp_dim': 64,
+            'model.num_heads': 4,
             'model.num_encoder_layers': 2,
             'data.tokenizer_vocab_size': 400,
             'data.length': 64,

@@ -219,7 +219,7 @@ MISTAKES = [  # (objective, ending, the bad line, data fields, what is said afte
     ('regression', 'tsv', '-1\ta\n', RANGE, 'label -1 is outside data.label_range, from 0 to 5'),
     ('regression', 'tsv', '1\t\n', {}, 'text is empty'),
     ('contrastive', 'tsv', 'a\t \n', {}, 'positive is empty'),
-    ('contrastive', 'tsv', 'a\n', {}, '1 tab-separated columns, expected 2 (text, positive)'),
+    ('contrastive', 'tsv', 'a\n', {}, "1 tab-separated columns, expected 2 (text, positive): 'a'"),
     ('contrastive', 'jsonl', lines({'text': 'a', 'positive': 'b', 'negative': ['c', ' ']}), {}, 'negative is empty'),
     ('contrastive', 'jsonl', lines({'text': 'a', 'positive': 'b', 'negative': [1]}), {},
      "'negative[0]' is not a string: 1"),
