@@ -1,8 +1,9 @@
 """Scores a checkpoint, or the mean of several, on a split.
 
-    tformer evaluate --workdir=DIR [--split=valid] [--checkpoint=latest] [--average=N]
+    tformer evaluate --workdir=DIR [--split=valid] [--checkpoint=latest] [--average=N] [--baseline]
 
-The scores are printed and added to result.json in the workdir.
+The scores are printed and added to result.json in the workdir. With --baseline, classification and regression are
+compared with TF-IDF and a linear model, and tags with each word's most frequent one, fitted on the training split.
 """
 
 import json
@@ -10,6 +11,7 @@ import pathlib
 from collections.abc import Sequence
 
 from tformer import atomic, commands
+from tformer.commands import baseline as baseline_lib
 from tformer.commands import scoring
 from tformer.commands.run import Run, opened
 from tformer.data.sources.records import Record
@@ -23,14 +25,17 @@ SHARED_FLAGS = ('workdir', 'checkpoint')
 FLAGS = {
     'split': ('string', 'test', 'the split to score: train, valid or test'),
     'average': ('int', None, 'score the mean of the newest N checkpoints (train.keep_last keeps them)'),
+    'baseline': ('bool', False, 'also fit a linear model on the training split, and say which is better'),
 }
 PROCESSES = True
+ALONE = ('baseline',)
 
 
 def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) -> None:
     workdir = commands.needed(flags, 'workdir')
     loaded = Run.load(workdir, overrides, flags.checkpoint, flags.average, placed=True)
-    evaluate(loaded, flags.split, **({} if flags.average is None else {'averaged_checkpoints': flags.average}))
+    facts = {} if flags.average is None else {'averaged_checkpoints': flags.average}
+    evaluate(loaded, flags.split, baseline=flags.baseline, **facts)
 
 
 def evaluate(
@@ -38,6 +43,7 @@ def evaluate(
     split: str = 'test',
     records: Sequence[Record] | None = None,
     account: Account | None = None,
+    baseline: bool = False,
     **facts: float,
 ) -> dict[str, float]:
     """Scores a run on a split, prints the scores with some samples, and adds them to result.json in the workdir.
@@ -48,9 +54,12 @@ def evaluate(
     `run.evaluate(split)` returns the scores without printing or writing them.
 
     `run` may be a workdir. `records` are those of the split (train, valid or test), if they are loaded already. At the
-    end of a training its `account` is written as `wall_time`. The facts are numbers to write beside the scores.
+    end of a training its `account` is written as `wall_time`. With `baseline`, the scores of `baseline.compare` are
+    added. The facts are numbers to write beside the scores.
     """
     run = opened(run)
+    if baseline:
+        baseline_lib.of_objective(run.config.train.objective)  # before minutes of scoring
     before = run.results
     found = scoring.score(run.config, run.tokenizers, run.variables, split, records)
     print(f'{run.workdir} step {run.step}, {split}: {found.num_records:,} records')
@@ -60,14 +69,20 @@ def evaluate(
             print(f'  {name} signature: {signature}')
     for line in found.samples:
         print(line)
+    scores = found.scores
+    if baseline:
+        compared = baseline_lib.compare(run, scoring.scored_records(run.config, split, records))
+        print('\n'.join(compared.lines))
+        print(writers.format_table(compared.scores.items()))
+        scores |= compared.scores
     if (run.workdir / trials.STATED).is_file() and 'parameters' not in facts:
         print(f'{run.workdir} is a trial of a sweep: its result.json keeps the scores of the end of its training')
     elif processes.first():
-        scores = {'step': run.step, **facts, **found.scores}
+        written = {'step': run.step, **facts, **scores}
         with digests.recording(run.workdir, 'result.json', predictions.place(run.workdir, split).name):
             if run.config.evaluate.metrics:
                 predictions.write(run.workdir, split, found.outputs, found.references)
             spent = account.seconds() if account is not None else writers.seconds(run.workdir)
-            found_all = {**before, split: scores, **({WALL_TIME: spent} if spent else {})}
+            found_all = {**before, split: written, **({WALL_TIME: spent} if spent else {})}
             atomic.write(run.workdir / 'result.json', json.dumps(found_all, indent=2) + '\n')
-    return found.scores
+    return scores

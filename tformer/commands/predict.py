@@ -75,15 +75,19 @@ def predict(
       UserError: the run's objective predicts nothing of whole texts, or a text is malformed.
     """
     run = opened(run)
-    objective, data = run.config.train.objective, run.config.data
+    objective = run.config.train.objective
     head = TASKS[objective].head
     if head not in PREDICTIONS:
         valid = ', '.join(name for name, task in TASKS.items() if task.head in PREDICTIONS)
         raise UserError(f'predict: train.objective={objective} is not for predictions; valid: {valid}')
     prediction = PREDICTIONS[head]
     records = [_record(run, prediction, text, reading.place(index, source)) for index, text in enumerate(texts)]
-    if not records:
-        return []
+    return of_records(run, records, batch_size) if records else []
+
+
+def of_records(run: Run, records: Sequence[Record], batch_size: int = reading.BATCH_SIZE) -> list[dict[str, Any]]:
+    """Returns the prediction for each record of the run's objective, as `predict`."""
+    data, prediction = run.config.data, PREDICTIONS[TASKS[run.config.train.objective].head]
     examples = example_formats.make(run.config, run.tokenizers, records, 'input', training=False)
     if examples.num_truncated:
         shown = f'{examples.num_truncated:,} of {len(records):,} texts were cut to data.length={data.length}'

@@ -43,9 +43,7 @@ def score(
     `records` are those of the split (train, valid or test), if they are loaded already.
     """
     mesh = sharding.make_mesh(config.mesh)
-    records = mixture.load(config, split) if records is None else records
-    if config.evaluate.max_examples is not None:
-        records = [records[i] for i in range(min(len(records), config.evaluate.max_examples))]
+    records = scored_records(config, split, records)
     multiple = sharding.row_multiple(mesh, config.mesh)
     make_batches = functools.partial(
         pipeline.Batches, tokenizers=tokenizers, split=split, training=False, records=records, row_multiple=multiple
@@ -69,6 +67,13 @@ def score(
             references = [metrics.references_of(record) for record in records]
             found |= metrics.generation_scores(config.evaluate, outputs, records)
         return Scored(found, len(records), outputs, references, samples(config, tokenizers, variables, records))
+
+
+def scored_records(config: Config, split: str, records: Sequence[Record] | None = None) -> Sequence[Record]:
+    """Returns the records of a split (or those given, if it is loaded already), the first evaluate.max_examples."""
+    records = mixture.load(config, split) if records is None else records
+    most = config.evaluate.max_examples
+    return records if most is None else [records[i] for i in range(min(len(records), most))]
 
 
 def shardings(config: Config, mesh: jax.sharding.Mesh) -> Any:
