@@ -17,9 +17,7 @@ from tformer.errors import UserError
 
 def records(count: int, seed: int) -> list[dict]:
     """Texts of the class `bird` where that word occurs."""
-    return [
-        {'text': text, 'label': 'bird' if 'bird' in text else 'none'} for text in toy_data.sentences(count, seed)
-    ]
+    return [{'text': text, 'label': 'bird' if 'bird' in text else 'none'} for text in toy_data.sentences(count, seed)]
 
 
 def test_classes_that_a_word_decides_are_found() -> None:
@@ -52,13 +50,13 @@ def test_numbers_are_linear_in_words_and_in_the_likeness_of_two_texts() -> None:
         rng, found = random.Random(seed), []
         for text in toy_data.sentences(count, seed, (8, 8)):
             kept = rng.randint(0, 8)
-            pair = [*text.split()[:kept], *(f'w{rng.randint(0, 9)}' for _ in range(8 - kept))]
+            pair = [*text.split()[:kept], *rng.choices(toy_data.WORDS, k=8 - kept)]
             found.append({'text': text, 'pair': ' '.join(pair), 'label': float(kept)})
         return found
 
     predicted, what = baseline.BASELINES['number'].fit(likeness(200, 0))
     unseen = likeness(100, 1)
-    assert scipy.stats.pearsonr(predicted(unseen), [record['label'] for record in unseen]).statistic > 0.9
+    assert scipy.stats.pearsonr(predicted(unseen), [record['label'] for record in unseen]).statistic > 0.85
     assert what.startswith('ridge regression on TF-IDF')
 
 

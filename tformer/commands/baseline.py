@@ -56,15 +56,17 @@ def compare(run: Run, records: Sequence[Record]) -> Compared:
     found = resampling.compare_corpora(baseline.terms(right, own), baseline.terms(right, other), baseline.metric)
     low, high = found.interval
     verdict = 'the run is better' if low > 0 else 'the baseline is better' if high < 0 else 'neither is better'
-    lead = f'{baseline.decides}_over_baseline'
+    lead, interval = (
+        f'{baseline.decides}_over_baseline',
+        f'{found.difference:+.4f} (95 % interval {low:+.4f} to {high:+.4f})',
+    )
     named = {baseline.decides: found.baseline, **baseline.scores(run, right, other)}
     return Compared(
         {f'baseline_{name}': value for name, value in named.items()}
         | {lead: found.difference, f'{lead}_low': low, f'{lead}_high': high},
         [
             f'baseline: {what}, fitted on {count:,} of {len(train):,} training records',
-            f'{baseline.decides}: run {found.arm:.4f}, baseline {found.baseline:.4f}, difference {found.difference:+.4f} '
-            f'(95 % interval {low:+.4f} to {high:+.4f}): {verdict}',
+            f'{baseline.decides}: run {found.arm:.4f}, baseline {found.baseline:.4f}, difference {interval}: {verdict}',
         ],
     )
 
@@ -94,7 +96,7 @@ class Baseline(NamedTuple):
 
 
 class Features:
-    """TF-IDF (Salton & Buckley 1988) of words and pairs of words and, in short texts, of 2 to 4 characters of a word.
+    """TF-IDF (Salton & Buckley 1988) of words and pairs of words and, in short texts, of 2 and 3 characters of a word.
 
     Of two texts u and v the features are u, v, |u - v| and their cosine.
     """
@@ -107,7 +109,7 @@ class Features:
         common = {'sublinear_tf': True, 'max_features': most}
         kinds = {'words': TfidfVectorizer(ngram_range=(1, 2), token_pattern=r'\w+|[^\w\s]', **common)}
         if np.mean([len(text) for text in texts]) <= LONG:
-            kinds['characters'] = TfidfVectorizer(analyzer='char_wb', ngram_range=(2, 4), **common)
+            kinds['characters'] = TfidfVectorizer(analyzer='char_wb', ngram_range=(2, 3), **common)
         self.names = ' and '.join(kinds)
         self.union = make_union(*kinds.values()).fit(texts)
 
