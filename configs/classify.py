@@ -6,6 +6,9 @@ r"""Classification of labelled text by a pooled encoder, from scratch or from a 
     tformer train --config=configs/classify.py --config.data.path=DIR --workdir=runs/tuned \
         --config.train.init_from=runs/pretrained
 
+    tformer train --config=configs/classify.py:small,distilled --config.data.path=DIR --workdir=runs/distilled \
+        --config.train.teacher=runs/scratch
+
 `few_labels.py` holds the measured experiment, with a smaller model and pre-training on packed rows.
 
 DIR holds {train,valid,test}.tsv, label<TAB>text.
@@ -45,6 +48,7 @@ def get_config(arguments: str = '') -> ConfigDict:
             'train.best_metric': 'valid/loss',
             'optimizer.learning_rate': 1e-3,
         },
+        distilled={'train.objective': 'classification_distilled', 'train.teacher': 'runs/scratch'},
         small={
             'model.emb_dim': 128,
             'model.mlp_dim': 512,

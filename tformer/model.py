@@ -16,7 +16,7 @@ statistics where their collection is mutable. `dropout_rates=None` stands for th
 """
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +33,14 @@ from tformer.layers.parallel.each_device import on_own_tokens
 from tformer.layers.recurrent import RecurrentTower
 from tformer.layers.resolved import ResolvedModel, resolve_model
 from tformer.layers.tower import Batch, Tower, positions_of, real_tokens, tokens_of_texts
+
+
+class LogitsInput(NamedTuple):
+    """All that a model's logits are computed from."""
+
+    model: nn.Module  # unbound; its method `logits` is applied
+    params: Any  # those that it needs
+    x_BTD: jax.Array  # the residual stream after the last stack
 
 
 class Family(nn.Module):
@@ -61,35 +69,53 @@ class Family(nn.Module):
         """Returns logits_BTV, float32."""
         return self.logits(self.features(batch, dropout_rates), real_tokens(batch))
 
+    def logits_input(self, batch: Batch, dropout_rates: DropoutRates | None = None) -> LogitsInput:
+        """Returns all that the logits of a batch are computed from."""
+        x_BTD = self.features(batch, dropout_rates)
+        ends = {name: tree for name, tree in self.variables['params'].items() if name in ('embed', 'head')}
+        return LogitsInput(self.clone(parent=None, name=None), ends, x_BTD)
+
     def token_statistics(
-        self, batch: Batch, dropout_rates: DropoutRates | None = None, *, chunk: int
+        self,
+        batch: Batch,
+        dropout_rates: DropoutRates | None = None,
+        *,
+        chunk: int,
+        teacher: LogitsInput | None = None,
+        temperature: float | jax.Array = 1.0,
     ) -> TokenStatistics:
         """Returns the statistics [B, T] of each token's logits, of which only [B, chunk, V] are in memory at once.
 
         The backward pass computes the logits again, chunk by chunk. Each device adds up the gradients of its own tokens
-        over all chunks, in float32, before devices exchange the sums.
+        over all chunks, in float32, before devices exchange the sums. With a `teacher` they have the divergence from
+        its logits at a temperature, of which no more are in memory either.
         """
-        x_BTD, T = self.features(batch, dropout_rates), batch['targets'].shape[1]
-        count, alone = -(-T // chunk), self.clone(parent=None, name=None)
+        own, T = self.logits_input(batch, dropout_rates), batch['targets'].shape[1]
+        count, models, streams = -(-T // chunk), [own.model], [own.x_BTD]
+        params = [jax.tree.map(lambda x: x.astype(jnp.float32), own.params)]
+        if teacher is not None:
+            models, streams, params = [*models, teacher.model], [*streams, teacher.x_BTD], [*params, teacher.params]
 
         def split(x: jax.Array) -> jax.Array:
             """Chunk i has the positions i, i + count, ..., so devices that split the length share each chunk."""
             x = jnp.pad(x, [(0, 0), (0, -x.shape[1] % count), *[(0, 0)] * (x.ndim - 2)])
             return jnp.moveaxis(x.reshape(x.shape[0], -1, count, *x.shape[2:]), 2, 0)
 
-        def in_chunks(params: Any, tokens: tuple[jax.Array, jax.Array, jax.Array]) -> TokenStatistics:
+        def in_chunks(shared: Any, tokens: Any) -> TokenStatistics:
+            params, temperatures = shared
+
             @functools.partial(jax.checkpoint, prevent_cse=False)
-            def one(part: tuple[jax.Array, jax.Array, jax.Array]) -> TokenStatistics:
-                x_BTD, real_BT, targets_BT = part
-                logits: Any = alone.apply({'params': params}, x_BTD, real_BT, method='logits')
-                return token_statistics(logits, targets_BT)
+            def one(part: Any) -> TokenStatistics:
+                streams, real_BT, targets_BT = part
+                each = zip(models, params, streams, strict=True)
+                logits: Any = [model.apply({'params': p}, x, real_BT, method='logits') for model, p, x in each]
+                return token_statistics(logits[0], targets_BT, *logits[1:], *temperatures)
 
             found = jax.lax.map(one, jax.tree.map(split, tokens))
             return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 2).reshape(x.shape[1], -1)[:, : tokens[1].shape[1]], found)
 
-        ends = {name: tree for name, tree in self.variables['params'].items() if name in ('embed', 'head')}
-        wide = jax.tree.map(lambda x: x.astype(jnp.float32), ends)
-        return on_own_tokens(in_chunks, wide, (x_BTD, real_tokens(batch), batch['targets']))
+        shared = params, [] if teacher is None else [temperature]
+        return on_own_tokens(in_chunks, shared, (streams, real_tokens(batch), batch['targets']))
 
     def pool(self, batch: Batch, dropout_rates: DropoutRates | None = None) -> jax.Array:
         """Returns x_BD, one vector for each sequence, or x_BKD, one for each of the texts that share a row."""

@@ -5,22 +5,36 @@ The caller adds the pairs over microbatches and devices and divides once, so tha
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from flax import linen as nn
 
-from tformer.config import Config, Model
+from tformer.config import Config, Model, Train
 from tformer.config.tasks import TASKS
-from tformer.layers.dropout import MaybeScalar
+from tformer.layers.dropout import DropoutRates, MaybeScalar
 from tformer.layers.heads import TokenStatistics, token_statistics
 from tformer.layers.norms import NORMS
-from tformer.layers.outputs import HEADS
+from tformer.layers.outputs import HEADS, best_spans, candidates, most_likely, sentence_classes
 
 Batch = Mapping[str, jax.Array]
 Scalar = float | jax.Array
 Pair = tuple[jax.Array, jax.Array]  # (sum, weight)
 Scores = dict[str, Pair]
+Method = str | Callable[..., Any]  # of a model, by its name, or (model, batch, dropout rates) -> outputs
+
+
+class Teaching(NamedTuple):
+    """What a frozen teacher adds to a loss."""
+
+    outputs: Any  # the teacher's, for the same batch; None: the statistics of the logits have the divergence from them
+    weight: Scalar  # of the teacher's targets; the data's have the rest
+    temperature: Scalar  # divides the logits of both models
+
+
+# (batch, chunk as in `Objective.method_for`) -> (the method of the model that learns, what the teacher adds)
+Teach = Callable[[Batch, int | None], tuple[Method, Teaching]]
 
 AUTO_LOGITS = 2**24  # of a row, held at once with train.loss_chunk=auto: 64 MiB
 
@@ -46,45 +60,60 @@ def class_scores(
     weights: jax.Array,
     smoothing: MaybeScalar = None,
     z_loss: MaybeScalar = None,
+    teaching: Teaching | None = None,
 ) -> Scores:
     """Returns (sum, weight) of `loss`, which is trained, of `nll` without smoothing, and of `accuracy`.
 
     Logits are [..., V], or their summary for these targets; targets [...], int, and weights [...]. `z_loss` times the
     squared log-sum-exp of the logits, which keeps them from drifting, is part of the loss (Chowdhery et al. 2022,
     section 5).
+
+    With `teaching` of weight w and temperature T the loss is 1 - w times that of the targets plus w T^2 times the
+    divergence from the teacher at T, whose gradients T^2 keeps as large (Hinton et al. 2015, section 2); `divergence`
+    is scored, too.
     """
-    found = logits if isinstance(logits, TokenStatistics) else token_statistics(logits, targets)
+    taught = () if teaching is None else (teaching.outputs, teaching.temperature)
+    found = logits if isinstance(logits, TokenStatistics) else token_statistics(logits, targets, *taught)
     weight, nll = jnp.sum(weights), _cross_entropy(found, None)
     loss = nll if smoothing is None else _cross_entropy(found, smoothing)
+    if teaching is not None:
+        assert found.divergence is not None
+        loss = (1 - teaching.weight) * loss + teaching.weight * jnp.square(teaching.temperature) * found.divergence
     if z_loss is not None:
         loss += z_loss * jnp.square(found.normalizer)
-    return {
+    scores = {
         'loss': (jnp.sum(loss * weights), weight),
         'nll': (jnp.sum(nll * weights), weight),
         'accuracy': (jnp.sum((found.best == targets) * weights), weight),
     }
+    if found.divergence is not None:
+        scores['divergence'] = (jnp.sum(found.divergence * weights), weight)
+    return scores
 
 
-def token_scores(
-    logits_BTV: jax.Array | TokenStatistics, batch: Batch, smoothing: MaybeScalar = None, z_loss: MaybeScalar = None
-) -> Scores:
-    """Scores of every token whose `weights` is not 0."""
-    return class_scores(logits_BTV, batch['targets'], batch['weights'], smoothing, z_loss)
+def token_scores(logits_BTV: jax.Array | TokenStatistics, batch: Batch, *options: Any) -> Scores:
+    """Scores of every token whose `weights` is not 0; the options are those of `class_scores`."""
+    return class_scores(logits_BTV, batch['targets'], batch['weights'], *options)
 
 
-def label_scores(
-    logits_BC: jax.Array, batch: Batch, smoothing: MaybeScalar = None, z_loss: MaybeScalar = None
-) -> Scores:
-    """Scores of every sequence whose `label_weights` is not 0."""
-    return class_scores(logits_BC, batch['labels'], batch['label_weights'], smoothing, z_loss)
+def label_scores(logits_BC: jax.Array, batch: Batch, *options: Any) -> Scores:
+    """Scores of every sequence whose `label_weights` is not 0; the options are those of `class_scores`."""
+    return class_scores(logits_BC, batch['labels'], batch['label_weights'], *options)
 
 
 def number_scores(
-    numbers_B: jax.Array, batch: Batch, smoothing: MaybeScalar = None, z_loss: MaybeScalar = None
+    numbers_B: jax.Array,
+    batch: Batch,
+    smoothing: MaybeScalar = None,
+    z_loss: MaybeScalar = None,
+    teaching: Teaching | None = None,
 ) -> Scores:
-    """The squared error of every sequence whose `label_weights` is not 0."""
-    errors = jnp.square(numbers_B - batch['labels']) * batch['label_weights']
-    return {'loss': (jnp.sum(errors), jnp.sum(batch['label_weights']))}
+    """The squared error of every sequence whose `label_weights` is not 0; a teacher's number is another target."""
+    errors = jnp.square(numbers_B - batch['labels'])
+    if teaching is not None:
+        apart = jnp.square(numbers_B - teaching.outputs)
+        errors = (1 - teaching.weight) * errors + teaching.weight * apart
+    return {'loss': (jnp.sum(errors * batch['label_weights']), jnp.sum(batch['label_weights']))}
 
 
 def contrastive_scores(
@@ -117,26 +146,30 @@ def cosines(v_BKD: jax.Array, *_: Any) -> jax.Array:
 
 
 def span_scores(
-    logits_BT2: jax.Array, batch: Batch, smoothing: MaybeScalar = None, z_loss: MaybeScalar = None
+    logits_BT2: jax.Array,
+    batch: Batch,
+    smoothing: MaybeScalar = None,
+    z_loss: MaybeScalar = None,
+    teaching: Teaching | None = None,
 ) -> Scores:
     """Scores of the first and the last token of an answer, among the tokens whose `weights` is not 0.
 
     The loss is the mean of both. An answer is right where both tokens are (Devlin et al. 2019, 4.2).
     """
-    logits_BT2 = jnp.where(candidates(batch)[..., None], logits_BT2, _IMPOSSIBLE)
-    logits_B2T = jnp.moveaxis(logits_BT2, 2, 1)
+
+    def by_end(logits_BT2: jax.Array) -> jax.Array:
+        return jnp.moveaxis(jnp.where(candidates(batch)[..., None], logits_BT2, _IMPOSSIBLE), 2, 1)
+
+    logits_B2T = by_end(logits_BT2)
     weights_B2 = jnp.broadcast_to(batch['label_weights'][:, None] / 2, batch['labels'].shape)
-    found = class_scores(logits_B2T, batch['labels'], weights_B2, smoothing, z_loss)
+    if teaching is not None:
+        teaching = teaching._replace(outputs=by_end(teaching.outputs))
+    found = class_scores(logits_B2T, batch['labels'], weights_B2, smoothing, z_loss, teaching)
     both = jnp.all(jnp.argmax(logits_B2T, -1) == batch['labels'], 1) * batch['label_weights']
     return {**found, 'accuracy': (jnp.sum(both), found['loss'][1])}
 
 
 _IMPOSSIBLE = -1e9  # a logit whose square is a number
-
-
-def candidates(batch: Batch) -> jax.Array:
-    """Returns mask_BT, True where a token may be the first or the last of an answer."""
-    return batch['weights'] > 0
 
 
 def sentence_scores(
@@ -197,35 +230,6 @@ def second_weights(weights_of: Callable[[Batch], jax.Array]) -> Callable[[Batch,
     return weigh
 
 
-# --------------------------------------------------------------------------------------------------- predictions
-def most_likely(logits: jax.Array, batch: Batch, longest: int) -> jax.Array:
-    """Returns the class of each sequence, or of each token."""
-    return jnp.argmax(logits, axis=-1)
-
-
-def sentence_classes(outputs: tuple[jax.Array, jax.Array], batch: Batch, longest: int) -> jax.Array:
-    """Returns the class of each pair of sentences."""
-    return jnp.argmax(outputs[1], axis=-1)
-
-
-def best_spans(logits_BT2: jax.Array, batch: Batch, longest: int) -> tuple[jax.Array, ...]:
-    """Returns (the best answer's first token, its last, its score, the score of no answer), each [B].
-
-    A score is the sum of the logits of first and last token; no answer is position 0 as both. The best answer has at
-    most `longest` tokens, all of them candidates (Devlin et al. 2019, 4.2 and 4.3); without any it is 0 to 0, of score
-    -inf.
-    """
-    first_BT, last_BT = logits_BT2[..., 0], logits_BT2[..., 1]
-    may_BT, T = candidates(batch), first_BT.shape[1]
-    span_TT = jnp.arange(T)[None, :] - jnp.arange(T)[:, None]  # [first, last]
-    legal_TT = (span_TT >= 0) & (span_TT < longest) & (jnp.arange(T)[:, None] > 0)
-    legal_BTT = legal_TT[None] & may_BT[:, :, None] & may_BT[:, None, :]
-    scores_BTT = jnp.where(legal_BTT, first_BT[:, :, None] + last_BT[:, None, :], -jnp.inf)
-    flat = scores_BTT.reshape(-1, T * T)
-    best_B = jnp.argmax(flat, axis=1)
-    return best_B // T, best_B % T, jnp.max(flat, axis=1), first_BT[:, 0] + last_BT[:, 0]
-
-
 _TOKEN_MEANS = ('loss', 'nll', 'accuracy', 'perplexity')
 
 
@@ -271,13 +275,29 @@ LOSSES: dict[str, Loss] = {
 class Objective(Loss):
     """A training objective: its row in `config.tasks.TASKS`, with the loss and the head that the row names."""
 
-    # (model, batch, dropout rates) -> outputs, or the name of the model's method
-    method: str | Callable[..., Any] = '__call__'
+    method: Method = '__call__'
     second_weight: float = 1.0  # the weight of the second loss, unless train.second_loss_weight says otherwise
+    teacher: bool = False  # whether a teacher's outputs are part of the loss that is trained
 
-    def method_for(self, chunk: int | None) -> str | Callable[..., Any]:
+    def method_for(self, chunk: int | None, **teacher: Any) -> Method:
         """Returns the method; with `chunk` one that gives the statistics of that many positions' logits at a time."""
-        return self.method if chunk is None else lambda model, *args: model.token_statistics(*args, chunk=chunk)
+        if chunk is None:
+            return self.method
+        return lambda model, *args: model.token_statistics(*args, chunk=chunk, **teacher)
+
+    def taught_by(self, teacher: nn.Module, variables: Any, train: Train) -> Teach:
+        """Returns the `Teach` of a teacher with these variables."""
+        weight, temperature = train.distillation_weight, train.distillation_temperature
+
+        def teach(batch: Batch, chunk: int | None) -> tuple[Method, Teaching]:
+            method = self.method if chunk is None else 'logits_input'
+            outputs: Any = teacher.apply(jax.lax.stop_gradient(variables), batch, DropoutRates(), method=method)
+            if chunk is None:
+                return self.method, Teaching(outputs, weight, temperature)
+            method = self.method_for(chunk, teacher=outputs, temperature=temperature)
+            return method, Teaching(None, weight, temperature)
+
+        return teach
 
     def weight(self, given: MaybeScalar) -> Scalar:
         """Returns the weight of the second loss: `given`, or where that is None the objective's own."""
@@ -307,7 +327,10 @@ class _Objectives(Mapping[str, Objective]):
 
     def __getitem__(self, name: str) -> Objective:
         task = TASKS[name]
-        return Objective(**vars(LOSSES[task.loss]), method=HEADS[task.head].method, second_weight=task.second_weight)
+        head = HEADS[task.head].method
+        return Objective(
+            **vars(LOSSES[task.loss]), method=head, second_weight=task.second_weight, teacher=task.teacher
+        )
 
     def __iter__(self) -> Iterator[str]:
         return iter(TASKS)

@@ -328,6 +328,15 @@ def plain(recipe: str, place: pathlib.Path) -> config.Config:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize('recipe', ['classify', 'lm_stdlib'])
+def test_a_recipe_learns_from_a_teacher(recipe: str, tmp_path: pathlib.Path) -> None:
+    train_lib.train(plain(f'{recipe}:smoke', tmp_path), tmp_path / 'teacher')
+    data = {'data__path': str(tmp_path / 'data')} if PLAIN[f'{recipe}:smoke'] else {}
+    taught = recipes.load(f'{recipe}:distilled,smoke', mesh__data='1', train__teacher=str(tmp_path / 'teacher'), **data)
+    assert train_lib.train(taught, tmp_path / 'run').step == 2
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize('recipe', [recipe for recipe in PLAIN if recipe not in WHOLE])
 def test_a_recipe_trains(recipe: str, tmp_path: pathlib.Path) -> None:
     assert train_lib.train(plain(recipe, tmp_path), tmp_path / 'run').step == 2

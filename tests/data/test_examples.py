@@ -298,7 +298,7 @@ def test_frames_are_as_long_as_they_say(first: int, second: int, family: str, da
 # --------------------------------------------------------------------------------- examples of every objective
 
 
-CASES = [(objective, family) for objective, task in TASKS.items() for family in task.families]
+CASES = [(name, family) for name, task in TASKS.items() for family in task.families if not task.teacher]
 LOOSE = ('masked_lm_nsp', 'masked_lm_sop', 'denoising', 'ul2')  # lengths are drawn: those known before are the most
 BYTE = Byte().extended(64)
 

@@ -34,7 +34,7 @@ from tformer.distributed import sharding
 from tformer.evaluation import scorer, scores
 from tformer.layers.dropout import DropoutRates
 from tformer.layers.heads import POOLINGS
-from tformer.layers.outputs import classify
+from tformer.layers.outputs import best_spans, classify
 from tformer.model import build
 
 Row = dict[str, Any]
@@ -423,7 +423,7 @@ def test_best_spans_are_those_of_a_search() -> None:
     weights = (rng.random((20, 7)) < 0.7).astype(np.float32)
     weights[:, [0, 3]] = 1
     for longest in (1, 2, 4, 30):
-        found = objectives.best_spans(jnp.asarray(logits), {'weights': jnp.asarray(weights)}, longest)
+        found = best_spans(jnp.asarray(logits), {'weights': jnp.asarray(weights)}, longest)
         for row, (first, last, score, none) in enumerate(zip(*map(np.asarray, found), strict=True)):
             legal = [
                 (logits[row, a, 0] + logits[row, b, 1], a, b)

@@ -140,7 +140,8 @@ def test_gradients_of_many_chunks_of_bfloat16_parameters_add_up_in_float32():
 @pytest.mark.parametrize('objective', OBJECTIVES)
 def test_chunks_are_refused_where_logits_are_not_all_that_is_scored(objective):
     family = TASKS[objective].families[0]
-    train = Train(objective=objective, num_steps=1, loss_chunk=4)
+    teacher = 'runs/teacher' if TASKS[objective].teacher else None
+    train = Train(objective=objective, num_steps=1, loss_chunk=4, teacher=teacher)
     run = Config(model=Model(family=family, vocab_size=40, num_classes=3), train=train)
     if OBJECTIVES[objective].method == '__call__':
         checks.check_here(run)

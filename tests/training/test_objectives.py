@@ -17,17 +17,15 @@ from tformer.data.tokenizers import tokenizers
 from tformer.distributed import sharding
 from tformer.evaluation import scorer
 from tformer.layers.dropout import DropoutRates
+from tformer.layers.outputs import best_spans, candidates, sentence_classes
 from tformer.layers.replaced_tokens import detect, narrowed
 from tformer.layers.resolved import resolve_model
 from tformer.model import build
 from tformer.objectives import (
     OBJECTIVES,
-    best_spans,
-    candidates,
     class_scores,
     detection_scores,
     number_scores,
-    sentence_classes,
     sentence_scores,
     span_scores,
 )

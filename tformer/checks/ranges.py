@@ -23,7 +23,7 @@ POSITIVE = (
     'optimizer.decay_fraction '
     'train.num_steps train.num_epochs train.batch_size train.microbatches train.log_every train.eval_every '
     'train.eval_batches train.checkpoint_every train.keep_last train.keep_every train.patience '
-    'train.max_skipped train.skip_spikes train.max_minutes train.loss_chunk '
+    'train.max_skipped train.skip_spikes train.max_minutes train.loss_chunk train.distillation_temperature '
     'mesh.microbatches mesh.pipeline_repeats '
     'decode.max_len decode.beam_size decode.temperature decode.top_k decode.top_p decode.batch_size '
     'evaluate.answer_length evaluate.max_examples'
@@ -32,7 +32,7 @@ NOT_NEGATIVE = (
     'model.position_offset model.balance_weight model.router_z_weight '
     'data.num_workers data.sentinels data.mask_keep data.mask_random '
     'optimizer.warmup_steps optimizer.frozen_layers optimizer.final_fraction optimizer.weight_decay '
-    'train.z_loss train.second_loss_weight train.seed '
+    'train.z_loss train.second_loss_weight train.distillation_weight train.seed '
     'decode.length_penalty '
     'evaluate.examples_while_training evaluate.samples'
 ).split()
@@ -45,7 +45,9 @@ BELOW_ONE = (  # and not negative
 
 # The largest values. Sizes have limits beyond any model, corpus or machine, so that a slip is refused at once.
 AT_MOST: dict[int, list[str]] = {
-    1: 'decode.top_p optimizer.layer_decay optimizer.final_fraction model.rope_fraction'.split(),
+    1: (
+        'decode.top_p optimizer.layer_decay optimizer.final_fraction model.rope_fraction train.distillation_weight'
+    ).split(),
     2**8: 'data.num_threads data.num_workers'.split(),
     2**10: 'model.num_encoder_layers model.num_decoder_layers data.prefetch decode.beam_size'.split(),
     2**11: 'data.modulus data.train_lengths data.test_lengths'.split(),

@@ -23,6 +23,10 @@ def check_run(config: Config) -> None:
         (train.num_steps is None) != (train.num_epochs is None),
         f'exactly one of train.num_steps={train.num_steps} and train.num_epochs={train.num_epochs} must be set',
     )
+    require(
+        not task.teacher or train.teacher is not None or train.init_from is not None,
+        f'train.objective={train.objective} needs train.teacher, a workdir or a hub directory',
+    )
     require_divisor('train.microbatches', train.microbatches, 'train.batch_size', train.batch_size)
     words = whole_batch(model)
     if LOSSES[task.loss].whole_batch:

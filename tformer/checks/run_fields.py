@@ -128,6 +128,9 @@ def _single_rules() -> dict[str, Rule]:
         'train.init_except': (lambda c: c.train.init_from is not None, 'train.init_from is set'),
         'train.label_smoothing': _objectives(lambda task: LOSSES[task.loss].smoothing),
         'train.z_loss': _objectives(lambda task: LOSSES[task.loss].z_loss),
+        'train.teacher': _objectives(lambda task: task.teacher),
+        'train.distillation_weight': _objectives(lambda task: task.teacher),
+        'train.distillation_temperature': _objectives(lambda task: task.teacher and task.loss != 'numbers'),
         'train.loss_chunk': _objectives(lambda task: task.head == 'tokens'),
         'train.second_loss_weight': _objectives(lambda task: LOSSES[task.loss].second),
         'mesh.microbatches': (lambda c: c.mesh.pipeline != 1, 'mesh.pipeline is above 1'),
@@ -151,8 +154,8 @@ TOKENIZER = (
     *('byte_fallback', 'normalization', 'sentinels'),
 )
 _OWN_TOKENIZERS: Rule = (
-    lambda c: c.data.tokenizer_from is None and c.train.init_from is None,
-    'data.tokenizer_from and train.init_from are None',
+    lambda c: c.data.tokenizer_from is None and c.train.init_from is None and c.train.teacher is None,
+    'data.tokenizer_from, train.init_from and train.teacher are None',
 )
 
 

@@ -103,7 +103,7 @@ def stepping(
 
         def once() -> dict[str, float]:
             nonlocal state
-            state, numbers = program.jitted_step(state, placed, program.hyper)
+            state, numbers = program.jitted_step(state, placed, program.hyper, *program.taught)
             (total, weight), flops = jax.device_get((numbers['scores']['loss'], numbers['flops']))
             return {'loss': float(total / weight), 'flops': float(flops)}
 

@@ -136,18 +136,14 @@ def compile_program(name: str, config: Config, target: Target) -> DryRun:
         program = make_program(config, batch, mesh)
         if target.device.platform == 'cuda' and program.attention_kernel == 'cudnn':
             devices.find_cudnn()
-        state = jax.tree.map(
-            lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
-            sharding.unboxed(program.abstract),
-            program.shardings,
-        )
+        state = _abstract(program.abstract, program.shardings)
         traced, held = PROGRAMS[name](program, state, batch)
         began = time.perf_counter()
         try:
             executable = traced.lower().compile(QUICKLY if target.device.platform == 'cpu' else None)
         except jax.errors.JaxRuntimeError as error:
             raise too_large(config, target, str(error), traced.jaxpr) from error
-    asked = flops.model_flops(config, program.abstract.params, batch) if name == 'train step' else 0.0
+    asked = flops.step_flops(config, program.abstract.params, batch, program.teacher) if name == 'train step' else 0.0
     held = {kind: float(flops.device_bytes(tree)) for kind, tree in held.items()}
     return DryRun(name, config, target, mesh, held, asked, executable, time.perf_counter() - began)
 
@@ -157,9 +153,22 @@ def _train_step(program: Program, state: Any, batch: Any) -> tuple[jax.stages.Tr
         'parameters': state.params,
         'optimizer state': state.opt_state,
         'averages': state.averages,
+        'teacher': _abstract_teacher(program),
         'batch': batch,
     }
-    return program.jitted_step.trace(state, batch, program.hyper), held
+    return program.jitted_step.trace(state, batch, program.hyper, *held['teacher']), held
+
+
+def _abstract_teacher(program: Program) -> tuple[Any, ...]:
+    """Returns the abstract `Program.taught`."""
+    teacher = program.teacher
+    return () if teacher is None else (_abstract(teacher.abstract, teacher.shardings(program.mesh)),)
+
+
+def _abstract(boxed: Any, shardings: Any) -> Any:
+    return jax.tree.map(
+        lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), sharding.unboxed(boxed), shardings
+    )
 
 
 def _prefill(program: Program, state: Any, batch: Any) -> tuple[jax.stages.Traced, dict[str, Any]]:

@@ -34,7 +34,8 @@ from tformer.objectives import OBJECTIVES
 from tformer.training import checkpoint, flops, setup, writers
 from tformer.training import workdir as workdir_lib
 from tformer.training.dummy_batch import assumed, one_row
-from tformer.training.state import abstract_variables
+from tformer.training.state import abstract_variables, count_parameters
+from tformer.training.teacher import make_teacher
 
 SHARED_FLAGS = ('config', 'workdir')
 FLAGS = {
@@ -103,6 +104,8 @@ def inspect(config: Config) -> str:
         shape = ' '.join(f'{axis}={size}' for axis, size in zip(leaf.names, leaf.value.shape, strict=True))
         rows.append((f'{name:<58} {leaf.value.size:>12,}', shape))
     total = sum(leaf.size for leaf in jax.tree.leaves(nn.unbox(params)))
+    teacher = make_teacher(resolved, one_row(resolved))
+    frozen = 0 if teacher is None else count_parameters(nn.unbox(teacher.abstract))
     sizes = f'with a vocabulary of {resolved.model.vocab_size:,}'
     n = resolved.data.length
     costs = flops.layer_costs(resolved.model, n)
@@ -110,6 +113,7 @@ def inspect(config: Config) -> str:
         json.dumps(config_lib.to_dict(resolved), indent=2),
         writers.format_table(rows),
         f'{total:,} parameters, {sizes}',
+        *([] if teacher is None else [f'{frozen:,} parameters of the teacher, {teacher.directory}']),
         f'a layer at {n:,} tokens: products, sequential products, longest path (Vaswani et al. 2017, table 1)',
         *(f'  {kind:<18} {x.products:>16,} {x.sequential:>12,} {x.path:>12,}' for kind, x in costs.items()),
     ])  # fmt: skip

@@ -41,7 +41,6 @@ from tformer.evaluation import scorer
 from tformer.evaluation.many_rows import Method
 from tformer.layers import outputs
 from tformer.layers.dropout import DropoutRates
-from tformer.objectives import best_spans
 
 SHARED_FLAGS = ('workdir', 'checkpoint', 'input')
 FLAGS = {'output': ('string', None, 'the file of the lines of JSON; default: standard output')}
@@ -166,7 +165,7 @@ def _tags_method(longest: int) -> Method:
 
 @functools.cache
 def _spans_method(longest: int) -> Method:
-    return lambda model, batch: best_spans(outputs.find_spans(model, batch, DropoutRates()), batch, longest)
+    return lambda model, batch: outputs.best_spans(outputs.find_spans(model, batch, DropoutRates()), batch, longest)
 
 
 def _write_class(read: Read, record: Record, own: Sequence[int]) -> dict[str, Any]:

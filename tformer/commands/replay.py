@@ -21,7 +21,7 @@ from tformer.errors import UserError
 from tformer.layers import masks
 from tformer.layers.dropout import DropoutRates
 from tformer.objectives import loss_chunk
-from tformer.training import checkpoint, digests, setup
+from tformer.training import checkpoint, digests, setup, teacher
 from tformer.training import workdir as workdir_lib
 from tformer.training.program import Program, make_program
 from tformer.training.state import TrainState, evaluation_variables
@@ -56,7 +56,8 @@ def replay(workdir: str | pathlib.Path, step: int, overrides: Mapping[str, str] 
     records = mixture.load(config, 'train')
     batches = pipeline.Batches(config, tokens, 'train', training=True, records=records)
     if newest := checkpoint.newest_metadata(home):
-        setup.check_same_data(newest[1]['data'], setup.data_fingerprint(batches, tokens))
+        now = setup.data_fingerprint(batches, tokens) | teacher.fingerprint(config, tokens)
+        setup.check_same_data(newest[1]['data'], now)
     with sharding.placed(mesh, config.mesh):
         before = (number for number in reversed(checkpoint.steps(home)) if number < step)
         whole = (number for number in before if digests.find_corruption(checkpoint.directory(home, number)) is None)

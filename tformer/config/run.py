@@ -113,6 +113,9 @@ class Train(Section):
     label_smoothing: float = 0.0  # epsilon / V over all classes (Szegedy et al. 2016)
     z_loss: float = 0.0  # of the squared log-sum-exp of the logits (Chowdhery et al. 2022, 5)
     second_loss_weight: float | None = None  # masked_lm_nsp, masked_lm_sop: None is 1; replaced_token: None is 50
+    teacher: str | None = None  # a workdir, or a hub directory, whose frozen model is in the loss; None: init_from
+    distillation_weight: float = 0.5  # of the teacher's targets; the data's have the rest (Hinton et al. 2015, 4.1)
+    distillation_temperature: float = 2.0  # divides the logits of both models (the best of Hinton et al. 2015, 4.1)
     seed: int = 0  # of the parameters, the dropout, the order and corruption of the data
     log_every: int = 50  # steps between reports
     eval_every: int | None = None  # steps; None: at the end only

@@ -72,6 +72,7 @@ class Task(NamedTuple):
     given: bool = False  # the generated text follows another text that is given, as a translation follows its source
     prefix: bool = False  # the text before the generated one may be seen bidirectionally (data.bidirectional_prefix)
     running_text: bool = False  # a record is a document, each token of which is scored once, as bits per byte need
+    teacher: bool = False  # the outputs of a second, frozen model (train.teacher) are part of the loss
     classes: str | tuple[str, ...] = ()  # names of the classes; 'label' or 'tags': the data's labels or tags
 
     @property
@@ -155,6 +156,13 @@ TASKS: dict[str, Task] = {
     # Tay et al. 2023, section 3.1
     'ul2': _text_to_text('text', 'ul2'),
 }  # fmt: skip
+
+# Hinton et al. 2015; Sanh et al. 2019
+DISTILLED = (
+    *('causal_lm', 'masked_lm', 'seq2seq'),
+    *('classification', 'regression', 'token_classification', 'question_answering'),
+)
+TASKS |= {f'{name}_distilled': TASKS[name]._replace(teacher=True) for name in DISTILLED}
 
 
 def named(fact: str) -> tuple[str, ...]:

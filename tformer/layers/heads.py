@@ -58,14 +58,31 @@ class TokenStatistics(NamedTuple):
     target: jax.Array  # the logit of the target, float32
     mean: jax.Array  # the mean logit, float32
     best: jax.Array  # the index of the largest logit
+    divergence: jax.Array | None = None  # from the teacher's distribution, float32; None: there is no teacher
+
+    @property
+    def log_likelihood(self) -> jax.Array:
+        """The log-probability of the target."""
+        return self.target - self.normalizer
 
 
-def token_statistics(logits: jax.Array, targets: jax.Array) -> TokenStatistics:
-    """Returns the statistics of logits [..., V] for targets [...], int. Where V is split over devices, XLA computes
-    them from each device's share, without gathering logits."""
+def token_statistics(
+    logits: jax.Array, targets: jax.Array, teacher: jax.Array | None = None, temperature: float | jax.Array = 1.0
+) -> TokenStatistics:
+    """Returns the statistics of logits [..., V] for targets [...], int, with the `divergence` from a teacher's logits
+    where they are given. Where V is split over devices, XLA computes them from each device's share, without gathering
+    logits."""
+    apart = None if teacher is None else divergence(logits, teacher, temperature)
     best, logits = jnp.argmax(logits, axis=-1), logits.astype(jnp.float32)
     target = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
-    return TokenStatistics(jax.nn.logsumexp(logits, axis=-1), target, jnp.mean(logits, axis=-1), best)
+    return TokenStatistics(jax.nn.logsumexp(logits, axis=-1), target, jnp.mean(logits, axis=-1), best, apart)
+
+
+def divergence(logits: jax.Array, teacher: jax.Array, temperature: float | jax.Array) -> jax.Array:
+    """Returns KL(p || q) in nats, float32, of the softmax p of a teacher's logits [..., V] and q of `logits`, both
+    divided by the temperature first (Hinton et al. 2015, eq. 1)."""
+    log_q, log_p = (jax.nn.log_softmax(x.astype(jnp.float32) / temperature) for x in (logits, teacher))
+    return jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1)
 
 
 class Pooler(nn.Module):

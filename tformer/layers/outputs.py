@@ -56,6 +56,41 @@ def unmask_pairs(model: Any, batch: Batch, dropout_rates: DropoutRates | None = 
     return model.logits(x_BTD, real_BT), model.sentence_head(model.pooler(x_BTD, real_BT), DropoutRates())
 
 
+# --------------------------------------------------------------------------------------------------- predictions
+def candidates(batch: Batch) -> jax.Array:
+    """Returns mask_BT, True where a token may be the first or the last of an answer."""
+    return batch['weights'] > 0
+
+
+def most_likely(logits: jax.Array, batch: Batch, longest: int) -> jax.Array:
+    """Returns the class of each sequence, or of each token."""
+    return jnp.argmax(logits, axis=-1)
+
+
+def sentence_classes(outputs: tuple[jax.Array, jax.Array], batch: Batch, longest: int) -> jax.Array:
+    """Returns the class of each pair of sentences."""
+    return jnp.argmax(outputs[1], axis=-1)
+
+
+def best_spans(logits_BT2: jax.Array, batch: Batch, longest: int) -> tuple[jax.Array, ...]:
+    """Returns (the best answer's first token, its last, its score, the score of no answer), each [B].
+
+    A score is the sum of the logits of first and last token; no answer is position 0 as both. The best answer has at
+    most `longest` tokens, all of them candidates (Devlin et al. 2019, 4.2 and 4.3); without any it is 0 to 0, of score
+    -inf.
+    """
+    first_BT, last_BT = logits_BT2[..., 0], logits_BT2[..., 1]
+    may_BT, T = candidates(batch), first_BT.shape[1]
+    span_TT = jnp.arange(T)[None, :] - jnp.arange(T)[:, None]  # [first, last]
+    legal_TT = (span_TT >= 0) & (span_TT < longest) & (jnp.arange(T)[:, None] > 0)
+    legal_BTT = legal_TT[None] & may_BT[:, :, None] & may_BT[:, None, :]
+    scores_BTT = jnp.where(legal_BTT, first_BT[:, :, None] + last_BT[:, None, :], -jnp.inf)
+    flat = scores_BTT.reshape(-1, T * T)
+    best_B = jnp.argmax(flat, axis=1)
+    return best_B // T, best_B % T, jnp.max(flat, axis=1), first_BT[:, 0] + last_BT[:, 0]
+
+
+# --------------------------------------------------------------------------------------------------------- heads
 class Head(NamedTuple):
     """An end of a model."""
 

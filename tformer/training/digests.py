@@ -62,6 +62,15 @@ def expect(directory: pathlib.Path, name: str) -> None:
         raise UserError(f'{directory / name} {line}')
 
 
+def digest(directory: pathlib.Path, prefix: str) -> str:
+    """Returns a digest of the listed files whose names begin with `prefix`. Raises a `UserError` without a list."""
+    try:
+        listed = _listed(directory)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    return hashing.digest_json(sorted([name, *entry] for name, entry in listed.items() if name.startswith(prefix)), 8)
+
+
 def find_corruption(directory: pathlib.Path, *, contents: bool = True, arrays: bool = True) -> str | None:
     """Returns a description of the first file that has changed since `write`; None where no file has.
 

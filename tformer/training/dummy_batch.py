@@ -20,7 +20,7 @@ def assumed(config: Config) -> Config:
     own, and so has a directory that lends its tokenizers), and 10 classes.
     """
     data, size = config.data, config.data.tokenizer_vocab_size
-    lender = data.tokenizer_from or config.train.init_from
+    lender = workdir.tokenizer_lender(config, None)
     if lender and any(os.path.isfile(os.path.join(lender, name)) for name in ('tokenizer.json', 'config.json')):
         size = workdir.lent_tokenizers(lender).target.vocab_size
     elif data.tokenizer in ('byte', 'huggingface') and not config.model.vocab_size:

@@ -10,6 +10,7 @@ from flax import linen as nn
 from tformer.config import Config, Model
 from tformer.config.tasks import HEADS, TASKS
 from tformer.optim.parameters import path_names
+from tformer.training.teacher import Teacher
 
 
 def device_bytes(tree: Any) -> int:
@@ -40,6 +41,12 @@ def model_flops(config: Config, params: Any, batch: Mapping[str, Any]) -> float:
         if names[-1] == 'kernel' or (tied and names == ('embed', 'table')):
             total += 6 * rows * _vectors(names, length, source, texts) * _weights(config.model, names, box)
     return total + rows * _attention(config.model, length, source)
+
+
+def step_flops(config: Config, params: Any, batch: Mapping[str, Any], teacher: Teacher | None) -> float:
+    """Returns `model_flops`, and those of a teacher, which goes forward only: a third of what training it needs."""
+    own = model_flops(config, params, batch)
+    return own if teacher is None else own + model_flops(teacher.config, teacher.abstract['params'], batch) / 3
 
 
 def _vectors(names: tuple[str, ...], length: int, source: int, texts: int) -> int:

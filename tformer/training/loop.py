@@ -156,4 +156,6 @@ def headline(program: Program, batches: pipeline.Batches, step: int) -> str:
     resumed = f', resumed at step {step}' if step else ''
     model = program.config.model
     attention = f', attention by {program.attention_kernel}' if model.recurrence is None else ''
+    if program.teacher is not None:
+        parameters += f', teacher of {count_parameters(sharding.unboxed(program.teacher.abstract)):,}'
     return f'{parameters}, {batches.summary}, {program.mesh.size} device(s){attention}{resumed}'

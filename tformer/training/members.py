@@ -32,7 +32,8 @@ class Group:
     @property
     def step(self) -> Step:
         """The compiled train step of all members."""
-        return self.program.jitted_step
+        program = self.program
+        return lambda state, batch, hyper: program.jitted_step(state, batch, hyper, *program.taught)
 
     def start(self) -> tuple[TrainState, Hyperparameters]:
         """Returns (the state of the checkpoint or of the beginning, the hyperparameters)."""

@@ -34,7 +34,7 @@ def load(directory: str, initial: Any, shardings: Any, excepted: Sequence[str] =
     Raises:
       UserError: other variables are fresh, unused or of another shape; none is loaded; an exception matches nothing.
     """
-    theirs, title = _source(directory)
+    theirs, title = read(directory)
     ours = _flat(initial)
     check_entries(excepted, [names[1:] for names in (*ours, *theirs)], 'train.init_except')
 
@@ -57,29 +57,38 @@ def load(directory: str, initial: Any, shardings: Any, excepted: Sequence[str] =
     meant |= {names for names in left - ours.keys() if task and names[1] == VOCABULARY_HEAD}
     _refuse(directory, ours, theirs, fresh - meant, left - meant)
 
-    def take(path: Any, mine: jax.Array, placed: Any) -> jax.Array:
+    def take(path: Any, mine: jax.Array, where: Any) -> jax.Array:
         names = path_names(path)
         if names not in loaded:
             return mine
-        found = theirs[names]
-        if isinstance(found, Stacked):
-            return place(found, placed, mine.dtype)
-        # On the host: a device cannot reach those of other processes.
-        value = np.asarray(found.astype(mine.dtype))
-        return jax.make_array_from_callback(value.shape, placed, lambda at: value[at])
+        return placed(theirs[names], where, mine.dtype)
 
     return jax.tree_util.tree_map_with_path(take, initial, shardings)
 
 
-def _source(directory: str) -> tuple[dict[Names, Any], str]:
-    """Returns the variables of a workdir or a hub directory, those of the latter unread, and what they are of."""
+def read(directory: str, shardings: Any = None) -> tuple[dict[Names, Any], str]:
+    """Returns the variables of a workdir or a hub directory, those of the latter unread, and what they are of.
+
+    Those of a workdir are of its best checkpoint, placed by `shardings` as `checkpoint.load_variables` does.
+    """
     path = pathlib.Path(directory)
     if hub_directory.is_hub(path):
         hub = hub_directory.open_hub(directory)
         found = hub.parameters(hub.run_config().model)
         return {('params', *name.split('/')): parameter for name, parameter in found.items()}, directory
-    source, step = checkpoint.load_variables(path)
+    source, step = checkpoint.load_variables(path, shardings=shardings)
     return _flat(source), f'{directory} step {step}'
+
+
+def placed(variable: Any, sharding: jax.sharding.Sharding, dtype: Any) -> jax.Array:
+    """Returns a variable that `read` found, of this dtype, where `sharding` holds it."""
+    if isinstance(variable, Stacked):
+        return place(variable, sharding, dtype)
+    if variable.sharding == sharding and variable.dtype == dtype:
+        return variable
+    # On the host: a device cannot reach those of other processes.
+    value = np.asarray(variable.astype(dtype))
+    return jax.make_array_from_callback(value.shape, sharding, lambda at: value[at])
 
 
 def place(parameter: Stacked, sharding: jax.sharding.Sharding, dtype: Any) -> jax.Array:

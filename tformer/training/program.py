@@ -28,6 +28,7 @@ from tformer.optim.hyperparameters import Hyperparameters
 from tformer.optim.optimizers import make_optimizer
 from tformer.training.state import OFFLOADED, TrainState, begin, logical_names, make_init
 from tformer.training.step import Step, make_train_step
+from tformer.training.teacher import Teacher, make_teacher
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -42,6 +43,7 @@ class Program:
     names: Any  # the logical names of every parameter's axes, a tree of `PartitionSpec`s
     abstract: TrainState  # the state's shapes, boxed with the logical names of their axes
     step: Step  # the train step, a pure function that is not compiled
+    teacher: Teacher | None  # the frozen model whose outputs are in the loss
     _make_state: Any = dataclasses.field(repr=False)
 
     def __repr__(self) -> str:
@@ -64,8 +66,14 @@ class Program:
 
     @functools.cached_property
     def jitted_step(self) -> Any:
-        """The compiled train step, for use inside `context()`; it takes the place of the state it is given."""
+        """The compiled train step (state, batch, hyper, *taught), for use inside `context()`; it takes the place of the
+        state it is given."""
         return jax.jit(self.step, donate_argnums=0, out_shardings=(self.shardings, None))
+
+    @functools.cached_property
+    def taught(self) -> tuple[Any, ...]:
+        """The variables of the teacher, read from its directory; () without a teacher."""
+        return () if self.teacher is None else (self.teacher.load(self.mesh),)
 
     @property
     def attention_kernel(self) -> str:
@@ -103,7 +111,7 @@ class Program:
             masks.check_order(batch)
         with self.context():
             placed = sharding.place_batch(batch, self.mesh)
-            return self.jitted_step(state, placed, self.hyper)
+            return self.jitted_step(state, placed, self.hyper, *self.taught)
 
 
 def check_memory(program: Program, batch: Mapping[str, Any]) -> None:
@@ -115,12 +123,13 @@ def check_memory(program: Program, batch: Mapping[str, Any]) -> None:
     config, shape = program.config, batch['inputs'].shape
     if jax.default_backend() != 'cpu' or jax.process_count() > 1:
         return
-    leaves = jax.tree.leaves(sharding.unboxed((program.abstract, program.abstract.params)))
+    teacher = program.teacher and program.teacher.abstract
+    leaves = jax.tree.leaves(sharding.unboxed((program.abstract, program.abstract.params, teacher)))
     state = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
     errors.check_memory('the parameters, their gradients and the state of the optimizer', state)
     if HEADS[TASKS[config.train.objective].head].vocabulary and loss_chunk(config) is None:
         width = jax.numpy.dtype(config.model.dtype).itemsize * (config.model.vocab_size or 0)
-        logits = width * math.prod(shape) // config.train.microbatches
+        logits = width * math.prod(shape) // config.train.microbatches * (1 if teacher is None else 2)
         errors.check_memory('the logits of a step (train.loss_chunk cuts them) and its state', state + logits)
 
 
@@ -131,7 +140,7 @@ def make_program(config: Config, batch: Mapping[str, Any], mesh: Mesh | None = N
     devices.
 
     Raises:
-      UserError: the optimizer's fields name parameters that the model does not have.
+      UserError: the optimizer's fields name parameters that the model does not have, or the teacher does not fit.
     """
     mesh = sharding.make_mesh(config.mesh) if mesh is None else mesh
     model, objective = build(config.model), OBJECTIVES[config.train.objective]
@@ -140,5 +149,6 @@ def make_program(config: Config, batch: Mapping[str, Any], mesh: Mesh | None = N
     optimizer = make_optimizer(config, names)
     make_state = functools.partial(make_init(model, objective, optimizer), batch=row)
     abstract = jax.eval_shape(make_state, Hyperparameters.of(config))
-    step = make_train_step(model, objective, optimizer, config)
-    return Program(config, mesh, model, objective, optimizer, names, abstract, step, make_state)
+    teacher = make_teacher(config, row)
+    step = make_train_step(model, objective, optimizer, config, teacher)
+    return Program(config, mesh, model, objective, optimizer, names, abstract, step, teacher, make_state)

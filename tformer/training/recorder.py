@@ -16,6 +16,8 @@ from tformer.evaluation import means, scorer
 from tformer.training import checkpoint, checkpoint_writer, setup, wall_time, writers
 from tformer.training.state import TrainState, evaluation_variables
 
+REPORTED = ('loss', 'aux_loss', 'divergence')  # the scores of train steps that are written
+
 
 class RunRecorder:
     """A run in a training loop: writes its metrics, evaluations and checkpoints to its workdir, `directory`."""
@@ -199,7 +201,7 @@ class MetricAccumulator:
             self.flops += float(step['flops'])
             found = {'skipped': (float(self._skipped > 0), 0.0)}
             if not self._skipped:
-                scores = {name: pair for name, pair in step['scores'].items() if name in ('loss', 'aux_loss')}
+                scores = {name: pair for name, pair in step['scores'].items() if name in REPORTED}
                 found |= scores | {'grad_norm': (step['grad_norm'], 1.0)}
             self._sums = means.add(self._sums, found)
         self._pending = []

@@ -22,7 +22,7 @@ from tformer.errors import NoSplitError, UserError, choose
 from tformer.evaluation import scorer
 from tformer.layers import kernel_choice
 from tformer.optim.hyperparameters import Hyperparameters
-from tformer.training import checkpoint, pretrained, workdir
+from tformer.training import checkpoint, pretrained, teacher, workdir
 from tformer.training.program import Program
 from tformer.training.state import TrainState, variables
 
@@ -74,11 +74,13 @@ class RunData(NamedTuple):
     tokenizers: Tokenizers
     batches: pipeline.Batches
     valid: pipeline.Batches
+    teacher: dict[str, str]  # `teacher.fingerprint`
 
     @property
     def fingerprint(self) -> dict[str, int | float | str]:
         """The facts that the data of all lives of a run must share."""
-        return {**data_fingerprint(self.batches, self.tokenizers), VALIDATION: self.valid.fingerprint}
+        own = data_fingerprint(self.batches, self.tokenizers)
+        return {**own, VALIDATION: self.valid.fingerprint, **self.teacher}
 
 
 def load_data(
@@ -108,7 +110,8 @@ def load_data(
     config = resolve_config(config, tokens, batches.steps_per_epoch, multiple)
     if before is not None and began is not None:
         workdir.check_config(home, checks.settled(began), checks.settled(config), may_differ)
-    made = RunData(config, tokens, batches, pipeline.Batches(config, tokens, 'valid', training=False))
+    valid = pipeline.Batches(config, tokens, 'valid', training=False)
+    made = RunData(config, tokens, batches, valid, teacher.fingerprint(config, tokens))
     if before is not None:
         check_same_data(before['data'], made.fingerprint, may_differ)
     test = None
@@ -162,6 +165,8 @@ def check_same_data(before: Mapping[str, Any], now: Mapping[str, Any], may_diffe
     """
     shared = [name for name in now if name in before]
     differing = {name: f'{name} {before[name]} there, {now[name]} here' for name in shared if before[name] != now[name]}
+    if teacher.FACT in differing:
+        raise UserError(f'the teacher has changed since the checkpoint was written: {differing[teacher.FACT]}')
     if VALIDATION in differing and 'data.valid_path' in may_differ:
         line = (
             f'earlier scores, and the best checkpoint so far, are of other validation data: {differing.pop(VALIDATION)}'

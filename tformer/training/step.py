@@ -12,14 +12,15 @@ from tformer.config import Config
 from tformer.layers import masks
 from tformer.layers.parallel import ring_attention
 from tformer.layers.parametrization import base_width
-from tformer.objectives import Objective, loss_chunk
+from tformer.objectives import Objective, Teach, loss_chunk
 from tformer.optim import freezing, precision, schedules
 from tformer.optim.hyperparameters import Hyperparameters, Scalar
 from tformer.training import flops, skipping
 from tformer.training.state import OFFLOADED, TrainState, abstract_variables, logical_names, step_key, variables
+from tformer.training.teacher import Teacher
 
 Batch = Mapping[str, Any]
-Step = Callable[[TrainState, Batch, Hyperparameters], tuple[TrainState, dict[str, Any]]]
+Step = Callable[..., tuple[TrainState, dict[str, Any]]]  # of `make_train_step`
 # (params, statistics, batch, hyper, key) -> (loss sum, (scores, statistics)), or with its gradient for the loss sum.
 Loss = Callable[[Any, Any, Batch, Hyperparameters, jax.Array], tuple[Any, tuple[dict[str, Any], Any]]]
 
@@ -27,9 +28,14 @@ _SAMPLE = 1 << 30  # folded into a step's key for what the model itself draws; n
 
 
 def make_train_step(
-    model: nn.Module, objective: Objective, optimizer: optax.GradientTransformation, config: Config
+    model: nn.Module,
+    objective: Objective,
+    optimizer: optax.GradientTransformation,
+    config: Config,
+    teacher: Teacher | None = None,
 ) -> Step:
-    """Returns the pure step(state, batch, hyper) -> (state, metrics), to be jitted by the caller.
+    """Returns the pure step(state, batch, hyper[, variables of the teacher]) -> (state, metrics), to be jitted by the
+    caller.
 
     Rows are as `Batches` makes them: padded behind, with positions that count up (`masks.check_order`).
 
@@ -40,15 +46,18 @@ def make_train_step(
     clipping; `learning_rate`; `skipped` counts the skipped steps in a row; `tokens` of both stacks, without padding;
     `flops` of the whole batch (`flops.model_flops`).
     """
-    gradient = in_microbatches(make_gradient(model, objective, config), config.train.microbatches)
     optimizer = optax.with_extra_args_support(optimizer)
 
-    def step(state: TrainState, batch: Batch, hyper: Hyperparameters) -> tuple[TrainState, dict[str, Any]]:
+    def step(
+        state: TrainState, batch: Batch, hyper: Hyperparameters, taught: Any = None
+    ) -> tuple[TrainState, dict[str, Any]]:
+        teach = None if teacher is None else objective.taught_by(teacher.model, taught, config.train)
+        gradient = in_microbatches(make_gradient(model, objective, config, teach), config.train.microbatches)
         key = step_key(hyper.seed, state.step + 1)
         abstract = abstract_variables(model, objective, batch)['params']
         spent = {
             'tokens': sum(jnp.sum(batch[name] >= 0) for name in batch if name.endswith('positions')),
-            'flops': jnp.float32(flops.model_flops(config, abstract, batch)),
+            'flops': jnp.float32(flops.step_flops(config, abstract, batch, teacher)),
         }
         batch = objective.weigh(batch, objective.weight(hyper.second_loss_weight))
         order: masks.Order = 'behind'
@@ -83,13 +92,14 @@ def make_train_step(
     return step
 
 
-def make_loss(model: nn.Module, objective: Objective, chunk: int | None) -> Loss:
+def make_loss(model: nn.Module, objective: Objective, chunk: int | None, teach: Teach | None = None) -> Loss:
     """Returns loss(params, statistics, batch, hyper, key) -> (the loss's sum over the batch, (scores, statistics)).
 
     What layers sow in the collection `losses` (means over tokens) is multiplied by the batch's weight and added.
     """
 
     def loss(params: Any, statistics: Any, batch: Batch, hyper: Hyperparameters, key: jax.Array) -> Any:
+        method, *teaching = (objective.method_for(chunk),) if teach is None else teach(batch, chunk)
         drops = bool(jax.tree.leaves(hyper.dropout_rates))
         rngs = {'sample': jax.random.fold_in(key, _SAMPLE)} | ({'dropout': key} if drops else {})
         outputs, found = model.apply(
@@ -97,10 +107,10 @@ def make_loss(model: nn.Module, objective: Objective, chunk: int | None) -> Loss
             batch,
             hyper.dropout_rates,
             rngs=rngs,
-            method=objective.method_for(chunk),
+            method=method,
             mutable=['statistics', 'losses'],
         )
-        scores = objective.scores(outputs, batch, hyper.label_smoothing, hyper.z_loss)
+        scores = objective.scores(outputs, batch, hyper.label_smoothing, hyper.z_loss, *teaching)
         total, weight = scores['loss']
         sown = jax.tree.leaves(found.get('losses', {}))
         if sown:
@@ -111,12 +121,12 @@ def make_loss(model: nn.Module, objective: Objective, chunk: int | None) -> Loss
     return loss
 
 
-def make_gradient(model: nn.Module, objective: Objective, config: Config) -> Loss:
+def make_gradient(model: nn.Module, objective: Objective, config: Config, teach: Teach | None = None) -> Loss:
     """Returns gradient(params, statistics, batch, hyper, key) -> (float32 gradient of the loss, (scores, statistics)).
 
     Wholly frozen parameters (freezing.py) have no gradient, and so no part in its norm.
     """
-    loss = make_loss(model, objective, loss_chunk(config))
+    loss = make_loss(model, objective, loss_chunk(config), teach)
 
     def gradient(params: Any, statistics: Any, batch: Batch, hyper: Hyperparameters, key: jax.Array) -> Any:
         trainable = None  # all parameters

@@ -31,6 +31,7 @@ FREE_FIELDS = (
     'data.mixture '  # its weights are in the fingerprint of the data
     'data.prefetch data.num_threads data.num_workers '
     'train.log_every train.keep_last train.keep_every train.max_skipped train.max_minutes train.eval_batches '
+    'train.teacher '  # the fingerprint of the data has what it is
     'train.loss_chunk train.checkpoint_every model.scan_layers model.remat model.attention_kernel optimizer.offload'
 ).split()
 LOCK_SECONDS = 3  # data workers of a killed run hold its lock until they notice that it is gone
@@ -205,7 +206,7 @@ def make_tokenizers(workdir: pathlib.Path, config: Config, records: Concatenatio
     """Returns the tokenizers of a new run, which are written to its workdir."""
     made = new_tokenizers(config, records, workdir)
     asked, found = config.data.tokenizer_vocab_size, made.target.vocab_size - config.data.sentinels
-    trains = config.data.tokenizer == 'sentencepiece' and not (config.data.tokenizer_from or lender(config, workdir))
+    trains = config.data.tokenizer == 'sentencepiece' and tokenizer_lender(config, workdir) is None
     if trains and found < asked:
         line = f'the training split has only {found:,} pieces for data.tokenizer_vocab_size={asked:,}'
         print(line, file=sys.stderr, flush=True)
@@ -216,7 +217,7 @@ def make_tokenizers(workdir: pathlib.Path, config: Config, records: Concatenatio
 def new_tokenizers(config: Config, records: Concatenation, workdir: pathlib.Path | None = None) -> Tokenizers:
     """Returns the tokenizers of a new run: another run's, the hub's, its own imported ones, or newly trained ones."""
     data = config.data
-    if source := data.tokenizer_from or lender(config, workdir):
+    if source := tokenizer_lender(config, workdir):
         return train_tokenizers(config, records, lent_tokenizers(source))
     if 'huggingface' in (data.tokenizer, data.source_tokenizer):  # read from a file, whose contents may change
         return train_tokenizers(config, records)
@@ -230,6 +231,11 @@ def lender(config: Config, workdir: pathlib.Path | None) -> str | None:
     """
     imported = workdir is not None and 0 in checkpoint.steps(workdir)
     return config.train.init_from or (str(workdir) if imported else None)
+
+
+def tokenizer_lender(config: Config, workdir: pathlib.Path | None) -> str | None:
+    """Returns the directory whose tokenizers a new run has: data.tokenizer_from, its `lender`, or its teacher."""
+    return config.data.tokenizer_from or lender(config, workdir) or config.train.teacher
 
 
 def lent_tokenizers(source: str) -> Tokenizers:

@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from tformer import config
 from tformer.config import Config
+from tformer.config.tasks import TASKS
 from tformer.distributed import sharding
 from tformer.errors import choose
 from tformer.lab.sweep.trials import SEED, Trial
@@ -34,11 +35,13 @@ def groups(trials: Sequence[Trial], most: int) -> list[list[Trial]]:
 def common(stated: Config) -> Config | None:
     """Returns a config that is equal for trials that one program can train; None: the trial is trained alone.
 
-    It has the seed where that decides the shapes of batches. Trials that may stop early, that have experts or
-    optimizer.offload, or whose mesh has a pipeline, context or expert axis are trained alone.
+    It has the seed where that decides the shapes of batches. Trials that may stop early, that have a teacher, experts
+    or optimizer.offload, or whose mesh has a pipeline, context or expert axis are trained alone.
     """
     data, train = stated.data, stated.train
     if train.patience is not None or stated.model.num_experts is not None or stated.optimizer.offload:
+        return None
+    if TASKS[train.objective].teacher:
         return None
     if any(getattr(stated.mesh, axis) != 1 for axis in ('pipeline', 'context', 'expert')):
         return None

@@ -17,6 +17,7 @@ from tformer.objectives import OBJECTIVES
 from tformer.training import flops, setup, workdir
 from tformer.training.dummy_batch import assumed
 from tformer.training.state import abstract_variables, count_parameters
+from tformer.training.teacher import make_teacher
 
 OF_ROWS = 'model.family', 'train.objective'  # fields besides those of the data that change the tokens of a row
 
@@ -65,7 +66,8 @@ def num_flops(stated: Config) -> float:
     resolved, steps = sized(stated), _num_steps(stated)
     batch = {name: jax.ShapeDtypeStruct(shape, 'int32') for name, shape in _shapes(stated).items()}
     params = _parameters(resolved.model, resolved.train.objective)
-    return steps * flops.model_flops(resolved, params, batch)
+    taught = make_teacher(resolved, batch)
+    return steps * flops.step_flops(resolved, params, batch, taught)
 
 
 @functools.lru_cache(maxsize=1024)
