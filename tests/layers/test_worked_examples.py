@@ -17,6 +17,7 @@ from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.data.tokenizers.vocabulary import BOS, EOS
 from tformer.layers import block, masks, norms, placements
 from tformer.layers.attention import Attention, AttentionContext
+from tformer.layers.class_scores import cross_entropy
 from tformer.layers.initializers import deepnorm
 from tformer.layers.kernels import ScoreOptions, attend, probabilities
 from tformer.layers.masks import AttentionMask
@@ -31,7 +32,6 @@ from tformer.layers.positions import (
 from tformer.layers.resolved import resolve_model
 from tformer.layers.rope_scalings import llama3_scaling
 from tformer.model import build
-from tformer.objectives import cross_entropy
 from tformer.optim import schedules
 from tformer.optim.hyperparameters import Hyperparameters
 from tformer.training.state import count_parameters

@@ -22,8 +22,9 @@ from tformer.distributed import sharding
 from tformer.distributed.devices import Target
 from tformer.errors import UserError
 from tformer.lab.sweep import batched_trials, matching
+from tformer.layers.class_scores import Teaching, class_scores
 from tformer.model import build
-from tformer.objectives import OBJECTIVES, Teaching, class_scores, number_scores, span_scores
+from tformer.objectives import OBJECTIVES, number_scores, span_scores
 from tformer.optim.hyperparameters import Hyperparameters
 from tformer.training import checkpoint, checkpoint_writer, flops, loop, workdir
 from tformer.training.dummy_batch import one_row

@@ -18,6 +18,7 @@ from tformer import checks, config, objectives
 from tformer.config import Config, Train
 from tformer.distributed import sharding
 from tformer.errors import UserError
+from tformer.layers import class_scores
 from tformer.layers.dropout import DropoutRates
 from tformer.optim import optimizers, schedules
 from tformer.optim.hyperparameters import Hyperparameters
@@ -84,7 +85,7 @@ def test_the_gradient_is_that_of_the_sum_divided_once_by_the_weight():
         state = trainer.start()
 
         def mean(params):
-            losses = objectives.cross_entropy(
+            losses = class_scores.cross_entropy(
                 trainer.model.apply({'params': params}, batch, DropoutRates()), batch['targets']
             )
             return jnp.sum(losses * batch['weights']) / jnp.sum(batch['weights'])
