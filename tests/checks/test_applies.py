@@ -163,9 +163,7 @@ def test_tokenizers_of_another_run_leave_nothing_to_the_fields_of_new_ones() -> 
     config = override(Config(), {'train.init_from': 'runs/a', 'data.sentinels': 3, 'data.tokenizer': 'huggingface'})
     said: list[str] = []
     assert checks.settle(config, say=said.append) == override(Config(), {'train.init_from': 'runs/a'})
-    with pytest.raises(
-        UserError, match=r'data\.tokenizer=char has no effect here: .* and train\.teacher are None'
-    ):
+    with pytest.raises(UserError, match=r'data\.tokenizer=char has no effect here: .* and train\.teacher are None'):
         checks.settle(override(config, {'data.tokenizer': 'char'}), ['data.tokenizer'])
 
 
