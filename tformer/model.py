@@ -117,6 +117,10 @@ class Family(nn.Module):
         shared = params, [] if teacher is None else [temperature]
         return on_own_tokens(in_chunks, shared, (streams, real_tokens(batch), batch['targets']))
 
+    def transform(self, x: jax.Array) -> jax.Array:
+        """Returns x [..., D] as the heads of tasks read it."""
+        return self.head.transform(x) if self.cfg.task_transform else x
+
     def pool(self, batch: Batch, dropout_rates: DropoutRates | None = None) -> jax.Array:
         """Returns x_BD, one vector for each sequence, or x_BKD, one for each of the texts that share a row."""
         several = 'segment_weights' in batch

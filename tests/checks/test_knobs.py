@@ -63,7 +63,7 @@ def test_every_key_of_a_table_is_a_program_of_its_own(field):
     if name == 'rope_scaling':
         keys = [key for key in keys if key is not None]
         cfg = dataclasses.replace(LONG, rope_factor=2.0)
-    if name in ('initializer', 'attention_scale'):  # None stands for another key
+    if name in ('initializer', 'attention_scale', 'transform_activation'):  # None stands for another key
         keys.pop(None)
     if name in ('attention_bias', 'attention_pattern', 'lora_targets'):
         keys = [(key,) for key in keys]
@@ -121,6 +121,11 @@ ELSEWHERE = {
     'norm': (decoder(norm_placement='rezero'), 'model.norm_placement has norms: not rezero'),
     'norm_epsilon': (decoder(norm='dyt'), 'layernorm or rmsnorm or rmsnorm_offset or scalenorm'),
     'norm_epsilon_in_root': (decoder(norm=None), 'layernorm or rmsnorm or rmsnorm_offset or scalenorm'),
+    'first_norm': (decoder(norm_placement='post'), 'model.norm_placement is pre or sandwich or parallel'),
+    'norm_bias': (decoder(norm='rmsnorm'), 'model.norm is layernorm or batchnorm or dyt'),
+    'task_transform': (dataclasses.replace(ENCODER, norm='batchnorm'), 'model.norm is not batchnorm'),
+    'transform_activation': (ENCODER, 'model.mlm_transform or model.task_transform is True'),
+    'transform_bias': (ENCODER, 'model.mlm_transform or model.task_transform is True'),
     'final_norm': (decoder(norm=None), 'model.norm is not None'),
     'window': (DECODER, 'has a local layer'),
     'experts_per_token': (DECODER, 'model.num_experts is set'),

@@ -38,7 +38,7 @@ ROWS_ALONE = {
     'norm': ('rmsnorm_offset',),
     'qk_norm': ('rmsnorm_offset', 'rmsnorm_joint'),
     'norm_placement': ('res_post', 'parallel_norms'),
-    'position': ('timing_signal',),
+    'position': ('timing_signal', 'learned_relative'),
     'attention_scale': ('sqrt_scale_dim',),
 }
 FACTORS = {
@@ -100,7 +100,8 @@ FACTORS = {
 # Levels whose arithmetic is of single positions: each in one case of its own, on the first level of all other factors.
 # fmt: off
 ALONE = [
-    {'position': 'learned', 'position_offset': 2},
+    {'position': 'learned', 'position_offset': 2, 'first_norm': False, 'norm_bias': False},
+    {'position': 'learned_relative', 'position_offset': 1, 'relative_buckets': 8, 'relative_max_distance': 9},
     {**ROPE, 'rope_fraction': 0.5, 'rope_scaling': 'linear', 'rope_factor': 2.0},
     {**ROPE, 'rope_scaling': 'llama3', 'rope_factor': 4.0, 'rope_trained_len': 16},
     {

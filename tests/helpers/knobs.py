@@ -43,6 +43,7 @@ CAPACITY = decoder(num_experts=4, expert_dispatch='capacity')
 LOCAL = decoder(attention_pattern=('local',), window=3)
 MUP = decoder(parametrization='mup', base_emb_dim=8)
 LORA = decoder(lora_rank=2)
+TRANSFORM = dataclasses.replace(ENCODER, mlm_transform=True)
 RECURRENT = Model(family='decoder', recurrence='gru', vocab_size=11, emb_dim=16, num_decoder_layers=2, max_len=16)
 RECURRENT_BOTH = Model(
     family='encoder_decoder',
@@ -100,6 +101,8 @@ KNOBS = {
     'norm_placement': ('causal_lm', DECODER, 'post'),
     'norm_epsilon': ('causal_lm', DECODER, 1e-5),
     'norm_epsilon_in_root': ('causal_lm', DECODER, False),
+    'first_norm': ('causal_lm', DECODER, False),
+    'norm_bias': ('causal_lm', DECODER, False),
     'final_norm': ('causal_lm', DECODER, False),
     'attention_bias': ('causal_lm', DECODER, ('query',)),
     'mlp_bias': ('causal_lm', DECODER, False),
@@ -124,6 +127,9 @@ KNOBS = {
     'output_scale': ('causal_lm', DECODER, 'rsqrt_dim'),
     'output_softcap': ('causal_lm', DECODER, 5.0),
     'mlm_transform': ('masked_lm', ENCODER, True),
+    'task_transform': ('classification', ENCODER, True),
+    'transform_activation': ('masked_lm', TRANSFORM, 'gelu'),
+    'transform_bias': ('masked_lm', TRANSFORM, False),
     'num_classes': ('classification', ENCODER, 4),
     'pooling': ('classification', ENCODER, 'cls'),
     'pooler': ('classification', ENCODER, True),
@@ -177,6 +183,12 @@ FURTHER = [  # places where the same field is read by other code
     ('head_dropout_rate', 'regression', DECODER, 0.3),
     ('head_dropout_rate', 'token_classification', ENCODER, 0.3),
     ('head_dropout_rate', 'question_answering', BOTH, 0.3),
+    ('task_transform', 'token_classification', DECODER, True),
+    ('task_transform', 'question_answering', BOTH, True),
+    ('task_transform', 'regression', ENCODER, True),
+    ('transform_bias', 'classification', dataclasses.replace(ENCODER, task_transform=True), False),
+    ('first_norm', 'causal_lm', decoder(norm_placement='parallel'), False),
+    ('norm_bias', 'causal_lm', decoder(norm='dyt'), False),
     ('num_kv_heads', 'replaced_token', ENCODER, 2),
     ('activation', 'replaced_token', ENCODER, 'gelu'),
 ]

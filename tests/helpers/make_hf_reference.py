@@ -84,6 +84,23 @@ def albert(width: int) -> Any:
     return AlbertForPreTraining(AlbertConfig(**encoder(width), embedding_size=10))
 
 
+def modernbert(width: int) -> Any:
+    """Two global layers and two local ones, which see three tokens to each side."""
+    from transformers import ModernBertConfig, ModernBertForMaskedLM
+
+    near, wide = ({'rope_type': 'default', 'rope_theta': theta} for theta in (50.0, 900.0))
+    fields = {'local_attention': 6, 'pad_token_id': 0, 'bos_token_id': 1, 'eos_token_id': 2, 'cls_token_id': 1}
+    rope = {'sliding_attention': near, 'full_attention': wide}
+    sizes = {**encoder(width), 'num_hidden_layers': 4, 'sep_token_id': 2}
+    return ModernBertForMaskedLM(ModernBertConfig(**sizes, **fields, rope_parameters=rope))
+
+
+def mpnet(width: int) -> Any:
+    from transformers import MPNetConfig, MPNetForMaskedLM
+
+    return MPNetForMaskedLM(MPNetConfig(**encoder(width)))
+
+
 def gpt2(width: int) -> Any:
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -294,6 +311,8 @@ CASES: dict[str, Callable[[int], Any]] = {
     'electra': electra,
     'electra_detector': electra_detector,
     'albert': albert,
+    'modernbert': modernbert,
+    'mpnet': mpnet,
     'gpt2': gpt2,
     't5': t5,
     't5_v1_1': t5_v1_1,
@@ -325,15 +344,15 @@ HEADED = (
     *(('bert', 'Bert'), ('roberta', 'Roberta'), ('distilbert', 'DistilBert'), ('electra', 'Electra')),
     *(('albert', 'Albert'), ('gpt2', 'GPT2'), ('gpt_neox', 'GPTNeoX'), ('llama', 'Llama'), ('mistral', 'Mistral')),
     *(('qwen3', 'Qwen3'), ('gemma2', 'Gemma2'), ('phi3', 'Phi3'), ('olmo2', 'Olmo2'), ('gpt_oss', 'GptOss')),
-    *(('bart', 'Bart'), ('mbart', 'MBart')),
+    *(('bart', 'Bart'), ('mbart', 'MBart'), ('modernbert', 'ModernBert'), ('mpnet', 'MPNet')),
 )
 LACKING = (  # by the hub's library
     *('Gemma2ForQuestionAnswering', 'Phi3ForQuestionAnswering', 'BartForTokenClassification'),
     *('MBartForTokenClassification', 'Olmo2ForTokenClassification', 'Olmo2ForQuestionAnswering'),
     'GptOssForQuestionAnswering',
 )
-# Stored are one head with a pooler, one of tokens, one without a bias, and one of two stacks.
-STORED_HEADS = ('distilbert_class', 'roberta_tags', 'gpt2_class', 'bart_spans')
+# Stored are one head with a pooler, one of tokens, one without a bias, one of two stacks, and one with a transform.
+STORED_HEADS = ('distilbert_class', 'roberta_tags', 'gpt2_class', 'bart_spans', 'modernbert_class')
 for case_, prefix in HEADED:
     for end, head in HEADS.items():
         if f'{prefix}For{end}' not in LACKING:

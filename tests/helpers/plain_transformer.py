@@ -70,7 +70,7 @@ def normalised(cfg, kind, params, x):
 
     if kind == 'layernorm':
         centred = x - x.mean()
-        return over(centred, (centred**2).sum() / size) * params['scale'] + params['bias']
+        return over(centred, (centred**2).sum() / size) * params['scale'] + params.get('bias', 0.0)
     if kind == 'rmsnorm':
         return over(x, (x**2).sum() / size) * params['scale']
     if kind == 'rmsnorm_offset':
@@ -78,7 +78,7 @@ def normalised(cfg, kind, params, x):
     if kind == 'scalenorm':
         return params['gain'] * over(x, (x**2).sum())
     if kind == 'dyt':
-        return np.tanh(params['gain'] * x) * params['scale'] + params['bias']
+        return np.tanh(params['gain'] * x) * params['scale'] + params.get('bias', 0.0)
     assert kind is None
     return x
 
@@ -173,7 +173,7 @@ def bucket(cfg, distance, bidirectional):
 def bias(cfg, tables, head, distance, bidirectional):
     if cfg.position == 'alibi':  # Press et al. 2022, of a power of two of heads
         return -(2 ** (-8 * (head + 1) / cfg.num_heads)) * abs(distance)
-    if cfg.position == 'relative':
+    if cfg.position in ('relative', 'learned_relative'):
         return tables['table'][bucket(cfg, distance, bidirectional), head]
     return 0.0
 
@@ -286,7 +286,7 @@ def alpha(cfg, decoder):
     return 0.81 * (cfg.num_encoder_layers**4 * cfg.num_decoder_layers) ** (1 / 16)
 
 
-def block(cfg, params, x, parts, decoder):
+def block(cfg, params, x, parts, decoder, bare):
     """`parts` are (name, function of the stream) in their order."""
     if cfg.norm_placement == 'parallel':
         h = norm_of(cfg, params, f'{parts[0][0]}_')(x)
@@ -295,6 +295,8 @@ def block(cfg, params, x, parts, decoder):
         return x + sum(function(norm_of(cfg, params, f'{name}_')(x)) for name, function in parts)
     for name, function in parts:
         norm, out_norm = norm_of(cfg, params, f'{name}_'), norm_of(cfg, params, f'{name}_out_')
+        if bare and name == 'attention':
+            norm = lambda x: x  # noqa: E731
         if cfg.norm_placement == 'pre':
             x = x + function(norm(x))
         elif cfg.norm_placement == 'post':
@@ -322,7 +324,7 @@ def embedded(cfg, params, table, tokens, positions, types):
         x = x + np.stack([sinusoids(at, width) for at in positions])
     elif cfg.position == 'timing_signal':
         x = x + np.stack([timing_signal(at + cfg.position_offset, width) for at in positions])
-    elif cfg.position == 'learned':
+    elif cfg.position in ('learned', 'learned_relative'):
         x = x + params['positions']['table'][np.maximum(positions, 0) + cfg.position_offset]
     if cfg.num_token_types:
         x = x + params['token_types']['table'][types]
@@ -361,7 +363,7 @@ def tower(cfg, params, x, tokens, encoded=None, encoder_tokens=None, *, decoder,
             parts.append(('cross', lambda h, across=across: across(h, tokens, encoded, encoder_tokens)))
         hidden = mixture if cfg.num_experts else feed_forward
         parts.append(('mlp', lambda h, own=own, hidden=hidden: hidden(cfg, own['mlp'], h)))
-        x = block(cfg, own, x, parts, decoder)
+        x = block(cfg, own, x, parts, decoder, bare=i == 0 and not cfg.first_norm)
         maps.append(itself.maps)
         if encoded is not None:
             crossed.append(across.maps)
@@ -372,9 +374,10 @@ def tower(cfg, params, x, tokens, encoded=None, encoder_tokens=None, *, decoder,
 
 def logits(cfg, params, table, x):
     if cfg.mlm_transform:
-        count = 2 if cfg.activation in GATES else 1
+        kind = cfg.transform_activation or cfg.activation
+        count = 2 if kind in GATES else 1
         joined = [dense(params[f'transform_{i}'], x) for i in range(count)]
-        x = GATES[cfg.activation](joined[0]) * joined[1] if count == 2 else PLAIN[cfg.activation](joined[0])
+        x = GATES[kind](joined[0]) * joined[1] if count == 2 else PLAIN[kind](joined[0])
         x = norm_of(cfg, params)(x)
     elif table is not None and cfg.embedding_factor_dim:
         x = dense(params['projection'], x)

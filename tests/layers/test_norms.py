@@ -42,6 +42,14 @@ def test_a_norm_has_the_values_of_its_paper_with_the_epsilon_in_the_root_and_out
         np.testing.assert_allclose(apply(norms.make_norm(cfg), x)[0, 0], expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize('name', [name for name, row in norms.NORMS.items() if 'norm_bias' in row.fields])
+def test_a_norm_without_a_bias_adds_nothing(name):
+    cfg = resolve_model(Model(norm=name, norm_epsilon=EPSILON, norm_bias=False))
+    np.testing.assert_allclose(
+        apply(norms.make_norm(cfg), jnp.float32(X)[None, None])[0, 0], EXPECTED[name][0] - BIAS, rtol=1e-5
+    )
+
+
 @pytest.mark.parametrize('name', [name for name in norms.HEAD_NORMS if name != 'rmsnorm_joint'])
 def test_a_norm_of_heads_is_over_one_head_of_one_token(name):
     cfg = resolve_model(Model(norm_epsilon=EPSILON))

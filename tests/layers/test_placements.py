@@ -23,6 +23,8 @@ def test_a_sandwich_normalises_before_and_after_each_function():
 def test_a_stack_ends_in_a_norm_where_its_blocks_end_in_a_sum():
     ending = {name for name, row in PLACEMENTS.items() if row.final_norm}
     assert ending == {'pre', 'sandwich', 'res_post', 'parallel', 'parallel_norms', 'no_residual'}
+    reading = {name for name, row in PLACEMENTS.items() if row.before}
+    assert reading == ending - {'res_post'}
     assert [name for name, row in PLACEMENTS.items() if not row.has_norm] == ['rezero']
     assert {name: row.initializer for name, row in PLACEMENTS.items() if row.initializer != 'xavier'} == {
         'deepnorm': 'deepnorm'

@@ -398,8 +398,14 @@ def test_heads_come_and_go_without_being_named(loader, capsys):
     for part in ('embed', 'encoder'):
         jax.tree.map(np.testing.assert_array_equal, found['params'][part], before['params'][part])
 
+    source, _ = loader.save('masked_lm', mlm_transform=True, task_transform=True, output_bias=True)
+    found = loader.load(source, 'classification', task_transform=True)  # before its classes stands the same transform
+    assert {path.split('.')[1] for path in fresh_parts(found)} == {'class_head', 'pooler'} and 'head' in found['params']
     source, _ = loader.save('classification')
     assert fresh_parts(loader.load(source, 'classification')) == set()
+    assert {path.split('.')[1] for path in fresh_parts(loader.load(source, 'classification', task_transform=True))} == {
+        'head'
+    }
     heads = fresh_parts(loader.load(source, 'classification', num_classes=4))
     assert heads == {'params.class_head.classes.kernel', 'params.class_head.classes.bias'}
     assert heads == fresh_parts(loader.load(source, 'classification', excepted=('class_head',)))

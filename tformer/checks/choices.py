@@ -67,6 +67,7 @@ TABLES: dict[str, Iterable[Any]] = {
     'model.activation': mlp.ACTIVATIONS,
     'model.expert_dispatch': moe.DISPATCHES,
     'model.output_scale': heads.OUTPUT_SCALES,
+    'model.transform_activation': _or_none(mlp.ACTIVATIONS),
     'model.pooling': heads.POOLINGS,
     'model.pooler_activation': heads.POOLER_ACTIVATIONS,
     'model.lora_targets': linear.LORA_TARGETS,

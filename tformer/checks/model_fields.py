@@ -26,11 +26,17 @@ _ENCODER_ONLY = (lambda m: m.family == 'encoder', 'model.family is encoder')
 _PROJECTIONS = (lambda m: m.attention_projections, 'model.attention_projections is True')
 _NORM = (lambda m: m.norm is not None, 'model.norm is not None')
 _LORA = (lambda m: m.lora_rank is not None, 'model.lora_rank is set')
+_TRANSFORM = (
+    lambda m: m.mlm_transform or m.task_transform,
+    'model.mlm_transform or model.task_transform is True',
+)
 _EXPERTS = (lambda m: m.num_experts is not None, 'model.num_experts is set')
 
 
 def _has_norms(m: Model) -> bool:
-    return bool(PLACEMENTS[m.norm_placement].has_norm or m.final_norm or m.embedding_norm or m.mlm_transform)
+    return bool(
+        PLACEMENTS[m.norm_placement].has_norm or m.final_norm or m.embedding_norm or m.mlm_transform or m.task_transform
+    )
 
 
 # Fields of the model that pick a row of a table whose rows name the fields that they read.
@@ -98,6 +104,11 @@ APPLIES: dict[str, Rule] = {
     ),
     'norm': (_has_norms, 'model.norm_placement has norms: not rezero (or another field asks for a norm)'),
     'final_norm': _NORM,
+    'first_norm': (
+        lambda m: m.norm is not None and PLACEMENTS[m.norm_placement].before,
+        'model.norm is not None and model.norm_placement is '
+        + ' or '.join(k for k, row in PLACEMENTS.items() if row.before),
+    ),
     'window': (has_window, 'model.attention_pattern has a local layer'),
     'experts_per_token': _EXPERTS,
     'router_bias': _EXPERTS,
@@ -105,6 +116,9 @@ APPLIES: dict[str, Rule] = {
     'balance_weight': _EXPERTS,
     'router_z_weight': _EXPERTS,
     'generator_fraction': _ENCODER_ONLY,
+    'task_transform': (lambda m: not NORMS[m.norm].whole_batch, 'model.norm is not batchnorm'),
+    'transform_activation': _TRANSFORM,
+    'transform_bias': _TRANSFORM,
     'lora_alpha': _LORA,
     'lora_targets': _LORA,
     'base_emb_dim': (lambda m: parametrization(m).from_base, 'model.parametrization is mup'),
@@ -131,7 +145,10 @@ RECURRENT = (
 
 
 # A resolved model sets these.
-_DERIVED = ('num_kv_heads', 'head_dim', 'value_dim', 'encoder_vocab_size', 'final_norm', 'attention_scale')
+_DERIVED = (
+    *('num_kv_heads', 'head_dim', 'value_dim', 'encoder_vocab_size', 'final_norm', 'attention_scale'),
+    'transform_activation',
+)
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(Model)}
 
 

@@ -104,6 +104,7 @@ def _single_rules() -> dict[str, Rule]:
         'model.pooler_activation': _both((lambda c: c.model.pooler, 'model.pooler is True'), pooler),
         'model.similarity_temperature': _objectives(lambda task: task.head == 'comparison'),
         'model.class_bias': _objectives(lambda task: task.head in ('class', 'number')),
+        'model.task_transform': _objectives(lambda task: task.head in ('class', 'number', 'tags', 'spans')),
         'model.head_dropout_rate': _objectives(lambda task: HEADS[task.head].drops),
         'model.generator_fraction': _objectives(lambda task: 'generator' in HEADS[task.head].per_token),
         'data.source_template': pairs,

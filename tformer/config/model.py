@@ -57,6 +57,8 @@ class Model(Section):
     norm_placement: str = 'pre'  # how norm and residual stand around a sub-layer
     norm_epsilon: float = 1e-6  # added to the variance
     norm_epsilon_in_root: bool = True  # False: added to the standard deviation instead
+    first_norm: bool = True  # before the first attention; False: none, as of normed embeddings (Warner et al. 2024)
+    norm_bias: bool = True  # layernorm, batchnorm, dyt: a vector that is added
     final_norm: bool | None = None  # a norm after the last block; None: where the placement leaves the stream as it is
     attention_bias: tuple[str, ...] = ()  # projections with a bias
     mlp_bias: bool = True  # on the feed-forward's projections
@@ -87,6 +89,9 @@ class Model(Section):
     output_scale: str | None = None  # factor on the stream before the vocabulary
     output_softcap: float | None = None  # c tanh(logits / c) (Gemma Team 2024)
     mlm_transform: bool = False  # BERT's dense + activation + norm before the vocabulary (Devlin et al. 2019)
+    task_transform: bool = False  # the same one before classes, numbers, tags and answers (Warner et al. 2024)
+    transform_activation: str | None = None  # of these transforms; None: the feed-forward's
+    transform_bias: bool = True  # on the dense layer of these transforms
     num_classes: int | None = None  # of sequences or tokens; None: the number of labels in the training split
     pooling: str = 'mean'  # how a sequence becomes one vector for its class or number
     pooler: bool = False  # BERT's dense + tanh after the pooling

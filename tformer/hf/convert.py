@@ -11,7 +11,7 @@ import numpy as np
 from tformer.config import Model
 from tformer.errors import UserError, choose, nearest
 from tformer.hf import heads
-from tformer.hf.models import FAMILIES, config_of
+from tformer.hf.models import FAMILIES, config_of, model_of
 from tformer.hf.rules import Family, Rule, axis_sizes, rearrange, reverse, shape
 from tformer.layers.resolved import resolve_model
 
@@ -27,7 +27,7 @@ class Stacked:
       rule: the correspondence.
       part: its number, where the hub keeps several parameters in one tensor.
       grid: the sizes of the leading axes; (): it is one tensor.
-      names: the checkpoint's names of the tensors, in the order of the grid.
+      names: the checkpoint's names of the tensors, in the order of the grid; '': there is none, and nothing reads it.
       tensors: the checkpoint.
       cfg: the model, resolved.
     """
@@ -56,6 +56,8 @@ class Stacked:
     def read(self, number: int) -> np.ndarray:
         """Returns one tensor in our layout. Raises a `UserError` if it has another shape than the model needs."""
         rule, name, sizes = self.rule, self.names[number], _sizes(self.rule, self.cfg)
+        if not name:
+            return np.ones(self.rest, np.bool_)
         array = np.asarray(self.tensors[name])
         needed = shape(rule.layout.split('->')[0], sizes)
         if array.shape != needed:
@@ -118,11 +120,11 @@ def stacked(
     taken: set[str] = set()
     for rule in rules:
         theirs, grid = _names(rule, cfg)
-        for name in theirs:
+        for name in filter(None, theirs):
             if name not in names:
                 raise UserError(f'{family}: the checkpoint has no tensor {name}{nearest(name, names, listed=0)}')
         taken.update(theirs)
-        originals = tuple(names[name] for name in theirs)
+        originals = tuple(name and names[name] for name in theirs)
         for part, path in enumerate(rule.paths):
             found[path] = Stacked(family, rule, part, grid, originals, tensors, cfg)
     return found, taken
@@ -135,11 +137,11 @@ def export_params(family: str, params: Params, cfg: Model) -> dict[str, np.ndarr
       UserError: a model that the family cannot express, by its field; a parameter that is missing or that no rule
         reads, by its path.
     """
-    config_of(family, cfg)
+    expressed = model_of(config_of(family, cfg))
     table, cfg = choose(FAMILIES, family, 'family'), resolve_model(cfg)
     ours = dict(flat(params))
     chosen = heads.exported(table, cfg, ours)
-    heads.check_pooling(family, table, cfg, params.keys())
+    heads.check_pooling(family, expressed, cfg, params.keys())
     cfg = heads.with_classes(cfg, {path: np.shape(array)[-1] for path, array in ours.items() if np.ndim(array)})
     rules = [rule for rule in table.rules if rule.when(cfg) and rule.head in chosen]
     tensors, taken = exported(family, rules, ours, cfg)
@@ -172,7 +174,8 @@ def exported(
             stacked = np.stack(arrays, len(grid)) if rule.parts else arrays[0]
         for name, array in zip(names, stacked.reshape(-1, *stacked.shape[len(grid) :]), strict=True):
             array = _ordered(FAMILIES[family], rule, array, cfg, back=True)
-            tensors[name] = rearrange(array, reverse(rule.layout), _sizes(rule, cfg))
+            if name:
+                tensors[name] = rearrange(array, reverse(rule.layout), _sizes(rule, cfg))
     return tensors, taken
 
 
@@ -192,12 +195,14 @@ def _renamed(table: Family, tensors: Mapping[str, np.ndarray]) -> dict[str, str]
 
 
 def _names(rule: Rule, cfg: Model) -> tuple[list[str], tuple[int, ...]]:
-    """Returns the names of a rule's tensors, and the leading axes along which ours stacks them."""
+    """Returns the names of a rule's tensors, '' of layers without one, and the leading axes along which ours stacks
+    them."""
     layers = cfg.num_encoder_layers if rule.ours.startswith('encoder/') else cfg.num_decoder_layers
     counts = {'layer': layers, 'expert': cfg.num_experts or 0}
     counts = {key: count for key, count in counts.items() if f'{{{key}}}' in rule.hub}
     grid = tuple(counts.values())
-    return [rule.hub.format(**dict(zip(counts, index, strict=True))) for index in np.ndindex(*grid)], grid
+    places = [dict(zip(counts, index, strict=True)) for index in np.ndindex(*grid)]
+    return [rule.hub.format(**place) if place.get('layer', 0) >= rule.first else '' for place in places], grid
 
 
 def _sizes(rule: Rule, cfg: Model) -> dict[str, int]:

@@ -21,6 +21,7 @@ BERT: dict[str, Any] = {
     'pooler': True,
     'initializer': 'truncated_normal',
 }
+(TOKEN_TYPES,) = fields(num_token_types='type_vocab_size')
 FIELDS = (
     *fields(
         vocab_size='vocab_size',
@@ -28,12 +29,12 @@ FIELDS = (
         mlp_dim='intermediate_size',
         num_encoder_layers='num_hidden_layers',
         num_heads='num_attention_heads',
-        num_token_types='type_vocab_size',
         norm_epsilon='layer_norm_eps',
         dropout_rate='hidden_dropout_prob',
         attention_dropout_rate='attention_probs_dropout_prob',
     ),
     field('activation', 'hidden_act', values=ACTIVATIONS),
+    TOKEN_TYPES,
 )
 
 
@@ -112,10 +113,12 @@ FIXED = {
 }
 DEFAULTS = {'hidden_act': 'gelu', 'layer_norm_eps': 1e-12}
 DISTIL = 'distilbert.transformer.layer.{layer}'
+MPNET = 'mpnet.encoder.layer.{layer}'
 SHARED = 'albert.encoder.albert_layer_groups.0.albert_layers.0'
 
+GELU_TRANSFORM = {'transform_activation': 'gelu'}  # whatever the layers have
 ROBERTA = Family(  # Liu et al. 2019
-    model=BERT,
+    model=BERT | GELU_TRANSFORM,
     fields=(*FIELDS, Field(_read_positions, _write_positions)),  # positions count from the padding's id plus 1
     rules=(
         *trunk('roberta'),
@@ -129,7 +132,7 @@ ROBERTA = Family(  # Liu et al. 2019
         'lm_head.decoder.bias': 'lm_head.bias',
     },
     defaults={**DEFAULTS, 'pad_token_id': 1},
-    fixed={**FIXED, 'hidden_act': 'gelu'},  # its masked-LM head has gelu whatever the layers have
+    fixed=FIXED,
 )
 
 FAMILIES = {
@@ -157,6 +160,40 @@ FAMILIES = {
     'roberta': ROBERTA,
     'xlm-roberta': ROBERTA,  # Conneau et al. 2020
     'camembert': ROBERTA,  # Martin et al. 2020
+    'mpnet': Family(  # Song et al. 2020
+        model=BERT | GELU_TRANSFORM | {'position': 'learned_relative', 'position_offset': 2, 'num_token_types': None},
+        fields=(
+            *[each for each in FIELDS if each is not TOKEN_TYPES],
+            Field(
+                lambda hub: {'max_len': hub.size('max_position_embeddings') - 2},
+                lambda model: {'max_position_embeddings': model.max_len + 2},
+            ),
+        ),
+        rules=(
+            *embeddings('mpnet'),
+            tensor('mpnet.encoder.relative_attention_bias.weight', 'encoder/bias/table'),
+            *linear(f'{MPNET}.attention.attn.q', f'{OURS}/attention/query'),
+            *linear(f'{MPNET}.attention.attn.k', f'{OURS}/attention/key'),
+            *linear(f'{MPNET}.attention.attn.v', f'{OURS}/attention/value'),
+            *linear(f'{MPNET}.attention.attn.o', f'{OURS}/attention/out'),
+            *norm(f'{MPNET}.attention.LayerNorm', f'{OURS}/attention_norm'),
+            *linear(f'{MPNET}.intermediate.dense', f'{OURS}/mlp/in_0'),
+            *linear(f'{MPNET}.output.dense', f'{OURS}/mlp/out'),
+            *norm(f'{MPNET}.output.LayerNorm', f'{OURS}/mlp_norm'),
+            *linear('mpnet.pooler.dense', 'pooler/dense', head='pooler'),
+            *masked_lm('lm_head.dense', 'lm_head.layer_norm', 'lm_head.bias'),
+            *task_heads('classifier.out_proj', 'classifier', 'qa_outputs', pooler='classifier.dense'),
+        ),
+        prefix='mpnet.',
+        ignored=('mpnet.embeddings.position_ids',),
+        copies={
+            'lm_head.decoder.weight': 'mpnet.embeddings.word_embeddings.weight',
+            'lm_head.decoder.bias': 'lm_head.bias',
+        },
+        defaults=DEFAULTS,
+        # The hub's library has these numbers whatever a file says.
+        fixed={'tie_word_embeddings': True, 'pad_token_id': 1, 'relative_attention_num_buckets': 32},
+    ),
     'distilbert': Family(  # Sanh et al. 2019
         model=BERT | {'norm_epsilon': 1e-12, 'pooler_activation': 'relu'},
         fields=(
@@ -193,7 +230,7 @@ FAMILIES = {
         neutral=('qa_dropout', 'seq_classif_dropout'),
     ),
     'electra': Family(  # Clark et al. 2020: a discriminator, or a generator alone
-        model=BERT | {'pooler_activation': 'gelu'},
+        model=BERT | GELU_TRANSFORM | {'pooler_activation': 'gelu'},
         fields=(*FIELDS, *fields(max_len='max_position_embeddings'), TABLE_WIDTH),
         rules=(
             *embeddings('electra'),
@@ -211,7 +248,7 @@ FAMILIES = {
         ignored=('electra.embeddings.position_ids',),
         copies={'generator_lm_head.weight': 'electra.embeddings.word_embeddings.weight'},
         defaults=DEFAULTS,
-        fixed={**FIXED, 'hidden_act': 'gelu'},  # the generator's head has gelu whatever the layers have
+        fixed=FIXED,
     ),
     'albert': Family(  # Lan et al. 2020: one layer at every depth, and a narrow token table
         model=BERT | {'layer_sharing': 'all'},

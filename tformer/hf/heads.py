@@ -77,9 +77,9 @@ def with_classes(cfg: Model, sizes: Mapping[str, int]) -> Model:
     return cfg if cfg.num_classes is not None or not found else dataclasses.replace(cfg, num_classes=found[0])
 
 
-def check_pooling(family: str, table: Family, cfg: Model, parameters: Collection[str]) -> None:
-    """Raises a `UserError` where the hub pools otherwise than the model whose heads are exported."""
-    wanted = {name: table.model.get(name, getattr(Model, name)) for name in POOLED}
+def check_pooling(family: str, expressed: Model, cfg: Model, parameters: Collection[str]) -> None:
+    """Raises a `UserError` where the hub's model, `expressed`, pools otherwise than that whose heads are exported."""
+    wanted = {name: getattr(expressed, name) for name in POOLED}
     pools = not {'pooler', 'sentence_head', 'class_head', 'number_head'}.isdisjoint(parameters)
     if pools and any(getattr(cfg, name) != value for name, value in wanted.items()):
         words = ' with '.join(f'model.{name}={value}' for name, value in wanted.items())

@@ -67,9 +67,11 @@ def windows(default: Callable[[HubConfig], Kinds], window: Callable[[HubConfig],
 
     def write(model: Model) -> dict[str, Any]:
         names = {ours: theirs for theirs, ours in LAYER_TYPES.items()}
-        pattern = model.attention_pattern
+        pattern, layers = model.attention_pattern, model.num_decoder_layers
+        if model.family == 'encoder':
+            layers = model.num_encoder_layers
         return {
-            'layer_types': [names[pattern[i % len(pattern)]] for i in range(model.num_decoder_layers)],
+            'layer_types': [names[pattern[i % len(pattern)]] for i in range(layers)],
             'sliding_window': model.window if 'local' in pattern else None,
         }
 

@@ -46,25 +46,29 @@ def rotary(theta: str = 'rope_theta', partial: str | None = None, default: Mappi
     return Field(read, write)
 
 
-def layered_rotary(pattern: Callable[[HubConfig], tuple[str, ...]]) -> Field:
+def layered_rotary(
+    pattern: Callable[[HubConfig], tuple[str, ...]], theta: str = 'rope_theta', local: str = 'rope_local_base_freq'
+) -> Field:
     """Returns the correspondence of a rotary embedding with a base of its own in sliding layers.
 
     Args:
       pattern: `model.attention_pattern` of a config.json.
+      theta: the field of earlier files with the base of the frequencies.
+      local: likewise of sliding layers.
     """
 
     def read(hub: HubConfig) -> dict[str, Any]:
         both = dict(hub.section('rope_parameters') or {})
-        wide = {'rope_theta': hub['rope_theta'], **(hub.section('rope_scaling') or both.get('full_attention') or {})}
-        near = {'rope_theta': hub['rope_local_base_freq'], **(both.get('sliding_attention') or {})}
+        wide = {'rope_theta': hub[theta], **(hub.section('rope_scaling') or both.get('full_attention') or {})}
+        near = {'rope_theta': hub[local], **(both.get('sliding_attention') or {})}
         others = both.keys() - {'full_attention', 'sliding_attention', 'model_type'}
         if others or near.get('rope_type', 'default') != 'default' or near.keys() - {'rope_type', 'rope_theta'}:
             raise UserError(
                 'config.json: rope_parameters must have full_attention, and an unscaled sliding_attention; '
                 'others have no counterpart'
             )
-        local = near['rope_theta'] if 'local' in pattern(hub) else None
-        return {**_read_scaling(HubConfig(wide, {'model_type': 'rope_parameters'}), hub), 'local_rope_theta': local}
+        base = near['rope_theta'] if 'local' in pattern(hub) else None
+        return {**_read_scaling(HubConfig(wide, {'model_type': 'rope_parameters'}), hub), 'local_rope_theta': base}
 
     def write(model: Model) -> dict[str, Any]:
         near = {'rope_type': 'default', 'rope_theta': model.local_rope_theta or 10_000.0}

@@ -29,6 +29,7 @@ class Rule(NamedTuple):
       parts: parameters that the hub stores in one tensor.
       shares: the axis that each part takes of the axis `part`, where they do not lie side by side along it.
       when: whether a model has this tensor.
+      first: the first layer that has it; in those before, nothing reads our parameter.
       head: the output head it belongs to, of which a checkpoint has all tensors or none; '': the model itself. The
         heads of tasks (`heads.TASK_HEADS`) exclude one another and 'tokens'.
     """
@@ -39,6 +40,7 @@ class Rule(NamedTuple):
     parts: tuple[str, ...] = ()
     shares: tuple[str, ...] = ()
     when: Callable[[Model], bool] = lambda model: True
+    first: int = 0
     head: str = ''
 
     @property

@@ -73,14 +73,18 @@ class Block(nn.Module):
         def mlp(h_BTD: jax.Array) -> jax.Array:
             return self.mlp(h_BTD, real_BT, rates.activation)
 
-        def sublayer(function: Function, norm: Norm, out_norm: Norm, gain: Gain) -> Sublayer:
+        def sublayer(function: Function, norm: Callable[..., jax.Array], out_norm: Norm, gain: Gain) -> Sublayer:
             def branch(x_BTD: jax.Array) -> jax.Array:
                 # Whole on both sides: XLA's sum of a stream split by heads and of a partial one is wrong (jax 0.10.2).
                 return drop(self, stream(whole(function(whole(x_BTD)))), rates.residual)
 
             return Sublayer(branch, lambda x: norm(x, real_BT), lambda x: out_norm(x, real_BT), gain)
 
-        sublayers = [sublayer(attention, self.attention_norm, self.attention_out_norm, self.attention_gain)]
+        def attention_norm(x_BTD: jax.Array, real_BT: jax.Array) -> jax.Array:
+            h_BTD = self.attention_norm(x_BTD, real_BT)
+            return h_BTD if layer.normed is None else jnp.where(layer.normed, h_BTD, x_BTD)
+
+        sublayers = [sublayer(attention, attention_norm, self.attention_out_norm, self.attention_gain)]
         if self.cross:
             sublayers += [sublayer(cross_attention, self.cross_norm, self.cross_out_norm, self.cross_gain)]
         sublayers += [sublayer(mlp, self.mlp_norm, self.mlp_out_norm, self.mlp_gain)]
@@ -165,6 +169,8 @@ class Stack(LayerStack):
             layer = layer.replace(local=jnp.asarray(windowed))
         if LAYER_SHARING[cfg.layer_sharing].coordinates:
             layer = layer.replace(depth=jnp.arange(1, self.num_layers + 1))
+        if not cfg.first_norm:
+            layer = layer.replace(normed=jnp.arange(self.num_layers) > 0)
         return layer
 
     def __call__(

@@ -19,10 +19,29 @@ from tformer.layers.parametrization import base_width, width_factor
 from tformer.layers.resolved import ResolvedModel
 
 
+class Transform(nn.Module):
+    """A dense layer, an activation and a norm, from x [..., D] to [..., W] (Devlin et al. 2019, as its code does)."""
+
+    cfg: ResolvedModel
+
+    @nn.compact
+    def __call__(self, x: jax.Array, real_BT: jax.Array | None = None, width: int | None = None) -> jax.Array:
+        cfg = self.cfg
+        shape, names = (cfg.emb_dim, width or cfg.emb_dim), ('embed', 'mlp')
+        equation = 'BD,DW->BW' if x.ndim == 2 else 'BTD,DW->BTW'
+        dense = functools.partial(Dense, cfg, equation, shape, names, bias=cfg.transform_bias)
+        x = activated(cfg.transform_activation, x, lambda i: dense(name=f'transform_{i}'))
+        return make_norm(cfg)(x, real_BT)
+
+
 class VocabularyHead(nn.Module):
     """logits_BTV, float32, from x_BTD: by `tied` where given (an `Embedding.logits`), else by a kernel of its own."""
 
     cfg: ResolvedModel
+
+    def setup(self) -> None:
+        self.transform = Transform(self.cfg)
+        nn.share_scope(self, self.transform)
 
     @nn.compact
     def __call__(
@@ -30,9 +49,7 @@ class VocabularyHead(nn.Module):
     ) -> jax.Array:
         cfg, width = self.cfg, embedding_width(self.cfg) if tied is not None else self.cfg.emb_dim
         if cfg.mlm_transform:
-            shape, names = (cfg.emb_dim, width), ('embed', 'mlp')
-            dense = functools.partial(Dense, cfg, 'BTD,DW->BTW', shape, names, bias=True)
-            x_BTD = make_norm(cfg)(activated(cfg, x_BTD, lambda i: dense(name=f'transform_{i}')), real_BT)
+            x_BTD = self.transform(x_BTD, real_BT, width)
         elif width != cfg.emb_dim:
             x_BTD = Dense(cfg, 'BTD,DW->BTW', (cfg.emb_dim, width), ('embed', 'factor'), name='projection')(x_BTD)
         scale = choose(OUTPUT_SCALES, cfg.output_scale, 'model.output_scale')(base_width(cfg))

@@ -16,6 +16,7 @@ class PerLayer(flax.struct.PyTreeNode):
     window: jax.Array | None = None  # positions that local self-attention sees
     local: jax.Array | None = None  # whether self-attention is local, where that changes its angles too
     depth: jax.Array | None = None  # the layer's number, from 1
+    normed: jax.Array | None = None  # whether self-attention reads the stream through its norm
     number: jax.Array | None = None  # from 0, where evaluation.activations names single layers
 
 

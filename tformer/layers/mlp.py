@@ -58,12 +58,12 @@ def swiglu_clamped(gate: jax.Array, up: jax.Array) -> jax.Array:
     return gate * jax.nn.sigmoid(1.702 * gate) * (up + 1)
 
 
-def activated(cfg: ResolvedModel, x: jax.Array, projection: Callable[[int], nn.Module]) -> jax.Array:
-    """Returns the activation of one projection of `x`, or of two where it is gated; `projection` makes number i.
+def activated(name: str, x: jax.Array, projection: Callable[[int], nn.Module]) -> jax.Array:
+    """Returns an activation of one projection of `x`, or of two where it is gated; `projection` makes number i.
 
     Of the activation itself the backward pass keeps its inputs alone.
     """
-    inputs, activation = choose(ACTIVATIONS, cfg.activation, 'model.activation')
+    inputs, activation = choose(ACTIVATIONS, name, 'model.activation')
     return jax.checkpoint(activation, prevent_cse=False)(*[projection(i)(x) for i in range(inputs)])
 
 
@@ -82,7 +82,7 @@ class Mlp(nn.Module):
         def projection(i: int) -> Dense:
             return Dense(cfg, 'BTD,DF->BTF', shape, names, bias, 'mlp_in', self.stack, name=f'in_{i}')
 
-        h_BTF = constrain(activated(cfg, x_BTD, projection), 'batch', 'length', 'act_mlp')
+        h_BTF = constrain(activated(cfg.activation, x_BTD, projection), 'batch', 'length', 'act_mlp')
         h_BTF = drop(self, h_BTF, dropout_rate)
         return Dense(cfg, 'BTF,FD->BTD', shape[::-1], names[::-1], bias, 'mlp_out', self.stack, name='out')(h_BTF)
 

@@ -70,12 +70,20 @@ class Norm(nn.Module):
         init = partitioned(nn.initializers.constant(value), *['norm'] * len(shape))
         return self.param(name, init, shape, jnp.float32)
 
+    def bias(self, D: int) -> jax.Array:
+        return self.vector('bias', 0.0, D) if self.cfg.norm_bias else jnp.zeros(D)
+
+
+BIASED = (*Norm.fields, 'norm_bias')
+
 
 class LayerNorm(Norm):
+    fields = BIASED
+
     @nn.compact
     def __call__(self, x: jax.Array, real_BT: jax.Array | None = None) -> jax.Array:
         cfg, D = self.cfg, x.shape[-1]
-        scale, bias = self.vector('scale', 1.0, D), self.vector('bias', 0.0, D)
+        scale, bias = self.vector('scale', 1.0, D), self.bias(D)
         return layer_norm(x, scale, bias, cfg.norm_epsilon, cfg.norm_epsilon_in_root).astype(cfg.dtype)
 
 
@@ -123,12 +131,13 @@ class BatchNorm(Norm):
     A batch's mean includes later tokens, which is what this ablation is about. Not exact under microbatches.
     """
 
+    fields = BIASED
     whole_batch = True
 
     @nn.compact
     def __call__(self, x_BTD: jax.Array, real_BT: jax.Array) -> jax.Array:
         cfg, D = self.cfg, x_BTD.shape[-1]
-        scale, bias = self.vector('scale', 1.0, D), self.vector('bias', 0.0, D)
+        scale, bias = self.vector('scale', 1.0, D), self.bias(D)
         mean = self.variable('statistics', 'mean', jnp.zeros, (D,), jnp.float32)
         variance = self.variable('statistics', 'variance', jnp.ones, (D,), jnp.float32)
         mean_D, variance_D = mean.value, variance.value
@@ -145,12 +154,12 @@ class BatchNorm(Norm):
 class DyT(Norm):
     """scale tanh(gain x) + bias: no statistics at all (Zhu et al. 2025, eq. 1)."""
 
-    fields = ()
+    fields = ('norm_bias',)
 
     @nn.compact
     def __call__(self, x: jax.Array, real_BT: jax.Array | None = None) -> jax.Array:
         D, gain = x.shape[-1], self.vector('gain', 0.5)
-        scale, bias = self.vector('scale', 1.0, D), self.vector('bias', 0.0, D)
+        scale, bias = self.vector('scale', 1.0, D), self.bias(D)
         x = jnp.tanh(wide(gain, x) * x.astype(jnp.float32))
         return (x * wide(scale, x) + wide(bias, x)).astype(self.cfg.dtype)
 

@@ -17,22 +17,22 @@ from tformer.layers.tower import Batch, real_tokens
 
 def classify(model: Any, batch: Batch, dropout_rates: DropoutRates | None = None) -> jax.Array:
     """Returns logits_BC, float32, of the pooled sequence."""
-    return model.class_head(model.pool(batch, dropout_rates), dropout_rates)
+    return model.class_head(model.transform(model.pool(batch, dropout_rates)), dropout_rates)
 
 
 def regress(model: Any, batch: Batch, dropout_rates: DropoutRates | None = None) -> jax.Array:
     """Returns a number for each pooled sequence, float32 [B]."""
-    return model.number_head(model.pool(batch, dropout_rates), dropout_rates)[:, 0]
+    return model.number_head(model.transform(model.pool(batch, dropout_rates)), dropout_rates)[:, 0]
 
 
 def tag(model: Any, batch: Batch, dropout_rates: DropoutRates | None = None) -> jax.Array:
     """Returns logits_BTC, float32, of each token."""
-    return model.tag_head(model.features(batch, dropout_rates), dropout_rates)
+    return model.tag_head(model.transform(model.features(batch, dropout_rates)), dropout_rates)
 
 
 def find_spans(model: Any, batch: Batch, dropout_rates: DropoutRates | None = None) -> jax.Array:
     """Returns logits_BT2, float32: each token's as the first of an answer, and as the last."""
-    return model.span_head(model.features(batch, dropout_rates), dropout_rates)
+    return model.span_head(model.transform(model.features(batch, dropout_rates)), dropout_rates)
 
 
 def embed_texts(model: Any, batch: Batch, dropout_rates: DropoutRates | None = None) -> jax.Array:

@@ -83,17 +83,18 @@ class Placement(NamedTuple):
     block: Block  # (x, sub-layers, DeepNorm's alpha) -> x after the block
     final_norm: bool  # the stream leaves the last block as a bare sum, so that the stack ends with one more norm
     has_norm: bool = True  # the block has norms at all
+    before: bool = True  # sub-layers read the stream through a norm
     initializer: str = 'xavier'  # what `model.initializer=None` stands for, a key of `initializers.INITIALIZERS`
 
 
 PLACEMENTS: dict[str, Placement] = {
     'pre': Placement(in_turn(pre_norm), final_norm=True),
-    'post': Placement(in_turn(post_norm), final_norm=False),
+    'post': Placement(in_turn(post_norm), final_norm=False, before=False),
     'sandwich': Placement(in_turn(sandwich), final_norm=True),
-    'res_post': Placement(in_turn(res_post_norm), final_norm=True),
-    'deepnorm': Placement(in_turn(deep_norm), final_norm=False, initializer='deepnorm'),
+    'res_post': Placement(in_turn(res_post_norm), final_norm=True, before=False),
+    'deepnorm': Placement(in_turn(deep_norm), final_norm=False, before=False, initializer='deepnorm'),
     'parallel': Placement(parallel, final_norm=True),
     'parallel_norms': Placement(parallel_norms, final_norm=True),
-    'rezero': Placement(in_turn(rezero), final_norm=False, has_norm=False),
+    'rezero': Placement(in_turn(rezero), final_norm=False, has_norm=False, before=False),
     'no_residual': Placement(in_turn(no_residual), final_norm=True),
 }

@@ -194,5 +194,7 @@ POSITIONS: dict[str | None, Position] = {
     'rope': Position(angles=rope_angles, fields=ROPE_FIELDS),  # Su et al. 2021
     'alibi': Position(bias=Alibi),  # Press et al. 2022
     'relative': Position(bias=Relative, fields=RELATIVE_FIELDS),  # Raffel et al. 2020
+    # Song et al. 2020, as their code does
+    'learned_relative': Position(added=Learned, bias=Relative, fields=('position_offset', *RELATIVE_FIELDS)),
     None: Position(),
 }

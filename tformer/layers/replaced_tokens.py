@@ -80,5 +80,5 @@ class DetectionHead(nn.Module):
         cfg = self.cfg
         shape, names = (cfg.emb_dim, cfg.emb_dim), ('embed', 'mlp')
         dense = functools.partial(Dense, cfg, 'BTD,DW->BTW', shape, names, bias=True)
-        x_BTD = activated(cfg, x_BTD, lambda i: dense(name=f'dense_{i}'))
+        x_BTD = activated(cfg.activation, x_BTD, lambda i: dense(name=f'dense_{i}'))
         return LinearHead(cfg, 1, name='score')(x_BTD, DropoutRates())[..., 0]

@@ -17,6 +17,7 @@ class ResolvedModel(Model):
     num_kv_heads: int
     head_dim: int
     value_dim: int
+    transform_activation: str
 
 
 def resolve_model(model: Model) -> ResolvedModel:
@@ -36,6 +37,7 @@ def resolve_model(model: Model) -> ResolvedModel:
         final_norm=bare_sum if model.final_norm is None else model.final_norm,
         attention_scale=model.attention_scale or parametrization(model).attention_scale,
         initializer=model.initializer or placement.initializer,
+        transform_activation=model.transform_activation or model.activation,
         encoder_vocab_size=model.encoder_vocab_size or model.vocab_size,
     )
     return typing.cast(ResolvedModel, resolved)  # the class at run time stays `Model`, which configs compare by

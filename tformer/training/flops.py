@@ -8,8 +8,8 @@ import jax
 from flax import linen as nn
 
 from tformer.config import Config, Model
-from tformer.config.tasks import HEADS, TASKS
-from tformer.optim.parameters import path_names
+from tformer.config.tasks import HEADS, TASKS, Head
+from tformer.optim.parameters import VOCABULARY_HEAD, path_names
 from tformer.training.teacher import Teacher
 
 
@@ -33,13 +33,13 @@ def model_flops(config: Config, params: Any, batch: Mapping[str, Any]) -> float:
     rows, length = batch['inputs'].shape
     source = batch['encoder_inputs'].shape[1] if config.model.family == 'encoder_decoder' else length
     texts = batch['segment_weights'].shape[1] if 'segment_weights' in batch else 1
-    vocabulary = HEADS[TASKS[config.train.objective].head].vocabulary
-    tied = config.model.tied_embeddings in ('all', 'output') and vocabulary
+    head = HEADS[TASKS[config.train.objective].head]
+    tied = config.model.tied_embeddings in ('all', 'output') and head.vocabulary
     total = 0.0
     for path, box in jax.tree_util.tree_leaves_with_path(params, is_leaf=lambda x: isinstance(x, nn.Partitioned)):
         names = path_names(path)
         if names[-1] == 'kernel' or (tied and names == ('embed', 'table')):
-            total += 6 * rows * _vectors(names, length, source, texts) * _weights(config.model, names, box)
+            total += 6 * rows * _vectors(head, names, length, source, texts) * _weights(config.model, names, box)
     return total + rows * _attention(config.model, length, source)
 
 
@@ -49,9 +49,10 @@ def step_flops(config: Config, params: Any, batch: Mapping[str, Any], teacher: T
     return own if teacher is None else own + model_flops(teacher.config, teacher.abstract['params'], batch) / 3
 
 
-def _vectors(names: tuple[str, ...], length: int, source: int, texts: int) -> int:
+def _vectors(head: Head, names: tuple[str, ...], length: int, source: int, texts: int) -> int:
     """Returns how many vectors of a row a kernel multiplies."""
-    if any(names[0] in head.per_row for head in HEADS.values()):
+    transform = names[0] == VOCABULARY_HEAD and not head.vocabulary  # which heads of tasks share with the vocabulary
+    if names[0] in head.per_row or (transform and head.per_row):
         return texts
     if names[-3:] == ('score', 'vector', 'kernel'):  # of additive attention: each pair of target and source
         return length * source

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from tformer.config.tasks import head_parameters
+from tformer.config.tasks import HEADS, head_parameters
 from tformer.distributed import processes
 from tformer.errors import UserError
 from tformer.hf import directory as hub_directory
@@ -55,6 +55,9 @@ def load(directory: str, initial: Any, shardings: Any, excepted: Sequence[str] =
     meant = {names for names in fresh | left if named(names) or names[1] in head_parameters()}
     meant |= {names for names in fresh - theirs.keys() if is_adapter(names)}
     meant |= {names for names in left - ours.keys() if task and names[1] == VOCABULARY_HEAD}
+    of_vocabulary = {name for head in HEADS.values() if head.vocabulary for name in (*head.per_row, *head.per_token)}
+    if any(names[1] in head_parameters() and names[1] not in of_vocabulary for names in ours):  # its transform alone
+        meant |= {names for names in fresh - theirs.keys() if names[1] == VOCABULARY_HEAD}
     _refuse(directory, ours, theirs, fresh - meant, left - meant)
 
     def take(path: Any, mine: jax.Array, where: Any) -> jax.Array:
