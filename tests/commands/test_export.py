@@ -31,7 +31,21 @@ from tformer.training import checkpoint
 
 TORCH = all(importlib.util.find_spec(name) for name in ('torch', 'transformers'))
 QUICK = ('bart',)
-CHOSEN = ('bert', 'albert', 'gpt2', 'gpt_neox', 't5_v1_1', 'm2m_100', 'llama', 'gemma2', 'gemma3', 'mixtral', *QUICK)
+CHOSEN = (
+    'bert',
+    'albert',
+    'gpt2',
+    'gpt_neox',
+    't5_v1_1',
+    'm2m_100',
+    'llama',
+    'gemma2',
+    'gemma3',
+    'mixtral',
+    'modernbert',
+    'mpnet',
+    *QUICK,
+)
 
 
 def equal(a: object, b: object) -> bool:

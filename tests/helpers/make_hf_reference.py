@@ -89,7 +89,14 @@ def modernbert(width: int) -> Any:
     from transformers import ModernBertConfig, ModernBertForMaskedLM
 
     near, wide = ({'rope_type': 'default', 'rope_theta': theta} for theta in (50.0, 900.0))
-    fields = {'local_attention': 6, 'pad_token_id': 0, 'bos_token_id': 1, 'eos_token_id': 2, 'cls_token_id': 1}
+    fields = {
+        'local_attention': 6,
+        'classifier_pooling': 'mean',
+        'pad_token_id': 0,
+        'bos_token_id': 1,
+        'eos_token_id': 2,
+        'cls_token_id': 1,
+    }
     rope = {'sliding_attention': near, 'full_attention': wide}
     sizes = {**encoder(width), 'num_hidden_layers': 4, 'sep_token_id': 2}
     return ModernBertForMaskedLM(ModernBertConfig(**sizes, **fields, rope_parameters=rope))

@@ -156,6 +156,14 @@ def test_a_head_that_pools_otherwise_is_not_exported() -> None:
             hf.export_params('distilbert', params, dataclasses.replace(cfg, **change))
 
 
+def test_a_head_that_reads_otherwise_is_not_exported() -> None:
+    reference = references.load('roberta_tags')
+    cfg = hf.model_of(reference.config)
+    params = hf.import_params('roberta', reference.tensors, cfg)
+    with pytest.raises(UserError, match=r'^roberta: the head of the hub reads model\.task_transform=False$'):
+        hf.export_params('roberta', params, dataclasses.replace(cfg, task_transform=True))
+
+
 def test_the_next_sentence_head_comes_along() -> None:
     """Its logits are the product of the pooled vector of torch with the checkpoint's own kernel."""
     reference = references.load('bert')

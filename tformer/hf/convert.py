@@ -141,7 +141,7 @@ def export_params(family: str, params: Params, cfg: Model) -> dict[str, np.ndarr
     table, cfg = choose(FAMILIES, family, 'family'), resolve_model(cfg)
     ours = dict(flat(params))
     chosen = heads.exported(table, cfg, ours)
-    heads.check_pooling(family, expressed, cfg, params.keys())
+    heads.check_heads(family, expressed, cfg, params.keys())
     cfg = heads.with_classes(cfg, {path: np.shape(array)[-1] for path, array in ours.items() if np.ndim(array)})
     rules = [rule for rule in table.rules if rule.when(cfg) and rule.head in chosen]
     tensors, taken = exported(family, rules, ours, cfg)

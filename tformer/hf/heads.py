@@ -77,10 +77,11 @@ def with_classes(cfg: Model, sizes: Mapping[str, int]) -> Model:
     return cfg if cfg.num_classes is not None or not found else dataclasses.replace(cfg, num_classes=found[0])
 
 
-def check_pooling(family: str, expressed: Model, cfg: Model, parameters: Collection[str]) -> None:
-    """Raises a `UserError` where the hub's model, `expressed`, pools otherwise than that whose heads are exported."""
-    wanted = {name: getattr(expressed, name) for name in POOLED}
+def check_heads(family: str, expressed: Model, cfg: Model, parameters: Collection[str]) -> None:
+    """Raises a `UserError` where the hub's model, `expressed`, reads otherwise than that whose heads are exported."""
     pools = not {'pooler', 'sentence_head', 'class_head', 'number_head'}.isdisjoint(parameters)
-    if pools and any(getattr(cfg, name) != value for name, value in wanted.items()):
-        words = ' with '.join(f'model.{name}={value}' for name, value in wanted.items())
-        raise UserError(f'{family}: the pooler of the hub reads {words}')
+    transforms = not {'class_head', 'number_head', 'tag_head', 'span_head'}.isdisjoint(parameters)
+    names = (*(POOLED if pools else ()), *(['task_transform'] if transforms else []))
+    if any(getattr(cfg, name) != getattr(expressed, name) for name in names):
+        words = ' with '.join(f'model.{name}={getattr(expressed, name)}' for name in names)
+        raise UserError(f'{family}: the {"pooler" if pools else "head"} of the hub reads {words}')

@@ -107,6 +107,7 @@ def _trained_len(rope: HubConfig, hub: HubConfig) -> int:
     """Returns the length before the stretch, which a file has inside of the rotary parameters or beside them."""
     inside, beside = rope.get(TRAINED), hub.get(TRAINED)
     rope.was_read.add(TRAINED)
+    hub.was_read.add(TRAINED)
     if None not in (inside, beside) and inside != beside:
         raise UserError(f'config.json: original_max_position_embeddings is given twice; valid: {inside}')
     name = 'max_position_embeddings' if inside is None and beside is None else TRAINED
