@@ -6,13 +6,17 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 T = TypeVar('T')
+_LONGEST = 4000  # characters of a line
 
 
 class UserError(ValueError):
-    """A mistake in the input, in one line. The command line prints its message and exits with code 2."""
+    """A mistake in the input, in one line that can be printed. The command line prints it and exits with code 2."""
 
     def __init__(self, message: object) -> None:
-        super().__init__(' '.join(line.strip() for line in str(message).splitlines()))
+        line = ' '.join(line.strip() for line in str(message).splitlines())
+        if len(line) > _LONGEST:  # it quotes a long value
+            line = f'{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}'
+        super().__init__(line.encode('utf-8', 'backslashreplace').decode())
 
 
 class NoSplitError(UserError):

@@ -62,6 +62,18 @@ def test_the_workdir_computes_what_the_hubs_library_does(tmp_path: pathlib.Path,
         assert len(run.generate(['a b c'])) == 1
 
 
+@pytest.mark.parametrize(('change', 'tied'), [(1.0, 'inputs'), (0.0, 'all')])
+def test_an_output_of_mt5_is_its_own_where_it_differs_whatever_config_json_says(
+    tmp_path: pathlib.Path, change: float, tied: str
+) -> None:
+    tensors = references.load('mt5').tensors
+    tensors['lm_head.weight'] = tensors['shared.weight'] + change
+    hub_directories.write(tmp_path, 'mt5', tensors=tensors, tie_word_embeddings=True)
+    hub = directory.open_hub(str(tmp_path))
+    model = hub.run_config().model
+    assert model.tied_embeddings == tied and ('head/logits/kernel' in hub.parameters(model)) is (tied == 'inputs')
+
+
 def first_loss(workdir: pathlib.Path) -> float:
     lines = map(json.loads, (workdir / 'metrics.jsonl').read_text().splitlines())
     return next(line['train/loss'] for line in lines if 'train/loss' in line)
@@ -150,6 +162,23 @@ def _changed(place: pathlib.Path, **fields: object) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | fields))
 
 
+def _linked(file: pathlib.Path, to: pathlib.Path) -> None:
+    file.unlink()
+    file.symlink_to(to)
+
+
+def _whole(place: pathlib.Path) -> None:
+    tensors = dict(references.load('gpt2').tensors)
+    tensors['transformer.wte.weight'] = tensors['transformer.wte.weight'].astype(np.int64)
+    shapes = {name: (array.dtype, array.shape) for name, array in tensors.items()}
+    safetensors.write(place / 'model.safetensors', shapes, tensors.__getitem__)
+
+
+def _adapters_of(place: pathlib.Path, base: pathlib.Path) -> None:
+    fields = {'peft_type': 'LORA', 'base_model_name_or_path': str(base), 'r': 2, 'lora_alpha': 4}
+    (place / 'adapter_config.json').write_text(json.dumps({**fields, 'target_modules': ['c_attn']}))
+
+
 WRONG: dict[str, tuple[Callable[[pathlib.Path], object], str]] = {
     'no config.json': (lambda p: (p / 'config.json').unlink(), 'no file'),
     'a config.json of ours': (lambda p: (p / 'config.json').write_text('{}'), 'is not that of a hub'),
@@ -163,6 +192,11 @@ WRONG: dict[str, tuple[Callable[[pathlib.Path], object], str]] = {
     'no vocabulary': (lambda p: (p / 'tokenizer.json').unlink(), 'has no vocabulary of gpt2; valid: tokenizer.json'),
     'a broken vocabulary': (lambda p: (p / 'tokenizer.json').write_text('[]'), 'is not a tokenizer of'),
     'another end': (lambda p: _changed(p, eos_token_id=5), 'eos_token_id=5, but the tokenizer ends a text with 0'),
+    'a size that is no number': (lambda p: _changed(p, n_embd=float('nan')), 'n_embd=nan is not a whole number'),
+    'layers beyond any model': (lambda p: _changed(p, n_layer=10**9), 'must be at most 1,024'),
+    'a link to itself': (lambda p: _linked(p / 'model.safetensors', p / 'model.safetensors'), 'is not a file'),
+    'whole numbers': (lambda p: _whole(p), 'transformer.wte.weight holds int64, not floating-point numbers'),
+    'adapters of themselves': (lambda p: _adapters_of(p, p), 'has adapters itself'),
     'a broken generation_config.json': (lambda p: (p / 'generation_config.json').write_text('{'), 'generation_config'),
 }  # fmt: skip
 
@@ -221,6 +255,11 @@ def test_a_pickle_is_read_weights_only_where_torch_is_installed(tmp_path: pathli
     assert {*found} == {*tensors} and all(np.array_equal(found[name], tensors[name]) for name in tensors)
     torch.save({'x': torch.ones(2, dtype=torch.bfloat16)}, tmp_path / 'pytorch_model.bin')
     assert directory.HubDirectory(tmp_path, {'model_type': 'gpt2'}).tensors['x'].dtype == ml_dtypes.bfloat16
+    torch.save({'x': torch.ones(2)}, tmp_path / 'pytorch_model.bin', _use_new_zipfile_serialization=False)
+    assert directory.HubDirectory(tmp_path, {'model_type': 'gpt2'}).tensors['x'].sum() == 2
+    torch.save({'x': torch.ones(2).to_sparse()}, tmp_path / 'pytorch_model.bin')
+    with pytest.raises(UserError, match='tensor x of torch.float32 is not read'):
+        _ = directory.HubDirectory(tmp_path, {'model_type': 'gpt2'}).tensors['x']
     for held, words in (({'x': pathlib.PurePosixPath('a')}, 'cannot be read weights-only'), ([], 'other things than')):
         torch.save(held, tmp_path / 'pytorch_model.bin')
         with pytest.raises(UserError, match=words) as error:

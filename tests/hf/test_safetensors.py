@@ -125,6 +125,8 @@ INDICES: dict[str, tuple[object, str]] = {
     'backslashes': ({'weight_map': {'a': '..\\x'}}, 'is not the name of a file beside it'),
     'the directory above': ({'weight_map': {'a': '..'}}, 'is not the name of a file beside it'),
     'a number': ({'weight_map': {'a': 3}}, 'is not the name of a file beside it'),
+    'a name longer than names may be': ({'weight_map': {'a': 'x' * 256}}, 'is not the name of a file beside it'),
+    'half a character': ({'weight_map': {'a': '\ud800'}}, r'\ud800 is not a file'),
     'a missing file': ({'weight_map': {'a': 'absent.safetensors'}}, 'absent.safetensors is not a file'),
     'a tensor that is not there': ({'weight_map': {'a': '1.safetensors', 'z': '1.safetensors'}}, 'tensor z is not in'),
     'another file': ({'weight_map': {'a': '2.safetensors', 'b': '1.safetensors'}}, 'is not in'),

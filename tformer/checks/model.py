@@ -89,6 +89,10 @@ def _check_positions(model: Model, head_dim: int) -> None:
         'rope_factor' not in ROPE_SCALINGS[model.rope_scaling].fields or model.rope_factor > 1,
         f'model.rope_scaling={model.rope_scaling} needs a model.rope_factor above 1, not {model.rope_factor}',
     )
+    require(
+        LISTS[0] not in ROPE_SCALINGS[model.rope_scaling].fields or model.rope_trained_len > 1,
+        f'model.rope_scaling={model.rope_scaling} needs a model.rope_trained_len above 1, not {model.rope_trained_len}',
+    )
     for name in LISTS if LISTS[0] in ROPE_SCALINGS[model.rope_scaling].fields else ():
         factors = getattr(model, name)
         require(

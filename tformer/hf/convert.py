@@ -54,7 +54,7 @@ class Stacked:
         return self.grid + self.rest
 
     def read(self, number: int) -> np.ndarray:
-        """Returns one tensor in our layout. Raises a `UserError` if it has another shape than the model needs."""
+        """Returns one tensor in our layout. Raises a `UserError` if the model needs another shape or type."""
         rule, name, sizes = self.rule, self.names[number], _sizes(self.rule, self.cfg)
         if not name:
             return np.ones(self.rest, np.bool_)
@@ -63,6 +63,8 @@ class Stacked:
         if array.shape != needed:
             which = f'{self.family}: tensor {name}'
             raise UserError(f'{which} has shape {array.shape}, the model needs {needed} ({rule.ours})')
+        if array.dtype.kind in 'biuc':
+            raise UserError(f'{self.family}: tensor {name} holds {array.dtype}, not floating-point numbers')
         array = _ordered(FAMILIES[self.family], rule, rearrange(array, rule.layout, sizes), self.cfg)
         if rule.shares:
             ends = np.cumsum([sizes[share] for share in rule.shares])
@@ -265,6 +267,14 @@ def _account_for(
                 raise UserError(f'{family}: tensor {name} is not 0, and the model has no place for it')
         else:
             raise UserError(f'{family}: no rule reads the tensor {name}')
+
+
+def has_own_output(family: str, tensors: Mapping[str, np.ndarray]) -> bool:
+    """Returns whether the tensors alone say that the output is tied, and this one differs from its copy."""
+    table, output = choose(FAMILIES, family, 'family'), 'lm_head.weight'
+    if not table.tied_by_tensors or output not in tensors:
+        return False
+    return table.copies[output] not in tensors or not _equal(tensors[output], tensors[table.copies[output]])
 
 
 def _equal(a: np.ndarray, b: np.ndarray) -> bool:

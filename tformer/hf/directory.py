@@ -10,6 +10,7 @@ import importlib
 import pathlib
 import re
 import sys
+import zipfile
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -122,7 +123,9 @@ class HubDirectory:
         Raises:
           UserError: config.json has a field that has no counterpart, by its name; or as the other parts.
         """
-        model = models.model_of(self.hub_config, lambda line: print(line, file=sys.stderr, flush=True))
+        untied = convert.has_own_output(self.family, self.tensors)
+        fields = {**self.hub_config, **({'tie_word_embeddings': False} if untied else {})}
+        model = models.model_of(fields, lambda line: print(line, file=sys.stderr, flush=True))
         wide = [tensor for tensor in self.tensors if len(self._shape(tensor)[1]) > 1]
         narrow = all(self._shape(tensor)[0].name == 'bfloat16' for tensor in wide)
         length = min(Data.length, model.max_len)
@@ -222,6 +225,8 @@ def open_hub(name: str) -> HubDirectory:
         base = adapters.read_config(path).get('base_model_name_or_path')
         if not isinstance(base, str):
             raise UserError(f'{path / adapters.CONFIG} has no base_model_name_or_path')
+        if (pathlib.Path(base) / adapters.CONFIG).is_file():
+            raise UserError(f'{path / adapters.CONFIG}: base_model_name_or_path={base} has adapters itself')
         return dataclasses.replace(open_hub(base), adapter=path)
     hub_config = json_files.read(path / 'config.json')
     if 'model_type' not in hub_config:
@@ -249,11 +254,13 @@ class _Pickled(Mapping[str, np.ndarray]):
         self._tensors = tensors
 
     def __getitem__(self, name: str) -> np.ndarray:
-        tensor = self._tensors[name]
-        if str(tensor.dtype) != 'torch.bfloat16':
-            return np.asarray(tensor.numpy())
-        torch = importlib.import_module('torch')
-        return np.asarray(tensor.view(torch.int16).numpy()).view(safetensors.DTYPES['BF16'])
+        tensor, torch = self._tensors[name], importlib.import_module('torch')
+        narrow = tensor.dtype == torch.bfloat16
+        try:
+            array = np.asarray((tensor.view(torch.int16) if narrow else tensor).numpy())
+        except (TypeError, RuntimeError) as error:  # sparse ones, those without numbers, those of 8 bits
+            raise UserError(f'tensor {name} of {tensor.dtype} is not read: {" ".join(str(error).split())}') from error
+        return array.view(safetensors.DTYPES['BF16']) if narrow else array
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
@@ -284,7 +291,7 @@ def _open_pickles(path: pathlib.Path) -> _Pickled | None:
     found: dict[str, Any] = {}
     for file in files:
         try:
-            tensors = torch.load(file, map_location='cpu', weights_only=True, mmap=True)
+            tensors = torch.load(file, map_location='cpu', weights_only=True, mmap=zipfile.is_zipfile(file))
         except Exception as error:  # pickle's, torch's and the system's
             raise UserError(f'{file} cannot be read weights-only: {" ".join(str(error).split())[:160]}') from error
         if not isinstance(tensors, Mapping) or not all(isinstance(each, torch.Tensor) for each in tensors.values()):

@@ -137,7 +137,7 @@ def field(ours: str, *theirs: str, values: Mapping[Any, Any] | None = None, null
 
     def read(hub: HubConfig) -> dict[str, Any]:
         found = [hub.nullable(name) if null else hub[name] for name in theirs]
-        if any(value != found[0] for value in found):
+        if any(value != found[0] for value in found[1:]):
             raise UserError(f'config.json: {" and ".join(theirs)} differ, which has no counterpart')
         if values is None:
             return {ours: found[0]}

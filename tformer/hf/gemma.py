@@ -14,6 +14,7 @@ from tformer.hf.llama import (
     WITHOUT_ROTARY,
     Kinds,
     attention,
+    depth,
     gated_mlp,
     head_norms,
     scales,
@@ -27,7 +28,7 @@ from tformer.hf.rules import Family
 def _five_local_layers(hub: HubConfig) -> Kinds:
     """Each layer of Gemma 3 that sees all comes after five that do not, or as `sliding_window_pattern` says."""
     period = hub.size('sliding_window_pattern')
-    return ['full_attention' if (i + 1) % period == 0 else 'sliding_attention' for i in range(period)]
+    return ['sliding_attention' if (i + 1) % period else 'full_attention' for i in range(depth(hub))]
 
 
 GEMMA3_WINDOWS = windows(_five_local_layers)

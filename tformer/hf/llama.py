@@ -44,6 +44,17 @@ LAYER_TYPES = {'sliding_attention': 'local', 'full_attention': 'global'}
 Kinds = Sequence[str]
 
 
+def depth(hub: HubConfig) -> int:
+    """Returns the number of layers. Raises a `UserError` where it is beyond any model, before anything is that long."""
+    layers = hub.size('num_hidden_layers')
+    if layers > _MOST_LAYERS:
+        raise UserError(f'config.json: num_hidden_layers={layers} must be at most {_MOST_LAYERS:,}')
+    return layers
+
+
+_MOST_LAYERS = 1024  # as of model.num_encoder_layers and model.num_decoder_layers
+
+
 def windows(default: Callable[[HubConfig], Kinds], window: Callable[[HubConfig], Any] | None = None) -> Field:
     """Returns the correspondence of `layer_types`, and of the window of its sliding layers.
 
@@ -53,7 +64,7 @@ def windows(default: Callable[[HubConfig], Kinds], window: Callable[[HubConfig],
     """
 
     def read(hub: HubConfig) -> dict[str, Any]:
-        kinds, layers = hub.nullable('layer_types'), hub.size('num_hidden_layers')
+        kinds, layers = hub.nullable('layer_types'), depth(hub)
         if kinds is None:
             kinds = [kind for _, kind in zip(range(layers), list(default(hub)) * layers, strict=False)]
         if not isinstance(kinds, list) or len(kinds) != layers:
@@ -90,7 +101,7 @@ WINDOW = Field(_read_window, lambda model: {'sliding_window': model.window})
 def _last_layers(hub: HubConfig) -> Kinds:
     """Qwen's layers after the first `max_window_layers` have the window."""
     first = hub.size('max_window_layers', least=0)
-    windowed = [hub.nullable('use_sliding_window') and i >= first for i in range(hub.size('num_hidden_layers'))]
+    windowed = [hub.nullable('use_sliding_window') and i >= first for i in range(depth(hub))]
     return ['sliding_attention' if local else 'full_attention' for local in windowed]
 
 

@@ -5,7 +5,7 @@ from typing import Any
 from tformer.config import Model
 from tformer.hf.fields import ACTIVATIONS, GATED_ACTIVATIONS, Field, HubConfig, field, fields
 from tformer.hf.heads import task_heads
-from tformer.hf.llama import Kinds, windows
+from tformer.hf.llama import Kinds, depth, windows
 from tformer.hf.rotary import layered_rotary
 from tformer.hf.rules import ALL_BIASES, Family, Rule, linear, norm, tensor, untied
 
@@ -25,7 +25,8 @@ MODERNBERT: dict[str, Any] = {
 
 def _every_third(hub: HubConfig) -> Kinds:
     """The first layer sees all, and so does every third after it, or as `global_attn_every_n_layers` says."""
-    return ['full_attention'] + ['sliding_attention'] * (hub.size('global_attn_every_n_layers') - 1)
+    period = hub.size('global_attn_every_n_layers')
+    return ['sliding_attention' if i % period else 'full_attention' for i in range(depth(hub))]
 
 
 # The hub counts the places of a window on both sides of a token, without the token.

@@ -62,6 +62,7 @@ class Family(NamedTuple):
       ignored: patterns of tensors that the model does not use.
       copies: tensor -> the tensor that it must equal.
       zeros: tensors that must be 0.
+      tied_by_tensors: config.json always says that the output is tied, which it is unless it differs from its copy.
       order: (emb_dim) -> the hub's channels in our order; None: the same order.
       defaults: values of the fields that config.json may leave out.
       fixed: fields that must have this value where config.json has them.
@@ -80,6 +81,7 @@ class Family(NamedTuple):
     ignored: tuple[str, ...] = ()
     copies: Mapping[str, str] = {}
     zeros: tuple[str, ...] = ()
+    tied_by_tensors: bool = False
     order: Callable[[int], np.ndarray] | None = None
     defaults: Mapping[str, Any] = {}
     fixed: Mapping[str, Any] = {}

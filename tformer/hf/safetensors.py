@@ -9,6 +9,7 @@ import json
 import math
 import os
 import pathlib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -164,7 +165,7 @@ def read_index(index: pathlib.Path) -> dict[str, str]:
     if not isinstance(places, dict) or not places:
         raise UserError(f'{index} has no weight_map')
     for name, file in places.items():
-        if not isinstance(file, str) or not file or file in ('.', '..') or {'/', '\\', '\0'} & {*file}:
+        if not isinstance(file, str) or not re.fullmatch(r'[^/\\\0]{1,255}', file) or file in ('.', '..'):
             raise UserError(f'{index}: tensor {name} is in {file!r}, which is not the name of a file beside it')
     return places
 

@@ -131,6 +131,7 @@ FAMILIES = {
         model=T5,
         fields=(*FIELDS, field('tied_embeddings', 'tie_word_embeddings', values={True: 'all', False: 'inputs'})),
         **STACKS,
+        tied_by_tensors=True,
         defaults={**DEFAULTS, 'feed_forward_proj': 'gated-gelu'},
     ),
 }
