@@ -131,8 +131,7 @@ OUTSIDE_THE_FUNCTION = (
     *('initializer', 'init_scale', 'balance_weight', 'router_z_weight', 'expert_capacity', 'generator_fraction'),
     *('scan_layers', 'remat', 'attention_kernel', 'dtype', 'param_dtype'),
     *('num_classes', 'pooling', 'pooler', 'pooler_activation', 'class_bias', 'similarity_temperature'),
-    'task_transform',
-    *('lora_alpha', 'lora_targets'),
+    *('task_transform', 'lora_alpha', 'lora_targets'),
 )
 
 

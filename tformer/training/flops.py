@@ -52,7 +52,7 @@ def step_flops(config: Config, params: Any, batch: Mapping[str, Any], teacher: T
 def _vectors(head: Head, names: tuple[str, ...], length: int, source: int, texts: int) -> int:
     """Returns how many vectors of a row a kernel multiplies."""
     transform = names[0] == VOCABULARY_HEAD and not head.vocabulary  # which heads of tasks share with the vocabulary
-    if names[0] in head.per_row or (transform and head.per_row):
+    if any(names[0] in each.per_row for each in HEADS.values()) or (transform and head.per_row):
         return texts
     if names[-3:] == ('score', 'vector', 'kernel'):  # of additive attention: each pair of target and source
         return length * source
