@@ -33,8 +33,8 @@ FIELDS = (
         dropout_rate='hidden_dropout_prob',
         attention_dropout_rate='attention_probs_dropout_prob',
     ),
-    field('activation', 'hidden_act', values=ACTIVATIONS),
     TOKEN_TYPES,
+    field('activation', 'hidden_act', values=ACTIVATIONS),
 )
 
 
