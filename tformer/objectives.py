@@ -17,7 +17,16 @@ from tformer.layers.class_scores import Scalar, Scores, Teaching, class_scores, 
 from tformer.layers.dropout import DropoutRates, MaybeScalar
 from tformer.layers.heads import TokenStatistics
 from tformer.layers.norms import NORMS
-from tformer.layers.outputs import HEADS, best_spans, candidates, most_likely, sentence_classes
+from tformer.layers.outputs import (
+    HEADS,
+    IMPOSSIBLE,
+    best_spans,
+    candidates,
+    cosines,
+    most_likely,
+    of_choices,
+    sentence_classes,
+)
 
 Batch = Mapping[str, jax.Array]
 Method = str | Callable[..., Any]  # of a model, by its name, or (model, batch, dropout rates) -> outputs
@@ -54,6 +63,13 @@ def number_scores(
     return {'loss': (jnp.sum(errors * batch['label_weights']), jnp.sum(batch['label_weights']))}
 
 
+def choice_scores(
+    logits_BK: jax.Array, batch: Batch, smoothing: MaybeScalar = None, z_loss: MaybeScalar = None
+) -> Scores:
+    """Scores of the right choice among those of every row whose `label_weights` is not 0."""
+    return label_scores(of_choices(logits_BK, batch), batch, None, z_loss)
+
+
 def contrastive_scores(
     outputs: tuple[jax.Array, jax.Array], batch: Batch, smoothing: MaybeScalar = None, z_loss: MaybeScalar = None
 ) -> Scores:
@@ -68,7 +84,7 @@ def contrastive_scores(
     right_B = others * jnp.arange(len(keys_BKX))
     same_BC = (keys_BKX[:, None, :2] == keys_CX[None, :, None]).all(-1).any(-1)
     is_right_BC = right_B[:, None] == jnp.arange(len(keys_CX))[None]
-    logits_BC = jnp.where(is_right_BC | (real_C[None] & ~same_BC), logits_BC, _IMPOSSIBLE)
+    logits_BC = jnp.where(is_right_BC | (real_C[None] & ~same_BC), logits_BC, IMPOSSIBLE)
     found = class_scores(logits_BC, right_B, batch['label_weights'])
     return {'loss': found['loss'], 'accuracy': found['accuracy']}
 
@@ -76,11 +92,6 @@ def contrastive_scores(
 def cosine_scores(v_BKD: jax.Array, batch: Batch, smoothing: MaybeScalar = None, z_loss: MaybeScalar = None) -> Scores:
     """The squared error of the cosine of each row's two texts (Reimers & Gurevych 2019, section 3)."""
     return number_scores(cosines(v_BKD), batch)
-
-
-def cosines(v_BKD: jax.Array, *_: Any) -> jax.Array:
-    """Returns the cosine of the first two texts of each row, [B]."""
-    return jnp.sum(v_BKD[:, 0] * v_BKD[:, 1], axis=-1)
 
 
 def span_scores(
@@ -96,7 +107,7 @@ def span_scores(
     """
 
     def by_end(logits_BT2: jax.Array) -> jax.Array:
-        return jnp.moveaxis(jnp.where(candidates(batch)[..., None], logits_BT2, _IMPOSSIBLE), 2, 1)
+        return jnp.moveaxis(jnp.where(candidates(batch)[..., None], logits_BT2, IMPOSSIBLE), 2, 1)
 
     logits_B2T = by_end(logits_BT2)
     weights_B2 = jnp.broadcast_to(batch['label_weights'][:, None] / 2, batch['labels'].shape)
@@ -105,9 +116,6 @@ def span_scores(
     found = class_scores(logits_B2T, batch['labels'], weights_B2, smoothing, z_loss, teaching)
     both = jnp.all(jnp.argmax(logits_B2T, -1) == batch['labels'], 1) * batch['label_weights']
     return {**found, 'accuracy': (jnp.sum(both), found['loss'][1])}
-
-
-_IMPOSSIBLE = -1e9  # a logit whose square is a number
 
 
 def sentence_scores(
@@ -192,6 +200,9 @@ LOSSES: dict[str, Loss] = {
     'tags': Loss(token_scores, predict=most_likely),
     'labels': Loss(label_scores, predict=most_likely),
     'numbers': Loss(number_scores, ('loss',), lambda numbers_B, *_: numbers_B, smoothing=False, z_loss=False),
+    'choices': Loss(
+        choice_scores, predict=lambda logits, batch, _: jnp.argmax(of_choices(logits, batch), -1), smoothing=False
+    ),
     'contrastive': Loss(
         contrastive_scores, ('loss', 'accuracy'), lambda outputs, *_: outputs[0], smoothing=False, z_loss=False,
         whole_batch=True,

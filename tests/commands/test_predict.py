@@ -56,6 +56,42 @@ def test_tags_have_the_characters_of_their_words_in_the_line(capsys) -> None:
     assert capsys.readouterr().err == '1 of 3 texts were cut to data.length=24\n'
 
 
+def test_plain_tags_of_words_beyond_the_length_are_none() -> None:
+    run = fresh_run('token_classification', ('NOUN', 'VERB'))
+    (found,) = predict(run, ['abcde abcde abcde abcde e'])
+    assert {each['tag'] for each in found['tokens'][:-1]} <= {'NOUN', 'VERB'}
+    assert found['tokens'][-1] == {'text': 'e', 'tag': None, 'probability': None, 'start': 24, 'end': 25}
+
+
+def pair_of(run: Run, first: str, second: str = '') -> np.ndarray:
+    """The row CLS a SEP b SEP, or CLS a SEP, as a text of its own."""
+    tokenizer = run.tokenizers.target
+    parts = [[*tokenizer.encode(text), tokenizer.specials.sep] for text in (first, second) if text]
+    inputs = np.array([[tokenizer.specials.cls, *(token for part in parts for token in part)]])
+    types = np.repeat([0, 1], [1 + len(parts[0]), inputs.size - 1 - len(parts[0])])[None]
+    places = {'positions': np.arange(inputs.size)[None], 'segment_ids': np.ones_like(inputs)}
+    return np.asarray(run.apply({'inputs': inputs, 'token_types': types, **places, 'segment_weights': np.ones((1, 1))}))
+
+
+def test_choices_have_the_softmax_of_the_scores_of_each_with_the_context() -> None:
+    run = fresh_run('multiple_choice')
+    asked = [('ab', ['c', 'd e', 'e']), ('cab', ['de', 'a b'])]
+    found = predict(run, [json.dumps({'context': context, 'choices': choices}) for context, choices in asked])
+    for one, (context, choices) in zip(found, asked, strict=True):
+        wanted = scipy.special.softmax([pair_of(run, context, choice).item() for choice in choices])
+        np.testing.assert_allclose(one['probabilities'], wanted, atol=1e-5)
+        assert one['choice'] == int(np.argmax(wanted)) and one['text'] == choices[one['choice']]
+    with pytest.raises(UserError, match=r'needs a JSON object: \{"context": ..., "choices": ...\}'):
+        predict(run, ['ab'])
+
+
+def test_cosines_are_the_products_of_the_vectors_of_the_texts() -> None:
+    run = fresh_run('cosine_similarity', label_range=(0.0, 5.0))
+    one, other = (pair_of(run, text)[0, 0] for text in ('ab', 'c d e'))
+    (found,) = predict(run, [{'text': 'ab', 'pair': 'c d e'}])
+    assert found == {'cosine': pytest.approx(float(one @ other), abs=1e-5)} and abs(found['cosine']) < 1
+
+
 def test_answers_are_the_best_spans_of_all_windows() -> None:
     run = fresh_run('question_answering', stride=4)
     asked = [('ab', 'c d e a b c'), ('e', 'edcba' * 5 + ' ' + 'abcde' * 7)]

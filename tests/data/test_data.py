@@ -38,7 +38,7 @@ CASES = [
     for objective, batching in itertools.product(OBJECTIVES, BATCHING)
     if objective not in LABELLED or batching != 'pack'
 ]
-SEVERAL = ('contrastive', 'simcse', 'cosine_similarity')  # tests/data/test_several_texts.py
+SEVERAL = ('contrastive', 'simcse', 'cosine_similarity', 'multiple_choice')  # tests/data/test_several_texts.py
 READERS = [
     (name, family)
     for name, task in TASKS.items()

@@ -314,6 +314,8 @@ def record(objective: str, rng: np.random.Generator, pairs: bool, longest: int) 
         made['texts'] = [text() for _ in range(int(rng.integers(2, 5)))]
     if objective == 'cosine_similarity':
         made |= {'label': 0.5, 'texts': [made['text'], made['pair']]}
+    if objective == 'multiple_choice':
+        made |= {'label': 0, 'choices': [text() for _ in range(int(rng.integers(2, 5)))]}
     if objective == 'token_classification':
         words = text().split() or ['a']
         made = {'tokens': words, 'tags': list(rng.choice(['O', 'B-X'], len(words)))}

@@ -54,6 +54,8 @@ SQUAD = {'text': ['the mat', 'mat'], 'answer_start': [11, 15]}
 ASKED = {'question': 'Where?', 'context': 'It sits on the mat.', 'answers': [(11, 'the mat'), (15, 'mat')]}
 UNANSWERED = {'question': 'Why?', 'context': 'It sits.', 'answers': []}
 PAIRED = [{'label': 'yes', 'text': 'a b', 'pair': 'c'}, {'label': 'no', 'text': 'd', 'pair': 'e f'}]
+POS = ('PRON', 'VERB', 'PROPN', 'NOUN')
+SPOKEN = [{'tokens': ['I', 'see'], 'tags': ['PRON', 'VERB']}, {'tokens': ['O'], 'tags': ['PROPN']}]
 NEGATIVES = [
     {'text': 'a', 'positive': 'b', 'negative': ['c'], 'texts': ['a', 'b', 'c']},
     {'text': 'd', 'positive': 'e', 'negative': ['f', 'g'], 'texts': ['d', 'e', 'f', 'g']},
@@ -100,6 +102,12 @@ KINDS = {  # (objective, name of the file, its content, data fields, the records
                         '# NN I-NP O\r\nYork NN I-NP I-LOC\r\n', {}, TAGGED),
     'tags columns conll': ('token_classification', 'a.conll', '1 O # x\n2 B-LOC York y\n',
                            {'columns': ('i', 'tags', 'tokens', 'j')}, TAGGED[1:]),
+    'plain tags conll': ('token_classification', 'a.conll', 'I PRON\nsee VERB\n\nO PROPN\n', {'labels': POS}, SPOKEN),
+    'plain tags tsv': ('token_classification', 'a.tsv', 'I see\tPRON VERB\nO\tPROPN\n', {}, SPOKEN),
+    'choices jsonl': ('multiple_choice', 'a.jsonl', lines({'context': 'a', 'choices': ['b', 'c'], 'label': 1},
+                      {'context': 'd', 'choices': ['e', 'f', 'g'], 'label': '0'}), {},
+                      [{'context': 'a', 'choices': ['b', 'c'], 'label': 1},
+                       {'context': 'd', 'choices': ['e', 'f', 'g'], 'label': 0}]),
     'answers jsonl': ('question_answering', 'a.jsonl', lines({**ASKED, 'answers': SQUAD}, {**UNANSWERED, 'answers':
                       {'text': [], 'answer_start': []}}), {}, [ASKED, UNANSWERED]),
     'answers list jsonl': ('question_answering', 'a.jsonl', lines({**ASKED, 'answers': [
@@ -179,6 +187,7 @@ GOOD = {  # a good line of each
     ('contrastive', 'tsv'): 'a\tb\n',
     ('contrastive', 'jsonl'): lines({'text': 'a', 'positive': 'b', 'negative': ['c']}),
     ('cosine_similarity', 'tsv'): '1\ta\tb\n',
+    ('multiple_choice', 'jsonl'): lines({'context': 'a', 'choices': ['b', 'c'], 'label': 1}),
     ('seq2seq', 'jsonl'): lines({'source': 'a', 'target': 'b'}),
 }
 
@@ -225,6 +234,13 @@ MISTAKES = [  # (objective, ending, the bad line, data fields, what is said afte
      "'negative[0]' is not a string: 1"),
     ('contrastive', 'jsonl', lines({'text': 'a', 'positve': 'b', 'negative': 'c'}), {},
      "no key 'positive'; did you mean 'positve'?"),
+    ('multiple_choice', 'jsonl', lines({'context': 'a', 'choices': ['b', 'c'], 'label': 2}), {},
+     'label 2 is not the number of a choice, from 0 to 1'),
+    ('multiple_choice', 'jsonl', lines({'context': 'a', 'choices': ['b', 'c'], 'label': 'b'}), {},
+     "label 'b' is not the number of a choice, from 0 to 1"),
+    ('multiple_choice', 'jsonl', lines({'context': 'a', 'choices': ['b'], 'label': 0}), {},
+     'choices are 1: there must be two or more'),
+    ('multiple_choice', 'jsonl', lines({'context': 'a', 'choices': ['b', ''], 'label': 0}), {}, 'choices is empty'),
     ('cosine_similarity', 'tsv', '5\ta\tb\n', {}, 'label 5 is no cosine: data.label_range is not set, e.g. to 0,5'),
     ('regression', 'jsonl', '{"label": NaN, "text": "a"}\n', {}, 'label nan is not finite'),
     ('regression', 'jsonl', '{"label": true, "text": "a"}\n', {},
@@ -746,6 +762,31 @@ def test_labels_are_those_of_the_whole_split(labelled: Config) -> None:
     lacking = dataclasses.replace(labelled, data=dataclasses.replace(labelled.data, labels=classes[:7]))
     with pytest.raises(UserError, match=r"lacks the label 'class 7' of the training split$"):
         tokenizers.train_tokenizers(lacking, few)
+
+
+@pytest.mark.parametrize(('bad', 'data', 'said'), [
+    ('a\tB-X\n', {}, "tag 'B-X' is of entities, unlike the tags before"),
+    ('a\tO\n', {}, "tag 'O' is of entities, unlike the tags before"),
+    ('a b\tNOUN \n', {}, "tag '' is empty, or begins or ends with white space"),
+    ('a\tNUON\n', {'labels': POS}, "tag 'NUON' is not in data.labels; did you mean 'NOUN'?"),
+])  # fmt: skip
+def test_plain_tags_are_not_mixed_with_those_of_entities(tmp_path: Path, bad: str, data: dict, said: str) -> None:
+    file = write(tmp_path, {'a.tsv': 'a b\tNOUN VERB\n' + bad}) / 'a.tsv'
+    with pytest.raises(UserError) as error:
+        load(file, 'token_classification', **data)
+    assert str(error.value) == f'{file}:2: {said}'
+
+
+def test_labels_of_plain_tags_are_these() -> None:
+    for labels, expected in (((), ('PRON', 'PROPN', 'VERB')), (POS, POS)):
+        config = Config(data=Data(tokenizer='char', labels=labels), train=Train(objective='token_classification'))
+        assert tokenizers.train_tokenizers(config, SPOKEN).labels == expected
+    mixed = [*SPOKEN, {'tokens': ['a'], 'tags': ['B-X']}]
+    config = Config(model=Model(family='encoder'), data=Data(tokenizer='char'), train=config.train)
+    tokens = tokenizers.train_tokenizers(config, mixed)
+    assert tokens.labels == ('O', 'B-X', 'I-X')
+    with pytest.raises(UserError, match=r"record 1 of the train split: tag 'PRON' has no training example"):
+        pipeline.Batches(config, tokens, 'train', training=True, records=mixed)
 
 
 def test_labels_of_tags_are_all_tags_of_their_types() -> None:

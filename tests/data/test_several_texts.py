@@ -8,7 +8,7 @@ from tformer.data.batches import pipeline
 from tformer.data.examples import spans
 from tformer.data.examples.special_tokens import EncoderTemplate
 from tformer.data.ragged import Ragged
-from tformer.data.tokenizers import tokenizers
+from tformer.data.tokenizers import bytes_and_characters, tokenizers
 from tformer.data.tokenizers.vocabulary import Specials
 from tformer.errors import UserError
 
@@ -42,6 +42,22 @@ def test_the_longest_texts_are_cut_first_until_the_row_holds_all():
     assert (twice.stop.tolist(), twice.lengths[0].tolist()) == ([5] * 4, [14] * 4)
     with pytest.raises(UserError, match=r'data.length=8 has no room for text beside the special tokens of 3 texts'):
         spans.several(columns, lengths, ENCODER, Data(length=8))
+
+
+def test_a_context_stands_with_each_of_its_choices_and_the_longer_of_both_is_cut_first():
+    """CLS a SEP b SEP: of 22 places two choices leave 2 x 8 tokens, one of which separates them."""
+    record = {'context': 'abcdefgh', 'choices': ['xy', 'XYZ'], 'label': 1}
+    other = {'context': 'a', 'choices': ['b', 'c', 'd'], 'label': 0}
+    batches = batches_of([record, other], 'multiple_choice', length=22, batching='pad')
+    assert batches.parts[0].examples.num_truncated == 1
+    batch, row = batches.batch(0), 0
+    decode = bytes_and_characters.Byte().decode
+    texts = [batch['inputs'][row][batch['segment_ids'][row] == number] for number in (1, 2)]
+    types = [batch['token_types'][row][batch['segment_ids'][row] == number] for number in (1, 2)]
+    first, second = ([decode(text[of == kind]) for kind in (0, 1)] for text, of in zip(texts, types, strict=True))
+    assert (first, second) == (['abcde', 'xy'], ['abcd', 'XYZ'])
+    assert batch['labels'][row] == 1 and batch['segment_weights'][row].tolist() == [1, 1, 0]
+    assert sum(map(len, texts)) == 22
 
 
 @pytest.mark.parametrize('batching', ['pad', 'bucket'])

@@ -62,6 +62,13 @@ def test_a_tokenizer_that_loses_text_has_no_bits_per_byte():
     assert 'bits_per_byte' not in score(lossless=False)
 
 
+def test_scores_of_tags_are_named_by_the_tags():
+    stated = Config(train=Train(objective='token_classification', num_steps=1))
+    entities, plain = (scorer.score_names(stated, labels) for labels in (('O', 'B-X', 'I-X'), ('NOUN', 'VERB')))
+    assert 'valid/entity_f1' in entities and not {'valid/tag_accuracy', 'valid/tag_f1_macro'} & {*entities}
+    assert {'valid/tag_accuracy', 'valid/tag_f1_macro'} <= {*plain} and 'valid/entity_f1' not in plain
+
+
 def test_scores_while_training_name_those_of_generated_text_where_it_is_generated():
     stated = Config(train=Train(objective='causal_lm', num_steps=1))
     stated = config_lib.override(stated, {'evaluate.metrics': ('chrf', 'exact_match')})

@@ -122,6 +122,15 @@ def test_correlations_by_hand():
     assert scores.regression_scores(nothing, nothing) == near(pearson=0, spearman=0, mean_squared_error=0)
 
 
+# -------------------------------------------------------------------------------------------------- plain tags
+def test_plain_tags_by_hand():
+    """Tag 0: 1 right, 2 missing; 1: 1 right, 1 too many; 2: 1 missing. The last two words have no prediction."""
+    found = scores.tag_scores(np.array([0, 0, 1, 2, 0]), np.array([0, 1, 1, -1, -1]))
+    assert found == near(tag_accuracy=2 / 5, tag_f1_macro=(2 / 4 + 2 / 3 + 0) / 3)
+    nothing = np.zeros(0, int)
+    assert scores.tag_scores(nothing, nothing) == near(tag_accuracy=0, tag_f1_macro=0)
+
+
 # --------------------------------------------------------------------------------------------------- retrieval
 def test_ranks_count_nearer_texts_and_ties_but_not_the_query_itself():
     texts = np.array([[1.0, 0], [0, 1], [0.6, 0.8], [0.6, -0.8]])

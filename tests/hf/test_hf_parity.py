@@ -147,6 +147,22 @@ def test_a_number_is_read_where_the_caller_says_so_and_written_as_it_was() -> No
     assert found.keys() == one.keys() and all(np.array_equal(found[key], one[key]) for key in one)
 
 
+def test_the_scores_of_choices_are_those_of_a_class_of_each() -> None:
+    """DistilBertForMultipleChoice is DistilBertForSequenceClassification with one class, of all choices."""
+    reference = references.load('distilbert_class')
+    one = {key: value[:1] if key.startswith('classifier') else value for key, value in reference.tensors.items()}
+    cfg = hf.model_of(reference.config)
+    params = hf.import_params('distilbert', one, cfg, head='choice')
+    rows, length = reference.batch['inputs'].shape
+    batch = {name: jnp.asarray(value).reshape(1, -1) for name, value in reference.batch.items()}
+    batch |= {'segment_ids': jnp.repeat(jnp.arange(1, rows + 1), length)[None] * (batch['positions'] >= 0)}
+    batch |= {'segment_weights': jnp.ones((1, rows))}
+    found = build(cfg).apply({'params': params}, batch, method=outputs.choose_text)
+    np.testing.assert_allclose(found[0], reference.outputs['class'][:, 0], atol=1e-4)
+    again = hf.export_params('distilbert', params, cfg)
+    assert again.keys() == one.keys() and all(np.array_equal(again[key], one[key]) for key in one)
+
+
 def test_a_head_that_pools_otherwise_is_not_exported() -> None:
     reference = references.load('distilbert_class')
     cfg = hf.model_of(reference.config)

@@ -185,7 +185,7 @@ def test_the_cases_carry_every_legal_pair_of_every_entry_of_every_table():
     elsewhere |= {'family', 'initializer', 'dtype', 'param_dtype', 'remat', 'rope_scaling', 'expert_dispatch'}
     assert tables - elsewhere <= {field for levels in covering.FACTORS.values() for level in levels for field in level}
     assert {row['family'] for row in covering.FACTORS['task']} == set(FAMILIES)
-    others = {'tokens', 'vectors', 'comparison'}  # the latter: tests/layers/test_several_texts.py
+    others = {'tokens', 'choice', 'vectors', 'comparison'}  # the latter: tests/layers/test_several_texts.py
     assert others.union(*HEADS.values()) == outputs_lib.HEADS.keys() == tasks.HEADS.keys()
     for name, head in outputs_lib.HEADS.items():
         facts = tasks.HEADS[name]

@@ -519,6 +519,21 @@ def test_tags_of_words_beyond_the_length_are_o(length: int, seen: int, family: s
     )
 
 
+def test_plain_tags_of_words_beyond_the_length_are_wrong() -> None:
+    """'ab cd ef' is 8 bytes, of which CLS and SEP leave 4: two words; both tags have one word less than they should."""
+    tokens = Tokenizers(None, Byte(), ('NOUN', 'VERB'))
+    records = [{'tokens': ['ab', 'cd', 'ef'], 'tags': ['NOUN', 'VERB', 'VERB']}]
+    batches = split_of('token_classification', records, tokens, batch_size=1, data__length=6)
+
+    def outputs(step: int, batch: dict[str, np.ndarray]) -> np.ndarray:
+        return np.where(batch['weights'] > 0, batch['targets'], 0)
+
+    found = scorer.judge_plain_tags(
+        [scorer.Predicted(0, batch := batches.batch(0), outputs(0, batch))], batches, tokens
+    )
+    assert found == pytest.approx({'tag_accuracy': 2 / 3, 'tag_f1_macro': (1 + 2 / 3) / 2})
+
+
 def test_tags_are_those_of_the_first_tokens() -> None:
     tokens = Tokenizers(None, Byte(), ('O', 'B-X', 'I-X'))
     records = [{'tokens': ['ab', 'c'], 'tags': ['B-X', 'I-X']}]

@@ -12,7 +12,7 @@ from tformer import checks
 from tformer.config import Config, Data, Mesh, Model, Train, override
 from tformer.distributed import sharding
 from tformer.errors import UserError
-from tformer.objectives import contrastive_scores, cosine_scores
+from tformer.objectives import choice_scores, contrastive_scores, cosine_scores
 from tformer.training.program import make_program
 
 ENCODER = {'model.family': 'encoder', 'train.num_steps': 1, 'train.objective': 'contrastive'}
@@ -52,6 +52,19 @@ def test_the_loss_is_that_of_the_right_text_among_all_others_of_the_batch(seed):
     found = contrastive_scores((None, logits), batch)
     assert found.keys() == {'loss', 'accuracy'} and all(float(weight) == 6 for _, weight in found.values())
     assert float(found['loss'][0]) == pytest.approx(loss, rel=1e-5) and found['accuracy'][0] == right
+
+
+def test_choices_that_a_row_lacks_are_not_chosen():
+    logits = np.array([[1.0, 2, 9], [3, 1, 0], [5, 0, 0]])
+    batch = {
+        'segment_weights': jnp.array([[1.0, 1, 0], [1, 1, 1], [0, 0, 0]]),
+        'labels': jnp.array([1, 1, 0]),
+        'label_weights': jnp.array([1.0, 1, 0]),
+    }
+    found = choice_scores(jnp.asarray(logits, jnp.float32), batch)
+    wanted = scipy.special.logsumexp(logits[0, :2]) - 2 + scipy.special.logsumexp(logits[1]) - 1
+    assert float(found['loss'][0]) == pytest.approx(wanted, rel=1e-5) and found['loss'][1] == 2
+    assert found['accuracy'][0] == 1
 
 
 def test_cosines_are_held_to_their_labels_by_squares():

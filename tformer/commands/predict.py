@@ -1,18 +1,22 @@
-"""Predicts the class, number, tags or answer of texts, by the objective of a run.
+"""Predicts the class, number, choice, tags or answer of texts, by the objective of a run.
 
     tformer predict --workdir=DIR [TEXT ...] [--input=FILE] [--output=FILE]
 
 A text is one line. A line that begins with { is a JSON object with the fields of a record: {"text": ..., "pair": ...}
-for two texts, {"tokens": [...]} for words, {"question": ..., "context": ...} for an answer; labels are not read. The
-output has a line of JSON for each text, in their order. It is printed, or written to --output:
+for two texts, {"context": ..., "choices": [...]} for a choice, {"tokens": [...]} for words, {"question": ...,
+"context": ...} for an answer; labels are not read. The output has a line of JSON for each text, in their order. It is
+printed, or written to --output:
 
     classification         {"label": ..., "probabilities": {LABEL: ...}}
     regression             {"number": ...}
+    cosine_similarity      {"cosine": ...}
+    multiple_choice        {"choice": ..., "text": ..., "probabilities": [...]}
     token_classification   {"tokens": [{"text": ..., "tag": ..., "probability": ..., "start": ..., "end": ...}, ...]}
     question_answering     {"answer": ..., "start": ..., "end": ..., "score": ..., "no_answer_score": ...}
 
 `start` and `end` are characters, the latter after the last: of the line, of the words joined by spaces, or of the
-context after data.normalization. A score is the sum of two logits. Words beyond data.length have the tag O.
+context after data.normalization. A score is the sum of two logits. Words beyond data.length have the tag O, or none
+where no tag is O.
 """
 
 import functools
@@ -47,6 +51,7 @@ FLAGS = {'output': ('string', None, 'the file of the lines of JSON; default: sta
 ARGUMENTS = 'TEXT'
 
 _SCORED = ('labels', 'label_weights', 'targets')  # arrays of an example that no model reads
+_ANNOTATIONS = ('label', 'tags', 'answers')  # fields of a record that nobody has to give
 
 
 def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) -> None:
@@ -67,8 +72,8 @@ def predict(
         >>> tformer.predict('runs/sst2', ['a fine film', {'text': 'a dull one'}])
 
     Texts are read as evaluation reads them: cut to data.length, and a line on standard error says how many; contexts of
-    answers in windows. Words beyond the length are tagged O, without a probability. `source` is the file of the texts,
-    which errors name.
+    answers in windows. Words beyond the length are tagged O, or None where no tag is O, without a probability. `source`
+    is the file of the texts, which errors name.
 
     Raises:
       UserError: the run's objective predicts nothing of whole texts, or a text is malformed.
@@ -128,7 +133,7 @@ def _record(run: Run, prediction: Prediction, text: str | Mapping[str, Any], whe
     try:
         if plain:
             if prediction.plain is None:
-                wanted = ', '.join(f'"{name}": ...' for name in TASKS[objective].fields[:-1])
+                wanted = ', '.join(f'"{name}": ...' for name in TASKS[objective].fields if name not in _ANNOTATIONS)
                 raise BadRecord(f'train.objective={objective} needs a JSON object: {{{wanted}}}')
             values: Any = prediction.plain(str(text))
         else:
@@ -155,6 +160,18 @@ def _number_method(longest: int) -> Method:
 
 
 @functools.cache
+def _cosine_method(longest: int) -> Method:
+    return lambda model, batch: outputs.cosines(outputs.embed_texts(model, batch, DropoutRates()))
+
+
+@functools.cache
+def _choice_method(longest: int) -> Method:
+    return lambda model, batch: jax.nn.softmax(
+        outputs.of_choices(outputs.choose_text(model, batch, DropoutRates()), batch), -1
+    )
+
+
+@functools.cache
 def _tags_method(longest: int) -> Method:
     def best(model: Any, batch: Mapping[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
         probabilities_BTC = jax.nn.softmax(outputs.tag(model, batch, DropoutRates()), axis=-1)
@@ -177,10 +194,20 @@ def _write_number(read: Read, record: Record, own: Sequence[int]) -> dict[str, A
     return {'number': float(read.outputs[own[0]])}
 
 
+def _write_cosine(read: Read, record: Record, own: Sequence[int]) -> dict[str, Any]:
+    return {'cosine': float(read.outputs[own[0]])}
+
+
+def _write_choice(read: Read, record: Record, own: Sequence[int]) -> dict[str, Any]:
+    probabilities = read.outputs[own[0]][: len(record['choices'])].tolist()
+    choice = max(range(len(probabilities)), key=probabilities.__getitem__)
+    return {'choice': choice, 'text': record['choices'][choice], 'probabilities': probabilities}
+
+
 def _write_tags(read: Read, record: Record, own: Sequence[int]) -> dict[str, Any]:
     (index,) = own
     tags, probabilities = read.outputs[index]
-    found: dict[int, tuple[str, float | None]] = {
+    found: dict[int, tuple[str | None, float | None]] = {
         word: (read.run.tokenizers.labels[int(tags[place])], float(probabilities[place]))
         for word, place in scorer.word_places(read.examples, index, len(read.rows[index]['inputs']))
     }
@@ -188,7 +215,7 @@ def _write_tags(read: Read, record: Record, own: Sequence[int]) -> dict[str, Any
     start, tokens = 0, []
     for number, text in enumerate(record['tokens']):
         start = next(words).start() if words else start
-        tag, probability = found.get(number, ('O', None))
+        tag, probability = found.get(number, ('O' if 'O' in read.run.tokenizers.labels else None, None))
         end = start + len(text)
         tokens.append({'text': text, 'tag': tag, 'probability': probability, 'start': start, 'end': end})
         start = end + 1
@@ -211,6 +238,12 @@ def _write_answer(read: Read, record: Record, own: Sequence[int]) -> dict[str, A
     return {'answer': text, 'start': start, 'end': start + len(text), 'score': score, 'no_answer_score': none}
 
 
+def _any_tags(run: Run, values: Mapping[str, Any]) -> dict[str, Any]:
+    tokens, labels = values.get('tokens'), run.tokenizers.labels
+    tag = 'O' if 'O' in labels else labels[0]
+    return {'tags': [tag] * len(tokens) if isinstance(tokens, list) else []}
+
+
 def _lowest(run: Run, values: Mapping[str, Any]) -> dict[str, Any]:
     return {'label': (run.config.data.label_range or (0.0,))[0]}
 
@@ -220,11 +253,13 @@ PREDICTIONS: dict[str, Prediction] = {  # by the head, a key of `config.tasks.HE
         _class_method, _write_class, lambda line: {'text': line}, lambda run, _: {'label': run.tokenizers.labels[0]}
     ),
     'number': Prediction(_number_method, _write_number, lambda line: {'text': line}, _lowest),
+    'vectors': Prediction(_cosine_method, _write_cosine, None, _lowest),
+    'choice': Prediction(_choice_method, _write_choice, None, lambda run, _: {'label': 0}),
     'tags': Prediction(
         _tags_method,
         _write_tags,
         lambda line: {'tokens': line.split()},
-        lambda run, values: {'tags': ['O'] * len(tokens) if isinstance(tokens := values.get('tokens'), list) else []},
+        _any_tags,
     ),
     'spans': Prediction(_spans_method, _write_answer, None, lambda run, _: {'answers': []}),
 }

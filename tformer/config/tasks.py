@@ -25,6 +25,7 @@ RECORDS: dict[str, RecordForm] = {
     'number': RecordForm(('label', 'text'), ('pair',), labelled=True),
     'positive': RecordForm(('text', 'positive'), ('negative',), labelled=True),
     'similarity': RecordForm(('label', 'text', 'pair'), labelled=True),
+    'choices': RecordForm(('context', 'choices', 'label'), labelled=True, held_out_by='context'),
     'tags': RecordForm(('tokens', 'tags'), labelled=True, held_out_by='tokens'),
     'answers': RecordForm(('question', 'context', 'answers'), labelled=True, held_out_by='context'),
 }
@@ -48,6 +49,7 @@ HEADS: dict[str, Head] = {
     'tokens': Head(vocabulary=True),
     'class': Head(per_row=('pooler', 'class_head'), pools=True),
     'number': Head(per_row=('pooler', 'number_head'), pools=True),
+    'choice': Head(per_row=('pooler', 'choice_head'), pools=True),
     'tags': Head(per_token=('tag_head',)),
     'spans': Head(per_token=('span_head',)),
     'sentences': Head(per_row=('pooler', 'sentence_head'), vocabulary=True, pools=True),
@@ -132,9 +134,10 @@ TASKS: dict[str, Task] = {
     ),
     # Vaswani et al. 2017
     'seq2seq': _text_to_text('pair', 'translate'),
-    # Devlin et al. 2019, sections 4.1 (STS-B for regression), 5.3 and 4.2
+    # Devlin et al. 2019, sections 4.1 (STS-B for regression), 4.4, 5.3 and 4.2
     'classification': Task('class', 'class', head='class', loss='labels', judge='classes', classes='label'),
     'regression': Task('number', 'number', head='number', loss='numbers', judge='numbers'),
+    'multiple_choice': Task('choices', 'choices', families=_ONE_STACK, head='choice', loss='choices'),
     'token_classification': Task('tags', 'tags', head='tags', loss='tags', judge='tags', classes='tags'),
     'question_answering': Task('answers', 'answer', head='spans', loss='spans', judge='answers'),
     # Henderson et al. 2017, section 4.4; Gao et al. 2021, section 3; Reimers & Gurevych 2019, section 3

@@ -9,6 +9,7 @@ import numpy as np
 from flax import linen as nn
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from tformer.data.examples.example_arrays import OF_ROWS
 from tformer.data.examples.special_tokens import Fields
 from tformer.layers import masks
 
@@ -53,10 +54,13 @@ def _length(size: int, longest: int) -> int:
 
 
 def _batch(rows: Sequence[Fields], width: int, length: int, pad: int) -> dict[str, np.ndarray]:
-    """Returns rows padded behind to [width, length]; padding has position -1, and 0 in what is not a token."""
+    """Returns rows padded behind to [width, length]; padding has position -1, and 0 in what is not a token. Arrays of
+    whole rows, as `segment_weights`, are padded to the longest of these rows."""
     batch: dict[str, np.ndarray] = {}
     for name, first in rows[0].items():
-        array = np.full((width, length), pad if name.endswith('inputs') else 0, np.asarray(first).dtype)
+        size = max(len(row[name]) for row in rows) if name in OF_ROWS else length
+        fill = pad if name.endswith('inputs') else -1 if name == 'positions' else 0
+        array = np.full((width, size), fill, np.asarray(first).dtype)
         for place, row in enumerate(rows):
             array[place, : len(row[name])] = row[name]
         batch[name] = array

@@ -10,9 +10,10 @@ from flax import linen as nn
 from jax.sharding import Mesh
 
 from tformer.config import Config
-from tformer.config.tasks import TASKS
+from tformer.config.tasks import TASKS, Task
 from tformer.data.batches.pipeline import Batch, Batches
 from tformer.data.examples.example_arrays import Examples
+from tformer.data.sources.fields import is_bio
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.distributed import sharding
 from tformer.evaluation import means, metrics, scores
@@ -78,17 +79,26 @@ def make_scorer(model: nn.Module, config: Config, mesh: Mesh) -> Scorer:
             found['bits_per_byte'] = totals['nll'][0] / np.log(2) / num_bytes
         if task.judge is not None:
             predicted = [Predicted(n, batch, pending[n][1]) for n, batch in enumerate(seen)]
-            found |= JUDGES[task.judge].scores(predicted, batches, tokenizers)
+            found |= _judge(task, tokenizers.labels).scores(predicted, batches, tokenizers)
         return found
 
     return score
 
 
-def score_names(config: Config) -> tuple[str, ...]:
-    """Returns the names of the scores of evaluations while training, the valid values of train.best_metric."""
+def _judge(task: Task, labels: Sequence[str]) -> Metric:
+    """Returns the judge of an objective; tags of which none is of entities have one of their own."""
+    plain = task.judge == 'tags' and labels and not any(map(is_bio, labels))
+    return JUDGES['plain_tags' if plain else task.judge or '']
+
+
+def score_names(config: Config, labels: Sequence[str] = ()) -> tuple[str, ...]:
+    """Returns the names of the scores of evaluations while training, the valid values of train.best_metric.
+
+    `labels` are the names of the classes or tags, where they are known.
+    """
     task = TASKS[config.train.objective]
     names = [*LOSSES[task.loss].names, *(['bits_per_byte'] if task.running_text else [])]
-    found = [] if task.judge is None else [JUDGES[task.judge]]
+    found = [] if task.judge is None else [_judge(task, labels)]
     if config.evaluate.examples_while_training:
         found += [metrics.METRICS[key] for key in config.evaluate.metrics]
     names += [name for metric in found for name in metric.names_for(config.evaluate)]
@@ -133,15 +143,33 @@ def judge_retrieval(predicted: Sequence[Predicted], batches: Batches, tokenizers
 
 def judge_tags(predicted: Sequence[Predicted], batches: Batches, tokenizers: Tokenizers) -> dict[str, float]:
     """Scores of the entities of sentences; words beyond the length, or without a token, count as O."""
+    gold, said = _tags(predicted, batches, tokenizers, 'O')
+    return scores.entity_scores(gold, said)
+
+
+def judge_plain_tags(predicted: Sequence[Predicted], batches: Batches, tokenizers: Tokenizers) -> dict[str, float]:
+    """Scores of the tags of words; words beyond the length, or without a token, have no tag."""
+    ids = {name: index for index, name in enumerate(tokenizers.labels)}
+    gold, said = (
+        np.array([ids.get(tag, -1) for tags in every for tag in tags])
+        for every in _tags(predicted, batches, tokenizers, '')
+    )
+    return scores.tag_scores(gold, said)
+
+
+def _tags(
+    predicted: Sequence[Predicted], batches: Batches, tokenizers: Tokenizers, unread: str
+) -> tuple[list[list[str]], list[list[str]]]:
+    """Returns the tags of each sentence, right and predicted; `unread` is that of words which are not read."""
     gold, said = [], []
     for row in _rows(predicted, batches):
         right = row.record['tags']
-        tags = ['O'] * len(right)
+        tags = [unread] * len(right)
         for word, place in word_places(batches.parts[row.part].examples, row.example, row.length):
             tags[word] = tokenizers.labels[int(row.outputs[place])]
         gold.append(right)
         said.append(tags)
-    return scores.entity_scores(gold, said)
+    return gold, said
 
 
 def judge_answers(predicted: Sequence[Predicted], batches: Batches, tokenizers: Tokenizers) -> dict[str, float]:
@@ -215,6 +243,7 @@ JUDGES: dict[str, Metric] = {
         ('recall_at_1', 'recall_at_5', 'recall_at_10', 'mean_reciprocal_rank', 'ndcg_at_10'), judge_retrieval
     ),
     'tags': Metric(('entity_f1', 'entity_precision', 'entity_recall'), judge_tags),
+    'plain_tags': Metric(('tag_accuracy', 'tag_f1_macro'), judge_plain_tags),
     'answers': Metric(('squad_exact_match', 'squad_f1'), judge_answers, fields=('answer_length', 'null_threshold')),
     'sentences': Metric(('sentence_f1_macro',), functools.partial(judge_classes, prefix='sentence_')),
 }

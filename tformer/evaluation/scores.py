@@ -140,6 +140,18 @@ def entity_scores(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[st
     }
 
 
+def tag_scores(gold: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
+    """Returns `tag_accuracy` and `tag_f1_macro`, the mean over the tags that occur in either, of plain tags, int [N].
+
+    A prediction of -1 is that there is none.
+    """
+    from sklearn.metrics import f1_score
+
+    occurring = np.setdiff1d(np.union1d(gold, predicted), [-1])
+    f1 = agreement(f1_score, gold, predicted, labels=occurring, average='macro', zero_division=0)
+    return {'tag_accuracy': mean_of(gold == predicted), 'tag_f1_macro': f1}
+
+
 # ----------------------------------------------------------------------------------------------------- answers
 
 

@@ -28,6 +28,7 @@ OTHER_NAMES = {'gpt2': 'LMHeadModel', 'marian': 'MTModel'}
 HEADS = {  # by the first name of a head's parameters
     'class_head': 'ForSequenceClassification',
     'number_head': 'ForSequenceClassification',
+    'choice_head': 'ForMultipleChoice',
     'tag_head': 'ForTokenClassification',
     'span_head': 'ForQuestionAnswering',
     'sentence_head': 'ForPreTraining',

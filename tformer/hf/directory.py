@@ -37,6 +37,7 @@ OBJECTIVES = {
     'ForConditionalGeneration': 'seq2seq',
     'MTModel': 'seq2seq',
     'ForSequenceClassification': 'classification',
+    'ForMultipleChoice': 'multiple_choice',
     'ForTokenClassification': 'token_classification',
     'ForQuestionAnswering': 'question_answering',
 }
@@ -103,7 +104,8 @@ class HubDirectory:
             found = next((SENTENCES[x] for x in SENTENCES if any(x in tensor for tensor in self.tensors)), found)
         if found == 'classification' and self.hub_config.get('problem_type') == 'regression':
             found = 'regression'
-        if family not in TASKS[found].families:
+        known = {rule.head for rule in models.FAMILIES[self.family].rules}
+        if family not in TASKS[found].families or (found == 'multiple_choice' and 'choice' not in known):
             raise UserError(f'config.json: architectures={name} has no counterpart in {self.family}')
         return found
 

@@ -8,10 +8,12 @@ from tformer.errors import UserError
 from tformer.hf.rules import Family, Rule, linear
 
 # Heads of which a checkpoint has at most one, whose tensors may have the same names.
-TASK_HEADS = ('class', 'number', 'tags', 'spans')
+TASK_HEADS = ('class', 'number', 'choice', 'tags', 'spans')
 
 
-def task_heads(rows: str, tags: str = '', spans: str = '', pooler: str = '', bias: bool = True) -> tuple[Rule, ...]:
+def task_heads(
+    rows: str, tags: str = '', spans: str = '', pooler: str = '', bias: bool = True, choices: bool = False
+) -> tuple[Rule, ...]:
     """Returns the rules of the heads of tasks, by the hub's names of their linear layers; '': there is none.
 
     Args:
@@ -20,9 +22,10 @@ def task_heads(rows: str, tags: str = '', spans: str = '', pooler: str = '', bia
       spans: of the ends of answers.
       pooler: of the layer before `rows`.
       bias: whether `rows` has one.
+      choices: whether the scores of choices have the same names.
     """
     rules: list[Rule] = []
-    for head in ('class', 'number'):
+    for head in ('class', 'number', 'choice')[: 2 + choices]:
         rules += linear(pooler, 'pooler/dense', head=head) if pooler else ()
         rules += linear(rows, f'{head}_head/classes', head=head)[: 1 + bias]
     rules += linear(tags, 'tag_head/classes', head='tags') if tags else ()
@@ -60,7 +63,7 @@ def exported(table: Family, cfg: Model, paths: Collection[str]) -> set[str]:
     lacking = {rule.head for rule in rules if any(path not in paths for path in rule.paths)}
     whole = {rule.head for rule in rules} - lacking
     task = next((head for head in TASK_HEADS if head in whole), 'tokens')
-    inside = {'pooler'} if task in ('class', 'number') else set()  # which those heads have in them
+    inside = {'pooler'} if task in ('class', 'number', 'choice') else set()  # which those heads have in them
     return {'', *(whole - {*TASK_HEADS, 'tokens'} - inside), task}
 
 
@@ -79,8 +82,8 @@ def with_classes(cfg: Model, sizes: Mapping[str, int]) -> Model:
 
 def check_heads(family: str, expressed: Model, cfg: Model, parameters: Collection[str]) -> None:
     """Raises a `UserError` where the hub's model, `expressed`, reads otherwise than that whose heads are exported."""
-    pools = not {'pooler', 'sentence_head', 'class_head', 'number_head'}.isdisjoint(parameters)
-    transforms = not {'class_head', 'number_head', 'tag_head', 'span_head'}.isdisjoint(parameters)
+    pools = not {'pooler', 'sentence_head', 'class_head', 'number_head', 'choice_head'}.isdisjoint(parameters)
+    transforms = not {'class_head', 'number_head', 'choice_head', 'tag_head', 'span_head'}.isdisjoint(parameters)
     names = (*(POOLED if pools else ()), *(['task_transform'] if transforms else []))
     if any(getattr(cfg, name) != getattr(expressed, name) for name in names):
         words = ' with '.join(f'model.{name}={getattr(expressed, name)}' for name in names)

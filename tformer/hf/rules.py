@@ -178,6 +178,8 @@ LAYOUTS = {
     'tag_head/classes/bias': 'classes -> classes',
     'number_head/classes/kernel': '1 W -> W 1',
     'number_head/classes/bias': '1 -> 1',
+    'choice_head/classes/kernel': '1 W -> W 1',
+    'choice_head/classes/bias': '1 -> 1',
     'score/classes/kernel': '1 W -> W 1',
     'score/classes/bias': '1 -> 1',
     'classes/kernel': 'sentences W -> W sentences',

@@ -25,6 +25,11 @@ def regress(model: Any, batch: Batch, dropout_rates: DropoutRates | None = None)
     return model.number_head(model.transform(model.pool(batch, dropout_rates)), dropout_rates)[:, 0]
 
 
+def choose_text(model: Any, batch: Batch, dropout_rates: DropoutRates | None = None) -> jax.Array:
+    """Returns logits_BK, float32, of the texts of each row (Devlin et al. 2019, 4.4)."""
+    return model.choice_head(model.transform(model.pool(batch, dropout_rates)), dropout_rates)[..., 0]
+
+
 def tag(model: Any, batch: Batch, dropout_rates: DropoutRates | None = None) -> jax.Array:
     """Returns logits_BTC, float32, of each token."""
     return model.tag_head(model.transform(model.features(batch, dropout_rates)), dropout_rates)
@@ -57,6 +62,9 @@ def unmask_pairs(model: Any, batch: Batch, dropout_rates: DropoutRates | None = 
 
 
 # --------------------------------------------------------------------------------------------------- predictions
+IMPOSSIBLE = -1e9  # a logit whose square is a number
+
+
 def candidates(batch: Batch) -> jax.Array:
     """Returns mask_BT, True where a token may be the first or the last of an answer."""
     return batch['weights'] > 0
@@ -70,6 +78,16 @@ def most_likely(logits: jax.Array, batch: Batch, longest: int) -> jax.Array:
 def sentence_classes(outputs: tuple[jax.Array, jax.Array], batch: Batch, longest: int) -> jax.Array:
     """Returns the class of each pair of sentences."""
     return jnp.argmax(outputs[1], axis=-1)
+
+
+def of_choices(logits_BK: jax.Array, batch: Batch) -> jax.Array:
+    """Returns logits_BK of which those of choices that a row does not have are as good as minus infinity."""
+    return jnp.where(batch['segment_weights'] > 0, logits_BK, IMPOSSIBLE)
+
+
+def cosines(v_BKD: jax.Array, *_: Any) -> jax.Array:
+    """Returns the cosine of the first two texts of each row, [B]."""
+    return jnp.sum(v_BKD[:, 0] * v_BKD[:, 1], axis=-1)
 
 
 def best_spans(logits_BT2: jax.Array, batch: Batch, longest: int) -> tuple[jax.Array, ...]:
@@ -101,7 +119,7 @@ class Head(NamedTuple):
 
 
 def of_rows(cfg: ResolvedModel, num_outputs: int | None = None) -> nn.Module:
-    """Returns the head of the classes, or of the number, of sequences."""
+    """Returns the head of the classes, or of the number, of sequences, or of the scores of choices."""
     return LinearHead(cfg, num_outputs, cfg.class_bias)
 
 
@@ -109,6 +127,7 @@ HEADS: dict[str, Head] = {  # config.tasks.HEADS has the facts about them that n
     'tokens': Head('__call__', {'head': VocabularyHead}),
     'class': Head(classify, {'pooler': Pooler, 'class_head': of_rows}),
     'number': Head(regress, {'pooler': Pooler, 'number_head': functools.partial(of_rows, num_outputs=1)}),
+    'choice': Head(choose_text, {'pooler': Pooler, 'choice_head': functools.partial(of_rows, num_outputs=1)}),
     'tags': Head(tag, {'tag_head': LinearHead}),
     'spans': Head(find_spans, {'span_head': functools.partial(LinearHead, num_outputs=2)}),
     'sentences': Head(unmask_pairs, {'pooler': Pooler, 'sentence_head': functools.partial(LinearHead, num_outputs=2)}),

@@ -53,6 +53,7 @@ def random_batch(config: Config, seed: int = 0) -> dict[str, np.ndarray]:
         'number': rng.random(rows, np.float32),
         'spans': rng.integers(0, data.length, (rows, 2), np.int32),
         'sentences': rng.integers(0, 2, rows, np.int32),
+        'choice': rng.integers(0, 2, rows, np.int32),
         'vectors': rng.random(rows, np.float32),
         'comparison': np.zeros(rows, np.int32),
     }

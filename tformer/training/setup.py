@@ -94,7 +94,8 @@ def load_data(
     Raises:
       UserError: the config or the data have a mistake, or they differ from those of the checkpoint.
     """
-    choose(dict.fromkeys(scorer.score_names(config)), config.train.best_metric, 'train.best_metric')
+    names = (*scorer.score_names(config), *scorer.score_names(config, ['a plain tag']))
+    choose(dict.fromkeys(names), config.train.best_metric, 'train.best_metric')
     began = None if before is None else config_lib.from_dict(before['config'])
     records = mixture.load(config, 'train')
     tokens = processes.after_first(
@@ -103,6 +104,7 @@ def load_data(
         ),
         find=lambda: workdir.load_tokenizers(home),
     )
+    choose(dict.fromkeys(scorer.score_names(config, tokens.labels)), config.train.best_metric, 'train.best_metric')
     if tokens.labels and config.evaluate.positive_label is not None:
         choose(dict.fromkeys(tokens.labels), config.evaluate.positive_label, 'evaluate.positive_label')
     multiple = row_multiple(config, began, mesh)

@@ -136,6 +136,17 @@ def compare_scored(examples: Examples, index: int, noise: Noise) -> Fields:
     return {**texts, 'labels': np.float32(cosine), 'label_weights': np.float32(1)}
 
 
+def choose(examples: Examples, index: int, noise: Noise) -> Fields:
+    """A context with each of its choices, and the number of the right one (Devlin et al. 2019, section 4.4)."""
+    (label,), context, stop = examples.of('label', index), examples.of('second_text', index), int(examples.stop[index])
+    pairs = [_shortened(context, choice, stop) for choice in examples.texts(index)]
+    return {
+        **side_by_side(examples.template.read(*pair) for pair in pairs),
+        'labels': label,
+        'label_weights': np.float32(1),
+    }
+
+
 def side_by_side(texts: Iterable[Fields]) -> Fields:
     """Returns the arrays of a row of K texts that do not see each other: `segment_ids` count them from 1, and positions
     start at 0 in each. `segment_weights` [K] are 1, and 0 where a row of the batch has fewer texts than another."""

@@ -154,6 +154,9 @@ FORMATS = {
         example_arrays.compare_scored, tokenized.SCORED, spans.several, num_specials=2, labelled=True,
         reads=('overlong',),
     ),
+    'choices': ExampleFormat(
+        example_arrays.choose, tokenized.CHOICES, spans.several, num_specials=3, labelled=True, reads=('overlong',)
+    ),
     'tags': ExampleFormat(
         example_arrays.tag, tokenized.TAGGED, spans.beginning, num_specials=2, reads=('overlong',)
     ),

@@ -65,11 +65,13 @@ def beginning(columns: Columns, lengths: Lengths, template: SpecialTokenTemplate
 
 
 def several(columns: Columns, lengths: Lengths, template: SpecialTokenTemplate, data: Data, copies: int = 1) -> Spans:
-    """All texts of a record, or copies of them, in one row: each is cut to `stop` tokens, as many as let the row hold
-    all."""
+    """All texts of a record, or copies of them, in one row, each after the record's second text where it has one: each
+    is cut to `stop` tokens, as many as let the row hold all."""
     ends, records = columns['ends'], np.arange(len(columns['ends']))
     record = np.repeat(records, ends.lengths)
-    sizes = np.concatenate([np.diff(own, prepend=0) for own in ends])
+    sizes, least = np.concatenate([np.diff(own, prepend=0) for own in ends]), 1
+    if 'second_text' in columns:  # and what separates it
+        sizes, least = sizes + columns['second_text'].lengths[record] + 1, 3
 
     def positions(stop: np.ndarray) -> np.ndarray:
         (own,) = lengths(np.minimum(sizes, stop[record]), template, data)
@@ -78,7 +80,7 @@ def several(columns: Columns, lengths: Lengths, template: SpecialTokenTemplate, 
     stop = np.zeros(len(records), np.int64)
     for bit in reversed(range(data.length.bit_length())):  # the largest that fits, from its highest bit on
         stop += (positions(stop + (1 << bit)) <= data.length) << bit
-    if stop.min(initial=1) < 1:
+    if stop.min(initial=least) < least:
         most = copies * int(ends.lengths[stop.argmin()])
         raise UserError(f'data.length={data.length} has no room for text beside the special tokens of {most} texts')
     return Spans(records, np.zeros_like(stop), stop, [positions(stop)], np.bincount(record, sizes > stop[record]) > 0)

@@ -235,5 +235,9 @@ NUMBERS = Encoding('numbers', _TWO_TEXTS, numbers, real=('label',))
 TAGGED = Encoding('tagged', {'tokens': 'tokens'}, tagged, whole=('words', 'tags'))
 TEXTS = Encoding('texts', {'tokens': 'texts'}, functools.partial(several, 'texts'), whole=('ends',))
 SCORED = Encoding('scored', {'tokens': 'texts'}, functools.partial(several, 'texts'), whole=('ends',), real=('label',))
+CHOICES = Encoding(
+    'choices', {'tokens': 'choices', 'second_text': 'context'}, functools.partial(several, 'choices'),
+    whole=('ends', 'label'),
+)  # fmt: skip
 SINGLE = Encoding('single', {'tokens': 'text'}, functools.partial(several, 'text'), whole=('ends',))
 ANSWERS = Encoding('answers', _QUESTION, answers, whole=('begins', 'ends', 'answer'))

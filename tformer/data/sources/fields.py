@@ -36,7 +36,7 @@ def maker(config: Data, objective: str, keys: Mapping[str, str] | None = None) -
             field: text(value, f'data.{field}_template') for field, value in templates.written(values, config).items()
         }
     task = TASKS[objective]
-    check = CHECKS.get(task.records, lambda record, config: record)
+    check = TagForm().check if task.records == 'tags' else CHECKS.get(task.records, lambda record, config: record)
     names = keys or {field: field for field in task.fields + task.optional}
 
     def make(values: Mapping[str, Any]) -> Record:
@@ -141,6 +141,17 @@ def _of_number(record: Record, config: Data) -> Record:
     return {**record, 'label': label}
 
 
+def _of_choices(record: Record, config: Data) -> Record:
+    """The label is the number, from 0, of one of two choices or more."""
+    _filled(record, 'context', 'choices')
+    label, count = str(record['label']), len(record['choices'])
+    if count < 2:
+        raise BadRecord(f'choices are {count}: there must be two or more')
+    if not label.isdecimal() or int(label) >= count:
+        raise BadRecord(f'label {_short(record["label"])} is not the number of a choice, from 0 to {count - 1}')
+    return {**record, 'label': int(label)}
+
+
 def _of_similarity(record: Record, config: Data) -> Record:
     """As `_of_number`; without data.label_range the label is a cosine."""
     record = _of_number(record, config)
@@ -149,26 +160,52 @@ def _of_similarity(record: Record, config: Data) -> Record:
     return {**record, 'texts': [record['text'], record['pair']]}
 
 
-def _of_tags(record: Record, config: Data) -> Record:
-    """There is a tag for each token, of the types in data.labels; the tags are rewritten by `bio`."""
-    tokens, tags = record['tokens'], record['tags']
-    if not tokens:
-        raise BadRecord('tokens are empty')
-    for place, token in enumerate(tokens, start=1):
-        if not token.strip():
-            raise BadRecord(f'token {place} is empty')
-    if len(tokens) != len(tags):
-        raise BadRecord(f'{len(tokens)} tokens and {len(tags)} tags')
-    for tag in tags:
-        check_tag(tag, config.labels)
-    return {**record, 'tags': bio(tags)}
+class TagForm:
+    """The form of the tags of records, which the first of them decides: plain, as parts of speech, or `is_bio`."""
+
+    def __init__(self) -> None:
+        self._bio: bool | None = None
+
+    def check(self, record: Record, config: Data) -> Record:
+        """There is a tag for each token: one of data.labels, or of the types there, which are rewritten by `bio`."""
+        tokens, tags = record['tokens'], record['tags']
+        if not tokens:
+            raise BadRecord('tokens are empty')
+        for place, token in enumerate(tokens, start=1):
+            if not token.strip():
+                raise BadRecord(f'token {place} is empty')
+        if len(tokens) != len(tags):
+            raise BadRecord(f'{len(tokens)} tokens and {len(tags)} tags')
+        if self._bio is False or not (self._bio or any(map(is_bio, tags))):
+            for tag in tags:
+                _check_plain(tag, config.labels)
+            self._bio = False
+            return record
+        for tag in tags:
+            check_tag(tag, config.labels)
+        self._bio = True
+        return {**record, 'tags': bio(tags)}
+
+
+def is_bio(tag: str) -> bool:
+    """Returns whether a tag is O, or begins as B-TYPE and I-TYPE do."""
+    return tag == 'O' or tag[:2] in ('B-', 'I-')
+
+
+def _check_plain(tag: str, labels: tuple[str, ...]) -> None:
+    if is_bio(tag):
+        raise BadRecord(f'tag {_short(tag)} is of entities, unlike the tags before')
+    if not tag or tag != tag.strip():
+        raise BadRecord(f'tag {_short(tag)} is empty, or begins or ends with white space')
+    if labels and tag not in labels:
+        raise BadRecord(f'tag {_short(tag)} is not in data.labels{nearest(tag, labels)}')
 
 
 def check_tag(tag: str, types: tuple[str, ...]) -> None:
     """Raises `BadRecord` if a tag is not O, B-TYPE or I-TYPE, or its type is not in `types` (if there are any)."""
     if tag == 'O':
         return
-    if tag[:2] not in ('B-', 'I-') or not tag[2:] or tag != tag.strip():
+    if not is_bio(tag) or not tag[2:] or tag != tag.strip():
         hint = nearest(tag, tags_of(types)) if types else ''
         raise BadRecord(f'tag {_short(tag)} is neither O nor B-TYPE nor I-TYPE{hint}')
     if types and tag[2:] not in types:
@@ -214,6 +251,7 @@ READERS: dict[str, Callable[[Any, str], Any]] = {  # of fields that are not text
     'tokens': _texts,
     'tags': _texts,
     'references': _texts,
+    'choices': _texts,
     'negative': _one_or_more,
     'answers': _answers,
 }
@@ -221,8 +259,8 @@ READERS: dict[str, Callable[[Any, str], Any]] = {  # of fields that are not text
 CHECKS: dict[str, Callable[[Record, Data], Record]] = {  # by the form of the record, `config.tasks.RECORDS`
     'class': _of_class,
     'number': _of_number,
+    'choices': _of_choices,
     'positive': _of_positive,
     'similarity': _of_similarity,
-    'tags': _of_tags,
     'answers': _of_answers,
 }

@@ -44,7 +44,13 @@ def _txt(text: Text, config: Data, objective: str) -> Iterator[Record]:
 
 def _unfit(text: Text, objective: str, has: str) -> UserError:
     wanted = TASKS[objective].fields
-    use = '.jsonl' if 'answers' in wanted else '.conll, .tsv or .jsonl' if 'tags' in wanted else '.tsv or .jsonl'
+    use = (
+        '.jsonl'
+        if {'answers', 'choices'} & {*wanted}
+        else '.conll, .tsv or .jsonl'
+        if 'tags' in wanted
+        else '.tsv or .jsonl'
+    )
     return UserError(f'{text.path} has {has} and {objective} needs {" and ".join(wanted)}: use a {use} file')
 
 
@@ -55,8 +61,9 @@ def _tsv(text: Text, config: Data, objective: str) -> Iterator[Record]:
     Tokens, and tags, are separated by single spaces.
     """
     own, optional, filled_in = TASKS[objective].fields, TASKS[objective].optional, config.source_template is not None
-    if 'answers' in own and not filled_in:
-        raise _unfit(text, objective, 'no lists of answers')
+    for field in ('answers', 'choices'):
+        if field in own and not filled_in:
+            raise _unfit(text, objective, f'no lists of {field}')
     make = fields.maker(config, objective)
     lists = ('tokens', 'tags') if 'tags' in own and not filled_in else ()
     layouts = [_columns(text, config, objective)] if config.columns or filled_in else [own]
@@ -133,9 +140,11 @@ def _conll(text: Text, config: Data, objective: str) -> Iterator[Record]:
             count = next((len(row) for _, _, row in rows if len(row) > 1), 0)
             between = [f'column {place}' for place in range(2, count)]
             names = ('tokens', *between, 'tags') if count else ()
+        tags = [row[names.index('tags')] for _, _, row in rows if types is not None and len(row) == len(names)]
+        entities = any(map(fields.is_bio, tags))
         for number, line, row in rows:
             try:
-                _check_row(row, line, names, types)
+                _check_row(row, line, names, types if entities else None)
             except BadRecord as error:
                 text.bad(number, error)
                 break

@@ -147,10 +147,11 @@ def _features(objective: str, record: Record) -> dict[str, Any]:
     text, task = tfds.features.Text(), TASKS[objective]
     others = {
         'answers': tfds.features.Sequence({'text': text, 'answer_start': tfds.features.Scalar(np.int64)}),
-        **dict.fromkeys(('tokens', 'tags', 'references', 'negative'), tfds.features.Sequence(text)),
+        **dict.fromkeys(('tokens', 'tags', 'references', 'negative', 'choices'), tfds.features.Sequence(text)),
     }
-    if task.records in ('number', 'similarity'):
-        others['label'] = tfds.features.Scalar(np.float64)
+    numbers = {'number': np.float64, 'similarity': np.float64, 'choices': np.int64}
+    if task.records in numbers:
+        others['label'] = tfds.features.Scalar(numbers[task.records])
     return {field: others.get(field, text) for field in task.fields + task.optional if field in record}
 
 

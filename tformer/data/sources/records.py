@@ -14,11 +14,11 @@ from tformer.data.order import permuted
 from tformer.errors import UserError, choose, nearest
 
 # The fields of an objective (`config.tasks`) and some of its optional ones: str, but
-#   label of regression and cosine_similarity: float;
+#   label of regression and cosine_similarity: float; of multiple_choice: int, the right one of `choices` from 0;
 #   tokens, tags: list[str], equally long, tags as BIO (O, B-TYPE, I-TYPE);
 #   answers: list of (start in the context in characters, text), [] where the question has none;
 #   references: list[str], all acceptable targets;
-#   negative: list[str], texts that are not `positive`;
+#   negative: list[str], texts that are not `positive`; choices: list[str];
 #   texts: list[str], all texts of a row that are compared, made of the other fields.
 # Records with labels have `where` besides: the file and line, or the set, split and number that they come from.
 Record = dict[str, Any]
