@@ -86,6 +86,11 @@ def test_sums_give_the_entity_f1() -> None:
     assert tags.metric(tags.terms(right, said).sum(0)) == pytest.approx(2 / 5)  # one common, of two and three
 
 
+def test_sums_give_the_accuracy_of_plain_tags() -> None:
+    tags, right, said = baseline.PLAIN_TAGS, [['A', 'B', 'B'], ['A']], [['A', 'A', None], ['A']]
+    assert tags.metric(tags.terms(right, said).sum(0)) == 2 / 4 == tags.scores(None, right, said)['tag_accuracy']
+
+
 @pytest.fixture
 def run(monkeypatch, tmp_path) -> Run:
     """A run whose predictions are `bird` for all texts."""

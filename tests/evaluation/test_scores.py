@@ -124,11 +124,10 @@ def test_correlations_by_hand():
 
 # -------------------------------------------------------------------------------------------------- plain tags
 def test_plain_tags_by_hand():
-    """Tag 0: 1 right, 2 missing; 1: 1 right, 1 too many; 2: 1 missing. The last two words have no prediction."""
-    found = scores.tag_scores(np.array([0, 0, 1, 2, 0]), np.array([0, 1, 1, -1, -1]))
+    """A: 1 right, 2 missing; B: 1 right, 1 too many; C: 1 missing. The last two words have no prediction."""
+    found = scores.tag_scores([['A', 'A'], ['B', 'C', 'A']], [['A', 'B'], ['B', None, None]])
     assert found == near(tag_accuracy=2 / 5, tag_f1_macro=(2 / 4 + 2 / 3 + 0) / 3)
-    nothing = np.zeros(0, int)
-    assert scores.tag_scores(nothing, nothing) == near(tag_accuracy=0, tag_f1_macro=0)
+    assert scores.tag_scores([], []) == near(tag_accuracy=0, tag_f1_macro=0)
 
 
 # --------------------------------------------------------------------------------------------------- retrieval

@@ -14,6 +14,7 @@ from tformer.commands import predict
 from tformer.commands.run import Run
 from tformer.config.tasks import TASKS
 from tformer.data.batches import mixture
+from tformer.data.sources.fields import are_plain
 from tformer.data.sources.records import Record
 from tformer.errors import UserError
 from tformer.evaluation import scores
@@ -46,6 +47,8 @@ def compare(run: Run, records: Sequence[Record]) -> Compared:
       UserError: the objective has no baseline, or the training split is missing or has fewer records than `FOLDS`.
     """
     baseline = of_objective(run.config.train.objective)
+    if baseline is BASELINES['tags'] and are_plain(run.tokenizers.labels):
+        baseline = PLAIN_TAGS
     train: Sequence[Record] = mixture.load(run.config, 'train')
     if len(train) < FOLDS:
         raise UserError(f'--baseline: the training split has {len(train)} records, fewer than {FOLDS}')
@@ -228,3 +231,12 @@ BASELINES: dict[str, Baseline] = {  # by the head, a key of `config.tasks.HEADS`
         metric=lambda sums: 2 * sums[..., 0] / np.maximum(sums[..., 1], 1),
     ),
 }
+
+PLAIN_TAGS = BASELINES['tags']._replace(
+    scores=lambda run, right, said: scores.tag_scores(right, said),
+    decides='tag_accuracy',
+    terms=lambda right, said: np.array(
+        [(sum(x == y for x, y in zip(a, b, strict=True)), len(a)) for a, b in zip(right, said, strict=True)]
+    ),
+    metric=lambda sums: sums[..., 0] / sums[..., 1],
+)

@@ -13,7 +13,7 @@ from tformer.config import Config
 from tformer.config.tasks import TASKS, Task
 from tformer.data.batches.pipeline import Batch, Batches
 from tformer.data.examples.example_arrays import Examples
-from tformer.data.sources.fields import is_bio
+from tformer.data.sources.fields import are_plain
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.distributed import sharding
 from tformer.evaluation import means, metrics, scores
@@ -87,8 +87,7 @@ def make_scorer(model: nn.Module, config: Config, mesh: Mesh) -> Scorer:
 
 def _judge(task: Task, labels: Sequence[str]) -> Metric:
     """Returns the judge of an objective; tags of which none is of entities have one of their own."""
-    plain = task.judge == 'tags' and labels and not any(map(is_bio, labels))
-    return JUDGES['plain_tags' if plain else task.judge or '']
+    return JUDGES['plain_tags' if task.judge == 'tags' and are_plain(labels) else task.judge or '']
 
 
 def score_names(config: Config, labels: Sequence[str] = ()) -> tuple[str, ...]:
@@ -149,17 +148,13 @@ def judge_tags(predicted: Sequence[Predicted], batches: Batches, tokenizers: Tok
 
 def judge_plain_tags(predicted: Sequence[Predicted], batches: Batches, tokenizers: Tokenizers) -> dict[str, float]:
     """Scores of the tags of words; words beyond the length, or without a token, have no tag."""
-    ids = {name: index for index, name in enumerate(tokenizers.labels)}
-    gold, said = (
-        np.array([ids.get(tag, -1) for tags in every for tag in tags])
-        for every in _tags(predicted, batches, tokenizers, '')
-    )
+    gold, said = _tags(predicted, batches, tokenizers, None)
     return scores.tag_scores(gold, said)
 
 
 def _tags(
-    predicted: Sequence[Predicted], batches: Batches, tokenizers: Tokenizers, unread: str
-) -> tuple[list[list[str]], list[list[str]]]:
+    predicted: Sequence[Predicted], batches: Batches, tokenizers: Tokenizers, unread: Any
+) -> tuple[list[list[str]], list[list[Any]]]:
     """Returns the tags of each sentence, right and predicted; `unread` is that of words which are not read."""
     gold, said = [], []
     for row in _rows(predicted, batches):

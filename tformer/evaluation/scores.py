@@ -140,16 +140,17 @@ def entity_scores(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[st
     }
 
 
-def tag_scores(gold: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
-    """Returns `tag_accuracy` and `tag_f1_macro`, the mean over the tags that occur in either, of plain tags, int [N].
+def tag_scores(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str | None]]) -> dict[str, float]:
+    """Returns `tag_accuracy` of the words of all sequences, and `tag_f1_macro`, the mean over the tags that occur.
 
-    A prediction of -1 is that there is none.
+    A predicted None is that there is no tag.
     """
     from sklearn.metrics import f1_score
 
-    occurring = np.setdiff1d(np.union1d(gold, predicted), [-1])
-    f1 = agreement(f1_score, gold, predicted, labels=occurring, average='macro', zero_division=0)
-    return {'tag_accuracy': mean_of(gold == predicted), 'tag_f1_macro': f1}
+    right, said = (np.array([tag or '' for tags in every for tag in tags]) for every in (gold, predicted))
+    occurring = sorted({*right, *said} - {''})
+    f1 = agreement(f1_score, right, said, labels=occurring, average='macro', zero_division=0)
+    return {'tag_accuracy': mean_of(right == said), 'tag_f1_macro': f1}
 
 
 # ----------------------------------------------------------------------------------------------------- answers

@@ -1,7 +1,7 @@
 """Records from plain (JSON) values under the names that the data gives them, and the checks of each field."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from tformer.config.run import Data
@@ -190,6 +190,12 @@ class TagForm:
 def is_bio(tag: str) -> bool:
     """Returns whether a tag is O, or begins as B-TYPE and I-TYPE do."""
     return tag == 'O' or tag[:2] in ('B-', 'I-')
+
+
+def are_plain(tags: Iterable[str]) -> bool:
+    """Returns whether there are tags, and none of them is of entities."""
+    found = set(tags)
+    return bool(found) and not any(map(is_bio, found))
 
 
 def _check_plain(tag: str, labels: tuple[str, ...]) -> None:

@@ -16,7 +16,7 @@ from tformer import atomic
 from tformer.config.run import Config
 from tformer.config.tasks import TASKS
 from tformer.data import cache
-from tformer.data.sources.fields import is_bio, tags_of
+from tformer.data.sources.fields import are_plain, is_bio, tags_of
 from tformer.data.sources.records import Record, texts
 from tformer.data.tokenizers.bytes_and_characters import Byte, Char, Symbol
 from tformer.data.tokenizers.hub_tokenizer import HubTokenizer
@@ -129,7 +129,7 @@ def _labels(config: Config, records: Sequence[Record]) -> tuple[str, ...]:
         return given or tuple(sorted(found))
     if classes == 'tags':
         found = {tag for record in whole for tag in record['tags']}
-        if not any(map(is_bio, found)):
+        if are_plain(found):
             return given or tuple(sorted(found))
         return tags_of(given or tuple(sorted({tag[2:] for tag in found if is_bio(tag)} - {''})))
     assert isinstance(classes, tuple)
