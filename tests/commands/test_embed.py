@@ -1,5 +1,6 @@
 """Vectors of texts, of models of the hub that are small enough to keep."""
 
+import dataclasses
 import pathlib
 import subprocess
 import sys
@@ -9,10 +10,13 @@ import numpy as np
 import pytest
 
 import hub_directories
+from fresh_runs import fresh_run
 from lives import HANG, environment
 from tformer import __main__ as command_line
+from tformer import config as config_lib
 from tformer.commands.embed import embed
 from tformer.commands.import_ import import_hub
+from tformer.commands.predict import predict
 from tformer.commands.run import Run
 from tformer.errors import UserError
 from tformer.evaluation import many_rows
@@ -63,6 +67,17 @@ def test_poolings_differ_and_the_default_is_the_mean_of_a_language_model(workdir
     np.testing.assert_array_equal(embed(run, TEXTS[:2], batch_size=2), embed(run, TEXTS[:2], 'mean', batch_size=2))
     with pytest.raises(UserError, match="pooling='meen' is unknown; did you mean 'mean'"):
         embed(run, TEXTS, 'meen')
+
+
+def test_vectors_of_a_run_that_compares_texts_are_those_that_it_compares() -> None:
+    run = fresh_run('cosine_similarity')
+    pooled = config_lib.override(run.config, {'model.pooling': 'max'})
+    run, texts = dataclasses.replace(run, config=pooled), ['ab', 'c d e']
+    one, other = embed(run, texts, normalize=True)
+    (found,) = predict(run, [dict(zip(('text', 'pair'), texts, strict=True))])
+    assert one @ other == pytest.approx(found['cosine'], abs=1e-5)
+    np.testing.assert_array_equal(embed(run, texts), embed(run, texts, 'max'))
+    assert np.abs(embed(run, texts) - embed(run, texts, 'mean')).max() > 0.1
 
 
 def test_long_texts_are_cut_to_what_the_model_takes_and_counted(workdirs, capsys) -> None:

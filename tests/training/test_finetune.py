@@ -29,7 +29,10 @@ from tformer.training.dummy_batch import random_batch
 from tformer.training.state import TrainState, begin, evaluation_params, initial_variables, logical_names
 from tformer.training.step import make_train_step
 
-FAMILY = {'causal_lm': 'decoder', 'masked_lm': 'encoder', 'seq2seq': 'encoder_decoder', 'classification': 'encoder'}
+FAMILY = {
+    **{'causal_lm': 'decoder', 'masked_lm': 'encoder', 'seq2seq': 'encoder_decoder'},
+    **{'classification': 'encoder', 'contrastive': 'encoder'},
+}
 TINY = Model(
     vocab_size=11, emb_dim=8, mlp_dim=12, num_heads=2, max_len=8, dropout_rate=0.0, position='learned',
 )  # fmt: skip
@@ -376,7 +379,8 @@ class Loader:
         run = Trainer(make_config(objective, **model))
         initial = jax.tree.map(lambda x: jnp.full_like(x, 9.0), run.variables())
         placed = jax.tree.map(lambda x: x.sharding, initial)
-        return pretrained.load(source, initial, placed, excepted)
+        vocabulary = objective not in ('classification', 'contrastive')
+        return pretrained.load(source, initial, placed, excepted, vocabulary)
 
 
 @pytest.fixture
@@ -386,6 +390,13 @@ def loader(tmp_path):
 
 def fresh_parts(found):
     return {path for path, x in flat(found).items() if np.all(x == 9.0)}
+
+
+def test_vectors_of_texts_need_no_head_of_the_model_that_they_start_from(loader, capsys):
+    for lender, left in (('masked_lm', 'head'), ('classification', 'class_head, pooler')):
+        source, _ = loader.save(lender, **({'mlm_transform': True} if lender == 'masked_lm' else {}))
+        assert not fresh_parts(loader.load(source, 'contrastive'))
+        assert capsys.readouterr().out.endswith(f'  loaded: embed, encoder\n  fresh: none\n  left: {left}\n')
 
 
 def test_heads_come_and_go_without_being_named(loader, capsys):

@@ -22,11 +22,12 @@ from tformer.training import checkpoint
 Names = tuple[str, ...]  # of a variable: its collection, then the names in its path
 
 
-def load(directory: str, initial: Any, shardings: Any, excepted: Sequence[str] = ()) -> Any:
+def load(directory: str, initial: Any, shardings: Any, excepted: Sequence[str] = (), vocabulary: bool = True) -> Any:
     """Returns `initial` with the variables of another workdir's best checkpoint, or of a hub directory, in place.
 
     A variable is loaded where its path and shape agree. The others must be named in `excepted`, or be the heads of
     tasks on either side, new adapters, or the vocabulary head that a task's head replaces. Which are which is printed.
+    `vocabulary` says whether the model has logits of the vocabulary: otherwise it has no use for such a head.
 
     `initial` are `params`, and `statistics` if any, and `shardings` is of the same tree. Variables with a name of
     `excepted` in their paths (see `parameters.within`) are not loaded.
@@ -51,7 +52,7 @@ def load(directory: str, initial: Any, shardings: Any, excepted: Sequence[str] =
         for title, part in (('loaded', loaded), ('fresh', fresh), ('left', left)):
             print(f'  {title}: {", ".join(_components(part, ours.keys() | theirs.keys())) or "none"}')
 
-    task = any(names[1] in head_parameters() for names in ours)
+    task = not vocabulary or any(names[1] in head_parameters() for names in ours)
     meant = {names for names in fresh | left if named(names) or names[1] in head_parameters()}
     meant |= {names for names in fresh - theirs.keys() if is_adapter(names)}
     meant |= {names for names in left - ours.keys() if task and names[1] == VOCABULARY_HEAD}

@@ -15,6 +15,7 @@ from tformer import checks
 from tformer import config as config_lib
 from tformer.checks.conditions import require_multiple
 from tformer.config import OUTSIDE_THE_FUNCTION, Config, Model
+from tformer.config.tasks import HEADS, TASKS
 from tformer.data.batches import mixture, pipeline
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.distributed import devices, processes, sharding
@@ -50,7 +51,8 @@ def load_state(program: Program, config: Config, home: pathlib.Path, last: int |
     if source is None:
         return state
     fresh, where = (variables(tree.params, tree.statistics) for tree in (state, program.shardings))
-    loaded = pretrained.load(source, fresh, where, config.train.init_except)
+    vocabulary = HEADS[TASKS[config.train.objective].head].vocabulary
+    loaded = pretrained.load(source, fresh, where, config.train.init_except, vocabulary)
     if processes.first():
         _say_other_function(config, source)
     return program.init_from(hyper, loaded['params'], loaded.get('statistics', {}))
