@@ -30,8 +30,11 @@ from tformer.training.state import TrainState, begin, evaluation_params, initial
 from tformer.training.step import make_train_step
 
 FAMILY = {
-    **{'causal_lm': 'decoder', 'masked_lm': 'encoder', 'seq2seq': 'encoder_decoder'},
-    **{'classification': 'encoder', 'contrastive': 'encoder'},
+    'causal_lm': 'decoder',
+    'masked_lm': 'encoder',
+    'seq2seq': 'encoder_decoder',
+    'classification': 'encoder',
+    'contrastive': 'encoder',
 }
 TINY = Model(
     vocab_size=11, emb_dim=8, mlp_dim=12, num_heads=2, max_len=8, dropout_rate=0.0, position='learned',
