@@ -45,7 +45,7 @@ def test_the_longest_texts_are_cut_first_until_the_row_holds_all():
 
 
 def test_a_context_stands_with_each_of_its_choices_and_the_longer_of_both_is_cut_first():
-    """CLS a SEP b SEP: of 22 places two choices leave 2 x 8 tokens, one of which separates them."""
+    """CLS a SEP b SEP: of 22 places each of two choices has 11, and 8 of them for its texts."""
     record = {'context': 'abcdefgh', 'choices': ['xy', 'XYZ'], 'label': 1}
     other = {'context': 'a', 'choices': ['b', 'c', 'd'], 'label': 0}
     batches = batches_of([record, other], 'multiple_choice', length=22, batching='pad')
@@ -55,7 +55,7 @@ def test_a_context_stands_with_each_of_its_choices_and_the_longer_of_both_is_cut
     texts = [batch['inputs'][row][batch['segment_ids'][row] == number] for number in (1, 2)]
     types = [batch['token_types'][row][batch['segment_ids'][row] == number] for number in (1, 2)]
     first, second = ([decode(text[of == kind]) for kind in (0, 1)] for text, of in zip(texts, types, strict=True))
-    assert (first, second) == (['abcde', 'xy'], ['abcd', 'XYZ'])
+    assert (first, second) == (['abcdef', 'xy'], ['abcde', 'XYZ'])
     assert batch['labels'][row] == 1 and batch['segment_weights'][row].tolist() == [1, 1, 0]
     assert sum(map(len, texts)) == 22
 
