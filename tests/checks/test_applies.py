@@ -41,6 +41,7 @@ OTHER: dict[str, Any] = {  # a value besides the default, where none follows fro
     'data.test_lengths': (5, 6),
     'data.start': ('eos',),
     'data.source_start': ('bos',),
+    'data.source_end': ('sep',),
     'model.pooling': 'last',
     'model.pooler_activation': 'relu',
     'optimizer.decayed_roles': ('kernel',),
@@ -75,6 +76,7 @@ TEXTS = (
     'data.target_template',
     'train.init_from',
     'train.teacher',
+    'data.chat_template',
 )
 
 

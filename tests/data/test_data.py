@@ -64,6 +64,8 @@ def some_records(objective: str, count: int = 53) -> tuple[sources.Record, ...]:
             return ['O' if field == 'tags' else 'ab'] * (1 + i % 7)
         if field == 'answers':
             return [(i % 3, 'ab')] if i % 2 else []
+        if field == 'messages':
+            return [{'role': 'user', 'content': 'a'}, {'role': 'assistant', 'content': text(i)[:2]}]
         return text(i)
 
     return tuple({field: value(field, i) for field in TASKS[objective].fields} for i in range(count))
@@ -108,7 +110,7 @@ def names_of(objective: str, family: str) -> set[str]:
     pairs = objective in ('classification', 'regression', 'question_answering', 'masked_lm_nsp', 'masked_lm_sop')
     names = {'labels', 'label_weights'} if objective in LABELLED else set()
     names |= {'token_types'} if pairs and family == 'encoder' else set()
-    names |= {'prefix'} if family == 'decoder' and TASKS[objective].writes and objective != 'causal_lm' else set()
+    names |= {'prefix'} if family == 'decoder' and TASKS[objective].prefix else set()
     names |= {'weights'} if objective not in ('classification', 'regression') else set()
     return names | ({'targets'} if objective == 'token_classification' or objective not in LABELLED[2:] else set())
 

@@ -273,7 +273,7 @@ def test_frames_to_write_by_hand() -> None:
 STARTS = {
     'encoder': [(('bos',), ())],
     'decoder': [(('bos',), ()), ((), ()), (('eos',), ())],
-    'encoder_decoder': [(('bos',), ()), (('eos', 'bos'), ('bos',)), (('pad',), ('bos', 'cls'))],
+    'encoder_decoder': [(('bos',), ()), (('eos', 'bos'), ('bos',)), (('pad',), ('bos', 'cls'), ('eos', 'sep'))],
 }
 
 
@@ -319,6 +319,8 @@ def record(objective: str, rng: np.random.Generator, pairs: bool, longest: int) 
     if objective == 'token_classification':
         words = text().split() or ['a']
         made = {'tokens': words, 'tags': list(rng.choice(['O', 'B-X'], len(words)))}
+    if objective == 'chat':
+        made['messages'] = [{'role': role, 'content': text()} for role in ('user', 'assistant')]
     if objective == 'question_answering':
         start = int(rng.integers(len(made['context'])))
         stop = int(rng.integers(start + 1, len(made['context']) + 1))
@@ -352,7 +354,9 @@ def test_an_example_fits_and_is_as_long_as_was_said(
 ) -> None:  # fmt: skip
     rng = np.random.default_rng(seed)
     records = [record(objective, rng, pairs, longest) for _ in range(5)]
-    starts = dict(zip(('start', 'source_start'), STARTS[family][start % len(STARTS[family])], strict=True))
+    starts = dict(
+        zip(('start', 'source_start', 'source_end'), STARTS[family][start % len(STARTS[family])], strict=False)
+    )
     config = config_of(
         objective, family, length=length, encoder_length=encoder_length, overlong=overlong, question_length=3, stride=4,
         **starts,

@@ -322,10 +322,10 @@ def test_nothing_but_text_and_the_end_is_generated():
     cfg = resolve(dataclasses.replace(cfg, model=dataclasses.replace(model, vocab_size=size + 3)), vocab_size=size)
     seen = {}
 
-    def make_generate(model, decode, *, eos, banned):
-        seen.update(eos=eos, banned=banned)
+    def make_generate(model, decode, **given):
+        seen.update(given)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(text, 'make_generate', make_generate)
         text.make_text_generator(build(cfg.model), cfg, tokens, cut=True)
-    assert seen == {'eos': eos, 'banned': [eos + 1, eos + 2, *range(size, size + 3)]}
+    assert seen == {'eos': eos, 'others': [], 'banned': [eos + 1, eos + 2, *range(size, size + 3)]}

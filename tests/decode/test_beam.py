@@ -46,7 +46,7 @@ def penalty(length, alpha):
     return ((5 + length) / 6) ** alpha
 
 
-def plain(row, beams, alpha, forced):
+def plain(row, beams, alpha, forced, ends=(EOS,)):
     """Every step is made: no search ends early. Returns (score, tokens), best first, and the steps that were needed."""
     alive, finished, needed = [(0.0, ())], [], 0
     for step in range(T):
@@ -58,10 +58,10 @@ def plain(row, beams, alpha, forced):
             if forced and step == T - 1:
                 next_ones = np.where(np.arange(V) == EOS, 0.0, -np.inf)
             grown += [(score + next_ones[v], (*tokens, v)) for v in range(V) if v not in (PAD, BOS)]
-        grown = sorted((one for one in grown if np.isfinite(one[0])), reverse=True)[: 2 * beams]
-        finished += [(s / penalty(step + 1, alpha), t) for s, t in grown[:beams] if t[-1] == EOS]
+        grown = sorted((one for one in grown if np.isfinite(one[0])), reverse=True)
+        finished += [(s / penalty(step + 1, alpha), t) for s, t in grown[:beams] if t[-1] in ends]
         finished = sorted(finished, reverse=True)[:beams]
-        alive = [one for one in grown if one[1][-1] != EOS][:beams]
+        alive = [one for one in grown if one[1][-1] not in ends][:beams]
     return finished or [(score / penalty(T, alpha), tokens) for score, tokens in alive], needed
 
 
@@ -76,13 +76,24 @@ def search(beams, ending, step_fn=extend):
     return jax.jit(find)
 
 
-@pytest.mark.parametrize(('beams', 'forced'), [(1, False), (2, False), (2, True), (3, False), (4, False)])
-def test_few_beams_find_what_the_plain_search_finds(beams, forced):
-    find, several = search(beams, Ending(T, EOS, (PAD, BOS), forced)), 0
+@pytest.mark.parametrize(
+    ('beams', 'forced', 'others'),
+    [
+        (1, False, ()),
+        (2, False, ()),
+        (2, True, ()),
+        (3, False, ()),
+        (4, False, ()),
+        (2, False, (4,)),
+        (1, False, (4, 5)),
+    ],
+)
+def test_few_beams_find_what_the_plain_search_finds(beams, forced, others):
+    find, several = search(beams, Ending(T, EOS, (PAD, BOS), forced, others)), 0
     for alpha in (0.0, 0.6, 1.0, 3.0):
         found = jax.device_get(find(jnp.arange(ROWS), alpha))
         for row in range(ROWS):
-            expected, _ = plain(row, beams, alpha, forced)
+            expected, _ = plain(row, beams, alpha, forced, (EOS, *others))
             several += len(expected) > 1
             scores = [score for score, _ in expected]
             np.testing.assert_allclose(found.scores_BM[row, : len(scores)], scores, rtol=1e-5, atol=1e-5)

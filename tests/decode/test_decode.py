@@ -277,6 +277,7 @@ def test_length_penalty_of_the_paper():
     np.testing.assert_allclose(length_penalty(1, 0.6), 1.0)
     np.testing.assert_allclose(length_penalty(7, 1.0), 2.0)
     np.testing.assert_allclose(length_penalty(np.arange(4.0), 0.0), np.ones(4))
+    np.testing.assert_allclose(length_penalty(3, 2.0, offset=0.0), 9.0)
 
 
 def test_one_beam_is_greedy(case):

@@ -55,6 +55,17 @@ def test_the_last_token_is_forced_to_be_the_end_with_probability_1():
     assert greedy(flat, 0, prompt([0]), Ending(3, EOS))[0].tolist() == [[0, 0, 0]]
 
 
+def test_any_of_several_tokens_ends_a_row():
+    """Each row's likeliest tokens in turn: 3 and 4 end it besides EOS."""
+    wanted = jnp.array([[2, 3, 2], [4, 2, 2], [2, 2, EOS]])
+
+    def extend(tokens_BT, positions_BT, cache):
+        return jax.nn.one_hot(wanted[jnp.arange(3), positions_BT[:, 0]], 5)[:, None], cache
+
+    tokens, _ = greedy(extend, 0, prompt([0, 1, 2]), Ending(3, EOS, others=(3, 4)))
+    assert tokens.tolist() == [[2, 3, 0], [4, 0, 0], [2, 2, EOS]]
+
+
 def test_a_row_that_has_ended_is_padded_and_adds_nothing_to_its_score():
     """The first row ends at once with probability 3/4; the second one never does, and its tokens have 1/2 each."""
 

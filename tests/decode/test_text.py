@@ -5,6 +5,7 @@ import pytest
 
 from tformer.config import Config, Data, Decode, Model, Train
 from tformer.data.tokenizers.bytes_and_characters import Byte
+from tformer.data.tokenizers.chat import ChatTemplate
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.data.tokenizers.vocabulary import EOS
 from tformer.decode import text
@@ -24,9 +25,9 @@ def echo(monkeypatch):
 
     monkeypatch.setattr(text, 'make_generate', lambda *_, **__: generate)
 
-    def make(family: str, cut: bool = False, **data):
-        task = 'seq2seq' if family == 'encoder_decoder' else 'causal_lm'
-        model = Model(family=family, vocab_size=BYTE.vocab_size, max_len=11)
+    def make(family: str, cut: bool = False, objective: str = 'causal_lm', max_len: int = 11, **data):
+        task = 'seq2seq' if family == 'encoder_decoder' else objective
+        model = Model(family=family, vocab_size=BYTE.vocab_size, max_len=max_len)
         run = Config(model, Data(tokenizer='byte', length=8, **data), train=Train(objective=task, num_steps=1))
         run = Config(run.model, run.data, train=run.train, decode=Decode(max_len=4, batch_size=2))
         return text.make_text_generator(None, run, Tokenizers(BYTE, BYTE), cut=cut)
@@ -58,6 +59,35 @@ def test_prompts_are_padded_in_front_and_sources_behind():
     assert prompts['positions'][:, -3:].tolist() == [[0, 1, 2], [-1, -1, 0]]
     assert sources['encoder_inputs'][:, :3].tolist() == [[11, 12, 13], [14, 0, 0], [0, 0, 0]]
     assert sources['encoder_positions'][:, :3].tolist() == [[0, 1, 2], [0, -1, -1], [-1, -1, -1]]
+
+
+CHAT = [{'role': 'user', 'content': 'abc'}]
+
+
+def test_a_chat_is_read_as_its_template_writes_it(echo):
+    """CLS role SEP content EOS, and the beginning of a reply; the model repeats the text that it is given."""
+    assert echo('decoder', objective='chat', max_len=64)({}, ['xy', CHAT]) == ['xy', 'userabcassistant']
+    with pytest.raises(UserError, match=r'^a chat has 22 tokens, the model takes 8 '):
+        echo('decoder', objective='chat')({}, [CHAT])
+    assert echo('decoder', objective='chat', cut=True)({}, [CHAT]) == ['ssistant'[-7:]]
+    for family in ('decoder', 'encoder_decoder'):
+        with pytest.raises(UserError, match='the run has no chat template; chats need a decoder that was imported'):
+            echo(family)({}, [CHAT])
+    with pytest.raises(UserError, match=r"^messages\[0\] has no 'content'$"):
+        echo('decoder', objective='chat')({}, [[{'role': 'user'}]])
+
+
+def test_a_turn_of_a_chat_and_decode_ends_end_a_text():
+    chat, marks = ChatTemplate('{% for m in messages %}{{ m.content }}<cls>{% endfor %}'), BYTE.specials
+    for template, names, expected in (
+        (None, (), (marks.eos,)),
+        (chat, (), (marks.eos, marks.cls)),
+        (None, ('<sep>', '<eos>', '<cls>'), (marks.eos, marks.sep, marks.cls)),
+    ):
+        run = Config(Model(family='decoder'), decode=Decode(ends=names))
+        assert Tokenizers(None, BYTE, own_chat=template).ends(run) == expected
+    with pytest.raises(UserError, match=r"^decode\.ends='<sop>' is not a token; did you mean '<sep>'\?$"):
+        Tokenizers(None, BYTE).ends(Config(decode=Decode(ends=('<sop>',))))
 
 
 def test_new_tokens_that_leave_no_room_for_a_prompt_are_refused():

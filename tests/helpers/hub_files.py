@@ -1,7 +1,11 @@
 """Small tokenizer files of the five kinds that hub models come with."""
 
+import io
 import json
+import pathlib
+from typing import Any
 
+import sentencepiece
 import tokenizers as library
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -80,3 +84,20 @@ def llama():
 
 
 FILES = {'gpt2': gpt2, 'roberta': roberta, 'bert': bert, 't5': t5, 'llama': llama}
+
+
+# ------------------------------------------------------------------------------------------ SentencePiece models
+PROBES = [
+    *('the quick <brown> fox  jumps', 'naïve café costs 12345 ①ﬁ', 'hello   world \n new', '日本語 xx'),
+    *(' lead and trail ', '', ' ', 'def f(x):\n    return x + 1\n', 'The QUICK Fox'),
+]  # fmt: skip
+CORPUS = [line for text in TEXTS for line in text.split('\n')] + [f'hello world {i} times' for i in range(200)]
+
+
+def trained(place: pathlib.Path, name: str, **settings: Any) -> Any:
+    """Writes a SentencePiece model and returns its processor."""
+    model = io.BytesIO()
+    fields = {'vocab_size': 380, 'pad_id': 3, 'hard_vocab_limit': False, 'minloglevel': 2} | settings
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(CORPUS), model_writer=model, **fields)
+    (place / name).write_bytes(model.getvalue())
+    return sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())

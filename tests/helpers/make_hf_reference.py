@@ -1,6 +1,8 @@
-"""Tiny models of the hub's own library, with random weights: their tensors, inputs and logits for test_hf_parity.
+"""Tiny models of the hub's own library, with random weights: their tensors, inputs and logits for test_hf_parity, and
+what they write for test_hub_searches.
 
     python tests/helpers/make_hf_reference.py [CASE ...]  # writes tests/reference/*.npz; needs torch, not JAX
+    python tests/helpers/make_hf_reference.py written     # writes tests/reference/written.json
 
 Made with torch 2.13.0 and transformers 5.23.0. Every parameter is random, those of biases and norms among them.
 """
@@ -452,8 +454,74 @@ def load(name: str) -> Reference:
     return Reference(json.loads(str(arrays['config'])), group('tensor'), group('batch'), group('output'))
 
 
+# --------------------------------------------------------------------------------------------- what models write
+WRITERS = ('gpt2', 'llama', 'gemma3', 'mixtral', 'qwen3', 'phi3', 't5', 'bart', 'marian')
+WRITTEN = FOLDER / 'written.json'
+NEW = 5  # new tokens, of which the last one is the end
+LENGTHS = (
+    3,
+    1,
+    2,
+)  # of the prompts, which with the new tokens stay within the length that phi3's short factors are for
+SEARCHES: dict[str, dict[str, Any]] = {
+    'greedy': {'num_beams': 1},
+    'beam': {'num_beams': 3, 'length_penalty': 0.0},
+    'long beam': {'num_beams': 3, 'length_penalty': 1.5, 'early_stopping': 'never'},
+}
+PAD, END, START, FORCED = 1, 2, 0, 3
+
+
+def front_of(name: str) -> list[int]:
+    """Returns the tokens that a decoder beside an encoder starts from."""
+    return [START, FORCED] if name == 'bart' else [START]
+
+
+def prompts(seed: int) -> list[list[int]]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(5, VOCAB, length).tolist() for length in LENGTHS]
+
+
+def write(name: str, reference: Reference, seed: int) -> dict[str, list[list[int]]]:
+    """Returns by `SEARCHES` the new tokens of each of `prompts`, up to the end, by the hub's library in one batch."""
+    import torch
+    from safetensors.numpy import save_file
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+    paired = bool(reference.config.get('is_encoder_decoder'))
+    with tempfile.TemporaryDirectory() as place:
+        (pathlib.Path(place) / 'config.json').write_text(json.dumps(reference.config))
+        save_file(reference.tensors, f'{place}/model.safetensors', {'format': 'pt'})
+        kind = AutoModelForSeq2SeqLM if paired else AutoModelForCausalLM
+        model = kind.from_pretrained(place, attn_implementation='eager').float().eval()
+    longest = max(LENGTHS)
+    rows, real = np.full((len(LENGTHS), longest), PAD), np.zeros((len(LENGTHS), longest), np.int64)
+    for row, prompt in enumerate(prompts(seed)):
+        where = slice(0, len(prompt)) if paired else slice(longest - len(prompt), longest)
+        rows[row, where], real[row, where] = prompt, 1
+    front = len(front_of(name)) if paired else longest
+    ids = {'pad_token_id': PAD, 'bos_token_id': START, 'eos_token_id': END, 'forced_eos_token_id': END}
+    if paired:
+        forced = FORCED if front == 2 else None
+        ids |= {'decoder_start_token_id': START, 'forced_bos_token_id': forced, 'max_new_tokens': NEW + front - 1}
+    found = {}
+    for search, fields in SEARCHES.items():
+        whole = model.generate(
+            torch.from_numpy(rows),
+            attention_mask=torch.from_numpy(real),
+            **{'do_sample': False, 'use_cache': False, 'max_new_tokens': NEW, **ids, **fields},
+        )
+        new = [row[front:] for row in whole.tolist()]
+        found[search] = [row[: row.index(END) + 1] for row in new]
+    return found
+
+
 if __name__ == '__main__':
     FOLDER.mkdir(exist_ok=True)
+    if sys.argv[1:] == ['written']:
+        texts = {name: write(name, load(name), seed=0) for name in WRITERS}
+        lines = (f'{json.dumps(name)}: {json.dumps(found)}' for name, found in texts.items())
+        WRITTEN.write_text('{\n' + ',\n'.join(lines) + '\n}\n')
+        sys.exit()
     stored = [name for name in CASES if name in STORED_HEADS or not name.endswith(tuple(HEADS.values()))]
     for case in sys.argv[1:] or stored:
         save(case, make(case, width=16))

@@ -4,37 +4,20 @@ import io
 import json
 import pathlib
 import re
-from typing import Any
 
 import pytest
+import sentencepiece
 
 import hub_files
+from hub_files import PROBES as TEXTS
+from hub_files import trained
 from tformer.data.tokenizers.hub_tokenizer import HubTokenizer
 from tformer.errors import UserError
-from tformer.hf import vocabularies
-
-sentencepiece = pytest.importorskip('sentencepiece')
-
-TEXTS = [
-    *('the quick <brown> fox  jumps', 'naïve café costs 12345 ①ﬁ', 'hello   world \n new', '日本語 xx'),
-    *(' lead and trail ', '', ' ', 'def f(x):\n    return x + 1\n', 'The QUICK Fox'),
-]  # fmt: skip
-CORPUS = [line for text in hub_files.TEXTS for line in text.split('\n')] + [
-    f'hello world {i} times' for i in range(200)
-]
-
-
-def trained(place: pathlib.Path, name: str, **settings: Any) -> Any:
-    """Writes a SentencePiece model and returns its processor."""
-    model = io.BytesIO()
-    fields = {'vocab_size': 380, 'pad_id': 3, 'hard_vocab_limit': False, 'minloglevel': 2} | settings
-    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(CORPUS), model_writer=model, **fields)
-    (place / name).write_bytes(model.getvalue())
-    return sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+from tformer.hf import tokenizer_files
 
 
 def tokenizer(place: pathlib.Path, family: str) -> HubTokenizer:
-    target, source = vocabularies.tokenizer_files(place, family)
+    target, source = tokenizer_files.read(place, family)
     assert source is None
     return HubTokenizer(target)
 
@@ -105,7 +88,7 @@ def test_marians_two_models_share_the_ids_of_a_file(tmp_path: pathlib.Path) -> N
     pieces = {p.id_to_piece(i) for p in sides.values() for i in range(p.vocab_size())} - {'</s>', '<unk>'}
     ids = {name: index for index, name in enumerate(['</s>', '<unk>', *sorted(pieces), '<pad>'])}
     (tmp_path / 'vocab.json').write_text(json.dumps(ids))
-    found = vocabularies.tokenizer_files(tmp_path, 'marian')
+    found = tokenizer_files.read(tmp_path, 'marian')
     assert found[1] is not None
     for side, stored in zip(('target', 'source'), found, strict=True):
         ours = HubTokenizer(stored or b'')
@@ -160,13 +143,12 @@ def test_a_malformed_vocabulary_is_refused_in_one_line(tmp_path: pathlib.Path, n
         (tmp_path / 'merges.txt').write_text('')
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=re.escape(WRONG[name, content])) as error:
-        vocabularies.tokenizer_files(tmp_path, FAMILY.get(name, 'gpt2'))
+        tokenizer_files.read(tmp_path, FAMILY.get(name, 'gpt2'))
     assert '\n' not in str(error.value)
 
 
 def test_a_vocabulary_of_another_family_is_not_read(tmp_path: pathlib.Path) -> None:
-    """M2M-100's and mBART's files of this name have other ids than XLM-R's."""
     trained(tmp_path, 'sentencepiece.bpe.model', pad_id=-1)
-    for family, valid in (('mbart', 'tokenizer.json'), ('bert', 'tokenizer.json, vocab.txt')):
+    for family, valid in (('qwen2', 'tokenizer.json'), ('bert', 'tokenizer.json, vocab.txt')):
         with pytest.raises(UserError, match=f'has no vocabulary of {family}; valid: {re.escape(valid)}$'):
-            vocabularies.tokenizer_files(tmp_path, family)
+            tokenizer_files.read(tmp_path, family)

@@ -84,6 +84,7 @@ TABLES: dict[str, Iterable[Any]] = {
     'data.normalization': vocabulary.NORMALIZATIONS,
     'data.start': vocabulary.NAMES,
     'data.source_start': vocabulary.NAMES,
+    'data.source_end': vocabulary.NAMES,
     'data.batching': packing.BATCHING,
     'data.overlong': example_formats.OVERLONG,
     'data.mask_unit': corrupt.MASK_UNITS,
@@ -108,12 +109,21 @@ def check_choices(config: Config) -> None:
     """Raises a `UserError` that names the valid keys and the nearest for an unknown key of any table."""
     for field, table in TABLES.items():
         section, name = field.split('.')
+        if table is vocabulary.NAMES and _lent_tokenizer(config):
+            continue  # which may have more
         value = getattr(getattr(config, section), name)
         for key in value if isinstance(value, tuple) else (value,):
             errors.choose(dict.fromkeys(table), key, field)
     for number, part in enumerate(config_lib.parts(config.data) if config.data.mixture else ()):
         for name in ('source', 'bad_lines', 'split_by', 'task'):
             errors.choose(dict.fromkeys(TABLES[f'data.{name}']), getattr(part, name), f'data.mixture[{number}]: {name}')
+
+
+def _lent_tokenizer(config: Config) -> bool:
+    """Returns whether a run's tokenizer, and so the names of its special tokens, may be the hub's."""
+    data = config.data
+    kinds = data.tokenizer, data.source_tokenizer
+    return 'huggingface' in kinds or (data.tokenizer_from or config.train.init_from) is not None
 
 
 def ablation_table() -> str:

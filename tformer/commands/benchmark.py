@@ -28,7 +28,7 @@ from tformer import checks, commands
 from tformer import config as config_lib
 from tformer.config import Config
 from tformer.data.batches import mixture, pipeline
-from tformer.data.tokenizers.tokenizers import train_tokenizers
+from tformer.data.tokenizers.tokenizers import train_tokenizers, with_chat
 from tformer.distributed import devices, sharding
 from tformer.errors import UserError, choose
 from tformer.training import checkpoint_writer
@@ -202,7 +202,7 @@ def feed(config: Config, steps: int) -> dict[str, Any]:
     """
     with tempfile.TemporaryDirectory() as place:
         config = config_lib.override(config, {'data.cache_dir': place})
-        tokenizers = train_tokenizers(config, mixture.load(config, 'train'))
+        tokenizers = with_chat(config, train_tokenizers(config, mixture.load(config, 'train')))
 
         def start() -> tuple[pipeline.Batches, float]:
             began = time.perf_counter()

@@ -20,7 +20,7 @@ from tformer.commands.run import Run, opened
 from tformer.config import Model, json_files
 from tformer.config.tasks import HEADS, TASKS
 from tformer.errors import UserError, choose
-from tformer.hf import adapters, card, convert, models, safetensors
+from tformer.hf import adapters, card, convert, generation, models, safetensors
 from tformer.hf.directory import is_hub
 from tformer.layers.linear import merge_lora
 from tformer.training import checkpoint
@@ -110,8 +110,11 @@ def _write_beside(place: pathlib.Path, title: str, family: str, run: Run) -> Non
         )
     for name, stored in (tokenizer or {}).items():
         (place / name).write_bytes(stored)
-    if generation := card.generation_config(run.config, run.tokenizers):
-        _write(place / 'generation_config.json', generation)
+    tokens = card.tokens(run.config, run.tokenizers)
+    if settings := generation.generation_config(run.config, run.tokenizers, tokens):
+        _write(place / generation.FILE, settings)
+        if lost := generation.unexpressed(run.config):
+            print(f'{generation.FILE} cannot express {", ".join(lost)}')
     newest = checkpoint.newest_metadata(run.workdir)
     text = card.card(title, family, run.config, run.results, newest[1] if newest else {})
     (place / 'README.md').write_text(text, encoding='utf-8')

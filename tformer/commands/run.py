@@ -15,6 +15,7 @@ from tformer.commands import scoring
 from tformer.config import Config
 from tformer.config import extensions as extensions_lib
 from tformer.data.examples import special_tokens
+from tformer.data.tokenizers.chat import Messages
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.distributed import sharding
 from tformer.errors import UserError
@@ -184,8 +185,9 @@ class Run:
         method = OBJECTIVES[self.config.train.objective].method
         return activations_lib.Forward(self.model, method)
 
-    def generate(self, texts: Sequence[str], seed: int = 0, *, cut: bool = False) -> list[str]:
-        """Returns the output for each text: the continuation of a prompt, or the text written for a source.
+    def generate(self, texts: Sequence[str | Messages], seed: int = 0, *, cut: bool = False) -> list[str]:
+        """Returns the output for each text: the continuation of a prompt, the text written for a source, or the reply
+        to a chat, a list of {'role': 'user', 'content': TEXT}.
 
         `seed` is that of sampling. With `cut`, texts longer than the model takes are shortened.
 

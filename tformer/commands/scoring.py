@@ -1,5 +1,6 @@
 """The scores of a trained model on a split, and the text that it generates."""
 
+import contextlib
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -12,7 +13,8 @@ from tformer.config import Config, Mesh
 from tformer.config.tasks import TASKS
 from tformer.data.batches import mixture, pipeline
 from tformer.data.inspection import rendering
-from tformer.data.sources.records import Record
+from tformer.data.sources.records import BadRecord, Record
+from tformer.data.tokenizers.chat import Messages
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.decode.text import make_text_generator
 from tformer.distributed import sharding
@@ -94,9 +96,16 @@ def windowed(config: Config, length: int) -> Config:
 
 
 def generate(
-    config: Config, tokenizers: Tokenizers, variables: Any, texts: Sequence[str], seed: int = 0, *, cut: bool = False
+    config: Config,
+    tokenizers: Tokenizers,
+    variables: Any,
+    texts: Sequence[str | Messages],
+    seed: int = 0,
+    *,
+    cut: bool = False,
 ) -> list[str]:
-    """Returns the model's output for each text: the continuation of a prompt, or the text written for a source.
+    """Returns the model's output for each text: the continuation of a prompt, the text written for a source, or the
+    reply to a chat.
 
     Raises:
       UserError: the family does not generate, or a text is longer than the model takes and may not be `cut`.
@@ -117,24 +126,39 @@ def samples(config: Config, tokenizers: Tokenizers, variables: Any, records: Seq
     """Returns lines that show generated text of some records, spread evenly over the split."""
     count = min(config.evaluate.samples, len(records))
     task = TASKS[config.train.objective]
+    chats = task.records == 'chat'
     continues = config.model.family == 'decoder' and task.writes and not task.given
     if not count or not (task.in_pairs or continues):
         return []
-    if not task.in_pairs:
+    if not task.in_pairs and not chats:
         outputs = generate(config, tokenizers, variables, [''] * min(count, 2))
         return [line for output in outputs for line in ('--- sample', output)]
     chosen = [records[i * len(records) // count] for i in range(count)]
+    if chats:
+        chosen = _last_replies(chosen, tokenizers)
     outputs = generate(config, tokenizers, variables, _sources(chosen), cut=True)
-    lines = ['', f'{count} examples of the split: source | generated | reference; = marks exact matches']
+    lines = ['', f'{len(chosen)} examples of the split: source | generated | reference; = marks exact matches']
     for record, output in zip(chosen, outputs, strict=True):
         references = metrics.references_of(record)
         mark = '=' if output in references else ' '
-        shown = (rendering.harmless(text, 200) for text in (record['source'], output, references[0]))
+        source = record['source'][-1]['content'] if chats else record['source']
+        shown = (rendering.harmless(text, 200) for text in (source, output, references[0]))
         lines.append(f'{mark} {" | ".join(shown)}')
     return lines
 
 
-def _sources(records: Sequence[Mapping[str, Any]]) -> list[str]:
+def _last_replies(records: Sequence[Mapping[str, Any]], tokenizers: Tokenizers) -> list[Mapping[str, Any]]:
+    """Returns the last reply of each chat as the target of what it replies to; chats without one are left out."""
+    pairs: list[Mapping[str, Any]] = []
+    for messages in (record['messages'] for record in records):
+        place = max(number for number, message in enumerate(messages) if message['role'] == 'assistant')
+        with contextlib.suppress(BadRecord):  # of data.bad_lines=skip
+            tokenizers.chat.prompt(messages[:place], tokenizers.target)
+            pairs += [{'source': messages[:place], 'target': messages[place]['content']}] if place else []
+    return pairs
+
+
+def _sources(records: Sequence[Mapping[str, Any]]) -> list[str | Messages]:
     return [record['source'] for record in records]
 
 

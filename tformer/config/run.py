@@ -47,8 +47,10 @@ class Data(Section):
     normalization: str | None = None  # of every text, before the tokenizer (Unicode Annex 15)
     sentinels: int = 0  # ids after all others that stand for spans (span_corruption), besides those of a hub tokenizer
 
+    chat_template: str | None = None  # chat: a file in Jinja; None: the hub's, or special tokens around each message
     start: tuple[str, ...] = ('bos',)  # special tokens before a decoder's text, never scored; BART: eos, bos; GPT-2: ()
     source_start: tuple[str, ...] = ()  # encoder_decoder: special tokens before an encoder's text; BART: bos
+    source_end: tuple[str, ...] = ('eos',)  # encoder_decoder: those after an encoder's text; mBART: eos, en_XX
 
     batching: str = 'bucket'  # rows of like length, all of one length, or several examples a row
     length: int = 256  # longest row, in tokens (decoder side, or the only one)
@@ -152,8 +154,10 @@ class Decode(Section):
     strategy: str = 'greedy'  # how the next token is chosen: greedy, sampling or beam search
     max_len: int = 64  # the largest number of new tokens
     beam_size: int = 4  # beam: hypotheses kept
+    ends: tuple[str, ...] = ()  # tokens that end a text, besides EOS and that of a chat's turn: '<|eot_id|>'
     forced_end: bool = False  # the last of max_len new tokens is EOS, with probability 1 (BART, Marian)
-    length_penalty: float = 0.6  # alpha of ((5 + length) / 6)^alpha (Wu et al. 2016, eq. 14)
+    length_penalty: float = 0.6  # beam: alpha of ((5 + length) / 6)^alpha (Wu et al. 2016, eq. 14)
+    length_offset: float = 5.0  # beam: c of ((c + length) / (c + 1))^alpha; 0: length^alpha, as in the hub's library
     temperature: float = 1.0  # sample: divides the logits
     top_k: int | None = None  # sample: among the k likeliest tokens
     top_p: float | None = None  # sample: among the likeliest tokens that make up p (Holtzman et al. 2020)

@@ -21,6 +21,7 @@ class RecordForm(NamedTuple):
 RECORDS: dict[str, RecordForm] = {
     'text': RecordForm(('text',)),
     'pair': RecordForm(('source', 'target'), ('references',), held_out_by='source'),
+    'chat': RecordForm(('messages',), labelled=True, held_out_by='messages'),
     'class': RecordForm(('label', 'text'), ('pair',), labelled=True),
     'number': RecordForm(('label', 'text'), ('pair',), labelled=True),
     'positive': RecordForm(('text', 'positive'), ('negative',), labelled=True),
@@ -118,6 +119,8 @@ SENTENCE_ORDER = ('in_order', 'swapped')
 TASKS: dict[str, Task] = {
     # Radford et al. 2018
     'causal_lm': Task('text', 'next_token', families=('decoder',), writes=True, running_text=True),
+    # Ouyang et al. 2022, section 3.5: answers of the assistant, given the messages before them
+    'chat': Task('chat', 'chat', families=('decoder',), writes=True),
     # Devlin et al. 2019, section 3.1; with next-sentence prediction; with Lan et al. 2020's sentence order instead
     'masked_lm': Task('text', 'unmask', families=_ENCODER),
     'masked_lm_nsp': Task(

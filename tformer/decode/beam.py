@@ -1,9 +1,10 @@
 """Beam search over a step function.
 
-Shapes: B batch, P prompt length, M beams, C = 2M candidates, T new tokens, V vocabulary.
+Shapes: B batch, P prompt length, M beams, C candidates, T new tokens, V vocabulary.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -30,9 +31,10 @@ class State(NamedTuple):
     cache: Any  # of B * M rows
 
 
-def length_penalty(length: float | jax.Array, alpha: float | jax.Array) -> jax.Array:
-    """Returns lp(Y) = ((5 + |Y|) / 6)^alpha, which divides a log-probability (Wu et al. 2016, eq. 14)."""
-    return jnp.power((5.0 + length) / 6.0, alpha)
+def length_penalty(length: float | jax.Array, alpha: float | jax.Array, offset: float = 5.0) -> jax.Array:
+    """Returns lp(Y) = ((offset + |Y|) / (offset + 1))^alpha, which divides a log-probability (Wu et al. 2016, eq. 14:
+    offset 5)."""
+    return jnp.power((offset + length) / (offset + 1.0), alpha)
 
 
 def take(hypotheses: Hypotheses, index_BM: jax.Array) -> Hypotheses:
@@ -47,7 +49,14 @@ def best(hypotheses: Hypotheses, number: int) -> tuple[Hypotheses, jax.Array]:
 
 
 def beam_search(
-    extend: Extend, cache: Any, prompt: Prompt, ending: Ending, *, beams: int, alpha: float | jax.Array
+    extend: Extend,
+    cache: Any,
+    prompt: Prompt,
+    ending: Ending,
+    *,
+    beams: int,
+    alpha: float | jax.Array,
+    offset: float = 5.0,
 ) -> Hypotheses:
     """Keeps the M likeliest unfinished hypotheses at each step and, separately, the M best finished ones.
 
@@ -56,12 +65,13 @@ def beam_search(
     log-probabilities only fall, the final score is at most the current one over the penalty of the greatest length.
 
     The cache is empty, with slots for the prompt and `max_len` tokens; it has `repeat(M)` and `take(rows)`. `alpha`, 0
-    or more, is the exponent of the length penalty; the length includes `eos`. Returns M = `beams` hypotheses per row
+    or more, and `offset` are of the length penalty; the length includes `eos`. Returns M = `beams` hypotheses per row
     with normalised scores; PAD after `eos` and in unused places, which score -inf. A row without finished hypotheses
     returns the unfinished ones.
     """
-    step_fn = functools.partial(_advance, extend, prompt.positions_BP[:, -1], ending, alpha)
-    max_len, penalty_most = ending.max_len, length_penalty(ending.max_len, alpha)
+    penalty = functools.partial(length_penalty, alpha=alpha, offset=offset)
+    step_fn = functools.partial(_advance, extend, prompt.positions_BP[:, -1], ending, penalty)
+    max_len, penalty_most = ending.max_len, penalty(ending.max_len)
 
     def unsettled(state: State) -> jax.Array:
         bound_B = state.alive.scores_BM[:, 0] / penalty_most
@@ -91,7 +101,7 @@ def _start(cache: Any, prompt: Prompt, beams: int, max_len: int) -> State:
 
 
 def _advance(
-    extend: Extend, first_position_B: jax.Array, ending: Ending, alpha: float | jax.Array, state: State
+    extend: Extend, first_position_B: jax.Array, ending: Ending, penalty: Callable[..., jax.Array], state: State
 ) -> State:
     """Returns the state one token later."""
     step, alive = state.step, state.alive
@@ -103,16 +113,17 @@ def _advance(
     logprobs_BMV = jnp.where(banned_mask(V, ending.banned)[None, None], -jnp.inf, jax.nn.log_softmax(logits_BMV))
 
     totals_BMV = alive.scores_BM[:, :, None] + logprobs_BMV
-    scores_BC, flat_BC = jax.lax.top_k(totals_BMV.reshape(B, M * V), 2 * M)  # at most M of them end
+    C = (2 + len(ending.others)) * M  # of which M or more do not end
+    scores_BC, flat_BC = jax.lax.top_k(totals_BMV.reshape(B, M * V), C)
     parents_BC, chosen_BC = flat_BC // V, flat_BC % V
     tokens_BCT = take(alive, parents_BC).tokens_BMT
     tokens_BCT = jax.lax.dynamic_update_slice_in_dim(tokens_BCT, chosen_BC[:, :, None], step, axis=2)
-    grown = Hypotheses(tokens_BCT, scores_BC, jnp.full((B, 2 * M), step + 1))
+    grown = Hypotheses(tokens_BCT, scores_BC, jnp.full((B, C), step + 1))
 
-    ends_BC = chosen_BC == ending.eos
+    ends_BC = ending.ends(chosen_BC)
     alive, kept_BM = best(grown._replace(scores_BM=jnp.where(ends_BC, -jnp.inf, scores_BC)), M)
-    counts_BC = ends_BC & (jnp.arange(2 * M)[None] < M)
-    normalised_BC = jnp.where(counts_BC, scores_BC / length_penalty(step + 1, alpha), -jnp.inf)
+    counts_BC = ends_BC & (jnp.arange(C)[None] < M)
+    normalised_BC = jnp.where(counts_BC, scores_BC / penalty(step + 1), -jnp.inf)
     ended = grown._replace(scores_BM=normalised_BC)
     joined = Hypotheses(*[jnp.concatenate(pair, 1) for pair in zip(state.finished, ended, strict=True)])
     finished, _ = best(joined, M)

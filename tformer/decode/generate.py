@@ -20,13 +20,17 @@ Search = tuple[Extend, Any, Prompt, Ending]  # the step function, the cache, ...
 _SLOTS = 8  # the cache's slots are a multiple of this
 
 
-def make_generate(model: nn.Module, cfg: config.Decode, *, eos: int, banned: Sequence[int] = ()) -> Generate:
+def make_generate(
+    model: nn.Module, cfg: config.Decode, *, eos: int, banned: Sequence[int] = (), others: Sequence[int] = ()
+) -> Generate:
     """Returns generate(variables, batch, rng) -> (tokens_BT, scores_B), jitted; T is `cfg.max_len`.
+
+    A row ends with `eos` or one of the `others`; `banned` tokens are never generated.
 
     `batch` is a model's batch: `inputs` and `positions` [B, P] are the prompt, padded in front (with an encoder,
     data.start); encoder fields and `prefix` are as in training; `rows` [B], optional, are the examples' numbers, by
     which sampling draws (default: 0 to B - 1). `rng` is the random key for sampling, else None. tokens_BT holds PAD
-    after `eos`. scores_B is the model's log-probability of the new tokens, for beam search divided by the length
+    after the end. scores_B is the model's log-probability of the new tokens, for beam search divided by the length
     penalty; a forced end has the probability 1.
 
     Raises:
@@ -56,9 +60,8 @@ def make_generate(model: nn.Module, cfg: config.Decode, *, eos: int, banned: Seq
                 read_all: Any = model.apply(variables, tokens_BP, positions_BP, cache, batch['prefix'], method='extend')
             cache, tokens_BP, positions_BP = read_all[1].back(1), tokens_BP[:, -1:], positions_BP[:, -1:]
         prompt = Prompt(tokens_BP, positions_BP, batch.get('rows', jnp.arange(B)))
-        return strategy.search(
-            cfg, rng, (extend, cache, prompt, Ending(cfg.max_len, eos, tuple(banned), cfg.forced_end))
-        )
+        ending = Ending(cfg.max_len, eos, tuple(banned), cfg.forced_end, tuple(others))
+        return strategy.search(cfg, rng, (extend, cache, prompt, ending))
 
     return generate
 
@@ -70,7 +73,7 @@ def _sampled(cfg: config.Decode, rng: jax.Array | None, search: Search) -> tuple
 
 
 def _best_of_beam(cfg: config.Decode, rng: jax.Array | None, search: Search) -> tuple[jax.Array, jax.Array]:
-    found = beam_search(*search, beams=cfg.beam_size, alpha=cfg.length_penalty)
+    found = beam_search(*search, beams=cfg.beam_size, alpha=cfg.length_penalty, offset=cfg.length_offset)
     return found.tokens_BMT[:, 0], found.scores_BM[:, 0]
 
 
@@ -84,5 +87,5 @@ class Strategy(NamedTuple):
 STRATEGIES: dict[str, Strategy] = {
     'greedy': Strategy(lambda cfg, rng, search: greedy(*search)),
     'sample': Strategy(_sampled, ('temperature', 'top_k', 'top_p')),
-    'beam': Strategy(_best_of_beam, ('beam_size', 'length_penalty')),
+    'beam': Strategy(_best_of_beam, ('beam_size', 'length_penalty', 'length_offset')),
 }

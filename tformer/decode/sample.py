@@ -3,6 +3,8 @@
 Shapes: B batch, P prompt length, T new tokens, V vocabulary.
 """
 
+import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -34,6 +36,11 @@ class Ending(NamedTuple):
     eos: int  # the token that ends a row
     banned: Sequence[int] = ()  # tokens that are never generated
     forced: bool = False  # the last of `max_len` tokens is `eos`, with probability 1
+    others: Sequence[int] = ()  # further tokens that end a row
+
+    def ends(self, tokens: jax.Array) -> jax.Array:
+        """Returns where `tokens` end a row: bool, of their shape."""
+        return functools.reduce(operator.or_, (tokens == end for end in (self.eos, *self.others)))
 
     def force(self, logits_BV: jax.Array, step: jax.Array) -> jax.Array:
         """Returns the logits of token number `step`, counted from 0."""
@@ -117,7 +124,7 @@ def _keep_largest(logits_BV: jax.Array, weights_BV: jax.Array, enough: float | j
 
 def _generate(extend: Extend, cache: Any, prompt: Prompt, ending: Ending, pick: Pick) -> tuple[jax.Array, jax.Array]:
     """The loop of `greedy` and `sample`."""
-    max_len, eos, banned, _ = ending
+    max_len = ending.max_len
     first_B, ended_B = prompt.positions_BP[:, -1] + 1, prompt.positions_BP[:, -1] < 0
 
     def unfinished(state: State) -> jax.Array:
@@ -127,7 +134,7 @@ def _generate(extend: Extend, cache: Any, prompt: Prompt, ending: Ending, pick: 
         positions_B = first_B - 1 + state.step
         logits_B1V, cache = extend(state.last_B[:, None], positions_B[:, None], state.cache)
         logits_BV = ending.force(logits_B1V[:, 0].astype(jnp.float32), state.step)
-        mask_1V = banned_mask(logits_BV.shape[1], banned)[None]
+        mask_1V = banned_mask(logits_BV.shape[1], ending.banned)[None]
         chosen_B = pick(jnp.where(mask_1V, -jnp.inf, logits_BV), state.step).astype(jnp.int32)
         logprobs_B = jnp.take_along_axis(jax.nn.log_softmax(logits_BV), chosen_B[:, None], 1)[:, 0]
         tokens_B = jnp.where(state.ended_B, PAD, chosen_B)
@@ -135,7 +142,7 @@ def _generate(extend: Extend, cache: Any, prompt: Prompt, ending: Ending, pick: 
             step=state.step + 1,
             tokens_BT=jax.lax.dynamic_update_slice_in_dim(state.tokens_BT, tokens_B[:, None], state.step, axis=1),
             scores_B=state.scores_B + jnp.where(state.ended_B, 0.0, logprobs_B),
-            ended_B=state.ended_B | (tokens_B == eos),
+            ended_B=state.ended_B | ending.ends(tokens_B),
             last_B=tokens_B,
             cache=cache,
         )

@@ -9,6 +9,9 @@ from flax import linen as nn
 
 from tformer.config import Config, tasks
 from tformer.data.examples import special_tokens
+from tformer.data.sources import fields
+from tformer.data.sources.records import BadRecord
+from tformer.data.tokenizers.chat import Messages
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.decode.generate import make_generate
 from tformer.errors import UserError
@@ -20,9 +23,9 @@ def make_text_generator(model: nn.Module, config: Config, tokenizers: Tokenizers
     """Returns generate(variables, texts, seed=0) -> the best output for each text, in order.
 
     For objectives that write one text for another, the texts are the sources. Otherwise they are prompts, and the
-    output is their continuation.
+    output is their continuation. In place of a text may stand the messages of a chat, to which a decoder replies.
 
-    With `cut`, texts that are too long are shortened: sources lose their end, prompts their beginning.
+    With `cut`, texts that are too long are shortened: sources lose their end, prompts and chats their beginning.
 
     Raises:
       UserError: the model's family does not generate; on a call, a text that is too long and may not be cut.
@@ -35,10 +38,11 @@ def make_text_generator(model: nn.Module, config: Config, tokenizers: Tokenizers
         raise UserError(f'train.objective={config.train.objective} does not write text; valid: {valid}')
     decode, paired, given = config.decode, config.model.family == 'encoder_decoder', task.given
     whole = task.prefix and config.data.bidirectional_prefix and not paired
-    target, eos = tokenizers.target, tokenizers.target.specials.eos
+    target = tokenizers.target
+    eos, *others = ends = tokenizers.ends(config)
     nothing = [*np.flatnonzero(~target.ordinary).tolist(), *range(target.vocab_size, config.model.vocab_size or 0)]
-    banned = [index for index in nothing if index != eos]  # which may be the padding or BOS as well
-    generate = make_generate(model, decode, eos=eos, banned=banned)
+    banned = [index for index in nothing if index not in ends]  # which may be the padding or BOS as well
+    generate = make_generate(model, decode, eos=eos, banned=banned, others=others)
     longest, limit = _longest_input(config, given)
     tokenizer = (tokenizers.source if paired else None) or target
     template = special_tokens.template_of(config, tokenizers)
@@ -50,8 +54,15 @@ def make_text_generator(model: nn.Module, config: Config, tokenizers: Tokenizers
             raise UserError(f'{text[:40]!r}... has {len(tokens)} tokens, the model takes {room} ({limit})')
         return around(tokens[:room]) if paired or given else around(tokens)[-longest:]
 
-    def generated(variables: Any, texts: Sequence[str], seed: int = 0) -> list[str]:
-        inputs = list(map(framed, texts, tokenizer.encode_batch(texts)))
+    def replied(chat: Messages) -> list[int]:
+        tokens = _chat(chat, tokenizers, config)
+        if len(tokens) > longest and not cut:
+            raise UserError(f'a chat has {len(tokens)} tokens, the model takes {longest} ({limit})')
+        return tokens[-longest:]
+
+    def generated(variables: Any, texts: Sequence[str | Messages], seed: int = 0) -> list[str]:
+        encoded = iter(tokenizer.encode_batch([text for text in texts if isinstance(text, str)]))
+        inputs = [framed(text, next(encoded)) if isinstance(text, str) else replied(text) for text in texts]
         order = sorted(range(len(inputs)), key=lambda i: len(inputs[i]))
         outputs = [''] * len(inputs)
         size = min(decode.batch_size, max(len(inputs), 1))
@@ -65,11 +76,22 @@ def make_text_generator(model: nn.Module, config: Config, tokenizers: Tokenizers
             batch['rows'] = np.array([*rows, *[-1] * (size - len(rows))], np.int32)
             tokens_BT, _ = generate(variables, batch, jax.random.key(seed))
             for i, tokens in zip(rows, np.asarray(tokens_BT), strict=False):
-                ended = np.flatnonzero(tokens == eos)
+                ended = np.flatnonzero(np.isin(tokens, ends))
                 outputs[i] = target.decode(tokens[: ended[0] if len(ended) else None].tolist())
         return outputs
 
     return generated
+
+
+def _chat(messages: Messages, tokenizers: Tokenizers, config: Config) -> list[int]:
+    """Returns the ids of a chat that is to be replied to."""
+    if not tokenizers.talk(config):
+        needed = 'a decoder that was imported with a chat template, or trained with train.objective=chat'
+        raise UserError(f'the run has no chat template; chats need {needed}')
+    try:
+        return tokenizers.chat.prompt(fields.messages(messages, 'messages'), tokenizers.target)
+    except BadRecord as error:
+        raise UserError(str(error)) from error
 
 
 def _longest_input(config: Config, given: bool) -> tuple[int, str]:

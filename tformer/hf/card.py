@@ -12,7 +12,7 @@ from tformer.data.tokenizers.subwords import SentencePiece
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.data.tokenizers.vocabulary import Tokenizer
 from tformer.errors import UserError
-from tformer.hf import vocabularies
+from tformer.hf import chat_templates, vocabularies
 
 # model_type -> how the names of the hub's classes begin, and end for a language model where that differs by family
 CLASSES = {
@@ -78,19 +78,6 @@ def tokens(config: Config, tokenizers: Tokenizers) -> dict[str, Any]:
 ID_FIELDS = ('pad_token_id', 'bos_token_id', 'eos_token_id')
 
 
-def generation_config(config: Config, tokenizers: Tokenizers) -> dict[str, Any] | None:
-    """Returns the fields of generation_config.json; None for a model that does not write."""
-    decode = config.decode
-    if not TASKS[config.train.objective].writes or config.model.family == 'encoder':
-        return None
-    fields = {**tokens(config, tokenizers), 'max_new_tokens': decode.max_len, 'do_sample': decode.strategy == 'sample'}
-    if decode.strategy == 'sample':
-        fields |= {'temperature': decode.temperature, 'top_k': decode.top_k or 0, 'top_p': decode.top_p or 1.0}
-    if decode.strategy == 'beam':
-        fields['num_beams'] = decode.beam_size  # its length penalty is another formula than the hub's
-    return fields
-
-
 def tokenizer_files(config: Config, tokenizers: Tokenizers) -> dict[str, bytes] | None:
     """Returns tokenizer.json and tokenizer_config.json; None for a tokenizer that the hub has no form for."""
     read = tokenizers.source or tokenizers.target
@@ -104,24 +91,20 @@ def tokenizer_files(config: Config, tokenizers: Tokenizers) -> dict[str, bytes] 
     names = {name: read.piece(index) for name, index in ids.items() if index is not None}
     settings = {'tokenizer_class': 'PreTrainedTokenizerFast', 'model_max_length': config.model.max_len, **names}
     settings['clean_up_tokenization_spaces'] = False
+    if tokenizers.own_chat or TASKS[config.train.objective].records == 'chat':
+        settings |= chat_templates.settings_of(tokenizers.chat)
     return {'tokenizer.json': stored, 'tokenizer_config.json': _json(settings)}
 
 
 def _framed(stored: str, config: Config, tokenizer: Tokenizer) -> str:
     """Returns a tokenizer.json that puts the run's special tokens around a text."""
-    import tokenizers as library
-
     specials, data = tokenizer.specials, config.data
     before, after = {
         'encoder': ([specials.cls], [specials.sep]),
         'decoder': (specials.of(data.start), []),
-        'encoder_decoder': (specials.of(data.source_start), [specials.eos]),
+        'encoder_decoder': (specials.of(data.source_start), specials.of(data.source_end)),
     }[config.model.family]
-    made = library.Tokenizer.from_str(stored)
-    template = [*map(tokenizer.piece, before), '$A', *map(tokenizer.piece, after)]
-    known = [(tokenizer.piece(index), index) for index in {*before, *after}]
-    made.post_processor = library.processors.TemplateProcessing(' '.join(template), special_tokens=known)
-    return str(made.to_str())
+    return vocabularies.framed(stored, *(list(map(tokenizer.piece, ids)) for ids in (before, after)))
 
 
 def _json(tree: Any) -> bytes:

@@ -21,10 +21,17 @@ from tformer.config import Config, Data, json_files
 from tformer.config.tasks import TASKS
 from tformer.data.tokenizers.hub_tokenizer import HubTokenizer
 from tformer.data.tokenizers.tokenizers import Tokenizers
-from tformer.data.tokenizers.vocabulary import NAMES
 from tformer.errors import UserError, choose, nearest
-from tformer.hf import adapters, convert, models, safetensors, vocabularies
-from tformer.hf.special_tokens import special_tokens_of
+from tformer.hf import (
+    adapters,
+    chat_templates,
+    convert,
+    generation,
+    models,
+    safetensors,
+    special_tokens,
+    tokenizer_files,
+)
 from tformer.layers.resolved import resolve_model
 
 # The end of an architecture's name -> the objective of its head. A name without such an end has no head.
@@ -43,7 +50,8 @@ OBJECTIVES = {
 }
 SENTENCES = {'seq_relationship': 'masked_lm_nsp', 'sop_classifier': 'masked_lm_sop'}  # by a part of a tensor's name
 HEADLESS = {'encoder': 'masked_lm', 'decoder': 'causal_lm', 'encoder_decoder': 'seq2seq'}  # by family
-DOWNLOADED = ('*.json', '*.safetensors', '*.model', '*.spm', '*.txt')
+DOWNLOADED = ('*.json', '*.safetensors', '*.model', '*.spm', '*.txt', '*.jinja')
+PICKLES = 'pytorch_model*.bin'  # where there are no other tensors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +75,7 @@ class HubDirectory:
     @functools.cached_property
     def generation(self) -> dict[str, Any]:
         """The fields of generation_config.json; {} where there is none."""
-        file = self.path / 'generation_config.json'
+        file = self.path / generation.FILE
         return json_files.read(file) if file.is_file() else {}
 
     @functools.cached_property
@@ -112,11 +120,11 @@ class HubDirectory:
     @functools.cached_property
     def tokenizers(self) -> Tokenizers:
         """The tokenizers of both sides, and the names of the classes."""
-        found = vocabularies.tokenizer_files(self.path, self.family)
+        found = tokenizer_files.read(self.path, self.family)
         target, source = (stored and HubTokenizer(stored, str(self.path)) for stored in found)
         assert isinstance(target, HubTokenizer)
         if models.FAMILIES[self.family].model['family'] != 'encoder_decoder':
-            return Tokenizers(None, target, self.labels)
+            return Tokenizers(None, target, self.labels, chat_templates.read(self.path))
         return Tokenizers(source or target, target, self.labels)
 
     def run_config(self) -> Config:
@@ -133,6 +141,12 @@ class HubDirectory:
         length = min(Data.length, model.max_len)
         if self.adapter is not None:
             model, _ = adapters.with_adapters(self.adapter, self.family, resolve_model(model))
+        framing = special_tokens.framing(self.path, self.hub_config, self.generation, self.tokenizers, model.family)
+        decoding, lost = generation.decode_fields(
+            self.generation, self.hub_config, model, len(framing['data.start']), self.tokenizers.target
+        )
+        if lost and TASKS[self.objective].writes:
+            print(f'{self.path}: generation here has no {", ".join(lost)}', file=sys.stderr, flush=True)
         fields = {
             'data.tokenizer': 'huggingface',
             'data.tokenizer_path': str(self.path.absolute()),
@@ -142,10 +156,10 @@ class HubDirectory:
             'train.objective': self.objective,
             'train.num_steps': 1000,
             'optimizer.learning_rate': 5e-5,  # of fine-tuning
-            'decode.max_len': min(config_lib.Decode.max_len, max(1, model.max_len // 2)),
             'model.param_dtype': 'bfloat16' if narrow and wide else 'float32',
             'model.num_classes': len(self.labels) or None,
-            **self._special_tokens(model.family),
+            **framing,
+            **(decoding if TASKS[self.objective].writes else {}),
         }
         if TASKS[self.objective].classes == 'label':
             fields['data.labels'] = self.labels
@@ -157,43 +171,6 @@ class HubDirectory:
             self.tensors.entries[name] if isinstance(self.tensors, safetensors.Tensors) else self.tensors[name]
         )
         return tensor.dtype, tuple(tensor.shape)
-
-    def _special_tokens(self, family: str) -> dict[str, Any]:
-        """Returns the fields of the special tokens around texts: config.json's and generation_config.json's, with those
-        that tokenizer.json puts in front of a text."""
-        generation = {name: value for name, value in self.generation.items() if value is not None}
-        read = (self.tokenizers.source or self.tokenizers.target).specials
-        fields = special_tokens_of({**self.hub_config, **generation}, self.tokenizers.target.specials)
-        front = self._front(read.bos)
-        if front is None or family == 'encoder':
-            return fields
-        names = {getattr(read, name): name for name in reversed(NAMES)}
-        if any(index not in names for index in front):
-            print(
-                f'{self.path}: the tokens that its tokenizer puts in front of a text are left out: {front}',
-                file=sys.stderr,
-            )
-            return fields
-        field = 'data.source_start' if family == 'encoder_decoder' else 'data.start'
-        return {**fields, field: tuple(names[index] for index in front)}
-
-    def _front(self, bos: int) -> list[int] | None:
-        """Returns the ids that the tokenizer puts in front of a text, as tokenizer_config.json says or tokenizer.json
-        does; None where there is neither."""
-        settings, file = self.path / 'tokenizer_config.json', self.path / 'tokenizer.json'
-        added = json_files.read(settings).get('add_bos_token') if settings.is_file() else None
-        if isinstance(added, bool):
-            return [bos] if added else []
-        if not file.is_file():
-            return None
-        import tokenizers
-
-        made = tokenizers.Tokenizer.from_str(file.read_text(encoding='utf-8'))
-        made.no_truncation()
-        made.no_padding()
-        whole, plain = (made.encode('a', add_special_tokens=added).ids for added in (True, False))
-        places = range(len(whole) - len(plain) + 1)
-        return next((whole[:i] for i in places if whole[i : i + len(plain)] == plain), [])
 
     def parameters(self, model: config_lib.Model) -> dict[str, convert.Stacked]:
         """Returns the parameters by path, unread. Raises a `UserError` as `convert.stacked_params`."""
@@ -243,7 +220,10 @@ def _downloaded(name: str) -> pathlib.Path:
         needed = "the package huggingface_hub: pip install 'tformer[hub]'"
         raise UserError(f'{name} is not a directory, and to download it needs {needed}') from error
     try:
-        return pathlib.Path(hub.snapshot_download(name, allow_patterns=list(DOWNLOADED)))
+        path = pathlib.Path(hub.snapshot_download(name, allow_patterns=list(DOWNLOADED)))
+        if not any(path.glob('*.safetensors')):
+            path = pathlib.Path(hub.snapshot_download(name, allow_patterns=[*DOWNLOADED, PICKLES]))
+        return path
     except Exception as error:  # of its network, of its own and of the system
         raise UserError(f'{name} is not a directory and cannot be downloaded: {str(error)[:200]}') from error
 

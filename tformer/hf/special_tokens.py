@@ -1,11 +1,16 @@
 """The special tokens that a hub's model was trained with, as fields of a run."""
 
+import pathlib
+import sys
 from collections.abc import Mapping
 from typing import Any
 
-from tformer.data.tokenizers.vocabulary import NAMES, Specials
+from tformer.config import json_files
+from tformer.data.tokenizers.tokenizers import Tokenizers
+from tformer.data.tokenizers.vocabulary import NAMES, Specials, Tokenizer
 from tformer.errors import UserError, choose
 from tformer.hf.models import FAMILIES
+from tformer.hf.tokenizer_files import language_of
 
 
 def special_tokens_of(hub_config: Mapping[str, Any], specials: Specials) -> dict[str, Any]:
@@ -24,19 +29,22 @@ def special_tokens_of(hub_config: Mapping[str, Any], specials: Specials) -> dict
     """
     family = choose(FAMILIES, str(hub_config.get('model_type')), 'config.json: model_type')
     names = {getattr(specials, name): name for name in reversed(NAMES)}  # the first name of each id
+    known = {**{index: name for name, index in specials.others}, **names}
 
     def name_of(field: str, default: str) -> list[str]:
         token = hub_config.get(field)
         if token is None:
             return [names[getattr(specials, default)]] if default else []
-        if type(token) is not int or token not in names:
+        if type(token) is not int or token not in known:
             valid = ', '.join(f'{known} ({name})' for known, name in sorted(names.items()))
             raise UserError(f'config.json: {field}={token!r} is not a special token of the tokenizer; valid: {valid}')
-        return [names[token]]
+        return [known[token]]
 
     for field in ('eos_token_id', 'forced_eos_token_id'):
         ends = hub_config.get(field)
-        if ends is not None and specials.eos not in (ends if isinstance(ends, list) else [ends]):
+        listed = ends if isinstance(ends, list) else [ends]
+        others = {index for _, index in specials.others} - specials.ids
+        if ends is not None and specials.eos not in listed and not all(end in [*others] for end in listed):
             raise UserError(f'config.json: {field}={ends!r}, but the tokenizer ends a text with {specials.eos}')
     start, source_start = (
         tuple(name for field, default in fields.items() for name in name_of(field, default))
@@ -44,3 +52,69 @@ def special_tokens_of(hub_config: Mapping[str, Any], specials: Specials) -> dict
     )
     forced = hub_config.get('forced_eos_token_id') is not None
     return {'data.start': start, 'data.source_start': source_start, 'decode.forced_end': forced}
+
+
+def framing(
+    directory: pathlib.Path,
+    hub_config: Mapping[str, Any],
+    generation: Mapping[str, Any],
+    tokenizers: Tokenizers,
+    family: str,
+) -> dict[str, Any]:
+    """Returns the fields of the special tokens around texts, for `config.override`.
+
+    They are those of config.json and generation_config.json, with those that the tokenizer puts around a text. Where a
+    model writes many languages, a line says how to choose one if the directory does not. `family` is that of the run's
+    model.
+
+    Raises:
+      UserError: as `special_tokens_of`.
+    """
+    read = tokenizers.source or tokenizers.target
+    settings_file = directory / 'tokenizer_config.json'
+    settings = json_files.read(settings_file) if settings_file.is_file() else {}
+    given = {name: value for name, value in generation.items() if value is not None}
+    fields = special_tokens_of({**hub_config, **given}, tokenizers.target.specials)
+    around = _around(directory, settings, read)
+    if around is None or family == 'encoder':
+        return fields
+    names = {getattr(read.specials, name): name for name in reversed(NAMES)}
+    names = {**{index: name for name, index in read.specials.others}, **names}
+    if any(index not in names for index in (*around[0], *around[1])):
+        print(f'{directory}: the tokens that its tokenizer puts around a text are left out: {around}', file=sys.stderr)
+        return fields
+    before, after = (tuple(names[index] for index in ids) for ids in around)
+    if family != 'encoder_decoder':
+        return {**fields, 'data.start': before}
+    fields |= {'data.source_start': before, 'data.source_end': after or ('eos',)}
+    if {*before, *after} - {*NAMES} and {*fields['data.start']} <= {*NAMES}:  # a language that is read, none to write
+        fields['data.start'] += _written(directory, settings, tokenizers.target)
+    return fields
+
+
+def _around(
+    directory: pathlib.Path, settings: Mapping[str, Any], tokenizer: Tokenizer
+) -> tuple[list[int], list[int]] | None:
+    """Returns the ids that a tokenizer puts in front of a text and behind it, as tokenizer_config.json says or its own
+    file does; None where there is neither."""
+    import tokenizers
+
+    made = tokenizers.Tokenizer.from_str(tokenizer.dump().decode())
+    made.no_truncation()
+    made.no_padding()
+    whole, plain = (made.encode('a', add_special_tokens=added).ids for added in (True, False))
+    places = [i for i in range(len(whole) - len(plain) + 1) if whole[i : i + len(plain)] == plain]
+    before, after = (whole[: places[0]], whole[places[0] + len(plain) :]) if places else ([], [])
+    if isinstance(added := settings.get('add_bos_token'), bool):
+        return [tokenizer.specials.bos] if added else [], after
+    known = made.post_processor is not None or (directory / 'tokenizer.json').is_file()
+    return (before, after) if known else None
+
+
+def _written(directory: pathlib.Path, settings: Mapping[str, Any], tokenizer: Tokenizer) -> tuple[str, ...]:
+    """Returns the token of the language to write that the settings name; () and a line if they name none."""
+    language = language_of(settings.get('tgt_lang'), tokenizer.special_names)
+    if language is None:
+        hint = 'choose it behind the others in data.start, and the one that is read in data.source_start or _end'
+        print(f'{directory} does not say which language to write: {hint}', file=sys.stderr, flush=True)
+    return () if language is None else (language,)

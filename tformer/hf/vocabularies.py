@@ -1,13 +1,13 @@
 """The older vocabularies of the hub as the text of a tokenizer.json, which the `tokenizers` library reads.
 
 WordPiece lists (BERT: vocab.txt), byte-level BPE (GPT-2, RoBERTa, BART: vocab.json and merges.txt), and SentencePiece
-models (T5, Llama, XLM-R, Marian), whose format is that of the package `sentencepiece`.
+models (T5, Llama, XLM-R, Marian, mBART, M2M100, NLLB), whose format is that of the package `sentencepiece`.
 """
 
 import importlib
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from tformer.config import json_files
 from tformer.data.tokenizers.hub_tokenizer import NAMES
@@ -60,7 +60,7 @@ def word_pieces(directory: pathlib.Path, settings: Json) -> str:
 
 def byte_pairs(directory: pathlib.Path, settings: Json) -> str:
     """GPT-2's vocab.json and merges.txt (Radford et al. 2019)."""
-    vocabulary, library = _ids(directory / 'vocab.json'), _library()
+    vocabulary, library = ids_of(directory / 'vocab.json'), _library()
     lines = _read(directory / 'merges.txt').split('\n')
     pairs = [tuple(line.split(' ')) for line in lines if line and not line.startswith('#version')]
     if wrong := next((pair for pair in pairs if len(pair) != 2 or ''.join(pair) not in vocabulary), None):
@@ -72,6 +72,23 @@ def byte_pairs(directory: pathlib.Path, settings: Json) -> str:
         library.models.BPE(vocabulary, pairs),
         [name for name in vocabulary if name in _KNOWN],
         pre_tokenizer=library.pre_tokenizers.ByteLevel(add_prefix_space=settings.get('add_prefix_space', False)),
+        decoder=library.decoders.ByteLevel(),
+    )
+
+
+def bytes_alone(sentinels: int) -> str:
+    """ByT5: the bytes follow three special tokens, and sentinels follow them (Xue et al. 2022)."""
+    library = _library()
+    seen = [*range(33, 127), *range(161, 173), *range(174, 256)]  # bytes that byte-level vocabularies write as they are
+    hidden = iter(range(256, 512))
+    letters = [chr(byte if byte in seen else next(hidden)) for byte in range(256)]
+    specials = ['<pad>', '</s>', '<unk>'], [f'<extra_id_{number}>' for number in range(sentinels)]
+    pieces = [*specials[0], *letters, *specials[1]]
+    return _text(
+        library,
+        library.models.BPE({piece: index for index, piece in enumerate(pieces)}, [], unk_token='<unk>'),
+        [*specials[0], *specials[1]],
+        pre_tokenizer=library.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         decoder=library.decoders.ByteLevel(),
     )
 
@@ -139,6 +156,15 @@ def _spaces(library: Any, model: Any, bytes_: bool) -> Json:
     return {'normalizer': normalizers.Sequence(steps), 'decoder': decoders.Sequence(back)}
 
 
+def framed(text: str, before: Sequence[str], after: Sequence[str]) -> str:
+    """Returns a tokenizer.json that puts special tokens around a text."""
+    made = _library().Tokenizer.from_str(text)
+    known = [(name, made.token_to_id(name)) for name in {*before, *after}]
+    template = ' '.join([*before, '$A', *after])
+    made.post_processor = _library().processors.TemplateProcessing(template, special_tokens=known)
+    return str(made.to_str())
+
+
 def _with_words(text: str, words: Sequence[str]) -> str:
     """Returns a tokenizer.json with `words` of its vocabulary that are never split, nor merged with others."""
     if not words:
@@ -160,6 +186,16 @@ def as_xlm_roberta(pieces: list[Piece]) -> list[Piece]:
     return [*((name, 0.0) for name in front), *pieces[3:], ('<mask>', 0.0)]
 
 
+def as_mbart(codes: Sequence[str]) -> Callable[[list[Piece]], list[Piece]]:
+    """mBART and NLLB: as XLM-R, with the languages before the mask."""
+
+    def arrange(pieces: list[Piece]) -> list[Piece]:
+        *rest, mask = as_xlm_roberta(pieces)
+        return [*rest, *((code, 0.0) for code in codes), mask]
+
+    return arrange
+
+
 def in_order_of(ids: Mapping[str, int]) -> Callable[[list[Piece]], list[Piece]]:
     """Marian: two models share the ids of a vocab.json. What a model lacks is never chosen but for unknown text."""
 
@@ -171,78 +207,6 @@ def in_order_of(ids: Mapping[str, int]) -> Callable[[list[Piece]], list[Piece]]:
     return arrange
 
 
-# ------------------------------------------------------------------------------------------------- of a directory
-def tokenizer_files(directory: pathlib.Path, family: str) -> tuple[bytes, bytes | None]:
-    """Returns (the tokenizer.json of what the decoder or the only stack reads, that of the encoder where it differs).
-
-    `family` is the hub's model_type: families put other ids, or other texts, into files of the same name.
-
-    Raises:
-      UserError: the directory has no vocabulary that the family reads, or it is malformed.
-    """
-
-    def there(*names: str) -> bool:
-        return all((directory / name).is_file() for name in names)
-
-    settings = json_files.read(directory / 'tokenizer_config.json') if there('tokenizer_config.json') else {}
-    if there('tokenizer.json'):
-        return (directory / 'tokenizer.json').read_bytes(), None
-    try:
-        for reader in _READERS:
-            if there(*reader.files) and family in reader.families:
-                target, *source = reader.read(directory, settings)
-                return target.encode(), source[0].encode() if source else None
-    except UserError:
-        raise
-    except Exception as error:  # the library raises plain Exceptions
-        raise UserError(f'{directory}: its vocabulary cannot be read: {" ".join(str(error).split())[:200]}') from error
-    own = [' with '.join(reader.files) for reader in _READERS if family in reader.families]
-    raise UserError(f'{directory} has no vocabulary of {family}; valid: {", ".join(["tokenizer.json", *own])}')
-
-
-class _Reader(NamedTuple):
-    """How the vocabularies of some families are read."""
-
-    files: tuple[str, ...]
-    families: tuple[str, ...]
-    read: Callable[[pathlib.Path, Json], Sequence[str]]  # (directory, settings) -> tokenizer.json of target, source
-
-
-def _t5(directory: pathlib.Path, settings: Json) -> tuple[str]:
-    extra = settings.get('extra_ids', 100)
-    if type(extra) is not int or not 0 <= extra <= 10_000:
-        raise UserError(f'{directory / "tokenizer_config.json"}: extra_ids={extra!r} is not from 0 to 10,000')
-    return (_model(directory / 'spiece.model', with_sentinels(extra)),)
-
-
-def _marian(directory: pathlib.Path, settings: Json) -> tuple[str, str]:
-    order = in_order_of(_ids(directory / 'vocab.json'))
-    return _model(directory / 'target.spm', order), _model(directory / 'source.spm', order)
-
-
-def _model(file: pathlib.Path, *arrange: Callable[[list[Piece]], list[Piece]]) -> str:
-    return sentence_pieces(file.read_bytes(), file, *arrange)
-
-
-_READERS = (
-    _Reader(('vocab.txt',), ('bert', 'distilbert', 'electra'), lambda *given: (word_pieces(*given),)),
-    _Reader(('vocab.json', 'merges.txt'), ('gpt2', 'roberta', 'bart'), lambda *given: (byte_pairs(*given),)),
-    _Reader(('spiece.model',), ('t5',), _t5),
-    _Reader(('spiece.model',), ('mt5',), lambda place, settings: (_model(place / 'spiece.model'),)),
-    _Reader(
-        ('sentencepiece.bpe.model',),
-        ('xlm-roberta',),
-        lambda place, settings: (_model(place / 'sentencepiece.bpe.model', as_xlm_roberta),),
-    ),
-    _Reader(
-        ('tokenizer.model',),
-        ('llama', 'mistral', 'mixtral', 'gemma', 'gemma2'),
-        lambda place, settings: (_model(place / 'tokenizer.model'),),
-    ),
-    _Reader(('source.spm', 'target.spm', 'vocab.json'), ('marian',), _marian),
-)
-
-
 def _read(file: pathlib.Path) -> str:
     try:
         return file.read_text(encoding='utf-8')
@@ -250,7 +214,7 @@ def _read(file: pathlib.Path) -> str:
         raise UserError(f'{file}: {error}') from error
 
 
-def _ids(file: pathlib.Path) -> dict[str, int]:
+def ids_of(file: pathlib.Path) -> dict[str, int]:
     """Returns the ids of a vocab.json. Raises a `UserError` if they are not 0, 1, 2 ... in some order."""
     ids = json_files.read(file)
     if not all(type(index) is int for index in ids.values()) or sorted(ids.values()) != list(range(len(ids))):

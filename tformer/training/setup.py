@@ -32,7 +32,10 @@ Record = Mapping[str, Any]  # `run`, the metadata of a checkpoint
 VALIDATION = 'fingerprint of the validation data'
 PACKAGES = ('tformer', 'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'grain', 'numpy')
 # Fields that say where a host has the data, which may differ between hosts.
-PLACES = tuple(f'data.{x}' for x in 'path valid_path test_path mixture tfds_dir tokenizer_path cache_dir'.split())
+PLACES = tuple(
+    f'data.{name}'
+    for name in 'path valid_path test_path mixture tfds_dir tokenizer_path chat_template cache_dir'.split()
+)
 
 
 def load_state(program: Program, config: Config, home: pathlib.Path, last: int | None) -> TrainState:
@@ -63,7 +66,7 @@ def _say_other_function(config: Config, pretrained: str) -> None:
     differing = config_lib.difference(checks.settled(workdir.lent_config(pretrained)), config)
     inside = [f'model.{field.name}' for field in dataclasses.fields(Model) if field.name not in OUTSIDE_THE_FUNCTION]
     sizes = ('model.vocab_size', 'model.encoder_vocab_size', 'model.max_len', 'model.lora_rank')
-    inside = [name for name in inside if name not in sizes] + ['data.start', 'data.source_start']
+    inside = [name for name in inside if name not in sizes] + ['data.start', 'data.source_start', 'data.source_end']
     said = [f'{name}={differing[name][1]!r} ({differing[name][0]!r} there)' for name in inside if name in differing]
     if said:
         print(f'train.init_from={pretrained} was trained otherwise: {", ".join(said)}', file=sys.stderr, flush=True)

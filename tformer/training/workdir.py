@@ -19,7 +19,7 @@ from tformer import config as config_lib
 from tformer.config import Config, extensions
 from tformer.data import stores
 from tformer.data.batches.mixture import Concatenation
-from tformer.data.tokenizers.tokenizers import Tokenizers, cached_tokenizers, train_tokenizers
+from tformer.data.tokenizers.tokenizers import Tokenizers, cached_tokenizers, train_tokenizers, with_chat
 from tformer.errors import UserError, choose, nearest
 from tformer.hf import directory as hub_directory
 from tformer.training import checkpoint, digests
@@ -34,6 +34,7 @@ FREE_FIELDS = (
     'train.teacher '  # the fingerprint of the data has what it is
     'train.loss_chunk train.checkpoint_every model.scan_layers model.remat model.attention_kernel optimizer.offload'
 ).split()
+LANGUAGES = ('data.start', 'data.source_start', 'data.source_end')  # free in what two stacks read and write
 LOCK_SECONDS = 3  # data workers of a killed run hold its lock until they notice that it is gone
 
 
@@ -118,10 +119,12 @@ def changed_config(workdir: pathlib.Path, overrides: Mapping[str, str]) -> Confi
       UserError: another field is overridden, or one without effect, the directory is not a workdir, or its config.json
         cannot be read.
     """
+    config = load_config(workdir)
+    others = LANGUAGES if config.model.family == 'encoder_decoder' else ()
     for field in overrides:
-        if field in config_lib.field_types() and not is_free(field):
+        if field in config_lib.field_types() and not is_free(field) and field not in others:
             raise UserError(f'config.{field} is part of what was trained in {workdir} and cannot be changed')
-    return checks.settle(config_lib.override(load_config(workdir), overrides), overrides)
+    return checks.settle(config_lib.override(config, overrides), overrides)
 
 
 def check_config(workdir: pathlib.Path, before: Config, config: Config, may_differ: Sequence[str] = ()) -> None:
@@ -218,10 +221,12 @@ def new_tokenizers(config: Config, records: Concatenation, workdir: pathlib.Path
     """Returns the tokenizers of a new run: another run's, the hub's, its own imported ones, or newly trained ones."""
     data = config.data
     if source := tokenizer_lender(config, workdir):
-        return train_tokenizers(config, records, lent_tokenizers(source))
-    if 'huggingface' in (data.tokenizer, data.source_tokenizer):  # read from a file, whose contents may change
-        return train_tokenizers(config, records)
-    return cached_tokenizers(config, records, [split.fingerprint for split in records.splits])
+        made = train_tokenizers(config, records, lent_tokenizers(source))
+    elif 'huggingface' in (data.tokenizer, data.source_tokenizer):  # read from a file, whose contents may change
+        made = train_tokenizers(config, records)
+    else:
+        made = cached_tokenizers(config, records, [split.fingerprint for split in records.splits])
+    return with_chat(config, made)
 
 
 def lender(config: Config, workdir: pathlib.Path | None) -> str | None:

@@ -67,6 +67,13 @@ def next_token(examples: Examples, index: int, noise: Noise) -> Fields:
     return {'inputs': whole[:-1], 'targets': whole[1:], 'weights': np.ones(stop - start, np.float32)}
 
 
+def converse(examples: Examples, index: int, noise: Noise) -> Fields:
+    """A chat, whose template has written all special tokens: t1..tn-1 -> t2..tn, scored at those of the assistant."""
+    tokens, scored = (examples.of(name, index)[: examples.stop[index]] for name in ('tokens', 'scored'))
+    whole = tokens.astype(np.int32)
+    return {'inputs': whole[:-1], 'targets': whole[1:], 'weights': scored[1:].astype(np.float32)}
+
+
 def translate(examples: Examples, index: int, noise: Noise) -> Fields:
     """The target, given the source. A truncated target has no EOS, so that the model does not learn to stop there."""
     tokens, stop = examples.of('tokens', index), int(examples.stop[index])

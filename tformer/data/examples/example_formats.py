@@ -64,6 +64,10 @@ def _one_stack(sizes: np.ndarray, template: SpecialTokenTemplate, data: Data) ->
     return [sizes]
 
 
+def _lengths_of_chats(sizes: np.ndarray, template: SpecialTokenTemplate, data: Data) -> list[np.ndarray]:
+    return [np.maximum(sizes - 1, 0)]  # each token but the last one is read
+
+
 def _to_read(sizes: np.ndarray, template: SpecialTokenTemplate, data: Data) -> list[np.ndarray]:
     return template.to_read(sizes)
 
@@ -114,7 +118,7 @@ class ExampleFormat:
     encoding: tokenized.Encoding = tokenized.TEXT
     cut: Callable[[spans.Columns, spans.Lengths, SpecialTokenTemplate, Data], spans.Spans] = spans.in_pieces
     lengths: spans.Lengths = _to_read
-    num_specials: int = 1  # special tokens around a whole text, of which data.start is one
+    num_specials: int | None = 1  # around a whole text, of which data.start is one; None: they are part of it
     num_sentinels: Callable[[np.ndarray, Data], np.ndarray] | None = None  # needed by examples of so many tokens
     labelled: bool = False  # arrays of whole rows belong to one example, and so a row is one
     reads: tuple[str, ...] = ()  # the fields of config.data that it reads and some other formats do not
@@ -129,6 +133,10 @@ _MASKS = ('mask_rate', 'mask_unit', 'mask_keep', 'mask_random', 'mask_copies')
 
 FORMATS = {
     'next_token': ExampleFormat(example_arrays.next_token, cut=spans.in_pieces_to_the_end, lengths=_one_stack),
+    'chat': ExampleFormat(
+        example_arrays.converse, tokenized.CHATS, spans.beginning, _lengths_of_chats, num_specials=None,
+        reads=('overlong', 'chat_template'),
+    ),
     'unmask': ExampleFormat(example_arrays.unmask, num_specials=2, reads=_MASKS),
     'unmask_next': ExampleFormat(
         example_arrays.unmask_next, lengths=_to_read_two, num_specials=3, labelled=True, reads=_MASKS

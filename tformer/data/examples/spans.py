@@ -94,7 +94,10 @@ def both_sides(columns: Columns, lengths: Lengths, template: SpecialTokenTemplat
     """
     sources, targets = columns['sources'].lengths, columns['tokens'].lengths + 1
     beside, *encoder = template.beside()
-    given = np.minimum(sources, (data.encoder_length or data.length) - sum(encoder or [1]))
+    longest = data.encoder_length or data.length
+    if longest < sum(encoder):
+        raise UserError(f'data.encoder_length={longest} has no room for text beside {sum(encoder)} special tokens')
+    given = np.minimum(sources, longest - sum(encoder or [1]))
     own = data.length - beside
     if not encoder:
         given = np.minimum(given, np.maximum(own - targets, data.length // 2 - 1))

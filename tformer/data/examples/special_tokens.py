@@ -22,6 +22,7 @@ class SpecialTokenTemplate:
     bidirectional: bool = True  # a decoder marks the given text as `prefix`, which sees itself whole
     start: tuple[str, ...] = Data.start  # the names of the special tokens before a decoder's text
     source_start: tuple[str, ...] = Data.source_start  # likewise before an encoder's text, where there are two stacks
+    source_end: tuple[str, ...] = Data.source_end  # and after it
 
     @property
     def front(self) -> list[int]:
@@ -111,12 +112,13 @@ class DecoderTemplate(SpecialTokenTemplate):
 
 class EncoderDecoderTemplate(SpecialTokenTemplate):
     """given EOS in the encoder; BOS wanted -> wanted EOS in the decoder. Both stacks read a text that is judged (Lewis
-    et al. 2020, section 3.1). data.start are the tokens in place of BOS, and data.source_start stand before `given`.
-    If there are two or more of the former, the decoder is given all of them, and none is scored."""
+    et al. 2020, section 3.1). data.start are the tokens in place of BOS, data.source_start stand before `given`, and
+    data.source_end in place of its EOS. If there are two or more of the first, the decoder is given all of them, and
+    none is scored."""
 
     @property
     def around(self) -> tuple[list[int], list[int]]:
-        return self.source.of(self.source_start), [self.source.eos]
+        return self.source.of(self.source_start), self.source.of(self.source_end)
 
     def read(self, text: np.ndarray, other: np.ndarray | None = None) -> Fields:
         before = self.specials.of(self.source_start)
@@ -131,7 +133,7 @@ class EncoderDecoderTemplate(SpecialTokenTemplate):
         return [size + len(self.front) + 1, size + len(self.source_start) + 1]
 
     def to_write(self, given: np.ndarray, wanted: np.ndarray) -> list[np.ndarray]:
-        return [len(self.front) + wanted, len(self.source_start) + given + 1]
+        return [len(self.front) + wanted, len(self.source_start) + given + len(self.source_end)]
 
 
 def _predicted(whole: np.ndarray, start: int = 0) -> Fields:
@@ -156,4 +158,4 @@ def template_of(config: Config, tokenizers: Tokenizers) -> SpecialTokenTemplate:
     data, specials = config.data, tokenizers.target.specials
     source = (tokenizers.source or tokenizers.target).specials
     family = TEMPLATES[config.model.family]
-    return family(specials, source, data.bidirectional_prefix, data.start, data.source_start)
+    return family(specials, source, data.bidirectional_prefix, data.start, data.source_start, data.source_end)

@@ -15,7 +15,7 @@ from tformer.config import hashing
 from tformer.config.run import Config
 from tformer.data import cache, ragged
 from tformer.data.ragged import Ragged
-from tformer.data.sources.records import Bad, Record, Split, text_of
+from tformer.data.sources.records import Bad, BadRecord, Record, Split, text_of
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.errors import nearest
 
@@ -144,6 +144,22 @@ def _some(records: Sequence[Record]) -> Iterator[tuple[int, list[Record]]]:
 # ---------------------------------------------------------------------------------------------------------- encodings
 
 
+def chats(records: Sequence[Record], tokenizers: Tokenizers) -> Encoded:
+    """Encodes chats as `tokens`, special ones included, and which of them the assistant writes as `scored`."""
+    columns: dict[str, list[Sequence[float]]] = {'tokens': [], 'scored': []}
+    bad: dict[int, str] = {}
+    for place, record in enumerate(records):
+        try:
+            tokens, scored = tokenizers.chat.encode(record['messages'], tokenizers.target)
+        except BadRecord as error:
+            tokens, scored, bad[place] = [], np.zeros(0), str(error)
+        if not scored[1:].any():
+            bad.setdefault(place, 'the chat template writes no token of the assistant after others')
+        columns['tokens'].append(tokens)
+        columns['scored'].append(scored.astype(int).tolist())
+    return Encoded(dict(columns), bad)
+
+
 def classes(records: Sequence[Record], tokenizers: Tokenizers) -> Encoded:
     """Encodes the class of one or two texts as the id `label`."""
     ids = {name: index for index, name in enumerate(tokenizers.labels)}
@@ -230,6 +246,7 @@ _QUESTION = {'second_text': 'question', 'tokens': 'context'}
 
 TEXT = Encoding('running_text', {'tokens': 'text'})
 PAIRS = Encoding('pairs', {'sources': 'source', 'tokens': 'target'})
+CHATS = Encoding('chats', {'tokens': 'messages'}, chats, whole=('scored',))
 CLASSES = Encoding('classes', _TWO_TEXTS, classes, whole=('label',))
 NUMBERS = Encoding('numbers', _TWO_TEXTS, numbers, real=('label',))
 TAGGED = Encoding('tagged', {'tokens': 'tokens'}, tagged, whole=('words', 'tags'))

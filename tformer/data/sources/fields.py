@@ -74,6 +74,21 @@ def _one_or_more(value: Any, key: str) -> list[str]:
     return [value] if isinstance(value, str) else _texts(value, key)
 
 
+def messages(value: Any, key: str) -> list[dict[str, str]]:
+    """Returns the messages of a chat: a role and a content each."""
+    if not isinstance(value, list) or not all(isinstance(message, dict) for message in value) or not value:
+        raise BadRecord(f'{key!r} is not a list of {{"role": ..., "content": ...}}: {_short(value)}')
+    read = []
+    for place, message in enumerate(value):
+        if unknown := sorted(message.keys() - {'role', 'content'}):
+            raise BadRecord(f'{key}[{place}] has {unknown[0]!r}; valid: role, content')
+        for name in ('role', 'content'):
+            if name not in message:
+                raise BadRecord(f'{key}[{place}] has no {name!r}')
+        read.append({name: text(message[name], f'{key}[{place}].{name}') for name in ('role', 'content')})
+    return read
+
+
 def _label(value: Any, key: str) -> str | float:
     """A string or a number; `CHECKS` of the record decide which."""
     if not isinstance(value, str | int | float) or isinstance(value, bool):
@@ -234,6 +249,14 @@ def tags_of(types: tuple[str, ...]) -> tuple[str, ...]:
     return ('O', *(f'{prefix}-{kind}' for kind in types for prefix in 'BI'))
 
 
+def _of_chat(record: Record, config: Data) -> Record:
+    """The assistant says something."""
+    roles = {message['role'] for message in record['messages']}
+    if 'assistant' not in roles:
+        raise BadRecord(f'no message of the assistant{nearest("assistant", sorted(roles))}')
+    return record
+
+
 def _of_answers(record: Record, config: Data) -> Record:
     """Each answer stands in the context at its start."""
     _filled(record, 'question', 'context')
@@ -260,9 +283,11 @@ READERS: dict[str, Callable[[Any, str], Any]] = {  # of fields that are not text
     'choices': _texts,
     'negative': _one_or_more,
     'answers': _answers,
+    'messages': messages,
 }
 
 CHECKS: dict[str, Callable[[Record, Data], Record]] = {  # by the form of the record, `config.tasks.RECORDS`
+    'chat': _of_chat,
     'class': _of_class,
     'number': _of_number,
     'choices': _of_choices,

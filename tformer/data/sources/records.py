@@ -19,7 +19,8 @@ from tformer.errors import UserError, choose, nearest
 #   answers: list of (start in the context in characters, text), [] where the question has none;
 #   references: list[str], all acceptable targets;
 #   negative: list[str], texts that are not `positive`; choices: list[str];
-#   texts: list[str], all texts of a row that are compared, made of the other fields.
+#   texts: list[str], all texts of a row that are compared, made of the other fields;
+#   messages: list of {"role": str, "content": str}.
 # Records with labels have `where` besides: the file and line, or the set, split and number that they come from.
 Record = dict[str, Any]
 
@@ -38,8 +39,10 @@ def texts(record: Record, objective: str) -> list[str]:
 
 
 def text_of(record: Record, field: str) -> str:
-    """Returns the text of a field: words joined by spaces, '' if the record lacks the field."""
+    """Returns the text of a field: words, or roles and messages, joined by spaces; '' if the record lacks it."""
     value = record.get(field, '')
+    if field == 'messages':
+        value = [part for message in value for part in message.values()]
     return value if isinstance(value, str) else ' '.join(value)
 
 

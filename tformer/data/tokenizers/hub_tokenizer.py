@@ -1,5 +1,6 @@
 """A tokenizer of the Hugging Face hub, read from its `tokenizer.json`."""
 
+import copy
 import functools
 import itertools
 import json
@@ -11,7 +12,7 @@ from typing import Any, Self
 import numpy as np
 
 from tformer.config.run import Data
-from tformer.data.tokenizers.vocabulary import Specials, Tokenizer, TokensWithOffsets
+from tformer.data.tokenizers.vocabulary import MARK, Specials, Tokenizer, TokensWithOffsets
 from tformer.errors import UserError, nearest
 
 Json = dict[str, Any]
@@ -31,7 +32,6 @@ NAMES = {
     'sep': ('[SEP]', '<sep>', *_END),
 }
 
-_HIDDEN = '\ufdd0'  # precedes the names of special tokens; a noncharacter of Unicode, so texts do not have it
 _SPACE = '\u2581'  # a space, as Metaspace writes it
 _MARKS = ('continuing_subword_prefix', 'end_of_word_suffix')  # of pieces inside words and of those that end one
 _BYTE_SPACES = {256 + byte: chr(byte) for byte in range(33)}  # the first bytes, as byte-level vocabularies write them
@@ -59,7 +59,7 @@ class HubTokenizer(Tokenizer):
         from tokenizers.pre_tokenizers import ByteLevel  # after `_open`, which says so if the package is missing
 
         vocab: dict[str, int] = self._library.get_vocab()
-        special = {name.removeprefix(_HIDDEN): index for name, index in vocab.items() if name.startswith(_HIDDEN)}
+        special = {name.removeprefix(MARK): index for name, index in vocab.items() if name.startswith(MARK)}
         self._special_names = {index: name for name, index in special.items()}
         self._pieces = {index: piece for piece, index in vocab.items() if index not in self._special_names}
         self.vocab_size = max(vocab.values()) + 1
@@ -102,6 +102,27 @@ class HubTokenizer(Tokenizer):
             begins, ends = zip(*encoding.offsets, strict=True) if encoding.offsets else ((), ())
             encoded.append((encoding.ids, [*begins], [*ends]))
         return encoded
+
+    @functools.cached_property
+    def special_names(self) -> dict[str, int]:
+        """The names of the special tokens that the file adds to its model's vocabulary, with their ids."""
+        added = self._library.get_added_tokens_decoder()
+        return {token.content.removeprefix(MARK): index for index, token in added.items() if token.special}
+
+    def id_of(self, name: str) -> int | None:
+        found = self._library.token_to_id(MARK + name)
+        return self._library.token_to_id(name) if found is None else found
+
+    @functools.cached_property
+    def _marking(self) -> Any:
+        """The library's tokenizer, which finds hidden special tokens in texts."""
+        made = copy.copy(self._library)
+        made.encode_special_tokens = False
+        return made
+
+    def encode_marked(self, text: str) -> tuple[list[int], np.ndarray]:
+        encoding = self._marking.encode(text, add_special_tokens=False)
+        return encoding.ids, np.array([end for _, end in encoding.offsets], np.int64)
 
     def decode(self, ids: Iterable[int]) -> str:
         return self._library.decode(self._ordinary(ids), skip_special_tokens=False)
@@ -183,7 +204,7 @@ def _hide_specials(tree: Json) -> Json:
     special |= {_unknown(model)} - {None}
 
     def hide(name: str) -> str:
-        return _HIDDEN + name if name in special else name
+        return MARK + name if name in special else name
 
     def apart(merge: str | list[str]) -> bool:
         left, right = merge.split(' ') if isinstance(merge, str) else merge
@@ -218,7 +239,7 @@ def _specials(special: Mapping[str, int], unknown: str | None, where: str) -> Sp
         raise UserError(f'{where} has no special token that ends a text (it has {own}; valid: {", ".join(_END)})')
     names = NAMES | {'unk': (unknown or '', *NAMES['unk'])}
     ids = {field: next((special[name] for name in names[field] if name in special), None) for field in names}
-    return Specials(**ids)  # type: ignore[arg-type]  # all but the mask's names end in _END's
+    return Specials(**ids, others=tuple(sorted(special.items(), key=lambda each: each[1])))  # type: ignore[arg-type]  # all but the mask's names end in _END's
 
 
 def _types(component: Json | None) -> Iterator[str]:

@@ -19,10 +19,11 @@ from tformer.data import cache
 from tformer.data.sources.fields import are_plain, is_bio, tags_of
 from tformer.data.sources.records import Record, texts
 from tformer.data.tokenizers.bytes_and_characters import Byte, Char, Symbol
+from tformer.data.tokenizers.chat import ChatTemplate, variables_of
 from tformer.data.tokenizers.hub_tokenizer import HubTokenizer
 from tformer.data.tokenizers.subwords import SentencePiece
 from tformer.data.tokenizers.vocabulary import NORMALIZATIONS, Tokenizer
-from tformer.errors import UserError, choose
+from tformer.errors import UserError, choose, nearest
 
 _SETTINGS = (
     'tokenizer source_tokenizer tokenizer_vocab_size tokenizer_model byte_fallback normalization sentinels'.split()
@@ -37,6 +38,31 @@ class Tokenizers:
     source: Tokenizer | None  # of the encoder's text; `target` itself if both sides share it; None with a single stack
     target: Tokenizer  # of the decoder's, or the only, text
     labels: tuple[str, ...] = ()  # the classes or tags in the order of their ids
+    own_chat: ChatTemplate | None = None  # how chats are written, where the hub or data.chat_template says so
+
+    @property
+    def chat(self) -> ChatTemplate:
+        """How chats are written."""
+        return self.own_chat or ChatTemplate.plain(self.target)
+
+    def talk(self, config: Config) -> bool:
+        """Returns whether a run replies to chats: it has been trained on some, or its tokenizer has a template."""
+        trained = TASKS[config.train.objective].records == 'chat'
+        return config.model.family == 'decoder' and (trained or self.own_chat is not None)
+
+    def ends(self, config: Config) -> tuple[int, ...]:
+        """Returns the ids that end a text that a run generates, of which EOS is the first.
+
+        Raises:
+          UserError: decode.ends names a token that there is not.
+        """
+        turn_end = self.chat.turn_end(self.target) if self.talk(config) else None
+        ids = [self.target.specials.eos, *([] if turn_end is None else [turn_end])]
+        for name in config.decode.ends:
+            if (index := self.target.id_of(name)) is None:
+                raise UserError(f'decode.ends={name!r} is not a token{nearest(name, self.target.special_names)}')
+            ids.append(index)
+        return tuple(dict.fromkeys(ids))
 
     @property
     def shared(self) -> bool:
@@ -45,6 +71,7 @@ class Tokenizers:
     @property
     def fingerprint(self) -> str:
         parts = [self.source.fingerprint if self.source else '', self.target.fingerprint, *self.labels]
+        parts += [self.own_chat.text, repr(self.own_chat.tokens)] if self.own_chat else []
         return hashlib.sha256('\0'.join(parts).encode()).hexdigest()[:16]
 
     def save(self, directory: str | os.PathLike[str]) -> None:
@@ -57,6 +84,8 @@ class Tokenizers:
             atomic.write(Path(directory, f'tokenizer.{side}.{names[side]}'), tokenizer.dump())
         manifest: dict[str, Any] = {'source': 'target' if self.shared else None, **names, 'labels': self.labels}
         manifest |= {'normalization': self.target.normalization, 'sentinels': self.target.num_sentinels}
+        if self.own_chat:
+            manifest['chat'] = {'template': self.own_chat.text, 'tokens': dict(self.own_chat.tokens)}
         atomic.write(Path(directory, 'tokenizer.json'), json.dumps(manifest, ensure_ascii=False, indent=1))
 
     @classmethod
@@ -89,10 +118,12 @@ class Tokenizers:
             stored = path.with_name(f'tokenizer.{side}.{manifest[side]}').read_bytes()
             return kind.load(stored).normalized(normalization).extended(sentinels)
 
-        target = read('target')
+        target, chat = read('target'), None
+        if 'chat' in manifest:
+            chat = ChatTemplate(manifest['chat']['template'], tuple(manifest['chat']['tokens'].items())).checked(path)
         if manifest['source'] in (None, 'target'):
-            return cls(manifest['source'] and target, target, labels)
-        return cls(read('source'), target, labels)
+            return cls(manifest['source'] and target, target, labels, chat)
+        return cls(read('source'), target, labels, chat)
 
 
 def train_tokenizers(config: Config, records: Sequence[Record], pretrained: Tokenizers | None = None) -> Tokenizers:
@@ -106,7 +137,7 @@ def train_tokenizers(config: Config, records: Sequence[Record], pretrained: Toke
     pairs, two_stacks = TASKS[objective].in_pairs, config.model.family == 'encoder_decoder'
     if pretrained is not None:
         lent = (pretrained.source or pretrained.target) if pairs else pretrained.target if two_stacks else None
-        return Tokenizers(lent, pretrained.target, labels)
+        return Tokenizers(lent, pretrained.target, labels, pretrained.own_chat)
     target = choose(TOKENIZERS, data.tokenizer, 'data.tokenizer')
     if pairs and data.source_tokenizer is not None:
         source = choose(TOKENIZERS, data.source_tokenizer, 'data.source_tokenizer')
@@ -116,6 +147,19 @@ def train_tokenizers(config: Config, records: Sequence[Record], pretrained: Toke
         )
     made = target.train((text for record in records for text in texts(record, objective)), data, seed)
     return Tokenizers(made if pairs or two_stacks else None, made, labels)
+
+
+def with_chat(config: Config, tokenizers: Tokenizers) -> Tokenizers:
+    """Returns tokenizers with the chat template of data.chat_template, if there is one.
+
+    Raises:
+      UserError: it is not a template.
+    """
+    if config.data.chat_template is None:
+        return tokenizers
+    variables = tokenizers.own_chat.tokens if tokenizers.own_chat else variables_of(tokenizers.target)
+    read = ChatTemplate.read(config.data.chat_template, variables)
+    return dataclasses.replace(tokenizers, own_chat=read)
 
 
 def _labels(config: Config, records: Sequence[Record]) -> tuple[str, ...]:

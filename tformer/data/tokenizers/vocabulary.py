@@ -5,6 +5,7 @@ import copy
 import dataclasses
 import functools
 import hashlib
+import re
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from typing import Self
@@ -12,12 +13,13 @@ from typing import Self
 import numpy as np
 
 from tformer.config.run import Data
-from tformer.errors import UserError, choose
+from tformer.errors import UserError, choose, nearest
 
 # The special ids of our own tokenizers. A hub tokenizer has others: read `tokenizer.specials`.
 SPECIALS = ('<pad>', '<bos>', '<eos>', '<unk>', '<mask>', '<cls>', '<sep>')
 PAD, BOS, EOS, UNK, MASK, CLS, SEP = range(len(SPECIALS))
 FIRST = len(SPECIALS)  # the first ordinary id
+MARK = '\ufdd0'  # before the names of special tokens; a noncharacter of Unicode, so texts do not have it
 
 TokensWithOffsets = tuple[list[int], list[int], list[int]]  # ids, first characters, characters after the last
 
@@ -33,6 +35,7 @@ class Specials:
     mask_or_none: int | None = MASK
     cls: int = CLS
     sep: int = SEP
+    others: tuple[tuple[str, int], ...] = ()  # further special tokens by their names, such as languages
 
     @property
     def mask(self) -> int:
@@ -43,12 +46,21 @@ class Specials:
         return self.mask_or_none
 
     def of(self, names: Iterable[str]) -> list[int]:
-        """Returns the ids of special tokens by their names, keys of `NAMES`."""
-        return [getattr(self, name) for name in names]
+        """Returns the ids of special tokens by their names: keys of `NAMES`, or as the vocabulary has them.
+
+        Raises:
+          UserError: the vocabulary has no such token.
+        """
+        known = {**dict(self.others), **{name: getattr(self, name) for name in NAMES}}
+        if wrong := [name for name in names if name not in known]:
+            raise UserError(f'{wrong[0]!r} is not a special token of the tokenizer{nearest(wrong[0], known)}')
+        return [known[name] for name in names]
 
     @property
     def ids(self) -> frozenset[int]:
-        return frozenset(index for index in dataclasses.astuple(self) if index is not None)
+        """The ids of all but the `others`."""
+        own = (*(getattr(self, name) for name in NAMES), self.mask_or_none)
+        return frozenset(index for index in own if index is not None)
 
 
 NAMES = ('bos', 'eos', 'pad', 'cls', 'sep', 'unk')  # of the special tokens that every tokenizer has
@@ -160,6 +172,40 @@ class Tokenizer(abc.ABC):
         size = np.array([len(character.encode()) for character in text])
         first = np.cumsum(size) - size  # byte of each character
         return (np.searchsorted(first, ends - sizes, 'right') - 1).tolist(), np.searchsorted(first, ends).tolist()
+
+    @functools.cached_property
+    def special_names(self) -> dict[str, int]:
+        """The names of special tokens, with their ids."""
+        return {name: index for index, name in enumerate(SPECIALS)}
+
+    def id_of(self, name: str) -> int | None:
+        """Returns the id of a token by its name; None where there is none."""
+        return self.special_names.get(name)
+
+    @functools.cached_property
+    def special_pattern(self) -> str:
+        """A regular expression of the names of special tokens, which prefers the longest."""
+        return '|'.join(map(re.escape, sorted(self.special_names, key=len, reverse=True)))
+
+    def encode_marked(self, text: str) -> tuple[list[int], np.ndarray]:
+        """Returns the ids of a text in which MARK and a name are that special token, and the characters up to the end
+        of each, int [T]. The text is not normalised. Where the tokenizer loses characters, tokens end with the text
+        between special ones."""
+        ids: list[int] = []
+        ends: list[int] = []
+        start = 0
+        for piece in re.split(f'({MARK}(?:{self.special_pattern}))', text):
+            if piece.startswith(MARK):
+                tokens, stops = [self.special_names[piece[1:]]], [len(piece)]
+            elif self.exact:
+                [(tokens, _, stops)] = self._encode_with_offsets([piece])
+            else:
+                [tokens] = self._encode_batch([piece])
+                stops = [len(piece)] * len(tokens)
+            ids += tokens
+            ends += [start + stop for stop in stops]
+            start += len(piece)
+        return ids, np.array(ends, np.int64)
 
     @abc.abstractmethod
     def _encode_batch(self, texts: Sequence[str]) -> list[list[int]]: ...

@@ -1,0 +1,62 @@
+"""Prompts of several lengths in one batch, padded in front: tokens equal those of the hub's library, one by one."""
+
+import dataclasses
+import importlib.util
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import make_hf_reference as references
+from tformer import hf
+from tformer.config import Decode
+from tformer.decode.generate import make_generate
+from tformer.model import build
+
+TORCH = all(importlib.util.find_spec(name) for name in ('torch', 'transformers'))
+WRITTEN = json.loads(references.WRITTEN.read_text())
+QUICK = ('gpt2', 'gemma3', 'bart')
+CASES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in references.WRITERS]
+
+
+def ours(name: str, reference: references.Reference, seed: int) -> dict[str, list[list[int]]]:
+    """Returns the new tokens of each prompt up to the end, by the searches of the reference."""
+    cfg = hf.model_of(reference.config, lambda line: None)
+    params = hf.import_params(reference.config['model_type'], reference.tensors, cfg)
+    paired, rows = cfg.family == 'encoder_decoder', references.prompts(seed)
+    longest, front = max(map(len, rows)), references.front_of(name)
+    place = np.arange(longest)[None]
+    sizes = np.array(list(map(len, rows)))[:, None]
+    positions = np.where(place < sizes, place, -1) if paired else np.maximum(place - longest + sizes, -1)
+    tokens = np.full(positions.shape, references.PAD)
+    tokens[positions >= 0] = [token for row in rows for token in row]
+    stack = 'encoder_' if paired else ''
+    batch = {f'{stack}inputs': jnp.asarray(tokens), f'{stack}positions': jnp.asarray(positions)}
+    if paired:
+        batch['inputs'] = jnp.tile(jnp.array(front), (len(rows), 1))
+        batch['positions'] = jnp.tile(jnp.arange(len(front)), (len(rows), 1))
+    found = {}
+    for search, fields in references.SEARCHES.items():
+        beams, alpha = fields['num_beams'], fields.get('length_penalty', 0.0)
+        decode = Decode('beam' if beams > 1 else 'greedy', references.NEW, beams, forced_end=True)
+        decode = dataclasses.replace(decode, length_penalty=alpha, length_offset=float(len(front) - 1 if paired else 0))
+        made = make_generate(build(cfg), decode, eos=references.END)({'params': params}, batch, None)
+        found[search] = [row[: row.index(references.END) + 1] for row in np.asarray(made[0]).tolist()]
+    return found
+
+
+@pytest.mark.parametrize('name', CASES)
+def test_a_batch_of_unequal_prompts_gives_the_committed_tokens(name: str) -> None:
+    found = ours(name, references.load(name), seed=0)
+    assert found == WRITTEN[name]
+    assert len({len(row) for rows in found.values() for row in rows}) > 1 or found['greedy'] != found['beam']
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not TORCH, reason='needs torch and transformers')
+@pytest.mark.parametrize('seed', [1, 2])
+@pytest.mark.parametrize('name', references.WRITERS)
+def test_a_batch_of_unequal_prompts_gives_the_tokens_of_torch(name: str, seed: int) -> None:
+    reference = references.make(name, width=32, seed=seed)
+    assert ours(name, reference, seed) == references.write(name, reference, seed)

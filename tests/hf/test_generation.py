@@ -1,0 +1,151 @@
+"""generation_config.json as fields of decoding, with the defaults of the hub's library, and back."""
+
+import importlib.util
+import json
+import pathlib
+from typing import Any
+
+import pytest
+
+import hub_directories
+import hub_files
+from tformer import checks, config
+from tformer.commands.export import export
+from tformer.commands.import_ import import_hub
+from tformer.commands.run import Run
+from tformer.config import Config, Model, Train
+from tformer.data.tokenizers.hub_tokenizer import HubTokenizer
+from tformer.data.tokenizers.tokenizers import Tokenizers
+from tformer.errors import UserError
+from tformer.hf import generation
+
+DECODER, PAIRED = Model(family='decoder', max_len=400), Model(family='encoder_decoder', max_len=400)
+TOKENIZER = HubTokenizer(hub_files.roberta().to_str().encode())  # <s> 0, <pad> 1, </s> 2, <unk> 3, <mask> 4
+
+
+def read(settings: dict[str, Any], model: Model = DECODER, start: int = 1, **hub: Any) -> tuple[dict[str, Any], str]:
+    """Returns the fields of `decode` by their own names, and what is lost."""
+    fields, lost = generation.decode_fields(settings, hub, model, start, TOKENIZER)
+    return {name.removeprefix('decode.'): value for name, value in fields.items()}, ', '.join(lost)
+
+
+PLAIN = {'ends': (), 'max_len': 64}
+SAMPLE = {**PLAIN, 'strategy': 'sample', 'temperature': 1.0, 'top_k': 50, 'top_p': None}
+BEAM = {**PLAIN, 'strategy': 'beam', 'beam_size': 4, 'length_penalty': 1.0, 'length_offset': 0.0}
+
+
+@pytest.mark.parametrize(
+    ('settings', 'fields', 'lost'),
+    [
+        ({}, {}, ''),
+        ({'temperature': 0.7, 'top_p': 0.8, 'top_k': 20, 'length_penalty': 2.0}, {}, ''),  # without do_sample: greedy
+        ({'do_sample': True}, SAMPLE, ''),
+        ({'do_sample': True, 'top_k': 0, 'top_p': 0.9, 'temperature': 0.6},
+         SAMPLE | {'top_k': None, 'top_p': 0.9, 'temperature': 0.6}, ''),
+        ({'do_sample': True, 'temperature': 0.0}, {}, ''),
+        ({'do_sample': True, 'num_beams': 4}, SAMPLE, 'num_beams=4 with do_sample'),
+        ({'num_beams': 4}, BEAM, 'early_stopping=False'),
+        ({'num_beams': 4, 'early_stopping': 'never', 'length_penalty': 2.0}, BEAM | {'length_penalty': 2.0}, ''),
+        ({'num_beams': 4, 'early_stopping': True, 'length_penalty': -1}, BEAM | {'length_penalty': 0.0},
+         'length_penalty=-1, early_stopping=True'),
+        ({'no_repeat_ngram_size': 3, 'min_length': 0, 'repetition_penalty': 1.0}, {}, 'no_repeat_ngram_size=3'),
+        ({'repetition_penalty': 1.2, 'suppress_tokens': [5], 'begin_suppress_tokens': []}, {},
+         'repetition_penalty=1.2, suppress_tokens=[5]'),
+        ({'a_setting_to_come': 3, 'another': None, 'use_cache': False, 'transformers_version': '9', '_x': 1}, {},
+         'a_setting_to_come=3'),
+        ({'bad_words_ids': [[1]]}, {}, ''),  # special tokens are never generated
+        ({'bad_words_ids': [[1], [7, 8]]}, {}, 'bad_words_ids=[[1], [7, 8]]'),
+        ({'bad_words_ids': 3}, {}, 'bad_words_ids=3'),
+        ({'eos_token_id': [2, 4]}, {'ends': ('<mask>',)}, ''),
+        ({'eos_token_id': 4, 'pad_token_id': 1}, {'ends': ('<mask>',)}, ''),
+        ({'max_new_tokens': 30, 'max_length': 300}, {'max_len': 30}, ''),
+        ({'max_new_tokens': 300}, {'max_len': 200}, 'max_new_tokens=300, for which there is no room'),
+        ({'max_length': 30}, {}, 'max_length=30, with the prompt'),
+        ({'max_length': 20}, {}, ''),
+    ],
+)  # fmt: skip
+def test_settings_become_fields_or_are_named(settings: dict[str, Any], fields: dict[str, Any], lost: str) -> None:
+    assert read(settings) == (PLAIN | fields, lost)
+
+
+def test_the_settings_of_an_older_config_are_read_where_there_is_no_generation_config() -> None:
+    older = {'num_beams': 4, 'early_stopping': True, 'min_length': 5, 'num_hidden_layers': 3, 'eos_token_id': 2}
+    assert read({}, **older) == (BEAM, 'min_length=5, early_stopping=True')
+    assert read({'max_new_tokens': 9}, **older) == (PLAIN | {'max_len': 9}, '')
+
+
+@pytest.mark.parametrize(('start', 'length', 'expected'), [(1, 50, 49), (2, 50, 48), (1, 402, 400), (2, 402, 399)])
+def test_the_length_of_a_decoder_beside_an_encoder_counts_what_it_starts_from(
+    start: int, length: int, expected: int
+) -> None:
+    fields, lost = read({'max_length': length, 'num_beams': 2, 'early_stopping': 'never'}, PAIRED, start)
+    assert fields['max_len'] == expected and bool(lost) == (length - start > expected)
+    assert fields['length_offset'] == start - 1
+
+
+@pytest.mark.parametrize(
+    ('settings', 'said'),
+    [
+        ({'num_beams': '4'}, "num_beams='4' is not a whole number"),
+        ({'do_sample': True, 'top_p': [1]}, r'top_p=\[1\] is not a number'),
+        ({'max_new_tokens': 0}, 'max_new_tokens=0 leaves no new token'),
+        ({'max_new_tokens': 1.5}, 'max_new_tokens=1.5 leaves no new token'),
+        ({'eos_token_id': [2, [4]]}, r'eos_token_id=\[4\] is not a token of the tokenizer'),
+        ({'eos_token_id': [2, 100_000]}, 'eos_token_id=100000 is not a token of the tokenizer'),
+    ],
+)
+def test_a_malformed_setting_is_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=f'^generation_config.json: {said}'):
+        read(settings)
+
+
+@pytest.mark.parametrize(
+    ('changes', 'lost'),
+    [
+        ({'decode.max_len': 7, 'decode.ends': ('<mask>',)}, 0),
+        ({'decode.strategy': 'sample', 'decode.top_k': None, 'decode.top_p': 0.5, 'decode.temperature': 0.9}, 0),
+        (
+            {
+                'decode.strategy': 'beam',
+                'decode.beam_size': 3,
+                'decode.length_penalty': 2.0,
+                'decode.length_offset': 0.0,
+            },
+            0,
+        ),
+        ({'decode.strategy': 'beam', 'decode.length_penalty': 0.6}, 1),
+    ],
+)
+def test_fields_are_written_as_settings_that_are_read_as_the_same(changes: dict[str, Any], lost: int) -> None:
+    run = config.override(Config(DECODER, train=Train(num_steps=1)), changes)
+    tokens = {'eos_token_id': 2}
+    written = generation.generation_config(run, Tokenizers(None, TOKENIZER), tokens)
+    assert written is not None and len(generation.unexpressed(run)) == lost
+    fields, left = generation.decode_fields(json.loads(json.dumps(written)), {}, DECODER, 1, TOKENIZER)
+    again = checks.settled(config.override(Config(DECODER, train=Train(num_steps=1)), fields))
+    assert left == [] and (lost or again.decode == run.decode)
+
+
+@pytest.mark.skipif(not importlib.util.find_spec('transformers'), reason='needs transformers')
+def test_the_defaults_are_those_of_the_hubs_library() -> None:
+    from transformers import GenerationConfig
+
+    theirs = GenerationConfig._get_default_generation_params()
+    for name, value in {**generation.DEFAULTS, **generation.OFF}.items():
+        assert (theirs.get(name) or None) == (value or None) or name == 'guidance_scale', name
+
+
+def test_a_run_decodes_as_its_generation_config_says(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub_directories.write(tmp_path / 'hub', 'llama')
+    settings = {'num_beams': 2, 'min_length': 3, 'eos_token_id': [2, 5], 'max_new_tokens': 4, 'early_stopping': 'never'}
+    (tmp_path / 'hub' / generation.FILE).write_text(json.dumps(settings))
+    import_hub(str(tmp_path / 'hub'), tmp_path / 'run')
+    assert capsys.readouterr().err == f'{tmp_path}/hub: generation here has no min_length=3\n'
+    decode = Run.load(tmp_path / 'run').config.decode
+    assert (decode.strategy, decode.beam_size, decode.max_len, decode.length_offset) == ('beam', 2, 4, 0.0)
+    assert decode.ends == ('c',)
+    export(tmp_path / 'run', tmp_path / 'out')
+    written = json.loads((tmp_path / 'out' / generation.FILE).read_text())
+    assert {name: written.get(name) for name in settings} == {**settings, 'min_length': None}

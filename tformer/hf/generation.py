@@ -1,0 +1,160 @@
+"""generation_config.json as fields of a run's `decode` section, and back.
+
+What is not given has the default of the hub's library; what has no counterpart here is named.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tformer.config import Config, Decode, Model
+from tformer.config.tasks import TASKS
+from tformer.data.tokenizers.tokenizers import Tokenizers
+from tformer.data.tokenizers.vocabulary import Tokenizer
+from tformer.errors import UserError
+from tformer.hf.fields import matches
+
+FILE = 'generation_config.json'
+# The library's defaults of what is read: how the next token is chosen, and the lengths.
+DEFAULTS: dict[str, Any] = {
+    'do_sample': False,
+    'num_beams': 1,
+    'temperature': 1.0,
+    'top_k': 50,
+    'top_p': 1.0,
+    'length_penalty': 1.0,
+    'early_stopping': False,
+    'max_new_tokens': None,
+    'max_length': 20,
+    'bad_words_ids': None,
+}
+# Settings of older config.json files that have no counterpart, with the values that switch them off.
+OFF: dict[str, Any] = {
+    **dict.fromkeys(('min_length', 'no_repeat_ngram_size', 'encoder_no_repeat_ngram_size', 'diversity_penalty'), 0),
+    **dict.fromkeys(('repetition_penalty', 'encoder_repetition_penalty', 'typical_p', 'num_return_sequences'), 1),
+    **dict.fromkeys(('num_beam_groups', 'guidance_scale'), 1),
+    **dict.fromkeys(('suppress_tokens', 'begin_suppress_tokens', 'exponential_decay_length_penalty'), None),
+}
+# Settings that change no token, or that `special_tokens` reads.
+NEUTRAL = (
+    *('*_token_id', '_*', 'transformers_version', 'use_cache', 'cache_*', 'max_cache_len', 'output_*', 'return_*'),
+    *('*assistant*', 'target_lookbehind', 'prompt_lookup*', 'max_matching_ngram_size', 'speculation_type', 'use_mtp'),
+    *('*compile*', 'continuous_batching_config', 'low_memory', 'prefill_chunk_size', 'remove_invalid_values'),
+)
+
+
+def decode_fields(
+    generation: Mapping[str, Any], hub_config: Mapping[str, Any], model: Model, start: int, tokenizer: Tokenizer
+) -> tuple[dict[str, Any], list[str]]:
+    """Returns fields of a run for `config.override`, and the settings that these do not express.
+
+    Args:
+      generation: the fields of generation_config.json; {} where there is none.
+      hub_config: those of config.json, which holds the settings in its place.
+      model: of the run.
+      start: the number of tokens that a decoder starts from, in front of the new ones.
+      tokenizer: of the new tokens.
+
+    Raises:
+      UserError: a setting is not of its type, or an id is that of no token.
+    """
+    known = DEFAULTS.keys() | OFF.keys()
+    given = generation or {name: value for name, value in hub_config.items() if name in known}
+    given = {name: value for name, value in given.items() if value is not None}
+    hub = _Settings({**DEFAULTS, **given})
+    off = {**DEFAULTS, **OFF}
+    lost = [
+        f'{name}={value!r}'
+        for name, value in given.items()
+        if name not in DEFAULTS and value not in (off.get(name), False, 0, '', [], {}) and not matches(name, NEUTRAL)
+    ]
+    ids = generation.get('eos_token_id', hub_config.get('eos_token_id'))
+    fields: dict[str, Any] = {'decode.ends': _names(ids if isinstance(ids, list) else [ids], tokenizer)}
+    if hub['do_sample'] and hub.number('temperature') > 0:
+        fields |= {'decode.strategy': 'sample', 'decode.temperature': hub.number('temperature')}
+        fields |= {'decode.top_k': hub.number('top_k') or None}
+        fields |= {'decode.top_p': hub.number('top_p') if hub.number('top_p') < 1 else None}
+        lost += [f'num_beams={hub["num_beams"]} with do_sample'] if hub.number('num_beams') > 1 else []
+    elif hub.number('num_beams') > 1:
+        fields |= {'decode.strategy': 'beam', 'decode.beam_size': hub.number('num_beams')}
+        fields |= {'decode.length_offset': _offset(model, start)}
+        fields |= {'decode.length_penalty': max(hub.number('length_penalty'), 0.0)}
+        lost += [f'length_penalty={hub["length_penalty"]}'] if hub.number('length_penalty') < 0 else []
+        lost += [f'early_stopping={hub["early_stopping"]!r}'] if hub['early_stopping'] != 'never' else []
+    special = [[index] for index in np.flatnonzero(~tokenizer.ordinary).tolist()]  # which are never generated
+    if (words := hub['bad_words_ids']) and not (isinstance(words, list) and all(word in special for word in words)):
+        lost.append(f'bad_words_ids={words}')
+    length, said = _length(hub, given, model, start)
+    return fields | {'decode.max_len': length}, lost + said
+
+
+def _offset(model: Model, start: int) -> float:
+    """Returns decode.length_offset of the library's length, which counts the tokens that are forced after the first."""
+    return float(start - 1) if model.family == 'encoder_decoder' else 0.0
+
+
+class _Settings(dict[str, Any]):
+    def number(self, name: str) -> Any:
+        """Returns a setting that is a number, whole where its default is."""
+        kinds = (int, float) if isinstance(DEFAULTS[name], float) else (int,)
+        if type(self[name]) not in kinds:
+            raise UserError(f'{FILE}: {name}={self[name]!r} is not a {"" if float in kinds else "whole "}number')
+        return self[name]
+
+
+def _names(ids: list[Any], tokenizer: Tokenizer) -> tuple[str, ...]:
+    """Returns the names of the tokens that end a text besides EOS."""
+    names = []
+    for index in ids:
+        if index in (None, tokenizer.specials.eos):
+            continue
+        inside = type(index) is int and 0 <= index < tokenizer.vocab_size
+        if not inside or tokenizer.id_of(tokenizer.piece(index)) != index:
+            raise UserError(f'{FILE}: eos_token_id={index!r} is not a token of the tokenizer')
+        names.append(tokenizer.piece(index))
+    return tuple(names)
+
+
+def _length(hub: _Settings, given: Mapping[str, Any], model: Model, start: int) -> tuple[int, list[str]]:
+    """Returns the most new tokens that there is room for, and the settings of lengths that it does not express."""
+    paired = model.family == 'encoder_decoder'
+    room = max(1, model.max_len + 1 - start if paired else model.max_len // 2)
+    if 'max_new_tokens' in given:
+        name, wanted = 'max_new_tokens', hub['max_new_tokens']
+    elif 'max_length' in given and paired:
+        name, wanted = 'max_length', hub.number('max_length') - start
+    else:
+        said = hub['max_length'] != DEFAULTS['max_length']
+        return min(Decode.max_len, room), [f'max_length={hub["max_length"]}, with the prompt'] if said else []
+    if type(wanted) is not int or wanted < 1:
+        raise UserError(f'{FILE}: {name}={hub[name]!r} leaves no new token')
+    return min(wanted, room), [f'{name}={hub[name]}, for which there is no room'] if wanted > room else []
+
+
+def generation_config(config: Config, tokenizers: Tokenizers, tokens: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns the fields of generation_config.json; None for a model that does not write.
+
+    `tokens` are the ids of its special tokens, as config.json has them.
+    """
+    decode = config.decode
+    if not TASKS[config.train.objective].writes or config.model.family == 'encoder':
+        return None
+    fields = {**tokens, 'max_new_tokens': decode.max_len, 'do_sample': decode.strategy == 'sample'}
+    if len(ends := tokenizers.ends(config)) > 1:
+        fields['eos_token_id'] = list(ends)
+    if decode.strategy == 'sample':
+        fields |= {'temperature': decode.temperature, 'top_k': decode.top_k or 0, 'top_p': decode.top_p or 1.0}
+    if decode.strategy == 'beam':
+        fields |= {'num_beams': decode.beam_size, 'early_stopping': 'never'}
+        fields |= {} if unexpressed(config) else {'length_penalty': decode.length_penalty}
+    return fields
+
+
+def unexpressed(config: Config) -> list[str]:
+    """Returns the fields of a run's generation that generation_config.json has no setting for."""
+    decode = config.decode
+    offset = _offset(config.model, len(config.data.start))
+    if decode.strategy != 'beam' or decode.length_penalty == 0 or decode.length_offset == offset:
+        return []
+    return [f'decode.length_penalty={decode.length_penalty} with decode.length_offset={decode.length_offset}']
