@@ -353,15 +353,24 @@ HEADED = (
     *(('bert', 'Bert'), ('roberta', 'Roberta'), ('distilbert', 'DistilBert'), ('electra', 'Electra')),
     *(('albert', 'Albert'), ('gpt2', 'GPT2'), ('gpt_neox', 'GPTNeoX'), ('llama', 'Llama'), ('mistral', 'Mistral')),
     *(('qwen3', 'Qwen3'), ('gemma2', 'Gemma2'), ('phi3', 'Phi3'), ('olmo2', 'Olmo2'), ('gpt_oss', 'GptOss')),
-    *(('bart', 'Bart'), ('mbart', 'MBart'), ('modernbert', 'ModernBert'), ('mpnet', 'MPNet')),
+    *(
+        ('t5', 'T5'),
+        ('t5_v1_1', 'T5'),
+        ('mt5', 'MT5'),
+        ('bart', 'Bart'),
+        ('mbart', 'MBart'),
+        ('modernbert', 'ModernBert'),
+        ('mpnet', 'MPNet'),
+    ),
 )
 LACKING = (  # by the hub's library
     *('Gemma2ForQuestionAnswering', 'Phi3ForQuestionAnswering', 'BartForTokenClassification'),
     *('MBartForTokenClassification', 'Olmo2ForTokenClassification', 'Olmo2ForQuestionAnswering'),
-    'GptOssForQuestionAnswering',
+    *('GptOssForQuestionAnswering', 'T5ForTokenClassification', 'MT5ForTokenClassification'),  # T5's: of one stack
 )
-# Stored are one head with a pooler, one of tokens, one without a bias, one of two stacks, and one with a transform.
-STORED_HEADS = ('distilbert_class', 'roberta_tags', 'gpt2_class', 'bart_spans', 'modernbert_class')
+# Stored are one head with a pooler, one of tokens, one without a bias, one of two stacks, one with a transform, and one
+# whose tensors have a prefix that other checkpoints of the family lack.
+STORED_HEADS = ('distilbert_class', 'roberta_tags', 'gpt2_class', 'bart_spans', 'modernbert_class', 't5_class')
 for case_, prefix in HEADED:
     for end, head in HEADS.items():
         if f'{prefix}For{end}' not in LACKING:
@@ -379,13 +388,21 @@ def padded(
     return np.where(positions >= 0, rng.integers(5, VOCAB, positions.shape), padding), positions
 
 
-def make(name: str, width: int, seed: int = 0) -> Reference:
-    """Returns the reference of one case, computed by torch in float32."""
+def with_options(model: Any, options: dict[str, Any]) -> Any:
+    """Returns a model of the same class whose config.json has these fields changed."""
+    derived = ('architectures', 'model_type', 'transformers_version')
+    fields = {key: value for key, value in model.config.to_dict().items() if key not in derived}
+    return type(model)(type(model.config)(**{**fields, **options}))
+
+
+def make(name: str, width: int, seed: int = 0, options: dict[str, Any] | None = None) -> Reference:
+    """Returns the reference of one case, computed by torch in float32; `options` change fields of its config.json."""
     import torch
     from safetensors.numpy import load_file
 
     torch.manual_seed(seed)
-    model = CASES[name](width).float().eval()
+    model = CASES[name](width)
+    model = (with_options(model, options) if options else model).float().eval()
     model.set_attn_implementation('eager')
     with torch.no_grad():
         for key, parameter in model.named_parameters():

@@ -89,7 +89,7 @@ class Model(Section):
     output_scale: str | None = None  # factor on the stream before the vocabulary
     output_softcap: float | None = None  # c tanh(logits / c) (Gemma Team 2024)
     mlm_transform: bool = False  # BERT's dense + activation + norm before the vocabulary (Devlin et al. 2019)
-    task_transform: bool = False  # the same one before classes, numbers, tags and answers (Warner et al. 2024)
+    task_transform: bool = False  # the same one before classes, numbers, choices, tags, answers (Warner et al. 2024)
     transform_activation: str | None = None  # of these transforms; None: the feed-forward's
     transform_bias: bool = True  # on the dense layer of these transforms
     num_classes: int | None = None  # of sequences or tokens; None: the number of labels in the training split

@@ -146,11 +146,13 @@ def export_params(family: str, params: Params, cfg: Model) -> dict[str, np.ndarr
     heads.check_heads(family, expressed, cfg, params.keys())
     cfg = heads.with_classes(cfg, {path: np.shape(array)[-1] for path, array in ours.items() if np.ndim(array)})
     rules = [rule for rule in table.rules if rule.when(cfg) and rule.head in chosen]
-    tensors, taken = exported(family, rules, ours, cfg)
+    trunk, taken = exported(family, [rule for rule in rules if not rule.head], ours, cfg)
+    ends, read = exported(family, [rule for rule in rules if rule.head], ours, cfg)
+    taken |= read
     for path in ours:
         if path not in taken:
             raise UserError(f'{family}: no rule reads the parameter {path}')
-    return {heads.exported_name(table, chosen, name): tensor for name, tensor in tensors.items()}
+    return {heads.exported_name(table, chosen, name): tensor for name, tensor in trunk.items()} | ends
 
 
 def exported(
@@ -183,13 +185,13 @@ def exported(
 
 def _renamed(table: Family, tensors: Mapping[str, np.ndarray]) -> dict[str, str]:
     """Returns the checkpoint's names of the tensors by the names that the table has."""
-    known = (table.prefix, table.spans_prefix or table.prefix)
+    known = (table.prefix, *table.headed.values())
     prefix = '' if any(name.startswith(known) for name in tensors) else table.prefix
     renamed = {}
     for original in tensors:
         name = original
-        if table.spans_prefix and name.startswith(table.spans_prefix):
-            name = table.prefix + name.removeprefix(table.spans_prefix)
+        for other in {*table.headed.values()}:
+            name = table.prefix + name.removeprefix(other) if name.startswith(other) else name
         for old, new in table.renamed:
             name = name.replace(old, new)
         renamed[prefix + name] = original
@@ -266,7 +268,7 @@ def _account_for(
             if np.any(tensors[original]):
                 raise UserError(f'{family}: tensor {name} is not 0, and the model has no place for it')
         else:
-            raise UserError(f'{family}: no rule reads the tensor {name}')
+            raise UserError(f'{family}: no rule reads the tensor {original}')
 
 
 def has_own_output(family: str, tensors: Mapping[str, np.ndarray]) -> bool:

@@ -68,10 +68,9 @@ def exported(table: Family, cfg: Model, paths: Collection[str]) -> set[str]:
 
 
 def exported_name(table: Family, heads: Collection[str], name: str) -> str:
-    """Returns the name of a tensor in a checkpoint with these heads."""
-    if 'spans' in heads and table.spans_prefix and name.startswith(table.prefix):
-        return table.spans_prefix + name.removeprefix(table.prefix)
-    return name
+    """Returns the name of a tensor of the model itself in a checkpoint with these heads."""
+    other = next((other for head, other in table.headed.items() if head in heads), table.prefix)
+    return other + name.removeprefix(table.prefix) if name.startswith(table.prefix) else name
 
 
 def with_classes(cfg: Model, sizes: Mapping[str, int]) -> Model:

@@ -140,7 +140,7 @@ FAMILIES = {
             *layer_norm('head.norm', 'head/LayerNorm_0', head='transform'),
             tensor('decoder.weight', 'head/logits/kernel', head='masked_lm', when=untied),
             tensor('decoder.bias', 'head/bias', head='masked_lm', when=lambda model: model.output_bias),
-            *task_heads('classifier', 'classifier', 'classifier'),
+            *task_heads('classifier', 'classifier', 'classifier', choices=True),
         ),
         prefix='model.',
         copies={'decoder.weight': 'model.embeddings.tok_embeddings.weight'},

@@ -57,7 +57,7 @@ class Family(NamedTuple):
       fields: the correspondences of the other fields with those of config.json.
       rules: the correspondences of tensors.
       prefix: of names in a checkpoint with a head, absent in one without.
-      spans_prefix: stands for `prefix` in a checkpoint with the head of answers; '': it does not.
+      headed: head -> what stands for `prefix` in a checkpoint with this head, where that differs.
       renamed: (old, new) parts of names, of early checkpoints.
       ignored: patterns of tensors that the model does not use.
       copies: tensor -> the tensor that it must equal.
@@ -76,7 +76,7 @@ class Family(NamedTuple):
     fields: tuple[Field, ...]
     rules: tuple[Rule, ...]
     prefix: str = ''
-    spans_prefix: str = ''
+    headed: Mapping[str, str] = {}
     renamed: tuple[tuple[str, str], ...] = ()
     ignored: tuple[str, ...] = ()
     copies: Mapping[str, str] = {}

@@ -5,6 +5,7 @@ from typing import Any
 from tformer.config import Model
 from tformer.errors import UserError
 from tformer.hf.fields import VOCABULARY, Field, HubConfig, field, fields
+from tformer.hf.heads import task_heads
 from tformer.hf.rules import ALL_BIASES, Family, Rule, gated, tensor, untied
 
 # ---------------------------------------------------------------------------------------------------- config.json
@@ -16,6 +17,8 @@ T5: dict[str, Any] = {
     'attention_scale': 'unscaled',
     'mlp_bias': False,
     'initializer': 't5',
+    'pooling': 'last',
+    'pooler': True,
 }
 T5_ACTIVATIONS = {  # feed_forward_proj
     'relu': 'relu',
@@ -101,7 +104,8 @@ STACKS: dict[str, Any] = {
         tensor('shared.weight', 'embed/table'),
         *t5_stack('encoder'),
         *t5_stack('decoder'),
-        tensor('lm_head.weight', 'head/logits/kernel', when=untied),
+        tensor('lm_head.weight', 'head/logits/kernel', when=untied, head='tokens'),
+        *task_heads('classification_head.out_proj', spans='qa_outputs', pooler='classification_head.dense'),
     ),
     'ignored': ('decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight',),  # early, and never read
     'copies': {
@@ -110,6 +114,7 @@ STACKS: dict[str, Any] = {
         'lm_head.weight': 'shared.weight',
     },
     'fixed': {'is_encoder_decoder': True},
+    'headed': dict.fromkeys(('class', 'number'), 'transformer.'),
     'start': {'decoder_start_token_id': 'pad', 'forced_bos_token_id': ''},
 }
 DEFAULTS = {

@@ -1,0 +1,86 @@
+"""Options of config.json that are seldom changed: the hub's own numbers, or a line that names the option."""
+
+import importlib.util
+from typing import Any
+
+import pytest
+
+import make_hf_reference as references
+from hub_parity import TOLERANCE, check_exported, compare
+from tformer import hf
+from tformer.errors import UserError
+
+TORCH = all(importlib.util.find_spec(name) for name in ('torch', 'transformers'))
+NEAR = {'rope_type': 'default', 'rope_theta': 50.0}
+WIDE = {'rope_type': 'linear', 'factor': 2.0, 'rope_theta': 900.0}
+LONG = {'rope_type': 'longrope', 'rope_theta': 100.0, 'short_factor': [1.5] * 4, 'long_factor': [2.5, 3.0, 4.0, 5.0]}
+TURNS = {'rope_type': 'llama3', 'rope_theta': 500.0, 'factor': 4.0, 'original_max_position_embeddings': 64}
+REWRITTEN = ('rope_parameters', 'head_dim')  # by the hub's library
+FULL, SLIDING = 'full_attention', 'sliding_attention'
+
+EQUAL: list[tuple[str, dict[str, Any]]] = [
+    ('bert', {'hidden_act': 'relu', 'type_vocab_size': 5}),
+    ('roberta', {'hidden_act': 'relu', 'type_vocab_size': 2}),  # the head's activation is gelu all the same
+    ('roberta', {'pad_token_id': 3}),
+    ('electra', {'hidden_act': 'silu', 'embedding_size': 8}),
+    ('mpnet', {'hidden_act': 'silu', 'layer_norm_eps': 0.1}),
+    ('modernbert', {'norm_bias': True, 'attention_bias': True, 'mlp_bias': True, 'classifier_bias': True}),
+    ('modernbert', {'decoder_bias': False, 'tie_word_embeddings': False, 'classifier_activation': 'silu'}),
+    ('modernbert', {'local_attention': 7, 'layer_types': [SLIDING, SLIDING, FULL, SLIDING]}),
+    ('modernbert', {'layer_types': [FULL] * 4, 'hidden_activation': 'relu'}),
+    ('modernbert', {'rope_parameters': {FULL: WIDE, SLIDING: NEAR}}),
+    ('gpt2', {'n_inner': 5, 'activation_function': 'relu'}),
+    ('gpt_neox', {'use_parallel_residual': False, 'attention_bias': False}),
+    ('t5', {'num_decoder_layers': 1, 'relative_attention_num_buckets': 6, 'd_kv': 3}),
+    ('m2m_100', {'scale_embedding': False, 'pad_token_id': 3}),
+    ('llama', {'num_key_value_heads': 1, 'head_dim': None, 'hidden_act': 'gelu_new'}),
+    ('llama', {'rope_parameters': {**LONG, 'original_max_position_embeddings': 6}}),
+    ('mistral', {'sliding_window': 1}),
+    ('qwen3', {'attention_bias': True, 'layer_types': [SLIDING, FULL, FULL], 'sliding_window': 3,
+               'use_sliding_window': True}),
+    ('olmo2', {'attention_bias': True, 'tie_word_embeddings': True}),
+    ('phi3', {'sliding_window': None, 'original_max_position_embeddings': 16}),
+    ('gemma2', {'attn_logit_softcapping': None, 'query_pre_attn_scalar': 3, 'layer_types': [SLIDING] * 3}),
+    ('gemma3', {'layer_types': [FULL] * 3, 'attention_bias': True, 'tie_word_embeddings': False}),
+    ('mixtral', {'num_experts_per_tok': 3, 'sliding_window': 3}),
+    ('gpt_oss', {'num_experts_per_tok': 3, 'attention_bias': False, 'layer_types': [FULL] * 3}),
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not TORCH, reason='needs torch and transformers')
+@pytest.mark.parametrize(('name', 'options'), EQUAL)
+def test_an_option_has_the_hubs_numbers_and_is_written_back(name: str, options: dict[str, Any]) -> None:
+    reference = references.make(name, width=16, seed=1, options=options)
+    assert all(reference.config.get(key) == value for key, value in options.items() if key not in REWRITTEN)
+    assert max(compare(reference).values()) < TOLERANCE
+    check_exported(reference)
+
+
+REFUSED: list[tuple[str, dict[str, Any]]] = [
+    ('bert', {'tie_word_embeddings': False}),
+    ('distilbert', {'sinusoidal_pos_embds': True}),
+    ('albert', {'inner_group_num': 2}),
+    ('gpt2', {'scale_attn_weights': False}),
+    ('mt5', {'scale_decoder_outputs': True}),
+    ('bart', {'encoder_ffn_dim': 5}),
+    ('marian', {'share_encoder_decoder_embeddings': False}),
+    ('llama', {'rope_parameters': {**TURNS, 'low_freq_factor': 1.0, 'high_freq_factor': 2.0}}),
+    ('llama', {'attention_multiplier': 2.0}),  # Granite's
+    ('llama', {'logits_scaling': 2.0}),
+    ('mistral', {'layer_types': [SLIDING, FULL, FULL]}),
+    ('olmo2', {'clip_qkv': 0.5}),
+    ('gemma', {'hidden_activation': 'relu'}),
+    ('gemma2', {'use_bidirectional_attention': True}),
+    ('mixtral', {'norm_topk_prob': True}),
+    ('modernbert', {'rope_parameters': {FULL: NEAR, SLIDING: WIDE}}),
+]
+
+
+@pytest.mark.parametrize(('name', 'options'), REFUSED)
+def test_an_option_without_a_counterpart_is_refused_by_its_name(name: str, options: dict[str, Any]) -> None:
+    (option,) = options
+    with pytest.raises(UserError) as error:
+        hf.model_of({**references.load(name).config, **options})
+    names = ('high_freq_factor', 'sliding_attention') if option == 'rope_parameters' else (option,)
+    assert any(name in str(error.value) for name in names) and '\n' not in str(error.value)
