@@ -13,6 +13,7 @@ from flax import linen as nn
 
 from tformer.config import Config, Model, Train
 from tformer.config.tasks import TASKS
+from tformer.layers import preferences
 from tformer.layers.class_scores import Scalar, Scores, Teaching, class_scores, cross_entropy
 from tformer.layers.dropout import DropoutRates, MaybeScalar
 from tformer.layers.heads import TokenStatistics
@@ -32,8 +33,8 @@ Batch = Mapping[str, jax.Array]
 Method = str | Callable[..., Any]  # of a model, by its name, or (model, batch, dropout rates) -> outputs
 
 
-# (batch, chunk as in `Objective.method_for`) -> (the method of the model that learns, what the teacher adds)
-Teach = Callable[[Batch, int | None], tuple[Method, Teaching]]
+# (batch, chunk as in `Objective.method_for`) -> (the method of the model that learns, what its teacher adds, if any)
+Teach = Callable[[Batch, int | None], tuple[Method, tuple[Teaching, ...]]]
 
 AUTO_LOGITS = 2**24  # of a row, held at once with train.loss_chunk=auto: 64 MiB
 
@@ -193,6 +194,7 @@ class Loss:
     smoothing: bool = True  # whether label smoothing applies
     z_loss: bool = True  # whether the z-loss applies
     whole_batch: bool = False  # whether the loss of a row depends on the other rows
+    with_reference: bool = False  # whether there are no scores without a teacher's outputs, in evaluation either
 
 
 LOSSES: dict[str, Loss] = {
@@ -208,6 +210,8 @@ LOSSES: dict[str, Loss] = {
         whole_batch=True,
     ),
     'cosines': Loss(cosine_scores, ('loss',), cosines, smoothing=False, z_loss=False),
+    'dpo': Loss(preferences.dpo_scores, preferences.NAMES, z_loss=False, with_reference=True),
+    'ipo': Loss(preferences.ipo_scores, preferences.NAMES, smoothing=False, z_loss=False, with_reference=True),
     'spans': Loss(span_scores, predict=best_spans, smoothing=False),
     'sentences': Loss(
         sentence_scores, (*_TOKEN_MEANS, 'sentence_loss', 'sentence_accuracy'), sentence_classes,
@@ -234,17 +238,20 @@ class Objective(Loss):
             return self.method
         return lambda model, *args: model.token_statistics(*args, chunk=chunk, **teacher)
 
-    def taught_by(self, teacher: nn.Module, variables: Any, train: Train) -> Teach:
-        """Returns the `Teach` of a teacher with these variables."""
-        weight, temperature = train.distillation_weight, train.distillation_temperature
+    def taught_by(self, teacher: nn.Module | None, variables: Any, train: Train) -> Teach:
+        """Returns the `Teach` of a teacher with these variables; None: there is none."""
+        options = train.distillation_weight, train.distillation_temperature, train.preference_beta
 
-        def teach(batch: Batch, chunk: int | None) -> tuple[Method, Teaching]:
-            method = self.method if chunk is None else 'logits_input'
+        def teach(batch: Batch, chunk: int | None) -> tuple[Method, tuple[Teaching, ...]]:
+            own = self.method_for(chunk)
+            if teacher is None:
+                return own, ()
+            in_parts = chunk is not None and not self.with_reference
+            method = 'logits_input' if in_parts else own
             outputs: Any = teacher.apply(jax.lax.stop_gradient(variables), batch, DropoutRates(), method=method)
-            if chunk is None:
-                return self.method, Teaching(outputs, weight, temperature)
-            method = self.method_for(chunk, teacher=outputs, temperature=temperature)
-            return method, Teaching(None, weight, temperature)
+            if in_parts:
+                own, outputs = self.method_for(chunk, teacher=outputs, temperature=options[1]), None
+            return own, (Teaching(outputs, *options),)
 
         return teach
 

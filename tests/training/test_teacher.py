@@ -12,6 +12,7 @@ import pytest
 import toy_data
 from comparing import descent, relative
 from small_training import make_batch, make_config
+from stored_teachers import save_teacher
 from tformer import checks
 from tformer.commands import dry_run, evaluate
 from tformer.config import Config, Data, Evaluate, Mesh, Model, Optimizer, Train, override
@@ -26,7 +27,7 @@ from tformer.layers.class_scores import Teaching, class_scores
 from tformer.model import build
 from tformer.objectives import OBJECTIVES, number_scores, span_scores
 from tformer.optim.hyperparameters import Hyperparameters
-from tformer.training import checkpoint, checkpoint_writer, flops, loop, workdir
+from tformer.training import checkpoint, flops, loop, workdir
 from tformer.training.dummy_batch import one_row
 from tformer.training.program import make_program
 from tformer.training.state import TrainState, initial_variables
@@ -196,27 +197,6 @@ def student(place, **fields):
         evaluate=Evaluate(samples=0),
     )  # fmt: skip
     return override(base, {name.replace('__', '.'): value for name, value in fields.items()})
-
-
-def save_teacher(directory, step=7, seed=0, **fields):
-    """A workdir of random parameters, whose tokens are bytes."""
-    tokens = Tokenizers(None, Byte())
-    cfg = Config(
-        model=Model(emb_dim=16, mlp_dim=16, num_heads=2, num_decoder_layers=2, max_len=64),
-        data=Data(length=32, tokenizer='byte'),
-        train=Train(num_steps=9, seed=seed),
-    )
-    cfg = override(cfg, {name.replace('__', '.'): value for name, value in fields.items()})
-    cfg = checks.resolve(cfg, vocab_size=tokens.target.vocab_size)
-    made, objective = build(cfg.model), OBJECTIVES[cfg.train.objective]
-    params = sharding.unboxed(initial_variables(made, objective, Hyperparameters.of(cfg), one_row(cfg)))['params']
-    directory.mkdir(exist_ok=True)
-    writer = checkpoint_writer.CheckpointWriter(directory, keep_last=9)
-    writer.save(TrainState(jnp.asarray(step), params, {}), {}, float(step))
-    writer.wait()
-    tokens.save(directory)
-    workdir.save_config(directory, cfg)
-    return directory
 
 
 @pytest.fixture(scope='module')

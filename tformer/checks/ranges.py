@@ -24,6 +24,7 @@ POSITIVE = (
     'train.num_steps train.num_epochs train.batch_size train.microbatches train.log_every train.eval_every '
     'train.eval_batches train.checkpoint_every train.keep_last train.keep_every train.patience '
     'train.max_skipped train.skip_spikes train.max_minutes train.loss_chunk train.distillation_temperature '
+    'train.preference_beta '
     'mesh.microbatches mesh.pipeline_repeats '
     'decode.max_len decode.beam_size decode.temperature decode.top_k decode.top_p decode.batch_size '
     'evaluate.answer_length evaluate.max_examples'

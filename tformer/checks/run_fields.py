@@ -97,6 +97,7 @@ def _single_rules() -> dict[str, Rule]:
     pooled = _objectives(lambda task: HEADS[task.head].pools)
     pooler = _objectives(lambda task: 'pooler' in HEADS[task.head].per_row)
     prefixed = _objectives(lambda task: task.prefix)
+    distils = _objectives(lambda task: task.teacher and not LOSSES[task.loss].with_reference)
     return {
         'model.num_classes': from_data,
         'model.pooling': pooled,
@@ -131,8 +132,9 @@ def _single_rules() -> dict[str, Rule]:
         'train.label_smoothing': _objectives(lambda task: LOSSES[task.loss].smoothing),
         'train.z_loss': _objectives(lambda task: LOSSES[task.loss].z_loss),
         'train.teacher': _objectives(lambda task: task.teacher),
-        'train.distillation_weight': _objectives(lambda task: task.teacher),
-        'train.distillation_temperature': _objectives(lambda task: task.teacher and task.loss != 'numbers'),
+        'train.distillation_weight': distils,
+        'train.distillation_temperature': _both(distils, _objectives(lambda task: task.loss != 'numbers')),
+        'train.preference_beta': _objectives(lambda task: LOSSES[task.loss].with_reference),
         'train.loss_chunk': _objectives(lambda task: task.head == 'tokens'),
         'train.second_loss_weight': _objectives(lambda task: LOSSES[task.loss].second),
         'mesh.microbatches': (lambda c: c.mesh.pipeline != 1, 'mesh.pipeline is above 1'),

@@ -61,7 +61,7 @@ def evaluate(
     if baseline:
         baseline_lib.of_objective(run.config.train.objective)  # before minutes of scoring
     before = run.results
-    found = scoring.score(run.config, run.tokenizers, run.variables, split, records)
+    found = scoring.score(run.config, run.tokenizers, run.variables, split, records, run.workdir)
     print(f'{run.workdir} step {run.step}, {split}: {found.num_records:,} records')
     print(writers.format_table(found.scores.items()))
     for name in run.config.evaluate.metrics:

@@ -84,12 +84,14 @@ def row_losses(program: Program, state: TrainState, batch: dict[str, Any]) -> ja
     """Returns the loss [B] of each row by itself, without dropout; 0 for a row that has nothing to score."""
     model, objective, config = program.model, program.objective, program.config
     second = objective.weight(config.train.second_loss_weight)
-    method = objective.method_for(loss_chunk(config))
+    chunk, taught = loss_chunk(config), program.taught[0] if program.taught else None
+    teacher = None if program.teacher is None else program.teacher.model
     nothing = {'weights': 0, 'label_weights': 0, 'positions': -1}  # what scores of other rows count by
 
     @jax.jit
-    def losses(variables: Any, batch: dict[str, jax.Array]) -> jax.Array:
+    def losses(variables: Any, batch: dict[str, jax.Array], taught: Any) -> jax.Array:
         with masks.ordered('behind'):
+            method, teaching = objective.taught_by(teacher, taught, config.train)(batch, chunk)
             outputs = model.apply(variables, batch, DropoutRates(), method=method)
 
         def of_row(index: jax.Array) -> jax.Array:
@@ -99,9 +101,9 @@ def row_losses(program: Program, state: TrainState, batch: dict[str, Any]) -> ja
                 if name in batch
             }
             alone = objective.weigh(batch | kept, second)
-            total, weight = objective.scores(outputs, alone)['loss']
+            total, weight = objective.scores(outputs, alone, None, None, *teaching)['loss']
             return total / jnp.maximum(weight, 1e-9)
 
         return jax.lax.map(of_row, jnp.arange(len(batch['inputs'])))
 
-    return losses(evaluation_variables(state.replace(averages=None)), batch)
+    return losses(evaluation_variables(state.replace(averages=None)), batch, taught)

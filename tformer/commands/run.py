@@ -199,7 +199,7 @@ class Run:
     def evaluate(self, split: str = 'test') -> dict[str, float]:
         """Returns the scores on a split. `tformer.evaluate` also prints them and writes result.json."""
         quiet = config_lib.override(self.config, {'evaluate.samples': 0})
-        return scoring.score(quiet, self.tokenizers, self.variables, split).scores
+        return scoring.score(quiet, self.tokenizers, self.variables, split, workdir=self.workdir).scores
 
 
 def _check_complete(home: pathlib.Path, config: Config, variables: Any) -> None:

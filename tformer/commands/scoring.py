@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from tformer.evaluation import metrics, scorer
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
 from tformer.optim.hyperparameters import standard
+from tformer.training import checkpoint, setup, teacher
 from tformer.training.dummy_batch import one_row
 from tformer.training.state import abstract_variables
 from tformer.training.state import variables as variables_of
@@ -38,11 +40,20 @@ class Scored(NamedTuple):
 
 
 def score(
-    config: Config, tokenizers: Tokenizers, variables: Any, split: str, records: Sequence[Record] | None = None
+    config: Config,
+    tokenizers: Tokenizers,
+    variables: Any,
+    split: str,
+    records: Sequence[Record] | None = None,
+    workdir: pathlib.Path | None = None,
 ) -> Scored:
     """Returns the scores of a model on a split, computed on the devices that config.mesh names.
 
-    `records` are those of the split (train, valid or test), if they are loaded already.
+    `records` are those of the split (train, valid or test), if they are loaded already. `workdir` is that of the run,
+    whose checkpoints say which teacher it has.
+
+    Raises:
+      UserError: the objective has no scores without a teacher, and that is gone, or another.
     """
     mesh = sharding.make_mesh(config.mesh)
     records = scored_records(config, split, records)
@@ -53,7 +64,10 @@ def score(
     with sharding.placed(mesh, config.mesh):
         variables = jax.device_put(variables, shardings(config, mesh))
         plain = standard(config)
-        compute = _scorer(build(plain.model), plain, mesh)
+        reference = _reference(config, tokenizers, workdir)
+        compute = _scorer(build(plain.model), plain, mesh, reference and reference.model)
+        if reference is not None:
+            compute = functools.partial(compute, taught=reference.load(mesh))
         found = compute(variables, make_batches(config), None, tokenizers)
         for length in config.evaluate.lengths:
             cut = make_batches(windowed(config, length))
@@ -76,6 +90,15 @@ def scored_records(config: Config, split: str, records: Sequence[Record] | None 
     records = mixture.load(config, split) if records is None else records
     most = config.evaluate.max_examples
     return records if most is None else [records[i] for i in range(min(len(records), most))]
+
+
+def _reference(config: Config, tokenizers: Tokenizers, workdir: pathlib.Path | None) -> teacher.Teacher | None:
+    """Returns the teacher of a run that has no scores without it."""
+    if not OBJECTIVES[config.train.objective].with_reference:
+        return None
+    newest = None if workdir is None else checkpoint.newest_metadata(workdir)
+    setup.check_same_data(newest[1]['data'] if newest else {}, teacher.fingerprint(config, tokenizers))
+    return teacher.make_teacher(config, one_row(config))
 
 
 def shardings(config: Config, mesh: jax.sharding.Mesh) -> Any:

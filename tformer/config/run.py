@@ -118,6 +118,7 @@ class Train(Section):
     teacher: str | None = None  # a workdir, or a hub directory, whose frozen model is in the loss; None: init_from
     distillation_weight: float = 0.5  # of the teacher's targets; the data's have the rest (Hinton et al. 2015, 4.1)
     distillation_temperature: float = 2.0  # divides the logits of both models (the best of Hinton et al. 2015, 4.1)
+    preference_beta: float = 0.1  # dpo, ipo: how near the teacher the model stays (Rafailov et al. 2023, appendix B)
     seed: int = 0  # of the parameters, the dropout, the order and corruption of the data
     log_every: int = 50  # steps between reports
     eval_every: int | None = None  # steps; None: at the end only

@@ -27,6 +27,7 @@ RECORDS: dict[str, RecordForm] = {
     'positive': RecordForm(('text', 'positive'), ('negative',), labelled=True),
     'similarity': RecordForm(('label', 'text', 'pair'), labelled=True),
     'choices': RecordForm(('context', 'choices', 'label'), labelled=True, held_out_by='context'),
+    'preference': RecordForm(('prompt', 'chosen', 'rejected'), labelled=True, held_out_by='prompt'),
     'tags': RecordForm(('tokens', 'tags'), labelled=True, held_out_by='tokens'),
     'answers': RecordForm(('question', 'context', 'answers'), labelled=True, held_out_by='context'),
 }
@@ -151,6 +152,9 @@ TASKS: dict[str, Task] = {
     'cosine_similarity': Task(
         'similarity', 'scored_texts', families=_ONE_STACK, head='vectors', loss='cosines', judge='numbers'
     ),
+    # Rafailov et al. 2023, eq. 7; Azar et al. 2024, eq. 17
+    'dpo': Task('preference', 'preferred', families=('decoder',), loss='dpo', writes=True, teacher=True),
+    'ipo': Task('preference', 'preferred', families=('decoder',), loss='ipo', writes=True, teacher=True),
     # Raffel et al. 2020, section 3.2.1
     'prefix_lm': Task(
         'text', 'continue_prefix', 'continue_text', ('decoder', 'encoder_decoder'), writes=True, prefix=True

@@ -22,7 +22,7 @@ from tformer.layers import masks
 from tformer.layers.dropout import DropoutRates
 from tformer.objectives import LOSSES, OBJECTIVES, loss_chunk
 
-Scorer = Callable[[Any, Batches, int | None, Tokenizers], dict[str, float]]
+Scorer = Callable[..., dict[str, float]]  # of `make_scorer`
 GenerationScores = Callable[[Config, Any, Tokenizers, Sequence[Mapping[str, Any]]], dict[str, float]]
 
 
@@ -34,8 +34,9 @@ class Predicted(NamedTuple):
     outputs: Any
 
 
-def make_scorer(model: nn.Module, config: Config, mesh: Mesh) -> Scorer:
-    """Returns score(variables, batches, limit, tokenizers) -> means over a split, or its first `limit` batches.
+def make_scorer(model: nn.Module, config: Config, mesh: Mesh, teacher: nn.Module | None = None) -> Scorer:
+    """Returns score(variables, batches, limit, tokenizers, taught=None) -> means over a split, or its first `limit`
+    batches. `taught` are the variables of the `teacher`, without which some objectives have no scores.
 
     The means are `loss`; `nll` (nats per target), `accuracy` and `perplexity` where classes or tokens are predicted;
     `bits_per_byte` of language models with a lossless tokenizer; and the metrics of the objective's row of `JUDGES`.
@@ -44,19 +45,22 @@ def make_scorer(model: nn.Module, config: Config, mesh: Mesh) -> Scorer:
     task, objective = TASKS[config.train.objective], OBJECTIVES[config.train.objective]
     longest = config.evaluate.answer_length
     weight = objective.weight(config.train.second_loss_weight)
-    method = objective.method_for(loss_chunk(config))
+    chunk = loss_chunk(config)
 
     everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
 
     @functools.partial(jax.jit, out_shardings=everywhere)  # each process has the outputs of all rows
-    def step(variables: Any, batch: Mapping[str, jax.Array]) -> tuple[Any, Any]:
+    def step(variables: Any, batch: Mapping[str, jax.Array], taught: Any) -> tuple[Any, Any]:
         batch = objective.weigh(batch, weight)
         with masks.ordered('behind'):
+            method, teaching = objective.taught_by(teacher, taught, config.train)(batch, chunk)
             outputs: Any = model.apply(variables, batch, DropoutRates(), method=method)
         predicted = None if objective.predict is None else objective.predict(outputs, batch, longest)
-        return objective.scores(outputs, batch), predicted
+        return objective.scores(outputs, batch, None, None, *teaching), predicted
 
-    def score(variables: Any, batches: Batches, limit: int | None, tokenizers: Tokenizers) -> dict[str, float]:
+    def score(
+        variables: Any, batches: Batches, limit: int | None, tokenizers: Tokenizers, taught: Any = None
+    ) -> dict[str, float]:
         totals: dict[str, tuple[float, float]] = {}
         num_bytes, counts_bytes = 0.0, task.running_text and tokenizers.target.lossless
         pending: list[Any] = []
@@ -64,7 +68,7 @@ def make_scorer(model: nn.Module, config: Config, mesh: Mesh) -> Scorer:
         count = int(batches.steps_per_epoch)
         for number in range(min(limit or count, count)):
             batch = batches.batch(number)
-            pending.append(step(variables, jax.device_put(batch, sharding.batch_sharding(mesh))))
+            pending.append(step(variables, jax.device_put(batch, sharding.batch_sharding(mesh)), taught))
             if task.judge is not None:
                 seen.append(batch)
             if counts_bytes:

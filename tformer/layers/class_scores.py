@@ -19,6 +19,7 @@ class Teaching(NamedTuple):
     outputs: Any  # the teacher's, for the same batch; None: the statistics of the logits have the divergence from them
     weight: Scalar  # of the teacher's targets; the data's have the rest
     temperature: Scalar  # divides the logits of both models
+    beta: Scalar = 1.0  # of preferences: what a difference of log-likelihoods is worth
 
 
 def cross_entropy(logits: jax.Array, targets: jax.Array, label_smoothing: MaybeScalar = None) -> jax.Array:

@@ -75,5 +75,6 @@ def _two_texts(positions_BT: np.ndarray) -> dict[str, np.ndarray]:
         'positions': positions_BT - second_BT * np.int32(length // 2),
         'segment_ids': 1 + second_BT.astype(np.int32),
         'segment_weights': np.ones((rows, 2), np.float32),
+        'label_weights': np.ones(rows, np.float32),
         'segment_keys': np.arange(4 * rows, dtype=np.int32).reshape(rows, 2, 2),
     }

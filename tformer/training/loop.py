@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Sequence
 
@@ -75,7 +76,9 @@ def train(
         batch = data.batches.batch(0)
         program = make_program(data.config, batch, mesh)
         check_memory(program, batch)
-        score = scorer.make_scorer(program.model, data.config, mesh)
+        score = scorer.make_scorer(program.model, data.config, mesh, program.reference)
+        if program.reference is not None:
+            score = functools.partial(score, taught=program.taught[0])
         member = RunRecorder(data, directory, score, generated, last, clock=clock)
         progress = writers.Progress(data.config.train.num_steps or 0, last or 0)
         contexts.callback(progress.close)

@@ -70,6 +70,11 @@ class Program:
         state it is given."""
         return jax.jit(self.step, donate_argnums=0, out_shardings=(self.shardings, None))
 
+    @property
+    def reference(self) -> nn.Module | None:
+        """The teacher's model, if evaluations need it too."""
+        return self.teacher.model if self.teacher is not None and self.objective.with_reference else None
+
     @functools.cached_property
     def taught(self) -> tuple[Any, ...]:
         """The variables of the teacher, read from its directory; () without a teacher."""

@@ -16,7 +16,8 @@ from tformer.evaluation import means, scorer
 from tformer.training import checkpoint, checkpoint_writer, setup, wall_time, writers
 from tformer.training.state import TrainState, evaluation_variables
 
-REPORTED = ('loss', 'aux_loss', 'divergence')  # the scores of train steps that are written
+# The scores of train steps that are written.
+REPORTED = ('loss', 'aux_loss', 'divergence', 'reward_accuracy', 'reward_margin')
 
 
 class RunRecorder:

@@ -51,7 +51,7 @@ def make_train_step(
     def step(
         state: TrainState, batch: Batch, hyper: Hyperparameters, taught: Any = None
     ) -> tuple[TrainState, dict[str, Any]]:
-        teach = None if teacher is None else objective.taught_by(teacher.model, taught, config.train)
+        teach = objective.taught_by(None if teacher is None else teacher.model, taught, config.train)
         gradient = in_microbatches(make_gradient(model, objective, config, teach), config.train.microbatches)
         key = step_key(hyper.seed, state.step + 1)
         abstract = abstract_variables(model, objective, batch)['params']
@@ -99,7 +99,7 @@ def make_loss(model: nn.Module, objective: Objective, chunk: int | None, teach: 
     """
 
     def loss(params: Any, statistics: Any, batch: Batch, hyper: Hyperparameters, key: jax.Array) -> Any:
-        method, *teaching = (objective.method_for(chunk),) if teach is None else teach(batch, chunk)
+        method, teaching = (objective.method_for(chunk), ()) if teach is None else teach(batch, chunk)
         drops = bool(jax.tree.leaves(hyper.dropout_rates))
         rngs = {'sample': jax.random.fold_in(key, _SAMPLE)} | ({'dropout': key} if drops else {})
         outputs, found = model.apply(

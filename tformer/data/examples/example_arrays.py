@@ -154,6 +154,18 @@ def choose(examples: Examples, index: int, noise: Noise) -> Fields:
     }
 
 
+def prefer(examples: Examples, index: int, noise: Noise) -> Fields:
+    """A prompt with the chosen answer, and with the rejected one; the answers are scored. Of a long prompt the end is
+    kept. A truncated answer has no EOS."""
+    stop = examples.stop[index]
+    prompt, chosen, _, rejected = np.split(examples.of('tokens', index), examples.of('ends', index)[:-1])
+    answers = [
+        examples.template.proceed(prompt[max(len(prompt) - stop, 0) :], answer[:stop], ended=len(answer) <= stop)
+        for answer in (chosen, rejected)
+    ]
+    return {**side_by_side(answers), 'label_weights': np.float32(1)}
+
+
 def side_by_side(texts: Iterable[Fields]) -> Fields:
     """Returns the arrays of a row of K texts that do not see each other: `segment_ids` count them from 1, and positions
     start at 0 in each. `segment_weights` [K] are 1, and 0 where a row of the batch has fewer texts than another."""

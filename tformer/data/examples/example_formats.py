@@ -72,6 +72,10 @@ def _to_read(sizes: np.ndarray, template: SpecialTokenTemplate, data: Data) -> l
     return template.to_read(sizes)
 
 
+def _after_front(sizes: np.ndarray, template: SpecialTokenTemplate, data: Data) -> list[np.ndarray]:
+    return [sizes + len(template.front)]
+
+
 def _to_read_two(sizes: np.ndarray, template: SpecialTokenTemplate, data: Data) -> list[np.ndarray]:
     return template.to_read(np.maximum(sizes, 2) + 1)
 
@@ -164,6 +168,9 @@ FORMATS = {
     ),
     'choices': ExampleFormat(
         example_arrays.choose, tokenized.CHOICES, spans.several, num_specials=3, labelled=True, reads=('overlong',)
+    ),
+    'preferred': ExampleFormat(
+        example_arrays.prefer, tokenized.PREFERENCES, spans.several, _after_front, labelled=True, reads=('overlong',)
     ),
     'tags': ExampleFormat(
         example_arrays.tag, tokenized.TAGGED, spans.beginning, num_specials=2, reads=('overlong',)

@@ -56,6 +56,11 @@ class SpecialTokenTemplate:
         """Returns the arrays of a text that is to be generated, given another; `ended` adds the end of the text."""
         raise NotImplementedError
 
+    def proceed(self, given: np.ndarray, wanted: np.ndarray, ended: bool = True) -> Fields:
+        """Returns the arrays of a text that goes on where the given one stops; its own tokens are scored."""
+        whole = _joined(self.front, given, wanted, *([self.specials.eos] if ended else []))
+        return _predicted(whole, len(self.front) + len(given) - 1)
+
     def to_read(self, size: np.ndarray) -> list[np.ndarray]:
         """Returns the lengths in each stack of `read` for texts of `size` tokens; count one more for a second text."""
         return [size + len(self.front) + 1]

@@ -256,5 +256,6 @@ CHOICES = Encoding(
     'choices', {'tokens': 'choices', 'second_text': 'context'}, functools.partial(several, 'choices'),
     whole=('ends', 'label'),
 )  # fmt: skip
+PREFERENCES = dataclasses.replace(TEXTS, name='preferences')
 SINGLE = Encoding('single', {'tokens': 'text'}, functools.partial(several, 'text'), whole=('ends',))
 ANSWERS = Encoding('answers', _QUESTION, answers, whole=('begins', 'ends', 'answer'))

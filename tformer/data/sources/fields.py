@@ -127,6 +127,13 @@ def _of_positive(record: Record, config: Data) -> Record:
     return {**record, 'texts': [record['text'], record['positive'], *record.get('negative', [])]}
 
 
+def _of_preference(record: Record, config: Data) -> Record:
+    _filled(record, 'chosen', 'rejected')
+    if record['chosen'] == record['rejected']:
+        raise BadRecord('chosen and rejected are the same')
+    return {**record, 'texts': [record[field] for field in ('prompt', 'chosen', 'prompt', 'rejected')]}
+
+
 def _of_class(record: Record, config: Data) -> Record:
     """The label is one of data.labels."""
     label = str(record['label'])
@@ -293,5 +300,6 @@ CHECKS: dict[str, Callable[[Record, Data], Record]] = {  # by the form of the re
     'choices': _of_choices,
     'positive': _of_positive,
     'similarity': _of_similarity,
+    'preference': _of_preference,
     'answers': _of_answers,
 }

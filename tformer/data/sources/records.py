@@ -19,7 +19,7 @@ from tformer.errors import UserError, choose, nearest
 #   answers: list of (start in the context in characters, text), [] where the question has none;
 #   references: list[str], all acceptable targets;
 #   negative: list[str], texts that are not `positive`; choices: list[str];
-#   texts: list[str], all texts of a row that are compared, made of the other fields;
+#   texts: list[str], all texts of a row that holds several, made of the other fields;
 #   messages: list of {"role": str, "content": str}.
 # Records with labels have `where` besides: the file and line, or the set, split and number that they come from.
 Record = dict[str, Any]
