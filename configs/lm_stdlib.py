@@ -1,8 +1,12 @@
-"""A language model of the source text of the running interpreter's standard library, split by file.
+r"""A language model of the source text of the running interpreter's standard library, split by file.
 
     tformer train --config=configs/lm_stdlib.py --workdir=runs/lm
     tformer generate --workdir=runs/lm 'def '
     tformer train --config=configs/lm_stdlib.py:small,distilled --workdir=runs/small --config.train.teacher=runs/lm
+    tformer train --config=configs/lm_stdlib.py:dpo --config.data.path=DIR --workdir=runs/preferred \
+        --config.train.init_from=runs/lm
+
+DIR holds {train,valid,test}.jsonl, {"prompt": ..., "chosen": ..., "rejected": ...} a line.
 
 Machine and time: 600 steps in 34 minutes on two CPU cores, beside three other trainings. Result: 1.35 bits per byte
 on the test files.
@@ -59,6 +63,15 @@ def get_config(size: str = '') -> ConfigDict:
             'evaluate.samples': 0,
         },
         distilled={'train.objective': 'causal_lm_distilled', 'train.teacher': 'runs/lm'},
+        dpo={
+            'train.objective': 'dpo',
+            'train.init_from': 'runs/lm',
+            'data.source': 'files',
+            'data.batching': 'bucket',
+            'optimizer.learning_rate': 1e-4,
+            'train.num_steps': 200,
+            'train.eval_every': 50,
+        },
         small={'model.emb_dim': 128, 'model.mlp_dim': 384, 'train.num_steps': 500},
         smoke={
             'model.emb_dim': 32,

@@ -337,6 +337,16 @@ def test_a_recipe_learns_from_a_teacher(recipe: str, tmp_path: pathlib.Path) -> 
 
 
 @pytest.mark.slow
+def test_a_recipe_learns_preferences(tmp_path: pathlib.Path) -> None:
+    train_lib.train(plain('lm_stdlib:smoke', tmp_path), tmp_path / 'start')
+    for split in ('train', 'valid', 'test'):
+        rows = [json.dumps({'prompt': 'a', 'chosen': f'b{i}', 'rejected': f'c{i}'}) for i in range(16)]
+        toy_data.write(tmp_path / 'data' / f'{split}.jsonl', rows)
+    fields = {'mesh__data': '1', 'data__path': str(tmp_path / 'data'), 'train__init_from': str(tmp_path / 'start')}
+    assert train_lib.train(recipes.load('lm_stdlib:dpo,smoke', **fields), tmp_path / 'run').step == 2
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize('recipe', [recipe for recipe in PLAIN if recipe not in WHOLE])
 def test_a_recipe_trains(recipe: str, tmp_path: pathlib.Path) -> None:
     assert train_lib.train(plain(recipe, tmp_path), tmp_path / 'run').step == 2

@@ -80,7 +80,7 @@ def test_of_a_long_prompt_the_end_is_kept_and_a_cut_answer_does_not_end():
     """Each of the texts, the prompt twice, is cut to 7 tokens, which fill 30 of 32 with two of BOS."""
     batch, row = batch_of(), 2
     said = [TOKENS.target.decode(batch['inputs'][row][batch['segment_ids'][row] == k][1:].tolist()) for k in (1, 2)]
-    assert said == [' prompt is cut', ' prompt as its']  # the last target of the first is EOS
+    assert said == [' prompt is cut', ' prompt as it']  # the last token is a target: EOS, and s
     last = [np.flatnonzero(batch['segment_ids'][row] == k)[-1] for k in (1, 2)]
     ends = batch['targets'][row][last] == TOKENS.target.specials.eos
     assert ends.tolist() == [True, False]
@@ -216,8 +216,8 @@ def test_a_run_learns_the_preference_and_is_scored_against_where_it_began(tmp_pa
 
 @pytest.mark.parametrize(('fields', 'line'), [
     ({'train__init_from': None}, 'train.objective=dpo needs train.teacher, a workdir or a hub directory'),
-    ({'train__distillation_weight': 0.3}, 'train.distillation_weight=0.3 has no effect here: .* causal_lm_distilled or'),
-    ({'train__objective': 'causal_lm', 'train__preference_beta': 0.3}, 'it applies where train.objective is dpo or ipo'),
+    ({'train__distillation_weight': 0.3}, 'distillation_weight=0.3 has no effect here: .* causal_lm_distilled or'),
+    ({'train__objective': 'causal_lm', 'train__preference_beta': 0.3}, 'applies where train.objective is dpo or ipo'),
     ({'train__preference_beta': 0.0}, 'train.preference_beta=0.0 must be positive'),
     ({'train__objective': 'ipo', 'train__label_smoothing': 0.1}, 'train.label_smoothing=0.1 has no effect here'),
     ({'model__family': 'encoder'}, 'train.objective=dpo needs model.family=decoder, not encoder'),
