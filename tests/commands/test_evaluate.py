@@ -13,7 +13,7 @@ from tformer.config import Config
 def run(tmp_path, monkeypatch) -> Run:
     losses = {'test': 1.5, 'valid': 2.5}
     monkeypatch.setattr(
-        scoring, 'score', lambda config, tokenizers, variables, split, records: scoring.Scored(
+        scoring, 'score', lambda config, tokenizers, variables, split, records, workdir: scoring.Scored(
             {'loss': losses[split]}, 3, [], [], ['a sample']
         )
     )  # fmt: skip

@@ -24,7 +24,9 @@ def losses(objective, outputs):
     """The losses of the rows of a model that has these outputs."""
     config = Config(train=Train(objective=objective))
     model = types.SimpleNamespace(apply=lambda variables, batch, rates, method: outputs)
-    program = types.SimpleNamespace(model=model, objective=OBJECTIVES[objective], config=config)
+    program = types.SimpleNamespace(
+        model=model, objective=OBJECTIVES[objective], config=config, teacher=None, taught=()
+    )
     state = TrainState(jnp.zeros((), jnp.int32), {}, {})
     return row_losses(program, state, jax.tree.map(jnp.asarray, BATCH))
 
