@@ -232,6 +232,11 @@ def test_a_repositorys_name_is_downloaded_by_the_hubs_package(tmp_path: pathlib.
     monkeypatch.setitem(sys.modules, 'huggingface_hub', types.SimpleNamespace(snapshot_download=download))
     assert directory.open_hub('org/name').family == 'gpt2'
     assert asked == [('org/name', directory.DOWNLOADED)] and not any('bin' in each for each in directory.DOWNLOADED)
+    asked.clear()
+    for file in (tmp_path / 'hub').glob('*.safetensors'):
+        file.unlink()
+    directory.open_hub('org/name')
+    assert asked == [('org/name', directory.DOWNLOADED), ('org/name', (*directory.DOWNLOADED, 'pytorch_model*.bin'))]
     monkeypatch.setitem(sys.modules, 'huggingface_hub', None)
     with pytest.raises(UserError, match=r"org/name is not a directory, and .* pip install 'tformer\[hub\]'"):
         directory.open_hub('org/name')
