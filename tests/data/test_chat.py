@@ -166,6 +166,20 @@ def test_a_template_that_takes_back_what_it_wrote_is_refused(ours: HubTokenizer)
     assert forgets.turn_end(ours) is None
 
 
+def test_a_template_may_leave_the_assistant_out(ours: HubTokenizer) -> None:
+    silent = ChatTemplate('{{ messages[0].content }}')
+    assert not silent.encode(messages('q', 'a'), ours)[1].any() and silent.turn_end(ours) is None
+
+
+def test_a_file_that_adds_no_special_tokens_reads_all_as_text() -> None:
+    tree = json.loads(hub_files.gpt2().to_str())
+    tree['model']['vocab']['<|endoftext|>'] = len(tree['model']['vocab'])
+    tree['model']['unk_token'] = '<|endoftext|>'  # the only special token, by its role
+    made = HubTokenizer(json.dumps({**tree, 'added_tokens': []}).encode())
+    ids = ChatTemplate(CHATML).prompt(messages('a<|endoftext|>'), made)
+    assert made.decode(ids) == '<|im_start|>user\na<|endoftext|><|im_end|>\n<|im_start|>assistant\n'
+
+
 def test_a_normalised_message_is_normalised_before_it_is_written() -> None:
     tokenizer = Byte().normalized('nfkc_lower')
     ids, _ = ChatTemplate.plain(tokenizer).encode(messages('ﬁX', '①'), tokenizer)

@@ -7,6 +7,7 @@ from typing import Any
 from tformer import config as config_lib
 from tformer.config import Config
 from tformer.config.tasks import TASKS
+from tformer.data.tokenizers import chat
 from tformer.data.tokenizers.hub_tokenizer import HubTokenizer
 from tformer.data.tokenizers.subwords import SentencePiece
 from tformer.data.tokenizers.tokenizers import Tokenizers
@@ -34,7 +35,6 @@ HEADS = {  # by the first name of a head's parameters
     'sentence_head': 'ForPreTraining',
     'detection_head': 'ForPreTraining',
 }
-TOKENS = {'pad': 'pad', 'bos': 'bos', 'eos': 'eos', 'unk': 'unk', 'mask': 'mask_or_none', 'cls': 'cls', 'sep': 'sep'}
 
 
 def hub_config(family: str, config: Config, tokenizers: Tokenizers, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,9 +87,8 @@ def tokenizer_files(config: Config, tokenizers: Tokenizers) -> dict[str, bytes] 
         stored = _framed(vocabularies.sentence_pieces(read.dump(), 'the tokenizer'), config, read).encode()
     else:
         return None
-    ids = {f'{name}_token': getattr(read.specials, field) for name, field in TOKENS.items()}
-    names = {name: read.piece(index) for name, index in ids.items() if index is not None}
-    settings = {'tokenizer_class': 'PreTrainedTokenizerFast', 'model_max_length': config.model.max_len, **names}
+    settings = {'tokenizer_class': 'PreTrainedTokenizerFast', 'model_max_length': config.model.max_len}
+    settings |= dict(chat.variables_of(read))
     settings['clean_up_tokenization_spaces'] = False
     if tokenizers.own_chat or TASKS[config.train.objective].records == 'chat':
         settings |= chat_templates.settings_of(tokenizers.chat)

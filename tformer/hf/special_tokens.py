@@ -36,7 +36,7 @@ def special_tokens_of(hub_config: Mapping[str, Any], specials: Specials) -> dict
         if token is None:
             return [names[getattr(specials, default)]] if default else []
         if type(token) is not int or token not in known:
-            valid = ', '.join(f'{known} ({name})' for known, name in sorted(names.items()))
+            valid = ', '.join(f'{index} ({name})' for index, name in sorted(names.items()))
             raise UserError(f'config.json: {field}={token!r} is not a special token of the tokenizer; valid: {valid}')
         return [known[token]]
 

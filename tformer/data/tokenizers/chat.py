@@ -113,8 +113,8 @@ class ChatTemplate:
             ids, scored = self.encode(chat, tokenizer)
         except BadRecord:
             return None
-        last = ids[int(np.flatnonzero(scored)[-1])]
-        return None if tokenizer.ordinary[last] else last
+        last = next((index for index, counts in zip(reversed(ids), scored[::-1], strict=True) if counts), None)
+        return None if last is None or tokenizer.ordinary[last] else last
 
     def _marked(self, messages: Messages, tokenizer: Tokenizer, reply: bool = False) -> str:
         """Returns the text of a chat in which MARK stands before the name of each special token of the template.

@@ -184,8 +184,8 @@ class Tokenizer(abc.ABC):
 
     @functools.cached_property
     def special_pattern(self) -> str:
-        """A regular expression of the names of special tokens, which prefers the longest."""
-        return '|'.join(map(re.escape, sorted(self.special_names, key=len, reverse=True)))
+        """A regular expression of the names of special tokens, which prefers the longest; without any it finds none."""
+        return '|'.join(map(re.escape, sorted(self.special_names, key=len, reverse=True))) or '(?!)'
 
     def encode_marked(self, text: str) -> tuple[list[int], np.ndarray]:
         """Returns the ids of a text in which MARK and a name are that special token, and the characters up to the end
