@@ -211,6 +211,12 @@ def test_a_mistake_is_one_line_and_leaves_nothing(tmp_path: pathlib.Path, case: 
     assert '\n' not in str(error.value) and [path.name for path in tmp_path.iterdir()] == ['hub']
 
 
+def test_a_head_that_the_family_has_no_place_for_is_named(tmp_path: pathlib.Path) -> None:
+    hub = directory.HubDirectory(tmp_path, {'model_type': 't5', 'architectures': ['T5ForTokenClassification']})
+    with pytest.raises(UserError, match='architectures=T5ForTokenClassification has no counterpart in t5'):
+        _ = hub.objective
+
+
 def test_a_workdir_in_use_is_not_written_over(tmp_path: pathlib.Path) -> None:
     hub_directories.write(tmp_path / 'hub', 'gpt2')
     (tmp_path / 'run').mkdir()

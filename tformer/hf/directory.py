@@ -27,6 +27,7 @@ from tformer.hf import (
     chat_templates,
     convert,
     generation,
+    heads,
     models,
     safetensors,
     special_tokens,
@@ -112,8 +113,8 @@ class HubDirectory:
             found = next((SENTENCES[x] for x in SENTENCES if any(x in tensor for tensor in self.tensors)), found)
         if found == 'classification' and self.hub_config.get('problem_type') == 'regression':
             found = 'regression'
-        known = {rule.head for rule in models.FAMILIES[self.family].rules}
-        if family not in TASKS[found].families or (found == 'multiple_choice' and 'choice' not in known):
+        missing = {*heads.TASK_HEADS} - {rule.head for rule in models.FAMILIES[self.family].rules}
+        if family not in TASKS[found].families or TASKS[found].head in missing:
             raise UserError(f'config.json: architectures={name} has no counterpart in {self.family}')
         return found
 
