@@ -32,16 +32,23 @@ def test_a_text_has_the_vector_that_it_has_alone_and_its_length_is_1(family, poo
         Model(family=family, vocab_size=11, emb_dim=16, mlp_dim=24, num_heads=2, num_encoder_layers=1, max_len=8,
               num_decoder_layers=1, pooling=pooling, position=position)
     )  # fmt: skip
-    variables = model.init(jax.random.key(0), row(TEXTS), DropoutRates(), method=embed_texts)
-    variables = jax.tree.map(lambda x: 3 * x, variables)
-    run = jax.jit(lambda batch: model.apply(variables, batch, DropoutRates(), method=embed_texts))
-    found = run(row(TEXTS))
+    places = np.array([[*range(len(text)), *[-1] * (4 - len(text))] for text in TEXTS], np.int32)
+    alone = {'inputs': np.stack([np.pad(text, (0, 4 - len(text))) for text in TEXTS]), 'positions': places}
+
+    @jax.jit
+    def vectors_and_features(key):
+        variables = model.init(key, row(TEXTS), DropoutRates(), method=embed_texts)
+        variables = jax.tree.map(lambda x: 3 * x, variables)
+        vectors = model.apply(variables, row(TEXTS), DropoutRates(), method=embed_texts)
+        return vectors, model.apply(variables, alone, DropoutRates(), method='features')
+
+    found, features = vectors_and_features(jax.random.key(0))
     assert found.shape == (1, 3, 16) and found.dtype == np.float32
     np.testing.assert_allclose(np.linalg.norm(found, axis=-1), 1, rtol=1e-5)
-    for place, text in enumerate(TEXTS):
-        features = model.apply(variables, {'inputs': text[None]}, DropoutRates(), method='features')[0]
-        alone = {'cls': features[0], 'mean': features.mean(0), 'last': features[-1], 'max': features.max(0)}[pooling]
-        np.testing.assert_allclose(found[0, place], alone / np.linalg.norm(alone), atol=2e-5)
+    for place, (text, x) in enumerate(zip(TEXTS, np.asarray(features), strict=True)):
+        x = x[: len(text)]
+        pooled = {'cls': x[0], 'mean': x.mean(0), 'last': x[-1], 'max': x.max(0)}[pooling]
+        np.testing.assert_allclose(found[0, place], pooled / np.linalg.norm(pooled), atol=2e-5)
 
 
 def test_texts_are_compared_with_all_but_the_first_ones_of_the_batch():
