@@ -18,6 +18,8 @@ from tformer.errors import UserError
         ('train.seed', 2**31 - 1, 2**31, 'be at most 2,147,483,647'),
         ('model.dropout_rate', 0.0, -0.1, r'be in \[0, 1\)'),
         ('model.dropout_rate', 0.99, 1.0, r'be in \[0, 1\)'),
+        ('train.eval_every', 1, 1.0, 'be a whole number of steps, or a share of the run below 1'),
+        ('optimizer.warmup_steps', 0.99, 1.5, 'be a whole number of steps, or a share of the run below 1'),
         ('data.mean_span_length', 1.0, 0.99, 'be at least 1'),
         ('data.modulus', 2, 1, 'be at least 2'),
         ('optimizer.learning_rate', 1e9, float('inf'), 'be finite'),

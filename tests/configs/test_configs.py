@@ -304,6 +304,11 @@ QUIET = {'mesh__data': '1', 'evaluate__samples': 0}
 PLAIN = {  # recipes without a set of TFDS
     'classify:smoke': toy_data.labelled,
     'classify:pretrain,smoke': toy_data.labelled,
+    'finetune_classify:smoke': toy_data.labelled,
+    'finetune_tag:smoke': toy_data.tagged,
+    'finetune_qa:smoke': toy_data.answered,
+    'finetune_seq2seq:smoke': toy_data.parallel,
+    'finetune_lm:smoke': toy_data.running,
     'few_labels:smoke': toy_data.labelled,
     'few_labels:pretrain,smoke': toy_data.labelled,
     'sentences:smoke': toy_data.parallel,

@@ -1,5 +1,6 @@
 """Small data sets that the tests make: parallel, labelled and running text, each with something to learn."""
 
+import json
 import pathlib
 import random
 
@@ -40,6 +41,26 @@ def scored(directory: pathlib.Path, train: int = 64) -> pathlib.Path:
         rows = zip(sentences(count, seed), sentences(count, seed + 3), strict=True)
         shares = ((len({*one.split()} & {*other.split()}) / len({*one.split()}), one, other) for one, other in rows)
         write(directory / f'{split}.tsv', (f'{5 * share:.2f}\t{one}\t{other}' for share, one, other in shares))
+    return directory
+
+
+def tagged(directory: pathlib.Path) -> pathlib.Path:
+    """A word and its tag a line; birds are entities."""
+    for split, count, seed in (('train', 64, 0), ('valid', 16, 1), ('test', 16, 2)):
+        texts = (text.split() for text in sentences(count, seed))
+        lines = (f'{word} {"B-BIRD" if word == "bird" else "O"}' for words in texts for word in [*words, ''])
+        write(directory / f'{split}.conll', (line.removeprefix(' O') for line in lines))
+    return directory
+
+
+def answered(directory: pathlib.Path) -> pathlib.Path:
+    """Questions for the first word of a text."""
+    for split, count, seed in (('train', 64, 0), ('valid', 16, 1), ('test', 16, 2)):
+        rows = (
+            {'question': 'which word?', 'context': text, 'answers': {'text': [text.split()[0]], 'answer_start': [0]}}
+            for text in sentences(count, seed)
+        )
+        write(directory / f'{split}.jsonl', map(json.dumps, rows))
     return directory
 
 

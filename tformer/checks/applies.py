@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from tformer import config as config_lib
-from tformer.checks import model_fields, run_fields
+from tformer.checks import inherited, model_fields, run_fields
 from tformer.checks.choices import check_choices
 from tformer.config import Config, override, parts, stated_in_parts, values
 from tformer.errors import UserError
@@ -24,7 +24,7 @@ def complain(line: str) -> None:
 
 
 def settle(config: Config, stated: Collection[str] = (), say: Callable[[str], object] = complain) -> Config:
-    """Returns `config` with the fields that have no effect at their defaults.
+    """Returns `config` with the model that train.init_model asks for, and fields without effect at their defaults.
 
     Args:
       config: as a recipe makes it and the user changes it.
@@ -32,9 +32,11 @@ def settle(config: Config, stated: Collection[str] = (), say: Callable[[str], ob
       say: is called with a line about the dropped fields.
 
     Raises:
-      UserError: a stated field has no effect, a part of a mixture sets a field that has none, or a key of a table is
-        unknown.
+      UserError: a stated field has no effect, a part of a mixture sets a field that has none, a key of a table is
+        unknown, or as `inherited.with_model`.
     """
+    given, config = config, inherited.with_model(config, stated)
+    lent = config_lib.difference(given, config)
     check_choices(config)
     _check_parts(config)
     dropped: list[str] = []
@@ -43,7 +45,8 @@ def settle(config: Config, stated: Collection[str] = (), say: Callable[[str], ob
             value = values(config)[name]
             if name in stated:
                 raise UserError(_line(name, value, words))
-            dropped.append(f'{name}={value} (it applies where {words})')
+            if name not in lent:
+                dropped.append(f'{name}={value} (it applies where {words})')
         config = override(config, {name: DEFAULTS[name] for name in found})
     if dropped:
         say(f'dropped from the config, as it has no effect here: {"; ".join(dropped)}')
@@ -69,9 +72,11 @@ def load(spec: str, overrides: Mapping[str, Any] | None = None) -> Config:
     """Returns the config of `FILE[:argument]` with overrides applied, without the fields that have no effect then.
 
     Raises:
-      UserError: as `config.load` and `settle`.
+      UserError: as `config.load` and `settle`, or train.init_model lacks its train.init_from.
     """
-    return settle(config_lib.load(spec, overrides), overrides or {})
+    config = settle(config_lib.load(spec, overrides), overrides or {})
+    inherited.check_known(config)
+    return config
 
 
 def _line(name: str, value: object, words: str) -> str:

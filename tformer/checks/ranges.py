@@ -72,6 +72,11 @@ RULES: list[tuple[list[str], Callable[[float], bool], str]] = [
     (NOT_NEGATIVE, lambda value: value >= 0, 'not be negative'),
     (BELOW_ONE, lambda value: 0 <= value < 1, 'be in [0, 1)'),
     (['data.mean_span_length'], lambda value: value >= 1, 'be at least 1'),
+    (
+        ['optimizer.warmup_steps', 'train.eval_every'],
+        lambda value: isinstance(value, int) or value < 1,
+        'be a whole number of steps, or a share of the run below 1',
+    ),
     (['data.modulus'], lambda value: value >= 2, 'be at least 2'),
 ]
 LIMITS = {name: limit for limit, names in AT_MOST.items() for name in names}

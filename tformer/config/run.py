@@ -83,7 +83,7 @@ class Optimizer(Section):
     name: str = 'adamw'  # the optimization method
     learning_rate: float = 1e-3  # the peak; with schedule noam the factor (1 is the paper's)
     schedule: str = 'cosine'  # of the learning rate, after the warm-up
-    warmup_steps: int = 100  # linear, from 0; inverse_sqrt stays at the peak for them
+    warmup_steps: int | float = 100  # linear, from 0; inverse_sqrt stays at the peak for them; below 1: of the run
     final_fraction: float = 0.0  # linear, cosine, wsd: of the peak, at the last step
     decay_fraction: float = 0.2  # wsd: share of the run, at its end, in which the rate falls (Hu et al. 2024)
     lr_multipliers: tuple[str, ...] = ()  # NAME=FACTOR: times the rate where NAME (mlp, decoder.mlp) is in the path
@@ -121,7 +121,7 @@ class Train(Section):
     preference_beta: float = 0.1  # dpo, ipo: how near the teacher the model stays (Rafailov et al. 2023, appendix B)
     seed: int = 0  # of the parameters, the dropout, the order and corruption of the data
     log_every: int = 50  # steps between reports
-    eval_every: int | None = None  # steps; None: at the end only
+    eval_every: int | float | None = None  # steps; below 1: a share of the run; None: at the end only
     eval_batches: int | None = None  # of the valid split while training; None: all
     checkpoint_every: int | None = None  # steps; besides one at each evaluation; None: only those
     keep_last: int = 2  # newest checkpoints kept (the best is kept besides)
@@ -132,6 +132,7 @@ class Train(Section):
     max_minutes: float | None = None  # wall-clock minutes after which the run saves and stops; it can be resumed
     patience: int | None = None  # evaluations without a better best_metric before the run stops early
     init_from: str | None = None  # a workdir whose best parameters to start from (fine-tuning)
+    init_model: bool = False  # init_from: model fields at their defaults are its own; False once they are read
     init_except: tuple[str, ...] = ()  # init_from: names, as in lr_multipliers, of what is not taken from there
 
 

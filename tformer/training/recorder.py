@@ -158,7 +158,7 @@ class RunRecorder:
         )
 
 
-def is_due(step: int, every: int | None, num_steps: int) -> bool:
+def is_due(step: int, every: float | None, num_steps: int) -> bool:
     """Returns whether what happens each `every` steps, or only at the end where it is None, happens after `step`."""
     return step > 0 and (step % (every or num_steps) == 0 or step == num_steps)
 
