@@ -524,6 +524,14 @@ def test_resolve_keeps_what_is_set():
     assert {name: value_of(cfg, name) for name in changes} == changes
 
 
+def test_numbers_of_steps_below_1_are_shares_of_the_run():
+    stated = {'train.num_epochs': 10, 'optimizer.warmup_steps': '0.1', 'train.eval_every': 0.25}  # 70 steps
+    cfg = checks.resolve(config.override(Config(), stated), **SIZES)
+    assert (cfg.optimizer.warmup_steps, cfg.train.eval_every, cfg.train.checkpoint_every) == (7, 18, 18)
+    shortest = checks.resolve(config.override(Config(), {'train.num_steps': 2, 'train.eval_every': 0.01}), **SIZES)
+    assert shortest.train.eval_every == 1
+
+
 def test_the_final_norm_follows_the_placement():
     for placement, expected in (('pre', True), ('post', False)):
         cfg = config.override(Config(), {**STEPS, 'model.norm_placement': placement})
