@@ -77,9 +77,9 @@ def test_a_run_that_is_not_there_is_named(tmp_path: pathlib.Path) -> None:
     lender(tmp_path / 'bert')
     with pytest.raises(UserError, match=r"train.init_from=.*/bret has no config.json; did you mean '.*/bert'\?$"):
         settled(f'{tmp_path}/bret')
-    with pytest.raises(UserError, match=r'^train.init_from is needed: a workdir or a hub directory'):
+    with pytest.raises(UserError, match=r'^train.init_model=True needs train.init_from: a workdir or'):
         checks.load(f'{recipes.FOLDER}/finetune_classify.py')
-    with pytest.raises(UserError, match=r'^train.init_from is needed: '):
+    with pytest.raises(UserError, match=r'^train.init_model=True needs train.init_from: '):
         checks.resolve(config.override(Config(), TUNED), vocab_size=9)
 
 
@@ -120,7 +120,7 @@ def test_a_recipe_states_no_shape_and_says_nothing_of_what_it_takes(tmp_path, ca
 def test_a_recipe_trains_from_the_hub(tmp_path, capsys, variant, family, fresh) -> None:
     hub_directories.write(tmp_path / 'hub', family)
     data = MADE[variant.partition(':')[0]](tmp_path / 'data')
-    short = {'train.num_epochs': None, 'train.num_steps': 4, 'train.batch_size': 4, 'data.overlong': 'truncate'}
+    short = {'train.num_epochs': None, 'train.num_steps': 4, 'train.batch_size': 4}
     quick = {'data.path': str(data), 'mesh.data': 1, 'evaluate.samples': 0}
     run = train(loaded(variant, tmp_path / 'hub', **short, **quick), tmp_path / 'run')
     assert (run.config.train.eval_every, run.config.optimizer.warmup_steps) == (1, 1)

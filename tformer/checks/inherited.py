@@ -56,4 +56,4 @@ def lent_config(source: str) -> Config:
 
 def check_known(config: Config) -> None:
     """Raises a `UserError` where the model is to be that of a run which is not named."""
-    require(not config.train.init_model, 'train.init_from is needed: a workdir or a hub directory to start from')
+    require(not config.train.init_model, 'train.init_model=True needs train.init_from: a workdir or a hub directory')
