@@ -28,7 +28,7 @@ def with_model(config: Config, stated: Collection[str] = ()) -> Config:
     """
     if not config.train.init_model or config.train.init_from is None:
         return config
-    theirs = lent_config(config.train.init_from)
+    theirs = _config_of(config.train.init_from)
     own, defaults, found = values(config), values(Config()), values(theirs)
     pools, pooled = (HEADS[TASKS[x.train.objective].head].pools for x in (config, theirs))
     if not pools or not pooled:
@@ -43,7 +43,7 @@ def with_model(config: Config, stated: Collection[str] = ()) -> Config:
     return override(config, {**taken, 'train.init_model': False})
 
 
-def lent_config(source: str) -> Config:
+def _config_of(source: str) -> Config:
     """Returns the config of a workdir, or of the model of a hub directory. Raises a `UserError` if it is neither."""
     path = pathlib.Path(source)
     if hub_directory.is_hub(path):

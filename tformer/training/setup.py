@@ -13,7 +13,6 @@ from jax.sharding import Mesh
 
 from tformer import checks
 from tformer import config as config_lib
-from tformer.checks import inherited
 from tformer.checks.conditions import require_multiple
 from tformer.config import OUTSIDE_THE_FUNCTION, Config, Model
 from tformer.config.tasks import HEADS, TASKS
@@ -65,7 +64,7 @@ def load_state(program: Program, config: Config, home: pathlib.Path, last: int |
 
 def _say_other_function(config: Config, pretrained: str) -> None:
     """Prints which fields make the model, or the tokens before its texts, others than those of the parameters."""
-    theirs = checks.settled(inherited.lent_config(pretrained))
+    theirs = checks.settled(workdir.lent_config(pretrained))
     differing = config_lib.difference(dataclasses.replace(theirs, model=resolve_model(theirs.model)), config)
     inside = [f'model.{field.name}' for field in dataclasses.fields(Model) if field.name not in OUTSIDE_THE_FUNCTION]
     sizes = ('model.vocab_size', 'model.encoder_vocab_size', 'model.max_len', 'model.lora_rank')

@@ -247,3 +247,9 @@ def lent_tokenizers(source: str) -> Tokenizers:
     """Returns the tokenizers of a workdir or a hub directory. Raises a `UserError` as `load_tokenizers`."""
     path = pathlib.Path(source)
     return hub_directory.open_hub(source).tokenizers if hub_directory.is_hub(path) else load_tokenizers(path)
+
+
+def lent_config(source: str) -> Config:
+    """Returns the config of a workdir, as `read_config`, or of the model of a hub directory."""
+    path = pathlib.Path(source)
+    return hub_directory.open_hub(source).run_config() if hub_directory.is_hub(path) else read_config(path)
