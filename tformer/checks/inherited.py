@@ -12,7 +12,10 @@ from tformer.hf import directory as hub_directory
 from tformer.hf.heads import POOLED
 
 # Fields beside the model's that its parameters were trained with: the tokens around a text, and who sees which.
-AROUND = ('data.start', 'data.source_start', 'data.bidirectional_prefix', 'decode.forced_end')
+AROUND = (
+    *('data.start', 'data.source_start', 'data.source_end', 'data.bidirectional_prefix'),
+    *('decode.ends', 'decode.forced_end'),
+)
 # Fields of the model that are the run's own: how it is computed, and how many classes its labels have.
 OWN = tuple(f'model.{x}' for x in 'scan_layers remat attention_kernel dtype param_dtype num_classes'.split())
 
