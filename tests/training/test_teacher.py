@@ -9,11 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import hub_directories
 import toy_data
 from comparing import descent, relative
+from make_hf_reference import VOCAB
 from small_training import make_batch, make_config
 from stored_teachers import save_teacher
-from tformer import checks
+from tformer import checks, hf
 from tformer.commands import dry_run, evaluate
 from tformer.config import Config, Data, Evaluate, Mesh, Model, Optimizer, Train, override
 from tformer.config.tasks import DISTILLED, TASKS
@@ -28,6 +30,7 @@ from tformer.model import build
 from tformer.objectives import OBJECTIVES, number_scores, span_scores
 from tformer.optim.hyperparameters import Hyperparameters
 from tformer.training import checkpoint, flops, loop, workdir
+from tformer.training import teacher as teacher_lib
 from tformer.training.dummy_batch import one_row
 from tformer.training.program import make_program
 from tformer.training.state import TrainState, initial_variables
@@ -264,6 +267,22 @@ def test_a_mistake_is_one_line(place, tmp_path, fields, line):
         wanted = student(place, **fields)
         checks.check_here(checks.settle(wanted, {name.replace('__', '.') for name in fields} | {'train.teacher'}))
         loop.train(wanted, tmp_path / 'run')
+
+
+def test_a_hub_directory_teaches_with_its_own_weights(tmp_path):
+    reference = hub_directories.write(tmp_path / 'hub', 'llama')
+    tokens = workdir.lent_tokenizers(str(tmp_path / 'hub'))
+    cfg = student(tmp_path, train__teacher=str(tmp_path / 'hub'), model__vocab_size=VOCAB, data__length=8)
+    cfg = checks.resolve(cfg, vocab_size=tokens.target.vocab_size)
+    program = make_program(cfg, one_row(cfg))
+    own = flops.model_flops(cfg, program.abstract.params, one_row(cfg))
+    assert flops.step_flops(cfg, program.abstract.params, one_row(cfg), program.teacher) > own
+    wanted = hf.import_params('llama', reference.tensors, program.teacher.config.model)
+    jax.tree.map(np.testing.assert_array_equal, program.taught[0]['params'], wanted)
+    before = teacher_lib.fingerprint(cfg, tokens)
+    tensors = {name: value + 1 for name, value in reference.tensors.items()}
+    hub_directories.write(tmp_path / 'hub', 'llama', tensors=tensors)
+    assert teacher_lib.fingerprint(cfg, tokens) != before
 
 
 def test_a_teacher_without_the_head_of_the_objective_is_refused(place):

@@ -21,6 +21,7 @@ from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.distributed import sharding
 from tformer.errors import UserError
 from tformer.hf import directory as hub_directory
+from tformer.layers.resolved import resolve_model
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
 from tformer.optim.parameters import path_names
@@ -83,10 +84,12 @@ def make_teacher(config: Config, batch: Mapping[str, Any]) -> Teacher | None:
     if directory is None:
         return None
     theirs = checks.settled(workdir.lent_config(directory))
+    theirs = dataclasses.replace(theirs, model=resolve_model(theirs.model))
     ours, own = config_lib.values(config), config_lib.values(theirs)
     for name in checks.with_effect(config, SHARED):
         if own[name] != ours[name]:
-            raise UserError(f'train.teacher={directory} has {name}={own[name]}, and this model {ours[name]}')
+            line = f'train.teacher={directory} has {name}={own[name]}, and this model {ours[name]}'
+            raise UserError(f'{line}: both must have the same')
     model = theirs.model
     if model.recurrence is None:
         model = dataclasses.replace(model, attention_kernel=config.model.attention_kernel)
