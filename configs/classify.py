@@ -11,7 +11,9 @@ r"""Classification of labelled text by a pooled encoder, from scratch or from a 
 
 `few_labels.py` holds the measured experiment, with a smaller model and pre-training on packed rows.
 
-DIR holds {train,valid,test}.tsv, label<TAB>text.
+DIR holds {train,valid,test}.tsv, label<TAB>text. From scratch, a few thousand texts may not suffice to beat counted
+words, which `tformer evaluate --workdir=runs/scratch --baseline` says; a trained model is the better start then
+(finetune_classify.py).
 """
 
 from ml_collections import ConfigDict
@@ -34,7 +36,7 @@ def get_config(arguments: str = '') -> ConfigDict:
         data=Data(tokenizer_model='bpe', length=128, overlong='truncate'),
         optimizer=Optimizer(learning_rate=5e-4, weight_decay=0.01),
         train=Train(
-            objective='classification', num_epochs=4, batch_size=32, eval_every=500, best_metric='valid/accuracy'
+            objective='classification', num_epochs=12, batch_size=32, eval_every=0.1, best_metric='valid/accuracy'
         ),
     )
     return recipe(
@@ -45,6 +47,7 @@ def get_config(arguments: str = '') -> ConfigDict:
             'data.overlong': 'drop',
             'train.num_epochs': 6,
             'train.batch_size': 64,
+            'train.eval_every': 500,
             'train.best_metric': 'valid/loss',
             'optimizer.learning_rate': 1e-3,
         },
@@ -54,6 +57,7 @@ def get_config(arguments: str = '') -> ConfigDict:
             'model.mlp_dim': 512,
             'model.num_encoder_layers': 2,
             'train.num_epochs': 3,
+            'train.eval_every': 500,
             'optimizer.learning_rate': 1e-3,
         },
         smoke={
@@ -66,6 +70,7 @@ def get_config(arguments: str = '') -> ConfigDict:
             'train.num_epochs': None,
             'train.num_steps': 2,
             'train.batch_size': 8,
+            'train.eval_every': 500,
             'train.eval_batches': 1,
             'evaluate.max_examples': 16,
         },
