@@ -29,6 +29,7 @@ FIELDS = convert.field_types()
 TEXTS = {
     bool: {'true': True, 'True': True, '1': True, 'yes': True, 'false': False, 'False': False, '0': False, 'no': False},
     int: {'7': 7, '-1': -1, '1_000': 1000, '1e4': 10_000, '2.0': 2},
+    int | float: {'7': 7, '0.25': 0.25, '1e-3': 1e-3},
     float: {'0.25': 0.25, '5': 5.0, '1e-3': 1e-3, '1_000.5': 1000.5},
     str: {'rmsnorm': 'rmsnorm', '5': '5', 'a,b': 'a,b', 'runs/x=y': 'runs/x=y'},
     tuple[str, ...]: {
@@ -50,6 +51,7 @@ TEXTS = {
 REFUSED = {
     bool: ('None', 'maybe', '2', ''),
     int: ('None', '1.5', 'four', '', '1e-3', 'inf'),
+    int | float: ('None', 'fast', '', '1,5'),
     float: ('None', 'fast', '', '1,5'),
     str: ('None',),
     tuple[str, ...]: ("('a'", '(1, 2)', "('a', None)"),
@@ -59,11 +61,10 @@ REFUSED = {
 
 
 def options(annotation):
-    return (
-        typing.get_args(annotation)
-        if typing.get_origin(annotation) in (types.UnionType, typing.Union)
-        else (annotation,)
-    )
+    """The types of a field: whole numbers and fractions together are one."""
+    union = typing.get_origin(annotation) in (types.UnionType, typing.Union)
+    found = typing.get_args(annotation) if union else (annotation,)
+    return (int | float, *(set(found) - {int, float})) if {int, float} <= set(found) else found
 
 
 def is_word(option):

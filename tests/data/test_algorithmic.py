@@ -90,7 +90,7 @@ def test_what_decides_about_the_records_is_in_their_fingerprint() -> None:
 
 MISTAKES = {
     "has no records for train.objective='causal_lm', only for seq2seq or": lambda: load('train', 'causal_lm'),
-    "'classification', only for seq2seq$": lambda: load('train', 'classification', task='sort'),
+    "'classification', only for seq2seq or seq2seq_distilled$": lambda: load('train', 'classification', task='sort'),
     "data.task='modular_divison' is unknown; did you mean": lambda: load('train', task='modular_divison'),
     'data.modulus=6: data.task=modular_division divides, .* prime': lambda: load('train', modulus=6),
     'data.modulus=1 must be at least 2': lambda: check(modulus=1),

@@ -225,7 +225,8 @@ def test_an_empty_prompt_is_a_token_though_none_stands_in_front(monkeypatch: pyt
     ({'model.dropout_rate': 0.3, 'model.remat': 'block', 'train.seed': 5, 'model.max_len': 99}, ''),
     ({'data.start': ('bos',)}, "data.start=('bos',) (('eos', 'bos') there)"),
     ({'model.activation': 'gelu', 'model.norm_epsilon': 1e-3},
-     f"model.norm_epsilon=0.001 ({Model().norm_epsilon} there), model.activation='gelu' ('relu' there)"),
+     f"model.norm_epsilon=0.001 ({Model().norm_epsilon} there), model.activation='gelu' ('relu' there), "
+     "model.transform_activation='gelu' ('relu' there)"),
     ({'model.attention_softcap': 5.0}, 'model.attention_softcap=5.0 (None there)'),
 ])  # fmt: skip
 def test_another_function_than_the_pretrained_parameters_know_is_said(

@@ -3,7 +3,7 @@
 import dataclasses
 import typing
 
-from tformer.config import Model
+from tformer.config import Config, Model
 from tformer.errors import choose
 from tformer.layers.parametrization import parametrization
 from tformer.layers.placements import PLACEMENTS
@@ -41,3 +41,8 @@ def resolve_model(model: Model) -> ResolvedModel:
         encoder_vocab_size=model.encoder_vocab_size or model.vocab_size,
     )
     return typing.cast(ResolvedModel, resolved)  # the class at run time stays `Model`, which configs compare by
+
+
+def with_resolved_model(config: Config) -> Config:
+    """Returns `config` with its model resolved, so that two configs differ only where their models do."""
+    return dataclasses.replace(config, model=resolve_model(config.model))

@@ -22,7 +22,7 @@ from tformer.distributed import devices, processes, sharding
 from tformer.errors import NoSplitError, UserError, choose
 from tformer.evaluation import scorer
 from tformer.layers import kernel_choice
-from tformer.layers.resolved import resolve_model
+from tformer.layers.resolved import with_resolved_model
 from tformer.optim.hyperparameters import Hyperparameters
 from tformer.training import checkpoint, pretrained, teacher, workdir
 from tformer.training.program import Program
@@ -65,7 +65,7 @@ def load_state(program: Program, config: Config, home: pathlib.Path, last: int |
 def _say_other_function(config: Config, pretrained: str) -> None:
     """Prints which fields make the model, or the tokens before its texts, others than those of the parameters."""
     theirs = checks.settled(workdir.lent_config(pretrained))
-    differing = config_lib.difference(dataclasses.replace(theirs, model=resolve_model(theirs.model)), config)
+    differing = config_lib.difference(with_resolved_model(theirs), with_resolved_model(config))
     inside = [f'model.{field.name}' for field in dataclasses.fields(Model) if field.name not in OUTSIDE_THE_FUNCTION]
     sizes = ('model.vocab_size', 'model.encoder_vocab_size', 'model.max_len', 'model.lora_rank')
     inside = [name for name in inside if name not in sizes] + ['data.start', 'data.source_start', 'data.source_end']

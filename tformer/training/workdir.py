@@ -22,6 +22,7 @@ from tformer.data.batches.mixture import Concatenation
 from tformer.data.tokenizers.tokenizers import Tokenizers, cached_tokenizers, train_tokenizers, with_chat
 from tformer.errors import UserError, choose, nearest
 from tformer.hf import directory as hub_directory
+from tformer.layers.resolved import with_resolved_model
 from tformer.training import checkpoint, digests
 
 # Sections and fields that may differ between a run and its continuation, and between training and evaluation.
@@ -85,7 +86,7 @@ def _differing(before: Config, config: Config, bound: bool = False, named: Seque
     """Returns the fields that differ and are not `named`, as text; with `bound` those that must not differ."""
     return ', '.join(
         f'{name} ({old!r} there, {new!r} here)'
-        for name, (old, new) in config_lib.difference(before, config).items()
+        for name, (old, new) in config_lib.difference(*map(with_resolved_model, (before, config))).items()
         if name not in named and not (bound and is_free(name))
     )
 
