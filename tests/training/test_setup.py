@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import pytest
 
-from tformer.config import Config, Data, Train
+from tformer.config import Config, Data, Model, Train
 from tformer.data.tokenizers.bytes_and_characters import Char
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.errors import UserError
@@ -40,6 +40,18 @@ def test_without_data_the_vocabulary_is_that_of_the_workdir_that_lends_its_token
     assert dummy_batch.assumed(stated).model.vocab_size == read.vocab_size != 77
     nowhere = dataclasses.replace(stated, data=dataclasses.replace(stated.data, tokenizer_from=None))
     assert dummy_batch.assumed(nowhere).model.vocab_size == 77
+
+
+def test_the_random_tokens_of_a_batch_are_those_of_other_objectives():
+    def batch(objective):
+        model = Model(family='encoder', vocab_size=50, num_classes=3)
+        train = Train(num_steps=1, batch_size=2, objective=objective)
+        return dummy_batch.random_batch(Config(model=model, data=Data(length=8), train=train))
+
+    words, classes = batch('masked_lm'), batch('classification')
+    assert 'labels' in classes and 'labels' not in words
+    for name in words:
+        assert (words[name] == classes[name]).all(), name
 
 
 def test_the_version_of_a_package_that_is_not_installed_is_said_so():

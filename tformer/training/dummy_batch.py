@@ -1,6 +1,7 @@
 """A config and a batch without data: assumed sizes where the data would decide them, and random tokens."""
 
 import os
+from collections.abc import Callable
 
 import numpy as np
 
@@ -47,23 +48,22 @@ def random_batch(config: Config, seed: int = 0) -> dict[str, np.ndarray]:
     batch = side('', model.vocab_size, data.length)
     if model.family == 'encoder_decoder':
         batch |= side('encoder_', model.encoder_vocab_size or model.vocab_size, data.encoder_length or data.length)
-    classes = model.num_classes or 2
-    labels = {
-        'class': rng.integers(0, classes, rows, np.int32),
-        'number': rng.random(rows, np.float32),
-        'spans': rng.integers(0, data.length, (rows, 2), np.int32),
-        'sentences': rng.integers(0, 2, rows, np.int32),
-        'choice': rng.integers(0, 2, rows, np.int32),
-        'vectors': rng.random(rows, np.float32),
-        'comparison': np.zeros(rows, np.int32),
-    }
-    head = TASKS[config.train.objective].head
-    if head in labels:
-        batch |= {'labels': labels[head], 'label_weights': np.ones(rows, np.float32)}
-    if format_of(config).several:
-        batch |= _two_texts(batch['positions'])
+    classes, head = model.num_classes or 2, TASKS[config.train.objective].head
     first, stop = (0, classes) if head == 'tags' else (FIRST, model.vocab_size)
     targets = rng.integers(first, stop, (rows, data.length), np.int32)
+    labels: dict[str, Callable[[], np.ndarray]] = {
+        'class': lambda: rng.integers(0, classes, rows, np.int32),
+        'number': lambda: rng.random(rows, np.float32),
+        'spans': lambda: rng.integers(0, data.length, (rows, 2), np.int32),
+        'sentences': lambda: rng.integers(0, 2, rows, np.int32),
+        'choice': lambda: rng.integers(0, 2, rows, np.int32),
+        'vectors': lambda: rng.random(rows, np.float32),
+        'comparison': lambda: np.zeros(rows, np.int32),
+    }
+    if head in labels:
+        batch |= {'labels': labels[head](), 'label_weights': np.ones(rows, np.float32)}
+    if format_of(config).several:
+        batch |= _two_texts(batch['positions'])
     return batch | {'targets': targets, 'weights': np.ones((rows, data.length), np.float32)}
 
 
