@@ -563,6 +563,9 @@ def test_a_field_with_an_odd_value_is_refused_in_one_line_or_makes_a_model(name:
         ('t5', {'feed_forward_proj': 'silu', 'dense_act_fn': 'relu'}, "is not that of feed_forward_proj: 'silu'"),
         ('llama', {'rope_scaling': {'rope_type': 'linear', 'factor': 2.0}}, 'are both given'),
         ('llama', {'a_field_of_tomorrow': 'on'}, "a_field_of_tomorrow='on' is not known here"),
+        ('llama', {'rope_interleaved': True}, 'rope_interleaved=True is not known here'),
+        ('gemma', {'hidden_activation': 'gelu'}, "hidden_activation='gelu' with hidden_act='gelu_pytorch_tanh' has no"),
+        ('gemma', {'hidden_act': 'silu', 'hidden_activation': 'gelu_pytorch_tanh'}, "with hidden_act='silu' has no"),
         ('mixtral', {'attention_bias': True}, 'attention_bias=True is not known here'),
         ('gemma2', {'layer_types': ['full_attention']}, 'is not a list of num_hidden_layers=3 kinds'),
         ('qwen2', {'use_sliding_window': False}, 'sliding_window does not say how far'),
@@ -585,6 +588,24 @@ def test_an_option_that_would_change_the_numbers_is_refused(name: str, fields: d
     with pytest.raises(UserError) as error:
         hf.model_of({**references.load(name).config, **fields})
     assert words in str(error.value) and '\n' not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ('name', 'fields'),
+    [
+        ('llama', {'is_llama_config': True, 'transformers.js_config': {'dtype': 'q4'}, 'unsloth_fixed': True}),
+        ('llama', {'max_sequence_length': 2048}),
+        ('roberta', {'name': 'Roberta', 'language': 'english'}),
+        ('bert', {'sbert_ce_default_activation_function': 'x', 'sentence_transformers': {'version': '4.1.0'}}),
+        ('gpt_neox', {'custom_pipelines': {'text-generation': {'impl': 'x'}}}),
+        ('gemma', {'hidden_act': 'gelu', 'hidden_activation': 'gelu_pytorch_tanh'}),
+        ('gemma', {'hidden_activation': None}),
+    ],
+)
+def test_fields_of_published_files_that_the_hubs_library_does_not_read_change_nothing(name: str, fields: dict) -> None:
+    said: list[str] = []
+    found = references.load(name).config
+    assert hf.model_of({**found, **fields}, said.append) == hf.model_of(found) and said == []
 
 
 @pytest.mark.parametrize(

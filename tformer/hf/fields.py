@@ -84,6 +84,7 @@ NEUTRAL = (
     *('*_token_id', 'tokenizer_class', 'prefix', 'id2label', 'label2id', 'num_labels', 'problem_type', 'language'),
     *('finetuning_task', 'task_specific_params', 'summary_*', 'pooler_*', 'directionality', 'output_*', 'return_dict'),
     *('use_cache', 'cache_implementation', 'torchscript', 'gradient_checkpointing', 'attn_implementation'),
+    *('name', 'unsloth_*', 'transformers.js_config', 'sentence_transformers', 'sbert_*', 'custom_pipelines'),
     *('initializer_range', 'initializer_factor', 'init_std', 'pretraining_tp', 'reorder_and_upcast_attn'),
     *('chunk_size_feed_forward', 'max_length', 'min_length', 'num_beams', 'num_beam_groups', 'num_return_sequences'),
     *('length_penalty', 'early_stopping', 'no_repeat_ngram_size', 'encoder_no_repeat_ngram_size', 'do_sample'),

@@ -3,6 +3,7 @@
 from typing import Any
 
 from tformer.config import Model
+from tformer.errors import UserError
 from tformer.hf.fields import GATED_ACTIVATIONS, Field, HubConfig, field
 from tformer.hf.llama import (
     ATTENTION_BIAS,
@@ -32,6 +33,17 @@ def _five_local_layers(hub: HubConfig) -> Kinds:
 
 
 GEMMA3_WINDOWS = windows(_five_local_layers)
+
+
+def _read_other_name(hub: HubConfig) -> dict[str, Any]:
+    """The files of Gemma 1 may name its activation twice; versions of the hub's library read one or the other."""
+    other = hub.get('hidden_activation')
+    hub.was_read.add('hidden_activation')
+    if other not in (None, 'gelu_pytorch_tanh') or (other and hub['hidden_act'] not in ('gelu', other)):
+        raise UserError(
+            f'config.json: hidden_activation={other!r} with hidden_act={hub["hidden_act"]!r} has no counterpart'
+        )
+    return {}
 
 
 def _read_scale(hub: HubConfig) -> dict[str, Any]:
@@ -76,6 +88,7 @@ FAMILIES = {
             *OF_LLAMA,
             ATTENTION_BIAS,
             field('activation', 'hidden_act', values={**GATED_ACTIVATIONS, 'gelu': 'geglu_tanh'}),
+            Field(_read_other_name, lambda model: {}),
         ),
         rules=RULES,
         **NAMES,

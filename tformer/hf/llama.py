@@ -197,6 +197,7 @@ FAMILIES = {
         **NAMES,
         headed={'spans': 'transformer.'},
         defaults={**DEFAULTS, **SILU, 'attention_bias': False, 'mlp_bias': False},
+        neutral=('is_llama_config', 'max_sequence_length'),
     ),
     'mistral': Family(  # Jiang et al. 2023
         model=LLAMA,
