@@ -174,6 +174,11 @@ def _whole(place: pathlib.Path) -> None:
     safetensors.write(place / 'model.safetensors', shapes, tensors.__getitem__)
 
 
+def _framed(place: pathlib.Path, frame: object) -> None:
+    file = place / 'tokenizer.json'
+    file.write_text(json.dumps(json.loads(file.read_text()) | {'post_processor': frame}))
+
+
 def _adapters_of(place: pathlib.Path, base: pathlib.Path) -> None:
     fields = {'peft_type': 'LORA', 'base_model_name_or_path': str(base), 'r': 2, 'lora_alpha': 4}
     (place / 'adapter_config.json').write_text(json.dumps({**fields, 'target_modules': ['c_attn']}))
@@ -190,6 +195,8 @@ WRONG: dict[str, tuple[Callable[[pathlib.Path], object], str]] = {
     'a missing tensor': (lambda p: _changed(p, n_layer=4), 'the checkpoint has no tensor transformer.h.3'),
     'another shape': (lambda p: _changed(p, n_positions=99), 'has shape (24, 16), the model needs (99, 16)'),
     'no vocabulary': (lambda p: (p / 'tokenizer.json').unlink(), 'has no vocabulary of gpt2; valid: tokenizer.json'),
+    'an empty vocabulary': (lambda p: (p / 'tokenizer.json').write_bytes(b''), 'is not a tokenizer of'),
+    'tokens around a text': (lambda p: _framed(p, {'type': 'Frame'}), 'the tokens around a text cannot be read: '),
     'a broken vocabulary': (lambda p: (p / 'tokenizer.json').write_text('[]'), 'is not a tokenizer of'),
     'another end': (lambda p: _changed(p, eos_token_id=5), 'eos_token_id=5, but the tokenizer ends a text with 0'),
     'a size that is no number': (lambda p: _changed(p, n_embd=float('nan')), 'n_embd=nan is not a whole number'),
@@ -215,6 +222,27 @@ def test_a_head_that_the_family_has_no_place_for_is_named(tmp_path: pathlib.Path
     hub = directory.HubDirectory(tmp_path, {'model_type': 't5', 'architectures': ['T5ForTokenClassification']})
     with pytest.raises(UserError, match='architectures=T5ForTokenClassification has no counterpart in t5'):
         _ = hub.objective
+
+
+ONE = {'id2label': {'0': 'score'}}
+
+
+@pytest.mark.parametrize(
+    ('fields', 'objective'),
+    [
+        ({}, 'classification'),
+        (ONE, 'regression'),
+        ({'num_labels': 1}, 'regression'),
+        ({**ONE, 'problem_type': 'single_label_classification'}, 'classification'),
+        ({'problem_type': 'regression'}, 'regression'),
+    ],
+)
+def test_one_label_is_a_number_as_in_the_hubs_library(tmp_path: pathlib.Path, fields: dict, objective: str) -> None:
+    named = {'model_type': 'bert', 'architectures': ['BertForSequenceClassification'], **fields}
+    assert directory.HubDirectory(tmp_path, named).objective == objective
+    several = {**named, 'problem_type': 'multi_label_classification'}
+    with pytest.raises(UserError, match="problem_type='multi_label_classification' has no counterpart"):
+        _ = directory.HubDirectory(tmp_path, several).objective
 
 
 def test_a_workdir_in_use_is_not_written_over(tmp_path: pathlib.Path) -> None:

@@ -249,6 +249,25 @@ def test_a_file_that_is_no_tokenizer_is_one_line(tmp_path):
         refused(Data(tokenizer_path=str(tmp_path)), 'is not a tokenizer of the tokenizers library')
 
 
+@pytest.mark.parametrize(
+    ('fields', 'said'),
+    [
+        ({'model': {'type': 'WordLevel', 'vocab': {}, 'unk_token': '[UNK]'}}, 'is not a tokenizer of .* Missing'),
+        (
+            {'normalizer': {'type': 'Precompiled', 'precompiled_charsmap': 'AAAA'}},
+            'is not a tokenizer of .* Precompiled',
+        ),
+        ({'model': {'type': 'WordLevel', 'vocab': {'</s>': 0, 'a': 2**31}, 'unk_token': '</s>'}}, 'has the id 2,147'),
+    ],
+)
+def test_a_file_that_the_library_reads_and_cannot_use_is_one_line(tmp_path, fields, said):
+    end = {'id': 0, 'content': '</s>', 'special': True, 'single_word': False, 'lstrip': False, 'rstrip': False}
+    model = {'type': 'WordLevel', 'vocab': {'</s>': 0}, 'unk_token': '</s>'}
+    tree = {'added_tokens': [{**end, 'normalized': False}], 'model': model, 'version': '1.0', **fields}
+    (tmp_path / 'tokenizer.json').write_text(json.dumps(tree))
+    refused(Data(tokenizer_path=str(tmp_path)), said)
+
+
 def test_a_file_without_an_end_is_refused(tmp_path):
     made = library.Tokenizer(models.WordLevel({'a': 0, '[UNK]': 1}, unk_token='[UNK]'))
     made.save(str(tmp_path / 'tokenizer.json'))

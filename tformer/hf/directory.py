@@ -111,19 +111,29 @@ class HubDirectory:
         found = next((objective for end, objective in OBJECTIVES.items() if name.endswith(end)), HEADLESS[family])
         if found == 'masked_lm':
             found = next((SENTENCES[x] for x in SENTENCES if any(x in tensor for tensor in self.tensors)), found)
-        if found == 'classification' and self.hub_config.get('problem_type') == 'regression':
-            found = 'regression'
+        if found == 'classification':
+            found = self._of_rows()
         missing = {*heads.TASK_HEADS} - {rule.head for rule in models.FAMILIES[self.family].rules}
         if family not in TASKS[found].families or TASKS[found].head in missing:
             raise UserError(f'config.json: architectures={name} has no counterpart in {self.family}')
         return found
 
+    def _of_rows(self) -> str:
+        """Returns the objective of a head of sequences: of numbers also where there is one label."""
+        kind, labels = self.hub_config.get('problem_type'), self.hub_config.get('id2label')
+        if kind not in (None, 'regression', 'single_label_classification'):
+            raise UserError(
+                f'config.json: problem_type={kind!r} has no counterpart; valid: single_label_classification'
+            )
+        number = len(labels) if isinstance(labels, Mapping) else self.hub_config.get('num_labels')
+        return 'regression' if kind == 'regression' or (kind is None and number == 1) else 'classification'
+
     @functools.cached_property
     def tokenizers(self) -> Tokenizers:
         """The tokenizers of both sides, and the names of the classes."""
         found = tokenizer_files.read(self.path, self.family)
-        target, source = (stored and HubTokenizer(stored, str(self.path)) for stored in found)
-        assert isinstance(target, HubTokenizer)
+        target, source = (None if stored is None else HubTokenizer(stored, str(self.path)) for stored in found)
+        assert target is not None
         if models.FAMILIES[self.family].model['family'] != 'encoder_decoder':
             return Tokenizers(None, target, self.labels, chat_templates.read(self.path))
         return Tokenizers(source or target, target, self.labels)

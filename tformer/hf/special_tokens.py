@@ -99,10 +99,14 @@ def _around(
     file does; None where there is neither."""
     import tokenizers
 
-    made = tokenizers.Tokenizer.from_str(tokenizer.dump().decode())
-    made.no_truncation()
-    made.no_padding()
-    whole, plain = (made.encode('a', add_special_tokens=added).ids for added in (True, False))
+    try:
+        made = tokenizers.Tokenizer.from_str(tokenizer.dump().decode())
+        made.no_truncation()
+        made.no_padding()
+        whole, plain = (made.encode('a', add_special_tokens=added).ids for added in (True, False))
+    except Exception as error:  # the library raises plain Exceptions
+        reason = ' '.join(str(error).split())[:200]
+        raise UserError(f'{directory}: the tokens around a text cannot be read: {reason}') from error
     places = [i for i in range(len(whole) - len(plain) + 1) if whole[i : i + len(plain)] == plain]
     before, after = (whole[: places[0]], whole[places[0] + len(plain) :]) if places else ([], [])
     if isinstance(added := settings.get('add_bos_token'), bool):

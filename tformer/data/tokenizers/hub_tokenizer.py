@@ -35,6 +35,7 @@ NAMES = {
 _SPACE = '\u2581'  # a space, as Metaspace writes it
 _MARKS = ('continuing_subword_prefix', 'end_of_word_suffix')  # of pieces inside words and of those that end one
 _BYTE_SPACES = {256 + byte: chr(byte) for byte in range(33)}  # the first bytes, as byte-level vocabularies write them
+_MOST_IDS = 1 << 24  # arrays have an entry for each
 _CHUNK = 10_000  # texts encoded at once; the library's results are much larger than their ids
 _PROBE = "The quick\n\n\tbrown  fox\u2026 \u00c9 e\u0301 \uff21\u00a0\u2581\r\n12345 don't , \U0001f468\u200d \0 "
 
@@ -63,6 +64,8 @@ class HubTokenizer(Tokenizer):
         self._special_names = {index: name for name, index in special.items()}
         self._pieces = {index: piece for piece, index in vocab.items() if index not in self._special_names}
         self.vocab_size = max(vocab.values()) + 1
+        if self.vocab_size > _MOST_IDS:
+            raise UserError(f'{where} has the id {self.vocab_size - 1:,}; valid: at most {_MOST_IDS - 1:,}')
         self.specials = _specials(special, _unknown(tree['model']), where)
         names = itertools.takewhile(special.__contains__, map('<extra_id_{}>'.format, itertools.count()))
         self._sentinels = [special[name] for name in names]  # T5's
@@ -186,7 +189,10 @@ def _open(stored: bytes, where: str) -> tuple[Any, Json]:
         if not isinstance(tree, dict) or 'vocab' not in tree.get('model', ()):
             raise ValueError('it has no model with a vocabulary')
         library = tokenizers.Tokenizer.from_str(json.dumps(_hide_specials(tree), ensure_ascii=False))
-    except Exception as error:  # the library raises plain Exceptions
+        library.encode('a')  # a model that lacks its unknown token fails here
+    except BaseException as error:  # the library raises plain Exceptions, and a BaseException where it panics
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
         reason = ' '.join(str(error).split())[:200]
         raise UserError(f'{where} is not a tokenizer of the tokenizers library: {reason}') from error
     library.encode_special_tokens = True
