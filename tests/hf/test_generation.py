@@ -88,6 +88,11 @@ def test_the_length_of_a_decoder_beside_an_encoder_counts_what_it_starts_from(
     [
         ({'num_beams': '4'}, "num_beams='4' is not a whole number"),
         ({'do_sample': True, 'top_p': [1]}, r'top_p=\[1\] is not a number'),
+        ({'num_beams': -4}, 'num_beams=-4 is not a whole number of at least 0'),
+        ({'do_sample': True, 'temperature': float('nan')}, 'temperature=nan is not a number of at least 0'),
+        ({'do_sample': True, 'temperature': -0.5}, 'temperature=-0.5 is not a number of at least 0'),
+        ({'num_beams': 2, 'length_penalty': float('inf')}, 'length_penalty=inf is not a number'),
+        ({'do_sample': 'yes'}, "do_sample='yes' is neither true nor false"),
         ({'max_new_tokens': 0}, 'max_new_tokens=0 leaves no new token'),
         ({'max_new_tokens': 1.5}, 'max_new_tokens=1.5 leaves no new token'),
         ({'eos_token_id': [2, [4]]}, r'eos_token_id=\[4\] is not a token of the tokenizer'),

@@ -3,6 +3,7 @@
 What is not given has the default of the hub's library; what has no counterpart here is named.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -71,7 +72,7 @@ def decode_fields(
     ]
     ids = generation.get('eos_token_id', hub_config.get('eos_token_id'))
     fields: dict[str, Any] = {'decode.ends': _names(ids if isinstance(ids, list) else [ids], tokenizer)}
-    if hub['do_sample'] and hub.number('temperature') > 0:
+    if hub.switch('do_sample') and hub.number('temperature') > 0:
         fields |= {'decode.strategy': 'sample', 'decode.temperature': hub.number('temperature')}
         fields |= {'decode.top_k': hub.number('top_k') or None}
         fields |= {'decode.top_p': hub.number('top_p') if hub.number('top_p') < 1 else None}
@@ -98,9 +99,17 @@ class _Settings(dict[str, Any]):
     def number(self, name: str) -> Any:
         """Returns a setting that is a number, whole where its default is."""
         kinds = (int, float) if isinstance(DEFAULTS[name], float) else (int,)
-        if type(self[name]) not in kinds:
-            raise UserError(f'{FILE}: {name}={self[name]!r} is not a {"" if float in kinds else "whole "}number')
+        least = -math.inf if name == 'length_penalty' else 0
+        if type(self[name]) not in kinds or not (least <= self[name] < math.inf):
+            what = '' if float in kinds else 'whole '
+            raise UserError(f'{FILE}: {name}={self[name]!r} is not a {what}number{"" if least else " of at least 0"}')
         return self[name]
+
+    def switch(self, name: str) -> bool:
+        """Returns a setting that is true or false."""
+        if type(self[name]) is not bool:
+            raise UserError(f'{FILE}: {name}={self[name]!r} is neither true nor false')
+        return bool(self[name])
 
 
 def _names(ids: list[Any], tokenizer: Tokenizer) -> tuple[str, ...]:
