@@ -113,8 +113,25 @@ def test_filters_and_functions_are_those_of_the_hub() -> None:
     for unsafe in ("{{ ''.__class__.__mro__ }}", '{{ messages.append(1) }}', '{{ 1 / 0 }}'):
         with pytest.raises(BadRecord, match='the chat template refuses the messages: '):
             ChatTemplate(unsafe).write(messages('a'))
-    with pytest.raises(UserError, match=r'^here: the chat template is not one of Jinja: '):
-        ChatTemplate('{% if %}').checked('here')
+    for wrong in ('{% if %}', '{{ ' + '(' * 5000 + '1' + ')' * 5000 + ' }}'):
+        with pytest.raises(UserError, match=r'^here: the chat template is not one of Jinja: '):
+            ChatTemplate(wrong).checked('here')
+
+
+MACRO = '{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}'
+
+
+def test_a_template_ends_and_does_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr('tformer.data.tokenizers.chat._MOST_STEPS', 100)
+    turns = '{% for i in range(50) %}{% for j in range(50) %}{% endfor %}{% endfor %}'
+    for endless in (turns, MACRO + '{{ f(60) }}'):
+        with pytest.raises(BadRecord, match='refuses the messages: it takes more than 100 steps'):
+            ChatTemplate(endless).write(messages('a'))
+    for large in ('"a" * 101', '101 * [1]', '9 ** 99'):
+        with pytest.raises(BadRecord, match=r'refuses the messages: \*\*? makes too much'):
+            ChatTemplate(f'{{{{ {large} }}}}').write(messages('a'))
+    small = ChatTemplate('{{ "-" * 3 }}{{ 30 * 40 }}{{ 2 ** 9 }}{% for m in messages %}{{ loop.last }}{% endfor %}')
+    assert [small.write(messages('a')) for _ in range(99)] == ['---1200512True'] * 99  # each has steps of its own
 
 
 ANSWERS = {  # what is scored in 'q', 'a b', 'r', 'c' by the template

@@ -41,6 +41,9 @@ def test_a_template_stands_in_the_settings_or_in_a_file_of_its_own(tmp_path: pat
         ([{'name': 'rag', 'template': 'a'}], 'chat_template has no default; there are: rag'),
         (3, 'chat_template is neither a text nor a list of named texts'),
         ('{% if %}', 'the chat template is not one of Jinja: '),
+        pytest.param(
+            '{{ ' + 5000 * '(' + '1' + 5000 * ')' + ' }}', 'the chat template is not one of Jinja: ', id='deep'
+        ),
     ],
 )
 def test_a_malformed_template_is_refused(tmp_path: pathlib.Path, given: object, said: str) -> None:

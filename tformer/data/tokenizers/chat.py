@@ -7,9 +7,10 @@ import dataclasses
 import datetime
 import functools
 import json
+import math
 import pathlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from typing import Any, Self
 
 import jinja2
@@ -58,13 +59,14 @@ class ChatTemplate:
         """Returns itself; raises a `UserError` that names `where` if the template is not one of Jinja."""
         try:
             _ = self._compiled
-        except jinja2.TemplateError as error:
+        except Exception as error:  # of Jinja, or of Python where the template is nested too deeply
             raise UserError(f'{where}: the chat template is not one of Jinja: {_line(error)}') from error
         return self
 
     @functools.cached_property
-    def _compiled(self) -> jinja2.Template:
-        return _environment().from_string(self.text)
+    def _compiled(self) -> tuple['_Environment', jinja2.Template]:
+        environment = _environment()
+        return environment, environment.from_string(self.text)
 
     def write(self, messages: Messages, reply: bool = False) -> str:
         """Returns the text of a chat; with `reply`, up to where the next message of the assistant begins.
@@ -73,8 +75,10 @@ class ChatTemplate:
           BadRecord: the template refuses the messages.
         """
         given = {'messages': messages, 'add_generation_prompt': reply, 'tools': None, 'documents': None}
+        environment, compiled = self._compiled
+        environment.steps = 0
         try:
-            return self._compiled.render(**dict(self.tokens), **given)
+            return compiled.render(**dict(self.tokens), **given)
         except Exception as error:  # of Jinja, or of an operation of the template
             raise BadRecord(f'the chat template refuses the messages: {_line(error)}') from error
 
@@ -149,12 +153,42 @@ class _Generation(Extension):
         return parser.parse_statements(('name:endgeneration',), drop_needle=True)
 
 
-def _environment() -> jinja2.Environment:
+class _Environment(sandbox.ImmutableSandboxedEnvironment):
+    """Jinja's sandbox, in which a template also ends: it has so many turns of loops and calls of macros."""
+
+    intercepted_binops = frozenset({'*', '**'})
+    steps = 0  # of the text that is being written
+
+    def step(self) -> None:
+        self.steps += 1
+        if self.steps > _MOST_STEPS:
+            raise jinja2.TemplateError(f'it takes more than {_MOST_STEPS:,} steps')
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        """Refuses a text or a list that is repeated, or a power, that would fill the memory."""
+        size = math.prod(len(each) if isinstance(each, Sized) else each for each in (left, right))
+        repeats = isinstance(left, Sized) or isinstance(right, Sized)
+        if (operator == '**' and right > _MOST_BITS) or (repeats and size > _MOST_STEPS):
+            raise jinja2.TemplateError(f'{operator} makes too much of its operands')
+        return super().call_binop(context, operator, left, right)
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        tree = super()._parse(source, name, filename)
+        for node in tree.find_all((nodes.For, nodes.Macro)):
+            call = nodes.Call(nodes.EnvironmentAttribute('step'), [], [], None, None)
+            node.body.insert(0, nodes.ExprStmt(call).set_lineno(node.lineno))
+        return tree
+
+
+_MOST_STEPS = 1_000_000
+_MOST_BITS = 64  # as an exponent
+
+
+def _environment() -> _Environment:
     """Returns an environment with the functions that the hub's templates call."""
-    made = sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, 'jinja2.ext.loopcontrols']
-    )
+    made = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, 'jinja2.ext.loopcontrols'])
     made.filters['tojson'] = _json
+    del made.globals['lipsum']  # as much text as is asked for
     made.globals |= {'raise_exception': _refuse, 'strftime_now': lambda how: datetime.datetime.now().strftime(how)}
     return made
 
