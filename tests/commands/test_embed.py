@@ -90,6 +90,16 @@ def test_long_texts_are_cut_to_what_the_model_takes_and_counted(workdirs, capsys
     np.testing.assert_allclose(found, one_by_one(run, ['a b ' * (room // 2), long[2], long[2]], 'mean'), atol=2e-5)
 
 
+def test_a_length_cuts_texts_and_must_leave_a_token(workdirs, capsys) -> None:
+    run = Run.load(workdirs / 'bert', headless=True)
+    found = embed(run, ['a b b b', 'a b', 'a'], length=4)
+    assert capsys.readouterr().err == '1 of 3 texts were cut to 2 tokens\n'
+    np.testing.assert_array_equal(found[0], found[1])
+    for length in (2, run.config.model.max_len + 1):
+        with pytest.raises(UserError, match=rf'--length={length} must be from 3 to model\.max_len='):
+            embed(run, ['a'], length=length)
+
+
 def test_few_shapes_serve_all_lengths_the_longest_first() -> None:
     sizes = [1, 16, 17, 40, 64, 65, 100, 3]
     rows = [{'inputs': np.arange(size)} for size in sizes]

@@ -38,6 +38,7 @@ FLAGS = {
     'pooling': (('mean', 'cls', 'last', 'max'), None, "which tokens make the vector; default: the run's, else mean"),
     'normalize': ('bool', False, 'scale each vector to length 1'),
     'batch_size': ('int', 64, 'texts read at once'),
+    'length': ('int', None, 'the most tokens of a text, special ones among them; default: model.max_len'),
 }
 ARGUMENTS = 'TEXT'
 
@@ -51,7 +52,8 @@ def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) 
         raise UserError(f"--output={file} needs the package pyarrow: pip install 'tformer[parquet]'; or write .npy")
     texts = texts_lib.given(arguments, flags.input)
     loaded = Run.load(workdir, overrides, flags.checkpoint, headless=True)
-    found = embed(loaded, texts, flags.pooling, normalize=flags.normalize, batch_size=flags.batch_size)
+    how = {'normalize': flags.normalize, 'batch_size': flags.batch_size, 'length': flags.length}
+    found = embed(loaded, texts, flags.pooling, **how)
     atomic.write(file, write(texts, found))
     print(f'{file}: {found.shape[0]:,} vectors of {found.shape[1]:,} numbers')
 
@@ -63,6 +65,7 @@ def embed(
     *,
     normalize: bool = False,
     batch_size: int = reading.BATCH_SIZE,
+    length: int | None = None,
 ) -> np.ndarray:
     """Returns a vector for each text, float32 [texts, model.emb_dim]: its tokens' residual stream after the last layer,
     pooled.
@@ -72,11 +75,12 @@ def embed(
     `pooling` is a key of `layers.heads.POOLINGS`: `mean` (over the tokens that are not padding, special ones
     included), `cls`, `last` or `max`. None is model.pooling where the run was trained on whole texts (classes,
     numbers, vectors), else mean. With `normalize` each vector is scaled to length 1, so that products are cosines. An
-    encoder-decoder's vectors are its encoder's. Texts longer than model.max_len are cut, and a line on standard error
-    says how many.
+    encoder-decoder's vectors are its encoder's. Texts of more than `length` tokens, model.max_len where it is None, are
+    cut, and a line on standard error says how many.
 
     Raises:
-      UserError: `pooling` is unknown, `batch_size` is not positive, or a recurrent model has two stacks.
+      UserError: `pooling` is unknown, `batch_size` is not positive, `length` leaves no token or is beyond
+        model.max_len, or a recurrent model has two stacks.
     """
     run = opened(run, headless=True)
     model = run.config.model
@@ -87,7 +91,7 @@ def embed(
     if pooling is None:
         pooling = model.pooling if _pools(run) else 'mean'
     choose(POOLINGS, pooling, 'pooling')
-    rows = _rows(run, texts)
+    rows = _rows(run, texts, model.max_len if length is None else length)
     found = np.zeros((len(texts), model.emb_dim), np.float32)
     for index, vector in enumerate(reading.outputs(run, rows, vectors(pooling), batch_size)):
         found[index] = vector
@@ -100,8 +104,8 @@ def _pools(run: Run) -> bool:
     return head.pools and not head.vocabulary and run.config.model.family != 'encoder_decoder'
 
 
-def _rows(run: Run, texts: Sequence[str]) -> list[Fields]:
-    """Returns the model's inputs for each text, at most model.max_len tokens with the special ones around them."""
+def _rows(run: Run, texts: Sequence[str], length: int) -> list[Fields]:
+    """Returns the model's inputs for each text, at most `length` tokens with the special ones around them."""
     template = special_tokens.template_of(run.config, run.tokenizers)
     two_stacks = run.config.model.family == 'encoder_decoder'
 
@@ -110,7 +114,10 @@ def _rows(run: Run, texts: Sequence[str]) -> list[Fields]:
             return template.read(np.array(tokens))['inputs']
         return template.given(tokens) if two_stacks else template.prompt(tokens)
 
-    room = run.config.model.max_len - len(around([0])) + 1
+    room = length - len(around([0])) + 1
+    if room < 1 or length > run.config.model.max_len:
+        least = length - room + 1
+        raise UserError(f'--length={length} must be from {least} to model.max_len={run.config.model.max_len}')
     tokenized = (run.tokenizers.source or run.tokenizers.target).encode_batch(texts)
     if cut := sum(len(tokens) > room for tokens in tokenized):
         print(f'{cut:,} of {len(texts):,} texts were cut to {room} tokens', file=sys.stderr, flush=True)

@@ -30,6 +30,7 @@ from tformer.hf import (
     heads,
     models,
     safetensors,
+    sentence_encoders,
     special_tokens,
     tokenizer_files,
 )
@@ -147,6 +148,8 @@ class HubDirectory:
         untied = convert.has_own_output(self.family, self.tensors)
         fields = {**self.hub_config, **({'tie_word_embeddings': False} if untied else {})}
         model = models.model_of(fields, lambda line: print(line, file=sys.stderr, flush=True))
+        if line := sentence_encoders.vectors_of(self.path, model.max_len):
+            print(line, file=sys.stderr, flush=True)
         wide = [tensor for tensor in self.tensors if len(self._shape(tensor)[1]) > 1]
         narrow = all(self._shape(tensor)[0].name == 'bfloat16' for tensor in wide)
         length = min(Data.length, model.max_len)
