@@ -174,10 +174,10 @@ class _Environment(sandbox.ImmutableSandboxedEnvironment):
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
-        for kind in (nodes.For, nodes.Macro):
-            for node in tree.find_all(kind):
-                call = nodes.Call(nodes.EnvironmentAttribute('step'), [], [], None, None)
-                node.body.insert(0, nodes.ExprStmt(call).set_lineno(node.lineno))
+        blocks: list[Any] = [*tree.find_all(nodes.For), *tree.find_all(nodes.Macro)]
+        for block in blocks:
+            call = nodes.Call(nodes.EnvironmentAttribute('step'), [], [], None, None)
+            block.body.insert(0, nodes.ExprStmt(call).set_lineno(block.lineno))
         return tree
 
 
