@@ -138,6 +138,25 @@ def test_the_hubs_library_misses_nothing_and_expects_nothing_else(tmp_path: path
     assert tokenizer.eos_token_id == run.tokenizers.target.specials.eos
 
 
+@pytest.mark.parametrize('name', ['bert', 'roberta_tags'])
+def test_a_pooler_beside_heads_of_tokens_is_left_out(tmp_path: pathlib.Path, capsys, name: str) -> None:
+    """Checkpoints of language models and of tags have one that the hub's classes do not read."""
+    tensors = {key: value for key, value in references.load(name).tensors.items() if 'seq_relationship' not in key}
+    pooler = {f'{name[:-5]}.pooler.dense.{part}': np.ones(shape, np.float32) for part, shape in POOLER.items()}
+    written = tensors if name == 'bert' else tensors | pooler
+    hub_directories.write(tmp_path / 'hub', name, tensors=written)
+    import_hub(str(tmp_path / 'hub'), tmp_path / 'run')
+    assert 'pooler' in Run.load(tmp_path / 'run').params
+    export(tmp_path / 'run', tmp_path / 'out')
+    assert 'the pooler is left out' in capsys.readouterr().out
+    found = safetensors.open_directory(tmp_path / 'out')
+    assert found is not None and not [key for key in found if 'pooler' in key]
+    assert not [key for key in found if not np.array_equal(found[key], written[key])]
+
+
+POOLER = {'weight': (16, 16), 'bias': (16,)}
+
+
 def test_what_stands_beside_the_weights(imported: pathlib.Path, tmp_path: pathlib.Path) -> None:
     (imported / 'result.json').write_text('{"test": {"step": 0, "loss": 1.25}}')
     export(imported, tmp_path / 'out')

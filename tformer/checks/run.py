@@ -36,7 +36,7 @@ def check_run(config: Config) -> None:
         f'{words}: train.microbatches={train.microbatches} is not exact; use 1',
     )
     require(
-        model.family != 'encoder_decoder' or len(start) - 1 + decode.max_len <= model.max_len,
+        model.family != 'encoder_decoder' or not task.writes or len(start) - 1 + decode.max_len <= model.max_len,
         f'decode.max_len={decode.max_len} after data.start={start} is longer than model.max_len={model.max_len}',
     )
     language = config.evaluate.language

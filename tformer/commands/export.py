@@ -20,7 +20,7 @@ from tformer.commands.run import Run, opened
 from tformer.config import Model, json_files
 from tformer.config.tasks import HEADS, TASKS
 from tformer.errors import UserError, choose
-from tformer.hf import adapters, card, convert, generation, models, safetensors
+from tformer.hf import adapters, card, convert, generation, heads, models, safetensors
 from tformer.hf.directory import is_hub
 from tformer.layers.linear import merge_lora
 from tformer.training import checkpoint
@@ -74,7 +74,9 @@ def export(
         model = dataclasses.replace(model, **{name: table[name] for name in ('pooling', 'pooler') if name in table})
     plain = dataclasses.replace(model, lora_rank=None)
     fields = models.config_of(family, plain)
-    host = jax.tree.map(np.asarray, params)
+    host = jax.tree.map(np.asarray, heads.without_pooler(params))
+    if len(host) < len(params):
+        print('the pooler is left out: the hub has none beside a head of tokens')
     with new_directory(place) as partial:
         if model.lora_rank is None:
             said = _write_model(partial, family, run, fields, model, host, shard_bytes)

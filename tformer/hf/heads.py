@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Collection, Mapping
+from typing import Any
 
 from tformer.config import Model
 from tformer.errors import UserError
@@ -67,6 +68,16 @@ def exported(table: Family, cfg: Model, paths: Collection[str]) -> set[str]:
     return {'', *(whole - {*TASK_HEADS, 'tokens'} - inside), task}
 
 
+OF_ROWS = ('sentence_head', 'class_head', 'number_head', 'choice_head')  # these read the pooler
+OF_TOKENS = ('head', 'tag_head', 'span_head')
+
+
+def without_pooler(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the parameters that a class of the hub has: none has a pooler beside heads of tokens alone."""
+    unread = {*OF_ROWS}.isdisjoint(params) and not {*OF_TOKENS}.isdisjoint(params)
+    return {name: value for name, value in params.items() if name != 'pooler' or not unread}
+
+
 def exported_name(table: Family, heads: Collection[str], name: str) -> str:
     """Returns the name of a tensor of the model itself in a checkpoint with these heads."""
     other = next((other for head, other in table.headed.items() if head in heads), table.prefix)
@@ -81,7 +92,7 @@ def with_classes(cfg: Model, sizes: Mapping[str, int]) -> Model:
 
 def check_heads(family: str, expressed: Model, cfg: Model, parameters: Collection[str]) -> None:
     """Raises a `UserError` where the hub's model, `expressed`, reads otherwise than that whose heads are exported."""
-    pools = not {'pooler', 'sentence_head', 'class_head', 'number_head', 'choice_head'}.isdisjoint(parameters)
+    pools = not {'pooler', *OF_ROWS}.isdisjoint(parameters)
     transforms = not {'class_head', 'number_head', 'choice_head', 'tag_head', 'span_head'}.isdisjoint(parameters)
     names = (*(POOLED if pools else ()), *(['task_transform'] if transforms else []))
     if any(getattr(cfg, name) != getattr(expressed, name) for name in names):
