@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import importlib.util
+import itertools
 import json
 import pathlib
 import re
@@ -285,7 +286,53 @@ def test_peft_reads_our_adapters(tmp_path: pathlib.Path) -> None:
         np.testing.assert_allclose(state[name].numpy(), array, atol=1e-5)
 
 
+def test_the_head_beside_adapters_is_that_of_the_run_whatever_the_base_has(tmp_path: pathlib.Path) -> None:
+    hub_directories.write(tmp_path / 'hub', 'bert')
+    rng, hub = np.random.default_rng(0), 'base_model.model.'
+    tensors = {
+        f'{hub}classifier.{part}': rng.normal(size=size) for part, size in {'weight': (5, 16), 'bias': 5}.items()
+    }
+    for layer, (side, shape) in itertools.product(range(3), {'A': (2, 16), 'B': (16, 2)}.items()):
+        place = f'{hub}bert.encoder.layer.{layer}.attention.self.query.lora_{side}.weight'
+        tensors[place] = rng.normal(size=shape)
+    shapes = {name: (np.dtype(np.float32), array.shape) for name, array in tensors.items()}
+    (tmp_path / 'lora').mkdir()
+    safetensors.write(tmp_path / 'lora' / adapters.WEIGHTS, shapes, tensors.__getitem__)
+    fields = {'peft_type': 'LORA', 'base_model_name_or_path': f'{tmp_path}/hub', 'r': 2, 'task_type': 'SEQ_CLS'}
+    (tmp_path / 'lora' / adapters.CONFIG).write_text(json.dumps(fields))
+    import_hub(str(tmp_path / 'lora'), tmp_path / 'run')
+    run = Run.load(tmp_path / 'run')
+    assert run.config.train.objective == 'classification' and run.tokenizers.labels == tuple(
+        f'LABEL_{index}' for index in range(5)
+    )
+    kernel = run.params['class_head']['classes']['kernel']
+    np.testing.assert_array_equal(kernel, tensors[f'{hub}classifier.weight'].T.astype(np.float32))
+
+
+def test_heads_that_adapters_save_have_the_names_of_their_modules(tmp_path: pathlib.Path) -> None:
+    reference = references.load('bert')
+    model = dataclasses.replace(hf.model_of(reference.config), lora_rank=2, lora_targets=('query',), num_classes=3)
+    model = resolve_model(model)
+    tensors = {name: array for name, array in reference.tensors.items() if not name.startswith('cls.')}
+    params = dict(convert.flat(hf.import_params('bert', tensors, hf.model_of(reference.config))))
+    for rule in adapters.adapter_rules('bert', model):
+        side = (3, 16, 2) if '/lora_a/' in rule.ours else (3, 2, 4, 4)
+        params[rule.ours] = np.ones(side, np.float32)
+    params |= {'class_head/classes/kernel': np.ones((16, 3)), 'class_head/classes/bias': np.ones(3)}
+    assert adapters.write(tmp_path, 'bert', params, model, 'base')['modules_to_save'] == ['classifier', 'pooler']
+
+
 # -------------------------------------------------------------------------------------------------------- mistakes
+def test_adapters_beside_a_head_that_reads_otherwise_are_not_exported(tmp_path: pathlib.Path) -> None:
+    hub_directories.write(tmp_path / 'hub', 'distilbert_class')
+    changes = {'model.lora_rank': 2, 'model.pooling': 'mean'}
+    import_hub(str(tmp_path / 'hub'), tmp_path / 'run', {'model.pooling': 'mean'})
+    run = Run.load(tmp_path / 'run')
+    odd = dataclasses.replace(run, config=config.override(run.config, changes))
+    with pytest.raises(UserError, match=r'distilbert: the pooler of the hub reads model\.pooling=cls'):
+        export(odd, tmp_path / 'out')
+
+
 def test_a_model_that_no_family_expresses_is_refused_by_its_fields(imported, tmp_path: pathlib.Path) -> None:
     run = Run.load(imported)
     odd = dataclasses.replace(run, config=config.override(run.config, {'model.qk_norm': 'layernorm'}))

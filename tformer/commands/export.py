@@ -81,6 +81,7 @@ def export(
         if model.lora_rank is None:
             said = _write_model(partial, family, run, fields, model, host, shard_bytes)
         else:
+            heads.check_heads(family, models.model_of(fields), model, host.keys())
             base = _origin(run)
             settings = adapters.write(partial, family, dict(convert.flat(host)), model, base)
             _write(partial / adapters.CONFIG, settings)

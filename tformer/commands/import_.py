@@ -11,6 +11,7 @@ import json
 import pathlib
 import secrets
 import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -23,6 +24,7 @@ from tformer.config import Config
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.distributed import sharding
 from tformer.errors import UserError
+from tformer.hf import sentence_encoders
 from tformer.hf.convert import Stacked, nested
 from tformer.hf.directory import HubDirectory, open_hub
 from tformer.optim.parameters import path_names
@@ -57,6 +59,8 @@ def import_hub(path: str, workdir: str | pathlib.Path, overrides: Mapping[str, A
     """
     hub, home = open_hub(path), pathlib.Path(workdir)
     config, tokens = settled(hub, overrides or {})
+    if line := sentence_encoders.vectors_of(hub.path, config.model.max_len):
+        print(line, file=sys.stderr, flush=True)
     with new_directory(home) as place:
         params = load(hub, config)
         tokens.save(place)

@@ -121,7 +121,7 @@ def write(
         'lora_alpha': model.lora_alpha,
         'lora_dropout': 0.0,
         'target_modules': sorted(modules),
-        'modules_to_save': sorted({rule.hub.rpartition('.')[0].split('.')[0] for rule in saved}) or None,
+        'modules_to_save': sorted({rule.hub.removeprefix(table.prefix).split('.')[0] for rule in saved}) or None,
         'bias': 'none',
         'fan_in_fan_out': family == 'gpt2',
         'inference_mode': True,
@@ -140,6 +140,13 @@ def read_config(directory: pathlib.Path) -> dict[str, Any]:
     if type(found.get('r')) is not int or found['r'] < 1:
         raise UserError(f'{directory / CONFIG}: r={found.get("r")!r} is not a whole number of at least 1')
     return found
+
+
+def num_classes_of(directory: pathlib.Path, family: str) -> int | None:
+    """Returns the number of classes of the head beside the adapters; None: there is none."""
+    tensors = safetensors.open_files([directory / WEIGHTS])
+    rows = [f'{PREFIX}{rule.hub}' for rule in FAMILIES[family].rules if rule.ours in heads.CLASSES]
+    return next((len(tensors[name]) for name in rows if name in tensors and tensors[name].ndim), None)
 
 
 def with_adapters(directory: pathlib.Path, family: str, model: Model) -> tuple[Model, dict[str, Stacked]]:

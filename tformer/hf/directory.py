@@ -30,7 +30,6 @@ from tformer.hf import (
     heads,
     models,
     safetensors,
-    sentence_encoders,
     special_tokens,
     tokenizer_files,
 )
@@ -49,6 +48,11 @@ OBJECTIVES = {
     'ForMultipleChoice': 'multiple_choice',
     'ForTokenClassification': 'token_classification',
     'ForQuestionAnswering': 'question_answering',
+}
+ADAPTED = {  # the task_type of adapters -> the end of the architecture that they are for
+    'SEQ_CLS': 'ForSequenceClassification',
+    'TOKEN_CLS': 'ForTokenClassification',
+    'QUESTION_ANS': 'ForQuestionAnswering',
 }
 SENTENCES = {'seq_relationship': 'masked_lm_nsp', 'sop_classifier': 'masked_lm_sop'}  # by a part of a tensor's name
 HEADLESS = {'encoder': 'masked_lm', 'decoder': 'causal_lm', 'encoder_decoder': 'seq2seq'}  # by family
@@ -95,13 +99,21 @@ class HubDirectory:
         """The names of the classes in the order of their ids, where the model has a head with classes."""
         if not TASKS[self.objective].classes_from_data or not TASKS[self.objective].classes:
             return ()
-        given = self.hub_config.get('id2label')
-        if not isinstance(given, Mapping) or sorted(given) != sorted(map(str, range(len(given)))):
-            number = self.hub_config.get('num_labels', 2)
-            if type(number) is not int or not 0 < number < 1_000_000:
-                raise UserError(f'config.json: num_labels={number!r} is not a number of classes')
+        given, number = self.hub_config.get('id2label'), self._num_labels
+        if not isinstance(given, Mapping) or sorted(given) != sorted(map(str, range(number))):
             return tuple(f'LABEL_{index}' for index in range(number))
-        return tuple(str(given[str(index)]) for index in range(len(given)))
+        return tuple(str(given[str(index)]) for index in range(number))
+
+    @functools.cached_property
+    def _num_labels(self) -> int:
+        """The number of classes: that of the adapters' head where they have one, else that of config.json."""
+        if self.adapter and (own := adapters.num_classes_of(self.adapter, self.family)):
+            return own
+        given = self.hub_config.get('id2label')
+        number = len(given) if isinstance(given, Mapping) else self.hub_config.get('num_labels', 2)
+        if type(number) is not int or not 0 < number < 1_000_000:
+            raise UserError(f'config.json: num_labels={number!r} is not a number of classes')
+        return number
 
     @property
     def objective(self) -> str:
@@ -109,6 +121,8 @@ class HubDirectory:
         family = str(choose(models.FAMILIES, self.family, 'config.json: model_type').model['family'])
         architectures = self.hub_config.get('architectures')
         name = str(architectures[0]) if isinstance(architectures, list) and architectures else ''
+        if self.adapter:
+            name = ADAPTED.get(str(adapters.read_config(self.adapter).get('task_type')), name)
         found = next((objective for end, objective in OBJECTIVES.items() if name.endswith(end)), HEADLESS[family])
         if found == 'masked_lm':
             found = next((SENTENCES[x] for x in SENTENCES if any(x in tensor for tensor in self.tensors)), found)
@@ -121,13 +135,13 @@ class HubDirectory:
 
     def _of_rows(self) -> str:
         """Returns the objective of a head of sequences: of numbers also where there is one label."""
-        kind, labels = self.hub_config.get('problem_type'), self.hub_config.get('id2label')
+        kind = self.hub_config.get('problem_type')
         if kind not in (None, 'regression', 'single_label_classification'):
             raise UserError(
                 f'config.json: problem_type={kind!r} has no counterpart; valid: single_label_classification'
             )
-        number = len(labels) if isinstance(labels, Mapping) else self.hub_config.get('num_labels')
-        return 'regression' if kind == 'regression' or (kind is None and number == 1) else 'classification'
+        one = kind is None and self._num_labels == 1
+        return 'regression' if kind == 'regression' or one else 'classification'
 
     @functools.cached_property
     def tokenizers(self) -> Tokenizers:
@@ -148,8 +162,6 @@ class HubDirectory:
         untied = convert.has_own_output(self.family, self.tensors)
         fields = {**self.hub_config, **({'tie_word_embeddings': False} if untied else {})}
         model = models.model_of(fields, lambda line: print(line, file=sys.stderr, flush=True))
-        if line := sentence_encoders.vectors_of(self.path, model.max_len):
-            print(line, file=sys.stderr, flush=True)
         wide = [tensor for tensor in self.tensors if len(self._shape(tensor)[1]) > 1]
         narrow = all(self._shape(tensor)[0].name == 'bfloat16' for tensor in wide)
         length = min(Data.length, model.max_len)
