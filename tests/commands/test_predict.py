@@ -11,6 +11,7 @@ from tformer import __main__ as command_line
 from tformer.commands import predict as predict_lib
 from tformer.commands.predict import predict
 from tformer.commands.run import Run
+from tformer.config import override
 from tformer.errors import UserError
 
 
@@ -115,6 +116,16 @@ def test_answers_are_the_best_spans_of_all_windows() -> None:
         assert one['score'] == pytest.approx(score, abs=1e-4)
         assert one['no_answer_score'] == pytest.approx(min(each[3] for each in best), abs=1e-4)
     assert max(found_in) > 0
+
+
+def test_no_answer_is_given_where_it_is_better_by_more_than_the_threshold() -> None:
+    run, asked = fresh_run('question_answering'), {'question': 'ab', 'context': 'c d e a b c'}
+    (best,) = predict(run, [asked])
+    none = {'answer': '', 'start': None, 'end': None, 'score': None, 'no_answer_score': best['no_answer_score']}
+    lead = best['no_answer_score'] - best['score']
+    for threshold, expected in ((lead + 0.01, best), (lead - 0.01, none)):
+        config = override(run.config, {'evaluate.null_threshold': threshold})
+        assert predict(Run(run.workdir, config, run.tokenizers, run.variables, run.step), [asked]) == [expected]
 
 
 @pytest.mark.parametrize(
