@@ -45,6 +45,11 @@ def test_a_single_class_is_always_predicted() -> None:
     assert baseline.BASELINES['class'].fit(train)[0](train) == ['x'] * 6
 
 
+def test_words_of_the_second_texts_alone_may_decide() -> None:
+    train = [{'text': 'the same', 'pair': kind, 'label': kind} for kind in ('uv', 'wx')] * 10
+    assert baseline.BASELINES['class'].fit(train)[0](train[:2]) == ['uv', 'wx']
+
+
 def test_numbers_are_linear_in_words_and_in_the_likeness_of_two_texts() -> None:
     def likeness(count: int, seed: int) -> list[dict]:
         rng, found = random.Random(seed), []
@@ -115,6 +120,15 @@ def test_both_stand_in_the_result_with_the_interval_of_their_difference(run: Run
     said = capsys.readouterr().out
     assert 'fitted on 150 of 150 training records\n' in said and said.count(': the baseline is better\n') == 1
     assert run.config.evaluate.max_examples is None and 'baseline_f1_macro' in found
+
+
+def test_of_many_records_those_that_are_fitted_lie_all_over_the_split(run: Run, monkeypatch) -> None:
+    """The split begins with one class, and the other one follows."""
+    by_class = sorted(records(150, 0), key=lambda record: record['label'])
+    monkeypatch.setattr(baseline.mixture, 'load', lambda config, split: by_class)
+    monkeypatch.setattr(baseline, 'MOST_RECORDS', 50)
+    found = baseline.compare(run, records(80, 1))
+    assert found.scores['baseline_accuracy'] >= 0.9 and 'fitted on 50 of 150 training records' in found.lines[0]
 
 
 def test_what_has_no_baseline_is_named(run: Run, monkeypatch) -> None:

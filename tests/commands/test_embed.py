@@ -14,10 +14,13 @@ from fresh_runs import fresh_run
 from lives import HANG, environment
 from tformer import __main__ as command_line
 from tformer import config as config_lib
+from tformer.commands import reading
 from tformer.commands.embed import embed
 from tformer.commands.import_ import import_hub
 from tformer.commands.predict import predict
 from tformer.commands.run import Run
+from tformer.data.tokenizers.bytes_and_characters import Char
+from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.errors import UserError
 from tformer.evaluation import many_rows
 
@@ -78,6 +81,17 @@ def test_vectors_of_a_run_that_compares_texts_are_those_that_it_compares() -> No
     assert one @ other == pytest.approx(found['cosine'], abs=1e-5)
     np.testing.assert_array_equal(embed(run, texts), embed(run, texts, 'max'))
     assert np.abs(embed(run, texts) - embed(run, texts, 'mean')).max() > 0.1
+
+
+def test_an_encoder_decoder_reads_texts_by_the_tokenizer_of_its_sources(monkeypatch) -> None:
+    source, target, read = Char('abc'), Char('xyzc'), []
+    run = fresh_run('masked_lm')
+    config = config_lib.override(run.config, {'model.family': 'encoder_decoder', 'train.objective': 'seq2seq'})
+    run = dataclasses.replace(run, config=config, tokenizers=Tokenizers(source, target))
+    monkeypatch.setattr(reading, 'outputs', lambda run, rows, *given: read.extend(rows) or [0.0] * len(rows))
+    embed(run, ['cab'])
+    assert read[0]['encoder_inputs'].tolist() == [*source.encode('cab'), source.specials.eos]
+    assert source.encode('c') != target.encode('c')
 
 
 def test_long_texts_are_cut_to_what_the_model_takes_and_counted(workdirs, capsys) -> None:

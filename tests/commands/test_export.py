@@ -24,6 +24,7 @@ from tformer.commands.import_ import HUB, import_hub
 from tformer.commands.run import Run
 from tformer.data.tokenizers.hub_tokenizer import HubTokenizer
 from tformer.data.tokenizers.subwords import SentencePiece
+from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.errors import UserError
 from tformer.hf import adapters, card, convert, safetensors, vocabularies
 from tformer.layers.linear import merge_lora
@@ -181,6 +182,15 @@ def test_our_own_sentencepiece_becomes_a_tokenizer_json(tmp_path: pathlib.Path) 
     assert theirs.specials.eos == ours.specials.eos and theirs.specials.pad == ours.specials.pad
 
 
+def test_of_two_tokenizers_the_one_that_reads_is_exported() -> None:
+    source, target = (SentencePiece.train([text] * 50, config.Data(tokenizer_vocab_size=280)) for text in ('ab', 'yz'))
+    run = config.override(config.Config(), {'model.family': 'encoder_decoder'})
+    files = card.tokenizer_files(run, Tokenizers(source, target))
+    assert files is not None
+    found = HubTokenizer(files['tokenizer.json'])
+    assert found.encode('abab') == source.encode('abab') != target.encode('abab')
+
+
 def test_tokens_in_front_of_a_text_are_the_hubs_fields() -> None:
     class Held:
         target = SentencePiece.train(['a b'] * 50, config.Data(tokenizer_vocab_size=280))
@@ -233,6 +243,23 @@ def test_adapters_go_out_and_come_back_bit_for_bit(tmp_path: pathlib.Path, name:
     for key in changed:
         a, b = (tensors[f'{adapters.PREFIX}{key.removesuffix(".weight")}.lora_{x}.weight'] for x in 'AB')
         np.testing.assert_allclose(merged[key], before[key] + 7.0 / 3 * b @ a, atol=1e-5)
+
+
+def test_the_hub_is_told_which_kernels_are_adapted_how_and_whether_they_are_transposed(tmp_path: pathlib.Path) -> None:
+    """GPT-2 keeps its kernels as [in, out]; without a lora_alpha PEFT's is 8."""
+    for name, transposed in (('llama', False), ('gpt2', True)):
+        reference = references.load(name)
+        model = dataclasses.replace(hf.model_of(reference.config), lora_rank=2, lora_alpha=6.0, lora_targets=('out',))
+        model, params = resolve_model(model), {}
+        for rule in adapters.adapter_rules(name, model):
+            _, grid = convert._names(rule, model)
+            params[rule.ours] = np.ones(convert.Stacked(name, rule, 0, grid, (), {}, model).shape, np.float32)
+        fields = adapters.write(tmp_path, name, params, model, 'base')
+        assert (fields['r'], fields['lora_alpha'], fields['fan_in_fan_out']) == (2, 6.0, transposed)
+        assert fields['target_modules'] == ['c_proj' if transposed else 'o_proj']
+    (tmp_path / adapters.CONFIG).write_text(json.dumps({x: fields[x] for x in ('peft_type', 'r')}))
+    found, _ = adapters.with_adapters(tmp_path, 'gpt2', dataclasses.replace(model, lora_rank=None))
+    assert (found.lora_rank, found.lora_alpha) == (2, 8.0)
 
 
 def test_adapters_of_a_fused_kernel_are_refused(tmp_path: pathlib.Path) -> None:

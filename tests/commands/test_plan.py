@@ -90,6 +90,14 @@ def test_a_mesh_that_does_not_fit_is_tried_with_less_to_keep(monkeypatch):
     assert all(given['mesh.fsdp'] == '16' and given['train.seed'] == '1' for given in tried)
 
 
+def test_microbatches_leave_rows_for_each_part_of_a_pipeline(monkeypatch):
+    """Of 16 rows on a device 4 stages need 4 at least: 2 and 4 microbatches are tried, and not 8."""
+    monkeypatch.setattr(plan, 'compiled', lambda spec, given, target: plan.Attempt(given, figures(1.0, 300.0)))
+    mesh = {'pipeline': 4, 'tensor': 1, 'context': 1, 'expert': 1, 'fsdp': 4, 'data': 1}
+    attempts = plan.lowered('spec', {}, TPUS, model(), mesh)
+    assert [each.overrides.get('train.microbatches') for each in attempts] == [None, None, '2', '4']
+
+
 def test_the_table_begins_with_the_fastest_that_fits_and_ends_with_its_flags():
     large = plan.Attempt({'mesh.data': '16', 'mesh.fsdp': '1'}, figures(0.5, 120.0))
     slow = plan.Attempt({'mesh.data': '1', 'mesh.fsdp': '16'}, figures(2.0, 80.0))

@@ -11,6 +11,7 @@ from tformer import __main__ as command_line
 from tformer.commands import predict as predict_lib
 from tformer.commands.predict import predict
 from tformer.commands.run import Run
+from tformer.config import override
 from tformer.errors import UserError
 
 
@@ -95,8 +96,9 @@ def test_cosines_are_the_products_of_the_vectors_of_the_texts() -> None:
 def test_answers_are_the_best_spans_of_all_windows() -> None:
     run = fresh_run('question_answering', stride=4)
     asked = [('ab', 'c d e a b c'), ('e', 'edcba' * 5 + ' ' + 'abcde' * 7)]
+    asked += [(question, f' {letter}' * 3) for question in 'abc' for letter in 'abcde']
     found = predict(run, [json.dumps({'question': q, 'context': c}) for q, c in asked])
-    found_in = []
+    found_in, led = [], False
     for one, (question, context) in zip(found, asked, strict=True):
         room, best = 24 - 3 - len(question), []
         starts = range(0, max(len(context) - room, 0) + 4, 4)
@@ -111,10 +113,21 @@ def test_answers_are_the_best_spans_of_all_windows() -> None:
         found_in.append(best.index(max(best)))
         score, start, end, _ = max(best)
         text = context[start:end]
+        led |= text.startswith(' ') and bool(text.strip())
         assert one['answer'] == context[one['start'] : one['end']] == text.strip()
         assert one['score'] == pytest.approx(score, abs=1e-4)
         assert one['no_answer_score'] == pytest.approx(min(each[3] for each in best), abs=1e-4)
-    assert max(found_in) > 0
+    assert max(found_in) > 0 and led
+
+
+def test_no_answer_is_given_where_it_is_better_by_more_than_the_threshold() -> None:
+    run, asked = fresh_run('question_answering'), {'question': 'ab', 'context': 'c d e a b c'}
+    (best,) = predict(run, [asked])
+    none = {'answer': '', 'start': None, 'end': None, 'score': None, 'no_answer_score': best['no_answer_score']}
+    lead = best['no_answer_score'] - best['score']
+    for threshold, expected in ((lead + 0.01, best), (lead - 0.01, none)):
+        config = override(run.config, {'evaluate.null_threshold': threshold})
+        assert predict(Run(run.workdir, config, run.tokenizers, run.variables, run.step), [asked]) == [expected]
 
 
 @pytest.mark.parametrize(

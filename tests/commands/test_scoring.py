@@ -4,6 +4,8 @@ import pytest
 
 from tformer.commands import scoring
 from tformer.config import Config, Data, Evaluate, Model, Train
+from tformer.data.tokenizers.bytes_and_characters import Byte
+from tformer.data.tokenizers.tokenizers import Tokenizers
 
 RECORDS = [{'source': letter, 'target': letter.upper() if letter in 'acf' else 'x'} for letter in 'abcdefghij']
 
@@ -24,6 +26,15 @@ def test_samples_are_spread_over_the_split_and_marked_where_they_are_right():
     assert lines == ['= a | A | A', '= c | C | C', '= f | F | F', '  h | H | x']
     assert len(scoring.samples(make(samples=20), None, None, RECORDS)) == 2 + len(RECORDS)
     assert scoring.samples(make(samples=0), None, None, RECORDS) == scoring.samples(make(), None, None, []) == []
+
+
+def test_of_a_chat_the_last_reply_is_shown_beside_what_it_answers(monkeypatch):
+    said = [('user', 'a'), ('assistant', 'b'), ('user', 'c'), ('assistant', 'd'), ('user', 'e')]
+    chat = [{'role': role, 'content': content} for role, content in said]
+    monkeypatch.setattr(scoring, 'generate', lambda *given, **_: [str(len(messages)) for messages in given[3]])
+    config = Config(Model(), Data(), train=Train(objective='chat', num_steps=1), evaluate=Evaluate(samples=1))
+    _, _, line = scoring.samples(config, Tokenizers(None, Byte()), None, [{'messages': chat}])
+    assert line == '  c | 3 | d'
 
 
 @pytest.mark.parametrize(('most', 'count'), [(None, 10), (3, 3), (99, 10)])

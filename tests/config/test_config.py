@@ -393,6 +393,10 @@ BAD = [  # overrides that do not fit together, and what the message must name
     ({'train.batch_size': 0}, ('train.batch_size=0',)),
     ({'train.batch_size': 8, 'train.microbatches': 3}, ('train.microbatches=3', 'train.batch_size=8', 'does: 2')),
     ({'train.microbatches': 0}, ('train.microbatches=0',)),
+    (
+        {'model.norm': 'batchnorm', 'train.microbatches': 2},
+        ('model.norm=batchnorm', 'train.microbatches=2 is not exact'),
+    ),
     ({'train.label_smoothing': 1.0}, ('train.label_smoothing=1.0', '[0, 1)')),
     ({'train.patience': 0}, ('train.patience=0',)),
     ({'train.eval_every': 0}, ('train.eval_every=0',)),

@@ -38,6 +38,12 @@ def test_texts_stand_side_by_side_each_counted_from_its_beginning(template, firs
     assert one == same != other  # both are 51 52 where the model reads them
 
 
+def test_texts_have_the_same_key_where_all_of_their_tokens_are_the_same():
+    """5 6, 5 7, 6 5 and 5 are four texts."""
+    found = arrays(example_arrays.compare, example(ENCODER, stop=9, tokens=[5, 6, 5, 7, 6, 5, 5], ends=[2, 4, 6, 7]))
+    assert len({*map(tuple, found['segment_keys'])}) == 4
+
+
 def test_a_text_twice_is_two_texts():
     found = arrays(example_arrays.compare_twice, example(ENCODER, stop=9, tokens=[51, 52], ends=[2]))
     assert found['inputs'] == [CLS, 51, 52, SEP] * 2 and found['segment_ids'] == [1] * 4 + [2] * 4

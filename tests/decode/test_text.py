@@ -90,6 +90,46 @@ def test_a_turn_of_a_chat_and_decode_ends_end_a_text():
         Tokenizers(None, BYTE).ends(Config(decode=Decode(ends=('<sop>',))))
 
 
+def saying(monkeypatch, ids_of, vocab_size: int | None = None, **decode):
+    """Returns (a generator of a decoder that writes `ids_of` a batch, what the search was asked for)."""
+    asked: dict = {}
+    monkeypatch.setattr(text, 'make_generate', lambda *_, **given: asked.update(given) or generate)
+
+    def generate(variables, batch, rng):
+        return np.array(ids_of(batch)), None
+
+    model = Model(family='decoder', vocab_size=vocab_size or BYTE.vocab_size, max_len=11)
+    run = Config(model, train=Train(num_steps=1), decode=Decode(**{'max_len': 4, 'batch_size': 2, **decode}))
+    return text.make_text_generator(None, run, Tokenizers(None, BYTE), cut=False), asked
+
+
+def test_a_text_draws_by_its_own_number_wherever_it_stands(monkeypatch):
+    """Texts are sorted by their length; a row of padding has the number -1, which no text has."""
+    seen = []
+
+    def numbers(batch):
+        seen.extend(batch['rows'].tolist())
+        return [[*BYTE.encode(str(row)), EOS, EOS][:3] for row in batch['rows']]
+
+    write, _ = saying(monkeypatch, numbers)
+    assert write({}, ['ccc', 'a', 'bb']) == ['0', '1', '2']
+    assert sorted(seen) == [-1, 0, 1, 2]
+
+
+def test_the_first_of_all_ends_ends_a_text(monkeypatch):
+    a, b, sep = *BYTE.encode('ab'), BYTE.specials.sep
+    rows = [[a, sep, b, EOS], [a, b, EOS, sep]]
+    write, asked = saying(monkeypatch, lambda batch: rows, ends=('<sep>',))
+    assert write({}, ['x', 'y']) == ['a', 'ab']
+    assert (asked['eos'], asked['others']) == (EOS, [sep])
+
+
+def test_special_tokens_and_ids_without_a_token_are_never_generated(monkeypatch):
+    _, asked = saying(monkeypatch, lambda batch: [], vocab_size=BYTE.vocab_size + 3, ends=('<sep>',))
+    specials = {*np.flatnonzero(~BYTE.ordinary).tolist()} - {EOS, BYTE.specials.sep}
+    assert {*asked['banned']} == specials | {BYTE.vocab_size + more for more in range(3)}
+
+
 def test_new_tokens_that_leave_no_room_for_a_prompt_are_refused():
     run = Config(Model(max_len=8), decode=Decode(max_len=8))
     assert text._longest_input(run, given=False) == (1, 'model.max_len - decode.max_len')

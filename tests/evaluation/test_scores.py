@@ -136,8 +136,8 @@ def test_ranks_count_nearer_texts_and_ties_but_not_the_query_itself():
     queries = np.array([[1.0, 0], [1, 0], [0, 1], [1, 0]])  # products 1 0 .6 .6, and 0 1 .8 -.8
     right, itself = np.array([2, 2, 0, 0]), np.array([-1, 0, -1, 0])
     assert scores.ranks(queries, texts, right, itself).tolist() == [3, 2, 3, 1]
-    many = np.tile(queries, (600, 1)), texts, np.tile(right, 600), np.tile(itself, 600)
-    assert scores.ranks(*many).tolist() == [3, 2, 3, 1] * 600
+    three = np.tile(queries[:3], (700, 1)), texts, np.tile(right[:3], 700), np.tile(itself[:3], 700)
+    assert scores.ranks(*three).tolist() == [3, 2, 3] * 700  # more than are compared at once
 
 
 def test_retrieval_by_hand():

@@ -31,6 +31,9 @@ def test_a_template_stands_in_the_settings_or_in_a_file_of_its_own(tmp_path: pat
     write(tmp_path, chat_template=[{'name': 'rag', 'template': 'b'}, {'name': 'default', 'template': TEXT}])
     write(tmp_path, 'special_tokens_map.json', **TOKENS)
     assert chat_templates.read(tmp_path) == ChatTemplate(TEXT, FOUND)
+    write(tmp_path, 'special_tokens_map.json', bos_token='<other>', eos_token='</s>')
+    write(tmp_path, chat_template=TEXT, bos_token='<s>')  # which come before those of the map
+    assert chat_templates.read(tmp_path) == ChatTemplate(TEXT, FOUND)
     (tmp_path / 'chat_template.jinja').write_text('own')
     assert chat_templates.read(tmp_path) == ChatTemplate('own', FOUND)
 

@@ -84,3 +84,33 @@ def test_an_option_without_a_counterpart_is_refused_by_its_name(name: str, optio
         hf.model_of({**references.load(name).config, **options})
     names = ('high_freq_factor', 'sliding_attention') if option == 'rope_parameters' else (option,)
     assert any(name in str(error.value) for name in names) and '\n' not in str(error.value)
+
+
+def test_yarns_two_scales_of_the_scores_are_a_ratio():
+    """DeepSeek's: a scale m is 0.1 m ln 4 + 1, of 1 and 0.5 at a stretch of 4 thus 1.138629 and 1.069315."""
+    file = references.load('yarn').config
+    for scales, factor in (((1.0, 0.5), 1.064822), ((0.707, 0.707), 1.0)):
+        rope = {**file['rope_parameters'], **dict(zip(('mscale', 'mscale_all_dim'), scales, strict=True))}
+        assert hf.model_of({**file, 'rope_parameters': rope}).rope_attention_factor == pytest.approx(factor, abs=1e-6)
+    assert hf.model_of(file).rope_attention_factor is None
+
+
+def test_what_rotary_parameters_leave_out_is_as_in_the_hubs_library():
+    """Yarn rounds the ends of its ramp; dynamic scaling goes on for as many times the length as its factor says."""
+    yarn, dynamic = (references.load(name).config for name in ('yarn', 'dynamic'))
+    rope = dict(yarn['rope_parameters'])
+    assert (rope.pop('truncate'), rope.pop('beta_fast'), rope.pop('beta_slow')) == (False, 5.0, 0.5)
+    found = hf.model_of({**yarn, 'rope_parameters': rope})
+    assert (found.rope_round_ramp, found.rope_fast_turns, found.rope_slow_turns) == (True, 32.0, 1.0)
+    rope = {**dynamic['rope_parameters'], 'factor': 2.5}
+    found = hf.model_of({**dynamic, 'rope_parameters': rope, 'max_position_embeddings': 20})
+    assert (found.rope_trained_len, found.max_len, found.rope_factor) == (20, 50, 2.5)
+
+
+def test_the_weight_of_the_routers_loss_is_of_a_layer_and_of_a_choice():
+    """The hub adds up the 2 choices of a token and averages over the 3 layers: 0.09 there is 0.06 here, and back."""
+    file = references.load('mixtral').config
+    assert (file['num_experts_per_tok'], file['num_hidden_layers']) == (2, 3)
+    model = hf.model_of({**file, 'router_aux_loss_coef': 0.09})
+    assert model.balance_weight == pytest.approx(0.06)
+    assert hf.config_of('mixtral', model)['router_aux_loss_coef'] == pytest.approx(0.09)

@@ -13,7 +13,7 @@ from hub_files import PROBES as TEXTS
 from hub_files import trained
 from tformer.data.tokenizers.hub_tokenizer import HubTokenizer
 from tformer.errors import UserError
-from tformer.hf import tokenizer_files
+from tformer.hf import tokenizer_files, vocabularies
 
 
 def tokenizer(place: pathlib.Path, family: str) -> HubTokenizer:
@@ -95,6 +95,12 @@ def test_marians_two_models_share_the_ids_of_a_file(tmp_path: pathlib.Path) -> N
         for text in ('the quick fox', 'hello world 17 times'):
             assert ours.encode(text) == [ids[piece] for piece in sides[side].encode(text, out_type=str)], side
         assert (ours.specials.eos, ours.specials.pad) == (0, len(ids) - 1)
+
+
+def test_a_piece_that_only_the_other_model_of_marian_has_is_never_worth_taking() -> None:
+    """Its score is far below that of any text of known pieces; the others stay in the order of their ids."""
+    (b, low), *known = vocabularies.in_order_of({'b': 0, 'a': 1, 'c': 2})([('a', -1.0), ('c', -3.0)])
+    assert known == [('a', -1.0), ('c', -3.0)] and b == 'b' and low < -50
 
 
 def test_berts_list_of_pieces(tmp_path: pathlib.Path) -> None:

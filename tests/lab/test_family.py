@@ -319,3 +319,14 @@ def test_near_the_best():
     arms = {'a': runs([1.0, 1.1, 1.2]), 'b': runs([1.05, 1.1, 1.16]), 'c': runs([2.0, 2.1, 2.2]), 'd': {0: 1.0}}
     assert family.near_best(arms, 'a') == ['b']
     assert family.near_best(arms, 'd') == [] and family.near_best({'a': arms['a']}, 'a') == []
+
+
+@pytest.mark.parametrize(('apart', 'near'), [(1.65, ['1']), (2.0, [])])
+def test_near_the_best_allows_for_the_choice_of_it(apart, near):
+    """Of eight arms 1.65 noises are few for Tukey's range, of any two of them, and many against a given baseline."""
+    noise = np.array([-1.2, -0.5, 0.1, 0.6, 1.0])
+    values = [noise + mean for mean in (0, apart, 6, 6, 6, 6, 6, 6)]
+    arms = {str(i): {(i, j): value for j, value in enumerate(each)} for i, each in enumerate(values)}
+    assert family.near_best(arms, '0') == near
+    assert (stats.tukey_hsd(*values).pvalue[0, 1] > 0.05) == bool(near)
+    assert stats.dunnett(*values[1:], control=values[0]).pvalue[0] < 0.05

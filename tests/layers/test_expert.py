@@ -142,9 +142,16 @@ def test_bfloat16_is_near_float32(dispatch):
 
 @pytest.mark.parametrize(('dispatch', 'mesh'), [('dropless', 'fsdp and tensor'), ('capacity', 'context')])
 def test_no_two_devices_draw_the_same_dropout(dispatch, mesh):
-    cfg, sizes = layer(expert_dispatch=dispatch, expert_capacity=2.0), MESHES[mesh]
-    x_BTD = jnp.broadcast_to(tokens()[0][:1, :1], (8, 6, D))
-    mesh, rules, params = sharding.make_mesh(sizes), sharding.make_rules(sizes), sharding.unboxed(boxed())
+    cfg = layer(expert_dispatch=dispatch, expert_capacity=2.0)
+    whole, dropped = of_one_token(cfg, mesh, sharding.unboxed(boxed()))
+    assert len(np.unique(np.round(whole.reshape(-1, D), 4), axis=0)) == 1
+    assert len(np.unique(dropped.reshape(-1, D), axis=0)) == 8 * 6
+
+
+def of_one_token(cfg, mesh, params):
+    """Returns what the same token, 8 x 6 times, becomes without dropout and with it."""
+    x_BTD, sizes = jnp.broadcast_to(tokens()[0][:1, :1], (8, 6, D)), MESHES[mesh]
+    mesh, rules = sharding.make_mesh(sizes), sharding.make_rules(sizes)
 
     @jax.jit
     def run(rate):
@@ -152,9 +159,18 @@ def test_no_two_devices_draw_the_same_dropout(dispatch, mesh):
         return Moe(cfg, 'decoder', E).apply({'params': params}, x_BTD, jnp.ones((8, 6), bool), rate, rngs=rngs)
 
     with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
-        whole, dropped = run(0.0), run(0.5)
-    assert len(np.unique(np.round(whole.reshape(-1, D), 4), axis=0)) == 1
-    assert len(np.unique(dropped.reshape(-1, D), axis=0)) == 8 * 6
+        return run(0.0), run(0.5)
+
+
+def test_devices_that_share_an_expert_drop_its_columns_apart():
+    """All hidden numbers are alike, and their two halves cancel one another where both are dropped alike."""
+    params = jax.tree.map(np.zeros_like, sharding.unboxed(boxed()))
+    signs_F = np.repeat([1.0, -1.0], F // 2)
+    params['in_0']['bias'] += 1
+    params['in_1']['bias'] += 1
+    params['out']['kernel'] += signs_F[:, None]
+    whole, dropped = of_one_token(layer(expert_dispatch='dropless'), 'fsdp and tensor', params)
+    assert not np.any(whole) and np.mean(np.asarray(dropped) == 0) < 0.5
 
 
 def test_the_router_sends_nothing():

@@ -505,6 +505,15 @@ def test_texts_are_ranked_among_the_different_ones_of_the_split() -> None:
     assert found['mean_reciprocal_rank'] == pytest.approx((1 + 1 / 3 + 1 / 3) / 3)
 
 
+def test_a_text_that_only_asks_leaves_no_other_out() -> None:
+    """None of four queries is a candidate, and of the four candidates each query is furthest from its own."""
+    records = [{'text': q, 'positive': p, 'texts': [q, p]} for q, p in ('aw', 'bx', 'cy', 'dz')]
+    batches = split_of('contrastive', records, Tokenizers(None, Byte()), batch_size=4, data__batching='pad')
+    vectors = np.stack([-np.eye(4, dtype=np.float32), np.eye(4, dtype=np.float32)], axis=1)
+    found = judged(batches, Tokenizers(None, Byte()), lambda step, batch: vectors)
+    assert (found['recall_at_1'], found['mean_reciprocal_rank']) == (0, 1 / 4)
+
+
 @pytest.mark.parametrize('family', STACKS)
 @pytest.mark.parametrize(('length', 'seen'), [(10, 4), (9, 4), (8, 3), (6, 3), (5, 2), (4, 2), (3, 2)])
 def test_tags_of_words_beyond_the_length_are_o(length: int, seen: int, family: str) -> None:

@@ -78,6 +78,16 @@ def test_yarn_keeps_fast_pairs_stretches_slow_ones_and_ramps_by_their_numbers():
     np.testing.assert_allclose(found, [1, 0.1 * (2 / 3 + 1 / 12), 0.01 * (1 / 3 + 2 / 12), 0.001 / 4], rtol=1e-9)
 
 
+def test_a_ramp_of_yarn_may_end_behind_the_last_pair():
+    """At theta = 10^4 a head of 8 has turns 10^-i in 2 pi positions; 10^-5 would be those of pair 5, so from pair 0
+    the ramp has come to 3/5 at pair 3. From pair 7 on, the last number of the head's entries, it is cut."""
+    frequencies, scaled = positions.rotary_frequencies(8, 10_000.0), rope_scalings.yarn_scaling
+    for slow, end in ((1e-5, 5), (1e-9, 7)):
+        found = scaled(frequencies, 2.0, 2 * math.pi, fast_turns=1.0, slow_turns=slow, round_ramp=False)
+        ramp = np.arange(4) / end
+        np.testing.assert_allclose(found / frequencies, 1 - ramp / 2, rtol=1e-9)
+
+
 def test_yarn_scales_queries_and_keys_by_a_tenth_of_the_logarithm_and_one():
     """Peng et al. 2023, eq. 22; the hub's files may say another factor."""
     x, fields = np.arange(1.0, 9.0), {'rope_scaling': 'yarn', 'rope_factor': math.e**2, 'rope_trained_len': 64}

@@ -346,6 +346,14 @@ def test_adapters_begin_as_the_base_train_alone_and_merge_into_it(objective, fie
     assert np.abs(plain - expected).max() > 1e-2
 
 
+def test_beside_adapters_the_heads_of_tasks_alone_are_trained():
+    run = Trainer(make_config('classification', STEADY, lora_rank=2, lora_targets=('query',)))
+    trained = {path for path, part in flat(freezing.trainable_mask(run.cfg, run.names)).items() if part.all()}
+    query = 'encoder.stack.layers.attention.query'
+    adapters = {f'{query}.lora_{which}.kernel' for which in 'ab'}
+    assert adapters < trained and {path.split('.')[0] for path in trained - adapters} == {'pooler', 'class_head'}
+
+
 @pytest.mark.parametrize(
     ('fields', 'message'),
     [

@@ -5,9 +5,13 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from tformer.config import Mesh
+from tformer import checks
+from tformer.config import Config, Data, Mesh, Model, Train
 from tformer.distributed import sharding
+from tformer.model import build
+from tformer.objectives import OBJECTIVES
 from tformer.training import flops
+from tformer.training.state import abstract_variables
 
 
 def test_a_device_holds_its_part_of_what_is_split_and_all_of_the_rest():
@@ -19,6 +23,20 @@ def test_a_device_holds_its_part_of_what_is_split_and_all_of_the_rest():
     assert flops.device_bytes([array((8, 6), jnp.float32, 'data')]) == 2 * 6 * 4
     assert flops.device_bytes([array((8, 6), jnp.bfloat16, 'data', 'tensor')]) == 2 * 3 * 2
     assert flops.device_bytes({'a': array((8, 6), jnp.float32), 'b': array((), jnp.int32)}) == 8 * 6 * 4 + 4
+
+
+def test_a_token_meets_its_experts_and_the_whole_router():
+    """Of 4 experts of 2 x 8 x 32 weights it goes to 2, beside a router of 8 x 4 and projections of 4 x 8 x 8."""
+    model = Model(
+        emb_dim=8, mlp_dim=32, num_heads=2, num_decoder_layers=3, num_experts=4, experts_per_token=2, activation='relu',
+        tied_embeddings=None,
+    )  # fmt: skip
+    cfg = checks.resolve(Config(model, Data(length=16), train=Train(num_steps=1)), vocab_size=50)
+    batch = {'inputs': jax.ShapeDtypeStruct((5, 16), 'int32')}
+    params = abstract_variables(build(cfg.model), OBJECTIVES['causal_lm'], batch)['params']
+    weights = 3 * (4 * 8 * 8 + 8 * 4 + 2 * (2 * 8 * 32)) + 8 * 50
+    pairs = 3 * 16 * 16  # of a query and a key, in a row
+    assert flops.model_flops(cfg, params, batch) == 5 * (6 * 16 * weights + 12 * 8 * pairs)
 
 
 def test_the_costs_of_layers_by_the_length_of_a_row():

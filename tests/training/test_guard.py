@@ -22,7 +22,8 @@ def bits(tree):
 
 @pytest.mark.parametrize('value', [np.nan, np.inf])
 def test_a_step_whose_loss_is_no_number_changes_nothing_and_the_next_is_made(value):
-    trainer = Trainer(make_config('causal_lm', optimizer=config.Optimizer(ema_decay=0.9)))
+    fields = {'optimizer': config.Optimizer(ema_decay=0.9), 'train': {'skip_spikes': 4.0}}
+    trainer = Trainer(make_config('causal_lm', **fields))
     state, step = jax.jit(trainer.start)(trainer.hyper), jax.jit(trainer.step)
     state, _ = step(state, make_batch('causal_lm', 0), trainer.hyper)
     poisoned = {**make_batch('causal_lm', 1)}
@@ -36,13 +37,15 @@ def test_a_step_whose_loss_is_no_number_changes_nothing_and_the_next_is_made(val
     made, numbers = step(after, poisoned, trainer.hyper)
     assert numbers['skipped'] == 0 and bits(made.params) != bits(state.params)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(made.params))
+    heavy, _ = step(after, {**poisoned, 'weights': 3 * poisoned['weights']}, trainer.hyper)
+    np.testing.assert_allclose(heavy.guard.recent, made.guard.recent, rtol=1e-5)  # losses and norms are of means
 
 
 def test_spikes_are_those_of_a_plain_computation():
     """Over mean + k standard deviations of the last 128 finite values, once there are 64 of them; of loss or norm."""
     random, factor = np.random.default_rng(0), 4.0
     values = random.normal(size=(400, 2)) + 5
-    for place, row in {70: 0, 150: 1, 151: 0, 300: 1, 20: 0}.items():
+    for place, row in {20: 0, 63: 0, 64: 0, 70: 0, 150: 1, 151: 0, 300: 1}.items():
         values[place, row] = 50
     values[[80, 200, 201], [0, 1, 0]] = np.nan, np.inf, np.nan
     values[360:] += 8  # a level that lasts is no spike after a while: what is skipped enters the window too
@@ -67,6 +70,7 @@ def test_spikes_are_those_of_a_plain_computation():
     assert good.tolist() == expected and skipped.tolist() == in_a_row
     assert not expected[150] and not expected[300] and expected[20] and max(in_a_row[:360]) == 2
     assert not any(expected[360:363]) and all(expected[380:])
+    assert expected[63] and not expected[64]  # of which 63 and 64 steps before are known
 
 
 @pytest.mark.stack

@@ -29,7 +29,7 @@ from tformer.layers.class_scores import Teaching, class_scores
 from tformer.model import build
 from tformer.objectives import OBJECTIVES, number_scores, span_scores
 from tformer.optim.hyperparameters import Hyperparameters
-from tformer.training import checkpoint, flops, loop, workdir
+from tformer.training import checkpoint, checkpoint_writer, flops, loop, workdir
 from tformer.training import teacher as teacher_lib
 from tformer.training.dummy_batch import one_row
 from tformer.training.program import make_program
@@ -283,6 +283,26 @@ def test_a_hub_directory_teaches_with_its_own_weights(tmp_path):
     tensors = {name: value + 1 for name, value in reference.tensors.items()}
     hub_directories.write(tmp_path / 'hub', 'llama', tensors=tensors)
     assert teacher_lib.fingerprint(cfg, tokens) != before
+
+
+def test_the_best_checkpoint_of_a_run_teaches(tmp_path):
+    for step in (7, 8):
+        save_teacher(tmp_path / 'teacher', step=step, seed=step)
+    checkpoint_writer.CheckpointWriter(tmp_path / 'teacher').note_score(8, 0.0)
+    cfg = checks.resolve(student(tmp_path), vocab_size=Byte().vocab_size)
+    best, step = checkpoint.load_variables(tmp_path / 'teacher')
+    assert step == 7
+    jax.tree.map(np.testing.assert_array_equal, make_program(cfg, one_row(cfg)).taught[0]['params'], best['params'])
+    (fact,) = teacher_lib.fingerprint(cfg, Tokenizers(None, Byte())).values()
+    assert fact.startswith('step 7 (')
+
+
+def test_a_teacher_of_other_classes_is_refused(tmp_path):
+    save_teacher(tmp_path / 'teacher', train__objective='classification', model__num_classes=2)
+    cfg = student(tmp_path, train__objective='classification_distilled', model__num_classes=3)
+    cfg = checks.resolve(cfg, vocab_size=Byte().vocab_size)
+    with pytest.raises(UserError, match=r'teacher has model\.num_classes=2, and this model 3: both must have the same'):
+        teacher_lib.make_teacher(cfg, one_row(cfg))
 
 
 def test_a_teacher_without_the_head_of_the_objective_is_refused(place):

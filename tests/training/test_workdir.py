@@ -36,3 +36,15 @@ def test_what_was_trained_cannot_be_changed_later(tmp_path):
     line = f'config.model.emb_dim is part of what was trained in {tmp_path} and cannot be changed'
     with pytest.raises(UserError, match=f'^{re.escape(line)}$'):
         workdir.changed_config(tmp_path, {'decode.max_len': '9', 'model.emb_dim': '8'})
+
+
+def test_the_tokenizers_are_those_that_are_named_then_the_models_then_the_teachers(tmp_path):
+    """A workdir that `tformer import` made has a checkpoint of step 0, of its own model."""
+    taught = config_lib.override(Config(), {'train.teacher': 'taught'})
+    started = config_lib.override(taught, {'train.init_from': 'started'})
+    named = config_lib.override(started, {'data.tokenizer_from': 'named'})
+    found = [workdir.tokenizer_lender(each, tmp_path) for each in (Config(), taught, started, named)]
+    assert found == [None, 'taught', 'started', 'named']
+    (tmp_path / 'checkpoints' / '0').mkdir(parents=True)
+    found = [workdir.tokenizer_lender(each, tmp_path) for each in (Config(), taught, started, named)]
+    assert found == [str(tmp_path), str(tmp_path), 'started', 'named']

@@ -1,0 +1,54 @@
+"""What a hub directory says of its classes, its two tokenizers and its numbers."""
+
+import pathlib
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import hub_directories
+import make_hf_reference as references
+from tformer.config import Data
+from tformer.data.tokenizers.subwords import SentencePiece
+from tformer.hf import tokenizer_files, vocabularies
+from tformer.hf.directory import HubDirectory, open_hub
+
+CLASSIFIER = {'model_type': 'bert', 'architectures': ['BertForSequenceClassification']}
+
+
+@pytest.mark.parametrize(
+    ('fields', 'labels'),
+    [
+        (
+            {'id2label': {'10': 'k', **{str(i): 'abcdefghij'[i] for i in (2, 0, 1, *range(3, 10))}}},
+            tuple('abcdefghijk'),
+        ),
+        ({'id2label': {'1': 'b', '2': 'c'}, 'num_labels': 3}, ('LABEL_0', 'LABEL_1', 'LABEL_2')),
+        ({}, ('LABEL_0', 'LABEL_1')),
+        ({'problem_type': 'regression', 'id2label': {'0': 'a'}}, ()),
+    ],
+)
+def test_classes_have_their_names_in_the_order_of_their_ids(fields, labels) -> None:
+    assert HubDirectory(pathlib.Path('nowhere'), {**CLASSIFIER, **fields}).labels == labels
+
+
+def test_of_two_tokenizers_one_reads_and_the_other_writes(monkeypatch) -> None:
+    source, target = (
+        vocabularies.sentence_pieces(SentencePiece.train([text] * 50, Data(tokenizer_vocab_size=280)).dump(), 'here')
+        for text in ('ab', 'yz')
+    )
+    for given, read in ((None, target), (source, source)):
+        stored = target.encode(), given and given.encode()
+        monkeypatch.setattr(tokenizer_files, 'read', lambda path, family, stored=stored: stored)
+        marian = {'model_type': 'marian', 'architectures': ['MarianMTModel']}
+        found = HubDirectory(pathlib.Path('nowhere'), marian).tokenizers
+        assert found.source is not None and found.source.dump() == read.encode()
+        assert found.target.dump() == target.encode()
+
+
+@pytest.mark.parametrize(('wide', 'dtype'), [('lm_head.weight', 'float32'), ('model.norm.weight', 'bfloat16')])
+def test_parameters_are_narrow_where_all_matrices_are(tmp_path, wide, dtype) -> None:
+    tensors = references.load('llama').tensors
+    narrow = {name: x if name == wide else np.asarray(x, ml_dtypes.bfloat16) for name, x in tensors.items()}
+    hub_directories.write(tmp_path / 'hub', 'llama', tensors=narrow)
+    assert open_hub(str(tmp_path / 'hub')).run_config().model.param_dtype == dtype
