@@ -279,7 +279,7 @@ def test_what_the_backward_pass_computes_again_is_not_held():
 
 
 # ------------------------------------------------------------------------------------------------ number formats
-def walk(run, start, steps=40):
+def walk(run, start, steps=48):
     """(losses, the state after `steps`) of a run on one batch, from given parameters."""
     trainer = Trainer(run)
     state, step, losses = begin(trainer.optimizer, trainer.hyper, start, {}), jax.jit(trainer.step), []
@@ -329,7 +329,7 @@ def test_master_copies_add_up_what_bfloat16_does_not_see():
 @pytest.mark.parametrize('name', ['adamw', 'schedule_free'])
 @pytest.mark.slow
 def test_narrow_parameters_with_master_copies_go_where_wide_ones_do(name):
-    """In 40 steps, at a rate at which most updates are too small for bfloat16 alone."""
+    """In 48 steps, at a rate at which most updates are too small for bfloat16 alone."""
     fields = {'name': name, 'learning_rate': 2e-4}
     narrow = jax.jit(Trainer(make_config(model=NARROW, optimizer=fields)).start)().params
     wide = jax.tree.map(lambda x: x.astype(jnp.float32), narrow)

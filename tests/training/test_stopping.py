@@ -4,9 +4,11 @@ import concurrent.futures
 import os
 import signal
 import time
+from collections.abc import Callable
 
 import pytest
 
+from lives import HANG
 from tformer.distributed import processes
 from tformer.errors import STOPPED, Stopped
 from tformer.training import stopping
@@ -15,6 +17,14 @@ from tformer.training.stopping import StopMonitor
 
 class Left(Exception):
     """The process would have ended with this code."""
+
+
+def raised(number: signal.Signals, noted: Callable[[], object]) -> None:
+    """Raises a signal and waits for its handler, which other threads may hold up in Python 3.12."""
+    signal.raise_signal(number)
+    end = time.monotonic() + HANG
+    while not noted() and time.monotonic() < end:
+        time.sleep(0.001)
 
 
 @pytest.fixture
@@ -70,14 +80,14 @@ def test_a_signal_is_a_reason_and_ends_only_a_block_that_can_be_repeated():
         monitor.has_step = True
         assert monitor.reason(1) is None
         with pytest.raises(Stopped, match='SIGINT'), monitor.interruptible():
-            signal.raise_signal(signal.SIGINT)
+            raised(signal.SIGINT, lambda: False)
             pytest.fail('the block goes on')
         assert monitor.reason(1) == 'SIGINT'
         with pytest.raises(Stopped), monitor.interruptible():
             pytest.fail('a block begins after the signal')
     with StopMonitor(None, training=False) as monitor:
         monitor.has_step = True
-        signal.raise_signal(signal.SIGTERM)
+        raised(signal.SIGTERM, lambda: monitor.reason(1))
         assert monitor.reason(1) == 'SIGTERM'
     assert signal.getsignal(signal.SIGINT) is before
 
