@@ -110,7 +110,7 @@ class HubDirectory:
         if self.adapter and (own := adapters.num_classes_of(self.adapter, self.family)):
             return own
         given = self.hub_config.get('id2label')
-        number = len(given) if isinstance(given, Mapping) else self.hub_config.get('num_labels', 2)
+        number = self.hub_config.get('num_labels', len(given) if isinstance(given, Mapping) else 2)
         if type(number) is not int or not 0 < number < 1_000_000:
             raise UserError(f'config.json: num_labels={number!r} is not a number of classes')
         return number
