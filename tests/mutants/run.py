@@ -4,8 +4,9 @@
 
 The mutants are the tables in tests/mutants/*.toml. Each one is applied in its own copy of the repository, and its tests
 run there in a process of their own, with a compilation cache of their own; first, all tests must pass on the code as it
-is. The last lines are a table of what caught each mutant. The exit code is 1 where one survives, unless its row says
-why (`survives`). `--only` takes mutants with this text in their name or file, `--write` writes docs/mutants.md.
+is, a part of them in each process. The last lines are a table of what caught each mutant. The exit code is 1 where one
+survives, unless its row says why (`survives`). `--only` takes mutants with this text in their name or file, `--write`
+writes docs/mutants.md.
 """
 
 import argparse
@@ -35,7 +36,8 @@ HEAVY = (
 OPTIONS = ('-x', '-q', '-p', 'no:cacheprovider', '-W', 'ignore::pytest.PytestAssertRewriteWarning')
 SURVIVED, BROKEN, LATE = 'SURVIVED', 'no test ran', 'the time limit'
 
-Mutant = dict[str, Any]  # name, file, old, new, tests; survives: the reason why it may; seconds: its time limit
+# name, file, old, new, tests; survives: the reason why it may; seconds: its time limit. Without a file: no edit.
+Mutant = dict[str, Any]
 
 
 def load() -> list[Mutant]:
@@ -55,11 +57,11 @@ def apply(mutant: Mutant, root: pathlib.Path) -> None:
         compiled.unlink()
 
 
-def start(tests: list[str], mutant: Mutant | None, place: pathlib.Path) -> int:
-    """Starts the tests in a copy of the repository, with the mutant in it; returns the process's id."""
+def start(mutant: Mutant, place: pathlib.Path) -> int:
+    """Starts a mutant's tests in a copy of the repository that has it; returns the process's id."""
     for part in (ROOT / name for name in PARTS):
         (shutil.copytree if part.is_dir() else shutil.copy2)(part, place / part.name)
-    if mutant is not None:
+    if 'file' in mutant:
         apply(mutant, place)
     process = os.fork()
     if process:
@@ -75,7 +77,7 @@ def start(tests: list[str], mutant: Mutant | None, place: pathlib.Path) -> int:
     try:
         found = importlib.import_module('tformer').__file__ or ''
         if found.startswith(str(place)):  # not the code that is installed
-            code = int(importlib.import_module('pytest').main([*OPTIONS, *tests]))
+            code = int(importlib.import_module('pytest').main([*OPTIONS, *mutant['tests']]))
     except BaseException:  # this process must not go on as the one that started it
         traceback.print_exc()
     sys.stdout.flush()
@@ -90,20 +92,17 @@ def verdict(code: int | None, output: str) -> str:
     return {0: SURVIVED, None: LATE}.get(code, BROKEN)
 
 
-def run(mutants: list[Mutant | None], tests_of: dict[str, list[str]], jobs: int) -> Iterator[tuple[str, str, str]]:
-    """Yields (name, verdict, output) of each mutant as its tests end; None and '' stand for the code as it is."""
-    running: dict[int, tuple[Mutant | None, tempfile.TemporaryDirectory, float]] = {}
+def run(mutants: list[Mutant], jobs: int) -> Iterator[tuple[str, str, str]]:
+    """Yields (name, verdict, output) of each mutant as its tests end."""
+    running: dict[int, tuple[Mutant, tempfile.TemporaryDirectory, float]] = {}
     waiting = list(mutants)
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
-                mutant, place = (
-                    waiting.pop(0),
-                    tempfile.TemporaryDirectory(prefix='mutant-', ignore_cleanup_errors=True),
-                )
-                limit = time.monotonic() + (mutant.get('seconds', 300) if mutant else 3600)
-                tests = tests_of[mutant['name'] if mutant else '']
-                running[start(tests, mutant, pathlib.Path(place.name))] = mutant, place, limit
+                mutant = waiting.pop(0)
+                place = tempfile.TemporaryDirectory(prefix='mutant-', ignore_cleanup_errors=True)
+                limit = time.monotonic() + mutant.get('seconds', 300)
+                running[start(mutant, pathlib.Path(place.name))] = mutant, place, limit
             time.sleep(0.05)
             for process, (mutant, place, limit) in list(running.items()):
                 late = time.monotonic() > limit
@@ -117,12 +116,20 @@ def run(mutants: list[Mutant | None], tests_of: dict[str, list[str]], jobs: int)
                 del running[process]
                 output = (pathlib.Path(place.name) / 'output.txt').read_text(errors='replace')
                 place.cleanup()
-                name = mutant['name'] if mutant else ''
-                yield name, verdict(os.waitstatus_to_exitcode(status) if ended else None, output), output
+                yield mutant['name'], verdict(os.waitstatus_to_exitcode(status) if ended else None, output), output
     finally:
         for process in running:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process, signal.SIGKILL)
+
+
+def parts(tests: list[str], number: int) -> list[Mutant]:
+    """Returns the tests in this many parts to run on the code as it is, those of a file in one part."""
+    files = sorted({test.partition('::')[0] for test in tests})
+    return [
+        {'name': f'part {i + 1}', 'tests': [t for t in tests if files.index(t.partition('::')[0]) % number == i]}
+        for i in range(number)
+    ]
 
 
 def page(mutants: list[Mutant], found: dict[str, str]) -> str:
@@ -153,17 +160,16 @@ def main() -> int:
     os.environ['JAX_PLATFORMS'] = 'cpu'
     for module in HEAVY.split():
         importlib.import_module(module)
-    tests_of = {m['name']: m['tests'] for m in mutants}
-    tests_of[''] = list(dict.fromkeys(test for m in mutants for test in m['tests']))
     if not flags.trust:
-        print(f'the code as it is: {len(tests_of[""])} tests and files of tests', flush=True)
-        for _, by, output in run([None], tests_of, 1):
+        tests = list(dict.fromkeys(test for m in mutants for test in m['tests']))
+        print(f'the code as it is: {len(tests)} tests and files of tests', flush=True)
+        for _, by, output in run([part | {'seconds': 3600} for part in parts(tests, flags.jobs)], flags.jobs):
             if by != SURVIVED:
                 print(output[-3000:], f'the tests fail on the code as it is: {by}', sep='\n')
                 return 1
     found: dict[str, str] = {}
     began, end = time.monotonic(), '\r\033[K' if sys.stdout.isatty() else '\n'
-    for name, by, output in run(list(mutants), tests_of, flags.jobs):
+    for name, by, output in run(mutants, flags.jobs):
         found[name] = by
         print(f'{len(found)}/{len(mutants)}  {time.monotonic() - began:.0f} s  {name}: {by}', end=end, flush=True)
         if by == BROKEN:
