@@ -1,5 +1,6 @@
 """The baseline beside a run, against values worked by hand and the formulas of the scores."""
 
+import dataclasses
 import json
 import random
 
@@ -10,6 +11,7 @@ import scipy.stats
 import toy_data
 from fresh_runs import fresh_run
 from tformer import __main__ as command_line
+from tformer import config as config_lib
 from tformer.commands import baseline, evaluate, predict, scoring
 from tformer.commands.run import Run
 from tformer.errors import UserError
@@ -120,6 +122,20 @@ def test_both_stand_in_the_result_with_the_interval_of_their_difference(run: Run
     said = capsys.readouterr().out
     assert 'fitted on 150 of 150 training records\n' in said and said.count(': the baseline is better\n') == 1
     assert run.config.evaluate.max_examples is None and 'baseline_f1_macro' in found
+
+
+def test_the_class_that_f1_is_of_is_that_of_the_baseline_too(run: Run, monkeypatch) -> None:
+    """It finds 3 of 4 birds and takes 2 other texts for birds: an F1 of 2 * 3 / (5 + 4)."""
+    right, said = ('bird bird bird bird none none none none', 'bird bird bird none bird bird none none')
+    monkeypatch.setitem(
+        baseline.BASELINES, 'class', baseline.BASELINES['class']._replace(fit=lambda _: (lambda _: said.split(), 'x'))
+    )
+    asked = [{'text': 'a', 'label': label} for label in right.split()]
+    assert 'baseline_f1' not in baseline.compare(run, asked).scores
+    for label, f1 in (('bird', 2 * 3 / (5 + 4)), ('none', 2 * 2 / (3 + 4))):
+        config = config_lib.override(run.config, {'evaluate.positive_label': label})
+        found = baseline.compare(dataclasses.replace(run, config=config), asked)
+        assert found.scores['baseline_f1'] == pytest.approx(f1)
 
 
 def test_of_many_records_those_that_are_fitted_lie_all_over_the_split(run: Run, monkeypatch) -> None:

@@ -1,6 +1,7 @@
 """What an evaluation leaves in the workdir."""
 
 import json
+import types
 
 import pytest
 
@@ -28,6 +29,15 @@ def test_scores_of_a_split_stand_beside_those_of_others_with_their_step_and_fact
     assert json.loads((run.workdir / 'result.json').read_text()) == run.results == wanted
     said = capsys.readouterr().out
     assert f'{run.workdir} step 7, test: 3 records\n  loss  1.5\na sample\n' in said
+
+
+def test_the_wall_time_is_that_of_the_training_until_a_training_ends_again(run):
+    for seconds in (3.0, 5.0):
+        account = types.SimpleNamespace(seconds=lambda seconds=seconds: {'total': seconds})
+        for given, split in ((account, 'test'), (None, 'test'), (None, 'valid')):
+            evaluate.evaluate(run, split, account=given)
+            written = json.loads((run.workdir / 'result.json').read_text())
+            assert written['wall_time'] == {'total': seconds} and split in written
 
 
 def test_a_trial_keeps_the_scores_of_the_end_of_its_training(run, capsys):

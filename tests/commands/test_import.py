@@ -19,6 +19,9 @@ import hub_directories
 import make_hf_reference as references
 from lives import HANG, environment
 from tformer import checks, config
+from tformer.commands import reading
+from tformer.commands.embed import embed
+from tformer.commands.export import export
 from tformer.commands.import_ import import_hub
 from tformer.commands.run import Run
 from tformer.commands.train import train
@@ -147,13 +150,19 @@ def test_a_checkpoint_in_bfloat16_stays_so_and_one_in_float16_is_widened(tmp_pat
         np.testing.assert_array_equal(np.asarray(table, np.float32), wanted)
 
 
-def test_a_checkpoint_without_a_head_is_fine_tuned_and_not_scored(tmp_path: pathlib.Path) -> None:
+def test_a_checkpoint_without_a_head_is_exported_and_has_vectors_and_is_not_scored(
+    tmp_path: pathlib.Path, monkeypatch
+) -> None:
     tensors = references.load('bert').tensors
     base = {name: value for name, value in tensors.items() if name.startswith('bert.')}
     hub_directories.write(tmp_path / 'hub', 'bert', tensors=base, architectures=['BertModel'])
     import_hub(str(tmp_path / 'hub'), tmp_path / 'run')
     with pytest.raises(UserError, match=r'was imported without head, which train\.objective=masked_lm needs'):
         Run.load(tmp_path / 'run')
+    export(tmp_path / 'run', tmp_path / 'out')
+    assert {*(safetensors.open_directory(tmp_path / 'out') or ())} == {*base}
+    monkeypatch.setattr(reading, 'outputs', lambda run, rows, *given: [np.ones(16)] * len(rows))
+    np.testing.assert_array_equal(embed(tmp_path / 'run', ['a b']), np.ones((1, 16)))
 
 
 # -------------------------------------------------------------------------------------------------------- mistakes

@@ -47,6 +47,11 @@ def test_axes_that_are_given_keep_their_sizes():
         {'pipeline': 2, 'tensor': 4, 'context': 1, 'expert': 1, 'fsdp': 2, 'data': 1},
     ]
     assert sizes(config.override(model(), {'mesh.tensor': 3}), fixed={'tensor'}) == []
+    cfg = config.override(model(), {'mesh.tensor': 4, 'mesh.data': 1, 'mesh.fsdp': -1})  # what is left, of any number
+    found = sizes(cfg, fixed={'tensor', 'data', 'fsdp'})
+    assert [(mesh['pipeline'], mesh['fsdp'], mesh['data'], mesh['tensor']) for mesh in found] == [
+        (pipeline, 4 // pipeline, 1, 4) for pipeline in (1, 2, 4)
+    ]
 
 
 def best(cfg, target):

@@ -1,5 +1,6 @@
 """Whole runs: interrupted, killed and refused ones, and what a user gets wrong."""
 
+import contextlib
 import functools
 import json
 import os
@@ -19,13 +20,14 @@ from launching import outlives
 from lives import HANG, Life
 from tformer import __main__ as command_line
 from tformer import config, errors
+from tformer.commands import benchmark, texts
 from tformer.commands import generate as generate_command
-from tformer.commands import texts
 from tformer.commands import train as train_command
 from tformer.commands.run import Run
 from tformer.data.batches import pipeline
 from tformer.data.tokenizers.bytes_and_characters import Char
 from tformer.data.tokenizers.tokenizers import Tokenizers
+from tformer.distributed import sharding
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
 from tformer.training import checkpoint
@@ -261,6 +263,23 @@ def test_benchmark_of_the_data_is_one_json_line(tmp_path: pathlib.Path, capsys) 
     line = json.loads(capsys.readouterr().out)
     assert line['examples'] == 64 and 0 < line['real_share'] <= 1
     assert min(line[name] for name in ('cold_tokens_per_s', 'tokens_per_s', 'worker_tokens_per_s')) > 100
+
+
+def test_the_tokens_that_a_benchmark_counts_are_those_of_both_stacks(monkeypatch) -> None:
+    def program(stated: config.Config, batch: dict) -> types.SimpleNamespace:
+        numbers = {'scores': {'loss': (np.float32(1), np.float32(1))}, 'flops': np.float32(1)}
+        return types.SimpleNamespace(
+            mesh=sharding.make_mesh(stated.mesh), context=contextlib.nullcontext, hyper=None, taught=(),
+            init=lambda: types.SimpleNamespace(params={}), jitted_step=lambda state, *given: (state, numbers),
+        )  # fmt: skip
+
+    monkeypatch.setattr(benchmark, 'make_program', program)
+    for family, objective, lengths in (('encoder_decoder', 'seq2seq', (8, 12)), ('decoder', 'causal_lm', (8, None))):
+        data = config.Data(length=lengths[0], encoder_length=lengths[1])
+        train = config.Train(objective=objective, num_steps=1, batch_size=4)
+        stated = config.Config(config.Model(family=family), data, train=train, mesh=config.Mesh(data=1))
+        with benchmark.stepping(stated) as (_, _, facts):
+            assert facts['tokens'] == 4 * sum(filter(None, lengths))
 
 
 @pytest.mark.slow

@@ -26,6 +26,8 @@ def test_samples_are_spread_over_the_split_and_marked_where_they_are_right():
     assert lines == ['= a | A | A', '= c | C | C', '= f | F | F', '  h | H | x']
     assert len(scoring.samples(make(samples=20), None, None, RECORDS)) == 2 + len(RECORDS)
     assert scoring.samples(make(samples=0), None, None, RECORDS) == scoring.samples(make(), None, None, []) == []
+    several = {'source': 'a', 'target': 'x', 'references': ['x', 'A']}  # any of them is right, and the first is shown
+    assert scoring.samples(make(samples=1), None, None, [several])[2:] == ['= a | A | x']
 
 
 def test_of_a_chat_the_last_reply_is_shown_beside_what_it_answers(monkeypatch):

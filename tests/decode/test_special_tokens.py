@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.util
+import json
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +25,7 @@ from tformer.data.tokenizers.vocabulary import BOS, EOS, PAD, Specials
 from tformer.decode import text as text_lib
 from tformer.decode.generate import make_generate
 from tformer.errors import UserError
+from tformer.hf import special_tokens as hub_special_tokens
 from tformer.model import build
 from tformer.training import setup, workdir
 
@@ -117,6 +119,24 @@ def test_a_text_is_read_as_the_file_of_its_tokenizer_writes_it() -> None:
         for text in ('the quick', 'x', ''):
             expected = library.encode(text).ids or [ours.specials.bos]  # GPT-2's, of nothing
             assert read(ours.encode(text)) == expected, (family, text)
+
+
+@pytest.mark.parametrize(('added', 'begins'), [
+    (None, {'<s> $A': ('bos',), '$A': ()}),  # as the file says
+    (True, {'<s> $A': ('bos',), '$A': ('bos',)}),
+    (False, {'<s> $A': (), '$A': ()}),
+])  # fmt: skip
+def test_add_bos_token_decides_what_a_text_begins_with_whatever_the_file_of_the_tokenizer_says(
+    tmp_path: pathlib.Path, added: bool | None, begins: dict[str, tuple[str, ...]]
+) -> None:
+    (tmp_path / 'tokenizer_config.json').write_text(json.dumps({} if added is None else {'add_bos_token': added}))
+    made, hub = hub_files.llama(), {'model_type': 'llama'}
+    known = [('<s>', made.token_to_id('<s>'))]
+    for parts, start in begins.items():
+        used = known if '<s>' in parts else []
+        made.post_processor = processors.TemplateProcessing(single=parts, special_tokens=used)
+        read = Tokenizers(None, HubTokenizer(made.to_str().encode()))
+        assert hub_special_tokens.framing(tmp_path, hub, {}, read, 'decoder')['data.start'] == start
 
 
 @pytest.mark.parametrize(('family', 'ids', 'words'), [

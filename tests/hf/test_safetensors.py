@@ -48,6 +48,10 @@ def test_bytes_written_by_hand_are_read(tmp_path: pathlib.Path) -> None:
     np.testing.assert_array_equal(found['x'], numbers)
     odd = by_hand(tmp_path, {'x': entry(0, 1, [1], 'I8'), 'y': entry(1, 5, [1])}, b'\x02' + numbers.tobytes()[:4])
     assert safetensors.open_files([odd])['y'][0] == 1.5  # numbers that are not aligned
+    header = {'x': entry(), 'end': entry(24, 24, [0]), 'begin': entry(0, 0, [0, 3])}  # in any order
+    found = safetensors.open_files([by_hand(tmp_path, header, numbers.tobytes())])
+    assert {name: array.shape for name, array in found.items()} == {'begin': (0, 3), 'x': (2, 3), 'end': (0,)}
+    np.testing.assert_array_equal(found['x'], numbers)
 
 
 @pytest.mark.parametrize('most_bytes', [1 << 30, 40, 1])

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import fcntl
+import inspect
 import json
 import os
 import pathlib
@@ -23,6 +24,8 @@ from places import ROOT, TESTS
 from small_sweeps import ACTOR, TINY, acting, wait_for, waiting
 from tformer import __main__ as command_line
 from tformer import checks, config
+from tformer.commands import report as report_command
+from tformer.commands import sweep as sweep_command
 from tformer.commands import train as train_command
 from tformer.config import Config
 from tformer.distributed import processes
@@ -359,6 +362,18 @@ def get_config(argument):
         trials.load(f'{tmp_path}/tow.py')
     of_dict = Sweep(config.config_dict(TINY), [{}])
     assert trials.trials(config.from_dict(of_dict.base), of_dict.arms)[0].config == TINY
+
+
+def test_the_command_ends_with_a_report_by_its_flags(monkeypatch, capsys) -> None:
+    arguments, seen = inspect.signature(report_command.report), []
+    monkeypatch.setattr(sweep_command, 'sweep', lambda *given: 0)
+    monkeypatch.setattr(
+        report_command, 'report', lambda *given: seen.append(arguments.bind(*given).arguments) or 'findings'
+    )
+    flags = ['--metric=valid/loss', '--baseline=x', '--alpha=0.1', '--timing=false', '--reach=train/loss=0.75']
+    command_line.main(['tformer', 'sweep', '--config=unread', '--workdir=here', *flags])
+    wanted = {'metric': 'valid/loss', 'baseline': 'x', 'alpha': 0.1, 'timing': False, 'reach': ['train/loss=0.75']}
+    assert seen == [{'directory': 'here', **wanted}] and capsys.readouterr().out == 'findings\n'
 
 
 @pytest.mark.parametrize(

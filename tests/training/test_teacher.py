@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 import shutil
 
 import jax
@@ -24,6 +25,7 @@ from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.distributed import sharding
 from tformer.distributed.devices import Target
 from tformer.errors import UserError
+from tformer.hf import adapters
 from tformer.lab.sweep import batched_trials, matching
 from tformer.layers.class_scores import Teaching, class_scores
 from tformer.model import build
@@ -283,6 +285,19 @@ def test_a_hub_directory_teaches_with_its_own_weights(tmp_path):
     tensors = {name: value + 1 for name, value in reference.tensors.items()}
     hub_directories.write(tmp_path / 'hub', 'llama', tensors=tensors)
     assert teacher_lib.fingerprint(cfg, tokens) != before
+
+
+def test_the_adapters_of_a_teacher_are_part_of_what_teaches(tmp_path):
+    hub_directories.write(tmp_path / 'hub', 'llama')
+    (tmp_path / 'lora').mkdir()
+    fields = {'peft_type': 'LORA', 'r': 2, 'base_model_name_or_path': str(tmp_path / 'hub')}
+    (tmp_path / 'lora' / adapters.CONFIG).write_text(json.dumps(fields))
+    tokens = workdir.lent_tokenizers(str(tmp_path / 'hub'))
+    cfg, facts = student(tmp_path, train__teacher=str(tmp_path / 'lora')), []
+    for content in (b'some', b'others', b'some'):
+        (tmp_path / 'lora' / adapters.WEIGHTS).write_bytes(content)
+        facts.append(teacher_lib.fingerprint(cfg, tokens))
+    assert facts[0] == facts[2] != facts[1]
 
 
 def test_the_best_checkpoint_of_a_run_teaches(tmp_path):

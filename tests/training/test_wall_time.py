@@ -90,6 +90,8 @@ def test_lost_seconds_are_those_between_the_checkpoint_and_the_last_sign_of_life
     now[0] += 2
     assert some(second.seconds()) == {'steps': 10, 'lost_to_restarts': 5, 'other': 2, 'total': 17}
     second.write()
+    after = Account(Clock(), tmp_path, second.seconds())  # what the first lost is not lost again
+    assert some(after.seconds()) == {'steps': 10, 'lost_to_restarts': 5, 'other': 2, 'total': 17}
     third = Account(Clock(), tmp_path, saved)  # the second got no further
     assert some(third.seconds()) == {'steps': 10, 'lost_to_restarts': 7, 'total': 17}
     third.write()

@@ -57,6 +57,19 @@ def test_without_tensorboard_the_numbers_are_still_written(tmp_path, monkeypatch
     assert writers.read(tmp_path) == [{'step': 1, 'train/loss': 2.0}] and not (tmp_path / 'tensorboard').exists()
 
 
+def test_the_time_left_is_by_the_steps_that_this_process_has_made(monkeypatch, capsys):
+    now = [1000.0]
+    monkeypatch.setattr(writers.time, 'monotonic', lambda: now[0])
+    shown = writers.Progress(1000, 500)
+    now[0] += 10
+    shown.update(600, {'train/loss': 2.5})  # 400 more at 10 a second
+    now[0] += 30
+    shown.update(800, {'train/loss': 2.0})  # 200 more at 300 in 40 seconds
+    assert capsys.readouterr().out.splitlines() == [
+        'step 600/1000  loss 2.5  left 0:00:40', 'step 800/1000  loss 2  left 0:00:26',
+    ]  # fmt: skip
+
+
 def test_a_terminal_shows_a_bar_below_the_messages(monkeypatch):
     pytest.importorskip('rich')
     screen = io.StringIO()
