@@ -217,7 +217,7 @@ def adapted(name: str, rank: int = 3) -> tuple[config.Model, dict, dict]:
     model = resolve_model(dataclasses.replace(model, lora_rank=rank, lora_alpha=7.0, lora_targets=TARGETS))
     params = dict(base)
     for rule in adapters.adapter_rules(reference.config['model_type'], model):
-        _, grid = convert._names(rule, model)
+        _, grid = convert.names_of(rule, model)
         shape = convert.Stacked(reference.config['model_type'], rule, 0, grid, (), {}, model).shape
         params[rule.ours] = rng.normal(size=shape).astype(np.float32)
     return model, params, base
@@ -252,11 +252,11 @@ def test_the_hub_is_told_which_kernels_are_adapted_how_and_whether_they_are_tran
         model = dataclasses.replace(hf.model_of(reference.config), lora_rank=2, lora_alpha=6.0, lora_targets=('out',))
         model, params = resolve_model(model), {}
         for rule in adapters.adapter_rules(name, model):
-            _, grid = convert._names(rule, model)
+            _, grid = convert.names_of(rule, model)
             params[rule.ours] = np.ones(convert.Stacked(name, rule, 0, grid, (), {}, model).shape, np.float32)
         fields = adapters.write(tmp_path, name, params, model, 'base')
         assert (fields['r'], fields['lora_alpha'], fields['fan_in_fan_out']) == (2, 6.0, transposed)
-        assert fields['target_modules'] == ['c_proj' if transposed else 'o_proj']
+        assert fields['target_modules'] == ['attn.c_proj' if transposed else 'o_proj']
     (tmp_path / adapters.CONFIG).write_text(json.dumps({x: fields[x] for x in ('peft_type', 'r')}))
     found, _ = adapters.with_adapters(tmp_path, 'gpt2', dataclasses.replace(model, lora_rank=None))
     assert (found.lora_rank, found.lora_alpha) == (2, 8.0)

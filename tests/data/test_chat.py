@@ -123,15 +123,19 @@ MACRO = '{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% end
 
 def test_a_template_ends_and_does_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr('tformer.data.tokenizers.chat._MOST_STEPS', 100)
+    monkeypatch.setattr('tformer.data.tokenizers.chat._LONGEST', 200)
     turns = '{% for i in range(50) %}{% for j in range(50) %}{% endfor %}{% endfor %}'
     for endless in (turns, MACRO + '{{ f(60) }}'):
         with pytest.raises(BadRecord, match='refuses the messages: it takes more than 100 steps'):
             ChatTemplate(endless).write(messages('a'))
-    for large in ('"a" * 101', '101 * [1]', '9 ** 99'):
-        with pytest.raises(BadRecord, match=r'refuses the messages: \*\*? makes too much'):
+    for large in ('"a" * 201', '201 * [1]', '9 ** 99', '[1] * 100 + [2] * 101', '"a" * 99 ~ 1 ~ "b" * 101'):
+        with pytest.raises(BadRecord, match=r'refuses the messages: (\*\*?|\+|~) makes too much'):
             ChatTemplate(f'{{{{ {large} }}}}').write(messages('a'))
-    small = ChatTemplate('{{ "-" * 3 }}{{ 30 * 40 }}{{ 2 ** 9 }}{% for m in messages %}{{ loop.last }}{% endfor %}')
-    assert [small.write(messages('a')) for _ in range(99)] == ['---1200512True'] * 99  # each has steps of its own
+    small = ChatTemplate(
+        '{{ "-" * 3 }}{{ 300 + 3 }}{{ 30 * 40 }}{{ 2 ** 9 }}{{ "a" ~ 1 ~ none ~ undefined }}'
+        '{% for m in messages %}{{ (m.role ~ ":" ~ ("x" * 95 + "y" * 100))[:6] }}{{ loop.last }}{% endfor %}'
+    )
+    assert [small.write(messages('a')) for _ in range(99)] == ['---3031200512a1Noneuser:xTrue'] * 99  # each by itself
 
 
 ANSWERS = {  # what is scored in 'q', 'a b', 'r', 'c' by the template

@@ -4,7 +4,7 @@ The rules of an adapter's two kernels follow from the rule of the kernel that th
 """
 
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from tformer.config import Model, json_files
 from tformer.config.tasks import head_parameters
 from tformer.errors import UserError, choose
 from tformer.hf import heads, safetensors
-from tformer.hf.convert import Stacked, exported, stacked
+from tformer.hf.convert import Stacked, exported, names_of, stacked
 from tformer.hf.models import FAMILIES
 from tformer.hf.rules import Rule
 
@@ -110,23 +110,37 @@ def write(
     others, _ = exported(family, saved, params, model)
     if lost := [path for path in params if '/lora_' in path and path not in taken]:
         raise UserError(f'{family}: the adapter {lost[0]} has no counterpart; --merge adds it to its kernel')
+    names = [*tensors]
     tensors = {PREFIX + name: np.ascontiguousarray(array) for name, array in {**tensors, **others}.items()}
     shapes = {name: (array.dtype, array.shape) for name, array in tensors.items()}
     safetensors.write(directory / WEIGHTS, shapes, tensors.__getitem__)
-    modules = {rule.hub.removesuffix('.lora_A.weight').rpartition('.')[2] for rule in rules if '.lora_A.' in rule.hub}
+    adapted = {name.removesuffix('.lora_A.weight') for name in names if name.endswith('.lora_A.weight')}
+    modules = {name.removesuffix('.weight') for rule in table.rules for name in names_of(rule, model)[0]}
     return {
         'peft_type': 'LORA',
         'base_model_name_or_path': base,
         'r': model.lora_rank,
         'lora_alpha': model.lora_alpha,
         'lora_dropout': 0.0,
-        'target_modules': sorted(modules),
+        'target_modules': ends_of(adapted, modules - adapted),
         'modules_to_save': sorted({rule.hub.removeprefix(table.prefix).split('.')[0] for rule in saved}) or None,
         'bias': 'none',
         'fan_in_fan_out': family == 'gpt2',
         'inference_mode': True,
         'task_type': next((kind for kind, head in TASK_TYPES.items() if head in chosen), None),
     }
+
+
+def ends_of(adapted: Collection[str], others: Collection[str]) -> list[str]:
+    """Returns the shortest ends of the names of adapted modules that no other module has: PEFT takes a module by any
+    end of its name, in whole parts."""
+
+    def end_of(name: str) -> str:
+        parts = name.split('.')
+        ends = ('.'.join(parts[-length:]) for length in range(1, len(parts)))
+        return next((end for end in ends if not any(f'.{other}'.endswith(f'.{end}') for other in others)), name)
+
+    return sorted({end_of(name) for name in adapted})
 
 
 def read_config(directory: pathlib.Path) -> dict[str, Any]:

@@ -121,7 +121,7 @@ def stacked(
     found: dict[str, Stacked] = {}
     taken: set[str] = set()
     for rule in rules:
-        theirs, grid = _names(rule, cfg)
+        theirs, grid = names_of(rule, cfg)
         for name in filter(None, theirs):
             if name not in names:
                 raise UserError(f'{family}: the checkpoint has no tensor {name}{nearest(name, names, listed=0)}')
@@ -170,7 +170,7 @@ def exported(
             if path not in ours:
                 raise UserError(f'{family}: there is no parameter {path}{nearest(path, ours, listed=0)}')
         taken.update(rule.paths)
-        names, grid = _names(rule, cfg)
+        names, grid = names_of(rule, cfg)
         arrays = [np.asarray(ours[path]) for path in rule.paths]
         if rule.shares:
             stacked = np.concatenate(arrays, len(grid) + _part_axis(rule))
@@ -198,7 +198,7 @@ def _renamed(table: Family, tensors: Mapping[str, np.ndarray]) -> dict[str, str]
     return renamed
 
 
-def _names(rule: Rule, cfg: Model) -> tuple[list[str], tuple[int, ...]]:
+def names_of(rule: Rule, cfg: Model) -> tuple[list[str], tuple[int, ...]]:
     """Returns the names of a rule's tensors, '' of layers without one, and the leading axes along which ours stacks
     them."""
     layers = cfg.num_encoder_layers if rule.ours.startswith('encoder/') else cfg.num_decoder_layers

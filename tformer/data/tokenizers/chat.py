@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import jinja2
 import numpy as np
-from jinja2 import nodes, parser, sandbox
+from jinja2 import nodes, parser, sandbox, visitor
 from jinja2.ext import Extension
 
 from tformer.data.sources import text_reader
@@ -154,9 +154,10 @@ class _Generation(Extension):
 
 
 class _Environment(sandbox.ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, in which a template also ends: it has so many turns of loops and calls of macros."""
+    """Jinja's sandbox, in which a template also ends, and fills no memory: it has so many turns of loops and calls of
+    macros, and sums of texts so many characters."""
 
-    intercepted_binops = frozenset({'*', '**'})
+    intercepted_binops = frozenset({'+', '*', '**'})
     steps = 0  # of the text that is being written
 
     def step(self) -> None:
@@ -165,15 +166,24 @@ class _Environment(sandbox.ImmutableSandboxedEnvironment):
             raise jinja2.TemplateError(f'it takes more than {_MOST_STEPS:,} steps')
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """Refuses a text or a list that is repeated, or a power, that would fill the memory."""
-        size = math.prod(len(each) if isinstance(each, Sized) else each for each in (left, right))
-        repeats = isinstance(left, Sized) or isinstance(right, Sized)
-        if (operator == '**' and right > _MOST_BITS) or (repeats and size > _MOST_STEPS):
+        """Refuses a sum or a product of texts or lists, or a power, that would fill the memory."""
+        sizes = [len(each) if isinstance(each, Sized) else each for each in (left, right)]
+        grows = isinstance(left, Sized) or isinstance(right, Sized)
+        if (operator == '**' and right > _MOST_BITS) or (
+            grows and (sum(sizes) if operator == '+' else math.prod(sizes)) > _LONGEST
+        ):
             raise jinja2.TemplateError(f'{operator} makes too much of its operands')
         return super().call_binop(context, operator, left, right)
 
+    def joined(self, *parts: Any) -> str:
+        """Returns what `~` makes of its operands."""
+        texts = [str(part) for part in parts]
+        if sum(map(len, texts)) > _LONGEST:
+            raise jinja2.TemplateError('~ makes too much of its operands')
+        return ''.join(texts)
+
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        tree = super()._parse(source, name, filename)
+        tree = _Joins().visit(super()._parse(source, name, filename))
         blocks: list[Any] = [*tree.find_all(nodes.For), *tree.find_all(nodes.Macro)]
         for block in blocks:
             call = nodes.Call(nodes.EnvironmentAttribute('step'), [], [], None, None)
@@ -181,7 +191,16 @@ class _Environment(sandbox.ImmutableSandboxedEnvironment):
         return tree
 
 
+class _Joins(visitor.NodeTransformer):
+    """Makes each `~` of a template a call of `_Environment.joined`, as it is no operator that Jinja lets be watched."""
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        parts = [self.visit(part) for part in node.nodes]
+        return nodes.Call(nodes.EnvironmentAttribute('joined'), parts, [], None, None).set_lineno(node.lineno)
+
+
 _MOST_STEPS = 1_000_000
+_LONGEST = 10_000_000  # characters of a text, entries of a list
 _MOST_BITS = 64  # as an exponent
 
 
