@@ -318,6 +318,7 @@ def test_load_of_what_is_no_config_file_is_one_line(tmp_path):
         'raise ValueError("two\\nlines")': ':2: ValueError: two lines',
         'raise SystemExit(7)': ':2: SystemExit: 7',
         'import sys; sys.exit()': ':2: SystemExit:',
+        'def half(x):\n        return x / 0\n    return half(1)': ':3: ZeroDivisionError: ',  # not the line of the call
         'return get_config(_)': ':2: RecursionError: ',
         'return eval("1 +")': ':2: invalid syntax',
         'return open("/no/such")': ':2: FileNotFoundError: ',

@@ -221,6 +221,16 @@ def test_an_extension_is_loaded_once_and_refused_if_it_changes(tmp_path, monkeyp
         extensions.load(other, trusted=True, place='here')
 
 
+def test_a_file_of_a_run_loads_the_extensions_that_the_command_line_names(tmp_path):
+    file, run = tmp_path / 'asked.py', tmp_path / 'config.json'
+    file.write_text('')
+    run.write_text(json.dumps({'extensions': ['asked.py']}))
+    with pytest.raises(UserError, match=r'config.json needs the extension asked.py: name it with --extensions'):
+        config.load(str(run))
+    named = config.load(str(run), {'extensions': str(file)})
+    assert extensions.files(named) == [str(file)]
+
+
 def test_a_config_without_extensions_has_the_digest_of_its_sections():
     assert config.digest(config.Config()) != config.digest(config.Config(extensions=('a.py',)))
     assert config.override(config.Config(), {'extensions': 'a.py,b.py'}).extensions == ('a.py', 'b.py')

@@ -48,6 +48,18 @@ def test_top_p_is_of_the_mass_that_top_k_leaves():
     assert abs(share - 4 / 7) < 4 * (12 / 49 / 400) ** 0.5
 
 
+def test_top_p_is_of_the_mass_at_the_temperature():
+    """Probabilities 0.4, 0.3, 0.2, 0.1: at the temperature 1/2 they are 16, 9, 4 and 1 of 30, of which two have 0.8;
+    at the temperature 1 two have 0.7, so 0.8 would need three."""
+    logits = jnp.log(jnp.array([0.0, 0.0, 0.4, 0.3, 0.2, 0.1]))
+
+    def extend(tokens_BT, positions_BT, cache):
+        return jnp.broadcast_to(logits[None, None], (*tokens_BT.shape, 6)), cache
+
+    tokens, _ = sample(extend, 0, prompt(np.arange(400)), Ending(1, EOS), jax.random.key(0), Sampling(0.5, None, 0.8))
+    assert set(tokens[:, 0].tolist()) == {2, 3}
+
+
 def test_the_last_token_is_forced_to_be_the_end_with_probability_1():
     tokens, scores = greedy(flat, 0, prompt([0]), Ending(3, EOS, forced=True))
     assert tokens.tolist() == [[0, 0, EOS]]

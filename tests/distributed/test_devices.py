@@ -56,6 +56,8 @@ def test_devices_that_a_fast_network_just_joins_are_near():
     near, far = (costs.Collective('all-reduce', (axis,), 1, 20.0) for axis in ('tensor', 'data'))
     assert devices.times(device, 'bfloat16', (), [near], mesh).network == 2
     assert devices.times(device, 'bfloat16', (), [far], mesh).network == 20
+    both = dataclasses.replace(near, axes=('data', 'tensor'))
+    assert devices.times(device, 'bfloat16', (), [both], mesh).network == 20  # as slow as the outer one
     between = dataclasses.replace(near, far=True)
     assert devices.times(device, 'bfloat16', (), [between], mesh).network == 20  # slices are far, however small
 

@@ -304,6 +304,29 @@ def test_a_process_with_other_data_or_another_config_ends_all(tmp_path: pathlib.
     assert not checkpoint.steps(tmp_path / 'run')
 
 
+@pytest.mark.parametrize(
+    ('changed', 'told'),
+    [
+        ([(2, 1), (2, 3), (3, 0), (3, 1)], 'process 2 differs from process 0 in: data, devices'),
+        ([(1, fact) for fact in range(5)], 'process 1 differs from process 0 in: steps, data, config and 2 more'),
+    ],
+)
+def test_the_facts_that_are_told_are_those_of_the_first_process_that_differs(changed, told, monkeypatch) -> None:
+    facts = dict.fromkeys(('steps', 'data', 'config', 'devices', 'seed'), 0)
+
+    def of_all(own: np.ndarray) -> np.ndarray:
+        found = np.stack([own] * 4)
+        for process, fact in changed:
+            found[process, fact] += 1
+        return found
+
+    monkeypatch.setattr(processes.jax, 'process_count', lambda: 4)
+    monkeypatch.setattr(processes.multihost_utils, 'process_allgather', of_all)
+    with pytest.raises(UserError) as error:
+        processes.agree(facts)
+    assert str(error.value) == told
+
+
 SCORING = """import time
     from tformer.commands import train as train_command
     from tformer.distributed import processes

@@ -2,7 +2,9 @@
 
 import os
 import pathlib
+import queue
 import re
+import runpy
 import shlex
 import shutil
 import signal
@@ -330,6 +332,22 @@ def test_local_ends_the_rest_and_tells_the_first_failure_last(tmp_path: pathlib.
         '[2] tformer: it broke',
         'launch/local: process 2 of 3 was the first to fail: exit code 3',
     ]
+
+
+@pytest.mark.parametrize(
+    ('ends', 'failure'),
+    [
+        ([(0, 0), (1, 0), (2, 0)], None),
+        ([(0, 75), (2, 0), (1, 0)], (0, 75)),
+        ([(0, 75), (2, 3), (1, 4)], (2, 3)),  # saving and stopping is no failure beside one
+        ([(1, 3), (0, 75), (2, 4)], (1, 3)),
+    ],
+)
+def test_local_tells_the_first_failure_of_those_that_end_by_themselves(ends: list, failure: tuple | None) -> None:
+    events = queue.SimpleQueue()
+    for end in ends:
+        events.put(end)
+    assert runpy.run_path(str(LAUNCH / 'local'))['attend']([None] * len(ends), events) == failure
 
 
 @pytest.mark.signals

@@ -3,9 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from tformer.config import Model
-from tformer.layers import heads
+from tformer.layers import heads, outputs
 from tformer.layers.dropout import DropoutRates
 from tformer.layers.resolved import resolve_model
 
@@ -29,3 +30,29 @@ def test_the_statistics_of_logits_are_all_that_a_loss_needs():
     np.testing.assert_allclose(found.target, [np.log(6)], rtol=1e-6)
     np.testing.assert_allclose(found.mean, [np.log(96) / 3], rtol=1e-6)
     assert found.best.tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ('output', 'head', 'pooled'),
+    [
+        (outputs.classify, 'class_head', True), (outputs.regress, 'number_head', True),
+        (outputs.choose_text, 'choice_head', True), (outputs.tag, 'tag_head', False),
+        (outputs.find_spans, 'span_head', False),
+    ],
+)  # fmt: skip
+def test_the_head_of_a_task_reads_what_the_transform_makes_of_the_features(output, head, pooled):
+    """Of 2, or pooled 3, the transform makes 10 more, and the head twice that."""
+
+    class Fake:
+        def features(self, batch, rates):
+            return jnp.full((1, 4, 1), 2.0)
+
+        def pool(self, batch, rates):
+            return jnp.full((1, 1), 3.0)
+
+        def transform(self, x):
+            return x + 10
+
+    setattr(Fake, head, lambda self, x, rates: 2 * x)
+    found = output(Fake(), {})
+    assert set(found.ravel().tolist()) == {26 if pooled else 24}

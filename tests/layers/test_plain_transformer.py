@@ -38,6 +38,7 @@ CASES = {  # every entry of a table that acts on the function of a model stands 
         'attention_softcap': 1.5,
         'tied_embeddings': 'inputs',
         'output_softcap': 3.0,
+        'output_bias': True,
         'embedding_scale': None,
         'mlp_bias': False,
     },

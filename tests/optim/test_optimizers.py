@@ -239,10 +239,10 @@ def test_wsd_warms_up_stays_and_decays():
 
 # ---------------------------------------------------------------------------------------- what an array is
 @functools.cache
-def model_names(objective='seq2seq', family='encoder_decoder'):
+def model_names(objective='seq2seq', family='encoder_decoder', **fields):
     cfg = Model(family=family, vocab_size=11, encoder_vocab_size=9, emb_dim=16, mlp_dim=24, num_heads=2, max_len=16)
     more = {'tied_embeddings': None, 'position': 'learned', 'mlm_transform': True, 'output_bias': True}
-    cfg = dataclasses.replace(cfg, num_encoder_layers=1, num_decoder_layers=1, num_classes=3, **more)
+    cfg = dataclasses.replace(cfg, num_encoder_layers=1, num_decoder_layers=1, num_classes=3, **{**more, **fields})
     run = Config(model=resolve_model(cfg), data=Data(length=8), train=Train(objective=objective, batch_size=2))
     return logical_names(build(run.model), OBJECTIVES[objective], random_batch(run))
 
@@ -262,6 +262,9 @@ def test_muon_takes_the_kernels_of_hidden_layers_alone():
     assert [name for name in adam if name.endswith('kernel')] == ['head.logits.kernel']
     classes = jax.tree_util.tree_leaves_with_path(model_names('classification', 'encoder'))
     assert [is_hidden(p[-1].key, axes) for p, axes in classes if 'class_head' in path_name(p)] == [False, False]
+    factorised = model_names('masked_lm', 'encoder', tied_embeddings='inputs', embedding_factor_dim=4)
+    hidden = {path_name(p): is_hidden(p[-1].key, axes) for p, axes in jax.tree_util.tree_leaves_with_path(factorised)}
+    assert not hidden['encoder.input_embedding.projection.kernel'] and hidden['encoder.stack.layers.mlp.out.kernel']
 
 
 @pytest.mark.parametrize(

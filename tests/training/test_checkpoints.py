@@ -88,6 +88,7 @@ def test_an_average_is_of_the_newest_checkpoints_that_are_kept_in_order(tmp_path
     [
         ('test/loss', True), ('test/loss_at_64', True), ('valid/bits_per_byte', True), ('test/perplexity', True),
         ('train/aux_loss', True), ('test/word_error_rate', True), ('test/mean_squared_error', True),
+        ('valid/detection_loss', True), ('valid/sentence_loss', True), ('valid/nll', True),
         ('valid/accuracy', False), ('test/bleu', False), ('test/pearson', False), ('valid/f1_macro', False),
         ('valid/accuracy_at_64', False), ('test/exact_match', False),
     ],

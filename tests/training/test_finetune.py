@@ -221,6 +221,12 @@ def test_each_stack_freezes_its_own_lowest_layers():
     assert found['decoder']['stack']['norm']['scale'] is True
 
 
+def test_a_partly_frozen_array_counts_with_its_trained_layers_alone():
+    trained = {'table': False, 'head': True, 'layers': np.array([False, False, True]).reshape(3, 1)}
+    params = {'table': np.zeros((9, 4)), 'head': np.zeros(5), 'layers': np.zeros((3, 7))}
+    assert freezing.count_trainable(trained, params) == 5 + 7
+
+
 def test_the_norm_that_clips_is_of_what_is_trained():
     plain = dataclasses.replace(STEADY, name='sgd', momentum=0.0, learning_rate=1.0, clip_norm=None)
     clipped = dataclasses.replace(plain, clip_norm=1e-3, frozen=('mlp', 'embed'), frozen_layers=1)
