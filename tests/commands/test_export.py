@@ -8,6 +8,7 @@ import json
 import pathlib
 import re
 import signal
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -209,18 +210,41 @@ def test_tokens_in_front_of_a_text_are_the_hubs_fields() -> None:
 TARGETS = ('query', 'value', 'out', 'mlp_in', 'mlp_out')
 
 
-def adapted(name: str, rank: int = 3) -> tuple[config.Model, dict, dict]:
+def adapted(name: str, rank: int = 3, targets: tuple[str, ...] = TARGETS) -> tuple[config.Model, dict, dict]:
     """Returns (a model with adapters, its parameters by path, those of the model without)."""
     reference, rng = references.load(name), np.random.default_rng(0)
     model = hf.model_of(reference.config)
     base = dict(convert.flat(hf.import_params(reference.config['model_type'], reference.tensors, model)))
-    model = resolve_model(dataclasses.replace(model, lora_rank=rank, lora_alpha=7.0, lora_targets=TARGETS))
+    model = resolve_model(dataclasses.replace(model, lora_rank=rank, lora_alpha=7.0, lora_targets=targets))
     params = dict(base)
-    for rule in adapters.adapter_rules(reference.config['model_type'], model):
-        _, grid = convert.names_of(rule, model)
-        shape = convert.Stacked(reference.config['model_type'], rule, 0, grid, (), {}, model).shape
-        params[rule.ours] = rng.normal(size=shape).astype(np.float32)
+    params |= {path: rng.normal(size=shape).astype(np.float32) for path, shape in adapter_shapes(name, model).items()}
     return model, params, base
+
+
+def adapter_shapes(name: str, model: config.Model) -> dict[str, tuple[int, ...]]:
+    """Returns the shape of each adapter of a model, by path."""
+    family = references.load(name).config['model_type']
+    found = {}
+    for rule, kernels in adapters.adapted_rules(family, model):
+        down, up = adapters.rules_of(rule)
+        for each in (*down, up):
+            for part, path in enumerate(each.paths):
+                if re.sub('/lora_[ab]', '', path) in kernels:
+                    grid = convert.names_of(each, model)[1]
+                    found[path] = convert.Stacked(family, each, part, grid, (), {}, model).shape
+    return found
+
+
+def added(directory: pathlib.Path, transposed: bool = False) -> dict[str, np.ndarray]:
+    """Returns what PEFT adds to each kernel of the hub, (alpha / r) B A."""
+    fields = json.loads((directory / adapters.CONFIG).read_text())
+    tensors = safetensors.open_files([directory / adapters.WEIGHTS])
+    found = {}
+    for name in (name for name in tensors if name.endswith('.lora_A.weight')):
+        product = tensors[name.replace('lora_A', 'lora_B')] @ tensors[name] * fields['lora_alpha'] / fields['r']
+        key = name.removeprefix(adapters.PREFIX).replace('.lora_A', '')
+        found[key] = product.T if transposed else product
+    return found
 
 
 @pytest.mark.parametrize('name', ['llama', 'bert', 't5', 'bart'])
@@ -237,12 +261,87 @@ def test_adapters_go_out_and_come_back_bit_for_bit(tmp_path: pathlib.Path, name:
     assert lora and all(np.array_equal(found[path].whole(), value) for path, value in lora.items())
     merged = hf.export_params(family, merge_lora(convert.nested(jax.tree.map(jnp.asarray, params)), 7.0), plain)
     before = hf.export_params(family, convert.nested(base), plain)
-    tensors = safetensors.open_files([tmp_path / adapters.WEIGHTS])
-    changed = [key for key in before if not np.array_equal(before[key], merged[key])]
-    assert len(changed) == len([key for key in tensors if '.lora_A.' in key]) > 0
-    for key in changed:
-        a, b = (tensors[f'{adapters.PREFIX}{key.removesuffix(".weight")}.lora_{x}.weight'] for x in 'AB')
-        np.testing.assert_allclose(merged[key], before[key] + 7.0 / 3 * b @ a, atol=1e-5)
+    changed = {key for key in before if not np.array_equal(before[key], merged[key])}
+    assert changed == {*added(tmp_path)} and fields['lora_alpha'] / fields['r'] == 7.0 / 3
+    for key, more in added(tmp_path).items():
+        np.testing.assert_allclose(merged[key], before[key] + more, atol=1e-5)
+
+
+@pytest.mark.parametrize('name', ['gpt2', 'gpt_neox', 'phi3', 'modernbert'])
+@pytest.mark.parametrize('targets', [TARGETS, ('query', 'value'), ('mlp_in', 'out')])
+def test_adapters_of_kernels_that_the_hub_joins_are_one_there(
+    tmp_path: pathlib.Path, name: str, targets: tuple[str, ...]
+) -> None:
+    """And back they add the same numbers to each."""
+    model, params, base = adapted(name, targets=targets)
+    family, plain = references.load(name).config['model_type'], dataclasses.replace(model, lora_rank=None)
+    fields = adapters.write(tmp_path, family, params, model, 'base')
+    (tmp_path / adapters.CONFIG).write_text(json.dumps(fields))
+
+    def merged(params: dict, alpha: float) -> dict:
+        tree = merge_lora(convert.nested(jax.tree.map(jnp.asarray, params)), alpha)
+        return hf.export_params(family, tree, plain)
+
+    before, after = hf.export_params(family, convert.nested(base), plain), merged(params, 7.0)
+    back, found = adapters.with_adapters(tmp_path, family, plain)
+    again = merged({**base, **{path: value.whole() for path, value in found.items()}}, back.lora_alpha)
+    more = added(tmp_path, transposed=fields['fan_in_fan_out'])
+    assert {*more} == {key for key in before if not np.array_equal(before[key], after[key])}
+    for key in before:
+        np.testing.assert_allclose(after[key], before[key] + more.get(key, 0), atol=1e-5)
+        np.testing.assert_allclose(again[key], after[key], atol=1e-5)
+
+
+def rewrite(directory: pathlib.Path, change: Callable[[str], str | None]) -> None:
+    """Renames the tensors of adapters, or leaves out those whose new name is None."""
+    held = safetensors.open_files([directory / adapters.WEIGHTS])
+    tensors = {new: np.array(array) for name, array in held.items() if (new := change(name))}
+    shapes = {name: (array.dtype, array.shape) for name, array in tensors.items()}
+    safetensors.write(directory / adapters.WEIGHTS, shapes, tensors.__getitem__)
+
+
+@pytest.mark.parametrize(
+    ('name', 'targets', 'left_out', 'zero'),
+    [
+        ('llama', ('mlp_in', 'out'), 'up_proj', 'decoder/stack/layers/mlp/in_1'),
+        ('bart', ('query',), 'encoder.layers', 'encoder/stack/layers/attention/query'),
+    ],
+)
+def test_kernels_of_a_target_that_the_hub_does_not_adapt_have_adapters_of_zeros(
+    tmp_path: pathlib.Path, name: str, targets: tuple[str, ...], left_out: str, zero: str
+) -> None:
+    model, params, _ = adapted(name, targets=targets)
+    (tmp_path / adapters.CONFIG).write_text(json.dumps(adapters.write(tmp_path, name, params, model, 'base')))
+    rewrite(tmp_path, lambda tensor: None if left_out in tensor else tensor)
+    _, found = adapters.with_adapters(tmp_path, name, dataclasses.replace(model, lora_rank=None))
+    for path, parameter in found.items():
+        want = np.zeros_like(params[path]) if path.startswith(zero) else params[path]
+        np.testing.assert_array_equal(parameter.whole(), want)
+    assert {*found} == {path for path in params if '/lora_' in path}
+    layer = next(x for x in safetensors.open_files([tmp_path / adapters.WEIGHTS]) if 'layers.0.' in x)
+    rewrite(tmp_path, lambda tensor: None if tensor == layer else tensor)  # of a kernel that has them, all are needed
+    with pytest.raises(UserError, match=r'has no tensor .*lora_'):
+        adapters.with_adapters(tmp_path, name, dataclasses.replace(model, lora_rank=None))
+
+
+def test_adapters_of_a_model_without_head_have_names_without_its_prefix(tmp_path: pathlib.Path) -> None:
+    model, params, _ = adapted('bert', targets=('query', 'value'))
+    (tmp_path / adapters.CONFIG).write_text(json.dumps(adapters.write(tmp_path, 'bert', params, model, 'base')))
+    rewrite(tmp_path, lambda tensor: tensor.replace('.bert.', '.') if '.lora_' in tensor else None)
+    _, found = adapters.with_adapters(tmp_path, 'bert', dataclasses.replace(model, lora_rank=None))
+    for path, parameter in found.items():
+        np.testing.assert_array_equal(parameter.whole(), params[path])
+
+
+def test_modules_are_named_by_the_shortest_ends_that_no_other_module_has() -> None:
+    modules = {f'layer.{layer}.{name}' for layer in range(2) for name in ('attention.query', 'attention.out', 'out')}
+    chosen = {name for name in modules if name.endswith('attention.out')}
+    queries = {name for name in modules if 'query' in name}
+    assert adapters.ends_of(queries, modules - queries) == ['query']
+    assert adapters.ends_of(chosen, modules - chosen) == ['attention.out']
+    chosen = {name for name in modules if name.endswith(('0.out', '1.out'))}
+    assert adapters.ends_of(chosen, modules - chosen) == ['0.out', '1.out']
+    assert adapters.ends_of({'out'}, {'attention.out'}) == ['out']
 
 
 def test_the_hub_is_told_which_kernels_are_adapted_how_and_whether_they_are_transposed(tmp_path: pathlib.Path) -> None:
@@ -250,10 +349,8 @@ def test_the_hub_is_told_which_kernels_are_adapted_how_and_whether_they_are_tran
     for name, transposed in (('llama', False), ('gpt2', True)):
         reference = references.load(name)
         model = dataclasses.replace(hf.model_of(reference.config), lora_rank=2, lora_alpha=6.0, lora_targets=('out',))
-        model, params = resolve_model(model), {}
-        for rule in adapters.adapter_rules(name, model):
-            _, grid = convert.names_of(rule, model)
-            params[rule.ours] = np.ones(convert.Stacked(name, rule, 0, grid, (), {}, model).shape, np.float32)
+        model = resolve_model(model)
+        params = {path: np.ones(shape, np.float32) for path, shape in adapter_shapes(name, model).items()}
         fields = adapters.write(tmp_path, name, params, model, 'base')
         assert (fields['r'], fields['lora_alpha'], fields['fan_in_fan_out']) == (2, 6.0, transposed)
         assert fields['target_modules'] == ['attn.c_proj' if transposed else 'o_proj']
@@ -262,11 +359,10 @@ def test_the_hub_is_told_which_kernels_are_adapted_how_and_whether_they_are_tran
     assert (found.lora_rank, found.lora_alpha) == (2, 8.0)
 
 
-def test_adapters_of_a_fused_kernel_are_refused(tmp_path: pathlib.Path) -> None:
-    reference = references.load('gpt2')
-    model = dataclasses.replace(hf.model_of(reference.config), lora_rank=2, lora_targets=('query',))
-    with pytest.raises(UserError, match=r'adapters of query have no counterpart: the hub keeps .*c_attn.* --merge'):
-        list(adapters.adapter_rules('gpt2', resolve_model(model)))
+def test_adapters_of_experts_are_refused() -> None:
+    model = dataclasses.replace(hf.model_of(references.load('mixtral').config), lora_rank=2, lora_targets=('mlp_in',))
+    with pytest.raises(UserError, match=r'adapters of mlp_in have no counterpart: the hub keeps .* --merge'):
+        adapters.adapted_rules('mixtral', model)
 
 
 WRONG = [
@@ -342,9 +438,7 @@ def test_heads_that_adapters_save_have_the_names_of_their_modules(tmp_path: path
     model = resolve_model(model)
     tensors = {name: array for name, array in reference.tensors.items() if not name.startswith('cls.')}
     params = dict(convert.flat(hf.import_params('bert', tensors, hf.model_of(reference.config))))
-    for rule in adapters.adapter_rules('bert', model):
-        side = (3, 16, 2) if '/lora_a/' in rule.ours else (3, 2, 4, 4)
-        params[rule.ours] = np.ones(side, np.float32)
+    params |= {path: np.ones(shape, np.float32) for path, shape in adapter_shapes('bert', model).items()}
     params |= {'class_head/classes/kernel': np.ones((16, 3)), 'class_head/classes/bias': np.ones(3)}
     assert adapters.write(tmp_path, 'bert', params, model, 'base')['modules_to_save'] == ['classifier', 'pooler']
 

@@ -3,8 +3,9 @@
 The rules of an adapter's two kernels follow from the rule of the kernel that they adapt (Hu et al. 2022, 4.1).
 """
 
+import collections
 import pathlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,9 @@ import numpy as np
 from tformer import config as config_lib
 from tformer.config import Model, json_files
 from tformer.config.tasks import head_parameters
-from tformer.errors import UserError, choose
+from tformer.errors import UserError, choose, nearest
 from tformer.hf import heads, safetensors
-from tformer.hf.convert import Stacked, exported, names_of, stacked
+from tformer.hf.convert import Stacked, exported, hub_shape, names_of, renamed, stacked
 from tformer.hf.models import FAMILIES
 from tformer.hf.rules import Rule
 
@@ -40,30 +41,35 @@ FIXED: dict[str, Any] = {
 }  # fmt: skip
 
 
-def target_of(rule: Rule) -> str | None:
-    """Returns the target of model.lora_targets that a rule's kernel is; None: it takes no adapter."""
-    place, _, name = rule.ours.rpartition('/')
+def target_of(path: str) -> str | None:
+    """Returns the target of model.lora_targets that a kernel is, by its path; None: it takes no adapter."""
+    place, _, name = path.rpartition('/')
     return next((target for end, target in TARGETS.items() if name == 'kernel' and place.endswith(end)), None)
 
 
-def rules_of(rule: Rule) -> tuple[Rule, Rule]:
-    """Returns the rules of the adapter's kernels, A [rank, in] and B [out, rank] on the hub."""
+def rules_of(rule: Rule) -> tuple[list[Rule], Rule]:
+    """Returns the rules of the adapters of a kernel: A [rank, in], one for each of its parts, and B [out, rank].
+
+    Kernels that the hub joins in one have one A there.
+    """
     theirs, ours = (_sides(side) for side in rule.layout.split(' -> '))
-    (first, first_axes), (second, second_axes) = theirs
     flat = [axis for _, axes in ours for axis in axes]
-    (inner, inner_axes), (outer, outer_axes) = (
-        ((first, first_axes), (second, second_axes))
-        if flat == [*first_axes, *second_axes]
-        else ((second, second_axes), (first, first_axes))
+    alone = [axis for axis in flat if axis != 'part']
+    (inner, axes), (outer, _) = theirs if alone[: len(theirs[0][1])] == theirs[0][1] else theirs[::-1]
+    ranked = ['rank' if axis == axes[0] else axis for axis in flat if axis not in axes[1:]]
+    hub, into = rule.hub.removesuffix('.weight'), f'rank {inner} -> {" ".join(axes)} rank'
+    down = [
+        rule._replace(hub=f'{hub}.lora_A.weight', ours=_beside(path, 'lora_a'), layout=into, parts=(), shares=())
+        for path in rule.paths
+    ]
+    up = rule._replace(
+        hub=f'{hub}.lora_B.weight', ours=_beside(rule.ours, 'lora_b'), layout=f'{outer} rank -> {" ".join(ranked)}'
     )
-    hub, path = rule.hub.removesuffix('.weight'), rule.ours.removesuffix('/kernel')
-    a = rule._replace(
-        hub=f'{hub}.lora_A.weight', ours=f'{path}/lora_a/kernel', layout=f'rank {inner} -> {" ".join(inner_axes)} rank'
-    )
-    b = rule._replace(
-        hub=f'{hub}.lora_B.weight', ours=f'{path}/lora_b/kernel', layout=f'{outer} rank -> rank {" ".join(outer_axes)}'
-    )
-    return a, b
+    return down, up
+
+
+def _beside(path: str, adapter: str) -> str:
+    return f'{path.removesuffix("/kernel")}/{adapter}/kernel'
 
 
 def _sides(side: str) -> list[tuple[str, list[str]]]:
@@ -73,23 +79,33 @@ def _sides(side: str) -> list[tuple[str, list[str]]]:
     return [(part, part.strip('()').split()) for part in parts]
 
 
-def adapter_rules(family: str, model: Model) -> Iterator[Rule]:
-    """Yields the rules of all adapters of a model. Raises a `UserError` where the hub joins kernels in one tensor."""
+def adapted_rules(family: str, model: Model) -> list[tuple[Rule, list[str]]]:
+    """Returns the rules of all kernels that a model adapts, each with the paths of those kernels.
+
+    Raises:
+      UserError: they are of experts, which the hub keeps in arrays without adapters.
+    """
+    found = []
     for rule in choose(FAMILIES, family, 'family').rules:
-        places = [rule.ours.format(part=part) for part in rule.parts] or [rule.ours]
-        targets = {target_of(rule._replace(ours=place)) for place in places} & {*model.lora_targets}
-        if not targets or not rule.when(model):
+        paths = [path for path in rule.paths if target_of(path) in model.lora_targets]
+        if not paths or not rule.when(model):
             continue
-        if rule.parts or '{expert}' in rule.hub:
-            shared = f'{family}: adapters of {", ".join(sorted(map(str, targets)))} have no counterpart'
-            raise UserError(f'{shared}: the hub keeps {rule.hub} whole; --merge adds them to the kernels')
-        yield from rules_of(rule)
+        if '{expert}' in rule.hub:
+            raise UserError(
+                f'{family}: adapters of {target_of(paths[0])} have no counterpart: the hub keeps {rule.hub} whole; '
+                '--merge adds them to the kernels'
+            )
+        found.append((rule, paths))
+    return found
 
 
 def write(
     directory: pathlib.Path, family: str, params: Mapping[str, Any], model: Model, base: str | None
 ) -> dict[str, Any]:
     """Writes adapter_model.safetensors, and returns the fields of adapter_config.json.
+
+    Where the hub joins kernels in one, their adapters are one of the sum of their ranks, and so are all others of the
+    model, filled up with zeros.
 
     Args:
       directory: where to.
@@ -101,26 +117,31 @@ def write(
     Raises:
       UserError: an adapter has no counterpart.
     """
-    rules = list(adapter_rules(family, model))
-    tensors, taken = exported(family, rules, params, model)
-    table = FAMILIES[family]
+    assert model.lora_rank is not None
+    rules, table = adapted_rules(family, model), FAMILIES[family]
+    rank = model.lora_rank * max((len(paths) for _, paths in rules), default=1)
+    taken = {_beside(path, adapter) for _, paths in rules for path in paths for adapter in ('lora_a', 'lora_b')}
+    if lost := [path for path in params if '/lora_' in path and path not in taken]:
+        raise UserError(f'{family}: the adapter {lost[0]} has no counterpart; --merge adds it to its kernel')
+    if lost := [path for path in taken if path not in params]:
+        raise UserError(f'{family}: there is no parameter {lost[0]}{nearest(lost[0], params, listed=0)}')
+    tensors: dict[str, np.ndarray] = {}
+    for rule, paths in rules:
+        tensors |= _joined(family, rule, paths, params, model, rank)
+    adapted = {name.removesuffix('.lora_A.weight') for name in tensors if name.endswith('.lora_A.weight')}
     chosen = heads.exported(table, model, params)
     among = [rule for rule in table.rules if rule.ours in params and rule.head in chosen]
     saved = [rule for rule in among if rule.ours.split('/')[0] in head_parameters()]
-    others, _ = exported(family, saved, params, model)
-    if lost := [path for path in params if '/lora_' in path and path not in taken]:
-        raise UserError(f'{family}: the adapter {lost[0]} has no counterpart; --merge adds it to its kernel')
-    names = [*tensors]
-    tensors = {PREFIX + name: np.ascontiguousarray(array) for name, array in {**tensors, **others}.items()}
+    tensors |= exported(family, saved, params, model)[0]
+    tensors = {PREFIX + name: np.ascontiguousarray(array) for name, array in tensors.items()}
     shapes = {name: (array.dtype, array.shape) for name, array in tensors.items()}
     safetensors.write(directory / WEIGHTS, shapes, tensors.__getitem__)
-    adapted = {name.removesuffix('.lora_A.weight') for name in names if name.endswith('.lora_A.weight')}
     modules = {name.removesuffix('.weight') for rule in table.rules for name in names_of(rule, model)[0]}
     return {
         'peft_type': 'LORA',
         'base_model_name_or_path': base,
-        'r': model.lora_rank,
-        'lora_alpha': model.lora_alpha,
+        'r': rank,
+        'lora_alpha': model.lora_alpha * rank / model.lora_rank,
         'lora_dropout': 0.0,
         'target_modules': ends_of(adapted, modules - adapted),
         'modules_to_save': sorted({rule.hub.removeprefix(table.prefix).split('.')[0] for rule in saved}) or None,
@@ -129,6 +150,30 @@ def write(
         'inference_mode': True,
         'task_type': next((kind for kind, head in TASK_TYPES.items() if head in chosen), None),
     }
+
+
+def _joined(
+    family: str, rule: Rule, paths: list[str], params: Mapping[str, Any], model: Model, rank: int
+) -> dict[str, np.ndarray]:
+    """Returns the hub's tensors of the adapters of one rule's kernels: those of its parts side by side along the rank,
+    each adding to its own part alone."""
+    down, up = rules_of(rule)
+    grid = names_of(up, model)[1]
+    parts = [Stacked(family, up, part, grid, (), {}, model) for part in range(len(up.paths))]
+    nothing = {path: np.zeros(part.shape, np.float32) for path, part in zip(up.paths, parts, strict=True)}
+    found: dict[str, list[np.ndarray]] = {}
+    for path in paths:
+        own = {place: params[place] for place in (_beside(path, 'lora_a'), _beside(path, 'lora_b'))}
+        both = [down[rule.paths.index(path)], up]
+        for name, array in exported(family, both, nothing | own, model)[0].items():
+            found.setdefault(name, []).append(array)
+    tensors = {}
+    for name, arrays in found.items():
+        axis = 0 if '.lora_A.' in name else 1
+        whole = np.concatenate(arrays, axis)
+        more = rank - whole.shape[axis]
+        tensors[name] = np.pad(whole, [(0, more), (0, 0)] if axis == 0 else [(0, 0), (0, more)])
+    return tensors
 
 
 def ends_of(adapted: Collection[str], others: Collection[str]) -> list[str]:
@@ -169,22 +214,37 @@ def with_adapters(directory: pathlib.Path, family: str, model: Model) -> tuple[M
     Raises:
       UserError: the adapters have no counterpart, or some of their tensors are missing or not mapped.
     """
-    fields = read_config(directory)
+    fields, table = read_config(directory), FAMILIES[family]
     tensors = safetensors.open_files([directory / WEIGHTS])
-    names = {name.removeprefix(PREFIX): name for name in tensors}
-    rules = [rule for rule in FAMILIES[family].rules if rule.when(model) and not rule.parts]
-    hub_names = [name.replace('.lora_A.weight', '.weight') for name in names]
-    targets = dict.fromkeys(
-        target for rule in rules if (target := target_of(rule)) and rule.hub.format(layer=0, expert=0) in hub_names
-    )
+    names = {
+        name: f'{PREFIX}{original}'
+        for name, original in renamed(table, [name.removeprefix(PREFIX) for name in tensors]).items()
+    }
+    present = [rule for rule in table.rules if rule.when(model) and _is_adapted(rule, model, names)]
+    targets = dict.fromkeys(target for rule in present for path in rule.paths if (target := target_of(path)))
     alpha = config_lib.coerce(float, fields.get('lora_alpha', 8), 'lora_alpha')
     model = config_lib.override(
         config_lib.Config(model=model),
         {'model.lora_rank': fields['r'], 'model.lora_alpha': alpha, 'model.lora_targets': tuple(targets)},
     ).model
     head = TASK_TYPES.get(str(fields.get('task_type')), 'class')
-    saved = [rule for rule in heads.imported(FAMILIES[family], model, names, head) if rule.hub in names]
-    found, taken = stacked(family, [*adapter_rules(family, model), *saved], (tensors, names), model)
-    if others := [name for name in names if name not in taken]:
+    rules = [rule for rule in heads.imported(table, model, names, head) if rule.hub in names]
+    zeros: dict[str, np.ndarray] = {}
+    for rule, _ in adapted_rules(family, model):
+        down, up = rules_of(rule)
+        rules += [*down, up]
+        if rule not in present:  # as if it had an adapter that adds nothing, and is never trained
+            for each in (*down, up):
+                nothing = np.broadcast_to(np.float32(0), hub_shape(each, model))
+                zeros |= dict.fromkeys(names_of(each, model)[0], nothing)
+    source = collections.ChainMap(zeros, tensors), names | {name: name for name in zeros}  # type: ignore[arg-type]
+    found, taken = stacked(family, rules, source, model)
+    if others := [original for name, original in names.items() if name not in taken]:
         raise UserError(f'{directory / WEIGHTS}: no rule reads the tensor {others[0]}')
     return model, found
+
+
+def _is_adapted(rule: Rule, model: Model, names: Collection[str]) -> bool:
+    if not any(map(target_of, rule.paths)) or '{expert}' in rule.hub:
+        return False
+    return any(name in names for name in names_of(rules_of(rule)[1], model)[0])

@@ -3,7 +3,7 @@
 import dataclasses
 import fnmatch
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -59,7 +59,7 @@ class Stacked:
         if not name:
             return np.ones(self.rest, np.bool_)
         array = np.asarray(self.tensors[name])
-        needed = shape(rule.layout.split('->')[0], sizes)
+        needed = hub_shape(rule, self.cfg)
         if array.shape != needed:
             which = f'{self.family}: tensor {name}'
             raise UserError(f'{which} has shape {array.shape}, the model needs {needed} ({rule.ours})')
@@ -100,7 +100,7 @@ def stacked_params(
       UserError: as `import_params`; a wrong shape is found when the tensor is read.
     """
     table, cfg = choose(FAMILIES, family, 'family'), resolve_model(cfg)
-    names = _renamed(table, tensors)
+    names = renamed(table, tensors)
     rules = heads.imported(table, cfg, names, head)
     if cfg.num_classes is None:
         scores = {rule.ours: rule.hub for rule in rules if rule.ours in heads.CLASSES and rule.hub in names}
@@ -183,19 +183,19 @@ def exported(
     return tensors, taken
 
 
-def _renamed(table: Family, tensors: Mapping[str, np.ndarray]) -> dict[str, str]:
-    """Returns the checkpoint's names of the tensors by the names that the table has."""
+def renamed(table: Family, tensors: Collection[str]) -> dict[str, str]:
+    """Returns the checkpoint's names of its tensors by the names that the table has."""
     known = (table.prefix, *table.headed.values())
     prefix = '' if any(name.startswith(known) for name in tensors) else table.prefix
-    renamed = {}
+    found = {}
     for original in tensors:
         name = original
         for other in {*table.headed.values()}:
             name = table.prefix + name.removeprefix(other) if name.startswith(other) else name
         for old, new in table.renamed:
             name = name.replace(old, new)
-        renamed[prefix + name] = original
-    return renamed
+        found[prefix + name] = original
+    return found
 
 
 def names_of(rule: Rule, cfg: Model) -> tuple[list[str], tuple[int, ...]]:
@@ -207,6 +207,11 @@ def names_of(rule: Rule, cfg: Model) -> tuple[list[str], tuple[int, ...]]:
     grid = tuple(counts.values())
     places = [dict(zip(counts, index, strict=True)) for index in np.ndindex(*grid)]
     return [rule.hub.format(**place) if place.get('layer', 0) >= rule.first else '' for place in places], grid
+
+
+def hub_shape(rule: Rule, cfg: Model) -> tuple[int, ...]:
+    """Returns the shape of each of a rule's tensors on the hub."""
+    return shape(rule.layout.split('->')[0], _sizes(rule, cfg))
 
 
 def _sizes(rule: Rule, cfg: Model) -> dict[str, int]:
