@@ -20,7 +20,7 @@ from tformer.commands.run import Run, opened
 from tformer.config import Model, json_files
 from tformer.config.tasks import HEADS, TASKS
 from tformer.errors import UserError, choose
-from tformer.hf import adapters, card, convert, generation, heads, models, safetensors
+from tformer.hf import adapters, card, convert, generation, heads, models, safetensors, sentence_encoders
 from tformer.hf.directory import is_hub
 from tformer.layers.linear import merge_lora
 from tformer.training import checkpoint
@@ -69,9 +69,9 @@ def export(
     elif merge:
         raise UserError('--merge: the model has no adapters')
     family = family or _family(run, dataclasses.replace(model, lora_rank=None))
-    table = choose(models.FAMILIES, family, '--family').model
-    if not HEADS[TASKS[run.config.train.objective].head].per_row:  # then the config has nothing about the pooler
-        model = dataclasses.replace(model, **{name: table[name] for name in ('pooling', 'pooler') if name in table})
+    table, head = choose(models.FAMILIES, family, '--family').model, HEADS[TASKS[run.config.train.objective].head]
+    unread = [*([] if head.per_row else ['pooling', 'pooler']), *([] if head.vocabulary else heads.OUTPUT)]
+    model = dataclasses.replace(model, **{name: table[name] for name in unread if name in table})
     plain = dataclasses.replace(model, lora_rank=None)
     fields = models.config_of(family, plain)
     host = jax.tree.map(np.asarray, heads.without_pooler(params))
@@ -118,6 +118,9 @@ def _write_beside(place: pathlib.Path, title: str, family: str, run: Run) -> Non
         _write(place / generation.FILE, settings)
         if lost := generation.unexpressed(run.config):
             print(f'{generation.FILE} cannot express {", ".join(lost)}')
+    for name, found in sentence_encoders.files(run.config).items():
+        (place / name).parent.mkdir(exist_ok=True)
+        _write(place / name, found)
     newest = checkpoint.newest_metadata(run.workdir)
     text = card.card(title, family, run.config, run.results, newest[1] if newest else {})
     (place / 'README.md').write_text(text, encoding='utf-8')

@@ -36,6 +36,7 @@ def task_heads(
 
 CLASSES = ('class_head/classes/kernel', 'tag_head/classes/kernel')  # the kernels that have one column for each class
 POOLED = ('pooling', 'pooler', 'pooler_activation', 'class_bias')  # fields of `Model` that heads of sequences read
+OUTPUT = ('output_bias', 'output_scale', 'output_softcap', 'mlm_transform')  # that logits of the vocabulary read
 
 
 def imported(table: Family, cfg: Model, tensors: Collection[str], head: str | None) -> list[Rule]:

@@ -2,8 +2,10 @@
 
 import pathlib
 import re
+from typing import Any
 
-from tformer.config import json_files
+from tformer.config import Config, json_files
+from tformer.config.tasks import TASKS
 
 POOLING, LENGTH = '1_Pooling/config.json', 'sentence_bert_config.json'
 POOLINGS = {'mean_tokens': 'mean', 'cls_token': 'cls', 'max_tokens': 'max', 'lasttoken': 'last'}  # ours
@@ -28,3 +30,24 @@ def vectors_of(directory: pathlib.Path, max_len: int) -> str | None:
     others = [name for name in names if not re.fullmatch(r'\d+_(Pooling|Normalize|Transformer)', name)]
     said += [f'layers that are left out: {", ".join(others)}'] if others else []
     return f'{directory}: its vectors of texts are those of {", ".join(said)}' if said else None
+
+
+def files(config: Config) -> dict[str, Any]:
+    """Returns the files of JSON that make an exported run one of a sentence encoder, by name; {} if it is none.
+
+    The vectors are those of `tformer embed`.
+    """
+    if TASKS[config.train.objective].head != 'comparison':
+        return {}
+    modules = {'Transformer': '', 'Pooling': '1_Pooling'}
+    return {
+        'modules.json': [
+            {'idx': number, 'name': str(number), 'path': path, 'type': f'sentence_transformers.models.{kind}'}
+            for number, (kind, path) in enumerate(modules.items())
+        ],
+        POOLING: {
+            'word_embedding_dimension': config.model.emb_dim,
+            **{_MODE + mode: ours == config.model.pooling for mode, ours in POOLINGS.items()},
+        },
+        LENGTH: {'max_seq_length': config.data.length, 'do_lower_case': False},
+    }
