@@ -125,6 +125,18 @@ def test_few_shapes_serve_all_lengths_the_longest_first() -> None:
     assert batch['positions'].tolist() == [[*range(17), *[-1] * 15], [-1] * 32]
 
 
+def test_padding_of_rows_with_positions_of_their_own_has_none() -> None:
+    rows = [
+        {'inputs': [5, 6], 'positions': [0, 1], 'segment_ids': [1, 1], 'segment_weights': [1]},
+        {'inputs': [5, 6, 7], 'positions': [0, 1, 0], 'segment_ids': [1, 1, 2], 'segment_weights': [1, 1]},
+    ]
+    ((chosen, batch),) = many_rows.batches(rows, 9, 3, 4)
+    assert chosen == [0, 1]
+    assert batch['positions'].tolist() == [[0, 1, -1, -1], [0, 1, 0, -1], [-1] * 4]
+    assert batch['segment_ids'].tolist() == [[1, 1, 0, 0], [1, 1, 2, 0], [0] * 4]
+    assert batch['segment_weights'].tolist() == [[1, 0], [1, 1], [0, 0]]  # of rows, not of tokens
+
+
 def test_the_command_writes_a_file_of_vectors_from_lines(workdirs, tmp_path) -> None:
     (tmp_path / 'in.txt').write_text('\n'.join(TEXTS[:3]) + '\n')
     flags = [f'--workdir={workdirs}/gpt2', f'--input={tmp_path}/in.txt', '--pooling=last', '--normalize']

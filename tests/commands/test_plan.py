@@ -70,6 +70,23 @@ def test_what_is_compiled_first():
     assert plan.expected(model(), NODES, within) < plan.expected(model(), NODES, between)
 
 
+def test_what_a_mesh_sends_by_hand():
+    """On rings of 100 GB/s: parameters are gathered twice and gradients scattered once over fsdp, and their shares
+    summed over data; a layer sums four times over tensor. Of two stages one is idle for half of the time."""
+    weights = 24 * (4 * 1024**2 + 3 * 1024 * 4096)
+    activations = 64 / 8 * 1024 * 1024  # of a device, with the rows split in 8
+    products = 6 * weights * 64 * 1024 / 16
+    one = dict.fromkeys(('pipeline', 'tensor', 'context', 'expert', 'fsdp', 'data'), 1)
+    for mesh, sent, idle in (
+        ({'data': 16}, 2 * 4 * weights * 15 / 16, 0),
+        ({'fsdp': 16}, 3 * 4 * weights * 15 / 16, 0),
+        ({'data': 4, 'fsdp': 4}, (3 * 4 * weights + 2 * 4 * weights / 4) * 3 / 4, 0),
+        ({'data': 8, 'tensor': 2}, 2 * 4 * weights / 2 * 7 / 8 + 4 * 2 * 2 * activations * 24 / 2, 0),
+        ({'data': 8, 'pipeline': 2}, 2 * 4 * weights / 2 * 7 / 8 + 2 * 2 * activations / 2, products / 197e12 / 2),
+    ):
+        assert plan.expected(model(), TPUS, one | mesh) == pytest.approx(sent / 100e9 + idle), mesh
+
+
 def figures(seconds, peak, limit=100.0):
     return {
         'peak_bytes': peak, 'memory_bytes': limit, 'seconds': {'step': seconds}, 'mfu': 0.5, 'collectives': [],

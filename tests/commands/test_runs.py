@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import json
 import os
 import pathlib
@@ -280,6 +281,20 @@ def test_the_tokens_that_a_benchmark_counts_are_those_of_both_stacks(monkeypatch
         stated = config.Config(config.Model(family=family), data, train=train, mesh=config.Mesh(data=1))
         with benchmark.stepping(stated) as (_, _, facts):
             assert facts['tokens'] == 4 * sum(filter(None, lengths))
+
+
+def test_a_benchmark_compares_the_operations_of_a_step_with_the_peak_of_all_devices(monkeypatch) -> None:
+    """Each of three steps takes 2 s, and 4e9 operations on four devices of 1e9 a second."""
+    clock = itertools.count(0, 2)
+    monkeypatch.setattr(benchmark, 'time', types.SimpleNamespace(perf_counter=lambda: next(clock)))
+    monkeypatch.setattr(benchmark.devices, 'peak_flops', lambda kind, dtype: 1e9)
+    facts = {'device': 'x', 'devices': 4, 'tokens': 100}
+    given = (lambda: {'loss': 0.5, 'flops': 4e9}), None, facts
+    monkeypatch.setattr(benchmark, 'stepping', lambda stated: contextlib.nullcontext(given))
+    found = benchmark.train_step(config.Config(), 3)
+    assert found == {
+        'device': 'x', 'devices': 4, 'step_ms': 2000, 'tokens_per_s': 50, 'mfu': 0.5, 'loss': 0.5,
+    }  # fmt: skip
 
 
 @pytest.mark.slow

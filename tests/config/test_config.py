@@ -452,6 +452,8 @@ def test_fields_that_do_not_fit_are_one_line_that_names_them(changes, fragments)
         {**PAIR, 'model.tied_embeddings': 'inputs'},
         {**STEPS, 'mesh.data': 2, 'mesh.tensor': -1},
         {**STEPS, 'model.family': 'encoder', 'train.objective': 'masked_lm'},
+        {**STEPS, 'model.family': 'encoder', 'train.objective': 'masked_lm'}
+        | {'data.mask_keep': 0.25, 'data.mask_random': 0.75},  # and none becomes the mask
         {**STEPS, 'model.family': 'encoder', 'train.objective': 'classification'},
         {**STEPS, 'train.objective': 'seq2seq'},
         {**STEPS, 'train.objective': 'classification', 'train.label_smoothing': 0.1, 'train.z_loss': 0.1},

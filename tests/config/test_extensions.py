@@ -231,6 +231,21 @@ def test_a_file_of_a_run_loads_the_extensions_that_the_command_line_names(tmp_pa
     assert extensions.files(named) == [str(file)]
 
 
+def test_what_the_command_line_names_is_part_of_the_users_configs_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(extensions, '_GIVEN', {})
+    file, other = tmp_path / 'given.py', tmp_path / 'other.py'
+    for each in (file, other):
+        each.write_text(f'NAME = {each.stem!r}\n')
+    extensions.give([str(file)])
+    entry, own = extensions.import_files([str(file), str(other)])
+
+    def loaded(trusted, *stated):
+        return extensions.load(config.Config(extensions=stated), trusted=trusted, place='here').extensions
+
+    assert (loaded(True), loaded(True, own), loaded(True, entry)) == ((entry,), (own, entry), (entry,))
+    assert (loaded(False), loaded(False, own)) == ((), (own,))
+
+
 def test_a_config_without_extensions_has_the_digest_of_its_sections():
     assert config.digest(config.Config()) != config.digest(config.Config(extensions=('a.py',)))
     assert config.override(config.Config(), {'extensions': 'a.py,b.py'}).extensions == ('a.py', 'b.py')

@@ -139,6 +139,18 @@ def test_add_bos_token_decides_what_a_text_begins_with_whatever_the_file_of_the_
         assert hub_special_tokens.framing(tmp_path, hub, {}, read, 'decoder')['data.start'] == start
 
 
+@pytest.mark.parametrize('parts', ['$A', '$A </s>'])
+def test_a_source_ends_with_eos_also_where_its_tokenizer_puts_nothing_behind_it(
+    tmp_path: pathlib.Path, parts: str
+) -> None:
+    made = hub_files.FILES['t5']()
+    known = [('</s>', made.token_to_id('</s>'))] if '</s>' in parts else []
+    made.post_processor = processors.TemplateProcessing(single=parts, special_tokens=known)
+    read = Tokenizers(None, HubTokenizer(made.to_str().encode()))
+    found = hub_special_tokens.framing(tmp_path, {'model_type': 't5'}, {}, read, 'encoder_decoder')
+    assert (found['data.source_start'], found['data.source_end']) == ((), ('eos',))
+
+
 @pytest.mark.parametrize(('family', 'ids', 'words'), [
     ('bart', {'decoder_start_token_id': 5}, 'decoder_start_token_id=5 is not a special token of the tokenizer; valid'),
     ('bart', {'forced_bos_token_id': [0]}, 'forced_bos_token_id=[0] is not a special token'),

@@ -127,6 +127,8 @@ def test_plain_tags_by_hand():
     """A: 1 right, 2 missing; B: 1 right, 1 too many; C: 1 missing. The last two words have no prediction."""
     found = scores.tag_scores([['A', 'A'], ['B', 'C', 'A']], [['A', 'B'], ['B', None, None]])
     assert found == near(tag_accuracy=2 / 5, tag_f1_macro=(2 / 4 + 2 / 3 + 0) / 3)
+    never_right = scores.tag_scores([['A', 'A']], [['A', 'B']])  # B occurs, too, though only as a prediction
+    assert never_right == near(tag_accuracy=1 / 2, tag_f1_macro=(2 / 3 + 0) / 2)
     assert scores.tag_scores([], []) == near(tag_accuracy=0, tag_f1_macro=0)
 
 

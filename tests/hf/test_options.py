@@ -95,6 +95,15 @@ def test_yarns_two_scales_of_the_scores_are_a_ratio():
     assert hf.model_of(file).rope_attention_factor is None
 
 
+def test_a_stretch_of_longrope_that_differs_from_the_lengths_decides_the_scores():
+    """sqrt(1 + ln s / ln 64), at a stretch s of 4 sqrt(4 / 3); one of 128 over 64 positions is what we take anyway."""
+    file = {**references.load('llama').config, 'max_position_embeddings': 128}
+    for stretch, factor in ((4.0, (4 / 3) ** 0.5), (0.5, 1.0), (2.0, None)):
+        rope = {**LONG, 'original_max_position_embeddings': 64, 'factor': stretch}
+        found = hf.model_of({**file, 'rope_parameters': rope}).rope_attention_factor
+        assert found == (factor if factor is None else pytest.approx(factor, abs=1e-6))
+
+
 def test_what_rotary_parameters_leave_out_is_as_in_the_hubs_library():
     """Yarn rounds the ends of its ramp; dynamic scaling goes on for as many times the length as its factor says."""
     yarn, dynamic = (references.load(name).config for name in ('yarn', 'dynamic'))

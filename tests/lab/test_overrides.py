@@ -6,7 +6,9 @@ import types
 import numpy as np
 import pytest
 
+from tformer.config import Config
 from tformer.lab.sweep import matching, overrides, runner
+from tformer.lab.sweep.trial_process import End
 
 
 def test_two_fields_draw_independently_and_a_field_draws_evenly():
@@ -25,6 +27,11 @@ def test_half_of_a_logarithmic_range_lies_below_the_geometric_mean():
     assert [overrides.choice(['a', 'b'])(share) for share in (0.0, 0.49, 0.5, 0.99)] == ['a', 'a', 'b', 'b']
 
 
+def test_seeds_count_up_from_the_first():
+    assert overrides.seeds(2) == [{'train.seed': 0}, {'train.seed': 1}]
+    assert overrides.seeds(2, first=6) == [{'train.seed': 6}, {'train.seed': 7}]
+
+
 def test_a_mismatch_is_a_share_of_what_is_matched(monkeypatch):
     monkeypatch.setitem(matching.QUANTITIES, 'parameters', lambda stated: stated)
     match = matching.Match('parameters', 'model.emb_dim', to='b')
@@ -37,3 +44,12 @@ def test_trials_of_one_process_share_its_time(monkeypatch):
     names = [types.SimpleNamespace(directory=name) for name in ('a', 'b')]
     process = types.SimpleNamespace(trials=names, began=100.0)
     assert runner.add_time({'a': 1.0, 'c': 3.0}, [process]) == {'a': 6.0, 'b': 5.0, 'c': 3.0}
+
+
+@pytest.mark.parametrize(('code', 'kept'), [(0, 2), (1, 1), (2, 2), (-9, -9)])
+def test_a_trial_that_failed_in_a_process_that_went_on_without_it_has_the_code_of_a_mistake(tmp_path, code, kept):
+    trial = types.SimpleNamespace(directory='baseline/seed_0')
+    found = runner._Runner(Config(), [trial], tmp_path, {trial.directory: 1.0})
+    process = types.SimpleNamespace(outcome=lambda *given: (End.FAILED, 'failed'))
+    found._record(trial, process, code, asked=False)
+    assert found.failed == {trial.directory: kept}

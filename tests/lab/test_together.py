@@ -265,13 +265,14 @@ def test_what_is_off_in_some_trials_is_0_there_and_what_is_off_in_all_stays_off(
     made = [
         hyperparameters.Hyperparameters.of(config.override(TINY, {'train.seed': seed, **fields}))
         for seed, fields in (
-            (3, {'train.label_smoothing': 0.25, 'model.dropout_rate': 0.0}),
-            (4, {'train.label_smoothing': 0.0, 'model.dropout_rate': 0.5}),
+            (3, {'train.label_smoothing': 0.25, 'model.dropout_rate': 0.0, 'optimizer.warmup_steps': 4}),
+            (4, {'train.label_smoothing': 0.0, 'model.dropout_rate': 0.5, 'optimizer.warmup_steps': 0.5}),
         )
     ]
     found = batched_trials.stack_hypers(made)
     assert found.label_smoothing.tolist() == [0.25, 0] and found.dropout_rates.residual.tolist() == [0, 0.5]
     assert found.seed.tolist() == [3, 4] and found.seed.dtype == np.int32
+    assert found.warmup_steps.tolist() == [4, 0.5]
     assert found.z_loss is None and found.dropout_rates.attention is None
 
 

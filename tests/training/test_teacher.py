@@ -312,6 +312,13 @@ def test_the_best_checkpoint_of_a_run_teaches(tmp_path):
     assert fact.startswith('step 7 (')
 
 
+def test_a_teacher_that_is_named_comes_before_where_the_run_begins():
+    for teacher, start, found in (('a', 'b', 'a'), ('a', None, 'a'), (None, 'b', 'b')):
+        train = Train(objective='dpo', teacher=teacher, init_from=start)
+        assert teacher_lib.directory_of(Config(train=train)) == found
+    assert teacher_lib.directory_of(Config(train=Train(init_from='b'))) is None
+
+
 def test_a_teacher_of_other_classes_is_refused(tmp_path):
     save_teacher(tmp_path / 'teacher', train__objective='classification', model__num_classes=2)
     cfg = student(tmp_path, train__objective='classification_distilled', model__num_classes=3)

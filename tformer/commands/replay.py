@@ -24,7 +24,8 @@ from tformer.objectives import loss_chunk
 from tformer.training import checkpoint, digests, setup, teacher
 from tformer.training import workdir as workdir_lib
 from tformer.training.program import Program, make_program
-from tformer.training.state import TrainState, evaluation_variables
+from tformer.training.state import TrainState
+from tformer.training.state import variables as variables_of
 
 SHARED_FLAGS = ('workdir',)
 FLAGS = {'step': ('int', None, 'the number of the step, from 1')}
@@ -81,7 +82,10 @@ def replay(workdir: str | pathlib.Path, step: int, overrides: Mapping[str, str] 
 
 
 def row_losses(program: Program, state: TrainState, batch: dict[str, Any]) -> jax.Array:
-    """Returns the loss [B] of each row by itself, without dropout; 0 for a row that has nothing to score."""
+    """Returns the loss [B] of each row by itself, without dropout; 0 for a row that has nothing to score.
+
+    It is that of the parameters that the step changes, also where their averages are evaluated.
+    """
     model, objective, config = program.model, program.objective, program.config
     second = objective.weight(config.train.second_loss_weight)
     chunk, taught = loss_chunk(config), program.taught[0] if program.taught else None
@@ -106,4 +110,4 @@ def row_losses(program: Program, state: TrainState, batch: dict[str, Any]) -> ja
 
         return jax.lax.map(of_row, jnp.arange(len(batch['inputs'])))
 
-    return losses(evaluation_variables(state.replace(averages=None)), batch, taught)
+    return losses(variables_of(state.params, state.statistics), batch, taught)
