@@ -54,7 +54,8 @@ def make_generate(
 
         tokens_BP, positions_BP = batch['inputs'], positions_of(batch)
         with masks.ordered('front'):
-            cache = model.apply(variables, batch, -(-read // _SLOTS) * _SLOTS, method='start')
+            slots = P + strategy.tokens(cfg) * cfg.max_len - 1
+            cache = model.apply(variables, batch, -(-slots // _SLOTS) * _SLOTS, method='start')
         if 'prefix' in batch:  # bidirectional: read all at once, and the last one again
             with masks.ordered('front'):
                 read_all: Any = model.apply(variables, tokens_BP, positions_BP, cache, batch['prefix'], method='extend')
@@ -82,10 +83,11 @@ class Strategy(NamedTuple):
 
     search: Callable[..., tuple[jax.Array, jax.Array]]  # (decode section, random key, Search) -> (tokens_BT, scores_B)
     fields: tuple[str, ...] = ()  # the fields of config.decode that it reads and some others do not
+    tokens: Callable[[config.Decode], int] = lambda cfg: 1  # that a step adds to the cache of a row
 
 
 STRATEGIES: dict[str, Strategy] = {
     'greedy': Strategy(lambda cfg, rng, search: greedy(*search)),
     'sample': Strategy(_sampled, ('temperature', 'top_k', 'top_p')),
-    'beam': Strategy(_best_of_beam, ('beam_size', 'length_penalty', 'length_offset')),
+    'beam': Strategy(_best_of_beam, ('beam_size', 'length_penalty', 'length_offset'), lambda cfg: cfg.beam_size),
 }

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from tformer.distributed.sharding import Schedule, constrain, partitioned, schedule
+from tformer.distributed.sharding import Schedule, constrain, partitioned, schedule, unboxed
 from tformer.errors import choose
 from tformer.layers.attention import ATTENTION_PATTERNS, Attention, AttentionContext
 from tformer.layers.cache import KeyValues
@@ -173,18 +173,45 @@ class Stack(LayerStack):
             layer = layer.replace(normed=jnp.arange(self.num_layers) > 0)
         return layer
 
-    def __call__(
-        self, x_BTD: jax.Array, inputs: StackInputs, own: KeyValues | None = None, cross: KeyValues | None = None
-    ) -> tuple[jax.Array, KeyValues | None]:
-        """Returns (x_BTD after all layers, the extended cache or None)."""
+    def __call__(self, x_BTD: jax.Array, inputs: StackInputs) -> jax.Array:
+        """Returns x_BTD after all layers."""
         stages = schedule()
-        if stages is not None and own is None and not self.is_initializing():
+        if stages is not None and not self.is_initializing():
             x_BTD = self.in_stages(x_BTD, inputs, stages)
         else:
-            x_BTD, own = self.layers(x_BTD, own, cross, self.each_layer(), inputs)
-        if self.norm is not None:
-            x_BTD = self.norm(x_BTD, inputs.own.positions[0] >= 0)
-        return whole(x_BTD), own
+            x_BTD = self.layers(x_BTD, None, None, self.each_layer(), inputs)[0]
+        return self.normed(x_BTD, inputs)
+
+    def normed(self, x_BTD: jax.Array, inputs: StackInputs) -> jax.Array:
+        """Returns the stream after the last norm."""
+        return whole(x_BTD if self.norm is None else self.norm(x_BTD, inputs.own.positions[0] >= 0))
+
+    def extend(
+        self,
+        x_BTD: jax.Array,
+        inputs: StackInputs,
+        own: tuple[KeyValues, ...],
+        cross: tuple[KeyValues, ...] | None,
+    ) -> tuple[jax.Array, tuple[KeyValues, ...]]:
+        """Returns (x_BTD after all layers, each layer's keys and values with those of the new tokens).
+
+        One layer after another, without a scan, which would copy the layers' parameters and caches at each token.
+        """
+        block, each, extended = Block(self.cfg, self.stack, self.cross, parent=None), self.each_layer(), []
+        for number in range(self.num_layers):
+            cached = None if cross is None else cross[number]
+            variables, layer = self.of_layer(number), jax.tree.map(lambda x, number=number: x[number], each)
+            x_BTD, keys_values = block.apply(variables, x_BTD, own[number], cached, layer, inputs)
+            extended.append(keys_values)
+        return self.normed(x_BTD, inputs), tuple(extended)
+
+    def of_layer(self, number: int) -> dict[str, Any]:
+        """Returns the variables of one layer."""
+        shared = LAYER_SHARING[self.cfg.layer_sharing].shared
+        return {
+            name: tree if shared and name == 'params' else jax.tree.map(lambda x: x[number], unboxed(tree))
+            for name, tree in self.layers.variables.items()
+        }
 
     def in_stages(self, x_BTD: jax.Array, inputs: StackInputs, stages: Schedule) -> jax.Array:
         """Returns x_BTD after all layers, which are split over the mesh axis `pipeline`.
@@ -211,9 +238,10 @@ class Stack(LayerStack):
             unroll=1 if cfg.scan_layers else True,
         )
 
-    def cross_keys_values(self, encoded_BSD: jax.Array, angles: Any) -> KeyValues:
-        """Returns keys and values of the encoder's output for every layer `[L, B, K, S, H]`."""
-        return self.layers.cross_keys_values(None, encoded_BSD, angles)[1]
+    def cross_keys_values(self, encoded_BSD: jax.Array, angles: Any) -> tuple[KeyValues, ...]:
+        """Returns keys and values of the encoder's output for every layer."""
+        stacked = self.layers.cross_keys_values(None, encoded_BSD, angles)[1]
+        return tuple(jax.tree.map(lambda x, number=number: x[number], stacked) for number in range(self.num_layers))
 
 
 class LayerSharing(NamedTuple):
