@@ -64,11 +64,11 @@ def beam_search(
     greedy search. A row is settled when no unfinished hypothesis can still beat its worst finished one. As
     log-probabilities only fall, the final score is at most the current one over the penalty of the greatest length.
 
-    The cache is empty, with slots for the prompt and M `max_len` tokens. `cache.branch(M)` has M hypotheses of each row,
-    of which a call of `extend` reads a token each, T = M, and `take(parents_BM)` keeps some. `alpha`, 0
-    or more, and `offset` are of the length penalty; the length includes `eos`. Returns M = `beams` hypotheses per row
-    with normalised scores; PAD after `eos` and in unused places, which score -inf. A row without finished hypotheses
-    returns the unfinished ones.
+    The cache is empty, with slots for the prompt and M `max_len` tokens. `cache.branch(M)` has M hypotheses of each
+    row, of which a call of `extend` reads a token each, T = M; in `cache.take(parents_BM)` each goes on from its
+    parent. `alpha`, 0 or more, and `offset` are of the length penalty; the length includes `eos`. Returns M = `beams`
+    hypotheses per row with normalised scores; PAD after `eos` and in unused places, which score -inf. A row without
+    finished hypotheses returns the unfinished ones.
     """
     penalty = functools.partial(length_penalty, alpha=alpha, offset=offset)
     step_fn = functools.partial(_advance, extend, prompt.positions_BP[:, -1], ending, penalty)

@@ -42,7 +42,7 @@ def make_generate(
     @jax.jit
     def generate(variables: Any, batch: Mapping[str, Any], rng: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
         B, P = batch['inputs'].shape
-        read = P + cfg.max_len - 1  # the last new token is not read
+        read = P + cfg.max_len - 1
         if read > longest:
             raise UserError(
                 f'a prompt of {P} and decode.max_len={cfg.max_len} new tokens need {read} positions, but '
@@ -54,8 +54,7 @@ def make_generate(
 
         tokens_BP, positions_BP = batch['inputs'], positions_of(batch)
         with masks.ordered('front'):
-            slots = P + strategy.tokens(cfg) * cfg.max_len - 1
-            cache = model.apply(variables, batch, -(-slots // _SLOTS) * _SLOTS, method='start')
+            cache = model.apply(variables, batch, cache_slots(cfg, P), method='start')
         if 'prefix' in batch:  # bidirectional: read all at once, and the last one again
             with masks.ordered('front'):
                 read_all: Any = model.apply(variables, tokens_BP, positions_BP, cache, batch['prefix'], method='extend')
@@ -65,6 +64,12 @@ def make_generate(
         return strategy.search(cfg, rng, (extend, cache, prompt, ending))
 
     return generate
+
+
+def cache_slots(cfg: config.Decode, prompt: int) -> int:
+    """Returns the slots of a row of the cache, for a prompt of this many tokens and what `cfg` has generated."""
+    used = prompt + STRATEGIES[cfg.strategy].tokens(cfg) * cfg.max_len - 1  # the last new token is not read
+    return -(-used // _SLOTS) * _SLOTS
 
 
 def _sampled(cfg: config.Decode, rng: jax.Array | None, search: Search) -> tuple[jax.Array, jax.Array]:

@@ -12,7 +12,7 @@ from flax import linen as nn
 from tformer.distributed.sharding import Schedule, constrain, partitioned, schedule, unboxed
 from tformer.errors import choose
 from tformer.layers.attention import ATTENTION_PATTERNS, Attention, AttentionContext
-from tformer.layers.cache import KeyValues
+from tformer.layers.cache import Cached, KeyValues
 from tformer.layers.dropout import DropoutRates, drop
 from tformer.layers.initializers import deepnorm, depths
 from tformer.layers.layer_stack import LayerStack, PerLayer
@@ -186,24 +186,30 @@ class Stack(LayerStack):
         """Returns the stream after the last norm."""
         return whole(x_BTD if self.norm is None else self.norm(x_BTD, inputs.own.positions[0] >= 0))
 
-    def extend(
-        self,
-        x_BTD: jax.Array,
-        inputs: StackInputs,
-        own: tuple[KeyValues, ...],
-        cross: tuple[KeyValues, ...] | None,
-    ) -> tuple[jax.Array, tuple[KeyValues, ...]]:
-        """Returns (x_BTD after all layers, each layer's keys and values with those of the new tokens).
+    def read(
+        self, x_BTD: jax.Array, inputs: StackInputs, own: Cached, cross: Cached | None
+    ) -> tuple[jax.Array, Cached]:
+        """Returns (x_BTD after all layers, each layer's keys and values with those of the new tokens), for a prompt."""
+        x_BTD, extended = self.layers(x_BTD, stacked(own), stacked(cross), self.each_layer(), inputs)
+        return self.normed(x_BTD, inputs), self.unstacked(extended)
 
-        One layer after another, without a scan, which would copy the layers' parameters and caches at each token.
-        """
-        block, each, extended = Block(self.cfg, self.stack, self.cross, parent=None), self.each_layer(), []
-        for number in range(self.num_layers):
+    def step(
+        self, x_BTD: jax.Array, inputs: StackInputs, own: Cached, cross: Cached | None
+    ) -> tuple[jax.Array, Cached]:
+        """Returns what `read` does, one layer after another: a scan would copy each layer's parameters and cache out of
+        the stack's, at each token."""
+        block, each = Block(self.cfg, self.stack, self.cross, parent=None), self.each_layer()
+
+        def layer(number: int, x_BTD: jax.Array) -> Any:
             cached = None if cross is None else cross[number]
-            variables, layer = self.of_layer(number), jax.tree.map(lambda x, number=number: x[number], each)
-            x_BTD, keys_values = block.apply(variables, x_BTD, own[number], cached, layer, inputs)
-            extended.append(keys_values)
-        return self.normed(x_BTD, inputs), tuple(extended)
+            facts = jax.tree.map(lambda x: x[number], each)
+            return block.apply(self.of_layer(number), x_BTD, own[number], cached, facts, inputs)
+
+        extended: Cached = ()
+        for number in range(self.num_layers):
+            x_BTD, keys_values = layer(number, x_BTD)
+            extended += (keys_values,)
+        return self.normed(x_BTD, inputs), extended
 
     def of_layer(self, number: int) -> dict[str, Any]:
         """Returns the variables of one layer."""
@@ -238,10 +244,18 @@ class Stack(LayerStack):
             unroll=1 if cfg.scan_layers else True,
         )
 
-    def cross_keys_values(self, encoded_BSD: jax.Array, angles: Any) -> tuple[KeyValues, ...]:
+    def cross_keys_values(self, encoded_BSD: jax.Array, angles: Any) -> Cached:
         """Returns keys and values of the encoder's output for every layer."""
-        stacked = self.layers.cross_keys_values(None, encoded_BSD, angles)[1]
-        return tuple(jax.tree.map(lambda x, number=number: x[number], stacked) for number in range(self.num_layers))
+        return self.unstacked(self.layers.cross_keys_values(None, encoded_BSD, angles)[1])
+
+    def unstacked(self, keys_values: KeyValues) -> Cached:
+        """Returns each layer's part of keys and values [L, B, K, S, H]."""
+        return tuple(jax.tree.map(lambda x, number=number: x[number], keys_values) for number in range(self.num_layers))
+
+
+def stacked(keys_values: Cached | None) -> KeyValues | None:
+    """Returns the layers' keys and values as one `[L, B, K, S, H]`."""
+    return None if keys_values is None else jax.tree.map(lambda *layers: jnp.stack(layers), *keys_values)
 
 
 class LayerSharing(NamedTuple):

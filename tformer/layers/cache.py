@@ -20,6 +20,9 @@ class KeyValues(flax.struct.PyTreeNode):
         return KeyValues(k, v)
 
 
+Cached = tuple[KeyValues, ...]  # of each layer
+
+
 class Cache(flax.struct.PyTreeNode):
     """The state that decoding carries between calls.
 
@@ -28,11 +31,11 @@ class Cache(flax.struct.PyTreeNode):
     cache moves when hypotheses are chosen, and the prompt and the encoder's output are held once.
     """
 
-    own: tuple[KeyValues, ...]  # of each layer of the decoder, S slots
+    own: Cached  # of each layer of the decoder, S slots
     positions_BS: jax.Array  # position held in each slot; -1 is empty or padding, which the mask hides
     index: jax.Array  # slots written so far, the same for all rows
     prefix_BS: jax.Array  # slots that earlier tokens of the same call see too (prefix LM)
-    cross: tuple[KeyValues, ...] | None = None  # the encoder's, for each layer; None without an encoder
+    cross: Cached | None = None  # the encoder's, for each layer; None without an encoder
     encoder_positions_BS: jax.Array | None = None  # of the encoder's tokens; None without an encoder
     branches_BMS: jax.Array | None = None  # True at the slots that hypothesis m has; None: a row is one text
 
@@ -44,7 +47,9 @@ class Cache(flax.struct.PyTreeNode):
         prefix_BT = jnp.zeros(positions_BT.shape, bool) if prefix_BT is None else prefix_BT
         update, branches_BMS = jax.lax.dynamic_update_slice_in_dim, self.branches_BMS
         if branches_BMS is not None:
-            own_BMT = jnp.broadcast_to(jnp.eye(positions_BT.shape[1], dtype=bool), (*positions_BT.shape, branches_BMS.shape[1]))
+            own_BMT = jnp.broadcast_to(
+                jnp.eye(positions_BT.shape[1], dtype=bool), (*positions_BT.shape, branches_BMS.shape[1])
+            )
             branches_BMS = update(branches_BMS, own_BMT, self.index, axis=2)
         return self.replace(
             positions_BS=update(self.positions_BS, positions_BT, self.index, axis=1),
