@@ -13,7 +13,7 @@ import numpy as np
 from tformer import checks, config
 from tformer.commands import benchmark
 from tformer.config import Config
-from tformer.decode.generate import make_generate
+from tformer.decode.generate import cache_slots, make_generate
 from tformer.distributed import devices, sharding
 from tformer.lab.sweep import batched_trials
 from tformer.model import build
@@ -85,18 +85,18 @@ def generator(name: str, workload: Workload) -> tuple[Callable[[int], Any], dict
     variables = sharding.unboxed(jax.jit(model.init)(jax.random.key(0), batch))
     strategy = {'strategy': 'greedy'} if workload.beams == 1 else {'strategy': 'beam', 'beam_size': workload.beams}
 
-    def make(new_tokens: int) -> Any:
-        decode = config.Decode(**strategy, max_len=new_tokens)
-        return make_generate(model, decode, eos=EOS, banned=(EOS,))
+    def decode(new_tokens: int) -> config.Decode:
+        return config.Decode(**strategy, max_len=new_tokens)
 
-    calls = {new_tokens: make(new_tokens) for new_tokens in (1, workload.new_tokens)}
-    slots = batch['inputs'].shape[1] + workload.new_tokens
+    lengths = 1, workload.new_tokens
+    calls = {length: make_generate(model, decode(length), eos=EOS, banned=(EOS,)) for length in lengths}
+    slots = cache_slots(decode(workload.new_tokens), batch['inputs'].shape[1])
     cache = jax.eval_shape(lambda variables: model.apply(variables, batch, slots, method='start'), variables)
 
     def size(tree: Any) -> int:
         return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
-    held = {'params_bytes': size(variables), 'cache_bytes': workload.beams * size(cache)}
+    held = {'params_bytes': size(variables), 'cache_bytes': size(cache)}
     return lambda new_tokens: jax.block_until_ready(calls[new_tokens](variables, batch)), held
 
 

@@ -16,21 +16,21 @@ TABLES[..., EOS] += np.linspace(-2, 2, ROWS)[:, None]  # rows that seldom end, a
 
 
 class Cache(flax.struct.PyTreeNode):
-    """Each row's table, and a number for all that it has read."""
+    """Each row's table, and a number for all that each of its hypotheses has read."""
 
-    table_R: jax.Array
-    state_R: jax.Array
+    table_B: jax.Array
+    state_BM: jax.Array
 
-    def repeat(self, times):
-        return self.replace(table_R=jnp.repeat(self.table_R, times), state_R=jnp.repeat(self.state_R, times))
+    def branch(self, hypotheses):
+        return self.replace(state_BM=jnp.repeat(self.state_BM, hypotheses, axis=1))
 
-    def take(self, rows):
-        return self.replace(table_R=self.table_R[rows], state_R=self.state_R[rows])
+    def take(self, parents_BM):
+        return self.replace(state_BM=jnp.take_along_axis(self.state_BM, parents_BM, axis=1))
 
 
-def extend(tokens_BT, positions_BT, cache):
-    state_R = (cache.state_R * 7 + tokens_BT[:, -1] + 11 * positions_BT[:, -1]) % STATES
-    return jnp.asarray(TABLES)[cache.table_R, state_R][:, None], cache.replace(state_R=state_R)
+def extend(tokens_BM, positions_BM, cache):
+    state_BM = (cache.state_BM * 7 + tokens_BM + 11 * positions_BM) % STATES
+    return jnp.asarray(TABLES)[cache.table_B[:, None], state_BM], cache.replace(state_BM=state_BM)
 
 
 def logprobs(row, tokens):
@@ -71,7 +71,7 @@ def search(beams, ending, step_fn=extend):
     def find(table_B, alpha):
         rows = len(table_B)
         prompt = Prompt(jnp.full((rows, 1), BOS), jnp.full((rows, 1), 3), jnp.arange(rows))
-        return beam_search(step_fn, Cache(table_B, jnp.zeros(rows, int)), prompt, ending, beams=beams, alpha=alpha)
+        return beam_search(step_fn, Cache(table_B, jnp.zeros((rows, 1), int)), prompt, ending, beams=beams, alpha=alpha)
 
     return jax.jit(find)
 

@@ -299,7 +299,8 @@ def test_enough_beams_find_what_exhaustive_search_finds(family):
         def extend(tokens, positions, cache):
             return model.apply(variables, tokens, positions, cache, method='extend')
 
-        cache = model.apply(variables, batch, 8, method='start')
+        slots = batch['inputs'].shape[1] + beams * longest
+        cache = model.apply(variables, batch, slots, method='start')
         prompt = Prompt(jnp.array(batch['inputs']), jnp.array(batch['positions']), jnp.arange(B))
         return beam_search(extend, cache, prompt, Ending(longest, EOS, BANNED), beams=beams, alpha=alpha)
 

@@ -7,35 +7,33 @@ import pytest
 
 from tformer.layers.cache import Cache, KeyValues
 
-LAYERS, ROWS, SLOTS = 2, 2, 4
+ROWS, SLOTS = 2, 4
 
 
 @pytest.fixture
 def cache() -> Cache:
-    """A cache of two rows, whose keys are 100 layer + 10 row + slot, and whose first two slots are written."""
-    key = 100 * np.arange(LAYERS)[:, None, None] + 10 * np.arange(ROWS)[:, None] + np.arange(SLOTS)
-    keys = jnp.asarray(key[:, :, None, :, None], jnp.float32)
+    """A cache of two rows, whose keys are 10 row + slot, and whose first two slots are written."""
+    keys = jnp.asarray((10 * np.arange(ROWS)[:, None] + np.arange(SLOTS))[:, None, :, None], jnp.float32)
     positions = jnp.array([[0, 1, -1, -1], [-1, 0, -1, -1]])
     prefix = jnp.array([[True, False, False, False], [False, True, False, False]])
     encoder = jnp.array([[0, 1, 2], [0, -1, -1]])
-    return Cache(KeyValues(keys, -keys), positions, jnp.array(2), prefix, KeyValues(keys, keys), encoder)
+    return Cache((KeyValues(keys, -keys),), positions, jnp.array(2), prefix, (KeyValues(keys, keys),), encoder)
 
 
-def test_the_beams_of_a_row_lie_side_by_side(cache):
-    beams = cache.repeat(2)
-    assert beams.own.k[1, :, 0, 3, 0].tolist() == beams.cross.k[1, :, 0, 3, 0].tolist() == [103, 103, 113, 113]
-    assert beams.positions_BS[:, 0].tolist() == [0, 0, -1, -1]
-    assert beams.prefix_BS[:, 0].tolist() == [True, True, False, False]
-    assert beams.encoder_positions_BS[:, 2].tolist() == [2, 2, -1, -1]
+def test_hypotheses_of_a_row_have_its_prompt_their_own_tokens_and_those_of_the_one_that_they_go_on_from(cache):
+    def slots(cache):
+        return [[np.flatnonzero(row).tolist() for row in rows] for rows in np.asarray(cache.branches_BMS)]
 
-
-def test_a_row_takes_its_keys_positions_and_prefix_along_and_the_encoder_stays(cache):
-    taken = cache.take(jnp.array([1, 1]))
-    assert taken.own.v[0, :, 0, 0, 0].tolist() == [-10, -10]
-    assert taken.positions_BS[:, 0].tolist() == [-1, -1]
-    assert taken.prefix_BS[:, 1].tolist() == [True, True]
-    jax.tree.map(np.testing.assert_array_equal, (taken.cross, taken.index), (cache.cross, cache.index))
-    assert taken.encoder_positions_BS.tolist() == cache.encoder_positions_BS.tolist()
+    branched = cache.branch(2)
+    assert slots(branched) == [[[0, 1], [0, 1]]] * ROWS
+    first = branched.place(jnp.array([[2, 2], [1, 1]]))
+    assert slots(first) == [[[0, 1, 2], [0, 1, 3]]] * ROWS
+    assert first.positions_BS.tolist() == [[0, 1, 2, 2], [-1, 0, 1, 1]] and int(first.index) == 4
+    assert slots(first.take(jnp.array([[1, 1], [0, 1]]))) == [
+        [[0, 1, 3], [0, 1, 3]],
+        [[0, 1, 2], [0, 1, 3]],
+    ]
+    jax.tree.map(np.testing.assert_array_equal, (branched.own, branched.cross), (cache.own, cache.cross))
 
 
 def test_new_tokens_stand_in_the_next_slots_and_a_token_may_be_taken_back(cache):
@@ -45,7 +43,7 @@ def test_new_tokens_stand_in_the_next_slots_and_a_token_may_be_taken_back(cache)
     assert int(placed.index) == 3
     assert int(placed.back(1).index) == 2
     new = jnp.full((ROWS, 1, 1, 1), 7.0)
-    layer = KeyValues(cache.own.k[0], cache.own.v[0]).extend(new, -new, cache.index)
+    layer = cache.own[0].extend(new, -new, cache.index)
     assert layer.k[:, 0, :, 0].tolist() == [[0, 1, 7, 3], [10, 11, 7, 13]]
     assert layer.v[:, 0, :, 0].tolist() == [[0, -1, -7, -3], [-10, -11, -7, -13]]
 

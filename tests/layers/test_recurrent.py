@@ -309,9 +309,9 @@ def test_decoding_in_chunks_is_the_full_forward(case):
 
 @pytest.mark.parametrize('name', ['decoder', pytest.param('additive', marks=pytest.mark.slow)])
 def test_beams_carry_their_states_along(name):
-    """A row that is repeated and then reordered goes on as the row that it is a copy of."""
-    case, first, then = made(name), np.array([[3], [3], [8], [1], [8], [4]]), np.array([[5], [6], [7], [8], [9], [5]])
-    order, position = np.array([2, 0, 0, 5, 3, 4]), np.zeros((6, 1), np.int32)  # three beams of each of two rows
+    """Three hypotheses of each of two rows go on as those that they are copies of."""
+    case, first, then = made(name), np.array([[3, 3, 8], [1, 8, 4]]), np.array([[5, 6, 7], [8, 9, 5]])
+    order, position = np.array([[2, 0, 0], [2, 0, 1]]), np.zeros((2, 3), np.int32)
     batch = {key: x[:2] for key, x in case.batch.items() if key != 'segment_ids'}
 
     @jax.jit
@@ -319,7 +319,7 @@ def test_beams_carry_their_states_along(name):
         def extend(tokens, positions, cache):
             return case.model.apply({'params': params}, tokens, positions, cache, method='extend')
 
-        cache = extend(first, position, case.model.apply({'params': params}, batch, T, method='start').repeat(3))[1]
+        cache = extend(first, position, case.model.apply({'params': params}, batch, T, method='start').branch(3))[1]
         return extend(then, position + 1, cache.take(order))[0]
 
     def alone(tokens, row):
@@ -329,9 +329,9 @@ def test_beams_carry_their_states_along(name):
 
     taken = run(case.params, batch)
     with jax.disable_jit():
-        for beam, parent in ((0, 2), (1, 0), (3, 5)):
-            tokens = [first[parent, 0], then[beam, 0]]
-            assert_near(taken[beam, 0], case.apply(case.params, alone(tokens, parent // 3))[0, 1], 1e-6)
+        for row, beam in ((0, 0), (0, 1), (1, 0)):
+            tokens = [first[row, order[row, beam]], then[row, beam]]
+            assert_near(taken[row, beam], case.apply(case.params, alone(tokens, row))[0, 1], 1e-6)
 
 
 def test_eight_devices_are_one(case):

@@ -20,6 +20,7 @@ from jax.sharding import Mesh
 
 from tformer.config import AXES, Config
 from tformer.config import Mesh as MeshConfig
+from tformer.decode.generate import STRATEGIES, cache_slots
 from tformer.distributed import costs, devices, hlo, sharding, traffic
 from tformer.distributed.devices import Target, Times, times
 from tformer.errors import UserError
@@ -177,7 +178,7 @@ def _prefill(program: Program, state: Any, batch: Any) -> tuple[jax.stages.Trace
 
 def _read_prompt(program: Program, params: Any, batch: Any) -> tuple[jax.Array, Any]:
     """Returns (the logits after a prompt, its cache, with room for the new tokens)."""
-    slots = batch['inputs'].shape[1] + program.config.decode.max_len
+    slots = cache_slots(program.config.decode, batch['inputs'].shape[1])
     with masks.ordered('front'):
         cache = program.model.apply({'params': params}, batch, slots, method='start')
     with masks.ordered('front'):
@@ -188,9 +189,16 @@ def _read_prompt(program: Program, params: Any, batch: Any) -> tuple[jax.Array, 
 
 
 def _decode_step(program: Program, state: Any, batch: Any) -> tuple[jax.stages.Traced, dict[str, Any]]:
-    cache = jax.eval_shape(functools.partial(_read_prompt, program), state.params, batch)[1]
+    decode = program.config.decode
+    hypotheses = STRATEGIES[decode.strategy].tokens(decode)
+
+    def start(params: Any, batch: Any) -> Any:
+        cache = _read_prompt(program, params, batch)[1]
+        return cache if hypotheses == 1 else cache.branch(hypotheses)
+
+    cache = jax.eval_shape(start, state.params, batch)
     one = {
-        name: jax.ShapeDtypeStruct((len(x), 1), x.dtype, sharding=x.sharding)
+        name: jax.ShapeDtypeStruct((len(x), hypotheses), x.dtype, sharding=x.sharding)
         for name, x in batch.items()
         if name in ('inputs', 'positions')
     }

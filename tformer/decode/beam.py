@@ -28,7 +28,7 @@ class State(NamedTuple):
     alive: Hypotheses
     finished: Hypotheses
     last_BM: jax.Array  # the token that the next step reads
-    cache: Any  # of B * M rows
+    cache: Any  # of M hypotheses of each row
 
 
 def length_penalty(length: float | jax.Array, alpha: float | jax.Array, offset: float = 5.0) -> jax.Array:
@@ -64,10 +64,11 @@ def beam_search(
     greedy search. A row is settled when no unfinished hypothesis can still beat its worst finished one. As
     log-probabilities only fall, the final score is at most the current one over the penalty of the greatest length.
 
-    The cache is empty, with slots for the prompt and `max_len` tokens; it has `repeat(M)` and `take(rows)`. `alpha`, 0
-    or more, and `offset` are of the length penalty; the length includes `eos`. Returns M = `beams` hypotheses per row
-    with normalised scores; PAD after `eos` and in unused places, which score -inf. A row without finished hypotheses
-    returns the unfinished ones.
+    The cache is empty, with slots for the prompt and M `max_len` tokens. `cache.branch(M)` has M hypotheses of each
+    row, of which a call of `extend` reads a token each, T = M; in `cache.take(parents_BM)` each goes on from its
+    parent. `alpha`, 0 or more, and `offset` are of the length penalty; the length includes `eos`. Returns M = `beams`
+    hypotheses per row with normalised scores; PAD after `eos` and in unused places, which score -inf. A row without
+    finished hypotheses returns the unfinished ones.
     """
     penalty = functools.partial(length_penalty, alpha=alpha, offset=offset)
     step_fn = functools.partial(_advance, extend, prompt.positions_BP[:, -1], ending, penalty)
@@ -96,7 +97,7 @@ def _start(cache: Any, prompt: Prompt, beams: int, max_len: int) -> State:
         alive=none._replace(scores_BM=jnp.where(real_BM, 0.0, none.scores_BM)),
         finished=none,
         last_BM=jnp.repeat(prompt.tokens_BP[:, -1:].astype(jnp.int32), M, axis=1),
-        cache=cache.repeat(M),
+        cache=cache.branch(M),
     )
 
 
@@ -106,9 +107,9 @@ def _advance(
     """Returns the state one token later."""
     step, alive = state.step, state.alive
     B, M = state.last_BM.shape
-    positions_R = jnp.repeat(first_position_B + step, M)
-    logits_R1V, cache = extend(state.last_BM.reshape(B * M, 1), positions_R[:, None], state.cache)
-    logits_BMV = ending.force(logits_R1V.astype(jnp.float32), step).reshape(B, M, -1)
+    positions_BM = jnp.broadcast_to(first_position_B[:, None] + step, (B, M))
+    logits_BMV, cache = extend(state.last_BM, positions_BM, state.cache)
+    logits_BMV = ending.force(logits_BMV.astype(jnp.float32), step)
     V = logits_BMV.shape[2]
     logprobs_BMV = jnp.where(banned_mask(V, ending.banned)[None, None], -jnp.inf, jax.nn.log_softmax(logits_BMV))
 
@@ -128,9 +129,8 @@ def _advance(
     joined = Hypotheses(*[jnp.concatenate(pair, 1) for pair in zip(state.finished, ended, strict=True)])
     finished, _ = best(joined, M)
 
-    parents_BM = jnp.take_along_axis(parents_BC, kept_BM, 1) + M * jnp.arange(B)[:, None]
-    last_BM = jnp.take_along_axis(chosen_BC, kept_BM, 1)
-    return State(step + 1, alive, finished, last_BM, cache.take(parents_BM.reshape(B * M)))
+    parents_BM, last_BM = (jnp.take_along_axis(x_BC, kept_BM, 1) for x_BC in (parents_BC, chosen_BC))
+    return State(step + 1, alive, finished, last_BM, cache.take(parents_BM))
 
 
 def _result(alive: Hypotheses, finished: Hypotheses) -> Hypotheses:

@@ -42,7 +42,7 @@ def make_generate(
     @jax.jit
     def generate(variables: Any, batch: Mapping[str, Any], rng: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
         B, P = batch['inputs'].shape
-        read = P + cfg.max_len - 1  # the last new token is not read
+        read = P + cfg.max_len - 1
         if read > longest:
             raise UserError(
                 f'a prompt of {P} and decode.max_len={cfg.max_len} new tokens need {read} positions, but '
@@ -54,7 +54,7 @@ def make_generate(
 
         tokens_BP, positions_BP = batch['inputs'], positions_of(batch)
         with masks.ordered('front'):
-            cache = model.apply(variables, batch, -(-read // _SLOTS) * _SLOTS, method='start')
+            cache = model.apply(variables, batch, cache_slots(cfg, P), method='start')
         if 'prefix' in batch:  # bidirectional: read all at once, and the last one again
             with masks.ordered('front'):
                 read_all: Any = model.apply(variables, tokens_BP, positions_BP, cache, batch['prefix'], method='extend')
@@ -64,6 +64,12 @@ def make_generate(
         return strategy.search(cfg, rng, (extend, cache, prompt, ending))
 
     return generate
+
+
+def cache_slots(cfg: config.Decode, prompt: int) -> int:
+    """Returns the slots of a row of the cache, for a prompt of this many tokens and what `cfg` has generated."""
+    used = prompt + STRATEGIES[cfg.strategy].tokens(cfg) * cfg.max_len - 1  # the last new token is not read
+    return -(-used // _SLOTS) * _SLOTS
 
 
 def _sampled(cfg: config.Decode, rng: jax.Array | None, search: Search) -> tuple[jax.Array, jax.Array]:
@@ -82,10 +88,11 @@ class Strategy(NamedTuple):
 
     search: Callable[..., tuple[jax.Array, jax.Array]]  # (decode section, random key, Search) -> (tokens_BT, scores_B)
     fields: tuple[str, ...] = ()  # the fields of config.decode that it reads and some others do not
+    tokens: Callable[[config.Decode], int] = lambda cfg: 1  # that a step adds to the cache of a row
 
 
 STRATEGIES: dict[str, Strategy] = {
     'greedy': Strategy(lambda cfg, rng, search: greedy(*search)),
     'sample': Strategy(_sampled, ('temperature', 'top_k', 'top_p')),
-    'beam': Strategy(_best_of_beam, ('beam_size', 'length_penalty', 'length_offset')),
+    'beam': Strategy(_best_of_beam, ('beam_size', 'length_penalty', 'length_offset'), lambda cfg: cfg.beam_size),
 }

@@ -128,7 +128,7 @@ class Attention(nn.Module):
         else:
             name = kernel_choice.pick(cfg, platform())
             kernel = kernel_choice.KERNELS[name].function
-            if ring_attention.ways() > 1 and q_BNTH.shape[2] > 1:
+            if ring_attention.ways() > 1 and q_BNTH.shape[2] > 1 and mask.visible_BTS is None:
                 by_kernel = ring_kernels.serves(name, q_BNTH, k_BKSH, mask, options)
                 plain = kernel_choice.on_arrays(ring_attention.ring)
                 kernel = functools.partial(ring_kernels.ring, name) if by_kernel else plain

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from tformer.distributed.sharding import Schedule, constrain, partitioned, schedule
+from tformer.distributed.sharding import Schedule, constrain, partitioned, schedule, unboxed
 from tformer.errors import choose
 from tformer.layers.attention import ATTENTION_PATTERNS, Attention, AttentionContext
-from tformer.layers.cache import KeyValues
+from tformer.layers.cache import Cached, KeyValues
 from tformer.layers.dropout import DropoutRates, drop
 from tformer.layers.initializers import deepnorm, depths
 from tformer.layers.layer_stack import LayerStack, PerLayer
@@ -173,18 +173,51 @@ class Stack(LayerStack):
             layer = layer.replace(normed=jnp.arange(self.num_layers) > 0)
         return layer
 
-    def __call__(
-        self, x_BTD: jax.Array, inputs: StackInputs, own: KeyValues | None = None, cross: KeyValues | None = None
-    ) -> tuple[jax.Array, KeyValues | None]:
-        """Returns (x_BTD after all layers, the extended cache or None)."""
+    def __call__(self, x_BTD: jax.Array, inputs: StackInputs) -> jax.Array:
+        """Returns x_BTD after all layers."""
         stages = schedule()
-        if stages is not None and own is None and not self.is_initializing():
+        if stages is not None and not self.is_initializing():
             x_BTD = self.in_stages(x_BTD, inputs, stages)
         else:
-            x_BTD, own = self.layers(x_BTD, own, cross, self.each_layer(), inputs)
-        if self.norm is not None:
-            x_BTD = self.norm(x_BTD, inputs.own.positions[0] >= 0)
-        return whole(x_BTD), own
+            x_BTD = self.layers(x_BTD, None, None, self.each_layer(), inputs)[0]
+        return self.normed(x_BTD, inputs)
+
+    def normed(self, x_BTD: jax.Array, inputs: StackInputs) -> jax.Array:
+        """Returns the stream after the last norm."""
+        return whole(x_BTD if self.norm is None else self.norm(x_BTD, inputs.own.positions[0] >= 0))
+
+    def read(
+        self, x_BTD: jax.Array, inputs: StackInputs, own: Cached, cross: Cached | None
+    ) -> tuple[jax.Array, Cached]:
+        """Returns (x_BTD after all layers, each layer's keys and values with those of the new tokens), for a prompt."""
+        x_BTD, extended = self.layers(x_BTD, stacked(own), stacked(cross), self.each_layer(), inputs)
+        return self.normed(x_BTD, inputs), self.unstacked(extended)
+
+    def step(
+        self, x_BTD: jax.Array, inputs: StackInputs, own: Cached, cross: Cached | None
+    ) -> tuple[jax.Array, Cached]:
+        """Returns what `read` does, one layer after another: a scan would copy each layer's parameters and cache out of
+        the stack's, at each token."""
+        block, each = Block(self.cfg, self.stack, self.cross, parent=None), self.each_layer()
+
+        def layer(number: int, x_BTD: jax.Array) -> Any:
+            cached = None if cross is None else cross[number]
+            facts = jax.tree.map(lambda x: x[number], each)
+            return block.apply(self.of_layer(number), x_BTD, own[number], cached, facts, inputs)
+
+        extended: Cached = ()
+        for number in range(self.num_layers):
+            x_BTD, keys_values = layer(number, x_BTD)
+            extended += (keys_values,)
+        return self.normed(x_BTD, inputs), extended
+
+    def of_layer(self, number: int) -> dict[str, Any]:
+        """Returns the variables of one layer."""
+        shared = LAYER_SHARING[self.cfg.layer_sharing].shared
+        return {
+            name: tree if shared and name == 'params' else jax.tree.map(lambda x: x[number], unboxed(tree))
+            for name, tree in self.layers.variables.items()
+        }
 
     def in_stages(self, x_BTD: jax.Array, inputs: StackInputs, stages: Schedule) -> jax.Array:
         """Returns x_BTD after all layers, which are split over the mesh axis `pipeline`.
@@ -211,9 +244,18 @@ class Stack(LayerStack):
             unroll=1 if cfg.scan_layers else True,
         )
 
-    def cross_keys_values(self, encoded_BSD: jax.Array, angles: Any) -> KeyValues:
-        """Returns keys and values of the encoder's output for every layer `[L, B, K, S, H]`."""
-        return self.layers.cross_keys_values(None, encoded_BSD, angles)[1]
+    def cross_keys_values(self, encoded_BSD: jax.Array, angles: Any) -> Cached:
+        """Returns keys and values of the encoder's output for every layer."""
+        return self.unstacked(self.layers.cross_keys_values(None, encoded_BSD, angles)[1])
+
+    def unstacked(self, keys_values: KeyValues) -> Cached:
+        """Returns each layer's part of keys and values [L, B, K, S, H]."""
+        return tuple(jax.tree.map(lambda x, number=number: x[number], keys_values) for number in range(self.num_layers))
+
+
+def stacked(keys_values: Cached | None) -> KeyValues | None:
+    """Returns the layers' keys and values as one `[L, B, K, S, H]`."""
+    return None if keys_values is None else jax.tree.map(lambda *layers: jnp.stack(layers), *keys_values)
 
 
 class LayerSharing(NamedTuple):

@@ -61,6 +61,7 @@ class AttentionMask(flax.struct.PyTreeNode):
     key_segments_BS: jax.Array | None = None
     prefix_BS: jax.Array | None = None
     window: jax.Array | None = None  # of `within_window`; None: no window
+    visible_BTS: jax.Array | None = None  # False where query t must not see key s besides; None: nothing besides
     causal: bool = flax.struct.field(pytree_node=False, default=False)
     # what `window` is: a number, or in some layers None, no window
     widths: tuple[int | None, ...] = flax.struct.field(pytree_node=False, default=(None,))
@@ -74,12 +75,13 @@ class AttentionMask(flax.struct.PyTreeNode):
         )
         if self.window is not None:
             mask_BTS &= within_window(self.query_positions_BT, self.key_positions_BS, self.window)
-        return mask_BTS
+        return mask_BTS if self.visible_BTS is None else mask_BTS & self.visible_BTS
 
     @property
     def static(self) -> bool:
         """Whether places and segments are the mask, so that positions need not be compared."""
-        return self.order is not None or (not self.causal and self.window is None)
+        placed = self.order is not None or (not self.causal and self.window is None)
+        return placed and self.visible_BTS is None
 
     def by_width(self, attend: Callable[[Sight], jax.Array]) -> jax.Array:
         """Returns what `attend` makes of the sight that a static mask's window gives."""

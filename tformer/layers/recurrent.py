@@ -41,15 +41,18 @@ class StateCache(flax.struct.PyTreeNode):
 
     state: State
     source: Source | None
+    hypotheses: int | None = flax.struct.field(pytree_node=False, default=None)  # of each row; None: a row is one text
 
-    def repeat(self, times: int) -> 'StateCache':
-        """Returns the cache with each row repeated `times` times, side by side (beams)."""
-        rows = jax.tree.map(lambda x: jnp.repeat(x, times, axis=1), self.state)
-        return StateCache(rows, jax.tree.map(lambda x: jnp.repeat(x, times, axis=0), self.source))
+    def branch(self, hypotheses: int) -> 'StateCache':
+        """Returns the cache for M hypotheses of each row, whose states lie side by side."""
+        rows = jax.tree.map(lambda x: jnp.repeat(x, hypotheses, axis=1), self.state)
+        return StateCache(rows, jax.tree.map(lambda x: jnp.repeat(x, hypotheses, axis=0), self.source), hypotheses)
 
-    def take(self, rows_B: jax.Array) -> 'StateCache':
-        """Returns the cache with its rows reordered among the beams of each input, so that the source stays."""
-        return self.replace(state=jax.tree.map(lambda x: jnp.take(x, rows_B, axis=1), self.state))
+    def take(self, parents_BM: jax.Array) -> 'StateCache':
+        """Returns the cache in which hypothesis m of a row goes on from `parents_BM`; the source stays."""
+        B, M = parents_BM.shape
+        rows = (parents_BM + M * jnp.arange(B)[:, None]).reshape(B * M)
+        return self.replace(state=jax.tree.map(lambda x: jnp.take(x, rows, axis=1), self.state))
 
 
 # ------------------------------------------------------------------------------------------------------------- layers
@@ -225,9 +228,12 @@ class RecurrentTower(AnyTower):
         """Returns (x_BTD of the new tokens, the cache with them)."""
         if prefix_BT is not None:
             raise ValueError('a recurrent model reads tokens in order: a bidirectional prefix is not supported')
+        shape = positions_BT.shape
+        if cache.hypotheses is not None:  # a token of each
+            x_BTW, positions_BT = (x.reshape(-1, 1, *x.shape[2:]) for x in (x_BTW, positions_BT))
         x_BTD = self.input_embedding(x_BTW, positions_BT, DropoutRates())
         x_BTD, state = self.stack(x_BTD, cache.state, cache.source, positions_BT >= 0, None, DropoutRates())
-        return x_BTD, cache.replace(state=state)
+        return x_BTD.reshape(*shape, -1), cache.replace(state=state)
 
 
 CELLS: dict[str, Callable[..., nn.RNNCellBase]] = {

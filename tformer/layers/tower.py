@@ -118,7 +118,7 @@ class Tower(AnyTower):
         if encoded_BSD is not None:
             encoder = positions_of(batch, 'encoder_'), segments_BT, batch.get('encoder_segment_ids')
             inputs = inputs.replace(cross=self.context(positions_BT, *encoder, cross=True), encoded_BSD=encoded_BSD)
-        return self.stack(self.input_embedding(x_BTW, positions_BT, rates, batch.get('token_types')), inputs)[0]
+        return self.stack(self.input_embedding(x_BTW, positions_BT, rates, batch.get('token_types')), inputs)
 
     def encode(self, x_BTW: jax.Array, batch: Batch, dropout_rates: DropoutRates | None = None) -> jax.Array:
         """Returns x_BTD, which a decoder attends to."""
@@ -138,11 +138,13 @@ class Tower(AnyTower):
     ) -> tuple[jax.Array, Cache]:
         """Returns (x_BTD of the new tokens, the cache with them)."""
         placed = cache.place(positions_BT, prefix_BT)
-        own = self.context(positions_BT, placed.positions_BS, prefix_BS=placed.prefix_BS)
-        inputs = StackInputs(own, DropoutRates(), cache.index)
+        context = self.context(positions_BT, placed.positions_BS, prefix_BS=placed.prefix_BS)
+        if placed.branches_BMS is not None:
+            context = context.replace(mask=context.mask.replace(visible_BTS=placed.branches_BMS))
+        inputs = StackInputs(context, DropoutRates(), cache.index)
         if cache.encoder_positions_BS is not None:
             inputs = inputs.replace(cross=self.context(positions_BT, cache.encoder_positions_BS, cross=True))
-        x_BTD, keys_values = self.stack(
-            self.input_embedding(x_BTW, positions_BT, DropoutRates()), inputs, cache.own, cache.cross
-        )
-        return x_BTD, placed.replace(own=keys_values)
+        x_BTD = self.input_embedding(x_BTW, positions_BT, DropoutRates())
+        one = positions_BT.shape[1] == 1 or placed.branches_BMS is not None
+        x_BTD, own = (self.stack.step if one else self.stack.read)(x_BTD, inputs, cache.own, cache.cross)
+        return x_BTD, placed.replace(own=own)
