@@ -116,6 +116,18 @@ def test_packing_on_a_sample_is_near_packing_all(tmp_path: pathlib.Path, monkeyp
     assert sampled['bucket, 8'].padding == whole['bucket, 8'].padding
 
 
+def test_a_sample_of_a_small_part_is_passed_over_as_its_examples_are(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy_data.write(tmp_path / 'a' / 'train.tsv', ['ab\tab'] * 400)
+    toy_data.write(tmp_path / 'b' / 'train.tsv', [f'{"x" * 22}\t{"x" * 22}'] * 4)  # no two of them in a row
+    config = made(tmp_path, batching='pad', mixture=(f'path={tmp_path}/a weight=9', f'path={tmp_path}/b weight=1'))
+    _, _, batches = opened(config)
+    whole = padding.compared(config, batches)['pack'].padding
+    monkeypatch.setattr(padding, 'MOST_SAMPLED', 40)
+    assert padding.compared(config, batches)['pack (40 examples)'].padding == pytest.approx(whole, abs=0.02)
+
+
 def test_the_balanced_length_is_in_the_ratio_of_the_sides() -> None:
     assert padding.balanced(np.array([[10, 15], [30, 45]]), 64) == 96
     assert padding.balanced(np.array([[10, 7]]), 64) == 44  # 44.8 to a multiple of 4

@@ -110,9 +110,10 @@ CASES = {  # every entry of a table that acts on the function of a model stands 
         'activation': 'gelu_tanh',
         'num_kv_heads': 1,
     },
-    'encoder-decoder: rotary, not across; norms whose scale is 1 more': {
+    'encoder-decoder: rotary, not across, no projections; norms whose scale is 1 more': {
         'family': 'encoder_decoder',
         'position': 'rope',
+        'attention_projections': False,
         'norm': 'rmsnorm_offset',
         'qk_norm': 'rmsnorm_offset',
         'num_encoder_layers': 1,

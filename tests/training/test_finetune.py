@@ -35,6 +35,9 @@ FAMILY = {
     'seq2seq': 'encoder_decoder',
     'classification': 'encoder',
     'contrastive': 'encoder',
+    'token_classification': 'encoder',
+    'question_answering': 'encoder',
+    'replaced_token': 'encoder',
 }
 TINY = Model(
     vocab_size=11, emb_dim=8, mlp_dim=12, num_heads=2, max_len=8, dropout_rate=0.0, position='learned',
@@ -48,7 +51,8 @@ STEADY = config.Optimizer(schedule='constant', warmup_steps=0, learning_rate=0.0
 
 
 def make_config(objective, optimizer=STEADY, microbatches=1, **model):
-    classes = {'num_classes': 3, 'pooler': True} if objective == 'classification' else {}
+    classes = {'num_classes': 3} if objective in ('classification', 'token_classification') else {}
+    classes |= {'pooler': True} if objective == 'classification' else {}
     family = FAMILY[objective]
     cfg = Config(
         model=dataclasses.replace(TINY, **{'family': family, **DEPTHS[family], **classes, **model}),
@@ -119,6 +123,17 @@ def test_a_shared_block_is_one_layer_and_biases_of_the_whole_stack_stand_at_its_
     assert found['class_head.classes.kernel'] == found['pooler.dense.bias'] == found['encoder.stack.norm.scale'] == 1
     assert found['encoder.stack.layers.mlp.in_0.kernel'] == 1 / 2
     assert found['embed.table'] == found['encoder.bias.table'] == 1 / 4
+
+
+def test_the_layers_of_a_generator_are_a_head():
+    fields = {'layer_decay': 0.5, 'frozen_layers': 2}
+    run = Trainer(make_config('replaced_token', dataclasses.replace(STEADY, **fields)))
+    found, trained = flat(lr_multipliers(run.cfg, run.names)), flat(freezing.trainable_mask(run.cfg, run.names))
+    heads = {path for path in found if path.startswith(('generator.', 'detection_head.'))}
+    assert 'generator.encoder.stack.layers.mlp.out.kernel' in heads
+    assert all(found[path] == 1 and trained[path] for path in heads)
+    assert found['encoder.stack.layers.mlp.out.bias'].ravel().tolist() == [1 / 8, 1 / 4, 1 / 2]
+    assert trained['encoder.stack.layers.mlp.out.bias'].ravel().tolist() == [False, False, True]
 
 
 def test_the_decay_multiplies_other_factors():
@@ -352,12 +367,21 @@ def test_adapters_begin_as_the_base_train_alone_and_merge_into_it(objective, fie
     assert np.abs(plain - expected).max() > 1e-2
 
 
-def test_beside_adapters_the_heads_of_tasks_alone_are_trained():
-    run = Trainer(make_config('classification', STEADY, lora_rank=2, lora_targets=('query',)))
+@pytest.mark.parametrize(
+    ('objective', 'heads'),
+    [
+        ('classification', {'pooler', 'class_head'}),
+        ('token_classification', {'tag_head'}),
+        ('question_answering', {'span_head'}),
+        ('replaced_token', {'generator', 'detection_head'}),
+    ],
+)
+def test_beside_adapters_the_heads_of_tasks_alone_are_trained(objective, heads):
+    run = Trainer(make_config(objective, STEADY, lora_rank=2, lora_targets=('query',)))
     trained = {path for path, part in flat(freezing.trainable_mask(run.cfg, run.names)).items() if part.all()}
     query = 'encoder.stack.layers.attention.query'
     adapters = {f'{query}.lora_{which}.kernel' for which in 'ab'}
-    assert adapters < trained and {path.split('.')[0] for path in trained - adapters} == {'pooler', 'class_head'}
+    assert adapters < trained and {path.split('.')[0] for path in trained - adapters} == heads
 
 
 @pytest.mark.parametrize(
