@@ -40,7 +40,14 @@ def ours(name: str, reference: references.Reference, seed: int) -> dict[str, lis
     for search, fields in references.SEARCHES.items():
         beams, alpha = fields['num_beams'], fields.get('length_penalty', 0.0)
         decode = Decode('beam' if beams > 1 else 'greedy', references.NEW, beams, forced_end=True)
-        decode = dataclasses.replace(decode, length_penalty=alpha, length_offset=float(len(front) - 1 if paired else 0))
+        decode = dataclasses.replace(
+            decode,
+            length_penalty=alpha,
+            length_offset=float(len(front) - 1 if paired else 0),
+            repetition_penalty=fields.get('repetition_penalty', 1.0),
+            no_repeat_ngram=fields.get('no_repeat_ngram_size'),
+            min_len=max(0, fields.get('min_new_tokens', 0) - (len(front) - 1 if paired else 0)),
+        )
         made = make_generate(build(cfg), decode, eos=references.END)({'params': params}, batch, None)
         found[search] = [row[: row.index(references.END) + 1] for row in np.asarray(made[0]).tolist()]
     return found

@@ -484,6 +484,19 @@ SEARCHES: dict[str, dict[str, Any]] = {
     'greedy': {'num_beams': 1},
     'beam': {'num_beams': 3, 'length_penalty': 0.0},
     'long beam': {'num_beams': 3, 'length_penalty': 1.5, 'early_stopping': 'never'},
+    'greedy with penalties': {
+        'num_beams': 1,
+        'repetition_penalty': 1.7,
+        'no_repeat_ngram_size': 1,
+        'min_new_tokens': 3,
+    },
+    'beam with penalties': {
+        'num_beams': 3,
+        'length_penalty': 0.0,
+        'repetition_penalty': 1.4,
+        'no_repeat_ngram_size': 2,
+        'min_new_tokens': 4,
+    },
 }
 PAD, END, START, FORCED = 1, 2, 0, 3
 

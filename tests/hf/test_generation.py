@@ -29,8 +29,9 @@ def read(settings: dict[str, Any], model: Model = DECODER, start: int = 1, **hub
     return {name.removeprefix('decode.'): value for name, value in fields.items()}, ', '.join(lost)
 
 
-PLAIN = {'ends': (), 'max_len': 64}
-SAMPLE = {**PLAIN, 'strategy': 'sample', 'temperature': 1.0, 'top_k': 50, 'top_p': None}
+PLAIN = {'ends': (), 'max_len': 64, 'min_len': 0, 'repetition_penalty': 1.0, 'no_repeat_ngram': None}
+CUTS = dict.fromkeys(('top_p', 'typical_p', 'min_p', 'epsilon_cutoff', 'eta_cutoff'))
+SAMPLE = {**PLAIN, **CUTS, 'strategy': 'sample', 'temperature': 1.0, 'top_k': 50}
 BEAM = {**PLAIN, 'strategy': 'beam', 'beam_size': 4, 'length_penalty': 1.0, 'length_offset': 0.0}
 
 
@@ -48,9 +49,16 @@ BEAM = {**PLAIN, 'strategy': 'beam', 'beam_size': 4, 'length_penalty': 1.0, 'len
         ({'num_beams': 4, 'early_stopping': 'never', 'length_penalty': 2.0}, BEAM | {'length_penalty': 2.0}, ''),
         ({'num_beams': 4, 'early_stopping': True, 'length_penalty': -1}, BEAM | {'length_penalty': 0.0},
          'length_penalty=-1, early_stopping=True'),
-        ({'no_repeat_ngram_size': 3, 'min_length': 0, 'repetition_penalty': 1.0}, {}, 'no_repeat_ngram_size=3'),
-        ({'repetition_penalty': 1.2, 'suppress_tokens': [5], 'begin_suppress_tokens': []}, {},
-         'repetition_penalty=1.2, suppress_tokens=[5]'),
+        ({'do_sample': True, 'min_p': 0.1, 'typical_p': 0.9, 'epsilon_cutoff': 3e-4, 'eta_cutoff': 2e-3},
+         SAMPLE | {'min_p': 0.1, 'typical_p': 0.9, 'epsilon_cutoff': 3e-4, 'eta_cutoff': 2e-3}, ''),
+        ({'do_sample': True, 'typical_p': 1.0, 'epsilon_cutoff': 0.0, 'min_p': None}, SAMPLE, ''),
+        ({'typical_p': 0.5, 'min_p': 0.1}, {}, ''),  # without do_sample
+        ({'no_repeat_ngram_size': 3, 'min_length': 0, 'repetition_penalty': 1.2, 'min_new_tokens': 5},
+         {'no_repeat_ngram': 3, 'repetition_penalty': 1.2, 'min_len': 5}, ''),
+        ({'min_length': 9, 'no_repeat_ngram_size': 0}, {}, 'min_length=9, with the prompt'),
+        ({'min_length': 9, 'min_new_tokens': 4}, {'min_len': 4}, ''),
+        ({'encoder_repetition_penalty': 1.2, 'suppress_tokens': [5], 'begin_suppress_tokens': []}, {},
+         'encoder_repetition_penalty=1.2, suppress_tokens=[5]'),
         ({'a_setting_to_come': 3, 'another': None, 'use_cache': False, 'transformers_version': '9', '_x': 1}, {},
          'a_setting_to_come=3'),
         ({'bad_words_ids': [[1]]}, {}, ''),  # special tokens are never generated
@@ -70,7 +78,7 @@ def test_settings_become_fields_or_are_named(settings: dict[str, Any], fields: d
 
 def test_the_settings_of_an_older_config_are_read_where_there_is_no_generation_config() -> None:
     older = {'num_beams': 4, 'early_stopping': True, 'min_length': 5, 'num_hidden_layers': 3, 'eos_token_id': 2}
-    assert read({}, **older) == (BEAM, 'min_length=5, early_stopping=True')
+    assert read({}, **older) == (BEAM, 'early_stopping=True, min_length=5, with the prompt')
     assert read({'max_new_tokens': 9}, **older) == (PLAIN | {'max_len': 9}, '')
 
 
@@ -81,6 +89,14 @@ def test_the_length_of_a_decoder_beside_an_encoder_counts_what_it_starts_from(
     fields, lost = read({'max_length': length, 'num_beams': 2, 'early_stopping': 'never'}, PAIRED, start)
     assert fields['max_len'] == expected and bool(lost) == (length - start > expected)
     assert fields['length_offset'] == start - 1
+
+
+@pytest.mark.parametrize(('start', 'settings', 'least'), [(1, 56, 55), (2, 56, 54), (2, 1, 0)])
+def test_the_least_length_of_a_decoder_beside_an_encoder_counts_what_it_starts_from(
+    start: int, settings: int, least: int
+) -> None:
+    fields, lost = read({'min_length': settings}, PAIRED, start)
+    assert (fields['min_len'], lost) == (least, '')
 
 
 @pytest.mark.parametrize(
@@ -119,6 +135,10 @@ def test_a_malformed_setting_is_refused(settings: dict[str, Any], said: str) -> 
             0,
         ),
         ({'decode.strategy': 'beam', 'decode.length_penalty': 0.6}, 1),
+        ({'decode.no_repeat_ngram': 3, 'decode.repetition_penalty': 1.5, 'decode.min_len': 2}, 0),
+        ({'decode.strategy': 'sample', 'decode.top_k': 7, 'decode.min_p': 0.1, 'decode.typical_p': 0.5}, 0),
+        ({'decode.strategy': 'sample', 'decode.epsilon_cutoff': 0.1, 'decode.eta_cutoff': 0.5}, 0),
+        ({'decode.presence_penalty': 0.5, 'decode.frequency_penalty': -0.5}, 2),
     ],
 )
 def test_fields_are_written_as_settings_that_are_read_as_the_same(changes: dict[str, Any], lost: int) -> None:
@@ -144,10 +164,17 @@ def test_a_run_decodes_as_its_generation_config_says(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hub_directories.write(tmp_path / 'hub', 'llama')
-    settings = {'num_beams': 2, 'min_length': 3, 'eos_token_id': [2, 5], 'max_new_tokens': 4, 'early_stopping': 'never'}
+    settings = {
+        'num_beams': 2,
+        'min_length': 3,
+        'no_repeat_ngram_size': 2,
+        'eos_token_id': [2, 5],
+        'max_new_tokens': 4,
+        'early_stopping': 'never',
+    }
     (tmp_path / 'hub' / generation.FILE).write_text(json.dumps(settings))
     import_hub(str(tmp_path / 'hub'), tmp_path / 'run')
-    assert capsys.readouterr().err == f'{tmp_path}/hub: generation here has no min_length=3\n'
+    assert capsys.readouterr().err == f'{tmp_path}/hub: generation here has no min_length=3, with the prompt\n'
     decode = Run.load(tmp_path / 'run').config.decode
     assert (decode.strategy, decode.beam_size, decode.max_len, decode.length_offset) == ('beam', 2, 4, 0.0)
     assert decode.ends == ('c',)

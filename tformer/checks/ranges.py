@@ -27,6 +27,8 @@ POSITIVE = (
     'train.preference_beta '
     'mesh.microbatches mesh.pipeline_repeats '
     'decode.max_len decode.beam_size decode.temperature decode.top_k decode.top_p decode.batch_size '
+    'decode.min_p decode.typical_p decode.epsilon_cutoff decode.eta_cutoff '
+    'decode.repetition_penalty decode.no_repeat_ngram '
     'evaluate.answer_length evaluate.max_examples'
 ).split()
 NOT_NEGATIVE = (
@@ -34,7 +36,7 @@ NOT_NEGATIVE = (
     'data.num_workers data.sentinels data.mask_keep data.mask_random '
     'optimizer.warmup_steps optimizer.frozen_layers optimizer.final_fraction optimizer.weight_decay '
     'train.z_loss train.second_loss_weight train.distillation_weight train.seed '
-    'decode.length_penalty decode.length_offset '
+    'decode.length_penalty decode.length_offset decode.min_len '
     'evaluate.examples_while_training evaluate.samples'
 ).split()
 BELOW_ONE = (  # and not negative
@@ -47,7 +49,8 @@ BELOW_ONE = (  # and not negative
 # The largest values. Sizes have limits beyond any model, corpus or machine, so that a slip is refused at once.
 AT_MOST: dict[int, list[str]] = {
     1: (
-        'decode.top_p optimizer.layer_decay optimizer.final_fraction model.rope_fraction train.distillation_weight'
+        'decode.top_p decode.min_p decode.typical_p decode.epsilon_cutoff decode.eta_cutoff '
+        'optimizer.layer_decay optimizer.final_fraction model.rope_fraction train.distillation_weight'
     ).split(),
     2**8: 'data.num_threads data.num_workers'.split(),
     2**10: 'model.num_encoder_layers model.num_decoder_layers data.prefetch decode.beam_size'.split(),
@@ -62,7 +65,8 @@ AT_MOST: dict[int, list[str]] = {
     ).split(),
     2**24: (
         'model.vocab_size model.encoder_vocab_size model.max_len model.position_offset '
-        'data.length data.encoder_length data.question_length data.stride decode.max_len evaluate.answer_length'
+        'data.length data.encoder_length data.question_length data.stride decode.max_len decode.min_len '
+        'decode.no_repeat_ngram evaluate.answer_length'
     ).split(),
     2**31 - 1: 'train.num_epochs data.mean_span_length'.split(),  # and every whole number: programs count in 32 bits
 }

@@ -163,6 +163,17 @@ class Decode(Section):
     temperature: float = 1.0  # sample: divides the logits
     top_k: int | None = None  # sample: among the k likeliest tokens
     top_p: float | None = None  # sample: among the likeliest tokens that make up p (Holtzman et al. 2020)
+    min_p: float | None = (
+        None  # sample: among tokens with this share of the likeliest's probability (Nguyen et al. 2024)
+    )
+    typical_p: float | None = None  # sample: among the most typical tokens that make up p (Meister et al. 2023)
+    epsilon_cutoff: float | None = None  # sample: among tokens of this probability (Hewitt et al. 2022)
+    eta_cutoff: float | None = None  # sample: of less where the entropy is high (Hewitt et al. 2022)
+    repetition_penalty: float = 1.0  # divides the logits of tokens that are there (Keskar et al. 2019, 4.1); 1: none
+    presence_penalty: float = 0.0  # subtracted from the logits of tokens that were generated
+    frequency_penalty: float = 0.0  # subtracted as often as a token was generated
+    no_repeat_ngram: int | None = None  # no so many tokens in a row come twice (Paulus et al. 2018, 2.5)
+    min_len: int = 0  # the least number of new tokens before the end
     batch_size: int = 64  # sequences decoded together
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from tformer.decode.penalties import History, Penalties
 from tformer.decode.sample import PAD, Ending, Extend, Prompt, banned_mask, prefill
 
 
@@ -57,6 +58,7 @@ def beam_search(
     beams: int,
     alpha: float | jax.Array,
     offset: float = 5.0,
+    penalties: Penalties = Penalties(),
 ) -> Hypotheses:
     """Keeps the M likeliest unfinished hypotheses at each step and, separately, the M best finished ones.
 
@@ -71,7 +73,7 @@ def beam_search(
     finished hypotheses returns the unfinished ones.
     """
     penalty = functools.partial(length_penalty, alpha=alpha, offset=offset)
-    step_fn = functools.partial(_advance, extend, prompt.positions_BP[:, -1], ending, penalty)
+    step_fn = functools.partial(_advance, extend, prompt, ending, penalties, penalty)
     max_len, penalty_most = ending.max_len, penalty(ending.max_len)
 
     def unsettled(state: State) -> jax.Array:
@@ -102,16 +104,26 @@ def _start(cache: Any, prompt: Prompt, beams: int, max_len: int) -> State:
 
 
 def _advance(
-    extend: Extend, first_position_B: jax.Array, ending: Ending, penalty: Callable[..., jax.Array], state: State
+    extend: Extend,
+    prompt: Prompt,
+    ending: Ending,
+    penalties: Penalties,
+    penalty: Callable[..., jax.Array],
+    state: State,
 ) -> State:
     """Returns the state one token later."""
     step, alive = state.step, state.alive
     B, M = state.last_BM.shape
-    positions_BM = jnp.broadcast_to(first_position_B[:, None] + step, (B, M))
+    positions_BM = jnp.broadcast_to(prompt.positions_BP[:, -1:] + step, (B, M))
     logits_BMV, cache = extend(state.last_BM, positions_BM, state.cache)
-    logits_BMV = ending.force(logits_BMV.astype(jnp.float32), step)
     V = logits_BMV.shape[2]
-    logprobs_BMV = jnp.where(banned_mask(V, ending.banned)[None, None], -jnp.inf, jax.nn.log_softmax(logits_BMV))
+    logprobs_BMV = jax.nn.log_softmax(logits_BMV.astype(jnp.float32))
+    if penalties.any:
+        tokens_RP, positions_RP = (jnp.repeat(x, M, axis=0) for x in prompt[:2])
+        history = History.of(tokens_RP, positions_RP >= 0, alive.tokens_BMT.reshape(B * M, -1), step)
+        logprobs_BMV = penalties(logprobs_BMV.reshape(B * M, V), history).reshape(B, M, V)
+    logprobs_BMV = ending.force(logprobs_BMV, step)
+    logprobs_BMV = jnp.where(banned_mask(V, ending.banned)[None, None], -jnp.inf, logprobs_BMV)
 
     totals_BMV = alive.scores_BM[:, :, None] + logprobs_BMV
     C = (2 + len(ending.others)) * M  # of which M or more do not end

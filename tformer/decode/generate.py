@@ -9,6 +9,7 @@ from flax import linen as nn
 
 from tformer import config
 from tformer.decode.beam import beam_search
+from tformer.decode.penalties import Penalties
 from tformer.decode.sample import Ending, Extend, Prompt, Sampling, greedy, sample
 from tformer.errors import UserError, choose
 from tformer.layers import masks
@@ -61,7 +62,15 @@ def make_generate(
             cache, tokens_BP, positions_BP = read_all[1].back(1), tokens_BP[:, -1:], positions_BP[:, -1:]
         prompt = Prompt(tokens_BP, positions_BP, batch.get('rows', jnp.arange(B)))
         ending = Ending(cfg.max_len, eos, tuple(banned), cfg.forced_end, tuple(others))
-        return strategy.search(cfg, rng, (extend, cache, prompt, ending))
+        penalties = Penalties(
+            cfg.repetition_penalty,
+            cfg.presence_penalty,
+            cfg.frequency_penalty,
+            cfg.no_repeat_ngram,
+            cfg.min_len,
+            (eos, *others),
+        )
+        return strategy.search(cfg, rng, (extend, cache, prompt, ending), penalties)
 
     return generate
 
@@ -72,27 +81,44 @@ def cache_slots(cfg: config.Decode, prompt: int) -> int:
     return -(-used // _SLOTS) * _SLOTS
 
 
-def _sampled(cfg: config.Decode, rng: jax.Array | None, search: Search) -> tuple[jax.Array, jax.Array]:
+def _greedy(
+    cfg: config.Decode, rng: jax.Array | None, search: Search, penalties: Penalties
+) -> tuple[jax.Array, jax.Array]:
+    return greedy(*search, penalties=penalties)
+
+
+def _sampled(
+    cfg: config.Decode, rng: jax.Array | None, search: Search, penalties: Penalties
+) -> tuple[jax.Array, jax.Array]:
     if rng is None:
         raise ValueError('sampling needs a random key')
-    return sample(*search, rng, Sampling(cfg.temperature, cfg.top_k, cfg.top_p))
+    cuts = cfg.top_k, cfg.top_p, cfg.min_p, cfg.typical_p, cfg.epsilon_cutoff, cfg.eta_cutoff
+    return sample(*search, rng, Sampling(cfg.temperature, *cuts), penalties=penalties)
 
 
-def _best_of_beam(cfg: config.Decode, rng: jax.Array | None, search: Search) -> tuple[jax.Array, jax.Array]:
-    found = beam_search(*search, beams=cfg.beam_size, alpha=cfg.length_penalty, offset=cfg.length_offset)
+def _best_of_beam(
+    cfg: config.Decode, rng: jax.Array | None, search: Search, penalties: Penalties
+) -> tuple[jax.Array, jax.Array]:
+    found = beam_search(
+        *search, beams=cfg.beam_size, alpha=cfg.length_penalty, offset=cfg.length_offset, penalties=penalties
+    )
     return found.tokens_BMT[:, 0], found.scores_BM[:, 0]
 
 
 class Strategy(NamedTuple):
     """A way to choose the next token."""
 
-    search: Callable[..., tuple[jax.Array, jax.Array]]  # (decode section, random key, Search) -> (tokens_BT, scores_B)
+    search: Callable[
+        ..., tuple[jax.Array, jax.Array]
+    ]  # (decode section, random key, Search, Penalties) -> (tokens_BT, scores_B)
     fields: tuple[str, ...] = ()  # the fields of config.decode that it reads and some others do not
     tokens: Callable[[config.Decode], int] = lambda cfg: 1  # that a step adds to the cache of a row
 
 
+_SAMPLING = ('temperature', 'top_k', 'top_p', 'min_p', 'typical_p', 'epsilon_cutoff', 'eta_cutoff')
+
 STRATEGIES: dict[str, Strategy] = {
-    'greedy': Strategy(lambda cfg, rng, search: greedy(*search)),
-    'sample': Strategy(_sampled, ('temperature', 'top_k', 'top_p')),
+    'greedy': Strategy(_greedy),
+    'sample': Strategy(_sampled, _SAMPLING),
     'beam': Strategy(_best_of_beam, ('beam_size', 'length_penalty', 'length_offset'), lambda cfg: cfg.beam_size),
 }

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from tformer.decode.penalties import History, Penalties
 from tformer.layers import masks
 
 PAD = 0  # fills rows after their end, whatever the tokenizer's padding is: readers stop at the end
@@ -56,6 +57,16 @@ class Sampling(NamedTuple):
     temperature: float | jax.Array = 1.0  # divides the logits; positive
     top_k: int | jax.Array | None = None  # only the likeliest `top_k` tokens; None: all
     top_p: float | jax.Array | None = None  # only the likeliest tokens up to this mass; None: all
+    min_p: float | jax.Array | None = None  # only tokens with this share of the likeliest one's probability; None: all
+    typical_p: float | jax.Array | None = None  # only the most typical tokens up to this mass; None: all
+    epsilon: float | jax.Array | None = None  # only tokens of this probability, and the likeliest; None: all
+    eta: float | jax.Array | None = None  # likewise, of less where the entropy is high; None: all
+
+    def warp(self, logits_BV: jax.Array) -> jax.Array:
+        """Returns the logits that a token is drawn by: each cut is of what the one before left."""
+        logits_BV = keep_top_k(logits_BV / self.temperature, self.top_k)
+        logits_BV = keep_min_p(keep_top_p(logits_BV, self.top_p), self.min_p)
+        return keep_eta(keep_epsilon(keep_typical(logits_BV, self.typical_p), self.epsilon), self.eta)
 
 
 class State(NamedTuple):
@@ -89,7 +100,8 @@ def keep_top_k(logits_BV: jax.Array, top_k: int | jax.Array | None) -> jax.Array
     """Returns the `top_k` largest logits of each row (and ties with the last), -inf elsewhere (Fan et al. 2018)."""
     if top_k is None:
         return logits_BV
-    return _keep_largest(logits_BV, jnp.ones_like(logits_BV, jnp.int32), jnp.minimum(top_k, logits_BV.shape[1]))
+    kept_BV = _largest(logits_BV, jnp.ones_like(logits_BV, jnp.int32), jnp.minimum(top_k, logits_BV.shape[1]))
+    return jnp.where(kept_BV, logits_BV, -jnp.inf)
 
 
 def keep_top_p(logits_BV: jax.Array, top_p: float | jax.Array | None) -> jax.Array:
@@ -99,17 +111,61 @@ def keep_top_p(logits_BV: jax.Array, top_p: float | jax.Array | None) -> jax.Arr
     """
     if top_p is None:
         return logits_BV
-    return _keep_largest(logits_BV, jax.nn.softmax(logits_BV), top_p)
+    return jnp.where(_largest(logits_BV, jax.nn.softmax(logits_BV), top_p), logits_BV, -jnp.inf)
 
 
-def _keep_largest(logits_BV: jax.Array, weights_BV: jax.Array, enough: float | jax.Array) -> jax.Array:
-    """Returns the fewest largest logits of each row whose weights sum to `enough`, -inf elsewhere.
+def keep_min_p(logits_BV: jax.Array, min_p: float | jax.Array | None) -> jax.Array:
+    """Returns the logits of tokens whose probability is at least `min_p` times the largest, -inf elsewhere (Nguyen et
+    al. 2024, algorithm 1)."""
+    if min_p is None:
+        return logits_BV
+    least_B1 = jnp.max(logits_BV, 1, keepdims=True) + jnp.log(min_p)
+    return jnp.where(logits_BV >= least_B1, logits_BV, -jnp.inf)
+
+
+def keep_typical(logits_BV: jax.Array, mass: float | jax.Array | None) -> jax.Array:
+    """Returns the logits of the smallest set of tokens of mass `mass` or more whose information is nearest to the
+    entropy, -inf elsewhere (Meister et al. 2023, eq. 12)."""
+    if mass is None:
+        return logits_BV
+    logprobs_BV = jax.nn.log_softmax(logits_BV)
+    distance_BV = jnp.where(jnp.isfinite(logprobs_BV), jnp.abs(logprobs_BV + _entropy(logprobs_BV)), jnp.inf)
+    return jnp.where(_largest(-distance_BV, jnp.exp(logprobs_BV), mass), logits_BV, -jnp.inf)
+
+
+def keep_epsilon(logits_BV: jax.Array, epsilon: float | jax.Array | None) -> jax.Array:
+    """Returns the logits of tokens whose probability is at least `epsilon`, and of the likeliest, -inf elsewhere.
+
+    (Hewitt et al. 2022, 3.2.)
+    """
+    if epsilon is None:
+        return logits_BV
+    likely_BV = jax.nn.softmax(logits_BV) >= epsilon
+    return jnp.where(likely_BV | (logits_BV == jnp.max(logits_BV, 1, keepdims=True)), logits_BV, -jnp.inf)
+
+
+def keep_eta(logits_BV: jax.Array, epsilon: float | jax.Array | None) -> jax.Array:
+    """Returns what `keep_epsilon` keeps with min(epsilon, sqrt(epsilon) exp(-entropy)) (Hewitt et al. 2022, eq. 5)."""
+    if epsilon is None:
+        return logits_BV
+    entropy_B1 = _entropy(jax.nn.log_softmax(logits_BV))
+    return keep_epsilon(logits_BV, jnp.minimum(epsilon, jnp.sqrt(epsilon) * jnp.exp(-entropy_B1)))
+
+
+def _entropy(logprobs_BV: jax.Array) -> jax.Array:
+    """Returns the entropy of each row, in nats, [B, 1]."""
+    products_BV = jnp.where(jnp.isfinite(logprobs_BV), jnp.exp(logprobs_BV) * logprobs_BV, 0.0)
+    return -jnp.sum(products_BV, 1, keepdims=True)
+
+
+def _largest(values_BV: jax.Array, weights_BV: jax.Array, enough: float | jax.Array) -> jax.Array:
+    """Returns mask_BV, True at the fewest largest values of each row whose weights sum to `enough`, and at ties.
 
     The least of them is found by bisection on its bits, 32 sums: on a CPU, sorting a vocabulary costs 50 times more.
     """
-    bits_BV = jax.lax.bitcast_convert_type(logits_BV.astype(jnp.float32), jnp.uint32)
+    bits_BV = jax.lax.bitcast_convert_type(values_BV.astype(jnp.float32), jnp.uint32)
     sign = jnp.uint32(1 << 31)
-    order_BV = jnp.where(bits_BV < sign, bits_BV | sign, ~bits_BV)  # whole numbers that are ordered as the logits are
+    order_BV = jnp.where(bits_BV < sign, bits_BV | sign, ~bits_BV)  # whole numbers that are ordered as the values are
 
     def halve(_: int, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         low_B1, high_B1 = bounds
@@ -119,10 +175,12 @@ def _keep_largest(logits_BV: jax.Array, weights_BV: jax.Array, enough: float | j
 
     most_B1 = jnp.max(order_BV, 1, keepdims=True)
     least_B1, _ = jax.lax.fori_loop(0, 32, halve, (jnp.zeros_like(most_B1), most_B1 + 1))
-    return jnp.where(order_BV >= least_B1, logits_BV, -jnp.inf)
+    return order_BV >= least_B1
 
 
-def _generate(extend: Extend, cache: Any, prompt: Prompt, ending: Ending, pick: Pick) -> tuple[jax.Array, jax.Array]:
+def _generate(
+    extend: Extend, cache: Any, prompt: Prompt, ending: Ending, penalties: Penalties, pick: Pick
+) -> tuple[jax.Array, jax.Array]:
     """The loop of `greedy` and `sample`."""
     max_len = ending.max_len
     first_B, ended_B = prompt.positions_BP[:, -1] + 1, prompt.positions_BP[:, -1] < 0
@@ -133,9 +191,15 @@ def _generate(extend: Extend, cache: Any, prompt: Prompt, ending: Ending, pick: 
     def advance(state: State) -> State:
         positions_B = first_B - 1 + state.step
         logits_B1V, cache = extend(state.last_B[:, None], positions_B[:, None], state.cache)
-        logits_BV = ending.force(logits_B1V[:, 0].astype(jnp.float32), state.step)
-        mask_1V = banned_mask(logits_BV.shape[1], ending.banned)[None]
-        chosen_B = pick(jnp.where(mask_1V, -jnp.inf, logits_BV), state.step).astype(jnp.int32)
+        own_BV = logits_B1V[:, 0].astype(jnp.float32)
+        changed_BV = own_BV
+        if penalties.any:
+            history = History.of(prompt.tokens_BP, prompt.positions_BP >= 0, state.tokens_BT, state.step)
+            changed_BV = penalties(own_BV, history)
+        mask_1V = banned_mask(own_BV.shape[1], ending.banned)[None]
+        changed_BV = jnp.where(mask_1V, -jnp.inf, ending.force(changed_BV, state.step))
+        chosen_B = pick(changed_BV, state.step).astype(jnp.int32)
+        logits_BV = ending.force(own_BV, state.step)
         logprobs_B = jnp.take_along_axis(jax.nn.log_softmax(logits_BV), chosen_B[:, None], 1)[:, 0]
         tokens_B = jnp.where(state.ended_B, PAD, chosen_B)
         return State(
@@ -159,27 +223,36 @@ def _generate(extend: Extend, cache: Any, prompt: Prompt, ending: Ending, pick: 
     return end.tokens_BT, end.scores_B
 
 
-def greedy(extend: Extend, cache: Any, prompt: Prompt, ending: Ending) -> tuple[jax.Array, jax.Array]:
+def greedy(
+    extend: Extend, cache: Any, prompt: Prompt, ending: Ending, *, penalties: Penalties = Penalties()
+) -> tuple[jax.Array, jax.Array]:
     """Takes the likeliest token at each step, until every row has ended.
 
-    The cache is empty, with slots for the prompt and `max_len` tokens. Returns (tokens_BT, int32, PAD after `eos`;
-    scores_B, the sum of the model's log-probabilities of these tokens).
+    The cache is empty, with slots for the prompt and `max_len` tokens. `penalties` change the logits before. Returns
+    (tokens_BT, int32, PAD after `eos`; scores_B, the sum of the model's own log-probabilities of these tokens).
     """
-    return _generate(extend, cache, prompt, ending, lambda logits_BV, _: jnp.argmax(logits_BV, 1))
+    return _generate(extend, cache, prompt, ending, penalties, lambda logits_BV, _: jnp.argmax(logits_BV, 1))
 
 
 def sample(
-    extend: Extend, cache: Any, prompt: Prompt, ending: Ending, rng: jax.Array, sampling: Sampling
+    extend: Extend,
+    cache: Any,
+    prompt: Prompt,
+    ending: Ending,
+    rng: jax.Array,
+    sampling: Sampling,
+    *,
+    penalties: Penalties = Penalties(),
 ) -> tuple[jax.Array, jax.Array]:
-    """Draws each token from softmax(logits / temperature), cut to `top_k` tokens, then to the mass `top_p` of those.
+    """Draws each token from softmax(logits / temperature), cut by one rule of `Sampling` after another.
 
     The key of a token is `rng` folded with its example's number and its step. Otherwise like `greedy`; scores_B are
-    those of the model's own distribution, before temperature and cuts.
+    those of the model's own distribution, before penalties, temperature and cuts.
     """
     keys_B = jax.vmap(jax.random.fold_in, (None, 0))(rng, prompt.rows_B)
 
     def pick(logits_BV: jax.Array, step: jax.Array) -> jax.Array:
-        logits_BV = keep_top_p(keep_top_k(logits_BV / sampling.temperature, sampling.top_k), sampling.top_p)
-        return jax.vmap(jax.random.categorical)(jax.vmap(jax.random.fold_in, (0, None))(keys_B, step), logits_BV)
+        keys = jax.vmap(jax.random.fold_in, (0, None))(keys_B, step)
+        return jax.vmap(jax.random.categorical)(keys, sampling.warp(logits_BV))
 
-    return _generate(extend, cache, prompt, ending, pick)
+    return _generate(extend, cache, prompt, ending, penalties, pick)

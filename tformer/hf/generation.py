@@ -24,17 +24,24 @@ DEFAULTS: dict[str, Any] = {
     'temperature': 1.0,
     'top_k': 50,
     'top_p': 1.0,
+    'min_p': 0.0,
+    'typical_p': 1.0,
+    'epsilon_cutoff': 0.0,
+    'eta_cutoff': 0.0,
+    'repetition_penalty': 1.0,
+    'no_repeat_ngram_size': 0,
     'length_penalty': 1.0,
     'early_stopping': False,
+    'min_new_tokens': 0,
+    'min_length': 0,
     'max_new_tokens': None,
     'max_length': 20,
     'bad_words_ids': None,
 }
 # Settings of older config.json files that have no counterpart, with the values that switch them off.
 OFF: dict[str, Any] = {
-    **dict.fromkeys(('min_length', 'no_repeat_ngram_size', 'encoder_no_repeat_ngram_size', 'diversity_penalty'), 0),
-    **dict.fromkeys(('repetition_penalty', 'encoder_repetition_penalty', 'typical_p', 'num_return_sequences'), 1),
-    **dict.fromkeys(('num_beam_groups', 'guidance_scale'), 1),
+    **dict.fromkeys(('encoder_no_repeat_ngram_size', 'diversity_penalty'), 0),
+    **dict.fromkeys(('encoder_repetition_penalty', 'num_return_sequences', 'num_beam_groups', 'guidance_scale'), 1),
     **dict.fromkeys(('suppress_tokens', 'begin_suppress_tokens', 'exponential_decay_length_penalty'), None),
 }
 # Settings that change no token, or that `special_tokens` reads.
@@ -75,7 +82,8 @@ def decode_fields(
     if hub.switch('do_sample') and hub.number('temperature') > 0:
         fields |= {'decode.strategy': 'sample', 'decode.temperature': hub.number('temperature')}
         fields |= {'decode.top_k': hub.number('top_k') or None}
-        fields |= {'decode.top_p': hub.number('top_p') if hub.number('top_p') < 1 else None}
+        fields |= {f'decode.{name}': _share(hub, name) for name in ('top_p', 'typical_p')}
+        fields |= {f'decode.{name}': hub.number(name) or None for name in ('min_p', 'epsilon_cutoff', 'eta_cutoff')}
         lost += [f'num_beams={hub["num_beams"]} with do_sample'] if hub.number('num_beams') > 1 else []
     elif hub.number('num_beams') > 1:
         fields |= {'decode.strategy': 'beam', 'decode.beam_size': hub.number('num_beams')}
@@ -83,11 +91,27 @@ def decode_fields(
         fields |= {'decode.length_penalty': max(hub.number('length_penalty'), 0.0)}
         lost += [f'length_penalty={hub["length_penalty"]}'] if hub.number('length_penalty') < 0 else []
         lost += [f'early_stopping={hub["early_stopping"]!r}'] if hub['early_stopping'] != 'never' else []
+    fields |= {'decode.repetition_penalty': hub.number('repetition_penalty')}
+    fields |= {'decode.no_repeat_ngram': hub.number('no_repeat_ngram_size') or None}
     special = [[index] for index in np.flatnonzero(~tokenizer.ordinary).tolist()]  # which are never generated
     if (words := hub['bad_words_ids']) and not (isinstance(words, list) and all(word in special for word in words)):
         lost.append(f'bad_words_ids={words}')
-    length, said = _length(hub, given, model, start)
-    return fields | {'decode.max_len': length}, lost + said
+    (length, said), (least, more) = _length(hub, given, model, start), _least(hub, model, start)
+    return fields | {'decode.max_len': length, 'decode.min_len': least}, lost + said + more
+
+
+def _share(hub: '_Settings', name: str) -> float | None:
+    """Returns a setting that cuts nothing from 1 on."""
+    return hub.number(name) if hub.number(name) < 1 else None
+
+
+def _least(hub: '_Settings', model: Model, start: int) -> tuple[int, list[str]]:
+    """Returns the fewest new tokens, and the setting that this does not express."""
+    if hub.number('min_new_tokens') or not hub.number('min_length'):
+        return hub.number('min_new_tokens'), []
+    if model.family == 'encoder_decoder':
+        return max(0, hub.number('min_length') - start), []
+    return 0, [f'min_length={hub["min_length"]}, with the prompt']
 
 
 def _offset(model: Model, start: int) -> float:
@@ -154,16 +178,29 @@ def generation_config(config: Config, tokenizers: Tokenizers, tokens: Mapping[st
         fields['eos_token_id'] = list(ends)
     if decode.strategy == 'sample':
         fields |= {'temperature': decode.temperature, 'top_k': decode.top_k or 0, 'top_p': decode.top_p or 1.0}
+        cuts = {name: getattr(decode, name) for name in ('min_p', 'typical_p', 'epsilon_cutoff', 'eta_cutoff')}
+        fields |= {name: value for name, value in cuts.items() if value is not None}
+    fields |= {} if decode.repetition_penalty == 1 else {'repetition_penalty': decode.repetition_penalty}
+    fields |= {} if decode.no_repeat_ngram is None else {'no_repeat_ngram_size': decode.no_repeat_ngram}
+    fields |= {'min_new_tokens': decode.min_len} if decode.min_len else {}
     if decode.strategy == 'beam':
         fields |= {'num_beams': decode.beam_size, 'early_stopping': 'never'}
-        fields |= {} if unexpressed(config) else {'length_penalty': decode.length_penalty}
+        fields |= {'length_penalty': decode.length_penalty} if _is_penalty_of_the_hub(config) else {}
     return fields
 
 
 def unexpressed(config: Config) -> list[str]:
     """Returns the fields of a run's generation that generation_config.json has no setting for."""
     decode = config.decode
-    offset = _offset(config.model, len(config.data.start))
-    if decode.strategy != 'beam' or decode.length_penalty == 0 or decode.length_offset == offset:
-        return []
-    return [f'decode.length_penalty={decode.length_penalty} with decode.length_offset={decode.length_offset}']
+    named = ('presence_penalty', 'frequency_penalty')
+    lost = [f'decode.{name}={value}' for name in named if (value := getattr(decode, name))]
+    return lost + ([] if _is_penalty_of_the_hub(config) else [_length_penalty(decode)])
+
+
+def _is_penalty_of_the_hub(config: Config) -> bool:
+    decode, offset = config.decode, _offset(config.model, len(config.data.start))
+    return decode.strategy != 'beam' or decode.length_penalty == 0 or decode.length_offset == offset
+
+
+def _length_penalty(decode: Decode) -> str:
+    return f'decode.length_penalty={decode.length_penalty} with decode.length_offset={decode.length_offset}'
