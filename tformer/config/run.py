@@ -163,9 +163,7 @@ class Decode(Section):
     temperature: float = 1.0  # sample: divides the logits
     top_k: int | None = None  # sample: among the k likeliest tokens
     top_p: float | None = None  # sample: among the likeliest tokens that make up p (Holtzman et al. 2020)
-    min_p: float | None = (
-        None  # sample: among tokens with this share of the likeliest's probability (Nguyen et al. 2024)
-    )
+    min_p: float | None = None  # sample: among tokens of this share of the likeliest's probability (Nguyen et al. 2024)
     typical_p: float | None = None  # sample: among the most typical tokens that make up p (Meister et al. 2023)
     epsilon_cutoff: float | None = None  # sample: among tokens of this probability (Hewitt et al. 2022)
     eta_cutoff: float | None = None  # sample: of less where the entropy is high (Hewitt et al. 2022)
