@@ -10,6 +10,7 @@ import hub_directories
 import make_hf_reference as references
 from tformer.config import Data
 from tformer.data.tokenizers.subwords import SentencePiece
+from tformer.errors import UserError
 from tformer.hf import tokenizer_files, vocabularies
 from tformer.hf.directory import HubDirectory, open_hub
 
@@ -52,3 +53,10 @@ def test_parameters_are_narrow_where_all_matrices_are(tmp_path, wide, dtype) -> 
     narrow = {name: x if name == wide else np.asarray(x, ml_dtypes.bfloat16) for name, x in tensors.items()}
     hub_directories.write(tmp_path / 'hub', 'llama', tensors=narrow)
     assert open_hub(str(tmp_path / 'hub')).run_config().model.param_dtype == dtype
+
+
+@pytest.mark.parametrize('named', ['BertForSequenceClassification', [3], {'a': 1}])
+def test_classes_that_are_not_a_list_of_names_are_refused(named) -> None:
+    hub = HubDirectory(pathlib.Path('nowhere'), CLASSIFIER | {'architectures': named})
+    with pytest.raises(UserError, match=r'^config.json: architectures=.* is not a list of names$'):
+        _ = hub.objective

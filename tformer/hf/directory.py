@@ -119,8 +119,10 @@ class HubDirectory:
     def objective(self) -> str:
         """The objective of the head that config.json names."""
         family = str(choose(models.FAMILIES, self.family, 'config.json: model_type').model['family'])
-        architectures = self.hub_config.get('architectures')
-        name = str(architectures[0]) if isinstance(architectures, list) and architectures else ''
+        named = self.hub_config.get('architectures') or ['']
+        if not isinstance(named, list) or not isinstance(named[0], str):
+            raise UserError(f'config.json: architectures={named!r} is not a list of names')
+        name = named[0]
         if self.adapter:
             name = ADAPTED.get(str(adapters.read_config(self.adapter).get('task_type')), name)
         found = next((objective for end, objective in OBJECTIVES.items() if name.endswith(end)), HEADLESS[family])
