@@ -221,6 +221,7 @@ DRAWN = {
     bool: st.booleans(),
     int: WHOLE,
     float: REAL,
+    int | float: st.one_of(WHOLE, REAL),
     str: st.text(st.characters(codec='utf-8', exclude_characters='\0'), max_size=6).filter(lambda text: text != 'None'),
     tuple[str, ...]: st.lists(WORD, max_size=3).map(tuple),
     tuple[float, ...]: st.lists(REAL, max_size=3).map(tuple),
@@ -243,6 +244,7 @@ def drawn(option):
 @settings(max_examples=40)
 @given(stated())
 @example({'train.seed': 2**53 + 1})  # which float64 does not hold
+@example({'optimizer.warmup_steps': 0.25, 'train.eval_every': 3})
 def test_any_config_survives_its_text_its_json_and_its_printed_form(values):
     cfg = config.override(Config(), values)
     assert all(value_of(cfg, name) == value for name, value in values.items())
