@@ -485,6 +485,7 @@ def held_by_another(place: pathlib.Path) -> Iterator[None]:
         holder.stdin.close()
 
 
+@pytest.mark.slow
 def test_a_trial_that_another_process_runs_does_not_fail(tmp_path: pathlib.Path, monkeypatch, capsys) -> None:
     """It is begun a second time, as a task of an array, by a sweep, or with others together."""
     monkeypatch.setattr(workdir, 'LOCK_SECONDS', 0)

@@ -201,6 +201,7 @@ def test_no_one_waits_for_those_that_are_far_behind(tmp_path: pathlib.Path) -> N
 
 
 @pytest.mark.signals
+@pytest.mark.slow
 def test_a_signal_during_an_evaluation_leaves_the_rest_of_it_to_the_next_life(
     alone, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

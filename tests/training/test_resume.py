@@ -183,6 +183,7 @@ def test_a_time_limit_saves_and_ends_with_75(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.signals
+@pytest.mark.slow
 def test_several_processes_stop_after_the_same_step(tmp_path: pathlib.Path) -> None:
     """A notice to one of them reaches all; what they save together a single process goes on from."""
     command, run = endless(tmp_path, '--config.train.checkpoint_every=1000000'), tmp_path / 'run'

@@ -59,6 +59,7 @@ def test_a_trace_holds_its_steps_and_one_that_is_cut_short_those_that_were_made(
     assert capsys.readouterr().out == f'a trace of steps 2 to 4 is in {tmp_path}/whole/profile\n'
 
 
+@pytest.mark.slow
 def test_a_run_and_a_benchmark_write_a_trace(tmp_path):
     recipe = 'translate.py:smoke'
     wanted = load(recipe, tmp_path, train__num_steps='4', train__eval_every='4', data__tokenizer='symbol')

@@ -104,6 +104,7 @@ def test_lost_seconds_are_those_between_the_checkpoint_and_the_last_sign_of_life
 
 
 @pytest.mark.signals
+@pytest.mark.slow
 def test_a_run_that_is_killed_and_resumed_says_what_it_lost(tmp_path):
     run = tmp_path / 'run'
     command = arguments(tmp_path, 'decoder', '--config.train.log_every=1', '--config.train.checkpoint_every=2')
