@@ -48,7 +48,8 @@ def ours(name: str, reference: references.Reference, seed: int) -> dict[str, lis
             no_repeat_ngram=fields.get('no_repeat_ngram_size'),
             min_len=max(0, fields.get('min_new_tokens', 0) - (len(front) - 1 if paired else 0)),
         )
-        made = make_generate(build(cfg), decode, eos=references.END)({'params': params}, batch, None)
+        banned = fields.get('suppress_tokens', ())
+        made = make_generate(build(cfg), decode, eos=references.END, banned=banned)({'params': params}, batch, None)
         found[search] = [row[: row.index(references.END) + 1] for row in np.asarray(made[0]).tolist()]
     return found
 
