@@ -420,6 +420,12 @@ BAD = [  # overrides that do not fit together, and what the message must name
     ({'optimizer.clip_value': 0.0}, ('optimizer.clip_value=0.0',)),
     ({'decode.beam_size': 0}, ('decode.beam_size=0',)),
     ({'decode.temperature': 0.0}, ('decode.temperature=0.0',)),
+    ({'decode.max_len': 8, 'decode.min_len': 9}, ('decode.min_len=9', 'decode.max_len=8')),
+    (
+        {'decode.strategy': 'beam', 'decode.presence_penalty': -0.5},
+        ('decode.presence_penalty=-0.5', 'decode.strategy=beam'),
+    ),
+    ({'decode.strategy': 'beam', 'decode.frequency_penalty': -0.1}, ('decode.frequency_penalty=-0.1',)),
     ({'mesh.data': -1, 'mesh.tensor': -1}, ('mesh', '-1')),
     ({'mesh.fsdp': 0}, ('mesh', "'fsdp': 0")),
 ]
@@ -449,6 +455,7 @@ def test_fields_that_do_not_fit_are_one_line_that_names_them(changes, fragments)
         {**STEPS, 'model.num_decoder_layers': 2, 'model.attention_pattern': ('local', 'global'), 'model.window': 8},
         {**STEPS, 'model.num_decoder_layers': 2, 'optimizer.frozen_layers': 2},
         {**PAIR, 'decode.max_len': 512},
+        {**STEPS, 'decode.max_len': 8, 'decode.min_len': 8, 'decode.presence_penalty': -2.0},
         {**PAIR, 'decode.max_len': 511, 'data.start': ('eos', 'bos')},
         {**PAIR, 'model.tied_embeddings': 'output', 'model.vocab_size': 9, 'model.encoder_vocab_size': 8},
         {**PAIR, 'model.tied_embeddings': 'inputs'},

@@ -332,6 +332,18 @@ def test_beam_scores_are_normalised_log_probabilities(case):
     np.testing.assert_allclose(scores, plain / ((5 + np.sum(tokens != PAD, 1)) / 6), atol=1e-4)
 
 
+@pytest.mark.parametrize('strategy', ['greedy', 'sample', 'beam'])
+def test_penalties_see_the_whole_prompt_however_it_was_read(case, strategy):
+    """No token of it, nor a new one, comes again; what such a model writes by itself repeats them."""
+    batch = batch_of(case[0])
+    asked = {'temperature': 0.5} if strategy == 'sample' else {}
+    tokens, _ = generate(case, strategy, batch, max_len=5, no_repeat_ngram=1, **asked)
+    for i, row in enumerate(np.asarray(tokens).tolist()):
+        prompt = batch['inputs'][i][batch['positions'][i] >= 0].tolist()
+        new = [token for token in row if token != PAD]
+        assert len({*prompt, *new}) == len({*prompt}) + len(new)
+
+
 # ------------------------------------------------------------------------------------- prompts that see themselves
 def test_a_prompt_sees_itself_whole_and_what_comes_after_it_does_not_change_it(case):
     """Or else the tests above would hold for any decoder."""

@@ -117,6 +117,17 @@ class Nothing:
         return self
 
 
+def test_a_row_that_has_no_token_left_ends():
+    """Token by token all are written; the least length would have it go on."""
+    penalties = Penalties(no_repeat_ngram=1, min_len=9, ends=(EOS, 0))
+    tokens, _ = greedy(table, 0, prompt(5), Ending(9, EOS, banned=(0,)), penalties=penalties)
+    assert tokens.tolist() == [[2, 3, 4, EOS, 0, 0, 0, 0, 0]]
+    found = beam_search(
+        table, Nothing(), prompt(5), Ending(9, EOS, banned=(0,)), beams=2, alpha=0.0, penalties=penalties
+    )
+    assert sorted(found.tokens_BMT[0, 0, :3].tolist()) == [2, 3, 4] and found.lengths_BM[0, 0] == 4
+
+
 def test_each_hypothesis_of_a_beam_has_a_history_of_its_own():
     """Two beams that may not repeat a token: 2 3 and 3 2 are equally likely, and then both end."""
 
@@ -151,17 +162,17 @@ EVEN = [1, 2, 3, 4, 5]
         ({'min_p': 0.26}, [1, 2]),
         ({'min_p': 1.0}, [1]),
         ({'min_p': 0.5, 'temperature': 0.5}, [1]),  # of probabilities in the ratio 16 : 4 : 1
-        ({'epsilon': 0.125}, [1, 2, 3]),
-        ({'epsilon': 0.9}, [1]),  # the likeliest stays
+        ({'epsilon_cutoff': 0.125}, [1, 2, 3]),
+        ({'epsilon_cutoff': 0.9}, [1]),  # the likeliest stays
         # The entropy is 1.875 bits: the information of 0.25 (2 bits) is nearest, then 0.5 (1), 0.125 (3).
         ({'typical_p': 0.2}, [2]),
         ({'typical_p': 0.25}, [2]),
         ({'typical_p': 0.3}, [1, 2]),
         ({'typical_p': 0.8}, [1, 2, 3]),
         # sqrt(0.5) 2^-1.875 = 0.193; sqrt(0.04) 2^-1.875 = 0.0545, of which 0.04 is less
-        ({'eta': 0.5}, [1, 2]),
-        ({'eta': 0.04}, EVEN),
-        ({'top_k': 2, 'epsilon': 0.3}, [1, 2]),  # 2/3 and 1/3 of what is left
+        ({'eta_cutoff': 0.5}, [1, 2]),
+        ({'eta_cutoff': 0.04}, EVEN),
+        ({'top_k': 2, 'epsilon_cutoff': 0.3}, [1, 2]),  # 2/3 and 1/3 of what is left
     ],
 )
 def test_what_the_cuts_leave(fields: dict, left: list[int]):
@@ -186,8 +197,8 @@ def test_penalties_and_cuts_are_those_of_the_hubs_library():
         (theirs.MinNewTokensLengthLogitsProcessor(5, 8, [2], device='cpu'), Penalties(min_len=8, ends=(2,))),
         (theirs.MinPLogitsWarper(0.1), Sampling(min_p=0.1)),
         (theirs.TypicalLogitsWarper(0.6), Sampling(typical_p=0.6)),
-        (theirs.EpsilonLogitsWarper(0.03), Sampling(epsilon=0.03)),
-        (theirs.EtaLogitsWarper(0.02), Sampling(eta=0.02)),
+        (theirs.EpsilonLogitsWarper(0.03), Sampling(epsilon_cutoff=0.03)),
+        (theirs.EtaLogitsWarper(0.02), Sampling(eta_cutoff=0.02)),
     ]
     for processor, own in pairs:
         want = processor(torch.tensor(ids), torch.tensor(logits)).numpy()

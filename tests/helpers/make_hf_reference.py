@@ -480,19 +480,19 @@ LENGTHS = (
     1,
     2,
 )  # of the prompts, which with the new tokens stay within the length that phi3's short factors are for
-# The library counts padding among the tokens that are there, which a prompt by itself has none of.
-LEAST: dict[str, Any] = {'min_new_tokens': 3, 'suppress_tokens': [1]}
+# The library's penalties count padding, which a prompt by itself has none of.
+PENALISED: dict[str, Any] = {'min_new_tokens': 3, 'suppress_tokens': [1]}
 SEARCHES: dict[str, dict[str, Any]] = {
     'greedy': {'num_beams': 1},
     'beam': {'num_beams': 3, 'length_penalty': 0.0},
     'long beam': {'num_beams': 3, 'length_penalty': 1.5, 'early_stopping': 'never'},
-    'greedy with penalties': {'num_beams': 1, 'repetition_penalty': 1.7, 'no_repeat_ngram_size': 1, **LEAST},
+    'greedy with penalties': {'num_beams': 1, 'repetition_penalty': 1.7, 'no_repeat_ngram_size': 1, **PENALISED},
     'beam with penalties': {
         'num_beams': 3,
         'length_penalty': 0.0,
         'repetition_penalty': 1.4,
         'no_repeat_ngram_size': 2,
-        **LEAST,
+        **PENALISED,
     },
 }
 PAD, END, START, FORCED = 1, 2, 0, 3

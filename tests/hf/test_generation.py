@@ -57,6 +57,7 @@ BEAM = {**PLAIN, 'strategy': 'beam', 'beam_size': 4, 'length_penalty': 1.0, 'len
          {'no_repeat_ngram': 3, 'repetition_penalty': 1.2, 'min_len': 5}, ''),
         ({'min_length': 9, 'no_repeat_ngram_size': 0}, {}, 'min_length=9, with the prompt'),
         ({'min_length': 9, 'min_new_tokens': 4}, {'min_len': 4}, ''),
+        ({'min_new_tokens': 9, 'max_new_tokens': 4}, {'min_len': 4, 'max_len': 4}, ''),
         ({'encoder_repetition_penalty': 1.2, 'suppress_tokens': [5], 'begin_suppress_tokens': []}, {},
          'encoder_repetition_penalty=1.2, suppress_tokens=[5]'),
         ({'a_setting_to_come': 3, 'another': None, 'use_cache': False, 'transformers_version': '9', '_x': 1}, {},

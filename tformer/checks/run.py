@@ -39,6 +39,14 @@ def check_run(config: Config) -> None:
         model.family != 'encoder_decoder' or not task.writes or len(start) - 1 + decode.max_len <= model.max_len,
         f'decode.max_len={decode.max_len} after data.start={start} is longer than model.max_len={model.max_len}',
     )
+    require(
+        decode.min_len <= decode.max_len, f'decode.min_len={decode.min_len} is above decode.max_len={decode.max_len}'
+    )
+    require(
+        decode.strategy != 'beam' or min(decode.presence_penalty, decode.frequency_penalty) >= 0,
+        f'decode.presence_penalty={decode.presence_penalty} or decode.frequency_penalty={decode.frequency_penalty} is '
+        'negative: decode.strategy=beam needs scores that only fall',
+    )
     language = config.evaluate.language
     require(
         language is None or re.fullmatch('[a-z]{2}', language) is not None,

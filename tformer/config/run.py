@@ -167,11 +167,11 @@ class Decode(Section):
     typical_p: float | None = None  # sample: among the most typical tokens that make up p (Meister et al. 2023)
     epsilon_cutoff: float | None = None  # sample: among tokens of this probability (Hewitt et al. 2022)
     eta_cutoff: float | None = None  # sample: of less where the entropy is high (Hewitt et al. 2022)
-    repetition_penalty: float = 1.0  # divides the logits of tokens that are there (Keskar et al. 2019, 4.1); 1: none
+    repetition_penalty: float = 1.0  # divides the logits of all tokens so far (Keskar et al. 2019, 4.1); 1: none
     presence_penalty: float = 0.0  # subtracted from the logits of tokens that were generated
     frequency_penalty: float = 0.0  # subtracted as often as a token was generated
-    no_repeat_ngram: int | None = None  # no so many tokens in a row come twice (Paulus et al. 2018, 2.5)
-    min_len: int = 0  # the least number of new tokens before the end
+    no_repeat_ngram: int | None = None  # no n-gram of this n comes twice (Paulus et al. 2018, 2.5); None: any may
+    min_len: int = 0  # the least number of new tokens before the end; at most max_len
     batch_size: int = 64  # sequences decoded together
 
 

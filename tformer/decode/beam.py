@@ -68,9 +68,10 @@ def beam_search(
 
     The cache is empty, with slots for the prompt and M `max_len` tokens. `cache.branch(M)` has M hypotheses of each
     row, of which a call of `extend` reads a token each, T = M; in `cache.take(parents_BM)` each goes on from its
-    parent. `alpha`, 0 or more, and `offset` are of the length penalty; the length includes `eos`. Returns M = `beams`
-    hypotheses per row with normalised scores; PAD after `eos` and in unused places, which score -inf. A row without
-    finished hypotheses returns the unfinished ones.
+    parent. `alpha`, 0 or more, and `offset` are of the length penalty; the length includes `eos`. `penalties` change
+    the log-probabilities, and so the scores; none may raise them above 0. Returns M = `beams` hypotheses per row with
+    normalised scores; PAD after `eos` and in unused places, which score -inf. A row without finished hypotheses
+    returns the unfinished ones.
     """
     penalty = functools.partial(length_penalty, alpha=alpha, offset=offset)
     step_fn = functools.partial(_advance, extend, prompt, ending, penalties, penalty)
@@ -116,14 +117,13 @@ def _advance(
     B, M = state.last_BM.shape
     positions_BM = jnp.broadcast_to(prompt.positions_BP[:, -1:] + step, (B, M))
     logits_BMV, cache = extend(state.last_BM, positions_BM, state.cache)
+    logits_BMV = ending.force(logits_BMV.astype(jnp.float32), step)
     V = logits_BMV.shape[2]
-    logprobs_BMV = jax.nn.log_softmax(logits_BMV.astype(jnp.float32))
+    logprobs_BMV = jnp.where(banned_mask(V, ending.banned)[None, None], -jnp.inf, jax.nn.log_softmax(logits_BMV))
     if penalties.any:
         tokens_RP, positions_RP = (jnp.repeat(x, M, axis=0) for x in prompt[:2])
         history = History.of(tokens_RP, positions_RP >= 0, alive.tokens_BMT.reshape(B * M, -1), step)
         logprobs_BMV = penalties(logprobs_BMV.reshape(B * M, V), history).reshape(B, M, V)
-    logprobs_BMV = ending.force(logprobs_BMV, step)
-    logprobs_BMV = jnp.where(banned_mask(V, ending.banned)[None, None], -jnp.inf, logprobs_BMV)
 
     totals_BMV = alive.scores_BM[:, :, None] + logprobs_BMV
     C = (2 + len(ending.others)) * M  # of which M or more do not end

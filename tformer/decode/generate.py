@@ -59,8 +59,8 @@ def make_generate(
         if 'prefix' in batch:  # bidirectional: read all at once, and the last one again
             with masks.ordered('front'):
                 read_all: Any = model.apply(variables, tokens_BP, positions_BP, cache, batch['prefix'], method='extend')
-            cache, tokens_BP, positions_BP = read_all[1].back(1), tokens_BP[:, -1:], positions_BP[:, -1:]
-        prompt = Prompt(tokens_BP, positions_BP, batch.get('rows', jnp.arange(B)))
+            cache = read_all[1].back(1)
+        prompt = Prompt(tokens_BP, positions_BP, batch.get('rows', jnp.arange(B)), prefilled='prefix' in batch)
         ending = Ending(cfg.max_len, eos, tuple(banned), cfg.forced_end, tuple(others))
         penalties = Penalties(
             cfg.repetition_penalty,
@@ -92,8 +92,8 @@ def _sampled(
 ) -> tuple[jax.Array, jax.Array]:
     if rng is None:
         raise ValueError('sampling needs a random key')
-    cuts = cfg.top_k, cfg.top_p, cfg.min_p, cfg.typical_p, cfg.epsilon_cutoff, cfg.eta_cutoff
-    return sample(*search, rng, Sampling(cfg.temperature, *cuts), penalties=penalties)
+    sampling = Sampling(*(getattr(cfg, name) for name in Sampling._fields))
+    return sample(*search, rng, sampling, penalties=penalties)
 
 
 def _best_of_beam(
@@ -108,17 +108,14 @@ def _best_of_beam(
 class Strategy(NamedTuple):
     """A way to choose the next token."""
 
-    search: Callable[
-        ..., tuple[jax.Array, jax.Array]
-    ]  # (decode section, random key, Search, Penalties) -> (tokens_BT, scores_B)
+    # (decode section, random key, Search, Penalties) -> (tokens_BT, scores_B)
+    search: Callable[..., tuple[jax.Array, jax.Array]]
     fields: tuple[str, ...] = ()  # the fields of config.decode that it reads and some others do not
     tokens: Callable[[config.Decode], int] = lambda cfg: 1  # that a step adds to the cache of a row
 
 
-_SAMPLING = ('temperature', 'top_k', 'top_p', 'min_p', 'typical_p', 'epsilon_cutoff', 'eta_cutoff')
-
 STRATEGIES: dict[str, Strategy] = {
     'greedy': Strategy(_greedy),
-    'sample': Strategy(_sampled, _SAMPLING),
+    'sample': Strategy(_sampled, Sampling._fields),
     'beam': Strategy(_best_of_beam, ('beam_size', 'length_penalty', 'length_offset'), lambda cfg: cfg.beam_size),
 }

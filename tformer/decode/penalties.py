@@ -1,4 +1,4 @@
-"""How the tokens so far change the logits of the next one: penalties, n-grams, a least length.
+"""How the tokens so far change the logits of the next one: penalties, repeated n-grams, a least length.
 
 Shapes: R rows or hypotheses, S places of tokens (the prompt's, the new ones', and room for more), V vocabulary.
 """
@@ -33,14 +33,14 @@ class History(NamedTuple):
 
 
 class Penalties(NamedTuple):
-    """What is changed; the defaults change nothing."""
+    """What is changed; the defaults change nothing. Where no token is left, the row ends."""
 
-    repetition: float = 1.0  # divides the positive logits, and multiplies the negative ones, of tokens that are there
+    repetition: float = 1.0  # divides the positive logits, and multiplies the negative ones, of all tokens so far
     presence: float = 0.0  # subtracted from the logits of tokens among the new ones
     frequency: float = 0.0  # subtracted as often as the token is among the new ones
-    no_repeat_ngram: int | None = None  # no n tokens in a row come twice
+    no_repeat_ngram: int | None = None  # no n-gram of this n comes twice
     min_len: int = 0  # the least number of new tokens before one that ends the row
-    ends: tuple[int, ...] = ()  # the tokens that end a row
+    ends: tuple[int, ...] = ()  # the tokens that end a row, EOS first
 
     def __call__(self, logits_RV: jax.Array, history: History) -> jax.Array:
         """Returns the logits, or log-probabilities, of the next token of each row, changed."""
@@ -56,7 +56,9 @@ class Penalties(NamedTuple):
         if self.min_len:
             ends_V = jnp.zeros(vocab_size, bool).at[jnp.array(self.ends, jnp.int32)].set(True)
             logits_RV = jnp.where(ends_V[None] & (history.step < self.min_len), -jnp.inf, logits_RV)
-        return logits_RV
+        none_R1 = jnp.all(jnp.isneginf(logits_RV), 1, keepdims=True)
+        eos_V = jnp.zeros(vocab_size, bool).at[jnp.array(self.ends[:1], jnp.int32)].set(True)
+        return jnp.where(none_R1 & eos_V[None], 0.0, logits_RV)
 
     @property
     def any(self) -> bool:
@@ -65,7 +67,7 @@ class Penalties(NamedTuple):
 
 
 def repeats(history: History, n: int, vocab_size: int) -> jax.Array:
-    """Returns mask_RV, True at the tokens with which the last n - 1 tokens of a row would be n that it has already."""
+    """Returns mask_RV, True at the tokens that would complete an n-gram which the row has already."""
     tokens_RS, real_RS = history.tokens_RS, history.real_RS
     R, S = tokens_RS.shape
     if n > S:

@@ -28,6 +28,7 @@ class Prompt(NamedTuple):
     # -1 is padding, in front. The last token is real; a row of padding alone gets no new tokens
     positions_BP: jax.Array
     rows_B: jax.Array  # each example's number, on which its random draws depend, instead of its place in the batch
+    prefilled: bool = False  # the cache holds all but the last token already
 
 
 class Ending(NamedTuple):
@@ -59,14 +60,14 @@ class Sampling(NamedTuple):
     top_p: float | jax.Array | None = None  # only the likeliest tokens up to this mass; None: all
     min_p: float | jax.Array | None = None  # only tokens with this share of the likeliest one's probability; None: all
     typical_p: float | jax.Array | None = None  # only the most typical tokens up to this mass; None: all
-    epsilon: float | jax.Array | None = None  # only tokens of this probability, and the likeliest; None: all
-    eta: float | jax.Array | None = None  # likewise, of less where the entropy is high; None: all
+    epsilon_cutoff: float | jax.Array | None = None  # only tokens of this probability, and the likeliest; None: all
+    eta_cutoff: float | jax.Array | None = None  # likewise, of less where the entropy is high; None: all
 
     def warp(self, logits_BV: jax.Array) -> jax.Array:
         """Returns the logits that a token is drawn by: each cut is of what the one before left."""
         logits_BV = keep_top_k(logits_BV / self.temperature, self.top_k)
         logits_BV = keep_min_p(keep_top_p(logits_BV, self.top_p), self.min_p)
-        return keep_eta(keep_epsilon(keep_typical(logits_BV, self.typical_p), self.epsilon), self.eta)
+        return keep_eta(keep_epsilon(keep_typical(logits_BV, self.typical_p), self.epsilon_cutoff), self.eta_cutoff)
 
 
 class State(NamedTuple):
@@ -85,7 +86,7 @@ def prefill(extend: Extend, cache: Any, prompt: Prompt) -> Any:
 
     Every step is then the same program, and no logits of the prompt are computed.
     """
-    if prompt.tokens_BP.shape[1] == 1:
+    if prompt.prefilled or prompt.tokens_BP.shape[1] == 1:
         return cache
     with masks.ordered('front'):
         return extend(prompt.tokens_BP[:, :-1], prompt.positions_BP[:, :-1], cache)[1]
@@ -191,15 +192,13 @@ def _generate(
     def advance(state: State) -> State:
         positions_B = first_B - 1 + state.step
         logits_B1V, cache = extend(state.last_B[:, None], positions_B[:, None], state.cache)
-        own_BV = logits_B1V[:, 0].astype(jnp.float32)
-        changed_BV = own_BV
+        logits_BV = ending.force(logits_B1V[:, 0].astype(jnp.float32), state.step)
+        mask_1V = banned_mask(logits_BV.shape[1], ending.banned)[None]
+        changed_BV = jnp.where(mask_1V, -jnp.inf, logits_BV)
         if penalties.any:
             history = History.of(prompt.tokens_BP, prompt.positions_BP >= 0, state.tokens_BT, state.step)
-            changed_BV = penalties(own_BV, history)
-        mask_1V = banned_mask(own_BV.shape[1], ending.banned)[None]
-        changed_BV = jnp.where(mask_1V, -jnp.inf, ending.force(changed_BV, state.step))
+            changed_BV = penalties(changed_BV, history)
         chosen_B = pick(changed_BV, state.step).astype(jnp.int32)
-        logits_BV = ending.force(own_BV, state.step)
         logprobs_B = jnp.take_along_axis(jax.nn.log_softmax(logits_BV), chosen_B[:, None], 1)[:, 0]
         tokens_B = jnp.where(state.ended_B, PAD, chosen_B)
         return State(

@@ -38,6 +38,7 @@ DEFAULTS: dict[str, Any] = {
     'max_length': 20,
     'bad_words_ids': None,
 }
+CUTS = ('min_p', 'typical_p', 'epsilon_cutoff', 'eta_cutoff')  # of sampling, whose names and values are ours
 # Settings of older config.json files that have no counterpart, with the values that switch them off.
 OFF: dict[str, Any] = {
     **dict.fromkeys(('encoder_no_repeat_ngram_size', 'diversity_penalty'), 0),
@@ -82,8 +83,7 @@ def decode_fields(
     if hub.switch('do_sample') and hub.number('temperature') > 0:
         fields |= {'decode.strategy': 'sample', 'decode.temperature': hub.number('temperature')}
         fields |= {'decode.top_k': hub.number('top_k') or None}
-        fields |= {f'decode.{name}': _share(hub, name) for name in ('top_p', 'typical_p')}
-        fields |= {f'decode.{name}': hub.number(name) or None for name in ('min_p', 'epsilon_cutoff', 'eta_cutoff')}
+        fields |= {f'decode.{name}': _cut(hub, name) for name in ('top_p', *CUTS)}
         lost += [f'num_beams={hub["num_beams"]} with do_sample'] if hub.number('num_beams') > 1 else []
     elif hub.number('num_beams') > 1:
         fields |= {'decode.strategy': 'beam', 'decode.beam_size': hub.number('num_beams')}
@@ -97,21 +97,7 @@ def decode_fields(
     if (words := hub['bad_words_ids']) and not (isinstance(words, list) and all(word in special for word in words)):
         lost.append(f'bad_words_ids={words}')
     (length, said), (least, more) = _length(hub, given, model, start), _least(hub, model, start)
-    return fields | {'decode.max_len': length, 'decode.min_len': least}, lost + said + more
-
-
-def _share(hub: '_Settings', name: str) -> float | None:
-    """Returns a setting that cuts nothing from 1 on."""
-    return hub.number(name) if hub.number(name) < 1 else None
-
-
-def _least(hub: '_Settings', model: Model, start: int) -> tuple[int, list[str]]:
-    """Returns the fewest new tokens, and the setting that this does not express."""
-    if hub.number('min_new_tokens') or not hub.number('min_length'):
-        return hub.number('min_new_tokens'), []
-    if model.family == 'encoder_decoder':
-        return max(0, hub.number('min_length') - start), []
-    return 0, [f'min_length={hub["min_length"]}, with the prompt']
+    return fields | {'decode.max_len': length, 'decode.min_len': min(least, length)}, lost + said + more
 
 
 def _offset(model: Model, start: int) -> float:
@@ -134,6 +120,21 @@ class _Settings(dict[str, Any]):
         if type(self[name]) is not bool:
             raise UserError(f'{FILE}: {name}={self[name]!r} is neither true nor false')
         return bool(self[name])
+
+
+def _cut(hub: _Settings, name: str) -> float | None:
+    """Returns a setting of sampling; None where it cuts nothing, as by its default."""
+    off = hub.number(name) >= 1 if DEFAULTS[name] == 1 else hub.number(name) == 0
+    return None if off else hub.number(name)
+
+
+def _least(hub: _Settings, model: Model, start: int) -> tuple[int, list[str]]:
+    """Returns the fewest new tokens, and the setting that this does not express."""
+    if hub.number('min_new_tokens') or not hub.number('min_length'):
+        return hub.number('min_new_tokens'), []
+    if model.family == 'encoder_decoder':
+        return max(0, hub.number('min_length') - start), []
+    return 0, [f'min_length={hub["min_length"]}, with the prompt']
 
 
 def _names(ids: list[Any], tokenizer: Tokenizer) -> tuple[str, ...]:
@@ -178,14 +179,14 @@ def generation_config(config: Config, tokenizers: Tokenizers, tokens: Mapping[st
         fields['eos_token_id'] = list(ends)
     if decode.strategy == 'sample':
         fields |= {'temperature': decode.temperature, 'top_k': decode.top_k or 0, 'top_p': decode.top_p or 1.0}
-        cuts = {name: getattr(decode, name) for name in ('min_p', 'typical_p', 'epsilon_cutoff', 'eta_cutoff')}
+        cuts = {name: getattr(decode, name) for name in CUTS}
         fields |= {name: value for name, value in cuts.items() if value is not None}
     fields |= {} if decode.repetition_penalty == 1 else {'repetition_penalty': decode.repetition_penalty}
     fields |= {} if decode.no_repeat_ngram is None else {'no_repeat_ngram_size': decode.no_repeat_ngram}
     fields |= {'min_new_tokens': decode.min_len} if decode.min_len else {}
     if decode.strategy == 'beam':
         fields |= {'num_beams': decode.beam_size, 'early_stopping': 'never'}
-        fields |= {'length_penalty': decode.length_penalty} if _is_penalty_of_the_hub(config) else {}
+        fields |= {'length_penalty': decode.length_penalty} if _has_penalty_of_the_hub(config) else {}
     return fields
 
 
@@ -194,13 +195,12 @@ def unexpressed(config: Config) -> list[str]:
     decode = config.decode
     named = ('presence_penalty', 'frequency_penalty')
     lost = [f'decode.{name}={value}' for name in named if (value := getattr(decode, name))]
-    return lost + ([] if _is_penalty_of_the_hub(config) else [_length_penalty(decode)])
+    if not _has_penalty_of_the_hub(config):
+        lost.append(f'decode.length_penalty={decode.length_penalty} with decode.length_offset={decode.length_offset}')
+    return lost
 
 
-def _is_penalty_of_the_hub(config: Config) -> bool:
+def _has_penalty_of_the_hub(config: Config) -> bool:
+    """Returns whether the library's length penalty is that of a run."""
     decode, offset = config.decode, _offset(config.model, len(config.data.start))
     return decode.strategy != 'beam' or decode.length_penalty == 0 or decode.length_offset == offset
-
-
-def _length_penalty(decode: Decode) -> str:
-    return f'decode.length_penalty={decode.length_penalty} with decode.length_offset={decode.length_offset}'

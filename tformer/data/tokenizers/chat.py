@@ -192,7 +192,7 @@ class _Environment(sandbox.ImmutableSandboxedEnvironment):
 
 
 class _Joins(visitor.NodeTransformer):
-    """Makes each `~` of a template a call of `_Environment.joined`, as it is no operator that Jinja lets be watched."""
+    """Makes each `~` of a template a call of `_Environment.joined`: Jinja does not let it be intercepted."""
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         parts = [self.visit(part) for part in node.nodes]
