@@ -17,7 +17,7 @@ from tformer.errors import UserError, choose, nearest
 from tformer.hf import heads, safetensors
 from tformer.hf.convert import Stacked, exported, hub_shape, names_of, renamed, stacked
 from tformer.hf.models import FAMILIES
-from tformer.hf.rules import Rule
+from tformer.hf.rules import Rule, axes_of
 
 CONFIG, WEIGHTS = 'adapter_config.json', 'adapter_model.safetensors'
 PREFIX = 'base_model.model.'
@@ -52,31 +52,26 @@ def rules_of(rule: Rule) -> tuple[list[Rule], Rule]:
 
     Kernels that the hub joins in one have one A there.
     """
-    theirs, ours = (_sides(side) for side in rule.layout.split(' -> '))
-    flat = [axis for _, axes in ours for axis in axes]
+    theirs, ours = (axes_of(side) for side in rule.layout.split(' -> '))
+    flat = [axis for axes in ours for axis in axes]
     alone = [axis for axis in flat if axis != 'part']
-    (inner, axes), (outer, _) = theirs if alone[: len(theirs[0][1])] == theirs[0][1] else theirs[::-1]
-    ranked = ['rank' if axis == axes[0] else axis for axis in flat if axis not in axes[1:]]
-    hub, into = rule.hub.removesuffix('.weight'), f'rank {inner} -> {" ".join(axes)} rank'
+    inner, outer = theirs if alone[: len(theirs[0])] == theirs[0] else theirs[::-1]
+    ranked = ['rank' if axis == inner[0] else axis for axis in flat if axis not in inner[1:]]
+    hub, into = rule.hub.removesuffix('.weight'), f'rank ({" ".join(inner)}) -> {" ".join(inner)} rank'
     down = [
         rule._replace(hub=f'{hub}.lora_A.weight', ours=_beside(path, 'lora_a'), layout=into, parts=(), shares=())
         for path in rule.paths
     ]
     up = rule._replace(
-        hub=f'{hub}.lora_B.weight', ours=_beside(rule.ours, 'lora_b'), layout=f'{outer} rank -> {" ".join(ranked)}'
+        hub=f'{hub}.lora_B.weight',
+        ours=_beside(rule.ours, 'lora_b'),
+        layout=f'({" ".join(outer)}) rank -> {" ".join(ranked)}',
     )
     return down, up
 
 
 def _beside(path: str, adapter: str) -> str:
     return f'{path.removesuffix("/kernel")}/{adapter}/kernel'
-
-
-def _sides(side: str) -> list[tuple[str, list[str]]]:
-    """Returns the axes of one side of a layout, each as it is written and as the axes that it joins."""
-    written = side.replace('(', '|(').replace(')', ')|').split('|')
-    parts = [part for group in written for part in ([group] if group.startswith('(') else group.split())]
-    return [(part, part.strip('()').split()) for part in parts]
 
 
 def adapted_rules(family: str, model: Model) -> list[tuple[Rule, list[str]]]:
@@ -120,7 +115,7 @@ def write(
     assert model.lora_rank is not None
     rules, table = adapted_rules(family, model), FAMILIES[family]
     rank = model.lora_rank * max((len(paths) for _, paths in rules), default=1)
-    taken = {_beside(path, adapter) for _, paths in rules for path in paths for adapter in ('lora_a', 'lora_b')}
+    taken = [_beside(path, adapter) for _, paths in rules for path in paths for adapter in ('lora_a', 'lora_b')]
     if lost := [path for path in params if '/lora_' in path and path not in taken]:
         raise UserError(f'{family}: the adapter {lost[0]} has no counterpart; --merge adds it to its kernel')
     if lost := [path for path in taken if path not in params]:

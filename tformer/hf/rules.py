@@ -118,19 +118,21 @@ def axis_sizes(model: Model) -> dict[str, int]:
     return {name: size for name, size in sizes.items() if size is not None}
 
 
-def _axes(side: str) -> list[list[str]]:
+def axes_of(side: str) -> list[list[str]]:
     """Returns the axes of one side of a layout, each as the list of axes that it joins."""
     return [(joined or alone).split() for joined, alone in re.findall(r'\(([^)]*)\)|(\S+)', side)]
 
 
 def shape(side: str, sizes: Sizes) -> tuple[int, ...]:
     """Returns the shape of an array with the axes of one side of a layout."""
-    return tuple(math.prod(sizes[name] for name in joined) for joined in _axes(side))
+    return tuple(math.prod(sizes[name] for name in joined) for joined in axes_of(side))
 
 
 def rearrange(x: np.ndarray, layout: str, sizes: Sizes) -> np.ndarray:
     """Returns `x`, laid out as the left side of `layout`, laid out as its right side."""
-    before, after = ([name for joined in _axes(side) for name in joined if name != '1'] for side in layout.split('->'))
+    before, after = (
+        [name for joined in axes_of(side) for name in joined if name != '1'] for side in layout.split('->')
+    )
     x = x.reshape([sizes[name] for name in before]).transpose([before.index(name) for name in after])
     return x.reshape(shape(layout.split('->')[1], sizes))
 
