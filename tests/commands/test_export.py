@@ -333,6 +333,27 @@ def test_adapters_of_a_model_without_head_have_names_without_its_prefix(tmp_path
         np.testing.assert_array_equal(parameter.whole(), params[path])
 
 
+def test_adapters_that_have_no_counterpart_or_no_parameter_are_named(tmp_path: pathlib.Path) -> None:
+    model, params, _ = adapted('bert', targets=('query',))
+    kernel = 'encoder/stack/layers/attention/query'
+    with pytest.raises(UserError, match='the adapter decoder/x/lora_a/kernel has no counterpart; --merge adds it'):
+        adapters.write(tmp_path, 'bert', {**params, 'decoder/x/lora_a/kernel': np.ones(1)}, model, 'base')
+    with pytest.raises(UserError, match=f'there is no parameter {kernel}/lora_b/kernel'):
+        left = {path: value for path, value in params.items() if 'lora_b' not in path}
+        adapters.write(tmp_path, 'bert', left, model, 'base')
+    (tmp_path / adapters.CONFIG).write_text(json.dumps(adapters.write(tmp_path, 'bert', params, model, 'base')))
+    rewrite(tmp_path, lambda tensor: tensor.replace('layer.2.', 'layer.9.'))
+    with pytest.raises(UserError, match=r'has no tensor bert\.encoder\.layer\.2\..*lora_A\.weight'):
+        adapters.with_adapters(tmp_path, 'bert', dataclasses.replace(model, lora_rank=None))
+    adapters.write(tmp_path, 'bert', params, model, 'base')
+    tensors = {name: np.array(x) for name, x in safetensors.open_files([tmp_path / adapters.WEIGHTS]).items()}
+    tensors |= {'base_model.model.bert.other.lora_A.weight': np.ones((3, 1), np.float32)}
+    shapes = {name: (array.dtype, array.shape) for name, array in tensors.items()}
+    safetensors.write(tmp_path / adapters.WEIGHTS, shapes, tensors.__getitem__)
+    with pytest.raises(UserError, match=r'no rule reads the tensor base_model\.model\.bert\.other\.lora_A\.weight'):
+        adapters.with_adapters(tmp_path, 'bert', dataclasses.replace(model, lora_rank=None))
+
+
 def test_modules_are_named_by_the_shortest_ends_that_no_other_module_has() -> None:
     modules = {f'layer.{layer}.{name}' for layer in range(2) for name in ('attention.query', 'attention.out', 'out')}
     chosen = {name for name in modules if name.endswith('attention.out')}
