@@ -227,6 +227,9 @@ def test_the_command_on_64_devices():
     assert '\ntrain step on cpu:64 (data 4 x fsdp 4 x tensor 4), rules fsdp_tp' in said
     for kind, axes in (('all-gather', 'fsdp'), ('all-reduce', 'tensor'), ('all-reduce', 'data')):
         assert re.search(rf'\n  {kind} +{axes} +[\d,]+ +[\d,.]+ (GiB|B) +\d+%\n', said), (kind, axes)
+    found = re.search(r'one device +(\S+)\n +model FLOPs, all devices +(\S+)  (\d+)% of those computed', said)
+    assert found and float(found[3]) == pytest.approx(100 * float(found[2]) / (64 * float(found[1])), abs=1)
+    assert 30 < float(found[3]) <= 100
 
 
 def test_without_a_mesh_nothing_is_compiled():

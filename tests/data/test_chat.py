@@ -135,7 +135,7 @@ def test_a_template_ends_and_does_not_fill_the_memory(monkeypatch: pytest.Monkey
         '{{ "-" * 3 }}{{ 300 + 3 }}{{ 30 * 40 }}{{ 2 ** 9 }}{{ "a" ~ 1 ~ none ~ undefined }}'
         '{% for m in messages %}{{ (m.role ~ ":" ~ ("x" * 95 + "y" * 100))[:6] }}{{ loop.last }}{% endfor %}'
     )
-    assert [small.write(messages('a')) for _ in range(99)] == ['---3031200512a1Noneuser:xTrue'] * 99  # each by itself
+    assert [small.write(messages('a')) for _ in range(300)] == ['---3031200512a1Noneuser:xTrue'] * 300  # each by itself
 
 
 ANSWERS = {  # what is scored in 'q', 'a b', 'r', 'c' by the template

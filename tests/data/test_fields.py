@@ -15,6 +15,15 @@ def test_a_label_may_be_either_end_of_its_range():
             make({'label': label, 'text': 'a'})
 
 
+def test_a_choice_is_numbered_from_0_to_one_below_their_number():
+    make = fields.maker(Data(), 'multiple_choice')
+    record = {'context': 'a', 'choices': ['b', 'c', 'd']}
+    assert [make({**record, 'label': label})['label'] for label in (0, '2')] == [0, 2]
+    for label in (3, -1, '1.0', 'b'):
+        with pytest.raises(BadRecord, match='is not the number of a choice, from 0 to 2'):
+            make({**record, 'label': label})
+
+
 def test_an_answer_may_begin_at_the_first_character_and_end_at_the_last():
     make = fields.maker(Data(), 'question_answering')
     record = {'question': 'q', 'context': 'abc'}

@@ -43,6 +43,8 @@ def test_a_pipeline_has_up_to_four_parts_a_stage_that_divide_the_rows(rows, part
 def test_a_minus_one_takes_what_the_others_leave():
     assert sharding.make_mesh(Mesh(data=-1, tensor=2)).shape['data'] == len(jax.devices()) // 2
     assert sharding.make_mesh(Mesh(data=2)).size == 2
+    with pytest.raises(UserError, match=r'^mesh\.data=-1, mesh\.tensor=3 do not fit the 8 devices there are$'):
+        sharding.make_mesh(Mesh(data=-1, tensor=3))
 
 
 def test_a_parameter_is_split_by_its_names_where_its_sizes_divide():

@@ -76,3 +76,15 @@ def test_scores_while_training_name_those_of_generated_text_where_it_is_generate
     assert {'valid/loss', 'valid/bits_per_byte'} <= {*names}
     more = scorer.score_names(config_lib.override(stated, {'evaluate.examples_while_training': 2}))
     assert more == (*names, 'valid/chrf', 'valid/exact_match')
+
+
+def test_rows_that_complete_a_batch_have_no_score():
+    """Numbers 1, 2 and 4, predicted as 1, 2 and 5, and classes a, b, b, predicted as a, a, b; then an empty row."""
+    batch = {'labels': np.array([1.0, 2, 4, 0]), 'label_weights': np.array([1.0, 1, 1, 0])}
+    numbers = scorer.judge_numbers([scorer.Predicted(0, batch, np.array([1.0, 2, 5, 9]))], None, None)
+    assert numbers['mean_squared_error'] == pytest.approx(1 / 3)
+    assert numbers['pearson'] == pytest.approx(np.corrcoef([1, 2, 4], [1, 2, 5])[0, 1])
+    batch = {**batch, 'labels': np.array([0, 1, 1, 0])}
+    batches, tokenizers = types.SimpleNamespace(config=Config()), types.SimpleNamespace(labels=('a', 'b'))
+    classes = scorer.judge_classes([scorer.Predicted(0, batch, np.array([0, 0, 1, 1]))], batches, tokenizers)
+    assert classes['f1_micro'] == pytest.approx(2 / 3)

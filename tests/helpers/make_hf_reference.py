@@ -7,6 +7,7 @@ what they write for test_hub_searches.
 Made with torch 2.13.0 and transformers 5.23.0. Every parameter is random, those of biases and norms among them.
 """
 
+import functools
 import json
 import pathlib
 import sys
@@ -460,10 +461,19 @@ def save(name: str, reference: Reference) -> None:
     np.savez_compressed(FOLDER / f'{name}.npz', config=np.array(json.dumps(reference.config)), **arrays)
 
 
-def load(name: str) -> Reference:
-    """Returns the committed reference of one case."""
+@functools.cache
+def _arrays(name: str) -> dict[str, np.ndarray]:
+    """Returns the arrays of one case, which nobody may write to."""
     with np.load(FOLDER / f'{name}.npz') as file:
         arrays = dict(file)
+    for array in arrays.values():
+        array.setflags(write=False)
+    return arrays
+
+
+def load(name: str) -> Reference:
+    """Returns the committed reference of one case."""
+    arrays = _arrays(name)
 
     def group(prefix: str) -> dict[str, np.ndarray]:
         return {key.removeprefix(f'{prefix}/'): arrays[key] for key in arrays if key.startswith(f'{prefix}/')}

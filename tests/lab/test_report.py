@@ -290,8 +290,10 @@ DAMAGES = {
 @pytest.mark.parametrize('name', ['result.json', 'metrics.jsonl', 'config.json', 'predictions_test.jsonl'])
 @pytest.mark.parametrize('listed', [True, False])
 def test_a_damaged_file_ends_no_report_and_is_named_in_it(
-    home: pathlib.Path, tmp_path: pathlib.Path, name: str, damage: str, listed: bool
+    home: pathlib.Path, tmp_path: pathlib.Path, monkeypatch, name: str, damage: str, listed: bool
 ) -> None:
+    if damage != 'other values':  # one drawing of each file is enough
+        monkeypatch.setattr(drawing, 'installed', lambda: False)
     place = shutil.copytree(home, tmp_path / 'x')
     if not listed:
         (place / 'sweep.json').unlink()

@@ -12,6 +12,8 @@ def test_a_generator_has_the_nearest_number_of_heads_and_widths_in_proportion():
     small = narrowed(cfg)
     assert (small.num_heads, small.emb_dim, small.mlp_dim, small.head_dim) == (3, 24, 60, 8)
     assert small.embedding_factor_dim == 64
+    shared = narrowed(resolve_model(Model(emb_dim=48, num_heads=12, num_kv_heads=6, generator_fraction=0.25)))
+    assert (shared.num_heads, shared.num_kv_heads) == (3, 1)  # 1.5 are 2, which do not divide 3
 
 
 def test_a_generator_under_mup_is_as_much_wider_than_its_base_as_the_encoder():

@@ -259,6 +259,16 @@ def test_the_norm_that_clips_is_of_what_is_trained():
         np.testing.assert_allclose(step, parts[path] * 1e-3 / norm, atol=1e-7)
 
 
+def test_beside_adapters_the_norm_of_the_gradient_is_of_what_is_trained():
+    plain = dataclasses.replace(STEADY, name='sgd', momentum=0.0, learning_rate=1.0, clip_norm=None)
+    run = Trainer(make_config('causal_lm', plain, lora_rank=2, lora_targets=ALL))
+    start = run.start()
+    after, numbers = jax.jit(run.step)(start, run.batch, run.hyper)
+    moved = flat(jax.tree.map(jnp.subtract, start.params, after.params)).values()
+    norm = np.sqrt(sum(np.sum(np.square(step, dtype=np.float64)) for step in moved))
+    assert float(numbers['grad_norm']) == pytest.approx(norm, rel=1e-4)
+
+
 def test_no_gradient_is_computed_through_what_is_frozen_whole():
     def loops(**fields):
         run = Trainer(make_config('classification', dataclasses.replace(STEADY, **fields)))

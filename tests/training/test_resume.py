@@ -31,7 +31,7 @@ CELLS = {
     ('encoder_decoder', 'fsdp'): (0, 'a deletion', 2),
     ('encoder_decoder', 'two'): (1, 'the copy of the arrays', 6),
 }
-QUICK = {('decoder', 'fsdp')}
+QUICK = {('decoder', 'one device')}
 FIELDS = {  # of a cell alone
     ('encoder', 'one device'): ('optimizer.name=schedule_free', 'optimizer.ema_decay=None'),
     ('encoder_decoder', 'one device'): ('optimizer.name=muon',),

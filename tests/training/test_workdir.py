@@ -7,7 +7,7 @@ import pytest
 from tformer import config as config_lib
 from tformer.config import Config
 from tformer.errors import UserError
-from tformer.training import workdir
+from tformer.training import checkpoint, workdir
 
 
 def test_what_changes_parameters_or_updates_is_bound():
@@ -29,6 +29,15 @@ def test_a_bound_field_is_refused_unless_it_is_named(tmp_path):
     with pytest.raises(UserError, match=re.escape(f'was trained with another config: {line}')):
         workdir.check_config(tmp_path, before, other)
     workdir.check_config(tmp_path, before, other, may_differ=['optimizer.learning_rate'])
+
+
+def test_no_fewer_steps_are_asked_for_than_were_made(tmp_path):
+    checkpoint.directory(tmp_path, 6).mkdir(parents=True)
+    before = config_lib.override(Config(), {'train.num_steps': 6})
+    workdir.check_config(tmp_path, before, before)
+    fewer = config_lib.override(before, {'train.num_steps': 5})
+    with pytest.raises(UserError, match=r'^train\.num_steps=5: .* has made 6 steps already; use a fresh --workdir$'):
+        workdir.check_config(tmp_path, before, fewer, may_differ=['train.num_steps'])
 
 
 def test_what_was_trained_cannot_be_changed_later(tmp_path):
