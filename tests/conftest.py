@@ -6,6 +6,7 @@
 import atexit
 import collections
 import contextlib
+import gc
 import os
 import pathlib
 import shutil
@@ -40,6 +41,12 @@ jax.config.update('jax_numpy_rank_promotion', 'raise')
 SECONDS = collections.defaultdict(lambda: collections.defaultdict(float))
 
 
+def pytest_collection_finish():
+    """What is imported by now stays: the garbage collector need not go through it again and again."""
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+
+
 HELD = [0.0]  # bytes that remained when programs were last let go
 
 
@@ -49,6 +56,7 @@ def room():
     yield
     if resident() > max(3e9, HELD[0] + 1.5e9):
         jax.clear_caches()
+        gc.collect()
         HELD[0] = resident()
 
 
