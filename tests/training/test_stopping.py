@@ -74,7 +74,15 @@ def test_a_limit_is_in_minutes(monkeypatch):
     assert StopMonitor(None).reason(1) is None
 
 
-def test_a_signal_is_a_reason_and_ends_only_a_block_that_can_be_repeated():
+@pytest.fixture
+def interruptible():
+    """SIGINT counts, which a shell has a command in the background ignore."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_a_signal_is_a_reason_and_ends_only_a_block_that_can_be_repeated(interruptible):
     before = signal.getsignal(signal.SIGINT)
     with StopMonitor(None) as monitor:
         monitor.has_step = True
