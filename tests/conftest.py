@@ -3,7 +3,6 @@
 `make accelerator` runs the tests marked `accelerator` on the devices that JAX finds, compiled as for users.
 """
 
-import atexit
 import collections
 import contextlib
 import gc
@@ -24,10 +23,9 @@ else:
         [os.environ.get('XLA_FLAGS', ''), '--xla_force_host_platform_device_count=8', lives.XLA_FLAGS]
     )
 os.environ['TFORMER_CACHE'] = tempfile.mkdtemp(prefix='tformer-test-cache-')
-atexit.register(shutil.rmtree, os.environ['TFORMER_CACHE'], ignore_errors=True)
 
-import jax  # noqa: E402
-import pytest  # noqa: E402
+import jax
+import pytest
 
 with contextlib.suppress(ModuleNotFoundError):  # an interpreter for `make accelerator` need not have it
     import hypothesis
@@ -39,6 +37,10 @@ if accelerator.MODE != 'chip':
 jax.config.update('jax_numpy_rank_promotion', 'raise')
 
 SECONDS = collections.defaultdict(lambda: collections.defaultdict(float))
+
+
+def pytest_unconfigure():
+    shutil.rmtree(os.environ['TFORMER_CACHE'], ignore_errors=True)
 
 
 def pytest_collection_finish():

@@ -69,6 +69,7 @@ def other(field: str) -> Any:
 
 
 TEXTS = (
+    *('decode.regex', 'decode.json_schema'),
     'data.tokenizer_path',
     'data.tfds_name',
     'data.tfds_dir',

@@ -9,6 +9,7 @@ import pytest
 
 from tformer.decode.beam import beam_search
 from tformer.decode.penalties import History, Penalties
+from tformer.decode.rules import Rules
 from tformer.decode.sample import Ending, Prompt, Sampling, greedy
 
 TORCH = all(importlib.util.find_spec(name) for name in ('torch', 'transformers'))
@@ -93,7 +94,7 @@ def prompt(*tokens: int) -> Prompt:
 
 def test_greedy_search_repeats_no_token_and_does_not_end_too_soon_and_scores_by_the_models_own_distribution():
     found, score = greedy(
-        table, 0, prompt(2), Ending(5, EOS), penalties=Penalties(no_repeat_ngram=1, min_len=2, ends=(EOS,))
+        table, 0, prompt(2), Ending(5, EOS), rules=Rules(Penalties(no_repeat_ngram=1, min_len=2, ends=(EOS,)))
     )
     assert found.tolist() == [[3, 4, EOS, 0, 0]]
     logits = np.asarray(table(jnp.zeros((1, 1)), None, 0)[0][0, 0], np.float64)
@@ -103,7 +104,7 @@ def test_greedy_search_repeats_no_token_and_does_not_end_too_soon_and_scores_by_
 
 def test_a_forced_end_comes_whatever_is_changed():
     penalties = Penalties(no_repeat_ngram=1, min_len=9, ends=(EOS,))
-    assert greedy(table, 0, prompt(2), Ending(3, EOS, forced=True), penalties=penalties)[0].tolist() == [[3, 4, EOS]]
+    assert greedy(table, 0, prompt(2), Ending(3, EOS, forced=True), rules=Rules(penalties))[0].tolist() == [[3, 4, EOS]]
 
 
 @jax.tree_util.register_static
@@ -120,10 +121,10 @@ class Nothing:
 def test_a_row_that_has_no_token_left_ends():
     """Token by token all are written; the least length would have it go on."""
     penalties = Penalties(no_repeat_ngram=1, min_len=9, ends=(EOS, 0))
-    tokens, _ = greedy(table, 0, prompt(5), Ending(9, EOS, banned=(0,)), penalties=penalties)
+    tokens, _ = greedy(table, 0, prompt(5), Ending(9, EOS, banned=(0,)), rules=Rules(penalties))
     assert tokens.tolist() == [[2, 3, 4, EOS, 0, 0, 0, 0, 0]]
     found = beam_search(
-        table, Nothing(), prompt(5), Ending(9, EOS, banned=(0,)), beams=2, alpha=0.0, penalties=penalties
+        table, Nothing(), prompt(5), Ending(9, EOS, banned=(0,)), beams=2, alpha=0.0, rules=Rules(penalties)
     )
     assert sorted(found.tokens_BMT[0, 0, :3].tolist()) == [2, 3, 4] and found.lengths_BM[0, 0] == 4
 
@@ -138,7 +139,7 @@ def test_each_hypothesis_of_a_beam_has_a_history_of_its_own():
         Ending(4, EOS),
         beams=2,
         alpha=0.0,
-        penalties=Penalties(no_repeat_ngram=1, min_len=2, ends=(EOS,)),
+        rules=Rules(Penalties(no_repeat_ngram=1, min_len=2, ends=(EOS,))),
     )
     rows = sorted(row[: row.index(EOS) + 1] for row in found.tokens_BMT[0].tolist())
     assert rows == [[2, 3, EOS], [3, 2, EOS]]

@@ -140,6 +140,8 @@ def test_a_malformed_setting_is_refused(settings: dict[str, Any], said: str) -> 
         ({'decode.strategy': 'sample', 'decode.top_k': 7, 'decode.min_p': 0.1, 'decode.typical_p': 0.5}, 0),
         ({'decode.strategy': 'sample', 'decode.epsilon_cutoff': 0.1, 'decode.eta_cutoff': 0.5}, 0),
         ({'decode.presence_penalty': 0.5, 'decode.frequency_penalty': -0.5}, 2),
+        ({'decode.regex': 'a'}, 1),
+        ({'decode.choices': ('a', 'b')}, 1),
     ],
 )
 def test_fields_are_written_as_settings_that_are_read_as_the_same(changes: dict[str, Any], lost: int) -> None:

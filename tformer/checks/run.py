@@ -6,6 +6,7 @@ from tformer.checks.conditions import require, require_divisor
 from tformer.checks.model import whole_batch
 from tformer.config import Config, Model, Optimizer, own_layers
 from tformer.config.tasks import TASKS
+from tformer.decode.constraints import CONSTRAINTS
 from tformer.layers.norms import NORMS
 from tformer.layers.parametrization import parametrization
 from tformer.objectives import LOSSES, whole_batch_head
@@ -47,6 +48,9 @@ def check_run(config: Config) -> None:
         f'decode.presence_penalty={decode.presence_penalty} or decode.frequency_penalty={decode.frequency_penalty} is '
         'negative: decode.strategy=beam needs scores that only fall',
     )
+    asked = [f'decode.{kind}' for kind in CONSTRAINTS if getattr(decode, kind) not in (None, ())]
+    require(len(asked) < 2, f'{" and ".join(asked)} are set: a text has one constraint')
+    require(all(decode.choices), 'decode.choices has an empty text')
     language = config.evaluate.language
     require(
         language is None or re.fullmatch('[a-z]{2}', language) is not None,

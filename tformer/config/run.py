@@ -172,6 +172,9 @@ class Decode(Section):
     frequency_penalty: float = 0.0  # subtracted as often as a token was generated
     no_repeat_ngram: int | None = None  # no n-gram of this n comes twice (Paulus et al. 2018, 2.5); None: any may
     min_len: int = 0  # the least number of new tokens before the end; at most max_len
+    choices: tuple[str, ...] = ()  # the text is one of these; (): any
+    regex: str | None = None  # the text matches this regular expression, the whole of it
+    json_schema: str | None = None  # the text is JSON that fits the schema in this file
     batch_size: int = 64  # sequences decoded together
 
 

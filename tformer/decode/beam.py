@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from tformer.decode.penalties import History, Penalties
+from tformer.decode.penalties import History
+from tformer.decode.rules import Rules
 from tformer.decode.sample import PAD, Ending, Extend, Prompt, banned_mask, prefill
 
 
@@ -29,6 +30,7 @@ class State(NamedTuple):
     alive: Hypotheses
     finished: Hypotheses
     last_BM: jax.Array  # the token that the next step reads
+    ruled: Any  # the state of the constraint, for each hypothesis
     cache: Any  # of M hypotheses of each row
 
 
@@ -38,8 +40,8 @@ def length_penalty(length: float | jax.Array, alpha: float | jax.Array, offset: 
     return jnp.power((offset + length) / (offset + 1.0), alpha)
 
 
-def take(hypotheses: Hypotheses, index_BM: jax.Array) -> Hypotheses:
-    """Returns the hypotheses at `index_BM` of each row."""
+def take(hypotheses: Any, index_BM: jax.Array) -> Any:
+    """Returns the hypotheses, or what each has, at `index_BM` of each row."""
     return jax.tree.map(lambda x: jax.vmap(lambda row, index_M: row[index_M])(x, index_BM), hypotheses)
 
 
@@ -58,7 +60,7 @@ def beam_search(
     beams: int,
     alpha: float | jax.Array,
     offset: float = 5.0,
-    penalties: Penalties = Penalties(),
+    rules: Rules = Rules(),
 ) -> Hypotheses:
     """Keeps the M likeliest unfinished hypotheses at each step and, separately, the M best finished ones.
 
@@ -68,26 +70,28 @@ def beam_search(
 
     The cache is empty, with slots for the prompt and M `max_len` tokens. `cache.branch(M)` has M hypotheses of each
     row, of which a call of `extend` reads a token each, T = M; in `cache.take(parents_BM)` each goes on from its
-    parent. `alpha`, 0 or more, and `offset` are of the length penalty; the length includes `eos`. `penalties` change
+    parent. `alpha`, 0 or more, and `offset` are of the length penalty; the length includes `eos`. `rules` change
     the log-probabilities, and so the scores; none may raise them above 0. Returns M = `beams` hypotheses per row with
     normalised scores; PAD after `eos` and in unused places, which score -inf. A row without finished hypotheses
     returns the unfinished ones.
     """
     penalty = functools.partial(length_penalty, alpha=alpha, offset=offset)
-    step_fn = functools.partial(_advance, extend, prompt, ending, penalties, penalty)
+    step_fn = functools.partial(_advance, extend, prompt, ending, rules, penalty)
     max_len, penalty_most = ending.max_len, penalty(ending.max_len)
 
     def unsettled(state: State) -> jax.Array:
         bound_B = state.alive.scores_BM[:, 0] / penalty_most
         return (state.step < max_len) & jnp.any(bound_B > state.finished.scores_BM[:, -1])
 
-    start = _start(prefill(extend, cache, prompt), prompt, beams, max_len)
+    start = _start(
+        prefill(extend, cache, prompt), prompt, beams, rules.start((prompt.tokens_BP.shape[0], beams)), max_len
+    )
     end = jax.lax.while_loop(unsettled, step_fn, start)
     alive = end.alive._replace(scores_BM=end.alive.scores_BM / penalty_most)  # they have the greatest length
     return _result(alive, end.finished)
 
 
-def _start(cache: Any, prompt: Prompt, beams: int, max_len: int) -> State:
+def _start(cache: Any, prompt: Prompt, beams: int, ruled: Any, max_len: int) -> State:
     """Returns the state before the first step; `cache` holds all of the prompt but its last token."""
     B, M = prompt.tokens_BP.shape[0], beams
     none = Hypotheses(
@@ -100,6 +104,7 @@ def _start(cache: Any, prompt: Prompt, beams: int, max_len: int) -> State:
         alive=none._replace(scores_BM=jnp.where(real_BM, 0.0, none.scores_BM)),
         finished=none,
         last_BM=jnp.repeat(prompt.tokens_BP[:, -1:].astype(jnp.int32), M, axis=1),
+        ruled=ruled,
         cache=cache.branch(M),
     )
 
@@ -108,7 +113,7 @@ def _advance(
     extend: Extend,
     prompt: Prompt,
     ending: Ending,
-    penalties: Penalties,
+    rules: Rules,
     penalty: Callable[..., jax.Array],
     state: State,
 ) -> State:
@@ -120,10 +125,11 @@ def _advance(
     logits_BMV = ending.force(logits_BMV.astype(jnp.float32), step)
     V = logits_BMV.shape[2]
     logprobs_BMV = jnp.where(banned_mask(V, ending.banned)[None, None], -jnp.inf, jax.nn.log_softmax(logits_BMV))
-    if penalties.any:
+    if rules.any:
         tokens_RP, positions_RP = (jnp.repeat(x, M, axis=0) for x in prompt[:2])
         history = History.of(tokens_RP, positions_RP >= 0, alive.tokens_BMT.reshape(B * M, -1), step)
-        logprobs_BMV = penalties(logprobs_BMV.reshape(B * M, V), history).reshape(B, M, V)
+        logprobs_RV = logprobs_BMV.reshape(B * M, V)
+        logprobs_BMV = rules(logprobs_RV, state.ruled, history, ending.max_len, ending.eos).reshape(B, M, V)
 
     totals_BMV = alive.scores_BM[:, :, None] + logprobs_BMV
     C = (2 + len(ending.others)) * M  # of which M or more do not end
@@ -142,7 +148,8 @@ def _advance(
     finished, _ = best(joined, M)
 
     parents_BM, last_BM = (jnp.take_along_axis(x_BC, kept_BM, 1) for x_BC in (parents_BC, chosen_BC))
-    return State(step + 1, alive, finished, last_BM, cache.take(parents_BM))
+    ruled = rules.follow(take(state.ruled, parents_BM), last_BM)
+    return State(step + 1, alive, finished, last_BM, ruled, cache.take(parents_BM))
 
 
 def _result(alive: Hypotheses, finished: Hypotheses) -> Hypotheses:

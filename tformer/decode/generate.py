@@ -9,7 +9,9 @@ from flax import linen as nn
 
 from tformer import config
 from tformer.decode.beam import beam_search
+from tformer.decode.constraints import Constraint
 from tformer.decode.penalties import Penalties
+from tformer.decode.rules import Rules
 from tformer.decode.sample import Ending, Extend, Prompt, Sampling, greedy, sample
 from tformer.errors import UserError, choose
 from tformer.layers import masks
@@ -22,11 +24,18 @@ _SLOTS = 8  # the cache's slots are a multiple of this
 
 
 def make_generate(
-    model: nn.Module, cfg: config.Decode, *, eos: int, banned: Sequence[int] = (), others: Sequence[int] = ()
+    model: nn.Module,
+    cfg: config.Decode,
+    *,
+    eos: int,
+    banned: Sequence[int] = (),
+    others: Sequence[int] = (),
+    constraint: Constraint | None = None,
 ) -> Generate:
     """Returns generate(variables, batch, rng) -> (tokens_BT, scores_B), jitted; T is `cfg.max_len`.
 
-    A row ends with `eos` or one of the `others`; `banned` tokens are never generated.
+    A row ends with `eos` or one of the `others`; `banned` tokens, and those that a `constraint` does not allow, are
+    never generated.
 
     `batch` is a model's batch: `inputs` and `positions` [B, P] are the prompt, padded in front (with an encoder,
     data.start); encoder fields and `prefix` are as in training; `rows` [B], optional, are the examples' numbers, by
@@ -70,7 +79,7 @@ def make_generate(
             cfg.min_len,
             (eos, *others),
         )
-        return strategy.search(cfg, rng, (extend, cache, prompt, ending), penalties)
+        return strategy.search(cfg, rng, (extend, cache, prompt, ending), Rules(penalties, constraint))
 
     return generate
 
@@ -81,34 +90,28 @@ def cache_slots(cfg: config.Decode, prompt: int) -> int:
     return -(-used // _SLOTS) * _SLOTS
 
 
-def _greedy(
-    cfg: config.Decode, rng: jax.Array | None, search: Search, penalties: Penalties
-) -> tuple[jax.Array, jax.Array]:
-    return greedy(*search, penalties=penalties)
+def _greedy(cfg: config.Decode, rng: jax.Array | None, search: Search, rules: Rules) -> tuple[jax.Array, jax.Array]:
+    return greedy(*search, rules=rules)
 
 
-def _sampled(
-    cfg: config.Decode, rng: jax.Array | None, search: Search, penalties: Penalties
-) -> tuple[jax.Array, jax.Array]:
+def _sampled(cfg: config.Decode, rng: jax.Array | None, search: Search, rules: Rules) -> tuple[jax.Array, jax.Array]:
     if rng is None:
         raise ValueError('sampling needs a random key')
     sampling = Sampling(*(getattr(cfg, name) for name in Sampling._fields))
-    return sample(*search, rng, sampling, penalties=penalties)
+    return sample(*search, rng, sampling, rules=rules)
 
 
 def _best_of_beam(
-    cfg: config.Decode, rng: jax.Array | None, search: Search, penalties: Penalties
+    cfg: config.Decode, rng: jax.Array | None, search: Search, rules: Rules
 ) -> tuple[jax.Array, jax.Array]:
-    found = beam_search(
-        *search, beams=cfg.beam_size, alpha=cfg.length_penalty, offset=cfg.length_offset, penalties=penalties
-    )
+    found = beam_search(*search, beams=cfg.beam_size, alpha=cfg.length_penalty, offset=cfg.length_offset, rules=rules)
     return found.tokens_BMT[:, 0], found.scores_BM[:, 0]
 
 
 class Strategy(NamedTuple):
     """A way to choose the next token."""
 
-    # (decode section, random key, Search, Penalties) -> (tokens_BT, scores_B)
+    # (decode section, random key, Search, Rules) -> (tokens_BT, scores_B)
     search: Callable[..., tuple[jax.Array, jax.Array]]
     fields: tuple[str, ...] = ()  # the fields of config.decode that it reads and some others do not
     tokens: Callable[[config.Decode], int] = lambda cfg: 1  # that a step adds to the cache of a row

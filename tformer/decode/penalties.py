@@ -33,14 +33,14 @@ class History(NamedTuple):
 
 
 class Penalties(NamedTuple):
-    """What is changed; the defaults change nothing. Where no token is left, the row ends."""
+    """What is changed; the defaults change nothing."""
 
     repetition: float = 1.0  # divides the positive logits, and multiplies the negative ones, of all tokens so far
     presence: float = 0.0  # subtracted from the logits of tokens among the new ones
     frequency: float = 0.0  # subtracted as often as the token is among the new ones
     no_repeat_ngram: int | None = None  # no n-gram of this n comes twice
     min_len: int = 0  # the least number of new tokens before one that ends the row
-    ends: tuple[int, ...] = ()  # the tokens that end a row, EOS first
+    ends: tuple[int, ...] = ()  # the tokens that end a row
 
     def __call__(self, logits_RV: jax.Array, history: History) -> jax.Array:
         """Returns the logits, or log-probabilities, of the next token of each row, changed."""
@@ -56,9 +56,7 @@ class Penalties(NamedTuple):
         if self.min_len:
             ends_V = jnp.zeros(vocab_size, bool).at[jnp.array(self.ends, jnp.int32)].set(True)
             logits_RV = jnp.where(ends_V[None] & (history.step < self.min_len), -jnp.inf, logits_RV)
-        none_R1 = jnp.all(jnp.isneginf(logits_RV), 1, keepdims=True)
-        eos_V = jnp.zeros(vocab_size, bool).at[jnp.array(self.ends[:1], jnp.int32)].set(True)
-        return jnp.where(none_R1 & eos_V[None], 0.0, logits_RV)
+        return logits_RV
 
     @property
     def any(self) -> bool:

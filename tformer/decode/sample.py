@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from tformer.decode.penalties import History, Penalties
+from tformer.decode.penalties import History
+from tformer.decode.rules import Rules
 from tformer.layers import masks
 
 PAD = 0  # fills rows after their end, whatever the tokenizer's padding is: readers stop at the end
@@ -78,6 +79,7 @@ class State(NamedTuple):
     scores_B: jax.Array
     ended_B: jax.Array
     last_B: jax.Array  # the token that the next step reads
+    ruled: Any  # the state of the constraint
     cache: Any
 
 
@@ -180,7 +182,7 @@ def _largest(values_BV: jax.Array, weights_BV: jax.Array, enough: float | jax.Ar
 
 
 def _generate(
-    extend: Extend, cache: Any, prompt: Prompt, ending: Ending, penalties: Penalties, pick: Pick
+    extend: Extend, cache: Any, prompt: Prompt, ending: Ending, rules: Rules, pick: Pick
 ) -> tuple[jax.Array, jax.Array]:
     """The loop of `greedy` and `sample`."""
     max_len = ending.max_len
@@ -195,9 +197,9 @@ def _generate(
         logits_BV = ending.force(logits_B1V[:, 0].astype(jnp.float32), state.step)
         mask_1V = banned_mask(logits_BV.shape[1], ending.banned)[None]
         changed_BV = jnp.where(mask_1V, -jnp.inf, logits_BV)
-        if penalties.any:
+        if rules.any:
             history = History.of(prompt.tokens_BP, prompt.positions_BP >= 0, state.tokens_BT, state.step)
-            changed_BV = penalties(changed_BV, history)
+            changed_BV = rules(changed_BV, state.ruled, history, max_len, ending.eos)
         chosen_B = pick(changed_BV, state.step).astype(jnp.int32)
         logprobs_B = jnp.take_along_axis(jax.nn.log_softmax(logits_BV), chosen_B[:, None], 1)[:, 0]
         tokens_B = jnp.where(state.ended_B, PAD, chosen_B)
@@ -207,6 +209,7 @@ def _generate(
             scores_B=state.scores_B + jnp.where(state.ended_B, 0.0, logprobs_B),
             ended_B=state.ended_B | ending.ends(tokens_B),
             last_B=tokens_B,
+            ruled=rules.follow(state.ruled, chosen_B),
             cache=cache,
         )
 
@@ -216,6 +219,7 @@ def _generate(
         scores_B=jnp.zeros(ended_B.shape, jnp.float32),
         ended_B=ended_B,
         last_B=prompt.tokens_BP[:, -1].astype(jnp.int32),
+        ruled=rules.start(ended_B.shape),
         cache=prefill(extend, cache, prompt),
     )
     end = jax.lax.while_loop(unfinished, advance, start)
@@ -223,14 +227,14 @@ def _generate(
 
 
 def greedy(
-    extend: Extend, cache: Any, prompt: Prompt, ending: Ending, *, penalties: Penalties = Penalties()
+    extend: Extend, cache: Any, prompt: Prompt, ending: Ending, *, rules: Rules = Rules()
 ) -> tuple[jax.Array, jax.Array]:
     """Takes the likeliest token at each step, until every row has ended.
 
-    The cache is empty, with slots for the prompt and `max_len` tokens. `penalties` change the logits before. Returns
+    The cache is empty, with slots for the prompt and `max_len` tokens. `rules` change the logits before. Returns
     (tokens_BT, int32, PAD after `eos`; scores_B, the sum of the model's own log-probabilities of these tokens).
     """
-    return _generate(extend, cache, prompt, ending, penalties, lambda logits_BV, _: jnp.argmax(logits_BV, 1))
+    return _generate(extend, cache, prompt, ending, rules, lambda logits_BV, _: jnp.argmax(logits_BV, 1))
 
 
 def sample(
@@ -241,12 +245,12 @@ def sample(
     rng: jax.Array,
     sampling: Sampling,
     *,
-    penalties: Penalties = Penalties(),
+    rules: Rules = Rules(),
 ) -> tuple[jax.Array, jax.Array]:
     """Draws each token from softmax(logits / temperature), cut by one rule of `Sampling` after another.
 
     The key of a token is `rng` folded with its example's number and its step. Otherwise like `greedy`; scores_B are
-    those of the model's own distribution, before penalties, temperature and cuts.
+    those of the model's own distribution, before rules, temperature and cuts.
     """
     keys_B = jax.vmap(jax.random.fold_in, (None, 0))(rng, prompt.rows_B)
 
@@ -254,4 +258,4 @@ def sample(
         keys = jax.vmap(jax.random.fold_in, (0, None))(keys_B, step)
         return jax.vmap(jax.random.categorical)(keys, sampling.warp(logits_BV))
 
-    return _generate(extend, cache, prompt, ending, penalties, pick)
+    return _generate(extend, cache, prompt, ending, rules, pick)

@@ -13,6 +13,7 @@ from tformer.data.sources import fields
 from tformer.data.sources.records import BadRecord
 from tformer.data.tokenizers.chat import Messages
 from tformer.data.tokenizers.tokenizers import Tokenizers
+from tformer.decode.constraints import constraint
 from tformer.decode.generate import make_generate
 from tformer.errors import UserError
 
@@ -42,7 +43,8 @@ def make_text_generator(model: nn.Module, config: Config, tokenizers: Tokenizers
     eos, *others = ends = tokenizers.ends(config)
     nothing = [*np.flatnonzero(~target.ordinary).tolist(), *range(target.vocab_size, config.model.vocab_size or 0)]
     banned = [index for index in nothing if index not in ends]  # which may be the padding or BOS as well
-    generate = make_generate(model, decode, eos=eos, banned=banned, others=others)
+    asked = constraint(decode, target, ends, config.model.vocab_size or target.vocab_size)
+    generate = make_generate(model, decode, eos=eos, banned=banned, others=others, constraint=asked)
     longest, limit = _longest_input(config, given)
     tokenizer = (tokenizers.source if paired else None) or target
     template = special_tokens.template_of(config, tokenizers)

@@ -193,7 +193,7 @@ def generation_config(config: Config, tokenizers: Tokenizers, tokens: Mapping[st
 def unexpressed(config: Config) -> list[str]:
     """Returns the fields of a run's generation that generation_config.json has no setting for."""
     decode = config.decode
-    named = ('presence_penalty', 'frequency_penalty')
+    named = ('presence_penalty', 'frequency_penalty', 'choices', 'regex', 'json_schema')
     lost = [f'decode.{name}={value}' for name in named if (value := getattr(decode, name))]
     if not _has_penalty_of_the_hub(config):
         lost.append(f'decode.length_penalty={decode.length_penalty} with decode.length_offset={decode.length_offset}')

@@ -34,6 +34,9 @@ class Byte(Tokenizer):
     def decode(self, ids: Iterable[int]) -> str:
         return _text_of(self._ordinary(ids))
 
+    def _spell(self, index: int) -> bytes:
+        return bytes([index - FIRST])
+
 
 class _Listed(Tokenizer):
     """A sorted list of the units of the training split, after the 256 bytes if these encode unknown units."""
@@ -92,6 +95,11 @@ class _Listed(Tokenizer):
             else:
                 parts += [self._units[index - self._first] for index in run]
         return self.separator.join(parts)
+
+    def _spell(self, index: int) -> bytes | None:
+        if index >= self._first:
+            return (self.separator + self._units[index - self._first]).encode()
+        return None if self.separator else bytes([index - FIRST])  # between bytes stands no separator
 
     def _spaced(self, index: int) -> str:
         text = self._piece(index)

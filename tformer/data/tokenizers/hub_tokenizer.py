@@ -35,6 +35,9 @@ NAMES = {
 _SPACE = '\u2581'  # a space, as Metaspace writes it
 _MARKS = ('continuing_subword_prefix', 'end_of_word_suffix')  # of pieces inside words and of those that end one
 _BYTE_SPACES = {256 + byte: chr(byte) for byte in range(33)}  # the first bytes, as byte-level vocabularies write them
+_SHOWN = [*range(33, 127), *range(161, 173), *range(174, 256)]  # bytes that byte-level vocabularies write as they are
+_BYTES_OF_LETTERS = {chr(byte): byte for byte in _SHOWN}
+_BYTES_OF_LETTERS |= {chr(256 + number): byte for number, byte in enumerate(sorted({*range(256)} - {*_SHOWN}))}
 _MOST_IDS = 1 << 24  # arrays have an entry for each
 _CHUNK = 10_000  # texts encoded at once; the library's results are much larger than their ids
 _PROBE = "The quick\n\n\tbrown  fox\u2026 \u00c9 e\u0301 \uff21\u00a0\u2581\r\n12345 don't , \U0001f468\u200d \0 "
@@ -156,6 +159,16 @@ class HubTokenizer(Tokenizer):
         if prefix or self._model.get('type') == 'WordLevel':
             text = text.removeprefix(prefix) if prefix and text.startswith(prefix) else f' {text}'
         return f'{text.removesuffix(suffix)} ' if suffix and text.endswith(suffix) else text
+
+    def _spell(self, index: int) -> bytes | None:
+        piece = self._pieces[index]
+        if self._is_byte(piece):
+            return bytes([int(piece[3:5], 16)])
+        if any(map(self._model.get, _MARKS)) or self._model.get('type') == 'WordLevel':
+            return None  # spaces stand between such pieces
+        if index in self._letters:
+            return bytes(map(_BYTES_OF_LETTERS.__getitem__, piece))
+        return (piece if self._letters else piece.replace(_SPACE, ' ')).encode()
 
     def _is_byte(self, piece: str) -> bool:
         return bool(self._model.get('byte_fallback')) and re.fullmatch('<0x[0-9A-F]{2}>', piece) is not None

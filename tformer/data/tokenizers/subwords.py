@@ -27,7 +27,7 @@ class SentencePiece(Tokenizer):
         self._processor = sentencepiece.SentencePieceProcessor(model_proto=stored)
         self.vocab_size = self._processor.vocab_size()
         self.fallback = list(filter(self._processor.is_byte, range(self.vocab_size)))
-        self.exact = bool(self.fallback)
+        self.exact, self._bytes = bool(self.fallback), frozenset(self.fallback)
         space = [f'<0x{byte:02X}>' for byte in self._SPACE.encode()]
         self._space_ids = self._processor.piece_to_id(space) if self.exact else [UNK]
         pieces = self._processor.id_to_piece(list(range(self.vocab_size)))
@@ -79,6 +79,10 @@ class SentencePiece(Tokenizer):
 
     def decode(self, ids: Iterable[int]) -> str:
         return self._processor.decode(self._ordinary(ids))
+
+    def _spell(self, index: int) -> bytes:
+        piece = self._processor.id_to_piece(index)
+        return bytes([int(piece[3:5], 16)]) if index in self._bytes else piece.replace(self._SPACE, ' ').encode()
 
 
 _LINE = 4000  # characters of a training line; longer ones are cut

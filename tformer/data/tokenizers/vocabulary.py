@@ -5,6 +5,7 @@ import copy
 import dataclasses
 import functools
 import hashlib
+import itertools
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
@@ -221,6 +222,20 @@ class Tokenizer(abc.ABC):
 
     def _piece(self, index: int) -> str:
         return SPECIALS[index] if index < FIRST else self.decode([index])
+
+    def spell(self, index: int) -> bytes | None:
+        """Returns the bytes that an id adds behind other text; None where it adds none, or none by itself alone."""
+        return (self._spell(index) or None) if self.ordinary[index] else None
+
+    def _spell(self, index: int) -> bytes | None:
+        text = self.decode([index])
+        return None if '\ufffd' in text else text.encode()  # a part of a character
+
+    @functools.cached_property
+    def strips_first_space(self) -> bool:
+        """Whether decoding leaves out a space that a text begins with."""
+        spaced = (i for i in self.ordinary_ids.tolist() if (self.spell(i) or b'').startswith(b' '))
+        return any(not self.decode([i]).startswith(' ') for i in itertools.islice(spaced, 300))  # not a space as a byte
 
     @functools.cached_property
     def ordinary(self) -> np.ndarray:

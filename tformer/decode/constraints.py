@@ -1,0 +1,178 @@
+"""What a text must be, as an automaton over tokens: one of several texts, a regular expression, a JSON schema.
+
+Shapes: R rows or hypotheses, V vocabulary, Q states, C classes of tokens that lead to the same states from everywhere.
+"""
+
+import json
+import pathlib
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tformer.config import Decode
+from tformer.data.tokenizers.vocabulary import Tokenizer
+from tformer.decode import regular
+from tformer.decode.regular import OfBytes
+from tformer.errors import UserError
+
+
+class Constraint(Protocol):
+    """Which tokens may come next; all is traced. A state has rows or hypotheses in front."""
+
+    def start(self, shape: tuple[int, ...]) -> Any:
+        """Returns the state before the first token, of so many rows [B] or hypotheses [B, M]."""
+
+    def allows(self, state: Any, left: jax.Array) -> jax.Array:
+        """Returns mask [..., V] of the tokens that may come next; with that one, `left` more may be written."""
+
+    def follow(self, state: Any, tokens: jax.Array) -> Any:
+        """Returns the state after one more token of each."""
+
+
+class Automaton(NamedTuple):
+    """A deterministic automaton: a text may end with an end's token in the last state alone.
+
+    A token is allowed where the text can still end within what is left, so a text that fits comes out whole.
+    """
+
+    classes_V: jax.Array  # the class of each token
+    next_QC: jax.Array  # the state after a token of a class; -1: none may come
+    least_Q: jax.Array  # the least number of tokens to the last state
+
+    def start(self, shape: tuple[int, ...]) -> jax.Array:
+        return jnp.zeros(shape, jnp.int32)
+
+    def allows(self, state: jax.Array, left: jax.Array) -> jax.Array:
+        next_C = self.next_QC[state]
+        allowed_C = (next_C >= 0) & (self.least_Q[next_C] < left)
+        return jnp.take(allowed_C, self.classes_V, axis=-1)
+
+    def follow(self, state: jax.Array, tokens: jax.Array) -> jax.Array:
+        return self.next_QC[state, self.classes_V[tokens]]
+
+
+UNREACHED = np.iinfo(np.int32).max
+
+
+def constraint(cfg: Decode, tokenizer: Tokenizer, ends: Sequence[int], vocab_size: int) -> Automaton | None:
+    """Returns what `cfg` asks of a text that a token of `ends` ends, None: nothing.
+
+    Raises:
+      UserError: no text that fits has at most `cfg.max_len` tokens; a pattern or schema that cannot be read.
+    """
+    for kind, make in CONSTRAINTS.items():
+        if (asked := getattr(cfg, kind)) not in (None, ()):
+            if not any(map(tokenizer.spell, tokenizer.ordinary_ids.tolist())):
+                raise UserError(f'decode.{kind} needs a tokenizer whose tokens have their spaces: not WordPiece')
+            try:
+                of_bytes = make(asked)
+            except UserError as error:
+                raise UserError(f'decode.{kind}={_short(asked)}: {error}') from error
+            made = over_tokens(of_bytes, tokenizer, ends, vocab_size)
+            least = int(made.least_Q[0])
+            if least == UNREACHED:
+                raise UserError(f'decode.{kind}={_short(asked)}: the vocabulary has no tokens for any text that fits')
+            if least > cfg.max_len:
+                line = f'the shortest text that fits has {least} tokens with its end: decode.max_len={cfg.max_len}'
+                raise UserError(f'decode.{kind}={_short(asked)}: {line}')
+            return made
+    return None
+
+
+def _short(asked: Any) -> str:
+    text = ' '.join(str(asked).split())
+    return text if len(text) < 200 else f'{text[:197]}...'
+
+
+def over_tokens(of_bytes: OfBytes, tokenizer: Tokenizer, ends: Sequence[int], vocab_size: int) -> Automaton:
+    """Returns the automaton of a vocabulary, whose state 0 is before the first token: that may lose a space."""
+    Q = len(of_bytes.next_QB)
+    spelled = [tokenizer.spell(index) for index in range(tokenizer.vocab_size)]
+    first = [text and text.removeprefix(b' ') for text in spelled] if tokenizer.strips_first_space else spelled
+    classes_V, columns = np.zeros(vocab_size, np.int32), {bytes(np.full(Q + 2, -1, np.int32)): 0}
+
+    def classify(tokens: Iterable[int], next_QN: np.ndarray) -> None:
+        for token, column in zip(tokens, np.ascontiguousarray(next_QN.T), strict=True):
+            classes_V[token] = columns.setdefault(column.tobytes(), len(columns))
+
+    most = max(1, _ENTRIES // Q)
+    for begin in range(0, len(spelled), most):
+        part = slice(begin, begin + most)
+        inner_QN = _after(of_bytes, spelled[part])
+        start_N = _after(of_bytes, first[part])[0]
+        none_N = np.full_like(start_N, -1)
+        moved_QN = np.where(inner_QN < 0, -1, inner_QN + 1)  # states follow that before the first token
+        classify(range(len(spelled))[part], np.vstack([np.where(start_N < 0, -1, start_N + 1), moved_QN, none_N]))
+    accepting_Q = np.array([of_bytes.accepting_Q[0], *of_bytes.accepting_Q, False])
+    classify(ends, np.repeat(np.where(accepting_Q, Q + 1, -1)[:, None], len(ends), axis=1).astype(np.int32))
+    next_QC = np.stack([np.frombuffer(column, np.int32) for column in columns], axis=1)
+    return Automaton(*map(jnp.asarray, (classes_V, next_QC, _least(next_QC))))
+
+
+_ENTRIES = 4_000_000  # of tables in memory at once
+
+
+def _after(of_bytes: OfBytes, texts: Sequence[bytes | None]) -> np.ndarray:
+    """Returns the state after each text from each state, int32 [Q, N]; -1 where it may not come, or adds nothing."""
+    Q, longest = len(of_bytes.next_QB), max((len(text) for text in texts if text), default=0)
+    stay = 256  # beyond the end of a text
+    bytes_NL = np.full((len(texts), longest), stay, np.int32)
+    for row, text in enumerate(texts):
+        bytes_NL[row, : len(text or b'')] = list(text or b'')
+    next_QB = np.column_stack([of_bytes.next_QB, np.arange(Q)])
+    state_QN = np.repeat(np.arange(Q, dtype=np.int32)[:, None], len(texts), axis=1)
+    for place in range(longest):
+        state_QN = np.where(state_QN < 0, -1, next_QB[state_QN, bytes_NL[None, :, place]]).astype(np.int32)
+    return np.where([bool(text) for text in texts], state_QN, -1).astype(np.int32)
+
+
+def _least(next_QC: np.ndarray) -> np.ndarray:
+    """Returns the least number of tokens from each state to the last one."""
+    least_Q = np.full(len(next_QC), UNREACHED, np.int32)
+    least_Q[-1], length, reached = 0, 0, True
+    while reached:
+        length += 1
+        nearer_Q = ((next_QC >= 0) & (least_Q[next_QC] == length - 1)).any(axis=1) & (least_Q == UNREACHED)
+        least_Q[nearer_Q] = length
+        reached = bool(nearer_Q.any())
+    return least_Q
+
+
+def of_choices(texts: Sequence[str]) -> OfBytes:
+    """Returns the automaton of several texts."""
+    return regular.automaton('|'.join(map(re.escape, texts)))
+
+
+def of_regex(pattern: str) -> OfBytes:
+    """Returns the automaton of a regular expression, which the whole text matches."""
+    return regular.automaton(pattern)
+
+
+def of_json_schema(file: str) -> OfBytes:
+    """Returns the automaton of the JSON values that fit the schema in a file, in the order of its properties.
+
+    Raises:
+      UserError: there is no such file, it is no schema of the kind that outlines-core reads, or that is not installed.
+    """
+    try:
+        from outlines_core import json_schema
+    except ImportError as error:
+        raise UserError("it needs the package outlines-core: pip install 'tformer[constraints]'") from error
+    try:
+        schema = json.dumps(json.loads(pathlib.Path(file).read_text()))
+        return regular.automaton(json_schema.build_regex_from_schema(schema))
+    except OSError as error:
+        raise UserError(error.strerror or str(error)) from error
+    except (ValueError, TypeError, RecursionError) as error:
+        raise UserError(' '.join(str(error).split())[:200]) from error
+
+
+CONSTRAINTS: dict[str, Callable[[Any], OfBytes]] = {  # of fields of config.decode
+    'choices': of_choices,
+    'regex': of_regex,
+    'json_schema': of_json_schema,
+}

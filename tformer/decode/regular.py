@@ -1,0 +1,244 @@
+"""Regular expressions as automata over the bytes of UTF-8: what Python's `re.fullmatch` matches.
+
+The standard library parses them. What an automaton cannot tell is refused: references to groups, looking ahead or
+behind, flags. `^` and `$` may stand at the ends, where they change nothing.
+"""
+
+import functools
+import itertools
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from re import _constants, _parser  # type: ignore[attr-defined]  # in every version since 3.11
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tformer.errors import UserError
+
+Span = tuple[int, int]  # the first and the last code point, or byte
+
+
+class OfBytes(NamedTuple):
+    """A deterministic automaton over bytes, which begins in state 0."""
+
+    next_QB: np.ndarray  # int32 [Q, 256]; -1: none may come
+    accepting_Q: np.ndarray  # where a text may end
+
+
+_MOST = 50_000  # states
+_LAST, _SURROGATES = sys.maxunicode, (0xD800, 0xDFFF)  # the latter have no bytes
+_OTHERS = {
+    _constants.AT: 'the ends of words, nor ^ and $ inside',
+    _constants.GROUPREF: 'what a group matched',
+    _constants.GROUPREF_EXISTS: 'whether a group matched',
+    _constants.ASSERT: 'what stands before or behind',
+    _constants.ASSERT_NOT: 'what stands before or behind',
+    _constants.ATOMIC_GROUP: 'which way was taken',
+    _constants.POSSESSIVE_REPEAT: 'which way was taken',
+}
+_ANCHORS = _constants.AT_BEGINNING, _constants.AT_BEGINNING_STRING, _constants.AT_END, _constants.AT_END_STRING
+
+
+def automaton(pattern: str) -> OfBytes:
+    """Returns the automaton of a regular expression.
+
+    Raises:
+      UserError: it is none, or asks for what an automaton cannot tell or for too many states; without its name.
+    """
+    try:
+        parsed = _parser.parse(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise UserError(f'it is not a regular expression: {str(error) or "it nests too deep"}') from error
+    if parsed.state.flags & ~re.UNICODE:
+        raise UserError('flags are not supported')
+    items = [*parsed]
+    while items and items[0][0] is _constants.AT and items[0][1] in _ANCHORS[:2]:
+        del items[0]
+    while items and items[-1][0] is _constants.AT and items[-1][1] in _ANCHORS[2:]:
+        del items[-1]
+    states = _States()
+    begin = states.new()
+    return states.determined(begin, states.sequence(items, begin))
+
+
+class _States:
+    """A nondeterministic automaton (Thompson 1968): moves by a span of bytes, and by none."""
+
+    def __init__(self) -> None:
+        self.moves: list[list[tuple[Span, int]]] = []
+        self.free: list[list[int]] = []
+
+    def new(self) -> int:
+        if len(self.moves) >= 10 * _MOST:
+            raise UserError(f'it has more than {10 * _MOST:,} states')
+        self.moves.append([])
+        self.free.append([])
+        return len(self.moves) - 1
+
+    def sequence(self, items: Sequence[tuple[Any, Any]], begin: int) -> int:
+        """Adds what one item after another matches; returns the state behind it."""
+        for kind, given in items:
+            if kind not in _ITEMS:
+                raise UserError(f'an automaton cannot tell {_OTHERS.get(kind, str(kind))}')
+            begin = _ITEMS[kind](self, given, begin)
+        return begin
+
+    def characters(self, spans: Sequence[Span], begin: int) -> int:
+        end = self.new()
+        for low, high in spans:
+            for path in _paths(low, high):
+                state = begin
+                for span in path[:-1]:
+                    self.moves[state].append((span, self.new()))
+                    state = self.moves[state][-1][1]
+                self.moves[state].append((path[-1], end))
+        return end
+
+    def branch(self, given: tuple[None, Sequence[Any]], begin: int) -> int:
+        end = self.new()
+        for items in given[1]:
+            self.free[self.sequence(items, begin)].append(end)
+        return end
+
+    def group(self, given: tuple[int | None, int, int, Any], begin: int) -> int:
+        _, added, removed, items = given
+        if added or removed:
+            raise UserError('flags are not supported')
+        return self.sequence(items, begin)
+
+    def repeat(self, given: tuple[int, Any, Any], begin: int) -> int:
+        least, most, items = given
+        for _ in range(least):
+            begin = self.sequence(items, begin)
+        if most is _constants.MAXREPEAT:
+            loop = self.new()  # so that nothing else leads into the loop's middle
+            self.free[begin].append(loop)
+            self.free[self.sequence(items, loop)].append(loop)
+            begin = loop
+            most = least
+        end = self.new()
+        self.free[begin].append(end)
+        for _ in range(most - least):
+            begin = self.sequence(items, begin)
+            self.free[begin].append(end)
+        return end
+
+    def closed(self, states: Sequence[int]) -> frozenset[int]:
+        """Returns the states that are reached from these by no byte."""
+        found, waiting = set(states), [*states]
+        while waiting:
+            for after in self.free[waiting.pop()]:
+                if after not in found:
+                    found.add(after)
+                    waiting.append(after)
+        return frozenset(found)
+
+    def determined(self, begin: int, end: int) -> OfBytes:
+        """Returns the deterministic automaton (Rabin and Scott 1959), whose states are sets of states."""
+        numbers = {self.closed([begin]): 0}
+        rows: list[np.ndarray] = []
+        waiting = [*numbers]
+        for states in waiting:  # which grows
+            after: list[set[int]] = [set() for _ in range(256)]
+            for (low, high), target in itertools.chain.from_iterable(map(self.moves.__getitem__, states)):
+                for byte in range(low, high + 1):
+                    after[byte].add(target)
+            row = np.full(256, -1, np.int32)
+            closed: dict[frozenset[int], frozenset[int]] = {}
+            for byte, targets in enumerate(map(frozenset, after)):
+                if targets:
+                    if targets not in closed:
+                        closed[targets] = self.closed([*targets])
+                    reached = closed[targets]
+                    if reached not in numbers:
+                        numbers[reached] = len(numbers)
+                        waiting.append(reached)
+                    row[byte] = numbers[reached]
+            rows.append(row)
+            if len(numbers) > _MOST:
+                raise UserError(f'it has more than {_MOST:,} states')
+        return OfBytes(np.stack(rows), np.array([end in states for states in numbers]))
+
+
+def _without(spans: Sequence[Span]) -> list[Span]:
+    """Returns the code points outside of spans."""
+    edges = [-1, *itertools.chain.from_iterable(_joined(spans)), _LAST + 1]
+    return [(low + 1, high - 1) for low, high in zip(edges[::2], edges[1::2], strict=True) if low + 1 < high]
+
+
+def _joined(spans: Sequence[Span]) -> list[Span]:
+    found: list[Span] = []
+    for low, high in sorted(spans):
+        if found and low <= found[-1][1] + 1:
+            found[-1] = found[-1][0], max(high, found[-1][1])
+        else:
+            found.append((low, high))
+    return found
+
+
+def _members(items: Sequence[tuple[Any, Any]]) -> list[Span]:
+    """Returns the code points of a set in brackets."""
+    found: list[Span] = []
+    for kind, given in items:
+        if kind is _constants.LITERAL:
+            found.append((given, given))
+        elif kind is _constants.RANGE:
+            found.append(given)
+        elif kind is _constants.CATEGORY:
+            found += _category(_CATEGORIES[given])
+    return _without(found) if items[0][0] is _constants.NEGATE else found
+
+
+@functools.cache
+def _category(escape: str) -> list[Span]:
+    """Returns the code points that an escape such as \\w matches."""
+    text = ''.join(map(chr, range(_LAST + 1)))
+    return [(match.start(), match.end() - 1) for match in re.finditer(f'{escape}+', text)]
+
+
+_CATEGORIES = {
+    getattr(_constants, f'CATEGORY_{kind}{name}'): escape if not kind else escape.upper()
+    for name, escape in (('DIGIT', r'\d'), ('SPACE', r'\s'), ('WORD', r'\w'))
+    for kind in ('', 'NOT_')
+}
+
+
+def _paths(low: int, high: int) -> Iterator[list[Span]]:
+    """Yields sequences of spans of bytes that together are the UTF-8 of all code points from low to high."""
+    first, last = _SURROGATES
+    if low <= last and high >= first:
+        if low < first:
+            yield from _paths(low, first - 1)
+        if high > last:
+            yield from _paths(last + 1, high)
+        return
+    for most in (0x7F, 0x7FF, 0xFFFF):  # of one, two and three bytes
+        if low <= most < high:
+            yield from _paths(low, most)
+            yield from _paths(most + 1, high)
+            return
+    for bits in (6, 12, 18) if high > 0x7F else ():
+        rest = (1 << bits) - 1  # what the last bytes say must be all of it where those before differ
+        if low & ~rest != high & ~rest:
+            if low & rest:
+                yield from _paths(low, low | rest)
+                yield from _paths((low | rest) + 1, high)
+                return
+            if high & rest != rest:
+                yield from _paths(low, (high & ~rest) - 1)
+                yield from _paths(high & ~rest, high)
+                return
+    yield [*zip(chr(low).encode(), chr(high).encode(), strict=True)]
+
+
+_ITEMS: dict[Any, Callable[[_States, Any, int], int]] = {
+    _constants.LITERAL: lambda states, given, begin: states.characters([(given, given)], begin),
+    _constants.NOT_LITERAL: lambda states, given, begin: states.characters(_without([(given, given)]), begin),
+    _constants.ANY: lambda states, given, begin: states.characters(_without([(10, 10)]), begin),
+    _constants.IN: lambda states, given, begin: states.characters(_joined(_members(given)), begin),
+    _constants.BRANCH: _States.branch,
+    _constants.SUBPATTERN: _States.group,
+    _constants.MAX_REPEAT: _States.repeat,
+    _constants.MIN_REPEAT: _States.repeat,
+}

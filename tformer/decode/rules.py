@@ -1,0 +1,38 @@
+"""What may be written next: a constraint on the whole text, and penalties for what there is of it."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from tformer.decode.constraints import Constraint
+from tformer.decode.penalties import History, Penalties
+
+
+class Rules(NamedTuple):
+    """How the distribution of the next token is changed before a strategy chooses from it."""
+
+    penalties: Penalties = Penalties()
+    constraint: Constraint | None = None
+
+    @property
+    def any(self) -> bool:
+        """Whether anything is changed."""
+        return self.constraint is not None or self.penalties.any
+
+    def start(self, shape: tuple[int, ...]) -> Any:
+        """Returns the constraint's state before the first token of so many rows [B] or hypotheses [B, M]."""
+        return () if self.constraint is None else self.constraint.start(shape)
+
+    def follow(self, state: Any, tokens: jax.Array) -> Any:
+        """Returns the constraint's state after one more token of each."""
+        return () if self.constraint is None else self.constraint.follow(state, tokens)
+
+    def __call__(self, logits_RV: jax.Array, state: Any, history: History, max_len: int, eos: int) -> jax.Array:
+        """Returns the logits, or log-probabilities, of each row or hypothesis. Where no token is left, the end is."""
+        if self.constraint is not None:
+            allowed_RV = self.constraint.allows(state, max_len - history.step).reshape(logits_RV.shape)
+            logits_RV = jnp.where(allowed_RV, logits_RV, -jnp.inf)
+        logits_RV = self.penalties(logits_RV, history)
+        none_R1 = jnp.all(jnp.isneginf(logits_RV), 1, keepdims=True)
+        return jnp.where(none_R1 & (jnp.arange(logits_RV.shape[1]) == eos)[None], 0.0, logits_RV)
