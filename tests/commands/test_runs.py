@@ -59,6 +59,7 @@ def test_an_interrupted_run_continues_bit_for_bit(tmp_path: pathlib.Path, monkey
     wanted = load(
         'translate.py:smoke', tmp_path, train__num_steps='6', train__eval_every='2', train__log_every='3',
         train__keep_last='2', optimizer__ema_decay='0.9', model__dropout_rate='0.1', data__tokenizer='symbol',
+        mesh__data='1',
     )  # fmt: skip
     whole = train_lib.train(wanted, tmp_path / 'whole')
 

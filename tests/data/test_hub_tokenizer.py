@@ -347,4 +347,5 @@ def test_nothing_but_text_and_the_end_is_generated():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(text, 'make_generate', make_generate)
         text.make_text_generator(build(cfg.model), cfg, tokens, cut=True)
-    assert seen == {'eos': eos, 'others': [], 'banned': [eos + 1, eos + 2, *range(size, size + 3)]}
+    banned = [eos + 1, eos + 2, *range(size, size + 3)]
+    assert seen == {'eos': eos, 'others': [], 'banned': banned, 'constraint': None}

@@ -79,7 +79,7 @@ TREES = st.recursive(
 )
 
 
-@hypothesis.settings(max_examples=300)
+@hypothesis.settings(max_examples=150)
 @hypothesis.given(pattern=TREES, texts=st.lists(st.text('ab\u00e9 ', max_size=5), max_size=20))
 def test_any_expression_matches_as_in_python(pattern, texts):
     made = regular.automaton(pattern)
