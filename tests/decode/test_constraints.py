@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import hub_files
+from small_decoding import Nothing
 from tformer import checks
 from tformer.config import Config, Data, Decode, Model, Train
 from tformer.data.tokenizers.bytes_and_characters import Byte, Char, Symbol
@@ -96,17 +97,6 @@ def test_choices_are_written_by_any_of_their_tokens_and_nothing_else():
 
 # ------------------------------------------------------------------------------------------------------ strategies
 TABLE = np.random.default_rng(3).normal(size=(V, V)).astype(np.float32)  # the next token's logits after each token
-
-
-@jax.tree_util.register_static
-class Nothing:
-    """A cache of beams whose steps read no cache."""
-
-    def branch(self, hypotheses):
-        return self
-
-    def take(self, parents_BM):
-        return self
 
 
 def step(tokens_BT, positions_BT, cache):

@@ -2,11 +2,11 @@
 
 import importlib.util
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from small_decoding import Nothing
 from tformer.decode.beam import beam_search
 from tformer.decode.penalties import History, Penalties
 from tformer.decode.rules import Rules
@@ -105,17 +105,6 @@ def test_greedy_search_repeats_no_token_and_does_not_end_too_soon_and_scores_by_
 def test_a_forced_end_comes_whatever_is_changed():
     penalties = Penalties(no_repeat_ngram=1, min_len=9, ends=(EOS,))
     assert greedy(table, 0, prompt(2), Ending(3, EOS, forced=True), rules=Rules(penalties))[0].tolist() == [[3, 4, EOS]]
-
-
-@jax.tree_util.register_static
-class Nothing:
-    """A cache of beams whose steps read no cache."""
-
-    def branch(self, hypotheses):
-        return self
-
-    def take(self, parents_BM):
-        return self
 
 
 def test_a_row_that_has_no_token_left_ends():

@@ -156,7 +156,7 @@ def of_json_schema(file: str) -> OfBytes:
     """Returns the automaton of the JSON values that fit the schema in a file, in the order of its properties.
 
     Raises:
-      UserError: there is no such file, it is no schema of the kind that outlines-core reads, or that is not installed.
+      UserError: the file cannot be read, outlines-core does not support its schema, or is not installed.
     """
     try:
         from outlines_core import json_schema

@@ -44,7 +44,7 @@ def automaton(pattern: str) -> OfBytes:
     """Returns the automaton of a regular expression.
 
     Raises:
-      UserError: it is none, or asks for what an automaton cannot tell or for too many states; without its name.
+      UserError: it is none, or needs more than an automaton can tell, or too many states. The line does not name it.
     """
     try:
         parsed = _parser.parse(pattern)
