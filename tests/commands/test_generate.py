@@ -1,17 +1,40 @@
-"""What is said of texts that training knows nothing of, and the chats that lines hold."""
+"""What is printed or written, what is said of texts that training knows nothing of, and the chats that lines hold."""
 
+import functools
 import json
+import pathlib
+import signal
 import types
 
 import pytest
 
+import halting
+from lives import Life
+from places import TESTS
+from tformer.__main__ import main
 from tformer.commands import generate
+from tformer.commands.run import Run
 from tformer.config import Config, Model
 from tformer.data.tokenizers.bytes_and_characters import Char
 from tformer.data.tokenizers.tokenizers import Tokenizers
+from tformer.decode.text import Output
 from tformer.errors import UserError
 
 SOURCE, TARGET = Char('ab'), Char('xy')
+
+
+def run(monkeypatch, family, tokenizers, write, texts, **flags):
+    """Runs the command on a run that writes the text write(text, seed)."""
+
+    def written(texts, seed):
+        return [(i, [Output(write(texts[i], seed), -0.5, 3)]) for i in reversed(range(len(texts)))]
+
+    loaded = types.SimpleNamespace(config=Config(Model(family=family)), tokenizers=tokenizers, write=written)
+    monkeypatch.setattr(generate.Run, 'load', lambda *given, placed: loaded)
+    monkeypatch.setattr(generate.commands, 'needed', lambda flags, name: name)
+    given = {'checkpoint': 'best', 'input': None, 'output': None, 'seed': 0, 'n': None}
+    given |= {'chat': False, 'scores': False, 'jsonl': False}
+    generate.run(texts, {}, types.SimpleNamespace(**given | flags))
 
 
 @pytest.mark.parametrize(
@@ -24,11 +47,7 @@ SOURCE, TARGET = Char('ab'), Char('xy')
     ],
 )
 def test_characters_that_the_side_that_reads_them_lacks_are_named(monkeypatch, capsys, family, tokenizers, unknown):
-    run = types.SimpleNamespace(config=Config(Model(family=family)), tokenizers=tokenizers)
-    monkeypatch.setattr(generate.Run, 'load', lambda *given: run)
-    monkeypatch.setattr(generate, 'generate', lambda run, texts, seed: [f'{text}{seed}' for text in texts])
-    monkeypatch.setattr(generate.commands, 'needed', lambda flags, name: name)
-    generate.run(['ab', 'xya'], {}, types.SimpleNamespace(checkpoint='best', input=None, seed=7, chat=False))
+    run(monkeypatch, family, tokenizers, lambda text, seed: f'{text}{seed}', ['ab', 'xya'], seed=7)
     said = capsys.readouterr()
     assert said.out == 'ab7\nxya7\n'
     line = f'training had none of these, so the output means little: {unknown}\n'
@@ -55,11 +74,58 @@ def test_a_malformed_chat_is_refused(line: str) -> None:
 
 
 def test_only_the_messages_of_a_chat_are_searched_for_what_training_lacked(monkeypatch, capsys) -> None:
-    run = types.SimpleNamespace(config=Config(Model(family='decoder')), tokenizers=Tokenizers(None, Char('ab')))
-    monkeypatch.setattr(generate.Run, 'load', lambda *given: run)
-    monkeypatch.setattr(generate, 'generate', lambda run, chats, seed: [str(len(chat)) for chat in chats])
-    monkeypatch.setattr(generate.commands, 'needed', lambda flags, name: name)
-    flags = types.SimpleNamespace(checkpoint='best', input=None, seed=0, chat=True)
-    generate.run([json.dumps(CHAT), 'abc'], {}, flags)
+    texts = [json.dumps(CHAT), 'abc']
+    run(monkeypatch, 'decoder', Tokenizers(None, Char('ab')), lambda chat, _: str(len(chat)), texts, chat=True)
     said = capsys.readouterr()
     assert said.out == '2\n1\n' and said.err.endswith(": 'c'\n")
+
+
+STORED = TESTS / 'stored_run'
+FEW = ['--config.decode.max_len=4', '--config.decode.batch_size=2']
+BEAM = [*FEW, '--config.decode.strategy=beam', '--config.decode.beam_size=3', '--n=2']
+
+
+def test_scores_and_lines_of_json_hold_the_same_outputs(tmp_path: pathlib.Path, capsys) -> None:
+    """Texts of unequal lengths, two in a batch, come out in their order."""
+    texts = ['the small bird', 'a', 'a green tree sees the river']
+    fields = dict(flag.removeprefix('--config.').split('=') for flag in BEAM[:-1]) | {'decode.num_outputs': '2'}
+    found = dict(Run.load(STORED, fields, placed=True).write(texts))
+    assert all(outputs[0].score > outputs[1].score for outputs in found.values())
+    outputs = [output for index in range(3) for output in found[index]]
+
+    def said(*flags: str) -> list[str]:
+        main(['tformer', 'generate', f'--workdir={STORED}', *texts, *BEAM, *flags])
+        return capsys.readouterr().out.split('\n')[:-1]
+
+    assert said() == [output.text for output in outputs]
+    assert all('\n' not in output.text for output in outputs)
+    assert said('--scores') == [f'{output.score:.4f}\t{output.text}' for output in outputs]
+    rows = list(map(json.loads, said('--jsonl')))
+    assert [row['text'] for row in rows] == texts
+    assert [output for row in rows for output in row['outputs']] == [output._asdict() for output in outputs]
+    assert said('--jsonl', f'--output={tmp_path}/out') == []
+    assert list(map(json.loads, (tmp_path / 'out').read_text().split('\n')[:-1])) == rows
+    with pytest.raises(UserError, match=r'^--scores and --jsonl: choose one; --jsonl has the scores$'):
+        said('--scores', '--jsonl')
+    with pytest.raises(UserError, match=r'^decode\.num_outputs=4 is above decode\.beam_size=3$'):
+        said('--n=4')
+
+
+@pytest.mark.signals
+def test_a_command_that_is_killed_goes_on_where_it_was(tmp_path: pathlib.Path) -> None:
+    """Seven texts, two in a batch: it dies with five rows kept, of which the fifth has its batch's other one ahead."""
+    (tmp_path / 'texts').write_text(''.join(f'{"the small bird " * n}\n' for n in (1, 5, 2, 4, 3, 2, 1)))
+    sampled = ['--config.decode.strategy=sample', '--config.decode.temperature=2.0', '--n=3', '--jsonl', *FEW]
+    command = ['generate', f'--workdir={STORED}', f'--input={tmp_path}/texts', *sampled]
+    parts, whole = tmp_path / 'parts', tmp_path / 'whole'
+    dying = functools.partial(halting.die_at, 'a row', 6)
+    assert Life(tmp_path, *command, f'--output={parts}', before=dying).wait() == -signal.SIGKILL
+    kept = (tmp_path / 'parts.part').read_text().splitlines()
+    assert len(kept) == 1 + 5 and not parts.exists()
+    other = Life(tmp_path, *command, '--seed=1', f'--output={parts}')
+    assert other.wait() == 2 and 'seed=0 there, 1 here' in other.said, other.said
+    (tmp_path / 'parts.part').write_text('\n'.join(kept) + '\n[5, [["torn')
+    assert Life(tmp_path, *command, f'--output={parts}').wait() == 0
+    assert Life(tmp_path, *command, f'--output={whole}').wait() == 0
+    assert parts.read_text() == whole.read_text() and len(whole.read_text().splitlines()) == 7
+    assert sorted(path.suffix for path in tmp_path.iterdir() if path.stem in ('parts', 'whole')) == ['', '']

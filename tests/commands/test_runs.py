@@ -22,12 +22,9 @@ from lives import HANG, Life
 from tformer import __main__ as command_line
 from tformer import config, errors
 from tformer.commands import benchmark, texts
-from tformer.commands import generate as generate_command
 from tformer.commands import train as train_command
 from tformer.commands.run import Run
 from tformer.data.batches import pipeline
-from tformer.data.tokenizers.bytes_and_characters import Char
-from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.distributed import sharding
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
@@ -404,18 +401,6 @@ def test_text_to_generate_from_is_utf8_and_only_a_line_feed_ends_a_line(tmp_path
     file.write_text('')
     with pytest.raises(errors.UserError, match='no text is given: pass it as arguments, with --input=FILE, or on'):
         texts.given([], str(file))
-
-
-def test_what_training_had_none_of_is_told_before_text_is_generated(monkeypatch, capsys) -> None:
-    read = Char.train(['abc'], config.Data(byte_fallback=False))
-    tokens = Tokenizers(None, read)
-    run = types.SimpleNamespace(tokenizers=tokens, config=config.Config())
-    monkeypatch.setattr(generate_command.Run, 'load', lambda *_: run)
-    monkeypatch.setattr(generate_command, 'generate', lambda loaded, texts, seed: [f'{texts} {seed}'])
-    command_line.main(['tformer', 'generate', '--workdir=x', '--seed=7', 'ab', 'cxya'])
-    said = capsys.readouterr()
-    assert said.out == "['ab', 'cxya'] 7\n"
-    assert said.err == "training had none of these, so the output means little: 'x' 'y'\n"
 
 
 def test_a_disk_that_cannot_be_written_is_one_line(tmp_path: pathlib.Path) -> None:

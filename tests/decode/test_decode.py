@@ -163,6 +163,20 @@ def test_samples_depend_on_the_key_and_the_row_number_only(case):
     assert len(np.unique(tokens[1:], axis=0)) > 1 and (tokens != other).any()
 
 
+def test_several_draws_of_a_text_begin_with_that_of_one_and_are_not_the_same(case):
+    family, model, variables = case
+    batch = batch_of(family)
+    one, _ = generate(case, 'sample', batch, temperature=3.0)
+    tokens, scores = generate(case, 'sample', batch, temperature=3.0, num_outputs=3)
+    assert tokens.shape == (3 * B, T)
+    np.testing.assert_array_equal(tokens[::3], one)
+    many = {name: np.repeat(value, 3, 0) for name, value in batch.items()}
+    np.testing.assert_allclose(scores, score(full_logprobs(model, variables, many, tokens), tokens), atol=1e-4)
+    assert all(len(np.unique(tokens[3 * i : 3 * i + 3], axis=0)) > 1 for i in range(B))
+    alone, _ = generate(case, 'sample', row(batch, 1), temperature=3.0, num_outputs=3)
+    np.testing.assert_array_equal(alone, tokens[3:6])
+
+
 @pytest.mark.parametrize('top_k', [None, 1, 3, 50])
 @pytest.mark.parametrize('top_p', [None, 1e-6, 0.3, 0.75, 1.0])
 def test_cuts_equal_a_plain_reference(top_k, top_p):
@@ -212,6 +226,20 @@ def test_sampling_frequencies_are_the_probabilities():
     together = np.histogram2d(tokens[:, 0], tokens[:, 1], [3, 4, 5, 6, 7])[0]
     pairs = rows * np.outer(probs, probs) / probs.sum() ** 2
     assert np.sum((together - pairs) ** 2 / pairs) < 37.7  # steps are independent: 15 degrees of freedom
+
+
+def test_draws_of_one_text_are_independent():
+    logits, texts, draws = jnp.array([-1e9, -1e9, -1e9, 0.0, 1.0, 1.5]), 1500, 3
+    prompt = bos_prompt(texts).repeat(draws)
+    tokens = jax.jit(lambda rng: sample(fixed(logits), 0, prompt, Ending(1, EOS, BANNED), rng, Sampling()))(
+        jax.random.key(5)
+    )[0]
+    drawn = np.asarray(tokens).reshape(texts, draws)
+    probs = np.exp([0.0, 1.0, 1.5])
+    want = texts * np.outer(probs, probs) / probs.sum() ** 2
+    for one, other in itertools.combinations(range(draws), 2):
+        together = np.histogram2d(drawn[:, one], drawn[:, other], [3, 4, 5, 6])[0]
+        assert np.sum((together - want) ** 2 / want) < 26.1  # chi-square, 8 degrees of freedom, p = 0.001
 
 
 # --------------------------------------------------------------------------------------------------- ends, limits
@@ -322,6 +350,21 @@ def test_enough_beams_find_what_exhaustive_search_finds(family):
             np.testing.assert_allclose(found.scores_BM[i][:40], want_N[order[:40]], atol=1e-4)
             np.testing.assert_array_equal(found.lengths_BM[i][:40], np.sum(found.tokens_BMT[i][:40] != PAD, 1))
             assert np.isneginf(found.scores_BM[i][40:]).all() and (found.tokens_BMT[i][40:] == PAD).all()
+
+
+def test_several_outputs_of_a_beam_are_its_best_hypotheses(case):
+    batch = batch_of(case[0])
+    one, best = generate(case, 'beam', batch, beam_size=3, length_penalty=1.0)
+    tokens, scores = generate(case, 'beam', batch, beam_size=3, length_penalty=1.0, num_outputs=2)
+    np.testing.assert_array_equal(tokens[::2], one)
+    np.testing.assert_array_equal(scores[::2], best)
+    _, model, variables = case
+    many = {name: np.repeat(value, 2, 0) for name, value in batch.items()}
+    lengths, found = np.sum(tokens != PAD, 1), np.isfinite(scores)
+    plain = score(full_logprobs(model, variables, many, tokens), tokens)
+    np.testing.assert_allclose(scores[found], (plain / ((5 + lengths) / 6))[found], atol=1e-4)
+    assert (tokens[~found] == PAD).all() and found[1::2].any()
+    assert (scores[::2] > scores[1::2]).all() and (tokens[::2] != tokens[1::2]).any(1).all()
 
 
 def test_beam_scores_are_normalised_log_probabilities(case):

@@ -204,9 +204,9 @@ def generated_batch(run: Config, texts: list[str], monkeypatch: pytest.MonkeyPat
     seen: dict[str, np.ndarray] = {}
 
     def make(*_: Any, **__: Any) -> Callable[..., Any]:
-        def generate(variables: Any, batch: dict[str, np.ndarray], key: Any) -> tuple[np.ndarray, None]:
+        def generate(variables: Any, batch: dict[str, np.ndarray], key: Any) -> tuple[np.ndarray, np.ndarray]:
             seen.update(batch)
-            return np.zeros((len(batch['inputs']), 1), int), None
+            return np.zeros((len(batch['inputs']), 1), int), np.zeros(len(batch['inputs']))
 
         return generate
 

@@ -21,7 +21,7 @@ def echo(monkeypatch):
     def generate(variables, batch, rng):
         name = 'encoder_inputs' if 'encoder_inputs' in batch else 'inputs'
         rows = [[t for t in row if BYTE.ordinary[t]] for row in np.asarray(batch[name]).tolist()]
-        return np.array([[*row, EOS, *[0] * (32 - len(row))] for row in rows]), None
+        return np.array([[*row, EOS, *[0] * (32 - len(row))] for row in rows]), np.zeros(len(rows))
 
     monkeypatch.setattr(text, 'make_generate', lambda *_, **__: generate)
 
@@ -96,7 +96,7 @@ def saying(monkeypatch, ids_of, vocab_size: int | None = None, **decode):
     monkeypatch.setattr(text, 'make_generate', lambda *_, **given: asked.update(given) or generate)
 
     def generate(variables, batch, rng):
-        return np.array(ids_of(batch)), None
+        return np.array(ids_of(batch)), np.zeros(len(batch['rows']))
 
     model = Model(family='decoder', vocab_size=vocab_size or BYTE.vocab_size, max_len=11)
     run = Config(model, train=Train(num_steps=1), decode=Decode(**{'max_len': 4, 'batch_size': 2, **decode}))
@@ -136,3 +136,17 @@ def test_new_tokens_that_leave_no_room_for_a_prompt_are_refused():
     run = Config(Model(max_len=8), decode=Decode(max_len=9))
     with pytest.raises(UserError, match=r'^decode\.max_len=9 leaves no room for a prompt in model\.max_len=8$'):
         text._longest_input(run, given=False)
+
+
+def test_outputs_have_their_lengths_and_those_that_were_not_found_are_left_out(monkeypatch):
+    """Two texts in a batch, two outputs of each; the second text found one. `done` texts stay in their batch."""
+    a, b = BYTE.encode('ab')
+    tokens = np.array([[a, EOS, 0], [a, b, a], [b, EOS, 0], [0, 0, 0]])
+    monkeypatch.setattr(text, 'make_generate', lambda *_, **__: lambda *_: (tokens, np.array([-1, -2, -3, -np.inf])))
+    model = Model(family='decoder', vocab_size=BYTE.vocab_size, max_len=11)
+    run = Config(model, train=Train(num_steps=1), decode=Decode(max_len=3, num_outputs=2))
+    writer = text.make_writer(None, run, Tokenizers(None, BYTE), cut=False)
+    first, second = [text.Output('a', -1, 2), text.Output('aba', -2, 3)], [text.Output('b', -3, 2)]
+    assert list(writer.write({}, ['x', 'yy'])) == [(0, first), (1, second)]
+    assert list(writer.write({}, ['x', 'yy'], done={0})) == [(1, second)]
+    assert list(writer.write({}, ['x', 'yy'], done={0, 1})) == []

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
+from tformer.commands import kept
 from tformer.data import stores
 from tformer.distributed import processes
 from tformer.training import checkpoint, checkpoint_writer, digests, members, recorder, setup, stopping, writers
@@ -57,6 +58,7 @@ MOMENTS: dict[str, tuple[Any, str, Callable[..., None]]] = {
     'a deletion': (checkpoint, 'delete', die),  # a newer checkpoint is complete
     'a line': (writers.MetricWriter, 'write', write_half),
     'an evaluation': (recorder.RunRecorder, 'evaluate', die),
+    'a row': (kept.Kept, 'add', die),  # of the outputs of a command
 }
 
 

@@ -53,6 +53,8 @@ BEAM = {**PLAIN, 'strategy': 'beam', 'beam_size': 4, 'length_penalty': 1.0, 'len
          SAMPLE | {'min_p': 0.1, 'typical_p': 0.9, 'epsilon_cutoff': 3e-4, 'eta_cutoff': 2e-3}, ''),
         ({'do_sample': True, 'typical_p': 1.0, 'epsilon_cutoff': 0.0, 'min_p': None}, SAMPLE, ''),
         ({'typical_p': 0.5, 'min_p': 0.1}, {}, ''),  # without do_sample
+        ({'do_sample': True, 'num_return_sequences': 3}, SAMPLE | {'num_outputs': 3}, ''),
+        ({'num_beams': 4, 'early_stopping': 'never', 'num_return_sequences': 4}, BEAM | {'num_outputs': 4}, ''),
         ({'no_repeat_ngram_size': 3, 'min_length': 0, 'repetition_penalty': 1.2, 'min_new_tokens': 5},
          {'no_repeat_ngram': 3, 'repetition_penalty': 1.2, 'min_len': 5}, ''),
         ({'min_length': 9, 'no_repeat_ngram_size': 0}, {}, 'min_length=9, with the prompt'),
@@ -109,6 +111,9 @@ def test_the_least_length_of_a_decoder_beside_an_encoder_counts_what_it_starts_f
         ({'do_sample': True, 'temperature': float('nan')}, 'temperature=nan is not a number of at least 0'),
         ({'do_sample': True, 'temperature': -0.5}, 'temperature=-0.5 is not a number of at least 0'),
         ({'num_beams': 2, 'length_penalty': float('inf')}, 'length_penalty=inf is not a number'),
+        ({'num_beams': 2, 'num_return_sequences': 3}, 'num_return_sequences=3 is not from 1 to num_beams=2'),
+        ({'num_return_sequences': 2}, 'num_return_sequences=2 is not from 1 to num_beams=1'),
+        ({'do_sample': True, 'num_return_sequences': 0}, 'num_return_sequences=0 is not from 1'),
         ({'do_sample': 'yes'}, "do_sample='yes' is neither true nor false"),
         ({'max_new_tokens': 0}, 'max_new_tokens=0 leaves no new token'),
         ({'max_new_tokens': 1.5}, 'max_new_tokens=1.5 leaves no new token'),
@@ -125,6 +130,7 @@ def test_a_malformed_setting_is_refused(settings: dict[str, Any], said: str) -> 
     ('changes', 'lost'),
     [
         ({'decode.max_len': 7, 'decode.ends': ('<mask>',)}, 0),
+        ({'decode.strategy': 'sample', 'decode.num_outputs': 5}, 0),
         ({'decode.strategy': 'sample', 'decode.top_k': None, 'decode.top_p': 0.5, 'decode.temperature': 0.9}, 0),
         (
             {

@@ -26,7 +26,7 @@ POSITIVE = (
     'train.max_skipped train.skip_spikes train.max_minutes train.loss_chunk train.distillation_temperature '
     'train.preference_beta '
     'mesh.microbatches mesh.pipeline_repeats '
-    'decode.max_len decode.beam_size decode.temperature decode.top_k decode.top_p decode.batch_size '
+    'decode.max_len decode.num_outputs decode.beam_size decode.temperature decode.top_k decode.top_p decode.batch_size '
     'decode.min_p decode.typical_p decode.epsilon_cutoff decode.eta_cutoff '
     'decode.repetition_penalty decode.no_repeat_ngram '
     'evaluate.answer_length evaluate.max_examples'
@@ -53,7 +53,9 @@ AT_MOST: dict[int, list[str]] = {
         'optimizer.layer_decay optimizer.final_fraction model.rope_fraction train.distillation_weight'
     ).split(),
     2**8: 'data.num_threads data.num_workers'.split(),
-    2**10: 'model.num_encoder_layers model.num_decoder_layers data.prefetch decode.beam_size'.split(),
+    2**10: (
+        'model.num_encoder_layers model.num_decoder_layers data.prefetch decode.num_outputs decode.beam_size'
+    ).split(),
     2**11: 'data.modulus data.train_lengths data.test_lengths'.split(),
     2**16: [f'mesh.{axis}' for axis in AXES],
     2**20: (

@@ -44,6 +44,10 @@ def check_run(config: Config) -> None:
         decode.min_len <= decode.max_len, f'decode.min_len={decode.min_len} is above decode.max_len={decode.max_len}'
     )
     require(
+        decode.strategy != 'beam' or decode.num_outputs <= decode.beam_size,
+        f'decode.num_outputs={decode.num_outputs} is above decode.beam_size={decode.beam_size}',
+    )
+    require(
         decode.strategy != 'beam' or min(decode.presence_penalty, decode.frequency_penalty) >= 0,
         f'decode.presence_penalty={decode.presence_penalty} or decode.frequency_penalty={decode.frequency_penalty} is '
         'negative: decode.strategy=beam needs scores that only fall',

@@ -1,34 +1,48 @@
 """Generates text from prompts or source texts.
 
     tformer generate --workdir=DIR [TEXT ...] [--input=FILE] [--seed=0] [--chat] [--config.decode.strategy=beam ...]
+    tformer generate --workdir=DIR --input=FILE --output=FILE [--n=4] [--scores | --jsonl]
 
 The texts are the arguments, else the lines of --input, else those of standard input. Each output is printed. With
 --chat a text is the message of a user, or in JSON a list of messages or {"messages": [...]}, and the output the reply.
+A stopped command with --output goes on where it was, and writes the file at the end.
 """
 
+import dataclasses
+import functools
 import json
+import math
 import pathlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from tformer import commands
+from tformer import atomic, commands
+from tformer.commands import kept, reading
 from tformer.commands import texts as texts_lib
 from tformer.commands.run import Run, opened
 from tformer.data.sources import fields
 from tformer.data.sources.records import BadRecord
 from tformer.data.tokenizers.chat import Messages
+from tformer.decode.text import Output
 from tformer.errors import UserError
 
 SHARED_FLAGS = ('workdir', 'checkpoint', 'input')
 FLAGS: dict[str, commands.Flag] = {
     'seed': ('int', 0, 'the seed of sampling'),
     'chat': ('bool', False, "the texts are a user's messages, or chats in JSON"),
+    'n': ('int', None, 'how many outputs of each text: config.decode.num_outputs'),
+    'scores': ('bool', False, 'each output stands behind its log-probability and a tab'),
+    'jsonl': ('bool', False, 'a text is a line {"text": ..., "outputs": [{"text": ..., "score": ..., "length": ...}]}'),
+    'output': ('string', None, 'the file of the outputs; default: standard output'),
 }
 ARGUMENTS = 'TEXT'
 
 
 def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) -> None:
-    loaded = Run.load(commands.needed(flags, 'workdir'), overrides, flags.checkpoint)
+    if flags.scores and flags.jsonl:
+        raise UserError('--scores and --jsonl: choose one; --jsonl has the scores')
+    overrides = overrides if flags.n is None else {**overrides, 'decode.num_outputs': str(flags.n)}
+    loaded = Run.load(commands.needed(flags, 'workdir'), overrides, flags.checkpoint, placed=True)
     lines = texts_lib.given(arguments, flags.input)
     chats = list(map(chat_of, lines)) if flags.chat else []
     texts = [message['content'] for chat in chats for message in chat] if flags.chat else lines
@@ -36,8 +50,40 @@ def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) 
     if unknown := (reader or loaded.tokenizers.target).unknown(texts):
         shown = ' '.join(map(repr, unknown[:10])) + ' ...' * (len(unknown) > 10)
         print(f'training had none of these, so the output means little: {shown}', file=sys.stderr, flush=True)
-    for text in generate(loaded, chats or lines, flags.seed):
-        print(text)
+    as_lines = functools.partial(_as_lines, scores=flags.scores, jsonl=flags.jsonl)
+    if flags.output is None:
+        found = dict(_progressing(loaded.write(chats or lines, flags.seed), len(lines)))
+        sys.stdout.writelines(as_lines(line, found[index]) for index, line in enumerate(lines))
+        return
+    path = pathlib.Path(flags.output)
+    of = {
+        'run': [str(loaded.workdir.resolve()), loaded.step],
+        'decode': dataclasses.asdict(loaded.config.decode),
+        'texts': chats or lines,
+        'seed': flags.seed,
+    }
+    with kept.kept(path, of) as there:
+        writing = loaded.write(chats or lines, flags.seed, done=frozenset(there.rows))
+        for index, outputs in _progressing(writing, len(lines) - len(there.rows)):
+            there.add(index, outputs)
+        whole = ([Output(*output) for output in there.rows[index]] for index in range(len(lines)))
+        atomic.write(path, ''.join(as_lines(*each) for each in zip(lines, whole, strict=True)))
+
+
+def _as_lines(line: str, outputs: Sequence[Output], *, scores: bool, jsonl: bool) -> str:
+    """Returns the lines that show the outputs of a text."""
+    if jsonl:
+        found = [output._asdict() | ({} if math.isfinite(output.score) else {'score': None}) for output in outputs]
+        row = {'text': line, 'outputs': found}
+        return json.dumps(row, ensure_ascii=False) + '\n'
+    return ''.join(f'{output.score:.4f}\t{output.text}\n' if scores else f'{output.text}\n' for output in outputs)
+
+
+def _progressing(writing: Iterable[tuple[int, list[Output]]], total: int) -> Iterator[tuple[int, list[Output]]]:
+    with reading.progress(total) as done:
+        for each in writing:
+            yield each
+            done(1)
 
 
 def chat_of(line: str) -> Messages:

@@ -4,6 +4,7 @@ import contextlib
 import json
 import pathlib
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -24,7 +25,7 @@ BATCH_SIZE = 64  # rows computed at once
 def outputs(run: Run, rows: Sequence[Fields], method: many_rows.Method, batch_size: int = BATCH_SIZE) -> list[Any]:
     """Returns the outputs of a method of the model for each row, numpy arrays, computed where config.mesh says.
 
-    A terminal shows the progress. `method` is a function of a module, the same object at each call, so that it is
+    `progress` is shown. `method` is a function of a module, the same object at each call, so that it is
     compiled once.
     """
     config, found = standard(run.config), [None] * len(rows)
@@ -32,7 +33,7 @@ def outputs(run: Run, rows: Sequence[Fields], method: many_rows.Method, batch_si
     multiple = sharding.row_multiple(mesh, config.mesh)
     width = -(-max(min(batch_size, len(rows)), 1) // multiple) * multiple
     specials, longest = run.tokenizers.target.specials, config.model.max_len
-    with sharding.placed(mesh, config.mesh), _progress(len(rows)) as done:
+    with sharding.placed(mesh, config.mesh), progress(len(rows)) as done:
         variables = jax.device_put(run.variables, _places(run.variables, scoring.shardings(config, mesh), mesh))
         program = many_rows.make_program(build(config.model), method, mesh)
         for chosen, batch in many_rows.batches(rows, specials.pad, width, longest):
@@ -66,13 +67,30 @@ def _places(variables: Any, shardings: Any, mesh: jax.sharding.Mesh) -> Any:
 
 
 @contextlib.contextmanager
-def _progress(total: int) -> Iterator[Callable[[int], None]]:
-    """Yields a function that is told how many more rows are done; on a terminal (standard error) a bar shows them."""
-    if not sys.stderr.isatty():
-        yield lambda count: None
-        return
-    from rich import console, progress
+def progress(total: int) -> Iterator[Callable[[int], None]]:
+    """Yields a function that is told how many more texts are done.
 
-    with progress.Progress(*progress.Progress.get_default_columns(), console=console.Console(stderr=True)) as bar:
-        task = bar.add_task('texts', total=total)
-        yield lambda count: bar.update(task, advance=count)
+    On a terminal (standard error) a bar shows them; elsewhere there is a line every half a minute.
+    """
+    if sys.stderr.isatty():
+        from rich import console
+        from rich import progress as bars
+
+        with bars.Progress(*bars.Progress.get_default_columns(), console=console.Console(stderr=True)) as bar:
+            task = bar.add_task('texts', total=total)
+            yield lambda count: bar.update(task, advance=count)
+        return
+    begin = said = time.monotonic()
+    done = 0
+
+    def advance(count: int) -> None:
+        nonlocal said, done
+        done, now = done + count, time.monotonic()
+        if now - said >= _EVERY and done < total:
+            said, left = now, (now - begin) * (total - done) / done
+            print(f'{done:,} of {total:,} texts, {left / 60:.0f} min left', file=sys.stderr, flush=True)
+
+    yield advance
+
+
+_EVERY = 30.0  # seconds between lines

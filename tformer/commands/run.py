@@ -2,7 +2,7 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,6 +17,7 @@ from tformer.config import extensions as extensions_lib
 from tformer.data.examples import special_tokens
 from tformer.data.tokenizers.chat import Messages
 from tformer.data.tokenizers.tokenizers import Tokenizers
+from tformer.decode.text import Output
 from tformer.distributed import sharding
 from tformer.errors import UserError
 from tformer.evaluation import activations as activations_lib
@@ -195,6 +196,20 @@ class Run:
           UserError: the family does not generate, or a text is too long and `cut` is False.
         """
         return scoring.generate(self.config, self.tokenizers, self.variables, texts, seed, cut=cut)
+
+    def write(
+        self, texts: Sequence[str | Messages], seed: int = 0, *, cut: bool = False, done: Container[int] = ()
+    ) -> Iterator[tuple[int, list[Output]]]:
+        """Yields the number of each text and all of its outputs, best first, as batches are written.
+
+            >>> run = tformer.load_run('runs/demo', {'decode.num_outputs': '3'}, placed=True)
+            >>> dict(run.write(['transformer']))
+            {0: [Output(text='T R AE N S F AO R M ER', score=-0.31, length=11), ...]}
+
+        Texts of about the same length are written together; those whose numbers are `done` are left out. The run is
+        loaded `placed`, and rows go where config.mesh says. Otherwise like `generate`.
+        """
+        return scoring.write(self.config, self.tokenizers, self.variables, texts, seed, cut=cut, done=done)
 
     def evaluate(self, split: str = 'test') -> dict[str, float]:
         """Returns the scores on a split. `tformer.evaluate` also prints them and writes result.json."""

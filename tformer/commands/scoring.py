@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +17,7 @@ from tformer.data.inspection import rendering
 from tformer.data.sources.records import BadRecord, Record
 from tformer.data.tokenizers.chat import Messages
 from tformer.data.tokenizers.tokenizers import Tokenizers
-from tformer.decode.text import make_text_generator
+from tformer.decode.text import Output, make_text_generator, make_writer
 from tformer.distributed import sharding
 from tformer.evaluation import metrics, scorer
 from tformer.model import build
@@ -137,6 +137,31 @@ def generate(
     return _text_generator(build(plain.model), plain, tokenizers, cut=cut)(variables, texts, seed)
 
 
+def write(
+    config: Config,
+    tokenizers: Tokenizers,
+    variables: Any,
+    texts: Sequence[str | Messages],
+    seed: int = 0,
+    *,
+    cut: bool = False,
+    done: Container[int] = (),
+) -> Iterator[tuple[int, list[Output]]]:
+    """Yields the number of each text and its outputs, best first, as they are written, where config.mesh says.
+
+    Texts whose numbers are `done` are left out. The variables are placed already. Raises a `UserError` as `generate`.
+    """
+    plain = standard(config)
+    mesh = sharding.make_mesh(config.mesh)
+    writer = _writer(build(plain.model), plain, tokenizers, cut=cut)
+    rows = sharding.batch_sharding(mesh)
+    multiple = sharding.row_multiple(mesh, config.mesh)
+    with jax.set_mesh(mesh):
+        yield from writer.write(
+            variables, texts, seed, done=done, multiple=multiple, place=lambda batch: jax.device_put(batch, rows)
+        )
+
+
 def generated_scores(
     config: Config, variables: Any, tokenizers: Tokenizers, records: Sequence[Mapping[str, Any]]
 ) -> dict[str, float]:
@@ -186,4 +211,5 @@ def _sources(records: Sequence[Mapping[str, Any]]) -> list[str | Messages]:
 
 
 _text_generator = functools.lru_cache(maxsize=8)(make_text_generator)
+_writer = functools.lru_cache(maxsize=8)(make_writer)
 _scorer = functools.lru_cache(maxsize=8)(scorer.make_scorer)

@@ -156,6 +156,7 @@ class Decode(Section):
     strategy: str = 'greedy'  # how the next token is chosen: greedy, sampling or beam search
     max_len: int = 64  # the largest number of new tokens
     beam_size: int = 4  # beam: hypotheses kept
+    num_outputs: int = 1  # texts for each: beam: the best ones of beam_size; sample: so many draws
     ends: tuple[str, ...] = ()  # tokens that end a text, besides EOS and that of a chat's turn: '<|eot_id|>'
     forced_end: bool = False  # the last of max_len new tokens is EOS, with probability 1 (BART, Marian)
     length_penalty: float = 0.6  # beam: alpha of ((5 + length) / 6)^alpha (Wu et al. 2016, eq. 14)

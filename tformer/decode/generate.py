@@ -12,7 +12,7 @@ from tformer.decode.beam import beam_search
 from tformer.decode.constraints import Constraint
 from tformer.decode.penalties import Penalties
 from tformer.decode.rules import Rules
-from tformer.decode.sample import Ending, Extend, Prompt, Sampling, greedy, sample
+from tformer.decode.sample import Ending, Extend, Prompt, Sampling, greedy, prefill, sample
 from tformer.errors import UserError, choose
 from tformer.layers import masks
 from tformer.model import positions_of
@@ -32,16 +32,16 @@ def make_generate(
     others: Sequence[int] = (),
     constraint: Constraint | None = None,
 ) -> Generate:
-    """Returns generate(variables, batch, rng) -> (tokens_BT, scores_B), jitted; T is `cfg.max_len`.
+    """Returns generate(variables, batch, rng) -> (tokens_RT, scores_R), jitted; T is `cfg.max_len`.
 
-    A row ends with `eos` or one of the `others`; `banned` tokens, and those that a `constraint` does not allow, are
-    never generated.
+    R is B times `cfg.num_outputs`: the texts of a row follow each other, best first in beam search. A text ends with
+    `eos` or one of the `others`; `banned` tokens, and those that a `constraint` does not allow, are never generated.
 
     `batch` is a model's batch: `inputs` and `positions` [B, P] are the prompt, padded in front (with an encoder,
     data.start); encoder fields and `prefix` are as in training; `rows` [B], optional, are the examples' numbers, by
-    which sampling draws (default: 0 to B - 1). `rng` is the random key for sampling, else None. tokens_BT holds PAD
-    after the end. scores_B is the model's log-probability of the new tokens, for beam search divided by the length
-    penalty; a forced end has the probability 1.
+    which sampling draws (default: 0 to B - 1). `rng` is the random key for sampling, else None. tokens_RT holds PAD
+    after the end. scores_R is the model's log-probability of the new tokens, for beam search divided by the length
+    penalty; a forced end has the probability 1, and a text that a beam did not find the score -inf.
 
     Raises:
       UserError: an unknown strategy; on a call, a prompt that with the new tokens is longer than the model's max_len.
@@ -98,20 +98,24 @@ def _sampled(cfg: config.Decode, rng: jax.Array | None, search: Search, rules: R
     if rng is None:
         raise ValueError('sampling needs a random key')
     sampling = Sampling(*(getattr(cfg, name) for name in Sampling._fields))
-    return sample(*search, rng, sampling, rules=rules)
+    extend, cache, prompt, ending = search
+    if cfg.num_outputs > 1:  # the prompt is read once for all of them
+        cache, prompt = prefill(extend, cache, prompt).repeat(cfg.num_outputs), prompt.repeat(cfg.num_outputs)
+    return sample(extend, cache, prompt, ending, rng, sampling, rules=rules)
 
 
 def _best_of_beam(
     cfg: config.Decode, rng: jax.Array | None, search: Search, rules: Rules
 ) -> tuple[jax.Array, jax.Array]:
     found = beam_search(*search, beams=cfg.beam_size, alpha=cfg.length_penalty, offset=cfg.length_offset, rules=rules)
-    return found.tokens_BMT[:, 0], found.scores_BM[:, 0]
+    n = cfg.num_outputs
+    return found.tokens_BMT[:, :n].reshape(-1, cfg.max_len), found.scores_BM[:, :n].reshape(-1)
 
 
 class Strategy(NamedTuple):
     """A way to choose the next token."""
 
-    # (decode section, random key, Search, Rules) -> (tokens_BT, scores_B)
+    # (decode section, random key, Search, Rules) -> (tokens_RT, scores_R)
     search: Callable[..., tuple[jax.Array, jax.Array]]
     fields: tuple[str, ...] = ()  # the fields of config.decode that it reads and some others do not
     tokens: Callable[[config.Decode], int] = lambda cfg: 1  # that a step adds to the cache of a row
@@ -119,6 +123,8 @@ class Strategy(NamedTuple):
 
 STRATEGIES: dict[str, Strategy] = {
     'greedy': Strategy(_greedy),
-    'sample': Strategy(_sampled, Sampling._fields),
-    'beam': Strategy(_best_of_beam, ('beam_size', 'length_penalty', 'length_offset'), lambda cfg: cfg.beam_size),
+    'sample': Strategy(_sampled, (*Sampling._fields, 'num_outputs')),
+    'beam': Strategy(
+        _best_of_beam, ('beam_size', 'length_penalty', 'length_offset', 'num_outputs'), lambda cfg: cfg.beam_size
+    ),
 }

@@ -30,6 +30,12 @@ class Prompt(NamedTuple):
     positions_BP: jax.Array
     rows_B: jax.Array  # each example's number, on which its random draws depend, instead of its place in the batch
     prefilled: bool = False  # the cache holds all but the last token already
+    draws_B: jax.Array | None = None  # numbers of draws of the same example; None: all are the first, 0
+
+    def repeat(self, draws: int) -> 'Prompt':
+        """Returns the prompts for so many draws of each, one after the other; the cache is prefilled."""
+        tokens, positions, rows = (jnp.repeat(x, draws, axis=0) for x in self[:3])
+        return Prompt(tokens, positions, rows, True, jnp.tile(jnp.arange(draws), self.rows_B.shape[0]))
 
 
 class Ending(NamedTuple):
@@ -249,10 +255,13 @@ def sample(
 ) -> tuple[jax.Array, jax.Array]:
     """Draws each token from softmax(logits / temperature), cut by one rule of `Sampling` after another.
 
-    The key of a token is `rng` folded with its example's number and its step. Otherwise like `greedy`; scores_B are
-    those of the model's own distribution, before rules, temperature and cuts.
+    The key of a token is `rng` folded with its example's number, the number of its draw unless that is 0, and its step.
+    Otherwise like `greedy`; scores_B are those of the model's own distribution, before rules, temperature and cuts.
     """
     keys_B = jax.vmap(jax.random.fold_in, (None, 0))(rng, prompt.rows_B)
+    if prompt.draws_B is not None:
+        further_B = jax.vmap(jax.random.fold_in)(keys_B, prompt.draws_B)
+        keys_B = jax.vmap(jnp.where)(prompt.draws_B == 0, keys_B, further_B)
 
     def pick(logits_BV: jax.Array, step: jax.Array) -> jax.Array:
         keys = jax.vmap(jax.random.fold_in, (0, None))(keys_B, step)

@@ -1,27 +1,102 @@
 """Generates text from text: shared by `tformer generate` and the metrics of generated text."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from flax import linen as nn
 
-from tformer.config import Config, tasks
+from tformer.config import Config, Decode, tasks
 from tformer.data.examples import special_tokens
 from tformer.data.sources import fields
 from tformer.data.sources.records import BadRecord
 from tformer.data.tokenizers.chat import Messages
 from tformer.data.tokenizers.tokenizers import Tokenizers
+from tformer.data.tokenizers.vocabulary import Tokenizer
 from tformer.decode.constraints import constraint
-from tformer.decode.generate import make_generate
+from tformer.decode.generate import Generate, make_generate
 from tformer.errors import UserError
 
 TextGenerator = Callable[..., list[str]]
+Place = Callable[[dict[str, np.ndarray]], Mapping[str, Any]]
+
+
+class Output(NamedTuple):
+    """A text that was written."""
+
+    text: str
+    score: float  # the log-probability of its tokens; of a beam, over the length penalty
+    length: int  # in tokens, with the one that ends it
+
+
+class Writer(NamedTuple):
+    """Writes texts for texts; `write` is to be called."""
+
+    program: Generate
+    read: Callable[[Sequence[str | Messages]], list[list[int]]]  # texts -> the tokens that the model reads
+    batch: Callable[[Sequence[Sequence[int]], int], dict[str, np.ndarray]]  # (tokens, rows) -> a model's batch
+    decode: Callable[[list[int]], str]  # tokens before the end -> the text
+    ends: Sequence[int]
+    decoding: Decode
+
+    def write(
+        self,
+        variables: Any,
+        texts: Sequence[str | Messages],
+        seed: int = 0,
+        *,
+        done: Container[int] = (),
+        multiple: int = 1,
+        place: Place = dict,
+    ) -> Iterator[tuple[int, list[Output]]]:
+        """Yields the number of each text and what is written for it, best first, as batches are written.
+
+        Texts whose numbers are `done` already are left out; those after them come out as they would have. The rows of a
+        batch are a `multiple`, and `place` puts it on devices.
+
+        Raises:
+          UserError: a text is longer than the model takes and may not be cut.
+        """
+        inputs = self.read(texts)
+        order = sorted(range(len(inputs)), key=lambda i: len(inputs[i]))
+        size = -(-min(self.decoding.batch_size, max(len(inputs), 1)) // multiple) * multiple
+        for start in range(0, len(order), size):
+            rows = order[start : start + size]
+            if all(i in done for i in rows):
+                continue
+            batch = self.batch([inputs[i] for i in rows], size)
+            batch['rows'] = np.array([*rows, *[-1] * (size - len(rows))], np.int32)
+            tokens_RT, scores_R = jax.device_get(self.program(variables, place(batch), jax.random.key(seed)))
+            n = self.decoding.num_outputs
+            for row, i in enumerate(rows):
+                found = slice(row * n, row * n + n)
+                if i not in done:
+                    yield i, self._outputs(tokens_RT[found], scores_R[found])
+
+    def _outputs(self, tokens_NT: np.ndarray, scores_N: np.ndarray) -> list[Output]:
+        outputs = []
+        for tokens, score in zip(tokens_NT, scores_N.tolist(), strict=True):
+            ended = np.flatnonzero(np.isin(tokens, self.ends))
+            length = int(ended[0]) + 1 if len(ended) else len(tokens)
+            outputs.append(Output(self.decode(tokens[: length - bool(len(ended))].tolist()), score, length))
+        return [outputs[0], *(output for output in outputs[1:] if output.score > -np.inf)]  # else the beam found fewer
 
 
 def make_text_generator(model: nn.Module, config: Config, tokenizers: Tokenizers, *, cut: bool) -> TextGenerator:
-    """Returns generate(variables, texts, seed=0) -> the best output for each text, in order.
+    """Returns generate(variables, texts, seed=0) -> the best output for each text, in order: what `make_writer`
+    writes."""
+    writer = make_writer(model, config, tokenizers, cut=cut)
+
+    def generated(variables: Any, texts: Sequence[str | Messages], seed: int = 0) -> list[str]:
+        found = dict(writer.write(variables, texts, seed))
+        return [found[i][0].text for i in range(len(texts))]
+
+    return generated
+
+
+def make_writer(model: nn.Module, config: Config, tokenizers: Tokenizers, *, cut: bool) -> Writer:
+    """Returns what writes text for text with a run's model.
 
     For objectives that write one text for another, the texts are the sources. Otherwise they are prompts, and the
     output is their continuation. In place of a text may stand the messages of a chat, to which a decoder replies.
@@ -29,7 +104,7 @@ def make_text_generator(model: nn.Module, config: Config, tokenizers: Tokenizers
     With `cut`, texts that are too long are shortened: sources lose their end, prompts and chats their beginning.
 
     Raises:
-      UserError: the model's family does not generate; on a call, a text that is too long and may not be cut.
+      UserError: the model's family or objective does not write text.
     """
     if config.model.family == 'encoder':
         raise UserError('model.family=encoder does not generate text; valid: decoder, encoder_decoder')
@@ -37,16 +112,25 @@ def make_text_generator(model: nn.Module, config: Config, tokenizers: Tokenizers
     if not task.writes:
         valid = ', '.join(tasks.named('writes'))
         raise UserError(f'train.objective={config.train.objective} does not write text; valid: {valid}')
-    decode, paired, given = config.decode, config.model.family == 'encoder_decoder', task.given
-    whole = task.prefix and config.data.bidirectional_prefix and not paired
     target = tokenizers.target
     eos, *others = ends = tokenizers.ends(config)
     nothing = [*np.flatnonzero(~target.ordinary).tolist(), *range(target.vocab_size, config.model.vocab_size or 0)]
     banned = [index for index in nothing if index not in ends]  # which may be the padding or BOS as well
-    asked = constraint(decode, target, ends, config.model.vocab_size or target.vocab_size)
-    generate = make_generate(model, decode, eos=eos, banned=banned, others=others, constraint=asked)
+    asked = constraint(config.decode, target, ends, config.model.vocab_size or target.vocab_size)
+    return Writer(
+        make_generate(model, config.decode, eos=eos, banned=banned, others=others, constraint=asked),
+        _reader(config, tokenizers, cut),
+        _batcher(config, tokenizers),
+        target.decode,
+        ends,
+        config.decode,
+    )
+
+
+def _reader(config: Config, tokenizers: Tokenizers, cut: bool) -> Callable[[Sequence[str | Messages]], list[list[int]]]:
+    """Returns texts -> the tokens that the model reads for each, with those around them."""
+    paired, given = config.model.family == 'encoder_decoder', tasks.TASKS[config.train.objective].given
     longest, limit = _longest_input(config, given)
-    tokenizer = (tokenizers.source if paired else None) or target
     template = special_tokens.template_of(config, tokenizers)
     around = template.given if paired or given else template.prompt
     room = longest - (len(around([0])) - 1)
@@ -62,27 +146,34 @@ def make_text_generator(model: nn.Module, config: Config, tokenizers: Tokenizers
             raise UserError(f'a chat has {len(tokens)} tokens, the model takes {longest} ({limit})')
         return tokens[-longest:]
 
-    def generated(variables: Any, texts: Sequence[str | Messages], seed: int = 0) -> list[str]:
-        encoded = iter(tokenizer.encode_batch([text for text in texts if isinstance(text, str)]))
-        inputs = [framed(text, next(encoded)) if isinstance(text, str) else replied(text) for text in texts]
-        order = sorted(range(len(inputs)), key=lambda i: len(inputs[i]))
-        outputs = [''] * len(inputs)
-        size = min(decode.batch_size, max(len(inputs), 1))
-        for start in range(0, len(order), size):
-            rows = order[start : start + size]
-            batch = _batch([inputs[i] for i in rows], size, longest, tokenizer.specials.pad, paired)
-            if paired:
-                batch |= _decoder_prompt(template.front, batch['encoder_positions'], target.specials.pad)
-            if whole:
-                batch['prefix'] = batch['positions'] >= 0
-            batch['rows'] = np.array([*rows, *[-1] * (size - len(rows))], np.int32)
-            tokens_BT, _ = generate(variables, batch, jax.random.key(seed))
-            for i, tokens in zip(rows, np.asarray(tokens_BT), strict=False):
-                ended = np.flatnonzero(np.isin(tokens, ends))
-                outputs[i] = target.decode(tokens[: ended[0] if len(ended) else None].tolist())
-        return outputs
+    def read(texts: Sequence[str | Messages]) -> list[list[int]]:
+        encoded = iter(_input_side(config, tokenizers).encode_batch([text for text in texts if isinstance(text, str)]))
+        return [framed(text, next(encoded)) if isinstance(text, str) else replied(text) for text in texts]
 
-    return generated
+    return read
+
+
+def _batcher(config: Config, tokenizers: Tokenizers) -> Callable[[Sequence[Sequence[int]], int], dict[str, np.ndarray]]:
+    """Returns (the tokens of each text, rows) -> a batch."""
+    paired, task = config.model.family == 'encoder_decoder', tasks.TASKS[config.train.objective]
+    whole = task.prefix and config.data.bidirectional_prefix and not paired
+    longest, _ = _longest_input(config, task.given)
+    front = special_tokens.template_of(config, tokenizers).front
+
+    def batched(inputs: Sequence[Sequence[int]], rows: int) -> dict[str, np.ndarray]:
+        batch = _batch(inputs, rows, longest, _input_side(config, tokenizers).specials.pad, paired)
+        if paired:
+            batch |= _decoder_prompt(front, batch['encoder_positions'], tokenizers.target.specials.pad)
+        if whole:
+            batch['prefix'] = batch['positions'] >= 0
+        return batch
+
+    return batched
+
+
+def _input_side(config: Config, tokenizers: Tokenizers) -> Tokenizer:
+    """Returns the tokenizer of the texts that are read."""
+    return (config.model.family == 'encoder_decoder' and tokenizers.source) or tokenizers.target
 
 
 def _chat(messages: Messages, tokenizers: Tokenizers, config: Config) -> list[int]:

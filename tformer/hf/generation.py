@@ -21,6 +21,7 @@ FILE = 'generation_config.json'
 DEFAULTS: dict[str, Any] = {
     'do_sample': False,
     'num_beams': 1,
+    'num_return_sequences': 1,
     'temperature': 1.0,
     'top_k': 50,
     'top_p': 1.0,
@@ -42,7 +43,7 @@ CUTS = ('min_p', 'typical_p', 'epsilon_cutoff', 'eta_cutoff')  # of sampling, wh
 # Settings of older config.json files that have no counterpart, with the values that switch them off.
 OFF: dict[str, Any] = {
     **dict.fromkeys(('encoder_no_repeat_ngram_size', 'diversity_penalty'), 0),
-    **dict.fromkeys(('encoder_repetition_penalty', 'num_return_sequences', 'num_beam_groups', 'guidance_scale'), 1),
+    **dict.fromkeys(('encoder_repetition_penalty', 'num_beam_groups', 'guidance_scale'), 1),
     **dict.fromkeys(('suppress_tokens', 'begin_suppress_tokens', 'exponential_decay_length_penalty'), None),
 }
 # Settings that change no token, or that `special_tokens` reads.
@@ -91,6 +92,7 @@ def decode_fields(
         fields |= {'decode.length_penalty': max(hub.number('length_penalty'), 0.0)}
         lost += [f'length_penalty={hub["length_penalty"]}'] if hub.number('length_penalty') < 0 else []
         lost += [f'early_stopping={hub["early_stopping"]!r}'] if hub['early_stopping'] != 'never' else []
+    fields |= _outputs(hub, fields.get('decode.strategy') == 'sample')
     fields |= {'decode.repetition_penalty': hub.number('repetition_penalty')}
     fields |= {'decode.no_repeat_ngram': hub.number('no_repeat_ngram_size') or None}
     special = [[index] for index in np.flatnonzero(~tokenizer.ordinary).tolist()]  # which are never generated
@@ -120,6 +122,14 @@ class _Settings(dict[str, Any]):
         if type(self[name]) is not bool:
             raise UserError(f'{FILE}: {name}={self[name]!r} is neither true nor false')
         return bool(self[name])
+
+
+def _outputs(hub: _Settings, sampled: bool) -> dict[str, Any]:
+    """Returns how many outputs there are of a text: of beams no more than they are."""
+    number, beams = hub.number('num_return_sequences'), hub.number('num_beams')
+    if number < 1 or (number > beams and not sampled):
+        raise UserError(f'{FILE}: num_return_sequences={number} is not from 1 to num_beams={beams}')
+    return {'decode.num_outputs': number} if number > 1 else {}
 
 
 def _cut(hub: _Settings, name: str) -> float | None:
@@ -184,6 +194,7 @@ def generation_config(config: Config, tokenizers: Tokenizers, tokens: Mapping[st
     fields |= {} if decode.repetition_penalty == 1 else {'repetition_penalty': decode.repetition_penalty}
     fields |= {} if decode.no_repeat_ngram is None else {'no_repeat_ngram_size': decode.no_repeat_ngram}
     fields |= {'min_new_tokens': decode.min_len} if decode.min_len else {}
+    fields |= {'num_return_sequences': decode.num_outputs} if decode.num_outputs > 1 else {}
     if decode.strategy == 'beam':
         fields |= {'num_beams': decode.beam_size, 'early_stopping': 'never'}
         fields |= {'length_penalty': decode.length_penalty} if _has_penalty_of_the_hub(config) else {}

@@ -62,6 +62,11 @@ class Cache(flax.struct.PyTreeNode):
         """Returns the cache with its last `tokens` slots free again."""
         return self.replace(index=self.index - tokens)
 
+    def repeat(self, times: int) -> 'Cache':
+        """Returns the cache with each row so many times, one after the other."""
+        rows = jax.tree.map(lambda x: jnp.repeat(x, times, axis=0), self.replace(index=None))
+        return rows.replace(index=self.index)
+
     def branch(self, hypotheses: int) -> 'Cache':
         """Returns the cache for M hypotheses of each row, all of which begin with what it holds."""
         B, S = self.positions_BS.shape

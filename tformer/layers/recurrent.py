@@ -43,10 +43,14 @@ class StateCache(flax.struct.PyTreeNode):
     source: Source | None
     hypotheses: int | None = flax.struct.field(pytree_node=False, default=None)  # of each row; None: a row is one text
 
+    def repeat(self, times: int) -> 'StateCache':
+        """Returns the cache with each row so many times, one after the other."""
+        rows = jax.tree.map(lambda x: jnp.repeat(x, times, axis=1), self.state)
+        return StateCache(rows, jax.tree.map(lambda x: jnp.repeat(x, times, axis=0), self.source))
+
     def branch(self, hypotheses: int) -> 'StateCache':
         """Returns the cache for M hypotheses of each row, whose states lie side by side."""
-        rows = jax.tree.map(lambda x: jnp.repeat(x, hypotheses, axis=1), self.state)
-        return StateCache(rows, jax.tree.map(lambda x: jnp.repeat(x, hypotheses, axis=0), self.source), hypotheses)
+        return self.repeat(hypotheses).replace(hypotheses=hypotheses)
 
     def take(self, parents_BM: jax.Array) -> 'StateCache':
         """Returns the cache in which hypothesis m of a row goes on from `parents_BM`; the source stays."""
