@@ -47,6 +47,8 @@ OTHER: dict[str, Any] = {  # a value besides the default, where none follows fro
     'optimizer.decayed_roles': ('kernel',),
     'optimizer.master_dtype': 'float32',
     'decode.strategy': 'beam',
+    'decode.early_stopping': 'full',
+    'decode.utility': 'bleu',
     'evaluate.metrics': ('bleu',),
     'evaluate.language': 'de',
     'evaluate.positive_label': 'a',
@@ -123,6 +125,8 @@ SURROUNDINGS: list[dict[str, Any]] = [
     {'train.init_from': 'runs/a'},
     {'mesh.pipeline': 2},
     {'decode.strategy': 'beam'},
+    {'decode.strategy': 'beam', 'decode.beam_groups': 2},
+    {'decode.strategy': 'mbr'},
     {'decode.strategy': 'sample'},
     {'evaluate.metrics': ('bleu', 'label_f1')},
 ]

@@ -21,7 +21,7 @@ from tformer.data.tokenizers.subwords import SentencePiece
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.data.tokenizers.vocabulary import FIRST
 from tformer.decode import constraints, text
-from tformer.decode.beam import beam_search
+from tformer.decode.beam import Beams, beam_search
 from tformer.decode.penalties import Penalties
 from tformer.decode.rules import Rules
 from tformer.decode.sample import Ending, Prompt, Sampling, greedy, sample
@@ -122,7 +122,7 @@ def test_what_every_strategy_writes_fits_and_ends_in_time(max_len):
     ending, given = Ending(max_len, END, banned=(0,)), prompts(*range(2, V))
     draw = jax.jit(lambda key: sample(step, 0, given, ending, key, Sampling(temperature=3.0), rules=rules)[0])
     found = [greedy(step, 0, given, ending, rules=rules)[0], *map(draw, jax.random.split(jax.random.key(0), 20))]
-    found += [beam_search(step, Nothing(), given, ending, beams=3, alpha=0.6, rules=rules).tokens_BMT[:, 0]]
+    found += [beam_search(step, Nothing(), given, ending, Beams(3, 0.6), rules=rules).tokens_BMT[:, 0]]
     texts = [text for tokens_BT in found for text in texts_of(tokens_BT)]
     assert all(re.fullmatch(pattern, text) for text in texts) and len(set(texts)) > 1
 
@@ -141,8 +141,7 @@ def test_a_wide_beam_finds_the_likeliest_text_that_fits():
         Nothing(),
         prompts(5),
         Ending(max_len, END, banned=(0,)),
-        beams=40,
-        alpha=0.0,
+        Beams(40, 0.0),
         rules=Rules(constraint=made),
     )
     assert tuple(found.tokens_BMT[0, 0, : len(best) + 1].tolist()) == (*best, END)
@@ -171,7 +170,7 @@ def test_any_pure_functions_are_a_constraint():
 
     rules, ending = Rules(constraint=Rising()), Ending(8, END)
     tokens, _ = sample(step, 0, prompts(2, 3, 4), ending, jax.random.key(1), Sampling(), rules=rules)
-    beams = beam_search(step, Nothing(), prompts(2, 3), ending, beams=2, alpha=1.0, rules=rules)
+    beams = beam_search(step, Nothing(), prompts(2, 3), ending, Beams(2, 1.0), rules=rules)
     for row in [*tokens.tolist(), *beams.tokens_BMT.reshape(-1, 8).tolist()]:
         kept = row[: row.index(END)] if END in row else row
         assert kept == sorted(set(kept))

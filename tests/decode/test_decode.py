@@ -9,7 +9,7 @@ import pytest
 
 from small_decoding import FORWARD, B, P, S, T, V, make
 from tformer import config
-from tformer.decode.beam import beam_search, length_penalty
+from tformer.decode.beam import Beams, beam_search, length_penalty
 from tformer.decode.generate import make_generate
 from tformer.decode.sample import Ending, Prompt, Sampling, keep_top_k, keep_top_p, sample
 from tformer.errors import UserError
@@ -330,7 +330,7 @@ def test_enough_beams_find_what_exhaustive_search_finds(family):
         slots = batch['inputs'].shape[1] + beams * longest
         cache = model.apply(variables, batch, slots, method='start')
         prompt = Prompt(jnp.array(batch['inputs']), jnp.array(batch['positions']), jnp.arange(B))
-        return beam_search(extend, cache, prompt, Ending(longest, EOS, BANNED), beams=beams, alpha=alpha)
+        return beam_search(extend, cache, prompt, Ending(longest, EOS, BANNED), Beams(beams, alpha))
 
     ended = [
         (*words, EOS, *[PAD] * (longest - 1 - n))

@@ -12,11 +12,13 @@ import make_hf_reference as references
 from tformer import hf
 from tformer.config import Decode
 from tformer.decode.generate import make_generate
+from tformer.hf.generation import EARLY_STOPPING
 from tformer.model import build
 
 TORCH = all(importlib.util.find_spec(name) for name in ('torch', 'transformers'))
 WRITTEN = json.loads(references.WRITTEN.read_text())
 QUICK = ('gpt2', 'gemma3', 'bart')
+NAMES = {value: name for name, value in EARLY_STOPPING.items()}
 CASES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in references.WRITERS]
 
 
@@ -39,9 +41,13 @@ def ours(name: str, reference: references.Reference, seed: int) -> dict[str, lis
     found = {}
     for search, fields in references.SEARCHES.items():
         beams, alpha = fields['num_beams'], fields.get('length_penalty', 0.0)
-        decode = Decode('beam' if beams > 1 else 'greedy', references.NEW, beams, forced_end=True)
+        decode = Decode('beam' if beams > 1 else 'greedy', references.NEW, beams)
         decode = dataclasses.replace(
             decode,
+            forced_end='forced_eos_token_id' not in fields,
+            count_cut=True,
+            early_stopping=NAMES[fields.get('early_stopping', False)],
+            num_outputs=fields.get('num_return_sequences', 1),
             length_penalty=alpha,
             length_offset=float(len(front) - 1 if paired else 0),
             repetition_penalty=fields.get('repetition_penalty', 1.0),
@@ -50,7 +56,7 @@ def ours(name: str, reference: references.Reference, seed: int) -> dict[str, lis
         )
         banned = fields.get('suppress_tokens', ())
         made = make_generate(build(cfg), decode, eos=references.END, banned=banned)({'params': params}, batch, None)
-        found[search] = [row[: row.index(references.END) + 1] for row in np.asarray(made[0]).tolist()]
+        found[search] = list(map(references.up_to_end, np.asarray(made[0]).tolist()))
     return found
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from small_decoding import Nothing
-from tformer.decode.beam import beam_search
+from tformer.decode.beam import Beams, beam_search
 from tformer.decode.penalties import History, Penalties
 from tformer.decode.rules import Rules
 from tformer.decode.sample import Ending, Prompt, Sampling, greedy
@@ -112,9 +112,7 @@ def test_a_row_that_has_no_token_left_ends():
     penalties = Penalties(no_repeat_ngram=1, min_len=9, ends=(EOS, 0))
     tokens, _ = greedy(table, 0, prompt(5), Ending(9, EOS, banned=(0,)), rules=Rules(penalties))
     assert tokens.tolist() == [[2, 3, 4, EOS, 0, 0, 0, 0, 0]]
-    found = beam_search(
-        table, Nothing(), prompt(5), Ending(9, EOS, banned=(0,)), beams=2, alpha=0.0, rules=Rules(penalties)
-    )
+    found = beam_search(table, Nothing(), prompt(5), Ending(9, EOS, banned=(0,)), Beams(2, 0.0), rules=Rules(penalties))
     assert sorted(found.tokens_BMT[0, 0, :3].tolist()) == [2, 3, 4] and found.lengths_BM[0, 0] == 4
 
 
@@ -126,8 +124,7 @@ def test_each_hypothesis_of_a_beam_has_a_history_of_its_own():
         Nothing(),
         prompt(5),
         Ending(4, EOS),
-        beams=2,
-        alpha=0.0,
+        Beams(2, 0.0),
         rules=Rules(Penalties(no_repeat_ngram=1, min_len=2, ends=(EOS,))),
     )
     rows = sorted(row[: row.index(EOS) + 1] for row in found.tokens_BMT[0].tolist())

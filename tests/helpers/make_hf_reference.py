@@ -492,6 +492,7 @@ LENGTHS = (
 )  # of the prompts, which with the new tokens stay within the length that phi3's short factors are for
 # The library's penalties count padding, which a prompt by itself has none of.
 PENALISED: dict[str, Any] = {'min_new_tokens': 3, 'suppress_tokens': [1]}
+CUT: dict[str, Any] = {'forced_eos_token_id': None, 'num_return_sequences': 2}
 SEARCHES: dict[str, dict[str, Any]] = {
     'greedy': {'num_beams': 1},
     'beam': {'num_beams': 3, 'length_penalty': 0.0},
@@ -504,6 +505,9 @@ SEARCHES: dict[str, dict[str, Any]] = {
         'no_repeat_ngram_size': 2,
         **PENALISED,
     },
+    # Whether a text that the length cuts may win, and when a search ends: both of three hypotheses are compared.
+    'beam in haste': {**CUT, 'num_beams': 3, 'length_penalty': 1.5, 'early_stopping': True},
+    'beam by length': {**CUT, 'num_beams': 3, 'length_penalty': 2.0, 'early_stopping': False},
 }
 PAD, END, START, FORCED = 1, 2, 0, 3
 
@@ -548,8 +552,13 @@ def write(name: str, reference: Reference, seed: int) -> dict[str, list[list[int
             **{'do_sample': False, 'use_cache': False, 'max_new_tokens': NEW, **ids, **fields},
         )
         new = [row[front:] for row in whole.tolist()]
-        found[search] = [row[: row.index(END) + 1] for row in new]
+        found[search] = list(map(up_to_end, new))
     return found
+
+
+def up_to_end(tokens: list[int]) -> list[int]:
+    """Returns the tokens of a text, with the one that ends it where there is one."""
+    return tokens[: tokens.index(END) + 1] if END in tokens else tokens[:NEW]
 
 
 if __name__ == '__main__':

@@ -32,7 +32,9 @@ def read(settings: dict[str, Any], model: Model = DECODER, start: int = 1, **hub
 PLAIN = {'ends': (), 'max_len': 64, 'min_len': 0, 'repetition_penalty': 1.0, 'no_repeat_ngram': None}
 CUTS = dict.fromkeys(('top_p', 'typical_p', 'min_p', 'epsilon_cutoff', 'eta_cutoff'))
 SAMPLE = {**PLAIN, **CUTS, 'strategy': 'sample', 'temperature': 1.0, 'top_k': 50}
-BEAM = {**PLAIN, 'strategy': 'beam', 'beam_size': 4, 'length_penalty': 1.0, 'length_offset': 0.0}
+ENDING = {'early_stopping': 'likely', 'count_cut': True}
+BEAM = {**PLAIN, **ENDING, 'strategy': 'beam', 'beam_size': 4, 'length_penalty': 1.0, 'length_offset': 0.0}
+NEVER = BEAM | {'early_stopping': 'never'}
 
 
 @pytest.mark.parametrize(
@@ -45,16 +47,18 @@ BEAM = {**PLAIN, 'strategy': 'beam', 'beam_size': 4, 'length_penalty': 1.0, 'len
          SAMPLE | {'top_k': None, 'top_p': 0.9, 'temperature': 0.6}, ''),
         ({'do_sample': True, 'temperature': 0.0}, {}, ''),
         ({'do_sample': True, 'num_beams': 4}, SAMPLE, 'num_beams=4 with do_sample'),
-        ({'num_beams': 4}, BEAM, 'early_stopping=False'),
-        ({'num_beams': 4, 'early_stopping': 'never', 'length_penalty': 2.0}, BEAM | {'length_penalty': 2.0}, ''),
-        ({'num_beams': 4, 'early_stopping': True, 'length_penalty': -1}, BEAM | {'length_penalty': 0.0},
-         'length_penalty=-1, early_stopping=True'),
+        ({'num_beams': 4}, BEAM, ''),
+        ({'num_beams': 4, 'early_stopping': 'never', 'length_penalty': 2.0}, NEVER | {'length_penalty': 2.0}, ''),
+        ({'num_beams': 4, 'early_stopping': True, 'length_penalty': -1},
+         BEAM | {'length_penalty': 0.0, 'early_stopping': 'full'}, 'length_penalty=-1'),
+        ({'num_beams': 4, 'num_beam_groups': 2, 'diversity_penalty': 0.3},
+         BEAM | {'beam_groups': 2, 'diversity_penalty': 0.3}, ''),
         ({'do_sample': True, 'min_p': 0.1, 'typical_p': 0.9, 'epsilon_cutoff': 3e-4, 'eta_cutoff': 2e-3},
          SAMPLE | {'min_p': 0.1, 'typical_p': 0.9, 'epsilon_cutoff': 3e-4, 'eta_cutoff': 2e-3}, ''),
         ({'do_sample': True, 'typical_p': 1.0, 'epsilon_cutoff': 0.0, 'min_p': None}, SAMPLE, ''),
         ({'typical_p': 0.5, 'min_p': 0.1}, {}, ''),  # without do_sample
         ({'do_sample': True, 'num_return_sequences': 3}, SAMPLE | {'num_outputs': 3}, ''),
-        ({'num_beams': 4, 'early_stopping': 'never', 'num_return_sequences': 4}, BEAM | {'num_outputs': 4}, ''),
+        ({'num_beams': 4, 'early_stopping': 'never', 'num_return_sequences': 4}, NEVER | {'num_outputs': 4}, ''),
         ({'no_repeat_ngram_size': 3, 'min_length': 0, 'repetition_penalty': 1.2, 'min_new_tokens': 5},
          {'no_repeat_ngram': 3, 'repetition_penalty': 1.2, 'min_len': 5}, ''),
         ({'min_length': 9, 'no_repeat_ngram_size': 0}, {}, 'min_length=9, with the prompt'),
@@ -81,7 +85,7 @@ def test_settings_become_fields_or_are_named(settings: dict[str, Any], fields: d
 
 def test_the_settings_of_an_older_config_are_read_where_there_is_no_generation_config() -> None:
     older = {'num_beams': 4, 'early_stopping': True, 'min_length': 5, 'num_hidden_layers': 3, 'eos_token_id': 2}
-    assert read({}, **older) == (BEAM, 'early_stopping=True, min_length=5, with the prompt')
+    assert read({}, **older) == (BEAM | {'early_stopping': 'full'}, 'min_length=5, with the prompt')
     assert read({'max_new_tokens': 9}, **older) == (PLAIN | {'max_len': 9}, '')
 
 
@@ -114,6 +118,7 @@ def test_the_least_length_of_a_decoder_beside_an_encoder_counts_what_it_starts_f
         ({'num_beams': 2, 'num_return_sequences': 3}, 'num_return_sequences=3 is not from 1 to num_beams=2'),
         ({'num_return_sequences': 2}, 'num_return_sequences=2 is not from 1 to num_beams=1'),
         ({'do_sample': True, 'num_return_sequences': 0}, 'num_return_sequences=0 is not from 1'),
+        ({'num_beams': 2, 'early_stopping': 'sometimes'}, "early_stopping='sometimes' is neither true nor false"),
         ({'do_sample': 'yes'}, "do_sample='yes' is neither true nor false"),
         ({'max_new_tokens': 0}, 'max_new_tokens=0 leaves no new token'),
         ({'max_new_tokens': 1.5}, 'max_new_tokens=1.5 leaves no new token'),
@@ -131,6 +136,8 @@ def test_a_malformed_setting_is_refused(settings: dict[str, Any], said: str) -> 
     [
         ({'decode.max_len': 7, 'decode.ends': ('<mask>',)}, 0),
         ({'decode.strategy': 'sample', 'decode.num_outputs': 5}, 0),
+        ({'decode.strategy': 'mbr', 'decode.num_outputs': 5}, 1),
+        ({'decode.strategy': 'beam', 'decode.count_cut': True, 'decode.beam_groups': 2}, 1),
         ({'decode.strategy': 'sample', 'decode.top_k': None, 'decode.top_p': 0.5, 'decode.temperature': 0.9}, 0),
         (
             {
@@ -138,10 +145,12 @@ def test_a_malformed_setting_is_refused(settings: dict[str, Any], said: str) -> 
                 'decode.beam_size': 3,
                 'decode.length_penalty': 2.0,
                 'decode.length_offset': 0.0,
+                'decode.early_stopping': 'full',
+                'decode.count_cut': True,
             },
             0,
         ),
-        ({'decode.strategy': 'beam', 'decode.length_penalty': 0.6}, 1),
+        ({'decode.strategy': 'beam', 'decode.length_penalty': 0.6}, 2),
         ({'decode.no_repeat_ngram': 3, 'decode.repetition_penalty': 1.5, 'decode.min_len': 2}, 0),
         ({'decode.strategy': 'sample', 'decode.top_k': 7, 'decode.min_p': 0.1, 'decode.typical_p': 0.5}, 0),
         ({'decode.strategy': 'sample', 'decode.epsilon_cutoff': 0.1, 'decode.eta_cutoff': 0.5}, 0),
@@ -158,6 +167,12 @@ def test_fields_are_written_as_settings_that_are_read_as_the_same(changes: dict[
     fields, left = generation.decode_fields(json.loads(json.dumps(written)), {}, DECODER, 1, TOKENIZER)
     again = checks.settled(config.override(Config(DECODER, train=Train(num_steps=1)), fields))
     assert left == [] and (lost or again.decode == run.decode)
+
+
+def test_a_beam_whose_texts_all_end_is_that_of_the_hub() -> None:
+    plain = {'decode.strategy': 'beam', 'decode.length_penalty': 0.0}
+    for end, lost in ((True, []), (False, ['decode.count_cut=False'])):
+        assert generation.unexpressed(config.override(Config(DECODER), {**plain, 'decode.forced_end': end})) == lost
 
 
 @pytest.mark.skipif(not importlib.util.find_spec('transformers'), reason='needs transformers')

@@ -16,7 +16,9 @@ from tformer.data.batches import packing
 from tformer.data.examples import corrupt, denoisers, example_formats
 from tformer.data.sources import algorithmic, records, sources
 from tformer.data.tokenizers import tokenizers, vocabulary
+from tformer.decode.beam import STOPPING
 from tformer.decode.generate import STRATEGIES
+from tformer.decode.risk import UTILITIES
 from tformer.distributed import sharding
 from tformer.evaluation import metrics
 from tformer.layers import (
@@ -101,6 +103,8 @@ TABLES: dict[str, Iterable[Any]] = {
     'mesh.rules': sharding.RULES,
     'mesh.dcn_axis': sharding.AXES,
     'decode.strategy': STRATEGIES,
+    'decode.early_stopping': STOPPING,
+    'decode.utility': UTILITIES,
     'evaluate.metrics': metrics.METRICS,
 }
 

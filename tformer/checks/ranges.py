@@ -26,8 +26,9 @@ POSITIVE = (
     'train.max_skipped train.skip_spikes train.max_minutes train.loss_chunk train.distillation_temperature '
     'train.preference_beta '
     'mesh.microbatches mesh.pipeline_repeats '
-    'decode.max_len decode.num_outputs decode.beam_size decode.temperature decode.top_k decode.top_p decode.batch_size '
-    'decode.min_p decode.typical_p decode.epsilon_cutoff decode.eta_cutoff '
+    'decode.max_len decode.num_outputs decode.candidates decode.beam_size decode.beam_groups decode.batch_size '
+    'decode.temperature decode.top_k decode.top_p decode.min_p decode.typical_p '
+    'decode.epsilon_cutoff decode.eta_cutoff '
     'decode.repetition_penalty decode.no_repeat_ngram '
     'evaluate.answer_length evaluate.max_examples'
 ).split()
@@ -36,7 +37,7 @@ NOT_NEGATIVE = (
     'data.num_workers data.sentinels data.mask_keep data.mask_random '
     'optimizer.warmup_steps optimizer.frozen_layers optimizer.final_fraction optimizer.weight_decay '
     'train.z_loss train.second_loss_weight train.distillation_weight train.seed '
-    'decode.length_penalty decode.length_offset decode.min_len '
+    'decode.length_penalty decode.length_offset decode.diversity_penalty decode.min_len '
     'evaluate.examples_while_training evaluate.samples'
 ).split()
 BELOW_ONE = (  # and not negative
@@ -54,7 +55,8 @@ AT_MOST: dict[int, list[str]] = {
     ).split(),
     2**8: 'data.num_threads data.num_workers'.split(),
     2**10: (
-        'model.num_encoder_layers model.num_decoder_layers data.prefetch decode.num_outputs decode.beam_size'
+        'model.num_encoder_layers model.num_decoder_layers data.prefetch decode.num_outputs decode.beam_size '
+        'decode.candidates'
     ).split(),
     2**11: 'data.modulus data.train_lengths data.test_lengths'.split(),
     2**16: [f'mesh.{axis}' for axis in AXES],

@@ -43,10 +43,13 @@ def check_run(config: Config) -> None:
     require(
         decode.min_len <= decode.max_len, f'decode.min_len={decode.min_len} is above decode.max_len={decode.max_len}'
     )
-    require(
-        decode.strategy != 'beam' or decode.num_outputs <= decode.beam_size,
-        f'decode.num_outputs={decode.num_outputs} is above decode.beam_size={decode.beam_size}',
-    )
+    for strategy, field in (('beam', 'beam_size'), ('mbr', 'candidates')):
+        most = getattr(decode, field)
+        require(
+            decode.strategy != strategy or decode.num_outputs <= most,
+            f'decode.num_outputs={decode.num_outputs} is above decode.{field}={most}',
+        )
+    require_divisor('decode.beam_groups', decode.beam_groups, 'decode.beam_size', decode.beam_size)
     require(
         decode.strategy != 'beam' or min(decode.presence_penalty, decode.frequency_penalty) >= 0,
         f'decode.presence_penalty={decode.presence_penalty} or decode.frequency_penalty={decode.frequency_penalty} is '

@@ -140,6 +140,9 @@ def _single_rules() -> dict[str, Rule]:
         'mesh.microbatches': (lambda c: c.mesh.pipeline != 1, 'mesh.pipeline is above 1'),
         'mesh.pipeline_repeats': (lambda c: c.mesh.pipeline != 1, 'mesh.pipeline is above 1'),
         **{f'decode.{field.name}': writes for field in dataclasses.fields(Decode)},
+        'decode.diversity_penalty': _both(
+            writes, (lambda c: c.decode.beam_groups > 1, 'decode.beam_groups is above 1')
+        ),
         'evaluate.metrics': pairs,
         'evaluate.examples_while_training': pairs,
         'evaluate.lengths': _objectives(lambda task: task.running_text),

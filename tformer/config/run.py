@@ -153,15 +153,21 @@ class Mesh(Section):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Decode(Section):
-    strategy: str = 'greedy'  # how the next token is chosen: greedy, sampling or beam search
+    strategy: str = 'greedy'  # how the next token is chosen: greedy, sampling, minimum Bayes risk or beam search
     max_len: int = 64  # the largest number of new tokens
     beam_size: int = 4  # beam: hypotheses kept
-    num_outputs: int = 1  # texts for each: beam: the best ones of beam_size; sample: so many draws
+    num_outputs: int = 1  # texts for each: the best ones of beam_size (beam) or candidates (mbr), or draws (sample)
+    candidates: int = 16  # mbr: draws, of which the text most like all of them is put out (Eikema & Aziz 2020)
+    utility: str = 'chrf'  # mbr: how texts are compared
     ends: tuple[str, ...] = ()  # tokens that end a text, besides EOS and that of a chat's turn: '<|eot_id|>'
     forced_end: bool = False  # the last of max_len new tokens is EOS, with probability 1 (BART, Marian)
     length_penalty: float = 0.6  # beam: alpha of ((5 + length) / 6)^alpha (Wu et al. 2016, eq. 14)
     length_offset: float = 5.0  # beam: c of ((c + length) / (c + 1))^alpha; 0: length^alpha, as in the hub's library
-    temperature: float = 1.0  # sample: divides the logits
+    early_stopping: str = 'never'  # beam: when a text is done: no better one is possible, is likely, beam_size ended
+    count_cut: bool = False  # beam: a text that max_len cuts is one of the ended ones, as in the hub's library
+    beam_groups: int = 1  # beam: searches that avoid each other's tokens, of beam_size / beam_groups hypotheses
+    diversity_penalty: float = 0.5  # beam: what a token costs that earlier groups take (Vijayakumar et al. 2018, 3.2)
+    temperature: float = 1.0  # sample, mbr: divides the logits
     top_k: int | None = None  # sample: among the k likeliest tokens
     top_p: float | None = None  # sample: among the likeliest tokens that make up p (Holtzman et al. 2020)
     min_p: float | None = None  # sample: among tokens of this share of the likeliest's probability (Nguyen et al. 2024)

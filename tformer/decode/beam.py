@@ -1,9 +1,8 @@
 """Beam search over a step function.
 
-Shapes: B batch, P prompt length, M beams, C candidates, T new tokens, V vocabulary.
+Shapes: N prompts, G groups, B = N G rows, P prompt length, M beams of a row, C candidates, T new tokens, V vocabulary.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,6 +12,24 @@ import jax.numpy as jnp
 from tformer.decode.penalties import History
 from tformer.decode.rules import Rules
 from tformer.decode.sample import PAD, Ending, Extend, Prompt, banned_mask, prefill
+
+
+class Beams(NamedTuple):
+    """How hypotheses are kept, compared and finished."""
+
+    beam_size: int  # hypotheses of each prompt, of all groups together
+    length_penalty: float | jax.Array  # alpha, 0 or more
+    length_offset: float = 5.0
+    early_stopping: str = 'never'  # a key of STOPPING
+    count_cut: bool = False  # those that the greatest length cuts are finished, too
+    beam_groups: int = 1  # of as many hypotheses each (Vijayakumar et al. 2018, algorithm 1)
+    diversity_penalty: float | jax.Array = (
+        0.5  # what a token loses for each hypothesis of earlier groups that goes on with it
+    )
+
+    def penalty(self, length: float | jax.Array) -> jax.Array:
+        """Returns what divides the log-probability of a text of this length."""
+        return length_penalty(length, self.length_penalty, self.length_offset)
 
 
 class Hypotheses(NamedTuple):
@@ -29,9 +46,19 @@ class State(NamedTuple):
     step: jax.Array
     alive: Hypotheses
     finished: Hypotheses
+    open_B: jax.Array  # whether the row may still finish others
     last_BM: jax.Array  # the token that the next step reads
     ruled: Any  # the state of the constraint, for each hypothesis
-    cache: Any  # of M hypotheses of each row
+    cache: Any  # of G M hypotheses of each prompt
+
+
+# decode.early_stopping -> the length of which the best unfinished hypothesis is taken to be when it is asked whether it
+# may still beat the worst of a row's finished ones, from (its length, the greatest one); None: it is not asked.
+STOPPING: dict[str, Callable[[Any, Any], Any] | None] = {
+    'never': lambda length, longest: longest,  # no better score is possible, as log-probabilities only fall
+    'likely': lambda length, longest: length,
+    'full': None,
+}
 
 
 def length_penalty(length: float | jax.Array, alpha: float | jax.Array, offset: float = 5.0) -> jax.Array:
@@ -56,84 +83,72 @@ def beam_search(
     cache: Any,
     prompt: Prompt,
     ending: Ending,
+    beams: Beams,
     *,
-    beams: int,
-    alpha: float | jax.Array,
-    offset: float = 5.0,
     rules: Rules = Rules(),
 ) -> Hypotheses:
-    """Keeps the M likeliest unfinished hypotheses at each step and, separately, the M best finished ones.
+    """Keeps the likeliest unfinished hypotheses of each prompt at each step and, separately, the best finished ones.
 
     A hypothesis finishes where `eos` is among the M best continuations of its row, so that one beam with alpha 0 equals
-    greedy search. A row is settled when no unfinished hypothesis can still beat its worst finished one. As
-    log-probabilities only fall, the final score is at most the current one over the penalty of the greatest length.
+    greedy search. A row is settled when it has M finished hypotheses and `STOPPING` expects no better one. With groups,
+    each searches by itself, but a token loses `diversity_penalty` for every hypothesis of an earlier group that takes
+    it at the same step.
 
-    The cache is empty, with slots for the prompt and M `max_len` tokens. `cache.branch(M)` has M hypotheses of each
-    row, of which a call of `extend` reads a token each, T = M; in `cache.take(parents_BM)` each goes on from its
-    parent. `alpha`, 0 or more, and `offset` are of the length penalty; the length includes `eos`. `rules` change
-    the log-probabilities, and so the scores; none may raise them above 0. Returns M = `beams` hypotheses per row with
-    normalised scores; PAD after `eos` and in unused places, which score -inf. A row without finished hypotheses
-    returns the unfinished ones.
+    The cache is empty, with slots for the prompt and `max_len` tokens of `beam_size` hypotheses. `cache.branch(G M)`
+    has as many of each prompt, of which a call of `extend` reads a token each; in `cache.take(parents)` each goes on
+    from its parent. Lengths include `eos`. `rules` change the log-probabilities, and so the scores, as diversity does;
+    none may raise them above 0. Returns `beam_size` hypotheses for each prompt with normalised scores; PAD after `eos`
+    and in unused places, which score -inf. A row without finished hypotheses returns the unfinished ones.
     """
-    penalty = functools.partial(length_penalty, alpha=alpha, offset=offset)
-    step_fn = functools.partial(_advance, extend, prompt, ending, rules, penalty)
-    max_len, penalty_most = ending.max_len, penalty(ending.max_len)
+    size, groups, max_len = beams.beam_size, beams.beam_groups, ending.max_len
+    N = len(prompt.tokens_BP)
+    rows = (N * groups, size // groups)
+    cache = prefill(extend, cache, prompt).branch(size)
+    none = Hypotheses(jnp.full((*rows, max_len), PAD, jnp.int32), jnp.full(rows, -jnp.inf), jnp.zeros(rows, jnp.int32))
+    real_B = jnp.repeat(prompt.positions_BP[:, -1] >= 0, groups)
+    # All hypotheses begin with the same prompt: only one of a row counts.
+    first_BM = real_B[:, None] & (jnp.arange(rows[1]) == 0)[None]
+    start = State(
+        step=jnp.zeros((), jnp.int32),
+        alive=none._replace(scores_BM=jnp.where(first_BM, 0.0, none.scores_BM)),
+        finished=none,
+        open_B=real_B,
+        last_BM=jnp.repeat(prompt.tokens_BP[:, -1].astype(jnp.int32), size).reshape(rows),
+        ruled=rules.start(rows),
+        cache=cache,
+    )
 
     def unsettled(state: State) -> jax.Array:
-        bound_B = state.alive.scores_BM[:, 0] / penalty_most
-        return (state.step < max_len) & jnp.any(bound_B > state.finished.scores_BM[:, -1])
+        return (state.step < max_len) & jnp.any(state.open_B)
 
-    start = _start(
-        prefill(extend, cache, prompt), prompt, beams, rules.start((prompt.tokens_BP.shape[0], beams)), max_len
-    )
-    end = jax.lax.while_loop(unsettled, step_fn, start)
-    alive = end.alive._replace(scores_BM=end.alive.scores_BM / penalty_most)  # they have the greatest length
-    return _result(alive, end.finished)
-
-
-def _start(cache: Any, prompt: Prompt, beams: int, ruled: Any, max_len: int) -> State:
-    """Returns the state before the first step; `cache` holds all of the prompt but its last token."""
-    B, M = prompt.tokens_BP.shape[0], beams
-    none = Hypotheses(
-        jnp.full((B, M, max_len), PAD, jnp.int32), jnp.full((B, M), -jnp.inf), jnp.zeros((B, M), jnp.int32)
-    )
-    # All M beams begin with the same prompt: only one counts.
-    real_BM = (prompt.positions_BP[:, -1] >= 0)[:, None] & (jnp.arange(M) == 0)[None]
-    return State(
-        step=jnp.zeros((), jnp.int32),
-        alive=none._replace(scores_BM=jnp.where(real_BM, 0.0, none.scores_BM)),
-        finished=none,
-        last_BM=jnp.repeat(prompt.tokens_BP[:, -1:].astype(jnp.int32), M, axis=1),
-        ruled=ruled,
-        cache=cache.branch(M),
-    )
+    end = jax.lax.while_loop(unsettled, lambda state: _advance(extend, prompt, ending, beams, rules, state), start)
+    alive = end.alive._replace(scores_BM=end.alive.scores_BM / beams.penalty(max_len))  # they have the greatest length
+    if groups == 1:
+        return _result(alive, end.finished)
+    joined = jax.tree.map(lambda x: x.reshape(N, size, *x.shape[2:]), (alive, end.finished))
+    return _result(*(best(hypotheses, size)[0] for hypotheses in joined))
 
 
-def _advance(
-    extend: Extend,
-    prompt: Prompt,
-    ending: Ending,
-    rules: Rules,
-    penalty: Callable[..., jax.Array],
-    state: State,
-) -> State:
+def _advance(extend: Extend, prompt: Prompt, ending: Ending, beams: Beams, rules: Rules, state: State) -> State:
     """Returns the state one token later."""
     step, alive = state.step, state.alive
     B, M = state.last_BM.shape
-    positions_BM = jnp.broadcast_to(prompt.positions_BP[:, -1:] + step, (B, M))
-    logits_BMV, cache = extend(state.last_BM, positions_BM, state.cache)
-    logits_BMV = ending.force(logits_BMV.astype(jnp.float32), step)
-    V = logits_BMV.shape[2]
-    logprobs_BMV = jnp.where(banned_mask(V, ending.banned)[None, None], -jnp.inf, jax.nn.log_softmax(logits_BMV))
+    together = (len(prompt.tokens_BP), beams.beam_size)
+    positions = jnp.broadcast_to(prompt.positions_BP[:, -1:] + step, together)
+    logits, cache = extend(state.last_BM.reshape(together), positions, state.cache)
+    logits = ending.force(logits.astype(jnp.float32), step)
+    V = logits.shape[-1]
+    logprobs_BMV = jax.nn.log_softmax(logits).reshape(B, M, V)
+    logprobs_BMV = jnp.where(banned_mask(V, ending.banned)[None, None], -jnp.inf, logprobs_BMV)
     if rules.any:
-        tokens_RP, positions_RP = (jnp.repeat(x, M, axis=0) for x in prompt[:2])
-        history = History.of(tokens_RP, positions_RP >= 0, alive.tokens_BMT.reshape(B * M, -1), step)
-        logprobs_RV = logprobs_BMV.reshape(B * M, V)
-        logprobs_BMV = rules(logprobs_RV, state.ruled, history, ending.max_len, ending.eos).reshape(B, M, V)
+        tokens, positions = (jnp.repeat(x, beams.beam_size, axis=0) for x in prompt[:2])
+        history = History.of(tokens, positions >= 0, alive.tokens_BMT.reshape(B * M, -1), step)
+        changed = rules(logprobs_BMV.reshape(B * M, V), state.ruled, history, ending.max_len, ending.eos)
+        logprobs_BMV = changed.reshape(B, M, V)
 
     totals_BMV = alive.scores_BM[:, :, None] + logprobs_BMV
     C = (2 + len(ending.others)) * M  # of which M or more do not end
-    scores_BC, flat_BC = jax.lax.top_k(totals_BMV.reshape(B, M * V), C)
+    scores_BC, flat_BC = _likeliest(totals_BMV, C, ending, beams)
     parents_BC, chosen_BC = flat_BC // V, flat_BC % V
     tokens_BCT = take(alive, parents_BC).tokens_BMT
     tokens_BCT = jax.lax.dynamic_update_slice_in_dim(tokens_BCT, chosen_BC[:, :, None], step, axis=2)
@@ -141,15 +156,54 @@ def _advance(
 
     ends_BC = ending.ends(chosen_BC)
     alive, kept_BM = best(grown._replace(scores_BM=jnp.where(ends_BC, -jnp.inf, scores_BC)), M)
-    counts_BC = ends_BC & (jnp.arange(C)[None] < M)
-    normalised_BC = jnp.where(counts_BC, scores_BC / penalty(step + 1), -jnp.inf)
+    last = beams.count_cut & (step == ending.max_len - 1)
+    counts_BC = (ends_BC | last) & (jnp.arange(C) < M)[None] & state.open_B[:, None]
+    normalised_BC = jnp.where(counts_BC, scores_BC / beams.penalty(step + 1), -jnp.inf)
     ended = grown._replace(scores_BM=normalised_BC)
     joined = Hypotheses(*[jnp.concatenate(pair, 1) for pair in zip(state.finished, ended, strict=True)])
     finished, _ = best(joined, M)
 
     parents_BM, last_BM = (jnp.take_along_axis(x_BC, kept_BM, 1) for x_BC in (parents_BC, chosen_BC))
     ruled = rules.follow(take(state.ruled, parents_BM), last_BM)
-    return State(step + 1, alive, finished, last_BM, ruled, cache.take(parents_BM))
+    of_group_BM = parents_BM + (jnp.arange(B) % beams.beam_groups * M)[:, None]
+    return State(
+        step + 1,
+        alive,
+        finished,
+        state.open_B & _may_improve(alive, finished, step + 1, ending.max_len, beams),
+        last_BM,
+        ruled,
+        cache.take(of_group_BM.reshape(together)),
+    )
+
+
+def _likeliest(totals_BMV: jax.Array, number: int, ending: Ending, beams: Beams) -> tuple[jax.Array, jax.Array]:
+    """Returns (scores_BC, the places in [M V]) of the best continuations of each row."""
+    B, M, V = totals_BMV.shape
+    if beams.beam_groups == 1:
+        return jax.lax.top_k(totals_BMV.reshape(B, M * V), number)
+    totals_NGMV = totals_BMV.reshape(-1, beams.beam_groups, M, V)
+    taken_NV = jnp.zeros((len(totals_NGMV), V))
+    found = []
+    for group in range(beams.beam_groups):
+        less_NMV = totals_NGMV[:, group] - beams.diversity_penalty * taken_NV[:, None]
+        scores_NC, flat_NC = jax.lax.top_k(less_NMV.reshape(-1, M * V), number)
+        found.append((scores_NC, flat_NC))
+        tokens_NC = flat_NC % V
+        scores_NM, kept_NM = jax.lax.top_k(jnp.where(ending.ends(tokens_NC), -jnp.inf, scores_NC), M)
+        tokens_NM = jnp.where(jnp.isfinite(scores_NM), jnp.take_along_axis(tokens_NC, kept_NM, 1), V)
+        taken_NV += jax.nn.one_hot(tokens_NM, V).sum(1)
+    scores_BC, flat_BC = (jnp.stack(x, 1).reshape(B, number) for x in zip(*found, strict=True))
+    return scores_BC, flat_BC
+
+
+def _may_improve(alive: Hypotheses, finished: Hypotheses, length: Any, longest: int, beams: Beams) -> jax.Array:
+    """Returns for each row whether an unfinished hypothesis may still take the place of a finished one."""
+    best_B, worst_B = alive.scores_BM[:, 0], finished.scores_BM[:, -1]
+    expected = STOPPING[beams.early_stopping]
+    if expected is None:
+        return jnp.isfinite(best_B) & jnp.isneginf(worst_B)
+    return best_B / beams.penalty(expected(length, longest)) > worst_B
 
 
 def _result(alive: Hypotheses, finished: Hypotheses) -> Hypotheses:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from tformer import config
-from tformer.decode.beam import beam_search
+from tformer.decode.beam import Beams, beam_search
 from tformer.decode.constraints import Constraint
 from tformer.decode.penalties import Penalties
 from tformer.decode.rules import Rules
@@ -34,7 +34,7 @@ def make_generate(
 ) -> Generate:
     """Returns generate(variables, batch, rng) -> (tokens_RT, scores_R), jitted; T is `cfg.max_len`.
 
-    R is B times `cfg.num_outputs`: the texts of a row follow each other, best first in beam search. A text ends with
+    R is B times `texts_of_row(cfg)`: the texts of a row follow each other, best first in beam search. A text ends with
     `eos` or one of the `others`; `banned` tokens, and those that a `constraint` does not allow, are never generated.
 
     `batch` is a model's batch: `inputs` and `positions` [B, P] are the prompt, padded in front (with an encoder,
@@ -90,6 +90,11 @@ def cache_slots(cfg: config.Decode, prompt: int) -> int:
     return -(-used // _SLOTS) * _SLOTS
 
 
+def texts_of_row(cfg: config.Decode) -> int:
+    """Returns how many texts are generated for each row of a batch."""
+    return cfg.candidates if cfg.strategy == 'mbr' else cfg.num_outputs
+
+
 def _greedy(cfg: config.Decode, rng: jax.Array | None, search: Search, rules: Rules) -> tuple[jax.Array, jax.Array]:
     return greedy(*search, rules=rules)
 
@@ -99,16 +104,16 @@ def _sampled(cfg: config.Decode, rng: jax.Array | None, search: Search, rules: R
         raise ValueError('sampling needs a random key')
     sampling = Sampling(*(getattr(cfg, name) for name in Sampling._fields))
     extend, cache, prompt, ending = search
-    if cfg.num_outputs > 1:  # the prompt is read once for all of them
-        cache, prompt = prefill(extend, cache, prompt).repeat(cfg.num_outputs), prompt.repeat(cfg.num_outputs)
+    if (draws := texts_of_row(cfg)) > 1:  # the prompt is read once for all of them
+        cache, prompt = prefill(extend, cache, prompt).repeat(draws), prompt.repeat(draws)
     return sample(extend, cache, prompt, ending, rng, sampling, rules=rules)
 
 
 def _best_of_beam(
     cfg: config.Decode, rng: jax.Array | None, search: Search, rules: Rules
 ) -> tuple[jax.Array, jax.Array]:
-    found = beam_search(*search, beams=cfg.beam_size, alpha=cfg.length_penalty, offset=cfg.length_offset, rules=rules)
-    n = cfg.num_outputs
+    beams = Beams(*(getattr(cfg, name) for name in Beams._fields))
+    found, n = beam_search(*search, beams, rules=rules), cfg.num_outputs
     return found.tokens_BMT[:, :n].reshape(-1, cfg.max_len), found.scores_BM[:, :n].reshape(-1)
 
 
@@ -124,7 +129,6 @@ class Strategy(NamedTuple):
 STRATEGIES: dict[str, Strategy] = {
     'greedy': Strategy(_greedy),
     'sample': Strategy(_sampled, (*Sampling._fields, 'num_outputs')),
-    'beam': Strategy(
-        _best_of_beam, ('beam_size', 'length_penalty', 'length_offset', 'num_outputs'), lambda cfg: cfg.beam_size
-    ),
+    'mbr': Strategy(_sampled, (*Sampling._fields, 'num_outputs', 'candidates', 'utility')),
+    'beam': Strategy(_best_of_beam, (*Beams._fields, 'num_outputs'), lambda cfg: cfg.beam_size),
 }

@@ -14,8 +14,9 @@ from tformer.data.sources.records import BadRecord
 from tformer.data.tokenizers.chat import Messages
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.data.tokenizers.vocabulary import Tokenizer
+from tformer.decode import risk
 from tformer.decode.constraints import constraint
-from tformer.decode.generate import Generate, make_generate
+from tformer.decode.generate import Generate, make_generate, texts_of_row
 from tformer.errors import UserError
 
 TextGenerator = Callable[..., list[str]]
@@ -26,7 +27,7 @@ class Output(NamedTuple):
     """A text that was written."""
 
     text: str
-    score: float  # the log-probability of its tokens; of a beam, over the length penalty
+    score: float  # the log-probability of its tokens, of a beam over the length penalty; of mbr, the expected utility
     length: int  # in tokens, with the one that ends it
 
 
@@ -68,7 +69,7 @@ class Writer(NamedTuple):
             batch = self.batch([inputs[i] for i in rows], size)
             batch['rows'] = np.array([*rows, *[-1] * (size - len(rows))], np.int32)
             tokens_RT, scores_R = jax.device_get(self.program(variables, place(batch), jax.random.key(seed)))
-            n = self.decoding.num_outputs
+            n = texts_of_row(self.decoding)
             for row, i in enumerate(rows):
                 found = slice(row * n, row * n + n)
                 if i not in done:
@@ -80,7 +81,12 @@ class Writer(NamedTuple):
             ended = np.flatnonzero(np.isin(tokens, self.ends))
             length = int(ended[0]) + 1 if len(ended) else len(tokens)
             outputs.append(Output(self.decode(tokens[: length - bool(len(ended))].tolist()), score, length))
-        return [outputs[0], *(output for output in outputs[1:] if output.score > -np.inf)]  # else the beam found fewer
+        if self.decoding.strategy != 'mbr':
+            return [outputs[0], *(output for output in outputs[1:] if output.score > -np.inf)]  # a beam may find fewer
+        texts = [output.text for output in outputs]
+        worth = risk.expected_utilities(texts, risk.UTILITIES[self.decoding.utility]())
+        places = risk.ranked(texts, worth)[: self.decoding.num_outputs]
+        return [outputs[place]._replace(score=worth[place]) for place in places]
 
 
 def make_text_generator(model: nn.Module, config: Config, tokenizers: Tokenizers, *, cut: bool) -> TextGenerator:

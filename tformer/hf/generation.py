@@ -22,6 +22,8 @@ DEFAULTS: dict[str, Any] = {
     'do_sample': False,
     'num_beams': 1,
     'num_return_sequences': 1,
+    'num_beam_groups': 1,
+    'diversity_penalty': 0.0,
     'temperature': 1.0,
     'top_k': 50,
     'top_p': 1.0,
@@ -40,10 +42,11 @@ DEFAULTS: dict[str, Any] = {
     'bad_words_ids': None,
 }
 CUTS = ('min_p', 'typical_p', 'epsilon_cutoff', 'eta_cutoff')  # of sampling, whose names and values are ours
+EARLY_STOPPING: dict[str, Any] = {'never': 'never', 'likely': False, 'full': True}  # of decode, and of the hub
 # Settings of older config.json files that have no counterpart, with the values that switch them off.
 OFF: dict[str, Any] = {
-    **dict.fromkeys(('encoder_no_repeat_ngram_size', 'diversity_penalty'), 0),
-    **dict.fromkeys(('encoder_repetition_penalty', 'num_beam_groups', 'guidance_scale'), 1),
+    'encoder_no_repeat_ngram_size': 0,
+    **dict.fromkeys(('encoder_repetition_penalty', 'guidance_scale'), 1),
     **dict.fromkeys(('suppress_tokens', 'begin_suppress_tokens', 'exponential_decay_length_penalty'), None),
 }
 # Settings that change no token, or that `special_tokens` reads.
@@ -87,11 +90,8 @@ def decode_fields(
         fields |= {f'decode.{name}': _cut(hub, name) for name in ('top_p', *CUTS)}
         lost += [f'num_beams={hub["num_beams"]} with do_sample'] if hub.number('num_beams') > 1 else []
     elif hub.number('num_beams') > 1:
-        fields |= {'decode.strategy': 'beam', 'decode.beam_size': hub.number('num_beams')}
-        fields |= {'decode.length_offset': _offset(model, start)}
-        fields |= {'decode.length_penalty': max(hub.number('length_penalty'), 0.0)}
+        fields |= _beams(hub) | {'decode.length_offset': _offset(model, start)}
         lost += [f'length_penalty={hub["length_penalty"]}'] if hub.number('length_penalty') < 0 else []
-        lost += [f'early_stopping={hub["early_stopping"]!r}'] if hub['early_stopping'] != 'never' else []
     fields |= _outputs(hub, fields.get('decode.strategy') == 'sample')
     fields |= {'decode.repetition_penalty': hub.number('repetition_penalty')}
     fields |= {'decode.no_repeat_ngram': hub.number('no_repeat_ngram_size') or None}
@@ -130,6 +130,21 @@ def _outputs(hub: _Settings, sampled: bool) -> dict[str, Any]:
     if number < 1 or (number > beams and not sampled):
         raise UserError(f'{FILE}: num_return_sequences={number} is not from 1 to num_beams={beams}')
     return {'decode.num_outputs': number} if number > 1 else {}
+
+
+def _beams(hub: _Settings) -> dict[str, Any]:
+    """Returns the fields of a beam search."""
+    early = hub['early_stopping'] if hub['early_stopping'] == 'never' else hub.switch('early_stopping')
+    fields = {
+        'strategy': 'beam',
+        'beam_size': hub.number('num_beams'),
+        'length_penalty': max(hub.number('length_penalty'), 0.0),
+        'early_stopping': {value: name for name, value in EARLY_STOPPING.items()}[early],
+        'count_cut': True,
+    }
+    if hub.number('num_beam_groups') > 1:
+        fields |= {'beam_groups': hub['num_beam_groups'], 'diversity_penalty': hub.number('diversity_penalty')}
+    return {f'decode.{name}': value for name, value in fields.items()}
 
 
 def _cut(hub: _Settings, name: str) -> float | None:
@@ -184,19 +199,23 @@ def generation_config(config: Config, tokenizers: Tokenizers, tokens: Mapping[st
     decode = config.decode
     if not TASKS[config.train.objective].writes or config.model.family == 'encoder':
         return None
-    fields = {**tokens, 'max_new_tokens': decode.max_len, 'do_sample': decode.strategy == 'sample'}
+    drawn = decode.strategy in ('sample', 'mbr')
+    fields = {**tokens, 'max_new_tokens': decode.max_len, 'do_sample': drawn}
     if len(ends := tokenizers.ends(config)) > 1:
         fields['eos_token_id'] = list(ends)
-    if decode.strategy == 'sample':
+    if drawn:
         fields |= {'temperature': decode.temperature, 'top_k': decode.top_k or 0, 'top_p': decode.top_p or 1.0}
         cuts = {name: getattr(decode, name) for name in CUTS}
         fields |= {name: value for name, value in cuts.items() if value is not None}
     fields |= {} if decode.repetition_penalty == 1 else {'repetition_penalty': decode.repetition_penalty}
     fields |= {} if decode.no_repeat_ngram is None else {'no_repeat_ngram_size': decode.no_repeat_ngram}
     fields |= {'min_new_tokens': decode.min_len} if decode.min_len else {}
-    fields |= {'num_return_sequences': decode.num_outputs} if decode.num_outputs > 1 else {}
+    several = decode.num_outputs > 1 and decode.strategy != 'mbr'
+    fields |= {'num_return_sequences': decode.num_outputs} if several else {}
     if decode.strategy == 'beam':
-        fields |= {'num_beams': decode.beam_size, 'early_stopping': 'never'}
+        fields |= {'num_beams': decode.beam_size, 'early_stopping': EARLY_STOPPING[decode.early_stopping]}
+        if decode.beam_groups > 1:
+            fields |= {'num_beam_groups': decode.beam_groups, 'diversity_penalty': decode.diversity_penalty}
         fields |= {'length_penalty': decode.length_penalty} if _has_penalty_of_the_hub(config) else {}
     return fields
 
@@ -206,6 +225,9 @@ def unexpressed(config: Config) -> list[str]:
     decode = config.decode
     named = ('presence_penalty', 'frequency_penalty', 'choices', 'regex', 'json_schema')
     lost = [f'decode.{name}={value}' for name in named if (value := getattr(decode, name))]
+    lost += ['decode.strategy=mbr'] if decode.strategy == 'mbr' else []
+    if decode.strategy == 'beam' and not (decode.count_cut or decode.forced_end):
+        lost.append('decode.count_cut=False')
     if not _has_penalty_of_the_hub(config):
         lost.append(f'decode.length_penalty={decode.length_penalty} with decode.length_offset={decode.length_offset}')
     return lost
