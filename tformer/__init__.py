@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tformer.commands.export import export as export
     from tformer.commands.fill import fill as fill
     from tformer.commands.generate import generate as generate
+    from tformer.commands.harness import harness as harness
     from tformer.commands.import_ import import_hub as import_hub
     from tformer.commands.inspect import inspect as inspect
     from tformer.commands.predict import predict as predict
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from tformer.commands.replay import replay as replay
     from tformer.commands.report import report as report
     from tformer.commands.run import Run as Run
+    from tformer.commands.score import score as score
     from tformer.commands.sweep import sweep as sweep
     from tformer.commands.train import train as train
     from tformer.config import Config as Config
@@ -61,6 +63,7 @@ _NAMES = {
     'tformer.commands.export': ('export',),
     'tformer.commands.fill': ('fill',),
     'tformer.commands.generate': ('generate',),
+    'tformer.commands.harness': ('harness',),
     'tformer.commands.import_': ('import_hub',),
     'tformer.commands.inspect': ('inspect',),
     'tformer.commands.predict': ('predict',),
@@ -68,6 +71,7 @@ _NAMES = {
     'tformer.commands.replay': ('replay',),
     'tformer.commands.report': ('report',),
     'tformer.commands.run': ('Run',),
+    'tformer.commands.score': ('score',),
     'tformer.commands.sweep': ('sweep',),
     'tformer.commands.train': ('train',),
     'tformer.config': ('Config', 'Data', 'Decode', 'Evaluate', 'Mesh', 'Model', 'Optimizer', 'Train'),

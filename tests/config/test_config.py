@@ -427,7 +427,10 @@ BAD = [  # overrides that do not fit together, and what the message must name
     ),
     ({'decode.strategy': 'beam', 'decode.num_outputs': 5}, ('decode.num_outputs=5', 'decode.beam_size=4')),
     ({'decode.strategy': 'mbr', 'decode.num_outputs': 17}, ('decode.num_outputs=17', 'decode.candidates=16')),
-    ({'decode.strategy': 'beam', 'decode.beam_size': 6, 'decode.beam_groups': 4}, ('decode.beam_groups=4', 'decode.beam_size=6', 'nearest that')),
+    (
+        {'decode.strategy': 'beam', 'decode.beam_size': 6, 'decode.beam_groups': 4},
+        ('decode.beam_groups=4', 'decode.beam_size=6', 'nearest that'),
+    ),
     ({'decode.strategy': 'beam', 'decode.frequency_penalty': -0.1}, ('decode.frequency_penalty=-0.1',)),
     ({'mesh.data': -1, 'mesh.tensor': -1}, ('mesh', '-1')),
     ({'mesh.fsdp': 0}, ('mesh', "'fsdp': 0")),

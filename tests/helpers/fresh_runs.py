@@ -7,7 +7,7 @@ import jax
 
 from tformer import checks
 from tformer.commands.run import Run
-from tformer.config import Config, Data, Mesh, Model, Train
+from tformer.config import Config, Data, Decode, Mesh, Model, Train
 from tformer.data.tokenizers.bytes_and_characters import Char
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.distributed import sharding
@@ -16,11 +16,15 @@ from tformer.objectives import OBJECTIVES
 from tformer.training.dummy_batch import one_row
 
 
-def fresh_run(objective: str, labels: tuple[str, ...] = (), letters: str = 'abcde .', **data: object) -> Run:
-    """Returns a small encoder's run of the objective; parameters are large, so that its outputs differ clearly."""
-    tokens = Tokenizers(None, Char(letters), labels)
-    model = Model(family='encoder', emb_dim=16, mlp_dim=32, num_heads=2, num_encoder_layers=1, max_len=32)
+def fresh_run(
+    objective: str, labels: tuple[str, ...] = (), letters: str = 'abcde .', family: str = 'encoder', **data: object
+) -> Run:
+    """Returns a small run of the objective; parameters are large, so that its outputs differ clearly."""
+    tokens = Tokenizers(Char(letters) if family == 'encoder_decoder' else None, Char(letters), labels)
+    layers = {f'num_{stack}_layers': 1 for stack in ('encoder', 'decoder') if stack in family}
+    model = Model(family=family, emb_dim=16, mlp_dim=32, num_heads=2, max_len=32, **layers)
     config = Config(model, Data(length=24, **data), train=Train(objective=objective, num_steps=1), mesh=Mesh(data=1))
+    config = dataclasses.replace(config, decode=Decode(max_len=6))
     config = checks.resolve(config, vocab_size=tokens.target.vocab_size, num_classes=len(labels) or None)
     made = build(config.model)
     method = OBJECTIVES[objective].method
@@ -28,4 +32,4 @@ def fresh_run(objective: str, labels: tuple[str, ...] = (), letters: str = 'abcd
         jax.jit(made.init, static_argnames='method')(jax.random.key(0), one_row(config), method=method)
     )
     variables = jax.tree.map(lambda x: 3 * x, variables)
-    return Run(pathlib.Path('nowhere'), dataclasses.replace(config), tokens, variables, 1)
+    return Run(pathlib.Path('nowhere'), config, tokens, variables, 1)

@@ -47,9 +47,7 @@ def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) 
     chats = list(map(chat_of, lines)) if flags.chat else []
     texts = [message['content'] for chat in chats for message in chat] if flags.chat else lines
     reader = loaded.tokenizers.target if loaded.config.model.family == 'decoder' else loaded.tokenizers.source
-    if unknown := (reader or loaded.tokenizers.target).unknown(texts):
-        shown = ' '.join(map(repr, unknown[:10])) + ' ...' * (len(unknown) > 10)
-        print(f'training had none of these, so the output means little: {shown}', file=sys.stderr, flush=True)
+    texts_lib.say_unknown(reader or loaded.tokenizers.target, texts)
     as_lines = functools.partial(_as_lines, scores=flags.scores, jsonl=flags.jsonl)
     if flags.output is None:
         found = dict(_progressing(loaded.write(chats or lines, flags.seed), len(lines)))

@@ -1,10 +1,12 @@
-"""The texts that `generate` and `attention` work on: arguments, a file's lines, or standard input."""
+"""The texts that commands work on: arguments, a file's lines, or standard input."""
 
 import os
 import pathlib
 import sys
+from collections.abc import Iterable
 
 from tformer.data.sources import text_reader
+from tformer.data.tokenizers.vocabulary import Tokenizer
 from tformer.errors import UserError
 
 
@@ -22,6 +24,13 @@ def given(arguments: list[str], file: str | None) -> list[str]:
     if not text:
         raise UserError('no text is given: pass it as arguments, with --input=FILE, or on standard input')
     return [line.removesuffix('\r') for line in text.removesuffix('\n').split('\n')]  # nothing else ends a line
+
+
+def say_unknown(tokenizer: Tokenizer, texts: Iterable[str]) -> None:
+    """Says on standard error which characters of the texts a tokenizer has no token for."""
+    if unknown := tokenizer.unknown(texts):
+        shown = ' '.join(map(repr, unknown[:10])) + ' ...' * (len(unknown) > 10)
+        print(f'training had none of these, so the output means little: {shown}', file=sys.stderr, flush=True)
 
 
 def _utf8(data: bytes, where: str) -> str:
