@@ -49,6 +49,7 @@ OTHER: dict[str, Any] = {  # a value besides the default, where none follows fro
     'decode.strategy': 'beam',
     'decode.early_stopping': 'full',
     'decode.utility': 'bleu',
+    'decode.draft': 'prompt',
     'evaluate.metrics': ('bleu',),
     'evaluate.language': 'de',
     'evaluate.positive_label': 'a',

@@ -1,5 +1,6 @@
 """What is printed or written, what is said of texts that training knows nothing of, and the chats that lines hold."""
 
+import dataclasses
 import functools
 import json
 import pathlib
@@ -9,11 +10,13 @@ import types
 import pytest
 
 import halting
+from fresh_runs import fresh_run
 from lives import Life
 from places import TESTS
+from tformer import config
 from tformer.__main__ import main
 from tformer.commands import generate
-from tformer.commands.run import Run
+from tformer.commands.run import Run, check_draft
 from tformer.config import Config, Model
 from tformer.data.tokenizers.bytes_and_characters import Char
 from tformer.data.tokenizers.tokenizers import Tokenizers
@@ -30,10 +33,10 @@ def run(monkeypatch, family, tokenizers, write, texts, **flags):
         return [(i, [Output(write(texts[i], seed), -0.5, 3)]) for i in reversed(range(len(texts)))]
 
     loaded = types.SimpleNamespace(config=Config(Model(family=family)), tokenizers=tokenizers, write=written)
-    monkeypatch.setattr(generate.Run, 'load', lambda *given, placed: loaded)
+    monkeypatch.setattr(generate.Run, 'load', lambda *given, **_: loaded)
     monkeypatch.setattr(generate.commands, 'needed', lambda flags, name: name)
     given = {'checkpoint': 'best', 'input': None, 'output': None, 'seed': 0, 'n': None}
-    given |= {'chat': False, 'scores': False, 'jsonl': False}
+    given |= {'chat': False, 'scores': False, 'jsonl': False, 'draft': None}
     generate.run(texts, {}, types.SimpleNamespace(**given | flags))
 
 
@@ -129,3 +132,48 @@ def test_a_command_that_is_killed_goes_on_where_it_was(tmp_path: pathlib.Path) -
     assert Life(tmp_path, *command, f'--output={whole}').wait() == 0
     assert parts.read_text() == whole.read_text() and len(whole.read_text().splitlines()) == 7
     assert sorted(path.suffix for path in tmp_path.iterdir() if path.stem in ('parts', 'whole')) == ['', '']
+
+
+def test_a_smaller_run_drafts_what_is_written(tmp_path: pathlib.Path, capsys) -> None:
+    """The stored run drafts for itself; the texts are those without a draft. Runs that do not fit are named."""
+    texts = ['the small bird', 'a green tree sees the river']
+    flags = ['tformer', 'generate', f'--workdir={STORED}', *texts, '--scores', '--config.decode.max_len=7']
+    beams, flags = [*flags, '--config.decode.strategy=beam'], [*flags, '--config.decode.strategy=greedy']
+    main(flags)
+    plain = capsys.readouterr().out
+    main([*flags, f'--draft={STORED}', '--config.decode.draft_len=3'])
+    drafted = capsys.readouterr().out
+    main([*flags, '--config.decode.draft=prompt'])
+    looked_up = capsys.readouterr().out
+    for found in (drafted, looked_up):
+        for line, other in zip(plain.splitlines(), found.splitlines(), strict=True):
+            (score, text), (other_score, other_text) = line.split('\t'), other.split('\t')
+            assert text == other_text and float(score) == pytest.approx(float(other_score), abs=2e-4)
+    with pytest.raises(UserError, match=r'decode\.draft.*here: it applies where decode\.strategy is greedy or sample'):
+        main([*beams, '--config.decode.draft=prompt'])
+    with pytest.raises(
+        UserError, match=r'^--draft: decode\.strategy=beam reads no drafts; valid: greedy, sample, mbr$'
+    ):
+        main([*beams, f'--draft={STORED}'])
+
+
+@pytest.mark.parametrize(
+    ('changes', 'line'),
+    [
+        ({'letters': 'abcde'}, 'has other tokenizers: '),
+        ({'model.max_len': 16}, 'has model.max_len=16, below 32 here'),
+        ({'model.vocab_size': 64}, 'has other model.vocab_size: 64 there, '),
+        ({'start': ()}, "has other data.start: () there, ('bos',) here"),
+        ({'model.recurrence': 'lstm'}, ': model.recurrence=lstm of nowhere cannot forget a token'),
+    ],
+)
+def test_a_run_that_does_not_fit_drafts_nothing(changes, line) -> None:
+    run = fresh_run('causal_lm', family='decoder', letters='abcdef')
+    model = {name: value for name, value in changes.items() if name.startswith('model.')}
+    fresh = {'letters': 'abcdef', **{name: value for name, value in changes.items() if name not in model}}
+    other = fresh_run('causal_lm', family='decoder', **fresh)
+    other = dataclasses.replace(other, config=config.override(other.config, model))
+    check_draft(run, run)
+    with pytest.raises(UserError) as error:
+        check_draft(other, run)
+    assert str(error.value).startswith('--draft=nowhere') and line in str(error.value)

@@ -7,44 +7,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from small_decoding import FORWARD, B, P, S, T, V, make
+from small_decoding import BANNED, BOS, CASES, EOS, FORWARD, LENGTHS, PAD, B, P, T, V, batch_of, make, row
 from tformer import config
 from tformer.decode.beam import Beams, beam_search, length_penalty
 from tformer.decode.generate import make_generate
 from tformer.decode.sample import Ending, Prompt, Sampling, keep_top_k, keep_top_p, sample
 from tformer.errors import UserError
 
-PAD, BOS, EOS = 0, 1, 2
-BANNED = (PAD, BOS)
 FAMILIES = ('decoder', 'encoder_decoder')
-CASES = (*FAMILIES, 'prefix_decoder')  # a decoder whose prompts see themselves whole
-LENGTHS = (5, 2, 4)  # of the prompts
 
 
 @pytest.fixture(scope='module', params=CASES)
 def case(request):
     model, variables = make(request.param, scale=2.0, position='learned', num_kv_heads=2)
     return request.param, model, variables
-
-
-def batch_of(family, vocab_size=V):
-    """Prompts of unequal lengths, padded in front; with an encoder, BOS as the prompt and unequal sources."""
-    rng = np.random.default_rng(0)
-    tokens = rng.integers(3, vocab_size, (B, P)).astype(np.int32)
-    positions = np.stack([np.arange(P) - (P - n) for n in LENGTHS]).clip(-1).astype(np.int32)
-    rows = np.array([7, 8, 9], np.int32)
-    if family != 'encoder_decoder':
-        prefix = {'prefix': positions >= 0} if family == 'prefix_decoder' else {}
-        return {'inputs': np.where(positions < 0, PAD, tokens), 'positions': positions, 'rows': rows, **prefix}
-    sources = np.array([4, 2, 3])
-    encoder_positions = np.where(np.arange(S)[None] < sources[:, None], np.arange(S)[None], -1).astype(np.int32)
-    return {
-        'inputs': np.full((B, 1), BOS, np.int32),
-        'positions': np.zeros((B, 1), np.int32),
-        'encoder_inputs': np.where(encoder_positions < 0, PAD, tokens[:, :S]).astype(np.int32),
-        'encoder_positions': encoder_positions,
-        'rows': rows,
-    }
 
 
 def full_logprobs(model, variables, batch, tokens_BT):
@@ -91,14 +67,6 @@ def generate(case, strategy, batch, seed=0, **fields):
 
 
 GENERATE = {}  # compiled programs, shared
-
-
-def row(batch, index):
-    """One example alone, without the padding in front."""
-    alone = {name: value[index : index + 1] for name, value in batch.items()}
-    real = alone['positions'][0] >= 0
-    own = [name for name in ('inputs', 'positions', 'prefix') if name in alone]
-    return {**alone, **{name: alone[name][:, real] for name in own}}
 
 
 # --------------------------------------------------------------------------------------------- the step function
@@ -381,9 +349,9 @@ def test_penalties_see_the_whole_prompt_however_it_was_read(case, strategy):
     batch = batch_of(case[0])
     asked = {'temperature': 0.5} if strategy == 'sample' else {}
     tokens, _ = generate(case, strategy, batch, max_len=5, no_repeat_ngram=1, **asked)
-    for i, row in enumerate(np.asarray(tokens).tolist()):
+    for i, written in enumerate(np.asarray(tokens).tolist()):
         prompt = batch['inputs'][i][batch['positions'][i] >= 0].tolist()
-        new = [token for token in row if token != PAD]
+        new = [token for token in written if token != PAD]
         assert len({*prompt, *new}) == len({*prompt}) + len(new)
 
 

@@ -1,12 +1,17 @@
-"""A tiny model of each family, and its forward pass."""
+"""A tiny model of each family, its prompts, and its forward pass."""
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from tformer import config
 from tformer.model import build
 
 V, B, P, S, T = 11, 3, 5, 4, 6
+PAD, BOS, EOS = 0, 1, 2
+BANNED = (PAD, BOS)
+CASES = ('decoder', 'encoder_decoder', 'prefix_decoder')  # the last: a decoder whose prompts see themselves whole
+LENGTHS = (5, 2, 4)  # of the prompts
 
 
 def make(family, vocab_size=V, seed=0, scale=1.0, **fields):
@@ -18,6 +23,34 @@ def make(family, vocab_size=V, seed=0, scale=1.0, **fields):
     batch = {'inputs': jnp.ones((1, 2), jnp.int32), 'encoder_inputs': jnp.ones((1, 2), jnp.int32)}
     variables = jax.jit(model.init)(jax.random.key(seed), batch)
     return model, jax.tree.map(lambda x: x * scale, variables)
+
+
+def batch_of(family, vocab_size=V):
+    """Prompts of unequal lengths, padded in front; with an encoder, BOS as the prompt and unequal sources."""
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(3, vocab_size, (B, P)).astype(np.int32)
+    positions = np.stack([np.arange(P) - (P - n) for n in LENGTHS]).clip(-1).astype(np.int32)
+    rows = np.array([7, 8, 9], np.int32)
+    if family != 'encoder_decoder':
+        prefix = {'prefix': positions >= 0} if family == 'prefix_decoder' else {}
+        return {'inputs': np.where(positions < 0, PAD, tokens), 'positions': positions, 'rows': rows, **prefix}
+    sources = np.array([4, 2, 3])
+    encoder_positions = np.where(np.arange(S)[None] < sources[:, None], np.arange(S)[None], -1).astype(np.int32)
+    return {
+        'inputs': np.full((B, 1), BOS, np.int32),
+        'positions': np.zeros((B, 1), np.int32),
+        'encoder_inputs': np.where(encoder_positions < 0, PAD, tokens[:, :S]).astype(np.int32),
+        'encoder_positions': encoder_positions,
+        'rows': rows,
+    }
+
+
+def row(batch, index):
+    """One example alone, without the padding in front."""
+    alone = {name: value[index : index + 1] for name, value in batch.items()}
+    real = alone['positions'][0] >= 0
+    own = [name for name in ('inputs', 'positions', 'prefix') if name in alone]
+    return {**alone, **{name: alone[name][:, real] for name in own}}
 
 
 FORWARD = jax.jit(lambda model, variables, batch: model.apply(variables, batch), static_argnums=0)

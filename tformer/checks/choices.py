@@ -17,7 +17,7 @@ from tformer.data.examples import corrupt, denoisers, example_formats
 from tformer.data.sources import algorithmic, records, sources
 from tformer.data.tokenizers import tokenizers, vocabulary
 from tformer.decode.beam import STOPPING
-from tformer.decode.generate import STRATEGIES
+from tformer.decode.generate import DRAFTS, STRATEGIES
 from tformer.decode.risk import UTILITIES
 from tformer.distributed import sharding
 from tformer.evaluation import metrics
@@ -105,6 +105,7 @@ TABLES: dict[str, Iterable[Any]] = {
     'decode.strategy': STRATEGIES,
     'decode.early_stopping': STOPPING,
     'decode.utility': UTILITIES,
+    'decode.draft': DRAFTS,
     'evaluate.metrics': metrics.METRICS,
 }
 

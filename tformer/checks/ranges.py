@@ -26,8 +26,8 @@ POSITIVE = (
     'train.max_skipped train.skip_spikes train.max_minutes train.loss_chunk train.distillation_temperature '
     'train.preference_beta '
     'mesh.microbatches mesh.pipeline_repeats '
-    'decode.max_len decode.num_outputs decode.candidates decode.beam_size decode.beam_groups decode.batch_size '
-    'decode.temperature decode.top_k decode.top_p decode.min_p decode.typical_p '
+    'decode.max_len decode.num_outputs decode.candidates decode.beam_size decode.beam_groups decode.draft_len '
+    'decode.batch_size decode.temperature decode.top_k decode.top_p decode.min_p decode.typical_p '
     'decode.epsilon_cutoff decode.eta_cutoff '
     'decode.repetition_penalty decode.no_repeat_ngram '
     'evaluate.answer_length evaluate.max_examples'
@@ -53,7 +53,7 @@ AT_MOST: dict[int, list[str]] = {
         'decode.top_p decode.min_p decode.typical_p decode.epsilon_cutoff decode.eta_cutoff '
         'optimizer.layer_decay optimizer.final_fraction model.rope_fraction train.distillation_weight'
     ).split(),
-    2**8: 'data.num_threads data.num_workers'.split(),
+    2**8: 'data.num_threads data.num_workers decode.draft_len'.split(),
     2**10: (
         'model.num_encoder_layers model.num_decoder_layers data.prefetch decode.num_outputs decode.beam_size '
         'decode.candidates'

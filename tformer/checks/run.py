@@ -90,6 +90,7 @@ def _check_in_order(config: Config) -> None:
     line = f'model.recurrence={model.recurrence} '
     require(task.head != 'detection', line + f'has no generator: not for train.objective={config.train.objective}')
     ahead = model.family == 'decoder' and task.prefix and config.data.bidirectional_prefix
+    require(config.decode.draft is None, line + 'cannot forget a token that was drafted: decode.draft must be None')
     require(not ahead, line + 'sees no token before its turn: data.bidirectional_prefix must be False')
     require(
         model.family != 'encoder_decoder' or config.data.batching != 'pack',

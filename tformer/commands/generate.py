@@ -34,6 +34,11 @@ FLAGS: dict[str, commands.Flag] = {
     'scores': ('bool', False, 'each output stands behind its log-probability and a tab'),
     'jsonl': ('bool', False, 'a text is a line {"text": ..., "outputs": [{"text": ..., "score": ..., "length": ...}]}'),
     'output': ('string', None, 'the file of the outputs; default: standard output'),
+    'draft': (
+        'string',
+        None,
+        'the workdir of a smaller run that drafts tokens, of which this one reads several at once',
+    ),
 }
 ARGUMENTS = 'TEXT'
 
@@ -42,7 +47,7 @@ def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) 
     if flags.scores and flags.jsonl:
         raise UserError('--scores and --jsonl: choose one; --jsonl has the scores')
     overrides = overrides if flags.n is None else {**overrides, 'decode.num_outputs': str(flags.n)}
-    loaded = Run.load(commands.needed(flags, 'workdir'), overrides, flags.checkpoint, placed=True)
+    loaded = Run.load(commands.needed(flags, 'workdir'), overrides, flags.checkpoint, placed=True, draft=flags.draft)
     lines = texts_lib.given(arguments, flags.input)
     chats = list(map(chat_of, lines)) if flags.chat else []
     texts = [message['content'] for chat in chats for message in chat] if flags.chat else lines
@@ -59,6 +64,7 @@ def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) 
         'decode': dataclasses.asdict(loaded.config.decode),
         'texts': chats or lines,
         'seed': flags.seed,
+        'draft': loaded.draft and [str(loaded.draft.workdir.resolve()), loaded.draft.step],
     }
     with kept.kept(path, of) as there:
         writing = loaded.write(chats or lines, flags.seed, done=frozenset(there.rows))

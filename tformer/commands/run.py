@@ -2,7 +2,7 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,6 +17,7 @@ from tformer.config import extensions as extensions_lib
 from tformer.data.examples import special_tokens
 from tformer.data.tokenizers.chat import Messages
 from tformer.data.tokenizers.tokenizers import Tokenizers
+from tformer.decode.generate import STRATEGIES
 from tformer.decode.text import Output
 from tformer.distributed import sharding
 from tformer.errors import UserError
@@ -45,6 +46,7 @@ class Run:
       tokenizers: of both sides.
       variables: what `model.apply` takes: `params`, and `statistics` if the model keeps some.
       step: the number of updates behind the parameters.
+      draft: a smaller run that drafts tokens where this one writes; None: none does.
     """
 
     workdir: pathlib.Path
@@ -52,6 +54,7 @@ class Run:
     tokenizers: Tokenizers
     variables: dict[str, Any]
     step: int
+    draft: 'Run | None' = None
 
     @classmethod
     def load(
@@ -63,6 +66,7 @@ class Run:
         placed: bool = False,
         extensions: Sequence[str] = (),
         headless: bool = False,
+        draft: str | pathlib.Path | None = None,
     ) -> 'Run':
         """Returns the run of a workdir with its best or latest parameters, or the mean of the newest checkpoints.
 
@@ -70,10 +74,11 @@ class Run:
         `average` the number of checkpoints to average. If `placed`, the parameters go where config.mesh says; otherwise
         they are whole on the first device. `extensions` are files that add rows to tables; a workdir made with
         extensions needs them. With `headless`, an imported checkpoint may lack the head of its objective, as encoders
-        that only embed texts do.
+        that only embed texts do. `draft` is the workdir of a run that drafts tokens.
 
         Raises:
-          UserError: the directory is not a workdir, it has no checkpoint, or an override or an extension does not fit.
+          UserError: the directory is not a workdir, it has no checkpoint, or an override, an extension or a draft does
+            not fit.
         """
         extensions_lib.import_files(extensions)
         home = pathlib.Path(workdir)
@@ -89,7 +94,8 @@ class Run:
             variables, step = checkpoint.load_average(home, average, config.train.keep_last, places)
         if step == 0 and not headless:  # of the hub, where checkpoints without a head are common
             _check_complete(home, config, variables)
-        return cls(home, config, tokens, variables, step)
+        run = cls(home, config, tokens, variables, step)
+        return run if draft is None else dataclasses.replace(run, draft=_drafting(draft, run, placed))
 
     def __repr__(self) -> str:
         family, size = self.config.model.family, self.num_parameters
@@ -209,12 +215,51 @@ class Run:
         Texts of about the same length are written together; those whose numbers are `done` are left out. The run is
         loaded `placed`, and rows go where config.mesh says. Otherwise like `generate`.
         """
-        return scoring.write(self.config, self.tokenizers, self.variables, texts, seed, cut=cut, done=done)
+        options: dict[str, Any] = {'cut': cut, 'done': done}
+        if self.draft is None:
+            return scoring.write(self.config, self.tokenizers, self.variables, texts, seed, **options)
+        both = {**self.variables, 'draft': self.draft.variables}
+        return scoring.write(self.config, self.tokenizers, both, texts, seed, **options, draft=self.draft.config.model)
 
     def evaluate(self, split: str = 'test') -> dict[str, float]:
         """Returns the scores on a split. `tformer.evaluate` also prints them and writes result.json."""
         quiet = config_lib.override(self.config, {'evaluate.samples': 0})
         return scoring.score(quiet, self.tokenizers, self.variables, split, workdir=self.workdir).scores
+
+
+def _drafting(draft: str | pathlib.Path, run: Run, placed: bool) -> Run:
+    """Returns a run that drafts tokens for another, on the same mesh."""
+    strategy = run.config.decode.strategy
+    if 'draft' not in STRATEGIES[strategy].fields:
+        valid = ', '.join(name for name, row in STRATEGIES.items() if 'draft' in row.fields)
+        raise UserError(f'--draft: decode.strategy={strategy} reads no drafts; valid: {valid}')
+    mesh = {f'mesh.{axis}': str(getattr(run.config.mesh, axis)) for axis in sharding.AXES} if placed else {}
+    found = Run.load(draft, mesh, placed=placed)
+    check_draft(found, run)
+    return found
+
+
+def check_draft(draft: Run, run: Run) -> None:
+    """Raises a `UserError` where a run cannot draft tokens for another."""
+    line = f'--draft={draft.workdir}'
+    for what, fact in _OF_DRAFTS.items():
+        if fact(draft) != fact(run):
+            raise UserError(f'{line} has other {what}: {fact(draft)} there, {fact(run)} here')
+    theirs, ours = draft.config.model, run.config.model
+    if theirs.max_len < ours.max_len:
+        raise UserError(f'{line} has model.max_len={theirs.max_len}, below {ours.max_len} here')
+    for each in (draft, run):
+        if (kind := each.config.model.recurrence) is not None:
+            raise UserError(f'{line}: model.recurrence={kind} of {each.workdir} cannot forget a token')
+
+
+_OF_DRAFTS: dict[str, Callable[[Run], Any]] = {
+    'tokenizers': lambda run: run.tokenizers.target.fingerprint,
+    'source tokenizers': lambda run: (run.tokenizers.source or run.tokenizers.target).fingerprint,
+    'model.family': lambda run: run.config.model.family,
+    'model.vocab_size': lambda run: run.config.model.vocab_size,
+    'data.start': lambda run: run.config.data.start,
+}
 
 
 def _check_complete(home: pathlib.Path, config: Config, variables: Any) -> None:

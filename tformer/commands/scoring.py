@@ -10,7 +10,7 @@ import jax
 from jax.experimental import multihost_utils
 
 from tformer import config as config_lib
-from tformer.config import Config, Mesh
+from tformer.config import Config, Mesh, Model
 from tformer.config.tasks import TASKS
 from tformer.data.batches import mixture, pipeline
 from tformer.data.inspection import rendering
@@ -146,14 +146,16 @@ def write(
     *,
     cut: bool = False,
     done: Container[int] = (),
+    draft: Model | None = None,
 ) -> Iterator[tuple[int, list[Output]]]:
     """Yields the number of each text and its outputs, best first, as they are written, where config.mesh says.
 
-    Texts whose numbers are `done` are left out. The variables are placed already. Raises a `UserError` as `generate`.
+    Texts whose numbers are `done` are left out. The variables are placed already, with those of a model that drafts
+    tokens in variables['draft']. Raises a `UserError` as `generate`.
     """
     plain = standard(config)
     mesh = sharding.make_mesh(config.mesh)
-    writer = _writer(build(plain.model), plain, tokenizers, cut=cut)
+    writer = _writer(build(plain.model), plain, tokenizers, cut=cut, draft=None if draft is None else build(draft))
     rows = sharding.batch_sharding(mesh)
     multiple = sharding.row_multiple(mesh, config.mesh)
     with jax.set_mesh(mesh):

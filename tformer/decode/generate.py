@@ -13,12 +13,29 @@ from tformer.decode.constraints import Constraint
 from tformer.decode.penalties import Penalties
 from tformer.decode.rules import Rules
 from tformer.decode.sample import Ending, Extend, Prompt, Sampling, greedy, prefill, sample
+from tformer.decode.speculative import Draft, Warp, by_look_up, by_model, greedy_warp, speculate
 from tformer.errors import UserError, choose
 from tformer.layers import masks
 from tformer.model import positions_of
 
 Generate = Callable[[Any, Mapping[str, Any], jax.Array | None], tuple[jax.Array, jax.Array]]
-Search = tuple[Extend, Any, Prompt, Ending]  # the step function, the cache, ...
+
+
+class Search(NamedTuple):
+    """A prompt, and what goes on from it."""
+
+    extend: Extend
+    cache: Any
+    prompt: Prompt
+    ending: Ending
+    rules: Rules
+    longest: int  # positions that the model has
+    draft: Callable[[int, Warp], Draft] | None  # for so many texts of each row; None: the model writes by itself
+
+    def plain(self) -> tuple[Extend, Any, Prompt, Ending]:
+        """Returns the first arguments of every search."""
+        return self.extend, self.cache, self.prompt, self.ending
+
 
 _SLOTS = 8  # the cache's slots are a multiple of this
 
@@ -31,11 +48,14 @@ def make_generate(
     banned: Sequence[int] = (),
     others: Sequence[int] = (),
     constraint: Constraint | None = None,
+    draft: nn.Module | None = None,
 ) -> Generate:
     """Returns generate(variables, batch, rng) -> (tokens_RT, scores_R), jitted; T is `cfg.max_len`.
 
     R is B times `texts_of_row(cfg)`: the texts of a row follow each other, best first in beam search. A text ends with
     `eos` or one of the `others`; `banned` tokens, and those that a `constraint` does not allow, are never generated.
+    A `draft` is a smaller model that drafts tokens, with its variables in variables['draft'], and goes before
+    `cfg.draft`.
 
     `batch` is a model's batch: `inputs` and `positions` [B, P] are the prompt, padded in front (with an encoder,
     data.start); encoder fields and `prefix` are as in training; `rows` [B], optional, are the examples' numbers, by
@@ -51,7 +71,7 @@ def make_generate(
 
     @jax.jit
     def generate(variables: Any, batch: Mapping[str, Any], rng: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
-        B, P = batch['inputs'].shape
+        P = batch['inputs'].shape[1]
         read = P + cfg.max_len - 1
         if read > longest:
             raise UserError(
@@ -59,17 +79,9 @@ def make_generate(
                 f'model.max_len={longest}'
             )
 
-        def extend(tokens_BT: jax.Array, positions_BT: jax.Array, cache: Any) -> tuple[jax.Array, Any]:
-            return model.apply(variables, tokens_BT, positions_BT, cache, method='extend')
-
-        tokens_BP, positions_BP = batch['inputs'], positions_of(batch)
-        with masks.ordered('front'):
-            cache = model.apply(variables, batch, cache_slots(cfg, P), method='start')
-        if 'prefix' in batch:  # bidirectional: read all at once, and the last one again
-            with masks.ordered('front'):
-                read_all: Any = model.apply(variables, tokens_BP, positions_BP, cache, batch['prefix'], method='extend')
-            cache = read_all[1].back(1)
-        prompt = Prompt(tokens_BP, positions_BP, batch.get('rows', jnp.arange(B)), prefilled='prefix' in batch)
+        drafts = draft is not None or cfg.draft is not None
+        slots = cache_slots(cfg, P + (cfg.draft_len + 1 if drafts else 0))
+        extend, cache, prompt = _begin(model, variables, batch, slots)
         ending = Ending(cfg.max_len, eos, tuple(banned), cfg.forced_end, tuple(others))
         penalties = Penalties(
             cfg.repetition_penalty,
@@ -79,9 +91,48 @@ def make_generate(
             cfg.min_len,
             (eos, *others),
         )
-        return strategy.search(cfg, rng, (extend, cache, prompt, ending), Rules(penalties, constraint))
+
+        def drafting(draws: int, warp: Warp) -> Draft:
+            if draft is None:
+                tokens_BP, real_BP = _given(model, batch)
+                tokens_BP, real_BP = (jnp.repeat(x, draws, axis=0) for x in (tokens_BP, real_BP))
+                return by_look_up(tokens_BP, real_BP, number=cfg.draft_len)
+            step, held, own = _begin(draft, variables['draft'], batch, slots)
+            options: dict[str, Any] = {'number': cfg.draft_len, 'longest': draft.cfg.max_len, 'banned': tuple(banned)}
+            return by_model(step, prefill(step, held, own).repeat(draws), own.repeat(draws), warp, **options)
+
+        rules = Rules(penalties, constraint)
+        made = Search(extend, cache, prompt, ending, rules, longest, drafting if drafts else None)
+        return strategy.search(cfg, rng, made)
 
     return generate
+
+
+def _begin(model: nn.Module, variables: Any, batch: Mapping[str, Any], slots: int) -> tuple[Extend, Any, Prompt]:
+    """Returns a model's step function, its cache and the prompt of a batch."""
+
+    def extend(tokens_BT: jax.Array, positions_BT: jax.Array, cache: Any) -> tuple[jax.Array, Any]:
+        return model.apply(variables, tokens_BT, positions_BT, cache, method='extend')
+
+    tokens_BP, positions_BP = batch['inputs'], positions_of(batch)
+    with masks.ordered('front'):
+        cache = model.apply(variables, batch, slots, method='start')
+    if 'prefix' in batch:  # bidirectional: read all at once, and the last one again
+        with masks.ordered('front'):
+            read_all: Any = model.apply(variables, tokens_BP, positions_BP, cache, batch['prefix'], method='extend')
+        cache = read_all[1].back(1)
+    rows_B = batch.get('rows', jnp.arange(len(tokens_BP)))
+    return extend, cache, Prompt(tokens_BP, positions_BP, rows_B, prefilled='prefix' in batch)
+
+
+def _given(model: nn.Module, batch: Mapping[str, Any]) -> tuple[jax.Array, jax.Array]:
+    """Returns the tokens that a text may repeat, and which of them are no padding: the prompt's, and before them the
+    encoder's where they are of the same vocabulary."""
+    given = [(batch['inputs'], positions_of(batch) >= 0)]
+    if 'encoder_inputs' in batch and model.cfg.encoder_vocab_size == model.cfg.vocab_size:
+        given.insert(0, (batch['encoder_inputs'], batch['encoder_positions'] >= 0))
+    tokens, real = zip(*given, strict=True)
+    return jnp.concatenate(tokens, 1), jnp.concatenate(real, 1)
 
 
 def cache_slots(cfg: config.Decode, prompt: int) -> int:
@@ -95,40 +146,56 @@ def texts_of_row(cfg: config.Decode) -> int:
     return cfg.candidates if cfg.strategy == 'mbr' else cfg.num_outputs
 
 
-def _greedy(cfg: config.Decode, rng: jax.Array | None, search: Search, rules: Rules) -> tuple[jax.Array, jax.Array]:
-    return greedy(*search, rules=rules)
+def _greedy(cfg: config.Decode, rng: jax.Array | None, search: Search) -> tuple[jax.Array, jax.Array]:
+    if search.draft is None:
+        return greedy(*search.plain(), rules=search.rules)
+    return _drafted(cfg, search, search.draft(1, greedy_warp), search.prompt.keys(jax.random.key(0)), greedy_warp)
 
 
-def _sampled(cfg: config.Decode, rng: jax.Array | None, search: Search, rules: Rules) -> tuple[jax.Array, jax.Array]:
+def _sampled(cfg: config.Decode, rng: jax.Array | None, search: Search) -> tuple[jax.Array, jax.Array]:
     if rng is None:
         raise ValueError('sampling needs a random key')
     sampling = Sampling(*(getattr(cfg, name) for name in Sampling._fields))
-    extend, cache, prompt, ending = search
     if (draws := texts_of_row(cfg)) > 1:  # the prompt is read once for all of them
-        cache, prompt = prefill(extend, cache, prompt).repeat(draws), prompt.repeat(draws)
-    return sample(extend, cache, prompt, ending, rng, sampling, rules=rules)
+        cache = prefill(search.extend, search.cache, search.prompt).repeat(draws)
+        search = search._replace(cache=cache, prompt=search.prompt.repeat(draws))
+    if search.draft is None:
+        return sample(*search.plain(), rng, sampling, rules=search.rules)
+
+    def warp(logits_BV: jax.Array) -> jax.Array:
+        return jax.nn.log_softmax(sampling.warp(logits_BV))
+
+    return _drafted(cfg, search, search.draft(draws, warp), search.prompt.keys(rng), warp)
 
 
-def _best_of_beam(
-    cfg: config.Decode, rng: jax.Array | None, search: Search, rules: Rules
+def _drafted(
+    cfg: config.Decode, search: Search, draft: Draft, keys_B: jax.Array, warp: Warp
 ) -> tuple[jax.Array, jax.Array]:
+    options: dict[str, Any] = {'number': cfg.draft_len, 'longest': search.longest, 'rules': search.rules}
+    return speculate(*search.plain(), draft, keys_B=keys_B, warp=warp, **options)
+
+
+def _best_of_beam(cfg: config.Decode, rng: jax.Array | None, search: Search) -> tuple[jax.Array, jax.Array]:
     beams = Beams(*(getattr(cfg, name) for name in Beams._fields))
-    found, n = beam_search(*search, beams, rules=rules), cfg.num_outputs
+    found, n = beam_search(*search.plain(), beams, rules=search.rules), cfg.num_outputs
     return found.tokens_BMT[:, :n].reshape(-1, cfg.max_len), found.scores_BM[:, :n].reshape(-1)
+
+
+DRAFTS = ('prompt', None)  # values of decode.draft
 
 
 class Strategy(NamedTuple):
     """A way to choose the next token."""
 
-    # (decode section, random key, Search, Rules) -> (tokens_RT, scores_R)
+    # (decode section, random key, Search) -> (tokens_RT, scores_R)
     search: Callable[..., tuple[jax.Array, jax.Array]]
     fields: tuple[str, ...] = ()  # the fields of config.decode that it reads and some others do not
     tokens: Callable[[config.Decode], int] = lambda cfg: 1  # that a step adds to the cache of a row
 
 
 STRATEGIES: dict[str, Strategy] = {
-    'greedy': Strategy(_greedy),
-    'sample': Strategy(_sampled, (*Sampling._fields, 'num_outputs')),
-    'mbr': Strategy(_sampled, (*Sampling._fields, 'num_outputs', 'candidates', 'utility')),
+    'greedy': Strategy(_greedy, ('draft', 'draft_len')),
+    'sample': Strategy(_sampled, (*Sampling._fields, 'num_outputs', 'draft', 'draft_len')),
+    'mbr': Strategy(_sampled, (*Sampling._fields, 'num_outputs', 'candidates', 'utility', 'draft', 'draft_len')),
     'beam': Strategy(_best_of_beam, (*Beams._fields, 'num_outputs'), lambda cfg: cfg.beam_size),
 }

@@ -37,6 +37,14 @@ class Prompt(NamedTuple):
         tokens, positions, rows = (jnp.repeat(x, draws, axis=0) for x in self[:3])
         return Prompt(tokens, positions, rows, True, jnp.tile(jnp.arange(draws), self.rows_B.shape[0]))
 
+    def keys(self, rng: jax.Array) -> jax.Array:
+        """Returns a key of each row: `rng` folded with its example's number, and its draw's unless that is 0."""
+        keys_B = jax.vmap(jax.random.fold_in, (None, 0))(rng, self.rows_B)
+        if self.draws_B is None:
+            return keys_B
+        further_B = jax.vmap(jax.random.fold_in)(keys_B, self.draws_B)
+        return jax.vmap(jnp.where)(self.draws_B == 0, keys_B, further_B)
+
 
 class Ending(NamedTuple):
     """When rows end."""
@@ -51,12 +59,12 @@ class Ending(NamedTuple):
         """Returns where `tokens` end a row: bool, of their shape."""
         return functools.reduce(operator.or_, (tokens == end for end in (self.eos, *self.others)))
 
-    def force(self, logits_BV: jax.Array, step: jax.Array) -> jax.Array:
-        """Returns the logits of token number `step`, counted from 0."""
+    def force(self, logits: jax.Array, step: jax.Array) -> jax.Array:
+        """Returns the logits [..., V] of token number `step`, counted from 0."""
         if not self.forced:
-            return logits_BV
-        only_V = jnp.where(jnp.arange(logits_BV.shape[-1]) == self.eos, 0.0, -jnp.inf)
-        return jnp.where(step == self.max_len - 1, only_V, logits_BV)
+            return logits
+        only_V = jnp.where(jnp.arange(logits.shape[-1]) == self.eos, 0.0, -jnp.inf)
+        return jnp.where(step == self.max_len - 1, only_V, logits)
 
 
 class Sampling(NamedTuple):
@@ -255,13 +263,10 @@ def sample(
 ) -> tuple[jax.Array, jax.Array]:
     """Draws each token from softmax(logits / temperature), cut by one rule of `Sampling` after another.
 
-    The key of a token is `rng` folded with its example's number, the number of its draw unless that is 0, and its step.
-    Otherwise like `greedy`; scores_B are those of the model's own distribution, before rules, temperature and cuts.
+    The key of a token is that of its row (`Prompt.keys`) folded with its step. Otherwise like `greedy`; scores_B are
+    those of the model's own distribution, before rules, temperature and cuts.
     """
-    keys_B = jax.vmap(jax.random.fold_in, (None, 0))(rng, prompt.rows_B)
-    if prompt.draws_B is not None:
-        further_B = jax.vmap(jax.random.fold_in)(keys_B, prompt.draws_B)
-        keys_B = jax.vmap(jnp.where)(prompt.draws_B == 0, keys_B, further_B)
+    keys_B = prompt.keys(rng)
 
     def pick(logits_BV: jax.Array, step: jax.Array) -> jax.Array:
         keys = jax.vmap(jax.random.fold_in, (0, None))(keys_B, step)

@@ -101,13 +101,16 @@ def make_text_generator(model: nn.Module, config: Config, tokenizers: Tokenizers
     return generated
 
 
-def make_writer(model: nn.Module, config: Config, tokenizers: Tokenizers, *, cut: bool) -> Writer:
+def make_writer(
+    model: nn.Module, config: Config, tokenizers: Tokenizers, *, cut: bool, draft: nn.Module | None = None
+) -> Writer:
     """Returns what writes text for text with a run's model.
 
     For objectives that write one text for another, the texts are the sources. Otherwise they are prompts, and the
     output is their continuation. In place of a text may stand the messages of a chat, to which a decoder replies.
 
-    With `cut`, texts that are too long are shortened: sources lose their end, prompts and chats their beginning.
+    With `cut`, texts that are too long are shortened: sources lose their end, prompts and chats their beginning. A
+    `draft` is as in `make_generate`.
 
     Raises:
       UserError: the model's family or objective does not write text.
@@ -124,7 +127,7 @@ def make_writer(model: nn.Module, config: Config, tokenizers: Tokenizers, *, cut
     banned = [index for index in nothing if index not in ends]  # which may be the padding or BOS as well
     asked = constraint(config.decode, target, ends, config.model.vocab_size or target.vocab_size)
     return Writer(
-        make_generate(model, config.decode, eos=eos, banned=banned, others=others, constraint=asked),
+        make_generate(model, config.decode, eos=eos, banned=banned, others=others, constraint=asked, draft=draft),
         _reader(config, tokenizers, cut),
         _batcher(config, tokenizers),
         target.decode,

@@ -1,5 +1,7 @@
 """Keys and values seen so far: cache in, cache out."""
 
+import functools
+
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -14,10 +16,17 @@ class KeyValues(flax.struct.PyTreeNode):
     v: jax.Array
 
     def extend(self, k_BKTH: jax.Array, v_BKTH: jax.Array, index: jax.Array) -> 'KeyValues':
-        """Returns the keys and values with T more written at slot `index`."""
-        k = jax.lax.dynamic_update_slice_in_dim(self.k, k_BKTH.astype(self.k.dtype), index, axis=2)
-        v = jax.lax.dynamic_update_slice_in_dim(self.v, v_BKTH.astype(self.v.dtype), index, axis=2)
+        """Returns the keys and values with T more written at slot `index`, or at that of each row."""
+        k = _put(self.k, k_BKTH.astype(self.k.dtype), index, axis=2)
+        v = _put(self.v, v_BKTH.astype(self.v.dtype), index, axis=2)
         return KeyValues(k, v)
+
+
+def _put(x: jax.Array, new: jax.Array, index: jax.Array, axis: int) -> jax.Array:
+    """Returns x with new entries from `index` on along an axis; an index [B] is that of each row."""
+    if index.ndim:
+        return jax.vmap(functools.partial(_put, axis=axis - 1))(x, new, index)
+    return jax.lax.dynamic_update_slice_in_dim(x, new, index, axis)
 
 
 Cached = tuple[KeyValues, ...]  # of each layer
@@ -33,7 +42,7 @@ class Cache(flax.struct.PyTreeNode):
 
     own: Cached  # of each layer of the decoder, S slots
     positions_BS: jax.Array  # position held in each slot; -1 is empty or padding, which the mask hides
-    index: jax.Array  # slots written so far, the same for all rows
+    index: jax.Array  # slots written so far, the same for all rows, or [B] where rows go on by themselves
     prefix_BS: jax.Array  # slots that earlier tokens of the same call see too (prefix LM)
     cross: Cached | None = None  # the encoder's, for each layer; None without an encoder
     encoder_positions_BS: jax.Array | None = None  # of the encoder's tokens; None without an encoder
@@ -45,21 +54,28 @@ class Cache(flax.struct.PyTreeNode):
         Of a row with hypotheses the tokens are one of each, T = M.
         """
         prefix_BT = jnp.zeros(positions_BT.shape, bool) if prefix_BT is None else prefix_BT
-        update, branches_BMS = jax.lax.dynamic_update_slice_in_dim, self.branches_BMS
+        branches_BMS = self.branches_BMS
         if branches_BMS is not None:
             own_BMT = jnp.broadcast_to(
                 jnp.eye(positions_BT.shape[1], dtype=bool), (*positions_BT.shape, branches_BMS.shape[1])
             )
-            branches_BMS = update(branches_BMS, own_BMT, self.index, axis=2)
+            branches_BMS = _put(branches_BMS, own_BMT, self.index, axis=2)
         return self.replace(
-            positions_BS=update(self.positions_BS, positions_BT, self.index, axis=1),
-            prefix_BS=update(self.prefix_BS, prefix_BT, self.index, axis=1),
+            positions_BS=_put(self.positions_BS, positions_BT, self.index, axis=1),
+            prefix_BS=_put(self.prefix_BS, prefix_BT, self.index, axis=1),
             branches_BMS=branches_BMS,
             index=self.index + positions_BT.shape[1],
         )
 
-    def back(self, tokens: int) -> 'Cache':
-        """Returns the cache with its last `tokens` slots free again."""
+    def by_row(self) -> 'Cache':
+        """Returns the cache with an index of each row."""
+        return self.replace(index=jnp.broadcast_to(self.index, self.positions_BS.shape[:1]))
+
+    def back(self, tokens: int | jax.Array) -> 'Cache':
+        """Returns the cache with the last `tokens` slots, of each row if [B], free again.
+
+        Until others are written there, their positions hide them from the tokens before.
+        """
         return self.replace(index=self.index - tokens)
 
     def repeat(self, times: int) -> 'Cache':

@@ -145,6 +145,6 @@ class Tower(AnyTower):
         if cache.encoder_positions_BS is not None:
             inputs = inputs.replace(cross=self.context(positions_BT, cache.encoder_positions_BS, cross=True))
         x_BTD = self.input_embedding(x_BTW, positions_BT, DropoutRates())
-        one = positions_BT.shape[1] == 1 or placed.branches_BMS is not None
+        one = positions_BT.shape[1] == 1 or placed.branches_BMS is not None or placed.index.ndim > 0
         x_BTD, own = (self.stack.step if one else self.stack.read)(x_BTD, inputs, cache.own, cache.cross)
         return x_BTD, placed.replace(own=own)
