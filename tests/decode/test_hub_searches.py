@@ -48,6 +48,7 @@ def ours(name: str, reference: references.Reference, seed: int) -> dict[str, lis
             count_cut=True,
             early_stopping=NAMES[fields.get('early_stopping', False)],
             num_outputs=fields.get('num_return_sequences', 1),
+            guidance=fields.get('guidance_scale', 1.0),
             length_penalty=alpha,
             length_offset=float(len(front) - 1 if paired else 0),
             repetition_penalty=fields.get('repetition_penalty', 1.0),
@@ -74,3 +75,15 @@ def test_a_batch_of_unequal_prompts_gives_the_committed_tokens(name: str) -> Non
 def test_a_batch_of_unequal_prompts_gives_the_tokens_of_torch(name: str, seed: int) -> None:
     reference = references.make(name, width=32, seed=seed)
     assert ours(name, reference, seed) == references.write(name, reference, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not TORCH, reason='needs torch and transformers')
+@pytest.mark.parametrize('name', ['gpt2', 'llama', 'gemma3'])
+def test_guided_texts_are_those_of_torch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of decoders alone: beside an encoder the library reads the wrong text."""
+    plain = {'num_beams': 1, 'forced_eos_token_id': None}
+    monkeypatch.setattr(references, 'SEARCHES', {'plain': plain, 'guided': {**plain, 'guidance_scale': 3.0}})
+    reference = references.make(name, width=32, seed=1)
+    found = ours(name, reference, 1)
+    assert found == references.write(name, reference, 1) and found['plain'] != found['guided']

@@ -29,7 +29,7 @@ def read(settings: dict[str, Any], model: Model = DECODER, start: int = 1, **hub
     return {name.removeprefix('decode.'): value for name, value in fields.items()}, ', '.join(lost)
 
 
-PLAIN = {'ends': (), 'max_len': 64, 'min_len': 0, 'repetition_penalty': 1.0, 'no_repeat_ngram': None}
+PLAIN = {'ends': (), 'max_len': 64, 'min_len': 0, 'repetition_penalty': 1.0, 'no_repeat_ngram': None, 'guidance': 1.0}
 CUTS = dict.fromkeys(('top_p', 'typical_p', 'min_p', 'epsilon_cutoff', 'eta_cutoff'))
 SAMPLE = {**PLAIN, **CUTS, 'strategy': 'sample', 'temperature': 1.0, 'top_k': 50}
 ENDING = {'early_stopping': 'likely', 'count_cut': True}
@@ -57,6 +57,7 @@ NEVER = BEAM | {'early_stopping': 'never'}
          SAMPLE | {'min_p': 0.1, 'typical_p': 0.9, 'epsilon_cutoff': 3e-4, 'eta_cutoff': 2e-3}, ''),
         ({'do_sample': True, 'typical_p': 1.0, 'epsilon_cutoff': 0.0, 'min_p': None}, SAMPLE, ''),
         ({'typical_p': 0.5, 'min_p': 0.1}, {}, ''),  # without do_sample
+        ({'guidance_scale': 1.5, 'encoder_repetition_penalty': 1}, {'guidance': 1.5}, ''),
         ({'do_sample': True, 'num_return_sequences': 3}, SAMPLE | {'num_outputs': 3}, ''),
         ({'num_beams': 4, 'early_stopping': 'never', 'num_return_sequences': 4}, NEVER | {'num_outputs': 4}, ''),
         ({'no_repeat_ngram_size': 3, 'min_length': 0, 'repetition_penalty': 1.2, 'min_new_tokens': 5},
@@ -156,6 +157,7 @@ def test_a_malformed_setting_is_refused(settings: dict[str, Any], said: str) -> 
         ({'decode.strategy': 'sample', 'decode.epsilon_cutoff': 0.1, 'decode.eta_cutoff': 0.5}, 0),
         ({'decode.presence_penalty': 0.5, 'decode.frequency_penalty': -0.5}, 2),
         ({'decode.regex': 'a'}, 1),
+        ({'decode.guidance': 2.5}, 0),
         ({'decode.choices': ('a', 'b')}, 1),
     ],
 )

@@ -10,6 +10,7 @@ from flax import linen as nn
 from tformer import config
 from tformer.decode.beam import Beams, beam_search
 from tformer.decode.constraints import Constraint
+from tformer.decode.guidance import Doubled, guided, with_and_without
 from tformer.decode.penalties import Penalties
 from tformer.decode.rules import Rules
 from tformer.decode.sample import Ending, Extend, Prompt, Sampling, greedy, prefill, sample
@@ -61,7 +62,8 @@ def make_generate(
     data.start); encoder fields and `prefix` are as in training; `rows` [B], optional, are the examples' numbers, by
     which sampling draws (default: 0 to B - 1). `rng` is the random key for sampling, else None. tokens_RT holds PAD
     after the end. scores_R is the model's log-probability of the new tokens, for beam search divided by the length
-    penalty; a forced end has the probability 1, and a text that a beam did not find the score -inf.
+    penalty, and with `cfg.guidance` that of the guided distribution; a forced end has the probability 1, and a text
+    that a beam did not find the score -inf.
 
     Raises:
       UserError: an unknown strategy; on a call, a prompt that with the new tokens is longer than the model's max_len.
@@ -82,6 +84,8 @@ def make_generate(
         drafts = draft is not None or cfg.draft is not None
         slots = cache_slots(cfg, P + (cfg.draft_len + 1 if drafts else 0))
         extend, cache, prompt = _begin(model, variables, batch, slots)
+        if cfg.guidance != 1:
+            extend, cache = _guided(model, variables, batch, slots, cfg.guidance)
         ending = Ending(cfg.max_len, eos, tuple(banned), cfg.forced_end, tuple(others))
         penalties = Penalties(
             cfg.repetition_penalty,
@@ -123,6 +127,14 @@ def _begin(model: nn.Module, variables: Any, batch: Mapping[str, Any], slots: in
         cache = read_all[1].back(1)
     rows_B = batch.get('rows', jnp.arange(len(tokens_BP)))
     return extend, cache, Prompt(tokens_BP, positions_BP, rows_B, prefilled='prefix' in batch)
+
+
+def _guided(
+    model: nn.Module, variables: Any, batch: Mapping[str, Any], slots: int, scale: float
+) -> tuple[Extend, Doubled]:
+    """Returns the step function of guidance and its cache, of the same prompt."""
+    extend, cache, _ = _begin(model, variables, with_and_without(batch), slots)
+    return guided(extend, scale), Doubled(cache, positions_of(batch)[:, -1])
 
 
 def _given(model: nn.Module, batch: Mapping[str, Any]) -> tuple[jax.Array, jax.Array]:

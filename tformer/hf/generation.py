@@ -33,6 +33,7 @@ DEFAULTS: dict[str, Any] = {
     'eta_cutoff': 0.0,
     'repetition_penalty': 1.0,
     'no_repeat_ngram_size': 0,
+    'guidance_scale': 1.0,
     'length_penalty': 1.0,
     'early_stopping': False,
     'min_new_tokens': 0,
@@ -46,7 +47,7 @@ EARLY_STOPPING: dict[str, Any] = {'never': 'never', 'likely': False, 'full': Tru
 # Settings of older config.json files that have no counterpart, with the values that switch them off.
 OFF: dict[str, Any] = {
     'encoder_no_repeat_ngram_size': 0,
-    **dict.fromkeys(('encoder_repetition_penalty', 'guidance_scale'), 1),
+    'encoder_repetition_penalty': 1,
     **dict.fromkeys(('suppress_tokens', 'begin_suppress_tokens', 'exponential_decay_length_penalty'), None),
 }
 # Settings that change no token, or that `special_tokens` reads.
@@ -95,6 +96,7 @@ def decode_fields(
     fields |= _outputs(hub, fields.get('decode.strategy') == 'sample')
     fields |= {'decode.repetition_penalty': hub.number('repetition_penalty')}
     fields |= {'decode.no_repeat_ngram': hub.number('no_repeat_ngram_size') or None}
+    fields |= {'decode.guidance': hub.number('guidance_scale')}
     special = [[index] for index in np.flatnonzero(~tokenizer.ordinary).tolist()]  # which are never generated
     if (words := hub['bad_words_ids']) and not (isinstance(words, list) and all(word in special for word in words)):
         lost.append(f'bad_words_ids={words}')
@@ -209,6 +211,7 @@ def generation_config(config: Config, tokenizers: Tokenizers, tokens: Mapping[st
         fields |= {name: value for name, value in cuts.items() if value is not None}
     fields |= {} if decode.repetition_penalty == 1 else {'repetition_penalty': decode.repetition_penalty}
     fields |= {} if decode.no_repeat_ngram is None else {'no_repeat_ngram_size': decode.no_repeat_ngram}
+    fields |= {} if decode.guidance == 1 else {'guidance_scale': decode.guidance}
     fields |= {'min_new_tokens': decode.min_len} if decode.min_len else {}
     several = decode.num_outputs > 1 and decode.strategy != 'mbr'
     fields |= {'num_return_sequences': decode.num_outputs} if several else {}
