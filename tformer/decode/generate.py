@@ -83,7 +83,7 @@ def make_generate(
 
         drafts = draft is not None or cfg.draft is not None
         slots = cache_slots(cfg, P + (cfg.draft_len + 1 if drafts else 0))
-        extend, cache, prompt = _begin(model, variables, batch, slots)
+        extend, cache, prompt = begin(model, variables, batch, slots)
         if cfg.guidance != 1:
             extend, cache = _guided(model, variables, batch, slots, cfg.guidance)
         ending = Ending(cfg.max_len, eos, tuple(banned), cfg.forced_end, tuple(others))
@@ -101,7 +101,7 @@ def make_generate(
                 tokens_BP, real_BP = _given(model, batch)
                 tokens_BP, real_BP = (jnp.repeat(x, draws, axis=0) for x in (tokens_BP, real_BP))
                 return by_look_up(tokens_BP, real_BP, number=cfg.draft_len)
-            step, held, own = _begin(draft, variables['draft'], batch, slots)
+            step, held, own = begin(draft, variables['draft'], batch, slots)
             options: dict[str, Any] = {'number': cfg.draft_len, 'longest': draft.cfg.max_len, 'banned': tuple(banned)}
             return by_model(step, prefill(step, held, own).repeat(draws), own.repeat(draws), warp, **options)
 
@@ -112,7 +112,7 @@ def make_generate(
     return generate
 
 
-def _begin(model: nn.Module, variables: Any, batch: Mapping[str, Any], slots: int) -> tuple[Extend, Any, Prompt]:
+def begin(model: nn.Module, variables: Any, batch: Mapping[str, Any], slots: int) -> tuple[Extend, Any, Prompt]:
     """Returns a model's step function, its cache and the prompt of a batch."""
 
     def extend(tokens_BT: jax.Array, positions_BT: jax.Array, cache: Any) -> tuple[jax.Array, Any]:
@@ -133,7 +133,7 @@ def _guided(
     model: nn.Module, variables: Any, batch: Mapping[str, Any], slots: int, scale: float
 ) -> tuple[Extend, Doubled]:
     """Returns the step function of guidance and its cache, of the same prompt."""
-    extend, cache, _ = _begin(model, variables, with_and_without(batch), slots)
+    extend, cache, _ = begin(model, variables, with_and_without(batch), slots)
     return guided(extend, scale), Doubled(cache, positions_of(batch)[:, -1])
 
 

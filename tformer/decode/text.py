@@ -39,6 +39,8 @@ class Writer(NamedTuple):
     batch: Callable[[Sequence[Sequence[int]], int], dict[str, np.ndarray]]  # (tokens, rows) -> a model's batch
     decode: Callable[[list[int]], str]  # tokens before the end -> the text
     ends: Sequence[int]
+    banned: Sequence[int]  # tokens that are never generated
+    pad: int  # of the texts that are read
     decoding: Decode
 
     def write(
@@ -132,6 +134,8 @@ def make_writer(
         _batcher(config, tokenizers),
         target.decode,
         ends,
+        banned,
+        _input_side(config, tokenizers).specials.pad,
         config.decode,
     )
 

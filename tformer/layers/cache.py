@@ -78,6 +78,13 @@ class Cache(flax.struct.PyTreeNode):
         """
         return self.replace(index=self.index - tokens)
 
+    def trimmed(self, padding: jax.Array, slots: int) -> 'Cache':
+        """Returns the cache without its first `padding` slots, a number for all rows, and with `slots` in all."""
+        index_S = (jnp.arange(slots) + padding) % self.positions_BS.shape[1]
+        own = jax.tree.map(lambda x_BKSH: jnp.take(x_BKSH, index_S, axis=2), self.own)
+        positions_BS, prefix_BS = (jnp.take(x, index_S, axis=1) for x in (self.positions_BS, self.prefix_BS))
+        return self.replace(own=own, positions_BS=positions_BS, prefix_BS=prefix_BS, index=self.index - padding)
+
     def repeat(self, times: int) -> 'Cache':
         """Returns the cache with each row so many times, one after the other."""
         rows = jax.tree.map(lambda x: jnp.repeat(x, times, axis=0), self.replace(index=None))

@@ -1,0 +1,370 @@
+"""The HTTP endpoints of `tformer serve`: requests and answers by the completions and chat convention of the field."""
+
+import asyncio
+import contextlib
+import functools
+import json
+import secrets
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tformer.commands.run import Run
+from tformer.commands.scheduler import Batcher, Piece, Request, Scheduler
+from tformer.config import Config
+from tformer.decode.engine import Drawing
+from tformer.decode.text import Writer
+from tformer.errors import UserError, nearest
+
+MOST_BYTES = 2**20  # of a request's body
+MOST_CHOICES = 32  # texts of one request
+_IGNORED = ('user', 'metadata', 'store', 'stream_options', 'service_tier')
+# Fields of the convention that have no counterpart, with the values that switch them off.
+_OFF: dict[str, tuple[Any, ...]] = {
+    'suffix': (None, ''),
+    'echo': (None, False),
+    'presence_penalty': (None, 0),
+    'frequency_penalty': (None, 0),
+    'logit_bias': (None, {}),
+    'tools': (None, []),
+    'tool_choice': (None, 'none', 'auto'),
+    'response_format': (None, {'type': 'text'}),
+    'top_logprobs': (None, 0),
+}
+
+
+class Refusal(Exception):
+    """A request that is answered with an error."""
+
+    def __init__(self, status: int, message: str, kind: str = 'invalid_request_error') -> None:
+        super().__init__(message)
+        self.status, self.kind = status, kind
+
+
+class Asked(NamedTuple):
+    """A request of a client."""
+
+    prompts: list[Any]  # texts, or one chat
+    chat: bool
+    most: int | None  # new tokens; None: as many as there is room for
+    number: int  # texts of each prompt
+    drawing: Drawing
+    stops: tuple[str, ...]
+    stream: bool
+    usage: bool  # whether a stream ends with the counts of tokens
+    logprobs: bool
+
+
+def batcher(config: Config, writer: Writer) -> Batcher:
+    """Returns the tokens of a text -> a batch of one row, padded to one of a few lengths."""
+    pad, longest = writer.pad, config.model.max_len
+
+    def padded(tokens: Sequence[int]) -> dict[str, np.ndarray]:
+        batch = writer.batch([tokens], 1)
+        if 'encoder_inputs' in batch:  # of one length, that of the cache
+            size = config.data.encoder_length or config.data.length
+            return {name: _pad(x, size, pad, name, behind=True) for name, x in batch.items()}
+        size = batch['inputs'].shape[1]
+        return {name: _pad(x, _bucket(size, longest), pad, name, behind=False) for name, x in batch.items()}
+
+    return padded
+
+
+def _bucket(size: int, longest: int) -> int:
+    """Returns the least of 16, 32, 48, 64, 96, 128, 192 ... that holds `size`, at most `longest` where that does."""
+    bucket = 16
+    while bucket < size:
+        bucket += max(16, 1 << (bucket.bit_length() - 2))
+    return min(bucket, max(size, longest))
+
+
+def _pad(x_1T: np.ndarray, size: int, pad: int, name: str, *, behind: bool) -> np.ndarray:
+    if name in ('inputs', 'positions') and behind:  # the tokens that a decoder starts from
+        return x_1T
+    fill = -1 if name.endswith('positions') else pad if name.endswith('inputs') else 0
+    more = max(size - x_1T.shape[1], 0)
+    return np.pad(x_1T, ((0, 0), (0, more) if behind else (more, 0)), constant_values=fill)
+
+
+def make_app(name: str, run: Run, writer: Writer, scheduler: Scheduler, *, timeout: float) -> Any:
+    """Returns the ASGI application."""
+    from starlette.applications import Starlette
+    from starlette.requests import ClientDisconnect
+    from starlette.requests import Request as Http
+    from starlette.responses import JSONResponse, Response, StreamingResponse
+    from starlette.routing import Route
+
+    api = Api(name, run, writer, scheduler, timeout)
+
+    def refused(error: Refusal) -> Response:
+        body = {'error': {'message': str(error), 'type': error.kind, 'param': None, 'code': None}}
+        return JSONResponse(body, error.status, {'Retry-After': '1'} if error.status in (429, 503) else None)
+
+    def endpoint(chat: bool) -> Callable[[Http], Any]:
+        async def answer(http: Http) -> Response:
+            try:
+                asked = api.parse(await _body(http), chat)
+                texts = Texts(api, asked)
+                if asked.stream:
+                    return StreamingResponse(texts.stream(), media_type='text/event-stream')
+                return JSONResponse(await texts.whole(http.is_disconnected))
+            except Refusal as error:
+                return refused(error)
+            except ClientDisconnect:
+                return Response(status_code=499)
+
+        return answer
+
+    async def models(http: Http) -> Response:
+        return JSONResponse({'object': 'list', 'data': [{'id': name, 'object': 'model', 'owned_by': 'tformer'}]})
+
+    async def health(http: Http) -> Response:
+        state = {
+            'status': scheduler.closed or 'ok',
+            'writing': len(scheduler.writing),
+            'waiting': len(scheduler.waiting),
+        }
+        return JSONResponse(state, 200 if scheduler.closed is None else 503)
+
+    async def unknown(http: Http, error: Exception) -> Response:
+        status = getattr(error, 'status_code', 404)
+        return refused(Refusal(status, f'{http.method} {http.url.path}: {getattr(error, "detail", error)}'))
+
+    return Starlette(
+        routes=[
+            Route('/v1/completions', endpoint(False), methods=['POST']),
+            Route('/v1/chat/completions', endpoint(True), methods=['POST']),
+            Route('/v1/models', models, methods=['GET']),
+            Route('/health', health, methods=['GET']),
+        ],
+        exception_handlers={404: unknown, 405: unknown},
+    )
+
+
+async def _body(http: Any) -> Mapping[str, Any]:
+    """Returns the JSON object of a request, of which no more than `MOST_BYTES` are read."""
+    parts, size = [], 0
+    async for part in http.stream():
+        size += len(part)
+        if size > MOST_BYTES:
+            raise Refusal(413, f'the body has more than {MOST_BYTES:,} bytes')
+        parts.append(part)
+    try:
+        found = json.loads(b''.join(parts))
+    except ValueError as error:
+        raise Refusal(400, f'the body is not JSON: {error}') from error
+    if not isinstance(found, dict):
+        raise Refusal(400, 'the body must be a JSON object')
+    return found
+
+
+class Api(NamedTuple):
+    """A served model."""
+
+    name: str
+    run: Run
+    writer: Writer
+    scheduler: Scheduler
+    timeout: float
+
+    def parse(self, body: Mapping[str, Any], chat: bool) -> Asked:
+        """Returns what a body asks for; raises a `Refusal` that names the field."""
+        fields = dict(body)
+
+        def take(name: str, kinds: tuple[type, ...], default: Any, least: float = -np.inf, most: float = np.inf) -> Any:
+            value = fields.pop(name, None)
+            if value is None:
+                return default
+            wrong = type(value) not in kinds
+            if wrong or (isinstance(value, int | float) and not isinstance(value, bool) and not least <= value <= most):
+                words = ' or '.join(kind.__name__ for kind in kinds)
+                limits = '' if least == -np.inf else f' from {least} to {most}'
+                raise Refusal(400, f'{name}={value!r} must be {words}{limits}')
+            return value
+
+        model = take('model', (str,), self.name)
+        if model != self.name:
+            raise Refusal(404, f'the model {model!r} is not served; valid: {self.name!r}', 'not_found_error')
+        prompts = self._messages(fields) if chat else self._prompts(fields)
+        most = take('max_tokens', (int,), None if chat else 16, 1, 2**24)
+        if chat:
+            most = take('max_completion_tokens', (int,), most, 1, 2**24)
+        stops = take('stop', (str, list), [])
+        stops = [stops] if isinstance(stops, str) else stops
+        if not all(isinstance(stop, str) and stop for stop in stops) or len(stops) > 16:
+            raise Refusal(400, f'stop={stops!r} must be up to 16 texts')
+        drawing = Drawing(
+            temperature=float(take('temperature', (int, float), 1.0, 0, 100)),
+            top_k=take('top_k', (int,), Drawing().top_k, 1, 2**31 - 1),
+            top_p=float(take('top_p', (int, float), 1.0, 1e-6, 1)),
+            min_p=float(take('min_p', (int, float), 0.0, 0, 1)),
+            seed=take('seed', (int,), secrets.randbits(31), 0, 2**31 - 1),
+        )
+        options = fields.get('stream_options') or {}
+        asked = Asked(
+            prompts,
+            chat,
+            most,
+            take('n', (int,), 1, 1, MOST_CHOICES),
+            drawing,
+            tuple(stops),
+            take('stream', (bool,), False),
+            isinstance(options, dict) and options.get('include_usage') is True,
+            take('logprobs', (bool, int), False) not in (False,),
+        )
+        if len(prompts) * asked.number > MOST_CHOICES:
+            raise Refusal(400, f'{len(prompts)} prompts of n={asked.number} texts: at most {MOST_CHOICES} in all')
+        for name, value in fields.items():
+            if name in _OFF and value not in _OFF[name]:
+                raise Refusal(400, f'{name}={value!r} is not supported')
+            if name not in (*_OFF, *_IGNORED):
+                known = [*_KNOWN, *_OFF, *_IGNORED]
+                raise Refusal(400, f'{name!r} is unknown{nearest(name, known, listed=0)}')
+        return asked
+
+    def _prompts(self, fields: dict[str, Any]) -> list[Any]:
+        prompt = fields.pop('prompt', None)
+        found = [prompt] if isinstance(prompt, str) else prompt
+        if not isinstance(found, list) or not found or not all(isinstance(text, str) for text in found):
+            raise Refusal(400, 'prompt must be a text, or a list of texts')
+        return found
+
+    def _messages(self, fields: dict[str, Any]) -> list[Any]:
+        messages = fields.pop('messages', None)
+        if not isinstance(messages, list) or not messages:
+            raise Refusal(400, 'messages must be a list of {"role": ..., "content": ...}')
+        return [messages]
+
+
+_KNOWN = (
+    *('model', 'prompt', 'messages', 'max_tokens', 'max_completion_tokens', 'stop', 'temperature', 'top_k', 'top_p'),
+    *('min_p', 'seed', 'n', 'stream', 'logprobs'),
+)
+_STATUS = {'timeout': 504, 'shutdown': 503, 'error': 500, 'cancelled': 499}
+_WHY = {
+    'timeout': 'the time is over before the text was written',
+    'shutdown': 'the server stops',
+    'error': 'the text could not be written',
+    'cancelled': 'the client left',
+}
+
+
+class Texts:
+    """The texts of one request: each has its own `Request`, and what is said of them comes in one queue."""
+
+    def __init__(self, api: Api, asked: Asked) -> None:
+        """Raises a `Refusal` where the texts are too long or the queue is full."""
+        self.api, self.asked = api, asked
+        self.loop, self.said = asyncio.get_running_loop(), asyncio.Queue[tuple[int, Piece]]()
+        self.created, kind = int(time.time()), 'chatcmpl' if asked.chat else 'cmpl'
+        self.id = f'{kind}-{uuid.uuid4().hex}'
+        longest = api.run.config.model.max_len
+        paired = api.run.config.model.family == 'encoder_decoder'
+        try:
+            read = api.writer.read(asked.prompts)
+        except UserError as error:
+            raise Refusal(400, str(error)) from error
+        self.requests: list[Request] = []
+        for tokens in read:
+            room = longest + 1 - (len(api.run.config.data.start) if paired else len(tokens))
+            if asked.most is not None and asked.most > room:
+                line = f'a prompt of {len(tokens)} tokens leaves {room} of model.max_len={longest}'
+                raise Refusal(400, f'{line}, and max_tokens={asked.most}')
+            for number in range(asked.number):
+                say = functools.partial(self._say, len(self.requests))
+                drawing, deadline = asked.drawing._replace(number=number), time.monotonic() + api.timeout
+                self.requests.append(Request(tokens, drawing, asked.most or room, asked.stops, say, deadline))
+        self.counts = {'prompt_tokens': sum(map(len, read)), 'completion_tokens': 0}
+        why = api.scheduler.submit(self.requests)
+        if why == 'full':
+            raise Refusal(429, 'too many requests wait; try again', 'rate_limit_error')
+        if why is not None:
+            raise Refusal(503, _WHY[why], 'server_error')
+
+    def _say(self, index: int, piece: Piece) -> None:
+        """Takes what the scheduler's thread says of a text."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens
+            self.loop.call_soon_threadsafe(self.said.put_nowait, (index, piece))
+
+    async def pieces(self) -> AsyncIterator[tuple[int, Piece] | None]:
+        """Yields the number of a text and what is said of it, until all are finished; None now and then while there is
+        nothing. Raises a `Refusal` where a text is given up."""
+        left = len(self.requests)
+        try:
+            while left:
+                try:
+                    index, piece = await asyncio.wait_for(self.said.get(), 0.5)
+                except TimeoutError:
+                    yield None
+                    continue
+                if piece.finish in _STATUS:
+                    raise Refusal(_STATUS[piece.finish], _WHY[piece.finish], 'server_error')
+                left -= piece.finish is not None
+                self.counts['completion_tokens'] += len(piece.tokens)
+                yield index, piece
+        finally:
+            self.api.scheduler.give_up(self.requests)
+
+    async def whole(self, left: Callable[[], Any]) -> dict[str, Any]:
+        """Returns the answer with all texts; raises a `Refusal` where the client leaves before."""
+        found = [Piece('', []) for _ in self.requests]
+        async for said in self.pieces():
+            if said is None:
+                if await left():
+                    raise Refusal(_STATUS['cancelled'], _WHY['cancelled'])
+                continue
+            index, piece = said
+            before = found[index]
+            found[index] = Piece(before.text + piece.text, before.tokens + piece.tokens, piece.finish)
+        return self._answer([self._choice(index, piece, whole=True) for index, piece in enumerate(found)], True)
+
+    async def stream(self) -> AsyncIterator[bytes]:
+        """Yields events: a chunk for each piece, and [DONE]; a text that is given up ends with an error."""
+        try:
+            if self.asked.chat:
+                for index in range(len(self.requests)):
+                    delta = {'index': index, 'delta': {'role': 'assistant', 'content': ''}, 'finish_reason': None}
+                    yield self._event(self._answer([delta]))
+            async for said in self.pieces():
+                if said is None:
+                    yield b': waiting\n\n'
+                elif said[1].text or said[1].finish or self.asked.logprobs:
+                    yield self._event(self._answer([self._choice(*said, whole=False)]))
+            if self.asked.usage:
+                yield self._event(self._answer([], True))
+            yield b'data: [DONE]\n\n'
+        except Refusal as error:
+            yield self._event({'error': {'message': str(error), 'type': error.kind, 'code': error.status}})
+
+    def _event(self, body: Mapping[str, Any]) -> bytes:
+        return f'data: {json.dumps(body, ensure_ascii=False)}\n\n'.encode()
+
+    def _answer(self, choices: list[dict[str, Any]], usage: bool = False) -> dict[str, Any]:
+        kind = 'text_completion' if not self.asked.chat else 'chat.completion'
+        kind += '.chunk' if self.asked.stream and self.asked.chat else ''
+        body = {'id': self.id, 'object': kind, 'created': self.created, 'model': self.api.name, 'choices': choices}
+        if usage:
+            body['usage'] = {**self.counts, 'total_tokens': sum(self.counts.values())}
+        return body
+
+    def _choice(self, index: int, piece: Piece, *, whole: bool) -> dict[str, Any]:
+        if not self.asked.chat:
+            said: dict[str, Any] = {'text': piece.text}
+        elif whole:
+            said = {'message': {'role': 'assistant', 'content': piece.text}}
+        else:
+            said = {'delta': {'content': piece.text} if piece.text else {}}
+        logprobs = self._logprobs(piece) if self.asked.logprobs else None
+        return {'index': index, **said, 'logprobs': logprobs, 'finish_reason': piece.finish}
+
+    def _logprobs(self, piece: Piece) -> dict[str, Any]:
+        name = self.api.run.tokenizers.target.piece
+        if self.asked.chat:
+            return {'content': [{'token': name(token), 'logprob': logprob} for token, logprob in piece.tokens]}
+        return {
+            'tokens': [name(token) for token, _ in piece.tokens],
+            'token_logprobs': [logprob for _, logprob in piece.tokens],
+        }

@@ -1,0 +1,105 @@
+"""Serves a run over HTTP, by the completions and chat convention of the field.
+
+    tformer serve --workdir=DIR [--host=127.0.0.1] [--port=8000] [--rows=8] [--waiting=64] [--timeout=300] [--grace=30]
+
+POST /v1/completions and, for runs with a chat template, /v1/chat/completions, with "stream" too; GET /v1/models and
+/health. Texts are written in --rows at once, each as soon as a row is free; --waiting requests wait, and further ones
+are refused (429). One process on one host serves, on the devices of config.mesh; SIGTERM refuses new requests and
+answers those that are there, for --grace seconds. `pip install 'tformer[serve]'` installs what it needs.
+"""
+
+import contextlib
+import signal
+import socket
+import sys
+from typing import Any
+
+import jax
+import numpy as np
+
+from tformer import commands
+from tformer import config as config_lib
+from tformer.commands import http_api
+from tformer.commands.run import Run
+from tformer.commands.scheduler import Scheduler
+from tformer.decode.engine import Drawing, make_engine
+from tformer.decode.text import Writer, make_writer
+from tformer.distributed import sharding
+from tformer.errors import UserError
+from tformer.model import build
+
+SHARED_FLAGS = ('workdir', 'checkpoint')
+FLAGS: dict[str, commands.Flag] = {
+    'host': ('string', '127.0.0.1', 'the address to listen at; 0.0.0.0 is every one of this machine'),
+    'port': ('int', 8000, 'the port to listen at; 0: any that is free'),
+    'rows': ('int', 8, 'texts that are written at once'),
+    'waiting': ('int', 64, 'requests that wait for a row; more are refused'),
+    'timeout': ('float', 300.0, 'seconds after which a request is answered with an error'),
+    'grace': ('float', 30.0, 'seconds that requests have after SIGTERM'),
+    'name': ('string', None, "the model's name in requests; default: the workdir's"),
+}
+
+
+def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) -> None:
+    for name, least in (('rows', 1), ('waiting', 1), ('timeout', 0), ('grace', 0)):
+        if (value := getattr(flags, name)) < least:
+            raise UserError(f'--{name}={value} must be at least {least}')
+    try:
+        import uvicorn
+    except ImportError as error:
+        raise UserError("tformer serve needs starlette and uvicorn: pip install 'tformer[serve]'") from error
+    loaded = Run.load(commands.needed(flags, 'workdir'), overrides, flags.checkpoint, placed=True)
+    listening = _listen(flags.host, flags.port)
+    with contextlib.closing(listening):
+        writer, scheduler = make_scheduler(loaded, rows=flags.rows, most_waiting=flags.waiting)
+        scheduler.start()
+        name = flags.name or loaded.workdir.resolve().name
+        app = http_api.make_app(name, loaded, writer, scheduler, timeout=flags.timeout)
+        options = uvicorn.Config(
+            app, log_level='warning', lifespan='off', timeout_graceful_shutdown=int(flags.grace) + 10
+        )
+
+        class Server(uvicorn.Server):
+            def handle_exit(self, sig: int, frame: Any) -> None:
+                scheduler.close(flags.grace)
+                super().handle_exit(sig, frame)
+
+        for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises the signal again when it has ended
+            signal.signal(number, lambda *_: None)
+        host, port = listening.getsockname()[:2]
+        print(f'serving {name} at http://{host}:{port}', file=sys.stderr, flush=True)
+        Server(options).run(sockets=[listening])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ':' in host else socket.AF_INET)
+    except (OSError, OverflowError) as error:
+        raise UserError(f'--host={host} --port={port}: {error}') from error
+
+
+def make_scheduler(run: Run, *, rows: int, most_waiting: int) -> tuple[Writer, Scheduler]:
+    """Returns what reads texts for a run, and the scheduler that writes them, compiled for the shortest prompt.
+
+    Raises:
+      UserError: the run does not write text, or its model is recurrent.
+    """
+    config = config_lib.override(
+        run.config, {'decode.strategy': 'greedy', 'decode.max_len': 1, 'decode.min_len': 0, 'decode.num_outputs': 1}
+    )
+    if config.model.recurrence is not None:
+        raise UserError(f'serve: model.recurrence={config.model.recurrence} has no cache whose rows come and go')
+    model = build(config.model)
+    writer = make_writer(model, config, run.tokenizers, cut=False)
+    batch = http_api.batcher(config, writer)
+    longest = config.model.max_len
+    mesh = sharding.make_mesh(config.mesh)
+    multiple = sharding.row_multiple(mesh, config.mesh)
+    rows = -(-rows // multiple) * multiple
+    first = batch(writer.read([''])[0])
+    engine = make_engine(model, first, rows=rows, slots=longest, banned=writer.banned)
+    with jax.set_mesh(mesh):  # the first request need not wait for the compiler
+        slots = engine.insert(run.variables, engine.empty(run.variables), first, np.int32(0), Drawing())
+        jax.block_until_ready(engine.free(engine.step(run.variables, slots)[0], np.int32(0)))
+    limits = {'rows': rows, 'most_waiting': most_waiting}
+    return writer, Scheduler(engine, run.variables, mesh, batch=batch, decode=writer.decode, ends=writer.ends, **limits)
