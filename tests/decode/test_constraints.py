@@ -95,6 +95,26 @@ def test_choices_are_written_by_any_of_their_tokens_and_nothing_else():
     assert int(made.least_Q[0]) == 2  # ab, the end
 
 
+def test_banned_texts_stand_nowhere_by_whatever_tokens():
+    """Over two tokens, inside one, as bytes of a character; and of texts that fit a form."""
+    banned = ('ab', 'a.', 'c b', 'bab', '\u00e9c')
+    made, forbidden, free = automaton(banned=banned), 0, 0
+    for rows in rows_up_to(3):
+        for tokens, allowed in zip(rows, written(made, rows), strict=True):
+            text = Pieces().decode(tokens)
+            starts_with_nothing = tokens[:1] == (PIECES.index(b' '),)
+            stands = any(each in text for each in banned)
+            if '\ufffd' not in text:
+                assert allowed == (not stands and not starts_with_nothing), (tokens, text)
+            forbidden, free = forbidden + stands, free + (not stands)
+    assert min(forbidden, free) > 100
+    assert bool(made.allows(made.start((1,)), jnp.asarray(1))[0, PIECES.index(b'b')])  # no text has to come out whole
+    both = automaton(regex='[abc ]{0,3}', banned=('ab', 'c'))
+    rows = [row for rows in rows_up_to(3) for row, allowed in zip(rows, written(both, rows), strict=True) if allowed]
+    texts = {Pieces().decode(row) for row in rows}
+    assert texts and all(re.fullmatch('[ab ]{0,3}', text) and 'ab' not in text for text in texts)
+
+
 # ------------------------------------------------------------------------------------------------------ strategies
 TABLE = np.random.default_rng(3).normal(size=(V, V)).astype(np.float32)  # the next token's logits after each token
 
@@ -283,7 +303,7 @@ def test_schemas_alone_need_the_package(monkeypatch):
 
 def test_a_text_has_one_constraint():
     run = Config(train=Train(num_steps=1), decode=Decode(regex='a', choices=('b',)))
-    with pytest.raises(UserError, match=r'^decode\.choices and decode\.regex are set: a text has one constraint$'):
+    with pytest.raises(UserError, match=r'^decode\.choices and decode\.regex are set: a text has one form$'):
         checks.check(run)
 
 

@@ -55,9 +55,11 @@ def check_run(config: Config) -> None:
         f'decode.presence_penalty={decode.presence_penalty} or decode.frequency_penalty={decode.frequency_penalty} is '
         'negative: decode.strategy=beam needs scores that only fall',
     )
-    asked = [f'decode.{kind}' for kind in CONSTRAINTS if getattr(decode, kind) not in (None, ())]
-    require(len(asked) < 2, f'{" and ".join(asked)} are set: a text has one constraint')
-    require(all(decode.choices), 'decode.choices has an empty text')
+    forms = [kind for kind in CONSTRAINTS if kind != 'banned' and getattr(decode, kind) not in (None, ())]
+    named = ' and '.join(f'decode.{kind}' for kind in forms)
+    require(len(forms) < 2, f'{named} are set: a text has one form')
+    for field in ('choices', 'banned'):
+        require(all(getattr(decode, field)), f'decode.{field} has an empty text')
     language = config.evaluate.language
     require(
         language is None or re.fullmatch('[a-z]{2}', language) is not None,

@@ -3,6 +3,7 @@
 Shapes: R rows or hypotheses, V vocabulary, Q states, C classes of tokens that lead to the same states from everywhere.
 """
 
+import functools
 import json
 import pathlib
 import re
@@ -64,23 +65,27 @@ def constraint(cfg: Decode, tokenizer: Tokenizer, ends: Sequence[int], vocab_siz
     Raises:
       UserError: no text that fits has at most `cfg.max_len` tokens; a pattern or schema that cannot be read.
     """
-    for kind, make in CONSTRAINTS.items():
-        if (asked := getattr(cfg, kind)) not in (None, ()):
-            if not any(map(tokenizer.spell, tokenizer.ordinary_ids.tolist())):
-                raise UserError(f'decode.{kind} needs a tokenizer whose tokens have their spaces: not WordPiece')
-            try:
-                of_bytes = make(asked)
-            except UserError as error:
-                raise UserError(f'decode.{kind}={_short(asked)}: {error}') from error
-            made = over_tokens(of_bytes, tokenizer, ends, vocab_size)
-            least = int(made.least_Q[0])
-            if least == UNREACHED:
-                raise UserError(f'decode.{kind}={_short(asked)}: the vocabulary has no tokens for any text that fits')
-            if least > cfg.max_len:
-                line = f'the shortest text that fits has {least} tokens with its end: decode.max_len={cfg.max_len}'
-                raise UserError(f'decode.{kind}={_short(asked)}: {line}')
-            return made
-    return None
+    asked = {kind: value for kind in CONSTRAINTS if (value := getattr(cfg, kind)) not in (None, ())}
+    if not asked:
+        return None
+    named = ' and '.join(f'decode.{kind}={_short(value)}' for kind, value in asked.items())
+    if not any(map(tokenizer.spell, tokenizer.ordinary_ids.tolist())):
+        needs = 'a tokenizer whose tokens have their spaces: not WordPiece'
+        raise UserError(f'{" and ".join(f"decode.{kind}" for kind in asked)} needs {needs}')
+    try:
+        parts = [CONSTRAINTS[kind](value) for kind, value in asked.items()]
+        made = over_tokens(functools.reduce(regular.intersection, parts), tokenizer, ends, vocab_size)
+    except UserError as error:
+        raise UserError(f'{named}: {error}') from error
+    if asked.keys() == {'banned'}:  # no text has to come out whole
+        return made._replace(least_Q=jnp.zeros_like(made.least_Q))
+    least = int(made.least_Q[0])
+    if least == UNREACHED:
+        raise UserError(f'{named}: the vocabulary has no tokens for any text that fits')
+    if least > cfg.max_len:
+        line = f'the shortest text that fits has {least} tokens with its end: decode.max_len={cfg.max_len}'
+        raise UserError(f'{named}: {line}')
+    return made
 
 
 def _short(asked: Any) -> str:
@@ -171,8 +176,23 @@ def of_json_schema(file: str) -> OfBytes:
         raise UserError(' '.join(str(error).split())[:200]) from error
 
 
+def without(texts: Sequence[str]) -> OfBytes:
+    """Returns the automaton of the texts in which none of some others stands anywhere (Aho & Corasick 1975)."""
+    banned = [text.encode() for text in texts]
+    begun = sorted({text[:size] for text in banned for size in range(len(text))}, key=lambda part: (len(part), part))
+    number = {part: state for state, part in enumerate(begun)}
+    next_QB = np.full((len(begun), 256), -1, np.int32)
+    for part, state in number.items():
+        for byte in range(256):
+            seen = part + bytes([byte])
+            if not any(seen.endswith(text) for text in banned):
+                next_QB[state, byte] = next(number[seen[i:]] for i in range(len(seen) + 1) if seen[i:] in number)
+    return OfBytes(next_QB, np.ones(len(begun), bool))
+
+
 CONSTRAINTS: dict[str, Callable[[Any], OfBytes]] = {  # of fields of config.decode
     'choices': of_choices,
     'regex': of_regex,
     'json_schema': of_json_schema,
+    'banned': without,
 }

@@ -242,3 +242,25 @@ _ITEMS: dict[Any, Callable[[_States, Any, int], int]] = {
     _constants.MAX_REPEAT: _States.repeat,
     _constants.MIN_REPEAT: _States.repeat,
 }
+
+
+def intersection(one: OfBytes, other: OfBytes) -> OfBytes:
+    """Returns the automaton of the texts that both accept.
+
+    Raises:
+      UserError: it needs too many states.
+    """
+    pairs, rows = [(0, 0)], []
+    number = {(0, 0): 0}
+    for first, second in pairs:  # which grows
+        targets = zip(one.next_QB[first].tolist(), other.next_QB[second].tolist(), strict=True)
+        row = []
+        for pair in targets:
+            if min(pair) >= 0 and pair not in number:
+                number[pair] = len(pairs)
+                pairs.append(pair)
+            row.append(number.get(pair, -1))
+        rows.append(row)
+        if len(pairs) > _MOST:
+            raise UserError(f'both together have more than {_MOST:,} states')
+    return OfBytes(np.array(rows, np.int32), np.array([one.accepting_Q[a] and other.accepting_Q[b] for a, b in pairs]))

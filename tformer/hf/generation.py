@@ -226,7 +226,7 @@ def generation_config(config: Config, tokenizers: Tokenizers, tokens: Mapping[st
 def unexpressed(config: Config) -> list[str]:
     """Returns the fields of a run's generation that generation_config.json has no setting for."""
     decode = config.decode
-    named = ('presence_penalty', 'frequency_penalty', 'choices', 'regex', 'json_schema')
+    named = ('presence_penalty', 'frequency_penalty', 'choices', 'regex', 'json_schema', 'banned')
     lost = [f'decode.{name}={value}' for name in named if (value := getattr(decode, name))]
     lost += ['decode.strategy=mbr'] if decode.strategy == 'mbr' else []
     if decode.strategy == 'beam' and not (decode.count_cut or decode.forced_end):
