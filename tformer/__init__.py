@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from tformer.commands.evaluate import evaluate as evaluate
     from tformer.commands.export import export as export
     from tformer.commands.fill import fill as fill
+    from tformer.commands.freeze import freeze as freeze
+    from tformer.commands.freeze import load_frozen as load_frozen
     from tformer.commands.generate import generate as generate
     from tformer.commands.harness import harness as harness
     from tformer.commands.import_ import import_hub as import_hub
@@ -62,6 +64,7 @@ _NAMES = {
     'tformer.commands.evaluate': ('evaluate',),
     'tformer.commands.export': ('export',),
     'tformer.commands.fill': ('fill',),
+    'tformer.commands.freeze': ('freeze', 'load_frozen'),
     'tformer.commands.generate': ('generate',),
     'tformer.commands.harness': ('harness',),
     'tformer.commands.import_': ('import_hub',),

@@ -8,7 +8,7 @@ import pytest
 
 from small_decoding import BANNED, CASES, EOS, B, T, batch_of, make, row
 from tformer import config
-from tformer.decode.engine import Drawing, make_engine
+from tformer.decode.engine import Drawing, make_engine, write_all
 from tformer.decode.generate import make_generate
 
 
@@ -49,22 +49,10 @@ def test_each_text_is_that_of_a_batch_of_its_own_whatever_comes_and_goes_beside_
     model, variables = model_of(family)
     longest = batch_of(family)['inputs'].shape[1]
     engine = make_engine(model, alone(family, 0), rows=2, slots=longest + T - 1, banned=BANNED)  # none to spare
-    slots, waiting = engine.empty(variables), [(index, way) for way in range(len(WAYS)) for index in range(B)][:9]
-    texts, writing, found = list(waiting), {}, {}
-    while waiting or writing:
-        for place in {0, 1} - writing.keys():
-            if waiting:
-                index, way = waiting.pop(0)
-                slots = engine.insert(variables, slots, alone(family, index), np.int32(place), WAYS[way][0])
-                writing[place] = (index, way), [], []
-        slots, tokens, logprobs = engine.step(variables, slots)
-        for place, (name, written, scores) in list(writing.items()):
-            written.append(int(tokens[place]))
-            scores.append(float(logprobs[place]))
-            if written[-1] == EOS or len(written) == T - name[0]:  # texts have unequal lengths
-                found[name] = written, sum(scores)
-                slots = engine.free(slots, np.int32(place))
-                del writing[place]
+    texts = [(index, way) for way in range(len(WAYS)) for index in range(B)][:9]
+    asked = [(alone(family, index), WAYS[way][0], T - index) for index, way in texts]  # texts have unequal lengths
+    ended = write_all(engine, variables, iter(asked), rows=2, ends=(EOS,))
+    found = {texts[number]: (written, score) for number, written, score in ended}
     assert found.keys() == set(texts)
     for (index, way), (written, score) in found.items():
         tokens, total = expected(family, index, way)

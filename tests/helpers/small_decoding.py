@@ -16,10 +16,15 @@ LENGTHS = (5, 2, 4)  # of the prompts
 
 def make(family, vocab_size=V, seed=0, scale=1.0, **fields):
     """A tiny model and its variables; `scale` widens the distribution over the vocabulary."""
-    sizes = {'emb_dim': 16, 'mlp_dim': 32, 'num_heads': 4, 'num_encoder_layers': 1, 'num_decoder_layers': 2}
-    model = build(
-        config.Model(family=family.removeprefix('prefix_'), vocab_size=vocab_size, max_len=16, **{**sizes, **fields})
-    )
+    sizes = {
+        'max_len': 16,
+        'emb_dim': 16,
+        'mlp_dim': 32,
+        'num_heads': 4,
+        'num_encoder_layers': 1,
+        'num_decoder_layers': 2,
+    }
+    model = build(config.Model(family=family.removeprefix('prefix_'), vocab_size=vocab_size, **{**sizes, **fields}))
     batch = {'inputs': jnp.ones((1, 2), jnp.int32), 'encoder_inputs': jnp.ones((1, 2), jnp.int32)}
     variables = jax.jit(model.init)(jax.random.key(seed), batch)
     return model, jax.tree.map(lambda x: x * scale, variables)

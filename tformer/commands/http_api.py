@@ -7,14 +7,13 @@ import json
 import secrets
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tformer.commands.run import Run
-from tformer.commands.scheduler import Batcher, Piece, Request, Scheduler
-from tformer.config import Config
+from tformer.commands.scheduler import Piece, Request, Scheduler
 from tformer.decode.engine import Drawing
 from tformer.decode.text import Writer
 from tformer.errors import UserError, nearest
@@ -56,37 +55,6 @@ class Asked(NamedTuple):
     stream: bool
     usage: bool  # whether a stream ends with the counts of tokens
     logprobs: bool
-
-
-def batcher(config: Config, writer: Writer) -> Batcher:
-    """Returns the tokens of a text -> a batch of one row, padded to one of a few lengths."""
-    pad, longest = writer.pad, config.model.max_len
-
-    def padded(tokens: Sequence[int]) -> dict[str, np.ndarray]:
-        batch = writer.batch([tokens], 1)
-        if 'encoder_inputs' in batch:  # of one length, that of the cache
-            size = config.data.encoder_length or config.data.length
-            return {name: _pad(x, size, pad, name, behind=True) for name, x in batch.items()}
-        size = batch['inputs'].shape[1]
-        return {name: _pad(x, _bucket(size, longest), pad, name, behind=False) for name, x in batch.items()}
-
-    return padded
-
-
-def _bucket(size: int, longest: int) -> int:
-    """Returns the least of 16, 32, 48, 64, 96, 128, 192 ... that holds `size`, at most `longest` where that does."""
-    bucket = 16
-    while bucket < size:
-        bucket += max(16, 1 << (bucket.bit_length() - 2))
-    return min(bucket, max(size, longest))
-
-
-def _pad(x_1T: np.ndarray, size: int, pad: int, name: str, *, behind: bool) -> np.ndarray:
-    if name in ('inputs', 'positions') and behind:  # the tokens that a decoder starts from
-        return x_1T
-    fill = -1 if name.endswith('positions') else pad if name.endswith('inputs') else 0
-    more = max(size - x_1T.shape[1], 0)
-    return np.pad(x_1T, ((0, 0), (0, more) if behind else (more, 0)), constant_values=fill)
 
 
 def make_app(name: str, run: Run, writer: Writer, scheduler: Scheduler, *, timeout: float) -> Any:

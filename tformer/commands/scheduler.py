@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from tformer.commands.row_writer import Batcher
 from tformer.decode.engine import Drawing, Engine
-
-Batcher = Callable[[Sequence[int]], dict[str, np.ndarray]]  # the tokens of a text -> a batch of one row
 
 
 class Piece(NamedTuple):

@@ -18,15 +18,13 @@ import jax
 import numpy as np
 
 from tformer import commands
-from tformer import config as config_lib
-from tformer.commands import http_api
+from tformer.commands import http_api, row_writer
 from tformer.commands.run import Run
 from tformer.commands.scheduler import Scheduler
-from tformer.decode.engine import Drawing, make_engine
-from tformer.decode.text import Writer, make_writer
+from tformer.decode.engine import Drawing
+from tformer.decode.text import Writer
 from tformer.distributed import sharding
 from tformer.errors import UserError
-from tformer.model import build
 
 SHARED_FLAGS = ('workdir', 'checkpoint')
 FLAGS: dict[str, commands.Flag] = {
@@ -82,24 +80,14 @@ def make_scheduler(run: Run, *, rows: int, most_waiting: int) -> tuple[Writer, S
     """Returns what reads texts for a run, and the scheduler that writes them, compiled for the shortest prompt.
 
     Raises:
-      UserError: the run does not write text, or its model is recurrent.
+      UserError: as `row_writer.make`.
     """
-    config = config_lib.override(
-        run.config, {'decode.strategy': 'greedy', 'decode.max_len': 1, 'decode.min_len': 0, 'decode.num_outputs': 1}
-    )
-    if config.model.recurrence is not None:
-        raise UserError(f'serve: model.recurrence={config.model.recurrence} has no cache whose rows come and go')
-    model = build(config.model)
-    writer = make_writer(model, config, run.tokenizers, cut=False)
-    batch = http_api.batcher(config, writer)
-    longest = config.model.max_len
-    mesh = sharding.make_mesh(config.mesh)
-    multiple = sharding.row_multiple(mesh, config.mesh)
-    rows = -(-rows // multiple) * multiple
-    first = batch(writer.read([''])[0])
-    engine = make_engine(model, first, rows=rows, slots=longest, banned=writer.banned)
+    made = row_writer.make(run, rows)
+    mesh = sharding.make_mesh(run.config.mesh)
     with jax.set_mesh(mesh):  # the first request need not wait for the compiler
-        slots = engine.insert(run.variables, engine.empty(run.variables), first, np.int32(0), Drawing())
-        jax.block_until_ready(engine.free(engine.step(run.variables, slots)[0], np.int32(0)))
-    limits = {'rows': rows, 'most_waiting': most_waiting}
-    return writer, Scheduler(engine, run.variables, mesh, batch=batch, decode=writer.decode, ends=writer.ends, **limits)
+        first = made.batch(made.writer.read([''])[0])
+        slots = made.engine.insert(run.variables, made.engine.empty(run.variables), first, np.int32(0), Drawing())
+        jax.block_until_ready(made.engine.free(made.engine.step(run.variables, slots)[0], np.int32(0)))
+    options: dict[str, Any] = {'batch': made.batch, 'decode': made.writer.decode, 'ends': made.writer.ends}
+    options |= {'rows': made.rows, 'most_waiting': most_waiting}
+    return made.writer, Scheduler(made.engine, run.variables, mesh, **options)

@@ -7,12 +7,14 @@ Shapes: B rows, P prompt length, S places of a row's cache, V vocabulary.
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 
 from tformer.decode.generate import begin
@@ -118,3 +120,37 @@ def _draw(key: jax.Array, logits_V: jax.Array, drawing: Drawing) -> jax.Array:
     sampling = Sampling(jnp.where(cold, 1.0, drawing.temperature), drawing.top_k, drawing.top_p, min_p=drawing.min_p)
     drawn = jax.random.categorical(key, sampling.warp(logits_V[None])[0])
     return jnp.where(cold, jnp.argmax(logits_V), drawn)
+
+
+def write_all(
+    engine: Engine,
+    variables: Any,
+    asked: Iterable[tuple[Mapping[str, Any], Drawing, int]],
+    *,
+    rows: int,
+    ends: Collection[int],
+) -> Iterator[tuple[int, list[int], float]]:
+    """Yields the number of each text that is asked for, its tokens and their log-probability, as they end.
+
+    A text is asked for by a batch of one row, its drawing and the most new tokens. The first `rows` are begun, and each
+    further one as soon as one has ended, by a token of `ends` or its length.
+    """
+    waiting, slots = enumerate(asked), engine.empty(variables)
+    free, writing = list(range(rows)), dict[int, tuple[int, int, list[int], list[float]]]()
+    while True:
+        while free and (found := next(waiting, None)) is not None:
+            number, (batch, drawing, most) = found
+            slots = engine.insert(variables, slots, batch, np.int32(row := free.pop(0)), drawing)
+            writing[row] = number, most, [], []
+        if not writing:
+            return
+        slots, tokens_B, logprobs_B = engine.step(variables, slots)
+        tokens_B, logprobs_B = jax.device_get((tokens_B, logprobs_B))
+        for row, (number, most, tokens, logprobs) in list(writing.items()):
+            tokens.append(int(tokens_B[row]))
+            logprobs.append(float(logprobs_B[row]))
+            if tokens[-1] in ends or len(tokens) == most:
+                slots = engine.free(slots, np.int32(row))
+                free.append(row)
+                del writing[row]
+                yield number, tokens, math.fsum(logprobs)

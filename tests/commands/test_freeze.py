@@ -1,0 +1,53 @@
+"""A frozen run writes what the run writes, from its files alone."""
+
+import shutil
+
+import pytest
+
+import hub_directories
+from fresh_runs import fresh_run
+from places import TESTS
+from tformer import __main__ as command_line
+from tformer.commands.freeze import freeze, load_frozen
+from tformer.commands.import_ import import_hub
+from tformer.commands.run import Run
+from tformer.decode.engine import Drawing
+from tformer.errors import UserError
+
+pytest.importorskip('flatbuffers')
+
+
+@pytest.mark.parametrize('kind', ['decoder', 'encoder_decoder'])
+def test_a_frozen_run_writes_what_the_run_writes(kind, tmp_path) -> None:
+    """Prompts of three padded lengths, more texts than rows."""
+    if kind == 'decoder':
+        hub_directories.write(tmp_path / 'hub', 'llama', max_position_embeddings=64)
+        import_hub(str(tmp_path / 'hub'), tmp_path / 'run')
+        texts = ['a b', 'c', 'd ' * 20, 'e ' * 40, 'f g']
+    else:
+        shutil.copytree(TESTS / 'stored_run', tmp_path / 'run')
+        texts = ['the small bird', 'a', 'a green tree sees the river']
+    command_line.main(['tformer', 'freeze', f'--workdir={tmp_path}/run', f'{tmp_path}/frozen', '--rows=2'])
+    plain = Run.load(tmp_path / 'run', {'decode.strategy': 'greedy', 'decode.max_len': '8'})
+    drawn = Run.load(tmp_path / 'run', {'decode.strategy': 'sample', 'decode.max_len': '8'})
+    expected = plain.generate(texts), [drawn.generate([text], 4)[0] for text in texts]
+    shutil.rmtree(tmp_path / 'run')
+    frozen = load_frozen(tmp_path / 'frozen')
+    assert frozen.parts.rows == 2
+    assert frozen.write(texts, 8) == expected[0]
+    assert frozen.write(texts, 8, Drawing(1.0, seed=4)) == expected[1]
+
+
+def test_what_cannot_be_frozen_is_named(tmp_path) -> None:
+    run = fresh_run('causal_lm', family='decoder', letters='abc')
+    for given, line in (
+        ({'rows': 0}, r'^--rows=0 must be at least 1$'),
+        ({'platforms': ['gpu']}, r'^--platforms=gpu is unknown; valid: cpu, cuda, rocm, tpu$'),
+    ):
+        with pytest.raises(UserError, match=line):
+            freeze(run, tmp_path / 'frozen', **given)
+    with pytest.raises(UserError, match=r'^model\.family=encoder does not generate text'):
+        freeze(fresh_run('masked_lm'), tmp_path / 'frozen')
+    with pytest.raises(UserError, match='holds no programs'):
+        load_frozen(tmp_path / 'frozen')
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,120 @@
+"""Writes a run's generation as compiled programs, which run without its model's code.
+
+    tformer freeze --workdir=DIR PATH [--rows=8] [--platforms=cpu,cuda,tpu]
+
+PATH holds programs of StableHLO (`jax.export`) that begin a text and go on by a token in --rows rows at once, the
+weights as safetensors, the tokenizers and config.json. `tformer.load_frozen(PATH)` writes with them, to the bits of the
+run itself on the same device and version of JAX. `pip install 'tformer[programs]'` installs what it needs.
+"""
+
+import dataclasses
+import pathlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from tformer import commands
+from tformer.commands import row_writer
+from tformer.commands.import_ import new_directory
+from tformer.commands.row_writer import RowWriter
+from tformer.commands.run import Run, opened
+from tformer.config import Mesh
+from tformer.data.tokenizers.tokenizers import Tokenizers
+from tformer.decode import programs
+from tformer.decode.engine import Drawing, write_all
+from tformer.errors import UserError
+from tformer.hf import safetensors
+from tformer.training import workdir as workdir_lib
+
+SHARED_FLAGS = ('workdir', 'checkpoint')
+FLAGS: dict[str, commands.Flag] = {
+    'rows': ('int', 8, 'texts that are written at once'),
+    'platforms': ('list', [], "JAX's platforms that the programs are for; default: that of this process"),
+}
+ARGUMENTS = 'PATH'
+
+_PLATFORMS = ('cpu', 'cuda', 'rocm', 'tpu')
+
+
+def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) -> None:
+    if len(arguments) != 1:
+        raise UserError(f'freeze takes one PATH, not {len(arguments)}')
+    loaded = Run.load(commands.needed(flags, 'workdir'), overrides, flags.checkpoint)
+    freeze(loaded, arguments[0], rows=flags.rows, platforms=flags.platforms)
+
+
+def freeze(
+    run: Run | str | pathlib.Path, path: str | pathlib.Path, *, rows: int = 8, platforms: Sequence[str] = ()
+) -> None:
+    """Writes the programs of a run's generation on one device, whole or not at all.
+
+    Raises:
+      UserError: the run does not write text or is recurrent, a platform is unknown, there is something at `path`, or
+        the package flatbuffers is missing.
+    """
+    run = opened(run)
+    if rows < 1:
+        raise UserError(f'--rows={rows} must be at least 1')
+    for platform in platforms:
+        if platform not in _PLATFORMS:
+            raise UserError(f'--platforms={platform} is unknown; valid: {", ".join(_PLATFORMS)}')
+    try:
+        import flatbuffers  # noqa: F401
+    except ImportError as error:
+        raise UserError("tformer freeze needs flatbuffers: pip install 'tformer[programs]'") from error
+    made = row_writer.make(dataclasses.replace(run, config=dataclasses.replace(run.config, mesh=Mesh(data=1))), rows)
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(run.variables)]
+    shapes = {str(place): (leaf.dtype, leaf.shape) for place, leaf in enumerate(leaves)}
+    with new_directory(pathlib.Path(path)) as place:
+        run.tokenizers.save(place)
+        workdir_lib.save_config(place, run.config)
+        batches = [_example(made, length) for length in row_writer.lengths(run.config)]
+        programs.save(place, made.engine, run.variables, batches, made.rows, platforms or None)
+        safetensors.write(place / safetensors.WHOLE, shapes, lambda name: leaves[int(name)])
+
+
+def _example(made: RowWriter, length: int) -> dict[str, np.ndarray]:
+    """Returns a batch whose prompt is padded to a length."""
+    batch = made.batch(made.writer.read([''])[0])
+    if batch['inputs'].shape[1] == length or 'encoder_inputs' in batch:
+        return batch
+    return made.batch([made.writer.pad] * length)
+
+
+class Frozen(NamedTuple):
+    """Programs of a run that write text."""
+
+    parts: RowWriter
+    variables: Any
+
+    def write(self, texts: Sequence[str], most: int = 64, drawing: Drawing = Drawing()) -> list[str]:
+        """Returns the text written for each, of at most so many new tokens.
+
+            >>> tformer.load_frozen('frozen/lm').write(['def f(x):'], 20)
+
+        Raises:
+          UserError: a text is longer than the model takes.
+        """
+        writer, batch, engine, rows = self.parts
+        asked = [(batch(tokens), drawing, most) for tokens in writer.read(texts)]
+        found = {
+            number: writer.decode([token for token in tokens if token not in writer.ends])
+            for number, tokens, _ in write_all(engine, self.variables, asked, rows=rows, ends=writer.ends)
+        }
+        return [found[number] for number in range(len(texts))]
+
+
+def load_frozen(path: str | pathlib.Path) -> Frozen:
+    """Returns what `freeze` wrote.
+
+    Raises:
+      UserError: the directory holds no programs, or is damaged.
+    """
+    place = pathlib.Path(path)
+    engine, rows = programs.load(place)
+    tensors = safetensors.open_files([place / safetensors.WHOLE])
+    variables = [jax.device_put(tensors[str(number)]) for number in range(len(tensors))]
+    writer, batch = row_writer.reader(workdir_lib.read_config(place), Tokenizers.load(place))
+    return Frozen(RowWriter(writer, batch, engine, rows), variables)
