@@ -36,6 +36,8 @@ def test_a_frozen_run_writes_what_the_run_writes(kind, tmp_path) -> None:
     assert frozen.parts.rows == 2
     assert frozen.write(texts, 8) == expected[0]
     assert frozen.write(texts, 8, Drawing(1.0, seed=4)) == expected[1]
+    with pytest.raises(UserError, match=r'^a text of \d+ tokens leaves \d+ new ones, and 500 are asked for$'):
+        frozen.write(texts, 500)
 
 
 def test_what_cannot_be_frozen_is_named(tmp_path) -> None:

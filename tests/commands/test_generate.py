@@ -10,12 +10,14 @@ import types
 import pytest
 
 import halting
+import hub_directories
 from fresh_runs import fresh_run
 from lives import Life
 from places import TESTS
 from tformer import config
 from tformer.__main__ import main
-from tformer.commands import generate
+from tformer.commands import generate, streaming
+from tformer.commands.import_ import import_hub
 from tformer.commands.run import Run, check_draft
 from tformer.config import Config, Model
 from tformer.data.tokenizers.bytes_and_characters import Char
@@ -177,3 +179,34 @@ def test_a_run_that_does_not_fit_drafts_nothing(changes, line) -> None:
     with pytest.raises(UserError) as error:
         check_draft(other, run)
     assert str(error.value).startswith('--draft=nowhere') and line in str(error.value)
+
+
+@pytest.mark.parametrize('fields', [{}, {'strategy': 'sample', 'temperature': '1.5', 'top_k': '9'}], ids=str)
+def test_a_terminal_shows_texts_as_they_grow(tmp_path: pathlib.Path, capsys, monkeypatch, fields) -> None:
+    """In pieces, which are the lines that are printed elsewhere."""
+    hub_directories.write(tmp_path / 'hub', 'llama', max_position_embeddings=64)
+    import_hub(str(tmp_path / 'hub'), tmp_path / 'run')
+    given = {'max_len': '9', **fields}
+    flags = [f'--config.decode.{name}={value}' for name, value in given.items()]
+    command = ['tformer', 'generate', f'--workdir={tmp_path}/run', 'a b c', 'd', '--seed=3', *flags]
+    main(command)
+    plain = capsys.readouterr().out
+    pieces = []
+    monkeypatch.setattr(generate.sys.stdout, 'isatty', lambda: True, raising=False)
+    monkeypatch.setattr(generate, 'print', lambda text='', **_: pieces.append(text), raising=False)
+    main(command)
+    assert ''.join(pieces) == ''.join(plain.splitlines()) and len([piece for piece in pieces if piece]) > 8
+    run = Run.load(tmp_path / 'run', {f'decode.{name}': value for name, value in given.items()}, placed=True)
+    assert [''.join(each) for each in streaming.stream(run, ['a b c', 'd'], 3)] == plain.splitlines()
+    with pytest.raises(UserError, match='has 61 tokens, the model takes 55'):
+        next(streaming.stream(run, ['a ' * 61], 3))
+
+
+@pytest.mark.parametrize(
+    'fields', [{'strategy': 'beam'}, {'repetition_penalty': '1.5'}, {'guidance': '2.0'}, {'banned': 'a'}], ids=str
+)
+def test_what_an_engine_does_not_know_is_not_shown_as_it_grows(fields) -> None:
+    run = fresh_run('causal_lm', family='decoder')
+    assert streaming.streams(run)
+    changes = {f'decode.{name}': value for name, value in fields.items()}
+    assert not streaming.streams(dataclasses.replace(run, config=config.override(run.config, changes)))

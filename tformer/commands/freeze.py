@@ -20,7 +20,7 @@ from tformer.commands import row_writer
 from tformer.commands.import_ import new_directory
 from tformer.commands.row_writer import RowWriter
 from tformer.commands.run import Run, opened
-from tformer.config import Mesh
+from tformer.config import Config, Mesh
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.decode import programs
 from tformer.decode.engine import Drawing, write_all
@@ -86,6 +86,7 @@ def _example(made: RowWriter, length: int) -> dict[str, np.ndarray]:
 class Frozen(NamedTuple):
     """Programs of a run that write text."""
 
+    config: Config
     parts: RowWriter
     variables: Any
 
@@ -95,10 +96,14 @@ class Frozen(NamedTuple):
             >>> tformer.load_frozen('frozen/lm').write(['def f(x):'], 20)
 
         Raises:
-          UserError: a text is longer than the model takes.
+          UserError: a text leaves no room for so many.
         """
         writer, batch, engine, rows = self.parts
-        asked = [(batch(tokens), drawing, most) for tokens in writer.read(texts)]
+        read = writer.read(texts)
+        for tokens in read:
+            if most > (room := row_writer.room(self.config, tokens)):
+                raise UserError(f'a text of {len(tokens)} tokens leaves {room} new ones, and {most} are asked for')
+        asked = [(batch(tokens), drawing, most) for tokens in read]
         found = {
             number: writer.decode([token for token in tokens if token not in writer.ends])
             for number, tokens, _ in write_all(engine, self.variables, asked, rows=rows, ends=writer.ends)
@@ -116,5 +121,6 @@ def load_frozen(path: str | pathlib.Path) -> Frozen:
     engine, rows = programs.load(place)
     tensors = safetensors.open_files([place / safetensors.WHOLE])
     variables = [jax.device_put(tensors[str(number)]) for number in range(len(tensors))]
-    writer, batch = row_writer.reader(workdir_lib.read_config(place), Tokenizers.load(place))
-    return Frozen(RowWriter(writer, batch, engine, rows), variables)
+    config = workdir_lib.read_config(place)
+    writer, batch = row_writer.reader(config, Tokenizers.load(place))
+    return Frozen(config, RowWriter(writer, batch, engine, rows), variables)

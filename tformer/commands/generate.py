@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 
 from tformer import atomic, commands
-from tformer.commands import kept, reading
+from tformer.commands import kept, reading, streaming
 from tformer.commands import texts as texts_lib
 from tformer.commands.run import Run, opened
 from tformer.data.sources import fields
@@ -54,6 +54,13 @@ def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) 
     reader = loaded.tokenizers.target if loaded.config.model.family == 'decoder' else loaded.tokenizers.source
     texts_lib.say_unknown(reader or loaded.tokenizers.target, texts)
     as_lines = functools.partial(_as_lines, scores=flags.scores, jsonl=flags.jsonl)
+    shown = flags.output is None and not (flags.scores or flags.jsonl)
+    if shown and sys.stdout.isatty() and streaming.streams(loaded):
+        for pieces in streaming.stream(loaded, chats or lines, flags.seed):
+            for piece in pieces:
+                print(piece, end='', flush=True)
+            print()
+        return
     if flags.output is None:
         found = dict(_progressing(loaded.write(chats or lines, flags.seed), len(lines)))
         sys.stdout.writelines(as_lines(line, found[index]) for index, line in enumerate(lines))

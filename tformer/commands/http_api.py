@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tformer.commands import row_writer
 from tformer.commands.run import Run
 from tformer.commands.scheduler import Piece, Request, Scheduler
 from tformer.decode.engine import Drawing
@@ -230,14 +231,13 @@ class Texts:
         self.created, kind = int(time.time()), 'chatcmpl' if asked.chat else 'cmpl'
         self.id = f'{kind}-{uuid.uuid4().hex}'
         longest = api.run.config.model.max_len
-        paired = api.run.config.model.family == 'encoder_decoder'
         try:
             read = api.writer.read(asked.prompts)
         except UserError as error:
             raise Refusal(400, str(error)) from error
         self.requests: list[Request] = []
         for tokens in read:
-            room = longest + 1 - (len(api.run.config.data.start) if paired else len(tokens))
+            room = row_writer.room(api.run.config, tokens)
             if asked.most is not None and asked.most > room:
                 line = f'a prompt of {len(tokens)} tokens leaves {room} of model.max_len={longest}'
                 raise Refusal(400, f'{line}, and max_tokens={asked.most}')

@@ -53,6 +53,12 @@ def reader(config: Config, tokenizers: Tokenizers) -> tuple[Writer, Batcher]:
     return writer, batcher(config, writer)
 
 
+def room(config: Config, tokens: Sequence[int]) -> int:
+    """Returns how many new tokens the model has room for after these, which it reads."""
+    paired = config.model.family == 'encoder_decoder'
+    return config.model.max_len + 1 - len(config.data.start if paired else tokens)
+
+
 def lengths(config: Config) -> list[int]:
     """Returns the padded lengths of prompts that `batcher` makes; beside an encoder there is one."""
     if config.model.family == 'encoder_decoder':

@@ -29,7 +29,8 @@ class Drawing(NamedTuple):
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int = 0
-    number: int = 0  # of the draw of the same text and seed
+    row: int = 0  # the number of the text among those of the same seed
+    number: int = 0  # of the draw of the same text
 
 
 class Slots(flax.struct.PyTreeNode):
@@ -83,7 +84,7 @@ def make_engine(
     @functools.partial(jax.jit, donate_argnums=1)
     def insert(variables: Any, slots: Slots, batch: Mapping[str, Any], row: jax.Array, drawing: Drawing) -> Slots:
         cache, last_1, position_1 = row_of(variables, batch)
-        key = jax.random.fold_in(jax.random.key(drawing.seed), 0)  # of the first row of a batch: `Prompt.keys`
+        key = jax.random.fold_in(jax.random.key(drawing.seed), drawing.row)  # as `Prompt.keys`
         key = jnp.where(drawing.number == 0, key, jax.random.fold_in(key, drawing.number))
         ways = jax.tree.map(lambda x: jnp.asarray(x)[None], drawing)
         new = Slots(cache, last_1, position_1, jnp.zeros(1, jnp.int32), key[None], ways)

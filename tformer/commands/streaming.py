@@ -1,0 +1,51 @@
+"""Texts that a terminal shows as they grow."""
+
+from collections.abc import Iterator, Sequence
+
+import jax
+import numpy as np
+
+from tformer.commands import row_writer
+from tformer.commands.run import Run
+from tformer.commands.scheduler import Request, Text
+from tformer.config import Decode
+from tformer.data.tokenizers.chat import Messages
+from tformer.decode.engine import Drawing
+from tformer.decode.text import make_writer
+from tformer.distributed import sharding
+
+# The fields of config.decode that an engine knows.
+_KNOWN = ('strategy', 'max_len', 'temperature', 'top_k', 'top_p', 'min_p', 'batch_size', 'ends')
+
+
+def streams(run: Run) -> bool:
+    """Returns whether a run's texts can be shown as they grow: greedy ones and plain draws, one of each."""
+    decode, plain = vars(run.config.decode), vars(Decode())
+    others = [name for name, value in decode.items() if name not in _KNOWN and value != plain[name]]
+    single = run.config.decode.strategy in ('greedy', 'sample') and run.draft is None
+    return single and not others and run.config.model.recurrence is None
+
+
+def stream(run: Run, texts: Sequence[str | Messages], seed: int) -> Iterator[Iterator[str]]:
+    """Yields for each text the pieces that are written for it, which together are what `run.generate` returns."""
+    decode, made = run.config.decode, row_writer.make(run, 1)
+    writer, batch, engine, _ = made
+    read = make_writer(run.model, run.config, run.tokenizers, cut=False).read(texts)  # with room for decode.max_len
+    drawn = {name: value for name in ('top_k', 'top_p', 'min_p') if (value := getattr(decode, name)) is not None}
+    drawing = Drawing(**drawn, temperature=decode.temperature if decode.strategy == 'sample' else 0.0, seed=seed)
+    with jax.set_mesh(sharding.make_mesh(run.config.mesh)):
+        slots = engine.empty(run.variables)
+        for number, tokens in enumerate(read):
+            slots = engine.insert(run.variables, slots, batch(tokens), np.int32(0), drawing._replace(row=number))
+
+            def pieces() -> Iterator[str]:
+                nonlocal slots
+                text = Text(Request([], drawing, decode.max_len, (), print, 0.0), writer.decode, writer.ends)
+                finish = None
+                while finish is None:
+                    slots, tokens_B, logprobs_B = engine.step(run.variables, slots)
+                    new, _, finish = text.add(int(tokens_B[0]), float(logprobs_B[0]))
+                    yield new
+
+            yield pieces()
+            slots = engine.free(slots, np.int32(0))
