@@ -128,5 +128,13 @@ def test_the_command_prints_the_table_and_writes_the_results(tasks, capsys) -> N
     assert json.loads((tasks / 'out.json').read_text())['results']['toy_choice']['sample_len'] == 2
     with pytest.raises(UserError, match=r"^--tasks=toy_choise is unknown to lm-eval; did you mean 'toy_choice'\?$"):
         command_line.main(['tformer', 'harness', '--tasks=toy_choise', *flags])
+    for flag, line in (
+        ('--limit=0', '--limit=0 must be at least 1'),
+        ('--shots=-1', '--shots=-1 must be at least 0'),
+        ('--shots=1000', 'lm-eval: '),
+        ('--include=nowhere', '--include=nowhere is not a directory'),
+    ):
+        with pytest.raises(UserError, match=f'^{line}'):
+            command_line.main(['tformer', 'harness', '--tasks=toy_choice', *flags, flag])
     with pytest.raises(UserError, match=r'^--tasks is needed: '):
         command_line.main(['tformer', 'harness', *flags])

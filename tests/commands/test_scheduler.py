@@ -51,7 +51,7 @@ def made():
     mesh = sharding.make_mesh(Mesh(data=1), jax.devices()[:1])
     scheduler = Scheduler(
         counting.engine, None, mesh, rows=2, most_waiting=4, ends=(END,),
-        batch=lambda tokens: {'inputs': np.array([tokens])}, decode=lambda ids: ''.join(f'<{i}>' for i in ids),
+        decode=lambda ids: ''.join(f'<{i}>' for i in ids),
     )  # fmt: skip
     scheduler.start()
     return counting, scheduler
@@ -60,7 +60,7 @@ def made():
 def request(number, most=99, seconds=600.0, stops=()):
     """Returns a request and the queue of what is said of it."""
     said = queue.Queue()
-    return Request([number], Drawing(), most, stops, said.put, time.monotonic() + seconds), said
+    return Request({'inputs': np.array([[number]])}, Drawing(), most, stops, said.put, time.monotonic() + seconds), said
 
 
 def all_of(said):
@@ -140,7 +140,34 @@ def test_what_a_device_cannot_do_is_an_error_of_the_texts_that_were_written(made
         counting.go.release()
     assert [all_of(said)[2] for _, said in lost] == ['error', 'error']
     assert all_of(kept[1])[2] == 'stop' and scheduler.idle()
-    assert 'RuntimeError: out of memory' in capsys.readouterr().out
+    assert 'RuntimeError: out of memory' in capsys.readouterr().err
+
+
+def test_a_device_that_has_no_rows_left_answers_all_that_wait(made) -> None:
+    counting, scheduler = made
+    scheduler.engine = counting.engine._replace(empty=lambda variables: 1 / 0)
+    asked = [request(10 * number) for number in range(1, 5)]
+    assert scheduler.submit([each for each, _ in asked]) is None
+    assert [all_of(said)[2] for _, said in asked] == ['error'] * 4
+    scheduler.engine = counting.engine
+    again = request(50)
+    assert scheduler.submit([again[0]]) is None
+    for _ in range(10):
+        counting.go.release()
+    assert all_of(again[1])[2] == 'stop'
+
+
+def test_who_is_let_go_is_answered_before_the_row_is_free(made) -> None:
+    counting, scheduler = made
+    one = request(10)
+    assert scheduler.submit([one[0]]) is None
+    counting.go.release()
+    assert one[1].get(timeout=60).text == '<11>'
+    scheduler.engine = counting.engine._replace(free=lambda slots, row: 1 / 0)
+    scheduler.give_up([one[0]])
+    for _ in range(3):
+        counting.go.release()
+    assert all_of(one[1])[2] == 'cancelled'
 
 
 # ------------------------------------------------------------------------------------------------------ where texts end
@@ -148,7 +175,7 @@ def pieces(words, stops=(), most=99, end=True):
     """Returns what is said of a text of these words, a token each."""
     vocabulary = dict(enumerate(words, 1))
     text = Text(
-        Request([], Drawing(), most, tuple(stops), print, 0.0), lambda ids: ''.join(map(vocabulary.get, ids)), (END,)
+        Request({}, Drawing(), most, tuple(stops), print, 0.0), lambda ids: ''.join(map(vocabulary.get, ids)), (END,)
     )
     found = []
     for token in [*vocabulary, *([END] if end else [])]:
@@ -180,4 +207,14 @@ def test_half_a_character_and_the_beginning_of_a_stop_wait() -> None:
     assert said == ['a', '\N{REPLACEMENT CHARACTER}b', '']
     assert [piece.text for piece in pieces(['ab', 'c', 'd'], ['bcx'])] == ['a', '', 'bcd', '']
     assert [piece.text for piece in pieces(['ab', 'c'], ['bcx'])] == ['a', '', 'bc']
-    assert pieces(['ab', 'c'], ['bcx'], most=2, end=False)[-1] == Piece('bc', [(2, -1.0)], 'length')
+    assert pieces(['ab', 'c'], ['bcx'], most=2, end=False)[-1] == Piece('bc', [(2, -1.0)], 'length', 'abc')
+
+
+def test_text_that_a_decoder_writes_anew_is_not_lost() -> None:
+    """Bytes that turn out to be no character: what was said stays said, and the whole text is the last one."""
+    odd = '\N{REPLACEMENT CHARACTER}'
+    wholes = ['Hi', 'Hi\n', f'Hi{odd}{odd}', f'Hi{odd}{odd} rest']
+    text = Text(Request({}, Drawing(), 99, (), print, 0.0), lambda ids: wholes[len(ids) - 1], (END,))
+    found = [text.add(token, -1.0) for token in (1, 2, 3, 4, END)]
+    assert [piece.text for piece in found] == ['Hi', '\n', '', f'{odd}{odd} rest', '']
+    assert found[-1].whole == wholes[-1] and {piece.whole for piece in found[:-1]} == {None}

@@ -152,12 +152,20 @@ def test_the_command_prints_a_line_of_json_for_each_text(tmp_path, capsys) -> No
         ('decoder', '{a}', {}, 'in.txt:1: it begins with { and is not a JSON object; a text that does is {"target": T'),
         ('decoder', '{"target": "a", "sauce": "b"}', {}, "in.txt:1: 'sauce' is unknown; valid: source, target"),
         ('decoder', '{"source": "a"}', {}, "in.txt:1: it has no 'target'"),
-        ('decoder', '{"target": ["a"]}', {}, 'in.txt:1: source and target must be texts'),
+        ('decoder', '{"target": ["a"]}', {}, "in.txt:1: 'target' is not a string"),
+        ('decoder', '{"target": "\\ud800"}', {}, "in.txt:1: 'target' has half of a surrogate pair"),
+        ('decoder', '{"target": ' + '[' * 100_000, {}, 'in.txt:1: it begins with { and is not a JSON object'),
+        ('decoder', '{"target": ' + '1' * 5_000 + '}', {}, 'in.txt:1: it begins with { and is not a JSON object'),
         ('decoder', 'a', {'stride': 33}, '--stride=33 must be from 1 to model.max_len=32'),
         ('decoder', 'a', {'stride': 0}, '--stride=0 must be from 1'),
         ('encoder_decoder', 'a', {}, 'in.txt:1: the run writes targets for sources: {"source": ..., "target": ...}'),
         ('encoder_decoder', '{"target": "a"}', {}, "in.txt:1: it has no 'source'"),
-        ('encoder_decoder', {'source': 'a' * 40, 'target': 'b'}, {}, 'in.txt:1: it has 41 tokens, the model takes 32'),
+        (
+            'encoder_decoder',
+            {'source': 'a' * 40, 'target': 'b'},
+            {},
+            'in.txt:1: it has 41 tokens, the model takes 24 (data.encoder_length)',
+        ),
         ('prefix', 'a' * 40, {}, 'in.txt:1: it has 40 tokens, the model takes 32'),
     ],
 )
@@ -170,3 +178,32 @@ def test_what_cannot_be_scored_is_named(runs, name, text, flags, line) -> None:
 def test_an_encoder_writes_nothing_to_score() -> None:
     with pytest.raises(UserError, match=r'^score: model\.family=encoder does not write text; valid: decoder, '):
         score(fresh_run('masked_lm'), ['a'])
+
+
+def test_a_token_of_both_source_and_target_is_scored(monkeypatch, runs) -> None:
+    """Where a vocabulary joins the end of the source with the beginning of the target, as one token."""
+    run, tokenizer = runs['decoder'], runs['decoder'].tokenizers.target
+    joined, plain = tokenizer.encode('c')[0], tokenizer.encode_batch
+    monkeypatch.setattr(tokenizer, 'encode_batch', lambda texts: plain([text.replace('ab', 'c') for text in texts]))
+    both, alone = score(run, [{'source': 'ea', 'target': 'bd'}, {'source': 'e', 'target': 'cd'}])
+    assert both.pieces == alone.pieces and both.pieces[0][0] == tokenizer.piece(joined)
+
+
+def test_nothing_to_score_is_said(capsys) -> None:
+    nothing = '{"source": "a", "target": ""}'
+    command_line.main(['tformer', 'score', f'--workdir={TESTS}/stored_run', nothing, '--ended=false'])
+    said = capsys.readouterr()
+    assert json.loads(said.out)['perplexity'] is None and said.err.endswith('1 texts, 0 tokens: nothing to score\n')
+    assert Score([('a', -800.0)], False, 1).perplexity == math.inf
+
+
+@pytest.mark.parametrize('name', ['score', 'generate', 'fill', 'predict'])
+def test_an_output_that_cannot_be_written_is_told_before_anything_is_computed(name, tmp_path) -> None:
+    cases = {
+        f'{tmp_path}/no/x': 'the directory .*no does not exist',
+        str(tmp_path): 'is a directory',
+        '/': 'is a directory',
+    }
+    for file, line in cases.items():
+        with pytest.raises(UserError, match=f'^--output={file}:? {line}'):
+            command_line.main(['tformer', name, '--workdir=nowhere', f'--output={file}', 'a'])

@@ -15,6 +15,7 @@ import hub_directories
 from lives import HANG, Life
 from tformer.commands.import_ import import_hub
 from tformer.commands.run import Run
+from tformer.commands.serve import make_scheduler
 from tformer.commands.serve import run as serve_run
 from tformer.errors import UserError
 
@@ -175,6 +176,12 @@ def test_a_text_ends_before_a_stop_and_has_its_probabilities(server, workdir) ->
         ({'prompt': 'a', 'stop': [1]}, 400, 'stop=[1] must be up to 16 texts'),
         ({'prompt': 'a', 'presence_penalty': 0.5}, 400, 'presence_penalty=0.5 is not supported'),
         ({'prompt': 'a', 'max_token': 5}, 400, "'max_token' is unknown; did you mean 'max_tokens'?"),
+        ({'prompt': 'a', 'max_completion_tokens': 3}, 400, "'max_completion_tokens' is unknown; did you mean"),
+        ({'prompt': 'a', 'logprobs': 5}, 400, 'logprobs=5 must be bool or int from 0 to 1'),
+        ({'prompt': 'a', 'stream_options': 5}, 400, 'stream_options=5 must be dict'),
+        ({'prompt': 'a', 'best_of': 3}, 400, 'best_of=3 is not supported'),
+        (b'{"prompt": "\\ud800"}', 400, "'prompt' has half of a surrogate pair"),
+        (b'[' * 100_000, 400, 'the body is not JSON'),
         ({'prompt': 'a ' * 300}, 400, ' tokens, the model takes '),
         ({'prompt': 'a ' * 200, 'max_tokens': 100}, 400, 'leaves '),
         ({'prompt': 'a' * 2**20}, 413, 'the body has more than 1,048,576 bytes'),
@@ -190,8 +197,31 @@ def test_what_cannot_be_answered_is_said(server, body, status, words) -> None:
 def test_other_paths_and_methods_are_refused(server) -> None:
     assert server.ask('/v1/models')[1]['data'][0]['id'] == 'tiny'
     assert server.ask('/v2')[:1] == (404,) and server.ask('/v1/completions', method='GET')[0] == 405
-    status, answer, _ = server.ask('/v1/chat/completions', {'messages': []})
-    assert status == 400 and 'messages must be a list' in answer['error']['message']
+    for messages, words in (
+        ([], 'messages must be a list'),
+        ([{'role': 'user', 'content': None}], 'content'),
+        ([{'content': 'a'}], 'role'),
+        (['a'], 'is not a list of'),
+    ):
+        status, answer, _ = server.ask('/v1/chat/completions', {'messages': messages})
+        assert status == 400 and words in answer['error']['message'], answer
+
+
+def test_a_prompt_that_leaves_little_room_is_filled_up(server, workdir) -> None:
+    status, answer, _ = server.complete(prompt='a ' * 250, temperature=0, best_of=1, logprobs=0)
+    room = load(workdir).config.model.max_len + 1 - answer['usage']['prompt_tokens']
+    assert status == 200 and answer['usage']['completion_tokens'] <= room < 16
+    assert answer['choices'][0]['logprobs']['tokens']
+
+
+@pytest.mark.parametrize(
+    ('field', 'value'), [('guidance', '2.0'), ('repetition_penalty', '1.5'), ('strategy', 'beam'), ('banned', 'a')]
+)
+def test_a_run_that_writes_otherwise_is_not_served(workdir, field, value) -> None:
+    with pytest.raises(
+        UserError, match=rf'^decode\.{field}=.*: rows that texts come and go in know decode\.strategy, '
+    ):
+        make_scheduler(load(workdir, **{field: value}), rows=1, most_waiting=1)
 
 
 def test_many_clients_at_once_are_all_answered(server) -> None:
@@ -268,8 +298,10 @@ def test_a_port_that_is_taken_and_odd_flags_are_one_line(server, workdir) -> Non
     for changes, line in (
         ({}, rf'^--host=127\.0\.0\.1 --port={server.port}: .*in use'),
         ({'port': 70_000}, r'^--host=127\.0\.0\.1 --port=70000: '),
-        ({'rows': 0}, r'^--rows=0 must be at least 1$'),
-        ({'timeout': -1.0}, r'^--timeout=-1\.0 must be at least 0$'),
+        ({'rows': 0}, r'^--rows=0 must be a number of at least 1$'),
+        ({'grace': float('nan')}, r'^--grace=nan must be a number of at least 0$'),
+        ({'grace': float('inf')}, r'^--grace=inf must be a number of at least 0$'),
+        ({'timeout': -1.0}, r'^--timeout=-1\.0 must be a number of at least 0$'),
     ):
         given = {name: types.SimpleNamespace(value=value) for name, value in {**flags, **changes}.items()}
 

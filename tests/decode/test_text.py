@@ -132,10 +132,10 @@ def test_special_tokens_and_ids_without_a_token_are_never_generated(monkeypatch)
 
 def test_new_tokens_that_leave_no_room_for_a_prompt_are_refused():
     run = Config(Model(max_len=8), decode=Decode(max_len=8))
-    assert text._longest_input(run, given=False) == (1, 'model.max_len - decode.max_len')
+    assert text.longest_input(run, given=False) == (1, 'model.max_len - decode.max_len')
     run = Config(Model(max_len=8), decode=Decode(max_len=9))
     with pytest.raises(UserError, match=r'^decode\.max_len=9 leaves no room for a prompt in model\.max_len=8$'):
-        text._longest_input(run, given=False)
+        text.longest_input(run, given=False)
 
 
 def test_outputs_have_their_lengths_and_those_that_were_not_found_are_left_out(monkeypatch):
@@ -150,3 +150,11 @@ def test_outputs_have_their_lengths_and_those_that_were_not_found_are_left_out(m
     assert list(writer.write({}, ['x', 'yy'])) == [(0, first), (1, second)]
     assert list(writer.write({}, ['x', 'yy'], done={0})) == [(1, second)]
     assert list(writer.write({}, ['x', 'yy'], done={0, 1})) == []
+
+
+def test_a_chat_whose_template_writes_nothing_is_refused(monkeypatch):
+    monkeypatch.setattr(text, 'make_generate', lambda *_, **__: None)
+    tokens = Tokenizers(None, BYTE, own_chat=ChatTemplate('{% for m in messages %}{% endfor %}'))
+    run = Config(Model(family='decoder', vocab_size=BYTE.vocab_size, max_len=64), decode=Decode(max_len=4))
+    with pytest.raises(UserError, match=r'^a chat has no tokens: its template writes nothing$'):
+        text.make_writer(None, run, tokens, cut=False).read([CHAT])

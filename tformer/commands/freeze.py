@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from tformer import commands
+from tformer import checks, commands
+from tformer import config as config_lib
 from tformer.commands import row_writer
 from tformer.commands.import_ import new_directory
 from tformer.commands.row_writer import RowWriter
@@ -64,7 +65,9 @@ def freeze(
         import flatbuffers  # noqa: F401
     except ImportError as error:
         raise UserError("tformer freeze needs flatbuffers: pip install 'tformer[programs]'") from error
-    made = row_writer.make(dataclasses.replace(run, config=dataclasses.replace(run.config, mesh=Mesh(data=1))), rows)
+    greedy = checks.settled(config_lib.override(run.config, {'decode.strategy': 'greedy'}))  # draws are asked for
+    run = dataclasses.replace(run, config=dataclasses.replace(greedy, mesh=Mesh(data=1)))
+    made = row_writer.make(run, rows)
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(run.variables)]
     shapes = {str(place): (leaf.dtype, leaf.shape) for place, leaf in enumerate(leaves)}
     with new_directory(pathlib.Path(path)) as place:

@@ -15,6 +15,7 @@ import math
 import pathlib
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from tformer import atomic, commands
 from tformer.commands import kept, reading, streaming
@@ -25,6 +26,7 @@ from tformer.data.sources.records import BadRecord
 from tformer.data.tokenizers.chat import Messages
 from tformer.decode.text import Output
 from tformer.errors import UserError
+from tformer.training import checkpoint, digests
 
 SHARED_FLAGS = ('workdir', 'checkpoint', 'input')
 FLAGS: dict[str, commands.Flag] = {
@@ -46,8 +48,10 @@ ARGUMENTS = 'TEXT'
 def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) -> None:
     if flags.scores and flags.jsonl:
         raise UserError('--scores and --jsonl: choose one; --jsonl has the scores')
+    reading.check_output(flags.output)
     overrides = overrides if flags.n is None else {**overrides, 'decode.num_outputs': str(flags.n)}
-    loaded = Run.load(commands.needed(flags, 'workdir'), overrides, flags.checkpoint, placed=True, draft=flags.draft)
+    workdir, draft = commands.needed(flags, 'workdir'), flags.draft or None
+    loaded = Run.load(workdir, overrides, flags.checkpoint, placed=True, draft=draft)
     lines = texts_lib.given(arguments, flags.input)
     chats = list(map(chat_of, lines)) if flags.chat else []
     texts = [message['content'] for chat in chats for message in chat] if flags.chat else lines
@@ -65,20 +69,27 @@ def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) 
         found = dict(_progressing(loaded.write(chats or lines, flags.seed), len(lines)))
         sys.stdout.writelines(as_lines(line, found[index]) for index, line in enumerate(lines))
         return
-    path = pathlib.Path(flags.output)
+    path, schema = pathlib.Path(flags.output), loaded.config.decode.json_schema
     of = {
-        'run': [str(loaded.workdir.resolve()), loaded.step],
+        'run': _weights(loaded),
         'decode': dataclasses.asdict(loaded.config.decode),
+        'schema': schema and pathlib.Path(schema).read_text(),
         'texts': chats or lines,
         'seed': flags.seed,
-        'draft': loaded.draft and [str(loaded.draft.workdir.resolve()), loaded.draft.step],
+        'draft': loaded.draft and _weights(loaded.draft),
     }
-    with kept.kept(path, of) as there:
+    with kept.kept(path, of, len(lines)) as there:
         writing = loaded.write(chats or lines, flags.seed, done=frozenset(there.rows))
         for index, outputs in _progressing(writing, len(lines) - len(there.rows)):
             there.add(index, outputs)
         whole = ([Output(*output) for output in there.rows[index]] for index in range(len(lines)))
         atomic.write(path, ''.join(as_lines(*each) for each in zip(lines, whole, strict=True)))
+
+
+def _weights(run: Run) -> list[Any]:
+    """Returns what a run's parameters are known by."""
+    place = checkpoint.directory(run.workdir, run.step)
+    return [str(run.workdir.resolve()), run.step, digests.digest(place, 'variables/')]
 
 
 def _as_lines(line: str, outputs: Sequence[Output], *, scores: bool, jsonl: bool) -> str:

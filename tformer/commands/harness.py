@@ -17,7 +17,7 @@ from typing import Any
 
 from tformer import atomic, commands
 from tformer import config as config_lib
-from tformer.commands import score
+from tformer.commands import reading, score
 from tformer.commands.run import Run
 from tformer.errors import UserError, nearest
 
@@ -38,6 +38,7 @@ def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) 
     workdir = commands.needed(flags, 'workdir')
     if not flags.tasks:
         raise UserError('--tasks is needed: names of tasks that lm-eval knows, or that --include has')
+    reading.check_output(flags.output)
     loaded = Run.load(workdir, overrides, flags.checkpoint, placed=True)
     found = harness(loaded, flags.tasks, include=flags.include, shots=flags.shots, limit=flags.limit)
     from lm_eval import utils
@@ -63,6 +64,11 @@ def harness(
     Raises:
       UserError: the harness is not installed, a task is unknown, or one asks for what `decode` has no field for.
     """
+    for name, value, least in (('shots', shots, 0), ('limit', limit, 1)):
+        if value is not None and value < least:
+            raise UserError(f'--{name}={value} must be at least {least}')
+    if include is not None and not pathlib.Path(include).is_dir():
+        raise UserError(f'--include={include} is not a directory')
     run = run if isinstance(run, Run) else Run.load(run, placed=True)
     try:
         from lm_eval import simple_evaluate
@@ -73,7 +79,10 @@ def harness(
     for task in tasks:
         if task not in manager.all_tasks:
             raise UserError(f'--tasks={task} is unknown to lm-eval' + nearest(task, manager.all_tasks))
-    return simple_evaluate(adapter(run), tasks=list(tasks), num_fewshot=shots, limit=limit, task_manager=manager)
+    try:
+        return simple_evaluate(adapter(run), tasks=list(tasks), num_fewshot=shots, limit=limit, task_manager=manager)
+    except (ValueError, FileNotFoundError) as error:  # of a task file, or of data that are not there
+        raise UserError(f'lm-eval: {" ".join(str(error).split())[:300]}') from error
 
 
 def adapter(run: Run) -> Any:

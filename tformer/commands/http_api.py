@@ -15,13 +15,16 @@ import numpy as np
 from tformer.commands import row_writer
 from tformer.commands.run import Run
 from tformer.commands.scheduler import Piece, Request, Scheduler
+from tformer.data.sources import fields as fields_lib
+from tformer.data.sources.records import BadRecord
 from tformer.decode.engine import Drawing
 from tformer.decode.text import Writer
 from tformer.errors import UserError, nearest
 
 MOST_BYTES = 2**20  # of a request's body
+_LOOK = 0.5  # seconds after which it is asked whether the client is there
 MOST_CHOICES = 32  # texts of one request
-_IGNORED = ('user', 'metadata', 'store', 'stream_options', 'service_tier')
+_IGNORED = ('user', 'metadata', 'store', 'service_tier')
 # Fields of the convention that have no counterpart, with the values that switch them off.
 _OFF: dict[str, tuple[Any, ...]] = {
     'suffix': (None, ''),
@@ -33,6 +36,11 @@ _OFF: dict[str, tuple[Any, ...]] = {
     'tool_choice': (None, 'none', 'auto'),
     'response_format': (None, {'type': 'text'}),
     'top_logprobs': (None, 0),
+    'best_of': (None, 1),
+    'functions': (None, []),
+    'function_call': (None, 'none', 'auto'),
+    'parallel_tool_calls': (None, True, False),
+    'modalities': (None, ['text']),
 }
 
 
@@ -58,7 +66,7 @@ class Asked(NamedTuple):
     logprobs: bool
 
 
-def make_app(name: str, run: Run, writer: Writer, scheduler: Scheduler, *, timeout: float) -> Any:
+def make_app(name: str, run: Run, made: row_writer.RowWriter, scheduler: Scheduler, *, timeout: float) -> Any:
     """Returns the ASGI application."""
     from starlette.applications import Starlette
     from starlette.requests import ClientDisconnect
@@ -66,7 +74,7 @@ def make_app(name: str, run: Run, writer: Writer, scheduler: Scheduler, *, timeo
     from starlette.responses import JSONResponse, Response, StreamingResponse
     from starlette.routing import Route
 
-    api = Api(name, run, writer, scheduler, timeout)
+    api = Api(name, run, made.writer, made.batch, scheduler, timeout)
 
     def refused(error: Refusal) -> Response:
         body = {'error': {'message': str(error), 'type': error.kind, 'param': None, 'code': None}}
@@ -102,6 +110,9 @@ def make_app(name: str, run: Run, writer: Writer, scheduler: Scheduler, *, timeo
         status = getattr(error, 'status_code', 404)
         return refused(Refusal(status, f'{http.method} {http.url.path}: {getattr(error, "detail", error)}'))
 
+    async def broken(http: Http, error: Exception) -> Response:
+        return refused(Refusal(500, f'{type(error).__name__}: the server could not answer', 'server_error'))
+
     return Starlette(
         routes=[
             Route('/v1/completions', endpoint(False), methods=['POST']),
@@ -109,7 +120,7 @@ def make_app(name: str, run: Run, writer: Writer, scheduler: Scheduler, *, timeo
             Route('/v1/models', models, methods=['GET']),
             Route('/health', health, methods=['GET']),
         ],
-        exception_handlers={404: unknown, 405: unknown},
+        exception_handlers={404: unknown, 405: unknown, Exception: broken},
     )
 
 
@@ -123,7 +134,7 @@ async def _body(http: Any) -> Mapping[str, Any]:
         parts.append(part)
     try:
         found = json.loads(b''.join(parts))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Refusal(400, f'the body is not JSON: {error}') from error
     if not isinstance(found, dict):
         raise Refusal(400, 'the body must be a JSON object')
@@ -136,6 +147,7 @@ class Api(NamedTuple):
     name: str
     run: Run
     writer: Writer
+    batch: row_writer.Batcher
     scheduler: Scheduler
     timeout: float
 
@@ -158,7 +170,7 @@ class Api(NamedTuple):
         if model != self.name:
             raise Refusal(404, f'the model {model!r} is not served; valid: {self.name!r}', 'not_found_error')
         prompts = self._messages(fields) if chat else self._prompts(fields)
-        most = take('max_tokens', (int,), None if chat else 16, 1, 2**24)
+        most = take('max_tokens', (int,), None, 1, 2**24)
         if chat:
             most = take('max_completion_tokens', (int,), most, 1, 2**24)
         stops = take('stop', (str, list), [])
@@ -172,7 +184,8 @@ class Api(NamedTuple):
             min_p=float(take('min_p', (int, float), 0.0, 0, 1)),
             seed=take('seed', (int,), secrets.randbits(31), 0, 2**31 - 1),
         )
-        options = fields.get('stream_options') or {}
+        options = take('stream_options', (dict,), {})
+        wanted = take('logprobs', (bool,) if chat else (bool, int), False, 0, 1)
         asked = Asked(
             prompts,
             chat,
@@ -181,8 +194,8 @@ class Api(NamedTuple):
             drawing,
             tuple(stops),
             take('stream', (bool,), False),
-            isinstance(options, dict) and options.get('include_usage') is True,
-            take('logprobs', (bool, int), False) not in (False,),
+            options.get('include_usage') is True,
+            wanted is not False,
         )
         if len(prompts) * asked.number > MOST_CHOICES:
             raise Refusal(400, f'{len(prompts)} prompts of n={asked.number} texts: at most {MOST_CHOICES} in all')
@@ -190,7 +203,7 @@ class Api(NamedTuple):
             if name in _OFF and value not in _OFF[name]:
                 raise Refusal(400, f'{name}={value!r} is not supported')
             if name not in (*_OFF, *_IGNORED):
-                known = [*_KNOWN, *_OFF, *_IGNORED]
+                known = {*_KNOWN, *_OFF, *_IGNORED} - set(_OTHER[chat])
                 raise Refusal(400, f'{name!r} is unknown{nearest(name, known, listed=0)}')
         return asked
 
@@ -199,7 +212,10 @@ class Api(NamedTuple):
         found = [prompt] if isinstance(prompt, str) else prompt
         if not isinstance(found, list) or not found or not all(isinstance(text, str) for text in found):
             raise Refusal(400, 'prompt must be a text, or a list of texts')
-        return found
+        try:
+            return [fields_lib.text(text, 'prompt') for text in found]
+        except BadRecord as error:
+            raise Refusal(400, str(error)) from error
 
     def _messages(self, fields: dict[str, Any]) -> list[Any]:
         messages = fields.pop('messages', None)
@@ -210,8 +226,9 @@ class Api(NamedTuple):
 
 _KNOWN = (
     *('model', 'prompt', 'messages', 'max_tokens', 'max_completion_tokens', 'stop', 'temperature', 'top_k', 'top_p'),
-    *('min_p', 'seed', 'n', 'stream', 'logprobs'),
+    *('min_p', 'seed', 'n', 'stream', 'stream_options', 'logprobs'),
 )
+_OTHER = {True: ('prompt',), False: ('messages', 'max_completion_tokens')}  # fields of the other endpoint
 _STATUS = {'timeout': 504, 'shutdown': 503, 'error': 500, 'cancelled': 499}
 _WHY = {
     'timeout': 'the time is over before the text was written',
@@ -234,7 +251,7 @@ class Texts:
         try:
             read = api.writer.read(asked.prompts)
         except UserError as error:
-            raise Refusal(400, str(error)) from error
+            raise Refusal(400, str(error).removesuffix(' (model.max_len - decode.max_len)')) from error
         self.requests: list[Request] = []
         for tokens in read:
             room = row_writer.room(api.run.config, tokens)
@@ -244,7 +261,8 @@ class Texts:
             for number in range(asked.number):
                 say = functools.partial(self._say, len(self.requests))
                 drawing, deadline = asked.drawing._replace(number=number), time.monotonic() + api.timeout
-                self.requests.append(Request(tokens, drawing, asked.most or room, asked.stops, say, deadline))
+                most = asked.most or (room if asked.chat else min(room, 16))
+                self.requests.append(Request(api.batch(tokens), drawing, most, asked.stops, say, deadline))
         self.counts = {'prompt_tokens': sum(map(len, read)), 'completion_tokens': 0}
         why = api.scheduler.submit(self.requests)
         if why == 'full':
@@ -264,7 +282,7 @@ class Texts:
         try:
             while left:
                 try:
-                    index, piece = await asyncio.wait_for(self.said.get(), 0.5)
+                    index, piece = await asyncio.wait_for(self.said.get(), _LOOK)
                 except TimeoutError:
                     yield None
                     continue
@@ -278,15 +296,15 @@ class Texts:
 
     async def whole(self, left: Callable[[], Any]) -> dict[str, Any]:
         """Returns the answer with all texts; raises a `Refusal` where the client leaves before."""
-        found = [Piece('', []) for _ in self.requests]
+        found, asked = [Piece('', []) for _ in self.requests], time.monotonic()
         async for said in self.pieces():
-            if said is None:
+            if time.monotonic() - asked > _LOOK:
+                asked = time.monotonic()
                 if await left():
                     raise Refusal(_STATUS['cancelled'], _WHY['cancelled'])
-                continue
-            index, piece = said
-            before = found[index]
-            found[index] = Piece(before.text + piece.text, before.tokens + piece.tokens, piece.finish)
+            if said is not None:
+                index, piece = said
+                found[index] = Piece(piece.whole or '', found[index].tokens + piece.tokens, piece.finish)
         return self._answer([self._choice(index, piece, whole=True) for index, piece in enumerate(found)], True)
 
     async def stream(self) -> AsyncIterator[bytes]:
@@ -306,6 +324,8 @@ class Texts:
             yield b'data: [DONE]\n\n'
         except Refusal as error:
             yield self._event({'error': {'message': str(error), 'type': error.kind, 'code': error.status}})
+        finally:
+            self.api.scheduler.give_up(self.requests)
 
     def _event(self, body: Mapping[str, Any]) -> bytes:
         return f'data: {json.dumps(body, ensure_ascii=False)}\n\n'.encode()

@@ -25,7 +25,7 @@ class Kept(NamedTuple):
 
 
 @contextlib.contextmanager
-def kept(path: pathlib.Path, of: Mapping[str, Any]) -> Iterator[Kept]:
+def kept(path: pathlib.Path, of: Mapping[str, Any], count: int) -> Iterator[Kept]:
     """Yields the rows that an earlier process left for `path`, to which others are added.
 
     FILE.part is removed where all went well. A torn last line, as a full disk leaves it, is dropped.
@@ -33,6 +33,7 @@ def kept(path: pathlib.Path, of: Mapping[str, Any]) -> Iterator[Kept]:
     Args:
       path: the file that the rows will be.
       of: what they are made of, values of JSON; other rows are not taken.
+      count: how many there will be.
 
     Raises:
       UserError: FILE.part is of something else, or another process writes it.
@@ -44,7 +45,7 @@ def kept(path: pathlib.Path, of: Mapping[str, Any]) -> Iterator[Kept]:
         except OSError as error:
             raise UserError(f'{part}: another process writes it') from error
         head = json.dumps({name: _short(value) for name, value in of.items()})
-        rows = _read(part, file, head)
+        rows = _read(part, file, head, count)
         yield Kept(rows, file)
         part.unlink()
 
@@ -55,7 +56,7 @@ def _short(value: Any) -> Any:
     return value if len(text) <= 200 else hashlib.sha256(text.encode()).hexdigest()
 
 
-def _read(part: pathlib.Path, file: Any, head: str) -> dict[int, Any]:
+def _read(part: pathlib.Path, file: Any, head: str, count: int) -> dict[int, Any]:
     """Returns the rows of a file that begins with `head`, and begins it where it is empty."""
     file.seek(0)
     first, *lines = file.read().split(b'\n')
@@ -68,9 +69,12 @@ def _read(part: pathlib.Path, file: Any, head: str) -> dict[int, Any]:
     whole = lines[:-1]  # the last one is empty, or torn
     file.truncate(sum(len(line) + 1 for line in (first, *whole)))
     try:
-        return dict(map(json.loads, whole))
+        rows = [(index, row) for index, row in map(json.loads, whole)]
     except (ValueError, TypeError) as error:
         raise UserError(f'{part} is damaged: remove it') from error
+    if not all(type(index) is int and 0 <= index < count and isinstance(row, list) for index, row in rows):
+        raise UserError(f'{part} is damaged: remove it')
+    return dict(rows)
 
 
 def _difference(there: bytes, here: str) -> str:

@@ -15,6 +15,7 @@ from tformer.commands import scoring
 from tformer.commands.run import Run
 from tformer.data.examples.special_tokens import Fields
 from tformer.distributed import sharding
+from tformer.errors import UserError
 from tformer.evaluation import many_rows
 from tformer.model import build
 from tformer.optim.hyperparameters import standard
@@ -51,6 +52,17 @@ def write_lines(rows: Sequence[Mapping[str, Any]], file: str | None) -> None:
         sys.stdout.writelines(lines)
     else:
         atomic.write(pathlib.Path(file), ''.join(lines))
+
+
+def check_output(file: str | None) -> None:
+    """Raises a `UserError` where a file cannot be written, before there is anything to write."""
+    if file is None:
+        return
+    path = pathlib.Path(file)
+    if not path.name or path.is_dir():
+        raise UserError(f'--output={file} is a directory, and the name of a file is needed')
+    if not path.parent.is_dir():
+        raise UserError(f'--output={file}: the directory {path.parent} does not exist')
 
 
 def place(index: int, source: str | None) -> str:

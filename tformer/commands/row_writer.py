@@ -7,7 +7,7 @@ import numpy as np
 
 from tformer import config as config_lib
 from tformer.commands.run import Run
-from tformer.config import Config
+from tformer.config import Config, Decode
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.decode.engine import Engine, make_engine
 from tformer.decode.text import Writer, make_writer
@@ -31,9 +31,12 @@ def make(run: Run, rows: int) -> RowWriter:
     """Returns what writes at least so many texts of a run at once, on the devices of config.mesh.
 
     Raises:
-      UserError: the run does not write text, or its model is recurrent.
+      UserError: the run does not write text, its model is recurrent, or `unknown` fields are set.
     """
     config = run.config
+    if named := unknown(config.decode):
+        line = f'{", ".join(named)}: rows that texts come and go in know'
+        raise UserError(f'{line} {", ".join(f"decode.{name}" for name in KNOWN)} alone, and greedy or sample')
     if config.model.recurrence is not None:
         raise UserError(f'model.recurrence={config.model.recurrence} has no cache whose rows come and go')
     writer, batch = reader(config, run.tokenizers)
@@ -43,6 +46,20 @@ def make(run: Run, rows: int) -> RowWriter:
     return RowWriter(
         writer, batch, make_engine(build(config.model), first, rows=rows, slots=longest, banned=writer.banned), rows
     )
+
+
+# The fields of config.decode that an engine, or who asks it for a text, knows; others change what is written.
+KNOWN = ('strategy', 'max_len', 'num_outputs', 'temperature', 'top_k', 'top_p', 'min_p', 'ends')
+_HARMLESS = ('batch_size', 'draft', 'draft_len')  # they change no distribution
+
+
+def unknown(decode: Decode) -> list[str]:
+    """Returns the fields, as they are set, by which a run's texts are others than an engine's."""
+    plain = vars(Decode())
+    found = {name: value for name, value in vars(decode).items() if value != plain[name]}
+    names = [name for name in found if name not in (*KNOWN, *_HARMLESS)]
+    names += ['strategy'] if decode.strategy not in ('greedy', 'sample') else []
+    return [f'decode.{name}={found[name]}' for name in names]
 
 
 def reader(config: Config, tokenizers: Tokenizers) -> tuple[Writer, Batcher]:

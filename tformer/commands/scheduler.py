@@ -5,15 +5,16 @@ What is asked for, said and given up passes between threads here; nothing of HTT
 
 import collections
 import dataclasses
+import itertools
+import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from tformer.commands.row_writer import Batcher
 from tformer.decode.engine import Drawing, Engine
 
 
@@ -23,13 +24,14 @@ class Piece(NamedTuple):
     text: str  # that is new
     tokens: list[tuple[int, float]]  # new ones, with their log-probabilities
     finish: str | None = None  # stop, length, or why it was given up: timeout, shutdown, cancelled, error
+    whole: str | None = None  # the text, where it has ended
 
 
 @dataclasses.dataclass(eq=False)
 class Request:
     """A text that is asked for."""
 
-    tokens: Sequence[int]  # that the model reads
+    batch: Mapping[str, Any]  # of one row, which the model reads
     drawing: Drawing
     most: int  # new tokens
     stops: tuple[str, ...]  # texts before which it ends
@@ -61,9 +63,11 @@ class Text:
             else:
                 text = text.rstrip('\N{REPLACEMENT CHARACTER}')
                 text = text[: len(text) - max((_overlap(text, stop) for stop in self.request.stops), default=0)]
-        new = text[len(self.sent) :] if text.startswith(self.sent) else ''
-        self.sent += new
-        return Piece(new, [(token, logprob)], finish)
+        # Some decoders write what they have said anew; what is different goes on behind it.
+        same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(text, self.sent, strict=False))
+        new = text[len(list(same)) :]
+        self.sent = text
+        return Piece(new, [(token, logprob)], finish, text if finish else None)
 
 
 def _overlap(text: str, stop: str) -> int:
@@ -82,13 +86,12 @@ class Scheduler:
         *,
         rows: int,
         most_waiting: int,
-        batch: Batcher,
         decode: Callable[[list[int]], str],
         ends: Sequence[int],
     ) -> None:
         self.engine, self.variables, self.mesh = engine, variables, mesh
         self.rows, self.most_waiting = rows, most_waiting
-        self.batch, self.decode, self.ends = batch, decode, ends
+        self.decode, self.ends = decode, ends
         self.writing: dict[int, Request] = {}
         self.waiting: collections.deque[Request] = collections.deque()
         self.changed = threading.Condition()
@@ -144,17 +147,16 @@ class Scheduler:
                 slots = self._let_go(slots)
                 slots = self._admit(slots)
                 slots = self._step(slots) if self.writing else slots
-            except Exception as error:  # of a device, such as memory: this batch is lost, the server goes on
-                print(f'tformer serve: {type(error).__name__}: {error}', flush=True)
+            except Exception as error:  # of a device, such as memory: these texts are lost, the server goes on
+                print(f'tformer serve: {type(error).__name__}: {error}', file=sys.stderr, flush=True)
+                with self.changed:
+                    lost = [*self.writing.values(), *(self.waiting if slots is None else ())]
+                    self.writing.clear()
+                    if slots is None:  # not even free rows can be had
+                        self.waiting.clear()
                 slots = None
-                for request in self._take_all():
+                for request in lost:
                     request.say(Piece('', [], 'error'))
-
-    def _take_all(self) -> list[Request]:
-        with self.changed:
-            found = [*self.writing.values()]
-            self.writing.clear()
-            return found
 
     def _why(self, request: Request, now: float) -> str | None:
         """Returns why a request is to be let go, if it is."""
@@ -171,10 +173,10 @@ class Scheduler:
                 self.waiting.remove(request)
             rows = [(row, why) for row, request in self.writing.items() if (why := self._why(request, now))]
             gone += [(self.writing.pop(row), why) for row, why in rows]
-        for row, _ in rows:
-            slots = self.engine.free(slots, np.int32(row))
         for request, why in gone:
             request.say(Piece('', [], why))
+        for row, _ in rows:
+            slots = self.engine.free(slots, np.int32(row))
         return slots
 
     def _admit(self, slots: Any) -> Any:
@@ -187,9 +189,7 @@ class Scheduler:
                 row, request = min(free), self.waiting.popleft()
                 self.writing[row] = request
             request.text = Text(request, self.decode, self.ends)
-            slots = self.engine.insert(
-                self.variables, slots, self.batch(request.tokens), np.int32(row), request.drawing
-            )
+            slots = self.engine.insert(self.variables, slots, request.batch, np.int32(row), request.drawing)
 
     def _step(self, slots: Any) -> Any:
         """Writes a token of each text."""

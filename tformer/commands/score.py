@@ -14,6 +14,7 @@ tokens.
 """
 
 import functools
+import itertools
 import json
 import math
 import pathlib
@@ -31,7 +32,10 @@ from tformer.commands.run import Run, opened
 from tformer.config.tasks import TASKS
 from tformer.data.examples import special_tokens
 from tformer.data.examples.special_tokens import Fields
+from tformer.data.sources import fields
+from tformer.data.sources.records import BadRecord
 from tformer.data.tokenizers.vocabulary import Tokenizer
+from tformer.decode.text import longest_input
 from tformer.errors import UserError
 from tformer.evaluation.many_rows import Method
 from tformer.layers.dropout import DropoutRates
@@ -63,10 +67,12 @@ class Score(NamedTuple):
     @property
     def perplexity(self) -> float:
         """The exponential of the mean negative log-probability of a token."""
-        return math.exp(-self.log_likelihood / max(len(self.pieces), 1))
+        mean = -self.log_likelihood / max(len(self.pieces), 1)
+        return math.exp(mean) if mean < 700 else math.inf
 
 
 def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) -> None:
+    reading.check_output(flags.output)
     workdir, texts = commands.needed(flags, 'workdir'), texts_lib.given(arguments, flags.input)
     loaded = Run.load(workdir, overrides, flags.checkpoint, placed=True)
     found = score(loaded, texts, stride=flags.stride, ended=flags.ended, source=flags.input)
@@ -74,14 +80,15 @@ def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) 
     whole = Score([piece for each in found for piece in each.pieces], False, sum(each.bytes for each in found))
     bits = -whole.log_likelihood / math.log(2) / max(whole.bytes, 1)
     counts = f'{len(texts):,} texts, {len(whole.pieces):,} tokens'
-    print(f'{counts}: perplexity {whole.perplexity:.4f}, {bits:.4f} bits a byte', file=sys.stderr, flush=True)
+    what = f'perplexity {whole.perplexity:.4f}, {bits:.4f} bits a byte' if whole.pieces else 'nothing to score'
+    print(f'{counts}: {what}', file=sys.stderr, flush=True)
 
 
 def _line(score: Score, pieces: bool) -> dict[str, Any]:
     line = {
         'log_likelihood': score.log_likelihood,
         'tokens': len(score.pieces),
-        'perplexity': score.perplexity,
+        'perplexity': score.perplexity if score.pieces and math.isfinite(score.perplexity) else None,
         'greedy': score.greedy,
     }
     return line | ({'pieces': score.pieces} if pieces else {})
@@ -125,11 +132,14 @@ def score(
     make = _written if in_pairs else functools.partial(_continued, stride=stride)
     wholes = list(make(run, pairs, in_pairs if ended is None else ended))
     rows = [row for whole in wholes for row in whole]
+    limits = {'inputs': (longest, 'model.max_len')}
+    if config.model.family == 'encoder_decoder':
+        limits['encoder_inputs'] = longest_input(config, task.given)
     for index, whole in enumerate(wholes):
-        for size in (len(row[name]) for row in whole for name in row if name.endswith('inputs')):
-            if size > longest:
+        for size, (most, field) in ((len(row[name]), limit) for row in whole for name, limit in limits.items()):
+            if size > most:
                 where = reading.place(index, source)
-                raise UserError(f'{where}: it has {size} tokens, the model takes {longest} (model.max_len)')
+                raise UserError(f'{where}: it has {size} tokens, the model takes {most} ({field})')
     found = iter(reading.outputs(run, rows, _likelihoods(config.model.vocab_size or 1)))
     tokenizer = run.tokenizers.target
     scores = []
@@ -147,12 +157,13 @@ def score(
 def _pair(text: str | Mapping[str, str], in_pairs: bool, where: str) -> tuple[str, str]:
     """Returns the source and the target that a text or a line states."""
     if isinstance(text, str) and not text.startswith('{'):
+        _utf8(text, 'the text', where)
         if in_pairs:
             raise UserError(f'{where}: the run writes targets for sources: {{"source": ..., "target": ...}}')
         return '', text
     try:
         values: Any = json.loads(text) if isinstance(text, str) else text
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         line = 'it begins with { and is not a JSON object; a text that does is {"target": TEXT}'
         raise UserError(f'{where}: {line}: {error}') from error
     names = ('source', 'target') if in_pairs else ('target',)
@@ -162,9 +173,16 @@ def _pair(text: str | Mapping[str, str], in_pairs: bool, where: str) -> tuple[st
     for name in names:
         if name not in values:
             raise UserError(f'{where}: it has no {name!r}')
-    if not all(isinstance(value, str) for value in values.values()):
-        raise UserError(f'{where}: source and target must be texts')
+    for name, value in values.items():
+        _utf8(value, name, where)
     return values.get('source', ''), values['target']
+
+
+def _utf8(text: Any, name: str, where: str) -> None:
+    try:
+        fields.text(text, name)
+    except BadRecord as error:
+        raise UserError(f'{where}: {error}') from None
 
 
 def _reader(run: Run) -> Tokenizer:
@@ -188,9 +206,11 @@ def _continued(run: Run, pairs: Sequence[tuple[str, str]], ended: bool, stride: 
     prefix = TASKS[run.config.train.objective].prefix and run.config.data.bidirectional_prefix
     template = special_tokens.template_of(run.config, run.tokenizers)
     before = [source.rstrip() for source, _ in pairs]  # the spaces belong to the target's first token
-    counts = list(map(len, tokenizer.encode_batch(before)))
+    sources = tokenizer.encode_batch(before)
     whole = tokenizer.encode_batch([source + target for source, target in pairs])
-    for count, tokens in zip(counts, whole, strict=True):
+    for source, tokens in zip(sources, whole, strict=True):
+        same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(source, tokens, strict=False))
+        count = len(list(same))  # a token of both source and target is scored
         front = template.prompt(tokens[:count])
         text = np.array([*front, *tokens[count:], *([tokenizer.specials.eos] if ended else [])], np.int32)
         windows = list(_windows(text, len(front), len(text) if prefix else longest, stride))

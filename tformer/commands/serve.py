@@ -9,6 +9,7 @@ answers those that are there, for --grace seconds. `pip install 'tformer[serve]'
 """
 
 import contextlib
+import math
 import signal
 import socket
 import sys
@@ -22,7 +23,6 @@ from tformer.commands import http_api, row_writer
 from tformer.commands.run import Run
 from tformer.commands.scheduler import Scheduler
 from tformer.decode.engine import Drawing
-from tformer.decode.text import Writer
 from tformer.distributed import sharding
 from tformer.errors import UserError
 
@@ -40,8 +40,8 @@ FLAGS: dict[str, commands.Flag] = {
 
 def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) -> None:
     for name, least in (('rows', 1), ('waiting', 1), ('timeout', 0), ('grace', 0)):
-        if (value := getattr(flags, name)) < least:
-            raise UserError(f'--{name}={value} must be at least {least}')
+        if not least <= (value := getattr(flags, name)) < math.inf:
+            raise UserError(f'--{name}={value} must be a number of at least {least}')
     try:
         import uvicorn
     except ImportError as error:
@@ -49,10 +49,10 @@ def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) 
     loaded = Run.load(commands.needed(flags, 'workdir'), overrides, flags.checkpoint, placed=True)
     listening = _listen(flags.host, flags.port)
     with contextlib.closing(listening):
-        writer, scheduler = make_scheduler(loaded, rows=flags.rows, most_waiting=flags.waiting)
+        made, scheduler = make_scheduler(loaded, rows=flags.rows, most_waiting=flags.waiting)
         scheduler.start()
         name = flags.name or loaded.workdir.resolve().name
-        app = http_api.make_app(name, loaded, writer, scheduler, timeout=flags.timeout)
+        app = http_api.make_app(name, loaded, made, scheduler, timeout=flags.timeout)
         options = uvicorn.Config(
             app, log_level='warning', lifespan='off', timeout_graceful_shutdown=int(flags.grace) + 10
         )
@@ -65,7 +65,8 @@ def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) 
         for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises the signal again when it has ended
             signal.signal(number, lambda *_: None)
         host, port = listening.getsockname()[:2]
-        print(f'serving {name} at http://{host}:{port}', file=sys.stderr, flush=True)
+        shown = f'[{host}]' if ':' in host else host
+        print(f'serving {name} at http://{shown}:{port}', file=sys.stderr, flush=True)
         Server(options).run(sockets=[listening])
 
 
@@ -76,7 +77,7 @@ def _listen(host: str, port: int) -> socket.socket:
         raise UserError(f'--host={host} --port={port}: {error}') from error
 
 
-def make_scheduler(run: Run, *, rows: int, most_waiting: int) -> tuple[Writer, Scheduler]:
+def make_scheduler(run: Run, *, rows: int, most_waiting: int) -> tuple[row_writer.RowWriter, Scheduler]:
     """Returns what reads texts for a run, and the scheduler that writes them, compiled for the shortest prompt.
 
     Raises:
@@ -88,6 +89,6 @@ def make_scheduler(run: Run, *, rows: int, most_waiting: int) -> tuple[Writer, S
         first = made.batch(made.writer.read([''])[0])
         slots = made.engine.insert(run.variables, made.engine.empty(run.variables), first, np.int32(0), Drawing())
         jax.block_until_ready(made.engine.free(made.engine.step(run.variables, slots)[0], np.int32(0)))
-    options: dict[str, Any] = {'batch': made.batch, 'decode': made.writer.decode, 'ends': made.writer.ends}
+    options: dict[str, Any] = {'decode': made.writer.decode, 'ends': made.writer.ends}
     options |= {'rows': made.rows, 'most_waiting': most_waiting}
-    return made.writer, Scheduler(made.engine, run.variables, mesh, **options)
+    return made, Scheduler(made.engine, run.variables, mesh, **options)

@@ -8,22 +8,17 @@ import numpy as np
 from tformer.commands import row_writer
 from tformer.commands.run import Run
 from tformer.commands.scheduler import Request, Text
-from tformer.config import Decode
 from tformer.data.tokenizers.chat import Messages
 from tformer.decode.engine import Drawing
 from tformer.decode.text import make_writer
 from tformer.distributed import sharding
 
-# The fields of config.decode that an engine knows.
-_KNOWN = ('strategy', 'max_len', 'temperature', 'top_k', 'top_p', 'min_p', 'batch_size', 'ends')
-
 
 def streams(run: Run) -> bool:
     """Returns whether a run's texts can be shown as they grow: greedy ones and plain draws, one of each."""
-    decode, plain = vars(run.config.decode), vars(Decode())
-    others = [name for name, value in decode.items() if name not in _KNOWN and value != plain[name]]
-    single = run.config.decode.strategy in ('greedy', 'sample') and run.draft is None
-    return single and not others and run.config.model.recurrence is None
+    decode = run.config.decode
+    single = decode.num_outputs == 1 and decode.draft is None and run.draft is None
+    return single and not row_writer.unknown(decode) and run.config.model.recurrence is None
 
 
 def stream(run: Run, texts: Sequence[str | Messages], seed: int) -> Iterator[Iterator[str]]:
@@ -40,11 +35,11 @@ def stream(run: Run, texts: Sequence[str | Messages], seed: int) -> Iterator[Ite
 
             def pieces() -> Iterator[str]:
                 nonlocal slots
-                text = Text(Request([], drawing, decode.max_len, (), print, 0.0), writer.decode, writer.ends)
+                text = Text(Request({}, drawing, decode.max_len, (), print, 0.0), writer.decode, writer.ends)
                 finish = None
                 while finish is None:
                     slots, tokens_B, logprobs_B = engine.step(run.variables, slots)
-                    new, _, finish = text.add(int(tokens_B[0]), float(logprobs_B[0]))
+                    new, _, finish, _ = text.add(int(tokens_B[0]), float(logprobs_B[0]))
                     yield new
 
             yield pieces()

@@ -143,7 +143,7 @@ def make_writer(
 def _reader(config: Config, tokenizers: Tokenizers, cut: bool) -> Callable[[Sequence[str | Messages]], list[list[int]]]:
     """Returns texts -> the tokens that the model reads for each, with those around them."""
     paired, given = config.model.family == 'encoder_decoder', tasks.TASKS[config.train.objective].given
-    longest, limit = _longest_input(config, given)
+    longest, limit = longest_input(config, given)
     template = special_tokens.template_of(config, tokenizers)
     around = template.given if paired or given else template.prompt
     room = longest - (len(around([0])) - 1)
@@ -155,6 +155,8 @@ def _reader(config: Config, tokenizers: Tokenizers, cut: bool) -> Callable[[Sequ
 
     def replied(chat: Messages) -> list[int]:
         tokens = _chat(chat, tokenizers, config)
+        if not tokens:
+            raise UserError('a chat has no tokens: its template writes nothing')
         if len(tokens) > longest and not cut:
             raise UserError(f'a chat has {len(tokens)} tokens, the model takes {longest} ({limit})')
         return tokens[-longest:]
@@ -170,7 +172,7 @@ def _batcher(config: Config, tokenizers: Tokenizers) -> Callable[[Sequence[Seque
     """Returns (the tokens of each text, rows) -> a batch."""
     paired, task = config.model.family == 'encoder_decoder', tasks.TASKS[config.train.objective]
     whole = task.prefix and config.data.bidirectional_prefix and not paired
-    longest, _ = _longest_input(config, task.given)
+    longest, _ = longest_input(config, task.given)
     front = special_tokens.template_of(config, tokenizers).front
 
     def batched(inputs: Sequence[Sequence[int]], rows: int) -> dict[str, np.ndarray]:
@@ -200,7 +202,7 @@ def _chat(messages: Messages, tokenizers: Tokenizers, config: Config) -> list[in
         raise UserError(str(error)) from error
 
 
-def _longest_input(config: Config, given: bool) -> tuple[int, str]:
+def longest_input(config: Config, given: bool) -> tuple[int, str]:
     """Returns the largest number of tokens that are read, special tokens included, and the fields that limit it."""
     room = config.model.max_len + 1 - config.decode.max_len
     read_at_most = config.data.encoder_length or config.data.length
