@@ -61,7 +61,10 @@ ANSWERS = [{'question': question, 'answer': 'a'} for question in ('ab', 'e.e', '
 TEXTS = [{'text': 'ab cd. effe' * times} for times in (1, 7)]
 
 
-@pytest.mark.parametrize(('objective', 'family'), [('causal_lm', 'decoder'), ('seq2seq', 'encoder_decoder')])
+@pytest.mark.parametrize(
+    ('objective', 'family'),
+    [('causal_lm', 'decoder'), pytest.param('seq2seq', 'encoder_decoder', marks=pytest.mark.slow)],
+)
 def test_tasks_are_scored_as_by_hand(tasks, objective, family) -> None:
     run = fresh_run(objective, family=family, letters=LETTERS)
     names = ['toy_choice', 'toy_answer', *(['toy_text'] if family == 'decoder' else [])]
@@ -121,6 +124,7 @@ def test_the_first_end_cuts_a_text() -> None:
     assert before('a b', ['.', '']) == 'a b'
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_table_and_writes_the_results(tasks, capsys) -> None:
     flags = [f'--workdir={TESTS}/stored_run', f'--include={tasks}', '--limit=2', f'--output={tasks}/out.json']
     command_line.main(['tformer', 'harness', '--tasks=toy_choice', *flags])

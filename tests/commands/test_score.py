@@ -63,7 +63,7 @@ def by_hand(run: Run, source: str, target: str, ended: bool) -> tuple[list[float
     return [row[token] for row, token in zip(rows, wanted, strict=True)], rows.argmax(-1).tolist() == wanted
 
 
-@pytest.mark.parametrize('ended', [False, True, None])
+@pytest.mark.parametrize('ended', [None, *(pytest.param(each, marks=pytest.mark.slow) for each in (False, True))])
 @pytest.mark.parametrize('name', RUNS)
 def test_a_score_is_the_sum_of_what_the_logits_say(runs, name, ended) -> None:
     run = runs[name]
@@ -89,7 +89,7 @@ def test_the_score_of_a_text_is_that_of_its_beginning_and_of_its_rest(runs) -> N
     assert spaced[0].pieces == spaced[1].pieces and len(spaced[0].pieces) == 3
 
 
-@pytest.mark.parametrize('stride', [1, 5, 16, 31, 32, None])
+@pytest.mark.parametrize('stride', [5, None, *(pytest.param(each, marks=pytest.mark.slow) for each in (1, 16, 31, 32))])
 def test_a_long_text_is_read_in_windows_that_score_each_token_once(runs, stride) -> None:
     """Token p of window [b, e) is what the model says of it after the tokens from b on."""
     run, tokenizer, longest = runs['decoder'], runs['decoder'].tokenizers.target, 32
@@ -111,7 +111,10 @@ def test_a_long_text_is_read_in_windows_that_score_each_token_once(runs, stride)
     np.testing.assert_allclose([logprob for _, logprob in found.pieces], expected, rtol=NEAR, atol=2e-5)
 
 
-@pytest.mark.parametrize('name', ['decoder', 'decoder of pairs', 'encoder_decoder'])
+@pytest.mark.parametrize(
+    'name',
+    ['decoder', *(pytest.param(each, marks=pytest.mark.slow) for each in ('decoder of pairs', 'encoder_decoder'))],
+)
 def test_what_a_run_writes_has_its_score(runs, name) -> None:
     run, sources = runs[name], ['ab', 'e', 'c. d']
     written = dict(run.write(sources))

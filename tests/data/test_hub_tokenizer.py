@@ -348,4 +348,4 @@ def test_nothing_but_text_and_the_end_is_generated():
         patch.setattr(text, 'make_generate', make_generate)
         text.make_text_generator(build(cfg.model), cfg, tokens, cut=True)
     banned = [eos + 1, eos + 2, *range(size, size + 3)]
-    assert seen == {'eos': eos, 'others': [], 'banned': banned, 'constraint': None}
+    assert seen == {'eos': eos, 'others': [], 'banned': banned, 'constraint': None, 'draft': None}

@@ -73,7 +73,7 @@ def test_each_token_is_the_likeliest_of_the_guided_distribution(family) -> None:
     assert len(set(LENGTHS)) > 1
 
 
-@pytest.mark.parametrize('family', CASES)
+@pytest.mark.parametrize('family', ['decoder', *(pytest.param(each, marks=pytest.mark.slow) for each in CASES[1:])])
 def test_every_strategy_is_guided(family) -> None:
     """One beam, drafts and the only token of the top equal the greedy text; several draws share their prompt."""
     batch = batch_of(family)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tformer.config import Decode
-from tformer.decode.generate import STRATEGIES
-from tformer.decode.penalties import Penalties
+from tformer.decode.generate import STRATEGIES, Search
+from tformer.decode.rules import Rules
 from tformer.decode.sample import Ending, Prompt, Sampling, greedy, sample
 
 EOS, V = 1, 64
@@ -93,4 +93,5 @@ def test_a_row_that_has_ended_is_padded_and_adds_nothing_to_its_score():
 
 def test_sampling_without_a_key_is_refused():
     with pytest.raises(ValueError, match='sampling needs a random key'):
-        STRATEGIES['sample'].search(Decode(), None, (flat, 0, prompt([0]), Ending(4, EOS)), Penalties())
+        search = Search(flat, 0, prompt([0]), Ending(4, EOS), Rules(), 99, None)
+        STRATEGIES['sample'].search(Decode(), None, search)

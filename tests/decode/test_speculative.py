@@ -63,10 +63,11 @@ class InThrees(NamedTuple):
 
 
 CHANGES = [
-    *((family, {}) for family in CASES),
-    ('decoder', {'forced_end': True}),
+    ('decoder', {}),
+    *(pytest.param(family, {}, marks=pytest.mark.slow) for family in CASES[1:]),
+    pytest.param('decoder', {'forced_end': True}, marks=pytest.mark.slow),
     ('encoder_decoder', {'others': (5,)}),
-    ('prefix_decoder', {'min_len': 3, 'repetition_penalty': 1.5}),
+    pytest.param('prefix_decoder', {'min_len': 3, 'repetition_penalty': 1.5}, marks=pytest.mark.slow),
     ('decoder', {'no_repeat_ngram': 2, 'frequency_penalty': 0.5}),
     ('decoder', {'constraint': InThrees()}),
 ]
@@ -82,7 +83,9 @@ def test_a_greedy_text_is_that_of_greedy_search(family, fields) -> None:
         np.testing.assert_allclose(found[1], scores, atol=1e-4)
 
 
-@pytest.mark.parametrize('drafted', DRAFTS)
+@pytest.mark.parametrize(
+    'drafted', ['model', *(pytest.param(each, marks=pytest.mark.slow) for each in ('prompt', 'itself'))]
+)
 def test_each_row_is_as_if_alone(drafted) -> None:
     batch = batch_of('decoder')
     fields = {'strategy': 'sample', 'temperature': 1.5, 'draft_len': 2}
@@ -180,7 +183,7 @@ def texts(sampling):
     return found
 
 
-@pytest.mark.parametrize('number', [1, 2, 4])
+@pytest.mark.parametrize('number', [2, *(pytest.param(each, marks=pytest.mark.slow) for each in (1, 4))])
 @pytest.mark.parametrize('kind', ['look-up', 'other', 'itself'])
 @pytest.mark.parametrize('sampling', [Sampling(), Sampling(temperature=0.6, top_k=3)], ids=['plain', 'cut'])
 def test_texts_have_the_distribution_of_the_model_by_itself(kind, number, sampling) -> None:
