@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 
+from lives import HANG
 from tformer.commands import scheduler as scheduler_lib
 from tformer.commands.scheduler import Piece, Request, Scheduler, Text
 from tformer.config import Mesh
@@ -34,7 +35,7 @@ class Counting:
         return {**slots, int(row): iter([*(int(batch['inputs'][0, 0]) + n for n in range(1, 6)), END])}
 
     def step(self, variables, slots):
-        self.go.acquire(timeout=60)
+        self.go.acquire(timeout=HANG)
         if self.broken is not None:
             error, self.broken = self.broken, None
             raise error
@@ -67,7 +68,7 @@ def all_of(said):
     """Returns the text, its number of tokens, and why it ended."""
     pieces = []
     while not pieces or pieces[-1].finish is None:
-        pieces.append(said.get(timeout=60))
+        pieces.append(said.get(timeout=HANG))
     return ''.join(piece.text for piece in pieces), sum(len(piece.tokens) for piece in pieces), pieces[-1].finish
 
 
@@ -89,7 +90,7 @@ def test_all_of_some_requests_are_taken_or_none(made) -> None:
     counting, scheduler = made
     first = [request(10)[0], request(20)[0]]
     assert scheduler.submit(first) is None
-    end = time.monotonic() + 60
+    end = time.monotonic() + HANG
     while len(counting.seen) < 2:
         assert time.monotonic() < end
         time.sleep(0.01)
@@ -106,7 +107,7 @@ def test_requests_out_of_time_or_given_up_are_let_go_wherever_they_are(made, mon
     late, left, waiting, next_one = request(10, seconds=100), request(20), request(30, seconds=100), request(40)
     assert scheduler.submit([each for each, _ in (late, left, waiting, next_one)]) is None
     counting.go.release()
-    assert late[1].get(timeout=60).text == '<11>' and left[1].get(timeout=60).text == '<21>'
+    assert late[1].get(timeout=HANG).text == '<11>' and left[1].get(timeout=HANG).text == '<21>'
     scheduler.give_up([left[0]])
     now[0] += 200
     for _ in range(40):
@@ -162,7 +163,7 @@ def test_who_is_let_go_is_answered_before_the_row_is_free(made) -> None:
     one = request(10)
     assert scheduler.submit([one[0]]) is None
     counting.go.release()
-    assert one[1].get(timeout=60).text == '<11>'
+    assert one[1].get(timeout=HANG).text == '<11>'
     scheduler.engine = counting.engine._replace(free=lambda slots, row: 1 / 0)
     scheduler.give_up([one[0]])
     for _ in range(3):
@@ -174,9 +175,7 @@ def test_who_is_let_go_is_answered_before_the_row_is_free(made) -> None:
 def pieces(words, stops=(), most=99, end=True):
     """Returns what is said of a text of these words, a token each."""
     vocabulary = dict(enumerate(words, 1))
-    text = Text(
-        Request({}, Drawing(), most, tuple(stops), print, 0.0), lambda ids: ''.join(map(vocabulary.get, ids)), (END,)
-    )
+    text = Text(most, stops, lambda ids: ''.join(map(vocabulary.get, ids)), (END,))
     found = []
     for token in [*vocabulary, *([END] if end else [])]:
         found.append(text.add(token, -1.0))
@@ -214,7 +213,7 @@ def test_text_that_a_decoder_writes_anew_is_not_lost() -> None:
     """Bytes that turn out to be no character: what was said stays said, and the whole text is the last one."""
     odd = '\N{REPLACEMENT CHARACTER}'
     wholes = ['Hi', 'Hi\n', f'Hi{odd}{odd}', f'Hi{odd}{odd} rest']
-    text = Text(Request({}, Drawing(), 99, (), print, 0.0), lambda ids: wholes[len(ids) - 1], (END,))
+    text = Text(99, (), lambda ids: wholes[len(ids) - 1], (END,))
     found = [text.add(token, -1.0) for token in (1, 2, 3, 4, END)]
     assert [piece.text for piece in found] == ['Hi', '\n', '', f'{odd}{odd} rest', '']
     assert found[-1].whole == wholes[-1] and {piece.whole for piece in found[:-1]} == {None}

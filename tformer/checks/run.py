@@ -4,7 +4,7 @@ import re
 
 from tformer.checks.conditions import require, require_divisor
 from tformer.checks.model import whole_batch
-from tformer.config import Config, Model, Optimizer, own_layers
+from tformer.config import Config, Decode, Model, Optimizer, own_layers
 from tformer.config.tasks import TASKS
 from tformer.decode.constraints import CONSTRAINTS
 from tformer.layers.norms import NORMS
@@ -40,26 +40,7 @@ def check_run(config: Config) -> None:
         model.family != 'encoder_decoder' or not task.writes or len(start) - 1 + decode.max_len <= model.max_len,
         f'decode.max_len={decode.max_len} after data.start={start} is longer than model.max_len={model.max_len}',
     )
-    require(
-        decode.min_len <= decode.max_len, f'decode.min_len={decode.min_len} is above decode.max_len={decode.max_len}'
-    )
-    for strategy, field in (('beam', 'beam_size'), ('mbr', 'candidates')):
-        most = getattr(decode, field)
-        require(
-            decode.strategy != strategy or decode.num_outputs <= most,
-            f'decode.num_outputs={decode.num_outputs} is above decode.{field}={most}',
-        )
-    require_divisor('decode.beam_groups', decode.beam_groups, 'decode.beam_size', decode.beam_size)
-    require(
-        decode.strategy != 'beam' or min(decode.presence_penalty, decode.frequency_penalty) >= 0,
-        f'decode.presence_penalty={decode.presence_penalty} or decode.frequency_penalty={decode.frequency_penalty} is '
-        'negative: decode.strategy=beam needs scores that only fall',
-    )
-    forms = [kind for kind in CONSTRAINTS if kind != 'banned' and getattr(decode, kind) not in (None, ())]
-    named = ' and '.join(f'decode.{kind}' for kind in forms)
-    require(len(forms) < 2, f'{named} are set: a text has one form')
-    for field in ('choices', 'banned'):
-        require(all(getattr(decode, field)), f'decode.{field} has an empty text')
+    _check_decode(decode)
     language = config.evaluate.language
     require(
         language is None or re.fullmatch('[a-z]{2}', language) is not None,
@@ -82,6 +63,30 @@ def check_run(config: Config) -> None:
         f'model.dropout_rate={model.dropout_rate} must be above 0',
     )
     _check_in_order(config)
+
+
+def _check_decode(decode: Decode) -> None:
+    """Refuses fields of generation that do not fit each other."""
+    require(
+        decode.min_len <= decode.max_len, f'decode.min_len={decode.min_len} is above decode.max_len={decode.max_len}'
+    )
+    for strategy, field in (('beam', 'beam_size'), ('mbr', 'candidates')):
+        most = getattr(decode, field)
+        require(
+            decode.strategy != strategy or decode.num_outputs <= most,
+            f'decode.num_outputs={decode.num_outputs} is above decode.{field}={most}',
+        )
+    require_divisor('decode.beam_groups', decode.beam_groups, 'decode.beam_size', decode.beam_size)
+    require(
+        decode.strategy != 'beam' or min(decode.presence_penalty, decode.frequency_penalty) >= 0,
+        f'decode.presence_penalty={decode.presence_penalty} or decode.frequency_penalty={decode.frequency_penalty} is '
+        'negative: decode.strategy=beam needs scores that only fall',
+    )
+    forms = [kind for kind in CONSTRAINTS if kind != 'banned' and getattr(decode, kind) not in (None, ())]
+    named = ' and '.join(f'decode.{kind}' for kind in forms)
+    require(len(forms) < 2, f'{named} are set: a text has one form')
+    for field in ('choices', 'banned'):
+        require(all(getattr(decode, field)), f'decode.{field} has an empty text')
 
 
 def _check_in_order(config: Config) -> None:

@@ -64,8 +64,7 @@ def unknown(decode: Decode) -> list[str]:
 
 def reader(config: Config, tokenizers: Tokenizers) -> tuple[Writer, Batcher]:
     """Returns the writer of a run, whose prompts may fill its model, and the batches of one row."""
-    fields = {'strategy': 'greedy', 'max_len': 1, 'min_len': 0, 'num_outputs': 1}
-    config = config_lib.override(config, {f'decode.{name}': value for name, value in fields.items()})
+    config = config_lib.override(config, {'decode.strategy': 'greedy', 'decode.max_len': 1})
     writer = make_writer(build(config.model), config, tokenizers, cut=False)
     return writer, batcher(config, writer)
 

@@ -46,7 +46,7 @@ class Run:
       tokenizers: of both sides.
       variables: what `model.apply` takes: `params`, and `statistics` if the model keeps some.
       step: the number of updates behind the parameters.
-      draft: a smaller run that drafts tokens where this one writes; None: none does.
+      draft: a smaller run that drafts tokens for `write`; None: none does.
     """
 
     workdir: pathlib.Path

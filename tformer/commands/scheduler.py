@@ -44,8 +44,10 @@ class Request:
 class Text:
     """A text as it grows: what of it is settled, and whether it has ended."""
 
-    def __init__(self, request: Request, decode: Callable[[list[int]], str], ends: Sequence[int]) -> None:
-        self.request, self.decode, self.ends = request, decode, ends
+    def __init__(
+        self, most: int, stops: Sequence[str], decode: Callable[[list[int]], str], ends: Sequence[int]
+    ) -> None:
+        self.most, self.stops, self.decode, self.ends = most, stops, decode, ends
         self.ids: list[int] = []
         self.sent = ''
 
@@ -55,17 +57,19 @@ class Text:
         self.ids += [] if ended else [token]
         text = self.decode(self.ids)
         finish = 'stop' if ended else None
-        if places := [text.index(stop) for stop in self.request.stops if stop in text]:
+        if places := [text.index(stop) for stop in self.stops if stop in text]:
             text, finish = text[: min(places)], 'stop'
         elif not ended:
-            if len(self.ids) >= self.request.most:
+            if len(self.ids) >= self.most:
                 finish = 'length'
             else:
                 text = text.rstrip('\N{REPLACEMENT CHARACTER}')
-                text = text[: len(text) - max((_overlap(text, stop) for stop in self.request.stops), default=0)]
-        # Some decoders write what they have said anew; what is different goes on behind it.
-        same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(text, self.sent, strict=False))
-        new = text[len(list(same)) :]
+                text = text[: len(text) - max((_overlap(text, stop) for stop in self.stops), default=0)]
+        said = len(self.sent)
+        if not text.startswith(self.sent):  # a decoder wrote what was said anew: what is different goes on behind it
+            same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(text, self.sent, strict=False))
+            said = len(list(same))
+        new = text[said:]
         self.sent = text
         return Piece(new, [(token, logprob)], finish, text if finish else None)
 
@@ -188,7 +192,7 @@ class Scheduler:
                     return slots
                 row, request = min(free), self.waiting.popleft()
                 self.writing[row] = request
-            request.text = Text(request, self.decode, self.ends)
+            request.text = Text(request.most, request.stops, self.decode, self.ends)
             slots = self.engine.insert(self.variables, slots, request.batch, np.int32(row), request.drawing)
 
     def _step(self, slots: Any) -> Any:

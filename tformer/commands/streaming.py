@@ -7,7 +7,7 @@ import numpy as np
 
 from tformer.commands import row_writer
 from tformer.commands.run import Run
-from tformer.commands.scheduler import Request, Text
+from tformer.commands.scheduler import Text
 from tformer.data.tokenizers.chat import Messages
 from tformer.decode.engine import Drawing
 from tformer.decode.text import make_writer
@@ -35,7 +35,7 @@ def stream(run: Run, texts: Sequence[str | Messages], seed: int) -> Iterator[Ite
 
             def pieces() -> Iterator[str]:
                 nonlocal slots
-                text = Text(Request({}, drawing, decode.max_len, (), print, 0.0), writer.decode, writer.ends)
+                text = Text(decode.max_len, (), writer.decode, writer.ends)
                 finish = None
                 while finish is None:
                     slots, tokens_B, logprobs_B = engine.step(run.variables, slots)

@@ -96,17 +96,9 @@ def make_generate(
             (eos, *others),
         )
 
-        def drafting(draws: int, warp: Warp) -> Draft:
-            if draft is None:
-                tokens_BP, real_BP = _given(model, batch)
-                tokens_BP, real_BP = (jnp.repeat(x, draws, axis=0) for x in (tokens_BP, real_BP))
-                return by_look_up(tokens_BP, real_BP, number=cfg.draft_len)
-            step, held, own = begin(draft, variables['draft'], batch, slots)
-            options: dict[str, Any] = {'number': cfg.draft_len, 'longest': draft.cfg.max_len, 'banned': tuple(banned)}
-            return by_model(step, prefill(step, held, own).repeat(draws), own.repeat(draws), warp, **options)
-
         rules = Rules(penalties, constraint)
-        made = Search(extend, cache, prompt, ending, rules, longest, drafting if drafts else None)
+        drafting = _drafting(model, cfg, variables, batch, slots, tuple(banned), draft) if drafts else None
+        made = Search(extend, cache, prompt, ending, rules, longest, drafting)
         return strategy.search(cfg, rng, made)
 
     return generate
@@ -137,9 +129,31 @@ def _guided(
     return guided(extend, scale), Doubled(cache, positions_of(batch)[:, -1])
 
 
+def _drafting(
+    model: nn.Module,
+    cfg: config.Decode,
+    variables: Any,
+    batch: Mapping[str, Any],
+    slots: int,
+    banned: tuple[int, ...],
+    draft: nn.Module | None,
+) -> Callable[[int, Warp], Draft]:
+    """Returns what drafts tokens for so many texts of each row: the model `draft`, or look-up where it is None."""
+
+    def make(draws: int, warp: Warp) -> Draft:
+        if draft is None:
+            tokens_BP, real_BP = (jnp.repeat(x, draws, axis=0) for x in _given(model, batch))
+            return by_look_up(tokens_BP, real_BP, number=cfg.draft_len)
+        step, held, own = begin(draft, variables['draft'], batch, slots)
+        options: dict[str, Any] = {'number': cfg.draft_len, 'longest': draft.cfg.max_len, 'banned': banned}
+        return by_model(step, prefill(step, held, own).repeat(draws), own.repeat(draws), warp, **options)
+
+    return make
+
+
 def _given(model: nn.Module, batch: Mapping[str, Any]) -> tuple[jax.Array, jax.Array]:
-    """Returns the tokens that a text may repeat, and which of them are no padding: the prompt's, and before them the
-    encoder's where they are of the same vocabulary."""
+    """Returns the tokens before a text, which it may repeat, and which of them are real: those of the prompt, behind
+    those of the encoder where both have a vocabulary of the same size."""
     given = [(batch['inputs'], positions_of(batch) >= 0)]
     if 'encoder_inputs' in batch and model.cfg.encoder_vocab_size == model.cfg.vocab_size:
         given.insert(0, (batch['encoder_inputs'], batch['encoder_positions'] >= 0))

@@ -18,7 +18,7 @@ class Doubled(flax.struct.PyTreeNode):
     """A cache of 2 B rows, first those with their prompts, as one of B rows."""
 
     cache: Any
-    last_B: jax.Array  # the positions of the prompts' last tokens, which are 0 where there is no prompt
+    last_B: jax.Array  # where each prompt's last token stands: at position 0 of the row without it
 
     def branch(self, hypotheses: int) -> 'Doubled':
         return self.replace(cache=self.cache.branch(hypotheses))

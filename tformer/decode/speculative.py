@@ -92,15 +92,9 @@ def speculate(
         logits_BNV = jax.vmap(jax.vmap(ending.force))(logits_BNV.astype(jnp.float32), steps_BN)
 
         tokens_BS = _put(written.tokens_BS, drafted_BD, count_B)
-        logprobs, ruled = [], [state.ruled]
-        for place in range(D + 1):
-            logits_BV = jnp.where(banned_mask(logits_BNV.shape[2], ending.banned)[None], -jnp.inf, logits_BNV[:, place])
-            if rules.any:
-                logits_BV = _ruled(rules, logits_BV, ruled[-1], prompt, tokens_BS, steps_BN[:, place], ending)
-            logprobs.append(warp(logits_BV))
-            if place < D:
-                ruled.append(rules.follow(ruled[-1], drafted_BD[:, place]))
-        accepted_B, next_B = _judge(jnp.stack(logprobs, 1), drafted_BD, drafted_BDV, keys_BN3)
+        given = (prompt, tokens_BS, drafted_BD, steps_BN)
+        logprobs_BNV, ruled = _distributions(logits_BNV, *given, state.ruled, ending, warp, rules)
+        accepted_B, next_B = _judge(logprobs_BNV, drafted_BD, drafted_BDV, keys_BN3)
 
         chosen_BN = jnp.where(jnp.arange(D + 1)[None] == accepted_B[:, None], next_B[:, None], _padded(drafted_BD))
         ends_BN = ending.ends(chosen_BN) | (steps_BN == max_len - 1)
@@ -122,12 +116,9 @@ def speculate(
             draft.keep(drafting, kept_B),
         )
 
+    none_BS = jnp.full((B, max_len + D + 1), PAD, jnp.int32)
     start = State(
-        Written(
-            jnp.full((B, max_len + D + 1), PAD, jnp.int32),
-            jnp.zeros(B, jnp.int32),
-            prompt.tokens_BP[:, -1].astype(jnp.int32),
-        ),
+        Written(none_BS, jnp.zeros(B, jnp.int32), prompt.tokens_BP[:, -1].astype(jnp.int32)),
         scores_B=jnp.zeros(B, jnp.float32),
         ended_B=first_B < 0,
         ruled=rules.start((B,)),
@@ -137,6 +128,31 @@ def speculate(
     end = jax.lax.while_loop(unfinished, advance, start)
     tokens_BT = end.written.tokens_BS[:, :max_len]
     return jnp.where(jnp.arange(max_len)[None] < end.written.count_B[:, None], tokens_BT, PAD), end.scores_B
+
+
+def _distributions(
+    logits_BNV: jax.Array,
+    prompt: Prompt,
+    tokens_BS: jax.Array,
+    drafted_BD: jax.Array,
+    steps_BN: jax.Array,
+    state: Any,
+    ending: Ending,
+    warp: Warp,
+    rules: Rules,
+) -> tuple[jax.Array, list[Any]]:
+    """Returns the log-probabilities by which each token is drawn, and the constraint's state before each: after the
+    drafted ones in front of it, which stand in tokens_BS."""
+    V, N = logits_BNV.shape[2], logits_BNV.shape[1]
+    logprobs, states = [], [state]
+    for place in range(N):
+        logits_BV = jnp.where(banned_mask(V, ending.banned)[None], -jnp.inf, logits_BNV[:, place])
+        if rules.any:
+            logits_BV = _ruled(rules, logits_BV, states[-1], prompt, tokens_BS, steps_BN[:, place], ending)
+        logprobs.append(warp(logits_BV))
+        if place < N - 1:
+            states.append(rules.follow(states[-1], drafted_BD[:, place]))
+    return jnp.stack(logprobs, 1), states
 
 
 def _judge(

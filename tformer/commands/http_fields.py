@@ -1,0 +1,136 @@
+"""What the body of a request to `tformer serve` asks for, by the completions and chat convention of the field."""
+
+import secrets
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tformer.data.sources import fields as fields_lib
+from tformer.data.sources.records import BadRecord
+from tformer.decode.engine import Drawing
+from tformer.errors import nearest
+
+MOST_CHOICES = 32  # texts of one request
+_IGNORED = ('user', 'metadata', 'store', 'service_tier')
+# Fields of the convention that have no counterpart, with the values that switch them off.
+_OFF: dict[str, tuple[Any, ...]] = {
+    'suffix': (None, ''),
+    'echo': (None, False),
+    'presence_penalty': (None, 0),
+    'frequency_penalty': (None, 0),
+    'logit_bias': (None, {}),
+    'tools': (None, []),
+    'tool_choice': (None, 'none', 'auto'),
+    'response_format': (None, {'type': 'text'}),
+    'top_logprobs': (None, 0),
+    'best_of': (None, 1),
+    'functions': (None, []),
+    'function_call': (None, 'none', 'auto'),
+    'parallel_tool_calls': (None, True, False),
+    'modalities': (None, ['text']),
+}
+
+
+class Refusal(Exception):
+    """A request that is answered with an error."""
+
+    def __init__(self, status: int, message: str, kind: str = 'invalid_request_error') -> None:
+        super().__init__(message)
+        self.status, self.kind = status, kind
+
+
+class Asked(NamedTuple):
+    """A request of a client."""
+
+    prompts: list[Any]  # texts, or one chat
+    chat: bool
+    most: int | None  # new tokens; None: as many as there is room for
+    number: int  # texts of each prompt
+    drawing: Drawing
+    stops: tuple[str, ...]
+    stream: bool
+    usage: bool  # whether a stream ends with the counts of tokens
+    logprobs: bool
+
+
+_KNOWN = (
+    *('model', 'prompt', 'messages', 'max_tokens', 'max_completion_tokens', 'stop', 'temperature', 'top_k', 'top_p'),
+    *('min_p', 'seed', 'n', 'stream', 'stream_options', 'logprobs'),
+)
+_OTHER = {True: ('prompt',), False: ('messages', 'max_completion_tokens')}  # fields of the other endpoint
+
+
+def parse(body: Mapping[str, Any], chat: bool, served: str) -> Asked:
+    """Returns what a body asks of the model that is served; raises a `Refusal` that names the field."""
+    fields = dict(body)
+
+    def take(name: str, kinds: tuple[type, ...], default: Any, least: float = -np.inf, most: float = np.inf) -> Any:
+        value = fields.pop(name, None)
+        if value is None:
+            return default
+        wrong = type(value) not in kinds
+        if wrong or (isinstance(value, int | float) and not isinstance(value, bool) and not least <= value <= most):
+            words = ' or '.join(kind.__name__ for kind in kinds)
+            limits = '' if least == -np.inf else f' from {least} to {most}'
+            raise Refusal(400, f'{name}={value!r} must be {words}{limits}')
+        return value
+
+    model = take('model', (str,), served)
+    if model != served:
+        raise Refusal(404, f'the model {model!r} is not served; valid: {served!r}', 'not_found_error')
+    prompts = _messages(fields) if chat else _prompts(fields)
+    most = take('max_tokens', (int,), None, 1, 2**24)
+    if chat:
+        most = take('max_completion_tokens', (int,), most, 1, 2**24)
+    stops = take('stop', (str, list), [])
+    stops = [stops] if isinstance(stops, str) else stops
+    if not all(isinstance(stop, str) and stop for stop in stops) or len(stops) > 16:
+        raise Refusal(400, f'stop={stops!r} must be up to 16 texts')
+    drawing = Drawing(
+        temperature=float(take('temperature', (int, float), 1.0, 0, 100)),
+        top_k=take('top_k', (int,), Drawing().top_k, 1, 2**31 - 1),
+        top_p=float(take('top_p', (int, float), 1.0, 1e-6, 1)),
+        min_p=float(take('min_p', (int, float), 0.0, 0, 1)),
+        seed=take('seed', (int,), secrets.randbits(31), 0, 2**31 - 1),
+    )
+    options = take('stream_options', (dict,), {})
+    wanted = take('logprobs', (bool,) if chat else (bool, int), False, 0, 1)
+    asked = Asked(
+        prompts,
+        chat,
+        most,
+        take('n', (int,), 1, 1, MOST_CHOICES),
+        drawing,
+        tuple(stops),
+        take('stream', (bool,), False),
+        options.get('include_usage') is True,
+        wanted is not False,
+    )
+    if len(prompts) * asked.number > MOST_CHOICES:
+        raise Refusal(400, f'{len(prompts)} prompts of n={asked.number} texts: at most {MOST_CHOICES} in all')
+    for name, value in fields.items():
+        if name in _OFF and value not in _OFF[name]:
+            raise Refusal(400, f'{name}={value!r} is not supported')
+        if name not in (*_OFF, *_IGNORED):
+            known = {*_KNOWN, *_OFF, *_IGNORED} - set(_OTHER[chat])
+            raise Refusal(400, f'{name!r} is unknown{nearest(name, known, listed=0)}')
+    return asked
+
+
+def _prompts(fields: dict[str, Any]) -> list[Any]:
+    prompt = fields.pop('prompt', None)
+    found = [prompt] if isinstance(prompt, str) else prompt
+    if not isinstance(found, list) or not found or not all(isinstance(text, str) for text in found):
+        raise Refusal(400, 'prompt must be a text, or a list of texts')
+    try:
+        return [fields_lib.text(text, 'prompt') for text in found]
+    except BadRecord as error:
+        raise Refusal(400, str(error)) from error
+
+
+def _messages(fields: dict[str, Any]) -> list[Any]:
+    messages = fields.pop('messages', None)
+    if not isinstance(messages, list) or not messages:
+        raise Refusal(400, 'messages must be a list of {"role": ..., "content": ...}')
+    return [messages]
