@@ -37,7 +37,8 @@ NOT_NEGATIVE = (
     'data.num_workers data.sentinels data.mask_keep data.mask_random '
     'optimizer.warmup_steps optimizer.frozen_layers optimizer.final_fraction optimizer.weight_decay '
     'train.z_loss train.second_loss_weight train.distillation_weight train.seed '
-    'decode.length_penalty decode.length_offset decode.diversity_penalty decode.guidance decode.min_len '
+    'decode.length_penalty decode.length_offset decode.diversity_penalty decode.coverage_penalty '
+    'decode.guidance decode.min_len '
     'evaluate.examples_while_training evaluate.samples'
 ).split()
 BELOW_ONE = (  # and not negative

@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from tformer.config import Config, Data, Decode, parts, stated_in_parts
+from tformer.config import Config, Data, Decode, Model, parts, stated_in_parts
 from tformer.config.tasks import HEADS, TASKS, Task
 from tformer.data.batches.packing import BATCHING
 from tformer.data.examples.corrupt import NOISES
@@ -143,10 +143,20 @@ def _single_rules() -> dict[str, Rule]:
         'decode.diversity_penalty': _both(
             writes, (lambda c: c.decode.beam_groups > 1, 'decode.beam_groups is above 1')
         ),
+        'decode.coverage_penalty': _both(writes, (lambda c: _attends(c.model), _ATTENDS)),
         'evaluate.metrics': pairs,
         'evaluate.examples_while_training': pairs,
         'evaluate.lengths': _objectives(lambda task: task.running_text),
     }
+
+
+_ATTENDS = 'model.family is encoder_decoder, and model.recurrent_attention is set where model.recurrence is'
+
+
+def _attends(model: Model) -> bool:
+    """Returns whether a decoder attends to an encoder's output."""
+    recurs = model.recurrence is not None and model.recurrent_attention is None
+    return model.family == 'encoder_decoder' and not recurs
 
 
 def _read_by(part: Data) -> set[str]:

@@ -167,6 +167,7 @@ class Decode(Section):
     count_cut: bool = False  # beam: a text that max_len cuts is one of the ended ones, as in the hub's library
     beam_groups: int = 1  # beam: searches that avoid each other's tokens, of beam_size / beam_groups hypotheses
     diversity_penalty: float = 0.5  # beam: what a token costs that earlier groups take (Vijayakumar et al. 2018, 3.2)
+    coverage_penalty: float = 0.0  # beam: beta of what source tokens cost that are left unread (Wu et al. 2016, eq. 14)
     temperature: float = 1.0  # sample, mbr: divides the logits
     top_k: int | None = None  # sample: among the k likeliest tokens
     top_p: float | None = None  # sample: among the likeliest tokens that make up p (Holtzman et al. 2020)

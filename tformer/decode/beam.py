@@ -26,6 +26,7 @@ class Beams(NamedTuple):
     diversity_penalty: float | jax.Array = (
         0.5  # what a token loses for each hypothesis of earlier groups that goes on with it
     )
+    coverage_penalty: float = 0.0  # beta, 0 or more, of what `cache.coverage()` says of each hypothesis
 
     def penalty(self, length: float | jax.Array) -> jax.Array:
         """Returns what divides the log-probability of a text of this length."""
@@ -96,9 +97,11 @@ def beam_search(
 
     The cache is empty, with slots for the prompt and `max_len` tokens of `beam_size` hypotheses. `cache.branch(G M)`
     has as many of each prompt, of which a call of `extend` reads a token each; in `cache.take(parents)` each goes on
-    from its parent. Lengths include `eos`. `rules` change the log-probabilities, and so the scores, as diversity does;
-    none may raise them above 0. Returns `beam_size` hypotheses for each prompt with normalised scores; PAD after `eos`
-    and in unused places, which score -inf. A row without finished hypotheses returns the unfinished ones.
+    from its parent. With a coverage penalty, `cache.coverage()` is at most 0 for each, and beta times it is part of the
+    normalised score, by which hypotheses are compared once they end. Lengths include `eos`. `rules` change the
+    log-probabilities, and so the scores, as diversity does; none may raise them above 0. Returns `beam_size` hypotheses
+    for each prompt with normalised scores; PAD after `eos` and in unused places, which score -inf. A row without
+    finished hypotheses returns the unfinished ones.
     """
     size, groups, max_len = beams.beam_size, beams.beam_groups, ending.max_len
     N = len(prompt.tokens_BP)
@@ -123,6 +126,9 @@ def beam_search(
 
     end = jax.lax.while_loop(unsettled, lambda state: _advance(extend, prompt, ending, beams, rules, state), start)
     alive = end.alive._replace(scores_BM=end.alive.scores_BM / beams.penalty(max_len))  # they have the greatest length
+    if beams.coverage_penalty:
+        covered_BM = beams.coverage_penalty * end.cache.coverage().reshape(rows)
+        alive, _ = best(alive._replace(scores_BM=alive.scores_BM + covered_BM), rows[1])
     if groups == 1:
         return _result(alive, end.finished)
     joined = jax.tree.map(lambda x: x.reshape(N, size, *x.shape[2:]), (alive, end.finished))
@@ -158,8 +164,11 @@ def _advance(extend: Extend, prompt: Prompt, ending: Ending, beams: Beams, rules
     alive, kept_BM = best(grown._replace(scores_BM=jnp.where(ends_BC, -jnp.inf, scores_BC)), M)
     last = beams.count_cut & (step == ending.max_len - 1)
     counts_BC = (ends_BC | last) & (jnp.arange(C) < M)[None] & state.open_B[:, None]
-    normalised_BC = jnp.where(counts_BC, scores_BC / beams.penalty(step + 1), -jnp.inf)
-    ended = grown._replace(scores_BM=normalised_BC)
+    normalised_BC = scores_BC / beams.penalty(step + 1)
+    if beams.coverage_penalty:
+        covered_BM = beams.coverage_penalty * cache.coverage().reshape(B, M)
+        normalised_BC += jnp.take_along_axis(covered_BM, parents_BC, 1)
+    ended = grown._replace(scores_BM=jnp.where(counts_BC, normalised_BC, -jnp.inf))
     joined = Hypotheses(*[jnp.concatenate(pair, 1) for pair in zip(state.finished, ended, strict=True)])
     finished, _ = best(joined, M)
 
@@ -198,7 +207,10 @@ def _likeliest(totals_BMV: jax.Array, number: int, ending: Ending, beams: Beams)
 
 
 def _may_improve(alive: Hypotheses, finished: Hypotheses, length: Any, longest: int, beams: Beams) -> jax.Array:
-    """Returns for each row whether an unfinished hypothesis may still take the place of a finished one."""
+    """Returns for each row whether an unfinished hypothesis may still take the place of a finished one.
+
+    The coverage penalty of what is still to be written is expected to be 0, the least that it can be.
+    """
     best_B, worst_B = alive.scores_BM[:, 0], finished.scores_BM[:, -1]
     expected = STOPPING[beams.early_stopping]
     if expected is None:

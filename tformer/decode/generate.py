@@ -10,6 +10,7 @@ from flax import linen as nn
 from tformer import config
 from tformer.decode.beam import Beams, beam_search
 from tformer.decode.constraints import Constraint
+from tformer.decode.coverage import Covered, attend_by, counted
 from tformer.decode.guidance import Doubled, guided, with_and_without
 from tformer.decode.penalties import Penalties
 from tformer.decode.rules import Rules
@@ -83,9 +84,9 @@ def make_generate(
 
         drafts = draft is not None or cfg.draft is not None
         slots = cache_slots(cfg, P + (cfg.draft_len + 1 if drafts else 0))
-        extend, cache, prompt = begin(model, variables, batch, slots)
+        extend, cache, prompt = _begun(model, cfg, variables, batch, slots)
         if cfg.guidance != 1:
-            extend, cache = _guided(model, variables, batch, slots, cfg.guidance)
+            extend, cache = _guided(model, cfg, variables, batch, slots)
         ending = Ending(cfg.max_len, eos, tuple(banned), cfg.forced_end, tuple(others))
         penalties = Penalties(
             cfg.repetition_penalty,
@@ -121,12 +122,23 @@ def begin(model: nn.Module, variables: Any, batch: Mapping[str, Any], slots: int
     return extend, cache, Prompt(tokens_BP, positions_BP, rows_B, prefilled='prefix' in batch)
 
 
+def _begun(
+    model: nn.Module, cfg: config.Decode, variables: Any, batch: Mapping[str, Any], slots: int
+) -> tuple[Extend, Any, Prompt]:
+    """Returns what `begin` does, for beams with a coverage penalty over a `Covered` cache."""
+    extend, cache, prompt = begin(model, variables, batch, slots)
+    if cfg.strategy != 'beam' or not cfg.coverage_penalty:
+        return extend, cache, prompt
+    covered = Covered(cache, positions_of(batch, 'encoder_') >= 0)
+    return counted(extend, attend_by(model, variables)), covered, prompt
+
+
 def _guided(
-    model: nn.Module, variables: Any, batch: Mapping[str, Any], slots: int, scale: float
+    model: nn.Module, cfg: config.Decode, variables: Any, batch: Mapping[str, Any], slots: int
 ) -> tuple[Extend, Doubled]:
     """Returns the step function of guidance and its cache, of the same prompt."""
-    extend, cache, _ = begin(model, variables, with_and_without(batch), slots)
-    return guided(extend, scale), Doubled(cache, positions_of(batch)[:, -1])
+    extend, cache, _ = _begun(model, cfg, variables, with_and_without(batch), slots)
+    return guided(extend, cfg.guidance), Doubled(cache, positions_of(batch)[:, -1])
 
 
 def _drafting(

@@ -26,6 +26,10 @@ class Doubled(flax.struct.PyTreeNode):
     def take(self, parents_BM: jax.Array) -> 'Doubled':
         return self.replace(cache=self.cache.take(jnp.concatenate([parents_BM, parents_BM])))
 
+    def coverage(self) -> jax.Array:
+        given_BM, _ = jnp.split(self.cache.coverage(), 2)
+        return given_BM
+
     def repeat(self, times: int) -> 'Doubled':
         return Doubled(self.cache.repeat(times), jnp.repeat(self.last_B, times))
 

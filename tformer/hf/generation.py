@@ -228,6 +228,8 @@ def unexpressed(config: Config) -> list[str]:
     decode = config.decode
     named = ('presence_penalty', 'frequency_penalty', 'choices', 'regex', 'json_schema', 'banned')
     lost = [f'decode.{name}={value}' for name in named if (value := getattr(decode, name))]
+    if decode.strategy == 'beam' and decode.coverage_penalty:
+        lost.append(f'decode.coverage_penalty={decode.coverage_penalty}')
     lost += ['decode.strategy=mbr'] if decode.strategy == 'mbr' else []
     if decode.strategy == 'beam' and not (decode.count_cut or decode.forced_end):
         lost.append('decode.count_cut=False')

@@ -121,6 +121,9 @@ class Attention(nn.Module):
             dropout_rate=dropout_rate if training else None,
             dropout_key=self.make_rng('dropout') if training else None,
         )
+        if self.cross and self.is_mutable_collection('alignments'):
+            probs_BKGTS = kernels.probabilities(q_BNTH, k_BKSH, mask.array(), options)
+            self.sow('alignments', 'weights_BTS', probs_BKGTS.mean((1, 2)))
         if self.is_mutable_collection('intermediates'):  # `reference` in steps: evaluation.activations comes between
             mask_BTS = mask.array()
             probs_BKGTS = self.probabilities(kernels.probabilities(q_BNTH, k_BKSH, mask_BTS, options))

@@ -197,18 +197,22 @@ class Stack(LayerStack):
         self, x_BTD: jax.Array, inputs: StackInputs, own: Cached, cross: Cached | None
     ) -> tuple[jax.Array, Cached]:
         """Returns what `read` does, one layer after another: a scan would copy each layer's parameters and cache out of
-        the stack's, at each token."""
+        the stack's, at each token. Where the collection 'alignments' is mutable, it gets the weights that the
+        cross-attention of the last layer gives the encoder's tokens."""
         block, each = Block(self.cfg, self.stack, self.cross, parent=None), self.each_layer()
+        mutable = ['alignments'] if self.is_mutable_collection('alignments') else []
 
         def layer(number: int, x_BTD: jax.Array) -> Any:
             cached = None if cross is None else cross[number]
             facts = jax.tree.map(lambda x: x[number], each)
-            return block.apply(self.of_layer(number), x_BTD, own[number], cached, facts, inputs)
+            return block.apply(self.of_layer(number), x_BTD, own[number], cached, facts, inputs, mutable=mutable)
 
         extended: Cached = ()
         for number in range(self.num_layers):
-            x_BTD, keys_values = layer(number, x_BTD)
+            (x_BTD, keys_values), sown = layer(number, x_BTD)
             extended += (keys_values,)
+        for weights_BTS in jax.tree.leaves(sown):
+            self.sow('alignments', 'weights_BTS', weights_BTS)
         return self.normed(x_BTD, inputs), extended
 
     def of_layer(self, number: int) -> dict[str, Any]:

@@ -42,6 +42,8 @@ class CrossAttention(nn.Module):
         """Returns x_BTD."""
         scores_BTS, real_BS = self.score(x_BTD, source.keys_BSE), source.positions_BS >= 0
         weights_BTS = self.probabilities(attention_weights(scores_BTS, real_BS))
+        if not self.is_initializing():
+            self.sow('alignments', 'weights_BTS', weights_BTS)
         context_BTD = jnp.einsum('BTS,BSD->BTD', weights_BTS.astype(x_BTD.dtype), source.values_BSD)
         return jnp.tanh(self.out(jnp.concatenate([context_BTD, x_BTD], -1)))
 
