@@ -50,6 +50,7 @@ OTHER: dict[str, Any] = {  # a value besides the default, where none follows fro
     'decode.early_stopping': 'full',
     'decode.utility': 'bleu',
     'decode.draft': 'prompt',
+    'decode.bias': ('a=-1',),
     'evaluate.metrics': ('bleu',),
     'evaluate.language': 'de',
     'evaluate.positive_label': 'a',
@@ -72,7 +73,7 @@ def other(field: str) -> Any:
 
 
 TEXTS = (
-    *('decode.regex', 'decode.json_schema'),
+    *('decode.regex', 'decode.json_schema', 'decode.begin'),
     'data.tokenizer_path',
     'data.tfds_name',
     'data.tfds_dir',

@@ -20,6 +20,7 @@ from tformer.config import Config, Data, Decode, Model, Train
 from tformer.data.tokenizers.hub_tokenizer import HubTokenizer
 from tformer.data.tokenizers.tokenizers import Tokenizers, train_tokenizers
 from tformer.decode import text
+from tformer.decode.rules import Rules
 from tformer.errors import UserError
 from tformer.model import build
 from tformer.training import dummy_batch
@@ -348,4 +349,4 @@ def test_nothing_but_text_and_the_end_is_generated():
         patch.setattr(text, 'make_generate', make_generate)
         text.make_text_generator(build(cfg.model), cfg, tokens, cut=True)
     banned = [eos + 1, eos + 2, *range(size, size + 3)]
-    assert seen == {'eos': eos, 'others': [], 'banned': banned, 'constraint': None, 'draft': None}
+    assert seen == {'eos': eos, 'others': [], 'banned': banned, 'rules': Rules(), 'draft': None}

@@ -115,6 +115,24 @@ def test_banned_texts_stand_nowhere_by_whatever_tokens():
     assert texts and all(re.fullmatch('[ab ]{0,3}', text) and 'ab' not in text for text in texts)
 
 
+def test_a_text_begins_as_it_is_asked_to_by_whatever_tokens():
+    made, found = automaton(begin='ab'), 0
+    for rows in rows_up_to(3):
+        for tokens, allowed in zip(rows, written(made, rows), strict=True):
+            text = Pieces().decode(tokens)
+            if '\ufffd' not in text and tokens[:1] != (PIECES.index(b' '),):
+                assert allowed == text.startswith('ab'), (tokens, text)
+                found += allowed
+    assert found > 20
+    begun = made.follow(made.start((1,)), jnp.asarray([PIECES.index(b'ab')]))
+    assert made.allows(begun, jnp.asarray(1))[0, PIECES.index(b'c')]  # the length may cut it
+    assert not made.allows(made.start((1,)), jnp.asarray(1))[0, PIECES.index(b'a')]
+    both = automaton(begin='a', banned=('ab',), regex='[abc]{3}')
+    rows = [row for rows in rows_up_to(3) for row, allowed in zip(rows, written(both, rows), strict=True) if allowed]
+    texts = {Pieces().decode(row) for row in rows}
+    assert texts == {f'a{x}{y}' for x in 'ac' for y in 'abc'} - {'aab'}
+
+
 # ------------------------------------------------------------------------------------------------------ strategies
 TABLE = np.random.default_rng(3).normal(size=(V, V)).astype(np.float32)  # the next token's logits after each token
 
@@ -274,6 +292,8 @@ def test_what_is_written_by_a_schema_is_json_that_fits_it(tmp_path):
             {'regex': 'a{9}'},
             r'regex=a\{9\}: the shortest text that fits has 10 tokens with its end: decode\.max_len=6$',
         ),
+        ({'begin': 'aaaaaaa'}, r'begin=aaaaaaa: the shortest text that fits has 7 tokens: decode\.max_len=6$'),
+        ({'begin': 'ab', 'banned': ('b',)}, r'banned=.* and decode\.begin=ab: the vocabulary has no tokens for any'),
         ({'regex': 'x'}, r'regex=x: the vocabulary has no tokens for any text that fits$'),
         ({'json_schema': 'nowhere.json'}, r'json_schema=nowhere\.json: .*No such file'),
     ],

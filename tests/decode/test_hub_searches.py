@@ -12,6 +12,7 @@ import make_hf_reference as references
 from tformer import hf
 from tformer.config import Decode
 from tformer.decode.generate import make_generate
+from tformer.decode.rules import Rules
 from tformer.hf.generation import EARLY_STOPPING
 from tformer.model import build
 
@@ -56,7 +57,9 @@ def ours(name: str, reference: references.Reference, seed: int) -> dict[str, lis
             min_len=max(0, fields.get('min_new_tokens', 0) - (len(front) - 1 if paired else 0)),
         )
         banned = fields.get('suppress_tokens', ())
-        made = make_generate(build(cfg), decode, eos=references.END, banned=banned)({'params': params}, batch, None)
+        rules = Rules(bias=tuple((tuple(tokens), value) for tokens, value in fields.get('sequence_bias', ())))
+        program = make_generate(build(cfg), decode, eos=references.END, banned=banned, rules=rules)
+        made = program({'params': params}, batch, None)
         found[search] = list(map(references.up_to_end, np.asarray(made[0]).tolist()))
     return found
 
@@ -87,3 +90,19 @@ def test_guided_texts_are_those_of_torch(name: str, monkeypatch: pytest.MonkeyPa
     reference = references.make(name, width=32, seed=1)
     found = ours(name, reference, 1)
     assert found == references.write(name, reference, 1) and found['plain'] != found['guided']
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not TORCH, reason='needs torch and transformers')
+@pytest.mark.parametrize('name', ['gpt2', 'gemma3', 'bart'])
+def test_biased_texts_are_those_of_torch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    keys = {tuple(rng.integers(5, references.VOCAB, int(size)).tolist()) for size in rng.integers(1, 3, 900)}
+    rising = [[list(tokens), float(rng.normal())] for tokens in sorted(keys)]
+    falling = [[tokens, -abs(value)] for tokens, value in rising]
+    greedy, beam = ({**references.SEARCHES[search], 'forced_eos_token_id': None} for search in ('greedy', 'beam'))
+    biases = {'greedy': {**greedy, 'sequence_bias': rising}, 'beam': {**beam, 'sequence_bias': falling}}
+    monkeypatch.setattr(references, 'SEARCHES', {'plain': greedy, **biases})
+    reference = references.make(name, width=32, seed=1)
+    found = ours(name, reference, 1)
+    assert found == references.write(name, reference, 1) and found['plain'] != found['greedy']

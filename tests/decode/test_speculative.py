@@ -13,6 +13,7 @@ import pytest
 from small_decoding import BANNED, CASES, EOS, PAD, B, T, V, batch_of, make, row
 from tformer import config
 from tformer.decode.generate import make_generate
+from tformer.decode.rules import Rules
 from tformer.decode.sample import Ending, Prompt, Sampling, greedy
 from tformer.decode.speculative import MATCHED, by_look_up, by_model, greedy_warp, look_up, speculate
 
@@ -34,7 +35,7 @@ def program(family, drafted, **fields):
         'eos': EOS,
         'banned': BANNED,
         'others': fields.pop('others', ()),
-        'constraint': fields.pop('constraint', None),
+        'rules': Rules(constraint=fields.pop('constraint', None), bias=fields.pop('bias', ())),
     }
     decode = config.Decode(max_len=T, draft='prompt' if drafted == 'prompt' else None, **fields)
     return make_generate(model, decode, **ends, draft={'model': small, 'itself': model}.get(drafted))
@@ -70,6 +71,7 @@ CHANGES = [
     pytest.param('prefix_decoder', {'min_len': 3, 'repetition_penalty': 1.5}, marks=pytest.mark.slow),
     ('decoder', {'no_repeat_ngram': 2, 'frequency_penalty': 0.5}),
     ('decoder', {'constraint': InThrees()}),
+    ('decoder', {'bias': (((4,), 1.5), ((4, 4), -9.0), ((3, 4), -9.0))}),
 ]
 
 

@@ -29,7 +29,15 @@ def read(settings: dict[str, Any], model: Model = DECODER, start: int = 1, **hub
     return {name.removeprefix('decode.'): value for name, value in fields.items()}, ', '.join(lost)
 
 
-PLAIN = {'ends': (), 'max_len': 64, 'min_len': 0, 'repetition_penalty': 1.0, 'no_repeat_ngram': None, 'guidance': 1.0}
+PLAIN = {
+    'ends': (),
+    'bias': (),
+    'max_len': 64,
+    'min_len': 0,
+    'repetition_penalty': 1.0,
+    'no_repeat_ngram': None,
+    'guidance': 1.0,
+}
 CUTS = dict.fromkeys(('top_p', 'typical_p', 'min_p', 'epsilon_cutoff', 'eta_cutoff'))
 SAMPLE = {**PLAIN, **CUTS, 'strategy': 'sample', 'temperature': 1.0, 'top_k': 50}
 ENDING = {'early_stopping': 'likely', 'count_cut': True}
@@ -71,6 +79,10 @@ NEVER = BEAM | {'early_stopping': 'never'}
          'a_setting_to_come=3'),
         ({'bad_words_ids': [[1]]}, {}, ''),  # special tokens are never generated
         ({'bad_words_ids': [[1], [7, 8]]}, {}, 'bad_words_ids=[[1], [7, 8]]'),
+        ({'sequence_bias': [[[42, 43], 7], [[42, 43], -1.5], [[2], 2]]},
+         {'bias': (f'{TOKENIZER.decode([42, 43])}=-1.5', '</s>=2')}, ''),
+        ({'sequence_bias': [[[2, 1], 3.0]]}, {}, 'sequence_bias=[[2, 1], 3.0]'),
+        ({'num_beams': 4, 'sequence_bias': [[[2], 3.0]]}, BEAM, 'sequence_bias=[[2], 3.0]'),
         ({'bad_words_ids': 3}, {}, 'bad_words_ids=3'),
         ({'eos_token_id': [2, 4]}, {'ends': ('<mask>',)}, ''),
         ({'eos_token_id': 4, 'pad_token_id': 1}, {'ends': ('<mask>',)}, ''),
@@ -121,6 +133,8 @@ def test_the_least_length_of_a_decoder_beside_an_encoder_counts_what_it_starts_f
         ({'do_sample': True, 'num_return_sequences': 0}, 'num_return_sequences=0 is not from 1'),
         ({'num_beams': 2, 'early_stopping': 'sometimes'}, "early_stopping='sometimes' is neither true nor false"),
         ({'do_sample': 'yes'}, "do_sample='yes' is neither true nor false"),
+        ({'sequence_bias': {'2': 1.0}}, r"sequence_bias=\{'2': 1.0\} is not a list"),
+        ({'sequence_bias': [[2, 1.0]]}, r'sequence_bias has \[2, 1.0\], which is not \[\[ID, ...\], NUMBER\]'),
         ({'max_new_tokens': 0}, 'max_new_tokens=0 leaves no new token'),
         ({'max_new_tokens': 1.5}, 'max_new_tokens=1.5 leaves no new token'),
         ({'eos_token_id': [2, [4]]}, r'eos_token_id=\[4\] is not a token of the tokenizer'),
@@ -156,6 +170,7 @@ def test_a_malformed_setting_is_refused(settings: dict[str, Any], said: str) -> 
         ({'decode.strategy': 'sample', 'decode.top_k': 7, 'decode.min_p': 0.1, 'decode.typical_p': 0.5}, 0),
         ({'decode.strategy': 'sample', 'decode.epsilon_cutoff': 0.1, 'decode.eta_cutoff': 0.5}, 0),
         ({'decode.presence_penalty': 0.5, 'decode.frequency_penalty': -0.5}, 2),
+        ({'decode.bias': (' cat=-1.5', '</s>=2.0')}, 0),
         ({'decode.regex': 'a'}, 1),
         ({'decode.guidance': 2.5}, 0),
         ({'decode.choices': ('a', 'b')}, 1),

@@ -6,6 +6,7 @@ from tformer.checks.conditions import require, require_divisor
 from tformer.checks.model import whole_batch
 from tformer.config import Config, Decode, Model, Optimizer, own_layers
 from tformer.config.tasks import TASKS
+from tformer.data.tokenizers import biased_texts
 from tformer.decode.constraints import CONSTRAINTS
 from tformer.layers.norms import NORMS
 from tformer.layers.parametrization import parametrization
@@ -82,11 +83,19 @@ def _check_decode(decode: Decode) -> None:
         f'decode.presence_penalty={decode.presence_penalty} or decode.frequency_penalty={decode.frequency_penalty} is '
         'negative: decode.strategy=beam needs scores that only fall',
     )
-    forms = [kind for kind in CONSTRAINTS if kind != 'banned' and getattr(decode, kind) not in (None, ())]
+    forms = [
+        kind for kind in CONSTRAINTS if kind not in ('banned', 'begin') and getattr(decode, kind) not in (None, ())
+    ]
     named = ' and '.join(f'decode.{kind}' for kind in forms)
     require(len(forms) < 2, f'{named} are set: a text has one form')
     for field in ('choices', 'banned'):
         require(all(getattr(decode, field)), f'decode.{field} has an empty text')
+    require(decode.begin != '', 'decode.begin is an empty text: None asks for no beginning')
+    for text, value in biased_texts.parse(decode.bias).items():
+        require(
+            decode.strategy != 'beam' or value <= 0,
+            f"decode.bias='{text}={value:g}' is positive: decode.strategy=beam needs scores that only fall",
+        )
 
 
 def _check_in_order(config: Config) -> None:

@@ -184,6 +184,8 @@ class Decode(Section):
     regex: str | None = None  # the text matches this regular expression, the whole of it
     json_schema: str | None = None  # the text is JSON that fits the schema in this file
     banned: tuple[str, ...] = ()  # texts that stand nowhere in it, by whatever tokens
+    begin: str | None = None  # the text begins with this one, by whatever tokens
+    bias: tuple[str, ...] = ()  # TEXT=NUMBER: added to the logit of its last token behind its others; beam: 0 or less
     guidance: float = 1.0  # how much what the prompt adds counts (Sanchez et al. 2024); 1: as much as without guidance
     draft: str | None = None  # 'prompt': tokens are drafted as they followed in the text before, and read together
     draft_len: int = 4  # tokens that are drafted at a time

@@ -77,13 +77,14 @@ def constraint(cfg: Decode, tokenizer: Tokenizer, ends: Sequence[int], vocab_siz
         made = over_tokens(functools.reduce(regular.intersection, parts), tokenizer, ends, vocab_size)
     except UserError as error:
         raise UserError(f'{named}: {error}') from error
-    if asked.keys() == {'banned'}:  # no text has to come out whole
-        return made._replace(least_Q=jnp.zeros_like(made.least_Q))
+    if asked.keys() <= {'banned', 'begin'}:  # no text has to end
+        made = made._replace(least_Q=jnp.maximum(made.least_Q - 1, 0))
     least = int(made.least_Q[0])
-    if least == UNREACHED:
+    if least >= UNREACHED - 1:
         raise UserError(f'{named}: the vocabulary has no tokens for any text that fits')
     if least > cfg.max_len:
-        line = f'the shortest text that fits has {least} tokens with its end: decode.max_len={cfg.max_len}'
+        ended = ' with its end' if asked.keys() - {'banned', 'begin'} else ''
+        line = f'the shortest text that fits has {least} tokens{ended}: decode.max_len={cfg.max_len}'
         raise UserError(f'{named}: {line}')
     return made
 
@@ -190,9 +191,19 @@ def without(texts: Sequence[str]) -> OfBytes:
     return OfBytes(next_QB, np.ones(len(begun), bool))
 
 
+def beginning(text: str) -> OfBytes:
+    """Returns the automaton of the texts that begin with one."""
+    size = len(text.encode())
+    next_QB = np.full((size + 1, 256), -1, np.int32)
+    next_QB[np.arange(size), list(text.encode())] = np.arange(1, size + 1)
+    next_QB[size] = size
+    return OfBytes(next_QB, np.arange(size + 1) == size)
+
+
 CONSTRAINTS: dict[str, Callable[[Any], OfBytes]] = {  # of fields of config.decode
     'choices': of_choices,
     'regex': of_regex,
     'json_schema': of_json_schema,
     'banned': without,
+    'begin': beginning,
 }

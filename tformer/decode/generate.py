@@ -9,7 +9,6 @@ from flax import linen as nn
 
 from tformer import config
 from tformer.decode.beam import Beams, beam_search
-from tformer.decode.constraints import Constraint
 from tformer.decode.coverage import Covered, attend_by, counted
 from tformer.decode.guidance import Doubled, guided, with_and_without
 from tformer.decode.penalties import Penalties
@@ -49,13 +48,14 @@ def make_generate(
     eos: int,
     banned: Sequence[int] = (),
     others: Sequence[int] = (),
-    constraint: Constraint | None = None,
+    rules: Rules = Rules(),
     draft: nn.Module | None = None,
 ) -> Generate:
     """Returns generate(variables, batch, rng) -> (tokens_RT, scores_R), jitted; T is `cfg.max_len`.
 
     R is B times `texts_of_row(cfg)`: the texts of a row follow each other, best first in beam search. A text ends with
-    `eos` or one of the `others`; `banned` tokens, and those that a `constraint` does not allow, are never generated.
+    `eos` or one of the `others`; `banned` tokens, and those that the constraint of `rules` does not allow, are never
+    generated. The penalties of `rules` are those of `cfg`.
     A `draft` is a smaller model that drafts tokens, with its variables in variables['draft'], and goes before
     `cfg.draft`.
 
@@ -96,10 +96,8 @@ def make_generate(
             cfg.min_len,
             (eos, *others),
         )
-
-        rules = Rules(penalties, constraint)
         drafting = _drafting(model, cfg, variables, batch, slots, tuple(banned), draft) if drafts else None
-        made = Search(extend, cache, prompt, ending, rules, longest, drafting)
+        made = Search(extend, cache, prompt, ending, rules._replace(penalties=penalties), longest, drafting)
         return strategy.search(cfg, rng, made)
 
     return generate

@@ -1,10 +1,12 @@
-"""What may be written next: a constraint on the whole text, and penalties for what there is of it."""
+"""What may be written next: a constraint on the whole text, biases, and penalties for what there is of it."""
 
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from tformer.data.tokenizers.biased_texts import Biases
+from tformer.decode.bias import biased
 from tformer.decode.constraints import Constraint
 from tformer.decode.penalties import History, Penalties
 
@@ -14,11 +16,12 @@ class Rules(NamedTuple):
 
     penalties: Penalties = Penalties()
     constraint: Constraint | None = None
+    bias: Biases = ()
 
     @property
     def any(self) -> bool:
         """Whether anything is changed."""
-        return self.constraint is not None or self.penalties.any
+        return self.constraint is not None or bool(self.bias) or self.penalties.any
 
     def start(self, shape: tuple[int, ...]) -> Any:
         """Returns the constraint's state before the first token of so many rows [B] or hypotheses [B, M]."""
@@ -33,6 +36,8 @@ class Rules(NamedTuple):
         if self.constraint is not None:
             allowed_RV = self.constraint.allows(state, max_len - history.step).reshape(logits_RV.shape)
             logits_RV = jnp.where(allowed_RV, logits_RV, -jnp.inf)
+        if self.bias:
+            logits_RV = biased(logits_RV, history, self.bias)
         logits_RV = self.penalties(logits_RV, history)
         none_R1 = jnp.all(jnp.isneginf(logits_RV), 1, keepdims=True)
         return jnp.where(none_R1 & (jnp.arange(logits_RV.shape[1]) == eos)[None], 0.0, logits_RV)

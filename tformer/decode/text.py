@@ -11,12 +11,14 @@ from tformer.config import Config, Decode, tasks
 from tformer.data.examples import special_tokens
 from tformer.data.sources import fields
 from tformer.data.sources.records import BadRecord
+from tformer.data.tokenizers import biased_texts
 from tformer.data.tokenizers.chat import Messages
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.data.tokenizers.vocabulary import Tokenizer
 from tformer.decode import risk
 from tformer.decode.constraints import constraint
 from tformer.decode.generate import Generate, make_generate, texts_of_row
+from tformer.decode.rules import Rules
 from tformer.errors import UserError
 
 TextGenerator = Callable[..., list[str]]
@@ -127,9 +129,10 @@ def make_writer(
     eos, *others = ends = tokenizers.ends(config)
     nothing = [*np.flatnonzero(~target.ordinary).tolist(), *range(target.vocab_size, config.model.vocab_size or 0)]
     banned = [index for index in nothing if index not in ends]  # which may be the padding or BOS as well
-    asked = constraint(config.decode, target, ends, config.model.vocab_size or target.vocab_size)
+    form = constraint(config.decode, target, ends, config.model.vocab_size or target.vocab_size)
+    rules = Rules(constraint=form, bias=biased_texts.of_tokens(config.decode.bias, target))
     return Writer(
-        make_generate(model, config.decode, eos=eos, banned=banned, others=others, constraint=asked, draft=draft),
+        make_generate(model, config.decode, eos=eos, banned=banned, others=others, rules=rules, draft=draft),
         _reader(config, tokenizers, cut),
         _batcher(config, tokenizers),
         target.decode,

@@ -11,6 +11,7 @@ import numpy as np
 
 from tformer.config import Config, Decode, Model
 from tformer.config.tasks import TASKS
+from tformer.data.tokenizers import biased_texts
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.data.tokenizers.vocabulary import Tokenizer
 from tformer.errors import UserError
@@ -41,6 +42,7 @@ DEFAULTS: dict[str, Any] = {
     'max_new_tokens': None,
     'max_length': 20,
     'bad_words_ids': None,
+    'sequence_bias': None,
 }
 CUTS = ('min_p', 'typical_p', 'epsilon_cutoff', 'eta_cutoff')  # of sampling, whose names and values are ours
 EARLY_STOPPING: dict[str, Any] = {'never': 'never', 'likely': False, 'full': True}  # of decode, and of the hub
@@ -100,6 +102,8 @@ def decode_fields(
     special = [[index] for index in np.flatnonzero(~tokenizer.ordinary).tolist()]  # which are never generated
     if (words := hub['bad_words_ids']) and not (isinstance(words, list) and all(word in special for word in words)):
         lost.append(f'bad_words_ids={words}')
+    fields['decode.bias'], unsaid = _biases(hub['sequence_bias'], tokenizer, 'decode.beam_size' in fields)
+    lost += unsaid
     (length, said), (least, more) = _length(hub, given, model, start), _least(hub, model, start)
     return fields | {'decode.max_len': length, 'decode.min_len': min(least, length)}, lost + said + more
 
@@ -164,6 +168,24 @@ def _least(hub: _Settings, model: Model, start: int) -> tuple[int, list[str]]:
     return 0, [f'min_length={hub["min_length"]}, with the prompt']
 
 
+def _biases(given: Any, tokenizer: Tokenizer, beams: bool) -> tuple[tuple[str, ...], list[str]]:
+    """Returns decode.bias, and the settings that this does not express: of beams what is above 0."""
+    entries: dict[str, float] = {}
+    lost = []
+    if not isinstance(given, list | None):
+        raise UserError(f'{FILE}: sequence_bias={given!r} is not a list')
+    for entry in given or []:
+        pair = isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], list)
+        if not pair or type(entry[1]) not in (int, float) or not math.isfinite(entry[1]):
+            raise UserError(f'{FILE}: sequence_bias has {entry!r}, which is not [[ID, ...], NUMBER]')
+        text = None if beams and entry[1] > 0 else biased_texts.text_of(entry[0], tokenizer)
+        if text is None:
+            lost.append(f'sequence_bias={entry}')
+        else:
+            entries[text] = entry[1]  # of several the last one counts
+    return tuple(f'{text}={value}' for text, value in entries.items()), lost
+
+
 def _names(ids: list[Any], tokenizer: Tokenizer) -> tuple[str, ...]:
     """Returns the names of the tokens that end a text besides EOS."""
     names = []
@@ -212,6 +234,8 @@ def generation_config(config: Config, tokenizers: Tokenizers, tokens: Mapping[st
     fields |= {} if decode.repetition_penalty == 1 else {'repetition_penalty': decode.repetition_penalty}
     fields |= {} if decode.no_repeat_ngram is None else {'no_repeat_ngram_size': decode.no_repeat_ngram}
     fields |= {} if decode.guidance == 1 else {'guidance_scale': decode.guidance}
+    biases = [[list(tokens), value] for tokens, value in biased_texts.of_tokens(decode.bias, tokenizers.target)]
+    fields |= {'sequence_bias': biases} if biases else {}
     fields |= {'min_new_tokens': decode.min_len} if decode.min_len else {}
     several = decode.num_outputs > 1 and decode.strategy != 'mbr'
     fields |= {'num_return_sequences': decode.num_outputs} if several else {}
@@ -226,7 +250,7 @@ def generation_config(config: Config, tokenizers: Tokenizers, tokens: Mapping[st
 def unexpressed(config: Config) -> list[str]:
     """Returns the fields of a run's generation that generation_config.json has no setting for."""
     decode = config.decode
-    named = ('presence_penalty', 'frequency_penalty', 'choices', 'regex', 'json_schema', 'banned')
+    named = ('presence_penalty', 'frequency_penalty', 'choices', 'regex', 'json_schema', 'banned', 'begin')
     lost = [f'decode.{name}={value}' for name in named if (value := getattr(decode, name))]
     if decode.strategy == 'beam' and decode.coverage_penalty:
         lost.append(f'decode.coverage_penalty={decode.coverage_penalty}')
