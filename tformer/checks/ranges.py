@@ -27,7 +27,7 @@ POSITIVE = (
     'train.preference_beta '
     'mesh.microbatches mesh.pipeline_repeats '
     'decode.max_len decode.num_outputs decode.candidates decode.beam_size decode.beam_groups decode.draft_len '
-    'decode.batch_size decode.temperature decode.top_k decode.top_p decode.min_p decode.typical_p '
+    'decode.batch_size decode.prefill_chunk decode.temperature decode.top_k decode.top_p decode.min_p decode.typical_p '
     'decode.epsilon_cutoff decode.eta_cutoff '
     'decode.repetition_penalty decode.no_repeat_ngram '
     'evaluate.answer_length evaluate.max_examples'
@@ -71,7 +71,7 @@ AT_MOST: dict[int, list[str]] = {
     2**24: (
         'model.vocab_size model.encoder_vocab_size model.max_len model.position_offset '
         'data.length data.encoder_length data.question_length data.stride decode.max_len decode.min_len '
-        'decode.no_repeat_ngram evaluate.answer_length'
+        'decode.no_repeat_ngram decode.prefill_chunk evaluate.answer_length'
     ).split(),
     2**31 - 1: 'train.num_epochs data.mean_span_length'.split(),  # and every whole number: programs count in 32 bits
 }

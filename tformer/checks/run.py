@@ -8,6 +8,7 @@ from tformer.config import Config, Decode, Model, Optimizer, own_layers
 from tformer.config.tasks import TASKS
 from tformer.data.tokenizers import biased_texts
 from tformer.decode.constraints import CONSTRAINTS
+from tformer.decode.generate import read_together
 from tformer.layers.norms import NORMS
 from tformer.layers.parametrization import parametrization
 from tformer.objectives import LOSSES, whole_batch_head
@@ -42,6 +43,7 @@ def check_run(config: Config) -> None:
         f'decode.max_len={decode.max_len} after data.start={start} is longer than model.max_len={model.max_len}',
     )
     _check_decode(decode)
+    _check_prefill(config)
     language = config.evaluate.language
     require(
         language is None or re.fullmatch('[a-z]{2}', language) is not None,
@@ -96,6 +98,18 @@ def _check_decode(decode: Decode) -> None:
             decode.strategy != 'beam' or value <= 0,
             f"decode.bias='{text}={value:g}' is positive: decode.strategy=beam needs scores that only fall",
         )
+
+
+def _check_prefill(config: Config) -> None:
+    """Refuses to read a prompt in parts where its tokens depend on being read together."""
+    whole = read_together(config.model)
+    if config.model.family == 'decoder' and TASKS[config.train.objective].prefix and config.data.bidirectional_prefix:
+        whole = 'data.bidirectional_prefix=True'
+    chunk = config.decode.prefill_chunk
+    require(
+        chunk is None or whole is None,
+        f'decode.prefill_chunk={chunk} reads prompts in parts, but {whole} needs all of their tokens at once: use None',
+    )
 
 
 def _check_in_order(config: Config) -> None:

@@ -1,7 +1,7 @@
 """What writes a run's texts in the rows of an engine: its tokens, its batches, its compiled programs."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -43,14 +43,13 @@ def make(run: Run, rows: int) -> RowWriter:
     multiple = sharding.row_multiple(sharding.make_mesh(config.mesh), config.mesh)
     rows = -(-rows // multiple) * multiple
     first, longest = batch(writer.read([''])[0]), config.model.max_len
-    return RowWriter(
-        writer, batch, make_engine(build(config.model), first, rows=rows, slots=longest, banned=writer.banned), rows
-    )
+    options: dict[str, Any] = {'banned': writer.banned, 'chunk': config.decode.prefill_chunk}
+    return RowWriter(writer, batch, make_engine(build(config.model), first, rows=rows, slots=longest, **options), rows)
 
 
 # The fields of config.decode that an engine, or who asks it for a text, knows; others change what is written.
 KNOWN = ('strategy', 'max_len', 'num_outputs', 'temperature', 'top_k', 'top_p', 'min_p', 'ends')
-_HARMLESS = ('batch_size', 'draft', 'draft_len')  # they change no distribution
+_HARMLESS = ('batch_size', 'prefill_chunk', 'draft', 'draft_len')  # they change no distribution
 
 
 def unknown(decode: Decode) -> list[str]:

@@ -56,18 +56,24 @@ class Engine(NamedTuple):
 
 
 def make_engine(
-    model: nn.Module, example: Mapping[str, Any], *, rows: int, slots: int, banned: Sequence[int] = ()
+    model: nn.Module,
+    example: Mapping[str, Any],
+    *,
+    rows: int,
+    slots: int,
+    banned: Sequence[int] = (),
+    chunk: int | None = None,
 ) -> Engine:
     """Returns the engine of a model with so many rows, each of a cache of so many slots for a prompt and its text.
 
     `example` is a batch of one row as `insert` gets it; an encoder's text has the same padded length in every batch.
     `banned` tokens are never generated. No function compiles again for another row, drawing or text, `insert` only for
-    another padded length of a prompt. Padding takes no slots.
+    another padded length of a prompt. Padding takes no slots. Of a prompt `chunk` tokens are read at once; None: all.
     """
 
     def row_of(variables: Any, batch: Mapping[str, Any]) -> tuple[Any, jax.Array, jax.Array]:
         length = batch['inputs'].shape[1]
-        extend, cache, prompt = begin(model, variables, batch, max(length, slots))
+        extend, cache, prompt = begin(model, variables, batch, max(length, slots), chunk)
         padding = jnp.sum(prompt.positions_BP < 0)
         cache = prefill(extend, cache, prompt).trimmed(padding, slots).by_row()
         return cache, prompt.tokens_BP[:, -1].astype(jnp.int32), prompt.positions_BP[:, -1]

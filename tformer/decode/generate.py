@@ -8,15 +8,18 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from tformer import config
+from tformer.config import Model
 from tformer.decode.beam import Beams, beam_search
 from tformer.decode.coverage import Covered, attend_by, counted
 from tformer.decode.guidance import Doubled, guided, with_and_without
 from tformer.decode.penalties import Penalties
 from tformer.decode.rules import Rules
-from tformer.decode.sample import Ending, Extend, Prompt, Sampling, greedy, prefill, sample
+from tformer.decode.sample import Ending, Extend, Prompt, Sampling, greedy, prefill, read, sample
 from tformer.decode.speculative import Draft, Warp, by_look_up, by_model, greedy_warp, speculate
 from tformer.errors import UserError, choose
 from tformer.layers import masks
+from tformer.layers.moe import DISPATCHES
+from tformer.layers.rope_scalings import ROPE_SCALINGS
 from tformer.model import positions_of
 
 Generate = Callable[[Any, Mapping[str, Any], jax.Array | None], tuple[jax.Array, jax.Array]]
@@ -61,10 +64,12 @@ def make_generate(
 
     `batch` is a model's batch: `inputs` and `positions` [B, P] are the prompt, padded in front (with an encoder,
     data.start); encoder fields and `prefix` are as in training; `rows` [B], optional, are the examples' numbers, by
-    which sampling draws (default: 0 to B - 1). `rng` is the random key for sampling, else None. tokens_RT holds PAD
-    after the end. scores_R is the model's log-probability of the new tokens, for beam search divided by the length
-    penalty, and with `cfg.guidance` that of the guided distribution; a forced end has the probability 1, and a text
-    that a beam did not find the score -inf.
+    which sampling draws (default: 0 to B - 1); `shared` [B, Q], optional, of a decoder without `prefix`, are tokens
+    with which every prompt begins and goes on, the same in each row: they are read once for all of them (not with
+    guidance). `rng` is the random key for sampling, else None. tokens_RT holds PAD after the end. scores_R is the
+    model's log-probability of the new tokens, for beam search divided by the length penalty, and with `cfg.guidance`
+    that of the guided distribution; a forced end has the probability 1, and a text that a beam did not find the score
+    -inf.
 
     Raises:
       UserError: an unknown strategy; on a call, a prompt that with the new tokens is longer than the model's max_len.
@@ -75,13 +80,15 @@ def make_generate(
     @jax.jit
     def generate(variables: Any, batch: Mapping[str, Any], rng: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
         P = batch['inputs'].shape[1]
-        read = P + cfg.max_len - 1
-        if read > longest:
+        needed = P + cfg.max_len - 1
+        if needed > longest:
             raise UserError(
-                f'a prompt of {P} and decode.max_len={cfg.max_len} new tokens need {read} positions, but '
+                f'a prompt of {P} and decode.max_len={cfg.max_len} new tokens need {needed} positions, but '
                 f'model.max_len={longest}'
             )
 
+        if cfg.guidance != 1:  # rows without their prompts share nothing
+            batch = {name: value for name, value in batch.items() if name != 'shared'}
         drafts = draft is not None or cfg.draft is not None
         slots = cache_slots(cfg, P + (cfg.draft_len + 1 if drafts else 0))
         extend, cache, prompt = _begun(model, cfg, variables, batch, slots)
@@ -103,28 +110,45 @@ def make_generate(
     return generate
 
 
-def begin(model: nn.Module, variables: Any, batch: Mapping[str, Any], slots: int) -> tuple[Extend, Any, Prompt]:
-    """Returns a model's step function, its cache and the prompt of a batch."""
+def begin(
+    model: nn.Module, variables: Any, batch: Mapping[str, Any], slots: int, chunk: int | None = None
+) -> tuple[Extend, Any, Prompt]:
+    """Returns a model's step function, its cache and the prompt of a batch, of which `chunk` tokens are read at once.
+
+    Tokens that all rows share are read once, as a row of their own, and stand in front of each row's cache.
+    """
 
     def extend(tokens_BT: jax.Array, positions_BT: jax.Array, cache: Any) -> tuple[jax.Array, Any]:
         return model.apply(variables, tokens_BT, positions_BT, cache, method='extend')
 
     tokens_BP, positions_BP = batch['inputs'], positions_of(batch)
+    shared = batch['shared'].shape[1] if 'shared' in batch else 0
+    first = {'inputs': batch['shared'][:1]} if shared else batch
     with masks.ordered('front'):
-        cache = model.apply(variables, batch, slots, method='start')
+        cache = model.apply(variables, first, slots, method='start')
+    if shared:
+        cache = read(extend, cache, first['inputs'], positions_of(first), chunk=chunk).repeat(len(tokens_BP))
     if 'prefix' in batch:  # bidirectional: read all at once, and the last one again
         with masks.ordered('front'):
             read_all: Any = model.apply(variables, tokens_BP, positions_BP, cache, batch['prefix'], method='extend')
         cache = read_all[1].back(1)
     rows_B = batch.get('rows', jnp.arange(len(tokens_BP)))
-    return extend, cache, Prompt(tokens_BP, positions_BP, rows_B, prefilled='prefix' in batch)
+    return extend, cache, Prompt(tokens_BP, positions_BP, rows_B, 'prefix' in batch, shared=shared, chunk=chunk)
+
+
+def read_together(cfg: Model) -> str | None:
+    """Returns the choice by which what becomes of a token depends on the others that are read with it, or None."""
+    choices = {f'model.rope_scaling={cfg.rope_scaling}': ROPE_SCALINGS[cfg.rope_scaling].by_length}
+    if cfg.num_experts:
+        choices[f'model.expert_dispatch={cfg.expert_dispatch}'] = DISPATCHES[cfg.expert_dispatch].whole_batch
+    return next((name for name, holds in choices.items() if holds), None)
 
 
 def _begun(
     model: nn.Module, cfg: config.Decode, variables: Any, batch: Mapping[str, Any], slots: int
 ) -> tuple[Extend, Any, Prompt]:
     """Returns what `begin` does, for beams with a coverage penalty over a `Covered` cache."""
-    extend, cache, prompt = begin(model, variables, batch, slots)
+    extend, cache, prompt = begin(model, variables, batch, slots, cfg.prefill_chunk)
     if cfg.strategy != 'beam' or not cfg.coverage_penalty:
         return extend, cache, prompt
     covered = Covered(cache, positions_of(batch, 'encoder_') >= 0)
@@ -154,7 +178,7 @@ def _drafting(
         if draft is None:
             tokens_BP, real_BP = (jnp.repeat(x, draws, axis=0) for x in _given(model, batch))
             return by_look_up(tokens_BP, real_BP, number=cfg.draft_len)
-        step, held, own = begin(draft, variables['draft'], batch, slots)
+        step, held, own = begin(draft, variables['draft'], batch, slots, cfg.prefill_chunk)
         options: dict[str, Any] = {'number': cfg.draft_len, 'longest': draft.cfg.max_len, 'banned': banned}
         return by_model(step, prefill(step, held, own).repeat(draws), own.repeat(draws), warp, **options)
 

@@ -1,6 +1,6 @@
 """Greedy decoding and sampling over a step function, without knowledge of the model.
 
-Shapes: B batch, P prompt length, T new tokens, V vocabulary.
+Shapes: B batch, P prompt length, T new tokens, C chunks, V vocabulary.
 """
 
 import functools
@@ -31,6 +31,8 @@ class Prompt(NamedTuple):
     rows_B: jax.Array  # each example's number, on which its random draws depend, instead of its place in the batch
     prefilled: bool = False  # the cache holds all but the last token already
     draws_B: jax.Array | None = None  # numbers of draws of the same example; None: all are the first, 0
+    shared: int = 0  # tokens with which all rows begin, and which the cache holds already
+    chunk: int | None = None  # tokens that are read at once; None: all
 
     def repeat(self, draws: int) -> 'Prompt':
         """Returns the prompts for so many draws of each, one after the other; the cache is prefilled."""
@@ -104,8 +106,42 @@ def prefill(extend: Extend, cache: Any, prompt: Prompt) -> Any:
     """
     if prompt.prefilled or prompt.tokens_BP.shape[1] == 1:
         return cache
-    with masks.ordered('front'):
-        return extend(prompt.tokens_BP[:, :-1], prompt.positions_BP[:, :-1], cache)[1]
+    tokens_BT, positions_BT = (x[:, prompt.shared : -1] for x in (prompt.tokens_BP, prompt.positions_BP))
+    if prompt.shared:  # rows shorter than the longest one have their last shared tokens here
+        positions_BT = jnp.where(positions_BT >= prompt.shared, positions_BT, -1)
+    return read(extend, cache, tokens_BT, positions_BT, chunk=prompt.chunk, empty=not prompt.shared)
+
+
+def read(
+    extend: Extend,
+    cache: Any,
+    tokens_BT: jax.Array,
+    positions_BT: jax.Array,
+    *,
+    chunk: int | None = None,
+    empty: bool = True,
+) -> Any:
+    """Returns the cache with tokens, of which `chunk` are read at once, and what is left of them first.
+
+    Each chunk sees what the cache has, so that it becomes the same but for rounding, and only the keys and values of
+    all tokens are in memory. `empty` says whether the cache is.
+    """
+    B, T = tokens_BT.shape
+    left = T if chunk is None else T % chunk
+    if left:
+        with masks.ordered('front' if empty else None):  # behind other tokens places are not those of the cache
+            cache = extend(tokens_BT[:, :left], positions_BT[:, :left], cache)[1]
+    if left == T:
+        return cache
+    tokens_CBT, positions_CBT = (
+        jnp.moveaxis(x[:, left:].reshape(B, -1, chunk), 1, 0) for x in (tokens_BT, positions_BT)
+    )
+
+    def further(cache: Any, part: tuple[jax.Array, jax.Array]) -> tuple[Any, None]:
+        return extend(part[0], part[1], cache)[1], None
+
+    with masks.ordered(None):
+        return jax.lax.scan(further, cache, (tokens_CBT, positions_CBT))[0]
 
 
 def banned_mask(vocab_size: int, banned: Sequence[int]) -> jax.Array:

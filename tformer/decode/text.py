@@ -17,7 +17,7 @@ from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.data.tokenizers.vocabulary import Tokenizer
 from tformer.decode import risk
 from tformer.decode.constraints import constraint
-from tformer.decode.generate import Generate, make_generate, texts_of_row
+from tformer.decode.generate import Generate, make_generate, read_together, texts_of_row
 from tformer.decode.rules import Rules
 from tformer.errors import UserError
 
@@ -44,6 +44,7 @@ class Writer(NamedTuple):
     banned: Sequence[int]  # tokens that are never generated
     pad: int  # of the texts that are read
     decoding: Decode
+    shares: bool = False  # whether tokens with which all texts begin may be read once for all of them
 
     def write(
         self,
@@ -64,6 +65,7 @@ class Writer(NamedTuple):
           UserError: a text is longer than the model takes and may not be cut.
         """
         inputs = self.read(texts)
+        shared = common(inputs) if self.shares and multiple == 1 else []
         order = sorted(range(len(inputs)), key=lambda i: len(inputs[i]))
         size = -(-min(self.decoding.batch_size, max(len(inputs), 1)) // multiple) * multiple
         for start in range(0, len(order), size):
@@ -72,6 +74,8 @@ class Writer(NamedTuple):
                 continue
             batch = self.batch([inputs[i] for i in rows], size)
             batch['rows'] = np.array([*rows, *[-1] * (size - len(rows))], np.int32)
+            if shared:
+                batch['shared'] = np.tile(np.array(shared, np.int32), (size, 1))
             tokens_RT, scores_R = jax.device_get(self.program(variables, place(batch), jax.random.key(seed)))
             n = texts_of_row(self.decoding)
             for row, i in enumerate(rows):
@@ -91,6 +95,19 @@ class Writer(NamedTuple):
         worth = risk.expected_utilities(texts, risk.UTILITIES[self.decoding.utility]())
         places = risk.ranked(texts, worth)[: self.decoding.num_outputs]
         return [outputs[place]._replace(score=worth[place]) for place in places]
+
+
+SHARED = 16  # tokens with which texts begin are shared in multiples of so many, as each number is compiled
+
+
+def common(inputs: Sequence[list[int]]) -> list[int]:
+    """Returns the tokens with which several rows begin, each of which has more of them."""
+    if len(inputs) < 2:
+        return []
+    least, most = min(inputs), max(inputs)  # in the order of lists, so that the others lie between
+    shortest = min(map(len, inputs)) - 1
+    same = next((i for i, (a, b) in enumerate(zip(least, most, strict=False)) if a != b), shortest)
+    return list(least[: min(same, shortest) // SHARED * SHARED])
 
 
 def make_text_generator(model: nn.Module, config: Config, tokenizers: Tokenizers, *, cut: bool) -> TextGenerator:
@@ -140,7 +157,15 @@ def make_writer(
         banned,
         _input_side(config, tokenizers).specials.pad,
         config.decode,
+        shares=_shares(config),
     )
+
+
+def _shares(config: Config) -> bool:
+    """Returns whether the beginnings of a run's prompts can be read apart from the rest of them."""
+    whole = tasks.TASKS[config.train.objective].prefix and config.data.bidirectional_prefix
+    plain = config.model.family == 'decoder' and not whole and config.decode.guidance == 1
+    return plain and read_together(config.model) is None
 
 
 def _reader(config: Config, tokenizers: Tokenizers, cut: bool) -> Callable[[Sequence[str | Messages]], list[list[int]]]:
