@@ -16,7 +16,9 @@ from tformer.decode import text
 from tformer.decode.engine import Drawing, make_engine, write_all
 from tformer.decode.generate import begin, make_generate
 from tformer.decode.sample import prefill
+from tformer.decode.sample import read as read_in_parts
 from tformer.errors import UserError
+from tformer.layers import masks
 from tformer.model import build
 from tformer.training import dummy_batch
 
@@ -96,6 +98,20 @@ def test_a_cache_is_the_same_but_for_rounding_however_its_prompt_was_read(name) 
         for one, other in zip(held(cache), whole, strict=True):
             axis_rows = (slice(None), rows) if name == 'recurrent' else (rows,)
             np.testing.assert_allclose(one[axis_rows], other[axis_rows], rtol=2e-5, atol=2e-5)
+
+
+def test_only_what_is_read_into_an_empty_cache_has_a_known_order() -> None:
+    """Kernels that skip blocks by the places of queries and keys would be wrong behind other tokens."""
+    seen, tokens = [], jnp.zeros((2, 11), jnp.int32)
+
+    def extend(tokens_BT, positions_BT, cache):
+        seen.append((tokens_BT.shape[1], masks.known_order()))
+        return tokens_BT, cache
+
+    for chunk, empty in ((None, True), (None, False), (4, True), (4, False)):
+        read_in_parts(extend, 0, tokens, tokens, chunk=chunk, empty=empty)
+    assert {each for each in seen if each[0] == 11} == {(11, 'front'), (11, None)}
+    assert {each for each in seen if each[0] < 11} == {(3, 'front'), (3, None), (4, None)}
 
 
 WAYS = [
