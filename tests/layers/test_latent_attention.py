@@ -1,0 +1,106 @@
+"""Multi-head latent attention: the paper's formulas, and decoding by latents alone."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from small_decoding import V, batch_of, make
+from tformer.checks.model import check_model
+from tformer.config import Model
+from tformer.errors import UserError
+from tformer.layers.cache import empty_cache
+from tformer.layers.resolved import resolve_model
+
+C, R, H, U, N = 6, 4, 4, 3, 4
+LATENT = {'position': 'rope', 'kv_latent_dim': C, 'rotary_dim': R, 'head_dim': H, 'value_dim': U}
+
+
+def turned(x, position):
+    half = x.size // 2
+    z = (x[:half] + 1j * x[half:]) * np.exp(1j * position * 10_000.0 ** (-np.arange(half) / half))
+    return np.concatenate([z.real, z.imag])
+
+
+def normed(x, params):
+    return x / np.sqrt(np.mean(x**2, -1, keepdims=True) + 1e-6) * params['scale']
+
+
+def paper(p, x):
+    """Equations 9 to 19, one query and one head at a time; the stream of one row, positions from 0."""
+    c = normed(x @ p['latent']['kernel'], p['latent_norm'])
+    source = normed(x @ p['query_latent']['kernel'], p['query_latent_norm']) if 'query_latent' in p else x
+    q, shared = np.tensordot(source, p['query']['kernel'], 1), x @ p['rotary_key']['kernel']
+    heads = np.zeros((len(x), N, U))
+    for t in range(len(x)):
+        for n in range(N):
+            keys = [np.concatenate([c[s] @ p['key']['kernel'][:, n], turned(shared[s], s)]) for s in range(t + 1)]
+            query = np.concatenate([q[t, n, :H], turned(q[t, n, H:], t)])
+            weights = np.exp(np.stack(keys) @ query / np.sqrt(H + R))
+            heads[t, n] = weights / weights.sum() @ (c[: t + 1] @ p['value']['kernel'][:, n])
+    return np.tensordot(heads, p['out']['kernel'], 2)
+
+
+@pytest.mark.parametrize('latent', [None, 5])
+def test_one_layer_is_the_papers_equations(latent):
+    fields = {'norm': None, 'norm_placement': 'no_residual', 'mlp_bias': False, 'dropout_rate': 0.0}
+    model, variables = make('decoder', **LATENT, query_latent_dim=latent, num_decoder_layers=1, **fields)
+    tokens = np.array([[3, 7, 5, 4]], np.int32)
+    _, state = model.apply(variables, {'inputs': tokens}, capture_intermediates=True, mutable=['intermediates'])
+    stack = nn.unbox(variables)['params']['decoder']['stack']['layers']['attention']
+    params = jax.tree.map(lambda x: np.asarray(x[0], np.float64), stack)
+    table = np.asarray(nn.unbox(variables)['params']['embed']['table'], np.float64)
+    layers = state['intermediates']['decoder']['stack']['layers']
+    found = layers['attention']['__call__'][0][0, 0]
+    np.testing.assert_allclose(found, paper(params, table[tokens[0]] * table.shape[1] ** 0.5), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize('family', ['decoder', 'prefix_decoder', 'encoder_decoder'])
+def test_steps_by_latents_are_the_full_forward_of_ragged_rows(family):
+    fields = {'attention_pattern': ('local', 'global'), 'window': 3, 'attention_sink': 'learned'}
+    model, variables = make(family, scale=2.0, **LATENT, query_latent_dim=5, attention_softcap=4.0, **fields)
+    batch = batch_of(family)
+    last = batch['positions'][:, -1:]
+    more = np.random.default_rng(1).integers(3, V, (len(last), 4)).astype(np.int32)
+    places = last + 1 + np.arange(4, dtype=np.int32)[None]
+    whole = {**batch, 'inputs': np.concatenate([batch['inputs'], more], 1)}
+    whole['positions'] = np.concatenate([batch['positions'], places], 1)
+    if 'prefix' in batch:
+        whole['prefix'] = np.concatenate([batch['prefix'], np.zeros(more.shape, bool)], 1)
+    expected = jax.jit(model.apply)(variables, whole)
+    cache = model.apply(variables, batch, 12, method='start')
+    assert jax.tree.map(lambda x: x.shape, (cache.own[0].k, cache.own[0].v)) == ((3, 1, 12, C), (3, 1, 12, R))
+    parts, P = [(batch['inputs'], batch['positions'])], batch['inputs'].shape[1]
+    parts += [(more[:, a:b], places[:, a:b]) for a, b in ((0, 1), (1, 2), (2, 4))]  # a token, rows alone, then two
+    found = []
+    for number, (tokens, positions) in enumerate(parts):
+        cache = cache.by_row() if number == 2 else cache
+        prefix = batch.get('prefix') if number == 0 else None
+        logits, cache = model.apply(variables, tokens, positions, cache, prefix, method='extend')
+        found.append(logits)
+    real = whole['positions'] >= 0
+    assert jnp.concatenate(found, 1).shape[1] == P + 4
+    np.testing.assert_allclose(np.concatenate(found, 1)[real], np.asarray(expected)[real], rtol=1e-4, atol=1e-4)
+
+
+def test_a_token_takes_a_latent_and_one_rotary_key_of_the_cache():
+    cfg = resolve_model(Model(num_decoder_layers=3, vocab_size=V, **LATENT))
+    cache = jax.eval_shape(lambda: empty_cache(cfg, 2, 10))
+    assert sum(x.size for x in jax.tree.leaves(cache.own)) == 3 * 2 * 10 * (C + R)
+
+
+@pytest.mark.parametrize(
+    ('fields', 'line'),
+    [
+        ({'position': 'alibi'}, 'needs model.position=rope, not alibi'),
+        ({'rotary_dim': 3}, 'needs an even model.rotary_dim, not 3'),
+        ({'qk_norm': 'rmsnorm'}, 'needs model.qk_norm=None'),
+        ({'num_kv_heads': 2}, 'all heads share a latent'),
+        ({'lora_rank': 2}, 'a latent has no adapters'),
+        ({'parametrization': 'mup', 'base_emb_dim': 8}, 'needs model.parametrization=None'),
+    ],
+)
+def test_what_does_not_fit_latents_is_refused_in_a_line(fields, line):
+    with pytest.raises(UserError, match=line):
+        check_model(Model(**{**LATENT, **fields}))
