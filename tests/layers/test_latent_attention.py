@@ -35,10 +35,10 @@ def paper(p, x):
     heads = np.zeros((len(x), N, U))
     for t in range(len(x)):
         for n in range(N):
-            keys = [np.concatenate([c[s] @ p['key']['kernel'][:, n], turned(shared[s], s)]) for s in range(t + 1)]
+            keys = [np.concatenate([c[s] @ p['key_up']['kernel'][:, n], turned(shared[s], s)]) for s in range(t + 1)]
             query = np.concatenate([q[t, n, :H], turned(q[t, n, H:], t)])
             weights = np.exp(np.stack(keys) @ query / np.sqrt(H + R))
-            heads[t, n] = weights / weights.sum() @ (c[: t + 1] @ p['value']['kernel'][:, n])
+            heads[t, n] = weights / weights.sum() @ (c[: t + 1] @ p['value_up']['kernel'][:, n])
     return np.tensordot(heads, p['out']['kernel'], 2)
 
 

@@ -1,4 +1,4 @@
-"""Multi-head latent attention: keys and values of all heads come from one small vector of each token."""
+"""Multi-head latent attention: the keys and values of all heads come from one small vector of each token."""
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +36,7 @@ class LatentAttention(Attention):
             init = make_initializer(cfg, role, C, N * size, stack)
             return Kernel(cfg, (C, N, size), ('latent', 'heads', 'head_dim'), init)
 
-        self.key, self.value = up('key', cfg.head_dim), up('value', cfg.value_dim)
+        self.key_up, self.value_up = up('key', cfg.head_dim), up('value', cfg.value_dim)
         shape, names = (N, cfg.value_dim, D), ('heads', 'head_dim', 'embed')
         self.out = Dense(cfg, 'BNTU,NUD->BTD', shape, names, role='attention_out', stack=stack)
         self.set_up_scores()
@@ -60,7 +60,7 @@ class LatentAttention(Attention):
     def kernels(self) -> tuple[jax.Array, jax.Array]:
         """Returns the kernels [C, N, H] and [C, N, U] that make keys and values of latents."""
         dtype = jnp.dtype(self.cfg.dtype)
-        return self.key()[0].astype(dtype), self.value()[0].astype(dtype)
+        return self.key_up()[0].astype(dtype), self.value_up()[0].astype(dtype)
 
     def __call__(
         self,
