@@ -104,3 +104,96 @@ def test_a_token_takes_a_latent_and_one_rotary_key_of_the_cache():
 def test_what_does_not_fit_latents_is_refused_in_a_line(fields, line):
     with pytest.raises(UserError, match=line):
         check_model(Model(**{**LATENT, **fields}))
+
+
+@pytest.mark.parametrize('search', ['beam', 'greedy'])
+def test_searches_by_latents_write_what_scores_best_by_the_full_forward(search):
+    """The first token that is written is the likeliest by the full forward; rows that are repeated keep their text."""
+    model, variables = make('decoder', scale=2.0, **LATENT)
+    batch = batch_of('decoder')
+    expected = np.asarray(jax.jit(model.apply)(variables, batch))[:, -1]
+    cache = model.apply(variables, batch, 12, method='start')
+    logits, cache = model.apply(variables, batch['inputs'], batch['positions'], cache, method='extend')
+    np.testing.assert_allclose(logits[:, -1], expected, rtol=1e-4, atol=1e-4)
+    two = np.argsort(-expected, -1)[:, :2].astype(np.int32)
+    places = np.repeat(batch['positions'][:, -1:] + 1, 2, 1)
+    if search == 'beam':  # two hypotheses of each row
+        found, _ = model.apply(variables, two, places, cache.branch(2), method='extend')
+    else:  # the same as rows of their own, without the padding that all have in front
+        rows = cache.repeat(2).trimmed(jnp.array(0), 12)
+        found, _ = model.apply(variables, two.reshape(-1, 1), places.reshape(-1, 1), rows, method='extend')
+        found = found.reshape(3, 2, V)
+    for number in range(2):
+        tokens = np.concatenate([batch['inputs'], two[:, number : number + 1]], 1)
+        whole = {'inputs': tokens, 'positions': np.concatenate([batch['positions'], places[:, :1]], 1)}
+        best = np.asarray(jax.jit(model.apply)(variables, whole))[:, -1]
+        np.testing.assert_allclose(np.asarray(found)[:, number], best, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize('side', ['behind', 'front'])
+@pytest.mark.parametrize('latent', [None, 5])
+def test_one_attention_is_that_of_the_hubs_deepseek(latent, side):
+    torch, hub = pytest.importorskip('torch'), pytest.importorskip('transformers')
+    D = 16
+    config = hub.DeepseekV2Config(
+        vocab_size=V, hidden_size=D, intermediate_size=24, num_hidden_layers=2, num_attention_heads=N,
+        num_key_value_heads=N, q_lora_rank=latent, kv_lora_rank=C, qk_rope_head_dim=R, qk_nope_head_dim=H,
+        v_head_dim=U, first_k_dense_replace=2, max_position_embeddings=16, rms_norm_eps=1e-6,
+        tie_word_embeddings=False, attn_implementation='eager',
+    )  # fmt: skip
+    torch.manual_seed(0)
+    theirs = hub.DeepseekV2ForCausalLM(config).eval()
+    with torch.no_grad():
+        for weight in theirs.parameters():
+            weight.copy_(0.4 * torch.randn(weight.shape) + (weight.ndim == 1))
+    held = {name: x.detach().numpy() for name, x in theirs.state_dict().items()}
+    fields = {'norm': 'rmsnorm', 'activation': 'swiglu', 'mlp_bias': False, 'mlp_dim': 24, 'tied_embeddings': None}
+    fields |= {'embedding_scale': None, 'query_latent_dim': latent}
+    model, variables = make('decoder', **LATENT, **fields)
+    pairs = np.r_[0:R:2, 1:R:2]  # theirs turns (2i, 2i + 1), ours (i, i + R/2)
+
+    def layer(number):
+        own = {name.split('.', 3)[3]: x.T for name, x in held.items() if name.startswith(f'model.layers.{number}.')}
+        at = {name.removeprefix('self_attn.').removesuffix('.weight'): x for name, x in own.items()}
+        query = at['q_proj' if latent is None else 'q_b_proj'].reshape(-1, N, H + R)
+        down, up = at['kv_a_proj_with_mqa'], at['kv_b_proj'].reshape(C, N, H + U)
+        attention = {
+            'query': np.concatenate([query[..., :H], query[..., H:][..., pairs]], -1),
+            'latent': down[:, :C], 'rotary_key': down[:, C:][:, pairs], 'key_up': up[..., :H], 'value_up': up[..., H:],
+            'out': at['o_proj'].reshape(N, U, D),
+        }  # fmt: skip
+        norms = {'latent_norm': at['kv_a_layernorm']}
+        if latent is not None:
+            attention['query_latent'], norms['query_latent_norm'] = at['q_a_proj'], at['q_a_layernorm']
+        mlp = {'in_0': at['mlp.gate_proj'], 'in_1': at['mlp.up_proj'], 'out': at['mlp.down_proj']}
+        return {
+            'attention': {name: {'kernel': x} for name, x in attention.items()}
+            | {name: {'scale': x} for name, x in norms.items()},
+            'mlp': {name: {'kernel': x} for name, x in mlp.items()},
+            'attention_norm': {'scale': at['input_layernorm']},
+            'mlp_norm': {'scale': at['post_attention_layernorm']},
+        }
+
+    layers = jax.tree.map(lambda *each: np.stack(each), layer(0), layer(1))
+    params = {
+        'embed': {'table': held['model.embed_tokens.weight']},
+        'decoder': {'stack': {'layers': layers, 'norm': {'scale': held['model.norm.weight']}}},
+        'head': {'logits': {'kernel': held['lm_head.weight'].T}},
+    }
+    own = nn.unbox(variables)['params']
+    shapes = {jax.tree_util.keystr(path): x.shape for path, x in jax.tree_util.tree_leaves_with_path(own)}
+    found = {jax.tree_util.keystr(path): x.shape for path, x in jax.tree_util.tree_leaves_with_path(params)}
+    assert found == shapes
+    lengths, places = np.array([6, 3]), np.arange(6)[None]
+    positions = np.where(places < lengths[:, None], places, -1)
+    if side == 'front':
+        positions = np.stack([np.roll(row, 6 - length) for row, length in zip(positions, lengths, strict=True)])
+    tokens, real = np.random.default_rng(0).integers(3, V, (2, 6)).astype(np.int32), positions >= 0
+    with torch.no_grad():
+        expected = theirs(
+            torch.tensor(tokens, dtype=torch.long),
+            attention_mask=torch.tensor(real.astype(int)),
+            position_ids=torch.tensor(positions.clip(0)),
+        ).logits.numpy()
+    logits = model.apply({'params': params}, {'inputs': tokens, 'positions': positions.astype(np.int32)})
+    np.testing.assert_allclose(np.asarray(logits)[real], expected[real], rtol=1e-4, atol=1e-4)
