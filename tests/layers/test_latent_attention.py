@@ -12,6 +12,7 @@ from tformer.config import Model
 from tformer.errors import UserError
 from tformer.layers.cache import empty_cache
 from tformer.layers.resolved import resolve_model
+from tformer.training import flops
 
 C, R, H, U, N = 6, 4, 4, 3, 4
 LATENT = {'position': 'rope', 'kv_latent_dim': C, 'rotary_dim': R, 'head_dim': H, 'value_dim': U}
@@ -106,9 +107,8 @@ def test_what_does_not_fit_latents_is_refused_in_a_line(fields, line):
         check_model(Model(**{**LATENT, **fields}))
 
 
-@pytest.mark.parametrize('search', ['beam', 'greedy'])
-def test_searches_by_latents_write_what_scores_best_by_the_full_forward(search):
-    """The first token that is written is the likeliest by the full forward; rows that are repeated keep their text."""
+@pytest.mark.parametrize('kind', ['hypotheses', 'rows'])
+def test_hypotheses_of_a_row_and_repeated_rows_by_latents_are_the_full_forward(kind):
     model, variables = make('decoder', scale=2.0, **LATENT)
     batch = batch_of('decoder')
     expected = np.asarray(jax.jit(model.apply)(variables, batch))[:, -1]
@@ -117,9 +117,9 @@ def test_searches_by_latents_write_what_scores_best_by_the_full_forward(search):
     np.testing.assert_allclose(logits[:, -1], expected, rtol=1e-4, atol=1e-4)
     two = np.argsort(-expected, -1)[:, :2].astype(np.int32)
     places = np.repeat(batch['positions'][:, -1:] + 1, 2, 1)
-    if search == 'beam':  # two hypotheses of each row
+    if kind == 'hypotheses':  # two hypotheses of each row
         found, _ = model.apply(variables, two, places, cache.branch(2), method='extend')
-    else:  # the same as rows of their own, without the padding that all have in front
+    else:  # the same as rows of their own
         rows = cache.repeat(2).trimmed(jnp.array(0), 12)
         found, _ = model.apply(variables, two.reshape(-1, 1), places.reshape(-1, 1), rows, method='extend')
         found = found.reshape(3, 2, V)
@@ -132,7 +132,7 @@ def test_searches_by_latents_write_what_scores_best_by_the_full_forward(search):
 
 @pytest.mark.parametrize('side', ['behind', 'front'])
 @pytest.mark.parametrize('latent', [None, 5])
-def test_one_attention_is_that_of_the_hubs_deepseek(latent, side):
+def test_a_model_is_that_of_the_hubs_deepseek(latent, side):
     torch, hub = pytest.importorskip('torch'), pytest.importorskip('transformers')
     D = 16
     config = hub.DeepseekV2Config(
@@ -197,3 +197,11 @@ def test_one_attention_is_that_of_the_hubs_deepseek(latent, side):
         ).logits.numpy()
     logits = model.apply({'params': params}, {'inputs': tokens, 'positions': positions.astype(np.int32)})
     np.testing.assert_allclose(np.asarray(logits)[real], expected[real], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(('family', 'pairs'), [('decoder', 3 * 10**2), ('encoder_decoder', 2 * 7**2 + 3 * 10**2)])
+def test_scores_cost_their_rotary_part_in_self_attention_alone(family, pairs):
+    layers = {'num_encoder_layers': 2, 'num_decoder_layers': 3, 'num_heads': N}
+    plain = {name: LATENT[name] for name in ('position', 'head_dim', 'value_dim')}
+    costs = [flops._attention(resolve_model(Model(family, **layers, **fields)), 10, 7) for fields in (LATENT, plain)]
+    assert costs[0] - costs[1] == 6 * N * R * pairs
