@@ -96,6 +96,8 @@ ELSEWHERE = {
     'num_kv_heads': (decoder(attention_projections=False), 'model.attention_projections is True'),
     'head_dim': (decoder(attention_projections=False), 'model.attention_projections is True'),
     'value_dim': (decoder(attention_projections=False), 'model.attention_projections is True'),
+    'query_latent_dim': (ROPE, 'model.kv_latent_dim is set'),
+    'rotary_dim': (ROPE, 'model.kv_latent_dim is set'),
     'attention_bias': (decoder(attention_projections=False), 'model.attention_projections is True'),
     'embedding_norm': (decoder(norm=None), 'model.norm is not None'),
     'num_token_types': (DECODER, 'model.family is encoder'),

@@ -120,6 +120,7 @@ ALONE = [
         'position': 'timing_signal', 'position_offset': 2, 'attention_scale': 'sqrt_scale_dim',
         'attention_scale_dim': 3.0, **EXPERTS, 'router_bias': True, 'activation': 'swiglu_clamped',
     },
+    {**ROPE, 'norm': 'rmsnorm', 'kv_latent_dim': 6, 'query_latent_dim': 5, 'rotary_dim': 4, 'value_dim': 3},
 ]
 # fmt: on
 STORED = pathlib.Path(__file__).with_suffix('.json')

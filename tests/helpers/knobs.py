@@ -38,6 +38,7 @@ SCALED, LLAMA3 = (decoder(position='rope', rope_scaling=key, rope_factor=2.0) fo
 YARN = decoder(position='rope', rope_scaling='yarn', rope_factor=2.0, rope_trained_len=4096, head_dim=64)
 LONG = decoder(position='rope', rope_scaling='longrope', rope_short_factors=(1.0, 2.0), rope_long_factors=(2.0, 3.0))
 NEAR = decoder(position='rope', attention_pattern=('local', 'global'), window=3)
+LATENT = decoder(position='rope', kv_latent_dim=8)
 EXPERTS = decoder(num_experts=4)
 CAPACITY = decoder(num_experts=4, expert_dispatch='capacity')
 LOCAL = decoder(attention_pattern=('local',), window=3)
@@ -73,6 +74,9 @@ KNOBS = {
     'num_kv_heads': ('causal_lm', DECODER, 2),
     'head_dim': ('causal_lm', DECODER, 8),
     'value_dim': ('causal_lm', DECODER, 6),
+    'kv_latent_dim': ('causal_lm', ROPE, 6),
+    'query_latent_dim': ('causal_lm', LATENT, 6),
+    'rotary_dim': ('causal_lm', LATENT, 4),
     'max_len': ('causal_lm', LEARNED, 12),
     'tied_embeddings': ('causal_lm', DECODER, None),
     'embedding_scale': ('causal_lm', DECODER, None),

@@ -66,8 +66,34 @@ def _check_block(model: Model) -> None:
     require_divisor('model.num_kv_heads', kv_heads, 'model.num_heads', model.num_heads)
     head_dim = model.head_dim or model.emb_dim // model.num_heads
     _check_positions(model, head_dim)
+    _check_latents(model, head_dim)
     _check_layers(model)
     _check_adapters(model)
+
+
+def _check_latents(model: Model, head_dim: int) -> None:
+    if model.kv_latent_dim is None:
+        return
+    line, rotary_dim = f'model.kv_latent_dim={model.kv_latent_dim} needs ', model.rotary_dim or head_dim // 2
+    require(rotary_dim > 0 and rotary_dim % 2 == 0, f'{line}an even model.rotary_dim, not {rotary_dim}')
+    needed = {
+        'position': 'rope',
+        'rope_fraction': 1.0,
+        'cross_position': False,
+        'attention_projections': True,
+        'attention_bias': (),
+        'qk_norm': None,
+        'parametrization': None,
+    }
+    for name, value in needed.items():
+        found = getattr(model, name)
+        require(found == value, f'{line}model.{name}={value}, not {found}')
+    heads = model.num_kv_heads
+    require(heads in (None, model.num_heads), f'{line}model.num_kv_heads=None: all heads share a latent, not {heads}')
+    adapted = sorted({'key', 'value'} & set(model.lora_targets)) if model.lora_rank is not None else []
+    require(
+        not adapted, f'{line}model.lora_targets without {adapted}: a latent has no adapters; valid: query, out, mlp'
+    )
 
 
 def _check_positions(model: Model, head_dim: int) -> None:

@@ -24,6 +24,7 @@ _ENCODER = (lambda m: m.family != 'decoder', 'model.family is encoder or encoder
 _DECODER = (lambda m: m.family != 'encoder', 'model.family is decoder or encoder_decoder')
 _ENCODER_ONLY = (lambda m: m.family == 'encoder', 'model.family is encoder')
 _PROJECTIONS = (lambda m: m.attention_projections, 'model.attention_projections is True')
+_LATENT = (lambda m: m.kv_latent_dim is not None, 'model.kv_latent_dim is set')
 _NORM = (lambda m: m.norm is not None, 'model.norm is not None')
 _LORA = (lambda m: m.lora_rank is not None, 'model.lora_rank is set')
 _TRANSFORM = (
@@ -88,6 +89,8 @@ APPLIES: dict[str, Rule] = {
     'head_dim': _PROJECTIONS,
     'value_dim': _PROJECTIONS,
     'attention_bias': _PROJECTIONS,
+    'query_latent_dim': _LATENT,
+    'rotary_dim': _LATENT,
     'embedding_norm': _NORM,
     'num_token_types': _ENCODER_ONLY,
     'cross_position': (
@@ -146,7 +149,7 @@ RECURRENT = (
 
 # A resolved model sets these.
 _DERIVED = (
-    *('num_kv_heads', 'head_dim', 'value_dim', 'encoder_vocab_size', 'final_norm', 'attention_scale'),
+    *('num_kv_heads', 'head_dim', 'value_dim', 'rotary_dim', 'encoder_vocab_size', 'final_norm', 'attention_scale'),
     'transform_activation',
 )
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(Model)}

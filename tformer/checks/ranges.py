@@ -9,6 +9,7 @@ from tformer.errors import UserError
 POSITIVE = (
     'model.vocab_size model.encoder_vocab_size model.emb_dim model.mlp_dim model.num_encoder_layers '
     'model.num_decoder_layers model.num_heads model.num_kv_heads model.head_dim model.value_dim model.max_len '
+    'model.kv_latent_dim model.query_latent_dim model.rotary_dim '
     'model.embedding_factor_dim model.num_token_types model.rope_theta model.rope_fraction '
     'model.rope_fast_turns model.rope_slow_turns model.rope_attention_factor model.local_rope_theta '
     'model.attention_scale_dim '
@@ -63,6 +64,7 @@ AT_MOST: dict[int, list[str]] = {
     2**16: [f'mesh.{axis}' for axis in AXES],
     2**20: (
         'model.emb_dim model.mlp_dim model.num_heads model.num_kv_heads model.head_dim model.value_dim '
+        'model.kv_latent_dim model.query_latent_dim model.rotary_dim '
         'model.embedding_factor_dim model.num_token_types model.relative_buckets model.num_experts '
         'model.base_emb_dim model.lora_rank model.num_classes '
         'data.sentinels data.tokenizer_vocab_size data.num_buckets data.row_multiple '

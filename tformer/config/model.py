@@ -23,6 +23,9 @@ class Model(Section):
     num_kv_heads: int | None = None  # key and value heads (Ainslie et al. 2023; 1: Shazeer 2019); None: num_heads
     head_dim: int | None = None  # of queries and keys, d_k; None: emb_dim / num_heads
     value_dim: int | None = None  # of values, d_v; None: head_dim
+    kv_latent_dim: int | None = None  # multi-head latent self-attention (DeepSeek-AI 2024, 2.1): d_c; None: heads' own
+    query_latent_dim: int | None = None  # kv_latent_dim: queries come from a latent, too, d_c'; None: from the stream
+    rotary_dim: int | None = None  # kv_latent_dim: turned numbers of a head beside head_dim, d_h^R; None: head_dim / 2
     max_len: int = 512  # longest sequence, in tokens, either side
 
     # Embeddings

@@ -25,7 +25,7 @@ ROWS = ('data', 'fsdp', 'expert', 'pipeline')  # the axes that split the rows of
 # Logical axis names. Parameters and activations have separate ones, because FSDP shards the parameter's `embed`.
 PARAMETER_AXES = (
     *('vocab', 'embed', 'factor', 'experts', 'mlp', 'heads', 'kv_heads', 'head_dim', 'layers', 'norm'),
-    *('positions', 'pos_buckets', 'token_types', 'classes', 'lora', 'cell'),
+    *('positions', 'pos_buckets', 'token_types', 'classes', 'lora', 'latent', 'cell'),
 )
 ACTIVATION_AXES = (
     *('batch', 'length', 'act_embed', 'act_mlp', 'act_heads', 'act_head_dim', 'act_vocab'),

@@ -79,6 +79,16 @@ class Attention(nn.Module):
             self.value = project('value', 'BSD,DKU->BKSU', K, U, 'kv_heads')
             out, names = 'out' in cfg.attention_bias, ('heads', 'head_dim', 'embed')
             self.out = Dense(cfg, 'BNTU,NUD->BTD', (N, U, D), names, out, 'attention_out', stack)
+        self.set_up_scores()
+
+    @property
+    def query_width(self) -> int:
+        """The numbers of a head that a score is the product of."""
+        return self.cfg.head_dim
+
+    def set_up_scores(self) -> None:
+        """Makes what acts on queries, keys and their scores."""
+        cfg, stack = self.cfg, self.stack
         norm = choose(HEAD_NORMS, cfg.qk_norm, 'model.qk_norm')
         self.query_norm, self.key_norm = norm(cfg), norm(cfg)
         sink = choose(SINKS, cfg.attention_sink, 'model.attention_sink')
@@ -105,6 +115,20 @@ class Attention(nn.Module):
         cfg = self.cfg
         q_BNTH = self.query(x_BTD) if cfg.attention_projections else split_heads(x_BTD, cfg.num_heads)
         q_BNTH = rotate(self.query_norm(q_BNTH), context.query_angles)
+        out_BNTU = self.mix(q_BNTH, k_BKSH, v_BKSU, context, window, dropout_rate)
+        return self.out(out_BNTU) if cfg.attention_projections else join_heads(out_BNTU)
+
+    def mix(
+        self,
+        q_BNTH: jax.Array,
+        k_BKSH: jax.Array,
+        v_BKSU: jax.Array,
+        context: AttentionContext,
+        window: jax.Array | None,
+        dropout_rate: MaybeScalar,
+    ) -> jax.Array:
+        """Returns the values' sums out_BNTU under the weights of the scores."""
+        cfg = self.cfg
         q_BNTH = constrain(q_BNTH, 'batch', 'act_heads', 'length', 'act_head_dim')
         mask, bias_BNTS = context.mask, context.bias_BNTS
         if window is not None:
@@ -114,7 +138,7 @@ class Attention(nn.Module):
         training = self.has_rng('dropout') and dropout_rate is not None
         scale = choose(SCALES, cfg.attention_scale, 'model.attention_scale')
         options = kernels.ScoreOptions(
-            scale=scale(cfg.head_dim, cfg.emb_dim, cfg.attention_scale_dim),
+            scale=scale(self.query_width, cfg.emb_dim, cfg.attention_scale_dim),
             bias=bias_BNTS,
             softcap=cfg.attention_softcap,
             sink_N=None if self.sink is None else self.sink(),
@@ -136,7 +160,7 @@ class Attention(nn.Module):
                 plain = kernel_choice.on_arrays(ring_attention.ring)
                 kernel = functools.partial(ring_kernels.ring, name) if by_kernel else plain
             out_BNTU = kernel(q_BNTH, k_BKSH, v_BKSU, mask, options)
-        return self.out(out_BNTU) if cfg.attention_projections else join_heads(out_BNTU)
+        return out_BNTU
 
 
 def split_heads(x_BTD: jax.Array, num_heads: int) -> jax.Array:

@@ -15,6 +15,7 @@ from tformer.layers.attention import ATTENTION_PATTERNS, Attention, AttentionCon
 from tformer.layers.cache import Cached, KeyValues
 from tformer.layers.dropout import DropoutRates, drop
 from tformer.layers.initializers import deepnorm, depths
+from tformer.layers.latent_attention import LatentAttention
 from tformer.layers.layer_stack import LayerStack, PerLayer
 from tformer.layers.mlp import Mlp
 from tformer.layers.moe import Moe
@@ -45,7 +46,7 @@ class Block(nn.Module):
 
     def setup(self) -> None:
         cfg, stack = self.cfg, self.stack
-        self.attention = remat(Attention, cfg)(cfg, stack)
+        self.attention = remat(Attention if cfg.kv_latent_dim is None else LatentAttention, cfg)(cfg, stack)
         self.attention_norm, self.attention_out_norm, self.attention_gain = make_norm(cfg), make_norm(cfg), Gain()
         if self.cross:
             self.cross_attention = remat(Attention, cfg)(cfg, stack, cross=True)
@@ -104,7 +105,8 @@ class Block(nn.Module):
         if cache is not None and inputs.index is not None:
             cache = keys_values = cache.extend(keys_values.k, keys_values.v, inputs.index)
         rate = inputs.dropout_rates.attention
-        return self.attention(h_BTD, keys_values.k, keys_values.v, context, layer.window, rate), cache
+        attend = self.attention if cache is None or self.cfg.kv_latent_dim is None else self.attention.absorbed
+        return attend(h_BTD, keys_values.k, keys_values.v, context, layer.window, rate), cache
 
     def attend_encoder(self, h_BTD: jax.Array, cached: KeyValues | None, inputs: StackInputs) -> jax.Array:
         """Returns the output of cross-attention."""
@@ -289,7 +291,10 @@ _OFFLOADED = jax.checkpoint_policies.offload_dot_with_no_batch_dims('device', 'p
 REMAT: dict[str | None, dict[type[nn.Module], Callable[..., Any]]] = {
     # The modules, and what their forward pass keeps; MiB of a step's temporaries in tests/training/test_memory.py.
     None: {},  # all: 127
-    'attention': {Attention: _PRODUCTS},  # all but scores and probabilities (Korthikanti et al. 2023, section 5): 74
+    'attention': {
+        Attention: _PRODUCTS,
+        LatentAttention: _PRODUCTS,
+    },  # all but scores and probabilities (Korthikanti et al. 2023, section 5): 74
     'dots': {Block: _PRODUCTS},  # products with parameters: 55
     'offload': {Block: _OFFLOADED},  # the same, in the host's memory
     'full': {Block: jax.checkpoint_policies.nothing_saveable},  # the stream between layers (Chen et al. 2016): 37

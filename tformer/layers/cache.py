@@ -104,10 +104,13 @@ class Cache(flax.struct.PyTreeNode):
 
 def empty_cache(cfg: ResolvedModel, batch: int, slots: int) -> Cache:
     """Returns a cache of `slots` free slots for `batch` rows of a decoder stack."""
-    shape = (batch, cfg.num_kv_heads, slots)
+    shape, widths = (batch, cfg.num_kv_heads, slots), (cfg.head_dim, cfg.value_dim)
+    if cfg.kv_latent_dim is not None:  # a latent and a rotary key, of all heads
+        shape, widths = (batch, 1, slots), (cfg.kv_latent_dim, cfg.rotary_dim)
 
     def layer() -> KeyValues:
-        return KeyValues(jnp.zeros((*shape, cfg.head_dim), cfg.dtype), jnp.zeros((*shape, cfg.value_dim), cfg.dtype))
+        k, v = (jnp.zeros((*shape, width), cfg.dtype) for width in widths)
+        return KeyValues(k, v)
 
     positions_BS, prefix_BS = jnp.full((batch, slots), -1, jnp.int32), jnp.zeros((batch, slots), bool)
     own = tuple(layer() for _ in range(cfg.num_decoder_layers))

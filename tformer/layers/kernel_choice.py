@@ -59,8 +59,8 @@ def needs(cfg: Model) -> set[str]:
         'softcap': cfg.attention_softcap is not None,
         'sink': cfg.attention_sink is not None,
         'dropout': cfg.attention_dropout_rate > 0,
-        'value_dim': cfg.value_dim not in (None, head_dim),
-        'odd_heads': head_dim % 8 > 0 or head_dim > 256,
+        'value_dim': cfg.kv_latent_dim is not None or cfg.value_dim not in (None, head_dim),
+        'odd_heads': cfg.kv_latent_dim is not None or head_dim % 8 > 0 or head_dim > 256,
         cfg.dtype: True,
     }
     return {name for name, needed in asked.items() if needed}

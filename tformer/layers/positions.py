@@ -60,7 +60,8 @@ def rotate(x_BNTH: jax.Array, angles: Angles | None) -> jax.Array:
 def rope_angles(cfg: ResolvedModel, positions_BT: jax.Array) -> Angles:
     """Returns the angles of rotary embeddings with the frequencies that `cfg` asks for, times the factor on queries and
     keys that some scalings have."""
-    frequencies = rotary_frequencies(round(cfg.head_dim * cfg.rope_fraction), cfg.rope_theta)
+    width = round(cfg.head_dim * cfg.rope_fraction) if cfg.kv_latent_dim is None else cfg.rotary_dim
+    frequencies = rotary_frequencies(width, cfg.rope_theta)
     row = choose(ROPE_SCALINGS, cfg.rope_scaling, 'model.rope_scaling')
     numbers = {name: getattr(cfg, name) for name in row.fields}
     length = jnp.max(positions_BT) + 1 if row.by_length else None

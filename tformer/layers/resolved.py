@@ -17,6 +17,7 @@ class ResolvedModel(Model):
     num_kv_heads: int
     head_dim: int
     value_dim: int
+    rotary_dim: int
     transform_activation: str
 
 
@@ -34,6 +35,7 @@ def resolve_model(model: Model) -> ResolvedModel:
         num_kv_heads=model.num_kv_heads or model.num_heads,
         head_dim=head_dim,
         value_dim=model.value_dim or head_dim,
+        rotary_dim=model.rotary_dim or (head_dim // 2 if model.kv_latent_dim else None),
         final_norm=bare_sum if model.final_norm is None else model.final_norm,
         attention_scale=model.attention_scale or parametrization(model).attention_scale,
         initializer=model.initializer or placement.initializer,

@@ -79,7 +79,7 @@ def matrix_axes(role: str, names: PartitionSpec) -> tuple[tuple[int, ...], tuple
     axes = tuple(axis for axis, name in enumerate(names) if name not in STACKED)
     if role not in MATRICES or len(axes) < 2:
         return (), axes
-    cut = 1 if names[axes[0]] in ('embed', 'lora') else len(axes) - 1
+    cut = 1 if names[axes[0]] in ('embed', 'lora', 'latent') else len(axes) - 1
     return axes[:cut], axes[cut:]
 
 

@@ -81,7 +81,11 @@ def _attention(model: Model, length: int, source: int) -> float:
         'decoder': model.num_decoder_layers * length**2,
         'encoder_decoder': model.num_encoder_layers * source**2 + model.num_decoder_layers * length * (length + source),
     }
-    return 6.0 * model.num_heads * (model.head_dim + model.value_dim) * pairs[model.family]
+    total = 6.0 * model.num_heads * (model.head_dim + model.value_dim) * pairs[model.family]
+    if model.kv_latent_dim is not None and model.rotary_dim:  # of self-attention alone
+        cross = model.num_decoder_layers * length * source if model.family == 'encoder_decoder' else 0
+        total += 6.0 * model.num_heads * model.rotary_dim * (pairs[model.family] - cross)
+    return total
 
 
 # ------------------------------------------------------------------------------------------- by the length of a row

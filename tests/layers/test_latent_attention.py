@@ -1,0 +1,207 @@
+"""Multi-head latent attention: the paper's formulas, and decoding by latents alone."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from small_decoding import V, batch_of, make
+from tformer.checks.model import check_model
+from tformer.config import Model
+from tformer.errors import UserError
+from tformer.layers.cache import empty_cache
+from tformer.layers.resolved import resolve_model
+from tformer.training import flops
+
+C, R, H, U, N = 6, 4, 4, 3, 4
+LATENT = {'position': 'rope', 'kv_latent_dim': C, 'rotary_dim': R, 'head_dim': H, 'value_dim': U}
+
+
+def turned(x, position):
+    half = x.size // 2
+    z = (x[:half] + 1j * x[half:]) * np.exp(1j * position * 10_000.0 ** (-np.arange(half) / half))
+    return np.concatenate([z.real, z.imag])
+
+
+def normed(x, params):
+    return x / np.sqrt(np.mean(x**2, -1, keepdims=True) + 1e-6) * params['scale']
+
+
+def paper(p, x):
+    """Equations 9 to 19, one query and one head at a time; the stream of one row, positions from 0."""
+    c = normed(x @ p['latent']['kernel'], p['latent_norm'])
+    source = normed(x @ p['query_latent']['kernel'], p['query_latent_norm']) if 'query_latent' in p else x
+    q, shared = np.tensordot(source, p['query']['kernel'], 1), x @ p['rotary_key']['kernel']
+    heads = np.zeros((len(x), N, U))
+    for t in range(len(x)):
+        for n in range(N):
+            keys = [np.concatenate([c[s] @ p['key_up']['kernel'][:, n], turned(shared[s], s)]) for s in range(t + 1)]
+            query = np.concatenate([q[t, n, :H], turned(q[t, n, H:], t)])
+            weights = np.exp(np.stack(keys) @ query / np.sqrt(H + R))
+            heads[t, n] = weights / weights.sum() @ (c[: t + 1] @ p['value_up']['kernel'][:, n])
+    return np.tensordot(heads, p['out']['kernel'], 2)
+
+
+@pytest.mark.parametrize('latent', [None, 5])
+def test_one_layer_is_the_papers_equations(latent):
+    fields = {'norm': None, 'norm_placement': 'no_residual', 'mlp_bias': False, 'dropout_rate': 0.0}
+    model, variables = make('decoder', **LATENT, query_latent_dim=latent, num_decoder_layers=1, **fields)
+    tokens = np.array([[3, 7, 5, 4]], np.int32)
+    _, state = model.apply(variables, {'inputs': tokens}, capture_intermediates=True, mutable=['intermediates'])
+    stack = nn.unbox(variables)['params']['decoder']['stack']['layers']['attention']
+    params = jax.tree.map(lambda x: np.asarray(x[0], np.float64), stack)
+    table = np.asarray(nn.unbox(variables)['params']['embed']['table'], np.float64)
+    layers = state['intermediates']['decoder']['stack']['layers']
+    found = layers['attention']['__call__'][0][0, 0]
+    np.testing.assert_allclose(found, paper(params, table[tokens[0]] * table.shape[1] ** 0.5), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize('family', ['decoder', 'prefix_decoder', 'encoder_decoder'])
+def test_steps_by_latents_are_the_full_forward_of_ragged_rows(family):
+    fields = {'attention_pattern': ('local', 'global'), 'window': 3, 'attention_sink': 'learned'}
+    model, variables = make(family, scale=2.0, **LATENT, query_latent_dim=5, attention_softcap=4.0, **fields)
+    batch = batch_of(family)
+    last = batch['positions'][:, -1:]
+    more = np.random.default_rng(1).integers(3, V, (len(last), 4)).astype(np.int32)
+    places = last + 1 + np.arange(4, dtype=np.int32)[None]
+    whole = {**batch, 'inputs': np.concatenate([batch['inputs'], more], 1)}
+    whole['positions'] = np.concatenate([batch['positions'], places], 1)
+    if 'prefix' in batch:
+        whole['prefix'] = np.concatenate([batch['prefix'], np.zeros(more.shape, bool)], 1)
+    expected = jax.jit(model.apply)(variables, whole)
+    cache = model.apply(variables, batch, 12, method='start')
+    assert jax.tree.map(lambda x: x.shape, (cache.own[0].k, cache.own[0].v)) == ((3, 1, 12, C), (3, 1, 12, R))
+    parts, P = [(batch['inputs'], batch['positions'])], batch['inputs'].shape[1]
+    parts += [(more[:, a:b], places[:, a:b]) for a, b in ((0, 1), (1, 2), (2, 4))]  # a token, rows alone, then two
+    found = []
+    for number, (tokens, positions) in enumerate(parts):
+        cache = cache.by_row() if number == 2 else cache
+        prefix = batch.get('prefix') if number == 0 else None
+        logits, cache = model.apply(variables, tokens, positions, cache, prefix, method='extend')
+        found.append(logits)
+    real = whole['positions'] >= 0
+    assert jnp.concatenate(found, 1).shape[1] == P + 4
+    np.testing.assert_allclose(np.concatenate(found, 1)[real], np.asarray(expected)[real], rtol=1e-4, atol=1e-4)
+
+
+def test_a_token_takes_a_latent_and_one_rotary_key_of_the_cache():
+    cfg = resolve_model(Model(num_decoder_layers=3, vocab_size=V, **LATENT))
+    cache = jax.eval_shape(lambda: empty_cache(cfg, 2, 10))
+    assert sum(x.size for x in jax.tree.leaves(cache.own)) == 3 * 2 * 10 * (C + R)
+
+
+@pytest.mark.parametrize(
+    ('fields', 'line'),
+    [
+        ({'position': 'alibi'}, 'needs model.position=rope, not alibi'),
+        ({'rotary_dim': 3}, 'needs an even model.rotary_dim, not 3'),
+        ({'qk_norm': 'rmsnorm'}, 'needs model.qk_norm=None'),
+        ({'num_kv_heads': 2}, 'all heads share a latent'),
+        ({'lora_rank': 2}, 'a latent has no adapters'),
+        ({'parametrization': 'mup', 'base_emb_dim': 8}, 'needs model.parametrization=None'),
+    ],
+)
+def test_what_does_not_fit_latents_is_refused_in_a_line(fields, line):
+    with pytest.raises(UserError, match=line):
+        check_model(Model(**{**LATENT, **fields}))
+
+
+@pytest.mark.parametrize('kind', ['hypotheses', 'rows'])
+def test_hypotheses_of_a_row_and_repeated_rows_by_latents_are_the_full_forward(kind):
+    model, variables = make('decoder', scale=2.0, **LATENT)
+    batch = batch_of('decoder')
+    expected = np.asarray(jax.jit(model.apply)(variables, batch))[:, -1]
+    cache = model.apply(variables, batch, 12, method='start')
+    logits, cache = model.apply(variables, batch['inputs'], batch['positions'], cache, method='extend')
+    np.testing.assert_allclose(logits[:, -1], expected, rtol=1e-4, atol=1e-4)
+    two = np.argsort(-expected, -1)[:, :2].astype(np.int32)
+    places = np.repeat(batch['positions'][:, -1:] + 1, 2, 1)
+    if kind == 'hypotheses':  # two hypotheses of each row
+        found, _ = model.apply(variables, two, places, cache.branch(2), method='extend')
+    else:  # the same as rows of their own
+        rows = cache.repeat(2).trimmed(jnp.array(0), 12)
+        found, _ = model.apply(variables, two.reshape(-1, 1), places.reshape(-1, 1), rows, method='extend')
+        found = found.reshape(3, 2, V)
+    for number in range(2):
+        tokens = np.concatenate([batch['inputs'], two[:, number : number + 1]], 1)
+        whole = {'inputs': tokens, 'positions': np.concatenate([batch['positions'], places[:, :1]], 1)}
+        best = np.asarray(jax.jit(model.apply)(variables, whole))[:, -1]
+        np.testing.assert_allclose(np.asarray(found)[:, number], best, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize('side', ['behind', 'front'])
+@pytest.mark.parametrize('latent', [None, 5])
+def test_a_model_is_that_of_the_hubs_deepseek(latent, side):
+    torch, hub = pytest.importorskip('torch'), pytest.importorskip('transformers')
+    D = 16
+    config = hub.DeepseekV2Config(
+        vocab_size=V, hidden_size=D, intermediate_size=24, num_hidden_layers=2, num_attention_heads=N,
+        num_key_value_heads=N, q_lora_rank=latent, kv_lora_rank=C, qk_rope_head_dim=R, qk_nope_head_dim=H,
+        v_head_dim=U, first_k_dense_replace=2, max_position_embeddings=16, rms_norm_eps=1e-6,
+        tie_word_embeddings=False, attn_implementation='eager',
+    )  # fmt: skip
+    torch.manual_seed(0)
+    theirs = hub.DeepseekV2ForCausalLM(config).eval()
+    with torch.no_grad():
+        for weight in theirs.parameters():
+            weight.copy_(0.4 * torch.randn(weight.shape) + (weight.ndim == 1))
+    held = {name: x.detach().numpy() for name, x in theirs.state_dict().items()}
+    fields = {'norm': 'rmsnorm', 'activation': 'swiglu', 'mlp_bias': False, 'mlp_dim': 24, 'tied_embeddings': None}
+    fields |= {'embedding_scale': None, 'query_latent_dim': latent}
+    model, variables = make('decoder', **LATENT, **fields)
+    pairs = np.r_[0:R:2, 1:R:2]  # theirs turns (2i, 2i + 1), ours (i, i + R/2)
+
+    def layer(number):
+        own = {name.split('.', 3)[3]: x.T for name, x in held.items() if name.startswith(f'model.layers.{number}.')}
+        at = {name.removeprefix('self_attn.').removesuffix('.weight'): x for name, x in own.items()}
+        query = at['q_proj' if latent is None else 'q_b_proj'].reshape(-1, N, H + R)
+        down, up = at['kv_a_proj_with_mqa'], at['kv_b_proj'].reshape(C, N, H + U)
+        attention = {
+            'query': np.concatenate([query[..., :H], query[..., H:][..., pairs]], -1),
+            'latent': down[:, :C], 'rotary_key': down[:, C:][:, pairs], 'key_up': up[..., :H], 'value_up': up[..., H:],
+            'out': at['o_proj'].reshape(N, U, D),
+        }  # fmt: skip
+        norms = {'latent_norm': at['kv_a_layernorm']}
+        if latent is not None:
+            attention['query_latent'], norms['query_latent_norm'] = at['q_a_proj'], at['q_a_layernorm']
+        mlp = {'in_0': at['mlp.gate_proj'], 'in_1': at['mlp.up_proj'], 'out': at['mlp.down_proj']}
+        return {
+            'attention': {name: {'kernel': x} for name, x in attention.items()}
+            | {name: {'scale': x} for name, x in norms.items()},
+            'mlp': {name: {'kernel': x} for name, x in mlp.items()},
+            'attention_norm': {'scale': at['input_layernorm']},
+            'mlp_norm': {'scale': at['post_attention_layernorm']},
+        }
+
+    layers = jax.tree.map(lambda *each: np.stack(each), layer(0), layer(1))
+    params = {
+        'embed': {'table': held['model.embed_tokens.weight']},
+        'decoder': {'stack': {'layers': layers, 'norm': {'scale': held['model.norm.weight']}}},
+        'head': {'logits': {'kernel': held['lm_head.weight'].T}},
+    }
+    own = nn.unbox(variables)['params']
+    shapes = {jax.tree_util.keystr(path): x.shape for path, x in jax.tree_util.tree_leaves_with_path(own)}
+    found = {jax.tree_util.keystr(path): x.shape for path, x in jax.tree_util.tree_leaves_with_path(params)}
+    assert found == shapes
+    lengths, places = np.array([6, 3]), np.arange(6)[None]
+    positions = np.where(places < lengths[:, None], places, -1)
+    if side == 'front':
+        positions = np.stack([np.roll(row, 6 - length) for row, length in zip(positions, lengths, strict=True)])
+    tokens, real = np.random.default_rng(0).integers(3, V, (2, 6)).astype(np.int32), positions >= 0
+    with torch.no_grad():
+        expected = theirs(
+            torch.tensor(tokens, dtype=torch.long),
+            attention_mask=torch.tensor(real.astype(int)),
+            position_ids=torch.tensor(positions.clip(0)),
+        ).logits.numpy()
+    logits = model.apply({'params': params}, {'inputs': tokens, 'positions': positions.astype(np.int32)})
+    np.testing.assert_allclose(np.asarray(logits)[real], expected[real], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(('family', 'pairs'), [('decoder', 3 * 10**2), ('encoder_decoder', 2 * 7**2 + 3 * 10**2)])
+def test_scores_cost_their_rotary_part_in_self_attention_alone(family, pairs):
+    layers = {'num_encoder_layers': 2, 'num_decoder_layers': 3, 'num_heads': N}
+    plain = {name: LATENT[name] for name in ('position', 'head_dim', 'value_dim')}
+    costs = [flops._attention(resolve_model(Model(family, **layers, **fields)), 10, 7) for fields in (LATENT, plain)]
+    assert costs[0] - costs[1] == 6 * N * R * pairs
