@@ -103,7 +103,9 @@ def test_a_wide_beam_finds_the_best_text_of_log_probabilities_and_biases() -> No
 
 
 # ----------------------------------------------------------------------------------------------------------- texts
-@pytest.mark.parametrize('made', [Byte(), SentencePiece.train(['the cat sat', 'a=b cats'] * 20)], ids=str)
+@pytest.mark.parametrize(
+    'made', [Byte(), SentencePiece.train(['the cat sat', 'a=b cats'] * 20)], ids=lambda made: type(made).__name__
+)
 def test_texts_and_names_of_special_tokens_become_tokens_and_come_back(made) -> None:
     entries = (' cat=2.5', 'the=-1', 'a=b=0.5', '<eos>=-2')
     found = biased_texts.of_tokens(entries, made)

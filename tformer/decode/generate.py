@@ -20,7 +20,7 @@ from tformer.errors import UserError, choose
 from tformer.layers import masks
 from tformer.layers.moe import DISPATCHES
 from tformer.layers.rope_scalings import ROPE_SCALINGS
-from tformer.model import positions_of
+from tformer.model import for_steps, positions_of
 
 Generate = Callable[[Any, Mapping[str, Any], jax.Array | None], tuple[jax.Array, jax.Array]]
 
@@ -117,6 +117,8 @@ def begin(
 
     Tokens that all rows share are read once, as a row of their own, and stand in front of each row's cache.
     """
+
+    variables = for_steps(model.cfg, variables)
 
     def extend(tokens_BT: jax.Array, positions_BT: jax.Array, cache: Any) -> tuple[jax.Array, Any]:
         return model.apply(variables, tokens_BT, positions_BT, cache, method='extend')

@@ -13,6 +13,8 @@ from tformer.distributed.sharding import partitioned
 from tformer.layers.initializers import Initializer, make_initializer
 from tformer.layers.resolved import ResolvedModel
 
+STEP = 16  # tokens of a row that a step of decoding reads, at most
+
 
 class Dense(nn.Module):
     """y = einsum(x, kernel) + bias, for kernels of any rank; with an adapter + (alpha / rank) x A B.
@@ -41,7 +43,7 @@ class Dense(nn.Module):
         init = partitioned(make_initializer(cfg, self.role, fan_in, fan_out, self.stack), *self.names)
         kernel = self.param('kernel', init, self.shape, jnp.dtype(cfg.param_dtype))
         dtype = jnp.dtype(self.output or cfg.dtype)
-        y = jnp.einsum(self.equation, x.astype(cfg.dtype), kernel.astype(cfg.dtype), preferred_element_type=dtype)
+        y = product(self.equation, x.astype(cfg.dtype), kernel.astype(cfg.dtype), dtype)
         if cfg.lora_rank is not None and self.role in [LORA_TARGETS[target] for target in cfg.lora_targets]:
             y += self.low_rank(x.astype(cfg.dtype), cfg.lora_rank, fan_in).astype(dtype)
         if self.bias:
@@ -69,6 +71,20 @@ class Dense(nn.Module):
         b = kernel('lora_b', f'r{kept}', nn.initializers.zeros)
         h = jnp.einsum(f'{inputs},{shared}r->{rows}r', x, a) * (self.cfg.lora_alpha / rank)
         return jnp.einsum(f'{rows}r,r{kept}->{outputs}', h, b)
+
+
+def product(equation: str, x: jax.Array, kernel: jax.Array, dtype: Any) -> jax.Array:
+    """Returns einsum(equation, x, kernel) in a dtype.
+
+    What the few tokens of a step give is transposed after their product: XLA would transpose the kernel instead.
+    """
+    inputs, rest = equation.split(',')
+    letters, outputs = rest.split('->')
+    kept = ''.join(letter for letter in inputs + letters if letter in outputs)
+    if x.shape[1] > STEP or kept == outputs or len(kept) > len(outputs):
+        return jnp.einsum(equation, x, kernel, preferred_element_type=dtype)
+    y = jnp.einsum(f'{inputs},{letters}->{kept}', x, kernel, preferred_element_type=dtype)
+    return jnp.einsum(f'{kept}->{outputs}', y)
 
 
 class Kernel(nn.Module):
