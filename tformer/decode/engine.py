@@ -52,7 +52,8 @@ def unknown(decode: Decode) -> list[str]:
 def drawing_of(decode: Decode, seed: int) -> Drawing:
     """Returns how a run draws the first text of a seed, where nothing is `unknown`."""
     cuts = {name: value for name in ('top_k', 'top_p', 'min_p') if (value := getattr(decode, name)) is not None}
-    return Drawing(**cuts, temperature=decode.temperature if decode.strategy == 'sample' else 0.0, seed=seed)
+    heat = decode.temperature if decode.strategy == 'sample' else 0.0
+    return Drawing(**cuts, temperature=heat, seed=int(np.int64(seed).astype(np.int32)))  # the bits that keys are made of
 
 
 class Slots(flax.struct.PyTreeNode):

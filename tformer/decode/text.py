@@ -75,9 +75,10 @@ class Writer(NamedTuple):
             for row, i in enumerate(rows):
                 found = slice(row * n, row * n + n)
                 if i not in done:
-                    yield i, self._outputs(tokens_RT[found], scores_R[found])
+                    yield i, self.outputs(tokens_RT[found], scores_R[found])
 
-    def _outputs(self, tokens_NT: np.ndarray, scores_N: np.ndarray) -> list[Output]:
+    def outputs(self, tokens_NT: np.ndarray, scores_N: np.ndarray) -> list[Output]:
+        """Returns the outputs of a text by the tokens and the scores of what was written for it."""
         outputs = []
         for tokens, score in zip(tokens_NT, scores_N.tolist(), strict=True):
             ended = np.flatnonzero(np.isin(tokens, self.ends))

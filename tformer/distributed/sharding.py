@@ -227,7 +227,7 @@ def tree_shardings(abstract: Any, mesh: Mesh, rules: Rules) -> Any:
     """Returns the shardings of a tree of (boxed) abstract arrays."""
 
     def place(names: PartitionSpec, leaf: jax.ShapeDtypeStruct) -> NamedSharding:
-        return NamedSharding(mesh, _spec(leaf.shape, names, rules, mesh))
+        return NamedSharding(mesh, spec(leaf.shape, names, rules, mesh))
 
     return jax.tree.map(place, nn.get_partition_spec(abstract), unboxed(abstract))
 
@@ -241,18 +241,18 @@ def on_host(shardings: Any, abstract: Any) -> Any:
     return jax.tree.map(place, shardings, unboxed(abstract))
 
 
-def _spec(shape: Sequence[int], names: Iterable[str | None], rules: Rules, mesh: Mesh) -> PartitionSpec:
+def spec(shape: Sequence[int], names: Iterable[str | None], rules: Rules, mesh: Mesh) -> PartitionSpec:
     """Returns the axes of the mesh that split an array. Each splits the first axis whose size it divides."""
-    spec: list[tuple[str, ...]] = []
+    found: list[tuple[str, ...]] = []
     for size, name in zip(shape, names, strict=False):
         axes = next(axes for ruled, axes in rules if ruled == name) if name is not None else None
         kept: tuple[str, ...] = ()
         for axis in (axes,) if isinstance(axes, str) else axes or ():
-            free = mesh.shape[axis] > 1 and not any(axis in taken for taken in spec)
+            free = mesh.shape[axis] > 1 and not any(axis in taken for taken in found)
             if free and size % math.prod(mesh.shape[each] for each in (*kept, axis)) == 0:
                 kept += (axis,)
-        spec.append(kept)
-    return PartitionSpec(*(axes if len(axes) > 1 else axes[0] if axes else None for axes in spec))
+        found.append(kept)
+    return PartitionSpec(*(axes if len(axes) > 1 else axes[0] if axes else None for axes in found))
 
 
 def batch_share(mesh: Mesh) -> tuple[int, int]:
