@@ -116,12 +116,24 @@ def test_scores_and_lines_of_json_hold_the_same_outputs(tmp_path: pathlib.Path, 
         said('--n=4')
 
 
+def assert_same(one: pathlib.Path, other: pathlib.Path) -> None:
+    """Two files of lines of JSON have the same texts and outputs, and scores to rounding."""
+    rows, others = ([json.loads(line) for line in file.read_text().split('\n')[:-1]] for file in (one, other))
+    for row, expected in zip(rows, others, strict=True):
+        for output, expected_output in zip(row['outputs'], expected['outputs'], strict=True):
+            assert output.pop('score') == pytest.approx(expected_output.pop('score'), abs=1e-4)
+        assert row == expected
+
+
+SAMPLED = ['--config.decode.strategy=sample', '--config.decode.temperature=2.0', '--n=3', '--jsonl', *FEW]
+
+
 @pytest.mark.signals
-def test_a_command_that_is_killed_goes_on_where_it_was(tmp_path: pathlib.Path) -> None:
-    """Seven texts, two in a batch: it dies with five rows kept, of which the fifth has its batch's other one ahead."""
+@pytest.mark.parametrize('how', [SAMPLED, [*BEAM, '--jsonl']], ids=['rows', 'batches'])
+def test_a_command_that_is_killed_goes_on_where_it_was(tmp_path: pathlib.Path, how) -> None:
+    """Seven texts, two in a batch: it dies with five rows kept; of beams the fifth has its batch's other one ahead."""
     (tmp_path / 'texts').write_text(''.join(f'{"the small bird " * n}\n' for n in (1, 5, 2, 4, 3, 2, 1)))
-    sampled = ['--config.decode.strategy=sample', '--config.decode.temperature=2.0', '--n=3', '--jsonl', *FEW]
-    command = ['generate', f'--workdir={STORED}', f'--input={tmp_path}/texts', *sampled]
+    command = ['generate', f'--workdir={STORED}', f'--input={tmp_path}/texts', *how]
     parts, whole = tmp_path / 'parts', tmp_path / 'whole'
     dying = functools.partial(halting.die_at, 'a row', 6)
     assert Life(tmp_path, *command, f'--output={parts}', before=dying).wait() == -signal.SIGKILL
@@ -132,7 +144,9 @@ def test_a_command_that_is_killed_goes_on_where_it_was(tmp_path: pathlib.Path) -
     (tmp_path / 'parts.part').write_text('\n'.join(kept) + '\n[5, [["torn')
     assert Life(tmp_path, *command, f'--output={parts}').wait() == 0
     assert Life(tmp_path, *command, f'--output={whole}').wait() == 0
-    assert parts.read_text() == whole.read_text() and len(whole.read_text().splitlines()) == 7
+    assert len(whole.read_text().splitlines()) == 7
+    assert_same(parts, whole)
+    assert how is SAMPLED or parts.read_text() == whole.read_text()  # batches are those of a command that went on
     assert sorted(path.suffix for path in tmp_path.iterdir() if path.stem in ('parts', 'whole')) == ['', '']
 
 

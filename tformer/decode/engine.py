@@ -53,7 +53,8 @@ def drawing_of(decode: Decode, seed: int) -> Drawing:
     """Returns how a run draws the first text of a seed, where nothing is `unknown`."""
     cuts = {name: value for name in ('top_k', 'top_p', 'min_p') if (value := getattr(decode, name)) is not None}
     heat = decode.temperature if decode.strategy == 'sample' else 0.0
-    return Drawing(**cuts, temperature=heat, seed=int(np.int64(seed).astype(np.int32)))  # the bits that keys are made of
+    bits = np.int64(seed).astype(np.int32)  # that keys are made of
+    return Drawing(**cuts, temperature=heat, seed=int(bits))
 
 
 class Slots(flax.struct.PyTreeNode):
@@ -113,9 +114,9 @@ def make_engine(
         last_R, position_R = (jnp.repeat(x[:, -1], draws) for x in (prompt.tokens_BP, prompt.positions_BP))
         cache = cache.repeat(draws).replace(index=None)
         new = Slots(cache, last_R, position_R, jnp.zeros_like(last_R), jax.vmap(_key)(ways), ways)
-        held = slots.replace(cache=slots.cache.replace(index=None))
-        held = jax.tree.map(lambda all_rows, x: all_rows.at[rows_R].set(x.astype(all_rows.dtype), mode='drop'), held, new)
-        return held.replace(cache=held.cache.replace(index=slots.cache.index))
+        old = slots.replace(cache=slots.cache.replace(index=None))
+        made: Any = jax.tree.map(lambda x, x_R: x.at[rows_R].set(x_R.astype(x.dtype), mode='drop'), old, new)
+        return made.replace(cache=made.cache.replace(index=slots.cache.index))
 
     @functools.partial(jax.jit, donate_argnums=1)
     def step(variables: Any, slots: Slots) -> tuple[Slots, jax.Array, jax.Array]:
@@ -147,8 +148,8 @@ def _key(drawing: Drawing) -> jax.Array:
     return jnp.where(drawing.number == 0, key, jax.random.fold_in(key, drawing.number))
 
 
-def _draw(keys_B: jax.Array, logits_BV: jax.Array, drawing: Drawing) -> jax.Array:
-    """Returns the next token of each row: the likeliest one at temperature 0.
+def _draw(keys_B: jax.Array, logits_BV: jax.Array, drawing: Any) -> jax.Array:
+    """Returns the next token of each row by a `Drawing` of arrays [B]: the likeliest one at temperature 0.
 
     What no row asks for is not computed: draws, and cuts of what is drawn from.
     """

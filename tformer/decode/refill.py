@@ -24,7 +24,7 @@ from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.decode import buckets
 from tformer.decode.engine import Drawing, Slots, drawing_of, make_engine, unknown
 from tformer.decode.generate import cache_slots, texts_of_row
-from tformer.decode.text import Output, Writer, longest_input, make_writer
+from tformer.decode.text import Output, Share, Writer, longest_input, make_writer
 from tformer.distributed import sharding
 
 _PARTS = 8  # texts begin when this share of the rows is free
@@ -59,15 +59,22 @@ class Refill(NamedTuple):
     longest: int  # tokens that the model has room for in a prompt, or beside an encoder in a source
 
     def write(
-        self, variables: Any, texts: Sequence[str | Messages], seed: int = 0, *, done: Container[int] = ()
+        self,
+        variables: Any,
+        texts: Sequence[str | Messages],
+        seed: int = 0,
+        *,
+        done: Container[int] = (),
+        share: Share = (0, 1),
     ) -> Iterator[tuple[int, list[Output]]]:
-        """Yields the number of each text that is not `done` and its outputs, as they end.
+        """Yields the number of each text that is not `done` and its outputs, as they end, of a `share` of these texts.
 
         Raises:
           UserError: a text is longer than the model takes and may not be cut.
         """
         inputs, draws = self.writer.read(texts), texts_of_row(self.writer.decoding)
         order = [i for i in sorted(range(len(inputs)), key=lambda i: len(inputs[i])) if i not in done]
+        order = order[share[0] :: share[1]]
         waiting = collections.deque(order[k : k + self.together] for k in range(0, len(order), self.together))
         begin, free, written = self.together * draws, list(range(self.rows)), self.programs.empty(variables)
         writing: dict[int, tuple[int, int]] = {}  # row -> (the number of its text, that of the draw)

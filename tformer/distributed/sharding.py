@@ -6,6 +6,7 @@ logical name without a rule is an error.
 """
 
 import contextlib
+import contextvars
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -81,12 +82,13 @@ def make_rules(config: config_lib.Mesh) -> Rules:
 
 
 def make_mesh(config: config_lib.Mesh, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """Returns the mesh of `config` over `devices` (None: all of them); without a -1 it may use only the first ones.
+    """Returns the mesh of `config` over `devices` (None: all, or `apart` those of this process); without a -1 it may
+    use only the first ones.
 
     Raises:
       UserError: there are too few devices, the -1 cannot take all that remain, or they have no such layout.
     """
-    devices = jax.devices() if devices is None else devices
+    devices = (jax.local_devices() if _apart.get() else jax.devices()) if devices is None else devices
     sizes = [getattr(config, axis) for axis in AXES]
     known = int(np.prod([size for size in sizes if size != -1]))
     asked = ', '.join(f'mesh.{axis}={size}' for axis, size in zip(AXES, sizes, strict=True) if size != 1)
@@ -98,6 +100,19 @@ def make_mesh(config: config_lib.Mesh, devices: Sequence[jax.Device] | None = No
     except (ValueError, NotImplementedError) as error:
         raise errors.UserError(f'{asked}: {str(error).splitlines()[0]}') from error
     return Mesh(laid_out, AXES, axis_types=(jax.sharding.AxisType.Auto,) * len(AXES))
+
+
+@contextlib.contextmanager
+def apart() -> Iterator[None]:
+    """A context in which each of several processes has a mesh of its own devices."""
+    before = _apart.set(True)
+    try:
+        yield
+    finally:
+        _apart.reset(before)
+
+
+_apart = contextvars.ContextVar('apart', default=False)
 
 
 def arrange(sizes: Sequence[int], devices: Sequence[jax.Device], across: int) -> np.ndarray:

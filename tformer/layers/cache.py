@@ -103,12 +103,10 @@ class Cache(flax.struct.PyTreeNode):
         own = jax.tree.map(lambda x_BKSH: _behind(x_BKSH, slots, 2, 0), self.own)
         positions_BS, prefix_BS = _behind(self.positions_BS, slots, 1, -1), _behind(self.prefix_BS, slots, 1, False)
         grown = self.replace(own=own, positions_BS=positions_BS, prefix_BS=prefix_BS)
-        if encoder_slots is None:
+        if encoder_slots is None or self.encoder_positions_BS is None:
             return grown
         cross = jax.tree.map(lambda x_BKSH: _behind(x_BKSH, encoder_slots, 2, 0), self.cross)
-        return grown.replace(
-            cross=cross, encoder_positions_BS=_behind(self.encoder_positions_BS, encoder_slots, 1, -1)
-        )
+        return grown.replace(cross=cross, encoder_positions_BS=_behind(self.encoder_positions_BS, encoder_slots, 1, -1))
 
     def repeat(self, times: int) -> 'Cache':
         """Returns the cache with each row so many times, one after the other."""
