@@ -11,6 +11,7 @@ import pytest
 
 import halting
 import hub_directories
+import resuming
 from fresh_runs import fresh_run
 from lives import Life
 from places import TESTS
@@ -148,6 +149,37 @@ def test_a_command_that_is_killed_goes_on_where_it_was(tmp_path: pathlib.Path, h
     assert_same(parts, whole)
     assert how is SAMPLED or parts.read_text() == whole.read_text()  # batches are those of a command that went on
     assert sorted(path.suffix for path in tmp_path.iterdir() if path.stem in ('parts', 'whole')) == ['', '']
+
+
+@pytest.mark.slow
+@pytest.mark.signals
+@pytest.mark.parametrize('how', [SAMPLED, [*BEAM, '--jsonl']], ids=['rows', 'batches'])
+def test_what_two_processes_left_one_finishes(tmp_path: pathlib.Path, how) -> None:
+    """The second one dies with two rows kept, the first one ends with a line; then one and two write the same file."""
+    (tmp_path / 'texts').write_text(''.join(f'{"the small bird " * (1 + n % 5)}\n' for n in range(14)))
+    command = ['generate', f'--input={tmp_path}/texts', *how]
+    files = [tmp_path / name for name in ('left', 'together', 'alone')]
+    commands = [[*command, f'--output={file}'] for file in files]
+    dying = functools.partial(halting.die_at, 'a row', 3)
+    first, second = resuming.begin(tmp_path, commands[0], STORED, 2, before=dying, victim=1)
+    assert second.wait() == -signal.SIGKILL and first.wait() == 1
+    line = 'tformer: another process of the run has ended; the same command resumes from what is saved ('
+    assert first.said.count(line) == 1 and 'Traceback' not in first.said
+    assert len((tmp_path / 'left.part.1').read_text().splitlines()) == 1 + 2
+    assert len((tmp_path / 'left.part').read_text().splitlines()) > 4 and not files[0].exists()
+    resuming.end(resuming.begin(tmp_path, commands[0], STORED))
+    resuming.end(resuming.begin(tmp_path, commands[1], STORED, 2))
+    resuming.end(resuming.begin(tmp_path, commands[2], STORED))
+    assert len(files[2].read_text().splitlines()) == 14
+    for file in files[:2]:
+        assert_same(file, files[2])
+    assert not list(tmp_path.glob('*.part*'))
+
+
+def test_several_processes_need_a_file(monkeypatch) -> None:
+    monkeypatch.setattr(generate.jax, 'process_count', lambda: 2)
+    with pytest.raises(UserError, match=r'^--coordinator: several processes need --output=FILE$'):
+        main(['tformer', 'generate', f'--workdir={STORED}', 'a'])
 
 
 def test_a_smaller_run_drafts_what_is_written(tmp_path: pathlib.Path, capsys) -> None:

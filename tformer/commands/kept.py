@@ -8,6 +8,7 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import os
 import pathlib
 import re
 from collections.abc import Iterator, Mapping
@@ -73,20 +74,19 @@ def kept(path: pathlib.Path, of: Mapping[str, Any], count: int) -> Iterator[Kept
     """
     number, head = jax.process_index(), json.dumps({name: _short(value) for name, value in of.items()})
     seen = {other: len(head.encode()) + 1 for other in range(jax.process_count()) if other != number}
-    with contextlib.ExitStack() as files:
+    rows: dict[int, Any] = {}
+    if not processes.first():
+        processes.meet('rows of earlier processes are one file')
+        with _part(path).open('rb') as file:
+            rows = _read(_part(path), file, head, count)
+    with _locked(_part(path, number)) as file:
+        there = Kept(rows | _read(_part(path, number), file, head, count), file, path, head, count, seen)
         if processes.first():
-            file = files.enter_context(_locked(_part(path)))
-            there = Kept(_read(_part(path), file, head, count), file, path, head, count, seen)
             _take_others(there)
-            processes.meet('kept rows of earlier processes')
-        else:
-            processes.meet('kept rows of earlier processes')
-            with _part(path).open('r+b') as first:
-                rows = _read(_part(path), first, head, count)
-            file = files.enter_context(_locked(_part(path, number)))
-            there = Kept(rows, file, path, head, count, seen)
-            _read(_part(path, number), file, head, count)
-        processes.meet('kept rows are read')
+            file.flush()
+            os.fsync(file.fileno())  # so that other hosts see it
+            processes.meet('rows of earlier processes are one file')
+        processes.meet('rows of earlier processes are read')
         yield there
         if processes.first():
             _part(path).unlink()
@@ -125,17 +125,19 @@ def _short(value: Any) -> Any:
 
 
 def _read(part: pathlib.Path, file: Any, head: str, count: int) -> dict[int, Any]:
-    """Returns the rows of a file that begins with `head`, and begins it where it is empty."""
+    """Returns the rows of a file that begins with `head`. One that is open for writing is begun where it is empty, and
+    loses a torn end."""
     file.seek(0)
     first, *lines = file.read().split(b'\n')
-    if not lines:  # not even the first line is whole
+    if not lines and file.writable():  # not even the first line is whole
         file.truncate(0)
         file.write(f'{head}\n'.encode())
         return {}
     if first != head.encode():
         raise UserError(f'{part} is of something else{_difference(first, head)}: remove it, or name another --output')
     whole = lines[:-1]  # the last one is empty, or torn
-    file.truncate(sum(len(line) + 1 for line in (first, *whole)))
+    if file.writable():
+        file.truncate(sum(len(line) + 1 for line in (first, *whole)))
     try:
         rows = [(index, row) for index, row in map(json.loads, whole)]
     except (ValueError, TypeError) as error:
