@@ -11,6 +11,7 @@ import pytest
 
 import halting
 import hub_directories
+import resuming
 from fresh_runs import fresh_run
 from lives import Life
 from places import TESTS
@@ -116,12 +117,24 @@ def test_scores_and_lines_of_json_hold_the_same_outputs(tmp_path: pathlib.Path, 
         said('--n=4')
 
 
+def assert_same(one: pathlib.Path, other: pathlib.Path) -> None:
+    """Two files of lines of JSON have the same texts and outputs, and scores to rounding."""
+    rows, others = ([json.loads(line) for line in file.read_text().split('\n')[:-1]] for file in (one, other))
+    for row, expected in zip(rows, others, strict=True):
+        for output, expected_output in zip(row['outputs'], expected['outputs'], strict=True):
+            assert output.pop('score') == pytest.approx(expected_output.pop('score'), abs=1e-4)
+        assert row == expected
+
+
+SAMPLED = ['--config.decode.strategy=sample', '--config.decode.temperature=2.0', '--n=3', '--jsonl', *FEW]
+
+
 @pytest.mark.signals
-def test_a_command_that_is_killed_goes_on_where_it_was(tmp_path: pathlib.Path) -> None:
-    """Seven texts, two in a batch: it dies with five rows kept, of which the fifth has its batch's other one ahead."""
+@pytest.mark.parametrize('how', [SAMPLED, [*BEAM, '--jsonl']], ids=['rows', 'batches'])
+def test_a_command_that_is_killed_goes_on_where_it_was(tmp_path: pathlib.Path, how) -> None:
+    """Seven texts, two in a batch: it dies with five rows kept; of beams the fifth has its batch's other one ahead."""
     (tmp_path / 'texts').write_text(''.join(f'{"the small bird " * n}\n' for n in (1, 5, 2, 4, 3, 2, 1)))
-    sampled = ['--config.decode.strategy=sample', '--config.decode.temperature=2.0', '--n=3', '--jsonl', *FEW]
-    command = ['generate', f'--workdir={STORED}', f'--input={tmp_path}/texts', *sampled]
+    command = ['generate', f'--workdir={STORED}', f'--input={tmp_path}/texts', *how]
     parts, whole = tmp_path / 'parts', tmp_path / 'whole'
     dying = functools.partial(halting.die_at, 'a row', 6)
     assert Life(tmp_path, *command, f'--output={parts}', before=dying).wait() == -signal.SIGKILL
@@ -132,8 +145,41 @@ def test_a_command_that_is_killed_goes_on_where_it_was(tmp_path: pathlib.Path) -
     (tmp_path / 'parts.part').write_text('\n'.join(kept) + '\n[5, [["torn')
     assert Life(tmp_path, *command, f'--output={parts}').wait() == 0
     assert Life(tmp_path, *command, f'--output={whole}').wait() == 0
-    assert parts.read_text() == whole.read_text() and len(whole.read_text().splitlines()) == 7
+    assert len(whole.read_text().splitlines()) == 7
+    assert_same(parts, whole)
+    assert how is SAMPLED or parts.read_text() == whole.read_text()  # batches are those of a command that went on
     assert sorted(path.suffix for path in tmp_path.iterdir() if path.stem in ('parts', 'whole')) == ['', '']
+
+
+@pytest.mark.slow
+@pytest.mark.signals
+@pytest.mark.parametrize('how', [SAMPLED, [*BEAM, '--jsonl']], ids=['rows', 'batches'])
+def test_what_two_processes_left_one_finishes(tmp_path: pathlib.Path, how) -> None:
+    """The second one dies with two rows kept, the first one ends with a line; then one and two write the same file."""
+    (tmp_path / 'texts').write_text(''.join(f'{"the small bird " * (1 + n % 5)}\n' for n in range(14)))
+    command = ['generate', f'--input={tmp_path}/texts', *how]
+    files = [tmp_path / name for name in ('left', 'together', 'alone')]
+    commands = [[*command, f'--output={file}'] for file in files]
+    dying = functools.partial(halting.die_at, 'a row', 3)
+    first, second = resuming.begin(tmp_path, commands[0], STORED, 2, before=dying, victim=1)
+    assert second.wait() == -signal.SIGKILL and first.wait() == 1
+    line = 'tformer: another process of the run has ended; the same command resumes from what is saved ('
+    assert first.said.count(line) == 1 and 'Traceback' not in first.said
+    assert len((tmp_path / 'left.part.1').read_text().splitlines()) == 1 + 2
+    assert len((tmp_path / 'left.part').read_text().splitlines()) > 4 and not files[0].exists()
+    resuming.end(resuming.begin(tmp_path, commands[0], STORED))
+    resuming.end(resuming.begin(tmp_path, commands[1], STORED, 2))
+    resuming.end(resuming.begin(tmp_path, commands[2], STORED))
+    assert len(files[2].read_text().splitlines()) == 14
+    for file in files[:2]:
+        assert_same(file, files[2])
+    assert not list(tmp_path.glob('*.part*'))
+
+
+def test_several_processes_need_a_file(monkeypatch) -> None:
+    monkeypatch.setattr(generate.jax, 'process_count', lambda: 2)
+    with pytest.raises(UserError, match=r'^--coordinator: several processes need --output=FILE$'):
+        main(['tformer', 'generate', f'--workdir={STORED}', 'a'])
 
 
 def test_a_smaller_run_drafts_what_is_written(tmp_path: pathlib.Path, capsys) -> None:

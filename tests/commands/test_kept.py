@@ -5,6 +5,7 @@ import pathlib
 
 import pytest
 
+from tformer.commands import kept as kept_lib
 from tformer.commands.kept import kept
 from tformer.errors import UserError
 
@@ -70,3 +71,71 @@ def test_two_processes_do_not_write_the_same_rows(tmp_path: pathlib.Path) -> Non
         kept(tmp_path / 'out', OF, 9),
     ):
         pass
+
+
+@pytest.fixture
+def among(monkeypatch):
+    """Returns a function by which this is process `number` of `count`; the others are always there already."""
+
+    def be(number: int, count: int) -> None:
+        monkeypatch.setattr(kept_lib.jax, 'process_index', lambda: number)
+        monkeypatch.setattr(kept_lib.jax, 'process_count', lambda: count)
+        monkeypatch.setattr(kept_lib.processes, 'meet', lambda name: None)
+
+    return be
+
+
+def test_rows_of_any_number_of_processes_are_found_by_any_other(tmp_path: pathlib.Path, among) -> None:
+    """Three processes leave rows; a first one of two takes all, its second one reads them, and one writes the file."""
+    path, part = tmp_path / 'o.t', tmp_path / 'o.t.part'
+    (tmp_path / 'o.t.part.x').write_text('of somebody else')
+    (tmp_path / 'o-t.part.1').write_text('of somebody else')
+    for number in range(3):
+        among(number, 3)
+        assert interrupted(path, OF, {number: [number]}) == ({} if number == 0 else {0: [0]})
+    assert sorted(each.name for each in tmp_path.glob('o.t.part*')) == [
+        f'o.t.part{end}' for end in ('', '.1', '.2', '.x')
+    ]
+    among(0, 2)
+    assert interrupted(path, OF, {5: [5]}) == {0: [0], 1: [1], 2: [2]}
+    assert not part.with_name('o.t.part.1').exists() and not part.with_name('o.t.part.2').exists()
+    among(1, 2)
+    assert interrupted(path, OF, {7: [7]}) == {0: [0], 1: [1], 2: [2], 5: [5]}
+    among(0, 1)
+    with kept(path, OF, 9) as there:
+        assert there.whole() == {number: [number] for number in (0, 1, 2, 5, 7)}
+    assert not part.exists() and len(list(tmp_path.iterdir())) == 2
+
+
+def test_the_first_of_several_processes_waits_for_the_rows_of_the_others(tmp_path: pathlib.Path, among) -> None:
+    path = tmp_path / 'out'
+    among(0, 2)
+    with kept(path, OF, 9) as first:
+        among(1, 2)
+        with kept(path, OF, 9) as second:
+            assert first.added_elsewhere() == 0
+            second.add(3, ['a'])
+            second.add(4, ['b'])
+            assert first.added_elsewhere() == 2 and first.added_elsewhere() == 0
+            second.add(5, ['c'])
+            with pytest.raises(UserError, match=r'out\.part\.1: another process writes it'), kept(path, OF, 9):
+                pass
+            assert second.whole() is None
+        among(0, 2)
+        first.add(0, ['d'])
+        assert first.added_elsewhere() == 1
+        assert first.whole() == {3: ['a'], 4: ['b'], 5: ['c'], 0: ['d']}
+    assert not list(tmp_path.iterdir())
+
+
+def test_rows_that_another_process_made_of_something_else_are_refused(tmp_path: pathlib.Path, among) -> None:
+    among(1, 2)
+    (tmp_path / 'out.part').write_text(json.dumps(OF) + '\n')
+    with pytest.raises(UserError, match='is of something else'), kept(tmp_path / 'out', OF, 9):
+        pass
+    (tmp_path / 'out.part').unlink()
+    (tmp_path / 'out.part.4').write_text('{"run": "b", "texts": []}\n')
+    among(0, 1)
+    with pytest.raises(UserError, match=r'out\.part\.4 is of something else'), kept(tmp_path / 'out', OF, 9):
+        pass
+    assert (tmp_path / 'out.part.4').exists()

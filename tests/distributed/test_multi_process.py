@@ -405,7 +405,7 @@ ABSENT = {
     'nothing to be found': ('--coordinator=auto', 'no SLURM step, Open MPI, Cloud TPU or Kubernetes job has started'),
     'for one': (
         'prepare --coordinator=auto',
-        '--coordinator: benchmark, evaluate, train can run as several processes, prepare cannot',
+        '--coordinator: benchmark, evaluate, generate, train can run as several processes, prepare cannot',
     ),
     'no coordinator': ('--num_processes=2', '--num_processes and --process_id go with --coordinator'),
 }

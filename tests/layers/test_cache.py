@@ -50,3 +50,23 @@ def test_new_tokens_stand_in_the_next_slots_and_a_token_may_be_taken_back(cache)
 
 def test_tokens_outside_a_prefix_are_in_none(cache):
     assert cache.place(jnp.array([[2], [1]])).prefix_BS[:, 2].tolist() == [False, False]
+
+
+@pytest.mark.parametrize('end', range(5))
+@pytest.mark.parametrize('slots', [2, 3, 4])
+def test_in_a_ring_what_was_written_stands_before_its_end(cache, slots, end) -> None:
+    ring = cache.ring(slots, jnp.array(end % slots))
+    before = [(end - 2) % slots, (end - 1) % slots]
+    assert np.asarray(ring.positions_BS)[:, before].tolist() == [[0, 1], [-1, 0]]
+    assert np.asarray(ring.own[0].k)[:, 0, before, 0].tolist() == [[0, 1], [10, 11]]
+    assert np.asarray(ring.prefix_BS)[:, before].tolist() == [[True, False], [False, True]]
+    assert (np.asarray(ring.positions_BS) >= 0).sum() == 3 and int(ring.index) == end % slots
+
+
+def test_a_cache_grows_by_slots_that_nobody_sees(cache) -> None:
+    grown = cache.grown(6, 5)
+    assert grown.positions_BS.tolist() == [[0, 1, -1, -1, -1, -1], [-1, 0, -1, -1, -1, -1]]
+    assert grown.encoder_positions_BS.tolist() == [[0, 1, 2, -1, -1], [0, -1, -1, -1, -1]]
+    assert grown.own[0].k[:, 0, :4, 0].tolist() == cache.own[0].k[:, 0, :, 0].tolist()
+    assert [x.shape[2] for x in jax.tree.leaves((grown.own, grown.cross))] == [6, 6, 5, 5]
+    assert grown.prefix_BS.shape == (2, 6) and not grown.prefix_BS[:, 4:].any() and int(grown.index) == 2

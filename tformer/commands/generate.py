@@ -5,17 +5,21 @@
 
 The texts are the arguments, else the lines of --input, else those of standard input. Each output is printed. With
 --chat a text is the message of a user, or in JSON a list of messages or {"messages": [...]}, and the output the reply.
-A stopped command with --output goes on where it was, and writes the file at the end.
+A stopped command with --output goes on where it was, and writes the file at the end. Several processes with --output
+share the texts, each on its own devices, of which config.mesh is said.
 """
 
+import contextlib
 import dataclasses
 import functools
 import json
 import math
 import pathlib
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+import jax
 
 from tformer import atomic, commands
 from tformer.commands import kept, reading, streaming
@@ -25,6 +29,7 @@ from tformer.data.sources import fields
 from tformer.data.sources.records import BadRecord
 from tformer.data.tokenizers.chat import Messages
 from tformer.decode.text import Output
+from tformer.distributed import processes, sharding
 from tformer.errors import UserError
 from tformer.training import checkpoint, digests
 
@@ -43,12 +48,20 @@ FLAGS: dict[str, commands.Flag] = {
     ),
 }
 ARGUMENTS = 'TEXT'
+PROCESSES = True
 
 
 def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) -> None:
     if flags.scores and flags.jsonl:
         raise UserError('--scores and --jsonl: choose one; --jsonl has the scores')
     reading.check_output(flags.output)
+    if flags.output is None and jax.process_count() > 1:
+        raise UserError('--coordinator: several processes need --output=FILE')
+    with sharding.apart():
+        _run(arguments, overrides, flags)
+
+
+def _run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) -> None:
     overrides = overrides if flags.n is None else {**overrides, 'decode.num_outputs': str(flags.n)}
     workdir, draft = commands.needed(flags, 'workdir'), flags.draft or None
     loaded = Run.load(workdir, overrides, flags.checkpoint, placed=True, draft=draft)
@@ -69,7 +82,7 @@ def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) 
         found = dict(_progressing(loaded.write(chats or lines, flags.seed), len(lines)))
         sys.stdout.writelines(as_lines(line, found[index]) for index, line in enumerate(lines))
         return
-    path, schema = pathlib.Path(flags.output), loaded.config.decode.json_schema
+    schema = loaded.config.decode.json_schema
     of = {
         'run': _weights(loaded),
         'decode': dataclasses.asdict(loaded.config.decode),
@@ -78,12 +91,23 @@ def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) 
         'seed': flags.seed,
         'draft': loaded.draft and _weights(loaded.draft),
     }
-    with kept.kept(path, of, len(lines)) as there:
-        writing = loaded.write(chats or lines, flags.seed, done=frozenset(there.rows))
-        for index, outputs in _progressing(writing, len(lines) - len(there.rows)):
+    _write(pathlib.Path(flags.output), loaded, of, lambda index, outputs: as_lines(lines[index], outputs))
+
+
+def _write(
+    path: pathlib.Path, loaded: Run, of: Mapping[str, Any], as_lines: Callable[[int, Sequence[Output]], str]
+) -> None:
+    """Writes the file of the outputs of texts; each of several processes writes a share of them."""
+    processes.agree(of)
+    texts, seed, share = of['texts'], of['seed'], (jax.process_index(), jax.process_count())
+    with kept.kept(path, of, len(texts)) as there:
+        left = len(texts) - len(there.rows)
+        writing = loaded.write(texts, seed, done=frozenset(there.rows), share=share)
+        for index, outputs in _progressing(writing, left, there.added_elsewhere):
             there.add(index, outputs)
-        whole = ([Output(*output) for output in there.rows[index]] for index in range(len(lines)))
-        atomic.write(path, ''.join(as_lines(*each) for each in zip(lines, whole, strict=True)))
+        if (rows := there.whole()) is not None:
+            found = (as_lines(index, [Output(*output) for output in rows[index]]) for index in range(len(texts)))
+            atomic.write(path, ''.join(found))
 
 
 def _weights(run: Run) -> list[Any]:
@@ -101,11 +125,14 @@ def _as_lines(line: str, outputs: Sequence[Output], *, scores: bool, jsonl: bool
     return ''.join(f'{output.score:.4f}\t{output.text}\n' if scores else f'{output.text}\n' for output in outputs)
 
 
-def _progressing(writing: Iterable[tuple[int, list[Output]]], total: int) -> Iterator[tuple[int, list[Output]]]:
-    with reading.progress(total) as done:
+def _progressing(
+    writing: Iterable[tuple[int, list[Output]]], total: int, elsewhere: Callable[[], int] = lambda: 0
+) -> Iterator[tuple[int, list[Output]]]:
+    """Yields what is written; the first process shows how many texts are, of all."""
+    with reading.progress(total) if processes.first() else contextlib.nullcontext(lambda count: None) as done:
         for each in writing:
             yield each
-            done(1)
+            done(1 + elsewhere())
 
 
 def chat_of(line: str) -> Messages:

@@ -18,7 +18,7 @@ from tformer.data.examples import special_tokens
 from tformer.data.tokenizers.chat import Messages
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.decode.generate import STRATEGIES
-from tformer.decode.text import Output
+from tformer.decode.text import Output, Share
 from tformer.distributed import sharding
 from tformer.errors import UserError
 from tformer.evaluation import activations as activations_lib
@@ -204,18 +204,25 @@ class Run:
         return scoring.generate(self.config, self.tokenizers, self.variables, texts, seed, cut=cut)
 
     def write(
-        self, texts: Sequence[str | Messages], seed: int = 0, *, cut: bool = False, done: Container[int] = ()
+        self,
+        texts: Sequence[str | Messages],
+        seed: int = 0,
+        *,
+        cut: bool = False,
+        done: Container[int] = (),
+        share: Share = (0, 1),
     ) -> Iterator[tuple[int, list[Output]]]:
-        """Yields the number of each text and all of its outputs, best first, as batches are written.
+        """Yields the number of each text and all of its outputs, best first, as they are written.
 
             >>> run = tformer.load_run('runs/demo', {'decode.num_outputs': '3'}, placed=True)
             >>> dict(run.write(['transformer']))
             {0: [Output(text='T R AE N S F AO R M ER', score=-0.31, length=11), ...]}
 
-        Texts of about the same length are written together; those whose numbers are `done` are left out. The run is
-        loaded `placed`, and rows go where config.mesh says. Otherwise like `generate`.
+        Texts of about the same length are written together; those whose numbers are `done` are left out. A `share`
+        (number, count) is that of one of several processes, which together write all. The run is loaded `placed`, and
+        rows go where config.mesh says. Otherwise like `generate`.
         """
-        options: dict[str, Any] = {'cut': cut, 'done': done}
+        options: dict[str, Any] = {'cut': cut, 'done': done, 'share': share}
         if self.draft is None:
             return scoring.write(self.config, self.tokenizers, self.variables, texts, seed, **options)
         both = {**self.variables, 'draft': self.draft.variables}

@@ -17,7 +17,8 @@ from tformer.data.inspection import rendering
 from tformer.data.sources.records import BadRecord, Record
 from tformer.data.tokenizers.chat import Messages
 from tformer.data.tokenizers.tokenizers import Tokenizers
-from tformer.decode.text import Output, make_text_generator, make_writer
+from tformer.decode import refill
+from tformer.decode.text import Output, Share, make_text_generator, make_writer
 from tformer.distributed import sharding
 from tformer.evaluation import metrics, scorer
 from tformer.model import build
@@ -146,22 +147,25 @@ def write(
     *,
     cut: bool = False,
     done: Container[int] = (),
+    share: Share = (0, 1),
     draft: Model | None = None,
 ) -> Iterator[tuple[int, list[Output]]]:
     """Yields the number of each text and its outputs, best first, as they are written, where config.mesh says.
 
-    Texts whose numbers are `done` are left out. The variables are placed already, with those of a model that drafts
-    tokens in variables['draft']. Raises a `UserError` as `generate`.
+    Texts whose numbers are `done` are left out, and of the others a `share` is written. The variables are placed
+    already, with those of a model that drafts tokens in variables['draft']. Raises a `UserError` as `generate`.
     """
-    plain = standard(config)
-    mesh = sharding.make_mesh(config.mesh)
-    writer = _writer(build(plain.model), plain, tokenizers, cut=cut, draft=None if draft is None else build(draft))
-    rows = sharding.batch_sharding(mesh)
-    multiple = sharding.row_multiple(mesh, config.mesh)
+    plain, mesh = standard(config), sharding.make_mesh(config.mesh)
+    rows, multiple = sharding.batch_sharding(mesh), sharding.row_multiple(mesh, config.mesh)
+    left = sum(number not in done for number in range(len(texts)))
     with jax.set_mesh(mesh):
-        yield from writer.write(
-            variables, texts, seed, done=done, multiple=multiple, place=lambda batch: jax.device_put(batch, rows)
-        )
+        if draft is None and refill.serves(plain, left // share[1]):
+            made = _refill(build(plain.model), plain, tokenizers, cut=cut, mesh=mesh)
+            yield from made.write(variables, texts, seed, done=done, share=share)
+            return
+        writer = _writer(build(plain.model), plain, tokenizers, cut=cut, draft=None if draft is None else build(draft))
+        options: dict[str, Any] = {'multiple': multiple, 'place': lambda batch: jax.device_put(batch, rows)}
+        yield from writer.write(variables, texts, seed, done=done, share=share, **options)
 
 
 def generated_scores(
@@ -214,4 +218,5 @@ def _sources(records: Sequence[Mapping[str, Any]]) -> list[str | Messages]:
 
 _text_generator = functools.lru_cache(maxsize=8)(make_text_generator)
 _writer = functools.lru_cache(maxsize=8)(make_writer)
+_refill = functools.lru_cache(maxsize=8)(refill.make_refill)
 _scorer = functools.lru_cache(maxsize=8)(scorer.make_scorer)

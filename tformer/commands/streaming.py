@@ -9,7 +9,7 @@ from tformer.commands import row_writer
 from tformer.commands.run import Run
 from tformer.commands.scheduler import Text
 from tformer.data.tokenizers.chat import Messages
-from tformer.decode.engine import Drawing
+from tformer.decode.engine import drawing_of, unknown
 from tformer.decode.text import make_writer
 from tformer.distributed import sharding
 
@@ -18,7 +18,7 @@ def streams(run: Run) -> bool:
     """Returns whether a run's texts can be shown as they grow: greedy ones and plain draws, one of each."""
     decode = run.config.decode
     single = decode.num_outputs == 1 and decode.draft is None and run.draft is None
-    return single and not row_writer.unknown(decode) and run.config.model.recurrence is None
+    return single and not unknown(decode) and run.config.model.recurrence is None
 
 
 def stream(run: Run, texts: Sequence[str | Messages], seed: int) -> Iterator[Iterator[str]]:
@@ -26,8 +26,7 @@ def stream(run: Run, texts: Sequence[str | Messages], seed: int) -> Iterator[Ite
     decode, made = run.config.decode, row_writer.make(run, 1)
     writer, batch, engine, _ = made
     read = make_writer(run.model, run.config, run.tokenizers, cut=False).read(texts)  # with room for decode.max_len
-    drawn = {name: value for name in ('top_k', 'top_p', 'min_p') if (value := getattr(decode, name)) is not None}
-    drawing = Drawing(**drawn, temperature=decode.temperature if decode.strategy == 'sample' else 0.0, seed=seed)
+    drawing = drawing_of(decode, seed)
     with jax.set_mesh(sharding.make_mesh(run.config.mesh)):
         slots = engine.empty(run.variables)
         for number, tokens in enumerate(read):

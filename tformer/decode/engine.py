@@ -1,9 +1,10 @@
 """Texts that begin and end at different times, in one batch: a row that is free takes the next text.
 
 The rows of a `Slots` go on by a token each step, each from its own position with its own way of drawing. What a text
-becomes does not depend on the others: it is that of `greedy` or `sample` by itself.
+becomes does not depend on the others: it is that of `greedy` or `sample` by itself. The cache is a ring: all rows write
+the same slot, and a text that begins has its prompt in the slots before.
 
-Shapes: B rows, P prompt length, S places of a row's cache, V vocabulary.
+Shapes: B rows, R rows that begin, P prompt length, S slots of a row's cache, V vocabulary.
 """
 
 import functools
@@ -17,8 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from tformer.config import Decode
 from tformer.decode.generate import begin
-from tformer.decode.sample import Sampling, banned_mask, prefill
+from tformer.decode.sample import Prompt, Sampling, banned_mask, prefill
 
 
 class Drawing(NamedTuple):
@@ -31,6 +33,28 @@ class Drawing(NamedTuple):
     seed: int = 0
     row: int = 0  # the number of the text among those of the same seed
     number: int = 0  # of the draw of the same text
+
+
+# The fields of config.decode that an engine, or who asks it for a text, knows; others change what is written.
+KNOWN = ('strategy', 'max_len', 'num_outputs', 'temperature', 'top_k', 'top_p', 'min_p', 'ends')
+_HARMLESS = ('batch_size', 'prefill_chunk', 'draft', 'draft_len')  # they change no distribution
+
+
+def unknown(decode: Decode) -> list[str]:
+    """Returns the fields, as they are set, by which a run's texts are others than an engine's."""
+    plain = vars(Decode())
+    found = {name: value for name, value in vars(decode).items() if value != plain[name]}
+    names = [name for name in found if name not in (*KNOWN, *_HARMLESS)]
+    names += ['strategy'] if decode.strategy not in ('greedy', 'sample') else []
+    return [f'decode.{name}={found[name]}' for name in names]
+
+
+def drawing_of(decode: Decode, seed: int) -> Drawing:
+    """Returns how a run draws the first text of a seed, where nothing is `unknown`."""
+    cuts = {name: value for name in ('top_k', 'top_p', 'min_p') if (value := getattr(decode, name)) is not None}
+    heat = decode.temperature if decode.strategy == 'sample' else 0.0
+    bits = np.int64(seed).astype(np.int32)  # that keys are made of
+    return Drawing(**cuts, temperature=heat, seed=int(bits))
 
 
 class Slots(flax.struct.PyTreeNode):
@@ -48,7 +72,8 @@ class Engine(NamedTuple):
     """The compiled functions of a model that writes in `Slots`."""
 
     empty: Callable[[Any], Slots]  # (variables) -> free rows
-    # (variables, slots, a batch of one row, row, drawing) -> slots in which the row writes after its prompt
+    # (variables, slots, a batch of one row, row, drawing) -> slots in which the row writes after its prompt. Of several
+    # rows [R] and drawings each goes on from a prompt, or equally many in turn from each; a row B is none
     insert: Callable[[Any, Slots, Mapping[str, Any], Any, Drawing], Slots]
     # (variables, slots) -> (slots, the next token of each row, its log-probability by the model)
     step: Callable[[Any, Slots], tuple[Slots, jax.Array, jax.Array]]
@@ -64,37 +89,40 @@ def make_engine(
     banned: Sequence[int] = (),
     chunk: int | None = None,
 ) -> Engine:
-    """Returns the engine of a model with so many rows, each of a cache of so many slots for a prompt and its text.
+    """Returns the engine of a model with so many rows, each of a cache of so many slots for a prompt and its text, of
+    which the last token is not read.
 
     `example` is a batch of one row as `insert` gets it; an encoder's text has the same padded length in every batch.
     `banned` tokens are never generated. No function compiles again for another row, drawing or text, `insert` only for
     another padded length of a prompt. Padding takes no slots. Of a prompt `chunk` tokens are read at once; None: all.
     """
 
-    def row_of(variables: Any, batch: Mapping[str, Any]) -> tuple[Any, jax.Array, jax.Array]:
-        length = batch['inputs'].shape[1]
-        extend, cache, prompt = begin(model, variables, batch, max(length, slots), chunk)
-        padding = jnp.sum(prompt.positions_BP < 0)
-        cache = prefill(extend, cache, prompt).trimmed(padding, slots).by_row()
-        return cache, prompt.tokens_BP[:, -1].astype(jnp.int32), prompt.positions_BP[:, -1]
+    def read(variables: Any, batch: Mapping[str, Any], size: int, end: Any) -> tuple[Any, Prompt]:
+        """Returns the cache of a batch, a ring of `size` slots whose next one is `end`, and its prompts."""
+        extend, cache, prompt = begin(model, variables, batch, max(batch['inputs'].shape[1], size), chunk)
+        return prefill(extend, cache, prompt).ring(size, end), prompt
 
     @jax.jit
     def empty(variables: Any) -> Slots:
-        shapes = jax.eval_shape(row_of, variables, dict(example))[0]
-        cache = jax.tree.map(lambda x: jnp.zeros((rows, *x.shape[1:]), x.dtype), shapes)
+        shapes, _ = jax.eval_shape(lambda: read(variables, example, slots, jnp.int32(0)))
+        cache = jax.tree.map(lambda x: jnp.zeros((rows, *x.shape[1:]), x.dtype), shapes.replace(index=None))
         drawing: Any = jax.tree.map(lambda value: jnp.zeros(rows, jnp.asarray(value).dtype), Drawing())
         keys_B = jnp.broadcast_to(jax.random.key(0), (rows,))
         nothing = jnp.zeros(rows, jnp.int32)
-        return Slots(cache, nothing, nothing - 1, nothing, keys_B, drawing)
+        return Slots(cache.replace(index=jnp.int32(0)), nothing, nothing - 1, nothing, keys_B, drawing)
 
     @functools.partial(jax.jit, donate_argnums=1)
     def insert(variables: Any, slots: Slots, batch: Mapping[str, Any], row: jax.Array, drawing: Drawing) -> Slots:
-        cache, last_1, position_1 = row_of(variables, batch)
-        key = jax.random.fold_in(jax.random.key(drawing.seed), drawing.row)  # as `Prompt.keys`
-        key = jnp.where(drawing.number == 0, key, jax.random.fold_in(key, drawing.number))
-        ways = jax.tree.map(lambda x: jnp.asarray(x)[None], drawing)
-        new = Slots(cache, last_1, position_1, jnp.zeros(1, jnp.int32), key[None], ways)
-        return jax.tree.map(lambda all_rows, one: all_rows.at[row].set(one[0].astype(all_rows.dtype)), slots, new)
+        cache, prompt = read(variables, batch, slots.cache.positions_BS.shape[1], slots.cache.index)
+        rows_R = jnp.atleast_1d(row)
+        draws = len(rows_R) // len(prompt.tokens_BP)
+        ways: Any = jax.tree.map(lambda x: jnp.broadcast_to(x, rows_R.shape), drawing)
+        last_R, position_R = (jnp.repeat(x[:, -1], draws) for x in (prompt.tokens_BP, prompt.positions_BP))
+        cache = cache.repeat(draws).replace(index=None)
+        new = Slots(cache, last_R, position_R, jnp.zeros_like(last_R), jax.vmap(_key)(ways), ways)
+        old = slots.replace(cache=slots.cache.replace(index=None))
+        made: Any = jax.tree.map(lambda x, x_R: x.at[rows_R].set(x_R.astype(x.dtype), mode='drop'), old, new)
+        return made.replace(cache=made.cache.replace(index=slots.cache.index))
 
     @functools.partial(jax.jit, donate_argnums=1)
     def step(variables: Any, slots: Slots) -> tuple[Slots, jax.Array, jax.Array]:
@@ -103,13 +131,12 @@ def make_engine(
         logits_BV, cache = found[0][:, 0].astype(jnp.float32), found[1]
         allowed_BV = jnp.where(banned_mask(logits_BV.shape[1], banned)[None], -jnp.inf, logits_BV)
         keys_B = jax.vmap(jax.random.fold_in)(slots.keys_B, slots.step_B)
-        chosen_B = jax.vmap(_draw)(keys_B, allowed_BV, slots.drawing).astype(jnp.int32)
+        chosen_B = _draw(keys_B, allowed_BV, slots.drawing).astype(jnp.int32)
         logprobs_B = jnp.take_along_axis(jax.nn.log_softmax(logits_BV), chosen_B[:, None], 1)[:, 0]
-        writes_B = slots.position_B >= 0
         gone_on = slots.replace(
-            cache=cache.back((~writes_B).astype(jnp.int32)),
+            cache=cache.replace(index=cache.index % cache.positions_BS.shape[1]),
             last_B=chosen_B,
-            position_B=jnp.where(writes_B, slots.position_B + 1, -1),
+            position_B=jnp.where(slots.position_B >= 0, slots.position_B + 1, -1),
             step_B=slots.step_B + 1,
         )
         return gone_on, chosen_B, logprobs_B
@@ -121,12 +148,32 @@ def make_engine(
     return Engine(empty, insert, step, free)
 
 
-def _draw(key: jax.Array, logits_V: jax.Array, drawing: Drawing) -> jax.Array:
-    """Returns the next token of a row: the likeliest one at temperature 0."""
-    cold = drawing.temperature == 0
-    sampling = Sampling(jnp.where(cold, 1.0, drawing.temperature), drawing.top_k, drawing.top_p, min_p=drawing.min_p)
-    drawn = jax.random.categorical(key, sampling.warp(logits_V[None])[0])
-    return jnp.where(cold, jnp.argmax(logits_V), drawn)
+def _key(drawing: Drawing) -> jax.Array:
+    """Returns the key of a text, as `Prompt.keys`."""
+    key = jax.random.fold_in(jax.random.key(drawing.seed), drawing.row)
+    return jnp.where(drawing.number == 0, key, jax.random.fold_in(key, drawing.number))
+
+
+def _draw(keys_B: jax.Array, logits_BV: jax.Array, drawing: Any) -> jax.Array:
+    """Returns the next token of each row by a `Drawing` of arrays [B]: the likeliest one at temperature 0.
+
+    What no row asks for is not computed: draws, and cuts of what is drawn from.
+    """
+    cold_B = drawing.temperature == 0
+    whole_B = (drawing.top_k >= logits_BV.shape[1]) & (drawing.top_p >= 1) & (drawing.min_p <= 0)
+    heat_B1 = jnp.where(cold_B, 1.0, drawing.temperature)[:, None]
+    cuts = drawing.top_k[:, None], drawing.top_p[:, None], drawing.min_p[:, None]
+
+    def likeliest() -> jax.Array:
+        return jnp.argmax(logits_BV, 1)
+
+    def drawn() -> jax.Array:
+        warped_BV = jax.lax.cond(
+            jnp.all(cold_B | whole_B), lambda: logits_BV / heat_B1, lambda: Sampling(heat_B1, *cuts).warp(logits_BV)
+        )
+        return jnp.where(cold_B, likeliest(), jax.vmap(jax.random.categorical)(keys_B, warped_BV))
+
+    return jax.lax.cond(jnp.all(cold_B), likeliest, drawn)
 
 
 def write_all(

@@ -23,6 +23,7 @@ from tformer.errors import UserError
 
 TextGenerator = Callable[..., list[str]]
 Place = Callable[[dict[str, np.ndarray]], Mapping[str, Any]]
+Share = tuple[int, int]  # (number of a share, from 0; how many equal ones there are)
 
 
 class Output(NamedTuple):
@@ -53,13 +54,15 @@ class Writer(NamedTuple):
         seed: int = 0,
         *,
         done: Container[int] = (),
+        share: Share = (0, 1),
         multiple: int = 1,
         place: Place = dict,
     ) -> Iterator[tuple[int, list[Output]]]:
         """Yields the number of each text and what is written for it, best first, as batches are written.
 
-        Texts whose numbers are `done` already are left out; those after them come out as they would have. The rows of a
-        batch are a `multiple`, and `place` puts it on devices.
+        Texts whose numbers are `done` already are left out; those after them come out as they would have. Of the
+        batches that are left a `share` is written. The rows of a batch are a `multiple`, and `place` puts it on
+        devices.
 
         Raises:
           UserError: a text is longer than the model takes and may not be cut.
@@ -68,10 +71,9 @@ class Writer(NamedTuple):
         shared = common(inputs) if self.shares and multiple == 1 else []
         order = sorted(range(len(inputs)), key=lambda i: len(inputs[i]))
         size = -(-min(self.decoding.batch_size, max(len(inputs), 1)) // multiple) * multiple
-        for start in range(0, len(order), size):
-            rows = order[start : start + size]
-            if all(i in done for i in rows):
-                continue
+        batches = [order[start : start + size] for start in range(0, len(order), size)]
+        left = [rows for rows in batches if not all(i in done for i in rows)]
+        for rows in left[share[0] :: share[1]]:
             batch = self.batch([inputs[i] for i in rows], size)
             batch['rows'] = np.array([*rows, *[-1] * (size - len(rows))], np.int32)
             if shared:
@@ -81,9 +83,10 @@ class Writer(NamedTuple):
             for row, i in enumerate(rows):
                 found = slice(row * n, row * n + n)
                 if i not in done:
-                    yield i, self._outputs(tokens_RT[found], scores_R[found])
+                    yield i, self.outputs(tokens_RT[found], scores_R[found])
 
-    def _outputs(self, tokens_NT: np.ndarray, scores_N: np.ndarray) -> list[Output]:
+    def outputs(self, tokens_NT: np.ndarray, scores_N: np.ndarray) -> list[Output]:
+        """Returns the outputs of a text by the tokens and the scores of what was written for it."""
         outputs = []
         for tokens, score in zip(tokens_NT, scores_N.tolist(), strict=True):
             ended = np.flatnonzero(np.isin(tokens, self.ends))

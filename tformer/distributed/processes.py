@@ -189,7 +189,7 @@ def lost(error: Exception) -> str | None:
     line = str(error).partition('\n')[0]
     if jax.process_count() == 1 or not re.match('[A-Z_]+: .*(peer|Gloo|oordination|heartbeat)', line):
         return None
-    return f'another process of the run has ended; the same command resumes from the newest checkpoint ({line})'
+    return f'another process of the run has ended; the same command resumes from what is saved ({line})'
 
 
 def meet(name: str) -> None:

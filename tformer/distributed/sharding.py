@@ -6,6 +6,7 @@ logical name without a rule is an error.
 """
 
 import contextlib
+import contextvars
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -81,12 +82,13 @@ def make_rules(config: config_lib.Mesh) -> Rules:
 
 
 def make_mesh(config: config_lib.Mesh, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """Returns the mesh of `config` over `devices` (None: all of them); without a -1 it may use only the first ones.
+    """Returns the mesh of `config` over `devices` (None: all, or `apart` those of this process); without a -1 it may
+    use only the first ones.
 
     Raises:
       UserError: there are too few devices, the -1 cannot take all that remain, or they have no such layout.
     """
-    devices = jax.devices() if devices is None else devices
+    devices = (jax.local_devices() if _apart.get() else jax.devices()) if devices is None else devices
     sizes = [getattr(config, axis) for axis in AXES]
     known = int(np.prod([size for size in sizes if size != -1]))
     asked = ', '.join(f'mesh.{axis}={size}' for axis, size in zip(AXES, sizes, strict=True) if size != 1)
@@ -98,6 +100,19 @@ def make_mesh(config: config_lib.Mesh, devices: Sequence[jax.Device] | None = No
     except (ValueError, NotImplementedError) as error:
         raise errors.UserError(f'{asked}: {str(error).splitlines()[0]}') from error
     return Mesh(laid_out, AXES, axis_types=(jax.sharding.AxisType.Auto,) * len(AXES))
+
+
+@contextlib.contextmanager
+def apart() -> Iterator[None]:
+    """A context in which each of several processes has a mesh of its own devices."""
+    before = _apart.set(True)
+    try:
+        yield
+    finally:
+        _apart.reset(before)
+
+
+_apart = contextvars.ContextVar('apart', default=False)
 
 
 def arrange(sizes: Sequence[int], devices: Sequence[jax.Device], across: int) -> np.ndarray:
@@ -227,7 +242,7 @@ def tree_shardings(abstract: Any, mesh: Mesh, rules: Rules) -> Any:
     """Returns the shardings of a tree of (boxed) abstract arrays."""
 
     def place(names: PartitionSpec, leaf: jax.ShapeDtypeStruct) -> NamedSharding:
-        return NamedSharding(mesh, _spec(leaf.shape, names, rules, mesh))
+        return NamedSharding(mesh, spec(leaf.shape, names, rules, mesh))
 
     return jax.tree.map(place, nn.get_partition_spec(abstract), unboxed(abstract))
 
@@ -241,18 +256,18 @@ def on_host(shardings: Any, abstract: Any) -> Any:
     return jax.tree.map(place, shardings, unboxed(abstract))
 
 
-def _spec(shape: Sequence[int], names: Iterable[str | None], rules: Rules, mesh: Mesh) -> PartitionSpec:
+def spec(shape: Sequence[int], names: Iterable[str | None], rules: Rules, mesh: Mesh) -> PartitionSpec:
     """Returns the axes of the mesh that split an array. Each splits the first axis whose size it divides."""
-    spec: list[tuple[str, ...]] = []
+    found: list[tuple[str, ...]] = []
     for size, name in zip(shape, names, strict=False):
         axes = next(axes for ruled, axes in rules if ruled == name) if name is not None else None
         kept: tuple[str, ...] = ()
         for axis in (axes,) if isinstance(axes, str) else axes or ():
-            free = mesh.shape[axis] > 1 and not any(axis in taken for taken in spec)
+            free = mesh.shape[axis] > 1 and not any(axis in taken for taken in found)
             if free and size % math.prod(mesh.shape[each] for each in (*kept, axis)) == 0:
                 kept += (axis,)
-        spec.append(kept)
-    return PartitionSpec(*(axes if len(axes) > 1 else axes[0] if axes else None for axes in spec))
+        found.append(kept)
+    return PartitionSpec(*(axes if len(axes) > 1 else axes[0] if axes else None for axes in found))
 
 
 def batch_share(mesh: Mesh) -> tuple[int, int]:

@@ -29,6 +29,12 @@ def _put(x: jax.Array, new: jax.Array, index: jax.Array, axis: int) -> jax.Array
     return jax.lax.dynamic_update_slice_in_dim(x, new, index, axis)
 
 
+def _behind(x: jax.Array, size: int, axis: int, fill: int) -> jax.Array:
+    """Returns x with `size` entries along an axis, the new ones behind the others."""
+    more = [(0, size - x.shape[axis] if each == axis else 0) for each in range(x.ndim)]
+    return jnp.pad(x, more, constant_values=fill)
+
+
 Cached = tuple[KeyValues, ...]  # of each layer
 
 
@@ -78,12 +84,29 @@ class Cache(flax.struct.PyTreeNode):
         """
         return self.replace(index=self.index - tokens)
 
-    def trimmed(self, padding: jax.Array, slots: int) -> 'Cache':
-        """Returns the cache without its first `padding` slots, a number for all rows, and with `slots` in all."""
-        index_S = (jnp.arange(slots) + padding) % self.positions_BS.shape[1]
+    def ring(self, slots: int, end: jax.Array) -> 'Cache':
+        """Returns the cache as a ring of `slots` slots, in which what was written last stands before slot `end`.
+
+        The first slots are left out where there are more; they hold padding.
+        """
+        place_S = (jnp.arange(slots) - end) % slots + self.index - slots
+        index_S = place_S % self.positions_BS.shape[1]  # below 0: slots that nothing was written in
         own = jax.tree.map(lambda x_BKSH: jnp.take(x_BKSH, index_S, axis=2), self.own)
         positions_BS, prefix_BS = (jnp.take(x, index_S, axis=1) for x in (self.positions_BS, self.prefix_BS))
-        return self.replace(own=own, positions_BS=positions_BS, prefix_BS=prefix_BS, index=self.index - padding)
+        return self.replace(own=own, positions_BS=positions_BS, prefix_BS=prefix_BS, index=end)
+
+    def grown(self, slots: int, encoder_slots: int | None) -> 'Cache':
+        """Returns the cache with further free slots behind the others, `slots` in all.
+
+        With `encoder_slots`, so many of the encoder's tokens have room.
+        """
+        own = jax.tree.map(lambda x_BKSH: _behind(x_BKSH, slots, 2, 0), self.own)
+        positions_BS, prefix_BS = _behind(self.positions_BS, slots, 1, -1), _behind(self.prefix_BS, slots, 1, False)
+        grown = self.replace(own=own, positions_BS=positions_BS, prefix_BS=prefix_BS)
+        if encoder_slots is None or self.encoder_positions_BS is None:
+            return grown
+        cross = jax.tree.map(lambda x_BKSH: _behind(x_BKSH, encoder_slots, 2, 0), self.cross)
+        return grown.replace(cross=cross, encoder_positions_BS=_behind(self.encoder_positions_BS, encoder_slots, 1, -1))
 
     def repeat(self, times: int) -> 'Cache':
         """Returns the cache with each row so many times, one after the other."""
