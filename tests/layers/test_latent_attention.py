@@ -120,7 +120,7 @@ def test_hypotheses_of_a_row_and_repeated_rows_by_latents_are_the_full_forward(k
     if kind == 'hypotheses':  # two hypotheses of each row
         found, _ = model.apply(variables, two, places, cache.branch(2), method='extend')
     else:  # the same as rows of their own
-        rows = cache.repeat(2).trimmed(jnp.array(0), 12)
+        rows = cache.repeat(2).ring(12, cache.index)
         found, _ = model.apply(variables, two.reshape(-1, 1), places.reshape(-1, 1), rows, method='extend')
         found = found.reshape(3, 2, V)
     for number in range(2):
@@ -130,6 +130,7 @@ def test_hypotheses_of_a_row_and_repeated_rows_by_latents_are_the_full_forward(k
         np.testing.assert_allclose(np.asarray(found)[:, number], best, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('side', ['behind', 'front'])
 @pytest.mark.parametrize('latent', [None, 5])
 def test_a_model_is_that_of_the_hubs_deepseek(latent, side):
