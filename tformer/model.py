@@ -25,10 +25,11 @@ from flax import linen as nn
 from tformer.config import Model
 from tformer.distributed.sharding import platform, unpipelined
 from tformer.errors import choose
-from tformer.layers.block import LAYER_SHARING, layers_apart
+from tformer.layers.block import LAYER_SHARING
 from tformer.layers.dropout import DropoutRates
 from tformer.layers.embed import Embedding
 from tformer.layers.heads import TokenStatistics, token_statistics
+from tformer.layers.layer_stack import layers_apart
 from tformer.layers.outputs import HEADS
 from tformer.layers.parallel.each_device import on_own_tokens
 from tformer.layers.recurrent import RecurrentTower
@@ -204,17 +205,6 @@ FAMILIES: dict[str, type[nn.Module]] = {
     'encoder_decoder': EncoderDecoder,
 }
 
-
-def for_steps(cfg: ResolvedModel, variables: Any) -> Any:
-    """Returns a model's variables as a loop of steps reads them fastest.
-
-    On a CPU those of each layer stand apart, beside those of the stack that a prompt is read by, so that the decoder's
-    parameters are held twice.
-    """
-    shared = cfg.recurrence is not None or LAYER_SHARING[cfg.layer_sharing].shared
-    return variables if shared or platform() != 'cpu' else layers_apart(variables, ('decoder', 'stack'))
-
-
 TIED_EMBEDDINGS = ('all', 'inputs', 'output', None)
 
 
@@ -225,3 +215,13 @@ def build(cfg: Model) -> nn.Module:
       UserError: an unknown family.
     """
     return choose(FAMILIES, cfg.family, 'model.family')(resolve_model(cfg))
+
+
+def for_steps(cfg: ResolvedModel, variables: Any) -> Any:
+    """Returns a model's variables as a loop of steps reads them fastest.
+
+    On a CPU those of each layer stand apart, beside those of the stack that a prompt is read by, so that the decoder's
+    parameters are held twice.
+    """
+    shared = cfg.recurrence is not None or LAYER_SHARING[cfg.layer_sharing].shared
+    return variables if shared or platform() != 'cpu' else layers_apart(variables, ('decoder', 'stack'))

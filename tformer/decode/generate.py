@@ -58,9 +58,8 @@ def make_generate(
 
     R is B times `texts_of_row(cfg)`: the texts of a row follow each other, best first in beam search. A text ends with
     `eos` or one of the `others`; `banned` tokens, and those that the constraint of `rules` does not allow, are never
-    generated. The penalties of `rules` are those of `cfg`.
-    A `draft` is a smaller model that drafts tokens, with its variables in variables['draft'], and goes before
-    `cfg.draft`.
+    generated. The penalties of `rules` are those of `cfg`. A `draft` is a smaller model that drafts tokens, with its
+    variables in variables['draft'], and goes before `cfg.draft`.
 
     `batch` is a model's batch: `inputs` and `positions` [B, P] are the prompt, padded in front (with an encoder,
     data.start); encoder fields and `prefix` are as in training; `rows` [B], optional, are the examples' numbers, by
@@ -95,19 +94,17 @@ def make_generate(
         if cfg.guidance != 1:
             extend, cache = _guided(model, cfg, variables, batch, slots)
         ending = Ending(cfg.max_len, eos, tuple(banned), cfg.forced_end, tuple(others))
-        penalties = Penalties(
-            cfg.repetition_penalty,
-            cfg.presence_penalty,
-            cfg.frequency_penalty,
-            cfg.no_repeat_ngram,
-            cfg.min_len,
-            (eos, *others),
-        )
+        penalties = _penalties(cfg, (eos, *others))
         drafting = _drafting(model, cfg, variables, batch, slots, tuple(banned), draft) if drafts else None
         made = Search(extend, cache, prompt, ending, rules._replace(penalties=penalties), longest, drafting)
         return strategy.search(cfg, rng, made)
 
     return generate
+
+
+def _penalties(cfg: config.Decode, ends: tuple[int, ...]) -> Penalties:
+    repeated = cfg.repetition_penalty, cfg.presence_penalty, cfg.frequency_penalty, cfg.no_repeat_ngram
+    return Penalties(*repeated, cfg.min_len, ends)
 
 
 def begin(
@@ -117,7 +114,6 @@ def begin(
 
     Tokens that all rows share are read once, as a row of their own, and stand in front of each row's cache.
     """
-
     variables = for_steps(model.cfg, variables)
 
     def extend(tokens_BT: jax.Array, positions_BT: jax.Array, cache: Any) -> tuple[jax.Array, Any]:

@@ -1,6 +1,6 @@
 """The one block, and the stack of them. A family is which stacks exist and which mask they get."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import flax.struct
@@ -260,23 +260,6 @@ class Stack(LayerStack):
     def unstacked(self, keys_values: KeyValues) -> Cached:
         """Returns each layer's part of keys and values [L, B, K, S, H]."""
         return tuple(jax.tree.map(lambda x, number=number: x[number], keys_values) for number in range(self.num_layers))
-
-
-def layers_apart(variables: Any, path: Sequence[str]) -> Any:
-    """Returns the variables with those of each layer of the stack at `path` beside those of all, for `Stack.step`.
-
-    A loop of steps else copies every layer's parameters out of the stack's, at each token: XLA moves no slice out of a
-    loop.
-    """
-
-    def apart(tree: Any, path: Sequence[str]) -> Any:
-        if path:
-            return {**tree, path[0]: apart(tree[path[0]], path[1:])} if path[0] in tree else tree
-        layers = unboxed(tree['layers'])
-        number = len(jax.tree.leaves(layers)[0])
-        return {**tree, **{f'layer_{n}': jax.tree.map(lambda x, n=n: x[n], layers) for n in range(number)}}
-
-    return {kind: apart(tree, path) for kind, tree in variables.items()}
 
 
 def stacked(keys_values: Cached | None) -> KeyValues | None:

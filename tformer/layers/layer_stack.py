@@ -1,12 +1,13 @@
 """Layers of a stack under one scan, and what differs from layer to layer."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import flax.struct
 import jax
 from flax import linen as nn
 
+from tformer.distributed.sharding import unboxed
 from tformer.layers.resolved import ResolvedModel
 
 
@@ -47,6 +48,23 @@ class LayerStack(nn.Module):
             'metadata_params': {nn.PARTITION_NAME: 'layers'},
         }
         return nn.scan(layer, methods={name: {'in_axes': axes, **lift} for name, axes in in_axes.items()})
+
+
+def layers_apart(variables: Any, path: Sequence[str]) -> Any:
+    """Returns the variables with those of each layer of the stack at `path` beside those of all, for `Stack.step`.
+
+    A loop of steps else copies every layer's parameters out of the stack's, at each token: XLA moves no slice out of a
+    loop.
+    """
+
+    def apart(tree: Any, path: Sequence[str]) -> Any:
+        if path:
+            return {**tree, path[0]: apart(tree[path[0]], path[1:])} if path[0] in tree else tree
+        layers = unboxed(tree['layers'])
+        number = len(jax.tree.leaves(layers)[0])
+        return {**tree, **{f'layer_{n}': jax.tree.map(lambda x, n=n: x[n], layers) for n in range(number)}}
+
+    return {kind: apart(tree, path) for kind, tree in variables.items()}
 
 
 class NamedValue(nn.Module):
