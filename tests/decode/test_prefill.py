@@ -64,7 +64,7 @@ def held(cache):
     rows = []
     for row, places in enumerate(found):
         slots = [int(np.flatnonzero(positions_BS[row] == place)[0]) for place in places]
-        rows += [np.asarray(x)[row][:, slots] for x in jax.tree.leaves(cache.own)]
+        rows += [np.asarray(x)[row][:, slots] for layer in cache.own for x in layer.pair()]
     return rows
 
 

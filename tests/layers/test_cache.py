@@ -17,7 +17,7 @@ def cache() -> Cache:
     positions = jnp.array([[0, 1, -1, -1], [-1, 0, -1, -1]])
     prefix = jnp.array([[True, False, False, False], [False, True, False, False]])
     encoder = jnp.array([[0, 1, 2], [0, -1, -1]])
-    return Cache((KeyValues(keys, -keys),), positions, jnp.array(2), prefix, (KeyValues(keys, keys),), encoder)
+    return Cache((KeyValues.of(keys, -keys),), positions, jnp.array(2), prefix, (KeyValues.of(keys, keys),), encoder)
 
 
 def test_hypotheses_of_a_row_have_its_prompt_their_own_tokens_and_those_of_the_one_that_they_go_on_from(cache):
@@ -43,9 +43,9 @@ def test_new_tokens_stand_in_the_next_slots_and_a_token_may_be_taken_back(cache)
     assert int(placed.index) == 3
     assert int(placed.back(1).index) == 2
     new = jnp.full((ROWS, 1, 1, 1), 7.0)
-    layer = cache.own[0].extend(new, -new, cache.index)
-    assert layer.k[:, 0, :, 0].tolist() == [[0, 1, 7, 3], [10, 11, 7, 13]]
-    assert layer.v[:, 0, :, 0].tolist() == [[0, -1, -7, -3], [-10, -11, -7, -13]]
+    layer = cache.own[0].extend(KeyValues.of(new, -new), cache.index)
+    assert layer.k_BKHS[:, 0, 0].tolist() == [[0, 1, 7, 3], [10, 11, 7, 13]]
+    assert layer.v_BKSU[:, 0, :, 0].tolist() == [[0, -1, -7, -3], [-10, -11, -7, -13]]
 
 
 def test_tokens_outside_a_prefix_are_in_none(cache):
@@ -58,7 +58,7 @@ def test_in_a_ring_what_was_written_stands_before_its_end(cache, slots, end) -> 
     ring = cache.ring(slots, jnp.array(end % slots))
     before = [(end - 2) % slots, (end - 1) % slots]
     assert np.asarray(ring.positions_BS)[:, before].tolist() == [[0, 1], [-1, 0]]
-    assert np.asarray(ring.own[0].k)[:, 0, before, 0].tolist() == [[0, 1], [10, 11]]
+    assert np.asarray(ring.own[0].pair()[0])[:, 0, before, 0].tolist() == [[0, 1], [10, 11]]
     assert np.asarray(ring.prefix_BS)[:, before].tolist() == [[True, False], [False, True]]
     assert (np.asarray(ring.positions_BS) >= 0).sum() == 3 and int(ring.index) == end % slots
 
@@ -67,6 +67,7 @@ def test_a_cache_grows_by_slots_that_nobody_sees(cache) -> None:
     grown = cache.grown(6, 5)
     assert grown.positions_BS.tolist() == [[0, 1, -1, -1, -1, -1], [-1, 0, -1, -1, -1, -1]]
     assert grown.encoder_positions_BS.tolist() == [[0, 1, 2, -1, -1], [0, -1, -1, -1, -1]]
-    assert grown.own[0].k[:, 0, :4, 0].tolist() == cache.own[0].k[:, 0, :, 0].tolist()
-    assert [x.shape[2] for x in jax.tree.leaves((grown.own, grown.cross))] == [6, 6, 5, 5]
+    assert grown.own[0].k_BKHS[:, 0, 0, :4].tolist() == cache.own[0].k_BKHS[:, 0, 0].tolist()
+    shapes = [[x.shape for x in layer.pair()] for layer in (*grown.own, *grown.cross)]
+    assert shapes == [[(2, 1, 6, 1)] * 2, [(2, 1, 5, 1)] * 2]
     assert grown.prefix_BS.shape == (2, 6) and not grown.prefix_BS[:, 4:].any() and int(grown.index) == 2

@@ -71,7 +71,7 @@ def test_steps_by_latents_are_the_full_forward_of_ragged_rows(family):
         whole['prefix'] = np.concatenate([batch['prefix'], np.zeros(more.shape, bool)], 1)
     expected = jax.jit(model.apply)(variables, whole)
     cache = model.apply(variables, batch, 12, method='start')
-    assert jax.tree.map(lambda x: x.shape, (cache.own[0].k, cache.own[0].v)) == ((3, 1, 12, C), (3, 1, 12, R))
+    assert [x.shape for x in cache.own[0].pair()] == [(3, 1, 12, R), (3, 1, 12, C)]
     parts, P = [(batch['inputs'], batch['positions'])], batch['inputs'].shape[1]
     parts += [(more[:, a:b], places[:, a:b]) for a, b in ((0, 1), (1, 2), (2, 4))]  # a token, rows alone, then two
     found = []

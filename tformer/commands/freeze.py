@@ -91,7 +91,6 @@ class Frozen(NamedTuple):
 
     config: Config
     parts: RowWriter
-    variables: Any
 
     def write(self, texts: Sequence[str], most: int = 64, drawing: Drawing = Drawing()) -> list[str]:
         """Returns the text written for each, of at most so many new tokens.
@@ -101,7 +100,7 @@ class Frozen(NamedTuple):
         Raises:
           UserError: a text leaves no room for so many.
         """
-        writer, batch, engine, rows = self.parts
+        writer, batch, engine, variables, rows = self.parts
         read = writer.read(texts)
         for tokens in read:
             if most > (room := row_writer.room(self.config, tokens)):
@@ -109,7 +108,7 @@ class Frozen(NamedTuple):
         asked = [(batch(tokens), drawing, most) for tokens in read]
         found = {
             number: writer.decode([token for token in tokens if token not in writer.ends])
-            for number, tokens, _ in write_all(engine, self.variables, asked, rows=rows, ends=writer.ends)
+            for number, tokens, _ in write_all(engine, variables, asked, rows=rows, ends=writer.ends)
         }
         return [found[number] for number in range(len(texts))]
 
@@ -126,4 +125,4 @@ def load_frozen(path: str | pathlib.Path) -> Frozen:
     variables = [jax.device_put(tensors[str(number)]) for number in range(len(tensors))]
     config = workdir_lib.read_config(place)
     writer, batch = row_writer.reader(config, Tokenizers.load(place))
-    return Frozen(config, RowWriter(writer, batch, engine, rows), variables)
+    return Frozen(config, RowWriter(writer, batch, engine, variables, rows))

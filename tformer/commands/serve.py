@@ -87,8 +87,8 @@ def make_scheduler(run: Run, *, rows: int, most_waiting: int) -> tuple[row_write
     mesh = sharding.make_mesh(run.config.mesh)
     with jax.set_mesh(mesh):  # the first request need not wait for the compiler
         first = made.batch(made.writer.read([''])[0])
-        slots = made.engine.insert(run.variables, made.engine.empty(run.variables), first, np.int32(0), Drawing())
-        jax.block_until_ready(made.engine.free(made.engine.step(run.variables, slots)[0], np.int32(0)))
+        slots = made.engine.insert(made.variables, made.engine.empty(made.variables), first, np.int32(0), Drawing())
+        jax.block_until_ready(made.engine.free(made.engine.step(made.variables, slots)[0], np.int32(0)))
     options: dict[str, Any] = {'decode': made.writer.decode, 'ends': made.writer.ends}
     options |= {'rows': made.rows, 'most_waiting': most_waiting}
-    return made, Scheduler(made.engine, run.variables, mesh, **options)
+    return made, Scheduler(made.engine, made.variables, mesh, **options)

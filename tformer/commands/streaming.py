@@ -24,20 +24,20 @@ def streams(run: Run) -> bool:
 def stream(run: Run, texts: Sequence[str | Messages], seed: int) -> Iterator[Iterator[str]]:
     """Yields for each text the pieces that are written for it, which together are what `run.generate` returns."""
     decode, made = run.config.decode, row_writer.make(run, 1)
-    writer, batch, engine, _ = made
+    writer, batch, engine, variables, _ = made
     read = make_writer(run.model, run.config, run.tokenizers, cut=False).read(texts)  # with room for decode.max_len
     drawing = drawing_of(decode, seed)
     with jax.set_mesh(sharding.make_mesh(run.config.mesh)):
-        slots = engine.empty(run.variables)
+        slots = engine.empty(variables)
         for number, tokens in enumerate(read):
-            slots = engine.insert(run.variables, slots, batch(tokens), np.int32(0), drawing._replace(row=number))
+            slots = engine.insert(variables, slots, batch(tokens), np.int32(0), drawing._replace(row=number))
 
             def pieces() -> Iterator[str]:
                 nonlocal slots
                 text = Text(decode.max_len, (), writer.decode, writer.ends)
                 finish = None
                 while finish is None:
-                    slots, tokens_B, logprobs_B = engine.step(run.variables, slots)
+                    slots, tokens_B, logprobs_B = engine.step(variables, slots)
                     new, _, finish, _ = text.add(int(tokens_B[0]), float(logprobs_B[0]))
                     yield new
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from tformer.decode.largest import largest
 from tformer.decode.penalties import History
 from tformer.decode.rules import Rules
 from tformer.decode.sample import PAD, Ending, Extend, Prompt, banned_mask, prefill
@@ -190,13 +191,13 @@ def _likeliest(totals_BMV: jax.Array, number: int, ending: Ending, beams: Beams)
     """Returns (scores_BC, the places in [M V]) of the best continuations of each row."""
     B, M, V = totals_BMV.shape
     if beams.beam_groups == 1:
-        return jax.lax.top_k(totals_BMV.reshape(B, M * V), number)
+        return largest(totals_BMV.reshape(B, M * V), number)
     totals_NGMV = totals_BMV.reshape(-1, beams.beam_groups, M, V)
     taken_NV = jnp.zeros((len(totals_NGMV), V))
     found = []
     for group in range(beams.beam_groups):
         less_NMV = totals_NGMV[:, group] - beams.diversity_penalty * taken_NV[:, None]
-        scores_NC, flat_NC = jax.lax.top_k(less_NMV.reshape(-1, M * V), number)
+        scores_NC, flat_NC = largest(less_NMV.reshape(-1, M * V), number)
         found.append((scores_NC, flat_NC))
         tokens_NC = flat_NC % V
         scores_NM, kept_NM = jax.lax.top_k(jnp.where(ending.ends(tokens_NC), -jnp.inf, scores_NC), M)

@@ -12,6 +12,7 @@ from tformer.config import Model
 from tformer.decode.beam import Beams, beam_search
 from tformer.decode.coverage import Covered, attend_by, counted
 from tformer.decode.guidance import Doubled, guided, with_and_without
+from tformer.decode.halves import Halves
 from tformer.decode.penalties import Penalties
 from tformer.decode.rules import Rules
 from tformer.decode.sample import Ending, Extend, Prompt, Sampling, greedy, prefill, read, sample
@@ -54,7 +55,8 @@ def make_generate(
     rules: Rules = Rules(),
     draft: nn.Module | None = None,
 ) -> Generate:
-    """Returns generate(variables, batch, rng) -> (tokens_RT, scores_R), jitted; T is `cfg.max_len`.
+    """Returns generate(variables, batch, rng) -> (tokens_RT, scores_R), jitted, on a CPU maybe by
+    `Halves`; T is `cfg.max_len`.
 
     R is B times `texts_of_row(cfg)`: the texts of a row follow each other, best first in beam search. A text ends with
     `eos` or one of the `others`; `banned` tokens, and those that the constraint of `rules` does not allow, are never
@@ -99,7 +101,9 @@ def make_generate(
         made = Search(extend, cache, prompt, ending, rules._replace(penalties=penalties), longest, drafting)
         return strategy.search(cfg, rng, made)
 
-    return generate
+    if any(read_together(each.cfg) for each in (model, draft) if each is not None):
+        return generate
+    return Halves(generate, max(strategy.tokens(cfg), texts_of_row(cfg)))
 
 
 def _penalties(cfg: config.Decode, ends: tuple[int, ...]) -> Penalties:

@@ -101,24 +101,27 @@ class Block(nn.Module):
     ) -> tuple[jax.Array, KeyValues | None]:
         """Returns (the output of self-attention, the cache extended by its keys and values)."""
         context = inputs.own.of_layer(layer.local)
-        keys_values = KeyValues(*self.attention.keys_values(h_BTD, context.query_angles))
+        keys, values = self.attention.keys_values(h_BTD, context.query_angles)
         if cache is not None and inputs.index is not None:
-            cache = keys_values = cache.extend(keys_values.k, keys_values.v, inputs.index)
+            cache = cache.extend(KeyValues.of(keys, values), inputs.index)
+            keys, values = cache.pair()
         rate = inputs.dropout_rates.attention
         attend = self.attention if cache is None or self.cfg.kv_latent_dim is None else self.attention.absorbed
-        return attend(h_BTD, keys_values.k, keys_values.v, context, layer.window, rate), cache
+        return attend(h_BTD, keys, values, context, layer.window, rate), cache
 
     def attend_encoder(self, h_BTD: jax.Array, cached: KeyValues | None, inputs: StackInputs) -> jax.Array:
         """Returns the output of cross-attention."""
         assert inputs.cross is not None
         if cached is None:
             assert inputs.encoded_BSD is not None
-            cached = self.cross_keys_values(None, inputs.encoded_BSD, inputs.cross.key_angles)[1]
-        return self.cross_attention(h_BTD, cached.k, cached.v, inputs.cross, None, inputs.dropout_rates.attention)
+            keys, values = self.cross_attention.keys_values(inputs.encoded_BSD, inputs.cross.key_angles)
+        else:
+            keys, values = cached.pair()
+        return self.cross_attention(h_BTD, keys, values, inputs.cross, None, inputs.dropout_rates.attention)
 
     def cross_keys_values(self, carry: None, encoded_BSD: jax.Array, angles: Any) -> tuple[None, KeyValues]:
         """Returns this layer's keys and values of the encoder's output, for decoding."""
-        return carry, KeyValues(*self.cross_attention.keys_values(encoded_BSD, angles))
+        return carry, KeyValues.of(*self.cross_attention.keys_values(encoded_BSD, angles))
 
 
 def stream(x_BTD: jax.Array) -> jax.Array:

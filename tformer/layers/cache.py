@@ -1,6 +1,7 @@
 """Keys and values seen so far: cache in, cache out."""
 
 import functools
+from collections.abc import Callable
 
 import flax.struct
 import jax
@@ -10,15 +11,31 @@ from tformer.layers.resolved import ResolvedModel
 
 
 class KeyValues(flax.struct.PyTreeNode):
-    """Keys and values of one layer `[B, K, S, H]`."""
+    """Keys and values of one layer, of S tokens.
 
-    k: jax.Array
-    v: jax.Array
+    Keys stand as the scores of a step read them, without a transposition: a token is a column.
+    """
 
-    def extend(self, k_BKTH: jax.Array, v_BKTH: jax.Array, index: jax.Array) -> 'KeyValues':
-        """Returns the keys and values with T more written at slot `index`, or at that of each row."""
-        k = _put(self.k, k_BKTH.astype(self.k.dtype), index, axis=2)
-        v = _put(self.v, v_BKTH.astype(self.v.dtype), index, axis=2)
+    k_BKHS: jax.Array
+    v_BKSU: jax.Array
+
+    @classmethod
+    def of(cls, k_BKSH: jax.Array, v_BKSU: jax.Array) -> 'KeyValues':
+        """Returns the keys and values as they are cached."""
+        return cls(jnp.swapaxes(k_BKSH, 2, 3), v_BKSU)
+
+    def pair(self) -> tuple[jax.Array, jax.Array]:
+        """Returns (k_BKSH, v_BKSU), as attention takes them."""
+        return jnp.swapaxes(self.k_BKHS, 2, 3), self.v_BKSU
+
+    def along_slots(self, function: Callable[[jax.Array, int], jax.Array]) -> 'KeyValues':
+        """Returns what a function makes of both arrays and their axis of slots."""
+        return KeyValues(function(self.k_BKHS, 3), function(self.v_BKSU, 2))
+
+    def extend(self, new: 'KeyValues', index: jax.Array) -> 'KeyValues':
+        """Returns the keys and values with new ones written at slot `index`, or at that of each row."""
+        k = _put(self.k_BKHS, new.k_BKHS.astype(self.k_BKHS.dtype), index, axis=3)
+        v = _put(self.v_BKSU, new.v_BKSU.astype(self.v_BKSU.dtype), index, axis=2)
         return KeyValues(k, v)
 
 
@@ -91,7 +108,7 @@ class Cache(flax.struct.PyTreeNode):
         """
         place_S = (jnp.arange(slots) - end) % slots + self.index - slots
         index_S = place_S % self.positions_BS.shape[1]  # below 0: slots that nothing was written in
-        own = jax.tree.map(lambda x_BKSH: jnp.take(x_BKSH, index_S, axis=2), self.own)
+        own = tuple(layer.along_slots(lambda x, axis: jnp.take(x, index_S, axis=axis)) for layer in self.own)
         positions_BS, prefix_BS = (jnp.take(x, index_S, axis=1) for x in (self.positions_BS, self.prefix_BS))
         return self.replace(own=own, positions_BS=positions_BS, prefix_BS=prefix_BS, index=end)
 
@@ -100,12 +117,12 @@ class Cache(flax.struct.PyTreeNode):
 
         With `encoder_slots`, so many of the encoder's tokens have room.
         """
-        own = jax.tree.map(lambda x_BKSH: _behind(x_BKSH, slots, 2, 0), self.own)
+        own = tuple(layer.along_slots(lambda x, axis: _behind(x, slots, axis, 0)) for layer in self.own)
         positions_BS, prefix_BS = _behind(self.positions_BS, slots, 1, -1), _behind(self.prefix_BS, slots, 1, False)
         grown = self.replace(own=own, positions_BS=positions_BS, prefix_BS=prefix_BS)
-        if encoder_slots is None or self.encoder_positions_BS is None:
+        if encoder_slots is None or self.encoder_positions_BS is None or self.cross is None:
             return grown
-        cross = jax.tree.map(lambda x_BKSH: _behind(x_BKSH, encoder_slots, 2, 0), self.cross)
+        cross = tuple(layer.along_slots(lambda x, axis: _behind(x, encoder_slots, axis, 0)) for layer in self.cross)
         return grown.replace(cross=cross, encoder_positions_BS=_behind(self.encoder_positions_BS, encoder_slots, 1, -1))
 
     def repeat(self, times: int) -> 'Cache':
@@ -127,13 +144,13 @@ class Cache(flax.struct.PyTreeNode):
 
 def empty_cache(cfg: ResolvedModel, batch: int, slots: int) -> Cache:
     """Returns a cache of `slots` free slots for `batch` rows of a decoder stack."""
-    shape, widths = (batch, cfg.num_kv_heads, slots), (cfg.head_dim, cfg.value_dim)
-    if cfg.kv_latent_dim is not None:  # a latent and a rotary key, of all heads
-        shape, widths = (batch, 1, slots), (cfg.kv_latent_dim, cfg.rotary_dim)
+    heads, key_width, value_width = cfg.num_kv_heads, cfg.head_dim, cfg.value_dim
+    if cfg.kv_latent_dim is not None:  # a rotary key and a latent, of all heads
+        heads, key_width, value_width = 1, cfg.rotary_dim, cfg.kv_latent_dim
 
     def layer() -> KeyValues:
-        k, v = (jnp.zeros((*shape, width), cfg.dtype) for width in widths)
-        return KeyValues(k, v)
+        k_BKHS = jnp.zeros((batch, heads, key_width, slots), cfg.dtype)
+        return KeyValues(k_BKHS, jnp.zeros((batch, heads, slots, value_width), cfg.dtype))
 
     positions_BS, prefix_BS = jnp.full((batch, slots), -1, jnp.int32), jnp.zeros((batch, slots), bool)
     own = tuple(layer() for _ in range(cfg.num_decoder_layers))

@@ -46,9 +46,9 @@ class LatentAttention(Attention):
         return self.cfg.head_dim + self.cfg.rotary_dim
 
     def keys_values(self, x_BSD: jax.Array, angles: Angles | None) -> tuple[jax.Array, jax.Array]:
-        """Returns what a cache holds: the latents [B, 1, S, C] and the turned rotary keys [B, 1, S, R]."""
+        """Returns what a cache holds: the turned rotary keys [B, 1, S, R] and the latents [B, 1, S, C]."""
         latent_BSC, rotary_BSR = self.latent_norm(self.latent(x_BSD)), self.rotary_key(x_BSD)
-        return latent_BSC[:, None], rotate(rotary_BSR[:, None], angles)
+        return rotate(rotary_BSR[:, None], angles), latent_BSC[:, None]
 
     def queries(self, x_BTD: jax.Array, angles: Angles | None) -> tuple[jax.Array, jax.Array]:
         """Returns the queries' plain part, BNTH, and their turned one, BNTR."""
@@ -65,17 +65,17 @@ class LatentAttention(Attention):
     def __call__(
         self,
         x_BTD: jax.Array,
-        k_BKSH: jax.Array,
-        v_BKSU: jax.Array,
+        rotary_B1SR: jax.Array,
+        latent_B1SC: jax.Array,
         context: AttentionContext,
         window: jax.Array | None = None,
         dropout_rate: MaybeScalar = None,
     ) -> jax.Array:
         """Makes each head's keys and values: fewest operations where each key is read by many queries."""
-        (q_BNTH, turned_BNTR), latent_BSC = self.queries(x_BTD, context.query_angles), k_BKSH[:, 0]
+        (q_BNTH, turned_BNTR), latent_BSC = self.queries(x_BTD, context.query_angles), latent_B1SC[:, 0]
         keys_CNH, values_CNU = self.kernels()
         k_BNSH = jnp.einsum('BSC,CNH->BNSH', latent_BSC, keys_CNH)
-        rotary_BNSR = jnp.broadcast_to(v_BKSU, (*k_BNSH.shape[:3], v_BKSU.shape[-1]))
+        rotary_BNSR = jnp.broadcast_to(rotary_B1SR, (*k_BNSH.shape[:3], rotary_B1SR.shape[-1]))
         q, k = jnp.concatenate([q_BNTH, turned_BNTR], -1), jnp.concatenate([k_BNSH, rotary_BNSR], -1)
         v_BNSU = jnp.einsum('BSC,CNU->BNSU', latent_BSC, values_CNU)
         return self.out(self.mix(q, k, v_BNSU, context, window, dropout_rate))
@@ -83,8 +83,8 @@ class LatentAttention(Attention):
     def absorbed(
         self,
         x_BTD: jax.Array,
-        latent_B1SC: jax.Array,
         rotary_B1SR: jax.Array,
+        latent_B1SC: jax.Array,
         context: AttentionContext,
         window: jax.Array | None = None,
         dropout_rate: MaybeScalar = None,

@@ -60,6 +60,8 @@ def layers_apart(variables: Any, path: Sequence[str]) -> Any:
     def apart(tree: Any, path: Sequence[str]) -> Any:
         if path:
             return {**tree, path[0]: apart(tree[path[0]], path[1:])} if path[0] in tree else tree
+        if 'layer_0' in tree:
+            return tree
         layers = unboxed(tree['layers'])
         number = len(jax.tree.leaves(layers)[0])
         return {**tree, **{f'layer_{n}': jax.tree.map(lambda x, n=n: x[n], layers) for n in range(number)}}
