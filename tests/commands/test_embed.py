@@ -50,7 +50,9 @@ def one_by_one(run: Run, texts: list[str], pooling: str) -> np.ndarray:
     return np.stack(list(map(POOLED[pooling], states)))
 
 
-@pytest.mark.parametrize(('name', 'pooling'), [('bert', 'mean'), ('gpt2', 'last'), ('t5', 'mean')])
+@pytest.mark.parametrize(
+    ('name', 'pooling'), [('bert', 'mean'), ('gpt2', 'last'), pytest.param('t5', 'mean', marks=pytest.mark.slow)]
+)
 def test_vectors_are_those_of_each_text_alone_in_the_order_of_the_texts(workdirs, name, pooling) -> None:
     run = Run.load(workdirs / name, headless=True)
     found = embed(run, TEXTS, pooling, batch_size=2)

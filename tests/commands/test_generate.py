@@ -227,7 +227,10 @@ def test_a_run_that_does_not_fit_drafts_nothing(changes, line) -> None:
     assert str(error.value).startswith('--draft=nowhere') and line in str(error.value)
 
 
-@pytest.mark.parametrize('fields', [{}, {'strategy': 'sample', 'temperature': '1.5', 'top_k': '9'}], ids=str)
+DRAWN = {'strategy': 'sample', 'temperature': '1.5', 'top_k': '9'}
+
+
+@pytest.mark.parametrize('fields', [pytest.param({}, marks=pytest.mark.slow), DRAWN], ids=str)
 def test_a_terminal_shows_texts_as_they_grow(tmp_path: pathlib.Path, capsys, monkeypatch, fields) -> None:
     """In pieces, which are the lines that are printed elsewhere."""
     hub_directories.write(tmp_path / 'hub', 'llama', max_position_embeddings=64)

@@ -61,9 +61,10 @@ ANSWERS = [{'question': question, 'answer': 'a'} for question in ('ab', 'e.e', '
 TEXTS = [{'text': 'ab cd. effe' * times} for times in (1, 7)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('objective', 'family'),
-    [('causal_lm', 'decoder'), pytest.param('seq2seq', 'encoder_decoder', marks=pytest.mark.slow)],
+    [('causal_lm', 'decoder'), ('seq2seq', 'encoder_decoder')],
 )
 def test_tasks_are_scored_as_by_hand(tasks, objective, family) -> None:
     run = fresh_run(objective, family=family, letters=LETTERS)

@@ -52,6 +52,7 @@ def same(a: object, b: object) -> None:
     jax.tree.map(lambda x, y: np.testing.assert_array_equal(np.asarray(x), np.asarray(y)), a, b)
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_continues_bit_for_bit(tmp_path: pathlib.Path, monkeypatch, capsys) -> None:
     wanted = load(
         'translate.py:smoke', tmp_path, train__num_steps='6', train__eval_every='2', train__log_every='3',

@@ -23,6 +23,7 @@ RUNS = {
     'encoder_decoder': ('seq2seq', 'encoder_decoder', {}),
     'encoder_decoder that goes on': ('prefix_lm', 'encoder_decoder', {}),
 }
+QUICK = ('decoder', 'without a start', 'prefix', 'encoder_decoder')
 NEAR = 2e-5  # logits of 30 and large parameters: products of another batch round by 2e-4
 PAIRS = [
     ('ab', 'cde'),
@@ -64,7 +65,10 @@ def by_hand(run: Run, source: str, target: str, ended: bool) -> tuple[list[float
 
 
 @pytest.mark.parametrize('ended', [None, *(pytest.param(each, marks=pytest.mark.slow) for each in (False, True))])
-@pytest.mark.parametrize('name', RUNS)
+EVERY = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in RUNS]
+
+
+@pytest.mark.parametrize('name', EVERY)
 def test_a_score_is_the_sum_of_what_the_logits_say(runs, name, ended) -> None:
     run = runs[name]
     found = score(run, [{'source': source, 'target': target} for source, target in PAIRS], ended=ended)

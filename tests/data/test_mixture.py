@@ -190,7 +190,7 @@ def test_a_weight_is_of_a_part() -> None:
         checks.check_here(config.override(Config(train=Train(num_steps=1)), {'data.weight': '2'}))
 
 
-@pytest.mark.parametrize('family', ['encoder_decoder', 'decoder'])
+@pytest.mark.parametrize('family', [pytest.param('encoder_decoder', marks=pytest.mark.slow), 'decoder'])
 def test_nothing_leaks_between_packed_examples(place: pathlib.Path, family: str) -> None:
     """Other tokens in all other segments of a row, of all stacks, change no bit of a segment's logits."""
     cfg = run(place, family=family, **({'encoder_length': 20} if family == 'encoder_decoder' else {'length': 40}))

@@ -54,7 +54,7 @@ def logprobs_after(family, batch, new):
     return np.asarray(jax.nn.log_softmax(FORWARD(model, variables, whole)))[0, -1]
 
 
-@pytest.mark.parametrize('family', CASES)
+@pytest.mark.parametrize('family', [*CASES[:-1], pytest.param(CASES[-1], marks=pytest.mark.slow)])
 def test_each_token_is_the_likeliest_of_the_guided_distribution(family) -> None:
     batch = batch_of(family)
     tokens, scores = written(family, batch)

@@ -18,7 +18,7 @@ from tformer.model import build
 
 TORCH = all(importlib.util.find_spec(name) for name in ('torch', 'transformers'))
 WRITTEN = json.loads(references.WRITTEN.read_text())
-QUICK = ('gpt2', 'gemma3', 'bart')
+QUICK = ('gpt2', 'bart')
 NAMES = {value: name for name, value in EARLY_STOPPING.items()}
 CASES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in references.WRITERS]
 

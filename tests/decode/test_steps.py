@@ -31,6 +31,7 @@ def test_layers_apart_give_the_same_bits(fields) -> None:
     model, variables, batch = made(**fields)
     apart = for_steps(model.cfg, variables)
 
+    @jax.jit
     def step(variables):
         cache = model.apply(variables, batch, 8, method='start')
         return model.apply(variables, batch['inputs'][:, :1], jnp.zeros((2, 1), jnp.int32), cache, method='extend')[0]

@@ -353,7 +353,7 @@ def test_dropout_in_the_ring_is_one_draw_forward_and_backward():
 
 
 @pytest.mark.parametrize('name, model', [
-    ('context', {'position': 'relative'}),
+    pytest.param('context', {'position': 'relative'}, marks=pytest.mark.slow),
     ('context', {'position': 'alibi', 'attention_pattern': ('local', 'global'), 'window': 4}),
     pytest.param('fsdp x context', {'attention_sink': 'learned', 'attention_softcap': 10.0}, marks=pytest.mark.slow),
 ])  # fmt: skip

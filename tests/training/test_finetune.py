@@ -149,7 +149,9 @@ def test_the_decay_multiplies_other_factors():
     assert found['decoder.stack.layers.attention.query.lora_b.kernel'].ravel().tolist() == [1 / 4, 1 / 2]
 
 
-@pytest.mark.parametrize('name', ['adamw', 'adafactor', 'muon', 'schedule_free'])
+@pytest.mark.parametrize(
+    'name', ['adamw', 'muon', *(pytest.param(name, marks=pytest.mark.slow) for name in ('adafactor', 'schedule_free'))]
+)
 def test_the_decay_reaches_the_update_of_each_layer(name):
     """One operation after another: two programs may fuse them otherwise."""
     updates = []

@@ -10,7 +10,7 @@ run itself on the same device and version of JAX. `pip install 'tformer[programs
 import dataclasses
 import pathlib
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np

@@ -43,7 +43,7 @@ class Halves:
         return jnp.concatenate(tokens), jnp.concatenate(scores)
 
     def pay(self, variables: Any, batch: Mapping[str, Any], rng: jax.Array | None) -> bool:
-        """Returns whether two halves are faster: on one device, a CPU, in a step that does more than read parameters."""
+        """Returns whether two halves are faster: on one CPU device, in a step that reads more than parameters."""
         leaves = jax.tree.leaves((variables, batch, rng))
         if any(isinstance(x, jax.core.Tracer) for x in leaves):
             return False
