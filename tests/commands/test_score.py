@@ -24,6 +24,7 @@ RUNS = {
     'encoder_decoder that goes on': ('prefix_lm', 'encoder_decoder', {}),
 }
 QUICK = ('decoder', 'without a start', 'prefix', 'encoder_decoder')
+EVERY = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in RUNS]
 NEAR = 2e-5  # logits of 30 and large parameters: products of another batch round by 2e-4
 PAIRS = [
     ('ab', 'cde'),
@@ -65,9 +66,6 @@ def by_hand(run: Run, source: str, target: str, ended: bool) -> tuple[list[float
 
 
 @pytest.mark.parametrize('ended', [None, *(pytest.param(each, marks=pytest.mark.slow) for each in (False, True))])
-EVERY = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in RUNS]
-
-
 @pytest.mark.parametrize('name', EVERY)
 def test_a_score_is_the_sum_of_what_the_logits_say(runs, name, ended) -> None:
     run = runs[name]
