@@ -32,10 +32,16 @@ def made(decode, rows=TOKENS, **fields):
     return make_generate(model, decode, eos=1), variables, batch
 
 
-@pytest.mark.parametrize('way', WAYS)
-@pytest.mark.parametrize('family', ['decoder', 'encoder_decoder'])
-def test_they_are_the_whole(family, way) -> None:
+SLOW = [('encoder_decoder', 'draws'), ('encoder_decoder', 'greedy'), ('decoder', 'beams')]
+EVERY = [('decoder', 'greedy'), ('decoder', 'draws'), ('encoder_decoder', 'beams')]
+
+
+@pytest.mark.parametrize('numbers', ['by place', 'of examples'])
+@pytest.mark.parametrize(('family', 'way'), [*EVERY, *(pytest.param(*each, marks=pytest.mark.slow) for each in SLOW)])
+def test_they_are_the_whole(family, way, numbers) -> None:
     generate, variables, batch = made(WAYS[way], family=family)
+    if numbers == 'of examples':
+        batch['rows'] = np.arange(TOKENS, dtype=np.int32)[::-1]
     assert generate.pay(variables, batch, jax.random.key(3))
     tokens, scores = generate(variables, batch, jax.random.key(3))
     expected, their_scores = generate.whole(variables, batch, jax.random.key(3))

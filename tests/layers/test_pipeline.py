@@ -281,7 +281,7 @@ def test_generation_of_any_number_of_rows_is_in_no_pipeline():
     mesh_config = Mesh(pipeline=2, data=4)
     with sharding.placed(sharding.make_mesh(mesh_config), mesh_config):
         cache = jax.eval_shape(lambda p: model.apply({'params': p}, batch, 16, method='start'), params)
-    assert [layer.k.shape[0] for layer in cache.cross] == [3] * LAYERS
+    assert [layer.v_BKSU.shape[0] for layer in cache.cross] == [3] * LAYERS
 
 
 # ------------------------------------------------------------------------------------------------- a whole run

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from tformer.decode.largest import largest
 from tformer.decode.penalties import History
 from tformer.decode.rules import Rules
-from tformer.decode.sample import PAD, Ending, Extend, Prompt, banned_mask, prefill
+from tformer.decode.sample import PAD, Ending, Extend, Growth, Prompt, banned_mask, go_on, prefill
 
 
 class Beams(NamedTuple):
@@ -88,6 +88,7 @@ def beam_search(
     beams: Beams,
     *,
     rules: Rules = Rules(),
+    growth: Growth = (),
 ) -> Hypotheses:
     """Keeps the likeliest unfinished hypotheses of each prompt at each step and, separately, the best finished ones.
 
@@ -96,9 +97,9 @@ def beam_search(
     each searches by itself, but a token loses `diversity_penalty` for every hypothesis of an earlier group that takes
     it at the same step.
 
-    The cache is empty, with slots for the prompt and `max_len` tokens of `beam_size` hypotheses. `cache.branch(G M)`
-    has as many of each prompt, of which a call of `extend` reads a token each; in `cache.take(parents)` each goes on
-    from its parent. With a coverage penalty, `cache.coverage()` is at most 0 for each, and beta times it is part of the
+    The cache is empty, with slots for the prompt and, but for its `growth`, `max_len` tokens of `beam_size` hypotheses.
+    `cache.branch(G M)` has as many of each prompt, of which a call of `extend` reads a token each; in
+    `cache.take(parents)` each goes on from its parent. With a coverage penalty, `cache.coverage()` is at most 0 for each, and beta times it is part of the
     normalised score, by which hypotheses are compared once they end. Lengths include `eos`. `rules` change the
     log-probabilities, and so the scores, as diversity does; none may raise them above 0. Returns `beam_size` hypotheses
     for each prompt with normalised scores; PAD after `eos` and in unused places, which score -inf. A row without
@@ -125,7 +126,7 @@ def beam_search(
     def unsettled(state: State) -> jax.Array:
         return (state.step < max_len) & jnp.any(state.open_B)
 
-    end = jax.lax.while_loop(unsettled, lambda state: _advance(extend, prompt, ending, beams, rules, state), start)
+    end = go_on(unsettled, lambda state: _advance(extend, prompt, ending, beams, rules, state), start, growth)
     alive = end.alive._replace(scores_BM=end.alive.scores_BM / beams.penalty(max_len))  # they have the greatest length
     if beams.coverage_penalty:
         covered_BM = beams.coverage_penalty * end.cache.coverage().reshape(rows)

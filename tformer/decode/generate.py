@@ -15,7 +15,7 @@ from tformer.decode.guidance import Doubled, guided, with_and_without
 from tformer.decode.halves import Halves
 from tformer.decode.penalties import Penalties
 from tformer.decode.rules import Rules
-from tformer.decode.sample import Ending, Extend, Prompt, Sampling, greedy, prefill, read, sample
+from tformer.decode.sample import Ending, Extend, Growth, Prompt, Sampling, greedy, prefill, read, sample
 from tformer.decode.speculative import Draft, Warp, by_look_up, by_model, greedy_warp, speculate
 from tformer.errors import UserError, choose
 from tformer.layers import masks
@@ -36,6 +36,7 @@ class Search(NamedTuple):
     rules: Rules
     longest: int  # positions that the model has
     draft: Callable[[int, Warp], Draft] | None  # for so many texts of each row; None: the model writes by itself
+    growth: Growth  # of the cache
 
     def plain(self) -> tuple[Extend, Any, Prompt, Ending]:
         """Returns the first arguments of every search."""
@@ -43,6 +44,7 @@ class Search(NamedTuple):
 
 
 _SLOTS = 8  # the cache's slots are a multiple of this
+_STAGES, _STAGE = 4, 48  # stages in which a cache grows, at most, and slots of a stage, at least
 
 
 def make_generate(
@@ -92,13 +94,14 @@ def make_generate(
             batch = {name: value for name, value in batch.items() if name != 'shared'}
         drafts = draft is not None or cfg.draft is not None
         slots = cache_slots(cfg, P + (cfg.draft_len + 1 if drafts else 0))
-        extend, cache, prompt = _begun(model, cfg, variables, batch, slots)
+        growth = () if drafts or model.cfg.recurrence is not None else _growth(cfg, P)
+        extend, cache, prompt = _begun(model, cfg, variables, batch, _up(P) if growth else slots)
         if cfg.guidance != 1:
             extend, cache = _guided(model, cfg, variables, batch, slots)
         ending = Ending(cfg.max_len, eos, tuple(banned), cfg.forced_end, tuple(others))
         penalties = _penalties(cfg, (eos, *others))
         drafting = _drafting(model, cfg, variables, batch, slots, tuple(banned), draft) if drafts else None
-        made = Search(extend, cache, prompt, ending, rules._replace(penalties=penalties), longest, drafting)
+        made = Search(extend, cache, prompt, ending, rules._replace(penalties=penalties), longest, drafting, growth)
         return strategy.search(cfg, rng, made)
 
     if any(read_together(each.cfg) for each in (model, draft) if each is not None):
@@ -197,10 +200,22 @@ def _given(model: nn.Module, batch: Mapping[str, Any]) -> tuple[jax.Array, jax.A
     return jnp.concatenate(tokens, 1), jnp.concatenate(real, 1)
 
 
-def cache_slots(cfg: config.Decode, prompt: int) -> int:
-    """Returns the slots of a row of the cache, for a prompt of this many tokens and what `cfg` has generated."""
-    used = prompt + STRATEGIES[cfg.strategy].tokens(cfg) * cfg.max_len - 1  # the last new token is not read
-    return -(-used // _SLOTS) * _SLOTS
+def cache_slots(cfg: config.Decode, prompt: int, steps: int | None = None) -> int:
+    """Returns the slots of a row of the cache, for a prompt of this many tokens and so many steps (None: all)."""
+    steps = cfg.max_len if steps is None else steps
+    return _up(prompt + STRATEGIES[cfg.strategy].tokens(cfg) * steps - 1)  # the last new token is not read
+
+
+def _up(slots: int) -> int:
+    return -(-slots // _SLOTS) * _SLOTS
+
+
+def _growth(cfg: config.Decode, prompt: int) -> Growth:
+    """Returns the growth of a cache: in few stages, each of which is compiled, of enough slots to be worth it."""
+    new = STRATEGIES[cfg.strategy].tokens(cfg) * cfg.max_len
+    stages = min(new // _STAGE, _STAGES) if cfg.guidance == 1 and not cfg.coverage_penalty else 0
+    ends = [-(-cfg.max_len * stage // stages) for stage in range(1, stages + 1)]
+    return tuple((end, cache_slots(cfg, prompt, end)) for end in ends) if stages > 1 else ()
 
 
 def texts_of_row(cfg: config.Decode) -> int:
@@ -210,7 +225,7 @@ def texts_of_row(cfg: config.Decode) -> int:
 
 def _greedy(cfg: config.Decode, rng: jax.Array | None, search: Search) -> tuple[jax.Array, jax.Array]:
     if search.draft is None:
-        return greedy(*search.plain(), rules=search.rules)
+        return greedy(*search.plain(), rules=search.rules, growth=search.growth)
     return _drafted(cfg, search, search.draft(1, greedy_warp), search.prompt.keys(jax.random.key(0)), greedy_warp)
 
 
@@ -222,7 +237,7 @@ def _sampled(cfg: config.Decode, rng: jax.Array | None, search: Search) -> tuple
         cache = prefill(search.extend, search.cache, search.prompt).repeat(draws)
         search = search._replace(cache=cache, prompt=search.prompt.repeat(draws))
     if search.draft is None:
-        return sample(*search.plain(), rng, sampling, rules=search.rules)
+        return sample(*search.plain(), rng, sampling, rules=search.rules, growth=search.growth)
 
     def warp(logits_BV: jax.Array) -> jax.Array:
         return jax.nn.log_softmax(sampling.warp(logits_BV))
@@ -239,7 +254,7 @@ def _drafted(
 
 def _best_of_beam(cfg: config.Decode, rng: jax.Array | None, search: Search) -> tuple[jax.Array, jax.Array]:
     beams = Beams(*(getattr(cfg, name) for name in Beams._fields))
-    found, n = beam_search(*search.plain(), beams, rules=search.rules), cfg.num_outputs
+    found, n = beam_search(*search.plain(), beams, rules=search.rules, growth=search.growth), cfg.num_outputs
     return found.tokens_BMT[:, :n].reshape(-1, cfg.max_len), found.scores_BM[:, :n].reshape(-1)
 
 

@@ -56,7 +56,8 @@ class Halves:
     def program(self, variables: Any, half: Mapping[str, Any], rng: jax.Array | None) -> Any:
         """Returns the program of a half, compiled by the thread whose context (mesh, precision) holds."""
         leaves, structure = jax.tree.flatten((variables, half, rng))
-        context = jax.sharding.get_abstract_mesh(), jax.config.jax_default_matmul_precision
+        precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+        context = jax.sharding.get_abstract_mesh(), precision
         key = structure, context, tuple((x.shape, x.dtype, getattr(x, 'sharding', None)) for x in leaves)
         if key not in self.compiled:
             self.compiled[key] = self.whole.lower(variables, half, rng).compile()

@@ -48,6 +48,20 @@ class Prompt(NamedTuple):
         return jax.vmap(jnp.where)(self.draws_B == 0, keys_B, further_B)
 
 
+# The cache has so many slots (the second number) until a step (the first), and more from there: a step takes the time
+# of the slots that there are. Empty: all from the beginning.
+Growth = Sequence[tuple[int, int]]
+
+
+def go_on(going: Callable[[Any], jax.Array], advance: Callable[[Any], Any], state: Any, growth: Growth) -> Any:
+    """Returns the state (with `step` and `cache`) that `advance` leads to while it is `going`."""
+    for steps, slots in growth:
+        state = state._replace(cache=state.cache.grown(slots))
+        until = functools.partial(lambda end, now: going(now) & (now.step < end), steps)
+        state = jax.lax.while_loop(until, advance, state)
+    return state if growth else jax.lax.while_loop(going, advance, state)
+
+
 class Ending(NamedTuple):
     """When rows end."""
 
@@ -232,7 +246,7 @@ def _largest(values_BV: jax.Array, weights_BV: jax.Array, enough: float | jax.Ar
 
 
 def _generate(
-    extend: Extend, cache: Any, prompt: Prompt, ending: Ending, rules: Rules, pick: Pick
+    extend: Extend, cache: Any, prompt: Prompt, ending: Ending, rules: Rules, pick: Pick, growth: Growth
 ) -> tuple[jax.Array, jax.Array]:
     """The loop of `greedy` and `sample`."""
     max_len = ending.max_len
@@ -272,19 +286,20 @@ def _generate(
         ruled=rules.start(ended_B.shape),
         cache=prefill(extend, cache, prompt),
     )
-    end = jax.lax.while_loop(unfinished, advance, start)
+    end = go_on(unfinished, advance, start, growth)
     return end.tokens_BT, end.scores_B
 
 
 def greedy(
-    extend: Extend, cache: Any, prompt: Prompt, ending: Ending, *, rules: Rules = Rules()
+    extend: Extend, cache: Any, prompt: Prompt, ending: Ending, *, rules: Rules = Rules(), growth: Growth = ()
 ) -> tuple[jax.Array, jax.Array]:
     """Takes the likeliest token at each step, until every row has ended.
 
-    The cache is empty, with slots for the prompt and `max_len` tokens. `rules` change the logits before. Returns
-    (tokens_BT, int32, PAD after `eos`; scores_B, the sum of the model's own log-probabilities of these tokens).
+    The cache is empty, with slots for the prompt and, but for its `growth`, `max_len` tokens. `rules` change the
+    logits before. Returns (tokens_BT, int32, PAD after `eos`; scores_B, the sum of the model's own log-probabilities of
+    these tokens).
     """
-    return _generate(extend, cache, prompt, ending, rules, lambda logits_BV, _: jnp.argmax(logits_BV, 1))
+    return _generate(extend, cache, prompt, ending, rules, lambda logits_BV, _: jnp.argmax(logits_BV, 1), growth)
 
 
 def sample(
@@ -296,6 +311,7 @@ def sample(
     sampling: Sampling,
     *,
     rules: Rules = Rules(),
+    growth: Growth = (),
 ) -> tuple[jax.Array, jax.Array]:
     """Draws each token from softmax(logits / temperature), cut by one rule of `Sampling` after another.
 
@@ -308,4 +324,4 @@ def sample(
         keys = jax.vmap(jax.random.fold_in, (0, None))(keys_B, step)
         return jax.vmap(jax.random.categorical)(keys, sampling.warp(logits_BV))
 
-    return _generate(extend, cache, prompt, ending, rules, pick)
+    return _generate(extend, cache, prompt, ending, rules, pick, growth)

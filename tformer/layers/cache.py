@@ -112,14 +112,15 @@ class Cache(flax.struct.PyTreeNode):
         positions_BS, prefix_BS = (jnp.take(x, index_S, axis=1) for x in (self.positions_BS, self.prefix_BS))
         return self.replace(own=own, positions_BS=positions_BS, prefix_BS=prefix_BS, index=end)
 
-    def grown(self, slots: int, encoder_slots: int | None) -> 'Cache':
+    def grown(self, slots: int, encoder_slots: int | None = None) -> 'Cache':
         """Returns the cache with further free slots behind the others, `slots` in all.
 
         With `encoder_slots`, so many of the encoder's tokens have room.
         """
         own = tuple(layer.along_slots(lambda x, axis: _behind(x, slots, axis, 0)) for layer in self.own)
         positions_BS, prefix_BS = _behind(self.positions_BS, slots, 1, -1), _behind(self.prefix_BS, slots, 1, False)
-        grown = self.replace(own=own, positions_BS=positions_BS, prefix_BS=prefix_BS)
+        branches_BMS = None if self.branches_BMS is None else _behind(self.branches_BMS, slots, 2, False)
+        grown = self.replace(own=own, positions_BS=positions_BS, prefix_BS=prefix_BS, branches_BMS=branches_BMS)
         if encoder_slots is None or self.encoder_positions_BS is None or self.cross is None:
             return grown
         cross = tuple(layer.along_slots(lambda x, axis: _behind(x, encoder_slots, axis, 0)) for layer in self.cross)

@@ -1,0 +1,73 @@
+"""A cache that grows while texts are written."""
+
+import jax
+import numpy as np
+import pytest
+
+from small_decoding import BANNED, CASES, EOS, P, batch_of, make
+from tformer import config
+from tformer.decode import generate as generating
+from tformer.decode.generate import cache_slots, make_generate
+from tformer.layers.cache import Cache
+
+T = 12
+WAYS = {
+    'greedy': config.Decode(strategy='greedy', max_len=T),
+    'draws': config.Decode(strategy='sample', max_len=T, num_outputs=2),
+    'beams': config.Decode(strategy='beam', max_len=T, beam_size=3, num_outputs=2),
+    'groups': config.Decode(strategy='beam', max_len=T, beam_size=4, beam_groups=2),
+    'guided': config.Decode(strategy='greedy', max_len=T, guidance=1.5),
+    'drafted': config.Decode(strategy='greedy', max_len=T, draft='prompt'),
+}
+GROW = ('greedy', 'draws', 'beams', 'groups')
+QUICK = {('decoder', 'greedy'), ('encoder_decoder', 'beams'), ('prefix_decoder', 'draws'), ('decoder', 'drafted')}
+EVERY = [
+    pytest.param(family, way, marks=() if (family, way) in QUICK else pytest.mark.slow)
+    for family in CASES
+    for way in WAYS
+]
+
+
+def small_stages(monkeypatch) -> list[int]:
+    """Lets caches grow in stages of few slots, and returns the list of the sizes that they get."""
+    monkeypatch.setattr(generating, '_SLOTS', 1)
+    monkeypatch.setattr(generating, '_STAGE', 3)
+    sizes, real = [], Cache.grown
+
+    def grown(self, slots, encoder_slots=None):
+        sizes.append(slots)
+        return real(self, slots, encoder_slots)
+
+    monkeypatch.setattr(Cache, 'grown', grown)
+    return sizes
+
+
+@pytest.mark.parametrize(('family', 'way'), EVERY)
+def test_texts_are_those_of_a_cache_that_has_all_slots(monkeypatch, family, way) -> None:
+    model, variables = make(family, scale=2.0)
+    batch, key = batch_of(family), jax.random.key(2)
+    expected, scores = make_generate(model, WAYS[way], eos=EOS, banned=BANNED)(variables, batch, key)
+    sizes = small_stages(monkeypatch)
+    found, others = make_generate(model, WAYS[way], eos=EOS, banned=BANNED)(variables, batch, key)
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_allclose(others, scores, rtol=1e-5, atol=1e-5)
+    assert len(sizes) == (4 if way in GROW else 0) and sizes == sorted(set(sizes))
+
+
+@pytest.mark.parametrize('way', GROW)
+def test_each_stage_has_the_slots_of_its_steps(way) -> None:
+    decode = config.Decode(**{**vars(WAYS[way]), 'max_len': 250})
+    stages = generating._growth(decode, P)
+    beams = decode.beam_size if decode.strategy == 'beam' else 1
+    assert len(stages) == 4 and stages[-1] == (250, cache_slots(decode, P))
+    for steps, slots in stages:
+        assert 0 <= slots - (P - 1 + beams * steps) < generating._SLOTS
+
+
+def test_few_new_tokens_or_a_state_of_one_size_need_no_growth(monkeypatch) -> None:
+    assert generating._growth(config.Decode(strategy='greedy', max_len=95), P) == ()
+    assert len(generating._growth(config.Decode(strategy='greedy', max_len=96), P)) == 2
+    sizes = small_stages(monkeypatch)
+    model, variables = make('decoder', recurrence='gru', scale=2.0)
+    make_generate(model, WAYS['greedy'], eos=EOS)(variables, batch_of('decoder'), None)
+    assert sizes == []
