@@ -99,11 +99,11 @@ def beam_search(
 
     The cache is empty, with slots for the prompt and, but for its `growth`, `max_len` tokens of `beam_size` hypotheses.
     `cache.branch(G M)` has as many of each prompt, of which a call of `extend` reads a token each; in
-    `cache.take(parents)` each goes on from its parent. With a coverage penalty, `cache.coverage()` is at most 0 for each, and beta times it is part of the
-    normalised score, by which hypotheses are compared once they end. Lengths include `eos`. `rules` change the
-    log-probabilities, and so the scores, as diversity does; none may raise them above 0. Returns `beam_size` hypotheses
-    for each prompt with normalised scores; PAD after `eos` and in unused places, which score -inf. A row without
-    finished hypotheses returns the unfinished ones.
+    `cache.take(parents)` each goes on from its parent. With a coverage penalty, `cache.coverage()` is at most 0 for
+    each, and beta times it is part of the normalised score, by which hypotheses are compared once they end. Lengths
+    include `eos`. `rules` change the log-probabilities, and so the scores, as diversity does; none may raise them above
+    0. Returns `beam_size` hypotheses for each prompt with normalised scores; PAD after `eos` and in unused places,
+    which score -inf. A row without finished hypotheses returns the unfinished ones.
     """
     size, groups, max_len = beams.beam_size, beams.beam_groups, ending.max_len
     N = len(prompt.tokens_BP)
