@@ -146,6 +146,12 @@ def test_groups_find_what_the_plain_groups_find(size, groups):
         assert all(len(set(each)) == len(each) for each in begins) and any(len(each) == size for each in begins)
 
 
+@pytest.mark.parametrize('size', [2, 4])
+def test_a_group_that_ended_nothing_adds_nothing_to_what_others_ended(size):
+    found = agree(Beams(size, 0.0, beam_groups=2, diversity_penalty=3.0))
+    assert any(0 < len(each) < size for each in found)
+
+
 def test_a_search_stops_as_soon_as_nothing_can_beat_its_worst_hypothesis():
     calls, seen = [], set()
 

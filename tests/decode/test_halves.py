@@ -1,5 +1,7 @@
 """Two halves of a batch, written at the same time."""
 
+import threading
+
 import jax
 import numpy as np
 import pytest
@@ -7,7 +9,8 @@ from flax import linen as nn
 
 from tformer import config
 from tformer.decode.generate import make_generate
-from tformer.decode.halves import TOKENS
+from tformer.decode.halves import TOKENS, at_once
+from tformer.errors import UserError
 from tformer.model import build
 
 SMALL = {'vocab_size': 24, 'emb_dim': 16, 'mlp_dim': 32, 'num_heads': 2, 'max_len': 32, 'num_decoder_layers': 2}
@@ -82,3 +85,28 @@ def test_what_is_too_small_too_large_odd_spread_or_traced_is_written_whole() -> 
 def test_rows_that_depend_on_each_other_stay_together() -> None:
     generate, *_ = made(WAYS['greedy'], position='rope', rope_scaling='dynamic', rope_factor=2.0)
     assert not hasattr(generate, 'pay')
+
+
+def test_iterators_at_once_yield_all_and_end_with_an_error_or_where_nobody_asks_on() -> None:
+    assert sorted(at_once([iter(range(0, 20, 2)), iter(range(1, 20, 2))])) == list(range(20))
+    assert list(at_once([iter('abc')])) == ['a', 'b', 'c']
+
+    def failing():
+        yield 1
+        raise UserError('a text is too long')
+
+    with pytest.raises(UserError, match='too long'):
+        list(at_once([failing(), iter([])]))
+    seen: list[int] = []
+
+    def endless():
+        while True:
+            seen.append(1)
+            yield 1
+
+    both = at_once([endless(), iter([])])
+    next(both)
+    both.close()
+    number = len(seen)
+    assert not [thread for thread in threading.enumerate() if thread.name.endswith('(advance)')]
+    assert len(seen) == number

@@ -4,8 +4,10 @@ Of a step of decoding only large products run on several cores. Two programs, ea
 """
 
 import concurrent.futures
-from collections.abc import Mapping
-from typing import Any
+import queue
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +16,59 @@ import numpy as np
 # Both halves read the parameters: a step of fewer tokens, or of fewer for each million of parameters, is not faster.
 TOKENS = 16
 TOKENS_A_MILLION = 1
+
+
+Item = TypeVar('Item')
+
+
+def pay(variables: Any, rows: int, tokens: int, given: Any = ()) -> bool:
+    """Returns whether two halves of so many rows are faster: on one CPU device, in steps that do enough.
+
+    A step reads `tokens` of a row. `given` is what else a program gets.
+    """
+    leaves = jax.tree.leaves((variables, given))
+    if any(isinstance(x, jax.core.Tracer) for x in leaves):
+        return False
+    devices = {device for x in leaves if isinstance(x, jax.Array) for device in x.devices()} or {jax.devices()[0]}
+    parameters = sum(x.size for x in jax.tree.leaves(variables))
+    enough = rows * tokens >= max(TOKENS, TOKENS_A_MILLION * parameters / 1e6) and rows % 2 == 0
+    return enough and len(devices) == 1 and devices.pop().platform == 'cpu'
+
+
+def at_once(parts: Sequence[Iterator[Item]]) -> Iterator[Item]:
+    """Yields what iterators yield, as it comes. A thread of its own advances each, and ends it where nobody asks on."""
+    if len(parts) == 1:
+        yield from parts[0]
+        return
+    found: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+    over = threading.Event()
+
+    def advance(part: Iterator[Item]) -> None:
+        try:
+            for item in part:
+                found.put(('item', item))
+                if over.is_set():
+                    return
+            found.put(('end', None))
+        except BaseException as error:
+            found.put(('error', error))
+
+    threads = [threading.Thread(target=advance, args=(part,), daemon=True) for part in parts]
+    try:
+        for thread in threads:
+            thread.start()
+        running = len(threads)
+        while running:
+            kind, item = found.get()
+            if kind == 'error':
+                raise item
+            running -= kind == 'end'
+            if kind == 'item':
+                yield item
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
 
 
 class Halves:
@@ -44,14 +99,7 @@ class Halves:
 
     def pay(self, variables: Any, batch: Mapping[str, Any], rng: jax.Array | None) -> bool:
         """Returns whether two halves are faster: on one CPU device, in a step that reads more than parameters."""
-        leaves = jax.tree.leaves((variables, batch, rng))
-        if any(isinstance(x, jax.core.Tracer) for x in leaves):
-            return False
-        devices = {device for x in leaves if isinstance(x, jax.Array) for device in x.devices()}
-        step, parameters = len(batch['inputs']) * self.tokens, sum(x.size for x in jax.tree.leaves(variables))
-        here = devices or set(jax.devices()[:1])
-        enough = step >= max(TOKENS, TOKENS_A_MILLION * parameters / 1e6) and len(batch['inputs']) % 2 == 0
-        return enough and len(here) == 1 and all(device.platform == 'cpu' for device in here)
+        return pay(variables, len(batch['inputs']), self.tokens, (batch, rng))
 
     def program(self, variables: Any, half: Mapping[str, Any], rng: jax.Array | None) -> Any:
         """Returns the program of a half, compiled by the thread whose context (mesh, precision) holds."""
