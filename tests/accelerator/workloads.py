@@ -35,6 +35,14 @@ TINY = {  # for a rehearsal on a CPU
     )
     for name, each in WORKLOADS.items()
 }
+SMALL = {  # for a CPU
+    'gpt_small': Workload('decoder', 6, 384, 6, 1536, 8192, 8, 256, new_tokens=128),
+    'mt_small': Workload('encoder_decoder', 4, 256, 4, 1024, 8192, 32, 48, new_tokens=48, beams=4),
+}
+TINY_ON_CPU = {
+    name: each._replace(layers=1, width=32, heads=2, hidden=64, vocabulary=96, rows=4, length=8, new_tokens=4)
+    for name, each in SMALL.items()
+}
 
 
 def tokens(workload: Workload, kind: str) -> int:

@@ -9,7 +9,7 @@ import pytest
 from fresh_runs import fresh_run
 from tformer import config
 from tformer.commands import scoring
-from tformer.decode import buckets, refill
+from tformer.decode import buckets, halves, refill
 from tformer.decode.text import make_writer
 from tformer.distributed import sharding
 from tformer.errors import UserError
@@ -98,6 +98,16 @@ def test_texts_and_scores_are_those_of_batches_in_fewer_steps(kind, decode) -> N
         {number: expected[number] for number in some},
     )
     assert list(filled.write(run.variables, [], seed)) == []
+
+
+def test_two_of_half_the_rows_write_each_text_once(monkeypatch) -> None:
+    run, texts, numbers = run_of(DECODER, **DRAWN, batch_size='16'), texts_of(37), []
+    real = halves.at_once
+    monkeypatch.setattr(halves, 'at_once', lambda parts: numbers.append(len(parts)) or real(parts))
+    found = list(run.write(texts, 5, done={6}, share=(0, 1)))
+    assert numbers == [2] and len(found) == 36
+    expected = in_batches(run, texts, 5)
+    assert_same(dict(found), {number: expected[number] for number in range(37) if number != 6})
 
 
 def test_shares_are_disjoint_and_together_all() -> None:
