@@ -1,0 +1,55 @@
+"""The table of generation on a CPU: its arithmetic, and its processes at tiny shapes."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+import generation_on_cpu
+import timings
+from places import ROOT
+
+
+class Talking:
+    """A side whose calls take a known time."""
+
+    def __init__(self, seconds):
+        self._seconds = seconds
+
+    def seconds(self, block, times=1):
+        assert (block, times) == ('calls', 1)
+        return self._seconds
+
+
+class Given:
+    """What `timings.sides` gives."""
+
+    def __init__(self, found):
+        self._found = found
+
+    def __enter__(self):
+        return self._found
+
+    def __exit__(self, *_):
+        return None
+
+
+def test_rates_are_tokens_by_seconds_and_the_ratio_is_that_of_the_same_work(monkeypatch) -> None:
+    """32 texts of 48 tokens in 0.5 s and in 1.5 s."""
+    found = [(Talking(0.5), {'version': 'jax 1'}), (Talking(1.5), {'version': 'other 2'})]
+    monkeypatch.setattr(timings, 'sides', lambda *commands, flags=(): Given(found))
+    (row,) = generation_on_cpu.rows('mt_small', 3, tiny=False)
+    assert row.markdown() == (
+        '| mt_small, 4 beams | 3,072 tokens/s |  | 1,024 tokens/s, other 2 | 3.00 (3.00 to 3.00) |'
+    )
+
+
+@pytest.mark.slow
+def test_it_runs_with_the_libraries_that_are_installed() -> None:
+    script = ROOT / 'tests' / 'accelerator' / 'generation_on_cpu.py'
+    ran = subprocess.run([sys.executable, str(script), '--tiny', '--pairs=1'], cwd=ROOT, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    absent = set(re.findall(r'cpu_side (\w+) \w+ tiny is left out', ran.stderr))
+    beside = set(re.findall(r'tokens/s, (\w+) ', ran.stdout))
+    assert absent | beside == {'transformers', 'ctranslate2'} and 'tformer' not in absent
