@@ -189,6 +189,7 @@ def pieces(words, stops=(), most=99, end=True):
     [
         (['ab', 'cd', 'ef'], [], 'abcdef', 'stop'),
         (['ab', 'cd', 'ef'], ['de'], 'abc', 'stop'),  # over two tokens
+        (['ab', 'cdef'], ['f', 'd', 'e'], 'abc', 'stop'),  # several in one
         (['ab', 'cd', 'ef'], ['cx', 'fz', 'f!'], 'abcdef', 'stop'),  # beginnings that go on otherwise
         (['ab', 'cd', 'ef'], ['ef', 'b'], 'a', 'stop'),  # the first of two
         (['ab', 'ab', 'abc'], ['ababc'], 'ab', 'stop'),

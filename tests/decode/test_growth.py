@@ -67,6 +67,7 @@ def test_each_stage_has_the_slots_of_its_steps(way) -> None:
 def test_few_new_tokens_or_a_state_of_one_size_need_no_growth(monkeypatch) -> None:
     assert generating._growth(config.Decode(strategy='greedy', max_len=95), P) == ()
     assert len(generating._growth(config.Decode(strategy='greedy', max_len=96), P)) == 2
+    assert len(generating._growth(config.Decode(strategy='beam', beam_size=4, max_len=24), P)) == 2
     sizes = small_stages(monkeypatch)
     model, variables = make('decoder', recurrence='gru', scale=2.0)
     make_generate(model, WAYS['greedy'], eos=EOS)(variables, batch_of('decoder'), None)
