@@ -38,7 +38,7 @@ PAIRS = [
 @pytest.fixture(scope='module')
 def runs():
     return {
-        name: fresh_run(objective, family=family, letters='abcde .f', **data)
+        name: fresh_run(objective, family=family, letters='abcde .f', layers=2, **data)
         for name, (objective, family, data) in RUNS.items()
     }
 

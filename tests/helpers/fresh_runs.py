@@ -17,12 +17,17 @@ from tformer.training.dummy_batch import one_row
 
 
 def fresh_run(
-    objective: str, labels: tuple[str, ...] = (), letters: str = 'abcde .', family: str = 'encoder', **data: object
+    objective: str,
+    labels: tuple[str, ...] = (),
+    letters: str = 'abcde .',
+    family: str = 'encoder',
+    layers: int = 1,
+    **data: object,
 ) -> Run:
     """Returns a small run of the objective; parameters are large, so that its outputs differ clearly."""
     tokens = Tokenizers(Char(letters) if family == 'encoder_decoder' else None, Char(letters), labels)
-    layers = {f'num_{stack}_layers': 1 for stack in ('encoder', 'decoder') if stack in family}
-    model = Model(family=family, emb_dim=16, mlp_dim=32, num_heads=2, max_len=32, **layers)
+    stacks = {f'num_{stack}_layers': layers for stack in ('encoder', 'decoder') if stack in family}
+    model = Model(family=family, emb_dim=16, mlp_dim=32, num_heads=2, max_len=32, **stacks)
     config = Config(model, Data(length=24, **data), train=Train(objective=objective, num_steps=1), mesh=Mesh(data=1))
     config = dataclasses.replace(config, decode=Decode(max_len=6))
     config = checks.resolve(config, vocab_size=tokens.target.vocab_size, num_classes=len(labels) or None)
