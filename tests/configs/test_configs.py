@@ -442,6 +442,7 @@ def test_translation_by_the_name_of_its_set(sets: str, tmp_path: pathlib.Path, c
     assert averaged.step == 2 and averaged.config.train.keep_last == 5
 
 
+@pytest.mark.slow
 def test_a_language_model_by_the_name_of_its_set(sets: str, tmp_path: pathlib.Path) -> None:
     done = train_lib.train(recipes.load('gpt2:smoke', data__tfds_dir=sets, **QUIET), tmp_path / 'run')
     assert done.step == 2

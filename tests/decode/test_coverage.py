@@ -139,7 +139,7 @@ def forward(name, batch, tokens):
     """Returns (the log-probability, the sums of attention) of a text, by one forward pass over all of it."""
     model, variables = model_of(name)
     length = tokens.index(EOS) + 1 if EOS in tokens else T
-    whole = {**batch, 'inputs': np.array([[BOS, *tokens]])[:, :length], 'positions': np.arange(length)[None]}
+    whole = {**batch, 'inputs': np.array([[BOS, *tokens[: T - 1]]]), 'positions': np.arange(T)[None]}
     logprobs = np.asarray(jax.nn.log_softmax(FORWARD(model, variables, whole)))[0]
     if name == 'recurrent':
         path = 'decoder.stack.cross_attention.probabilities'
@@ -147,7 +147,7 @@ def forward(name, batch, tokens):
     else:
         weights_TS = attention_maps.attention_probabilities(model, variables, whole)['cross'][-1, 0].mean(0)
     total = logprobs[np.arange(length), tokens[:length]].sum()
-    return total / ((5 + length) / 6) ** 0.6, np.asarray(weights_TS).sum(0)
+    return total / ((5 + length) / 6) ** 0.6, np.asarray(weights_TS)[:length].sum(0)
 
 
 @pytest.mark.parametrize('name', [pytest.param('transformer'), pytest.param('recurrent', marks=pytest.mark.slow)])

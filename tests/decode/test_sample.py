@@ -93,5 +93,5 @@ def test_a_row_that_has_ended_is_padded_and_adds_nothing_to_its_score():
 
 def test_sampling_without_a_key_is_refused():
     with pytest.raises(ValueError, match='sampling needs a random key'):
-        search = Search(flat, 0, prompt([0]), Ending(4, EOS), Rules(), 99, None)
+        search = Search(flat, 0, prompt([0]), Ending(4, EOS), Rules(), 99, None, ())
         STRATEGIES['sample'].search(Decode(), None, search)

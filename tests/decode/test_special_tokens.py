@@ -290,7 +290,7 @@ def test_scores_of_what_is_generated_are_those_of_teacher_forcing(strategy: str)
 
 
 @pytest.mark.skipif(not TORCH, reason='needs torch and transformers')
-@pytest.mark.parametrize('family', ['bart', 'marian'])
+@pytest.mark.parametrize('family', [pytest.param('bart', marks=pytest.mark.slow), 'marian'])
 def test_greedy_and_beam_search_are_those_of_the_hubs_library(family: str) -> None:
     import torch
 

@@ -54,8 +54,15 @@ def assert_near(found, expected):
         np.testing.assert_allclose(grad, expected[1][name], atol=2e-5, err_msg=name)
 
 
-@pytest.mark.parametrize('name', CASES)
-@pytest.mark.parametrize('kernel', KERNELS)
+# Every other case of a kernel, of two kernels together all.
+EACH = [
+    pytest.param(kernel, name, marks=pytest.mark.slow if (row + place) % 2 else ())
+    for row, kernel in enumerate(KERNELS)
+    for place, name in enumerate(CASES)
+]
+
+
+@pytest.mark.parametrize(('kernel', 'name'), EACH)
 def test_a_kernel_sees_whom_the_array_says(kernel, name):
     assert_near(run(KERNELS[kernel], CASES[name]), reference(name))
 

@@ -118,15 +118,16 @@ def test_hypotheses_of_a_row_and_repeated_rows_by_latents_are_the_full_forward(k
     batch = batch_of('decoder')
     expected = np.asarray(jax.jit(model.apply)(variables, batch))[:, -1]
     cache = model.apply(variables, batch, 12, method='start')
-    logits, cache = model.apply(variables, batch['inputs'], batch['positions'], cache, method='extend')
+    read = jax.jit(functools.partial(model.apply, method='extend'))
+    logits, cache = read(variables, batch['inputs'], batch['positions'], cache)
     np.testing.assert_allclose(logits[:, -1], expected, rtol=1e-4, atol=1e-4)
     two = np.argsort(-expected, -1)[:, :2].astype(np.int32)
     places = np.repeat(batch['positions'][:, -1:] + 1, 2, 1)
     if kind == 'hypotheses':  # two hypotheses of each row
-        found, _ = model.apply(variables, two, places, cache.branch(2), method='extend')
+        found, _ = read(variables, two, places, cache.branch(2))
     else:  # the same as rows of their own
         rows = cache.repeat(2).ring(12, cache.index)
-        found, _ = model.apply(variables, two.reshape(-1, 1), places.reshape(-1, 1), rows, method='extend')
+        found, _ = read(variables, two.reshape(-1, 1), places.reshape(-1, 1), rows)
         found = found.reshape(3, 2, V)
     for number in range(2):
         tokens = np.concatenate([batch['inputs'], two[:, number : number + 1]], 1)

@@ -211,6 +211,7 @@ def test_layers_that_were_unrolled_go_on_scanned(whole, tmp_path):
     assert numbers(run)[-1]['valid/loss'] == pytest.approx(numbers(whole / 'run')[-1]['valid/loss'], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_saves_keep_the_last_the_best_and_each_so_many(whole, tmp_path):
     kept = config.override(wanted(whole), {'train.keep_last': 1, 'train.keep_every': 4, 'train.checkpoint_every': 1})
     ended = train_lib.train(kept, tmp_path / 'run')
