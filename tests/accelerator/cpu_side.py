@@ -22,49 +22,18 @@ def ids(workload: Workload) -> np.ndarray:
     return np.random.default_rng(0).integers(5, workload.vocabulary, (workload.rows, workload.length))
 
 
-def tformer(workload: Workload) -> Made:
+def tformer(name: str, workload: Workload) -> Made:
     import jax
 
-    from tformer import config
+    import tformer_side
     from tformer.commands import allocator
-    from tformer.decode.generate import make_generate
-    from tformer.distributed import sharding
-    from tformer.model import build
 
     allocator.keep_memory()
-    paired, layers = workload.family == 'encoder_decoder', workload.layers
-    fields = {'num_encoder_layers': layers, 'position': 'sinusoidal', 'activation': 'relu', 'tied_embeddings': 'all'}
-    if not paired:
-        fields = {'position': 'learned', 'activation': 'gelu_tanh', 'tied_embeddings': 'output'}
-    model = build(
-        config.Model(
-            family=workload.family,
-            vocab_size=workload.vocabulary,
-            num_decoder_layers=layers,
-            emb_dim=workload.width,
-            num_heads=workload.heads,
-            mlp_dim=workload.hidden,
-            max_len=workload.length + workload.new_tokens,
-            attention_bias=('query', 'key', 'value', 'out'),
-            **fields,
-        )
-    )
-    tokens = ids(workload).astype(np.int32)
-    places = np.broadcast_to(np.arange(workload.length, dtype=np.int32), tokens.shape)
-    batch = {'inputs': tokens, 'positions': places}
-    if paired:
-        first = {'inputs': np.full_like(tokens[:, :1], BOS), 'positions': np.zeros_like(tokens[:, :1])}
-        batch = {**first, 'encoder_inputs': tokens, 'encoder_positions': places}
-    variables = sharding.unboxed(jax.jit(model.init)(jax.random.key(0), batch))
-    search = {'strategy': 'greedy'}
-    if workload.beams > 1:
-        search = {'strategy': 'beam', 'beam_size': workload.beams, 'length_penalty': 1.0, 'length_offset': 0.0}
-    decode = config.Decode(max_len=workload.new_tokens, **search)
-    call = make_generate(model, decode, eos=EOS, banned=(EOS,))
-    return f'jax {jax.__version__}', lambda: jax.block_until_ready(call(variables, batch, None))
+    call, _ = tformer_side.generator(name, workload, 'float32')
+    return f'jax {jax.__version__}', lambda: call(workload.new_tokens)
 
 
-def transformers(workload: Workload) -> Made:
+def transformers(name: str, workload: Workload) -> Made:
     import torch
     import transformers as hub
 
@@ -96,7 +65,7 @@ def transformers(workload: Workload) -> Made:
     return f'transformers {hub.__version__}, torch {torch.__version__}', call
 
 
-def ctranslate2(workload: Workload) -> Made:
+def ctranslate2(name: str, workload: Workload) -> Made:
     import ctranslate2 as library
     from ctranslate2.specs import TransformerSpec, common_spec
 
@@ -157,7 +126,7 @@ if __name__ == '__main__':
     library, name, *tiny = sys.argv[1:]
     workload = (TINY_ON_CPU if tiny else SMALL)[name]
     try:
-        version, call = LIBRARIES[library](workload)
+        version, call = LIBRARIES[library](name, workload)
     except ImportError as error:
         serve({'absent': str(error)}, {})
         sys.exit()

@@ -7,42 +7,19 @@ import sys
 import pytest
 
 import generation_on_cpu
-import timings
 from places import ROOT
-
-
-class Talking:
-    """A side whose calls take a known time."""
-
-    def __init__(self, seconds):
-        self._seconds = seconds
-
-    def seconds(self, block, times=1):
-        assert (block, times) == ('calls', 1)
-        return self._seconds
-
-
-class Given:
-    """What `timings.sides` gives."""
-
-    def __init__(self, found):
-        self._found = found
-
-    def __enter__(self):
-        return self._found
-
-    def __exit__(self, *_):
-        return None
+from talking_sides import Talking, put
 
 
 def test_rates_are_tokens_by_seconds_and_the_ratio_is_that_of_the_same_work(monkeypatch) -> None:
     """32 texts of 48 tokens in 0.5 s and in 1.5 s."""
-    found = [(Talking(0.5), {'version': 'jax 1'}), (Talking(1.5), {'version': 'other 2'})]
-    monkeypatch.setattr(timings, 'sides', lambda *commands, flags=(): Given(found))
+    sides = Talking({'version': 'jax 1'}, 0.5), Talking({'version': 'other 2'}, 1.5)
+    put(monkeypatch, *sides)
     (row,) = generation_on_cpu.rows('mt_small', 3, tiny=False)
     assert row.markdown() == (
         '| mt_small, 4 beams | 3,072 tokens/s |  | 1,024 tokens/s, other 2 | 3.00 (3.00 to 3.00) |'
     )
+    assert all(side.asked == [('calls', 1)] * 3 for side in sides)
 
 
 @pytest.mark.slow

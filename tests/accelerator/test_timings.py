@@ -1,6 +1,7 @@
 """The timings' table and arithmetic, and how their processes talk; the full script runs in `make accelerator`."""
 
 import datetime
+import functools
 import io
 import json
 import os
@@ -8,49 +9,21 @@ import sys
 
 import pytest
 
+import talking_sides
 import timings
 import workloads
 from timings import FULL, REHEARSAL, Row
 
 
-class Talking:
-    """A side that takes a known time for each block."""
-
-    name = 'side'
-
-    def __init__(self, facts, seconds):
-        self.facts, self._seconds, self.asked = facts, seconds, []
-
-    def seconds(self, block, times=1):
-        self.asked.append((block, times))
-        return self._seconds * times
-
-
 @pytest.fixture
 def talking(monkeypatch):
-    """Puts sides of known speed in the place of the processes."""
-
-    def put(*found):
-        monkeypatch.setattr(timings, 'sides', lambda *commands, flags=(): _given(found))
-
-    return put
-
-
-class _given:
-    def __init__(self, found):
-        self._found = [(side, side.facts) for side in found]
-
-    def __enter__(self):
-        return self._found
-
-    def __exit__(self, *_):
-        return None
+    return functools.partial(talking_sides.put, monkeypatch)
 
 
 def test_the_rate_the_utilization_and_the_ratio_of_train_steps(talking) -> None:
     """Steps of 32 x 1,024 tokens in 0.1 and 0.15 s; 5e13 operations in 0.1 s are half of a peak of 1e15."""
-    own = Talking({'flops': 5e13, 'peak_flops': 1e15, 'device': 'chip', 'jax': '1'}, 0.1)
-    other = Talking({'torch': '2'}, 0.15)
+    own = talking_sides.Talking({'flops': 5e13, 'peak_flops': 1e15, 'device': 'chip', 'jax': '1'}, 0.1)
+    other = talking_sides.Talking({'torch': '2'}, 0.15)
     talking(own, other)
     row, facts, rate = timings.train_row('gpt2_124m', FULL)
     assert rate == pytest.approx(327_680) and facts is own.facts
@@ -62,14 +35,14 @@ def test_the_rate_the_utilization_and_the_ratio_of_train_steps(talking) -> None:
 def test_generation_reads_parameters_and_cache_at_each_token_after_the_first(talking) -> None:
     """255 steps of 3e9 bytes in 2.55 s of the 3.55: 3e11 bytes a second, a tenth of 3e12."""
     facts = {'params_bytes': 1e9, 'cache_bytes': 2e9, 'first_token_s': 1.0, 'peak_bandwidth': 3e12}
-    talking(Talking(facts, 3.55))
+    talking(talking_sides.Talking(facts, 3.55))
     assert timings.generate_row('gpt2_124m', FULL).markdown() == (
         '| generate gpt2_124m, greedy | 2,308 tokens/s | bandwidth 10.0 % |  |  |'
     )
 
 
 def test_an_unknown_peak_leaves_its_column_empty(talking) -> None:
-    talking(Talking({'flops': 5e13, 'peak_flops': None}, 0.1))
+    talking(talking_sides.Talking({'flops': 5e13, 'peak_flops': None}, 0.1))
     assert timings.train_row('mt_base', FULL)[0].markdown() == '| train mt_base | 327,680 tokens/s |  |  |  |'
 
 

@@ -25,6 +25,8 @@ CONFIGS = {
     'gpt2_124m': 'configs/gpt2.py',
     'bert_base': 'configs/architectures/bert.py',
     'mt_base': 'configs/architectures/original.py',
+    'gpt_small': 'configs/gpt2.py',
+    'mt_small': 'configs/architectures/original.py:attention_biases',
 }
 TRIALS = 8
 EOS = 2
@@ -74,9 +76,9 @@ def train(name: str, workload: Workload) -> None:
         serve({**machine(), **facts, 'flops': flops}, {'steps': lambda times: [once() for _ in range(times)]})
 
 
-def generator(name: str, workload: Workload) -> tuple[Callable[[int], Any], dict[str, int]]:
+def generator(name: str, workload: Workload, dtype: str = 'bfloat16') -> tuple[Callable[[int], Any], dict[str, int]]:
     """Returns (call(number of new tokens), the bytes of the parameters and of the cache that a step reads)."""
-    cfg = dummy_batch.assumed(make_config(name, workload, **{'model.param_dtype': 'bfloat16'}))
+    cfg = dummy_batch.assumed(make_config(name, workload, **{'model.dtype': dtype, 'model.param_dtype': dtype}))
     batch = dummy_batch.random_batch(cfg)
     if workload.family == 'encoder_decoder':  # what it writes begins with one token
         batch |= {field: batch[field][:, :1] for field in ('inputs', 'positions')}

@@ -87,26 +87,37 @@ def test_rows_that_depend_on_each_other_stay_together() -> None:
     assert not hasattr(generate, 'pay')
 
 
+def given(items):
+    yield from items
+
+
 def test_iterators_at_once_yield_all_and_end_with_an_error_or_where_nobody_asks_on() -> None:
-    assert sorted(at_once([iter(range(0, 20, 2)), iter(range(1, 20, 2))])) == list(range(20))
-    assert list(at_once([iter('abc')])) == ['a', 'b', 'c']
+    assert sorted(at_once([given(range(0, 20, 2)), given(range(1, 20, 2))])) == list(range(20))
+    assert list(at_once([given('abc')])) == ['a', 'b', 'c']
 
     def failing():
         yield 1
         raise UserError('a text is too long')
 
     with pytest.raises(UserError, match='too long'):
-        list(at_once([failing(), iter([])]))
+        list(at_once([failing(), given([])]))
     seen: list[int] = []
+    threads: list[threading.Thread] = []
 
     def endless():
-        while True:
-            seen.append(1)
-            yield 1
+        threads.append(threading.current_thread())
+        try:
+            while True:
+                seen.append(1)
+                yield 1
+        finally:
+            threads.append(threading.current_thread())
 
-    both = at_once([endless(), iter([])])
+    both = at_once([endless(), given([])])
     next(both)
     both.close()
     number = len(seen)
     assert not [thread for thread in threading.enumerate() if thread.name.endswith('(advance)')]
     assert len(seen) == number
+    opened, closed = threads
+    assert opened is closed is not threading.current_thread()

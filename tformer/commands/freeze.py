@@ -10,7 +10,7 @@ run itself on the same device and version of JAX. `pip install 'tformer[programs
 import dataclasses
 import pathlib
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -91,6 +91,7 @@ class Frozen(NamedTuple):
 
     config: Config
     parts: RowWriter
+    variables: Any
 
     def write(self, texts: Sequence[str], most: int = 64, drawing: Drawing = Drawing()) -> list[str]:
         """Returns the text written for each, of at most so many new tokens.
@@ -100,7 +101,7 @@ class Frozen(NamedTuple):
         Raises:
           UserError: a text leaves no room for so many.
         """
-        writer, batch, engine, variables, rows = self.parts
+        writer, batch, engine, rows = self.parts
         read = writer.read(texts)
         for tokens in read:
             if most > (room := row_writer.room(self.config, tokens)):
@@ -108,7 +109,7 @@ class Frozen(NamedTuple):
         asked = [(batch(tokens), drawing, most) for tokens in read]
         found = {
             number: writer.decode([token for token in tokens if token not in writer.ends])
-            for number, tokens, _ in write_all(engine, variables, asked, rows=rows, ends=writer.ends)
+            for number, tokens, _ in write_all(engine, self.variables, asked, rows=rows, ends=writer.ends)
         }
         return [found[number] for number in range(len(texts))]
 
@@ -125,4 +126,4 @@ def load_frozen(path: str | pathlib.Path) -> Frozen:
     variables = [jax.device_put(tensors[str(number)]) for number in range(len(tensors))]
     config = workdir_lib.read_config(place)
     writer, batch = row_writer.reader(config, Tokenizers.load(place))
-    return Frozen(config, RowWriter(writer, batch, engine, variables, rows))
+    return Frozen(config, RowWriter(writer, batch, engine, rows), variables)

@@ -14,7 +14,7 @@ from tformer.decode.engine import KNOWN, Engine, make_engine, unknown
 from tformer.decode.text import Writer, make_writer
 from tformer.distributed import sharding
 from tformer.errors import UserError
-from tformer.model import build, for_steps
+from tformer.model import build
 
 Batcher = Callable[[Sequence[int]], dict[str, np.ndarray]]  # the tokens of a text -> a batch of one row
 
@@ -25,7 +25,6 @@ class RowWriter(NamedTuple):
     writer: Writer
     batch: Batcher
     engine: Engine
-    variables: Any  # of the run, as the engine's steps read them fastest
     rows: int
 
 
@@ -46,9 +45,7 @@ def make(run: Run, rows: int) -> RowWriter:
     rows = -(-rows // multiple) * multiple
     first, longest = batch(writer.read([''])[0]), config.model.max_len
     options: dict[str, Any] = {'banned': writer.banned, 'chunk': config.decode.prefill_chunk}
-    model = build(config.model)
-    engine = make_engine(model, first, rows=rows, slots=longest, **options)
-    return RowWriter(writer, batch, engine, for_steps(model.cfg, run.variables), rows)
+    return RowWriter(writer, batch, make_engine(build(config.model), first, rows=rows, slots=longest, **options), rows)
 
 
 def reader(config: Config, tokenizers: Tokenizers) -> tuple[Writer, Batcher]:

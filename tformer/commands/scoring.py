@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import pathlib
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Generator, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -184,7 +184,7 @@ def _in_free_rows(
     part = config_lib.override(config, {'decode.batch_size': size // number})
     made = _refill(build(config.model), part, tokenizers, cut=cut, mesh=mesh)
 
-    def written(index: int) -> Iterator[tuple[int, list[Output]]]:
+    def written(index: int) -> Generator[tuple[int, list[Output]], None, None]:
         with jax.set_mesh(mesh):
             own = share[0] + share[1] * index, share[1] * number
             yield from made.write(variables, texts, seed, done=done, share=own)

@@ -25,6 +25,7 @@ from tformer.commands.scheduler import Scheduler
 from tformer.decode.engine import Drawing
 from tformer.distributed import sharding
 from tformer.errors import UserError
+from tformer.model import for_steps
 
 SHARED_FLAGS = ('workdir', 'checkpoint')
 FLAGS: dict[str, commands.Flag] = {
@@ -83,12 +84,12 @@ def make_scheduler(run: Run, *, rows: int, most_waiting: int) -> tuple[row_write
     Raises:
       UserError: as `row_writer.make`.
     """
-    made = row_writer.make(run, rows)
+    made, variables = row_writer.make(run, rows), for_steps(run.model.cfg, run.variables)
     mesh = sharding.make_mesh(run.config.mesh)
     with jax.set_mesh(mesh):  # the first request need not wait for the compiler
         first = made.batch(made.writer.read([''])[0])
-        slots = made.engine.insert(made.variables, made.engine.empty(made.variables), first, np.int32(0), Drawing())
-        jax.block_until_ready(made.engine.free(made.engine.step(made.variables, slots)[0], np.int32(0)))
+        slots = made.engine.insert(variables, made.engine.empty(variables), first, np.int32(0), Drawing())
+        jax.block_until_ready(made.engine.free(made.engine.step(variables, slots)[0], np.int32(0)))
     options: dict[str, Any] = {'decode': made.writer.decode, 'ends': made.writer.ends}
     options |= {'rows': made.rows, 'most_waiting': most_waiting}
-    return made, Scheduler(made.engine, made.variables, mesh, **options)
+    return made, Scheduler(made.engine, variables, mesh, **options)

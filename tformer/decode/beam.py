@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from tformer.decode.growth import Growth, go_on
 from tformer.decode.largest import largest
 from tformer.decode.penalties import History
 from tformer.decode.rules import Rules
-from tformer.decode.sample import PAD, Ending, Extend, Growth, Prompt, banned_mask, go_on, prefill
+from tformer.decode.sample import PAD, Ending, Extend, Prompt, banned_mask, prefill
 
 
 class Beams(NamedTuple):

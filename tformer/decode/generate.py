@@ -11,11 +11,12 @@ from tformer import config
 from tformer.config import Model
 from tformer.decode.beam import Beams, beam_search
 from tformer.decode.coverage import Covered, attend_by, counted
+from tformer.decode.growth import Growth
 from tformer.decode.guidance import Doubled, guided, with_and_without
 from tformer.decode.halves import Halves
 from tformer.decode.penalties import Penalties
 from tformer.decode.rules import Rules
-from tformer.decode.sample import Ending, Extend, Growth, Prompt, Sampling, greedy, prefill, read, sample
+from tformer.decode.sample import Ending, Extend, Prompt, Sampling, greedy, prefill, read, sample
 from tformer.decode.speculative import Draft, Warp, by_look_up, by_model, greedy_warp, speculate
 from tformer.errors import UserError, choose
 from tformer.layers import masks

@@ -4,9 +4,10 @@ Of a step of decoding only large products run on several cores. Two programs, ea
 """
 
 import concurrent.futures
+import contextlib
 import queue
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -35,20 +36,21 @@ def pay(variables: Any, rows: int, tokens: int, given: Any = ()) -> bool:
     return enough and len(devices) == 1 and devices.pop().platform == 'cpu'
 
 
-def at_once(parts: Sequence[Iterator[Item]]) -> Iterator[Item]:
-    """Yields what iterators yield, as it comes. A thread of its own advances each, and ends it where nobody asks on."""
+def at_once(parts: Sequence[Generator[Item, None, None]]) -> Iterator[Item]:
+    """Yields what generators yield, as it comes. A thread for each advances it, and ends it where nobody asks on."""
     if len(parts) == 1:
         yield from parts[0]
         return
     found: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
     over = threading.Event()
 
-    def advance(part: Iterator[Item]) -> None:
+    def advance(part: Generator[Item, None, None]) -> None:
         try:
-            for item in part:
-                found.put(('item', item))
-                if over.is_set():
-                    return
+            with contextlib.closing(part):  # here, as what it has opened (a mesh) may belong to its thread
+                for item in part:
+                    found.put(('item', item))
+                    if over.is_set():
+                        return
             found.put(('end', None))
         except BaseException as error:
             found.put(('error', error))

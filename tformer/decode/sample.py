@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from tformer.decode.growth import Growth, go_on
 from tformer.decode.penalties import History
 from tformer.decode.rules import Rules
 from tformer.layers import masks
@@ -46,20 +47,6 @@ class Prompt(NamedTuple):
             return keys_B
         further_B = jax.vmap(jax.random.fold_in)(keys_B, self.draws_B)
         return jax.vmap(jnp.where)(self.draws_B == 0, keys_B, further_B)
-
-
-# The cache has so many slots (the second number) until a step (the first), and more from there: a step takes the time
-# of the slots that there are. Empty: all from the beginning.
-Growth = Sequence[tuple[int, int]]
-
-
-def go_on(going: Callable[[Any], jax.Array], advance: Callable[[Any], Any], state: Any, growth: Growth) -> Any:
-    """Returns the state (with `step` and `cache`) that `advance` leads to while it is `going`."""
-    for steps, slots in growth:
-        state = state._replace(cache=state.cache.grown(slots))
-        until = functools.partial(lambda end, now: going(now) & (now.step < end), steps)
-        state = jax.lax.while_loop(until, advance, state)
-    return state if growth else jax.lax.while_loop(going, advance, state)
 
 
 class Ending(NamedTuple):

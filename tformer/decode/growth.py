@@ -1,0 +1,20 @@
+"""A cache that grows while texts are written: a step takes the time of the slots that there are."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+# The cache has so many slots (the second number) until a step (the first), and more from there. Empty: all of them from
+# the beginning.
+Growth = Sequence[tuple[int, int]]
+
+
+def go_on(going: Callable[[Any], jax.Array], advance: Callable[[Any], Any], state: Any, growth: Growth) -> Any:
+    """Returns the state (with `step` and `cache`) that `advance` leads to while it is `going`."""
+    for steps, slots in growth:
+        state = state._replace(cache=state.cache.grown(slots))
+        until = functools.partial(lambda end, now: going(now) & (now.step < end), steps)
+        state = jax.lax.while_loop(until, advance, state)
+    return state if growth else jax.lax.while_loop(going, advance, state)
