@@ -32,6 +32,7 @@ from tformer.layers.heads import TokenStatistics, token_statistics
 from tformer.layers.layer_stack import layers_apart
 from tformer.layers.outputs import HEADS
 from tformer.layers.parallel.each_device import on_own_tokens
+from tformer.layers.quantized import INT8
 from tformer.layers.recurrent import RecurrentTower
 from tformer.layers.resolved import ResolvedModel, resolve_model
 from tformer.layers.tower import Batch, Tower, positions_of, real_tokens, tokens_of_texts
@@ -41,7 +42,7 @@ class LogitsInput(NamedTuple):
     """All that a model's logits are computed from."""
 
     model: nn.Module  # unbound; its method `logits` is applied
-    params: Any  # those that it needs
+    variables: Any  # those that it needs
     x_BTD: jax.Array  # the residual stream after the last stack
 
 
@@ -74,7 +75,11 @@ class Family(nn.Module):
     def logits_input(self, batch: Batch, dropout_rates: DropoutRates | None = None) -> LogitsInput:
         """Returns all that the logits of a batch are computed from."""
         x_BTD = self.features(batch, dropout_rates)
-        ends = {name: tree for name, tree in self.variables['params'].items() if name in ('embed', 'head')}
+        ends = {
+            kind: {name: tree for name, tree in self.variables[kind].items() if name in ('embed', 'head')}
+            for kind in ('params', INT8)
+            if kind in self.variables
+        }
         return LogitsInput(self.clone(parent=None, name=None), ends, x_BTD)
 
     def token_statistics(
@@ -93,10 +98,10 @@ class Family(nn.Module):
         its logits at a temperature, of which no more are in memory either.
         """
         own, T = self.logits_input(batch, dropout_rates), batch['targets'].shape[1]
-        count, models, streams = -(-T // chunk), [own.model], [own.x_BTD]
-        params = [jax.tree.map(lambda x: x.astype(jnp.float32), own.params)]
-        if teacher is not None:
-            models, streams, params = [*models, teacher.model], [*streams, teacher.x_BTD], [*params, teacher.params]
+        count, inputs = -(-T // chunk), [own] if teacher is None else [own, teacher]
+        models, variables, streams = (list(part) for part in zip(*inputs, strict=True))
+        exact = jax.tree.map(lambda x: x.astype(jnp.float32), own.variables['params'])
+        variables[0] = {**own.variables, 'params': exact}
 
         def split(x: jax.Array) -> jax.Array:
             """Chunk i has the positions i, i + count, ..., so devices that split the length share each chunk."""
@@ -104,19 +109,19 @@ class Family(nn.Module):
             return jnp.moveaxis(x.reshape(x.shape[0], -1, count, *x.shape[2:]), 2, 0)
 
         def in_chunks(shared: Any, tokens: Any) -> TokenStatistics:
-            params, temperatures = shared
+            variables, temperatures = shared
 
             @functools.partial(jax.checkpoint, prevent_cse=False)
             def one(part: Any) -> TokenStatistics:
                 streams, real_BT, targets_BT = part
-                each = zip(models, params, streams, strict=True)
-                logits: Any = [model.apply({'params': p}, x, real_BT, method='logits') for model, p, x in each]
+                each = zip(models, variables, streams, strict=True)
+                logits: Any = [model.apply(own, x, real_BT, method='logits') for model, own, x in each]
                 return token_statistics(logits[0], targets_BT, *logits[1:], *temperatures)
 
             found = jax.lax.map(one, jax.tree.map(split, tokens))
             return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 2).reshape(x.shape[1], -1)[:, : tokens[1].shape[1]], found)
 
-        shared = params, [] if teacher is None else [temperature]
+        shared = variables, [] if teacher is None else [temperature]
         return on_own_tokens(in_chunks, shared, (streams, real_tokens(batch), batch['targets']))
 
     def transform(self, x: jax.Array) -> jax.Array:
@@ -225,3 +230,22 @@ def for_steps(cfg: ResolvedModel, variables: Any) -> Any:
     """
     shared = cfg.recurrence is not None or LAYER_SHARING[cfg.layer_sharing].shared
     return variables if shared or platform() != 'cpu' else layers_apart(variables, ('decoder', 'stack'))
+
+
+def quantized(model: nn.Module, variables: Any, kind: str | None) -> Any:
+    """Returns the variables by which the products of a model are computed in fewer bits, a key of `QUANTIZATIONS`.
+
+    Those of experts and of attention's scores and values stay as they are.
+    """
+    return variables if kind is None else {**variables, **_in_fewer_bits(variables, model, kind)}
+
+
+@functools.partial(jax.jit, static_argnames=('model', 'kind'))
+def _in_fewer_bits(variables: Any, model: nn.Module, kind: str) -> Any:
+    token = jnp.zeros((1, 1), jnp.int32)
+    with unpipelined():
+        _, found = model.apply(variables, {'inputs': token, 'encoder_inputs': token}, mutable=[QUANTIZATIONS[kind]])
+    return found
+
+
+QUANTIZATIONS = {'int8': INT8}  # the collection of what a model's products are computed by

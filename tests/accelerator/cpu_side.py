@@ -1,8 +1,9 @@
-"""Generation on a CPU by one library, in float32 with random weights, as the process that generation_on_cpu.py asks.
+"""Generation on a CPU by one library with random weights, as the process that generation_on_cpu.py asks.
 
-python tests/accelerator/cpu_side.py tformer|transformers|ctranslate2 WORKLOAD
+python tests/accelerator/cpu_side.py tformer|tformer_int8|transformers|ctranslate2|ctranslate2_int8 WORKLOAD
 """
 
+import functools
 import os
 import sys
 import tempfile
@@ -22,14 +23,14 @@ def ids(workload: Workload) -> np.ndarray:
     return np.random.default_rng(0).integers(5, workload.vocabulary, (workload.rows, workload.length))
 
 
-def tformer(name: str, workload: Workload) -> Made:
+def tformer(name: str, workload: Workload, quantization: str | None = None) -> Made:
     import jax
 
     import tformer_side
     from tformer.commands import allocator
 
     allocator.keep_memory()
-    call, _ = tformer_side.generator(name, workload, 'float32')
+    call, _ = tformer_side.generator(name, workload, 'float32', quantization)
     return f'jax {jax.__version__}', lambda: call(workload.new_tokens)
 
 
@@ -65,7 +66,7 @@ def transformers(name: str, workload: Workload) -> Made:
     return f'transformers {hub.__version__}, torch {torch.__version__}', call
 
 
-def ctranslate2(name: str, workload: Workload) -> Made:
+def ctranslate2(name: str, workload: Workload, numbers: str = 'float32') -> Made:
     import ctranslate2 as library
     from ctranslate2.specs import TransformerSpec, common_spec
 
@@ -109,7 +110,7 @@ def ctranslate2(name: str, workload: Workload) -> Made:
     spec.validate()
     with tempfile.TemporaryDirectory() as place:
         spec.save(place)
-        translator = library.Translator(place, compute_type='float32', inter_threads=1, intra_threads=cores())
+        translator = library.Translator(place, compute_type=numbers, inter_threads=1, intra_threads=cores())
     sources = [[words[token] for token in row] for row in ids(workload)]
     amount = {'min_decoding_length': workload.new_tokens, 'max_decoding_length': workload.new_tokens}
     version = f'ctranslate2 {library.__version__}'
@@ -120,7 +121,13 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-LIBRARIES = {'tformer': tformer, 'transformers': transformers, 'ctranslate2': ctranslate2}
+LIBRARIES: dict[str, Callable[[str, Workload], Made]] = {
+    'tformer': tformer,
+    'tformer_int8': functools.partial(tformer, quantization='int8'),
+    'transformers': transformers,
+    'ctranslate2': ctranslate2,
+    'ctranslate2_int8': functools.partial(ctranslate2, numbers='int8'),
+}
 
 if __name__ == '__main__':
     library, name, *tiny = sys.argv[1:]

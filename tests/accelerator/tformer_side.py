@@ -76,7 +76,9 @@ def train(name: str, workload: Workload) -> None:
         serve({**machine(), **facts, 'flops': flops}, {'steps': lambda times: [once() for _ in range(times)]})
 
 
-def generator(name: str, workload: Workload, dtype: str = 'bfloat16') -> tuple[Callable[[int], Any], dict[str, int]]:
+def generator(
+    name: str, workload: Workload, dtype: str = 'bfloat16', quantization: str | None = None
+) -> tuple[Callable[[int], Any], dict[str, int]]:
     """Returns (call(number of new tokens), the bytes of the parameters and of the cache that a step reads)."""
     cfg = dummy_batch.assumed(make_config(name, workload, **{'model.dtype': dtype, 'model.param_dtype': dtype}))
     batch = dummy_batch.random_batch(cfg)
@@ -88,7 +90,7 @@ def generator(name: str, workload: Workload, dtype: str = 'bfloat16') -> tuple[C
     strategy = {'strategy': 'greedy'} if workload.beams == 1 else {'strategy': 'beam', 'beam_size': workload.beams}
 
     def decode(new_tokens: int) -> config.Decode:
-        return config.Decode(**strategy, max_len=new_tokens)
+        return config.Decode(**strategy, max_len=new_tokens, quantization=quantization)
 
     lengths = 1, workload.new_tokens
     calls = {length: make_generate(model, decode(length), eos=EOS, banned=(EOS,)) for length in lengths}

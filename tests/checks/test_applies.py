@@ -50,6 +50,7 @@ OTHER: dict[str, Any] = {  # a value besides the default, where none follows fro
     'decode.early_stopping': 'full',
     'decode.utility': 'bleu',
     'decode.draft': 'prompt',
+    'decode.quantization': 'int8',
     'decode.bias': ('a=-1',),
     'evaluate.metrics': ('bleu',),
     'evaluate.language': 'de',

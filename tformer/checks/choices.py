@@ -106,6 +106,7 @@ TABLES: dict[str, Iterable[Any]] = {
     'decode.early_stopping': STOPPING,
     'decode.utility': UTILITIES,
     'decode.draft': DRAFTS,
+    'decode.quantization': (*model.QUANTIZATIONS, None),
     'evaluate.metrics': metrics.METRICS,
 }
 

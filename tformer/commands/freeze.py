@@ -27,6 +27,7 @@ from tformer.decode import programs
 from tformer.decode.engine import Drawing, write_all
 from tformer.errors import UserError
 from tformer.hf import safetensors
+from tformer.model import quantized
 from tformer.training import workdir as workdir_lib
 
 SHARED_FLAGS = ('workdir', 'checkpoint')
@@ -68,13 +69,14 @@ def freeze(
     greedy = checks.settled(config_lib.override(run.config, {'decode.strategy': 'greedy'}))  # draws are asked for
     run = dataclasses.replace(run, config=dataclasses.replace(greedy, mesh=Mesh(data=1)))
     made = row_writer.make(run, rows)
-    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(run.variables)]
+    variables = quantized(run.model, run.variables, run.config.decode.quantization)
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(variables)]
     shapes = {str(place): (leaf.dtype, leaf.shape) for place, leaf in enumerate(leaves)}
     with new_directory(pathlib.Path(path)) as place:
         run.tokenizers.save(place)
         workdir_lib.save_config(place, run.config)
         batches = [_example(made, length) for length in row_writer.lengths(run.config)]
-        programs.save(place, made.engine, run.variables, batches, made.rows, platforms or None)
+        programs.save(place, made.engine, variables, batches, made.rows, platforms or None)
         safetensors.write(place / safetensors.WHOLE, shapes, lambda name: leaves[int(name)])
 
 

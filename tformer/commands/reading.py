@@ -17,7 +17,7 @@ from tformer.data.examples.special_tokens import Fields
 from tformer.distributed import sharding
 from tformer.errors import UserError
 from tformer.evaluation import many_rows
-from tformer.model import build
+from tformer.model import build, quantized
 from tformer.optim.hyperparameters import standard
 
 BATCH_SIZE = 64  # rows computed at once
@@ -36,7 +36,9 @@ def outputs(run: Run, rows: Sequence[Fields], method: many_rows.Method, batch_si
     specials, longest = run.tokenizers.target.specials, config.model.max_len
     with sharding.placed(mesh, config.mesh), progress(len(rows)) as done:
         variables = jax.device_put(run.variables, _places(run.variables, scoring.shardings(config, mesh), mesh))
-        program = many_rows.make_program(build(config.model), method, mesh)
+        model = build(config.model)
+        variables = quantized(model, variables, config.decode.quantization)
+        program = many_rows.make_program(model, method, mesh)
         for chosen, batch in many_rows.batches(rows, specials.pad, width, longest):
             values = jax.device_get(program(variables, jax.device_put(batch, sharding.batch_sharding(mesh))))
             for row, index in enumerate(chosen):

@@ -25,7 +25,7 @@ from tformer.commands.scheduler import Scheduler
 from tformer.decode.engine import Drawing
 from tformer.distributed import sharding
 from tformer.errors import UserError
-from tformer.model import for_steps
+from tformer.model import for_steps, quantized
 
 SHARED_FLAGS = ('workdir', 'checkpoint')
 FLAGS: dict[str, commands.Flag] = {
@@ -84,7 +84,8 @@ def make_scheduler(run: Run, *, rows: int, most_waiting: int) -> tuple[row_write
     Raises:
       UserError: as `row_writer.make`.
     """
-    made, variables = row_writer.make(run, rows), for_steps(run.model.cfg, run.variables)
+    made, variables = row_writer.make(run, rows), quantized(run.model, run.variables, run.config.decode.quantization)
+    variables = for_steps(run.model.cfg, variables)
     mesh = sharding.make_mesh(run.config.mesh)
     with jax.set_mesh(mesh):  # the first request need not wait for the compiler
         first = made.batch(made.writer.read([''])[0])

@@ -12,7 +12,7 @@ from tformer.data.tokenizers.chat import Messages
 from tformer.decode.engine import drawing_of, unknown
 from tformer.decode.text import make_writer
 from tformer.distributed import sharding
-from tformer.model import for_steps
+from tformer.model import for_steps, quantized
 
 
 def streams(run: Run) -> bool:
@@ -26,7 +26,7 @@ def stream(run: Run, texts: Sequence[str | Messages], seed: int) -> Iterator[Ite
     """Yields for each text the pieces that are written for it, which together are what `run.generate` returns."""
     decode, made = run.config.decode, row_writer.make(run, 1)
     writer, batch, engine, _ = made
-    variables = for_steps(run.model.cfg, run.variables)
+    variables = for_steps(run.model.cfg, quantized(run.model, run.variables, decode.quantization))
     read = make_writer(run.model, run.config, run.tokenizers, cut=False).read(texts)  # with room for decode.max_len
     drawing = drawing_of(decode, seed)
     with jax.set_mesh(sharding.make_mesh(run.config.mesh)):

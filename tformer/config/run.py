@@ -190,6 +190,7 @@ class Decode(Section):
     draft: str | None = None  # 'prompt': tokens are drafted as they followed in the text before, and read together
     draft_len: int = 4  # tokens that are drafted at a time
     batch_size: int = 64  # sequences decoded together
+    quantization: str | None = None  # 'int8': products by integers of 8 bits, of parameters and activations
     prefill_chunk: int | None = None  # tokens of a prompt that are read at once, which bounds memory; None: all
 
 

@@ -36,7 +36,7 @@ class Drawing(NamedTuple):
 
 
 # The fields of config.decode that an engine, or who asks it for a text, knows; others change what is written.
-KNOWN = ('strategy', 'max_len', 'num_outputs', 'temperature', 'top_k', 'top_p', 'min_p', 'ends')
+KNOWN = ('strategy', 'max_len', 'num_outputs', 'temperature', 'top_k', 'top_p', 'min_p', 'ends', 'quantization')
 _HARMLESS = ('batch_size', 'prefill_chunk', 'draft', 'draft_len')  # they change no distribution
 
 

@@ -22,7 +22,7 @@ from tformer.errors import UserError, choose
 from tformer.layers import masks
 from tformer.layers.moe import DISPATCHES
 from tformer.layers.rope_scalings import ROPE_SCALINGS
-from tformer.model import for_steps, positions_of
+from tformer.model import for_steps, positions_of, quantized
 
 Generate = Callable[[Any, Mapping[str, Any], jax.Array | None], tuple[jax.Array, jax.Array]]
 
@@ -91,6 +91,9 @@ def make_generate(
                 f'model.max_len={longest}'
             )
 
+        variables = quantized(model, variables, cfg.quantization)
+        if draft is not None:
+            variables = {**variables, 'draft': quantized(draft, variables['draft'], cfg.quantization)}
         if cfg.guidance != 1:  # rows without their prompts share nothing
             batch = {name: value for name, value in batch.items() if name != 'shared'}
         drafts = draft is not None or cfg.draft is not None

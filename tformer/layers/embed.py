@@ -10,10 +10,11 @@ from tformer.distributed.sharding import constrain, partitioned
 from tformer.errors import choose
 from tformer.layers.dropout import DropoutRates, drop
 from tformer.layers.initializers import make_initializer
-from tformer.layers.linear import Dense
+from tformer.layers.linear import Dense, product
 from tformer.layers.norms import make_norm
 from tformer.layers.parametrization import base_width
 from tformer.layers.positions import POSITIONS
+from tformer.layers.quantized import quantized_kernel
 from tformer.layers.resolved import ResolvedModel
 
 
@@ -43,7 +44,8 @@ class Embedding(nn.Module):
 
     def logits(self, x_BTW: jax.Array) -> jax.Array:
         """Returns logits_BTV, float32 (Press & Wolf 2017)."""
-        logits = jnp.einsum('BTW,VW->BTV', x_BTW, self.table, preferred_element_type=jnp.float32)
+        integers = quantized_kernel(self, 'table', self.table, [1])
+        logits = product('BTW,VW->BTV', x_BTW, self.table, jnp.float32, integers)
         return constrain(logits, 'batch', 'length', 'act_vocab')
 
 

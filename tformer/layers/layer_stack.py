@@ -8,6 +8,7 @@ import jax
 from flax import linen as nn
 
 from tformer.distributed.sharding import unboxed
+from tformer.layers.quantized import INT8
 from tformer.layers.resolved import ResolvedModel
 
 
@@ -38,7 +39,7 @@ class LayerStack(nn.Module):
 
         `in_axes` are for each method those of its arguments after the first, which is carried (flax.linen.scan).
         """
-        each = {'intermediates': 0, 'losses': 0, 'statistics': 0}
+        each = {'intermediates': 0, 'losses': 0, 'statistics': 0, INT8: 0}
         lift = {
             'variable_axes': each if shared else {'params': 0, **each},
             'variable_broadcast': 'params' if shared else False,

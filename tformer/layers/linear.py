@@ -11,6 +11,7 @@ from flax import linen as nn
 
 from tformer.distributed.sharding import partitioned
 from tformer.layers.initializers import Initializer, make_initializer
+from tformer.layers.quantized import Quantized, quantized_kernel, quantized_product
 from tformer.layers.resolved import ResolvedModel
 
 STEP = 16  # tokens of a row that a step of decoding reads, at most
@@ -43,7 +44,9 @@ class Dense(nn.Module):
         init = partitioned(make_initializer(cfg, self.role, fan_in, fan_out, self.stack), *self.names)
         kernel = self.param('kernel', init, self.shape, jnp.dtype(cfg.param_dtype))
         dtype = jnp.dtype(self.output or cfg.dtype)
-        y = product(self.equation, x.astype(cfg.dtype), kernel.astype(cfg.dtype), dtype)
+        summed = [place for place, letter in enumerate(letters) if letter in inputs]
+        integers = quantized_kernel(self, 'kernel', kernel, summed)
+        y = product(self.equation, x.astype(cfg.dtype), kernel.astype(cfg.dtype), dtype, integers)
         if cfg.lora_rank is not None and self.role in [LORA_TARGETS[target] for target in cfg.lora_targets]:
             y += self.low_rank(x.astype(cfg.dtype), cfg.lora_rank, fan_in).astype(dtype)
         if self.bias:
@@ -73,18 +76,23 @@ class Dense(nn.Module):
         return jnp.einsum(f'{rows}r,r{kept}->{outputs}', h, b)
 
 
-def product(equation: str, x: jax.Array, kernel: jax.Array, dtype: Any) -> jax.Array:
-    """Returns einsum(equation, x, kernel) in a dtype.
+def product(equation: str, x: jax.Array, kernel: jax.Array, dtype: Any, integers: Quantized | None = None) -> jax.Array:
+    """Returns einsum(equation, x, kernel) in a dtype, by the kernel's integers where there are some.
 
     What the few tokens of a step give is transposed after their product: XLA would transpose the kernel instead.
     """
     inputs, rest = equation.split(',')
     letters, outputs = rest.split('->')
     kept = ''.join(letter for letter in inputs + letters if letter in outputs)
-    if x.shape[1] > STEP or kept == outputs or len(kept) > len(outputs):
+
+    def times(equation: str) -> jax.Array:
+        if integers is not None:
+            return quantized_product(equation, x, integers, dtype)
         return jnp.einsum(equation, x, kernel, preferred_element_type=dtype)
-    y = jnp.einsum(f'{inputs},{letters}->{kept}', x, kernel, preferred_element_type=dtype)
-    return jnp.einsum(f'{kept}->{outputs}', y)
+
+    if x.shape[1] > STEP or kept == outputs or len(kept) > len(outputs):
+        return times(equation)
+    return jnp.einsum(f'{kept}->{outputs}', times(f'{inputs},{letters}->{kept}'))
 
 
 class Kernel(nn.Module):

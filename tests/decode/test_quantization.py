@@ -1,0 +1,122 @@
+"""Texts that are written by products in eight bits."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import traverse_util
+
+from fresh_runs import fresh_run
+from tformer import checks, config
+from tformer.commands.freeze import freeze, load_frozen
+from tformer.commands.score import score
+from tformer.commands.streaming import stream
+from tformer.errors import UserError
+from tformer.layers.quantized import INT8
+from tformer.model import quantized
+
+TEXTS = ['ab', 'c.', 'dea', 'e d', 'bb', '', 'abcde', 'e', '. .', 'deed', 'cab', 'a b']
+DRAWS = {'strategy': 'sample', 'temperature': 4.0, 'max_len': 20}  # which small differences change
+
+
+def run_of(family: str, quantization: str | None = 'int8', **decode: object):
+    objective = 'causal_lm' if family == 'decoder' else 'seq2seq'
+    run = fresh_run(objective, family=family, layers=2)
+    fields = {'strategy': 'greedy', 'max_len': 6, 'quantization': quantization, **decode}
+    cfg = dataclasses.replace(run.config, decode=config.Decode(**fields))
+    return dataclasses.replace(run, config=checks.settled(cfg))
+
+
+def batch_of(family: str) -> dict[str, jax.Array]:
+    tokens = jnp.arange(12).reshape(2, 6) % 7 + 3
+    return {'inputs': tokens} if family == 'decoder' else {'inputs': tokens, 'encoder_inputs': tokens[:, ::-1]}
+
+
+@pytest.mark.parametrize('family', ['decoder', 'encoder_decoder'])
+def test_all_products_with_parameters_read_integers_alone(family) -> None:
+    """With every kernel zeroed, and the table's rows where they are not looked up, logits are the same bits."""
+    run = run_of(family)
+    tied = dataclasses.replace(run.config.model, tied_embeddings='all' if family == 'encoder_decoder' else 'output')
+    run = dataclasses.replace(run, config=dataclasses.replace(run.config, model=tied))
+    variables = quantized(run.model, run.variables, 'int8')
+    kernels = {path for path in traverse_util.flatten_dict(variables['params']) if path[-1] == 'kernel'}
+    integers = {path for path in traverse_util.flatten_dict(variables[INT8]) if path[-1] in ('kernel', 'table')}
+    assert integers >= kernels and len(kernels) >= 6
+    read = jnp.isin(jnp.arange(run.config.model.vocab_size), batch_of(family)['inputs'])[:, None]
+
+    def without(path, x: jax.Array) -> jax.Array:
+        return jnp.zeros_like(x) if path[-1].key == 'kernel' else x * read if path[-1].key == 'table' else x
+
+    gone = jax.tree.map_with_path(without, variables['params'])
+    assert not np.array_equal(gone['embed']['table'], variables['params']['embed']['table'])
+    apply = jax.jit(run.model.apply)
+    logits = apply(variables, batch_of(family))
+    np.testing.assert_array_equal(logits, apply({**variables, 'params': gone}, batch_of(family)))
+    small = jax.tree.map(lambda x: x / 3, run.variables)  # as they are initialised
+    exact, rounded = (apply(quantized(run.model, small, kind), batch_of(family)) for kind in (None, 'int8'))
+    assert 1e-4 < np.abs(rounded - exact).max() < 0.05 * np.abs(exact).max()
+
+
+@pytest.mark.parametrize('family', ['decoder', 'encoder_decoder'])
+@pytest.mark.parametrize('strategy', ['greedy', pytest.param('beam', marks=pytest.mark.slow)])
+def test_the_score_of_a_text_is_that_of_its_tokens_read_at_once(family, strategy) -> None:
+    run = run_of(family, strategy=strategy, length_penalty=0.0)
+    written = next(iter(run.write(['ab'])))[1][0]
+    text = {'source': 'ab', 'target': written.text}
+    [found] = score(run, [text], ended=written.length < 6)
+    assert written.score == pytest.approx(found.log_likelihood, abs=2e-3)
+    [exact] = score(dataclasses.replace(run, config=run_of(family, None).config), [text], ended=written.length < 6)
+    assert abs(found.log_likelihood - exact.log_likelihood) > 1e-3
+
+
+@pytest.mark.parametrize('family', ['decoder', pytest.param('encoder_decoder', marks=pytest.mark.slow)])
+def test_rows_that_come_free_and_streams_write_the_same(family) -> None:
+    run = run_of(family, batch_size=2, **DRAWS)
+    expected = run.generate(TEXTS)
+    assert expected != run_of(family, None, **DRAWS).generate(TEXTS)
+    assert [outputs[0].text for _, outputs in sorted(run.write(TEXTS))] == expected
+    assert [''.join(pieces) for pieces in stream(run, TEXTS, 0)] == expected
+
+
+@pytest.mark.slow
+def test_a_frozen_program_writes_by_its_integers(tmp_path) -> None:
+    run = run_of('decoder')
+    freeze(run, tmp_path / 'frozen', rows=2)
+    loaded = load_frozen(tmp_path / 'frozen')
+    assert any(x.dtype == np.int8 for x in loaded.variables)
+    assert loaded.write(TEXTS, 6) == run.generate(TEXTS)
+
+
+@pytest.mark.slow
+def test_rows_over_a_mesh_with_split_products_write_the_same() -> None:
+    run = run_of('decoder', batch_size=4)
+    spread = dataclasses.replace(run, config=dataclasses.replace(run.config, mesh=config.Mesh(data=2, tensor=2)))
+    assert dict(spread.write(TEXTS)) and spread.generate(TEXTS) == run.generate(TEXTS)
+
+
+def test_a_draft_is_in_eight_bits_too_and_changes_no_token() -> None:
+    run = run_of('decoder')
+    drafted = run_of('decoder', draft='prompt', draft_len=2)
+    assert drafted.generate(TEXTS) == run.generate(TEXTS)
+
+
+def test_a_recurrent_model_has_no_such_products() -> None:
+    line = r'^model\.recurrence=gru has no products by integers: decode\.quantization=int8 must be None$'
+    model = config.Model('decoder', recurrence='gru')
+    run = config.Config(model, train=config.Train(objective='causal_lm', num_steps=1))
+    with pytest.raises(UserError, match=line):
+        checks.resolve(config.override(run, {'decode.quantization': 'int8'}), vocab_size=8)
+
+
+def test_each_output_of_a_kernel_has_a_scale() -> None:
+    run = run_of('decoder')
+    layers = quantized(run.model, run.variables, 'int8')[INT8]['decoder']['stack']['layers']
+    found = {' '.join(path[-3:-1]): kernel.scales.shape for path, kernel in traverse_util.flatten_dict(layers).items()}
+    assert found == {
+        **dict.fromkeys((f'attention {name}' for name in ('query', 'key', 'value')), (2, 1, 2, 8)),  # layers, D, N, H
+        'attention out': (2, 1, 1, 16),
+        'mlp in_0': (2, 1, 32),
+        'mlp out': (2, 1, 16),
+    }
