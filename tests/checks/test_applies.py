@@ -51,6 +51,7 @@ OTHER: dict[str, Any] = {  # a value besides the default, where none follows fro
     'decode.utility': 'bleu',
     'decode.draft': 'prompt',
     'decode.quantization': 'int8',
+    'decode.cache_quantization': 'int8',
     'decode.bias': ('a=-1',),
     'evaluate.metrics': ('bleu',),
     'evaluate.language': 'de',

@@ -141,6 +141,26 @@ def test_generation_is_compiled_as_two_programs():
     assert costs.flops(prefill.program) == rows * 16 * 2 * (weights + pairs)
 
 
+@pytest.mark.parametrize('mesh', [{'data': 8}, {'data': 4, 'tensor': 2}])
+def test_generation_in_eight_bits_holds_integers_and_scales_beside_the_parameters_where_those_are(mesh):
+    """A byte for each number of a product, and four for each of its outputs: of norms there are none."""
+    cfg = small(mesh=mesh)
+    plain, rounded = (
+        dry_run.compile_program('decode step', config.override(cfg, {'decode.quantization': kind}), CPUS)
+        for kind in (None, 'int8')
+    )
+    outputs = LAYERS * (3 * D + D + F + D) + V
+    share = mesh.get('tensor', 1)
+    more = (rounded.held['parameters'] - plain.held['parameters']) * share
+    assert more == pytest.approx(LAYERS * LAYER + D * V + 4 * outputs, rel=0.05 if share > 1 else 0)
+    caches = config.override(cfg, {'decode.cache_quantization': 'int8'})
+    arguments = [
+        run.executable.memory_analysis().argument_size_in_bytes
+        for run in (plain, dry_run.compile_program('decode step', caches, CPUS))
+    ]
+    assert arguments[1] < 0.9 * arguments[0]
+
+
 # ------------------------------------------------------------------------------------------------ too large
 TPU_SAYS = (
     'RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. Used 21.30G of 15.75G '

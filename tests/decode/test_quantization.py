@@ -1,4 +1,4 @@
-"""Texts that are written by products in eight bits."""
+"""Texts that are written by products in eight bits, or with a cache of eight bits."""
 
 import dataclasses
 
@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 from flax import traverse_util
 
 from fresh_runs import fresh_run
@@ -13,9 +14,10 @@ from tformer import checks, config
 from tformer.commands.freeze import freeze, load_frozen
 from tformer.commands.score import score
 from tformer.commands.streaming import stream
+from tformer.decode.generate import begin
 from tformer.errors import UserError
-from tformer.layers.quantized import INT8
-from tformer.model import quantized
+from tformer.layers.quantized import INT8, quantize
+from tformer.model import for_steps, quantized
 
 TEXTS = ['ab', 'c.', 'dea', 'e d', 'bb', '', 'abcde', 'e', '. .', 'deed', 'cab', 'a b']
 DRAWS = {'strategy': 'sample', 'temperature': 4.0, 'max_len': 20}  # which small differences change
@@ -71,18 +73,58 @@ def test_the_score_of_a_text_is_that_of_its_tokens_read_at_once(family, strategy
     assert abs(found.log_likelihood - exact.log_likelihood) > 1e-3
 
 
+ROUNDED = {'quantization': 'int8', 'cache_quantization': 'int8'}
+
+
 @pytest.mark.parametrize('family', ['decoder', pytest.param('encoder_decoder', marks=pytest.mark.slow)])
-def test_rows_that_come_free_and_streams_write_the_same(family) -> None:
-    run = run_of(family, batch_size=2, **DRAWS)
+@pytest.mark.parametrize('field', [pytest.param('quantization', marks=pytest.mark.slow), 'cache_quantization'])
+def test_rows_that_come_free_and_streams_write_the_same(family, field) -> None:
+    fields = {**dict.fromkeys(ROUNDED), field: 'int8'}
+    run = run_of(family, batch_size=2, **{**DRAWS, **fields})
     expected = run.generate(TEXTS)
     assert expected != run_of(family, None, **DRAWS).generate(TEXTS)
     assert [outputs[0].text for _, outputs in sorted(run.write(TEXTS))] == expected
     assert [''.join(pieces) for pieces in stream(run, TEXTS, 0)] == expected
 
 
+@pytest.mark.parametrize('family', ['decoder', 'encoder_decoder'])
+@pytest.mark.parametrize('chunk', [None, 2])
+def test_steps_see_the_rounded_keys_and_values_of_earlier_tokens_and_of_the_encoder(family, chunk) -> None:
+    """As a forward pass does whose attention gets them rounded: each token and head by a scale of its own."""
+    run = run_of(family)
+    batch = batch_of(family)
+    positions = jnp.broadcast_to(jnp.arange(6), (2, 6))
+    variables = for_steps(run.model.cfg, run.variables)
+
+    @jax.jit
+    def in_steps(batch):
+        extend, cache, _ = begin(run.model, variables, batch, 8, None, 'int8')
+        assert all(x.dtype == np.int8 for x in jax.tree.leaves((cache.own, cache.cross))[::2])
+        logits = []
+        for first in range(0, 6, chunk or 6):
+            part = slice(first, first + (chunk or 6))
+            new, cache = extend(batch['inputs'][:, part], positions[:, part], cache)
+            logits.append(new)
+        return jnp.concatenate(logits, 1)
+
+    def rounding(call, args, kwargs, context):
+        found = call(*args, **kwargs)
+        if context.method_name != 'keys_values' or context.module.stack == 'encoder':
+            return found
+        return tuple(quantize(x, [3]).numbers(jnp.float32) for x in found)
+
+    def forward(batch):
+        with nn.intercept_methods(rounding):
+            return run.model.apply(run.variables, batch)
+
+    found, expected = in_steps(batch), jax.jit(forward)(batch)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+    assert np.abs(expected - run.model.apply(run.variables, batch)).max() > 1e-2
+
+
 @pytest.mark.slow
 def test_a_frozen_program_writes_by_its_integers(tmp_path) -> None:
-    run = run_of('decoder')
+    run = run_of('decoder', cache_quantization='int8')
     freeze(run, tmp_path / 'frozen', rows=2)
     loaded = load_frozen(tmp_path / 'frozen')
     assert any(x.dtype == np.int8 for x in loaded.variables)
@@ -91,19 +133,19 @@ def test_a_frozen_program_writes_by_its_integers(tmp_path) -> None:
 
 @pytest.mark.slow
 def test_rows_over_a_mesh_with_split_products_write_the_same() -> None:
-    run = run_of('decoder', batch_size=4)
+    run = run_of('decoder', batch_size=4, cache_quantization='int8')
     spread = dataclasses.replace(run, config=dataclasses.replace(run.config, mesh=config.Mesh(data=2, tensor=2)))
     assert dict(spread.write(TEXTS)) and spread.generate(TEXTS) == run.generate(TEXTS)
 
 
 def test_a_draft_is_in_eight_bits_too_and_changes_no_token() -> None:
-    run = run_of('decoder')
-    drafted = run_of('decoder', draft='prompt', draft_len=2)
+    run = run_of('decoder', cache_quantization='int8')
+    drafted = run_of('decoder', draft='prompt', draft_len=2, cache_quantization='int8')
     assert drafted.generate(TEXTS) == run.generate(TEXTS)
 
 
 def test_a_recurrent_model_has_no_such_products() -> None:
-    line = r'^model\.recurrence=gru has no products by integers: decode\.quantization=int8 must be None$'
+    line = r'^model\.recurrence=gru computes with no integers: decode\.quantization=int8 must be None$'
     model = config.Model('decoder', recurrence='gru')
     run = config.Config(model, train=config.Train(objective='causal_lm', num_steps=1))
     with pytest.raises(UserError, match=line):

@@ -71,3 +71,21 @@ def test_a_cache_grows_by_slots_that_nobody_sees(cache) -> None:
     shapes = [[x.shape for x in layer.pair()] for layer in (*grown.own, *grown.cross)]
     assert shapes == [[(2, 1, 6, 1)] * 2, [(2, 1, 5, 1)] * 2]
     assert grown.prefix_BS.shape == (2, 6) and not grown.prefix_BS[:, 4:].any() and int(grown.index) == 2
+
+
+def test_a_cache_of_eight_bits_holds_each_token_and_head_by_a_scale_of_its_own(cache) -> None:
+    """Written in two parts, taken as a ring, grown and repeated: within half a step of 127 to the largest magnitude."""
+    rng = np.random.default_rng(0)
+    size = 10.0 ** np.arange(SLOTS)[:, None]  # what one scale for all tokens would lose
+    k_BKSH, v_BKSU = (jnp.asarray(rng.normal(size=(ROWS, 3, SLOTS, 5)) * size, jnp.float32) for _ in range(2))
+    empty = KeyValues.of(jnp.zeros_like(k_BKSH), jnp.zeros_like(v_BKSU)).quantized()
+    layer = empty
+    for part in (slice(0, 3), slice(3, 4)):
+        layer = layer.extend(KeyValues.of(k_BKSH[:, :, part], v_BKSU[:, :, part]), jnp.array(part.start))
+    held = cache.replace(own=(layer,), cross=None, encoder_positions_BS=None, index=jnp.array(SLOTS))
+    moved = held.grown(SLOTS + 2).ring(SLOTS, jnp.array(0)).repeat(2)
+    for found, expected in zip(moved.own[0].pair(jnp.float32), (k_BKSH, v_BKSU), strict=True):
+        bound = np.abs(expected).max(-1, keepdims=True) / 254 * 1.001
+        assert (np.abs(found[::2] - expected) <= bound).all() and (found[::2] == found[1::2]).all()
+    bytes_of = [sum(x.nbytes for x in jax.tree.leaves(each)) for each in (layer, KeyValues.of(k_BKSH, v_BKSU))]
+    assert bytes_of[0] / bytes_of[1] == (5 + 4) / (5 * 4)

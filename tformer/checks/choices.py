@@ -107,6 +107,7 @@ TABLES: dict[str, Iterable[Any]] = {
     'decode.utility': UTILITIES,
     'decode.draft': DRAFTS,
     'decode.quantization': (*model.QUANTIZATIONS, None),
+    'decode.cache_quantization': (*model.QUANTIZATIONS, None),
     'evaluate.metrics': metrics.METRICS,
 }
 

@@ -121,8 +121,9 @@ def _check_in_order(config: Config) -> None:
     require(task.head != 'detection', line + f'has no generator: not for train.objective={config.train.objective}')
     ahead = model.family == 'decoder' and task.prefix and config.data.bidirectional_prefix
     require(config.decode.draft is None, line + 'cannot forget a token that was drafted: decode.draft must be None')
-    kind = config.decode.quantization
-    require(kind is None, line + f'has no products by integers: decode.quantization={kind} must be None')
+    for field in ('quantization', 'cache_quantization'):
+        kind = getattr(config.decode, field)
+        require(kind is None, line + f'computes with no integers: decode.{field}={kind} must be None')
     require(not ahead, line + 'sees no token before its turn: data.bidirectional_prefix must be False')
     require(
         model.family != 'encoder_decoder' or config.data.batching != 'pack',

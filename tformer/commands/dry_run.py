@@ -16,7 +16,8 @@ from typing import Any
 
 import jax
 import jax.extend
-from jax.sharding import Mesh
+from flax.traverse_util import flatten_dict, unflatten_dict
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from tformer.config import AXES, Config
 from tformer.config import Mesh as MeshConfig
@@ -25,6 +26,8 @@ from tformer.distributed import costs, devices, hlo, sharding, traffic
 from tformer.distributed.devices import Target, Times, times
 from tformer.errors import UserError
 from tformer.layers import masks
+from tformer.layers.quantized import Quantized
+from tformer.model import quantized
 from tformer.objectives import loss_chunk
 from tformer.training import flops, setup
 from tformer.training.dummy_batch import assumed, one_row
@@ -173,18 +176,42 @@ def _abstract(boxed: Any, shardings: Any) -> Any:
 
 
 def _prefill(program: Program, state: Any, batch: Any) -> tuple[jax.stages.Traced, dict[str, Any]]:
-    return jax.jit(functools.partial(_read_prompt, program)).trace(state.params, batch), {'parameters': state.params}
+    variables = _abstract_variables(program, state)
+    return jax.jit(functools.partial(_read_prompt, program)).trace(variables, batch), {'parameters': variables}
 
 
-def _read_prompt(program: Program, params: Any, batch: Any) -> tuple[jax.Array, Any]:
+def _abstract_variables(program: Program, state: Any) -> dict[str, Any]:
+    """Returns what generation reads: the parameters, and with decode.quantization their integers in the same places."""
+    variables = {'params': state.params}
+
+    def placed(kernel: Any, x: Quantized) -> Quantized:
+        axes = [*kernel.sharding.spec, *[None] * (kernel.ndim - len(kernel.sharding.spec))]
+
+        def one(part: jax.Array) -> Any:
+            spec = PartitionSpec(*(None if size == 1 else axis for size, axis in zip(part.shape, axes, strict=True)))
+            return jax.ShapeDtypeStruct(part.shape, part.dtype, sharding=NamedSharding(program.mesh, spec))
+
+        return Quantized(one(x.integers), one(x.scales))
+
+    made = jax.eval_shape(lambda found: quantized(program.model, found, program.config.decode.quantization), variables)
+    kernels = flatten_dict(state.params)
+    found = {
+        kind: {path: placed(kernels[path], x) for path, x in flatten_dict(tree).items()}
+        for kind, tree in made.items()
+        if kind != 'params'
+    }
+    return {**variables, **{kind: unflatten_dict(tree) for kind, tree in found.items()}}
+
+
+def _read_prompt(program: Program, variables: Any, batch: Any) -> tuple[jax.Array, Any]:
     """Returns (the logits after a prompt, its cache, with room for the new tokens)."""
-    slots = cache_slots(program.config.decode, batch['inputs'].shape[1])
+    decode = program.config.decode
+    slots = cache_slots(decode, batch['inputs'].shape[1])
     with masks.ordered('front'):
-        cache = program.model.apply({'params': params}, batch, slots, method='start')
+        cache: Any = program.model.apply(variables, batch, slots, method='start')
+    cache = cache if decode.cache_quantization is None else cache.quantized()
     with masks.ordered('front'):
-        found: Any = program.model.apply(
-            {'params': params}, batch['inputs'], batch['positions'], cache, method='extend'
-        )
+        found: Any = program.model.apply(variables, batch['inputs'], batch['positions'], cache, method='extend')
     return found[0][:, -1], found[1]
 
 
@@ -192,22 +219,23 @@ def _decode_step(program: Program, state: Any, batch: Any) -> tuple[jax.stages.T
     decode = program.config.decode
     hypotheses = STRATEGIES[decode.strategy].tokens(decode)
 
-    def start(params: Any, batch: Any) -> Any:
-        cache = _read_prompt(program, params, batch)[1]
+    def start(variables: Any, batch: Any) -> Any:
+        cache = _read_prompt(program, variables, batch)[1]
         return cache if hypotheses == 1 else cache.branch(hypotheses)
 
-    cache = jax.eval_shape(start, state.params, batch)
+    variables = _abstract_variables(program, state)
+    cache = jax.eval_shape(start, variables, batch)
     one = {
         name: jax.ShapeDtypeStruct((len(x), hypotheses), x.dtype, sharding=x.sharding)
         for name, x in batch.items()
         if name in ('inputs', 'positions')
     }
 
-    def step(params: Any, tokens: jax.Array, positions: jax.Array, cache: Any) -> Any:
-        return program.model.apply({'params': params}, tokens, positions, cache, method='extend')
+    def step(variables: Any, tokens: jax.Array, positions: jax.Array, cache: Any) -> Any:
+        return program.model.apply(variables, tokens, positions, cache, method='extend')
 
-    traced = jax.jit(step, donate_argnums=3).trace(state.params, one['inputs'], one['positions'], cache)
-    return traced, {'parameters': state.params}
+    traced = jax.jit(step, donate_argnums=3).trace(variables, one['inputs'], one['positions'], cache)
+    return traced, {'parameters': variables}
 
 
 PROGRAMS: dict[str, Callable[[Program, Any, Any], tuple[jax.stages.Traced, dict[str, Any]]]] = {

@@ -45,6 +45,7 @@ def make(run: Run, rows: int) -> RowWriter:
     rows = -(-rows // multiple) * multiple
     first, longest = batch(writer.read([''])[0]), config.model.max_len
     options: dict[str, Any] = {'banned': writer.banned, 'chunk': config.decode.prefill_chunk}
+    options['quantization'] = config.decode.cache_quantization
     return RowWriter(writer, batch, make_engine(build(config.model), first, rows=rows, slots=longest, **options), rows)
 
 

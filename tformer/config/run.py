@@ -191,6 +191,7 @@ class Decode(Section):
     draft_len: int = 4  # tokens that are drafted at a time
     batch_size: int = 64  # sequences decoded together
     quantization: str | None = None  # 'int8': products by integers of 8 bits, of parameters and activations
+    cache_quantization: str | None = None  # 'int8': keys and values of earlier tokens in 8 bits
     prefill_chunk: int | None = None  # tokens of a prompt that are read at once, which bounds memory; None: all
 
 

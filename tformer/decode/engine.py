@@ -36,7 +36,10 @@ class Drawing(NamedTuple):
 
 
 # The fields of config.decode that an engine, or who asks it for a text, knows; others change what is written.
-KNOWN = ('strategy', 'max_len', 'num_outputs', 'temperature', 'top_k', 'top_p', 'min_p', 'ends', 'quantization')
+KNOWN = (
+    *('strategy', 'max_len', 'num_outputs', 'temperature', 'top_k', 'top_p', 'min_p', 'ends'),
+    *('quantization', 'cache_quantization'),
+)
 _HARMLESS = ('batch_size', 'prefill_chunk', 'draft', 'draft_len')  # they change no distribution
 
 
@@ -88,6 +91,7 @@ def make_engine(
     slots: int,
     banned: Sequence[int] = (),
     chunk: int | None = None,
+    quantization: str | None = None,
 ) -> Engine:
     """Returns the engine of a model with so many rows, each of a cache of so many slots for a prompt and its text, of
     which the last token is not read.
@@ -95,11 +99,12 @@ def make_engine(
     `example` is a batch of one row as `insert` gets it; an encoder's text has the same padded length in every batch.
     `banned` tokens are never generated. No function compiles again for another row, drawing or text, `insert` only for
     another padded length of a prompt. Padding takes no slots. Of a prompt `chunk` tokens are read at once; None: all.
+    The cache has the `quantization` of decode.cache_quantization.
     """
 
     def read(variables: Any, batch: Mapping[str, Any], size: int, end: Any) -> tuple[Any, Prompt]:
         """Returns the cache of a batch, a ring of `size` slots whose next one is `end`, and its prompts."""
-        extend, cache, prompt = begin(model, variables, batch, max(batch['inputs'].shape[1], size), chunk)
+        extend, cache, prompt = begin(model, variables, batch, max(batch['inputs'].shape[1], size), chunk, quantization)
         return prefill(extend, cache, prompt).ring(size, end), prompt
 
     @jax.jit

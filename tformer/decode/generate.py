@@ -119,9 +119,16 @@ def _penalties(cfg: config.Decode, ends: tuple[int, ...]) -> Penalties:
 
 
 def begin(
-    model: nn.Module, variables: Any, batch: Mapping[str, Any], slots: int, chunk: int | None = None
+    model: nn.Module,
+    variables: Any,
+    batch: Mapping[str, Any],
+    slots: int,
+    chunk: int | None = None,
+    quantization: str | None = None,
 ) -> tuple[Extend, Any, Prompt]:
     """Returns a model's step function, its cache and the prompt of a batch, of which `chunk` tokens are read at once.
+
+    The cache has the `quantization` of decode.cache_quantization.
 
     Tokens that all rows share are read once, as a row of their own, and stand in front of each row's cache.
     """
@@ -134,7 +141,9 @@ def begin(
     shared = batch['shared'].shape[1] if 'shared' in batch else 0
     first = {'inputs': batch['shared'][:1]} if shared else batch
     with masks.ordered('front'):
-        cache = model.apply(variables, first, slots, method='start')
+        cache: Any = model.apply(variables, first, slots, method='start')
+    if quantization is not None:
+        cache = cache.quantized()
     if shared:
         cache = read(extend, cache, first['inputs'], positions_of(first), chunk=chunk).repeat(len(tokens_BP))
     if 'prefix' in batch:  # bidirectional: read all at once, and the last one again
@@ -157,7 +166,7 @@ def _begun(
     model: nn.Module, cfg: config.Decode, variables: Any, batch: Mapping[str, Any], slots: int
 ) -> tuple[Extend, Any, Prompt]:
     """Returns what `begin` does, for beams with a coverage penalty over a `Covered` cache."""
-    extend, cache, prompt = begin(model, variables, batch, slots, cfg.prefill_chunk)
+    extend, cache, prompt = begin(model, variables, batch, slots, cfg.prefill_chunk, cfg.cache_quantization)
     if cfg.strategy != 'beam' or not cfg.coverage_penalty:
         return extend, cache, prompt
     covered = Covered(cache, positions_of(batch, 'encoder_') >= 0)
@@ -187,7 +196,7 @@ def _drafting(
         if draft is None:
             tokens_BP, real_BP = (jnp.repeat(x, draws, axis=0) for x in _given(model, batch))
             return by_look_up(tokens_BP, real_BP, number=cfg.draft_len)
-        step, held, own = begin(draft, variables['draft'], batch, slots, cfg.prefill_chunk)
+        step, held, own = begin(draft, variables['draft'], batch, slots, cfg.prefill_chunk, cfg.cache_quantization)
         options: dict[str, Any] = {'number': cfg.draft_len, 'longest': draft.cfg.max_len, 'banned': banned}
         return by_model(step, prefill(step, held, own).repeat(draws), own.repeat(draws), warp, **options)
 

@@ -174,6 +174,7 @@ def _programs(
     decoding, ends = writer.decoding, jnp.array(writer.ends)
     slots = cache_slots(decoding, first['inputs'].shape[1])
     options: dict[str, Any] = {'banned': writer.banned, 'chunk': decoding.prefill_chunk}
+    options['quantization'] = decoding.cache_quantization
     engine = make_engine(model, first, rows=count, slots=slots, **options)
 
     def spread(written: Written) -> Written:

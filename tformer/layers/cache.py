@@ -2,41 +2,54 @@
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 
+from tformer.layers.quantized import Quantized, quantize
 from tformer.layers.resolved import ResolvedModel
 
 
 class KeyValues(flax.struct.PyTreeNode):
     """Keys and values of one layer, of S tokens.
 
-    Keys stand as the scores of a step read them, without a transposition: a token is a column.
+    Keys stand as the scores of a step read them, without a transposition: a token is a column. `Quantized` ones have a
+    scale for each token and head.
     """
 
-    k_BKHS: jax.Array
-    v_BKSU: jax.Array
+    k_BKHS: jax.Array | Quantized
+    v_BKSU: jax.Array | Quantized
 
     @classmethod
     def of(cls, k_BKSH: jax.Array, v_BKSU: jax.Array) -> 'KeyValues':
         """Returns the keys and values as they are cached."""
         return cls(jnp.swapaxes(k_BKSH, 2, 3), v_BKSU)
 
-    def pair(self) -> tuple[jax.Array, jax.Array]:
-        """Returns (k_BKSH, v_BKSU), as attention takes them."""
-        return jnp.swapaxes(self.k_BKHS, 2, 3), self.v_BKSU
+    def pair(self, dtype: Any = jnp.float32) -> tuple[jax.Array, jax.Array]:
+        """Returns (k_BKSH, v_BKSU), as attention takes them; integers become numbers of a dtype."""
+        k, v = (x.numbers(dtype) if isinstance(x, Quantized) else x for x in (self.k_BKHS, self.v_BKSU))
+        return jnp.swapaxes(k, 2, 3), v
 
-    def along_slots(self, function: Callable[[jax.Array, int], jax.Array]) -> 'KeyValues':
-        """Returns what a function makes of both arrays and their axis of slots."""
-        return KeyValues(function(self.k_BKHS, 3), function(self.v_BKSU, 2))
+    def quantized(self) -> 'KeyValues':
+        """Returns them as integers of eight bits."""
+        assert not isinstance(self.k_BKHS, Quantized) and not isinstance(self.v_BKSU, Quantized)
+        return KeyValues(quantize(self.k_BKHS, [2]), quantize(self.v_BKSU, [3]))
+
+    def along_slots(self, function: Callable[..., jax.Array], *others: 'KeyValues') -> 'KeyValues':
+        """Returns what a function makes of each array, those of others, and their axis of slots."""
+
+        def along(axis: int, *parts: Any) -> Any:
+            return jax.tree.map(lambda *arrays: function(*arrays, axis), *parts)
+
+        each = (self, *others)
+        return KeyValues(along(3, *(one.k_BKHS for one in each)), along(2, *(one.v_BKSU for one in each)))
 
     def extend(self, new: 'KeyValues', index: jax.Array) -> 'KeyValues':
         """Returns the keys and values with new ones written at slot `index`, or at that of each row."""
-        k = _put(self.k_BKHS, new.k_BKHS.astype(self.k_BKHS.dtype), index, axis=3)
-        v = _put(self.v_BKSU, new.v_BKSU.astype(self.v_BKSU.dtype), index, axis=2)
-        return KeyValues(k, v)
+        new = new.quantized() if isinstance(self.k_BKHS, Quantized) else new
+        return self.along_slots(lambda x, added, axis: _put(x, added.astype(x.dtype), index, axis), new)
 
 
 def _put(x: jax.Array, new: jax.Array, index: jax.Array, axis: int) -> jax.Array:
@@ -89,6 +102,11 @@ class Cache(flax.struct.PyTreeNode):
             branches_BMS=branches_BMS,
             index=self.index + positions_BT.shape[1],
         )
+
+    def quantized(self) -> 'Cache':
+        """Returns the cache with keys and values, the encoder's too, as integers of eight bits."""
+        cross = None if self.cross is None else tuple(layer.quantized() for layer in self.cross)
+        return self.replace(own=tuple(layer.quantized() for layer in self.own), cross=cross)
 
     def by_row(self) -> 'Cache':
         """Returns the cache with an index of each row."""

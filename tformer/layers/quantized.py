@@ -21,6 +21,10 @@ class Quantized(NamedTuple):
     integers: jax.Array  # int8
     scales: jax.Array  # float32, of size 1 along the axes that share one
 
+    def numbers(self, dtype: Any) -> jax.Array:
+        """Returns what they stand for."""
+        return (self.integers * self.scales).astype(dtype)
+
 
 def quantize(x: jax.Array, axes: Sequence[int]) -> Quantized:
     """Returns x as integers, with one scale along `axes`: the largest magnitude there is 127."""
