@@ -104,9 +104,11 @@ class Cache(flax.struct.PyTreeNode):
         )
 
     def quantized(self) -> 'Cache':
-        """Returns the cache with keys and values, the encoder's too, as integers of eight bits."""
+        """Returns the cache, still empty, for integers of eight bits, and the encoder's keys and values as such."""
+        shapes = jax.eval_shape(lambda own: tuple(layer.quantized() for layer in own), self.own)
+        own: Any = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)  # XLA would fold them for minutes
         cross = None if self.cross is None else tuple(layer.quantized() for layer in self.cross)
-        return self.replace(own=tuple(layer.quantized() for layer in self.own), cross=cross)
+        return self.replace(own=own, cross=cross)
 
     def by_row(self) -> 'Cache':
         """Returns the cache with an index of each row."""
