@@ -137,6 +137,21 @@ def test_hypotheses_of_a_row_and_repeated_rows_by_latents_are_the_full_forward(k
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize('family', ['decoder', 'encoder_decoder'])
+def test_what_is_computed_again_or_unrolled_changes_no_gradient(family):
+    batch, found = {**batch_of(family), **batch_of('decoder')}, {}
+    fields = {**LATENT, 'query_latent_dim': 5, 'dropout_rate': 0.0}
+    for changes in ({}, {'remat': 'attention'}, {'remat': 'dots'}, {'remat': 'full'}, {'scan_layers': False}):
+        model, variables = make(family, scale=2.0, **fields, **changes)
+        probe = jax.jit(jax.grad(lambda variables, model=model: jnp.tanh(model.apply(variables, batch)).sum()))
+        found[str(changes)] = nn.unbox(probe(variables))
+    plain = found.pop('{}')
+    assert all(np.abs(x).max() > 0 for x in jax.tree.leaves(plain))
+    for gradients in found.values():
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), gradients, plain)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize('side', ['behind', 'front'])
 @pytest.mark.parametrize('latent', [None, 5])
 def test_a_model_is_that_of_the_hubs_deepseek(latent, side):
