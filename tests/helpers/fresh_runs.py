@@ -26,7 +26,7 @@ def fresh_run(
     fields: Mapping[str, object] = {},
     **data: object,
 ) -> Run:
-    """Returns a small run of the objective; parameters are large, so that its outputs differ clearly; `fields` are the model's."""
+    """Returns a small run of the objective; its parameters are large, so that outputs differ; `fields`: the model's."""
     tokens = Tokenizers(Char(letters) if family == 'encoder_decoder' else None, Char(letters), labels)
     stacks = {f'num_{stack}_layers': layers for stack in ('encoder', 'decoder') if stack in family}
     model = Model(family=family, emb_dim=16, mlp_dim=32, num_heads=2, max_len=32, **stacks, **fields)
