@@ -247,16 +247,17 @@ def added(directory: pathlib.Path, transposed: bool = False) -> dict[str, np.nda
     return found
 
 
-@pytest.mark.parametrize('name', ['llama', 'bert', 't5', 'bart'])
+@pytest.mark.parametrize('name', ['llama', 'bert', 't5', 'bart', 'deepseek_v3'])
 def test_adapters_go_out_and_come_back_bit_for_bit(tmp_path: pathlib.Path, name: str) -> None:
     """And what PEFT adds to a kernel, (alpha / r) B A, is what ours adds."""
-    model, params, base = adapted(name)
+    targets = tuple(target for target in TARGETS if target != 'value' or name != 'deepseek_v3')  # its are of latents
+    model, params, base = adapted(name, targets=targets)
     family = references.load(name).config['model_type']
     fields = adapters.write(tmp_path, family, params, model, 'base')
     (tmp_path / adapters.CONFIG).write_text(json.dumps(fields))
     plain = dataclasses.replace(model, lora_rank=None)
     back, found = adapters.with_adapters(tmp_path, family, plain)
-    assert (back.lora_rank, back.lora_alpha, {*back.lora_targets}) == (3, 7.0, {*TARGETS})
+    assert (back.lora_rank, back.lora_alpha, {*back.lora_targets}) == (3, 7.0, {*targets})
     lora = {path: value for path, value in params.items() if '/lora_' in path}
     assert lora and all(np.array_equal(found[path].whole(), value) for path, value in lora.items())
     merged = hf.export_params(family, merge_lora(convert.nested(jax.tree.map(jnp.asarray, params)), 7.0), plain)
