@@ -45,6 +45,8 @@ CHOSEN = (
     'gemma2',
     'gemma3',
     'mixtral',
+    'deepseek_v2',
+    'deepseek_v3',
     'modernbert',
     'mpnet',
     *QUICK,

@@ -400,8 +400,8 @@ def test_a_copy_that_differs_and_a_bias_that_is_not_zero_are_refused() -> None:
         ('gpt_oss', {'swiglu_limit': 5.0}, 'swiglu_limit=5.0 has no counterpart'),
         ('gemma3', {'attn_logit_softcapping': 50.0}, 'attn_logit_softcapping=50.0 has no counterpart'),
         ('marian', {'decoder_vocab_size': 7}, 'decoder_vocab_size'),
-        ('deepseek_v2', {'first_k_dense_replace': 1}, 'first_k_dense_replace=1 leaves layers of shared and routed experts'),
-        ('deepseek_v3', {'rope_parameters': {'rope_type': 'linear', 'factor': 2.0, 'mscale_all_dim': 1}}, 'mscale_all_dim'),
+        ('deepseek_v2', {'first_k_dense_replace': 1}, 'first_k_dense_replace=1 leaves layers of shared and routed exp'),
+        ('deepseek_v2', {'rope_parameters': {'rope_type': 'linear', 'factor': 2.0, 'mscale_all_dim': 1}}, 'mscale_all'),
     ],
 )
 def test_a_config_that_has_no_counterpart_is_refused_in_one_line(name: str, fields: dict, words: str) -> None:
