@@ -1,5 +1,6 @@
 """Options of config.json that are seldom changed: the hub's own numbers, or a line that names the option."""
 
+import dataclasses
 import importlib.util
 from typing import Any
 
@@ -102,6 +103,14 @@ def test_yarns_two_scales_of_the_scores_are_a_ratio():
         rope = {**file['rope_parameters'], **dict(zip(('mscale', 'mscale_all_dim'), scales, strict=True))}
         assert hf.model_of({**file, 'rope_parameters': rope}).rope_attention_factor == pytest.approx(factor, abs=1e-6)
     assert hf.model_of(file).rope_attention_factor is None
+
+
+def test_a_model_without_latents_is_no_deepseek():
+    cfg = hf.model_of(references.load('yarn').config)
+    other = dataclasses.replace(cfg, attention_scale='sqrt_scale_dim', attention_scale_dim=5.0)
+    for model in (cfg, other):
+        with pytest.raises(UserError, match=r'^deepseek_v3: model\.kv_latent_dim=None has no counterpart$'):
+            hf.config_of('deepseek_v3', model)
 
 
 def test_a_stretch_of_longrope_that_differs_from_the_lengths_decides_the_scores():

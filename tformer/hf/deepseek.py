@@ -86,11 +86,11 @@ DEEPSEEK: dict[str, Any] = {
     ),
 }  # fmt: skip
 FIELDS = (
+    *fields(kv_latent_dim='kv_lora_rank'),
     *llama.WITHOUT_HEADS,
     Field(_read_rotary, _write_rotary),
     llama.ACTIVATION,
     *fields(head_dim='qk_nope_head_dim', rotary_dim='qk_rope_head_dim', value_dim='v_head_dim'),
-    *fields(kv_latent_dim='kv_lora_rank'),
     field('query_latent_dim', 'q_lora_rank', null=True),
     Field(_read_dense, lambda model: {'first_k_dense_replace': model.num_decoder_layers}),
 )
