@@ -241,6 +241,15 @@ def test_the_lines_of_python_run(tmp_path: pathlib.Path) -> None:
         run(['-c', code], tmp_path)
 
 
+def test_the_sizes_of_caches_are_what_the_lines_beside_them_print(capsys: pytest.CaptureFixture[str]) -> None:
+    page = TEXTS['docs/how-to/memory.md']
+    (code,) = blocks(page, 'python')
+    exec(code.replace("'configs/", f"'{ROOT}/configs/"), {})
+    rows = re.findall(r'\| ([\d,]+) \| ([\d.]+) GiB \|', page)
+    printed = [int(line) for line in capsys.readouterr().out.split()]
+    assert [(f'{number:,}', f'{number * 2 * 8 * 4096 / 2**30:g}') for number in printed] == rows and len(rows) == 4
+
+
 def test_the_file_from_outside_the_package_adds_its_row(tmp_path: pathlib.Path) -> None:
     (code,) = (code for code in blocks(TEXTS['docs/how-to/extend.md'], 'python') if 'def star_relu' in code)
     (tmp_path / 'my_activation.py').write_text(code)

@@ -1,4 +1,4 @@
-"""Fewer key and value heads: multi-head, grouped, multi-query attention (Ainslie et al. 2023, table 1; Shazeer 2019).
+"""Smaller caches: multi-head, grouped and multi-query attention (Ainslie et al. 2023, table 1; Shazeer 2019), latents.
 
     tformer sweep --config=configs/sweeps/gqa.py --workdir=runs/gqa --dry_run
     tformer sweep --config=configs/sweeps/gqa.py --workdir=runs/gqa
@@ -9,10 +9,12 @@ attention, trained from scratch. The paper's table differs: it continues from a 
 heads, which is not available here, keeps all heads in the encoder, and has fewer heads at the XXL size only. Fewer
 heads save time in generation: measure it by `tformer benchmark` with the fields of an arm.
 
-`small` is a language model of the standard library's source with 8, 4, 2 and 1 heads, three seeds each, for a laptop.
-`smoke` takes two steps.
+`small` is a language model of the standard library's source with 8, 4, 2 and 1 heads, which cache 256, 128, 64 and 32
+numbers for each token and layer, and with latents (DeepSeek-AI 2024, 2.1) of as many numbers as 2 heads; three seeds
+each, for a laptop. `smoke` takes two steps.
 
-Machine and time: not run here.
+Machine: `small` on two CPU cores that were shared with other work; the results are in docs/results.md. `large` was not
+run here.
 """
 
 from typing import Literal
@@ -40,4 +42,5 @@ def get_sweep(size: Literal['large', 'small', 'smoke'] = 'large') -> Sweep:
         'evaluate.max_examples': 8,
         'evaluate.samples': 0,
     }
-    return Sweep('../lm_stdlib.py', product([tiny], grid({'model.num_kv_heads': [None, 4, 2, 1]}), seeds(3)))
+    arms = [*grid({'model.num_kv_heads': [None, 4, 2, 1]}), {'model.kv_latent_dim': 48, 'model.rotary_dim': 16}]
+    return Sweep('../lm_stdlib.py', product([tiny], arms, seeds(3)))

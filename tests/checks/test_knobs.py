@@ -44,6 +44,7 @@ def test_every_field_changes_the_program_or_the_parameters(field):
 
 @pytest.mark.parametrize('field, objective, cfg, value', FURTHER)
 def test_a_field_changes_the_program_wherever_it_applies(field, objective, cfg, value):
+    checks.check_here(run_of(objective, changed(field, cfg, value)))
     assert trace(objective, changed(field, cfg, value)) != trace(objective, cfg)
 
 

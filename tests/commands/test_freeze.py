@@ -17,11 +17,11 @@ from tformer.errors import UserError
 pytest.importorskip('flatbuffers')
 
 
-@pytest.mark.parametrize('kind', ['decoder', 'encoder_decoder'])
+@pytest.mark.parametrize('kind', ['llama', pytest.param('deepseek_v3', marks=pytest.mark.slow), 'encoder_decoder'])
 def test_a_frozen_run_writes_what_the_run_writes(kind, tmp_path) -> None:
     """Prompts of three padded lengths, more texts than rows."""
-    if kind == 'decoder':
-        hub_directories.write(tmp_path / 'hub', 'llama', max_position_embeddings=64)
+    if kind != 'encoder_decoder':
+        hub_directories.write(tmp_path / 'hub', kind, max_position_embeddings=64)
         import_hub(str(tmp_path / 'hub'), tmp_path / 'run')
         texts = ['a b', 'c', 'd ' * 20, 'e ' * 40, 'f g']
     else:

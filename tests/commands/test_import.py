@@ -49,7 +49,8 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 @pytest.mark.parametrize(
-    'name', ['gpt2', 'llama', 'bert', *(pytest.param(each, marks=pytest.mark.slow) for each in ('t5', 'bart'))]
+    'name',
+    ['gpt2', 'llama', 'bert', *(pytest.param(each, marks=pytest.mark.slow) for each in ('t5', 'bart', 'deepseek_v3'))],
 )
 def test_the_workdir_computes_what_the_hubs_library_does(tmp_path: pathlib.Path, name: str) -> None:
     reference = hub_directories.write(tmp_path / 'hub', name, shard_bytes=4000)

@@ -195,7 +195,11 @@ VALUES = {  # of what a sweep varies alone, arm by arm
     },
     'positions': {'model.position': ['sinusoidal', 'learned', 'rope', 'alibi', 'relative', None]},
     'heads': {'model.num_heads': [8, 4, 2, 1]},
-    'gqa:small': {'model.num_kv_heads': [None, 4, 2, 1]},
+    'gqa:small': {
+        'model.num_kv_heads': [None, 4, 2, 1, None],
+        'model.kv_latent_dim': [None, None, None, None, 48],
+        'model.rotary_dim': [None, None, None, None, 16],
+    },
     'label_smoothing': {'train.label_smoothing': [0.0, 0.1, 0.2]},
     'grokking': {'optimizer.weight_decay': [1.0, 0.0]},
     'warmup': {

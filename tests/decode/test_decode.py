@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from small_decoding import BANNED, BOS, CASES, EOS, FORWARD, LENGTHS, PAD, B, P, T, V, batch_of, make, row
+from small_decoding import BANNED, BOS, CASES, EOS, FORWARD, LATENT_CASES, LENGTHS, PAD, B, P, T, V, batch_of, make, row
 from tformer import config
 from tformer.decode.beam import Beams, beam_search, length_penalty
 from tformer.decode.generate import make_generate
@@ -17,10 +17,10 @@ from tformer.errors import UserError
 FAMILIES = ('decoder', 'encoder_decoder')
 
 
-@pytest.fixture(scope='module', params=CASES)
+@pytest.fixture(scope='module', params=[*CASES, *(pytest.param(case, marks=pytest.mark.slow) for case in LATENT_CASES)])
 def case(request):
     model, variables = make(request.param, scale=2.0, position='learned', num_kv_heads=2)
-    return request.param, model, variables
+    return request.param.partition(' of ')[0], model, variables
 
 
 def full_logprobs(model, variables, batch, tokens_BT):

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from small_decoding import BANNED, CASES, EOS, B, T, batch_of, make, row
+from small_decoding import BANNED, CASES, EOS, LATENT_CASES, B, T, batch_of, make, row
 from tformer import config
 from tformer.decode.engine import Drawing, make_engine, write_all
 from tformer.decode.generate import make_generate
@@ -43,7 +43,10 @@ def expected(family, index, way):
     return np.asarray(tokens)[drawing.number].tolist(), float(scores[drawing.number])
 
 
-@pytest.mark.parametrize('family', [*CASES[:-1], pytest.param(CASES[-1], marks=pytest.mark.slow)])
+SLOW = (CASES[-1], *LATENT_CASES)
+
+
+@pytest.mark.parametrize('family', [*CASES[:-1], *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)])
 def test_each_text_is_that_of_a_batch_of_its_own_whatever_comes_and_goes_beside_it(family) -> None:
     """Two rows take nine texts, each as soon as one is free; prompts, ways and lengths differ."""
     model, variables = model_of(family)

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from small_decoding import BANNED, B, T, batch_of, make
+from small_decoding import BANNED, LATENT_CASES, B, T, batch_of, make
 from tformer.decode import programs
 from tformer.decode.engine import Drawing, make_engine
 from tformer.errors import UserError
@@ -33,7 +33,9 @@ def written(engine, variables, batches):
     return found
 
 
-@pytest.mark.parametrize('family', ['decoder', 'encoder_decoder'])
+@pytest.mark.parametrize(
+    'family', ['decoder', 'encoder_decoder', *(pytest.param(case, marks=pytest.mark.slow) for case in LATENT_CASES[:2])]
+)
 def test_loaded_programs_have_the_bits_of_those_that_were_saved(family, tmp_path) -> None:
     model, variables = make(family, scale=2.0, position='rope', num_kv_heads=2, max_len=32)
     batches = rows_of(family)

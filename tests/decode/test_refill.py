@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from fresh_runs import fresh_run
+from small_decoding import LATENT
 from tformer import config
 from tformer.commands import scoring
 from tformer.decode import buckets, halves, refill
@@ -28,8 +29,8 @@ def texts_of(count):
 
 
 def run_of(kind, **decode):
-    objective, family = kind
-    run = fresh_run(objective, family=family, letters=LETTERS)
+    objective, family, *fields = kind
+    run = fresh_run(objective, family=family, letters=LETTERS, fields=next(iter(fields), {}))
     changes = {'max_len': str(MOST), 'batch_size': '8', **decode}
     return dataclasses.replace(
         run, config=config.override(run.config, {f'decode.{name}': value for name, value in changes.items()})
@@ -68,13 +69,17 @@ def counting(filled, steps):
 
 
 DECODER, PREFIX, BOTH = ('causal_lm', 'decoder'), ('prefix_lm', 'decoder'), ('seq2seq', 'encoder_decoder')
+LATENTS = (*PREFIX, {**LATENT, 'query_latent_dim': None})
 
 
 @pytest.mark.parametrize(
     ('kind', 'decode'),
     [
         (DECODER, DRAWS),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((DECODER, GREEDY), (PREFIX, DRAWN), (BOTH, DRAWN))),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in ((DECODER, GREEDY), (PREFIX, DRAWN), (BOTH, DRAWN), (LATENTS, DRAWN))
+        ),
     ],
     ids=str,
 )

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from small_decoding import BANNED, CASES, EOS, PAD, B, T, V, batch_of, make, row
+from small_decoding import BANNED, CASES, EOS, LATENT_CASES, PAD, B, T, V, batch_of, make, row
 from tformer import config
 from tformer.decode.generate import make_generate
 from tformer.decode.rules import Rules
@@ -65,7 +65,7 @@ class SumsOfThree(NamedTuple):
 
 CHANGES = [
     ('decoder', {}),
-    *(pytest.param(family, {}, marks=pytest.mark.slow) for family in CASES[1:]),
+    *(pytest.param(family, {}, marks=pytest.mark.slow) for family in (*CASES[1:], *LATENT_CASES)),
     pytest.param('decoder', {'forced_end': True}, marks=pytest.mark.slow),
     ('encoder_decoder', {'others': (5,)}),
     pytest.param('prefix_decoder', {'min_len': 3, 'repetition_penalty': 1.5}, marks=pytest.mark.slow),

@@ -119,13 +119,21 @@ EVERY = [
 
 
 @pytest.mark.parametrize('family, name', EVERY)
-def test_eight_devices_train_as_one(family, name):
-    losses, gradients, params, _ = trained(family, 'one')
-    other_losses, other_gradients, other_params, _ = trained(family, name)
+def test_eight_devices_train_as_one(family, name, **model):
+    losses, gradients, params, _ = trained(family, 'one', **model)
+    other_losses, other_gradients, other_params, _ = trained(family, name, **model)
     assert len(set(losses)) == STEPS
     assert np.allclose(other_losses, losses, rtol=1e-6, atol=0)
     assert relative(other_gradients, gradients) <= 1e-5
     assert relative(jax.device_get(other_params), jax.device_get(params)) <= 1e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('family', ['decoder', 'encoder_decoder'])
+@pytest.mark.parametrize('name', ['tensor', 'fsdp x tensor', 'context x sequence'])
+def test_eight_devices_train_latents_as_one(family, name):
+    latent = {'position': 'rope', 'num_kv_heads': None, 'kv_latent_dim': 8, 'query_latent_dim': 8, 'rotary_dim': 4}
+    test_eight_devices_train_as_one(family, name, **latent)
 
 
 # ---------------------------------------------------------------------------------------------------- what is sent

@@ -163,6 +163,8 @@ FURTHER = [  # places where the same field is read by other code
     ('norm_epsilon', 'causal_lm', decoder(norm='rmsnorm'), 1e-5),
     ('norm_epsilon_in_root', 'causal_lm', decoder(norm='scalenorm'), False),
     ('norm_epsilon', 'causal_lm', decoder(norm='dyt', qk_norm='rmsnorm'), 1e-5),
+    ('norm_epsilon', 'causal_lm', dataclasses.replace(LATENT, norm='dyt'), 1e-5),
+    ('norm_epsilon_in_root', 'causal_lm', dataclasses.replace(LATENT, norm=None), False),
     ('tied_embeddings', 'masked_lm', ENCODER, None),
     ('position_offset', 'causal_lm', decoder(position='timing_signal'), 2),
     ('rope_trained_len', 'causal_lm', LONG, 6),

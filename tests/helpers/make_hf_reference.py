@@ -279,6 +279,29 @@ def gpt_oss(width: int) -> Any:
     return GptOssForCausalLM(GptOssConfig(**grouped(width), **fields, rope_parameters=rope))
 
 
+def latent(width: int) -> dict[str, Any]:
+    """Of DeepSeek: odd sizes, all layers dense."""
+    ranks = {'kv_lora_rank': 7, 'qk_nope_head_dim': 5, 'qk_rope_head_dim': 6, 'v_head_dim': 3}
+    return {**encoder(width), **ranks, 'num_key_value_heads': 4, 'first_k_dense_replace': 3}
+
+
+def deepseek_v2(width: int) -> Any:
+    """Its code takes no odd sizes."""
+    from transformers import DeepseekV2Config, DeepseekV2ForCausalLM
+
+    even = {'kv_lora_rank': 8, 'qk_nope_head_dim': 4, 'q_lora_rank': None}
+    return DeepseekV2ForCausalLM(DeepseekV2Config(**{**latent(width), **even}))
+
+
+def deepseek_v3(width: int) -> Any:
+    """With a latent of queries, and a stretch whose factors on scores and on what turns differ."""
+    from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+
+    rope = {'rope_type': 'yarn', 'rope_theta': 300.0, 'factor': 4.0, 'original_max_position_embeddings': 6}
+    rope |= {'beta_fast': 2.0, 'beta_slow': 0.5, 'mscale': 1.4, 'mscale_all_dim': 0.707}
+    return DeepseekV3ForCausalLM(DeepseekV3Config(**latent(width), q_lora_rank=5, rope_parameters=rope))
+
+
 def gemma(width: int) -> Any:
     from transformers import GemmaConfig, GemmaForCausalLM
 
@@ -346,6 +369,8 @@ CASES: dict[str, Callable[[int], Any]] = {
     'gemma3': gemma3,
     'mixtral': mixtral,
     'gpt_oss': gpt_oss,
+    'deepseek_v2': deepseek_v2,
+    'deepseek_v3': deepseek_v3,
 }
 
 
@@ -354,6 +379,7 @@ HEADED = (
     *(('bert', 'Bert'), ('roberta', 'Roberta'), ('distilbert', 'DistilBert'), ('electra', 'Electra')),
     *(('albert', 'Albert'), ('gpt2', 'GPT2'), ('gpt_neox', 'GPTNeoX'), ('llama', 'Llama'), ('mistral', 'Mistral')),
     *(('qwen3', 'Qwen3'), ('gemma2', 'Gemma2'), ('phi3', 'Phi3'), ('olmo2', 'Olmo2'), ('gpt_oss', 'GptOss')),
+    *(('deepseek_v2', 'DeepseekV2'), ('deepseek_v3', 'DeepseekV3')),
     *(
         ('t5', 'T5'),
         ('t5_v1_1', 'T5'),
@@ -367,6 +393,7 @@ HEADED = (
 LACKING = (  # by the hub's library
     *('Gemma2ForQuestionAnswering', 'Phi3ForQuestionAnswering', 'BartForTokenClassification'),
     *('MBartForTokenClassification', 'Olmo2ForTokenClassification', 'Olmo2ForQuestionAnswering'),
+    *('DeepseekV2ForTokenClassification', 'DeepseekV2ForQuestionAnswering', 'DeepseekV3ForQuestionAnswering'),
     *('GptOssForQuestionAnswering', 'T5ForTokenClassification', 'MT5ForTokenClassification'),  # T5's: of one stack
 )
 # Stored are one head with a pooler, one of tokens, one without a bias, one of two stacks, one with a transform, and one
@@ -482,7 +509,7 @@ def load(name: str) -> Reference:
 
 
 # --------------------------------------------------------------------------------------------- what models write
-WRITERS = ('gpt2', 'llama', 'gemma3', 'mixtral', 'qwen3', 'phi3', 't5', 'bart', 'marian')
+WRITERS = ('gpt2', 'llama', 'gemma3', 'mixtral', 'qwen3', 'phi3', 'deepseek_v2', 'deepseek_v3', 't5', 'bart', 'marian')
 WRITTEN = FOLDER / 'written.json'
 NEW = 5  # new tokens, of which the last one is the end
 LENGTHS = (

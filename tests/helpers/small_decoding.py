@@ -12,6 +12,8 @@ PAD, BOS, EOS = 0, 1, 2
 BANNED = (PAD, BOS)
 CASES = ('decoder', 'encoder_decoder', 'prefix_decoder')  # the last: a decoder whose prompts see themselves whole
 LENGTHS = (5, 2, 4)  # of the prompts
+LATENT = {'position': 'rope', 'num_kv_heads': None, 'kv_latent_dim': 6, 'query_latent_dim': 5, 'rotary_dim': 4}
+LATENT_CASES = tuple(f'{case} of latents' for case in CASES)  # the same, whatever else their fields are
 
 
 def make(family, vocab_size=V, seed=0, scale=1.0, **fields):
@@ -24,7 +26,9 @@ def make(family, vocab_size=V, seed=0, scale=1.0, **fields):
         'num_encoder_layers': 1,
         'num_decoder_layers': 2,
     }
-    model = build(config.Model(family=family.removeprefix('prefix_'), vocab_size=vocab_size, **{**sizes, **fields}))
+    family, _, latent = family.removeprefix('prefix_').partition(' of ')
+    fields = {**sizes, **fields, **(LATENT if latent else {})}
+    model = build(config.Model(family=family, vocab_size=vocab_size, **fields))
     batch = {'inputs': jnp.ones((1, 2), jnp.int32), 'encoder_inputs': jnp.ones((1, 2), jnp.int32)}
     variables = jax.jit(model.init)(jax.random.key(seed), batch)
     return model, jax.tree.map(lambda x: x * scale, variables)
@@ -32,7 +36,7 @@ def make(family, vocab_size=V, seed=0, scale=1.0, **fields):
 
 def batch_of(family, vocab_size=V):
     """Prompts of unequal lengths, padded in front; with an encoder, BOS as the prompt and unequal sources."""
-    rng = np.random.default_rng(0)
+    family, rng = family.partition(' of ')[0], np.random.default_rng(0)
     tokens = rng.integers(3, vocab_size, (B, P)).astype(np.int32)
     positions = np.stack([np.arange(P) - (P - n) for n in LENGTHS]).clip(-1).astype(np.int32)
     rows = np.array([7, 8, 9], np.int32)

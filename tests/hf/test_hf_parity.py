@@ -148,6 +148,8 @@ LLAMA = {'hidden_size': 4096, 'num_hidden_layers': 32, 'num_attention_heads': 32
 LLAMA |= {'rms_norm_eps': 1e-5, 'tie_word_embeddings': False}
 LLAMA3_ROPE = {'factor': 8.0, 'low_freq_factor': 1.0, 'high_freq_factor': 4.0, 'rope_type': 'llama3'}
 LLAMA3_ROPE |= {'original_max_position_embeddings': 8192}
+DEEPSEEK_ROPE = {'type': 'yarn', 'factor': 40, 'original_max_position_embeddings': 4096, 'mscale': 1.0}
+DEEPSEEK_ROPE |= {'mscale_all_dim': 1.0, 'beta_fast': 32, 'beta_slow': 1}
 BERT = {'hidden_size': 768, 'intermediate_size': 3072, 'num_hidden_layers': 12, 'num_attention_heads': 12}
 BERT |= {'hidden_act': 'gelu', 'hidden_dropout_prob': 0.1, 'attention_probs_dropout_prob': 0.1}
 T5 = {'model_type': 't5', 'vocab_size': 32_128, 'd_model': 768, 'd_kv': 64, 'num_layers': 12, 'num_heads': 12}
@@ -230,6 +232,9 @@ FILES: dict[str, dict[str, Any]] = {
     'gemma3_text': {key: value for key, value in PUBLISHED['gemma'].items() if key != 'attn_logit_softcapping'},
     'gpt_oss': {**PUBLISHED['mixtral'], 'head_dim': 64, 'sliding_window': 128, 'rope_scaling': None,
                 'initial_context_length': 4096},
+    'deepseek_v2': {**PUBLISHED['llama'], 'rms_norm_eps': 1e-6, 'first_k_dense_replace': 32, 'topk_method': 'greedy'},
+    'deepseek_v3': {**PUBLISHED['llama'], 'rms_norm_eps': 1e-6, 'first_k_dense_replace': 32, 'n_group': 8,
+                    'rope_scaling': DEEPSEEK_ROPE},
     'm2m_100': {**PUBLISHED['bart:large'], 'activation_function': 'relu', 'scale_embedding': True,
                 'attention_dropout': 0.1, 'pad_token_id': 1},
 }  # fmt: skip
@@ -247,6 +252,9 @@ OF_GEMMA2 = {**OF_GEMMA, 'num_key_value_heads': 4, 'hidden_activation': 'gelu_py
 del OF_GEMMA2['hidden_act']
 OF_QWEN = {'num_key_value_heads': 32, 'layer_types': None, 'use_sliding_window': False, 'sliding_window': 4096,
            'max_window_layers': 28}  # fmt: skip
+OF_DEEPSEEK = {name: value for name, value in OF_LLAMA.items() if name != 'head_dim'}
+OF_DEEPSEEK |= {'kv_lora_rank': 512, 'q_lora_rank': 1536, 'qk_nope_head_dim': 128, 'qk_rope_head_dim': 64,
+                'v_head_dim': 128}  # fmt: skip
 DEFAULTS = {
     'bert': OF_BERT,
     'roberta': {**OF_BERT, 'pad_token_id': 1},
@@ -289,6 +297,8 @@ DEFAULTS = {
                 'layer_types': 16 * ['sliding_attention', 'full_attention'], 'router_aux_loss_coef': 0.001},
     'm2m_100': {**OF_BART, 'activation_function': 'relu', 'scale_embedding': True, 'attention_dropout': 0.1,
                 'pad_token_id': 1},
+    'deepseek_v2': {**OF_DEEPSEEK, 'mlp_bias': False},
+    'deepseek_v3': {**OF_DEEPSEEK, 'num_key_value_heads': 128},
     'mixtral': {**OF_LLAMA, 'num_key_value_heads': 8, 'rope_theta': 1e6, 'sliding_window': None,
                 'router_aux_loss_coef': 0.001},
 }  # fmt: skip
@@ -390,6 +400,8 @@ def test_a_copy_that_differs_and_a_bias_that_is_not_zero_are_refused() -> None:
         ('gpt_oss', {'swiglu_limit': 5.0}, 'swiglu_limit=5.0 has no counterpart'),
         ('gemma3', {'attn_logit_softcapping': 50.0}, 'attn_logit_softcapping=50.0 has no counterpart'),
         ('marian', {'decoder_vocab_size': 7}, 'decoder_vocab_size'),
+        ('deepseek_v2', {'first_k_dense_replace': 1}, 'first_k_dense_replace=1 leaves layers of shared and routed exp'),
+        ('deepseek_v2', {'rope_parameters': {'rope_type': 'linear', 'factor': 2.0, 'mscale_all_dim': 1}}, 'mscale_all'),
     ],
 )
 def test_a_config_that_has_no_counterpart_is_refused_in_one_line(name: str, fields: dict, words: str) -> None:

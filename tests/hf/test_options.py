@@ -1,5 +1,6 @@
 """Options of config.json that are seldom changed: the hub's own numbers, or a line that names the option."""
 
+import dataclasses
 import importlib.util
 from typing import Any
 
@@ -15,6 +16,7 @@ NEAR = {'rope_type': 'default', 'rope_theta': 50.0}
 WIDE = {'rope_type': 'linear', 'factor': 2.0, 'rope_theta': 900.0}
 LONG = {'rope_type': 'longrope', 'rope_theta': 100.0, 'short_factor': [1.5] * 4, 'long_factor': [2.5, 3.0, 4.0, 5.0]}
 TURNS = {'rope_type': 'llama3', 'rope_theta': 500.0, 'factor': 4.0, 'original_max_position_embeddings': 64}
+STRETCHED = {'rope_type': 'yarn', 'rope_theta': 300.0, 'factor': 4.0, 'original_max_position_embeddings': 6}
 REWRITTEN = ('rope_parameters', 'head_dim')  # by the hub's library
 FULL, SLIDING = 'full_attention', 'sliding_attention'
 
@@ -44,6 +46,11 @@ EQUAL: list[tuple[str, dict[str, Any]]] = [
     ('gemma3', {'layer_types': [FULL] * 3, 'attention_bias': True, 'tie_word_embeddings': False}),
     ('mixtral', {'num_experts_per_tok': 3, 'sliding_window': 3}),
     ('gpt_oss', {'num_experts_per_tok': 3, 'attention_bias': False, 'layer_types': [FULL] * 3}),
+    ('deepseek_v2', {'q_lora_rank': 3, 'mlp_bias': True, 'tie_word_embeddings': True}),
+    ('deepseek_v2', {'rope_parameters': {**STRETCHED, 'mscale': 0.707, 'mscale_all_dim': 0.707}}),
+    ('deepseek_v3', {'q_lora_rank': None, 'rope_parameters': {**STRETCHED, 'mscale_all_dim': 1.0}}),
+    ('deepseek_v3', {'rope_parameters': {**STRETCHED, 'mscale': 2.0}}),
+    ('deepseek_v3', {'rope_parameters': {**STRETCHED, 'attention_factor': 1.3, 'mscale_all_dim': 0.5}}),
 ]  # fmt: skip
 
 
@@ -74,6 +81,9 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ('gemma2', {'use_bidirectional_attention': True}),
     ('mixtral', {'norm_topk_prob': True}),
     ('modernbert', {'rope_parameters': {FULL: NEAR, SLIDING: WIDE}}),
+    ('deepseek_v2', {'rms_norm_eps': 1e-5}),
+    ('deepseek_v2', {'attention_bias': True}),
+    ('deepseek_v3', {'rope_interleave': False}),
 ]
 
 
@@ -93,6 +103,14 @@ def test_yarns_two_scales_of_the_scores_are_a_ratio():
         rope = {**file['rope_parameters'], **dict(zip(('mscale', 'mscale_all_dim'), scales, strict=True))}
         assert hf.model_of({**file, 'rope_parameters': rope}).rope_attention_factor == pytest.approx(factor, abs=1e-6)
     assert hf.model_of(file).rope_attention_factor is None
+
+
+def test_a_model_without_latents_is_no_deepseek():
+    cfg = hf.model_of(references.load('yarn').config)
+    other = dataclasses.replace(cfg, attention_scale='sqrt_scale_dim', attention_scale_dim=5.0)
+    for model in (cfg, other):
+        with pytest.raises(UserError, match=r'^deepseek_v3: model\.kv_latent_dim=None has no counterpart$'):
+            hf.config_of('deepseek_v3', model)
 
 
 def test_a_stretch_of_longrope_that_differs_from_the_lengths_decides_the_scores():

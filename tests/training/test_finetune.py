@@ -11,6 +11,7 @@ import pytest
 
 import toy_data
 from places import ROOT
+from small_decoding import LATENT
 from tformer import checks, config
 from tformer.config import Config, Data, Decode, Model, Train, tasks
 from tformer.distributed import sharding
@@ -341,19 +342,20 @@ def test_an_adapter_adds_its_two_products_times_alpha_over_rank(equation, role, 
 
 
 FAMILIES = [
+    ('seq2seq', {'scan_layers': False, 'lora_alpha': 5.0}),
     ('classification', {'attention_bias': ('query', 'value'), 'activation': 'swiglu'}),
     ('causal_lm', {'layer_sharing': 'all', 'num_kv_heads': 1}),
-    ('seq2seq', {'scan_layers': False, 'lora_alpha': 5.0}),
+    ('causal_lm', {**LATENT, 'lora_targets': ('query', 'out', *ALL[4:])}),
 ]
 
 
 @pytest.mark.parametrize(
-    ('objective', 'fields'), [FAMILIES[2], *(pytest.param(*each, marks=pytest.mark.slow) for each in FAMILIES[:2])]
+    ('objective', 'fields'), [FAMILIES[0], *(pytest.param(*each, marks=pytest.mark.slow) for each in FAMILIES[1:])]
 )
 def test_adapters_begin_as_the_base_train_alone_and_merge_into_it(objective, fields):
     optimizer = dataclasses.replace(STEADY, **DECAYED)
-    run = Trainer(make_config(objective, optimizer, lora_rank=2, lora_targets=ALL, **fields))
-    fields = {**fields, 'lora_alpha': Model.lora_alpha}
+    run = Trainer(make_config(objective, optimizer, **{'lora_rank': 2, 'lora_targets': ALL, **fields}))
+    fields = {**fields, 'lora_alpha': Model.lora_alpha, 'lora_targets': Model.lora_targets}
     base = Trainer(make_config(objective, **fields))
     state = run.start()
     params = jax.tree_util.tree_map_with_path(lambda p, x: 0 * x if 'lora_b' in str(p) else x, state.params)
@@ -364,7 +366,8 @@ def test_adapters_begin_as_the_base_train_alone_and_merge_into_it(objective, fie
     trained = {path for path in before if 'lora_' in path or path.split('.')[0] in tasks.head_parameters()}
     stacks = {'classification': 1, 'causal_lm': 1, 'seq2seq': 3}[objective]  # of attentions
     mlps = {'classification': 3, 'causal_lm': 2, 'seq2seq': 4}[objective]
-    assert len([path for path in before if 'lora_' in path]) == 2 * (4 * stacks + mlps)
+    of_attention = 3 if 'kv_latent_dim' in fields else 4  # of both kernels of queries, and out
+    assert len([path for path in before if 'lora_' in path]) == 2 * (of_attention * stacks + mlps)
     assert moments(state) == trained
     for _ in range(2):
         state, _ = step(state, run.batch, run.hyper)

@@ -34,7 +34,7 @@ CELLS = {
 QUICK = {('decoder', 'one device')}
 FIELDS = {  # of a cell alone
     ('encoder', 'one device'): ('optimizer.name=schedule_free', 'optimizer.ema_decay=None'),
-    ('encoder_decoder', 'one device'): ('optimizer.name=muon',),
+    ('encoder_decoder', 'one device'): ('optimizer.name=muon', 'model.kv_latent_dim=16', 'model.query_latent_dim=8'),
 }
 
 

@@ -65,8 +65,8 @@ def _check_block(model: Model) -> None:
     kv_heads = model.num_kv_heads or model.num_heads
     require_divisor('model.num_kv_heads', kv_heads, 'model.num_heads', model.num_heads)
     head_dim = model.head_dim or model.emb_dim // model.num_heads
-    _check_positions(model, head_dim)
     _check_latents(model, head_dim)
+    _check_positions(model, head_dim)
     _check_layers(model)
     _check_adapters(model)
 
@@ -98,6 +98,8 @@ def _check_latents(model: Model, head_dim: int) -> None:
 
 def _check_positions(model: Model, head_dim: int) -> None:
     position, rotary = POSITIONS[model.position], round(head_dim * model.rope_fraction)
+    if model.kv_latent_dim is not None:
+        rotary = model.rotary_dim or head_dim // 2
     require(
         'rope_fraction' not in position.fields or (rotary > 0 and rotary % 2 == 0 and model.rope_fraction <= 1),
         f'model.position={model.position} rotates pairs: model.rope_fraction={model.rope_fraction} of the head size '

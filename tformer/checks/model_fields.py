@@ -8,7 +8,7 @@ from tformer.config import Model
 from tformer.errors import UserError
 from tformer.layers.attention import has_window
 from tformer.layers.moe import DISPATCHES
-from tformer.layers.norms import HEAD_NORMS, NORMS
+from tformer.layers.norms import HEAD_NORMS, NORMS, RMSNorm
 from tformer.layers.parametrization import parametrization
 from tformer.layers.placements import PLACEMENTS
 from tformer.layers.positions import POSITIONS
@@ -56,13 +56,14 @@ def _of_rows(choice: str, field: str) -> Rule:
 
 
 def _of_norms(field: str) -> Rule:
-    """Returns the rule that a field applies where a norm of the stream, or of queries and keys, reads it."""
+    """Returns the rule that a field applies where a norm of the stream, of queries and keys, or of latents reads it."""
     keys = [str(key) for key, row in NORMS.items() if field in row.fields]
 
     def applies(m: Model) -> bool:
-        return field in HEAD_NORMS[m.qk_norm].fields or (_has_norms(m) and field in NORMS[m.norm].fields)
+        latents = m.kv_latent_dim is not None and field in RMSNorm.fields
+        return latents or field in HEAD_NORMS[m.qk_norm].fields or (_has_norms(m) and field in NORMS[m.norm].fields)
 
-    return applies, f'model.norm is {" or ".join(keys)} (or model.qk_norm is set)'
+    return applies, f'model.norm is {" or ".join(keys)} (or model.qk_norm or model.kv_latent_dim is set)'
 
 
 def rules() -> dict[str, Rule]:

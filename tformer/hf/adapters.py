@@ -24,6 +24,7 @@ PREFIX = 'base_model.model.'
 # The ends of the paths of kernels -> the targets of model.lora_targets.
 TARGETS = {
     'attention/query': 'query',
+    'attention/query_latent': 'query',
     'attention/key': 'key',
     'attention/value': 'value',
     'attention/out': 'out',

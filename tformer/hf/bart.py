@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from tformer.config import Model
 from tformer.errors import UserError
 from tformer.hf.fields import ACTIVATIONS, VOCABULARY, Field, HubConfig, field, fields
 from tformer.hf.heads import task_heads
@@ -53,9 +54,9 @@ FIRST_POSITION = Field(  # positions count from the padding's id plus 1
 )
 
 
-def halves(emb_dim: int) -> np.ndarray:
+def halves(model: Model) -> np.ndarray:
     """Returns the hub's channel of each of ours: its sinusoids have all sines first, ours sine and cosine in turn."""
-    return np.arange(emb_dim).reshape(2, emb_dim // 2).T.reshape(-1)
+    return np.arange(model.emb_dim).reshape(2, model.emb_dim // 2).T.reshape(-1)
 
 
 # ---------------------------------------------------------------------------------------------------- tensors
@@ -164,7 +165,7 @@ FAMILIES = {
         prefix='model.',
         ignored=('model.encoder.embed_positions.weight', 'model.decoder.embed_positions.weight'),
         copies=BART_COPIES,
-        order=halves,
+        order={'D': halves, 'E': halves},
         defaults={**BART_DEFAULTS, 'decoder_vocab_size': None},
         fixed={
             **POST_NORM,

@@ -17,12 +17,12 @@ from tformer.hf import chat_templates, vocabularies
 
 # model_type -> how the names of the hub's classes begin, and end for a language model where that differs by family
 CLASSES = {
-    'albert': 'Albert', 'bart': 'Bart', 'bert': 'Bert', 'camembert': 'Camembert', 'distilbert': 'DistilBert',
-    'electra': 'Electra', 'gemma': 'Gemma', 'gemma2': 'Gemma2', 'gemma3_text': 'Gemma3', 'gpt2': 'GPT2',
-    'gpt_neox': 'GPTNeoX', 'gpt_oss': 'GptOss', 'llama': 'Llama', 'm2m_100': 'M2M100', 'marian': 'Marian',
-    'mbart': 'MBart', 'mistral': 'Mistral', 'mixtral': 'Mixtral', 'modernbert': 'ModernBert', 'mpnet': 'MPNet',
-    'mt5': 'MT5', 'olmo2': 'Olmo2', 'phi3': 'Phi3', 'qwen2': 'Qwen2', 'qwen3': 'Qwen3', 'roberta': 'Roberta',
-    't5': 'T5', 'xlm-roberta': 'XLMRoberta',
+    'albert': 'Albert', 'bart': 'Bart', 'bert': 'Bert', 'camembert': 'Camembert', 'deepseek_v2': 'DeepseekV2',
+    'deepseek_v3': 'DeepseekV3', 'distilbert': 'DistilBert', 'electra': 'Electra', 'gemma': 'Gemma',
+    'gemma2': 'Gemma2', 'gemma3_text': 'Gemma3', 'gpt2': 'GPT2', 'gpt_neox': 'GPTNeoX', 'gpt_oss': 'GptOss',
+    'llama': 'Llama', 'm2m_100': 'M2M100', 'marian': 'Marian', 'mbart': 'MBart', 'mistral': 'Mistral',
+    'mixtral': 'Mixtral', 'modernbert': 'ModernBert', 'mpnet': 'MPNet', 'mt5': 'MT5', 'olmo2': 'Olmo2', 'phi3': 'Phi3',
+    'qwen2': 'Qwen2', 'qwen3': 'Qwen3', 'roberta': 'Roberta', 't5': 'T5', 'xlm-roberta': 'XLMRoberta',
 }  # fmt: skip
 LANGUAGE_MODELS = {'encoder': 'ForMaskedLM', 'decoder': 'ForCausalLM', 'encoder_decoder': 'ForConditionalGeneration'}
 OTHER_NAMES = {'gpt2': 'LMHeadModel', 'marian': 'MTModel'}

@@ -225,13 +225,13 @@ def _part_axis(rule: Rule) -> int:
 
 
 def _ordered(table: Family, rule: Rule, array: np.ndarray, cfg: Model, back: bool = False) -> np.ndarray:
-    """Returns an array of ours with the channels of the residual stream in our order, or back in the hub's."""
-    axes = rule.layout.split(' -> ')[1].split()
-    stream = [axis for axis, name in enumerate(axes) if name in ('D', 'E')]
-    if table.order is None or not stream:
-        return array
-    order = table.order(cfg.emb_dim)
-    return np.take(array, np.argsort(order) if back else order, stream[0])
+    """Returns an array of ours with the entries along its axes in our order, or back in the hub's."""
+    for place, axis in enumerate(rule.layout.split(' -> ')[1].split()):
+        name = '+'.join(rule.shares) if axis == 'part' else axis
+        if name in table.order:
+            order = table.order[name](cfg)
+            array = np.take(array, np.argsort(order) if back else order, place)
+    return array
 
 
 def nested(flat: Mapping[str, Any]) -> Params:

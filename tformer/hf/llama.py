@@ -22,7 +22,7 @@ LLAMA: dict[str, Any] = {
     'pooling': 'last',
     'class_bias': False,
 }
-WITHOUT_ROTARY = (
+WITHOUT_HEADS = (
     *fields(
         vocab_size='vocab_size',
         emb_dim='hidden_size',
@@ -34,9 +34,9 @@ WITHOUT_ROTARY = (
         attention_dropout_rate='attention_dropout',
     ),
     field('num_kv_heads', 'num_key_value_heads', null=True),
-    field('head_dim', 'head_dim', null=True),
     field('tied_embeddings', 'tie_word_embeddings', values={True: 'all', False: None}),
 )
+WITHOUT_ROTARY = (*WITHOUT_HEADS, field('head_dim', 'head_dim', null=True))
 OF_LLAMA = (*WITHOUT_ROTARY, ROTARY)
 ACTIVATION = field('activation', 'hidden_act', values=GATED_ACTIVATIONS)
 ATTENTION_BIAS = field('attention_bias', 'attention_bias', values={True: ALL_BIASES, False: ()})
@@ -119,6 +119,11 @@ QWEN_WINDOWS = (
 # ---------------------------------------------------------------------------------------------------- tensors
 TASK_HEADS = task_heads('score', 'score', 'qa_outputs', bias=False)  # of tags the bias tells them apart
 LAYER, OURS = 'model.layers.{layer}', 'decoder/stack/layers'
+ENDS = (
+    tensor('model.embed_tokens.weight', 'embed/table'),
+    tensor('lm_head.weight', 'head/logits/kernel', when=untied, head='tokens'),
+    *TASK_HEADS,
+)
 
 
 def bias_of(role: str) -> dict[str, Any]:
@@ -127,11 +132,7 @@ def bias_of(role: str) -> dict[str, Any]:
 
 def attention() -> tuple[Rule, ...]:
     """Returns the rules of embeddings, attention and output that Llama's relatives share; biases where there are."""
-    rules = [
-        tensor('model.embed_tokens.weight', 'embed/table'),
-        tensor('lm_head.weight', 'head/logits/kernel', when=untied, head='tokens'),
-        *TASK_HEADS,
-    ]
+    rules = [*ENDS]
     for role in ALL_BIASES:
         kernel, bias = linear(f'{LAYER}.self_attn.{role[0]}_proj', f'{OURS}/attention/{role}')
         rules += [kernel, bias._replace(**bias_of(role))]
@@ -241,9 +242,7 @@ FAMILIES = {
         model=LLAMA,
         fields=(*WITHOUT_ROTARY, rotary(partial='partial_rotary_factor'), ACTIVATION, WINDOW),
         rules=(
-            tensor('model.embed_tokens.weight', 'embed/table'),
-            tensor('lm_head.weight', 'head/logits/kernel', when=untied, head='tokens'),
-            *TASK_HEADS,
+            *ENDS,
             Rule(
                 f'{LAYER}.self_attn.qkv_proj.weight',
                 f'{OURS}/attention/{{part}}/kernel',

@@ -7,14 +7,14 @@ from typing import Any
 from tformer import config
 from tformer.config import OUTSIDE_THE_FUNCTION, Model
 from tformer.errors import UserError, choose
-from tformer.hf import bart, decoders, encoders, gemma, llama, mixtures, modernbert, t5
+from tformer.hf import bart, decoders, deepseek, encoders, gemma, llama, mixtures, modernbert, t5
 from tformer.hf.fields import FIXED, OF_TRAINING, HubConfig, matches
 from tformer.hf.rules import Family
 from tformer.layers.resolved import resolve_model
 
 FAMILIES: dict[str, Family] = {
     name: family
-    for module in (encoders, modernbert, decoders, llama, gemma, mixtures, t5, bart)
+    for module in (encoders, modernbert, decoders, llama, gemma, mixtures, deepseek, t5, bart)
     for name, family in module.FAMILIES.items()
 }
 

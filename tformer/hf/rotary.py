@@ -141,8 +141,7 @@ def _yarn(rope: HubConfig, hub: HubConfig) -> dict[str, Any]:
         stretch = hub.size('max_position_embeddings') / _trained_len(rope, hub)
     factor = given['attention_factor']
     if factor is None and given['mscale'] and given['mscale_all_dim']:
-        both = (rope.number(name) for name in ('mscale', 'mscale_all_dim'))
-        over, under = (0.1 * scale * math.log(max(stretch, 1)) + 1 for scale in both)
+        over, under = (yarn_scale(stretch, rope.number(name)) for name in ('mscale', 'mscale_all_dim'))
         factor = over / under
     return {
         'rope_factor': stretch,
@@ -151,6 +150,11 @@ def _yarn(rope: HubConfig, hub: HubConfig) -> dict[str, Any]:
         'rope_round_ramp': given['truncate'],
         'rope_attention_factor': factor,
     }
+
+
+def yarn_scale(stretch: float, share: float) -> float:
+    """Returns 1 + 0.1 share ln(stretch), YaRN's factor on queries and keys where `share` is 1."""
+    return 0.1 * share * math.log(max(stretch, 1)) + 1
 
 
 def _longrope(rope: HubConfig, hub: HubConfig) -> dict[str, Any]:

@@ -63,7 +63,8 @@ class Family(NamedTuple):
       copies: tensor -> the tensor that it must equal.
       zeros: tensors that must be 0.
       tied_by_tensors: config.json always says that the output is tied, which it is unless it differs from its copy.
-      order: (emb_dim) -> the hub's channels in our order; None: the same order.
+      order: axis of ours -> (model) -> the hub's entries along it in our order; the axis of parts is named by their
+        shares, 'C+R'. Other axes are in the same order.
       defaults: values of the fields that config.json may leave out.
       fixed: fields that must have this value where config.json has them.
       neutral: fields that the hub's library does not read of this family, though its files have them.
@@ -82,7 +83,7 @@ class Family(NamedTuple):
     copies: Mapping[str, str] = {}
     zeros: tuple[str, ...] = ()
     tied_by_tensors: bool = False
-    order: Callable[[int], np.ndarray] | None = None
+    order: Mapping[str, Callable[[Model], np.ndarray]] = {}
     defaults: Mapping[str, Any] = {}
     fixed: Mapping[str, Any] = {}
     neutral: tuple[str, ...] = ()
@@ -106,6 +107,10 @@ def axis_sizes(model: Model) -> dict[str, int]:
         'K': model.num_kv_heads,
         'H': model.head_dim,
         'V': model.value_dim,
+        'C': model.kv_latent_dim,
+        'L': model.query_latent_dim,
+        'R': model.rotary_dim,
+        'Q': (model.head_dim or 0) + (model.rotary_dim or 0),  # of queries beside latents
         'vocab': model.vocab_size,
         'positions': model.max_len + model.position_offset,
         'types': model.num_token_types,
