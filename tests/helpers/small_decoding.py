@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tformer import config
+from tformer.decode import text
 from tformer.model import build
 
 V, B, P, S, T = 11, 3, 5, 4, 6
@@ -56,6 +57,12 @@ def row(batch, index):
     real = alone['positions'][0] >= 0
     own = [name for name in ('inputs', 'positions', 'prefix') if name in alone]
     return {**alone, **{name: alone[name][:, real] for name in own}}
+
+
+def generator(model, run, tokenizers, *, cut):
+    """Returns generate(variables, texts, seed=0) -> the best text that a run's `Writer` writes for each."""
+    writer = text.make_writer(model, run, tokenizers, cut=cut)
+    return lambda variables, texts, seed=0: text.best(writer.write(variables, texts, seed))
 
 
 FORWARD = jax.jit(lambda model, variables, batch: model.apply(variables, batch), static_argnums=0)
