@@ -111,6 +111,9 @@ def test_scores_and_lines_of_json_hold_the_same_outputs(tmp_path: pathlib.Path, 
     assert [output for row in rows for output in row['outputs']] == [output._asdict() for output in outputs]
     assert said('--jsonl', f'--output={tmp_path}/out') == []
     assert list(map(json.loads, (tmp_path / 'out').read_text().split('\n')[:-1])) == rows
+    with pytest.raises(UserError, match='tokens, the model takes'):
+        said(' '.join(texts * 9), f'--output={tmp_path}/long')
+    assert [path.name for path in tmp_path.iterdir()] == ['out']
     with pytest.raises(UserError, match=r'^--scores and --jsonl: choose one; --jsonl has the scores$'):
         said('--scores', '--jsonl')
     with pytest.raises(UserError, match=r'^decode\.num_outputs=4 is above decode\.beam_size=3$'):
