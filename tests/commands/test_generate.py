@@ -17,7 +17,7 @@ from lives import Life
 from places import TESTS
 from tformer import config
 from tformer.__main__ import main
-from tformer.commands import generate, streaming
+from tformer.commands import generate, scoring, streaming
 from tformer.commands.import_ import import_hub
 from tformer.commands.run import Run, check_draft
 from tformer.config import Config, Model
@@ -195,7 +195,7 @@ def test_several_processes_need_a_file(monkeypatch) -> None:
         main(['tformer', 'generate', f'--workdir={STORED}', 'a'])
 
 
-def test_a_smaller_run_drafts_what_is_written(tmp_path: pathlib.Path, capsys) -> None:
+def test_a_smaller_run_drafts_what_is_written(monkeypatch, capsys) -> None:
     """The stored run drafts for itself; the texts are those without a draft. Runs that do not fit are named."""
     texts = ['the small bird', 'a green tree sees the river']
     flags = ['tformer', 'generate', f'--workdir={STORED}', *texts, '--scores', '--config.decode.max_len=7']
@@ -210,6 +210,12 @@ def test_a_smaller_run_drafts_what_is_written(tmp_path: pathlib.Path, capsys) ->
         for line, other in zip(plain.splitlines(), found.splitlines(), strict=True):
             (score, text), (other_score, other_text) = line.split('\t'), other.split('\t')
             assert text == other_text and float(score) == pytest.approx(float(other_score), abs=2e-4)
+    drafts, make = [], scoring._writer
+    monkeypatch.setattr(
+        scoring, '_writer', lambda *given, draft, cut: drafts.append(draft) or make(*given, draft=draft, cut=cut)
+    )
+    run = Run.load(STORED, {'decode.max_len': '7', 'decode.strategy': 'greedy', 'decode.draft_len': '3'}, draft=STORED)
+    assert run.generate(texts) == [line.split('\t')[1] for line in plain.splitlines()] and drafts == [run.draft.model]
     with pytest.raises(UserError, match=r'decode\.draft.*here: it applies where decode\.strategy is greedy or sample'):
         main([*beams, '--config.decode.draft=prompt'])
     with pytest.raises(

@@ -62,7 +62,8 @@ class Kept(NamedTuple):
 def kept(path: pathlib.Path, of: Mapping[str, Any], count: int) -> Iterator[Kept]:
     """Yields the rows that earlier processes left for `path`, to which others are added; all processes see the same.
 
-    The files are removed where all went well, and one without a row in any case. A torn last line, as a full disk leaves it, is dropped.
+    The files are removed where all went well, and one without a row in any case. A torn last line, as a full disk
+    leaves it, is dropped.
 
     Args:
       path: the file that the rows will be.

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from tformer.decode.growth import check_slots
 from tformer.decode.penalties import History
 from tformer.decode.rules import Rules
 from tformer.decode.sample import PAD, Ending, Extend, Prompt, banned_mask, prefill
@@ -76,6 +77,7 @@ def speculate(
     the prompt, `max_len` tokens and `number` more; positions are below `longest`.
     """
     D, max_len, B = number, ending.max_len, len(prompt.tokens_BP)
+    check_slots(cache, prompt.tokens_BP.shape[1] - 1 + max_len + D)
     first_B = prompt.positions_BP[:, -1]
 
     def unfinished(state: State) -> jax.Array:
