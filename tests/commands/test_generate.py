@@ -17,7 +17,7 @@ from lives import Life
 from places import TESTS
 from tformer import config
 from tformer.__main__ import main
-from tformer.commands import generate, streaming
+from tformer.commands import generate, scoring, streaming
 from tformer.commands.import_ import import_hub
 from tformer.commands.run import Run, check_draft
 from tformer.config import Config, Model
@@ -111,6 +111,9 @@ def test_scores_and_lines_of_json_hold_the_same_outputs(tmp_path: pathlib.Path, 
     assert [output for row in rows for output in row['outputs']] == [output._asdict() for output in outputs]
     assert said('--jsonl', f'--output={tmp_path}/out') == []
     assert list(map(json.loads, (tmp_path / 'out').read_text().split('\n')[:-1])) == rows
+    with pytest.raises(UserError, match='tokens, the model takes'):
+        said(' '.join(texts * 9), f'--output={tmp_path}/long')
+    assert [path.name for path in tmp_path.iterdir()] == ['out']
     with pytest.raises(UserError, match=r'^--scores and --jsonl: choose one; --jsonl has the scores$'):
         said('--scores', '--jsonl')
     with pytest.raises(UserError, match=r'^decode\.num_outputs=4 is above decode\.beam_size=3$'):
@@ -153,20 +156,30 @@ def test_a_command_that_is_killed_goes_on_where_it_was(tmp_path: pathlib.Path, h
 
 @pytest.mark.slow
 @pytest.mark.signals
-@pytest.mark.parametrize('how', [SAMPLED, [*BEAM, '--jsonl']], ids=['rows', 'batches'])
-def test_what_two_processes_left_one_finishes(tmp_path: pathlib.Path, how) -> None:
-    """The second one dies with two rows kept, the first one ends with a line; then one and two write the same file."""
+@pytest.mark.parametrize(
+    ('victim', 'how'),
+    [(1, SAMPLED), (0, SAMPLED), (1, [*BEAM, '--jsonl']), (0, [*BEAM, '--jsonl'])],
+    ids=['second, rows', 'first, rows', 'second, batches', 'first, batches'],
+)
+def test_what_two_processes_left_one_finishes(tmp_path: pathlib.Path, victim, how) -> None:
+    """One dies with two rows kept, the other ends; then one and two write the same file.
+
+    The first one ends with a line; so may the second one, unless jax, which misses the first one, ends it before.
+    """
     (tmp_path / 'texts').write_text(''.join(f'{"the small bird " * (1 + n % 5)}\n' for n in range(14)))
     command = ['generate', f'--input={tmp_path}/texts', *how]
     files = [tmp_path / name for name in ('left', 'together', 'alone')]
     commands = [[*command, f'--output={file}'] for file in files]
-    dying = functools.partial(halting.die_at, 'a row', 3)
-    first, second = resuming.begin(tmp_path, commands[0], STORED, 2, before=dying, victim=1)
-    assert second.wait() == -signal.SIGKILL and first.wait() == 1
-    line = 'tformer: another process of the run has ended; the same command resumes from what is saved ('
-    assert first.said.count(line) == 1 and 'Traceback' not in first.said
-    assert len((tmp_path / 'left.part.1').read_text().splitlines()) == 1 + 2
-    assert len((tmp_path / 'left.part').read_text().splitlines()) > 4 and not files[0].exists()
+    parts = [tmp_path / 'left.part', tmp_path / 'left.part.1']
+    dying = functools.partial(halting.die_behind, parts[1 - victim], 1 + 4, 3)
+    lives = resuming.begin(tmp_path, commands[0], STORED, 2, before=dying, victim=victim)
+    other = lives[1 - victim]
+    assert lives[victim].wait() == -signal.SIGKILL
+    said = {1: 'tformer: another process of the run has ended; the same command resumes from what is saved ('}
+    said |= {} if victim else {-signal.SIGABRT: 'another task died'}
+    assert other.said.count(said[other.wait()]) == 1 and 'Traceback' not in other.said
+    assert len(parts[victim].read_text().splitlines()) == 1 + 2
+    assert len(parts[1 - victim].read_text().splitlines()) > 4 and not files[0].exists()
     resuming.end(resuming.begin(tmp_path, commands[0], STORED))
     resuming.end(resuming.begin(tmp_path, commands[1], STORED, 2))
     resuming.end(resuming.begin(tmp_path, commands[2], STORED))
@@ -182,7 +195,7 @@ def test_several_processes_need_a_file(monkeypatch) -> None:
         main(['tformer', 'generate', f'--workdir={STORED}', 'a'])
 
 
-def test_a_smaller_run_drafts_what_is_written(tmp_path: pathlib.Path, capsys) -> None:
+def test_a_smaller_run_drafts_what_is_written(monkeypatch, capsys) -> None:
     """The stored run drafts for itself; the texts are those without a draft. Runs that do not fit are named."""
     texts = ['the small bird', 'a green tree sees the river']
     flags = ['tformer', 'generate', f'--workdir={STORED}', *texts, '--scores', '--config.decode.max_len=7']
@@ -197,6 +210,12 @@ def test_a_smaller_run_drafts_what_is_written(tmp_path: pathlib.Path, capsys) ->
         for line, other in zip(plain.splitlines(), found.splitlines(), strict=True):
             (score, text), (other_score, other_text) = line.split('\t'), other.split('\t')
             assert text == other_text and float(score) == pytest.approx(float(other_score), abs=2e-4)
+    drafts, make = [], scoring._writer
+    monkeypatch.setattr(
+        scoring, '_writer', lambda *given, draft, cut: drafts.append(draft) or make(*given, draft=draft, cut=cut)
+    )
+    run = Run.load(STORED, {'decode.max_len': '7', 'decode.strategy': 'greedy', 'decode.draft_len': '3'}, draft=STORED)
+    assert run.generate(texts) == [line.split('\t')[1] for line in plain.splitlines()] and drafts == [run.draft.model]
     with pytest.raises(UserError, match=r'decode\.draft.*here: it applies where decode\.strategy is greedy or sample'):
         main([*beams, '--config.decode.draft=prompt'])
     with pytest.raises(

@@ -106,7 +106,7 @@ def test_texts_are_written_as_tasks_ask(tasks) -> None:
 
 def test_settings_of_tasks_become_fields_or_are_refused(monkeypatch, capsys) -> None:
     run, made = fresh_run('causal_lm', family='decoder', letters=LETTERS), []
-    monkeypatch.setattr(type(run), 'write', lambda self, texts, cut: made.append(self.config.decode) or iter(()))
+    monkeypatch.setattr(type(run), 'generate', lambda self, texts, cut: made.append(self.config.decode) or [])
     sampled = {'do_sample': True, 'temperature': 0.5, 'top_p': 0.9, 'until': None}
     for asked in (sampled, {**sampled, 'temperature': 0}, {'temperature': 0.7}, {'max_gen_toks': 3}):
         write, ends = writing(run, asked)

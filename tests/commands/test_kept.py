@@ -24,6 +24,7 @@ def interrupted(path: pathlib.Path, of: dict, rows: dict) -> dict:
 
 def test_rows_stay_until_all_went_well(tmp_path: pathlib.Path) -> None:
     path, part = tmp_path / 'out', tmp_path / 'out.part'
+    assert interrupted(path, OF, {}) == {} and not part.exists()
     assert interrupted(path, OF, {3: ['ä\n', -0.1], 0: []}) == {}
     assert interrupted(path, OF, {1: [1]}) == {3: ['ä\n', -0.1], 0: []}
     assert len(part.read_text().splitlines()[0]) < 150  # a long value stands there as its digest
@@ -100,6 +101,7 @@ def test_rows_of_any_number_of_processes_are_found_by_any_other(tmp_path: pathli
     assert interrupted(path, OF, {5: [5]}) == {0: [0], 1: [1], 2: [2]}
     assert not part.with_name('o.t.part.1').exists() and not part.with_name('o.t.part.2').exists()
     among(1, 2)
+    assert interrupted(path, OF, {}) and part.exists() and not part.with_name('o.t.part.1').exists()
     assert interrupted(path, OF, {7: [7]}) == {0: [0], 1: [1], 2: [2], 5: [5]}
     among(0, 1)
     with kept(path, OF, 9) as there:

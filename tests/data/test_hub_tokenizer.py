@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 
 from hub_files import FILES, TEXTS, gpt2, roberta
+from small_decoding import generator
 from tformer import checks
 from tformer.checks import resolve
 from tformer.config import Config, Data, Decode, Model, Train
@@ -318,7 +319,7 @@ def test_generation_ends_at_the_files_own_end(tmp_path, family):
     model = build(cfg.model)
     tokens = np.ones((1, 4), np.int32)
     variables = jax.jit(model.init)(jax.random.key(0), {'inputs': tokens, 'encoder_inputs': tokens})
-    generate = text.make_text_generator(model, cfg, made, cut=True)
+    generate = generator(model, cfg, made, cut=True)
     outputs = generate(variables, ['the fox', '', 'x + 1'])
     assert len(outputs) == 3 and all('<|endoftext|>' not in output for output in outputs)
 
@@ -329,7 +330,7 @@ def test_generation_ends_at_the_files_own_end(tmp_path, family):
             logits, cache = super().extend(*args, **kwargs)
             return logits.at[..., specials.eos].add(1e4), cache
 
-    assert text.make_text_generator(Ending(cfg.model), cfg, made, cut=True)(variables, ['the fox']) == ['']
+    assert generator(Ending(cfg.model), cfg, made, cut=True)(variables, ['the fox']) == ['']
 
 
 def test_nothing_but_text_and_the_end_is_generated():
@@ -347,6 +348,6 @@ def test_nothing_but_text_and_the_end_is_generated():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(text, 'make_generate', make_generate)
-        text.make_text_generator(build(cfg.model), cfg, tokens, cut=True)
+        generator(build(cfg.model), cfg, tokens, cut=True)
     banned = [eos + 1, eos + 2, *range(size, size + 3)]
     assert seen == {'eos': eos, 'others': [], 'banned': banned, 'rules': Rules(), 'draft': None}

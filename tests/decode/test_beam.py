@@ -2,12 +2,12 @@
 
 import itertools
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from small_decoding import Walk
 from tformer.decode.beam import STOPPING, Beams, beam_search
 from tformer.decode.sample import Ending, Prompt
 
@@ -17,22 +17,9 @@ TABLES = 1.5 * np.random.default_rng(0).standard_normal((ROWS, STATES, V)).astyp
 TABLES[..., EOS] += np.linspace(-2, 2, ROWS)[:, None]  # rows that seldom end, and rows that end at once
 
 
-class Cache(flax.struct.PyTreeNode):
-    """Each row's table, and a number for all that each of its hypotheses has read."""
-
-    table_B: jax.Array
-    state_BM: jax.Array
-
-    def branch(self, hypotheses):
-        return self.replace(state_BM=jnp.repeat(self.state_BM, hypotheses, axis=1))
-
-    def take(self, parents_BM):
-        return self.replace(state_BM=jnp.take_along_axis(self.state_BM, parents_BM, axis=1))
-
-
 def extend(tokens_BM, positions_BM, cache):
-    state_BM = (cache.state_BM * 7 + tokens_BM + 11 * positions_BM) % STATES
-    return jnp.asarray(TABLES)[cache.table_B[:, None], state_BM], cache.replace(state_BM=state_BM)
+    cache = cache.read(tokens_BM, positions_BM, STATES)
+    return cache.at(TABLES), cache
 
 
 def logprobs(row, tokens):
@@ -86,8 +73,7 @@ def search(beams, ending, step_fn=extend):
     def find(table_B, alpha):
         rows = len(table_B)
         prompt = Prompt(jnp.full((rows, 1), BOS), jnp.full((rows, 1), 3), jnp.arange(rows))
-        cache = Cache(table_B, jnp.zeros((rows, 1), int))
-        return beam_search(step_fn, cache, prompt, ending, beams._replace(length_penalty=alpha))
+        return beam_search(step_fn, Walk.start(table_B), prompt, ending, beams._replace(length_penalty=alpha))
 
     return jax.jit(find)
 

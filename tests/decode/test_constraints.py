@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import hub_files
-from small_decoding import Nothing
+from small_decoding import Nothing, generator
 from tformer import checks
 from tformer.config import Config, Data, Decode, Model, Train
 from tformer.data.tokenizers.bytes_and_characters import Byte, Char, Symbol
@@ -20,7 +20,7 @@ from tformer.data.tokenizers.hub_tokenizer import HubTokenizer
 from tformer.data.tokenizers.subwords import SentencePiece
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.data.tokenizers.vocabulary import FIRST
-from tformer.decode import constraints, text
+from tformer.decode import constraints
 from tformer.decode.beam import Beams, beam_search
 from tformer.decode.penalties import Penalties
 from tformer.decode.rules import Rules
@@ -339,7 +339,7 @@ def test_a_run_writes_what_its_config_asks_for(family, strategy):
     run = checks.resolve(run, vocab_size=model.vocab_size, encoder_vocab_size=model.vocab_size)
     made = build(run.model)
     variables = made.init(jax.random.key(0), dummy_batch.random_batch(run))
-    generate = text.make_text_generator(made, run, Tokenizers(Byte(), Byte()), cut=True)
+    generate = generator(made, run, Tokenizers(Byte(), Byte()), cut=True)
     found = [each for seed in range(3) for each in generate(variables, ['x', 'yz', 'a', ''], seed)]
     assert all(re.fullmatch(decode.regex, each) for each in found)
     assert (len(set(found)) > 4) == (strategy == 'sample')

@@ -3,13 +3,12 @@
 import functools
 import itertools
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from small_decoding import BANNED, BOS, EOS, FORWARD, PAD, B, T, batch_of, make, row
+from small_decoding import BANNED, BOS, EOS, FORWARD, PAD, B, T, Walk, batch_of, make, row
 from tformer import config
 from tformer.decode.beam import Beams, beam_search
 from tformer.decode.coverage import Covered, counted
@@ -25,23 +24,9 @@ REAL = np.arange(SOURCE) < 1 + np.arange(ROWS)[:, None] % SOURCE
 WEIGHTS = DRAWN.dirichlet(np.full(SOURCE, 0.3), (ROWS, STATES)).astype(np.float32)
 
 
-class Cache(flax.struct.PyTreeNode):
-    """Each row's number, and one for all that each of its hypotheses has read."""
-
-    row_B: jax.Array
-    state_BM: jax.Array
-
-    def branch(self, hypotheses):
-        return self.replace(state_BM=jnp.repeat(self.state_BM, hypotheses, axis=1))
-
-    def take(self, parents_BM):
-        return self.replace(state_BM=jnp.take_along_axis(self.state_BM, parents_BM, axis=1))
-
-
 def attend(tokens_BM, positions_BM, cache):
-    state_BM = (cache.state_BM * 7 + tokens_BM + 11 * positions_BM) % STATES
-    at = cache.row_B[:, None], state_BM
-    return jnp.asarray(TABLES)[at], cache.replace(state_BM=state_BM), jnp.asarray(WEIGHTS)[at]
+    cache = cache.read(tokens_BM, positions_BM, STATES)
+    return cache.at(TABLES), cache, cache.at(WEIGHTS)
 
 
 def judged(number, tokens, alpha, beta):
@@ -74,7 +59,7 @@ def plain(number, beams):
 
 def search(beams):
     prompt = Prompt(jnp.full((ROWS, 1), BOS), jnp.zeros((ROWS, 1), int), jnp.arange(ROWS))
-    cache = Covered(Cache(jnp.arange(ROWS), jnp.zeros((ROWS, 1), int)), jnp.asarray(REAL))
+    cache = Covered(Walk.start(jnp.arange(ROWS)), jnp.asarray(REAL))
     step = counted(lambda *given: attend(*given)[:2], attend)
     ending = Ending(LONGEST, EOS, BANNED)
     return jax.device_get(jax.jit(lambda: beam_search(step, cache, prompt, ending, beams))())

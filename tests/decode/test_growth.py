@@ -7,7 +7,13 @@ import pytest
 from small_decoding import BANNED, CASES, EOS, P, batch_of, make
 from tformer import config
 from tformer.decode import generate as generating
-from tformer.decode.generate import cache_slots, make_generate
+from tformer.decode.beam import Beams, beam_search
+from tformer.decode.coverage import Covered
+from tformer.decode.generate import begin, cache_slots, make_generate
+from tformer.decode.guidance import Doubled
+from tformer.decode.sample import Ending, Sampling, greedy, sample
+from tformer.decode.speculative import by_look_up, greedy_warp, speculate
+from tformer.errors import UserError
 from tformer.layers.cache import Cache
 
 T = 12
@@ -62,6 +68,36 @@ def test_each_stage_has_the_slots_of_its_steps(way) -> None:
     assert len(stages) == 4 and stages[-1] == (250, cache_slots(decode, P))
     for steps, slots in stages:
         assert 0 <= slots - (P - 1 + beams * steps) < generating._SLOTS
+
+
+def drafted(extend, cache, prompt, ending):
+    draft, keys_B = by_look_up(prompt.tokens_BP, prompt.positions_BP >= 0, number=2), prompt.keys(jax.random.key(0))
+    return speculate(extend, cache, prompt, ending, draft, number=2, longest=99, keys_B=keys_B, warp=greedy_warp)
+
+
+@pytest.mark.parametrize(
+    ('search', 'needed'),
+    [
+        (greedy, P - 1 + T),
+        pytest.param(lambda *given: sample(*given, jax.random.key(0), Sampling()), P - 1 + T, marks=pytest.mark.slow),
+        (lambda *given: beam_search(*given, Beams(3, 0.6))[:2], P - 1 + 3 * T),
+        (drafted, P - 1 + T + 2),
+    ],
+    ids=['greedy', 'sample', 'beams', 'drafts'],
+)
+def test_a_search_needs_the_slots_of_all_that_it_reads(search, needed) -> None:
+    """With as many it writes what it writes with more; with one less, which it would write over, it is refused."""
+    model, variables = make('decoder', scale=2.0, max_len=32)
+    found = []
+    for slots in (needed, needed + 8):
+        extend, cache, prompt = begin(model, variables, batch_of('decoder'), slots)
+        found.append(jax.jit(lambda search=search, given=(extend, cache, prompt): search(*given, Ending(T, EOS)))())
+    np.testing.assert_array_equal(found[0][0], found[1][0])
+    np.testing.assert_allclose(found[0][1], found[1][1], atol=1e-4)
+    extend, cache, prompt = begin(model, variables, batch_of('decoder'), needed - 1)
+    for held in (cache, Covered(cache, None), Doubled(cache, None)):
+        with pytest.raises(UserError, match=f'^a cache of {needed - 1} slots is too small: .* need {needed}$'):
+            search(extend, held, prompt, Ending(T, EOS))
 
 
 def test_few_new_tokens_or_a_state_of_one_size_need_no_growth(monkeypatch) -> None:

@@ -11,7 +11,7 @@ from small_decoding import LATENT
 from tformer import config
 from tformer.commands import scoring
 from tformer.decode import buckets, halves, refill
-from tformer.decode.text import make_writer
+from tformer.decode.text import best, make_writer
 from tformer.distributed import sharding
 from tformer.errors import UserError
 from tformer.model import build
@@ -29,12 +29,12 @@ def texts_of(count):
 
 
 def run_of(kind, **decode):
+    """Of two layers, with smaller parameters than a fresh run's, through which rounding would grow."""
     objective, family, *fields = kind
-    run = fresh_run(objective, family=family, letters=LETTERS, fields=next(iter(fields), {}))
+    run = fresh_run(objective, family=family, letters=LETTERS, layers=2, fields=next(iter(fields), {}))
     changes = {'max_len': str(MOST), 'batch_size': '8', **decode}
-    return dataclasses.replace(
-        run, config=config.override(run.config, {f'decode.{name}': value for name, value in changes.items()})
-    )
+    made = config.override(run.config, {f'decode.{name}': value for name, value in changes.items()})
+    return dataclasses.replace(run, config=made, variables=jax.tree.map(lambda x: 0.7 * x, run.variables))
 
 
 def made(run, mesh=None):
@@ -113,6 +113,20 @@ def test_two_of_half_the_rows_write_each_text_once(monkeypatch) -> None:
     assert numbers == [2] and len(found) == 36
     expected = in_batches(run, texts, 5)
     assert_same(dict(found), {number: expected[number] for number in range(37) if number != 6})
+
+
+def test_generated_metrics_and_the_door_write_in_rows_that_come_free(monkeypatch) -> None:
+    """Metrics cut a text that is too long, as batches do."""
+    run, texts = run_of(DECODER, **GREEDY), [*texts_of(37), 'a' * 40]
+    batches = make_writer(run.model, run.config, run.tokenizers, cut=True)
+    expected = best(batches.write(run.variables, texts))
+    monkeypatch.setattr(scoring, '_writer', None)
+    metrics, records = [], [{'source': text, 'target': ''} for text in texts]
+    monkeypatch.setattr(scoring.metrics, 'generation_scores', lambda *given: metrics.append(given[1]) or {})
+    scoring.generated_scores(run.config, run.variables, run.tokenizers, records)
+    assert metrics == [expected] == [run.generate(texts, cut=True)]
+    with pytest.raises(UserError, match='has 40 tokens, the model takes 23 '):
+        run.generate(texts)
 
 
 def test_shares_are_disjoint_and_together_all() -> None:

@@ -212,7 +212,7 @@ def generated_batch(run: Config, texts: list[str], monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(text_lib, 'make_generate', make)
     tokens = Tokenizers(BYTE if run.model.family == 'encoder_decoder' else None, BYTE)
-    text_lib.make_text_generator(build(run.model), run, tokens, cut=False)({}, texts)
+    small_decoding.generator(build(run.model), run, tokens, cut=False)({}, texts)
     return seen
 
 

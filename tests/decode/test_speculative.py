@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 from typing import NamedTuple
 
 import flax.struct
@@ -13,6 +14,7 @@ import pytest
 from small_decoding import BANNED, CASES, EOS, LATENT_CASES, PAD, B, T, V, batch_of, make, row
 from tformer import config
 from tformer.decode.generate import make_generate
+from tformer.decode.penalties import Penalties
 from tformer.decode.rules import Rules
 from tformer.decode.sample import Ending, Prompt, Sampling, greedy
 from tformer.decode.speculative import MATCHED, by_look_up, by_model, greedy_warp, look_up, speculate
@@ -159,25 +161,48 @@ def reads(rows):
     return Reads(jnp.zeros((rows, 20), jnp.int32), jnp.zeros(rows, jnp.int32))
 
 
-def prompt_of(rows):
-    return Prompt(jnp.full((rows, 1), 1), jnp.zeros((rows, 1), jnp.int32), jnp.arange(rows))
+def prompt_of(rows, tokens=(1,)):
+    tokens_BP = jnp.tile(jnp.array(tokens), (rows, 1))
+    return Prompt(tokens_BP, jnp.broadcast_to(jnp.arange(len(tokens)), tokens_BP.shape), jnp.arange(rows))
 
 
-def drafting(kind, rows, number, warp, banned=BANNED):
+def drafting(kind, prompt, number, warp, banned=BANNED):
+    rows = len(prompt.rows_B)
     if kind == 'look-up':
         return by_look_up(jnp.tile(jnp.array([3, 4, 5, 1]), (rows, 1)), jnp.ones((rows, 4), bool), number=number)
     table = TABLES[{'itself': 0, 'other': 1}[kind]]
-    return by_model(stepping(table), reads(rows), prompt_of(rows), warp, number=number, longest=99, banned=banned)
+    return by_model(stepping(table), reads(rows), prompt, warp, number=number, longest=99, banned=banned)
 
 
-def texts(sampling):
+GIVEN = (4, 1)  # the prompt
+BIASES = (((4,), 0.9), ((3, 4), -2.0), ((4, 1, 5), 1.2), ((3, EOS), 1.5))
+RULES = Rules(Penalties(1.6, 0.7, -0.4, no_repeat_ngram=2, min_len=2, ends=(EOS,)), None, BIASES)
+
+
+def ruled(logits, text):
+    """What `RULES` make of the logits behind a text, by rules on lists: first the biases, then the penalties."""
+    tokens, found = (*GIVEN, *text), logits.copy()
+    for (*before, last), value in BIASES:
+        found[last] += value * (tokens[len(tokens) - len(before) :] == tuple(before))
+    for token in set(tokens):
+        found[token] *= 1.6 if found[token] < 0 else 1 / 1.6
+    for token in set(text):
+        found[token] -= 0.7 - 0.4 * text.count(token)
+    for first, second in itertools.pairwise(tokens):
+        found[second] -= np.inf if first == tokens[-1] else 0
+    found[EOS] -= np.inf if len(text) < 2 else 0
+    return found
+
+
+def texts(sampling, rules):
     """Returns the probability of every text, written down token by token."""
     found, open_texts = {}, {(): 1.0}
     for step in range(LONG):
         for text, probability in list(open_texts.items()):
             del open_texts[text]
-            state = sum(token * (7**place % STATES) for place, token in enumerate((1, *text))) % STATES
+            state = sum(token * (7**place % STATES) for place, token in enumerate((*GIVEN, *text))) % STATES
             logits = np.where(np.isin(np.arange(6), BANNED), -np.inf, TABLES[0][state])
+            logits = ruled(logits, text) if rules.any else logits
             weights = np.asarray(jax.nn.softmax(sampling.warp(jnp.asarray(logits)[None])[0]))
             for token in np.flatnonzero(weights).tolist():
                 whole = token == EOS or step == LONG - 1
@@ -185,11 +210,22 @@ def texts(sampling):
     return found
 
 
-@pytest.mark.parametrize('number', [2, *(pytest.param(each, marks=pytest.mark.slow) for each in (1, 4))])
-@pytest.mark.parametrize('kind', ['look-up', 'other', 'itself'])
-@pytest.mark.parametrize('sampling', [Sampling(), Sampling(temperature=0.6, top_k=3)], ids=['plain', 'cut'])
-def test_texts_have_the_distribution_of_the_model_by_itself(kind, number, sampling) -> None:
+HOW = {
+    'plain': (Sampling(), Rules()),
+    'cut': (Sampling(temperature=0.6, top_k=3), Rules()),
+    'ruled': (Sampling(temperature=1.5, top_p=0.98, min_p=0.1), RULES),
+}
+QUICK = [*itertools.product(('look-up', 'other', 'itself'), ('plain', 'cut')), ('look-up', 'ruled')]
+DRAWN = [
+    pytest.param(kind, how, number, marks=() if number == 2 and (kind, how) in QUICK else pytest.mark.slow)
+    for kind, how, number in itertools.product(('look-up', 'other', 'itself'), HOW, (1, 2, 4))
+]
+
+
+@pytest.mark.parametrize(('kind', 'how', 'number'), DRAWN)
+def test_texts_have_the_distribution_of_the_model_by_itself(kind, how, number) -> None:
     """Chi-squared of 20,000 texts; the bound is passed by one seed in 10,000."""
+    sampling, rules = HOW[how]
     rows, ending = 20_000, Ending(LONG, EOS, BANNED)
 
     def warp(logits_BV):
@@ -197,14 +233,15 @@ def test_texts_have_the_distribution_of_the_model_by_itself(kind, number, sampli
 
     @jax.jit
     def draw(rng):
-        prompt, draft = prompt_of(rows), drafting(kind, rows, number, warp)
+        prompt = prompt_of(rows, GIVEN)
+        draft = drafting(kind, prompt, number, warp)
         return speculate(
             stepping(TABLES[0]), reads(rows), prompt, ending, draft,
-            number=number, longest=99, keys_B=prompt.keys(rng), warp=warp,
+            number=number, longest=99, keys_B=prompt.keys(rng), warp=warp, rules=rules,
         )  # fmt: skip
 
     tokens = np.asarray(draw(jax.random.key(number))[0])
-    expected = texts(sampling)
+    expected = texts(sampling, rules)
     assert sum(expected.values()) == pytest.approx(1.0, abs=1e-5)
     drawn = [tuple(each[: each.index(EOS) + 1] if EOS in each else each) for each in tokens.tolist()]
     counts = {text: drawn.count(text) for text in set(drawn)}
@@ -223,7 +260,7 @@ def test_a_draft_that_is_the_model_is_accepted_whole() -> None:
     calls, ending = [], Ending(11, EOS, (*BANNED, EOS))
     for kind, expected in (('itself', 3), ('other', None)):
         calls.clear()
-        draft = drafting(kind, 1, 4, greedy_warp, ending.banned)
+        draft = drafting(kind, prompt_of(1), 4, greedy_warp, ending.banned)
         options = {'number': 4, 'longest': 99, 'keys_B': prompt_of(1).keys(jax.random.key(0)), 'warp': greedy_warp}
         found = speculate(stepping(TABLES[0], calls), reads(1), prompt_of(1), ending, draft, **options)
         plain = greedy(stepping(TABLES[0]), reads(1), prompt_of(1), ending)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from small_decoding import generator
 from tformer.config import Config, Data, Decode, Model, Train
 from tformer.data.tokenizers.bytes_and_characters import Byte
 from tformer.data.tokenizers.chat import ChatTemplate
@@ -30,7 +31,7 @@ def echo(monkeypatch):
         model = Model(family=family, vocab_size=BYTE.vocab_size, max_len=max_len)
         run = Config(model, Data(tokenizer='byte', length=8, **data), train=Train(objective=task, num_steps=1))
         run = Config(run.model, run.data, train=run.train, decode=Decode(max_len=4, batch_size=2))
-        return text.make_text_generator(None, run, Tokenizers(BYTE, BYTE), cut=cut)
+        return generator(None, run, Tokenizers(BYTE, BYTE), cut=cut)
 
     return make
 
@@ -100,7 +101,7 @@ def saying(monkeypatch, ids_of, vocab_size: int | None = None, **decode):
 
     model = Model(family='decoder', vocab_size=vocab_size or BYTE.vocab_size, max_len=11)
     run = Config(model, train=Train(num_steps=1), decode=Decode(**{'max_len': 4, 'batch_size': 2, **decode}))
-    return text.make_text_generator(None, run, Tokenizers(None, BYTE), cut=False), asked
+    return generator(None, run, Tokenizers(None, BYTE), cut=False), asked
 
 
 def test_a_text_draws_by_its_own_number_wherever_it_stands(monkeypatch):

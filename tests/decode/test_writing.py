@@ -7,12 +7,12 @@ import jax
 import numpy as np
 import pytest
 
+from small_decoding import generator
 from tformer import checks, config
 from tformer.commands import train as train_command
 from tformer.config import Config, Data, Decode, Evaluate, Mesh, Model, Optimizer, Train
 from tformer.data.batches import pipeline
 from tformer.data.tokenizers import tokenizers
-from tformer.decode.text import make_text_generator
 from tformer.distributed import sharding
 from tformer.errors import UserError
 from tformer.evaluation import predictions, text_scores
@@ -63,7 +63,7 @@ def test_what_is_generated_is_what_training_scores_best(objective: str, family: 
     start = batches(['ant'] * 4).batch(0)
     variables = sharding.unboxed(jax.jit(model.init)(jax.random.key(1), start))
     variables = jax.tree.map(lambda x: 3 * x, variables)
-    outputs = make_text_generator(model, cfg, words, cut=False)(variables, SOURCES)
+    outputs = generator(model, cfg, words, cut=False)(variables, SOURCES)
     assert len(set(outputs)) > 1 and max(len(output.split()) for output in outputs) > 2
     # Of one shape, rows are in the order of the records.
     batch = batches(outputs).batch(0)
@@ -88,7 +88,7 @@ def test_what_is_generated_is_what_training_scores_best(objective: str, family: 
 def test_an_objective_that_does_not_write_does_not_generate(objective: str, family: str) -> None:
     cfg = settings(objective, family)
     with pytest.raises(UserError, match=f'train.objective={objective} does not write text; valid: .*seq2seq') as error:
-        make_text_generator(build(cfg.model), cfg, None, cut=True)
+        generator(build(cfg.model), cfg, None, cut=True)
     assert '\n' not in str(error.value)
 
 
@@ -98,7 +98,7 @@ def test_a_source_that_is_too_long_is_refused_by_the_limit_that_it_is_over() -> 
     for max_len, limit in ((5, 'data.encoder_length'), (29, 'model.max_len - decode.max_len')):
         changed = config.override(cfg, {'decode.max_len': max_len})
         changed = checks.resolve(changed, vocab_size=words.target.vocab_size)
-        generate = make_text_generator(build(changed.model), changed, words, cut=False)
+        generate = generator(build(changed.model), changed, words, cut=False)
         with pytest.raises(UserError, match=rf'has 7 tokens, the model takes [26] \({limit}\)'):
             generate(None, ['ant ' * 6 + 'ant'])
 

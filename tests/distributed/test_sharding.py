@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from flax import linen as nn
 from jax.sharding import PartitionSpec as P
@@ -45,6 +46,13 @@ def test_a_minus_one_takes_what_the_others_leave():
     assert sharding.make_mesh(Mesh(data=2)).size == 2
     with pytest.raises(UserError, match=r'^mesh\.data=-1, mesh\.tensor=3 do not fit the 8 devices there are$'):
         sharding.make_mesh(Mesh(data=-1, tensor=3))
+
+
+def test_the_mesh_of_arrays_is_that_which_they_are_on_or_their_device():
+    mesh, fourth = sharding.make_mesh(Mesh(data=2, tensor=2)), jax.devices()[3]
+    assert sharding.mesh_of([np.zeros(4), jax.device_put(np.zeros(4), sharding.batch_sharding(mesh))]) == mesh
+    for arrays, device in ((jax.device_put(np.zeros(4), fourth), fourth), (np.zeros(4), jax.devices()[0])):
+        assert sharding.mesh_of(arrays).devices.flatten().tolist() == [device]
 
 
 def test_a_parameter_is_split_by_its_names_where_its_sizes_divide():

@@ -68,6 +68,17 @@ def die_at(moment: str, call: int) -> None:
     once(owner, name, call, act)
 
 
+def die_behind(part: pathlib.Path, lines: int, call: int) -> None:
+    """Dies at its `call`-th row, once the file in which another process keeps its rows has so many lines."""
+
+    def wait(*_: object) -> None:
+        while not part.exists() or part.read_bytes().count(b'\n') < lines:
+            time.sleep(0.01)
+        die()
+
+    once(kept.Kept, 'add', call, wait)
+
+
 def halt(sign: pathlib.Path, module: str, name: str) -> None:
     """Calls of tformer.MODULE:NAME, or of a class's method, make the file `sign` and never return."""
     owner: Any = importlib.import_module(f'tformer.{module}')

@@ -1,10 +1,12 @@
 """A tiny model of each family, its prompts, and its forward pass."""
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from tformer import config
+from tformer.decode import text
 from tformer.model import build
 
 V, B, P, S, T = 11, 3, 5, 4, 6
@@ -62,7 +64,37 @@ def row(batch, index):
     return {**alone, **{name: alone[name][:, real] for name in own}}
 
 
+def generator(model, run, tokenizers, *, cut):
+    """Returns generate(variables, texts, seed=0) -> the best text that a run's `Writer` writes for each."""
+    writer = text.make_writer(model, run, tokenizers, cut=cut)
+    return lambda variables, texts, seed=0: text.best(writer.write(variables, texts, seed))
+
+
 FORWARD = jax.jit(lambda model, variables, batch: model.apply(variables, batch), static_argnums=0)
+
+
+class Walk(flax.struct.PyTreeNode):
+    """A cache of beams over tables: the number of each row, and one for all that each of its hypotheses has read."""
+
+    row_B: jax.Array
+    state_BM: jax.Array
+
+    @classmethod
+    def start(cls, row_B):
+        return cls(row_B, jnp.zeros((len(row_B), 1), int))
+
+    def read(self, tokens_BM, positions_BM, states):
+        return self.replace(state_BM=(self.state_BM * 7 + tokens_BM + 11 * positions_BM) % states)
+
+    def at(self, tables):
+        """What tables [rows, states, ...] have for each hypothesis."""
+        return jnp.asarray(tables)[self.row_B[:, None], self.state_BM]
+
+    def branch(self, hypotheses):
+        return self.replace(state_BM=jnp.repeat(self.state_BM, hypotheses, axis=1))
+
+    def take(self, parents_BM):
+        return self.replace(state_BM=jnp.take_along_axis(self.state_BM, parents_BM, axis=1))
 
 
 @jax.tree_util.register_static

@@ -355,13 +355,21 @@ def test_local_lets_the_rest_say_why_and_names_a_signal(tmp_path: pathlib.Path) 
     program = (
         'meet()\n'
         'if me == 1: os.kill(os.getpid(), signal.SIGKILL)\n'
-        'time.sleep(0.3); say("E1121 noise"); say("tformer: another has ended"); sys.exit(1)'
+        'time.sleep(0.3); say("E1121 noise"); say("F1121 jax: another task died")\n'
+        'say("tformer: another has ended"); sys.exit(1)'
     )
     code, _, err = Local(tmp_path, program, HASTE='0.01').end()  # as long as they need
     assert code == 128 + signal.SIGKILL
     said, told = err.splitlines()
     assert said.endswith('tformer: another has ended')  # once
     assert told == 'launch/local: process 1 of 3 was the first to fail: SIGKILL'
+
+
+def test_local_tells_what_jax_says_of_others_where_nothing_failed_before(tmp_path: pathlib.Path) -> None:
+    code, _, err = Local(tmp_path, 'meet()\nif me: say("F1121 jax: another task died"); os.abort()', processes=2).end()
+    assert code == 128 + signal.SIGABRT
+    told = 'launch/local: process 1 of 2 was the first to fail: SIGABRT'
+    assert err.splitlines() == ['[1] F1121 jax: another task died', told]
 
 
 @pytest.mark.signals

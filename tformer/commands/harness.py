@@ -132,14 +132,8 @@ def writing(run: Run, asked: Mapping[str, Any]) -> tuple[Callable[[Sequence[str]
         fields |= {'decode.strategy': 'sample', **{f'decode.{name}': value for name, value in chosen.items()}}
     if settings:
         raise UserError(f'a task asks for {settings}, which `decode` has no field for')
-    own = config_lib.override(run.config, fields)
-    write = functools.partial(dataclasses.replace(run, config=own).write, cut=True)
-
-    def written(texts: Sequence[str]) -> list[str]:
-        found = dict(write(texts))
-        return [found[place][0].text for place in range(len(texts))]
-
-    return written, [ends] if isinstance(ends, str) else list(ends)
+    own = dataclasses.replace(run, config=config_lib.override(run.config, fields))
+    return functools.partial(own.generate, cut=True), [ends] if isinstance(ends, str) else list(ends)
 
 
 def before(text: str, ends: Sequence[str]) -> str:

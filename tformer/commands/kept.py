@@ -62,7 +62,8 @@ class Kept(NamedTuple):
 def kept(path: pathlib.Path, of: Mapping[str, Any], count: int) -> Iterator[Kept]:
     """Yields the rows that earlier processes left for `path`, to which others are added; all processes see the same.
 
-    The files are removed where all went well. A torn last line, as a full disk leaves it, is dropped.
+    The files are removed where all went well, and one without a row in any case. A torn last line, as a full disk
+    leaves it, is dropped.
 
     Args:
       path: the file that the rows will be.
@@ -87,7 +88,12 @@ def kept(path: pathlib.Path, of: Mapping[str, Any], count: int) -> Iterator[Kept
             os.fsync(file.fileno())  # so that other hosts see it
             processes.meet('rows of earlier processes are one file')
         processes.meet('rows of earlier processes are read')
-        yield there
+        try:
+            yield there
+        except BaseException:
+            if _part(path, number).stat().st_size <= len(head.encode()) + 1:  # no row
+                _part(path, number).unlink()
+            raise
         if processes.first():
             _part(path).unlink()
 

@@ -18,7 +18,7 @@ from tformer.data.examples import special_tokens
 from tformer.data.tokenizers.chat import Messages
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.decode.generate import STRATEGIES
-from tformer.decode.text import Output, Share
+from tformer.decode.text import Output, Share, best
 from tformer.distributed import sharding
 from tformer.errors import UserError
 from tformer.evaluation import activations as activations_lib
@@ -46,7 +46,7 @@ class Run:
       tokenizers: of both sides.
       variables: what `model.apply` takes: `params`, and `statistics` if the model keeps some.
       step: the number of updates behind the parameters.
-      draft: a smaller run that drafts tokens for `write`; None: none does.
+      draft: a smaller run that drafts tokens; None: none does.
     """
 
     workdir: pathlib.Path
@@ -201,7 +201,7 @@ class Run:
         Raises:
           UserError: the family does not generate, or a text is too long and `cut` is False.
         """
-        return scoring.generate(self.config, self.tokenizers, self.variables, texts, seed, cut=cut)
+        return best(self.write(texts, seed, cut=cut))
 
     def write(
         self,
@@ -219,8 +219,8 @@ class Run:
             {0: [Output(text='T R AE N S F AO R M ER', score=-0.31, length=11), ...]}
 
         Texts of about the same length are written together; those whose numbers are `done` are left out. A `share`
-        (number, count) is that of one of several processes, which together write all. The run is loaded `placed`, and
-        rows go where config.mesh says. Otherwise like `generate`.
+        (number, count) is that of one of several processes, which together write all. Rows go where the parameters
+        are. Otherwise like `generate`.
         """
         options: dict[str, Any] = {'cut': cut, 'done': done, 'share': share}
         if self.draft is None:

@@ -10,7 +10,7 @@ import jax
 from jax.experimental import multihost_utils
 
 from tformer import config as config_lib
-from tformer.config import Config, Mesh, Model
+from tformer.config import Config, Model
 from tformer.config.tasks import TASKS
 from tformer.data.batches import mixture, pipeline
 from tformer.data.inspection import rendering
@@ -19,7 +19,7 @@ from tformer.data.tokenizers.chat import Messages
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.decode import halves, refill
 from tformer.decode.generate import texts_of_row
-from tformer.decode.text import Output, Share, make_text_generator, make_writer
+from tformer.decode.text import Output, Share, best, make_writer
 from tformer.distributed import sharding
 from tformer.evaluation import metrics, scorer
 from tformer.model import build
@@ -76,15 +76,14 @@ def score(
             found[f'loss_at_{length}'] = compute(variables, cut, None, tokenizers)['loss']
     generates = config.evaluate.metrics or config.evaluate.samples
     if jax.process_count() > 1 and generates:  # each process generates all of the text
-        variables = multihost_utils.process_allgather(variables, tiled=True)
-        mesh = sharding.make_mesh(Mesh(), jax.local_devices()[:1])
+        whole = multihost_utils.process_allgather(variables, tiled=True)
+        variables = jax.device_put(whole, jax.local_devices()[0])
     outputs, references = [], []
-    with jax.set_mesh(mesh):
-        if config.evaluate.metrics:
-            outputs = generate(standard(config), tokenizers, variables, _sources(records), cut=True)
-            references = [metrics.references_of(record) for record in records]
-            found |= metrics.generation_scores(config.evaluate, outputs, records)
-        return Scored(found, len(records), outputs, references, samples(config, tokenizers, variables, records))
+    if config.evaluate.metrics:
+        outputs = generate(config, tokenizers, variables, _sources(records), cut=True)
+        references = [metrics.references_of(record) for record in records]
+        found |= metrics.generation_scores(config.evaluate, outputs, records)
+    return Scored(found, len(records), outputs, references, samples(config, tokenizers, variables, records))
 
 
 def scored_records(config: Config, split: str, records: Sequence[Record] | None = None) -> Sequence[Record]:
@@ -135,8 +134,7 @@ def generate(
     Raises:
       UserError: the family does not generate, or a text is longer than the model takes and may not be `cut`.
     """
-    plain = standard(config)  # so that runs that differ in numbers alone share a program
-    return _text_generator(build(plain.model), plain, tokenizers, cut=cut)(variables, texts, seed)
+    return best(write(config, tokenizers, variables, texts, seed, cut=cut))
 
 
 def write(
@@ -151,12 +149,13 @@ def write(
     share: Share = (0, 1),
     draft: Model | None = None,
 ) -> Iterator[tuple[int, list[Output]]]:
-    """Yields the number of each text and its outputs, best first, as they are written, where config.mesh says.
+    """Yields the number of each text and its outputs, best first, as they are written, on the mesh of the variables.
 
-    Texts whose numbers are `done` are left out, and of the others a `share` is written. The variables are placed
-    already, with those of a model that drafts tokens in variables['draft']. Raises a `UserError` as `generate`.
+    Texts whose numbers are `done` are left out, and of the others a `share` is written. The variables of a model that
+    drafts tokens are in variables['draft']. Raises a `UserError` as `generate`.
     """
-    plain, mesh = standard(config), sharding.make_mesh(config.mesh)
+    plain = standard(config)  # so that runs that differ in numbers alone share a program
+    mesh = sharding.mesh_of(variables)
     rows, multiple = sharding.batch_sharding(mesh), sharding.row_multiple(mesh, config.mesh)
     left = sum(number not in done for number in range(len(texts)))
     with jax.set_mesh(mesh):
@@ -179,7 +178,7 @@ def _in_free_rows(
     share: Share,
 ) -> Iterator[tuple[int, list[Output]]]:
     """Yields what `write` does, by a `Refill`, or by two with half of the rows where that is faster."""
-    mesh, size = sharding.make_mesh(config.mesh), config.decode.batch_size
+    mesh, size = sharding.mesh_of(variables), config.decode.batch_size
     number = 2 if halves.pay(variables, size, texts_of_row(config.decode)) else 1
     part = config_lib.override(config, {'decode.batch_size': size // number})
     made = _refill(build(config.model), part, tokenizers, cut=cut, mesh=mesh)
@@ -240,7 +239,6 @@ def _sources(records: Sequence[Mapping[str, Any]]) -> list[str | Messages]:
     return [record['source'] for record in records]
 
 
-_text_generator = functools.lru_cache(maxsize=8)(make_text_generator)
 _writer = functools.lru_cache(maxsize=8)(make_writer)
 _refill = functools.lru_cache(maxsize=8)(refill.make_refill)
 _scorer = functools.lru_cache(maxsize=8)(scorer.make_scorer)

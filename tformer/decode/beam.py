@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from tformer.decode.growth import Growth, go_on
+from tformer.decode.growth import Growth, check_slots, go_on
 from tformer.decode.largest import largest
 from tformer.decode.penalties import History
 from tformer.decode.rules import Rules
@@ -105,10 +105,14 @@ def beam_search(
     include `eos`. `rules` change the log-probabilities, and so the scores, as diversity does; none may raise them above
     0. Returns `beam_size` hypotheses for each prompt with normalised scores; PAD after `eos` and in unused places,
     which score -inf. A row without finished hypotheses returns the unfinished ones.
+
+    Raises:
+      UserError: the cache has too few slots.
     """
     size, groups, max_len = beams.beam_size, beams.beam_groups, ending.max_len
     N = len(prompt.tokens_BP)
     rows = (N * groups, size // groups)
+    check_slots(cache, prompt.tokens_BP.shape[1] - 1 + size * max_len, growth)
     cache = prefill(extend, cache, prompt).branch(size)
     none = Hypotheses(jnp.full((*rows, max_len), PAD, jnp.int32), jnp.full(rows, -jnp.inf), jnp.zeros(rows, jnp.int32))
     real_B = jnp.repeat(prompt.positions_BP[:, -1] >= 0, groups)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from tformer.decode.growth import slots_of
 from tformer.decode.sample import Extend
 
 # (tokens_BM, positions_BM, cache) -> (logits_BMV, the cache with them, the weights_BMS that they give the source)
@@ -23,6 +24,10 @@ class Covered(flax.struct.PyTreeNode):
     cache: Any
     real_BS: jax.Array  # False at padding
     seen_BMS: jax.Array | None = None  # sums over the steps so far; None: no hypotheses yet, only a prompt is read
+
+    @property
+    def slots(self) -> int | None:
+        return slots_of(self.cache)
 
     def branch(self, hypotheses: int) -> 'Covered':
         B, S = self.real_BS.shape

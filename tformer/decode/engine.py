@@ -102,55 +102,80 @@ def make_engine(
     The cache has the `quantization` of decode.cache_quantization.
     """
 
-    def read(variables: Any, batch: Mapping[str, Any], size: int, end: Any) -> tuple[Any, Prompt]:
-        """Returns the cache of a batch, a ring of `size` slots whose next one is `end`, and its prompts."""
-        extend, cache, prompt = begin(model, variables, batch, max(batch['inputs'].shape[1], size), chunk, quantization)
-        return prefill(extend, cache, prompt).ring(size, end), prompt
+    read = functools.partial(_read, model, chunk, quantization)
 
     @jax.jit
     def empty(variables: Any) -> Slots:
-        shapes, _ = jax.eval_shape(lambda: read(variables, example, slots, jnp.int32(0)))
-        cache = jax.tree.map(lambda x: jnp.zeros((rows, *x.shape[1:]), x.dtype), shapes.replace(index=None))
-        drawing: Any = jax.tree.map(lambda value: jnp.zeros(rows, jnp.asarray(value).dtype), Drawing())
-        keys_B = jnp.broadcast_to(jax.random.key(0), (rows,))
-        nothing = jnp.zeros(rows, jnp.int32)
-        return Slots(cache.replace(index=jnp.int32(0)), nothing, nothing - 1, nothing, keys_B, drawing)
+        cache, _ = jax.eval_shape(lambda: read(variables, example, slots, jnp.int32(0)))
+        return _free_rows(cache, rows)
 
     @functools.partial(jax.jit, donate_argnums=1)
     def insert(variables: Any, slots: Slots, batch: Mapping[str, Any], row: jax.Array, drawing: Drawing) -> Slots:
-        cache, prompt = read(variables, batch, slots.cache.positions_BS.shape[1], slots.cache.index)
-        rows_R = jnp.atleast_1d(row)
-        draws = len(rows_R) // len(prompt.tokens_BP)
-        ways: Any = jax.tree.map(lambda x: jnp.broadcast_to(x, rows_R.shape), drawing)
-        last_R, position_R = (jnp.repeat(x[:, -1], draws) for x in (prompt.tokens_BP, prompt.positions_BP))
-        cache = cache.repeat(draws).replace(index=None)
-        new = Slots(cache, last_R, position_R, jnp.zeros_like(last_R), jax.vmap(_key)(ways), ways)
-        old = slots.replace(cache=slots.cache.replace(index=None))
-        made: Any = jax.tree.map(lambda x, x_R: x.at[rows_R].set(x_R.astype(x.dtype), mode='drop'), old, new)
-        return made.replace(cache=made.cache.replace(index=slots.cache.index))
+        cache, prompt = read(variables, batch, slots.cache.slots, slots.cache.index)
+        return _inserted(slots, cache, prompt, jnp.atleast_1d(row), drawing)
 
     @functools.partial(jax.jit, donate_argnums=1)
     def step(variables: Any, slots: Slots) -> tuple[Slots, jax.Array, jax.Array]:
-        positions_B1 = slots.position_B[:, None]
-        found: Any = model.apply(variables, slots.last_B[:, None], positions_B1, slots.cache, method='extend')
-        logits_BV, cache = found[0][:, 0].astype(jnp.float32), found[1]
-        allowed_BV = jnp.where(banned_mask(logits_BV.shape[1], banned)[None], -jnp.inf, logits_BV)
-        keys_B = jax.vmap(jax.random.fold_in)(slots.keys_B, slots.step_B)
-        chosen_B = _draw(keys_B, allowed_BV, slots.drawing).astype(jnp.int32)
-        logprobs_B = jnp.take_along_axis(jax.nn.log_softmax(logits_BV), chosen_B[:, None], 1)[:, 0]
-        gone_on = slots.replace(
-            cache=cache.replace(index=cache.index % cache.positions_BS.shape[1]),
-            last_B=chosen_B,
-            position_B=jnp.where(slots.position_B >= 0, slots.position_B + 1, -1),
-            step_B=slots.step_B + 1,
-        )
-        return gone_on, chosen_B, logprobs_B
+        positions_B1, tokens_B1 = slots.position_B[:, None], slots.last_B[:, None]
+        logits_B1V, cache = model.apply(variables, tokens_B1, positions_B1, slots.cache, method='extend')
+        return _drawn(slots.replace(cache=cache), logits_B1V[:, 0].astype(jnp.float32), banned)
 
     @functools.partial(jax.jit, donate_argnums=0)
     def free(slots: Slots, row: jax.Array) -> Slots:
         return slots.replace(position_B=slots.position_B.at[row].set(-1))
 
     return Engine(empty, insert, step, free)
+
+
+def _read(
+    model: nn.Module,
+    chunk: int | None,
+    quantization: str | None,
+    variables: Any,
+    batch: Mapping[str, Any],
+    size: int,
+    end: Any,
+) -> tuple[Any, Prompt]:
+    """Returns the cache of a batch, a ring of `size` slots whose next one is `end`, and its prompts."""
+    extend, cache, prompt = begin(model, variables, batch, max(batch['inputs'].shape[1], size), chunk, quantization)
+    return prefill(extend, cache, prompt).ring(size, end), prompt
+
+
+def _free_rows(row: Any, rows: int) -> Slots:
+    """Returns so many free rows of a cache of the shapes of one row."""
+    cache = jax.tree.map(lambda x: jnp.zeros((rows, *x.shape[1:]), x.dtype), row.replace(index=None))
+    drawing: Any = jax.tree.map(lambda value: jnp.zeros(rows, jnp.asarray(value).dtype), Drawing())
+    keys_B = jnp.broadcast_to(jax.random.key(0), (rows,))
+    nothing = jnp.zeros(rows, jnp.int32)
+    return Slots(cache.replace(index=jnp.int32(0)), nothing, nothing - 1, nothing, keys_B, drawing)
+
+
+def _inserted(slots: Slots, cache: Any, prompt: Prompt, rows_R: jax.Array, drawing: Drawing) -> Slots:
+    """Returns the slots in which rows go on from prompts, as `Engine.insert` says; `cache` is that of the prompts."""
+    draws = len(rows_R) // len(prompt.tokens_BP)
+    ways: Any = jax.tree.map(lambda x: jnp.broadcast_to(x, rows_R.shape), drawing)
+    last_R, position_R = (jnp.repeat(x[:, -1], draws) for x in (prompt.tokens_BP, prompt.positions_BP))
+    cache = cache.repeat(draws).replace(index=None)
+    new = Slots(cache, last_R, position_R, jnp.zeros_like(last_R), jax.vmap(_key)(ways), ways)
+    old = slots.replace(cache=slots.cache.replace(index=None))
+    made: Any = jax.tree.map(lambda x, x_R: x.at[rows_R].set(x_R.astype(x.dtype), mode='drop'), old, new)
+    found: Slots = made.replace(cache=made.cache.replace(index=slots.cache.index))
+    return found
+
+
+def _drawn(slots: Slots, logits_BV: jax.Array, banned: Sequence[int]) -> tuple[Slots, jax.Array, jax.Array]:
+    """Returns what `Engine.step` does, of slots whose cache has the last tokens already."""
+    allowed_BV = jnp.where(banned_mask(logits_BV.shape[1], banned)[None], -jnp.inf, logits_BV)
+    keys_B = jax.vmap(jax.random.fold_in)(slots.keys_B, slots.step_B)
+    chosen_B = _draw(keys_B, allowed_BV, slots.drawing).astype(jnp.int32)
+    logprobs_B = jnp.take_along_axis(jax.nn.log_softmax(logits_BV), chosen_B[:, None], 1)[:, 0]
+    gone_on = slots.replace(
+        cache=slots.cache.replace(index=slots.cache.index % slots.cache.slots),
+        last_B=chosen_B,
+        position_B=jnp.where(slots.position_B >= 0, slots.position_B + 1, -1),
+        step_B=slots.step_B + 1,
+    )
+    return gone_on, chosen_B, logprobs_B
 
 
 def _key(drawing: Drawing) -> jax.Array:

@@ -6,9 +6,24 @@ from typing import Any
 
 import jax
 
+from tformer.errors import UserError
+
 # The cache has so many slots (the second number) until a step (the first), and more from there. Empty: all of them from
 # the beginning.
 Growth = Sequence[tuple[int, int]]
+
+
+def slots_of(cache: Any) -> int | None:
+    """Returns the slots of a row of a cache; None where it is of one size, whatever was read."""
+    slots: int | None = getattr(cache, 'slots', None)
+    return slots
+
+
+def check_slots(cache: Any, needed: int, growth: Growth = ()) -> None:
+    """Raises a `UserError` where a cache has fewer slots than a search needs, once it has grown."""
+    slots = growth[-1][1] if growth else slots_of(cache)
+    if slots is not None and slots < needed:
+        raise UserError(f'a cache of {slots} slots is too small: the prompt and what may be written need {needed}')
 
 
 def go_on(going: Callable[[Any], jax.Array], advance: Callable[[Any], Any], state: Any, growth: Growth) -> Any:

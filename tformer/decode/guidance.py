@@ -10,6 +10,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from tformer.decode.growth import slots_of
 from tformer.decode.sample import Extend
 from tformer.model import positions_of
 
@@ -19,6 +20,10 @@ class Doubled(flax.struct.PyTreeNode):
 
     cache: Any
     last_B: jax.Array  # where each prompt's last token stands: at position 0 of the row without it
+
+    @property
+    def slots(self) -> int | None:
+        return slots_of(self.cache)
 
     def branch(self, hypotheses: int) -> 'Doubled':
         return self.replace(cache=self.cache.branch(hypotheses))

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from tformer.decode.growth import Growth, go_on
+from tformer.decode.growth import Growth, check_slots, go_on
 from tformer.decode.penalties import History
 from tformer.decode.rules import Rules
 from tformer.layers import masks
@@ -237,6 +237,7 @@ def _generate(
 ) -> tuple[jax.Array, jax.Array]:
     """The loop of `greedy` and `sample`."""
     max_len = ending.max_len
+    check_slots(cache, prompt.tokens_BP.shape[1] - 1 + max_len, growth)
     first_B, ended_B = prompt.positions_BP[:, -1] + 1, prompt.positions_BP[:, -1] < 0
 
     def unfinished(state: State) -> jax.Array:
@@ -285,6 +286,9 @@ def greedy(
     The cache is empty, with slots for the prompt and, but for its `growth`, `max_len` tokens. `rules` change the
     logits before. Returns (tokens_BT, int32, PAD after `eos`; scores_B, the sum of the model's own log-probabilities of
     these tokens).
+
+    Raises:
+      UserError: the cache has too few slots.
     """
     return _generate(extend, cache, prompt, ending, rules, lambda logits_BV, _: jnp.argmax(logits_BV, 1), growth)
 

@@ -6,12 +6,14 @@ The text has the distribution of the model by itself (Leviathan et al. 2023, alg
 Shapes: B batch, P prompt length, D drafted tokens, N = D + 1, T new tokens, S places of a text, V vocabulary.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from tformer.decode.growth import check_slots
 from tformer.decode.penalties import History
 from tformer.decode.rules import Rules
 from tformer.decode.sample import PAD, Ending, Extend, Prompt, banned_mask, prefill
@@ -39,6 +41,20 @@ class Draft(NamedTuple):
     keep: Callable[[Any, jax.Array], Any]  # (state, how many tokens of N each row keeps_B) -> state
 
 
+class Loop(NamedTuple):
+    """What stays as it is from one reading to the next."""
+
+    extend: Extend
+    prompt: Prompt
+    ending: Ending
+    draft: Draft
+    number: int
+    longest: int
+    keys_B: jax.Array
+    warp: Warp
+    rules: Rules
+
+
 class State(NamedTuple):
     """The loop's state."""
 
@@ -46,6 +62,18 @@ class State(NamedTuple):
     scores_B: jax.Array
     ended_B: jax.Array
     ruled: Any  # the state of the constraint
+    cache: Any
+    drafting: Any
+
+
+class Reading(NamedTuple):
+    """Drafted tokens, and what the model says of each, and of the one after them."""
+
+    drafted_BD: jax.Array
+    drafted_BDV: jax.Array | None  # log-probabilities; None: they are certain
+    steps_BN: jax.Array  # new tokens before each
+    keys_BN3: jax.Array
+    logits_BNV: jax.Array
     cache: Any
     drafting: Any
 
@@ -74,84 +102,79 @@ def speculate(
     Each row goes on by as many tokens as the model agrees with, and one more, whatever the others do. `warp` gives the
     distribution that tokens are drawn from: with `greedy_warp` the text is that of `greedy`. The cache has slots for
     the prompt, `max_len` tokens and `number` more; positions are below `longest`.
+
+    Raises:
+      UserError: the cache has too few slots.
     """
-    D, max_len, B = number, ending.max_len, len(prompt.tokens_BP)
-    first_B = prompt.positions_BP[:, -1]
-
-    def unfinished(state: State) -> jax.Array:
-        return ~jnp.all(state.ended_B)
-
-    def advance(state: State) -> State:
-        written, count_B = state.written, state.written.count_B
-        steps_BN = count_B[:, None] + jnp.arange(D + 1)[None]
-        keys_BN3 = _keys(keys_B, steps_BN)
-        drafted_BD, drafted_BDV, drafting = draft.propose(state.drafting, written, keys_BN3[:, :D, 0])
-        read_BN = jnp.concatenate([written.last_B[:, None], drafted_BD], 1)
-        positions_BN = _positions(first_B[:, None], steps_BN, longest)
-        logits_BNV, cache = extend(read_BN, positions_BN, state.cache)
-        logits_BNV = jax.vmap(jax.vmap(ending.force))(logits_BNV.astype(jnp.float32), steps_BN)
-
-        tokens_BS = _put(written.tokens_BS, drafted_BD, count_B)
-        given = (prompt, tokens_BS, drafted_BD, steps_BN)
-        logprobs_BNV, ruled = _distributions(logits_BNV, *given, state.ruled, ending, warp, rules)
-        accepted_B, next_B = _judge(logprobs_BNV, drafted_BD, drafted_BDV, keys_BN3)
-
-        chosen_BN = jnp.where(jnp.arange(D + 1)[None] == accepted_B[:, None], next_B[:, None], _padded(drafted_BD))
-        ends_BN = ending.ends(chosen_BN) | (steps_BN == max_len - 1)
-        kept_B = jnp.minimum(accepted_B, jnp.argmax(ends_BN.at[:, -1].set(True), 1)) + 1
-        kept_B = jnp.where(state.ended_B, 0, kept_B)
-        counts_BN = jnp.arange(D + 1)[None] < kept_B[:, None]
-        own_BNV = jax.nn.log_softmax(logits_BNV)
-        scores_BN = jnp.take_along_axis(own_BNV, chosen_BN[:, :, None], 2)[:, :, 0]
-        last_B = jnp.take_along_axis(chosen_BN, jnp.maximum(kept_B - 1, 0)[:, None], 1)[:, 0]
-        at = jax.tree.map(lambda *states: jax.vmap(lambda i, *each: jnp.stack(each)[i])(accepted_B, *states), *ruled)
-        return State(
-            Written(
-                _put(written.tokens_BS, chosen_BN, count_B), count_B + kept_B, jnp.where(state.ended_B, PAD, last_B)
-            ),
-            state.scores_B + jnp.sum(jnp.where(counts_BN, scores_BN, 0.0), 1),
-            state.ended_B | jnp.any(ends_BN & counts_BN, 1),
-            rules.follow(at, next_B),
-            cache.back(D + 1 - kept_B),
-            draft.keep(drafting, kept_B),
-        )
-
-    none_BS = jnp.full((B, max_len + D + 1), PAD, jnp.int32)
+    B, max_len = len(prompt.tokens_BP), ending.max_len
+    check_slots(cache, prompt.tokens_BP.shape[1] - 1 + max_len + number)
+    none_BS = jnp.full((B, max_len + number + 1), PAD, jnp.int32)
     start = State(
         Written(none_BS, jnp.zeros(B, jnp.int32), prompt.tokens_BP[:, -1].astype(jnp.int32)),
         scores_B=jnp.zeros(B, jnp.float32),
-        ended_B=first_B < 0,
+        ended_B=prompt.positions_BP[:, -1] < 0,
         ruled=rules.start((B,)),
         cache=prefill(extend, cache, prompt).by_row(),
         drafting=draft.state,
     )
-    end = jax.lax.while_loop(unfinished, advance, start)
+    loop = Loop(extend, prompt, ending, draft, number, longest, keys_B, warp, rules)
+    end = jax.lax.while_loop(lambda state: ~jnp.all(state.ended_B), functools.partial(_advance, loop), start)
     tokens_BT = end.written.tokens_BS[:, :max_len]
     return jnp.where(jnp.arange(max_len)[None] < end.written.count_B[:, None], tokens_BT, PAD), end.scores_B
 
 
-def _distributions(
-    logits_BNV: jax.Array,
-    prompt: Prompt,
-    tokens_BS: jax.Array,
-    drafted_BD: jax.Array,
-    steps_BN: jax.Array,
-    state: Any,
-    ending: Ending,
-    warp: Warp,
-    rules: Rules,
-) -> tuple[jax.Array, list[Any]]:
-    """Returns the log-probabilities by which each token is drawn, and the constraint's state before each: after the
-    drafted ones in front of it, which stand in tokens_BS."""
-    V, N = logits_BNV.shape[2], logits_BNV.shape[1]
-    logprobs, states = [], [state]
-    for place in range(N):
-        logits_BV = jnp.where(banned_mask(V, ending.banned)[None], -jnp.inf, logits_BNV[:, place])
-        if rules.any:
-            logits_BV = _ruled(rules, logits_BV, states[-1], prompt, tokens_BS, steps_BN[:, place], ending)
-        logprobs.append(warp(logits_BV))
-        if place < N - 1:
-            states.append(rules.follow(states[-1], drafted_BD[:, place]))
+def _advance(loop: Loop, state: State) -> State:
+    """Returns the state after one reading: each row has what it keeps of its drafted tokens, and the one after them."""
+    read, ending, N = _read(loop, state), loop.ending, loop.number + 1
+    logprobs_BNV, ruled = _distributions(loop, state, read)
+    accepted_B, next_B = _judge(logprobs_BNV, read.drafted_BD, read.drafted_BDV, read.keys_BN3)
+
+    chosen_BN = jnp.where(jnp.arange(N)[None] == accepted_B[:, None], next_B[:, None], _padded(read.drafted_BD))
+    ends_BN = ending.ends(chosen_BN) | (read.steps_BN == ending.max_len - 1)
+    kept_B = jnp.minimum(accepted_B, jnp.argmax(ends_BN.at[:, -1].set(True), 1)) + 1
+    kept_B = jnp.where(state.ended_B, 0, kept_B)
+    counts_BN = jnp.arange(N)[None] < kept_B[:, None]
+    own_BNV = jax.nn.log_softmax(read.logits_BNV)
+    scores_BN = jnp.take_along_axis(own_BNV, chosen_BN[:, :, None], 2)[:, :, 0]
+    last_B = jnp.take_along_axis(chosen_BN, jnp.maximum(kept_B - 1, 0)[:, None], 1)[:, 0]
+    at = jax.tree.map(lambda *states: jax.vmap(lambda i, *each: jnp.stack(each)[i])(accepted_B, *states), *ruled)
+    tokens_BS, count_B, _ = state.written
+    return State(
+        Written(_put(tokens_BS, chosen_BN, count_B), count_B + kept_B, jnp.where(state.ended_B, PAD, last_B)),
+        state.scores_B + jnp.sum(jnp.where(counts_BN, scores_BN, 0.0), 1),
+        state.ended_B | jnp.any(ends_BN & counts_BN, 1),
+        loop.rules.follow(at, next_B),
+        read.cache.back(N - kept_B),
+        loop.draft.keep(read.drafting, kept_B),
+    )
+
+
+def _read(loop: Loop, state: State) -> Reading:
+    """Drafts tokens for each row, and reads them behind its last one."""
+    written, D = state.written, loop.number
+    steps_BN = written.count_B[:, None] + jnp.arange(D + 1)[None]
+    keys_BN3 = _keys(loop.keys_B, steps_BN)
+    drafted_BD, drafted_BDV, drafting = loop.draft.propose(state.drafting, written, keys_BN3[:, :D, 0])
+    read_BN = jnp.concatenate([written.last_B[:, None], drafted_BD], 1)
+    positions_BN = _positions(loop.prompt.positions_BP[:, -1:], steps_BN, loop.longest)
+    logits_BNV, cache = loop.extend(read_BN, positions_BN, state.cache)
+    logits_BNV = jax.vmap(jax.vmap(loop.ending.force))(logits_BNV.astype(jnp.float32), steps_BN)
+    return Reading(drafted_BD, drafted_BDV, steps_BN, keys_BN3, logits_BNV, cache, drafting)
+
+
+def _distributions(loop: Loop, state: State, read: Reading) -> tuple[jax.Array, list[Any]]:
+    """Returns the log-probabilities by which each token is drawn, [B, N, V], and the constraint's state before each:
+    after the drafted ones in front of it."""
+    tokens_BS = _put(state.written.tokens_BS, read.drafted_BD, state.written.count_B)
+    mask_1V = banned_mask(read.logits_BNV.shape[2], loop.ending.banned)[None]
+    logprobs, states = [], [state.ruled]
+    for place in range(loop.number + 1):
+        logits_BV = jnp.where(mask_1V, -jnp.inf, read.logits_BNV[:, place])
+        if loop.rules.any:
+            logits_BV = _ruled(loop, logits_BV, states[-1], tokens_BS, read.steps_BN[:, place])
+        logprobs.append(loop.warp(logits_BV))
+        if place < loop.number:
+            states.append(loop.rules.follow(states[-1], read.drafted_BD[:, place]))
     return jnp.stack(logprobs, 1), states
 
 
@@ -188,21 +211,14 @@ def _keys(keys_B: jax.Array, steps_BN: jax.Array) -> jax.Array:
     return jax.vmap(jax.vmap(lambda key: jax.random.split(key, 3)))(at_step)
 
 
-def _ruled(
-    rules: Rules,
-    logits_BV: jax.Array,
-    state: Any,
-    prompt: Prompt,
-    tokens_BS: jax.Array,
-    step_B: jax.Array,
-    ending: Ending,
-) -> jax.Array:
+def _ruled(loop: Loop, logits_BV: jax.Array, state: Any, tokens_BS: jax.Array, step_B: jax.Array) -> jax.Array:
     """Returns the logits of step `step_B` of each row, after the first so many of its tokens."""
+    prompt, ending = loop.prompt, loop.ending
 
     def one(*row: Any) -> jax.Array:
         logits, state, tokens, positions, new = jax.tree.map(lambda x: x[None], row[:-1])
         history = History.of(tokens, positions >= 0, new, row[-1])
-        return rules(logits, state, history, ending.max_len, ending.eos)[0]
+        return loop.rules(logits, state, history, ending.max_len, ending.eos)[0]
 
     return jax.vmap(one)(logits_BV, state, prompt.tokens_BP, prompt.positions_BP, tokens_BS, step_B)
 

@@ -1,6 +1,6 @@
 """Generates text from text: shared by `tformer generate` and the metrics of generated text."""
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -21,7 +21,6 @@ from tformer.decode.generate import Generate, make_generate, read_together, text
 from tformer.decode.rules import Rules
 from tformer.errors import UserError
 
-TextGenerator = Callable[..., list[str]]
 Place = Callable[[dict[str, np.ndarray]], Mapping[str, Any]]
 Share = tuple[int, int]  # (number of a share, from 0; how many equal ones there are)
 
@@ -113,16 +112,9 @@ def common(inputs: Sequence[list[int]]) -> list[int]:
     return list(least[: min(same, shortest) // SHARED * SHARED])
 
 
-def make_text_generator(model: nn.Module, config: Config, tokenizers: Tokenizers, *, cut: bool) -> TextGenerator:
-    """Returns generate(variables, texts, seed=0) -> the best output for each text, in order: what `make_writer`
-    writes."""
-    writer = make_writer(model, config, tokenizers, cut=cut)
-
-    def generated(variables: Any, texts: Sequence[str | Messages], seed: int = 0) -> list[str]:
-        found = dict(writer.write(variables, texts, seed))
-        return [found[i][0].text for i in range(len(texts))]
-
-    return generated
+def best(written: Iterable[tuple[int, list[Output]]]) -> list[str]:
+    """Returns the best output for each text, in their order, of what a writer yields."""
+    return [outputs[0].text for _, outputs in sorted(written)]
 
 
 def make_writer(

@@ -102,6 +102,16 @@ def make_mesh(config: config_lib.Mesh, devices: Sequence[jax.Device] | None = No
     return Mesh(laid_out, AXES, axis_types=(jax.sharding.AxisType.Auto,) * len(AXES))
 
 
+def mesh_of(arrays: Any) -> Mesh:
+    """Returns the mesh that a tree of arrays is on; where it is on none, that of its device, or of the first one."""
+    there = [x for x in jax.tree.leaves(arrays) if isinstance(x, jax.Array)]
+    for x in there:
+        if isinstance(x.sharding, NamedSharding) and isinstance(x.sharding.mesh, Mesh):
+            return x.sharding.mesh
+    devices = [device for x in there for device in x.devices()]
+    return make_mesh(config_lib.Mesh(), [*devices, *jax.local_devices()][:1])
+
+
 @contextlib.contextmanager
 def apart() -> Iterator[None]:
     """A context in which each of several processes has a mesh of its own devices."""

@@ -84,6 +84,11 @@ class Cache(flax.struct.PyTreeNode):
     encoder_positions_BS: jax.Array | None = None  # of the encoder's tokens; None without an encoder
     branches_BMS: jax.Array | None = None  # True at the slots that hypothesis m has; None: a row is one text
 
+    @property
+    def slots(self) -> int:
+        """How many tokens of a row, hypotheses of it included, have room."""
+        return self.positions_BS.shape[1]
+
     def place(self, positions_BT: jax.Array, prefix_BT: jax.Array | None = None) -> 'Cache':
         """Returns the cache with the positions of T new tokens in the next slots, and the index moved past them.
 
