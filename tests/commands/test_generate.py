@@ -175,9 +175,10 @@ def test_what_two_processes_left_one_finishes(tmp_path: pathlib.Path, victim, ho
     lives = resuming.begin(tmp_path, commands[0], STORED, 2, before=dying, victim=victim)
     other = lives[1 - victim]
     assert lives[victim].wait() == -signal.SIGKILL
+    code = other.wait()
     said = {1: 'tformer: another process of the run has ended; the same command resumes from what is saved ('}
     said |= {} if victim else {-signal.SIGABRT: 'another task died'}
-    assert other.said.count(said[other.wait()]) == 1 and 'Traceback' not in other.said
+    assert other.said.count(said[code]) == 1 and 'Traceback' not in other.said
     assert len(parts[victim].read_text().splitlines()) == 1 + 2
     assert len(parts[1 - victim].read_text().splitlines()) > 4 and not files[0].exists()
     resuming.end(resuming.begin(tmp_path, commands[0], STORED))
