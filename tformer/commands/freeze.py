@@ -99,10 +99,12 @@ class Frozen(NamedTuple):
             >>> tformer.load_frozen('frozen/lm').write(['def f(x):'], 20)
 
         Raises:
-          UserError: a text leaves no room for so many.
+          UserError: a text leaves no room for so many, or no text of the run's form is that short.
         """
-        writer, batch, engine, rows = self.parts
+        writer, batch, engine, rows, least = self.parts
         read = writer.read(texts)
+        if most < least:
+            raise UserError(f'the shortest text that fits has {least} tokens with its end, and {most} are asked for')
         for tokens in read:
             if most > (room := row_writer.room(self.config, tokens)):
                 raise UserError(f'a text of {len(tokens)} tokens leaves {room} new ones, and {most} are asked for')
@@ -125,5 +127,7 @@ def load_frozen(path: str | pathlib.Path) -> Frozen:
     tensors = safetensors.open_files([place / safetensors.WHOLE])
     variables = [jax.device_put(tensors[str(number)]) for number in range(len(tensors))]
     config = workdir_lib.read_config(place)
-    writer, batch = row_writer.reader(config, Tokenizers.load(place))
-    return Frozen(config, RowWriter(writer, batch, engine, rows), variables)
+    tokenizers = Tokenizers.load(place)
+    writer, batch = row_writer.reader(config, tokenizers)
+    _, least = row_writer.rules_and_least(config, tokenizers)
+    return Frozen(config, RowWriter(writer, batch, engine, rows, least), variables)

@@ -84,10 +84,10 @@ def make_scheduler(run: Run, *, rows: int, most_waiting: int) -> tuple[row_write
     Raises:
       UserError: as `row_writer.make`.
     """
-    made, variables = row_writer.make(run, rows), for_steps(run.model.cfg, run.variables)
+    made, variables = row_writer.make(run, rows, own_biases=True), for_steps(run.model.cfg, run.variables)
     mesh = sharding.make_mesh(run.config.mesh)
     with jax.set_mesh(mesh):  # the first request need not wait for the compiler
-        first = made.batch(made.writer.read([''])[0])
+        first = made.batch(made.writer.read([''])[0]) | row_writer.bias_of({})
         slots = made.engine.insert(variables, made.engine.empty(variables), first, np.int32(0), Drawing())
         jax.block_until_ready(made.engine.free(made.engine.step(variables, slots)[0], np.int32(0)))
     options: dict[str, Any] = {'decode': made.writer.decode, 'ends': made.writer.ends}
