@@ -39,6 +39,8 @@ def make_app(name: str, run: Run, made: row_writer.RowWriter, scheduler: Schedul
             'status': scheduler.closed or 'ok',
             'writing': len(scheduler.writing),
             'waiting': len(scheduler.waiting),
+            'prompt_tokens': made.kept.given if made.kept else None,
+            'kept_tokens': made.kept.kept if made.kept else None,
         }
         return JSONResponse(state, 200 if scheduler.closed is None else 503)
 

@@ -12,6 +12,7 @@ from tformer.config import Config, Decode
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.decode import buckets
 from tformer.decode.engine import KNOWN, Engine, make_engine, unknown
+from tformer.decode.kept_prompts import KeptPrompts
 from tformer.decode.rules import Rules
 from tformer.decode.text import Writer, make_writer, rules_of
 from tformer.distributed import sharding
@@ -29,15 +30,17 @@ class RowWriter(NamedTuple):
     engine: Engine
     rows: int
     least: int = 1  # tokens of the shortest text of the run's form
+    kept: KeptPrompts | None = None  # from which the engine's prompts go on; None: from none
 
 
 MOST_BIASED = 300  # tokens that a text biases by itself
 
 
-def make(run: Run, rows: int, *, own_biases: bool = False) -> RowWriter:
+def make(run: Run, rows: int, *, own_biases: bool = False, kept: int = 0) -> RowWriter:
     """Returns what writes at least so many texts of a run at once, on the devices of config.mesh.
 
-    With `own_biases` batches have those of their texts, which `bias_of` makes.
+    With `own_biases` batches have those of their texts, which `bias_of` makes. So many prompts are `kept`, where they
+    can be read in parts.
 
     Raises:
       UserError: the run does not write text, its model is recurrent, or `unknown` fields are set.
@@ -56,7 +59,9 @@ def make(run: Run, rows: int, *, own_biases: bool = False) -> RowWriter:
     rules, least = rules_and_least(config, run.tokenizers)
     options: dict[str, Any] = {'banned': writer.banned, 'rules': rules, 'eos': writer.ends[0]}
     options |= {'rows': rows, 'slots': longest, 'chunk': config.decode.prefill_chunk}
-    return RowWriter(writer, batch, make_engine(build(config.model), first, **options), rows, least)
+    engine = make_engine(build(config.model), first, **options)
+    store = KeptPrompts(engine, kept) if kept and writer.shares else None
+    return RowWriter(writer, batch, engine if store is None else store.keeping(), rows, least, store)
 
 
 def rules_and_least(config: Config, tokenizers: Tokenizers) -> tuple[Rules, int]:
@@ -87,6 +92,14 @@ def room(config: Config, tokens: Sequence[int]) -> int:
     """Returns how many new tokens the model has room for after these, which it reads."""
     paired = config.model.family == 'encoder_decoder'
     return config.model.max_len + 1 - len(config.data.start if paired else tokens)
+
+
+def example(made: RowWriter, length: int) -> dict[str, np.ndarray]:
+    """Returns a batch whose prompt is padded to a length of `lengths`."""
+    batch = made.batch(made.writer.read([''])[0])
+    if batch['inputs'].shape[1] == length or 'encoder_inputs' in batch:
+        return batch
+    return made.batch([made.writer.pad] * length)
 
 
 def lengths(config: Config) -> list[int]:

@@ -25,6 +25,7 @@ from tformer.decode.generate import begin
 from tformer.decode.penalties import History
 from tformer.decode.rules import Rules
 from tformer.decode.sample import Prompt, Sampling, banned_mask, prefill
+from tformer.decode.sample import read as read_further
 
 
 class Drawing(NamedTuple):
@@ -88,6 +89,10 @@ class Engine(NamedTuple):
     # (variables, slots) -> (slots, the next token of each row, its log-probability by the model)
     step: Callable[[Any, Slots], tuple[Slots, jax.Array, jax.Array]]
     free: Callable[[Slots, Any], Slots]  # (slots, row) -> slots in which the row is free
+    # (variables, slots, a batch of one row, row, drawing, cache, number) -> (the slots of `insert`, the prompt's cache,
+    # which others go on from). Of the prompt the batch has what is behind so many tokens that a cache has; None: it has
+    # all. None: programs in files
+    resume: Callable[..., tuple[Slots, Any]] | None = None
 
 
 def make_engine(
@@ -112,17 +117,27 @@ def make_engine(
     """
     recent = max([len(tokens) - 1 for tokens, _ in rules.bias] + [1])
 
-    def read(variables: Any, batch: Mapping[str, Any], size: int, end: Any) -> tuple[Any, Prompt]:
-        """Returns the cache of a batch, a ring of `size` slots whose next one is `end`, and its prompts."""
+    def read(variables: Any, batch: Mapping[str, Any], size: int) -> tuple[Any, Prompt]:
+        """Returns the cache of a batch, of at least `size` slots, and its prompts."""
         extend, cache, prompt = begin(model, variables, batch, max(batch['inputs'].shape[1], size), chunk)
-        return prefill(extend, cache, prompt).ring(size, end), prompt
+        return prefill(extend, cache, prompt), prompt
+
+    def read_on(variables: Any, batch: Mapping[str, Any], kept: Any, number: Any) -> tuple[Any, Prompt]:
+        """Returns the cache of a prompt that goes on behind the first `number` tokens of one whose cache is `kept`."""
+        extend, _, prompt = begin(model, variables, batch, 1, chunk)
+        padding = jnp.sum(prompt.positions_BP < 0)  # in front; behind the tokens it is written over
+        tokens_BT, positions_BT = (jnp.roll(x[:, :-1], -padding, 1) for x in (prompt.tokens_BP, prompt.positions_BP))
+        T, S = tokens_BT.shape[1], kept.positions_BS.shape[1]
+        positions_BS = jnp.where(jnp.arange(S)[None] < number, kept.positions_BS, -1)
+        cache = kept.replace(positions_BS=positions_BS, index=number).grown(S + T)
+        return read_further(extend, cache, tokens_BT, positions_BT, chunk=chunk, empty=False).back(padding), prompt
 
     def own_bias(batch: Mapping[str, Any]) -> tuple[Any, Any] | None:
         return (batch['bias_tokens'], batch['bias_values']) if 'bias_tokens' in batch else None
 
     @jax.jit
     def empty(variables: Any) -> Slots:
-        shapes, _ = jax.eval_shape(lambda: read(variables, example, slots, jnp.int32(0)))
+        shapes = jax.eval_shape(lambda: read(variables, example, slots)[0].ring(slots, jnp.int32(0)))
         bias = jax.tree.map(lambda x: jnp.zeros((rows, *x.shape[1:]), x.dtype), own_bias(example))
         cache = jax.tree.map(lambda x: jnp.zeros((rows, *x.shape[1:]), x.dtype), shapes.replace(index=None))
         drawing: Any = jax.tree.map(lambda value: jnp.zeros(rows, jnp.asarray(value).dtype), Drawing())
@@ -131,9 +146,10 @@ def make_engine(
         recent_BK, ruled = jnp.full((rows, recent), -1, jnp.int32), rules.start((rows,))
         return Slots(cache.replace(index=jnp.int32(0)), recent_BK, nothing - 1, nothing, ruled, bias, keys_B, drawing)
 
-    @functools.partial(jax.jit, donate_argnums=1)
-    def insert(variables: Any, slots: Slots, batch: Mapping[str, Any], row: jax.Array, drawing: Drawing) -> Slots:
-        cache, prompt = read(variables, batch, slots.cache.positions_BS.shape[1], slots.cache.index)
+    def put(
+        slots: Slots, found: tuple[Any, Prompt], batch: Mapping[str, Any], row: jax.Array, drawing: Drawing
+    ) -> Slots:
+        cache, prompt = found[0].ring(slots.cache.positions_BS.shape[1], slots.cache.index), found[1]
         rows_R = jnp.atleast_1d(row)
         draws = len(rows_R) // len(prompt.tokens_BP)
         ways: Any = jax.tree.map(lambda x: jnp.broadcast_to(x, rows_R.shape), drawing)
@@ -146,6 +162,25 @@ def make_engine(
         old = slots.replace(cache=slots.cache.replace(index=None))
         made: Any = jax.tree.map(lambda x, x_R: x.at[rows_R].set(x_R.astype(x.dtype), mode='drop'), old, new)
         return made.replace(cache=made.cache.replace(index=slots.cache.index))
+
+    @functools.partial(jax.jit, donate_argnums=1)
+    def insert(variables: Any, slots: Slots, batch: Mapping[str, Any], row: jax.Array, drawing: Drawing) -> Slots:
+        return put(slots, read(variables, batch, slots.cache.positions_BS.shape[1]), batch, row, drawing)
+
+    @functools.partial(jax.jit, donate_argnums=1)
+    def resume(
+        variables: Any,
+        slots: Slots,
+        batch: Mapping[str, Any],
+        row: jax.Array,
+        drawing: Drawing,
+        kept: Any,
+        number: jax.Array,
+    ) -> tuple[Slots, Any]:
+        size = slots.cache.positions_BS.shape[1]
+        found = read(variables, batch, size) if kept is None else read_on(variables, batch, kept, number)
+        cache = found[0].ring(size, found[1].positions_BP[0, -1])  # position p in slot p
+        return put(slots, (cache, found[1]), batch, row, drawing), cache
 
     @functools.partial(jax.jit, donate_argnums=1)
     def step(variables: Any, slots: Slots) -> tuple[Slots, jax.Array, jax.Array]:
@@ -175,7 +210,7 @@ def make_engine(
     def free(slots: Slots, row: jax.Array) -> Slots:
         return slots.replace(position_B=slots.position_B.at[row].set(-1))
 
-    return Engine(empty, insert, step, free)
+    return Engine(empty, insert, step, free, resume)
 
 
 def _last(prompt: Prompt, number: int) -> jax.Array:

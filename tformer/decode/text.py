@@ -178,9 +178,14 @@ def rules_of(config: Config, tokenizers: Tokenizers) -> Rules:
 
 def _shares(config: Config) -> bool:
     """Returns whether the beginnings of a run's prompts can be read apart from the rest of them."""
-    whole = tasks.TASKS[config.train.objective].prefix and config.data.bidirectional_prefix
-    plain = config.model.family == 'decoder' and not whole and config.decode.guidance == 1
-    return plain and read_together(config.model) is None
+    return config.model.family == 'decoder' and config.decode.guidance == 1 and read_whole(config) is None
+
+
+def read_whole(config: Config) -> str | None:
+    """Returns the choice by which the tokens of a run's prompts must be read together, or None."""
+    prefix = config.model.family == 'decoder' and tasks.TASKS[config.train.objective].prefix
+    both_ways = prefix and config.data.bidirectional_prefix
+    return 'data.bidirectional_prefix=True' if both_ways else read_together(config.model)
 
 
 def _reader(config: Config, tokenizers: Tokenizers, cut: bool) -> Callable[[Sequence[str | Messages]], list[list[int]]]:
