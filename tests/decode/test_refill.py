@@ -18,7 +18,7 @@ from tformer.model import build
 LETTERS = 'abcdefgh .'
 MOST = 9
 GREEDY, DRAWN = {'strategy': 'greedy'}, {'strategy': 'sample', 'temperature': '9.0'}
-RULED = {**DRAWN, 'bias': 'ab=30,c=-20', 'regex': '[a-h]{3,6}'}
+RULED = {**DRAWN, 'bias': 'ab=30,c=-20', 'regex': '[a-h]{1,8}'}
 DRAWS = {**DRAWN, 'num_outputs': '3', 'top_k': '12', 'top_p': '0.99', 'min_p': '0.001'}
 
 
