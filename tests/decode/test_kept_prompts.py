@@ -26,6 +26,7 @@ ASKED = [  # prompts, and how many of their tokens a kept one has
     ([*SYSTEM, 9, 8, 7, 6, 5, 4, 3, 4, 5], 20),
     (OTHER[:40], 0),
     (OTHER, 39),  # all of the one before but its last token
+    ([*OTHER, *range(3, V)], 51),  # behind one that itself went on from another
     ([*SYSTEM, 3, 4, 5, 6, 7], 23),  # the same again, of which the rules look back at two tokens
     (SYSTEM[:5], 0),  # too short to save anything
     ([*SYSTEM, *OTHER[:30]], 20),
@@ -66,9 +67,9 @@ def test_texts_are_those_of_prompts_that_are_read_whole(name, chunk) -> None:
     expected, _, _ = written(name, 0)
     found, store, engine = written(name, 2, chunk)
     assert found == expected and len(set(map(tuple, found.values()))) > 3
-    assert found[0][0] == found[4][0] == 9  # by the bias behind the prompt's last tokens
+    assert found[0][0] == found[5][0] == 9  # by the bias behind the prompt's last tokens
     assert (store.given, store.kept) == (sum(len(tokens) for tokens, _ in ASKED), sum(kept for _, kept in ASKED))
-    assert [kept.tokens for kept in store.prompts] == [ASKED[0][0][:-1], ASKED[6][0][:-1]]
+    assert [kept.tokens for kept in store.prompts] == [ASKED[0][0][:-1], ASKED[7][0][:-1]]
     assert engine.resume._cache_size() == 5  # of 16, 32 and 48 tokens alone, of 16 and 32 behind others
     assert engine.insert._cache_size() == 0
 

@@ -123,13 +123,15 @@ def make_engine(
         return prefill(extend, cache, prompt), prompt
 
     def read_on(variables: Any, batch: Mapping[str, Any], kept: Any, number: Any) -> tuple[Any, Prompt]:
-        """Returns the cache of a prompt that goes on behind the first `number` tokens of one whose cache is `kept`."""
+        """Returns the cache of a prompt that goes on behind the first `number` tokens of one whose cache is `kept`.
+
+        What that has behind them is hidden by its positions until it is written over.
+        """
         extend, _, prompt = begin(model, variables, batch, 1, chunk)
         padding = jnp.sum(prompt.positions_BP < 0)  # in front; behind the tokens it is written over
         tokens_BT, positions_BT = (jnp.roll(x[:, :-1], -padding, 1) for x in (prompt.tokens_BP, prompt.positions_BP))
         T, S = tokens_BT.shape[1], kept.positions_BS.shape[1]
-        positions_BS = jnp.where(jnp.arange(S)[None] < number, kept.positions_BS, -1)
-        cache = kept.replace(positions_BS=positions_BS, index=number).grown(S + T)
+        cache = kept.replace(index=number).grown(S + T)
         return read_further(extend, cache, tokens_BT, positions_BT, chunk=chunk, empty=False).back(padding), prompt
 
     def own_bias(batch: Mapping[str, Any]) -> tuple[Any, Any] | None:
