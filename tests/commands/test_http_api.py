@@ -110,7 +110,9 @@ def test_biases_and_forms_of_the_run_and_biases_of_requests_write_what_generate_
     ids=str,
 )
 def test_biases_that_name_nothing_and_lengths_that_fit_nothing_are_refused(given, words) -> None:
-    status, answer = asyncio.run(ask(served_form()[0], {'prompt': 'a', **given}))
+    left = asyncio.Event()
+    left.set()
+    status, answer = asyncio.run(ask(served_form()[0], {'prompt': 'a', **given}, left=left))
     assert (status, answer['error']['type']) == (400, 'invalid_request_error') and words in answer['error']['message']
 
 
