@@ -272,7 +272,7 @@ def test_a_terminal_shows_texts_as_they_grow(tmp_path: pathlib.Path, capsys, mon
 
 
 @pytest.mark.parametrize(
-    'fields', [{'strategy': 'beam'}, {'repetition_penalty': '1.5'}, {'guidance': '2.0'}, {'banned': 'a'}], ids=str
+    'fields', [{'strategy': 'beam'}, {'repetition_penalty': '1.5'}, {'guidance': '2.0'}, {'min_len': '2'}], ids=str
 )
 def test_what_an_engine_does_not_know_is_not_shown_as_it_grows(fields) -> None:
     run = fresh_run('causal_lm', family='decoder')

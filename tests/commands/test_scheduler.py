@@ -14,6 +14,8 @@ from lives import HANG
 from tformer.commands import scheduler as scheduler_lib
 from tformer.commands.scheduler import Piece, Request, Scheduler, Text
 from tformer.config import Mesh
+from tformer.data.tokenizers.bytes_and_characters import Byte, Symbol
+from tformer.data.tokenizers.subwords import SentencePiece
 from tformer.decode.engine import Drawing, Engine
 from tformer.distributed import sharding
 
@@ -208,6 +210,37 @@ def test_half_a_character_and_the_beginning_of_a_stop_wait() -> None:
     assert [piece.text for piece in pieces(['ab', 'c', 'd'], ['bcx'])] == ['a', '', 'bcd', '']
     assert [piece.text for piece in pieces(['ab', 'c'], ['bcx'])] == ['a', '', 'bc']
     assert pieces(['ab', 'c'], ['bcx'], most=2, end=False)[-1] == Piece('bc', [(2, -1.0)], 'length', 'abc')
+
+
+@pytest.mark.parametrize(
+    'made',
+    [
+        Byte(),
+        SentencePiece.train(['the cat sat', 'a=b c\N{BLACK STAR}ts'] * 20),
+        Symbol(('a', 'cat', 'the'), byte_fallback=True),
+    ],
+    ids=lambda made: type(made).__name__,
+)
+def test_a_long_text_is_decoded_a_few_times_and_is_the_same(made) -> None:
+    """Its pieces are its text, whatever tokens say: letters of several bytes, bytes of none, and stops that begin."""
+    rng, decoded = np.random.default_rng(0), []
+    words = made.encode('the cat sat a=b c\N{BLACK STAR}ts ' * 10)
+    ids = [*words, *rng.choice(made.ordinary_ids, 30).tolist(), *words * 4]
+
+    def decode(some):
+        decoded.append(len(some))
+        return made.decode(some)
+
+    stops = ('t sat a=', 'the cat the')
+    for given, text in (((), made.decode(ids)), (stops[1:], made.decode(ids))):
+        found, decoded[:] = Text(len(ids), given, decode, ()), []
+        pieces = [found.add(token, -1.0) for token in ids]
+        assert pieces[-1].whole == text and pieces[-1].finish == 'length'
+        assert ''.join(piece.text for piece in pieces) == text
+        assert max(decoded[:-1]) <= 80 and sum(decoded) < 50 * len(ids) and len(ids) > 200
+    found = Text(len(ids), stops, decode, ())
+    pieces = list(itertools.takewhile(lambda piece: piece.finish is None, (found.add(token, -1.0) for token in ids)))
+    assert ''.join(piece.text for piece in pieces) == made.decode(ids).split(stops[0])[0]
 
 
 def test_text_that_a_decoder_writes_anew_is_not_lost() -> None:

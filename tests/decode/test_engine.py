@@ -3,13 +3,16 @@
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from small_decoding import BANNED, CASES, EOS, LATENT_CASES, B, T, batch_of, make, row
 from tformer import config
+from tformer.decode.constraints import Automaton
 from tformer.decode.engine import Drawing, make_engine, write_all
 from tformer.decode.generate import make_generate
+from tformer.decode.rules import Rules
 
 
 @functools.cache
@@ -64,3 +67,45 @@ def test_each_text_is_that_of_a_batch_of_its_own_whatever_comes_and_goes_beside_
         assert index or score == pytest.approx(total, abs=1e-4)
     assert len({len(written) for written, _ in found.values()}) > 1
     assert engine.step._cache_size() == engine.insert._cache_size() == engine.free._cache_size() == 1
+
+
+# A text begins with 4 and has another one before its end; the tokens that follow others gain and lose.
+FORM = Automaton(
+    jnp.array([0, 0, 2, 0, 1, 0, 0, 0, 0, 0, 0]),
+    jnp.array([[-1, 1, -1], [1, 2, -1], [2, 1, 3], [-1, -1, -1]]),
+    jnp.array([3, 2, 1, 0]),
+)
+BIAS = (((5,), 1.5), ((4, 7), 6.0), ((3, 4, 8), -9.0), ((7, 7, 9), 9.0))
+OWN = [{6: 4.0, 8: -3.5}, {}, {7: -50.0, 9: 2.0, EOS: 1.0}]
+
+
+@pytest.mark.parametrize(
+    'form', [FORM, pytest.param(None, marks=pytest.mark.slow)], ids=lambda form: 'form' if form else 'biases alone'
+)
+def test_texts_have_the_biases_and_the_form_of_their_run_and_biases_of_their_own(form) -> None:
+    """Each is what `generate` writes with all of them; no bias compiles anything, and forms end within each length."""
+    model, variables = model_of('decoder')
+    given = [(index, OWN[index], [Drawing(), Drawing(3.0, seed=8)][index % 2], [T, T, 4][index]) for index in (0, 1, 2)]
+
+    def asked(index, own):
+        tokens, values = np.zeros((1, 3), np.int32), np.zeros((1, 3), np.float32)
+        tokens[0, : len(own)], values[0, : len(own)] = list(own), list(own.values())
+        return {**alone('decoder', index), 'bias_tokens': tokens, 'bias_values': values}
+
+    rules = Rules(constraint=form, bias=BIAS)
+    engine = make_engine(model, asked(0, {}), rows=2, slots=16, banned=BANNED, rules=rules, eos=EOS)
+    texts = ((asked(index, own), drawing, most) for index, own, drawing, most in given)
+    found = {number: tokens for number, tokens, _ in write_all(engine, variables, texts, rows=2, ends=(EOS,))}
+    for index, own, drawing, most in given:
+        both = rules._replace(bias=(*BIAS, *(((token,), value) for token, value in own.items())))
+        decode = config.Decode(
+            'sample' if drawing.temperature else 'greedy', most, temperature=drawing.temperature or 1.0
+        )
+        made = make_generate(model, decode, eos=EOS, banned=BANNED, rules=both)
+        batch = {**row(batch_of('decoder'), index), 'rows': np.zeros(1, np.int32)}
+        expected = np.asarray(made(variables, batch, jax.random.key(drawing.seed))[0])[0].tolist()
+        assert found[index] == expected[: len(found[index])]
+        assert len(found[index]) == most or found[index][-1] == EOS
+        if form:
+            assert found[index][0] == 4 and found[index].count(4) % 2 == 0 and found[index][-1] == EOS
+    assert engine.step._cache_size() == engine.insert._cache_size() == 1

@@ -19,6 +19,7 @@ from tformer.model import build
 LETTERS = 'abcdefgh .'
 MOST = 9
 GREEDY, DRAWN = {'strategy': 'greedy'}, {'strategy': 'sample', 'temperature': '9.0'}
+RULED = {**DRAWN, 'bias': 'ab=30,c=-20', 'regex': '[a-h]{1,8}'}
 DRAWS = {**DRAWN, 'num_outputs': '3', 'top_k': '12', 'top_p': '0.99', 'min_p': '0.001'}
 
 
@@ -78,7 +79,10 @@ LATENTS = (*PREFIX, {**LATENT, 'query_latent_dim': None})
         (DECODER, DRAWS),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
-            for case in ((DECODER, GREEDY), (PREFIX, DRAWN), (BOTH, DRAWN), (LATENTS, DRAWN))
+            for case in (
+                *((DECODER, GREEDY), (PREFIX, DRAWN), (BOTH, DRAWN)),
+                *((DECODER, RULED), (BOTH, RULED), (LATENTS, DRAWN)),
+            )
         ),
     ],
     ids=str,
@@ -160,6 +164,7 @@ def test_rows_on_eight_devices_write_what_one_device_writes(kind, mesh) -> None:
     [
         ({}, True),
         ({'decode.strategy': 'sample', 'decode.num_outputs': '2', 'decode.top_k': '3'}, True),
+        ({'decode.bias': 'ab=2', 'decode.begin': 'a'}, True),
         ({'decode.strategy': 'beam'}, False),
         ({'decode.strategy': 'mbr'}, False),
         ({'decode.repetition_penalty': '1.5'}, False),

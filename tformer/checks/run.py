@@ -8,7 +8,7 @@ from tformer.config import Config, Decode, Model, Optimizer, own_layers
 from tformer.config.tasks import TASKS
 from tformer.data.tokenizers import biased_texts
 from tformer.decode.constraints import CONSTRAINTS
-from tformer.decode.generate import read_together
+from tformer.decode.text import read_whole
 from tformer.layers.norms import NORMS
 from tformer.layers.parametrization import parametrization
 from tformer.objectives import LOSSES, whole_batch_head
@@ -102,9 +102,7 @@ def _check_decode(decode: Decode) -> None:
 
 def _check_prefill(config: Config) -> None:
     """Refuses to read a prompt in parts where its tokens depend on being read together."""
-    whole = read_together(config.model)
-    if config.model.family == 'decoder' and TASKS[config.train.objective].prefix and config.data.bidirectional_prefix:
-        whole = 'data.bidirectional_prefix=True'
+    whole = read_whole(config)
     chunk = config.decode.prefill_chunk
     require(
         chunk is None or whole is None,

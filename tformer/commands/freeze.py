@@ -75,17 +75,9 @@ def freeze(
     with new_directory(pathlib.Path(path)) as place:
         run.tokenizers.save(place)
         workdir_lib.save_config(place, run.config)
-        batches = [_example(made, length) for length in row_writer.lengths(run.config)]
+        batches = [row_writer.example(made, length) for length in row_writer.lengths(run.config)]
         programs.save(place, made.engine, variables, batches, made.rows, platforms or None)
         safetensors.write(place / safetensors.WHOLE, shapes, lambda name: leaves[int(name)])
-
-
-def _example(made: RowWriter, length: int) -> dict[str, np.ndarray]:
-    """Returns a batch whose prompt is padded to a length."""
-    batch = made.batch(made.writer.read([''])[0])
-    if batch['inputs'].shape[1] == length or 'encoder_inputs' in batch:
-        return batch
-    return made.batch([made.writer.pad] * length)
 
 
 class Frozen(NamedTuple):
@@ -101,10 +93,14 @@ class Frozen(NamedTuple):
             >>> tformer.load_frozen('frozen/lm').write(['def f(x):'], 20)
 
         Raises:
-          UserError: a text leaves no room for so many.
+          UserError: a text leaves no room for so many, or no text of the run's form is that short.
         """
-        writer, batch, engine, rows = self.parts
+        writer, batch, engine, rows = self.parts[:4]
         read = writer.read(texts)
+        if most < self.parts.least:
+            raise UserError(
+                f'the shortest text that fits has {self.parts.least} tokens with its end, and {most} are asked for'
+            )
         for tokens in read:
             if most > (room := row_writer.room(self.config, tokens)):
                 raise UserError(f'a text of {len(tokens)} tokens leaves {room} new ones, and {most} are asked for')
@@ -127,5 +123,7 @@ def load_frozen(path: str | pathlib.Path) -> Frozen:
     tensors = safetensors.open_files([place / safetensors.WHOLE])
     variables = [jax.device_put(tensors[str(number)]) for number in range(len(tensors))]
     config = workdir_lib.read_config(place)
-    writer, batch = row_writer.reader(config, Tokenizers.load(place))
-    return Frozen(config, RowWriter(writer, batch, engine, rows), variables)
+    tokenizers = Tokenizers.load(place)
+    writer, batch = row_writer.reader(config, tokenizers)
+    _, least = row_writer.rules_and_least(config, tokenizers)
+    return Frozen(config, RowWriter(writer, batch, engine, rows, least), variables)

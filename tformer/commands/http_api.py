@@ -2,52 +2,34 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import json
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from tformer.commands import row_writer
 from tformer.commands.http_fields import Asked, Refusal, parse
 from tformer.commands.run import Run
 from tformer.commands.scheduler import Piece, Request, Scheduler
-from tformer.decode.text import Writer
 from tformer.errors import UserError
 
 MOST_BYTES = 2**20  # of a request's body
 _LOOK = 0.5  # seconds after which it is asked whether the client is there
+_LATE = 10.0  # seconds after the timeout in which a client may still read
+_FULL = 429, 'too many requests wait; try again', 'rate_limit_error'
 
 
 def make_app(name: str, run: Run, made: row_writer.RowWriter, scheduler: Scheduler, *, timeout: float) -> Any:
     """Returns the ASGI application."""
     from starlette.applications import Starlette
-    from starlette.requests import ClientDisconnect
     from starlette.requests import Request as Http
-    from starlette.responses import JSONResponse, Response, StreamingResponse
+    from starlette.responses import JSONResponse, Response
     from starlette.routing import Route
 
-    api = Api(name, run, made.writer, made.batch, scheduler, timeout)
-
-    def refused(error: Refusal) -> Response:
-        body = {'error': {'message': str(error), 'type': error.kind, 'param': None, 'code': None}}
-        return JSONResponse(body, error.status, {'Retry-After': '1'} if error.status in (429, 503) else None)
-
-    def endpoint(chat: bool) -> Callable[[Http], Any]:
-        async def answer(http: Http) -> Response:
-            try:
-                asked = parse(await _body(http), chat, name)
-                texts = Texts(api, asked)
-                if asked.stream:
-                    return StreamingResponse(texts.stream(), media_type='text/event-stream')
-                return JSONResponse(await texts.whole(http.is_disconnected))
-            except Refusal as error:
-                return refused(error)
-            except ClientDisconnect:
-                return Response(status_code=499)
-
-        return answer
+    api = Api(name, run, made, scheduler, timeout)
 
     async def models(http: Http) -> Response:
         return JSONResponse({'object': 'list', 'data': [{'id': name, 'object': 'model', 'owned_by': 'tformer'}]})
@@ -57,25 +39,89 @@ def make_app(name: str, run: Run, made: row_writer.RowWriter, scheduler: Schedul
             'status': scheduler.closed or 'ok',
             'writing': len(scheduler.writing),
             'waiting': len(scheduler.waiting),
+            'prompt_tokens': made.kept.given if made.kept else None,
+            'kept_tokens': made.kept.kept if made.kept else None,
         }
         return JSONResponse(state, 200 if scheduler.closed is None else 503)
 
     async def unknown(http: Http, error: Exception) -> Response:
         status = getattr(error, 'status_code', 404)
-        return refused(Refusal(status, f'{http.method} {http.url.path}: {getattr(error, "detail", error)}'))
+        return _refused(Refusal(status, f'{http.method} {http.url.path}: {getattr(error, "detail", error)}'))
 
     async def broken(http: Http, error: Exception) -> Response:
-        return refused(Refusal(500, f'{type(error).__name__}: the server could not answer', 'server_error'))
+        return _refused(Refusal(500, f'{type(error).__name__}: the server could not answer', 'server_error'))
 
     return Starlette(
         routes=[
-            Route('/v1/completions', endpoint(False), methods=['POST']),
-            Route('/v1/chat/completions', endpoint(True), methods=['POST']),
+            Route('/v1/completions', Endpoint(api, False), methods=['POST']),
+            Route('/v1/chat/completions', Endpoint(api, True), methods=['POST']),
             Route('/v1/models', models, methods=['GET']),
             Route('/health', health, methods=['GET']),
         ],
         exception_handlers={404: unknown, 405: unknown, Exception: broken},
     )
+
+
+def _refused(error: Refusal) -> Any:
+    from starlette.responses import JSONResponse
+
+    body = {'error': {'message': str(error), 'type': error.kind, 'param': None, 'code': None}}
+    return JSONResponse(body, error.status, {'Retry-After': '1'} if error.status in (429, 503) else None)
+
+
+@dataclasses.dataclass
+class Api:
+    """A served model."""
+
+    name: str
+    run: Run
+    made: row_writer.RowWriter
+    scheduler: Scheduler
+    timeout: float
+    answering: int = 0  # requests, from their first byte until their answer is sent or their client has left
+
+
+@dataclasses.dataclass(frozen=True)
+class Endpoint:
+    """The ASGI application that answers requests for texts, of which no more are held than rows and waiting ones."""
+
+    api: Api
+    chat: bool
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        from starlette.requests import Request as Http
+
+        api, requests = self.api, list[Request]()
+        if api.answering >= api.scheduler.rows + api.scheduler.most_waiting:
+            await _refused(Refusal(*_FULL))(scope, receive, send)
+            return
+        api.answering += 1
+        try:
+            async with asyncio.timeout(api.timeout + _LATE):
+                response = await self._response(Http(scope, receive), requests)
+                await response(scope, receive, send)
+        except TimeoutError:  # a client that does not read: the connection is closed
+            pass
+        finally:  # a stream that never began included
+            api.answering -= 1
+            api.scheduler.give_up(requests)
+
+    async def _response(self, http: Any, requests: list[Request]) -> Any:
+        """Returns the answer, after it has added what is asked of the scheduler to `requests`."""
+        from starlette.requests import ClientDisconnect
+        from starlette.responses import JSONResponse, Response, StreamingResponse
+
+        try:
+            asked = parse(await _body(http), self.chat, self.api.name, self.api.run.config.model.vocab_size or 0)
+            texts = Texts(self.api, asked)
+            requests += texts.requests
+            if asked.stream:
+                return StreamingResponse(texts.stream(), media_type='text/event-stream')
+            return JSONResponse(await texts.whole(http.is_disconnected))
+        except Refusal as error:
+            return _refused(error)
+        except ClientDisconnect:
+            return Response(status_code=499)
 
 
 async def _body(http: Any) -> Mapping[str, Any]:
@@ -93,17 +139,6 @@ async def _body(http: Any) -> Mapping[str, Any]:
     if not isinstance(found, dict):
         raise Refusal(400, 'the body must be a JSON object')
     return found
-
-
-class Api(NamedTuple):
-    """A served model."""
-
-    name: str
-    run: Run
-    writer: Writer
-    batch: row_writer.Batcher
-    scheduler: Scheduler
-    timeout: float
 
 
 _STATUS = {'timeout': 504, 'shutdown': 503, 'error': 500, 'cancelled': 499}
@@ -126,7 +161,7 @@ class Texts:
         self.id = f'{kind}-{uuid.uuid4().hex}'
         longest = api.run.config.model.max_len
         try:
-            read = api.writer.read(asked.prompts)
+            read = api.made.writer.read(asked.prompts)
         except UserError as error:
             raise Refusal(400, str(error).removesuffix(' (model.max_len - decode.max_len)')) from error
         self.requests: list[Request] = []
@@ -135,15 +170,18 @@ class Texts:
             if asked.most is not None and asked.most > room:
                 line = f'a prompt of {len(tokens)} tokens leaves {room} of model.max_len={longest}'
                 raise Refusal(400, f'{line}, and max_tokens={asked.most}')
+            most = asked.most or (room if asked.chat else min(room, max(api.made.least, 16)))
+            if most < api.made.least:
+                raise Refusal(400, f'max_tokens={most}: the shortest text that fits has {api.made.least} with its end')
             for number in range(asked.number):
                 say = functools.partial(self._say, len(self.requests))
-                drawing, deadline = asked.drawing._replace(number=number), time.monotonic() + api.timeout
-                most = asked.most or (room if asked.chat else min(room, 16))
-                self.requests.append(Request(api.batch(tokens), drawing, most, asked.stops, say, deadline))
+                drawing, deadline = asked.drawing._replace(number=number, most=most), time.monotonic() + api.timeout
+                batch = api.made.batch(tokens) | row_writer.bias_of(asked.biases)
+                self.requests.append(Request(batch, drawing, most, asked.stops, say, deadline))
         self.counts = {'prompt_tokens': sum(map(len, read)), 'completion_tokens': 0}
         why = api.scheduler.submit(self.requests)
         if why == 'full':
-            raise Refusal(429, 'too many requests wait; try again', 'rate_limit_error')
+            raise Refusal(*_FULL)
         if why is not None:
             raise Refusal(503, _WHY[why], 'server_error')
 
@@ -156,24 +194,21 @@ class Texts:
         """Yields the number of a text and what is said of it, until all are finished; None now and then while there is
         nothing. Raises a `Refusal` where a text is given up."""
         left = len(self.requests)
-        try:
-            while left:
-                try:
-                    index, piece = await asyncio.wait_for(self.said.get(), _LOOK)
-                except TimeoutError:
-                    yield None
-                    continue
-                if piece.finish in _STATUS:
-                    raise Refusal(_STATUS[piece.finish], _WHY[piece.finish], 'server_error')
-                left -= piece.finish is not None
-                self.counts['completion_tokens'] += len(piece.tokens)
-                yield index, piece
-        finally:
-            self.api.scheduler.give_up(self.requests)
+        while left:
+            try:
+                index, piece = await asyncio.wait_for(self.said.get(), _LOOK)
+            except TimeoutError:
+                yield None
+                continue
+            if piece.finish in _STATUS:
+                raise Refusal(_STATUS[piece.finish], _WHY[piece.finish], 'server_error')
+            left -= piece.finish is not None
+            self.counts['completion_tokens'] += len(piece.tokens)
+            yield index, piece
 
     async def whole(self, left: Callable[[], Any]) -> dict[str, Any]:
         """Returns the answer with all texts; raises a `Refusal` where the client leaves before."""
-        found, asked = [Piece('', []) for _ in self.requests], time.monotonic()
+        found, asked = [Piece('', []) for _ in self.requests], time.monotonic()  # their tokens grow
         async for said in self.pieces():
             if time.monotonic() - asked > _LOOK:
                 asked = time.monotonic()
@@ -181,7 +216,8 @@ class Texts:
                     raise Refusal(_STATUS['cancelled'], _WHY['cancelled'])
             if said is not None:
                 index, piece = said
-                found[index] = Piece(piece.whole or '', found[index].tokens + piece.tokens, piece.finish)
+                found[index].tokens.extend(piece.tokens)
+                found[index] = piece._replace(text=piece.whole or '', tokens=found[index].tokens)
         return self._answer([self._choice(index, piece, whole=True) for index, piece in enumerate(found)], True)
 
     async def stream(self) -> AsyncIterator[bytes]:
@@ -201,8 +237,6 @@ class Texts:
             yield b'data: [DONE]\n\n'
         except Refusal as error:
             yield self._event({'error': {'message': str(error), 'type': error.kind, 'code': error.status}})
-        finally:
-            self.api.scheduler.give_up(self.requests)
 
     def _event(self, body: Mapping[str, Any]) -> bytes:
         return f'data: {json.dumps(body, ensure_ascii=False)}\n\n'.encode()

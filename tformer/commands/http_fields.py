@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tformer.commands.row_writer import MOST_BIASED
 from tformer.data.sources import fields as fields_lib
 from tformer.data.sources.records import BadRecord
 from tformer.decode.engine import Drawing
@@ -19,7 +20,6 @@ _OFF: dict[str, tuple[Any, ...]] = {
     'echo': (None, False),
     'presence_penalty': (None, 0),
     'frequency_penalty': (None, 0),
-    'logit_bias': (None, {}),
     'tools': (None, []),
     'tool_choice': (None, 'none', 'auto'),
     'response_format': (None, {'type': 'text'}),
@@ -48,6 +48,7 @@ class Asked(NamedTuple):
     most: int | None  # new tokens; None: as many as there is room for
     number: int  # texts of each prompt
     drawing: Drawing
+    biases: dict[int, float]  # what the logits of tokens gain
     stops: tuple[str, ...]
     stream: bool
     usage: bool  # whether a stream ends with the counts of tokens
@@ -56,12 +57,12 @@ class Asked(NamedTuple):
 
 _KNOWN = (
     *('model', 'prompt', 'messages', 'max_tokens', 'max_completion_tokens', 'stop', 'temperature', 'top_k', 'top_p'),
-    *('min_p', 'seed', 'n', 'stream', 'stream_options', 'logprobs'),
+    *('min_p', 'seed', 'n', 'stream', 'stream_options', 'logprobs', 'logit_bias'),
 )
 _OTHER = {True: ('prompt',), False: ('messages', 'max_completion_tokens')}  # fields of the other endpoint
 
 
-def parse(body: Mapping[str, Any], chat: bool, served: str) -> Asked:
+def parse(body: Mapping[str, Any], chat: bool, served: str, vocab_size: int) -> Asked:
     """Returns what a body asks of the model that is served; raises a `Refusal` that names the field."""
     fields = dict(body)
 
@@ -95,6 +96,7 @@ def parse(body: Mapping[str, Any], chat: bool, served: str) -> Asked:
         seed=take('seed', (int,), secrets.randbits(31), 0, 2**31 - 1),
     )
     options = take('stream_options', (dict,), {})
+    biases = _biases(take('logit_bias', (dict,), {}), vocab_size)
     wanted = take('logprobs', (bool,) if chat else (bool, int), False, 0, 1)
     asked = Asked(
         prompts,
@@ -102,6 +104,7 @@ def parse(body: Mapping[str, Any], chat: bool, served: str) -> Asked:
         most,
         take('n', (int,), 1, 1, MOST_CHOICES),
         drawing,
+        biases,
         tuple(stops),
         take('stream', (bool,), False),
         options.get('include_usage') is True,
@@ -116,6 +119,18 @@ def parse(body: Mapping[str, Any], chat: bool, served: str) -> Asked:
             known = {*_KNOWN, *_OFF, *_IGNORED} - set(_OTHER[chat])
             raise Refusal(400, f'{name!r} is unknown{nearest(name, known, listed=0)}')
     return asked
+
+
+def _biases(given: Mapping[str, Any], vocab_size: int) -> dict[int, float]:
+    """Returns what logits gain by tokens, which keys of JSON name."""
+    if len(given) > MOST_BIASED:
+        raise Refusal(400, f'logit_bias has {len(given)} tokens: at most {MOST_BIASED}')
+    for token, value in given.items():
+        if not (token.isascii() and token.isdigit() and int(token) < vocab_size):
+            raise Refusal(400, f'logit_bias: {token!r} is not the number of a token from 0 to {vocab_size - 1}')
+        if type(value) not in (int, float) or not -100 <= value <= 100:
+            raise Refusal(400, f'logit_bias: {value!r} of token {token} must be int or float from -100 to 100')
+    return {int(token): float(value) for token, value in given.items()}
 
 
 def _prompts(fields: dict[str, Any]) -> list[Any]:

@@ -1,17 +1,20 @@
 """What writes a run's texts in the rows of an engine: its tokens, its batches, its compiled programs."""
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tformer import config as config_lib
 from tformer.commands.run import Run
-from tformer.config import Config
+from tformer.config import Config, Decode
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.decode import buckets
 from tformer.decode.engine import KNOWN, Engine, make_engine, unknown
-from tformer.decode.text import Writer, make_writer
+from tformer.decode.kept_prompts import KeptPrompts
+from tformer.decode.rules import Rules
+from tformer.decode.text import Writer, make_writer, rules_of
 from tformer.distributed import sharding
 from tformer.errors import UserError
 from tformer.model import build
@@ -26,10 +29,18 @@ class RowWriter(NamedTuple):
     batch: Batcher
     engine: Engine
     rows: int
+    least: int = 1  # tokens of the shortest text of the run's form
+    kept: KeptPrompts | None = None  # from which the engine's prompts go on; None: from none
 
 
-def make(run: Run, rows: int) -> RowWriter:
+MOST_BIASED = 300  # tokens that a text biases by itself
+
+
+def make(run: Run, rows: int, *, own_biases: bool = False, kept: int = 0) -> RowWriter:
     """Returns what writes at least so many texts of a run at once, on the devices of config.mesh.
+
+    With `own_biases` batches have those of their texts, which `bias_of` makes. So many prompts are `kept`, where they
+    can be read in parts.
 
     Raises:
       UserError: the run does not write text, its model is recurrent, or `unknown` fields are set.
@@ -44,14 +55,36 @@ def make(run: Run, rows: int) -> RowWriter:
     multiple = sharding.row_multiple(sharding.make_mesh(config.mesh), config.mesh)
     rows = -(-rows // multiple) * multiple
     first, longest = batch(writer.read([''])[0]), config.model.max_len
-    options: dict[str, Any] = {'banned': writer.banned, 'chunk': config.decode.prefill_chunk}
+    first |= bias_of({}) if own_biases else {}
+    rules, least = rules_and_least(config, run.tokenizers)
+    options: dict[str, Any] = {'banned': writer.banned, 'rules': rules, 'eos': writer.ends[0]}
+    options |= {'rows': rows, 'slots': longest, 'chunk': config.decode.prefill_chunk}
     options['quantization'] = config.decode.cache_quantization
-    return RowWriter(writer, batch, make_engine(build(config.model), first, rows=rows, slots=longest, **options), rows)
+    engine = make_engine(build(config.model), first, **options)
+    store = KeptPrompts(engine, kept) if kept and writer.shares else None
+    return RowWriter(writer, batch, engine if store is None else store.keeping(), rows, least, store)
+
+
+def rules_and_least(config: Config, tokenizers: Tokenizers) -> tuple[Rules, int]:
+    """Returns what a run asks of its texts, and the tokens of the shortest one that fits.
+
+    Raises:
+      UserError: the model has no room for a text that fits.
+    """
+    rules = rules_of(config_lib.override(config, {'decode.max_len': str(config.model.max_len)}), tokenizers)
+    return rules, 1 if rules.constraint is None else rules.constraint.least
+
+
+def bias_of(biases: Mapping[int, float]) -> dict[str, np.ndarray]:
+    """Returns the part of a batch of one row that says what the logits of up to `MOST_BIASED` tokens gain."""
+    tokens, values = np.zeros((1, MOST_BIASED), np.int32), np.zeros((1, MOST_BIASED), np.float32)
+    tokens[0, : len(biases)], values[0, : len(biases)] = list(biases), list(biases.values())
+    return {'bias_tokens': tokens, 'bias_values': values}
 
 
 def reader(config: Config, tokenizers: Tokenizers) -> tuple[Writer, Batcher]:
     """Returns the writer of a run, whose prompts may fill its model, and the batches of one row."""
-    config = config_lib.override(config, {'decode.strategy': 'greedy', 'decode.max_len': 1})
+    config = dataclasses.replace(config, decode=Decode(max_len=1, ends=config.decode.ends))
     writer = make_writer(build(config.model), config, tokenizers, cut=False)
     return writer, batcher(config, writer)
 
@@ -60,6 +93,14 @@ def room(config: Config, tokens: Sequence[int]) -> int:
     """Returns how many new tokens the model has room for after these, which it reads."""
     paired = config.model.family == 'encoder_decoder'
     return config.model.max_len + 1 - len(config.data.start if paired else tokens)
+
+
+def example(made: RowWriter, length: int) -> dict[str, np.ndarray]:
+    """Returns a batch whose prompt is padded to a length of `lengths`."""
+    batch = made.batch(made.writer.read([''])[0])
+    if batch['inputs'].shape[1] == length or 'encoder_inputs' in batch:
+        return batch
+    return made.batch([made.writer.pad] * length)
 
 
 def lengths(config: Config) -> list[int]:

@@ -5,7 +5,6 @@ What is asked for, said and given up passes between threads here; nothing of HTT
 
 import collections
 import dataclasses
-import itertools
 import sys
 import threading
 import time
@@ -41,21 +40,31 @@ class Request:
     text: 'Text | None' = None
 
 
+_WINDOW = 16  # tokens after which what is decoded anew with each further one moves on
+
+
 class Text:
-    """A text as it grows: what of it is settled, and whether it has ended."""
+    """A text as it grows: what of it is settled, and whether it has ended.
+
+    Of a long one the last tokens alone are decoded anew, behind some whose own text is known; all of it at its end.
+    """
 
     def __init__(
         self, most: int, stops: Sequence[str], decode: Callable[[list[int]], str], ends: Sequence[int]
     ) -> None:
         self.most, self.stops, self.decode, self.ends = most, stops, decode, ends
         self.ids: list[int] = []
-        self.sent = ''
+        self.first, self.open = 0, 0  # the token from which texts are decoded, and that from which they may change
+        self.known = ''  # the text of the tokens between them
+        self.held = ''  # what is known and not said, as a stop may begin with it
+        self.sent = ''  # what is said of the text behind
 
     def add(self, token: int, logprob: float) -> Piece:
         """Returns what a new token adds. Text that a stop may begin with, or half a character, waits for more."""
         ended = token in self.ends
         self.ids += [] if ended else [token]
-        text = self.decode(self.ids)
+        window = self.decode(self.ids[self.first :])
+        text = whole = self.held + window[_same(window, self.known) :]
         finish = 'stop' if ended else None
         if places := [text.index(stop) for stop in self.stops if stop in text]:
             text, finish = text[: min(places)], 'stop'
@@ -65,13 +74,25 @@ class Text:
             else:
                 text = text.rstrip('\N{REPLACEMENT CHARACTER}')
                 text = text[: len(text) - max((_overlap(text, stop) for stop in self.stops), default=0)]
-        said = len(self.sent)
-        if not text.startswith(self.sent):  # a decoder wrote what was said anew: what is different goes on behind it
-            same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(text, self.sent, strict=False))
-            said = len(list(same))
-        new = text[said:]
-        self.sent = text
-        return Piece(new, [(token, logprob)], finish, text if finish else None)
+        # where a decoder wrote what was said anew, what is different goes on behind it
+        new, self.sent = text[_same(text, self.sent) :], text
+        half = whole.endswith('\N{REPLACEMENT CHARACTER}')  # a character, for which a while is waited
+        if finish is None and len(self.ids) - self.open >= _WINDOW * (4 if half else 1):
+            self.first, self.open = self.open, len(self.ids)
+            self.known, self.held, self.sent = self.decode(self.ids[self.first :]), whole[len(text) :], ''
+        return Piece(new, [(token, logprob)], finish, self._whole() if finish else None)
+
+    def _whole(self) -> str:
+        """Returns the text up to the first stop, decoded at once."""
+        text = self.decode(self.ids)
+        return text[: min([text.index(stop) for stop in self.stops if stop in text], default=None)]
+
+
+def _same(text: str, other: str) -> int:
+    """Returns the number of characters with which two texts begin alike."""
+    if text.startswith(other):
+        return len(other)
+    return next((i for i, (a, b) in enumerate(zip(text, other, strict=False)) if a != b), len(text))
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -1,6 +1,6 @@
 """Serves a run over HTTP, by the completions and chat convention of the field.
 
-    tformer serve --workdir=DIR [--host=127.0.0.1] [--port=8000] [--rows=8] [--waiting=64] [--timeout=300] [--grace=30]
+    tformer serve --workdir=DIR [--host=127.0.0.1] [--port=8000] [--rows=8] [--waiting=64] [--kept=4] [--timeout=300]
 
 POST /v1/completions and, for runs with a chat template, /v1/chat/completions, with "stream" too; GET /v1/models and
 /health. Texts are written in --rows at once, each as soon as a row is free; --waiting requests wait, and further ones
@@ -23,6 +23,7 @@ from tformer.commands import http_api, row_writer
 from tformer.commands.run import Run
 from tformer.commands.scheduler import Scheduler
 from tformer.decode.engine import Drawing
+from tformer.decode.text import read_whole
 from tformer.distributed import sharding
 from tformer.errors import UserError
 from tformer.model import for_steps, quantized
@@ -33,6 +34,7 @@ FLAGS: dict[str, commands.Flag] = {
     'port': ('int', 8000, 'the port to listen at; 0: any that is free'),
     'rows': ('int', 8, 'texts that are written at once'),
     'waiting': ('int', 64, 'requests that wait for a row; more are refused'),
+    'kept': ('int', 4, "prompts that are kept for others that begin like them, each in a row's memory"),
     'timeout': ('float', 300.0, 'seconds after which a request is answered with an error'),
     'grace': ('float', 30.0, 'seconds that requests have after SIGTERM'),
     'name': ('string', None, "the model's name in requests; default: the workdir's"),
@@ -40,7 +42,7 @@ FLAGS: dict[str, commands.Flag] = {
 
 
 def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) -> None:
-    for name, least in (('rows', 1), ('waiting', 1), ('timeout', 0), ('grace', 0)):
+    for name, least in (('rows', 1), ('waiting', 1), ('kept', 0), ('timeout', 0), ('grace', 0)):
         if not least <= (value := getattr(flags, name)) < math.inf:
             raise UserError(f'--{name}={value} must be a number of at least {least}')
     try:
@@ -50,7 +52,10 @@ def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) 
     loaded = Run.load(commands.needed(flags, 'workdir'), overrides, flags.checkpoint, placed=True)
     listening = _listen(flags.host, flags.port)
     with contextlib.closing(listening):
-        made, scheduler = make_scheduler(loaded, rows=flags.rows, most_waiting=flags.waiting)
+        made, scheduler = make_scheduler(loaded, rows=flags.rows, most_waiting=flags.waiting, kept=flags.kept)
+        if flags.kept and made.kept is None:
+            why = read_whole(loaded.config) or f'model.family={loaded.config.model.family}'
+            print(f'prompts are read whole, and none is kept: {why}', file=sys.stderr, flush=True)
         scheduler.start()
         name = flags.name or loaded.workdir.resolve().name
         app = http_api.make_app(name, loaded, made, scheduler, timeout=flags.timeout)
@@ -78,19 +83,23 @@ def _listen(host: str, port: int) -> socket.socket:
         raise UserError(f'--host={host} --port={port}: {error}') from error
 
 
-def make_scheduler(run: Run, *, rows: int, most_waiting: int) -> tuple[row_writer.RowWriter, Scheduler]:
-    """Returns what reads texts for a run, and the scheduler that writes them, compiled for the shortest prompt.
+def make_scheduler(run: Run, *, rows: int, most_waiting: int, kept: int = 0) -> tuple[row_writer.RowWriter, Scheduler]:
+    """Returns what reads texts for a run, and the scheduler that writes them, compiled for prompts of all lengths.
 
     Raises:
       UserError: as `row_writer.make`.
     """
-    made, variables = row_writer.make(run, rows), quantized(run.model, run.variables, run.config.decode.quantization)
-    variables = for_steps(run.model.cfg, variables)
+    made = row_writer.make(run, rows, own_biases=True, kept=kept)
+    variables = for_steps(run.model.cfg, quantized(run.model, run.variables, run.config.decode.quantization))
     mesh = sharding.make_mesh(run.config.mesh)
-    with jax.set_mesh(mesh):  # the first request need not wait for the compiler
-        first = made.batch(made.writer.read([''])[0])
-        slots = made.engine.insert(variables, made.engine.empty(variables), first, np.int32(0), Drawing())
-        jax.block_until_ready(made.engine.free(made.engine.step(variables, slots)[0], np.int32(0)))
+    with jax.set_mesh(mesh):  # no request need wait for the compiler
+        slots = made.engine.empty(variables)
+        for length in row_writer.lengths(run.config):
+            batch = row_writer.example(made, length) | row_writer.bias_of({})
+            begin = made.engine.insert if made.kept is None else made.kept.compile
+            slots = begin(variables, slots, batch, np.int32(0), Drawing())
+            slots = made.engine.free(made.engine.step(variables, slots)[0], np.int32(0))
+        jax.block_until_ready(slots)
     options: dict[str, Any] = {'decode': made.writer.decode, 'ends': made.writer.ends}
     options |= {'rows': made.rows, 'most_waiting': most_waiting}
     return made, Scheduler(made.engine, variables, mesh, **options)

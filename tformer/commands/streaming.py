@@ -24,8 +24,8 @@ def streams(run: Run) -> bool:
 
 def stream(run: Run, texts: Sequence[str | Messages], seed: int) -> Iterator[Iterator[str]]:
     """Yields for each text the pieces that are written for it, which together are what `run.generate` returns."""
-    decode, made = run.config.decode, row_writer.make(run, 1)
-    writer, batch, engine, _ = made
+    decode = run.config.decode
+    writer, batch, engine = row_writer.make(run, 1)[:3]
     variables = for_steps(run.model.cfg, quantized(run.model, run.variables, decode.quantization))
     read = make_writer(run.model, run.config, run.tokenizers, cut=False).read(texts)  # with room for decode.max_len
     drawing = drawing_of(decode, seed)

@@ -24,6 +24,10 @@ from tformer.errors import UserError
 class Constraint(Protocol):
     """Which tokens may come next; all is traced. A state has rows or hypotheses in front."""
 
+    @property
+    def least(self) -> int:
+        """The number of tokens of the shortest text, its end included."""
+
     def start(self, shape: tuple[int, ...]) -> Any:
         """Returns the state before the first token, of so many rows [B] or hypotheses [B, M]."""
 
@@ -43,6 +47,10 @@ class Automaton(NamedTuple):
     classes_V: jax.Array  # the class of each token
     next_QC: jax.Array  # the state after a token of a class; -1: none may come
     least_Q: jax.Array  # the least number of tokens to the last state
+
+    @property
+    def least(self) -> int:
+        return int(self.least_Q[0])
 
     def start(self, shape: tuple[int, ...]) -> jax.Array:
         return jnp.zeros(shape, jnp.int32)
@@ -79,12 +87,11 @@ def constraint(cfg: Decode, tokenizer: Tokenizer, ends: Sequence[int], vocab_siz
         raise UserError(f'{named}: {error}') from error
     if asked.keys() <= {'banned', 'begin'}:  # no text has to end
         made = made._replace(least_Q=jnp.maximum(made.least_Q - 1, 0))
-    least = int(made.least_Q[0])
-    if least >= UNREACHED - 1:
+    if made.least >= UNREACHED - 1:
         raise UserError(f'{named}: the vocabulary has no tokens for any text that fits')
-    if least > cfg.max_len:
+    if made.least > cfg.max_len:
         ended = ' with its end' if asked.keys() - {'banned', 'begin'} else ''
-        line = f'the shortest text that fits has {least} tokens{ended}: decode.max_len={cfg.max_len}'
+        line = f'the shortest text that fits has {made.least} tokens{ended}: decode.max_len={cfg.max_len}'
         raise UserError(f'{named}: {line}')
     return made
 

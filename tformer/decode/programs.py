@@ -17,7 +17,7 @@ from tformer.decode.engine import Drawing, Engine
 from tformer.errors import UserError
 
 FILE = 'programs.json'
-_DRAWN = (np.float32, np.int32, np.float32, np.float32, np.int32, np.int32, np.int32)  # of a `Drawing`
+_DRAWN = (np.float32, np.int32, np.float32, np.float32, np.int32, np.int32, np.int32, np.int32)  # of a `Drawing`
 
 
 def save(

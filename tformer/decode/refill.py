@@ -173,9 +173,9 @@ def _programs(
 ) -> Programs:
     decoding, ends = writer.decoding, jnp.array(writer.ends)
     slots = cache_slots(decoding, first['inputs'].shape[1])
-    options: dict[str, Any] = {'banned': writer.banned, 'chunk': decoding.prefill_chunk}
+    options: dict[str, Any] = {'banned': writer.banned, 'rules': writer.rules, 'eos': writer.ends[0]}
     options['quantization'] = decoding.cache_quantization
-    engine = make_engine(model, first, rows=count, slots=slots, **options)
+    engine = make_engine(model, first, rows=count, slots=slots, chunk=decoding.prefill_chunk, **options)
 
     def spread(written: Written) -> Written:
         return jax.tree.map(functools.partial(_spread, mesh=mesh, rules=rules), written)

@@ -31,8 +31,13 @@ class Rules(NamedTuple):
         """Returns the constraint's state after one more token of each."""
         return () if self.constraint is None else self.constraint.follow(state, tokens)
 
-    def __call__(self, logits_RV: jax.Array, state: Any, history: History, max_len: int, eos: int) -> jax.Array:
-        """Returns the logits, or log-probabilities, of each row or hypothesis. Where no token is left, the end is."""
+    def __call__(
+        self, logits_RV: jax.Array, state: Any, history: History, max_len: int | jax.Array, eos: int
+    ) -> jax.Array:
+        """Returns the logits, or log-probabilities, of each row or hypothesis. Where no token is left, the end is.
+
+        Texts have at most `max_len` new tokens, of rows [R, 1] maybe each its own number.
+        """
         if self.constraint is not None:
             allowed_RV = self.constraint.allows(state, max_len - history.step).reshape(logits_RV.shape)
             logits_RV = jnp.where(allowed_RV, logits_RV, -jnp.inf)

@@ -44,6 +44,7 @@ class Writer(NamedTuple):
     banned: Sequence[int]  # tokens that are never generated
     pad: int  # of the texts that are read
     decoding: Decode
+    rules: Rules  # what is asked of the texts
     shares: bool = False  # whether tokens with which all texts begin may be read once for all of them
 
     def write(
@@ -141,8 +142,7 @@ def make_writer(
     eos, *others = ends = tokenizers.ends(config)
     nothing = [*np.flatnonzero(~target.ordinary).tolist(), *range(target.vocab_size, config.model.vocab_size or 0)]
     banned = [index for index in nothing if index not in ends]  # which may be the padding or BOS as well
-    form = constraint(config.decode, target, ends, config.model.vocab_size or target.vocab_size)
-    rules = Rules(constraint=form, bias=biased_texts.of_tokens(config.decode.bias, target))
+    rules = rules_of(config, tokenizers)
     return Writer(
         make_generate(model, config.decode, eos=eos, banned=banned, others=others, rules=rules, draft=draft),
         _reader(config, tokenizers, cut),
@@ -152,15 +152,32 @@ def make_writer(
         banned,
         _input_side(config, tokenizers).specials.pad,
         config.decode,
+        rules,
         shares=_shares(config),
     )
 
 
+def rules_of(config: Config, tokenizers: Tokenizers) -> Rules:
+    """Returns the biases of a run's texts, and their form.
+
+    Raises:
+      UserError: the vocabulary lacks what they need, or no text of the form has at most decode.max_len tokens.
+    """
+    target, ends = tokenizers.target, tokenizers.ends(config)
+    form = constraint(config.decode, target, ends, config.model.vocab_size or target.vocab_size)
+    return Rules(constraint=form, bias=biased_texts.of_tokens(config.decode.bias, target))
+
+
 def _shares(config: Config) -> bool:
     """Returns whether the beginnings of a run's prompts can be read apart from the rest of them."""
-    whole = tasks.TASKS[config.train.objective].prefix and config.data.bidirectional_prefix
-    plain = config.model.family == 'decoder' and not whole and config.decode.guidance == 1
-    return plain and read_together(config.model) is None
+    return config.model.family == 'decoder' and config.decode.guidance == 1 and read_whole(config) is None
+
+
+def read_whole(config: Config) -> str | None:
+    """Returns the choice by which the tokens of a run's prompts must be read together, or None."""
+    prefix = config.model.family == 'decoder' and tasks.TASKS[config.train.objective].prefix
+    both_ways = prefix and config.data.bidirectional_prefix
+    return 'data.bidirectional_prefix=True' if both_ways else read_together(config.model)
 
 
 def _reader(config: Config, tokenizers: Tokenizers, cut: bool) -> Callable[[Sequence[str | Messages]], list[list[int]]]:
