@@ -50,9 +50,7 @@ def test_a_form_and_biases_are_frozen_with_their_run(tmp_path) -> None:
     freeze(run, tmp_path / 'frozen', rows=2)
     frozen, texts = load_frozen(tmp_path / 'frozen'), ['a', 'abc', 'h' * 20]
     assert frozen.write(texts, 7) == run.generate(texts)
-    with pytest.raises(
-        UserError, match=r'^the shortest text that fits has 5 tokens with its end, and 4 '
-    ):
+    with pytest.raises(UserError, match=r'^the shortest text that fits has 5 tokens with its end, and 4 '):
         frozen.write(texts, 4)
 
 
