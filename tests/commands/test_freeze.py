@@ -1,5 +1,6 @@
 """A frozen run writes what the run writes, from its files alone."""
 
+import dataclasses
 import shutil
 
 import pytest
@@ -8,6 +9,7 @@ import hub_directories
 from fresh_runs import fresh_run
 from places import TESTS
 from tformer import __main__ as command_line
+from tformer import config
 from tformer.commands.freeze import freeze, load_frozen
 from tformer.commands.import_ import import_hub
 from tformer.commands.run import Run
@@ -38,6 +40,18 @@ def test_a_frozen_run_writes_what_the_run_writes(kind, tmp_path) -> None:
     assert frozen.write(texts, 8, Drawing(1.0, seed=4)) == expected[1]
     with pytest.raises(UserError, match=r'^a text of \d+ tokens leaves \d+ new ones, and 500 are asked for$'):
         frozen.write(texts, 500)
+
+
+@pytest.mark.slow
+def test_a_form_and_biases_are_frozen_with_their_run(tmp_path) -> None:
+    run = fresh_run('causal_lm', family='decoder', letters='abcdefgh')
+    changes = {'decode.regex': '[a-h]{4,6}', 'decode.bias': 'ab=5,c=9', 'decode.max_len': '7'}
+    run = dataclasses.replace(run, config=config.override(run.config, changes))
+    freeze(run, tmp_path / 'frozen', rows=2)
+    frozen, texts = load_frozen(tmp_path / 'frozen'), ['a', 'abc', 'h' * 20]
+    assert frozen.write(texts, 7) == run.generate(texts)
+    with pytest.raises(UserError, match=r'^the shortest text that fits has 5 tokens with its end, and 4 '):
+        frozen.write(texts, 4)
 
 
 def test_what_cannot_be_frozen_is_named(tmp_path) -> None:
