@@ -13,8 +13,8 @@ heads save time in generation: measure it by `tformer benchmark` with the fields
 numbers for each token and layer, and with latents (DeepSeek-AI 2024, 2.1) of as many numbers as 2 heads; three seeds
 each, for a laptop. `smoke` takes two steps.
 
-Machine: `small` on two CPU cores that were shared with other work; the results are in docs/results.md. `large` was not
-run here.
+Machine and time: `small` was run on two CPU cores that were shared with other work (docs/results.md; its time was not
+taken), `large` not here.
 """
 
 from typing import Literal
