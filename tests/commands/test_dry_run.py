@@ -141,7 +141,7 @@ def test_generation_is_compiled_as_two_programs():
     assert costs.flops(prefill.program) == rows * 16 * 2 * (weights + pairs)
 
 
-@pytest.mark.parametrize('mesh', [{'data': 8}, {'data': 4, 'tensor': 2}])
+@pytest.mark.parametrize('mesh', [{'data': 8}, pytest.param({'data': 4, 'tensor': 2}, marks=pytest.mark.slow)])
 def test_generation_in_eight_bits_holds_integers_and_scales_beside_the_parameters_where_those_are(mesh):
     """A byte for each number of a product, and four for each of its outputs: of norms there are none."""
     cfg = small(mesh=mesh)

@@ -36,7 +36,10 @@ def batch_of(family: str) -> dict[str, jax.Array]:
     return {'inputs': tokens} if family == 'decoder' else {'inputs': tokens, 'encoder_inputs': tokens[:, ::-1]}
 
 
-@pytest.mark.parametrize('family', ['decoder', 'encoder_decoder'])
+BOTH = ['decoder', pytest.param('encoder_decoder', marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize('family', BOTH)
 def test_all_products_with_parameters_read_integers_alone(family) -> None:
     """With every kernel zeroed, and the table's rows where they are not looked up, logits are the same bits."""
     run = run_of(family)
@@ -61,7 +64,7 @@ def test_all_products_with_parameters_read_integers_alone(family) -> None:
     assert 1e-4 < np.abs(rounded - exact).max() < 0.05 * np.abs(exact).max()
 
 
-@pytest.mark.parametrize('family', ['decoder', 'encoder_decoder'])
+@pytest.mark.parametrize('family', BOTH)
 @pytest.mark.parametrize('strategy', ['greedy', pytest.param('beam', marks=pytest.mark.slow)])
 def test_the_score_of_a_text_is_that_of_its_tokens_read_at_once(family, strategy) -> None:
     run = run_of(family, strategy=strategy, length_penalty=0.0)
@@ -76,7 +79,7 @@ def test_the_score_of_a_text_is_that_of_its_tokens_read_at_once(family, strategy
 ROUNDED = {'quantization': 'int8', 'cache_quantization': 'int8'}
 
 
-@pytest.mark.parametrize('family', ['decoder', pytest.param('encoder_decoder', marks=pytest.mark.slow)])
+@pytest.mark.parametrize('family', BOTH)
 @pytest.mark.parametrize('field', [pytest.param('quantization', marks=pytest.mark.slow), 'cache_quantization'])
 def test_rows_that_come_free_and_streams_write_the_same(family, field) -> None:
     fields = {**dict.fromkeys(ROUNDED), field: 'int8'}
@@ -87,8 +90,13 @@ def test_rows_that_come_free_and_streams_write_the_same(family, field) -> None:
     assert [''.join(pieces) for pieces in stream(run, TEXTS, 0)] == expected
 
 
-@pytest.mark.parametrize('family', ['decoder', 'encoder_decoder'])
-@pytest.mark.parametrize('chunk', [None, 2])
+@pytest.mark.parametrize(
+    ('family', 'chunk'),
+    [
+        ('decoder', 2),
+        *(pytest.param('encoder_decoder', chunk, marks=pytest.mark.slow) for chunk in (None, 2)),
+    ],
+)
 def test_steps_see_the_rounded_keys_and_values_of_earlier_tokens_and_of_the_encoder(family, chunk) -> None:
     """As a forward pass does whose attention gets them rounded: each token and head by a scale of its own."""
     run = run_of(family)
@@ -138,6 +146,7 @@ def test_rows_over_a_mesh_with_split_products_write_the_same() -> None:
     assert dict(spread.write(TEXTS)) and spread.generate(TEXTS) == run.generate(TEXTS)
 
 
+@pytest.mark.slow
 def test_a_draft_is_in_eight_bits_too_and_changes_no_token() -> None:
     run = run_of('decoder', cache_quantization='int8')
     drafted = run_of('decoder', draft='prompt', draft_len=2, cache_quantization='int8')
