@@ -27,7 +27,7 @@ from tformer.distributed.devices import Target, Times, times
 from tformer.errors import UserError
 from tformer.layers import masks
 from tformer.layers.quantized import Quantized
-from tformer.model import quantized
+from tformer.model import QUANTIZATIONS, quantized
 from tformer.objectives import loss_chunk
 from tformer.training import flops, setup
 from tformer.training.dummy_batch import assumed, one_row
@@ -182,7 +182,9 @@ def _prefill(program: Program, state: Any, batch: Any) -> tuple[jax.stages.Trace
 
 def _abstract_variables(program: Program, state: Any) -> dict[str, Any]:
     """Returns what generation reads: the parameters, and with decode.quantization their integers in the same places."""
-    variables = {'params': state.params}
+    variables, kind = {'params': state.params}, program.config.decode.quantization
+    if kind is None:
+        return variables
 
     def placed(kernel: Any, x: Quantized) -> Quantized:
         axes = [*kernel.sharding.spec, *[None] * (kernel.ndim - len(kernel.sharding.spec))]
@@ -193,14 +195,10 @@ def _abstract_variables(program: Program, state: Any) -> dict[str, Any]:
 
         return Quantized(one(x.integers), one(x.scales))
 
-    made = jax.eval_shape(lambda found: quantized(program.model, found, program.config.decode.quantization), variables)
+    made = jax.eval_shape(lambda found: quantized(program.model, found, kind), variables)[QUANTIZATIONS[kind]]
     kernels = flatten_dict(state.params)
-    found = {
-        kind: {path: placed(kernels[path], x) for path, x in flatten_dict(tree).items()}
-        for kind, tree in made.items()
-        if kind != 'params'
-    }
-    return {**variables, **{kind: unflatten_dict(tree) for kind, tree in found.items()}}
+    found = {path: placed(kernels[path], x) for path, x in flatten_dict(made).items()}
+    return {**variables, QUANTIZATIONS[kind]: unflatten_dict(found)}
 
 
 def _read_prompt(program: Program, variables: Any, batch: Any) -> tuple[jax.Array, Any]:
@@ -209,8 +207,7 @@ def _read_prompt(program: Program, variables: Any, batch: Any) -> tuple[jax.Arra
     slots = cache_slots(decode, batch['inputs'].shape[1])
     with masks.ordered('front'):
         cache: Any = program.model.apply(variables, batch, slots, method='start')
-    cache = cache if decode.cache_quantization is None else cache.quantized()
-    with masks.ordered('front'):
+        cache = cache if decode.cache_quantization is None else cache.quantized()
         found: Any = program.model.apply(variables, batch['inputs'], batch['positions'], cache, method='extend')
     return found[0][:, -1], found[1]
 
