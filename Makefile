@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO := runs/demo
+unexport PYTHONDONTWRITEBYTECODE  # without bytecode each of the tests' many processes compiles the library anew
 
 .PHONY: setup docs-setup parity demo test coverage proofs steady mutants newest stack compilers accelerator check lint format docs tutorial bench clean
 

@@ -1,5 +1,6 @@
 """Metrics as files: what TensorBoard reads is what was written, also after a resume."""
 
+import importlib.util
 import pathlib
 import struct
 import types
@@ -9,12 +10,15 @@ import pytest
 
 from tformer.training import writers
 
-event_pb2 = pytest.importorskip('tensorboardX.proto.event_pb2')
-event_file_writer = pytest.importorskip('tensorboardX.event_file_writer')
+# Imported by the tests alone: tensorboardX imports torch where it finds it, which takes seconds.
+if importlib.util.find_spec('tensorboardX') is None:
+    pytest.skip('tensorboardX is not installed', allow_module_level=True)
 
 
 def events(workdir: pathlib.Path) -> list[list[Any]]:
     """The events of each file, as TensorBoard orders them; a record: length, its checksum, event, its checksum."""
+    from tensorboardX.proto import event_pb2
+
     found = []
     for file in sorted((workdir / 'tensorboard').iterdir()):
         data, at, read = file.read_bytes(), 0, []
@@ -42,6 +46,8 @@ def test_tensorboard_reads_each_number_under_its_name_and_step(tmp_path: pathlib
 
 
 def test_a_resumed_run_begins_a_file_and_hides_what_came_after_its_checkpoint(tmp_path, monkeypatch) -> None:
+    from tensorboardX import event_file_writer
+
     seconds = iter(range(1_700_000_000, 1_700_001_000))  # a file is named by the second in which it is begun
     monkeypatch.setattr(event_file_writer, 'time', types.SimpleNamespace(time=lambda: next(seconds)))
     for resumed, loss in ((0, 8.0), (4, 2.0)):
