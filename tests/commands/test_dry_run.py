@@ -12,7 +12,7 @@ import pytest
 from lives import HANG
 from places import ROOT
 from tformer import config, errors
-from tformer.commands import dry_run, dry_run_report
+from tformer.commands import dry_run, dry_run_report, out_of_memory
 from tformer.distributed import costs, devices
 from tformer.distributed.devices import Target
 from tformer.model import build
@@ -175,14 +175,14 @@ TPU_SAYS = (
 def test_a_program_that_is_too_large_is_refused_in_a_line_that_says_what_would_help():
     cfg = small(num_decoder_layers=12, vocab_size=50257)
     cfg = config.override(cfg, {'data.length': 1024, 'model.max_len': 1024, 'train.loss_chunk': None})
-    said = str(dry_run.too_large(cfg, Target('v5e', (2, 4)), TPU_SAYS, None))
+    said = str(out_of_memory.refusal(cfg, Target('v5e', (2, 4)), TPU_SAYS, None))
     assert said == (
         'v5e:2x4: the program needs 21.30G of the 15.75G that a device has; the largest: 4.50G f32[12,8,12,1024,1024] '
         '(DecoderOnly/decoder/stack/dynamic_update_slice), 1.53G f32[8,1024,50257] (DecoderOnly/head/embed.logits/'
         'dot_general); '
         'lower it by model.attention_kernel, model.remat, train.loss_chunk, train.microbatches, mesh.fsdp, mesh.tensor'
     )
-    assert 'the compiler failed: INTERNAL: no idea' in str(dry_run.too_large(cfg, CPUS, 'INTERNAL: no\nidea', None))
+    assert 'the compiler failed: INTERNAL: no idea' in str(out_of_memory.refusal(cfg, CPUS, 'INTERNAL: no\nidea', None))
 
 
 def test_where_the_compiler_names_no_array_the_largest_of_the_traced_program_stand_for_them():
@@ -192,7 +192,7 @@ def test_where_the_compiler_names_no_array_the_largest_of_the_traced_program_sta
 
     traced = jax.jit(lambda x: jax.lax.scan(layer, x, length=3)).trace(jax.ShapeDtypeStruct((2048, 64), 'float32'))
     said = 'RESOURCE_EXHAUSTED: the total memory required for HLO temporaries (16.14G) exceeds available HBM (15.75G).'
-    found = str(dry_run.too_large(small(), Target('v5e', (2, 4)), said, traced.jaxpr))
+    found = str(out_of_memory.refusal(small(), Target('v5e', (2, 4)), said, traced.jaxpr))
     start = 'v5e:2x4: the program needs 16.14G of the 15.75G that a device has; the largest of all devices together: '
     assert found.startswith(f'{start}0.02G float32[2048,2048] (scores/dot_general), ')
 

@@ -76,6 +76,17 @@ def test_each_device_computes_its_own_rows_and_heads(kernel, name):
     assert_near(found, reference(name))
 
 
+@pytest.mark.parametrize('kernel', [triton.triton, cudnn.cudnn])
+def test_a_step_of_decoding_fills_no_tile_with_one_query(kernel):
+    def program(case):
+        arrays, (mask, _) = make(case), make_mask(case)
+        return str(jax.make_jaxpr(lambda a: kernel(a['q'], a['k'], a['v'], mask, ScoreOptions(0.25)))(arrays))
+
+    token, texts = (Case(across=True, order='front', lengths=(length, 11), heads=(4, 2)) for length in (1, 3))
+    assert 'pallas_call' in program(texts) and 'pallas_call' not in program(token)
+    assert_near(run(kernel, token), run(by_array, token))
+
+
 KNOWN = {'causal', 'several blocks', 'full', 'across', 'groups', 'fewer key heads than devices', 'window'}
 KNOWN |= {'a window in several blocks', 'window, here none'}
 

@@ -150,6 +150,33 @@ def test_the_backward_pass_keeps_no_weights_of_a_tick():
         assert not [shape for shape in kept if {D, F} <= set(shape) and shape[0] in (ticks, 2 * ticks)]
 
 
+@pytest.mark.slow
+def test_a_stage_keeps_of_each_tick_what_model_remat_says():
+    """Attention's probabilities of every tick and layer, or not them, or the stream alone."""
+    mesh_config = Mesh(pipeline=2, data=1)
+    mesh, ticks, layers, each = sharding.make_mesh(mesh_config, jax.devices()[:2]), 2 + 8 - 1, LAYERS // 2, 1
+    batch = make_batch('causal_lm', rows=8)
+
+    def kept(remat):
+        cfg = deep('causal_lm', remat=remat).model
+        model = build(cfg)
+        params = sharding.unboxed(jax.eval_shape(model.init, jax.random.key(0), batch)['params'])
+
+        def total(params):
+            return model.apply({'params': params}, batch, method='features').sum()
+
+        with sharding.placed(mesh, mesh_config):
+            program = str(jax.make_jaxpr(jax.grad(total))(params))
+        found = re.findall(rf'\w+\[{ticks},{layers},([\d,]+)\]', program)
+        return {tuple(map(int, shape.split(','))) for shape in found}, cfg
+
+    (everything, cfg), (without_scores, _), (stream, _) = kept(None), kept('attention'), kept('full')
+    scores = (each, cfg.num_heads, 1, T, T)
+    assert scores in everything and scores not in without_scores | stream
+    assert (each, T, cfg.mlp_dim) in everything & without_scores
+    assert stream == {(each, T, cfg.emb_dim)}
+
+
 def test_a_stage_that_waits_makes_no_nan():
     """A layer that has no gradient at 0, which is what a stage has received before its first part."""
     mesh = jax.make_mesh((4,), ('pipeline',), axis_types=(AxisType.Auto,), devices=jax.devices()[:4])

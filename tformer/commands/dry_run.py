@@ -9,16 +9,15 @@ import dataclasses
 import functools
 import math
 import os
-import re
 import time
 from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.extend
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from tformer.commands import out_of_memory
 from tformer.config import AXES, Config
 from tformer.config import Mesh as MeshConfig
 from tformer.decode.generate import STRATEGIES, cache_slots
@@ -28,7 +27,6 @@ from tformer.errors import UserError
 from tformer.layers import masks
 from tformer.layers.quantized import Quantized
 from tformer.model import QUANTIZATIONS, quantized
-from tformer.objectives import loss_chunk
 from tformer.training import flops, setup
 from tformer.training.dummy_batch import assumed, one_row
 from tformer.training.program import Program, make_program
@@ -146,10 +144,22 @@ def compile_program(name: str, config: Config, target: Target) -> DryRun:
         try:
             executable = traced.lower().compile(QUICKLY if target.device.platform == 'cpu' else None)
         except jax.errors.JaxRuntimeError as error:
-            raise too_large(config, target, str(error), traced.jaxpr) from error
+            raise out_of_memory.refusal(config, target, str(error), traced.jaxpr) from error
     asked = flops.step_flops(config, program.abstract.params, batch, program.teacher) if name == 'train step' else 0.0
     held = {kind: float(flops.device_bytes(tree)) for kind, tree in held.items()}
     return DryRun(name, config, target, mesh, held, asked, executable, time.perf_counter() - began)
+
+
+def check_fits(run: DryRun) -> None:
+    """Raises a `UserError` where a compiled program needs more memory than a device has."""
+    limit = run.target.device.memory
+    if run.peak > limit:
+        arrays = [
+            (f'{size / 2**30:.2f}G {shape}', place, hlo.dims(shape))
+            for shape, place, size in traffic.largest(run.program, 3)
+        ]
+        needed, there = (f'{size / 2**30:.2f}G' for size in (run.peak, limit))
+        raise UserError(out_of_memory.line(run.config, run.target, needed, there, '', arrays))
 
 
 def _train_step(program: Program, state: Any, batch: Any) -> tuple[jax.stages.Traced, dict[str, Any]]:
@@ -252,84 +262,3 @@ def abstract_batch(config: Config, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct
     if config.data.batching == 'pack':
         one |= {name.replace('positions', 'segment_ids'): x for name, x in one.items() if name.endswith('positions')}
     return {name: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype, sharding=place) for name, x in one.items()}
-
-
-# ------------------------------------------------------------------------------------------------ too large
-def too_large(config: Config, target: Target, said: str, jaxpr: Any) -> UserError:
-    """Returns one line of what a compiler says that refuses a program for its memory; else what it says.
-
-    The largest arrays are those that the compiler names, else those of all devices together in the traced program.
-    """
-    found = re.search(r'Used ([\d.]+[KMGT]) of ([\d.]+[KMGT]) hbm', said) or re.search(
-        r'HLO temporaries \(([\d.]+[KMGT])\) exceeds available HBM \(([\d.]+[KMGT])\)', said
-    )
-    if 'RESOURCE_EXHAUSTED' not in said or not found:
-        return UserError(f'{target}: the compiler failed: {" ".join(said.split())[:300]}')
-    listed = re.findall(r'Size: ([\d.]+[KMGT])\s+(?:Operator: op_name="([^"]*)")?\s*.*?Shape: (\S+?)\{', said)
-    arrays = [(f'{size} {shape}', hlo.place(operation), hlo.dims(shape)) for size, operation, shape in listed]
-    whole = '' if arrays else ' of all devices together'
-    arrays = arrays or [(f'{_size(x)} {x.str_short()}', place, x.shape) for x, place in _largest(jaxpr)]
-    return UserError(_in_a_line(config, target, found[1], found[2], whole, arrays[:3]))
-
-
-def check_fits(run: DryRun) -> None:
-    """Raises a `UserError` where a compiled program needs more memory than a device has."""
-    limit = run.target.device.memory
-    if run.peak > limit:
-        arrays = [
-            (f'{size / 2**30:.2f}G {shape}', place, hlo.dims(shape))
-            for shape, place, size in traffic.largest(run.program, 3)
-        ]
-        needed, there = (f'{size / 2**30:.2f}G' for size in (run.peak, limit))
-        raise UserError(_in_a_line(run.config, run.target, needed, there, '', arrays))
-
-
-def _in_a_line(
-    config: Config, target: Target, needed: str, limit: str, whole: str, arrays: list[tuple[str, str, tuple[int, ...]]]
-) -> str:
-    named = ', '.join(f'{array} ({place})' for array, place, _ in arrays)
-    cures = advice(config, [sizes for _, _, sizes in arrays])
-    return (
-        f'{target}: the program needs {needed} of the {limit} that a device has; the largest{whole}: {named}; {cures}'
-    )
-
-
-def _size(x: Any) -> str:
-    return f'{math.prod(x.shape) * x.dtype.itemsize / 2**30:.2f}G'
-
-
-def _largest(jaxpr: Any) -> list[tuple[Any, str]]:
-    """Returns the largest arrays that a traced program computes, each from another place, and these places."""
-    found: dict[str, Any] = {}
-
-    def bytes_of(x: Any) -> int:
-        return math.prod(x.shape) * x.dtype.itemsize if hasattr(x, 'shape') and hasattr(x.dtype, 'itemsize') else 0
-
-    def walk(jaxpr: Any) -> None:
-        for equation in jaxpr.eqns:
-            place = hlo.place(f'{equation.source_info.name_stack}/{equation.primitive}')
-            for x in (variable.aval for variable in equation.outvars):
-                if bytes_of(x) > bytes_of(found.get(place)):
-                    found[place] = x
-            for inner in jax.extend.core.jaxprs_in_params(equation.params):
-                walk(inner)
-
-    walk(jaxpr.jaxpr)
-    once = {str(x): (x, place) for place, x in found.items()}
-    return sorted(once.values(), key=lambda row: -bytes_of(row[0]))[:3]
-
-
-def advice(config: Config, sizes: list[tuple[int, ...]]) -> str:
-    """Returns the fields that would lower a step's memory, those that cut the arrays of these sizes first."""
-    model = config.model
-    layers = model.num_decoder_layers if model.family != 'encoder' else model.num_encoder_layers
-    cures = []
-    for each in sizes:
-        if each.count(config.data.length) > 1 and model.attention_kernel in ('auto', 'reference', 'xla'):
-            cures.append('model.attention_kernel')
-        if each[:1] == (layers,) and model.remat is None:
-            cures.append('model.remat')
-        if model.vocab_size in each and loss_chunk(config) is None:
-            cures.append('train.loss_chunk')
-    fields = dict.fromkeys([*cures, 'train.microbatches', 'mesh.fsdp', 'mesh.tensor'])
-    return f'lower it by {", ".join(fields)}'

@@ -2,10 +2,11 @@
 
     tformer plan --device=v5p:4x4x4 --config=FILE[:argument] [--config.section.field=value ...]
 
-Meshes that fit the model, the batch and the devices are compared by the bytes that they keep and send; the best are
-compiled by the devices' own compiler, some at a time. One that does not fit is compiled again with less to keep:
-model.remat=full, then more train.microbatches. The table is sorted by the estimated seconds of a step, and its last
-line gives the flags of the fastest. The fields of config.mesh that are given on the command line stay as they are.
+Meshes that fit the model, the batch and the devices are compared by the bytes that they keep, move and send; the best
+are compiled by the devices' own compiler, some at a time, and `data` alone and `fsdp` alone are among them. Each is
+compiled with as much to keep as fits: model.remat None, dots, full, then more train.microbatches. The table is sorted
+by the estimated seconds of a step, and its last line gives the flags of the fastest. The fields of config.mesh and
+model.remat that are given on the command line stay as they are.
 """
 
 import concurrent.futures
@@ -19,11 +20,14 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from jax.sharding import AbstractMesh
+
 from tformer import checks, commands
 from tformer import config as config_lib
 from tformer.config import AXES, Config
 from tformer.distributed import devices
 from tformer.distributed.devices import Target
+from tformer.distributed.sharding import Schedule
 from tformer.errors import UserError
 
 SHARED_FLAGS = ('config',)
@@ -36,6 +40,10 @@ ENVIRONMENT = {'TF_CPP_MIN_LOG_LEVEL': '2'}
 
 MOST_TENSOR = 8  # more devices share a layer's products too finely, and reach beyond a node
 LONG = 8192  # tokens of a row from which it may be split
+UNSPLIT = (
+    100  # bytes that a layer's norms and residuals move for each number of the stream, which `tensor` does not split
+)
+REMATS = (None, 'dots', 'full')  # what is kept for the backward pass, from the most
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +77,7 @@ def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) 
     meshes = sorted(candidates(config, target, fixed), key=lambda mesh: expected(config, target, mesh))
     if not meshes:
         raise UserError(f'no mesh of {target.count:,} devices divides the rows and the heads of this config')
-    chosen = meshes[: flags.most]
+    chosen = first(meshes, flags.most)
     print(f'{len(meshes)} meshes fit; compiling {len(chosen)} for {target} ...', file=sys.stderr, flush=True)
     jobs = flags.jobs or os.cpu_count() or 1
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
@@ -116,37 +124,67 @@ def _allowed(config: Config, mesh: dict[str, int]) -> bool:
     return config.data.batch_tokens is not None or config.train.batch_size % ways == 0
 
 
+def first(meshes: list[dict[str, int]], most: int) -> list[dict[str, int]]:
+    """Returns the meshes to compile, of the sorted ones: the best, and those of `data` or `fsdp` alone."""
+    plain = [mesh for mesh in meshes if _product(mesh.values()) in (mesh['data'], mesh['fsdp'])]
+    chosen = [*meshes[: max(most - len(plain), 1)], *plain, *meshes]
+    return [mesh for number, mesh in enumerate(chosen) if mesh not in chosen[:number]][:most]
+
+
 def expected(config: Config, target: Target, mesh: dict[str, int]) -> float:
-    """Returns a mesh's expected seconds beside the products that all meshes share: what it sends, its idle stages, and
-    what of its state would not fit.
+    """Returns a mesh's expected seconds beside the products that all meshes share: what it sends, its idle stages,
+    what it reads of weights and stream, the update, and what of its state would not fit.
 
     Bytes are those of a ring, by the parameters and activations that an axis splits (Rajbhandari et al. 2020, section
     7; Shoeybi et al. 2019, section 3; Narayanan et al. 2021, 2.2).
     """
-    model, device = config.model, target.device
-    width, layers = model.emb_dim, model.num_encoder_layers * (model.family != 'decoder')
-    layers += model.num_decoder_layers * (model.family != 'encoder')
-    weights = layers * (4 * width * width + 3 * width * model.mlp_dim * (model.num_experts or 1))
+    model, device, width = config.model, target.device, config.model.emb_dim
+    weights = sum(_depths(config)) * (4 * width * width + 3 * width * model.mlp_dim * (model.num_experts or 1))
     own = weights / (mesh['tensor'] * mesh['pipeline'] * mesh['expert'])
     rows = config.train.batch_size / (mesh['data'] * mesh['fsdp'] * mesh['expert'])
-    tokens = rows * config.data.length / mesh['context']
+    stream = rows * _numbers_of_a_row(config) / mesh['context'] / mesh['pipeline']
     near, sent = 1, 0.0
     costs = {  # from the axis whose devices are nearest; bytes that a device sends in a step, times n / (n - 1)
-        'tensor': 8 * 2 * tokens * width * layers / mesh['pipeline'],
-        'context': 6 * 2 * tokens * width * layers / mesh['pipeline'],
-        'expert': 4 * 2 * tokens * width * layers / mesh['pipeline'] * model.experts_per_token,
+        'tensor': 8 * 2 * stream,
+        'context': 6 * 2 * stream,
+        'expert': 4 * 2 * stream * model.experts_per_token,
         'fsdp': 3 * 4 * own,
         'data': 2 * 4 * own / mesh['fsdp'],
-        'pipeline': 4 * tokens * width,
+        'pipeline': 4 * rows * config.data.length / mesh['context'] * width,
     }
     for axis, amount in costs.items():
         near *= mesh[axis]
         speed = device.near_bytes if near <= device.near else device.far_bytes
         sent += amount * (1 - 1 / mesh[axis]) / speed
-    products = 6 * weights * config.train.batch_size * config.data.length / target.count
-    idle = (mesh['pipeline'] - 1) / mesh['pipeline']
+    stages, parts = mesh['pipeline'], _parts(config, mesh)
+    products = 6 * weights * config.train.batch_size * config.data.length / target.count / device.flops['bfloat16']
+    weights_read, updated = 3 * 4 * own * (parts + stages - 1), 7 * 4 * own / mesh['fsdp']
+    moved = (weights_read + updated + UNSPLIT * stream) / device.bandwidth
     state = 16 * own / mesh['fsdp']
-    return sent + products / device.flops['bfloat16'] * idle + max(state / device.memory - 0.8, 0) * 1e6
+    return sent + moved + products * (stages - 1) / parts + max(state / device.memory - 0.8, 0) * 1e6
+
+
+def _parts(config: Config, mesh: dict[str, int]) -> int:
+    """Returns how many parts of a batch pass through the stages one after another."""
+    if mesh['pipeline'] == 1:
+        return 1
+    schedule = Schedule(config.mesh.microbatches, config.mesh.pipeline_repeats)
+    return schedule.parts_of(config.train.batch_size, AbstractMesh(tuple(mesh.values()), tuple(mesh)))
+
+
+def _depths(config: Config) -> tuple[int, int]:
+    """Returns the layers of the encoder and of the decoder that a model has."""
+    model = config.model
+    return model.num_encoder_layers * (model.family != 'decoder'), model.num_decoder_layers * (
+        model.family != 'encoder'
+    )
+
+
+def _numbers_of_a_row(config: Config) -> float:
+    """Returns the size of a row's residual stream, that of all layers together."""
+    encoder, decoder = _depths(config)
+    lengths = encoder * (config.data.encoder_length or config.data.length), decoder * config.data.length
+    return sum(lengths) * config.model.emb_dim
 
 
 # ------------------------------------------------------------------------------------------------ how fast they are
@@ -156,8 +194,9 @@ def lowered(
     """Returns the attempts at a mesh, each of which keeps less than the one before; the last one fits, if any does."""
     given = overrides | {f'mesh.{axis}': str(size) for axis, size in mesh.items()}
     steps: list[dict[str, str]] = [{}]
-    if config.model.remat is None:
-        steps.append({'model.remat': 'full'})
+    if 'model.remat' not in overrides:
+        kept = [remat for remat in REMATS if remat is not None or kept_bytes(config, mesh) < 1.5 * target.device.memory]
+        steps = [{} if remat == config.model.remat else {'model.remat': str(remat)} for remat in kept]
     rows = config.train.batch_size // int(_product(mesh[axis] for axis in ('data', 'fsdp', 'expert')))
     parts = config.train.microbatches
     if config.data.batch_tokens is None:
@@ -169,6 +208,14 @@ def lowered(
         if attempts[-1].fits:
             break
     return attempts
+
+
+def kept_bytes(config: Config, mesh: dict[str, int]) -> float:
+    """Returns about what a device keeps for the backward pass if nothing is computed again, besides attention's scores:
+    17 numbers of the stream's width for each token and layer (Korthikanti et al. 2023, eq. 1 and section 5)."""
+    size = {'bfloat16': 2, 'float32': 4}[config.model.dtype]
+    rows = config.train.batch_size / config.train.microbatches
+    return 17 * size * rows * _numbers_of_a_row(config) / _product(mesh.values())
 
 
 def compiled(spec: str, overrides: dict[str, str], target: Target) -> Attempt:

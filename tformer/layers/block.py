@@ -20,7 +20,7 @@ from tformer.layers.layer_stack import LayerStack, PerLayer
 from tformer.layers.mlp import Mlp
 from tformer.layers.moe import Moe
 from tformer.layers.norms import Norm, make_norm
-from tformer.layers.parallel.pipeline_stages import computed, pipelined
+from tformer.layers.parallel.pipeline_stages import pipelined
 from tformer.layers.placements import PLACEMENTS, Function, Sublayer
 from tformer.layers.positions import POSITIONS, sinusoidal
 from tformer.layers.resolved import ResolvedModel
@@ -237,7 +237,7 @@ class Stack(LayerStack):
         Dropout draws other numbers than on one stage, for each part and each device along `data` its own: always the
         same ones of a key and these numbers.
         """
-        cfg, block = self.cfg, Block(self.cfg, self.stack, self.cross, parent=None)
+        cfg, block = self.cfg, remat(Block, self.cfg)(self.cfg, self.stack, self.cross, parent=None)
 
         def layer(
             each: Any, x_BTD: jax.Array, common: tuple[StackInputs, jax.Array | None], part: jax.Array
@@ -252,7 +252,6 @@ class Stack(LayerStack):
             x_BTD,
             (inputs, self.make_rng('dropout') if self.has_rng('dropout') else None),
             stages,
-            policy=choose(REMAT, cfg.remat, 'model.remat').get(Block, computed),
             unroll=1 if cfg.scan_layers else True,
         )
 

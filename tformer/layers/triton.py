@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from tformer.layers.kernels import MIN, Pair, ScoreOptions, pad, refuse, sink_gradient, with_sink
+from tformer.layers.kernels import MIN, Pair, ScoreOptions, pad, plain, refuse, sink_gradient, with_sink
 from tformer.layers.masks import AttentionMask
 from tformer.layers.parallel.each_device import on_each_device
 
@@ -46,8 +46,13 @@ def triton(
     *,
     interpret: bool = False,
 ) -> jax.Array:
-    """Attention as kernels.py defines it, on each device's own rows and heads."""
+    """Attention as kernels.py defines it, on each device's own rows and heads.
+
+    One query, a step of decoding, goes elsewhere: here it would be a tile of padding, and the cache's keys be copied.
+    """
     refuse('triton', options, 'bias', 'dropout_rate')
+    if q_BNTH.shape[2] == 1:
+        return plain(q_BNTH, k_BKSH, v_BKSU, mask.array(), options)
     in_order = mask.order in ('behind', 'front') and mask.causal and mask.prefix_BS is None
     tiles = Tiles(options.softcap, mask.causal, in_order, interpret)
 

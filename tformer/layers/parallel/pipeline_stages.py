@@ -5,7 +5,6 @@ from stage to stage, in one round through all stages or in several rounds throug
 parts x rounds - 1` ticks a stage is idle in `stages - 1`.
 """
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -17,15 +16,10 @@ from jax.sharding import PartitionSpec as P
 
 from tformer.distributed.sharding import Schedule, constrain, without_axes
 from tformer.errors import UserError
+from tformer.layers.parallel.kept_values import keep_what_follows
 
 AXIS = 'pipeline'
 ROWS = 'data'  # splits rows and no parameters, so its devices need exchange nothing before all gradients are summed
-MOVES = 'slice dynamic_slice gather squeeze reshape transpose broadcast_in_dim convert_element_type'.split()
-
-
-def computed(primitive: Any, *_: Any, **__: Any) -> bool:
-    """Keeps results of arithmetic; operations that only move or cast numbers, such as a layer's weights, run again."""
-    return primitive.name not in MOVES
 
 
 class Timetable(NamedTuple):
@@ -71,7 +65,6 @@ def pipelined(
     x_BTD: jax.Array,
     shared: Any,
     schedule: Schedule,
-    policy: Callable[..., bool] = computed,
     unroll: int | bool = 1,
 ) -> jax.Array:
     """Returns x_BTD after all layers; under a mesh (`jax.set_mesh`) with the axis `pipeline`.
@@ -85,7 +78,6 @@ def pipelined(
       each: arrays [L, ...].
       shared: inputs of all layers; arrays [B, ...] hold one entry per row, others (scalars, [1, ...]) serve all rows.
       schedule: with several rounds, the parts are a multiple of the stages.
-      policy: what the backward pass keeps of a layer (`jax.checkpoint`).
       unroll: of `jax.lax.scan` over the layers of a stage.
 
     Raises:
@@ -97,10 +89,12 @@ def pipelined(
     def split(a: jax.Array) -> jax.Array:
         return jnp.moveaxis(a.reshape(rows // table.parts, table.parts, *a.shape[1:]), 1, 0)
 
-    @functools.partial(jax.checkpoint, policy=policy, prevent_cse=False)
-    def one(h: jax.Array, own: Any, shared: Any, round_: jax.Array, part: jax.Array) -> tuple[jax.Array, None]:
-        # Sliced in here, weights are not kept for the backward pass of every tick.
-        return layer(jax.tree.map(lambda a: a[round_], own), h, shared, part), None
+    @keep_what_follows  # weights and masks are sliced in here, which keeps no copy of them for every tick
+    def one(h: jax.Array, fixed: Any) -> jax.Array:
+        own, shared, round_, part, number = fixed
+        seen = jax.tree.map(lambda a, whole: a if whole else a[part], shared, wholes)
+        with without_axes(own_axes):
+            return layer(jax.tree.map(lambda a: a[round_], own), h, seen, number)
 
     def stage(each: Any, x: jax.Array, shared: Any) -> jax.Array:
         each, x, shared = jax.tree.map(lambda a: a[0], (each, x, shared))
@@ -110,9 +104,8 @@ def pipelined(
         def tick(received: jax.Array, time: jax.Array) -> tuple[jax.Array, jax.Array]:
             round_, part, begins = table.at(time, number)
             h = jnp.where(begins, x[part], received)
-            seen = jax.tree.map(lambda a, whole: a if whole else a[part], shared, wholes)
-            with without_axes(own_axes):
-                y, _ = jax.lax.scan(lambda h, own: one(h, own, seen, round_, first + part), h, own, unroll=unroll)
+            places = round_, part, first + part
+            y, _ = jax.lax.scan(lambda h, own: (one(h, (own, shared, *places)), None), h, own, unroll=unroll)
             return table.pass_on(y), y
 
         _, ys = jax.lax.scan(tick, jnp.zeros_like(x[0]), jnp.arange(table.stages + table.turns - 1))
