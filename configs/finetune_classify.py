@@ -15,8 +15,8 @@ several with commas (`:regression,lora`):
     smoke         a size that any machine trains, from scratch
 
 Rates, epochs, batches and the warm-up over a tenth of the run are those of Devlin et al. 2019, A.3. A model of at most
-512 wide, such as MiniLM, has four times the rate, and its table of tokens ten times that (train.init_narrow): words that
-few texts have move too little otherwise. docs/results.md has figures.
+512 wide, such as MiniLM, has four times the rate, and its table of tokens ten times that (train.init_narrow): words
+that few texts have move too little otherwise. docs/results.md has figures.
 """
 
 from ml_collections import ConfigDict

@@ -171,7 +171,10 @@ def test_no_operation_of_a_template_fills_the_memory(text: str, monkeypatch: pyt
 
 def test_all_operations_of_a_text_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr('tformer.data.tokenizers.template_sandbox._MOST_CHARACTERS', 1000)
-    for each, said in (('{% set x = m.content.split() %}', 'split'), ('{% set x %}{{ m.content }}{% endset %}', 'the text')):
+    for each, said in (
+        ('{% set x = m.content.split() %}', 'split'),
+        ('{% set x %}{{ m.content }}{% endset %}', 'the text'),
+    ):
         template = ChatTemplate('{% for m in messages %}' + each + '{% endfor %}')
         assert template.write(messages(*['a' * 90] * 10)) == ''
         with pytest.raises(BadRecord, match=f'{said} makes too much'):

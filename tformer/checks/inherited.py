@@ -52,10 +52,9 @@ def with_model(config: Config, stated: Collection[str] = ()) -> Config:
 
 def _narrow(config: Config) -> dict[str, str]:
     """Returns the fields of train.init_narrow. Raises a `UserError` where one of them is not FIELD=VALUE."""
-    pairs = [setting.partition('=') for setting in config.train.init_narrow]
-    for name, equals, value in pairs:
-        require(bool(equals), f'train.init_narrow={name} is not FIELD=VALUE, such as optimizer.learning_rate=2e-4')
-    return {name: value for name, _, value in pairs}
+    for setting in config.train.init_narrow:
+        require('=' in setting, f'train.init_narrow={setting} is not FIELD=VALUE, such as optimizer.learning_rate=2e-4')
+    return {name: value for name, _, value in (setting.partition('=') for setting in config.train.init_narrow)}
 
 
 def _config_of(source: str) -> Config:

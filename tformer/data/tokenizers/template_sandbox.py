@@ -46,7 +46,7 @@ class Environment(sandbox.ImmutableSandboxedEnvironment):
         self.charge(operator, SIZES[operator](left, right))
         return super().call_binop(context, operator, left, right)
 
-    def call(self, context: Any, called: Any, /, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+    def call(self, context: Any, called: Any, /, *args: Any, **kwargs: Any) -> Any:
         bound = getattr(called, '__wrapped__', called)  # which Jinja wraps for `format`
         owner, name = getattr(bound, '__self__', None), getattr(bound, '__name__', '')
         if isinstance(owner, str):
@@ -69,7 +69,7 @@ class Environment(sandbox.ImmutableSandboxedEnvironment):
             self.charge('the text', _length(value))
         return str(value)
 
-    def concat(self, parts: Iterable[str]) -> str:  # type: ignore[override]
+    def concat(self, parts: Iterable[str]) -> str:
         """Returns what a template, a macro or a block has put out."""
         found = []
         for part in parts:
