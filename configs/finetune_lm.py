@@ -28,6 +28,7 @@ def get_config(arguments: str = '') -> ConfigDict:
             'data.batching': 'pack',
             'data.overlong': 'drop',
             'train.objective': 'causal_lm',
+            'train.init_narrow': (),
             'train.best_metric': 'valid/loss',
         },
     )

@@ -26,6 +26,7 @@ def get_config(arguments: str = '') -> ConfigDict:
             'data.length': 384,
             'train.objective': 'question_answering',
             'train.num_epochs': 3,
+            'train.init_narrow': (),
             'train.best_metric': 'valid/squad_f1',
         },
     )

@@ -28,6 +28,7 @@ def get_config(arguments: str = '') -> ConfigDict:
             'optimizer.learning_rate': 3e-5,
             'train.objective': 'seq2seq',
             'train.label_smoothing': 0.1,
+            'train.init_narrow': (),
             'train.best_metric': 'valid/loss',
             'evaluate.metrics': ('chrf',),
         },

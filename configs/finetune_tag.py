@@ -22,6 +22,7 @@ def get_config(arguments: str = '') -> ConfigDict:
         load(CLASSIFY),
         {
             'train.objective': 'token_classification',
+            'train.init_narrow': (),
             'train.best_metric': 'valid/entity_f1',
         },
     )

@@ -73,6 +73,39 @@ def test_texts_are_pooled_as_there_or_as_their_family_can(tmp_path, family, obje
     assert (tagged.pooling, tagged.pooler) == ('mean', False)
 
 
+NARROW = {'train__init_narrow': ('optimizer.learning_rate=2e-4', 'optimizer.lr_multipliers=embed=10,mlp=2')}
+
+
+@pytest.mark.parametrize(('width', 'narrow'), [(512, True), (520, False)])
+def test_a_narrow_model_is_trained_by_the_fields_for_one(tmp_path: pathlib.Path, width: int, narrow: bool) -> None:
+    theirs = lender(tmp_path / 'bert', model__emb_dim=width)
+    ours = settled(theirs, optimizer__learning_rate=5e-5, **NARROW)
+    assert ours.optimizer.learning_rate == (2e-4 if narrow else 5e-5)
+    assert ours.optimizer.lr_multipliers == (('embed=10', 'mlp=2') if narrow else ())
+    assert ours.train.init_narrow == () and checks.settle(ours) == ours
+    stated = settled(theirs, 'optimizer.learning_rate', optimizer__learning_rate=5e-5, **NARROW)
+    assert stated.optimizer.learning_rate == 5e-5
+
+
+@pytest.mark.parametrize(
+    ('given', 'said'),
+    [
+        ('optimizer.rate', r'^train\.init_narrow=optimizer\.rate is not FIELD=VALUE'),
+        ('optimizer.rat=1', r'^config\.optimizer\.rat is not a field'),
+        ('optimizer.learning_rate=a', r"^config\.optimizer\.learning_rate='a' is not float$"),
+    ],
+)
+def test_a_malformed_field_of_narrow_models_is_one_line(tmp_path: pathlib.Path, given: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        settled(lender(tmp_path / 'bert'), train__init_narrow=(given,))
+
+
+def test_fields_of_narrow_models_are_refused_where_no_model_is_taken() -> None:
+    cfg = config.override(Config(), {'train.num_steps': 2, 'train.init_narrow': ('optimizer.learning_rate=1e-4',)})
+    with pytest.raises(UserError, match=r'init_narrow=.* has no effect here: .* train\.init_model is True'):
+        checks.settle(cfg, ['train.init_narrow'])
+
+
 def test_a_run_that_is_not_there_is_named(tmp_path: pathlib.Path) -> None:
     lender(tmp_path / 'bert')
     with pytest.raises(UserError, match=r"train.init_from=.*/bret has no config.json; did you mean '.*/bert'\?$"):

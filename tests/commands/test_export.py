@@ -479,7 +479,7 @@ def test_adapters_beside_a_head_that_reads_otherwise_are_not_exported(tmp_path: 
     import_hub(str(tmp_path / 'hub'), tmp_path / 'run', {'model.pooling': 'mean'})
     run = Run.load(tmp_path / 'run')
     odd = dataclasses.replace(run, config=config.override(run.config, changes))
-    with pytest.raises(UserError, match=r'distilbert: the pooler of the hub reads model\.pooling=cls'):
+    with pytest.raises(UserError, match=r'distilbert: the head of the hub reads model\.pooling=cls'):
         export(odd, tmp_path / 'out')
 
 

@@ -122,8 +122,8 @@ MACRO = '{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% end
 
 
 def test_a_template_ends_and_does_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr('tformer.data.tokenizers.chat._MOST_STEPS', 100)
-    monkeypatch.setattr('tformer.data.tokenizers.chat._LONGEST', 200)
+    monkeypatch.setattr('tformer.data.tokenizers.template_sandbox._MOST_STEPS', 100)
+    monkeypatch.setattr('tformer.data.tokenizers.template_sandbox._LONGEST', 200)
     turns = '{% for i in range(50) %}{% for j in range(50) %}{% endfor %}{% endfor %}'
     for endless in (turns, MACRO + '{{ f(60) }}'):
         with pytest.raises(BadRecord, match='refuses the messages: it takes more than 100 steps'):
@@ -136,6 +136,59 @@ def test_a_template_ends_and_does_not_fill_the_memory(monkeypatch: pytest.Monkey
         '{% for m in messages %}{{ (m.role ~ ":" ~ ("x" * 95 + "y" * 100))[:6] }}{{ loop.last }}{% endfor %}'
     )
     assert [small.write(messages('a')) for _ in range(300)] == ['---3031200512a1Noneuser:xTrue'] * 300  # each by itself
+
+
+DOUBLED = '{% set n = namespace(a=[1]) %}{% for i in range(60) %}{% set n.a = [n.a, n.a] %}{% endfor %}'
+LARGE = {  # operations that Jinja would carry out -> what is said of them
+    '{{ "%999999999d" % 1 }}': '% makes too much',
+    '{{ "%*d" % (999999999, 1) }}': '% makes too much',
+    '{{ "%s%s" | format("a" * 2000, 1) }}': 'format makes too much',
+    '{{ "{:999999999}".format(1) }}': 'format makes too much',
+    '{{ "{:{}}".format(1, 999999999) }}': 'format makes too much',
+    '{{ "a\n" | indent(999999999) }}': 'indent makes too much',
+    '{{ ("a" * 3000) | replace("a", "bb") }}': 'replace makes too much',
+    '{{ ("a" * 99).replace("", "b" * 99) }}': 'replace makes too much',
+    '{{ (["a" * 500] * 50) | join }}': 'join makes too much',
+    '{{ ["a", "b"] | map("string") | join("c" * 3000) }}': 'join makes too much',
+    '{{ "c".join(["a" * 500] * 50) }}': 'join makes too much',
+    '{{ [1] | tojson(indent=999999999) }}': 'tojson makes too much',
+    DOUBLED + '{{ n.a }}': 'the text makes too much',
+    DOUBLED + '{{ n.a | string | length }}': 'string makes too much',
+    '{% set n = namespace(a=9) %}{% for i in range(60) %}{% set n.a = n.a * n.a %}{% endfor %}': '* makes too much',
+    '{{ "a".center(999999999) }}': 'attribute .center. .* is unsafe',
+    '{{ ["a"] | map("center", 999999999) | list }}': 'No filter named .center.',
+    '{{ strftime_now("%999999999Y") }}': 'strftime_now takes no width',
+}
+
+
+@pytest.mark.parametrize('text', LARGE)
+def test_no_operation_of_a_template_fills_the_memory(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr('tformer.data.tokenizers.template_sandbox._LONGEST', 5000)
+    said = LARGE[text].replace('*', r'\*', LARGE[text].startswith('*'))
+    with pytest.raises(BadRecord, match=f'^the chat template refuses the messages: .*{said}'):
+        ChatTemplate(text).write(messages('a'))
+
+
+def test_all_operations_of_a_text_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr('tformer.data.tokenizers.template_sandbox._MOST_CHARACTERS', 1000)
+    for each, said in (
+        ('{% set x = m.content.split() %}', 'split'),
+        ('{% set x %}{{ m.content }}{% endset %}', 'the text'),
+    ):
+        template = ChatTemplate('{% for m in messages %}' + each + '{% endfor %}')
+        assert template.write(messages(*['a' * 90] * 10)) == ''
+        with pytest.raises(BadRecord, match=f'{said} makes too much'):
+            template.write(messages(*['a' * 90] * 12))
+
+
+def test_texts_of_ordinary_size_are_formatted_and_joined() -> None:
+    text = (
+        '{{ messages | map(attribute="role") | join(", ") }}|{{ "%02d%s" % (7, "b") }}|{{ "{}-{:>3}".format(1, "b") }}|'
+        '{{ "a\nb" | indent(2) }}|{{ "abc" | replace("b", "xy") }}|{{ "-".join("ab") }}|{{ "a b".split() }}|'
+        '{{ none }}{{ 1.5 }}{{ missing }}|{{ ("<" | e) ~ ("%s" | format("c")) }}|{{ messages | length }}'
+    )
+    expected = "user, assistant|07b|1-  b|a\n  b|axyc|a-b|['a', 'b']|None1.5|&lt;c|2"
+    assert ChatTemplate(text).write(messages('a', 'b')) == expected
 
 
 ANSWERS = {  # what is scored in 'q', 'a b', 'r', 'c' by the template

@@ -1,5 +1,6 @@
 """Hub tokenizers: the ids of their file, their own special tokens, and texts that never turn into them."""
 
+import base64
 import dataclasses
 import json
 import subprocess
@@ -268,6 +269,16 @@ def test_a_file_that_the_library_reads_and_cannot_use_is_one_line(tmp_path, fiel
     tree = {'added_tokens': [{**end, 'normalized': False}], 'model': model, 'version': '1.0', **fields}
     (tmp_path / 'tokenizer.json').write_text(json.dumps(tree))
     refused(Data(tokenizer_path=str(tmp_path)), said)
+
+
+def test_a_damaged_normalizer_is_one_line_and_the_library_says_nothing(tmp_path, capfd):
+    made = FILES['llama']()
+    for damaged in (4 * b'\0', 3 * b'\0'):  # with the first the library panics when it reads a text
+        tree = json.loads(made.to_str())
+        tree['normalizer'] = {'type': 'Precompiled', 'precompiled_charsmap': base64.b64encode(damaged).decode()}
+        (tmp_path / 'tokenizer.json').write_text(json.dumps(tree))
+        refused(Data(tokenizer_path=str(tmp_path)), 'is not a tokenizer of the tokenizers library: ')
+    assert capfd.readouterr().err == ''
 
 
 def test_a_file_without_an_end_is_refused(tmp_path):

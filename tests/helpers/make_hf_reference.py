@@ -460,6 +460,24 @@ def make(name: str, width: int, seed: int = 0, options: dict[str, Any] | None = 
     return Reference(config, tensors, batch, {key: value.numpy() for key, value in outputs.items()})
 
 
+def read(name: str, config: dict[str, Any], tensors: dict[str, np.ndarray], seed: int) -> np.ndarray:
+    """Returns the logits of a directory with this config.json and these tensors, of the inputs of `make`."""
+    import torch
+    from safetensors.numpy import save_file
+
+    with tempfile.TemporaryDirectory() as place:
+        (pathlib.Path(place) / 'config.json').write_text(json.dumps(config))
+        own = {key: np.ascontiguousarray(tensor) for key, tensor in tensors.items()}
+        save_file(own, f'{place}/model.safetensors', {'format': 'pt'})
+        kind = type(CASES[name](width=16))
+        model, info = kind.from_pretrained(place, attn_implementation='eager', output_loading_info=True)
+    assert not info['missing_keys'] and not info['unexpected_keys'], info
+    asked = inputs_of(model, np.random.default_rng(seed))[1]
+    with torch.no_grad():
+        answer = model.float().eval()(**{key: torch.from_numpy(value) for key, value in asked.items()})
+    return (answer.prediction_logits if name in ('bert', 'albert') else answer.logits).numpy()
+
+
 def inputs_of(model: Any, rng: np.random.Generator) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Returns a batch of our contract, and the same as the hub's library takes it."""
     config, padding = model.config, model.config.pad_token_id or 0

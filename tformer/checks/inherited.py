@@ -16,6 +16,7 @@ AROUND = (
     *('data.start', 'data.source_start', 'data.source_end', 'data.bidirectional_prefix'),
     *('decode.ends', 'decode.forced_end'),
 )
+NARROW = 512  # the largest emb_dim of a model with the fields of train.init_narrow
 # Fields of the model that are the run's own: how it is computed, and how many classes its labels have.
 OWN = tuple(f'model.{x}' for x in 'scan_layers remat attention_kernel dtype param_dtype num_classes'.split())
 
@@ -23,7 +24,8 @@ OWN = tuple(f'model.{x}' for x in 'scan_layers remat attention_kernel dtype para
 def with_model(config: Config, stated: Collection[str] = ()) -> Config:
     """Returns `config` with the model of train.init_from where train.init_model asks for it, which then is False.
 
-    Fields that the user has `stated`, and those that differ from their defaults, stay as they are. Where texts are
+    Fields that the user has `stated`, and those that differ from their defaults, stay as they are; those of
+    train.init_narrow have its values where the model is narrow, unless the user has stated them. Where texts are
     pooled here and were not there, a decoder's last token, the only one that has seen all others, stands for its text.
 
     Raises:
@@ -43,7 +45,16 @@ def with_model(config: Config, stated: Collection[str] = ()) -> Config:
         for name, value in found.items()
         if (name.startswith('model.') or name in AROUND) and name not in (*OWN, *stated) and own[name] == defaults[name]
     }
-    return override(config, {**taken, 'train.init_model': False})
+    narrow = theirs.model.emb_dim <= NARROW
+    taken |= {name: value for name, value in _narrow(config).items() if narrow and name not in stated}
+    return override(config, {**taken, 'train.init_model': False, 'train.init_narrow': ()})
+
+
+def _narrow(config: Config) -> dict[str, str]:
+    """Returns the fields of train.init_narrow. Raises a `UserError` where one of them is not FIELD=VALUE."""
+    for setting in config.train.init_narrow:
+        require('=' in setting, f'train.init_narrow={setting} is not FIELD=VALUE, such as optimizer.learning_rate=2e-4')
+    return {name: value for name, _, value in (setting.partition('=') for setting in config.train.init_narrow)}
 
 
 def _config_of(source: str) -> Config:

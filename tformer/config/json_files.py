@@ -1,6 +1,7 @@
 """JSON files that are read back. A mistake in one is one line that names the file, and the line of a file of rows."""
 
 import json
+import os
 import pathlib
 from typing import Any
 
@@ -29,6 +30,11 @@ def read(file: pathlib.Path) -> dict[str, Any]:
         return parse(text)
     except ValueError as error:
         raise UserError(f'{file}: {error}') from error
+
+
+def read_if_there(file: pathlib.Path) -> dict[str, Any]:
+    """Returns the object that a JSON file holds; {} where nothing has its name, not even a link to nowhere."""
+    return read(file) if os.path.lexists(file) else {}
 
 
 def read_rows(file: pathlib.Path, *, unfinished: bool = False) -> list[dict[str, Any]]:

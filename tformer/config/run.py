@@ -133,6 +133,7 @@ class Train(Section):
     patience: int | None = None  # evaluations without a better best_metric before the run stops early
     init_from: str | None = None  # a workdir whose best parameters to start from (fine-tuning)
     init_model: bool = False  # init_from: model fields at their defaults are its own; False once they are read
+    init_narrow: tuple[str, ...] = ()  # init_model: FIELD=VALUE where that model's emb_dim is at most 512; then ()
     init_except: tuple[str, ...] = ()  # init_from: names, as in lr_multipliers, of what is not taken from there
 
 

@@ -1,5 +1,6 @@
 """The chat template of a hub directory: tokenizer_config.json, or a file of its own."""
 
+import os
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -21,7 +22,7 @@ def read(directory: pathlib.Path) -> ChatTemplate | None:
       UserError: it is malformed, or none of several is the default.
     """
     found = {file: directory / file for file in ('special_tokens_map.json', 'tokenizer_config.json')}
-    parts = [json_files.read(file) for file in found.values() if file.is_file()]
+    parts = [json_files.read_if_there(file) for file in found.values()]
     settings: dict[str, Any] = {name: value for part in parts for name, value in part.items()}
     where, text = found['tokenizer_config.json'], settings.get('chat_template')
     if isinstance(text, list):
@@ -29,7 +30,7 @@ def read(directory: pathlib.Path) -> ChatTemplate | None:
         if 'default' not in named:
             raise UserError(f'{where}: chat_template has no default; there are: {", ".join(map(str, named))}')
         text = named['default']
-    if (directory / FILE).is_file():
+    if os.path.lexists(directory / FILE):
         where, text = directory / FILE, text_reader.read_text(directory / FILE)
     if text is None:
         return None

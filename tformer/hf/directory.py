@@ -7,6 +7,7 @@ and often generation_config.json. No code of a directory is run.
 import dataclasses
 import functools
 import importlib
+import os
 import pathlib
 import re
 import sys
@@ -81,8 +82,7 @@ class HubDirectory:
     @functools.cached_property
     def generation(self) -> dict[str, Any]:
         """The fields of generation_config.json; {} where there is none."""
-        file = self.path / generation.FILE
-        return json_files.read(file) if file.is_file() else {}
+        return json_files.read_if_there(self.path / generation.FILE)
 
     @functools.cached_property
     def tensors(self) -> Mapping[str, np.ndarray]:
@@ -212,7 +212,7 @@ class HubDirectory:
 def is_hub(path: pathlib.Path) -> bool:
     """Returns whether a directory has the config.json of a hub's model, or adapters for one."""
     file = path / 'config.json'
-    return (path / adapters.CONFIG).is_file() or (file.is_file() and 'model_type' in json_files.read(file))
+    return os.path.lexists(path / adapters.CONFIG) or (file.is_file() and 'model_type' in json_files.read(file))
 
 
 def open_hub(name: str) -> HubDirectory:
@@ -228,7 +228,7 @@ def open_hub(name: str) -> HubDirectory:
         if not re.fullmatch(r'[\w-][\w.-]*/[\w.-]+', name):
             raise UserError(f'{name} is not a directory{nearest(path, path.parent.glob("*/"), listed=0)}')
         path = _downloaded(name)
-    if (path / adapters.CONFIG).is_file():
+    if os.path.lexists(path / adapters.CONFIG):
         base = adapters.read_config(path).get('base_model_name_or_path')
         if not isinstance(base, str):
             raise UserError(f'{path / adapters.CONFIG} has no base_model_name_or_path')

@@ -96,6 +96,8 @@ def check_heads(family: str, expressed: Model, cfg: Model, parameters: Collectio
     pools = not {'pooler', *OF_ROWS}.isdisjoint(parameters)
     transforms = not {'class_head', 'number_head', 'choice_head', 'tag_head', 'span_head'}.isdisjoint(parameters)
     names = (*(POOLED if pools else ()), *(['task_transform'] if transforms else []))
-    if any(getattr(cfg, name) != getattr(expressed, name) for name in names):
-        words = ' with '.join(f'model.{name}={getattr(expressed, name)}' for name in names)
-        raise UserError(f'{family}: the {"pooler" if pools else "head"} of the hub reads {words}')
+    wrong = [name for name in names if getattr(cfg, name) != getattr(expressed, name)]
+    if wrong:
+        read = ', '.join(f'model.{name}={getattr(expressed, name)}' for name in wrong)
+        asked = ' '.join(f'--config.model.{name}={getattr(expressed, name)}' for name in wrong)
+        raise UserError(f'{family}: the head of the hub reads {read}: one trained with {asked} can be written')

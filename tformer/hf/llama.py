@@ -83,7 +83,8 @@ def windows(default: Callable[[HubConfig], Kinds], window: Callable[[HubConfig],
             layers = model.num_encoder_layers
         return {
             'layer_types': [names[pattern[i % len(pattern)]] for i in range(layers)],
-            'sliding_window': model.window if 'local' in pattern else None,
+            # The hub's library needs one of some families even where no layer has it.
+            'sliding_window': model.window if 'local' in pattern else model.max_len,
         }
 
     return Field(read, write)

@@ -33,7 +33,8 @@ def model_of(hub_config: Mapping[str, Any], say: Callable[[str], None] = warning
     kind = hub_config.get('model_type')
     family = choose(FAMILIES, str(kind), 'config.json: model_type')
     hub = HubConfig(hub_config, family.defaults)
-    for name, value in {**FIXED, **family.fixed}.items():
+    causal = {} if family.model['family'] == 'encoder' else {'is_causal': True}
+    for name, value in {**FIXED, **causal, **family.fixed}.items():
         if name in hub_config and (hub.nullable(name) or None) != (value or None):
             raise UserError(f'config.json: {name}={hub_config[name]!r} has no counterpart here; valid: {value!r}')
     values, types = dict(family.model), config.field_types(Model)

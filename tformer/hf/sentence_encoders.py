@@ -1,5 +1,6 @@
 """What the directory of a sentence encoder says about its vectors of texts, which no field of a model holds."""
 
+import os
 import pathlib
 import re
 from typing import Any
@@ -17,13 +18,13 @@ def vectors_of(directory: pathlib.Path, max_len: int) -> str | None:
 
     The module after the pooling may be a norm (`--normalize`); any other is not read.
     """
-    if not (directory / POOLING).is_file():
+    if not os.path.lexists(directory / POOLING):
         return None
     settings = json_files.read(directory / POOLING)
     modes = [name.removeprefix(_MODE) for name, on in settings.items() if name.startswith(_MODE) and on is True]
     ours = POOLINGS.get(modes[0]) if len(modes) == 1 else None
     said = [] if ours == 'mean' else [f'--pooling={ours}' if ours else f'a pooling without counterpart: {modes}']
-    length = json_files.read(directory / LENGTH).get('max_seq_length') if (directory / LENGTH).is_file() else None
+    length = json_files.read_if_there(directory / LENGTH).get('max_seq_length')
     if type(length) is int and length < max_len:
         said.append(f'--length={length}')
     names = sorted(place.name for place in directory.glob('[0-9]*_*') if place.is_dir())

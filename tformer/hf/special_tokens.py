@@ -71,8 +71,7 @@ def framing(
       UserError: as `special_tokens_of`.
     """
     read = tokenizers.source or tokenizers.target
-    settings_file = directory / 'tokenizer_config.json'
-    settings = json_files.read(settings_file) if settings_file.is_file() else {}
+    settings = json_files.read_if_there(directory / 'tokenizer_config.json')
     given = {name: value for name, value in generation.items() if value is not None}
     fields = special_tokens_of({**hub_config, **given}, tokenizers.target.specials)
     around = _around(directory, settings, read)

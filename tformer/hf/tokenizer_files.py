@@ -27,7 +27,7 @@ def read(directory: pathlib.Path, family: str) -> tuple[bytes, bytes | None]:
     def there(*names: str) -> bool:
         return all((directory / name).is_file() for name in names)
 
-    settings = json_files.read(directory / 'tokenizer_config.json') if there('tokenizer_config.json') else {}
+    settings = json_files.read_if_there(directory / 'tokenizer_config.json')
     if there('tokenizer.json'):
         return (directory / 'tokenizer.json').read_bytes(), None
     try:
@@ -73,8 +73,8 @@ def _marian(directory: pathlib.Path, settings: Json) -> tuple[str, str]:
 def _of_languages(directory: pathlib.Path, settings: Json) -> tuple[str]:
     """mBART, M2M100, NLLB: with the token of the source language around a text, where the settings put it."""
     file, listed = directory / 'special_tokens_map.json', settings
-    if 'additional_special_tokens' not in settings and file.is_file():
-        listed = json_files.read(file)
+    if 'additional_special_tokens' not in settings:
+        listed = json_files.read_if_there(file)
     names = listed.get('additional_special_tokens') or ()
     texts = [name['content'] if isinstance(name, dict) else name for name in names]
     codes = [name for name in texts if name not in _KNOWN]

@@ -4,22 +4,18 @@ The templates are those of the hub, which are programs in Jinja's language. They
 """
 
 import dataclasses
-import datetime
 import functools
-import json
-import math
 import pathlib
 import re
-from collections.abc import Mapping, Sequence, Sized
-from typing import Any, Self
+from collections.abc import Mapping, Sequence
+from typing import Self
 
 import jinja2
 import numpy as np
-from jinja2 import nodes, parser, sandbox, visitor
-from jinja2.ext import Extension
 
 from tformer.data.sources import text_reader
 from tformer.data.sources.records import BadRecord
+from tformer.data.tokenizers import template_sandbox
 from tformer.data.tokenizers.vocabulary import MARK, Tokenizer
 from tformer.errors import UserError
 
@@ -64,8 +60,8 @@ class ChatTemplate:
         return self
 
     @functools.cached_property
-    def _compiled(self) -> tuple['_Environment', jinja2.Template]:
-        environment = _environment()
+    def _compiled(self) -> tuple[template_sandbox.Environment, jinja2.Template]:
+        environment = template_sandbox.environment()
         return environment, environment.from_string(self.text)
 
     def write(self, messages: Messages, reply: bool = False) -> str:
@@ -76,7 +72,7 @@ class ChatTemplate:
         """
         given = {'messages': messages, 'add_generation_prompt': reply, 'tools': None, 'documents': None}
         environment, compiled = self._compiled
-        environment.steps = 0
+        environment.begin()
         try:
             return compiled.render(**dict(self.tokens), **given)
         except Exception as error:  # of Jinja, or of an operation of the template
@@ -141,87 +137,6 @@ def variables_of(tokenizer: Tokenizer) -> tuple[tuple[str, str], ...]:
     """Returns the names of a tokenizer's special tokens as a template's variables."""
     ids = {f'{name}_token': getattr(tokenizer.specials, field) for name, field in _SPECIALS.items()}
     return tuple((name, tokenizer.piece(index)) for name, index in ids.items() if index is not None)
-
-
-class _Generation(Extension):
-    """The block {% generation %}, which marks answers for the hub's trainer, as its content alone."""
-
-    tags: set[str] = {'generation'}  # noqa: RUF012
-
-    def parse(self, parser: parser.Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(('name:endgeneration',), drop_needle=True)
-
-
-class _Environment(sandbox.ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, in which a template also ends, and fills no memory: it has so many turns of loops and calls of
-    macros, and sums of texts so many characters."""
-
-    intercepted_binops = frozenset({'+', '*', '**'})
-    steps = 0  # of the text that is being written
-
-    def step(self) -> None:
-        self.steps += 1
-        if self.steps > _MOST_STEPS:
-            raise jinja2.TemplateError(f'it takes more than {_MOST_STEPS:,} steps')
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """Refuses a sum or a product of texts or lists, or a power, that would fill the memory."""
-        sizes = [len(each) if isinstance(each, Sized) else each for each in (left, right)]
-        grows = isinstance(left, Sized) or isinstance(right, Sized)
-        if (operator == '**' and right > _MOST_BITS) or (
-            grows and (sum(sizes) if operator == '+' else math.prod(sizes)) > _LONGEST
-        ):
-            raise jinja2.TemplateError(f'{operator} makes too much of its operands')
-        return super().call_binop(context, operator, left, right)
-
-    def joined(self, *parts: Any) -> str:
-        """Returns what `~` makes of its operands."""
-        texts = [str(part) for part in parts]
-        if sum(map(len, texts)) > _LONGEST:
-            raise jinja2.TemplateError('~ makes too much of its operands')
-        return ''.join(texts)
-
-    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        tree = _Joins().visit(super()._parse(source, name, filename))
-        blocks: list[Any] = [*tree.find_all(nodes.For), *tree.find_all(nodes.Macro)]
-        for block in blocks:
-            call = nodes.Call(nodes.EnvironmentAttribute('step'), [], [], None, None)
-            block.body.insert(0, nodes.ExprStmt(call).set_lineno(block.lineno))
-        return tree
-
-
-class _Joins(visitor.NodeTransformer):
-    """Makes each `~` of a template a call of `_Environment.joined`: Jinja does not let it be intercepted."""
-
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
-        parts = [self.visit(part) for part in node.nodes]
-        return nodes.Call(nodes.EnvironmentAttribute('joined'), parts, [], None, None).set_lineno(node.lineno)
-
-
-_MOST_STEPS = 1_000_000
-_LONGEST = 10_000_000  # characters of a text, entries of a list
-_MOST_BITS = 64  # as an exponent
-
-
-def _environment() -> _Environment:
-    """Returns an environment with the functions that the hub's templates call."""
-    made = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, 'jinja2.ext.loopcontrols'])
-    made.filters['tojson'] = _json
-    del made.globals['lipsum']  # as much text as is asked for
-    made.globals |= {'raise_exception': _refuse, 'strftime_now': lambda how: datetime.datetime.now().strftime(how)}
-    return made
-
-
-def _json(
-    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
-) -> str:
-    """Writes JSON as it is, without the escapes for HTML of Jinja's own filter."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _refuse(message: str) -> None:
-    raise jinja2.TemplateError(message)
 
 
 def _line(error: Exception) -> str:

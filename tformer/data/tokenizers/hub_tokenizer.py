@@ -1,9 +1,11 @@
 """A tokenizer of the Hugging Face hub, read from its `tokenizer.json`."""
 
+import contextlib
 import copy
 import functools
 import itertools
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -34,6 +36,7 @@ NAMES = {
 
 _SPACE = '\u2581'  # a space, as Metaspace writes it
 _MARKS = ('continuing_subword_prefix', 'end_of_word_suffix')  # of pieces inside words and of those that end one
+_LETTERS = ' '.join(map(chr, range(ord('a'), 0x3000)))  # of most scripts
 _BYTE_SPACES = {256 + byte: chr(byte) for byte in range(33)}  # the first bytes, as byte-level vocabularies write them
 _SHOWN = [*range(33, 127), *range(161, 173), *range(174, 256)]  # bytes that byte-level vocabularies write as they are
 _BYTES_OF_LETTERS = {chr(byte): byte for byte in _SHOWN}
@@ -201,8 +204,11 @@ def _open(stored: bytes, where: str) -> tuple[Any, Json]:
         tree = json.loads(stored)
         if not isinstance(tree, dict) or 'vocab' not in tree.get('model', ()):
             raise ValueError('it has no model with a vocabulary')
-        library = tokenizers.Tokenizer.from_str(json.dumps(_hide_specials(tree), ensure_ascii=False))
-        library.encode('a')  # a model that lacks its unknown token fails here
+        with _without_standard_error():
+            library = tokenizers.Tokenizer.from_str(json.dumps(_hide_specials(tree), ensure_ascii=False))
+            library.encode('a')  # a model that lacks its unknown token fails here
+            if library.normalizer is not None:
+                library.normalizer.normalize_str(_LETTERS)  # and a damaged table here
     except BaseException as error:  # the library raises plain Exceptions, and a BaseException where it panics
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise
@@ -210,6 +216,19 @@ def _open(stored: bytes, where: str) -> tuple[Any, Json]:
         raise UserError(f'{where} is not a tokenizer of the tokenizers library: {reason}') from error
     library.encode_special_tokens = True
     return library, tree
+
+
+@contextlib.contextmanager
+def _without_standard_error() -> Iterator[None]:
+    """Drops what the process writes there, as the library does where it panics before it raises."""
+    kept = os.dup(2)
+    try:
+        with Path(os.devnull).open('wb') as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+            yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def _hide_specials(tree: Json) -> Json:
