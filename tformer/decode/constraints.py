@@ -16,7 +16,7 @@ import numpy as np
 
 from tformer.config import Decode
 from tformer.data.tokenizers.vocabulary import Tokenizer
-from tformer.decode import regular
+from tformer.decode import json_schemas, regular
 from tformer.decode.regular import OfBytes
 from tformer.errors import UserError
 
@@ -169,19 +169,16 @@ def of_json_schema(file: str) -> OfBytes:
     """Returns the automaton of the JSON values that fit the schema in a file, in the order of its properties.
 
     Raises:
-      UserError: the file cannot be read, outlines-core does not support its schema, or is not installed.
+      UserError: the file cannot be read, or its schema has what is not supported.
     """
     try:
-        from outlines_core import json_schema
-    except ImportError as error:
-        raise UserError("it needs the package outlines-core: pip install 'tformer[constraints]'") from error
-    try:
-        schema = json.dumps(json.loads(pathlib.Path(file).read_text()))
-        return regular.automaton(json_schema.build_regex_from_schema(schema))
+        return json_schemas.automaton(json.loads(pathlib.Path(file).read_text()))
     except OSError as error:
         raise UserError(error.strerror or str(error)) from error
-    except (ValueError, TypeError, RecursionError) as error:
-        raise UserError(' '.join(str(error).split())[:200]) from error
+    except UserError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise UserError(f'it is not JSON: {error}') from error
 
 
 def without(texts: Sequence[str]) -> OfBytes:
