@@ -22,7 +22,7 @@ from tformer import commands
 from tformer.commands import http_api, row_writer
 from tformer.commands.run import Run
 from tformer.commands.scheduler import Scheduler
-from tformer.decode.engine import Drawing
+from tformer.decode.drawing import Drawing
 from tformer.decode.text import read_whole
 from tformer.distributed import sharding
 from tformer.errors import UserError

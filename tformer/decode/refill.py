@@ -16,14 +16,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 from tformer.config import Config, tasks
 from tformer.data.tokenizers.chat import Messages
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.decode import buckets
-from tformer.decode.engine import Drawing, Slots, drawing_of, make_engine, unknown
+from tformer.decode.drawing import Drawing, drawing_of, unknown
+from tformer.decode.engine import Slots, make_engine
 from tformer.decode.generate import cache_slots, texts_of_row
+from tformer.decode.spread import spread_over
 from tformer.decode.text import Output, Share, Writer, longest_input, make_writer
 from tformer.distributed import sharding
 from tformer.model import for_steps, quantized
@@ -177,8 +179,7 @@ def _programs(
     options['quantization'] = decoding.cache_quantization
     engine = make_engine(model, first, rows=count, slots=slots, chunk=decoding.prefill_chunk, **options)
 
-    def spread(written: Written) -> Written:
-        return jax.tree.map(functools.partial(_spread, mesh=mesh, rules=rules), written)
+    spread = spread_over(mesh, rules)
 
     @jax.jit
     def empty(variables: Any) -> Written:
@@ -217,9 +218,3 @@ def _programs(
         return spread(jax.lax.while_loop(waits, step, written))
 
     return Programs(lambda variables: quantized(model, variables, decoding.quantization), empty, grow, begin, go_on)
-
-
-def _spread(x: jax.Array, mesh: Mesh, rules: sharding.Rules) -> jax.Array:
-    """Returns an array [B, ...], or [B, K, ...] of a layer, split as the rules say; one without axes as it is."""
-    names = ('batch', 'kv_heads', None, None)[: x.ndim] if x.ndim == 4 else ('batch', None, None)[: x.ndim]
-    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, sharding.spec(x.shape, names, rules, mesh)))
