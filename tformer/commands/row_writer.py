@@ -62,8 +62,8 @@ def make(run: Run, rows: int, *, own_biases: bool = False, kept: int = 0) -> Row
     rules, least = rules_and_least(config, run.tokenizers)
     options: dict[str, Any] = {'banned': writer.banned, 'rules': rules, 'eos': writer.ends[0]}
     options |= {'rows': rows, 'slots': longest, 'chunk': config.decode.prefill_chunk}
-    options |= {'quantization': config.decode.cache_quantization}
-    options |= {'spread': spread_over(mesh, sharding.make_rules(config.mesh))}
+    options['quantization'] = config.decode.cache_quantization
+    options['spread'] = spread_over(mesh, sharding.make_rules(config.mesh))
     engine = make_engine(build(config.model), first, **options)
     store = KeptPrompts(engine, kept) if kept and writer.shares else None
     return RowWriter(writer, batch, engine if store is None else store.keeping(), rows, least, store)

@@ -1,5 +1,6 @@
 """Where the rows of a batch stand on several devices."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -19,4 +20,4 @@ def spread_over(mesh: Mesh, rules: sharding.Rules) -> Callable[[Any], Any]:
         names = ('batch', 'kv_heads', None, None)[: x.ndim] if x.ndim == 4 else ('batch', None, None)[: x.ndim]
         return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, sharding.spec(x.shape, names, rules, mesh)))
 
-    return (lambda tree: tree) if mesh.size == 1 else (lambda tree: jax.tree.map(spread, tree))
+    return functools.partial(jax.tree.map, spread)
