@@ -28,7 +28,7 @@ from tformer.decode.generate import cache_slots, texts_of_row
 from tformer.decode.spread import spread_over
 from tformer.decode.text import Output, Share, Writer, longest_input, make_writer
 from tformer.distributed import sharding
-from tformer.model import for_steps, quantized
+from tformer.model import for_steps
 
 _PARTS = 8  # texts begin when this share of the rows is free
 
@@ -44,7 +44,6 @@ class Written(flax.struct.PyTreeNode):
 class Programs(NamedTuple):
     """The compiled functions of a `Refill`."""
 
-    prepare: Callable[[Any], Any]  # (variables) -> those that the others take
     empty: Callable[[Any], Written]  # (variables) -> free rows
     # (rows, slots, those of the encoder's text or None) -> the rows with a larger cache
     grow: Callable[[Written, int, int | None], Written]
@@ -77,7 +76,6 @@ class Refill(NamedTuple):
           UserError: a text is longer than the model takes and may not be cut.
         """
         inputs, draws = self.writer.read(texts), texts_of_row(self.writer.decoding)
-        variables = self.programs.prepare(variables)
         order = [i for i in sorted(range(len(inputs)), key=lambda i: len(inputs[i])) if i not in done]
         order = order[share[0] :: share[1]]
         waiting = collections.deque(order[k : k + self.together] for k in range(0, len(order), self.together))
@@ -217,4 +215,4 @@ def _programs(
         step = functools.partial(advance, for_steps(model.cfg, variables))
         return spread(jax.lax.while_loop(waits, step, written))
 
-    return Programs(lambda variables: quantized(model, variables, decoding.quantization), empty, grow, begin, go_on)
+    return Programs(empty, grow, begin, go_on)
