@@ -32,7 +32,7 @@ from tformer.layers.heads import TokenStatistics, token_statistics
 from tformer.layers.layer_stack import layers_apart
 from tformer.layers.outputs import HEADS
 from tformer.layers.parallel.each_device import on_own_tokens
-from tformer.layers.quantized import INT8
+from tformer.layers.quantized import INT8, without_kernels
 from tformer.layers.recurrent import RecurrentTower
 from tformer.layers.resolved import ResolvedModel, resolve_model
 from tformer.layers.tower import Batch, Tower, positions_of, real_tokens, tokens_of_texts
@@ -233,11 +233,15 @@ def for_steps(cfg: ResolvedModel, variables: Any) -> Any:
 
 
 def quantized(model: nn.Module, variables: Any, kind: str | None) -> Any:
-    """Returns the variables by which the products of a model are computed in fewer bits, a key of `QUANTIZATIONS`.
+    """Returns the variables by which the products of a model are computed in fewer bits, a key of `QUANTIZATIONS`, in
+    the place of their kernels; those that are so already as they are.
 
     Those of experts and of attention's scores and values stay as they are.
     """
-    return variables if kind is None else {**variables, **_in_fewer_bits(variables, model, kind)}
+    if kind is None or QUANTIZATIONS[kind] in variables:
+        return variables
+    found = _in_fewer_bits(variables, model, kind)
+    return {**variables, 'params': without_kernels(variables['params'], found[QUANTIZATIONS[kind]]), **found}
 
 
 @functools.partial(jax.jit, static_argnames=('model', 'kind'))

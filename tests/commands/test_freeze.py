@@ -13,7 +13,7 @@ from tformer import config
 from tformer.commands.freeze import freeze, load_frozen
 from tformer.commands.import_ import import_hub
 from tformer.commands.run import Run
-from tformer.decode.engine import Drawing
+from tformer.decode.drawing import Drawing
 from tformer.errors import UserError
 
 pytest.importorskip('flatbuffers')

@@ -36,6 +36,7 @@ def run(monkeypatch, family, tokenizers, write, texts, **flags):
         return [(i, [Output(write(texts[i], seed), -0.5, 3)]) for i in reversed(range(len(texts)))]
 
     loaded = types.SimpleNamespace(config=Config(Model(family=family)), tokenizers=tokenizers, write=written)
+    loaded.for_writing = lambda: loaded
     monkeypatch.setattr(generate.Run, 'load', lambda *given, **_: loaded)
     monkeypatch.setattr(generate.commands, 'needed', lambda flags, name: name)
     given = {'checkpoint': 'best', 'input': None, 'output': None, 'seed': 0, 'n': None}

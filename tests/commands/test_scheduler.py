@@ -16,7 +16,8 @@ from tformer.commands.scheduler import Piece, Request, Scheduler, Text
 from tformer.config import Mesh
 from tformer.data.tokenizers.bytes_and_characters import Byte, Symbol
 from tformer.data.tokenizers.subwords import SentencePiece
-from tformer.decode.engine import Drawing, Engine
+from tformer.decode.drawing import Drawing
+from tformer.decode.engine import Engine
 from tformer.distributed import sharding
 
 END = 0

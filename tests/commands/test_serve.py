@@ -4,20 +4,25 @@ import concurrent.futures
 import http.client
 import json
 import pathlib
+import queue
 import re
 import signal
 import socket
 import time
 import types
 
+import jax
 import pytest
 
 import hub_directories
 from lives import HANG, Life
+from tformer.commands import row_writer
 from tformer.commands.import_ import import_hub
 from tformer.commands.run import Run
+from tformer.commands.scheduler import Request
 from tformer.commands.serve import make_scheduler
 from tformer.commands.serve import run as serve_run
+from tformer.decode.drawing import Drawing
 from tformer.errors import UserError
 
 TEMPLATE = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
@@ -329,6 +334,28 @@ def test_what_is_left_after_the_grace_is_answered_with_an_error(workdir, tmp_pat
         server.life.signal(signal.SIGTERM)
         statuses = [each.result()[0] for each in asked]
     assert 503 in statuses and set(statuses) <= {200, 503} and server.life.wait() == 0
+
+
+@pytest.mark.slow
+def test_on_several_devices_no_program_is_compiled_after_the_start(workdir) -> None:
+    """Prompts of several lengths, some of which go on from kept ones, written by whatever program came before."""
+    run = Run.load(workdir, {'mesh.data': '2', 'mesh.tensor': '2'}, placed=True)
+    made, scheduler = make_scheduler(run, rows=3, most_waiting=9, kept=2)
+    compiled = []
+    jax.monitoring.register_event_duration_secs_listener(lambda name, *_, **__: compiled.append(name))
+    scheduler.start()
+    texts = [['a b c ' * number for number in (30, 1, 25, 12)], ['a b c ' * 30 + 'd', 'e f ' * 20, 'a b c ' * 31]]
+    for asked in texts * 2:
+        said = queue.Queue()
+        batches = [made.batch(made.writer.read([text])[0]) | row_writer.bias_of({}) for text in asked]
+        end = time.monotonic() + HANG
+        assert scheduler.submit([Request(batch, Drawing(most=4), 4, (), said.put, end) for batch in batches]) is None
+        finished = 0
+        while finished < len(asked):
+            piece = said.get(timeout=HANG)
+            assert piece.finish in (None, 'stop', 'length')
+            finished += piece.finish is not None
+    assert [name for name in compiled if 'compile' in name] == [] and made.kept.kept > 0
 
 
 def test_a_port_that_is_taken_and_odd_flags_are_one_line(server, workdir) -> None:

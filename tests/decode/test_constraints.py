@@ -4,7 +4,6 @@ import functools
 import itertools
 import json
 import re
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +19,7 @@ from tformer.data.tokenizers.hub_tokenizer import HubTokenizer
 from tformer.data.tokenizers.subwords import SentencePiece
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.data.tokenizers.vocabulary import FIRST
-from tformer.decode import constraints
+from tformer.decode import constraints, regular
 from tformer.decode.beam import Beams, beam_search
 from tformer.decode.penalties import Penalties
 from tformer.decode.rules import Rules
@@ -193,6 +192,34 @@ def test_penalties_that_leave_nothing_of_what_fits_end_the_text():
     assert tokens.tolist() == [[V - 1, END, 0, 0, 0]]
 
 
+def test_a_forced_end_comes_behind_the_beginning():
+    cfg = Decode(max_len=4, begin='cca', forced_end=True)
+    rules = Rules(constraint=constraints.constraint(cfg, Pieces(), (END,), V))
+    tokens, _ = greedy(step, 0, prompts(2, 3, 11), Ending(4, END, banned=(0,), forced=True), rules=rules)
+    assert set(texts_of(tokens)) == {'cca'}
+
+
+def test_classes_are_those_of_every_token_byte_by_byte():
+    of_bytes = regular.automaton('(ab|b a|\u00e9c){2,9}| ?[a-c]{3}')
+    made, Q = constraints.over_tokens(of_bytes, Pieces(), (END,), V + 3), len(of_bytes.next_QB)
+    for token, piece in enumerate(PIECES):
+        for state in range(Q):
+            after = -1 if piece is None else state
+            for byte in piece or b'':
+                after = -1 if after < 0 else of_bytes.next_QB[after, byte]
+            if token != END:
+                assert made.next_QC[state + 1, made.classes_V[token]] == (after + 1 or -1)
+    assert np.all(np.asarray(made.next_QC)[:, np.asarray(made.classes_V[V:])] == -1)
+
+
+def test_a_table_that_would_be_large_is_refused(monkeypatch):
+    monkeypatch.setattr(constraints, '_MOST', 200)
+    with pytest.raises(
+        UserError, match=r'^decode\.regex=.*: it has 91 states, and more than 200 numbers .* repetitions$'
+    ):
+        automaton(60, regex='(ab|c){30}')
+
+
 def test_any_pure_functions_are_a_constraint():
     """Tokens rise; the state is the last one."""
 
@@ -266,7 +293,6 @@ SCHEMA = {
 
 
 def test_what_is_written_by_a_schema_is_json_that_fits_it(tmp_path):
-    pytest.importorskip('outlines_core')
     (tmp_path / 'schema.json').write_text(json.dumps(SCHEMA))
     made, max_len = Byte(), 60
     cfg = Decode(max_len=max_len, json_schema=str(tmp_path / 'schema.json'))
@@ -293,6 +319,10 @@ def test_what_is_written_by_a_schema_is_json_that_fits_it(tmp_path):
             r'regex=a\{9\}: the shortest text that fits has 10 tokens with its end: decode\.max_len=6$',
         ),
         ({'begin': 'aaaaaaa'}, r'begin=aaaaaaa: the shortest text that fits has 7 tokens: decode\.max_len=6$'),
+        (
+            {'begin': 'aaaaaa', 'forced_end': True},
+            'begin=aaaaaa: the shortest text that fits has 7 tokens with its end',
+        ),
         ({'begin': 'ab', 'banned': ('b',)}, r'banned=.* and decode\.begin=ab: the vocabulary has no tokens for any'),
         ({'regex': 'x'}, r'regex=x: the vocabulary has no tokens for any text that fits$'),
         ({'json_schema': 'nowhere.json'}, r'json_schema=nowhere\.json: .*No such file'),
@@ -304,21 +334,13 @@ def test_what_cannot_be_asked_for_is_one_line(asked, message):
     assert '\n' not in str(error.value)
 
 
-@pytest.mark.parametrize('contents', ['{', '[1]', '{"type": "nothing"}', '[' * 100_000])
+@pytest.mark.parametrize('contents', ['{', '[1]', '{"type": "nothing"}', '{"enum": [NaN]}', '[' * 100_000, '\xff'])
 def test_a_file_that_is_no_schema_is_one_line(contents, tmp_path):
-    pytest.importorskip('outlines_core')
     file = tmp_path / 'schema.json'
-    file.write_text(contents)
+    file.write_bytes(contents.encode('latin-1'))
     with pytest.raises(UserError, match=r'^decode\.json_schema=.*schema\.json: ') as error:
         automaton(json_schema=str(file))
     assert '\n' not in str(error.value)
-
-
-def test_schemas_alone_need_the_package(monkeypatch):
-    monkeypatch.setitem(sys.modules, 'outlines_core', None)
-    assert written(automaton(regex='ab'), [[4]]) == [True]
-    with pytest.raises(UserError, match=r"^decode\.json_schema=a: it needs the package .*'tformer\[constraints\]'$"):
-        automaton(json_schema='a')
 
 
 def test_a_text_has_one_constraint():

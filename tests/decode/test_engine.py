@@ -10,7 +10,8 @@ import pytest
 from small_decoding import BANNED, CASES, EOS, LATENT_CASES, B, T, batch_of, make, row
 from tformer import config
 from tformer.decode.constraints import Automaton
-from tformer.decode.engine import Drawing, make_engine, write_all
+from tformer.decode.drawing import Drawing
+from tformer.decode.engine import make_engine, write_all
 from tformer.decode.generate import make_generate
 from tformer.decode.rules import Rules
 

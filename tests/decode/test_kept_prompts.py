@@ -7,7 +7,8 @@ import pytest
 
 from small_decoding import BANNED, EOS, PAD, T, V, make
 from tformer.decode import buckets
-from tformer.decode.engine import Drawing, make_engine, write_all
+from tformer.decode.drawing import Drawing
+from tformer.decode.engine import make_engine, write_all
 from tformer.decode.kept_prompts import KeptPrompts
 from tformer.decode.rules import Rules
 

@@ -13,7 +13,8 @@ from tformer.config import Config, Data, Decode, Model, Train
 from tformer.data.tokenizers.bytes_and_characters import Byte
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.decode import text
-from tformer.decode.engine import Drawing, make_engine, write_all
+from tformer.decode.drawing import Drawing
+from tformer.decode.engine import make_engine, write_all
 from tformer.decode.generate import begin, make_generate
 from tformer.decode.sample import prefill
 from tformer.decode.sample import read as read_in_parts

@@ -8,7 +8,8 @@ import pytest
 
 from small_decoding import BANNED, LATENT_CASES, B, T, batch_of, make
 from tformer.decode import programs
-from tformer.decode.engine import Drawing, make_engine
+from tformer.decode.drawing import Drawing
+from tformer.decode.engine import make_engine
 from tformer.errors import UserError
 
 pytest.importorskip('flatbuffers')

@@ -41,18 +41,21 @@ BOTH = ['decoder', pytest.param('encoder_decoder', marks=pytest.mark.slow)]
 
 @pytest.mark.parametrize('family', BOTH)
 def test_all_products_with_parameters_read_integers_alone(family) -> None:
-    """With every kernel zeroed, and the table's rows where they are not looked up, logits are the same bits."""
+    """No kernel is left, and with the table's rows zeroed where they are not looked up, logits are the same bits."""
     run = run_of(family)
     tied = dataclasses.replace(run.config.model, tied_embeddings='all' if family == 'encoder_decoder' else 'output')
     run = dataclasses.replace(run, config=dataclasses.replace(run.config, model=tied))
     variables = quantized(run.model, run.variables, 'int8')
-    kernels = {path for path in traverse_util.flatten_dict(variables['params']) if path[-1] == 'kernel'}
+    kernels = {path for path in traverse_util.flatten_dict(run.variables['params']) if path[-1] == 'kernel'}
     integers = {path for path in traverse_util.flatten_dict(variables[INT8]) if path[-1] in ('kernel', 'table')}
     assert integers >= kernels and len(kernels) >= 6
+    left = traverse_util.flatten_dict(variables['params']).keys()
+    assert left == traverse_util.flatten_dict(run.variables['params']).keys() - kernels
+    assert quantized(run.model, variables, 'int8') is variables
     read = jnp.isin(jnp.arange(run.config.model.vocab_size), batch_of(family)['inputs'])[:, None]
 
     def without(path, x: jax.Array) -> jax.Array:
-        return jnp.zeros_like(x) if path[-1].key == 'kernel' else x * read if path[-1].key == 'table' else x
+        return x * read if path[-1].key == 'table' else x
 
     gone = jax.tree.map_with_path(without, variables['params'])
     assert not np.array_equal(gone['embed']['table'], variables['params']['embed']['table'])
@@ -144,6 +147,27 @@ def test_rows_over_a_mesh_with_split_products_write_the_same() -> None:
     run = run_of('decoder', batch_size=4, cache_quantization='int8')
     spread = dataclasses.replace(run, config=dataclasses.replace(run.config, mesh=config.Mesh(data=2, tensor=2)))
     assert dict(spread.write(TEXTS)) and spread.generate(TEXTS) == run.generate(TEXTS)
+
+
+@pytest.mark.parametrize('kind', ['int8', None])
+def test_a_run_for_writing_has_no_kernels_and_writes_and_scores_the_same(kind) -> None:
+    run = run_of('decoder', kind, batch_size=4)
+    writing = run.for_writing()
+    assert writing.for_writing().variables is writing.variables and (writing is run) == (kind is None)
+    names = {path[-1] for path in traverse_util.flatten_dict(writing.params)}
+    assert ('kernel' in names) == (kind is None) and 'table' in names
+    assert dict(writing.write(TEXTS)) == dict(run.write(TEXTS))
+    assert score(writing, TEXTS[:3]) == score(run, TEXTS[:3])
+
+
+@pytest.mark.slow
+def test_stages_of_a_pipeline_compute_by_integers() -> None:
+    run = run_of('decoder')
+    staged = dataclasses.replace(run, config=dataclasses.replace(run.config, mesh=config.Mesh(data=1, pipeline=2)))
+    [alone], [found] = (score(each, ['abcde']) for each in (run, staged))
+    [exact] = score(run_of('decoder', None), ['abcde'])
+    assert found.log_likelihood == pytest.approx(alone.log_likelihood, abs=1e-4)
+    assert abs(exact.log_likelihood - found.log_likelihood) > 1e-3
 
 
 @pytest.mark.slow

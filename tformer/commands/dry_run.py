@@ -25,7 +25,7 @@ from tformer.distributed import costs, devices, hlo, sharding, traffic
 from tformer.distributed.devices import Target, Times, times
 from tformer.errors import UserError
 from tformer.layers import masks
-from tformer.layers.quantized import Quantized
+from tformer.layers.quantized import Quantized, without_kernels
 from tformer.model import QUANTIZATIONS, quantized
 from tformer.training import flops, setup
 from tformer.training.dummy_batch import assumed, one_row
@@ -208,7 +208,8 @@ def _abstract_variables(program: Program, state: Any) -> dict[str, Any]:
     made = jax.eval_shape(lambda found: quantized(program.model, found, kind), variables)[QUANTIZATIONS[kind]]
     kernels = flatten_dict(state.params)
     found = {path: placed(kernels[path], x) for path, x in flatten_dict(made).items()}
-    return {**variables, QUANTIZATIONS[kind]: unflatten_dict(found)}
+    params = without_kernels(state.params, made)
+    return {**variables, 'params': params, QUANTIZATIONS[kind]: unflatten_dict(found)}
 
 
 def _read_prompt(program: Program, variables: Any, batch: Any) -> tuple[jax.Array, Any]:

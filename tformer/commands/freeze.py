@@ -24,7 +24,8 @@ from tformer.commands.run import Run, opened
 from tformer.config import Config, Mesh
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.decode import programs
-from tformer.decode.engine import Drawing, write_all
+from tformer.decode.drawing import Drawing
+from tformer.decode.engine import write_all
 from tformer.errors import UserError
 from tformer.hf import safetensors
 from tformer.model import quantized

@@ -39,7 +39,7 @@ def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) 
     if not flags.tasks:
         raise UserError('--tasks is needed: names of tasks that lm-eval knows, or that --include has')
     reading.check_output(flags.output)
-    loaded = Run.load(workdir, overrides, flags.checkpoint, placed=True)
+    loaded = Run.load(workdir, overrides, flags.checkpoint, placed=True).for_writing()
     found = harness(loaded, flags.tasks, include=flags.include, shots=flags.shots, limit=flags.limit)
     from lm_eval import utils
 

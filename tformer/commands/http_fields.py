@@ -9,7 +9,7 @@ import numpy as np
 from tformer.commands.row_writer import MOST_BIASED
 from tformer.data.sources import fields as fields_lib
 from tformer.data.sources.records import BadRecord
-from tformer.decode.engine import Drawing
+from tformer.decode.drawing import Drawing
 from tformer.errors import nearest
 
 MOST_CHOICES = 32  # texts of one request

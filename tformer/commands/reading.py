@@ -17,6 +17,7 @@ from tformer.data.examples.special_tokens import Fields
 from tformer.distributed import sharding
 from tformer.errors import UserError
 from tformer.evaluation import many_rows
+from tformer.layers.quantized import INT8
 from tformer.model import build, quantized
 from tformer.optim.hyperparameters import standard
 
@@ -35,9 +36,10 @@ def outputs(run: Run, rows: Sequence[Fields], method: many_rows.Method, batch_si
     width = -(-max(min(batch_size, len(rows)), 1) // multiple) * multiple
     specials, longest = run.tokenizers.target.specials, config.model.max_len
     with sharding.placed(mesh, config.mesh), progress(len(rows)) as done:
-        variables = jax.device_put(run.variables, _places(run.variables, scoring.shardings(config, mesh), mesh))
-        model = build(config.model)
-        variables = quantized(model, variables, config.decode.quantization)
+        model, variables = build(config.model), run.variables
+        if INT8 not in variables:  # those that are integers stand where they were made
+            variables = jax.device_put(variables, _places(variables, scoring.shardings(config, mesh), mesh))
+            variables = quantized(model, variables, config.decode.quantization)
         program = many_rows.make_program(model, method, mesh)
         for chosen, batch in many_rows.batches(rows, specials.pad, width, longest):
             values = jax.device_get(program(variables, jax.device_put(batch, sharding.batch_sharding(mesh))))

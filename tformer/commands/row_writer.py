@@ -11,9 +11,11 @@ from tformer.commands.run import Run
 from tformer.config import Config, Decode
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.decode import buckets
-from tformer.decode.engine import KNOWN, Engine, make_engine, unknown
+from tformer.decode.drawing import KNOWN, unknown
+from tformer.decode.engine import Engine, make_engine
 from tformer.decode.kept_prompts import KeptPrompts
 from tformer.decode.rules import Rules
+from tformer.decode.spread import spread_over
 from tformer.decode.text import Writer, make_writer, rules_of
 from tformer.distributed import sharding
 from tformer.errors import UserError
@@ -52,7 +54,8 @@ def make(run: Run, rows: int, *, own_biases: bool = False, kept: int = 0) -> Row
     if config.model.recurrence is not None:
         raise UserError(f'model.recurrence={config.model.recurrence} has no cache whose rows come and go')
     writer, batch = reader(config, run.tokenizers)
-    multiple = sharding.row_multiple(sharding.make_mesh(config.mesh), config.mesh)
+    mesh = sharding.make_mesh(config.mesh)
+    multiple = sharding.row_multiple(mesh, config.mesh)
     rows = -(-rows // multiple) * multiple
     first, longest = batch(writer.read([''])[0]), config.model.max_len
     first |= bias_of({}) if own_biases else {}
@@ -60,6 +63,7 @@ def make(run: Run, rows: int, *, own_biases: bool = False, kept: int = 0) -> Row
     options: dict[str, Any] = {'banned': writer.banned, 'rules': rules, 'eos': writer.ends[0]}
     options |= {'rows': rows, 'slots': longest, 'chunk': config.decode.prefill_chunk}
     options['quantization'] = config.decode.cache_quantization
+    options['spread'] = spread_over(mesh, sharding.make_rules(config.mesh))
     engine = make_engine(build(config.model), first, **options)
     store = KeptPrompts(engine, kept) if kept and writer.shares else None
     return RowWriter(writer, batch, engine if store is None else store.keeping(), rows, least, store)

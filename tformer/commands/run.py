@@ -22,7 +22,7 @@ from tformer.decode.text import Output, Share, best
 from tformer.distributed import sharding
 from tformer.errors import UserError
 from tformer.evaluation import activations as activations_lib
-from tformer.model import build
+from tformer.model import build, quantized
 from tformer.objectives import OBJECTIVES
 from tformer.optim.parameters import path_names
 from tformer.training import checkpoint, writers
@@ -227,6 +227,18 @@ class Run:
             return scoring.write(self.config, self.tokenizers, self.variables, texts, seed, **options)
         both = {**self.variables, 'draft': self.draft.variables}
         return scoring.write(self.config, self.tokenizers, both, texts, seed, **options, draft=self.draft.config.model)
+
+    def for_writing(self) -> 'Run':
+        """Returns the run with the integers of `decode.quantization` in the place of its kernels, which are let go of
+        where nothing else holds them; the run as it is where there are to be none."""
+        kind, mesh = self.config.decode.quantization, sharding.mesh_of(self.variables)
+        if kind is None:
+            return self
+        with jax.set_mesh(mesh):
+            drafts = self.draft and dataclasses.replace(
+                self.draft, variables=quantized(self.draft.model, self.draft.variables, kind)
+            )
+            return dataclasses.replace(self, variables=quantized(self.model, self.variables, kind), draft=drafts)
 
     def evaluate(self, split: str = 'test') -> dict[str, float]:
         """Returns the scores on a split. `tformer.evaluate` also prints them and writes result.json."""

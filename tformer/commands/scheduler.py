@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from tformer.decode.engine import Drawing, Engine
+from tformer.decode.drawing import Drawing
+from tformer.decode.engine import Engine
 
 
 class Piece(NamedTuple):

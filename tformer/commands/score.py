@@ -74,7 +74,7 @@ class Score(NamedTuple):
 def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) -> None:
     reading.check_output(flags.output)
     workdir, texts = commands.needed(flags, 'workdir'), texts_lib.given(arguments, flags.input)
-    loaded = Run.load(workdir, overrides, flags.checkpoint, placed=True)
+    loaded = Run.load(workdir, overrides, flags.checkpoint, placed=True).for_writing()
     found = score(loaded, texts, stride=flags.stride, ended=flags.ended, source=flags.input)
     reading.write_lines([_line(each, flags.tokens) for each in found], flags.output)
     whole = Score([piece for each in found for piece in each.pieces], False, sum(each.bytes for each in found))

@@ -22,7 +22,7 @@ from tformer.decode.generate import texts_of_row
 from tformer.decode.text import Output, Share, best, make_writer
 from tformer.distributed import sharding
 from tformer.evaluation import metrics, scorer
-from tformer.model import build
+from tformer.model import build, quantized
 from tformer.objectives import OBJECTIVES
 from tformer.optim.hyperparameters import standard
 from tformer.training import checkpoint, setup, teacher
@@ -159,12 +159,19 @@ def write(
     rows, multiple = sharding.batch_sharding(mesh), sharding.row_multiple(mesh, config.mesh)
     left = sum(number not in done for number in range(len(texts)))
     with jax.set_mesh(mesh):
+        variables = in_fewer_bits(plain.model, variables, plain.decode.quantization, draft)
         if draft is None and refill.serves(plain, left // share[1]):
             yield from _in_free_rows(plain, tokenizers, variables, texts, seed, cut, done, share)
             return
         writer = _writer(build(plain.model), plain, tokenizers, cut=cut, draft=None if draft is None else build(draft))
         options: dict[str, Any] = {'multiple': multiple, 'place': lambda batch: jax.device_put(batch, rows)}
         yield from writer.write(variables, texts, seed, done=done, share=share, **options)
+
+
+def in_fewer_bits(cfg: Model, variables: Any, kind: str | None, draft: Model | None = None) -> Any:
+    """Returns the variables of a run, and those of what drafts for it, as `quantized` does."""
+    found = quantized(build(cfg), variables, kind)
+    return found if draft is None else {**found, 'draft': quantized(build(draft), variables['draft'], kind)}
 
 
 def _in_free_rows(

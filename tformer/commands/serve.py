@@ -22,7 +22,7 @@ from tformer import commands
 from tformer.commands import http_api, row_writer
 from tformer.commands.run import Run
 from tformer.commands.scheduler import Scheduler
-from tformer.decode.engine import Drawing
+from tformer.decode.drawing import Drawing
 from tformer.decode.text import read_whole
 from tformer.distributed import sharding
 from tformer.errors import UserError
@@ -49,7 +49,7 @@ def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) 
         import uvicorn
     except ImportError as error:
         raise UserError("tformer serve needs starlette and uvicorn: pip install 'tformer[serve]'") from error
-    loaded = Run.load(commands.needed(flags, 'workdir'), overrides, flags.checkpoint, placed=True)
+    loaded = Run.load(commands.needed(flags, 'workdir'), overrides, flags.checkpoint, placed=True).for_writing()
     listening = _listen(flags.host, flags.port)
     with contextlib.closing(listening):
         made, scheduler = make_scheduler(loaded, rows=flags.rows, most_waiting=flags.waiting, kept=flags.kept)

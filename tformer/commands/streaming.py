@@ -9,7 +9,7 @@ from tformer.commands import row_writer
 from tformer.commands.run import Run
 from tformer.commands.scheduler import Text
 from tformer.data.tokenizers.chat import Messages
-from tformer.decode.engine import drawing_of, unknown
+from tformer.decode.drawing import drawing_of, unknown
 from tformer.decode.text import make_writer
 from tformer.distributed import sharding
 from tformer.model import for_steps, quantized

@@ -7,7 +7,7 @@ import functools
 import json
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -16,7 +16,7 @@ import numpy as np
 
 from tformer.config import Decode
 from tformer.data.tokenizers.vocabulary import Tokenizer
-from tformer.decode import regular
+from tformer.decode import json_schemas, regular
 from tformer.decode.regular import OfBytes
 from tformer.errors import UserError
 
@@ -85,12 +85,12 @@ def constraint(cfg: Decode, tokenizer: Tokenizer, ends: Sequence[int], vocab_siz
         made = over_tokens(functools.reduce(regular.intersection, parts), tokenizer, ends, vocab_size)
     except UserError as error:
         raise UserError(f'{named}: {error}') from error
-    if asked.keys() <= {'banned', 'begin'}:  # no text has to end
+    if free := asked.keys() <= {'banned', 'begin'} and not cfg.forced_end:  # no text has to end
         made = made._replace(least_Q=jnp.maximum(made.least_Q - 1, 0))
     if made.least >= UNREACHED - 1:
         raise UserError(f'{named}: the vocabulary has no tokens for any text that fits')
     if made.least > cfg.max_len:
-        ended = ' with its end' if asked.keys() - {'banned', 'begin'} else ''
+        ended = '' if free else ' with its end'
         line = f'the shortest text that fits has {made.least} tokens{ended}: decode.max_len={cfg.max_len}'
         raise UserError(f'{named}: {line}')
     return made
@@ -102,45 +102,70 @@ def _short(asked: Any) -> str:
 
 
 def over_tokens(of_bytes: OfBytes, tokenizer: Tokenizer, ends: Sequence[int], vocab_size: int) -> Automaton:
-    """Returns the automaton of a vocabulary, whose state 0 is before the first token: that may lose a space."""
-    Q = len(of_bytes.next_QB)
+    """Returns the automaton of a vocabulary, whose state 0 is before the first token: that may lose a space.
+
+    Raises:
+      UserError: its table has too many entries.
+    """
+    next_QB, accepting_Q = of_bytes
     spelled = [tokenizer.spell(index) for index in range(tokenizer.vocab_size)]
-    first = [text and text.removeprefix(b' ') for text in spelled] if tokenizer.strips_first_space else spelled
-    classes_V, columns = np.zeros(vocab_size, np.int32), {bytes(np.full(Q + 2, -1, np.int32)): 0}
-
-    def classify(tokens: Iterable[int], next_QN: np.ndarray) -> None:
-        for token, column in zip(tokens, np.ascontiguousarray(next_QN.T), strict=True):
-            classes_V[token] = columns.setdefault(column.tobytes(), len(columns))
-
-    most = max(1, _ENTRIES // Q)
-    for begin in range(0, len(spelled), most):
-        part = slice(begin, begin + most)
-        inner_QN = _after(of_bytes, spelled[part])
-        start_N = _after(of_bytes, first[part])[0]
-        none_N = np.full_like(start_N, -1)
-        moved_QN = np.where(inner_QN < 0, -1, inner_QN + 1)  # states follow that before the first token
-        classify(range(len(spelled))[part], np.vstack([np.where(start_N < 0, -1, start_N + 1), moved_QN, none_N]))
-    accepting_Q = np.array([of_bytes.accepting_Q[0], *of_bytes.accepting_Q, False])
-    classify(ends, np.repeat(np.where(accepting_Q, Q + 1, -1)[:, None], len(ends), axis=1).astype(np.int32))
-    next_QC = np.stack([np.frombuffer(column, np.int32) for column in columns], axis=1)
+    class_N, column_CQ = _after(next_QB, np.arange(len(next_QB)), spelled)
+    start_N = column_CQ[class_N, 0]
+    if tokenizer.strips_first_space:
+        first_N, start_C1 = _after(next_QB, np.zeros(1, int), [text and text.removeprefix(b' ') for text in spelled])
+        start_N = start_C1[first_N, 0]
+    pairs, kind_N = np.unique(np.stack([class_N, start_N]), axis=1, return_inverse=True)
+    column_CQ = column_CQ[pairs[0]]
+    behind_CQ = np.where(column_CQ < 0, -1, column_CQ + 1)  # states follow that before the first token
+    start_C = np.where(pairs[1] < 0, -1, pairs[1] + 1)
+    tokens_CQ = np.column_stack([start_C, behind_CQ, np.full(len(start_C), -1)])
+    end_Q = np.where([accepting_Q[0], *accepting_Q, False], len(next_QB) + 1, -1)
+    next_CQ = np.vstack([np.full(len(end_Q), -1), end_Q, tokens_CQ]).astype(np.int32)
+    classes_V = np.zeros(vocab_size, np.int32)  # may nowhere come
+    classes_V[: len(spelled)] = kind_N.reshape(-1) + 2
+    classes_V[np.asarray(ends)] = 1
+    next_QC = np.ascontiguousarray(next_CQ.T)
     return Automaton(*map(jnp.asarray, (classes_V, next_QC, _least(next_QC))))
 
 
-_ENTRIES = 4_000_000  # of tables in memory at once
+_MOST = 2**24  # entries of a table, which is part of each program
 
 
-def _after(of_bytes: OfBytes, texts: Sequence[bytes | None]) -> np.ndarray:
-    """Returns the state after each text from each state, int32 [Q, N]; -1 where it may not come, or adds nothing."""
-    Q, longest = len(of_bytes.next_QB), max((len(text) for text in texts if text), default=0)
-    stay = 256  # beyond the end of a text
-    bytes_NL = np.full((len(texts), longest), stay, np.int32)
-    for row, text in enumerate(texts):
-        bytes_NL[row, : len(text or b'')] = list(text or b'')
-    next_QB = np.column_stack([of_bytes.next_QB, np.arange(Q)])
-    state_QN = np.repeat(np.arange(Q, dtype=np.int32)[:, None], len(texts), axis=1)
-    for place in range(longest):
-        state_QN = np.where(state_QN < 0, -1, next_QB[state_QN, bytes_NL[None, :, place]]).astype(np.int32)
-    return np.where([bool(text) for text in texts], state_QN, -1).astype(np.int32)
+def _after(next_QB: np.ndarray, begin_Q: np.ndarray, texts: Sequence[bytes | None]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the class of each text, [N], and for each class the state after its texts from each of some states,
+    int32 [C, Q]; -1 where they may not come, or add nothing.
+
+    Texts that lead to the same states are one class from there on, so that the work is that of few.
+    """
+    number: dict[bytes, int] = {}
+    columns: list[np.ndarray] = []
+
+    def numbered(column: np.ndarray) -> int:
+        found = number.setdefault(column.tobytes(), len(columns))
+        if found == len(columns):
+            columns.append(column)
+            if len(columns) * len(begin_Q) > _MOST:
+                line = (
+                    f'it has {len(begin_Q):,} states, and more than {_MOST:,} numbers say what {len(texts):,} tokens do'
+                )
+                raise UserError(f'{line} in them: ask for shorter texts or fewer repetitions')
+        return found
+
+    nowhere = numbered(np.full(len(begin_Q), -1, np.int32))
+    kinds: dict[bytes, int] = {}  # of bytes that lead to the same states
+    kind_B = np.array([kinds.setdefault(column.tobytes(), byte) for byte, column in enumerate(next_QB.T)])
+    size_N = np.array([len(text or b'') for text in texts])
+    class_N = np.where(size_N > 0, numbered(begin_Q.astype(np.int32)), nowhere)
+    for place in range(size_N.max(initial=0)):
+        longer_N = np.flatnonzero((size_N > place) & (class_N != nowhere))
+        byte_N = kind_B[[(texts[row] or b'')[place] for row in longer_N.tolist()]] if len(longer_N) else longer_N
+        steps, step_N = np.unique(class_N[longer_N] * 256 + byte_N, return_inverse=True)
+        after = []
+        for before, byte in zip(*np.divmod(steps, 256), strict=True):
+            state_Q = columns[before]
+            after.append(numbered(np.where(state_Q < 0, -1, next_QB[state_Q, byte])))
+        class_N[longer_N] = np.array(after, int)[step_N.reshape(-1)]
+    return class_N, np.stack(columns)
 
 
 def _least(next_QC: np.ndarray) -> np.ndarray:
@@ -169,19 +194,16 @@ def of_json_schema(file: str) -> OfBytes:
     """Returns the automaton of the JSON values that fit the schema in a file, in the order of its properties.
 
     Raises:
-      UserError: the file cannot be read, outlines-core does not support its schema, or is not installed.
+      UserError: the file cannot be read, or its schema has what is not supported.
     """
     try:
-        from outlines_core import json_schema
-    except ImportError as error:
-        raise UserError("it needs the package outlines-core: pip install 'tformer[constraints]'") from error
-    try:
-        schema = json.dumps(json.loads(pathlib.Path(file).read_text()))
-        return regular.automaton(json_schema.build_regex_from_schema(schema))
+        return json_schemas.automaton(json.loads(pathlib.Path(file).read_text()))
     except OSError as error:
         raise UserError(error.strerror or str(error)) from error
-    except (ValueError, TypeError, RecursionError) as error:
-        raise UserError(' '.join(str(error).split())[:200]) from error
+    except UserError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise UserError(f'it is not JSON: {error}') from error
 
 
 def without(texts: Sequence[str]) -> OfBytes:

@@ -19,52 +19,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from tformer.config import Decode
-from tformer.decode.constraints import CONSTRAINTS
+from tformer.decode.drawing import Drawing, draw, key_of
 from tformer.decode.generate import begin
 from tformer.decode.penalties import History
 from tformer.decode.rules import Rules
-from tformer.decode.sample import Prompt, Sampling, banned_mask, prefill
+from tformer.decode.sample import Prompt, banned_mask, prefill
 from tformer.decode.sample import read as read_further
-
-
-class Drawing(NamedTuple):
-    """How the tokens of a text are drawn."""
-
-    temperature: float = 0.0  # 0: the likeliest token
-    top_k: int = 2**31 - 1
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int = 0
-    row: int = 0  # the number of the text among those of the same seed
-    number: int = 0  # of the draw of the same text
-    most: int = 2**31 - 1  # new tokens, within which a text of a form ends
-
-
-# The fields of config.decode that an engine, or who asks it for a text, knows; others change what is written.
-KNOWN = (
-    *('strategy', 'max_len', 'num_outputs', 'temperature', 'top_k', 'top_p', 'min_p', 'ends', 'bias'),
-    *('quantization', 'cache_quantization'),
-    *CONSTRAINTS,
-)
-_HARMLESS = ('batch_size', 'prefill_chunk', 'draft', 'draft_len')  # they change no distribution
-
-
-def unknown(decode: Decode) -> list[str]:
-    """Returns the fields, as they are set, by which a run's texts are others than an engine's."""
-    plain = vars(Decode())
-    found = {name: value for name, value in vars(decode).items() if value != plain[name]}
-    names = [name for name in found if name not in (*KNOWN, *_HARMLESS)]
-    names += ['strategy'] if decode.strategy not in ('greedy', 'sample') else []
-    return [f'decode.{name}={found[name]}' for name in names]
-
-
-def drawing_of(decode: Decode, seed: int) -> Drawing:
-    """Returns how a run draws the first text of a seed, where nothing is `unknown`."""
-    cuts = {name: value for name in ('top_k', 'top_p', 'min_p') if (value := getattr(decode, name)) is not None}
-    heat = decode.temperature if decode.strategy == 'sample' else 0.0
-    bits = np.int64(seed).astype(np.int32)  # that keys are made of
-    return Drawing(**cuts, temperature=heat, seed=int(bits), most=decode.max_len)
 
 
 class Slots(flax.struct.PyTreeNode):
@@ -123,6 +83,7 @@ def make_engine(
     eos: int = 0,
     chunk: int | None = None,
     quantization: str | None = None,
+    spread: Callable[[Any], Any] = lambda rows: rows,
 ) -> Engine:
     """Returns the engine of a model with so many rows, each of a cache of so many slots for a prompt and its text, of
     which the last token is not read.
@@ -132,18 +93,19 @@ def make_engine(
     never generated; `rules` have a constraint and biases, no penalties, and `eos` is written where they leave nothing.
     No function compiles again for another row, drawing, bias or text, `insert` only for another padded length of a
     prompt. Padding takes no slots. Of a prompt `chunk` tokens are read at once; None: all. The cache has the
-    `quantization` of decode.cache_quantization.
+    `quantization` of decode.cache_quantization. `spread` says where rows stand on several devices.
     """
     facts = _Facts(model, banned, rules, eos, chunk, quantization)
 
     @jax.jit
     def empty(variables: Any) -> Slots:
         cache = jax.eval_shape(lambda: _read(facts, variables, example, slots)[0].ring(slots, jnp.int32(0)))
-        return _free_rows(facts, cache, example, rows)
+        return spread(_free_rows(facts, cache, example, rows))
 
     @functools.partial(jax.jit, donate_argnums=1)
     def insert(variables: Any, slots: Slots, batch: Mapping[str, Any], row: jax.Array, drawing: Drawing) -> Slots:
-        return _inserted(facts, slots, _read(facts, variables, batch, slots.cache.slots), batch, row, drawing)
+        found = _read(facts, variables, batch, slots.cache.slots)
+        return spread(_inserted(facts, slots, found, batch, row, drawing))
 
     @functools.partial(jax.jit, donate_argnums=1)
     def resume(
@@ -159,17 +121,17 @@ def make_engine(
         whole = kept is None
         found = _read(facts, variables, batch, size) if whole else _read_on(facts, variables, batch, kept, number)
         cache = found[0].ring(size, found[1].positions_BP[0, -1])  # position p in slot p
-        return _inserted(facts, slots, (cache, found[1]), batch, row, drawing), cache
+        return spread((_inserted(facts, slots, (cache, found[1]), batch, row, drawing), cache))
 
     @functools.partial(jax.jit, donate_argnums=1)
     def step(variables: Any, slots: Slots) -> tuple[Slots, jax.Array, jax.Array]:
         positions_B1, tokens_B1 = slots.position_B[:, None], slots.recent_BK[:, -1:]
         logits_B1V, cache = model.apply(variables, tokens_B1, positions_B1, slots.cache, method='extend')
-        return _drawn(facts, slots.replace(cache=cache), logits_B1V[:, 0].astype(jnp.float32))
+        return spread(_drawn(facts, slots.replace(cache=cache), logits_B1V[:, 0].astype(jnp.float32)))
 
     @functools.partial(jax.jit, donate_argnums=0)
     def free(slots: Slots, row: jax.Array) -> Slots:
-        return slots.replace(position_B=slots.position_B.at[row].set(-1))
+        return spread(slots.replace(position_B=slots.position_B.at[row].set(-1)))
 
     return Engine(empty, insert, step, free, resume)
 
@@ -223,7 +185,7 @@ def _inserted(
     each = _last(prompt, facts.recent), prompt.positions_BP[:, -1], _own_bias(batch)
     recent_RK, position_R, bias = jax.tree.map(lambda x: jnp.repeat(x, draws, axis=0), each)
     cache, ruled = cache.repeat(draws).replace(index=None), facts.rules.start(rows_R.shape)
-    keys_R, step_R = jax.vmap(_key)(ways), jnp.zeros_like(position_R)
+    keys_R, step_R = jax.vmap(key_of)(ways), jnp.zeros_like(position_R)
     new = Slots(cache, recent_RK, position_R, step_R, ruled, bias, keys_R, ways)
     old = slots.replace(cache=slots.cache.replace(index=None))
     made: Any = jax.tree.map(lambda x, x_R: x.at[rows_R].set(x_R.astype(x.dtype), mode='drop'), old, new)
@@ -242,7 +204,7 @@ def _drawn(facts: _Facts, slots: Slots, logits_BV: jax.Array) -> tuple[Slots, ja
     if slots.bias is not None:
         allowed_BV = allowed_BV.at[jnp.arange(B)[:, None], slots.bias[0]].add(slots.bias[1])
     keys_B = jax.vmap(jax.random.fold_in)(slots.keys_B, slots.step_B)
-    chosen_B = _draw(keys_B, allowed_BV, slots.drawing).astype(jnp.int32)
+    chosen_B = draw(keys_B, allowed_BV, slots.drawing).astype(jnp.int32)
     logprobs_B = jnp.take_along_axis(jax.nn.log_softmax(logits_BV), chosen_B[:, None], 1)[:, 0]
     gone_on = slots.replace(
         cache=slots.cache.replace(index=slots.cache.index % slots.cache.slots),
@@ -259,34 +221,6 @@ def _last(prompt: Prompt, number: int) -> jax.Array:
     tokens_BP = jnp.where(prompt.positions_BP < 0, -1, prompt.tokens_BP)
     wide_BP = jnp.pad(tokens_BP, ((0, 0), (max(number - tokens_BP.shape[1], 0), 0)), constant_values=-1)
     return wide_BP[:, -number:].astype(jnp.int32)
-
-
-def _key(drawing: Drawing) -> jax.Array:
-    """Returns the key of a text, as `Prompt.keys`."""
-    key = jax.random.fold_in(jax.random.key(drawing.seed), drawing.row)
-    return jnp.where(drawing.number == 0, key, jax.random.fold_in(key, drawing.number))
-
-
-def _draw(keys_B: jax.Array, logits_BV: jax.Array, drawing: Any) -> jax.Array:
-    """Returns the next token of each row by a `Drawing` of arrays [B]: the likeliest one at temperature 0.
-
-    What no row asks for is not computed: draws, and cuts of what is drawn from.
-    """
-    cold_B = drawing.temperature == 0
-    whole_B = (drawing.top_k >= logits_BV.shape[1]) & (drawing.top_p >= 1) & (drawing.min_p <= 0)
-    heat_B1 = jnp.where(cold_B, 1.0, drawing.temperature)[:, None]
-    cuts = drawing.top_k[:, None], drawing.top_p[:, None], drawing.min_p[:, None]
-
-    def likeliest() -> jax.Array:
-        return jnp.argmax(logits_BV, 1)
-
-    def drawn() -> jax.Array:
-        warped_BV = jax.lax.cond(
-            jnp.all(cold_B | whole_B), lambda: logits_BV / heat_B1, lambda: Sampling(heat_B1, *cuts).warp(logits_BV)
-        )
-        return jnp.where(cold_B, likeliest(), jax.vmap(jax.random.categorical)(keys_B, warped_BV))
-
-    return jax.lax.cond(jnp.all(cold_B), likeliest, drawn)
 
 
 def write_all(

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from tformer.decode import buckets
-from tformer.decode.engine import Drawing, Engine, Slots
+from tformer.decode.drawing import Drawing
+from tformer.decode.engine import Engine, Slots
 
 
 @dataclasses.dataclass(eq=False)

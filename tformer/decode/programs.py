@@ -13,7 +13,8 @@ import jax
 import numpy as np
 from jax import export
 
-from tformer.decode.engine import Drawing, Engine
+from tformer.decode.drawing import Drawing
+from tformer.decode.engine import Engine
 from tformer.errors import UserError
 
 FILE = 'programs.json'

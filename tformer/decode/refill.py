@@ -16,17 +16,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 from tformer.config import Config, tasks
 from tformer.data.tokenizers.chat import Messages
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.decode import buckets
-from tformer.decode.engine import Drawing, Slots, drawing_of, make_engine, unknown
+from tformer.decode.drawing import Drawing, drawing_of, unknown
+from tformer.decode.engine import Slots, make_engine
 from tformer.decode.generate import cache_slots, texts_of_row
+from tformer.decode.spread import spread_over
 from tformer.decode.text import Output, Share, Writer, longest_input, make_writer
 from tformer.distributed import sharding
-from tformer.model import for_steps, quantized
+from tformer.model import for_steps
 
 _PARTS = 8  # texts begin when this share of the rows is free
 
@@ -42,7 +44,6 @@ class Written(flax.struct.PyTreeNode):
 class Programs(NamedTuple):
     """The compiled functions of a `Refill`."""
 
-    prepare: Callable[[Any], Any]  # (variables) -> those that the others take
     empty: Callable[[Any], Written]  # (variables) -> free rows
     # (rows, slots, those of the encoder's text or None) -> the rows with a larger cache
     grow: Callable[[Written, int, int | None], Written]
@@ -75,7 +76,6 @@ class Refill(NamedTuple):
           UserError: a text is longer than the model takes and may not be cut.
         """
         inputs, draws = self.writer.read(texts), texts_of_row(self.writer.decoding)
-        variables = self.programs.prepare(variables)
         order = [i for i in sorted(range(len(inputs)), key=lambda i: len(inputs[i])) if i not in done]
         order = order[share[0] :: share[1]]
         waiting = collections.deque(order[k : k + self.together] for k in range(0, len(order), self.together))
@@ -177,8 +177,7 @@ def _programs(
     options['quantization'] = decoding.cache_quantization
     engine = make_engine(model, first, rows=count, slots=slots, chunk=decoding.prefill_chunk, **options)
 
-    def spread(written: Written) -> Written:
-        return jax.tree.map(functools.partial(_spread, mesh=mesh, rules=rules), written)
+    spread = spread_over(mesh, rules)
 
     @jax.jit
     def empty(variables: Any) -> Written:
@@ -216,10 +215,4 @@ def _programs(
         step = functools.partial(advance, for_steps(model.cfg, variables))
         return spread(jax.lax.while_loop(waits, step, written))
 
-    return Programs(lambda variables: quantized(model, variables, decoding.quantization), empty, grow, begin, go_on)
-
-
-def _spread(x: jax.Array, mesh: Mesh, rules: sharding.Rules) -> jax.Array:
-    """Returns an array [B, ...], or [B, K, ...] of a layer, split as the rules say; one without axes as it is."""
-    names = ('batch', 'kv_heads', None, None)[: x.ndim] if x.ndim == 4 else ('batch', None, None)[: x.ndim]
-    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, sharding.spec(x.shape, names, rules, mesh)))
+    return Programs(empty, grow, begin, go_on)

@@ -17,6 +17,7 @@ import numpy as np
 from tformer.errors import UserError
 
 Span = tuple[int, int]  # the first and the last code point, or byte
+Items = Sequence[tuple[Any, Any]]  # (what it is, what belongs to it) one after the other, as `re`'s parser gives them
 
 
 class OfBytes(NamedTuple):
@@ -46,6 +47,22 @@ def automaton(pattern: str) -> OfBytes:
     Raises:
       UserError: it is none, or needs more than an automaton can tell, or too many states. The line does not name it.
     """
+    return of_items(items_of(pattern)[1])
+
+
+def of_items(items: Items) -> OfBytes:
+    """Returns the automaton of what `re`'s parser makes of a regular expression; raises as `automaton`."""
+    states = _States()
+    begin = states.new()
+    return states.determined(begin, states.sequence(items, begin))
+
+
+def items_of(pattern: str) -> tuple[bool, Items, bool]:
+    """Returns whether a regular expression begins with ^, what it matches behind, and whether it ends with $.
+
+    Raises:
+      UserError: it is none, or has flags.
+    """
     try:
         parsed = _parser.parse(pattern)
     except (re.error, RecursionError, OverflowError) as error:
@@ -53,13 +70,13 @@ def automaton(pattern: str) -> OfBytes:
     if parsed.state.flags & ~re.UNICODE:
         raise UserError('flags are not supported')
     items = [*parsed]
+    size = len(items)
     while items and items[0][0] is _constants.AT and items[0][1] in _ANCHORS[:2]:
         del items[0]
+    begins, size = len(items) < size, len(items)
     while items and items[-1][0] is _constants.AT and items[-1][1] in _ANCHORS[2:]:
         del items[-1]
-    states = _States()
-    begin = states.new()
-    return states.determined(begin, states.sequence(items, begin))
+    return begins, items, len(items) < size
 
 
 class _States:
@@ -76,12 +93,15 @@ class _States:
         self.free.append([])
         return len(self.moves) - 1
 
-    def sequence(self, items: Sequence[tuple[Any, Any]], begin: int) -> int:
+    def sequence(self, items: Items, begin: int) -> int:
         """Adds what one item after another matches; returns the state behind it."""
         for kind, given in items:
-            if kind not in _ITEMS:
+            if (spans := spans_of(kind, given)) is not None:
+                begin = self.characters(spans, begin)
+            elif kind in _ITEMS:
+                begin = _ITEMS[kind](self, given, begin)
+            else:
                 raise UserError(f'an automaton cannot tell {_OTHERS.get(kind, str(kind))}')
-            begin = _ITEMS[kind](self, given, begin)
         return begin
 
     def characters(self, spans: Sequence[Span], begin: int) -> int:
@@ -177,7 +197,14 @@ def _joined(spans: Sequence[Span]) -> list[Span]:
     return found
 
 
-def _members(items: Sequence[tuple[Any, Any]]) -> list[Span]:
+def spans_of(kind: Any, given: Any, flags: int = 0) -> list[Span] | None:
+    """Returns the code points that one of `Items` matches, None: it is not about one character."""
+    if kind not in _CHARACTERS:
+        return None
+    return _joined(_CHARACTERS[kind](given, flags))
+
+
+def _members(items: Items, flags: int) -> list[Span]:
     """Returns the code points of a set in brackets."""
     found: list[Span] = []
     for kind, given in items:
@@ -186,15 +213,15 @@ def _members(items: Sequence[tuple[Any, Any]]) -> list[Span]:
         elif kind is _constants.RANGE:
             found.append(given)
         elif kind is _constants.CATEGORY:
-            found += _category(_CATEGORIES[given])
+            found += _category(_CATEGORIES[given], flags)
     return _without(found) if items[0][0] is _constants.NEGATE else found
 
 
 @functools.cache
-def _category(escape: str) -> list[Span]:
+def _category(escape: str, flags: int) -> list[Span]:
     """Returns the code points that an escape such as \\w matches."""
     text = ''.join(map(chr, range(_LAST + 1)))
-    return [(match.start(), match.end() - 1) for match in re.finditer(f'{escape}+', text)]
+    return [(match.start(), match.end() - 1) for match in re.finditer(f'{escape}+', text, flags)]
 
 
 _CATEGORIES = {
@@ -232,11 +259,15 @@ def _paths(low: int, high: int) -> Iterator[list[Span]]:
     yield [*zip(chr(low).encode(), chr(high).encode(), strict=True)]
 
 
+# kind of an item -> the code points that it matches, of what belongs to it and flags of `re`
+_CHARACTERS: dict[Any, Callable[[Any, int], list[Span]]] = {
+    _constants.LITERAL: lambda given, flags: [(given, given)],
+    _constants.NOT_LITERAL: lambda given, flags: _without([(given, given)]),
+    _constants.ANY: lambda given, flags: _without([(10, 10)]),
+    _constants.IN: _members,
+}
+
 _ITEMS: dict[Any, Callable[[_States, Any, int], int]] = {
-    _constants.LITERAL: lambda states, given, begin: states.characters([(given, given)], begin),
-    _constants.NOT_LITERAL: lambda states, given, begin: states.characters(_without([(given, given)]), begin),
-    _constants.ANY: lambda states, given, begin: states.characters(_without([(10, 10)]), begin),
-    _constants.IN: lambda states, given, begin: states.characters(_joined(_members(given)), begin),
     _constants.BRANCH: _States.branch,
     _constants.SUBPATTERN: _States.group,
     _constants.MAX_REPEAT: _States.repeat,

@@ -23,6 +23,7 @@ from tformer.layers.norms import Norm, make_norm
 from tformer.layers.parallel.pipeline_stages import pipelined
 from tformer.layers.placements import PLACEMENTS, Function, Sublayer
 from tformer.layers.positions import POSITIONS, sinusoidal
+from tformer.layers.quantized import INT8
 from tformer.layers.resolved import ResolvedModel
 
 
@@ -238,17 +239,18 @@ class Stack(LayerStack):
         same ones of a key and these numbers.
         """
         cfg, block = self.cfg, remat(Block, self.cfg)(self.cfg, self.stack, self.cross, parent=None)
+        variables = {kind: tree for kind, tree in self.layers.variables.items() if kind in ('params', INT8)}
 
         def layer(
             each: Any, x_BTD: jax.Array, common: tuple[StackInputs, jax.Array | None], part: jax.Array
         ) -> jax.Array:
-            (params, own, number), (inputs, key) = each, common
+            (variables, own, number), (inputs, key) = each, common
             rngs = {} if key is None else {'dropout': jax.random.fold_in(jax.random.fold_in(key, part), number)}
-            return block.apply({'params': params}, x_BTD, None, None, own, inputs, rngs=rngs)[0]
+            return block.apply(variables, x_BTD, None, None, own, inputs, rngs=rngs)[0]
 
         return pipelined(
             layer,
-            (self.layers.variables['params'], self.each_layer(), jnp.arange(self.num_layers)),
+            (variables, self.each_layer(), jnp.arange(self.num_layers)),
             x_BTD,
             (inputs, self.make_rng('dropout') if self.has_rng('dropout') else None),
             stages,

@@ -44,7 +44,7 @@ class Embedding(nn.Module):
 
     def logits(self, x_BTW: jax.Array) -> jax.Array:
         """Returns logits_BTV, float32 (Press & Wolf 2017)."""
-        integers = quantized_kernel(self, 'table', self.table, [1])
+        _, integers = quantized_kernel(self, 'table', lambda: self.table, [1])
         logits = product('BTW,VW->BTV', x_BTW, self.table, jnp.float32, integers)
         return constrain(logits, 'batch', 'length', 'act_vocab')
 

@@ -64,7 +64,7 @@ def layers_apart(variables: Any, path: Sequence[str]) -> Any:
         if 'layer_0' in tree:
             return tree
         layers = unboxed(tree['layers'])
-        number = len(jax.tree.leaves(layers)[0])
+        number = len(jax.tree.leaves(layers)[0]) if jax.tree.leaves(layers) else 0
         return {**tree, **{f'layer_{n}': jax.tree.map(lambda x, n=n: x[n], layers) for n in range(number)}}
 
     return {kind: apart(tree, path) for kind, tree in variables.items()}

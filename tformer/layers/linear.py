@@ -42,11 +42,15 @@ class Dense(nn.Module):
         fan_in = math.prod(size for letter, size in sizes.items() if letter in inputs)
         fan_out = math.prod(size for letter, size in sizes.items() if letter not in inputs)
         init = partitioned(make_initializer(cfg, self.role, fan_in, fan_out, self.stack), *self.names)
-        kernel = self.param('kernel', init, self.shape, jnp.dtype(cfg.param_dtype))
         dtype = jnp.dtype(self.output or cfg.dtype)
         summed = [place for place, letter in enumerate(letters) if letter in inputs]
-        integers = quantized_kernel(self, 'kernel', kernel, summed)
-        y = product(self.equation, x.astype(cfg.dtype), kernel.astype(cfg.dtype), dtype, integers)
+
+        def parameter() -> jax.Array:
+            return self.param('kernel', init, self.shape, jnp.dtype(cfg.param_dtype))
+
+        kernel, integers = quantized_kernel(self, 'kernel', parameter, summed)
+        kernel = None if kernel is None else kernel.astype(cfg.dtype)
+        y = product(self.equation, x.astype(cfg.dtype), kernel, dtype, integers)
         if cfg.lora_rank is not None and self.role in [LORA_TARGETS[target] for target in cfg.lora_targets]:
             y += self.low_rank(x.astype(cfg.dtype), cfg.lora_rank, fan_in).astype(dtype)
         if self.bias:
@@ -76,7 +80,9 @@ class Dense(nn.Module):
         return jnp.einsum(f'{rows}r,r{kept}->{outputs}', h, b)
 
 
-def product(equation: str, x: jax.Array, kernel: jax.Array, dtype: Any, integers: Quantized | None = None) -> jax.Array:
+def product(
+    equation: str, x: jax.Array, kernel: jax.Array | None, dtype: Any, integers: Quantized | None = None
+) -> jax.Array:
     """Returns einsum(equation, x, kernel) in a dtype, by the kernel's integers where there are some.
 
     What the few tokens of a step give is transposed after their product: XLA would transpose the kernel instead.

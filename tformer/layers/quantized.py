@@ -1,10 +1,11 @@
 """Products in eight bits: integers of kernels and of activations, each with a scale for what a sum does not run over.
 
-The integers of a kernel stand in the collection of variables `INT8`, beside the parameter itself. Where it is mutable,
-a product puts its own there; where it has them, it is computed by them.
+The integers of a kernel stand in the collection of variables `INT8`, in the place of the parameter or, of a table whose
+rows are looked up, beside it. Where the collection is mutable, a product puts its own there; where it has them, it is
+computed by them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -33,12 +34,30 @@ def quantize(x: jax.Array, axes: Sequence[int]) -> Quantized:
     return Quantized(jnp.round(x / jnp.where(scales > 0, scales, 1.0)).astype(jnp.int8), scales)
 
 
-def quantized_kernel(module: nn.Module, name: str, kernel: jax.Array, axes: Sequence[int]) -> Quantized | None:
-    """Returns a parameter of a module as integers, whose products sum over `axes`; None where it has none."""
-    if module.is_mutable_collection(INT8) and not module.is_initializing():
-        module.put_variable(INT8, name, quantize(kernel, axes))
+def quantized_kernel(
+    module: nn.Module, name: str, parameter: Callable[[], jax.Array], axes: Sequence[int]
+) -> tuple[jax.Array | None, Quantized | None]:
+    """Returns a parameter of a module, None where its integers have taken its place, and itself as integers, whose
+    products sum over `axes`, None where there are none."""
     found: Quantized | None = module.get_variable(INT8, name)
-    return found
+    if found is not None and not module.has_variable('params', name):
+        return None, found
+    kernel = parameter()
+    if module.is_mutable_collection(INT8) and not module.is_initializing():
+        found = quantize(kernel, axes)
+        module.put_variable(INT8, name, found)
+    return kernel, found
+
+
+def without_kernels(params: Mapping[str, Any], integers: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the parameters but those kernels of which there are integers; tables, whose rows are looked up, stay."""
+    left = {}
+    for name, value in params.items():
+        if isinstance(value, Mapping):
+            left[name] = without_kernels(value, integers.get(name, {}))
+        elif name != 'kernel' or name not in integers:
+            left[name] = value
+    return left
 
 
 def quantized_product(equation: str, x: jax.Array, kernel: Quantized, dtype: Any) -> jax.Array:

@@ -1,0 +1,169 @@
+"""JSON schemas: what fits is written, nothing else is, and what is not obeyed is refused."""
+
+import json
+import random
+import re
+
+import numpy as np
+import pytest
+
+from tformer.decode import json_schemas
+from tformer.errors import UserError
+
+
+def accepts(made, text):
+    state = 0
+    for byte in text.encode():
+        state = made.next_QB[state, byte]
+        if state < 0:
+            return False
+    return bool(made.accepting_Q[state])
+
+
+def drawn(made, rng, longest=60):
+    """A text of an automaton, byte by byte: quotes, escapes and ends are likelier than letters."""
+    Q = len(made.next_QB)
+    least_Q = np.where(made.accepting_Q, 0, Q)
+    for _ in range(Q):
+        nearer_Q = np.minimum(least_Q, np.where(made.next_QB >= 0, least_Q[made.next_QB], Q).min(1) + 1)
+        if (nearer_Q == least_Q).all():
+            break
+        least_Q = nearer_Q
+    state, text = 0, b''
+    while True:
+        bytes_ = [byte for byte in range(256) if made.next_QB[state, byte] >= 0]
+        if made.accepting_Q[state] and (not bytes_ or len(text) > longest or rng.random() < 0.1):
+            return text.decode()
+        if len(text) > longest:
+            bytes_ = [byte for byte in bytes_ if least_Q[made.next_QB[state, byte]] < least_Q[state]] or bytes_
+        marks = [byte for byte in bytes_ if chr(byte) in '"\\,]}']
+        byte = rng.choice(marks if marks and rng.random() < 0.3 else bytes_)
+        text, state = text + bytes([byte]), made.next_QB[state, byte]
+
+
+def fits(schema, value, whole):
+    """Whether a value fits a schema, by the words of the standard."""
+    if isinstance(schema, bool):
+        return schema
+    if '$ref' in schema:
+        return fits(whole['$defs'][schema['$ref'].removeprefix('#/$defs/')], value, whole)
+    if 'anyOf' in schema:
+        return any(fits(each, value, whole) for each in schema['anyOf'])
+    if 'enum' in schema or 'const' in schema:
+        return json.dumps(value) in map(json.dumps, schema.get('enum', [schema.get('const')]))
+    kinds = {'null': type(None), 'boolean': bool, 'integer': int, 'number': (int, float), 'string': str, 'array': list}
+    names = schema.get('type', [*kinds, 'object'])
+    types = {**kinds, 'object': dict}
+    name = next((name for name in ([names] if isinstance(names, str) else names) if isinstance(value, types[name])), '')
+    if not name or (isinstance(value, bool) and name != 'boolean'):
+        return False
+    if name == 'integer':
+        over = schema.get('minimum', value) <= value and schema.get('exclusiveMinimum', value - 1) < value
+        return over and value <= schema.get('maximum', value) and value < schema.get('exclusiveMaximum', value + 1)
+    if name == 'string':
+        sizes = schema.get('minLength', 0) <= len(value) <= schema.get('maxLength', len(value))
+        return sizes and re.search(schema.get('pattern', ''), value) is not None
+    if name == 'array':
+        first = schema.get('prefixItems', [])
+        each = [*zip(first, value, strict=False), *((schema.get('items', True), item) for item in value[len(first) :])]
+        sizes = schema.get('minItems', 0) <= len(value) <= schema.get('maxItems', len(value))
+        return sizes and all(fits(item, one, whole) for item, one in each)
+    if name == 'object':
+        other, properties = schema.get('additionalProperties', True), schema.get('properties', {})
+        have = all(key in value for key in schema.get('required', []))
+        return have and all(fits(properties.get(key, other), one, whole) for key, one in value.items())
+    return True
+
+
+TEXT, NUMBER = {'type': 'string', 'maxLength': 3}, {'type': 'integer'}
+SCHEMAS = [
+    {'type': 'string'},
+    {'type': 'string', 'minLength': 2, 'maxLength': 4},
+    {'type': 'string', 'pattern': r'^["\\a]{1,3}$'},
+    {'type': 'string', 'pattern': r'^.(a|\d"?)[^b]{1,2}$'},
+    {'type': 'string', 'pattern': 'a/b'},
+    {'type': 'number'},
+    {'type': ['string', 'null', 'integer'], 'maxLength': 2, 'minimum': -3},
+    {'enum': ['a"\n', 1, None, True, [1, {'b': []}], '\u00e9']},
+    {'type': 'array', 'items': NUMBER, 'minItems': 2, 'maxItems': 3},
+    {'type': 'array', 'items': TEXT, 'maxItems': 1},
+    {'type': 'array', 'items': {'type': 'array', 'items': {'type': 'null'}, 'minItems': 1}},
+    {'type': 'array', 'prefixItems': [NUMBER, {'type': 'boolean'}], 'items': False, 'minItems': 2},
+    {'properties': {'a': NUMBER, 'b': TEXT, 'c': {'type': 'null'}}, 'required': ['b']},
+    {'type': 'object', 'properties': {'a.b': NUMBER, 'c"': {'type': 'boolean'}}, 'additionalProperties': False},
+    {'type': 'object', 'additionalProperties': NUMBER},
+    {'type': 'object', 'properties': {'a': {'properties': {'b': {'$ref': '#/$defs/t'}}}}, '$defs': {'t': TEXT}},
+    {'anyOf': [NUMBER, {'type': 'array', 'maxItems': 0}, {'const': 'x y'}], 'title': 'noted'},
+    pytest.param({}, marks=pytest.mark.slow),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize('schema', SCHEMAS, ids=json.dumps)
+def test_every_text_that_may_be_written_is_json_that_fits(schema) -> None:
+    made, rng = json_schemas.automaton(schema), random.Random(0)
+    texts = {drawn(made, rng) for _ in range(60)}
+    assert len(texts) > 3
+    for text in texts:
+        assert fits(schema, json.loads(text), schema), text
+
+
+@pytest.mark.parametrize(
+    ('schema', 'written', 'not_written'),
+    [
+        ({'type': 'string'}, ['""', '"a"', r'"\"\\\n"', '"\u4e2d/"'], ['"', 'a', '"\n"', r'"\q"', '"a"b"']),
+        ({'type': 'string', 'pattern': 'a|c"'}, ['"a"', '"ba "', r'"c\""'], ['"b"', '"c""', '"a']),
+        ({'type': 'string', 'format': 'date'}, ['"2024-02-28"', '"1999-12-31"'], ['"2023-02-29"', '"2024-13-01"']),
+        ({'type': 'number'}, ['0', '-0.5', '12e-3', '7'], ['01', '.5', '1.', '+1', 'NaN']),
+        ({'type': 'object', 'properties': {'a': NUMBER}}, ['{}', '{"a":1}', '{ "a": 1 }'], ['{"a":}', '{"a":1,}']),
+        ({'properties': {'a': NUMBER, 'b': NUMBER}}, ['{"b":2}', '{"a":1, "b":2}'], ['{"b":2,"a":1}', '{,"b":2}']),
+        ({'type': 'array', 'items': NUMBER}, ['[]', '[1, 2,3]'], ['[,1]', '[1,]', '[1 2]']),
+        ({}, ['{"a": [1, "b"]}', 'null', '[[]]'], ['[[[1]]]', '{1: 2}']),
+    ],
+)
+def test_usual_texts_can_be_written(schema, written, not_written) -> None:
+    made = json_schemas.automaton(schema)
+    assert [text for text in written if not accepts(made, text)] == []
+    assert [text for text in not_written if accepts(made, text)] == []
+
+
+@pytest.mark.parametrize(
+    ('low', 'high'),
+    [(0, 0), (3, 12), (-7, 105), (-123, -45), (99, 1010), (-20, None), (17, None), (None, 31), (None, -8)],
+)
+def test_integers_are_those_of_their_range(low, high) -> None:
+    schema = {'type': 'integer'}
+    schema |= {} if low is None else {'exclusiveMinimum': low - 1, 'minimum': low - 5}
+    schema |= {} if high is None else {'maximum': high, 'exclusiveMaximum': high + 9}
+    made = json_schemas.automaton(schema)
+    for number in range(-1200, 1200):
+        within = (low is None or low <= number) and (high is None or number <= high)
+        assert accepts(made, str(number)) == within, number
+    assert not accepts(made, '-0') and not accepts(made, '007')
+
+
+@pytest.mark.parametrize(
+    ('schema', 'line'),
+    [
+        ({'type': 'object', 'propertis': {}}, r"#: 'propertis' is not supported; did you mean 'properties'\?"),
+        ({'type': 'array', 'uniqueItems': True}, "#: 'uniqueItems' is not supported"),
+        ({'type': 'array', 'items': {'multipleOf': 2}}, "#/items: 'multipleOf' is not supported"),
+        ({'type': 'number', 'minimum': 0}, "#: 'minimum' is not of type number"),
+        ({'minimum': 0, 'minLength': 1}, "#: 'minLength' is not of type any: no type is stated"),
+        ({'type': 'string', 'pattern': 'a', 'maxLength': 3}, '#: pattern, format and a length are supported one at a'),
+        ({'type': 'string', 'format': 'dat'}, "#: format='dat' is not supported; did you mean 'date'"),
+        ({'type': 'string', 'minLength': '3'}, '#: minLength="3" must be an integer of at least 0'),
+        ({'type': 'integer', 'minimum': 3, 'maximum': 2}, '#: no integer is from 3 to 2'),
+        ({'type': 'string', 'enum': ['a', 1]}, '#: 1 is not of type string'),
+        ({'type': 'object', 'required': ['a']}, "#: required='a' is not in properties"),
+        ({'anyOf': [True], 'minLength': 1}, "#: 'minLength' beside 'anyOf' is not supported"),
+        ({'properties': {'a': False}}, '#/properties/a: false is not a schema that a value fits'),
+        ({'type': [{}]}, r'#: type=\{\} is unknown; valid: null, '),
+        ({'$ref': '#/$defs/a'}, r"#: \$ref='#/\$defs/a' is not there"),
+        ({'anyOf': [{'$ref': '#'}]}, r"#/anyOf/0: \$ref='#' contains itself"),
+        ({'$ref': 'other.json'}, r'#: \$ref="other.json" must be a place in the same file'),
+        ({'prefixItems': [True], 'minItems': 2}, '#: prefixItems has 1 values, which minItems and'),
+    ],
+)  # fmt: skip
+def test_what_would_not_be_obeyed_is_refused_by_name(schema, line) -> None:
+    with pytest.raises(UserError, match=f'^at {line}'):
+        json_schemas.automaton(schema)

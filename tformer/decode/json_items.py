@@ -1,0 +1,108 @@
+"""Pieces of JSON as regular expressions: characters in texts, formats, integers of a range."""
+
+import itertools
+import json
+import re
+from collections.abc import Sequence
+from re import _constants  # type: ignore[attr-defined]  # in every version since 3.11
+from typing import Any
+
+from tformer.decode import regular
+from tformer.decode.regular import Items
+
+
+def matching(pattern: str) -> Items:
+    """Returns the texts that match a regular expression."""
+    return regular.items_of(pattern)[1]
+
+
+def exactly(text: str) -> Items:
+    """Returns one text."""
+    return matching(re.escape(text))
+
+
+def either(options: Sequence[Items]) -> Items:
+    """Returns the texts of several."""
+    return [(_constants.BRANCH, (None, options))]
+
+
+def times(least: int, most: int | None, items: Items) -> Items:
+    """Returns texts one after the other, from `least` to `most` times; None: without an end."""
+    return [(_constants.MAX_REPEAT, (least, _constants.MAXREPEAT if most is None else most, items))]
+
+
+def text_of(value: Any) -> Items:
+    """Returns a value of JSON as the standard library writes it; a `ValueError` is of NaN and infinity."""
+    return exactly(json.dumps(value, ensure_ascii=False, allow_nan=False))
+
+
+_ESCAPED = {'"': '"', '\\': '\\', '\b': 'b', '\f': 'f', '\n': 'n', '\r': 'r', '\t': 't'}
+_FIRST = 0x20  # of the characters that stand in a text of JSON as they are
+
+
+def _character(spans: Sequence[regular.Span]) -> Items:
+    """Returns what a character of some code points is in a text of JSON."""
+    plain, escapes = [], []
+    for low, high in spans:
+        escapes += [exactly(f'\\{letter}') for char, letter in _ESCAPED.items() if low <= ord(char) <= high]
+        edges = [
+            max(low, _FIRST) - 1,
+            *(ord(char) for char in '"\\' if max(low, _FIRST) <= ord(char) <= high),
+            high + 1,
+        ]
+        plain += [(a + 1, b - 1) for a, b in itertools.pairwise(edges) if a + 1 < b]
+    parts = [[(_constants.IN, [(_constants.RANGE, span) for span in plain])]] if plain else []
+    return either([*parts, *escapes])
+
+
+def in_string(items: Items) -> Items:
+    """Returns what texts of a regular expression are between the quotes of JSON; escapes such as \\d are of ASCII."""
+    found: list[tuple[Any, Any]] = []
+    for kind, given in items:
+        spans = regular.spans_of(kind, given, re.ASCII)
+        if spans is not None:
+            found += _character(spans)
+        elif kind is _constants.BRANCH:
+            found += either([in_string(option) for option in given[1]])
+        elif kind in (_constants.SUBPATTERN, _constants.MAX_REPEAT, _constants.MIN_REPEAT):
+            found.append((kind, (*given[:-1], in_string(given[-1]))))
+        else:
+            found.append((kind, given))
+    return found
+
+
+CHARACTER = _character([(_FIRST, 0x7E), (0xA0, 0x10FFFF), *((ord(char), ord(char)) for char in '\b\f\n\r\t')])
+_SECONDS = r'([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,6})?(Z|[+-]([01]\d|2[0-3]):[0-5]\d)'
+_DATE = r'[1-9]\d{3}-((0[13578]|1[02])-(0[1-9]|[12]\d|3[01])|(0[469]|11)-(0[1-9]|[12]\d|30)|02-(0[1-9]|1\d|2[0-8]))'
+FORMATS = {
+    'date': _DATE,
+    'time': _SECONDS,
+    'date-time': f'{_DATE}T{_SECONDS}',
+    'uuid': '[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}',
+    'email': r'[a-z0-9_+-]+(\.[a-z0-9_+-]+)*@([a-z0-9]+(-+[a-z0-9]+)*\.)+[a-z]{2,}',
+}
+
+
+def _digits(low: str, high: str) -> str:
+    """Returns what matches the numbers from low to high, of equally many digits."""
+    if not low or low == high:
+        return low
+    rest = len(low) - 1
+    if low[0] == high[0]:
+        return low[0] + _digits(low[1:], high[1:])
+    parts = [low[0] + _digits(low[1:], '9' * rest), high[0] + _digits('0' * rest, high[1:])]
+    if int(high[0]) - int(low[0]) > 1:
+        parts.append(f'[{int(low[0]) + 1}-{int(high[0]) - 1}][0-9]{{{rest}}}')
+    return f'({"|".join(parts)})'
+
+
+def natural(low: int, high: int | None) -> list[str]:
+    """Returns patterns of the numbers from low, at least 0, to high; None: without an end."""
+    if high is not None and high < low:
+        return []
+    sizes = range(len(str(low)), len(str(low if high is None else high)) + 1)
+    parts = []
+    for size in sizes:
+        least, most = max(low, 10 ** (size - 1)) if size > 1 else low, 10**size - 1
+        parts.append(_digits(str(least), str(most if high is None else min(most, high))))
+    return parts if high is not None else [*parts, f'[1-9][0-9]{{{sizes[-1]},}}']

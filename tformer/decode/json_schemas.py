@@ -1,0 +1,275 @@
+"""JSON schemas as regular expressions: the texts of the values that fit, in the order of their properties.
+
+A keyword is obeyed whole or refused by name: none is passed over, so each text that is written fits. Some values that
+fit are not written: properties that no name stands for, and escapes of characters that stand for themselves.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from tformer.decode import regular
+from tformer.decode.json_items import CHARACTER, FORMATS, either, exactly, in_string, matching, natural, text_of, times
+from tformer.decode.regular import Items, OfBytes
+from tformer.errors import UserError, nearest
+
+
+def automaton(schema: Any) -> OfBytes:
+    """Returns the automaton of the values that fit a schema (draft 2020-12).
+
+    Raises:
+      UserError: it has a keyword that is not supported, or a value that a keyword does not take.
+    """
+    return regular.of_items(_fitting(_Place(schema, entered=('#',)), schema))
+
+
+SPACE = matching('[ ]?')
+COMMA = [*SPACE, *exactly(','), *SPACE]
+
+
+class _Place(NamedTuple):
+    """Where a schema stands."""
+
+    whole: Any  # the schema of the file
+    path: str = '#'
+    entered: tuple[str, ...] = ()  # references that led here
+
+    def under(self, *names: object) -> '_Place':
+        return self._replace(path='/'.join([self.path, *map(str, names)]))
+
+    def refused(self, why: str) -> UserError:
+        return UserError(f'at {self.path}: {why}')
+
+
+# ----------------------------------------------------------------------------------------------------------- types
+def _integer(at: _Place, schema: Mapping[str, Any]) -> Items:
+    lows = [schema[name] + more for name, more in (('minimum', 0), ('exclusiveMinimum', 1)) if name in schema]
+    highs = [schema[name] - less for name, less in (('maximum', 0), ('exclusiveMaximum', 1)) if name in schema]
+    low, high = max(lows, default=None), min(highs, default=None)
+    parts = natural(max(low or 0, 0), high)
+    if low is None or low < 0:
+        below = natural(1 if high is None else max(1, -high), None if low is None else -low)
+        parts += [f'-{part}' for part in below]
+    if not parts:
+        raise at.refused(f'no integer is from {low} to {high}')
+    return either([*map(matching, parts)])
+
+
+def _string(at: _Place, schema: Mapping[str, Any]) -> Items:
+    pattern, form = schema.get('pattern'), schema.get('format')
+    if sum(('pattern' in schema, 'format' in schema, not schema.keys().isdisjoint({'minLength', 'maxLength'}))) > 1:
+        raise at.refused('pattern, format and a length are supported one at a time')
+    inside = times(*_bounds(at, schema, 'minLength', 'maxLength'), CHARACTER)
+    if form is not None:
+        if form not in FORMATS:
+            raise at.refused(f'format={form!r} is not supported{nearest(form, FORMATS)}')
+        inside = in_string(matching(FORMATS[form]))
+    elif pattern is not None:
+        begins, items, ends = regular.items_of(pattern)
+        more = times(0, None, CHARACTER)
+        inside = [*([] if begins else more), *in_string(items), *([] if ends else more)]
+    return [*exactly('"'), *inside, *exactly('"')]
+
+
+def _bounds(at: _Place, schema: Mapping[str, Any], least: str, most: str) -> tuple[int, int | None]:
+    low, high = schema.get(least, 0), schema.get(most)
+    if high is not None and high < low:
+        raise at.refused(f'{least}={low} is above {most}={high}')
+    return low, high
+
+
+def _listed(least: int, most: int | None, item: Items) -> Items:
+    """Returns from `least` to `most` items, between commas."""
+    if most == 0:
+        return []
+    further = times(max(least - 1, 0), None if most is None else most - 1, [*COMMA, *item])
+    return [*item, *further] if least else times(0, 1, [*item, *further])
+
+
+def _array(at: _Place, schema: Mapping[str, Any]) -> Items:
+    least, most = _bounds(at, schema, 'minItems', 'maxItems')
+    first = schema.get('prefixItems')
+    if first is None:
+        item = _fitting(at.under('items'), schema.get('items', True)) if most != 0 else []
+        inside = _listed(least, most, item)
+    else:
+        if not least <= len(first) <= (len(first) if most is None else most):
+            raise at.refused(f'prefixItems has {len(first)} values, which minItems and maxItems do not take')
+        each = [_fitting(at.under('prefixItems', place), one) for place, one in enumerate(first)]
+        inside = _joined(each)
+    return [*exactly('['), *SPACE, *inside, *SPACE, *exactly(']')]
+
+
+def _joined(each: Sequence[Items]) -> Items:
+    return [item for place, items in enumerate(each) for item in ([*COMMA, *items] if place else items)]
+
+
+def _object(at: _Place, schema: Mapping[str, Any]) -> Items:
+    properties, required = schema.get('properties', {}), schema.get('required', [])
+    if unnamed := [name for name in required if name not in properties]:
+        raise at.refused(f'required={unnamed[0]!r} is not in properties')
+
+    def pair(key: Items, value: Items) -> Items:
+        return [*key, *SPACE, *exactly(':'), *SPACE, *value]
+
+    others = schema.get('additionalProperties', True)
+    if not properties and others is not False:
+        value = _fitting(at.under('additionalProperties'), others)
+        inside = _listed(0, None, pair(_string(at, {}), value))
+    else:
+        values = {name: _fitting(at.under('properties', name), value) for name, value in properties.items()}
+        pairs = [(pair(text_of(name), value), name in required) for name, value in values.items()]
+        inside = _some_of(pairs)
+    return [*exactly('{'), *SPACE, *inside, *SPACE, *exactly('}')]
+
+
+def _some_of(pairs: Sequence[tuple[Items, bool]]) -> Items:
+    """Returns pairs in their order, between commas, of which some may be left out."""
+    behind: Items = []  # pairs that follow one
+    first: Items = []  # the same where none is before
+    for items, needed in reversed(pairs):
+        begun = [*items, *behind]
+        first = begun if needed else either([begun, first])
+        further = [*COMMA, *items]
+        behind = [*(further if needed else times(0, 1, further)), *behind]
+    return first
+
+
+_DEPTH = 2  # of arrays and objects in each other, where any value fits
+
+
+def _anything(depth: int = _DEPTH) -> Items:
+    plain = [TYPES[name].items(_Place(None), {}) for name in ('null', 'boolean', 'number', 'string')]
+    if not depth:
+        return either(plain)
+    item = _anything(depth - 1)
+    pairs = _listed(0, None, [*_string(_Place(None), {}), *SPACE, *exactly(':'), *SPACE, *item])
+    nested = [('[', _listed(0, None, item), ']'), ('{', pairs, '}')]
+    return either([*plain, *([*exactly(a), *SPACE, *inside, *SPACE, *exactly(b)] for a, inside, b in nested)])
+
+
+class _Takes(NamedTuple):
+    """The values of a keyword."""
+
+    words: str
+    fits: Callable[[Any], bool]
+
+
+class _Type(NamedTuple):
+    """A type of JSON."""
+
+    items: Callable[[_Place, Mapping[str, Any]], Items]  # of a schema that has keywords of this type alone
+    kinds: tuple[type, ...]  # of its values in Python
+    keywords: Mapping[str, _Takes] = {}
+
+
+_INTEGER = _Takes('an integer', lambda value: type(value) is int)
+_COUNT = _Takes('an integer of at least 0', lambda value: type(value) is int and value >= 0)
+_TEXT = _Takes('a text', lambda value: isinstance(value, str))
+_NAMES = _Takes('a list of names', lambda value: isinstance(value, list) and all(isinstance(x, str) for x in value))
+_LIST = _Takes('a list of at least one', lambda value: isinstance(value, list) and len(value) > 0)
+_MAPPING = _Takes('an object', lambda value: isinstance(value, dict))
+_SCHEMA = _Takes('a schema', lambda value: isinstance(value, dict | bool))
+_ENDS = ('minimum', 'maximum', 'exclusiveMinimum', 'exclusiveMaximum')
+_REAL = r'-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]{1,2})?'
+
+TYPES = {
+    'null': _Type(lambda at, schema: exactly('null'), (type(None),)),
+    'boolean': _Type(lambda at, schema: matching('true|false'), (bool,)),
+    'integer': _Type(_integer, (int,), dict.fromkeys(_ENDS, _INTEGER)),
+    'number': _Type(lambda at, schema: matching(_REAL), (int, float)),
+    'string': _Type(_string, (str,), {'minLength': _COUNT, 'maxLength': _COUNT, 'pattern': _TEXT, 'format': _TEXT}),
+    'array': _Type(_array, (list,), {'items': _SCHEMA, 'prefixItems': _LIST, 'minItems': _COUNT, 'maxItems': _COUNT}),
+    'object': _Type(_object, (dict,), {'properties': _MAPPING, 'required': _NAMES, 'additionalProperties': _SCHEMA}),
+}
+_KEYWORDS = {name: takes for kind in TYPES.values() for name, takes in kind.keywords.items()}
+_NOTES = (
+    *('title', 'description', 'default', 'examples', 'deprecated', 'readOnly', 'writeOnly'),
+    *('$schema', '$id', '$comment', '$defs', 'definitions'),
+)
+
+
+# ---------------------------------------------------------------------------------------------------------- schemas
+def _fitting(at: _Place, schema: Any) -> Items:
+    """Returns the texts of the values that fit a schema."""
+    if schema is True:
+        return _anything()
+    if not isinstance(schema, dict):
+        raise at.refused(f'{json.dumps(schema)[:40]} is not a schema that a value fits')
+    given = {name: value for name, value in schema.items() if name not in _NOTES}
+    for name, read in _WHOLE.items():
+        if name in given:
+            beside = given.keys() - {name, *(['type'] if name in ('const', 'enum') else [])}
+            if beside:
+                raise at.refused(f'{min(beside)!r} beside {name!r} is not supported')
+            return read(at, given)
+    types = _types(at, given)
+    if not types:
+        return _anything()
+    own = [(TYPES[name], {key: given[key] for key in given if key in TYPES[name].keywords}) for name in types]
+    return either([kind.items(at, keywords) for kind, keywords in own])
+
+
+def _types(at: _Place, given: Mapping[str, Any]) -> list[str]:
+    """Returns the types that a schema states, or the one whose keywords it has; none where it has neither."""
+    stated = given.get('type', [])
+    names: list[str] = stated if isinstance(stated, list) else [stated]
+    for name in names:
+        if not isinstance(name, str) or name not in TYPES:
+            raise at.refused(f'type={json.dumps(name)[:40]} is unknown{nearest(name, TYPES)}')
+    for name, value in given.items():
+        takes = _KEYWORDS.get(name)
+        if takes is None and name != 'type':
+            raise at.refused(f'{name!r} is not supported{nearest(name, [*_KEYWORDS, *_WHOLE], listed=0)}')
+        if takes is not None and not takes.fits(value):
+            raise at.refused(f'{name}={json.dumps(value)[:40]} must be {takes.words}')
+    keywords = given.keys() - {'type'}
+    if not names and keywords:
+        names = [name for name, kind in TYPES.items() if keywords <= kind.keywords.keys()]
+    strange = keywords - {key for name in names for key in TYPES[name].keywords}
+    if strange:
+        raise at.refused(f'{min(strange)!r} is not of type {" or ".join(names) or "any: no type is stated"}')
+    return names
+
+
+def _values(at: _Place, given: Mapping[str, Any]) -> Items:
+    """Returns the values of `enum` or `const`, which are of the type that is stated beside them."""
+    values = given['enum'] if 'enum' in given else [given['const']]
+    if not _LIST.fits(values):
+        raise at.refused(f'enum={json.dumps(values)[:40]} must be {_LIST.words}')
+    types = _types(at, {name: value for name, value in given.items() if name == 'type'})
+    for value in values:
+        if types and not any(type(value) in TYPES[name].kinds for name in types):
+            raise at.refused(f'{json.dumps(value)[:40]} is not of type {" or ".join(types)}')
+    return either(list(map(text_of, values)))
+
+
+def _any_of(at: _Place, given: Mapping[str, Any]) -> Items:
+    options = given['anyOf']
+    if not _LIST.fits(options):
+        raise at.refused(f'anyOf={json.dumps(options)[:40]} must be {_LIST.words}')
+    return either([_fitting(at.under('anyOf', place), option) for place, option in enumerate(options)])
+
+
+def _referred(at: _Place, given: Mapping[str, Any]) -> Items:
+    """Returns what a reference to another place of the file stands for (RFC 6901)."""
+    name, found = given['$ref'], at.whole
+    if not isinstance(name, str) or not (name == '#' or name.startswith('#/')):
+        raise at.refused(f'$ref={json.dumps(name)[:80]} must be a place in the same file: "#/$defs/NAME"')
+    if name in at.entered:
+        raise at.refused(f'$ref={name!r} contains itself: an automaton has no such depth')
+    for part in name.split('/')[1:]:
+        part = part.replace('~1', '/').replace('~0', '~')
+        if not isinstance(found, dict) or part not in found:
+            raise at.refused(f'$ref={name!r} is not there')
+        found = found[part]
+    return _fitting(_Place(at.whole, name, (*at.entered, name)), found)
+
+
+# keywords that say all of a value, beside which others are refused
+_WHOLE: dict[str, Callable[[_Place, Mapping[str, Any]], Items]] = {
+    'const': _values,
+    'enum': _values,
+    'anyOf': _any_of,
+    '$ref': _referred,
+}
