@@ -54,6 +54,21 @@ def test_a_form_and_biases_are_frozen_with_their_run(tmp_path) -> None:
         frozen.write(texts, 4)
 
 
+@pytest.mark.slow
+def test_a_schema_is_frozen_with_its_run(tmp_path) -> None:
+    schema = tmp_path / 'schema.json'
+    schema.write_text('{"type": "integer", "minimum": 10, "maximum": 47}')
+    run = fresh_run('causal_lm', family='decoder', letters='0123456789')
+    changes = {'decode.json_schema': str(schema), 'decode.max_len': '4'}
+    run = dataclasses.replace(run, config=config.override(run.config, changes))
+    texts = ['1', '77', '5' * 20]
+    expected = run.generate(texts)
+    freeze(run, tmp_path / 'frozen', rows=2)
+    schema.unlink()
+    assert load_frozen(tmp_path / 'frozen').write(texts, 4) == expected
+    assert all(10 <= int(text) <= 47 for text in expected)
+
+
 def test_what_cannot_be_frozen_is_named(tmp_path) -> None:
     run = fresh_run('causal_lm', family='decoder', letters='abc')
     for given, line in (

@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import itertools
 import json
+import threading
 
 import jax
 import pytest
@@ -114,6 +115,33 @@ def test_biases_that_name_nothing_and_lengths_that_fit_nothing_are_refused(given
     left.set()
     status, answer = asyncio.run(ask(served_form()[0], {'prompt': 'a', **given}, left=left))
     assert (status, answer['error']['type']) == (400, 'invalid_request_error') and words in answer['error']['message']
+
+
+@pytest.mark.slow
+def test_others_are_answered_while_a_long_prompt_is_read() -> None:
+    run, begun, goes_on = run_of(), threading.Event(), threading.Event()
+    made, scheduler = make_scheduler(run, rows=2, most_waiting=8)
+    read = made.writer.read
+
+    def slow(prompts):
+        begun.set()
+        assert threading.current_thread() is not threading.main_thread()  # or nobody would be answered meanwhile
+        assert goes_on.wait(HANG)
+        return read(prompts)
+
+    slowly = made._replace(writer=made.writer._replace(read=slow))
+    app = http_api.make_app('tiny', run, slowly, scheduler, timeout=HANG)
+    scheduler.start()
+
+    async def both():
+        long = asyncio.create_task(ask(app, {'prompt': 'abc', 'max_tokens': 2}))
+        assert await asyncio.to_thread(begun.wait, HANG)
+        other, _ = await ask(app, {}, path='/v1/unknown')
+        goes_on.set()
+        return other, await long
+
+    other, long = asyncio.run(both())
+    assert other == 404 and len(texts_of([long])) == 1
 
 
 _FORMS = []

@@ -67,14 +67,15 @@ def test_classes_that_are_not_a_list_of_names_are_refused(named) -> None:
 @pytest.mark.parametrize(
     'name',
     ['config.json', 'generation_config.json', 'tokenizer_config.json', 'special_tokens_map.json', 'chat_template.jinja',
-     'adapter_config.json'],
+     'adapter_config.json', 'model.safetensors', 'model.safetensors.index.json'],
 )  # fmt: skip
 def test_what_has_the_name_of_a_file_and_is_none_is_refused(tmp_path, name, kind) -> None:
     """And not taken for one that is not there, which would change how the model reads or writes."""
     hub_directories.write(tmp_path, 'gpt2')
-    (tmp_path / name).unlink(missing_ok=True)
+    for there in {name, 'model.safetensors' if name.startswith('model') else name}:
+        (tmp_path / there).unlink(missing_ok=True)
     make = {'pipe': os.mkfifo, 'directory': os.mkdir, 'link to nowhere': lambda file: os.symlink('nowhere', file)}
     make[kind](tmp_path / name)
     with pytest.raises(UserError, match=rf'^(no file )?{tmp_path}/{name}[^\n]*$'):
         hub = open_hub(str(tmp_path))
-        _ = hub.generation, hub.tokenizers
+        _ = hub.generation, hub.tokenizers, hub.tensors

@@ -3,12 +3,14 @@
     tformer freeze --workdir=DIR PATH [--rows=8] [--platforms=cpu,cuda,tpu]
 
 PATH holds programs of StableHLO (`jax.export`) that begin a text and go on by a token in --rows rows at once, the
-weights as safetensors, the tokenizers and config.json. `tformer.load_frozen(PATH)` writes with them, to the bits of the
-run itself on the same device and version of JAX. `pip install 'tformer[programs]'` installs what it needs.
+weights as safetensors, the tokenizers, config.json and the file of decode.json_schema. `tformer.load_frozen(PATH)`
+writes with them, to the bits of the run itself on the same device and version of JAX. `pip install 'tformer[programs]'`
+installs what it needs.
 """
 
 import dataclasses
 import pathlib
+import shutil
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -37,6 +39,7 @@ FLAGS: dict[str, commands.Flag] = {
     'platforms': ('list', [], "JAX's platforms that the programs are for; default: that of this process"),
 }
 ARGUMENTS = 'PATH'
+SCHEMA = 'schema.json'  # of decode.json_schema
 
 _PLATFORMS = ('cpu', 'cuda', 'rocm', 'tpu')
 
@@ -75,6 +78,8 @@ def freeze(
     shapes = {str(place): (leaf.dtype, leaf.shape) for place, leaf in enumerate(leaves)}
     with new_directory(pathlib.Path(path)) as place:
         run.tokenizers.save(place)
+        if run.config.decode.json_schema is not None:
+            shutil.copyfile(run.config.decode.json_schema, place / SCHEMA)
         workdir_lib.save_config(place, run.config)
         batches = [row_writer.example(made, length) for length in row_writer.lengths(run.config)]
         programs.save(place, made.engine, variables, batches, made.rows, platforms or None)
@@ -124,6 +129,8 @@ def load_frozen(path: str | pathlib.Path) -> Frozen:
     tensors = safetensors.open_files([place / safetensors.WHOLE])
     variables = [jax.device_put(tensors[str(number)]) for number in range(len(tensors))]
     config = workdir_lib.read_config(place)
+    if config.decode.json_schema is not None:
+        config = config_lib.override(config, {'decode.json_schema': str(place / SCHEMA)})
     tokenizers = Tokenizers.load(place)
     writer, batch = row_writer.reader(config, tokenizers)
     _, least = row_writer.rules_and_least(config, tokenizers)

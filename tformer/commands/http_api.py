@@ -7,7 +7,7 @@ import functools
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 from tformer.commands import row_writer
@@ -78,6 +78,7 @@ class Api:
     made: row_writer.RowWriter
     scheduler: Scheduler
     timeout: float
+    reading: asyncio.Lock = dataclasses.field(default_factory=asyncio.Lock)  # one request's prompts are read at a time
     answering: int = 0  # requests, from their first byte until their answer is sent or their client has left
 
 
@@ -113,7 +114,9 @@ class Endpoint:
 
         try:
             asked = parse(await _body(http), self.chat, self.api.name, self.api.run.config.model.vocab_size or 0)
-            texts = Texts(self.api, asked)
+            async with self.api.reading:
+                read = await asyncio.to_thread(_read, self.api, asked)
+            texts = Texts(self.api, asked, read)
             requests += texts.requests
             if asked.stream:
                 return StreamingResponse(texts.stream(), media_type='text/event-stream')
@@ -141,6 +144,17 @@ async def _body(http: Any) -> Mapping[str, Any]:
     return found
 
 
+def _read(api: Api, asked: Asked) -> list[list[int]]:
+    """Returns the tokens of each prompt. Long ones take a while, so a thread beside the server's reads them.
+
+    Raises a `Refusal` where a prompt cannot be read.
+    """
+    try:
+        return api.made.writer.read(asked.prompts)
+    except UserError as error:
+        raise Refusal(400, str(error).removesuffix(' (model.max_len - decode.max_len)')) from error
+
+
 _STATUS = {'timeout': 504, 'shutdown': 503, 'error': 500, 'cancelled': 499}
 _WHY = {
     'timeout': 'the time is over before the text was written',
@@ -153,17 +167,13 @@ _WHY = {
 class Texts:
     """The texts of one request: each has its own `Request`, and what is said of them comes in one queue."""
 
-    def __init__(self, api: Api, asked: Asked) -> None:
-        """Raises a `Refusal` where the texts are too long or the queue is full."""
+    def __init__(self, api: Api, asked: Asked, read: Sequence[Sequence[int]]) -> None:
+        """Takes the tokens of each prompt. Raises a `Refusal` where they are too many or the queue is full."""
         self.api, self.asked = api, asked
         self.loop, self.said = asyncio.get_running_loop(), asyncio.Queue[tuple[int, Piece]]()
         self.created, kind = int(time.time()), 'chatcmpl' if asked.chat else 'cmpl'
         self.id = f'{kind}-{uuid.uuid4().hex}'
         longest = api.run.config.model.max_len
-        try:
-            read = api.made.writer.read(asked.prompts)
-        except UserError as error:
-            raise Refusal(400, str(error).removesuffix(' (model.max_len - decode.max_len)')) from error
         self.requests: list[Request] = []
         for tokens in read:
             room = row_writer.room(api.run.config, tokens)

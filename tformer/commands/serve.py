@@ -53,6 +53,8 @@ def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) 
     listening = _listen(flags.host, flags.port)
     with contextlib.closing(listening):
         made, scheduler = make_scheduler(loaded, rows=flags.rows, most_waiting=flags.waiting, kept=flags.kept)
+        if loaded.config.decode.draft is not None:
+            print('decode.draft is not used: texts are written token by token', file=sys.stderr, flush=True)
         if flags.kept and made.kept is None:
             why = read_whole(loaded.config) or f'model.family={loaded.config.model.family}'
             print(f'prompts are read whole, and none is kept: {why}', file=sys.stderr, flush=True)

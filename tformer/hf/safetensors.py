@@ -140,9 +140,9 @@ def open_directory(directory: pathlib.Path) -> Tensors | None:
     Raises:
       UserError: as `open_files`, or the index does not fit the files.
     """
-    if (directory / WHOLE).exists():
+    if os.path.lexists(directory / WHOLE):
         return open_files([directory / WHOLE])
-    if (directory / INDEX).exists():
+    if os.path.lexists(directory / INDEX):
         return _open_index(directory / INDEX)
     files = sorted(file for file in directory.glob('*.safetensors') if not file.name.startswith('adapter_'))
     return open_files(files) if files else None

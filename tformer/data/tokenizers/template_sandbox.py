@@ -123,7 +123,7 @@ _MOST_STEPS = 1_000_000
 _LONGEST = 10_000_000  # characters of a text, entries of a list
 _MOST_CHARACTERS = 100_000_000  # of all operations
 _MOST_BITS = 64  # as an exponent
-# Methods that pad to any width, or put any text in place of a character. No template of the hub needs them.
+# Methods that pad to any width, or put any text in place of a character.
 _PADDING = ('center', 'ljust', 'rjust', 'zfill', 'expandtabs', 'to_bytes', 'format_map', 'translate')
 _UNUSED = ('batch', 'center', 'pprint', 'slice', 'sum', 'urlize', 'wordwrap', 'xmlattr')  # filters, likewise
 
