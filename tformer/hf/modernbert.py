@@ -36,7 +36,7 @@ READ_WINDOWS, WRITE_LAYERS = windows(_every_third, lambda hub: hub.size('local_a
 def _write_windows(model: Model) -> dict[str, Any]:
     written = WRITE_LAYERS(model)
     width = written.pop('sliding_window')
-    return {**written, 'local_attention': max(1, 2 * (width - 1))}
+    return {**written, 'local_attention': DEFAULTS['local_attention'] if width is None else max(1, 2 * (width - 1))}
 
 
 # ---------------------------------------------------------------------------------------------------- tensors
