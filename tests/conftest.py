@@ -77,8 +77,13 @@ def pytest_addoption(parser):
     parser.addoption('--store-shares', action='store_true', help='store the share of the time that each file takes')
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items):
     """The longest files come first, so that no worker ends alone; the tests of one case stand together."""
+    for item in items:
+        for mark in item.iter_markers('slow_cases'):
+            if item.callspec.id in mark.args:
+                item.add_marker('slow')
     for item in items if accelerator.MODE is None else ():
         if item.get_closest_marker('accelerator'):
             item.add_marker(pytest.mark.skip(reason='no accelerator: make accelerator runs these'))

@@ -100,6 +100,7 @@ def close(x, y) -> None:
     np.testing.assert_allclose(x, y, rtol=1e-5, atol=2e-6)
 
 
+@pytest.mark.slow_cases('unrolled')
 def test_activations_are_those_of_a_forward_pass_by_hand(case: Case) -> None:
     """The stream of a pre-norm block is the sum of what its sub-layers add, and the head reads its norm."""
     names = case.run.activation_names(case.batch)
@@ -145,6 +146,7 @@ def without_attention(case: Case, layers: list[int]) -> jax.Array:
     return case.run.model.apply({'params': params}, case.batch)  # type: ignore[return-value]
 
 
+@pytest.mark.slow_cases('unrolled')
 def test_replacing_an_attention_by_zero_is_the_model_without_it(case: Case) -> None:
     for replace, layers in (
         ({f'{LAYERS}.attention': 0.0}, [0, 1, 2]),

@@ -53,6 +53,7 @@ def one_by_one(run: Run, texts: list[str], pooling: str) -> np.ndarray:
 @pytest.mark.parametrize(
     ('name', 'pooling'), [('bert', 'mean'), ('gpt2', 'last'), pytest.param('t5', 'mean', marks=pytest.mark.slow)]
 )
+@pytest.mark.slow_cases('gpt2-last')
 def test_vectors_are_those_of_each_text_alone_in_the_order_of_the_texts(workdirs, name, pooling) -> None:
     run = Run.load(workdirs / name, headless=True)
     found = embed(run, TEXTS, pooling, batch_size=2)

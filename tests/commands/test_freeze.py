@@ -20,6 +20,7 @@ pytest.importorskip('flatbuffers')
 
 
 @pytest.mark.parametrize('kind', ['llama', pytest.param('deepseek_v3', marks=pytest.mark.slow), 'encoder_decoder'])
+@pytest.mark.slow_cases('encoder_decoder')
 def test_a_frozen_run_writes_what_the_run_writes(kind, tmp_path) -> None:
     """Prompts of three padded lengths, more texts than rows."""
     if kind != 'encoder_decoder':

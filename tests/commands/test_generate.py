@@ -135,6 +135,7 @@ SAMPLED = ['--config.decode.strategy=sample', '--config.decode.temperature=2.0',
 
 @pytest.mark.signals
 @pytest.mark.parametrize('how', [SAMPLED, [*BEAM, '--jsonl']], ids=['rows', 'batches'])
+@pytest.mark.slow_cases('batches')
 def test_a_command_that_is_killed_goes_on_where_it_was(tmp_path: pathlib.Path, how) -> None:
     """Seven texts, two in a batch: it dies with five rows kept; of beams the fifth has its batch's other one ahead."""
     (tmp_path / 'texts').write_text(''.join(f'{"the small bird " * n}\n' for n in (1, 5, 2, 4, 3, 2, 1)))
@@ -252,6 +253,7 @@ DRAWN = {'strategy': 'sample', 'temperature': '1.5', 'top_k': '9'}
 
 
 @pytest.mark.parametrize('fields', [pytest.param({}, marks=pytest.mark.slow), DRAWN], ids=str)
+@pytest.mark.slow
 def test_a_terminal_shows_texts_as_they_grow(tmp_path: pathlib.Path, capsys, monkeypatch, fields) -> None:
     """In pieces, which are the lines that are printed elsewhere."""
     hub_directories.write(tmp_path / 'hub', 'llama', max_position_embeddings=64)

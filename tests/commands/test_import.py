@@ -52,6 +52,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     'name',
     ['gpt2', 'llama', 'bert', *(pytest.param(each, marks=pytest.mark.slow) for each in ('t5', 'bart', 'deepseek_v3'))],
 )
+@pytest.mark.slow_cases('llama', 'bert')
 def test_the_workdir_computes_what_the_hubs_library_does(tmp_path: pathlib.Path, name: str) -> None:
     reference = hub_directories.write(tmp_path / 'hub', name, shard_bytes=4000)
     assert (tmp_path / 'hub' / safetensors.INDEX).exists()

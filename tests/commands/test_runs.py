@@ -230,6 +230,7 @@ def test_a_run_whose_data_changed_is_refused(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.stack
+@pytest.mark.slow
 def test_prepare_makes_what_training_needs(tmp_path: pathlib.Path, monkeypatch, capsys) -> None:
     monkeypatch.setenv('TFORMER_CACHE', str(tmp_path / 'cache'))
     data = toy_data.parallel(tmp_path / 'data')
@@ -242,6 +243,7 @@ def test_prepare_makes_what_training_needs(tmp_path: pathlib.Path, monkeypatch, 
     assert (tmp_path / 'run' / 'result.json').is_file()
 
 
+@pytest.mark.slow
 def test_a_mixture_trains_and_bad_lines_are_counted(tmp_path: pathlib.Path, capsys) -> None:
     for name in 'ab':
         toy_data.parallel(tmp_path / name)

@@ -67,6 +67,7 @@ def by_hand(run: Run, source: str, target: str, ended: bool) -> tuple[list[float
 
 @pytest.mark.parametrize('ended', [None, *(pytest.param(each, marks=pytest.mark.slow) for each in (False, True))])
 @pytest.mark.parametrize('name', EVERY)
+@pytest.mark.slow_cases('prefix-None', 'without a start-None', 'encoder_decoder-None')
 def test_a_score_is_the_sum_of_what_the_logits_say(runs, name, ended) -> None:
     run = runs[name]
     found = score(run, [{'source': source, 'target': target} for source, target in PAIRS], ended=ended)

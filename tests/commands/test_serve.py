@@ -326,6 +326,7 @@ def test_a_server_that_is_to_stop_answers_what_is_there(workdir, tmp_path) -> No
 
 
 @pytest.mark.signals
+@pytest.mark.slow
 def test_what_is_left_after_the_grace_is_answered_with_an_error(workdir, tmp_path) -> None:
     server = Server(tmp_path, workdir, rows=1, waiting=64, grace=0, kept=0)
     with concurrent.futures.ThreadPoolExecutor(6) as pool:

@@ -432,6 +432,7 @@ def test_hosts_feed_the_rows_of_one_batch(objective: str, family: str) -> None:
 
 
 @pytest.mark.parametrize('objective', ['masked_lm_nsp', 'ul2'])
+@pytest.mark.slow_cases('masked_lm_nsp')
 def test_processes_corrupt_as_this_one_does(objective: str) -> None:
     batches = make(objective, 'bucket')
     start = int(batches.steps_per_epoch) - 1

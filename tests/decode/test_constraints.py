@@ -352,6 +352,7 @@ def test_a_text_has_one_constraint():
 @pytest.mark.parametrize(
     ('family', 'strategy'), [('decoder', 'greedy'), ('decoder', 'sample'), ('encoder_decoder', 'beam')]
 )
+@pytest.mark.slow_cases('encoder_decoder-beam')
 def test_a_run_writes_what_its_config_asks_for(family, strategy):
     """By untrained models, whose texts would be anything; another seed draws another text."""
     decode = Decode(strategy=strategy, max_len=9, regex='(ab|ba|c\u00e9){2,}', batch_size=3)

@@ -136,6 +136,7 @@ def forward(name, batch, tokens):
 
 
 @pytest.mark.parametrize('name', [pytest.param('transformer'), pytest.param('recurrent', marks=pytest.mark.slow)])
+@pytest.mark.slow_cases('transformer')
 def test_scores_have_the_penalty_that_attention_maps_give(name) -> None:
     batch = batch_of('encoder_decoder')
     tokens, scores = written(name, 0.7)

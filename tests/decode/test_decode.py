@@ -89,6 +89,9 @@ def test_decoding_equals_the_full_forward_pass(family, position):
 
 
 @pytest.mark.parametrize('strategy', ['greedy', 'sample', 'beam'])
+@pytest.mark.slow_cases(
+    'prefix_decoder-greedy', 'prefix_decoder-beam', 'prefix_decoder-sample', 'encoder_decoder-greedy'
+)
 def test_each_row_is_as_if_alone(case, strategy):
     batch = batch_of(case[0])
     tokens, scores = generate(case, strategy, batch)
@@ -131,6 +134,7 @@ def test_samples_depend_on_the_key_and_the_row_number_only(case):
     assert len(np.unique(tokens[1:], axis=0)) > 1 and (tokens != other).any()
 
 
+@pytest.mark.slow_cases('prefix_decoder')
 def test_several_draws_of_a_text_begin_with_that_of_one_and_are_not_the_same(case):
     family, model, variables = case
     batch = batch_of(family)
@@ -320,6 +324,7 @@ def test_enough_beams_find_what_exhaustive_search_finds(family):
             assert np.isneginf(found.scores_BM[i][40:]).all() and (found.tokens_BMT[i][40:] == PAD).all()
 
 
+@pytest.mark.slow_cases('prefix_decoder', 'encoder_decoder')
 def test_several_outputs_of_a_beam_are_its_best_hypotheses(case):
     batch = batch_of(case[0])
     one, best = generate(case, 'beam', batch, beam_size=3, length_penalty=1.0)

@@ -51,6 +51,7 @@ SLOW = (CASES[-1], *LATENT_CASES)
 
 
 @pytest.mark.parametrize('family', [*CASES[:-1], *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)])
+@pytest.mark.slow_cases('encoder_decoder')
 def test_each_text_is_that_of_a_batch_of_its_own_whatever_comes_and_goes_beside_it(family) -> None:
     """Two rows take nine texts, each as soon as one is free; prompts, ways and lengths differ."""
     model, variables = model_of(family)

@@ -49,6 +49,7 @@ def small_stages(monkeypatch) -> list[int]:
 
 
 @pytest.mark.parametrize(('family', 'way'), EVERY)
+@pytest.mark.slow_cases('encoder_decoder-beams', 'prefix_decoder-draws')
 def test_texts_are_those_of_a_cache_that_has_all_slots(monkeypatch, family, way) -> None:
     model, variables = make(family, scale=2.0)
     batch, key = batch_of(family), jax.random.key(2)

@@ -55,6 +55,7 @@ def logprobs_after(family, batch, new):
 
 
 @pytest.mark.parametrize('family', [*CASES[:-1], pytest.param(CASES[-1], marks=pytest.mark.slow)])
+@pytest.mark.slow_cases('encoder_decoder')
 def test_each_token_is_the_likeliest_of_the_guided_distribution(family) -> None:
     batch = batch_of(family)
     tokens, scores = written(family, batch)

@@ -41,6 +41,7 @@ EVERY = [('decoder', 'greedy'), ('decoder', 'draws'), ('encoder_decoder', 'beams
 
 @pytest.mark.parametrize('numbers', ['by place', 'of examples'])
 @pytest.mark.parametrize(('family', 'way'), [*EVERY, *(pytest.param(*each, marks=pytest.mark.slow) for each in SLOW)])
+@pytest.mark.slow_cases('encoder_decoder-beams-of examples', 'decoder-draws-of examples', 'decoder-greedy-of examples')
 def test_they_are_the_whole(family, way, numbers) -> None:
     generate, variables, batch = made(WAYS[way], family=family)
     if numbers == 'of examples':

@@ -78,6 +78,11 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(('family', 'fields'), CHANGES, ids=str)
+@pytest.mark.slow_cases(
+    "encoder_decoder-{'others': (5,)}",
+    "decoder-{'bias': (((4,), 1.5), ((4, 4), -9.0), ((3, 4), -9.0))}",
+    "decoder-{'no_repeat_ngram': 2, 'frequency_penalty': 0.5}",
+)
 def test_a_greedy_text_is_that_of_greedy_search(family, fields) -> None:
     batch = batch_of(family)
     tokens, scores = written(family, None, batch, **fields)
@@ -223,6 +228,7 @@ DRAWN = [
 
 
 @pytest.mark.parametrize(('kind', 'how', 'number'), DRAWN)
+@pytest.mark.slow_cases('look-up-cut-2', 'other-cut-2', 'other-plain-2')
 def test_texts_have_the_distribution_of_the_model_by_itself(kind, how, number) -> None:
     """Chi-squared of 20,000 texts; the bound is passed by one seed in 10,000."""
     sampling, rules = HOW[how]

@@ -27,6 +27,7 @@ def made(**fields):
 @pytest.mark.parametrize(
     'fields', [{}, {'family': 'encoder_decoder'}, {'norm': 'batchnorm'}, {'layer_sharing': 'all'}], ids=str
 )
+@pytest.mark.slow_cases("{'family': 'encoder_decoder'}")
 def test_layers_apart_give_the_same_bits(fields) -> None:
     model, variables, batch = made(**fields)
     apart = for_steps(model.cfg, variables)

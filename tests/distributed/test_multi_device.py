@@ -119,6 +119,7 @@ EVERY = [
 
 
 @pytest.mark.parametrize('family, name', EVERY)
+@pytest.mark.slow_cases('decoder-fsdp x tensor', 'encoder-sequence')
 def test_eight_devices_train_as_one(family, name, **model):
     losses, gradients, params, _ = trained(family, 'one', **model)
     other_losses, other_gradients, other_params, _ = trained(family, name, **model)
@@ -189,6 +190,7 @@ def expected_traffic(name, num_params):
 
 
 @pytest.mark.parametrize('name', ['data', 'fsdp', 'tensor', 'sequence', 'context'])
+@pytest.mark.slow_cases('tensor')
 def test_what_is_sent_is_what_the_closed_formula_says(name):
     _, _, params, text = trained('encoder', name)
     num_params = sum(x.size for x in jax.tree.leaves(params))
@@ -278,6 +280,7 @@ def attention_inputs(rows, queries, keys, heads=4, kv_heads=2, size=8):
 
 
 @pytest.mark.parametrize('queries, keys', [(32, 32), (13, 9)])
+@pytest.mark.slow_cases('13-9')
 def test_the_ring_is_the_reference_with_all_its_gradients(queries, keys):
     """Grouped heads, values of another size, bias, cap, sink; a row without keys, a query that sees nothing; lengths
     that do not divide."""
@@ -329,6 +332,7 @@ def test_a_balanced_batch_holds_the_same_tokens_in_another_order():
             assert np.array_equal(np.take_along_axis(moved[name], np.argsort(moved['positions'], 1), 1), x)
 
 
+@pytest.mark.slow
 def test_dropout_in_the_ring_is_one_draw_forward_and_backward():
     """The output is linear in the values, so that <cotangent, out> = <values, their gradient> where both passes draw
     alike. Its mean over draws is the output without dropout, and its variance at a rate of a half the sum of the
@@ -365,6 +369,7 @@ def test_dropout_in_the_ring_is_one_draw_forward_and_backward():
     ('context', {'position': 'alibi', 'attention_pattern': ('local', 'global'), 'window': 4}),
     pytest.param('fsdp x context', {'attention_sink': 'learned', 'attention_softcap': 10.0}, marks=pytest.mark.slow),
 ])  # fmt: skip
+@pytest.mark.slow_cases('context-model1')
 def test_packed_rows_and_every_bias_go_round(name, model):
     losses, gradients, _, _ = trained('decoder', 'one', packed=True, **model)
     others, other_gradients, _, _ = trained('decoder', name, packed=True, **model)

@@ -416,6 +416,7 @@ __main__.run()"""
 
 
 @pytest.mark.parametrize('case', ABSENT)
+@pytest.mark.slow_cases('nobody comes', 'taken', 'for one')
 def test_who_cannot_join_says_so_in_one_line(case: str) -> None:
     given, said = ABSENT[case]
     with socket.create_server(('', 0)) as taken, reserve_port() as free:

@@ -140,6 +140,7 @@ def in_zigzag(arrays, mask, real):
 
 
 @pytest.mark.parametrize(('kernel', 'name'), RUNS)
+@pytest.mark.slow_cases('triton-zigzag, packed, softcap, sink')
 def test_a_ring_of_kernels_is_the_reference(kernel, name):
     case = (RINGS | RINGS_BY_POSITION)[name]
     arrays, (mask, real) = make(case), make_mask(case)

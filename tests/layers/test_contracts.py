@@ -175,6 +175,7 @@ ANOTHER_ORDER = 1e-5
 
 
 # --------------------------------------------------------------------------------------- the covering design
+@pytest.mark.slow
 def test_the_cases_carry_every_legal_pair_of_every_entry_of_every_table():
     held = {pair for row in ROWS for pair in itertools.combinations(row.items(), 2)}
     assert covering.legal_pairs() <= held

@@ -236,6 +236,7 @@ def collectives(text, mesh, kind):
         ),
     ],
 )
+@pytest.mark.slow_cases('causal_lm-dropless-1-data')
 def test_training_over_devices_equals_one_device(objective, dispatch, choices, mesh):
     sizes, cfg = MESHES[mesh], experts(objective, dispatch, choices)
     found, state, made, text = train(cfg, sizes, 8)

@@ -277,6 +277,7 @@ def test_padding_changes_nothing(case):
         assert_near(case.logits(wider)[:, front : front + T][real], case.plain[real], 1e-6)
 
 
+@pytest.mark.slow_cases('both ways')
 def test_packed_examples_do_not_see_each_other_and_are_as_alone(case):
     if 'segment_ids' not in case.batch:
         return
@@ -334,6 +335,7 @@ def test_beams_carry_their_states_along(name):
             assert_near(taken[row, beam], case.apply(case.params, alone(tokens, row))[0, 1], 1e-6)
 
 
+@pytest.mark.slow_cases('additive', 'both ways', 'forwards')
 def test_eight_devices_are_one(case):
     """Two ways each of data, of parameters, and of vocabulary."""
     mesh, rules = sharding.make_mesh(Mesh(data=2, fsdp=2, tensor=2)), sharding.RULES['fsdp_tp']

@@ -86,6 +86,7 @@ QUICK = 'a flipped bit', 'an item is gone'
 @pytest.mark.parametrize(
     'damage', [each if each in QUICK else pytest.param(each, marks=pytest.mark.slow) for each in DAMAGE]
 )
+@pytest.mark.slow_cases('an item is gone')
 def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_it_is_used(whole, tmp_path, capsys, damage):
     spoil, fault = DAMAGE[damage]
     run = tmp_path / 'run'
@@ -145,6 +146,7 @@ def test_a_checkpoint_is_deleted_again_whatever_stayed_of_it(tmp_path, monkeypat
     assert checkpoint.latest_valid(tmp_path) is None and not [*checkpoint.directory(tmp_path).iterdir()]
 
 
+@pytest.mark.slow
 def test_fields_that_are_named_may_differ(whole, tmp_path):
     run = tmp_path / 'run'
     shutil.copytree(whole / 'run', run)
@@ -182,6 +184,7 @@ def distance(run, whole):
     return relative(*floats)
 
 
+@pytest.mark.slow
 def test_what_a_lost_optimizer_would_change_is_seen(whole, tmp_path, monkeypatch):
     """On other devices losses agree within 1e-5 (tests/training/test_resume.py); without the moments they would not."""
     run, real = tmp_path / 'run', checkpoint.restore
@@ -355,6 +358,7 @@ def gate(monkeypatch):
     return load
 
 
+@pytest.mark.slow
 def test_a_file_that_changed_gives_an_equal_run_or_one_line(whole, tmp_path, gate, capsys):
     run = tmp_path / 'run'
     shutil.copytree(whole / 'run', run)
@@ -400,6 +404,7 @@ def changed_value(value):
 
 
 @pytest.mark.parametrize('listed', [True, False])
+@pytest.mark.slow_cases('False')
 def test_each_field_of_config_json_that_changed_is_refused_or_said(whole, tmp_path, capsys, listed):
     """Also where no digests.json says that the file is as it was written, as in runs of earlier versions."""
     run = tmp_path / 'run'

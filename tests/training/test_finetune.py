@@ -187,6 +187,7 @@ SURE = {
 
 
 @pytest.mark.parametrize('name', SURE)
+@pytest.mark.slow_cases('muon', 'schedule_free')
 def test_what_is_frozen_stays_bit_for_bit(name):
     frozen = {'frozen': ('decoder.stack.layers.mlp', 'norm'), 'frozen_layers': 1, 'layer_decay': 0.9}
     optimizer = dataclasses.replace(STEADY, name=name, **frozen, **DECAYED, **SURE[name])
@@ -352,6 +353,7 @@ FAMILIES = [
 @pytest.mark.parametrize(
     ('objective', 'fields'), [FAMILIES[0], *(pytest.param(*each, marks=pytest.mark.slow) for each in FAMILIES[1:])]
 )
+@pytest.mark.slow_cases('seq2seq-fields0')
 def test_adapters_begin_as_the_base_train_alone_and_merge_into_it(objective, fields):
     optimizer = dataclasses.replace(STEADY, **DECAYED)
     run = Trainer(make_config(objective, optimizer, **{'lora_rank': 2, 'lora_targets': ALL, **fields}))

@@ -93,6 +93,7 @@ CHUNKED = [
 
 
 @pytest.mark.parametrize(('objective', 'model', 'train'), CHUNKED)
+@pytest.mark.slow_cases('masked_lm-model2-train2', 'causal_lm-model1-train1')
 def test_chunks_have_the_scores_and_gradients_of_the_whole(objective, model, train):
     """Chunks of 3 of 8 positions: the last has one that does not exist."""
     trainer = Trainer(make_config(objective, model=model, **train))

@@ -195,6 +195,7 @@ def test_an_answer_does_not_see_the_other():
 
 
 # --------------------------------------------------------------------------------------------------------- runs
+@pytest.mark.slow
 def test_a_run_learns_the_preference_and_is_scored_against_where_it_began(tmp_path, capsys):
     rows = [{'prompt': text, 'chosen': ' yes', 'rejected': ' no'} for text in toy_data.sentences(24, 0, (1, 1))]
     for split in ('train', 'valid', 'test'):

@@ -129,6 +129,7 @@ def endless(place: pathlib.Path, *fields: str) -> list[str]:
 
 @pytest.mark.signals
 @pytest.mark.parametrize(('number', 'every'), [(signal.SIGTERM, 1_000_000), (signal.SIGINT, 1)])
+@pytest.mark.slow_cases('15-1000000')
 def test_a_signal_saves_and_ends_with_75_and_a_second_one_ends_at_once(tmp_path: pathlib.Path, number, every) -> None:
     command, workdir = endless(tmp_path, f'--config.train.checkpoint_every={every}'), tmp_path / 'run'
     (life,) = begin(tmp_path, command, workdir)

@@ -218,6 +218,7 @@ def run(place):
     return place / 'run'
 
 
+@pytest.mark.slow
 def test_a_run_resumes_bit_for_bit_and_notices_another_teacher(place, run, tmp_path, capsys):
     rows = [each for each in (run / 'metrics.jsonl').read_text().splitlines() if 'train/divergence' in each]
     assert len(rows) == 4

@@ -50,6 +50,7 @@ def steady():
 
 # ---------------------------------------------------------------------------------------------- accumulation
 @pytest.mark.parametrize('objective', ONE_OF_EACH_FAMILY)
+@pytest.mark.slow_cases('seq2seq')
 def test_gradients_of_microbatches_are_those_of_the_batch(objective):
     batch = make_batch(objective)
     smoothing = {} if objective in BY_SEQUENCE else {'label_smoothing': 0.1, 'z_loss': 0.01}
@@ -220,6 +221,7 @@ def run_on(cfg, mesh_config, devices, num_steps=3):
     'objective',
     ['causal_lm', *(pytest.param(n, marks=pytest.mark.slow) for n in ('seq2seq', 'masked_lm_nsp', 'replaced_token'))],
 )
+@pytest.mark.slow_cases('causal_lm')
 def test_eight_devices_train_as_one_does(objective):
     """Dropout is on. Sums in another order differ by float32 rounding; plain Adam would divide that by a gradient near
     0 in the first steps, so its epsilon is large enough that a step is a smooth function of the gradient."""
