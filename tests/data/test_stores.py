@@ -110,6 +110,54 @@ def test_a_kill_between_any_two_objects_leaves_a_checkpoint_with_its_rows(store,
     assert seen == {0, 1, 2, 3}
 
 
+def complete(store: stores.Store) -> set[int]:
+    """The steps whose checkpoints are whole on a store."""
+    found = {name: int(name.split('/')[1]) for name in store.names() if name.startswith('checkpoints/')}
+    return {step for step in found.values() if [*found.values()].count(step) == 3}
+
+
+@pytest.mark.parametrize('faster', [1, 2, 3])
+def test_checkpoints_that_replace_each_other_while_they_are_written_leave_one(store, tmp_path, monkeypatch, faster):
+    """So many are saved, and the one before each is removed, between two objects that are written or deleted."""
+    copy, real, steps = stores.Copy(store, tmp_path, owns=True), store.write, itertools.count(2)
+    save(tmp_path, 1)
+    copy.push()
+
+    def hurried(*given):
+        found = real(*given)
+        assert complete(store)
+        for step in itertools.islice(steps, faster):
+            save(tmp_path, step)
+        return found
+
+    monkeypatch.setattr(store, 'write', hurried)
+    save(tmp_path, next(steps))
+    for _ in range(5):
+        copy.push()
+    monkeypatch.setattr(store, 'write', real)
+    copy.push()
+    assert complete(store) == {next(steps) - 1} and not any('/1/' in name for name in store.names())
+
+
+def test_a_copy_follows_and_has_the_arrays_that_it_asks_for(store, tmp_path):
+    first, here, there = stores.Copy(store, tmp_path / 'here', owns=True), tmp_path / 'here', tmp_path / 'there'
+    save(here, 1)
+    write(here, result='1', profile__0='mine')
+    first.push()
+    other = stores.Copy(store, there, owns=False, arrays=False)
+    assert files(there) == {name: x for name, x in files(here).items() if '/variables/' not in name}
+    write(there, profile__1='part')
+    other.push()
+    write(there, profile__1='the whole')
+    save(here, 2)
+    write(here, result='2')
+    first.push()
+    other.pull(2)
+    other.push()
+    assert files(there) == {**files(here), 'profile/1': 'the whole'}
+    assert store.read('profile/1')[0] == b'the whole'
+
+
 def test_a_directory_is_owned_by_one_process_that_lives(store, monkeypatch):
     now = [0.0]
     first = None
@@ -146,7 +194,7 @@ def test_a_store_that_fails_is_one_line(monkeypatch):
     with pytest.raises(UserError, match=r'^s3://b: .*Invalid S3 bucket name'):
         stores.Store('s3://b')
     with pytest.raises(UserError, match='--workdir=gs://some-bucket/run: several processes need a directory that all'):
-        command_line.main(['tformer', 'train', '--workdir=gs://some-bucket/run', '--coordinator=x:1'])
+        command_line.main(['tformer', 'generate', '--workdir=gs://some-bucket/run', '--coordinator=x:1'])
 
 
 def test_a_url_that_became_a_path_makes_no_directory(tmp_path, monkeypatch):
@@ -193,7 +241,7 @@ def test_a_run_on_a_store_that_is_killed_and_resumed_is_the_local_one(tmp_path, 
     url, soon = 's3://some-bucket/runs/one', functools.partial(halting.store_soon, emulator)
     command = arguments(tmp_path, 'decoder', '--config.evaluate.samples=0')
     end(begin(tmp_path, command, tmp_path / 'whole'))
-    (life,) = begin(tmp_path, command, url, before=functools.partial(soon, 5))
+    (life,) = begin(tmp_path, command, url, before=functools.partial(soon, 'a step', 5))
     assert life.wait() == -signal.SIGKILL, life.said[-3000:]
     assert any(name.endswith(stores.DIGESTS) for name in stores.Store(url).names())
     (life,) = begin(tmp_path, command, url, before=soon)
@@ -213,6 +261,48 @@ def test_a_run_on_a_store_that_is_killed_and_resumed_is_the_local_one(tmp_path, 
     command_line.main(['tformer', 'generate', f'--workdir={url}', '--config.decode.max_len=8', 'a'])
     command_line.main(['tformer', 'report', 's3://some-bucket/runs'])
     assert {'report.md', 'report.html'} <= {*stores.Store('s3://some-bucket/runs').names()}
+
+
+@pytest.mark.signals
+@pytest.mark.slow
+@pytest.mark.parametrize(('moment', 'call', 'number'), [('a step', 5, 1), ('an object', 25, 1), ('a save', 3, 0)])
+def test_processes_with_copies_of_their_own_are_killed_and_resume(
+    tmp_path, emulator, monkeypatch, unbroken, moment, call, number
+):
+    """The first process dies when it has received the arrays of all, the other one also while it sends them."""
+    for name, value in emulator.items():
+        monkeypatch.setenv(name, value)
+    command, whole = unbroken
+    url, soon = f's3://some-bucket/together/{number}{call}', functools.partial(halting.store_soon, emulator)
+    lives = begin(tmp_path, command, url, 2, before=functools.partial(soon, moment, call, number), victim=None)
+    assert lives[number].wait() == -signal.SIGKILL, lives[number].said[-3000:]
+    assert lives[1 - number].wait() > 0
+    store = stores.Store(url)
+    assert any(name.endswith(stores.DIGESTS) and '/' in name for name in store.names())
+    assert f'checkpoints/{STEPS}/{stores.DIGESTS}' not in store.names()
+    lives = begin(tmp_path, command, url, 2, before=soon, victim=None)
+    lives[0].wait_for(lambda: 'resumed at step' in lives[0].said)
+    second = begin(tmp_path, command, url, 2, before=soon, victim=None)
+    codes = [life.wait() for life in second]  # the first ones may have ended before these looked
+    end(lives)
+    assert 'resumed at step' in lives[0].said
+    assert codes == [0, 0] or (codes[0] == 2 and f'tformer: {url} is in use by process' in second[0].said)
+    with stores.local(url, owns=False) as place:
+        assert checkpoint.steps(whole) == checkpoint.steps(pathlib.Path(place))
+        assert arrays(whole, STEPS) == arrays(pathlib.Path(place), STEPS)
+        assert numbers(whole) == numbers(pathlib.Path(place)) and scores(whole) == scores(pathlib.Path(place))
+    assert not any(name == stores.LEASE or '.partial/' in name for name in store.names())
+    end(begin(tmp_path, ['evaluate', '--split=valid'], url, 2, before=soon, victim=None))
+    assert {'test', 'valid'} < json.loads(store.read('result.json')[0]).keys()
+
+
+@pytest.fixture(scope='module')
+def unbroken(tmp_path_factory):
+    """The command of a run whose parameters two processes share, and the workdir of one on a local disk."""
+    place = tmp_path_factory.mktemp('unbroken')
+    command = arguments(place, 'decoder', '--config.mesh.data=1', '--config.mesh.fsdp=2')
+    end(begin(place, command, place / 'run', 2))
+    return command, place / 'run'
 
 
 def test_the_emulator_holds_files_of_data_and_says_what_is_missing(tmp_path, emulator, monkeypatch):

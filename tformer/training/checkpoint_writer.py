@@ -15,17 +15,24 @@ import orbax.checkpoint as ocp
 from tformer import atomic
 from tformer.distributed import processes
 from tformer.errors import UserError
-from tformer.training import checkpoint, digests
+from tformer.training import checkpoint, copies, digests
 from tformer.training.state import TrainState
 
 
 class _Handler(ocp.CompositeCheckpointHandler):
     """Adds the digests once all files are written; only then does the directory get its final name."""
 
+    async def async_save(self, directory: Any, args: Any) -> list[Any]:
+        futures = await super().async_save(directory, args) or []
+        return [*futures, copies.Sending(pathlib.Path(os.fspath(directory)))]  # Orbax takes them in this order
+
     def finalize(self, directory: Any) -> None:
+        place = pathlib.Path(os.fspath(directory))
+        if processes.first():
+            copies.receive(place)
         super().finalize(directory)
         if processes.first():
-            digests.write(pathlib.Path(os.fspath(directory)))
+            digests.write(place)
 
 
 @ocp.args.register_with_handler(_Handler, for_save=True, for_restore=True)
@@ -47,7 +54,11 @@ class CheckpointWriter:
         except OSError as error:
             raise UserError(f'{checkpoint.directory(workdir)}: {error.strerror}') from error
         # Compression costs more time than it saves space: trained numbers are close to random bits.
-        handlers = {name: ocp.PyTreeCheckpointHandler(use_compression=False) for name in checkpoint.ARRAYS}
+        several = ocp.options.MultiprocessingOptions(primary_host=copies.primary_host(workdir))
+        handlers = {
+            name: ocp.PyTreeCheckpointHandler(use_compression=False, multiprocessing_options=several)
+            for name in checkpoint.ARRAYS
+        }
         self._writer = ocp.AsyncCheckpointer(_Handler(run=ocp.JsonCheckpointHandler(), **handlers))
 
     def save(self, state: TrainState, run: Mapping[str, Any], score: float | None) -> None:
