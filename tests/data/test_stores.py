@@ -276,7 +276,7 @@ def test_processes_with_copies_of_their_own_are_killed_and_resume(
     url, soon = f's3://some-bucket/together/{number}{call}', functools.partial(halting.store_soon, emulator)
     lives = begin(tmp_path, command, url, 2, before=functools.partial(soon, moment, call, number), victim=None)
     assert lives[number].wait() == -signal.SIGKILL, lives[number].said[-3000:]
-    assert lives[1 - number].wait() > 0
+    assert lives[1 - number].wait() != 0
     store = stores.Store(url)
     assert any(name.endswith(stores.DIGESTS) and '/' in name for name in store.names())
     assert f'checkpoints/{STEPS}/{stores.DIGESTS}' not in store.names()

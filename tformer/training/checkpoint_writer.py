@@ -23,8 +23,8 @@ class _Handler(ocp.CompositeCheckpointHandler):
     """Adds the digests once all files are written; only then does the directory get its final name."""
 
     async def async_save(self, directory: Any, args: Any) -> list[Any]:
-        futures = await super().async_save(directory, args) or []
-        return [*futures, copies.Sending(pathlib.Path(os.fspath(directory)))]  # Orbax takes them in this order
+        sending = copies.Sending(pathlib.Path(os.fspath(directory)), checkpoint.ARRAYS)
+        return [*(await super().async_save(directory, args) or ()), sending]  # Orbax waits in this order
 
     def finalize(self, directory: Any) -> None:
         place = pathlib.Path(os.fspath(directory))
@@ -54,11 +54,7 @@ class CheckpointWriter:
         except OSError as error:
             raise UserError(f'{checkpoint.directory(workdir)}: {error.strerror}') from error
         # Compression costs more time than it saves space: trained numbers are close to random bits.
-        several = ocp.options.MultiprocessingOptions(primary_host=copies.primary_host(workdir))
-        handlers = {
-            name: ocp.PyTreeCheckpointHandler(use_compression=False, multiprocessing_options=several)
-            for name in checkpoint.ARRAYS
-        }
+        handlers = {name: ocp.PyTreeCheckpointHandler(use_compression=False) for name in checkpoint.ARRAYS}
         self._writer = ocp.AsyncCheckpointer(_Handler(run=ocp.JsonCheckpointHandler(), **handlers))
 
     def save(self, state: TrainState, run: Mapping[str, Any], score: float | None) -> None:

@@ -13,8 +13,8 @@ import pathlib
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import jax
 
@@ -78,27 +78,25 @@ def after_first(workdir: pathlib.Path, make: Callable[[], T], find: Callable[[],
     return made[0] if made else find()
 
 
-def primary_host(workdir: pathlib.Path) -> int | None:
-    """Returns which process makes the directories of a checkpoint's arrays: None says to Orbax that this one does."""
-    return 0 if processes.first() or _copy(workdir) is None else None
-
-
 class Sending:
     """A future of Orbax: sends the files below a checkpoint's directory to the first process, and deletes them."""
 
-    def __init__(self, directory: pathlib.Path):
+    def __init__(self, directory: pathlib.Path, items: Sequence[str]):
+        """Makes the directories of these trees, for which Orbax waits: it makes those of the first process."""
         self._directory = directory
+        self._copy = None if processes.first() else _copy(directory.parents[1])
+        for item in items if self._copy else ():
+            (directory / f'{item}.orbax-checkpoint-tmp' / 'array_metadatas').mkdir(parents=True)
 
     def result(self, timeout: float | None = None) -> None:
         """Returns once all are on the store, however long it takes; Orbax has the first process wait for it."""
-        if not processes.first() and (copy := _copy(self._directory.parents[1])):
-            for file in self._directory.rglob('*'):
-                if file.is_file():
-                    name = file.relative_to(self._directory).as_posix()
-                    copy.store.write(_box(self._directory) + name, file.read_bytes())
+        if self._copy:
+            for file in filter(pathlib.Path.is_file, self._directory.rglob('*')):
+                name = file.relative_to(self._directory).as_posix()
+                self._copy.store.write(_box(self._directory) + name, file.read_bytes())
             shutil.rmtree(self._directory)
 
-    def cancel(self) -> Any:
+    def cancel(self) -> None:
         """Does nothing: what is sent does not count by itself."""
 
 
