@@ -8,9 +8,10 @@ import shutil
 import signal
 
 import pytest
-import tensorstore
 
+import emulated
 import halting
+from emulated import files, write
 from resuming import STEPS, arguments, arrays, begin, end
 from tformer import __main__ as command_line
 from tformer.data import stores
@@ -21,21 +22,7 @@ from whole_runs import numbers, scores
 
 @pytest.fixture
 def store() -> stores.Store:
-    """A store in the memory of this process, by the same calls."""
-    made = stores.Store.__new__(stores.Store)
-    made.url, made._store = 's3://bucket/run', tensorstore.KvStore.open({'driver': 'memory'}).result()
-    return made
-
-
-def files(place: pathlib.Path) -> dict[str, str]:
-    return {path.relative_to(place).as_posix(): path.read_text() for path in place.rglob('*') if path.is_file()}
-
-
-def write(place: pathlib.Path, **contents: str) -> None:
-    for name, content in contents.items():
-        file = place / name.replace('__', '/')
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(content)
+    return emulated.memory()
 
 
 def save(place: pathlib.Path, step: int) -> None:
@@ -139,25 +126,6 @@ def test_checkpoints_that_replace_each_other_while_they_are_written_leave_one(st
     assert complete(store) == {next(steps) - 1} and not any('/1/' in name for name in store.names())
 
 
-def test_a_copy_follows_and_has_the_arrays_that_it_asks_for(store, tmp_path):
-    first, here, there = stores.Copy(store, tmp_path / 'here', owns=True), tmp_path / 'here', tmp_path / 'there'
-    save(here, 1)
-    write(here, result='1', profile__0='mine')
-    first.push()
-    other = stores.Copy(store, there, owns=False, arrays=False)
-    assert files(there) == {name: x for name, x in files(here).items() if '/variables/' not in name}
-    write(there, profile__1='part')
-    other.push()
-    write(there, profile__1='the whole')
-    save(here, 2)
-    write(here, result='2')
-    first.push()
-    other.pull(2)
-    other.push()
-    assert files(there) == {**files(here), 'profile/1': 'the whole'}
-    assert store.read('profile/1')[0] == b'the whole'
-
-
 def test_a_directory_is_owned_by_one_process_that_lives(store, monkeypatch):
     now = [0.0]
     first = None
@@ -216,21 +184,8 @@ def test_a_url_that_became_a_path_makes_no_directory(tmp_path, monkeypatch):
 @pytest.fixture(scope='module')
 def emulator():
     """The environment of a server of S3 on loopback, with a bucket."""
-    server = pytest.importorskip('moto.server', reason="pip install -e '.[store-test]'")
-    threaded = server.ThreadedMotoServer('127.0.0.1', 0, verbose=False)
-    threaded.start()
-    environment = {
-        'AWS_ENDPOINT_URL': f'http://127.0.0.1:{threaded.get_host_and_port()[1]}', 'AWS_REGION': 'us-east-1',
-        'AWS_ACCESS_KEY_ID': 'x', 'AWS_SECRET_ACCESS_KEY': 'x',
-    }  # fmt: skip
-    import boto3
-
-    boto3.client(
-        's3', endpoint_url=environment['AWS_ENDPOINT_URL'], region_name='us-east-1', aws_access_key_id='x',
-        aws_secret_access_key='x',
-    ).create_bucket(Bucket='some-bucket')  # fmt: skip
-    yield environment
-    threaded.stop()
+    with emulated.s3() as environment:
+        yield environment
 
 
 @pytest.mark.signals
@@ -261,48 +216,6 @@ def test_a_run_on_a_store_that_is_killed_and_resumed_is_the_local_one(tmp_path, 
     command_line.main(['tformer', 'generate', f'--workdir={url}', '--config.decode.max_len=8', 'a'])
     command_line.main(['tformer', 'report', 's3://some-bucket/runs'])
     assert {'report.md', 'report.html'} <= {*stores.Store('s3://some-bucket/runs').names()}
-
-
-@pytest.mark.signals
-@pytest.mark.slow
-@pytest.mark.parametrize(('moment', 'call', 'number'), [('a step', 5, 1), ('an object', 25, 1), ('a save', 3, 0)])
-def test_processes_with_copies_of_their_own_are_killed_and_resume(
-    tmp_path, emulator, monkeypatch, unbroken, moment, call, number
-):
-    """The first process dies when it has received the arrays of all, the other one also while it sends them."""
-    for name, value in emulator.items():
-        monkeypatch.setenv(name, value)
-    command, whole = unbroken
-    url, soon = f's3://some-bucket/together/{number}{call}', functools.partial(halting.store_soon, emulator)
-    lives = begin(tmp_path, command, url, 2, before=functools.partial(soon, moment, call, number), victim=None)
-    assert lives[number].wait() == -signal.SIGKILL, lives[number].said[-3000:]
-    assert lives[1 - number].wait() != 0
-    store = stores.Store(url)
-    assert any(name.endswith(stores.DIGESTS) and '/' in name for name in store.names())
-    assert f'checkpoints/{STEPS}/{stores.DIGESTS}' not in store.names()
-    lives = begin(tmp_path, command, url, 2, before=soon, victim=None)
-    lives[0].wait_for(lambda: 'resumed at step' in lives[0].said)
-    second = begin(tmp_path, command, url, 2, before=soon, victim=None)
-    codes = [life.wait() for life in second]  # the first ones may have ended before these looked
-    end(lives)
-    assert 'resumed at step' in lives[0].said
-    assert codes == [0, 0] or (codes[0] == 2 and f'tformer: {url} is in use by process' in second[0].said)
-    with stores.local(url, owns=False) as place:
-        assert checkpoint.steps(whole) == checkpoint.steps(pathlib.Path(place))
-        assert arrays(whole, STEPS) == arrays(pathlib.Path(place), STEPS)
-        assert numbers(whole) == numbers(pathlib.Path(place)) and scores(whole) == scores(pathlib.Path(place))
-    assert not any(name == stores.LEASE or '.partial/' in name for name in store.names())
-    end(begin(tmp_path, ['evaluate', '--split=valid'], url, 2, before=soon, victim=None))
-    assert {'test', 'valid'} < json.loads(store.read('result.json')[0]).keys()
-
-
-@pytest.fixture(scope='module')
-def unbroken(tmp_path_factory):
-    """The command of a run whose parameters two processes share, and the workdir of one on a local disk."""
-    place = tmp_path_factory.mktemp('unbroken')
-    command = arguments(place, 'decoder', '--config.mesh.data=1', '--config.mesh.fsdp=2')
-    end(begin(place, command, place / 'run', 2))
-    return command, place / 'run'
 
 
 def test_the_emulator_holds_files_of_data_and_says_what_is_missing(tmp_path, emulator, monkeypatch):

@@ -9,6 +9,7 @@ So the store sees what it sees of a single process, and what holds for its kills
 """
 
 import contextlib
+import json
 import pathlib
 import re
 import secrets
@@ -20,6 +21,7 @@ import jax
 
 from tformer.data import stores
 from tformer.distributed import processes
+from tformer.errors import UserError
 
 T = TypeVar('T')
 
@@ -91,9 +93,12 @@ class Sending:
     def result(self, timeout: float | None = None) -> None:
         """Returns once all are on the store, however long it takes; Orbax has the first process wait for it."""
         if self._copy:
-            for file in filter(pathlib.Path.is_file, self._directory.rglob('*')):
-                name = file.relative_to(self._directory).as_posix()
-                self._copy.store.write(_box(self._directory) + name, file.read_bytes())
+            store, box = self._copy.store, _box(self._directory)
+            files = list(filter(pathlib.Path.is_file, self._directory.rglob('*')))
+            names = [file.relative_to(self._directory).as_posix() for file in files]
+            for name, file in zip(names, files, strict=True):
+                store.write(box + name, file.read_bytes())
+            store.write(f'{box}{jax.process_index()}', json.dumps(names).encode())
             shutil.rmtree(self._directory)
 
     def cancel(self) -> None:
@@ -101,16 +106,26 @@ class Sending:
 
 
 def receive(directory: pathlib.Path) -> None:
-    """Fetches what the other processes have sent of a checkpoint to its directory of the first one."""
+    """Fetches what the other processes have sent of a checkpoint to its directory of the first one.
+
+    Raises:
+      UserError: some of it is gone, as another life of the run that has taken the workdir over deletes it.
+    """
     if (copy := _copy(directory.parents[1])) is None:
         return
     box = _box(directory)
-    for name in copy.store.names():
-        if name.startswith(box):
-            file = directory / name.removeprefix(box)
-            if not file.exists():
-                stores.fetch(copy.store, name, file)
-            copy.store.write(name, None)
+
+    def taken(name: str) -> bytes:
+        content, _ = copy.store.read(box + name)
+        if content is None:
+            raise UserError(f'{copy.store.url}/{box}{name}, which another process has sent, is gone')
+        copy.store.write(box + name, None)
+        return content
+
+    for number in range(1, jax.process_count()):
+        for name in json.loads(taken(str(number))):
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            (directory / name).write_bytes(taken(name))
 
 
 def _copy(workdir: pathlib.Path) -> stores.Copy | None:
