@@ -105,7 +105,8 @@ def complete(store: stores.Store) -> set[int]:
 
 @pytest.mark.parametrize('faster', [1, 2, 3])
 def test_checkpoints_that_replace_each_other_while_they_are_written_leave_one(store, tmp_path, monkeypatch, faster):
-    """So many are saved, and the one before each is removed, between two objects that are written or deleted."""
+    """So many are saved, and the one before each is removed, between two objects or two directories that are listed."""
+    walk = stores.os.walk
     copy, real, steps = stores.Copy(store, tmp_path, owns=True), store.write, itertools.count(2)
     save(tmp_path, 1)
     copy.push()
@@ -113,15 +114,24 @@ def test_checkpoints_that_replace_each_other_while_they_are_written_leave_one(st
     def hurried(*given):
         found = real(*given)
         assert complete(store)
-        for step in itertools.islice(steps, faster):
-            save(tmp_path, step)
+        save_more()
         return found
 
+    def walking(*given, **named):
+        for each in walk(*given, **named):
+            yield each
+            save_more()
+
+    def save_more():
+        for step in itertools.islice(steps, faster):
+            save(tmp_path, step)
+
     monkeypatch.setattr(store, 'write', hurried)
+    monkeypatch.setattr(stores.os, 'walk', walking)
     save(tmp_path, next(steps))
     for _ in range(5):
         copy.push()
-    monkeypatch.setattr(store, 'write', real)
+    monkeypatch.undo()
     copy.push()
     assert complete(store) == {next(steps) - 1} and not any('/1/' in name for name in store.names())
 

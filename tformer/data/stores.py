@@ -165,25 +165,31 @@ class Copy:
             return None
         return found.st_size, found.st_mtime_ns
 
-    def _files(self) -> list[str]:
-        """Returns the names of the files here in the order in which they are written.
+    def _files(self) -> tuple[list[str], bool]:
+        """Returns (the names of the files here in the order in which they are written, whether no directory was deleted
+        while they were listed).
 
         Checkpoints are listed first, so that the files that are written before them are as new as they are.
         """
-        arrays = [path for path in self._place.rglob('checkpoints/**/*') if path.is_file()]
-        others = [path for path in self._place.rglob('*') if path.is_file() and 'checkpoints' not in path.parts]
-        found = [(path, path.relative_to(self._place)) for path in (*others, *arrays)]
-        found = [(path, name) for path, name in found if not PASSING.search(name.as_posix())]
-        ordered = sorted(found, key=lambda each: ('checkpoints' in each[1].parts, each[0].name == DIGESTS))
-        return [name.as_posix() for _, name in ordered]
+        faults: list[OSError] = []
+
+        def listed(of_checkpoints: bool) -> list[pathlib.Path]:
+            walked = os.walk(self._place, onerror=faults.append)
+            found = [pathlib.Path(where, name).relative_to(self._place) for where, _, files in walked for name in files]
+            found = [path for path in found if not PASSING.search(path.as_posix())]
+            return [path for path in found if ('checkpoints' in path.parts) == of_checkpoints]
+
+        found = [*listed(True), *listed(False)]
+        ordered = sorted(found, key=lambda path: ('checkpoints' in path.parts, path.name == DIGESTS))
+        return [path.as_posix() for path in ordered], not faults
 
     def push(self) -> None:
         """Writes the files that have changed, then deletes those that were gone before, unless another has gone since:
         a newer checkpoint, which is not on the store, may have replaced both."""
         with self._lock:
             gone = [name for name in self._known if self._owns and self._state(name) is None]
-            whole = True
-            for name in self._files():
+            names, whole = self._files()
+            for name in names:
                 state = self._state(name)
                 try:
                     if state is not None and self._known.get(name) != state:
@@ -225,7 +231,7 @@ def local(url: str, owns: bool, arrays: bool = True) -> Iterator[str]:
 
     def repeat(seconds: float, act: Any) -> None:
         while not ends.wait(seconds):
-            with contextlib.suppress(UserError):  # the last one, at the end, reports it
+            with contextlib.suppress(UserError, OSError):  # the last one, at the end, reports it
                 act()
 
     threads = [threading.Thread(target=repeat, args=(PUSH_SECONDS, copy.push), daemon=True)]
