@@ -111,26 +111,33 @@ def main(argv: Sequence[str]) -> None:
     command, arguments, overrides, flags = parse(argv)
     absl_flags.FLAGS.mark_as_parsed()
     remote = 'workdir' in command.flags and stores.is_url(flags.workdir)
-    if remote and command.processes and flags.coordinator is not None:
+    several = command.processes and flags.coordinator is not None
+    if remote and several and command not in (commands.COMMANDS['train'], commands.COMMANDS['evaluate']):
         raise errors.UserError(f'--workdir={flags.workdir}: several processes need a directory that all share')
     allocator.keep_memory()
-    if command.processes and flags.coordinator is not None:
+    if several:
         from tformer.distributed import processes
 
         preemptible = command is commands.COMMANDS['train']
         processes.join(flags.coordinator, flags.num_processes, flags.process_id, preemptible=preemptible)
     with contextlib.ExitStack() as contexts:
         if command.arguments in ('DIR', 'WORKDIR'):
-            arguments = [_local(contexts, command, argument) for argument in arguments]
+            arguments = [_local(contexts, command, argument, False) for argument in arguments]
         if remote:
-            flags['workdir'].value = _local(contexts, command, flags.workdir)
+            flags['workdir'].value = _local(contexts, command, flags.workdir, several)
         command.run(arguments, overrides, flags)
 
 
-def _local(contexts: contextlib.ExitStack, command: commands.Command, path: str) -> str:
+def _local(contexts: contextlib.ExitStack, command: commands.Command, path: str, several: bool) -> str:
     """Returns a path, and of a workdir on an object store that of its local copy."""
+    if not stores.is_url(path):
+        return path
     owns = command in (commands.COMMANDS['train'], commands.COMMANDS['sweep'])
-    return contexts.enter_context(stores.local(path, owns)) if stores.is_url(path) else path
+    if several:
+        from tformer.training import copies
+
+        return contexts.enter_context(copies.local(path, owns))
+    return contexts.enter_context(stores.local(path, owns))
 
 
 def run() -> None:

@@ -8,9 +8,10 @@ import shutil
 import signal
 
 import pytest
-import tensorstore
 
+import emulated
 import halting
+from emulated import files, write
 from resuming import STEPS, arguments, arrays, begin, end
 from tformer import __main__ as command_line
 from tformer.data import stores
@@ -21,21 +22,7 @@ from whole_runs import numbers, scores
 
 @pytest.fixture
 def store() -> stores.Store:
-    """A store in the memory of this process, by the same calls."""
-    made = stores.Store.__new__(stores.Store)
-    made.url, made._store = 's3://bucket/run', tensorstore.KvStore.open({'driver': 'memory'}).result()
-    return made
-
-
-def files(place: pathlib.Path) -> dict[str, str]:
-    return {path.relative_to(place).as_posix(): path.read_text() for path in place.rglob('*') if path.is_file()}
-
-
-def write(place: pathlib.Path, **contents: str) -> None:
-    for name, content in contents.items():
-        file = place / name.replace('__', '/')
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(content)
+    return emulated.memory()
 
 
 def save(place: pathlib.Path, step: int) -> None:
@@ -110,6 +97,45 @@ def test_a_kill_between_any_two_objects_leaves_a_checkpoint_with_its_rows(store,
     assert seen == {0, 1, 2, 3}
 
 
+def complete(store: stores.Store) -> set[int]:
+    """The steps whose checkpoints are whole on a store."""
+    found = {name: int(name.split('/')[1]) for name in store.names() if name.startswith('checkpoints/')}
+    return {step for step in found.values() if [*found.values()].count(step) == 3}
+
+
+@pytest.mark.parametrize('faster', [1, 2, 3])
+def test_checkpoints_that_replace_each_other_while_they_are_written_leave_one(store, tmp_path, monkeypatch, faster):
+    """So many are saved, and the one before each is removed, between two objects or two directories that are listed."""
+    walk = stores.os.walk
+    copy, real, steps = stores.Copy(store, tmp_path, owns=True), store.write, itertools.count(2)
+    save(tmp_path, 1)
+    copy.push()
+
+    def hurried(*given):
+        found = real(*given)
+        assert complete(store)
+        save_more()
+        return found
+
+    def walking(*given, **named):
+        for each in walk(*given, **named):
+            yield each
+            save_more()
+
+    def save_more():
+        for step in itertools.islice(steps, faster):
+            save(tmp_path, step)
+
+    monkeypatch.setattr(store, 'write', hurried)
+    monkeypatch.setattr(stores.os, 'walk', walking)
+    save(tmp_path, next(steps))
+    for _ in range(5):
+        copy.push()
+    monkeypatch.undo()
+    copy.push()
+    assert complete(store) == {next(steps) - 1} and not any('/1/' in name for name in store.names())
+
+
 def test_a_directory_is_owned_by_one_process_that_lives(store, monkeypatch):
     now = [0.0]
     first = None
@@ -146,7 +172,7 @@ def test_a_store_that_fails_is_one_line(monkeypatch):
     with pytest.raises(UserError, match=r'^s3://b: .*Invalid S3 bucket name'):
         stores.Store('s3://b')
     with pytest.raises(UserError, match='--workdir=gs://some-bucket/run: several processes need a directory that all'):
-        command_line.main(['tformer', 'train', '--workdir=gs://some-bucket/run', '--coordinator=x:1'])
+        command_line.main(['tformer', 'generate', '--workdir=gs://some-bucket/run', '--coordinator=x:1'])
 
 
 def test_a_url_that_became_a_path_makes_no_directory(tmp_path, monkeypatch):
@@ -168,21 +194,8 @@ def test_a_url_that_became_a_path_makes_no_directory(tmp_path, monkeypatch):
 @pytest.fixture(scope='module')
 def emulator():
     """The environment of a server of S3 on loopback, with a bucket."""
-    server = pytest.importorskip('moto.server', reason="pip install -e '.[store-test]'")
-    threaded = server.ThreadedMotoServer('127.0.0.1', 0, verbose=False)
-    threaded.start()
-    environment = {
-        'AWS_ENDPOINT_URL': f'http://127.0.0.1:{threaded.get_host_and_port()[1]}', 'AWS_REGION': 'us-east-1',
-        'AWS_ACCESS_KEY_ID': 'x', 'AWS_SECRET_ACCESS_KEY': 'x',
-    }  # fmt: skip
-    import boto3
-
-    boto3.client(
-        's3', endpoint_url=environment['AWS_ENDPOINT_URL'], region_name='us-east-1', aws_access_key_id='x',
-        aws_secret_access_key='x',
-    ).create_bucket(Bucket='some-bucket')  # fmt: skip
-    yield environment
-    threaded.stop()
+    with emulated.s3() as environment:
+        yield environment
 
 
 @pytest.mark.signals
@@ -193,7 +206,7 @@ def test_a_run_on_a_store_that_is_killed_and_resumed_is_the_local_one(tmp_path, 
     url, soon = 's3://some-bucket/runs/one', functools.partial(halting.store_soon, emulator)
     command = arguments(tmp_path, 'decoder', '--config.evaluate.samples=0')
     end(begin(tmp_path, command, tmp_path / 'whole'))
-    (life,) = begin(tmp_path, command, url, before=functools.partial(soon, 5))
+    (life,) = begin(tmp_path, command, url, before=functools.partial(soon, 'a step', 5))
     assert life.wait() == -signal.SIGKILL, life.said[-3000:]
     assert any(name.endswith(stores.DIGESTS) for name in stores.Store(url).names())
     (life,) = begin(tmp_path, command, url, before=soon)

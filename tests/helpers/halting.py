@@ -59,6 +59,7 @@ MOMENTS: dict[str, tuple[Any, str, Callable[..., None]]] = {
     'a line': (writers.MetricWriter, 'write', write_half),
     'an evaluation': (recorder.RunRecorder, 'evaluate', die),
     'a row': (kept.Kept, 'add', die),  # of the outputs of a command
+    'an object': (stores.Store, 'write', die),
 }
 
 
@@ -131,18 +132,20 @@ def late_after(steps: int) -> None:
     once(owner, name, max(steps, 1), lambda *_: clock.update(now=3600.0))
 
 
-def store_soon(environment: dict[str, str], step: int | None = None) -> None:
-    """Uses a store by an environment, quickly; dies at a step once all that was saved before is on the store."""
+def store_soon(environment: dict[str, str], moment: str | None = None, call: int = 1, number: int = 0) -> None:
+    """Uses a store by an environment, quickly; process `number` dies at a moment once a checkpoint is on the store."""
     os.environ |= environment
     stores.PUSH_SECONDS = stores.BEAT_SECONDS = stores.SETTLE_SECONDS = 0.1
     stores.LEASE_SECONDS = 5.0
     copies: list[stores.Copy] = []
-    once(stores.Copy, '_files', 1, copies.append)
+    once(stores.Copy, 'pull', 1, copies.append)
 
     def die_pushed(*_: object) -> None:
-        while not any(name.endswith(stores.DIGESTS) and '/' in name for name in copies[0]._known):
-            time.sleep(0.1)
-        die()
+        if jax.process_index() == number:
+            while not any(name.endswith(stores.DIGESTS) and '/' in name for name in copies[0].store.names()):
+                time.sleep(0.1)
+            die()
 
-    if step is not None:
-        once(members.Group, 'add_metrics', step, die_pushed)
+    if moment is not None:
+        owner, name, _ = MOMENTS[moment]
+        once(owner, name, call, die_pushed)

@@ -32,6 +32,7 @@ SETTLE_SECONDS = 1.0  # after which a new lease is read back: S3's conditional w
 TIMEOUT = 60.0  # seconds for one object's request, with its retries
 LEASE, DIGESTS = 'lock', 'digests.json'
 PASSING = re.compile(r'\.tmp$|\.partial\b|\.deleted\b|orbax-checkpoint-tmp|(^|/)lock$')  # names that are not copied
+ARRAYS = re.compile(r'(^|/)checkpoints/(\d+)/(variables|training)/')
 
 
 def is_url(text: object) -> bool:
@@ -75,9 +76,9 @@ class Store:
         """Returns the names of all objects."""
         return [name.decode() for name in self._result(lambda: self._store.list()) if not name.endswith(b'/')]
 
-    def read(self, name: str) -> tuple[bytes | None, bytes]:
-        """Returns (the content, its generation); the content is None where there is no object."""
-        found = self._result(lambda: self._store.read(name))
+    def read(self, name: str, unlike: bytes | None = None) -> tuple[bytes | None, bytes]:
+        """Returns (the content, its generation); the content is None where there is no object, or none but `unlike`."""
+        found = self._result(lambda: self._store.read(name, if_not_equal=unlike))
         return (bytes(found.value) if found.state == 'value' else None), bytes(found.stamp.generation)
 
     def write(self, name: str, content: bytes | None, only: bytes | None = None) -> bytes:
@@ -126,19 +127,36 @@ class Lease:
 
 
 class Copy:
-    """A directory of a store and its local copy."""
+    """A directory of a store and its local copy. Its methods exclude each other, in whatever thread."""
 
-    def __init__(self, store: Store, place: pathlib.Path, owns: bool):
-        """Fetches all files, without incomplete checkpoints; with `owns` what is deleted here is deleted there."""
-        self._store, self._place, self._owns = store, place, owns
-        names = [name for name in store.names() if not PASSING.search(name)]
-        for name in names:
-            fetch(store, name, place / name)
-        self._known: dict[str, tuple[int, int] | None] = dict.fromkeys(names)
-        for partial in place.rglob('checkpoints/*'):
-            if partial.is_dir() and not (partial / DIGESTS).is_file():
-                shutil.rmtree(partial)
-        self._known |= {name: self._state(name) for name in names}
+    def __init__(self, store: Store, place: pathlib.Path, owns: bool, arrays: bool = True):
+        """Fetches all files, without incomplete checkpoints; with `owns` what is deleted here is deleted there.
+
+        Without `arrays` those of checkpoints are left out until they are pulled.
+        """
+        self.store, self._place, self._owns, self._arrays = store, place, owns, arrays
+        self._lock = threading.Lock()
+        self._known: dict[str, tuple[int, int] | None] = {}  # the files here as they are on the store
+        self._generations: dict[str, bytes] = {}
+        self.pull()
+
+    def pull(self, step: int | None = None) -> None:
+        """Fetches what differs on the store, with the arrays of the checkpoint at `step`, and deletes what is gone."""
+        with self._lock:
+            names = [name for name in self.store.names() if not PASSING.search(name)]
+            for name in names:
+                if self._arrays or not (found := ARRAYS.search(name)) or found[2] == str(step):
+                    unlike = self._generations.get(name) if self._state(name) else None
+                    self._generations[name] = fetch(self.store, name, self._place / name, unlike)
+                    if self._generations[name] != unlike:
+                        self._known[name] = self._state(name)
+            for name in self._known.keys() - set(names):
+                (self._place / name).unlink(missing_ok=True)
+                del self._known[name]
+                self._generations.pop(name, None)
+            for partial in self._place.rglob('checkpoints/*'):
+                if partial.is_dir() and not PASSING.search(partial.name) and not (partial / DIGESTS).is_file():
+                    shutil.rmtree(partial)
 
     def _state(self, name: str) -> tuple[int, int] | None:
         try:
@@ -147,44 +165,61 @@ class Copy:
             return None
         return found.st_size, found.st_mtime_ns
 
-    def _files(self) -> list[str]:
-        """Returns the names of the files here in the order in which they are written.
+    def _files(self) -> tuple[list[str], bool]:
+        """Returns (the names of the files here in the order in which they are written, whether no directory was deleted
+        while they were listed).
 
         Checkpoints are listed first, so that the files that are written before them are as new as they are.
         """
-        arrays = [path for path in self._place.rglob('checkpoints/**/*') if path.is_file()]
-        others = [path for path in self._place.rglob('*') if path.is_file() and 'checkpoints' not in path.parts]
-        found = [(path, path.relative_to(self._place)) for path in (*others, *arrays)]
-        found = [(path, name) for path, name in found if not PASSING.search(name.as_posix())]
-        ordered = sorted(found, key=lambda each: ('checkpoints' in each[1].parts, each[0].name == DIGESTS))
-        return [name.as_posix() for _, name in ordered]
+        faults: list[OSError] = []
+
+        def listed(of_checkpoints: bool) -> list[pathlib.Path]:
+            walked = os.walk(self._place, onerror=faults.append)
+            found = [pathlib.Path(where, name).relative_to(self._place) for where, _, files in walked for name in files]
+            found = [path for path in found if not PASSING.search(path.as_posix())]
+            return [path for path in found if ('checkpoints' in path.parts) == of_checkpoints]
+
+        found = [*listed(True), *listed(False)]
+        ordered = sorted(found, key=lambda path: ('checkpoints' in path.parts, path.name == DIGESTS))
+        return [path.as_posix() for path in ordered], not faults
 
     def push(self) -> None:
-        """Writes the files that have changed, then deletes those that are gone."""
-        for name in self._files():
-            if (state := self._state(name)) is not None and self._known.get(name) != state:
-                with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
-                    self._store.write(name, (self._place / name).read_bytes())
-                    self._known[name] = state
-        gone = [name for name in self._known if self._owns and self._state(name) is None]
-        for name in sorted(gone, key=lambda name: not name.endswith(DIGESTS)):
-            self._store.write(name, None)
-            del self._known[name]
+        """Writes the files that have changed, then deletes those that were gone before, unless another has gone since:
+        a newer checkpoint, which is not on the store, may have replaced both."""
+        with self._lock:
+            gone = [name for name in self._known if self._owns and self._state(name) is None]
+            names, whole = self._files()
+            for name in names:
+                state = self._state(name)
+                try:
+                    if state is not None and self._known.get(name) != state:
+                        self._generations[name] = self.store.write(name, (self._place / name).read_bytes())
+                        self._known[name] = state
+                except FileNotFoundError:
+                    state = None
+                whole = whole and state is not None
+            for name in sorted(gone if whole else (), key=lambda name: not name.endswith(DIGESTS)):
+                self.store.write(name, None)
+                del self._known[name]
 
 
-def fetch(store: Store, name: str, file: pathlib.Path) -> None:
-    """Writes an object to a local file."""
-    content, _ = store.read(name)
+COPIES: dict[str, Copy] = {}  # those that there are, by their places
+
+
+def fetch(store: Store, name: str, file: pathlib.Path, unlike: bytes | None = None) -> bytes:
+    """Writes an object to a local file, unless it is of the generation `unlike`. Returns its generation."""
+    content, generation = store.read(name, unlike)
     if content is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(content)
+    return generation
 
 
 @contextlib.contextmanager
-def local(url: str, owns: bool) -> Iterator[str]:
+def local(url: str, owns: bool, arrays: bool = True) -> Iterator[str]:
     """Gives a local copy of a directory on a store; what the block writes is written to the store, last at its end.
 
-    Only a block that `owns` it deletes there, and no other process may own it meanwhile.
+    Only a block that `owns` it deletes there, and no other process may own it meanwhile. `arrays` as in `Copy`.
 
     Raises:
       UserError: the store cannot be used, or another process owns the directory.
@@ -192,11 +227,11 @@ def local(url: str, owns: bool) -> Iterator[str]:
     store = Store(url)
     lease = Lease(store) if owns else None
     place, ends, failed = pathlib.Path(tempfile.mkdtemp(prefix='tformer-')), threading.Event(), False
-    copy = Copy(store, place, owns)
+    copy = COPIES[str(place)] = Copy(store, place, owns, arrays)
 
     def repeat(seconds: float, act: Any) -> None:
         while not ends.wait(seconds):
-            with contextlib.suppress(UserError):  # the last one, at the end, reports it
+            with contextlib.suppress(UserError, OSError):  # the last one, at the end, reports it
                 act()
 
     threads = [threading.Thread(target=repeat, args=(PUSH_SECONDS, copy.push), daemon=True)]
@@ -216,6 +251,7 @@ def local(url: str, owns: bool) -> Iterator[str]:
         except UserError as error:
             failed = True
             print(f'tformer: {error}; what could not be written is in {place}', file=sys.stderr, flush=True)
+        del COPIES[str(place)]
         if lease is not None:
             threads[1].join()
             lease.end()

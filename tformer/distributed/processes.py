@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,8 +16,6 @@ from jax.experimental import multihost_utils
 
 from tformer.config import hashing
 from tformer.errors import UserError, nearest
-
-T = TypeVar('T')
 
 AUTO = 'auto'  # value of --coordinator: jax asks the scheduler
 MEETING_SECONDS = 600  # all processes must join within this time
@@ -143,16 +141,6 @@ def leave(code: int) -> None:
 def first() -> bool:
     """Returns whether this is the first process, the one that writes and prints."""
     return jax.process_index() == 0
-
-
-def after_first(make: Callable[[], T], find: Callable[[], T]) -> T:
-    """Returns make() in the first process; after it, find() in the others, which write nothing."""
-    if first():
-        made = make()
-        meet('made')
-        return made
-    meet('made')
-    return find()
 
 
 def same_number(number: Callable[[], int]) -> int:

@@ -21,7 +21,7 @@ from tformer.distributed import processes
 from tformer.errors import UserError
 from tformer.evaluation import metrics
 from tformer.optim import renamed_paths
-from tformer.training import digests
+from tformer.training import copies, digests
 from tformer.training.state import TrainState, evaluation_variables
 
 ARRAYS = ('variables', 'training')  # the trees of arrays in a checkpoint
@@ -141,6 +141,7 @@ def restore(workdir: pathlib.Path, step: int, state: TrainState) -> TrainState:
     Raises:
       UserError: the checkpoint has arrays of other names or shapes.
     """
+    copies.follow(workdir, step)
     target = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), checkpoint_items(state)
     )
@@ -171,6 +172,7 @@ def _shapes(workdir: pathlib.Path, step: int) -> dict[str, Any]:
 
 def _variables(workdir: pathlib.Path, step: int, shardings: Any = None) -> dict[str, Any]:
     """Returns the variables of a checkpoint, placed by `shardings`, or where those lack it on the first device."""
+    copies.follow(workdir, step)
     if damage := digests.find_corruption(directory(workdir, step)):
         raise UserError(f'checkpoint {step} is damaged: {damage}')
     shapes = renamed_paths.rename(_shapes(workdir, step), renamed_paths.RENAMED)

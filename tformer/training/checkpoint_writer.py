@@ -15,17 +15,24 @@ import orbax.checkpoint as ocp
 from tformer import atomic
 from tformer.distributed import processes
 from tformer.errors import UserError
-from tformer.training import checkpoint, digests
+from tformer.training import checkpoint, copies, digests
 from tformer.training.state import TrainState
 
 
 class _Handler(ocp.CompositeCheckpointHandler):
     """Adds the digests once all files are written; only then does the directory get its final name."""
 
+    async def async_save(self, directory: Any, args: Any) -> list[Any]:
+        sending = copies.Sending(pathlib.Path(os.fspath(directory)), checkpoint.ARRAYS)
+        return [*(await super().async_save(directory, args) or ()), sending]  # Orbax waits in this order
+
     def finalize(self, directory: Any) -> None:
+        place = pathlib.Path(os.fspath(directory))
+        if processes.first():
+            copies.receive(place)
         super().finalize(directory)
         if processes.first():
-            digests.write(pathlib.Path(os.fspath(directory)))
+            digests.write(place)
 
 
 @ocp.args.register_with_handler(_Handler, for_save=True, for_restore=True)

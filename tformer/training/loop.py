@@ -15,7 +15,7 @@ from tformer.distributed import processes, sharding
 from tformer.errors import Stopped, UserError
 from tformer.evaluation import scorer
 from tformer.optim import freezing
-from tformer.training import checkpoint, setup, workdir, writers
+from tformer.training import checkpoint, copies, setup, workdir, writers
 from tformer.training.members import Group
 from tformer.training.program import Program, check_memory, make_program
 from tformer.training.recorder import RunRecorder
@@ -67,6 +67,7 @@ def train(
 
         # ------------------------------------------------------------------------------------- checkpoint and data
         last = processes.same_number(lambda: checkpoint.latest_valid(directory) or 0) or None
+        copies.follow(directory)
         previous = None if last is None else checkpoint.read_metadata(directory, last)
         data = setup.load_data(config, directory, mesh, previous, may_differ)
         if processes.first():

@@ -13,7 +13,7 @@ import numpy as np
 from tformer.config import Config
 from tformer.distributed import processes
 from tformer.evaluation import means, scorer
-from tformer.training import checkpoint, checkpoint_writer, setup, wall_time, writers
+from tformer.training import checkpoint, checkpoint_writer, copies, setup, wall_time, writers
 from tformer.training.state import TrainState, evaluation_variables
 
 # The scores of train steps that are written.
@@ -142,6 +142,7 @@ class RunRecorder:
     def end(self, step: int, skipped: int) -> None:
         """Ends the run after `step`. It has failed if all its steps are among the last ones, which were `skipped`."""
         self.checkpoints.wait()
+        copies.follow(self.directory)
         if 0 < step <= skipped:
             self.error = f'no step changed the parameters: {self._save_skipped_batch(step, skipped)}'
 

@@ -24,7 +24,7 @@ from tformer.evaluation import scorer
 from tformer.layers import kernel_choice
 from tformer.layers.resolved import with_resolved_model
 from tformer.optim.hyperparameters import Hyperparameters
-from tformer.training import checkpoint, pretrained, teacher, workdir
+from tformer.training import checkpoint, copies, pretrained, teacher, workdir
 from tformer.training.program import Program
 from tformer.training.state import TrainState, variables
 
@@ -105,7 +105,8 @@ def load_data(
     choose(dict.fromkeys(names), config.train.best_metric, 'train.best_metric')
     began = None if before is None else config_lib.from_dict(before['config'])
     records = mixture.load(config, 'train')
-    tokens = processes.after_first(
+    tokens = copies.after_first(
+        home,
         make=lambda: (
             workdir.load_tokenizers(home) if before is not None else workdir.make_tokenizers(home, config, records)
         ),
