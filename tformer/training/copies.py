@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import jax
+import orbax.checkpoint as ocp
 
 from tformer.data import stores
 from tformer.distributed import processes
@@ -26,6 +27,8 @@ from tformer.errors import UserError
 T = TypeVar('T')
 
 BOX = re.compile(r'\d+\.partial/')  # names of what is sent; `stores.PASSING` has them
+
+WAITING_SECONDS = 3600
 
 _boxes: dict[str, str] = {}  # place of a copy -> the beginning of the names of what this life sends
 
@@ -47,7 +50,7 @@ def local(url: str, owns: bool) -> Iterator[str]:
                 copy.push()  # deletes incomplete checkpoints
                 for name in filter(BOX.match, copy.store.names()):
                     copy.store.write(name, None)
-        processes.meet('the first copy')
+        _wait_for_the_first()
         if not processes.first():
             place = contexts.enter_context(stores.local(url, owns=False, arrays=False))
         _boxes[place] = f'{processes.same_number(lambda: secrets.randbits(31))}.partial'
@@ -56,6 +59,12 @@ def local(url: str, owns: bool) -> Iterator[str]:
         if processes.first():
             stores.COPIES[place].push()
         processes.meet('the last copy')
+
+
+def _wait_for_the_first() -> None:
+    """Waits for the lease and the copy of the first process; what joins processes by Gloo, waits for 30 s only."""
+    if jax.process_count() > 1:
+        ocp.multihost.get_barrier_sync_fn()(key='the first copy', timeout_ms=1000 * WAITING_SECONDS)
 
 
 def follow(workdir: pathlib.Path, step: int | None = None) -> None:
