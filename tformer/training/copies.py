@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import jax
+import orbax.checkpoint as ocp
 
 from tformer.data import stores
 from tformer.distributed import processes
@@ -26,6 +27,8 @@ from tformer.errors import UserError
 T = TypeVar('T')
 
 BOX = re.compile(r'\d+\.partial/')  # names of what is sent; `stores.PASSING` has them
+
+WAITING_SECONDS = 3600  # for the lease and the copies of all processes
 
 _boxes: dict[str, str] = {}  # place of a copy -> the beginning of the names of what this life sends
 
@@ -47,15 +50,22 @@ def local(url: str, owns: bool) -> Iterator[str]:
                 copy.push()  # deletes incomplete checkpoints
                 for name in filter(BOX.match, copy.store.names()):
                     copy.store.write(name, None)
-        processes.meet('the first copy')
+        _wait('the first copy')
         if not processes.first():
             place = contexts.enter_context(stores.local(url, owns=False, arrays=False))
+        _wait('all copies')
         _boxes[place] = f'{processes.same_number(lambda: secrets.randbits(31))}.partial'
         contexts.callback(_boxes.pop, place)
         yield place
         if processes.first():
             stores.COPIES[place].push()
         processes.meet('the last copy')
+
+
+def _wait(name: str) -> None:
+    """Waits for all processes, however long a lease or a copy takes: the first meeting by Gloo fails after 30 s."""
+    if jax.process_count() > 1:
+        ocp.multihost.get_barrier_sync_fn()(key=name, timeout_ms=1000 * WAITING_SECONDS)
 
 
 def follow(workdir: pathlib.Path, step: int | None = None) -> None:
