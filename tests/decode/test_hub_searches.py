@@ -65,7 +65,7 @@ def ours(name: str, reference: references.Reference, seed: int) -> dict[str, lis
 
 
 @pytest.mark.parametrize('name', CASES)
-@pytest.mark.slow_cases('gpt2')
+@pytest.mark.slow_cases('bart')
 def test_a_batch_of_unequal_prompts_gives_the_committed_tokens(name: str) -> None:
     found = ours(name, references.load(name), seed=0)
     assert found == WRITTEN[name]

@@ -375,6 +375,7 @@ def test_every_choice_has_its_bfloat16(case):
 
 
 @cases(ONCE, FEW[:3])
+@pytest.mark.slow_cases('encoder_decoder-1')
 def test_every_choice_is_the_same_on_eight_devices(case):
     """Two ways each of data, of parameters, and of heads and columns; a fourth row that does not count."""
     mesh, rules = sharding.make_mesh(config.Mesh(data=2, fsdp=2, tensor=2)), sharding.RULES['fsdp_tp']

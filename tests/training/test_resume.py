@@ -173,6 +173,7 @@ def test_before_the_first_step_a_signal_ends_the_run_with_nothing_saved(tmp_path
     assert 'received SIGTERM: exiting; there is nothing to save' in life.said and 'Traceback' not in life.said
 
 
+@pytest.mark.slow
 def test_a_time_limit_saves_and_ends_with_75(tmp_path: pathlib.Path) -> None:
     command, run = endless(tmp_path, '--config.train.max_minutes=1'), tmp_path / 'run'
     for steps, said in ((0, 'before the first step'), (2, 'after step 2 of 1,000,000, which is saved')):
