@@ -77,7 +77,8 @@ class Store:
         return [name.decode() for name in self._result(lambda: self._store.list()) if not name.endswith(b'/')]
 
     def read(self, name: str, unlike: bytes | None = None) -> tuple[bytes | None, bytes]:
-        """Returns (the content, its generation); the content is None where there is no object, or none but `unlike`."""
+        """Returns (the content, its generation). The content is None where there is no object, or where the reader has
+        it already: its generation is `unlike`."""
         found = self._result(lambda: self._store.read(name, if_not_equal=unlike))
         return (bytes(found.value) if found.state == 'value' else None), bytes(found.stamp.generation)
 
