@@ -53,8 +53,13 @@ def choose(table: Mapping[Any, T], key: object, field: str) -> T:
     raise UserError(f'{field}={key!r} is unknown{hint} (valid: {valid})')
 
 
+def machine_memory() -> int:
+    """Returns the bytes of this machine's memory."""
+    return os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+
+
 def check_memory(what: str, size: float) -> None:
     """Raises a `UserError` where `size` bytes are more than the memory of this machine; `what` needs them."""
-    memory = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+    memory = machine_memory()
     if size > memory:
         raise UserError(f'{what} need {size / 2**30:,.1f} GiB of memory, and this machine has {memory / 2**30:,.1f}')

@@ -1,12 +1,12 @@
 """Times a config's train step, its data pipeline, or what saving costs; prints one JSON line.
 
-    tformer benchmark --config=FILE[:argument] [--steps=10] [--data | --saves] [--config.section.field=value ...]
-                      [--profile=FIRST:LAST --workdir=DIR]
+    tformer benchmark --config=FILE[:argument] [--steps=10] [--data | --saves | --suggest]
+                      [--config.section.field=value ...] [--profile=FIRST:LAST --workdir=DIR]
 
 A train step is timed on full random batches. Where the device's peak is not known, as on a CPU, a product of two square
 matrices is timed between the steps, and `product_share` is the rate of the steps as a share of its. --data times the
 reading, tokenising and batching of the data instead, and --saves compares steps that save a checkpoint with steps that
-do not.
+do not. --suggest finds the batch that the devices train on fastest, and a number of buckets, as flags.
 """
 
 import contextlib
@@ -26,6 +26,7 @@ import numpy as np
 
 from tformer import checks, commands
 from tformer import config as config_lib
+from tformer.commands.batch_sizes import suggest
 from tformer.config import Config
 from tformer.data.batches import mixture, pipeline
 from tformer.data.tokenizers.tokenizers import train_tokenizers, with_chat
@@ -42,14 +43,18 @@ FLAGS = {
     'steps': ('int', 10, 'how many steps to time'),
     'data': ('bool', False, 'time the data pipeline'),
     'saves': ('bool', False, 'time what saving checkpoints costs'),
+    'suggest': ('bool', False, 'find the batch size and the buckets that suit the devices'),
 }
 PROCESSES = True
-ALONE = ('saves',)
+ALONE = ('saves', 'suggest')
 
 
 def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) -> None:
     config = checks.load(commands.needed(flags, 'config'), overrides)
-    what = 'data' if flags.data else 'saves' if flags.saves else 'train_step'
+    asked = [name for name in ('data', 'saves', 'suggest') if getattr(flags, name)]
+    if len(asked) > 1:
+        raise UserError(f'benchmark takes one of --{", --".join(asked)}')
+    what = asked[0] if asked else 'train_step'
     trace = None
     if flags.profile is not None:
         if what != 'train_step':
@@ -67,8 +72,8 @@ def benchmark(
 
         >>> tformer.benchmark(tformer.load_config('configs/g2p.py:demo'))['step_ms']
 
-    `what` is train_step, data (the data pipeline without a model), or saves (the cost of saving checkpoints).
-    `trace` writes a trace of some of the timed train steps.
+    `what` is train_step, data (the data pipeline without a model), saves (the cost of saving checkpoints), or suggest
+    (the batch that the devices train on fastest). `trace` writes a trace of some of the timed train steps.
 
     Raises:
       UserError: the config has a mistake, or `steps` is not positive.
@@ -79,7 +84,12 @@ def benchmark(
     if trace is not None:
         trace.check(0, steps)
     timed = functools.partial(train_step, trace=trace)
-    ways: dict[str, Callable[[Config, int], dict[str, Any]]] = {'train_step': timed, 'data': feed, 'saves': saving}
+    ways: dict[str, Callable[[Config, int], dict[str, Any]]] = {
+        'train_step': timed,
+        'data': feed,
+        'saves': saving,
+        'suggest': suggest,
+    }
     return choose(ways, what, 'what')(config, steps)
 
 

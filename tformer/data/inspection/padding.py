@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from tformer.config.run import Config
+from tformer.config.run import Config, Data
 from tformer.data.batches import packing
 from tformer.data.batches.pipeline import Batches
 from tformer.data.examples.example_formats import format_of
@@ -80,7 +80,7 @@ def compared(config: Config, train: Batches) -> dict[str, Filled]:
     """
     data, example_format = config.data, format_of(config)
     every, epochs = [part.examples.lengths for part in train.parts], [part.epochs for part in train.parts]
-    limits = np.array([data.length, data.encoder_length or data.length][: every[0].shape[1]])
+    limits = longest(data, every[0].shape[1])
     own = f'bucket, {data.num_buckets}' if data.batching == 'bucket' else data.batching
     paddings = {'pad': laid(every, epochs, limits, 'pad', 1)}
     for buckets in sorted({*NUM_BUCKETS, data.num_buckets}):
@@ -96,6 +96,11 @@ def compared(config: Config, train: Batches) -> dict[str, Filled]:
         paddings[f'pack, data.encoder_length={length}{of}'] = laid(sample, often, wide, 'pack', 1)
     paddings[own] = filled(train)
     return {f'{name} <- this run' if name == own else name: each for name, each in paddings.items()}
+
+
+def longest(data: Data, stacks: int) -> np.ndarray:
+    """Returns the most tokens of an example for the decoder (or the only stack) and the encoder, int [stacks]."""
+    return np.array([data.length, data.encoder_length or data.length][:stacks])
 
 
 def balanced(lengths: np.ndarray, length: int) -> int:
