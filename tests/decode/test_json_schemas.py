@@ -1,13 +1,14 @@
 """JSON schemas: what fits is written, nothing else is, and what is not obeyed is refused."""
 
 import json
+import math
 import random
 import re
 
 import numpy as np
 import pytest
 
-from tformer.decode import json_schemas
+from tformer.decode import json_overlaps, json_schemas
 from tformer.errors import UserError
 
 
@@ -47,6 +48,8 @@ def fits(schema, value, whole):
         return schema
     if '$ref' in schema:
         return fits(whole['$defs'][schema['$ref'].removeprefix('#/$defs/')], value, whole)
+    if 'oneOf' in schema:
+        return sum(fits(each, value, whole) for each in schema['oneOf']) == 1
     if 'anyOf' in schema:
         return any(fits(each, value, whole) for each in schema['anyOf'])
     if 'enum' in schema or 'const' in schema:
@@ -57,9 +60,9 @@ def fits(schema, value, whole):
     name = next((name for name in ([names] if isinstance(names, str) else names) if isinstance(value, types[name])), '')
     if not name or (isinstance(value, bool) and name != 'boolean'):
         return False
-    if name == 'integer':
-        over = schema.get('minimum', value) <= value and schema.get('exclusiveMinimum', value - 1) < value
-        return over and value <= schema.get('maximum', value) and value < schema.get('exclusiveMaximum', value + 1)
+    if name in ('integer', 'number'):
+        over = schema.get('minimum', value) <= value and schema.get('exclusiveMinimum', -math.inf) < value
+        return over and value <= schema.get('maximum', value) and value < schema.get('exclusiveMaximum', math.inf)
     if name == 'string':
         sizes = schema.get('minLength', 0) <= len(value) <= schema.get('maxLength', len(value))
         return sizes and re.search(schema.get('pattern', ''), value) is not None
@@ -76,6 +79,10 @@ def fits(schema, value, whole):
 
 
 TEXT, NUMBER = {'type': 'string', 'maxLength': 3}, {'type': 'integer'}
+KINDS = {
+    kind: {'type': 'object', 'properties': {'kind': {'const': kind}, 'n': one}, 'required': ['kind', 'n']}
+    for kind, one in (('a', NUMBER), ('b', TEXT))
+}
 SCHEMAS = [
     {'type': 'string'},
     {'type': 'string', 'minLength': 2, 'maxLength': 4},
@@ -83,6 +90,9 @@ SCHEMAS = [
     {'type': 'string', 'pattern': r'^.(a|\d"?)[^b]{1,2}$'},
     {'type': 'string', 'pattern': 'a/b'},
     {'type': 'number'},
+    {'type': 'number', 'exclusiveMinimum': 0, 'maximum': 0.125},
+    {'type': 'number', 'minimum': -7.25, 'exclusiveMaximum': 12},
+    {'type': ['integer', 'number'], 'exclusiveMaximum': -0.5},
     {'type': ['string', 'null', 'integer'], 'maxLength': 2, 'minimum': -3},
     {'enum': ['a"\n', 1, None, True, [1, {'b': []}], '\u00e9']},
     {'type': 'array', 'items': NUMBER, 'minItems': 2, 'maxItems': 3},
@@ -93,6 +103,8 @@ SCHEMAS = [
     {'type': 'object', 'properties': {'a.b': NUMBER, 'c"': {'type': 'boolean'}}, 'additionalProperties': False},
     {'type': 'object', 'additionalProperties': NUMBER},
     {'type': 'object', 'properties': {'a': {'properties': {'b': {'$ref': '#/$defs/t'}}}}, '$defs': {'t': TEXT}},
+    {'oneOf': [NUMBER, {'type': 'string'}, {'enum': [True, None, [1]]}]},
+    {'oneOf': [{'$ref': '#/$defs/a'}, {'$ref': '#/$defs/b'}], '$defs': KINDS},
     {'anyOf': [NUMBER, {'type': 'array', 'maxItems': 0}, {'const': 'x y'}], 'title': 'noted'},
     pytest.param({}, marks=pytest.mark.slow),
 ]  # fmt: skip
@@ -141,13 +153,67 @@ def test_integers_are_those_of_their_range(low, high) -> None:
     assert not accepts(made, '-0') and not accepts(made, '007')
 
 
+BOUNDS = [None, -12.5, -3, -0.0625, 0, 0.3, 1, 9.99, 10]
+
+
+@pytest.mark.parametrize('high', BOUNDS)
+@pytest.mark.parametrize('low', BOUNDS)
+def test_numbers_are_those_of_their_range(low, high) -> None:
+    rng = random.Random(f'{low} {high}')
+    for above, below in ((False, False), (True, False), (False, True), (True, True)):
+        schema: dict = {'type': 'number'}
+        schema |= {} if low is None else {'exclusiveMinimum' if above else 'minimum': low}
+        schema |= {} if high is None else {'exclusiveMaximum' if below else 'maximum': high}
+        if low is not None and high is not None and (low > high or (low == high and (above or below))):
+            with pytest.raises(UserError, match='no number'):
+                json_schemas.automaton(schema)
+            continue
+        made = json_schemas.automaton(schema)
+        near = [bound for bound in (low, high) if bound is not None] or [0]
+        for _ in range(60):
+            text = f'{rng.choice([*near, rng.uniform(-20, 20)]):.{rng.randint(0, 5)}f}'
+            if text.startswith('-') and float(text) == 0 and len(schema) > 1:
+                continue  # zero has no sign within bounds
+            fitting = fits(schema, float(text), schema)
+            assert accepts(made, text) == fitting, (schema, text)
+            assert accepts(made, f'{text}0' if '.' in text else f'{text}.0') == fitting, (schema, text)
+
+
+@pytest.mark.parametrize(
+    ('a', 'b', 'found'),
+    [
+        ({'const': 1}, {'const': 1.0}, False),
+        ({'const': 1}, {'const': True}, True),
+        ({'enum': [[1, {'x': True}]]}, {'const': [1, {'x': 1}]}, True),
+        ({'enum': ['a', 'b']}, {'enum': ['b']}, False),
+        ({'type': 'integer'}, {'type': 'number'}, False),
+        ({'type': 'integer'}, {'const': 0.5}, True),
+        ({'type': ['null', 'string']}, {'type': ['array', 'object']}, True),
+        ({'anyOf': [{'type': 'null'}, {'type': 'array'}]}, {'type': 'string'}, True),
+        ({'anyOf': [{'type': 'null'}, {'type': 'string'}]}, {'type': 'string'}, False),
+        (KINDS['a'], KINDS['b'], True),
+        (KINDS['a'], {**KINDS['b'], 'required': ['kind'], 'properties': {'kind': {'type': 'string'}}}, False),
+        (KINDS['a'], {**KINDS['b'], 'type': ['object', 'null']}, True),
+        (True, {'type': 'string'}, False),
+    ],
+)  # fmt: skip
+def test_schemas_exclude_each_other_only_where_no_value_fits_both(a, b, found) -> None:
+    assert json_overlaps.apart({}, a, b) == json_overlaps.apart({}, b, a) == found
+
+
 @pytest.mark.parametrize(
     ('schema', 'line'),
     [
         ({'type': 'object', 'propertis': {}}, r"#: 'propertis' is not supported; did you mean 'properties'\?"),
         ({'type': 'array', 'uniqueItems': True}, "#: 'uniqueItems' is not supported"),
         ({'type': 'array', 'items': {'multipleOf': 2}}, "#/items: 'multipleOf' is not supported"),
-        ({'type': 'number', 'minimum': 0}, "#: 'minimum' is not of type number"),
+        ({'type': 'number', 'minimum': 0.5, 'exclusiveMaximum': 0.5}, '#: no number of 15 digits is within the bounds'),
+        ({'type': 'number', 'minimum': 1e10}, '#: bounds may have 15 digits, 6 of them after the point'),
+        ({'type': 'number', 'minimum': float('nan')}, '#: minimum=NaN must be a number'),
+        ({'type': 'string', 'minimum': 0}, "#: 'minimum' is not of type string"),
+        ({'oneOf': [NUMBER, {'type': 'number'}]}, '#: oneOf: schemas 0 and 1 do not exclude each other'),
+        ({'oneOf': [TEXT, NUMBER, {'enum': [True, 2.0]}]}, '#: oneOf: schemas 1 and 2 do not exclude each other'),
+        ({'oneOf': [{'properties': {}}, TEXT]}, '#: oneOf: schemas 0 and 1 do not exclude each other'),
         ({'minimum': 0, 'minLength': 1}, "#: 'minLength' is not of type any: no type is stated"),
         ({'type': 'string', 'pattern': 'a', 'maxLength': 3}, '#: pattern, format and a length are supported one at a'),
         ({'type': 'string', 'format': 'dat'}, "#: format='dat' is not supported; did you mean 'date'"),

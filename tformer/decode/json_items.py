@@ -1,4 +1,4 @@
-"""Pieces of JSON as regular expressions: characters in texts, formats, integers of a range."""
+"""Pieces of JSON as regular expressions: characters in texts, formats."""
 
 import itertools
 import json
@@ -81,28 +81,3 @@ FORMATS = {
     'uuid': '[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}',
     'email': r'[a-z0-9_+-]+(\.[a-z0-9_+-]+)*@([a-z0-9]+(-+[a-z0-9]+)*\.)+[a-z]{2,}',
 }
-
-
-def _digits(low: str, high: str) -> str:
-    """Returns what matches the numbers from low to high, of equally many digits."""
-    if not low or low == high:
-        return low
-    rest = len(low) - 1
-    if low[0] == high[0]:
-        return low[0] + _digits(low[1:], high[1:])
-    parts = [low[0] + _digits(low[1:], '9' * rest), high[0] + _digits('0' * rest, high[1:])]
-    if int(high[0]) - int(low[0]) > 1:
-        parts.append(f'[{int(low[0]) + 1}-{int(high[0]) - 1}][0-9]{{{rest}}}')
-    return f'({"|".join(parts)})'
-
-
-def natural(low: int, high: int | None) -> list[str]:
-    """Returns patterns of the numbers from low, at least 0, to high; None: without an end."""
-    if high is not None and high < low:
-        return []
-    sizes = range(len(str(low)), len(str(low if high is None else high)) + 1)
-    parts = []
-    for size in sizes:
-        least, most = max(low, 10 ** (size - 1)) if size > 1 else low, 10**size - 1
-        parts.append(_digits(str(least), str(most if high is None else min(most, high))))
-    return parts if high is not None else [*parts, f'[1-9][0-9]{{{sizes[-1]},}}']

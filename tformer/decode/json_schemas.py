@@ -4,12 +4,14 @@ A keyword is obeyed whole or refused by name: none is passed over, so each text 
 fit are not written: properties that no name stands for, and escapes of characters that stand for themselves.
 """
 
+import itertools
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tformer.decode import regular
-from tformer.decode.json_items import CHARACTER, FORMATS, either, exactly, in_string, matching, natural, text_of, times
+from tformer.decode import json_numbers, json_overlaps, regular
+from tformer.decode.json_items import CHARACTER, FORMATS, either, exactly, in_string, matching, text_of, times
 from tformer.decode.regular import Items, OfBytes
 from tformer.errors import UserError, nearest
 
@@ -43,16 +45,30 @@ class _Place(NamedTuple):
 
 # ----------------------------------------------------------------------------------------------------------- types
 def _integer(at: _Place, schema: Mapping[str, Any]) -> Items:
-    lows = [schema[name] + more for name, more in (('minimum', 0), ('exclusiveMinimum', 1)) if name in schema]
-    highs = [schema[name] - less for name, less in (('maximum', 0), ('exclusiveMaximum', 1)) if name in schema]
+    lows = [math.ceil(schema['minimum'])] if 'minimum' in schema else []
+    lows += [math.floor(schema['exclusiveMinimum']) + 1] if 'exclusiveMinimum' in schema else []
+    highs = [math.floor(schema['maximum'])] if 'maximum' in schema else []
+    highs += [math.ceil(schema['exclusiveMaximum']) - 1] if 'exclusiveMaximum' in schema else []
     low, high = max(lows, default=None), min(highs, default=None)
-    parts = natural(max(low or 0, 0), high)
-    if low is None or low < 0:
-        below = natural(1 if high is None else max(1, -high), None if low is None else -low)
-        parts += [f'-{part}' for part in below]
-    if not parts:
-        raise at.refused(f'no integer is from {low} to {high}')
-    return either([*map(matching, parts)])
+    return _patterns(at, json_numbers.integers(low, high), f'no integer is from {low} to {high}')
+
+
+def _number(at: _Place, schema: Mapping[str, Any]) -> Items:
+    lows = [(schema[name], name.startswith('e')) for name in ('minimum', 'exclusiveMinimum') if name in schema]
+    highs = [(schema[name], not name.startswith('e')) for name in ('maximum', 'exclusiveMaximum') if name in schema]
+    low, above = max(lows, default=(None, False))
+    high, within = min(highs, default=(None, True))
+    try:
+        patterns = json_numbers.reals(low, high, above=above, below=not within)
+    except ValueError as error:
+        raise at.refused(str(error)) from error
+    return _patterns(at, patterns, f'no number of {json_numbers.DIGITS} digits is within the bounds')
+
+
+def _patterns(at: _Place, patterns: Sequence[str], otherwise: str) -> Items:
+    if not patterns:
+        raise at.refused(otherwise)
+    return either([*map(matching, patterns)])
 
 
 def _string(at: _Place, schema: Mapping[str, Any]) -> Items:
@@ -163,7 +179,7 @@ class _Type(NamedTuple):
     keywords: Mapping[str, _Takes] = {}
 
 
-_INTEGER = _Takes('an integer', lambda value: type(value) is int)
+_NUMBER = _Takes('a number', lambda value: type(value) in (int, float) and math.isfinite(value))
 _COUNT = _Takes('an integer of at least 0', lambda value: type(value) is int and value >= 0)
 _TEXT = _Takes('a text', lambda value: isinstance(value, str))
 _NAMES = _Takes('a list of names', lambda value: isinstance(value, list) and all(isinstance(x, str) for x in value))
@@ -171,13 +187,12 @@ _LIST = _Takes('a list of at least one', lambda value: isinstance(value, list) a
 _MAPPING = _Takes('an object', lambda value: isinstance(value, dict))
 _SCHEMA = _Takes('a schema', lambda value: isinstance(value, dict | bool))
 _ENDS = ('minimum', 'maximum', 'exclusiveMinimum', 'exclusiveMaximum')
-_REAL = r'-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]{1,2})?'
 
 TYPES = {
     'null': _Type(lambda at, schema: exactly('null'), (type(None),)),
     'boolean': _Type(lambda at, schema: matching('true|false'), (bool,)),
-    'integer': _Type(_integer, (int,), dict.fromkeys(_ENDS, _INTEGER)),
-    'number': _Type(lambda at, schema: matching(_REAL), (int, float)),
+    'integer': _Type(_integer, (int,), dict.fromkeys(_ENDS, _NUMBER)),
+    'number': _Type(_number, (int, float), dict.fromkeys(_ENDS, _NUMBER)),
     'string': _Type(_string, (str,), {'minLength': _COUNT, 'maxLength': _COUNT, 'pattern': _TEXT, 'format': _TEXT}),
     'array': _Type(_array, (list,), {'items': _SCHEMA, 'prefixItems': _LIST, 'minItems': _COUNT, 'maxItems': _COUNT}),
     'object': _Type(_object, (dict,), {'properties': _MAPPING, 'required': _NAMES, 'additionalProperties': _SCHEMA}),
@@ -244,25 +259,38 @@ def _values(at: _Place, given: Mapping[str, Any]) -> Items:
     return either(list(map(text_of, values)))
 
 
-def _any_of(at: _Place, given: Mapping[str, Any]) -> Items:
-    options = given['anyOf']
+def _options(at: _Place, given: Mapping[str, Any], name: str) -> Items:
+    options = given[name]
     if not _LIST.fits(options):
-        raise at.refused(f'anyOf={json.dumps(options)[:40]} must be {_LIST.words}')
-    return either([_fitting(at.under('anyOf', place), option) for place, option in enumerate(options)])
+        raise at.refused(f'{name}={json.dumps(options)[:40]} must be {_LIST.words}')
+    return either([_fitting(at.under(name, place), option) for place, option in enumerate(options)])
+
+
+def _any_of(at: _Place, given: Mapping[str, Any]) -> Items:
+    return _options(at, given, 'anyOf')
+
+
+def _one_of(at: _Place, given: Mapping[str, Any]) -> Items:
+    """Returns the values of schemas of which no two fit one value."""
+    found = _options(at, given, 'oneOf')
+    for (a, first), (b, second) in itertools.combinations(enumerate(given['oneOf']), 2):
+        if not json_overlaps.apart(at.whole, first, second):
+            why = 'by their types, by const or enum, or by a required property with these'
+            raise at.refused(f'oneOf: schemas {a} and {b} do not exclude each other {why}; anyOf allows both')
+    return found
 
 
 def _referred(at: _Place, given: Mapping[str, Any]) -> Items:
     """Returns what a reference to another place of the file stands for (RFC 6901)."""
-    name, found = given['$ref'], at.whole
+    name = given['$ref']
     if not isinstance(name, str) or not (name == '#' or name.startswith('#/')):
         raise at.refused(f'$ref={json.dumps(name)[:80]} must be a place in the same file: "#/$defs/NAME"')
     if name in at.entered:
         raise at.refused(f'$ref={name!r} contains itself: an automaton has no such depth')
-    for part in name.split('/')[1:]:
-        part = part.replace('~1', '/').replace('~0', '~')
-        if not isinstance(found, dict) or part not in found:
-            raise at.refused(f'$ref={name!r} is not there')
-        found = found[part]
+    try:
+        found = json_overlaps.place(at.whole, name)
+    except LookupError:
+        raise at.refused(f'$ref={name!r} is not there') from None
     return _fitting(_Place(at.whole, name, (*at.entered, name)), found)
 
 
@@ -271,5 +299,6 @@ _WHOLE: dict[str, Callable[[_Place, Mapping[str, Any]], Items]] = {
     'const': _values,
     'enum': _values,
     'anyOf': _any_of,
+    'oneOf': _one_of,
     '$ref': _referred,
 }
