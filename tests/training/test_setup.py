@@ -8,9 +8,11 @@ import pytest
 from tformer.config import Config, Data, Model, Train
 from tformer.data.tokenizers.bytes_and_characters import Char
 from tformer.data.tokenizers.tokenizers import Tokenizers
+from tformer.distributed import sharding
 from tformer.errors import UserError
 from tformer.training import dummy_batch, setup
 from tformer.training.setup import VALIDATION, check_same_data
+from whole_runs import load
 
 FACTS = {'tokenizers': 'a', 'training examples': 10, VALIDATION: 'b'}
 
@@ -57,3 +59,16 @@ def test_the_random_tokens_of_a_batch_are_those_of_other_objectives():
 def test_the_version_of_a_package_that_is_not_installed_is_said_so():
     assert setup._version('jax') == jax.__version__
     assert setup._version('tformer-that-is-a-source-tree') == 'not installed'
+
+
+def test_a_run_states_in_how_many_processes_its_batches_are_made(tmp_path, monkeypatch):
+    config = load('translate.py:smoke', tmp_path, data__cache_dir=str(tmp_path / 'cache'))
+    assert config.data.num_workers is None
+    mesh = sharding.make_mesh(config.mesh)
+    monkeypatch.setattr(setup.os, 'cpu_count', lambda: 8)
+    assert setup.load_data(config, tmp_path, mesh).config.data.num_workers == 0
+    monkeypatch.setattr(setup.sharding, 'jax_platform', lambda mesh: 'gpu')
+    assert setup.load_data(config, tmp_path, mesh).config.data.num_workers == 2
+    stated = dataclasses.replace(config, data=dataclasses.replace(config.data, num_workers=1))
+    assert setup.load_data(stated, tmp_path, mesh).config.data.num_workers == 1
+    assert [setup.num_workers('tpu', cores) for cores in (1, 3, 4, 16, 200)] == [0, 0, 1, 4, 4]

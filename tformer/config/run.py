@@ -74,7 +74,7 @@ class Data(Section):
     row_multiple: int | None = None  # rows per batch are a multiple of this; None: microbatches x data-parallel size
     prefetch: int = 8  # batches made ahead of the device
     num_threads: int = 1  # threads that make batches, in each process
-    num_workers: int = 0  # processes that make batches; 0: this one
+    num_workers: int | None = None  # processes that make batches; 0: this one; None: by the cores and the devices
     cache_dir: str | None = None  # of tokenised splits; None: $TFORMER_CACHE, or ~/.cache/tformer
 
 

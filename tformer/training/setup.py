@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import importlib.metadata
+import os
 import pathlib
 import platform
 import sys
@@ -32,10 +33,10 @@ Record = Mapping[str, Any]  # `run`, the metadata of a checkpoint
 
 VALIDATION = 'fingerprint of the validation data'
 PACKAGES = ('tformer', 'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'grain', 'numpy')
-# Fields that say where a host has the data, which may differ between hosts.
+# Fields that say where a host has the data and how it reads them, which may differ between hosts.
 PLACES = tuple(
     f'data.{name}'
-    for name in 'path valid_path test_path mixture tfds_dir tokenizer_path chat_template cache_dir'.split()
+    for name in 'path valid_path test_path mixture tfds_dir tokenizer_path chat_template cache_dir num_workers'.split()
 )
 
 
@@ -118,6 +119,9 @@ def load_data(
     multiple = row_multiple(config, began, mesh)
     batches = pipeline.Batches(config, tokens, 'train', training=True, records=records, row_multiple=multiple)
     config = resolve_config(config, tokens, batches.steps_per_epoch, multiple)
+    if config.data.num_workers is None:
+        number = num_workers(sharding.jax_platform(mesh), os.cpu_count() or 1)
+        config = config_lib.override(config, {'data.num_workers': number})
     if before is not None and began is not None:
         workdir.check_config(home, checks.settled(began), checks.settled(config), may_differ)
     valid = pipeline.Batches(config, tokens, 'valid', training=False)
@@ -155,6 +159,14 @@ def row_multiple(config: Config, began: Config | None, mesh: Mesh) -> int | None
     if multiple % needed:
         raise UserError(f'data.row_multiple={multiple} is not a multiple of {asked}, {needed}')
     return multiple
+
+
+def num_workers(kind: str, cores: int) -> int:
+    """Returns how many processes make batches for devices of a kind if data.num_workers does not say it.
+
+    On a CPU the step itself keeps the cores busy. Beside an accelerator some are left for reading ahead and saving.
+    """
+    return 0 if kind == 'cpu' else min(cores // 4, 4)
 
 
 def data_fingerprint(batches: pipeline.Batches, tokens: Tokenizers) -> dict[str, int | float | str]:

@@ -236,7 +236,7 @@ def iterate(
 ) -> Generator[Batch, None, None]:
     """Yields `batches.batch(step, share)` from `start_step` on, without end in training, else to the end of the epoch.
 
-    data.num_workers processes (0: this process) with data.num_threads threads prefetch data.prefetch batches. The
+    data.num_workers processes (0 or None: this one) with data.num_threads threads prefetch data.prefetch batches. The
     batches and their order do not depend on these numbers.
     """
     data = config.data
