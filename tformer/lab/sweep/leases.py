@@ -96,7 +96,7 @@ class Lease:
         os.close(self._descriptor)
 
     def _is_own(self) -> bool:
-        """Returns whether no other process has taken the lease: a taker creates the next generation, and deletes this."""
+        """Returns whether nobody else has taken the lease: a taker creates the next generation, and deletes this."""
         try:
             stat = os.stat(self.file)
         except FileNotFoundError:
