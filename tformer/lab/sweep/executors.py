@@ -74,7 +74,10 @@ class Worker:
 
 def _has_not_ended(pid: int) -> bool:
     """Returns whether a child runs. Unlike `Popen.poll` it may interrupt itself, as in the handler of a signal."""
-    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+    except ChildProcessError:  # it has been waited for
+        return False
 
 
 def slurm(work: Work) -> int:
