@@ -3,23 +3,25 @@
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 import slurm
+import toy_data
 from launching import Stubs
 from lives import HANG, environment
-from small_sweeps import TINY, wait_for
+from small_sweeps import TINY, waiting
 from tformer import __main__ as command_line
 from tformer import config
 from tformer.errors import UserError
 from tformer.lab.sweep import devices, executors
 from tformer.lab.sweep.devices import Devices
 from tformer.lab.sweep.executors import Work
+from tformer.training import checkpoint
 
 NONE, GPUS, CHIPS = Devices(None, ()), Devices('gpu', ('0', '1', '5', '7')), Devices('tpu', tuple('0123'))
 
@@ -267,3 +269,42 @@ def test_a_task_ends_with_its_worker() -> None:
     ran = subprocess.run([sys.executable, '-c', TASK, 'import sys; sys.exit(2)'], capture_output=True, text=True,
                          env=environment())  # fmt: skip
     assert ran.stdout == 'ended 2\n'
+
+
+@pytest.mark.slow
+@pytest.mark.signals
+@pytest.mark.skipif(slurm.missing() is not None, reason=str(slurm.missing()))
+def test_workers_of_a_real_slurm_stop_before_their_limit_go_on_and_a_host_ends_the_sweep(tmp_path) -> None:
+    """Two nodes of one task each; the limit of one moves close while both train. Two seeds are added later."""
+    pytest.importorskip('submitit')
+    fields = {'data.path': (str(toy_data.running(tmp_path / 'data')),), 'data.byte_fallback': False}
+    (tmp_path / 'base.json').write_text(json.dumps(config.to_dict(config.override(TINY, fields))))
+    text = 'from tformer.lab.sweep import Sweep, seeds\n\ndef get_sweep(count: str = "3"):\n'
+    (tmp_path / 'sweep.py').write_text(f"{text}    return Sweep('base.json', seeds(int(count)))\n")
+    home, go = tmp_path / 'run', tmp_path / 'go'
+    env = {**waiting(tmp_path, go, 2), 'PATH': f'{pathlib.Path(sys.executable).parent}:{os.environ["PATH"]}'}
+    sweep = [sys.executable, '-m', 'tformer', 'sweep', f'--workdir={home}']
+    with slurm.running() as real:
+        given = ['--executor=slurm', '--workers=2', '--resources=time=60,cpus_per_task=1']
+        said = real.run(*sweep, f'--config={tmp_path}/sweep.py', *given, **env)
+        job = re.match(r'SLURM job (\d+): 2 workers', said)[1]
+        tasks = [f'{job}_0', f'{job}_1']
+        first = [home / f'baseline/seed_{seed}' for seed in (0, 1)]
+        real.until(lambda: all(checkpoint.steps(place) for place in first) or 'FAILED' in states(real, tasks))
+        real.run('scontrol', 'update', f'JobId={tasks[0]}', 'TimeLimit=5')
+        real.until(lambda: any('received SIGINT' in (place / 'log.txt').read_text() for place in first))
+        go.touch()
+        real.until(lambda: real.job(tasks[0])['Restarts'] == '1')
+        real.run('scontrol', 'update', f'JobId={tasks[0]}', 'TimeLimit=60')
+        real.until(lambda: not {'PENDING', 'RUNNING', 'COMPLETING', 'CONFIGURING'} & states(real, tasks))
+        assert states(real, tasks) == {'COMPLETED'}, [file.read_text() for file in (home / 'slurm').glob('*.err')]
+    logs = [(home / f'baseline/seed_{seed}/log.txt').read_text() for seed in range(3)]
+    assert sum('resumed at step' in log for log in logs) == 1
+    assert len(list(home.glob('baseline/seed_*/result.json'))) == 3 and not (home / 'report.md').exists()
+    ended = subprocess.run([*sweep, f'--config={tmp_path}/sweep.py:4'], env=env, capture_output=True, text=True)
+    assert ended.returncode == 0 and '4 trials, 3 of them done' in ended.stdout, ended.stderr
+    assert (home / 'report.md').exists()
+
+
+def states(real: slurm.Slurm, tasks: list[str]) -> set[str]:
+    return {real.job(task)['JobState'] for task in tasks}
