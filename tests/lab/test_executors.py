@@ -263,6 +263,18 @@ def test_a_task_lets_its_worker_save_before_it_is_queued_again(notice: signal.Si
         assert task.stdout.read() == 'queued True\n' and task.wait(HANG) == 9
 
 
+@pytest.mark.signals
+@pytest.mark.slow
+def test_a_task_that_the_user_cancels_is_not_queued_again(tmp_path: pathlib.Path) -> None:
+    pytest.importorskip('submitit')
+    (tmp_path / 'scontrol').write_text('#!/bin/sh\necho JobId=$5 JobState=CANCELLED Reason=None\n')
+    (tmp_path / 'scontrol').chmod(0o755)
+    env = {**environment(), 'PATH': f'{tmp_path}:{os.environ["PATH"]}', 'SLURM_JOB_ID': '77'}
+    ends = "import sys; print('begun', flush=True); sys.exit(75)"
+    ran = subprocess.run([sys.executable, '-c', TASK, ends], capture_output=True, text=True, env=env)
+    assert ran.stdout == 'begun\nended 75\n'
+
+
 @pytest.mark.slow
 def test_a_task_ends_with_its_worker() -> None:
     pytest.importorskip('submitit')

@@ -188,6 +188,21 @@ def test_a_trial_in_a_warm_process_is_what_it_is_in_one_of_its_own(tmp_path, mad
     assert numbers(warm / made[0].directory) != numbers(warm / made[1].directory)
 
 
+@pytest.mark.slow
+def test_several_processes_train_a_trial(tmp_path: pathlib.Path, made, monkeypatch) -> None:
+    """One after another; where one fails for a mistake, the sweep has its line."""
+    for name, value in environment(cached=False).items():
+        monkeypatch.setenv(name, value)
+    base = config.override(made[0].config, {'mesh.data': -1})
+    two = trials.trials(base, [{}, {'data.path': (str(tmp_path / 'nothing'),)}])
+    assert runner.sweep(base, two, tmp_path / 'run', Placement(processes=2)) == 2
+    first, second = (tmp_path / 'run' / trial.directory for trial in two)
+    assert '2 device(s)' in (first / 'log.txt').read_text() and (first / 'result.json').exists()
+    assert (second / 'error.txt').read_text().startswith('tformer: ') and 'nothing' in (
+        second / 'error.txt'
+    ).read_text()
+
+
 def test_programs_are_kept_where_only_numbers_differ(tmp_path: pathlib.Path, made) -> None:
     from tformer.training import dummy_batch
 
