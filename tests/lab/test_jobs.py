@@ -117,7 +117,12 @@ def test_a_trial_that_a_process_died_of_trains_alone(tmp_path: pathlib.Path) -> 
 
 @pytest.mark.parametrize(
     ('fields', 'sizes'),
-    [({}, [4]), ({'data__batching': 'bucket'}, [4]), ({'data__train_examples': 9}, [1, 1, 1, 1])],
+    [
+        ({}, [4]),
+        ({'data__batching': 'bucket'}, [4]),
+        ({'data__train_examples': 9}, [4]),
+        ({'train__num_steps': None, 'train__num_epochs': 1.0}, [1, 1, 1, 1]),
+    ],
 )
 def test_seeds_train_together_whatever_the_shapes_of_their_batches(tmp_path, fields, sizes) -> None:
     of, found = in_seeds(tmp_path, 4, **fields), []
