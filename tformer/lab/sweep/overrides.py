@@ -12,16 +12,16 @@ import dataclasses
 import itertools
 import math
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from tformer.errors import UserError
+from tformer.lab.sweep.distributions import Distribution
 from tformer.lab.sweep.matching import Match as Match
 
 Overrides = dict[str, Any]  # dotted fields and their values
-Distribution = Callable[[float], Any]  # its quantiles: a number in [0, 1) -> a value
 
 SEED = 'train.seed'
 MOST = 100_000  # trials of a sweep
@@ -104,26 +104,6 @@ def sample(distributions: Mapping[str, Distribution], count: int, seed: int = 0)
     ]
 
 
-def uniform(low: float, high: float) -> Distribution:
-    """Returns the uniform distribution from `low` to `high`, in 4 digits."""
-    _ordered('uniform', low, high)
-    return lambda share: _rounded(low + (high - low) * share)
-
-
-def log_uniform(low: float, high: float) -> Distribution:
-    """Returns the distribution whose logarithm is uniform from that of `low` to that of `high`, in 4 digits."""
-    _ordered('log_uniform', low, high)
-    if low <= 0:
-        raise UserError(f'log_uniform({low}, {high}): both must be positive')
-    return lambda share: _rounded(low * (high / low) ** share)
-
-
-def choice(values: Iterable[Any]) -> Distribution:
-    """Returns the distribution in which all of `values` are equally likely."""
-    options = _listed('choice', {'choice': values})
-    return lambda share: options[int(share * len(options))]
-
-
 def _dicts(overrides: Iterable[Overrides]) -> list[Overrides]:
     """Returns a list of overrides, and refuses a single dict."""
     listed = list(overrides) if isinstance(overrides, Iterable) else [None]
@@ -144,12 +124,3 @@ def _listed(field: str, values: Mapping[str, Iterable[Any]]) -> list[Any]:
 def _few(name: str, count: int) -> None:
     if count > MOST:
         raise UserError(f'{name}: {count:,} trials are more than a sweep can have: {MOST:,}')
-
-
-def _ordered(name: str, low: float, high: float) -> None:
-    if not low < high:
-        raise UserError(f'{name}({low}, {high}): the first must be the smaller')
-
-
-def _rounded(value: float) -> float:
-    return float(f'{value:.4g}')
