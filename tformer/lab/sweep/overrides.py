@@ -98,10 +98,12 @@ def sample(distributions: Mapping[str, Distribution], count: int, seed: int = 0)
     A draw depends only on the seed, its field and its number: more draws, or another field, do not change it.
     """
     _few('sample', count)
-    return [
-        {field: of(random.Random(f'{seed} {field} {number}').random()) for field, of in distributions.items()}
-        for number in range(count)
-    ]
+    return [draw(distributions, number, seed) for number in range(count)]
+
+
+def draw(distributions: Mapping[str, Distribution], number: int, seed: int = 0) -> Overrides:
+    """Returns draw `number` of a sample."""
+    return {field: of(random.Random(f'{seed} {field} {number}').random()) for field, of in distributions.items()}
 
 
 def _dicts(overrides: Iterable[Overrides]) -> list[Overrides]:

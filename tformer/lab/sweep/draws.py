@@ -1,0 +1,55 @@
+"""What a search draws: each sampler gives draw `number` of a space as a function of its seed and what is known."""
+
+import dataclasses
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tformer.lab.sweep import rungs
+from tformer.lab.sweep.distributions import Distribution
+from tformer.lab.sweep.overrides import Overrides
+from tformer.lab.sweep.overrides import draw as draw_at
+
+
+@dataclasses.dataclass(frozen=True)
+class Known:
+    """What a sampler may know when it draws."""
+
+    home: pathlib.Path  # the sweep's directory, whose lock this process holds
+    drawn: Sequence[Overrides]  # the draws so far, by number
+    arms: Sequence[rungs.Arm]  # how far each of them is
+    last: int  # the rung that is the end
+
+
+def at_random(space: Mapping[str, Distribution], seed: int, known: Known) -> Overrides:
+    """Returns the draw that `overrides.sample` makes."""
+    return draw_at(space, len(known.drawn), seed)
+
+
+def quasi_monte_carlo(space: Mapping[str, Distribution], seed: int, known: Known) -> Overrides:
+    """Returns the next point of a scrambled Sobol sequence, which fills the space evenly (Bousquet et al. 2017)."""
+    from scipy.stats import qmc
+
+    points = qmc.Sobol(len(space), scramble=True, seed=seed)
+    if known.drawn:
+        points.fast_forward(len(known.drawn))
+    return {field: of(float(share)) for (field, of), share in zip(space.items(), points.random(1)[0], strict=True)}
+
+
+def _learned(name: str) -> Callable[[Mapping[str, Distribution], int, Known], Overrides]:
+    """Returns a sampler of Optuna's, which is loaded when it draws."""
+
+    def draw(space: Mapping[str, Distribution], seed: int, known: Known) -> Overrides:
+        from tformer.lab.sweep import optuna_study
+
+        return optuna_study.ask(name, space, seed, known)
+
+    return draw
+
+
+SAMPLERS: dict[str, Callable[[Mapping[str, Distribution], int, Known], dict[str, Any]]] = {
+    'random': at_random,  # Bergstra & Bengio 2012
+    'qmc': quasi_monte_carlo,
+    'tpe': _learned('tpe'),  # tree-structured Parzen estimator: Bergstra et al. 2011
+    'cmaes': _learned('cmaes'),  # covariance matrix adaptation: Hansen 2016; choices are drawn at random
+}
