@@ -35,7 +35,15 @@ PROCESSES = True
 
 def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) -> None:
     if arguments:
-        if overrides or flags.config or flags.workdir or flags.may_differ or flags.coordinator or flags.profile or flags.until:
+        if (
+            overrides
+            or flags.config
+            or flags.workdir
+            or flags.may_differ
+            or flags.coordinator
+            or flags.profile
+            or flags.until
+        ):
             raise UserError('trials that train together have their own configs: the only flag is --transform')
         train_together(arguments, flags.transform)
         return
@@ -74,7 +82,8 @@ def train_and_evaluate(
 ) -> dict[str, float]:
     """Trains, scores the best checkpoint on the test split (on valid if there is none), and writes result.json.
 
-    Returns the scores; {} if the run is paused after step `until` (`loop.train`). A trial of a sweep that is done stays as it is; if one fails, its workdir keeps the reason.
+    Returns the scores; {} if the run is paused after step `until` (`loop.train`). A trial of a sweep that is done stays
+    as it is; if one fails, its workdir keeps the reason.
     """
     config = checks.settle(extensions.load(config, trusted=True, place='the config'))
     checks.check_here(config)

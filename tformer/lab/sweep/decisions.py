@@ -94,9 +94,9 @@ def decide(
     if not is_spent:
         for each in arms:
             unfinished = each.target <= last and (each.arm.is_busy or not each.arm.values)
-            if unfinished and not each.has_failed and each.arm.number not in closed:
-                if (run := each.waiting_run()) is not None:
-                    return Train(each.arm.number, run, each.target)
+            unfinished = unfinished and not each.has_failed and each.arm.number not in closed
+            if unfinished and (run := each.waiting_run()) is not None:
+                return Train(each.arm.number, run, each.target)
         if (number := _promoted(arms, rule, last, closed)) is not None:
             return Train(number, 0, drawn[number].target)
         if len(drawn) < most:

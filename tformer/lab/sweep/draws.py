@@ -1,24 +1,14 @@
 """What a search draws: each sampler gives draw `number` of a space as a function of its seed and what is known."""
 
-import dataclasses
-import pathlib
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from tformer.lab.sweep import rungs
+from tformer.lab.sweep import optuna_study
 from tformer.lab.sweep.distributions import Distribution
+from tformer.lab.sweep.optuna_study import Known
 from tformer.lab.sweep.overrides import Overrides
 from tformer.lab.sweep.overrides import draw as draw_at
-
-
-@dataclasses.dataclass(frozen=True)
-class Known:
-    """What a sampler may know when it draws."""
-
-    home: pathlib.Path  # the sweep's directory, whose lock this process holds
-    drawn: Sequence[Overrides]  # the draws so far, by number
-    arms: Sequence[rungs.Arm]  # how far each of them is
-    last: int  # the rung that is the end
 
 
 def at_random(space: Mapping[str, Distribution], seed: int, known: Known) -> Overrides:
@@ -36,20 +26,12 @@ def quasi_monte_carlo(space: Mapping[str, Distribution], seed: int, known: Known
     return {field: of(float(share)) for (field, of), share in zip(space.items(), points.random(1)[0], strict=True)}
 
 
-def _learned(name: str) -> Callable[[Mapping[str, Distribution], int, Known], Overrides]:
-    """Returns a sampler of Optuna's, which is loaded when it draws."""
-
-    def draw(space: Mapping[str, Distribution], seed: int, known: Known) -> Overrides:
-        from tformer.lab.sweep import optuna_study
-
-        return optuna_study.ask(name, space, seed, known)
-
-    return draw
-
-
 SAMPLERS: dict[str, Callable[[Mapping[str, Distribution], int, Known], dict[str, Any]]] = {
     'random': at_random,  # Bergstra & Bengio 2012
     'qmc': quasi_monte_carlo,
-    'tpe': _learned('tpe'),  # tree-structured Parzen estimator: Bergstra et al. 2011
-    'cmaes': _learned('cmaes'),  # covariance matrix adaptation: Hansen 2016; choices are drawn at random
+    'tpe': functools.partial(optuna_study.ask, 'tpe'),  # tree-structured Parzen estimator: Bergstra et al. 2011
+    'cmaes': functools.partial(
+        optuna_study.ask, 'cmaes'
+    ),  # covariance matrix adaptation: Hansen 2016; choices are drawn at random
 }
+LEARNED = ('tpe', 'cmaes')  # by what is known

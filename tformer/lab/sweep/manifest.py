@@ -67,6 +67,7 @@ def write(base: Config, trials: Sequence[Trial], home: pathlib.Path, seconds: Ma
             'overrides': trial.overrides,
             'off_percent': trial.mismatch_percent,
             'config_digest': config.digest(trial.config),
+            **({'searched': True} if trial.is_searched else {}),
         }
         for trial in trials
     ]

@@ -1,10 +1,11 @@
 """Optuna: it draws for a search by what the search knows, and rates which fields matter. The extra `search`.
 
-DIR/optuna.log is Optuna's journal of the search, in which every draw is a trial; its dashboard shows it. What it lacks is
-added from the search's own list, so a file that is lost or cut only costs CMA-ES its state.
+DIR/optuna.log is Optuna's journal of the search, in which every draw is a trial; its dashboard shows it. What it lacks
+is added from the search's own list, so a file that is lost or cut only costs CMA-ES its state.
 """
 
 import contextlib
+import dataclasses
 import math
 import pathlib
 import random
@@ -24,15 +25,24 @@ if TYPE_CHECKING:
     import optuna
     from optuna.trial import FrozenTrial
 
-    from tformer.lab.sweep.draws import Known
-
 JOURNAL = 'optuna.log'
 NAME = 'search'  # of the study in the journal
 LEAST = 8  # arms from which fields are rated
 MISSING = "pip install 'tformer[search]'"
 
 
-def ask(sampler: str, space: Mapping[str, Distribution], seed: int, known: 'Known') -> Overrides:
+@dataclasses.dataclass(frozen=True)
+class Known:
+    """What a sampler may know when it draws."""
+
+    home: pathlib.Path  # the sweep's directory, whose lock this process holds
+    drawn: Sequence[Overrides]  # the draws so far, by number
+    arms: Sequence[Arm]  # how far each of them is
+    last: int  # the rung that is the end
+    lower_is_better: bool = True  # of the metric; less is better of the arms' values
+
+
+def ask(sampler: str, space: Mapping[str, Distribution], seed: int, known: Known) -> Overrides:
     """Returns the next draw of Optuna's sampler 'tpe' or 'cmaes', and adds it to the journal.
 
     The sampler has a seed of its own for each draw, so a draw depends on the search's seed and what is known alone.
@@ -57,7 +67,7 @@ def ask(sampler: str, space: Mapping[str, Distribution], seed: int, known: 'Know
         return {field: _option(space[field], value) for field, value in journal.trials[number].params.items()}
 
 
-def tell(space: Mapping[str, Distribution], known: 'Known', lower_is_better: bool, end: bool = False) -> None:
+def tell(space: Mapping[str, Distribution], known: Known, end: bool = False) -> None:
     """Writes to the journal, if there is one, what it does not know yet: the values of arms at rungs, by rung number.
 
     An arm that has reached the end is complete. `end` says that the search is over: arms that did not are pruned.
@@ -66,7 +76,7 @@ def tell(space: Mapping[str, Distribution], known: 'Known', lower_is_better: boo
         return
     with _quiet() as optuna:
         (journal, storage), states = _journal(optuna, space, known), optuna.trial.TrialState
-        sign = 1 if lower_is_better else -1
+        sign = 1 if known.lower_is_better else -1
         for trial, arm in zip(journal.trials, known.arms, strict=False):
             if trial.state.is_finished():
                 continue
@@ -80,7 +90,9 @@ def tell(space: Mapping[str, Distribution], known: 'Known', lower_is_better: boo
                 journal.tell(trial.number, state=states.PRUNED)
 
 
-def importance(space: Mapping[str, Distribution], drawn: Sequence[Overrides], values: Sequence[float]) -> dict[str, float]:
+def importance(
+    space: Mapping[str, Distribution], drawn: Sequence[Overrides], values: Sequence[float]
+) -> dict[str, float]:
     """Returns the share of each field in the variance of the values' ranks, by fANOVA (Hutter et al. 2014).
 
     Ranks bear diverged arms, whose value is inf. The trees of fANOVA are scikit-learn's.
@@ -120,7 +132,7 @@ def _quiet() -> Iterator[Any]:
         optuna.logging.set_verbosity(before)
 
 
-def _journal(optuna: Any, space: Mapping[str, Distribution], known: 'Known') -> tuple['optuna.Study', Any]:
+def _journal(optuna: Any, space: Mapping[str, Distribution], known: Known) -> tuple['optuna.Study', Any]:
     """Returns (the study in the journal, with a trial for each draw, and its storage)."""
     from optuna.storages import JournalStorage, journal
 
@@ -128,7 +140,8 @@ def _journal(optuna: Any, space: Mapping[str, Distribution], known: 'Known') -> 
     try:
         _drop_half_line(file)
         storage = JournalStorage(journal.JournalFileBackend(str(file), lock_obj=_Held()))
-        study = optuna.create_study(storage=storage, study_name=NAME, load_if_exists=True)
+        direction = 'minimize' if known.lower_is_better else 'maximize'
+        study = optuna.create_study(storage=storage, study_name=NAME, direction=direction, load_if_exists=True)
         for drawn in known.drawn[len(study.get_trials(deepcopy=False)) :]:
             params = {field: _written(of, drawn[field]) for field, of in space.items()}
             study.add_trial(_trial(optuna, space, params, {}))
@@ -138,7 +151,7 @@ def _journal(optuna: Any, space: Mapping[str, Distribution], known: 'Known') -> 
 
 
 class _Held:
-    """The lock of the journal: the sweep's, which this process holds. Optuna's own would stay when a process is killed."""
+    """The lock of the journal: the sweep's, which this process holds. Optuna's own would stay after a kill."""
 
     def acquire(self) -> bool:
         return True
@@ -185,9 +198,13 @@ def _seen(optuna: Any, trial: 'FrozenTrial', arm: Arm, last: int, worst: float, 
 
 
 def _trial(
-    optuna: Any, space: Mapping[str, Distribution], params: Mapping[str, Any], attrs: Mapping[str, Any], state: Any = None,
+    optuna: Any,
+    space: Mapping[str, Distribution],
+    params: Mapping[str, Any],
+    attrs: Mapping[str, Any],
+    state: Any = None,
     value: float | None = None,
-) -> 'FrozenTrial':  # fmt: skip
+) -> 'FrozenTrial':
     return optuna.trial.create_trial(
         state=state or optuna.trial.TrialState.RUNNING,
         value=value,
@@ -219,4 +236,6 @@ def _option(of: Distribution, value: Any) -> Any:
     """Returns the value that Optuna keeps as `value`."""
     if not isinstance(of, Choice):
         return value
-    return next(option for option in of.options if _written(of, option) == value and type(_written(of, option)) is type(value))
+    return next(
+        option for option in of.options if _written(of, option) == value and type(_written(of, option)) is type(value)
+    )

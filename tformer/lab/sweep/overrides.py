@@ -1,4 +1,4 @@
-"""Sweeps: lists of overrides, composed by pure functions.
+"""Lists of overrides, composed by pure functions.
 
 A sweep file defines `get_sweep()`:
 
@@ -8,41 +8,19 @@ A sweep file defines `get_sweep()`:
         return Sweep('../g2p.py:demo', product(grid({'model.norm': ['layernorm', 'rmsnorm']}), seeds(3)))
 """
 
-import dataclasses
 import itertools
 import math
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
-
-from ml_collections import ConfigDict
 
 from tformer.errors import UserError
 from tformer.lab.sweep.distributions import Distribution
-from tformer.lab.sweep.matching import Match as Match
 
 Overrides = dict[str, Any]  # dotted fields and their values
 
 SEED = 'train.seed'
 MOST = 100_000  # trials of a sweep
-
-
-@dataclasses.dataclass(frozen=True)
-class Sweep:
-    """A base config and the changes of its trials.
-
-    The first of `arms` is the baseline. Those that differ only in train.seed are one arm; those that make the same
-    config are one trial.
-    """
-
-    base: str | ConfigDict  # FILE[:argument], relative to the sweep file; or what a recipe's get_config returns
-    arms: Sequence[Overrides]  # the overrides of each trial
-    match: Sequence[Match] | Match | None = ()  # quantities in which all arms should equal the baseline
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.base, str | ConfigDict | Mapping):
-            raise UserError(f'Sweep: the base is neither FILE[:argument] nor a config, but {self.base!r}')
-        object.__setattr__(self, 'arms', _dicts(self.arms))
 
 
 # ------------------------------------------------------------------------------------------------- lists of overrides
@@ -64,13 +42,13 @@ def zipped(values: Mapping[str, Iterable[Any]]) -> list[Overrides]:
 
 def chain(*lists: Iterable[Overrides]) -> list[Overrides]:
     """Concatenates the lists."""
-    return [dict(overrides) for each in lists for overrides in _dicts(each)]
+    return [dict(overrides) for each in lists for overrides in as_dicts(each)]
 
 
 def product(*lists: Iterable[Overrides]) -> list[Overrides]:
     """Returns every choice of one of each list, joined; the last list varies fastest. No two may set the same field."""
     joined = []
-    listed = [_dicts(each) for each in lists]
+    listed = [as_dicts(each) for each in lists]
     _few('product', math.prod(map(len, listed)))
     for parts in itertools.product(*listed):
         fields = [field for part in parts for field in part]
@@ -106,7 +84,7 @@ def draw(distributions: Mapping[str, Distribution], number: int, seed: int = 0) 
     return {field: of(random.Random(f'{seed} {field} {number}').random()) for field, of in distributions.items()}
 
 
-def _dicts(overrides: Iterable[Overrides]) -> list[Overrides]:
+def as_dicts(overrides: Iterable[Overrides]) -> list[Overrides]:
     """Returns a list of overrides, and refuses a single dict."""
     listed = list(overrides) if isinstance(overrides, Iterable) else [None]
     if isinstance(overrides, Mapping) or not all(isinstance(each, Mapping) for each in listed):

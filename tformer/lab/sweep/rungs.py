@@ -50,7 +50,9 @@ class Rule:
         Raises:
           UserError: no evaluation is early enough.
         """
-        found = {eval_every * math.ceil(share * num_steps / eval_every) for share in self.shares()} if eval_every else ()
+        found = (
+            {eval_every * math.ceil(share * num_steps / eval_every) for share in self.shares()} if eval_every else ()
+        )
         if not (early := sorted(step for step in found if step < num_steps)):
             raise UserError(
                 f'rungs need evaluations before the end: train.eval_every={eval_every}, train.num_steps={num_steps}'
@@ -109,6 +111,9 @@ class Median(Rule):
             if (found := _best_paused(there, rung)) is not None:
                 return found
         return None
+
+
+asha, hyperband, median = Asha, Hyperband, Median  # as a sweep file calls them
 
 
 def leader(arms: Sequence[Arm]) -> int | None:

@@ -14,7 +14,10 @@ from tformer.config import Config, extensions, hashing, python_files
 from tformer.distributed import processes
 from tformer.errors import Stopped, UserError, choose
 from tformer.lab.sweep import matching
-from tformer.lab.sweep.overrides import SEED, Match, Overrides, Sweep
+from tformer.lab.sweep.declaration import Sweep
+from tformer.lab.sweep.matching import Match
+from tformer.lab.sweep.overrides import SEED, Overrides
+from tformer.lab.sweep.searches import Search
 from tformer.training import workdir
 
 BASELINE = 'baseline'
@@ -34,6 +37,7 @@ class Trial:
     overrides: Overrides  # of the sweep's base, with the adjustments of matching
     config: Config  # not resolved
     mismatch_percent: dict[str, float]  # by quantity, how far it is from the amount that it is matched to
+    is_searched: bool = False  # an arm may be chosen by it, so it gets no verdict
 
     @property
     def directory(self) -> str:
@@ -47,6 +51,20 @@ def load(spec: str, overrides: Mapping[str, str] | None = None) -> tuple[Config,
     Raises:
       UserError: the file or the base has a mistake, or an arm, whose number the message gives.
     """
+    base, sweep = opened(spec, overrides)
+    if isinstance(sweep.arms, Search):
+        raise UserError(f'{spec}: a search has no list of trials')
+    with beginning(config.split(spec)[0]):
+        found = trials(base, sweep.arms, sweep.match)
+        for field in overrides or {}:
+            stated = config.values(base)[field]
+            if all(config.values(trial.config)[field] != stated for trial in found):
+                raise UserError(f'--config.{field}={stated} has no effect in any arm')
+        return base, found
+
+
+def opened(spec: str, overrides: Mapping[str, str] | None = None) -> tuple[Config, Sweep]:
+    """Returns (the base config with the overrides, what the sweep file returns); `UserError` as `load`."""
     path, argument = config.split(spec)
     sweep = config.execute(path, 'get_sweep', *filter(None, [argument]))
     if not isinstance(sweep, Sweep):
@@ -56,19 +74,21 @@ def load(spec: str, overrides: Mapping[str, str] | None = None) -> tuple[Config,
     else:
         with python_files.one_line(path):
             base = config.from_dict(sweep.base)
-    beside = pathlib.Path(path).parent
     base = config.override(base, overrides or {})
-    base = extensions.load(base, trusted=True, place=path, beside=beside)
-    try:
+    base = extensions.load(base, trusted=True, place=path, beside=pathlib.Path(path).parent)
+    varied = [sweep.arms.space] if isinstance(sweep.arms, Search) else sweep.arms
+    with beginning(path):
         for field in overrides or {}:
-            if any(field in arm for arm in sweep.arms) or any(field == match.field for match in _listed(sweep.match)):
+            if any(field in arm for arm in varied) or any(field == match.field for match in listed(sweep.match)):
                 raise UserError(f'--config.{field}: the sweep varies this field itself')
-        found = trials(base, sweep.arms, sweep.match)
-        for field in overrides or {}:
-            stated = config.values(base)[field]
-            if all(config.values(trial.config)[field] != stated for trial in found):
-                raise UserError(f'--config.{field}={stated} has no effect in any arm')
-        return base, found
+    return base, sweep
+
+
+@contextlib.contextmanager
+def beginning(path: str) -> Iterator[None]:
+    """The message of a `UserError` in the block begins with the sweep's file."""
+    try:
+        yield
     except UserError as error:
         raise UserError(f'{path}: {error}') from error
 
@@ -95,7 +115,7 @@ def trials(base: Config, arms: Sequence[Overrides], match: Sequence[Match] | Mat
         except UserError as error:
             raise UserError(f'arm {number} of {len(arms)}: {error}') from error
         made.setdefault(settled, Trial(name, stated.train.seed, _changes(base, stated), settled, {}))
-    return _matched(base, list(made.values()), _listed(match))
+    return _matched(base, list(made.values()), listed(match))
 
 
 def _tell(told: set[str], name: str, line: str) -> None:
@@ -109,7 +129,7 @@ def _changes(base: Config, stated: Config) -> Overrides:
     return {field: new for field, (_, new) in config.difference(base, stated).items()}
 
 
-def _listed(match: Sequence[Match] | Match | None) -> list[Match]:
+def listed(match: Sequence[Match] | Match | None) -> list[Match]:
     """Returns the matches of a sweep as a list."""
     if match is None:
         return []

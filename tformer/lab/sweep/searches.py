@@ -1,10 +1,10 @@
 """A search: what is drawn from which space, which arms go on, and what is run again before any verdict.
 
-    from tformer.lab.sweep import Sweep, asha, log_uniform, search
+from tformer.lab.sweep import Sweep, asha, log_uniform, search
 
-    def get_sweep():
-        space = {'optimizer.learning_rate': log_uniform(1e-4, 1e-1)}
-        return Sweep('../g2p.py:demo', search(space, trials=27, rungs=asha()))
+def get_sweep():
+    space = {'optimizer.learning_rate': log_uniform(1e-4, 1e-1)}
+    return Sweep('../g2p.py:demo', search(space, trials=27, rungs=asha()))
 """
 
 import dataclasses
@@ -103,6 +103,9 @@ class Search:
             'seeds': self.seeds,
             'seed': self.seed,
         }
+
+
+search = Search  # as a sweep file calls it
 
 
 def _numbers(rule: rungs_lib.Rule) -> list[int]:

@@ -1,0 +1,229 @@
+"""What a search trains next: the choice of jobs by what its arms have left in the sweep's directory.
+
+DIR/search.json is the list of its draws. How far an arm is stands in the workdirs of its runs alone: a rung is reached
+when a checkpoint is there or beyond, so a run that is killed on its way to one counts as it did before.
+"""
+
+import dataclasses
+import functools
+import json
+import math
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from tformer import atomic
+from tformer.config import Config, json_files
+from tformer.errors import UserError, nearest
+from tformer.lab.sweep import decisions, draws, jobs, optuna_study, rungs
+from tformer.lab.sweep.decisions import Draw, Drawn, Over, RunState, Train, Waiting
+from tformer.lab.sweep.distributions import Choice
+from tformer.lab.sweep.jobs import Job, State, Wait
+from tformer.lab.sweep.matching import Match
+from tformer.lab.sweep.overrides import SEED, Overrides
+from tformer.lab.sweep.searches import Search
+from tformer.lab.sweep.trials import Trial, error_of, is_done
+from tformer.lab.sweep.trials import trials as make_trials
+from tformer.training import checkpoint, wall_time, writers
+
+LIST = 'search.json'
+
+
+class SearchJobs:
+    """The `NextJob` of a search."""
+
+    def __init__(self, search: Search, base: Config, match: Sequence[Match] | Match | None = ()):
+        """Raises a `UserError` where a value of the space does not fit the base, or the base has no room for rungs."""
+        self.search, self.base, self.match = search, base, match
+        self.steps = search.steps(base)
+        self._arms: dict[str, list[Trial] | str] = {}
+        for field, of in search.space.items():
+            for value in of.options if isinstance(of, Choice) else (of(0.0), of(1.0)):
+                if not isinstance(found := self.arm({field: value}), list):
+                    raise UserError(f'search: {field}={value!r} does not fit the base: {found}')
+
+    @property
+    def last(self) -> int:
+        return len(self.steps) - 1
+
+    # ------------------------------------------------------------------------------------------------------ trials
+
+    def arm(self, overrides: Overrides, seeds: Sequence[int] | None = None) -> list[Trial] | str:
+        """Returns the runs of an arm, by default its searched ones; or why the overrides do not fit the base."""
+        searched = self.search.arm_seeds(self.base)
+        key = json.dumps([overrides, seeds], default=repr)
+        if key not in self._arms:
+            wanted = [{**overrides, SEED: seed} for seed in (searched if seeds is None else seeds)]
+            try:
+                made = make_trials(self.base, [{}, *wanted], self.match)[-len(wanted) :]
+                self._arms[key] = [dataclasses.replace(trial, is_searched=seeds is None) for trial in made]
+            except UserError as error:
+                self._arms[key] = str(error).partition(': ')[2]
+        return self._arms[key]
+
+    def confirming(self, overrides: Overrides) -> list[Trial]:
+        """Returns the runs of an arm with fresh seeds."""
+        fresh = self.search.fresh_seeds(self.base)
+        made = self.arm(overrides, fresh) if fresh else []
+        if isinstance(made, str):
+            raise UserError(f'search: {made}')
+        return made
+
+    def listed(self, home: pathlib.Path) -> list[Trial]:
+        """Returns the trials so far: the baseline with fresh seeds, all that were drawn, and the best arm once it is
+        being confirmed."""
+        drawn = [each for each in read(home, self.search) if isinstance(self.arm(each), list)]
+        fresh = [trial for each in drawn for trial in self.confirming(each) if (home / trial.directory).is_dir()]
+        return _unique([*self.confirming({}), *fresh, *self.runs(drawn)])
+
+    # ---------------------------------------------------------------------------------------------------- decisions
+
+    def __call__(self, state: State) -> Job | Wait | None:
+        search, home = self.search, state.home
+        while True:
+            overrides = read(home, search)
+            drawn = self.look(overrides, state)
+            spent = spending(home, self.runs(overrides)) if search.budget else {}
+            is_spent = any(spent[name] >= amount for name, amount in search.budget.items())
+            closed = self._closed(overrides, state)
+            found = decisions.decide(drawn, search.rungs, self.last, search.trials, is_spent, closed)
+            known = draws.Known(home, overrides, [each.arm for each in drawn], self.last, search.lower_is_better)
+            if search.sampler in draws.LEARNED and isinstance(found, Draw | Over):
+                optuna_study.tell(search.space, known, end=isinstance(found, Over))
+            if isinstance(found, Train):
+                made = self.arm(overrides[found.number])
+                assert isinstance(made, list)  # others have failed
+                return Job((made[found.run],), self.steps[found.rung])
+            if isinstance(found, Waiting):
+                return Wait('the search waits for runs that others train')
+            if not isinstance(found, Draw):
+                break
+            write(home, search, [*overrides, draws.SAMPLERS[search.sampler](search.space, search.seed, known)])
+        best = rungs.leader(known.arms)
+        fresh = self.confirming({}) + (self.confirming(overrides[best]) if best is not None else [])
+        return jobs.first_free(state, _unique(fresh))
+
+    def runs(self, overrides: Sequence[Overrides]) -> list[Trial]:
+        """Returns the searched runs of all arms, each once."""
+        made = [self.arm(each) for each in overrides]
+        return _unique([trial for runs in made if isinstance(runs, list) for trial in runs])
+
+    def look(
+        self, overrides: Sequence[Overrides], state: State | None = None, home: pathlib.Path | None = None
+    ) -> list[Drawn]:
+        """Returns how far each arm is; without a state nothing is leased."""
+        place, seen, drawn = home or (state.home if state else pathlib.Path()), set(), []
+        for number, each in enumerate(overrides):
+            first = self.search.rungs.first(number, self.last) if self.search.rungs else 0
+            made = self.arm(each)
+            if isinstance(made, str):
+                drawn.append(Drawn.of(number, [RunState({}, has_failed=True)], first))
+                continue
+            runs = [self._run_state(place / trial.directory, trial, state) for trial in made]
+            drawn.append(Drawn.of(number, runs, first, is_repeated=made[0].directory in seen))
+            seen.add(made[0].directory)
+        return drawn
+
+    def _run_state(self, place: pathlib.Path, trial: Trial, state: State | None) -> RunState:
+        leased = state is not None and state.of(trial) == jobs.LEASED
+        done = is_done(place)
+        at = math.inf if done else max(checkpoint.steps(place), default=0)
+        ends = [math.inf if step is None else step for step in self.steps]
+        reached = [rung for rung, end in enumerate(ends) if at >= end]
+        curve = _curve(place, self.search.metric, _version(place / 'metrics.jsonl')) if reached else ()
+        sign = 1.0 if self.search.lower_is_better else -1.0
+        values = {rung: _best([sign * value for step, value in curve if step <= ends[rung]]) for rung in reached}
+        begun = not done and at > max((ends[rung] for rung in reached), default=0)
+        return RunState(values, begun, leased, not done and error_of(place) is not None)
+
+    def _closed(self, overrides: Sequence[Overrides], state: State) -> set[int]:
+        """Returns the numbers of the arms that are pruned, or of which a run has stopped by itself."""
+        pruned = jobs.pruned(state.home)
+        closed = set()
+        for number, each in enumerate(overrides):
+            made = self.arm(each)
+            if isinstance(made, list) and (made[0].name in pruned or any(state.of(x) == jobs.STOPPED for x in made)):
+                closed.add(number)
+        return closed
+
+
+def _unique(trials: Sequence[Trial]) -> list[Trial]:
+    return list({trial.directory: trial for trial in trials}.values())
+
+
+# ------------------------------------------------------------------------------------------------------------ files
+
+
+def read(home: pathlib.Path, search: Search) -> list[Overrides]:
+    """Returns the draws so far, by number. Raises a `UserError` if the directory holds another search."""
+    file = home / LIST
+    if not file.is_file():
+        return []
+    found = json_files.read(file)
+    try:
+        there, listed = dict(found['search']), [dict(each) for each in found['draws']]
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f'{file} is not the list of a search: {error}') from error
+    for name, value in search.identity().items():
+        if there.get(name) != value:
+            values = f'{name} is {there.get(name)!r} there, {value!r} here'
+            raise UserError(f'{home} holds another search: {values}; use a fresh --workdir')
+    return [_typed(each, search) for each in listed]
+
+
+def write(home: pathlib.Path, search: Search, drawn: Sequence[Overrides]) -> None:
+    """Writes the draws of a search."""
+    atomic.write(home / LIST, json.dumps({'search': search.identity(), 'draws': drawn}, default=repr, indent=1) + '\n')
+
+
+def _typed(drawn: Overrides, search: Search) -> Overrides:
+    """Returns a draw of the list with the choices themselves, which JSON may write otherwise."""
+    found = {}
+    for field, value in drawn.items():
+        options = getattr(search.space[field], 'options', ())
+        found[field] = next((each for each in options if json.loads(json.dumps(each, default=repr)) == value), value)
+    return found
+
+
+def spending(home: pathlib.Path, trials: Sequence[Trial]) -> dict[str, float]:
+    """Returns the tokens, FLOPs and hours of some trials up to their latest checkpoints, as far as they are known."""
+    total = {'tokens': 0.0, 'flops': 0.0, 'hours': 0.0}
+    for trial in trials:
+        place = home / trial.directory
+        for name, amount in spent(place).items():
+            total[name] += amount
+    return total
+
+
+def spent(place: pathlib.Path) -> dict[str, float]:
+    """Returns the tokens, FLOPs and hours of a run up to its latest checkpoint."""
+    step = max(checkpoint.steps(place), default=0)
+    return {**_totals(place, step), 'hours': wall_time.total_seconds(place) / 3600} if step else {}
+
+
+@functools.lru_cache(maxsize=100_000)
+def _totals(place: pathlib.Path, step: int) -> dict[str, float]:
+    interval = checkpoint.read_metadata(place, step)['interval']
+    return {name: float(interval.get(name) or 0.0) for name in ('tokens', 'flops')}
+
+
+def _version(file: pathlib.Path) -> tuple[int, int]:
+    """Returns what changes when a file does."""
+    found = file.stat()
+    return found.st_mtime_ns, found.st_size
+
+
+@functools.lru_cache(maxsize=100_000)
+def _curve(place: pathlib.Path, metric: str, version: Any) -> tuple[tuple[int, float], ...]:
+    """Returns the evaluations of a run, (step, value) each, nan where one is not finite."""
+    rows = writers.read(place)
+    found = tuple((row['step'], math.nan if row[metric] is None else row[metric]) for row in rows if metric in row)
+    if not found:
+        known = sorted({name for row in rows for name in row if name.startswith('valid/')})
+        raise UserError(f'search: metric={metric} is in no evaluation of {place}{nearest(metric, known)}')
+    return found
+
+
+def _best(values: Sequence[float]) -> float:
+    """Returns the least of the values; nan if the last is not finite, as of a run that has diverged."""
+    return min(value for value in values if math.isfinite(value)) if values and math.isfinite(values[-1]) else math.nan
