@@ -4,14 +4,15 @@ import json
 import math
 import pathlib
 import random
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 from small_sweeps import TINY
 from tformer import config
 from tformer.config import Config
 from tformer.lab.sweep import jobs, log_uniform
 from tformer.lab.sweep.jobs import Job, Wait
+from tformer.lab.sweep.overrides import Overrides
 from tformer.lab.sweep.search_jobs import SearchJobs
 from tformer.lab.sweep.searches import Search
 from tformer.lab.sweep.trials import Trial, is_done
@@ -30,14 +31,34 @@ def curve(trial: Trial, step: int) -> float:
     return 1 + bowl + noise + 3 * math.exp(-step / 60)
 
 
+class Jobs(SearchJobs):
+    """Makes the trials of a draw once for all searches, because that takes long."""
+
+    made_before: ClassVar[dict[str, list[Trial]]] = {}
+
+    def _trials(self, overrides: Overrides, seeds: Sequence[int]) -> list[Trial]:
+        key = json.dumps([overrides, list(seeds), config.to_dict(self.base)], default=str)
+        if key not in self.made_before:
+            self.made_before[key] = super()._trials(overrides, seeds)
+        return self.made_before[key]
+
+
 class Worker:
     """Takes jobs of a search in turn, as the trainers of one or several hosts do."""
 
     def __init__(self, home: pathlib.Path, search: Search, base: Config = BASE, curve: Callable = curve):
-        self.jobs, self.home, self.base, self.curve = SearchJobs(search, base), home, base, curve
+        self.jobs, self.home, self.base, self.curve = Jobs(search, base), home, base, curve
         self.leased: set[str] = set()
+        self.stopped: set[str] = set()
+        home.mkdir(exist_ok=True)
         self.asked: list[tuple[str, int | None]] = []
         self.steps = 0  # that were trained, also in vain
+
+    def again(self) -> 'Worker':
+        """Returns what begins where this one has died: it knows the directory alone, and whom others train."""
+        other = Worker(self.home, self.jobs.search, self.base, self.curve)
+        other.leased = self.leased
+        return other
 
     def of(self, trial: Trial) -> str:
         if is_done(self.home / trial.directory):

@@ -101,7 +101,7 @@ def decide(
             return Train(number, 0, drawn[number].target)
         if len(drawn) < most:
             return Draw()
-        if rule is not None and not any_leased and (number := _unopposed(arms, last, closed)) is not None:
+        if not any_leased and (number := _unopposed(arms, last, closed)) is not None:
             return Train(number, 0, drawn[number].target)
     return Waiting() if any_leased else Over()
 
@@ -115,7 +115,11 @@ def _promoted(arms: Sequence[Drawn], rule: Rule | None, last: int, closed: Colle
 
 
 def _unopposed(arms: Sequence[Drawn], last: int, closed: Collection[int]) -> int | None:
-    """Returns the number of the best arm where none has reached the end, and no other can: it goes on alone."""
-    if any(math.isfinite(each.arm.values.get(last, math.inf)) for each in arms):
-        return None
-    return rungs.leader([each.arm for each in arms if each.arm.number not in closed])
+    """Returns the number of an arm that goes on alone: the best of those that begin at a rung, where none of them has
+    reached the end, and no other can."""
+    for first in sorted({each.first for each in arms}):
+        own = [each.arm for each in arms if each.first == first and each.arm.number not in closed]
+        best = rungs.leader(own)
+        if best is not None and next(arm for arm in own if arm.number == best).rung < last:
+            return best
+    return None

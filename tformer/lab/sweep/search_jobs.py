@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import json
 import math
+import os
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +23,7 @@ from tformer.lab.sweep.jobs import Job, State, Wait
 from tformer.lab.sweep.matching import Match
 from tformer.lab.sweep.overrides import SEED, Overrides
 from tformer.lab.sweep.searches import Search
-from tformer.lab.sweep.trials import Trial, error_of, is_done
+from tformer.lab.sweep.trials import ERROR, RESULT, Trial, error_of, is_done
 from tformer.lab.sweep.trials import trials as make_trials
 from tformer.training import checkpoint, wall_time, writers
 
@@ -36,7 +37,8 @@ class SearchJobs:
         """Raises a `UserError` where a value of the space does not fit the base, or the base has no room for rungs."""
         self.search, self.base, self.match = search, base, match
         self.steps = search.steps(base)
-        self._arms: dict[str, list[Trial] | str] = {}
+        self._made: list[list[Trial] | str] = []  # the searched runs of each draw, or why there are none
+        self._seen: dict[str, tuple[Any, RunState]] = {}  # of each run what was read when, by its directory
         for field, of in search.space.items():
             for value in of.options if isinstance(of, Choice) else (of(0.0), of(1.0)):
                 if not isinstance(found := self.arm({field: value}), list):
@@ -48,33 +50,40 @@ class SearchJobs:
 
     # ------------------------------------------------------------------------------------------------------ trials
 
-    def arm(self, overrides: Overrides, seeds: Sequence[int] | None = None) -> list[Trial] | str:
-        """Returns the runs of an arm, by default its searched ones; or why the overrides do not fit the base."""
-        searched = self.search.arm_seeds(self.base)
-        key = json.dumps([overrides, seeds], default=repr)
-        if key not in self._arms:
-            wanted = [{**overrides, SEED: seed} for seed in (searched if seeds is None else seeds)]
-            try:
-                made = make_trials(self.base, [{}, *wanted], self.match)[-len(wanted) :]
-                self._arms[key] = [dataclasses.replace(trial, is_searched=seeds is None) for trial in made]
-            except UserError as error:
-                self._arms[key] = str(error).partition(': ')[2]
-        return self._arms[key]
+    def arm(self, overrides: Overrides) -> list[Trial] | str:
+        """Returns the searched runs of an arm; or why the overrides do not fit the base."""
+        try:
+            made = self._trials(overrides, self.search.arm_seeds(self.base))
+        except UserError as error:
+            return str(error).partition(': ')[2]  # without the number of the arm
+        return [dataclasses.replace(trial, is_searched=True) for trial in made]
 
     def confirming(self, overrides: Overrides) -> list[Trial]:
         """Returns the runs of an arm with fresh seeds."""
-        fresh = self.search.fresh_seeds(self.base)
-        made = self.arm(overrides, fresh) if fresh else []
-        if isinstance(made, str):
-            raise UserError(f'search: {made}')
-        return made
+        return self._trials(overrides, fresh) if (fresh := self.search.fresh_seeds(self.base)) else []
+
+    def _trials(self, overrides: Overrides, seeds: Sequence[int]) -> list[Trial]:
+        wanted = [{**overrides, SEED: seed} for seed in seeds]
+        return make_trials(self.base, [{}, *wanted], self.match)[-len(wanted) :]
+
+    def made(self, drawn: Sequence[Overrides]) -> list[list[Trial] | str]:
+        """Returns the arms of all draws."""
+        self._made += map(self.arm, drawn[len(self._made) :])
+        return self._made
+
+    def runs(self, drawn: Sequence[Overrides]) -> list[Trial]:
+        """Returns the searched runs of all draws, each once."""
+        return _unique([trial for runs in self.made(drawn) if isinstance(runs, list) for trial in runs])
 
     def listed(self, home: pathlib.Path) -> list[Trial]:
         """Returns the trials so far: the baseline with fresh seeds, all that were drawn, and the best arm once it is
         being confirmed."""
-        drawn = [each for each in read(home, self.search) if isinstance(self.arm(each), list)]
-        fresh = [trial for each in drawn for trial in self.confirming(each) if (home / trial.directory).is_dir()]
-        return _unique([*self.confirming({}), *fresh, *self.runs(drawn)])
+        drawn, fresh = read(home, self.search), self.confirming({})
+        seeds = self.search.fresh_seeds(self.base)
+        for overrides, runs in zip(drawn, self.made(drawn), strict=True):
+            if isinstance(runs, list) and any((home / runs[0].name / f'seed_{seed}').is_dir() for seed in seeds):
+                fresh += self.confirming(overrides)
+        return _unique([*fresh, *self.runs(drawn)])
 
     # ---------------------------------------------------------------------------------------------------- decisions
 
@@ -85,13 +94,13 @@ class SearchJobs:
             drawn = self.look(overrides, state)
             spent = spending(home, self.runs(overrides)) if search.budget else {}
             is_spent = any(spent[name] >= amount for name, amount in search.budget.items())
-            closed = self._closed(overrides, state)
+            closed = self._closed(state)
             found = decisions.decide(drawn, search.rungs, self.last, search.trials, is_spent, closed)
             known = draws.Known(home, overrides, [each.arm for each in drawn], self.last, search.lower_is_better)
             if search.sampler in draws.LEARNED and isinstance(found, Draw | Over):
                 optuna_study.tell(search.space, known, end=isinstance(found, Over))
             if isinstance(found, Train):
-                made = self.arm(overrides[found.number])
+                made = self._made[found.number]
                 assert isinstance(made, list)  # others have failed
                 return Job((made[found.run],), self.steps[found.rung])
             if isinstance(found, Waiting):
@@ -103,48 +112,47 @@ class SearchJobs:
         fresh = self.confirming({}) + (self.confirming(overrides[best]) if best is not None else [])
         return jobs.first_free(state, _unique(fresh))
 
-    def runs(self, overrides: Sequence[Overrides]) -> list[Trial]:
-        """Returns the searched runs of all arms, each once."""
-        made = [self.arm(each) for each in overrides]
-        return _unique([trial for runs in made if isinstance(runs, list) for trial in runs])
-
-    def look(
-        self, overrides: Sequence[Overrides], state: State | None = None, home: pathlib.Path | None = None
-    ) -> list[Drawn]:
-        """Returns how far each arm is; without a state nothing is leased."""
-        place, seen, drawn = home or (state.home if state else pathlib.Path()), set(), []
-        for number, each in enumerate(overrides):
+    def look(self, overrides: Sequence[Overrides], state: State) -> list[Drawn]:
+        """Returns how far each arm is."""
+        seen, drawn = set(), []
+        for number, made in enumerate(self.made(overrides)):
             first = self.search.rungs.first(number, self.last) if self.search.rungs else 0
-            made = self.arm(each)
             if isinstance(made, str):
                 drawn.append(Drawn.of(number, [RunState({}, has_failed=True)], first))
                 continue
-            runs = [self._run_state(place / trial.directory, trial, state) for trial in made]
+            runs = [self.run_state(state.home, trial, state.of(trial) == jobs.LEASED) for trial in made]
             drawn.append(Drawn.of(number, runs, first, is_repeated=made[0].directory in seen))
             seen.add(made[0].directory)
         return drawn
 
-    def _run_state(self, place: pathlib.Path, trial: Trial, state: State | None) -> RunState:
-        leased = state is not None and state.of(trial) == jobs.LEASED
+    def run_state(self, home: pathlib.Path, trial: Trial, is_leased: bool = False) -> RunState:
+        """Returns how far a run is, read anew if it may have changed."""
+        place = f'{home}/{trial.directory}'
+        version = is_leased, *(_changed(f'{place}/{name}') for name in ('checkpoints', RESULT, ERROR))
+        if self._seen.get(trial.directory, (None,))[0] != version:
+            self._seen[trial.directory] = version, self._read(pathlib.Path(place), is_leased)
+        return self._seen[trial.directory][1]
+
+    def _read(self, place: pathlib.Path, is_leased: bool) -> RunState:
         done = is_done(place)
         at = math.inf if done else max(checkpoint.steps(place), default=0)
         ends = [math.inf if step is None else step for step in self.steps]
         reached = [rung for rung, end in enumerate(ends) if at >= end]
-        curve = _curve(place, self.search.metric, _version(place / 'metrics.jsonl')) if reached else ()
+        curve = evaluations(place, self.search.metric) if reached else ()
         sign = 1.0 if self.search.lower_is_better else -1.0
         values = {rung: _best([sign * value for step, value in curve if step <= ends[rung]]) for rung in reached}
         begun = not done and at > max((ends[rung] for rung in reached), default=0)
-        return RunState(values, begun, leased, not done and error_of(place) is not None)
+        return RunState(values, begun, is_leased, not done and error_of(place) is not None)
 
-    def _closed(self, overrides: Sequence[Overrides], state: State) -> set[int]:
+    def _closed(self, state: State) -> set[int]:
         """Returns the numbers of the arms that are pruned, or of which a run has stopped by itself."""
         pruned = jobs.pruned(state.home)
-        closed = set()
-        for number, each in enumerate(overrides):
-            made = self.arm(each)
-            if isinstance(made, list) and (made[0].name in pruned or any(state.of(x) == jobs.STOPPED for x in made)):
-                closed.add(number)
-        return closed
+        return {
+            number
+            for number, made in enumerate(self._made)
+            if isinstance(made, list)
+            and (made[0].name in pruned or not state.stopped.isdisjoint(trial.directory for trial in made))
+        }
 
 
 def _unique(trials: Sequence[Trial]) -> list[Trial]:
@@ -207,21 +215,22 @@ def _totals(place: pathlib.Path, step: int) -> dict[str, float]:
     return {name: float(interval.get(name) or 0.0) for name in ('tokens', 'flops')}
 
 
-def _version(file: pathlib.Path) -> tuple[int, int]:
-    """Returns what changes when a file does."""
-    found = file.stat()
-    return found.st_mtime_ns, found.st_size
-
-
-@functools.lru_cache(maxsize=100_000)
-def _curve(place: pathlib.Path, metric: str, version: Any) -> tuple[tuple[int, float], ...]:
+def evaluations(place: pathlib.Path, metric: str) -> list[tuple[int, float]]:
     """Returns the evaluations of a run, (step, value) each, nan where one is not finite."""
     rows = writers.read(place)
-    found = tuple((row['step'], math.nan if row[metric] is None else row[metric]) for row in rows if metric in row)
+    found = [(row['step'], math.nan if row[metric] is None else row[metric]) for row in rows if metric in row]
     if not found:
         known = sorted({name for row in rows for name in row if name.startswith('valid/')})
         raise UserError(f'search: metric={metric} is in no evaluation of {place}{nearest(metric, known)}')
     return found
+
+
+def _changed(file: str) -> int:
+    """Returns when a file has changed last; 0 if there is none."""
+    try:
+        return os.stat(file).st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _best(values: Sequence[float]) -> float:
