@@ -37,7 +37,7 @@ def test_rungs_are_evaluations_before_the_end_by_powers_of_the_reduction():
     assert asha().steps(100, 20) == (20, 40, 100)  # two that fall together are one
     assert median().steps(400, 10) == (100, 200, 300, 400)
     for rule, every in ((asha(), None), (asha(), 100), (median(), 200)):
-        with pytest.raises(UserError, match='rungs need evaluations before the end: train.eval_every='):
+        with pytest.raises(UserError, match=r'rungs need evaluations before the end: train\.eval_every='):
             rule.steps(100, every)
 
 

@@ -344,7 +344,7 @@ def test_mistakes_are_told(message):
 
 def test_a_metric_that_no_evaluation_has_is_told_with_the_nearest(tmp_path):
     worker = Worker(tmp_path, search(SPACE, 'random', 3, metric='valid/lss', direction='maximize'))
-    with pytest.raises(UserError, match="metric=valid/lss is in no evaluation of .*; did you mean 'valid/loss'"):
+    with pytest.raises(UserError, match=r"metric=valid/lss is in no evaluation of .*; did you mean 'valid/loss'"):
         worker.run()
 
 

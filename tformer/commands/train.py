@@ -3,16 +3,19 @@
     tformer train --config=FILE[:argument] --workdir=DIR [--config.section.field=value ...] [--may_differ=FIELD,FIELD]
                   [--profile=FIRST:LAST] [--until=STEP]
     tformer train WORKDIR WORKDIR ... [--transform=vmap]
+    tformer train --jobs
 
-The second form trains trials of a sweep together in one program; `tformer sweep --together=N` uses it.
+The second form trains trials of a sweep together in one program. The third trains trial after trial, as `tformer sweep`
+tells it on standard input.
 """
 
 import dataclasses
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tformer import checks, commands
-from tformer.commands import evaluate, scoring
+from tformer.commands import evaluate, scoring, trainer
 from tformer.commands.run import Run
 from tformer.config import Config, extensions
 from tformer.data.batches import mixture
@@ -28,22 +31,19 @@ SHARED_FLAGS = ('config', 'workdir', 'transform', 'profile')
 FLAGS: dict[str, commands.Flag] = {
     'may_differ': ('list', [], "fields that may differ from those of the workdir's checkpoint"),
     'until': ('int', None, 'pause after this step, saved; the same command without it goes on to the same bits'),
+    'jobs': ('bool', False, 'train the jobs on standard input, one after another'),
 }
 ARGUMENTS = 'WORKDIR'
 PROCESSES = True
 
 
 def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) -> None:
+    if flags.jobs:
+        trainer.serve(do)
+        return
     if arguments:
-        if (
-            overrides
-            or flags.config
-            or flags.workdir
-            or flags.may_differ
-            or flags.coordinator
-            or flags.profile
-            or flags.until
-        ):
+        of_one = flags.config, flags.workdir, flags.may_differ, flags.coordinator, flags.profile, flags.until
+        if overrides or any(of_one):
             raise UserError('trials that train together have their own configs: the only flag is --transform')
         train_together(arguments, flags.transform)
         return
@@ -53,6 +53,16 @@ def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) 
         raise UserError(f'--until={flags.until} must be a positive number of steps')
     trace = None if flags.profile is None else StepTrace(flags.profile, home)
     train_and_evaluate(config, home, flags.may_differ, trace, flags.until)
+
+
+def do(job: Mapping[str, Any]) -> None:
+    """Trains what a job of `trainer.serve` names."""
+    homes = job['homes']
+    if len(homes) > 1:
+        train_together(homes, job['transform'])
+        return
+    config = checks.load(str(pathlib.Path(homes[0]) / trials.STATED))
+    train_and_evaluate(config, homes[0], until=job['until'])
 
 
 def train(config: Config, workdir: str | pathlib.Path, may_differ: Sequence[str] = ()) -> Run:

@@ -37,8 +37,8 @@ def groups(trials: Sequence[Trial], most: int) -> list[list[Trial]]:
 def common(stated: Config) -> Config | None:
     """Returns a config that is equal for trials that one program can train; None: the trial is trained alone.
 
-    It has the seed where that decides the number of steps or examples. Trials that may stop early, that have a teacher, experts
-    or optimizer.offload, or whose mesh has a pipeline, context or expert axis are trained alone.
+    It has the seed where that decides the number of steps or examples. Trials that may stop early, that have a teacher,
+    experts or optimizer.offload, or whose mesh has a pipeline, context or expert axis are trained alone.
     """
     data, train = stated.data, stated.train
     if train.patience is not None or stated.model.num_experts is not None or stated.optimizer.offload:

@@ -18,6 +18,10 @@ class Range:
     log: bool = False
     whole: bool = False
 
+    def __str__(self) -> str:
+        kind = 'integers ' if self.whole else ''
+        return f'{kind}{self.low:g} to {self.high:g}{", by ratios" if self.log else ""}'
+
     def __call__(self, share: float) -> float:
         # An integer stands for the numbers that are rounded to it.
         low, high = (self.low - 0.5, self.high + 0.5) if self.whole else (self.low, self.high)
@@ -30,6 +34,9 @@ class Choice:
     """Values without an order, all equally likely."""
 
     options: Sequence[Any]
+
+    def __str__(self) -> str:
+        return f'one of {", ".join(map(str, self.options))}'
 
     def __call__(self, share: float) -> Any:
         return self.options[int(share * len(self.options))]

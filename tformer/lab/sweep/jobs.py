@@ -37,6 +37,7 @@ class State:
     def __init__(self, home: pathlib.Path, leases: Leases):
         self.home, self.leases = home, leases
         self.stopped: set[str] = set()  # directories of trials that saved and stopped by themselves
+        self.failed: dict[str, int] = {}  # the exit codes of trials that failed here, by their directories
         self._done: set[str] = set()
         self._pruned: Collection[str] = ()
 
@@ -53,7 +54,7 @@ class State:
             return DONE
         if self.leases.is_held(trial.directory):
             return LEASED
-        if error_of(place) is not None:
+        if trial.directory in self.failed or error_of(place) is not None:
             return FAILED
         if trial.directory in self.stopped:
             return STOPPED

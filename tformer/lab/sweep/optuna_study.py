@@ -6,6 +6,7 @@ is added from the search's own list, so a file that is lost or cut only costs CM
 
 import contextlib
 import dataclasses
+import importlib.util
 import math
 import pathlib
 import random
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 JOURNAL = 'optuna.log'
 NAME = 'search'  # of the study in the journal
 LEAST = 8  # arms from which fields are rated
+PACKAGES = {'tpe': ('optuna',), 'cmaes': ('optuna', 'cmaes')}  # that samplers need
 MISSING = "pip install 'tformer[search]'"
 
 
@@ -40,6 +42,13 @@ class Known:
     arms: Sequence[Arm]  # how far each of them is
     last: int  # the rung that is the end
     lower_is_better: bool = True  # of the metric; less is better of the arms' values
+
+
+def check(sampler: str) -> None:
+    """Raises a `UserError` if a sampler lacks its packages."""
+    for package in PACKAGES.get(sampler, ()):
+        if importlib.util.find_spec(package) is None:
+            raise UserError(f'sampler {sampler} needs the package {package}: {MISSING}')
 
 
 def ask(sampler: str, space: Mapping[str, Distribution], seed: int, known: Known) -> Overrides:
@@ -121,7 +130,7 @@ def _quiet() -> Iterator[Any]:
     try:
         import optuna
     except ImportError as error:
-        raise UserError(f'samplers tpe and cmaes and the rating of fields need Optuna: {MISSING}') from error
+        raise UserError(f'to rate fields needs Optuna: {MISSING}') from error
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
@@ -171,10 +180,6 @@ def _drop_half_line(file: pathlib.Path) -> None:
 def _sampler(optuna: Any, name: str, seed: int, number: int) -> Any:
     own = random.Random(f'{seed} {number}').getrandbits(31)
     if name == 'cmaes':
-        try:
-            import cmaes  # noqa: F401
-        except ImportError as error:
-            raise UserError(f'sampler cmaes needs the package cmaes: {MISSING}') from error
         return optuna.samplers.CmaEsSampler(seed=own, warn_independent_sampling=False)
     return optuna.samplers.TPESampler(seed=own)
 

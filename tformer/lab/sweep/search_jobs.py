@@ -16,7 +16,7 @@ from typing import Any
 from tformer import atomic
 from tformer.config import Config, json_files
 from tformer.errors import UserError, nearest
-from tformer.lab.sweep import decisions, draws, jobs, optuna_study, rungs
+from tformer.lab.sweep import decisions, draws, jobs, manifest, optuna_study, rungs
 from tformer.lab.sweep.decisions import Draw, Drawn, Over, RunState, Train, Waiting
 from tformer.lab.sweep.distributions import Choice
 from tformer.lab.sweep.jobs import Job, State, Wait
@@ -35,6 +35,7 @@ class SearchJobs:
 
     def __init__(self, search: Search, base: Config, match: Sequence[Match] | Match | None = ()):
         """Raises a `UserError` where a value of the space does not fit the base, or the base has no room for rungs."""
+        optuna_study.check(search.sampler)
         self.search, self.base, self.match = search, base, match
         self.steps = search.steps(base)
         self._made: list[list[Trial] | str] = []  # the searched runs of each draw, or why there are none
@@ -75,15 +76,33 @@ class SearchJobs:
         """Returns the searched runs of all draws, each once."""
         return _unique([trial for runs in self.made(drawn) if isinstance(runs, list) for trial in runs])
 
-    def listed(self, home: pathlib.Path) -> list[Trial]:
+    def listed(self, home: pathlib.Path | None) -> list[Trial]:
         """Returns the trials so far: the baseline with fresh seeds, all that were drawn, and the best arm once it is
         being confirmed."""
+        if home is None:
+            return self.confirming({})
         drawn, fresh = read(home, self.search), self.confirming({})
         seeds = self.search.fresh_seeds(self.base)
         for overrides, runs in zip(drawn, self.made(drawn), strict=True):
             if isinstance(runs, list) and any((home / runs[0].name / f'seed_{seed}').is_dir() for seed in seeds):
                 fresh += self.confirming(overrides)
         return _unique([*fresh, *self.runs(drawn)])
+
+    def plan(self, home: str | pathlib.Path | None) -> str:
+        """Returns what the search will do, in a few lines."""
+        search, steps = self.search, [step for step in self.steps if step is not None]
+        aim = 'least' if search.lower_is_better else 'greatest'
+        fields = '\n'.join(f'  {field}: {of}' for field, of in search.space.items())
+        lines = [f'a search for the {aim} {search.metric} by {search.sampler}, of up to {search.trials} arms:', fields]
+        if search.rungs is not None:
+            rule = type(search.rungs).__name__.lower()
+            lines.append(f'{rule} pauses arms after steps {", ".join(map(str, steps))} of {self.base.train.num_steps}')
+        lines += [f'it ends after {amount:g} {name}' for name, amount in search.budget.items()]
+        if search.confirm:
+            lines.append(f'then the best arm and the baseline run with {search.confirm} fresh seeds each')
+        if home is not None and (drawn := read(pathlib.Path(home), search)):
+            lines.append(f'{len(drawn)} arms have been drawn')
+        return '\n'.join(lines)
 
     # ---------------------------------------------------------------------------------------------------- decisions
 
@@ -108,6 +127,7 @@ class SearchJobs:
             if not isinstance(found, Draw):
                 break
             write(home, search, [*overrides, draws.SAMPLERS[search.sampler](search.space, search.seed, known)])
+        manifest.add(self.base, self.runs(overrides), home)  # another host may have written the list meanwhile
         best = rungs.leader(known.arms)
         fresh = self.confirming({}) + (self.confirming(overrides[best]) if best is not None else [])
         return jobs.first_free(state, _unique(fresh))

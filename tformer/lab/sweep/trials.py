@@ -53,14 +53,19 @@ def load(spec: str, overrides: Mapping[str, str] | None = None) -> tuple[Config,
     """
     base, sweep = opened(spec, overrides)
     if isinstance(sweep.arms, Search):
-        raise UserError(f'{spec}: a search has no list of trials')
-    with beginning(config.split(spec)[0]):
-        found = trials(base, sweep.arms, sweep.match)
-        for field in overrides or {}:
-            stated = config.values(base)[field]
-            if all(config.values(trial.config)[field] != stated for trial in found):
-                raise UserError(f'--config.{field}={stated} has no effect in any arm')
-        return base, found
+        raise UserError(f'{spec}: the trials of a search are drawn one after the other')
+    with beginning(spec):
+        return base, listed(base, sweep, overrides)
+
+
+def listed(base: Config, sweep: Sweep, overrides: Mapping[str, str] | None = None) -> list[Trial]:
+    """Returns the trials of what `opened` returns with these overrides."""
+    found = trials(base, [{}] if isinstance(sweep.arms, Search) else sweep.arms, sweep.match)
+    for field in overrides or {}:
+        stated = config.values(base)[field]
+        if all(config.values(trial.config)[field] != stated for trial in found):
+            raise UserError(f'--config.{field}={stated} has no effect in any arm')
+    return found
 
 
 def opened(spec: str, overrides: Mapping[str, str] | None = None) -> tuple[Config, Sweep]:
@@ -77,20 +82,20 @@ def opened(spec: str, overrides: Mapping[str, str] | None = None) -> tuple[Confi
     base = config.override(base, overrides or {})
     base = extensions.load(base, trusted=True, place=path, beside=pathlib.Path(path).parent)
     varied = [sweep.arms.space] if isinstance(sweep.arms, Search) else sweep.arms
-    with beginning(path):
+    with beginning(spec):
         for field in overrides or {}:
-            if any(field in arm for arm in varied) or any(field == match.field for match in listed(sweep.match)):
+            if any(field in arm for arm in varied) or any(field == match.field for match in _listed(sweep.match)):
                 raise UserError(f'--config.{field}: the sweep varies this field itself')
     return base, sweep
 
 
 @contextlib.contextmanager
-def beginning(path: str) -> Iterator[None]:
-    """The message of a `UserError` in the block begins with the sweep's file."""
+def beginning(spec: str) -> Iterator[None]:
+    """The message of a `UserError` in the block begins with the file of the sweep."""
     try:
         yield
     except UserError as error:
-        raise UserError(f'{path}: {error}') from error
+        raise UserError(f'{config.split(spec)[0]}: {error}') from error
 
 
 def trials(base: Config, arms: Sequence[Overrides], match: Sequence[Match] | Match | None = ()) -> list[Trial]:
@@ -115,7 +120,7 @@ def trials(base: Config, arms: Sequence[Overrides], match: Sequence[Match] | Mat
         except UserError as error:
             raise UserError(f'arm {number} of {len(arms)}: {error}') from error
         made.setdefault(settled, Trial(name, stated.train.seed, _changes(base, stated), settled, {}))
-    return _matched(base, list(made.values()), listed(match))
+    return _matched(base, list(made.values()), _listed(match))
 
 
 def _tell(told: set[str], name: str, line: str) -> None:
@@ -129,7 +134,7 @@ def _changes(base: Config, stated: Config) -> Overrides:
     return {field: new for field, (_, new) in config.difference(base, stated).items()}
 
 
-def listed(match: Sequence[Match] | Match | None) -> list[Match]:
+def _listed(match: Sequence[Match] | Match | None) -> list[Match]:
     """Returns the matches of a sweep as a list."""
     if match is None:
         return []
