@@ -130,7 +130,7 @@ def _loaded(
         if where is not None and where.together > 1:
             raise UserError(f'--together={where.together}: the arms of a search train one by one')
         search = SearchJobs(sweep.arms, base, sweep.match)
-        return _Loaded(base, search.listed(None if workdir is None else pathlib.Path(workdir)), search)
+        return _Loaded(search.base, search.listed(None if workdir is None else pathlib.Path(workdir)), search)
 
 
 def _claim(spec: str, workdir: str, overrides: Mapping[str, str]) -> int:

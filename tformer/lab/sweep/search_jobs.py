@@ -13,7 +13,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from tformer import atomic
+from tformer import atomic, config
 from tformer.config import Config, json_files
 from tformer.errors import UserError, nearest
 from tformer.lab.sweep import decisions, draws, jobs, manifest, optuna_study, rungs
@@ -36,8 +36,8 @@ class SearchJobs:
     def __init__(self, search: Search, base: Config, match: Sequence[Match] | Match | None = ()):
         """Raises a `UserError` where a value of the space does not fit the base, or the base has no room for rungs."""
         optuna_study.check(search.sampler)
-        self.search, self.base, self.match = search, base, match
-        self.steps = search.steps(base)
+        self.search, self.base, self.match = search, config.override(base, search.baseline), match
+        self.steps = search.steps(self.base)
         self._made: list[list[Trial] | str] = []  # the searched runs of each draw, or why there are none
         self._seen: dict[str, tuple[Any, RunState]] = {}  # of each run what was read when, by its directory
         for field, of in search.space.items():

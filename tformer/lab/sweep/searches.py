@@ -19,7 +19,7 @@ from tformer.evaluation import metrics
 from tformer.lab.sweep import rungs as rungs_lib
 from tformer.lab.sweep.distributions import Choice, Distribution, Range
 from tformer.lab.sweep.draws import SAMPLERS
-from tformer.lab.sweep.overrides import MOST, SEED
+from tformer.lab.sweep.overrides import MOST, SEED, Overrides
 
 BUDGETS = ('tokens', 'flops', 'hours')  # in which a search can be bounded, besides its trials
 DIRECTIONS = {'minimize': True, 'maximize': False}
@@ -30,7 +30,7 @@ LEAST_CONFIRMED = 2  # runs, of which a noise is known
 class Search:
     """In the place of a sweep's lists of overrides: arms that are drawn one after the other, by what came before.
 
-    The baseline is the sweep's base. The best arm and the baseline are run again with `confirm` fresh seeds, and only
+    The baseline is the sweep's base, changed by `baseline`. The best arm and the baseline are run again with `confirm` fresh seeds, and only
     these runs get verdicts: the best of many is partly lucky.
     """
 
@@ -44,6 +44,7 @@ class Search:
     budget: Mapping[str, float] = dataclasses.field(default_factory=dict)  # tokens, flops or hours of the search
     seeds: int = 1  # runs of an arm, whose mean is its value
     seed: int = 0  # of the sampler
+    baseline: Overrides = dataclasses.field(default_factory=dict)  # of the sweep's base, in all arms
 
     def __post_init__(self) -> None:
         _check_space(self.space)
@@ -62,6 +63,8 @@ class Search:
                 raise UserError(f'search: {name}={number!r} is not an integer from {least} to {MOST:,}')
         if 0 < self.confirm < LEAST_CONFIRMED:
             raise UserError(f'search: confirm={self.confirm} tells no noise: at least {LEAST_CONFIRMED}, or 0 for none')
+        if not isinstance(self.baseline, Mapping):
+            raise UserError(f'search: baseline={self.baseline!r} is not a dict of fields')
         if not isinstance(self.budget, Mapping):
             raise UserError(f'search: budget={self.budget!r} is not a dict such as {{"hours": 2}}')
         for name, amount in self.budget.items():
