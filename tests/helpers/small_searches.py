@@ -104,7 +104,7 @@ class Worker:
 
     def draws(self) -> list[Mapping[str, Any]]:
         file = self.home / 'search.json'
-        return json.loads(file.read_text())['draws'] if file.exists() else []
+        return [each['overrides'] for each in json.loads(file.read_text())['draws']] if file.exists() else []
 
 
 def read_rows(place: pathlib.Path) -> list[dict[str, Any]]:

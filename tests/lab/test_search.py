@@ -283,7 +283,9 @@ def test_the_journal_is_a_study_that_optuna_reads_and_its_loss_costs_no_draw(tmp
         more.run()
         assert more.draws()[:10] == drawn and len(more.draws()) == 12
         (tmp_path / 'search.json').write_text(
-            json.dumps(json.loads((tmp_path / 'search.json').read_text()) | {'draws': drawn})
+            json.dumps(
+                json.loads((tmp_path / 'search.json').read_text()) | {'draws': [{'overrides': each} for each in drawn]}
+            )
         )
 
 

@@ -126,11 +126,20 @@ class SearchJobs:
                 return Wait('the search waits for runs that others train')
             if not isinstance(found, Draw):
                 break
-            write(home, search, [*overrides, draws.SAMPLERS[search.sampler](search.space, search.seed, known)])
+            self._write(home, [*overrides, draws.SAMPLERS[search.sampler](search.space, search.seed, known)])
         manifest.add(self.base, self.runs(overrides), home)  # another host may have written the list meanwhile
         best = rungs.leader(known.arms)
         fresh = self.confirming({}) + (self.confirming(overrides[best]) if best is not None else [])
         return jobs.first_free(state, _unique(fresh))
+
+    def _write(self, home: pathlib.Path, drawn: Sequence[Overrides]) -> None:
+        """Writes the draws, with what a report needs: the name of each arm, or why it is none."""
+        draws = [
+            {'overrides': overrides, **({'error': made} if isinstance(made, str) else {'arm': made[0].name})}
+            for overrides, made in zip(drawn, self.made(drawn), strict=True)
+        ]
+        found = {'search': self.search.identity(), 'steps': self.steps, 'draws': draws}
+        atomic.write(home / LIST, json.dumps(found, default=repr, indent=1) + '\n')
 
     def look(self, overrides: Sequence[Overrides], state: State) -> list[Drawn]:
         """Returns how far each arm is."""
@@ -160,7 +169,7 @@ class SearchJobs:
         reached = [rung for rung, end in enumerate(ends) if at >= end]
         curve = evaluations(place, self.search.metric) if reached else ()
         sign = 1.0 if self.search.lower_is_better else -1.0
-        values = {rung: _best([sign * value for step, value in curve if step <= ends[rung]]) for rung in reached}
+        values = {rung: best_so_far([sign * value for step, value in curve if step <= ends[rung]]) for rung in reached}
         begun = not done and at > max((ends[rung] for rung in reached), default=0)
         return RunState(values, begun, is_leased, not done and error_of(place) is not None)
 
@@ -189,7 +198,7 @@ def read(home: pathlib.Path, search: Search) -> list[Overrides]:
         return []
     found = json_files.read(file)
     try:
-        there, listed = dict(found['search']), [dict(each) for each in found['draws']]
+        there, listed = dict(found['search']), [dict(each['overrides']) for each in found['draws']]
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f'{file} is not the list of a search: {error}') from error
     for name, value in search.identity().items():
@@ -197,11 +206,6 @@ def read(home: pathlib.Path, search: Search) -> list[Overrides]:
             values = f'{name} is {there.get(name)!r} there, {value!r} here'
             raise UserError(f'{home} holds another search: {values}; use a fresh --workdir')
     return [_typed(each, search) for each in listed]
-
-
-def write(home: pathlib.Path, search: Search, drawn: Sequence[Overrides]) -> None:
-    """Writes the draws of a search."""
-    atomic.write(home / LIST, json.dumps({'search': search.identity(), 'draws': drawn}, default=repr, indent=1) + '\n')
 
 
 def _typed(drawn: Overrides, search: Search) -> Overrides:
@@ -253,6 +257,6 @@ def _changed(file: str) -> int:
         return 0
 
 
-def _best(values: Sequence[float]) -> float:
+def best_so_far(values: Sequence[float]) -> float:
     """Returns the least of the values; nan if the last is not finite, as of a run that has diverged."""
     return min(value for value in values if math.isfinite(value)) if values and math.isfinite(values[-1]) else math.nan

@@ -30,8 +30,8 @@ LEAST_CONFIRMED = 2  # runs, of which a noise is known
 class Search:
     """In the place of a sweep's lists of overrides: arms that are drawn one after the other, by what came before.
 
-    The baseline is the sweep's base, changed by `baseline`. The best arm and the baseline are run again with `confirm` fresh seeds, and only
-    these runs get verdicts: the best of many is partly lucky.
+    The baseline is the sweep's base, changed by `baseline`. The best arm and the baseline are run again with `confirm`
+    fresh seeds, and only these runs get verdicts: the best of many is partly lucky.
     """
 
     space: Mapping[str, Distribution]  # dotted fields, and `uniform`, `log_uniform`, `integers` or `choice`
