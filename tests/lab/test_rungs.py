@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import random
 import statistics
 
 import pytest
@@ -189,3 +190,53 @@ def test_a_repeated_draw_is_not_compared_twice():
     repeats = [Drawn.of(number, [RunState({0: 1.0})], 0, is_repeated=number > 0) for number in range(3)]
     assert decide(repeats, asha(), LAST, 4, False) == Draw()
     assert decide([drawn(n, RunState({0: 1.0})) for n in range(3)], asha(), LAST, 4, False) == Train(0, 0, 1)
+
+
+# --------------------------------------------------------------------------------------------- at an equal budget
+
+
+def found_for(rule, curves, budget, steps=(10, 30, 90, 270)):
+    """Returns the number of the best arm that one worker finds within a budget of steps, and the steps spent.
+
+    `curves` are functions of the step, in the order in which their arms are drawn.
+    """
+    ends, reached, spent = (steps if rule else steps[-1:]), [], 0
+    while True:
+        arms = [Drawn.of(number, [RunState(dict(enumerate(values)))], 0) for number, values in enumerate(reached)]
+        step = decide(arms, rule, len(ends) - 1, len(curves), is_spent=spent >= budget)
+        if isinstance(step, Draw):
+            reached.append([])
+        elif isinstance(step, Train):
+            spent += ends[step.rung] - ([0, *ends][step.rung])
+            reached[step.number].append(curves[step.number](ends[step.rung]))
+        else:
+            return leader([each.arm for each in arms]), spent
+
+
+def bowl(rng):
+    """A loss that falls to a bowl, whose optimum is 1 at rate 0: fast where the rate is great, and with noise."""
+    rate, seed = rng.uniform(-2, 2), rng.random()
+
+    def curve(step, noise=0.05):
+        drawn = random.Random(f'{seed} {step}').gauss(0, noise) if noise else 0.0
+        return 1 + rate**2 + 2 * math.exp(-step / 40 * 2**rate) + drawn
+
+    return curve
+
+
+def mean_miss(rule, budget, repeats=30):
+    """Returns how far from the optimum the arms are on average that searches find for so many whole runs."""
+    misses = []
+    for repeat in range(repeats):
+        rng = random.Random(repeat)
+        curves = [bowl(rng) for _ in range(48)]
+        best, spent = found_for(rule, curves, budget * 270)
+        assert spent < (budget + 1) * 270
+        misses.append(curves[best](270, noise=0.0) - 1)
+    return statistics.mean(misses)
+
+
+def test_for_the_same_steps_asha_finds_a_better_arm_than_chance_on_a_bowl_of_known_optimum():
+    chance, halving = ({budget: mean_miss(rule, budget) for budget in (3, 6)} for rule in (None, asha()))
+    assert all(halving[budget] < 0.5 * chance[budget] for budget in chance)
+    assert halving[3] < chance[6]

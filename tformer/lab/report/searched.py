@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import pathlib
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -88,7 +89,7 @@ def search(results: Results) -> Searched | None:
         arms, seen = [], set()
         for number, draw in enumerate(drawn):
             if draw.get('arm') is None or draw['arm'] not in seen:
-                arms.append(_arm(number, draw, runs.get(draw.get('arm'), []), metric, steps))
+                arms.append(_arm(number, draw, runs.get(draw.get('arm'), []), metric, results.home, steps))
             seen.add(draw.get('arm'))
         sampler, space = stated['sampler'], {field: _distribution(of) for field, of in stated['space'].items()}
     except (UserError, LookupError, TypeError, AttributeError):
@@ -107,7 +108,9 @@ def search(results: Results) -> Searched | None:
     )  # fmt: skip
 
 
-def _arm(number: int, draw: Mapping[str, Any], runs: Sequence[Run], metric: str, steps: Sequence[Any]) -> SearchedArm:
+def _arm(
+    number: int, draw: Mapping[str, Any], runs: Sequence[Run], metric: str, home: pathlib.Path, steps: Sequence[Any]
+) -> SearchedArm:
     values: dict[int, float] = {}
     for rung, step in enumerate(steps):
         own = [_at(run, metric, step) for run in runs]
@@ -115,8 +118,14 @@ def _arm(number: int, draw: Mapping[str, Any], runs: Sequence[Run], metric: str,
             values[rung] = statistics.fmean(value for value in own if value is not None)
     if any(run.state == FAILED for run in runs) or draw.get('arm') is None:
         values[max(values, default=-1) + 1] = math.nan
-    spent = {name: sum(run.last(f'train/{name}') or 0.0 for run in runs) for name in ('tokens', 'flops')}
+    spent = {name: sum(_spent(home, run, name) for run in runs) for name in ('tokens', 'flops')}
     return SearchedArm(number, draw.get('arm'), draw['overrides'], values, spent['tokens'], spent['flops'])
+
+
+def _spent(home: pathlib.Path, run: Run, name: str) -> float:
+    """Returns the tokens or FLOPs of a run: of a paused one those of its checkpoint, which are later than its log."""
+    kept = search_jobs.spent(home / run.directory).get(name, 0.0)
+    return max(kept, run.last(f'train/{name}') or 0.0)
 
 
 def _at(run: Run, metric: str, step: int | None) -> float | None:

@@ -228,9 +228,12 @@ def spending(home: pathlib.Path, trials: Sequence[Trial]) -> dict[str, float]:
 
 
 def spent(place: pathlib.Path) -> dict[str, float]:
-    """Returns the tokens, FLOPs and hours of a run up to its latest checkpoint."""
-    step = max(checkpoint.steps(place), default=0)
-    return {**_totals(place, step), 'hours': wall_time.total_seconds(place) / 3600} if step else {}
+    """Returns the tokens, FLOPs and hours of a run up to its latest checkpoint; {} if it is just being replaced."""
+    try:
+        step = max(checkpoint.steps(place), default=0)
+        return {**_totals(place, step), 'hours': wall_time.total_seconds(place) / 3600} if step else {}
+    except UserError:
+        return {}
 
 
 @functools.lru_cache(maxsize=100_000)
