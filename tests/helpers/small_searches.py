@@ -40,7 +40,7 @@ class Jobs(SearchJobs):
         key = json.dumps([overrides, list(seeds), config.to_dict(self.base)], default=str)
         if key not in self.made_before:
             self.made_before[key] = super()._trials(overrides, seeds)
-        return self.made_before[key]
+        return list(self.made_before[key])
 
 
 class Worker:

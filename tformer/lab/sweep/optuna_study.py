@@ -44,6 +44,11 @@ class Known:
     lower_is_better: bool = True  # of the metric; less is better of the arms' values
 
 
+def is_installed() -> bool:
+    """Returns whether fields can be rated."""
+    return importlib.util.find_spec('optuna') is not None
+
+
 def check(sampler: str) -> None:
     """Raises a `UserError` if a sampler lacks its packages."""
     for package in PACKAGES.get(sampler, ()):
