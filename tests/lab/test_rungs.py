@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from replayed_search import found_for
 from tformer.errors import UserError
 from tformer.lab.sweep import asha, hyperband, median
 from tformer.lab.sweep.decisions import Draw, Drawn, Over, RunState, Train, Waiting, decide
@@ -193,24 +194,6 @@ def test_a_repeated_draw_is_not_compared_twice():
 
 
 # --------------------------------------------------------------------------------------------- at an equal budget
-
-
-def found_for(rule, curves, budget, steps=(10, 30, 90, 270)):
-    """Returns the number of the best arm that one worker finds within a budget of steps, and the steps spent.
-
-    `curves` are functions of the step, in the order in which their arms are drawn.
-    """
-    ends, reached, spent = (steps if rule else steps[-1:]), [], 0
-    while True:
-        arms = [Drawn.of(number, [RunState(dict(enumerate(values)))], 0) for number, values in enumerate(reached)]
-        step = decide(arms, rule, len(ends) - 1, len(curves), is_spent=spent >= budget)
-        if isinstance(step, Draw):
-            reached.append([])
-        elif isinstance(step, Train):
-            spent += ends[step.rung] - ([0, *ends][step.rung])
-            reached[step.number].append(curves[step.number](ends[step.rung]))
-        else:
-            return leader([each.arm for each in arms]), spent
 
 
 def bowl(rng):
