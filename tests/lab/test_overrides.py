@@ -3,23 +3,23 @@
 import numpy as np
 import pytest
 
-from tformer.lab.sweep import matching, overrides
+from tformer.lab.sweep import distributions, matching, overrides
 
 
 def test_two_fields_draw_independently_and_a_field_draws_evenly():
-    draws = overrides.sample({'a': overrides.uniform(0, 1), 'b': overrides.uniform(0, 1)}, 500)
+    draws = overrides.sample({'a': distributions.uniform(0, 1), 'b': distributions.uniform(0, 1)}, 500)
     a, b = (np.array([draw[name] for draw in draws]) for name in 'ab')
     assert abs(np.corrcoef(a, b)[0, 1]) < 4 / 500**0.5
     assert np.histogram(a, [0, 0.25, 0.5, 0.75, 1])[0].min() > 125 - 4 * 10
-    other = overrides.sample({'b': overrides.uniform(0, 1)}, 3)
+    other = overrides.sample({'b': distributions.uniform(0, 1)}, 3)
     assert [draw['b'] for draw in other] == b[:3].tolist()
 
 
 def test_half_of_a_logarithmic_range_lies_below_the_geometric_mean():
-    of = overrides.log_uniform(1e-4, 1.0)
+    of = distributions.log_uniform(1e-4, 1.0)
     assert [of(share) for share in (0.0, 0.25, 0.5, 0.75)] == [1e-4, 1e-3, 1e-2, 1e-1]
-    assert [overrides.uniform(2, 6)(share) for share in (0.0, 0.25, 0.5)] == [2, 3, 4]
-    assert [overrides.choice(['a', 'b'])(share) for share in (0.0, 0.49, 0.5, 0.99)] == ['a', 'a', 'b', 'b']
+    assert [distributions.uniform(2, 6)(share) for share in (0.0, 0.25, 0.5)] == [2, 3, 4]
+    assert [distributions.choice(['a', 'b'])(share) for share in (0.0, 0.49, 0.5, 0.99)] == ['a', 'a', 'b', 'b']
 
 
 def test_seeds_count_up_from_the_first():

@@ -14,7 +14,7 @@ from tformer.lab.sweep import manifest
 
 def test_a_sweep_has_ended_when_each_of_its_runs_has():
     def ended(*states: str) -> bool:
-        runs = [types.SimpleNamespace(state=state) for state in states]
+        runs = [types.SimpleNamespace(state=state, is_searched=False) for state in states]
         return results.Results(pathlib.Path(), {'a': runs[:1], 'b': runs[1:]}, None).ended
 
     assert ended(results.DONE, results.FAILED, results.DONE)

@@ -45,6 +45,7 @@ from tformer.lab.sweep import (
     product,
     runner,
     sample,
+    search,
     seeds,
     trial_process,
     trials,
@@ -53,6 +54,7 @@ from tformer.lab.sweep import (
 )  # fmt: skip
 from tformer.lab.sweep.leases import Leases
 from tformer.lab.sweep.runner import Placement
+from tformer.lab.sweep.search_jobs import SearchJobs
 from tformer.training import checkpoint, workdir
 from whole_runs import numbers, scores
 
@@ -316,7 +318,14 @@ def test_every_sweep_loads_and_its_header_says_how_to_run_it(file: str, monkeypa
     monkeypatch.chdir(tmp_path)
     path = f'{recipes.FOLDER}/{file}.py'
     for spec in (path, f'{path}:smoke'):
-        base, made = trials.load(spec)
+        base, sweep = trials.opened(spec)
+        made = trials.listed(base, sweep)
+        if isinstance(sweep.arms, search):
+            jobs = SearchJobs(sweep.arms, base, sweep.match)
+            base, made = (
+                jobs.base,
+                [*jobs.confirming({}), *jobs.arm({field: of(0.5) for field, of in sweep.arms.space.items()})],
+            )
         assert made[0].name == 'baseline' and len({trial.name for trial in made}) >= 2
         for trial in made:
             checks.check_here(trial.config)

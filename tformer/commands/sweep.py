@@ -13,16 +13,19 @@ prints the trials and runs none.
 import pathlib
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
 from tformer import commands
 from tformer.commands import report
+from tformer.config import Config
 from tformer.errors import UserError, choose
 from tformer.lab.sweep import executors, plan, runner, trials
 from tformer.lab.sweep.leases import Leases
 from tformer.lab.sweep.runner import Placement
+from tformer.lab.sweep.search_jobs import SearchJobs
+from tformer.lab.sweep.searches import Search
 
 SHARED_FLAGS = ('config', 'workdir', 'transform', 'metric', 'baseline', 'alpha', 'reach', 'timing')
 FLAGS: dict[str, commands.Flag] = {
@@ -48,7 +51,10 @@ def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) 
     if flags.workers < 1:
         raise UserError(f'--workers={flags.workers} must be positive')
     if flags.dry_run:
-        print(plan.plan(trials.load(spec, overrides)[1], flags.workdir, flags.parallel or 1, flags.together))
+        made = _loaded(spec, flags.workdir, overrides, where)
+        if made.search is not None:
+            print(made.search.plan(flags.workdir))
+        print(plan.plan(made.trials, flags.workdir, flags.parallel or 1, flags.together))
         return
     workdir = commands.needed(flags, 'workdir')
     passed = [f'--{name}={flags[name].value}' for name in PASSED_ON if flags[name].value != flags[name].default]
@@ -102,19 +108,41 @@ def sweep(
 
 
 def _sweep(spec: str, workdir: str | pathlib.Path, overrides: Mapping[str, str], where: Placement) -> int:
-    base, made = trials.load(spec, overrides)
-    return runner.sweep(base, made, workdir, where, arguments=_command_line(spec, overrides))
+    base, made, search = _loaded(spec, workdir, overrides, where)
+    return runner.sweep(base, made, workdir, where, _command_line(spec, overrides), search)
+
+
+class _Loaded(NamedTuple):
+    base: Config
+    trials: list[trials.Trial]  # of a search those so far
+    search: SearchJobs | None
+
+
+def _loaded(
+    spec: str, workdir: str | pathlib.Path | None, overrides: Mapping[str, str], where: Placement | None = None
+) -> _Loaded:
+    """Returns what a sweep file declares."""
+    base, sweep = trials.opened(spec, overrides)
+    with trials.beginning(spec):
+        made = trials.listed(base, sweep, overrides)
+        if not isinstance(sweep.arms, Search):
+            return _Loaded(base, made, None)
+        if where is not None and where.together > 1:
+            raise UserError(f'--together={where.together}: the arms of a search train one by one')
+        search = SearchJobs(sweep.arms, base, sweep.match)
+        return _Loaded(search.base, search.listed(None if workdir is None else pathlib.Path(workdir)), search)
 
 
 def _claim(spec: str, workdir: str, overrides: Mapping[str, str]) -> int:
     """Writes the trials to the sweep's directory; returns how many are not done."""
-    base, made = trials.load(spec, overrides)
+    base, made, search = _loaded(spec, workdir, overrides)
     session = runner.claim(
         base, made, Leases(pathlib.Path(workdir) / runner.LEASES), False, _command_line(spec, overrides)
     )
     if session is not None:
         session.release(done=True)
-    return sum(not trials.is_done(pathlib.Path(workdir) / trial.directory) for trial in made)
+    left = sum(not trials.is_done(pathlib.Path(workdir) / trial.directory) for trial in made)
+    return left if search is None else max(left, search.search.trials)
 
 
 def _resources(given: Sequence[str]) -> dict[str, str]:

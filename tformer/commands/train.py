@@ -1,7 +1,7 @@
 """Trains a model, resumes by itself, and scores the best checkpoint at the end.
 
     tformer train --config=FILE[:argument] --workdir=DIR [--config.section.field=value ...] [--may_differ=FIELD,FIELD]
-                  [--profile=FIRST:LAST]
+                  [--profile=FIRST:LAST] [--until=STEP]
     tformer train WORKDIR WORKDIR ... [--transform=vmap]
     tformer train --jobs
 
@@ -30,6 +30,7 @@ from tformer.training.stopping import StopMonitor
 SHARED_FLAGS = ('config', 'workdir', 'transform', 'profile')
 FLAGS: dict[str, commands.Flag] = {
     'may_differ': ('list', [], "fields that may differ from those of the workdir's checkpoint"),
+    'until': ('int', None, 'pause after this step, saved; the same command without it goes on to the same bits'),
     'jobs': ('bool', False, 'train the jobs on standard input, one after another'),
 }
 ARGUMENTS = 'WORKDIR'
@@ -41,14 +42,17 @@ def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) 
         trainer.serve(do)
         return
     if arguments:
-        if overrides or flags.config or flags.workdir or flags.may_differ or flags.coordinator or flags.profile:
+        of_one = flags.config, flags.workdir, flags.may_differ, flags.coordinator, flags.profile, flags.until
+        if overrides or any(of_one):
             raise UserError('trials that train together have their own configs: the only flag is --transform')
         train_together(arguments, flags.transform)
         return
     config = checks.load(commands.needed(flags, 'config'), overrides)
     home = pathlib.Path(commands.needed(flags, 'workdir'))
+    if flags.until is not None and flags.until < 1:
+        raise UserError(f'--until={flags.until} must be a positive number of steps')
     trace = None if flags.profile is None else StepTrace(flags.profile, home)
-    train_and_evaluate(config, home, flags.may_differ, trace)
+    train_and_evaluate(config, home, flags.may_differ, trace, flags.until)
 
 
 def do(job: Mapping[str, Any]) -> None:
@@ -58,7 +62,7 @@ def do(job: Mapping[str, Any]) -> None:
         train_together(homes, job['transform'])
         return
     config = checks.load(str(pathlib.Path(homes[0]) / trials.STATED))
-    train_and_evaluate(config, homes[0], **({} if job['until'] is None else {'until': job['until']}))
+    train_and_evaluate(config, homes[0], until=job['until'])
 
 
 def train(config: Config, workdir: str | pathlib.Path, may_differ: Sequence[str] = ()) -> Run:
@@ -80,11 +84,16 @@ def train(config: Config, workdir: str | pathlib.Path, may_differ: Sequence[str]
 
 
 def train_and_evaluate(
-    config: Config, workdir: str | pathlib.Path, may_differ: Sequence[str] = (), trace: StepTrace | None = None
+    config: Config,
+    workdir: str | pathlib.Path,
+    may_differ: Sequence[str] = (),
+    trace: StepTrace | None = None,
+    until: int | None = None,
 ) -> dict[str, float]:
     """Trains, scores the best checkpoint on the test split (on valid if there is none), and writes result.json.
 
-    Returns the scores. A trial of a sweep that is done stays as it is; if one fails, its workdir keeps the reason.
+    Returns the scores; {} if the run is paused after step `until` (`loop.train`). A trial of a sweep that is done stays
+    as it is; if one fails, its workdir keeps the reason.
     """
     config = checks.settle(extensions.load(config, trusted=True, place='the config'))
     checks.check_here(config)
@@ -93,7 +102,9 @@ def train_and_evaluate(
         print(f'{home} is done')
         return dict(next(iter(writers.results(home).values()), {}))
     with trials.kept(home):
-        trained = loop.train(config, home, scoring.generated_scores, may_differ, trace)
+        trained = loop.train(config, home, scoring.generated_scores, may_differ, trace, until)
+        if trained is None:
+            return {}
         with StopMonitor(None, training=False):
             return finish(home, trained)
 

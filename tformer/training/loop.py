@@ -43,12 +43,16 @@ def train(
     generated: scorer.GenerationScores | None = None,
     may_differ: Sequence[str] = (),
     trace: StepTrace | None = None,
-) -> Trained:
+    until: int | None = None,
+) -> Trained | None:
     """Trains as a checked config (`checks.check_here`) says, in a workdir; resumes where it holds a checkpoint.
 
     `generated` scores generated text in the evaluations, where config.evaluate.examples_while_training asks for it.
     `may_differ` are dotted fields that may differ from the checkpoint's, besides those that always may. `trace` writes
-    a trace of some of the steps.
+    a trace of some of the steps. With `until`, a run that has not ended by then is paused after that step: it is saved,
+    and goes on to the same bits as if it had not been paused.
+
+    Returns the finished training; None if it is paused.
 
     Raises:
       UserError: the config, the data or the workdir has a mistake.
@@ -88,13 +92,20 @@ def train(
         if trace is not None:
             trace.check(last or 0, data.config.train.num_steps or 0)
             contexts.callback(trace.close)
-        return train_group(Group(program, [member], last), stop, progress, trace)[0]
+        ended = train_group(Group(program, [member], last), stop, progress, trace, until)
+        return ended[0] if ended else None
 
 
 def train_group(
-    group: Group, stop: StopMonitor, progress: writers.Progress, trace: StepTrace | None = None
+    group: Group,
+    stop: StopMonitor,
+    progress: writers.Progress,
+    trace: StepTrace | None = None,
+    until: int | None = None,
 ) -> list[Trained]:
     """Trains the members of a group to their end; returns the finished trainings of those that do not fail.
+
+    Returns [] if they are paused after step `until`.
 
     Raises:
       UserError: the only member fails.
@@ -114,12 +125,16 @@ def train_group(
             else:
                 shown = (f'{name.removeprefix("valid/")} {value}' for name, value in scores.items())
                 progress.message(f'step {step} valid  ' + '  '.join(shown))
-        group.save(step, state, requested=reason is not None)
+        is_pausing = until is not None and step >= until
+        group.save(step, state, requested=reason is not None or is_pausing)
         if reason is not None and (step < num_steps or not group.is_evaluated(step)):
             saved = f'after step {step:,} of {num_steps:,}, which is saved' if step else 'before the first step'
             raise Stopped(f'{reason}: stopped {saved}')
         if step >= num_steps or group.is_out_of_patience():
             break
+        if is_pausing:
+            progress.message(f'paused after step {step:,} of {num_steps:,}, which is saved')
+            return []
 
         # -------------------------------------------------------------------------------------------- a step
         if trace is not None:

@@ -85,7 +85,7 @@ class Account:
         self.clock, self._workdir = clock, workdir
         self._before = {part: float((saved or {}).get(part, 0.0)) for part in PARTS}
         if workdir is not None:
-            total = _read(workdir / FILE)
+            total = total_seconds(workdir)
             self._before['lost_to_restarts'] = 0.0
             self._before['lost_to_restarts'] = max(0.0, total - sum(self._before.values()))
 
@@ -102,8 +102,9 @@ class Account:
                 atomic.write(self._workdir / FILE, json.dumps(self.seconds()) + '\n')
 
 
-def _read(file: pathlib.Path) -> float:
-    """Returns the total that a file holds; 0 where there is none, or it is damaged."""
+def total_seconds(workdir: pathlib.Path) -> float:
+    """Returns the seconds that a run has taken so far; 0 where its file does not exist, or is damaged."""
+    file = workdir / FILE
     try:
         return float(json_files.read(file)['total']) if file.exists() else 0.0
     except (UserError, KeyError, TypeError, ValueError):

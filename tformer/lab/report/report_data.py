@@ -7,13 +7,14 @@ from typing import Any
 from tformer.errors import UserError, nearest
 from tformer.evaluation import metrics
 from tformer.lab.report import costs as costs_lib
-from tformer.lab.report import learning, scaling_analysis, texts
+from tformer.lab.report import learning, scaling_analysis, searched, texts
 from tformer.lab.report import response as response_lib
 from tformer.lab.report.costs import Costs
 from tformer.lab.report.learning import Band, Matched, Reach, SpeedUp
 from tformer.lab.report.response import Response
 from tformer.lab.report.results import Results
 from tformer.lab.report.scaling_analysis import Scaling
+from tformer.lab.report.searched import Searched
 from tformer.lab.report.texts import Compared
 from tformer.lab.statistics import comparison
 from tformer.lab.statistics.comparison import Row
@@ -53,6 +54,7 @@ class Report:
     response: Response | None  # the metric along one field
     scaling: Scaling | None  # the scaling law of model sizes and tokens
     texts: Sequence[Compared]  # comparisons of generated text by resampling the examples
+    search: Searched | None  # the search by which the arms were chosen
     timing: Timing | None  # measured times; None if the user omits them
 
     @property
@@ -116,6 +118,7 @@ def report(
         response=response_lib.response(found, values, lower, alpha),
         scaling=scaling_analysis.scaling_law(found, metric, costs, alpha),
         texts=texts.compared(found, metric.partition('/')[0], baseline, alpha),
+        search=searched.search(found),
         timing=Timing(matched(['seconds']), front('seconds')) if timing else None,
     )
 

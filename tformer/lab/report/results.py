@@ -39,6 +39,7 @@ class Run:
     log: Sequence[Mapping[str, Any]]  # the lines of metrics.jsonl
     mismatch_percent: Mapping[str, float]  # by quantity, how far it is from the amount that it is matched to
     seconds: float | None  # that it ran, over all its starts; None if unknown
+    is_searched: bool = False  # an arm may have been chosen by it, so it decides nothing
 
     def curve(self, name: str) -> tuple[list[int], list[float]]:
         """Returns (steps, values) of a number in metrics.jsonl; nan if it was not finite."""
@@ -72,6 +73,7 @@ class Results:
     home: pathlib.Path
     arms: Mapping[str, Sequence[Run]]  # the runs by arm, by seed, the baseline first
     command: str | None  # the command line of the sweep, if it was kept
+    searched: Sequence[Run] = ()  # the runs of a search, which are among the arms only if nothing was run again
     damaged: Sequence[str] = ()  # lines on the workdirs that are left out because their config cannot be read
 
     @property
@@ -96,7 +98,7 @@ class Results:
     @property
     def ended(self) -> bool:
         """Whether every declared run has ended, so that the number of seeds does not depend on results."""
-        return not any(run.state == UNFINISHED for run in self.runs)
+        return not any(run.state == UNFINISHED or run.is_searched for run in self.runs)
 
     def difference(self, arm: str, baseline: str) -> dict[str, tuple[Any, Any]]:
         """Returns the fields in which an arm differs, except the seed: {field: (baseline's value, arm's value)}."""
@@ -132,6 +134,8 @@ def read(directory: str | pathlib.Path) -> Results:
     if not runs:
         here = damaged[0] if damaged else f'neither {manifest.LIST} nor */config.json'
         raise UserError(f'{home}: no runs are here: {here}')
+    searched = [run for run in runs if run.is_searched]
+    runs = [run for run in runs if not run.is_searched] or searched
     arms: dict[str, dict[int, Run]] = {}
     for run in runs:
         twin = arms.setdefault(run.arm, {}).setdefault(run.seed, run)
@@ -143,6 +147,7 @@ def read(directory: str | pathlib.Path) -> Results:
         home,
         {arm: [runs[seed] for seed in sorted(runs)] for arm, runs in arms.items()},
         f'{began} {shlex.quote(f"--workdir={home}")}' if began else None,
+        searched,
         damaged,
     )
 
@@ -157,9 +162,13 @@ def _listed(home: pathlib.Path) -> list[Run]:
             config.override(base, {renamed.current(name): value for name, value in entry['overrides'].items()})
             for entry in listed['trials']
         ]
-        return [
+        runs = [
             _run(home / entry['directory'], home, entry['name'], trial, entry['off_percent'], seconds)
             for entry, trial in zip(listed['trials'], stated, strict=True)
+        ]
+        return [
+            dataclasses.replace(run, is_searched=bool(entry.get('searched')))
+            for entry, run in zip(listed['trials'], runs, strict=True)
         ]
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f'{file} is not the list of a sweep: {error}') from error

@@ -95,6 +95,7 @@ def _entry(trial: Trial) -> dict[str, Any]:
         'overrides': trial.overrides,
         'off_percent': trial.mismatch_percent,
         'config_digest': config.digest(trial.config),
+        **({'searched': True} if trial.is_searched else {}),
     }
 
 

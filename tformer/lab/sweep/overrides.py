@@ -1,4 +1,4 @@
-"""Sweeps: lists of overrides, composed by pure functions.
+"""Lists of overrides, composed by pure functions.
 
 A sweep file defines `get_sweep()`:
 
@@ -8,41 +8,19 @@ A sweep file defines `get_sweep()`:
         return Sweep('../g2p.py:demo', product(grid({'model.norm': ['layernorm', 'rmsnorm']}), seeds(3)))
 """
 
-import dataclasses
 import itertools
 import math
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ml_collections import ConfigDict
-
 from tformer.errors import UserError
-from tformer.lab.sweep.matching import Match as Match
+from tformer.lab.sweep.distributions import Distribution
 
 Overrides = dict[str, Any]  # dotted fields and their values
-Distribution = Callable[[float], Any]  # its quantiles: a number in [0, 1) -> a value
 
 SEED = 'train.seed'
 MOST = 100_000  # trials of a sweep
-
-
-@dataclasses.dataclass(frozen=True)
-class Sweep:
-    """A base config and the changes of its trials.
-
-    The first of `arms` is the baseline. Those that differ only in train.seed are one arm; those that make the same
-    config are one trial.
-    """
-
-    base: str | ConfigDict  # FILE[:argument], relative to the sweep file; or what a recipe's get_config returns
-    arms: Sequence[Overrides]  # the overrides of each trial
-    match: Sequence[Match] | Match | None = ()  # quantities in which all arms should equal the baseline
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.base, str | ConfigDict | Mapping):
-            raise UserError(f'Sweep: the base is neither FILE[:argument] nor a config, but {self.base!r}')
-        object.__setattr__(self, 'arms', _dicts(self.arms))
 
 
 # ------------------------------------------------------------------------------------------------- lists of overrides
@@ -64,13 +42,13 @@ def zipped(values: Mapping[str, Iterable[Any]]) -> list[Overrides]:
 
 def chain(*lists: Iterable[Overrides]) -> list[Overrides]:
     """Concatenates the lists."""
-    return [dict(overrides) for each in lists for overrides in _dicts(each)]
+    return [dict(overrides) for each in lists for overrides in as_dicts(each)]
 
 
 def product(*lists: Iterable[Overrides]) -> list[Overrides]:
     """Returns every choice of one of each list, joined; the last list varies fastest. No two may set the same field."""
     joined = []
-    listed = [_dicts(each) for each in lists]
+    listed = [as_dicts(each) for each in lists]
     _few('product', math.prod(map(len, listed)))
     for parts in itertools.product(*listed):
         fields = [field for part in parts for field in part]
@@ -98,33 +76,15 @@ def sample(distributions: Mapping[str, Distribution], count: int, seed: int = 0)
     A draw depends only on the seed, its field and its number: more draws, or another field, do not change it.
     """
     _few('sample', count)
-    return [
-        {field: of(random.Random(f'{seed} {field} {number}').random()) for field, of in distributions.items()}
-        for number in range(count)
-    ]
+    return [draw(distributions, number, seed) for number in range(count)]
 
 
-def uniform(low: float, high: float) -> Distribution:
-    """Returns the uniform distribution from `low` to `high`, in 4 digits."""
-    _ordered('uniform', low, high)
-    return lambda share: _rounded(low + (high - low) * share)
+def draw(distributions: Mapping[str, Distribution], number: int, seed: int = 0) -> Overrides:
+    """Returns draw `number` of a sample."""
+    return {field: of(random.Random(f'{seed} {field} {number}').random()) for field, of in distributions.items()}
 
 
-def log_uniform(low: float, high: float) -> Distribution:
-    """Returns the distribution whose logarithm is uniform from that of `low` to that of `high`, in 4 digits."""
-    _ordered('log_uniform', low, high)
-    if low <= 0:
-        raise UserError(f'log_uniform({low}, {high}): both must be positive')
-    return lambda share: _rounded(low * (high / low) ** share)
-
-
-def choice(values: Iterable[Any]) -> Distribution:
-    """Returns the distribution in which all of `values` are equally likely."""
-    options = _listed('choice', {'choice': values})
-    return lambda share: options[int(share * len(options))]
-
-
-def _dicts(overrides: Iterable[Overrides]) -> list[Overrides]:
+def as_dicts(overrides: Iterable[Overrides]) -> list[Overrides]:
     """Returns a list of overrides, and refuses a single dict."""
     listed = list(overrides) if isinstance(overrides, Iterable) else [None]
     if isinstance(overrides, Mapping) or not all(isinstance(each, Mapping) for each in listed):
@@ -144,12 +104,3 @@ def _listed(field: str, values: Mapping[str, Iterable[Any]]) -> list[Any]:
 def _few(name: str, count: int) -> None:
     if count > MOST:
         raise UserError(f'{name}: {count:,} trials are more than a sweep can have: {MOST:,}')
-
-
-def _ordered(name: str, low: float, high: float) -> None:
-    if not low < high:
-        raise UserError(f'{name}({low}, {high}): the first must be the smaller')
-
-
-def _rounded(value: float) -> float:
-    return float(f'{value:.4g}')

@@ -181,13 +181,14 @@ class _Runner:
             stopped = next((name for name in self.state.stopped), '')
             why = signal.Signals(requests[0]).name if requests else f'{stopped} stopped'
             raise Stopped(f'{why}: {done} of {num_trials} trials are done; run the same command again to resume')
-        if not counts[jobs.FAILED] or self.here.joins:  # a scheduler would try a worker again that failed
+        failed = any(self.state.of(trial) == jobs.FAILED and not trial.is_searched for trial in self.trials.values())
+        if not failed or self.here.joins:  # a scheduler would try a worker again that failed
             return 0
         return 2 if {self._code_of(trial) for trial in self.trials.values()} <= {0, 2} else 1
 
     def _code_of(self, trial: Trial) -> int:
         """Returns the exit code of a trial; of one that failed on another host, as its error tells it."""
-        if self.state.of(trial) != jobs.FAILED:
+        if trial.is_searched or self.state.of(trial) != jobs.FAILED:  # the failure of a searched arm is its value
             return 0
         mistake = (error_of(self.home / trial.directory) or '').startswith('tformer: ')
         return self.state.failed.get(trial.directory, 2 if mistake else 1)

@@ -14,7 +14,10 @@ from tformer.config import Config, extensions, hashing, python_files
 from tformer.distributed import processes
 from tformer.errors import Stopped, UserError, choose
 from tformer.lab.sweep import matching
-from tformer.lab.sweep.overrides import SEED, Match, Overrides, Sweep
+from tformer.lab.sweep.declaration import Sweep
+from tformer.lab.sweep.matching import Match
+from tformer.lab.sweep.overrides import SEED, Overrides
+from tformer.lab.sweep.searches import Search
 from tformer.training import workdir
 
 BASELINE = 'baseline'
@@ -34,6 +37,7 @@ class Trial:
     overrides: Overrides  # of the sweep's base, with the adjustments of matching
     config: Config  # not resolved
     mismatch_percent: dict[str, float]  # by quantity, how far it is from the amount that it is matched to
+    is_searched: bool = False  # an arm may be chosen by it, so it gets no verdict
 
     @property
     def directory(self) -> str:
@@ -47,6 +51,25 @@ def load(spec: str, overrides: Mapping[str, str] | None = None) -> tuple[Config,
     Raises:
       UserError: the file or the base has a mistake, or an arm, whose number the message gives.
     """
+    base, sweep = opened(spec, overrides)
+    if isinstance(sweep.arms, Search):
+        raise UserError(f'{spec}: the trials of a search are drawn one after the other')
+    with beginning(spec):
+        return base, listed(base, sweep, overrides)
+
+
+def listed(base: Config, sweep: Sweep, overrides: Mapping[str, str] | None = None) -> list[Trial]:
+    """Returns the trials of what `opened` returns with these overrides."""
+    found = trials(base, [{}] if isinstance(sweep.arms, Search) else sweep.arms, sweep.match)
+    for field in overrides or {}:
+        stated = config.values(base)[field]
+        if all(config.values(trial.config)[field] != stated for trial in found):
+            raise UserError(f'--config.{field}={stated} has no effect in any arm')
+    return found
+
+
+def opened(spec: str, overrides: Mapping[str, str] | None = None) -> tuple[Config, Sweep]:
+    """Returns (the base config with the overrides, what the sweep file returns); `UserError` as `load`."""
     path, argument = config.split(spec)
     sweep = config.execute(path, 'get_sweep', *filter(None, [argument]))
     if not isinstance(sweep, Sweep):
@@ -56,21 +79,23 @@ def load(spec: str, overrides: Mapping[str, str] | None = None) -> tuple[Config,
     else:
         with python_files.one_line(path):
             base = config.from_dict(sweep.base)
-    beside = pathlib.Path(path).parent
     base = config.override(base, overrides or {})
-    base = extensions.load(base, trusted=True, place=path, beside=beside)
-    try:
+    base = extensions.load(base, trusted=True, place=path, beside=pathlib.Path(path).parent)
+    varied = [sweep.arms.space] if isinstance(sweep.arms, Search) else sweep.arms
+    with beginning(spec):
         for field in overrides or {}:
-            if any(field in arm for arm in sweep.arms) or any(field == match.field for match in _listed(sweep.match)):
+            if any(field in arm for arm in varied) or any(field == match.field for match in _listed(sweep.match)):
                 raise UserError(f'--config.{field}: the sweep varies this field itself')
-        found = trials(base, sweep.arms, sweep.match)
-        for field in overrides or {}:
-            stated = config.values(base)[field]
-            if all(config.values(trial.config)[field] != stated for trial in found):
-                raise UserError(f'--config.{field}={stated} has no effect in any arm')
-        return base, found
+    return base, sweep
+
+
+@contextlib.contextmanager
+def beginning(spec: str) -> Iterator[None]:
+    """The message of a `UserError` in the block begins with the file of the sweep."""
+    try:
+        yield
     except UserError as error:
-        raise UserError(f'{path}: {error}') from error
+        raise UserError(f'{config.split(spec)[0]}: {error}') from error
 
 
 def trials(base: Config, arms: Sequence[Overrides], match: Sequence[Match] | Match | None = ()) -> list[Trial]:
