@@ -196,12 +196,17 @@ def _independent(stated: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
 
 def _tied(first: Sequence[Any], second: Sequence[Any]) -> bool:
     """Returns whether two fields separate the arms alike, and numbers by rising or falling together."""
-    partition, other = ([[*map(repr, values)].index(repr(value)) for value in values] for values in (first, second))
-    if partition != other:
+    if _partition(first) != _partition(second):
         return False
     if not all(type(value) in (int, float) for value in (*first, *second)):
         return True
     return abs(np.corrcoef(stats.rankdata(first), stats.rankdata(second))[0, 1]) > 1 - 1e-9
+
+
+def _partition(values: Sequence[Any]) -> list[int]:
+    """Returns for each value the number of distinct ones before it, in their order: what separates the arms."""
+    numbers: dict[str, int] = {}
+    return [numbers.setdefault(repr(value), len(numbers)) for value in values]
 
 
 def fields(stated: Config) -> dict[str, Any]:
