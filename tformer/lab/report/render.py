@@ -30,7 +30,7 @@ MISSING = (
 )
 EXPLORED = ('forest', 'curves', 'pareto', 'fields')  # kinds that the page's script draws itself
 SHOWN = 20  # rows of a table that are not folded
-NARROW, WIDE = 5, 9  # columns that a narrow screen shows unasked, and any other
+COLUMNS = (5, 7, 9)  # columns that a narrow screen, a wider one and any other show unasked, as page.css says
 FIGURES = 'figures'  # names a fenced block of the page's Markdown that holds [kind, which, caption] of each figure
 FOLDER = pathlib.Path(__file__).parent
 LOADER = jinja2.FileSystemLoader(FOLDER)
@@ -161,8 +161,9 @@ def folded(body: str, key: str) -> str:
             boxes += f'<label for="m{name}">all {len(rows):,} rows</label>'
             more = f'<tbody class="more">\n{"".join(rows[SHOWN:])}</tbody>\n'
             rows = rows[:SHOWN]
-        if (columns := len(re.findall('<th[ >]', head))) > NARROW:
-            boxes += f'<input type="checkbox" id="w{name}" class="widen{" wide" if columns > WIDE else ""}">'
+        columns = len(re.findall('<th[ >]', head))
+        if over := ' '.join(f'over-{most}' for most in COLUMNS if columns > most):
+            boxes += f'<input type="checkbox" id="w{name}" class="widen {over}">'
             boxes += f'<label for="w{name}">all {columns} columns</label>'
         boxes = f'<div class="options">{boxes}</div>' if boxes else ''
         return f'<div class="held">{boxes}{head}<tbody>\n{"".join(rows)}</tbody>\n{more}</table></div></div>'
