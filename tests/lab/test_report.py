@@ -34,6 +34,7 @@ from tformer.evaluation import metrics, predictions
 from tformer.lab.report import (
     costs,
     drawing,
+    explore,
     learning,
     plots,
     prose,
@@ -254,6 +255,72 @@ def test_one_arm_is_its_noise_alone(tmp_path: pathlib.Path) -> None:
     text = (place / 'report.md').read_text()
     assert '`baseline` alone: its noise, by test loss' in text
     assert 'Noise floor of `baseline`: standard deviation 0.020' in text and 'p of all' in text and 'forest' not in text
+
+
+def test_several_sweeps_are_compared_in_one_report(tmp_path: pathlib.Path, monkeypatch, capsys) -> None:
+    """Their arms have the names of their directories, and all are one family against the first baseline."""
+    monkeypatch.chdir(tmp_path)
+    built(pathlib.Path('runs/a'), [({}, BASE), ({'model.norm': 'rmsnorm'}, {**BETTER, 3: FAILED})])
+    slow = dataclasses.replace(LOGGED, train=dataclasses.replace(LOGGED.train, num_steps=20))
+    built(pathlib.Path('runs/b/c'), [({}, WORSE)], base=slow, listed=False)
+    (tmp_path / 'runs/a/command.txt').write_text('tformer sweep --config=a.py\n')
+    command_line.main(['tformer', 'report', 'runs/a', 'runs/b/c', '--timing=false'])
+    assert capsys.readouterr().out.splitlines()[-1] == 'runs/report.html'
+    text = (tmp_path / 'runs/report.md').read_text()
+    assert text.startswith('# Report of `runs/a` and `runs/b/c`\n')
+    losses = {'a/baseline': BASE, 'a/norm=rmsnorm': {**BETTER, 3: None}, 'b/c/baseline': {0: 0.6, 1: 0.63, 4: math.nan}}
+    report = report_data.report(results.read_several(['runs/a', 'runs/b/c']), timing=False)
+    assert repr(report.rows) == repr(comparison.summary(losses, 'a/baseline', lower_is_better=True))
+    assert report.differences['b/c/baseline'] == {'train.num_steps': (40, 20)}
+    assert '| `a/norm=rmsnorm/seed_3` | failed | `ValueError: failed` | `runs/a/norm=rmsnorm/seed_3/log.txt` |' in text
+    assert '    tformer sweep --config=a.py --workdir=runs/a\n' in text
+    assert '    tformer train --config=runs/b/c/baseline/seed_0/config.json --workdir=runs_again/b/c/baseline/' in text
+    assert (
+        '    tformer report runs/a runs/b/c --metric=test/loss --baseline=a/baseline --alpha=0.05 --timing=false'
+        in text
+    )
+    whole = results.read_several([tmp_path / 'runs/a', 'runs/b/c'])
+    assert whole.home == tmp_path / 'runs' and list(whole.arms) == list(losses)
+    for wrong, why in ((['runs/a', './runs/a/'], 'runs/a: its runs are also those of'), ([], 'no directory is given')):
+        with pytest.raises(UserError, match=why):
+            results.read_several(wrong)
+
+
+def test_many_arms_have_few_words(tmp_path: pathlib.Path, monkeypatch) -> None:
+    """Each arm is in the first table and in the files; the other tables have the baseline and the best."""
+    monkeypatch.setattr(drawing, 'installed', lambda: False)
+    arms = [({}, {0: 2.0})] + [({'optimizer.learning_rate': 0.001 * i}, {0: 1.0 + 0.01 * i}) for i in range(2, 62)]
+    report = computed_of(built(tmp_path / 'x', arms))
+    text = render.markdown(report)
+    count = {arm: text.count(f'\n| `{arm}` |') for arm in report.arms}
+    assert min(count[arm] for arm in report.arms[: prose.LISTED]) >= 4
+    assert {count[arm] for arm in report.arms[prose.LISTED :]} == {1}
+    assert 'Tables after the first have the baseline and the 49 best other arms.' in text
+    assert '- 41 more arms, not better than these, in the table against the baseline.' in text
+    assert len(render.sentences(report, 'arms')) == prose.TOLD + 1
+    assert {len(table.rows) for table in tables.tables(render.markdown(report, most=None, page=True))} >= {61, 60}
+    written(tmp_path / 'x')
+    shown = (tmp_path / 'x/report.html').read_text()
+    assert f'>all {len(arms)} rows</label>' in shown and 'class="more"' in shown
+    data = json.loads(re.search('id="data">(.*?)</script>', shown)[1])
+    assert data['arms'] == list(map(prose.brief, report.arms)) and len(data['curves']['train/loss']) == explore.CURVES
+
+
+def test_what_matters_in_a_search_stands_beside_its_fields(tmp_path: pathlib.Path) -> None:
+    searched(tmp_path / 'x', lambda *shares: 1 + abs(shares[0] - 0.4))
+    found = results.read(tmp_path / 'x')
+    plain = render.markdown(report_data.report(found))
+    assert '| field | values | of the best arm | p |\n' in plain and 'Importance' not in plain
+    rated = dataclasses.replace(found, importance={'optimizer.learning_rate': 0.75, 'model.dropout_rate': 0.2})
+    report = report_data.report(rated)
+    text = render.markdown(report)
+    best = report.fields['optimizer.learning_rate'][report.best]
+    p = prose.probability(report.response.search.p['optimizer.learning_rate'])
+    least, most = (f'{end(report.fields["optimizer.learning_rate"]):.4g}' for end in (min, max))
+    row = f'| `optimizer.learning_rate` | `16 values: {least} to {most}` | `{best:.4g}` | {p} | 0.75 |\n'
+    assert next(iter(report.fields)) == 'optimizer.learning_rate' and row in text
+    assert '| - |\n' in text and 'Importance is the share of the variance of the test loss' in text
+    assert min(report.rows, key=lambda row: row.runs.mean).arm == report.arms[report.best]
 
 
 def test_where_nothing_is_done_the_report_says_why(tmp_path: pathlib.Path) -> None:

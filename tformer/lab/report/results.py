@@ -169,6 +169,8 @@ def read_several(directories: Sequence[str | pathlib.Path]) -> Results:
             raise UserError(f'{places[i]}: its runs are also those of {inside[0]}; name every directory once')
     absolute = any(place.is_absolute() or place.parts[:1] == ('..',) for place in places)
     home = pathlib.Path(os.path.commonpath(whole if absolute else places) or '.')
+    # What a sweep's list states is not resolved, what a workdir without one holds is: only equals are compared.
+    resolved = len({(place / manifest.LIST).is_file() for place in whole}) > 1
     arms: dict[str, Sequence[Run]] = {}
     found = [read(place) for place in (whole if absolute else places)]
     for each in found:
@@ -176,7 +178,13 @@ def read_several(directories: Sequence[str | pathlib.Path]) -> Results:
         for arm, runs in each.arms.items():
             # What the arms of one sweep are matched to says nothing of those of another.
             arms[f'{name}/{arm}'] = [
-                dataclasses.replace(run, arm=f'{name}/{arm}', directory=f'{name}/{run.directory}', mismatch_percent={})
+                dataclasses.replace(
+                    run,
+                    arm=f'{name}/{arm}',
+                    directory=f'{name}/{run.directory}',
+                    stated=run.config if resolved else run.stated,
+                    mismatch_percent={},
+                )
                 for run in runs
             ]
     commands = [command for each in found for command in each.commands]
