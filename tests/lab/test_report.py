@@ -281,7 +281,8 @@ def test_several_sweeps_are_compared_in_one_report(tmp_path: pathlib.Path, monke
     )
     whole = results.read_several([tmp_path / 'runs/a', 'runs/b/c'])
     assert whole.home == tmp_path / 'runs' and list(whole.arms) == list(losses)
-    for wrong, why in ((['runs/a', './runs/a/'], 'runs/a: its runs are also those of'), ([], 'no directory is given')):
+    twice = 'runs/a: its runs are also those of'
+    for wrong, why in ((['runs/a', './runs/a/'], twice), (['runs', 'runs/a'], twice), ([], 'no directory is given')):
         with pytest.raises(UserError, match=why):
             results.read_several(wrong)
 
@@ -304,6 +305,29 @@ def test_many_arms_have_few_words(tmp_path: pathlib.Path, monkeypatch) -> None:
     assert f'>all {len(arms)} rows</label>' in shown and 'class="more"' in shown
     data = json.loads(re.search('id="data">(.*?)</script>', shown)[1])
     assert data['arms'] == list(map(prose.brief, report.arms)) and len(data['curves']['train/loss']) == explore.CURVES
+
+
+@pytest.mark.slow
+def test_a_thousand_runs_make_a_page_that_loads(tmp_path: pathlib.Path, monkeypatch) -> None:
+    """500 arms of four fields with long names, two of whose runs are broken; the shapes of one model are looked for."""
+    rng, arms = np.random.default_rng(0), [({}, {0: 1.0, 1: 1.1})]
+    for _ in range(499):
+        rates = {field: float(10 ** rng.uniform(-4, -1)) for field in ('optimizer.learning_rate', 'model.dropout_rate')}
+        changed = rates | {'optimizer.weight_decay': float(rng.random()), 'train.label_smoothing': float(rng.random())}
+        arms.append((changed, {seed: float(1 + rng.random()) for seed in (0, 1)}))
+    home = built(tmp_path / 'x', arms)
+    broken = sorted(home.glob('*/seed_1/result.json'))[:2]
+    broken[0].write_text(broken[0].read_text()[:20])
+    broken[1].with_name('metrics.jsonl').write_bytes(b'\0\n')
+    matching._of_shapes.cache_clear()
+    said = written(home)
+    assert matching._of_shapes.cache_info().misses == 1
+    assert len(said.splitlines()) == prose.TOLD + 3
+    text, page = (home / 'report.md').read_text(), (home / 'report.html').read_text()
+    assert '1,000 trials: 998 done and 2 unreadable.' in text
+    assert all(f'| `{file.parent.relative_to(home)}` | unreadable |' in text for file in broken)
+    assert len(re.sub('<svg .*?</svg>', '', page, flags=re.DOTALL)) < 1_000_000
+    assert page.count('<tr>') >= 500 and len(json.loads(re.search('id="data">(.*?)</script>', page)[1])['arms']) == 500
 
 
 def test_what_matters_in_a_search_stands_beside_its_fields(tmp_path: pathlib.Path) -> None:
