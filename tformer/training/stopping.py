@@ -51,9 +51,7 @@ class StopMonitor:
     this process at once, even if it is one of several. max_minutes=None: no limit.
     """
 
-    def __init__(
-        self, max_minutes: float | None, *, training: bool = True, workdirs: Sequence[pathlib.Path] = ()
-    ):
+    def __init__(self, max_minutes: float | None, *, training: bool = True, workdirs: Sequence[pathlib.Path] = ()):
         self.has_step = False  # whether there is a step to save; the training sets it
         self._shared = training and jax.process_count() > 1
         self._deadline = None if max_minutes is None else time.monotonic() + 60 * max_minutes

@@ -31,10 +31,15 @@ def read(workdir: pathlib.Path) -> list[dict[str, Any]]:
     file = workdir / 'metrics.jsonl'
     rows = json_files.read_rows(file, unfinished=True) if file.exists() else []
     for number, row in enumerate(rows, start=1):
-        if type(row.get('step')) is not int:
-            raise UserError(f'{file}:{number}: it has no step')
-        _check_numbers(row, f'{file}:{number}')
+        check_row(row, f'{file}:{number}')
     return rows
+
+
+def check_row(row: Mapping[str, Any], where: str) -> None:
+    """Raises a `UserError` if a row of metrics.jsonl has no step, or a value that is not a number."""
+    if type(row.get('step')) is not int:
+        raise UserError(f'{where}: it has no step')
+    _check_numbers(row, where)
 
 
 def results(workdir: pathlib.Path) -> dict[str, dict[str, Any]]:
