@@ -1,6 +1,7 @@
 """A directory of runs while they train: which there are, how far each is, and what the results so far would say."""
 
 import dataclasses
+import itertools
 import math
 import pathlib
 import statistics
@@ -194,7 +195,7 @@ def thinned(curve: Curve, points: int) -> tuple[list[float], list[float]]:
     steps = sorted(step for step, value in curve.items() if math.isfinite(value))
     parts = min(len(steps), points)
     cuts = [round(i * len(steps) / parts) for i in range(parts + 1)] if parts else []
-    groups = [steps[low:high] for low, high in zip(cuts[:-1], cuts[1:], strict=True)] if parts else []
+    groups = [steps[low:high] for low, high in itertools.pairwise(cuts)] if parts else []
     return (
         [statistics.fmean(group) for group in groups],
         [statistics.fmean(curve[step] for step in group) for group in groups],
