@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tformer.config import Config
 from tformer.training import writers
 
 # Imported by the tests alone: tensorboardX imports torch where it finds it, which takes seconds.
@@ -32,11 +33,12 @@ def events(workdir: pathlib.Path) -> list[list[Any]]:
 
 
 def values(read: list[Any]) -> list[tuple[int, str, float]]:
-    return [(event.step, value.tag, value.simple_value) for event in read for value in event.summary.value]
+    found = [(event.step, value.tag, value.simple_value) for event in read for value in event.summary.value]
+    return [each for each in found if not each[1].startswith('_hparams_/')]
 
 
 def test_tensorboard_reads_each_number_under_its_name_and_step(tmp_path: pathlib.Path) -> None:
-    writer = writers.MetricWriter(tmp_path, 0, 0)
+    writer = writers.MetricWriter(tmp_path, 0, 0, config=Config())
     writer.write(3, {'train/loss': 2.5, 'train/grad_norm': 0.125})
     writer.write(4, {'valid/loss': -1.75})
     writer.close()
@@ -51,7 +53,7 @@ def test_a_resumed_run_begins_a_file_and_hides_what_came_after_its_checkpoint(tm
     seconds = iter(range(1_700_000_000, 1_700_001_000))  # a file is named by the second in which it is begun
     monkeypatch.setattr(event_file_writer, 'time', types.SimpleNamespace(time=lambda: next(seconds)))
     for resumed, loss in ((0, 8.0), (4, 2.0)):
-        writer = writers.MetricWriter(tmp_path, resumed, resumed)
+        writer = writers.MetricWriter(tmp_path, resumed, resumed, config=Config())
         for step in range(resumed + 1, 7):
             writer.write(step, {'train/loss': loss})
         writer.close()

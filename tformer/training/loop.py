@@ -15,7 +15,7 @@ from tformer.distributed import processes, sharding
 from tformer.errors import Stopped, UserError
 from tformer.evaluation import scorer
 from tformer.optim import freezing
-from tformer.training import checkpoint, copies, setup, stopping, workdir, writers
+from tformer.training import checkpoint, copies, setup, stopping, trackers, workdir, writers
 from tformer.training.members import Group
 from tformer.training.program import Program, check_memory, make_program
 from tformer.training.recorder import RunRecorder
@@ -56,6 +56,7 @@ def train(
     """
     if config.evaluate.examples_while_training and jax.process_count() > 1:
         raise UserError('evaluate.examples_while_training needs a single process; evaluate the finished run instead')
+    trackers.check(config)
     directory, mesh = pathlib.Path(directory), sharding.make_mesh(config.mesh)
     own = [directory] if processes.first() else []
     with contextlib.ExitStack() as contexts:
