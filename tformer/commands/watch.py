@@ -11,13 +11,16 @@ run, and --resume lets them go on. The page changes nothing, and is for this mac
 `pip install 'tformer[serve]'` installs what it needs.
 """
 
+import contextlib
+import signal
 import sys
 
 import jax
 
 from tformer import commands
+from tformer.commands import listening
 from tformer.errors import UserError
-from tformer.lab.live import requests, terminal
+from tformer.lab.live import page, requests, terminal
 from tformer.lab.live.watched import Watched
 
 SHARED_FLAGS = ('metric', 'baseline')
@@ -49,10 +52,24 @@ def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) 
     elif flags.resume is not None:
         print(requests.resume(flags.resume, watched.trials))
     elif flags.serve is not None:
-        from tformer.lab.live import page
-
-        page.serve(watched, flags.host, flags.serve)
+        serve(watched, flags.host, flags.serve)
     elif sys.stdout.isatty() and not flags.once:
         terminal.show(watched)
     else:
         terminal.follow(watched, flags.once)
+
+
+def serve(watched: Watched, host: str, port: int) -> None:
+    """Answers browsers until SIGTERM or SIGINT. Raises a `UserError` without the packages or the address."""
+    try:
+        import uvicorn
+
+        app = page.make_app(watched, host)
+    except ImportError as error:
+        raise UserError("tformer watch --serve needs starlette and uvicorn: pip install 'tformer[serve]'") from error
+    with contextlib.closing(listening.listen(host, port)) as place:
+        for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises the signal again when it has ended
+            signal.signal(number, lambda *_: None)
+        print(f'watching {watched.home} at {listening.address(place)}', file=sys.stderr, flush=True)
+        options = uvicorn.Config(app, log_level='warning', lifespan='off', timeout_graceful_shutdown=1)
+        uvicorn.Server(options).run(sockets=[place])

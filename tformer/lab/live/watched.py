@@ -120,6 +120,7 @@ class Watched:
             rows = comparison.summary(values, self.arms[0], lower, resamples=0)
             self._verdicts, self._judged = {row.arm: row for row in rows}, judged
             self._judge_at = time.monotonic() + PATIENCE * (time.monotonic() - began)
+            self.version += 1
         return self._verdicts
 
     # --------------------------------------------------------------------------------------------------- what there is
