@@ -4,13 +4,13 @@ import contextlib
 import io
 import os
 import sys
-import traceback
 from collections.abc import Sequence
 
 from absl import flags as absl_flags
 from absl import logging
 
 from tformer import commands, errors
+from tformer.commands import failures
 from tformer.data import stores
 
 Parsed = tuple[commands.Command, list[str], dict[str, str], absl_flags.FlagValues]
@@ -152,29 +152,14 @@ def run() -> None:
     sys.unraisablehook = lambda fault: None if fault.object is None else sys.__unraisablehook__(fault)
     try:
         main(sys.argv)
-    except errors.UserError as error:
-        _end(2, str(error))
     except errors.Stopped as stopped:
         print(f'tformer: {stopped}', file=sys.stderr)
         sys.exit(errors.STOPPED)
-    except KeyboardInterrupt:
-        _end(130)
     except BrokenPipeError:  # the reader, such as `head`, has read enough
         sys.stderr.close()
         _end(0)
-    except OSError as error:  # a full disk, or a directory that cannot be written
-        where = f'{error.filename}: ' if error.filename else ''
-        _end(2, f'{where}{error.strerror or error}')
-    except MemoryError as error:
-        _end(2, f'there is not enough memory: {error}'.removesuffix(': '))
-    except Exception as error:
-        if 'RESOURCE_EXHAUSTED' in str(error):  # XLA's
-            _end(2, f'there is not enough memory on the device: {" ".join(str(error).split())[:200]}')
-        processes = sys.modules.get('tformer.distributed.processes')
-        line = processes.lost(error) if processes else None
-        if line is None:
-            traceback.print_exception(error)
-        _end(1, line)
+    except (KeyboardInterrupt, Exception) as error:
+        _end(*failures.explain(error))
 
 
 def _end(code: int, message: str | None = None) -> None:

@@ -1,7 +1,6 @@
 """A user's file adds rows to tables from outside the package, and runs only where the user names it."""
 
 import json
-import shlex
 import shutil
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from lives import HANG
 from tformer import checks, config
 from tformer.config import extensions
 from tformer.errors import UserError
-from tformer.lab.sweep import grid, runner, trials
+from tformer.lab.sweep import grid, trial_process, trials
 
 EXTENSION = '''"""One row for each of several tables, and a command."""
 
@@ -184,19 +183,14 @@ def test_a_sweep_passes_its_extensions_on(place):
     code, out, err = tformer('sweep', '--config=sweep.py', '--workdir=swept', '--together=2', cwd=place)
     assert code == 0, out + err
     assert len(list((place / 'swept').glob('*/seed_*/result.json'))) == 3
-    assert '2 trials in one program' in (place / 'swept/together_0.txt').read_text()
+    assert '2 trials in one program' in (place / 'swept/baseline/seed_0/log.txt').read_text()
 
 
-@pytest.mark.parametrize('together', [1, 2])
-def test_each_line_of_a_slurm_list_names_the_extensions(tmp_path, together):
-    (tmp_path / 'mine.py').write_text(f'TOGETHER = {together}\n')  # a file is known by its content
+def test_a_job_names_the_extensions_of_its_trials(tmp_path):
+    (tmp_path / 'mine.py').write_text('NAMED = 1\n')  # a file is known by its content
     fields = {'extensions': str(tmp_path / 'mine.py'), 'train.num_steps': 2, 'data.num_buckets': 1}
-    base = config.override(config.Config(), fields)
-    made = trials.trials(base, grid({'optimizer.learning_rate': [1e-3, 1e-4]}))
-    runner.array(base, made, tmp_path / 'swept', together)
-    lines = (tmp_path / 'swept/trials.txt').read_text().splitlines()
-    assert len(lines) == 2 // together
-    assert all(shlex.split(line)[-1] == f'--extensions={tmp_path / "mine.py"}' for line in lines)
+    made = trials.trials(config.override(config.Config(), fields), grid({'optimizer.learning_rate': [1e-3, 1e-4]}))
+    assert trial_process.extension_files(made) == [str(tmp_path / 'mine.py')]
 
 
 def test_an_extension_is_loaded_once_and_refused_if_it_changes(tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ import pathlib
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 from unittest import mock
 
 from lives import HANG, environment
@@ -15,6 +16,7 @@ from tformer.lab.sweep import (
     trial_process,
     trials,
 )  # fmt: skip
+from tformer.lab.sweep.runner import Placement
 
 TINY = Config(
     model=Model(emb_dim=16, mlp_dim=64, num_heads=4, num_decoder_layers=2, max_len=16, vocab_size=64, norm='layernorm'),
@@ -25,28 +27,45 @@ TINY = Config(
     evaluate=Evaluate(samples=0),
 )
 
+# Acts a training, in a process that takes job after job: each trial's learning rate says what becomes of it.
 ACTOR = """
-import json, pathlib, signal, sys, time
-stated, home = (pathlib.Path(argument.partition('=')[2]) for argument in sys.argv[1:])
-rate = json.loads(stated.read_text())['optimizer']['learning_rate']
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
-with (home / 'began').open('a') as file:
-    file.write('x')
-if rate == 2.0:
-    print('tformer: it is two\\nand more', file=sys.stderr)
-    sys.exit(2)
-if rate == 3.0:
-    raise ValueError('it is three')
-while rate == 5.0 and not (home / 'let go').exists():
-    time.sleep(0.01)
-(home / 'result.json').write_text(json.dumps({'test': {'loss': rate}}))
+import json, os, pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: os._exit(75))
+signal.signal(signal.SIGINT, lambda *_: os._exit(75))
+
+def act(home, log):
+    rate = json.loads((home / 'trial.json').read_text())['optimizer']['learning_rate']
+    with (home / 'began').open('a') as file:
+        file.write('x')
+    if rate == 2.0:
+        log.write('tformer: it is two\\nand more\\n')
+        return 2
+    if rate == 3.0:
+        log.write('ValueError: it is three\\n')
+        return 1
+    if rate == 6.0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if rate == 7.0 and len((home / 'began').read_text()) < 2:
+        os.abort()
+    while rate == 5.0 and not (home / 'let go').exists():
+        time.sleep(0.01)
+    (home / 'result.json').write_text(json.dumps({'test': {'loss': rate}}))
+    return 0
+
+for line in sys.stdin:
+    job = json.loads(line)
+    with open(job['log'], 'a') as log:
+        code = max(act(pathlib.Path(home), log) for home in job['homes'])
+    print(json.dumps({'code': code, 'ends': code == 1}), flush=True)
+    if code == 1:
+        sys.exit(1)
 """
 
 
-def acting(directory: pathlib.Path, rates: list[float], parallel: int = 1) -> int:
+def acting(directory: pathlib.Path, rates: list[float], parallel: int = 1, **placement: Any) -> int:
     made = trials.trials(TINY, grid({'optimizer.learning_rate': rates}))
     with mock.patch.object(trial_process, 'TRAIN', [sys.executable, '-c', ACTOR]):
-        return runner.sweep(TINY, made, directory, parallel)
+        return runner.sweep(TINY, made, directory, Placement(parallel, **placement))
 
 
 HALT = """

@@ -1,14 +1,9 @@
 """Draws of a sweep, mismatches and times, by hand."""
 
-import time
-import types
-
 import numpy as np
 import pytest
 
-from tformer.config import Config
-from tformer.lab.sweep import matching, overrides, runner
-from tformer.lab.sweep.trial_process import End
+from tformer.lab.sweep import matching, overrides
 
 
 def test_two_fields_draw_independently_and_a_field_draws_evenly():
@@ -37,19 +32,3 @@ def test_a_mismatch_is_a_share_of_what_is_matched(monkeypatch):
     match = matching.Match('parameters', 'model.emb_dim', to='b')
     found = matching.misses({'a': 50.0, 'b': 100.0, 'c': 130.0}, match)
     assert found == {'a': -50, 'b': 0, 'c': pytest.approx(30)}
-
-
-def test_trials_of_one_process_share_its_time(monkeypatch):
-    monkeypatch.setattr(time, 'monotonic', lambda: 110.0)
-    names = [types.SimpleNamespace(directory=name) for name in ('a', 'b')]
-    process = types.SimpleNamespace(trials=names, began=100.0)
-    assert runner.add_time({'a': 1.0, 'c': 3.0}, [process]) == {'a': 6.0, 'b': 5.0, 'c': 3.0}
-
-
-@pytest.mark.parametrize(('code', 'kept'), [(0, 2), (1, 1), (2, 2), (-9, -9)])
-def test_a_trial_that_failed_in_a_process_that_went_on_without_it_has_the_code_of_a_mistake(tmp_path, code, kept):
-    trial = types.SimpleNamespace(directory='baseline/seed_0')
-    found = runner._Runner(Config(), [trial], tmp_path, {trial.directory: 1.0})
-    process = types.SimpleNamespace(outcome=lambda *given: (End.FAILED, 'failed'))
-    found._record(trial, process, code, asked=False)
-    assert found.failed == {trial.directory: kept}

@@ -8,7 +8,6 @@ import json
 import os
 import pathlib
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -36,6 +35,7 @@ from tformer.lab.sweep import (
     Sweep,
     chain,
     choice,
+    devices,
     grid,
     log_uniform,
     manifest,
@@ -51,6 +51,8 @@ from tformer.lab.sweep import (
     uniform,
     zipped,
 )  # fmt: skip
+from tformer.lab.sweep.leases import Leases
+from tformer.lab.sweep.runner import Placement
 from tformer.training import checkpoint, workdir
 from whole_runs import numbers, scores
 
@@ -366,7 +368,7 @@ def get_config(argument):
 
 def test_the_command_ends_with_a_report_by_its_flags(monkeypatch, capsys) -> None:
     arguments, seen = inspect.signature(report_command.report), []
-    monkeypatch.setattr(sweep_command, 'sweep', lambda *given: 0)
+    monkeypatch.setattr(sweep_command, '_sweep', lambda *given: 0)
     monkeypatch.setattr(
         report_command, 'report', lambda *given: seen.append(arguments.bind(*given).arguments) or 'findings'
     )
@@ -491,7 +493,7 @@ def test_a_trial_that_another_process_runs_does_not_fail(tmp_path: pathlib.Path,
     monkeypatch.setattr(workdir, 'LOCK_SECONDS', 0)
     monkeypatch.setenv('PYTHONPATH', str(ROOT))
     made = trials.trials(TINY, grid({'optimizer.learning_rate': [1.0, 4.0]}))
-    runner.array(TINY, made, tmp_path)
+    manifest.claim(TINY, made, tmp_path)
     running, other = (tmp_path / trial.directory for trial in made)
     (running / 'error.txt').write_text('of one of some together\n')
     with held_by_another(running):
@@ -502,8 +504,18 @@ def test_a_trial_that_another_process_runs_does_not_fail(tmp_path: pathlib.Path,
             train_command.train_together([str(running), str(other)])
         assert (running / 'error.txt').read_text() == 'of one of some together\n'
         (running / 'error.txt').unlink()
-        actor = 'import pathlib, sys; from tformer.training import workdir; workdir.LOCK_SECONDS = 0\n'
-        actor += "with workdir.lock(pathlib.Path(sys.argv[2].partition('=')[2])): sys.exit('ValueError: of its own')"
+        actor = ACTOR.replace(
+            'import json', 'from tformer.training import workdir; workdir.LOCK_SECONDS = 0; import json'
+        )
+        actor = actor.replace(
+            '    rate = ',
+            """
+    try:
+        with workdir.lock(home): log.write('ValueError: of its own')
+    except Exception as error: log.write(f'tformer: {error}')
+    return 1
+    rate = """,
+        )
         with mock.patch.object(trial_process, 'TRAIN', [sys.executable, '-c', actor]):
             assert runner.sweep(TINY, made, tmp_path) == 1
         said = capsys.readouterr().out
@@ -562,21 +574,19 @@ def test_another_than_the_first_process_tells_the_first_one_from_another_run(tmp
     assert trials.error_of(tmp_path) == (None if before else 'ValueError: x')
 
 
-def test_a_sweep_that_is_refused_leaves_the_command_of_the_one_that_runs(tmp_path: pathlib.Path, monkeypatch) -> None:
-    monkeypatch.setattr(workdir, 'LOCK_SECONDS', 0)
-    made = trials.trials(TINY, [{}])
-    runner.array(TINY, made, tmp_path, arguments=['--config=first file.py'])
-    with held_by_another(tmp_path):
-        for begin in (runner.array, runner.sweep):
-            with pytest.raises(UserError, match='is in use by'):
-                begin(TINY, made, tmp_path, arguments=['--config=second.py'])
+def test_a_sweep_that_is_refused_leaves_the_command_of_the_one_before(tmp_path: pathlib.Path) -> None:
+    rates = ({'optimizer.learning_rate': rate} for rate in (1.0, 4.0))
+    made, other = (trials.trials(TINY, [rate]) for rate in rates)
+    runner.claim(TINY, made, Leases(tmp_path / 'leases'), arguments=['--config=first file.py'])
+    with pytest.raises(UserError, match='holds a trial with another config'):
+        runner.sweep(TINY, other, tmp_path, arguments=['--config=second.py'])
     assert (tmp_path / 'command.txt').read_text() == "tformer sweep '--config=first file.py'\n"
 
 
 def test_a_trial_that_is_done_is_not_begun_again(tmp_path: pathlib.Path, capsys) -> None:
-    """By a line of an array: alone, or where all of some together are done."""
+    """Alone, or where all of some together are done."""
     made = trials.trials(TINY, grid({'optimizer.learning_rate': [1.0, 4.0]}))
-    runner.array(TINY, made, tmp_path)
+    manifest.claim(TINY, made, tmp_path)
     homes = [tmp_path / trial.directory for trial in made]
     for home in homes:
         (home / 'result.json').write_text(json.dumps({'test': {'step': 4, 'loss': 0.5}}))
@@ -656,10 +666,10 @@ def trainings(directory: pathlib.Path) -> list[str]:
 
 
 def test_trials_at_once_share_the_cores() -> None:
-    cores = os.sched_getaffinity(0)
-    shares = [trial_process.share_of_cores(slot, len(cores)) for slot in range(len(cores))]
+    cores, none = os.sched_getaffinity(0), devices.Devices(None, ())
+    shares = [devices.share(slot, len(cores), none).cores for slot in range(len(cores))]
     assert len(cores) == 1 or (set().union(*shares) == cores and {len(share) for share in shares} == {1})
-    assert trial_process.share_of_cores(0, 1) == trial_process.share_of_cores(0, len(cores) + 1) == set()
+    assert devices.share(0, 1, none).cores == devices.share(0, len(cores) + 1, none).cores == set()
 
 
 # -------------------------------------------------------------------------------------------- the runner, of trainings
@@ -678,7 +688,7 @@ def test_trainings_end_fail_and_after_a_kill_end_as_if_there_was_none(tmp_path: 
     for name, value in environment().items():
         monkeypatch.setenv(name, value)
     base, made = real(tmp_path)
-    assert runner.sweep(base, made, tmp_path / 'whole', parallel=2) == 2
+    assert runner.sweep(base, made, tmp_path / 'whole', Placement(2)) == 2
     for trial in made:
         place = tmp_path / 'whole' / trial.directory
         failed = trial.name != 'baseline'
@@ -715,43 +725,11 @@ def get_sweep():
     assert numbers(tmp_path / 'whole' / made[0].directory) != numbers(tmp_path / 'whole' / made[1].directory)
 
 
-def test_an_array_of_tasks_has_a_line_for_each_process(tmp_path: pathlib.Path) -> None:
-    """What the runner starts itself, in the words that the batch script reads; what is done keeps its line."""
-    made = trials.trials(TINY, product(grid(NORMS), grid({'optimizer.learning_rate': [0.1, 0.2]})))
-    home = tmp_path / 'a sweep'
-    command = runner.array(TINY, made, home, together=2)
-    assert command == f"sbatch --array=1-2 launch/slurm_array.sbatch '{home}/trials.txt'"
-    lines = [shlex.split(line) for line in (home / 'trials.txt').read_text().splitlines()]
-    assert lines == [[str(home / trial.directory) for trial in pair] for pair in (made[:2], made[2:])]
-    assert all(config.load(f'{home}/{trial.directory}/trial.json') == trial.config for trial in made)
-    for trial in made[:2]:
-        (home / trial.directory / 'result.json').write_text('{}')
-    (home / made[3].directory / 'error.txt').write_text('it failed\n')
-    before = (home / 'trials.txt').stat()
-    assert runner.array(TINY, made, home, together=2) == command.replace('=1-2', '=2')
-    assert (home / 'trials.txt').stat() == before and (home / made[3].directory / 'error.txt').exists()
-    alone = f"sbatch --array=3-4 launch/slurm_array.sbatch '{home}/trials_2.txt'"
-    assert runner.array(TINY, made, home) == runner.array(TINY, made, home) == alone
-    assert (home / 'trials.txt').stat() == before and not (home / 'trials_3.txt').exists()
-    first, *rest = (home / 'trials_2.txt').read_text().splitlines()
-    place = home / made[0].directory
-    assert shlex.split(first) == [f'--config={place}/trial.json', f'--workdir={place}'] and len(rest) == 3
-    for trial in made:
-        (home / trial.directory / 'result.json').write_text('{}')
-    assert runner.array(TINY, made, home) == runner.array(TINY, made[:2], home) == 'all trials are done'
-    assert not (home / 'trials_3.txt').exists()
-
-
-def test_numbers_of_tasks_are_written_as_slurm_takes_them() -> None:
-    assert runner.array_ranges([2, 5, 6, 7]) == '2,5-7'
-    assert runner.array_ranges([1]) == '1' and runner.array_ranges([1, 2, 4]) == '1-2,4'
-
-
 @pytest.mark.signals
 def test_a_signal_in_this_process_is_a_stop(tmp_path: pathlib.Path, monkeypatch) -> None:
     handler = signal.getsignal(signal.SIGTERM)
     made = trials.trials(TINY, [{}, {'optimizer.learning_rate': 5.0}])
-    actor = ACTOR.replace('rate = ', 'import os; os.kill(os.getppid(), signal.SIGTERM); time.sleep(3600); rate = ')
+    actor = ACTOR.replace('rate = ', 'os.kill(os.getppid(), signal.SIGTERM); time.sleep(3600); rate = ')
     monkeypatch.setattr(trial_process, 'TRAIN', [sys.executable, '-c', actor])
     with pytest.raises(Stopped, match='SIGTERM: 0 of 2'):
         runner.sweep(TINY, made, tmp_path)
@@ -774,7 +752,7 @@ def test_what_no_trial_can_be_run_with_is_refused(tmp_path) -> None:
     with pytest.raises(UserError, match=r'^--parallel=0 must be positive$'):
         plan.plan(made, None, parallel=0)
     with pytest.raises(UserError, match=r"^--transform='mpa' is unknown; did you mean 'map'\?"):
-        runner.sweep(TINY, made, tmp_path / 'x', transform='mpa')
+        runner.sweep(TINY, made, tmp_path / 'x', Placement(transform='mpa'))
     assert not (tmp_path / 'x').exists()
     (tmp_path / 'base.py').write_text("def get_config(argument): return {'train': {'num_steps': 2}}")
     (tmp_path / 'all.py').write_text(

@@ -316,7 +316,7 @@ def get_sweep():
     assert not (first / 'result.json').exists()
     done = subprocess.run(command(parts, 4), env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert 'resumed at step' in (parts / 'together_0.txt').read_text()
+    assert 'resumed at step' in (first / 'log.txt').read_text()
     for home in sorted(path.parent for path in whole.rglob('result.json')):
         other = parts / home.relative_to(whole)
         assert scores(home) == scores(other)

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tformer.lab.sweep.trial_process import TrialProcess
+from tformer.lab.sweep.jobs import Job
+from tformer.lab.sweep.trial_process import Training
 
 BEFORE = 'tformer: an error of a life before\n'
 
@@ -20,4 +21,4 @@ BEFORE = 'tformer: an error of a life before\n'
 def test_the_last_line_that_looks_like_an_error_is_told_or_the_last_line(tmp_path, log, told):
     file = tmp_path / 'log.txt'
     file.write_text(BEFORE + log)
-    assert TrialProcess([], None, 0.0, file, len(BEFORE))._last_error(3) == told
+    assert Training(Job(()), None, 0.0, file, len(BEFORE), [])._last_error(3) == told

@@ -1,66 +1,95 @@
 """Runs the trials of a sweep file, resumes by itself, and ends with their report.
 
-    tformer sweep --config=FILE[:argument] --workdir=DIR [--parallel=K] [--together=N] [flags of `tformer report`]
-    tformer sweep --config=FILE[:argument] --workdir=DIR --dry_run | --array
+    tformer sweep --config=FILE[:argument] --workdir=DIR [--parallel=K | --per_device=K] [--together=N] [--processes=N]
+                  [flags of `tformer report`]
+    tformer sweep --config=FILE[:argument] --workdir=DIR --executor=slurm|kubernetes [--workers=N]
+                  [--resources=KEY=VALUE,...]
+    tformer sweep --config=FILE[:argument] --workdir=DIR --dry_run
 
-Each trial trains in DIR/ARM/seed_N. --dry_run prints the trials and runs none. --array writes the list of trials that
-launch/slurm_array.sbatch takes, and runs none.
+Each trial trains in DIR/ARM/seed_N. The same command on several hosts that share DIR works on one sweep. --dry_run
+prints the trials and runs none.
 """
 
 import pathlib
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 
 from tformer import commands
 from tformer.commands import report
-from tformer.lab.sweep import manifest, plan, runner, trials
+from tformer.errors import UserError, choose
+from tformer.lab.sweep import executors, plan, runner, trials
+from tformer.lab.sweep.leases import Leases
+from tformer.lab.sweep.runner import Placement
 
 SHARED_FLAGS = ('config', 'workdir', 'transform', 'metric', 'baseline', 'alpha', 'reach', 'timing')
 FLAGS = {
     'dry_run': ('bool', False, 'print the trials and run none'),
-    'array': ('bool', False, 'write the list for launch/slurm_array.sbatch and run none'),
-    'parallel': ('int', 1, 'how many processes run at once'),
+    'parallel': ('int', None, 'how many trials, or groups of them, train at once on a host; default: 1'),
+    'per_device': ('int', None, 'how many train at once on each GPU or TPU of a host'),
     'together': ('int', 1, 'how many trials one program trains at most, if they differ in numbers alone'),
+    'processes': ('int', 1, 'how many processes of a host train each trial'),
+    'executor': ('string', 'local', 'where trials run: local, slurm or kubernetes'),
+    'workers': ('int', 1, 'how many workers another executor starts'),
+    'resources': ('list', [], 'what a worker gets of another executor, as KEY=VALUE'),
+    'join': ('bool', False, 'be a worker of a sweep that another command began: write no report, wait for no other'),
 }
 
 
 def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) -> None:
     jax.config.update('jax_platforms', 'cpu')  # of this process, which computes nothing: the devices are the trials'
     spec = commands.needed(flags, 'config')
+    where = Placement(flags.parallel, flags.per_device, flags.together, flags.transform, flags.processes, flags.join)
+    where.check()
+    executor = choose(executors.EXECUTORS, flags.executor, '--executor')
+    resources = _resources(flags.resources)
+    if flags.workers < 1:
+        raise UserError(f'--workers={flags.workers} must be positive')
     if flags.dry_run:
-        print(plan.plan(trials.load(spec, overrides)[1], flags.workdir, flags.parallel))
+        print(plan.plan(trials.load(spec, overrides)[1], flags.workdir, flags.parallel or 1, flags.together))
         return
-    workdir, kept = commands.needed(flags, 'workdir'), _command_line(spec, overrides)
-    if flags.array:
-        base, made = trials.load(spec, overrides)
-        manifest.check(made, pathlib.Path(workdir))
-        print(runner.array(base, made, workdir, flags.together, flags.transform, kept))
-        return
-    code = sweep(spec, workdir, overrides, flags.parallel, flags.together, flags.transform)
-    print(report.report(workdir, flags.metric, flags.baseline, flags.alpha, flags.timing, flags.reach))
+    workdir = commands.needed(flags, 'workdir')
+    passed = [f'--{name}={flags[name].value}' for name in PASSED_ON if flags[name].value != flags[name].default]
+    command = ['sweep', '--join', *_command_line(spec, overrides), f'--workdir={workdir}', *passed]
+    work = executors.Work(
+        here=lambda: _sweep(spec, workdir, overrides, where),
+        claim=lambda: _claim(spec, workdir, overrides),
+        arguments=command,
+        home=pathlib.Path(workdir),
+        workers=flags.workers,
+        resources=resources,
+    )
+    code = executor(work)
+    if executor is executors.local and not flags.join:
+        print(report.report(workdir, flags.metric, flags.baseline, flags.alpha, flags.timing, flags.reach))
     if code:
         sys.exit(code)
+
+
+PASSED_ON = ('parallel', 'per_device', 'together', 'transform', 'processes')  # to workers elsewhere
 
 
 def sweep(
     spec: str,
     workdir: str | pathlib.Path,
     overrides: Mapping[str, str] | None = None,
-    parallel: int = 1,
+    parallel: int | None = None,
     together: int = 1,
     transform: str | None = None,
+    **placement: Any,
 ) -> int:
-    """Runs the trials of a sweep file that are not done, each in a process that trains in a workdir of its own.
+    """Runs the trials of a sweep file that are not done, each in a workdir of its own.
 
         >>> tformer.sweep('configs/sweeps/norms.py', 'runs/norms', parallel=2)
         >>> print(tformer.report('runs/norms'))
 
-    The sweep file is FILE[:argument], and the overrides are fields of its base config. `parallel` processes run at
-    once; one program trains at most `together` trials, if they differ in numbers alone, which share it by `transform`,
-    vmap or map (None: map on a CPU, else vmap). A trial that fails leaves its error in its workdir, and the others go
-    on.
+    The sweep file is FILE[:argument], and the overrides are fields of its base config. `parallel` processes train at
+    once, each trial after trial; one program trains at most `together` trials, if they differ in numbers alone, which
+    share it by `transform`, vmap or map (None: map on a CPU, else vmap). The `placement` may have `per_device`
+    processes on each accelerator in place of `parallel`, and `processes` that train each trial. A trial that fails
+    leaves its error in its workdir, and the others go on.
 
     Returns 0 if all trials are done, 2 if all that failed were mistakes in the config or the data, otherwise 1.
 
@@ -68,10 +97,35 @@ def sweep(
       UserError: the sweep file or an arm has a mistake, or the workdir holds another sweep.
       Stopped: by a signal; the running trials have saved what they had.
     """
+    where = Placement(parallel=parallel, together=together, transform=transform, **placement)
+    return _sweep(spec, workdir, overrides or {}, where)
+
+
+def _sweep(spec: str, workdir: str | pathlib.Path, overrides: Mapping[str, str], where: Placement) -> int:
     base, made = trials.load(spec, overrides)
-    manifest.check(made, pathlib.Path(workdir))
-    kept = _command_line(spec, overrides or {})
-    return runner.sweep(base, made, workdir, parallel, together, transform, arguments=kept)
+    return runner.sweep(base, made, workdir, where, arguments=_command_line(spec, overrides))
+
+
+def _claim(spec: str, workdir: str, overrides: Mapping[str, str]) -> int:
+    """Writes the trials to the sweep's directory; returns how many are not done."""
+    base, made = trials.load(spec, overrides)
+    session = runner.claim(
+        base, made, Leases(pathlib.Path(workdir) / runner.LEASES), False, _command_line(spec, overrides)
+    )
+    if session is not None:
+        session.release(done=True)
+    return sum(not trials.is_done(pathlib.Path(workdir) / trial.directory) for trial in made)
+
+
+def _resources(given: Sequence[str]) -> dict[str, str]:
+    """Returns --resources by name. Raises a `UserError` where one is not KEY=VALUE."""
+    found = {}
+    for each in given:
+        name, equals, value = each.partition('=')
+        if not equals:
+            raise UserError(f'--resources: {each!r} is not KEY=VALUE')
+        found[name] = value
+    return found
 
 
 def _command_line(spec: str, overrides: Mapping[str, str]) -> Sequence[str]:

@@ -3,16 +3,19 @@
     tformer train --config=FILE[:argument] --workdir=DIR [--config.section.field=value ...] [--may_differ=FIELD,FIELD]
                   [--profile=FIRST:LAST]
     tformer train WORKDIR WORKDIR ... [--transform=vmap]
+    tformer train --jobs
 
-The second form trains trials of a sweep together in one program; `tformer sweep --together=N` uses it.
+The second form trains trials of a sweep together in one program. The third trains trial after trial, as `tformer sweep`
+tells it on standard input.
 """
 
 import dataclasses
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tformer import checks, commands
-from tformer.commands import evaluate, scoring
+from tformer.commands import evaluate, scoring, trainer
 from tformer.commands.run import Run
 from tformer.config import Config, extensions
 from tformer.data.batches import mixture
@@ -26,13 +29,17 @@ from tformer.training.stopping import StopMonitor
 
 SHARED_FLAGS = ('config', 'workdir', 'transform', 'profile')
 FLAGS: dict[str, commands.Flag] = {
-    'may_differ': ('list', [], "fields that may differ from those of the workdir's checkpoint")
+    'may_differ': ('list', [], "fields that may differ from those of the workdir's checkpoint"),
+    'jobs': ('bool', False, 'train the jobs on standard input, one after another'),
 }
 ARGUMENTS = 'WORKDIR'
 PROCESSES = True
 
 
 def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) -> None:
+    if flags.jobs:
+        trainer.serve(do)
+        return
     if arguments:
         if overrides or flags.config or flags.workdir or flags.may_differ or flags.coordinator or flags.profile:
             raise UserError('trials that train together have their own configs: the only flag is --transform')
@@ -42,6 +49,16 @@ def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) 
     home = pathlib.Path(commands.needed(flags, 'workdir'))
     trace = None if flags.profile is None else StepTrace(flags.profile, home)
     train_and_evaluate(config, home, flags.may_differ, trace)
+
+
+def do(job: Mapping[str, Any]) -> None:
+    """Trains what a job of `trainer.serve` names."""
+    homes = job['homes']
+    if len(homes) > 1:
+        train_together(homes, job['transform'])
+        return
+    config = checks.load(str(pathlib.Path(homes[0]) / trials.STATED))
+    train_and_evaluate(config, homes[0], **({} if job['until'] is None else {'until': job['until']}))
 
 
 def train(config: Config, workdir: str | pathlib.Path, may_differ: Sequence[str] = ()) -> Run:

@@ -15,9 +15,9 @@ from tformer.distributed import processes, sharding
 from tformer.errors import Stopped, UserError
 from tformer.evaluation import scorer
 from tformer.optim import freezing
-from tformer.training import checkpoint, copies, setup, stopping, trackers, workdir, writers
+from tformer.training import checkpoint, copies, program_cache, setup, stopping, trackers, workdir, writers
 from tformer.training.members import Group
-from tformer.training.program import Program, check_memory, make_program
+from tformer.training.program import Program, check_memory
 from tformer.training.recorder import RunRecorder
 from tformer.training.state import count_parameters
 from tformer.training.step_trace import StepTrace
@@ -78,9 +78,9 @@ def train(
 
         # -------------------------------------------------------------------------------------- program and record
         batch = data.batches.batch(0)
-        program = make_program(data.config, batch, mesh)
+        program = program_cache.program(data.config, batch, mesh)
         check_memory(program, batch)
-        score = scorer.make_scorer(program.model, data.config, mesh, program.reference)
+        score = program_cache.score_of(program, data.config)
         if program.reference is not None:
             score = functools.partial(score, taught=program.taught[0])
         member = RunRecorder(data, directory, score, generated, last, clock=clock)

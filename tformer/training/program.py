@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -45,6 +45,7 @@ class Program:
     step: Step  # the train step, a pure function that is not compiled
     teacher: Teacher | None  # the frozen model whose outputs are in the loss
     _make_state: Any = dataclasses.field(repr=False)
+    _made: dict[Any, Any] = dataclasses.field(repr=False, default_factory=dict)  # by `once`
 
     def __repr__(self) -> str:
         model = self.config.model
@@ -85,8 +86,15 @@ class Program:
         """The key of `KERNELS` that computes attention on the program's devices."""
         return kernel_choice.pick(self.config.model, sharding.jax_platform(self.mesh))
 
+    def once(self, key: Any, make: Callable[[], Any]) -> Any:
+        """Returns what `make` returned when it was first asked for under this key, of this program or its copies."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
     @functools.cached_property
-    def _jitted_init(self) -> Any:
+    def jitted_init(self) -> Any:
+        """The compiled function of the hyperparameters that returns the state before the first step."""
         return jax.jit(lambda hyper: sharding.unboxed(self._make_state(hyper)), out_shardings=self.shardings)
 
     def context(self) -> contextlib.AbstractContextManager[None]:
@@ -96,7 +104,7 @@ class Program:
     def init(self, hyper: Hyperparameters | None = None) -> TrainState:
         """Returns the state before the first step, with random parameters; hyper=None: those of the config."""
         with self.context():
-            return self._jitted_init(self.hyper if hyper is None else hyper)
+            return self.jitted_init(self.hyper if hyper is None else hyper)
 
     def init_from(self, hyper: Hyperparameters, params: Any, statistics: Any) -> TrainState:
         """Returns the state before the first step that starts from given parameters and statistics."""

@@ -8,24 +8,8 @@ from collections.abc import Sequence
 from tformer.errors import UserError, nearest
 from tformer.lab.live.trial import PAUSED, PRUNED, RUNNING, WAITING, LiveTrial
 from tformer.lab.report import prose
+from tformer.lab.sweep import jobs
 from tformer.training import stopping
-
-PRUNED_ARMS = 'pruned.jsonl'  # of a sweep's directory: {"arm": NAME} for each arm whose trials begin no more
-
-
-def pruned(home: pathlib.Path) -> set[str]:
-    """Returns the arms that are pruned; a half-written line is none."""
-    try:
-        lines = (home / PRUNED_ARMS).read_text(errors='replace').splitlines()
-    except OSError:
-        return set()
-    found = set()
-    for line in lines:
-        try:
-            found.add(str(json.loads(line)['arm']))
-        except (ValueError, LookupError, TypeError):
-            continue
-    return found
 
 
 def prune(home: pathlib.Path, arm: str, trials: Sequence[LiveTrial]) -> str:
@@ -37,8 +21,8 @@ def prune(home: pathlib.Path, arm: str, trials: Sequence[LiveTrial]) -> str:
     own = [trial for trial in trials if trial.arm == arm]
     if not own:
         raise UserError(f'--prune={arm} is not an arm{nearest(arm, sorted({trial.arm for trial in trials}))}')
-    if arm not in pruned(home):
-        with (home / PRUNED_ARMS).open('ab+') as file:
+    if arm not in jobs.pruned(home):
+        with (home / jobs.PRUNED).open('ab+') as file:
             file.seek(0, os.SEEK_END)
             torn = file.tell() > 0 and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b'\n'
             file.write((b'\n' if torn else b'') + json.dumps({'arm': arm}).encode() + b'\n')

@@ -53,8 +53,8 @@ class LiveTrial:
     error: str | None
     num_steps: int | None
 
-    def refresh(self, pruned: Collection[str] = (), leased: bool = False) -> bool:
-        """Reads what is new; returns whether anything is. `leased`: a worker says that it trains it."""
+    def refresh(self, pruned: bool = False, leased: bool = False) -> bool:
+        """Reads what is new; returns whether anything is. `pruned`: its arm is; `leased`: a worker trains it."""
         before = self.state, self.error, self.step, self.num_steps
         anew, rows = self._follower.read()
         if anew:
@@ -77,7 +77,7 @@ class LiveTrial:
             self.left = self._seconds_left()
         return bool(rows) or anew or before != (self.state, self.error, self.step, self.num_steps)
 
-    def _state(self, pruned: Collection[str], leased: bool) -> tuple[str, str | None]:
+    def _state(self, pruned: bool, leased: bool) -> tuple[str, str | None]:
         if (result := _identity(self.place / trials.RESULT)) is not None:
             if result != self._result:
                 self.scores = scored(self.place)
@@ -93,7 +93,7 @@ class LiveTrial:
             return STOPPED, None
         if self.step or self._config is not None:
             return PAUSED, None
-        return (PRUNED if self.arm in pruned else WAITING), None
+        return (PRUNED if pruned else WAITING), None
 
     def _read_config(self) -> None:
         """Reads the length of the run from its resolved config."""

@@ -13,12 +13,12 @@ from tformer import config
 from tformer.config import Config, json_files
 from tformer.errors import UserError, nearest
 from tformer.evaluation import metrics
-from tformer.lab.live import requests
 from tformer.lab.live.trial import DONE, ENDED, FAILED, PAUSED, RUNNING, STATES, UNREADABLE, WAITING, Curve, LiveTrial
 from tformer.lab.report.report_data import METRICS, TRAIN, VALID
 from tformer.lab.statistics import comparison
 from tformer.lab.statistics.comparison import Row
-from tformer.lab.sweep import manifest, trials
+from tformer.lab.sweep import jobs, manifest, runner, trials
+from tformer.lab.sweep.leases import Leases
 
 PATIENCE = 10  # verdicts are computed anew after this many times the seconds that they took
 
@@ -42,6 +42,7 @@ class Watched:
         self.version = 0
         self._baseline = baseline
         self._list: object = None
+        self._leases: Leases | None = None
         self._verdicts: dict[str, Row] = {}
         self._judged: object = None
         self._judge_at = -math.inf
@@ -52,13 +53,26 @@ class Watched:
     def refresh(self) -> bool:
         """Reads what is new; returns whether anything is. Raises a `UserError` if no run is there."""
         added = self._find()
-        pruned = requests.pruned(self.home)
-        news = [number for number, trial in enumerate(self.trials) if trial.refresh(pruned)]
+        pruned, leased = jobs.pruned(self.home), self._leased()
+        news = [
+            number
+            for number, trial in enumerate(self.trials)
+            if trial.refresh(trial.arm in pruned, trial.directory in leased)
+        ]
         if news or added or not self.version:
             self.version += 1
             for number in news:
                 self.changed[number] = self.version
         return bool(news or added)
+
+    def _leased(self) -> set[str]:
+        """Returns the directories of the trials that the workers of any host train now."""
+        if self._leases is None and (self.home / runner.LEASES).is_dir():
+            self._leases = Leases(self.home / runner.LEASES)
+        if self._leases is None:
+            return set()
+        self._leases.look()
+        return {name for name in self._leases.names() if self._leases.is_held(name)}
 
     @property
     def arms(self) -> list[str]:

@@ -24,10 +24,10 @@ from tformer.evaluation import scorer
 from tformer.lab.sweep.batched_trials import TRIALS, common, make_mesh, make_step, stack_hypers, stacked
 from tformer.lab.sweep.trials import ERROR, STATED, is_done, write_error
 from tformer.optim.hyperparameters import Hyperparameters
-from tformer.training import checkpoint, digests, setup, stopping, trackers, workdir, writers
+from tformer.training import checkpoint, digests, program_cache, setup, stopping, trackers, workdir, writers
 from tformer.training.loop import Trained, train_group
 from tformer.training.members import Group
-from tformer.training.program import check_memory, make_program
+from tformer.training.program import check_memory
 from tformer.training.recorder import RunRecorder
 from tformer.training.state import TrainState
 from tformer.training.step import Batch, Step
@@ -97,11 +97,13 @@ def _train(
     """Trains the trials of a cohort.
 
     With 'map' on one device the arrays hold only these trials. Elsewhere every trial of the group keeps its slice, so
-    that its numbers stay the same to the bit; the slice of a trial that is not trained repeats another's.
+    that its numbers stay the same to the bit; the slice of a trial that is not trained repeats another's. Trials whose
+    batches of a step differ in shape have no arrays in common: their steps take turns (`GroupInTurns`).
     """
-    slots = homes if transform == 'map' and jax.device_count() == 1 else list(stated)
+    in_turns = not have_one_shape(list(stated.values()))
+    slots = homes if in_turns or (transform == 'map' and jax.device_count() == 1) else list(stated)
     asked = stated[homes[0]].mesh
-    mesh = make_mesh(asked, len(slots))
+    mesh = sharding.make_mesh(asked) if in_turns else make_mesh(asked, len(slots))
     with contextlib.ExitStack() as contexts:
         contexts.enter_context(sharding.placed(mesh, asked))
         clock = contexts.enter_context(Clock())
@@ -110,20 +112,22 @@ def _train(
             return {}
         first = next(iter(opened.values()))
         batch = first.batches.batch(0)
-        program = make_program(first.config, batch, mesh)
+        program = program_cache.program(first.config, batch, mesh)
         check_memory(program, batch)
-        score = scorer.make_scorer(program.model, first.config, mesh)
+        score = program_cache.score_of(program, first.config)
         members: dict[pathlib.Path, RunRecorder] = {}
         for home, data in opened.items():
             members[home] = RunRecorder(data, home, score, generated, last, slots.index(home), clock)
             contexts.callback(members[home].close)
         filling = next(iter(members.values()))
         of_slots = [members.get(home, filling) for home in slots]
-        group = StackedGroup(program, list(members.values()), last, of_slots, transform)
+        kind = GroupInTurns if in_turns else StackedGroup
+        group = kind(program, list(members.values()), last, of_slots, transform)
         progress = writers.Progress(group.num_steps, last or 0)
         contexts.callback(progress.close)
         resumed = f', resumed at step {last}' if last else ''
-        progress.message(f'{len(members)} trials in one program ({transform}), {mesh.size} device(s){resumed}')
+        how = 'in turns' if in_turns else transform
+        progress.message(f'{len(members)} trials in one program ({how}), {mesh.size} device(s){resumed}')
         trained = train_group(group, stop, progress)
         return dict(zip((member.directory for member in group.active), trained, strict=True))
 
@@ -147,6 +151,13 @@ def open_all(stated: Mapping[pathlib.Path, Config], last: int | None) -> dict[pa
             workdir.save_config(home, found.config)
             data[home] = found
     return data
+
+
+def have_one_shape(configs: Sequence[Config]) -> bool:
+    """Returns whether trials that one program can train have batches of the same shape in each step."""
+    data = configs[0].data
+    buckets = data.batching == 'bucket' and data.num_buckets > 1
+    return not buckets or len({each.train.seed for each in configs}) == 1
 
 
 def _shapes(batches: pipeline.Batches) -> Any:
@@ -191,7 +202,10 @@ class StackedGroup(Group):
 
     @functools.cached_property
     def step(self) -> Step:
-        return make_step(self.program, self.program.mesh, self.transform)
+        made: Step = self.program.once(
+            (self.transform, len(self.slots)), lambda: make_step(self.program, self.program.mesh, self.transform)
+        )
+        return made
 
     def start(self) -> tuple[TrainState, Hyperparameters]:
         """Returns (the states of all slices, their hyperparameters)."""
@@ -226,3 +240,39 @@ class StackedGroup(Group):
     def _place(self, tree: Any, *axes: Any) -> Any:
         """Returns arrays `[trials, ...]` on the mesh."""
         return jax.device_put(tree, NamedSharding(self.program.mesh, P(TRIALS, *axes)))
+
+
+@dataclasses.dataclass
+class GroupInTurns(StackedGroup):
+    """Several runs whose batches of a step differ in shape: each has a state of its own, and their steps take turns.
+
+    Each step is that of the run alone, to the bit; states, hyperparameters, batches and metrics are lists.
+    """
+
+    @functools.cached_property
+    def step(self) -> Step:
+        def step(states: list[TrainState], batches: list[Batch], hypers: list[Hyperparameters]) -> tuple[Any, Any]:
+            one = self.program.jitted_step
+            made = [one(*each) for each in zip(states, batches, hypers, strict=True)]
+            return [state for state, _ in made], [metrics for _, metrics in made]
+
+        return step
+
+    def start(self) -> tuple[Any, Any]:
+        """Returns (the states, their hyperparameters)."""
+        every = [(self.program, each.config, each.directory, self.checkpoint_step) for each in self.slots]
+        return [setup.load_state(*each) for each in every], [Hyperparameters.of(each.config) for each in self.slots]
+
+    def batches(self, step: int) -> Iterator[Any]:
+        """Yields the batches of all runs."""
+        feeds = [pipeline.iterate(each.data.batches, step, each.config) for each in self.slots]
+        while True:
+            yield [sharding.place_batch(next(feed), self.program.mesh) for feed in feeds]
+
+    def state_of(self, state: Any, member: RunRecorder) -> TrainState:
+        found: TrainState = state[member.index or 0]
+        return found
+
+    def add_metrics(self, metrics: Any) -> None:
+        for member in self.active:
+            member.metrics.add(metrics[member.index or 0])

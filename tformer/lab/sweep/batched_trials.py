@@ -1,6 +1,7 @@
 """Trials that differ only in numbers: how they are grouped, and the program in which each is a slice of all arrays."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -32,11 +33,12 @@ def groups(trials: Sequence[Trial], most: int) -> list[list[Trial]]:
     return [group[i : i + most] for group in found.values() for i in range(0, len(group), most)]
 
 
+@functools.lru_cache(maxsize=4096)
 def common(stated: Config) -> Config | None:
     """Returns a config that is equal for trials that one program can train; None: the trial is trained alone.
 
-    It has the seed where that decides the shapes of batches. Trials that may stop early, that have a teacher, experts
-    or optimizer.offload, or whose mesh has a pipeline, context or expert axis are trained alone.
+    It has the seed where that decides the number of steps or examples. Trials that may stop early, that have a teacher,
+    experts or optimizer.offload, or whose mesh has a pipeline, context or expert axis are trained alone.
     """
     data, train = stated.data, stated.train
     if train.patience is not None or stated.model.num_experts is not None or stated.optimizer.offload:
@@ -45,9 +47,9 @@ def common(stated: Config) -> Config | None:
         return None
     if any(getattr(stated.mesh, axis) != 1 for axis in ('pipeline', 'context', 'expert')):
         return None
-    shapes_differ = data.batching == 'bucket' and data.num_buckets > 1
-    lengths_differ = data.train_examples is not None or (data.batching == 'pack' and train.num_steps is None)
-    seed = {SEED: train.seed} if shapes_differ or lengths_differ else {}
+    in_rows = data.batching == 'pack' or (data.batching == 'bucket' and data.num_buckets > 1)
+    lengths_differ = data.train_examples is not None or (in_rows and train.num_steps is None)
+    seed = {SEED: train.seed} if lengths_differ else {}
     return config.override(standard(stated), seed)
 
 

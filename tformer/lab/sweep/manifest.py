@@ -1,4 +1,7 @@
-"""The directory of a sweep: the list of its trials, the config of each in its workdir, and how long they ran."""
+"""The directory of a sweep: the list of its trials, the config of each in its workdir, and how long they ran.
+
+The list is written whole by whoever decides in the directory at the time, so that a kill never leaves half of it.
+"""
 
 import json
 import pathlib
@@ -32,13 +35,11 @@ def check(trials: Sequence[Trial], home: pathlib.Path) -> None:
             raise UserError(f'{place} holds a run that is not of a sweep; use a fresh --workdir')
 
 
-def claim(
-    base: Config, trials: Sequence[Trial], home: pathlib.Path, arguments: Sequence[str] | None = None
-) -> dict[str, float]:
-    """Writes the list of trials, and the config of each to its workdir; returns the seconds that each has run.
+def claim(base: Config, trials: Sequence[Trial], home: pathlib.Path, arguments: Sequence[str] | None = None) -> None:
+    """Writes the list of trials, and the config of each to its workdir.
 
-    This process holds `home`, the sweep's directory. If a command began it, `arguments` are that command's, without
-    --workdir; they are kept for reports.
+    This process is the one that decides in `home`, the sweep's directory (`leases.deciding`). If a command began it,
+    `arguments` are that command's, without --workdir; they are kept for reports.
 
     Raises:
       UserError: as `check`; nothing is written.
@@ -49,29 +50,61 @@ def claim(
     if gone := [name for name in gone if (home / name).is_dir()]:
         print(f'no longer in the sweep, but still in {home}: {", ".join(gone)}', flush=True)
     for trial in trials:
-        (home / trial.directory).mkdir(parents=True, exist_ok=True)
-        _write(home / trial.directory / STATED, config.to_dict(trial.config))
+        _state(trial, home)
     write(base, trials, home, seconds)
     if arguments is not None:
         atomic.write(home / COMMAND, shlex.join(['tformer', 'sweep', *arguments]) + '\n')
-    return seconds
+
+
+def add(base: Config, trials: Sequence[Trial], home: pathlib.Path) -> None:
+    """Adds trials to the list of a sweep, where they are not in it yet, as `claim` does."""
+    if not trials:
+        return
+    listed = json_files.read(home / LIST) if (home / LIST).is_file() else {'trials': []}
+    known = {entry['directory'] for entry in listed['trials']}
+    new = [trial for trial in trials if trial.directory not in known]
+    if not new:
+        return
+    check(new, home)
+    for trial in new:
+        _state(trial, home)
+    entries = [*listed['trials'], *map(_entry, new)]
+    _write(home / LIST, {'base': config.to_dict(base), 'trials': entries, 'seconds': listed.get('seconds', {})})
+
+
+def add_times(home: pathlib.Path, spent: Mapping[str, float]) -> None:
+    """Adds seconds that trials have run, by directory, to those of the list; it may have changed since it was read."""
+    if not spent or not (home / LIST).is_file():
+        return
+    listed, seconds = json_files.read(home / LIST), times(home)
+    total = {name: round(seconds.get(name, 0.0) + spent.get(name, 0.0), 2) for name in {**seconds, **spent}}
+    _write(home / LIST, {**listed, 'seconds': total})
 
 
 def write(base: Config, trials: Sequence[Trial], home: pathlib.Path, seconds: Mapping[str, float]) -> None:
     """Writes the list of a sweep, from which reports are made without the sweep file."""
-    entries = [
-        {
-            'name': trial.name,
-            'seed': trial.seed,
-            'directory': trial.directory,
-            'overrides': trial.overrides,
-            'off_percent': trial.mismatch_percent,
-            'config_digest': config.digest(trial.config),
-        }
-        for trial in trials
-    ]
     rounded = {directory: round(spent, 2) for directory, spent in seconds.items()}
-    _write(home / LIST, {'base': config.to_dict(base), 'trials': entries, 'seconds': rounded})
+    _write(home / LIST, {'base': config.to_dict(base), 'trials': list(map(_entry, trials)), 'seconds': rounded})
+
+
+def _entry(trial: Trial) -> dict[str, Any]:
+    return {
+        'name': trial.name,
+        'seed': trial.seed,
+        'directory': trial.directory,
+        'overrides': trial.overrides,
+        'off_percent': trial.mismatch_percent,
+        'config_digest': config.digest(trial.config),
+    }
+
+
+def _state(trial: Trial, home: pathlib.Path) -> None:
+    """Writes the config of a trial to its workdir, unless it stands there."""
+    (home / trial.directory).mkdir(parents=True, exist_ok=True)
+    text = json.dumps(config.to_dict(trial.config), indent=2) + '\n'
+    file = home / trial.directory / STATED
+    if not file.is_file() or file.read_text() != text:
+        atomic.write(file, text)
 
 
 def times(home: pathlib.Path) -> dict[str, float]:

@@ -7,18 +7,19 @@ from typing import TypeVar
 
 from tformer.config import Config
 from tformer.errors import UserError
-from tformer.lab.sweep import manifest, matching
+from tformer.lab.sweep import batched_trials, manifest, matching
 from tformer.lab.sweep.trials import Trial, error_of, is_done
 
 T = TypeVar('T')
 HEAD = ('trial', 'parameters', 'FLOPs at most', 'tokens at most', 'matched', 'state')
 
 
-def plan(trials: Sequence[Trial], directory: str | pathlib.Path | None, parallel: int = 1) -> str:
+def plan(trials: Sequence[Trial], directory: str | pathlib.Path | None, parallel: int = 1, together: int = 1) -> str:
     """Returns a table of the trials: parameters, FLOPs, tokens, mismatch and state of each.
 
     FLOPs and tokens are of full batches: how much of them is padding depends on the data. The time of a trial that has
-    not run is estimated from the FLOPs and times of those that have; `parallel` processes will run at once.
+    not run is estimated from the FLOPs and times of those that have; `parallel` processes will run at once. With
+    `together`, the number of the program that will train each trial is told, counted among the programs that are left.
     """
     if parallel < 1:
         raise UserError(f'--parallel={parallel} must be positive')
@@ -29,7 +30,13 @@ def plan(trials: Sequence[Trial], directory: str | pathlib.Path | None, parallel
     flops = {trial.directory: _known(matching.num_flops, trial.config) for trial in trials}
     done = {name for name in flops if home is not None and is_done(home / name)}
     expected = _expected_seconds(flops, seconds, done)
-    rows = [HEAD]
+    left = [trial for trial in trials if trial.directory not in done]
+    program = {
+        trial.directory: str(number)
+        for number, group in enumerate(batched_trials.groups(left, together), start=1)
+        for trial in group
+    }
+    rows: list[tuple[str, ...]] = [HEAD if together == 1 else (*HEAD, 'program')]
     for trial in trials:
         name, parameters = trial.directory, _known(matching.num_parameters, trial.config)
         tokens = _known(matching.num_tokens, trial.config)
@@ -40,12 +47,14 @@ def plan(trials: Sequence[Trial], directory: str | pathlib.Path | None, parallel
             '-' if tokens is None else f'{tokens:,}',
             ', '.join(f'{quantity} {percent:+.3f} %' for quantity, percent in trial.mismatch_percent.items()),
             '' if home is None else _state(home / name, seconds.get(name), expected.get(name)),
+            *([] if together == 1 else [program.get(name, '')]),
         ))  # fmt: skip
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ['  '.join(f'{cell:<{width}}' for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     minutes = sum(expected.values()) / parallel / 60
-    left = f'; about {minutes:,.1f} minutes are left' if expected else ''
-    return '\n'.join([*lines, f'{len(trials)} trials, {len(done)} of them done{left}'])
+    more = '' if together == 1 else f'; {len(set(program.values()))} programs'
+    more += f'; about {minutes:,.1f} minutes are left' if expected else ''
+    return '\n'.join([*lines, f'{len(trials)} trials, {len(done)} of them done{more}'])
 
 
 def _expected_seconds(

@@ -1,127 +1,304 @@
-"""Runs the trials of a sweep, each in a process and a workdir of its own; trials that are done are not run again."""
+"""Runs the trials of a sweep on this host: takes jobs from its directory, and has processes train them.
 
-import itertools
+Several hosts that share the directory may do so at once (leases.py).
+"""
+
+import collections
+import dataclasses
+import functools
 import pathlib
-import shlex
+import secrets
 import signal
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from tformer import atomic
 from tformer.config import Config
 from tformer.errors import Stopped, UserError, choose
-from tformer.lab.sweep import manifest, trial_process
-from tformer.lab.sweep.batched_trials import TRANSFORMS, groups
-from tformer.lab.sweep.trial_process import End, TrialProcess
-from tformer.lab.sweep.trials import Trial, is_done
-from tformer.training import workdir
+from tformer.lab.sweep import devices, jobs, leases, manifest, trial_process
+from tformer.lab.sweep.batched_trials import TRANSFORMS
+from tformer.lab.sweep.jobs import Job, NextJob, State, Wait
+from tformer.lab.sweep.leases import Lease, Leases
+from tformer.lab.sweep.trial_process import End, Trainer, Training, TrialProcesses
+from tformer.lab.sweep.trials import Trial, clear_error, error_of
 
+LEASES = 'leases'  # in the sweep's directory
 WRITE_EVERY = 10.0  # seconds between updates of the seconds that each trial has run
+ASK_EVERY = 1.0  # seconds between looks for a job where there was none
+MOST_DEATHS = 3  # processes that a trial may end, before it has failed
 LARGEST_MISMATCH = 5.0  # percent; an arm that misses a matched quantity by more is named
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """How the trials run on this host."""
+
+    parallel: int | None = None  # processes at once, or one
+    per_device: int | None = None  # processes at once on each device
+    together: int = 1  # trials that one program trains at most
+    transform: str | None = None  # a key of TRANSFORMS; None: as the device is
+    processes: int = 1  # that train each trial as one
+    joins: bool = False  # whether a scheduler runs it for another command: failed trials stay so, and it waits for none
+
+    def check(self) -> None:
+        """Raises a `UserError` if a field has no use or does not go with another."""
+        devices.count(self.parallel, self.per_device, devices.Devices('gpu', ('0',)))
+        for name, number in (('together', self.together), ('processes', self.processes)):
+            if number < 1:
+                raise UserError(f'--{name}={number} must be positive')
+        if self.transform is not None:
+            choose(TRANSFORMS, self.transform, '--transform')
+        if self.processes > 1 and self.together > 1:
+            raise UserError('--processes and --together: trials in one program need one process')
 
 
 def sweep(
     base: Config,
     trials: Sequence[Trial],
     directory: str | pathlib.Path,
-    parallel: int = 1,
-    together: int = 1,
-    transform: str | None = None,
+    here: Placement | None = None,
     arguments: Sequence[str] | None = None,
+    next_job: NextJob | None = None,
 ) -> int:
     """Runs the trials that are not done, each in DIRECTORY/ARM/seed_N.
 
     A trial that fails leaves its error there in error.txt, and the others go on. `arguments` are those of the command
-    line, for reports to repeat it; the exit code and the other arguments are those of `tformer.sweep`.
+    line, for reports to repeat it; the exit code is that of `tformer.sweep`. `next_job` says what is trained next;
+    None: the trials in turn.
 
     Raises:
       UserError: the directory holds a trial of the same name with another config.
       Stopped: by a signal; the trials that ran have saved their state.
     """
-    home = pathlib.Path(directory)
-    _check(parallel, together, transform)
-    with workdir.lock(home), trial_process.stop_requests() as requests:
-        runner = _Runner(base, trials, home, manifest.claim(base, trials, home, arguments))
-        print(f'{len(trials)} trials, {runner.count_done()} of them done', flush=True)
+    home, here = pathlib.Path(directory), here or Placement()
+    here.check()
+    manifest.check(trials, home)
+    held = Leases(home / LEASES)
+    with trial_process.stop_requests() as requests:
+        session = claim(base, trials, held, here.joins, arguments)
+        chosen = next_job or functools.partial(jobs.first_free, trials=trials, together=here.together)
+        runner = _Runner(base, trials, home, held, chosen, here)
+        print(f'{len(trials)} trials, {runner.counts()[jobs.DONE]} of them done', flush=True)
         _print_mismatches(trials)
-        runner.run(groups(trials, together), parallel, transform, requests)
-    done = runner.count_done()
-    if runner.waiting or runner.stopped:
-        why = signal.Signals(requests[0]).name if requests else f'{runner.stopped[0].directory} stopped'
-        raise Stopped(f'{why}: {done} of {len(trials)} trials are done; run the same command again to resume')
-    if done == len(trials):
-        return 0
-    return 2 if set(runner.failed.values()) == {2} else 1
+        try:
+            runner.run(requests)
+        finally:
+            runner.end()
+            if session is not None:
+                session.release(done=True)
+    return runner.code(requests)
+
+
+def claim(
+    base: Config,
+    trials: Sequence[Trial],
+    held: Leases,
+    joins: bool = False,
+    arguments: Sequence[str] | None = None,
+) -> Lease | None:
+    """Writes what is to be trained to the sweep's directory; returns the lease that says that a command runs it.
+
+    If no other does, trials that failed are to run again, unless this one `joins`.
+    """
+    home = held.directory.parent
+    with leases.deciding(held.directory):
+        manifest.claim(base, trials, home, arguments)
+        held.look()
+        others = [name for name in held.names() if held.is_held(name)]
+        if not joins and not others:
+            for trial in trials:
+                clear_error(home / trial.directory)
+        elif not joins:
+            print(f'others train trials of {home}; those that failed stay so', flush=True)
+        return held.take(f'session/{secrets.token_hex(8)}')
 
 
 class _Runner:
-    """The state of a sweep that runs."""
+    """The state of a sweep that runs on this host."""
 
-    def __init__(self, base: Config, trials: Sequence[Trial], home: pathlib.Path, seconds: Mapping[str, float]):
-        self.base, self.trials, self.home = base, trials, home
-        self.seconds = seconds  # that each trial had run when its last process ended, by its directory
-        self.waiting: list[tuple[int, list[Trial]]] = []  # the groups that have not begun, with their numbers
-        self.running: dict[int, TrialProcess] = {}  # by their slot from 0 to `parallel` - 1
-        self.failed: dict[str, int] = {}  # the exit codes of trials that failed, by their directories
-        self.stopped: list[Trial] = []  # those that saved their state and stopped
-        self.num_ended = self.count_done()
+    def __init__(
+        self,
+        base: Config,
+        trials: Sequence[Trial],
+        home: pathlib.Path,
+        held: Leases,
+        next_job: NextJob,
+        here: Placement,
+    ):
+        self.base, self.home, self.here = base, home, here
+        self.trials = {trial.directory: trial for trial in trials}
+        self.state = State(home, held)
+        self._next_job, self._held = next_job, held
+        found = devices.visible()
+        self._parallel = devices.count(here.parallel, here.per_device, found)
+        self._shares = [devices.share(slot, self._parallel, found) for slot in range(self._parallel)]
+        self._trainers: dict[int, Trainer | TrialProcesses] = {}  # by their slot from 0
+        self._running: dict[int, tuple[Training, list[Lease]]] = {}
+        self._left: Wait | Job | None = Wait('')  # the latest choice
+        self._asks_at = self._writes_at = self._renews_at = 0.0
+        self._spent: dict[str, float] = {}  # the seconds that are not in the list yet
+        self._counted = time.monotonic()
+        self.state.look()
 
-    def count_done(self) -> int:
-        return sum(is_done(self.home / trial.directory) for trial in self.trials)
+    def counts(self) -> Mapping[str, int]:
+        """Returns how many trials are in which state."""
+        return collections.Counter(self.state.of(trial) for trial in self.trials.values())
 
-    def run(self, every: Sequence[list[Trial]], parallel: int, transform: str | None, requests: list[int]) -> None:
-        """Runs all groups; after a request to stop, waits for the processes that run."""
-        self.waiting = [(number, group) for number, group in enumerate(every) if not _all_done(group, self.home)]
-        passed_on, written = 0, time.monotonic()
-        while self.running or (self.waiting and not requests):
+    def run(self, requests: list[int]) -> None:
+        """Trains until nothing is left to do; after a request to stop, waits for the processes that train."""
+        passed_on = 0
+        while True:
             num_requests = len(requests)
-            for slot in range(parallel):
-                if self.waiting and slot not in self.running and not requests:
-                    number, group = self.waiting.pop(0)
-                    cores = trial_process.share_of_cores(slot, parallel)
-                    self.running[slot] = trial_process.start(group, self.home, number, transform, cores)
-            any_ended = self._collect(asked=passed_on > 0)
+            self._keep_leases()
+            if self._collect(asked=passed_on > 0):
+                self._asks_at = 0.0
+            if not num_requests and time.monotonic() >= self._asks_at:
+                self._begin_jobs()
             if passed_on < num_requests:
-                for running in self.running.values():
-                    running.process.terminate()  # the first makes it save and stop; the second ends it at once
+                for slot in self._running:
+                    self._trainers[slot].stop()  # the first makes it save and stop; the second ends it at once
             passed_on = num_requests
-            if any_ended or time.monotonic() > written + WRITE_EVERY:
-                written = time.monotonic()
-                manifest.write(self.base, self.trials, self.home, add_time(self.seconds, self.running.values()))
-            time.sleep(0.05)
+            waits = isinstance(self._left, Wait) and not self.here.joins and not num_requests
+            if not self._running and not waits and (num_requests or not isinstance(self._left, Job)):
+                break
+            self._write_times(every=WRITE_EVERY)
+            time.sleep(0.02)
+
+    def end(self) -> None:
+        """Ends the processes, and gives the leases back."""
+        for slot, process in self._trainers.items():
+            process.end(kill=slot in self._running)
+        for _, held in self._running.values():
+            for lease in held:
+                lease.release()
+        self._write_times(every=0.0)
+
+    def code(self, requests: Sequence[int]) -> int:
+        """Returns the exit code. Raises `Stopped` if a signal, or trials that stopped by themselves, left some."""
+        self.state.look()
+        counts = self.counts()
+        done, num_trials = counts[jobs.DONE], len(self.trials)
+        if counts[jobs.STOPPED] or (requests and counts[jobs.FREE] + counts[jobs.LEASED]):
+            stopped = next((name for name in self.state.stopped), '')
+            why = signal.Signals(requests[0]).name if requests else f'{stopped} stopped'
+            raise Stopped(f'{why}: {done} of {num_trials} trials are done; run the same command again to resume')
+        if not counts[jobs.FAILED] or self.here.joins:  # a scheduler would try a worker again that failed
+            return 0
+        return 2 if {self._code_of(trial) for trial in self.trials.values()} <= {0, 2} else 1
+
+    def _code_of(self, trial: Trial) -> int:
+        """Returns the exit code of a trial; of one that failed on another host, as its error tells it."""
+        if self.state.of(trial) != jobs.FAILED:
+            return 0
+        mistake = (error_of(self.home / trial.directory) or '').startswith('tformer: ')
+        return self.state.failed.get(trial.directory, 2 if mistake else 1)
+
+    # ------------------------------------------------------------------------------------------------------- jobs
+
+    def _begin_jobs(self) -> None:
+        """Has every process without a job begin one, as long as there are some."""
+        for slot in range(self._parallel):
+            if slot in self._running:
+                continue
+            with leases.deciding(self._held.directory):
+                self.state.look()
+                self._left = self._next_job(self.state)
+                held = self._take(self._left) if isinstance(self._left, Job) else []
+            if not held or not isinstance(self._left, Job):
+                self._asks_at = time.monotonic() + ASK_EVERY
+                break
+            trainer = self._trainers.get(slot) or self._trainer(slot)
+            self._running[slot] = Training.begin(self._left, self.home, trainer, self.here.transform), held
+
+    def _trainer(self, slot: int) -> Trainer | TrialProcesses:
+        share, count = self._shares[slot], self.here.processes
+        self._trainers[slot] = Trainer(share, self.here.joins) if count == 1 else TrialProcesses(share, count)
+        return self._trainers[slot]
+
+    def _take(self, job: Job) -> list[Lease]:
+        """Returns the leases of the trials of a job that are not done; none if another host has one of them."""
+        manifest.add(self.base, [trial for trial in job.trials if trial.directory not in self.trials], self.home)
+        self.trials |= {trial.directory: trial for trial in job.trials}
+        held: list[Lease] = []
+        for trial in job.trials:
+            if self.state.of(trial) == jobs.DONE:
+                continue
+            lease = self._held.take(trial.directory)
+            if lease is None:
+                for each in held:
+                    each.release()
+                return []
+            held.append(lease)
+        return held
+
+    def _keep_leases(self) -> None:
+        """Renews the leases, if it is time; ends the training of a job that another host has taken over."""
+        if time.monotonic() < self._renews_at:
+            return
+        self._renews_at = time.monotonic() + leases.RENEW_SECONDS
+        for slot, (training, held) in list(self._running.items()):
+            if not all(list(map(Lease.renew, held))):
+                del self._running[slot]
+                self._trainers.pop(slot).end(kill=True)
+                for lease in held:
+                    lease.release()
+                name = training.job.trials[0].directory
+                print(f'{name}: another host has taken it over, because this one was silent', flush=True)
+
+    # ----------------------------------------------------------------------------------------------- what has ended
 
     def _collect(self, asked: bool) -> bool:
-        """Records and prints how the trials of processes that have ended came out; returns whether any has ended."""
-        ended = {slot: code for slot, each in self.running.items() if (code := each.process.poll()) is not None}
-        for slot, code in ended.items():
-            process = self.running.pop(slot)
-            self.seconds = add_time(self.seconds, [process])
-            for trial in process.trials:
-                self._record(trial, process, code, asked)
-        return bool(ended)
+        """Records and prints how the trials of jobs that have ended came out; returns whether any has ended."""
+        any_ended = False
+        for slot, (training, held) in list(self._running.items()):
+            code = training.process.answer()
+            if code is None:
+                continue
+            any_ended = True
+            self._count_time()
+            del self._running[slot]
+            if training.process.is_ending:
+                self._trainers.pop(slot).end()
+            for lease in held:
+                self._record(self.trials[lease.name], training, lease, code, asked)
+        return any_ended
 
-    def _record(self, trial: Trial, process: TrialProcess, code: int, asked: bool) -> None:
-        end, text = process.outcome(trial, self.home, code, asked)
+    def _record(self, trial: Trial, training: Training, lease: Lease, code: int, asked: bool) -> None:
+        end, text = training.outcome(trial, self.home, code, asked)
+        deaths = lease.deaths + (end is End.DIED)
+        if end is End.DIED and deaths >= MOST_DEATHS:
+            end, text = End.FAILED, training.fail(trial, self.home, f'{text}, {deaths} times')
+        elif end is End.DIED:
+            text += f'; it is tried again ({training.log})'
         if end is End.FAILED:
-            self.failed[trial.directory] = code or 2  # 0 of a group that went on without this trial
+            self.state.failed[trial.directory] = code or 2  # 0 of a group that went on without this trial
         elif end is End.STOPPED:
-            self.stopped.append(trial)
-        self.num_ended += 1
-        seconds = f'{self.seconds[trial.directory]:,.0f} s'
-        print(f'{self.num_ended}/{len(self.trials)}  {trial.directory}  {seconds}  {text}', flush=True)
+            self.state.stopped.add(trial.directory)
+        lease.release(done=end is End.DONE, deaths=deaths if end in (End.DIED, End.STOPPED) else 0)
+        self.state.look()
+        counts = self.counts()
+        ended = counts[jobs.DONE] + counts[jobs.FAILED] + counts[jobs.STOPPED]
+        seconds = f'{(time.monotonic() - training.began) / len(training.left):,.0f} s'
+        print(f'{ended}/{len(self.trials)}  {trial.directory}  {seconds}  {text}', flush=True)
 
+    def _count_time(self) -> None:
+        """Adds the seconds since the last call to the trials that run; those of one job share its time."""
+        now, passed = time.monotonic(), {}
+        for training, _ in self._running.values():
+            passed |= {trial.directory: training for trial in training.left}
+        for name, training in passed.items():
+            since = max(self._counted, training.began)
+            self._spent[name] = self._spent.get(name, 0.0) + (now - since) / len(training.left)
+        self._counted = now
 
-def add_time(before: Mapping[str, float], processes: Iterable[TrialProcess]) -> dict[str, float]:
-    """Returns the seconds that each trial has run, with those of its process so far, which its trials share equally."""
-    now, seconds = time.monotonic(), dict(before)
-    for each in processes:
-        for trial in each.trials:
-            seconds[trial.directory] = seconds.get(trial.directory, 0.0) + (now - each.began) / len(each.trials)
-    return seconds
-
-
-def _all_done(group: Sequence[Trial], home: pathlib.Path) -> bool:
-    return all(is_done(home / trial.directory) for trial in group)
+    def _write_times(self, every: float) -> None:
+        now = time.monotonic()
+        if now < self._writes_at + every:
+            return
+        self._writes_at = now
+        self._count_time()
+        with leases.deciding(self._held.directory):
+            manifest.add_times(self.home, self._spent)
+        self._spent = {}
 
 
 def _print_mismatches(trials: Sequence[Trial]) -> None:
@@ -129,52 +306,3 @@ def _print_mismatches(trials: Sequence[Trial]) -> None:
         for quantity, percent in mismatches.items():
             if abs(percent) > LARGEST_MISMATCH:
                 print(f'{name}: misses the {quantity} that it should match by {percent:+.1f} %', flush=True)
-
-
-def _check(parallel: int, together: int, transform: str | None) -> None:
-    for name, number in (('parallel', parallel), ('together', together)):
-        if number < 1:
-            raise UserError(f'--{name}={number} must be positive')
-    if transform is not None:
-        choose(TRANSFORMS, transform, '--transform')
-
-
-def array(
-    base: Config,
-    trials: Sequence[Trial],
-    directory: str | pathlib.Path,
-    together: int = 1,
-    transform: str | None = None,
-    arguments: Sequence[str] | None = None,
-) -> str:
-    """Writes what trains the trials to DIRECTORY/trials.txt, a process a line; returns how to run those not done.
-
-    Tasks that wait take their lines by number, so an existing list is never changed: another list has another name.
-    """
-    home = pathlib.Path(directory)
-    _check(1, together, transform)
-    with workdir.lock(home):
-        manifest.claim(base, trials, home, arguments)
-        every = groups(trials, together)
-        left = [number for number, group in enumerate(every, 1) if not _all_done(group, home)]
-        if not left:
-            return 'all trials are done'
-        lines = [shlex.join(trial_process.train_arguments(group, home, transform)) for group in every]
-        file = _listed(home, ''.join(f'{line}\n' for line in lines))
-    return f'sbatch --array={array_ranges(left)} launch/slurm_array.sbatch {shlex.quote(str(file))}'
-
-
-def array_ranges(numbers: Sequence[int]) -> str:
-    """Returns ascending numbers as Slurm takes them: '2,5-7'."""
-    starts = [number for number in numbers if number - 1 not in numbers]
-    ends = [number for number in numbers if number + 1 not in numbers]
-    return ','.join(f'{a}-{b}' if a < b else str(a) for a, b in zip(starts, ends, strict=True))
-
-
-def _listed(home: pathlib.Path, text: str) -> pathlib.Path:
-    """Returns the file of a list of tasks: the one that has it, else a new one."""
-    names = (f'trials_{number}.txt' if number > 1 else 'trials.txt' for number in itertools.count(1))
-    file = next(file for file in map(home.joinpath, names) if not file.exists() or file.read_bytes() == text.encode())
-    if not file.exists():
-        atomic.write(file, text)
-    return file

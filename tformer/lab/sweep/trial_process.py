@@ -1,23 +1,32 @@
-"""The processes that train the trials of a sweep: how one starts, on which cores, and how its trials ended."""
+"""The processes that train the trials of a sweep: how they start, with which cores and devices, and how a trial ended.
+
+A warm process trains job after job; each trial's numbers are those of a process of its own, to the bit.
+"""
 
 import contextlib
 import dataclasses
 import enum
+import json
 import os
 import pathlib
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from tformer.config import extensions
 from tformer.errors import STOPPED
+from tformer.lab.sweep.devices import Share
+from tformer.lab.sweep.jobs import TOGETHER, Job
 from tformer.lab.sweep.trials import LOG, STATED, Trial, clear_error, error_of, is_done, write_error
 from tformer.training import workdir, writers
 
 TRAIN = (sys.executable, '-m', 'tformer', 'train')
+LEAVING_SECONDS = 20  # that the other processes of a trial have to end after the first failure
 
 # What a process runs before it becomes the training. Linux kills it when its parent ends (1 is PR_SET_PDEATHSIG):
 # otherwise an orphaned trial would keep its workdir locked when the sweep is started again.
@@ -27,43 +36,204 @@ if sys.platform.startswith('linux'):
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     if os.getppid() != int(sys.argv[1]):
         sys.exit(1)
-os.execv(sys.argv[2], sys.argv[2:])
+if sys.argv[2] == 'SIGINT':
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+os.execv(sys.argv[3], sys.argv[3:])
 """
 ERROR_LINE = re.compile(r'tformer: .*|[\w.]*(Error|Exception|Interrupt)\b.*')
 
 
-End = enum.Enum('End', 'DONE FAILED STOPPED')  # how a trial ended
+ASKED = {sign * number + add for number in (signal.SIGTERM, signal.SIGINT) for sign, add in ((-1, 0), (1, 128))}
+
+End = enum.Enum('End', 'DONE PAUSED FAILED STOPPED DIED')  # how a trial ended
+
+
+class Trainer:
+    """A warm process that trains jobs, one after another, or waits for one."""
+
+    def __init__(self, share: Share, scheduled: bool = False):
+        """A scheduler's SIGTERM reaches every process of its job, so that of a `scheduled` sweep heeds SIGINT alone."""
+        self._stop = signal.SIGINT if scheduled else signal.SIGTERM
+        streams = {'stdin': subprocess.PIPE, 'stdout': subprocess.PIPE}
+        self._process = _start([*TRAIN, '--jobs'], share, self._stop, **streams)
+        os.set_blocking(self._process.stdout.fileno(), False)  # type: ignore[union-attr]
+        self.is_ending = False  # whether it takes no more jobs
+        self._answered = b''
+
+    def give(self, job: Job, home: pathlib.Path, log: pathlib.Path, transform: str | None) -> None:
+        """Tells it what to train."""
+        places = [str(home / trial.directory) for trial in job.trials]
+        line = {'homes': places, 'log': str(log), 'until': job.until, 'transform': transform}
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended, which `answer` tells
+            self._process.stdin.write(json.dumps({**line, 'extensions': extension_files(job.trials)}).encode() + b'\n')
+            self._process.stdin.flush()
+
+    def answer(self) -> int | None:
+        """Returns the exit code of its job, or that of the process if it has ended; None: it trains or waits."""
+        assert self._process.stdout is not None
+        code = self._process.poll()
+        with contextlib.suppress(BlockingIOError):
+            self._answered += self._process.stdout.read() or b''
+        line, end, rest = self._answered.partition(b'\n')
+        if end:
+            self._answered, found = rest, json.loads(line)
+            self.is_ending = found.get('ends', False)
+            return int(found['code'])
+        self.is_ending |= code is not None
+        return code
+
+    def stop(self) -> None:
+        """Has it save and stop; a second time ends it at once."""
+        self._process.send_signal(self._stop)
+
+    def end(self, kill: bool = False) -> None:
+        """Ends it, and waits until it has; one that trains is killed."""
+        if kill:
+            self._process.kill()
+        for pipe in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(OSError):
+                pipe.close()  # type: ignore[union-attr]
+        self._process.wait()
+
+
+class TrialProcesses:
+    """Several processes that train one job as one, and end with it."""
+
+    def __init__(self, share: Share, count: int):
+        self._share, self._count = share, count
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._port: socket.socket | None = None
+        self._failed: tuple[int, float] | None = None  # the first failure: its exit code and when it was seen
+        self.is_ending = False
+
+    def give(self, job: Job, home: pathlib.Path, log: pathlib.Path, transform: str | None) -> None:
+        """Starts them."""
+        place = home / job.trials[0].directory
+        self._port = socket.socket()  # holds the port until the server of process 0, which reuses addresses, has it
+        self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._port.bind(('127.0.0.1', 0))
+        files = extension_files(job.trials)
+        command = [*TRAIN, f'--config={place / STATED}', f'--workdir={place}']
+        command += [f'--extensions={",".join(files)}'] if files else []
+        command += [f'--coordinator=127.0.0.1:{self._port.getsockname()[1]}', f'--num_processes={self._count}']
+        self._failed, self.is_ending = None, True
+        with log.open('ab') as file:
+            self._processes = [
+                _start([*command, f'--process_id={index}'], self._share, stdin=subprocess.DEVNULL, stdout=file)
+                for index in range(self._count)
+            ]
+
+    def answer(self) -> int | None:
+        """Returns the exit code of the job: the first that is not 0; the others get some seconds to end by themselves.
+
+        None: one of them still runs.
+        """
+        codes = [process.poll() for process in self._processes]
+        bad = [code for code in codes if code]
+        if bad and self._failed is None:
+            self._failed = bad[0], time.monotonic()
+        if None not in codes:
+            return self._failed[0] if self._failed else 0
+        if self._failed is not None and time.monotonic() - self._failed[1] > LEAVING_SECONDS:
+            for process in self._processes:
+                process.kill()
+        return None
+
+    def stop(self) -> None:
+        for process in self._processes:
+            process.terminate()
+
+    def end(self, kill: bool = False) -> None:
+        for process in self._processes:
+            if kill:
+                process.kill()
+            process.wait()
+        if self._port is not None:
+            self._port.close()
+
+
+def _start(
+    command: Sequence[str], share: Share, stop: signal.Signals = signal.SIGTERM, **streams: Any
+) -> subprocess.Popen[bytes]:
+    """Starts a process that ends with this one, with its share of the cores and devices."""
+    process = subprocess.Popen(
+        [sys.executable, '-c', BOUND, str(os.getpid()), stop.name, *command],
+        stderr=subprocess.STDOUT if streams['stdout'] is not subprocess.PIPE else None,
+        env={**os.environ, **share.environment},
+        process_group=0,  # so that Ctrl-C reaches it through the sweep alone
+        **streams,
+    )
+    if share.cores:
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            os.sched_setaffinity(process.pid, share.cores)
+    return process
+
+
+def extension_files(trials: Sequence[Trial]) -> list[str]:
+    """Returns the files of the extensions of trials."""
+    return list(dict.fromkeys(file for trial in trials for file in extensions.files(trial.config)))
 
 
 @dataclasses.dataclass
-class TrialProcess:
-    """A process that trains one trial, or several together."""
+class Training:
+    """A job that a process trains."""
 
-    trials: list[Trial]  # those that were not done when it began
-    process: subprocess.Popen[bytes]
+    job: Job
+    process: Trainer | TrialProcesses
     began: float  # when, on the monotonic clock
     log: pathlib.Path  # the file of what it prints
     log_start: int  # the length of the log before it, in bytes
+    left: list[Trial]  # its trials that were not done
+
+    @classmethod
+    def begin(
+        cls, job: Job, home: pathlib.Path, process: Trainer | TrialProcesses, transform: str | None
+    ) -> 'Training':
+        """Has a process train a job; trials that are done are left out. Several have the log of the first."""
+        left = [trial for trial in job.trials if not is_done(home / trial.directory)]
+        log = home / job.trials[0].directory / LOG
+        if len(job.trials) > 1:
+            names = json.dumps([trial.directory for trial in job.trials])
+            for trial in job.trials:
+                (home / trial.directory / TOGETHER).write_text(names)
+        for trial in left:
+            clear_error(home / trial.directory)
+        with log.open('ab') as file:
+            start = file.tell()
+        process.give(job, home, log, transform)
+        return cls(job, process, time.monotonic(), log, start, left)
 
     def outcome(self, trial: Trial, home: pathlib.Path, code: int, asked: bool) -> tuple[End, str]:
         """Returns how one of the trials ended and a line about it; writes an error to its workdir, if that is free.
 
-        `code` is the exit code of the process, and `asked` says whether it was asked to stop.
+        `code` is the exit code of the job or its process, and `asked` says whether that was asked to stop.
         """
         place = home / trial.directory
         if is_done(place):
             results = writers.results(place).items()
             losses = [f'{split} loss {scores["loss"]:.4g}' for split, scores in results if 'loss' in scores]
             return End.DONE, ', '.join(['done', *losses])
-        if code == STOPPED or (asked and code in (-signal.SIGTERM, 128 + signal.SIGTERM)):
+        if code == STOPPED or (asked and code in ASKED):
             return End.STOPPED, 'stopped'
+        if code < 0 or code == 128 + signal.SIGABRT:
+            return End.DIED, f'its process ended by {signal.Signals(-code if code < 0 else code - 128).name}'
         free = not workdir.is_locked(place, workdir.LOCK_SECONDS)
         error = error_of(place) if free else None
+        if error is None and code == 0 and self.job.until is not None:
+            return End.PAUSED, f'is at step {self.job.until:,}'
         if error is None:
-            error = f'ended by {signal.Signals(-code).name}' if code < 0 else self._last_error(code)
+            error = self._last_error(code)
             if free:
                 write_error(place, error)
         return End.FAILED, f'failed: {error} ({self.log})'
+
+    def fail(self, trial: Trial, home: pathlib.Path, why: str) -> str:
+        """Writes to the workdir of a trial why it failed; returns a line about it."""
+        if not workdir.is_locked(home / trial.directory, workdir.LOCK_SECONDS):
+            write_error(home / trial.directory, why)
+        return f'failed: {why} ({self.log})'
 
     def _last_error(self, code: int) -> str:
         """Returns the last line of the log that looks like an error, or else the last line."""
@@ -72,48 +242,6 @@ class TrialProcess:
             lines = [line for line in log.read().decode(errors='replace').splitlines() if line.strip()]
         lines = [line for line in lines if ERROR_LINE.match(line)] or lines
         return lines[-1].strip() if lines else f'exit code {code}'
-
-
-def start(
-    group: Sequence[Trial], home: pathlib.Path, number: int, transform: str | None, cores: set[int]
-) -> TrialProcess:
-    """Starts the process that trains a group; trials that are done are left out, and those that failed run again.
-
-    The number of the group names the log of several trials. An empty set of cores is all of them.
-    """
-    left = [trial for trial in group if not is_done(home / trial.directory)]
-    for trial in left:
-        clear_error(home / trial.directory)
-    file = home / group[0].directory / LOG if len(group) == 1 else home / f'together_{number}.txt'
-    with file.open('ab') as log:
-        process = subprocess.Popen(
-            [sys.executable, '-c', BOUND, str(os.getpid()), *TRAIN, *train_arguments(group, home, transform)],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            process_group=0,  # so that Ctrl-C reaches it through the sweep alone
-        )
-        if cores:
-            with contextlib.suppress(ProcessLookupError):  # it has ended
-                os.sched_setaffinity(process.pid, cores)
-        return TrialProcess(left, process, time.monotonic(), file, log.tell())
-
-
-def train_arguments(group: Sequence[Trial], home: pathlib.Path, transform: str | None) -> list[str]:
-    """Returns what `tformer train` takes to train a group."""
-    places = [home / trial.directory for trial in group]
-    files = list(dict.fromkeys(file for trial in group for file in extensions.files(trial.config)))
-    more = [f'--extensions={",".join(files)}'] if files else []
-    if len(group) == 1:
-        return [f'--config={places[0] / STATED}', f'--workdir={places[0]}', *more]
-    return [*map(str, places), *([f'--transform={transform}'] if transform else []), *more]
-
-
-def share_of_cores(slot: int, parallel: int) -> set[int]:
-    """Returns the cores of one of `parallel` processes; the empty set, which is all, if there are too few for each."""
-    if parallel == 1 or not hasattr(os, 'sched_getaffinity'):
-        return set()
-    return set(sorted(os.sched_getaffinity(0))[slot::parallel]) if len(os.sched_getaffinity(0)) >= parallel else set()
 
 
 @contextlib.contextmanager
