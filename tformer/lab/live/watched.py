@@ -148,10 +148,10 @@ class Watched:
             found = {self.home: (self.home.resolve().name, _stated(self.home).train.seed)}
         else:
             found = self._workdirs()
+        if found is not None and not found:
+            raise UserError(f'{self.home}: no runs are here: neither {manifest.LIST} nor */config.json')
         if found is None or [*found] == [trial.place for trial in self.trials]:
             return False
-        if not found:
-            raise UserError(f'{self.home}: no runs are here: neither {manifest.LIST} nor */config.json')
         before = {trial.place: (trial, version) for trial, version in zip(self.trials, self.changed, strict=True)}
         names = dict.fromkeys([TRAIN, VALID, *([self._asked_metric] if self._asked_metric else [])])
         self.trials, self.changed = [], []

@@ -48,7 +48,7 @@ class State:
         self._pruned = pruned(self.home)
 
     def of(self, trial: Trial) -> str:
-        """Returns whether a trial is `done`, `leased`, `failed`, `stopped` by itself or on request, `pruned` or `free`."""
+        """Returns whether a trial is `done`, `leased`, `failed`, `stopped`, also if asked to, `pruned` or `free`."""
         place = self.home / trial.directory
         if trial.directory in self._done or is_done(place):
             self._done.add(trial.directory)
