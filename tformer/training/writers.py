@@ -111,7 +111,7 @@ class MetricWriter:
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
         if self._file is None:
             return
-        row = {'step': step, **{k: _rounded(v) for k, v in numbers.items()}}
+        row = {'step': step, **{k: rounded(v) for k, v in numbers.items()}}
         line = json.dumps(row) + '\n'
         try:
             if self._file.write(line.encode()) < len(line.encode()):
@@ -137,7 +137,7 @@ class MetricWriter:
             self._trackers.close()
 
 
-def _rounded(value: float) -> float | None:
+def rounded(value: float) -> float | None:
     """Returns 8 digits; None (null in JSON) where the value is not finite."""
     return float(np.format_float_positional(value, precision=8, fractional=False)) if math.isfinite(value) else None
 

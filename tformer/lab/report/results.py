@@ -39,6 +39,7 @@ class Run:
     log: Sequence[Mapping[str, Any]]  # the lines of metrics.jsonl
     mismatch_percent: Mapping[str, float]  # by quantity, how far it is from the amount that it is matched to
     seconds: float | None  # that it ran, over all its starts; None if unknown
+    imported: bool = False  # whether of another program, so that its configs say nothing of it
 
     def curve(self, name: str) -> tuple[list[int], list[float]]:
         """Returns (steps, values) of a number in metrics.jsonl; nan if it was not finite."""
@@ -158,7 +159,15 @@ def _listed(home: pathlib.Path) -> list[Run]:
             for entry in listed['trials']
         ]
         return [
-            _run(home / entry['directory'], home, entry['name'], trial, entry['off_percent'], seconds)
+            _run(
+                home / entry['directory'],
+                home,
+                entry['name'],
+                trial,
+                entry['off_percent'],
+                seconds,
+                'imported' in listed,
+            )
             for entry, trial in zip(listed['trials'], stated, strict=True)
         ]
     except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -183,6 +192,7 @@ def _found(home: pathlib.Path) -> tuple[list[Run], list[str]]:
 def _run(
     place: pathlib.Path, home: pathlib.Path, arm: str, stated: Config,
     mismatch_percent: Mapping[str, float] | None = None, seconds: Mapping[str, float] | None = None,
+    imported: bool = False,
 ) -> Run:  # fmt: skip
     """Returns a run in `place`; a trial that a sweep's list names has its mismatch and the seconds of all."""
     directory, resolved = place.relative_to(home).as_posix(), place / 'config.json'
@@ -212,6 +222,7 @@ def _run(
         log,
         mismatch_percent or {},
         (seconds or {}).get(directory),
+        imported,
     )
 
 
