@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tformer.config import Config
+from tformer.config import Config, Optimizer, Train
 from tformer.training import writers
 
 # Imported by the tests alone: tensorboardX imports torch where it finds it, which takes seconds.
@@ -67,3 +67,23 @@ def test_a_resumed_run_begins_a_file_and_hides_what_came_after_its_checkpoint(tm
         (5, 2.0),
         (6, 2.0),
     ]
+
+
+def test_the_plugin_of_hyperparameters_finds_what_differs_from_the_defaults(tmp_path: pathlib.Path) -> None:
+    from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
+
+    config = Config(train=Train(seed=3, init_from='a/b'), optimizer=Optimizer(learning_rate=0.25, clip_norm=None))
+    writer = writers.MetricWriter(tmp_path, 0, 0, config=config)
+    writer.write(1, {'train/loss': 2.0})
+    writer.close()
+    (read,) = events(tmp_path)
+    found = {value.tag: value.metadata.plugin_data for event in read for value in event.summary.value}
+    tags = ['_hparams_/experiment', '_hparams_/session_start_info', 'train/loss', '_hparams_/session_end_info']
+    assert [*found] == tags and {found[tag].plugin_name for tag in tags if tag[0] == '_'} == {'hparams'}
+    parsed = [HParamsPluginData.FromString(found[tag].content) for tag in tags if tag[0] == '_']
+    begun = dict(parsed[1].session_start_info.hparams.items())
+    assert begun['optimizer.learning_rate'].number_value == 0.25 and begun['train.seed'].number_value == 3
+    assert begun['train.init_from'].string_value == 'a/b' and begun['optimizer.clip_norm'].string_value == 'None'
+    assert len(begun) == 4 and {info.name for info in parsed[0].experiment.hparam_infos} == {*begun}
+    assert [info.name.tag for info in parsed[0].experiment.metric_infos] == ['train/loss', 'valid/loss']
+    assert parsed[2].session_end_info.status == 1  # success

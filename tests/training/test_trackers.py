@@ -72,6 +72,17 @@ def test_a_run_that_is_killed_and_resumed_is_one_run_without_double_steps(tmp_pa
     assert json.loads((tmp_path / 'noting.json').read_text()) == {'id': name, 'rows': 10}
 
 
+def test_the_final_scores_come_last_and_what_was_not_sent_comes_before(tmp_path, kept) -> None:
+    kept['fails_at'] = 2
+    life(tmp_path, 0, 3, 'noting')
+    kept['fails_at'] = None
+    trackers.finish(Tracked(tmp_path, asks('noting')), writers.read(tmp_path), {'test/loss': 0.5})
+    name = json.loads((tmp_path / 'noting.json').read_text())['id']
+    assert kept[name] == [*rows(1, 1), 'closed', *rows(2, 3), (3, {'test/loss': 0.5}), 'closed']
+    life(tmp_path, 3, 4, 'noting')  # the run is made longer
+    assert kept[name][-3:] == [*rows(4, 4), 'closed']
+
+
 def test_a_tracker_that_fails_is_off_with_one_line_and_gets_what_it_lacks_when_the_run_goes_on(
     tmp_path, kept, capsys
 ) -> None:
@@ -115,7 +126,7 @@ def test_a_tracker_that_stands_still_holds_nothing_up(tmp_path, capsys, monkeypa
 def test_a_trial_is_known_by_its_sweep_and_arm(tmp_path) -> None:
     place = tmp_path / 'norms' / 'norm=rmsnorm' / 'seed_3'
     place.mkdir(parents=True)
-    alone = Tracked(place, config_lib.override(Config(), {'train.seed': 3, 'model.norm': 'rmsnorm'}))
+    alone = Tracked(place, config_lib.override(asks('wandb'), {'train.seed': 3, 'model.norm': 'rmsnorm'}))
     assert (alone.sweep, alone.arm, alone.name) == (None, None, 'seed_3')
     assert trackers.TRIAL == trials.STATED
     (place / trials.STATED).touch()
@@ -166,13 +177,14 @@ def test_mlflow_keeps_one_run_for_all_lives_in_a_file_of_the_sweep(tmp_path, mon
 
 @pytest.mark.slow
 def test_wandb_writes_a_run_offline_that_goes_on_under_its_id(tmp_path, monkeypatch, capsys) -> None:
-    pytest.importorskip('wandb')
+    wandb = pytest.importorskip('wandb')
     for name in ('WANDB_API_KEY', 'WANDB_MODE', 'WANDB_PROJECT'):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv('NETRC', str(tmp_path / 'none'))
     home = trial(tmp_path)
     life(home, 0, 5, 'wandb')
     life(home, 2, 7, 'wandb')
+    wandb.teardown()  # its process, which writes the files, ends
     assert 'is off' not in capsys.readouterr().err
     files = sorted(home.glob('wandb/offline-run-*/run-*.wandb'))
     (name,) = {file.stem.removeprefix('run-') for file in files}

@@ -57,6 +57,7 @@ class Tracked:
     def hyperparameters(self) -> dict[str, Any]:
         """Returns the fields that differ from the defaults, and the seed, by their dotted names."""
         changed = {name: new for name, (_, new) in config_lib.difference(Config(), self.config).items()}
+        changed.pop('train.trackers', None)
         return {**changed, 'train.seed': self.config.train.seed}
 
 
@@ -105,11 +106,14 @@ class Trackers:
             with self._one_line(name):
                 self._open[name] = kind.open(run, start_step)
 
-    def write(self, row: Row) -> None:
-        """Hands on a row, which comes after all those before."""
+    def write(self, row: Row, counts: bool = True) -> None:
+        """Hands on a row, which comes after all those before; one that does not count is not of metrics.jsonl."""
         for name, tracker in [*self._open.items()]:
             with self._one_line(name):
-                tracker.write(*_numbers(row))
+                if isinstance(tracker, _Sender):
+                    tracker.send(row, counts)
+                else:
+                    tracker.write(*_numbers(row))
 
     def close(self) -> None:
         for name, tracker in [*self._open.items()]:
@@ -125,6 +129,14 @@ class Trackers:
         except Exception as error:
             self._open.pop(name, None)
             _complain(name, error)
+
+
+def finish(run: Tracked, rows: Sequence[Row], scores: Mapping[str, float | None]) -> None:
+    """Hands the final scores of a run, such as 'test/loss', to its trackers; `rows` are all of its metrics.jsonl."""
+    last = int(rows[-1]['step'] or 0) if rows else 0
+    opened = Trackers(run, rows, last)
+    opened.write({'step': last, **scores}, counts=False)
+    opened.close()
 
 
 def _complain(name: str, error: object) -> None:
@@ -145,17 +157,17 @@ class _Sender:
 
     def __init__(self, name: str, opened: Callable[[str], Tracker], workdir: pathlib.Path, rows: Sequence[Row]):
         self._name, self._opened, self._file = name, opened, workdir / f'{name}.json'
-        self._rows: queue.Queue[Row | None] = queue.Queue(len(rows) + MOST_WAITING)
+        self._rows: queue.Queue[tuple[Row, bool] | None] = queue.Queue(len(rows) + MOST_WAITING)
         for row in rows:
-            self._rows.put(row)
+            self._rows.put((row, True))
         self._off = False
         self._thread = threading.Thread(target=self._work, daemon=True, name=f'tracker {name}')
         self._thread.start()
 
-    def write(self, step: int, numbers: Mapping[str, float]) -> None:
+    def send(self, row: Row, counts: bool) -> None:
         if not self._off:
             try:
-                self._rows.put_nowait({'step': step, **numbers})
+                self._rows.put_nowait((row, counts))
             except queue.Full:
                 raise TimeoutError(f'{MOST_WAITING:,} rows wait') from None
 
@@ -185,16 +197,18 @@ class _Sender:
 
     def _send(self, tracker: Tracker, name: str, sent: int) -> None:
         number = 0
-        while (row := self._rows.get()) is not None:
-            number += 1
-            if number > sent:
-                self._note(name, number)
-                try:
-                    tracker.write(*_numbers(row))
-                except BaseException:
-                    with contextlib.suppress(OSError):
-                        self._note(name, number - 1)
-                    raise
+        while (given := self._rows.get()) is not None:
+            row, counts = given
+            number += counts
+            if counts and number <= sent:
+                continue
+            self._note(name, max(number, sent))
+            try:
+                tracker.write(*_numbers(row))
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    self._note(name, max(number - counts, sent))
+                raise
 
     def _note(self, name: str, rows: int) -> None:
         atomic.write(self._file, json.dumps({'id': name, 'rows': rows}) + '\n')
