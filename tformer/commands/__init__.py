@@ -40,7 +40,7 @@ DEFAULT_PORT = 8010
 class _Port(absl_flags.IntegerParser):
     """Reads a port, or of a flag without a value the default one."""
 
-    def parse(self, argument: Any) -> int:  # type: ignore[override]
+    def parse(self, argument: Any) -> int:
         return DEFAULT_PORT if argument == 'true' else super().parse(argument)
 
 

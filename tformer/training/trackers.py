@@ -235,7 +235,7 @@ class _Wandb:
         mode = os.environ.get('WANDB_MODE') or ('online' if _has_wandb_key() else 'offline')
         self._run: Any = wandb.init(
             project=os.environ.get('WANDB_PROJECT', 'tformer'), id=name, name=run.name, resume='allow',
-            mode=mode, dir=str(run.workdir), group=run.sweep.name if run.sweep else None, job_type=run.arm,  # type: ignore[arg-type]
+            mode=mode, dir=str(run.workdir), group=run.sweep.name if run.sweep else None, job_type=run.arm,
             config=config_lib.to_dict(run.config), reinit='create_new',
             settings=wandb.Settings(console='off', silent=True),
         )  # fmt: skip

@@ -247,8 +247,7 @@ def arm_lines(watched: Watched) -> list[ArmLine]:
         counts = {state: counted[state] for state in STATES if counted[state]}
         num_steps = max((trial.num_steps for trial in own if trial.num_steps), default=None)
         step = statistics.fmean(trial.step for trial in own)
-        last = [_last(own, name) for name in (TRAIN, VALID)]
-        lines.append(ArmLine(arm, counts, step, num_steps, *last, rows.get(arm)))
+        lines.append(ArmLine(arm, counts, step, num_steps, _last(own, TRAIN), _last(own, VALID), rows.get(arm)))
 
     def place(line: ArmLine) -> tuple[bool, bool, bool, float]:
         known = line.row is not None and line.row.runs.n > 0
