@@ -228,6 +228,23 @@ def test_labels_are_those_of_the_report_and_peeked_until_all_have_ended(tmp_path
     assert Watched(tmp_path, metric='test/bleu').verdicts() == {}
 
 
+def test_runs_by_which_an_arm_was_chosen_decide_nothing(tmp_path) -> None:
+    made = [tmp_path / each.directory for each in sweep(tmp_path)]
+    listed = json.loads((tmp_path / manifest.LIST).read_text())
+    for entry in listed['trials'][:3]:
+        entry['searched'] = True
+    (tmp_path / manifest.LIST).write_text(json.dumps(listed))
+    for number, place in enumerate(made):
+        end(place, 1.0 + number)
+    found = Watched(tmp_path)
+    assert (found.baseline, found.arms[0]) == ('learning_rate=0.002', 'baseline') and found.is_ended
+    assert [*found.verdicts()] == ['learning_rate=0.002'] and found.verdicts()[found.baseline].runs.mean == 5.0
+    for entry in listed['trials']:
+        entry['searched'] = True
+    (tmp_path / manifest.LIST).write_text(json.dumps(listed))
+    assert not Watched(tmp_path).is_ended and len(Watched(tmp_path).verdicts()) == 2
+
+
 def test_verdicts_that_take_long_are_not_computed_at_every_look(tmp_path, monkeypatch) -> None:
     made = [tmp_path / each.directory for each in sweep(tmp_path)]
     now, calls = [100.0], []

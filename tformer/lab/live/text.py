@@ -27,7 +27,7 @@ def about_verdicts(watched: Watched) -> str:
     """Returns what the labels are worth; '' where there are none."""
     if not watched.verdicts():
         return ''
-    by = f'by {prose.named(watched.metric)} against {prose.plain(watched.arms[0])}'
+    by = f'by {prose.named(watched.metric)} against {prose.plain(watched.baseline)}'
     if watched.is_ended:
         return f'verdicts {by}'
     return f'peeked {by}: labels that are looked at before all trials have ended are false more often'

@@ -25,7 +25,7 @@ class LiveTrial:
     """A trial, read again by `refresh`, which reads only what has changed.
 
     Attributes:
-      arm, seed: whose it is.
+      arm, seed: whose it is; a `searched` one decides nothing, because its arm may have been chosen by it.
       directory: its workdir, relative to that of the sweep; `place` is the same as a path.
       state: one of `STATES`. A paused trial has begun and nobody trains it; a stopped one was asked to stop.
       error: the line that says why it failed, or what cannot be read.
@@ -37,8 +37,10 @@ class LiveTrial:
       seconds: that a finished one took; None if unknown.
     """
 
-    def __init__(self, arm: str, seed: int, place: pathlib.Path, directory: str, names: Collection[str]):
-        self.arm, self.seed, self.place, self.directory = arm, seed, place, directory
+    def __init__(
+        self, arm: str, seed: int, searched: bool, place: pathlib.Path, directory: str, names: Collection[str]
+    ):
+        self.arm, self.seed, self.searched, self.place, self.directory = arm, seed, searched, place, directory
         self.state, self.error = WAITING, None
         self.step, self.num_steps = 0, None
         self.scores: dict[str, float] = {}

@@ -8,6 +8,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from tformer import config
 from tformer.config import Config, json_files
@@ -20,7 +21,16 @@ from tformer.lab.statistics.comparison import Row
 from tformer.lab.sweep import jobs, manifest, runner, trials
 from tformer.lab.sweep.leases import Leases
 
+
 PATIENCE = 10  # verdicts are computed anew after this many times the seconds that they took
+
+
+class Listed(NamedTuple):
+    """A trial as a sweep's list has it."""
+
+    arm: str
+    seed: int
+    searched: bool = False  # an arm may have been chosen by it, so it decides nothing
 
 
 class Watched:
@@ -109,29 +119,40 @@ class Watched:
     # --------------------------------------------------------------------------------------------------- verdicts
 
     @property
+    def judged(self) -> list[LiveTrial]:
+        """The trials whose results count: of a search those that were run again, once there are any."""
+        return [trial for trial in self.trials if not trial.searched] or self.trials
+
+    @property
+    def baseline(self) -> str:
+        """The arm that the others are compared with."""
+        arms = [trial.arm for trial in self.judged]
+        return self._baseline if self._baseline in arms else arms[0]
+
+    @property
     def is_ended(self) -> bool:
-        """Whether every trial has ended, so that a verdict is one."""
-        return all(trial.state in ENDED for trial in self.trials)
+        """Whether every trial that is judged has ended and none chose its arm, so that a verdict is one."""
+        return all(trial.state in ENDED and not trial.searched for trial in self.judged)
 
     def verdicts(self) -> Mapping[str, Row]:
         """Returns the rows that a report would have by the results so far, by arm: a peek while not `is_ended`.
 
         Labels that are looked at while seeds are added are false more often than alpha says.
         """
-        known = {name for trial in self.trials for name in trial.scores}
+        known = {name for trial in self.judged for name in trial.scores}
         if self._asked_metric is None:
             self.metric = next((name for name in METRICS if name in known), min(known, default=None))
         if self.metric is None or self.metric not in known:
             return {}
-        values: dict[str, dict[int, float | None]] = {arm: {} for arm in self.arms}
-        for trial in self.trials:
+        values: dict[str, dict[int, float | None]] = {trial.arm: {} for trial in self.judged}
+        for trial in self.judged:
             if trial.state == FAILED or self.metric in trial.scores:
                 values[trial.arm][trial.seed] = trial.scores.get(self.metric)
         judged = repr(values)
         if judged != self._judged and (time.monotonic() >= self._judge_at or self.is_ended):
             began = time.monotonic()
             lower = metrics.lower_is_better(self.metric)
-            rows = comparison.summary(values, self.arms[0], lower, resamples=0)
+            rows = comparison.summary(values, self.baseline, lower, resamples=0)
             self._verdicts, self._judged = {row.arm: row for row in rows}, judged
             self._judge_at = time.monotonic() + PATIENCE * (time.monotonic() - began)
             self.version += 1
@@ -145,7 +166,7 @@ class Watched:
         if listed.is_file():
             found = self._listed(listed)
         elif (self.home / 'config.json').is_file():
-            found = {self.home: (self.home.resolve().name, _stated(self.home).train.seed)}
+            found = {self.home: Listed(self.home.resolve().name, _stated(self.home).train.seed)}
         else:
             found = self._workdirs()
         if found is not None and not found:
@@ -155,36 +176,41 @@ class Watched:
         before = {trial.place: (trial, version) for trial, version in zip(self.trials, self.changed, strict=True)}
         names = dict.fromkeys([TRAIN, VALID, *([self._asked_metric] if self._asked_metric else [])])
         self.trials, self.changed = [], []
-        for place, (arm, seed) in found.items():
+        for place, listed_as in found.items():
             directory = place.relative_to(self.home).as_posix()
-            trial, version = before.get(place, (LiveTrial(arm, seed, place, directory, names), self.version + 1))
+            trial, version = before.get(place, (LiveTrial(*listed_as, place, directory, names), self.version + 1))
             self.trials.append(trial)
             self.changed.append(version)
         return True
 
-    def _listed(self, file: pathlib.Path) -> dict[pathlib.Path, tuple[str, int]] | None:
-        """Returns (arm, seed) by workdir as a sweep's list says; None if it has not changed."""
+    def _listed(self, file: pathlib.Path) -> dict[pathlib.Path, Listed] | None:
+        """Returns the trials by workdir as a sweep's list says; None if it has not changed."""
         seen = file.stat().st_mtime_ns, file.stat().st_ino
         if seen == self._list:
             return None
         try:
             entries = json_files.read(file)['trials']
-            found = {self.home / entry['directory']: (str(entry['name']), int(entry['seed'])) for entry in entries}
-        except (LookupError, TypeError, ValueError) as error:
+            found = {
+                self.home / entry['directory']: Listed(
+                    str(entry['name']), int(entry['seed']), bool(entry.get('searched'))
+                )
+                for entry in entries
+            }
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise UserError(f'{file} is not the list of a sweep: {error}') from error
         self._list = seen
         return found
 
-    def _workdirs(self) -> dict[pathlib.Path, tuple[str, int]]:
-        """Returns (arm, seed) by workdir in the directory or one level further down, named as in a report."""
+    def _workdirs(self) -> dict[pathlib.Path, Listed]:
+        """Returns the trials by workdir in the directory or one level further down, named as in a report."""
         files = sorted({*self.home.glob('*/config.json'), *self.home.glob('*/*/config.json')})
         files.sort(key=lambda file: not file.relative_to(self.home).as_posix().startswith(trials.BASELINE))
-        known = {trial.place: (trial.arm, trial.seed) for trial in self.trials}
+        known = {trial.place: Listed(trial.arm, trial.seed) for trial in self.trials}
         if [*known] == [file.parent for file in files]:
             return known
         stated = {file.parent: _stated(file.parent) for file in files}
         first = next(iter(stated.values()), Config())
-        return {place: (trials.arm_name(first, own), own.train.seed) for place, own in stated.items()}
+        return {place: Listed(trials.arm_name(first, own), own.train.seed) for place, own in stated.items()}
 
 
 def _stated(place: pathlib.Path) -> Config:
@@ -252,7 +278,7 @@ def arm_lines(watched: Watched) -> list[ArmLine]:
     def place(line: ArmLine) -> tuple[bool, bool, bool, float]:
         known = line.row is not None and line.row.runs.n > 0
         mean = sign * line.row.runs.mean if line.row is not None and known else 0.0
-        return line.arm != watched.arms[0], RUNNING not in line.counts, not known, mean
+        return line.arm != watched.baseline, RUNNING not in line.counts, not known, mean
 
     return sorted(lines, key=place)
 
