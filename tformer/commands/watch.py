@@ -12,6 +12,7 @@ run, and --resume lets them go on. The page changes nothing, and is for this mac
 """
 
 import contextlib
+import pathlib
 import signal
 import sys
 
@@ -19,6 +20,7 @@ import jax
 
 from tformer import commands
 from tformer.commands import listening
+from tformer.data import stores
 from tformer.errors import UserError
 from tformer.lab.live import page, requests, terminal
 from tformer.lab.live.watched import Watched
@@ -32,7 +34,7 @@ FLAGS: dict[str, commands.Flag] = {
     'stop': ('string', None, 'an arm, or a trial ARM/seed_N, that saves and stops'),
     'resume': ('string', None, 'an arm, or a trial, that was stopped and may go on'),
 }
-ARGUMENTS = 'DIR'
+ARGUMENTS = 'DIRECTORY'  # not a copy of one on a store, which would not grow
 
 
 def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) -> None:
@@ -41,6 +43,7 @@ def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) 
     if len(arguments) != 1:
         raise UserError(f'watch takes one directory, not {len(arguments)}: tformer watch DIR')
     jax.config.update('jax_platforms', 'cpu')  # it computes nothing that an accelerator is for
+    stores.require_local(pathlib.Path(arguments[0]))
     watched = Watched(arguments[0], flags.metric, flags.baseline)
     asked = [flag for flag in ('prune', 'stop', 'resume') if flags[flag].value is not None]
     if len(asked) > 1 or (asked and (flags.serve is not None or flags.once)):

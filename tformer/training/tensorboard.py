@@ -41,7 +41,8 @@ class Board:
         self._summary, self._event = summary, Event
         directory = workdir / 'tensorboard'
         directory.mkdir(exist_ok=True)
-        self._events = event_file_writer.EventsWriter(str(directory / 'events'))  # without its thread and queue
+        later = f'.{len(list(directory.iterdir()))}'  # of files that are begun in one second
+        self._events = event_file_writer.EventsWriter(str(directory / 'events'), later)  # without its thread and queue
         start = SessionLog(status=SessionLog.START)
         self._events.write_event(Event(wall_time=time.time(), step=last_step + 1, session_log=start))
         plain = {k: v if isinstance(v, bool | int | float | str) else str(v) for k, v in hyperparameters.items()}

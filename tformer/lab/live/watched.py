@@ -21,7 +21,6 @@ from tformer.lab.statistics.comparison import Row
 from tformer.lab.sweep import jobs, manifest, runner, trials
 from tformer.lab.sweep.leases import Leases
 
-
 PATIENCE = 10  # verdicts are computed anew after this many times the seconds that they took
 
 
