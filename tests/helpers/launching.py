@@ -17,20 +17,16 @@ with open(os.environ['CALLS'], 'a') as file:
 """
 
 
-# sbatch runs the script, each task of an array, again as long as scontrol says so; srun runs the command, as its tasks.
+# sbatch runs the script, again as long as scontrol says so; srun runs the command, as its tasks.
 STUBS = {
     'sbatch': """
-array = [x.partition('=')[2] for x in arguments if x.startswith('--array=')]
 script = [x for x in arguments if not x.startswith('--')][0]
 rest = arguments[arguments.index(script) + 1 :]
-runs = [list(map(int, run.split('-'))) for run in array[0].split(',')] if array else [[0]]
-for task in [task for run in runs for task in range(run[0], run[-1] + 1)]:
-    ids = {'SLURM_ARRAY_JOB_ID': '77', 'SLURM_ARRAY_TASK_ID': str(task)} if array else {}
-    again = os.environ['CALLS'] + '.again'
-    open(again, 'w').close()
-    while os.path.exists(again):
-        os.remove(again)
-        code = subprocess.call(['bash', script, *rest], env={**os.environ, 'SLURM_JOB_ID': '77', **ids})
+again = os.environ['CALLS'] + '.again'
+open(again, 'w').close()
+while os.path.exists(again):
+    os.remove(again)
+    code = subprocess.call(['bash', script, *rest], env={**os.environ, 'SLURM_JOB_ID': '77'})
 sys.exit(code)
 """,
     'srun': """

@@ -49,7 +49,11 @@ def act(home, log):
         os.abort()
     while rate == 5.0 and not (home / 'let go').exists():
         time.sleep(0.01)
-    (home / 'result.json').write_text(json.dumps({'test': {'loss': rate}}))
+    time.sleep(0.1 * (rate >= 10))
+    if (home / 'result.json').exists():
+        (home / 'twice').touch()
+    (home / 'result.tmp').write_text(json.dumps({'test': {'loss': rate}}))
+    os.replace(home / 'result.tmp', home / 'result.json')
     return 0
 
 for line in sys.stdin:

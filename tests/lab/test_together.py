@@ -138,6 +138,36 @@ def test_trials_are_split_over_a_mesh(alone, transform: str, mesh: Mesh, tmp_pat
         np.testing.assert_allclose(losses(home), losses(trained_alone(alone[1][index], place)), rtol=1e-5)
 
 
+@pytest.mark.signals
+@pytest.mark.slow
+def test_seeds_whose_batches_differ_in_shape_take_turns(tmp_path: pathlib.Path, capsys) -> None:
+    """Each is what it is alone to the bit, also after a stop; steps of the same number have other shapes."""
+    fields = {'data.batching': 'bucket', 'data.num_buckets': 3, 'data.train_examples': 40, 'train.num_steps': 12}
+    fields |= {'train.checkpoint_every': 3, 'train.eval_every': 6, 'data.length': 64, 'model.max_len': 64}
+    fields |= {'train.objective': 'seq2seq', 'model.family': 'encoder_decoder', 'model.num_encoder_layers': 1}
+    path = (str(toy_data.parallel(tmp_path / 'pairs')),)
+    shared = config.override(base(tmp_path), {**fields, 'data.path': path, 'model.vocab_size': None})
+    made = trials.trials(shared, [*seeds(2), {'train.seed': 2, 'optimizer.learning_rate': 1e38}])
+    alone, homes = stated(tmp_path / 'alone', made), stated(tmp_path / 'together', made)
+    for trial, home in zip(made[:2], alone, strict=False):
+        train_lib.train(trial.config, home)
+    shapes = [
+        data.batches
+        for data in batched_training.open_all(dict(zip(alone, [t.config for t in made], strict=True)), None).values()
+    ]
+    assert any(shapes[0].batch(step)['inputs'].shape != shapes[1].batch(step)['inputs'].shape for step in range(12))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(recorder.RunRecorder, 'evaluate', recorder.RunRecorder.evaluate)  # to be undone
+        halting.once(recorder.RunRecorder, 'evaluate', 2, halting.signal_itself)
+        with pytest.raises(errors.Stopped, match='SIGTERM: stopped after step 6 of 12, which is saved'):
+            batched_training.train(homes)
+    assert list(batched_training.train(homes)) == homes[:2]
+    assert '3 trials in one program (in turns), 1 device(s)' in capsys.readouterr().out
+    assert 'is not finite' in (homes[2] / 'error.txt').read_text()
+    for mine, theirs in zip(homes[:2], alone, strict=False):
+        assert numbers(mine) == numbers(theirs) and leaves(mine) == leaves(theirs) and len(numbers(mine)) > 6
+
+
 @pytest.mark.slow
 def test_one_that_fails_leaves_the_others_as_they_are(alone, tmp_path: pathlib.Path) -> None:
     shared, made, place = alone
@@ -234,9 +264,12 @@ def test_groups_are_of_trials_that_differ_in_numbers_alone() -> None:
     assert sizes(product(rates, seeds(2)), most=3) == [[0, 1, 2], [3]]
     assert sizes(product(rates, seeds(2)), most=1) == [[0], [1], [2], [3]]
     assert sizes(product(grid({'model.norm': ['layernorm', 'rmsnorm']}), rates)) == [[0, 1], [2, 3]]
-    assert sizes(product(rates, seeds(2)), **{'data.batching': 'bucket'}) == [[0, 2], [1, 3]]
+    assert sizes(product(rates, seeds(2)), **{'data.batching': 'bucket'}) == [[0, 1, 2, 3]]
     assert sizes(product(rates, seeds(2)), **{'data.batching': 'bucket', 'data.num_buckets': 1}) == [[0, 1, 2, 3]]
-    assert sizes(product(rates, seeds(2)), **{'data.train_examples': 9}) == [[0, 2], [1, 3]]
+    assert sizes(product(rates, seeds(2)), **{'data.train_examples': 9}) == [[0, 1, 2, 3]]
+    epochs = {'train.num_steps': None, 'train.num_epochs': 1.0}
+    assert sizes(product(rates, seeds(2)), **epochs) == [[0, 2], [1, 3]]  # rows of a packed layout are by the seed
+    assert sizes(product(rates, seeds(2)), **epochs, **{'data.batching': 'bucket'}) == [[0, 1, 2, 3]]
     assert sizes(rates, **{'train.patience': 2}) == [[0], [1]]
     assert sizes(rates, **{'mesh.pipeline': 2}) == [[0], [1]]
     assert sizes(grid({'optimizer.ema_decay': [None, 0.9, 0.99]})) == [[0], [1, 2]]

@@ -18,7 +18,7 @@ from launching import Stubs, outlives
 from lives import HANG
 from places import LAUNCH
 
-SCRIPTS = ('slurm.sbatch', 'slurm_array.sbatch', 'tpu_vm.sh')
+SCRIPTS = ('slurm.sbatch', 'tpu_vm.sh')
 
 # Options of sbatch, of the many that it has.
 SBATCH = {
@@ -67,9 +67,8 @@ def directives(name: str) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize('name', ['slurm.sbatch', 'slurm_array.sbatch'])
-def test_directives_ask_for_a_signal_in_time_and_another_life(name: str) -> None:
-    found = directives(name)
+def test_directives_ask_for_a_signal_in_time_and_another_life() -> None:
+    found = directives('slurm.sbatch')
     assert set(found) <= SBATCH
     notice = re.fullmatch(r'TERM@(\d+)', found['signal'])  # no B: the steps get it, not the shell
     assert notice and 120 <= int(notice[1]) < 2**16
@@ -89,30 +88,6 @@ def test_slurm_trains_on_all_tasks_and_is_queued_again_where_it_saved_and_stoppe
 def test_slurm_queues_nothing_else_again(stubs: Stubs, code: int) -> None:
     ran = stubs.run('sbatch', LAUNCH / 'slurm.sbatch', '--config=x', CODES=str(code))
     assert ran.returncode == code and stubs.calls('scontrol') == [] and len(stubs.calls('tformer')) == 1
-
-
-def test_tasks_of_an_array_take_their_lines(stubs: Stubs, tmp_path: pathlib.Path) -> None:
-    (tmp_path / 'trials').write_text("--workdir=a\n--workdir='b c' --config.x.y=\"('p q',)\"\n--workdir=d --z=$SHELL\n")
-    submit = ('sbatch', '--array=1-3', LAUNCH / 'slurm_array.sbatch', 'trials')
-    ran = stubs.run(*submit, '--config=x.py', '--seed=1', CODES='0 75 0', SHELL='sh')
-    assert ran.returncode == 0, ran.stderr
-    second = ['train', '--config=x.py', '--seed=1', '--workdir=b c', "--config.x.y=('p q',)"]
-    assert stubs.calls('tformer') == [
-        ['train', '--config=x.py', '--seed=1', '--workdir=a'],
-        second,
-        second,
-        ['train', '--config=x.py', '--seed=1', '--workdir=d', '--z=sh'],
-    ]
-    assert stubs.calls('scontrol') == [['requeue', '77_2']]
-    stubs.run('sbatch', '--array=1,3', *submit[2:], SHELL='sh')
-    assert stubs.calls('tformer')[4:] == [['train', '--workdir=a'], ['train', '--workdir=d', '--z=sh']]
-
-
-def test_a_task_without_a_line_says_so(stubs: Stubs, tmp_path: pathlib.Path) -> None:
-    (tmp_path / 'trials').write_text('--workdir=a\n')
-    ran = stubs.run('sbatch', '--array=2-2', LAUNCH / 'slurm_array.sbatch', 'trials')
-    assert ran.returncode == 2 and ran.stderr == 'trials has no trial in line 2\n'
-    assert stubs.calls('srun') == []
 
 
 # ------------------------------------------------------------------------------------------------- Kubernetes

@@ -25,7 +25,7 @@ from tformer.lab.sweep.leases import Leases
 from tformer.lab.sweep.runner import Placement
 
 SHARED_FLAGS = ('config', 'workdir', 'transform', 'metric', 'baseline', 'alpha', 'reach', 'timing')
-FLAGS = {
+FLAGS: dict[str, commands.Flag] = {
     'dry_run': ('bool', False, 'print the trials and run none'),
     'parallel': ('int', None, 'how many trials, or groups of them, train at once on a host; default: 1'),
     'per_device': ('int', None, 'how many train at once on each GPU or TPU of a host'),

@@ -85,12 +85,12 @@ class TrainSampler:
         """Takes the parts, the number of rows in a batch of each shape, and the seed of the orders."""
         self._parts, self._widths, self._seed = parts, np.array(widths), seed
         self._rates = np.array([[len(rows) * part.epochs for rows in part.by_bucket] for part in parts]).T
-        self._batch_rates = self._rates.sum(axis=1) / self._widths  # batches of each shape in an epoch
-        self.steps_per_epoch = float(self._batch_rates.sum())
+        self.batch_rates = self._rates.sum(axis=1) / self._widths  # batches of each shape in an epoch
+        self.steps_per_epoch = float(self.batch_rates.sum())
 
     def find(self, step: int) -> tuple[int, Rows]:
         """Returns the index of the shape of a step, and its rows."""
-        (bucket,), (batch,) = order.interleave(self._batch_rates, step, 1)
+        (bucket,), (batch,) = order.interleave(self.batch_rates, step, 1)
         width = int(self._widths[bucket])
         nonempty = np.flatnonzero(self._rates[bucket])  # parts with rows of this shape
         stream, items = order.interleave(self._rates[bucket][nonempty], int(batch) * width, width)

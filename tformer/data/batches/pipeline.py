@@ -139,6 +139,12 @@ class Batches:
         return f'{self.num_examples:,} examples{mixed}{notes}, {self.steps_per_epoch:,.1f} steps per epoch'
 
     @functools.cached_property
+    def shape_order(self) -> tuple[Any, ...]:
+        """What decides the shape of each training batch: where it is equal, so are the shapes of each step."""
+        rates = self._sampler.batch_rates if isinstance(self._sampler, layout.TrainSampler) else ()
+        return self.shapes, self.widths, tuple(rates) if len(self.shapes) > 1 else ()
+
+    @functools.cached_property
     def fingerprint(self) -> str:
         """A hash of the tokenised records and their positions in the batches."""
         parts = (f'{part.examples.fingerprint} {part.epochs}'.encode() for part in self.parts)

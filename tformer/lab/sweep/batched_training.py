@@ -100,16 +100,16 @@ def _train(
     that its numbers stay the same to the bit; the slice of a trial that is not trained repeats another's. Trials whose
     batches of a step differ in shape have no arrays in common: their steps take turns (`GroupInTurns`).
     """
-    in_turns = not have_one_shape(list(stated.values()))
-    slots = homes if in_turns or (transform == 'map' and jax.device_count() == 1) else list(stated)
     asked = stated[homes[0]].mesh
-    mesh = sharding.make_mesh(asked) if in_turns else make_mesh(asked, len(slots))
     with contextlib.ExitStack() as contexts:
-        contexts.enter_context(sharding.placed(mesh, asked))
         clock = contexts.enter_context(Clock())
         opened = open_all({home: stated[home] for home in homes}, last)
         if not opened:
             return {}
+        in_turns = len({data.batches.shape_order for data in opened.values()}) > 1
+        slots = homes if in_turns or (transform == 'map' and jax.device_count() == 1) else list(stated)
+        mesh = sharding.make_mesh(asked) if in_turns else make_mesh(asked, len(slots))
+        contexts.enter_context(sharding.placed(mesh, asked))
         first = next(iter(opened.values()))
         batch = first.batches.batch(0)
         program = program_cache.program(first.config, batch, mesh)
@@ -135,7 +135,7 @@ def _train(
 def open_all(stated: Mapping[pathlib.Path, Config], last: int | None) -> dict[pathlib.Path, setup.RunData]:
     """Returns the data of the trials that do not fail; their resolved configs are written to their workdirs.
 
-    A trial fails where its data has a mistake, or its batches have other shapes than those of the first trial.
+    A trial fails where its data has a mistake, or makes another config, as of other steps, than that of the first.
     """
     data: dict[pathlib.Path, setup.RunData] = {}
     tokenizers: dict[str, Any] = {}  # equal tokenizers become one object, so that they share a program for generation
@@ -146,22 +146,11 @@ def open_all(stated: Mapping[pathlib.Path, Config], last: int | None) -> dict[pa
             shared = tokenizers.setdefault(found.tokenizers.fingerprint, found.tokenizers)
             found = found._replace(tokenizers=shared)
             first, other = next(iter(data.items()), (home, found))
-            if common(found.config) != common(other.config) or _shapes(found.batches) != _shapes(other.batches):
-                raise UserError(f'its batches have other shapes than those of {first}: --together=1 trains it')
+            if common(found.config) != common(other.config):
+                raise UserError(f'its data make another config of it than of {first}: --together=1 trains it')
             workdir.save_config(home, found.config)
             data[home] = found
     return data
-
-
-def have_one_shape(configs: Sequence[Config]) -> bool:
-    """Returns whether trials that one program can train have batches of the same shape in each step."""
-    data = configs[0].data
-    buckets = data.batching == 'bucket' and data.num_buckets > 1
-    return not buckets or len({each.train.seed for each in configs}) == 1
-
-
-def _shapes(batches: pipeline.Batches) -> Any:
-    return batches.shapes, batches.widths
 
 
 def cohorts(homes: Sequence[pathlib.Path]) -> list[tuple[int | None, list[pathlib.Path]]]:

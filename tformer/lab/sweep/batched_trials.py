@@ -37,7 +37,7 @@ def groups(trials: Sequence[Trial], most: int) -> list[list[Trial]]:
 def common(stated: Config) -> Config | None:
     """Returns a config that is equal for trials that one program can train; None: the trial is trained alone.
 
-    It has the seed where that decides the number of steps or examples. Trials that may stop early, that have a teacher,
+    It has the seed where that decides the number of steps. Trials that may stop early, that have a teacher,
     experts or optimizer.offload, or whose mesh has a pipeline, context or expert axis are trained alone.
     """
     data, train = stated.data, stated.train
@@ -47,9 +47,8 @@ def common(stated: Config) -> Config | None:
         return None
     if any(getattr(stated.mesh, axis) != 1 for axis in ('pipeline', 'context', 'expert')):
         return None
-    in_rows = data.batching == 'pack' or (data.batching == 'bucket' and data.num_buckets > 1)
-    lengths_differ = data.train_examples is not None or (in_rows and train.num_steps is None)
-    seed = {SEED: train.seed} if lengths_differ else {}
+    lengths_differ = data.train_examples is not None or data.batching == 'pack'
+    seed = {SEED: train.seed} if lengths_differ and train.num_steps is None else {}
     return config.override(standard(stated), seed)
 
 

@@ -56,7 +56,7 @@ class Worker:
         while _has_not_ended(self._process.pid):
             time.sleep(0.2)
         code = self._process.wait()
-        if code == STOPPED:
+        if code == STOPPED and not _is_cancelled():
             os.kill(os.getpid(), signal.SIGUSR2)  # submitit's notice of the end, upon which it queues the job again
             time.sleep(1)
         return code
@@ -74,7 +74,20 @@ class Worker:
 
 def _has_not_ended(pid: int) -> bool:
     """Returns whether a child runs. Unlike `Popen.poll` it may interrupt itself, as in the handler of a signal."""
-    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+    except ChildProcessError:  # it has been waited for
+        return False
+
+
+def _is_cancelled() -> bool:
+    """Returns whether the SLURM job of this process has been cancelled, or queued again already: it is not running."""
+    job = os.environ.get('SLURM_JOB_ID')
+    if job is None:
+        return False
+    shown = subprocess.run(['scontrol', 'show', '--oneliner', 'job', job], capture_output=True, text=True)
+    state = re.search(r'\bJobState=(\w+)', shown.stdout)
+    return state is not None and state[1] != 'RUNNING'
 
 
 def slurm(work: Work) -> int:

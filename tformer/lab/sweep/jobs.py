@@ -77,19 +77,23 @@ def first_free(state: State, trials: Sequence[Trial], together: int = 1) -> Job 
     Up to `together` trials train in one program. Those that have begun together go on together, because with vmap the
     slices of a program depend on their number by roundings. A trial that a process has died of trains alone.
     """
-    states = {trial: state.of(trial) for trial in trials} if together > 1 else None
-    free = (trial for trial in trials if (states[trial] if states else state.of(trial)) == FREE)
-    first = next(free, None)
-    if first is None:
-        leased = sum((states[trial] if states else state.of(trial)) == LEASED for trial in trials)
+    free = [trial for trial in trials if state.of(trial) == FREE] if together > 1 else _first(state, trials)
+    if not free:
+        leased = sum(state.of(trial) == LEASED for trial in trials)
         return Wait(f'{leased} trials are trained by others') if leased else None
-    if states is None or state.has_killed(first):
+    first = free[0]
+    if together == 1 or state.has_killed(first):
         return Job((first,))
-    begun = {trial: _begun_with(state.home, trial, trials, together) for trial in (first, *free)}
-    if begun[first]:
-        return Job(begun[first])
-    fresh = [trial for trial, others in begun.items() if not others and not state.has_killed(trial)]
-    return Job(tuple(groups(fresh, together)[0]))
+    begun = [_begun_with(state.home, trial, trials, together) for trial in free]
+    if begun[0]:
+        return Job(begun[0])
+    alone = [bool(others) or state.has_killed(trial) for trial, others in zip(free, begun, strict=True)]
+    return Job(tuple(groups([trial for trial, out in zip(free, alone, strict=True) if not out], together)[0]))
+
+
+def _first(state: State, trials: Sequence[Trial]) -> list[Trial]:
+    """Returns the first trial that is free, in a list; of a thousand others nothing is read."""
+    return next(([trial] for trial in trials if state.of(trial) == FREE), [])
 
 
 def _begun_with(home: pathlib.Path, trial: Trial, trials: Sequence[Trial], together: int) -> tuple[Trial, ...]:

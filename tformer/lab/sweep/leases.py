@@ -187,7 +187,7 @@ class Leases:
 
     def _is_open(self, name: str, found: Found) -> bool:
         """Returns whether the lease can be taken."""
-        if found.free or (found.holder is not None and self.holder.sees_end_of(found.holder)):
+        if found.free or (found.holder not in (None, self.holder) and self.holder.sees_end_of(found.holder)):
             return True
         if found.holder is not None and found.holder.host == self.holder.host and found.holder.started:
             return False  # it lives, however busy it is

@@ -283,7 +283,8 @@ class _Runner:
 
     def _count_time(self) -> None:
         """Adds the seconds since the last call to the trials that run; those of one job share its time."""
-        now, passed = time.monotonic(), {}
+        now = time.monotonic()
+        passed: dict[str, Training] = {}
         for training, _ in self._running.values():
             passed |= {trial.directory: training for trial in training.left}
         for name, training in passed.items():
