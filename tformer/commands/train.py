@@ -23,7 +23,7 @@ from tformer.data.sources.records import Record
 from tformer.distributed import processes
 from tformer.errors import NoSplitError, UserError
 from tformer.lab.sweep import batched_training, trials
-from tformer.training import loop, trackers, writers
+from tformer.training import loop, stopping, trackers, writers
 from tformer.training.step_trace import StepTrace
 from tformer.training.stopping import StopMonitor
 
@@ -119,6 +119,7 @@ def finish(workdir: pathlib.Path, trained: loop.Trained) -> dict[str, float]:
     with trained.account.clock as clock, clock.spending('evaluating'):
         scores = _score(workdir, trained)
     if processes.first():
+        stopping.release(workdir)  # a request that came after the last step
         final = {
             f'{split}/{name}': value
             for split, scored in writers.results(workdir).items()
