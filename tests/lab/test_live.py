@@ -111,6 +111,16 @@ def test_a_row_that_cannot_be_read_is_named_and_the_others_count(tmp_path) -> No
     assert follower.error is not None and follower.error.startswith(f'{file}:2: ')
 
 
+def test_a_file_that_cannot_be_opened_is_named_until_it_can(tmp_path) -> None:
+    file = tmp_path / 'metrics.jsonl'
+    file.mkdir()
+    follower = Follower(file)
+    assert follower.read() == (False, []) and follower.error == f'{file}: Is a directory'
+    file.rmdir()
+    file.write_text(row(1, train=1.0))
+    assert len(follower.read()[1]) == 1 and follower.error is None
+
+
 # --------------------------------------------------------------------------------------------------------------- states
 
 

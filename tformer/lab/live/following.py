@@ -15,20 +15,30 @@ class Follower:
     """Reads a file of rows as it grows. A half-written last line waits for its end.
 
     Attributes:
-      error: the line that says what is wrong with the first row that cannot be read; None: all can.
+      error: the line that says why the file, or its first bad row, cannot be read; None: all can.
     """
 
     def __init__(self, file: pathlib.Path):
         self.error: str | None = None
+        self._bad_row: str | None = None
         self._file = file
         self._seen: tuple[int, int, int] | None = None  # inode, size and time of the last look
         self._begin_anew()
 
     def _begin_anew(self) -> None:
-        self._end, self._lines, self._known, self.error = 0, 0, b'', None
+        self._end, self._lines, self._known, self._bad_row = 0, 0, b'', None
 
     def read(self) -> tuple[bool, list[dict[str, Any]]]:
         """Returns (whether the rows that were read before no longer count, the rows since then)."""
+        try:
+            anew, rows = self._read()
+            self.error = self._bad_row
+            return anew, rows
+        except OSError as error:  # it may pass
+            self.error = f'{self._file}: {error.strerror}'
+            return False, []
+
+    def _read(self) -> tuple[bool, list[dict[str, Any]]]:
         try:
             found = os.stat(self._file)
             seen = found.st_ino, found.st_size, found.st_mtime_ns
@@ -65,7 +75,7 @@ class Follower:
                 writers.check_row(row, where)
                 rows.append(row)
             except UserError as error:
-                self.error = self.error or str(error)
+                self._bad_row = self._bad_row or str(error)
             except ValueError as error:
-                self.error = self.error or f'{where}: {error}'
+                self._bad_row = self._bad_row or f'{where}: {error}'
         return rows

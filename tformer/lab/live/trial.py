@@ -41,8 +41,10 @@ class LiveTrial:
         self, arm: str, seed: int, searched: bool, place: pathlib.Path, directory: str, names: Collection[str]
     ):
         self.arm, self.seed, self.searched, self.place, self.directory = arm, seed, searched, place, directory
-        self.state, self.error = WAITING, None
-        self.step, self.num_steps = 0, None
+        self.state = WAITING
+        self.error: str | None = None
+        self.step = 0
+        self.num_steps: int | None = None
         self.scores: dict[str, float] = {}
         self.curves: dict[str, Curve] = {name: {} for name in names}
         self.left: float | None = None
@@ -50,10 +52,6 @@ class LiveTrial:
         self._follower = Follower(place / 'metrics.jsonl')
         self._result: object = None  # what identifies the result.json that was read
         self._config: object = None
-
-    state: str
-    error: str | None
-    num_steps: int | None
 
     def refresh(self, pruned: bool = False, leased: bool = False) -> bool:
         """Reads what is new; returns whether anything is. `pruned`: its arm is; `leased`: a worker trains it."""
@@ -69,7 +67,7 @@ class LiveTrial:
         self._read_config()
         try:
             self.state, self.error = self._state(pruned, leased)
-        except UserError as error:
+        except (UserError, OSError) as error:
             self.state, self.error = UNREADABLE, str(error)
         if self._follower.error is not None:
             self.state, self.error = UNREADABLE, self._follower.error
