@@ -488,7 +488,9 @@ def test_the_page_is_told_what_is_new_and_no_more(served) -> None:
     assert len(other['curves']) == 2  # of another server: all
     (made[4] / 'log.txt').write_text('a\nb\n')
     assert json.loads(ask(app, '/log', f'trial=learning_rate%3D0.002/{made[4].name}')[2]) == ['a', 'b']
-    assert json.loads(ask(app, '/log', 'trial=../../etc')[2]) == []
+    (made[0].parents[1] / 'other').mkdir()
+    (made[0].parents[1] / 'other' / 'log.txt').write_text('a secret')  # of no trial
+    assert json.loads(ask(app, '/log', 'trial=other')[2]) == []
     assert headers['content-security-policy'].startswith("default-src 'none'; script-src 'self'")
     os.remove(made[0].parent.parent / 'sweep.json')
     for place in made:

@@ -61,7 +61,7 @@ def test_a_report_compares_the_runs_of_a_directory_of_logs(names, tmp_path, caps
 
 
 def test_what_a_resumed_run_repeats_replaces_what_came_after_its_checkpoint(tmp_path) -> None:
-    run(tmp_path / 'logs', {step: {'loss': 1.0 * step} for step in range(1, 7)})
+    run(tmp_path / 'logs', {step: {'loss': 1.0 * step} for step in range(1, 8)})
     run(tmp_path / 'logs', {5: {'loss': 50.0}, 6: {'loss': float('nan')}}, after=4)
     (tmp_path / 'home').mkdir()
     tensorboard_runs.write(tmp_path / 'logs', tmp_path / 'home')
