@@ -8,6 +8,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -55,12 +56,21 @@ def test_who_looked_before_another_took_it_does_not_get_it(tmp_path: pathlib.Pat
     held = take(a)
     assert held is not None and b.take('arm/seed_0') is None
     held.release()
-    b.look()
-    first = take(a)
-    assert first is not None
-    first.release()
     again = take(c)
-    assert again is not None and b.take('arm/seed_0') is None and again.renew()
+    assert again is not None and os.listdir(tmp_path) == ['arm@seed_0.2']
+    assert b.take('arm/seed_0') is None and again.renew() and os.listdir(tmp_path) == ['arm@seed_0.2']
+
+
+def test_a_holder_notices_who_took_over_though_its_file_stands(tmp_path: pathlib.Path, monkeypatch) -> None:
+    clock = Clock()
+    a, b = host(tmp_path, 'a'), host(tmp_path, 'b', clock)
+    held = take(a)
+    assert held is not None and take(b) is None
+    clock.now += PATIENCE + 1
+    monkeypatch.setattr(pathlib.Path, 'unlink', mock.Mock(side_effect=OSError))  # the taker died before
+    taken = take(b)
+    assert taken is not None and len(os.listdir(tmp_path)) == 2
+    assert not held.renew() and taken.renew()
 
 
 @pytest.mark.parametrize('lead', [-1e6, 0.0, 1e6])
@@ -100,7 +110,7 @@ def test_files_of_another_kind_are_no_leases(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.skipif(not sys.platform.startswith('linux'), reason='without /proc only silence tells')
 def test_a_process_of_this_host_that_has_ended_loses_it_at_once(tmp_path: pathlib.Path) -> None:
-    with subprocess.Popen(['sleep', '600']) as other:
+    with subprocess.Popen(['cat'], stdin=subprocess.PIPE) as other:  # ends with the block, whatever happens
         here = Holder.here()
         theirs = Leases(tmp_path, here._replace(pid=other.pid, started=leases._start_of(other.pid)))
         assert take(theirs) is not None

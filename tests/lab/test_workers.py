@@ -67,6 +67,12 @@ def test_pruned_arms_and_those_of_another_host_are_left_alone(tmp_path: pathlib.
     assert 'others train' not in capsys.readouterr().out
 
 
+def test_a_worker_of_a_scheduler_leaves_failures_and_the_next_command_tries_them_again(tmp_path) -> None:
+    assert acting(tmp_path, [2.0, 1.0]) == 2
+    assert acting(tmp_path, [2.0, 1.0], joins=True) == 0 and begun(tmp_path)['baseline'] == 1
+    assert acting(tmp_path, [2.0, 1.0]) == 2 and begun(tmp_path)['baseline'] == 2
+
+
 HOST = """
 import pathlib, sys
 sys.path.insert(0, sys.argv[1])

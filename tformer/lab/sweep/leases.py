@@ -81,7 +81,7 @@ class Lease:
         self._beat += 1
         if not self._is_own():
             return False
-        with contextlib.suppress(OSError):  # a file system that does not answer now may do so later
+        with contextlib.suppress(OSError):
             self._write({'beat': self._beat})
         return self._is_own()
 
@@ -96,16 +96,11 @@ class Lease:
         os.close(self._descriptor)
 
     def _is_own(self) -> bool:
-        """Returns whether nobody else has taken the lease: a taker creates the next generation, and deletes this."""
+        """Returns whether nobody else has taken the lease, by creating a later generation, or deleted its file."""
         try:
-            stat = os.stat(self.file)
-        except FileNotFoundError:
-            return False
-        except OSError:
+            return _newest(self.file.parent, self.name) == int(self.file.name.rpartition('.')[2])
+        except OSError:  # a file system that does not answer now may do so later
             return True
-        own = os.fstat(self._descriptor)
-        following = self.file.with_name(_file_name(self.name, _generation(self.file.name) + 1))
-        return (stat.st_ino, stat.st_dev) == (own.st_ino, own.st_dev) and not following.exists()
 
     def _write(self, state: dict[str, Any]) -> None:
         fields = {**self.holder._asdict(), 'deaths': self.deaths, **state}
@@ -149,7 +144,8 @@ class Leases:
             return None
         lease = Lease(name, file, self.holder, found.deaths, descriptor)
         lease._write({'beat': 0})
-        if self._newest(name) != found.generation + 1:  # this process was slow, and others have been here since
+        # This process was slow, and others have been here since
+        if _newest(self.directory, name) != found.generation + 1:
             with contextlib.suppress(OSError):
                 file.unlink()
             os.close(descriptor)
@@ -201,10 +197,12 @@ class Leases:
             seen = self._seen[name] = found.generation, found.text, self._clock()
         return seen[2]
 
-    def _newest(self, name: str) -> int:
-        start = _file_name(name, 0)[:-1]
-        ends = (entry.removeprefix(start) for entry in os.listdir(self.directory) if entry.startswith(start))
-        return max((int(end) for end in ends if end.isdecimal()), default=0)
+
+def _newest(directory: pathlib.Path, name: str) -> int:
+    """Returns the highest generation of a lease; 0: there is none."""
+    start = _file_name(name, 0)[:-1]
+    ends = (entry.removeprefix(start) for entry in os.listdir(directory) if entry.startswith(start))
+    return max((int(end) for end in ends if end.isdecimal()), default=0)
 
 
 def _file_name(name: str, generation: int) -> str:
@@ -213,10 +211,6 @@ def _file_name(name: str, generation: int) -> str:
 
 def _name(file_name: str) -> str:
     return file_name.replace('@', '/')
-
-
-def _generation(file_name: str) -> int:
-    return int(file_name.rpartition('.')[2])
 
 
 @contextlib.contextmanager
