@@ -21,15 +21,17 @@ def test_there_are_many_mutants_and_each_has_a_name_of_its_own() -> None:
 def test_each_edit_applies_once_and_gives_another_program() -> None:
     for file in {row['file'] for row in ROWS}:
         text = (ROOT / file).read_text(encoding='utf-8')
-        parts = ast.parse(text).body
+        parts = ast.parse(text).body if file.endswith('.py') else []
         for row in (row for row in ROWS if row['file'] == file):
             assert text.count(row['old']) == 1, (row['name'], file)
+            assert row['new'] != row['old'], row['name']
+            if not parts:
+                continue  # a template, or a page's script
             begins = text[: text.index(row['old'])].count('\n') + 1
             ends = begins + row['old'].rstrip('\n').count('\n')
             around = [part for part in parts if first_line(part) <= ends and (part.end_lineno or 0) >= begins]
             first, last = first_line(around[0]) - 1, around[-1].end_lineno
             own = '\n'.join(text.split('\n')[first:last]) + '\n'
-            assert row['new'] != row['old'], row['name']
             ast.parse(own.replace(row['old'], row['new']))
 
 

@@ -1,13 +1,16 @@
 """The costs of an arm and the Pareto front of arms."""
 
+import dataclasses
 import math
 import types
 
 import pytest
 
+from small_sweeps import TINY
 from tformer.lab.report import costs
 from tformer.lab.report.costs import front
 from tformer.lab.report.results import DONE, UNFINISHED, Run
+from tformer.lab.sweep import matching
 
 
 @pytest.mark.parametrize('lower', [True, False])
@@ -35,3 +38,17 @@ def test_a_cost_is_the_mean_of_finished_runs_and_of_others_only_where_none_is_fi
     assert found['a'].scored_early and found['a'].per_step('tokens') == 10 and found['a'].per_step('flops') is None
     assert (found['b'].tokens, found['b'].steps, found['b'].seconds) == (40, 4, None)
     assert found['c'] == costs.Costs()
+
+
+def test_fields_that_change_no_shape_share_the_count_of_parameters() -> None:
+    """The shapes of a model in which all of them differ are those without, and are not looked for again."""
+    plain = matching.sized(TINY).model
+    values = {name: getattr(plain, name) for name in matching.SHAPELESS}
+    assert set(map(type, values.values())) == {float}
+    changed = dataclasses.replace(plain, **{name: value / 2 + 0.1 for name, value in values.items()})
+    assert all(getattr(changed, name) != value for name, value in values.items())
+    own = matching._of_shapes.__wrapped__(changed, 'causal_lm')
+    assert str(own) == str(matching._parameters(plain, 'causal_lm'))
+    before = matching._of_shapes.cache_info().misses
+    assert matching._parameters(changed, 'causal_lm') is matching._parameters(plain, 'causal_lm')
+    assert matching._of_shapes.cache_info().misses == before

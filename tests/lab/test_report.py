@@ -3,8 +3,12 @@
 The directories are written by hand: nothing trains here.
 """
 
+import base64
+import csv
 import dataclasses
+import hashlib
 import html.parser
+import io
 import itertools
 import json
 import math
@@ -30,6 +34,7 @@ from tformer.evaluation import metrics, predictions
 from tformer.lab.report import (
     costs,
     drawing,
+    explore,
     learning,
     plots,
     prose,
@@ -38,6 +43,7 @@ from tformer.lab.report import (
     response,
     results,
     scaling_analysis,
+    tables,
     texts,
     write,
 )
@@ -113,8 +119,8 @@ def computed_of(home: pathlib.Path, **options: Any) -> report_data.Report:
     return report_data.report(results.read(home), **options)
 
 
-def written(home: pathlib.Path, figures: pathlib.Path | None = None, **options: Any) -> str:
-    return write.write(computed_of(home, **options), figures)
+def written(home: pathlib.Path, export: pathlib.Path | None = None, **options: Any) -> str:
+    return write.write(computed_of(home, **options), export)
 
 
 @pytest.fixture(scope='module')
@@ -251,6 +257,96 @@ def test_one_arm_is_its_noise_alone(tmp_path: pathlib.Path) -> None:
     assert 'Noise floor of `baseline`: standard deviation 0.020' in text and 'p of all' in text and 'forest' not in text
 
 
+def test_several_sweeps_are_compared_in_one_report(tmp_path: pathlib.Path, monkeypatch, capsys) -> None:
+    """Their arms have the names of their directories, and all are one family against the first baseline."""
+    monkeypatch.chdir(tmp_path)
+    built(pathlib.Path('runs/a'), [({}, BASE), ({'model.norm': 'rmsnorm'}, {**BETTER, 3: FAILED})])
+    slow = dataclasses.replace(LOGGED, train=dataclasses.replace(LOGGED.train, num_steps=20))
+    built(pathlib.Path('runs/b/c'), [({}, WORSE)], base=slow, listed=False)
+    (tmp_path / 'runs/a/command.txt').write_text('tformer sweep --config=a.py\n')
+    command_line.main(['tformer', 'report', 'runs/a', 'runs/b/c', '--timing=false'])
+    assert capsys.readouterr().out.splitlines()[-1] == 'runs/report.html'
+    text = (tmp_path / 'runs/report.md').read_text()
+    assert text.startswith('# Report of `runs/a` and `runs/b/c`\n')
+    losses = {'a/baseline': BASE, 'a/norm=rmsnorm': {**BETTER, 3: None}, 'b/c/baseline': {0: 0.6, 1: 0.63, 4: math.nan}}
+    report = report_data.report(results.read_several(['runs/a', 'runs/b/c']), timing=False)
+    assert repr(report.rows) == repr(comparison.summary(losses, 'a/baseline', lower_is_better=True))
+    assert report.differences['b/c/baseline'] == {'train.num_steps': (40, 20)}
+    assert '| `a/norm=rmsnorm/seed_3` | failed | `ValueError: failed` | `runs/a/norm=rmsnorm/seed_3/log.txt` |' in text
+    assert '    tformer sweep --config=a.py --workdir=runs/a\n' in text
+    assert '    tformer train --config=runs/b/c/baseline/seed_0/config.json --workdir=runs_again/b/c/baseline/' in text
+    assert (
+        '    tformer report runs/a runs/b/c --metric=test/loss --baseline=a/baseline --alpha=0.05 --timing=false'
+        in text
+    )
+    whole = results.read_several([tmp_path / 'runs/a', 'runs/b/c'])
+    assert whole.home == tmp_path / 'runs' and list(whole.arms) == list(losses)
+    twice = 'runs/a: its runs are also those of'
+    for wrong, why in ((['runs/a', './runs/a/'], twice), (['runs', 'runs/a'], twice), ([], 'no directory is given')):
+        with pytest.raises(UserError, match=why):
+            results.read_several(wrong)
+
+
+def test_many_arms_have_few_words(tmp_path: pathlib.Path, monkeypatch) -> None:
+    """Each arm is in the first table and in the files; the other tables have the baseline and the best."""
+    monkeypatch.setattr(drawing, 'installed', lambda: False)
+    arms = [({}, {0: 2.0})] + [({'optimizer.learning_rate': 0.001 * i}, {0: 1.0 + 0.01 * i}) for i in range(2, 62)]
+    report = computed_of(built(tmp_path / 'x', arms))
+    text = render.markdown(report)
+    count = {arm: text.count(f'\n| `{arm}` |') for arm in report.arms}
+    assert min(count[arm] for arm in report.arms[: prose.LISTED]) >= 4
+    assert {count[arm] for arm in report.arms[prose.LISTED :]} == {1}
+    assert 'Tables after the first have the baseline and the 49 best other arms.' in text
+    assert '- 41 more arms, not better than these, in the table against the baseline.' in text
+    assert len(render.sentences(report, 'arms')) == prose.TOLD + 1
+    assert {len(table.rows) for table in tables.tables(render.markdown(report, most=None, page=True))} >= {61, 60}
+    written(tmp_path / 'x')
+    shown = (tmp_path / 'x/report.html').read_text()
+    assert f'>all {len(arms)} rows</label>' in shown and 'class="more"' in shown
+    data = json.loads(re.search('id="data">(.*?)</script>', shown)[1])
+    assert data['arms'] == list(map(prose.brief, report.arms)) and len(data['curves']['train/loss']) == explore.CURVES
+
+
+@pytest.mark.slow
+def test_a_thousand_runs_make_a_page_that_loads(tmp_path: pathlib.Path, monkeypatch) -> None:
+    """500 arms of four fields with long names, two of whose runs are broken; the shapes of one model are looked for."""
+    rng, arms = np.random.default_rng(0), [({}, {0: 1.0, 1: 1.1})]
+    for _ in range(499):
+        rates = {field: float(10 ** rng.uniform(-4, -1)) for field in ('optimizer.learning_rate', 'model.dropout_rate')}
+        changed = rates | {'optimizer.weight_decay': float(rng.random()), 'train.label_smoothing': float(rng.random())}
+        arms.append((changed, {seed: float(1 + rng.random()) for seed in (0, 1)}))
+    home = built(tmp_path / 'x', arms)
+    broken = sorted(home.glob('*/seed_1/result.json'))[:2]
+    broken[0].write_text(broken[0].read_text()[:20])
+    broken[1].with_name('metrics.jsonl').write_bytes(b'\0\n')
+    matching._of_shapes.cache_clear()
+    said = written(home)
+    assert matching._of_shapes.cache_info().misses == 1
+    assert len(said.splitlines()) == prose.TOLD + 3
+    text, page = (home / 'report.md').read_text(), (home / 'report.html').read_text()
+    assert '1,000 trials: 998 done and 2 unreadable.' in text
+    assert all(f'| `{file.parent.relative_to(home)}` | unreadable |' in text for file in broken)
+    assert len(re.sub('<svg .*?</svg>', '', page, flags=re.DOTALL)) < 1_000_000
+    assert page.count('<tr>') >= 500 and len(json.loads(re.search('id="data">(.*?)</script>', page)[1])['arms']) == 500
+
+
+def test_what_matters_in_a_search_stands_beside_its_fields(tmp_path: pathlib.Path) -> None:
+    searched(tmp_path / 'x', lambda *shares: 1 + abs(shares[0] - 0.4))
+    found = results.read(tmp_path / 'x')
+    plain = render.markdown(report_data.report(found))
+    assert '| field | values | of the best arm | p |\n' in plain and 'Importance' not in plain
+    rated = dataclasses.replace(found, importance={'optimizer.learning_rate': 0.75, 'model.dropout_rate': 0.2})
+    report = report_data.report(rated)
+    text = render.markdown(report)
+    best = report.fields['optimizer.learning_rate'][report.best]
+    p = prose.probability(report.response.search.p['optimizer.learning_rate'])
+    least, most = (f'{end(report.fields["optimizer.learning_rate"]):.4g}' for end in (min, max))
+    row = f'| `optimizer.learning_rate` | `16 values: {least} to {most}` | `{best:.4g}` | {p} | 0.75 |\n'
+    assert next(iter(report.fields)) == 'optimizer.learning_rate' and row in text
+    assert '| - |\n' in text and 'Importance is the share of the variance of the test loss' in text
+    assert min(report.rows, key=lambda row: row.runs.mean).arm == report.arms[report.best]
+
+
 def test_where_nothing_is_done_the_report_says_why(tmp_path: pathlib.Path) -> None:
     place = built(tmp_path / 'x', [({}, {0: 'no data\nmore'}), ({'model.norm': 'rmsnorm'}, {0: UNFINISHED})])
     written(place)
@@ -271,7 +367,7 @@ def test_mistakes_are_one_line(home: pathlib.Path, tmp_path: pathlib.Path) -> No
         '--alpha=5 must be between 0 and 1': lambda: computed_of(home, alpha=5),
         'not the list of a sweep': lambda: results.read(tmp_path),
         'no runs are here': lambda: results.read(tmp_path / 'empty'),
-        'report takes one directory, not 0': lambda: command_line.main(['tformer', 'report']),
+        'report takes one directory or several': lambda: command_line.main(['tformer', 'report']),
     }.items():
         with pytest.raises(UserError, match=re.escape(message)) as error:
             act()
@@ -470,7 +566,8 @@ def test_a_field_of_numbers_is_drawn_in_lines_with_the_best_of_each(tmp_path: pa
     note = 'at the edge of the values tried: a better one may lie beyond'
     row = f'| `model.emb_dim=32` | `0.0001` | 0.5050 ± 0.0071 | {note} |'
     assert row in (home / 'report.md').read_text()
-    assert (home / 'report.html').read_text().count('Only the baseline and the 9 best other arms are drawn.') == 5
+    shown = (home / 'report.html').read_text()
+    assert shown.count('Only the baseline and the 9 best other arms are drawn.</figcaption>') == 6
     assert computed_of(built(tmp_path / 'y', ARMS)).response is None
 
 
@@ -726,7 +823,7 @@ def test_without_matplotlib_all_but_the_drawings_is_there(home: pathlib.Path, mo
     monkeypatch.undo()
     written(home)
     assert (home / 'report.html').read_text() == before
-    assert before.count('<svg') == 6 and '<svg' not in shown  # the forest, two curves, three fronts
+    assert before.count('<svg ') == 6 and '<svg ' not in shown  # the forest, two curves, three fronts
     assert "matplotlib is not installed: pip install 'tformer[report]'" in said
     assert "not installed: `pip install 'tformer[report]'`" in text
     assert "not installed: <code>pip install 'tformer[report]'</code>" in shown.replace('&#39;', "'")
@@ -734,15 +831,59 @@ def test_without_matplotlib_all_but_the_drawings_is_there(home: pathlib.Path, mo
 
 
 def test_the_drawings_are_files_of_their_own_too(home: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    said = written(home, figures=tmp_path / 'figures').splitlines()
-    files = sorted((tmp_path / 'figures').iterdir())
+    place = tmp_path / 'figures'
+    said = written(home, export=place).splitlines()
+    files = sorted(place.glob('*.svg'))
     assert [file.stem for file in files] == [
         'curves-train-loss', 'curves-valid-loss', 'forest', 'pareto-flops', 'pareto-parameters', 'pareto-seconds',
     ]  # fmt: skip
-    assert {str(file) for file in files} < set(said)
+    assert said[-1] == f'{place}: {len([*place.iterdir()])} files of drawings and tables'
     for file in files:
-        assert xml.etree.ElementTree.parse(file).getroot().tag == '{http://www.w3.org/2000/svg}svg'
+        root = xml.etree.ElementTree.parse(file).getroot()
+        assert root.tag == '{http://www.w3.org/2000/svg}svg' and root.get('role') == 'img'
+        assert root[0].tag.endswith('}title') or root[1].tag.endswith('}title')
         assert 'var(--ink)' in file.read_text() and '--ink: #' in file.read_text()
+        assert file.with_suffix('.pdf').read_bytes().startswith(b'%PDF-')
+        assert file.with_suffix('.png').read_bytes().startswith(b'\x89PNG')
+    (place / 'taken').touch()
+    with pytest.raises(UserError, match='taken/x: Not a directory'):
+        written(home, export=place / 'taken/x')
+
+
+def test_the_tables_are_files_of_their_own_too(home: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    shown = tables.tables(render.markdown(computed_of(home), page=True))
+    assert [table.name for table in shown] == [
+        'against-the-baseline', 'learning-curves', 'learning-curves-2', 'learning-curves-3', 'cost',
+        'what-each-arm-changes', 'failed-unfinished-and-unreadable', 'time', 'time-2',
+    ]  # fmt: skip
+    rows = list(csv.DictReader(io.StringIO(tables.csv_text(shown[0]))))
+    assert [row['arm'] for row in rows] == ['baseline', 'norm=rmsnorm', 'activation=swiglu']
+    assert rows[1]['test loss, mean'] == '0.490' and rows[1]['test loss, sd'] == '0.010'
+    assert rows[0]['difference'] == '' and rows[1]['difference'] == '-0.030'
+    parameters = next(csv.DictReader(io.StringIO(tables.csv_text(shown[4]))))['parameters']
+    assert float(parameters) == computed_of(home).costs['baseline'].parameters >= 1000  # without a comma
+    cells = [[tables.Cell('b,c', True), tables.Cell(each, False)] for each in ('-0.1 to +0.2', '-')]
+    intervals = tables.Table('x', 'x', ['a', '95 %'], [False, True], cells)
+    assert tables.csv_text(intervals) == 'a,"95 %, low","95 %, high"\n"b,c",-0.1,+0.2\n"b,c",,\n'
+
+
+LATEX = r"""\begin{tabular}{lr}
+\toprule
+a\_b, 95 \% & mean $\pm$ sd \\
+\midrule
+\texttt{x\_y=\{1\}\textbackslash{}\textasciicircum{}\&\#\$\textasciitilde{}\textless{}} & $-$0.5 $\pm$ 0.1 \\
+run-1 & -- \\
+\bottomrule
+\end{tabular}
+"""
+
+
+def test_a_table_in_latex_shows_what_stands_in_it() -> None:
+    rows = [
+        [tables.Cell(r'x_y={1}\^&#$~<', True), tables.Cell('-0.5 ± 0.1', False)],
+        [tables.Cell('run-1', False), tables.Cell('-', False)],
+    ]
+    assert tables.latex(tables.Table('t', 't', ['a_b, 95 %', 'mean ± sd'], [False, True], rows)) == LATEX
 
 
 class Page(html.parser.HTMLParser):
@@ -761,7 +902,7 @@ class Page(html.parser.HTMLParser):
         self.tags.add(tag)
         self.addresses += [value or '' for name, value in attrs if name in ('src', 'href', 'xlink:href', 'action')]
         assert not [name for name, _ in attrs if name.startswith('on')]
-        if tag not in ('meta', 'link', 'wbr'):
+        if tag not in ('meta', 'link', 'wbr', 'input'):
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -800,7 +941,14 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 def test_what_others_wrote_is_text_and_no_more(hostile: pathlib.Path) -> None:
     shown = Page((hostile / 'report.html').read_text())
-    assert shown.open == [] and not shown.tags & {'script', 'img', 'iframe', 'object'}
+    assert shown.open == [] and not shown.tags & {'img', 'iframe', 'object'}
+    text = (hostile / 'report.html').read_text()
+    assert text.count('<script') == 2  # the data, and the one that the page allows by its digest
+    ours = (pathlib.Path(render.__file__).parent / 'page.js').read_text()
+    assert text.endswith(f'<script>{ours}</script>\n</body>\n</html>')
+    digest = base64.b64encode(hashlib.sha256(ours.encode()).digest()).decode()
+    assert f"default-src 'none'; script-src 'sha256-{digest}'; style-src" in text
+    assert HOSTILE in json.loads(re.search('id="data">(.*?)</script>', text)[1])['arms'][1]
     assert '<script>console.error(' in shown.text and '$\\sum$' in shown.text
     assert re.search(r'<text[^>]*>\$\\sum\$', (hostile / 'report.html').read_text())
     text = (hostile / 'report.md').read_text()
@@ -823,20 +971,41 @@ def test_the_page_points_at_nothing_outside(home: pathlib.Path, hostile: pathlib
     assert '<text' in text and 'norm=rmsnorm: not yet</text>' in text
 
 
-@pytest.mark.skipif(shutil.which('chromium') is None, reason='chromium is not installed')
-def test_a_browser_shows_the_page_without_a_complaint_and_on_a_phone(
-    home: pathlib.Path, hostile: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
-    """The pages stand in frames as wide as a phone; the outer page says how wide they would be."""
-    frames = ''.join(
-        f'<iframe width=390 height=900 srcdoc="{html.escape((place / "report.html").read_text())}"></iframe>'
-        for place in (home, hostile)
+# ------------------------------------------------------------------------------------------------------- in a browser
+
+needs_chromium = pytest.mark.skipif(shutil.which('chromium') is None, reason='chromium is not installed')
+OVERLAPS = """
+function overlaps(page) {  // pairs of labels of one drawing that lie on one another
+  const found = []
+  for (const svg of page.querySelectorAll('figure svg[role=img]')) {
+    const slanted = /rotate\\(-30/ // the box of a slanted label says little
+    const level = [...svg.querySelectorAll('text')].filter((each) => !slanted.test(each.getAttribute('transform')))
+    const boxes = level.map((each) => [each.textContent, each.getBoundingClientRect()])
+    boxes.forEach(([a, p], i) => boxes.slice(i + 1).forEach(([b, q]) => {
+      const [x, y] = [Math.min(p.right, q.right) - Math.max(p.left, q.left),
+                      Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top)]
+      if (x > 1 && y > 1) found.push([a, b])
+    }))
+  }
+  return found
+}
+"""
+
+
+def seen(tmp_path: pathlib.Path, frames: Sequence[tuple[str, int]], look: str) -> list[Any]:
+    """Opens pages in frames of so many pixels, and returns what the body of a function of `page` and `view` says.
+
+    The console must stay clean.
+    """
+    shown = ''.join(
+        f'<iframe width={width} height=900 srcdoc="{html.escape(text)}"></iframe>' for text, width in frames
     )
-    script = """<script>onload = () => document.title = [...document.querySelectorAll('iframe')].map((frame) => {
-      const page = frame.contentDocument
-      return [page.documentElement.scrollWidth, page.querySelectorAll('svg').length].join(' ')
-    }).join(', ')</script>"""
-    (tmp_path / 'frames.html').write_text(f'<!doctype html><meta charset=utf-8><title></title>{frames}{script}')
+    script = f"""<script>{OVERLAPS} onload = () => document.title = JSON.stringify(
+      [...document.querySelectorAll('iframe')].map((frame) => {{
+        const page = frame.contentDocument, view = frame.contentWindow
+        {look}
+      }}))</script>"""
+    (tmp_path / 'frames.html').write_text(f'<!doctype html><meta charset=utf-8><title></title>{shown}{script}')
     flags = 'headless no-sandbox disable-gpu disable-background-networking disable-component-update disable-sync'
     flags += f' no-first-run user-data-dir={tmp_path} enable-logging=stderr virtual-time-budget=5000 dump-dom'
     command = ['chromium', *[f'--{flag}' for flag in flags.split()], (tmp_path / 'frames.html').as_uri()]
@@ -844,5 +1013,129 @@ def test_a_browser_shows_the_page_without_a_complaint_and_on_a_phone(
     assert 'CONSOLE' not in done.stderr
     title = re.search('<title>(.*?)</title>', done.stdout)
     assert title
-    widths = [list(map(int, each.split())) for each in title[1].split(', ')]
+    return json.loads(html.unescape(title[1]))
+
+
+@needs_chromium
+def test_a_browser_shows_the_page_without_a_complaint_and_on_a_phone(
+    home: pathlib.Path, hostile: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    frames = [((place / 'report.html').read_text(), 390) for place in (home, hostile)]
+    look = "return [page.documentElement.scrollWidth, page.querySelectorAll('figure svg[role=img]').length]"
+    widths = seen(tmp_path, frames, look)
     assert len(widths) == 2 and all(width <= 390 and drawings >= 3 for width, drawings in widths)
+
+
+@pytest.fixture(scope='module')
+def wide_search(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The page of a search of 60 arms in three fields, whose names are long."""
+    rng, arms = np.random.default_rng(0), [({}, dict.fromkeys(range(3), 1.5))]
+    for _ in range(60):
+        rate, decay = (float(10 ** rng.uniform(-4, -1)) for _ in range(2))
+        changed = {'optimizer.learning_rate': rate, 'optimizer.weight_decay': decay}
+        loss = 1 + (math.log10(rate) + 2.5) ** 2
+        dropout = {'model.dropout_rate': float(rng.uniform(0, 0.4))}
+        arms.append((changed | dropout, {seed: loss + 0.05 * rng.normal() for seed in range(3)}))
+    place = built(tmp_path_factory.mktemp('search') / 'x', arms)
+    written(place)
+    return (place / 'report.html').read_text()
+
+
+DARK = '@media screen and (prefers-color-scheme: dark)'
+
+
+@needs_chromium
+@pytest.mark.slow
+def test_a_page_fits_every_screen_and_paper(home: pathlib.Path, wide_search: str, tmp_path: pathlib.Path) -> None:
+    """Nothing is wider than the page, no label lies on another, and what a screen shows unasked fits its tables."""
+    frames = []
+    for page in ((home / 'report.html').read_text(), wide_search):
+        printed = page.replace('@media print', '@media all').replace(DARK, '@media not all')
+        frames += [
+            *((page, width) for width in (400, 800, 1280)),
+            (page.replace(DARK, '@media all'), 1280),
+            (printed, 720),
+        ]
+    look = """const tables = [...page.querySelectorAll('.table')]
+      const text = page.querySelector('figure .drawing text')
+      return {
+        width: page.documentElement.scrollWidth,
+        wide: tables.filter((each) => each.scrollWidth > each.clientWidth + 1)
+          .map((each) => [each.closest('section').id, each.scrollWidth - each.clientWidth]),
+        overlaps: overlaps(page),
+        paper: view.getComputedStyle(page.body).backgroundColor,
+        ink: view.getComputedStyle(text).fill,
+        options: view.getComputedStyle(page.querySelector('.options')).display,
+        titles: [...page.querySelectorAll('figure svg[role=img] > title')].map((each) => each.textContent.length),
+      }"""
+    said = seen(tmp_path, frames, look)
+    assert len(said) == len(frames)
+    for (_, width), each in zip(frames, said, strict=True):
+        assert each['width'] <= width and min(each['titles']) > 20 and each['overlaps'] == []
+        assert each['wide'] == []
+    light, dark, printed = said[2], said[3], said[4]
+    assert (light['paper'], light['ink']) == ('rgb(255, 255, 255)', 'rgb(28, 31, 38)')
+    assert (dark['paper'], dark['ink']) == ('rgb(16, 18, 24)', 'rgb(233, 235, 240)')
+    assert printed['options'] == 'none' and printed['paper'] == light['paper']
+
+
+@needs_chromium
+@pytest.mark.slow
+def test_a_reader_explores_a_page(wide_search: str, tmp_path: pathlib.Path) -> None:
+    look = """
+      const shown = () => [...page.querySelectorAll('#against-the-baseline tbody tr')]
+        .filter((row) => row.offsetParent).map((row) => [row.cells[0].textContent, row.cells[3].textContent])
+      const held = page.querySelector('#against-the-baseline .held'), said = { first: shown() }
+      const press = (element) => element.dispatchEvent(new view.MouseEvent('click', { bubbles: true }))
+      const type = (element, value) => { element.value = value; element.dispatchEvent(new view.Event('input')) }
+      press(held.querySelectorAll('th button')[3])
+      said.up = shown()
+      press(held.querySelectorAll('th button')[3])
+      said.down = shown()
+      type(held.querySelector('input[type=search]'), 'baseline')
+      said.filtered = shown()
+      type(held.querySelector('input[type=search]'), '')
+      held.querySelector('.unfold').click()
+      said.unfolded = shown().length
+      const counts = () => Object.fromEntries([...page.querySelectorAll('figure:has(.drawing)')].map((each) =>
+        [`${each.dataset.kind} ${each.dataset.of}`.trim(), each.querySelectorAll('.curve, .drawing circle').length]))
+      said.drawn = counts()
+      const boxes = page.querySelectorAll('.choices input')
+      boxes[1].click()
+      said.without = counts()
+      boxes[50].click()
+      said.other = counts()
+      const figure = page.querySelector('figure[data-kind=curves]'), svg = () => figure.querySelector('.drawing svg')
+      const curve = () => figure.querySelector('.drawing .curve').getAttribute('d')
+      const before = curve()
+      type(figure.querySelector('input[type=range]'), '0.9')
+      said.smoothed = curve() !== before && curve().length > 20
+      type(figure.querySelector('input[type=range]'), '0')
+      said.restored = curve() === before
+      figure.querySelectorAll('.options input[type=checkbox]')[0].click()
+      said.logarithmic = curve() !== before
+      const scatter = page.querySelector('figure[data-kind=fields]'), dot = scatter.querySelector('.drawing circle')
+      const box = scatter.querySelector('.drawing svg').getBoundingClientRect()
+      scatter.querySelector('.drawing svg').dispatchEvent(new view.PointerEvent('pointermove', {
+        clientX: box.left + Number(dot.getAttribute('cx')), clientY: box.top + Number(dot.getAttribute('cy')) }))
+      said.told = scatter.querySelector('.told').textContent
+      const select = scatter.querySelector('select')
+      said.fields = [...select.options].map((each) => each.value)
+      select.value = said.fields[1]
+      select.dispatchEvent(new view.Event('change'))
+      said.axis = [...scatter.querySelectorAll('.drawing text')].map((each) => each.textContent)
+      return said"""
+    (said,) = seen(tmp_path, [(wide_search, 1280)], look)
+    assert len(said['first']) == render.SHOWN and said['first'][0][0] == 'baseline' and said['unfolded'] == 61
+    numbers = {name: [float(mean.split()[0]) for _, mean in said[name]] for name in ('first', 'up', 'down')}
+    assert numbers['up'] == sorted(numbers['up']) and numbers['down'] == sorted(numbers['down'], reverse=True)
+    assert max(numbers['up']) < min(numbers['down']) and numbers['first'][1:] == numbers['up'][: render.SHOWN - 1]
+    assert [name for name, _ in said['filtered']] == ['baseline']
+    kinds = {name: said['drawn'][name] for name in ('forest', 'fields', 'curves valid/loss', 'pareto seconds')}
+    assert kinds == {'forest': 9, 'fields': 10, 'curves valid/loss': 10, 'pareto seconds': 10}
+    assert said['without'] == {name: count - 1 for name, count in said['drawn'].items()}
+    curves = {name for name in kinds if name.startswith('curves')}  # those of the fiftieth arm are not in the page
+    assert all(said['other'][name] == said['without'][name] + (name not in curves) for name in kinds)
+    assert said['smoothed'] and said['restored'] and said['logarithmic']
+    assert said['told'].startswith('baseline: test loss 1.5 ± 0 at optimizer.learning_rate ')
+    assert said['fields'][0] == 'optimizer.learning_rate' and said['fields'][1] in said['axis']

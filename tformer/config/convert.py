@@ -51,7 +51,7 @@ def from_dict(tree: Mapping[str, Any] | ConfigDict) -> Config:
 
 
 def _from_dict(cls: type, tree: Mapping[str, Any], prefix: str) -> Any:
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     values = {}
     if not isinstance(tree, Mapping):
         raise errors.UserError(f'config.{prefix[:-1]}={tree!r} is not a section of fields')
@@ -64,6 +64,11 @@ def _from_dict(cls: type, tree: Mapping[str, Any], prefix: str) -> Any:
         else:
             values[name] = coerce(hints[name], value, f'{prefix}{name}')
     return cls(**values)
+
+
+@functools.cache
+def _hints(cls: type) -> Mapping[str, Any]:
+    return types.MappingProxyType(typing.get_type_hints(cls))
 
 
 def coerce(annotation: Any, value: Any, field: str) -> Any:
@@ -144,7 +149,7 @@ def _name(annotation: Any) -> str:
 def field_types(cls: type = Config, prefix: str = '') -> Mapping[str, Any]:
     """Returns the annotation of every field by its dotted name, e.g. 'model.norm'."""
     fields: dict[str, Any] = {}
-    for name, annotation in typing.get_type_hints(cls).items():
+    for name, annotation in _hints(cls).items():
         if dataclasses.is_dataclass(annotation):
             fields |= field_types(typing.cast(type, annotation), f'{prefix}{name}.')
         else:

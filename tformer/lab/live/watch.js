@@ -85,7 +85,7 @@ function table() {
   const found = state.arms.filter((line) => line.arm.toLowerCase().includes(words))
   at('more').textContent = found.length > MOST ? `the first ${MOST} of ${whole(found.length)} are shown` : ''
   at('arms').replaceChildren(...found.slice(0, MOST).map((line) => element('tr', { 'aria-selected': line.arm === state.arm },
-    element('td', {}, element('button', { onclick: () => choose(line.arm) }, line.arm)),
+    element('td', {}, element('button', { class: 'sort', onclick: () => choose(line.arm) }, line.arm)),
     element('td', {}, Object.entries(line.states).map(([name, count]) => `${count} ${name}`).join(', ')),
     element('td', {}, steps(line)),
     element('td', {}, short(line.train)),
@@ -98,7 +98,7 @@ function table() {
 function trials() {
   at('trials-title').textContent = state.arm ? `Trials of ${state.arm}` : 'Trials'
   at('trials').replaceChildren(...state.trials.map((each) => element('tr', { 'aria-selected': each.directory === state.trial },
-    element('td', {}, element('button', { onclick: () => { state.trial = each.directory; ask() } }, each.directory)),
+    element('td', {}, element('button', { class: 'sort', onclick: () => { state.trial = each.directory; ask() } }, each.directory)),
     element('td', {}, each.state + (each.left ? `, ${each.left} left` : '')),
     element('td', {}, steps(each)),
     element('td', {}, each.error || ''))))

@@ -83,9 +83,10 @@ def bands(results: Results, name: str) -> dict[str, Band]:
 
 
 def _band(steps: np.ndarray, values: np.ndarray) -> Band:
-    parts = np.array_split(np.arange(len(steps)), min(len(steps), POINTS))
-    steps = np.array([steps[part].mean() for part in parts])
-    values = np.stack([values[:, part].mean(1) for part in parts], axis=1)
+    if len(steps) > POINTS:
+        parts = np.array_split(np.arange(len(steps)), POINTS)
+        steps = np.array([steps[part].mean() for part in parts])
+        values = np.stack([values[:, part].mean(1) for part in parts], axis=1)
     sd = values.std(0, ddof=1) if len(values) > 1 else np.zeros(len(steps))
     return Band(steps, values.mean(0), sd, len(values))
 

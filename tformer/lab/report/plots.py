@@ -1,22 +1,29 @@
 """The drawings of a report, by kind."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from tformer.lab.report import drawing, prose
-from tformer.lab.report.drawing import INK, WIDTH, finish, plainly, ring, short
+from tformer.lab.report.drawing import GREY, HEIGHT, INK, WIDTH, dots, finish, plainly, ring, short
 from tformer.lab.report.report_data import Report
 from tformer.lab.scaling_laws import isoflop
 
+CROWD = 40  # points of a line from which on they have no bars and no line
+PANELS = 8  # fields that are drawn one beside the other
 TICKS = 8  # an axis has a tick at every value of a field, if there are at most so many
 
 
 def svg(report: Report, kind: str, of: str) -> str:
     """Returns a drawing of a report as an element of a page: `kind` is a key of DRAWINGS, `of` one of its kind."""
-    return drawing.rendered(lambda figure: DRAWINGS[kind](report, figure, of), f'{kind} {of}')
+    return drawing.inline(file(report, kind, of, 'svg').decode())
+
+
+def file(report: Report, kind: str, of: str, form: str) -> bytes:
+    """Returns a drawing of a report as a file: 'svg', or a form of `drawing.FORMS`."""
+    return drawing.rendered(lambda figure: DRAWINGS[kind](report, figure, of), f'{kind} {of}', form)
 
 
 def _look(report: Report, arm: str) -> dict[str, Any]:
@@ -28,7 +35,7 @@ def _look(report: Report, arm: str) -> dict[str, Any]:
 
 def forest(report: Report, figure: Any, of: str) -> None:
     """Draws the differences from the baseline and their intervals, one line for each arm."""
-    rows = [row for row in report.rows if row.comparison and math.isfinite(row.difference)]
+    rows = [row for row in report.rows if row.comparison and math.isfinite(row.difference)][: prose.DRAWN - 1]
     figure.set_size_inches(WIDTH, 0.9 + 0.45 * max(len(rows), 1))
     axes = figure.subplots()
     for place, row in enumerate(rows):
@@ -91,8 +98,11 @@ def response(report: Report, figure: Any, of: str) -> None:
     for i, line in enumerate(found.lines):
         look, best = drawing.look(i), line.best
         label = ', '.join(f'{field.partition(".")[2]}={value}' for field, value in line.fixed.items()) or found.field
-        error = np.nan_to_num(line.sd)
-        axes.errorbar(line.x, line.mean, yerr=error, label=short(label), markersize=4, elinewidth=1, **look)
+        if len(line.x) > CROWD:
+            dots(axes, line.x, line.mean, look['color'], short(label))
+        else:
+            error = np.nan_to_num(line.sd)
+            axes.errorbar(line.x, line.mean, yerr=error, label=short(label), markersize=4, elinewidth=1, **look)
         ring(axes, line.x[best], line.mean[best], look['color'])
     tried = np.unique(np.concatenate([line.x for line in found.lines]))
     means = np.concatenate([line.mean for line in found.lines])
@@ -100,6 +110,91 @@ def response(report: Report, figure: Any, of: str) -> None:
     if len(tried) <= TICKS:
         axes.set_xticks(tried, [f'{x:.3g}' if abs(x) < 1 else f'{x:g}' for x in tried])
         axes.set_xticks([], minor=True)
+
+
+def parallel(report: Report, figure: Any, of: str) -> None:
+    """Draws every arm as a line over the fields and the metric, the best ones in colour."""
+    fields = {field: list(values) for field, values in report.fields.items()}
+    means = [row.runs.mean for row in report.rows]
+    axes, columns = figure.subplots(), [*fields.values(), means]
+    figure.set_size_inches(1.3 * WIDTH, HEIGHT + 0.4)
+    heights = np.array([_heights(column) for column in columns]).T  # [arms, columns]
+    shown = np.isfinite(means)
+    broken = np.concatenate([heights[shown], np.full((int(shown.sum()), 1), np.nan)], 1)
+    places = np.append(np.arange(len(columns), dtype=float), np.nan)
+    axes.plot(
+        np.tile(places, len(broken)),
+        broken.ravel(),
+        color=GREY,
+        alpha=max(0.1, min(0.5, 20 / len(broken))),
+        linewidth=0.7,
+    )
+    for i in np.flatnonzero(shown)[: prose.DRAWN]:
+        look = {**_look(report, report.arms[i]), 'marker': None, 'zorder': 3 + prose.DRAWN - i}
+        axes.plot(heights[i], label=short(report.arms[i]), linewidth=1.8, **look)
+    for place, column in enumerate(columns):
+        for height, text in _ends(column):
+            above = height > 0.5
+            axes.annotate(
+                text, (place, height), (0, 4 if above else -4), textcoords='offset points', ha='center',
+                va='bottom' if above else 'top', fontsize=8,
+            )  # fmt: skip
+    axes.set_ylim(-0.14, 1.14)
+    axes.set_yticks([])
+    axes.grid(axis='y', visible=False)
+    axes.spines['left'].set_visible(False)
+    names = [field.partition('.')[2] for field in fields] + [prose.named(report.metric)]
+    axes.set_xticks(
+        range(len(columns)), [short(name) for name in names], rotation=30, ha='right', rotation_mode='anchor'
+    )
+    drawing.legend(figure, axes)
+
+
+def _heights(column: Sequence[Any]) -> np.ndarray:
+    """Returns where values lie on an axis, from 0 to 1; by their logarithm if they are positive and span a decade."""
+    if not all(type(value) in (int, float) for value in column):
+        kinds = sorted(set(map(repr, column)))
+        return np.array([kinds.index(repr(value)) for value in column]) / max(len(kinds) - 1, 1)
+    numbers = np.array(column, float)
+    finite = numbers[np.isfinite(numbers)]
+    if drawing.spans(finite):
+        numbers, finite = np.log(numbers), np.log(finite)
+    low, high = (finite.min(), finite.max()) if len(finite) else (0.0, 1.0)
+    return (numbers - low) / ((high - low) or 1.0)
+
+
+def _ends(column: Sequence[Any]) -> list[tuple[float, str]]:
+    """Returns the labels of an axis' two ends, and their heights."""
+    if not all(type(value) in (int, float) for value in column):
+        kinds = {repr(value): str(value) for value in column}
+        known = sorted(kinds)
+        return [(0.0, short(kinds[known[0]])), (1.0, short(kinds[known[-1]]))][: len(known)]
+    finite = [value for value in column if math.isfinite(value)] or [0.0]
+    return [(0.0, f'{min(finite):.3g}'), (1.0, f'{max(finite):.3g}')]
+
+
+def fields(report: Report, figure: Any, of: str) -> None:
+    """Draws the metric over each field of numbers, a point for each arm, the best ones in colour."""
+    columns = {
+        field: np.array(values, float) for field, values in report.fields.items()
+        if all(type(value) in (int, float) for value in values)
+    }  # fmt: skip
+    columns = dict(list(columns.items())[:PANELS])
+    means = np.array([row.runs.mean for row in report.rows])
+    shown = np.isfinite(means)
+    figure.set_size_inches(WIDTH, 2.3 * math.ceil(len(columns) / 2) + 0.2)
+    panels = figure.subplots(math.ceil(len(columns) / 2), 2, squeeze=False, sharey=True).ravel()
+    for axes, (field, x) in zip(panels, columns.items(), strict=False):
+        dots(axes, x[shown], means[shown], GREY)
+        for i in np.flatnonzero(shown)[: prose.DRAWN]:
+            axes.plot([x[i]], [means[i]], markersize=5, **{**_look(report, report.arms[i]), 'linestyle': 'none'})
+        axes.set_xlabel(short(field.partition('.')[2]))
+        plainly(axes.xaxis, x[shown])
+        plainly(axes.yaxis, means[shown])
+        axes.xaxis.set_major_locator(drawing.few_ticks(x[shown]))
+    for axes in panels[len(columns) :]:
+        axes.set_visible(False)
+    figure.supylabel(prose.named(report.metric), fontsize=10)
 
 
 def scaling(report: Report, figure: Any, of: str) -> None:
@@ -152,6 +247,8 @@ DRAWINGS: dict[str, Callable[[Report, Any, str], None]] = {
     'curves': curves,
     'pareto': pareto,
     'response': response,
+    'parallel': parallel,
+    'fields': fields,
     'scaling': scaling,
     'profiles': profiles,
     'envelope': envelope,

@@ -13,10 +13,13 @@ from tformer.lab.statistics.comparison import Row
 from tformer.lab.statistics.noise import Interval
 
 NONE = '-'  # a number that is not known
+TOLD, LISTED = 20, 50  # arms that have a sentence, and arms that have a row in every table: the baseline and the best
 DRAWN = 10  # arms that a drawing with a legend has at most, the baseline and the best
+FEW = 6  # values that are written out
 DIGITS = 7  # of a mean, at most
 NOTHING = 1e-9  # nats: a loss below it is none
 CODE = re.compile(r'`([^`]*)`')
+LONG = re.compile(r'(?<==)-?\d+\.\d{5,}(e-?\d+)?(?=,|$)')
 CONTROL = re.compile(r'[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]+')
 
 
@@ -64,6 +67,11 @@ def plain(text: str) -> str:
 def code(text: object) -> str:
     """Returns what others wrote, as code in a line."""
     return '`' + (plain(str(text)).replace('`', "'") or ' ') + '`'
+
+
+def brief(name: str) -> str:
+    """Returns the name of an arm with four digits of each long number in it."""
+    return LONG.sub(lambda found: f'{float(found[0]):.4g}', plain(name))
 
 
 def named(metric: str | None) -> str:
@@ -130,6 +138,27 @@ def joined(parts: Sequence[str]) -> str:
     """Returns 'a, b and c'."""
     *most, last = parts
     return f'{", ".join(most)} and {last}' if most else last
+
+
+def first(parts: Sequence[str]) -> str:
+    """Returns 'a, b and c', of many the first ones and how many more there are."""
+    more = [f'{len(parts) - TOLD:,} more'] if len(parts) > TOLD else []
+    return joined([*parts[:TOLD], *more])
+
+
+def value(of: object) -> str:
+    """Returns a field's value: four digits of a number that is not whole."""
+    return f'{of:.4g}' if isinstance(of, float) else str(of)
+
+
+def span(values: Sequence[object]) -> str:
+    """Returns which values a field has: all if they are few, or else the ends of numbers, or how many."""
+    known = {repr(each): each for each in values}
+    if len(known) <= FEW:
+        return ', '.join(map(value, known.values()))
+    numbers = [each for each in known.values() if isinstance(each, int | float) and not isinstance(each, bool)]
+    ends = f': {value(min(numbers))} to {value(max(numbers))}' if len(numbers) == len(known) else ''
+    return f'{len(known):,} values{ends}'
 
 
 def states(runs: Sequence[Run]) -> list[str]:

@@ -1,6 +1,7 @@
 """A report of finished runs as plain data: the comparisons, their statistics and the costs. Nothing is drawn here."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -51,6 +52,7 @@ class Report:
     reaches: Sequence[Reach]  # when runs reach the values that the user asked for
     differences: Mapping[str, Mapping[str, tuple[Any, Any]]]  # arm -> field -> (baseline's value, arm's value)
     response: Response | None  # the metric along one field
+    fields: Mapping[str, Sequence[Any]]  # of a search in several numbers: what varies, and each arm's value
     scaling: Scaling | None  # the scaling law of model sizes and tokens
     texts: Sequence[Compared]  # comparisons of generated text by resampling the examples
     timing: Timing | None  # measured times; None if the user omits them
@@ -59,6 +61,13 @@ class Report:
     def arms(self) -> list[str]:
         """The arms in the order of the table."""
         return [row.arm for row in self.rows]
+
+    @property
+    def best(self) -> int:
+        """The place of the best arm in the order of the table."""
+        means = [row.runs.mean for row in self.rows]
+        known = [place for place, mean in enumerate(means) if math.isfinite(mean)]
+        return (min if self.lower_is_better else max)(known, key=means.__getitem__, default=0)
 
     @property
     def num_comparisons(self) -> int:
@@ -88,6 +97,10 @@ def report(
     curve = learning.curve_name(found, metric)
     bands = {name: learning.bands(found, name) for name in dict.fromkeys([TRAIN, VALID, curve or VALID])}
 
+    speed_ups = learning.speed_ups(bands[curve], baseline, metrics.lower_is_better(curve)) if curve else []
+    arms = [row.arm for row in rows]
+    response = response_lib.response(found, values, lower, alpha)
+
     def front(cost: str) -> set[str]:
         return costs_lib.front({arm: getattr(spent, cost) for arm, spent in costs.items()}, means, lower)
 
@@ -110,10 +123,11 @@ def report(
         curves={name: by_arm for name, by_arm in bands.items() if by_arm},
         curve=curve,
         matched=matched(learning.QUANTITIES),
-        speed_ups=learning.speed_ups(bands[curve], baseline, metrics.lower_is_better(curve)) if curve else [],
+        speed_ups=sorted(speed_ups, key=lambda found: arms.index(found.arm)),
         reaches=learning.reaches(found, reach),
         differences={arm: found.difference(arm, baseline) for arm in found.arms if arm != baseline},
-        response=response_lib.response(found, values, lower, alpha),
+        response=response,
+        fields=_fields(found, arms, response),
         scaling=scaling_analysis.scaling_law(found, metric, costs, alpha),
         texts=texts.compared(found, metric.partition('/')[0], baseline, alpha),
         timing=Timing(matched(['seconds']), front('seconds')) if timing else None,
@@ -135,6 +149,20 @@ def _metric(found: Results, metric: str | None) -> str:
     if known and metric not in known:
         raise UserError(f'--metric={metric} is in no result{nearest(metric, known)}')
     return metric
+
+
+def _fields(found: Results, arms: Sequence[str], response: Response | None) -> dict[str, list[Any]]:
+    """Returns the fields that vary, and the value of each of `arms`; none unless two or more are of numbers.
+
+    Those of a search begin with the one that the metric is most surely seen to depend on.
+    """
+    stated = {arm: response_lib.fields(found.arms[arm][0].stated) for arm in arms}
+    varied = list(response_lib.independent(list(stated.values())))
+    if len(response_lib.numbers(stated, varied)) < 2:
+        return {}
+    p = response.search.p if response and response.search else {}
+    order = sorted(varied, key=lambda field: p.get(field, math.inf))
+    return {field: [stated[arm][field] for arm in arms] for field in order}
 
 
 def _others(found: Results, metric: str, baseline: str, alpha: float) -> dict[str, list[Row]]:

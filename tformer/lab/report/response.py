@@ -63,7 +63,7 @@ def response(results: Results, values: Values, lower_is_better: bool, alpha: flo
     metric is seen to depend on.
     """
     stated = {arm: fields(runs[0].stated) for arm, runs in results.arms.items()}
-    varied = _independent(list(stated.values()))
+    varied = independent(list(stated.values()))
     field = _swept_field(stated, list(varied))
     others = [name for name in varied if name != field]
     groups: dict[str, list[str]] = {}
@@ -81,7 +81,7 @@ def response(results: Results, values: Values, lower_is_better: bool, alpha: flo
         return Response(field, found, varied[field], searched)
     if searched is None:
         return None
-    field = min(_numbers(stated, list(varied)), key=lambda name: searched.p[name])
+    field = min(numbers(stated, list(varied)), key=lambda name: searched.p[name])
     if not searched.p[field] <= alpha:
         return Response('', search=searched)
     x = {arm: float(own[field]) for arm, own in stated.items()}
@@ -96,7 +96,7 @@ def _search(
     floors = {arm: noise.noise_floor(values[arm]) for arm in stated}
     worst = np.inf if lower_is_better else -np.inf
     y = {arm: floor.mean if floor.n else worst for arm, floor in floors.items() if floor.n or floor.failed}
-    drawn = max(_numbers(stated, list(varied)).values(), default=0)
+    drawn = max(numbers(stated, list(varied)).values(), default=0)
     if len(varied) < 2 or 2 * drawn <= len(stated) or not y:
         return None
     return search({name: [stated[arm][name] for arm in y] for name in varied}, list(y.values()))
@@ -145,7 +145,7 @@ def search(columns: Mapping[str, Sequence[Any]], y: Sequence[float]) -> Search:
     return Search(dict(zip(terms, family.holm(alone).tolist(), strict=True)), p([]))
 
 
-def _numbers(stated: Mapping[str, Mapping[str, Any]], varied: Sequence[str]) -> dict[str, int]:
+def numbers(stated: Mapping[str, Mapping[str, Any]], varied: Sequence[str]) -> dict[str, int]:
     """Returns the fields of numbers with LEAST values or more, and how many values each has."""
     values = {field: [own[field] for own in stated.values()] for field in varied}
     return {
@@ -157,10 +157,10 @@ def _numbers(stated: Mapping[str, Mapping[str, Any]], varied: Sequence[str]) -> 
 
 def _swept_field(stated: Mapping[str, Mapping[str, Any]], varied: Sequence[str]) -> str:
     """Returns the field of numbers that the lines run along, '' if there is none or too many fields vary."""
-    numbers = _numbers(stated, varied)
-    if not numbers or len(varied) > 3:
+    found = numbers(stated, varied)
+    if not found or len(varied) > 3:
         return ''
-    return RATE if RATE in numbers else max(numbers, key=numbers.__getitem__)
+    return RATE if RATE in found else max(found, key=found.__getitem__)
 
 
 def _line(
@@ -179,7 +179,7 @@ def _line(
     return Line(fixed, tried, mean, sd, best, sorted(x[arm] for arm in near), floors[arms[best]].failed)
 
 
-def _independent(stated: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+def independent(stated: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
     """Returns the fields that vary, each with those that it is not told apart from.
 
     These separate the arms in the same way, and if they are numbers, they rise or fall with it.
@@ -196,12 +196,17 @@ def _independent(stated: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
 
 def _tied(first: Sequence[Any], second: Sequence[Any]) -> bool:
     """Returns whether two fields separate the arms alike, and numbers by rising or falling together."""
-    partition, other = ([[*map(repr, values)].index(repr(value)) for value in values] for values in (first, second))
-    if partition != other:
+    if _partition(first) != _partition(second):
         return False
     if not all(type(value) in (int, float) for value in (*first, *second)):
         return True
     return abs(np.corrcoef(stats.rankdata(first), stats.rankdata(second))[0, 1]) > 1 - 1e-9
+
+
+def _partition(values: Sequence[Any]) -> list[int]:
+    """Returns for each value the number of distinct ones before it, in their order: what separates the arms."""
+    numbers: dict[str, int] = {}
+    return [numbers.setdefault(repr(value), len(numbers)) for value in values]
 
 
 def fields(stated: Config) -> dict[str, Any]:

@@ -1,8 +1,9 @@
-"""The files of finished runs, read once: those of a sweep, or of any directory of workdirs."""
+"""The files of finished runs, read once: those of sweeps, or of any directories of workdirs."""
 
 import contextlib
 import dataclasses
 import math
+import os
 import pathlib
 import shlex
 from collections.abc import Mapping, Sequence
@@ -68,12 +69,14 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Results:
-    """All runs of a directory, arm by arm."""
+    """All runs of one or several directories, arm by arm."""
 
-    home: pathlib.Path
+    home: pathlib.Path  # the directory; of several, the one that they lie in
     arms: Mapping[str, Sequence[Run]]  # the runs by arm, by seed, the baseline first
-    command: str | None  # the command line of the sweep, if it was kept
+    commands: Sequence[str]  # the command lines of the sweeps that were kept
     damaged: Sequence[str] = ()  # lines on the workdirs that are left out because their config cannot be read
+    directories: Sequence[pathlib.Path] = ()  # that are compared, where they are several
+    importance: Mapping[str, float] = dataclasses.field(default_factory=dict)  # of a search: field -> share of variance
 
     @property
     def runs(self) -> list[Run]:
@@ -143,9 +146,50 @@ def read(directory: str | pathlib.Path) -> Results:
     return Results(
         home,
         {arm: [runs[seed] for seed in sorted(runs)] for arm, runs in arms.items()},
-        f'{began} {shlex.quote(f"--workdir={home}")}' if began else None,
+        [f'{began} {shlex.quote(f"--workdir={home}")}'] if began else [],
         damaged,
     )
+
+
+def read_several(directories: Sequence[str | pathlib.Path]) -> Results:
+    """Returns the runs of directories as `read` finds them; of several, an arm is named after its directory too.
+
+    An arm's name is then 'DIRECTORY/ARM', with the directory as seen from the one that all lie in.
+
+    Raises:
+      UserError: no directory is given, one is given twice or lies in another, or as `read`.
+    """
+    if not directories:
+        raise UserError('no directory is given')
+    if len(directories) == 1:
+        return read(directories[0])
+    places = [pathlib.Path(os.path.normpath(each)) for each in directories]
+    whole = [place.resolve() for place in places]
+    for i, place in enumerate(whole):
+        if inside := [other for j, other in enumerate(whole) if i != j and place.is_relative_to(other)]:
+            raise UserError(f'{places[i]}: its runs are also those of {inside[0]}; name every directory once')
+    absolute = any(place.is_absolute() or place.parts[:1] == ('..',) for place in places)
+    home = pathlib.Path(os.path.commonpath(whole if absolute else places) or '.')
+    # What a sweep's list states is not resolved, what a workdir without one holds is: only equals are compared.
+    resolved = len({(place / manifest.LIST).is_file() for place in whole}) > 1
+    arms: dict[str, Sequence[Run]] = {}
+    found = [read(place) for place in (whole if absolute else places)]
+    for each in found:
+        name = each.home.relative_to(home).as_posix()
+        for arm, runs in each.arms.items():
+            # What the arms of one sweep are matched to says nothing of those of another.
+            arms[f'{name}/{arm}'] = [
+                dataclasses.replace(
+                    run,
+                    arm=f'{name}/{arm}',
+                    directory=f'{name}/{run.directory}',
+                    stated=run.config if resolved else run.stated,
+                    mismatch_percent={},
+                )
+                for run in runs
+            ]
+    commands = [command for each in found for command in each.commands]
+    return Results(home, arms, commands, [line for each in found for line in each.damaged], places)
 
 
 def _listed(home: pathlib.Path) -> list[Run]:

@@ -19,6 +19,11 @@ from tformer.training.dummy_batch import assumed
 from tformer.training.state import abstract_variables, count_parameters
 from tformer.training.teacher import make_teacher
 
+SHAPELESS = (  # fields of a model that change no parameter's shape, so that arms of a search share their count
+    'dropout_rate attention_dropout_rate activation_dropout_rate head_dropout_rate init_scale '
+    'balance_weight router_z_weight norm_epsilon rope_theta'
+).split()
+DEFAULTS = Model()
 OF_ROWS = 'model.family', 'train.objective'  # fields besides those of the data that change the tokens of a row
 
 
@@ -70,9 +75,13 @@ def num_flops(stated: Config) -> float:
     return steps * flops.step_flops(resolved, params, batch, taught)
 
 
-@functools.lru_cache(maxsize=1024)
 def _parameters(model: Model, objective: str) -> Any:
     """Returns the abstract parameters, boxed with their logical names."""
+    return _of_shapes(dataclasses.replace(model, **{name: getattr(DEFAULTS, name) for name in SHAPELESS}), objective)
+
+
+@functools.lru_cache(maxsize=1024)
+def _of_shapes(model: Model, objective: str) -> Any:
     tokens = jax.ShapeDtypeStruct((1, 8), 'int32')
     batch = {'inputs': tokens, 'encoder_inputs': tokens, 'weights': tokens}
     return abstract_variables(build(model), OBJECTIVES[objective], batch)['params']
