@@ -20,7 +20,7 @@ from tformer.lab.report import response
 )
 def test_fields_are_told_apart_where_they_part_the_arms_otherwise(first, second, together):
     stated = [{'a': one, 'b': other, 'c': 0} for one, other in zip(first, second, strict=True)]
-    assert response._independent(stated) == ({'a': ['b']} if together else {'a': [], 'b': []})
+    assert response.independent(stated) == ({'a': ['b']} if together else {'a': [], 'b': []})
 
 
 @pytest.mark.parametrize(('best', 'at_edge'), [(0, True), (1, False), (2, False), (3, True)])
