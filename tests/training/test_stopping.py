@@ -122,3 +122,21 @@ def test_beside_the_main_thread_signals_are_left_to_the_caller():
 
     with concurrent.futures.ThreadPoolExecutor() as threads:
         assert threads.submit(run).result() == ('train.max_minutes=-1', before)
+
+
+def test_a_file_in_the_workdir_is_a_request_that_is_obeyed_once_and_asked_for_once_a_second(tmp_path, monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(time, 'monotonic', lambda: now[0])
+    other = tmp_path / 'other'
+    other.mkdir()
+    monitor = StopMonitor(None, workdirs=[tmp_path, other])
+    assert monitor.reason(1) is None
+    stopping.request(other)
+    assert monitor.reason(2) is None and stopping.is_stopped(other)  # it is not a second later
+    now[0] += 1.5
+    assert monitor.reason(3) == f'requested by {other}/stop' == monitor.reason(4)
+    assert {file.name for file in other.iterdir()} == {'stopped'} and stopping.is_stopped(other)
+    assert not stopping.is_stopped(tmp_path) and StopMonitor(None, workdirs=[other]).reason(1) is None
+    stopping.request(other)
+    stopping.release(other)
+    assert not stopping.is_stopped(other) and not [*other.iterdir()]

@@ -34,12 +34,28 @@ Flag = tuple[Any, Any, str]  # kind, default, help
 Flags = absl_flags.FlagValues
 Action = Callable[[list[str], dict[str, str], Flags], None]
 
+DEFAULT_PORT = 8010
+
+
+class _Port(absl_flags.IntegerParser):
+    """Reads a port, or of a flag without a value the default one."""
+
+    def parse(self, argument: Any) -> int:
+        return DEFAULT_PORT if argument == 'true' else super().parse(argument)
+
+
+def _define_port(name: str, default: int | None, text: str, flag_values: Flags) -> None:
+    port = absl_flags.Flag(_Port(0, 65535), None, name, default, text, boolean=True)
+    absl_flags.DEFINE_flag(port, flag_values)
+
+
 KINDS: dict[str, Callable[..., Any]] = {
     'string': absl_flags.DEFINE_string,
     'int': absl_flags.DEFINE_integer,
     'float': absl_flags.DEFINE_float,
     'bool': absl_flags.DEFINE_boolean,
     'list': absl_flags.DEFINE_list,
+    'port': _define_port,
 }
 
 SHARED: dict[str, Flag] = {
@@ -84,7 +100,8 @@ class Command:
         """Returns the usage and a line for each flag."""
         lines = []
         for name, (kind, default, text) in self.flags.items():
-            value = '' if kind == 'bool' else f'={"|".join(kind)}' if isinstance(kind, tuple) else f'={kind.upper()}'
+            value = f'={"|".join(kind)}' if isinstance(kind, tuple) else f'={kind.upper()}'
+            value = {'bool': '', 'port': '[=PORT]'}.get(kind, value)
             known = '' if default in (None, False, []) else f' (default: {str(default).lower()})'
             lines.append(f'  --{name + value:<27} {text}{known}')
         return '\n'.join([self.usage, '', *lines])

@@ -1,9 +1,13 @@
-"""Makes a workdir of a hub directory: config.json, safetensors and a vocabulary.
+"""Makes a workdir of a hub directory: config.json, safetensors and a vocabulary; or workdirs of TensorBoard files.
 
     tformer import PATH --workdir=DIR [--config.section.field=value ...]
+    tformer import LOGS --workdir=DIR
 
 PATH is a directory, or the name of a repository (org/name), which `huggingface_hub` downloads. The workdir evaluates,
 generates, trains and exports like any other, and lends its model to fine-tuning (train.init_from=DIR).
+
+LOGS is a directory of runs that left TensorBoard files, each in LOGS/ARM/seed_N. Their scalars become the directory
+DIR, which `tformer report` compares like a sweep.
 """
 
 import contextlib
@@ -27,6 +31,7 @@ from tformer.errors import UserError
 from tformer.hf import sentence_encoders
 from tformer.hf.convert import Stacked, nested
 from tformer.hf.directory import HubDirectory, open_hub
+from tformer.lab.report import tensorboard_runs
 from tformer.optim.parameters import path_names
 from tformer.training import checkpoint_writer, pretrained, setup
 from tformer.training import workdir as workdir_lib
@@ -42,7 +47,26 @@ HUB = 'hub.json'  # in an imported workdir: the family that it is of, and its or
 def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) -> None:
     if len(arguments) != 1:
         raise UserError(f'import takes one PATH, not {len(arguments)}')
-    print(import_hub(arguments[0], commands.needed(flags, 'workdir'), overrides))
+    home = commands.needed(flags, 'workdir')
+    print(
+        (import_logs if tensorboard_runs.is_logs(pathlib.Path(arguments[0])) else import_hub)(
+            arguments[0], home, overrides
+        )
+    )
+
+
+def import_logs(path: str, workdir: str | pathlib.Path, overrides: Mapping[str, Any] | None = None) -> str:
+    """Makes a directory of workdirs of the TensorBoard files in a directory; returns a text that tells of them.
+
+    Raises:
+      UserError: there is something at `workdir`, no scalar is in the files, or as `tensorboard_runs.write`.
+    """
+    if overrides:
+        raise UserError(f'{path}: runs of TensorBoard files have no --config')
+    with new_directory(pathlib.Path(workdir)) as place:
+        return '\n'.join(
+            [*tensorboard_runs.write(pathlib.Path(path), place), f'{workdir}: `tformer report` compares them']
+        )
 
 
 def import_hub(path: str, workdir: str | pathlib.Path, overrides: Mapping[str, Any] | None = None) -> str:

@@ -11,7 +11,6 @@ answers those that are there, for --grace seconds. `pip install 'tformer[serve]'
 import contextlib
 import math
 import signal
-import socket
 import sys
 from typing import Any
 
@@ -19,7 +18,7 @@ import jax
 import numpy as np
 
 from tformer import commands
-from tformer.commands import http_api, row_writer
+from tformer.commands import http_api, listening, row_writer
 from tformer.commands.run import Run
 from tformer.commands.scheduler import Scheduler
 from tformer.decode.drawing import Drawing
@@ -50,8 +49,7 @@ def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) 
     except ImportError as error:
         raise UserError("tformer serve needs starlette and uvicorn: pip install 'tformer[serve]'") from error
     loaded = Run.load(commands.needed(flags, 'workdir'), overrides, flags.checkpoint, placed=True).for_writing()
-    listening = _listen(flags.host, flags.port)
-    with contextlib.closing(listening):
+    with contextlib.closing(listening.listen(flags.host, flags.port)) as place:
         made, scheduler = make_scheduler(loaded, rows=flags.rows, most_waiting=flags.waiting, kept=flags.kept)
         if loaded.config.decode.draft is not None:
             print('decode.draft is not used: texts are written token by token', file=sys.stderr, flush=True)
@@ -72,17 +70,8 @@ def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) 
 
         for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises the signal again when it has ended
             signal.signal(number, lambda *_: None)
-        host, port = listening.getsockname()[:2]
-        shown = f'[{host}]' if ':' in host else host
-        print(f'serving {name} at http://{shown}:{port}', file=sys.stderr, flush=True)
-        Server(options).run(sockets=[listening])
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        return socket.create_server((host, port), family=socket.AF_INET6 if ':' in host else socket.AF_INET)
-    except (OSError, OverflowError) as error:
-        raise UserError(f'--host={host} --port={port}: {error}') from error
+        print(f'serving {name} at {listening.address(place)}', file=sys.stderr, flush=True)
+        Server(options).run(sockets=[place])
 
 
 def make_scheduler(run: Run, *, rows: int, most_waiting: int, kept: int = 0) -> tuple[row_writer.RowWriter, Scheduler]:

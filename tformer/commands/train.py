@@ -23,7 +23,7 @@ from tformer.data.sources.records import Record
 from tformer.distributed import processes
 from tformer.errors import NoSplitError, UserError
 from tformer.lab.sweep import batched_training, trials
-from tformer.training import loop, writers
+from tformer.training import loop, stopping, trackers, writers
 from tformer.training.step_trace import StepTrace
 from tformer.training.stopping import StopMonitor
 
@@ -128,7 +128,17 @@ def train_together(workdirs: Sequence[str], transform: str | None = None) -> Non
 def finish(workdir: pathlib.Path, trained: loop.Trained) -> dict[str, float]:
     """Scores the best checkpoint of a trained run on the test split, or on valid if there is none."""
     with trained.account.clock as clock, clock.spending('evaluating'):
-        return _score(workdir, trained)
+        scores = _score(workdir, trained)
+    if processes.first():
+        stopping.release(workdir)  # a request that came after the last step
+        final = {
+            f'{split}/{name}': value
+            for split, scored in writers.results(workdir).items()
+            for name, value in scored.items()
+            if name != 'step'
+        }
+        trackers.finish(trackers.Tracked(workdir, trained.config), writers.read(workdir), final)
+    return scores
 
 
 def _score(workdir: pathlib.Path, trained: loop.Trained) -> dict[str, float]:

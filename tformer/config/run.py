@@ -121,6 +121,7 @@ class Train(Section):
     preference_beta: float = 0.1  # dpo, ipo: how near the teacher the model stays (Rafailov et al. 2023, appendix B)
     seed: int = 0  # of the parameters, the dropout, the order and corruption of the data
     log_every: int = 50  # steps between reports
+    trackers: tuple[str, ...] = ('tensorboard',)  # that also get metrics: tensorboard (if installed), wandb, mlflow
     eval_every: int | float | None = None  # steps; below 1: a share of the run; None: at the end only
     eval_batches: int | None = None  # of the valid split while training; None: all
     checkpoint_every: int | None = None  # steps; besides one at each evaluation; None: only those

@@ -15,7 +15,7 @@ from tformer.distributed import processes, sharding
 from tformer.errors import Stopped, UserError
 from tformer.evaluation import scorer
 from tformer.optim import freezing
-from tformer.training import checkpoint, copies, program_cache, setup, workdir, writers
+from tformer.training import checkpoint, copies, program_cache, setup, stopping, trackers, workdir, writers
 from tformer.training.members import Group
 from tformer.training.program import Program, check_memory
 from tformer.training.recorder import RunRecorder
@@ -56,17 +56,20 @@ def train(
 
     Raises:
       UserError: the config, the data or the workdir has a mistake.
-      Stopped: a signal or train.max_minutes asked for it, and everything is saved.
+      Stopped: a signal, train.max_minutes or a file in the workdir asked for it, and everything is saved.
     """
     if config.evaluate.examples_while_training and jax.process_count() > 1:
         raise UserError('evaluate.examples_while_training needs a single process; evaluate the finished run instead')
+    trackers.check(config)
     directory, mesh = pathlib.Path(directory), sharding.make_mesh(config.mesh)
+    own = [directory] if processes.first() else []
     with contextlib.ExitStack() as contexts:
         # -------------------------------------------------------------------------------------------- one process
         contexts.enter_context(sharding.placed(mesh, config.mesh))
         if processes.first():
             contexts.enter_context(workdir.lock(directory))
-        stop = contexts.enter_context(StopMonitor(config.train.max_minutes))
+            (directory / stopping.OBEYED).unlink(missing_ok=True)
+        stop = contexts.enter_context(StopMonitor(config.train.max_minutes, workdirs=own))
         clock = contexts.enter_context(Clock())
 
         # ------------------------------------------------------------------------------------- checkpoint and data

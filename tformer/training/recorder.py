@@ -63,7 +63,7 @@ class RunRecorder:
         keep_last = train.keep_last if index is None else max(2, train.keep_last)
         self.checkpoints = checkpoint_writer.CheckpointWriter(directory, keep_last, train.keep_every)
         written = directory if processes.first() else None
-        self._writer = writers.MetricWriter(written, self._saved, self.evaluated, history)
+        self._writer = writers.MetricWriter(written, self._saved, self.evaluated, history, data.config)
         self.account = wall_time.Account(clock or wall_time.Clock(), written, saved)
 
     @property

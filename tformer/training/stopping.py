@@ -1,12 +1,17 @@
-"""Stopping early: on a signal or a time limit the training saves a checkpoint and exits with a code of its own."""
+"""Stopping early: on a signal, a time limit or a request the training saves a checkpoint and exits with its own code.
+
+A request is a file in the workdir, so that it also reaches runs of other hosts: `tformer watch --stop` writes it.
+"""
 
 import contextlib
+import math
 import os
+import pathlib
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -16,10 +21,28 @@ from tformer.distributed import processes
 from tformer.errors import STOPPED, Stopped
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+REQUEST, OBEYED = 'stop', 'stopped'  # files of a workdir: that its run should stop, and that it has been told
+LOOK_SECONDS = 1.0  # between looks for a request
+
+
+def request(workdir: pathlib.Path) -> None:
+    """Asks the run of a workdir, on whatever host, to save and stop at its next step."""
+    (workdir / REQUEST).touch()
+
+
+def is_stopped(workdir: pathlib.Path) -> bool:
+    """Returns whether the run of a workdir was asked to stop and not to go on since: a sweep leaves it out."""
+    return (workdir / REQUEST).exists() or (workdir / OBEYED).exists()
+
+
+def release(workdir: pathlib.Path) -> None:
+    """Lets a run that was asked to stop go on when somebody trains it again."""
+    for name in (REQUEST, OBEYED):
+        (workdir / name).unlink(missing_ok=True)
 
 
 class StopMonitor:
-    """A context in which SIGTERM, SIGINT and a time limit request a stop.
+    """A context in which SIGTERM, SIGINT, a time limit and a file in one of `workdirs` request a stop.
 
     After the first signal `reason` returns it; the training asks after every step. Before the first step there is
     nothing to save, and the signal ends the process with the code `STOPPED` (`processes.leave`). A second signal ends
@@ -28,11 +51,12 @@ class StopMonitor:
     this process at once, even if it is one of several. max_minutes=None: no limit.
     """
 
-    def __init__(self, max_minutes: float | None, *, training: bool = True):
+    def __init__(self, max_minutes: float | None, *, training: bool = True, workdirs: Sequence[pathlib.Path] = ()):
         self.has_step = False  # whether there is a step to save; the training sets it
         self._shared = training and jax.process_count() > 1
         self._deadline = None if max_minutes is None else time.monotonic() + 60 * max_minutes
         self._limit = f'train.max_minutes={max_minutes}'
+        self._workdirs, self._looked = workdirs, -math.inf
         self._reason: str | None = None
         self._raises = False
 
@@ -63,13 +87,27 @@ class StopMonitor:
 
     def reason(self, step: int) -> str | None:
         """Returns why the run must stop after `step`; None: it continues."""
-        if self._deadline is not None and time.monotonic() > self._deadline and self._reason is None:
-            self._reason = self._limit
-            if self._shared:
+        if self._reason is None:
+            self._reason = self._own_reason()
+            if self._reason is not None and self._shared:
                 os.kill(os.getpid(), signal.SIGTERM)  # forwarded to all processes
         if not self._shared:
             return self._reason
         return (self._reason or 'SIGTERM') if multihost_utils.reached_preemption_sync_point(step) else None
+
+    def _own_reason(self) -> str | None:
+        """Returns why this process itself asks for a stop: the time limit, or a request, which is then obeyed."""
+        now = time.monotonic()
+        if self._deadline is not None and now > self._deadline:
+            return self._limit
+        if not self._workdirs or now < self._looked + LOOK_SECONDS:
+            return None
+        self._looked = now
+        asked = [each for each in self._workdirs if (each / REQUEST).exists()]
+        for workdir in asked:
+            with contextlib.suppress(FileNotFoundError):  # withdrawn
+                os.replace(workdir / REQUEST, workdir / OBEYED)
+        return f'requested by {asked[0] / REQUEST}' if asked else None
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:

@@ -31,7 +31,8 @@ FREE_FIELDS = (
     'data.path data.valid_path data.test_path data.tfds_dir data.tokenizer_path data.cache_dir '
     'data.mixture '  # its weights are in the fingerprint of the data
     'data.prefetch data.num_threads data.num_workers '
-    'train.log_every train.keep_last train.keep_every train.max_skipped train.max_minutes train.eval_batches '
+    'train.log_every train.trackers train.keep_last train.keep_every train.max_skipped train.max_minutes '
+    'train.eval_batches '
     'train.teacher '  # the fingerprint of the data has what it is
     'train.loss_chunk train.checkpoint_every model.scan_layers model.remat model.attention_kernel optimizer.offload'
 ).split()

@@ -1,6 +1,5 @@
-"""Writers of a run's metrics: metrics.jsonl, TensorBoard and the terminal."""
+"""Writers of a run's metrics: metrics.jsonl, which trackers are shown, and the terminal."""
 
-import contextlib
 import datetime
 import errno
 import json
@@ -10,15 +9,15 @@ import pathlib
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from tformer import atomic
-from tformer.config import json_files
+from tformer.config import Config, json_files
 from tformer.errors import UserError
-from tformer.training import digests
+from tformer.training import digests, trackers
 from tformer.training.wall_time import WALL_TIME
 
 
@@ -31,10 +30,15 @@ def read(workdir: pathlib.Path) -> list[dict[str, Any]]:
     file = workdir / 'metrics.jsonl'
     rows = json_files.read_rows(file, unfinished=True) if file.exists() else []
     for number, row in enumerate(rows, start=1):
-        if type(row.get('step')) is not int:
-            raise UserError(f'{file}:{number}: it has no step')
-        _check_numbers(row, f'{file}:{number}')
+        check_row(row, f'{file}:{number}')
     return rows
+
+
+def check_row(row: Mapping[str, Any], where: str) -> None:
+    """Raises a `UserError` if a row of metrics.jsonl has no step, or a value that is not a number."""
+    if type(row.get('step')) is not int:
+        raise UserError(f'{where}: it has no step')
+    _check_numbers(row, where)
 
 
 def results(workdir: pathlib.Path) -> dict[str, dict[str, Any]]:
@@ -71,7 +75,7 @@ def _check_numbers(values: Mapping[str, Any], where: str) -> None:
 
 
 class MetricWriter:
-    """Appends metrics to metrics.jsonl and, where tensorboardX is installed, to TensorBoard files."""
+    """Appends metrics to metrics.jsonl, and shows them to the trackers of the run."""
 
     def __init__(
         self,
@@ -79,14 +83,16 @@ class MetricWriter:
         start_step: int,
         evaluated: int,
         history: Mapping[str, Any] | None = None,
+        config: Config | None = None,
     ):
         """Resumes after `start_step`, the latest evaluation being that of step `evaluated`: later rows are cut off.
 
         A line says where the others are not those of the checkpoint's `history`. workdir=None: nothing is written.
+        `config` is the run's, whose trackers are shown each row; None: none is.
         """
         self._rows, self._digest = 0, 0
         self._file: Any = None
-        self._board: Any = None
+        self._trackers: trackers.Trackers | None = None
         if workdir is None:
             return
         rows = [row for row in read(workdir) if row['step'] <= start_step]
@@ -99,12 +105,13 @@ class MetricWriter:
             print(f'{file} has {self._rows} rows, which are not {wrote}; the run goes on', file=sys.stderr, flush=True)
         atomic.write(file, ''.join(json.dumps(row) + '\n' for row in kept))
         self._file = file.open('ab', buffering=0)
-        self._board = _tensorboard(workdir / 'tensorboard', start_step + 1)
+        if config is not None:
+            self._trackers = trackers.Trackers(trackers.Tracked(workdir, config), kept, start_step)
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
         if self._file is None:
             return
-        row = {'step': step, **{k: _rounded(v) for k, v in numbers.items()}}
+        row = {'step': step, **{k: rounded(v) for k, v in numbers.items()}}
         line = json.dumps(row) + '\n'
         try:
             if self._file.write(line.encode()) < len(line.encode()):
@@ -112,8 +119,8 @@ class MetricWriter:
         except OSError as error:
             raise UserError(f'{self._file.name}: {error.strerror}') from error
         self._count(row)
-        if self._board is not None:
-            self._board(step, numbers)
+        if self._trackers is not None:
+            self._trackers.write(row)
 
     def history(self) -> dict[str, Any]:
         """Returns the number of rows and their digest, without measured times, as JSON values."""
@@ -126,42 +133,11 @@ class MetricWriter:
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
+        if self._trackers is not None:
+            self._trackers.close()
 
 
-def _tensorboard(directory: pathlib.Path, purged: int) -> Callable[[int, Mapping[str, float]], None] | None:
-    """Returns a function that writes the metrics of a step; None where tensorboardX is missing. Failures are ignored.
-
-    TensorBoard hides the data of earlier files from step `purged` on.
-    """
-    hidden = 'torch' not in sys.modules
-    if hidden:
-        sys.modules['torch'] = None  # type: ignore[assignment]  # tensorboardX would import an installed torch
-    try:
-        from tensorboardX import event_file_writer, summary
-        from tensorboardX.proto.event_pb2 import Event, SessionLog
-    except ImportError:
-        return None
-    finally:
-        if hidden:
-            del sys.modules['torch']
-    with contextlib.suppress(OSError):
-        directory.mkdir(exist_ok=True)
-        events = event_file_writer.EventsWriter(str(directory / 'events'))  # without its thread and queue
-
-        def write(step: int, numbers: Mapping[str, float]) -> None:
-            with contextlib.suppress(OSError):
-                for name, value in numbers.items():
-                    found = summary.scalar(name, value)
-                    events.write_event(Event(wall_time=time.time(), step=step, summary=found))
-                events.flush()
-
-        start = SessionLog(status=SessionLog.START)
-        events.write_event(Event(wall_time=time.time(), step=purged, session_log=start))
-        return write
-    return None
-
-
-def _rounded(value: float) -> float | None:
+def rounded(value: float) -> float | None:
     """Returns 8 digits; None (null in JSON) where the value is not finite."""
     return float(np.format_float_positional(value, precision=8, fractional=False)) if math.isfinite(value) else None
 

@@ -46,7 +46,7 @@ def _costs(runs: Iterable[Run], split: str) -> Costs:
         return Costs()
     rates = [row['train/tokens_per_second'] for run in runs for row in run.log if row.get('train/tokens_per_second')]
     return Costs(
-        float(matching.num_parameters(runs[0].config)),  # the same for all seeds
+        None if runs[0].imported else float(matching.num_parameters(runs[0].config)),  # the same for all seeds
         _mean(run.last('train/tokens') for run in runs),
         _mean(run.last('train/flops') for run in runs),
         _mean(run.log[-1]['step'] for run in runs),

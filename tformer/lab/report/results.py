@@ -41,6 +41,7 @@ class Run:
     mismatch_percent: Mapping[str, float]  # by quantity, how far it is from the amount that it is matched to
     seconds: float | None  # that it ran, over all its starts; None if unknown
     is_searched: bool = False  # an arm may have been chosen by it, so it decides nothing
+    imported: bool = False  # whether of another program, so that its configs say nothing of it
 
     def curve(self, name: str) -> tuple[list[int], list[float]]:
         """Returns (steps, values) of a number in metrics.jsonl; nan if it was not finite."""
@@ -210,8 +211,9 @@ def _listed(home: pathlib.Path) -> list[Run]:
             _run(home / entry['directory'], home, entry['name'], trial, entry['off_percent'], seconds)
             for entry, trial in zip(listed['trials'], stated, strict=True)
         ]
+        imported = 'imported' in listed
         return [
-            dataclasses.replace(run, is_searched=bool(entry.get('searched')))
+            dataclasses.replace(run, is_searched=bool(entry.get('searched')), imported=imported)
             for entry, run in zip(listed['trials'], runs, strict=True)
         ]
     except (LookupError, TypeError, ValueError, AttributeError) as error:

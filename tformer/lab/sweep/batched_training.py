@@ -24,7 +24,7 @@ from tformer.evaluation import scorer
 from tformer.lab.sweep.batched_trials import TRIALS, common, make_mesh, make_step, stack_hypers, stacked
 from tformer.lab.sweep.trials import ERROR, STATED, is_done, write_error
 from tformer.optim.hyperparameters import Hyperparameters
-from tformer.training import checkpoint, digests, program_cache, setup, workdir, writers
+from tformer.training import checkpoint, digests, program_cache, setup, stopping, trackers, workdir, writers
 from tformer.training.loop import Trained, train_group
 from tformer.training.members import Group
 from tformer.training.program import check_memory
@@ -59,11 +59,13 @@ def train(
             if not is_done(home):
                 contexts.enter_context(workdir.lock(home))
                 (home / ERROR).unlink(missing_ok=True)
+                (home / stopping.OBEYED).unlink(missing_ok=True)
                 with failing(home):
                     checks.check_here(stated[home])
+                    trackers.check(stated[home])
                     checkpoint.latest_valid(home)
                     live.append(home)
-        stop = contexts.enter_context(StopMonitor(stated[homes[0]].train.max_minutes))
+        stop = contexts.enter_context(StopMonitor(stated[homes[0]].train.max_minutes, workdirs=live))
         for last, some in cohorts(live):
             trained |= _train(stated, some, last, transform, generated, stop)
     return trained

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from tformer.lab.sweep.batched_trials import groups
 from tformer.lab.sweep.leases import Leases
 from tformer.lab.sweep.trials import Trial, error_of, is_done
+from tformer.training import stopping
 
 PRUNED = 'pruned.jsonl'  # in the sweep's directory: a line an arm that is not to begin, {"arm": NAME}
 TOGETHER = 'together.json'  # in the workdir of a trial: the directories of those that it trains with in one program
@@ -36,7 +37,7 @@ class State:
 
     def __init__(self, home: pathlib.Path, leases: Leases):
         self.home, self.leases = home, leases
-        self.stopped: set[str] = set()  # directories of trials that saved and stopped by themselves
+        self.stopped: set[str] = set()  # directories of trials that stopped by themselves here
         self.failed: dict[str, int] = {}  # the exit codes of trials that failed here, by their directories
         self._done: set[str] = set()
         self._pruned: Collection[str] = ()
@@ -47,7 +48,7 @@ class State:
         self._pruned = pruned(self.home)
 
     def of(self, trial: Trial) -> str:
-        """Returns whether a trial is `done`, `leased`, `failed`, `stopped` by itself, `pruned` or `free`."""
+        """Returns whether a trial is `done`, `leased`, `failed`, `stopped`, also if asked to, `pruned` or `free`."""
         place = self.home / trial.directory
         if trial.directory in self._done or is_done(place):
             self._done.add(trial.directory)
@@ -56,7 +57,7 @@ class State:
             return LEASED
         if trial.directory in self.failed or error_of(place) is not None:
             return FAILED
-        if trial.directory in self.stopped:
+        if trial.directory in self.stopped or stopping.is_stopped(place):
             return STOPPED
         if trial.name in self._pruned and not (place / 'config.json').exists():
             return PRUNED_ARM

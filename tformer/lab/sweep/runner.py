@@ -178,8 +178,9 @@ class _Runner:
         counts = self.counts()
         done, num_trials = counts[jobs.DONE], len(self.trials)
         if counts[jobs.STOPPED] or (requests and counts[jobs.FREE] + counts[jobs.LEASED]):
-            stopped = next((name for name in self.state.stopped), '')
-            why = signal.Signals(requests[0]).name if requests else f'{stopped} stopped'
+            asked = 'trials were asked to stop, and `tformer watch --resume` lets them go on'
+            own = next((f'{name} stopped' for name in self.state.stopped), asked)
+            why = signal.Signals(requests[0]).name if requests else own
             raise Stopped(f'{why}: {done} of {num_trials} trials are done; run the same command again to resume')
         failed = any(self.state.of(trial) == jobs.FAILED and not trial.is_searched for trial in self.trials.values())
         if not failed or self.here.joins:  # a scheduler would try a worker again that failed

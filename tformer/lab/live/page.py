@@ -1,0 +1,157 @@
+"""The live view as a page: read-only, for a browser of this machine. The page asks again and again for what is new."""
+
+import math
+import pathlib
+import secrets
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import jinja2
+
+from tformer.errors import UserError
+from tformer.lab.live import text
+from tformer.lab.live.trial import LiveTrial
+from tformer.lab.live.watched import ArmLine, Watched, arm_lines, mean_curve
+from tformer.lab.report import prose
+
+HERE = pathlib.Path(__file__).parent
+POINTS = 80  # of a curve
+LOG_LINES = 40
+LOOPBACK = ('127.0.0.1', 'localhost', '::1')
+POLICY = "default-src 'none'; script-src 'self'; connect-src 'self'; style-src 'unsafe-inline'; img-src data:"
+HEADERS = {
+    'Content-Security-Policy': POLICY,
+    'X-Content-Type-Options': 'nosniff',
+    'Referrer-Policy': 'no-referrer',
+    'Cache-Control': 'no-store',
+}
+
+
+class State:
+    """What the page is told; threads of the server ask one after another."""
+
+    def __init__(self, watched: Watched):
+        self.watched = watched
+        self.life = secrets.token_hex(4)  # so that a page that is still open sees that the server began anew
+        self._lock = threading.Lock()
+
+    def since(self, life: str, version: int, arm: str) -> dict[str, Any]:
+        """Returns all that is new since a version of this life, and the trials of `arm`.
+
+        Raises:
+          UserError: the directory can no longer be read.
+        """
+        with self._lock:
+            watched = self.watched
+            watched.refresh()
+            watched.verdicts()
+            version = version if life == self.life else 0
+            found: dict[str, Any] = {'life': self.life, 'version': watched.version}
+            if arm in watched.arms:
+                found |= {'arm': arm, 'trials': [_trial(trial) for trial in watched.of_arm(arm)]}
+            if version == watched.version:
+                return found
+            new = zip(watched.trials, watched.changed, strict=True)
+            grown = dict.fromkeys(trial.arm for trial, changed in new if changed > version)
+            lines = arm_lines(watched)
+            names = watched.trials[0].curves
+            return {
+                **found,
+                'headline': text.headline(watched),
+                'about': text.about_verdicts(watched),
+                'heads': [prose.named(watched.metric) or '-', 'verdict' if watched.is_ended else text.PEEKED],
+                'names': [*names],
+                'arms': [_line(line) for line in lines],
+                'curves': {each: {name: _curve(watched.of_arm(each), name) for name in names} for each in grown},
+                'broken': text.broken(watched.trials)[:100],
+            }
+
+    def log(self, directory: str) -> list[str]:
+        """Returns the end of the log of the trial with this workdir, relative to the sweep's; of no other file."""
+        with self._lock:
+            trial = next((trial for trial in self.watched.trials if trial.directory == directory), None)
+        return [] if trial is None else trial.tail(LOG_LINES)
+
+
+def _line(line: ArmLine) -> dict[str, Any]:
+    known = line.row is not None and line.row.runs.n
+    return {
+        'arm': line.arm,
+        'states': line.counts,
+        'step': line.step,
+        'num_steps': line.num_steps,
+        'train': _number(line.train),
+        'valid': _number(line.valid),
+        'mean': _number(line.row.runs.mean) if known and line.row is not None else None,
+        'label': line.row.label if line.row is not None else None,
+    }
+
+
+def _trial(trial: LiveTrial) -> dict[str, Any]:
+    return {
+        'directory': trial.directory,
+        'state': trial.state,
+        'step': trial.step,
+        'num_steps': trial.num_steps,
+        'left': None if trial.left is None else text.duration(trial.left),
+        'error': trial.error,
+    }
+
+
+def _curve(trials: Sequence[LiveTrial], name: str) -> tuple[list[float | None], list[float | None]]:
+    steps, values = mean_curve(trials, name, POINTS)
+    return [_number(step) for step in steps], [_number(value) for value in values]
+
+
+def _number(value: float) -> float | None:
+    """Returns six digits; None of what JSON does not have."""
+    return float(f'{value:.6g}') if math.isfinite(value) else None
+
+
+def html(watched: Watched) -> str:
+    """Returns the page, without anything of the runs but the directory's name."""
+    loader = jinja2.FileSystemLoader([HERE, HERE.parent / 'report'])
+    made = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
+    return made.get_template('watch.html.jinja').render(title=prose.plain(watched.home.resolve().name))
+
+
+def make_app(watched: Watched, host: str) -> Any:
+    """Returns the ASGI application for a server that listens at `host`.
+
+    On a loopback address it answers only who asks for that address: a page of another site, whose name somebody has
+    pointed here, reads nothing.
+    """
+    from starlette.applications import Starlette
+    from starlette.middleware import Middleware
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
+    from starlette.requests import Request
+    from starlette.responses import JSONResponse, Response
+    from starlette.routing import Route
+
+    state, shown, script = State(watched), html(watched), (HERE / 'watch.js').read_text()
+
+    def page(asked: Request) -> Response:
+        return Response(shown, media_type='text/html', headers=HEADERS)
+
+    def code(asked: Request) -> Response:
+        return Response(script, media_type='text/javascript', headers=HEADERS)
+
+    def news(asked: Request) -> Response:
+        given = asked.query_params
+        version = given.get('version', '0')
+        try:
+            found = state.since(given.get('life', ''), int(version) if version.isdigit() else 0, given.get('arm', ''))
+        except UserError as error:
+            return JSONResponse({'error': str(error)}, 503, HEADERS)
+        return JSONResponse(found, headers=HEADERS)
+
+    def log(asked: Request) -> Response:
+        return JSONResponse(state.log(asked.query_params.get('trial', '')), headers=HEADERS)
+
+    hosts = [*LOOPBACK] if host in LOOPBACK else ['*']
+    routes = {'/': page, '/watch.js': code, '/state': news, '/log': log}
+    return Starlette(
+        routes=[Route(path, answer, methods=['GET']) for path, answer in routes.items()],
+        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=hosts)],
+    )
