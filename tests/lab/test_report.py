@@ -1094,6 +1094,8 @@ def test_a_reader_explores_a_page(wide_search: str, tmp_path: pathlib.Path) -> N
       const counts = () => Object.fromEntries([...page.querySelectorAll('figure:has(.drawing)')].map((each) =>
         [`${each.dataset.kind} ${each.dataset.of}`.trim(), each.querySelectorAll('.curve, .drawing circle').length]))
       said.drawn = counts()
+      said.front = page.querySelector('figure[data-kind=pareto] .front').getAttribute('d').split('L').length
+      said.fronts = JSON.parse(page.getElementById('data').textContent).fronts
       const boxes = page.querySelectorAll('.choices input')
       boxes[1].click()
       said.without = counts()
@@ -1125,6 +1127,9 @@ def test_a_reader_explores_a_page(wide_search: str, tmp_path: pathlib.Path) -> N
     assert numbers['up'] == sorted(numbers['up']) and numbers['down'] == sorted(numbers['down'], reverse=True)
     assert max(numbers['up']) < min(numbers['down']) and numbers['first'][1:] == numbers['up'][: render.SHOWN - 1]
     assert [name for name, _ in said['filtered']] == ['baseline']
+    assert list(said['fronts']) == ['parameters', 'flops', 'seconds'] and said['front'] == len(
+        said['fronts']['seconds']
+    )
     kinds = {name: said['drawn'][name] for name in ('forest', 'fields', 'curves valid/loss', 'pareto seconds')}
     assert kinds == {'forest': 9, 'fields': 10, 'curves valid/loss': 10, 'pareto seconds': 10}
     assert said['without'] == {name: count - 1 for name, count in said['drawn'].items()}

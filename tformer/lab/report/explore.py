@@ -4,7 +4,7 @@ import json
 import math
 from typing import Any
 
-from tformer.lab.report import costs, prose
+from tformer.lab.report import prose
 from tformer.lab.report.report_data import Report
 
 CURVES = 40  # arms whose curves are in the page: the baseline and the best
@@ -14,14 +14,14 @@ NUMBERS = (int, float)
 def data(report: Report) -> str:
     """Returns the data of a page's drawings as JSON that may stand in an HTML element."""
     spent = [report.costs[arm] for arm in report.arms]
-    clock = () if report.timing is None else ('seconds',)
+    fronts = {**report.fronts, **({} if report.timing is None else {'seconds': report.timing.front})}
     columns: dict[str, list[Any]] = {
         'mean': [row.runs.mean for row in report.rows],
         'sd': [row.runs.sd for row in report.rows],
         'difference': [row.difference if row.comparison else None for row in report.rows],
         'low': [row.verdict.interval and row.verdict.interval[0] for row in report.rows],
         'high': [row.verdict.interval and row.verdict.interval[1] for row in report.rows],
-        **{cost: [getattr(each, cost) for each in spent] for cost in (*costs.AMOUNTS, *clock)},
+        **{cost: [getattr(each, cost) for each in spent] for cost in fronts},
     }
     fields = {
         field: values
@@ -46,6 +46,9 @@ def data(report: Report) -> str:
         'labels': [row.label for row in report.rows],
         'columns': {name: _numbers(values) for name, values in columns.items()},
         'fields': {prose.plain(field): _numbers(values) for field, values in fields.items()},
+        'fronts': {
+            cost: [number for number, arm in enumerate(report.arms) if arm in on] for cost, on in fronts.items()
+        },
         'steps': list(map(list, steps)),
         'curves': curves,
     }

@@ -191,7 +191,10 @@ const KINDS = {
       return steps.map((step, i) => [step, mean[i], ...(sd && !weight ? [mean[i] - sd[i], mean[i] + sd[i]] : [])])
     },
   }),
-  pareto: (cost) => ({ x: cost === 'flops' ? 'FLOPs' : cost, y: data.metric, points: (arm) => scored(arm, data.columns[cost]) }),
+  pareto: (cost) => ({
+    x: cost === 'flops' ? 'FLOPs' : cost, y: data.metric, points: (arm) => scored(arm, data.columns[cost]),
+    front: data.fronts[cost].map((arm) => [data.columns[cost][arm], data.columns.mean[arm]]),
+  }),
   fields: (field) => ({ x: field, y: data.metric, points: (arm) => scored(arm, data.fields[field]), faint: true }),
   forest: () => ({
     x: `difference of ${data.metric}`, rows: true, points(arm) {
@@ -239,7 +242,8 @@ function chart(figure) {
     const about = KINDS[kind](of), width = Math.max(place.clientWidth, 240)
     const shown = [...chosen].sort((a, b) => a - b).map((arm) => [arm, about.points(arm, weight)]).filter(([, p]) => p.length)
     const others = about.faint ? arms.flatMap((_, arm) => chosen.has(arm) ? [] : about.points(arm)) : []
-    const all = [...shown.flatMap(([, points]) => points), ...others]
+    const front = (about.front || []).sort((a, b) => a[0] - b[0])
+    const all = [...shown.flatMap(([, points]) => points), ...others, ...front]
     const height = about.rows ? 50 + 34 * Math.max(shown.length, 1) : Math.max(230, Math.min(320, 0.62 * width))
     const xs = all.map((point) => point[0]), ys = all.map((point) => point[1])
     const log = { x: logs.x ?? (kind !== 'curves' && !about.rows && spans(xs)), y: logs.y ?? (kind === 'fields' && spans(ys)) }
@@ -281,6 +285,10 @@ function chart(figure) {
       const dots = others.map(([a, b]) => `M${x(a).toFixed(1)} ${y(b).toFixed(1)}h0`).join('')
       inside.append(make('path', { d: dots, class: 'others' }))
     }
+    if (front.length) {
+      const line = front.map(([a, b]) => `${x(a).toFixed(1)} ${y(b).toFixed(1)}`).join('L')
+      inside.append(make('path', { d: `M${line}`, class: 'front' }))
+    }
     const near = []
     shown.forEach(([arm, points], row) => {
       const look = { stroke: colour(arm), 'stroke-dasharray': dash(arm) }
@@ -300,7 +308,8 @@ function chart(figure) {
               : { x1: a, x2: a, y1: log.y && low <= 0 ? bottom : y(low), y2: y(high) }
             inside.append(make('line', { ...bar, stroke: colour(arm), 'stroke-width': 1.5 }))
           }
-          inside.append(make('circle', { cx: a, cy: b, r: 4.5, fill: colour(arm) }))
+          const fill = dash(arm) ? 'var(--card)' : colour(arm) // arms of one colour differ
+          inside.append(make('circle', { cx: a, cy: b, r: 4.5, fill, stroke: colour(arm), 'stroke-width': 2 }))
         }
       }
       if (about.rows) {
