@@ -22,7 +22,6 @@ from tformer.layers import masks
 from tformer.layers.dropout import DropoutRates
 from tformer.objectives import LOSSES, OBJECTIVES, loss_chunk
 
-Scorer = Callable[..., dict[str, float]]  # of `make_scorer`
 GenerationScores = Callable[[Config, Any, Tokenizers, Sequence[Mapping[str, Any]]], dict[str, float]]
 
 
@@ -32,6 +31,17 @@ class Predicted(NamedTuple):
     step: int
     batch: Batch
     outputs: Any
+
+
+class Scorer(NamedTuple):
+    """What `make_scorer` returns."""
+
+    step: Any  # the compiled (variables, batch, taught) -> (sums, predictions)
+    score: Callable[..., dict[str, float]]  # of all batches
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """As `score`."""
+        return self.score(*args, **kwargs)
 
 
 def make_scorer(model: nn.Module, config: Config, mesh: Mesh, teacher: nn.Module | None = None) -> Scorer:
@@ -86,7 +96,7 @@ def make_scorer(model: nn.Module, config: Config, mesh: Mesh, teacher: nn.Module
             found |= _judge(task, tokenizers.labels).scores(predicted, batches, tokenizers)
         return found
 
-    return score
+    return Scorer(step, score)
 
 
 def _judge(task: Task, labels: Sequence[str]) -> Metric:

@@ -77,10 +77,10 @@ def train(
         batch = data.batches.batch(0)
         program = make_program(data.config, batch, mesh)
         check_memory(program, batch)
-        score = scorer.make_scorer(program.model, data.config, mesh, program.reference)
-        if program.reference is not None:
-            score = functools.partial(score, taught=program.taught[0])
-        member = RunRecorder(data, directory, score, generated, last, clock=clock)
+        scores = scorer.make_scorer(program.model, data.config, mesh, program.reference)
+        score = scores if program.reference is None else functools.partial(scores, taught=program.taught[0])
+        group = Group(program, [member := RunRecorder(data, directory, score, generated, last, clock=clock)], last)
+        contexts.callback(group.ahead.close)
         progress = writers.Progress(data.config.train.num_steps or 0, last or 0)
         contexts.callback(progress.close)
         contexts.callback(member.close)  # also when the run fails
@@ -88,7 +88,9 @@ def train(
         if trace is not None:
             trace.check(last or 0, data.config.train.num_steps or 0)
             contexts.callback(trace.close)
-        return train_group(Group(program, [member], last), stop, progress, trace)[0]
+        programs = group.compile_ahead(scores)
+        progress.message(f'compiling the initial state and {programs} programs of steps and evaluations')
+        return train_group(group, stop, progress, trace)[0]
 
 
 def train_group(
@@ -126,6 +128,9 @@ def train_group(
             trace.begin(step + 1)
         with group.clock.spending('waiting_for_data', unless=group.is_computing):
             batch = next(batches)
+        if not group.is_compiled(batch):
+            with progress.compiling():
+                group.compile_step(state, batch, hyper)
         with group.clock.spending('steps'), jax.profiler.StepTraceAnnotation('train', step_num=step + 1):
             state, metrics = group.step(state, batch, hyper)
         if trace is not None:

@@ -10,7 +10,7 @@ import pathlib
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -195,6 +195,17 @@ class Progress:
         done = step - self._start
         left = (time.monotonic() - self._since) / max(done, 1) * (self._num_steps - step)
         print(f'step {step}/{self._num_steps}  {text}  left {datetime.timedelta(seconds=int(left))}', flush=True)
+
+    @contextlib.contextmanager
+    def compiling(self) -> Iterator[None]:
+        """Leaves the time of its block out of the time left."""
+        began = time.monotonic()
+        if self._bar is not None:
+            self._bar.update(self._task, description='compiling')
+        yield
+        self._since += time.monotonic() - began
+        if self._bar is not None:
+            self._bar.update(self._task, description='training')
 
     def message(self, text: str) -> None:
         """Prints a line above the bar."""

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import Any
 
 import grain
@@ -163,6 +163,17 @@ class Batches:
             if rows.part[row] >= 0:
                 self._fill({name: array[index, ...] for name, array in batch.items()}, rows, row)
         return batch
+
+    def kinds(self, steps: Iterable[int]) -> list[Batch]:
+        """Returns a batch of padding of each shape that the batches of `steps` have, in the order of their first."""
+        found: dict[int, Batch] = {}
+        for step in steps:
+            bucket, _ = self._find(step)
+            if bucket not in found:
+                found[bucket] = self._empty(self.widths[bucket], self.shapes[bucket])
+            if len(found) == len(self.shapes):
+                break
+        return list(found.values())
 
     def _fill(self, arrays: Batch, rows: layout.Rows, row: int) -> None:
         """Writes row number `row` into `arrays`, the views of this row in each array of a batch of padding."""
