@@ -1,12 +1,14 @@
-"""Times a config's train step, its data pipeline, or what saving costs; prints one JSON line.
+"""Times a config's train step, its data pipeline, its start, or what saving costs; prints one JSON line.
 
-    tformer benchmark --config=FILE[:argument] [--steps=10] [--data | --saves] [--config.section.field=value ...]
+    tformer benchmark --config=FILE[:argument] [--steps=10] [--data | --saves | --start]
+                      [--config.section.field=value ...]
                       [--profile=FIRST:LAST --workdir=DIR]
 
 A train step is timed on full random batches. Where the device's peak is not known, as on a CPU, a product of two square
 matrices is timed between the steps, and `product_share` is the rate of the steps as a share of its. --data times the
 reading, tokenising and batching of the data instead, and --saves compares steps that save a checkpoint with steps that
-do not.
+do not. --start trains to the end of the first step in two fresh processes, of which the second finds the programs that
+the first has compiled.
 """
 
 import contextlib
@@ -26,6 +28,7 @@ import numpy as np
 
 from tformer import checks, commands
 from tformer import config as config_lib
+from tformer.commands import start
 from tformer.config import Config
 from tformer.data.batches import mixture, pipeline
 from tformer.data.tokenizers.tokenizers import train_tokenizers, with_chat
@@ -42,14 +45,15 @@ FLAGS = {
     'steps': ('int', 10, 'how many steps to time'),
     'data': ('bool', False, 'time the data pipeline'),
     'saves': ('bool', False, 'time what saving checkpoints costs'),
+    'start': ('bool', False, 'time a training from the command to its first step'),
 }
 PROCESSES = True
-ALONE = ('saves',)
+ALONE = ('saves', 'start')
 
 
 def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) -> None:
     config = checks.load(commands.needed(flags, 'config'), overrides)
-    what = 'data' if flags.data else 'saves' if flags.saves else 'train_step'
+    what = next((name for name in ('data', 'saves', 'start') if flags[name].value), 'train_step')
     trace = None
     if flags.profile is not None:
         if what != 'train_step':
@@ -57,6 +61,10 @@ def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) 
         trace = StepTrace(flags.profile, pathlib.Path(commands.needed(flags, 'workdir')))
     elif flags.workdir is not None:
         raise UserError('--workdir is where --profile writes its trace; benchmark writes nothing else')
+    if what == 'start':
+        checks.check_here(config)
+        print(json.dumps(start.measure(flags.config, overrides, flags.extensions)))
+        return
     print(json.dumps(benchmark(config, flags.steps, what, trace)))
 
 
@@ -204,13 +212,13 @@ def feed(config: Config, steps: int) -> dict[str, Any]:
         config = config_lib.override(config, {'data.cache_dir': place})
         tokenizers = with_chat(config, train_tokenizers(config, mixture.load(config, 'train')))
 
-        def start() -> tuple[pipeline.Batches, float]:
+        def opened() -> tuple[pipeline.Batches, float]:
             began = time.perf_counter()
             batches = pipeline.Batches(config, tokenizers, 'train', training=True)
             batches.batch(0)
             return batches, time.perf_counter() - began
 
-        (batches, cold), (_, warm) = start(), start()
+        (batches, cold), (_, warm) = opened(), opened()
         found = sum(int(part.examples.lengths.sum()) for part in batches.parts)
         rates, shares = {}, []
         for name, workers in (('tokens_per_s', 0), ('worker_tokens_per_s', 1)):

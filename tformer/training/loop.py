@@ -20,7 +20,7 @@ from tformer.training.members import Group
 from tformer.training.program import Program, check_memory, make_program
 from tformer.training.recorder import RunRecorder
 from tformer.training.state import count_parameters
-from tformer.training.step_trace import StepTrace
+from tformer.training.step_trace import Trace
 from tformer.training.stopping import StopMonitor
 from tformer.training.wall_time import Account, Clock
 
@@ -42,7 +42,7 @@ def train(
     directory: str | pathlib.Path,
     generated: scorer.GenerationScores | None = None,
     may_differ: Sequence[str] = (),
-    trace: StepTrace | None = None,
+    trace: Trace | None = None,
 ) -> Trained:
     """Trains as a checked config (`checks.check_here`) says, in a workdir; resumes where it holds a checkpoint.
 
@@ -94,7 +94,7 @@ def train(
 
 
 def train_group(
-    group: Group, stop: StopMonitor, progress: writers.Progress, trace: StepTrace | None = None
+    group: Group, stop: StopMonitor, progress: writers.Progress, trace: Trace | None = None
 ) -> list[Trained]:
     """Trains the members of a group to their end; returns the finished trainings of those that do not fail.
 
