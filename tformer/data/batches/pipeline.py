@@ -9,7 +9,6 @@ import time
 from collections.abc import Generator, Iterable, Sequence
 from typing import Any
 
-import grain
 import numpy as np
 from absl import flags
 
@@ -250,6 +249,8 @@ def iterate(
     data.num_workers processes (0: this process) with data.num_threads threads prefetch data.prefetch batches. The
     batches and their order do not depend on these numbers.
     """
+    import grain  # and so Orbax: slow to import, and evaluations go without
+
     data = config.data
     stop = _ENDLESS if batches.training else int(batches.steps_per_epoch)
     ahead = grain.ReadOptions(num_threads=data.num_threads, prefetch_buffer_size=data.prefetch)
