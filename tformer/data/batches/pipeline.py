@@ -43,7 +43,7 @@ class Batches:
     Attributes:
       records: of the split; the parts of a mixture one after the other.
       parts: the parts of the mixture, laid out.
-      shapes: the padded row lengths that occur, (T,) or (T, S); each is compiled as its own program.
+      shapes: the padded row lengths, (T,) or (T, S); each that occurs is compiled as its own program.
       widths: the rows of a batch of each shape.
       steps_per_epoch: in training a mean, because batches cross the ends of epochs.
     """
@@ -97,7 +97,7 @@ class Batches:
         self._sampler: layout.TrainSampler | layout.EvalSampler = (
             layout.TrainSampler(self.parts, self.widths, config.train.seed)
             if training
-            else layout.EvalSampler(self.parts, self.widths)
+            else layout.EvalSampler(self.parts, self.widths, self.shapes)
         )
         self.steps_per_epoch = self._sampler.steps_per_epoch
 
