@@ -136,7 +136,13 @@ SELDOM = """
     scipy sklearn pandas matplotlib IPython
     sacrebleu rapidfuzz jinja2 markdown_it pyarrow starlette uvicorn optuna wandb mlflow
 """.split()
-BEFORE_USE = [*SELDOM, 'grain', 'orbax', 'tensorstore', 'tensorboardX']  # in addition, until data or checkpoints are read
+BEFORE_USE = [
+    *SELDOM,
+    'grain',
+    'orbax',
+    'tensorstore',
+    'tensorboardX',
+]  # in addition, until data or checkpoints are read
 SEEN = "print(sorted({name.split('.')[0] for name in sys.modules} & set(sys.argv[-1].split())))"
 
 

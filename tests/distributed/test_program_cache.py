@@ -187,9 +187,7 @@ def test_training_from_loaded_programs_has_the_same_bits(tmp_path: pathlib.Path)
             *(sys.executable, '-m', 'tformer', 'train', '--config=configs/lm_stdlib.py:smoke', *more),
             f'--workdir={tmp_path / name}',
         ]
-        ran = subprocess.run(
-            command, cwd=ROOT, env=as_users(tmp_path), capture_output=True, timeout=lives.HANG
-        )
+        ran = subprocess.run(command, cwd=ROOT, env=as_users(tmp_path), capture_output=True, timeout=lives.HANG)
         assert ran.returncode == 0, ran.stderr
         rows = [json.loads(line) for line in (tmp_path / name / 'metrics.jsonl').read_text().splitlines()]
         found = [{key: x for key, x in row.items() if not key.endswith(('per_second', 'mfu'))} for row in rows]

@@ -36,12 +36,13 @@ def keep() -> None:
     On a CPU only programs of one device are loaded: those of several do not keep the order of their collectives (JAX
     0.10.2) and may wait for ever. Several processes that run as one compile everything, so that none waits for another.
     """
+    config: Any = jax.config
     load = compilation_cache.get_executable_and_time
-    if hasattr(load, 'guarded') or not jax.config.jax_enable_compilation_cache or jax.distributed.is_initialized():
+    if hasattr(load, 'guarded') or not config.jax_enable_compilation_cache or jax.distributed.is_initialized():
         return
     signature = inspect.signature(load)
     if 'executable_devices' not in signature.parameters:  # a JAX that is not known
-        jax.config.update('jax_enable_compilation_cache', False)
+        config.update('jax_enable_compilation_cache', False)
         return
     unsafe: set[str] = set()
 
@@ -53,16 +54,16 @@ def keep() -> None:
             return None, None
         return load(*args, **kwargs)
 
-    if jax.config.jax_compilation_cache_dir is None:
+    if config.jax_compilation_cache_dir is None:
         place = folder()
-        bound = BOUND if jax.config.jax_compilation_cache_max_size < 0 else jax.config.jax_compilation_cache_max_size
+        bound = BOUND if config.jax_compilation_cache_max_size < 0 else config.jax_compilation_cache_max_size
         if place is None or not bound or not hasattr(compilation_cache, 'get_file_cache'):
             return
         compilation_cache.get_file_cache = lambda path: (Store(pathlib.Path(path), bound, unsafe), path)
-        jax.config.update('jax_compilation_cache_dir', str(place))
-        jax.config.update('jax_persistent_cache_enable_xla_caches', 'none')  # files that nothing here bounds
+        config.update('jax_compilation_cache_dir', str(place))
+        config.update('jax_persistent_cache_enable_xla_caches', 'none')  # files that nothing here bounds
         if 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS' not in os.environ:
-            jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
+            config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
     load_if_safe.guarded = True  # type: ignore[attr-defined]
     compilation_cache.get_executable_and_time = load_if_safe
 

@@ -1,5 +1,6 @@
 """The scores of a model on a split: of its probabilities, and of its predictions."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -33,7 +34,8 @@ class Predicted(NamedTuple):
     outputs: Any
 
 
-class Scorer(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Scorer:
     """What `make_scorer` returns."""
 
     step: Any  # the compiled (variables, batch, taught) -> (sums, predictions)

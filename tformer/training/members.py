@@ -22,7 +22,6 @@ from tformer.training.step import Batch, Step
 from tformer.training.stopping import StopMonitor
 from tformer.training.wall_time import Clock
 
-
 LOOKAHEAD = 100  # steps whose batches' shapes are compiled ahead
 
 

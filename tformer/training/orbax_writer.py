@@ -1,4 +1,4 @@
-"""Orbax's asynchronous writer of the items of a checkpoint, with the digests that the checkpoint gets before its name."""
+"""Orbax's asynchronous writer of checkpoints, which get the digests of their files before their names."""
 
 import os
 import pathlib
