@@ -34,11 +34,12 @@ def keep() -> None:
     """Has this process keep and load compiled programs, where that is safe; without effect from the second call on.
 
     On a CPU only programs of one device are loaded: those of several do not keep the order of their collectives (JAX
-    0.10.2) and may wait for ever. Several processes that run as one compile everything, so that none waits for another.
+    0.10.2) and may wait for ever. Several processes that run as one have no folder: each compiles, and none waits for
+    another that does.
     """
     config: Any = jax.config
     load = compilation_cache.get_executable_and_time
-    if hasattr(load, 'guarded') or not config.jax_enable_compilation_cache or jax.distributed.is_initialized():
+    if hasattr(load, 'guarded') or not config.jax_enable_compilation_cache:
         return
     signature = inspect.signature(load)
     if 'executable_devices' not in signature.parameters:  # a JAX that is not known
@@ -54,7 +55,9 @@ def keep() -> None:
             return None, None
         return load(*args, **kwargs)
 
-    if config.jax_compilation_cache_dir is None:
+    load_if_safe.guarded = True  # type: ignore[attr-defined]
+    compilation_cache.get_executable_and_time = load_if_safe
+    if config.jax_compilation_cache_dir is None and not jax.distributed.is_initialized():
         place = folder()
         bound = BOUND if config.jax_compilation_cache_max_size < 0 else config.jax_compilation_cache_max_size
         if place is None or not bound or not hasattr(compilation_cache, 'get_file_cache'):
@@ -64,8 +67,6 @@ def keep() -> None:
         config.update('jax_persistent_cache_enable_xla_caches', 'none')  # files that nothing here bounds
         if 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS' not in os.environ:
             config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
-    load_if_safe.guarded = True  # type: ignore[attr-defined]
-    compilation_cache.get_executable_and_time = load_if_safe
 
 
 def folder() -> pathlib.Path | None:
@@ -80,9 +81,9 @@ def folder() -> pathlib.Path | None:
         made = place / f'jax-{jax.__version__}-{jaxlib.__version__}-{_cpu()}'
         for each in (place, made):
             each.mkdir(mode=0o700, exist_ok=True)
-        for each in (place.parent, place, made):
+        for each, others in ((place.parent, 0o002), (place, 0o022), (made, 0o022)):
             found = each.lstat()
-            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & others:
                 return None
     except (OSError, RuntimeError):  # no home, or one that cannot be written
         return None
