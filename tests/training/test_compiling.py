@@ -23,7 +23,7 @@ def ahead(monkeypatch):
 
 def test_a_program_that_is_being_compiled_is_waited_for_and_one_that_waits_is_left_to_its_caller(ahead) -> None:
     begun, go_on, done = threading.Event(), threading.Event(), []
-    ahead.add(('train', 1), lambda: (begun.set(), go_on.wait(), done.append(1)))
+    ahead.add(('train', 1), lambda: (begun.set(), go_on.wait(5), done.append(1)))
     ahead.add(('train', 2), lambda: done.append(2))
     begun.wait()
     ahead.wait(('train', 2))
