@@ -88,8 +88,8 @@ def train(
         if trace is not None:
             trace.check(last or 0, data.config.train.num_steps or 0)
             contexts.callback(trace.close)
-        programs = group.compile_ahead(scores)
-        progress.message(f'compiling the initial state and {programs} programs of steps and evaluations')
+        if programs := group.compile_ahead(scores):
+            progress.message(f'compiling the initial state and {programs} programs of steps and evaluations')
         return train_group(group, stop, progress, trace)[0]
 
 
