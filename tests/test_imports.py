@@ -130,6 +130,32 @@ def test_importing_the_package_or_reading_a_config_loads_no_jax():
     assert python(f'import sys, tformer.config, tformer.__main__; {LOADED}') == '[]'
 
 
+# What no command may load that has no use for it: each takes from tens of milliseconds to seconds.
+SELDOM = """
+    tensorflow tensorflow_datasets torch transformers tokenizers huggingface_hub
+    scipy sklearn pandas matplotlib IPython
+    sacrebleu rapidfuzz jinja2 markdown_it pyarrow starlette uvicorn optuna wandb mlflow
+""".split()
+BEFORE_USE = [
+    *SELDOM,
+    'grain',
+    'orbax',
+    'tensorstore',
+    'tensorboardX',
+]  # in addition, until data or checkpoints are read
+SEEN = "print(sorted({name.split('.')[0] for name in sys.modules} & set(sys.argv[-1].split())))"
+
+
+def test_train_evaluate_and_generate_import_nothing_that_is_slow_before_they_use_it():
+    names = ', '.join(f'tformer.commands.{name}' for name in ('train', 'evaluate', 'generate', 'inspect'))
+    assert python(f'import sys, {names}; {SEEN}', ' '.join(BEFORE_USE)) == '[]'
+
+
+def test_what_is_told_without_work_imports_no_numerical_library():
+    told = 'from tformer import __main__ as line; line.parse(["tformer", "train", "--workdir=a"])'
+    assert python(f'import sys; {told}; {SEEN}', 'jax flax optax numpy ml_collections') == '[]'
+
+
 TRAIN = f"""
 import sys
 from tformer import checks, config
@@ -137,16 +163,17 @@ from tformer.commands import train as train_command
 cfg = config.load('configs/g2p.py:smoke')
 checks.check_here(cfg)
 train_command.train_and_evaluate(cfg, sys.argv[1])
-{LOADED}
+{SEEN}
 """
 
 
 @pytest.mark.slow
-def test_training_loads_neither_tensorflow_nor_torch_where_both_are_installed(tmp_path):
+def test_training_loads_neither_tensorflow_nor_torch_where_both_are_installed_nor_what_else_it_needs_not(tmp_path):
     """Empty packages of their names stand in front of any real ones: whoever tries to import them, gets them."""
     for name in ('tensorflow', 'torch'):
         (tmp_path / 'packages' / name).mkdir(parents=True)
         (tmp_path / 'packages' / name / '__init__.py').write_text('')
     packages = os.pathsep.join(filter(None, [str(tmp_path / 'packages'), os.environ.get('PYTHONPATH')]))
     assert python(f'import sys, torch, tensorflow; {LOADED}', PYTHONPATH=packages) == "['tensorflow', 'torch']"
-    assert python(TRAIN, tmp_path / 'run', PYTHONPATH=packages) == "['flax', 'jax']"
+    unused = [name for name in SELDOM if name not in ('rapidfuzz', 'scipy')]  # the recipe's metrics compare texts
+    assert python(TRAIN, tmp_path / 'run', ' '.join(unused), PYTHONPATH=packages) == '[]'

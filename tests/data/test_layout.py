@@ -104,7 +104,7 @@ def test_parts_are_seen_in_proportion_to_their_rows_and_passes(counts, widths: l
 @given(COUNTS, WIDTHS)
 def test_evaluation_takes_every_row_once_and_completes_batches_with_empty_rows(counts, widths: list[int]) -> None:
     parts = parts_of(counts, [1.0] * len(counts))
-    sampler = layout.EvalSampler(parts, widths)
+    sampler = layout.EvalSampler(parts, widths, ((9, 4), (4, 9)))  # neither holds the other
     found = [(bucket, part, row) for bucket, part, _, row in steps(sampler, sampler.steps_per_epoch)]
     expected = {(b, p, row) for p, part in enumerate(parts) for b in range(2) for row in part.by_bucket[b].tolist()}
     taken = [each for each in found if each[1] >= 0]
@@ -114,6 +114,23 @@ def test_evaluation_takes_every_row_once_and_completes_batches_with_empty_rows(c
     assert all(len(rows.part) == widths[bucket] and rows.part[0] >= 0 for bucket, rows in batches)
     firsts = [(rows.part[0], rows.row[0]) for _, rows in batches]
     assert firsts == sorted(firsts)
+
+
+@pytest.mark.parametrize(
+    ('counts', 'widths', 'shapes', 'wanted'),
+    [
+        ([4, 4, 4], [8, 8, 8], [(8,), (16,), (32,)], [0, 1, 2]),
+        ([3, 4, 1], [8, 8, 8], [(8,), (16,), (32,)], [1, 1, 2]),  # nothing is larger than the last
+        ([1, 2, 1], [8, 8, 8], [(8,), (16,), (32,)], [2, 2, 2]),  # 1 + 2 are rare still
+        ([1, 3, 1], [8, 8, 8], [(8,), (16,), (32,)], [1, 1, 2]),
+        ([1, 0, 1], [8, 8, 8], [(8,), (16,), (32,)], [2, 1, 2]),  # no batch has the second
+        ([1, 9, 9], [8, 4, 2], [(8,), (16,), (32,)], [0, 1, 2]),  # rows by data.batch_tokens
+        ([1, 1, 5], [8, 8, 8], [(8, 16), (16, 8), (16, 16)], [2, 2, 2]),
+        ([1, 9, 9], [8, 8, 8], [(8, 16), (16, 8), (32, 16)], [2, 1, 2]),
+    ],
+)
+def test_rare_shapes_of_evaluations_are_padded_to_the_smallest_larger_one(counts, widths, shapes, wanted) -> None:
+    assert layout.fewer_shapes(counts, widths, shapes) == wanted
 
 
 SHARES = st.lists(st.tuples(st.integers(1, 1000), st.none() | st.floats(0.01, 100)), min_size=1, max_size=5)

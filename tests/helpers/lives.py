@@ -1,7 +1,6 @@
 """Real processes that run the command line, to be killed; forked from one that has imported everything but a device."""
 
 import concurrent.futures
-import inspect
 import multiprocessing
 import os
 import pathlib
@@ -94,13 +93,14 @@ def reserve_port() -> socket.socket:
 def environment(optimised: bool = False, cached: bool = True) -> dict[str, str]:
     """The environment of a process that compiles as these tests do; with `optimised`, as for users.
 
-    Only a process with one device may be `cached`: see `compile_soon`.
+    Only a process with one device may be `cached`, if it is not a command: see `program_cache.keep`.
     """
     cache = {'JAX_COMPILATION_CACHE_DIR': CACHE, 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0.1'}
+    none = {'JAX_ENABLE_COMPILATION_CACHE': 'false'}
     return {
         **os.environ, 'PYTHONPATH': str(ROOT), 'XLA_FLAGS': SHARED_CORES if optimised else XLA_FLAGS,
         'JAX_PLATFORMS': 'cpu', 'JAX_DISABLE_MOST_OPTIMIZATIONS': '0' if optimised else '1',
-        **(cache if cached else {}),
+        **(cache if cached else none),
     }  # fmt: skip
 
 
@@ -108,27 +108,15 @@ def compile_soon(optimised: bool = False) -> None:
     """Has jax compile without what takes long, and keep what it compiled for one device where other tests find it.
 
     With `optimised` it compiles as for users.
-
-    What jax 0.10.2 loads for several CPU devices does not keep the order of its collectives, and may wait for ever. No
-    public option of jax bars such programs alone, so a private function is wrapped if its signature is known.
     """
     import jax
-    from jax._src import compilation_cache
+
+    from tformer.distributed import program_cache
 
     jax.config.update('jax_disable_most_optimizations', not optimised)  # most tests compile for longer than they run
     jax.config.update('jax_compilation_cache_dir', CACHE)
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
-    load = compilation_cache.get_executable_and_time
-    signature = inspect.signature(load)
-    if 'executable_devices' not in signature.parameters:  # a jax that is not known: it may wait for ever, too
-        jax.config.update('jax_enable_compilation_cache', False)
-        return
-
-    def load_for_one(*args, **kwargs):
-        devices = signature.bind(*args, **kwargs).arguments['executable_devices']
-        return load(*args, **kwargs) if len(devices) == 1 else (None, None)
-
-    compilation_cache.get_executable_and_time = load_for_one
+    program_cache.keep()
 
 
 def on_cpu(function: Callable[..., Any], *args: Any) -> Any:

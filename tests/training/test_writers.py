@@ -61,8 +61,13 @@ def test_the_time_left_is_by_the_steps_that_this_process_has_made(monkeypatch, c
     now = [1000.0]
     monkeypatch.setattr(writers.time, 'monotonic', lambda: now[0])
     shown = writers.Progress(1000, 500)
+    now[0] += 70  # of reading a checkpoint
+    with shown.compiling():
+        now[0] += 100
     now[0] += 10
     shown.update(600, {'train/loss': 2.5})  # 400 more at 10 a second
+    with shown.compiling():  # for batches of another shape
+        now[0] += 50
     now[0] += 30
     shown.update(800, {'train/loss': 2.0})  # 200 more at 300 in 40 seconds
     assert capsys.readouterr().out.splitlines() == [

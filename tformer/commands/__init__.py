@@ -163,7 +163,12 @@ def _run(
         from tformer.config import extensions
 
         extensions.give(flags.extensions)
-    importlib.import_module(f'{__name__}.{name}').run(arguments, overrides, flags)
+    module = importlib.import_module(f'{__name__}.{name}')
+    if 'jax' in sys.modules:
+        from tformer.distributed import program_cache
+
+        program_cache.keep()
+    module.run(arguments, overrides, flags)
 
 
 def _found() -> dict[str, Command]:

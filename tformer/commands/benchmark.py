@@ -1,12 +1,13 @@
-"""Times a config's train step, its data pipeline, or what saving costs; prints one JSON line.
+"""Times a config's train step, its data pipeline, its start, or what saving costs; prints one JSON line.
 
-    tformer benchmark --config=FILE[:argument] [--steps=10] [--data | --saves | --suggest]
+    tformer benchmark --config=FILE[:argument] [--steps=10] [--data | --saves | --start | --suggest]
                       [--config.section.field=value ...] [--profile=FIRST:LAST --workdir=DIR]
 
 A train step is timed on full random batches. Where the device's peak is not known, as on a CPU, a product of two square
 matrices is timed between the steps, and `product_share` is the rate of the steps as a share of its. --data times the
 reading, tokenising and batching of the data instead, and --saves compares steps that save a checkpoint with steps that
-do not. --suggest finds the batch that the devices train on fastest, and a number of buckets, as flags.
+do not. --start trains to the end of the first step in two fresh processes, of which the second finds the programs that
+the first has compiled. --suggest finds the batch that the devices train on fastest, and a number of buckets, as flags.
 """
 
 import contextlib
@@ -26,6 +27,7 @@ import numpy as np
 
 from tformer import checks, commands
 from tformer import config as config_lib
+from tformer.commands import start
 from tformer.commands.batch_sizes import suggest
 from tformer.config import Config
 from tformer.data.batches import mixture, pipeline
@@ -43,15 +45,16 @@ FLAGS = {
     'steps': ('int', 10, 'how many steps to time'),
     'data': ('bool', False, 'time the data pipeline'),
     'saves': ('bool', False, 'time what saving checkpoints costs'),
+    'start': ('bool', False, 'time a training from the command to its first step'),
     'suggest': ('bool', False, 'find the batch size and the buckets that suit the devices'),
 }
 PROCESSES = True
-ALONE = ('saves', 'suggest')
+ALONE = ('saves', 'start', 'suggest')
 
 
 def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) -> None:
     config = checks.load(commands.needed(flags, 'config'), overrides)
-    asked = [name for name in ('data', 'saves', 'suggest') if getattr(flags, name)]
+    asked = [name for name in ('data', 'saves', 'start', 'suggest') if flags[name].value]
     if len(asked) > 1:
         raise UserError(f'benchmark takes one of --{", --".join(asked)}')
     what = asked[0] if asked else 'train_step'
@@ -62,6 +65,10 @@ def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) 
         trace = StepTrace(flags.profile, pathlib.Path(commands.needed(flags, 'workdir')))
     elif flags.workdir is not None:
         raise UserError('--workdir is where --profile writes its trace; benchmark writes nothing else')
+    if what == 'start':
+        checks.check_here(config)
+        print(json.dumps(start.measure(flags.config, overrides, flags.extensions)))
+        return
     print(json.dumps(benchmark(config, flags.steps, what, trace)))
 
 
@@ -214,13 +221,13 @@ def feed(config: Config, steps: int) -> dict[str, Any]:
         config = config_lib.override(config, {'data.cache_dir': place})
         tokenizers = with_chat(config, train_tokenizers(config, mixture.load(config, 'train')))
 
-        def start() -> tuple[pipeline.Batches, float]:
+        def opened() -> tuple[pipeline.Batches, float]:
             began = time.perf_counter()
             batches = pipeline.Batches(config, tokenizers, 'train', training=True)
             batches.batch(0)
             return batches, time.perf_counter() - began
 
-        (batches, cold), (_, warm) = start(), start()
+        (batches, cold), (_, warm) = opened(), opened()
         found = sum(int(part.examples.lengths.sum()) for part in batches.parts)
         rates, shares = {}, []
         for name, workers in (('tokens_per_s', 0), ('worker_tokens_per_s', 1)):

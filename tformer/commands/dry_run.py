@@ -29,7 +29,7 @@ from tformer.layers.quantized import Quantized, without_kernels
 from tformer.model import QUANTIZATIONS, quantized
 from tformer.training import flops, setup
 from tformer.training.dummy_batch import assumed, one_row
-from tformer.training.program import Program, make_program
+from tformer.training.program import Program, make_program, placed_shapes
 
 MOST_CPUS = 4096  # JAX takes five seconds to start with them, and minutes with four times as many
 
@@ -138,7 +138,7 @@ def compile_program(name: str, config: Config, target: Target) -> DryRun:
         program = make_program(config, batch, mesh)
         if target.device.platform == 'cuda' and program.attention_kernel == 'cudnn':
             devices.find_cudnn()
-        state = _abstract(program.abstract, program.shardings)
+        state = program.abstract_state
         traced, held = PROGRAMS[name](program, state, batch)
         began = time.perf_counter()
         try:
@@ -176,13 +176,7 @@ def _train_step(program: Program, state: Any, batch: Any) -> tuple[jax.stages.Tr
 def _abstract_teacher(program: Program) -> tuple[Any, ...]:
     """Returns the abstract `Program.taught`."""
     teacher = program.teacher
-    return () if teacher is None else (_abstract(teacher.abstract, teacher.shardings(program.mesh)),)
-
-
-def _abstract(boxed: Any, shardings: Any) -> Any:
-    return jax.tree.map(
-        lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), sharding.unboxed(boxed), shardings
-    )
+    return () if teacher is None else (placed_shapes(teacher.abstract, teacher.shardings(program.mesh)),)
 
 
 def _prefill(program: Program, state: Any, batch: Any) -> tuple[jax.stages.Traced, dict[str, Any]]:

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import pathlib
-from collections.abc import Container, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Generator, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -67,6 +67,7 @@ def score(
         variables = jax.device_put(variables, shardings(config, mesh))
         plain = standard(config)
         reference = _reference(config, tokenizers, workdir)
+        compute: Callable[..., dict[str, float]]
         compute = _scorer(build(plain.model), plain, mesh, reference and reference.model)
         if reference is not None:
             compute = functools.partial(compute, taught=reference.load(mesh))

@@ -295,6 +295,12 @@ def place_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Ar
     return {name: jax.make_array_from_process_local_data(placed, rows) for name, rows in batch.items()}
 
 
+def abstract_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns the shapes, dtypes and places of `place_batch(batch, mesh)` in a single process."""
+    placed, dtype = batch_sharding(mesh), jax.dtypes.canonicalize_dtype
+    return {name: jax.ShapeDtypeStruct(x.shape, dtype(x.dtype), sharding=placed) for name, x in batch.items()}
+
+
 def batch_sharding(mesh: Mesh) -> NamedSharding:
     """Returns the sharding of a batch array `[B, ...]`: rows over `data`, `fsdp`, `expert` and `pipeline`."""
     return NamedSharding(mesh, PartitionSpec(ROWS))

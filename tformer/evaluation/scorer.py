@@ -1,5 +1,6 @@
 """The scores of a model on a split: of its probabilities, and of its predictions."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -22,7 +23,6 @@ from tformer.layers import masks
 from tformer.layers.dropout import DropoutRates
 from tformer.objectives import LOSSES, OBJECTIVES, loss_chunk
 
-Scorer = Callable[..., dict[str, float]]  # of `make_scorer`
 GenerationScores = Callable[[Config, Any, Tokenizers, Sequence[Mapping[str, Any]]], dict[str, float]]
 
 
@@ -32,6 +32,18 @@ class Predicted(NamedTuple):
     step: int
     batch: Batch
     outputs: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Scorer:
+    """What `make_scorer` returns."""
+
+    step: Any  # the compiled (variables, batch, taught) -> (sums, predictions)
+    score: Callable[..., dict[str, float]]  # of all batches
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """As `score`."""
+        return self.score(*args, **kwargs)
 
 
 def make_scorer(model: nn.Module, config: Config, mesh: Mesh, teacher: nn.Module | None = None) -> Scorer:
@@ -86,7 +98,7 @@ def make_scorer(model: nn.Module, config: Config, mesh: Mesh, teacher: nn.Module
             found |= _judge(task, tokenizers.labels).scores(predicted, batches, tokenizers)
         return found
 
-    return score
+    return Scorer(step, score)
 
 
 def _judge(task: Task, labels: Sequence[str]) -> Metric:

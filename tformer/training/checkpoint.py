@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import orbax.checkpoint as ocp
 
 from tformer.distributed import processes
 from tformer.errors import UserError
@@ -155,6 +154,8 @@ def restore(workdir: pathlib.Path, step: int, state: TrainState) -> TrainState:
 
 def _read(workdir: pathlib.Path, step: int, target: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the arrays of a checkpoint as `target` names and places them, whatever names an earlier version gave."""
+    import orbax.checkpoint as ocp  # slow to import
+
     old_names = renamed_paths.to_stored(renamed_paths.names(_shapes(workdir, step)))
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as reader:
         wanted = {
@@ -166,6 +167,8 @@ def _read(workdir: pathlib.Path, step: int, target: Mapping[str, Any]) -> dict[s
 
 def _shapes(workdir: pathlib.Path, step: int) -> dict[str, Any]:
     """Returns the shapes and dtypes of what is evaluated, under the names that the checkpoint gives them."""
+    import orbax.checkpoint as ocp
+
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler(variables=ocp.StandardCheckpointHandler())) as reader:
         return dict(reader.metadata(directory(workdir, step)).item_metadata['variables'])
 

@@ -4,40 +4,20 @@ Retention is our own and not orbax's CheckpointManager, which deletes by metrics
 score may be noted later, a damaged checkpoint is set aside, and a deletion that is killed leaves no half checkpoint.
 """
 
+import functools
 import json
-import os
 import pathlib
 from collections.abc import Mapping
-from typing import Any
-
-import orbax.checkpoint as ocp
+from typing import TYPE_CHECKING, Any
 
 from tformer import atomic
 from tformer.distributed import processes
 from tformer.errors import UserError
-from tformer.training import checkpoint, copies, digests
+from tformer.training import checkpoint, digests
 from tformer.training.state import TrainState
 
-
-class _Handler(ocp.CompositeCheckpointHandler):
-    """Adds the digests once all files are written; only then does the directory get its final name."""
-
-    async def async_save(self, directory: Any, args: Any) -> list[Any]:
-        sending = copies.Sending(pathlib.Path(os.fspath(directory)), checkpoint.ARRAYS)
-        return [*(await super().async_save(directory, args) or ()), sending]  # Orbax waits in this order
-
-    def finalize(self, directory: Any) -> None:
-        place = pathlib.Path(os.fspath(directory))
-        if processes.first():
-            copies.receive(place)
-        super().finalize(directory)
-        if processes.first():
-            digests.write(place)
-
-
-@ocp.args.register_with_handler(_Handler, for_save=True, for_restore=True)
-class _Items(ocp.args.Composite):
-    pass
+if TYPE_CHECKING:
+    from tformer.training import orbax_writer
 
 
 class CheckpointWriter:
@@ -53,9 +33,12 @@ class CheckpointWriter:
             checkpoint.directory(workdir).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f'{checkpoint.directory(workdir)}: {error.strerror}') from error
-        # Compression costs more time than it saves space: trained numbers are close to random bits.
-        handlers = {name: ocp.PyTreeCheckpointHandler(use_compression=False) for name in checkpoint.ARRAYS}
-        self._writer = ocp.AsyncCheckpointer(_Handler(run=ocp.JsonCheckpointHandler(), **handlers))
+
+    @functools.cached_property
+    def _writer(self) -> 'orbax_writer.Writer':
+        from tformer.training import orbax_writer  # slow to import, and the first step need not wait for it
+
+        return orbax_writer.Writer()
 
     def save(self, state: TrainState, run: Mapping[str, Any], score: float | None) -> None:
         """Starts writing a checkpoint; returns once the arrays are copied off the devices.
@@ -67,13 +50,8 @@ class CheckpointWriter:
           UserError: the previous checkpoint could not be written.
         """
         self.wait()
-        self._writer.save(
-            checkpoint.directory(self._workdir, int(state.step)),
-            args=_Items(
-                run=ocp.args.JsonSave({**run, 'merit': score}),
-                **{name: ocp.args.PyTreeSave(item) for name, item in checkpoint.checkpoint_items(state).items()},
-            ),
-        )
+        directory = checkpoint.directory(self._workdir, int(state.step))
+        self._writer.begin(directory, {**run, 'merit': score}, checkpoint.checkpoint_items(state))
 
     def note_score(self, step: int, score: float) -> None:
         """Notes the score of a checkpoint that was written before its evaluation."""
@@ -84,6 +62,8 @@ class CheckpointWriter:
 
     def finish(self) -> None:
         """Waits until the checkpoint is on disk; a `UserError` says that it could not be written."""
+        if '_writer' not in vars(self):
+            return
         try:
             self._writer.wait_until_finished()
         except (OSError, ValueError, RuntimeError) as error:

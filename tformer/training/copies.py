@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import jax
-import orbax.checkpoint as ocp
 
 from tformer.data import stores
 from tformer.distributed import processes
@@ -65,6 +64,8 @@ def local(url: str, owns: bool) -> Iterator[str]:
 def _wait(name: str) -> None:
     """Waits for all processes, however long a lease or a copy takes: the first meeting by Gloo fails after 30 s."""
     if jax.process_count() > 1:
+        import orbax.checkpoint as ocp
+
         ocp.multihost.get_barrier_sync_fn()(key=name, timeout_ms=1000 * WAITING_SECONDS)
 
 

@@ -20,7 +20,7 @@ from tformer.training.members import Group
 from tformer.training.program import Program, check_memory
 from tformer.training.recorder import RunRecorder
 from tformer.training.state import count_parameters
-from tformer.training.step_trace import StepTrace
+from tformer.training.step_trace import Trace
 from tformer.training.stopping import StopMonitor
 from tformer.training.wall_time import Account, Clock
 
@@ -42,7 +42,7 @@ def train(
     directory: str | pathlib.Path,
     generated: scorer.GenerationScores | None = None,
     may_differ: Sequence[str] = (),
-    trace: StepTrace | None = None,
+    trace: Trace | None = None,
     until: int | None = None,
 ) -> Trained | None:
     """Trains as a checked config (`checks.check_here`) says, in a workdir; resumes where it holds a checkpoint.
@@ -84,10 +84,10 @@ def train(
         batch = data.batches.batch(0)
         program = program_cache.program(data.config, batch, mesh)
         check_memory(program, batch)
-        score = program_cache.score_of(program, data.config)
-        if program.reference is not None:
-            score = functools.partial(score, taught=program.taught[0])
-        member = RunRecorder(data, directory, score, generated, last, clock=clock)
+        scores = program_cache.score_of(program, data.config)
+        score = scores if program.reference is None else functools.partial(scores, taught=program.taught[0])
+        group = Group(program, [member := RunRecorder(data, directory, score, generated, last, clock=clock)], last)
+        contexts.callback(group.ahead.close)
         progress = writers.Progress(data.config.train.num_steps or 0, last or 0)
         contexts.callback(progress.close)
         contexts.callback(member.close)  # also when the run fails
@@ -95,7 +95,9 @@ def train(
         if trace is not None:
             trace.check(last or 0, data.config.train.num_steps or 0)
             contexts.callback(trace.close)
-        ended = train_group(Group(program, [member], last), stop, progress, trace, until)
+        if programs := group.compile_ahead(scores):
+            progress.message(f'compiling the initial state and {programs} programs of steps and evaluations')
+        ended = train_group(group, stop, progress, trace, until)
         return ended[0] if ended else None
 
 
@@ -103,7 +105,7 @@ def train_group(
     group: Group,
     stop: StopMonitor,
     progress: writers.Progress,
-    trace: StepTrace | None = None,
+    trace: Trace | None = None,
     until: int | None = None,
 ) -> list[Trained]:
     """Trains the members of a group to their end; returns the finished trainings of those that do not fail.
@@ -144,6 +146,9 @@ def train_group(
             trace.begin(step + 1)
         with group.clock.spending('waiting_for_data', unless=group.is_computing):
             batch = next(batches)
+        if not group.is_compiled(batch):
+            with progress.compiling():
+                group.compile_step(state, batch, hyper)
         with group.clock.spending('steps'), jax.profiler.StepTraceAnnotation('train', step_num=step + 1):
             state, metrics = group.step(state, batch, hyper)
         if trace is not None:

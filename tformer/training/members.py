@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,13 +13,16 @@ from tformer.data.batches import pipeline
 from tformer.distributed import sharding
 from tformer.errors import UserError
 from tformer.optim.hyperparameters import Hyperparameters
-from tformer.training import setup
+from tformer.training import compiling, setup
 from tformer.training.program import Program
 from tformer.training.recorder import RunRecorder
 from tformer.training.state import TrainState
+from tformer.training.state import variables as state_variables
 from tformer.training.step import Batch, Step
 from tformer.training.stopping import StopMonitor
 from tformer.training.wall_time import Clock
+
+LOOKAHEAD = 100  # steps whose batches' shapes are compiled ahead
 
 
 @dataclasses.dataclass
@@ -28,12 +32,59 @@ class Group:
     program: Program  # of any of the members, for they differ only in their hyperparameters
     members: Sequence[RunRecorder]  # all of them
     checkpoint_step: int | None  # the step that they resume from; None: they start anew
+    ahead: compiling.Ahead = dataclasses.field(default_factory=compiling.Ahead, init=False)
+    _compiled: set[compiling.Key] = dataclasses.field(default_factory=set, init=False)  # programs of the train step
 
     @property
     def step(self) -> Step:
         """The compiled train step of all members."""
         program = self.program
         return lambda state, batch, hyper: program.jitted_step(state, batch, hyper, *program.taught)
+
+    def compile_ahead(self, scorer: Any) -> int:
+        """Has a thread compile the train step and the evaluations (`scorer.Scorer`) for the shapes of their batches.
+
+        Returns the number of these programs.
+        """
+        (member,), program = self.members, self.program
+        first, last = self.checkpoint_step or 0, self.num_steps
+        state, taught = program.abstract_state, program.taught
+        variables = state_variables(state.params, state.statistics)
+        reference = taught[0] if program.reference is not None else None
+
+        def compiled(jitted: Any, *arguments: Any) -> None:
+            with program.context():
+                jitted.lower(*arguments).compile()
+
+        def add(kind: str, batch: pipeline.Batch, jitted: Any, before: Any, *after: Any) -> compiling.Key:
+            placed, key = sharding.abstract_batch(batch, program.mesh), compiling.shapes(kind, batch)
+            self.ahead.add(key, functools.partial(compiled, jitted, before, placed, *after))
+            return key
+
+        steps = range(first, min(last, first + LOOKAHEAD))
+        train, valid = member.data.batches.kinds(steps), member.data.valid
+        limit = member.config.train.eval_batches or valid.steps_per_epoch
+        evaluated = valid.kinds(range(int(min(limit, valid.steps_per_epoch)))) if steps else []
+        keys = {add('train', batch, program.jitted_step, state, program.hyper, *taught) for batch in train}
+        keys |= {add('valid', batch, scorer.step, variables, reference) for batch in evaluated}
+        return len(keys)
+
+    def compile_step(self, state: TrainState, batch: Batch, hyper: Hyperparameters) -> None:
+        """Compiles the train step for the shapes of a batch; that time is not one of steps."""
+        with contextlib.ExitStack() as contexts:
+            for member in self.active:
+                contexts.enter_context(member.metrics.paused())
+            contexts.enter_context(self.clock.spending('compiling'))
+            self.ahead.wait(compiling.shapes('train', batch))
+            self._lower(state, batch, hyper).compile()
+        self._compiled.add(compiling.shapes('train', batch))
+
+    def is_compiled(self, batch: Batch) -> bool:
+        """Returns whether `compile_step` has been called for the shapes of a batch."""
+        return compiling.shapes('train', batch) in self._compiled
+
+    def _lower(self, state: TrainState, batch: Batch, hyper: Hyperparameters) -> jax.stages.Lowered:
+        return self.program.jitted_step.lower(state, batch, hyper, *self.program.taught)
 
     def start(self) -> tuple[TrainState, Hyperparameters]:
         """Returns (the state of the checkpoint or of the beginning, the hyperparameters)."""
@@ -97,6 +148,8 @@ class Group:
                 contexts.enter_context(member.metrics.paused())
             contexts.enter_context(stop.interruptible())
             self._finish_steps(state)
+            with self.clock.spending('compiling'):
+                self.ahead.wait_for_all('valid')
             contexts.enter_context(self.clock.spending('evaluating'))
             for member in self.active:
                 if member.evaluated < step:

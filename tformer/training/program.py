@@ -66,6 +66,12 @@ class Program:
         return found
 
     @functools.cached_property
+    def abstract_state(self) -> TrainState:
+        """The shapes of a state's arrays, and their places."""
+        found: TrainState = placed_shapes(self.abstract, self.shardings)
+        return found
+
+    @functools.cached_property
     def jitted_step(self) -> Any:
         """The compiled train step (state, batch, hyper, *taught), for use inside `context()`; it takes the place of the
         state it is given."""
@@ -125,6 +131,13 @@ class Program:
         with self.context():
             placed = sharding.place_batch(batch, self.mesh)
             return self.jitted_step(state, placed, self.hyper, *self.taught)
+
+
+def placed_shapes(boxed: Any, shardings: Any) -> Any:
+    """Returns the shapes and dtypes of arrays that are where `shardings` say."""
+    return jax.tree.map(
+        lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), sharding.unboxed(boxed), shardings
+    )
 
 
 def check_memory(program: Program, batch: Mapping[str, Any]) -> None:

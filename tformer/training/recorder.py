@@ -4,7 +4,7 @@ import contextlib
 import math
 import pathlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -27,7 +27,7 @@ class RunRecorder:
         self,
         data: setup.RunData,
         directory: pathlib.Path,
-        score: scorer.Scorer,
+        score: Callable[..., dict[str, float]],
         generated: scorer.GenerationScores | None,
         last: int | None,
         index: int | None = None,

@@ -48,12 +48,13 @@ def variables(params: Any, statistics: Any) -> dict[str, Any]:
 
 def evaluation_params(state: TrainState) -> Any:
     """Returns the parameters to evaluate, decode with and export: their averages, where the run has averages."""
+    parts = jax.tree.leaves(state.opt_state, is_leaf=lambda x: isinstance(x, ScheduleFree))
+    if state.averages is None and not any(isinstance(part, ScheduleFree) for part in parts):
+        return state.params
     averages, opt_state = jax.device_put((state.averages, state.opt_state), jax.memory.Space.Device)
     for part in jax.tree.leaves(opt_state, is_leaf=lambda x: isinstance(x, ScheduleFree)):
         if isinstance(part, ScheduleFree):
             averages = part.average(master_params(state.params, opt_state))
-    if averages is None:
-        return state.params
     return jax.tree.map(lambda mean, x: mean.astype(x.dtype), averages, state.params)
 
 

@@ -2,11 +2,20 @@
 
 import pathlib
 import re
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 
 from tformer.errors import UserError
+
+
+class Trace(Protocol):
+    """What a loop tells of its steps."""
+
+    def check(self, made: int, num_steps: int) -> None: ...
+    def begin(self, step: int) -> None: ...
+    def end(self, step: int, arrays: Any) -> None: ...
+    def close(self) -> None: ...
 
 
 class StepTrace:

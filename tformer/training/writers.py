@@ -1,5 +1,6 @@
 """Writers of a run's metrics: metrics.jsonl, which trackers are shown, and the terminal."""
 
+import contextlib
 import datetime
 import errno
 import json
@@ -9,7 +10,7 @@ import pathlib
 import sys
 import time
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -147,7 +148,7 @@ class Progress:
 
     def __init__(self, num_steps: int, start_step: int):
         self._num_steps, self._start = num_steps, start_step
-        self._since = time.monotonic()
+        self._since: float | None = None  # None: before the first step
         self._bar: Any = None
         if sys.stdout.isatty():
             from rich import progress
@@ -157,7 +158,6 @@ class Progress:
                 progress.BarColumn(),
                 progress.MofNCompleteColumn(),
                 progress.TextColumn('{task.fields[numbers]}'),
-                progress.TimeRemainingColumn(),
             )
             self._task = self._bar.add_task('training', total=num_steps, completed=start_step, numbers='')
             self._bar.start()
@@ -165,12 +165,25 @@ class Progress:
     def update(self, step: int, numbers: Mapping[str, float]) -> None:
         """Shows the metrics of the latest steps."""
         text = '  '.join(f'{name.removeprefix("train/")} {_short(value)}' for name, value in numbers.items())
+        now, done = time.monotonic(), step - self._start
+        left = (now - (now if self._since is None else self._since)) / max(done, 1) * (self._num_steps - step)
+        text += f'  left {datetime.timedelta(seconds=int(left))}'
         if self._bar is not None:
             self._bar.update(self._task, completed=step, numbers=text)
-            return
-        done = step - self._start
-        left = (time.monotonic() - self._since) / max(done, 1) * (self._num_steps - step)
-        print(f'step {step}/{self._num_steps}  {text}  left {datetime.timedelta(seconds=int(left))}', flush=True)
+        else:
+            print(f'step {step}/{self._num_steps}  {text}', flush=True)
+
+    @contextlib.contextmanager
+    def compiling(self) -> Iterator[None]:
+        """Says that a program is compiled. The time left is by that since the first one, without that of the others."""
+        began = time.monotonic()
+        if self._bar is not None:
+            self._bar.update(self._task, description='compiling')
+        yield
+        now = time.monotonic()
+        self._since = now if self._since is None else self._since + now - began
+        if self._bar is not None:
+            self._bar.update(self._task, description='training')
 
     def message(self, text: str) -> None:
         """Prints a line above the bar."""

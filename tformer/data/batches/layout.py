@@ -1,5 +1,6 @@
 """The rows of a split and their order: parts of a mixture laid out as rows, and the sampler of each batch's rows."""
 
+import collections
 import dataclasses
 from collections.abc import Sequence
 
@@ -106,10 +107,16 @@ class TrainSampler:
         return int(bucket), Rows(part, epoch, row)
 
 
-class EvalSampler:
-    """The rows of each evaluation batch: every row once, in order; empty rows complete the last batch of a shape."""
+RARE = 4  # a shape of fewer evaluation batches is not worth a program of its own
 
-    def __init__(self, parts: Sequence[Part], widths: Sequence[int]) -> None:
+
+class EvalSampler:
+    """The rows of each evaluation batch: every row once, in order; empty rows complete the last batch of a shape.
+
+    Batches of a rare shape are padded to a larger one that occurs, so that few programs are compiled.
+    """
+
+    def __init__(self, parts: Sequence[Part], widths: Sequence[int], shapes: packing.Shapes) -> None:
         self._batches = []
         for bucket, width in enumerate(widths):
             rows = np.concatenate([part.by_bucket[bucket] for part in parts])
@@ -119,9 +126,33 @@ class EvalSampler:
                 empty = (0, width - len(rows[in_batch]))
                 part, row = (np.pad(values[in_batch], empty, constant_values=-1) for values in (owner, rows))
                 self._batches.append((bucket, Rows(part, np.zeros_like(row), row)))
+        counts = collections.Counter(bucket for bucket, _ in self._batches)
+        padded = fewer_shapes([counts[bucket] for bucket in range(len(shapes))], widths, shapes)
+        self._batches = [(padded[bucket], rows) for bucket, rows in self._batches]
         self._batches.sort(key=lambda batch: (batch[1].part[0], batch[1].row[0]))
         self.steps_per_epoch = len(self._batches)
 
     def find(self, step: int) -> tuple[int, Rows]:
         """Returns the index of the shape of a step, and its rows."""
         return self._batches[step]
+
+
+def fewer_shapes(counts: Sequence[int], widths: Sequence[int], shapes: packing.Shapes) -> list[int]:
+    """Returns the index of the shape to which the batches of each shape are padded: their own, unless they are RARE.
+
+    `counts` are the batches of each shape, and `widths` their rows, which stay as they are. Of the larger shapes that
+    occur, it is the smallest.
+    """
+    found, left = list(range(len(shapes))), list(counts)
+    for own in sorted(range(len(shapes)), key=lambda index: sum(shapes[index])):
+        larger = [
+            other
+            for other in range(len(shapes))
+            if left[other] and other != own and widths[other] == widths[own]
+            if all(there >= here for there, here in zip(shapes[other], shapes[own], strict=True))
+        ]
+        if 0 < left[own] < RARE and larger:
+            target = min(larger, key=lambda index: sum(shapes[index]))
+            left[target], left[own] = left[target] + left[own], 0
+            found = [target if index == own else index for index in found]
+    return found

@@ -6,10 +6,9 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import Any
 
-import grain
 import numpy as np
 from absl import flags
 
@@ -44,7 +43,7 @@ class Batches:
     Attributes:
       records: of the split; the parts of a mixture one after the other.
       parts: the parts of the mixture, laid out.
-      shapes: the padded row lengths that occur, (T,) or (T, S); each is compiled as its own program.
+      shapes: the padded row lengths, (T,) or (T, S); each that occurs is compiled as its own program.
       widths: the rows of a batch of each shape.
       steps_per_epoch: in training a mean, because batches cross the ends of epochs.
     """
@@ -98,7 +97,7 @@ class Batches:
         self._sampler: layout.TrainSampler | layout.EvalSampler = (
             layout.TrainSampler(self.parts, self.widths, config.train.seed)
             if training
-            else layout.EvalSampler(self.parts, self.widths)
+            else layout.EvalSampler(self.parts, self.widths, self.shapes)
         )
         self.steps_per_epoch = self._sampler.steps_per_epoch
 
@@ -169,6 +168,17 @@ class Batches:
             if rows.part[row] >= 0:
                 self._fill({name: array[index, ...] for name, array in batch.items()}, rows, row)
         return batch
+
+    def kinds(self, steps: Iterable[int]) -> list[Batch]:
+        """Returns a batch of padding of each shape that the batches of `steps` have, in the order of their first."""
+        found: dict[int, Batch] = {}
+        for step in steps:
+            bucket, _ = self._find(step)
+            if bucket not in found:
+                found[bucket] = self._empty(self.widths[bucket], self.shapes[bucket])
+            if len(found) == len(self.shapes):
+                break
+        return list(found.values())
 
     def _fill(self, arrays: Batch, rows: layout.Rows, row: int) -> None:
         """Writes row number `row` into `arrays`, the views of this row in each array of a batch of padding."""
@@ -245,6 +255,8 @@ def iterate(
     data.num_workers processes (0 or None: this one) with data.num_threads threads prefetch data.prefetch batches. The
     batches and their order do not depend on these numbers.
     """
+    import grain  # and so Orbax: slow to import, and evaluations go without
+
     data = config.data
     stop = _ENDLESS if batches.training else int(batches.steps_per_epoch)
     ahead = grain.ReadOptions(num_threads=data.num_threads, prefetch_buffer_size=data.prefetch)

@@ -4,14 +4,15 @@ A row is shown from the arrays of the batch contract alone, without regard to th
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from rich.cells import cell_len, set_cell_size
-from rich.text import Text
 
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.data.tokenizers.vocabulary import Tokenizer
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 Span = tuple[str, str]  # (text, a key of KINDS)
 Line = list[Span]
@@ -37,8 +38,10 @@ def plain(line: Line) -> str:
     return ''.join(KINDS[kind].plain.format(text) for text, kind in line)
 
 
-def coloured(line: Line) -> Text:
+def coloured(line: Line) -> 'Text':
     """Returns a line in colour."""
+    from rich.text import Text  # imported where it is used: `harmless` serves commands that need no rich
+
     return Text.assemble(*((text, KINDS[kind].style) for text, kind in line))
 
 
@@ -65,6 +68,8 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[Cell]]) -> list[str]:
 
     The first column is aligned to the left, the others to the right; columns without an entry are left out.
     """
+    from rich.cells import cell_len, set_cell_size
+
     cells = [[cell if isinstance(cell, str) else f'{cell:,}' for cell in row] for row in (headings, *rows)]
     names, *columns = (column for column in zip(*cells, strict=True) if any(column[1:]))
     aligned = [[set_cell_size(name, max(map(cell_len, names))) for name in names]]
@@ -171,6 +176,8 @@ def _corrupted(inputs: np.ndarray, targets: np.ndarray, scored: np.ndarray, toke
 
 def _wrapped(name: str, tokens: Sequence[Span]) -> Iterator[Line]:
     """Yields lines of at most WIDTH columns, with a mark between tokens."""
+    from rich.cells import cell_len
+
     if len(tokens) > _MOST_TOKENS:
         tokens = [*tokens[:_MOST_TOKENS], (f'… {len(tokens) - _MOST_TOKENS} more tokens', 'faint')]
     line: Line = [(f'    {name:<{_INDENT - 4}}', 'faint')]

@@ -8,14 +8,12 @@ import functools
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
-from typing import Self
+from typing import Any, Self
 
-import jinja2
 import numpy as np
 
 from tformer.data.sources import text_reader
 from tformer.data.sources.records import BadRecord
-from tformer.data.tokenizers import template_sandbox
 from tformer.data.tokenizers.vocabulary import MARK, Tokenizer
 from tformer.errors import UserError
 
@@ -60,7 +58,9 @@ class ChatTemplate:
         return self
 
     @functools.cached_property
-    def _compiled(self) -> tuple[template_sandbox.Environment, jinja2.Template]:
+    def _compiled(self) -> tuple[Any, Any]:
+        from tformer.data.tokenizers import template_sandbox  # imports Jinja, which only chats need
+
         environment = template_sandbox.environment()
         return environment, environment.from_string(self.text)
 

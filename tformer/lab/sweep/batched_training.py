@@ -196,6 +196,9 @@ class StackedGroup(Group):
         )
         return made
 
+    def _lower(self, state: TrainState, batch: Batch, hyper: Hyperparameters) -> jax.stages.Lowered:
+        return self.step.lower(state, batch, hyper)  # type: ignore[attr-defined]
+
     def start(self) -> tuple[TrainState, Hyperparameters]:
         """Returns (the states of all slices, their hyperparameters)."""
         of = {}  # in the host's memory: a device has room for its own trials
