@@ -297,6 +297,10 @@ def test_the_importance_of_fields_is_found_and_bears_diverged_arms():
     values = [math.inf if each[RATE] > 0.5 else math.log10(each[RATE] / 0.03) ** 2 for each in drawn]
     found = optuna_study.importance(SPACE | {'train.z_loss': uniform(0, 1)}, drawn, values)
     assert found[RATE] > 0.8 and sum(found.values()) == pytest.approx(1)
+    # Half of the decades count as half of the range, though they are a hundredth of its length.
+    values = [float(each[RATE] < 1e-2) + 0.3 * (each['train.z_loss'] > 0.5) for each in drawn]
+    found = optuna_study.importance(SPACE | {'train.z_loss': uniform(0, 1)}, drawn, values)
+    assert found[RATE] > 0.6 and found['train.z_loss'] > found['optimizer.weight_decay']
     with pytest.raises(UserError, match='7 arms are too few to rate fields: 8'):
         optuna_study.importance(SPACE, sample(SPACE, 7), range(7))
 
@@ -324,15 +328,15 @@ MISTAKES = {
     'budget of hours=0 must be a positive number': lambda: search(SPACE, budget={'hours': 0}),
     'budget=2 is not a dict': lambda: search(SPACE, budget=2),
     'rungs need train.num_steps': lambda: SearchJobs(
-        search(SPACE, rungs=asha()), config.override(BASE, {'train.num_steps': None, 'train.num_epochs': 1.0})
+        search(SPACE, 'random', rungs=asha()), config.override(BASE, {'train.num_steps': None, 'train.num_epochs': 1.0})
     ),
-    'rungs need evaluations before the end': lambda: SearchJobs(
-        search(SPACE, rungs=asha()), config.override(BASE, {'train.eval_every': None})
+    'rungs need earlier evaluations: one each 270 steps of 270; set train.eval_every': lambda: SearchJobs(
+        search(SPACE, 'random', rungs=asha()), config.override(BASE, {'train.eval_every': None})
     ),
     "model.norm='rmsnrm' does not fit the base: .*did you mean 'rmsnorm'": lambda: SearchJobs(
-        search({'model.norm': choice(['rmsnrm', 'layernorm'])}), BASE
+        search({'model.norm': choice(['rmsnrm', 'layernorm'])}, 'random'), BASE
     ),
-    'learning_rate=-1.0 does not fit the base': lambda: SearchJobs(search({RATE: uniform(-1, 1)}), BASE),
+    'learning_rate=-1.0 does not fit the base': lambda: SearchJobs(search({RATE: uniform(-1, 1)}, 'random'), BASE),
     r'integers\(1.5, 3\): both must be integers': lambda: integers(1.5, 3),
     r'integers\(0, 3, log=True\): both must be positive': lambda: integers(0, 3, log=True),
 }
@@ -342,6 +346,11 @@ MISTAKES = {
 def test_mistakes_are_told(message):
     with pytest.raises(UserError, match=message):
         MISTAKES[message]()
+
+
+def test_evaluations_may_be_told_as_a_share_of_the_run():
+    base = config.override(BASE, {'train.eval_every': 0.1})
+    assert SearchJobs(search(SPACE, 'random', rungs=asha(rungs=2)), base).steps == (54, 108, None)
 
 
 def test_a_metric_that_no_evaluation_has_is_told_with_the_nearest(tmp_path):
