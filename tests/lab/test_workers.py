@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 
@@ -223,6 +224,9 @@ def test_programs_are_kept_where_only_numbers_differ(tmp_path: pathlib.Path, mad
         assert first.jitted_step is second.jitted_step and first.jitted_init is second.jitted_init
         assert (first.config, second.config) == (one, same) and (first.hyper.seed, second.hyper.seed) == (0, 1)
         assert program_cache.score_of(first, one) is program_cache.score_of(second, same)
+        words = [types.SimpleNamespace(fingerprint=name) for name in 'aab']
+        assert [program_cache.tokenizers(each) for each in words] == [words[0], words[0], words[2]]
+        assert program_cache.tokenizers(words[1]) is words[0]
         for field, value in {'model.mlp_dim': 32, 'train.num_steps': 7, 'optimizer.beta1': 0.5}.items():
             other = program_cache.program(config.override(one, {field: value}), batch, mesh)
             assert other.jitted_step is not first.jitted_step

@@ -74,6 +74,7 @@ def train(
         copies.follow(directory)
         previous = None if last is None else checkpoint.read_metadata(directory, last)
         data = setup.load_data(config, directory, mesh, previous, may_differ)
+        data = data._replace(tokenizers=program_cache.tokenizers(data.tokenizers))
         if processes.first():
             workdir.save_config(directory, data.config)
 

@@ -9,12 +9,14 @@ from typing import Any
 from jax.sharding import Mesh
 
 from tformer.config import Config
+from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.evaluation import scorer
 from tformer.optim.hyperparameters import standard
 from tformer.training.program import Program, make_program
 
 MOST = 2  # programs of other configs or shapes go, and their memory with them
 
+_tokenizers: dict[str, Tokenizers] = {}  # by their fingerprints
 _kept: collections.OrderedDict[Any, Program] | None = None  # None: this process trains one run, and keeps nothing
 
 
@@ -28,6 +30,7 @@ def forget() -> None:
     """Drops all programs, and keeps none from now on."""
     global _kept
     _kept = None
+    _tokenizers.clear()
 
 
 def program(config: Config, batch: Mapping[str, Any], mesh: Mesh) -> Program:
@@ -45,6 +48,15 @@ def program(config: Config, batch: Mapping[str, Any], mesh: Mesh) -> Program:
         _kept.popitem(last=False)
         gc.collect()
     return _of(made, config)
+
+
+def tokenizers(made: Tokenizers) -> Tokenizers:
+    """Returns equal tokenizers as one object, because the programs of generation are kept by it."""
+    if _kept is None:
+        return made
+    if len(_tokenizers) > MOST:
+        _tokenizers.clear()
+    return _tokenizers.setdefault(made.fingerprint, made)
 
 
 def _of(made: Program, config: Config) -> Program:
