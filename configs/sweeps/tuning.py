@@ -8,7 +8,7 @@ The model has one layer on either side, 64 wide, and trains for 270 steps on the
 27 arms by chance and pauses them after 30 and 90 steps; a third goes on from each. The best arm and the recipe's own
 values run again with five fresh seeds. `smoke` draws two arms of two steps.
 
-Machine and time: MACHINE
+Machine and time: 19 minutes on two CPU cores beside other work, 6 of them CPU time.
 """
 
 from typing import Literal

@@ -47,6 +47,7 @@ def test_the_random_sampler_draws_what_sample_draws_and_qmc_fills_the_space(tmp_
         assert sorted(int(16 * each[field]) for each in worker.draws()) == list(range(16))
 
 
+@pytest.mark.slow_cases('qmc', 'cmaes')
 @pytest.mark.parametrize('sampler', SAMPLERS)
 def test_the_same_search_again_is_the_same_and_another_seed_is_another(tmp_path, sampler):
     fields = {'sampler': sampler, 'trials': 14, 'rungs': asha(rungs=2)}
@@ -63,6 +64,7 @@ def test_samplers_that_learn_draw_nearer_to_the_optimum_than_chance(tmp_path, sa
     assert sum(misses[12:]) / 12 < 0.6  # of draws by chance it is 1.0
 
 
+@pytest.mark.slow_cases('qmc', 'cmaes')
 @pytest.mark.parametrize('sampler', SAMPLERS)
 def test_every_kind_of_value_is_drawn_as_the_sweep_file_has_it(tmp_path, sampler):
     space = {
@@ -110,6 +112,7 @@ def test_without_rungs_every_arm_trains_to_its_end_and_the_best_is_run_again_wit
     assert {trial.directory for trial in worker.jobs.listed(tmp_path)} == {name for name, _ in worker.asked}
 
 
+@pytest.mark.slow_cases('hyperband', 'median')
 @pytest.mark.parametrize('rule', [asha(), hyperband(), median()], ids=['asha', 'hyperband', 'median'])
 def test_rungs_cost_less_than_training_every_arm_and_find_the_same(tmp_path, rule):
     plain, paused = ran(tmp_path / 'plain', trials=27), ran(tmp_path / 'rungs', trials=27, rungs=rule)
@@ -159,6 +162,7 @@ def test_arms_have_several_seeds_and_are_compared_by_their_mean(tmp_path):
 # ------------------------------------------------------------------------------------------------------------ kills
 
 
+@pytest.mark.slow_cases('qmc', 'tpe')
 @pytest.mark.parametrize('sampler', SAMPLERS)
 def test_a_worker_that_is_killed_at_any_step_and_begun_again_makes_the_same_search(tmp_path, sampler):
     fields = {'sampler': sampler, 'trials': 12, 'rungs': asha(rungs=2), 'confirm': 2}
@@ -175,6 +179,7 @@ def test_a_worker_that_is_killed_at_any_step_and_begun_again_makes_the_same_sear
     assert kept == whole.asked and worker.draws() == whole.draws()
 
 
+@pytest.mark.slow_cases('median', 'none')
 @pytest.mark.parametrize('rule', [asha(), hyperband(), median(), None], ids=['asha', 'hyperband', 'median', 'none'])
 def test_several_workers_that_die_train_nothing_twice_and_count_no_rung_twice(tmp_path, rule):
     rng, made = random.Random(7), search(SPACE, 'random', 20, rungs=rule, confirm=2)
@@ -297,6 +302,10 @@ def test_the_importance_of_fields_is_found_and_bears_diverged_arms():
     values = [math.inf if each[RATE] > 0.5 else math.log10(each[RATE] / 0.03) ** 2 for each in drawn]
     found = optuna_study.importance(SPACE | {'train.z_loss': uniform(0, 1)}, drawn, values)
     assert found[RATE] > 0.8 and sum(found.values()) == pytest.approx(1)
+    # Half of the decades count as half of the range, though they are a hundredth of its length.
+    values = [float(each[RATE] < 1e-2) + 0.3 * (each['train.z_loss'] > 0.5) for each in drawn]
+    found = optuna_study.importance(SPACE | {'train.z_loss': uniform(0, 1)}, drawn, values)
+    assert found[RATE] > 0.6 and found['train.z_loss'] > found['optimizer.weight_decay']
     with pytest.raises(UserError, match='7 arms are too few to rate fields: 8'):
         optuna_study.importance(SPACE, sample(SPACE, 7), range(7))
 
@@ -324,15 +333,15 @@ MISTAKES = {
     'budget of hours=0 must be a positive number': lambda: search(SPACE, budget={'hours': 0}),
     'budget=2 is not a dict': lambda: search(SPACE, budget=2),
     'rungs need train.num_steps': lambda: SearchJobs(
-        search(SPACE, rungs=asha()), config.override(BASE, {'train.num_steps': None, 'train.num_epochs': 1.0})
+        search(SPACE, 'random', rungs=asha()), config.override(BASE, {'train.num_steps': None, 'train.num_epochs': 1.0})
     ),
-    'rungs need evaluations before the end': lambda: SearchJobs(
-        search(SPACE, rungs=asha()), config.override(BASE, {'train.eval_every': None})
+    'rungs need earlier evaluations: one each 270 steps of 270; set train.eval_every': lambda: SearchJobs(
+        search(SPACE, 'random', rungs=asha()), config.override(BASE, {'train.eval_every': None})
     ),
     "model.norm='rmsnrm' does not fit the base: .*did you mean 'rmsnorm'": lambda: SearchJobs(
-        search({'model.norm': choice(['rmsnrm', 'layernorm'])}), BASE
+        search({'model.norm': choice(['rmsnrm', 'layernorm'])}, 'random'), BASE
     ),
-    'learning_rate=-1.0 does not fit the base': lambda: SearchJobs(search({RATE: uniform(-1, 1)}), BASE),
+    'learning_rate=-1.0 does not fit the base': lambda: SearchJobs(search({RATE: uniform(-1, 1)}, 'random'), BASE),
     r'integers\(1.5, 3\): both must be integers': lambda: integers(1.5, 3),
     r'integers\(0, 3, log=True\): both must be positive': lambda: integers(0, 3, log=True),
 }
@@ -342,6 +351,11 @@ MISTAKES = {
 def test_mistakes_are_told(message):
     with pytest.raises(UserError, match=message):
         MISTAKES[message]()
+
+
+def test_evaluations_may_be_told_as_a_share_of_the_run():
+    base = config.override(BASE, {'train.eval_every': 0.1})
+    assert SearchJobs(search(SPACE, 'random', rungs=asha(rungs=2)), base).steps == (54, 108, None)
 
 
 def test_a_metric_that_no_evaluation_has_is_told_with_the_nearest(tmp_path):

@@ -66,7 +66,9 @@ def test_the_section_is_in_the_report_and_its_numbers_are_those_of_the_runs(work
     )
     assert 'with 3 fresh seeds. The searched runs decide nothing' in section and 'The best 10 of 12 arms' in section
     rated = '| `optimizer.learning_rate` | ' in section.partition('| field | importance |')[2]
-    assert rated == optuna_study.is_installed() and (rated or "pip install 'tformer\\[search]'" in section)
+    assert rated == optuna_study.is_installed() and (
+        rated or "Optuna, which rates them, is not installed: pip install 'tformer" in section
+    )
     assert text.count('learning_rate=') > 0 and '12 trials' not in text.partition('## The search')[0]
     assert (worker.home / 'report.html').read_text().count('The search') >= 1
 
@@ -89,7 +91,7 @@ def test_a_search_that_confirms_nothing_gives_no_verdict(tmp_path: pathlib.Path)
     write.write(found)
     text = (tmp_path / 'x' / 'report.md').read_text()
     assert 'No arm was run again with fresh seeds, so these runs give no verdict' in text
-    assert 'are too few to rate fields' in text or 'needs Optuna' in text
+    assert 'are too few to rate fields' in text or 'Optuna, which rates them, is not installed' in text
 
 
 def test_of_a_list_that_cannot_be_read_nothing_is_told(tmp_path: pathlib.Path) -> None:

@@ -43,14 +43,14 @@ def resolve(
         encoder_size = model.vocab_size if encoder_vocab_size == vocab_size else None
         encoder_size = encoder_size or encoder_vocab_size
     num_steps = train.num_steps or max(1, round((train.num_epochs or 0) * steps_per_epoch))
-    eval_every = _steps(train.eval_every or num_steps, num_steps)
+    eval_every = whole_steps(train.eval_every or num_steps, num_steps)
     derived = {
         'model.vocab_size': model.vocab_size or vocab_size,
         'model.encoder_vocab_size': model.encoder_vocab_size or encoder_size,
         'model.num_classes': model.num_classes or (num_classes if TASKS[train.objective].classes_from_data else None),
         'train.num_steps': num_steps,
         'train.num_epochs': None,
-        'optimizer.warmup_steps': _steps(config.optimizer.warmup_steps, num_steps),
+        'optimizer.warmup_steps': whole_steps(config.optimizer.warmup_steps, num_steps),
         'train.eval_every': eval_every,
         'train.checkpoint_every': train.checkpoint_every or eval_every,
         'data.encoder_length': config.data.encoder_length or config.data.length,
@@ -61,6 +61,6 @@ def resolve(
     return config
 
 
-def _steps(value: float, num_steps: int) -> int:
+def whole_steps(value: float, num_steps: int) -> int:
     """Returns a number of steps, which is stated as such or as a share of the run."""
     return value if isinstance(value, int) else max(1, round(value * num_steps))

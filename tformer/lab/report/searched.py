@@ -12,7 +12,7 @@ from tformer.errors import UserError
 from tformer.evaluation import metrics
 from tformer.lab.report.results import DONE, FAILED, Results, Run
 from tformer.lab.sweep import optuna_study, search_jobs
-from tformer.lab.sweep.distributions import Choice, Range
+from tformer.lab.sweep.distributions import Choice, Distribution, Range
 
 SHOWN = 10  # arms in the table
 
@@ -158,14 +158,14 @@ def _progress(arms: Sequence[SearchedArm], sign: int) -> list[Best]:
 
 
 def _importance(
-    space: Mapping[str, Any], arms: Sequence[SearchedArm], rung: int | None, sign: int
+    space: Mapping[str, Distribution], arms: Sequence[SearchedArm], rung: int | None, sign: int
 ) -> tuple[dict[str, float], str | None]:
     there = [arm for arm in arms if rung in arm.values and arm.name is not None]
     values = [
         sign * arm.values[rung] if math.isfinite(arm.values[rung]) else math.inf for arm in there if rung is not None
     ]
     try:
-        return optuna_study.importance(space, [arm.overrides for arm in there], values), None
+        return optuna_study.importance(space, [dict(arm.overrides) for arm in there], values), None
     except UserError as error:
         return {}, str(error)
 

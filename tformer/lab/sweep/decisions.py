@@ -19,7 +19,8 @@ class RunState(NamedTuple):
     has_failed: bool = False
 
 
-class Train(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Train:
     """A run is to be trained to a rung."""
 
     number: int  # of the draw
@@ -27,15 +28,18 @@ class Train(NamedTuple):
     rung: int
 
 
-class Draw(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Draw:
     """Another arm is to be drawn."""
 
 
-class Waiting(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Waiting:
     """Nothing can be begun before a run that trains has ended."""
 
 
-class Over(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Over:
     """The search has ended."""
 
 

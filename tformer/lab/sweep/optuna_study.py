@@ -109,7 +109,8 @@ def importance(
 ) -> dict[str, float]:
     """Returns the share of each field in the variance of the values' ranks, by fANOVA (Hutter et al. 2014).
 
-    Ranks bear diverged arms, whose value is inf. The trees of fANOVA are scikit-learn's.
+    Ranks bear diverged arms, whose value is inf. Optuna weighs a range evenly whatever its scale, so one by ratios is
+    told as that of the logarithms. The trees of fANOVA are scikit-learn's.
 
     Raises:
       UserError: Optuna is not installed, or the arms are too few.
@@ -118,12 +119,17 @@ def importance(
         raise UserError(f'{len(drawn)} arms are too few to rate fields: {LEAST}')
     with _quiet() as optuna:
         study = optuna.create_study()
+        logs = {field: Range(*map(math.log, (of.low, of.high))) for field, of in space.items() if _is_log(of)}
+        even = {**space, **logs}
         for arm, rank in zip(drawn, stats.rankdata(values), strict=True):
-            params = {field: _written(of, arm[field]) for field, of in space.items()}
-            trial = _trial(optuna, space, params, {}, optuna.trial.TrialState.COMPLETE, value=float(rank))
-            study.add_trial(trial)
+            params = {
+                field: math.log(arm[field]) if field in logs else _written(of, arm[field])
+                for field, of in space.items()
+            }
+            study.add_trial(_trial(optuna, even, params, {}, optuna.trial.TrialState.COMPLETE, value=float(rank)))
         rated = optuna.importance.FanovaImportanceEvaluator(seed=0)
-        return dict(optuna.importance.get_param_importances(study, evaluator=rated))
+        found = optuna.importance.get_param_importances(study, evaluator=rated)
+        return {field: float(share) for field, share in found.items()}
 
 
 # ----------------------------------------------------------------------------------------------------------- Optuna's
@@ -135,7 +141,7 @@ def _quiet() -> Iterator[Any]:
     try:
         import optuna
     except ImportError as error:
-        raise UserError(f'to rate fields needs Optuna: {MISSING}') from error
+        raise UserError(f'Optuna, which rates them, is not installed: {MISSING}') from error
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
@@ -230,6 +236,10 @@ def _distribution(optuna: Any, of: Distribution) -> Any:
     assert isinstance(of, Range)
     kind = optuna.distributions.IntDistribution if of.whole else optuna.distributions.FloatDistribution
     return kind(of.low, of.high, log=of.log)
+
+
+def _is_log(of: Distribution) -> bool:
+    return isinstance(of, Range) and of.log
 
 
 def _within(of: Distribution, value: Any) -> Any:

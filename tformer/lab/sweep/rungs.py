@@ -44,19 +44,16 @@ class Rule:
         """Returns the shares of the run after which the rungs before the end are."""
         return [self.reduction ** (rung - self.rungs) for rung in range(self.rungs)]
 
-    def steps(self, num_steps: int, eval_every: int | None) -> tuple[int, ...]:
+    def steps(self, num_steps: int, eval_every: int) -> tuple[int, ...]:
         """Returns the steps of the rungs: evaluations of the run, rising; the last is the end.
 
         Raises:
           UserError: no evaluation is early enough.
         """
-        found = (
-            {eval_every * math.ceil(share * num_steps / eval_every) for share in self.shares()} if eval_every else ()
-        )
+        found = {eval_every * math.ceil(share * num_steps / eval_every) for share in self.shares()}
         if not (early := sorted(step for step in found if step < num_steps)):
-            raise UserError(
-                f'rungs need evaluations before the end: train.eval_every={eval_every}, train.num_steps={num_steps}'
-            )
+            line = f'one each {eval_every} steps of {num_steps}; set train.eval_every'
+            raise UserError(f'rungs need earlier evaluations: {line}')
         return (*early, num_steps)
 
     def first(self, number: int, last: int) -> int:

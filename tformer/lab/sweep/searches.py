@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tformer import config
+from tformer.checks import derived
 from tformer.config import Config
 from tformer.errors import UserError, choose
 from tformer.evaluation import metrics
@@ -86,7 +87,9 @@ class Search:
             return (None,)
         if base.train.num_steps is None:
             raise UserError('search: rungs need train.num_steps; train.num_epochs depends on the data')
-        return (*self.rungs.steps(base.train.num_steps, base.train.eval_every)[:-1], None)
+        num_steps = base.train.num_steps
+        every = derived.whole_steps(base.train.eval_every or num_steps, num_steps)
+        return (*self.rungs.steps(num_steps, every)[:-1], None)
 
     def arm_seeds(self, base: Config) -> list[int]:
         """Returns the values of train.seed of the searched runs of an arm."""
