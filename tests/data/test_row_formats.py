@@ -179,7 +179,7 @@ def test_only_the_columns_that_are_asked_for_are_read(tmp_path) -> None:
     whole[place : place + 40] = b'z' * 40
     (tmp_path / 'a.parquet').write_bytes(whole)
     assert len(load('valid', 'masked_lm', valid_path=(str(tmp_path / 'a.parquet'),))) == 500
-    with pytest.raises(UserError, match='a.parquet cannot be read: '):
+    with pytest.raises(UserError, match=r'a.parquet cannot be read: '):
         load('valid', 'masked_lm', valid_path=(str(tmp_path / 'a.parquet'),), columns=('junk',))
 
 
@@ -220,7 +220,7 @@ def test_sets_of_the_hubs_datasets(tmp_path) -> None:
     with pytest.raises(UserError, match=r'data-00001-of-00003.arrow, a part of .*train, does not exist'):
         load('train', 'token_classification', path=(str(tmp_path / 'splits'),))
     (tmp_path / 'one' / 'state.json').write_text('{}')
-    with pytest.raises(UserError, match='state.json is not of a saved set: KeyError'):
+    with pytest.raises(UserError, match=r'state.json is not of a saved set: KeyError'):
         load('train', 'token_classification', path=(str(tmp_path / 'one'),))
 
 
@@ -260,7 +260,7 @@ def test_a_shard_has_no_links(tmp_path) -> None:
         link = tarfile.TarInfo('1.txt')
         link.type, link.linkname = tarfile.SYMTYPE, '/etc/passwd'
         tar.addfile(link)
-    with pytest.raises(UserError, match="its member '1.txt' is not a file"):
+    with pytest.raises(UserError, match=r"its member '1.txt' is not a file"):
         load('valid', 'masked_lm', valid_path=(str(tmp_path / 'a.tar'),))
 
 
@@ -276,7 +276,7 @@ def test_array_records_of_text(tmp_path) -> None:
 
 def test_an_old_feather_says_so(tmp_path) -> None:
     (tmp_path / 'a.feather').write_bytes(b'FEA1' + bytes(40))
-    with pytest.raises(UserError, match='a.feather is Feather of version 1: write it as version 2'):
+    with pytest.raises(UserError, match=r'a.feather is Feather of version 1: write it as version 2'):
         load('valid', 'masked_lm', valid_path=(str(tmp_path / 'a.feather'),))
 
 

@@ -16,8 +16,9 @@ from tformer.config.run import Config
 from tformer.data import cache, ragged
 from tformer.data.ragged import Ragged
 from tformer.data.sources.records import Bad, BadRecord, Record, Split, text_of
+from tformer.data.sources.token_files import Tokens
 from tformer.data.tokenizers.tokenizers import Tokenizers
-from tformer.errors import nearest
+from tformer.errors import UserError, nearest
 
 _AT_ONCE = 2000  # records that are tokenised together
 _KEY_NAMES = {'second_text': 'others'}  # former names of columns: with them old checkpoints know their data again
@@ -94,6 +95,8 @@ def columns(
                 yield f'{name}.ids', np.concatenate([np.asarray(row, dtype) for row in own])
                 yield f'{name}.offsets', offsets
 
+    if isinstance(records, Split) and records.of_tokens:
+        return _of_tokens(config, tokenizers, encoding, records)
     if isinstance(records, Split):
 
         def write(writer: cache.Writer) -> None:
@@ -118,6 +121,16 @@ def columns(
         digest = hashing.digest_bytes(*arrays.values(), size=8)
     by_name = {name: Ragged(arrays[f'{name}.ids'], arrays[f'{name}.offsets']) for name in dtypes}
     return Columns(by_name, np.array(facts['bad'], np.int64), facts['skipped'], digest)
+
+
+def _of_tokens(config: Config, tokenizers: Tokenizers, encoding: Encoding, records: Split) -> Columns:
+    """Returns the tokens of documents that are in token files, where they are."""
+    if encoding != TEXT:
+        raise UserError(f'data.path names files of tokens, and train.objective={config.train.objective} needs texts')
+    assert isinstance(records.contents, Tokens)
+    specials, digest = tokenizers.target.specials, [tokenizers.fingerprint, records.fingerprint]
+    documents = records.contents.of_vocabulary(tokenizers.target.vocab_size, specials.bos, specials.eos)
+    return Columns({'tokens': documents}, np.zeros(0, np.int64), 0, hashing.digest_json(digest, size=8))
 
 
 def _check(dtypes: Mapping[str, Any], arrays: cache.Arrays, facts: cache.Facts) -> None:

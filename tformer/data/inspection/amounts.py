@@ -20,7 +20,9 @@ _MOST_LABELS = 10
 def text_columns(config: Config, train: Batches) -> dict[str, str]:
     """Returns the columns of tokens that are not empty in the training split, each with the field that it encodes."""
     texts = format_of(config).encoding.texts.items()
-    return {name: field for name, field in texts if any(len(part.examples.columns[name].flat) for part in train.parts)}
+    return {
+        name: field for name, field in texts if any(part.examples.columns[name].lengths.any() for part in train.parts)
+    }
 
 
 def records(config: Config, splits: Mapping[str, Batches], joined: Mapping[str, mixture.Concatenation]) -> list[str]:
@@ -62,7 +64,7 @@ def vocabulary(
             unknown = (source if column == 'sources' else target).specials.unk
             columns = [part.examples.columns[column] for part in batches.parts]
             counts = [
-                np.array([text.num_bytes[field], len(ids.flat), len(ids), (ids.flat == unknown).sum()])
+                np.array([text.num_bytes[field], ids.lengths.sum(), len(ids), ids.count(unknown)])
                 for text, ids in zip(texts[split], columns, strict=True)
             ]
             if split == 'train' and len(columns) > 1:

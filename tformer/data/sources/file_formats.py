@@ -11,7 +11,7 @@ from typing import Any
 from tformer.config import json_files
 from tformer.config.run import Data
 from tformer.config.tasks import RECORDS, TASKS
-from tformer.data.sources import fields, row_formats, templates
+from tformer.data.sources import fields, row_formats, templates, token_files
 from tformer.data.sources.records import BadRecord, Record
 from tformer.data.sources.row_formats import Rows
 from tformer.data.sources.text_reader import PACKS, File, Numbered, Text
@@ -25,7 +25,7 @@ def ending(path: Path) -> str:
     """Returns the key of READERS that decides how a file is read, e.g. '.tsv' for lines.tsv.gz."""
     name = re.sub(r'-\d+-of-\d+$', '', path.name)  # of ArrayRecord
     suffix = Path(Path(name).stem if Path(name).suffix in PACKS else name).suffix
-    choose(READERS, suffix, f'the ending of {path}')
+    choose(dict.fromkeys(ENDINGS), suffix, f'the ending of {path}')
     return suffix
 
 
@@ -221,3 +221,4 @@ READERS: dict[str, Reader] = {
     '.conll': _conll,
     **dict.fromkeys(row_formats.ROWS, _rows),
 }
+ENDINGS = (*READERS, token_files.ENDING)

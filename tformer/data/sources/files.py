@@ -5,13 +5,14 @@ import glob
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tformer.config.run import Data
 from tformer.config.tasks import RECORDS, TASKS
 from tformer.data import cache, stores
-from tformer.data.sources.file_formats import READERS, ending, opened
+from tformer.data.sources import token_files
+from tformer.data.sources.file_formats import ENDINGS, READERS, ending, opened
 from tformer.data.sources.records import Read, Record, fingerprint, split_of, text_of
 from tformer.data.sources.spooled import Spooled
 from tformer.data.sources.text_reader import PACKS, File, Numbered, find
@@ -27,7 +28,7 @@ def load(config: Data, objective: str, split: str) -> tuple[str, Read]:
 
     The files are those of `config.valid_path` or `config.test_path` where these are set, else those of `config.path`.
     Each entry is a file, a glob of files, or a directory. A directory holds a file `{split}` with an ending of
-    `READERS`, or all parts of it, such as `{split}-00000-of-00004.tsv` or `{split}.0.tsv.gz`; `validation` and `val`
+    `ENDINGS`, or all parts of it, such as `{split}-00000-of-00004.tsv` or `{split}.0.tsv.gz`; `validation` and `val`
     are names of valid, too. Or `save_to_disk` of the hub's `datasets` has written it, with splits or without. If `path`
     names files, or a set without splits, 2 % of their records are held out for each split without a path of its own, by
     the hash of their source, context or text. A .txt file under an objective on running text is one document, so its
@@ -41,25 +42,41 @@ def load(config: Data, objective: str, split: str) -> tuple[str, Read]:
     paths = own.get(split) or config.path
     if not paths:
         raise UserError("data.source='files' needs data.path: directories, or the train files")
-    located: list[tuple[File, tuple[str, ...]]] = []  # each file, and the splits that are held out of it
+    located: list[tuple[Path, tuple[str, ...]]] = []  # each file, and the splits that are held out of it
     for name in map(stores.fetched, paths):
         has_splits = os.path.isdir(name) and not os.path.isfile(os.path.join(name, _SAVED))
         parts = () if own.get(split) or has_splits else held_out
-        located += [(find(path), parts) for path in _located(name, split) if ending(path)]
+        located += [(path, parts) for path in _located(name, split) if ending(path)]
+    if any(path.suffix == token_files.ENDING for path, _ in located):
+        return _tokens(located, objective, split)
     how: list[object] = [config.columns, config.bad_lines, objective]
     if TASKS[objective].labelled:
         how += [config.labels, config.label_range]
     if config.source_template is not None:
         how += [config.source_template, config.target_template]
-    contents = [(file.digest, ending(file.path), file.path.suffix, parts, parts and split) for file, parts in located]
+    files = [(find(path), parts) for path, parts in located]
+    contents = [(file.digest, ending(file.path), file.path.suffix, parts, parts and split) for file, parts in files]
 
     def read() -> tuple[Spooled, int]:
-        texts = [(opened(file, config.bad_lines), parts) for file, parts in located]
+        texts = [(opened(file, config.bad_lines), parts) for file, parts in files]
         records = (record for text, parts in texts for record in _read(text, parts, split, config, objective))
         spooled = Spooled(records, cache.directory(config))
         return spooled, sum(text.skipped for text, _ in texts)
 
     return fingerprint(how, contents), read
+
+
+def _tokens(located: Sequence[tuple[Path, tuple[str, ...]]], objective: str, split: str) -> tuple[str, Read]:
+    """As `load`, of files of tokens."""
+    for path, _ in located:
+        if path.suffix != token_files.ENDING:
+            raise UserError(f'{path} holds no tokens, unlike other files of data.path: make parts of data.mixture')
+        if TASKS[objective].fields != ('text',):
+            wanted = ' and '.join(TASKS[objective].fields)
+            raise UserError(f'{path} has only tokens and {objective} needs {wanted}: use a .tsv or .jsonl file')
+    files = [(token_files.found(path), parts) for path, parts in located]
+    contents = [(each.file.digest, each.index and each.index.digest, parts, parts and split) for each, parts in files]
+    return fingerprint('tokens', contents), token_files.Reader(files, split)
 
 
 def _located(name: str, split: str) -> list[Path]:
@@ -107,7 +124,7 @@ def _saved(directory: Path) -> list[Path]:
 
 def _of_split(directory: Path, split: str) -> list[Path]:
     """Returns the file of `split`, or all its parts."""
-    endings = ','.join(ending[1:] for ending in READERS)
+    endings = ','.join(ending[1:] for ending in ENDINGS)
     packs, names = '|'.join(PACKS), '|'.join(_NAMES[split])
     pattern = re.compile(
         rf'({names})(?:([-._])(\d+)(-of-(\d+))?)?\.({endings.replace(",", "|")})({packs.replace(".", "[.]")})?'

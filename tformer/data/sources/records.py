@@ -89,6 +89,10 @@ class View(Sequence[Record]):
         found = range(len(self))[index]  # an index, or the indices of a slice
         return self._records(found) if isinstance(found, range) else self._records([found])[0]
 
+    def taken(self, indices: Sequence[int]) -> 'View':
+        """Returns the records at some indices, in their order."""
+        return Subset(self, indices)
+
 
 class Subset(View):
     """The records at some indices of others, in the order of the indices."""
@@ -107,10 +111,16 @@ class Subset(View):
 class Split(Sequence[Record]):
     """The records of a split, read on first access."""
 
-    def __init__(self, fingerprint: str, read: Read, whole: 'Split | None' = None) -> None:
+    def __init__(self, fingerprint: str, read: Read, whole: 'Split | None' = None, of_tokens: bool = False) -> None:
         self.fingerprint = fingerprint  # splits with the same one have the same records, on every machine
         self.whole = self if whole is None else whole  # the split that this is a sample of (data.train_examples)
+        self.of_tokens = of_tokens  # whether `contents` are `token_files.Tokens`
         self._read = read
+
+    @property
+    def contents(self) -> Sequence[Record]:
+        """The records as the source gives them."""
+        return self._contents[0]
 
     @functools.cached_property
     def _contents(self) -> tuple[Sequence[Record], int]:
@@ -128,9 +138,10 @@ class Split(Sequence[Record]):
             records, skipped = self._contents
             if count > len(records):
                 raise UserError(f'data.train_examples={count} is more than the training split has: {len(records)}')
-            return Subset(records, permuted(np.arange(count), len(records), key).tolist()), skipped
+            take = records.taken if isinstance(records, View) else functools.partial(Subset, records)
+            return take(permuted(np.arange(count), len(records), key).tolist()), skipped
 
-        return Split(fingerprint('sample', self.fingerprint, count, key), read, whole=self)
+        return Split(fingerprint('sample', self.fingerprint, count, key), read, self, self.of_tokens)
 
     def __len__(self) -> int:
         return len(self._contents[0])
