@@ -103,25 +103,25 @@ class Documents(Ragged):
 
         What stands between the first and the last row of an array is read once.
         """
-        for index, array in enumerate(self.arrays):
+        for index, values in enumerate(self.arrays):
             own = self.owners == index
-            first = int(self.starts[own].min(initial=len(array)))
+            first = int(self.starts[own].min(initial=len(values)))
             wrong = -1
-            for some in _pieces(array[first : int(self.stops[own].max(initial=first))]):
+            for some in _pieces(values[first : int(self.stops[own].max(initial=first))]):
                 if some.min() < 0 or some.max() >= size:
                     wrong = first + int(np.flatnonzero((some < 0) | (some >= size))[0])
                     break
                 first += len(some)
-            yield wrong, 0 if wrong < 0 else int(array[wrong])
+            yield wrong, 0 if wrong < 0 else int(values[wrong])
 
     def stripped(self, first: int, last: int) -> 'Documents':
         """Returns the rows without their first number where that is `first`, and without their last one if `last`."""
         starts, stops = self.starts.copy(), self.stops.copy()
-        for index, array in enumerate(self.arrays):
+        for index, values in enumerate(self.arrays):
             own = np.flatnonzero((self.owners == index) & (stops > starts))
-            stops[own] -= array[stops[own] - 1] == last
+            stops[own] -= values[stops[own] - 1] == last
             own = own[stops[own] > starts[own]]
-            starts[own] += array[starts[own]] == first
+            starts[own] += values[starts[own]] == first
         return Documents(self.arrays, self.owners, starts, stops)
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from tformer.config.run import Data
 from tformer.config.tasks import RECORDS, TASKS
-from tformer.data import cache, stores
+from tformer.data import cache, remote
 from tformer.data.sources import token_files
 from tformer.data.sources.file_formats import ENDINGS, READERS, ending, opened
 from tformer.data.sources.records import Read, Record, fingerprint, split_of, text_of
 from tformer.data.sources.spooled import Spooled
-from tformer.data.sources.text_reader import PACKS, File, Numbered, find
+from tformer.data.sources.text_reader import PACKS, Numbered, find
 from tformer.errors import NoSplitError, UserError, nearest
 
 _NAMES = {'train': ('train',), 'valid': ('valid', 'validation', 'val'), 'test': ('test',)}  # of files of a split
@@ -43,7 +43,7 @@ def load(config: Data, objective: str, split: str) -> tuple[str, Read]:
     if not paths:
         raise UserError("data.source='files' needs data.path: directories, or the train files")
     located: list[tuple[Path, tuple[str, ...]]] = []  # each file, and the splits that are held out of it
-    for name in map(stores.fetched, paths):
+    for name in (remote.fetched(path, cache.directory(config)) for path in paths):
         has_splits = os.path.isdir(name) and not os.path.isfile(os.path.join(name, _SAVED))
         parts = () if own.get(split) or has_splits else held_out
         located += [(path, parts) for path in _located(name, split) if ending(path)]
