@@ -1,4 +1,4 @@
-"""Files at a distance: servers that fail, cut their answers, say nothing or change; what is kept, and what is refused."""
+"""Files at a distance: servers that fail, cut their answers, say nothing or change; what is kept, what is refused."""
 
 import base64
 import functools
@@ -115,8 +115,11 @@ def test_what_is_damaged_in_the_cache_is_fetched_again(server, tmp_path, capsys)
 FAULTS: dict[str, list[Answer]] = {
     'errors': [fails(503), fails(500), fails(429), whole, fails(502), fails(504)],
     'cuts': [whole, cut(5_000), cut(0), cut(1), cut(50_000)],
-    'cuts without ranges': [whole, cut(5_000, ranges=False), cut(7_000, ranges=False), cut(9, ranges=False)]
-    + [functools.partial(whole, ranges=False)],
+    'cuts without ranges': [
+        whole,
+        *(cut(stop, ranges=False) for stop in (5_000, 7_000, 9)),
+        functools.partial(whole, ranges=False),
+    ],
     'many cuts that go on': [whole, *[cut(3_000)] * 20],
     'an error between cuts': [whole, cut(70_000), fails(500), cut(1_000), fails(503)],
     'closed': [lambda server: server.connection.close()] * 2,
@@ -286,12 +289,8 @@ def test_a_name_that_leads_outside_is_refused(tmp_path, monkeypatch: pytest.Monk
 
 def test_two_processes_fetch_a_file_once(server, tmp_path) -> None:
     """The second waits for the entry that the first makes: here both are threads, which `flock` tells apart."""
-    threads = [
-        threading.Thread(
-            target=lambda: Path(remote.fetched.__wrapped__(f'{server.url}/a.bytes', tmp_path)).read_bytes()
-        )
-        for _ in range(3)
-    ]
+    fetch_it = functools.partial(remote.fetched.__wrapped__, f'{server.url}/a.bytes', tmp_path)
+    threads = [threading.Thread(target=fetch_it) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -75,7 +75,7 @@ def _tokens(located: Sequence[tuple[Path, tuple[str, ...]]], objective: str, spl
             wanted = ' and '.join(TASKS[objective].fields)
             raise UserError(f'{path} has only tokens and {objective} needs {wanted}: use a .tsv or .jsonl file')
     files = [(token_files.found(path), parts) for path, parts in located]
-    contents = [(each.file.digest, each.index and each.index.digest, parts, parts and split) for each, parts in files]
+    contents = [(each.file.digest, each.idx and each.idx.digest, parts, parts and split) for each, parts in files]
     return fingerprint('tokens', contents), token_files.Reader(files, split)
 
 

@@ -229,7 +229,7 @@ class _Blocks:
 def _members(path: Path, tar: tarfile.TarFile) -> Iterator[tuple[str, str, tarfile.TarInfo]]:
     """Yields the key and name of each file in a shard."""
     for member in tar:
-        tar.members.clear()  # which it would keep
+        tar.members.clear()  # type: ignore[attr-defined]  # which it would keep
         place = PurePosixPath(member.name)
         if place.is_absolute() or '..' in place.parts:
             raise UserError(f'{path} cannot be read: its member {member.name!r} leads outside')

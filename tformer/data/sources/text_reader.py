@@ -216,7 +216,7 @@ class _Hashed(io.RawIOBase):
         return count
 
 
-PACKS: dict[str, Callable[[io.BufferedReader], io.BufferedIOBase]] = {  # by the last suffix of a file's name
+PACKS: dict[str, Callable[[Any], io.BufferedIOBase]] = {  # by the last suffix of a file's name
     '.gz': lambda stored: gzip.GzipFile(fileobj=stored),
     '.zst': _unzstd,
 }

@@ -4,6 +4,7 @@ Their numbers are read where they are, through memory maps, and are tokens of th
 has documents; the others are a stream of tokens, in which a document ends with a special token, if anything tells.
 """
 
+import dataclasses
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,7 +29,7 @@ class TokenFile(NamedTuple):
     """A file of tokens, found and hashed."""
 
     file: File
-    index: File | None
+    idx: File | None
     state: tuple[int, int]  # of the file, before it was hashed
 
 
@@ -73,7 +74,8 @@ class Tokens(View):
         return self.documents.stripped(bos, eos)
 
 
-class Reader(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Reader:
     """Reads a split of files, each with the splits that are held out of it.
 
     Held-out splits are the end of a file, from the start of a document on, as of a .txt file.
@@ -86,9 +88,9 @@ class Reader(NamedTuple):
         """Returns the documents; none is skipped."""
         maps, owners, starts, stops = [], [], [], []
         for number, (file, held_out) in enumerate(self.files):
-            tokens, first, last = _documents(file) if file.index else _stream(file)
+            tokens, first, last = _documents(file) if file.idx else _stream(file)
             if held_out:
-                first, last = _part(first, last, held_out, self.split, cut=file.index is None)
+                first, last = _part(first, last, held_out, self.split, cut=file.idx is None)
             maps.append(tokens)
             owners.append(np.full(len(first), number))
             starts.append(first)
@@ -138,8 +140,8 @@ def _documents(file: TokenFile) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     Raises:
       UserError: the index is none, or does not describe the file.
     """
-    assert file.index is not None
-    path, index = file.file.path, file.index.path
+    assert file.idx is not None
+    path, index = file.file.path, file.idx.path
     size = index.stat().st_size
     with index.open('rb') as stored:
         head = stored.read(_HEAD)
