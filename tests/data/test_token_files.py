@@ -13,6 +13,7 @@ from tformer.config import Model
 from tformer.config.run import Config, Data, Train
 from tformer.data import ragged
 from tformer.data.batches import mixture, pipeline
+from tformer.data.inspection import report
 from tformer.data.sources import sources
 from tformer.data.tokenizers.tokenizers import Tokenizers, train_tokenizers
 from tformer.errors import UserError
@@ -207,7 +208,7 @@ def test_files_that_are_damaged(tmp_path, case: str) -> None:
 def test_what_needs_texts_says_so(tmp_path) -> None:
     nanogpt(tmp_path / 'train.bin', [5, 6, 7])
     place = (str(tmp_path),)
-    with pytest.raises(UserError, match=r'train.bin holds tokens and no text.*: set the tokenizer that wrote it'):
+    with pytest.raises(UserError, match=r'train.bin holds tokens and no text, which this needs: set the tokenizer'):
         train_tokenizers(config(tokenizer='char'), sources.load(Data(path=place), 'causal_lm', 'train'))
     with pytest.raises(UserError, match=r'train.bin has only tokens and seq2seq needs source and target'):
         sources.load(Data(path=place), 'seq2seq', 'train')
@@ -217,6 +218,24 @@ def test_what_needs_texts_says_so(tmp_path) -> None:
     own = dataclasses.replace(config(path=(str(tmp_path / 'train.bin'),)), train=Train(objective='simcse'))
     with pytest.raises(UserError, match=r'files of tokens, and train.objective=simcse needs texts'):
         batches(dataclasses.replace(own, model=Model(family='encoder')))
+
+
+def test_records_are_texts_once_the_tokenizer_is_known(tmp_path) -> None:
+    megatron(tmp_path / 'valid', [[ids(text)] for text in TEXTS])
+    own = config(path=('x',), valid_path=(str(tmp_path / 'valid.bin'),), test_path=('x',))
+    loaded = mixture.load(own, 'valid')
+    first = loaded.first(7)
+    for records, count in ((first, 7), (loaded, len(TEXTS))):
+        made = pipeline.Batches(own, tokenizers(own), 'valid', training=False, records=records)
+        assert [record['text'] for record in records] == TEXTS[:count] == [record['text'] for record in made.records]
+    nanogpt(tmp_path / 'valid.bin', ids('a' * 30_000))
+    (tmp_path / 'valid.idx').unlink()
+    (stream,) = batches(own, 'valid', training=False).records
+    assert stream['text'] == 'a' * 10_000
+    nanogpt(tmp_path / 'train.bin', ids('b' * 99))
+    own = config(path=(str(tmp_path),))
+    lines = list(report.report(own, tokenizers(own), mixture.load(own, 'train'), lambda line: None))
+    assert any('files of tokens have none' in str(line) for line in lines)
 
 
 def test_a_file_that_changes_is_noticed(tmp_path) -> None:
@@ -233,4 +252,4 @@ def test_special_tokens_around_a_document_are_left_out() -> None:
     edges = np.array([0, 3, 5, 7, 8, 9, 9])
     found = ragged.Documents((numbers,), np.zeros(6, np.int64), edges[:-1], edges[1:] if len(edges) == 7 else edges)
     assert [row.tolist() for row in found.stripped(1, 2)] == [[5], [], [5, 6], [], [], []]
-    assert found.count(5) == 2 and found.lengths.tolist() == [3, 2, 2, 1, 1, 0]
+    assert found.lengths.tolist() == [3, 2, 2, 1, 1, 0]

@@ -53,10 +53,6 @@ class Ragged:
         """The length of each row, int64 [rows]."""
         return np.diff(self.offsets)
 
-    def count(self, value: int) -> int:
-        """Returns how often a number stands in the rows."""
-        return int((self.flat == value).sum())
-
 
 class Documents(Ragged):
     """Rows of numbers anywhere in several arrays: row i is `arrays[owners[i]][starts[i]:stops[i]]`.
@@ -90,9 +86,6 @@ class Documents(Ragged):
     @property
     def lengths(self) -> np.ndarray:
         return self.stops - self.starts
-
-    def count(self, value: int) -> int:
-        return sum(int((some == value).sum()) for row in self for some in _pieces(row))
 
     def taken(self, rows: np.ndarray) -> 'Documents':
         """Returns some of the rows, by their numbers, int64 [any number]."""

@@ -128,8 +128,9 @@ def _of_tokens(config: Config, tokenizers: Tokenizers, encoding: Encoding, recor
     if encoding != TEXT:
         raise UserError(f'data.path names files of tokens, and train.objective={config.train.objective} needs texts')
     assert isinstance(records.contents, Tokens)
-    specials, digest = tokenizers.target.specials, [tokenizers.fingerprint, records.fingerprint]
-    documents = records.contents.of_vocabulary(tokenizers.target.vocab_size, specials.bos, specials.eos)
+    target, digest = tokenizers.target, [tokenizers.fingerprint, records.fingerprint]
+    specials = target.specials.bos, target.specials.eos
+    documents = records.contents.of_vocabulary(target.vocab_size, *specials, target.decode)
     return Columns({'tokens': documents}, np.zeros(0, np.int64), 0, hashing.digest_json(digest, size=8))
 
 

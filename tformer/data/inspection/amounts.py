@@ -64,7 +64,7 @@ def vocabulary(
             unknown = (source if column == 'sources' else target).specials.unk
             columns = [part.examples.columns[column] for part in batches.parts]
             counts = [
-                np.array([text.num_bytes[field], ids.lengths.sum(), len(ids), ids.count(unknown)])
+                np.array([text.num_bytes[field], len(ids.flat), len(ids), (ids.flat == unknown).sum()])
                 for text, ids in zip(texts[split], columns, strict=True)
             ]
             if split == 'train' and len(columns) > 1:

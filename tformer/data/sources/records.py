@@ -108,6 +108,10 @@ class Subset(View):
         return self._all._records(inner) if isinstance(self._all, View) else [self._all[index] for index in inner]
 
 
+def _taken(records: Sequence[Record], indices: Sequence[int]) -> View:
+    return records.taken(indices) if isinstance(records, View) else Subset(records, indices)
+
+
 class Split(Sequence[Record]):
     """The records of a split, read on first access."""
 
@@ -131,6 +135,15 @@ class Split(Sequence[Record]):
         """The number of bad lines that were skipped (data.bad_lines)."""
         return self._contents[1]
 
+    def first(self, count: int) -> 'Split':
+        """Returns the first `count` records, of which there are so many."""
+
+        def read() -> tuple[Sequence[Record], int]:
+            records, skipped = self._contents
+            return _taken(records, range(count)), skipped
+
+        return Split(fingerprint('first', self.fingerprint, count), read, of_tokens=self.of_tokens)
+
     def sample(self, count: int, key: tuple[int, ...]) -> 'Split':
         """Returns the first `count` records in the random order of `key`; a larger sample starts with a smaller one."""
 
@@ -138,8 +151,7 @@ class Split(Sequence[Record]):
             records, skipped = self._contents
             if count > len(records):
                 raise UserError(f'data.train_examples={count} is more than the training split has: {len(records)}')
-            take = records.taken if isinstance(records, View) else functools.partial(Subset, records)
-            return take(permuted(np.arange(count), len(records), key).tolist()), skipped
+            return _taken(records, permuted(np.arange(count), len(records), key).tolist()), skipped
 
         return Split(fingerprint('sample', self.fingerprint, count, key), read, self, self.of_tokens)
 

@@ -6,7 +6,7 @@ has documents; the others are a stream of tokens, in which a document ends with 
 
 import dataclasses
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +23,9 @@ _MAGIC, _HEAD = b'MMIDIDX\0\0', 34  # of an index, and the bytes before its arra
 _DTYPES = {1: 'u1', 2: 'i1', 3: '<i2', 4: '<i4', 5: '<i8', 8: '<u2'}  # by Megatron-LM's codes; others are not whole
 _LLM_C = {20240520: '<u2', 20240801: '<u4'}  # the first number of llm.c's header of 1,024 bytes
 _HEADER = 1024
+_SHOWN = 10_000  # tokens of a document that samples and reports may show
+
+Decode = Callable[[Iterable[int]], str]
 
 
 class TokenFile(NamedTuple):
@@ -45,21 +48,27 @@ class Tokens(View):
 
     def __init__(self, files: Sequence[TokenFile], documents: Documents) -> None:
         self._files, self.documents = files, documents
+        self._decode: Decode | None = None
 
     def __len__(self) -> int:
         return len(self.documents)
 
     def _records(self, indices: Sequence[int]) -> list[Record]:
-        raise UserError(
-            f'{self._files[0].file.path} holds tokens and no text, which tokenizers are trained on and reports show: '
-            'set the tokenizer that wrote it, data.tokenizer=huggingface with data.tokenizer_path, or tokenizer_from'
-        )
+        """Returns the text of documents, or of long ones of their beginning, once their vocabulary is known."""
+        if self._decode is None:
+            raise UserError(
+                f'{self._files[0].file.path} holds tokens and no text, which this needs: set the tokenizer that wrote '
+                'it, data.tokenizer=huggingface with data.tokenizer_path, or data.tokenizer_from'
+            )
+        return [{'text': self._decode(self.documents[index][:_SHOWN].tolist())} for index in indices]
 
     def taken(self, indices: Sequence[int]) -> 'Tokens':
         return Tokens(self._files, self.documents.taken(np.array(indices, np.int64)))
 
-    def of_vocabulary(self, size: int, bos: int, eos: int) -> Documents:
+    def of_vocabulary(self, size: int, bos: int, eos: int, decode: Decode) -> Documents:
         """Returns the documents without the special tokens around them, all of whose tokens have been read once.
+
+        From then on the records have text, by `decode`.
 
         Raises:
           UserError: a token is not of a vocabulary of this size, or a file has changed since it was found.
@@ -71,6 +80,7 @@ class Tokens(View):
         for each in self._files:
             if state(each.file.path) != each.state:
                 raise changed(each.file.path)
+        self._decode = decode
         return self.documents.stripped(bos, eos)
 
 
