@@ -188,6 +188,7 @@ CASES = {  # the index has 34 bytes before lengths of 4, pointers of 8 and ends 
     'negative': (damaged('train.idx', put(34, b'\xff' * 4)), r'train.idx does not point at one sequence'),
     'documents': (damaged('train.idx', put(78, b'\7')), r'train.idx does not divide its 3 sequences into documents'),
     'tokens cut': (damaged('train.bin', lambda x: x.pop()), r'describes 8 bytes of train.bin, which has 7'),
+    'tokens more': (damaged('train.bin', lambda x: x.extend(b'ab')), r'describes 8 bytes of train.bin, which has 10'),
     'odd': (lambda place: (place / 'train.bin').write_bytes(b'abc'), r'train.bin has 3 bytes, which are not whole'),
     'empty': (lambda place: (place / 'train.bin').write_bytes(b''), r'train.bin has 0 bytes, which are not whole'),
     'wide': (lambda place: nanogpt(place / 'train.bin', list(range(9, 50)), '<i4'), r'train.bin looks like numbers'),

@@ -178,7 +178,7 @@ class ByFsspec:
     """Files of any file system that fsspec has a package for, by its contract alone."""
 
     def __init__(self, path: str) -> None:
-        core = needed('fsspec.core', 'hub', f'Paths such as {path.partition(":")[0]}://')
+        core = needed('fsspec.core', f'Paths such as {path.partition(":")[0]}://', "'tformer[hub]'")
         try:
             self._files, self._root = core.url_to_fs(path)
         except (ValueError, ImportError) as error:

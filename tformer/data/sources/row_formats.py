@@ -87,7 +87,7 @@ def _plain(value: Any, classes: list[str] | None) -> Any:
 
 
 def _parquet(rows: Rows, names: Names) -> Iterator[tuple[int, Values]]:
-    parquet = needed('pyarrow.parquet', 'parquet', 'Parquet files')
+    parquet = needed('pyarrow.parquet', 'Parquet files')
     options = {'buffer_size': _BUFFER, 'page_checksum_verification': True}
     with unchanged(rows.file), _one_line(rows.path), parquet.ParquetFile(rows.path, **options) as file:
         columns = _columns(rows.path, file.schema_arrow, names)
@@ -97,7 +97,7 @@ def _parquet(rows: Rows, names: Names) -> Iterator[tuple[int, Values]]:
 
 def _arrow(rows: Rows, names: Names) -> Iterator[tuple[int, Values]]:
     """Arrow's files (Feather is one) and its streams, which the hub's `datasets` write."""
-    arrow = needed('pyarrow', 'parquet', 'Arrow files')
+    arrow = needed('pyarrow', 'Arrow files')
     with unchanged(rows.file), _one_line(rows.path), arrow.OSFile(str(rows.path)) as file:
         size, magic = file.size(), file.read(6)
         if magic.startswith(b'FEA1'):
@@ -269,7 +269,7 @@ def _object(text: str, what: str) -> Values:
 
 def _array_record(rows: Rows, names: Names) -> Iterator[tuple[int, Values]]:
     """Each record is a JSON object, or text; the first one decides."""
-    module = needed('array_record.python.array_record_module', 'parquet', 'ArrayRecord files')
+    module = needed('array_record.python.array_record_module', 'ArrayRecord files', 'array_record')
     with unchanged(rows.file), _one_line(rows.path):
         reader = module.ArrayRecordReader(str(rows.path))
         if not reader.ok():

@@ -148,17 +148,17 @@ def _opened(path: Path, pack: str) -> Iterator[tuple[io.BufferedIOBase, hashlib.
 
 
 def _unzstd(stored: io.BufferedReader) -> io.BufferedReader:
-    arrow = needed('pyarrow', 'parquet', 'Zstandard files')
+    arrow = needed('pyarrow', 'Zstandard files')
     return io.BufferedReader(arrow.CompressedInputStream(arrow.PythonFile(stored, 'r'), 'zstd'), _BUFFER)
 
 
-def needed(package: str, extra: str, what: str) -> Any:
+def needed(package: str, what: str, install: str = "'tformer[parquet]'") -> Any:
     """Returns a module of an optional package; raises a `UserError` that says how to install it where it is missing."""
     try:
         return importlib.import_module(package)
     except ImportError:
         package = package.partition('.')[0]
-        raise UserError(f"{what} need the package {package}: pip install 'tformer[{extra}]'") from None
+        raise UserError(f'{what} need the package {package}: pip install {install}') from None
 
 
 def state(path: Path) -> tuple[int, int]:
