@@ -13,9 +13,7 @@ AXES = ('pipeline', 'data', 'fsdp', 'expert', 'context', 'tensor')
 @dataclasses.dataclass(frozen=True, repr=False)
 class Data(Section):
     source: str = 'files'  # the kind of data source
-    path: tuple[
-        str, ...
-    ] = ()  # files: directories with {train,valid,test}.{txt,tsv,jsonl,parquet,...}, files, globs, URLs
+    path: tuple[str, ...] = ()  # files: directories with {train,valid,test}.{jsonl,parquet,...}, files, globs, URLs
     valid_path: tuple[str, ...] = ()  # files: of the valid split, where `path` is not the place
     test_path: tuple[str, ...] = ()  # files: of the test split, likewise
     tfds_name: str | None = None  # tfds: e.g. 'wmt14_translate/de-en'
