@@ -17,7 +17,7 @@ pyarrow = pytest.importorskip('pyarrow', reason="pip install -e '.[parquet]'")
 parquet = pytest.importorskip('pyarrow.parquet')
 feather = pytest.importorskip('pyarrow.feather')
 
-ROWS = [{'text': f'text {i} ü\n', 'label': f'class {i % 3}', 'other': [i, None]} for i in range(1000)]
+ROWS = [{'text': f'text {i} ü\n', 'label': f'class {i % 3}', 'other': [i, None]} for i in range(500)]
 
 
 def load(split: str = 'train', objective: str = 'classification', **data: object) -> list[sources.Record]:
@@ -114,7 +114,7 @@ def test_a_file_that_is_cut_or_changed_is_one_line(tmp_path, name: str) -> None:
     file = tmp_path / name
     WRITERS[name](file, ROWS[:400])
     whole = file.read_bytes()
-    places = np.linspace(0, len(whole) - 1, 9, dtype=int).tolist()
+    places = [*np.linspace(0, len(whole) - 1, 9, dtype=int).tolist(), len(whole) - 8]  # a stream of Arrow ends in 8
     if '.tar' in name and not name.endswith('.gz'):  # the end of tar is two blocks of zeros or more
         places = [place for place in places if place < len(whole.rstrip(b'\0'))]
     for place in places:
