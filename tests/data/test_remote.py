@@ -250,7 +250,7 @@ def test_file_systems_of_fsspec(tmp_path, monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(UserError, match=r'^memory://set/no.txt does not exist$'):
         fetch('memory://set/no.txt')
 
-    real, faults = type(files).open, [OSError('reset'), TimeoutError(), None, OSError('reset')]
+    real, faults = type(files).open, [OSError('reset'), LookupError('of a client'), None, TimeoutError()]
 
     def flaky(self, *given, **named):
         if faults and (fault := faults.pop()):

@@ -179,11 +179,8 @@ class ByFsspec:
 
     def __init__(self, path: str) -> None:
         core = needed('fsspec.core', f'Paths such as {path.partition(":")[0]}://', "'tformer[hub]'")
-        try:
-            self._files, self._root = core.url_to_fs(path)
-        except (ValueError, ImportError) as error:
-            raise UserError(f'{path} cannot be read: {error}') from None
         self._path = path
+        self._files, self._root = self._asked(lambda: core.url_to_fs(path))
         self.url = re.split(r'[^/]*[*?[]', path, maxsplit=1)[0].rstrip('/')
 
     def _asked(self, act: Callable[[], Any]) -> Any:
@@ -191,9 +188,9 @@ class ByFsspec:
             return act()
         except FileNotFoundError:
             raise
-        except (PermissionError, ValueError, NotImplementedError) as error:
+        except (PermissionError, ValueError, NotImplementedError, ImportError) as error:
             raise UserError(f'{self._path} cannot be read: {error}') from None
-        except (OSError, EOFError) as error:
+        except Exception as error:  # a file system passes on what its own client raises
             raise Broken(str(error) or type(error).__name__) from None
 
     def names(self) -> list[str]:

@@ -36,7 +36,7 @@ def fetched(path: str, directory: Path) -> str:
     if not _URL.match(path):
         return path
     scheme = path.partition(':')[0]
-    place = places.PLACES.get(scheme, places.ByFsspec)(path)
+    place = _again(path, lambda: places.PLACES.get(scheme, places.ByFsspec)(path))
     names = _again(path, place.names)
     if not names:
         raise UserError(f'{path} does not exist')
