@@ -292,11 +292,12 @@ def test_a_missing_package_is_one_line(tmp_path, monkeypatch: pytest.MonkeyPatch
 
 def test_a_file_is_read_a_few_rows_at_a_time(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One giant row group, and one giant batch of Arrow, become Python's objects a part at a time."""
-    sizes = []
+    sizes, held = [], []
     real = row_formats._python
 
     def counted(batch):
         sizes.append(batch.num_rows)
+        held.append(pyarrow.total_allocated_bytes())
         return real(batch)
 
     monkeypatch.setattr(row_formats, '_python', counted)
@@ -306,3 +307,10 @@ def test_a_file_is_read_a_few_rows_at_a_time(tmp_path, monkeypatch: pytest.Monke
     for name in ('a.parquet', 'a.feather'):
         assert len(load('valid', valid_path=(str(tmp_path / name),))) == len(ROWS)
     assert max(sizes) <= row_formats._AT_ONCE and sum(sizes) == 2 * len(ROWS)
+    rng = np.random.default_rng(0)
+    texts = [rng.bytes(800).hex() for _ in range(8_000)]
+    parquet.write_table(pyarrow.table({'text': texts}), tmp_path / 'big.parquet', compression='none')
+    del held[:]
+    before, size = pyarrow.total_allocated_bytes(), sum(map(len, texts))
+    assert len(load('valid', 'masked_lm', valid_path=(str(tmp_path / 'big.parquet'),))) == len(texts)
+    assert max(held) - before < size / 2

@@ -88,11 +88,12 @@ def _plain(value: Any, classes: list[str] | None) -> Any:
 
 def _parquet(rows: Rows, names: Names) -> Iterator[tuple[int, Values]]:
     parquet = needed('pyarrow.parquet', 'Parquet files')
-    options = {'buffer_size': _BUFFER, 'page_checksum_verification': True}
+    # With `pre_buffer`, the default, a row group is held whole.
+    options = {'buffer_size': _BUFFER, 'pre_buffer': False, 'page_checksum_verification': True}
     with unchanged(rows.file), _one_line(rows.path), parquet.ParquetFile(rows.path, **options) as file:
         columns = _columns(rows.path, file.schema_arrow, names)
         paths = ['.'.join(column.place) for column in columns.values()]
-        yield from _of_batches(rows, file.iter_batches(_AT_ONCE, columns=paths), columns)
+        yield from _of_batches(rows, file.iter_batches(_AT_ONCE, columns=paths, use_threads=False), columns)
 
 
 def _arrow(rows: Rows, names: Names) -> Iterator[tuple[int, Values]]:
