@@ -918,6 +918,9 @@ def test_long_work_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: p
     monkeypatch.setattr(tokenized, '_AT_ONCE', 2)
     assert [(first, len(some)) for first, some in tokenized._some(rows)] == [(0, 2), (2, 2), (4, 1)]
     assert capsys.readouterr().err == 'tokenised 5 of 5 records\n'
+    monkeypatch.setattr(tokenized, '_TEXT_AT_ONCE', 3)
+    rows = [{'text': text, 'label': 1} for text in ('', 'ab', 'c', '', 'defg', 'h', 'i')]
+    assert [(first, len(some)) for first, some in tokenized._some(rows)] == [(0, 2), (2, 2), (4, 1), (5, 2)]
 
 
 def test_the_flags_of_a_set_in_the_default_place_name_no_place(monkeypatch: pytest.MonkeyPatch) -> None:

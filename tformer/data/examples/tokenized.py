@@ -20,7 +20,8 @@ from tformer.data.sources.token_files import Tokens
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.errors import UserError, nearest
 
-_AT_ONCE = 2000  # records that are tokenised together
+_AT_ONCE = 2000  # records that are tokenised together,
+_TEXT_AT_ONCE = 1 << 22  # unless their texts have so many characters before
 _KEY_NAMES = {'second_text': 'others'}  # former names of columns: with them old checkpoints know their data again
 
 Rows = Sequence[Sequence[float]]
@@ -147,12 +148,22 @@ def _check(dtypes: Mapping[str, Any], arrays: cache.Arrays, facts: cache.Facts) 
 def _some(records: Sequence[Record]) -> Iterator[tuple[int, list[Record]]]:
     """Yields (index of the first, some records) in order, and prints progress if it takes long."""
     last_line, done, in_order = time.monotonic(), 0, iter(records)
-    while some := list(itertools.islice(in_order, _AT_ONCE)):
+    while some := list(_beginning(in_order)):
         yield done, some
         done += len(some)
         if time.monotonic() > last_line + 10:
             last_line = time.monotonic()
             print(f'tokenised {done:,} of {len(records):,} records', file=sys.stderr, flush=True)
+
+
+def _beginning(records: Iterator[Record]) -> Iterator[Record]:
+    """Yields as many records as are tokenised together."""
+    size = 0
+    for record in itertools.islice(records, _AT_ONCE):
+        yield record
+        size += sum(len(value) for value in record.values() if isinstance(value, str))
+        if size >= _TEXT_AT_ONCE:
+            return
 
 
 # ---------------------------------------------------------------------------------------------------------- encodings
