@@ -52,7 +52,8 @@ def whole(server: Server, stop: int | None = None, ranges: bool = True, **header
     for name, value in {
         'ETag': f'"{hashlib.md5(content).hexdigest()}"', 'Content-Length': str(len(content) - start), **headers
     }.items():  # fmt: skip
-        server.send_header(name.replace('_', '-'), value)
+        if value:
+            server.send_header(name.replace('_', '-'), value)
     server.end_headers()
     try:
         server.wfile.write(content[start:][:stop])
@@ -102,6 +103,18 @@ def test_a_file_is_fetched_once_and_again_when_it_is_another(server, tmp_path) -
     assert fetch(server, tmp_path, 'a.bytes?token=x') == b'other'
     server.files['/empty'] = b''
     assert fetch(server, tmp_path, 'empty') == b''
+
+
+def test_files_that_differ_in_what_they_are_asked_by_are_kept_apart(server, tmp_path) -> None:
+    """The server gives no version, and contents of one size."""
+    for number in range(3):
+        server.files['/a.bytes'] = content = f'content {number}'.encode()
+        server.plan[:] = [functools.partial(whole, ETag='')] * 3
+        assert fetch(server, tmp_path) == content
+    for number in range(3):
+        server.files['/a.bytes'] = content = f'content {number}'.encode()
+        server.plan[:] = [functools.partial(whole, ETag='"same"')] * 3
+        assert fetch(server, tmp_path, f'a.bytes?id={number}') == content
 
 
 def test_what_is_damaged_in_the_cache_is_fetched_again(server, tmp_path, capsys) -> None:

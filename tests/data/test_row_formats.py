@@ -170,6 +170,30 @@ def test_columns_are_chosen_also_inside_of_others(tmp_path) -> None:
             load('valid', 'seq2seq', valid_path=columns['valid_path'], source_template='{word}', target_template='{id}')
 
 
+NESTED = {
+    'chat': {'messages': [{'role': 'user', 'content': 'a'}, {'role': 'assistant', 'content': 'b'}]},
+    'question_answering': {
+        'question': 'q', 'context': 'a b', 'answers': {'text': ['b'], 'answer_start': [2]},
+    },
+    'multiple_choice': {'context': 'a', 'choices': ['b', 'c'], 'label': 1},
+    'regression': {'text': 'a', 'label': 0.5},
+    'dpo': {'prompt': 'a', 'chosen': 'b', 'rejected': 'c'},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('objective', NESTED)
+def test_columns_hold_whatever_json_does(tmp_path, objective: str) -> None:
+    found = []
+    jsonl(tmp_path / 'a.jsonl', [NESTED[objective]] * 2)
+    parquets(tmp_path / 'a.parquet', [NESTED[objective]] * 2)
+    arrow(tmp_path / 'a.arrow', [NESTED[objective]] * 2)
+    for name in ('a.jsonl', 'a.parquet', 'a.arrow'):
+        found.append(load('valid', objective, valid_path=(str(tmp_path / name),)))
+        for record in found[-1]:
+            del record['where']
+    assert found[0] == found[1] == found[2] and len(found[0]) == 2
+
+
 def test_only_the_columns_that_are_asked_for_are_read(tmp_path) -> None:
     """Another column is damaged, and nobody notices."""
     rows = [{'junk': f'some junk {i}' * 20, 'text': f'text {i}'} for i in range(500)]

@@ -1,6 +1,7 @@
 """Sources: what a split is, files however they come, TFDS sets and how they are prepared."""
 
 import dataclasses
+import errno
 import gzip
 import importlib.util
 import itertools
@@ -27,7 +28,7 @@ from tformer.config.tasks import TASKS
 from tformer.data.batches import mixture, pipeline
 from tformer.data.examples import tokenized
 from tformer.data.inspection import duplicates
-from tformer.data.sources import prepare, records, sources, text_reader
+from tformer.data.sources import prepare, records, sources, spooled, text_reader
 from tformer.data.tokenizers import tokenizers
 from tformer.errors import UserError
 
@@ -482,6 +483,20 @@ def test_a_file_that_changes(tmp_path, monkeypatch: pytest.MonkeyPatch, name: st
     monkeypatch.setattr(text_reader, 'state', lambda path: (next(times), 0))
     with pytest.raises(UserError, match='changed while it was being read'):
         text_reader.find(file)
+
+
+def test_records_that_cannot_be_kept_are_one_line(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = write(tmp_path, {'train.tsv': 'a\tb\n'})
+    (tmp_path / 'file').write_text('')
+    with pytest.raises(UserError, match=r'^cannot keep records in .*file/cache \(data\.cache_dir\): Not a directory$'):
+        load('train', 'seq2seq', path=(place,), cache_dir=str(tmp_path / 'file' / 'cache'))
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(spooled.pickle, 'dump', full)
+    with pytest.raises(UserError, match=r'^cannot keep records in .* \(data\.cache_dir\): No space left on device$'):
+        load('train', 'seq2seq', path=(place,), cache_dir=str(tmp_path))
 
 
 def test_long_lines_take_linear_time(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import glob
 import http.client
 import json
 import re
+import secrets
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -67,6 +68,7 @@ class _ByHttp:
             raise UserError(f'{path} names no file: http has no list of them, name each in data.path')
         self._query = f'?{parts.query}' if parts.query else ''
         self.url, _, self._name = path.partition('?')[0].rpartition('/')
+        self._once = secrets.token_hex(8)  # of a file whose versions look alike, nothing that is kept is used
         self._checksums: dict[str, tuple[str, str]] = {}
 
     def names(self) -> list[str]:
@@ -92,7 +94,9 @@ class _ByHttp:
 
     def version(self, name: str) -> str:
         with self._ask(name, {}) as answer:  # some servers refuse HEAD, and links that are signed do
-            return json.dumps([*self._marks(answer.headers), answer.headers.get('Content-Length')])
+            marks = self._marks(answer.headers)
+            once = None if any(marks) else self._once
+            return json.dumps([*marks, answer.headers.get('Content-Length'), self._query, once])
 
     def _marks(self, headers: Any) -> list[str | None]:
         return [headers.get('ETag'), headers.get('Last-Modified')]
