@@ -105,6 +105,16 @@ def test_a_file_is_fetched_once_and_again_when_it_is_another(server, tmp_path) -
     assert fetch(server, tmp_path, 'empty') == b''
 
 
+def test_a_long_read_says_how_far_it_is(server, tmp_path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    clock = itertools.count(0, 4)
+    monkeypatch.setattr(remote.time, 'monotonic', lambda: next(clock))
+    monkeypatch.setattr(places, 'PIECE', 30_000)
+    server.files['/a.bytes'] = bytes(120_000)
+    fetch(server, tmp_path)
+    said = capsys.readouterr().err.splitlines()
+    assert said and all(line.endswith(f' bytes of {server.url}/a.bytes') for line in said)
+
+
 def test_files_that_differ_in_what_they_are_asked_by_are_kept_apart(server, tmp_path) -> None:
     """The server gives no version, and contents of one size."""
     for number in range(3):

@@ -8,6 +8,7 @@ a file that changes meanwhile is an error, and every byte that is kept passes it
 import functools
 import hashlib
 import re
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -67,14 +68,18 @@ def _write(place: places.Place, name: str, version: str, writer: cache.Writer) -
     """Writes the content of a file as it comes."""
     where, done, digests = f'{place.url}/{name}', 0, {kind: hashlib.new(kind) for kind in ('md5', 'sha256')}
     writer.append(_CONTENT, np.zeros(0, np.uint8))
+    last_line = time.monotonic()
 
     def go_on() -> None:
-        nonlocal done
+        nonlocal done, last_line
         for piece in _joined(place.read(name, done, version)):
             writer.append(_CONTENT, np.frombuffer(piece, np.uint8))
             for digest in digests.values():
                 digest.update(piece)
             done += len(piece)
+            if time.monotonic() > last_line + 10:
+                last_line = time.monotonic()
+                print(f'fetched {done:,} bytes of {where}', file=sys.stderr, flush=True)
 
     _again(where, go_on, progress=lambda: done)
     if _again(where, lambda: place.version(name)) != version:
