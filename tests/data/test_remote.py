@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+import emulated
 from tformer.config.run import Data
-from tformer.data import cache, places, remote
+from tformer.data import cache, places, remote, stores
 from tformer.data.sources import sources
 from tformer.errors import UserError
 
@@ -244,6 +245,38 @@ def test_records_come_from_servers(server, tmp_path) -> None:
     assert len(load(Data(path=(f'{server.url}/no.bin',), valid_path=('x',), test_path=('x',)))) == 1
     with pytest.raises(UserError, match=r't\.idx is not an index of Megatron-LM'):
         len(load(Data(path=(f'{server.url}/t.bin',))))
+
+
+def test_objects_of_a_store(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store in memory, by the calls of those on the network; tests/data/test_stores.py has an emulator of S3."""
+    store = emulated.memory()
+    monkeypatch.setattr(stores, 'Store', lambda url: store)
+    monkeypatch.setattr(places, 'PIECE', 4)
+    contents = {'train.txt': b'nine char', 'valid.txt': b'8 of  it', 'more/test.txt': b''}
+    for name, content in contents.items():
+        store.write(name, content)
+
+    def fetch() -> dict[str, bytes]:
+        remote.fetched.cache_clear()
+        place = Path(remote.fetched('s3://bucket/run', tmp_path))
+        return {path.relative_to(place).as_posix(): path.read_bytes() for path in place.rglob('*.txt')}
+
+    assert fetch() == contents
+    real, asked = store.part, []
+    monkeypatch.setattr(store, 'part', lambda *given: asked.append(given) or real(*given))
+    assert fetch() == contents and {stop for _, _, stop in asked} == {0}  # only versions are asked for
+    store.write('train.txt', b'another')
+    assert fetch()['train.txt'] == b'another'
+    store.write('train.txt', b'and another')
+
+    def changing(name: str, start: int, stop: int) -> tuple[bytes, bytes] | None:
+        if start == 4:
+            store.write('train.txt', b'and the last one')
+        return real(name, start, stop)
+
+    monkeypatch.setattr(store, 'part', changing)
+    with pytest.raises(UserError, match=r'^s3://bucket/run/train.txt changed while it was being fetched'):
+        fetch()
 
 
 def test_file_systems_of_fsspec(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
