@@ -26,7 +26,7 @@ class Spooled(View):
             place.mkdir(parents=True, exist_ok=True)
             self._file = tempfile.TemporaryFile(dir=place)  # noqa: SIM115
             for record in own:
-                pickle.dump(record, self._file, protocol=5)
+                pickle.dump(record, self._file, protocol=5)  # a long text goes to the file without a copy
                 self._stops.append(self._file.tell())
             self._file.flush()
         except OSError as error:
@@ -38,11 +38,9 @@ class Spooled(View):
     def _records(self, indices: Sequence[int]) -> list[Record]:
         return [pickle.loads(self._read(self._stops[index], self._stops[index + 1])) for index in indices]
 
-    def _read(self, start: int, stop: int) -> bytearray:
-        """Returns bytes of the file; any number of threads may read, and one read gives 2 GiB at most."""
-        content = bytearray(stop - start)
-        with memoryview(content) as left:
-            done = 0
-            while done < len(left):
-                done += os.preadv(self._file.fileno(), [left[done:]], start + done)
+    def _read(self, start: int, stop: int) -> bytes:
+        """Returns bytes of the file; any number of threads may read, and one call of the system gives 2 GiB at most."""
+        content = os.pread(self._file.fileno(), stop - start, start)
+        while len(content) < stop - start:
+            content += os.pread(self._file.fileno(), stop - start - len(content), start + len(content))
         return content
