@@ -332,7 +332,7 @@ def test_text_without_a_token_is_refused(tmp_path: pathlib.Path) -> None:
     _, tokens, batches = opened(config)
     for part in batches.parts:
         for name, column in part.examples.columns.items():
-            part.examples.columns[name] = dataclasses.replace(column, flat=column.flat[:0])
+            part.examples.columns[name] = dataclasses.replace(column, flat=column.flat[:0], offsets=0 * column.offsets)
     with pytest.raises(errors.UserError, match=r'^every text of the training split is empty$'):
         amounts.vocabulary(config, tokens, {'train': batches}, {})
 

@@ -14,7 +14,7 @@ import halting
 from emulated import files, write
 from resuming import STEPS, arguments, arrays, begin, end
 from tformer import __main__ as command_line
-from tformer.data import stores
+from tformer.data import places, remote, stores
 from tformer.errors import UserError
 from tformer.training import checkpoint, workdir
 from whole_runs import numbers, scores
@@ -236,12 +236,14 @@ def test_the_emulator_holds_files_of_data_and_says_what_is_missing(tmp_path, emu
     store = stores.Store('s3://some-bucket/data')
     for name in ('train.tsv', 'valid.tsv', 'more/train.tsv'):
         store.write(name, name.encode())
-    assert stores.fetched('local') == 'local'
+    monkeypatch.setattr(places, 'PIECE', 4)
+    fetched = functools.partial(remote.fetched, directory=tmp_path)
+    assert fetched('local') == 'local'
     with pytest.raises(UserError, match=r'^s3://some-bucket/data/no\.tsv does not exist$'):
-        stores.fetched('s3://some-bucket/data/no.tsv')
+        fetched('s3://some-bucket/data/no.tsv')
     for path in ('s3://some-bucket/data', 's3://some-bucket/data/'):
-        place = pathlib.Path(stores.fetched(path))
+        place = pathlib.Path(fetched(path))
         assert files(place) == {name: name for name in ('train.tsv', 'valid.tsv', 'more/train.tsv')}
-    assert pathlib.Path(stores.fetched('s3://some-bucket/data/train.tsv')).read_text() == 'train.tsv'
-    pattern = pathlib.Path(stores.fetched('s3://some-bucket/data/*.tsv'))
+    assert pathlib.Path(fetched('s3://some-bucket/data/train.tsv')).read_text() == 'train.tsv'
+    pattern = pathlib.Path(fetched('s3://some-bucket/data/*.tsv'))
     assert [path.name for path in sorted(pattern.parent.glob(pattern.name))] == ['train.tsv', 'valid.tsv']

@@ -91,7 +91,9 @@ def scored_records(config: Config, split: str, records: Sequence[Record] | None 
     """Returns the records of a split (or those given, if it is loaded already), the first evaluate.max_examples."""
     records = mixture.load(config, split) if records is None else records
     most = config.evaluate.max_examples
-    return records if most is None else [records[i] for i in range(min(len(records), most))]
+    if most is None:
+        return records
+    return records.first(most) if isinstance(records, mixture.Concatenation) else records[:most]
 
 
 def _reference(config: Config, tokenizers: Tokenizers, workdir: pathlib.Path | None) -> teacher.Teacher | None:

@@ -13,13 +13,13 @@ AXES = ('pipeline', 'data', 'fsdp', 'expert', 'context', 'tensor')
 @dataclasses.dataclass(frozen=True, repr=False)
 class Data(Section):
     source: str = 'files'  # the kind of data source
-    path: tuple[str, ...] = ()  # files: directories with {train,valid,test}.{txt,tsv,jsonl,conll}[.gz], files, globs
+    path: tuple[str, ...] = ()  # files: directories with {train,valid,test}.{jsonl,parquet,...}, files, globs, URLs
     valid_path: tuple[str, ...] = ()  # files: of the valid split, where `path` is not the place
     test_path: tuple[str, ...] = ()  # files: of the test split, likewise
     tfds_name: str | None = None  # tfds: e.g. 'wmt14_translate/de-en'
     tfds_dir: str | None = None  # tfds: the data directory; None: its default
     tfds_splits: tuple[str, ...] = ('train', 'validation', 'test')  # tfds: ours in order, slices allowed
-    columns: tuple[str, ...] = ()  # names (jsonl, tfds) or order (tsv, conll) of the fields; (): the objective's own
+    columns: tuple[str, ...] = ()  # names of the fields in the files, or order (tsv, conll); (): the objective's own
     source_template: str | None = None  # seq2seq: of the source, e.g. 'premise: {premise} hypothesis: {hypothesis}'
     target_template: str | None = None  # seq2seq: of the target, e.g. '{label}', '{tags}', '{answers[text][0]}'
     bad_lines: str = 'stop'  # a malformed line or record: stop, or skip and count it

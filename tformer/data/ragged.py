@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+_AT_ONCE = 1 << 22  # numbers of a large array that are read together
+
 
 @dataclasses.dataclass(frozen=True)
 class Ragged:
@@ -52,6 +54,70 @@ class Ragged:
         return np.diff(self.offsets)
 
 
+class Documents(Ragged):
+    """Rows of numbers anywhere in several arrays: row i is `arrays[owners[i]][starts[i]:stops[i]]`.
+
+    Pickled memory maps are mapped again, as of `Ragged`.
+    """
+
+    def __init__(
+        self, arrays: tuple[np.ndarray, ...], owners: np.ndarray, starts: np.ndarray, stops: np.ndarray
+    ) -> None:
+        vars(self).update(arrays=arrays, owners=owners, starts=starts, stops=stops)
+
+    arrays: tuple[np.ndarray, ...]
+    owners: np.ndarray  # int64 [rows], as the next two
+    starts: np.ndarray
+    stops: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __getitem__(self, row: int) -> np.ndarray:
+        return self.arrays[self.owners[row]][self.starts[row] : self.stops[row]]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _mapped_documents, (tuple(map(_by_file, self.arrays)), self.owners, self.starts, self.stops)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return self.stops - self.starts
+
+    def taken(self, rows: np.ndarray) -> 'Documents':
+        """Returns some of the rows, by their numbers, int64 [any number]."""
+        return Documents(self.arrays, self.owners[rows], self.starts[rows], self.stops[rows])
+
+    def outside(self, size: int) -> Iterator[tuple[int, int]]:
+        """Yields (place, number) of the first number of each array that is below 0 or from `size` on, else (-1, 0).
+
+        What stands between the first and the last row of an array is read once.
+        """
+        for index, values in enumerate(self.arrays):
+            own = self.owners == index
+            first = int(self.starts[own].min(initial=len(values)))
+            wrong = -1
+            for some in _pieces(values[first : int(self.stops[own].max(initial=first))]):
+                if some.min() < 0 or some.max() >= size:
+                    wrong = first + int(np.flatnonzero((some < 0) | (some >= size))[0])
+                    break
+                first += len(some)
+            yield wrong, 0 if wrong < 0 else int(values[wrong])
+
+    def stripped(self, first: int, last: int) -> 'Documents':
+        """Returns the rows without their first number where that is `first`, and without their last one if `last`."""
+        starts, stops = self.starts.copy(), self.stops.copy()
+        for index, values in enumerate(self.arrays):
+            own = np.flatnonzero((self.owners == index) & (stops > starts))
+            stops[own] -= values[stops[own] - 1] == last
+            own = own[stops[own] > starts[own]]
+            starts[own] += values[starts[own]] == first
+        return Documents(self.arrays, self.owners, starts, stops)
+
+
 def check(flat: np.ndarray, offsets: np.ndarray, dtype: Any) -> None:
     """Raises a `ValueError` unless numbers [total] of `dtype` and int64 offsets [rows + 1] form a `Ragged`."""
     if flat.dtype != dtype or offsets.dtype != np.int64:
@@ -73,6 +139,14 @@ def _by_file(values: np.ndarray) -> Any:
     if isinstance(file, np.memmap) and file.size == values.size:
         return str(file.filename), values.dtype.str
     return values
+
+
+def _pieces(values: np.ndarray) -> Iterator[np.ndarray]:
+    return (values[start : start + _AT_ONCE] for start in range(0, len(values), _AT_ONCE))
+
+
+def _mapped_documents(arrays: tuple[Any, ...], *rows: np.ndarray) -> Documents:
+    return Documents(tuple(mapped(*value) if isinstance(value, tuple) else value for value in arrays), *rows)
 
 
 def _mapped(*arrays: Any) -> Ragged:

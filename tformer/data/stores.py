@@ -9,7 +9,6 @@ A process that trains owns the directory by a lease, the object `lock`, which it
 """
 
 import contextlib
-import functools
 import os
 import pathlib
 import re
@@ -81,6 +80,18 @@ class Store:
         it already: its generation is `unlike`."""
         found = self._result(lambda: self._store.read(name, if_not_equal=unlike))
         return (bytes(found.value) if found.state == 'value' else None), bytes(found.stamp.generation)
+
+    def part(self, name: str, start: int, stop: int) -> tuple[bytes, bytes] | None:
+        """Returns (bytes from `start` to `stop` or the end, the object's generation), or None if there is no object."""
+        for wanted in (slice(start, stop), slice(start, None), slice(0, 0)):
+            try:
+                found = self._result(lambda wanted=wanted: self._store.read(name, byte_range=wanted))
+            except UserError as error:
+                if 'OUT_OF_RANGE' not in str(error):
+                    raise  # else the end comes before
+            else:
+                return (bytes(found.value), bytes(found.stamp.generation)) if found.state == 'value' else None
+        return None
 
     def write(self, name: str, content: bytes | None, only: bytes | None = None) -> bytes:
         """Writes an object, None deletes it; with `only` if it is of this generation. Returns the new one, or b''."""
@@ -258,29 +269,3 @@ def local(url: str, owns: bool, arrays: bool = True) -> Iterator[str]:
             lease.end()
         if not failed:
             shutil.rmtree(place, ignore_errors=True)
-
-
-@functools.cache
-def fetched(path: str) -> str:
-    """Returns a path, and of files on a store that of a local copy, which ends with the process.
-
-    A path on a store is an object, a directory or a pattern of names in one.
-    """
-    if not is_url(path):
-        return path
-    store = Store(re.split(r'[^/]*[*?[]', path, maxsplit=1)[0])
-    names = store.names()
-    if not names and store.url == path.rstrip('/') and path.count('/') > 2:  # no directory, but perhaps an object
-        above, _, last = store.url.rpartition('/')
-        store = Store(above)
-        names = [name for name in store.names() if name == last]
-    if not names:
-        raise UserError(f'{path} does not exist')
-    place = tempfile.TemporaryDirectory(prefix='tformer-')
-    _HELD.append(place)
-    for name in names:
-        fetch(store, name, pathlib.Path(place.name) / name)
-    return str(pathlib.Path(place.name) / path[len(store.url) :].strip('/'))
-
-
-_HELD: list[tempfile.TemporaryDirectory[str]] = []

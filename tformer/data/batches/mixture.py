@@ -25,6 +25,14 @@ class Concatenation(View):
         """The whole splits, of which these may be samples (data.train_examples)."""
         return Concatenation([split.whole for split in self.splits])
 
+    def first(self, count: int) -> Sequence[Record]:
+        """Returns the first records, or all where there are fewer; of files of tokens as splits of documents."""
+        left = min(count, len(self))
+        if not any(split.of_tokens for split in self.splits):
+            return self[:left]
+        sizes = np.diff(np.minimum(np.cumsum([0, *map(len, self.splits)]), left)).tolist()
+        return Concatenation([split.first(size) for split, size in zip(self.splits, sizes, strict=True) if size])
+
     def __len__(self) -> int:
         return sum(map(len, self.splits))
 

@@ -16,10 +16,12 @@ from tformer.config.run import Config
 from tformer.data import cache, ragged
 from tformer.data.ragged import Ragged
 from tformer.data.sources.records import Bad, BadRecord, Record, Split, text_of
+from tformer.data.sources.token_files import Tokens
 from tformer.data.tokenizers.tokenizers import Tokenizers
-from tformer.errors import nearest
+from tformer.errors import UserError, nearest
 
-_AT_ONCE = 2000  # records that are tokenised together
+_AT_ONCE = 2000  # records that are tokenised together,
+_TEXT_AT_ONCE = 1 << 22  # unless their texts have so many characters before
 _KEY_NAMES = {'second_text': 'others'}  # former names of columns: with them old checkpoints know their data again
 
 Rows = Sequence[Sequence[float]]
@@ -94,6 +96,8 @@ def columns(
                 yield f'{name}.ids', np.concatenate([np.asarray(row, dtype) for row in own])
                 yield f'{name}.offsets', offsets
 
+    if isinstance(records, Split) and records.of_tokens:
+        return _of_tokens(config, tokenizers, encoding, records)
     if isinstance(records, Split):
 
         def write(writer: cache.Writer) -> None:
@@ -120,6 +124,17 @@ def columns(
     return Columns(by_name, np.array(facts['bad'], np.int64), facts['skipped'], digest)
 
 
+def _of_tokens(config: Config, tokenizers: Tokenizers, encoding: Encoding, records: Split) -> Columns:
+    """Returns the tokens of documents that are in token files, where they are."""
+    if encoding != TEXT:
+        raise UserError(f'data.path names files of tokens, and train.objective={config.train.objective} needs texts')
+    assert isinstance(records.contents, Tokens)
+    target, digest = tokenizers.target, [tokenizers.fingerprint, records.fingerprint]
+    specials = target.specials.bos, target.specials.eos
+    documents = records.contents.of_vocabulary(target.vocab_size, *specials, target.decode)
+    return Columns({'tokens': documents}, np.zeros(0, np.int64), 0, hashing.digest_json(digest, size=8))
+
+
 def _check(dtypes: Mapping[str, Any], arrays: cache.Arrays, facts: cache.Facts) -> None:
     """Raises a `ValueError` unless an entry of the cache holds columns of these dtypes, a row for each record."""
     for name, dtype in dtypes.items():
@@ -133,12 +148,22 @@ def _check(dtypes: Mapping[str, Any], arrays: cache.Arrays, facts: cache.Facts) 
 def _some(records: Sequence[Record]) -> Iterator[tuple[int, list[Record]]]:
     """Yields (index of the first, some records) in order, and prints progress if it takes long."""
     last_line, done, in_order = time.monotonic(), 0, iter(records)
-    while some := list(itertools.islice(in_order, _AT_ONCE)):
+    while some := list(_beginning(in_order)):
         yield done, some
         done += len(some)
         if time.monotonic() > last_line + 10:
             last_line = time.monotonic()
             print(f'tokenised {done:,} of {len(records):,} records', file=sys.stderr, flush=True)
+
+
+def _beginning(records: Iterator[Record]) -> Iterator[Record]:
+    """Yields as many records as are tokenised together."""
+    size = 0
+    for record in itertools.islice(records, _AT_ONCE):
+        yield record
+        size += sum(len(value) for value in record.values() if isinstance(value, str))
+        if size >= _TEXT_AT_ONCE:
+            return
 
 
 # ---------------------------------------------------------------------------------------------------------- encodings

@@ -20,7 +20,9 @@ _MOST_LABELS = 10
 def text_columns(config: Config, train: Batches) -> dict[str, str]:
     """Returns the columns of tokens that are not empty in the training split, each with the field that it encodes."""
     texts = format_of(config).encoding.texts.items()
-    return {name: field for name, field in texts if any(len(part.examples.columns[name].flat) for part in train.parts)}
+    return {
+        name: field for name, field in texts if any(part.examples.columns[name].lengths.any() for part in train.parts)
+    }
 
 
 def records(config: Config, splits: Mapping[str, Batches], joined: Mapping[str, mixture.Concatenation]) -> list[str]:

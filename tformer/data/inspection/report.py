@@ -52,8 +52,12 @@ def report(
         splits[split] = Batches(config, tokenizers, split, training=training, records=own, row_multiple=row_multiple)
     yield from _section('records', [*amounts.records(config, splits, records), *absent])
     fields = list(amounts.text_columns(config, splits['train']).values())
-    texts = {split: [duplicates.read(part, fields, say) for part in parts.splits] for split, parts in records.items()}
-    yield from _section('text', amounts.vocabulary(config, tokenizers, splits, texts))
+    texts: dict[str, list[Texts]] = {}
+    if any(part.of_tokens for parts in records.values() for part in parts.splits):
+        yield from _section('text', ['files of tokens have none: bytes, unknown and duplicate texts are not counted'])
+    else:
+        texts |= {of: [duplicates.read(part, fields, say) for part in parts.splits] for of, parts in records.items()}
+        yield from _section('text', amounts.vocabulary(config, tokenizers, splits, texts))
     if tokenizers.labels:
         yield from _section('labels', amounts.labels(tokenizers.labels, splits))
     yield from _section(
@@ -62,7 +66,8 @@ def report(
     yield from _section('batches of one epoch', batching(splits))
     paddings = padding.compared(config, splits['train'])
     yield from _section('padding of train under other data.batching and data.num_buckets', compared(paddings))
-    yield from _section('duplicate records', repeated(records, texts))
+    if texts:
+        yield from _section('duplicate records', repeated(records, texts))
     if count := config.evaluate.samples:
         shown = list(rows(splits['train'], tokenizers, count))
         yield from _section(f'{count} rows of the first epoch', ())

@@ -1,30 +1,37 @@
-"""Records from the lines of a file: a document, tab-separated columns, JSON objects, or one token per line."""
+"""Records of a file: a document, tab-separated columns, one token per line, JSON objects, or rows of a binary file."""
 
 import io
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from tformer.config import json_files
 from tformer.config.run import Data
 from tformer.config.tasks import RECORDS, TASKS
-from tformer.data.sources import fields, templates
+from tformer.data.sources import fields, row_formats, templates, token_files
 from tformer.data.sources.records import BadRecord, Record
-from tformer.data.sources.text_reader import Text
+from tformer.data.sources.row_formats import Rows
+from tformer.data.sources.text_reader import PACKS, File, Numbered, Text
 from tformer.errors import UserError, choose, nearest
 
-Reader = Callable[[Text, Data, str], Iterator[Record]]
+Reader = Callable[[Any, Data, str], Iterator[Record]]  # of what `opened` returns
 Columns = tuple[str, ...]  # their names
 
 
 def ending(path: Path) -> str:
     """Returns the key of READERS that decides how a file is read, e.g. '.tsv' for lines.tsv.gz."""
-    suffix = Path(path.name.removesuffix('.gz')).suffix
-    choose(READERS, suffix, f'the ending of {path}')
+    name = re.sub(r'-\d+-of-\d+$', '', path.name)  # of ArrayRecord
+    suffix = Path(Path(name).stem if Path(name).suffix in PACKS else name).suffix
+    choose(dict.fromkeys(ENDINGS), suffix, f'the ending of {path}')
     return suffix
+
+
+def opened(file: File, bad_lines: str) -> Text | Rows:
+    """Returns the lines or the rows of a file."""
+    return (Rows if ending(file.path) in row_formats.ROWS else Text)(file, bad_lines)
 
 
 def _txt(text: Text, config: Data, objective: str) -> Iterator[Record]:
@@ -38,6 +45,7 @@ def _txt(text: Text, config: Data, objective: str) -> Iterator[Record]:
         written = io.StringIO(newline='')  # a list of the lines would take several times the memory of a large file
         written.writelines(line for _, line in lines)
         document = written.getvalue() if whole else written.getvalue().strip('\r\n')
+        del written
         if document and not document.isspace():
             yield {'text': document}
 
@@ -96,29 +104,48 @@ def _columns(text: Text, config: Data, objective: str) -> Columns:
 
 
 def _jsonl(text: Text, config: Data, objective: str) -> Iterator[Record]:
-    """One object per line. `config.columns` are the keys of the objective's fields and then of its optional ones.
+    """One object per line. `config.columns` are the keys of the objective's fields and then of its optional ones."""
 
-    The first record decides which optional fields all records have.
-    """
+    def objects() -> Iterator[tuple[int, Mapping[str, Any]]]:
+        for number, line in text.filled():
+            try:
+                values = json.loads(line, object_pairs_hook=json_files.unique)
+            except (ValueError, RecursionError) as error:
+                text.bad(number, f'not JSON: {error}: {line[:40]!r}')
+                continue
+            if isinstance(values, dict):
+                yield number, values
+            else:
+                text.bad(number, f'not a JSON object: {line[:40]!r}')
+
+    yield from _objects(text, objects(), config, objective)
+
+
+def _rows(rows: Rows, config: Data, objective: str) -> Iterator[Record]:
+    """One record per row. `config.columns` are the names of the columns, as of JSON objects."""
+    if config.source_template is not None:
+        names = dict.fromkeys(templates.names(config), True)
+    else:
+        keys, required = fields.keys_of(config, objective), TASKS[objective].fields
+        names = {key: field in required for field, key in keys.items()}
+    yield from _objects(rows, row_formats.values(rows, ending(rows.path), names), config, objective)
+
+
+def _objects(
+    source: Numbered, objects: Iterable[tuple[int, Mapping[str, Any]]], config: Data, objective: str
+) -> Iterator[Record]:
+    """Yields the records of numbered objects. The first record decides which optional fields all records have."""
     keys = {} if config.source_template else fields.keys_of(config, objective)
     optional = [keys[field] for field in TASKS[objective].optional if field in keys]
     make = fields.maker(config, objective, keys)
     first: dict[str, bool] | None = None
-    for number, line in text.filled():
-        try:
-            values = json.loads(line, object_pairs_hook=json_files.unique)
-        except (ValueError, RecursionError) as error:
-            text.bad(number, f'not JSON: {error}: {line[:40]!r}')
-            continue
-        if not isinstance(values, dict):
-            text.bad(number, f'not a JSON object: {line[:40]!r}')
-            continue
+    for number, values in objects:
         present = {key: key in values for key in optional}
         if first not in (None, present):
             key = next(key for key in optional if present[key] != first[key])
-            text.bad(number, f'{"a" if present[key] else "no"} key {key!r}, unlike the lines before')
+            source.bad(number, f'{"a" if present[key] else "no"} key {key!r}, unlike the lines before')
             continue
-        for record in _made(text, number, values, make, objective):
+        for record in _made(source, number, values, make, objective):
             first = present
             yield record
 
@@ -177,7 +204,7 @@ def _check_row(row: list[str], line: str, names: Columns, types: Columns | None)
         fields.check_tag(row[names.index('tags')], types)
 
 
-def _made(text: Text, number: int, values: Mapping[str, Any], make: fields.Make, objective: str) -> list[Record]:
+def _made(text: Numbered, number: int, values: Mapping[str, Any], make: fields.Make, objective: str) -> list[Record]:
     """Returns the record of a line's values, or an empty list if the line is bad."""
     try:
         record = make(values)
@@ -192,4 +219,6 @@ READERS: dict[str, Reader] = {
     '.tsv': _tsv,
     '.jsonl': _jsonl,
     '.conll': _conll,
+    **dict.fromkeys(row_formats.ROWS, _rows),
 }
+ENDINGS = (*READERS, token_files.ENDING)

@@ -1,20 +1,25 @@
-"""Text files as a source: the files of each split, and the splits that are held out of others."""
+"""Files as a source: the files of each split, and the splits that are held out of others."""
 
 import collections
 import glob
+import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tformer.config.run import Data
 from tformer.config.tasks import RECORDS, TASKS
-from tformer.data import stores
-from tformer.data.sources.file_formats import READERS, ending
+from tformer.data import cache, remote
+from tformer.data.sources import token_files
+from tformer.data.sources.file_formats import ENDINGS, READERS, ending, opened
 from tformer.data.sources.records import Read, Record, fingerprint, split_of, text_of
-from tformer.data.sources.text_reader import File, Text, find
+from tformer.data.sources.spooled import Spooled
+from tformer.data.sources.text_reader import PACKS, Numbered, find
 from tformer.errors import NoSplitError, UserError, nearest
 
+_NAMES = {'train': ('train',), 'valid': ('valid', 'validation', 'val'), 'test': ('test',)}  # of files of a split
+_SAVED, _SPLITS = 'state.json', 'dataset_dict.json'  # beside what the hub's `datasets` have saved
 _HELD_OUT = 0.02  # the share of the train files that is held out for a split without files of its own
 
 
@@ -22,11 +27,12 @@ def load(config: Data, objective: str, split: str) -> tuple[str, Read]:
     """Returns the fingerprint of `split` and a function that reads its records.
 
     The files are those of `config.valid_path` or `config.test_path` where these are set, else those of `config.path`.
-    Each entry is a file, a glob of files, or a directory. A directory holds `{split}.{txt,tsv,jsonl,conll}[.gz]`, or
-    all parts of it, such as `{split}-00000-of-00004.tsv` or `{split}.0.tsv`. If `path` names files, 2 % of their
-    records are held out for each split without a path of its own, by the hash of their source, context or text. A .txt
-    file under an objective on running text is one document, so its end is held out: 2 % for valid, the last 2 % for
-    test.
+    Each entry is a file, a glob of files, or a directory. A directory holds a file `{split}` with an ending of
+    `ENDINGS`, or all parts of it, such as `{split}-00000-of-00004.tsv` or `{split}.0.tsv.gz`; `validation` and `val`
+    are names of valid, too. Or `save_to_disk` of the hub's `datasets` has written it, with splits or without. If `path`
+    names files, or a set without splits, 2 % of their records are held out for each split without a path of its own, by
+    the hash of their source, context or text. A .txt file under an objective on running text is one document, so its
+    end is held out: 2 % for valid, the last 2 % for test.
 
     Raises:
       UserError: a file is missing; when the records are read: a file is empty or a line is malformed.
@@ -36,29 +42,51 @@ def load(config: Data, objective: str, split: str) -> tuple[str, Read]:
     paths = own.get(split) or config.path
     if not paths:
         raise UserError("data.source='files' needs data.path: directories, or the train files")
-    located: list[tuple[File, tuple[str, ...]]] = []  # each file, and the splits that are held out of it
-    for name in map(stores.fetched, paths):
-        parts = () if own.get(split) or os.path.isdir(name) else held_out
-        located += [(find(path), parts) for path in _located(name, split) if ending(path)]
+    located: list[tuple[Path, tuple[str, ...]]] = []  # each file, and the splits that are held out of it
+    for name in (remote.fetched(path, cache.directory(config)) for path in paths):
+        has_splits = os.path.isdir(name) and not os.path.isfile(os.path.join(name, _SAVED))
+        parts = () if own.get(split) or has_splits else held_out
+        located += [(path, parts) for path in _located(name, split) if ending(path)]
+    if any(path.suffix == token_files.ENDING for path, _ in located):
+        return _tokens(located, objective, split)
     how: list[object] = [config.columns, config.bad_lines, objective]
     if TASKS[objective].labelled:
         how += [config.labels, config.label_range]
     if config.source_template is not None:
         how += [config.source_template, config.target_template]
-    contents = [(file.digest, ending(file.path), file.path.suffix, parts, parts and split) for file, parts in located]
+    files = [(find(path), parts) for path, parts in located]
+    contents = [(file.digest, ending(file.path), file.path.suffix, parts, parts and split) for file, parts in files]
 
-    def read() -> tuple[list[Record], int]:
-        texts = [(Text(file, config.bad_lines), parts) for file, parts in located]
-        records = [record for text, parts in texts for record in _read(text, parts, split, config, objective)]
-        return records, sum(text.skipped for text, _ in texts)
+    def read() -> tuple[Spooled, int]:
+        texts = [(opened(file, config.bad_lines), parts) for file, parts in files]
+        records = (record for text, parts in texts for record in _read(text, parts, split, config, objective))
+        spooled = Spooled(records, cache.directory(config))
+        return spooled, sum(text.skipped for text, _ in texts)
 
     return fingerprint(how, contents), read
+
+
+def _tokens(located: Sequence[tuple[Path, tuple[str, ...]]], objective: str, split: str) -> tuple[str, Read]:
+    """As `load`, of files of tokens."""
+    for path, _ in located:
+        if path.suffix != token_files.ENDING:
+            raise UserError(f'{path} holds no tokens, unlike other files of data.path: make parts of data.mixture')
+        if TASKS[objective].fields != ('text',):
+            wanted = ' and '.join(TASKS[objective].fields)
+            raise UserError(f'{path} has only tokens and {objective} needs {wanted}: use a .tsv or .jsonl file')
+    files = [(token_files.found(path), parts) for path, parts in located]
+    contents = [(each.file.digest, each.idx and each.idx.digest, parts, parts and split) for each, parts in files]
+    return fingerprint('tokens', contents), token_files.Reader(files, split)
 
 
 def _located(name: str, split: str) -> list[Path]:
     """Returns the files of an entry of data.path, ordered by the numbers in their names."""
     path, pattern = Path(name), re.search(r'[*?[]', name)
     try:
+        if (path / _SAVED).is_file():
+            return _saved(path)
+        if (path / _SPLITS).is_file():
+            return _saved(_of_dict(path, split))
         if path.is_dir():
             return _of_split(path, split)
         if path.exists():
@@ -73,20 +101,46 @@ def _located(name: str, split: str) -> list[Path]:
     return matches
 
 
+def _of_dict(directory: Path, split: str) -> Path:
+    """Returns the directory of a split of a `DatasetDict`."""
+    present = sorted(path.parent.name for path in directory.glob(f'*/{_SAVED}'))
+    if found := [name for name in _NAMES[split] if name in present]:
+        return directory / found[0]
+    raise NoSplitError(f'{directory} has no split {split}{nearest(split, present)}')
+
+
+def _saved(directory: Path) -> list[Path]:
+    """Returns the Arrow files of a `Dataset` in their order."""
+    try:
+        names = [file['filename'] for file in json.loads((directory / _SAVED).read_text())['_data_files']]
+        files = [directory / Path(name).name for name in names]
+    except (ValueError, LookupError, TypeError) as error:
+        raise UserError(f'{directory / _SAVED} is not of a saved set: {type(error).__name__} {error}') from None
+    for file in files:
+        if not file.is_file():
+            raise UserError(f'{file}, a part of {directory}, does not exist')
+    return files
+
+
 def _of_split(directory: Path, split: str) -> list[Path]:
     """Returns the file of `split`, or all its parts."""
-    endings = ','.join(ending[1:] for ending in READERS)
-    pattern = re.compile(rf'{split}(?:([-._])(\d+)(-of-(\d+))?)?\.({endings.replace(",", "|")})(\.gz)?')
+    endings = ','.join(ending[1:] for ending in ENDINGS)
+    packs, names = '|'.join(PACKS), '|'.join(_NAMES[split])
+    pattern = re.compile(
+        rf'({names})(?:([-._])(\d+)(-of-(\d+))?)?\.({endings.replace(",", "|")})({packs.replace(".", "[.]")})?'
+    )
     present = sorted(path.name for path in directory.iterdir())
     kinds = collections.defaultdict(list)
     for file in present:
         if match := pattern.fullmatch(file):
-            separator, part, total, _, suffix, packed = match.groups(default='')
-            kinds[f'{split}{separator}{"*" if part else ""}{total}.{suffix}{packed}'].append(file)
+            own, separator, part, total, _, suffix, packed = match.groups(default='')
+            kinds[f'{own}{separator}{"*" if part else ""}{total}.{suffix}{packed}'].append(file)
     if len(kinds) > 1:
         raise UserError(f'{directory} holds {" and ".join(sorted(kinds))}: name one of them in data.path')
     if not kinds:
-        raise NoSplitError(f'{directory / split}.{{{endings}}}[.gz] does not exist{nearest(f"{split}.tsv", present)}')
+        raise NoSplitError(
+            f'{directory / split}.{{{endings}}}[{packs}] does not exist{nearest(f"{split}.tsv", present)}'
+        )
     [(kind, files)] = kinds.items()
     number = re.search(r'-of-(\d+)', kind)
     if number and len(files) != int(number[1]):
@@ -99,7 +153,7 @@ def _order(path: Path) -> list[int | str]:
     return [int(part) if part.isdecimal() else part for part in re.split(r'(\d+)', str(path))]
 
 
-def _read(text: Text, held_out: tuple[str, ...], split: str, config: Data, objective: str) -> Iterator[Record]:
+def _read(text: Numbered, held_out: tuple[str, ...], split: str, config: Data, objective: str) -> Iterator[Record]:
     """Yields the records of a file; if splits are held out of it, only those of `split`."""
     kind, empty = ending(text.path), True
     is_document = kind == '.txt' and TASKS[objective].running_text

@@ -89,6 +89,10 @@ class View(Sequence[Record]):
         found = range(len(self))[index]  # an index, or the indices of a slice
         return self._records(found) if isinstance(found, range) else self._records([found])[0]
 
+    def taken(self, indices: Sequence[int]) -> 'View':
+        """Returns the records at some indices, in their order."""
+        return Subset(self, indices)
+
 
 class Subset(View):
     """The records at some indices of others, in the order of the indices."""
@@ -104,13 +108,23 @@ class Subset(View):
         return self._all._records(inner) if isinstance(self._all, View) else [self._all[index] for index in inner]
 
 
+def _taken(records: Sequence[Record], indices: Sequence[int]) -> View:
+    return records.taken(indices) if isinstance(records, View) else Subset(records, indices)
+
+
 class Split(Sequence[Record]):
     """The records of a split, read on first access."""
 
-    def __init__(self, fingerprint: str, read: Read, whole: 'Split | None' = None) -> None:
+    def __init__(self, fingerprint: str, read: Read, whole: 'Split | None' = None, of_tokens: bool = False) -> None:
         self.fingerprint = fingerprint  # splits with the same one have the same records, on every machine
         self.whole = self if whole is None else whole  # the split that this is a sample of (data.train_examples)
+        self.of_tokens = of_tokens  # whether `contents` are `token_files.Tokens`
         self._read = read
+
+    @property
+    def contents(self) -> Sequence[Record]:
+        """The records as the source gives them."""
+        return self._contents[0]
 
     @functools.cached_property
     def _contents(self) -> tuple[Sequence[Record], int]:
@@ -121,6 +135,15 @@ class Split(Sequence[Record]):
         """The number of bad lines that were skipped (data.bad_lines)."""
         return self._contents[1]
 
+    def first(self, count: int) -> 'Split':
+        """Returns the first `count` records, of which there are so many."""
+
+        def read() -> tuple[Sequence[Record], int]:
+            records, skipped = self._contents
+            return _taken(records, range(count)), skipped
+
+        return Split(fingerprint('first', self.fingerprint, count), read, of_tokens=self.of_tokens)
+
     def sample(self, count: int, key: tuple[int, ...]) -> 'Split':
         """Returns the first `count` records in the random order of `key`; a larger sample starts with a smaller one."""
 
@@ -128,9 +151,9 @@ class Split(Sequence[Record]):
             records, skipped = self._contents
             if count > len(records):
                 raise UserError(f'data.train_examples={count} is more than the training split has: {len(records)}')
-            return Subset(records, permuted(np.arange(count), len(records), key).tolist()), skipped
+            return _taken(records, permuted(np.arange(count), len(records), key).tolist()), skipped
 
-        return Split(fingerprint('sample', self.fingerprint, count, key), read, whole=self)
+        return Split(fingerprint('sample', self.fingerprint, count, key), read, self, self.of_tokens)
 
     def __len__(self) -> int:
         return len(self._contents[0])

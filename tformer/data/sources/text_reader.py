@@ -1,4 +1,4 @@
-"""Text files line by line: UTF-8, optionally gzipped.
+"""Text files line by line: UTF-8, optionally packed by gzip or Zstandard.
 
 A file is hashed when it is found, and hashed again while its lines are read. So a file that changes in between is an
 error, and the fingerprint of a split is that of the bytes that were really read.
@@ -7,12 +7,13 @@ error, and the fingerprint of a split is that of the bytes that were really read
 import contextlib
 import gzip
 import hashlib
+import importlib
 import io
 import stat
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tformer.data.sources.records import Bad
 from tformer.errors import UserError
@@ -28,11 +29,13 @@ class File(NamedTuple):
     digest: str
 
 
-class Text:
-    """The lines of a text file, read once from beginning to end."""
+class Numbered:
+    """A file that is read once from beginning to end, in lines or rows with numbers."""
+
+    between = ':'  # a file's name and the number of a line, in messages
 
     def __init__(self, file: File, bad_lines: str) -> None:
-        self.path, self._digest = file.path, file.digest
+        self.path, self.file = file.path, file
         self._bad = Bad(bad_lines)
 
     @property
@@ -42,11 +45,15 @@ class Text:
 
     def where(self, number: int) -> str:
         """Returns the name of a line in messages."""
-        return f'{self.path}:{number}'
+        return f'{self.path}{self.between}{number}'
 
     def bad(self, number: int, why: object) -> None:
         """Treats a bad line: raises a `UserError`, or counts it as skipped."""
         self._bad.found(self.where(number), why)
+
+
+class Text(Numbered):
+    """The lines of a text file."""
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
         """Yields the number and text of each line, with its line feed, and without a byte order mark.
@@ -54,7 +61,7 @@ class Text:
         Raises:
           UserError: the file cannot be read to its end, is not UTF-8, or has changed since it was found.
         """
-        with _opened(self.path, unpack=self.path.suffix == '.gz') as (lines, digest):
+        with opened(self.file) as lines:
             for number, line in enumerate(lines, start=1):
                 if number == 1:
                     _refuse_utf16(self.path, line)
@@ -66,8 +73,6 @@ class Text:
                     yield number, line.decode()
                 except UnicodeDecodeError as error:
                     self.bad(number, f'not UTF-8: byte 0x{line[error.start]:02x}')
-        if digest.hexdigest() != self._digest:
-            raise _changed(self.path)
 
     def filled(self) -> Iterator[tuple[int, str]]:
         """Yields the number and text of each line that is not blank, without its end."""
@@ -78,7 +83,7 @@ class Text:
 
 def find(path: Path) -> File:
     """Returns the file at `path` with its hash; raises a `UserError` if it cannot be read."""
-    with _opened(path, unpack=False) as (stored, digest):
+    with _opened(path, pack='') as (stored, digest):
         while stored.read(_BUFFER):
             pass
     return File(path, digest.hexdigest())
@@ -90,26 +95,73 @@ def read_text(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def _opened(path: Path, unpack: bool) -> Iterator[tuple[io.BufferedIOBase, hashlib.blake2b]]:
-    """Yields the bytes of a file, unpacked if asked, and the hash of the stored bytes that were read so far."""
-    before = _state(path)
+def opened(file: File) -> Iterator[io.BufferedIOBase]:
+    """Yields the unpacked bytes of a file, which are to be read once to their end.
+
+    Raises:
+      UserError: the file cannot be read to its end, or has changed since it was found.
+    """
+    with _noticing(file), _opened(file.path, pack=file.path.suffix) as (unpacked, digest):
+        yield unpacked
+    if digest.hexdigest() != file.digest:
+        raise changed(file.path)
+
+
+@contextlib.contextmanager
+def unchanged(file: File) -> Iterator[None]:
+    """Guards a block that reads a file in any order: as `opened`, the file is hashed again after it."""
+    with _noticing(file):
+        yield
+    if find(file.path).digest != file.digest:
+        raise changed(file.path)
+
+
+@contextlib.contextmanager
+def _noticing(file: File) -> Iterator[None]:
+    """Says of a file that cannot be read whether it has changed, which is the likelier reason."""
+    try:
+        yield
+    except UserError:
+        if find(file.path).digest != file.digest:
+            raise changed(file.path) from None
+        raise
+
+
+@contextlib.contextmanager
+def _opened(path: Path, pack: str) -> Iterator[tuple[io.BufferedIOBase, hashlib.blake2b]]:
+    """Yields the bytes of a file, unpacked as its last suffix asks, and the hash of the stored bytes that were read."""
+    before = state(path)
     digest, unpacked = hashlib.blake2b(digest_size=16), None
     try:
         with path.open('rb', buffering=0) as file:
             stored = io.BufferedReader(_Hashed(file, digest), _BUFFER)
-            unpacked = gzip.GzipFile(fileobj=stored) if unpack else None
+            unpacked = PACKS[pack](stored) if pack in PACKS else None
             yield unpacked or stored, digest
     except (UserError, OSError, EOFError, zlib.error) as error:
-        if _state(path) != before:  # which is also the likelier reason for a bad line
-            raise _changed(path) from None
+        if state(path) != before:  # which is also the likelier reason for a bad line
+            raise changed(path) from None
         if isinstance(error, UserError):
             raise
         raise UserError(f'{path} cannot be read: {_reason(error, unpacked)}') from None
-    if _state(path) != before:
-        raise _changed(path)
+    if state(path) != before:
+        raise changed(path)
 
 
-def _state(path: Path) -> tuple[int, int]:
+def _unzstd(stored: io.BufferedReader) -> io.BufferedReader:
+    arrow = needed('pyarrow', 'Zstandard files')
+    return io.BufferedReader(arrow.CompressedInputStream(arrow.PythonFile(stored, 'r'), 'zstd'), _BUFFER)
+
+
+def needed(package: str, what: str, install: str = "'tformer[parquet]'") -> Any:
+    """Returns a module of an optional package; raises a `UserError` that says how to install it where it is missing."""
+    try:
+        return importlib.import_module(package)
+    except ImportError:
+        package = package.partition('.')[0]
+        raise UserError(f'{what} need the package {package}: pip install {install}') from None
+
+
+def state(path: Path) -> tuple[int, int]:
     """Returns the size and modification time of a regular file; reading a pipe or a device might never end."""
     try:
         state = path.stat()
@@ -121,18 +173,23 @@ def _state(path: Path) -> tuple[int, int]:
     return state.st_size, state.st_mtime_ns
 
 
-def _reason(error: Exception, unpacked: gzip.GzipFile | None) -> str:
+def _reason(error: Exception, unpacked: io.BufferedIOBase | None) -> str:
     if unpacked is None or (isinstance(error, OSError) and error.errno):
         return getattr(error, 'strerror', None) or str(error)
-    place = unpacked.tell()
+    try:
+        place = unpacked.tell()
+    except OSError:  # of a Zstandard file nothing but its error is known
+        place = 0
     if isinstance(error, EOFError):
         return f'the gzip file is cut off after {place:,} bytes of text'
     if place and 'Not a gzipped file' in str(error):
         return f'the data after {place:,} bytes of text is not gzip'
+    if 'Truncated compressed stream' in str(error):
+        return 'the Zstandard file is cut off'
     return f'the gzip file is damaged after {place:,} bytes of text' if place else f'{error}'
 
 
-def _changed(path: Path) -> UserError:
+def changed(path: Path) -> UserError:
     return UserError(f'{path} changed while it was being read: run again when it is complete')
 
 
@@ -157,3 +214,9 @@ class _Hashed(io.RawIOBase):
         count = self._file.readinto(buffer)
         self._digest.update(memoryview(buffer)[:count])
         return count
+
+
+PACKS: dict[str, Callable[[Any], io.BufferedIOBase]] = {  # by the last suffix of a file's name
+    '.gz': lambda stored: gzip.GzipFile(fileobj=stored),
+    '.zst': _unzstd,
+}

@@ -1,0 +1,241 @@
+"""Where files at a distance are: HTTP servers, object stores, and the file systems of fsspec."""
+
+import base64
+import binascii
+import contextlib
+import functools
+import glob
+import http.client
+import json
+import re
+import secrets
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from tformer.data import stores
+from tformer.data.sources.text_reader import needed
+from tformer.errors import UserError
+
+TIMEOUT = 60.0  # seconds without any byte
+PIECE = 1 << 23  # bytes that are read together
+_BESIDE = {'.bin': '.idx'}  # endings of files, and of those that they need beside them
+
+
+class Broken(Exception):
+    """A read that may succeed when it is tried again."""
+
+
+class Place(Protocol):
+    """The files below a URL, by their names relative to it."""
+
+    url: str
+
+    def names(self) -> list[str]:
+        """Returns the names of all files that are wanted."""
+
+    def version(self, name: str) -> str:
+        """Returns what differs when the file differs. Raises `FileNotFoundError` or `Broken`."""
+
+    def read(self, name: str, start: int, version: str) -> Iterator[bytes]:
+        """Yields the bytes from `start` to the end. Raises `Broken` where the end was not reached."""
+
+    def checksum(self, name: str) -> tuple[str, str] | None:
+        """Returns the algorithm and hexadecimal digest that the server gives, once the file has been read."""
+
+
+def changed(where: str) -> UserError:
+    return UserError(f'{where} changed while it was being fetched: run again when it is complete')
+
+
+def _beside(name: str) -> str | None:
+    ending = _BESIDE.get(Path(name).suffix)
+    return ending and str(Path(name).with_suffix(ending))
+
+
+# -------------------------------------------------------------------------------------------------------------- http
+
+
+class _ByHttp:
+    """One file, by HTTP's ranges where the server has them (RFC 9110, section 14)."""
+
+    def __init__(self, path: str) -> None:
+        parts = urllib.parse.urlsplit(path)
+        if re.search(r'[*[]', parts.path) or not Path(parts.path).name:
+            raise UserError(f'{path} names no file: http has no list of them, name each in data.path')
+        self._query = f'?{parts.query}' if parts.query else ''
+        self.url, _, self._name = path.partition('?')[0].rpartition('/')
+        self._once = secrets.token_hex(8)  # of a file whose versions look alike, nothing that is kept is used
+        self._checksums: dict[str, tuple[str, str]] = {}
+
+    def names(self) -> list[str]:
+        names = [self._name]
+        if beside := _beside(self._name):
+            with contextlib.suppress(FileNotFoundError):
+                self.version(beside)
+                names.append(beside)
+        return names
+
+    def _ask(self, name: str, headers: dict[str, str]) -> Any:
+        request = urllib.request.Request(f'{self.url}/{name}{self._query}', headers=headers)
+        try:
+            return urllib.request.urlopen(request, timeout=TIMEOUT)
+        except urllib.error.HTTPError as error:
+            if error.code in (404, 410):
+                raise FileNotFoundError from None
+            if error.code < 500 and error.code not in (408, 416, 425, 429):
+                raise UserError(f'{self.url}/{name} cannot be fetched: {error.code} {error.reason}') from None
+            raise Broken(f'{error.code} {error.reason}') from None
+        except (OSError, http.client.HTTPException) as error:
+            raise Broken(str(getattr(error, 'reason', None) or error) or type(error).__name__) from None
+
+    def version(self, name: str) -> str:
+        with self._ask(name, {}) as answer:  # some servers refuse HEAD, and links that are signed do
+            marks = self._marks(answer.headers)
+            once = None if any(marks) else self._once
+            return json.dumps([*marks, answer.headers.get('Content-Length'), self._query, once])
+
+    def _marks(self, headers: Any) -> list[str | None]:
+        return [headers.get('ETag'), headers.get('Last-Modified')]
+
+    def read(self, name: str, start: int, version: str) -> Iterator[bytes]:
+        with self._ask(name, {'Range': f'bytes={start}-'} if start else {}) as answer:
+            headers, skip = answer.headers, start if answer.status == 200 else 0
+            length = headers.get('Content-Length')
+            left = int(length) if length and length.isdecimal() else None
+            if self._marks(headers) != json.loads(version)[:2]:
+                raise changed(f'{self.url}/{name}')
+            self._promise(name, headers, whole=answer.status == 200)
+            while piece := self._piece(answer):
+                left = None if left is None else left - len(piece)
+                kept, skip = piece[skip:], max(skip - len(piece), 0)
+                if kept:
+                    yield kept
+            if left:
+                raise Broken('the answer was cut off')
+
+    def _piece(self, answer: Any) -> bytes:
+        try:
+            return bytes(answer.read1(PIECE))
+        except (OSError, http.client.HTTPException) as error:
+            raise Broken(str(error) or type(error).__name__) from None
+
+    def _promise(self, name: str, headers: Any, whole: bool) -> None:
+        """Keeps the digest of the whole file, in base64, that the headers of some servers give."""
+        given = ','.join(headers.get_all('Repr-Digest', []) + headers.get_all('x-goog-hash', []))
+        if whole and (md5 := headers.get('Content-MD5')):
+            given += f',md5={md5}'
+        for kind, text in re.findall(r'\b(sha-256|md5)=:?([A-Za-z0-9+/]+=*)', given):
+            with contextlib.suppress(binascii.Error):
+                self._checksums[name] = (kind.replace('-', ''), base64.b64decode(text).hex())
+
+    def checksum(self, name: str) -> tuple[str, str] | None:
+        return self._checksums.get(name)
+
+
+# ------------------------------------------------------------------------------------------------------------ stores
+
+
+class _OnStore:
+    """Objects of s3:// and gs://, read by TensorStore in pieces."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._store = stores.Store(re.split(r'[^/]*[*?[]', path, maxsplit=1)[0])
+        self.url = self._store.url
+
+    def names(self) -> list[str]:
+        names = self._store.names()
+        if not names and self.url == self._path.rstrip('/') and self._path.count('/') > 2:  # perhaps an object
+            above, _, last = self.url.rpartition('/')
+            self._store = stores.Store(above)
+            self.url = above
+            names = [name for name in self._store.names() if name in (last, _beside(last))]
+            return names if last in names else []
+        return names
+
+    def version(self, name: str) -> str:
+        found = self._store.part(name, 0, 0)
+        if found is None:
+            raise FileNotFoundError
+        return found[1].hex()
+
+    def read(self, name: str, start: int, version: str) -> Iterator[bytes]:
+        while True:
+            found = self._store.part(name, start, start + PIECE)
+            if found is None or found[1].hex() != version:
+                raise changed(f'{self.url}/{name}')
+            if found[0]:
+                yield found[0]
+            start += len(found[0])
+            if len(found[0]) < PIECE:
+                return
+
+    def checksum(self, name: str) -> tuple[str, str] | None:
+        return None
+
+
+class ByFsspec:
+    """Files of any file system that fsspec has a package for, by its contract alone."""
+
+    def __init__(self, path: str) -> None:
+        core = needed('fsspec.core', f'Paths such as {path.partition(":")[0]}://', "'tformer[hub]'")
+        self._path = path
+        self._files, self._root = self._asked(lambda: core.url_to_fs(path))
+        self.url = re.split(r'[^/]*[*?[]', path, maxsplit=1)[0].rstrip('/')
+
+    def _asked(self, act: Callable[[], Any]) -> Any:
+        try:
+            return act()
+        except FileNotFoundError:
+            raise
+        except (PermissionError, ValueError, NotImplementedError, ImportError) as error:
+            raise UserError(f'{self._path} cannot be read: {error}') from None
+        except Exception as error:  # a file system passes on what its own client raises
+            raise Broken(str(error) or type(error).__name__) from None
+
+    def names(self) -> list[str]:
+        self._files.invalidate_cache()
+        root = self._root.rstrip('/')
+        if glob.has_magic(root):
+            base = re.split(r'[^/]*[*?[]', root, maxsplit=1)[0].rstrip('/')
+            found = [name for name in self._asked(lambda: self._files.glob(root)) if self._files.isfile(name)]
+        elif self._asked(lambda: self._files.isdir(root)):
+            base, found = root, self._asked(lambda: self._files.find(root))
+        else:
+            base, _, own = root.rpartition('/')
+            wanted = [f'{base}/{name}' for name in (own, _beside(own)) if name]
+            found = [name for name in wanted if self._asked(functools.partial(self._files.isfile, name))]
+            self.url = self.url.rpartition('/')[0]
+            found = found if root in found else []
+        self._base = base
+        return [name[len(base) :].lstrip('/') for name in found]
+
+    def version(self, name: str) -> str:
+        self._files.invalidate_cache()
+        return str(self._asked(lambda: self._files.ukey(f'{self._base}/{name}')))
+
+    def read(self, name: str, start: int, version: str) -> Iterator[bytes]:
+        path = f'{self._base}/{name}'
+        size = self._asked(lambda: self._files.info(path))['size']
+        with self._asked(lambda: self._files.open(path, 'rb')) as file:
+            self._asked(lambda: file.seek(start))
+            while piece := self._asked(lambda: file.read(PIECE)):
+                start += len(piece)
+                yield piece
+        if size is not None and start < size:
+            raise Broken('the file was cut off')
+
+    def checksum(self, name: str) -> tuple[str, str] | None:
+        return None
+
+
+PLACES: dict[str, Callable[[str], Place]] = {  # others are fsspec's
+    'http': _ByHttp,
+    'https': _ByHttp,
+    's3': _OnStore,
+    'gs': _OnStore,
+}
