@@ -2,8 +2,8 @@
 
     python tests/helpers/replayed_search.py DIR
 
-takes the curves of DIR, where a search without rungs has trained its arms to their ends, in many orders, and prints what
-successive halving and chance find on average for the same steps.
+takes the curves of DIR, where a search without rungs has trained its arms to their ends, in many orders, and prints
+what successive halving and chance find on average for the same steps.
 """
 
 import json
