@@ -202,7 +202,7 @@ def test_without_submitit_or_slurm_a_line_says_so(tmp_path: pathlib.Path, monkey
     monkeypatch.undo()
     pytest.importorskip('submitit')
     monkeypatch.setenv('PATH', str(tmp_path))
-    with pytest.raises(UserError, match='--executor=slurm: .*srun'):
+    with pytest.raises(UserError, match=r'--executor=slurm: .*srun'):
         executors.slurm(work(tmp_path))
     with pytest.raises(UserError, match="--resources='partiton' is unknown; did you mean 'partition'"):
         executors.slurm(work(tmp_path, partiton='x'))
