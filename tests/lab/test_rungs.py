@@ -65,6 +65,10 @@ def test_the_best_third_of_a_rung_goes_on_and_the_highest_rung_comes_first():
     assert rule.next(there, LAST) is None
     there += [Arm(6, {0: 0.05, 1: 0.35})]
     assert rule.next(there, LAST) == 3  # the best of three at rung 1, before any at rung 0
+    more = [*there, Arm(7, {0: 0.01}), Arm(8, {0: 1.0})]  # one of the best three of nine, paused at rung 0
+    assert rule.next(more, LAST) == 3
+    more[3] = Arm(3, {0: 0.1, 1: 0.3}, is_busy=True)
+    assert rule.next(more, LAST) == 7
     assert rule.next([*there[:3], Arm(3, {0: 0.1, 1: 0.3, 2: 0.3}), *there[4:]], LAST) is None
 
 

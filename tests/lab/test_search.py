@@ -314,7 +314,7 @@ def test_the_importance_of_fields_is_found_and_bears_diverged_arms():
 
 MISTAKES = {
     'the space is a dict of fields and their ranges': lambda: search([RATE]),
-    "search='optimizer.learning_rte' is unknown; did you mean 'optimizer.learning_rate'": lambda: search(
+    "search: optimizer.learning_rte is not a field; did you mean 'optimizer.learning_rate'": lambda: search(
         {'optimizer.learning_rte': uniform(0, 1)}
     ),
     'train.seed is not searched; seeds=N runs each arm': lambda: search({'train.seed': integers(0, 9)}),

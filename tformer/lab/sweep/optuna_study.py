@@ -119,11 +119,10 @@ def importance(
         raise UserError(f'{len(drawn)} arms are too few to rate fields: {LEAST}')
     with _quiet() as optuna:
         study = optuna.create_study()
-        logs = {field: Range(*map(math.log, (of.low, of.high))) for field, of in space.items() if _is_log(of)}
-        even = {**space, **logs}
+        even = {field: _evenly(of) for field, of in space.items()}
         for arm, rank in zip(drawn, stats.rankdata(values), strict=True):
             params = {
-                field: math.log(arm[field]) if field in logs else _written(of, arm[field])
+                field: math.log(arm[field]) if even[field] != of else _written(of, arm[field])
                 for field, of in space.items()
             }
             study.add_trial(_trial(optuna, even, params, {}, optuna.trial.TrialState.COMPLETE, value=float(rank)))
@@ -238,8 +237,9 @@ def _distribution(optuna: Any, of: Distribution) -> Any:
     return kind(of.low, of.high, log=of.log)
 
 
-def _is_log(of: Distribution) -> bool:
-    return isinstance(of, Range) and of.log
+def _evenly(of: Distribution) -> Distribution:
+    """Returns the distribution of the logarithm where that is even, else the same."""
+    return Range(math.log(of.low), math.log(of.high)) if isinstance(of, Range) and of.log else of
 
 
 def _within(of: Distribution, value: Any) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 from tformer import config
 from tformer.checks import derived
 from tformer.config import Config
-from tformer.errors import UserError, choose
+from tformer.errors import UserError, choose, nearest
 from tformer.evaluation import metrics
 from tformer.lab.sweep import rungs as rungs_lib
 from tformer.lab.sweep.distributions import Choice, Distribution, Range
@@ -130,7 +130,8 @@ def _check_space(space: Mapping[str, Distribution]) -> None:
         raise UserError(f'search: the space is a dict of fields and their ranges, not {space!r}')
     types = config.field_types()
     for field, of in space.items():
-        choose(types, field, 'search')
+        if field not in types:
+            raise UserError(f'search: {field} is not a field{nearest(field, types)}')
         if field == SEED:
             raise UserError(f'search: {SEED} is not searched; seeds=N runs each arm with N of them')
         if not isinstance(of, Range | Choice):

@@ -26,7 +26,7 @@ from tformer.lab.sweep.trials import LOG, STATED, Trial, clear_error, error_of, 
 from tformer.training import workdir, writers
 
 TRAIN = (sys.executable, '-m', 'tformer', 'train')
-LEAVING_SECONDS = 20  # that the other processes of a trial have to end after the first failure
+LEAVING_SECONDS = 20  # that a process has to end by itself: one that has no more jobs, or others of a trial that failed
 
 # What a process runs before it becomes the training. Linux kills it when its parent ends (1 is PR_SET_PDEATHSIG):
 # otherwise an orphaned trial would keep its workdir locked when the sweep is started again.
@@ -95,7 +95,11 @@ class Trainer:
         for pipe in (self._process.stdin, self._process.stdout):
             with contextlib.suppress(OSError):
                 pipe.close()  # type: ignore[union-attr]
-        self._process.wait()
+        try:
+            self._process.wait(LEAVING_SECONDS)
+        except subprocess.TimeoutExpired:  # a thread keeps it
+            self._process.kill()
+            self._process.wait()
 
 
 class TrialProcesses:
