@@ -213,6 +213,8 @@ def test_what_needs_texts_says_so(tmp_path) -> None:
         train_tokenizers(config(tokenizer='char'), sources.load(Data(path=place), 'causal_lm', 'train'))
     with pytest.raises(UserError, match=r'train.bin has only tokens and seq2seq needs source and target'):
         sources.load(Data(path=place), 'seq2seq', 'train')
+    with pytest.raises(UserError, match=r"train.bin: data.columns=\('a',\) has no effect on a file of tokens"):
+        sources.load(Data(path=place, columns=('a',)), 'causal_lm', 'train')
     (tmp_path / 'train.txt').write_text('text')
     with pytest.raises(UserError, match=r'train.txt holds no tokens, unlike other files'):
         sources.load(Data(path=(str(tmp_path / 'train.bin'), str(tmp_path / 'train.txt'))), 'causal_lm', 'train')

@@ -48,7 +48,7 @@ def load(config: Data, objective: str, split: str) -> tuple[str, Read]:
         parts = () if own.get(split) or has_splits else held_out
         located += [(path, parts) for path in _located(name, split) if ending(path)]
     if any(path.suffix == token_files.ENDING for path, _ in located):
-        return _tokens(located, objective, split)
+        return _tokens(located, config, objective, split)
     how: list[object] = [config.columns, config.bad_lines, objective]
     if TASKS[objective].labelled:
         how += [config.labels, config.label_range]
@@ -66,7 +66,9 @@ def load(config: Data, objective: str, split: str) -> tuple[str, Read]:
     return fingerprint(how, contents), read
 
 
-def _tokens(located: Sequence[tuple[Path, tuple[str, ...]]], objective: str, split: str) -> tuple[str, Read]:
+def _tokens(
+    located: Sequence[tuple[Path, tuple[str, ...]]], config: Data, objective: str, split: str
+) -> tuple[str, Read]:
     """As `load`, of files of tokens."""
     for path, _ in located:
         if path.suffix != token_files.ENDING:
@@ -74,6 +76,8 @@ def _tokens(located: Sequence[tuple[Path, tuple[str, ...]]], objective: str, spl
         if TASKS[objective].fields != ('text',):
             wanted = ' and '.join(TASKS[objective].fields)
             raise UserError(f'{path} has only tokens and {objective} needs {wanted}: use a .tsv or .jsonl file')
+    if config.columns:
+        raise UserError(f'{located[0][0]}: data.columns={config.columns} has no effect on a file of tokens')
     files = [(token_files.found(path), parts) for path, parts in located]
     contents = [(each.file.digest, each.idx and each.idx.digest, parts, parts and split) for each, parts in files]
     return fingerprint('tokens', contents), token_files.Reader(files, split)
